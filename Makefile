@@ -10,10 +10,11 @@ RUNTIME := $(VENV)/.aengine-runtime
 DEV := $(VENV)/.aengine-dev
 CUDA := $(VENV)/.aengine-cuda
 NODE := tools/node_modules/.package-lock.json
+WHEELS := build/wheels
 COMMA := ,
 
 .DEFAULT_GOAL := help
-.PHONY: help demo demo-grpc test test-slow test-levels test-triton test-served test-models test-rest lint benchmarks gpu protos node clean
+.PHONY: help demo demo-grpc test test-slow test-levels test-triton test-served test-models test-rest lint benchmarks gpu wheels protos node clean
 
 help: ## this list
 	@sed -n "s/^\([a-z-]*\):.*## /  make \1\t/p" $(firstword $(MAKEFILE_LIST))
@@ -77,6 +78,11 @@ benchmarks: $(RUNTIME) ## print what scheduling and sampling cost per step, and 
 gpu: $(CUDA) ## on a CUDA device, with the extra cuda: its tests, then step and offline benchmarks into RESULTS=docs/results
 	@PYTHON=$(BIN)/python tools/gpu.sh $(RESULTS)
 
+wheels: $(WHEELS)/.tools ## build the sdist and wheels with compiled kernels into dist/, and try the wheel of this machine without a compiler
+	@rm -f dist/aengine-*
+	@$(WHEELS)/bin/python -m tools.wheels.build dist
+	@$(WHEELS)/bin/python -m tools.wheels.check dist/aengine-*_$$(uname -m).whl
+
 protos: $(DEV) $(NODE) ## format protos/ and write aengine/v1/ from it
 	$(BUF) format --write
 	$(BIN)/python tools/generate.py
@@ -101,6 +107,11 @@ $(CUDA): pyproject.toml constraints.txt
 
 $(NODE): tools/package.json tools/package-lock.json
 	npm ci --prefix tools --no-fund --no-audit
+	@touch $@
+
+$(WHEELS)/.tools: tools/wheels/requirements.txt
+	$(PYTHON) -m venv $(WHEELS)
+	$(WHEELS)/bin/python -m pip install --disable-pip-version-check --quiet -r $<
 	@touch $@
 
 define install

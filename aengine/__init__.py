@@ -28,12 +28,13 @@ from aengine.errors import (
     RankDiedError,
     RankError,
     RankHungError,
+    RequestEndedError,
     RequestIdInUseError,
     ServerError,
     StepHangError,
 )
-from aengine.outputs import AdapterInfo, Completion, DraftUsage, EngineStats, FinishReason, MemoryUse, Token, TokenLogprob, Usage
-from aengine.params import SamplingParams, StructuredOutput
+from aengine.outputs import AdapterInfo, Completion, DraftUsage, Embedding, EngineStats, FinishReason, MemoryUse, Token, TokenLogprob, Usage
+from aengine.params import EmbeddingParams, Reasoning, SamplingParams, StructuredOutput
 from aengine.protocols import EngineProtocol
 from aengine.requests import RequestOptions
 from aengine.stream_base import StreamProtocol
@@ -57,6 +58,8 @@ __all__ = [
     "ConnectionLostError",
     "ContextLengthError",
     "DraftUsage",
+    "Embedding",
+    "EmbeddingParams",
     "EngineConfig",
     "EngineDeadError",
     "EngineProtocol",
@@ -75,6 +78,8 @@ __all__ = [
     "RankDiedError",
     "RankError",
     "RankHungError",
+    "Reasoning",
+    "RequestEndedError",
     "RequestIdInUseError",
     "RequestOptions",
     "SamplingParams",

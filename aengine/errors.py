@@ -6,7 +6,7 @@ streams of an engine, and it carries the original failure as its `__cause__`.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -111,6 +111,10 @@ class NothingToChooseError(FieldError):
     """
 
 
+class RequestEndedError(AEngineError):
+    """A request ended before there was what it is for, without an error: it was cancelled, or its timeout passed."""
+
+
 class NoTokenizerError(AEngineError):
     """The model has no tokenizer: prompts and outputs are token ids, and neither text nor ids can be converted."""
 
@@ -189,3 +193,22 @@ class ServerError(AEngineError):
 
     def __reduce__(self) -> tuple[type[ServerError], tuple[Any, ...]]:
         return type(self), (str(self), self.code, self.reason, self.incident_id)
+
+
+ERROR_REASONS: Mapping[type[AEngineError], str] = {
+    RequestIdInUseError: "REQUEST_ID_IN_USE",
+    AdapterNotFoundError: "ADAPTER_NOT_FOUND",
+    AdapterError: "BAD_ADAPTER",
+    ModelLoadError: "BAD_WEIGHTS",
+    InsufficientMemoryError: "INSUFFICIENT_MEMORY",
+    KVCapacityError: "KV_CAPACITY",
+    ContextLengthError: "CONTEXT_LENGTH_EXCEEDED",
+    InvalidRequestError: "INVALID_FIELD",
+    NothingToChooseError: "NOTHING_TO_CHOOSE",
+    RequestEndedError: "REQUEST_ENDED",
+    NoTokenizerError: "NO_TOKENIZER",
+    QueueFullError: "QUEUE_FULL",
+    EngineStateError: "NOT_READY",
+    EngineDeadError: "ENGINE_DEAD",
+}
+"""The reason by which programs tell errors apart that an error of the engine becomes; other errors have reasons of the server alone."""

@@ -5,9 +5,14 @@ from __future__ import annotations
 import enum
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 from aengine.histogram import HistogramSnapshot
 from aengine.params import SamplingParams
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
 
 
 class FinishReason(enum.Enum):
@@ -96,6 +101,7 @@ class Usage(Drafted):
     prompt_tokens: int = 0
     cached_prompt_tokens: int = 0  # prompt tokens whose KV was found in the prefix cache
     completion_tokens: int = 0
+    reasoning_tokens: int = 0  # those of them up to the end of the reasoning, where the request said how that is marked
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,6 +147,15 @@ class Completion:
     prompt_logprobs: tuple[TokenLogprob | None, ...] | None = None  # of the prompt's tokens; the first has none
     others: tuple[Completion, ...] = ()  # with n > 1: the sequences after this, the first one
     weights_versions: tuple[int, ...] = ()  # of the weights that made each token; empty: all by those that the engine started with
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Embedding:
+    """What a model makes of a prompt as a whole."""
+
+    values: NDArray[np.float32]  # [hidden_size], or as many as were asked for
+    num_tokens: int  # of the prompt
+    cached_tokens: int = 0  # those of them whose KV was found in the prefix cache
 
 
 @dataclass(frozen=True, slots=True)
@@ -222,6 +237,11 @@ class ModelInfo:
     quantization: str = (
         ""  # of its weights: quant_method of the checkpoint, what `EngineConfig.quantization` made of the others, or both; empty: none
     )
+    call_format: str = ""  # how it writes calls of tools, as far as its chat template says: a name of `aengine.chat.formats.CALLS`
+    reasoning_format: str = ""  # the same for reasoning: a name of `aengine.chat.formats.REASONING`
+    hidden_size: int = 0  # of its hidden states, and so of embeddings
+    pooling: str = "last"  # of embeddings that ask for none; other than last and mean: what the checkpoint says, which is not supported
+    output_head: bool = True  # whether the checkpoint has one; without it the model only makes embeddings
 
     def describe(self) -> str:
         """One line for people."""

@@ -23,6 +23,7 @@ from aengine.checks import (
     check_fields,
     declared_fields,
     is_not,
+    one_of,
     shown,
     to_float,
     to_int,
@@ -74,6 +75,48 @@ class StructuredOutput:
             raise InvalidRequestError.of(
                 "structured_output", f"exactly one of json_schema, json_object, regex, choice, grammar must be set, not {given or 'none'}"
             )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Reasoning:
+    """Where the reasoning of an output begins and ends. What follows it is the answer: a `structured_output` speaks of that alone, and may
+    have some white space before it. No token then has both the end of the reasoning and the start of the answer.
+
+    White space around the markers is not looked for, only written. A marker is found however it is cut into tokens.
+    """
+
+    opening: Annotated[str, _marker] = ""
+    """What the output begins with if it has reasoning, of at most 256 bytes; not needed if it is `opened`. With a `structured_output` an
+    output has reasoning only if this is one token of the model."""
+    closing: Annotated[str, _closing]
+    """What ends the reasoning: 1..256 bytes, not all of them white space."""
+    opened: bool = False
+    """Whether the output begins within reasoning, since the prompt opened it."""
+    answer: Annotated[str, _marker] = ""
+    """What is written behind the closing before a `structured_output`: at most 256 bytes."""
+    max_tokens: Annotated[int | None, Range(0, MAX_INT32)] = None
+    """>= 0: reasoning of so many tokens, those of the opening included, is ended with the tokens of `closing`. Default: no limit."""
+
+    def __post_init__(self) -> None:
+        check_fields(self, InvalidRequestError, "reasoning.")
+        if not self.opened and not self.opening.strip():
+            raise InvalidRequestError.of("reasoning.opening", "must not be white space alone, unless the reasoning is opened")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EmbeddingParams:
+    """How an embedding is made of the hidden states of a prompt, behind the model's last norm. Raises `InvalidRequestError` naming every
+    field that is out of range."""
+
+    pooling: Annotated[str | None, one_of("last", "mean")] = None
+    """last: the hidden state of the last token. mean: the mean of those of all tokens. Default: what the checkpoint says, else last."""
+    normalize: bool = True
+    """Whether its length is made 1."""
+    dimensions: Annotated[int | None, Range(1, MAX_INT32)] = None
+    """1..hidden_size: keep so many of its first numbers, before it is normalized. Default: all."""
+
+    def __post_init__(self) -> None:
+        check_fields(self, InvalidRequestError)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -136,7 +179,9 @@ class SamplingParams:
     max_drafts: Annotated[int | None, Range(0, 16)] = None
     """0..16: most drafts in one step, 0 for none. Default: the engine's. They change when tokens come, and not which."""
     structured_output: Annotated[StructuredOutput | None, _structured_output] = None
-    """A grammar that the output must match."""
+    """A grammar that the output must match, or what follows its `reasoning`."""
+    reasoning: Annotated[Reasoning | None, _reasoning] = None
+    """Where the output's reasoning is, and how long it may be. It is counted in the usage."""
     logits_processors: Annotated[tuple[LogitsProcessor, ...], _callables] = ()
     """Callables that change the logits before each token, for requests in this process only."""
 
@@ -267,6 +312,25 @@ def _structured_output(value: object) -> StructuredOutput:
     if isinstance(value, StructuredOutput):
         return value
     raise Refusal(f"a {type(value).__name__} is not StructuredOutput")
+
+
+def _reasoning(value: object) -> Reasoning:
+    if isinstance(value, Reasoning):
+        return value
+    raise Refusal(f"a {type(value).__name__} is not Reasoning")
+
+
+def _marker(value: Any) -> str:
+    if isinstance(value, str) and _text_bytes(value) <= MAX_STRING_BYTES and (not value or _text_bytes(value)):
+        return value
+    raise Refusal(f"must be a string of at most {MAX_STRING_BYTES} bytes of UTF-8")
+
+
+def _closing(value: Any) -> str:
+    marker = _marker(value)
+    if not marker.strip():
+        raise Refusal("must not be white space alone")
+    return marker
 
 
 def _source(most: int, value: Any) -> Any:

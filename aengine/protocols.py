@@ -5,10 +5,12 @@ Code that is written against these two serves both.
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from types import TracebackType
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
-from aengine.outputs import Completion, ModelInfo
+from aengine.chat_prompts import ChatFields
+from aengine.outputs import Completion, Embedding, ModelInfo
 from aengine.params import SamplingParams
 from aengine.requests import OptionFields, Prompt, RequestOptions
 from aengine.stream_base import StreamProtocol, read_to_end
@@ -60,5 +62,27 @@ class EngineProtocol(Protocol):
         """`stream()`, read to its end. Cancelling the caller cancels the request."""
         return await read_to_end(self.stream(prompt, params, options, **fields))
 
+    async def embed(
+        self,
+        prompt: Prompt,
+        options: RequestOptions | None = None,
+        *,
+        pooling: str | None = None,
+        normalize: bool = True,
+        dimensions: int | None = None,
+        **fields: Unpack[OptionFields],
+    ) -> Embedding:
+        """The embedding of a prompt. `fields` are those of `options`, the others those of `EmbeddingParams`. Cancelling the caller cancels
+        the request. Raises what `stream()` and its iteration raise, and `RequestEndedError` if the request is cancelled by its id or its
+        timeout passes."""
+
     async def cancel(self, request_id: str) -> bool:
         """End a request; its stream closes with FinishReason.CANCELLED. Returns when its pages are free: True if it was in flight."""
+
+    async def tokenize(self, text: str, *, add_special_tokens: bool = True, for_prompt: bool = False) -> list[int]:
+        """The ids of a text; by default with the special tokens that a prompt of this text gets. `for_prompt`: one that is too long for a
+        prompt may be refused as `stream` refuses it, before all of it is tokenized."""
+
+    async def render_chat(self, messages: Sequence[Mapping[str, Any]], **fields: Unpack[ChatFields]) -> str:
+        """A conversation as the model's chat template writes it; `fields` are those of `ChatOptions`. Its ids, without special tokens that
+        are added, are those of the prompt that the messages make."""

@@ -1,5 +1,5 @@
 """What a request consists of beside its parameters: the forms of a prompt, and the options with their ranges; those of chats are in
-`aengine.chats`.
+`aengine.chat_prompts`.
 
 Shared by engine and client. Knows nothing of how a request is served.
 """
@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Annotated, Any, Literal
 
-from aengine.chats import ChatFields, ChatOptions, check_count
+from aengine.chat_prompts import ChatFields, ChatOptions, check_count
 from aengine.checks import Accepts, integer, is_positive, text
 from aengine.config import ADAPTER_NAME
 from aengine.errors import FieldViolation, InvalidRequestError

@@ -38,6 +38,7 @@ class StreamSource(ABC):
         self.params = params
         self.prompt_tokens = 0
         self.cached_prompt_tokens = 0
+        self.reasoning_tokens = 0
         self.drafts: dict[str, DraftUsage] = {}
         self.prompt_logprobs: list[TokenLogprob | None] = []
         self.new_event = new_event
@@ -55,7 +56,9 @@ class StreamSource(ABC):
         """Whether no token will be added, and usage and timing are final."""
 
     def usage_with(self, completion_tokens: int) -> Usage:
-        return Usage(self.prompt_tokens, self.cached_prompt_tokens, completion_tokens, drafts=tuple(self.drafts.values()))
+        reasoning_tokens = min(self.reasoning_tokens, completion_tokens)  # which may be those that were read
+        drafts = tuple(self.drafts.values())
+        return Usage(self.prompt_tokens, self.cached_prompt_tokens, completion_tokens, reasoning_tokens, drafts=drafts)
 
     @abstractmethod
     def pop(self) -> Token | None:

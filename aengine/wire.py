@@ -6,6 +6,7 @@ nor gRPC.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from typing import Any
 
@@ -14,25 +15,9 @@ from google.protobuf.descriptor import FieldDescriptor
 from google.protobuf.duration_pb2 import Duration
 from google.protobuf.message import Message
 
-from aengine.errors import (
-    AdapterError,
-    AdapterNotFoundError,
-    AEngineError,
-    ContextLengthError,
-    EngineDeadError,
-    EngineStateError,
-    InsufficientMemoryError,
-    InvalidRequestError,
-    KVCapacityError,
-    ModelLoadError,
-    NothingToChooseError,
-    NoTokenizerError,
-    QueueFullError,
-    RequestIdInUseError,
-)
 from aengine.outputs import FinishReason
 from aengine.params import MOST_ENTRIES, SamplingParams
-from aengine.v1 import generation_pb2
+from aengine.v1 import embedding_service_pb2, generation_pb2
 
 # Parameters of the engine by the message that carries them, with their names there.
 SAMPLING: Mapping[str, str] = {
@@ -61,6 +46,7 @@ DEFAULTS: Mapping[str, str] = {name: ours for name, ours in SAMPLING.items() if 
 MODEL = (
     *("name", "architecture", "family", "implementation", "executor", "dtype", "max_model_len", "vocab_size"),
     *("num_parameters", "num_active_parameters", "kv_bytes_per_token", "quantization"),
+    *("call_format", "reasoning_format", "hidden_size", "pooling"),
 )
 
 _LEAST = float(np.finfo(np.float32).smallest_subnormal)
@@ -71,6 +57,8 @@ _PATHS: Mapping[str, str] = {
     **{name: f"spec.stopping.{ours}" for name, ours in STOPPING.items()},
     **{f"structured_output.{name}": f"spec.structured_output.{ours}" for name, ours in CONSTRAINTS.items()},
     "structured_output": "spec.structured_output",
+    **{f"reasoning.{name}": f"spec.reasoning.{name}" for name in ("opening", "closing", "opened", "answer", "max_tokens")},
+    "reasoning": "spec.reasoning",
     "detokenize": "spec.output.text",
     "skip_special_tokens": "spec.output.skip_special_tokens",
     "logprobs": "spec.output.logprobs.top_k",
@@ -81,30 +69,18 @@ _PATHS: Mapping[str, str] = {
     "priority": "spec.priority",
     "tenant": "spec.tenant",
     **{name: f"{_PROMPT}.chat.{name}" for name in CHAT},
+    **{name: f"spec.output.chat.{name}" for name in ("tool_choice", "max_reasoning_tokens", "format.calls", "format.reasoning")},
 }
-_FIELDS: Mapping[str, str] = {path: name for name, path in _PATHS.items()}
+_FIELDS: Mapping[str, str] = {path.removeprefix("spec."): name for name, path in _PATHS.items()}
+_INPUT = re.compile(r"inputs\[\d+\]")  # a prompt of several
+
+POOLINGS: Mapping[int, str] = {embedding_service_pb2.POOLING_LAST: "last", embedding_service_pb2.POOLING_MEAN: "mean"}
 
 # ERROR has no counterpart: a request that fails ends its call with a status.
 FINISH_REASONS: Mapping[FinishReason, generation_pb2.FinishReason.ValueType] = {
     reason: generation_pb2.FinishReason.Value(f"FINISH_REASON_{reason.name}") for reason in FinishReason if reason is not FinishReason.ERROR
 }
 
-ERROR_REASONS: Mapping[type[AEngineError], str] = {
-    RequestIdInUseError: "REQUEST_ID_IN_USE",
-    AdapterNotFoundError: "ADAPTER_NOT_FOUND",
-    AdapterError: "BAD_ADAPTER",
-    ModelLoadError: "BAD_WEIGHTS",
-    InsufficientMemoryError: "INSUFFICIENT_MEMORY",
-    KVCapacityError: "KV_CAPACITY",
-    ContextLengthError: "CONTEXT_LENGTH_EXCEEDED",
-    InvalidRequestError: "INVALID_FIELD",
-    NothingToChooseError: "NOTHING_TO_CHOOSE",
-    NoTokenizerError: "NO_TOKENIZER",
-    QueueFullError: "QUEUE_FULL",
-    EngineStateError: "NOT_READY",
-    EngineDeadError: "ENGINE_DEAD",
-}
-"""The reason of ErrorInfo that an error of the engine becomes; other errors have reasons of the server alone."""
 DOMAIN = "aengine"
 """Of ErrorInfo."""
 PUSHBACK_KEY = "grpc-retry-pushback-ms"
@@ -115,12 +91,18 @@ def path_of(field: str, spec: generation_pb2.GenerationSpec) -> str:
     """Where the engine's `field` is found in a request with `spec`; a name that is not in the schema stays as it is."""
     if field == "prompt":
         return f"{_PROMPT}.{spec.prompt.WhichOneof('content')}"
+    # What a request has of these without a field of its own was made from the options of its chat.
+    if field.startswith("structured_output") and not spec.HasField("structured_output"):
+        return f"{_PROMPT}.chat.tools"
+    if field.startswith("reasoning") and not spec.HasField("reasoning"):
+        return "spec.output.chat"
     return _PATHS.get(field, field)
 
 
 def field_of(path: str) -> str:
     """The engine's name for what is found at `path`; a path that the engine has no name for stays as it is."""
-    return _FIELDS.get(path, "prompt" if path == _PROMPT or path.startswith(f"{_PROMPT}.") else path)
+    found = _INPUT.sub("prompt", path.removeprefix("spec."), 1)
+    return _FIELDS.get(found, "prompt" if found == "prompt" or found.startswith("prompt.") else path)
 
 
 def read_params(message: Message, names: Mapping[str, str]) -> dict[str, Any]:

@@ -21,6 +21,7 @@ from aengine.checks import MAX_INT32, declared_fields
 from aengine.models.families import FAMILIES
 from aengine.params import MOST_ENTRIES
 from aengine.server.cli import build_parser as server_parser
+from aengine.server.config.settings import GRPC, HTTP
 from tools import field_tables
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -120,7 +121,7 @@ def test_the_methods_of_the_engine_are_shown_as_they_are() -> None:
         keywords = next((i for i, one in enumerate(parameters) if one.kind is one.KEYWORD_ONLY), None)
         if keywords is not None:
             words.insert(keywords, "*")
-        assert shown == ", ".join(words).replace("null", "None").replace("false", "False"), name
+        assert shown == ", ".join(words).replace("null", "None").replace("false", "False").replace("true", "True"), name
 
 
 def test_the_options_of_a_request_and_the_errors_are_those_of_the_code() -> None:
@@ -157,10 +158,10 @@ def test_commands_exist(path: str) -> None:
         build_parser().parse_args(shlex.split(command))
 
 
-@pytest.mark.parametrize("path", ["README.md", "docs/configuration.md", "docs/grpc.md", "docs/metrics.md"])
-def test_flags_of_the_server_exist(path: str) -> None:
-    known = {option for action in server_parser()._actions for option in action.option_strings}
-    shown = re.findall(r"`(?:aengine-grpc )?(--[a-z-]+)", prose(read(path)))
+@pytest.mark.parametrize("path", ["README.md", "docs/configuration.md", "docs/grpc.md", "docs/http.md", "docs/metrics.md"])
+def test_flags_of_the_servers_exist(path: str) -> None:
+    known = {option for program in (GRPC, HTTP) for action in server_parser(program)._actions for option in action.option_strings}
+    shown = re.findall(r"`(?:aengine-grpc |aengine-serve )?(--[a-z-]+)", prose(read(path)))
     assert set(shown) <= known
 
 

@@ -19,6 +19,7 @@ GENERATED = sorted(module.name for module in pkgutil.iter_modules(aengine.v1.__p
         "import aengine; aengine.EngineConfig(model='demo'), aengine.SamplingParams(), aengine.Token, aengine.InvalidRequestError",
         "import aengine.scheduler.scheduler, aengine.cache",
         "import aengine.server.cli",
+        "import aengine.chat",
         "import aengine.client, aengine.client.cli, aengine.protocols, aengine.wire; aengine.client.AsyncClient('localhost:1')",
     ],
 )
@@ -33,6 +34,15 @@ def test_light_imports_leave_torch_and_transformers_out(statement: str) -> None:
 
 def test_there_is_generated_code() -> None:
     assert {"aengine.v1.generation_pb2", "aengine.v1.generation_service_pb2_grpc"} <= set(GENERATED)
+
+
+@pytest.mark.parametrize(("door", "left_out"), [("http.door", "grpc"), ("rpc", "uvicorn"), ("rpc", "starlette")])
+def test_a_door_of_the_server_leaves_out_what_the_other_needs(door: str, left_out: str) -> None:
+    run_fresh(f"""
+        import sys
+        import aengine.server.app, aengine.server.{door}
+        assert {left_out!r} not in sys.modules
+    """)
 
 
 def test_the_engine_resolves_at_first_use() -> None:

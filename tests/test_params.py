@@ -16,7 +16,7 @@ import pytest
 
 from aengine.checks import shown
 from aengine.errors import InvalidRequestError
-from aengine.params import SamplingParams, StructuredOutput
+from aengine.params import Reasoning, SamplingParams, StructuredOutput
 
 HUGE = 10**400  # an integer that no float holds
 TINY = math.ulp(0.0)
@@ -43,7 +43,7 @@ FLAGS = {"ignore_eos": False, "include_stop_str_in_output": False, "skip_special
 OPTIONAL_FLAGS = ("detokenize",)
 ID_LISTS = {"stop_token_ids": 128, "banned_token_ids": 1024, "allowed_token_ids": 2**18}
 STRING_LISTS = {"stop": 16, "bad_words": 64}
-OTHERS = {"logit_bias", "structured_output", "logits_processors"}
+OTHERS = {"logit_bias", "structured_output", "reasoning", "logits_processors"}
 
 
 def refused(build: type, /, **given: Any) -> dict[str, str]:
@@ -360,6 +360,23 @@ def test_parameters_are_frozen_and_travel() -> None:
         SamplingParams(unknown=1)  # type: ignore[call-arg]
     assert pickle.loads(pickle.dumps(params)) == params
     assert dataclasses.replace(params) == params
+
+
+# --- Reasoning
+
+
+def test_reasoning() -> None:
+    assert Reasoning(closing="</think>", opened=True) == Reasoning(opening="", closing="</think>", opened=True, max_tokens=None)
+    assert Reasoning(opening=" <think>\n", closing="\n</think>\n", max_tokens=0).max_tokens == 0
+    for given, names in (
+        ({"closing": "", "opened": True}, ["closing"]),
+        ({"closing": " \n", "opening": "x"}, ["closing"]),
+        ({"closing": "x", "opening": "\n"}, ["opening"]),
+        ({"closing": 5, "opening": "é" * 129, "max_tokens": -1}, ["opening", "closing", "max_tokens"]),
+        ({"closing": "\ud800", "opened": True}, ["closing"]),
+        ({"closing": "x", "opened": 2}, ["opened"]),
+    ):
+        assert list(refused(Reasoning, **given)) == [f"reasoning.{name}" for name in names], given  # type: ignore[arg-type]
 
 
 # --- StructuredOutput

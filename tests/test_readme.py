@@ -6,10 +6,12 @@ demo's is run, in this process instead of a fresh environment, and the suite's i
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import runpy
 import shlex
+import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -51,6 +53,8 @@ def test_every_command_is_one_that_is_run_here() -> None:
         "make test",
         ".venv/bin/aengine-grpc --port",
         ".venv/bin/python examples/grpc_client.py",
+        ".venv/bin/aengine-serve --port",
+        "curl http://127.0.0.1:8000/v1/completions",
     ]
 
 
@@ -83,10 +87,10 @@ def test_python_blocks_are_the_examples() -> None:
 
 
 @contextmanager
-def server() -> Iterator[str]:
-    """The README's server on a free port; yields its address."""
-    words = command("aengine-grpc")
-    assert words[1:] == ["--port", "50051"]
+def server(program: str, port: int) -> Iterator[str]:
+    """A server of the README on a free port; yields its address."""
+    words = command(program)
+    assert words[1:] == ["--port", str(port)]
     if not Path(words[0]).exists():
         pytest.skip("aengine is not installed in this environment")
     process = subprocess.Popen([words[0], "--port", "0"], stderr=subprocess.PIPE, text=True)
@@ -95,7 +99,7 @@ def server() -> Iterator[str]:
         log = ""
         for line in process.stderr:
             log += line
-            if found := re.search(r"INFO aengine-grpc listening on (\S+) \(model demo\)", line):
+            if found := re.search(rf"INFO {program} listening on (\S+) \(model demo\)", line):
                 yield found[1]
                 break
         else:
@@ -109,11 +113,21 @@ def server() -> Iterator[str]:
 def test_server_and_client() -> None:
     words = command("grpc_client.py")
     assert words[-1] == "127.0.0.1:50051"
-    with server() as address:
+    with server("aengine-grpc", 50051) as address:
         done = subprocess.run([*words[:-1], address], cwd=ROOT, capture_output=True, text=True, timeout=60)
     assert done.returncode == 0, done.stderr
     assert done.stdout.startswith("It is a truth universally")
     assert re.search(r"\n\[[A-Z_]+, \d+ tokens in \d+ ms\]\n$", done.stdout)
+
+
+def test_http_server_and_curl() -> None:
+    words = command("curl")
+    if shutil.which(words[0]) is None:
+        pytest.skip("there is no curl")
+    with server("aengine-serve", 8000) as address:
+        words = [word.replace("http://127.0.0.1:8000", address) for word in words]
+        done = subprocess.run([*words, "--silent", "--show-error"], capture_output=True, text=True, timeout=60)
+    assert json.loads(done.stdout)["choices"][0]["text"].strip(), done.stderr
 
 
 def rows(text: str, start: str) -> dict[str, list[str]]:

@@ -1,7 +1,8 @@
-"""Writes the tables of fields in docs/ from the dataclasses; with --check only compares and fails on a difference.
+"""Writes the tables of fields in docs/ from the code; with --check only compares and fails on a difference.
 
-A table stands between `<!-- fields of NAME -->` and `<!-- end of fields -->`. What a field accepts is read from its declared rule; the
-meaning, and a default that is more than a value, from the docstring below the field.
+A table stands between `<!-- fields of NAME -->` and `<!-- end of fields -->`. Of a dataclass, what a field accepts is read from its
+declared rule; the meaning, and a default that is more than a value, from the docstring below the field. Of a body that is sent over HTTP,
+the fields are those of the tables by which it is read.
 """
 
 from __future__ import annotations
@@ -13,17 +14,20 @@ from collections.abc import Callable, Iterable
 from dataclasses import MISSING
 from functools import partial
 from pathlib import Path
+from types import ModuleType
 
 from aengine.checks import DeclaredField, Refusal, declared_fields
 from aengine.client.config import ClientConfig
 from aengine.config import EngineConfig
-from aengine.params import SamplingParams, StructuredOutput
+from aengine.params import Reasoning, SamplingParams, StructuredOutput
 from aengine.requests import RequestOptions
 from aengine.server.config.options import GROUPS, ServerConfig
 from aengine.server.config.settings import field_docs, options
+from aengine.server.http import anthropic_input, chat_completions, completions, embeddings, responses_input
+from aengine.server.http.parameters import IGNORED
 
 DOCS = Path(__file__).resolve().parent.parent / "docs"
-FILES = ("configuration.md", "engine.md", "sampling.md")
+FILES = ("chat.md", "configuration.md", "engine.md", "http.md", "sampling.md")
 MARKERS = re.compile(r"(?<=<!-- fields of )(\w+)( -->\n\n)(.*?)(?=<!-- end of fields -->)", re.DOTALL)
 
 
@@ -62,7 +66,11 @@ def table(cls: type, names: Iterable[str] = (), ranges: bool = True) -> str:
     docs = field_docs(cls)
     chosen = [field for field in declared_fields(cls) if not names or field.name in names]
     heads = ["field", "default", *(["accepted"] if ranges else []), "meaning"]
-    rows = [heads, ["---"] * len(heads), *(cells(cls, field, docs[field.name], ranges) for field in chosen)]
+    return in_markdown(heads, (cells(cls, field, docs[field.name], ranges) for field in chosen))
+
+
+def in_markdown(heads: list[str], rows: Iterable[list[str]]) -> str:
+    rows = [heads, ["---"] * len(heads), *rows]
     return "".join("| " + " | ".join(cell.replace("|", "\\|") for cell in row) + " |\n" for row in rows) + "\n"
 
 
@@ -71,13 +79,25 @@ def server_tables() -> str:
     return "".join(f"### {title.capitalize()}\n\n{table(ServerConfig, names[title])}" for title in names)
 
 
+def body_table(module: ModuleType) -> str:
+    """What becomes of the fields of a body that `module` reads, in the order taken, ignored, refused."""
+    rows = [[f"`{name}`", words] for name, words in module.TAKEN.items()]
+    for words, names in (("ignored", getattr(module, "IGNORED", IGNORED)), ("refused", getattr(module, "REFUSED", {}))):
+        rows += [[f"`{name}`", f"{words}: {why}"] for name, why in names.items()]
+    return in_markdown(["field", "what becomes of it"], rows)
+
+
+BODIES = (chat_completions, completions, responses_input, anthropic_input, embeddings)
+
 TABLES: dict[str, Callable[[], str]] = {
     "EngineConfig": partial(table, EngineConfig),
     "ServerConfig": server_tables,
     "ClientConfig": partial(table, ClientConfig),
     "RequestOptions": partial(table, RequestOptions, ranges=False),
     "SamplingParams": partial(table, SamplingParams, ranges=False),
+    "Reasoning": partial(table, Reasoning, ranges=False),
     "StructuredOutput": partial(table, StructuredOutput, ranges=False),
+    **{module.__name__.rpartition(".")[2]: partial(body_table, module) for module in BODIES},
 }
 
 

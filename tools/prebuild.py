@@ -14,9 +14,9 @@ from aengine.kernels.cpu.levels import Level
 def prebuild(level: Level, environ: Mapping[str, str], sources: pathlib.Path = SOURCES, directory: pathlib.Path = PREBUILT) -> pathlib.Path:
     """Compiles a level, which this CPU need not support, into the directory; returns the file."""
     directory.mkdir(parents=True, exist_ok=True)
-    target = directory / prebuilt_name(level, sources)
-    compile_library(find_compiler(environ), level, sources, target)
-    return target
+    made = directory / f"{level.value}.so"
+    compile_library(find_compiler(environ), level, sources, made)
+    return made.rename(directory / prebuilt_name(level, sources, made.read_bytes()))
 
 
 if __name__ == "__main__":

@@ -1,6 +1,21 @@
-"""`AsyncClient`: an engine behind a gRPC server, used as if it were in this process. Loads neither torch nor transformers."""
+"""`AsyncClient`: an engine behind a gRPC server, used as if it were in this process. Loads neither torch nor transformers, and gRPC with
+the client."""
 
-from aengine.client.client import AsyncClient, ClientStream
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
 from aengine.client.config import ClientConfig
 
+if TYPE_CHECKING:
+    from aengine.client.client import AsyncClient, ClientStream
+
 __all__ = ["AsyncClient", "ClientConfig", "ClientStream"]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in __all__:
+        raise AttributeError(f"module 'aengine.client' has no attribute {name!r}")
+    from aengine.client import client
+
+    return getattr(client, name)

@@ -7,20 +7,17 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import json
 import os
 import signal
 import sys
 import time
 from collections.abc import Sequence
-from pathlib import Path
-from typing import Any
 
 import anyio
 
-from aengine.checks import shown
 from aengine.client.client import AsyncClient
 from aengine.client.config import DEFAULT_ADDRESS, ClientConfig
+from aengine.client.flags import add_server_flags, client_config, read_file, read_json, read_stdin
 from aengine.errors import AEngineError, ConfigError
 from aengine.params import SamplingParams
 from aengine.requests import Prompt, RequestOptions
@@ -38,7 +35,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         names = ("max_tokens", "temperature", "top_p", "top_k", "seed", "stop")
         params = SamplingParams(**{name: getattr(options, name) for name in names})
-        return asyncio.run(_run_until_interrupted(options, _read_config(options), _read_prompt(options), params, _read_options(options)))
+        config = client_config(options, auto_resume=options.auto_resume)
+        return asyncio.run(_run_until_interrupted(options, config, _read_prompt(options), params, _read_options(options)))
     except KeyboardInterrupt:
         return INTERRUPTED
     except AEngineError as error:
@@ -72,16 +70,7 @@ def build_parser() -> argparse.ArgumentParser:
     request.add_argument("--timeout", type=float, metavar="SECONDS", help="end with what there is after this time")
     request.add_argument("--adapter", metavar="NAME", help="one of the server's adapters")
     server = parser.add_argument_group("server")
-    server.add_argument("--address", default=DEFAULT_ADDRESS, help="host:port (default: %(default)s)")
-    server.add_argument("--token-file", metavar="FILE", help="file with the token that the server requires")
-    server.add_argument("--tls", action="store_true", help="connect with TLS, trusting the usual authorities")
-    server.add_argument("--tls-ca", metavar="FILE", help="connect with TLS, trusting the authorities in this PEM file")
-    server.add_argument("--tls-cert", dest="client_cert", metavar="FILE", help="PEM file with a certificate of this client")
-    server.add_argument("--tls-key", dest="client_key", metavar="FILE", help="PEM file with its private key")
-    server.add_argument("--server-name", metavar="NAME", help="the name in the server's certificate, if it is not the address")
-    server.add_argument(
-        "--connect-timeout", type=float, default=10.0, metavar="SECONDS", help="how long to wait for the server (default: %(default)s)"
-    )
+    add_server_flags(server, DEFAULT_ADDRESS)
     server.add_argument("--resume", dest="auto_resume", action="store_true", help="resume the stream if the connection is lost")
     return parser
 
@@ -127,49 +116,20 @@ async def _print_stream(client: AsyncClient, prompt: Prompt, params: SamplingPar
     return f"[{', '.join(facts)}]"
 
 
-def _read_config(options: argparse.Namespace) -> ClientConfig:
-    token = None if options.token_file is None else _read_file("token_file", options.token_file).strip()
-    names = ("address", "client_cert", "client_key", "server_name", "connect_timeout", "auto_resume")
-    return ClientConfig(token=token, tls=options.tls_ca or options.tls, **{name: getattr(options, name) for name in names})
-
-
 def _read_prompt(options: argparse.Namespace) -> Prompt:
-    text = _read_stdin() if options.prompt == "-" else options.prompt or ""
+    text = read_stdin() if options.prompt == "-" else options.prompt or ""
     if not options.chat:
         if options.system is not None:
             raise ConfigError.of("system", "is possible with --chat")
-        return str(text)
+        return text
     messages = [{"role": "user", "content": text}]
     return messages if options.system is None else [{"role": "system", "content": options.system}, *messages]
 
 
 def _read_options(options: argparse.Namespace) -> RequestOptions:
-    tools = None if options.tools is None else _read_json("tools", _read_file("tools", options.tools))
-    template_kwargs = None if options.template_kwargs is None else _read_json("template_kwargs", options.template_kwargs)
+    tools = None if options.tools is None else read_json("tools", read_file("tools", options.tools))
+    template_kwargs = None if options.template_kwargs is None else read_json("template_kwargs", options.template_kwargs)
     return RequestOptions(timeout=options.timeout, tools=tools, template_kwargs=template_kwargs, adapter=options.adapter)
-
-
-def _read_json(field: str, text: str) -> Any:
-    try:
-        return json.loads(text)
-    except (ValueError, RecursionError) as error:
-        raise ConfigError.of(field, f"{shown(text)} is not JSON: {error}") from None
-
-
-def _read_stdin() -> str:
-    try:
-        return sys.stdin.buffer.read().decode("utf-8")
-    except UnicodeDecodeError as error:
-        raise ConfigError.of("prompt", f"stdin is not UTF-8: {error.reason} at byte {error.start}") from None
-
-
-def _read_file(field: str, path: str) -> str:
-    try:
-        return Path(path).read_text("utf-8")
-    except OSError as error:
-        raise ConfigError.of(field, f"cannot read {path}: {error.strerror}") from error
-    except UnicodeDecodeError:
-        raise ConfigError.of(field, f"{path} is not UTF-8") from None
 
 
 if __name__ == "__main__":

@@ -14,18 +14,28 @@ from contextlib import AsyncExitStack
 from typing import TYPE_CHECKING, Any
 
 import anyio
+import numpy as np
 from google.protobuf.duration_pb2 import Duration
 
-from aengine.chats import ChatFields, ChatOptions
+from aengine.chat_prompts import ChatFields, ChatOptions
 from aengine.client.active_request import ActiveRequest
 from aengine.client.call import GenerationCall
 from aengine.client.config import DEFAULT_ADDRESS, ClientConfig
 from aengine.client.health import HealthWatch
 from aengine.client.link import Link, open_link
-from aengine.client.messages import read_adapter, read_load, read_memory, read_model, write_chat, write_mode, write_request
-from aengine.errors import ConnectionLostError, EngineStateError
-from aengine.outputs import AdapterInfo, Completion, EngineStats, MemoryUse, ModelInfo
-from aengine.params import SamplingParams
+from aengine.client.messages import (
+    read_adapter,
+    read_load,
+    read_memory,
+    read_model,
+    write_chat,
+    write_embedding,
+    write_mode,
+    write_request,
+)
+from aengine.errors import ConnectionLostError, EngineStateError, RequestEndedError, ServerError
+from aengine.outputs import AdapterInfo, Completion, Embedding, EngineStats, MemoryUse, ModelInfo
+from aengine.params import EmbeddingParams, SamplingParams
 from aengine.protocols import EngineProtocol
 from aengine.requests import OptionFields, Prompt, RequestOptions, check_params
 from aengine.stream_base import StreamProtocol, read_to_end
@@ -180,6 +190,28 @@ class AsyncClient(EngineProtocol):
         """`stream()`, read to its end. Cancelling the caller cancels the request."""
         return await read_to_end(self._open(prompt, params, RequestOptions.of(options, fields), _FEW_MESSAGES))
 
+    async def embed(
+        self,
+        prompt: Prompt,
+        options: RequestOptions | None = None,
+        *,
+        pooling: str | None = None,
+        normalize: bool = True,
+        dimensions: int | None = None,
+        **fields: Unpack[OptionFields],
+    ) -> Embedding:
+        """As that of an engine, but for `request_id`, which is refused: an embedding ends with its call."""
+        self._check_running()
+        options = RequestOptions.of(options, fields)
+        request = write_embedding(prompt, EmbeddingParams(pooling=pooling, normalize=normalize, dimensions=dimensions), options)
+        try:
+            (found,) = (await self._link.ask(self._link.embedding.Embed, request, options.timeout)).embeddings
+        except ServerError as error:
+            if error.code == "DEADLINE_EXCEEDED":
+                raise RequestEndedError("the embedding was not made: its timeout passed") from error
+            raise
+        return Embedding(np.array(found.values, np.float32), found.num_tokens, found.cached_tokens)
+
     async def cancel(self, request_id: str) -> bool:
         """End a request, whoever sent it; its stream closes with FinishReason.CANCELLED. Returns when its pages are free: True if it
         was in flight."""
@@ -202,8 +234,7 @@ class AsyncClient(EngineProtocol):
         self._check_running()
         return read_load((await self._link.ask(self._link.engine.GetLoad, GetLoadRequest())).load)
 
-    async def tokenize(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
-        """The ids of a text; by default with the special tokens that a prompt of this text gets."""
+    async def tokenize(self, text: str, *, add_special_tokens: bool = True, for_prompt: bool = False) -> list[int]:
         self._check_running()
         request = TokenizeRequest(text=text, add_special_tokens=add_special_tokens)
         return list((await self._link.ask(self._link.tokenizer.Tokenize, request)).token_ids)
@@ -215,7 +246,6 @@ class AsyncClient(EngineProtocol):
         return str((await self._link.ask(self._link.tokenizer.Detokenize, request)).text)
 
     async def render_chat(self, messages: Sequence[Mapping[str, Any]], **fields: Unpack[ChatFields]) -> str:
-        """A conversation as the model's chat template writes it; `fields` are those of `ChatOptions`."""
         self._check_running()
         request = RenderChatRequest()
         write_chat(messages, ChatOptions(**fields), request.chat)

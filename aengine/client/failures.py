@@ -18,6 +18,7 @@ from google.rpc import error_details_pb2, status_pb2  # type: ignore[import-unty
 from grpc import aio
 
 from aengine.errors import (
+    ERROR_REASONS,
     AEngineError,
     ConnectionLostError,
     ContextLengthError,
@@ -29,7 +30,7 @@ from aengine.errors import (
     RequestIdInUseError,
     ServerError,
 )
-from aengine.wire import DOMAIN, ERROR_REASONS, PUSHBACK_KEY, field_of, seconds_of
+from aengine.wire import DOMAIN, PUSHBACK_KEY, field_of, seconds_of
 
 FIRST_BACKOFF = 0.1  # seconds; doubled for each attempt
 LONGEST_BACKOFF = 2.0

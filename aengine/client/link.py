@@ -20,13 +20,14 @@ from aengine.client.config import ClientConfig
 from aengine.client.failures import Backoff, Failure, read_failure
 from aengine.errors import ConfigError
 from aengine.v1.admin_service_pb2_grpc import AdminServiceStub
+from aengine.v1.embedding_service_pb2_grpc import EmbeddingServiceStub
 from aengine.v1.engine_service_pb2_grpc import EngineServiceStub
 from aengine.v1.generation_service_pb2_grpc import GenerationServiceStub
 from aengine.v1.model_service_pb2_grpc import ModelServiceStub
 from aengine.v1.tokenizer_service_pb2_grpc import TokenizerServiceStub
 
 UNARY_SECONDS = 30.0
-"""The deadline of unary calls; none of them waits for a generation."""
+"""The deadline of unary calls that do not wait for the model."""
 MAX_MESSAGE_BYTES = 64 * 1024 * 1024
 
 # Core ignores a key that it does not know without a word, so a test compares these with the strings of its binary.
@@ -57,14 +58,15 @@ class Link:
         self.model: Any = ModelServiceStub(channel)
         self.admin: Any = AdminServiceStub(channel)
         self.engine: Any = EngineServiceStub(channel)
+        self.embedding: Any = EmbeddingServiceStub(channel)
         self.tokenizer: Any = TokenizerServiceStub(channel)
 
-    async def ask(self, method: Any, request: Message) -> Any:
-        """A unary call that can be repeated safely. Raises `AEngineError`."""
+    async def ask(self, method: Any, request: Message, seconds: float | None = UNARY_SECONDS) -> Any:
+        """A unary call that can be repeated safely, `seconds` each time. Raises `AEngineError`."""
         backoff = Backoff()
         while True:
             try:
-                return await method(request, timeout=UNARY_SECONDS, metadata=self.metadata)
+                return await method(request, timeout=seconds, metadata=self.metadata)
             except aio.AioRpcError as error:
                 failure = self.failure(error)
             if not failure.temporary or backoff.count >= self.config.max_retries:

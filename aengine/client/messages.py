@@ -7,11 +7,11 @@ import json
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import asdict, replace
 from itertools import chain, repeat
 from typing import Any
 
-from aengine.chats import ChatOptions, read_messages
+from aengine.chat_prompts import ChatOptions, read_messages
 from aengine.errors import InvalidRequestError, ServerError
 from aengine.outputs import (
     AdapterInfo,
@@ -25,10 +25,11 @@ from aengine.outputs import (
     Token,
     TokenLogprob,
 )
-from aengine.params import SamplingParams, StructuredOutput
+from aengine.params import EmbeddingParams, SamplingParams, StructuredOutput
 from aengine.requests import Prompt, RequestOptions, form_of
 from aengine.token_ids import read_token_ids
 from aengine.v1 import admin_service_pb2, generation_pb2, sampling_pb2
+from aengine.v1.embedding_service_pb2 import EmbedRequest, Pooling
 from aengine.v1.engine_service_pb2 import Load
 from aengine.v1.generation_service_pb2 import StreamGenerateRequest
 from aengine.v1.model_service_pb2 import Adapter, Model
@@ -61,6 +62,8 @@ def write_request(prompt: Prompt, params: SamplingParams, options: RequestOption
         write_params(params, STOPPING, spec.stopping)
         if params.structured_output is not None:
             _write_constraint(params.structured_output, spec.structured_output)
+        if params.reasoning is not None:
+            spec.reasoning.CopyFrom(sampling_pb2.Reasoning(**asdict(params.reasoning)))
         spec.tenant = options.tenant
         spec.cache.salt = options.cache_salt or ""
         spec.adapter = options.adapter or ""
@@ -75,6 +78,21 @@ def write_request(prompt: Prompt, params: SamplingParams, options: RequestOption
         output.logprobs.top_k = params.logprobs
     if params.prompt_logprobs is not None:
         output.prompt_logprobs.top_k = params.prompt_logprobs
+    return request
+
+
+def write_embedding(prompt: Prompt, params: EmbeddingParams, options: RequestOptions) -> EmbedRequest:
+    """Without the timeout. Raises `InvalidRequestError` for what a message cannot hold."""
+    if options.request_id is not None:
+        raise InvalidRequestError.of("request_id", "an embedding has none on a server; cancel the call")
+    request = EmbedRequest(normalize=params.normalize, dimensions=params.dimensions, priority=options.priority)
+    if params.pooling is not None:
+        request.pooling = Pooling.Value(f"POOLING_{params.pooling.upper()}")
+    _write_prompt(prompt, options, request.inputs.add())
+    with _unicode("options", "a string"):
+        request.tenant = options.tenant
+        request.cache.salt = options.cache_salt or ""
+        request.adapter = options.adapter or ""
     return request
 
 

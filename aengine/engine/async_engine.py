@@ -7,21 +7,24 @@ tokenizer's worker thread. Requests in flight are the `Registry`'s. Must not kno
 from __future__ import annotations
 
 import enum
-import uuid
-from collections.abc import Callable
-from concurrent.futures import Future
+from collections.abc import Mapping, Sequence
+from concurrent.futures import CancelledError
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import anyio
 
+from aengine.chat_prompts import ChatFields, ChatOptions
 from aengine.config import EngineConfig
 from aengine.engine.adapters import Adapters
+from aengine.engine.commands import Commands
+from aengine.engine.embeddings import NO_OUTPUT, embedding_of, read_embedding
 from aengine.engine.loading import LoadedModel, load_model
 from aengine.engine.loop_edge import LoopEdge
-from aengine.engine.mailbox import Command, FlushCache, Pause, Unpause
+from aengine.engine.mailbox import FlushCache, Pause, Unpause
 from aengine.engine.model_changes import ModelChanges
 from aengine.engine.model_weights import ModelWeights
+from aengine.engine.preparation import encode_text, render_chat
 from aengine.engine.prompts import QUICK_CHARACTERS, check_request
 from aengine.engine.registry import Registry
 from aengine.engine.report_queue import ReportQueue
@@ -29,21 +32,19 @@ from aengine.engine.step_driver import Done, WeightsChanged
 from aengine.engine.step_loop import Report, StepLoop, Stopped
 from aengine.engine.stream import TokenStream
 from aengine.engine.tokenizer import Tokenizer
-from aengine.engine.workers import Workers
+from aengine.engine.workers import Steps, Workers
 from aengine.errors import (
     EngineDeadError,
     EngineStateError,
     FieldViolation,
-    InvalidRequestError,
     NoTokenizerError,
-    RequestIdInUseError,
-    refusal,
 )
-from aengine.outputs import AdapterInfo, EngineStats, MemoryUse, ModelInfo, RequestInfo
+from aengine.outputs import AdapterInfo, Embedding, EngineStats, MemoryUse, ModelInfo, RequestInfo
 from aengine.params import SamplingParams
 from aengine.protocols import EngineProtocol
 from aengine.requests import OptionFields, Prompt, RequestOptions, check_params
 from aengine.scheduler.request import Updates
+from aengine.stream_base import read_to_end
 from aengine.weight_sources import WeightSource
 
 if TYPE_CHECKING:
@@ -97,7 +98,7 @@ class AsyncEngine(EngineProtocol):
         self._workers = Workers("aengine-tokenizer", quick=QUICK_CHARACTERS)
         self._reports: ReportQueue[Report] = ReportQueue(self._edge, self._receive)
         self._steps = StepLoop(self._load, self.config, self._reports.put)
-        self._replies: set[Future[Any]] = set()  # of the step thread, that tasks wait for
+        self._commands = Commands(self._edge, self._steps.post)
         self._steps.start()
         self._phase, self._stopped = _Phase.STARTING, anyio.Event()  # not before: else `aclose()` would wait for a thread that there is not
         try:
@@ -164,29 +165,41 @@ class AsyncEngine(EngineProtocol):
         `TokenStream.started()`.
         """
         self._check_serving()
+        return TokenStream(self._registry.open(prompt, check_params(params), options, fields, []))
+
+    async def embed(
+        self,
+        prompt: Prompt,
+        options: RequestOptions | None = None,
+        *,
+        pooling: str | None = None,
+        normalize: bool = True,
+        dimensions: int | None = None,
+        **fields: Unpack[OptionFields],
+    ) -> Embedding:
+        self._check_serving()
         violations: list[FieldViolation] = []
-        try:
-            options = RequestOptions.of(options, fields)
-        except InvalidRequestError as error:
-            violations.extend(error.violations)
-        request = check_request(prompt, check_params(params), options, self._registry.limits, violations)
-        if violations or options is None:
-            raise refusal(violations)
-        self._adapters.check(options.adapter)
-        request_id = options.request_id or uuid.uuid4().hex
-        if self._registry.find(request_id) is not None:
-            raise RequestIdInUseError.of("request_id", f"{request_id!r} is in use by a request in flight")
-        return TokenStream(self._registry.open(request_id, request, options))
+        params = read_embedding(self.model_info, violations, pooling=pooling, normalize=normalize, dimensions=dimensions)
+        state = self._registry.open(prompt, NO_OUTPUT, options, fields, violations, params.pooling)
+        return embedding_of(state, params, (await read_to_end(TokenStream(state))).finish_reason)
 
     async def violations(self, prompt: Prompt, params: SamplingParams) -> list[FieldViolation]:
         """All that is wrong with a request, as far as it shows without tokenizing texts: what `stream` would say, and what it would find
-        in compiling a grammar."""
+        in compiling a grammar or reasoning."""
         self._check_serving()
         found: list[FieldViolation] = []
         check_request(prompt, params, None, self._registry.limits, found)
-        if params.structured_output is not None:
-            found += await self._registry.grammar_violations(params.structured_output)
-        return found
+        return found + await self._registry.grammar_violations(params)
+
+    async def tokenize(self, text: str, *, add_special_tokens: bool = True, for_prompt: bool = False) -> list[int]:
+        self._check_serving()
+        limits = self._registry.limits if for_prompt else None
+        return await self._work(encode_text(text, self.tokenizer, limits, add_special_tokens=add_special_tokens), len(text))
+
+    async def render_chat(self, messages: Sequence[Mapping[str, Any]], **fields: Unpack[ChatFields]) -> str:
+        self._check_serving()
+        steps = render_chat(messages, self.tokenizer, ChatOptions(**fields))
+        return await self._work(steps, QUICK_CHARACTERS + 1)  # never quick: the first one imports what renders it
 
     async def cancel(self, request_id: str) -> bool:
         """End a request; its stream closes with FinishReason.CANCELLED. Returns when its pages are free: True if it was in flight."""
@@ -219,7 +232,7 @@ class AsyncEngine(EngineProtocol):
         """Stop computing; returns when the running step has finished. Requests are still accepted, and wait; cancellations and deadlines
         still hold. With `cancel` the requests in flight are cancelled; returns how many those were."""
         self._check_serving()
-        await self._run(Pause)
+        await self._commands.run(Pause)
         return await self._registry.cancel_all() if cancel else 0
 
     def unpause(self) -> None:
@@ -230,7 +243,7 @@ class AsyncEngine(EngineProtocol):
     async def flush_cache(self) -> int:
         """Forget the cached prefixes that no request holds; returns how many pages that freed."""
         self._check_serving()
-        return await self._run(FlushCache)
+        return await self._commands.run(FlushCache)
 
     async def sleep(self, level: int = 1, running: str = "park") -> MemoryUse:
         """Give memory back until `wake()`. Level 1: KV pages, graphs and scratch memory; on a GPU weights move to host memory. Level 2: the
@@ -293,23 +306,12 @@ class AsyncEngine(EngineProtocol):
 
     # ---- inside --------------------------------------------------------------------------------------------------------
 
-    async def _run(self, command: Callable[[Future[T]], Command]) -> T:
-        """Have the step thread carry out a command; returns or raises what it replies."""
-        reply = self._send(command)
+    async def _work(self, steps: Steps[T], size: int) -> T:
+        """Have a worker thread do work of that size on a text, after smaller ones."""
         try:
-            return await self._edge.wait(reply)
-        finally:
-            self._replies.discard(reply)
-
-    def _send(self, command: Callable[[Future[T]], Command]) -> Future[T]:
-        """As `_run`, without waiting."""
-        reply: Future[T] = Future()
-        if self._stopped is not None and self._stopped.is_set():
-            reply.set_exception(self._end())
-            return reply
-        self._replies.add(reply)
-        self._steps.post(command(reply))
-        return reply
+            return await self._edge.wait(self._workers.submit(steps, size))
+        except CancelledError:  # of the work: the engine has ended
+            raise self._end() from None
 
     def _model(self) -> LoadedModel:
         if not hasattr(self, "_loaded"):
@@ -356,19 +358,15 @@ class AsyncEngine(EngineProtocol):
             case LoadedModel(runner):
                 self._loaded = report
                 self.config = replace(self.config, max_num_seqs=runner.max_num_seqs, max_num_batched_tokens=runner.max_num_batched_tokens)
-                self._changes = ModelChanges(runner, self._edge, self._send, self._steps.fail, self._check_awake)
+                self._changes = ModelChanges(runner, self._edge, self._commands.send, self._steps.fail, self._check_awake)
                 self._adapters = Adapters(report.adapters, self._changes, self._edge)
                 self._registry = Registry(self.config, report, self._adapters, self._edge, self._steps.post, self._workers)
-                self._weights = ModelWeights(runner, self._changes, self._registry, self._edge, self._run, self._sleep_level)
+                self._weights = ModelWeights(runner, self._changes, self._registry, self._edge, self._commands.run, self._sleep_level)
                 if self._phase is _Phase.STARTING:
                     self._phase = _Phase.RUNNING
                 self._settled.set()
-            case Done(reply, value) if reply in self._replies:  # else its task was cancelled
-                self._replies.remove(reply)
-                if isinstance(value, BaseException):
-                    reply.set_exception(value)
-                else:
-                    reply.set_result(value)
+            case Done():
+                self._commands.settle(report)
             case Stopped(error):
                 self._on_stopped(error)
 
@@ -387,8 +385,7 @@ class AsyncEngine(EngineProtocol):
         if hasattr(self, "_registry"):
             self._changes.end(reason)
             self._registry.end_all(reason)
-        while self._replies:
-            self._replies.pop().set_exception(reason)
+        self._commands.end(reason)
         self._settled.set()
         self._stopped.set()
 

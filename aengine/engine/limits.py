@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import islice
 
 import numpy as np
@@ -22,10 +22,15 @@ class Limits:
     model: ModelInfo
     kv_tokens: int  # of the longest sequence that the page pool holds
     max_logprobs: int
+    least_output: int = 1  # tokens, that a prompt leaves room for
 
     @property
     def tokens(self) -> int:
         return min(self.model.max_model_len, self.kv_tokens)
+
+    def without_output(self) -> Limits:
+        """For a request that gets no token."""
+        return replace(self, least_output=0)
 
     def read_ids(self, ids: Sequence[int] | NDArray[np.integer]) -> NDArray[np.int32]:
         """A prompt's ids. Raises `InvalidRequestError` (prompt) if there are none, or one that the model does not have."""
@@ -42,7 +47,8 @@ class Limits:
 
     def misfits(self, params: SamplingParams | None, prompt_len: int, qualified: str = "") -> list[FieldViolation]:
         """What `check` refuses."""
-        asked = [("prompt", 1, f"{prompt_len} tokens{qualified} leave no room for a new one in")]
+        leaves = "leave no room for a new one in" if self.least_output else "are more than what fits into"
+        asked = [("prompt", self.least_output, f"{prompt_len} tokens{qualified} {leaves}")]
         if params is not None:
             text = f"beside a prompt of {prompt_len} tokens is more than what fits into"
             asked += [(name, count, f"{count} {text}") for name in ("max_tokens", "min_tokens") if (count := getattr(params, name))]

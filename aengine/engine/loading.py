@@ -10,6 +10,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 
+from aengine.chat import ChatFormat
 from aengine.config import EngineConfig
 from aengine.engine.tokenizer import Tokenizer
 from aengine.errors import AdapterError, ConfigError
@@ -57,6 +58,7 @@ def load_model(
         with paused_collection():  # it would traverse the many objects that torch creates, again and again
             # Imported here, because it imports torch, which importing the engine should not do.
             from aengine.models.choice import implementation_of, parameter_counts
+            from aengine.models.embedding_checkpoint import default_pooling
             from aengine.runner.model_runner import ModelRunner
 
         def check_all() -> None:
@@ -78,6 +80,7 @@ def load_model(
             runner.close()
             raise
     num_parameters, num_active_parameters = parameter_counts(runner.spec)
+    format = ChatFormat.of_template(tokenizer.template) if tokenizer is not None else ChatFormat()
     info = ModelInfo(
         name=config.model,
         architecture=runner.spec.architecture,
@@ -96,6 +99,11 @@ def load_model(
         num_active_parameters=num_active_parameters,
         kv_bytes_per_token=runner.kv_bytes_per_token,
         quantization=runner.quantization,
+        call_format=format.calls,
+        reasoning_format=format.reasoning,
+        hidden_size=runner.spec.hidden_size,
+        pooling=default_pooling(model_dir),
+        output_head=runner.has_output_head,
         layer_groups=tuple(LayerGroup(count, window) for window, count in Counter(runner.spec.windows).items()),
     )
     _log.info("%s", info.describe())

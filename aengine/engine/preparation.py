@@ -7,12 +7,14 @@ Pure functions over plain data, in steps for a worker thread; knows nothing of s
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from hashlib import blake2b
+from typing import Any
 
 import numpy as np
 
+from aengine.chat_prompts import ChatOptions
 from aengine.checks import shown
 from aengine.engine.limits import Limits
 from aengine.engine.prompts import QUICK_CHARACTERS, CheckedRequest
@@ -59,7 +61,7 @@ def prepare(
             prompt = tokenizer.chat_text(prompt, options)  # type: ignore[arg-type]
             yield len(prompt)
         if isinstance(prompt, str):
-            prompt = yield from _encode(prompt, tokenizer, limits, add_special_tokens=request.form == "text")
+            prompt = yield from encode_text(prompt, tokenizer, limits, add_special_tokens=request.form == "text")
     ids = prompt if isinstance(prompt, np.ndarray) else limits.read_ids(prompt)  # type: ignore[arg-type] # no text by now
     limits.check(params, len(ids))
     model = limits.model
@@ -68,6 +70,7 @@ def prepare(
     assert params.seed is not None
     assert params.temperature is not None
     assert params.top_k is not None
+    budget = params.reasoning.max_tokens if params.reasoning is not None and params.structured_output is None else None
     row_params = RowParams(
         **{name: getattr(params, name) for name in _ROW_FIELDS},
         temperature=0.0 if params.greedy else params.temperature,
@@ -77,15 +80,18 @@ def prepare(
         bad_words=tuple(bad_words),
         stop_ids=tuple(sorted(eos_token_ids | stop_token_ids)) if params.min_tokens else (),
         grammar=grammar,
+        grammar_from=min(budget or 0, limits.tokens),
         processors=params.logits_processors,
+        pooling=request.pooling,
     )
+    most_tokens = 0 if request.pooling is not None else params.max_tokens or limits.tokens - len(ids)
     now = time.monotonic()
     return [
         Request(
             key=key,
             prompt=ids,
             params=row_params if not index else replace(row_params, seed=derive_seed(params.seed, index), prompt_logprobs=None),
-            max_tokens=params.max_tokens or limits.tokens - len(ids),
+            max_tokens=most_tokens,
             fills_context=params.max_tokens is None,
             stop_token_ids=stop_token_ids,
             eos_token_ids=eos_token_ids,
@@ -103,16 +109,22 @@ def prepare(
     ]
 
 
-def _encode(text: str, tokenizer: Tokenizer, limits: Limits, *, add_special_tokens: bool) -> Steps[list[int]]:
-    """Raises `ContextLengthError` or `KVCapacityError` of a text that is much too long, before the whole is encoded."""
-    if len(text) > QUICK_CHARACTERS:
+def encode_text(text: str, tokenizer: Tokenizer, limits: Limits | None, *, add_special_tokens: bool) -> Steps[list[int]]:
+    """With `limits` it is a prompt. Raises `ContextLengthError` or `KVCapacityError` of one that is much too long, before the whole is
+    encoded."""
+    if limits is not None and len(text) > QUICK_CHARACTERS:
         num_bytes = len(text.encode(errors="replace"))
         limits.check(None, tokenizer.least_tokens(num_bytes), f" or more, for {num_bytes} bytes of text,")
-    if len(text) > CHARACTERS_PER_TOKEN * limits.tokens:
+    if limits is not None and len(text) > CHARACTERS_PER_TOKEN * limits.tokens:
         for num_pieces, at_least in enumerate(tokenizer.count_pieces(text), 1):
             limits.check(None, at_least, " or more")
             yield 2 * len(text) - num_pieces * PIECE_CHARACTERS
     return tokenizer.encode(text, add_special_tokens=add_special_tokens)
+
+
+def render_chat(messages: Sequence[Mapping[str, Any]], tokenizer: Tokenizer, options: ChatOptions) -> Steps[str]:
+    return tokenizer.chat_text(messages, options)
+    yield
 
 
 def derive_seed(seed: int, index: int) -> int:

@@ -33,6 +33,7 @@ class CheckedRequest:
     prompt: Prompt | NDArray[np.int32]  # an array if it is ids that are quickly read
     params: SamplingParams  # with every default and a seed
     size: int  # of what is left to do in a worker thread, in characters; 0 where it takes well under a millisecond
+    pooling: str | None = None  # as of `RowParams`: then there is no output, and most parameters mean nothing
 
 
 def check_request(
@@ -52,8 +53,10 @@ def check_request(
         wanted = getattr(params, name)
         if wanted is not None and wanted > limits.max_logprobs:
             found.append(FieldViolation(name, f"{wanted} is not in [0, {limits.max_logprobs}] (max_logprobs)"))
+    if not model.output_head and limits.least_output:
+        found.append(FieldViolation("prompt", "the model only makes embeddings: its checkpoint has no output head"))
     if not model.tokenizer:
-        wanted_text = [name for name in ("stop", "bad_words", "structured_output", "detokenize") if getattr(params, name)]
+        wanted_text = [name for name in ("stop", "bad_words", "structured_output", "reasoning", "detokenize") if getattr(params, name)]
         found.extend(FieldViolation(name, f"it {NEEDS_TOKENIZER}") for name in wanted_text)
     try:
         params = params.with_defaults_of(model.generation_defaults)

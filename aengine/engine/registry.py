@@ -8,11 +8,13 @@ from __future__ import annotations
 
 import functools
 import time
+import uuid
 from collections import Counter
 from collections.abc import Callable
 from concurrent.futures import Future
 from contextlib import ExitStack
-from typing import TYPE_CHECKING, TypeVar
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import anyio
 
@@ -24,20 +26,20 @@ from aengine.engine.loading import LoadedModel
 from aengine.engine.loop_edge import LoopEdge
 from aengine.engine.mailbox import Command, Submit
 from aengine.engine.preparation import prepare
-from aengine.engine.prompts import CheckedRequest
+from aengine.engine.prompts import CheckedRequest, check_request
 from aengine.engine.queue_bound import QueueBound
 from aengine.engine.stream_state import StreamState, token_logprob
-from aengine.engine.vocabulary import read_vocabulary
+from aengine.engine.vocabulary import ids_within, read_vocabulary, text_of_tokens
 from aengine.engine.workers import Workers, at_once
-from aengine.errors import FieldViolation, InvalidRequestError
+from aengine.errors import FieldViolation, InvalidRequestError, RequestIdInUseError, refusal
 from aengine.outputs import FinishReason
-from aengine.params import StructuredOutput
-from aengine.requests import RequestOptions
+from aengine.params import SamplingParams
+from aengine.requests import OptionFields, Prompt, RequestOptions
 from aengine.scheduler.request import Request, Updates
 from aengine.structured.grammars import GrammarCompiler
 
 if TYPE_CHECKING:
-    from aengine.sampling.grammar import CompiledGrammar
+    from aengine.sampling.reasoning import CompiledReasoning
 
 T = TypeVar("T")
 
@@ -64,7 +66,8 @@ class Registry:
         self._grammars: GrammarCompiler | None = None  # without a tokenizer there is no text to enforce anything on
         if loaded.tokenizer is not None:
             read = functools.partial(read_vocabulary, loaded.tokenizer, loaded.info.vocab_size)
-            self._grammars = GrammarCompiler(read, loaded.info.eos_token_ids)
+            within = functools.partial(ids_within, loaded.tokenizer)
+            self._grammars = GrammarCompiler(read, loaded.info.eos_token_ids, text_of_tokens(loaded.tokenizer), within)
         needs = PageNeeds(runner.windows, runner.page_size, runner.max_num_batched_tokens)
         kv_tokens = needs.longest(runner.num_pages - 1, runner.max_model_len)
         self.limits = Limits(loaded.info, kv_tokens, config.max_logprobs)
@@ -89,44 +92,42 @@ class Registry:
         """Those that have not ended."""
         return sum(not state.finished for state in self._by_id.values())
 
-    async def grammar_violations(self, wanted: StructuredOutput) -> list[FieldViolation]:
-        """The violations found by compiling the grammar."""
-        if self._grammars is None:
+    async def grammar_violations(self, params: SamplingParams) -> list[FieldViolation]:
+        """The violations found by compiling the grammar and the reasoning, if there are any."""
+        compiling = self._compile(params)
+        if compiling is None:
             return []
         try:
-            await self._edge.wait(self._grammars.compile(wanted))
+            await self._edge.wait(compiling)
         except InvalidRequestError as error:
             return list(error.violations)
         return []
 
-    def open(self, request_id: str, request: CheckedRequest, options: RequestOptions) -> StreamState:
-        """Take a request: submit it at once where preparing it is quick, else prepare it in a worker thread first.
+    def open(
+        self,
+        prompt: Prompt,
+        params: SamplingParams,
+        options: RequestOptions | None,
+        fields: OptionFields,
+        violations: list[FieldViolation],
+        pooling: str | None = None,
+    ) -> StreamState:
+        """Check a request and take it, with `pooling` one without output. `violations`: what is known to be wrong with it.
 
-        Raises `InvalidRequestError` or `QueueFullError`, and then forgets the request.
+        Raises `InvalidRequestError`, `RequestIdInUseError` or `QueueFullError`.
         """
-        params = request.params
-        keys = range(self._next_key, self._next_key + params.n)
-        self._bound.enter(keys)  # before anything is done for it
-        self._next_key = keys.stop
-        drop = functools.partial(self._edge.call_soon, self._drop)
-        state = StreamState(keys, request_id, params, options, self._loaded.tokenizer, self._config.max_unread_tokens, self._post, drop)
-        self._by_id[request_id] = state
-        self._streams.update(dict.fromkeys(keys, state))
-        waits = None if options.adapter is None else self._adapters.enter(options.adapter, state.key)
-        if waits is not None or request.size or params.structured_output is not None:
-            preparation = self._preparations[state.key] = ExitStack()
-            if state.deadline is not None:  # of which the step thread does not know yet
-                seconds = state.deadline - time.monotonic()
-                preparation.callback(self._edge.call_later(seconds, self._drop, state, None, FinishReason.DEADLINE))
         try:
-            if waits is not None:
-                self._go_on(state, waits, lambda _: self._begin(state, request))
-            else:
-                self._begin(state, request)
-        except BaseException:
-            self._forget(state)
-            raise
-        return state
+            options = RequestOptions.of(options, fields)
+        except InvalidRequestError as error:
+            violations.extend(error.violations)
+        request = check_request(prompt, params, options, self._limits_of(pooling), violations)
+        if violations or options is None:
+            raise refusal(violations)
+        self._adapters.check(options.adapter)
+        request_id = options.request_id or uuid.uuid4().hex
+        if request_id in self._by_id:
+            raise RequestIdInUseError.of("request_id", f"{request_id!r} is in use by a request in flight")
+        return self._enter(request_id, replace(request, pooling=pooling), options)
 
     def update(self, updates: Updates) -> None:
         """Give the results of one step to the streams. A stream that raises fails alone."""
@@ -142,6 +143,8 @@ class Registry:
                 state.add_prompt_logprobs(piece)
             except BaseException as error:
                 state.fail(error)
+        for key, pooled in updates.pooled:
+            streams[key].add_pooled(pooled)
         ends = {finished.key: finished for finished in updates.finished}
         last = {key: i for i, key in enumerate(updates.keys)} if ends else {}  # a step may bring several tokens of a sequence
         dropped: Counter[int] = Counter()  # tokens of a sequence behind its stop string
@@ -188,6 +191,38 @@ class Registry:
 
     # ---- inside --------------------------------------------------------------------------------------------------------
 
+    def _limits_of(self, pooling: str | None) -> Limits:
+        return self.limits if pooling is None else self.limits.without_output()
+
+    def _enter(self, request_id: str, request: CheckedRequest, options: RequestOptions) -> StreamState:
+        """Take a request: submit it at once where preparing it is quick, else prepare it in a worker thread first.
+
+        Raises `InvalidRequestError` or `QueueFullError`, and then forgets the request.
+        """
+        params = request.params
+        keys = range(self._next_key, self._next_key + params.n)
+        self._bound.enter(keys)  # before anything is done for it
+        self._next_key = keys.stop
+        drop = functools.partial(self._edge.call_soon, self._drop)
+        state = StreamState(keys, request_id, params, options, self._loaded.tokenizer, self._config.max_unread_tokens, self._post, drop)
+        self._by_id[request_id] = state
+        self._streams.update(dict.fromkeys(keys, state))
+        waits = None if options.adapter is None else self._adapters.enter(options.adapter, state.key)
+        if waits is not None or request.size or params.structured_output is not None or params.reasoning is not None:
+            preparation = self._preparations[state.key] = ExitStack()
+            if state.deadline is not None:  # of which the step thread does not know yet
+                seconds = state.deadline - time.monotonic()
+                preparation.callback(self._edge.call_later(seconds, self._drop, state, None, FinishReason.DEADLINE))
+        try:
+            if waits is not None:
+                self._go_on(state, waits, lambda _: self._begin(state, request))
+            else:
+                self._begin(state, request)
+        except BaseException:
+            self._forget(state)
+            raise
+        return state
+
     def _forget(self, state: StreamState) -> None:
         self._end_preparation(state)
         self._bound.leave(state.keys)
@@ -206,16 +241,29 @@ class Registry:
 
     def _begin(self, state: StreamState, request: CheckedRequest) -> None:
         """What it asks for is there."""
-        if request.params.structured_output is None:
+        compiling = self._compile(request.params)
+        if compiling is None:
             self._prepare(state, request, None)
-            return
-        assert self._grammars is not None, "else it was refused"
-        compiling = self._grammars.compile(request.params.structured_output)
-        self._go_on(state, compiling, functools.partial(self._prepare, state, request))
+        else:
+            self._go_on(state, compiling, functools.partial(self._prepare, state, request))
 
-    def _prepare(self, state: StreamState, request: CheckedRequest, grammar: CompiledGrammar | None) -> None:
+    def _compile(self, params: SamplingParams) -> Future[Any] | None:
+        """A `CompiledReasoning` or a `CompiledGrammar`, later; None if there is neither."""
+        if self._grammars is not None and params.reasoning is not None:
+            return self._grammars.compile_reasoning(params.reasoning, params.structured_output)
+        if self._grammars is not None and params.structured_output is not None:
+            return self._grammars.compile(params.structured_output)
+        return None
+
+    def _prepare(self, state: StreamState, request: CheckedRequest, grammar: Any) -> None:
+        """`grammar`: what `_compile` gave, or None."""
+        if request.params.reasoning is not None:
+            reasoning: CompiledReasoning = grammar
+            state.count_reasoning(reasoning.markers)
+            grammar = reasoning if reasoning.changes_logits else None
         adapter = self._adapters.key_of(state.key)
-        steps = prepare(request, self._loaded.tokenizer, self.limits, state.keys, state.options, state.deadline, grammar, adapter)
+        limits = self._limits_of(request.pooling)
+        steps = prepare(request, self._loaded.tokenizer, limits, state.keys, state.options, state.deadline, grammar, adapter)
         if request.size:
             self._go_on(state, self._workers.submit(steps, request.size), functools.partial(self._submit, state))
         else:

@@ -20,7 +20,8 @@ from aengine.engine.tokenizer import Tokenizer
 from aengine.outputs import DraftUsage, FinishReason, RequestInfo, RequestState, Timing, Token, TokenLogprob
 from aengine.params import SamplingParams
 from aengine.requests import RequestOptions
-from aengine.scheduler.plan import PromptLogprobs, TokenLogprobs
+from aengine.sampling.markers import Phase, ReasoningMarkers, ReasoningPlace
+from aengine.scheduler.plan import PooledStates, PromptLogprobs, TokenLogprobs
 from aengine.scheduler.request import Finished
 from aengine.stream_base import StreamSource
 
@@ -48,6 +49,7 @@ class StreamState(StreamSource):
         self.options = options
         self.items: deque[Token] = deque()  # not yet read; without stop strings a token gets its text when it is read
         self.prompt: list[int] = []  # the ids, where prompt_logprobs need them
+        self.pooled: NDArray[np.float32] | None = None  # [hidden_size], the sum of `PooledStates`
         self.submitted = False  # handed to the step thread, which will release it
         self.released = anyio.Event()  # set when the engine has forgotten the request: its pages are free
         self._tokenizer = tokenizer if params.detokenize is not False else None
@@ -56,6 +58,8 @@ class StreamState(StreamSource):
         self._lag_limit = lag_limit
         self._post = post
         self._drop = drop
+        self._markers: ReasoningMarkers | None = None
+        self._places: list[ReasoningPlace] = []  # of the sequences, with markers
         self._parked = False
         self._ended = [False] * params.n  # whether the end of the sequence is among the items, or was
         self._num_released = 0
@@ -126,9 +130,17 @@ class StreamState(StreamSource):
         for i in range(len(known) - piece.start, len(piece.logprobs.token_logprobs)):
             known.append(token_logprob(self.prompt[piece.start + i], piece.logprobs, i, count))
 
+    def add_pooled(self, piece: PooledStates) -> None:
+        """Of a further chunk. A prompt that was preempted is computed again from its start."""
+        self.pooled = piece.states if self.pooled is None or piece.start == 0 else self.pooled + piece.states
+
     def add_drafts(self, drafter: str, num_drafts: int, num_accepted: int) -> None:
         """Of drafts for one of its sequences so many were accepted."""
         self.drafts[drafter] = self.drafts.get(drafter, DraftUsage(drafter)).plus(num_drafts, num_accepted)
+
+    def count_reasoning(self, markers: ReasoningMarkers) -> None:
+        """Before its first token."""
+        self._markers, self._places = markers, [markers.start()] * self.params.n
 
     def push(self, key: int, token_id: int, logprob: TokenLogprob | None, finished: Finished | None, weights_version: int = 0) -> bool:
         """A new token; `finished` if the sequence ends with it. False: it is behind a stop string, and dropped."""
@@ -148,6 +160,9 @@ class StreamState(StreamSource):
                 reason, stop_reason = FinishReason.STOP_STRING, stopped
         self._weights_version = weights_version
         self._num_tokens += 1
+        if self._markers is not None and self._places[index].phase is not Phase.ANSWER:
+            self._places[index] = self._markers.behind(self._places[index], token_id)
+            self.reasoning_tokens = sum(place.num_tokens for place in self._places if place.phase is not Phase.OPENING)
         self._last_token = time.monotonic()
         if self._first_token is None:
             self._first_token = self._last_token

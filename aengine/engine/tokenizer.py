@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING, Any
 
 import tokenizers
 
-from aengine.chats import ChatFields, ChatOptions, read_messages
+from aengine.chat_prompts import ChatFields, ChatOptions, read_messages
 from aengine.engine.detokenizer import Detokenizer
 from aengine.engine.gguf_tokenizer import read_tokenizer
 from aengine.engine.token_codecs import Codec, TokenizedText, TokenizersCodec, TransformersCodec
@@ -56,10 +56,12 @@ MAX_REASON = 300
 class Tokenizer:
     """The tokenizer of one model. Made by `Tokenizer.load`."""
 
-    def __init__(self, codec: Codec, load_template: Callable[[], Any] | None) -> None:
-        """`load_template`: gives the transformers tokenizer that renders chats; None for a model without a chat template."""
+    def __init__(self, codec: Codec, load_template: Callable[[], Any] | None, template: str = "") -> None:
+        """`load_template`: gives the transformers tokenizer that renders chats; None for a model without a chat template.
+        `template`: its source, or those of all, one after the other."""
         self._codec = codec
         self._load_template = load_template
+        self.template = template
         self._template: Any = None
         self._template_lock = threading.Lock()
 
@@ -87,13 +89,13 @@ class Tokenizer:
                 raise ModelLoadError(f"{model_dir / 'tokenizer_config.json'}: added_tokens_decoder cannot be read: {error!r}") from error
             _mark_special(core, config)
             files = [*model_dir.glob("chat_template.jinja"), *model_dir.glob("additional_chat_templates/*.jinja")]
-            has_chat_template = bool(files or config.get("chat_template"))
-            return cls(TokenizersCodec(core), (lambda: _chat_renderer(model_dir)) if has_chat_template else None)
+            template = "".join(_read_text(file) for file in files) or str(config.get("chat_template") or "")
+            return cls(TokenizersCodec(core), (lambda: _chat_renderer(model_dir)) if files or template else None, template)
         auto = _auto_tokenizer(model_dir)
         if len(auto) <= len(auto.all_special_ids):  # what transformers makes of files that are not those of the model's class
             raise ModelLoadError(f"{model_dir} has no tokenizer that can be read: its files give no tokens to {type(auto).__name__}")
         codec = TokenizersCodec(auto.backend_tokenizer) if auto.is_fast else TransformersCodec(auto)
-        return cls(codec, (lambda: auto) if auto.chat_template else None)
+        return cls(codec, (lambda: auto) if auto.chat_template else None, str(auto.chat_template or ""))
 
     @classmethod
     def _of_gguf(cls, path: Path) -> Tokenizer | None:
@@ -101,7 +103,9 @@ class Tokenizer:
         if found is None:
             return None
         core, named = found
-        return cls(TokenizersCodec(core), (lambda: _renderer(core, named)) if "chat_template" in named else None)
+        return cls(
+            TokenizersCodec(core), (lambda: _renderer(core, named)) if "chat_template" in named else None, named.get("chat_template", "")
+        )
 
     @property
     def has_chat_template(self) -> bool:
@@ -262,6 +266,14 @@ class Tokenizer:
 def _read_config(model_dir: Path) -> dict[str, Any]:
     config = _read_object(model_dir / "tokenizer_config.json")
     return config if "added_tokens_decoder" in config else {**config, **_read_object(model_dir / "special_tokens_map.json")}
+
+
+def _read_text(path: Path) -> str:
+    """Of a template. Raises `ModelLoadError`."""
+    try:
+        return path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise ModelLoadError(f"{path} cannot be read: {error}") from error
 
 
 def _read_object(path: Path) -> dict[str, Any]:

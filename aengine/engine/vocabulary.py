@@ -11,12 +11,13 @@ from __future__ import annotations
 import functools
 import itertools
 import random
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from aengine.engine.tokenizer import Tokenizer
 from aengine.structured.grammars import NotConcatenative, Vocabulary
 
 REPLACEMENT = "\ufffd"
+_BEGUN = "."  # a text that others follow
 _TRIALS = 512  # random sequences whose text must be that of their tokens
 
 
@@ -36,9 +37,34 @@ def read_vocabulary(tokenizer: Tokenizer, vocab_size: int) -> Vocabulary:
     return Vocabulary(tuple(texts), drops_first_space, tuple(may_begin), encode)
 
 
+def text_of_tokens(tokenizer: Tokenizer) -> Callable[[int], str]:
+    """By id, the text that a token adds to one that has begun, of special tokens too; U+FFFD for a part of a character. Empty where the
+    decoder fails, which is a program of others: this is called between steps too."""
+    begun = tokenizer.encode(_BEGUN, add_special_tokens=False)
+    before = tokenizer.decode(begun, skip_special_tokens=False)
+
+    @functools.lru_cache(1 << 18)
+    def text_of(token_id: int) -> str:
+        try:
+            return tokenizer.decode([*begun, token_id], skip_special_tokens=False).removeprefix(before)
+        except (KeyboardInterrupt, SystemExit, MemoryError):
+            raise
+        except BaseException:  # panics of libraries in Rust are no Exceptions
+            return ""
+
+    return text_of
+
+
+def ids_within(tokenizer: Tokenizer, text: str) -> list[int]:
+    """The ids of a text behind another one."""
+    begun = tokenizer.encode(_BEGUN, add_special_tokens=False)
+    ids = tokenizer.encode(_BEGUN + text, add_special_tokens=False)
+    return ids[len(begun) :] if ids[: len(begun)] == begun else tokenizer.encode(text, add_special_tokens=False)
+
+
 def _byte_level_texts(tokenizer: Tokenizer, pieces: Sequence[str | None]) -> list[bytes] | None:
     """For vocabularies whose letters each stand for a byte (GPT-2 and its many heirs); None for others."""
-    alphabet = _byte_level_alphabet()
+    alphabet = byte_level_alphabet()
     ids = {piece: token_id for token_id, piece in enumerate(pieces) if piece is not None}
     space, letter = ids.get("\u0120"), ids.get("a")  # the letter that stands for a space
     if space is None or letter is None or tokenizer.decode([letter, space, letter]) != "a a":
@@ -51,8 +77,10 @@ def _byte_level_texts(tokenizer: Tokenizer, pieces: Sequence[str | None]) -> lis
     return texts
 
 
-def _byte_level_alphabet() -> dict[str, int]:
-    """Printable bytes are the characters of their code, the rest in their order are those from 256 on (GPT-2's bytes_to_unicode)."""
+@functools.cache
+def byte_level_alphabet() -> dict[str, int]:
+    """The bytes that the letters of byte-level vocabularies stand for. Printable bytes are the characters of their code, the rest in their
+    order are those from 256 on (GPT-2's bytes_to_unicode)."""
     printable = {*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)}
     others = itertools.count(256)
     return {chr(byte if byte in printable else next(others)): byte for byte in range(256)}

@@ -22,8 +22,8 @@ _DEMO_DIR = pathlib.Path(__file__).resolve().parent.parent / "demo_model"
 _DEMO_ADAPTER_DIR = _DEMO_DIR.parent / "demo_lora"
 _ADAPTER_FILES = ["adapter_config.json", "adapter_model.safetensors"]
 _CONFIG_PATTERNS = ["*.json", "*.jinja", "*.model", "merges.txt", "vocab.txt"]
-# Subfolders hold other formats of the same weights; additional_chat_templates is the one that does not.
-_OTHER_PATTERNS = ["[!a]*/*", "a[!d]*/*"]
+# Subfolders hold other formats of the same weights; additional_chat_templates and 1_Pooling (of sentence-transformers) do not.
+_OTHER_PATTERNS = ["[!a1]*/*", "a[!d]*/*", "1[!_]*/*"]
 
 
 def resolve_model(model: str, revision: str | None = None, load_format: str = "auto") -> pathlib.Path:

@@ -42,8 +42,10 @@ def _family(config: Mapping[str, Any]) -> Family:
     if not isinstance(architectures, list) or not all(isinstance(name, str) for name in architectures):
         raise ModelLoadError(f"architectures {architectures!r} in config.json is not a list of names")
     model_type = config.get("model_type")
+    # A model without its head, as embeddings need none, is `Qwen3Model` for `Qwen3ForCausalLM`.
+    names = {architectures[0], architectures[0].removesuffix("Model") + "ForCausalLM"} if architectures else set()
     for family in FAMILIES.values():
-        if family.architecture == architectures[0] if architectures else family.model_type == model_type:
+        if family.architecture in names if architectures else family.model_type == model_type:
             return family
     if architectures:
         raise NotNativeError(f"architecture {architectures[0]!r} has no native implementation")

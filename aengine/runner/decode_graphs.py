@@ -40,7 +40,7 @@ class Forward:
     greedy_tokens: Tensor | None = None
     """[m] int64, the argmax of the logits, if it is computed. Of a step of decodes alone it is stored as the rows' last tokens, too."""
     hidden: Tensor | None = None
-    """[T, hidden_size], what a stage sends on. Then there are no logits."""
+    """[T, hidden_size]; of a stage but the last what it sends on, without logits. None: a graph has made logits of them."""
 
 
 class StagingBuffer:

@@ -276,7 +276,7 @@ class DeviceExecutor:
         scores = self._scores(step, forward)
         if len(step.sampled_rows) == 0:
             return None, scores
-        greedy = self._sampler.is_greedy(step.sampled_rows)
+        greedy = self._sampler.is_greedy(step.sampled_rows, step.next_positions)
         tokens = forward.greedy_tokens if greedy else None
         if tokens is not None and step.layout.num_decodes == step.layout.num_rows:  # the last tokens already
             return SampledTokens(tokens), scores
@@ -293,15 +293,15 @@ class DeviceExecutor:
         return sampled, scores
 
     def _scores(self, step: Step, forward: Forward) -> PromptScores | None:
-        ranks = self._setup.followers
+        ranks, hidden = self._setup.followers, forward.hidden if step.scores_prompts else None
         if ranks is None or not (step.scores_prompts or self._setup.shard.num_stages > 1):
-            return self._scorer.score(step.rows, step.layout, forward.logits)
+            return self._scorer.score(step.rows, step.layout, forward.logits, hidden)
 
         def logits(indices: Tensor) -> Tensor:
             ranks.send_logits(indices.cpu().numpy())
             return forward.logits(indices)
 
-        scores = self._scorer.score(step.rows, step.layout, logits)
+        scores = self._scorer.score(step.rows, step.layout, logits, hidden)
         ranks.send_last_tokens(NO_INTS)  # there are no more to be scored; of several stages, the others of the first one end the step
         return scores
 
@@ -311,7 +311,7 @@ class DeviceExecutor:
         logits = forward.logits(forward.logits_indices)
         if greedy:
             return SampledTokens(logits.argmax(-1))
-        drafts = step.drafts if self._sampler.processes(step.sampled_rows) else None
+        drafts = step.drafts if self._sampler.processes(step.sampled_rows, step.next_positions) else None
         if drafts is not None and self._draft is not None:
             drafts = self._drafts(step).cpu().numpy()
         return self._sampler.sample(logits, step.sampled_rows, step.next_positions, forward.rows, forward.next_positions, drafts)

@@ -72,7 +72,7 @@ class DeviceModel:
         """Replays a graph if one holds the step, else runs the model over uploaded arrays. `token_ids` int32 are the step's, on the
         device; `inputs` as of `ForwardBatch`."""
         layout, graphs, next_slots = step.layout, self.graphs, self._next_slots(step)
-        if graphs is not None and self._is_short(step):
+        if graphs is not None and not step.scores_prompts and self._is_short(step):
             replayed = graphs.decodes.run(step, token_ids, next_slots, inputs)
             if replayed is not None:
                 return replayed
@@ -107,7 +107,7 @@ class DeviceModel:
             hidden = hidden.new_zeros(num_tokens, hidden.shape[1]).index_copy_(0, logits_indices.long(), hidden)
         if isinstance(self.model, Decoder) and self.model.adapters is not None:
             self.model.adapters.begin(num_tokens)  # other steps have begun since
-        return Forward(functools.partial(self.model.logits, hidden), logits_indices, rows, next_positions)
+        return Forward(functools.partial(self.model.logits, hidden), logits_indices, rows, next_positions, hidden=hidden)
 
     def _next_slots(self, step: Step) -> Tensor | None:
         """Of a draft head: where it keeps what it carries, which it does at the logits indices."""

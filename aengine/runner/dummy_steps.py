@@ -13,7 +13,7 @@ import numpy as np
 
 from aengine.attention import build_layout
 from aengine.runner.base import IntArray, Step
-from aengine.scheduler.plan import NewRow, RowParams
+from aengine.scheduler.plan import Features, NewRow, RowParams
 
 GREEDY = RowParams(temperature=0.0, top_k=0, top_p=1.0, min_p=0.0, seed=0)
 _HEAVIEST = RowParams(temperature=1.0, top_k=0, top_p=0.9, min_p=0.0, seed=0, logit_bias=((0, 1.0),), logprobs=20)
@@ -55,6 +55,8 @@ def warm_up_params(vocab_size: int) -> tuple[RowParams, ...]:
         random(logit_bias=((0, 1.0),), allowed_token_ids=(0, last), banned_token_ids=(last,), min_tokens=2, stop_ids=(last,)),
         random(bad_words=((last,), (0, last))),
         random(logprobs=20, prompt_logprobs=1),
+        random(pooling="mean"),
+        random(pooling="last"),
         random(processors=(lambda logits, tokens: None,)),
     )
 
@@ -89,6 +91,6 @@ def _dummy_step(
     layout.slot_mapping.fill(-1)
     token_ids = np.zeros(int(lengths[num_decodes:].sum()), dtype=np.int32)
     ends = layout.qo_indptr[1:] - 1
-    scores_prompts = any(new_row.params.prompt_logprobs is not None for new_row in new_rows)
+    scores_prompts = any(bool(new_row.params.features & Features.OF_PROMPTS) for new_row in new_rows[num_decodes:])
     step = Step(0, layout, rows, token_ids, ends, rows, layout.seq_lens, scores_prompts=scores_prompts)
     return DummyStep(tuple(new_rows), step)

@@ -15,28 +15,25 @@ from torch import Tensor
 
 from aengine.kernels.cpu import ops
 from aengine.kernels.warm_memory import WarmMemory
-from aengine.models.adapters import Adapter
 from aengine.models.cpu_stack import PreparedStep
-from aengine.runner.base import InFlightStep, IntArray, ReadWeights, Step
-from aengine.runner.host_model import HostModel
+from aengine.runner.base import InFlightStep, IntArray, Step
+from aengine.runner.host_base import HostExecutorBase
 from aengine.runner.host_queue import HostQueue
 from aengine.runner.prompt_logprobs import PromptScorer
 from aengine.runner.results import step_result
 from aengine.runner.setup import ExecutorSetup
-from aengine.runner.stages import Stages
 from aengine.sampling.acceptance import num_accepted_on_host
 from aengine.sampling.sampler import SampledTokens, Sampler
 from aengine.scheduler.plan import NewRow, StepResult
 
 
-class HostExecutor:
+class HostExecutor(HostExecutorBase):
     """Satisfies `Executor`."""
-
-    name = "cpu"
 
     def __init__(self, setup: ExecutorSetup, warm: WarmMemory | None, check: Callable[[], object]) -> None:
         """As `build_executor`. Raises KernelsUnavailableError before it reads any weights."""
-        model = self._model = HostModel(setup, warm, check)
+        super().__init__(setup, warm, check)
+        model = self._model
         with torch.inference_mode():
             self._sampler = Sampler(
                 setup.max_num_seqs,
@@ -44,29 +41,10 @@ class HostExecutor:
                 setup.device,
                 draw=lambda logits, params, _: ops.draw(model.workspace, logits, params),
             )
-        self._ranks, self.shard, self.max_adapters = setup.followers, setup.shard, setup.max_adapters
-        self._stages = Stages.of(setup, model.stage)
-        self._scorer = PromptScorer(setup.native_spec.vocab_size, setup.device)
+        self._ranks = setup.followers
+        spec = setup.native_spec
+        self._scorer = PromptScorer(spec.vocab_size, setup.device, spec.logit_scale)  # which the kernels' last norm has as a factor
         self._queue = HostQueue()
-
-    @property
-    def exchange_seconds(self) -> float:
-        return self._model.exchange_seconds
-
-    def bytes_per_page(self) -> int:
-        return self._model.bytes_per_page()
-
-    def kv_budget(self) -> int:
-        return self._model.kv_budget()
-
-    def allocate(self, num_pages: int, max_model_len: int) -> None:
-        self._model.allocate(num_pages)
-
-    def sleep(self, level: int, pages: IntArray) -> None:
-        self._model.sleep(level, pages)
-
-    def wake(self) -> None:
-        """Pages are committed again when they are written."""
 
     def assign_rows(self, new_rows: Sequence[NewRow]) -> None:
         self._queue.compute_through()  # they need the rows as they are
@@ -74,21 +52,9 @@ class HostExecutor:
             self._sampler.update(new_rows)
             self._scorer.update(new_rows)
 
-    def pack_adapter(self, adapter: Adapter) -> object:
-        return self._model.pack_adapter(adapter)
-
-    def set_adapter(self, key: int, packed: object | None) -> None:
-        self._model.set_adapter(key, packed)
-
     def copy_pages(self, sources: IntArray, destinations: IntArray) -> None:
         self._queue.compute_through()
-        self._model.copy_pages(sources, destinations)
-
-    def prepare_weights(self, read: ReadWeights) -> object:
-        return self._model.prepare_weights(read)
-
-    def use_weights(self, prepared: object) -> None:
-        self._model.use_weights(prepared)
+        super().copy_pages(sources, destinations)
 
     def draft(self, step: Step) -> IntArray:
         assert self._model.draft is not None
@@ -100,7 +66,7 @@ class HostExecutor:
             return self._stages.launch(step, functools.partial(self._torch_result, step))
         rows = step.sampled_rows
         needs_logits = step.scores_prompts or self._ranks is not None  # of several ranks each has a part of the vocabulary
-        greedy = not needs_logits and self._sampler.is_greedy(rows)
+        greedy = not needs_logits and self._sampler.is_greedy(rows, step.next_positions)
         draw_params = None if needs_logits or greedy else self._sampler.draw_params(rows, step.next_positions)
         kernels_sample = greedy or draw_params is not None
         call = self._model.prepare(step, greedy=greedy, draw_params=draw_params)
@@ -118,19 +84,19 @@ class HostExecutor:
 
     def close(self) -> None:
         self._queue.close()
-        if self._stages is not None:
-            self._stages.close()
-        del self._model, self._sampler, self._scorer
+        super().close()
+        del self._sampler, self._scorer
 
     def _kernel_result(self, step: Step, call: PreparedStep) -> StepResult:
         """The result of a step that the kernels sampled. The next step waits for this, so it uses nothing of torch."""
         assert call.sampled is not None
         tokens = call.sampled.astype(np.int32)
-        if step.drafts is None:
-            return StepResult(step.number, tokens)
-        accepted = num_accepted_on_host(tokens, step.drafts, step.first_samples())
-        self._keep_last_tokens(step, tokens, accepted)
-        return StepResult(step.number, tokens, accepted=accepted)
+        accepted = None if step.drafts is None else num_accepted_on_host(tokens, step.drafts, step.first_samples())
+        if accepted is not None:
+            self._keep_last_tokens(step, tokens, accepted)
+        self._sampler.observe_later(step.sampled_rows, tokens, accepted)
+        forced = self._sampler.forced(step.sampled_rows) if step.wants_forced else {}
+        return StepResult(step.number, tokens, accepted=accepted, forced=forced)
 
     def _keep_last_tokens(self, step: Step, tokens: NDArray[np.int32 | np.int64], accepted: IntArray | None) -> None:
         """Of [m] sampled tokens."""
@@ -150,7 +116,7 @@ class HostExecutor:
             return self._model.logits(step, hidden, indices.numpy() if step.scores_prompts else None)
 
         with torch.inference_mode():
-            scores = self._scorer.score(step.rows, step.layout, logits)
+            scores = self._scorer.score(step.rows, step.layout, logits, hidden if step.scores_prompts else None)
             sampled: SampledTokens | None = None
             if len(step.sampled_rows):
                 rows, positions = torch.from_numpy(step.sampled_rows), torch.from_numpy(step.next_positions)

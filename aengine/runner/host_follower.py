@@ -12,64 +12,25 @@ import torch
 from torch import Tensor
 
 from aengine.kernels.warm_memory import WarmMemory
-from aengine.models.adapters import Adapter
 from aengine.models.cpu_stack import PreparedStep
 from aengine.parallel.follower import FollowerRanks
 from aengine.parallel.messages import Logits
-from aengine.runner.base import InFlightStep, IntArray, ReadWeights, Step
-from aengine.runner.host_model import HostModel
+from aengine.runner.base import InFlightStep, IntArray, Step
+from aengine.runner.host_base import HostExecutorBase
 from aengine.runner.setup import ExecutorSetup
-from aengine.runner.stages import Stages
 from aengine.scheduler.plan import NO_INTS, NewRow, StepResult
 
 
-class HostFollower:
+class HostFollower(HostExecutorBase):
     """Satisfies `Executor`. Steps bring no tokens."""
-
-    name = "cpu"
 
     def __init__(self, setup: ExecutorSetup, ranks: FollowerRanks, warm: WarmMemory | None, check: Callable[[], object]) -> None:
         """As `build_executor`."""
-        self._model = HostModel(setup, warm, check)
-        self._stages = Stages.of(setup, self._model.stage)
-        self._ranks, self.shard, self.max_adapters = ranks, setup.shard, setup.max_adapters
-
-    @property
-    def exchange_seconds(self) -> float:
-        return self._model.exchange_seconds
-
-    def bytes_per_page(self) -> int:
-        return self._model.bytes_per_page()
-
-    def kv_budget(self) -> int:
-        return self._model.kv_budget()
-
-    def allocate(self, num_pages: int, max_model_len: int) -> None:
-        self._model.allocate(num_pages)
-
-    def sleep(self, level: int, pages: IntArray) -> None:
-        self._model.sleep(level, pages)
-
-    def wake(self) -> None:
-        """Pages are committed again when they are written."""
+        super().__init__(setup, warm, check)
+        self._ranks = ranks
 
     def assign_rows(self, new_rows: Sequence[NewRow]) -> None:
         raise AssertionError("plans of a follower have no new rows")
-
-    def pack_adapter(self, adapter: Adapter) -> object:
-        return self._model.pack_adapter(adapter)
-
-    def set_adapter(self, key: int, packed: object | None) -> None:
-        self._model.set_adapter(key, packed)
-
-    def copy_pages(self, sources: IntArray, destinations: IntArray) -> None:
-        self._model.copy_pages(sources, destinations)
-
-    def prepare_weights(self, read: ReadWeights) -> object:
-        return self._model.prepare_weights(read)
-
-    def use_weights(self, prepared: object) -> None:
-        self._model.use_weights(prepared)
 
     def draft(self, step: Step) -> IntArray:
         raise AssertionError("drafts are in the plans of a follower")
@@ -81,11 +42,6 @@ class HostFollower:
 
     def hold(self, held: bool) -> None:
         """Changes nothing: a follower's step is never withdrawn."""
-
-    def close(self) -> None:
-        if self._stages is not None:
-            self._stages.close()
-        del self._model, self._stages
 
     def _compute(self, step: Step, call: PreparedStep) -> StepResult:
         call.run()

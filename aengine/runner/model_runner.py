@@ -23,6 +23,7 @@ from aengine.kernels.warm_memory import WarmMemory
 from aengine.models.checkpoint import checkpoint_dtype
 from aengine.models.checkpoint_files import checkpoint_digest
 from aengine.models.choice import AnySpec, find_spec, parameter_counts, quantization_of
+from aengine.models.embedding_checkpoint import has_output_head
 from aengine.models.model_config import load_generation
 from aengine.models.sharding import check_shards
 from aengine.models.spec import ModelSpec
@@ -91,6 +92,9 @@ class ModelRunner:
         self.device = find_device(config.device, None if ranks is None else ranks.local_index)
         on_cpu = self.device.type == "cpu"
         self.spec = find_spec(model_dir, config.model_impl, config.max_model_len)
+        self.has_output_head = True
+        if isinstance(self.spec, ModelSpec) and not has_output_head(self.spec, model_dir, config.load_format):
+            self.spec, self.has_output_head = replace(self.spec, tied_head=True), False  # the embedding stands in its place
         check_shards(self.spec, config.tensor_parallel_size, config.pipeline_parallel_size)
         self.eos_token_ids, self.sampling_defaults = load_generation(model_dir, self.spec.eos_token_ids)
         self.page_size = config.page_size

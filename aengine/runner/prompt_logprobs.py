@@ -1,13 +1,13 @@
 """Prompt logprobs: the logprob of each prompt token but the first, given those before it.
 
-Owns the prompts of rows with prompt logprobs. The logits at a position predict the next token; those at a prompt's last position are for
-the sampler. Logits are computed for a block of positions at a time.
+Owns the prompts of rows with prompt logprobs; what is pooled of prompts is found beside them. The logits at a position predict the next
+token; those at a prompt's last position are for the sampler. Logits are computed for a block of positions at a time.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
@@ -16,6 +16,7 @@ from torch import Tensor
 
 from aengine.attention import StepLayout
 from aengine.kernels.upload import to_device
+from aengine.runner.pooling import DevicePooled, Pooler
 from aengine.sampling.logprobs import DeviceLogprobs, join, token_logprobs
 from aengine.scheduler.plan import NewRow, PromptLogprobs, TokenLogprobs
 
@@ -34,13 +35,21 @@ class _Span:
 
 @dataclass(frozen=True, slots=True)
 class PromptScores:
-    """The logprobs of all spans of a step, one span after the other."""
+    """The logprobs of all spans of a step, one span after the other, and what is pooled of its chunks."""
 
     spans: tuple[_Span, ...]
-    logprobs: DeviceLogprobs
+    logprobs: DeviceLogprobs | None  # None: there are no spans
+    pooled: DevicePooled | None
 
-    def on_host(self) -> tuple[PromptLogprobs, ...]:
+    def copied(self, copy: Callable[[Tensor], Tensor]) -> PromptScores:
+        """With what `copy` makes of each tensor."""
+        logprobs = None if self.logprobs is None else DeviceLogprobs(*map(copy, self.logprobs))
+        return PromptScores(self.spans, logprobs, None if self.pooled is None else replace(self.pooled, states=copy(self.pooled.states)))
+
+    def logprobs_on_host(self) -> tuple[PromptLogprobs, ...]:
         """By span. The tensors must be in host memory."""
+        if self.logprobs is None:
+            return ()
         everything = self.logprobs.on_host()
         out = []
         begin = 0
@@ -58,25 +67,36 @@ class PromptScores:
 
 
 class PromptScorer:
-    def __init__(self, vocab_size: int, device: torch.device) -> None:
+    def __init__(self, vocab_size: int, device: torch.device, hidden_factor: float = 1.0) -> None:
+        """`hidden_factor`: that hidden states are given with."""
+        self._pooler = Pooler(device, hidden_factor)
         self._vocab_size = vocab_size
         self._device = device
         self._prompts: dict[int, tuple[NDArray[np.int32], int]] = {}  # row -> its prompt, how many alternatives
 
     def update(self, new_rows: Sequence[NewRow]) -> None:
         """Assigns rows to new sequences."""
+        self._pooler.update(new_rows)
         for new in new_rows:
             self._prompts.pop(new.row, None)
             if new.params.prompt_logprobs is not None:
                 self._prompts[new.row] = new.tokens[: new.prompt_len], new.params.prompt_logprobs
 
-    def score(self, rows: NDArray[np.int32], layout: StepLayout, logits: Callable[[Tensor], Tensor]) -> PromptScores | None:
-        """The prompt logprobs of the step's chunks; None if no row has any.
+    def score(
+        self, rows: NDArray[np.int32], layout: StepLayout, logits: Callable[[Tensor], Tensor], hidden: Tensor | None
+    ) -> PromptScores | None:
+        """Of the step's chunks; None if no row asks for anything.
 
-        `logits`: [m] int32 indices of the step's tokens -> [m, vocab_size] float32.
+        `logits`: [m] int32 indices of the step's tokens -> [m, vocab_size] float32. `hidden`: [T, hidden_size] behind the last norm, of a
+        step that scores prompts.
         """
-        if not self._prompts:
-            return None
+        pooled = None if hidden is None else self._pooler.pool(rows, layout, hidden)
+        spans, logprobs = self._score(rows, layout, logits) if self._prompts else ((), None)
+        return PromptScores(spans, logprobs, pooled) if spans or pooled is not None else None
+
+    def _score(
+        self, rows: NDArray[np.int32], layout: StepLayout, logits: Callable[[Tensor], Tensor]
+    ) -> tuple[tuple[_Span, ...], DeviceLogprobs | None]:
         spans, indices, targets = [], [], []
         for i in range(layout.num_decodes, len(rows)):
             prompt, width = self._prompts.get(int(rows[i]), (None, 0))
@@ -92,10 +112,10 @@ class PromptScorer:
                 indices.append(np.arange(first, first + count, dtype=np.int32))
                 targets.append(prompt[start : start + count].astype(np.int64))
         if not spans:
-            return None
+            return (), None
         at = to_device(np.concatenate(indices), self._device)
         tokens = to_device(np.concatenate(targets), self._device)
         most = max(span.width for span in spans)
         block = max(1, _BLOCK_ELEMENTS // self._vocab_size)
         blocks = [slice(begin, begin + block) for begin in range(0, len(tokens), block)]
-        return PromptScores(tuple(spans), join([token_logprobs(logits(at[one]), tokens[one], most) for one in blocks]))
+        return tuple(spans), join([token_logprobs(logits(at[one]), tokens[one], most) for one in blocks])

@@ -30,12 +30,12 @@ class ResultBuffer:
         if sampled is not None:
             tokens = self._tokens[: len(sampled.tokens)]
             tokens.copy_(sampled.tokens, non_blocking=True)
-            logprobs = None if sampled.logprobs is None else self._copy_all(sampled.logprobs)
+            logprobs = None if sampled.logprobs is None else DeviceLogprobs(*map(self._copy, sampled.logprobs))
             impossible = None if sampled.impossible is None else self._copy(sampled.impossible)
             accepted = None if sampled.accepted is None else self._copy(sampled.accepted)
             sampled = replace(sampled, tokens=tokens, logprobs=logprobs, impossible=impossible, accepted=accepted)
         if scores is not None:
-            scores = PromptScores(scores.spans, self._copy_all(scores.logprobs))
+            scores = scores.copied(self._copy)
         if self._copied is not None:
             self._copied.record(torch.cuda.current_stream(self._device))
         return sampled, scores
@@ -44,9 +44,6 @@ class ResultBuffer:
         """Waits until the copies are done. Other threads may run meanwhile."""
         if self._copied is not None:
             self._copied.synchronize()
-
-    def _copy_all(self, logprobs: DeviceLogprobs) -> DeviceLogprobs:
-        return DeviceLogprobs(*map(self._copy, logprobs))
 
     def _copy(self, tensor: Tensor) -> Tensor:
         if self._on_cpu:
@@ -58,16 +55,20 @@ class ResultBuffer:
 
 def step_result(step: Step, sampled: SampledTokens | None, scores: PromptScores | None, sampler: Sampler) -> StepResult:
     """The result, from tensors in host memory. Has the sampler observe the tokens, which some rows need on the host for their next one."""
-    prompt_logprobs = () if scores is None else scores.on_host()
+    prompt_logprobs = () if scores is None else scores.logprobs_on_host()
+    pooled = () if scores is None or scores.pooled is None else scores.pooled.on_host()
     if sampled is None:
-        return StepResult(step.number, np.zeros(0, dtype=np.int32), prompt_logprobs=prompt_logprobs)
+        return StepResult(step.number, np.zeros(0, dtype=np.int32), prompt_logprobs=prompt_logprobs, pooled=pooled)
+    tokens, accepted = sampled.tokens.numpy().astype(np.int32), None if sampled.accepted is None else sampled.accepted.numpy()
+    failures = sampler.observe(sampled)
     return StepResult(
         step=step.number,
-        tokens=sampled.tokens.numpy().astype(np.int32),
+        tokens=tokens,
         logprobs=_logprobs_by_row(sampled),
         prompt_logprobs=prompt_logprobs,
-        failures=sampler.observe(sampled),
-        accepted=None if sampled.accepted is None else sampled.accepted.numpy(),
+        pooled=pooled,
+        failures={**sampler.observe_later(step.sampled_rows, tokens, accepted), **failures},
+        accepted=accepted,
         forced=sampler.forced(step.sampled_rows) if step.wants_forced else {},
     )
 

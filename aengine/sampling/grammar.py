@@ -6,7 +6,9 @@ that came with the grammar; the rows' parameters bring its objects, so engines w
 
 from __future__ import annotations
 
+import math
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -37,8 +39,59 @@ class GrammarError(InvalidRequestError):
     """A row cannot go on under its grammar. Belongs to this row alone."""
 
 
+class Matcher(ABC):
+    """Where one row is in what limits its tokens."""
+
+    @property
+    @abstractmethod
+    def parameter(self) -> str:
+        """The field of a request that limits the next token."""
+
+    @abstractmethod
+    def fill(self, bits: NDArray[np.int32]) -> NDArray[np.int64] | None:
+        """Sets the bits [ceil(vocab_size / 32)] of the tokens that may come next, and no others; or leaves them and returns the few ids
+        that may not. Raises `GrammarError` if it takes more than the grammar's limits to find out."""
+
+    @abstractmethod
+    def accept(self, token: int) -> bool:
+        """Goes on by a token; returns whether nothing is limited behind it. Raises `GrammarError`, and then stays where it was."""
+
+    @abstractmethod
+    def likely(self, learned: ForcedText) -> list[int]:
+        """The likely next tokens, where a text is forced, or just was."""
+
+    @abstractmethod
+    def learn(self, token: int, learned: ForcedText) -> None:
+        """The next token, which was sampled."""
+
+    @abstractmethod
+    def place(self) -> object:
+        """What `go_back` needs to come back here."""
+
+    @abstractmethod
+    def go_back(self, place: object) -> None: ...
+
+    def allowed(self, vocab_size: int) -> NDArray[np.bool_]:
+        """[vocab_size], the tokens that may come next. Raises what `fill` raises."""
+        bits = _bitmask(1, vocab_size)[0]
+        banned = self.fill(bits)
+        if banned is None:
+            return np.unpackbits(bits.view(np.uint8), bitorder="little", count=vocab_size).astype(np.bool_)
+        allowed = np.ones(vocab_size, np.bool_)
+        allowed[banned] = False
+        return allowed
+
+
+class Compiled(ABC):
+    """What limits the tokens of a request's sequences, made ready for one model's vocabulary."""
+
+    @abstractmethod
+    def start(self) -> Matcher:
+        """At the start of an output."""
+
+
 @dataclass(frozen=True, eq=False, slots=True)
-class CompiledGrammar:
+class CompiledGrammar(Compiled):
     """A grammar made ready for one model's vocabulary, for the sequences of one request."""
 
     matcher: llguidance.LLMatcher  # at the start of an output; it is copied, and does not change
@@ -49,11 +102,14 @@ class CompiledGrammar:
     texts: Sequence[bytes] = ()  # of all ids
     encode: Encode | None = None
 
+    def start(self) -> GrammarMatcher:
+        return GrammarMatcher(self)
+
     def try_out(self, vocab_size: int, num_tokens: int) -> bool:
         """Sample up to `num_tokens` random tokens, as a row would; returns whether any can begin an output. Raises `GrammarError` if
         that takes more than the grammar's limits."""
         draw = np.random.default_rng(0)
-        matcher = _Matcher(self)
+        matcher = self.start()
         for number in range(num_tokens):
             allowed = np.flatnonzero(matcher.allowed(vocab_size))
             if not len(allowed):
@@ -63,8 +119,10 @@ class CompiledGrammar:
         return True
 
 
-class _Matcher:
+class GrammarMatcher(Matcher):
     """Where one row is in its grammar."""
+
+    parameter = "structured_output"
 
     def __init__(self, compiled: CompiledGrammar) -> None:
         self._compiled = compiled
@@ -73,8 +131,6 @@ class _Matcher:
         self._place = Place()  # as far as forced text was looked for
 
     def fill(self, bits: NDArray[np.int32]) -> None:
-        """Sets the bits [ceil(vocab_size / 32)] of the tokens that may come next, and no others. Raises `GrammarError` if it takes more
-        than the grammar's limits to find out."""
         self._state.unsafe_compute_mask_ptr(bits.ctypes.data, bits.nbytes)  # without the GIL
         if self._state.is_error():
             error = first_line(self._state.get_error())
@@ -84,27 +140,19 @@ class _Matcher:
         if not self._tokens and self._compiled.first is not None:
             bits &= self._compiled.first
 
-    def allowed(self, vocab_size: int) -> NDArray[np.bool_]:
-        """[vocab_size], the tokens that may come next. Raises what `fill` raises."""
-        bits = _bitmask(1, vocab_size)[0]
-        self.fill(bits)
-        return np.unpackbits(bits.view(np.uint8), bitorder="little", count=vocab_size).astype(np.bool_)
-
     def likely(self, learned: ForcedText) -> list[int]:
-        """The likely next tokens, where the grammar forces a text, or has just done so."""
         if not self._tokens or self._compiled.encode is None:
             return []
         self._place = self._place.forced(self._state.compute_ff_bytes()[:MOST_BYTES])
         return learned.tokens(self._tokens[-1], self._place, self._compiled.texts, self._compiled.encode)
 
     def learn(self, token: int, learned: ForcedText) -> None:
-        """The next token, which was sampled."""
         if self._place.text:
             learned.learn(self._tokens[-1], self._place, token)
             self._place = self._place.behind(self._compiled.texts[token])
 
     def accept(self, token: int) -> bool:
-        """Goes on by a token; returns whether the output ends with it. Raises `GrammarError`, and then stays where it was."""
+        """Nothing is limited behind the end of the output."""
         ends = token in self._compiled.eos_token_ids
         if not (self._state.is_accepting() if ends else self._state.try_consume_tokens([token])):
             raise GrammarError.of("structured_output", f"token {token} does not match the grammar of the request")
@@ -116,10 +164,13 @@ class _Matcher:
     def num_tokens(self) -> int:
         return len(self._tokens)
 
-    def go_back(self, num_tokens: int) -> None:
-        """To where it was after that many tokens."""
-        num_back = len(self._tokens) - num_tokens
-        del self._tokens[num_tokens:]
+    def place(self) -> object:
+        return len(self._tokens)
+
+    def go_back(self, place: object) -> None:
+        assert isinstance(place, int)
+        num_back = len(self._tokens) - place
+        del self._tokens[place:]
         if self._state.is_error():  # it stays so
             self._state = self._compiled.matcher.deep_copy()
             for token in self._tokens:
@@ -128,14 +179,38 @@ class _Matcher:
             self._state.rollback(num_back)
 
 
+class _Lines:
+    """What the matchers leave of some lines of the logits: those of a bitmask, or all but a few ids."""
+
+    def __init__(self, most: int, vocab_size: int) -> None:
+        self.bitmask = _bitmask(most, vocab_size)
+        self.masked: dict[int, int] = {}  # lines with a bitmask, and which
+        self.banned: dict[int, NDArray[np.int64]] = {}  # and those with banned ids
+
+    def add(self, index: int, matcher: Matcher) -> None:
+        """Raises `GrammarError`."""
+        number = len(self.masked)
+        banned = matcher.fill(self.bitmask[number])
+        if banned is None:
+            self.masked[index] = number
+        elif len(banned):
+            self.banned[index] = banned
+
+    def allows(self, index: int, token: int) -> bool:
+        number = self.masked.get(index)
+        if number is None:
+            return token not in self.banned.get(index, ())
+        return bool(int(self.bitmask[number, token >> 5]) >> (token & 31) & 1)
+
+
 class Grammars(Processor):
-    """The matchers of the rows whose output follows a grammar, over `vocab_size` ids. For one thread."""
+    """The matchers of the rows whose output follows a grammar, or has reasoning that is limited, over `vocab_size` ids. For one thread."""
 
     feature = int(Features.GRAMMAR)
 
     def __init__(self, vocab_size: int) -> None:
         self._vocab_size = vocab_size
-        self._matchers: dict[int, _Matcher] = {}  # of rows whose output has not ended
+        self._matchers: dict[int, Matcher] = {}  # of rows whose output has not ended
         self._waiting: list[int] = []  # rows whose mask was not made last time, the one that waits longest first
         self._highest: Tensor | None = None  # `_HIGHEST_OF_BYTES` on a device other than a CPU
         self._learned = ForcedText()
@@ -147,8 +222,8 @@ class Grammars(Processor):
         """
         for new in new_rows:
             self._matchers.pop(new.row, None)
-            if isinstance(new.params.grammar, CompiledGrammar):
-                matcher = _Matcher(new.params.grammar)
+            if isinstance(new.params.grammar, Compiled):
+                matcher = new.params.grammar.start()
                 if not any(matcher.accept(token) for token in new.tokens[new.prompt_len :].tolist()):
                     self._matchers[new.row] = matcher
 
@@ -167,8 +242,7 @@ class Grammars(Processor):
         if self._waiting:
             turns = {row: turn for turn, row in enumerate(self._waiting)}
             found.sort(key=lambda one: turns.get(one[1], len(turns)))
-        bitmask = _bitmask(len(members), self._vocab_size)
-        masked: list[int] = []  # indices
+        lines = _Lines(len(members), self._vocab_size)
         end = time.perf_counter() + MASK_SECONDS
         num_done = 0
         for index, row in found:
@@ -176,52 +250,52 @@ class Grammars(Processor):
                 break
             num_done += 1
             try:
-                self._matchers[row].fill(bitmask[len(masked)])
+                lines.add(index, self._matchers[row])
             except GrammarError as error:
                 step.failures[row] = error
-            else:
-                masked.append(index)
         self._waiting = [row for _, row in found[num_done:]]
         step.postponed.update(index for index, _ in found[num_done:])
         if step.drafts is not None:
-            for line in range(len(masked)):
-                self._follow_drafts(step, masked, bitmask, line, end)
-        if masked:
-            self._forbid(logits, masked, bitmask[: len(masked)])
+            for index, row in found[:num_done]:
+                if row not in step.failures:
+                    self._follow_drafts(step, index, lines, end)
+        self._forbid(logits, lines)
 
-    def _follow_drafts(self, step: StepRows, masked: list[int], bitmask: NDArray[np.int32], line: int, end: float) -> None:
-        """Adds the masks behind the drafts of a row, as far as they can be accepted, to the first `len(masked)` lines of `bitmask`, among
-        which `line` is that of its first token. The matcher stays where it was."""
+    def _follow_drafts(self, step: StepRows, first: int, lines: _Lines, end: float) -> None:
+        """Adds what is left behind the drafts of a row, as far as they can be accepted. `first` is its first token. The matcher stays where
+        it was."""
         assert step.drafts is not None
-        first = index = masked[line]
-        matcher = self._matchers[int(step.rows[first])]
-        num_tokens = matcher.num_tokens
-        while (draft := int(step.drafts[index])) >= 0 and int(bitmask[line, draft >> 5]) >> (draft & 31) & 1:
+        index, matcher = first, self._matchers[int(step.rows[first])]
+        place = matcher.place()
+        while (draft := int(step.drafts[index])) >= 0 and lines.allows(index, draft):
             try:
                 if matcher.accept(draft):
                     break  # nothing is masked behind the end
             except GrammarError:
                 step.postponed.add(max(index, first + 1))
                 break
-            index, line = index + 1, len(masked)
+            index += 1
             try:
                 if time.perf_counter() > end:
                     raise TimeoutError
-                matcher.fill(bitmask[line])
+                lines.add(index, matcher)
             except (GrammarError, TimeoutError):
                 step.postponed.add(index)
                 break
-            masked.append(index)
-        matcher.go_back(num_tokens)
+        matcher.go_back(place)
 
     def forced(self, rows: NDArray[np.int32]) -> dict[int, NDArray[np.int32]]:
         """Of rows with a grammar that leaves one text for what follows their latest token, or did so shortly before, the likely tokens."""
         matchers = {row: matcher for row in rows.tolist() if (matcher := self._matchers.get(row)) is not None}
         return {row: np.array(tokens, np.int32) for row, matcher in matchers.items() if (tokens := matcher.likely(self._learned))}
 
+    def has(self, row: int) -> bool:
+        """Whether anything limits what follows the row's latest token, now or later."""
+        return row in self._matchers
+
     def limits(self, row: int, position: int) -> Iterator[tuple[str, NDArray[np.bool_]]]:
         if (matcher := self._matchers.get(row)) is not None:
-            yield "structured_output", matcher.allowed(self._vocab_size)
+            yield matcher.parameter, matcher.allowed(self._vocab_size)
 
     def observe(self, rows: NDArray[np.int32], tokens: NDArray[np.int64]) -> Mapping[int, Exception]:
         """Advances the matchers. Returns the rows whose grammar does not allow their token (which the mask did not leave, so other code
@@ -239,18 +313,25 @@ class Grammars(Processor):
                 errors[row] = error
         return errors
 
-    def _forbid(self, logits: Tensor, masked: list[int], bitmask: NDArray[np.int32]) -> None:
-        """Line masked[i] of `logits` is left with the tokens of bitmask[i]."""
-        packed = bitmask.view(np.uint8)
+    def _forbid(self, logits: Tensor, lines: _Lines) -> None:
+        """The lines are left with what `lines` says."""
+        packed = lines.bitmask[: len(lines.masked)].view(np.uint8)
         if logits.device.type == "cpu":  # without torch, whose threads would go on to spin on the cores of the model's
-            lines = logits.numpy()
-            for index, bits in zip(masked, packed, strict=True):
-                np.minimum(lines[index], _HIGHEST_OF_BYTES.take(bits, axis=0).reshape(-1)[: self._vocab_size], out=lines[index])
+            array = logits.numpy()
+            for index, bits in zip(lines.masked, packed, strict=True):
+                np.minimum(array[index], _HIGHEST_OF_BYTES.take(bits, axis=0).reshape(-1)[: self._vocab_size], out=array[index])
+            for index, ids in lines.banned.items():
+                array[index][ids] = -np.inf
+            return
+        if lines.banned:
+            flat = np.concatenate([index * self._vocab_size + ids for index, ids in lines.banned.items()])
+            logits.view(-1).index_fill_(0, to_device(flat, logits.device), -math.inf)
+        if not lines.masked:
             return
         if self._highest is None:
             self._highest = to_device(_HIGHEST_OF_BYTES, logits.device)
-        highest = self._highest[to_device(packed, logits.device).long()].view(len(masked), -1)[:, : self._vocab_size]
-        at = to_device(np.array(masked), logits.device)
+        highest = self._highest[to_device(packed, logits.device).long()].view(len(packed), -1)[:, : self._vocab_size]
+        at = to_device(np.array(list(lines.masked)), logits.device)
         logits[at] = logits[at].minimum(highest)
 
 

@@ -8,7 +8,7 @@ row alone.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -32,6 +32,7 @@ from aengine.scheduler.plan import Features, NewRow, RowParams
 
 _RANDOM, _PROCESSED, _LAST_TOKEN = int(Features.RANDOM), int(Features.PROCESSED), int(Features.LAST_TOKEN)
 _MORE_THAN_A_DRAW = int(Features.PROCESSED | Features.LOGPROBS)
+_NEVER = np.iinfo(np.int32).max
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,6 +57,8 @@ class Sampler:
         self.device = device
         self._features = np.zeros(max_rows, dtype=np.int32)  # of `Features`
         self._greedy = np.zeros(max_rows, dtype=np.bool_)  # whose token is the argmax, without logprobs
+        self._later: set[int] = set()  # rows whose grammar limits them later; it is not among their features
+        self._limited_from = np.full(max_rows, _NEVER, dtype=np.int32)  # from which position on
         self._num_logprobs = np.full(max_rows, -1, dtype=np.int32)
         self._draw_params = np.zeros(max_rows, dtype=DRAW_PARAMS)
         self._device_params: Tensor
@@ -76,7 +79,14 @@ class Sampler:
         if not new_rows:
             return
         for new in new_rows:
-            self._features[new.row] = features = int(new.params.features)
+            features = int(new.params.features)
+            self._later.discard(new.row)
+            self._limited_from[new.row] = _NEVER
+            if new.params.grammar_from and features & Features.GRAMMAR:
+                features &= ~int(Features.GRAMMAR)
+                self._later.add(new.row)
+                self._limited_from[new.row] = new.prompt_len + new.params.grammar_from
+            self._features[new.row] = features
             self._greedy[new.row] = not features & (_RANDOM | _MORE_THAN_A_DRAW)
             self._num_logprobs[new.row] = -1 if new.params.logprobs is None else min(new.params.logprobs, self.vocab_size)
             self._draw_params[new.row] = _draw_params(new.params, self.vocab_size)
@@ -85,18 +95,29 @@ class Sampler:
         for processor in self._processors:
             processor.update(new_rows)
 
-    def is_greedy(self, rows: NDArray[np.int32]) -> bool:
-        """Whether all that `sample` gives for these rows is the argmax of the model's logits."""
-        return int(np.count_nonzero(self._greedy[rows])) == len(rows)  # faster than all(), and called in every step
+    def is_greedy(self, rows: NDArray[np.int32], positions: NDArray[np.int32]) -> bool:
+        """Whether all that `sample` gives for these rows at `positions` is the argmax of the model's logits."""
+        if int(np.count_nonzero(self._greedy[rows])) < len(rows):  # faster than all(), and called in every step
+            return False
+        return not self._later or not np.count_nonzero(positions >= self._limited_from[rows])
 
-    def processes(self, rows: NDArray[np.int32]) -> bool:
-        """Whether logits of some of these rows change before a token is sampled."""
-        return bool(np.count_nonzero(self._features[rows] & _PROCESSED))
+    def processes(self, rows: NDArray[np.int32], positions: NDArray[np.int32]) -> bool:
+        """Whether logits of some of these rows at `positions` change before a token is sampled."""
+        return bool(np.count_nonzero(self._features_at(rows, positions) & _PROCESSED))
+
+    def _features_at(self, rows: NDArray[np.int32], positions: NDArray[np.int32]) -> NDArray[np.int32]:
+        """[m]. A grammar that limits a row later is among the features of all its tokens in a step, if it limits one of them."""
+        features = self._features[rows]
+        if self._later:
+            limited = rows[positions >= self._limited_from[rows]]
+            if len(limited):
+                features[np.isin(rows, limited)] |= int(Features.GRAMMAR)
+        return features
 
     def draw_params(self, rows: NDArray[np.int32], positions: NDArray[np.int32]) -> NDArray[np.void] | None:
         """[m] `DRAW_PARAMS` of tokens of these rows at `positions`, if all that `sample` does is to draw them from the model's logits;
         else None."""
-        if np.count_nonzero(self._features[rows] & _MORE_THAN_A_DRAW):
+        if np.count_nonzero(self._features_at(rows, positions) & _MORE_THAN_A_DRAW):
             return None
         params = self._draw_params[rows]
         params["position"] = positions
@@ -132,10 +153,10 @@ class Sampler:
         With `drafts` [m] some rows have several consecutive tokens, each with its draft, or -1 for the last: a token counts if all before
         it are their drafts. A row that would fail behind an accepted draft fails in the next step, which begins there.
         """
-        features = self._features[rows]
+        features = self._features_at(rows, positions)
         present = int(np.bitwise_or.reduce(features))
         step = StepRows(rows, positions, drafts) if present & _PROCESSED or drafts is not None else None
-        logprob_rows, raw = self._raw_logits(logits, rows) if present & Features.LOGPROBS else (None, None)
+        logprob_rows, raw = self._raw_logits(logits, rows, present) if present & Features.LOGPROBS else (None, None)
         if step is not None:
             for processor in self._processors:
                 if present & processor.feature:
@@ -218,10 +239,10 @@ class Sampler:
             accepted *= self._put(~np.isin(firsts, list(step.postponed)))
         return accepted
 
-    def _raw_logits(self, logits: Tensor, rows: NDArray[np.int32]) -> tuple[NDArray[np.int64], Tensor]:
+    def _raw_logits(self, logits: Tensor, rows: NDArray[np.int32], present: int) -> tuple[NDArray[np.int64], Tensor]:
         """Which of the m ask for logprobs, and [w, vocab_size] their logits as they are now."""
         logprob_rows = np.flatnonzero(self._num_logprobs[rows] >= 0)
-        unchanged = len(logprob_rows) == len(rows) and not np.count_nonzero(self._features[rows] & _PROCESSED)
+        unchanged = len(logprob_rows) == len(rows) and not present & _PROCESSED
         return logprob_rows, logits if unchanged else logits.index_select(0, self._put(logprob_rows))
 
     def _with_logprobs(
@@ -240,7 +261,7 @@ class Sampler:
         if step is None:
             return {}
         rows, failures = step.rows, dict(step.failures)
-        features = self._features[rows]
+        features = self._features_at(rows, step.positions)
         present = int(np.bitwise_or.reduce(features))
         counts = np.ones(len(rows), np.bool_)
         if sampled.accepted is not None:
@@ -256,18 +277,36 @@ class Sampler:
             if failures:
                 counts &= ~np.isin(rows, list(failures))
             tokens = sampled.tokens.numpy()
+            features = self._features[rows]
             for processor in self._processors:
                 if present & processor.feature:
                     members = ((features & processor.feature != 0) & counts).nonzero()[0]
                     failures.update(processor.observe(rows[members], tokens[members]))
         return failures
 
+    def observe_later(
+        self, rows: NDArray[np.int32], tokens: NDArray[np.int32 | np.int64], accepted: NDArray[np.int32] | None
+    ) -> Mapping[int, Exception]:
+        """The same of all [m] tokens of a step, for rows whose grammar limits them later. `accepted`: as of `SampledTokens`."""
+        if not self._later:
+            return {}
+        members = np.isin(rows, list(self._later))
+        if accepted is not None:
+            firsts = np.flatnonzero(np.append(True, rows[1:] != rows[:-1]))
+            lengths = np.diff(firsts, append=len(rows))
+            members &= np.arange(len(rows)) - firsts.repeat(lengths) < accepted.repeat(lengths)
+        failures = self._grammars.observe(rows[members], tokens[members].astype(np.int64))
+        for row in [row for row in self._later if not self._grammars.has(row)]:
+            self._later.remove(row)
+            self._limited_from[row] = _NEVER
+        return failures
+
     def forced(self, rows: NDArray[np.int32]) -> dict[int, NDArray[np.int32]]:
         """The likely next tokens of rows on which a grammar forces a text, or has just done so. Their latest tokens were observed."""
-        return self._grammars.forced(rows[(self._features[rows] & Features.GRAMMAR) != 0])
+        return self._grammars.forced(rows)
 
     def _refusal(self, row: int, position: int) -> NothingToChooseError:
-        features = self._features[row]
+        features = self._features_at(np.array([row], np.int32), np.array([position], np.int32))[0]
         left = np.ones(self.vocab_size, dtype=np.bool_)
         others: list[str] = []
         limits = (limit for one in self._processors if features & one.feature for limit in one.limits(row, position))

@@ -5,7 +5,7 @@ Knows nothing of where drafts come from, of prompts or of budgets.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 
 import numpy as np
 
@@ -15,6 +15,7 @@ from aengine.scheduler.draft_progress import DraftProgress
 from aengine.scheduler.drafter import Acceptance, Draft, Drafter, DraftSource
 from aengine.scheduler.looks import Looks
 from aengine.scheduler.plan import NO_INTS, DraftRows, Features, IntArray, StepPlan, StepResult
+from aengine.scheduler.plan_builder import Chunk
 from aengine.scheduler.request import DraftCount
 from aengine.scheduler.residency import Residency
 from aengine.scheduler.rows import RowTable
@@ -67,11 +68,10 @@ class Drafts:
         if self._progress is not None and self._follows and rows.max_drafts[row] and rows.limit[row] - rows.num_tokens[row] > 2:
             self._progress.follow(row, start, length)
 
-    def choose(self, decodes: IntArray, budget: int) -> Iterator[tuple[int, Draft]]:
-        """Of `decodes` the rows that get drafts, with these: at most `budget` together, and as many as there are pages for."""
+    def choose(self, decodes: IntArray, budget: int) -> tuple[IntArray, list[Chunk]]:
+        """Give drafts to some of the rows `decodes`: at most `budget` together, and as many as there are pages for. Returns the other
+        rows, and the chunks of these."""
         rows = self._rows
-        if not self.drafting:
-            return
         able = decodes[(rows.max_drafts[decodes] > 0) & (rows.flights[decodes] == 0)]
         found = self._propose(able, rows.num_tokens[able], budget, by_model=self._follows or self._tried is not None)
         kind = self._kind(decodes, found)
@@ -87,14 +87,19 @@ class Drafts:
         self._trying = self._tried is not None
         if not catches_up:
             self._tried = None
+        chunks: list[Chunk] = []
         for row, wanted in chosen.items():
             length = self._residency.extend_by_drafts(row, min(wanted, budget))
             if length:
                 budget -= length
-                self._in_flight[row] = found[row].cut(length)
-                if self._progress is not None and found[row].by_model:
+                draft = self._in_flight[row] = found[row].cut(length)
+                if self._progress is not None and draft.by_model:
                     self._progress.propose(row, int(rows.num_tokens[row]), length)
-                yield row, self._in_flight[row]
+                num_tokens = len(draft.token_ids) + 1
+                chunks.append(Chunk(row, int(rows.num_computed[row]), num_tokens, num_tokens, draft))
+        if chunks:
+            decodes = decodes[(decodes[:, None] != [chunk.row for chunk in chunks]).all(axis=1)]  # faster than setdiff1d
+        return decodes, chunks
 
     @property
     def wants_forced(self) -> bool:

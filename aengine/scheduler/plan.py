@@ -31,7 +31,9 @@ class Features(enum.IntFlag):
     PENALTIES = 32
     GRAMMAR = 64
     PROCESSORS = 128
+    POOLED = 256  # hidden states of its prompt are asked for
 
+    OF_PROMPTS = PROMPT_LOGPROBS | POOLED
     PROCESSED = MASKS | PENALTIES | GRAMMAR | PROCESSORS  # its logits change before a token is sampled
     LAST_TOKEN = LONG_BAD_WORDS | GRAMMAR | PROCESSORS  # the host must know a token before it can process the logits of the next
     HISTORY = PROMPT_LOGPROBS | PENALTIES | LAST_TOKEN  # the runner must know the tokens before the row's first step
@@ -57,7 +59,9 @@ class RowParams:
     stop_ids: tuple[int, ...] = ()  # the model's end-of-sequence ids and the request's own, where min_tokens needs them
     logprobs: int | None = None  # most likely alternatives to report with every token; None: report nothing
     prompt_logprobs: int | None = None
+    pooling: str | None = None  # of the hidden states of the prompt: last or mean; None: none are asked for
     grammar: object | None = None  # a compiled grammar, opaque to everyone but the sampler
+    grammar_from: int = 0  # output tokens that it does not limit
     processors: tuple[LogitsProcessor, ...] = ()
 
     features: Features = field(init=False, repr=False, compare=False)
@@ -75,10 +79,16 @@ class RowParams:
             (Features.PENALTIES, penalties != (0.0, 0.0, 1.0)),
             (Features.GRAMMAR, self.grammar is not None),
             (Features.PROCESSORS, bool(self.processors)),
+            (Features.POOLED, self.pooling is not None),
         ):
             if needed:
                 features |= feature
         object.__setattr__(self, "features", features)
+
+    @property
+    def needs_whole_prompt(self) -> bool:
+        """Whether something of every prompt token is asked for, which cached KV does not have."""
+        return self.prompt_logprobs is not None or self.pooling == "mean"
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,7 +144,7 @@ class StepPlan:
     copy_to: IntArray = field(default_factory=lambda: NO_INTS)  # [c]
     draft_rows: DraftRows | None = None  # the drafts that are proposed for them are -1 in token_ids
     wants_forced: bool = False  # the result should say what grammars force to follow
-    scores_prompts: bool = False  # some rows have a part of a prompt whose logprobs are asked for
+    scores_prompts: bool = False  # some rows have a part of a prompt whose logprobs or hidden states are asked for
     adapters: IntArray = field(default_factory=lambda: NO_INTS)  # [n], keys; 0: the row has none. Empty: no row has one
 
     @property
@@ -169,12 +179,23 @@ class PromptLogprobs:
 
 
 @dataclass(frozen=True, slots=True)
+class PooledStates:
+    """Of the prompt tokens of a row in a chunk that begins at position `start`: with pooling mean the sum of their hidden states, with last
+    that of the prompt's last token."""
+
+    row: int
+    start: int
+    states: FloatArray  # [hidden_size], behind the last norm
+
+
+@dataclass(frozen=True, slots=True)
 class StepResult:
     """What a step produced: the sampled tokens, in the order of the plan's rows and of a row's positions.
 
     Of a row's tokens the first `accepted` count. With 0 there was no time to process its logits: it has to compute its last token again.
     `logprobs` is not None if one of the sampled rows asks for them: in the order of `tokens`, k the most that any row asks for;
-    what a row did not ask for is undefined. `prompt_logprobs` has one entry per chunk of a prompt that asks for them.
+    what a row did not ask for is undefined. `prompt_logprobs` has one entry per chunk of a prompt that asks for them, and so has
+    `pooled`; with pooling last for the last chunk alone.
     The tokens of a row in `failures` are undefined, for the given reason.
     """
 
@@ -182,6 +203,7 @@ class StepResult:
     tokens: IntArray  # [num_sampled.sum()]
     logprobs: TokenLogprobs | None = None
     prompt_logprobs: tuple[PromptLogprobs, ...] = ()
+    pooled: tuple[PooledStates, ...] = ()
     failures: Mapping[int, BaseException] = field(default_factory=dict)  # by row
     forced: Mapping[int, IntArray] = field(default_factory=dict)
     """By row, of a plan that `wants_forced`: likely next tokens, where a grammar forces a text or has just done so."""

@@ -12,6 +12,7 @@ from aengine.scheduler.residency import RowChanges
 from aengine.scheduler.rows import RowTable
 
 _GRAMMAR = int(Features.GRAMMAR)
+_OF_PROMPTS = int(Features.OF_PROMPTS)
 
 
 @dataclass(slots=True)
@@ -50,7 +51,7 @@ class PlanBuilder:
             lengths = np.concatenate((self._ones[:num_decodes], added[:, 1]))
             num_sampled = np.concatenate((self._ones[:num_decodes], added[:, 2]))
             num_certain = np.where(num_sampled > 1, 1, lengths)
-            scores_prompts = bool(np.count_nonzero(rows.features[added[:, 0]] & int(Features.PROMPT_LOGPROBS)))
+            scores_prompts = bool(np.count_nonzero(rows.features[added[:, 0]] & _OF_PROMPTS))
         starts = rows.num_computed[plan_rows]
         rows.num_computed[plan_rows] = starts + num_certain
         rows.num_tokens[plan_rows] += num_sampled > 0

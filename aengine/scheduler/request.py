@@ -13,7 +13,7 @@ from typing import NamedTuple
 from aengine.cache import PageChain, Windows
 from aengine.outputs import FinishReason
 from aengine.scheduler.drafter import DraftSource
-from aengine.scheduler.plan import IntArray, PromptLogprobs, RowParams, TokenLogprobs
+from aengine.scheduler.plan import IntArray, PooledStates, PromptLogprobs, RowParams, TokenLogprobs
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +41,7 @@ class Request:
     key: int  # unique for the life of the engine
     prompt: IntArray  # [p], p >= 1
     params: RowParams
-    max_tokens: int  # >= 1; p + max_tokens fits the context
+    max_tokens: int  # p + max_tokens fits the context; 0: it ends when its prompt is computed
     stop_token_ids: frozenset[int] = frozenset()  # the request's own
     eos_token_ids: frozenset[int] = frozenset()  # the model's; empty with ignore_eos
     fills_context: bool = False  # max_tokens stands for the end of the context: running into it is CONTEXT_LENGTH
@@ -132,12 +132,13 @@ class Updates:
     token_ids: list[int] = field(default_factory=list)  # the token of each
     logprobs: TokenLogprobs | None = None  # of these tokens, in the same order; undefined for requests that want none
     prompt_logprobs: list[tuple[int, PromptLogprobs]] = field(default_factory=list)  # key, a piece
+    pooled: list[tuple[int, PooledStates]] = field(default_factory=list)  # the same
     drafts: list[DraftCount] = field(default_factory=list)
     finished: list[Finished] = field(default_factory=list)
     released: list[int] = field(default_factory=list)  # keys of which nothing is left in queues, rows or pages
 
     def __bool__(self) -> bool:
-        return bool(self.started or self.keys or self.prompt_logprobs or self.finished or self.released)
+        return bool(self.started or self.keys or self.prompt_logprobs or self.pooled or self.finished or self.released)
 
     @property
     def num_requests(self) -> int:

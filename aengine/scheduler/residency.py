@@ -88,7 +88,7 @@ class Residency:
             hits = self._prompt_pages(primary.row, num_tokens)
             if hits is not None:
                 return hits, primary
-        if not self._enable_prefix_cache or sequence.request.params.prompt_logprobs is not None:  # cached KV has no logits
+        if not self._enable_prefix_cache or sequence.request.params.needs_whole_prompt:
             return np.zeros((self.needs.num_groups, 0), np.int32), None
         return self.cache.match(sequence.chain, sequence.tokens, self.needs), None
 

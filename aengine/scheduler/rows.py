@@ -46,6 +46,7 @@ class RowTable:
         self.parked = np.zeros(num_rows, np.bool_)
         self._ready = np.zeros(num_rows, np.bool_)  # active, decoding and not parked
         self.lockstep = np.zeros(num_rows, np.bool_)  # the next step needs the token of the one before: never two in flight
+        self.lockstep_from = np.zeros(num_rows, np.int32)  # if so: tokens from which on
         self.num_processed = 0  # assigned rows with features other than RANDOM
         self.num_grammars = 0  # assigned rows with one
         self.max_drafts = np.zeros(num_rows, np.int32)  # in a step
@@ -87,6 +88,8 @@ class RowTable:
         self.num_processed += bool(request.params.features & ~Features.RANDOM)
         self.num_grammars += bool(request.params.features & Features.GRAMMAR)
         self.lockstep[row] = self._max_in_flight > 1 or bool(request.params.features & Features.LAST_TOKEN)
+        only_grammar = self._max_in_flight == 1 and not request.params.features & Features.LAST_TOKEN & ~Features.GRAMMAR
+        self.lockstep_from[row] = len(request.prompt) + request.params.grammar_from if only_grammar else 0
         self.tenants[row] = tenant
         self._adapters[row] = request.adapter
         if request.adapter:
@@ -133,7 +136,8 @@ class RowTable:
         """The rows that decode in the next step, ascending. `in_flight`: a step has not been committed yet."""
         ready = self._ready
         if in_flight:  # else a row at its limit has ended
-            ready = ready & (self.num_tokens < self.limit) & ~(self.lockstep & (self.flights > 0))
+            waits = self.lockstep & (self.flights > 0) & (self.num_tokens >= self.lockstep_from)
+            ready = ready & (self.num_tokens < self.limit) & ~waits
         return ready.nonzero()[0].astype(np.int32)
 
     def share(self, ready: IntArray) -> IntArray:

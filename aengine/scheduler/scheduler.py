@@ -19,11 +19,12 @@ from aengine.scheduler.deadlines import Deadlines
 from aengine.scheduler.draft_progress import DraftProgress
 from aengine.scheduler.drafter import Drafter
 from aengine.scheduler.drafts import Drafts
+from aengine.scheduler.live_sequences import LiveSequences
 from aengine.scheduler.new_tokens import new_tokens
 from aengine.scheduler.plan import IntArray, StepPlan, StepResult
 from aengine.scheduler.plan_builder import Chunk, PlanBuilder
 from aengine.scheduler.queue import WaitingQueue
-from aengine.scheduler.request import Finished, Request, SchedulerConfig, Sequence, SequenceState, Updates
+from aengine.scheduler.request import Request, SchedulerConfig, Sequence, SequenceState, Updates
 from aengine.scheduler.residency import Residency, RowChanges, fork_digest
 from aengine.scheduler.rows import RowTable
 
@@ -48,39 +49,31 @@ class Scheduler:
             progress = DraftProgress(self._rows, self._cache, config.max_num_batched_tokens, is_head=config.has_draft_head)
         self._drafts = None if drafter is None else Drafts(self._rows, self._residency, clock, drafter, progress)
         self._queue = WaitingQueue(tenant_weights=config.tenant_weights, ageing_seconds=config.ageing_seconds)
-        self._sequences: dict[int, Sequence] = {}  # all that are not FINISHED
-        self._prefilling: list[Sequence] = []  # RUNNING with known tokens left to compute, oldest admission first
+        self._live = LiveSequences(config, self._rows, self._residency, self._queue)
         self._deadlines = Deadlines()
         self._num_steps = 0
         self._num_in_flight = 0
-        self._num_leaving = 0  # sequences in this state
-        self._num_preemptions = 0
         self._num_prompt_tokens = 0
         self._num_cached_prompt_tokens = 0
-        self._updates = Updates()
         self._sent = RowChanges()  # in the latest plan
 
     # ---- requests ----------------------------------------------------------------------------------------------------
 
     def submit(self, request: Request) -> None:
         """Take a request that fits the context and the page pool; it waits."""
-        primary = self._sequences.get(request.fork_of) if request.fork_of is not None else None
-        sequence = Sequence(request, primary, request.prompt)
-        sequence.name_pages(self._config.page_size, self._residency.version)
-        self._sequences[request.key] = sequence
+        self._live.add(request)
         if request.deadline is not None:
-            self._deadlines.add(request.deadline, request.key, self._sequences)
-        self._queue.enter(sequence)
+            self._deadlines.add(request.deadline, request.key, self._live.by_key)
 
     def cancel(self, key: int) -> None:
         """End a request; unknown keys and repeated calls change nothing."""
-        sequence = self._sequences.get(key)
+        sequence = self._live.by_key.get(key)
         if sequence is not None:
-            self._finish(sequence, FinishReason.CANCELLED)
+            self._live.finish(sequence, FinishReason.CANCELLED)
 
     def set_parked(self, key: int, parked: bool) -> None:
         """Stop scheduling a request, which keeps its pages while memory allows, or schedule it again."""
-        sequence = self._sequences.get(key)
+        sequence = self._live.by_key.get(key)
         if sequence is None or sequence.parked == parked:
             return
         sequence.parked = parked
@@ -89,7 +82,7 @@ class Scheduler:
             if parked:
                 self._queue.push(*self._residency.prefixes.abandon(sequence))  # nobody waits for one that computes nothing
         elif sequence.state is SequenceState.WAITING:
-            (self._stop_waiting if parked else self._queue.push)(sequence)
+            (self._live.stop_waiting if parked else self._queue.push)(sequence)
 
     def flush_cache(self) -> int:
         """Drop the prefixes that no sequence holds; returns how many pages that freed."""
@@ -111,25 +104,25 @@ class Scheduler:
         run keep their KV, and share none with others any more; or with `recompute` all of it is computed again."""
         residency = self._residency
         residency.version += 1
-        for sequence in self._sequences.values():
+        for sequence in self._live.by_key.values():
             if sequence.state is not SequenceState.RUNNING:
                 sequence.name_pages(self._config.page_size, residency.version)
             elif recompute:
-                self._give_up_row(sequence)
+                self._live.give_up_row(sequence)
         self._cache.flush()
 
     def drain(self) -> bool:
         """Whether sequences that have begun are left. No other one begins until `end_draining`."""
         self._residency.draining.on = True
-        return bool(self._rows.active.any()) or any(sequence.begun for sequence in self._sequences.values())
+        return bool(self._rows.active.any()) or any(sequence.begun for sequence in self._live.by_key.values())
 
     def end_draining(self) -> None:
         self._queue.push(*self._residency.draining.end())
 
     def cancel_begun(self) -> None:
         """End the requests that have begun."""
-        for sequence in [sequence for sequence in self._sequences.values() if sequence.begun]:
-            self._finish(sequence, FinishReason.CANCELLED)
+        for sequence in [sequence for sequence in self._live.by_key.values() if sequence.begun]:
+            self._live.finish(sequence, FinishReason.CANCELLED)
 
     # ---- state -------------------------------------------------------------------------------------------------------
 
@@ -147,11 +140,11 @@ class Scheduler:
         return EngineStats(
             running=num_active - num_parked,
             waiting=waiting,
-            parked=len(self._sequences) - (num_active - num_parked) - self._num_leaving - waiting,
+            parked=len(self._live.by_key) - (num_active - num_parked) - self._live.num_leaving - waiting,
             pages_used=self._cache.referenced,
             pages_total=self._cache.usable,
             cached_tokens=self._cache.cached_tokens // len(self._config.windows),
-            preemptions=self._num_preemptions,
+            preemptions=self._live.num_preemptions,
             prompt_tokens=self._num_prompt_tokens,
             cached_prompt_tokens=self._num_cached_prompt_tokens,
             weights_version=self._residency.version,
@@ -160,7 +153,7 @@ class Scheduler:
 
     def take_updates(self) -> Updates:
         """What changed since the last call."""
-        updates, self._updates = self._updates, Updates()
+        updates, self._live.updates = self._live.updates, Updates()
         return updates
 
     # ---- a step ------------------------------------------------------------------------------------------------------
@@ -177,14 +170,15 @@ class Scheduler:
             budget = -(-self._config.max_num_batched_tokens // self._config.max_in_flight) - len(decodes)
             chunks = self._plan_prefills(budget, now)
             if self._drafts is not None and self._drafts.drafting and len(decodes):
-                decodes = self._add_drafts(decodes, budget - sum(chunk.length for chunk in chunks), chunks)
+                decodes, drafted = self._drafts.choose(decodes, budget - sum(chunk.length for chunk in chunks))
+                chunks += drafted
             if len(decodes) or chunks:
                 return self._make_plan(decodes, chunks)
             if self._num_in_flight or not self._residency.short:
                 if self._drafts is not None and not self._num_in_flight:
                     self._drafts.idle()
                 return None
-            self._preempt(self._residency.victim())
+            self._live.preempt(self._residency.victim())
 
     def pause(self) -> None:
         """In place of `schedule()` while no step is to run. Requests still end at their deadlines."""
@@ -196,8 +190,8 @@ class Scheduler:
         """End what has passed its deadline; returns the time."""
         now = self._clock()
         for key in self._deadlines.take_passed(now):
-            if (sequence := self._sequences.get(key)) is not None:
-                self._finish(sequence, FinishReason.DEADLINE)
+            if (sequence := self._live.by_key.get(key)) is not None:
+                self._live.finish(sequence, FinishReason.DEADLINE)
         return now
 
     def _plan_decodes(self) -> IntArray | None:
@@ -208,13 +202,13 @@ class Scheduler:
                 return decodes
             if self._num_in_flight:
                 return None
-            self._preempt(self._residency.victim())
+            self._live.preempt(self._residency.victim())
 
     def _plan_prefills(self, budget: int, now: float) -> list[Chunk]:
         chunks: list[Chunk] = []
         residency = self._residency
         residency.short = False
-        for prefilling in self._prefilling:
+        for prefilling in self._live.prefilling:
             if budget == 0:
                 break
             if not prefilling.parked:
@@ -230,7 +224,7 @@ class Scheduler:
             if primary is None and residency.awaits_page(sequence, hits.shape[1]):
                 continue
             while not (has_room := residency.has_room(sequence, hits)) and residency.has_parked():
-                self._preempt(residency.victim())
+                self._live.preempt(residency.victim())
                 hits, primary = residency.prefix(sequence)  # its pages may have been among the hits
             if not has_room:
                 self._queue.push(sequence)
@@ -238,18 +232,18 @@ class Scheduler:
             self._admit(sequence, hits, primary, now)
             budget -= self._add_chunk(sequence, budget, chunks)
         if chunks:
-            self._prefilling = [sequence for sequence in self._prefilling if not self._rows.decoding[sequence.row]]
+            self._live.prefilling = [sequence for sequence in self._live.prefilling if not self._rows.decoding[sequence.row]]
         return chunks
 
     def _preempt_parked_adapter(self) -> None:
         """If some wait for the place of an adapter, and there is one that parked sequences alone have, these lose their rows."""
         for parked in self._residency.adapters.parked():
-            self._preempt(parked)
+            self._live.preempt(parked)
 
     def _admit(self, sequence: Sequence, hits: IntArray, primary: Sequence | None, now: float) -> None:
         self._residency.admit(sequence, hits, self._queue.tenant_id(sequence), primary)
         sequence.state = SequenceState.RUNNING
-        self._prefilling.append(sequence)
+        self._live.prefilling.append(sequence)
         if self._drafts is not None:
             self._drafts.assign(sequence.row, None if primary is None else primary.row)
         if not sequence.started:
@@ -259,7 +253,7 @@ class Scheduler:
                 self._num_prompt_tokens += len(sequence.tokens)
                 self._num_cached_prompt_tokens += num_cached
             self._queue.charge(self._rows.tenants[[sequence.row]], len(sequence.tokens) - num_cached)
-            self._updates.started.append((sequence.request.key, num_cached, now))
+            self._live.updates.started.append((sequence.request.key, num_cached, now))
 
     def _add_chunk(self, sequence: Sequence, budget: int, chunks: list[Chunk]) -> int:
         rows, row = self._rows, sequence.row
@@ -268,21 +262,12 @@ class Scheduler:
         length = self._residency.extend(row, start, min(missing, budget))
         if not length:
             return 0
-        chunks.append(Chunk(row, start, length, num_sampled=int(length == missing)))
-        rows.set_decoding(row, length == missing)
+        decodes = length == missing and bool(rows.num_tokens[row] < rows.limit[row])
+        chunks.append(Chunk(row, start, length, num_sampled=int(decodes)))
+        rows.set_decoding(row, decodes)
         if self._drafts is not None:
             self._drafts.follow_prompt(row, start, length)
         return length
-
-    def _add_drafts(self, decodes: IntArray, budget: int, chunks: list[Chunk]) -> IntArray:
-        """Adds chunks with drafts for some of the rows; returns the others."""
-        assert self._drafts is not None
-        drafted = []
-        for row, draft in self._drafts.choose(decodes, budget):
-            drafted.append(row)
-            length = len(draft.token_ids) + 1
-            chunks.append(Chunk(row, int(self._rows.num_computed[row]), length, length, draft))
-        return decodes[(decodes[:, None] != drafted).all(axis=1)] if drafted else decodes  # faster than setdiff1d
 
     def _make_plan(self, decodes: IntArray, chunks: list[Chunk]) -> StepPlan:
         self._sent = self._residency.changes
@@ -297,7 +282,7 @@ class Scheduler:
 
     def commit(self, plan: StepPlan, result: StepResult) -> None:
         """Apply what a step produced. Steps are committed in the order they were scheduled."""
-        rows = self._rows
+        rows, updates = self._rows, self._live.updates
         self._num_in_flight -= 1
         rows.flights[plan.rows] -= 1
         new, committed = new_tokens(rows, plan, result)
@@ -306,33 +291,37 @@ class Scheduler:
             self._settle_drafts(plan, committed)
         for prompt_logprobs in result.prompt_logprobs:
             if rows.active[prompt_logprobs.row]:
-                self._updates.prompt_logprobs.append((int(rows.keys[prompt_logprobs.row]), prompt_logprobs))
+                updates.prompt_logprobs.append((int(rows.keys[prompt_logprobs.row]), prompt_logprobs))
+        for pooled in result.pooled:
+            if rows.active[pooled.row]:
+                updates.pooled.append((int(rows.keys[pooled.row]), pooled))
         if result.failures:
-            self._fail_rows(result.failures)
-        if self._num_leaving or result.failures:  # who finished while the step was in flight gets no token from it
+            self._live.fail_rows(result.failures)
+        if self._live.num_leaving or result.failures:  # who finished while the step was in flight gets no token from it
             new = new.select(rows.active[new.rows])
         rows.tokens[new.rows, new.positions] = new.tokens
         num_tokens = new.positions + 1
         rows.num_known[new.rows] = num_tokens  # of a row with several: the last
         if self._drafts is not None:
-            self._updates.drafts = self._drafts.observe(plan, result, committed, self._clock())
-        self._updates.keys.extend(rows.keys[new.rows].tolist())
-        self._updates.token_ids.extend(new.tokens.tolist())
-        self._updates.logprobs = new.logprobs
+            updates.drafts = self._drafts.observe(plan, result, committed, self._clock())
+        updates.keys.extend(rows.keys[new.rows].tolist())
+        updates.token_ids.extend(new.tokens.tolist())
+        updates.logprobs = new.logprobs
         self._queue.push(*self._residency.publish(plan.rows, committed))
         self._residency.leave_behind(plan.rows, committed)
         if plan.num_decodes < len(plan.rows):
             self._settle_forks(plan)
+            self._end_prompts(plan, committed)
         stops, at_limit = rows.stop_ids[new.rows] == new.tokens[:, None], num_tokens >= rows.limit[new.rows]
         if np.count_nonzero(stops) or np.count_nonzero(at_limit):
             stopped = stops.any(axis=1)
             for i in np.flatnonzero(stopped | at_limit).tolist():
                 self._end_of_tokens(int(new.rows[i]), int(new.tokens[i]), stopped=bool(stopped[i]))
-        if self._num_leaving:
+        if self._live.num_leaving:
             for row in plan.rows[~rows.active[plan.rows] & (rows.flights[plan.rows] == 0)].tolist():
                 sequence = rows.sequences[row]
                 if sequence is not None and sequence.state is SequenceState.LEAVING:
-                    self._release(sequence)
+                    self._live.release(sequence)
 
     def _settle_drafts(self, plan: StepPlan, committed: IntArray) -> None:
         """A step has returned with drafts, or with rows that got no token: these compute their last token again in the next step, as a
@@ -345,7 +334,7 @@ class Scheduler:
             sequence = rows.sequences[row]
             if sequence is not None and sequence.state is SequenceState.RUNNING:
                 rows.set_decoding(row, False)
-                self._prefilling.insert(0, sequence)
+                self._live.prefilling.insert(0, sequence)
         self._queue.charge(np.repeat(rows.tenants[plan.rows], np.maximum(-missing, 0)))
         self._residency.give_back(plan.rows[plan.num_sampled > 1])
 
@@ -357,15 +346,22 @@ class Scheduler:
             if sequence is not None and sequence.request.num_forks and rows.decoding[row]:
                 self._queue.push(*self._residency.prefixes.settle(sequence, fork_digest(sequence.request.key)))
 
+    def _end_prompts(self, plan: StepPlan, committed: IntArray) -> None:
+        """Sequences that get no token end when their prompt is computed."""
+        for row in plan.rows[(plan.num_sampled == 0) & (committed == self._rows.limit[plan.rows])].tolist():
+            sequence = self._rows.sequences[row]
+            if sequence is not None:
+                self._live.finish(sequence, FinishReason.MAX_TOKENS)
+
     def _end_of_tokens(self, row: int, token: int, *, stopped: bool) -> None:
         sequence = self._rows.sequences[row]
         assert sequence is not None
         request = sequence.request
         if token in request.stop_token_ids:
-            self._finish(sequence, FinishReason.STOP_TOKEN, stop_token_id=token)
+            self._live.finish(sequence, FinishReason.STOP_TOKEN, stop_token_id=token)
         else:
             at_limit = FinishReason.CONTEXT_LENGTH if request.fills_context else FinishReason.MAX_TOKENS
-            self._finish(sequence, FinishReason.EOS if stopped else at_limit)
+            self._live.finish(sequence, FinishReason.EOS if stopped else at_limit)
 
     def rollback(self, plan: StepPlan, errors: Mapping[int, BaseException]) -> None:
         """Undo the latest `schedule()`, whose step did not run: it was withdrawn, or there are `errors` of rows. Their sequences fail
@@ -382,72 +378,6 @@ class Scheduler:
         completed = plan.rows[plan.num_decodes :][plan.num_sampled[plan.num_decodes :] == 1].tolist()  # prompts that it was to finish
         for row in completed:
             rows.set_decoding(row, False)
-        self._prefilling[:0] = [sequence for row in completed if (sequence := rows.sequences[row]) is not None]
+        self._live.prefilling[:0] = [sequence for row in completed if (sequence := rows.sequences[row]) is not None]
         self._residency.changes = self._sent
-        self._fail_rows(errors)
-
-    def _fail_rows(self, errors: Mapping[int, BaseException]) -> None:
-        for row, error in errors.items():
-            sequence = self._rows.sequences[row]
-            if sequence is not None:
-                self._finish(sequence, FinishReason.ERROR, error=error)
-
-    def _preempt(self, sequence: Sequence) -> None:
-        """Take row and pages from a running sequence that no step in flight computes, for others."""
-        self._give_up_row(sequence)
-        self._num_preemptions += 1
-        sequence.preemptions += not sequence.parked  # a parked one loses nothing but its place
-
-    def _give_up_row(self, sequence: Sequence) -> None:
-        """A running sequence that no step in flight computes loses row and pages; its tokens are computed again when it comes back."""
-        sequence.tokens = self._rows.tokens[sequence.row, : self._rows.num_known[sequence.row]].copy()
-        self._stop_running(sequence)
-        self._queue.push(*self._residency.release(sequence))
-        if sequence.chain.version != self._residency.version:
-            sequence.name_pages(self._config.page_size, self._residency.version)
-        sequence.state = SequenceState.WAITING
-        if not sequence.parked:
-            self._queue.push(sequence)
-
-    # ---- the end of a sequence ---------------------------------------------------------------------------------------
-
-    def _finish(
-        self, sequence: Sequence, reason: FinishReason, *, stop_token_id: int | None = None, error: BaseException | None = None
-    ) -> None:
-        """End a sequence, whatever it is doing. Idempotent. What it holds is released once no step computes it any more."""
-        if sequence.state in (SequenceState.LEAVING, SequenceState.FINISHED):
-            return
-        self._updates.finished.append(Finished(sequence.request.key, reason, stop_token_id, error))
-        if sequence.state is SequenceState.WAITING:
-            self._stop_waiting(sequence)
-            self._forget(sequence)
-            return
-        self._stop_running(sequence)
-        self._rows.deactivate(sequence.row)
-        sequence.state = SequenceState.LEAVING
-        self._num_leaving += 1
-        if not self._rows.flights[sequence.row]:
-            self._release(sequence)
-
-    def _stop_waiting(self, sequence: Sequence) -> None:
-        """Take a WAITING sequence out of the queue, or from those that wait for others; a parked one is in neither."""
-        if not self._queue.remove(sequence):
-            self._residency.stop_waiting(sequence)
-
-    def _stop_running(self, sequence: Sequence) -> None:
-        """A RUNNING sequence computes no further."""
-        if not self._rows.decoding[sequence.row]:
-            self._prefilling.remove(sequence)
-        self._queue.push(*self._residency.stop(sequence))
-
-    def _release(self, sequence: Sequence) -> None:
-        self._num_leaving -= 1
-        self._queue.push(*self._residency.release(sequence))
-        self._forget(sequence)
-
-    def _forget(self, sequence: Sequence) -> None:
-        sequence.state = SequenceState.FINISHED
-        key = sequence.request.key
-        del self._sequences[key]
-        self._queue.leave(sequence)
-        self._updates.released.append(key)
+        self._live.fail_rows(errors)

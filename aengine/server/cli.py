@@ -1,4 +1,4 @@
-"""`aengine-grpc`: one engine behind one gRPC port, from flags to exit code.
+"""`aengine-grpc` and `aengine-serve`: one engine behind a port of gRPC, of HTTP or both, from flags to exit code.
 
 Owns the command line: its help, `--check`, and how errors are shown. Every field of `ServerConfig` and `EngineConfig` is a flag; its
 docstring is the help. Heavy modules are imported after the flags are read, so that --help and a typo answer at once.
@@ -16,29 +16,34 @@ from typing import Any
 
 from aengine import __version__
 from aengine.errors import AEngineError, ConfigError
-from aengine.server.config.settings import CONFIG_VARIABLE, Option, Settings, explain, nearest, options, read_settings
+from aengine.server.config.settings import CONFIG_VARIABLE, GRPC, HTTP, Option, Program, Settings, explain, nearest, options, read_settings
 
 logger = logging.getLogger("aengine.server")
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
+def main(arguments: Sequence[str] | None = None, program: Program = GRPC) -> int:
     """Serve until a signal; returns the exit code: 0 after a drain, 1 when it could not start or had to give up."""
-    parser = build_parser()
+    parser = build_parser(program)
     given, unknown = parser.parse_known_args(arguments)
     if unknown:
         flags = [flag for action in parser._actions for flag in action.option_strings]
         parser.error(f"unrecognized argument {unknown[0]}{nearest(unknown[0], flags)}")
-    known = {option.name for option in options()}
+    known = {option.name for option in options(program)}
     origins: Mapping[str, str] = {}
     try:
-        settings = read_settings({name: value for name, value in vars(given).items() if name in known}, os.environ, given.config)
+        settings = read_settings({name: value for name, value in vars(given).items() if name in known}, os.environ, given.config, program)
         origins = settings.origins
         if given.check:
             return check(settings)
         return serve(settings)
     except AEngineError as error:
-        print(f"aengine-grpc: {explain(error, origins) if isinstance(error, ConfigError) else error}", file=sys.stderr)
+        print(f"{program.name}: {explain(error, origins) if isinstance(error, ConfigError) else error}", file=sys.stderr)
     return 1
+
+
+def serve_http(arguments: Sequence[str] | None = None) -> int:
+    """`main` of `aengine-serve`."""
+    return main(arguments, HTTP)
 
 
 def serve(settings: Settings) -> int:
@@ -58,14 +63,17 @@ def check(settings: Settings) -> int:
     """Look at all that can be looked at without loading the model, and print the configuration in effect, as TOML. Raises what is
     wrong."""
     from aengine.models.hub import is_local, resolve_model
-    from aengine.server.calls.auth import Authenticator
-    from aengine.server.calls.tls import Certificates
+    from aengine.server.app import http_door
+    from aengine.server.core.auth import Authenticator
+    from aengine.server.core.certificates import CertificateFiles
     from aengine.server.process import uses_uvloop
 
     uses_uvloop(settings.server)
+    if settings.server.http_port is not None:
+        http_door()
     Authenticator(settings.server).load()
     if settings.server.tls:
-        Certificates(settings.server).load()
+        CertificateFiles(settings.server).load()
     model = settings.engine.model
     if is_local(model):
         resolve_model(model, settings.engine.revision, settings.engine.load_format)
@@ -79,13 +87,13 @@ def check(settings: Settings) -> int:
     return 0
 
 
-def build_parser() -> argparse.ArgumentParser:
+def build_parser(program: Program = GRPC) -> argparse.ArgumentParser:
     """Values stay text here: they are read where those of the environment are."""
     parser = argparse.ArgumentParser(
-        prog="aengine-grpc",
+        prog=program.name,
         usage="%(prog)s [--config FILE] [--check] [options]",
         allow_abbrev=False,
-        description="Serve one model over gRPC.",
+        description=program.description,
         epilog="Every option can also be given as the environment variable named with it, or in the file of --config: a TOML file with "
         "the tables [server] and [engine] and the names of the options with underscores. Flags win over the environment, which wins "
         "over the file.",
@@ -94,7 +102,7 @@ def build_parser() -> argparse.ArgumentParser:
     parser.add_argument("--config", metavar="FILE", help=f"TOML file with options ({CONFIG_VARIABLE})")
     parser.add_argument("--check", action="store_true", help="check everything but the model itself, print the configuration, and exit")
     groups: dict[str, Any] = {}
-    for option in options():
+    for option in options(program):
         if option.group not in groups:
             groups[option.group] = parser.add_argument_group(option.group)
         option.add_to(groups[option.group], _help(option))

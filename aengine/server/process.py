@@ -14,6 +14,7 @@ import importlib.util
 import logging
 import signal
 from collections.abc import Coroutine
+from contextlib import suppress
 from typing import Any
 
 from aengine.config import EngineConfig
@@ -78,6 +79,7 @@ async def run(config: ServerConfig, engine_config: EngineConfig) -> int:
         loop.add_signal_handler(number, sleeper.on_signal, number)
     await server.start()
     dead: EngineDeadError | None = None
+    rendering: asyncio.Task[None] | None = None
     try:
         if not await _before(engine.start(), server.wait_drain_requested()):
             return 0
@@ -88,7 +90,12 @@ async def run(config: ServerConfig, engine_config: EngineConfig) -> int:
             logger.warning("%s can be reached from elsewhere, in plain text", config.host)
         if server.metrics_address is not None:
             logger.info("metrics at http://%s/metrics", server.metrics_address)
-        logger.info("aengine-grpc listening on %s (model %s)", server.address, engine.model_info.name)
+        if server.address:
+            logger.info("aengine-grpc listening on %s (model %s)", server.address, engine.model_info.name)
+        if server.http_address:
+            scheme = "https" if config.tls else "http"
+            logger.info("aengine-serve listening on %s://%s (model %s)", scheme, server.http_address, engine.model_info.name)
+        rendering = asyncio.create_task(_render_once(server))
         try:
             await _before(engine.wait_stopped(), server.wait_drain_requested())
         except EngineDeadError as error:
@@ -102,12 +109,22 @@ async def run(config: ServerConfig, engine_config: EngineConfig) -> int:
             logger.warning("ending %d requests that are still under way", server.in_flight)
         return 0 if engine.healthy else 1
     finally:
+        if rendering is not None:
+            rendering.cancel()
+            await asyncio.gather(rendering, return_exceptions=True)
         await server.stop(dead)
         await sleeper.close()
         for number in (*_SIGNALS, *SLEEP_SIGNALS):
             loop.remove_signal_handler(number)
             signal.signal(number, signal.SIG_DFL)
         await engine.aclose()
+
+
+async def _render_once(server: Server) -> None:
+    """The first chat imports what renders it, which takes seconds. Where most requests are chats it is none of a client's."""
+    if server.http_address and server.core.engine.model_info.chat_template:
+        with suppress(AEngineError):
+            await server.core.texts.render([{"role": "user", "content": "Hello"}], {})
 
 
 def uses_uvloop(config: ServerConfig) -> bool:

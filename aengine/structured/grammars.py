@@ -11,14 +11,15 @@ import re
 import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
 
 from aengine.errors import InvalidRequestError
-from aengine.params import StructuredOutput
+from aengine.params import Reasoning, StructuredOutput
+from aengine.sampling.markers import ReasoningMarkers, unclean_ends
 from aengine.structured.gbnf import GbnfError, rules_of
 from aengine.structured.json_schema import SchemaError, fit_schema
 from aengine.structured.regex_dialect import RegexError, quoted, whole_text
@@ -27,8 +28,11 @@ if TYPE_CHECKING:
     import llguidance
 
     from aengine.sampling.grammar import CompiledGrammar
+    from aengine.sampling.reasoning import CompiledReasoning
 
 MAX_THREADS = 2
+MAX_MARKERS = 16
+"""Of which it is kept which tokens can end them."""
 TRIAL_TOKENS = 32
 """Tokens that are sampled at random under a new grammar, to check that it stays within the limits."""
 
@@ -40,7 +44,7 @@ MAX_STATES = 20_000  # some 10 MB
 
 _OPTIONS = '%llguidance {"no_forcing": true}\n'  # bytes that can only follow are found with the mask, not all of them in advance
 _JSON_OPTIONS = {
-    "whitespace_pattern": r"[ \t\n\r]{0,20}",  # room for indentation, and an end to a model that would write spaces for ever
+    "whitespace_pattern": r"([ \t]{0,2}|\r?\n[ \t]{0,20})",  # a line break with indentation; a weak model would write white space for ever
     "json_allowed_escapes": r"nrbtf\"",  # with \u a name could be written in ways that get round the schema of the property
     "lenient": False,
     "coerce_one_of": False,
@@ -99,13 +103,34 @@ class GrammarCompiler:
     Nothing is read or imported before the first grammar is asked for. The compiler releases the GIL while it works.
     """
 
-    def __init__(self, read_vocabulary: Callable[[], Vocabulary], eos_token_ids: Sequence[int]) -> None:
-        """`read_vocabulary`: takes up to a second; may raise `NotConcatenative`. `eos_token_ids`: what ends an output."""
+    def __init__(
+        self,
+        read_vocabulary: Callable[[], Vocabulary],
+        eos_token_ids: Sequence[int],
+        text_of: Callable[[int], str],
+        ids_within: Callable[[str], Sequence[int]],
+    ) -> None:
+        """`read_vocabulary`: takes up to a second; may raise `NotConcatenative`. `eos_token_ids`: what ends an output. `text_of`: the text
+        that a token adds to one that has begun. `ids_within`: the ids of a text behind another one."""
         self._read_vocabulary = read_vocabulary
+        self._text_of = text_of
+        self._ids_within = ids_within
         self._eos_token_ids = eos_token_ids
         self._lock = threading.Lock()
         self._model: _Model | None = None
         self._threads = ThreadPoolExecutor(MAX_THREADS, thread_name_prefix="aengine-grammar")
+
+    def compile_reasoning(self, reasoning: Reasoning, wanted: StructuredOutput | None) -> Future[CompiledReasoning]:
+        """Reasoning, and the grammar of what follows it, if there is one; as `compile`. Without a grammar, nothing has to be installed, and
+        it is there at once, however many grammars are being compiled."""
+        if wanted is not None:
+            return self._threads.submit(self._compile_reasoning, reasoning, wanted)
+        compiled: Future[CompiledReasoning] = Future()
+        try:
+            compiled.set_result(self._compile_reasoning(reasoning, None))
+        except Exception as error:
+            compiled.set_exception(error)
+        return compiled
 
     def compile(self, wanted: StructuredOutput) -> Future[CompiledGrammar]:
         """The grammar, later. Cancelling the future takes the grammar out of the queue.
@@ -120,16 +145,45 @@ class GrammarCompiler:
         """Compile nothing more; the futures of what waits are cancelled."""
         self._threads.shutdown(wait=False, cancel_futures=True)
 
-    def _compile(self, wanted: StructuredOutput) -> CompiledGrammar:
+    def _compile_reasoning(self, reasoning: Reasoning, wanted: StructuredOutput | None) -> CompiledReasoning:
+        from aengine.sampling.reasoning import CompiledReasoning
+
+        markers = ReasoningMarkers(reasoning.opening.strip(), reasoning.closing.strip(), reasoning.opened, self._text_of)
+        closing_ids = tuple(self._ids_within(reasoning.closing))
+        is_limited = wanted is not None or reasoning.max_tokens is not None
+        if is_limited and markers.closing not in "".join(map(self._text_of, closing_ids)):
+            raise InvalidRequestError.of("reasoning.closing", f"{reasoning.closing!r} cannot be found in the text of this model's tokens")
+        compiled = CompiledReasoning(markers, closing_ids, reasoning.max_tokens)
+        if wanted is None:
+            return compiled
+        opening_ids = () if reasoning.opened else self._ids_within(markers.opening)
+        model = self._read_once()
+        banned, banned_behind = model.unclean_ends(markers.closing)
+        return replace(
+            compiled,
+            grammar=self._compile(wanted, behind_text=True),
+            grammar_at_start=None if reasoning.opened else self._compile(wanted),
+            opening_id=opening_ids[0] if len(opening_ids) == 1 else None,
+            answer_ids=tuple(self._ids_within(reasoning.answer)),
+            banned=np.array([*model.eos_token_ids, *banned], np.int64),
+            banned_behind=banned_behind,
+        )
+
+    def _read_once(self) -> _Model:
         with self._lock:
             if self._model is None:
                 self._model = self._read_model()
-        model = self._model
+        return self._model
+
+    def _compile(self, wanted: StructuredOutput, *, behind_text: bool = False) -> CompiledGrammar:
+        """`behind_text`: of what follows a text, perhaps after white space."""
+        model = self._read_once()
         import llguidance
 
         from aengine.sampling.grammar import CompiledGrammar, GrammarError
 
-        source = _source(wanted, space=model.vocabulary.drops_first_space)
+        before = "(/[ \\t\\n\\r]{1,8}/)? " if behind_text else "/ / " if model.vocabulary.drops_first_space else ""
+        source = _source(wanted, before)
         limits = llguidance.LLParserLimits(
             initial_lexer_fuel=COMPILE_FUEL,
             step_lexer_fuel=MASK_FUEL,
@@ -140,7 +194,9 @@ class GrammarCompiler:
         matcher = llguidance.LLMatcher(model.tokenizer, source, log_level=0, limits=limits)
         if matcher.is_error():
             raise _refusal(wanted, _in_our_words(matcher.get_error().strip()))
-        compiled = CompiledGrammar(matcher, model.eos_token_ids, model.first, model.vocabulary.texts, model.vocabulary.ids_behind)
+        compiled = CompiledGrammar(
+            matcher, model.eos_token_ids, None if behind_text else model.first, model.vocabulary.texts, model.vocabulary.ids_behind
+        )
         try:
             if not compiled.try_out(len(model.vocabulary.texts), TRIAL_TOKENS):
                 raise _refusal(wanted, "nothing that the model's vocabulary can write matches")
@@ -176,6 +232,16 @@ class _Model:
     vocabulary: Vocabulary
     eos_token_ids: frozenset[int]
     first: NDArray[np.int32] | None  # see `_first_tokens`
+    _unclean: dict[str, tuple[list[int], dict[str, NDArray[np.int64]]]] = field(default_factory=dict)  # by marker
+
+    def unclean_ends(self, marker: str) -> tuple[list[int], dict[str, NDArray[np.int64]]]:
+        """As the function of this name."""
+        found = self._unclean.get(marker)
+        if found is None:
+            if len(self._unclean) >= MAX_MARKERS:
+                self._unclean.clear()
+            found = self._unclean[marker] = unclean_ends(self.vocabulary.texts, marker)
+        return found
 
 
 class _Tokens:
@@ -192,10 +258,10 @@ class _Tokens:
         raise NotImplementedError("tokens are sampled by the model")
 
 
-def _source(wanted: StructuredOutput, *, space: bool) -> str:
-    """`space`: a space comes before the output. Raises `InvalidRequestError`."""
+def _source(wanted: StructuredOutput, before: str) -> str:
+    """`before`: what comes before the output. Raises `InvalidRequestError`."""
     try:
-        return f"{_OPTIONS}start: {'/ / ' if space else ''}root\n{_root(wanted)}\n"
+        return f"{_OPTIONS}start: {before}root\n{_root(wanted)}\n"
     except (SchemaError, RegexError, GbnfError) as error:
         raise _refusal(wanted, str(error)) from error
 

@@ -83,6 +83,7 @@ class GenerationSpec(_message.Message):
     TENANT_FIELD_NUMBER: _builtins.int
     STREAM_FIELD_NUMBER: _builtins.int
     ADAPTER_FIELD_NUMBER: _builtins.int
+    REASONING_FIELD_NUMBER: _builtins.int
     model: _builtins.str
     """The model to use. Must be the name of the served model, as ModelService.GetModel returns it;
     another name is refused with NOT_FOUND. Default: empty, which is the served model.
@@ -128,6 +129,10 @@ class GenerationSpec(_message.Message):
     def stream(self) -> Global___StreamOptions:
         """How the events of the response are sent. Default: all fields unset."""
 
+    @_builtins.property
+    def reasoning(self) -> _sampling_pb2.Reasoning:
+        """Where the output's reasoning is, and how long it may be. Default: not known, and not counted."""
+
     def __init__(
         self,
         *,
@@ -142,10 +147,11 @@ class GenerationSpec(_message.Message):
         tenant: _builtins.str = ...,
         stream: Global___StreamOptions | None = ...,
         adapter: _builtins.str = ...,
+        reasoning: _sampling_pb2.Reasoning | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_priority", b"_priority", "cache", b"cache", "output", b"output", "priority", b"priority", "prompt", b"prompt", "sampling", b"sampling", "stopping", b"stopping", "stream", b"stream", "structured_output", b"structured_output"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_priority", b"_priority", "cache", b"cache", "output", b"output", "priority", b"priority", "prompt", b"prompt", "reasoning", b"reasoning", "sampling", b"sampling", "stopping", b"stopping", "stream", b"stream", "structured_output", b"structured_output"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_priority", b"_priority", "adapter", b"adapter", "cache", b"cache", "model", b"model", "output", b"output", "priority", b"priority", "prompt", b"prompt", "sampling", b"sampling", "stopping", b"stopping", "stream", b"stream", "structured_output", b"structured_output", "tenant", b"tenant"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_priority", b"_priority", "adapter", b"adapter", "cache", b"cache", "model", b"model", "output", b"output", "priority", b"priority", "prompt", b"prompt", "reasoning", b"reasoning", "sampling", b"sampling", "stopping", b"stopping", "stream", b"stream", "structured_output", b"structured_output", "tenant", b"tenant"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__priority: _TypeAlias = _typing.Literal["priority"]  # noqa: Y015
     _WhichOneofArgType__priority: _TypeAlias = _typing.Literal["_priority", b"_priority"]  # noqa: Y015
@@ -353,6 +359,7 @@ class OutputOptions(_message.Message):
     PROMPT_LOGPROBS_FIELD_NUMBER: _builtins.int
     SKIP_SPECIAL_TOKENS_FIELD_NUMBER: _builtins.int
     EFFECTIVE_PARAMS_FIELD_NUMBER: _builtins.int
+    CHAT_FIELD_NUMBER: _builtins.int
     text: _builtins.bool
     """Whether to send text. Default: true if the model has a tokenizer."""
     token_ids: _builtins.bool
@@ -369,6 +376,14 @@ class OutputOptions(_message.Message):
     def prompt_logprobs(self) -> Global___LogprobOptions:
         """Whether and how to report the logprob of each token of the prompt. Default: unset, no logprobs."""
 
+    @_builtins.property
+    def chat(self) -> Global___ChatOutputOptions:
+        """Parses each output as a message of the assistant: GenerationDelta.chat_events and
+        GeneratedSequence.message have its answer, its reasoning and its calls of tools, told apart. Only
+        for a chat prompt. `text` is the unparsed output all the same, with the markers of the model's
+        format. Default: unset, not parsed.
+        """
+
     def __init__(
         self,
         *,
@@ -378,10 +393,11 @@ class OutputOptions(_message.Message):
         prompt_logprobs: Global___LogprobOptions | None = ...,
         skip_special_tokens: _builtins.bool | None = ...,
         effective_params: _builtins.bool | None = ...,
+        chat: Global___ChatOutputOptions | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_effective_params", b"_effective_params", "_skip_special_tokens", b"_skip_special_tokens", "_text", b"_text", "_token_ids", b"_token_ids", "effective_params", b"effective_params", "logprobs", b"logprobs", "prompt_logprobs", b"prompt_logprobs", "skip_special_tokens", b"skip_special_tokens", "text", b"text", "token_ids", b"token_ids"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_effective_params", b"_effective_params", "_skip_special_tokens", b"_skip_special_tokens", "_text", b"_text", "_token_ids", b"_token_ids", "chat", b"chat", "effective_params", b"effective_params", "logprobs", b"logprobs", "prompt_logprobs", b"prompt_logprobs", "skip_special_tokens", b"skip_special_tokens", "text", b"text", "token_ids", b"token_ids"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_effective_params", b"_effective_params", "_skip_special_tokens", b"_skip_special_tokens", "_text", b"_text", "_token_ids", b"_token_ids", "effective_params", b"effective_params", "logprobs", b"logprobs", "prompt_logprobs", b"prompt_logprobs", "skip_special_tokens", b"skip_special_tokens", "text", b"text", "token_ids", b"token_ids"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_effective_params", b"_effective_params", "_skip_special_tokens", b"_skip_special_tokens", "_text", b"_text", "_token_ids", b"_token_ids", "chat", b"chat", "effective_params", b"effective_params", "logprobs", b"logprobs", "prompt_logprobs", b"prompt_logprobs", "skip_special_tokens", b"skip_special_tokens", "text", b"text", "token_ids", b"token_ids"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__effective_params: _TypeAlias = _typing.Literal["effective_params"]  # noqa: Y015
     _WhichOneofArgType__effective_params: _TypeAlias = _typing.Literal["_effective_params", b"_effective_params"]  # noqa: Y015
@@ -401,6 +417,80 @@ class OutputOptions(_message.Message):
     def WhichOneof(self, oneof_group: _WhichOneofArgType__token_ids) -> _WhichOneofReturnType__token_ids | None: ...
 
 Global___OutputOptions: _TypeAlias = OutputOptions  # noqa: Y015
+
+@_typing.final
+class ChatOutputOptions(_message.Message):
+    """What a message of the assistant is to have, and how it is written."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    TOOL_CHOICE_FIELD_NUMBER: _builtins.int
+    PARALLEL_TOOL_CALLS_FIELD_NUMBER: _builtins.int
+    MAX_REASONING_TOKENS_FIELD_NUMBER: _builtins.int
+    FORMAT_FIELD_NUMBER: _builtins.int
+    tool_choice: _builtins.str
+    """Which of ChatPrompt.tools are called: "auto" (the model decides), "none", "required" (one or
+    several) or the name of one of them (this one, once). The last two are enforced by a grammar, so
+    they cannot be combined with structured_output. Default: empty, "auto".
+    """
+    parallel_tool_calls: _builtins.bool
+    """Whether required calls may be more than one. Default: true."""
+    max_reasoning_tokens: _builtins.int
+    """How many tokens the reasoning may have before it is closed. Refused if the format has no
+    reasoning. Default: unset, any number.
+    """
+    @_builtins.property
+    def format(self) -> Global___ChatFormat:
+        """How the model writes. Default: unset, Model.call_format and Model.reasoning_format."""
+
+    def __init__(
+        self,
+        *,
+        tool_choice: _builtins.str = ...,
+        parallel_tool_calls: _builtins.bool | None = ...,
+        max_reasoning_tokens: _builtins.int | None = ...,
+        format: Global___ChatFormat | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_max_reasoning_tokens", b"_max_reasoning_tokens", "_parallel_tool_calls", b"_parallel_tool_calls", "format", b"format", "max_reasoning_tokens", b"max_reasoning_tokens", "parallel_tool_calls", b"parallel_tool_calls"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_max_reasoning_tokens", b"_max_reasoning_tokens", "_parallel_tool_calls", b"_parallel_tool_calls", "format", b"format", "max_reasoning_tokens", b"max_reasoning_tokens", "parallel_tool_calls", b"parallel_tool_calls", "tool_choice", b"tool_choice"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__max_reasoning_tokens: _TypeAlias = _typing.Literal["max_reasoning_tokens"]  # noqa: Y015
+    _WhichOneofArgType__max_reasoning_tokens: _TypeAlias = _typing.Literal["_max_reasoning_tokens", b"_max_reasoning_tokens"]  # noqa: Y015
+    _WhichOneofReturnType__parallel_tool_calls: _TypeAlias = _typing.Literal["parallel_tool_calls"]  # noqa: Y015
+    _WhichOneofArgType__parallel_tool_calls: _TypeAlias = _typing.Literal["_parallel_tool_calls", b"_parallel_tool_calls"]  # noqa: Y015
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__max_reasoning_tokens) -> _WhichOneofReturnType__max_reasoning_tokens | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__parallel_tool_calls) -> _WhichOneofReturnType__parallel_tool_calls | None: ...
+
+Global___ChatOutputOptions: _TypeAlias = ChatOutputOptions  # noqa: Y015
+
+@_typing.final
+class ChatFormat(_message.Message):
+    """How a model writes calls of tools and reasoning."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    CALLS_FIELD_NUMBER: _builtins.int
+    REASONING_FIELD_NUMBER: _builtins.int
+    calls: _builtins.str
+    """As Model.call_format. Default: empty, no calls."""
+    reasoning: _builtins.str
+    """As Model.reasoning_format. Default: empty, no reasoning."""
+    def __init__(
+        self,
+        *,
+        calls: _builtins.str = ...,
+        reasoning: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["calls", b"calls", "reasoning", b"reasoning"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ChatFormat: _TypeAlias = ChatFormat  # noqa: Y015
 
 @_typing.final
 class LogprobOptions(_message.Message):
@@ -730,6 +820,7 @@ class GenerationDelta(_message.Message):
     LOGPROBS_FIELD_NUMBER: _builtins.int
     LAST_FIELD_NUMBER: _builtins.int
     WEIGHTS_SPANS_FIELD_NUMBER: _builtins.int
+    CHAT_EVENTS_FIELD_NUMBER: _builtins.int
     sequence_index: _builtins.int
     """Index of the sequence in the request, counted from 0."""
     token_offset: _builtins.int
@@ -757,6 +848,13 @@ class GenerationDelta(_message.Message):
     def weights_spans(self) -> _containers.RepeatedCompositeFieldContainer[Global___WeightsSpan]:
         """By which weights the new tokens were made, in their order. Empty: all of them by version 0."""
 
+    @_builtins.property
+    def chat_events(self) -> _containers.RepeatedCompositeFieldContainer[Global___ChatEvent]:
+        """What became certain with the new text, in order. Text that may be the beginning of a marker is
+        held back; at the latest it comes with the last delta. Those of all deltas of a sequence add up to
+        its message. Empty unless asked for with OutputOptions.chat.
+        """
+
     def __init__(
         self,
         *,
@@ -768,14 +866,147 @@ class GenerationDelta(_message.Message):
         logprobs: Global___TokenLogprobs | None = ...,
         last: _builtins.bool = ...,
         weights_spans: _abc.Iterable[Global___WeightsSpan] | None = ...,
+        chat_events: _abc.Iterable[Global___ChatEvent] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["logprobs", b"logprobs"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["last", b"last", "logprobs", b"logprobs", "num_tokens", b"num_tokens", "sequence_index", b"sequence_index", "text", b"text", "token_ids", b"token_ids", "token_offset", b"token_offset", "weights_spans", b"weights_spans"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["chat_events", b"chat_events", "last", b"last", "logprobs", b"logprobs", "num_tokens", b"num_tokens", "sequence_index", b"sequence_index", "text", b"text", "token_ids", b"token_ids", "token_offset", b"token_offset", "weights_spans", b"weights_spans"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___GenerationDelta: _TypeAlias = GenerationDelta  # noqa: Y015
+
+@_typing.final
+class ChatEvent(_message.Message):
+    """A piece of a message of the assistant."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    CONTENT_FIELD_NUMBER: _builtins.int
+    REASONING_FIELD_NUMBER: _builtins.int
+    CALL_STARTED_FIELD_NUMBER: _builtins.int
+    ARGUMENTS_FIELD_NUMBER: _builtins.int
+    CALL_ENDED_FIELD_NUMBER: _builtins.int
+    content: _builtins.str
+    """More text of the answer."""
+    reasoning: _builtins.str
+    """More text of the reasoning that comes before an answer or a call."""
+    @_builtins.property
+    def call_started(self) -> Global___ToolCallStarted:
+        """A call of a tool began; its arguments follow."""
+
+    @_builtins.property
+    def arguments(self) -> Global___ToolCallArguments:
+        """More of the arguments of a call."""
+
+    @_builtins.property
+    def call_ended(self) -> Global___ToolCallEnded:
+        """A call ended."""
+
+    def __init__(
+        self,
+        *,
+        content: _builtins.str = ...,
+        reasoning: _builtins.str = ...,
+        call_started: Global___ToolCallStarted | None = ...,
+        arguments: Global___ToolCallArguments | None = ...,
+        call_ended: Global___ToolCallEnded | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["arguments", b"arguments", "call_ended", b"call_ended", "call_started", b"call_started", "content", b"content", "event", b"event", "reasoning", b"reasoning"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["arguments", b"arguments", "call_ended", b"call_ended", "call_started", b"call_started", "content", b"content", "event", b"event", "reasoning", b"reasoning"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType_event: _TypeAlias = _typing.Literal["content", "reasoning", "call_started", "arguments", "call_ended"]  # noqa: Y015
+    _WhichOneofArgType_event: _TypeAlias = _typing.Literal["event", b"event"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType_event) -> _WhichOneofReturnType_event | None: ...
+
+Global___ChatEvent: _TypeAlias = ChatEvent  # noqa: Y015
+
+@_typing.final
+class ToolCallStarted(_message.Message):
+    """The beginning of a call of a tool."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    INDEX_FIELD_NUMBER: _builtins.int
+    ID_FIELD_NUMBER: _builtins.int
+    NAME_FIELD_NUMBER: _builtins.int
+    index: _builtins.int
+    """Index of the call in the message, counted from 0."""
+    id: _builtins.str
+    """Names the call, for the message with its result."""
+    name: _builtins.str
+    """Name of the tool."""
+    def __init__(
+        self,
+        *,
+        index: _builtins.int = ...,
+        id: _builtins.str = ...,
+        name: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["id", b"id", "index", b"index", "name", b"name"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ToolCallStarted: _TypeAlias = ToolCallStarted  # noqa: Y015
+
+@_typing.final
+class ToolCallArguments(_message.Message):
+    """More of the arguments of a call."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    INDEX_FIELD_NUMBER: _builtins.int
+    TEXT_FIELD_NUMBER: _builtins.int
+    index: _builtins.int
+    """Index of the call in the message."""
+    text: _builtins.str
+    """All of them for a call, joined, are the beginning of a JSON object; all of it if the call is
+    complete.
+    """
+    def __init__(
+        self,
+        *,
+        index: _builtins.int = ...,
+        text: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["index", b"index", "text", b"text"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ToolCallArguments: _TypeAlias = ToolCallArguments  # noqa: Y015
+
+@_typing.final
+class ToolCallEnded(_message.Message):
+    """The end of a call."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    INDEX_FIELD_NUMBER: _builtins.int
+    COMPLETE_FIELD_NUMBER: _builtins.int
+    index: _builtins.int
+    """Index of the call in the message."""
+    complete: _builtins.bool
+    """Whether its arguments are a whole JSON object. False where the output ended within them, or went
+    on with something else.
+    """
+    def __init__(
+        self,
+        *,
+        index: _builtins.int = ...,
+        complete: _builtins.bool = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["complete", b"complete", "index", b"index"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ToolCallEnded: _TypeAlias = ToolCallEnded  # noqa: Y015
 
 @_typing.final
 class WeightsSpan(_message.Message):
@@ -907,12 +1138,17 @@ class Usage(_message.Message):
     CACHED_PROMPT_TOKENS_FIELD_NUMBER: _builtins.int
     COMPLETION_TOKENS_FIELD_NUMBER: _builtins.int
     DRAFTS_FIELD_NUMBER: _builtins.int
+    REASONING_TOKENS_FIELD_NUMBER: _builtins.int
     prompt_tokens: _builtins.int
     """Tokens of the prompt."""
     cached_prompt_tokens: _builtins.int
     """Prompt tokens that were found in the prefix cache."""
     completion_tokens: _builtins.int
     """Generated tokens of all sequences."""
+    reasoning_tokens: _builtins.int
+    """Generated tokens of all sequences up to the end of their reasoning, where GenerationSpec.reasoning
+    said how that is marked.
+    """
     @_builtins.property
     def drafts(self) -> _containers.RepeatedCompositeFieldContainer[Global___DraftUsage]:
         """Draft tokens of the sequences, by drafter."""
@@ -924,10 +1160,11 @@ class Usage(_message.Message):
         cached_prompt_tokens: _builtins.int = ...,
         completion_tokens: _builtins.int = ...,
         drafts: _abc.Iterable[Global___DraftUsage] | None = ...,
+        reasoning_tokens: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["cached_prompt_tokens", b"cached_prompt_tokens", "completion_tokens", b"completion_tokens", "drafts", b"drafts", "prompt_tokens", b"prompt_tokens"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cached_prompt_tokens", b"cached_prompt_tokens", "completion_tokens", b"completion_tokens", "drafts", b"drafts", "prompt_tokens", b"prompt_tokens", "reasoning_tokens", b"reasoning_tokens"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1041,6 +1278,7 @@ class GeneratedSequence(_message.Message):
     LOGPROBS_FIELD_NUMBER: _builtins.int
     FINISH_FIELD_NUMBER: _builtins.int
     WEIGHTS_SPANS_FIELD_NUMBER: _builtins.int
+    MESSAGE_FIELD_NUMBER: _builtins.int
     index: _builtins.int
     """Index of the sequence in the request, counted from 0."""
     text: _builtins.str
@@ -1063,6 +1301,12 @@ class GeneratedSequence(_message.Message):
     def weights_spans(self) -> _containers.RepeatedCompositeFieldContainer[Global___WeightsSpan]:
         """By which weights the tokens were made, in their order. Empty: all of them by version 0."""
 
+    @_builtins.property
+    def message(self) -> Global___AssistantMessage:
+        """The output as a message of the assistant: all chat_events of the sequence, added up. Unset unless
+        asked for with OutputOptions.chat.
+        """
+
     def __init__(
         self,
         *,
@@ -1073,11 +1317,78 @@ class GeneratedSequence(_message.Message):
         logprobs: Global___TokenLogprobs | None = ...,
         finish: Global___Finish | None = ...,
         weights_spans: _abc.Iterable[Global___WeightsSpan] | None = ...,
+        message: Global___AssistantMessage | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["finish", b"finish", "logprobs", b"logprobs"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["finish", b"finish", "logprobs", b"logprobs", "message", b"message"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["finish", b"finish", "index", b"index", "logprobs", b"logprobs", "num_tokens", b"num_tokens", "text", b"text", "token_ids", b"token_ids", "weights_spans", b"weights_spans"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["finish", b"finish", "index", b"index", "logprobs", b"logprobs", "message", b"message", "num_tokens", b"num_tokens", "text", b"text", "token_ids", b"token_ids", "weights_spans", b"weights_spans"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___GeneratedSequence: _TypeAlias = GeneratedSequence  # noqa: Y015
+
+@_typing.final
+class AssistantMessage(_message.Message):
+    """An output of a chat, parsed."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    CONTENT_FIELD_NUMBER: _builtins.int
+    REASONING_FIELD_NUMBER: _builtins.int
+    TOOL_CALLS_FIELD_NUMBER: _builtins.int
+    content: _builtins.str
+    """The answer."""
+    reasoning: _builtins.str
+    """The reasoning before it."""
+    @_builtins.property
+    def tool_calls(self) -> _containers.RepeatedCompositeFieldContainer[Global___ToolCall]:
+        """The calls of tools, in order."""
+
+    def __init__(
+        self,
+        *,
+        content: _builtins.str = ...,
+        reasoning: _builtins.str = ...,
+        tool_calls: _abc.Iterable[Global___ToolCall] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["content", b"content", "reasoning", b"reasoning", "tool_calls", b"tool_calls"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___AssistantMessage: _TypeAlias = AssistantMessage  # noqa: Y015
+
+@_typing.final
+class ToolCall(_message.Message):
+    """A call of a tool."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    ID_FIELD_NUMBER: _builtins.int
+    NAME_FIELD_NUMBER: _builtins.int
+    ARGUMENTS_FIELD_NUMBER: _builtins.int
+    COMPLETE_FIELD_NUMBER: _builtins.int
+    id: _builtins.str
+    """Names the call, for the message with its result."""
+    name: _builtins.str
+    """Name of the tool."""
+    arguments: _builtins.str
+    """A JSON object, or its beginning if the call is not complete."""
+    complete: _builtins.bool
+    """Whether the arguments are a whole JSON object."""
+    def __init__(
+        self,
+        *,
+        id: _builtins.str = ...,
+        name: _builtins.str = ...,
+        arguments: _builtins.str = ...,
+        complete: _builtins.bool = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["arguments", b"arguments", "complete", b"complete", "id", b"id", "name", b"name"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ToolCall: _TypeAlias = ToolCall  # noqa: Y015

@@ -130,6 +130,10 @@ class Model(_message.Message):
     LAYER_GROUPS_FIELD_NUMBER: _builtins.int
     QUANTIZATION_FIELD_NUMBER: _builtins.int
     ADAPTERS_FIELD_NUMBER: _builtins.int
+    CALL_FORMAT_FIELD_NUMBER: _builtins.int
+    REASONING_FORMAT_FIELD_NUMBER: _builtins.int
+    HIDDEN_SIZE_FIELD_NUMBER: _builtins.int
+    POOLING_FIELD_NUMBER: _builtins.int
     name: _builtins.str
     """Its name, as GenerationSpec.model takes it."""
     architecture: _builtins.str
@@ -163,6 +167,16 @@ class Model(_message.Message):
     """How its weights are quantized: quant_method of the checkpoint, such as gptq, or what the engine was asked for, such as int8.
     Empty: not at all.
     """
+    call_format: _builtins.str
+    """How it writes calls of tools, as far as its chat template says: hermes, llama, mistral, harmony, deepseek, kimi, gemma3, function_gemma,
+    gemma4, json. Empty: it is not known to write any.
+    """
+    reasoning_format: _builtins.str
+    """How it marks reasoning, as far as its chat template says: think, mistral, gemma4, seed, harmony. Empty: not at all."""
+    hidden_size: _builtins.int
+    """How many values its hidden states have, and so embeddings."""
+    pooling: _builtins.str
+    """What embeddings are made of that ask for no Pooling: last, mean, or a word for what the checkpoint says and aengine does not do."""
     @_builtins.property
     def eos_token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """The ids that end a sequence."""
@@ -202,10 +216,14 @@ class Model(_message.Message):
         layer_groups: _abc.Iterable[Global___LayerGroup] | None = ...,
         quantization: _builtins.str = ...,
         adapters: _abc.Iterable[Global___Adapter] | None = ...,
+        call_format: _builtins.str = ...,
+        reasoning_format: _builtins.str = ...,
+        hidden_size: _builtins.int = ...,
+        pooling: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["generation_defaults", b"generation_defaults"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["adapters", b"adapters", "architecture", b"architecture", "dtype", b"dtype", "eos_token_ids", b"eos_token_ids", "executor", b"executor", "family", b"family", "generation_defaults", b"generation_defaults", "has_chat_template", b"has_chat_template", "implementation", b"implementation", "kv_bytes_per_token", b"kv_bytes_per_token", "layer_groups", b"layer_groups", "max_model_len", b"max_model_len", "name", b"name", "num_active_parameters", b"num_active_parameters", "num_parameters", b"num_parameters", "quantization", b"quantization", "vocab_size", b"vocab_size", "without_tokenizer", b"without_tokenizer"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["adapters", b"adapters", "architecture", b"architecture", "call_format", b"call_format", "dtype", b"dtype", "eos_token_ids", b"eos_token_ids", "executor", b"executor", "family", b"family", "generation_defaults", b"generation_defaults", "has_chat_template", b"has_chat_template", "hidden_size", b"hidden_size", "implementation", b"implementation", "kv_bytes_per_token", b"kv_bytes_per_token", "layer_groups", b"layer_groups", "max_model_len", b"max_model_len", "name", b"name", "num_active_parameters", b"num_active_parameters", "num_parameters", b"num_parameters", "pooling", b"pooling", "quantization", b"quantization", "reasoning_format", b"reasoning_format", "vocab_size", b"vocab_size", "without_tokenizer", b"without_tokenizer"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -315,6 +315,54 @@ class Grammar(_message.Message):
 Global___Grammar: _TypeAlias = Grammar  # noqa: Y015
 
 @_typing.final
+class Reasoning(_message.Message):
+    """Where the reasoning of an output begins and ends. What follows it is the answer: structured_output
+    speaks of that alone, and may have some white space before it; no token then has both the end of the
+    reasoning and the start of the answer. White space around the markers is not looked for, only
+    written. A marker is found however it is cut into tokens.
+    """
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    OPENING_FIELD_NUMBER: _builtins.int
+    CLOSING_FIELD_NUMBER: _builtins.int
+    OPENED_FIELD_NUMBER: _builtins.int
+    MAX_TOKENS_FIELD_NUMBER: _builtins.int
+    ANSWER_FIELD_NUMBER: _builtins.int
+    opening: _builtins.str
+    """What the output begins with if it has reasoning. At most 256 bytes; not needed if it is opened.
+    With structured_output an output has reasoning only if this is one token of the model.
+    """
+    closing: _builtins.str
+    """What ends the reasoning. Required: 1 to 256 bytes, not all of them white space."""
+    opened: _builtins.bool
+    """Whether the output begins within reasoning, since the prompt opened it. Default: false."""
+    max_tokens: _builtins.int
+    """Reasoning of so many tokens, those of the opening included, is ended with the tokens of closing.
+    0 to 2^31 - 1. Default: no limit.
+    """
+    answer: _builtins.str
+    """What is written behind the closing before what matches structured_output: at most 256 bytes."""
+    def __init__(
+        self,
+        *,
+        opening: _builtins.str = ...,
+        closing: _builtins.str = ...,
+        opened: _builtins.bool = ...,
+        max_tokens: _builtins.int | None = ...,
+        answer: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_max_tokens", b"_max_tokens", "max_tokens", b"max_tokens"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_max_tokens", b"_max_tokens", "answer", b"answer", "closing", b"closing", "max_tokens", b"max_tokens", "opened", b"opened", "opening", b"opening"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__max_tokens: _TypeAlias = _typing.Literal["max_tokens"]  # noqa: Y015
+    _WhichOneofArgType__max_tokens: _TypeAlias = _typing.Literal["_max_tokens", b"_max_tokens"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__max_tokens) -> _WhichOneofReturnType__max_tokens | None: ...
+
+Global___Reasoning: _TypeAlias = Reasoning  # noqa: Y015
+
+@_typing.final
 class StoppingCriteria(_message.Message):
     """When a sequence ends. It also ends when prompt and output fill the model's context."""
 

@@ -20,6 +20,8 @@ from aengine.v1.generation_service_pb2 import CancelRequestsResponse, ResumeGene
 from aengine.v1.generation_service_pb2_grpc import GenerationServiceServicer, add_GenerationServiceServicer_to_server
 from aengine.v1.model_service_pb2 import GetModelResponse, LayerGroup, Model
 from aengine.v1.model_service_pb2_grpc import ModelServiceServicer, add_ModelServiceServicer_to_server
+from aengine.v1.tokenizer_service_pb2 import RenderChatResponse, TokenizeResponse
+from aengine.v1.tokenizer_service_pb2_grpc import TokenizerServiceServicer, add_TokenizerServiceServicer_to_server
 
 Context = Any
 Answer = Callable[[Any, Context], AsyncIterator[GenerationEvent]]
@@ -55,6 +57,17 @@ def says(events: list[GenerationEvent], *, then: Callable[[Context], Awaitable[N
     return answer
 
 
+def held_after(ids: list[int]) -> Answer:
+    """Send these tokens, and never end."""
+
+    async def answer(request: Any, context: Context) -> AsyncIterator[GenerationEvent]:
+        for event in whole_answer([*ids, 0])[: 1 + len(ids)]:
+            yield event
+        await asyncio.Event().wait()
+
+    return answer
+
+
 def fails(
     code: grpc.StatusCode = grpc.StatusCode.UNAVAILABLE,
     *,
@@ -78,8 +91,9 @@ def fails(
     return fail
 
 
-class ScriptedServer(GenerationServiceServicer, ModelServiceServicer, EngineServiceServicer):
-    """`answers` are those of StreamGenerate and ResumeGenerate, in the order of the calls."""
+class ScriptedServer(GenerationServiceServicer, ModelServiceServicer, EngineServiceServicer, TokenizerServiceServicer):
+    """`answers` are those of StreamGenerate and ResumeGenerate, in the order of the calls. `model`: more about the model. A chat is
+    rendered as the number of its messages, a text tokenized as its length."""
 
     def __init__(self, *answers: Answer) -> None:
         self.answers = list(answers)
@@ -88,6 +102,7 @@ class ScriptedServer(GenerationServiceServicer, ModelServiceServicer, EngineServ
         self.left = asyncio.Event()  # a client left a call before its end
         self.health = health.aio.HealthServicer()
         self.address = ""
+        self.model = Model()
 
     async def StreamGenerate(self, request: Any, context: Context) -> AsyncIterator[StreamGenerateResponse]:
         async for event in self._answer(request, context):
@@ -111,7 +126,15 @@ class ScriptedServer(GenerationServiceServicer, ModelServiceServicer, EngineServ
             Model(max_model_len=100, vocab_size=100, eos_token_ids=[7], num_parameters=3_000_000_000, num_active_parameters=1000)
         )
         model.MergeFrom(Model(kv_bytes_per_token=2048, layer_groups=groups))
+        model.MergeFrom(self.model)
         return GetModelResponse(model=model)
+
+    async def RenderChat(self, request: Any, context: Context) -> RenderChatResponse:
+        self.calls.append(request)
+        return RenderChatResponse(text=str(len(request.chat.messages)))
+
+    async def Tokenize(self, request: Any, context: Context) -> TokenizeResponse:
+        return TokenizeResponse(token_ids=[len(request.text)])
 
     async def GetLoad(self, request: Any, context: Context) -> GetLoadResponse:
         load = Load(completion_tokens=10, running=2, waiting=3, parked=4, pages_used=5, pages_total=6)
@@ -138,6 +161,7 @@ async def scripted(
     add_GenerationServiceServicer_to_server(script, server)
     add_ModelServiceServicer_to_server(script, server)
     add_EngineServiceServicer_to_server(script, server)
+    add_TokenizerServiceServicer_to_server(script, server)
     health_pb2_grpc.add_HealthServicer_to_server(script.health, server)
     port = server.add_insecure_port(address) if credentials is None else server.add_secure_port(address, credentials)
     script.address = f"127.0.0.1:{port}"

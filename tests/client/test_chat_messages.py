@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
-from typing import Any
+from typing import Any, cast
 
 import pytest
+from fake_engine import FakeEngine
 from google.protobuf.message import Message
 
-from aengine import InvalidRequestError, RequestOptions, SamplingParams
-from aengine.chats import MAX_OPTION_CHARACTERS, read_messages
+from aengine import AsyncEngine, InvalidRequestError, RequestOptions, SamplingParams
+from aengine.chat_prompts import MAX_OPTION_CHARACTERS, read_messages
 from aengine.client.messages import write_request
 from aengine.server.generation.convert import MAX_EXTRA_CHARACTERS, read_request
 from aengine.v1.generation_pb2 import ChatMessage, ChatPrompt, ContentPart
@@ -38,10 +39,9 @@ CHATS: dict[str, tuple[list[dict[str, Any]], dict[str, Any]]] = {
 
 
 async def read(request: Message) -> Any:
-    async def violations_of(prompt: object, params: SamplingParams) -> list[Any]:
-        return []
-
-    return await read_request(GenerateRequest.FromString(request.SerializeToString()), violations_of)
+    engine = cast(AsyncEngine, FakeEngine())
+    wanted, _ = await read_request(GenerateRequest.FromString(request.SerializeToString()), engine)
+    return wanted
 
 
 @pytest.mark.anyio

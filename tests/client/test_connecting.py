@@ -34,7 +34,8 @@ from aengine.errors import (
     QueueFullError,
     RequestIdInUseError,
 )
-from aengine.server.calls.errors import describe, to_status
+from aengine.server.calls.status import to_status
+from aengine.server.core.errors import describe
 from aengine.v1.model_service_pb2 import GetModelRequest
 from aengine.wire import PUSHBACK_KEY
 
@@ -110,9 +111,9 @@ def test_the_errors_of_an_engine_arrive_as_they_are(error: AEngineError, answere
 
 
 def test_too_many_calls_are_what_a_full_queue_is() -> None:
-    from aengine.server.calls.errors import StatusError
+    from aengine.server.core.errors import ServiceError
 
-    failure = read_failure(rpc_error(StatusError("TOO_MANY_CALLS", "8192 calls are under way")), NOBODY)
+    failure = read_failure(rpc_error(ServiceError("TOO_MANY_CALLS", "8192 calls are under way")), NOBODY)
     assert (type(failure.error), str(failure.error), failure.pushback) == (QueueFullError, "8192 calls are under way", 1.0)
 
 

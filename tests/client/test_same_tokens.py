@@ -11,8 +11,8 @@ import pytest
 from both_sides import REMOTE, reached
 from speculating import demo, drafts_everywhere
 
-from aengine import AEngineError, AsyncEngine, InvalidRequestError, NothingToChooseError, SamplingParams, StructuredOutput
-from aengine.chats import ChatFields
+from aengine import AEngineError, AsyncEngine, InvalidRequestError, NothingToChooseError, Reasoning, SamplingParams, StructuredOutput
+from aengine.chat_prompts import ChatFields
 from aengine.client import AsyncClient
 from aengine.requests import OptionFields
 
@@ -21,6 +21,7 @@ pytestmark = pytest.mark.anyio
 TEXT = "It is a truth universally"
 CHAT = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Grüße, 你好 👋"}]
 LIMITED = SamplingParams(seed=3, max_tokens=12)
+THINKS = Reasoning(opening="<think>", closing="</think>\n", opened=True, max_tokens=3)
 EOS = 4093  # of the demo model; a special token
 
 
@@ -69,6 +70,9 @@ async def test_the_model_is_described(engine: AsyncEngine, client: AsyncClient) 
         (TEXT, replace(LIMITED, structured_output=StructuredOutput(grammar='root ::= "a" | "b"'))),
         (TEXT, replace(LIMITED, max_tokens=30, structured_output=StructuredOutput(json_object=True))),
         (TEXT, replace(LIMITED, max_tokens=30, structured_output=StructuredOutput(json_schema={"type": "integer"}))),
+        (TEXT, replace(LIMITED, reasoning=Reasoning(opening="It", closing="!"))),
+        (TEXT, replace(LIMITED, reasoning=THINKS)),
+        (TEXT, replace(LIMITED, reasoning=THINKS, structured_output=StructuredOutput(choice=("yes", "no")))),
     ],
 )
 async def test_equal(engine: AsyncEngine, client: AsyncClient, prompt: Any, params: SamplingParams) -> None:

@@ -123,8 +123,8 @@ def num_packed() -> int:
 
 
 RANKS: dict[str, Any] = {"one rank": {}, "two ranks": {"tensor_parallel_size": 2}, "two stages": {"pipeline_parallel_size": 2}}
-CASES = [("auto", "one rank", 60), ("auto", "one rank", 500), ("torch_native", "one rank", 120)]
-CASES += [("torch_native", "two ranks", 120), ("auto", "two stages", 120)]
+CASES = [("auto", "one rank", 60), ("auto", "one rank", 500), ("torch_native", "one rank", 60)]
+CASES += [("torch_native", "two ranks", 60), ("auto", "two stages", 60)]
 
 
 @pytest.mark.parametrize(("backend", "ranks", "count"), slow_but(CASES[:1], CASES))

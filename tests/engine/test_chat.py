@@ -12,8 +12,8 @@ import chat_templates
 import pytest
 import tiny_tokenizers
 
-from aengine import InvalidRequestError, RequestOptions, chats
-from aengine.chats import RESERVED, ChatOptions, read_messages
+from aengine import InvalidRequestError, RequestOptions, chat_prompts
+from aengine.chat_prompts import RESERVED, ChatOptions, read_messages
 from aengine.engine.tokenizer import Tokenizer
 
 WEATHER = {
@@ -161,8 +161,8 @@ for _ in range(70):
         (1 << 70, f"{1 << 70}, which is no JSON value"),
         ({1: 2}, "{1: 2}, which is no JSON value"),
         (DEEP, "lists and dicts in more than 64 levels"),
-        ([0] * chats.MAX_OPTION_CHARACTERS, "more than 262144 characters and other values"),
-        ("a" * chats.MAX_OPTION_CHARACTERS, "more than 262144 characters and other values"),
+        ([0] * chat_prompts.MAX_OPTION_CHARACTERS, "more than 262144 characters and other values"),
+        ("a" * chat_prompts.MAX_OPTION_CHARACTERS, "more than 262144 characters and other values"),
     ],
     ids=["set", "nan", "wide", "key", "deep", "list", "text"],
 )

@@ -18,7 +18,7 @@ from speculating import also_with_drafts, demo
 from aengine import EngineDeadError, FinishReason, InvalidRequestError, QueueFullError, SamplingParams, StepHangError, StructuredOutput
 from aengine.engine.stream import TokenStream
 from aengine.params import LogitsProcessor
-from aengine.sampling.grammar import CompiledGrammar, GrammarError, _Matcher
+from aengine.sampling.grammar import CompiledGrammar, GrammarError, GrammarMatcher
 from aengine.scheduler.plan import RowsFailed, StepPlan
 
 pytestmark = pytest.mark.anyio
@@ -179,9 +179,9 @@ async def test_a_processor_that_raises_fails_its_request_behind_the_tokens_befor
 async def test_a_grammar_that_takes_too_much_fails_its_request_behind_the_tokens_before_it(
     count: int, speculation: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    fill = _Matcher.fill
+    fill = GrammarMatcher.fill
 
-    def fail(matcher: _Matcher, bits: Any) -> None:
+    def fail(matcher: GrammarMatcher, bits: Any) -> None:
         if matcher.num_tokens == count:
             raise GrammarError.of("structured_output", "takes too much")
         fill(matcher, bits)
@@ -191,7 +191,7 @@ async def test_a_grammar_that_takes_too_much_fails_its_request_behind_the_tokens
         whole = await engine.generate("It is", params)
         assert (whole.usage.accepted_draft_tokens > count) == speculation
         monkeypatch.setattr(CompiledGrammar, "try_out", lambda *given: True)
-        monkeypatch.setattr(_Matcher, "fill", fail)
+        monkeypatch.setattr(GrammarMatcher, "fill", fail)
         other = engine.stream("It is", SamplingParams(seed=5, max_tokens=30, ignore_eos=True))
         await check_fails_behind(engine.stream("It is", params), GrammarError, whole.token_ids[:count])
         assert len([token async for token in other]) == 30

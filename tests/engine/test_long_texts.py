@@ -15,7 +15,7 @@ from slow_cases import slow_but
 from tokenizers import AddedToken, normalizers, pre_tokenizers
 
 import aengine
-from aengine import InvalidRequestError, chats
+from aengine import InvalidRequestError, chat_prompts
 from aengine.engine import tokenizer as tokenizer_module
 from aengine.engine.tokenizer import Tokenizer
 
@@ -156,7 +156,7 @@ class TestLimits:
         assert [Tokenizer.load(tmp_path).least_tokens(count) for count in (1, 100, 101)] == [1, 1, 2]
 
     def test_a_chat_that_holds_too_much_is_not_rendered(self, demo: Tokenizer, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(chats, "MAX_CHAT_CHARACTERS", 100)
+        monkeypatch.setattr(chat_prompts, "MAX_CHAT_CHARACTERS", 100)
         for message in (
             {"role": "user", "content": "a" * 100},
             {"role": "user", "content": [{"type": "text", "text": "a" * 100}]},

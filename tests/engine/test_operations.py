@@ -136,7 +136,7 @@ class TestPause:
                     group.start_soon(engine.pause)
                     await anyio.wait_all_tasks_blocked()
                     scope.cancel()
-            assert not engine._replies
+            assert not engine._commands._waiting
             gate.open()
             await engine.pause()
             engine.unpause()

@@ -13,7 +13,7 @@ import pytest
 from oracle_engine import OracleEngine, busy_worker, idle, until
 from tokenizers import Regex, pre_tokenizers
 
-from aengine import ContextLengthError, FinishReason, InvalidRequestError, KVCapacityError, SamplingParams
+from aengine import ContextLengthError, EngineStateError, FinishReason, InvalidRequestError, KVCapacityError, SamplingParams
 from aengine.engine import prompts, tokenizer
 from aengine.engine.tokenizer import PIECE_CHARACTERS
 from aengine.outputs import RequestState
@@ -138,6 +138,10 @@ class TestLongTexts:
             with self.encoded(engine) as lengths, pytest.raises(ContextLengthError, match=r"prompt: \d+ tokens or more leave"):
                 await engine.stream("a b " * 5000).started()
             assert lengths == [PIECE_CHARACTERS]
+            with self.encoded(engine) as lengths, pytest.raises(ContextLengthError, match=r"prompt: \d+ tokens or more leave"):
+                await engine.tokenize("a b " * 5000, for_prompt=True)
+            assert lengths == [PIECE_CHARACTERS]
+            assert len(await engine.tokenize("a b " * 5000)) > 5000
         async with OracleEngine(num_pages=51) as engine:
             with pytest.raises(KVCapacityError, match=r"prompt: 300 tokens leave no room for a new one in the KV cache of 200 tokens"):
                 await engine.stream("!" * 300).started()
@@ -163,6 +167,18 @@ class TestLongTexts:
                 with pytest.raises(InvalidRequestError, match="token id"):  # what is not the oracle's
                     await engine.stream("a").started()
             assert lengths == [10, 1]
+
+    async def test_what_is_not_tokenized_at_the_end_of_the_engine(self) -> None:
+        async with OracleEngine() as engine, anyio.create_task_group() as tasks:
+
+            async def wait() -> None:
+                with pytest.raises(EngineStateError, match="the engine is closed"):
+                    await engine.tokenize("a")
+
+            with busy_worker(engine):
+                tasks.start_soon(wait)
+                await anyio.wait_all_tasks_blocked()
+                await engine.aclose()
 
     async def test_a_panic_fails_its_request_alone(self, monkeypatch: pytest.MonkeyPatch) -> None:
         async with OracleEngine() as engine:

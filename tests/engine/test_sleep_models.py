@@ -33,7 +33,7 @@ KINDS: dict[str, dict[str, Any]] = {
 }
 QUICK = [("kernels", 1, 40, 3), ("kernels", 2, 40, 3), ("torch", 1, 16, 3)]
 LONG = [("kernels", 1, 200, 10), ("torch", 1, 200, 10), ("kernels", 2, 200, 10)]
-OTHERS = [(kind, level, 16, 3) for kind in KINDS for level in (1, 2) if (kind, level) not in {("fallback", 2), ("torch", 1)}]
+OTHERS = [(kind, level, 8, 2) for kind in KINDS for level in (1, 2) if (kind, level) not in {("fallback", 2), ("torch", 1)}]
 CASES = slow_but(QUICK, [*QUICK, *LONG, *OTHERS])
 
 

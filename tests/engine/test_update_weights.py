@@ -95,7 +95,7 @@ MODES = ["keep", "recompute", "finish", "abort"]
 
 @pytest.mark.parametrize("anyio_backend", slow_but(["asyncio"], ["asyncio", "trio"]))
 @pytest.mark.parametrize("mode", MODES)
-@pytest.mark.parametrize("count", slow_but([2], [2, 50]))
+@pytest.mark.parametrize("count", slow_but([2], [2, 20]))
 async def test_under_load(models: Models, mode: str, count: int) -> None:
     rng, outputs, done = random.Random(0), list[Output](), anyio.Event()
     async with AsyncEngine("demo", **OPTIONS) as engine, anyio.create_task_group() as tasks:

@@ -38,6 +38,13 @@ def test_adapters(capfd: pytest.CaptureFixture[str]) -> None:
     assert "with:    A lawyer is a philosopher." in text
 
 
+def test_chat(capfd: pytest.CaptureFixture[str]) -> None:
+    run_here("chat.py")
+    text = capfd.readouterr().out
+    assert text.startswith('weather {"town"')
+    assert re.search(r"'arguments': {'town': '(Bath|London|Meryton)', 'days': \d}", text)
+
+
 def test_logits_processor(capfd: pytest.CaptureFixture[str]) -> None:
     run_here("logits_processor.py", "e")
     text = capfd.readouterr().out

@@ -16,9 +16,9 @@ import pytest
 
 from aengine.errors import ConfigError
 from aengine.kernels.cpu import levels
-from aengine.kernels.cpu.compiler import build, prebuilt_name
+from aengine.kernels.cpu.compiler import SOURCES, build, find_prebuilt, prebuilt_name
 from aengine.kernels.cpu.levels import KernelsUnavailableError, Level, select_level, supported_levels
-from aengine.kernels.cpu.library import load_kernels
+from aengine.kernels.cpu.library import load_level
 from tools.prebuild import prebuild
 
 FILES = {
@@ -107,13 +107,23 @@ def test_whatever_shapes_the_result_compiles_anew(tmp_path: pathlib.Path, source
         assert compilations(tmp_path) == len(paths) == 3
 
 
-def test_a_library_of_the_package_is_preferred(tmp_path: pathlib.Path, sources: pathlib.Path, environ: dict[str, str]) -> None:
+def test_a_prebuilt_library_is_of_the_sources_and_whole(
+    tmp_path: pathlib.Path, sources: pathlib.Path, environ: dict[str, str], caplog: pytest.LogCaptureFixture
+) -> None:
     shipped = tmp_path / "prebuilt"
+    assert find_prebuilt(Level.PORTABLE, sources, shipped) is None
     made = prebuild(Level.PORTABLE, environ, sources, shipped)
-    assert built(Level.PORTABLE, environ, sources, shipped) == made
-    assert compilations(tmp_path) == 1
+    assert find_prebuilt(Level.PORTABLE, sources, shipped) == made == next(shipped.iterdir())
+    assert find_prebuilt(Level.AVX2, sources, shipped) is None
+    caplog.clear()
+    whole = made.read_bytes()
+    made.write_bytes(whole[:-100])
+    assert find_prebuilt(Level.PORTABLE, sources, shipped) is None
+    assert [record.message for record in caplog.records] == [f"the prebuilt CPU kernels {made} are damaged"]
+    made.write_bytes(whole)
     (sources / "other.h").write_text("// changed\n")
-    assert built(Level.PORTABLE, environ, sources, shipped).parent != shipped
+    assert find_prebuilt(Level.PORTABLE, sources, shipped) is None
+    assert len(caplog.records) == 1
 
 
 def test_without_a_compiler_there_is_a_reason(tmp_path: pathlib.Path, sources: pathlib.Path, environ: dict[str, str]) -> None:
@@ -184,17 +194,26 @@ def test_amx_takes_the_permission_of_linux(monkeypatch: pytest.MonkeyPatch) -> N
     assert (Level.AMX in supported_levels()) == levels._may_use_tiles()
 
 
-def test_a_library_of_another_version_is_refused(tmp_path: pathlib.Path, environ: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
-    from aengine.kernels.cpu import compiler
-
-    shipped = tmp_path / "prebuilt"
+def test_a_prebuilt_library_that_does_not_work_is_not_used(
+    tmp_path: pathlib.Path, environ: dict[str, str], caplog: pytest.LogCaptureFixture
+) -> None:
+    """The kernels are compiled instead. Without a compiler that is the error."""
+    source, made, shipped = tmp_path / "old.cpp", tmp_path / "old.so", tmp_path / "prebuilt"
     shipped.mkdir()
-    source = tmp_path / "old.cpp"
     source.write_text('extern "C" const char* aengine_level() { return "portable"; }\n')
-    subprocess.run(["c++", "-shared", "-fPIC", str(source), "-o", str(shipped / prebuilt_name(Level.PORTABLE))], check=True)
-    monkeypatch.setattr(compiler.build.__wrapped__, "__defaults__", (compiler.SOURCES, shipped))
-    with pytest.raises(KernelsUnavailableError, match="another version"):
-        load_kernels({**environ, "AENGINE_CPU_LEVEL": "portable"})
+    subprocess.run(["c++", "-shared", "-fPIC", str(source), "-o", str(made)], check=True)
+    shutil.copy(made, shipped / prebuilt_name(Level.PORTABLE, SOURCES, made.read_bytes()))
+    kernels = load_level(Level.PORTABLE, prebuilt=shipped)
+    assert not kernels.prebuilt
+    assert "the prebuilt CPU kernels cannot be used: the compiled kernels are of another version" in caplog.text
+    with pytest.raises(KernelsUnavailableError, match="there is no C"):
+        load_level(Level.PORTABLE, {"PATH": str(tmp_path)}, shipped)
+
+
+def test_a_prebuilt_library_is_loaded_without_a_compiler(tmp_path: pathlib.Path) -> None:
+    with build(Level.PORTABLE, os.environ) as path:
+        shutil.copy(path, tmp_path / prebuilt_name(Level.PORTABLE, SOURCES, path.read_bytes()))
+    assert load_level(Level.PORTABLE, {"PATH": str(tmp_path)}, tmp_path).prebuilt
 
 
 def test_torch_and_the_kernels_share_one_openmp(kernels) -> None:

@@ -224,7 +224,7 @@ def test_refusals(heads: int, kv_heads: int, size: int, stages: int, said: str) 
 
 
 def test_models_of_transformers_are_refused() -> None:
-    spec = FallbackSpec(None, "mamba2", "Mamba2ForCausalLM", 10, 10, (), 1, 1, None, ())
+    spec = FallbackSpec(None, "mamba2", "Mamba2ForCausalLM", 10, 8, 10, (), 1, 1, None, ())
     check_shards(spec, 1, 1)
     with pytest.raises(ConfigError, match="tensor_parallel_size: Mamba2ForCausalLM runs in the code of transformers"):
         check_shards(spec, 2, 1)

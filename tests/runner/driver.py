@@ -126,7 +126,7 @@ class Driver:
             page_cols=page_cols,
             page_ids=page_ids,
             adapters=_int32(s.adapter for s, _ in entries) if any(s.adapter for s, _ in entries) else NO_INTS,
-            scores_prompts=any(s.params.prompt_logprobs is not None for s, _ in entries[num_decodes:]),
+            scores_prompts=any(s.params.features & (Features.PROMPT_LOGPROBS | Features.POOLED) for s, _ in entries[num_decodes:]),
         )
         self.step += 1
         return plan
@@ -150,7 +150,7 @@ def record_logits(runner: ModelRunner) -> list[torch.Tensor]:
         seen.append(logits.clone())
         return sample(logits, *args)
 
-    sampler.is_greedy = lambda rows: False
+    sampler.is_greedy = lambda rows, positions: False
     sampler.draw_params = lambda rows, positions: None  # else the kernels sample, and nobody sees logits
     sampler.sample = record
     return seen

@@ -142,6 +142,23 @@ def test_logprobs_and_prompt_logprobs(tiny: pathlib.Path) -> None:
         np.testing.assert_allclose(one, two, rtol=1e-4, atol=1e-4)
 
 
+def test_pooled_states(tiny: pathlib.Path) -> None:
+    """Also of chunks that are so short that a graph of decodes would hold them."""
+    prompts = {"last": [1, 27, 40], "mean": [1, 2, 40]}
+    seen = []
+    for runner in (graph_runner(tiny), eager_runner(tiny)):
+        driver = Driver(runner, chunk=13)
+        sequences = [driver.add(list(range(5)), GREEDY)]
+        for pooling, lengths in prompts.items():
+            sequences += [driver.add(list(range(7, 7 + length)), replace(GREEDY, pooling=pooling)) for length in lengths]
+        results = [driver.run_step(sequences) for _ in range(8)]
+        seen.append([(one.row, one.start, one.states) for result in results for one in result.pooled])
+    assert [one[:2] for one in seen[0]] == [one[:2] for one in seen[1]]
+    assert len(seen[0]) == 3 + 1 + 1 + 4
+    for (*_, one), (*_, two) in zip(*seen, strict=True):
+        np.testing.assert_allclose(one, two, rtol=1e-4, atol=1e-4)
+
+
 @pytest.mark.usefixtures("from_buffers")
 def test_what_buffers_hold_beyond_a_step_does_not_matter(tiny: pathlib.Path) -> None:
     runner = graph_runner(tiny)

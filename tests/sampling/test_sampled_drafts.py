@@ -31,7 +31,7 @@ LENGTH = 16
 TOO_MUCH = [B, C]
 
 
-def fill(self: grammar._Matcher, bits: np.ndarray, real=grammar._Matcher.fill) -> None:  # type: ignore[no-untyped-def]
+def fill(self: grammar.GrammarMatcher, bits: np.ndarray, real=grammar.GrammarMatcher.fill) -> None:  # type: ignore[no-untyped-def]
     """As if the mask behind some tokens took too much."""
     if self._tokens[-2:] == TOO_MUCH:
         raise GrammarError.of("structured_output", "the grammar takes too much")
@@ -147,7 +147,7 @@ def random_drafts(rng: random.Random, sequences: list[Sequence], known: dict[int
 @pytest.mark.parametrize("seconds", [1.0, 0.0])
 @pytest.mark.parametrize("part", slow_but([0], range(5)))
 def test_tokens_logprobs_and_failures_are_those_without_drafts(part: int, seconds: float, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(grammar._Matcher, "fill", fill)
+    monkeypatch.setattr(grammar.GrammarMatcher, "fill", fill)
     seen: Counter[str] = Counter()
     for seed in range(part * 20, part * 20 + 20):
         monkeypatch.setattr(grammar, "MASK_SECONDS", 1.0)

@@ -55,6 +55,8 @@ def solo_run(request: Request, vocab_size: int) -> Truth:
     for token in request.prompt.tolist():
         push(token)
     limit = len(request.prompt) + request.max_tokens
+    if not request.max_tokens:
+        return Truth(request, np.array(tokens), np.array(hashes), FinishReason.MAX_TOKENS)
     while True:
         token = int((_mix(state, request.key) >> 20) % vocab_size)
         push(token)

@@ -75,7 +75,7 @@ class Simulation:
 
     def _use_weights(self) -> None:
         if self.changing == "abort":
-            self.forced.update(key for key, sequence in self.scheduler._sequences.items() if sequence.begun)
+            self.forced.update(key for key, sequence in self.scheduler._live.by_key.items() if sequence.begun)
             self.scheduler.cancel_begun()
         self.runner.version += 1
         self.scheduler.use_weights(recompute=self.changing == "recompute")
@@ -117,8 +117,10 @@ class Simulation:
         return worked
 
     def _postponed(self, plan: StepPlan, result: StepResult) -> StepResult:
-        rows = plan.rows[plan.num_sampled > 0]
-        late = np.array([self.scheduler._rows.lockstep[row] and self.rng is not None and self.rng.random() < 0.2 for row in rows], np.bool_)
+        samples = plan.num_sampled > 0
+        rows, known = plan.rows[samples], self.scheduler._rows
+        waits = known.lockstep[rows] & ((plan.starts + plan.lengths)[samples] >= known.lockstep_from[rows])
+        late = np.array([wait and self.rng is not None and self.rng.random() < 0.2 for wait in waits], np.bool_)
         if not late.any():
             return result
         accepted = np.ones(len(rows), np.int32) if result.accepted is None else result.accepted
@@ -168,6 +170,7 @@ class Simulation:
         """Everything ended as in its solo run (or was ended from outside), and nothing is left."""
         for key, truth in self.runner.truths.items():
             output = truth.output
+            assert not truth.request.params.needs_whole_prompt or not self.cached.get(key)
             if key in self.forced or self.finished[key].reason is FinishReason.DEADLINE:
                 assert self.received[key] == output[: len(self.received[key])]
             else:
@@ -176,7 +179,7 @@ class Simulation:
         assert self.released == set(self.runner.truths)
         stats = self.scheduler.stats()
         assert (stats.running, stats.waiting, stats.parked, stats.pages_used) == (0, 0, 0, 0)
-        assert not self.scheduler._sequences
+        assert not self.scheduler._live.by_key
         assert not self.scheduler._rows.adapters
         assert not self.scheduler._residency.num_awaiting
         assert not self.scheduler._residency.prefixes._owner

@@ -17,6 +17,7 @@ import aengine.scheduler.scheduler as scheduler_module
 from aengine.cache import PageCache, PageChain, PageNeeds, Windows
 from aengine.outputs import FinishReason
 from aengine.scheduler.draft_progress import DraftProgress
+from aengine.scheduler.live_sequences import LiveSequences
 from aengine.scheduler.plan import StepPlan, StepResult
 from aengine.scheduler.request import Request, SchedulerConfig, Sequence
 from aengine.scheduler.residency import Residency
@@ -73,8 +74,17 @@ def random_request(rng: random.Random, key: int, prefixes: list[list[int]], conf
         adapter=rng.choice([0, 0, 0, 1, 2, 3]),
     )
     if rng.random() < 0.3:  # any object: it is the sampler's
-        request = dataclasses.replace(request, params=dataclasses.replace(request.params, grammar="a grammar"))
+        request = dataclasses.replace(
+            request, params=dataclasses.replace(request.params, grammar="a grammar", grammar_from=rng.choice([0, 0, 4, 99]))
+        )
     return dataclasses.replace(request, max_drafts=rng.choice([0, 1, 4, 20]))
+
+
+def without_output(request: Request, rng: random.Random, config: SchedulerConfig) -> Request:
+    """With a prompt that may fill the whole context."""
+    prompt = request.prompt if rng.random() < 0.7 else np.resize(request.prompt, config.max_model_len)
+    params = dataclasses.replace(request.params, pooling=rng.choice(["last", "mean"]))
+    return dataclasses.replace(request, prompt=prompt, params=params, max_tokens=0, fills_context=False)
 
 
 def run_workload(seed: int, max_in_flight: int = 1) -> Simulation:
@@ -86,6 +96,7 @@ def run_workload(seed: int, max_in_flight: int = 1) -> Simulation:
     p_submit, p_cancel, p_park = rng.choice([0.3, 1.0]), rng.choice([0.0, 0.0, 0.1]), rng.choice([0.0, 0.1, 0.3])
     p_flush = rng.choice([0.0, 0.0, 0.1])
     updates = random.Random(seed)  # of weights
+    embeddings = random.Random(seed)
     p_weights = updates.choice([0.0, 0.0, 0.1])
     num_requests = rng.randint(1, 14)
     parked: set[int] = set()
@@ -95,6 +106,8 @@ def run_workload(seed: int, max_in_flight: int = 1) -> Simulation:
         while key < num_requests and rng.random() < p_submit:
             request = random_request(rng, key, prefixes, config, simulation.clock.now)
             num_forks = rng.choice([0, 0, 0, 0, 1, 3])
+            if embeddings.random() < 0.15:
+                request, num_forks = without_output(request, embeddings, config), 0
             simulation.submit(dataclasses.replace(request, num_forks=num_forks))
             key += 1
             for _ in range(num_forks):
@@ -151,14 +164,14 @@ class TestTheOracleCanFail:
     """Each of these breaks one promise of the code on purpose."""
 
     def test_release_one_step_early(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        real = Scheduler._finish
+        real = LiveSequences.finish
 
-        def finish(self: Scheduler, sequence: Sequence, reason: FinishReason, **details: Any) -> None:
+        def finish(self: LiveSequences, sequence: Sequence, reason: FinishReason, **details: Any) -> None:
             if sequence.row >= 0:
                 self._rows.flights[sequence.row] = 0
             real(self, sequence, reason, **details)
 
-        monkeypatch.setattr(Scheduler, "_finish", finish)
+        monkeypatch.setattr(LiveSequences, "finish", finish)
         assert fails(range(200))
 
     def test_publish_early(self, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -177,14 +177,14 @@ class TestPreemption:
     def test_preemptions_per_request_are_bounded(self, overlap: bool) -> None:
         simulation = Simulation(config(num_pages=1 + 30, max_model_len=100, max_num_seqs=8), overlap=overlap)
         counts: dict[int, int] = {}
-        preempt = simulation.scheduler._preempt
+        preempt = simulation.scheduler._live.preempt
 
         def counted(sequence: object) -> None:
             key = sequence.request.key  # type: ignore[attr-defined]
             counts[key] = counts.get(key, 0) + 1
             preempt(sequence)  # type: ignore[arg-type]
 
-        simulation.scheduler._preempt = counted  # type: ignore[method-assign]
+        simulation.scheduler._live.preempt = counted  # type: ignore[method-assign]
         for key in range(12):
             simulation.submit(make_request(key, [key + 1] * 5, 95, arrival=float(key)))
         simulation.run()
@@ -197,8 +197,8 @@ class TestPreemption:
         for key, priority in enumerate([0, 5, 5, 0]):
             simulation.submit(make_request(key, [key + 1] * 12, 40, priority=priority, arrival=float(key)))
         victims: list[int] = []
-        preempt = simulation.scheduler._preempt
-        simulation.scheduler._preempt = lambda one: (victims.append(one.request.key), preempt(one))[0]  # type: ignore[method-assign, func-returns-value]
+        preempt = simulation.scheduler._live.preempt
+        simulation.scheduler._live.preempt = lambda one: (victims.append(one.request.key), preempt(one))[0]  # type: ignore[method-assign, func-returns-value]
         simulation.run()
         simulation.check_finished()
         assert victims[0] == 2

@@ -13,9 +13,9 @@ from slow_cases import slow_but
 from test_kv_oracle import run_workload
 
 from aengine.outputs import FinishReason
+from aengine.scheduler.live_sequences import LiveSequences
 from aengine.scheduler.request import SchedulerConfig, Sequence
 from aengine.scheduler.rows import RowTable
-from aengine.scheduler.scheduler import Scheduler
 
 CONFIG = SchedulerConfig(max_num_seqs=16, max_num_batched_tokens=64, max_model_len=200, num_pages=400, page_size=4, max_in_flight=3)
 STAGES = (2, 3, 4)
@@ -109,13 +109,13 @@ class TestTheOracleCanFail:
             test_random_workloads(2, 0)
 
     def test_release_one_step_early(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        real = Scheduler._finish
+        real = LiveSequences.finish
 
-        def finish(self: Scheduler, sequence: Sequence, reason: FinishReason, **details: Any) -> None:
+        def finish(self: LiveSequences, sequence: Sequence, reason: FinishReason, **details: Any) -> None:
             if sequence.row >= 0:
                 self._rows.flights[sequence.row] = 0
             real(self, sequence, reason, **details)
 
-        monkeypatch.setattr(Scheduler, "_finish", finish)
+        monkeypatch.setattr(LiveSequences, "finish", finish)
         with pytest.raises((OracleError, AssertionError, KeyError)):
             test_random_workloads(3, 0)

@@ -91,15 +91,15 @@ def test_sequences_that_give_way_later_are_of_the_new_weights() -> None:
         simulation.step()
     simulation.submit(make_request(1, list(range(30)), 60))
     simulation.step()
-    first, second = (simulation.scheduler._sequences[key] for key in (0, 1))
+    first, second = (simulation.scheduler._live.by_key[key] for key in (0, 1))
     assert simulation.scheduler._rows.num_computed[second.row] == 18
     change(simulation, "keep")
     while simulation.scheduler._rows.num_computed[second.row] < 21:
         simulation.step()
-    simulation.scheduler._preempt(first)
+    simulation.scheduler._live.preempt(first)
     while not simulation.scheduler._rows.decoding[first.row]:
         simulation.step()
-    simulation.scheduler._preempt(second)
+    simulation.scheduler._live.preempt(second)
     simulation.run()
     simulation.check_finished()
 

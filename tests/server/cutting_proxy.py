@@ -26,6 +26,10 @@ class CuttingProxy:
 
     def stop(self) -> None:
         self._server.close()
+        self.cut()
+
+    def cut(self) -> None:
+        """All connections that there are."""
         for writer in self._writers:
             writer.transport.abort()
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from aengine.v1.generation_pb2 import GeneratedSequence, GenerationEvent, TokenLogprobs
+from aengine.v1.generation_pb2 import AssistantMessage, ChatEvent, GeneratedSequence, GenerationEvent, TokenLogprobs
 from aengine.v1.generation_service_pb2 import GenerateResponse
 
 
@@ -24,6 +24,8 @@ class EventFold:
             if delta.HasField("logprobs"):
                 _extend(sequence.logprobs, delta.logprobs)
             self._texts[delta.sequence_index].append(delta.text)
+            for part in delta.chat_events:
+                _add_part(sequence.message, part)
         elif kind == "sequence_finished":
             self._sequence(event.sequence_finished.sequence_index).finish.CopyFrom(event.sequence_finished.finish)
         elif kind == "started":
@@ -52,6 +54,21 @@ class EventFold:
             sequences.add(index=len(sequences))
             self._texts.append([])
         return sequences[index]
+
+
+def _add_part(message: AssistantMessage, part: ChatEvent) -> None:
+    kind = part.WhichOneof("event")
+    if kind == "content":
+        message.content += part.content
+    elif kind == "reasoning":
+        message.reasoning += part.reasoning
+    elif kind == "call_started":
+        assert part.call_started.index == len(message.tool_calls)
+        message.tool_calls.add(id=part.call_started.id, name=part.call_started.name)
+    elif kind == "arguments":
+        message.tool_calls[part.arguments.index].arguments += part.arguments.text
+    elif kind == "call_ended":
+        message.tool_calls[part.call_ended.index].complete = part.call_ended.complete
 
 
 def _extend(columns: TokenLogprobs, more: TokenLogprobs) -> None:

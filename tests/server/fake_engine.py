@@ -216,6 +216,13 @@ class FakeEngine:
             raise EngineStateError("the engine is not started")
         return INFO
 
+    async def render_chat(self, messages: Any, **fields: Any) -> str:
+        """No template: the texts of the messages."""
+        return "".join(message["content"] for message in messages)
+
+    async def tokenize(self, text: str, *, add_special_tokens: bool = True, for_prompt: bool = False) -> list[int]:
+        return list(text.encode())
+
     async def violations(self, prompt: Any, params: SamplingParams) -> list[FieldViolation]:
         return [FieldViolation("max_tokens", "too many")] if (params.max_tokens or 0) >= INFO.max_model_len else []
 

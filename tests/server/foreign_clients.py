@@ -91,10 +91,10 @@ def json_stream(text: str) -> Iterator[Any]:
         text = text[end:].lstrip()
 
 
-def require_clients() -> None:
-    """Without them a test is skipped for a user and fails in CI."""
+def require_clients(package: str = "") -> None:
+    """Without them, and a package of theirs, a test is skipped for a user and fails in CI."""
     missing = "node is not installed" if shutil.which("node") is None else ""
-    if not (TOOLS / "node_modules").is_dir():
-        missing = missing or "tools/node_modules is absent; run `make node`"
+    if not (TOOLS / "node_modules" / package).is_dir():
+        missing = missing or "tools/node_modules is absent or old; run `make node`"
     if missing:
         (pytest.fail if os.environ.get("CI") else pytest.skip)(missing)

@@ -232,7 +232,18 @@ def _structure(rng: random.Random, spec: Any) -> None:
     spec.stopping.max_tokens = rng.choice((20, 200))
 
 
-SPOILS: tuple[Callable[[random.Random, Any], None], ...] = (_prompt, _sampling, _lists, _limits, _structure, _structure)
+def _reasoning(rng: random.Random, spec: Any) -> None:
+    marks = ("</think>", "e", ".", "<|im_end|>", "", " \n", "\0", "é" * 128, "ab" * 128, "\U0001f600")
+    message = spec.reasoning
+    message.opening, message.closing, message.answer = rng.choices(marks, k=3)
+    message.opened = rng.random() < 0.6
+    if rng.random() < 0.6:
+        message.max_tokens = rng.choice((0, 1, 5, 2**31 - 1, 2**32 - 1))
+    if rng.random() < 0.5:
+        _structure(rng, spec)
+
+
+SPOILS: tuple[Callable[[random.Random, Any], None], ...] = (_prompt, _sampling, _lists, _limits, _structure, _structure, _reasoning)
 
 
 def _to_the_tokenizer(rng: random.Random) -> Hostile:

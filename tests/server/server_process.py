@@ -38,13 +38,13 @@ class ServerProcess:
 
 
 @contextmanager
-def server_process(*flags: str, program: Sequence[str] = COMMAND) -> Iterator[ServerProcess]:
+def server_process(*flags: str, program: Sequence[str] = COMMAND, listening: re.Pattern[str] = LISTENING) -> Iterator[ServerProcess]:
     command = [*program, "--port", "0", "--kv-cache-memory", str(64 * 1024 * 1024), *flags]
     process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
     try:
         server = ServerProcess(process, "")
         server.wait_for("listening")
-        match = LISTENING.search(server.log[-1])
+        match = listening.search(server.log[-1])
         assert match is not None, server.log
         server.address = match[1]
         yield server

@@ -14,8 +14,8 @@ from grpc import aio
 from grpc_harness import stream_request, text_spec
 
 from aengine import AsyncEngine, InvalidRequestError
-from aengine.server.calls.in_flight import Admission
-from aengine.server.generation.backend import Backend
+from aengine.server.core.backend import Backend
+from aengine.server.core.in_flight import Admission
 from aengine.server.generation.resume import ResumableStreams
 from aengine.server.services.admin import AdminServicer
 from aengine.server.services.generation import GenerationServicer

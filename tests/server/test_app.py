@@ -15,8 +15,10 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from aengine.errors import EngineDeadError
 from aengine.outputs import EngineStats
-from aengine.server.app import MAX_PENDING_CALLS, SERVICES, BindError, Server, channel_options
+from aengine.server.app import Server
 from aengine.server.config.options import ServerConfig
+from aengine.server.core.address import BindError
+from aengine.server.rpc import MAX_PENDING_CALLS, SERVICES, channel_options
 from aengine.v1.generation_service_pb2 import CancelRequestsRequest
 from aengine.v1.model_service_pb2 import GetModelRequest
 

@@ -20,8 +20,8 @@ from raw_h2 import GENERATION, raw_connection
 
 from aengine.errors import ConfigError
 from aengine.server.app import Server
-from aengine.server.calls import auth
-from aengine.server.calls.auth import TokenFile
+from aengine.server.core import auth
+from aengine.server.core.auth import TokenFile
 from aengine.v1.admin_service_pb2 import ContinueGenerationRequest
 from aengine.v1.admin_service_pb2_grpc import AdminServiceStub
 from aengine.v1.model_service_pb2 import GetModelRequest

@@ -15,8 +15,8 @@ from oracle_engine import OracleEngine, StepGate, idle, until
 
 from aengine.errors import QueueFullError
 from aengine.outputs import FinishReason, Token
-from aengine.server.calls.in_flight import Admission
-from aengine.server.generation.backend import Backend
+from aengine.server.core.backend import Backend
+from aengine.server.core.in_flight import Admission
 from aengine.server.generation.batch import MAX_REQUESTS, MAX_UNSENT, batch_responses
 from aengine.v1.generation_pb2 import FINISH_REASON_CANCELLED, GenerationSpec, OutputOptions, StreamOptions
 from aengine.v1.generation_service_pb2 import (
@@ -218,7 +218,7 @@ async def test_a_drain_waits_for_a_batch_and_refuses_the_next(engine: FakeEngine
         call = serve.generation.BatchGenerate(batch("a"))
         stream = await engine.submitted.get()
         draining = asyncio.create_task(serve.server.drain(20))
-        await until(lambda: serve.server._admission.closed)
+        await until(lambda: serve.server.core.admission.closed)
         with pytest.raises(aio.AioRpcError) as caught:
             await read(serve.generation.BatchGenerate(batch("b")))
         assert failure_of(caught.value).reason == "DRAINING"

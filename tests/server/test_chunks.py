@@ -12,7 +12,7 @@ from oracle_engine import until
 from session_client import SessionClient, begin, opening, submission
 
 from aengine.errors import InvalidRequestError
-from aengine.server.generation.chunks import CHUNK_SIZE, in_chunks
+from aengine.server.core.chunks import CHUNK_SIZE, in_chunks
 from aengine.v1.generation_service_pb2 import BatchGenerateRequest, GenerateRequest
 
 pytestmark = pytest.mark.anyio

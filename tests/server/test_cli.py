@@ -146,6 +146,15 @@ class TestCheck:
         assert main(["--check", "--uvloop", "on"]) == 1
         assert "--uvloop: 'on' needs the package uvloop" in capsys.readouterr().err
 
+    def test_packages_must_be_there_where_they_are_needed(
+        self, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.delitem(sys.modules, "aengine.server.http.door", raising=False)
+        monkeypatch.setitem(sys.modules, "uvicorn", None)
+        assert main(["--check"]) == 0
+        assert main(["--check", "--http-port", "0"]) == 1
+        assert "--http-port: HTTP needs the package uvicorn: pip install aengine[http]" in capsys.readouterr().err
+
 
 @pytest.mark.anyio
 async def test_sigterm_drains() -> None:

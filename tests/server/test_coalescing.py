@@ -22,7 +22,7 @@ from aengine import AsyncEngine
 from aengine.outputs import FinishReason, Token
 from aengine.server.generation.convert import StreamPolicy
 from aengine.server.generation.events import EventWriter
-from aengine.server.generation.source import Generation
+from aengine.server.generation.source import MessageGeneration
 from aengine.v1.generation_pb2 import (
     FINISH_REASON_CANCELLED,
     FINISH_REASON_DEADLINE,
@@ -70,7 +70,7 @@ def check_stream(events: Sequence[GenerationEvent], most: int) -> None:
             index = delta.sequence_index
             assert index not in ended
             assert delta.num_tokens <= most
-            assert delta.num_tokens or delta.text
+            assert delta.num_tokens or delta.text or delta.chat_events
             assert delta.token_offset == lengths.get(index, 0)
             assert len(delta.token_ids) in (0, delta.num_tokens)
             columns = delta.logprobs
@@ -150,11 +150,11 @@ def written(pieces: Sequence[Sequence[Token]], delta_tokens: int, *, text: bool 
         spec=GenerationSpec(output=OutputOptions(text=text, token_ids=token_ids)),
         policy=StreamPolicy(delta_tokens),
         stream=SimpleNamespace(ended=False),
-        note=lambda tokens: None,
+        core=SimpleNamespace(note=lambda tokens: None),
         write_beginning=lambda started: None,
         write_end=lambda finished: finished.SetInParent(),
     )
-    writer = EventWriter(cast(Generation, generation), new_event)
+    writer = EventWriter(cast(MessageGeneration, generation), new_event)
     writer.begin()
     for number, piece in enumerate(pieces):
         generation.stream.ended = number == len(pieces) - 1

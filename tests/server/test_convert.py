@@ -3,22 +3,23 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Awaitable, Callable
 from dataclasses import fields, replace
-from typing import Any
+from typing import Any, cast
 
 import pytest
-from fake_engine import INFO
+from fake_engine import INFO, FakeEngine
 from google.protobuf.duration_pb2 import Duration
 from google.protobuf.message import Message
 
+from aengine import AsyncEngine
 from aengine.client.messages import write_request
 from aengine.errors import FieldViolation, InvalidRequestError, RequestIdInUseError
 from aengine.outputs import FinishReason
-from aengine.params import SamplingParams, StructuredOutput
+from aengine.params import Reasoning, SamplingParams, StructuredOutput
 from aengine.requests import RequestOptions
+from aengine.server.core.generation import GenerationRequest
 from aengine.server.generation import convert
-from aengine.server.generation.convert import EngineRequest, located
+from aengine.server.generation.convert import located
 from aengine.server.generation.responses import wants_text, write_effective_spec, write_model
 from aengine.v1 import generation_pb2
 from aengine.v1.generation_pb2 import ChatMessage, ChatPrompt, GenerationSpec, LogprobOptions, Prompt, TokenIds
@@ -28,22 +29,23 @@ from aengine.v1.sampling_pb2 import Choices, Grammar, JsonObject
 from aengine.wire import FINISH_REASONS
 
 
-def read_request(request: GenerateRequest, *others: FieldViolation) -> EngineRequest:
+def read_request(request: GenerateRequest, *others: FieldViolation) -> GenerationRequest:
     """`others`: what the engine finds."""
 
-    async def violations_of(prompt: object, params: SamplingParams) -> list[FieldViolation]:
-        return list(others)
+    class Engine(FakeEngine):
+        async def violations(self, prompt: object, params: SamplingParams) -> list[FieldViolation]:
+            return list(others)
 
-    return read_with(request, violations_of)
+    return read_with(request, Engine())
 
 
-def read_with(request: GenerateRequest, violations_of: Callable[[Any, SamplingParams], Awaitable[list[FieldViolation]]]) -> EngineRequest:
+def read_with(request: GenerateRequest, engine: FakeEngine) -> GenerationRequest:
     """Nothing in it waits."""
-    reading = convert.read_request(request, violations_of)
+    reading = convert.read_request(request, cast(AsyncEngine, engine))
     try:
         reading.send(None)
     except StopIteration as end:
-        return end.value  # type: ignore[no-any-return]
+        return end.value[0]  # type: ignore[no-any-return]
     raise AssertionError("it waits")
 
 
@@ -297,6 +299,15 @@ def test_what_does_not_go_together_names_a_path(fields: dict[str, object], path:
     assert caught.value.field == path
 
 
+def test_reasoning() -> None:
+    request = a_request(spec__reasoning__closing="</think>", spec__reasoning__opened=True, spec__reasoning__max_tokens=0)
+    assert read_request(request).params == SamplingParams(reasoning=Reasoning(closing="</think>", opened=True, max_tokens=0))
+    request.spec.reasoning.max_tokens, request.spec.reasoning.closing = 2**31, ""
+    with pytest.raises(InvalidRequestError) as caught:
+        read_request(request)
+    assert [violation.field for violation in caught.value.violations] == ["spec.reasoning.closing", "spec.reasoning.max_tokens"]
+
+
 def test_structured_output_without_a_kind_is_refused() -> None:
     request = a_request()
     request.spec.structured_output.SetInParent()
@@ -342,16 +353,18 @@ def test_what_the_engine_finds_is_named_beside_what_the_message_shows() -> None:
     request.spec.stopping.max_tokens = 2
     seen: list[SamplingParams] = []
 
-    async def violations_of(prompt: object, params: SamplingParams) -> list[FieldViolation]:
-        seen.append(params)
-        return [FieldViolation("logprobs", "too many"), FieldViolation("min_tokens", "said already"), FieldViolation("prompt", "too long")]
+    class Engine(FakeEngine):
+        async def violations(self, prompt: object, params: SamplingParams) -> list[FieldViolation]:
+            seen.append(params)
+            named = {"logprobs": "too many", "min_tokens": "said already", "prompt": "too long"}
+            return [FieldViolation(name, description) for name, description in named.items()]
 
     with pytest.raises(InvalidRequestError) as caught:
-        read_with(request, violations_of)
+        read_with(request, Engine())
     fields = [violation.field for violation in caught.value.violations]
     assert fields == ["spec.sampling.temperature", "spec.stopping.min_tokens", "spec.output.logprobs.top_k", "spec.prompt.text"]
     assert seen == [SamplingParams(n=2, logprobs=30, max_tokens=2)]
-    assert read_with(a_request(), violations_of).params == SamplingParams(), "the engine is asked only to refuse"
+    assert read_with(a_request(), Engine()).params == SamplingParams(), "the engine is asked only to refuse"
     assert len(seen) == 1
 
 
@@ -365,7 +378,8 @@ def test_what_the_engine_refuses_is_located_in_the_schema() -> None:
 def test_every_parameter_of_the_engine_has_a_path() -> None:
     """A parameter that the schema does not carry would be refused under a name that no client knows."""
     ours = {field.name for field in fields(SamplingParams)} - {"logits_processors"}  # code of callers in process
-    for name in ours | {f"structured_output.{field.name}" for field in fields(StructuredOutput)}:
+    parts = [(StructuredOutput, "structured_output"), (Reasoning, "reasoning")]
+    for name in ours | {f"{part}.{field.name}" for kind, part in parts for field in fields(kind)}:
         error = located(InvalidRequestError([FieldViolation(name, "bad")]), GenerationSpec())
         root, *parents, leaf = error.field.split(".")
         message: Any = GenerationSpec()

@@ -19,7 +19,7 @@ from oracle_engine import OracleEngine
 import aengine
 from aengine import SamplingParams
 from aengine.outputs import DraftUsage, EngineStats
-from aengine.server import app
+from aengine.server import rpc
 from aengine.server.services import engine_info
 from aengine.server.services.engine_info import EngineServicer
 from aengine.v1 import generation_pb2
@@ -149,7 +149,7 @@ async def test_a_watch_ends_when_its_client_leaves(monkeypatch: pytest.MonkeyPat
             finally:
                 ended.set()
 
-    monkeypatch.setattr(app, "EngineServicer", Servicer)
+    monkeypatch.setattr(rpc, "EngineServicer", Servicer)
     engine.stats = EngineStats  # type: ignore[method-assign]
     async with serving(engine) as serve:
         watch = stub(serve).WatchLoad(WatchLoadRequest())

@@ -32,7 +32,8 @@ from aengine.errors import (
 )
 from aengine.outputs import Token
 from aengine.params import SamplingParams
-from aengine.server.calls import errors
+from aengine.server.calls import status as statuses
+from aengine.server.core import errors
 from aengine.v1.generation_service_pb2 import CancelRequestsRequest, GenerateRequest, StreamGenerateRequest
 from aengine.v1.model_service_pb2 import GetModelRequest
 
@@ -194,7 +195,7 @@ def all_errors() -> list[Exception]:
         KVCapacityError((FieldViolation("prompt", "x"),), 10, 20),
         RequestIdInUseError.of("request_id", "x"),
         NothingToChooseError.of("bad_words", "x"),
-        *(errors.StatusError(reason, "x") for reason in errors.CODES if reason not in ("BUG", *OF_THE_ENGINE)),
+        *(errors.ServiceError(reason, "x") for reason in errors.REASONS if reason not in ("BUG", *OF_THE_ENGINE)),
         *(kind("x") for kind in (QueueFullError, NoTokenizerError, EngineStateError, EngineDeadError, RuntimeError)),
     ]
 
@@ -207,14 +208,14 @@ def test_the_reasons_are_those_of_the_schema() -> None:
         (code, reason) for code, reasons in re.findall(r"([A-Z_]+): ([^.]*)\.", comment) for reason in re.findall(r"[A-Z_]{2,}", reasons)
     }
     failures = [errors.describe(error, answered=answered) for error in all_errors() for answered in (False, True)]
-    assert {(failure.code.name, failure.reason) for failure in failures} == documented
+    assert {(statuses.code_of(failure).name, failure.reason) for failure in failures} == documented
 
 
 @pytest.mark.parametrize("error", all_errors(), ids=lambda error: getattr(error, "reason", type(error).__name__))
 def test_a_message_tells_what_a_status_tells(error: Exception) -> None:
     for answered in (False, True):
         failure = errors.describe(error, answered=answered)
-        status, told = errors.to_status(failure), errors.to_error(error, answered=answered)
+        status, told = statuses.to_status(failure), statuses.to_error(error, answered=answered)
         assert (told.code, told.reason) == (status.code, failure.reason)
         if failure.reason != "BUG":
             assert told.message == status.message
@@ -281,13 +282,13 @@ def test_trailers_stay_below_8_kib(texts: list[str], request_id: str, debug: boo
     made = [
         InvalidRequestError([FieldViolation(text, text) for text in texts]),
         ContextLengthError([FieldViolation(text, text) for text in texts], 2**63, 2**63),
-        errors.StatusError("MODEL_NOT_FOUND", texts[-1], resource=("model", texts[0])),
+        errors.ServiceError("MODEL_NOT_FOUND", texts[-1], resource=("model", texts[0])),
         errors.request_not_found(texts[0]),
         QueueFullError(texts[0]),
         deep_bug(texts[0]),
     ]
     for error in made:
-        status = errors.to_status(errors.describe(error), debug=debug)
+        status = statuses.to_status(errors.describe(error), debug=debug)
         message = "".join(chr(byte) if 0x20 <= byte <= 0x7E and byte != 0x25 else f"%{byte:02X}" for byte in status.message.encode())
         trailers = {
             "grpc-status": "13",
@@ -319,7 +320,7 @@ AWKWARD = [
 def test_a_text_is_never_empty_and_always_one_clean_line(text: str) -> None:
     """Trailing space is lost on the way of a header, and a line more in a log is one that was forged."""
     for error in (InvalidRequestError([FieldViolation(text, text)]), QueueFullError(text), errors.request_not_found(text)):
-        status, told = errors.to_status(errors.describe(error)), errors.to_error(error)
+        status, told = statuses.to_status(errors.describe(error)), statuses.to_error(error)
         texts = [status.message, told.message]
         texts += [part for violation in told.field_violations for part in (violation.field, violation.description)]
         for packed in status.details:

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from aengine.errors import InvalidRequestError
-from aengine.server.calls.errors import StatusError
+from aengine.server.core.errors import ServiceError
 from aengine.server.generation.replay import EVENT_BYTES, EventRing
 
 LIMIT = 8 * (EVENT_BYTES + 30)
@@ -31,7 +31,7 @@ def test_the_ring_keeps_what_was_not_sent_and_stays_in_bounds(moves: list[bytes 
             position = min(position + move, len(model))
         else:
             (number,) = move
-            error = StatusError if number < ring.first else InvalidRequestError if number > len(model) else None
+            error = ServiceError if number < ring.first else InvalidRequestError if number > len(model) else None
             if error is None:
                 ring.seek(number)
                 position = number

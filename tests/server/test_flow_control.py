@@ -15,7 +15,7 @@ from records_seen import Seen, watch
 from speculating import also_with_drafts
 
 from aengine.server.calls import interceptor
-from aengine.server.generation.events import READ_TOKENS
+from aengine.server.core.generation import READ_TOKENS
 
 pytestmark = pytest.mark.anyio
 
@@ -192,17 +192,17 @@ async def test_a_client_that_never_reads_is_cut_off(method: str, monkeypatch: py
         serving(engine, stall_seconds=0.2) as serve,
         raw_connection(serve.server.address, window=0) as connection,
     ):
-        watch(serve.server.observers, seen)
+        watch(serve.server.core.observers, seen)
         before = asyncio.all_tasks()
         request = oracle_request(1, max_tokens=None if method == STREAM else 3)
         call = await connection.call(method, framed(request), greedy=False)
         await call.wait_end()
         assert (call.num_bytes, call.status) == (0, CANCELLED)
-        await until(lambda: nothing_left(engine) and serve.server.in_flight == 0 and len(serve.server._calls) == 0)
+        await until(lambda: nothing_left(engine) and serve.server.in_flight == 0 and len(serve.server.core.calls) == 0)
         await until(lambda: not asyncio.all_tasks() - before)
         assert not connection.closed.is_set()
         await check_others_go_on(engine, serve)
-    assert (seen.calls[0].code.value[0], seen.calls[0].reason) == (ABORTED, "READER_STALLED")
+    assert (seen.calls[0].code, seen.calls[0].reason) == ("ABORTED", "READER_STALLED")
     assert not [record for record in caplog.records if record.levelno >= logging.WARNING]
 
 
@@ -210,7 +210,7 @@ async def test_a_client_that_never_reads_is_cut_off(method: str, monkeypatch: py
 async def test_a_client_that_never_sends_its_message_loses_its_call(body: bytes | None) -> None:
     seen = Seen()
     async with make_engine() as engine, serving(engine, stall_seconds=0.2) as serve, raw_connection(serve.server.address) as connection:
-        watch(serve.server.observers, seen)
+        watch(serve.server.core.observers, seen)
         session = await connection.call(GENERATION + "Session", end=False)  # a stream of messages may begin when it likes
         call = await connection.call(STREAM, body, end=False)
         await call.wait_end()

@@ -15,7 +15,7 @@ from oracle_engine import OracleEngine, StepGate, busy_worker, until
 
 from aengine import SamplingParams
 from aengine.outputs import RequestState, Token
-from aengine.server.calls.records import Caller
+from aengine.server.core.records import Caller
 from aengine.server.services.generation import STATES
 from aengine.v1.generation_pb2 import GenerationSpec, StreamOptions
 from aengine.v1.generation_service_pb2 import (
@@ -124,7 +124,7 @@ async def test_the_states_of_a_request_in_their_order() -> None:
         await anext(aiter(call))
         assert (await reaches(serve, REQUEST_STATE_RUNNING)).usage.completion_tokens == 1
         call.cancel()
-        resumable = serve.server._resumables.find("mine", Caller())
+        resumable = serve.server.resumables.find("mine", Caller())
         assert resumable is not None
         await until(lambda: not resumable.replay.has_reader)
         resumable.replay.ring._max_events = 16

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import json
 import re
 import subprocess
 import sys
@@ -120,6 +121,13 @@ def _generate(method: str, caller: Caller, server: Server) -> None:
 @drives(f"{PACKAGE}.GenerationService/StreamGenerate")
 def _stream_generate(method: str, caller: Caller, server: Server) -> None:
     check_events([response["event"] for response in caller.call(method, {"spec": SPEC})])
+    tool = {"name": "now", "parameters": {"enum": [{"day": 1}, {"day": 2}]}}
+    chat = {"messages": [{"role": "user", "content": "When?"}], "tools": [json.dumps(tool)]}
+    called = caller.call(method, {"spec": {"prompt": {"chat": chat}, "output": {"chat": {"toolChoice": "now"}}}})
+    started, *arguments, ended = [part for response in called for part in response["event"].get("delta", {}).get("chatEvents", ())]
+    assert started["callStarted"]["name"] == "now"
+    assert json.loads("".join(part["arguments"]["text"] for part in arguments)) in ({"day": 1}, {"day": 2})
+    assert ended["callEnded"]["complete"]
 
 
 @drives(f"{PACKAGE}.GenerationService/CancelRequests")
@@ -172,6 +180,14 @@ def _get_request(method: str, caller: Caller, server: Server) -> None:
     with server.request_that_waits("patient"):
         (response,) = caller.call(method, {"requestId": "patient"})
     assert (response["requestId"], response["state"]) == ("patient", "REQUEST_STATE_WAITING")
+
+
+@drives(f"{PACKAGE}.EmbeddingService/Embed")
+def _embed(method: str, caller: Caller, server: Server) -> None:
+    request = {"inputs": [{"text": "It was"}, {"tokenIds": {"ids": [5, 6]}}], "pooling": "POOLING_MEAN", "dimensions": 3, "normalize": True}
+    (response,) = caller.call(method, request)
+    assert [(len(one["values"]), one["numTokens"]) for one in response["embeddings"]][1] == (3, 2)
+    assert all(abs(sum(value**2 for value in one["values"]) - 1) < 1e-5 for one in response["embeddings"])
 
 
 @drives(f"{PACKAGE}.TokenizerService/Tokenize")

@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import Any
 
 import anyio
-import grpc
 import pytest
 from fake_engine import INFO, FakeEngine, tokens
 from grpc import aio
@@ -31,13 +30,14 @@ from aengine import EngineDeadError, FinishReason, SamplingParams
 from aengine.histogram import HistogramSnapshot
 from aengine.outputs import DraftUsage, EngineStats, Timing
 from aengine.scheduler.drafter import DraftSource
-from aengine.server.calls.in_flight import Admission
-from aengine.server.calls.port import BindError
-from aengine.server.calls.records import CallRecord, GenerationRecord
+from aengine.server.core.address import BindError
+from aengine.server.core.in_flight import Admission
+from aengine.server.core.records import CallRecord, GenerationRecord
+from aengine.server.rpc import METHODS
 from aengine.server.telemetry import exposition
 from aengine.server.telemetry.exposition import MetricsCollector, serve_metrics
 from aengine.server.telemetry.loop_lag import LoopLag
-from aengine.server.telemetry.metrics import METHODS, Metrics
+from aengine.server.telemetry.metrics import Metrics
 from aengine.v1.generation_pb2 import GenerationSpec
 from aengine.v1.generation_service_pb2 import GenerateRequest
 
@@ -87,7 +87,7 @@ async def scrape_until(address: str, condition: Callable[[Scrape], bool]) -> Scr
 def metrics_of(engine: Any, *, draining: bool = False) -> Metrics:
     admission = Admission()
     admission.in_flight, admission.closed = 3, draining
-    return Metrics(engine, admission, range(4))
+    return Metrics(engine, admission, range(4), {"OK": METHODS})
 
 
 def exposed(metrics: Metrics) -> AbstractAsyncContextManager[str]:
@@ -95,7 +95,7 @@ def exposed(metrics: Metrics) -> AbstractAsyncContextManager[str]:
     return serve_metrics(metrics, "127.0.0.1", 0)
 
 
-def call(method: str, code: grpc.StatusCode = grpc.StatusCode.OK, **fields: Any) -> CallRecord:
+def call(method: str, code: str = "OK", **fields: Any) -> CallRecord:
     return CallRecord(method, "ipv4:127.0.0.1:40000", "id", code=code, **fields)
 
 
@@ -120,8 +120,8 @@ class TestCounts:
         metrics = metrics_of(idle_engine)
         for seconds in (0.003, 0.2):
             metrics.on_call_end(call(GENERATE, messages_sent=3, seconds=seconds))
-        metrics.on_call_end(call(GENERATE, grpc.StatusCode.RESOURCE_EXHAUSTED, reason="QUEUE_FULL", seconds=7000.0))
-        metrics.on_call_end(call(GENERATE, grpc.StatusCode.CANCELLED))
+        metrics.on_call_end(call(GENERATE, "RESOURCE_EXHAUSTED", reason="QUEUE_FULL", seconds=7000.0))
+        metrics.on_call_end(call(GENERATE, "CANCELLED"))
         async with exposed(metrics) as address:
             seen = await scrape(address)
         method = "GenerationService/Generate"
@@ -142,7 +142,7 @@ class TestCounts:
     async def test_clients_cannot_make_series(self, idle_engine: FakeEngine) -> None:
         metrics = metrics_of(idle_engine)
         for index in range(100):
-            metrics.on_call_end(call(f"/aengine.v1.Service{index}/Nothing", grpc.StatusCode.UNIMPLEMENTED))
+            metrics.on_call_end(call(f"/aengine.v1.Service{index}/Nothing", "UNIMPLEMENTED"))
         async with exposed(metrics) as address:
             seen = await scrape(address)
         methods = {sample.labels["method"] for sample in seen.families["aengine_calls"].samples}
@@ -412,7 +412,7 @@ class TestLoopLag:
 async def names_with_types_and_labels(engine: FakeEngine) -> dict[str, tuple[str, frozenset[str]]]:
     """Of everything that is exposed; those with labels have a sample each."""
     metrics = metrics_of(engine)
-    metrics.on_call_end(call(GENERATE, grpc.StatusCode.INTERNAL, reason="BUG"))
+    metrics.on_call_end(call(GENERATE, "INTERNAL", reason="BUG"))
     async with exposed(metrics) as address:
         seen = await scrape(address)
     return {

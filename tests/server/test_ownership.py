@@ -193,7 +193,7 @@ async def test_nobody_drops_what_is_kept_for_another(engine: FakeEngine, tmp_pat
     engine.script = [Token(0, 10, "x" * 10_000, finish_reason=FinishReason.EOS)]
     one = GENERATION_BYTES + 10_000
     async with tenants(engine, tmp_path) as serve:
-        resumables = serve.server._resumables
+        resumables = serve.server.resumables
         resumables._limits = ResumeLimits(kept_bytes=one * 9 // 2)
         alice, bob = Client(serve, "alice"), Client(serve, "bob")
         events = await events_of(alice.stream("mine", resumable=True))

@@ -72,7 +72,7 @@ async def test_what_is_beyond_the_limit_is_refused_in_so_many_words(engine: Fake
     seen = Seen()
     caplog.set_level(logging.INFO)
     async with serving(engine, max_calls=40) as serve, AsyncExitStack() as stack:
-        watch(serve.server.observers, seen)
+        watch(serve.server.core.observers, seen)
         bystander = serve.generation.StreamGenerate(stream_request(request_id="bystander"))
         stream = await engine.submitted.get()
         calls = await flood(serve, stack, GENERATION + "Generate", framed(stream_request()), connections=2, each=400)
@@ -81,7 +81,7 @@ async def test_what_is_beyond_the_limit_is_refused_in_so_many_words(engine: Fake
         assert await ended(refused) == {RESOURCE_EXHAUSTED: 800 - 39}
         assert {reason_of(call) for call in refused} == {("TOO_MANY_CALLS", True)}
         assert all("40 calls are under way" in call.headers["grpc-message"] for call in refused)
-        assert {(record.code.name, record.reason) for record in seen.calls} == {("RESOURCE_EXHAUSTED", "TOO_MANY_CALLS")}
+        assert {(record.code, record.reason) for record in seen.calls} == {("RESOURCE_EXHAUSTED", "TOO_MANY_CALLS")}
         health = health_pb2_grpc.HealthStub(serve.channel)
         assert (await health.Check(health_pb2.HealthCheckRequest())).status == HealthCheckResponse.SERVING
         for call in (call for call in calls if not call.ended):
@@ -194,6 +194,6 @@ async def test_a_reset_of_every_call_leaves_room(engine: FakeEngine) -> None:
             await until(lambda: len(engine.streams) == 10)
             for call in calls:
                 await call.reset()
-            await until(lambda: not engine.streams and len(serve.server._calls) == 0)
+            await until(lambda: not engine.streams and len(serve.server.core.calls) == 0)
         engine.script = tokens("a")
         assert len(await events_of(serve.generation.StreamGenerate(stream_request()))) == 4

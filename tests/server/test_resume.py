@@ -18,7 +18,7 @@ from speculating import also_with_drafts
 
 from aengine.errors import EngineDeadError, InvalidRequestError, QueueFullError
 from aengine.outputs import FinishReason, Token
-from aengine.server.calls.records import Caller
+from aengine.server.core.records import Caller
 from aengine.server.generation.resume import GENERATION_BYTES, ResumableStreams, ResumeLimits
 from aengine.v1.generation_pb2 import FINISH_REASON_CANCELLED, GenerationEvent, GenerationSpec, OutputOptions, StreamOptions
 from aengine.v1.generation_service_pb2 import (
@@ -49,7 +49,7 @@ def rest(first: GenerationEvent, number: int, **other: Any) -> ResumeGenerateReq
 
 
 def streams_of(serve: Serving) -> ResumableStreams:
-    return serve.server._resumables
+    return serve.server.resumables
 
 
 def has_reader(serve: Serving, request_id: str = "mine") -> bool:

@@ -16,10 +16,10 @@ from oracle_engine import until
 from session_client import SessionClient, begin, cancellation, kinds, more_credit, opening, submission
 
 from aengine.outputs import FinishReason, Token, TokenLogprob
-from aengine.server.calls.in_flight import Admission
-from aengine.server.calls.records import GenerationRecord, Observers
+from aengine.server.core.backend import Backend
+from aengine.server.core.in_flight import Admission
+from aengine.server.core.records import GenerationRecord, Observers
 from aengine.server.generation import session
-from aengine.server.generation.backend import Backend
 from aengine.server.generation.events import MAX_PROMPT_LOGPROBS_BYTES
 from aengine.server.generation.session import session_responses
 from aengine.v1.generation_pb2 import FINISH_REASON_CANCELLED, LogprobOptions, OutputOptions, StreamOptions

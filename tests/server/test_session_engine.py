@@ -12,7 +12,7 @@ from session_client import SessionClient, cancellation, more_credit, opening, su
 from slow_cases import slow_but
 from speculating import also_with_drafts
 
-from aengine.server.generation.events import READ_TOKENS
+from aengine.server.core.generation import READ_TOKENS
 from aengine.v1.generation_pb2 import FINISH_REASON_CANCELLED
 
 pytestmark = pytest.mark.anyio

@@ -110,7 +110,7 @@ class TestErrors:
             client = SessionClient(serve)
             (stream,) = await begin(client, engine, 1)
             draining = asyncio.create_task(serve.server.drain(20))
-            await until(lambda: serve.server._admission.closed)
+            await until(lambda: serve.server.core.admission.closed)
             await client.say(submission(2, stream_request()))
             assert (await client.read_error(2)).reason == "DRAINING"
             assert not draining.done()

@@ -10,7 +10,7 @@ import pytest
 from aengine.config import EngineConfig
 from aengine.errors import ConfigError
 from aengine.server.config.options import GROUPS, ServerConfig
-from aengine.server.config.settings import Settings, SettingsError, options, read_settings
+from aengine.server.config.settings import HTTP, Settings, SettingsError, options, read_settings
 
 
 def refused(flags: dict[str, object] | None = None, environ: dict[str, str] | None = None, file: str | None = None) -> str:
@@ -36,6 +36,19 @@ def test_every_field_is_an_option_once_and_in_a_group() -> None:
 
 def test_without_any_source_the_defaults_hold() -> None:
     assert read_settings({}, {}) == Settings(ServerConfig(), EngineConfig(model="demo"), {})
+
+
+def test_the_port_of_aengine_serve_is_that_of_http() -> None:
+    """Its flags and defaults are its own; the names of variables, keys and fields are not."""
+    server = read_settings({}, {}, program=HTTP).server
+    assert (server.port, server.http_port) == (None, 8000)
+    server = read_settings({"http_port": "0"}, {"AENGINE_PORT": "7", "AENGINE_HTTP_PORT": "8"}, program=HTTP).server
+    assert (server.port, server.http_port) == (7, 0)
+    flags = {option.name: option.flag for option in options(HTTP)}
+    assert (flags["http_port"], flags["port"], flags["page_size"]) == ("--port", "--grpc-port", "--page-size")
+    assert len({*flags.values()}) == len(flags)
+    with pytest.raises(SettingsError, match="--port: 'x' is not an integer"):
+        read_settings({"http_port": "x"}, {}, program=HTTP)
 
 
 def test_flags_win_over_the_environment_over_the_file(config_file: Path) -> None:

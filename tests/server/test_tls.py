@@ -109,7 +109,7 @@ async def test_the_name_in_the_certificate_is_the_caller_and_may_be_an_administr
     seen = Seen()
     config = {"tls_client_ca": str(files.client_ca), "admin_client_names": ("operator",), **files.options}
     async with secure_server(engine, **config) as server:
-        watch(server.observers, seen)
+        watch(server.core.observers, seen)
         for name in ("operator", "alice"):
             async with channel_to(server, files.client(name)) as channel:
                 call = AdminServiceStub(channel).ContinueGeneration(ContinueGenerationRequest(), timeout=20)
@@ -162,7 +162,7 @@ async def test_only_the_whole_common_name_counts(engine: FakeEngine, files: File
     names = ("root-admin", 'Zo\u00eb, \\ #1 + "<a>";')
     config = {"tls_client_ca": str(files.client_ca), "admin_client_names": names, **files.options}
     async with secure_server(engine, **config) as server, channel_to(server, files.client_of(*subject)) as channel:
-        watch(server.observers, seen)
+        watch(server.core.observers, seen)
         reason = None
         try:
             await AdminServiceStub(channel).ContinueGeneration(ContinueGenerationRequest(), timeout=20)

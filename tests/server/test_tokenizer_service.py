@@ -23,10 +23,11 @@ from slow_cases import slow_but
 
 import aengine
 from aengine import AsyncEngine
-from aengine.chats import MAX_CHAT_MESSAGES
+from aengine.chat_prompts import MAX_CHAT_MESSAGES
 from aengine.engine.tokenizer import Tokenizer
+from aengine.server.core import texts
+from aengine.server.core.texts import MAX_NAMED_IDS, MAX_PIECES_TEXT_BYTES, MAX_TEXT_BYTES, MAX_TOKEN_IDS
 from aengine.server.services import tokenizer as service
-from aengine.server.services.tokenizer import MAX_NAMED_IDS, MAX_PIECES_TEXT_BYTES, MAX_TEXT_BYTES, MAX_TOKEN_IDS
 from aengine.v1.generation_pb2 import ChatMessage, ChatPrompt, ContentPart, GenerationSpec, LogprobOptions, OutputOptions, TokenIds
 from aengine.v1.generation_service_pb2 import GenerateRequest
 from aengine.v1.tokenizer_service_pb2 import DetokenizeRequest, RenderChatRequest, TokenizeRequest
@@ -224,9 +225,10 @@ async def test_a_text_prompt_has_the_ids_of_its_text(demo: Serving) -> None:
 async def test_what_is_out_of_range_is_named(tokenizer: Tokenizer, part: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Whatever the limits are: these, or a part of them."""
     text_bytes, pieces_bytes, num_ids = MAX_TEXT_BYTES // part, MAX_PIECES_TEXT_BYTES // part, MAX_TOKEN_IDS // part
-    monkeypatch.setattr(service, "MAX_TEXT_BYTES", text_bytes)
-    monkeypatch.setattr(service, "MAX_PIECES_TEXT_BYTES", pieces_bytes)
-    monkeypatch.setattr(service, "MAX_TOKEN_IDS", num_ids)
+    for module in (service, texts):
+        monkeypatch.setattr(module, "MAX_TEXT_BYTES", text_bytes)
+    monkeypatch.setattr(texts, "MAX_PIECES_TEXT_BYTES", pieces_bytes)
+    monkeypatch.setattr(texts, "MAX_TOKEN_IDS", num_ids)
     async with tokenizing(tokenizer) as stub:
         words = TokenizeRequest(text="a " * (text_bytes // 2), count_only=True)
         assert (await stub.Tokenize(words)).num_tokens > text_bytes / 2

@@ -4,19 +4,19 @@ from __future__ import annotations
 
 import pytest
 
-from aengine.server.calls.metadata import trace_id_of
+from aengine.server.core.ids import trace_id_of
 
 TRACE, PARENT = "4bf92f3577b34da6a3ce929d0e0e4736", "00f067aa0ba902b7"
 
 
 @pytest.mark.parametrize("flags", ["00", "01", "ff", "02"])
 def test_version_00(flags: str) -> None:
-    assert trace_id_of([("traceparent", f"00-{TRACE}-{PARENT}-{flags}")]) == TRACE
+    assert trace_id_of([f"00-{TRACE}-{PARENT}-{flags}"]) == TRACE
 
 
 @pytest.mark.parametrize("rest", ["", "-", "-what-comes-later"])
 def test_later_versions_may_have_more(rest: str) -> None:
-    assert trace_id_of([("traceparent", f"cc-{TRACE}-{PARENT}-01{rest}")]) == TRACE
+    assert trace_id_of([f"cc-{TRACE}-{PARENT}-01{rest}"]) == TRACE
 
 
 @pytest.mark.parametrize(
@@ -45,4 +45,4 @@ def test_later_versions_may_have_more(rest: str) -> None:
     ],
 )
 def test_what_is_not_valid_counts_as_absent(value: str) -> None:
-    assert trace_id_of([("traceparent", value)]) is None
+    assert trace_id_of([value]) is None

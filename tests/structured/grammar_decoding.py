@@ -11,7 +11,7 @@ import numpy as np
 import torch
 
 from aengine.engine.tokenizer import Tokenizer
-from aengine.engine.vocabulary import read_vocabulary
+from aengine.engine.vocabulary import ids_within, read_vocabulary, text_of_tokens
 from aengine.params import StructuredOutput
 from aengine.sampling.grammar import CompiledGrammar, Grammars
 from aengine.sampling.processors import StepRows
@@ -20,7 +20,8 @@ from aengine.structured.grammars import GrammarCompiler
 
 
 def compiler_for(tokenizer: Tokenizer, vocab_size: int, eos_token_ids: Sequence[int]) -> GrammarCompiler:
-    return GrammarCompiler(partial(read_vocabulary, tokenizer, vocab_size), eos_token_ids)
+    read = partial(read_vocabulary, tokenizer, vocab_size)
+    return GrammarCompiler(read, eos_token_ids, text_of_tokens(tokenizer), partial(ids_within, tokenizer))
 
 
 def decode(

@@ -71,10 +71,11 @@ class Figures:
 class PacedServer:
     """The process, as its client sees it."""
 
-    def __init__(self, pipe: Connection, address: str, bare_address: str) -> None:
+    def __init__(self, pipe: Connection, address: str, http_address: str, bare_address: str) -> None:
         """`bare_address`: of a server beside it that does nothing but write, to compare with."""
         self._pipe = pipe
         self.address = address
+        self.http_address = http_address
         self.bare_address = bare_address
 
     async def tell(self, command: Pace | Consume) -> None:
@@ -134,13 +135,13 @@ async def _run_server(pipe: Connection, max_num_seqs: int) -> None:
     asyncio.get_running_loop().add_reader(pipe.fileno(), lambda: commands.put_nowait(pipe.recv()))
     engine = PacedEngine(max_num_seqs)
     async with engine, loop_lag() as lags, AsyncExitStack() as consumers:
-        server, bare = Server(engine, port=0, access_log=False), _BareServer(engine)
+        server, bare = Server(engine, port=0, http_port=0, access_log=False), _BareServer(engine)
         await server.start()
         await server.set_serving()
         bare_address = await bare.start()
         gc.collect()
         gc.freeze()  # as aengine-grpc does
-        pipe.send((server.address, bare_address))
+        pipe.send((server.address, server.http_address, bare_address))
         while True:
             match await commands.get():
                 case Pace(steps_per_second):

@@ -1,8 +1,8 @@
 """What serving costs beside the model: `python -m tools.bench.serving`.
 
 A server and its client are processes of their own; the engine is the real one, on a runner that costs nothing. Prints the server's CPU
-time per token (in the kernel too) for streams and for a session, beside that of the same engine when it is read in its own process and of
-gRPC when it does nothing but write; and how late event loop and health checks are under many streams.
+time per token (in the kernel too) for streams of both doors and for a session, beside that of the same engine when it is read in its own
+process and of gRPC when it does nothing but write; and how late event loop and health checks are under many streams.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import importlib.util
+import json
 import sys
 import time
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
@@ -23,6 +24,7 @@ from grpc import aio
 
 from aengine.bench.report import table, write_json
 from aengine.v1.generation_service_pb2 import SessionRequest, StreamGenerateRequest
+from tools.bench.paced_engine import MAX_MODEL_LEN
 from tools.bench.paced_server import BARE_METHOD, BARE_SERVICE, PROMPT, Consume, Figures, Pace, PacedServer, health_checks, paced_server
 
 PACE = 100.0
@@ -115,6 +117,33 @@ def _calls(count: int, address_of: Callable[[PacedServer], str], method: str, re
     return load
 
 
+def http_streams(count: int) -> Load:
+    """So many streamed /v1/completions, each on a connection of its own, as HTTP/1.1 has it."""
+    fields = {"prompt": PROMPT, "temperature": 0, "ignore_eos": True, "stream": True, "max_tokens": MAX_MODEL_LEN - len(PROMPT)}
+    body = json.dumps(fields).encode()
+    request = b"POST /v1/completions HTTP/1.1\r\nhost: localhost\r\ncontent-length: %d\r\n\r\n" % len(body) + body
+
+    @asynccontextmanager
+    async def load(server: PacedServer) -> AsyncIterator[None]:
+        host, _, port = server.http_address.rpartition(":")
+
+        async def read() -> None:
+            reader, writer = await asyncio.open_connection(host, int(port))
+            try:
+                writer.write(request)
+                while received := await reader.read(65536):
+                    if b"[DONE]" in received:
+                        writer.write(request)
+                raise RuntimeError("the server has closed a connection")
+            finally:
+                writer.close()
+
+        async with _under_way([asyncio.create_task(read()) for _ in range(count)]):
+            yield
+
+    return load
+
+
 def session(count: int) -> Load:
     """One call of Session with so many requests."""
 
@@ -157,7 +186,13 @@ def in_process(count: int) -> Load:
 
 
 IN_PROCESS, BARE = "in process", "bare gRPC"
-LOADS: Mapping[str, Callable[[int], Load]] = {IN_PROCESS: in_process, BARE: bare, "streams": streams, "session": session}
+LOADS: Mapping[str, Callable[[int], Load]] = {
+    IN_PROCESS: in_process,
+    BARE: bare,
+    "streams": streams,
+    "HTTP streams": http_streams,
+    "session": session,
+}
 
 
 async def measure(

@@ -1,7 +1,7 @@
-"""Compiles the sources to a shared library, once per machine.
+"""Compiles the sources to a shared library, once per machine, and finds the libraries that came with the package.
 
-Owns where compiled kernels are kept and their names, which are hashes of all inputs of the compiler. A library that came with the package
-is used before one is compiled. Loads nothing.
+Owns where compiled kernels are kept and their names: a compiled one's is a hash of all inputs of the compiler, a prebuilt one's a hash of
+the sources and one of its bytes. Loads nothing.
 """
 
 from __future__ import annotations
@@ -31,7 +31,6 @@ _COMPILERS = ("c++", "g++", "clang++")
 _FLAGS = (
     "-std=c++17",
     "-O3",
-    "-fopenmp",
     "-fPIC",
     "-ffp-contract=fast",  # the same rounding at every use of a function
     "-fno-math-errno",
@@ -40,24 +39,33 @@ _FLAGS = (
     "-fvisibility=hidden",
     "-Wno-psabi",
 )
-_TIMEOUT = 300.0  # seconds, for one compiler call
+_TIMEOUT = 900.0  # seconds, for one compiler call
+
+
+def find_prebuilt(level: Level, sources: pathlib.Path = SOURCES, directory: pathlib.Path = PREBUILT) -> pathlib.Path | None:
+    """The library of a level that came with the package; None where there is none of these sources. Logs a warning for a damaged one."""
+    for path in directory.glob(f"cpu-{level.value}-{_sources_digest(sources)}-*.so"):
+        if path.name == prebuilt_name(level, sources, path.read_bytes()):
+            return path
+        _log.warning("the prebuilt CPU kernels %s are damaged", path)
+    return None
+
+
+def prebuilt_name(level: Level, sources: pathlib.Path, library: bytes) -> str:
+    return f"cpu-{level.value}-{_sources_digest(sources)}-{_digest(library)}.so"
 
 
 @contextmanager
-def build(
-    level: Level, environ: Mapping[str, str], sources: pathlib.Path = SOURCES, prebuilt: pathlib.Path = PREBUILT
-) -> Iterator[pathlib.Path]:
-    """The library of a level: the package's, the one of an earlier call, or a new one, which takes seconds to compile. Where the cache
-    cannot be written, it is compiled for this process alone and removed at the end.
+def build(level: Level, environ: Mapping[str, str], sources: pathlib.Path = SOURCES) -> Iterator[pathlib.Path]:
+    """The compiled library of a level: the one of an earlier call, or a new one, which takes seconds. Where the cache cannot be written,
+    it is compiled for this process alone and removed at the end.
 
     Raises KernelsUnavailableError when there is no compiler or it fails.
     """
-    path = prebuilt / prebuilt_name(level, sources)
+    compiler, directory = find_compiler(environ), _cache_directory(environ)
+    name = f"cpu-{level.value}-{_digest(_sources_digest(sources), *compiler, *_flags(level), _version(compiler))}.so"
+    path = directory / name
     with ExitStack() as temporary:
-        if not path.is_file():
-            compiler, directory = find_compiler(environ), _cache_directory(environ)
-            name = f"cpu-{level.value}-{_digest(_sources_digest(sources), *compiler, *_flags(level), _version(compiler))}.so"
-            path = directory / name
         if not path.is_file():
             try:
                 directory.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -66,11 +74,6 @@ def build(
                 path = pathlib.Path(temporary.enter_context(tempfile.TemporaryDirectory(prefix="aengine-"))) / name
                 compile_library(compiler, level, sources, path)
         yield path
-
-
-def prebuilt_name(level: Level, sources: pathlib.Path = SOURCES) -> str:
-    """The file name of a library that ships with the package; it changes with the sources."""
-    return f"cpu-{level.value}-{_sources_digest(sources)}.so"
 
 
 def compile_library(compiler: Sequence[str], level: Level, sources: pathlib.Path, target: pathlib.Path) -> None:
@@ -146,9 +149,9 @@ def _sources_digest(sources: pathlib.Path) -> str:
     )
 
 
-def _digest(*parts: str) -> str:
+def _digest(*parts: str | bytes) -> str:
     digest = hashlib.blake2b(digest_size=12)
     for part in parts:
-        data = part.encode()
+        data = part.encode() if isinstance(part, str) else part
         digest.update(len(data).to_bytes(8, "little") + data)
     return digest.hexdigest()

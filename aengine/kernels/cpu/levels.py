@@ -52,10 +52,15 @@ def level_flags(level: Level) -> tuple[str, ...]:
     return tuple(f"-m{feature.replace('amx_', 'amx-').replace('_', '')}" for feature in _REQUIREMENTS[level][1])
 
 
+def levels_of(machine: str) -> tuple[Level, ...]:
+    """The levels of a machine, as platform.machine() names it, the best last."""
+    return tuple(level for level, (needed, _) in _REQUIREMENTS.items() if needed in (None, machine))
+
+
 def supported_levels() -> tuple[Level, ...]:
     """The levels that this CPU can run, the best first."""
-    here, present = platform.machine(), _cpu_features()
-    fitting = [level for level, (machine, features) in _REQUIREMENTS.items() if machine in (None, here) and present.issuperset(features)]
+    present = _cpu_features()
+    fitting = [level for level in levels_of(platform.machine()) if present.issuperset(_REQUIREMENTS[level][1])]
     return tuple(level for level in reversed(fitting) if level is not Level.AMX or _may_use_tiles())
 
 

@@ -6,9 +6,12 @@ Owns the mirror of `src/abi.h` and the errors for status codes. Does not know wh
 from __future__ import annotations
 
 import ctypes
+import logging
 import os
+import pathlib
 import weakref
 from collections.abc import Mapping
+from contextlib import suppress
 from ctypes import POINTER, Structure, c_char_p, c_double, c_float, c_int, c_int32, c_int64, c_uint16, c_uint32, c_void_p
 from typing import Any, Protocol
 
@@ -17,10 +20,11 @@ import torch
 from numpy.typing import NDArray
 
 from aengine.errors import AEngineError
-from aengine.kernels.cpu.compiler import build
+from aengine.kernels.cpu.compiler import PREBUILT, build, find_prebuilt
 from aengine.kernels.cpu.levels import KernelsUnavailableError, Level, select_level
 from aengine.kernels.draw_params import DRAW_PARAMS
 
+_log = logging.getLogger("aengine")
 PANEL = 64  # output columns that are packed together; rows of activations are padded to it
 BLOCK = 16  # tokens of a KV block
 MAX_KEY_DIM, MAX_VALUE_DIM = 576, 512  # of a head
@@ -266,9 +270,10 @@ def check(status: int) -> None:
 class CpuKernels:
     """The kernels of one level. All state is in a `Workspace`, a pool or packed weights. Calls release the GIL."""
 
-    def __init__(self, library: ctypes.CDLL, level: Level) -> None:
+    def __init__(self, library: ctypes.CDLL, level: Level, *, prebuilt: bool = False) -> None:
         """Raises KernelsUnavailableError for a library that was compiled from other sources."""
         self.level = level
+        self.prebuilt = prebuilt  # whether the library came with the package
         self._library = library
         try:
             for name, (result, *arguments) in _SIGNATURES.items():
@@ -324,19 +329,32 @@ class Workspace:
 
 
 def load_kernels(environ: Mapping[str, str] = os.environ) -> CpuKernels:
-    """The kernels of the level that `select_level` names, compiled first if need be (seconds).
+    """The kernels of the level that `select_level` names: the package's prebuilt ones where they can be used, otherwise compiled (seconds,
+    once on a machine).
 
     Raises KernelsUnavailableError with the reason when there can be none, and ConfigError for a bad AENGINE_CPU_LEVEL.
     """
     return load_level(select_level(environ), environ)
 
 
-def load_level(level: Level, environ: Mapping[str, str] = os.environ) -> CpuKernels:
+def load_level(level: Level, environ: Mapping[str, str] = os.environ, prebuilt: pathlib.Path = PREBUILT) -> CpuKernels:
     """The kernels of a level that this CPU supports, as `load_kernels`."""
-    with build(level, environ) as path:
-        # torch is imported above, so the library uses torch's OpenMP runtime: one pool of threads, not two.
+    found = find_prebuilt(level, directory=prebuilt)
+    if found is not None:
         try:
-            library = ctypes.CDLL(str(path))
-        except OSError as error:
-            raise KernelsUnavailableError(f"cannot load {path}: {error}") from error
-    return CpuKernels(library, level)
+            return CpuKernels(_open(found), level, prebuilt=True)
+        except KernelsUnavailableError as error:
+            _log.warning("the prebuilt CPU kernels cannot be used: %s", error)
+    with build(level, environ) as path:
+        return CpuKernels(_open(path), level)
+
+
+def _open(path: pathlib.Path) -> ctypes.CDLL:
+    # torch is imported above. The library uses the OpenMP runtime that torch has loaded: one pool of threads, not two. On aarch64 other
+    # libraries do not see it by themselves.
+    with suppress(OSError):
+        ctypes.CDLL("libgomp.so.1", ctypes.RTLD_GLOBAL)
+    try:
+        return ctypes.CDLL(str(path))
+    except OSError as error:
+        raise KernelsUnavailableError(f"cannot load {path}: {error}") from error

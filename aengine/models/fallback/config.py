@@ -61,6 +61,7 @@ def probe(config: Any) -> FallbackSpec:
         family=config.model_type,
         architecture=type(model).__name__,
         vocab_size=config.vocab_size,
+        hidden_size=head.weight.shape[1],
         max_position_embeddings=_context(config),
         num_parameters=total,
         num_active_parameters=total - experts + round(experts * _active_experts(config)),

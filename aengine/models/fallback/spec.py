@@ -28,6 +28,7 @@ class FallbackSpec:
     family: str
     architecture: str
     vocab_size: int
+    hidden_size: int  # that the output head reads
     max_position_embeddings: int
     attention: tuple[LayerCall, ...]  # by layer
     num_parameters: int

@@ -21,16 +21,20 @@ from grpc import aio
 from grpc_status import rpc_status
 
 from aengine.errors import InvalidRequestError
-from aengine.server.calls.auth import Authenticator, certificate_name
-from aengine.server.calls.errors import StatusError, describe, to_status
-from aengine.server.calls.in_flight import Call, CallsInFlight
+from aengine.server.calls.certificates import certificate_name
 from aengine.server.calls.message_fields import check_fields
-from aengine.server.calls.metadata import REQUEST_ID_KEY, request_id_of, size_of, trace_id_of, values_of
+from aengine.server.calls.metadata import size_of, values_of
 from aengine.server.calls.port import CARRIER, NO_METHOD
-from aengine.server.calls.records import CURRENT_CALL, Observers, notify
+from aengine.server.calls.status import code_of, to_status
 from aengine.server.config.options import ServerConfig
+from aengine.server.core.auth import Authenticator
+from aengine.server.core.errors import ServiceError, describe
+from aengine.server.core.ids import REQUEST_ID_KEY, request_id_of, trace_id_of
+from aengine.server.core.in_flight import Call, CallsInFlight
+from aengine.server.core.records import CURRENT_CALL, Observers, notify
 from aengine.wire import PUSHBACK_KEY
 
+ADMIN_PREFIX = "/aengine.v1.AdminService/"
 HEALTH_PREFIX = "/grpc.health."
 ABORT_SECONDS = 1.0
 """How long the status of a failed call may take to reach a client when nothing is in its way, or when the client has had its time."""
@@ -78,19 +82,22 @@ class CallInterceptor(aio.ServerInterceptor):
         metadata = _METADATA.get()
         num_bytes = size_of(metadata)
         known = metadata if num_bytes <= self._config.max_metadata_bytes else ()
-        call = Call(method, context.peer(), request_id_of(known), trace_id_of(known), is_apart=method.startswith(HEALTH_PREFIX))
+        request_id, trace_id = request_id_of(values_of(known, REQUEST_ID_KEY)), trace_id_of(values_of(known, "traceparent"))
+        call = Call(method, context.peer(), request_id, trace_id, is_apart=method.startswith(HEALTH_PREFIX))
         context.set_trailing_metadata(((REQUEST_ID_KEY, call.request_id),))
         CURRENT_CALL.set(call)
         try:
             try:
                 self._calls.add(call)
                 if num_bytes > self._config.max_metadata_bytes:
-                    raise StatusError(
+                    raise ServiceError(
                         "METADATA_TOO_LARGE", f"{num_bytes} bytes of metadata are more than {self._config.max_metadata_bytes}"
                     )
                 if not call.is_apart:
                     certificate = certificate_name(context.auth_context()) if self._config.tls_client_ca else None
-                    call.caller = await self._authenticator.authorize(method, values_of(metadata, "authorization"), certificate)
+                    call.caller = await self._authenticator.authorize(
+                        values_of(metadata, "authorization"), certificate, administrates=method.startswith(ADMIN_PREFIX)
+                    )
                 await work(call, requests, context)
             except asyncio.CancelledError:
                 if call.error is None:
@@ -121,7 +128,7 @@ class CallInterceptor(aio.ServerInterceptor):
         metadata = (*(status.trailing_metadata or ()), (REQUEST_ID_KEY, call.request_id))
         if failure.retry_delay is not None:
             metadata += ((PUSHBACK_KEY, str(int(failure.retry_delay.total_seconds() * 1000))),)
-        self._end(call, failure.code, failure.reason)
+        self._end(call, code_of(failure), failure.reason)
         if not call.mute:
             # In HTTP/2 the status comes after all messages, so where the client reads slowly it waits behind them.
             waits_behind = answered and failure.reason != "READER_STALLED"
@@ -135,7 +142,7 @@ class CallInterceptor(aio.ServerInterceptor):
         _cut(error)
 
     def _end(self, call: Call, code: grpc.StatusCode, reason: str = "") -> None:
-        call.code, call.reason, call.seconds = code, reason, time.monotonic() - call.start
+        call.code, call.reason, call.seconds = code.name, reason, time.monotonic() - call.start
         if not call.is_apart:
             notify(self._observers.on_call_end, call)
 
@@ -175,7 +182,7 @@ def _work_of(inner: Any, encode: Coder) -> Work:
 
 
 async def _refuse(call: Call, requests: AsyncIterator[Any], context: Context) -> NoReturn:
-    raise StatusError("METHOD_NOT_FOUND", "the server has no such method")
+    raise ServiceError("METHOD_NOT_FOUND", "the server has no such method")
 
 
 async def _send_headers(call: Call, context: Context) -> None:
@@ -214,7 +221,7 @@ def _encoder(encode: Coder, max_bytes: int) -> Coder:
     def write(message: Any) -> bytes:
         raw: bytes = message if type(message) is bytes else encode(message)
         if len(raw) > max_bytes:
-            raise StatusError("ANSWER_TOO_LARGE", f"the answer takes {len(raw)} bytes in one message, which are more than {max_bytes}")
+            raise ServiceError("ANSWER_TOO_LARGE", f"the answer takes {len(raw)} bytes in one message, which are more than {max_bytes}")
         return raw
 
     return write

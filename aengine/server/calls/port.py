@@ -18,20 +18,10 @@ from grpc import aio
 from grpc._cython import cygrpc
 from grpc.aio._server import Server
 
-from aengine.errors import AEngineError
-
 ACCEPT_AT_ONCE = 8
 """Calls of one method that are accepted in a turn of the event loop."""
 NO_METHOD = "none"
 """Stands for the path of a call of a method that does not exist."""
-
-
-class BindError(AEngineError):
-    """An address cannot be bound."""
-
-
-def address_of(host: str, port: int) -> str:
-    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
 class Carrier:

@@ -27,8 +27,14 @@ class ServerConfig:
 
     host: Annotated[str, text("an address")] = "127.0.0.1"
     """Address to listen on. One that is not loopback needs TLS or insecure."""
-    port: Annotated[int, integer(0, 65535)] = 50051
-    """Port to listen on; 0 lets the system pick one."""
+    port: Annotated[int | None, integer(0, 65535)] = 50051
+    """Port of gRPC; 0 lets the system pick one. None: no gRPC."""
+    http_port: Annotated[int | None, integer(0, 65535)] = None
+    """Port of HTTP, with the API of OpenAI; 0 lets the system pick one. None: no HTTP."""
+    http_cors_origins: Annotated[tuple[str, ...], _NAMES] = ()
+    """Origins of the pages, beside the server's own, that may call it over HTTP, such as https://example.com; * for all."""
+    chat_page: bool = True
+    """Serve a page to chat on at / over HTTP."""
     insecure: bool = False
     """Allow plain text on an address that can be reached from elsewhere."""
     tls_cert: Annotated[str | None, text("a path")] = None
@@ -91,6 +97,8 @@ class ServerConfig:
     def __post_init__(self) -> None:
         check_fields(self, ConfigError)
         check = FieldChecks()
+        if self.port is None and self.http_port is None:
+            check.add("port", "either port or http_port must be set")
         for name, needed in (
             ("tls_cert", "tls_key"),
             ("tls_key", "tls_cert"),

@@ -1,4 +1,4 @@
-"""Where the configuration of `aengine-grpc` comes from: flags, then the environment, then a TOML file, then the defaults.
+"""Where the configuration of the programs comes from: flags, then the environment, then a TOML file, then the defaults.
 
 Owns names, types and precedence; the ranges are those of `ServerConfig` and `EngineConfig`. Every error names the source of the value:
 the flag, the variable, or the file and its key.
@@ -33,6 +33,24 @@ CONFIG_VARIABLE = "AENGINE_CONFIG"
 LIBRARY_VARIABLES = frozenset({"AENGINE_CPU_LEVEL"})
 """Variables with the same prefix that other parts of the package read."""
 DEFAULT_MODEL = "demo"
+
+
+class Program(NamedTuple):
+    """A command that serves: how its flags and defaults differ from the names and defaults of fields. Variables and keys do not."""
+
+    name: str
+    description: str
+    flags: Mapping[str, str] = {}  # by field
+    defaults: Mapping[str, Any] = {}  # of `ServerConfig`
+
+
+GRPC = Program("aengine-grpc", "Serve one model over gRPC.")
+HTTP = Program(
+    "aengine-serve",
+    "Serve one model over HTTP, with the API of OpenAI.",
+    {"http_port": "--port", "port": "--grpc-port"},
+    {"http_port": 8000, "port": None},
+)
 
 
 class SettingsError(AEngineError):
@@ -95,10 +113,7 @@ class Option:
     optional: bool  # whether it can be None
     default: Any
     help: str
-
-    @property
-    def flag(self) -> str:
-        return "--" + self.name.replace("_", "-")
+    flag: str
 
     @property
     def variable(self) -> str:
@@ -107,9 +122,9 @@ class Option:
     def add_to(self, parser: Any, text: str) -> None:
         """Add the flag, with `text` as its help. Its value stays text; a flag that is not given is no attribute of the namespace."""
         if self.kind.toml == (bool,):
-            parser.add_argument(self.flag, action=argparse.BooleanOptionalAction, default=argparse.SUPPRESS, help=text)
+            parser.add_argument(self.flag, dest=self.name, action=argparse.BooleanOptionalAction, default=argparse.SUPPRESS, help=text)
         else:
-            parser.add_argument(self.flag, metavar=self.kind.metavar, default=argparse.SUPPRESS, help=text)
+            parser.add_argument(self.flag, dest=self.name, metavar=self.kind.metavar, default=argparse.SUPPRESS, help=text)
 
     def read(self, value: Any, origin: str, *, toml: bool = False) -> Any:
         """The value of the field, from a text, from TOML, which has no null ("none" stands for None), or from argparse, where a flag is
@@ -136,23 +151,24 @@ class Settings:
     origins: Mapping[str, str]
 
 
-def options() -> list[Option]:
-    """All options, by group. Their names are those of the TOML keys; names are unique across the tables."""
+def options(program: Program = GRPC) -> list[Option]:
+    """All options of a program, by group. Their names are those of the TOML keys; names are unique across the tables."""
     found: list[Option] = []
     for table, cls in (("server", ServerConfig), ("engine", EngineConfig)):
         docs, group = field_docs(cls), table
         for name, kind, optional, _, default in declared_fields(cls):
-            default = DEFAULT_MODEL if name == "model" else default
+            default = DEFAULT_MODEL if name == "model" else program.defaults.get(name, default)
+            flag = program.flags.get(name, "--" + name.replace("_", "-"))
             group = GROUPS.get(name, group)
-            found.append(Option(name, table, group, KINDS[kind], optional, default, docs[name]))
+            found.append(Option(name, table, group, KINDS[kind], optional, default, docs[name], flag))
     return found
 
 
-def read_settings(flags: Mapping[str, object], environ: Mapping[str, str], file: str | None = None) -> Settings:
+def read_settings(flags: Mapping[str, object], environ: Mapping[str, str], file: str | None = None, program: Program = GRPC) -> Settings:
     """The configurations. `flags`: those that were given, by field, as text or as bool. `file`: of `--config`; without it that of
     AENGINE_CONFIG, if any. Raises `SettingsError`. Blocks."""
-    by_name = {option.name: option for option in options()}
-    values: dict[str, dict[str, Any]] = {"server": {}, "engine": {"model": DEFAULT_MODEL}}
+    by_name = {option.name: option for option in options(program)}
+    values: dict[str, dict[str, Any]] = {"server": dict(program.defaults), "engine": {"model": DEFAULT_MODEL}}
     origins: dict[str, str] = {}
 
     def take(option: Option, value: Any, origin: str, *, toml: bool = False) -> None:

@@ -11,10 +11,10 @@ from collections.abc import AsyncGenerator
 
 from aengine.checks import shown
 from aengine.errors import InvalidRequestError, RequestIdInUseError
-from aengine.server.calls.errors import to_error
-from aengine.server.generation.backend import Backend, require_model
-from aengine.server.generation.chunks import in_chunks
-from aengine.server.generation.source import submit
+from aengine.server.calls.status import to_error
+from aengine.server.core.backend import Backend, require_model
+from aengine.server.core.chunks import in_chunks
+from aengine.server.generation.source import submit_message
 from aengine.v1.generation_service_pb2 import BatchGenerateRequest, BatchGenerateResponse, GenerateRequest
 
 MAX_REQUESTS = 1024
@@ -48,7 +48,7 @@ async def batch_responses(
         try:
             if first != index:
                 raise RequestIdInUseError.of("request_id", f"{shown(one.request_id)} is in use by requests[{first}] of the batch")
-            async with await submit(backend, one, deadline) as generation:
+            async with await submit_message(backend, one, deadline) as generation:
                 await generation.complete(response.response, backend.max_message_bytes - FRAME_BYTES, may_read)
         except Exception as error:
             response = BatchGenerateResponse(index=index, error=to_error(error))

@@ -7,17 +7,21 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Iterable
 from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 from google.protobuf.duration_pb2 import Duration
 
-from aengine.chats import MAX_CHAT_MESSAGES, MAX_OPTION_CHARACTERS, ChatFields
+from aengine.chat.formats import ChatFormat
+from aengine.chat.preparation import ChatOutputOptions, check_chat
+from aengine.chat_prompts import MAX_CHAT_MESSAGES, MAX_OPTION_CHARACTERS, ChatFields
 from aengine.checks import FieldChecks, shown
+from aengine.engine.async_engine import AsyncEngine
 from aengine.errors import FieldError, FieldViolation, InvalidRequestError
-from aengine.params import MAX_CHOICES, SamplingParams, StructuredOutput
+from aengine.params import MAX_CHOICES, Reasoning, SamplingParams, StructuredOutput
 from aengine.requests import Prompt, RequestOptions
+from aengine.server.core.generation import GenerationRequest
 from aengine.v1 import generation_pb2, generation_service_pb2
 from aengine.wire import SAMPLING, STOPPING, path_of, read_params, seconds_of
 
@@ -34,7 +38,7 @@ MAX_JSON_PLACES = 65536
 """Most commas and opening brackets in JSON of a chat. Each may be that of a value, and so many are read in some 30 ms of the event loop."""
 
 ErrorT = TypeVar("ErrorT", bound=Exception)
-GenerationRequest = generation_service_pb2.GenerateRequest | generation_service_pb2.StreamGenerateRequest
+MessageRequest = generation_service_pb2.GenerateRequest | generation_service_pb2.StreamGenerateRequest
 
 
 class StreamPolicy(NamedTuple):
@@ -45,30 +49,25 @@ class StreamPolicy(NamedTuple):
     retain_seconds: float = DEFAULT_RETAIN_SECONDS
 
 
-class EngineRequest(NamedTuple):
-    """A generation as the engine takes it, and how its events are to be sent."""
-
-    prompt: Prompt
-    params: SamplingParams
-    options: RequestOptions
-    policy: StreamPolicy
-
-
-async def read_request(
-    request: GenerationRequest, violations_of: Callable[[Prompt, SamplingParams], Awaitable[list[FieldViolation]]]
-) -> EngineRequest:
-    """The engine's view of a request. Raises `InvalidRequestError` with every violation that shows in the message, and then with those
-    that the engine finds: `violations_of`. For what is valid here it is not asked, nor is anything waited for."""
+async def read_request(request: MessageRequest, engine: AsyncEngine) -> tuple[GenerationRequest, StreamPolicy]:
+    """The request of a message, and how its events are to be sent. Raises `InvalidRequestError` with every violation that shows in the
+    message, and then with those that `engine` finds. For what is valid here it is not asked, nor is anything waited for."""
     spec, check = request.spec, FieldChecks()
-    prompt = _read_prompt(spec.prompt, check)
+    prompt = read_prompt(spec.prompt, "spec.prompt", check)
     params = _read_params(spec, check)
     policy = read_stream_options(spec.stream, check)
     options = _read_options(request, check)
+    chat = _read_chat_output(spec, check)
+    if chat is not None and options is not None:
+        try:
+            check_chat(engine, params, options, chat)
+        except InvalidRequestError as error:
+            _add_located(check, error.violations, spec)
     if check.violations or options is None:
         named = {violation.field for violation in check.violations}
-        _add_located(check, [one for one in await violations_of(prompt, params) if path_of(one.field, spec) not in named], spec)
+        _add_located(check, [one for one in await engine.violations(prompt, params) if path_of(one.field, spec) not in named], spec)
         raise InvalidRequestError(check.violations)
-    return EngineRequest(prompt, params, options, policy)
+    return GenerationRequest(prompt=prompt, params=params, options=options, model=spec.model, chat=chat), policy
 
 
 def located(error: ErrorT, spec: generation_pb2.GenerationSpec) -> ErrorT:
@@ -174,18 +173,19 @@ def _add_located(check: FieldChecks, violations: Iterable[FieldViolation], spec:
     check.violations.extend(FieldViolation(path_of(violation.field, spec), violation.description) for violation in violations)
 
 
-def _read_prompt(prompt: generation_pb2.Prompt, check: FieldChecks) -> Prompt:
+def read_prompt(prompt: generation_pb2.Prompt, path: str, check: FieldChecks) -> Prompt:
+    """Violations have paths that begin with `path`."""
     form = prompt.WhichOneof("content")
     if form is None:
-        check.add("spec.prompt", "exactly one of text, token_ids, chat must be set")
+        check.add(path, "exactly one of text, token_ids, chat must be set")
         return ""
     content: Prompt
     if form == "chat":
-        content = read_chat(prompt.chat, "spec.prompt.chat", check)
+        content = read_chat(prompt.chat, f"{path}.chat", check)
     else:
         content = prompt.text if form == "text" else np.asarray(prompt.token_ids.ids)  # type: ignore[assignment] # as quick as can be
     if not len(content):
-        check.add(f"spec.prompt.{form}", "must not be empty")
+        check.add(f"{path}.{form}", "must not be empty")
     return content
 
 
@@ -194,7 +194,7 @@ def _read_params(spec: generation_pb2.GenerationSpec, check: FieldChecks) -> Sam
     output = spec.output
     given = {**read_params(spec.sampling, SAMPLING), **read_params(spec.stopping, STOPPING)}
     if output.HasField("text"):
-        given["detokenize"] = output.text or bool(spec.stopping.stop_strings)
+        given["detokenize"] = output.text or bool(spec.stopping.stop_strings) or output.HasField("chat")
     if output.HasField("skip_special_tokens"):
         given["skip_special_tokens"] = output.skip_special_tokens
     for name in ("logprobs", "prompt_logprobs"):
@@ -202,6 +202,8 @@ def _read_params(spec: generation_pb2.GenerationSpec, check: FieldChecks) -> Sam
             given[name] = getattr(output, name).top_k
     if spec.HasField("structured_output"):
         given["structured_output"] = _read_structured_output(spec, check)
+    if spec.HasField("reasoning"):
+        given["reasoning"] = _read_reasoning(spec, check)
     while True:
         try:
             return SamplingParams(**given)
@@ -236,7 +238,38 @@ def _read_structured_output(spec: generation_pb2.GenerationSpec, check: FieldChe
     return None
 
 
-def _read_options(request: GenerationRequest, check: FieldChecks) -> RequestOptions | None:
+def _read_reasoning(spec: generation_pb2.GenerationSpec, check: FieldChecks) -> Reasoning | None:
+    message = spec.reasoning
+    max_tokens = message.max_tokens if message.HasField("max_tokens") else None
+    try:
+        return Reasoning(
+            opening=message.opening, closing=message.closing, opened=message.opened, answer=message.answer, max_tokens=max_tokens
+        )
+    except InvalidRequestError as error:
+        _add_located(check, error.violations, spec)
+    return None
+
+
+def _read_chat_output(spec: generation_pb2.GenerationSpec, check: FieldChecks) -> ChatOutputOptions | None:
+    if not spec.output.HasField("chat"):
+        return None
+    chat = spec.output.chat
+    if not spec.prompt.HasField("chat"):
+        check.add("spec.output.chat", "is only possible with spec.prompt.chat")
+        return None
+    try:
+        return ChatOutputOptions(
+            tool_choice=chat.tool_choice or "auto",
+            parallel_tool_calls=chat.parallel_tool_calls if chat.HasField("parallel_tool_calls") else True,
+            max_reasoning_tokens=chat.max_reasoning_tokens if chat.HasField("max_reasoning_tokens") else None,
+            format=ChatFormat(chat.format.calls, chat.format.reasoning) if chat.HasField("format") else None,
+        )
+    except InvalidRequestError as error:
+        _add_located(check, error.violations, spec)
+    return None
+
+
+def _read_options(request: MessageRequest, check: FieldChecks) -> RequestOptions | None:
     spec, timeout = request.spec, None
     if spec.stopping.HasField("time_limit"):
         timeout = read_seconds(spec.stopping.time_limit, path_of("timeout", spec), check)

@@ -10,15 +10,14 @@ from collections import Counter
 from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
 
 from aengine.outputs import FinishReason, Token
-from aengine.server.generation.backend import Backend
-from aengine.server.generation.convert import GenerationRequest
-from aengine.server.generation.responses import most_alternatives, wants_text, write_finish, write_logprobs, write_weights
-from aengine.server.generation.source import Generation, submit
+from aengine.server.core.backend import Backend
+from aengine.server.core.generation import READ_TOKENS, Generation
+from aengine.server.generation.convert import MessageRequest
+from aengine.server.generation.responses import chat_events, most_alternatives, wants_text, write_finish, write_logprobs, write_weights
+from aengine.server.generation.source import MessageGeneration, submit_message
 from aengine.v1.generation_pb2 import GenerationEvent
 from aengine.v1.generation_service_pb2 import StreamGenerateResponse
 
-READ_TOKENS = 64
-"""Most tokens taken from the engine at a time: what waits beyond them for a slow client counts as unread, and parks the request."""
 MAX_PROMPT_LOGPROBS_BYTES = 512 * 1024
 """Largest event with logprobs of the prompt. A larger one would hold up other streams of the same connection."""
 _TOKEN_BYTES = 64  # a token with its text and its part of the events around it, usually
@@ -32,9 +31,11 @@ class EventWriter:
     `new_event` gives the empty message of the next event, wherever the caller wants it; an event is whole when a method returns.
     """
 
-    def __init__(self, generation: Generation, new_event: Callable[[], GenerationEvent]) -> None:
+    def __init__(self, generation: MessageGeneration, new_event: Callable[[], GenerationEvent]) -> None:
         output = generation.spec.output
         self.generation = generation
+        self._note = generation.core.note
+        self._parse = generation.core.parse if output.HasField("chat") else None
         self._new_event = new_event
         self._text = wants_text(output)
         self._token_ids = output.token_ids
@@ -43,7 +44,8 @@ class EventWriter:
         self._num_tokens: Counter[int] = Counter()  # written, by sequence
         self.prompt_is_due = output.HasField("prompt_logprobs")
         entries = 2 * (1 + output.logprobs.top_k) if output.HasField("logprobs") else 0
-        self.token_bytes = _TOKEN_BYTES + entries * _ENTRY_BYTES  # of the events of a token, estimated
+        texts = 2 if self._parse is not None else 1
+        self.token_bytes = texts * _TOKEN_BYTES + entries * _ENTRY_BYTES  # of the events of a token, estimated
 
     @property
     def has_begun(self) -> bool:
@@ -75,7 +77,7 @@ class EventWriter:
         """The deltas of tokens that came together, the ends of the sequences that end with them, and the last event after the last of
         them. Raises what `Generation.note` raises."""
         generation = self.generation
-        generation.note(tokens)
+        self._note(tokens)
         if self._delta_tokens == 1 or len(tokens) == 1:
             for token in tokens:
                 self._run((token,))
@@ -91,7 +93,8 @@ class EventWriter:
         index, reason = last.index, last.finish_reason
         num_tokens = len(run) - (last.token_id < 0)  # a closing token brings nothing but the end and text that was held back
         text = ("".join([token.text for token in run]) if len(run) > 1 else last.text) if self._text else ""
-        if num_tokens or text:
+        parsed = chat_events(self._parse(run)) if self._parse is not None else None
+        if num_tokens or text or parsed:
             delta = self._next().delta
             if index:
                 delta.sequence_index = index
@@ -103,6 +106,8 @@ class EventWriter:
                 delta.token_ids.extend([token.token_id for token in run[:num_tokens]])
             if text:
                 delta.text = text
+            if parsed:
+                delta.chat_events.extend(parsed)
             if run[0].logprob is not None:
                 write_logprobs(run[:num_tokens], len(run[0].top_logprobs or ()), delta.logprobs)
             if reason is not None:
@@ -124,7 +129,7 @@ class EventWriter:
 
 async def stream_responses(
     backend: Backend,
-    request: GenerationRequest,
+    request: MessageRequest,
     deadline: float | None = None,
     *,
     resume_token: bytes = b"",
@@ -139,13 +144,13 @@ async def stream_responses(
         ready.append(response)
         return response.event
 
-    async with await submit(backend, request, deadline) as generation:
+    async with await submit_message(backend, request, deadline) as generation:
         stream, policy, writer = generation.stream, generation.policy, EventWriter(generation, new_event)
         most = max(READ_TOKENS, policy.delta_tokens)
         await stream.started()
         writer.begin(resume_token)
         if on_begin is not None:
-            on_begin(generation)
+            on_begin(generation.core)
         yield ready.pop()
         delay = 0.0  # the first token does not wait
         while tokens := await stream.read(most):  # once per token: what is added here is paid often

@@ -11,7 +11,7 @@ from collections import deque
 from collections.abc import AsyncGenerator, Callable
 
 from aengine.errors import InvalidRequestError
-from aengine.server.calls.errors import StatusError
+from aengine.server.core.errors import ServiceError
 
 READ_EVENTS = 64
 """Most events taken from the ring at a time: these count as sent while a slow client is still being sent the first of them."""
@@ -63,9 +63,9 @@ class EventRing:
         return events
 
     def seek(self, number: int) -> None:
-        """Send from event `number` on. Raises `StatusError` (EVENTS_DROPPED) for the past, `InvalidRequestError` for the future."""
+        """Send from event `number` on. Raises `ServiceError` (EVENTS_DROPPED) for the past, `InvalidRequestError` for the future."""
         if number < self.first:
-            raise StatusError("EVENTS_DROPPED", f"event {number} is no longer kept; the oldest is {self.first}")
+            raise ServiceError("EVENTS_DROPPED", f"event {number} is no longer kept; the oldest is {self.first}")
         if number > self.end:
             raise InvalidRequestError.of("next_event_number", f"{number} is not yet known; the next event is {self.end}")
         self.position = number
@@ -82,7 +82,7 @@ class Replay:
         self._changed = changed
         self._reader: asyncio.Event | None = None  # wakes the reader there is
         self._waiting: asyncio.Event | None = None  # the reader that has nothing to read
-        self._error: StatusError | None = None
+        self._error: ServiceError | None = None
         self._moved = asyncio.Event()  # the reader read something, came or left
 
     @property
@@ -96,7 +96,7 @@ class Replay:
         self.ring.append(event)
         self._wake_reader()
 
-    def end(self, error: StatusError | None = None) -> None:
+    def end(self, error: ServiceError | None = None) -> None:
         """Nothing follows; `error` is what every reader gets at the end. Ignored when it has ended."""
         if not self.ended:
             self.ended, self._error = True, error
@@ -110,7 +110,7 @@ class Replay:
 
     async def read(self, number: int) -> AsyncGenerator[bytes, None]:
         """The events from `number` on to the end, in place of the present reader. Raises what `EventRing.seek` raises, the error that the
-        generation failed with, and `StatusError` (READER_REPLACED) once another reader has come."""
+        generation failed with, and `ServiceError` (READER_REPLACED) once another reader has come."""
         self.ring.seek(number)
         self._wake_reader()  # the present one, which stops
         reader = asyncio.Event()
@@ -131,7 +131,7 @@ class Replay:
                     self._moved.set()
                     await reader.wait()
                     self._waiting = None if self._waiting is reader else self._waiting
-            raise StatusError("READER_REPLACED", "another reader has taken over the stream")
+            raise ServiceError("READER_REPLACED", "another reader has taken over the stream")
         finally:
             if self._reader is reader:
                 self._set_reader(None)

@@ -12,6 +12,7 @@ from itertools import groupby, repeat
 from google.protobuf.duration_pb2 import Duration
 from google.protobuf.internal.containers import RepeatedCompositeFieldContainer
 
+from aengine.chat.events import ArgumentsDelta, CallEnded, CallStarted, ChatMessage, ContentDelta, Event, ReasoningDelta
 from aengine.outputs import AdapterInfo, Completion, DraftUsage, FinishReason, ModelInfo, RequestInfo, Timing, Token, TokenLogprob, Usage
 from aengine.params import SamplingParams
 from aengine.v1 import generation_pb2 as messages
@@ -31,6 +32,7 @@ def write_usage(usage: Usage, message: messages.Usage) -> None:
     message.prompt_tokens = usage.prompt_tokens
     message.cached_prompt_tokens = usage.cached_prompt_tokens
     message.completion_tokens = usage.completion_tokens
+    message.reasoning_tokens = usage.reasoning_tokens
     message.drafts.extend(draft_messages(usage.drafts))
 
 
@@ -86,6 +88,31 @@ def write_finish(reason: FinishReason, stop_reason: int | str | None, message: m
         message.stop_string = stop_reason
     elif stop_reason is not None:
         message.stop_token_id = stop_reason
+
+
+def chat_events(events: Iterable[Event]) -> list[messages.ChatEvent]:
+    """Without those that only stand for markers."""
+    return [_chat_event(event) for event in events if not isinstance(event, ContentDelta | ReasoningDelta) or event.text]
+
+
+def _chat_event(event: Event) -> messages.ChatEvent:
+    match event:
+        case ContentDelta():
+            return messages.ChatEvent(content=event.text)
+        case ReasoningDelta():
+            return messages.ChatEvent(reasoning=event.text)
+        case CallStarted():
+            return messages.ChatEvent(call_started=messages.ToolCallStarted(index=event.index, id=event.id, name=event.name))
+        case ArgumentsDelta():
+            return messages.ChatEvent(arguments=messages.ToolCallArguments(index=event.index, text=event.text))
+        case CallEnded():
+            return messages.ChatEvent(call_ended=messages.ToolCallEnded(index=event.index, complete=event.complete))
+
+
+def write_chat_message(parsed: ChatMessage, message: messages.AssistantMessage) -> None:
+    message.content, message.reasoning = parsed.content, parsed.reasoning
+    for call in parsed.tool_calls:
+        message.tool_calls.add(id=call.id, name=call.name, arguments=call.arguments, complete=call.complete)
 
 
 def write_sequence(index: int, completion: Completion, output: messages.OutputOptions, message: messages.GeneratedSequence) -> None:

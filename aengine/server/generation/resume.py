@@ -17,13 +17,13 @@ from aengine.checks import FieldChecks
 from aengine.engine.stream import TokenStream
 from aengine.errors import InvalidRequestError
 from aengine.outputs import RequestInfo
-from aengine.server.calls.errors import StatusError, clip, describe, draining, request_not_found
-from aengine.server.calls.records import Caller, current_caller
-from aengine.server.generation.backend import Backend, RequestIndex
+from aengine.server.core.backend import Backend, RequestIndex
+from aengine.server.core.errors import ServiceError, clip, describe, draining, request_not_found
+from aengine.server.core.generation import Generation
+from aengine.server.core.records import Caller, current_caller
 from aengine.server.generation.convert import read_stream_options
 from aengine.server.generation.events import stream_responses
 from aengine.server.generation.replay import Replay
-from aengine.server.generation.source import Generation
 from aengine.v1.generation_service_pb2 import ResumeGenerateRequest, StreamGenerateRequest
 
 TOKEN_BYTES = 16
@@ -98,7 +98,7 @@ class ResumableStreams:
         return next(iter(self._begun.find(request_id, caller)), None)
 
     async def generate(self, request: StreamGenerateRequest) -> AsyncGenerator[bytes, None]:
-        """Begin a generation and read it: serialised responses. Raises the `StatusError` that it fails with, or READER_REPLACED."""
+        """Begin a generation and read it: serialised responses. Raises the `ServiceError` that it fails with, or READER_REPLACED."""
         retain = read_stream_options(request.spec.stream, FieldChecks()).retain_seconds  # out of range, it is refused before it matters
         resumable = Resumable(self._limits, retain, current_caller(), self._on_change)
         pump = resumable.pump = asyncio.create_task(self._pump(resumable, request))
@@ -115,7 +115,7 @@ class ResumableStreams:
     def resume(self, request: ResumeGenerateRequest) -> AsyncGenerator[bytes, None]:
         """The rest of a generation: serialised responses, which raise what `generate` raises.
 
-        Raises `InvalidRequestError` or `StatusError` (REQUEST_NOT_FOUND, NOT_RESUMABLE, EVENTS_DROPPED) for the request.
+        Raises `InvalidRequestError` or `ServiceError` (REQUEST_NOT_FOUND, NOT_RESUMABLE, EVENTS_DROPPED) for the request.
         """
         check = FieldChecks()
         for name in ("request_id", "resume_token"):
@@ -125,7 +125,7 @@ class ResumableStreams:
         caller = current_caller()
         found = self._begun.find(request.request_id, caller)
         if not found and self._backend.find(request.request_id, caller) is not None:
-            raise StatusError("NOT_RESUMABLE", f"request {clip(request.request_id)!r} was not asked to be resumable")
+            raise ServiceError("NOT_RESUMABLE", f"request {clip(request.request_id)!r} was not asked to be resumable")
         resumable = next((one for one in found if secrets.compare_digest(one.token, request.resume_token)), None)
         if resumable is None:
             raise request_not_found(request.request_id)

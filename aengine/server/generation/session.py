@@ -13,12 +13,13 @@ from collections.abc import AsyncGenerator, AsyncIterator, Iterator
 
 from aengine.engine.stream_group import Reading, StreamGroup
 from aengine.errors import InvalidRequestError, QueueFullError
-from aengine.server.calls.errors import to_error
-from aengine.server.generation.backend import Backend
-from aengine.server.generation.chunks import in_chunks
+from aengine.server.calls.status import to_error
+from aengine.server.core.backend import Backend
+from aengine.server.core.chunks import in_chunks
+from aengine.server.core.generation import READ_TOKENS
 from aengine.server.generation.convert import located
-from aengine.server.generation.events import READ_TOKENS, EventWriter
-from aengine.server.generation.source import Generation, submit
+from aengine.server.generation.events import EventWriter
+from aengine.server.generation.source import MessageGeneration, submit_message
 from aengine.v1.error_pb2 import Error
 from aengine.v1.generation_pb2 import GenerationEvent
 from aengine.v1.generation_service_pb2 import SessionRequest, SessionResponse, SessionSubmit
@@ -73,7 +74,7 @@ class _Session:
         self._deadline = deadline
         self._open: dict[int, EventWriter] = {}
         self._refused: dict[int, Error] = {}  # not sent yet
-        self._ended: list[tuple[Generation, Exception | None]] = []  # their last event is in a message, which may not be sent yet
+        self._ended: list[tuple[MessageGeneration, Exception | None]] = []  # their last event is in a message, which may not be sent yet
         self._closing: set[asyncio.Task[None]] = set()
         self._response = SessionResponse()  # the message that is being written
         self._num_bytes = 0  # of it, estimated
@@ -133,7 +134,7 @@ class _Session:
                 raise QueueFullError(f"{MAX_OPEN} requests of the session have not ended yet, which is the limit")
             if message.request.spec.stream.resumable:
                 raise InvalidRequestError.of("spec.stream.resumable", "a request of a session cannot be resumed")
-            generation = await submit(self._backend, message.request, self._deadline)
+            generation = await submit_message(self._backend, message.request, self._deadline)
         except Exception as error:
             if len(self._refused) >= MAX_UNSENT_ERRORS:
                 raise QueueFullError(f"{MAX_UNSENT_ERRORS} refused requests wait for the client to read") from error
@@ -212,9 +213,9 @@ class _Session:
         await in_chunks(ended, self._close)
         await asyncio.gather(*self._closing, return_exceptions=True)
 
-    def _close(self, ended: tuple[Generation, Exception | None]) -> asyncio.Task[None]:
+    def _close(self, ended: tuple[MessageGeneration, Exception | None]) -> asyncio.Task[None]:
         generation, error = ended
-        closing = asyncio.create_task(generation.close(error))
+        closing = asyncio.create_task(generation.core.close(error))
         self._closing.add(closing)
         closing.add_done_callback(self._closing.discard)
         return closing

@@ -15,8 +15,8 @@ from aengine.checks import FieldChecks
 from aengine.engine.async_engine import AsyncEngine
 from aengine.errors import InvalidRequestError
 from aengine.outputs import MemoryUse
-from aengine.server.calls.errors import StatusError, clip
-from aengine.server.calls.in_flight import Admission
+from aengine.server.core.errors import ServiceError, clip
+from aengine.server.core.in_flight import Admission
 from aengine.server.generation.convert import read_seconds
 from aengine.server.generation.responses import write_adapter
 from aengine.v1 import admin_service_pb2 as messages
@@ -75,7 +75,7 @@ class AdminServicer(AdminServiceServicer):
         level = request.level if request.HasField("level") else 1
         mode = _read_mode(_SLEEPS, request.mode, default="park")
         if mode == "refuse" and self._admission.in_flight:
-            raise StatusError("REQUESTS_IN_FLIGHT", f"{self._admission.in_flight} requests are in flight")
+            raise ServiceError("REQUESTS_IN_FLIGHT", f"{self._admission.in_flight} requests are in flight")
         memory = await self._engine.sleep(level, mode)
         return messages.SleepResponse(memory=_memory(memory))
 

@@ -13,8 +13,8 @@ import aengine
 from aengine.checks import FieldChecks
 from aengine.engine.async_engine import AsyncEngine
 from aengine.errors import InvalidRequestError
-from aengine.server.calls.in_flight import Admission
-from aengine.server.generation.backend import require_model
+from aengine.server.core.backend import require_model
+from aengine.server.core.in_flight import Admission
 from aengine.server.generation.convert import read_seconds
 from aengine.server.generation.responses import draft_messages, write_model
 from aengine.v1 import engine_service_pb2 as messages
@@ -35,14 +35,14 @@ class ModelServicer(ModelServiceServicer):
 
     async def GetModel(self, request: model_service_pb2.GetModelRequest, context: ServicerContext) -> model_service_pb2.GetModelResponse:
         response = model_service_pb2.GetModelResponse()
-        write_model(require_model(self._engine, request.model), self._engine.adapters, response.model)
+        write_model(require_model(self._engine, request.model)[0], self._engine.adapters, response.model)
         return response
 
     async def ListModels(
         self, request: model_service_pb2.ListModelsRequest, context: ServicerContext
     ) -> model_service_pb2.ListModelsResponse:
         response = model_service_pb2.ListModelsResponse()
-        write_model(require_model(self._engine, ""), self._engine.adapters, response.models.add())
+        write_model(self._engine.model_info, self._engine.adapters, response.models.add())
         return response
 
 

@@ -15,16 +15,16 @@ from grpc import ServicerContext
 
 from aengine.errors import InvalidRequestError
 from aengine.outputs import RequestState
-from aengine.server.calls.errors import request_not_found
-from aengine.server.calls.records import current_caller
-from aengine.server.generation.backend import Backend, require_model
+from aengine.server.core.backend import Backend, require_model
+from aengine.server.core.chunks import CHUNK_SIZE
+from aengine.server.core.errors import request_not_found
+from aengine.server.core.records import current_caller
 from aengine.server.generation.batch import batch_responses
-from aengine.server.generation.chunks import CHUNK_SIZE
 from aengine.server.generation.events import stream_responses
 from aengine.server.generation.responses import write_usage
 from aengine.server.generation.resume import ResumableStreams
 from aengine.server.generation.session import session_responses
-from aengine.server.generation.source import submit
+from aengine.server.generation.source import submit_message
 from aengine.v1 import generation_service_pb2 as messages
 from aengine.v1.generation_service_pb2_grpc import GenerationServiceServicer
 
@@ -43,7 +43,7 @@ class GenerationServicer(GenerationServiceServicer):
 
     async def Generate(self, request: messages.GenerateRequest, context: ServicerContext) -> messages.GenerateResponse:
         response = messages.GenerateResponse()
-        async with await submit(self._backend, request, _deadline(context)) as generation:
+        async with await submit_message(self._backend, request, _deadline(context)) as generation:
             await generation.complete(response, self._backend.max_message_bytes)
         return response
 

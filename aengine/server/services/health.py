@@ -20,7 +20,7 @@ from grpc_health.v1.health_pb2 import (  # type: ignore[attr-defined]  # the stu
 )
 from grpc_health.v1.health_pb2_grpc import HealthServicer as Base
 
-from aengine.server.calls.errors import clip
+from aengine.server.core.errors import clip
 
 
 class HealthServicer(Base):

@@ -20,7 +20,7 @@ from prometheus_client.platform_collector import PlatformCollector
 from prometheus_client.process_collector import ProcessCollector
 from prometheus_client.registry import Collector
 
-from aengine.server.calls.port import BindError, address_of
+from aengine.server.core.address import BindError, address_of
 from aengine.server.telemetry.metrics import Metrics
 
 SNAPSHOT_SECONDS = 1.0
@@ -66,23 +66,27 @@ class MetricsCollector(Collector):
             future.set_exception(error)
 
 
-@asynccontextmanager
-async def serve_metrics(metrics: Metrics, host: str, port: int) -> AsyncIterator[str]:
-    """Serve `metrics` over HTTP, in plain text and without authentication, while the context lasts; its value is host:port. `port`: 0 lets
-    the system pick one. Raises `BindError`. Several can be in one process: each has a registry of its own."""
+def registry_of(metrics: Metrics) -> CollectorRegistry:
+    """`metrics` with those of the process. To be made in the event loop of `metrics`, and read in other threads."""
     registry = CollectorRegistry()
     registry.register(MetricsCollector(metrics))
     for collector in (ProcessCollector, PlatformCollector, GCCollector):
         collector(registry=registry)
+    return registry
+
+
+@asynccontextmanager
+async def serve_metrics(metrics: Metrics, host: str, port: int) -> AsyncIterator[str]:
+    """Serve `metrics` over HTTP, in plain text and without authentication, while the context lasts; its value is host:port. `port`: 0 lets
+    the system pick one. Raises `BindError`. Several can be in one process: each has a registry of its own."""
+    registry = registry_of(metrics)
     try:  # in a thread, since binding may ask for the name of the address
         server, thread = await asyncio.to_thread(start_http_server, port, host, registry)
     except OSError as error:
         raise BindError(f"cannot serve metrics on {address_of(host, port)}: {error.strerror or error}") from error
-    metrics.loop_lag.start()
     try:
         yield address_of(host, server.server_port)
     finally:
-        metrics.loop_lag.stop()
         await asyncio.to_thread(server.shutdown)
         server.server_close()
         await asyncio.to_thread(thread.join)

@@ -11,8 +11,8 @@ import re
 import sys
 from datetime import datetime, timezone
 
-from aengine.server.calls.records import CallRecord
 from aengine.server.config.options import ServerConfig
+from aengine.server.core.records import CallRecord
 
 FIELDS = "aengine_fields"
 _PLAIN = re.compile(r"[\w./:@+\[\]%-]+", re.ASCII)
@@ -44,12 +44,13 @@ class JsonFormatter(logging.Formatter):
 
 
 def log_call(record: CallRecord) -> None:
-    """A line of the access log. Never holds a prompt, an output or a token of a caller."""
-    if not access_logger.isEnabledFor(logging.INFO):
+    """A line of the access log, at level DEBUG for what is polled. Never holds a prompt, an output or a token of a caller."""
+    level = logging.DEBUG if record.is_polled and not record.reason else logging.INFO
+    if not access_logger.isEnabledFor(level):
         return
     fields: dict[str, object] = {
         "method": record.method,
-        "code": record.code.name,
+        "code": record.code,
         "reason": record.reason,
         "ms": round(record.seconds * 1000, 1),
         "request_id": record.request_id,
@@ -64,7 +65,7 @@ def log_call(record: CallRecord) -> None:
     }
     # Fields that do not apply are left out.
     shown = {name: value for name, value in fields.items() if value or name in ("ms", "messages")}
-    access_logger.info("call", extra={FIELDS: shown})
+    access_logger.log(level, "call", extra={FIELDS: shown})
 
 
 def configure_logging(config: ServerConfig) -> None:

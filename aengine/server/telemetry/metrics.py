@@ -16,10 +16,9 @@ from aengine.errors import EngineStateError
 from aengine.histogram import Histogram, HistogramSnapshot
 from aengine.outputs import DraftUsage, FinishReason
 from aengine.scheduler.drafter import DraftSource
-from aengine.server.calls.in_flight import Admission
-from aengine.server.calls.records import ITL_BOUNDS, CallRecord, GenerationRecord
+from aengine.server.core.in_flight import Admission
+from aengine.server.core.records import ITL_BOUNDS, CallRecord, GenerationRecord
 from aengine.server.telemetry.loop_lag import LoopLag
-from aengine.v1 import admin_service_pb2, engine_service_pb2, generation_service_pb2, model_service_pb2, tokenizer_service_pb2
 
 QUEUE_BOUNDS = (0.001, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0)
 """Seconds."""
@@ -28,14 +27,6 @@ TTFT_BOUNDS = (0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.25, 0.4, 0.6, 1.0, 
 DURATION_BOUNDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 20.0, 40.0, 60.0, 120.0, 300.0, 600.0, 1800.0)
 """Seconds, of generations and of calls."""
 
-SCHEMA = (admin_service_pb2, engine_service_pb2, generation_service_pb2, model_service_pb2, tokenizer_service_pb2)
-METHODS: Mapping[str, str] = {
-    f"/{service.full_name}/{method.name}": f"{service.name}/{method.name}"
-    for file in SCHEMA
-    for service in file.DESCRIPTOR.services_by_name.values()
-    for method in service.methods
-}
-"""The schema's methods, as gRPC calls them, and their labels."""
 OTHER_METHOD = "other"
 """The label of whatever else clients make up, so that they cannot make series."""
 
@@ -43,16 +34,17 @@ OTHER_METHOD = "other"
 class Metrics:
     """Counts what has ended, and reads the rest when it is asked for."""
 
-    def __init__(self, engine: AsyncEngine, admission: Admission, calls: Sized) -> None:
-        """`calls`: those in flight."""
+    def __init__(self, engine: AsyncEngine, admission: Admission, calls: Sized, methods: Mapping[str, Mapping[str, str]]) -> None:
+        """`calls`: those in flight; `methods`: for the code of a call that succeeded, what clients can call, and their labels."""
+        self._methods = {method: label for labels in methods.values() for method, label in labels.items()}
         self.loop_lag = LoopLag()
         self._engine = engine
         self._admission = admission
         self._calls_in_flight = calls
         # All known labels begin at 0: a series that begins with its first event hides it from rate().
-        self._calls: Counter[tuple[str, str]] = Counter({(method, "OK"): 0 for method in METHODS.values()})
+        self._calls: Counter[tuple[str, str]] = Counter({(label, ok): 0 for ok, labels in methods.items() for label in labels.values()})
         self._call_errors: Counter[str] = Counter()
-        self._messages_sent: Counter[str] = Counter(dict.fromkeys(METHODS.values(), 0))
+        self._messages_sent: Counter[str] = Counter(dict.fromkeys(self._methods.values(), 0))
         self._call_seconds: defaultdict[str, Histogram] = defaultdict(lambda: Histogram(DURATION_BOUNDS))
         self._generations: Counter[str] = Counter({reason.value: 0 for reason in FinishReason})
         self._queue_seconds = Histogram(QUEUE_BOUNDS)
@@ -61,8 +53,8 @@ class Metrics:
         self._generation_seconds = Histogram(DURATION_BOUNDS)
 
     def on_call_end(self, record: CallRecord) -> None:
-        method = METHODS.get(record.method, OTHER_METHOD)
-        self._calls[method, record.code.name] += 1
+        method = self._methods.get(record.method, OTHER_METHOD)
+        self._calls[method, record.code] += 1
         if record.reason:
             self._call_errors[record.reason] += 1
         self._messages_sent[method] += record.messages_sent
@@ -80,17 +72,17 @@ class Metrics:
     def families(self) -> Iterator[Metric]:
         """Every metric of ours, as it is now. To be called in the event loop, like everything else here."""
         yield InfoMetricFamily("aengine_build", "What runs.", {"version": aengine.__version__})
-        calls = CounterMetricFamily("aengine_calls", "RPCs that ended, by method and status code.", labels=("method", "code"))
+        calls = CounterMetricFamily("aengine_calls", "Calls that ended, by method and status code.", labels=("method", "code"))
         for key, count in self._calls.items():
             calls.add_metric(key, count)
         yield calls
-        yield _counters("aengine_call_errors", "RPCs that ended with an error, by its reason.", "reason", self._call_errors)
+        yield _counters("aengine_call_errors", "Calls that ended with an error, by its reason.", "reason", self._call_errors)
         yield _counters("aengine_call_messages_sent", "Messages sent to clients, by method.", "method", self._messages_sent)
-        seconds = HistogramMetricFamily("aengine_call_seconds", "Seconds that an RPC took, by method.", labels=("method",))
+        seconds = HistogramMetricFamily("aengine_call_seconds", "Seconds that a call took, by method.", labels=("method",))
         for method, histogram in self._call_seconds.items():
             seconds.add_metric((method,), _buckets(histogram), histogram.total)
         yield seconds
-        yield GaugeMetricFamily("aengine_calls_in_flight", "RPCs under way.", len(self._calls_in_flight))
+        yield GaugeMetricFamily("aengine_calls_in_flight", "Calls under way.", len(self._calls_in_flight))
         draining = "1 while new generations are refused because the server shuts down."
         yield GaugeMetricFamily("aengine_draining", draining, self._admission.closed)
         yield _counters("aengine_generations", "Generations that ended, by finish reason.", "reason", self._generations)

@@ -54,12 +54,14 @@ AE_NOINLINE void project_tile(const E* a, const E* const* rows, i64 width, const
     }
     add(k, [](const E* p) AE_ALWAYS_INLINE { return Dot::read(p); });
   }
-  if (k < width) {  // half a step
-    add(k, [](const E* p) AE_ALWAYS_INLINE {
-      typename Dot::V half = {};
-      memcpy(&half, p, 16 * sizeof(E));
-      return half;
-    });
+  if constexpr (Dot::STEP > 16) {
+    if (k < width) {  // half a step
+      add(k, [](const E* p) AE_ALWAYS_INLINE {
+        typename Dot::V half = {};
+        memcpy(&half, p, 16 * sizeof(E));
+        return half;
+      });
+    }
   }
   for (int i = 0; i < ROWS; i++) {
     for (int j = 0; j < A_ROWS; j++) u[i][j] = sum(sums[i][j]);

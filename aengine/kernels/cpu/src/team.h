@@ -3,12 +3,19 @@
 // The cores are shared with Python threads, so nothing depends on how many threads take part: an operation is finished when its tasks are
 // done, also if a thread starts late, is preempted or never starts. After a while a thread that waits yields its core instead of spinning.
 #pragma once
-#include <omp.h>
 #include <sched.h>
 
 #include <atomic>
 
 #include "simd.h"
+
+// What OpenMP's runtimes export, libgomp and libomp alike: what GCC makes of a parallel region. Called by name, so that every compiler's code
+// runs on the threads of the runtime that torch has loaded.
+extern "C" {
+void GOMP_parallel(void (*run)(void*), void* data, unsigned num_threads, unsigned flags);
+int omp_get_thread_num();
+int omp_get_num_threads();
+}
 
 namespace aengine {
 
@@ -101,10 +108,16 @@ class Member {
 // Runs body(member) on `threads` threads, or on as many as there are.
 template <class Body>
 void run_team(int threads, Body&& body) {
-  Team team;
-  if (threads <= 1) return body(Member(team, 0, 1));
-#pragma omp parallel num_threads(threads)
-  body(Member(team, omp_get_thread_num(), omp_get_num_threads()));
+  struct Region {
+    Team team;
+    Body& body;
+  } region{{}, body};
+  if (threads <= 1) return body(Member(region.team, 0, 1));
+  const auto run = [](void* data) {
+    Region& of = *static_cast<Region*>(data);
+    of.body(Member(of.team, omp_get_thread_num(), omp_get_num_threads()));
+  };
+  GOMP_parallel(run, &region, (unsigned)threads, 0);
 }
 
 }  // namespace aengine

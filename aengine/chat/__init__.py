@@ -1,0 +1,27 @@
+"""Chats as outputs: answers, reasoning and calls of tools, told apart in the text of a stream."""
+
+from __future__ import annotations
+
+from aengine.chat.events import ArgumentsDelta, CallEnded, CallStarted, ChatMessage, ContentDelta, Event, ReasoningDelta, ToolCall
+from aengine.chat.formats import ChatFormat
+from aengine.chat.parser import ChatParser
+from aengine.chat.preparation import ChatOutputOptions, PreparedChat, prepare_chat
+from aengine.chat.stream import ChatStream, stream_chat
+
+__all__ = [
+    "ArgumentsDelta",
+    "CallEnded",
+    "CallStarted",
+    "ChatFormat",
+    "ChatMessage",
+    "ChatOutputOptions",
+    "ChatParser",
+    "ChatStream",
+    "ContentDelta",
+    "Event",
+    "PreparedChat",
+    "ReasoningDelta",
+    "ToolCall",
+    "prepare_chat",
+    "stream_chat",
+]

@@ -1,0 +1,228 @@
+"""`Source`: the text that a format reads, as far as it has come, and the events that are made of it.
+
+A format is a generator: it reads straight on, and yields where it needs more text than there is. So it gives the same result
+however the text is cut. Every character that is read is held until it becomes the source of an event.
+"""
+
+from __future__ import annotations
+
+import re
+import secrets
+import string
+from collections.abc import Callable, Generator, Sequence
+from functools import lru_cache
+from typing import TypeVar
+
+from aengine.chat.events import ArgumentsDelta, CallEnded, CallStarted, ContentDelta, Event, ReasoningDelta
+
+T = TypeVar("T")
+Reading = Generator[None, None, T]
+"""Yields for more text; returns what was read."""
+
+MAX_SPACE = 64
+"""Most white space before a marker that belongs to the marker."""
+
+_WHITE = " \t\n\r"  # in JSON too
+_SPACE = re.compile(f"[{_WHITE}]*")
+Delta = type[ContentDelta] | type[ReasoningDelta]
+
+
+class Source:
+    """One output. `feed` and `finish` are for the parser, everything else is for formats."""
+
+    def __init__(self, make_id: Callable[[], str]) -> None:
+        """`make_id`: of a call."""
+        self.events: list[Event] = []
+        self._make_id = make_id
+        self._text = ""  # not read, from _position on
+        self._position = 0
+        self._ended = False
+        self._held: list[str] = []  # read, and not yet the source of an event
+        self._json: list[str] = []  # what stands for it in arguments
+        self._streams = False  # whether what is read is arguments, which become deltas at once
+        self._num_calls = 0
+
+    def feed(self, text: str) -> None:
+        self._text = self._text[self._position :] + text
+        self._position = 0
+
+    def finish(self) -> None:
+        """No text will be added."""
+        self._ended = True
+
+    # ---- text ----------------------------------------------------------------------------------------------------------
+
+    @property
+    def unread(self) -> str:
+        return self._text[self._position :]
+
+    @property
+    def held(self) -> str:
+        """What was read, and is not yet the source of an event."""
+        return "".join(self._held)
+
+    def more(self) -> Reading[bool]:
+        """Waits for more text. False if none comes."""
+        before = len(self._text) - self._position
+        while len(self._text) - self._position == before:
+            if self._ended:
+                return False
+            self._stream_arguments()
+            yield
+        return True
+
+    def character(self) -> Reading[str]:
+        """The next character, which stays unread. Empty at the end."""
+        while self._position == len(self._text):
+            if not (yield from self.more()):
+                return ""
+        return self._text[self._position]
+
+    def take(self, count: int, json: str | None = None) -> str:
+        """Reads `count` characters. `json`: what they stand for in arguments, if it is something else."""
+        text = self._text[self._position : self._position + count]
+        self._position += count
+        self._held.append(text)
+        self._json.append(text if json is None else json)
+        return text
+
+    def match(self, pattern: re.Pattern[str]) -> str:
+        """Reads what matches, of the text that has come."""
+        found = pattern.match(self._text, self._position)
+        return self.take(len(found.group())) if found is not None and found.group() else ""
+
+    def replace_json(self, json: str) -> None:
+        """What the piece that was read last stands for in arguments."""
+        self._json[-1] = json
+
+    def accept(self, literal: str, json: str | None = None) -> Reading[bool]:
+        """Reads `literal`, if it follows. `json` as in `take`."""
+        while True:
+            there = self._text[self._position : self._position + len(literal)]
+            if there == literal:
+                self.take(len(literal), json)
+                return True
+            if not literal.startswith(there) or not (yield from self.more()):
+                return False
+
+    def space(self) -> Reading[None]:
+        """Reads white space."""
+        while True:
+            self.match(_SPACE)
+            if self._position < len(self._text) or not (yield from self.more()):
+                return
+
+    def until(self, stops: Sequence[str], most: int) -> Reading[str | None]:
+        """Reads up to the first of `stops`, which stays unread, over `most` characters at most. None if there is none."""
+        pattern = _any_of(tuple(stops))
+        while True:
+            found = pattern.search(self._text, self._position)
+            if found is not None and found.start() - self._position <= most:
+                return self.take(found.start() - self._position)
+            if len(self._text) - self._position > most + max(map(len, stops)) or not (yield from self.more()):
+                return None
+
+    def rest(self, most: int) -> Reading[str | None]:
+        """Reads everything up to the end of the text, over `most` characters at most. None if there is more."""
+        while len(self._text) - self._position <= most:
+            if not (yield from self.more()):
+                return self.take(len(self._text) - self._position)
+        return None
+
+    def text_until(self, markers: Sequence[str], kind: Delta) -> Reading[str]:
+        """Makes deltas of the text before the first of `markers`, and reads the marker with the white space before it. Returns the
+        marker, or an empty string at the end of the text."""
+        pattern, beginning = _any_of(tuple(markers)), _beginning_of(tuple(markers))
+        while True:
+            unread = self.unread
+            found = pattern.search(unread)
+            held = found or beginning.search(unread)
+            end = held.start() if held is not None else len(unread)
+            tail = unread[max(0, end - MAX_SPACE) : end]
+            before = end - (len(tail) - len(tail.rstrip(_WHITE)))
+            if before:
+                text = self.take(before)
+                self.emit(kind, text=text)
+            if found is not None:
+                self.take(found.end() - before)
+                return found.group()
+            if not (yield from self.more()):
+                if rest := self.unread:
+                    self.emit(kind, text=self.take(len(rest)))
+                return ""
+
+    # ---- events --------------------------------------------------------------------------------------------------------
+
+    def json(self) -> str:
+        """The JSON text that was read since the last call of this, or the last event."""
+        text = "".join(self._json)
+        self._json.clear()
+        return text
+
+    def emit(self, kind: Delta, text: str) -> None:
+        """`text`, of what is held."""
+        self.events.append(kind(text=text, source=self._release()))
+
+    def emit_markup(self, kind: Delta = ContentDelta) -> None:
+        """What is held, if anything, is no text."""
+        if self._held:
+            self.emit(kind, "")
+
+    def give_up(self) -> None:
+        """What is held is no call: it is content."""
+        if text := self._release():
+            self.events.append(ContentDelta(text=text, source=text))
+
+    def settle(self) -> None:
+        """What is held is content, unless it is white space."""
+        if "".join(self._held).strip(_WHITE):
+            self.give_up()
+        self.emit_markup()
+
+    def start_call(self, name: str, call_id: str | None = None, *, stream: bool = True) -> None:
+        """What is held began a call. `stream`: the JSON text that is read from here on becomes deltas of the arguments at once."""
+        self._num_calls += 1
+        self.events.append(CallStarted(index=self._num_calls - 1, id=call_id or self._make_id(), name=name, source=self._release()))
+        self._streams = stream
+
+    def add_arguments(self, json: str) -> None:
+        """More arguments, of what is held."""
+        self.events.append(ArgumentsDelta(index=self._num_calls - 1, text=json, source=self._release()))
+
+    def end_arguments(self) -> None:
+        """What is read from here on is no part of arguments."""
+        self._stream_arguments()
+        self._streams = False
+
+    def end_call(self, *, complete: bool, closed: bool = True) -> None:
+        """`closed`: what is held ends the call; else it is content."""
+        self.end_arguments()
+        self.events.append(CallEnded(index=self._num_calls - 1, complete=complete, source=self._release() if closed else ""))
+        self.give_up()
+
+    def _stream_arguments(self) -> None:
+        if self._streams and (json := self.json()):
+            self.add_arguments(json)
+
+    def _release(self) -> str:
+        text = "".join(self._held)
+        self._held.clear()
+        self._json.clear()
+        return text
+
+
+def random_id() -> str:
+    """Nine letters and digits, as the templates of Mistral demand."""
+    return "".join(secrets.choice(string.ascii_letters + string.digits) for _ in range(9))
+
+
+@lru_cache(maxsize=256)
+def _any_of(markers: tuple[str, ...]) -> re.Pattern[str]:
+    return re.compile("|".join(map(re.escape, markers)) or r"(?!)")
+
+
+@lru_cache(maxsize=256)
+def _beginning_of(markers: tuple[str, ...]) -> re.Pattern[str]:
+    """The longest end of a text with which one of the markers could begin."""
+    beginnings = {marker[:length] for marker in markers for length in range(1, len(marker))}
+    return re.compile(rf"(?:{'|'.join(map(re.escape, beginnings))})\Z" if beginnings else r"(?!)")

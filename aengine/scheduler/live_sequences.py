@@ -1,0 +1,100 @@
+"""`LiveSequences`: the sequences that are not FINISHED; how they lose their rows, and how they end.
+
+Knows nothing of steps, but that a row which one still computes is released later.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from aengine.outputs import FinishReason
+from aengine.scheduler.queue import WaitingQueue
+from aengine.scheduler.request import Finished, Request, SchedulerConfig, Sequence, SequenceState, Updates
+from aengine.scheduler.residency import Residency
+from aengine.scheduler.rows import RowTable
+
+
+class LiveSequences:
+    def __init__(self, config: SchedulerConfig, rows: RowTable, residency: Residency, queue: WaitingQueue) -> None:
+        self.by_key: dict[int, Sequence] = {}
+        self.prefilling: list[Sequence] = []  # RUNNING with known tokens left to compute, oldest admission first
+        self.num_leaving = 0  # in this state
+        self.num_preemptions = 0
+        self.updates = Updates()
+        self._config = config
+        self._rows = rows
+        self._residency = residency
+        self._queue = queue
+
+    def add(self, request: Request) -> None:
+        """It waits."""
+        primary = self.by_key.get(request.fork_of) if request.fork_of is not None else None
+        sequence = self.by_key[request.key] = Sequence(request, primary, request.prompt)
+        sequence.name_pages(self._config.page_size, self._residency.version)
+        self._queue.enter(sequence)
+
+    def fail_rows(self, errors: Mapping[int, BaseException]) -> None:
+        for row, error in errors.items():
+            sequence = self._rows.sequences[row]
+            if sequence is not None:
+                self.finish(sequence, FinishReason.ERROR, error=error)
+
+    def preempt(self, sequence: Sequence) -> None:
+        """Take row and pages from a running sequence that no step in flight computes, for others."""
+        self.give_up_row(sequence)
+        self.num_preemptions += 1
+        sequence.preemptions += not sequence.parked  # a parked one loses nothing but its place
+
+    def give_up_row(self, sequence: Sequence) -> None:
+        """A running sequence that no step in flight computes loses row and pages; its tokens are computed again when it comes back."""
+        sequence.tokens = self._rows.tokens[sequence.row, : self._rows.num_known[sequence.row]].copy()
+        self._stop_running(sequence)
+        self._queue.push(*self._residency.release(sequence))
+        if sequence.chain.version != self._residency.version:
+            sequence.name_pages(self._config.page_size, self._residency.version)
+        sequence.state = SequenceState.WAITING
+        if not sequence.parked:
+            self._queue.push(sequence)
+
+    # ---- the end of a sequence ---------------------------------------------------------------------------------------
+
+    def finish(
+        self, sequence: Sequence, reason: FinishReason, *, stop_token_id: int | None = None, error: BaseException | None = None
+    ) -> None:
+        """End a sequence, whatever it is doing. Idempotent. What it holds is released once no step computes it any more."""
+        if sequence.state in (SequenceState.LEAVING, SequenceState.FINISHED):
+            return
+        self.updates.finished.append(Finished(sequence.request.key, reason, stop_token_id, error))
+        if sequence.state is SequenceState.WAITING:
+            self.stop_waiting(sequence)
+            self._forget(sequence)
+            return
+        self._stop_running(sequence)
+        self._rows.deactivate(sequence.row)
+        sequence.state = SequenceState.LEAVING
+        self.num_leaving += 1
+        if not self._rows.flights[sequence.row]:
+            self.release(sequence)
+
+    def stop_waiting(self, sequence: Sequence) -> None:
+        """Take a WAITING sequence out of the queue, or from those that wait for others; a parked one is in neither."""
+        if not self._queue.remove(sequence):
+            self._residency.stop_waiting(sequence)
+
+    def _stop_running(self, sequence: Sequence) -> None:
+        """A RUNNING sequence computes no further."""
+        if not self._rows.decoding[sequence.row]:
+            self.prefilling.remove(sequence)
+        self._queue.push(*self._residency.stop(sequence))
+
+    def release(self, sequence: Sequence) -> None:
+        self.num_leaving -= 1
+        self._queue.push(*self._residency.release(sequence))
+        self._forget(sequence)
+
+    def _forget(self, sequence: Sequence) -> None:
+        sequence.state = SequenceState.FINISHED
+        key = sequence.request.key
+        del self.by_key[key]
+        self._queue.leave(sequence)
+        self.updates.released.append(key)

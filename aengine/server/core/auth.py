@@ -1,0 +1,165 @@
+"""Who may call what: bearer tokens from files, and names of clients' certificates.
+
+Owns the decision; does not know what calls do, nor how a refusal is reported. Tokens are kept and compared as digests, all of them for
+every call, so that the time it takes reveals nothing about them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import hmac
+import logging
+import re
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+from aengine.errors import ConfigError
+from aengine.server.config.options import ServerConfig
+from aengine.server.core.errors import ServiceError
+from aengine.server.core.files import Fingerprint, fingerprint
+from aengine.server.core.records import Caller
+
+RELOAD_SECONDS = 1.0
+"""How often, at most, the files are looked at."""
+MAX_NAME_LENGTH = 256  # characters, of a common name
+_TOKEN = re.compile(r"[\x21-\x7e]+")  # what headers can carry
+
+logger = logging.getLogger(__name__)
+
+
+class CertificateName(NamedTuple):
+    """The name of the holder of a client's certificate."""
+
+    name: str
+    is_common_name: bool  # or else made from the certificate, because it has none or several
+
+    @classmethod
+    def of(cls, common_names: Sequence[str], certificate: bytes) -> CertificateName:
+        """Of a `certificate`, PEM, that has these common names. Raises `ServiceError` (BAD_CREDENTIALS) for a name that cannot be shown."""
+        if len(common_names) != 1:
+            return cls(f"certificate {hashlib.sha256(certificate).hexdigest()[:32]}", False)
+        name = common_names[0]
+        if not name or len(name) > MAX_NAME_LENGTH or not name.isprintable():
+            rule = f"1 to {MAX_NAME_LENGTH} characters that can be printed"
+            raise ServiceError("BAD_CREDENTIALS", f"the common name of the client's certificate is not {rule}")
+        return cls(name, True)
+
+
+class TokenFile:
+    """The tokens of one file. `field` is the option that names it."""
+
+    def __init__(self, field: str, path: str) -> None:
+        self._field = field
+        self._path = Path(path)
+        self._tokens: list[tuple[str, bytes]] = []  # name and digest
+        self._seen: Fingerprint = None
+
+    def load(self) -> None:
+        """Raises `ConfigError` where the file cannot be read or is not what it should be; the tokens known so far then stay. Blocks."""
+        self._seen = fingerprint(self._path)
+        try:
+            self._tokens = _parse(self._path.read_text("utf-8"))
+        except OSError as error:
+            raise ConfigError.of(self._field, f"cannot read {self._path}: {error.strerror}") from error
+        except ValueError as error:  # UnicodeDecodeError is one, and shows bytes of the file
+            reason = "it is not UTF-8" if isinstance(error, UnicodeDecodeError) else str(error)
+            raise ConfigError.of(self._field, f"{self._path}: {reason}") from None
+
+    def refresh(self) -> None:
+        """Load again if the file is another one than before; whatever is wrong with it is logged once. Blocks."""
+        if fingerprint(self._path) == self._seen:
+            return
+        try:
+            self.load()
+        except ConfigError as error:
+            logger.error("%s; the tokens known so far stay valid", error)
+        else:
+            logger.info("%s: read %d tokens from %s", self._field, len(self._tokens), self._path)
+
+    def find(self, token: str) -> str | None:
+        """The name of the token, None if it is not one of the file's."""
+        digest = _digest(token)
+        found = None
+        for name, known in self._tokens:
+            if hmac.compare_digest(known, digest):
+                found = name
+        return found
+
+
+class Authenticator:
+    """Applies a configuration. To be used from one event loop."""
+
+    def __init__(self, config: ServerConfig) -> None:
+        self._tokens = None if config.token_file is None else TokenFile("token_file", config.token_file)
+        self._admin_tokens = None if config.admin_token_file is None else TokenFile("admin_token_file", config.admin_token_file)
+        self._files = [file for file in (self._tokens, self._admin_tokens) if file is not None]
+        self._admin_names = frozenset(config.admin_client_names)
+        self._distinguishes = bool(self._files) or config.tls_client_ca is not None  # or else all callers are one
+        self._checked = 0.0
+
+    def load(self) -> None:
+        """Read the files. Raises `ConfigError`. Blocks."""
+        for file in self._files:
+            file.load()
+        self._checked = time.monotonic()
+
+    async def authorize(self, authorization: Sequence[str], certificate: CertificateName | None, *, administrates: bool = False) -> Caller:
+        """Who calls. `authorization`: the values of that header; `certificate`: that of the client, if it has one; `administrates`:
+        whether the call is for administrators alone. Raises `ServiceError`: NO_CREDENTIALS, BAD_CREDENTIALS, ADMIN_ONLY."""
+        await self._refresh()
+        name, is_admin = self._name_of(authorization)
+        if authorization and name is None and (administrates or self._tokens is not None):
+            raise ServiceError("BAD_CREDENTIALS", "the token in 'authorization' is not accepted")
+        certified = None if certificate is None else certificate.name
+        if is_admin or (certificate is not None and certificate.is_common_name and certified in self._admin_names):
+            return Caller(name or certified, True)
+        if administrates:
+            if name is None and certificate is None and self._admin_tokens is not None:
+                raise ServiceError("NO_CREDENTIALS", "the call needs an administrator's token: 'authorization: Bearer <token>'")
+            has_any = self._admin_tokens is not None or bool(self._admin_names)
+            raise ServiceError("ADMIN_ONLY", "the call is for administrators" if has_any else "this server has no administrators")
+        if self._tokens is not None and name is None:
+            raise ServiceError("NO_CREDENTIALS", "the call needs a token: 'authorization: Bearer <token>'")
+        return Caller(name or certified, not self._distinguishes)
+
+    def _name_of(self, authorization: Sequence[str]) -> tuple[str | None, bool]:
+        """The name of the token, and whether it is an administrator's."""
+        if len(authorization) != 1:
+            return None, False
+        scheme, _, token = authorization[0].partition(" ")
+        if scheme.lower() != "bearer":
+            return None, False
+        admin = self._admin_tokens.find(token) if self._admin_tokens is not None else None
+        user = self._tokens.find(token) if self._tokens is not None else None
+        return admin or user, admin is not None
+
+    async def _refresh(self) -> None:
+        now = time.monotonic()
+        if self._files and now - self._checked >= RELOAD_SECONDS:
+            self._checked = now
+            for file in self._files:
+                await asyncio.to_thread(file.refresh)
+
+
+def _parse(text: str) -> list[tuple[str, bytes]]:
+    """Raises `ValueError`, which never quotes the file."""
+    tokens: list[tuple[str, bytes]] = []
+    for number, line in enumerate(text.splitlines(), 1):
+        words = line.partition("#")[0].split()
+        if not words:
+            continue
+        if len(words) > 2:
+            raise ValueError(f"line {number} is not `name token` or `token`")
+        if not _TOKEN.fullmatch(words[-1]):
+            raise ValueError(f"line {number}: a token consists of visible ASCII characters")
+        tokens.append((words[0] if len(words) == 2 else f"line-{number}", _digest(words[-1])))
+    if not tokens:
+        raise ValueError("it holds no token")
+    return tokens
+
+
+def _digest(token: str) -> bytes:
+    return hashlib.sha256(token.encode("utf-8", "backslashreplace")).digest()

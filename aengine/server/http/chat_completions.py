@@ -1,0 +1,275 @@
+"""`POST /v1/chat/completions`."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+from aengine.chat.events import CallStarted, ChatMessage, MessageBuilder
+from aengine.chat.preparation import ChatOutputOptions
+from aengine.checks import FLAG, Accepts, FieldChecks, integer
+from aengine.errors import InvalidRequestError
+from aengine.outputs import FinishReason, Token
+from aengine.server.core.core import Core
+from aengine.server.core.generation import Generation, GenerationRequest, submit
+from aengine.server.http.bodies import STRING, Fields, read_body
+from aengine.server.http.chat_input import read_messages, read_response_format, read_tool_choice, read_tools
+from aengine.server.http.chat_output import FINISH_REASONS, OutputReader, Piece, stop_reason_of
+from aengine.server.http.choices import write_choices
+from aengine.server.http.chunks import Chunks, StreamAsked, delta_of
+from aengine.server.http.exchange import Exchange
+from aengine.server.http.logprobs import TokenTexts, chat_logprobs, prompt_entries
+from aengine.server.http.parameters import CHAT_OPTIONS, EFFORT, IGNORED, OPTIONS, PARAMS, Parameters
+
+TAKEN: Mapping[str, str] = {
+    "model": "the served model or an adapter; empty: the served model",
+    "messages": "text alone; the role developer is system",
+    "max_completion_tokens": "max_tokens",
+    "max_tokens": "max_tokens",
+    "logprobs": "with top_logprobs: logprobs",
+    "top_logprobs": "logprobs",
+    "response_format": "structured_output",
+    "tools": "functions",
+    "tool_choice": "auto, none, required, or a function; the last two are enforced",
+    "parallel_tool_calls": "false: one call at most, where calls are required",
+    "reasoning_effort": "a variable of the chat template; none: enable_thinking is false",
+    "stream": "server-sent events",
+    "stream_options": "include_usage; vLLM's continuous_usage_stats: the usage so far, in every chunk",
+    "service_tier": "priority",
+    "user": "tenant",
+    "modalities": "text alone",
+    "max_reasoning_tokens": "ours: the reasoning is closed when it has so many",
+    "return_token_ids": "ours: the ids of the prompt and of the output",
+    "chat_template_kwargs": "template_kwargs, by vLLM's name",
+}
+"""The fields beside those of ours, and what becomes of them."""
+REFUSED: Mapping[str, str] = {
+    "audio": "the model makes text alone",
+    "function_call": "it is tool_choice now",
+    "functions": "they are tools now",
+    "prediction": "drafts are found without it",
+    "verbosity": "the model knows none",
+    "web_search_options": "nothing is searched",
+}
+"""Fields of OpenAI's that would change the answer, and cannot."""
+_IGNORED_OPTIONS = ("include_obfuscation",)
+
+
+@dataclass(frozen=True, slots=True)
+class ChatAsked:
+    """What a client wants."""
+
+    request: GenerationRequest
+    parameters: Parameters  # has the client's names for fields
+    stream: StreamAsked | None = None
+    return_token_ids: bool = False
+
+
+async def chat_completions(core: Core, exchange: Exchange) -> None:
+    check = FieldChecks()
+    asked = read_request(await read_body(exchange, check), check)
+    with asked.parameters.located():
+        async with await submit(core.backend, asked.request) as generation:
+            await generation.stream.started()
+            writer = _Writer(core, asked, generation)
+            if not asked.stream:
+                response = await writer.complete()
+            else:
+                await exchange.begin_events()
+                async for pieces in writer.reader.pieces():
+                    if chunks := b"".join([writer.chunk(piece) for piece in pieces]):
+                        await exchange.send(chunks)
+        if asked.stream:
+            await exchange.end_events(writer.chunks.end())
+        else:
+            await exchange.respond(response)
+
+
+def read_request(given: Fields, check: FieldChecks) -> ChatAsked:
+    """Raises `InvalidRequestError` with all violations."""
+    parameters = Parameters(given)
+    parameters.names["prompt"] = "messages"
+    model = given.take("model", STRING, "")
+    messages = read_messages(given)
+    if tools := read_tools(given):
+        parameters.put("tools", tools, "tools")
+    choice = read_tool_choice(given)
+    chat = ChatOutputOptions(
+        tool_choice=parameters.checked_choice(choice or "auto"),
+        parallel_tool_calls=given.take("parallel_tool_calls", FLAG, True),
+        max_reasoning_tokens=given.take("max_reasoning_tokens", integer(0)),
+    )
+    if (most := given.take("max_completion_tokens", integer(1))) is not None:
+        given.drop(("max_tokens",))  # its old name
+        parameters.put("max_tokens", most, "max_completion_tokens")
+    _take_logprobs(given, parameters)
+    if (form := given.sub("response_format")) is not None and (structured := read_response_format(form)) is not None:
+        parameters.put("structured_output", structured, "response_format")
+        parameters.names["structured_output.json_schema"] = "response_format.json_schema.schema"
+    parameters.put_effort(given.take("reasoning_effort", EFFORT), "reasoning_effort")
+    given.take("modalities", Accepts(lambda value: value == ["text"], "['text'], all that the model makes"))
+    stream = read_stream(given)
+    return_token_ids = given.take("return_token_ids", FLAG, False)
+    parameters.take_openai()
+    parameters.take_ours((*OPTIONS, *CHAT_OPTIONS))
+    refuse_others(given, REFUSED, (*TAKEN, *OPTIONS, *CHAT_OPTIONS))
+    params, options = parameters.params(), parameters.options()
+    check.finish(InvalidRequestError)
+    request = GenerationRequest(prompt=messages, params=params, options=options, model=model, chat=chat)
+    return ChatAsked(request, parameters, stream, return_token_ids)
+
+
+def read_stream(given: Fields) -> StreamAsked | None:
+    """`stream` and `stream_options`; None without a stream."""
+    stream = given.take("stream", FLAG, False)
+    options = given.sub("stream_options")
+    if options is None:
+        return StreamAsked() if stream else None
+    if not stream:
+        given.refuse("stream_options", "is only possible with stream: true")
+    asked = StreamAsked(options.take("include_usage", FLAG, False), options.take("continuous_usage_stats", FLAG, False))
+    options.drop(_IGNORED_OPTIONS)
+    options.refuse_rest(("include_usage", "continuous_usage_stats"))
+    return asked
+
+
+def refuse_others(given: Fields, refused: Mapping[str, str], taken: Sequence[str]) -> None:
+    """Violations of all fields that were not taken."""
+    given.refuse_all(refused)
+    given.refuse_rest((*taken, *PARAMS, *IGNORED))
+
+
+def _take_logprobs(given: Fields, parameters: Parameters) -> None:
+    """OpenAI's `logprobs` is a flag, ours a number."""
+    wanted = given.take("logprobs", Accepts(lambda value: isinstance(value, int), "true, false, or a number of alternatives"))
+    top = given.take("top_logprobs", integer(0))
+    if wanted is None or isinstance(wanted, bool):
+        if wanted:
+            parameters.put("logprobs", top or 0, "logprobs" if top is None else "top_logprobs")
+        elif top is not None:
+            given.refuse("top_logprobs", "is only possible with logprobs: true")
+    else:
+        parameters.put("logprobs", wanted, "logprobs")
+
+
+@dataclass(slots=True)
+class _Sequence:
+    """What is known of one of the sequences."""
+
+    has_begun: bool = False
+    calls: bool = False  # whether it has called a tool
+    builder: MessageBuilder = field(default_factory=MessageBuilder)
+    tokens: list[Token] = field(default_factory=list)
+
+
+class _Writer:
+    """Writes the output of one generation."""
+
+    def __init__(self, core: Core, asked: ChatAsked, generation: Generation) -> None:
+        self.reader = OutputReader(generation)
+        self._asked = asked
+        self._generation = generation
+        self._params = asked.request.params
+        self._created = int(time.time())
+        self._id = f"chatcmpl-{generation.request_id}"
+        self._texts = TokenTexts(core.engine.tokenizer) if (self._params.logprobs, self._params.prompt_logprobs) != (None, None) else None
+        self._max_bytes = core.config.max_message_bytes
+        self._sequences = [_Sequence() for _ in range(self._params.n)]
+        model = generation.model
+        self.chunks = Chunks("chat.completion.chunk", self._id, self._created, model, asked.stream or StreamAsked(), self.reader.usage)
+
+    def chunk(self, piece: Piece) -> bytes:
+        """The chunk of a piece; empty if there is nothing to say yet."""
+        sequence, first = self._sequences[piece.index], False
+        if not sequence.has_begun:
+            sequence.has_begun = first = True
+        reason = piece.last.finish_reason
+        if not sequence.calls:
+            sequence.calls = any(isinstance(event, CallStarted) for event in piece.events)
+        logprobs = self._logprobs(piece.tokens)
+        ours: dict[str, Any] = {}
+        if self._asked.return_token_ids:
+            if first:
+                ours["prompt_token_ids"] = self._prompt_ids()
+            ours["token_ids"] = piece.token_ids
+        if first and self._params.prompt_logprobs is not None:
+            ours["prompt_logprobs"] = self._prompt_logprobs()
+        if reason is None:
+            if not piece.events and not ours and logprobs is None and not first:
+                return b""
+            return self.chunks.choice(piece.index, delta_of(piece.events, first), logprobs, ours=ours)
+        stop = stop_reason_of(reason, piece.last.stop_reason)
+        finish = _finish(reason, sequence.calls)
+        delta, before = delta_of(piece.events, first), b""
+        if sequence.calls and piece.events:  # OpenAI's client takes a call for done in a chunk behind it
+            before, delta = self.chunks.choice(piece.index, delta, logprobs, ours=ours), '"delta":{}'
+            logprobs, ours = None, {}
+        return before + self.chunks.choice(piece.index, delta, logprobs, finish, stop, ours)
+
+    async def complete(self) -> bytes:
+        """The whole response."""
+        async for pieces in self.reader.pieces():
+            for piece in pieces:
+                sequence = self._sequences[piece.index]
+                sequence.tokens += piece.tokens
+                for event in piece.events:
+                    sequence.builder.add(event)
+        response: dict[str, Any] = {
+            "id": self._id,
+            "object": "chat.completion",
+            "created": self._created,
+            "model": self._generation.model,
+            "usage": self.reader.usage(),
+        }
+        if self._params.prompt_logprobs is not None:
+            response["prompt_logprobs"] = self._prompt_logprobs()
+        choices = [partial(self._choice, index, sequence) for index, sequence in enumerate(self._sequences)]
+        return await write_choices(response, choices, apart=self._texts is not None, max_bytes=self._max_bytes)
+
+    def _choice(self, index: int, sequence: _Sequence) -> dict[str, Any]:
+        message, last = sequence.builder.message(), sequence.tokens[-1]
+        reason = last.finish_reason or FinishReason.CANCELLED
+        choice: dict[str, Any] = {
+            "index": index,
+            "message": _message(message),
+            "logprobs": self._logprobs(sequence.tokens),
+            "finish_reason": _finish(reason, bool(message.tool_calls)),
+            "stop_reason": stop_reason_of(reason, last.stop_reason),
+        }
+        if self._asked.return_token_ids:
+            choice["prompt_token_ids"] = self._prompt_ids()
+            choice["token_ids"] = [token.token_id for token in sequence.tokens if token.token_id >= 0]
+        return choice
+
+    def _logprobs(self, tokens: Sequence[Token]) -> dict[str, Any] | None:
+        if self._params.logprobs is None or self._texts is None:
+            return None
+        return {"content": chat_logprobs(tokens, self._texts, with_ids=self._asked.return_token_ids), "refusal": None}
+
+    def _prompt_logprobs(self) -> list[dict[str, Any] | None]:
+        assert self._texts is not None
+        return prompt_entries(self._generation.stream.completion().prompt_logprobs or (), self._texts)
+
+    def _prompt_ids(self) -> list[int]:
+        assert self._generation.prepared is not None
+        return self._generation.prepared.prompt
+
+
+def _finish(reason: FinishReason, calls: bool) -> str:
+    finish = FINISH_REASONS[reason]
+    return "tool_calls" if calls and finish == "stop" else finish
+
+
+def _message(message: ChatMessage) -> dict[str, Any]:
+    written: dict[str, Any] = {"role": "assistant", "content": message.content, "refusal": None}
+    if message.reasoning:
+        written["reasoning_content"] = message.reasoning
+    if message.tool_calls:
+        written["content"] = message.content or None
+        written["tool_calls"] = [
+            {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": call.arguments}} for call in message.tool_calls
+        ]
+    return written

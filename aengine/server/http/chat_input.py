@@ -1,0 +1,154 @@
+"""Chats of all APIs, as they come in: messages, their parts, tools, the choice of tools, the format of the response -> ours.
+
+A message of ours is what chat templates take. What is refused is added to the violations under its path.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from aengine.chat.tool_choice import CHOICES
+from aengine.checks import FLAG, Accepts, one_of, shown, text
+from aengine.errors import InvalidRequestError
+from aengine.params import StructuredOutput
+from aengine.server.http.bodies import OBJECT, STRING, Fields
+
+ROLES: Mapping[str, str] = {"system": "system", "developer": "system", "user": "user", "assistant": "assistant", "tool": "tool"}
+"""Roles of OpenAI's, and those that templates know."""
+TEXT_PARTS = ("text", "input_text", "output_text")
+_IGNORED_IN_MESSAGES = ("refusal", "annotations", "audio", "function_call", "id", "status", "cache_control")
+_TOOL_NAME = text("a name of 1 to 64 letters, digits, _ and -", r"[A-Za-z0-9_-]{1,64}")
+
+
+def read_messages(given: Fields) -> list[dict[str, Any]]:
+    """`messages` of OpenAI's chat completions."""
+    if "messages" not in given:
+        given.refuse("messages", "must be set")
+    messages = [_read_message(fields) for fields in given.objects("messages")]
+    name_results(messages)
+    return messages
+
+
+def name_results(messages: Sequence[dict[str, Any]]) -> None:
+    """Give the results of tools the names of their tools, which some templates want."""
+    names = {call["id"]: call["function"]["name"] for message in messages for call in message.get("tool_calls", ())}
+    for message in messages:
+        if message["role"] == "tool" and message["tool_call_id"] in names:
+            message.setdefault("name", names[message["tool_call_id"]])
+
+
+def _read_message(fields: Fields) -> dict[str, Any]:
+    role = fields.need("role", one_of(*ROLES), "user")
+    message: dict[str, Any] = {"role": ROLES[role]}
+    fields.drop(_IGNORED_IN_MESSAGES)
+    for name in ("reasoning", "reasoning_content"):
+        if name in fields:
+            message["reasoning_content"] = fields.take(name, STRING, "")
+    if "tool_calls" in fields:
+        message["tool_calls"] = [_read_call(call) for call in fields.objects("tool_calls")]
+    may_be_left_out = "content" not in fields and ("tool_calls" in message or "reasoning_content" in message)
+    message["content"] = "" if may_be_left_out else read_content(fields)
+    if role == "tool":
+        message["tool_call_id"] = fields.need("tool_call_id", STRING, "")
+    return {**fields.rest(), **message}
+
+
+def _read_call(fields: Fields) -> dict[str, Any]:
+    fields.take("type", one_of("function"))
+    identity = fields.need("id", STRING, "")
+    function = fields.sub("function")
+    if function is None:
+        fields.refuse("function", "must be set")
+        return call_of(identity, "", "{}")
+    return call_of(identity, function.need("name", STRING, ""), function.take("arguments", STRING, "{}"))
+
+
+def call_of(identity: str, name: str, arguments: str) -> dict[str, Any]:
+    """A call in a message of the assistant. `arguments`: JSON; templates take an object, and what is none as it is."""
+    try:
+        value = json.loads(arguments or "{}")
+    except (ValueError, RecursionError):
+        value = None
+    return {"id": identity, "type": "function", "function": {"name": name, "arguments": value if isinstance(value, dict) else arguments}}
+
+
+def read_content(given: Fields, name: str = "content") -> list[dict[str, Any]] | str:
+    """A text, or its parts, which are text; without any, an empty string."""
+    found = given.text_or_objects(name)
+    if isinstance(found, str):
+        return found
+    return [{"type": "text", "text": _read_part(fields)} for fields in found] or ""
+
+
+def _read_part(fields: Fields) -> str:
+    kind = fields.need("type", STRING, "text")
+    if kind in TEXT_PARTS or kind == "refusal":
+        return str(fields.need("refusal" if kind == "refusal" else "text", STRING, ""))
+    fields.refuse("type", f"{shown(kind)} is not possible: the model takes text alone")
+    return ""
+
+
+# ---- tools -------------------------------------------------------------------------------------------------------------
+
+
+def read_tools(given: Fields) -> list[dict[str, Any]] | None:
+    """`tools` of OpenAI's chat completions, which templates take as they are. None without any."""
+    tools = []
+    for fields in given.objects("tools"):
+        kind = fields.need("type", STRING, "function")
+        function = fields.sub("function")
+        if kind != "function":
+            fields.refuse("type", f"{shown(kind)} is not possible: tools are functions")
+        elif function is None:
+            fields.refuse("function", "must be set")
+        else:
+            tools.append(read_function(function))
+    return tools or None
+
+
+def read_function(fields: Fields, schema: str = "parameters") -> dict[str, Any]:
+    """A tool as templates take it, of its name, description and parameters, which are in the field `schema`."""
+    function: dict[str, Any] = {"name": fields.need("name", _TOOL_NAME, "")}
+    if function["name"] in CHOICES:
+        fields.refuse("name", f"{function['name']!r} is a choice of tools, not the name of one")
+    if "description" in fields:
+        function["description"] = fields.take("description", STRING, "")
+    function["parameters"] = fields.take(schema, OBJECT, {"type": "object", "properties": {}})
+    fields.take("strict", FLAG)  # arguments of calls that are required always match
+    return {"type": "function", "function": function}
+
+
+def read_tool_choice(given: Fields) -> str | None:
+    """`tool_choice` of OpenAI's chat completions, as `ChatOutputOptions` have it; None without one."""
+    choice = given.take("tool_choice", Accepts(lambda value: isinstance(value, str | dict), "a string or an object"))
+    if not isinstance(choice, dict):
+        return None if choice is None else str(choice)
+    fields = Fields(choice, f"{given.path}tool_choice.", given.check)
+    fields.take("type", one_of("function"))
+    function = fields.sub("function")
+    if function is None:
+        fields.refuse("function", "must be set")
+        return None
+    return str(function.need("name", STRING, ""))
+
+
+def read_response_format(fields: Fields, schema_in: str = "json_schema") -> StructuredOutput | None:
+    """A format of a response: `type` is text, json_object or json_schema; `schema_in`: the object with the schema, "" for these fields
+    themselves."""
+    kind = fields.need("type", one_of("text", "json_object", "json_schema"), "text")
+    if kind == "json_object":
+        return StructuredOutput(json_object=True)
+    if kind == "text":
+        return None
+    holder = fields if not schema_in else fields.sub(schema_in)
+    if holder is None:
+        fields.refuse(schema_in, "must be set")
+        return None
+    schema = holder.take("schema", OBJECT, {})
+    try:
+        return StructuredOutput(json_schema=schema)
+    except InvalidRequestError as error:
+        holder.refuse("schema", error.violations[0].description)
+    return None

@@ -1,0 +1,117 @@
+"""`HttpDoor`: the life of the HTTP port. Binds it in the running event loop, and closes it; what is served is in the routes."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import sys
+import time
+from collections.abc import Callable
+from typing import Any, cast
+
+import uvicorn
+from starlette.middleware.cors import CORSMiddleware
+from uvicorn.server import ServerState
+
+from aengine.server.core.address import BindError, address_of
+from aengine.server.core.core import Core
+from aengine.server.http.boundary import Boundary
+from aengine.server.http.connection import IDLE_SECONDS, Connection
+from aengine.server.http.routes import routes
+from aengine.server.http.tls import server_context
+
+BACKLOG = 2048
+UNSENT_BYTES = 64 * 1024
+"""Most bytes of a connection that wait in the kernel to be sent: what a client does not take is to be left in the engine."""
+CHECK_SECONDS = 5.0
+CLOSE_SECONDS = 0.5
+"""How long the last bytes of connections may take to be sent."""
+EXPOSED_HEADERS = ("x-request-id", "retry-after")
+
+
+class HttpDoor:
+    """Serves `core` over HTTP/1.1."""
+
+    ok = "200"  # the code of a call that succeeded
+
+    def __init__(self, core: Core) -> None:
+        assert core.config.http_port is not None
+        self._config = core.config
+        self._port = core.config.http_port
+        found = routes(core)
+        self.methods = {route.method: route.method for route in found if not route.is_apart}  # with their labels in metrics
+        app: Any = Boundary(core, found)
+        if origins := core.config.http_cors_origins:
+            app = CORSMiddleware(app, origins, allow_methods=("GET", "POST"), allow_headers=("*",), expose_headers=EXPOSED_HEADERS)
+        self._uvicorn = uvicorn.Config(
+            app,
+            http=Connection,
+            ws="none",
+            lifespan="off",
+            log_config=None,
+            access_log=False,
+            proxy_headers=False,
+            timeout_keep_alive=int(IDLE_SECONDS),
+        )
+        self._state = ServerState()
+        self._server: asyncio.Server | None = None
+        self._watching: asyncio.Task[None] | None = None
+
+    @property
+    def address(self) -> str:
+        """host:port; after `start()` with the port that the system picked for 0."""
+        return address_of(self._config.host, self._port)
+
+    async def start(self) -> None:
+        """Open the port. Raises `BindError`, or `ConfigError` for files that cannot be used."""
+        context = await asyncio.to_thread(server_context, self._config) if self._config.tls else None
+        self._uvicorn.load()
+        make = cast(Callable[[], asyncio.Protocol], lambda: Connection(self._uvicorn, self._state, {}))
+        loop = asyncio.get_running_loop()
+        try:
+            self._server = await loop.create_server(
+                make, self._config.host, self._port, ssl=context, backlog=BACKLOG, reuse_address=True, start_serving=False
+            )
+        except OSError as error:
+            raise BindError(f"cannot listen on {self.address}: {error.strerror or error}") from error
+        for listener in self._server.sockets:
+            self._set_options(listener)
+        self._port = self._server.sockets[0].getsockname()[1]
+        await self._server.start_serving()
+        self._watching = asyncio.create_task(self._watch(), name="aengine-idle-connections")
+
+    def _set_options(self, listener: Any) -> None:
+        """Connections inherit them."""
+        keepalive = {"TCP_KEEPIDLE": self._config.keepalive_time, "TCP_KEEPINTVL": self._config.keepalive_timeout}
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)  # finds dead peers, whose requests are then cancelled
+        if sys.platform == "linux":
+            for name, seconds in keepalive.items():
+                listener.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), min(max(round(seconds), 1), 32767))
+            listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPCNT, 1)
+            listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT, UNSENT_BYTES)
+
+    async def _watch(self) -> None:
+        while True:
+            await asyncio.sleep(CHECK_SECONDS)
+            for connection in self._connections():
+                connection.close_if_idle(time.monotonic())
+
+    def _connections(self) -> list[Connection]:
+        return [connection for connection in self._state.connections if isinstance(connection, Connection)]
+
+    async def stop(self) -> None:
+        """Close the port; no call of a client is under way."""
+        if self._watching is not None:
+            self._watching.cancel()
+        if self._server is None:
+            return
+        self._server.close()
+        open_ones = self._connections()
+        for connection in open_ones:
+            connection.shutdown()
+        if open_ones:
+            await asyncio.wait([connection.closed for connection in open_ones], timeout=CLOSE_SECONDS)
+        for connection in self._connections():
+            connection.abort()
+        if self._state.tasks:
+            await asyncio.wait(self._state.tasks, timeout=CLOSE_SECONDS)

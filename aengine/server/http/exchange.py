@@ -1,0 +1,148 @@
+"""`Exchange`: one HTTP request and its response. Owns how bytes are read and written, and what is marked while that waits for the client.
+
+Handlers get one; what they raise becomes an error elsewhere. Knows no path and no API.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Mapping, MutableMapping
+from email.utils import formatdate
+from typing import Any
+
+from aengine.server.core.errors import ServiceError
+from aengine.server.core.in_flight import Admission, Call
+from aengine.server.http.connection import Connection
+from aengine.server.http.errors import Headers, HttpError, to_json
+
+Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
+Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
+
+JSON = b"application/json"
+EVENTS = b"text/event-stream; charset=utf-8"
+COMMENT = b"3\r\n:\n\n\r\n"
+"""One that clients skip, as a chunk of a response."""
+BEAT_SECONDS = 15.0
+"""A stream of events that is silent for so long gets a comment, so that nobody on the way takes it for dead."""
+
+
+class Exchange:
+    """To be used by one task, which leaves it with a response that has ended, or raises.
+
+    `on_end` is called with the status just before the last bytes of a response are sent.
+    """
+
+    def __init__(
+        self,
+        scope: Mapping[str, Any],
+        receive: Receive,
+        send: Send,
+        call: Call,
+        headers: Mapping[str, list[str]],
+        max_body_bytes: int,
+        admission: Admission,
+        on_end: Callable[[int], None],
+    ) -> None:
+        self.call = call
+        self.headers = headers  # values by name, in lower case
+        self.rest = ""  # the end of the path, where the route has a variable
+        self.connection: Connection = scope["connection"]
+        self.answered = False  # whether a part of the response was sent
+        self.ended = False
+        self.closes = False  # whether the connection ends with the response, whatever `admission` says
+        self.error_event: Callable[[ServiceError], bytes] | None = None  # writes an error in a stream; by default as the API does
+        self._receive = receive
+        self._send = send
+        self._max_body_bytes = max_body_bytes
+        self._admission = admission
+        self._on_end = on_end
+        self._read_all = False
+        self._beat: asyncio.TimerHandle | None = None
+        self._beat_sent = 0
+
+    async def read(self) -> bytes:
+        """The body. Raises `HttpError` (413) as soon as it shows that it is too large."""
+        length = self.headers.get("content-length", ["0"])[0]
+        if length.isdecimal():
+            self._check_size(int(length))
+        parts: list[bytes] = []
+        num_bytes = 0
+        while not self._read_all:
+            self.call.waits = "SENDER_STALLED"
+            message = await self._receive()
+            self.call.waits = None
+            if message["type"] == "http.disconnect":
+                raise asyncio.CancelledError
+            parts.append(message["body"])
+            num_bytes += len(message["body"])
+            self._check_size(num_bytes)
+            self._read_all = not message["more_body"]
+        return b"".join(parts)
+
+    def _check_size(self, num_bytes: int) -> None:
+        if num_bytes > self._max_body_bytes:
+            raise HttpError("INVALID_FIELD", f"the body has more than {self._max_body_bytes} bytes", 413)
+
+    # ---- responses -----------------------------------------------------------------------------------------------------
+
+    async def respond(self, body: bytes, *, status: int = 200, content_type: bytes = JSON, headers: Headers = ()) -> None:
+        """The whole response."""
+        self.call.messages_sent += 1
+        self._end(status)
+        length = [] if status == 304 else [(b"content-length", b"%d" % len(body))]
+        await self._start(status, [(b"content-type", content_type), *length, *headers])
+        await self._write(body, more=False)
+
+    async def respond_json(self, value: Any) -> None:
+        await self.respond(to_json(value))
+
+    async def begin_events(self) -> None:
+        """Start a response that is a stream of server-sent events."""
+        await self._start(200, [(b"content-type", EVENTS), (b"cache-control", b"no-cache"), (b"x-accel-buffering", b"no")])
+        self._beat = asyncio.get_running_loop().call_later(BEAT_SECONDS, self._on_beat)
+
+    async def send(self, events: bytes) -> None:
+        """Send one or several whole events; waits while the client does not take what was sent before."""
+        await self._write(events, more=True)
+        self.call.messages_sent += 1
+
+    async def end_events(self, events: bytes = b"", status: int = 200) -> None:
+        """End the response, with the last events."""
+        self.stop_beat()
+        self.call.messages_sent += bool(events)
+        self._end(status)
+        await self._write(events, more=False)
+
+    def stop_beat(self) -> None:
+        if self._beat is not None:
+            self._beat.cancel()
+            self._beat = None
+
+    def _on_beat(self) -> None:
+        """Write a comment if nothing was sent since the last time."""
+        silent, self._beat_sent = self._beat_sent == self.call.messages_sent, self.call.messages_sent
+        if silent and self.call.waits is None and not self.connection.flow.write_paused:
+            self.connection.transport.write(COMMENT)
+        self._beat = asyncio.get_running_loop().call_later(BEAT_SECONDS, self._on_beat)
+
+    def _end(self, status: int) -> None:
+        self.ended = True
+        self._on_end(status)
+
+    async def _start(self, status: int, headers: list[tuple[bytes, bytes]]) -> None:
+        request_id = self.call.request_id.encode()
+        headers += (b"x-request-id", request_id), (b"request-id", request_id)  # the second is Anthropic's
+        if self.closes or self._admission.closed or (not self._read_all and "expect" in self.headers):
+            headers.append((b"connection", b"close"))  # whoever asks before it sends a body may send none now, or still do
+        headers.append((b"date", formatdate(usegmt=True).encode()))
+        self.answered = True
+        await self._put({"type": "http.response.start", "status": status, "headers": headers})
+
+    async def _write(self, data: bytes, *, more: bool) -> None:
+        await self._put({"type": "http.response.body", "body": data, "more_body": more})
+
+    async def _put(self, message: dict[str, Any]) -> None:
+        """Waits while the client does not take what was written before."""
+        self.call.waits = "READER_STALLED"
+        await self._send(message)
+        self.call.waits = None

@@ -1,0 +1,139 @@
+"""One answer of an engine, as events, for models with a chat template and for those without one; and what is said about it at its end."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import AsyncIterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, Protocol
+
+from aengine.chat import ChatMessage, ChatStream, ContentDelta, Event, stream_chat
+from aengine.outputs import FinishReason, Token, Usage
+from aengine.protocols import EngineProtocol
+from aengine.stream_base import StreamProtocol
+from aengine.terminal.conversation import Conversation
+from aengine.terminal.parameters import Parameters
+
+if TYPE_CHECKING:
+    from types import TracebackType
+
+    from typing_extensions import Self
+
+
+@dataclass
+class Chat:
+    """A conversation with an engine."""
+
+    engine: EngineProtocol
+    conversation: Conversation
+    parameters: Parameters
+    tools: Sequence[Mapping[str, Any]] | None = None
+
+
+class View(Protocol):
+    """Where the events of an answer are shown."""
+
+    def add(self, event: Event) -> None: ...
+
+    def finish(self) -> None:
+        """Show what is not shown yet. Nothing more comes."""
+
+
+class Answer:
+    """The answer to the unanswered exchange of a conversation; the request is submitted when it is first read. An async context manager,
+    which cancels what still runs."""
+
+    def __init__(self, chat: Chat) -> None:
+        """Raises what `stream_chat` raises."""
+        params, options = chat.parameters.params, chat.parameters.options
+        self._stream: ChatStream | StreamProtocol
+        if chat.engine.model_info.chat_template:
+            options, budget = replace(options, tools=chat.tools), chat.parameters.chat.max_reasoning_tokens
+            self._stream = stream_chat(chat.engine, chat.conversation.messages, params, options, max_reasoning_tokens=budget)
+        else:
+            self._stream = chat.engine.stream(chat.conversation.text, params, options)
+        self._submitted = time.monotonic()
+        self._first: float | None = None  # when the first event came
+        self._latest = 0.0
+
+    @property
+    def message(self) -> ChatMessage:
+        """What came so far."""
+        return self._stream.message if isinstance(self._stream, ChatStream) else ChatMessage(self._stream.completion().text)
+
+    @property
+    def finish_reason(self) -> FinishReason | None:
+        """None for an answer that was stopped."""
+        if isinstance(self._stream, ChatStream):
+            return self._stream.finish_reason
+        return self._stream.completion().finish_reason if self._stream.ended else None
+
+    @property
+    def usage(self) -> Usage:
+        return self._stream.usage
+
+    async def __aiter__(self) -> AsyncIterator[Event]:
+        async for one in self._stream:
+            event = ContentDelta(text=one.text) if isinstance(one, Token) else one
+            self._latest = time.monotonic()
+            self._first = self._first or self._latest
+            yield event
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, kind: type[BaseException] | None, value: BaseException | None, traceback: TracebackType | None) -> None:
+        await self._stream.aclose()
+
+    def facts(self) -> dict[str, Any]:
+        """For programs: seconds, counts of tokens, and why it ended."""
+        usage = self.usage
+        facts: dict[str, Any] = {
+            "finish_reason": self.finish_reason.value if self.finish_reason is not None else None,
+            "prompt_tokens": usage.prompt_tokens,
+            "cached_prompt_tokens": usage.cached_prompt_tokens,
+            "completion_tokens": usage.completion_tokens,
+            "reasoning_tokens": usage.reasoning_tokens,
+        }
+        if usage.drafts:
+            facts |= {"draft_tokens": usage.draft_tokens, "accepted_draft_tokens": usage.accepted_draft_tokens}
+        if self._first is not None:
+            facts |= {"first_token_seconds": self._first - self._submitted, "decode_seconds": self._decode_seconds}
+        return facts
+
+    @property
+    def _decode_seconds(self) -> float:
+        """From the first token to the latest: where the engine says it, without the time of showing them."""
+        seconds = self._stream.timing.decode
+        return seconds if seconds is not None else self._latest - (self._first or self._latest)
+
+    def describe(self) -> str:
+        """The same in one line for people."""
+        usage, reason = self.usage, self.finish_reason
+        parts = [f"{usage.completion_tokens} token{'' if usage.completion_tokens == 1 else 's'}"]
+        if usage.reasoning_tokens:
+            parts[0] += f" ({usage.reasoning_tokens} of reasoning)"
+        if self._first is not None:
+            if usage.completion_tokens > 1 and self._decode_seconds > 0:
+                parts.append(f"{(usage.completion_tokens - 1) / self._decode_seconds:.0f}/s")
+            parts.append(f"first after {(self._first - self._submitted) * 1000:.0f} ms")
+        if usage.prompt_tokens:
+            parts.append(
+                f"prompt {usage.prompt_tokens}" + (f" ({usage.cached_prompt_tokens} cached)" if usage.cached_prompt_tokens else "")
+            )
+        if usage.drafts:
+            parts.append(f"{usage.accepted_draft_tokens} of {usage.draft_tokens} drafts accepted")
+        if reason is None:
+            parts.append("stopped")
+        elif reason not in _ORDINARY:
+            parts.append(f"ended by {reason.value}")
+        return ", ".join(parts)
+
+
+def printable(text: str) -> str:
+    """Without what a model must not send to a terminal, such as the beginnings of escape sequences."""
+    return text.translate(_CONTROLS)
+
+
+_CONTROLS = {code: None if code == 0x0D else 0xFFFD for code in (*range(0x20), 0x7F, *range(0x80, 0xA0)) if chr(code) not in "\n\t"}
+_ORDINARY = (FinishReason.EOS, FinishReason.STOP_STRING, FinishReason.STOP_TOKEN)

@@ -1,0 +1,176 @@
+"""The chat of a terminal: reads lines and commands, shows answers, and stops them at Ctrl-C. Owns the modes of the terminal and SIGINT."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import sys
+import termios
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import replace
+from pathlib import Path
+
+import anyio
+from prompt_toolkit import PromptSession
+from prompt_toolkit.history import FileHistory, History, InMemoryHistory
+from prompt_toolkit.shortcuts import CompleteStyle
+from rich.console import Console
+from rich.text import Text
+
+from aengine.chat import ChatMessage
+from aengine.errors import AEngineError
+from aengine.terminal.answers import Answer, Chat, printable
+from aengine.terminal.commands import run_command
+from aengine.terminal.keys import CommandCompleter, key_bindings
+from aengine.terminal.render import LiveRegion, TerminalView, make_console
+
+WITHOUT_TEMPLATE = "This model has no chat template: what you write is not answered but continued, as one text with all that came before."
+
+
+async def chat_in_terminal(chat: Chat, where: str) -> None:
+    """Start the engine, which is `where`, and chat until the user leaves. Raises what starting raises."""
+    console = make_console()
+    waiting = LiveRegion(console)
+    with _quiet_keys():
+        waiting.draw([], [f"Waiting for the model {where} …"])
+        async with chat.engine:
+            model = chat.engine.model_info
+            waiting.draw([], [])
+            about = f"{model.name} {where}: context of {model.max_model_len:,} tokens. /help lists the commands."
+            console.print(Text(printable(about), "dim"))
+            if not model.chat_template:
+                console.print(Text(WITHOUT_TEMPLATE, "yellow"))
+            rendering = asyncio.create_task(_render_first(chat))
+            await _Terminal(chat, console).run()
+            rendering.cancel()
+
+
+async def _render_first(chat: Chat) -> None:
+    """Have the template loaded while the user types."""
+    with suppress(AEngineError):  # some take no empty message, and some models have none
+        await chat.engine.render_chat([{"role": "user", "content": ""}])
+
+
+class _Terminal:
+    def __init__(self, chat: Chat, console: Console) -> None:
+        self._chat = chat
+        self._console = console
+        self._session: PromptSession[str] = PromptSession(
+            multiline=True,
+            prompt_continuation="  ",
+            history=_history(),
+            key_bindings=key_bindings(),
+            completer=CommandCompleter(),
+            complete_while_typing=False,
+            complete_style=CompleteStyle.READLINE_LIKE,
+            enable_suspend=True,
+        )
+        self._on_interrupt: Callable[[], None] = self._leave_prompt
+
+    async def run(self) -> None:
+        """Until the user leaves."""
+        loop = asyncio.get_running_loop()
+        loop.add_signal_handler(signal.SIGINT, lambda: self._on_interrupt())
+        try:
+            while (line := await self._read_line()) is not None:
+                if line.strip() and not await self._obey(line):
+                    return
+        finally:
+            loop.remove_signal_handler(signal.SIGINT)
+
+    async def _obey(self, line: str) -> bool:
+        """Whether the chat goes on."""
+        try:
+            outcome = run_command(self._chat, line)
+            if outcome is None:
+                self._chat.conversation.ask(line.strip())
+                await self._answer()
+                return True
+            if outcome.text:
+                self._console.print(Text(printable(outcome.text)))
+            if outcome.asks:
+                await self._answer()
+            return not outcome.quits
+        except AEngineError as error:
+            self._console.print(Text(printable(" ".join(str(error).split())), "red"))
+            return True
+
+    async def _answer(self) -> None:
+        conversation = self._chat.conversation
+        while True:
+            message, stopped = await self._show_answer()
+            calls = () if stopped or not all(call.complete for call in message.tool_calls) else message.tool_calls
+            results: list[str] = []
+            for call in calls:
+                if (result := await self._read_line(printable(f"{call.name} returns: "))) is None:
+                    break
+                results.append(result)
+            if not calls or len(results) < len(calls):
+                break
+            conversation.add_calls(message.as_dict(), results)
+        if message.content or not (stopped or message.tool_calls):
+            conversation.answer(replace(message, tool_calls=()).as_dict())
+
+    async def _show_answer(self) -> tuple[ChatMessage, bool]:
+        """The answer to what is unanswered, and whether it was stopped. Raises what an answer raises."""
+        answer = Answer(self._chat)
+        view = TerminalView(self._console)
+        with anyio.CancelScope() as scope:
+            self._on_interrupt = scope.cancel
+            try:
+                async with answer:
+                    async for event in answer:
+                        view.add(event)
+            finally:
+                self._on_interrupt = self._leave_prompt
+                view.finish()
+        self._console.print(Text(answer.describe(), "dim"), "", sep="\n")
+        return answer.message, scope.cancelled_caught
+
+    async def _read_line(self, prompt: str = "> ") -> str | None:
+        """What was typed; None to leave."""
+        interrupted = False
+        while True:
+            try:
+                return await self._session.prompt_async([("bold", prompt)], handle_sigint=False)
+            except KeyboardInterrupt:
+                if interrupted:
+                    return None
+                interrupted = True
+                self._console.print(Text("Ctrl-C again, or Ctrl-D, leaves.", "dim"))
+            except EOFError:
+                return None
+
+    def _leave_prompt(self) -> None:
+        if self._session.app.is_running:
+            self._session.app.exit(exception=KeyboardInterrupt())
+
+
+@contextmanager
+def _quiet_keys() -> Iterator[None]:
+    """While no prompt is shown, keys are not echoed but kept for the next one, also at Ctrl-C."""
+    keys = sys.stdin.fileno()
+    before = termios.tcgetattr(keys)
+    quiet = termios.tcgetattr(keys)
+    quiet[0] &= ~termios.ICRNL  # a prompt tells Enter from Ctrl-J
+    quiet[3] = quiet[3] & ~(termios.ECHO | termios.ICANON) | termios.NOFLSH
+    termios.tcsetattr(keys, termios.TCSADRAIN, quiet)
+    try:
+        yield
+    finally:
+        termios.tcsetattr(keys, termios.TCSADRAIN, before)
+
+
+def _history() -> History:
+    """What was typed before, for this user's eyes only; forgotten at the end where it cannot be kept."""
+    path = Path(os.environ.get("XDG_STATE_HOME") or "~/.local/state").expanduser() / "aengine" / "chat_history"
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.touch(mode=0o600)
+        if os.access(path, os.W_OK):
+            return FileHistory(path)
+    except OSError:
+        pass
+    return InMemoryHistory()

@@ -1,0 +1,189 @@
+"""`/v1/responses`: its events and objects are OpenAI's, strictly, and its input is the chat that it means."""
+
+from __future__ import annotations
+
+import json
+from itertools import groupby
+from typing import Any
+
+import pytest
+from chat_engine import CALL, TOOL, TURN, ChatEngine
+from http_harness import Serving, raw, request_bytes, serving_http
+from openai import AsyncOpenAI
+from openai.types.responses import Response, ResponseStreamEvent
+from pydantic import TypeAdapter
+
+from aengine import AsyncEngine, SamplingParams
+from aengine.errors import EngineDeadError
+from aengine.outputs import FinishReason
+
+pytestmark = pytest.mark.anyio
+
+EVENT: TypeAdapter[Any] = TypeAdapter(ResponseStreamEvent)
+MESSAGES = [{"role": "user", "content": "x"}]
+TOOLS = [{"type": "function", **TOOL}]
+TEXT = ["output_item.added", "content_part.added", "output_text.delta", "output_text.done", "content_part.done", "output_item.done"]
+REASONING = [kind.replace("output_text", "reasoning_text") for kind in TEXT]
+CALLED = ["output_item.added", "function_call_arguments.delta", "function_call_arguments.done", "output_item.done"]
+
+
+async def read_events(serve: Serving, body: dict[str, Any]) -> list[dict[str, Any]]:
+    response = await serve.post("/v1/responses", {**body, "stream": True})
+    assert response.status_code == 200, response.text
+    found = []
+    for number, event in enumerate(response.text.removesuffix("\n\n").split("\n\n")):
+        name, data = event.split("\n")
+        found.append(json.loads(data.removeprefix("data: ")))
+        EVENT.validate_json(data.removeprefix("data: "), strict=True)
+        assert (f"event: {found[-1]['type']}", found[-1]["sequence_number"]) == (name, number)
+    return found
+
+
+@pytest.mark.parametrize(
+    ("text", "reason", "kinds", "last", "statuses"),
+    [
+        ("It is fine.", FinishReason.EOS, TEXT, "completed", ["completed"]),
+        (TURN, FinishReason.EOS, [*REASONING, *TEXT, *CALLED], "completed", ["completed"] * 3),
+        (CALL + CALL, FinishReason.STOP_TOKEN, [*CALLED, *CALLED], "completed", ["completed"] * 2),
+        (CALL[:56], FinishReason.MAX_TOKENS, CALLED, "incomplete", ["incomplete"]),
+        ("It is", FinishReason.DEADLINE, TEXT, "incomplete", ["incomplete"]),
+        ("", FinishReason.EOS, [], "completed", []),
+    ],
+)
+async def test_events_add_up_to_the_response(text: str, reason: FinishReason, kinds: list[str], last: str, statuses: list[str]) -> None:
+    body = {"input": "How is it?", "tools": TOOLS, "request_id": "r", "reasoning": {"effort": "low"}, "metadata": {"a": "b"}}
+    async with serving_http(ChatEngine(text, reason)) as serve:
+        response = await serve.post("/v1/responses", body)
+        events = await read_events(serve, body)
+    whole = Response.model_validate_json(response.content, strict=True)
+    written = response.json()
+    assert (whole.status, [item["status"] for item in written["output"]]) == (last, statuses)
+    found = [kind.removeprefix("response.") for kind, _ in groupby(event["type"] for event in events)]
+    assert found == ["created", "in_progress", *kinds, last]
+    times = {"created_at": 0, "completed_at": 0}
+    output = written["output"]
+    for item in output + events[-1]["response"]["output"]:
+        if item["type"] == "function_call":
+            item["call_id"] = "random"
+    assert {**events[-1]["response"], **times} == {**written, **times}
+    assert [event["item"]["id"] for event in events if event["type"].endswith("item.done")] == [item["id"] for item in output]
+    for index, item in enumerate(output):
+        said = item["arguments"] if item["type"] == "function_call" else item["content"][0]["text"]
+        assert "".join(event["delta"] for event in events if "delta" in event and event["output_index"] == index) == said
+    assert (whole.output_text, whole.metadata) == (text if kinds == TEXT else "I shall look." if text == TURN else "", {"a": "b"})
+
+
+async def test_input_is_the_chat_that_it_means() -> None:
+    engine = ChatEngine("Fine.")
+    body = {
+        "instructions": "Be brief.",
+        "input": [
+            {"role": "user", "content": [{"type": "input_text", "text": "How is "}, {"type": "input_text", "text": "it?"}]},
+            {"type": "reasoning", "id": "rs", "summary": [], "content": [{"type": "reasoning_text", "text": "Where is it?"}]},
+            {"type": "message", "role": "assistant", "content": [{"type": "output_text", "text": "I shall look.", "annotations": []}]},
+            {"type": "function_call", "call_id": "c", "name": "weather", "arguments": '{"city": "Bath"}'},
+            {"type": "function_call_output", "call_id": "c", "output": "rain"},
+            {"role": "developer", "content": "Go on."},
+        ],
+        "tools": [*TOOLS, {"type": "function", "name": "other"}],
+        "tool_choice": {"type": "allowed_tools", "mode": "auto", "tools": [{"type": "function", "name": "weather"}]},
+        "text": {"format": {"type": "json_schema", "name": "answer", "schema": {"type": "object"}, "strict": True}},
+        "reasoning": {"effort": "none", "summary": "auto"},
+        "chat_template_kwargs": {"date": "today"},
+        **{"max_output_tokens": 7, "temperature": 0, "top_k": 3, "user": "me", "service_tier": "flex", "store": True, "background": False},
+    }
+    async with serving_http(engine) as serve:
+        response = await serve.post("/v1/responses", body)
+        assert (response.status_code, response.json()["service_tier"]) == (200, "flex")
+    call = {"id": "c", "type": "function", "function": {"name": "weather", "arguments": {"city": "Bath"}}}
+    parts = [{"type": "text", "text": "How is "}, {"type": "text", "text": "it?"}]
+    said = [{"type": "text", "text": "I shall look."}]
+    assert engine.messages == [
+        {"role": "system", "content": "Be brief."},
+        {"role": "user", "content": parts},
+        {"role": "assistant", "reasoning_content": "Where is it?", "content": said, "tool_calls": [call]},
+        {"role": "tool", "tool_call_id": "c", "name": "weather", "content": "rain"},
+        {"role": "system", "content": "Go on."},
+    ]
+    assert [tool["function"] for tool in engine.fields["tools"]] == [TOOL]
+    assert engine.fields["template_kwargs"] == {"enable_thinking": False, "date": "today"}
+    asked = engine.submitted.get_nowait().call
+    params = asked["params"]
+    assert (params.max_tokens, params.temperature, params.top_k, asked["tenant"], asked["priority"]) == (7, 0, 3, "me", 10)
+    assert params.structured_output.json_schema == '{"type": "object"}'
+
+
+async def test_all_that_is_wrong_has_its_path() -> None:
+    body = {
+        "input": [{"role": "user", "content": [{"type": "input_image"}]}, {"type": "item_reference", "id": "x"}, 3],
+        "tools": [{"type": "web_search"}],
+        "tool_choice": {"type": "function", "name": "x"},
+        "text": {"format": {"type": "json_schema", "schema": {"type": "no such"}}, "verbosity": "low"},
+        **{"n": 2, "max_output_token": 1, "previous_response_id": "x", "include": ["pages"], "temperature": -1, "background": True},
+    }
+    async with serving_http(ChatEngine()) as serve:
+        error = (await serve.post("/v1/responses", body)).json()["error"]
+    paths = {"input[0].content[0].type", "input[1].type", "input[2]", "tools[0].type", "tool_choice", "text.verbosity"}
+    paths |= {"text.format.name", "n", "max_output_token", "previous_response_id", "include[0]", "temperature", "background"}
+    found = {violation["field"]: violation["message"] for violation in error["violations"]}
+    assert set(found) == paths
+    assert found["max_output_token"].endswith("did you mean max_output_tokens?")
+    assert (error["param"], error["code"]) == (error["violations"][0]["field"], "invalid_field")
+
+
+async def test_a_stream_that_fails_says_so() -> None:
+    engine = ChatEngine()
+    engine.script = [*ChatEngine("It is").script[:1], EngineDeadError("no more")]
+    async with serving_http(engine) as serve:
+        events = await read_events(serve, {"input": "How is it?"})
+    assert events[-1]["type"] == "response.failed"
+    assert (events[-1]["response"]["status"], events[-1]["response"]["error"]["code"]) == ("failed", "server_error")
+    assert events[-1]["response"]["output"][0]["content"][0]["text"] == "It"
+
+
+async def test_openais_client_reads_what_the_engine_writes() -> None:
+    async with AsyncEngine("demo", kv_cache_memory=32 << 20) as engine, serving_http(engine) as serve:
+        client = AsyncOpenAI(base_url=f"http://{serve.server.http_address}/v1", api_key="none")
+        expected = await engine.generate([{"role": "user", "content": "Hello"}], SamplingParams(temperature=0, max_tokens=9, logprobs=1))
+        asked: Any = {"model": "demo", "input": "Hello", "temperature": 0, "max_output_tokens": 9, "top_logprobs": 1}
+        asked["include"] = ["message.output_text.logprobs"]
+        async with client.responses.stream(**asked) as stream:
+            deltas = [event.delta async for event in stream if event.type == "response.output_text.delta"]
+            response = await stream.get_final_response()
+        assert "".join(deltas) == response.output_text == expected.text
+        logprobs = response.output[0].content[0].logprobs  # type: ignore[union-attr,index]
+        assert [round(one.logprob, 6) for one in logprobs or ()] == [
+            round(one.logprob, 6) for one in (expected.logprobs or ())[:-1]
+        ]  # not the end
+        assert (response.usage.input_tokens, response.usage.output_tokens) == (expected.usage.prompt_tokens, len(expected.token_ids))  # type: ignore[union-attr]
+        assert (await client.responses.input_tokens.count(input="Hello")).input_tokens == expected.usage.prompt_tokens
+        await client.close()
+
+
+@pytest.mark.parametrize("stream", [True, False])
+@pytest.mark.parametrize(("path", "body"), [("/v1/responses", {"input": "x"}), ("/v1/messages", {"max_tokens": 9, "messages": MESSAGES})])
+async def test_a_client_that_leaves_ends_its_generation(path: str, body: dict[str, Any], stream: bool) -> None:
+    engine = ChatEngine()
+    engine.script = ChatEngine("It is").script[:1]
+    async with serving_http(engine) as serve, raw(serve) as (reader, writer):
+        writer.write(request_bytes(path, {**body, "stream": stream}))
+        generation = await engine.submitted.get()
+        if stream:
+            await reader.readuntil(b'"It')
+        writer.close()
+        await generation.closed.wait()
+
+
+async def test_the_time_limit_holds_while_a_chat_is_prepared(monkeypatch: pytest.MonkeyPatch) -> None:
+    engine, limits, stream = ChatEngine("Fine."), [], ChatEngine.stream
+
+    def noted(self: ChatEngine, *args: Any, timeout: float, **fields: Any) -> Any:
+        limits.append(timeout)
+        return stream(self, *args, timeout=timeout, **fields)
+
+    monkeypatch.setattr(ChatEngine, "stream", noted)
+    async with serving_http(engine) as serve:
+        for seconds in (60.0, 1e-6):
+            assert (await serve.post("/v1/responses", {"input": "x", "timeout": seconds})).status_code == 200
+    assert limits[0] < 60
+    assert 0 < limits[1] < 1e-6

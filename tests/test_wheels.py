@@ -1,0 +1,57 @@
+"""What `make wheels` left in dist/, where it was run; and that its archives do not depend on when they were made."""
+
+from __future__ import annotations
+
+import io
+import os
+import tarfile
+import zipfile
+from pathlib import Path
+
+import pytest
+
+from aengine.kernels.cpu.compiler import prebuilt_name
+from aengine.kernels.cpu.levels import levels_of
+from tools.wheels.build import KERNELS, MACHINES, make_reproducible
+
+ROOT = Path(__file__).resolve().parents[1]
+
+
+@pytest.mark.parametrize("machine", MACHINES)
+def test_a_wheel_has_the_kernels_of_its_machine(machine: str, tmp_path: Path) -> None:
+    paths = list((ROOT / "dist").glob(f"aengine-*_{machine}.whl"))
+    if not paths:
+        pytest.skip("needs `make wheels`")
+    (path,) = paths
+    with zipfile.ZipFile(path) as wheel:
+        wheel.extractall(tmp_path, [name for name in wheel.namelist() if name.startswith(str(KERNELS)) or ".dist-info/" in name])
+    (metadata,) = tmp_path.glob("*.dist-info")
+    assert f"\nTag: py3-none-manylinux_2_28_{machine}\n" in (metadata / "WHEEL").read_text()
+    assert "\naengine = aengine.__main__:main\n" in (metadata / "entry_points.txt").read_text()
+    shipped, sources = tmp_path / KERNELS / "prebuilt", tmp_path / KERNELS / "src"
+    level_of = {level.value: level for level in levels_of(machine)}
+    assert sorted(name.name.split("-")[1] for name in shipped.iterdir()) == sorted(level_of)
+    for library in shipped.iterdir():
+        assert library.name == prebuilt_name(level_of[library.name.split("-")[1]], sources, library.read_bytes())
+
+
+def test_an_archive_is_the_same_whenever_it_is_made(tmp_path: Path) -> None:
+    made = []
+    for name, seconds in (("one", 1_000_000_000), ("two", 1_100_000_000)):
+        path = tmp_path / f"{name}.tar.gz"
+        with tarfile.open(path, "w:gz") as files:
+            for member in ("b", "a") if name == "one" else ("a", "b"):
+                entry = tarfile.TarInfo(member)
+                entry.size, entry.mtime, entry.uid, entry.uname, entry.mode = (
+                    3,
+                    seconds,
+                    os.getpid(),
+                    name,
+                    0o664 if name == "one" else 0o600,
+                )
+                files.addfile(entry, io.BytesIO(b"abc"))
+        make_reproducible(path, 1_700_000_000)
+        made.append(path.read_bytes())
+    assert made[0] == made[1]
+    with tarfile.open(tmp_path / "one.tar.gz") as files:
+        assert [(member.name, member.mtime) for member in files] == [("a", 1_700_000_000), ("b", 1_700_000_000)]

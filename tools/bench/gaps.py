@@ -1,0 +1,81 @@
+"""How long streams over HTTP stand still: `python -m tools.bench.gaps`.
+
+Each stream has a connection of its own. The server is a process of its own whose engine costs nothing and runs a given number of steps per
+second; with `--address` it is one that runs already, whose steps show in the gaps too. Prints the time between two reads that brought
+something: over all streams, and the longest of each.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import time
+
+import numpy as np
+
+from aengine.bench.report import table
+from tools.bench.paced_server import PROMPT, Pace, paced_server
+
+STREAMS = 500
+PACE = 20.0
+"""Steps per second."""
+
+
+async def gaps_of(address: str, max_tokens: int) -> list[float]:
+    """The milliseconds between the reads of one stream."""
+    fields = {"prompt": PROMPT, "temperature": 0, "ignore_eos": True, "stream": True, "max_tokens": max_tokens}
+    body = json.dumps(fields).encode()
+    host, _, port = address.rpartition(":")
+    reader, writer = await asyncio.open_connection(host, int(port))
+    try:
+        writer.write(b"POST /v1/completions HTTP/1.1\r\nhost: localhost\r\ncontent-length: %d\r\n\r\n" % len(body) + body)
+        gaps: list[float] = []
+        last = 0.0
+        received = b""
+        while b"[DONE]" not in received[-64:]:
+            received = await reader.read(65536)
+            if not received or b'"error"' in received:
+                raise RuntimeError(f"a stream has ended: {received.decode()}")
+            now = time.monotonic()
+            if b"data:" in received:
+                gaps += [1e3 * (now - last)] if last else []
+                last = now
+        return gaps
+    finally:
+        writer.close()
+
+
+async def measure(address: str, options: argparse.Namespace) -> list[list[float]]:
+    return await asyncio.gather(*(gaps_of(address, options.tokens) for _ in range(options.streams)))
+
+
+async def measure_paced(options: argparse.Namespace) -> list[list[float]]:
+    with paced_server(options.streams, uvloop=False) as server:
+        await server.tell(Pace(options.pace))
+        return await measure(server.http_address, options)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="python -m tools.bench.gaps", description=__doc__)
+    parser.add_argument("--streams", type=int, default=STREAMS, help="at a time (default: %(default)s)")
+    parser.add_argument("--tokens", type=int, default=200, help="of each (default: %(default)s)")
+    parser.add_argument("--pace", type=float, default=PACE, help="steps per second (default: %(default)s)")
+    parser.add_argument("--address", help="HOST:PORT of a server that runs")
+    options = parser.parse_args()
+    work = measure(options.address, options) if options.address else measure_paced(options)
+    found = asyncio.run(work)
+    every = np.concatenate([np.array(gaps) for gaps in found])
+    longest = np.array([max(gaps) for gaps in found])
+    print(
+        f"{options.streams} streams over HTTP, {len(every) + len(found)} reads that brought something: milliseconds between two of a stream"
+    )
+    rows = [
+        (what, *(float(value) for value in np.percentile(values, (50, 99, 100))))
+        for what, values in (("all", every), ("longest of each", longest))
+    ]
+    print(table(("", "p50", "p99", "max"), rows))
+
+
+if __name__ == "__main__":
+    main()

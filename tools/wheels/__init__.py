@@ -1,0 +1,1 @@
+"""Makes the wheels, and tries them where there is no compiler."""
