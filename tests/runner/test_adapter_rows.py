@@ -230,7 +230,7 @@ def test_random_plans(models: Models, size: int, seeds: range, backend: str) -> 
             error.add_note(f"workload {seed}")
             raise
     assert kinds >= {"decodes and chunks", "nothing sampled", "pages of several groups", "pages behind a window"}
-    if seeds == range(4):
+    if (backend, seeds) == ("cpu", range(4)):
         assert kinds >= {"ahead", "copies", "drafts", "scored prompts", "preemptions"}
 
 
