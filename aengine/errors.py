@@ -178,6 +178,14 @@ class ConnectionLostError(AEngineError, ConnectionError):
     """The server of an `AsyncClient` cannot be reached, or the connection broke during a call."""
 
 
+class NoReplicaError(AEngineError):
+    """A `Router` has no replica that takes the request, and waited for one as long as it may."""
+
+
+class PoisonRequestError(AEngineError):
+    """A `Router` gave a request up: the replicas that computed it died, again and again, before its next token."""
+
+
 class ServerError(AEngineError):
     """The server of an `AsyncClient` failed a call for a reason that has no class of its own here.
 
@@ -210,5 +218,7 @@ ERROR_REASONS: Mapping[type[AEngineError], str] = {
     QueueFullError: "QUEUE_FULL",
     EngineStateError: "NOT_READY",
     EngineDeadError: "ENGINE_DEAD",
+    NoReplicaError: "NO_REPLICA",
+    PoisonRequestError: "POISON_REQUEST",
 }
 """The reason by which programs tell errors apart that an error of the engine becomes; other errors have reasons of the server alone."""

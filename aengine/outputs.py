@@ -187,6 +187,24 @@ class EngineStats(Drafted):
 
 
 @dataclass(frozen=True, slots=True)
+class CachedPages:
+    """Which pages of prompts the prefix cache of a server holds, or how that has changed: by digests that tell nobody what is in them."""
+
+    snapshot: bool  # `added` is all there is; else `added` and `removed` have changed
+    added: tuple[int, ...] = ()
+    removed: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class LoadReport:
+    """How busy a server is."""
+
+    stats: EngineStats
+    draining: bool = False  # it refuses new requests, since it shuts down
+    pages: CachedPages | None = None  # where they are asked for
+
+
+@dataclass(frozen=True, slots=True)
 class AdapterInfo:
     """An adapter that requests can name."""
 

@@ -35,6 +35,8 @@ CODES: Mapping[str, grpc.StatusCode] = {
     "DRAINING": grpc.StatusCode.UNAVAILABLE,
     "NOT_READY": grpc.StatusCode.UNAVAILABLE,
     "ENGINE_DEAD": grpc.StatusCode.UNAVAILABLE,
+    "NO_REPLICA": grpc.StatusCode.UNAVAILABLE,
+    "POISON_REQUEST": grpc.StatusCode.ABORTED,
     "READER_REPLACED": grpc.StatusCode.ABORTED,  # another reader reads the stream now
     "READER_STALLED": grpc.StatusCode.ABORTED,
     "SENDER_STALLED": grpc.StatusCode.ABORTED,

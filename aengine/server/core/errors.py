@@ -37,6 +37,8 @@ REASONS = frozenset(
         "DRAINING",
         "NOT_READY",
         "ENGINE_DEAD",
+        "NO_REPLICA",
+        "POISON_REQUEST",
         "READER_REPLACED",  # another reader reads the stream now
         "READER_STALLED",
         "SENDER_STALLED",
@@ -50,7 +52,7 @@ REASONS = frozenset(
     }
 )
 """All reasons. Each door has a table of what it makes of them."""
-_TEMPORARY = frozenset({"QUEUE_FULL", "TOO_MANY_CALLS", "DRAINING", "NOT_READY"})
+_TEMPORARY = frozenset({"QUEUE_FULL", "TOO_MANY_CALLS", "DRAINING", "NOT_READY", "NO_REPLICA"})
 RETRY_DELAY = timedelta(seconds=1)
 # Details travel in the trailers, and a client drops the whole response when those pass 8 KiB: the details there in base64, the message
 # twice, once percent-encoded. All limits are bytes of UTF-8.

@@ -33,6 +33,8 @@ STATUSES: Mapping[str, int] = {
     "DRAINING": 503,
     "NOT_READY": 503,
     "ENGINE_DEAD": 503,
+    "NO_REPLICA": 503,
+    "POISON_REQUEST": 500,
     "READER_REPLACED": 409,
     "READER_STALLED": 408,
     "SENDER_STALLED": 408,
