@@ -220,7 +220,7 @@ def test_a_message_tells_what_a_status_tells(error: Exception) -> None:
         if failure.reason != "BUG":
             assert told.message == status.message
         assert bool(told.incident_id) == (failure.reason == "BUG")
-        assert told.HasField("retry_delay") == (failure.reason in ("QUEUE_FULL", "TOO_MANY_CALLS", "NOT_READY", "DRAINING"))
+        assert told.HasField("retry_delay") == (failure.reason in ("QUEUE_FULL", "TOO_MANY_CALLS", "NOT_READY", "DRAINING", "NO_REPLICA"))
         assert [(v.field, v.description) for v in told.field_violations] == [(v.field, v.description) for v in failure.violations]
 
 
