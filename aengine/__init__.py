@@ -45,7 +45,7 @@ from aengine.weight_sources import GroupWeights, SharedWeights, send_weights
 if TYPE_CHECKING:
     from aengine.engine.async_engine import AsyncEngine
     from aengine.engine.stream import TokenStream
-    from aengine.engine.stream_group import StreamGroup
+    from aengine.stream_group import StreamGroup
 
 __version__ = "0.1.0"
 
@@ -103,7 +103,7 @@ __all__ = [
 _LAZY = {
     "AsyncEngine": "aengine.engine.async_engine",
     "TokenStream": "aengine.engine.stream",
-    "StreamGroup": "aengine.engine.stream_group",
+    "StreamGroup": "aengine.stream_group",
 }
 
 

@@ -186,6 +186,35 @@ class EngineStats(Drafted):
         return self.completion_tokens / max(1, self.completion_tokens - self.accepted_draft_tokens)
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineInfo:
+    """What limits the requests of an engine, and how its model is computed."""
+
+    max_num_seqs: int = 0  # sequences that run at once
+    max_num_batched_tokens: int = 0  # of a step
+    max_queued_requests: int = 0  # sequences that wait before more are refused; 0: any number
+    max_queued_tokens: int = 0  # of their prompts; 0: any number
+    max_logprobs: int = 0  # most alternatives of a token
+    page_size: int = 0  # tokens of a page of the KV cache
+    num_pages: int = 0
+    speculative: str = "off"  # as of `EngineConfig`, as all that follow
+    speculative_model: str | None = None
+    max_drafts: int = 0
+    tensor_parallel_size: int = 1
+    tensor_parallel_mode: str = "exact"
+    pipeline_parallel_size: int = 1
+
+
+@dataclass(frozen=True, slots=True)
+class TokenizedText:
+    """The tokens of a text, in columns."""
+
+    ids: list[int]
+    pieces: list[str]  # as the vocabulary spells them
+    starts: list[int]  # where each begins in the text, in bytes of UTF-8
+    ends: list[int]  # where it ends
+
+
 @dataclass(frozen=True, slots=True)
 class CachedPages:
     """Which pages of prompts the prefix cache of a server holds, or how that has changed: by digests that tell nobody what is in them."""

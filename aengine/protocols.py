@@ -1,18 +1,31 @@
-"""What an engine is to its user, wherever it runs: `AsyncEngine` in this process, or `AsyncClient` in front of a server.
+"""What an engine is to its user, wherever it runs: `AsyncEngine` in this process, `AsyncClient` in front of a server, or `Router` in front
+of several; and what it is to a server, which serves the first and the last.
 
-Code that is written against these two serves both.
+Code that is written against these serves all of them.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Protocol
 
 from aengine.chat_prompts import ChatFields
-from aengine.outputs import Completion, Embedding, ModelInfo
+from aengine.errors import FieldViolation
+from aengine.outputs import (
+    AdapterInfo,
+    Completion,
+    Embedding,
+    EngineInfo,
+    EngineStats,
+    MemoryUse,
+    ModelInfo,
+    RequestInfo,
+    TokenizedText,
+)
 from aengine.params import SamplingParams
 from aengine.requests import OptionFields, Prompt, RequestOptions
+from aengine.served_stream import ServedStream
 from aengine.stream_base import StreamProtocol, read_to_end
 
 if TYPE_CHECKING:
@@ -86,3 +99,77 @@ class EngineProtocol(Protocol):
     async def render_chat(self, messages: Sequence[Mapping[str, Any]], **fields: Unpack[ChatFields]) -> str:
         """A conversation as the model's chat template writes it; `fields` are those of `ChatOptions`. Its ids, without special tokens that
         are added, are those of the prompt that the messages make."""
+
+
+class ServedEngine(EngineProtocol, Protocol):
+    """An engine as a server serves it. All is done in the loop that started it."""
+
+    async def wait_stopped(self) -> None:
+        """Wait until the engine no longer runs. Raises `EngineDeadError` if it died rather than being closed."""
+
+    @property
+    def engine_info(self) -> EngineInfo:
+        """What limits requests. Raises `EngineStateError` before `start()`."""
+
+    @property
+    def adapters(self) -> tuple[AdapterInfo, ...]:
+        """Those that are loaded, which requests can name. Raises `EngineStateError` before `start()`."""
+
+    def stats(self) -> EngineStats:
+        """What the engine holds now."""
+
+    # ---- requests ------------------------------------------------------------------------------------------------------
+
+    def stream(
+        self,
+        prompt: Prompt,
+        params: SamplingParams | None = None,
+        options: RequestOptions | None = None,
+        **fields: Unpack[OptionFields],
+    ) -> ServedStream: ...
+
+    async def violations(self, prompt: Prompt, params: SamplingParams) -> list[FieldViolation]:
+        """All that is wrong with a request, as far as it shows without tokenizing texts: what `stream` would say, and what it would find
+        in compiling a grammar or reasoning."""
+
+    def request_info(self, request_id: str) -> RequestInfo | None:
+        """How far a request has come; None once the engine has forgotten it, or for an id that it never had."""
+
+    # ---- texts ---------------------------------------------------------------------------------------------------------
+
+    async def locate(self, text: str, *, add_special_tokens: bool = True) -> TokenizedText:
+        """The ids that `tokenize` gives, with their pieces and places. Raises `InvalidRequestError`, of `offsets` where the tokenizer
+        cannot tell places."""
+
+    async def detokenize(self, token_ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
+        """The text of ids; bytes that are not UTF-8 become U+FFFD. Raises `InvalidRequestError` for ids that the model does not have."""
+
+    async def token_bytes(self, token_ids: Collection[int]) -> dict[int, bytes]:
+        """What each token stands for by itself, by its id."""
+
+    # ---- operation -----------------------------------------------------------------------------------------------------
+
+    async def flush_cache(self) -> int:
+        """Forget the cached prefixes that no request holds; returns how many pages that freed."""
+
+    async def pause(self, *, cancel: bool = False) -> int:
+        """Stop computing; returns when no step runs. Requests are still accepted, and wait; cancellations and deadlines still hold. With
+        `cancel` the requests in flight are cancelled; returns how many those were."""
+
+    async def unpause(self) -> None:
+        """Compute again."""
+
+    async def sleep(self, level: int = 1, running: str = "park") -> MemoryUse:
+        """Give memory back until `wake()`, as `AsyncEngine.sleep` describes it."""
+
+    async def wake(self) -> MemoryUse:
+        """End a sleep."""
+
+    async def update_weights(self, source: str, running: str = "keep") -> int:
+        """Replace the weights by those of a directory, as `AsyncEngine.update_weights` describes it; returns how often that was done."""
+
+    async def load_adapter(self, name: str, path: str) -> AdapterInfo:
+        """Load an adapter, as `AsyncEngine.load_adapter` describes it."""
+
+    async def unload_adapter(self, name: str) -> None:
+        """Forget an adapter, when the requests that use it have ended."""

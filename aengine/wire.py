@@ -49,6 +49,11 @@ MODEL = (
     *("call_format", "reasoning_format", "hidden_size", "pooling"),
 )
 
+# What limits the requests of an engine, with the same name and meaning on both sides.
+LIMITS = (
+    *("max_num_seqs", "max_num_batched_tokens", "max_queued_requests", "max_queued_tokens", "max_logprobs", "page_size", "num_pages"),
+)
+
 _LEAST = float(np.finfo(np.float32).smallest_subnormal)
 _PROMPT = "spec.prompt"
 # Where the engine's names are found in the schema. The prompt's path depends on its form.

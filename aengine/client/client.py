@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import enum
 import uuid
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from contextlib import AsyncExitStack
 from typing import TYPE_CHECKING, Any
 
@@ -25,6 +25,7 @@ from aengine.client.health import HealthWatch
 from aengine.client.link import Link, open_link
 from aengine.client.messages import (
     read_adapter,
+    read_engine_info,
     read_load,
     read_memory,
     read_model,
@@ -34,13 +35,18 @@ from aengine.client.messages import (
     write_request,
 )
 from aengine.errors import ConnectionLostError, EngineStateError, RequestEndedError, ServerError
-from aengine.outputs import AdapterInfo, Completion, Embedding, EngineStats, MemoryUse, ModelInfo
+from aengine.outputs import AdapterInfo, Completion, Embedding, EngineInfo, EngineStats, MemoryUse, ModelInfo, TokenizedText
 from aengine.params import EmbeddingParams, SamplingParams
 from aengine.protocols import EngineProtocol
 from aengine.requests import OptionFields, Prompt, RequestOptions, check_params
 from aengine.stream_base import StreamProtocol, read_to_end
 from aengine.v1.admin_service_pb2 import (
+    ContinueGenerationRequest,
+    DrainRequest,
+    FlushCacheRequest,
     LoadAdapterRequest,
+    PauseGenerationRequest,
+    PauseMode,
     SleepMode,
     SleepRequest,
     UnloadAdapterRequest,
@@ -48,7 +54,7 @@ from aengine.v1.admin_service_pb2 import (
     UpdateWeightsRequest,
     WakeRequest,
 )
-from aengine.v1.engine_service_pb2 import GetLoadRequest
+from aengine.v1.engine_service_pb2 import GetLoadRequest, GetServerInfoRequest
 from aengine.v1.generation_pb2 import StreamOptions
 from aengine.v1.generation_service_pb2 import CancelRequestsRequest
 from aengine.v1.model_service_pb2 import GetModelRequest
@@ -229,6 +235,11 @@ class AsyncClient(EngineProtocol):
 
     # ---- beyond an engine's --------------------------------------------------------------------------------------------
 
+    async def engine_info(self) -> EngineInfo:
+        """What limits requests there."""
+        self._check_running()
+        return read_engine_info(await self._link.ask(self._link.engine.GetServerInfo, GetServerInfoRequest()))
+
     async def load(self) -> EngineStats:
         """How busy the server is. Histograms stay empty: those are for its metrics."""
         self._check_running()
@@ -245,6 +256,21 @@ class AsyncClient(EngineProtocol):
         request = DetokenizeRequest(token_ids=token_ids, skip_special_tokens=skip_special_tokens)
         return str((await self._link.ask(self._link.tokenizer.Detokenize, request)).text)
 
+    async def locate(self, text: str, *, add_special_tokens: bool = True) -> TokenizedText:
+        """The ids that `tokenize` gives, with their pieces and places. Raises `InvalidRequestError`, of `with_pieces` where the tokenizer
+        cannot tell places."""
+        self._check_running()
+        request = TokenizeRequest(text=text, add_special_tokens=add_special_tokens, with_pieces=True)
+        found = await self._link.ask(self._link.tokenizer.Tokenize, request)
+        return TokenizedText(list(found.token_ids), list(found.pieces), list(found.start_offsets), list(found.end_offsets))
+
+    async def token_bytes(self, token_ids: Collection[int]) -> dict[int, bytes]:
+        """What each token stands for by itself, by its id."""
+        self._check_running()
+        ids = list(token_ids)
+        found = await self._link.ask(self._link.tokenizer.Detokenize, DetokenizeRequest(token_ids=ids, with_token_bytes=True))
+        return dict(zip(ids, found.token_bytes, strict=True))
+
     async def render_chat(self, messages: Sequence[Mapping[str, Any]], **fields: Unpack[ChatFields]) -> str:
         self._check_running()
         request = RenderChatRequest()
@@ -257,6 +283,30 @@ class AsyncClient(EngineProtocol):
         return tuple(map(read_adapter, (await self._link.ask(self._link.model.GetModel, GetModelRequest())).model.adapters))
 
     # ---- for administrators --------------------------------------------------------------------------------------------
+
+    async def flush_cache(self) -> int:
+        """As `AsyncEngine.flush_cache`."""
+        self._check_running()
+        return int((await self._link.ask(self._link.admin.FlushCache, FlushCacheRequest())).freed_pages)
+
+    async def pause(self, *, cancel: bool = False) -> int:
+        """As `AsyncEngine.pause`."""
+        self._check_running()
+        mode = PauseMode.PAUSE_MODE_CANCEL if cancel else PauseMode.PAUSE_MODE_KEEP
+        return int((await self._link.ask(self._link.admin.PauseGeneration, PauseGenerationRequest(mode=mode))).cancelled_requests)
+
+    async def unpause(self) -> None:
+        """As `AsyncEngine.unpause`."""
+        self._check_running()
+        await self._link.ask(self._link.admin.ContinueGeneration, ContinueGenerationRequest())
+
+    async def drain(self, grace: float | None = None) -> int:
+        """Have the server shut down, within `grace` seconds (default: as it is configured); returns how many requests it has in flight."""
+        self._check_running()
+        request = DrainRequest()
+        if grace is not None:
+            request.grace.FromNanoseconds(round(grace * 1e9))
+        return int((await self._link.ask(self._link.admin.Drain, request)).requests_in_flight)
 
     async def load_adapter(self, name: str, path: str) -> AdapterInfo:
         """As `AsyncEngine.load_adapter`; `path` is a directory on the server."""

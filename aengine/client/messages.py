@@ -16,6 +16,7 @@ from aengine.errors import InvalidRequestError, ServerError
 from aengine.outputs import (
     AdapterInfo,
     DraftUsage,
+    EngineInfo,
     EngineStats,
     FinishReason,
     LayerGroup,
@@ -30,10 +31,10 @@ from aengine.requests import Prompt, RequestOptions, form_of
 from aengine.token_ids import read_token_ids
 from aengine.v1 import admin_service_pb2, generation_pb2, sampling_pb2
 from aengine.v1.embedding_service_pb2 import EmbedRequest, Pooling
-from aengine.v1.engine_service_pb2 import Load
+from aengine.v1.engine_service_pb2 import GetServerInfoResponse, Load
 from aengine.v1.generation_service_pb2 import StreamGenerateRequest
 from aengine.v1.model_service_pb2 import Adapter, Model
-from aengine.wire import DEFAULTS, FINISH_REASONS, MODEL, SAMPLING, STOPPING, read_params, seconds_of, write_params
+from aengine.wire import DEFAULTS, FINISH_REASONS, LIMITS, MODEL, SAMPLING, STOPPING, read_params, seconds_of, write_params
 
 NO_TOKEN = -1
 MAX_UINT32 = 2**32 - 1
@@ -194,6 +195,16 @@ def read_model(message: Model) -> ModelInfo:
             LayerGroup(group.num_layers, group.window if group.HasField("window") else None) for group in message.layer_groups
         ),
     )
+
+
+def read_engine_info(message: GetServerInfoResponse) -> EngineInfo:
+    found: dict[str, Any] = {name: getattr(message.limits, name) for name in LIMITS}
+    if message.HasField("speculation"):
+        drafts = message.speculation
+        found |= {"speculative": drafts.mode, "speculative_model": drafts.model or None, "max_drafts": drafts.max_drafts}
+    if message.HasField("ranks"):
+        found |= {field.name: value for field, value in message.ranks.ListFields()}
+    return EngineInfo(**found)
 
 
 def read_load(message: Load) -> EngineStats:

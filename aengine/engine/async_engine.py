@@ -7,14 +7,13 @@ tokenizer's worker thread. Requests in flight are the `Registry`'s. Must not kno
 from __future__ import annotations
 
 import enum
-from collections.abc import Mapping, Sequence
-from concurrent.futures import CancelledError
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 import anyio
 
-from aengine.chat_prompts import ChatFields, ChatOptions
+from aengine.chat_prompts import ChatFields
 from aengine.config import EngineConfig
 from aengine.engine.adapters import Adapters
 from aengine.engine.commands import Commands
@@ -24,24 +23,19 @@ from aengine.engine.loop_edge import LoopEdge
 from aengine.engine.mailbox import FlushCache, Pause, Unpause
 from aengine.engine.model_changes import ModelChanges
 from aengine.engine.model_weights import ModelWeights
-from aengine.engine.preparation import encode_text, render_chat
 from aengine.engine.prompts import QUICK_CHARACTERS, check_request
 from aengine.engine.registry import Registry
 from aengine.engine.report_queue import ReportQueue
 from aengine.engine.step_driver import Done, WeightsChanged
 from aengine.engine.step_loop import Report, StepLoop, Stopped
 from aengine.engine.stream import TokenStream
+from aengine.engine.texts import Texts
 from aengine.engine.tokenizer import Tokenizer
-from aengine.engine.workers import Steps, Workers
-from aengine.errors import (
-    EngineDeadError,
-    EngineStateError,
-    FieldViolation,
-    NoTokenizerError,
-)
-from aengine.outputs import AdapterInfo, Embedding, EngineStats, MemoryUse, ModelInfo, RequestInfo
+from aengine.engine.workers import Workers
+from aengine.errors import EngineDeadError, EngineStateError, FieldViolation
+from aengine.outputs import AdapterInfo, Embedding, EngineInfo, EngineStats, MemoryUse, ModelInfo, RequestInfo, TokenizedText
 from aengine.params import SamplingParams
-from aengine.protocols import EngineProtocol
+from aengine.protocols import ServedEngine
 from aengine.requests import OptionFields, Prompt, RequestOptions, check_params
 from aengine.scheduler.request import Updates
 from aengine.stream_base import read_to_end
@@ -49,8 +43,6 @@ from aengine.weight_sources import WeightSource
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
-
-T = TypeVar("T")
 
 
 class _Phase(enum.Enum):
@@ -61,7 +53,7 @@ class _Phase(enum.Enum):
     DEAD = enum.auto()
 
 
-class AsyncEngine(EngineProtocol):
+class AsyncEngine(ServedEngine):
     """An LLM inference engine inside your event loop, asyncio or trio.
 
         async with AsyncEngine("demo") as engine:
@@ -77,6 +69,7 @@ class AsyncEngine(EngineProtocol):
     _changes: ModelChanges
     _adapters: Adapters
     _weights: ModelWeights
+    _texts: Texts
 
     def __init__(self, model_or_config: str | EngineConfig, **overrides: Any) -> None:
         """Raises `ConfigError` naming every field that is unknown or out of range. Loads nothing yet."""
@@ -119,7 +112,6 @@ class AsyncEngine(EngineProtocol):
                 await self._stopped.wait()
 
     async def wait_stopped(self) -> None:
-        """Wait until the engine no longer runs. Raises `EngineDeadError` if it died rather than being closed."""
         if self._stopped is None:
             raise EngineStateError("the engine is not started")
         await self._stopped.wait()
@@ -140,10 +132,28 @@ class AsyncEngine(EngineProtocol):
     def tokenizer(self) -> Tokenizer:
         """The model's tokenizer; it may be used from any thread. Raises `NoTokenizerError` if it has none, and `EngineStateError` before
         `start()`."""
-        tokenizer = self._model().tokenizer
-        if tokenizer is None:
-            raise NoTokenizerError("the model has no tokenizer; only token ids go in and come out")
-        return tokenizer
+        self._model()
+        return self._texts.tokenizer
+
+    @property
+    def engine_info(self) -> EngineInfo:
+        self._model()
+        config = self.config
+        return EngineInfo(
+            max_num_seqs=config.num_seqs,
+            max_num_batched_tokens=config.max_num_batched_tokens or 0,
+            max_queued_requests=config.max_queued_requests or 0,
+            max_queued_tokens=config.max_queued_tokens or 0,
+            max_logprobs=config.max_logprobs,
+            page_size=config.page_size,
+            num_pages=self.stats().pages_total,
+            speculative=config.speculative,
+            speculative_model=config.speculative_model,
+            max_drafts=config.max_drafts,
+            tensor_parallel_size=config.tensor_parallel_size,
+            tensor_parallel_mode=config.tensor_parallel_mode,
+            pipeline_parallel_size=config.pipeline_parallel_size,
+        )
 
     # ---- requests ------------------------------------------------------------------------------------------------------
 
@@ -184,8 +194,6 @@ class AsyncEngine(EngineProtocol):
         return embedding_of(state, params, (await read_to_end(TokenStream(state))).finish_reason)
 
     async def violations(self, prompt: Prompt, params: SamplingParams) -> list[FieldViolation]:
-        """All that is wrong with a request, as far as it shows without tokenizing texts: what `stream` would say, and what it would find
-        in compiling a grammar or reasoning."""
         self._check_serving()
         found: list[FieldViolation] = []
         check_request(prompt, params, None, self._registry.limits, found)
@@ -193,13 +201,23 @@ class AsyncEngine(EngineProtocol):
 
     async def tokenize(self, text: str, *, add_special_tokens: bool = True, for_prompt: bool = False) -> list[int]:
         self._check_serving()
-        limits = self._registry.limits if for_prompt else None
-        return await self._work(encode_text(text, self.tokenizer, limits, add_special_tokens=add_special_tokens), len(text))
+        return await self._texts.tokenize(text, add_special_tokens=add_special_tokens, for_prompt=for_prompt)
+
+    async def locate(self, text: str, *, add_special_tokens: bool = True) -> TokenizedText:
+        self._check_serving()
+        return await self._texts.locate(text, add_special_tokens=add_special_tokens)
+
+    async def detokenize(self, token_ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
+        self._check_serving()
+        return await self._texts.detokenize(token_ids, skip_special_tokens=skip_special_tokens)
+
+    async def token_bytes(self, token_ids: Collection[int]) -> dict[int, bytes]:
+        self._check_serving()
+        return await self._texts.token_bytes(token_ids)
 
     async def render_chat(self, messages: Sequence[Mapping[str, Any]], **fields: Unpack[ChatFields]) -> str:
         self._check_serving()
-        steps = render_chat(messages, self.tokenizer, ChatOptions(**fields))
-        return await self._work(steps, QUICK_CHARACTERS + 1)  # never quick: the first one imports what renders it
+        return await self._texts.render_chat(messages, **fields)
 
     async def cancel(self, request_id: str) -> bool:
         """End a request; its stream closes with FinishReason.CANCELLED. Returns when its pages are free: True if it was in flight."""
@@ -235,7 +253,7 @@ class AsyncEngine(EngineProtocol):
         await self._commands.run(Pause)
         return await self._registry.cancel_all() if cancel else 0
 
-    def unpause(self) -> None:
+    async def unpause(self) -> None:
         """Compute again."""
         self._check_serving()
         self._steps.post(Unpause())
@@ -306,13 +324,6 @@ class AsyncEngine(EngineProtocol):
 
     # ---- inside --------------------------------------------------------------------------------------------------------
 
-    async def _work(self, steps: Steps[T], size: int) -> T:
-        """Have a worker thread do work of that size on a text, after smaller ones."""
-        try:
-            return await self._edge.wait(self._workers.submit(steps, size))
-        except CancelledError:  # of the work: the engine has ended
-            raise self._end() from None
-
     def _model(self) -> LoadedModel:
         if not hasattr(self, "_loaded"):
             raise EngineStateError("the engine is not started")
@@ -361,6 +372,7 @@ class AsyncEngine(EngineProtocol):
                 self._changes = ModelChanges(runner, self._edge, self._commands.send, self._steps.fail, self._check_awake)
                 self._adapters = Adapters(report.adapters, self._changes, self._edge)
                 self._registry = Registry(self.config, report, self._adapters, self._edge, self._steps.post, self._workers)
+                self._texts = Texts(report.tokenizer, self._registry.limits, self._edge)
                 self._weights = ModelWeights(runner, self._changes, self._registry, self._edge, self._commands.run, self._sleep_level)
                 if self._phase is _Phase.STARTING:
                     self._phase = _Phase.RUNNING
@@ -385,6 +397,7 @@ class AsyncEngine(EngineProtocol):
         if hasattr(self, "_registry"):
             self._changes.end(reason)
             self._registry.end_all(reason)
+            self._texts.close()
         self._commands.end(reason)
         self._settled.set()
         self._stopped.set()

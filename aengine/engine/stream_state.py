@@ -23,12 +23,12 @@ from aengine.requests import RequestOptions
 from aengine.sampling.markers import Phase, ReasoningMarkers, ReasoningPlace
 from aengine.scheduler.plan import PooledStates, PromptLogprobs, TokenLogprobs
 from aengine.scheduler.request import Finished
-from aengine.stream_base import StreamSource
+from aengine.served_stream import ServedSource
 
 NO_TOKEN = -1  # token_id of the token that closes a sequence ended from outside
 
 
-class StreamState(StreamSource):
+class StreamState(ServedSource):
     """The state of a request with `params.n` sequences."""
 
     def __init__(
@@ -80,6 +80,14 @@ class StreamState(StreamSource):
     def deadline(self) -> float | None:
         """On time.monotonic."""
         return None if self.options.timeout is None else self._arrival + self.options.timeout
+
+    @property
+    def unread(self) -> int:
+        return len(self.items)
+
+    @property
+    def gone(self) -> bool:
+        return self.released.is_set()
 
     @property
     def finished(self) -> bool:

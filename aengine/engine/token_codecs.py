@@ -7,26 +7,17 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import tokenizers
 from numpy.typing import NDArray
 
+from aengine.outputs import TokenizedText
+
 _HEX = "0123456789abcdefABCDEF"
 _MANY_IDS = 1000  # decoding so many takes about as long as another thread should wait for the GIL
 _BYTE_TOKENS = tuple(f"<0x{high}{low}>" for high, low in itertools.product(_HEX, _HEX))  # as SentencePiece writes raw bytes
-
-
-@dataclass(frozen=True, slots=True)
-class TokenizedText:
-    """The tokens of a text, in columns."""
-
-    ids: list[int]
-    pieces: list[str]  # as the vocabulary spells them
-    starts: list[int]  # where each begins in the text, in bytes of UTF-8
-    ends: list[int]  # where it ends
 
 
 class TokenizersCodec:

@@ -29,9 +29,10 @@ import tokenizers
 from aengine.chat_prompts import ChatFields, ChatOptions, read_messages
 from aengine.engine.detokenizer import Detokenizer
 from aengine.engine.gguf_tokenizer import read_tokenizer
-from aengine.engine.token_codecs import Codec, TokenizedText, TokenizersCodec, TransformersCodec
+from aengine.engine.token_codecs import Codec, TokenizersCodec, TransformersCodec
 from aengine.errors import InvalidRequestError, ModelLoadError
 from aengine.models.gguf.file import is_gguf
+from aengine.outputs import TokenizedText
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack

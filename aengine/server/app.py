@@ -10,8 +10,8 @@ import asyncio
 from contextlib import AsyncExitStack, suppress
 from typing import TYPE_CHECKING, Any
 
-from aengine.engine.async_engine import AsyncEngine
 from aengine.errors import ConfigError
+from aengine.protocols import ServedEngine
 from aengine.server.config.options import ServerConfig
 from aengine.server.core.core import Core
 from aengine.server.core.errors import draining
@@ -38,7 +38,7 @@ class Server:
     generations and waits for those that run; `stop()` ends what is left with DRAINING and closes the ports.
     """
 
-    def __init__(self, engine: AsyncEngine, config: ServerConfig | None = None, **overrides: Any) -> None:
+    def __init__(self, engine: ServedEngine, config: ServerConfig | None = None, **overrides: Any) -> None:
         """`overrides` are fields of `ServerConfig`. Raises `ConfigError`."""
         self.config = ServerConfig.of(config, **overrides)
         self.core = Core(engine, self.config)
@@ -142,7 +142,6 @@ class Server:
             await asyncio.sleep(REFUSE_SECONDS)
         for door in self._doors:
             await door.stop()
-        self.core.texts.close()
         await self._running.aclose()
 
 

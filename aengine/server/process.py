@@ -18,8 +18,8 @@ from contextlib import suppress
 from typing import Any
 
 from aengine.config import EngineConfig
-from aengine.engine.async_engine import AsyncEngine
 from aengine.errors import AEngineError, ConfigError, EngineDeadError
+from aengine.protocols import ServedEngine
 from aengine.server.app import Server
 from aengine.server.config.options import ServerConfig
 from aengine.switching import switch_often
@@ -34,7 +34,7 @@ SLEEP_SIGNALS = (signal.SIGUSR1, signal.SIGUSR2)
 class Sleeper:
     """Puts an engine to sleep and wakes it, in the order of the signals."""
 
-    def __init__(self, engine: AsyncEngine) -> None:
+    def __init__(self, engine: ServedEngine) -> None:
         self._engine = engine
         self._changes: asyncio.Queue[signal.Signals] = asyncio.Queue()
         self._task = asyncio.create_task(self._run())
@@ -61,6 +61,8 @@ class Sleeper:
 
 async def run(config: ServerConfig, engine_config: EngineConfig) -> int:
     """Serve until a signal or a request to drain; returns the exit code. Raises what starting raises, and `EngineDeadError`."""
+    from aengine.engine.async_engine import AsyncEngine
+
     engine = AsyncEngine(engine_config)
     server = Server(engine, config)
     loop, signalled, halt = asyncio.get_running_loop(), asyncio.Event(), asyncio.Event()

@@ -127,10 +127,13 @@ class DetokenizeRequest(_message.Message):
     MODEL_FIELD_NUMBER: _builtins.int
     TOKEN_IDS_FIELD_NUMBER: _builtins.int
     SKIP_SPECIAL_TOKENS_FIELD_NUMBER: _builtins.int
+    WITH_TOKEN_BYTES_FIELD_NUMBER: _builtins.int
     model: _builtins.str
     """The model, as in GenerationSpec.model. Default: empty, which is the served model."""
     skip_special_tokens: _builtins.bool
     """Whether the text leaves out special tokens. Default: true."""
+    with_token_bytes: _builtins.bool
+    """Whether the response has the bytes of each token, too."""
     @_builtins.property
     def token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """The ids; each below vocab_size. May be empty. At most 1048576."""
@@ -141,10 +144,11 @@ class DetokenizeRequest(_message.Message):
         model: _builtins.str = ...,
         token_ids: _abc.Iterable[_builtins.int] | None = ...,
         skip_special_tokens: _builtins.bool | None = ...,
+        with_token_bytes: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_skip_special_tokens", b"_skip_special_tokens", "skip_special_tokens", b"skip_special_tokens"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_skip_special_tokens", b"_skip_special_tokens", "model", b"model", "skip_special_tokens", b"skip_special_tokens", "token_ids", b"token_ids"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_skip_special_tokens", b"_skip_special_tokens", "model", b"model", "skip_special_tokens", b"skip_special_tokens", "token_ids", b"token_ids", "with_token_bytes", b"with_token_bytes"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__skip_special_tokens: _TypeAlias = _typing.Literal["skip_special_tokens"]  # noqa: Y015
     _WhichOneofArgType__skip_special_tokens: _TypeAlias = _typing.Literal["_skip_special_tokens", b"_skip_special_tokens"]  # noqa: Y015
@@ -159,16 +163,22 @@ class DetokenizeResponse(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     TEXT_FIELD_NUMBER: _builtins.int
+    TOKEN_BYTES_FIELD_NUMBER: _builtins.int
     text: _builtins.str
     """The text. Bytes that are not UTF-8 become U+FFFD."""
+    @_builtins.property
+    def token_bytes(self) -> _containers.RepeatedScalarFieldContainer[_builtins.bytes]:
+        """What each token stands for by itself, which need not be UTF-8. Empty unless asked for."""
+
     def __init__(
         self,
         *,
         text: _builtins.str = ...,
+        token_bytes: _abc.Iterable[_builtins.bytes] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["text", b"text"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["text", b"text", "token_bytes", b"token_bytes"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -188,7 +188,7 @@ async def test_what_is_refused_or_ends_early() -> None:
             await engine.embed([5] * 40, request_id="b", timeout=0.01)
         with anyio.move_on_after(0.01):
             await engine.embed([5] * 40)
-        engine.unpause()
+        await engine.unpause()
         assert idle(engine)
 
 

@@ -240,7 +240,7 @@ class TestFullQueue:
                 engine.stream([2], SamplingParams(seed=2, n=3))
             second = engine.stream([3], SamplingParams(seed=3, n=2, max_tokens=2, ignore_eos=True))
             gate = StepGate(engine, at=2)  # the one before took three more, as the first one's prompt was there
-            engine.unpause()
+            await engine.unpause()
             await anyio.to_thread.run_sync(gate.held.wait)
             await until(lambda: len(engine._registry._bound._waiting) == 4)
             with pytest.raises(QueueFullError, match="4 sequences wait already, and this request has 5"):

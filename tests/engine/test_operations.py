@@ -73,7 +73,7 @@ class TestPause:
             assert engine.stats().waiting == 2
             await text.aclose()
             assert (len(launched), engine.stats().running) == (num_steps, 1)
-            engine.unpause()
+            await engine.unpause()
             assert await ids_of(waiting) == engine.solo(2)[0]
             assert [first.token_id, *await ids_of(running)] == engine.solo(1)[0]
             assert not engine.stats().paused
@@ -100,17 +100,17 @@ class TestPause:
                 assert paused == []
                 gate.open()
             assert paused == [4, 4]
-            engine.unpause()  # one is enough
+            await engine.unpause()  # one is enough
             assert await ids_of(stream) == engine.solo(1)[0]
 
     async def test_pausing_again_and_going_on_when_nothing_is_paused(self) -> None:
         async with OracleEngine() as engine:
-            engine.unpause()
+            await engine.unpause()
             for _ in range(3):
                 await engine.pause()
             assert engine.stats().paused
-            engine.unpause()
-            engine.unpause()
+            await engine.unpause()
+            await engine.unpause()
             assert (await engine.generate([1], some(1, 5))).token_ids == tuple(engine.solo(1)[0])
             assert not engine.stats().paused
 
@@ -122,7 +122,7 @@ class TestPause:
             async with anyio.create_task_group() as group:
                 group.start_soon(engine.pause)
                 await anyio.wait_all_tasks_blocked()
-                engine.unpause()
+                await engine.unpause()
                 gate.open()
             assert await ids_of(stream) == engine.solo(1)[0]
 
@@ -139,7 +139,7 @@ class TestPause:
             assert not engine._commands._waiting
             gate.open()
             await engine.pause()
-            engine.unpause()
+            await engine.unpause()
             assert await ids_of(stream) == engine.solo(1)[0]
 
     @pytest.mark.parametrize("ahead", list(Ahead))
@@ -187,7 +187,7 @@ class TestPause:
                 assert set(ends) == {FinishReason.CANCELLED}
             assert await ids_of(done) == engine.solo(9)[0]
             assert await engine.pause(cancel=True) == 0
-            engine.unpause()
+            await engine.unpause()
             assert (await engine.generate([5], some(5, 5))).token_ids == tuple(engine.solo(5)[0])
 
     async def test_closing_a_paused_engine(self) -> None:
@@ -261,7 +261,7 @@ async def test_an_engine_that_does_not_run_cannot_be_operated() -> None:
         with pytest.raises(EngineStateError, match=match):
             await engine.pause()
         with pytest.raises(EngineStateError, match=match):
-            engine.unpause()
+            await engine.unpause()
         with pytest.raises(EngineStateError, match=match):
             await engine.flush_cache()
         with pytest.raises(EngineStateError, match=match):
@@ -368,7 +368,7 @@ class TestRequestInfo:
             other = engine.stream([2], endless(2))
             await engine.flush_cache()  # is answered after both were taken, so that they take the same steps
             gate = StepGate(engine, at=engine.stats().steps + last + 2)
-            engine.unpause()
+            await engine.unpause()
             await until(gate.held.is_set)
             assert await ids_of(stream) == [*plain[: last + 1]]
             info = engine.request_info("mine")

@@ -104,7 +104,7 @@ async def test_levels_pauses_and_what_is_repeated() -> None:
         await engine.wake()
         assert (engine.stats().paused, engine.stats().sleep_level) == (True, 0)
         await engine.sleep()
-        engine.unpause()
+        await engine.unpause()
         stream = engine.stream([1], some(1, 5))
         await engine.flush_cache()
         assert (engine.stats().paused, engine.stats().sleep_level, engine.stats().steps) == (False, 1, 0)

@@ -13,9 +13,9 @@ from speculating import also_with_drafts
 from aengine import EngineDeadError, EngineStateError, FinishReason, InvalidRequestError, SamplingParams, Token
 from aengine.engine import prompts
 from aengine.engine.stream import TokenStream
-from aengine.engine.stream_group import Reading, StreamGroup
 from aengine.outputs import RequestState
 from aengine.scheduler.plan import RowsFailed, StepPlan
+from aengine.stream_group import Reading, StreamGroup
 
 pytestmark = pytest.mark.anyio
 
@@ -192,7 +192,7 @@ class TestGroup:
             for tag, seed in seeds.items():
                 group.add(tag, engine.stream([seed], some(seed, 30)))
             assert [(reading.tag, reading.tokens) for reading in await group.read()] == [(tag, []) for tag in seeds]
-            engine.unpause()
+            await engine.unpause()
             got: dict[str, list[int]] = {tag: [] for tag in seeds}
             while len(group):
                 going = sorted(tag for tag in seeds if tag in group)

@@ -161,7 +161,7 @@ async def test_while_paused() -> None:
         async with anyio.create_task_group() as group:
             group.start_soon(engine.update_weights, "newer", "finish")
             await until(lambda: prepared)
-            engine.unpause()
+            await engine.unpause()
             tokens = [token async for token in stream]
         assert [token.token_id for token in tokens] == engine.solo(1)[0]
         assert [token.weights_version for token in tokens] == [0] * 4 + [1] * 16

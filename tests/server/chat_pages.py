@@ -69,13 +69,13 @@ class PageServer:
     async def begin(self, tokens: int) -> None:
         """Compute at least so many tokens of requests that are sent meanwhile, and pause."""
         before = self.engine.stats().completion_tokens
-        self.engine.unpause()
+        await self.engine.unpause()
         while self.engine.stats().completion_tokens < before + tokens:  # noqa: ASYNC110 - statistics tell nobody that they change
             await asyncio.sleep(0.002)
         await self.engine.pause()
 
     async def go_on(self) -> None:
-        self.engine.unpause()
+        await self.engine.unpause()
 
     @contextmanager
     def proxy(self) -> Iterator[CuttingProxy]:

@@ -15,6 +15,7 @@ from aengine.outputs import (
     AdapterInfo,
     Completion,
     DraftUsage,
+    EngineInfo,
     FinishReason,
     LayerGroup,
     ModelInfo,
@@ -215,6 +216,10 @@ class FakeEngine:
         if not self.running:
             raise EngineStateError("the engine is not started")
         return INFO
+
+    @property
+    def engine_info(self) -> EngineInfo:
+        return EngineInfo(max_num_seqs=8)
 
     async def render_chat(self, messages: Any, **fields: Any) -> str:
         """No template: the texts of the messages."""

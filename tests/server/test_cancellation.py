@@ -210,7 +210,7 @@ async def test_a_deadline_that_has_passed_computes_nothing() -> None:
         call = await connection.call(GENERATION + "Generate", framed(oracle_request(1)), headers=(("grpc-timeout", "1n"),))
         await call.wait_end()
         assert call.status == 4 or call.reset_code is not None
-        engine.unpause()
+        await engine.unpause()
         await until(lambda: nothing_left(engine) and serve.server.in_flight == 0)
         assert engine.stats().prompt_tokens == 0
 

@@ -116,7 +116,7 @@ async def test_a_call_that_ends_early(stub: Any, serve: Serving, engine: AsyncEn
         await stub.Embed(request, timeout=0.05)
     assert late.value.code() is grpc.StatusCode.DEADLINE_EXCEEDED
     await until(lambda: not serve.server.in_flight)
-    engine.unpause()
+    await engine.unpause()
     assert len((await stub.Embed(request)).embeddings) == len(TEXTS)
     serve.server.core.admission.closed = True
     assert (await failure(stub.Embed(request))).reason == "DRAINING"
@@ -149,7 +149,7 @@ async def test_the_client_gives_what_the_engine_gives(serve: Serving, engine: As
         for side in (client, engine):
             with pytest.raises(RequestEndedError, match=r"its timeout passed$"):
                 await side.embed("so", timeout=0.05)
-        engine.unpause()
+        await engine.unpause()
 
 
 async def test_an_embedding_belongs_to_its_caller(engine: AsyncEngine, tmp_path: Path) -> None:
@@ -168,7 +168,7 @@ async def test_an_embedding_belongs_to_its_caller(engine: AsyncEngine, tmp_path:
                 response = await GenerationServiceStub(channel).CancelRequests(request, metadata=metadata)
                 assert list(response.cancelled_request_ids) == cancelled
         assert (await answer).status_code == 408
-    engine.unpause()
+    await engine.unpause()
     assert idle(engine)
 
 

@@ -101,7 +101,7 @@ async def test_a_watcher_hears_of_every_change(monkeypatch: pytest.MonkeyPatch) 
         assert (await watch.read()).load == Load(pages_total=999)
         await engine.pause()
         assert (await watch.read()).load == Load(pages_total=999, paused=True)
-        engine.unpause()
+        await engine.unpause()
         assert (await watch.read()).load == Load(pages_total=999)
         await engine.generate([1, 2, 3], SamplingParams(seed=1, max_tokens=2, ignore_eos=True))
         load = (await watch.read()).load
@@ -128,7 +128,7 @@ async def test_a_watcher_is_told_no_more_often_than_it_wants_and_a_stop_ends_it(
         for _ in range(30):  # long enough for a watcher that looks more often
             await engine.pause()
             assert (await stub(serve).GetLoad(GetLoadRequest())).load.paused
-            engine.unpause()
+            await engine.unpause()
             await engine.flush_cache()
             assert not (await stub(serve).GetLoad(GetLoadRequest())).load.paused
         await asyncio.wait_for(serve.server.stop(), 10)

@@ -201,6 +201,8 @@ def _tokenize(method: str, caller: Caller, server: Server) -> None:
 def _detokenize(method: str, caller: Caller, server: Server) -> None:
     (tokens,) = caller.call(f"{PACKAGE}.TokenizerService/Tokenize", {"text": "naïve 😀"})
     assert caller.call(method, {"tokenIds": tokens["tokenIds"]}) == [{"text": "naïve 😀"}]
+    (response,) = caller.call(method, {"tokenIds": tokens["tokenIds"], "withTokenBytes": True})
+    assert b"".join(map(base64.b64decode, response["tokenBytes"])).decode() == "naïve 😀"
 
 
 @drives(f"{PACKAGE}.TokenizerService/RenderChat")

@@ -40,7 +40,7 @@ async def test_a_step_is_a_message() -> None:
         await client.say(opening(), *(submission(seed, oracle_request(seed, max_tokens=20)) for seed in range(64)))
         while len(client.events) < 64:
             await client.read()
-        engine.unpause()
+        await engine.unpause()
         await client.call.done_writing()
         while (response := await client.read()) is not None:
             assert len({entry.tag for entry in response.events}) == 64
@@ -55,7 +55,7 @@ async def test_cancelling_one_leaves_the_others() -> None:
         await engine.pause()
         await client.say(opening(), *(submission(seed, oracle_request(seed)) for seed in range(8)))
         await until(lambda: serve.server.in_flight == 8)
-        engine.unpause()
+        await engine.unpause()
         for seed in range(8):
             await client.read_until(seed, "delta")
         await client.say(cancellation(3))
@@ -90,7 +90,7 @@ async def test_all_leave_within_a_few_steps() -> None:
         await engine.pause()
         await client.say(opening(), *(submission(seed, oracle_request(seed)) for seed in range(24)))
         await until(lambda: serve.server.in_flight == 24)
-        engine.unpause()
+        await engine.unpause()
         await until(gate.held.is_set)
         client.call.cancel()
         await until(lambda: len(engine._steps._mailbox._commands) == 24)  # all of them cancelled, and none gone

@@ -6,7 +6,7 @@ import asyncio
 import json
 import queue
 import threading
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Collection, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -16,7 +16,7 @@ import chat_templates
 import grpc
 import pytest
 import tiny_tokenizers
-from fake_engine import FakeEngine
+from fake_engine import INFO, FakeEngine
 from grpc import aio
 from grpc_harness import Serving, failure_of, serving
 from slow_cases import slow_but
@@ -24,9 +24,13 @@ from slow_cases import slow_but
 import aengine
 from aengine import AsyncEngine
 from aengine.chat_prompts import MAX_CHAT_MESSAGES
+from aengine.engine.limits import Limits
+from aengine.engine.loop_edge import LoopEdge
+from aengine.engine.texts import MAX_NAMED_IDS, Texts
 from aengine.engine.tokenizer import Tokenizer
+from aengine.outputs import TokenizedText
 from aengine.server.core import texts
-from aengine.server.core.texts import MAX_NAMED_IDS, MAX_PIECES_TEXT_BYTES, MAX_TEXT_BYTES, MAX_TOKEN_IDS
+from aengine.server.core.texts import MAX_PIECES_TEXT_BYTES, MAX_TEXT_BYTES, MAX_TOKEN_IDS
 from aengine.server.services import tokenizer as service
 from aengine.v1.generation_pb2 import ChatMessage, ChatPrompt, ContentPart, GenerationSpec, LogprobOptions, OutputOptions, TokenIds
 from aengine.v1.generation_service_pb2 import GenerateRequest
@@ -48,9 +52,26 @@ CONVERSATION = ChatPrompt(
 
 
 class TokenizingEngine(FakeEngine):
+    """Made in a running loop."""
+
     def __init__(self, tokenizer: Any) -> None:
         super().__init__()
-        self.tokenizer = tokenizer
+        self.texts = Texts(tokenizer, Limits(INFO, 512, 20), LoopEdge())
+
+    async def tokenize(self, text: str, *, add_special_tokens: bool = True, for_prompt: bool = False) -> list[int]:
+        return await self.texts.tokenize(text, add_special_tokens=add_special_tokens, for_prompt=for_prompt)
+
+    async def locate(self, text: str, *, add_special_tokens: bool = True) -> TokenizedText:
+        return await self.texts.locate(text, add_special_tokens=add_special_tokens)
+
+    async def detokenize(self, token_ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
+        return await self.texts.detokenize(token_ids, skip_special_tokens=skip_special_tokens)
+
+    async def token_bytes(self, token_ids: Collection[int]) -> dict[int, bytes]:
+        return await self.texts.token_bytes(token_ids)
+
+    async def render_chat(self, messages: Any, **fields: Any) -> str:
+        return await self.texts.render_chat(messages, **fields)
 
 
 @asynccontextmanager

@@ -11,10 +11,10 @@ from dataclasses import dataclass, field
 from itertools import chain
 from typing import Generic, TypeVar
 
-from aengine.engine.async_engine import AsyncEngine
-from aengine.engine.stream import TokenStream
 from aengine.errors import InvalidRequestError, RequestIdInUseError
 from aengine.outputs import ModelInfo, RequestInfo, RequestState
+from aengine.protocols import ServedEngine
+from aengine.served_stream import ServedStream
 from aengine.server.core.errors import ServiceError, clip
 from aengine.server.core.in_flight import Admission
 from aengine.server.core.records import Caller, Observers
@@ -48,7 +48,7 @@ class RequestIndex(Generic[Thing]):
         return own[::-1] + others[::-1]
 
 
-def require_model(engine: AsyncEngine, name: str, adapter: str | None = None) -> tuple[ModelInfo, str | None]:
+def require_model(engine: ServedEngine, name: str, adapter: str | None = None) -> tuple[ModelInfo, str | None]:
     """The model that `name` means, and the adapter if it is the name of one. Empty is the served one; raises `ServiceError`
     (MODEL_NOT_FOUND) for another name, and `InvalidRequestError` where `adapter`, which the request asks for, is another one."""
     info = engine.model_info
@@ -65,15 +65,15 @@ def require_model(engine: AsyncEngine, name: str, adapter: str | None = None) ->
 class Backend:
     """The parts of the server that generations use."""
 
-    engine: AsyncEngine
+    engine: ServedEngine
     admission: Admission
     observers: Observers = field(default_factory=Observers)
     max_message_bytes: int = 16 * 1024 * 1024  # of one message
-    streams: RequestIndex[TokenStream] = field(default_factory=RequestIndex)  # of the generations in flight
+    streams: RequestIndex[ServedStream] = field(default_factory=RequestIndex)  # of the generations in flight
     embeddings: RequestIndex[str] = field(default_factory=RequestIndex)  # in flight, by the ids that the engine has for them
 
     def find(self, request_id: str, caller: Caller) -> RequestInfo | None:
-        """The state of a request; None if there is none of that id, or it is another caller's. Raises what `AsyncEngine.request_info`
+        """The state of a request; None if there is none of that id, or it is another caller's. Raises what `ServedEngine.request_info`
         raises."""
         streams = self.streams.find(request_id, caller)
         if streams:

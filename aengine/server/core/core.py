@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from prometheus_client import CollectorRegistry
 
-from aengine.engine.async_engine import AsyncEngine
+from aengine.protocols import ServedEngine
 from aengine.server.config.options import ServerConfig
 from aengine.server.core.auth import Authenticator
 from aengine.server.core.backend import Backend
@@ -16,7 +16,7 @@ from aengine.server.core.texts import Texts
 class Core:
     """Serves `engine` by no door of its own. Must be made, used and closed in one event loop."""
 
-    def __init__(self, engine: AsyncEngine, config: ServerConfig) -> None:
+    def __init__(self, engine: ServedEngine, config: ServerConfig) -> None:
         self.engine = engine
         self.config = config
         self.serving = False  # what health says

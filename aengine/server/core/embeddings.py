@@ -48,6 +48,7 @@ async def embed_all(
         raise InvalidRequestError.of("inputs", f"{len(inputs)} inputs are not 1 to {MAX_INPUTS}")
     engine, caller, call = backend.engine, current_caller(), CURRENT_CALL.get()
     info, adapter = require_model(engine, model)
+    limits = engine.engine_info
     if 4 * len(inputs) * min(fields.get("dimensions") or info.hidden_size, info.hidden_size) > (room := backend.max_message_bytes):
         raise ServiceError("ANSWER_TOO_LARGE", f"{len(inputs)} embeddings take more than {room} bytes, which one message may have")
     left = iter(enumerate(inputs))
@@ -77,7 +78,7 @@ async def embed_all(
                 call.prompt_tokens += embedding.num_tokens
 
     with backend.admission.enter():
-        at_once = min(len(inputs), engine.config.num_seqs, engine.config.max_queued_requests or MAX_AT_ONCE, MAX_AT_ONCE)
+        at_once = min(len(inputs), limits.max_num_seqs, limits.max_queued_requests or MAX_AT_ONCE, MAX_AT_ONCE)
         tasks = [asyncio.create_task(work()) for _ in range(at_once)]
         try:
             await asyncio.gather(*tasks)

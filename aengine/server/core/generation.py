@@ -16,11 +16,11 @@ from typing import Any, cast
 from aengine.chat.events import Event
 from aengine.chat.parser import ChatParser
 from aengine.chat.preparation import ChatOutputOptions, PreparedChat, prepare_chat
-from aengine.engine.stream import TokenStream
 from aengine.errors import InvalidRequestError, RequestIdInUseError, refusal
 from aengine.outputs import FinishReason, Token
 from aengine.params import SamplingParams
 from aengine.requests import Prompt, RequestOptions
+from aengine.served_stream import ServedStream
 from aengine.server.core.backend import Backend, require_model
 from aengine.server.core.errors import ServiceError
 from aengine.server.core.records import CURRENT_CALL, GenerationRecord, current_caller, notify
@@ -47,7 +47,7 @@ class Generation:
     backend: Backend
     model: str
     request_id: str
-    stream: TokenStream
+    stream: ServedStream
     record: GenerationRecord
     prepared: PreparedChat | None  # of a chat whose output is parsed
     by_call: bool  # whether the deadline of the call, rather than a time limit of the request, would end it

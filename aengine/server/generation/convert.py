@@ -1,4 +1,4 @@
-"""Proto -> what `AsyncEngine.stream` takes, and parts of messages that several services read. The names are those of `aengine.wire`.
+"""Proto -> what `ServedEngine.stream` takes, and parts of messages that several services read. The names are those of `aengine.wire`.
 
 All violations of a request are collected before it is refused, each under its path in the request message.
 """
@@ -17,9 +17,9 @@ from aengine.chat.formats import ChatFormat
 from aengine.chat.preparation import ChatOutputOptions, check_chat
 from aengine.chat_prompts import MAX_CHAT_MESSAGES, MAX_OPTION_CHARACTERS, ChatFields
 from aengine.checks import FieldChecks, shown
-from aengine.engine.async_engine import AsyncEngine
 from aengine.errors import FieldError, FieldViolation, InvalidRequestError
 from aengine.params import MAX_CHOICES, Reasoning, SamplingParams, StructuredOutput
+from aengine.protocols import ServedEngine
 from aengine.requests import Prompt, RequestOptions
 from aengine.server.core.generation import GenerationRequest
 from aengine.v1 import generation_pb2, generation_service_pb2
@@ -49,7 +49,7 @@ class StreamPolicy(NamedTuple):
     retain_seconds: float = DEFAULT_RETAIN_SECONDS
 
 
-async def read_request(request: MessageRequest, engine: AsyncEngine) -> tuple[GenerationRequest, StreamPolicy]:
+async def read_request(request: MessageRequest, engine: ServedEngine) -> tuple[GenerationRequest, StreamPolicy]:
     """The request of a message, and how its events are to be sent. Raises `InvalidRequestError` with every violation that shows in the
     message, and then with those that `engine` finds. For what is valid here it is not asked, nor is anything waited for."""
     spec, check = request.spec, FieldChecks()

@@ -14,9 +14,9 @@ from contextlib import aclosing
 from dataclasses import dataclass
 
 from aengine.checks import FieldChecks
-from aengine.engine.stream import TokenStream
 from aengine.errors import InvalidRequestError
 from aengine.outputs import RequestInfo
+from aengine.served_stream import ServedStream
 from aengine.server.core.backend import Backend, RequestIndex
 from aengine.server.core.errors import ServiceError, clip, describe, draining, request_not_found
 from aengine.server.core.generation import Generation
@@ -52,7 +52,7 @@ class Resumable:
         self.dropped = False
         self.pump: asyncio.Task[None] | None = None
         self.timer: asyncio.TimerHandle | None = None  # runs out when nobody comes to read
-        self.stream: TokenStream | None = None  # while its events come
+        self.stream: ServedStream | None = None  # while its events come
         self.last_info: RequestInfo | None = None  # once they all have
 
     @property

@@ -11,7 +11,6 @@ import asyncio
 import math
 from collections.abc import AsyncGenerator, AsyncIterator, Iterator
 
-from aengine.engine.stream_group import Reading, StreamGroup
 from aengine.errors import InvalidRequestError, QueueFullError
 from aengine.server.calls.status import to_error
 from aengine.server.core.backend import Backend
@@ -20,6 +19,7 @@ from aengine.server.core.generation import READ_TOKENS
 from aengine.server.generation.convert import located
 from aengine.server.generation.events import EventWriter
 from aengine.server.generation.source import MessageGeneration, submit_message
+from aengine.stream_group import Reading, StreamGroup
 from aengine.v1.error_pb2 import Error
 from aengine.v1.generation_pb2 import GenerationEvent
 from aengine.v1.generation_service_pb2 import SessionRequest, SessionResponse, SessionSubmit

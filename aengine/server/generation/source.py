@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from types import TracebackType
 
 from aengine.chat.events import MessageBuilder
-from aengine.engine.stream import TokenStream
 from aengine.errors import FieldError
+from aengine.served_stream import ServedStream
 from aengine.server.core.backend import Backend
 from aengine.server.core.errors import ServiceError
 from aengine.server.core.generation import Generation, submit
@@ -38,7 +38,7 @@ class MessageGeneration:
     policy: StreamPolicy
 
     @property
-    def stream(self) -> TokenStream:
+    def stream(self) -> ServedStream:
         return self.core.stream
 
     def write_beginning(self, message: GenerationStarted | GenerateResponse) -> None:

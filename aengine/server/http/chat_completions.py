@@ -169,13 +169,14 @@ class _Writer:
     """Writes the output of one generation."""
 
     def __init__(self, core: Core, asked: ChatAsked, generation: Generation) -> None:
-        self.reader = OutputReader(generation)
         self._asked = asked
         self._generation = generation
         self._params = asked.request.params
         self._created = int(time.time())
         self._id = f"chatcmpl-{generation.request_id}"
-        self._texts = TokenTexts(core.engine.tokenizer) if (self._params.logprobs, self._params.prompt_logprobs) != (None, None) else None
+        shows = (self._params.logprobs, self._params.prompt_logprobs) != (None, None)
+        self._texts = TokenTexts(core.engine) if shows else None
+        self.reader = OutputReader(generation, self._texts)
         self._max_bytes = core.config.max_message_bytes
         self._sequences = [_Sequence() for _ in range(self._params.n)]
         model = generation.model

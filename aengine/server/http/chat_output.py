@@ -9,6 +9,7 @@ from typing import Any
 from aengine.chat.events import Event
 from aengine.outputs import FinishReason, Token, Usage
 from aengine.server.core.generation import READ_TOKENS, Generation
+from aengine.server.http.logprobs import TokenTexts
 
 FINISH_REASONS: Mapping[FinishReason, str] = {
     FinishReason.EOS: "stop",
@@ -43,10 +44,12 @@ class Piece:
 
 
 class OutputReader:
-    """Reads a generation, and parses its output if it is to be."""
+    """Reads a generation, and parses its output if it is to be. `texts` learns its tokens, where their bytes are shown."""
 
-    def __init__(self, generation: Generation) -> None:
+    def __init__(self, generation: Generation, texts: TokenTexts | None = None) -> None:
         self.generation = generation
+        self._texts = texts
+        self._knows_prompt = False
 
     async def pieces(self) -> AsyncIterator[list[Piece]]:
         """What there is to read, whenever there is something; a piece for each sequence that brought something."""
@@ -54,6 +57,8 @@ class OutputReader:
         read, note = generation.stream.read, generation.note
         while tokens := await read(READ_TOKENS):  # for every token of every stream: what is added here is paid often
             note(tokens)
+            if self._texts is not None:
+                await self._learn(self._texts, tokens)
             if len(tokens) == 1:
                 yield [self._piece(tokens)]
                 continue
@@ -61,6 +66,12 @@ class OutputReader:
             for token in tokens:
                 runs.setdefault(token.index, []).append(token)
             yield [self._piece(run) for run in runs.values()]
+
+    async def _learn(self, texts: TokenTexts, tokens: Sequence[Token]) -> None:
+        if not self._knows_prompt:
+            self._knows_prompt = True
+            await texts.learn(self.generation.stream.completion().prompt_logprobs or ())
+        await texts.learn(tokens)
 
     def _piece(self, run: Sequence[Token]) -> Piece:
         last = run[-1]

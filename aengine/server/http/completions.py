@@ -160,12 +160,12 @@ class _Writer:
         self._core = core
         self._asked = asked
         self._generations = generations
-        self._readers = [OutputReader(generation) for generation in generations]
         self._params = asked.requests[0].params
         self._created = int(time.time())
         self._id = f"cmpl-{generations[0].request_id}"
         shows = (self._params.logprobs, self._params.prompt_logprobs) != (None, None)
-        self._texts = TokenTexts(core.engine.tokenizer) if shows else None
+        self._texts = TokenTexts(core.engine) if shows else None
+        self._readers = [OutputReader(generation, self._texts) for generation in generations]
         self._columns: dict[int, CompletionLogprobs] = {}
         self._begun: set[int] = set()
         self.chunks = Chunks("text_completion", self._id, self._created, generations[0].model, asked.stream or StreamAsked(), self.usage)
@@ -267,6 +267,8 @@ class _Writer:
         text, token_ids = "", cast(Sequence[int], ())
         if asked.return_token_ids or (asked.echo and self._texts is not None):
             token_ids = await self._core.texts.tokenize(given) if isinstance(given, str) else cast(Sequence[int], given)
+            if self._texts is not None:
+                await self._texts.learn_ids(token_ids[:1])  # the others have logprobs
         if asked.echo:
             text = given if isinstance(given, str) else await self._core.texts.detokenize(cast(Sequence[int], given))
         return _Prompt(text, token_ids)

@@ -3,28 +3,34 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from functools import cached_property
 from typing import Any
 
-from aengine.engine.tokenizer import Tokenizer
-from aengine.engine.vocabulary import byte_level_alphabet
 from aengine.outputs import Token, TokenLogprob
-
-_ANCHOR = "a"
+from aengine.protocols import ServedEngine
 
 
 class TokenTexts:
-    """The bytes that tokens stand for, each by itself."""
+    """The bytes that tokens stand for, each by itself. They must be learned before they are asked for."""
 
-    def __init__(self, tokenizer: Tokenizer) -> None:
-        self._tokenizer = tokenizer
+    def __init__(self, engine: ServedEngine) -> None:
+        self._engine = engine
         self._known: dict[int, bytes] = {}
 
+    async def learn(self, tokens: Iterable[Token | TokenLogprob | None]) -> None:
+        """Those of tokens and of their alternatives."""
+        ids: set[int] = set()
+        for token in tokens:
+            if token is not None:
+                ids.update((token.token_id,) if token.token_id >= 0 else (), token.top_logprobs or ())
+        await self.learn_ids(ids)
+
+    async def learn_ids(self, token_ids: Iterable[int]) -> None:
+        missing = set(token_ids) - self._known.keys()
+        if missing:
+            self._known |= await self._engine.token_bytes(missing)
+
     def bytes_of(self, token_id: int) -> bytes:
-        found = self._known.get(token_id)
-        if found is None:
-            found = self._known[token_id] = self._read(token_id)
-        return found
+        return self._known[token_id]
 
     def text_of(self, token_id: int) -> str:
         """What is no character by itself becomes U+FFFD."""
@@ -37,33 +43,6 @@ class TokenTexts:
             return raw.decode()
         except UnicodeDecodeError:
             return "bytes:" + "".join(f"\\x{byte:02x}" for byte in raw)
-
-    def _read(self, token_id: int) -> bytes:
-        tokenizer = self._tokenizer
-        piece = tokenizer.piece(token_id)
-        if piece is None:  # special, or no token at all
-            return tokenizer.decode([token_id], skip_special_tokens=False).encode()
-        if token_id in tokenizer.byte_ids:
-            return bytes.fromhex(piece[3:5])
-        if self._is_byte_level:
-            alphabet = byte_level_alphabet()
-            if all(character in alphabet for character in piece):
-                return bytes(alphabet[character] for character in piece)
-            return piece.encode()
-        # What the decoder adds behind another token: by itself many of them drop a space.
-        anchor, before = self._anchor
-        return tokenizer.decode([*anchor, token_id]).removeprefix(before).encode()
-
-    @cached_property
-    def _is_byte_level(self) -> bool:
-        """Whether the letters of the vocabulary each stand for a byte."""
-        pieces = [self._tokenizer.piece(token_id) for token_id in self._tokenizer.encode("a a", add_special_tokens=False)]
-        return "".join(piece or "" for piece in pieces) == "a\u0120a"
-
-    @cached_property
-    def _anchor(self) -> tuple[list[int], str]:
-        ids = self._tokenizer.encode(_ANCHOR, add_special_tokens=False)
-        return ids, self._tokenizer.decode(ids)
 
 
 def chat_logprobs(tokens: Iterable[Token | TokenLogprob], texts: TokenTexts, *, with_ids: bool) -> list[dict[str, Any]]:

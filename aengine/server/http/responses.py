@@ -65,10 +65,10 @@ class _Writer:
     """Writes the output of one generation."""
 
     def __init__(self, core: Core, asked: ResponseAsked, generation: Generation) -> None:
-        self.reader = OutputReader(generation)
         params, defaults = asked.request.params, core.engine.model_info.generation_defaults
         self._generation = generation
-        self._texts = None if params.logprobs is None else TokenTexts(core.engine.tokenizer)
+        self._texts = None if params.logprobs is None else TokenTexts(core.engine)
+        self.reader = OutputReader(generation, self._texts)
         self._blocks = Blocks(with_tokens=self._texts is not None)
         self._last: Token | None = None
         self._num_events = 0

@@ -12,9 +12,9 @@ from typing import Any
 from grpc import ServicerContext
 
 from aengine.checks import FieldChecks
-from aengine.engine.async_engine import AsyncEngine
 from aengine.errors import InvalidRequestError
 from aengine.outputs import MemoryUse
+from aengine.protocols import ServedEngine
 from aengine.server.core.errors import ServiceError, clip
 from aengine.server.core.in_flight import Admission
 from aengine.server.generation.convert import read_seconds
@@ -33,7 +33,7 @@ class AdminServicer(AdminServiceServicer):
     """
 
     def __init__(
-        self, engine: AsyncEngine, admission: Admission, drain: Callable[[float | None], None], weights_roots: Sequence[str] = ()
+        self, engine: ServedEngine, admission: Admission, drain: Callable[[float | None], None], weights_roots: Sequence[str] = ()
     ) -> None:
         self._engine = engine
         self._admission = admission
@@ -50,7 +50,7 @@ class AdminServicer(AdminServiceServicer):
     async def ContinueGeneration(
         self, request: messages.ContinueGenerationRequest, context: ServicerContext
     ) -> messages.ContinueGenerationResponse:
-        self._engine.unpause()
+        await self._engine.unpause()
         return messages.ContinueGenerationResponse()
 
     async def Drain(self, request: messages.DrainRequest, context: ServicerContext) -> messages.DrainResponse:

@@ -11,8 +11,8 @@ from prometheus_client.process_collector import ProcessCollector
 
 import aengine
 from aengine.checks import FieldChecks
-from aengine.engine.async_engine import AsyncEngine
 from aengine.errors import InvalidRequestError
+from aengine.protocols import ServedEngine
 from aengine.server.core.backend import require_model
 from aengine.server.core.in_flight import Admission
 from aengine.server.generation.convert import read_seconds
@@ -21,6 +21,7 @@ from aengine.v1 import engine_service_pb2 as messages
 from aengine.v1 import model_service_pb2
 from aengine.v1.engine_service_pb2_grpc import EngineServiceServicer
 from aengine.v1.model_service_pb2_grpc import ModelServiceServicer
+from aengine.wire import LIMITS
 
 MIN_INTERVAL_SECONDS = 0.01
 MAX_INTERVAL_SECONDS = 1.0  # also the longest time without a message to a watcher
@@ -30,7 +31,7 @@ DEFAULT_INTERVAL_SECONDS = 0.1
 class ModelServicer(ModelServiceServicer):
     """Describes the model of `engine`."""
 
-    def __init__(self, engine: AsyncEngine) -> None:
+    def __init__(self, engine: ServedEngine) -> None:
         self._engine = engine
 
     async def GetModel(self, request: model_service_pb2.GetModelRequest, context: ServicerContext) -> model_service_pb2.GetModelResponse:
@@ -49,34 +50,29 @@ class ModelServicer(ModelServiceServicer):
 class EngineServicer(EngineServiceServicer):
     """Describes `engine` and the server in front of it."""
 
-    def __init__(self, engine: AsyncEngine, admission: Admission, *, max_message_bytes: int) -> None:
+    def __init__(self, engine: ServedEngine, admission: Admission, *, max_message_bytes: int) -> None:
         self._engine = engine
         self._admission = admission
         self._max_message_bytes = max_message_bytes
         self._started_ns = _process_start_ns()
 
     async def GetServerInfo(self, request: messages.GetServerInfoRequest, context: ServicerContext) -> messages.GetServerInfoResponse:
-        model, config = self._engine.model_info, self._engine.config
+        model, info = self._engine.model_info, self._engine.engine_info
         response = messages.GetServerInfoResponse(version=aengine.__version__, model=model.name, device=model.device)
         response.started.FromNanoseconds(self._started_ns)
-        if config.speculative != "off":
-            response.speculation.mode = config.speculative
-            response.speculation.model = config.speculative_model or ""
-            response.speculation.max_drafts = config.max_drafts
-        if config.num_ranks > 1:
-            response.ranks.tensor_parallel_size = config.tensor_parallel_size
-            response.ranks.tensor_parallel_mode = config.tensor_parallel_mode
-            response.ranks.pipeline_parallel_size = config.pipeline_parallel_size
+        if info.speculative != "off":
+            response.speculation.mode = info.speculative
+            response.speculation.model = info.speculative_model or ""
+            response.speculation.max_drafts = info.max_drafts
+        if info.tensor_parallel_size * info.pipeline_parallel_size > 1:
+            response.ranks.tensor_parallel_size = info.tensor_parallel_size
+            response.ranks.tensor_parallel_mode = info.tensor_parallel_mode
+            response.ranks.pipeline_parallel_size = info.pipeline_parallel_size
         limits = response.limits
         limits.max_model_len = model.max_model_len
-        limits.max_num_seqs = config.num_seqs
-        limits.max_num_batched_tokens = config.max_num_batched_tokens or 0
-        limits.max_queued_requests = config.max_queued_requests or 0
-        limits.max_queued_tokens = config.max_queued_tokens or 0
-        limits.max_logprobs = config.max_logprobs
+        for name in LIMITS:
+            setattr(limits, name, getattr(info, name))
         limits.max_message_bytes = self._max_message_bytes
-        limits.page_size = config.page_size
-        limits.num_pages = self._engine.stats().pages_total
         return response
 
     async def GetLoad(self, request: messages.GetLoadRequest, context: ServicerContext) -> messages.GetLoadResponse:

@@ -5,8 +5,8 @@ from __future__ import annotations
 from grpc import ServicerContext
 
 from aengine.checks import FieldChecks
-from aengine.engine.async_engine import AsyncEngine
 from aengine.errors import InvalidRequestError
+from aengine.protocols import ServedEngine
 from aengine.server.core.backend import require_model
 from aengine.server.core.texts import MAX_TEXT_BYTES, Texts, check_size
 from aengine.server.generation.convert import read_chat, read_chat_fields
@@ -20,7 +20,7 @@ _CHAT_PATHS = {"prompt": "chat", **{name: f"chat.{name}" for name in CHAT}}
 class TokenizerServicer(TokenizerServiceServicer):
     """Serves the tokenizer of `engine`, with which `texts` works."""
 
-    def __init__(self, engine: AsyncEngine, texts: Texts) -> None:
+    def __init__(self, engine: ServedEngine, texts: Texts) -> None:
         self._engine = engine
         self._texts = texts
 
@@ -40,7 +40,12 @@ class TokenizerServicer(TokenizerServiceServicer):
     async def Detokenize(self, request: messages.DetokenizeRequest, context: ServicerContext) -> messages.DetokenizeResponse:
         require_model(self._engine, request.model)
         skip_special = request.skip_special_tokens if request.HasField("skip_special_tokens") else True
-        return messages.DetokenizeResponse(text=await self._texts.detokenize(request.token_ids, skip_special_tokens=skip_special))
+        ids = request.token_ids
+        response = messages.DetokenizeResponse(text=await self._texts.detokenize(ids, skip_special_tokens=skip_special))
+        if request.with_token_bytes:
+            known = await self._engine.token_bytes(set(ids))
+            response.token_bytes.extend([known[token_id] for token_id in ids])
+        return response
 
     async def RenderChat(self, request: messages.RenderChatRequest, context: ServicerContext) -> messages.RenderChatResponse:
         require_model(self._engine, request.model)

@@ -11,10 +11,10 @@ from collections.abc import Iterator, Mapping, Sized
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, InfoMetricFamily, Metric
 
 import aengine
-from aengine.engine.async_engine import AsyncEngine
 from aengine.errors import EngineStateError
 from aengine.histogram import Histogram, HistogramSnapshot
 from aengine.outputs import DraftUsage, FinishReason
+from aengine.protocols import ServedEngine
 from aengine.scheduler.drafter import DraftSource
 from aengine.server.core.in_flight import Admission
 from aengine.server.core.records import ITL_BOUNDS, CallRecord, GenerationRecord
@@ -34,7 +34,7 @@ OTHER_METHOD = "other"
 class Metrics:
     """Counts what has ended, and reads the rest when it is asked for."""
 
-    def __init__(self, engine: AsyncEngine, admission: Admission, calls: Sized, methods: Mapping[str, Mapping[str, str]]) -> None:
+    def __init__(self, engine: ServedEngine, admission: Admission, calls: Sized, methods: Mapping[str, Mapping[str, str]]) -> None:
         """`calls`: those in flight; `methods`: for the code of a call that succeeded, what clients can call, and their labels."""
         self._methods = {method: label for labels in methods.values() for method, label in labels.items()}
         self.loop_lag = LoopLag()

@@ -11,8 +11,8 @@ from typing import Generic, TypeVar
 
 import anyio
 
-from aengine.engine.stream import TokenStream
 from aengine.outputs import Token
+from aengine.served_stream import ServedStream
 
 TagT = TypeVar("TagT", bound=Hashable)
 
@@ -23,7 +23,7 @@ class Reading(Generic[TagT]):
     in the group."""
 
     tag: TagT
-    stream: TokenStream
+    stream: ServedStream
     tokens: list[Token]
     error: Exception | None = None
 
@@ -32,7 +32,7 @@ class StreamGroup(Generic[TagT]):
     """Streams under tags. Leaving its `async with` cancels those still in it; one task reads."""
 
     def __init__(self) -> None:
-        self._streams: dict[TagT, TokenStream] = {}
+        self._streams: dict[TagT, ServedStream] = {}
         self._noted: dict[TagT, None] = {}  # tags of streams with something new, in order
         self._changed = anyio.Event()
 
@@ -42,7 +42,7 @@ class StreamGroup(Generic[TagT]):
     def __contains__(self, tag: object) -> bool:
         return tag in self._streams
 
-    def add(self, tag: TagT, stream: TokenStream) -> None:
+    def add(self, tag: TagT, stream: ServedStream) -> None:
         """Read `stream` with the others from now on. Raises ValueError for a tag in use."""
         if tag in self._streams:
             raise ValueError(f"{tag!r} is in use")
@@ -57,7 +57,7 @@ class StreamGroup(Generic[TagT]):
             stream.attach(None)
             self._noted.pop(tag, None)
 
-    def __getitem__(self, tag: TagT) -> TokenStream:
+    def __getitem__(self, tag: TagT) -> ServedStream:
         return self._streams[tag]
 
     async def read(self, most: int = sys.maxsize) -> list[Reading[TagT]]:
