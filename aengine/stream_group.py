@@ -34,6 +34,7 @@ class StreamGroup(Generic[TagT]):
     def __init__(self) -> None:
         self._streams: dict[TagT, ServedStream] = {}
         self._noted: dict[TagT, None] = {}  # tags of streams with something new, in order
+        self._held: set[TagT] = set()  # tags of streams of which nothing is taken for now
         self._changed = anyio.Event()
 
     def __len__(self) -> int:
@@ -56,6 +57,23 @@ class StreamGroup(Generic[TagT]):
         if stream is not None:
             stream.attach(None)
             self._noted.pop(tag, None)
+            self._held.discard(tag)
+
+    def hold(self, tag: TagT, held: bool) -> None:
+        """Take nothing from the stream under `tag` for now, so that its request parks when its reader would lag; or take from it again.
+        Does nothing if there is none."""
+        if tag not in self._streams or held == (tag in self._held):
+            return
+        if held:
+            self._held.add(tag)
+            self._noted.pop(tag, None)
+        else:
+            self._held.remove(tag)
+            self._note(tag)  # there may be something by now
+
+    @property
+    def num_held(self) -> int:
+        return len(self._held)
 
     def __getitem__(self, tag: TagT) -> ServedStream:
         return self._streams[tag]
@@ -112,6 +130,6 @@ class StreamGroup(Generic[TagT]):
         await self.aclose()
 
     def _note(self, tag: TagT) -> None:
-        if tag not in self._noted:
+        if tag not in self._noted and tag not in self._held:
             self._noted[tag] = None
             self._changed.set()

@@ -25,15 +25,19 @@ _sym_db = _symbol_database.Default()
 from google.protobuf import duration_pb2 as google_dot_protobuf_dot_duration__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x16\x61\x65ngine/v1/error.proto\x12\naengine.v1\x1a\x1egoogle/protobuf/duration.proto\"\xb1\x01\n\x05\x45rror\x12\x0c\n\x04\x63ode\x18\x01 \x01(\r\x12\x0e\n\x06reason\x18\x02 \x01(\t\x12\x0f\n\x07message\x18\x03 \x01(\t\x12\x34\n\x10\x66ield_violations\x18\x04 \x03(\x0b\x32\x1a.aengine.v1.FieldViolation\x12.\n\x0bretry_delay\x18\x05 \x01(\x0b\x32\x19.google.protobuf.Duration\x12\x13\n\x0bincident_id\x18\x06 \x01(\t\"4\n\x0e\x46ieldViolation\x12\r\n\x05\x66ield\x18\x01 \x01(\t\x12\x13\n\x0b\x64\x65scription\x18\x02 \x01(\tb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x16\x61\x65ngine/v1/error.proto\x12\naengine.v1\x1a\x1egoogle/protobuf/duration.proto\"\x89\x02\n\x05\x45rror\x12\x0c\n\x04\x63ode\x18\x01 \x01(\r\x12\x0e\n\x06reason\x18\x02 \x01(\t\x12\x0f\n\x07message\x18\x03 \x01(\t\x12\x34\n\x10\x66ield_violations\x18\x04 \x03(\x0b\x32\x1a.aengine.v1.FieldViolation\x12.\n\x0bretry_delay\x18\x05 \x01(\x0b\x32\x19.google.protobuf.Duration\x12\x13\n\x0bincident_id\x18\x06 \x01(\t\x12)\n\x04info\x18\x07 \x03(\x0b\x32\x1b.aengine.v1.Error.InfoEntry\x1a+\n\tInfoEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\"4\n\x0e\x46ieldViolation\x12\r\n\x05\x66ield\x18\x01 \x01(\t\x12\x13\n\x0b\x64\x65scription\x18\x02 \x01(\tb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'aengine.v1.error_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
+  _globals['_ERROR_INFOENTRY']._loaded_options = None
+  _globals['_ERROR_INFOENTRY']._serialized_options = b'8\001'
   _globals['_ERROR']._serialized_start=71
-  _globals['_ERROR']._serialized_end=248
-  _globals['_FIELDVIOLATION']._serialized_start=250
-  _globals['_FIELDVIOLATION']._serialized_end=302
+  _globals['_ERROR']._serialized_end=336
+  _globals['_ERROR_INFOENTRY']._serialized_start=293
+  _globals['_ERROR_INFOENTRY']._serialized_end=336
+  _globals['_FIELDVIOLATION']._serialized_start=338
+  _globals['_FIELDVIOLATION']._serialized_end=390
 # @@protoc_insertion_point(module_scope)

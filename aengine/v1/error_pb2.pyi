@@ -25,12 +25,33 @@ class Error(_message.Message):
 
     DESCRIPTOR: _descriptor.Descriptor
 
+    @_typing.final
+    class InfoEntry(_message.Message):
+        DESCRIPTOR: _descriptor.Descriptor
+
+        KEY_FIELD_NUMBER: _builtins.int
+        VALUE_FIELD_NUMBER: _builtins.int
+        key: _builtins.str
+        value: _builtins.str
+        def __init__(
+            self,
+            *,
+            key: _builtins.str = ...,
+            value: _builtins.str = ...,
+        ) -> None: ...
+        _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+        def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+        _ClearFieldArgType: _TypeAlias = _typing.Literal["key", b"key", "value", b"value"]  # noqa: Y015
+        def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+        def WhichOneof(self, oneof_group: _Never) -> None: ...
+
     CODE_FIELD_NUMBER: _builtins.int
     REASON_FIELD_NUMBER: _builtins.int
     MESSAGE_FIELD_NUMBER: _builtins.int
     FIELD_VIOLATIONS_FIELD_NUMBER: _builtins.int
     RETRY_DELAY_FIELD_NUMBER: _builtins.int
     INCIDENT_ID_FIELD_NUMBER: _builtins.int
+    INFO_FIELD_NUMBER: _builtins.int
     code: _builtins.int
     """The status code of gRPC, such as 3 for INVALID_ARGUMENT."""
     reason: _builtins.str
@@ -56,6 +77,12 @@ class Error(_message.Message):
     def retry_delay(self) -> _duration_pb2.Duration:
         """After which time a retry may succeed. Unset if it cannot."""
 
+    @_builtins.property
+    def info(self) -> _containers.ScalarMap[_builtins.str, _builtins.str]:
+        """Facts for programs, as in the metadata of ErrorInfo: `limit` and `got`, in tokens, of
+        CONTEXT_LENGTH_EXCEEDED and KV_CAPACITY.
+        """
+
     def __init__(
         self,
         *,
@@ -65,10 +92,11 @@ class Error(_message.Message):
         field_violations: _abc.Iterable[Global___FieldViolation] | None = ...,
         retry_delay: _duration_pb2.Duration | None = ...,
         incident_id: _builtins.str = ...,
+        info: _abc.Mapping[_builtins.str, _builtins.str] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["retry_delay", b"retry_delay"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["code", b"code", "field_violations", b"field_violations", "incident_id", b"incident_id", "message", b"message", "reason", b"reason", "retry_delay", b"retry_delay"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["code", b"code", "field_violations", b"field_violations", "incident_id", b"incident_id", "info", b"info", "message", b"message", "reason", b"reason", "retry_delay", b"retry_delay"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -338,6 +338,7 @@ class SessionRequest(_message.Message):
     SUBMIT_FIELD_NUMBER: _builtins.int
     CANCEL_FIELD_NUMBER: _builtins.int
     CREDIT_FIELD_NUMBER: _builtins.int
+    HOLD_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def open(self) -> Global___SessionOpen:
         """Begins the session."""
@@ -354,6 +355,10 @@ class SessionRequest(_message.Message):
     def credit(self) -> Global___SessionCredit:
         """Allows the server to send more messages."""
 
+    @_builtins.property
+    def hold(self) -> Global___SessionHold:
+        """Holds the events of one request back, or lets them come again."""
+
     def __init__(
         self,
         *,
@@ -361,12 +366,13 @@ class SessionRequest(_message.Message):
         submit: Global___SessionSubmit | None = ...,
         cancel: Global___SessionCancel | None = ...,
         credit: Global___SessionCredit | None = ...,
+        hold: Global___SessionHold | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["cancel", b"cancel", "credit", b"credit", "open", b"open", "request", b"request", "submit", b"submit"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["cancel", b"cancel", "credit", b"credit", "hold", b"hold", "open", b"open", "request", b"request", "submit", b"submit"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["cancel", b"cancel", "credit", b"credit", "open", b"open", "request", b"request", "submit", b"submit"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cancel", b"cancel", "credit", b"credit", "hold", b"hold", "open", b"open", "request", b"request", "submit", b"submit"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_request: _TypeAlias = _typing.Literal["open", "submit", "cancel", "credit"]  # noqa: Y015
+    _WhichOneofReturnType_request: _TypeAlias = _typing.Literal["open", "submit", "cancel", "credit", "hold"]  # noqa: Y015
     _WhichOneofArgType_request: _TypeAlias = _typing.Literal["request", b"request"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_request) -> _WhichOneofReturnType_request | None: ...
 
@@ -451,6 +457,37 @@ class SessionCancel(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___SessionCancel: _TypeAlias = SessionCancel  # noqa: Y015
+
+@_typing.final
+class SessionHold(_message.Message):
+    """Holds the events of one request back, or lets them come again, for a client whose reader of that
+    request lags. While it is held, the server takes nothing from it, so it parks alone once its unread
+    tokens reach the limit; the others go on. Events that were on their way still come, and so does
+    everything after `cancel`. Closing the client's half while a request is held ends the session with
+    INVALID_ARGUMENT (`hold.held`).
+    """
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    TAG_FIELD_NUMBER: _builtins.int
+    HELD_FIELD_NUMBER: _builtins.int
+    tag: _builtins.int
+    """The tag. A tag that is not in use is ignored: its request has just ended."""
+    held: _builtins.bool
+    """Whether the events are held back."""
+    def __init__(
+        self,
+        *,
+        tag: _builtins.int = ...,
+        held: _builtins.bool = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["held", b"held", "tag", b"tag"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___SessionHold: _TypeAlias = SessionHold  # noqa: Y015
 
 @_typing.final
 class SessionCredit(_message.Message):

@@ -15,6 +15,7 @@ from aengine.v1.generation_pb2 import GenerationEvent
 from aengine.v1.generation_service_pb2 import (
     SessionCancel,
     SessionCredit,
+    SessionHold,
     SessionOpen,
     SessionRequest,
     SessionResponse,
@@ -37,6 +38,10 @@ def cancellation(tag: int) -> SessionRequest:
 
 def more_credit(messages: int) -> SessionRequest:
     return SessionRequest(credit=SessionCredit(messages=messages))
+
+
+def hold(tag: int, held: bool = True) -> SessionRequest:
+    return SessionRequest(hold=SessionHold(tag=tag, held=held))
 
 
 class SessionClient:

@@ -151,7 +151,7 @@ def _batch_generate(method: str, caller: Caller, server: Server) -> None:
 @drives(f"{PACKAGE}.GenerationService/Session")
 def _session(method: str, caller: Caller, server: Server) -> None:
     submits = [{"submit": {"tag": tag, "request": {"spec": spec}}} for tag, spec in (("7", SPEC), ("8", {}), ("9", SPEC))]
-    responses = caller.call(method, {"open": {}}, *submits, {"cancel": {"tag": "10"}})
+    responses = caller.call(method, {"open": {}}, *submits, {"hold": {"tag": "10", "held": True}}, {"cancel": {"tag": "10"}})
     events: dict[str, list[Any]] = {"7": [], "8": [], "9": []}
     for event in (event for response in responses for event in response["events"]):
         events[event["tag"]].append(event.get("event") or event["error"])

@@ -13,7 +13,7 @@ from fake_engine import FakeEngine, tokens
 from grpc import aio
 from grpc_harness import serving, stream_request
 from oracle_engine import until
-from session_client import SessionClient, begin, cancellation, kinds, more_credit, opening, submission
+from session_client import SessionClient, begin, cancellation, hold, kinds, more_credit, opening, submission
 
 from aengine.outputs import FinishReason, Token, TokenLogprob
 from aengine.server.core.backend import Backend
@@ -181,6 +181,34 @@ class TestCourse:
             assert [stream.unread for stream in (first, second, third)] == [1, 1, 1]
             await client.say(cancellation(4), more_credit(10))
             assert [len(events) for _, events in sorted((await client.finish()).items())] == [5, 5, 4, 3]
+
+    async def test_nothing_is_read_from_what_is_held(self, engine: FakeEngine) -> None:
+        async with serving(engine) as serve:
+            client = SessionClient(serve)
+            first, second = await begin(client, engine, 1, 2)
+            await client.say(hold(1), hold(1), hold(99), hold(99, False), submission(3, stream_request()))
+            await client.read_until(3, "started")  # so that all of this has arrived
+            for stream in (first, second):
+                stream.push(A_TOKEN)
+            assert kinds(await client.read()) == [(2, "delta")]
+            assert first.unread == 1
+            await client.say(hold(1, False), hold(1, False))
+            assert kinds(await client.read()) == [(1, "delta")]
+            first.push(A_TOKEN)
+            assert kinds(await client.read()) == [(1, "delta")]
+            client.call.cancel()
+
+    async def test_what_is_held_can_be_cancelled(self, engine: FakeEngine) -> None:
+        async with serving(engine) as serve:
+            client = SessionClient(serve)
+            (stream,) = await begin(client, engine, 1)
+            await client.say(hold(1), submission(2, stream_request()))
+            await client.read_until(2, "started")
+            stream.push(A_TOKEN)
+            await client.say(cancellation(1), cancellation(2))
+            assert [event.WhichOneof("event") for event in (await client.finish())[1]] == [
+                "started", "delta", "sequence_finished", "finished",
+            ]  # fmt: skip
 
     async def test_a_client_that_does_not_read_is_noticed_when_it_leaves(self, engine: FakeEngine) -> None:
         engine.script = [Token(0, 10, "x" * 1000)] * 20_000

@@ -8,7 +8,7 @@ from grpc_harness import serving
 from oracle_engine import Ahead, OracleEngine, StepGate, until
 from oracle_requests import check_whole, ids_of, nothing_left, num_generated, oracle_request, step_with_the_loop
 from raw_h2 import GENERATION, framed, raw_connection
-from session_client import SessionClient, cancellation, more_credit, opening, submission
+from session_client import SessionClient, cancellation, hold, more_credit, opening, submission
 from slow_cases import slow_but
 from speculating import also_with_drafts
 
@@ -113,6 +113,28 @@ async def test_without_credit_requests_park_and_go_on_with_it() -> None:
         events = await client.finish()
         for seed in range(4):
             check_whole(engine, seed, events[seed])
+        await until(lambda: nothing_left(engine))
+
+
+@also_with_drafts
+async def test_what_is_held_parks_alone_and_goes_on_later() -> None:
+    async with OracleEngine(max_unread_tokens=MAX_UNREAD, num_pages=4000) as engine, serving(engine) as serve:
+        step_with_the_loop(engine)
+        gate = StepGate(engine, at=2)
+        client = SessionClient(serve)
+        await client.say(opening(), *(submission(seed, oracle_request(seed, request_id=f"r{seed}")) for seed in range(4)))
+        for seed in range(4):
+            await client.read_until(seed, "started")
+        await client.say(hold(2), cancellation(99), submission(9, oracle_request(9)))
+        await client.read_until(9, "started")  # so that it is held
+        gate.open()
+        for seed in (0, 1, 3, 9):
+            await client.read_until(seed, "finished")
+            check_whole(engine, seed, client.events[seed])
+        await until(lambda: engine.stats().parked == 1)
+        assert MAX_UNREAD < num_generated(engine, "r2") <= MAX_UNREAD + READ_TOKENS
+        await client.say(hold(2, False))
+        check_whole(engine, 2, (await client.finish())[2])
         await until(lambda: nothing_left(engine))
 
 

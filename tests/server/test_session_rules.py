@@ -10,7 +10,7 @@ from fake_engine import FakeEngine, tokens
 from grpc import aio
 from grpc_harness import Failure, failure_of, serving, stream_request
 from oracle_engine import until
-from session_client import SessionClient, begin, more_credit, opening, submission
+from session_client import SessionClient, begin, hold, more_credit, opening, submission
 
 from aengine.errors import EngineDeadError, QueueFullError
 from aengine.outputs import Token
@@ -136,6 +136,8 @@ class TestRules:
             ([opening(2**31 + 1)], "open.initial_credit"),
             ([opening(2**31), more_credit(1)], "credit.messages"),
             ([opening(0), submission(5, stream_request())], "credit.messages"),  # and the end of the client's half
+            ([opening(), submission(5, stream_request()), hold(5)], "hold.held"),  # and that end
+            ([hold(5)], "open"),
         ],
     )  # fmt: skip
     async def test_breaking_one_ends_the_session(self, engine: FakeEngine, said: list[SessionRequest], field: str) -> None:

@@ -84,7 +84,9 @@ def to_status(error: ServiceError, *, debug: bool = False) -> status_pb2.Status:
 def to_error(error: Exception, *, answered: bool = False) -> Error:
     """The same as a message, for one of several requests. Says what `to_status` says."""
     status = describe(error, answered=answered)
-    message = Error(code=code_of(status).value[0], reason=status.reason, message=status.message, incident_id=status.incident_id)
+    message = Error(
+        code=code_of(status).value[0], reason=status.reason, message=status.message, incident_id=status.incident_id, info=status.info
+    )
     _add_violations(status, message)
     if status.retry_delay is not None:
         message.retry_delay.FromTimedelta(status.retry_delay)

@@ -1,8 +1,8 @@
 """`Session`: many generations over one stream, with one message for all of them per step of the engine.
 
 Owns the rules of a session's messages, who may be sent what and when, and the generations under their tags. Nothing is read from the
-engine while a message waits for the client or for credit, so requests park when their client does not keep up. What becomes of one
-generation does not touch the others.
+engine while a message waits for the client or for credit, nor from a request that the client holds, so requests park when their client
+does not keep up. What becomes of one generation does not touch the others.
 """
 
 from __future__ import annotations
@@ -51,6 +51,8 @@ async def session_responses(
                 reader.result()  # raises if a rule was broken
                 if session.idle:
                     break
+                if session.group.num_held:
+                    raise InvalidRequestError.of("hold.held", "a request is held, and nothing can follow that lets it go on")
                 if not session.credit:
                     raise InvalidRequestError.of("credit.messages", "none is left for what is still to be sent, and none can follow")
             response = next(messages) if session.credit else None
@@ -104,12 +106,15 @@ class _Session:
                 case "cancel":
                     if request.cancel.tag in self._open:
                         self._open[request.cancel.tag].generation.stream.cancel()
+                        self.group.hold(request.cancel.tag, False)
+                case "hold":
+                    self.group.hold(request.hold.tag, request.hold.held)
                 case "credit":
                     if not request.credit.messages:
                         raise InvalidRequestError.of("credit.messages", "must be at least 1")
                     self._add_credit("credit.messages", request.credit.messages)
                 case _:
-                    raise InvalidRequestError.of("request", "exactly one of submit, cancel, credit must be set")
+                    raise InvalidRequestError.of("request", "exactly one of submit, cancel, credit, hold must be set")
         if not is_open:
             raise InvalidRequestError.of("open", "must be the first message")
 
