@@ -168,6 +168,9 @@ class EngineStats(Drafted):
     parked: int = 0  # sequences that keep their pages but are not scheduled
     pages_used: int = 0  # pages referenced by sequences
     pages_total: int = 0
+    uncomputed_tokens: int = (
+        0  # that waiting and running sequences still have to compute before their next output, without those of decodes
+    )
     cached_tokens: int = 0  # tokens whose KV stays in unreferenced pages of the prefix cache
     steps: int = 0  # steps committed since start
     preemptions: int = 0  # sequences that gave way to others since start, and were or will be computed anew
@@ -177,6 +180,8 @@ class EngineStats(Drafted):
     paused: bool = False  # by AsyncEngine.pause()
     sleep_level: int = 0  # by AsyncEngine.sleep(); 0: awake
     weights_version: int = 0  # of the weights in use: how often AsyncEngine.update_weights() replaced them
+    mean_step_seconds: float = 0.0  # of the latest steps; 0.0: there were none
+    prefill_tokens_per_second: float = 0.0  # of the latest steps with prompt tokens; 0.0: there were none
     step_seconds: HistogramSnapshot = field(default_factory=HistogramSnapshot)  # of a step: from its launch, or the commit before if later
     step_tokens: HistogramSnapshot = field(default_factory=HistogramSnapshot)  # computed in one step, of prompts and of outputs
 

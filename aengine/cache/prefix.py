@@ -48,6 +48,11 @@ def page_name(digest: bytes, group: int) -> bytes:
     return digest + group.to_bytes(2, "little") if group else digest
 
 
+def published_digest(name: bytes, salt: bytes) -> int:
+    """What may be told of a page: a number that says nothing of its content without `salt` (at most 64 bytes) and the rest of its name."""
+    return int.from_bytes(blake2b(name, key=salt, digest_size=8).digest(), "little")
+
+
 class PrefixIndex:
     """Which page holds the content of a name: at most one page per name, at most one name per page.
 

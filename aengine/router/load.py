@@ -1,0 +1,222 @@
+"""What is known of one replica's load and cache, and what a request would meet there.
+
+Reports are old when they come. So the router counts by itself what it has sent since, and what of that is answered. Owns the estimates;
+knows no other replica, no clock (`now` is in seconds on any clock that all calls share) and no connection.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from hashlib import blake2b
+
+from aengine.outputs import EngineStats, LoadReport
+from aengine.router.prefixes import MAX_DIGESTS, CachedPrefixes, PageNaming
+
+REPORT_LAG = 0.1  # seconds that a report may be behind: statistics are up to 50 ms old when they are sent
+WORK_SECONDS = 30.0  # how long ended work counts as load: after so long 1/e of it is left
+RATE_HALF_LIFE = 60.0  # seconds in which the best measured prefill rate loses half of its weight
+START_RATE = 10_000.0  # tokens a second where no replica has measured its own
+MEAN_OF = 32  # requests of a moving average
+FIRST_WEIGHT = 0.1  # of a replica that has just started or come back
+
+
+@dataclass(frozen=True, slots=True)
+class RoutedPrompt:
+    """What routing must know of a request."""
+
+    num_tokens: int  # of the prompt, and of output that it has already
+    beginning: int  # `PagePrefix.beginning` of these tokens, and `PagePrefix.digests`
+    digests: Callable[[PageNaming], Sequence[int]]
+    adapter: str | None = None
+    weights_version: int | None = None  # None: any will do
+
+
+@dataclass(slots=True, eq=False)
+class Placement:
+    """One request at one replica. `ReplicaLoad` alone changes it."""
+
+    sent: float
+    uncached: int  # tokens to compute, as it was expected
+    work: float  # tokens that it costs, its output included, as it was expected
+    digests: Sequence[int]  # of the pages that it is to compute
+    began: float | None = None  # when its first token came
+    ended: bool = False
+
+
+class ReplicaLoad:
+    """The router reports here what it hears of a replica and what it sends there; the figures are for `Routing`."""
+
+    def __init__(
+        self,
+        name: str,
+        *,
+        page_size: int,
+        max_num_seqs: int = 0,
+        adapters: Mapping[str, int] | None = None,
+        now: float = 0.0,
+        slow_start_seconds: float = 0.0,
+    ) -> None:
+        """`name`: what hashing goes by, so best what stays the same over restarts. `max_num_seqs`: sequences that can run at once; 0: not
+        known. `adapters`: the keys of adapters at this replica by their names; the mapping may change. `now`: when it began to serve;
+        for `slow_start_seconds` from then on it gets less than its share.
+        """
+        self.name = name
+        self.name_hash = int.from_bytes(blake2b(name.encode(), digest_size=8).digest(), "little")
+        self.serving = True  # for the router to say: only replicas that serve are chosen
+        self.stats = EngineStats()  # the latest
+        self.outstanding = 0  # requests sent there that have not ended
+        self.prefixes = CachedPrefixes()
+        self._page_size = page_size
+        self._max_num_seqs = max_num_seqs
+        self._adapters = {} if adapters is None else adapters
+        self._started = now
+        self._slow_start_seconds = slow_start_seconds
+        self._draining = False
+        self._reported = -float("inf")  # when the latest report came
+        self._rate = 0.0  # prefill tokens a second
+        self._unreported: dict[Placement, None] = {}  # in the order of time: not begun, and sent after what the latest report counts
+        self._unreported_tokens = 0
+        self._computed: deque[tuple[float, Sequence[int]]] = deque()  # when, and the digests of pages not known to be reported
+        self._num_computed = 0  # digests in it
+        self._outstanding_work = 0.0
+        self._recent_work = 0.0  # at `_recent_at`
+        self._recent_at = now
+        self._num_ended = 0
+        self._mean_output = 0.0  # tokens of requests that ended here
+        self._mean_seconds = 0.0  # that they took from their first token on
+
+    # ---- what the router says ----------------------------------------------------------------------------------------
+
+    def report(self, report: LoadReport, now: float) -> None:
+        """The replica has told its load. With `report.pages` it must get every report: they tell changes."""
+        stats = self.stats = report.stats
+        self._draining = report.draining
+        fading = 0.5 ** ((now - self._reported) / RATE_HALF_LIFE) if self._rate else 0.0
+        self._reported = now
+        # A step with few prompt tokens is slow for each of them: only the best measurements tell what a long prompt will take.
+        self._rate = max(stats.prefill_tokens_per_second, self._rate * fading)
+        counted = now - max(REPORT_LAG, 2 * stats.mean_step_seconds)
+        for placement in list(itertools.takewhile(lambda placement: placement.sent <= counted, self._unreported)):
+            self._remove_unreported(placement)
+        if report.pages is not None:
+            self.prefixes.apply(report.pages)
+            while self._computed and self._computed[0][0] <= counted:
+                self._forget_computed()
+
+    def place(self, prompt: RoutedPrompt, now: float) -> Placement:
+        """The request is sent to this replica. Followed by one call of `end`, whatever becomes of it."""
+        digests, uncached = self._look_up(prompt)
+        work = uncached + self._mean_output
+        placement = Placement(now, uncached, work, digests)
+        self.prefixes.expect(digests)
+        self._unreported[placement] = None
+        self._unreported_tokens += uncached
+        self.outstanding += 1
+        self._outstanding_work += work
+        return placement
+
+    def first_token(self, placement: Placement, now: float) -> None:
+        """Its first token came from there. More than one call is the same as one."""
+        if placement.began is None:
+            placement.began = now
+            self._remove_unreported(placement)
+            self._computed.append((now, placement.digests))
+            self._num_computed += len(placement.digests)
+            # Who gets no reports of pages knows only these.
+            limit = min(MAX_DIGESTS, self.stats.pages_total or MAX_DIGESTS)
+            while self._num_computed > limit:
+                self._forget_computed()
+
+    def end(self, placement: Placement, now: float, output_tokens: int = 0) -> None:
+        """It has ended, been cancelled or moved away. `output_tokens`: computed there. More than one call is the same as one."""
+        if placement.ended:
+            return
+        placement.ended = True
+        self.outstanding -= 1
+        self._outstanding_work -= placement.work
+        if placement.began is None:
+            self._remove_unreported(placement)
+            self.prefixes.forget(placement.digests)
+            return
+        self._recent_work = self._recent(now) + placement.uncached + output_tokens
+        self._recent_at = now
+        self._num_ended += 1
+        part = 1 / min(self._num_ended, MEAN_OF)
+        self._mean_output += (output_tokens - self._mean_output) * part
+        self._mean_seconds += (now - placement.began - self._mean_seconds) * part
+
+    # ---- what it says to routing -------------------------------------------------------------------------------------
+
+    def can_take(self, prompt: RoutedPrompt) -> bool:
+        """Whether it serves, with weights that the request can go on with."""
+        version = prompt.weights_version
+        return self.serving and not self._draining and (version is None or self.stats.weights_version == version)
+
+    @property
+    def paused(self) -> bool:
+        """Whether requests wait there until somebody resumes or wakes it."""
+        return self.stats.paused or self.stats.sleep_level > 0
+
+    @property
+    def rate(self) -> float:
+        """Prompt tokens that it computes in a second when it has nothing else to do; 0.0: not known."""
+        return self._rate
+
+    def weight(self, now: float) -> float:
+        """The part of its share that it gets, FIRST_WEIGHT to 1."""
+        age = now - self._started
+        return 1.0 if age >= self._slow_start_seconds else FIRST_WEIGHT + (1 - FIRST_WEIGHT) * age / self._slow_start_seconds
+
+    def load(self, now: float) -> float:
+        """Tokens that it has been and will be occupied with for this router, less the older they are."""
+        return self._outstanding_work + self._recent(now)
+
+    def cached_tokens(self, prompt: RoutedPrompt) -> int:
+        """Of the prompt, in its prefix cache."""
+        return prompt.num_tokens - self._look_up(prompt)[1]
+
+    def seconds_to_first_token(self, num_tokens: int, uncached: int, rate: float) -> float:
+        """Of a request of so many tokens, were it sent now, and were `rate` what it computes."""
+        stats = self.stats
+        backlog = stats.uncomputed_tokens + self._unreported_tokens
+        return (backlog + uncached) / rate + 1.5 * stats.mean_step_seconds + self._wait_for_room(num_tokens)
+
+    def _wait_for_room(self, num_tokens: int) -> float:
+        """Seconds until there are a row and pages for a request, behind those that are there."""
+        stats = self.stats
+        excess = 0.0  # of what there is in all
+        if self._max_num_seqs:
+            rows = stats.running + stats.parked + stats.waiting + len(self._unreported) + 1
+            excess = rows / self._max_num_seqs - 1
+        if stats.pages_total:
+            tokens = stats.uncomputed_tokens + self._unreported_tokens + num_tokens
+            excess = max(excess, (stats.pages_used + tokens / self._page_size) / stats.pages_total - 1)
+        return max(0.0, excess) * self._mean_seconds  # in which all that is there ends
+
+    # ---- bookkeeping -------------------------------------------------------------------------------------------------
+
+    def _look_up(self, prompt: RoutedPrompt) -> tuple[Sequence[int], int]:
+        """Of a prompt, the digests of pages that it would have to compute, and its tokens in no cached page."""
+        adapter = 0 if prompt.adapter is None else self._adapters.get(prompt.adapter)
+        if adapter is None:
+            return (), prompt.num_tokens
+        digests = prompt.digests(PageNaming(self._page_size, adapter, self.stats.weights_version))
+        cached = self.prefixes.longest(digests)
+        return digests[cached:], prompt.num_tokens - cached * self._page_size
+
+    def _recent(self, now: float) -> float:
+        return self._recent_work * math.exp((self._recent_at - now) / WORK_SECONDS)
+
+    def _remove_unreported(self, placement: Placement) -> None:
+        if placement in self._unreported:
+            del self._unreported[placement]
+            self._unreported_tokens -= placement.uncached
+
+    def _forget_computed(self) -> None:
+        _, digests = self._computed.popleft()
+        self._num_computed -= len(digests)
+        self.prefixes.forget(digests)
