@@ -1,14 +1,18 @@
-"""Compiles the CPU kernels into the package, for making wheels: python -m tools.prebuild avx2 avx512bf16"""
+"""Compiles the CPU kernels into the package, for wheels and images: python -m tools.prebuild avx2 avx512bf16
+
+Without names all levels of this kind of machine.
+"""
 
 from __future__ import annotations
 
 import os
 import pathlib
+import platform
 import sys
 from collections.abc import Mapping
 
 from aengine.kernels.cpu.compiler import PREBUILT, SOURCES, compile_library, find_compiler, prebuilt_name
-from aengine.kernels.cpu.levels import Level
+from aengine.kernels.cpu.levels import Level, levels_of
 
 
 def prebuild(level: Level, environ: Mapping[str, str], sources: pathlib.Path = SOURCES, directory: pathlib.Path = PREBUILT) -> pathlib.Path:
@@ -20,5 +24,5 @@ def prebuild(level: Level, environ: Mapping[str, str], sources: pathlib.Path = S
 
 
 if __name__ == "__main__":
-    for argument in sys.argv[1:]:
-        print(prebuild(Level(argument), os.environ))
+    for level in map(Level, sys.argv[1:]) if sys.argv[1:] else levels_of(platform.machine()):
+        print(prebuild(level, os.environ))
