@@ -238,6 +238,24 @@ class LoadReport:
     pages: CachedPages | None = None  # where they are asked for
 
 
+class ReplicaState(enum.Enum):
+    """Whether a router sends requests to a replica."""
+
+    CONNECTING = "connecting"  # it is started, loads its model, or is looked at before it gets requests
+    SERVING = "serving"
+    DRAINING = "draining"  # it gets no new ones
+    LOST = "lost"  # it died, is silent, or cannot be reached
+
+
+@dataclass(frozen=True, slots=True)
+class ReplicaInfo:
+    """One of the engines behind a router."""
+
+    name: str
+    state: ReplicaState
+    report: LoadReport  # its latest
+
+
 @dataclass(frozen=True, slots=True)
 class AdapterInfo:
     """An adapter that requests can name."""

@@ -20,6 +20,7 @@ from aengine.outputs import (
     EngineStats,
     MemoryUse,
     ModelInfo,
+    ReplicaInfo,
     RequestInfo,
     TokenizedText,
 )
@@ -116,7 +117,14 @@ class ServedEngine(EngineProtocol, Protocol):
         """Those that are loaded, which requests can name. Raises `EngineStateError` before `start()`."""
 
     def stats(self) -> EngineStats:
-        """What the engine holds now."""
+        """What the engine holds now; of a router the sum of its replicas."""
+
+    def replicas(self) -> tuple[ReplicaInfo, ...]:
+        """Those of a router."""
+
+    async def drain_replica(self, name: str) -> int:
+        """Send nothing more to a replica, and have its requests go on elsewhere; returns how many those were. Raises
+        `InvalidRequestError` for a name that none has."""
 
     # ---- requests ------------------------------------------------------------------------------------------------------
 

@@ -29,13 +29,14 @@ from aengine.client.messages import (
     read_load,
     read_memory,
     read_model,
+    read_replica,
     write_chat,
     write_embedding,
     write_mode,
     write_request,
 )
 from aengine.errors import ConnectionLostError, EngineStateError, RequestEndedError, ServerError
-from aengine.outputs import AdapterInfo, Completion, Embedding, EngineInfo, EngineStats, MemoryUse, ModelInfo, TokenizedText
+from aengine.outputs import AdapterInfo, Completion, Embedding, EngineInfo, EngineStats, MemoryUse, ModelInfo, ReplicaInfo, TokenizedText
 from aengine.params import EmbeddingParams, SamplingParams
 from aengine.protocols import EngineProtocol
 from aengine.requests import OptionFields, Prompt, RequestOptions, check_params
@@ -299,6 +300,17 @@ class AsyncClient(EngineProtocol):
         """As `AsyncEngine.unpause`."""
         self._check_running()
         await self._link.ask(self._link.admin.ContinueGeneration, ContinueGenerationRequest())
+
+    async def replicas(self) -> tuple[ReplicaInfo, ...]:
+        """Those of a router."""
+        self._check_running()
+        response = await self._link.ask(self._link.engine.GetLoad, GetLoadRequest())
+        return tuple(map(read_replica, response.replicas))
+
+    async def drain_replica(self, name: str) -> int:
+        """Have a router send nothing more to a replica; returns how many requests go on elsewhere."""
+        self._check_running()
+        return int((await self._link.ask(self._link.admin.Drain, DrainRequest(replica=name))).requests_in_flight)
 
     async def drain(self, grace: float | None = None) -> int:
         """Have the server shut down, within `grace` seconds (default: as it is configured); returns how many requests it has in flight."""

@@ -20,8 +20,11 @@ from aengine.outputs import (
     EngineStats,
     FinishReason,
     LayerGroup,
+    LoadReport,
     MemoryUse,
     ModelInfo,
+    ReplicaInfo,
+    ReplicaState,
     Timing,
     Token,
     TokenLogprob,
@@ -29,9 +32,9 @@ from aengine.outputs import (
 from aengine.params import EmbeddingParams, SamplingParams, StructuredOutput
 from aengine.requests import Prompt, RequestOptions, form_of
 from aengine.token_ids import read_token_ids
-from aengine.v1 import admin_service_pb2, generation_pb2, sampling_pb2
+from aengine.v1 import admin_service_pb2, engine_service_pb2, generation_pb2, sampling_pb2
 from aengine.v1.embedding_service_pb2 import EmbedRequest, Pooling
-from aengine.v1.engine_service_pb2 import GetServerInfoResponse, Load
+from aengine.v1.engine_service_pb2 import GetServerInfoResponse, Load, Replica
 from aengine.v1.generation_service_pb2 import StreamGenerateRequest
 from aengine.v1.model_service_pb2 import Adapter, Model
 from aengine.wire import DEFAULTS, FINISH_REASONS, LIMITS, MODEL, SAMPLING, STOPPING, read_params, seconds_of, write_params
@@ -205,6 +208,11 @@ def read_engine_info(message: GetServerInfoResponse) -> EngineInfo:
     if message.HasField("ranks"):
         found |= {field.name: value for field, value in message.ranks.ListFields()}
     return EngineInfo(**found)
+
+
+def read_replica(message: Replica) -> ReplicaInfo:
+    state = ReplicaState[engine_service_pb2.ReplicaState.Name(message.state).removeprefix("REPLICA_STATE_")]
+    return ReplicaInfo(message.name, state, LoadReport(read_load(message.load), message.load.draining))
 
 
 def read_load(message: Load) -> EngineStats:

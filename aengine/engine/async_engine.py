@@ -32,8 +32,8 @@ from aengine.engine.stream import TokenStream
 from aengine.engine.texts import Texts
 from aengine.engine.tokenizer import Tokenizer
 from aengine.engine.workers import Workers
-from aengine.errors import EngineDeadError, EngineStateError, FieldViolation
-from aengine.outputs import AdapterInfo, Embedding, EngineInfo, EngineStats, MemoryUse, ModelInfo, RequestInfo, TokenizedText
+from aengine.errors import EngineDeadError, EngineStateError, FieldViolation, InvalidRequestError
+from aengine.outputs import AdapterInfo, Embedding, EngineInfo, EngineStats, MemoryUse, ModelInfo, ReplicaInfo, RequestInfo, TokenizedText
 from aengine.params import SamplingParams
 from aengine.protocols import ServedEngine
 from aengine.requests import OptionFields, Prompt, RequestOptions, check_params
@@ -237,6 +237,12 @@ class AsyncEngine(ServedEngine):
         stats, num_received = self._steps.stats.published
         underway = self._registry.num_submitted - num_received + self._registry.num_preparing
         return replace(stats, waiting=stats.waiting + underway)
+
+    def replicas(self) -> tuple[ReplicaInfo, ...]:
+        return ()
+
+    async def drain_replica(self, name: str) -> int:
+        raise InvalidRequestError.of("replica", f"{name!r} is none of this engine, which is not a router")
 
     def request_info(self, request_id: str) -> RequestInfo | None:
         """How far a request has come; None once the engine has forgotten it, or for an id that it never had."""

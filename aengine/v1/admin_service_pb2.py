@@ -26,19 +26,19 @@ from aengine.v1 import model_service_pb2 as aengine_dot_v1_dot_model__service__p
 from google.protobuf import duration_pb2 as google_dot_protobuf_dot_duration__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1e\x61\x65ngine/v1/admin_service.proto\x12\naengine.v1\x1a\x1e\x61\x65ngine/v1/model_service.proto\x1a\x1egoogle/protobuf/duration.proto\"\x13\n\x11\x46lushCacheRequest\")\n\x12\x46lushCacheResponse\x12\x13\n\x0b\x66reed_pages\x18\x01 \x01(\r\"=\n\x16PauseGenerationRequest\x12#\n\x04mode\x18\x01 \x01(\x0e\x32\x15.aengine.v1.PauseMode\"5\n\x17PauseGenerationResponse\x12\x1a\n\x12\x63\x61ncelled_requests\x18\x01 \x01(\r\"\x1b\n\x19\x43ontinueGenerationRequest\"\x1c\n\x1a\x43ontinueGenerationResponse\"8\n\x0c\x44rainRequest\x12(\n\x05grace\x18\x01 \x01(\x0b\x32\x19.google.protobuf.Duration\"+\n\rDrainResponse\x12\x1a\n\x12requests_in_flight\x18\x01 \x01(\r\"0\n\x12LoadAdapterRequest\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0c\n\x04path\x18\x02 \x01(\t\";\n\x13LoadAdapterResponse\x12$\n\x07\x61\x64\x61pter\x18\x01 \x01(\x0b\x32\x13.aengine.v1.Adapter\"$\n\x14UnloadAdapterRequest\x12\x0c\n\x04name\x18\x01 \x01(\t\"\x17\n\x15UnloadAdapterResponse\"Q\n\x0cSleepRequest\x12\x12\n\x05level\x18\x01 \x01(\rH\x00\x88\x01\x01\x12#\n\x04mode\x18\x02 \x01(\x0e\x32\x15.aengine.v1.SleepModeB\x08\n\x06_level\"6\n\rSleepResponse\x12%\n\x06memory\x18\x01 \x01(\x0b\x32\x15.aengine.v1.MemoryUse\"6\n\tMemoryUse\x12\x14\n\x0c\x62ytes_before\x18\x01 \x01(\x04\x12\x13\n\x0b\x62ytes_after\x18\x02 \x01(\x04\"\r\n\x0bWakeRequest\"5\n\x0cWakeResponse\x12%\n\x06memory\x18\x01 \x01(\x0b\x32\x15.aengine.v1.MemoryUse\"J\n\x14UpdateWeightsRequest\x12\x0c\n\x04path\x18\x01 \x01(\t\x12$\n\x04mode\x18\x02 \x01(\x0e\x32\x16.aengine.v1.UpdateMode\"0\n\x15UpdateWeightsResponse\x12\x17\n\x0fweights_version\x18\x01 \x01(\x04*S\n\tPauseMode\x12\x1a\n\x16PAUSE_MODE_UNSPECIFIED\x10\x00\x12\x13\n\x0fPAUSE_MODE_KEEP\x10\x01\x12\x15\n\x11PAUSE_MODE_CANCEL\x10\x02*j\n\tSleepMode\x12\x1a\n\x16SLEEP_MODE_UNSPECIFIED\x10\x00\x12\x13\n\x0fSLEEP_MODE_PARK\x10\x01\x12\x15\n\x11SLEEP_MODE_CANCEL\x10\x02\x12\x15\n\x11SLEEP_MODE_REFUSE\x10\x03*\x89\x01\n\nUpdateMode\x12\x1b\n\x17UPDATE_MODE_UNSPECIFIED\x10\x00\x12\x14\n\x10UPDATE_MODE_KEEP\x10\x01\x12\x19\n\x15UPDATE_MODE_RECOMPUTE\x10\x02\x12\x16\n\x12UPDATE_MODE_FINISH\x10\x03\x12\x15\n\x11UPDATE_MODE_ABORT\x10\x04\x32\xcf\x05\n\x0c\x41\x64minService\x12K\n\nFlushCache\x12\x1d.aengine.v1.FlushCacheRequest\x1a\x1e.aengine.v1.FlushCacheResponse\x12Z\n\x0fPauseGeneration\x12\".aengine.v1.PauseGenerationRequest\x1a#.aengine.v1.PauseGenerationResponse\x12\x63\n\x12\x43ontinueGeneration\x12%.aengine.v1.ContinueGenerationRequest\x1a&.aengine.v1.ContinueGenerationResponse\x12<\n\x05\x44rain\x12\x18.aengine.v1.DrainRequest\x1a\x19.aengine.v1.DrainResponse\x12N\n\x0bLoadAdapter\x12\x1e.aengine.v1.LoadAdapterRequest\x1a\x1f.aengine.v1.LoadAdapterResponse\x12T\n\rUnloadAdapter\x12 .aengine.v1.UnloadAdapterRequest\x1a!.aengine.v1.UnloadAdapterResponse\x12<\n\x05Sleep\x12\x18.aengine.v1.SleepRequest\x1a\x19.aengine.v1.SleepResponse\x12\x39\n\x04Wake\x12\x17.aengine.v1.WakeRequest\x1a\x18.aengine.v1.WakeResponse\x12T\n\rUpdateWeights\x12 .aengine.v1.UpdateWeightsRequest\x1a!.aengine.v1.UpdateWeightsResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1e\x61\x65ngine/v1/admin_service.proto\x12\naengine.v1\x1a\x1e\x61\x65ngine/v1/model_service.proto\x1a\x1egoogle/protobuf/duration.proto\"\x13\n\x11\x46lushCacheRequest\")\n\x12\x46lushCacheResponse\x12\x13\n\x0b\x66reed_pages\x18\x01 \x01(\r\"=\n\x16PauseGenerationRequest\x12#\n\x04mode\x18\x01 \x01(\x0e\x32\x15.aengine.v1.PauseMode\"5\n\x17PauseGenerationResponse\x12\x1a\n\x12\x63\x61ncelled_requests\x18\x01 \x01(\r\"\x1b\n\x19\x43ontinueGenerationRequest\"\x1c\n\x1a\x43ontinueGenerationResponse\"I\n\x0c\x44rainRequest\x12(\n\x05grace\x18\x01 \x01(\x0b\x32\x19.google.protobuf.Duration\x12\x0f\n\x07replica\x18\x02 \x01(\t\"+\n\rDrainResponse\x12\x1a\n\x12requests_in_flight\x18\x01 \x01(\r\"0\n\x12LoadAdapterRequest\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0c\n\x04path\x18\x02 \x01(\t\";\n\x13LoadAdapterResponse\x12$\n\x07\x61\x64\x61pter\x18\x01 \x01(\x0b\x32\x13.aengine.v1.Adapter\"$\n\x14UnloadAdapterRequest\x12\x0c\n\x04name\x18\x01 \x01(\t\"\x17\n\x15UnloadAdapterResponse\"Q\n\x0cSleepRequest\x12\x12\n\x05level\x18\x01 \x01(\rH\x00\x88\x01\x01\x12#\n\x04mode\x18\x02 \x01(\x0e\x32\x15.aengine.v1.SleepModeB\x08\n\x06_level\"6\n\rSleepResponse\x12%\n\x06memory\x18\x01 \x01(\x0b\x32\x15.aengine.v1.MemoryUse\"6\n\tMemoryUse\x12\x14\n\x0c\x62ytes_before\x18\x01 \x01(\x04\x12\x13\n\x0b\x62ytes_after\x18\x02 \x01(\x04\"\r\n\x0bWakeRequest\"5\n\x0cWakeResponse\x12%\n\x06memory\x18\x01 \x01(\x0b\x32\x15.aengine.v1.MemoryUse\"J\n\x14UpdateWeightsRequest\x12\x0c\n\x04path\x18\x01 \x01(\t\x12$\n\x04mode\x18\x02 \x01(\x0e\x32\x16.aengine.v1.UpdateMode\"0\n\x15UpdateWeightsResponse\x12\x17\n\x0fweights_version\x18\x01 \x01(\x04*S\n\tPauseMode\x12\x1a\n\x16PAUSE_MODE_UNSPECIFIED\x10\x00\x12\x13\n\x0fPAUSE_MODE_KEEP\x10\x01\x12\x15\n\x11PAUSE_MODE_CANCEL\x10\x02*j\n\tSleepMode\x12\x1a\n\x16SLEEP_MODE_UNSPECIFIED\x10\x00\x12\x13\n\x0fSLEEP_MODE_PARK\x10\x01\x12\x15\n\x11SLEEP_MODE_CANCEL\x10\x02\x12\x15\n\x11SLEEP_MODE_REFUSE\x10\x03*\x89\x01\n\nUpdateMode\x12\x1b\n\x17UPDATE_MODE_UNSPECIFIED\x10\x00\x12\x14\n\x10UPDATE_MODE_KEEP\x10\x01\x12\x19\n\x15UPDATE_MODE_RECOMPUTE\x10\x02\x12\x16\n\x12UPDATE_MODE_FINISH\x10\x03\x12\x15\n\x11UPDATE_MODE_ABORT\x10\x04\x32\xcf\x05\n\x0c\x41\x64minService\x12K\n\nFlushCache\x12\x1d.aengine.v1.FlushCacheRequest\x1a\x1e.aengine.v1.FlushCacheResponse\x12Z\n\x0fPauseGeneration\x12\".aengine.v1.PauseGenerationRequest\x1a#.aengine.v1.PauseGenerationResponse\x12\x63\n\x12\x43ontinueGeneration\x12%.aengine.v1.ContinueGenerationRequest\x1a&.aengine.v1.ContinueGenerationResponse\x12<\n\x05\x44rain\x12\x18.aengine.v1.DrainRequest\x1a\x19.aengine.v1.DrainResponse\x12N\n\x0bLoadAdapter\x12\x1e.aengine.v1.LoadAdapterRequest\x1a\x1f.aengine.v1.LoadAdapterResponse\x12T\n\rUnloadAdapter\x12 .aengine.v1.UnloadAdapterRequest\x1a!.aengine.v1.UnloadAdapterResponse\x12<\n\x05Sleep\x12\x18.aengine.v1.SleepRequest\x1a\x19.aengine.v1.SleepResponse\x12\x39\n\x04Wake\x12\x17.aengine.v1.WakeRequest\x1a\x18.aengine.v1.WakeResponse\x12T\n\rUpdateWeights\x12 .aengine.v1.UpdateWeightsRequest\x1a!.aengine.v1.UpdateWeightsResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'aengine.v1.admin_service_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_PAUSEMODE']._serialized_start=1019
-  _globals['_PAUSEMODE']._serialized_end=1102
-  _globals['_SLEEPMODE']._serialized_start=1104
-  _globals['_SLEEPMODE']._serialized_end=1210
-  _globals['_UPDATEMODE']._serialized_start=1213
-  _globals['_UPDATEMODE']._serialized_end=1350
+  _globals['_PAUSEMODE']._serialized_start=1036
+  _globals['_PAUSEMODE']._serialized_end=1119
+  _globals['_SLEEPMODE']._serialized_start=1121
+  _globals['_SLEEPMODE']._serialized_end=1227
+  _globals['_UPDATEMODE']._serialized_start=1230
+  _globals['_UPDATEMODE']._serialized_end=1367
   _globals['_FLUSHCACHEREQUEST']._serialized_start=110
   _globals['_FLUSHCACHEREQUEST']._serialized_end=129
   _globals['_FLUSHCACHERESPONSE']._serialized_start=131
@@ -52,31 +52,31 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_CONTINUEGENERATIONRESPONSE']._serialized_start=321
   _globals['_CONTINUEGENERATIONRESPONSE']._serialized_end=349
   _globals['_DRAINREQUEST']._serialized_start=351
-  _globals['_DRAINREQUEST']._serialized_end=407
-  _globals['_DRAINRESPONSE']._serialized_start=409
-  _globals['_DRAINRESPONSE']._serialized_end=452
-  _globals['_LOADADAPTERREQUEST']._serialized_start=454
-  _globals['_LOADADAPTERREQUEST']._serialized_end=502
-  _globals['_LOADADAPTERRESPONSE']._serialized_start=504
-  _globals['_LOADADAPTERRESPONSE']._serialized_end=563
-  _globals['_UNLOADADAPTERREQUEST']._serialized_start=565
-  _globals['_UNLOADADAPTERREQUEST']._serialized_end=601
-  _globals['_UNLOADADAPTERRESPONSE']._serialized_start=603
-  _globals['_UNLOADADAPTERRESPONSE']._serialized_end=626
-  _globals['_SLEEPREQUEST']._serialized_start=628
-  _globals['_SLEEPREQUEST']._serialized_end=709
-  _globals['_SLEEPRESPONSE']._serialized_start=711
-  _globals['_SLEEPRESPONSE']._serialized_end=765
-  _globals['_MEMORYUSE']._serialized_start=767
-  _globals['_MEMORYUSE']._serialized_end=821
-  _globals['_WAKEREQUEST']._serialized_start=823
-  _globals['_WAKEREQUEST']._serialized_end=836
-  _globals['_WAKERESPONSE']._serialized_start=838
-  _globals['_WAKERESPONSE']._serialized_end=891
-  _globals['_UPDATEWEIGHTSREQUEST']._serialized_start=893
-  _globals['_UPDATEWEIGHTSREQUEST']._serialized_end=967
-  _globals['_UPDATEWEIGHTSRESPONSE']._serialized_start=969
-  _globals['_UPDATEWEIGHTSRESPONSE']._serialized_end=1017
-  _globals['_ADMINSERVICE']._serialized_start=1353
-  _globals['_ADMINSERVICE']._serialized_end=2072
+  _globals['_DRAINREQUEST']._serialized_end=424
+  _globals['_DRAINRESPONSE']._serialized_start=426
+  _globals['_DRAINRESPONSE']._serialized_end=469
+  _globals['_LOADADAPTERREQUEST']._serialized_start=471
+  _globals['_LOADADAPTERREQUEST']._serialized_end=519
+  _globals['_LOADADAPTERRESPONSE']._serialized_start=521
+  _globals['_LOADADAPTERRESPONSE']._serialized_end=580
+  _globals['_UNLOADADAPTERREQUEST']._serialized_start=582
+  _globals['_UNLOADADAPTERREQUEST']._serialized_end=618
+  _globals['_UNLOADADAPTERRESPONSE']._serialized_start=620
+  _globals['_UNLOADADAPTERRESPONSE']._serialized_end=643
+  _globals['_SLEEPREQUEST']._serialized_start=645
+  _globals['_SLEEPREQUEST']._serialized_end=726
+  _globals['_SLEEPRESPONSE']._serialized_start=728
+  _globals['_SLEEPRESPONSE']._serialized_end=782
+  _globals['_MEMORYUSE']._serialized_start=784
+  _globals['_MEMORYUSE']._serialized_end=838
+  _globals['_WAKEREQUEST']._serialized_start=840
+  _globals['_WAKEREQUEST']._serialized_end=853
+  _globals['_WAKERESPONSE']._serialized_start=855
+  _globals['_WAKERESPONSE']._serialized_end=908
+  _globals['_UPDATEWEIGHTSREQUEST']._serialized_start=910
+  _globals['_UPDATEWEIGHTSREQUEST']._serialized_end=984
+  _globals['_UPDATEWEIGHTSRESPONSE']._serialized_start=986
+  _globals['_UPDATEWEIGHTSRESPONSE']._serialized_end=1034
+  _globals['_ADMINSERVICE']._serialized_start=1370
+  _globals['_ADMINSERVICE']._serialized_end=2089
 # @@protoc_insertion_point(module_scope)

@@ -227,6 +227,11 @@ class DrainRequest(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     GRACE_FIELD_NUMBER: _builtins.int
+    REPLICA_FIELD_NUMBER: _builtins.int
+    replica: _builtins.str
+    """Name of a replica of a router: it gets nothing more, its requests go on elsewhere, and the router stays. Cannot be combined
+    with `grace`. Default: empty, which is this server.
+    """
     @_builtins.property
     def grace(self) -> _duration_pb2.Duration:
         """How long requests in flight may continue. At least 0. Default: the server's configuration."""
@@ -235,10 +240,11 @@ class DrainRequest(_message.Message):
         self,
         *,
         grace: _duration_pb2.Duration | None = ...,
+        replica: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["grace", b"grace"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["grace", b"grace"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["grace", b"grace", "replica", b"replica"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -252,7 +258,7 @@ class DrainResponse(_message.Message):
 
     REQUESTS_IN_FLIGHT_FIELD_NUMBER: _builtins.int
     requests_in_flight: _builtins.int
-    """Requests in flight."""
+    """Requests in flight, on this server or at the replica."""
     def __init__(
         self,
         *,

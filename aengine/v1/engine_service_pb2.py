@@ -27,13 +27,15 @@ from google.protobuf import duration_pb2 as google_dot_protobuf_dot_duration__pb
 from google.protobuf import timestamp_pb2 as google_dot_protobuf_dot_timestamp__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1f\x61\x65ngine/v1/engine_service.proto\x12\naengine.v1\x1a\x1b\x61\x65ngine/v1/generation.proto\x1a\x1egoogle/protobuf/duration.proto\x1a\x1fgoogle/protobuf/timestamp.proto\"\x16\n\x14GetServerInfoRequest\"\xee\x01\n\x15GetServerInfoResponse\x12\x0f\n\x07version\x18\x01 \x01(\t\x12+\n\x07started\x18\x02 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12\r\n\x05model\x18\x03 \x01(\t\x12\x0e\n\x06\x64\x65vice\x18\x04 \x01(\t\x12(\n\x06limits\x18\x05 \x01(\x0b\x32\x18.aengine.v1.ServerLimits\x12,\n\x0bspeculation\x18\x06 \x01(\x0b\x32\x17.aengine.v1.Speculation\x12 \n\x05ranks\x18\x07 \x01(\x0b\x32\x11.aengine.v1.Ranks\"c\n\x05Ranks\x12\x1c\n\x14tensor_parallel_size\x18\x01 \x01(\r\x12\x1c\n\x14tensor_parallel_mode\x18\x02 \x01(\t\x12\x1e\n\x16pipeline_parallel_size\x18\x03 \x01(\r\">\n\x0bSpeculation\x12\x0c\n\x04mode\x18\x01 \x01(\t\x12\r\n\x05model\x18\x02 \x01(\t\x12\x12\n\nmax_drafts\x18\x03 \x01(\r\"\xea\x01\n\x0cServerLimits\x12\x15\n\rmax_model_len\x18\x01 \x01(\r\x12\x14\n\x0cmax_num_seqs\x18\x02 \x01(\r\x12\x1e\n\x16max_num_batched_tokens\x18\x03 \x01(\r\x12\x1b\n\x13max_queued_requests\x18\x04 \x01(\r\x12\x19\n\x11max_queued_tokens\x18\x05 \x01(\x04\x12\x14\n\x0cmax_logprobs\x18\x06 \x01(\r\x12\x19\n\x11max_message_bytes\x18\x07 \x01(\x04\x12\x11\n\tpage_size\x18\x08 \x01(\r\x12\x11\n\tnum_pages\x18\t \x01(\r\"\x10\n\x0eGetLoadRequest\"1\n\x0fGetLoadResponse\x12\x1e\n\x04load\x18\x01 \x01(\x0b\x32\x10.aengine.v1.Load\"C\n\x10WatchLoadRequest\x12/\n\x0cmin_interval\x18\x01 \x01(\x0b\x32\x19.google.protobuf.Duration\"3\n\x11WatchLoadResponse\x12\x1e\n\x04load\x18\x01 \x01(\x0b\x32\x10.aengine.v1.Load\"\xe4\x02\n\x04Load\x12\x0f\n\x07running\x18\x01 \x01(\r\x12\x0f\n\x07waiting\x18\x02 \x01(\r\x12\x0e\n\x06parked\x18\x03 \x01(\r\x12\x12\n\npages_used\x18\x04 \x01(\r\x12\x13\n\x0bpages_total\x18\x05 \x01(\r\x12\x15\n\rcached_tokens\x18\x06 \x01(\x04\x12\x15\n\rprompt_tokens\x18\x07 \x01(\x04\x12\x1c\n\x14\x63\x61\x63hed_prompt_tokens\x18\x08 \x01(\x04\x12\x19\n\x11\x63ompletion_tokens\x18\t \x01(\x04\x12\r\n\x05steps\x18\n \x01(\x04\x12\x13\n\x0bpreemptions\x18\x0b \x01(\x04\x12\x10\n\x08\x64raining\x18\x0c \x01(\x08\x12\x0e\n\x06paused\x18\r \x01(\x08\x12&\n\x06\x64rafts\x18\x0e \x03(\x0b\x32\x16.aengine.v1.DraftUsage\x12\x17\n\x0fweights_version\x18\x0f \x01(\x04\x12\x13\n\x0bsleep_level\x18\x10 \x01(\r2\xf5\x01\n\rEngineService\x12T\n\rGetServerInfo\x12 .aengine.v1.GetServerInfoRequest\x1a!.aengine.v1.GetServerInfoResponse\x12\x42\n\x07GetLoad\x12\x1a.aengine.v1.GetLoadRequest\x1a\x1b.aengine.v1.GetLoadResponse\x12J\n\tWatchLoad\x12\x1c.aengine.v1.WatchLoadRequest\x1a\x1d.aengine.v1.WatchLoadResponse0\x01\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1f\x61\x65ngine/v1/engine_service.proto\x12\naengine.v1\x1a\x1b\x61\x65ngine/v1/generation.proto\x1a\x1egoogle/protobuf/duration.proto\x1a\x1fgoogle/protobuf/timestamp.proto\"\x16\n\x14GetServerInfoRequest\"\xee\x01\n\x15GetServerInfoResponse\x12\x0f\n\x07version\x18\x01 \x01(\t\x12+\n\x07started\x18\x02 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12\r\n\x05model\x18\x03 \x01(\t\x12\x0e\n\x06\x64\x65vice\x18\x04 \x01(\t\x12(\n\x06limits\x18\x05 \x01(\x0b\x32\x18.aengine.v1.ServerLimits\x12,\n\x0bspeculation\x18\x06 \x01(\x0b\x32\x17.aengine.v1.Speculation\x12 \n\x05ranks\x18\x07 \x01(\x0b\x32\x11.aengine.v1.Ranks\"c\n\x05Ranks\x12\x1c\n\x14tensor_parallel_size\x18\x01 \x01(\r\x12\x1c\n\x14tensor_parallel_mode\x18\x02 \x01(\t\x12\x1e\n\x16pipeline_parallel_size\x18\x03 \x01(\r\">\n\x0bSpeculation\x12\x0c\n\x04mode\x18\x01 \x01(\t\x12\r\n\x05model\x18\x02 \x01(\t\x12\x12\n\nmax_drafts\x18\x03 \x01(\r\"\xea\x01\n\x0cServerLimits\x12\x15\n\rmax_model_len\x18\x01 \x01(\r\x12\x14\n\x0cmax_num_seqs\x18\x02 \x01(\r\x12\x1e\n\x16max_num_batched_tokens\x18\x03 \x01(\r\x12\x1b\n\x13max_queued_requests\x18\x04 \x01(\r\x12\x19\n\x11max_queued_tokens\x18\x05 \x01(\x04\x12\x14\n\x0cmax_logprobs\x18\x06 \x01(\r\x12\x19\n\x11max_message_bytes\x18\x07 \x01(\x04\x12\x11\n\tpage_size\x18\x08 \x01(\r\x12\x11\n\tnum_pages\x18\t \x01(\r\"\x10\n\x0eGetLoadRequest\"X\n\x0fGetLoadResponse\x12\x1e\n\x04load\x18\x01 \x01(\x0b\x32\x10.aengine.v1.Load\x12%\n\x08replicas\x18\x02 \x03(\x0b\x32\x13.aengine.v1.Replica\"`\n\x07Replica\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\'\n\x05state\x18\x02 \x01(\x0e\x32\x18.aengine.v1.ReplicaState\x12\x1e\n\x04load\x18\x03 \x01(\x0b\x32\x10.aengine.v1.Load\"C\n\x10WatchLoadRequest\x12/\n\x0cmin_interval\x18\x01 \x01(\x0b\x32\x19.google.protobuf.Duration\"3\n\x11WatchLoadResponse\x12\x1e\n\x04load\x18\x01 \x01(\x0b\x32\x10.aengine.v1.Load\"\xe4\x02\n\x04Load\x12\x0f\n\x07running\x18\x01 \x01(\r\x12\x0f\n\x07waiting\x18\x02 \x01(\r\x12\x0e\n\x06parked\x18\x03 \x01(\r\x12\x12\n\npages_used\x18\x04 \x01(\r\x12\x13\n\x0bpages_total\x18\x05 \x01(\r\x12\x15\n\rcached_tokens\x18\x06 \x01(\x04\x12\x15\n\rprompt_tokens\x18\x07 \x01(\x04\x12\x1c\n\x14\x63\x61\x63hed_prompt_tokens\x18\x08 \x01(\x04\x12\x19\n\x11\x63ompletion_tokens\x18\t \x01(\x04\x12\r\n\x05steps\x18\n \x01(\x04\x12\x13\n\x0bpreemptions\x18\x0b \x01(\x04\x12\x10\n\x08\x64raining\x18\x0c \x01(\x08\x12\x0e\n\x06paused\x18\r \x01(\x08\x12&\n\x06\x64rafts\x18\x0e \x03(\x0b\x32\x16.aengine.v1.DraftUsage\x12\x17\n\x0fweights_version\x18\x0f \x01(\x04\x12\x13\n\x0bsleep_level\x18\x10 \x01(\r*\x9a\x01\n\x0cReplicaState\x12\x1d\n\x19REPLICA_STATE_UNSPECIFIED\x10\x00\x12\x1c\n\x18REPLICA_STATE_CONNECTING\x10\x01\x12\x19\n\x15REPLICA_STATE_SERVING\x10\x02\x12\x1a\n\x16REPLICA_STATE_DRAINING\x10\x03\x12\x16\n\x12REPLICA_STATE_LOST\x10\x04\x32\xf5\x01\n\rEngineService\x12T\n\rGetServerInfo\x12 .aengine.v1.GetServerInfoRequest\x1a!.aengine.v1.GetServerInfoResponse\x12\x42\n\x07GetLoad\x12\x1a.aengine.v1.GetLoadRequest\x1a\x1b.aengine.v1.GetLoadResponse\x12J\n\tWatchLoad\x12\x1c.aengine.v1.WatchLoadRequest\x1a\x1d.aengine.v1.WatchLoadResponse0\x01\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'aengine.v1.engine_service_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
+  _globals['_REPLICASTATE']._serialized_start=1496
+  _globals['_REPLICASTATE']._serialized_end=1650
   _globals['_GETSERVERINFOREQUEST']._serialized_start=141
   _globals['_GETSERVERINFOREQUEST']._serialized_end=163
   _globals['_GETSERVERINFORESPONSE']._serialized_start=166
@@ -47,13 +49,15 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_GETLOADREQUEST']._serialized_start=808
   _globals['_GETLOADREQUEST']._serialized_end=824
   _globals['_GETLOADRESPONSE']._serialized_start=826
-  _globals['_GETLOADRESPONSE']._serialized_end=875
-  _globals['_WATCHLOADREQUEST']._serialized_start=877
-  _globals['_WATCHLOADREQUEST']._serialized_end=944
-  _globals['_WATCHLOADRESPONSE']._serialized_start=946
-  _globals['_WATCHLOADRESPONSE']._serialized_end=997
-  _globals['_LOAD']._serialized_start=1000
-  _globals['_LOAD']._serialized_end=1356
-  _globals['_ENGINESERVICE']._serialized_start=1359
-  _globals['_ENGINESERVICE']._serialized_end=1604
+  _globals['_GETLOADRESPONSE']._serialized_end=914
+  _globals['_REPLICA']._serialized_start=916
+  _globals['_REPLICA']._serialized_end=1012
+  _globals['_WATCHLOADREQUEST']._serialized_start=1014
+  _globals['_WATCHLOADREQUEST']._serialized_end=1081
+  _globals['_WATCHLOADRESPONSE']._serialized_start=1083
+  _globals['_WATCHLOADRESPONSE']._serialized_end=1134
+  _globals['_LOAD']._serialized_start=1137
+  _globals['_LOAD']._serialized_end=1493
+  _globals['_ENGINESERVICE']._serialized_start=1653
+  _globals['_ENGINESERVICE']._serialized_end=1898
 # @@protoc_insertion_point(module_scope)

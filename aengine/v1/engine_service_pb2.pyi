@@ -10,6 +10,7 @@ from google.protobuf import duration_pb2 as _duration_pb2
 from google.protobuf import message as _message
 from google.protobuf import timestamp_pb2 as _timestamp_pb2
 from google.protobuf.internal import containers as _containers
+from google.protobuf.internal import enum_type_wrapper as _enum_type_wrapper
 import builtins as _builtins
 import sys
 import typing as _typing
@@ -20,6 +21,38 @@ else:
     from typing_extensions import TypeAlias as _TypeAlias, Never as _Never
 
 DESCRIPTOR: _descriptor.FileDescriptor
+
+class _ReplicaState:
+    ValueType = _typing.NewType("ValueType", _builtins.int)
+    V: _TypeAlias = ValueType  # noqa: Y015
+
+class _ReplicaStateEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_ReplicaState.ValueType], _builtins.type):
+    DESCRIPTOR: _descriptor.EnumDescriptor
+    REPLICA_STATE_UNSPECIFIED: _ReplicaState.ValueType  # 0
+    """Not set."""
+    REPLICA_STATE_CONNECTING: _ReplicaState.ValueType  # 1
+    """It is started, loads its model, or is looked at before it gets requests."""
+    REPLICA_STATE_SERVING: _ReplicaState.ValueType  # 2
+    """It gets requests."""
+    REPLICA_STATE_DRAINING: _ReplicaState.ValueType  # 3
+    """It gets no new ones."""
+    REPLICA_STATE_LOST: _ReplicaState.ValueType  # 4
+    """It died, is silent, or cannot be reached."""
+
+class ReplicaState(_ReplicaState, metaclass=_ReplicaStateEnumTypeWrapper):
+    """Whether a replica gets requests."""
+
+REPLICA_STATE_UNSPECIFIED: ReplicaState.ValueType  # 0
+"""Not set."""
+REPLICA_STATE_CONNECTING: ReplicaState.ValueType  # 1
+"""It is started, loads its model, or is looked at before it gets requests."""
+REPLICA_STATE_SERVING: ReplicaState.ValueType  # 2
+"""It gets requests."""
+REPLICA_STATE_DRAINING: ReplicaState.ValueType  # 3
+"""It gets no new ones."""
+REPLICA_STATE_LOST: ReplicaState.ValueType  # 4
+"""It died, is silent, or cannot be reached."""
+Global___ReplicaState: _TypeAlias = ReplicaState  # noqa: Y015
 
 @_typing.final
 class GetServerInfoRequest(_message.Message):
@@ -234,22 +267,60 @@ class GetLoadResponse(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     LOAD_FIELD_NUMBER: _builtins.int
+    REPLICAS_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def load(self) -> Global___Load:
-        """The current load."""
+        """The current load; of a router the sum of its replicas."""
+
+    @_builtins.property
+    def replicas(self) -> _containers.RepeatedCompositeFieldContainer[Global___Replica]:
+        """The replicas of a router."""
 
     def __init__(
         self,
         *,
         load: Global___Load | None = ...,
+        replicas: _abc.Iterable[Global___Replica] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["load", b"load"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["load", b"load"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["load", b"load", "replicas", b"replicas"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___GetLoadResponse: _TypeAlias = GetLoadResponse  # noqa: Y015
+
+@_typing.final
+class Replica(_message.Message):
+    """One of the engines behind a router."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NAME_FIELD_NUMBER: _builtins.int
+    STATE_FIELD_NUMBER: _builtins.int
+    LOAD_FIELD_NUMBER: _builtins.int
+    name: _builtins.str
+    """Its name, such as its address."""
+    state: Global___ReplicaState.ValueType
+    """Whether it gets requests."""
+    @_builtins.property
+    def load(self) -> Global___Load:
+        """Its load, as it was last reported."""
+
+    def __init__(
+        self,
+        *,
+        name: _builtins.str = ...,
+        state: Global___ReplicaState.ValueType = ...,
+        load: Global___Load | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["load", b"load"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["load", b"load", "name", b"name", "state", b"state"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Replica: _TypeAlias = Replica  # noqa: Y015
 
 @_typing.final
 class WatchLoadRequest(_message.Message):

@@ -19,6 +19,7 @@ from aengine.outputs import (
     FinishReason,
     LayerGroup,
     ModelInfo,
+    ReplicaInfo,
     RequestInfo,
     RequestState,
     Timing,
@@ -204,6 +205,8 @@ class FakeEngine:
         self.refusal: Exception | None = None
         self.running = running
         self.adapters: tuple[AdapterInfo, ...] = ()
+        self.behind: tuple[ReplicaInfo, ...] = ()
+        self.drained: list[str] = []
         self.streams: dict[str, FakeStream] = {}
         self.submitted: asyncio.Queue[FakeStream] = asyncio.Queue()
 
@@ -216,6 +219,13 @@ class FakeEngine:
         if not self.running:
             raise EngineStateError("the engine is not started")
         return INFO
+
+    def replicas(self) -> tuple[ReplicaInfo, ...]:
+        return self.behind
+
+    async def drain_replica(self, name: str) -> int:
+        self.drained.append(name)
+        return 3
 
     @property
     def engine_info(self) -> EngineInfo:

@@ -9,6 +9,7 @@ from typing import Any
 
 import anyio
 import pytest
+from fake_engine import FakeEngine
 from google.protobuf.duration_pb2 import Duration
 from grpc import aio
 from grpc_harness import stream_request, text_spec
@@ -82,6 +83,15 @@ def unending(request_id: str) -> Any:
     request = stream_request("It is a truth", request_id=request_id)
     request.spec.stopping.max_tokens, request.spec.stopping.ignore_eos = 200, True
     return request
+
+
+async def test_a_drain_of_a_replica_leaves_the_server_alone() -> None:
+    router, graces = FakeEngine(), list[float | None]()
+    admin: Any = AdminServicer(router, Admission(), graces.append)  # type: ignore[arg-type]
+    assert (await admin.Drain(DrainRequest(replica="a:1"), None)).requests_in_flight == 3
+    with pytest.raises(InvalidRequestError, match="grace: cannot be combined with replica"):
+        await admin.Drain(DrainRequest(replica="a:1", grace=Duration(seconds=1)), None)
+    assert (router.drained, graces) == (["a:1"], [])
 
 
 async def test_the_prefix_cache_is_emptied(engine: AsyncEngine) -> None:

@@ -18,10 +18,12 @@ from oracle_engine import OracleEngine
 
 import aengine
 from aengine import SamplingParams
-from aengine.outputs import DraftUsage, EngineStats
+from aengine.client import AsyncClient
+from aengine.outputs import DraftUsage, EngineStats, LoadReport, ReplicaInfo, ReplicaState
 from aengine.server import rpc
 from aengine.server.services import engine_info
 from aengine.server.services.engine_info import EngineServicer
+from aengine.server.telemetry.metrics import Metrics
 from aengine.v1 import generation_pb2
 from aengine.v1.engine_service_pb2 import GetLoadRequest, GetServerInfoRequest, Load, Ranks, Speculation, WatchLoadRequest
 from aengine.v1.engine_service_pb2_grpc import EngineServiceStub
@@ -92,6 +94,20 @@ async def test_every_field_of_the_load(engine: FakeEngine) -> None:
         assert (await stub(serve).GetLoad(GetLoadRequest())).load == Load(**counts)
         await serve.server.drain(0)
         assert (await stub(serve).GetLoad(GetLoadRequest())).load == Load(**counts, draining=True)
+
+
+async def test_the_replicas_of_a_router(engine: Any) -> None:
+    """Each with its load, here and in the metrics."""
+    busy = LoadReport(EngineStats(running=3, waiting=2, prompt_tokens=7, pages_used=5), draining=True)
+    engine.behind = (ReplicaInfo("a:1", ReplicaState.DRAINING, busy), ReplicaInfo("b:1", ReplicaState.SERVING, LoadReport(EngineStats())))
+    engine.stats = EngineStats
+    async with serving(engine) as serve, AsyncClient(serve.server.address) as client:
+        assert await client.replicas() == engine.behind
+        families = {family.name: family for family in Metrics(engine, serve.server.core.admission, (), {}).families()}
+    samples = {name: {one.labels["replica"]: one.value for one in families[name].samples} for name in families if "replica" in name}
+    assert samples["aengine_replica_up"] == {"a:1": 0, "b:1": 1}
+    assert samples["aengine_replica_requests_waiting"] == {"a:1": 2, "b:1": 0}
+    assert samples["aengine_replica_prompt_tokens"] == {"a:1": 7, "b:1": 0}
 
 
 async def test_a_watcher_hears_of_every_change(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -28,7 +28,7 @@ from speculating import drafts_everywhere
 import aengine
 from aengine import EngineDeadError, FinishReason, SamplingParams
 from aengine.histogram import HistogramSnapshot
-from aengine.outputs import DraftUsage, EngineStats, Timing
+from aengine.outputs import DraftUsage, EngineStats, LoadReport, ReplicaInfo, ReplicaState, Timing
 from aengine.scheduler.drafter import DraftSource
 from aengine.server.core.address import BindError
 from aengine.server.core.in_flight import Admission
@@ -411,6 +411,7 @@ class TestLoopLag:
 
 async def names_with_types_and_labels(engine: FakeEngine) -> dict[str, tuple[str, frozenset[str]]]:
     """Of everything that is exposed; those with labels have a sample each."""
+    engine.behind = (ReplicaInfo("a:1", ReplicaState.SERVING, LoadReport(EngineStats())),)
     metrics = metrics_of(engine)
     metrics.on_call_end(call(GENERATE, "INTERNAL", reason="BUG"))
     async with exposed(metrics) as address:

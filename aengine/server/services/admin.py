@@ -56,7 +56,11 @@ class AdminServicer(AdminServiceServicer):
     async def Drain(self, request: messages.DrainRequest, context: ServicerContext) -> messages.DrainResponse:
         check = FieldChecks()
         grace = read_seconds(request.grace, "grace", check, 0) if request.HasField("grace") else None
+        if grace is not None and request.replica:
+            check.add("grace", "cannot be combined with replica, whose requests go on elsewhere")
         check.finish(InvalidRequestError)
+        if request.replica:
+            return messages.DrainResponse(requests_in_flight=await self._engine.drain_replica(request.replica))
         response = messages.DrainResponse(requests_in_flight=self._admission.in_flight)
         self._drain(grace)
         return response

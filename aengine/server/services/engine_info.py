@@ -12,6 +12,7 @@ from prometheus_client.process_collector import ProcessCollector
 import aengine
 from aengine.checks import FieldChecks
 from aengine.errors import InvalidRequestError
+from aengine.outputs import EngineStats, ReplicaState
 from aengine.protocols import ServedEngine
 from aengine.server.core.backend import require_model
 from aengine.server.core.in_flight import Admission
@@ -26,6 +27,7 @@ from aengine.wire import LIMITS
 MIN_INTERVAL_SECONDS = 0.01
 MAX_INTERVAL_SECONDS = 1.0  # also the longest time without a message to a watcher
 DEFAULT_INTERVAL_SECONDS = 0.1
+STATES = {state: messages.ReplicaState.Value(f"REPLICA_STATE_{state.name}") for state in ReplicaState}
 
 
 class ModelServicer(ModelServiceServicer):
@@ -76,7 +78,11 @@ class EngineServicer(EngineServiceServicer):
         return response
 
     async def GetLoad(self, request: messages.GetLoadRequest, context: ServicerContext) -> messages.GetLoadResponse:
-        return messages.GetLoadResponse(load=self._load())
+        response = messages.GetLoadResponse(load=self._load())
+        for one in self._engine.replicas():
+            load = _write_load(one.report.stats, one.report.draining)
+            response.replicas.add(name=one.name, state=STATES[one.state], load=load)
+        return response
 
     async def WatchLoad(
         self, request: messages.WatchLoadRequest, context: ServicerContext
@@ -98,10 +104,12 @@ class EngineServicer(EngineServiceServicer):
             await asyncio.sleep(min(interval, MAX_INTERVAL_SECONDS - silence))
 
     def _load(self) -> messages.Load:
-        stats = self._engine.stats()
-        names = (field.name for field in messages.Load.DESCRIPTOR.fields if field.name not in ("draining", "drafts"))
-        drafts = draft_messages(stats.drafts)
-        return messages.Load(draining=self._admission.closed, drafts=drafts, **{name: getattr(stats, name) for name in names})
+        return _write_load(self._engine.stats(), self._admission.closed)
+
+
+def _write_load(stats: EngineStats, draining: bool) -> messages.Load:
+    names = (field.name for field in messages.Load.DESCRIPTOR.fields if field.name not in ("draining", "drafts"))
+    return messages.Load(draining=draining, drafts=draft_messages(stats.drafts), **{name: getattr(stats, name) for name in names})
 
 
 def _process_start_ns() -> int:

@@ -13,7 +13,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Histo
 import aengine
 from aengine.errors import EngineStateError
 from aengine.histogram import Histogram, HistogramSnapshot
-from aengine.outputs import DraftUsage, FinishReason
+from aengine.outputs import DraftUsage, FinishReason, ReplicaState
 from aengine.protocols import ServedEngine
 from aengine.scheduler.drafter import DraftSource
 from aengine.server.core.in_flight import Admission
@@ -130,8 +130,32 @@ class Metrics:
         yield CounterMetricFamily("aengine_steps", "Steps of the engine.", stats.steps)
         yield CounterMetricFamily("aengine_preemptions", "Sequences that gave way to others.", stats.preemptions)
         step_seconds = "Seconds of a step, to its commit from its launch or the commit before."
+        yield from self._replica_families()
         yield _histogram("aengine_step_seconds", step_seconds, stats.step_seconds)
         yield _histogram("aengine_step_tokens", "Tokens computed in a step.", stats.step_tokens)
+
+    def _replica_families(self) -> Iterator[Metric]:
+        replicas = self._engine.replicas()
+        states = GaugeMetricFamily("aengine_replica_up", "1 while a replica gets requests.", labels=("replica",))
+        for one in replicas:
+            states.add_metric((one.name,), one.state is ReplicaState.SERVING)
+        yield states
+        for name, text, count in (
+            ("aengine_replica_sequences_running", "Sequences that a replica computes.", "running"),
+            ("aengine_replica_requests_waiting", "Sequences that wait at a replica for their first step.", "waiting"),
+            ("aengine_replica_kv_pages_used", "Pages of the KV cache that sequences hold at a replica.", "pages_used"),
+        ):
+            gauge = GaugeMetricFamily(name, text, labels=("replica",))
+            for one in replicas:
+                gauge.add_metric((one.name,), getattr(one.report.stats, count))
+            yield gauge
+        for name, text, count in (
+            ("aengine_replica_prompt_tokens", "Prompt tokens of requests that began at a replica.", "prompt_tokens"),
+            ("aengine_replica_cached_prompt_tokens", "Those found in its prefix cache.", "cached_prompt_tokens"),
+            ("aengine_replica_completion_tokens", "Tokens generated at a replica.", "completion_tokens"),
+        ):
+            counts = {one.name: getattr(one.report.stats, count) for one in replicas}
+            yield _counters(name, text, "replica", counts)
 
 
 def _counters(name: str, text: str, label: str, counts: Mapping[str, int]) -> Metric:
