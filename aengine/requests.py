@@ -12,15 +12,17 @@ from dataclasses import dataclass, replace
 from typing import Annotated, Any, Literal
 
 from aengine.chat_prompts import ChatFields, ChatOptions, check_count
-from aengine.checks import Accepts, integer, is_positive, text
+from aengine.checks import MAX_INT32, Accepts, Refusal, integer, is_not, is_positive, text
 from aengine.config import ADAPTER_NAME
 from aengine.errors import FieldViolation, InvalidRequestError
 from aengine.params import SamplingParams
+from aengine.token_ids import read_token_ids
 
 Prompt = str | Sequence[int] | Sequence[Mapping[str, Any]]
 """Text, token ids, or chat messages."""
 Form = Literal["text", "token_ids", "chat"]
 
+NO_OUTPUT = "an embedding has no output"
 _LABEL = text("a string of at most 128 characters", r"(?s).{0,128}")
 
 
@@ -57,6 +59,22 @@ def check_params(params: SamplingParams | None) -> SamplingParams:
     return params
 
 
+def _known_outputs(value: Any) -> Any:
+    """As tuples of plain integers."""
+    if isinstance(value, str | bytes) or not isinstance(value, Sequence):
+        raise Refusal(is_not(value, "a list with an entry for each sequence: token ids, or None"))
+    return tuple([None if ids is None else _plain_ids(index, ids) for index, ids in enumerate(value)])
+
+
+def _plain_ids(index: int, ids: Any) -> tuple[int, ...]:
+    if isinstance(ids, str | bytes) or not (isinstance(ids, Sequence) or _is_array(ids)):
+        raise Refusal(f"entry {index}, {is_not(ids, 'a list of token ids or None')}")
+    try:
+        return tuple(read_token_ids(ids, MAX_INT32).tolist())
+    except InvalidRequestError as error:
+        raise Refusal(f"entry {index}: {error.violations[0].description}") from None
+
+
 class OptionFields(ChatFields, total=False):
     """The fields of `RequestOptions` as keyword arguments."""
 
@@ -66,6 +84,7 @@ class OptionFields(ChatFields, total=False):
     timeout: float | None
     cache_salt: str | None
     adapter: str | None
+    known_outputs: Sequence[Sequence[int] | None] | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -84,6 +103,20 @@ class RequestOptions(ChatOptions):
     """At most 128 characters: the request shares cached prefixes only with requests of the same salt."""
     adapter: Annotated[str | None, text("a string that matches [A-Za-z0-9._:/-]{1,128}", ADAPTER_NAME)] = None
     """Name of a loaded adapter that the model computes with. Default: none."""
+    known_outputs: Annotated[Sequence[Sequence[int] | None] | None, _known_outputs] = None
+    """Output that the sequences of the request have already, as token ids, one entry for each of the `n` sequences; the request goes on
+    behind it. None: that sequence has ended and gets nothing. Default: none has any."""
+
+    def live_sequences(self, n: int) -> Sequence[int]:
+        """Of a request with `n` sequences, the indexes of those that get tokens."""
+        if self.known_outputs is None:
+            return range(n)
+        return [index for index, ids in enumerate(self.known_outputs) if ids is not None]
+
+    @property
+    def num_known_tokens(self) -> int:
+        """Tokens of `known_outputs`."""
+        return sum(len(ids) for ids in self.known_outputs or () if ids is not None)
 
     @classmethod
     def of(cls, options: RequestOptions | None, fields: OptionFields) -> RequestOptions:

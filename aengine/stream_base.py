@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Protocol
 from aengine.errors import EngineStateError
 from aengine.outputs import Completion, DraftUsage, FinishReason, Timing, Token, TokenLogprob, Usage
 from aengine.params import SamplingParams
+from aengine.requests import RequestOptions
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -33,9 +34,11 @@ class Event(Protocol):
 class StreamSource(ABC):
     """A request and its unread tokens, as a stream needs them. A subclass adds the tokens."""
 
-    def __init__(self, request_id: str, params: SamplingParams, new_event: Callable[[], Event]) -> None:
+    def __init__(self, request_id: str, params: SamplingParams, options: RequestOptions, new_event: Callable[[], Event]) -> None:
         self.request_id = request_id
         self.params = params
+        self.live_sequences = options.live_sequences(params.n)  # the indexes of those that get tokens
+        self.num_known_tokens = options.num_known_tokens  # of their output
         self.prompt_tokens = 0
         self.cached_prompt_tokens = 0
         self.reasoning_tokens = 0
@@ -93,7 +96,7 @@ class StreamProtocol:
     def __init__(self, source: StreamSource) -> None:
         """A subclass cancels the request when the stream is dropped."""
         self._source = source
-        self._open = set(range(source.params.n))  # sequences whose end was not read
+        self._open = set(source.live_sequences)  # sequences whose end was not read
         self._read: list[list[Token]] = [[] for _ in range(source.params.n)]  # by sequence
         self._num_read = 0  # of all sequences, without ends that are no tokens
         self._cut: FinishReason | None = None  # why sequences have no end, where nothing more is read
@@ -112,8 +115,8 @@ class StreamProtocol:
 
     @property
     def usage(self) -> Usage:
-        """Token counts so far; completion tokens are those that were read."""
-        return self._source.usage_with(self._num_read)
+        """Token counts so far; completion tokens are those that were read, and those of known_outputs."""
+        return self._source.usage_with(self._source.num_known_tokens + self._num_read)
 
     @property
     def timing(self) -> Timing:
@@ -126,10 +129,9 @@ class StreamProtocol:
         return self._failed or (not self._open and self._source.finished)
 
     def completion(self) -> Completion:
-        """What was read so far; the whole output once the iteration has ended. After `aclose()` a sequence whose end was not read was
-        CANCELLED, and after the stream has raised its finish reason is ERROR."""
-        first, *others = self._read
-        return self._completion(first, tuple(self._completion(tokens, ()) for tokens in others))
+        """What was read so far; the whole output, but for known_outputs, once the iteration has ended. After `aclose()` a sequence whose
+        end was not read was CANCELLED, and after the stream has raised its finish reason is ERROR."""
+        return self._completion(0, tuple(self._completion(index, ()) for index in range(1, len(self._read))))
 
     async def started(self) -> None:
         """Wait until the prompt is tokenized and found valid. Raises what the stream would raise."""
@@ -201,13 +203,14 @@ class StreamProtocol:
         finally:
             source.waiter = None
 
-    def _completion(self, tokens: Sequence[Token], others: tuple[Completion, ...]) -> Completion:
-        params, last = self._source.params, tokens[-1] if tokens else None
+    def _completion(self, index: int, others: tuple[Completion, ...]) -> Completion:
+        params, tokens = self._source.params, self._read[index]
+        last = tokens[-1] if tokens else None
         has_new_weights = last is not None and last.weights_version > 0  # it only grows
         return Completion(
             text="".join([token.text for token in tokens]),
             token_ids=tuple([token.token_id for token in tokens if token.token_id >= 0]),
-            finish_reason=(last.finish_reason if last is not None else None) or self._cut,
+            finish_reason=(last.finish_reason if last is not None else None) or (self._cut if index in self._open else None),
             stop_reason=last.stop_reason if last is not None else None,
             usage=self.usage,
             logprobs=None if params.logprobs is None else _logprobs(tokens),

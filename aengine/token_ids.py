@@ -10,8 +10,8 @@ from numpy.typing import NDArray
 from aengine.errors import InvalidRequestError
 
 
-def read_token_ids(ids: Sequence[int] | NDArray[np.integer], most: int) -> NDArray[np.integer]:
-    """A prompt's ids, each in 0..`most`. Raises `InvalidRequestError` (prompt)."""
+def read_token_ids(ids: Sequence[int] | NDArray[np.integer], most: int, field: str = "prompt") -> NDArray[np.integer]:
+    """Ids, each in 0..`most`. Raises `InvalidRequestError` (`field`)."""
     if not len(ids):
         return np.empty(0, np.int64)
     try:
@@ -19,8 +19,8 @@ def read_token_ids(ids: Sequence[int] | NDArray[np.integer], most: int) -> NDArr
     except ValueError:  # lists of several lengths
         array = np.empty(0, object)
     if array.ndim != 1 or array.dtype.kind not in "iu":
-        raise InvalidRequestError.of("prompt", "token ids must be integers")
+        raise InvalidRequestError.of(field, "token ids must be integers")
     outside = array[(array < 0) | (array > most)]
     if len(outside):
-        raise InvalidRequestError.of("prompt", f"token id {int(outside[0])} is not in [0, {most}]")
+        raise InvalidRequestError.of(field, f"token id {int(outside[0])} is not in [0, {most}]")
     return array

@@ -71,6 +71,7 @@ _PATHS: Mapping[str, str] = {
     "timeout": "spec.stopping.time_limit",
     "cache_salt": "spec.cache.salt",
     "adapter": "spec.adapter",
+    "known_outputs": "spec.known_outputs",
     "priority": "spec.priority",
     "tenant": "spec.tenant",
     **{name: f"{_PROMPT}.chat.{name}" for name in CHAT},

@@ -56,6 +56,8 @@ class PreparedChat:
 def check_chat(engine: EngineProtocol, params: SamplingParams, options: RequestOptions, chat: ChatOutputOptions) -> None:
     """Raises `InvalidRequestError` for what `prepare_chat` refuses before it does anything."""
     check_choice(chat.tool_choice, options.tools)
+    if options.known_outputs is not None:
+        raise InvalidRequestError.of("known_outputs", "is not possible where outputs are parsed, from their beginnings on")
     if params.detokenize is False:
         raise InvalidRequestError.of("detokenize", "false is not possible: a chat is parsed as text")
     if params.structured_output is not None and chat.tool_choice not in ("auto", "none"):

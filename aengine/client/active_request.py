@@ -19,6 +19,7 @@ from aengine.client.messages import NO_TOKEN, read_delta, read_drafts, read_fini
 from aengine.errors import AEngineError, ServerError
 from aengine.outputs import FinishReason, Timing, Token
 from aengine.params import SamplingParams
+from aengine.requests import RequestOptions
 from aengine.stream_base import StreamSource
 from aengine.v1 import generation_pb2
 
@@ -31,12 +32,14 @@ CLOSE_SECONDS = 5.0
 class ActiveRequest(StreamSource):
     """Made and used in one event loop, but for `drop`. `on_done` is called when the task has ended."""
 
-    def __init__(self, call: GenerationCall, params: SamplingParams, on_done: Callable[[ActiveRequest], object]) -> None:
-        super().__init__(call.request_id, params, asyncio.Event)
+    def __init__(
+        self, call: GenerationCall, params: SamplingParams, options: RequestOptions, on_done: Callable[[ActiveRequest], object]
+    ) -> None:
+        super().__init__(call.request_id, params, options, asyncio.Event)
         self._tokens: deque[Token] = deque()  # not read yet
         self._timing = Timing()
         self._finished = False
-        self._open = set(range(params.n))  # sequences whose end has not come
+        self._open = set(self.live_sequences)  # sequences whose end has not come
         self._last: dict[int, Token] = {}  # the last tokens of sequences, until their ends have come
         self._room = asyncio.Event()  # there are few unread tokens
         self._room.set()

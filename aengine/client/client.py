@@ -360,7 +360,7 @@ class AsyncClient(EngineProtocol):
             request.spec.stream.resumable = True
             request.spec.stream.retain.FromNanoseconds(round(self.config.resume_timeout * 1e9))
         call = GenerationCall(self._link, request, timeout=options.timeout, id_is_random=options.request_id is None)
-        active = ActiveRequest(call, params, on_done=self._requests.pop)
+        active = ActiveRequest(call, params, options, on_done=self._requests.pop)
         self._requests[active] = None
         return ClientStream(active)
 

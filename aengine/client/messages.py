@@ -30,7 +30,7 @@ from aengine.outputs import (
     TokenLogprob,
 )
 from aengine.params import EmbeddingParams, SamplingParams, StructuredOutput
-from aengine.requests import Prompt, RequestOptions, form_of
+from aengine.requests import NO_OUTPUT, Prompt, RequestOptions, form_of
 from aengine.token_ids import read_token_ids
 from aengine.v1 import admin_service_pb2, engine_service_pb2, generation_pb2, sampling_pb2
 from aengine.v1.embedding_service_pb2 import EmbedRequest, Pooling
@@ -74,6 +74,8 @@ def write_request(prompt: Prompt, params: SamplingParams, options: RequestOption
     if options.timeout is not None:
         spec.stopping.time_limit.FromNanoseconds(max(1, round(options.timeout * 1e9)))
     spec.priority = options.priority
+    for ids in options.known_outputs or ():
+        spec.known_outputs.add(token_ids=ids or (), ended=ids is None)
     if params.detokenize is not None:
         output.text = params.detokenize
     output.token_ids = True
@@ -89,6 +91,8 @@ def write_embedding(prompt: Prompt, params: EmbeddingParams, options: RequestOpt
     """Without the timeout. Raises `InvalidRequestError` for what a message cannot hold."""
     if options.request_id is not None:
         raise InvalidRequestError.of("request_id", "an embedding has none on a server; cancel the call")
+    if options.known_outputs is not None:
+        raise InvalidRequestError.of("known_outputs", NO_OUTPUT)
     request = EmbedRequest(normalize=params.normalize, dimensions=params.dimensions, priority=options.priority)
     if params.pooling is not None:
         request.pooling = Pooling.Value(f"POOLING_{params.pooling.upper()}")

@@ -22,7 +22,7 @@ from aengine.engine.tokenizer import PIECE_CHARACTERS, Tokenizer
 from aengine.engine.workers import Steps
 from aengine.errors import InvalidRequestError
 from aengine.requests import RequestOptions
-from aengine.scheduler.plan import RowParams
+from aengine.scheduler.plan import NO_INTS, RowParams
 from aengine.scheduler.request import Request
 
 CHARACTERS_PER_TOKEN = 4
@@ -39,7 +39,7 @@ def prepare(
     request: CheckedRequest,
     tokenizer: Tokenizer | None,
     limits: Limits,
-    keys: Sequence[int],
+    sequences: Sequence[tuple[int, int]],
     options: RequestOptions,
     deadline: float | None,
     grammar: object | None = None,
@@ -47,23 +47,24 @@ def prepare(
 ) -> Steps[list[Request]]:
     """One request for each sequence, as the scheduler takes them; all but the first are forks of it.
 
-    `adapter` is its key. `deadline` is on time.monotonic. Raises `InvalidRequestError`, as soon as it shows that the prompt cannot fit.
+    `sequences`: the index and the key of each that gets tokens. `adapter` is its key. `deadline` is on time.monotonic. Raises
+    `InvalidRequestError`, as soon as it shows that the prompt cannot fit.
     """
     params, prompt = request.params, request.prompt
     bad_words: dict[tuple[int, ...], None] = {}
     if tokenizer is not None:
         for word in params.bad_words:
-            sequences = tokenizer.bad_word_ids(word)
-            if not sequences:
+            spellings = tokenizer.bad_word_ids(word)
+            if not spellings:
                 raise InvalidRequestError.of("bad_words", f"{shown(word)} has no tokens in this model's vocabulary")
-            bad_words.update(dict.fromkeys(sequences))
+            bad_words.update(dict.fromkeys(spellings))
         if request.form == "chat":
             prompt = tokenizer.chat_text(prompt, options)  # type: ignore[arg-type]
             yield len(prompt)
         if isinstance(prompt, str):
             prompt = yield from encode_text(prompt, tokenizer, limits, add_special_tokens=request.form == "text")
     ids = prompt if isinstance(prompt, np.ndarray) else limits.read_ids(prompt)  # type: ignore[arg-type] # no text by now
-    limits.check(params, len(ids))
+    limits.check(params, len(ids), num_known=max(map(len, request.known.values()), default=0))
     model = limits.model
     eos_token_ids = frozenset() if params.ignore_eos else frozenset(model.eos_token_ids)
     stop_token_ids = frozenset(params.stop_token_ids)
@@ -85,12 +86,17 @@ def prepare(
         pooling=request.pooling,
     )
     most_tokens = 0 if request.pooling is not None else params.max_tokens or limits.tokens - len(ids)
-    now = time.monotonic()
+    now, (_, first) = time.monotonic(), sequences[0]
     return [
         Request(
             key=key,
             prompt=ids,
-            params=row_params if not index else replace(row_params, seed=derive_seed(params.seed, index), prompt_logprobs=None),
+            output=request.known.get(index, NO_INTS),
+            params=replace(
+                row_params,
+                seed=derive_seed(params.seed, index) if index else params.seed,
+                prompt_logprobs=params.prompt_logprobs if key == first else None,
+            ),
             max_tokens=most_tokens,
             fills_context=params.max_tokens is None,
             stop_token_ids=stop_token_ids,
@@ -102,10 +108,10 @@ def prepare(
             cache_salt=options.cache_salt or "",
             adapter=adapter,
             max_drafts=params.max_drafts,
-            num_forks=0 if index else len(keys) - 1,
-            fork_of=keys[0] if index else None,
+            num_forks=len(sequences) - 1 if key == first else 0,
+            fork_of=None if key == first else first,
         )
-        for index, key in enumerate(keys)
+        for index, key in sequences
     ]
 
 

@@ -18,6 +18,8 @@ from aengine.requests import Form, Prompt, RequestOptions, form_of
 
 INLINE_CHARACTERS = 1000
 """Longer texts are tokenized in a worker thread: up to here it takes well under a millisecond."""
+INLINE_OUTPUT = 32
+"""Tokens of known outputs: more are decoded there."""
 INLINE_ENTRIES = 8192
 """Longer lists are read there too."""
 QUICK_CHARACTERS = 65536
@@ -33,6 +35,7 @@ class CheckedRequest:
     prompt: Prompt | NDArray[np.int32]  # an array if it is ids that are quickly read
     params: SamplingParams  # with every default and a seed
     size: int  # of what is left to do in a worker thread, in characters; 0 where it takes well under a millisecond
+    known: Mapping[int, NDArray[np.int32]]  # output that sequences have already, by index, of those that have some
     pooling: str | None = None  # as of `RowParams`: then there is no output, and most parameters mean nothing
 
 
@@ -63,8 +66,15 @@ def check_request(
     except InvalidRequestError as error:
         named = {violation.field for violation in found}
         found.extend(violation for violation in error.violations if violation.field not in named)
+    known: Mapping[int, NDArray[np.int32]] = {}
+    try:
+        known = limits.read_known(None if options is None else options.known_outputs, params)
+    except InvalidRequestError as error:
+        found.extend(error.violations)
     violations.extend(found)
-    return CheckedRequest(form, checked, params if violations else params.with_seed(), size)
+    if (num_known := sum(map(len, known.values()))) > INLINE_OUTPUT:
+        size += num_known
+    return CheckedRequest(form, checked, params if violations else params.with_seed(), size, known)
 
 
 def _check_prompt(

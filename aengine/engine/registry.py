@@ -10,7 +10,7 @@ import functools
 import time
 import uuid
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from concurrent.futures import Future
 from contextlib import ExitStack
 from dataclasses import replace
@@ -21,6 +21,7 @@ import anyio
 from aengine.cache import PageNeeds
 from aengine.config import EngineConfig
 from aengine.engine.adapters import Adapters
+from aengine.engine.known_output import OutputPlace, follow_outputs
 from aengine.engine.limits import Limits
 from aengine.engine.loading import LoadedModel
 from aengine.engine.loop_edge import LoopEdge
@@ -30,7 +31,7 @@ from aengine.engine.prompts import CheckedRequest, check_request
 from aengine.engine.queue_bound import QueueBound
 from aengine.engine.stream_state import StreamState, token_logprob
 from aengine.engine.vocabulary import ids_within, read_vocabulary, text_of_tokens
-from aengine.engine.workers import Workers, at_once
+from aengine.engine.workers import Steps, Workers, at_once
 from aengine.errors import FieldViolation, InvalidRequestError, RequestIdInUseError, refusal
 from aengine.outputs import FinishReason
 from aengine.params import SamplingParams
@@ -39,6 +40,7 @@ from aengine.scheduler.request import Request, Updates
 from aengine.structured.grammars import GrammarCompiler
 
 if TYPE_CHECKING:
+    from aengine.sampling.grammar import Compiled
     from aengine.sampling.reasoning import CompiledReasoning
 
 T = TypeVar("T")
@@ -85,7 +87,7 @@ class Registry:
     @property
     def num_preparing(self) -> int:
         """Sequences of requests whose prompt is still being tokenized, or their grammar compiled."""
-        return sum(self._streams[key].params.n for key in self._preparations)
+        return sum(len(self._streams[key].keys) for key in self._preparations)
 
     @property
     def num_requests(self) -> int:
@@ -201,12 +203,12 @@ class Registry:
         """
         params = request.params
         keys = range(self._next_key, self._next_key + params.n)
-        self._bound.enter(keys)  # before anything is done for it
+        self._bound.enter([keys[index] for index in options.live_sequences(params.n)])  # before anything is done for it
         self._next_key = keys.stop
         drop = functools.partial(self._edge.call_soon, self._drop)
         state = StreamState(keys, request_id, params, options, self._loaded.tokenizer, self._config.max_unread_tokens, self._post, drop)
         self._by_id[request_id] = state
-        self._streams.update(dict.fromkeys(keys, state))
+        self._streams.update(dict.fromkeys(state.keys, state))
         waits = None if options.adapter is None else self._adapters.enter(options.adapter, state.key)
         if waits is not None or request.size or params.structured_output is not None or params.reasoning is not None:
             preparation = self._preparations[state.key] = ExitStack()
@@ -231,11 +233,12 @@ class Registry:
         for key in state.keys:
             self._streams.pop(key, None)
 
-    def _submit(self, state: StreamState, requests: list[Request]) -> None:
+    def _submit(self, state: StreamState, prepared: tuple[list[Request], Mapping[int, OutputPlace]]) -> None:
+        requests, places = prepared
         prompt = requests[0].prompt
-        self._bound.add_tokens(state.keys, len(prompt))
+        self._bound.add_tokens(state.keys, len(prompt) + state.num_known_tokens)
         self._end_preparation(state)
-        state.submit(prompt)
+        state.submit(prompt, places)
         self.num_submitted += len(requests)
         self._post(Submit(requests))
 
@@ -259,15 +262,23 @@ class Registry:
         """`grammar`: what `_compile` gave, or None."""
         if request.params.reasoning is not None:
             reasoning: CompiledReasoning = grammar
-            state.count_reasoning(reasoning.markers)
+            state.markers = reasoning.markers
             grammar = reasoning if reasoning.changes_logits else None
-        adapter = self._adapters.key_of(state.key)
-        limits = self._limits_of(request.pooling)
-        steps = prepare(request, self._loaded.tokenizer, limits, state.keys, state.options, state.deadline, grammar, adapter)
+        steps = self._steps(state, request, grammar)
         if request.size:
             self._go_on(state, self._workers.submit(steps, request.size), functools.partial(self._submit, state))
         else:
             self._submit(state, at_once(steps))
+
+    def _steps(
+        self, state: StreamState, request: CheckedRequest, grammar: Compiled | None
+    ) -> Steps[tuple[list[Request], Mapping[int, OutputPlace]]]:
+        """What `_submit` takes."""
+        sequences = list(zip(state.live_sequences, state.keys, strict=True))
+        adapter, limits = self._adapters.key_of(state.key), self._limits_of(request.pooling)
+        requests = yield from prepare(request, self._loaded.tokenizer, limits, sequences, state.options, state.deadline, grammar, adapter)
+        stop_ids = requests[0].stop_token_ids | requests[0].eos_token_ids
+        return requests, (yield from follow_outputs(request.known, state.new_text, state.markers, grammar, stop_ids))
 
     def _go_on(self, state: StreamState, work: Future[T], then: Callable[[T], None]) -> None:
         """Have `then(result)` called in the loop when `work` is done, which is cancelled if the request ends before."""

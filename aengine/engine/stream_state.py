@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 
 import anyio
 import numpy as np
 from numpy.typing import NDArray
 
+from aengine.engine.known_output import OutputPlace
 from aengine.engine.mailbox import Cancel, Command, Park
 from aengine.engine.output_text import OutputText, StopStrings
 from aengine.engine.tokenizer import Tokenizer
@@ -42,28 +43,30 @@ class StreamState(ServedSource):
         post: Callable[[Command], None],
         drop: Callable[[StreamState], object],
     ) -> None:
-        """`keys`: one for each sequence. `tokenizer`: None for a model without one. `lag_limit`: unread tokens beyond which it lags.
-        `post`: hands a command to the step thread. `drop`: ends a request that has not reached it; both callable from any thread."""
-        super().__init__(request_id, params, anyio.Event)
-        self.keys = keys
+        """`keys`: one for each sequence, also for those that had ended. `tokenizer`: None for a model without one. `lag_limit`: unread
+        tokens beyond which it lags. `post`: hands a command to the step thread. `drop`: ends a request that has not reached it; both
+        callable from any thread."""
+        super().__init__(request_id, params, options, anyio.Event)
+        self.keys = [keys[index] for index in self.live_sequences]  # of the sequences that get tokens
         self.options = options
         self.items: deque[Token] = deque()  # not yet read; without stop strings a token gets its text when it is read
         self.prompt: list[int] = []  # the ids, where prompt_logprobs need them
         self.pooled: NDArray[np.float32] | None = None  # [hidden_size], the sum of `PooledStates`
         self.submitted = False  # handed to the step thread, which will release it
         self.released = anyio.Event()  # set when the engine has forgotten the request: its pages are free
+        self.markers: ReasoningMarkers | None = None  # set before its first token
+        self._first_key = keys.start
         self._tokenizer = tokenizer if params.detokenize is not False else None
         self._stop = StopStrings(params.stop) if params.stop else ()
-        self._texts: dict[int, OutputText] = {}  # of the sequences that have tokens
+        self._texts: dict[int, OutputText | None] = {}  # of the sequences that have tokens
         self._lag_limit = lag_limit
         self._post = post
         self._drop = drop
-        self._markers: ReasoningMarkers | None = None
-        self._places: list[ReasoningPlace] = []  # of the sequences, with markers
+        self._places: dict[int, ReasoningPlace] = {}  # of these, with markers
         self._parked = False
-        self._ended = [False] * params.n  # whether the end of the sequence is among the items, or was
+        self._ended = [index not in self.live_sequences for index in range(params.n)]  # by sequence, with those whose end is in the items
         self._num_released = 0
-        self._num_tokens = 0
+        self._num_tokens = self.num_known_tokens
         self._weights_version = 0  # of its latest token
         self._arrival_time = time.time()
         self._arrival = time.monotonic()  # these four in seconds
@@ -73,8 +76,8 @@ class StreamState(ServedSource):
 
     @property
     def key(self) -> int:
-        """Of the first sequence."""
-        return self.keys.start
+        """Of the first sequence that gets tokens."""
+        return self.keys[0]
 
     @property
     def deadline(self) -> float | None:
@@ -115,8 +118,13 @@ class StreamState(ServedSource):
         usage = self.usage_with(self._num_tokens)
         return RequestInfo(self.request_id, state, usage, self.timing, self._arrival_time)
 
-    def submit(self, prompt: NDArray[np.int32]) -> None:
-        """The request is valid and goes to the step thread. `prompt`: its ids."""
+    def submit(self, prompt: NDArray[np.int32], places: Mapping[int, OutputPlace]) -> None:
+        """The request is valid and goes to the step thread. `prompt`: its ids. `places`: where sequences are that have output, by index."""
+        for index, place in places.items():
+            self._texts[index] = place.text
+            if place.reasoning is not None:
+                self._places[index] = place.reasoning
+        self._count_reasoning()
         self.prompt_tokens = len(prompt)
         if self.params.prompt_logprobs is not None:
             self.prompt = prompt.tolist()
@@ -146,13 +154,9 @@ class StreamState(ServedSource):
         """Of drafts for one of its sequences so many were accepted."""
         self.drafts[drafter] = self.drafts.get(drafter, DraftUsage(drafter)).plus(num_drafts, num_accepted)
 
-    def count_reasoning(self, markers: ReasoningMarkers) -> None:
-        """Before its first token."""
-        self._markers, self._places = markers, [markers.start()] * self.params.n
-
     def push(self, key: int, token_id: int, logprob: TokenLogprob | None, finished: Finished | None, weights_version: int = 0) -> bool:
         """A new token; `finished` if the sequence ends with it. False: it is behind a stop string, and dropped."""
-        index = key - self.key
+        index = key - self._first_key
         if self._ended[index]:
             return False  # generated before the scheduler cancelled the sequence, or in the same step
         text, reason = "", None
@@ -161,16 +165,18 @@ class StreamState(ServedSource):
             reason, stop_reason = finished.reason, finished.stop_token_id
         if self.params.stop:  # these are decoded at once, so that the sequence stops however slow its reader is
             text = self._decode(index, token_id, reason)
-            stopped = self._texts[index].stopped
-            if stopped is not None:
+            decoded = self._texts[index]
+            if decoded is not None and decoded.stopped is not None:
                 if reason is None:
                     self._post(Cancel(key))
-                reason, stop_reason = FinishReason.STOP_STRING, stopped
+                reason, stop_reason = FinishReason.STOP_STRING, decoded.stopped
         self._weights_version = weights_version
         self._num_tokens += 1
-        if self._markers is not None and self._places[index].phase is not Phase.ANSWER:
-            self._places[index] = self._markers.behind(self._places[index], token_id)
-            self.reasoning_tokens = sum(place.num_tokens for place in self._places if place.phase is not Phase.OPENING)
+        if self.markers is not None:
+            place = self._places.get(index) or self.markers.start()
+            if place.phase is not Phase.ANSWER:
+                self._places[index] = self.markers.behind(place, token_id)
+                self._count_reasoning()
         self._last_token = time.monotonic()
         if self._first_token is None:
             self._first_token = self._last_token
@@ -185,7 +191,7 @@ class StreamState(ServedSource):
 
     def finish(self, finished: Finished) -> None:
         """A sequence ended, after its last token was pushed."""
-        index = finished.key - self.key
+        index = finished.key - self._first_key
         if self._ended[index]:
             return
         if finished.error is not None:
@@ -207,7 +213,7 @@ class StreamState(ServedSource):
     def release(self) -> bool:
         """The scheduler has released one more sequence; True when it was the last."""
         self._num_released += 1
-        if self._num_released < self.params.n:
+        if self._num_released < len(self.keys):
             return False
         self.released.set()
         return True
@@ -222,6 +228,9 @@ class StreamState(ServedSource):
         self.ready.set()
         self.released.set()
         self.notify()
+
+    def _count_reasoning(self) -> None:
+        self.reasoning_tokens = sum(place.num_tokens for place in self._places.values() if place.phase is not Phase.OPENING)
 
     def _park(self, parked: bool) -> None:
         """Have the request parked while its reader lags."""
@@ -276,19 +285,24 @@ class StreamState(ServedSource):
             self.items.extend(Token(index, NO_TOKEN, "", finish_reason=FinishReason.CANCELLED) for index in indexes)
         self.notify()
 
+    def new_text(self) -> OutputText | None:
+        """The text of a sequence without tokens; None where nothing is decoded. From any thread."""
+        params = self.params
+        if self._tokenizer is None:
+            return None
+        return OutputText(
+            self._tokenizer.detokenizer(skip_special_tokens=params.skip_special_tokens),
+            stop=self._stop,
+            include_stop=params.include_stop_str_in_output,
+            min_tokens=params.min_tokens,
+        )
+
     def _decode(self, index: int, token_id: int, reason: FinishReason | None) -> str:
         """The text that a token brings. Tokens of a sequence are decoded in order, each once."""
-        if self._tokenizer is None:
+        text = self._texts[index] if index in self._texts else self.new_text()
+        if self._tokenizer is None or text is None:
             return ""
-        text = self._texts.get(index)
-        if text is None:
-            params = self.params
-            text = self._texts[index] = OutputText(
-                self._tokenizer.detokenizer(skip_special_tokens=params.skip_special_tokens),
-                stop=self._stop,
-                include_stop=params.include_stop_str_in_output,
-                min_tokens=params.min_tokens,
-            )
+        self._texts[index] = text
         if reason in _STOPPED:  # the token that stopped the sequence is not part of its text
             return text.end_with(token_id, include=self.params.include_stop_str_in_output)
         piece = text.push(token_id) if token_id != NO_TOKEN else ""

@@ -7,6 +7,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+import numpy as np
+
 from aengine.outputs import FinishReason
 from aengine.scheduler.queue import WaitingQueue
 from aengine.scheduler.request import Finished, Request, SchedulerConfig, Sequence, SequenceState, Updates
@@ -29,7 +31,8 @@ class LiveSequences:
     def add(self, request: Request) -> None:
         """It waits."""
         primary = self.by_key.get(request.fork_of) if request.fork_of is not None else None
-        sequence = self.by_key[request.key] = Sequence(request, primary, request.prompt)
+        tokens = np.concatenate((request.prompt, request.output)) if len(request.output) else request.prompt
+        sequence = self.by_key[request.key] = Sequence(request, primary, tokens)
         sequence.name_pages(self._config.page_size, self._residency.version)
         self._queue.enter(sequence)
 

@@ -97,7 +97,7 @@ class NewRow:
 
     row: int
     params: RowParams
-    prompt_len: int = 0  # how many tokens of the sequence are its prompt; later ones are output from before a preemption
+    prompt_len: int = 0  # how many tokens of the sequence are its prompt; later ones are output that it has already
     tokens: IntArray = field(default_factory=lambda: NO_INTS)  # every token so far, with Features.HISTORY; else empty
 
 

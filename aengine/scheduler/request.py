@@ -13,7 +13,7 @@ from typing import NamedTuple
 from aengine.cache import PageChain, Windows
 from aengine.outputs import FinishReason
 from aengine.scheduler.drafter import DraftSource
-from aengine.scheduler.plan import IntArray, PooledStates, PromptLogprobs, RowParams, TokenLogprobs
+from aengine.scheduler.plan import NO_INTS, IntArray, PooledStates, PromptLogprobs, RowParams, TokenLogprobs
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,6 +42,7 @@ class Request:
     prompt: IntArray  # [p], p >= 1
     params: RowParams
     max_tokens: int  # p + max_tokens fits the context; 0: it ends when its prompt is computed
+    output: IntArray = field(default_factory=lambda: NO_INTS)  # that it has already, of the max_tokens, and fewer than these
     stop_token_ids: frozenset[int] = frozenset()  # the request's own
     eos_token_ids: frozenset[int] = frozenset()  # the model's; empty with ignore_eos
     fills_context: bool = False  # max_tokens stands for the end of the context: running into it is CONTEXT_LENGTH
@@ -97,6 +98,11 @@ class Sequence:
             self.prompt_chain.extend(self.request.prompt)
             self.chain.digests.extend(self.prompt_chain.digests)
         self.chain.extend(self.tokens)
+
+    @property
+    def num_shared(self) -> int:
+        """Of its tokens those that a fork shares: the prompt's, but for the last token of all, which it computes."""
+        return min(len(self.request.prompt), len(self.tokens) - 1)
 
     @property
     def limit(self) -> int:

@@ -76,16 +76,16 @@ class Residency:
     # ---- admission ---------------------------------------------------------------------------------------------------
 
     def prefix(self, sequence: Sequence) -> tuple[IntArray, Sequence | None]:
-        """The pages [groups, columns] that a waiting sequence need not compute, as `PageCache.match` finds them. Or for a fork those before
-        the last prompt token of the running sequence that computed its prompt, with that sequence."""
+        """The pages [groups, columns] that a waiting sequence need not compute, as `PageCache.match` finds them. Or for a fork those of the
+        tokens that it shares with the running sequence that computed its prompt, with that sequence."""
         if self._enable_prefix_cache:
             sequence.hash_pages()
-        rows, primary, num_tokens = self.rows, sequence.primary, len(sequence.tokens)
+        rows, primary = self.rows, sequence.primary
         forks = primary is not None and not sequence.started and primary.state is SequenceState.RUNNING
         if primary is None or primary.chain.version != sequence.chain.version:
             forks = False  # the primary goes on with KV of other weights
-        if primary is not None and forks and rows.num_committed[primary.row] >= num_tokens:
-            hits = self._prompt_pages(primary.row, num_tokens)
+        if primary is not None and forks and rows.num_committed[primary.row] >= len(sequence.request.prompt):
+            hits = self._prompt_pages(primary.row, sequence.num_shared)
             if hits is not None:
                 return hits, primary
         if not self._enable_prefix_cache or sequence.request.params.needs_whole_prompt:
@@ -93,12 +93,12 @@ class Residency:
         return self.cache.match(sequence.chain, sequence.tokens, self.needs), None
 
     def _prompt_pages(self, row: int, num_tokens: int) -> IntArray | None:
-        """The full pages before the last of `num_tokens` tokens of a row; 0 where that token does not see one. None: it has left pages
-        behind that the token sees."""
+        """The full pages of the first `num_tokens` tokens of a row; 0 where the token behind these does not see one. None: it has left
+        pages behind that this token sees."""
         rows = self.rows
-        hits = rows.page_table[:, row, : (num_tokens - 1) // self.cache.page_size].copy()
+        hits = rows.page_table[:, row, : num_tokens // self.cache.page_size].copy()
         for number, kind in enumerate(self.needs.kinds):
-            first = kind.first_column(num_tokens - 1)
+            first = kind.first_column(num_tokens)
             if rows.window_begins[number, row] > first:
                 return None
             hits[kind.begin : kind.end, :first] = 0
@@ -172,8 +172,8 @@ class Residency:
         """Give the sequence a row, the pages it matched, and pages for its other known tokens; in groups with windows these come with each
         chunk (`extend`).
 
-        With `primary`, from which the hits are shared, the pages that both fill differently are copied, and only the last token of
-        the prompt is left to compute.
+        With `primary`, from which the hits are shared, the pages that both fill differently are copied, and only what it does not
+        share is left to compute.
         """
         rows, needs, num_hits = self.rows, self.needs, hits.shape[1]
         request, tokens = sequence.request, sequence.tokens
@@ -189,9 +189,9 @@ class Residency:
         rows.num_pages[row] = columns
         self.changes.write_row(0, row, 0, pages)
         num_computed = num_hits * self.cache.page_size
-        copies = primary is not None and (len(tokens) - 1) % self.cache.page_size > 0
+        copies = primary is not None and sequence.num_shared % self.cache.page_size > 0
         if copies:
-            num_computed = len(tokens) - 1
+            num_computed = sequence.num_shared
         if needs.kinds:
             rows.page_table[num_full:, row, :num_hits] = hits[num_full:]
             self.changes.write_row(num_full, row, 0, hits[num_full:])

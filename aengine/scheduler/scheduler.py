@@ -248,11 +248,12 @@ class Scheduler:
             self._drafts.assign(sequence.row, None if primary is None else primary.row)
         if not sequence.started:
             sequence.started = True
-            num_cached = int(self._rows.num_computed[sequence.row])
+            num_computed, prompt_len = int(self._rows.num_computed[sequence.row]), len(sequence.request.prompt)
+            num_cached = min(num_computed, prompt_len)
             if sequence.request.fork_of is None:
-                self._num_prompt_tokens += len(sequence.tokens)
+                self._num_prompt_tokens += prompt_len
                 self._num_cached_prompt_tokens += num_cached
-            self._queue.charge(self._rows.tenants[[sequence.row]], len(sequence.tokens) - num_cached)
+            self._queue.charge(self._rows.tenants[[sequence.row]], len(sequence.tokens) - num_computed)
             self._live.updates.started.append((sequence.request.key, num_cached, now))
 
     def _add_chunk(self, sequence: Sequence, budget: int, chunks: list[Chunk]) -> int:

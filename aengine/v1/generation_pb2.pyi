@@ -84,6 +84,7 @@ class GenerationSpec(_message.Message):
     STREAM_FIELD_NUMBER: _builtins.int
     ADAPTER_FIELD_NUMBER: _builtins.int
     REASONING_FIELD_NUMBER: _builtins.int
+    KNOWN_OUTPUTS_FIELD_NUMBER: _builtins.int
     model: _builtins.str
     """The model to use. Must be the name of the served model, as ModelService.GetModel returns it;
     another name is refused with NOT_FOUND. Default: empty, which is the served model.
@@ -133,6 +134,14 @@ class GenerationSpec(_message.Message):
     def reasoning(self) -> _sampling_pb2.Reasoning:
         """Where the output's reasoning is, and how long it may be. Default: not known, and not counted."""
 
+    @_builtins.property
+    def known_outputs(self) -> _containers.RepeatedCompositeFieldContainer[Global___KnownOutput]:
+        """Output that the sequences have already, one entry for each of SamplingParams.n; the request goes on
+        behind it, with exactly what it would have brought had it not been interrupted. All counts of
+        tokens include it, as max_tokens, min_tokens and the budget of the reasoning do; text, tokens and
+        logprobs do not. Cannot be combined with OutputOptions.chat. Default: empty, no sequence has any.
+        """
+
     def __init__(
         self,
         *,
@@ -148,16 +157,49 @@ class GenerationSpec(_message.Message):
         stream: Global___StreamOptions | None = ...,
         adapter: _builtins.str = ...,
         reasoning: _sampling_pb2.Reasoning | None = ...,
+        known_outputs: _abc.Iterable[Global___KnownOutput] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_priority", b"_priority", "cache", b"cache", "output", b"output", "priority", b"priority", "prompt", b"prompt", "reasoning", b"reasoning", "sampling", b"sampling", "stopping", b"stopping", "stream", b"stream", "structured_output", b"structured_output"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_priority", b"_priority", "adapter", b"adapter", "cache", b"cache", "model", b"model", "output", b"output", "priority", b"priority", "prompt", b"prompt", "reasoning", b"reasoning", "sampling", b"sampling", "stopping", b"stopping", "stream", b"stream", "structured_output", b"structured_output", "tenant", b"tenant"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_priority", b"_priority", "adapter", b"adapter", "cache", b"cache", "known_outputs", b"known_outputs", "model", b"model", "output", b"output", "priority", b"priority", "prompt", b"prompt", "reasoning", b"reasoning", "sampling", b"sampling", "stopping", b"stopping", "stream", b"stream", "structured_output", b"structured_output", "tenant", b"tenant"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__priority: _TypeAlias = _typing.Literal["priority"]  # noqa: Y015
     _WhichOneofArgType__priority: _TypeAlias = _typing.Literal["_priority", b"_priority"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType__priority) -> _WhichOneofReturnType__priority | None: ...
 
 Global___GenerationSpec: _TypeAlias = GenerationSpec  # noqa: Y015
+
+@_typing.final
+class KnownOutput(_message.Message):
+    """Output that a sequence has already."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    TOKEN_IDS_FIELD_NUMBER: _builtins.int
+    ENDED_FIELD_NUMBER: _builtins.int
+    ended: _builtins.bool
+    """Whether the sequence has ended. It gets no event and no output, and its tokens, which are not
+    given, are not counted. At least one sequence has not ended. Default: false.
+    """
+    @_builtins.property
+    def token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """Its tokens, which have not ended it. Each below the model's vocab_size, and fewer than max_tokens.
+        Default: empty, nothing yet.
+        """
+
+    def __init__(
+        self,
+        *,
+        token_ids: _abc.Iterable[_builtins.int] | None = ...,
+        ended: _builtins.bool = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["ended", b"ended", "token_ids", b"token_ids"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___KnownOutput: _TypeAlias = KnownOutput  # noqa: Y015
 
 @_typing.final
 class Prompt(_message.Message):
@@ -683,7 +725,7 @@ class GenerationStarted(_message.Message):
     @_builtins.property
     def effective_spec(self) -> Global___GenerationSpec:
         """The spec in use: the given one, with the defaults of model and engine filled in where they are
-        known, and without the prompt. Unset unless asked for with OutputOptions.effective_params.
+        known, and without prompt and known_outputs. Unset unless asked for with OutputOptions.effective_params.
         """
 
     def __init__(
@@ -1046,7 +1088,7 @@ class SequenceFinished(_message.Message):
     sequence_index: _builtins.int
     """Index of the sequence in the request, counted from 0."""
     num_tokens: _builtins.int
-    """Length of its output in tokens."""
+    """Length of its output in tokens, known_outputs included."""
     @_builtins.property
     def finish(self) -> Global___Finish:
         """Why it ended."""
@@ -1144,7 +1186,7 @@ class Usage(_message.Message):
     cached_prompt_tokens: _builtins.int
     """Prompt tokens that were found in the prefix cache."""
     completion_tokens: _builtins.int
-    """Generated tokens of all sequences."""
+    """Generated tokens of all sequences, known_outputs included."""
     reasoning_tokens: _builtins.int
     """Generated tokens of all sequences up to the end of their reasoning, where GenerationSpec.reasoning
     said how that is marked.
@@ -1282,20 +1324,20 @@ class GeneratedSequence(_message.Message):
     index: _builtins.int
     """Index of the sequence in the request, counted from 0."""
     text: _builtins.str
-    """The whole text. Empty if OutputOptions.text is false."""
+    """The whole text, behind known_outputs. Empty if OutputOptions.text is false."""
     num_tokens: _builtins.int
-    """Length of the output in tokens."""
+    """Length of the output in tokens, known_outputs included."""
     @_builtins.property
     def token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
-        """All tokens. Empty unless asked for with OutputOptions.token_ids."""
+        """All tokens, behind known_outputs. Empty unless asked for with OutputOptions.token_ids."""
 
     @_builtins.property
     def logprobs(self) -> Global___TokenLogprobs:
-        """Logprobs of all tokens. Unset unless asked for with OutputOptions.logprobs."""
+        """Logprobs of these tokens. Unset unless asked for with OutputOptions.logprobs."""
 
     @_builtins.property
     def finish(self) -> Global___Finish:
-        """Why it ended."""
+        """Why it ended. Unset for a sequence of known_outputs that had ended."""
 
     @_builtins.property
     def weights_spans(self) -> _containers.RepeatedCompositeFieldContainer[Global___WeightsSpan]:

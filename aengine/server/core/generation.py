@@ -146,5 +146,5 @@ async def submit(backend: Backend, request: GenerationRequest, deadline: float |
             raise (refusal(violations) if violations else error) from error
         request_id = options.request_id or stream.request_id
         backend.streams.add(request_id, caller, stream)
-        record = GenerationRecord(request_id, start)
-        return Generation(backend, adapter or model.name, request_id, stream, record, prepared, by_call, held.pop_all(), params.n)
+        record, num_open = GenerationRecord(request_id, start), len(options.live_sequences(params.n))
+        return Generation(backend, adapter or model.name, request_id, stream, record, prepared, by_call, held.pop_all(), num_open)

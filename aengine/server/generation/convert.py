@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
@@ -269,6 +269,14 @@ def _read_chat_output(spec: generation_pb2.GenerationSpec, check: FieldChecks) -
     return None
 
 
+def _read_known_outputs(spec: generation_pb2.GenerationSpec, check: FieldChecks) -> list[Sequence[int] | None] | None:
+    path = path_of("known_outputs", spec)
+    for index, known in enumerate(spec.known_outputs):
+        if known.ended and known.token_ids:
+            check.add(f"{path}[{index}].token_ids", "must be empty where the sequence has ended")
+    return [None if known.ended else known.token_ids for known in spec.known_outputs] or None
+
+
 def _read_options(request: MessageRequest, check: FieldChecks) -> RequestOptions | None:
     spec, timeout = request.spec, None
     if spec.stopping.HasField("time_limit"):
@@ -281,6 +289,7 @@ def _read_options(request: MessageRequest, check: FieldChecks) -> RequestOptions
             timeout=timeout,
             cache_salt=spec.cache.salt or None,
             adapter=spec.adapter or None,
+            known_outputs=_read_known_outputs(spec, check),
             **(read_chat_fields(spec.prompt.chat, "spec.prompt.chat", check) if spec.prompt.HasField("chat") else {}),
         )
     except InvalidRequestError as error:

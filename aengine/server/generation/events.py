@@ -6,14 +6,21 @@ Fields are set in place, one by one: several times cheaper than building nested 
 from __future__ import annotations
 
 import asyncio
-from collections import Counter
 from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
 
 from aengine.outputs import FinishReason, Token
 from aengine.server.core.backend import Backend
 from aengine.server.core.generation import READ_TOKENS, Generation
 from aengine.server.generation.convert import MessageRequest
-from aengine.server.generation.responses import chat_events, most_alternatives, wants_text, write_finish, write_logprobs, write_weights
+from aengine.server.generation.responses import (
+    chat_events,
+    most_alternatives,
+    num_known_tokens,
+    wants_text,
+    write_finish,
+    write_logprobs,
+    write_weights,
+)
 from aengine.server.generation.source import MessageGeneration, submit_message
 from aengine.v1.generation_pb2 import GenerationEvent
 from aengine.v1.generation_service_pb2 import StreamGenerateResponse
@@ -41,7 +48,7 @@ class EventWriter:
         self._token_ids = output.token_ids
         self._delta_tokens = generation.policy.delta_tokens
         self._num_events = 0
-        self._num_tokens: Counter[int] = Counter()  # written, by sequence
+        self._num_tokens = num_known_tokens(generation.spec)  # of each sequence, with those that are written
         self.prompt_is_due = output.HasField("prompt_logprobs")
         entries = 2 * (1 + output.logprobs.top_k) if output.HasField("logprobs") else 0
         texts = 2 if self._parse is not None else 1

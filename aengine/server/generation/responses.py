@@ -6,6 +6,7 @@ Fields are set in place, one by one: several times cheaper than building nested 
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from itertools import groupby, repeat
 
@@ -21,9 +22,10 @@ from aengine.wire import DEFAULTS, FINISH_REASONS, MODEL, SAMPLING, STOPPING, wr
 
 
 def write_effective_spec(given: messages.GenerationSpec, params: SamplingParams, message: messages.GenerationSpec) -> None:
-    """Write the spec in use: the given one, with the effective `params` filled in, and without the prompt."""
+    """Write the spec in use: the given one, with the effective `params` filled in, and without prompt and known outputs."""
     message.CopyFrom(given)
     message.ClearField("prompt")
+    message.ClearField("known_outputs")
     write_params(params, SAMPLING, message.sampling)
     write_params(params, STOPPING, message.stopping)
 
@@ -115,10 +117,12 @@ def write_chat_message(parsed: ChatMessage, message: messages.AssistantMessage) 
         message.tool_calls.add(id=call.id, name=call.name, arguments=call.arguments, complete=call.complete)
 
 
-def write_sequence(index: int, completion: Completion, output: messages.OutputOptions, message: messages.GeneratedSequence) -> None:
-    """One sequence of a response, with what `output` asks for."""
+def write_sequence(
+    index: int, completion: Completion, num_known: int, output: messages.OutputOptions, message: messages.GeneratedSequence
+) -> None:
+    """One sequence of a response, with what `output` asks for; it began with `num_known` tokens."""
     message.index = index
-    message.num_tokens = len(completion.token_ids)
+    message.num_tokens = num_known + len(completion.token_ids)
     if wants_text(output):
         message.text = completion.text
     if output.token_ids:
@@ -128,6 +132,11 @@ def write_sequence(index: int, completion: Completion, output: messages.OutputOp
     write_weights(completion.weights_versions, message.weights_spans)
     if completion.finish_reason is not None:
         write_finish(completion.finish_reason, completion.stop_reason, message.finish)
+
+
+def num_known_tokens(spec: messages.GenerationSpec) -> Counter[int]:
+    """How many tokens the sequences begin with, by index."""
+    return Counter({index: len(known.token_ids) for index, known in enumerate(spec.known_outputs)})
 
 
 def wants_text(output: messages.OutputOptions) -> bool:

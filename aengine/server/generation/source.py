@@ -17,6 +17,7 @@ from aengine.server.core.generation import Generation, submit
 from aengine.server.generation.convert import MessageRequest, StreamPolicy, located, read_request
 from aengine.server.generation.responses import (
     most_alternatives,
+    num_known_tokens,
     wants_text,
     write_chat_message,
     write_effective_spec,
@@ -73,13 +74,13 @@ class MessageGeneration:
             _check_size(num_bytes, max_bytes)
             while may_read is not None and not may_read.is_set():  # one of many that wait may clear it again
                 await may_read.wait()
-        completion = stream.completion()
+        completion, num_known = stream.completion(), num_known_tokens(self.spec)
         self.write_beginning(response)
         if output.HasField("prompt_logprobs") and completion.prompt_logprobs:
             write_logprobs(completion.prompt_logprobs, most_alternatives(completion.prompt_logprobs), response.prompt_logprobs)
         for index, sequence in enumerate((completion, *completion.others)):
             message = response.sequences.add()
-            write_sequence(index, sequence, output, message)
+            write_sequence(index, sequence, num_known[index], output, message)
             if index in built:
                 write_chat_message(built[index].message(), message.message)
         self.write_end(response)

@@ -23,8 +23,8 @@ PARAMS = tuple(field.name for field in fields(SamplingParams) if field.name != "
 """Parameters of ours, under their own names."""
 _OBJECTS: Mapping[str, type] = {"structured_output": StructuredOutput, "reasoning": Reasoning}
 CHAT_OPTIONS = tuple(field.name for field in fields(ChatOptions))
-OPTIONS = tuple(field.name for field in fields(RequestOptions) if field.name not in CHAT_OPTIONS)
-"""Options of ours."""
+OPTIONS = tuple(field.name for field in fields(RequestOptions) if field.name not in (*CHAT_OPTIONS, "known_outputs"))
+"""Options of ours that all APIs have: their answers are whole."""
 EFFORT = one_of("none", "minimal", "low", "medium", "high", "xhigh", "max")
 """Of reasoning."""
 SERVICE_TIERS: Mapping[str, int] = {"auto": 0, "default": 0, "priority": -10, "flex": 10}
