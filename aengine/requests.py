@@ -12,11 +12,10 @@ from dataclasses import dataclass, replace
 from typing import Annotated, Any, Literal
 
 from aengine.chat_prompts import ChatFields, ChatOptions, check_count
-from aengine.checks import MAX_INT32, Accepts, Refusal, integer, is_not, is_positive, text
+from aengine.checks import MAX_INT32, Accepts, Refusal, integer, is_not, is_positive, text, to_int
 from aengine.config import ADAPTER_NAME
 from aengine.errors import FieldViolation, InvalidRequestError
 from aengine.params import SamplingParams
-from aengine.token_ids import read_token_ids
 
 Prompt = str | Sequence[int] | Sequence[Mapping[str, Any]]
 """Text, token ids, or chat messages."""
@@ -67,12 +66,15 @@ def _known_outputs(value: Any) -> Any:
 
 
 def _plain_ids(index: int, ids: Any) -> tuple[int, ...]:
-    if isinstance(ids, str | bytes) or not (isinstance(ids, Sequence) or _is_array(ids)):
-        raise Refusal(f"entry {index}, {is_not(ids, 'a list of token ids or None')}")
     try:
-        return tuple(read_token_ids(ids, MAX_INT32).tolist())
-    except InvalidRequestError as error:
-        raise Refusal(f"entry {index}: {error.violations[0].description}") from None
+        if isinstance(ids, str | bytes) or not (isinstance(ids, Sequence) or _is_array(ids)):
+            raise TypeError
+        plain = tuple(ids if set(map(type, ids)) <= {int} else map(to_int, ids))
+    except TypeError:
+        raise Refusal(f"entry {index}, {is_not(ids, 'a list of token ids or None')}") from None
+    if plain and not 0 <= min(plain) <= max(plain) <= MAX_INT32:
+        raise Refusal(f"entry {index}: token ids are in [0, {MAX_INT32}], and it has some from {min(plain)} to {max(plain)}")
+    return plain
 
 
 class OptionFields(ChatFields, total=False):
