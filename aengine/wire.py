@@ -36,6 +36,9 @@ CONSTRAINTS: Mapping[str, str] = {
     "choice": "choices",
 }
 
+MAX_SESSION_REQUESTS = 4096
+"""Requests of one session that have not ended."""
+
 # What a chat has beside its messages, with the same name on both sides.
 CHAT = ("tools", "add_generation_prompt", "continue_final_message", "template_kwargs")
 

@@ -1,22 +1,20 @@
-"""`ActiveRequest`: one request of a client, from its submission to its end: the task that reads its call, and the unread tokens.
+"""`ActiveRequest`: one request of a client, from its submission to its end: its events become tokens, ends of sequences, or an error.
 
-Owns the order of the tokens, the ends of sequences, and cancellation. Nothing here refers to the stream that the user holds, so that
-dropping the stream cancels the request.
+Owns the order of the tokens and which of them are unread. Where the events come from is a `Feed`: a call of the request's own, or a
+session that many share. Nothing here refers to the stream that the user holds, so that dropping the stream cancels the request.
 """
 
 from __future__ import annotations
 
 import asyncio
+from abc import ABC, abstractmethod
 from collections import deque
-from collections.abc import Callable, Iterable
-from contextlib import aclosing, suppress
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
 from dataclasses import replace
 
-import anyio
-
-from aengine.client.call import GenerationCall
 from aengine.client.messages import NO_TOKEN, read_delta, read_drafts, read_finish, read_logprobs, read_timing
-from aengine.errors import AEngineError, ServerError
+from aengine.errors import ServerError
 from aengine.outputs import FinishReason, Timing, Token
 from aengine.params import SamplingParams
 from aengine.requests import RequestOptions
@@ -29,25 +27,43 @@ CLOSE_SECONDS = 5.0
 """How long closing a request may wait for the server to confirm that it is cancelled."""
 
 
+class Feed(ABC):
+    """Where the events of one `ActiveRequest` come from. It calls `add`, `end` and `notify` of the request."""
+
+    @abstractmethod
+    def hold(self, held: bool) -> None:
+        """No further events are wanted for now, as the reader lags; or they are again."""
+
+    @abstractmethod
+    def cancel(self) -> None:
+        """Have the server cancel the request, of which no event is wanted any more."""
+
+    @abstractmethod
+    async def wait_released(self) -> None:
+        """Until the server has nothing of the request, which has ended or is cancelled; CLOSE_SECONDS from then on at most."""
+
+
 class ActiveRequest(StreamSource):
-    """Made and used in one event loop, but for `drop`. `on_done` is called when the task has ended."""
+    """Made and used in one event loop, but for `drop`. What reads it is told by `waiter` once for all events that came together.
+
+    `open_feed` gives it its feed, which begins behind the loop's next turn.
+    """
 
     def __init__(
-        self, call: GenerationCall, params: SamplingParams, options: RequestOptions, on_done: Callable[[ActiveRequest], object]
+        self, request_id: str, params: SamplingParams, options: RequestOptions, open_feed: Callable[[ActiveRequest], Feed]
     ) -> None:
-        super().__init__(call.request_id, params, options, asyncio.Event)
+        super().__init__(request_id, params, options, asyncio.Event)
+        self.acknowledged = False  # the server has begun it: the prompt is valid
+        self.prompt_ids: Sequence[int] = ()  # where there are to be logprobs of them, which come without the ids
         self._tokens: deque[Token] = deque()  # not read yet
         self._timing = Timing()
         self._finished = False
+        self._num_events = 0  # that came, which is the number of the next
         self._open = set(self.live_sequences)  # sequences whose end has not come
         self._last: dict[int, Token] = {}  # the last tokens of sequences, until their ends have come
-        self._room = asyncio.Event()  # there are few unread tokens
-        self._room.set()
-        self._call = call
+        self._held = False  # there are too many unread tokens
         self._loop = asyncio.get_running_loop()
-        self._task = self._loop.create_task(self._run())
-        self._task.add_done_callback(lambda _: self._end())  # where it was cancelled from elsewhere, before it began or while it ran
-        self._task.add_done_callback(lambda _: on_done(self))
+        self._feed = open_feed(self)
 
     # ---- used by the stream --------------------------------------------------------------------------------------------
 
@@ -59,23 +75,30 @@ class ActiveRequest(StreamSource):
     def finished(self) -> bool:
         return self._finished
 
+    @property
+    def unread(self) -> int:
+        """How many tokens `pop()` has."""
+        return len(self._tokens)
+
     def pop(self) -> Token | None:
         if not self._tokens:
             return None
         token = self._tokens.popleft()
-        if len(self._tokens) <= MAX_UNREAD_TOKENS // 2:
-            self._room.set()
+        if self._held and len(self._tokens) <= MAX_UNREAD_TOKENS // 2:
+            self._held = False
+            self._feed.hold(False)
         return token
 
     def cancel(self) -> None:
         """Cancel the request unless it has ended; its unread tokens stay, and sequences without an end are CANCELLED."""
         if not self._finished:
-            self._end()
-            self._task.cancel()
+            self.end()
+            self._feed.cancel()
+            self.notify()
 
     def drop(self) -> None:
         """`cancel()` from any thread, also when the loop is closed."""
-        if not self._task.done():
+        if not self._finished:
             with suppress(RuntimeError):
                 self._loop.call_soon_threadsafe(self.cancel)
 
@@ -86,26 +109,15 @@ class ActiveRequest(StreamSource):
 
     async def wait_released(self) -> None:
         """Until the server has confirmed it, for CLOSE_SECONDS at most."""
-        if not self._task.done():
-            with anyio.move_on_after(CLOSE_SECONDS, shield=True):
-                await asyncio.wait({self._task})
+        await self._feed.wait_released()
 
-    # ---- the task ------------------------------------------------------------------------------------------------------
+    # ---- used by the feed ----------------------------------------------------------------------------------------------
 
-    async def _run(self) -> None:
-        try:
-            async with aclosing(self._call.events()) as events:
-                async for event in events:
-                    self._add(event)
-                    await self._room.wait()
-        except asyncio.CancelledError:
-            with suppress(AEngineError), anyio.move_on_after(CLOSE_SECONDS):
-                await self._call.cancel()
-        except Exception as error:
-            self._end(error)
-
-    def _add(self, event: generation_pb2.GenerationEvent) -> None:
-        """Raises `ServerError` for what no server should send."""
+    def add(self, event: generation_pb2.GenerationEvent) -> None:
+        """The next event. To be followed by `notify()`. Raises `ServerError` for what no server should send."""
+        if event.event_number != self._num_events or self._finished:
+            raise ServerError(f"event {event.event_number} came where {self._num_events} was due", "DATA_LOSS")
+        self._num_events += 1
         match event.WhichOneof("event"):
             case "delta":
                 self._add_delta(event.delta)
@@ -114,6 +126,7 @@ class ActiveRequest(StreamSource):
             case "started":
                 self.prompt_tokens = event.started.prompt.num_tokens
                 self.prompt_logprobs = [None]
+                self.acknowledged = True
                 self.ready.set()
             case "prompt_logprobs":
                 self._add_prompt(event.prompt_logprobs)
@@ -123,7 +136,24 @@ class ActiveRequest(StreamSource):
                 self.reasoning_tokens = usage.reasoning_tokens
                 self.drafts = {one.drafter: one for one in read_drafts(usage.drafts)}
                 self._timing = read_timing(event.finished.timing)
-                self._end()
+                self.end()
+
+    def end(self, error: Exception | None = None) -> None:
+        """Nothing more comes. To be followed by `notify()`. Sequences that have no end are cancelled, or the request has failed with
+        `error`. Does nothing where it has ended."""
+        if self._finished:
+            return
+        self._finished = True
+        if self._open and error is not None:
+            self.error = error
+        else:
+            for index in sorted(self._open):
+                held = self._last.pop(index, None)
+                end = Token(index, NO_TOKEN, "", finish_reason=FinishReason.CANCELLED)
+                self._tokens.extend([end] if held is None else [held, end])
+        self.ready.set()
+
+    # ---- inside --------------------------------------------------------------------------------------------------------
 
     def _add_delta(self, delta: generation_pb2.GenerationDelta) -> None:
         index = delta.sequence_index
@@ -144,7 +174,7 @@ class ActiveRequest(StreamSource):
         self._append([replace(last, finish_reason=reason, stop_reason=stop_reason)])
 
     def _add_prompt(self, piece: generation_pb2.PromptLogprobs) -> None:
-        ids = self._call.prompt_ids
+        ids = self.prompt_ids
         start, stop = piece.token_offset, piece.token_offset + len(piece.logprobs.logprobs)
         if stop > len(ids):
             raise ServerError(f"logprobs of {stop} tokens, where the prompt has {len(ids)}", "DATA_LOSS")
@@ -152,22 +182,6 @@ class ActiveRequest(StreamSource):
 
     def _append(self, tokens: Iterable[Token]) -> None:
         self._tokens.extend(tokens)
-        if len(self._tokens) >= MAX_UNREAD_TOKENS:
-            self._room.clear()
-        self.notify()
-
-    def _end(self, error: Exception | None = None) -> None:
-        """Sequences that have no end are cancelled, or the request has failed with `error`."""
-        if self._finished:
-            return
-        self._finished = True
-        if self._open and error is not None:
-            self.error = error
-        else:
-            for index in sorted(self._open):
-                held = self._last.pop(index, None)
-                end = Token(index, NO_TOKEN, "", finish_reason=FinishReason.CANCELLED)
-                self._tokens.extend([end] if held is None else [held, end])
-        self.ready.set()
-        self._room.set()  # the task only has to close the call
-        self.notify()
+        if len(self._tokens) >= MAX_UNREAD_TOKENS and not self._held:
+            self._held = True
+            self._feed.hold(True)

@@ -16,12 +16,10 @@ from grpc import aio
 
 from aengine.client.failures import Backoff, Failure
 from aengine.client.link import Link
-from aengine.client.messages import write_token_ids
-from aengine.errors import EngineDeadError, InvalidRequestError, RequestIdInUseError, ServerError
+from aengine.client.prompt_ids import needs_prompt_ids, write_prompt_ids
+from aengine.errors import EngineDeadError, RequestIdInUseError, ServerError
 from aengine.v1.generation_pb2 import GenerationEvent
 from aengine.v1.generation_service_pb2 import CancelRequestsRequest, ResumeGenerateRequest, StreamGenerateRequest
-from aengine.v1.tokenizer_service_pb2 import RenderChatRequest, TokenizeRequest
-from aengine.wire import field_of
 
 DEADLINE_GRACE = 10.0
 """Seconds beyond the time limit of a request until its call is given up: by then the server has ended it, or is stuck."""
@@ -43,15 +41,13 @@ class GenerationCall:
     def request_id(self) -> str:
         return self._request.request_id
 
-    @property
-    def prompt_ids(self) -> Sequence[int]:
-        """Known once `events` has begun, for a request with prompt logprobs: these come without the ids."""
-        return self._request.spec.prompt.token_ids.ids
+    async def prompt_ids(self) -> Sequence[int]:
+        """Those of a request with logprobs of its prompt, else none. To be called before `events()`. Raises `AEngineError`."""
+        spec = self._request.spec
+        return await write_prompt_ids(self._link, spec) if needs_prompt_ids(spec) else ()
 
     async def events(self) -> AsyncGenerator[GenerationEvent, None]:
         """Raises `AEngineError`. Closing it cancels the call."""
-        if self._request.spec.output.HasField("prompt_logprobs"):
-            await self._tokenize()
         call = self._submit()
         while True:
             try:
@@ -68,28 +64,11 @@ class GenerationCall:
         if self._num_events or self._id_is_random:  # else the id may be that of another request
             await self._link.ask(self._link.generation.CancelRequests, CancelRequestsRequest(request_ids=[self.request_id]))
 
-    async def _tokenize(self) -> None:
-        """Have the server turn the prompt into ids, and put them in its place."""
-        prompt = self._request.spec.prompt
-        try:
-            match prompt.WhichOneof("content"):
-                case "text":
-                    done = await self._link.ask(self._link.tokenizer.Tokenize, TokenizeRequest(text=prompt.text))
-                case "chat":
-                    done = await self._link.ask(self._link.tokenizer.RenderChat, RenderChatRequest(chat=prompt.chat))
-                case _:
-                    return
-        except InvalidRequestError as error:
-            raise error.moved(lambda field: field_of(f"spec.prompt.{field}")) from error
-        write_token_ids(done.token_ids, prompt)
-
     async def _read(self, call: Any) -> AsyncGenerator[GenerationEvent, None]:
         is_last = False
         try:
             while (response := await call.read()) is not aio.EOF:
                 event: GenerationEvent = response.event
-                if event.event_number != self._num_events or is_last:
-                    raise ServerError(f"event {event.event_number} came where {self._num_events} was due", "DATA_LOSS")
                 self._num_events += 1
                 self._backoff.reset()
                 if event.HasField("started"):

@@ -1,7 +1,7 @@
 """`AsyncClient`: an engine behind a gRPC server as its user sees it. Owns the life cycle and the set of active requests.
 
 For asyncio. Everything here runs in the event loop that started the client. The modules beside this one know the messages of a request
-(`messages`), its call with retries (`call`), and the tokens that come back (`active_request`).
+(`messages`), its call with retries (`call`) or the call that it shares (`session`), and the tokens that come back (`active_request`).
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ import enum
 import uuid
 from collections.abc import Collection, Mapping, Sequence
 from contextlib import AsyncExitStack
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import anyio
@@ -18,8 +19,9 @@ import numpy as np
 from google.protobuf.duration_pb2 import Duration
 
 from aengine.chat_prompts import ChatFields, ChatOptions
-from aengine.client.active_request import ActiveRequest
+from aengine.client.active_request import ActiveRequest, Feed
 from aengine.client.call import GenerationCall
+from aengine.client.call_feed import CallFeed
 from aengine.client.config import DEFAULT_ADDRESS, ClientConfig
 from aengine.client.health import HealthWatch
 from aengine.client.link import Link, open_link
@@ -35,6 +37,7 @@ from aengine.client.messages import (
     write_mode,
     write_request,
 )
+from aengine.client.session import MAX_SUBMIT_BYTES, Sessions
 from aengine.errors import ConnectionLostError, EngineStateError, RequestEndedError, ServerError
 from aengine.outputs import AdapterInfo, Completion, Embedding, EngineInfo, EngineStats, MemoryUse, ModelInfo, ReplicaInfo, TokenizedText
 from aengine.params import EmbeddingParams, SamplingParams
@@ -57,13 +60,14 @@ from aengine.v1.admin_service_pb2 import (
 )
 from aengine.v1.engine_service_pb2 import GetLoadRequest, GetServerInfoRequest
 from aengine.v1.generation_pb2 import StreamOptions
-from aengine.v1.generation_service_pb2 import CancelRequestsRequest
+from aengine.v1.generation_service_pb2 import CancelRequestsRequest, StreamGenerateRequest
 from aengine.v1.model_service_pb2 import GetModelRequest
 from aengine.v1.tokenizer_service_pb2 import DetokenizeRequest, RenderChatRequest, TokenizeRequest
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
 
+_EACH_TOKEN = StreamOptions()
 _FEW_MESSAGES = StreamOptions(max_tokens_per_delta=64, max_delay=Duration(nanos=100_000_000))
 """For `generate`, whose caller sees no single token."""
 
@@ -105,6 +109,7 @@ class AsyncClient(EngineProtocol):
 
     _link: Link
     _health: HealthWatch
+    _sessions: Sessions
     _model: ModelInfo
 
     def __init__(self, address_or_config: str | ClientConfig = DEFAULT_ADDRESS, **overrides: Any) -> None:
@@ -185,7 +190,7 @@ class AsyncClient(EngineProtocol):
         by the first iteration, and by `ClientStream.started()`. `logits_processors` cannot be sent.
         Numbers are sent with a precision of 32 bits.
         """
-        return self._open(prompt, params, RequestOptions.of(options, fields), StreamOptions())
+        return ClientStream(self.open(prompt, params, RequestOptions.of(options, fields)))
 
     async def generate(
         self,
@@ -195,7 +200,7 @@ class AsyncClient(EngineProtocol):
         **fields: Unpack[OptionFields],
     ) -> Completion:
         """`stream()`, read to its end. Cancelling the caller cancels the request."""
-        return await read_to_end(self._open(prompt, params, RequestOptions.of(options, fields), _FEW_MESSAGES))
+        return await read_to_end(ClientStream(self.open(prompt, params, RequestOptions.of(options, fields), _FEW_MESSAGES)))
 
     async def embed(
         self,
@@ -233,6 +238,28 @@ class AsyncClient(EngineProtocol):
             await own.wait_released()
             return True
         return request_id in response.cancelled_request_ids
+
+    def open(
+        self,
+        prompt: Prompt,
+        params: SamplingParams | None = None,
+        options: RequestOptions | None = None,
+        delivery: StreamOptions = _EACH_TOKEN,
+    ) -> ActiveRequest:
+        """What is behind a stream, for programs that pass tokens on, such as a router: submitted at once, read by `pop()` when its `waiter`
+        was called. Whoever opens it cancels it or reads it to its end. Raises what `stream()` raises."""
+        self._check_running()
+        options = options or RequestOptions()
+        params = check_params(params).with_seed()  # here, so that a second attempt has the same seed
+        message = write_request(prompt, params, options)
+        message.request_id = options.request_id or uuid.uuid4().hex
+        message.spec.stream.CopyFrom(delivery)
+        if self.config.auto_resume:
+            message.spec.stream.resumable = True
+            message.spec.stream.retain.FromNanoseconds(round(self.config.resume_timeout * 1e9))
+        request = ActiveRequest(message.request_id, params, options, partial(self._open_feed, message, options))
+        self._requests[request] = None
+        return request
 
     # ---- beyond an engine's --------------------------------------------------------------------------------------------
 
@@ -350,19 +377,11 @@ class AsyncClient(EngineProtocol):
 
     # ---- inside --------------------------------------------------------------------------------------------------------
 
-    def _open(self, prompt: Prompt, params: SamplingParams | None, options: RequestOptions, delivery: StreamOptions) -> ClientStream:
-        self._check_running()
-        params = check_params(params).with_seed()  # here, so that a second attempt has the same seed
-        request = write_request(prompt, params, options)
-        request.request_id = options.request_id or uuid.uuid4().hex
-        request.spec.stream.CopyFrom(delivery)
-        if self.config.auto_resume:
-            request.spec.stream.resumable = True
-            request.spec.stream.retain.FromNanoseconds(round(self.config.resume_timeout * 1e9))
-        call = GenerationCall(self._link, request, timeout=options.timeout, id_is_random=options.request_id is None)
-        active = ActiveRequest(call, params, options, on_done=self._requests.pop)
-        self._requests[active] = None
-        return ClientStream(active)
+    def _open_feed(self, message: StreamGenerateRequest, options: RequestOptions, request: ActiveRequest) -> Feed:
+        if self.config.multiplex and message.ByteSize() <= MAX_SUBMIT_BYTES:
+            return self._sessions.submit(message, options.timeout, request, on_done=self._requests.pop)
+        call = GenerationCall(self._link, message, timeout=options.timeout, id_is_random=options.request_id is None)
+        return CallFeed(call, request, on_done=self._requests.pop)
 
     def _check_running(self) -> None:
         if self._phase is not _Phase.RUNNING:
@@ -375,6 +394,8 @@ class AsyncClient(EngineProtocol):
         self._connection.push_async_callback(self._link.channel.close)
         self._health = HealthWatch(self._link)
         self._connection.push_async_callback(self._health.stop)
+        self._sessions = Sessions(self._link)
+        self._connection.push_async_callback(self._sessions.aclose)
         await self._health.wait_serving(self.config.connect_timeout)
         self._model = read_model((await self._link.ask(self._link.model.GetModel, GetModelRequest())).model)
 

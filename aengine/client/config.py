@@ -54,6 +54,9 @@ class ClientConfig:
     """Whether streams survive a lost connection: the server then keeps a request, and the client takes it up where it was cut."""
     resume_timeout: Annotated[float, POSITIVE] = 30.0
     """Seconds that auto_resume tries to get back to the server, at most 600. The server keeps a request without a reader as long."""
+    multiplex: bool = False
+    """Whether streams share a call (Session), which costs less per token. Such streams are neither retried nor resumed. A request of more
+    than 128 KiB has a call of its own all the same."""
 
     def __post_init__(self) -> None:
         check_fields(self, ConfigError)
@@ -66,6 +69,8 @@ class ClientConfig:
             check.add(missing, is_not(None, "a path: certificate and key belong together"))
         if self.resume_timeout > MAX_RESUME_SECONDS:
             check.add("resume_timeout", is_not(self.resume_timeout, f"at most {MAX_RESUME_SECONDS:g}"))
+        if self.multiplex and self.auto_resume:
+            check.add("multiplex", is_not(True, "possible with auto_resume: streams that share a call are not resumed"))
         check.finish(ConfigError)
 
     @classmethod

@@ -1,4 +1,4 @@
-"""What a failed call means to this client: status and details -> the exceptions that the engine raises in process.
+"""What a failed call means to this client: status and details, or an `Error` message -> the exceptions that the engine raises in process.
 
 Owns that mapping and the waits between attempts; does not decide what is retried.
 """
@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import random
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 
@@ -30,6 +30,7 @@ from aengine.errors import (
     RequestIdInUseError,
     ServerError,
 )
+from aengine.v1.error_pb2 import Error
 from aengine.wire import DOMAIN, PUSHBACK_KEY, field_of, seconds_of
 
 FIRST_BACKOFF = 0.1  # seconds; doubled for each attempt
@@ -42,6 +43,7 @@ _KINDS: Mapping[str, type[AEngineError]] = {
     "TOO_MANY_CALLS": QueueFullError,
     "DRAINING": EngineStateError,
 }
+_CODES = {code.value[0]: code for code in grpc.StatusCode}
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,22 +104,32 @@ def read_failure(error: aio.AioRpcError, address: str) -> Failure:
             pushback = int(str(metadata[PUSHBACK_KEY])) / 1000
         except ValueError:
             pushback = -1.0
-    violations = tuple(FieldViolation(field_of(one.field), one.description) for one in bad.field_violations)
-    return Failure(_exception(error, info, violations, address), error.code(), pushback)
+    fields = [(one.field, one.description) for one in bad.field_violations]
+    return Failure(_exception(error.code(), error.details(), info.reason, info.metadata, fields, address), error.code(), pushback)
+
+
+def read_error(message: Error, address: str) -> AEngineError:
+    """The exception that a call of its own would have ended with."""
+    code = _CODES.get(message.code, grpc.StatusCode.UNKNOWN)
+    facts = {**message.info, "incident_id": message.incident_id} if message.incident_id else message.info
+    fields = [(one.field, one.description) for one in message.field_violations]
+    return _exception(code, message.message, message.reason, facts, fields, address)
 
 
 def _exception(
-    error: aio.AioRpcError, info: error_details_pb2.ErrorInfo, violations: Sequence[FieldViolation], address: str
+    code: grpc.StatusCode, text: str | None, reason: str, facts: Mapping[str, str], fields: Iterable[tuple[str, str]], address: str
 ) -> AEngineError:
-    code, text, kind = error.code(), error.details() or "no details", _KINDS.get(info.reason)
+    """`fields`: their paths in the request message, and what is wrong with them."""
+    text, kind = text or "no details", _KINDS.get(reason)
+    violations = tuple(FieldViolation(field_of(path), description) for path, description in fields)
     if kind is not None and issubclass(kind, ContextLengthError | KVCapacityError):
-        limit, got = info.metadata.get("limit", ""), info.metadata.get("got", "")
+        limit, got = facts.get("limit", ""), facts.get("got", "")
         if limit.isdecimal() and got.isdecimal():
             return kind(violations or [FieldViolation("prompt", text)], int(limit), int(got))
     elif kind is not None and issubclass(kind, FieldError):
         return kind(violations or [FieldViolation("request_id" if kind is RequestIdInUseError else "request", text)])
     elif kind is not None:
         return kind(text)
-    if code is grpc.StatusCode.UNAVAILABLE and not info.reason:
+    if code is grpc.StatusCode.UNAVAILABLE and not reason:
         return ConnectionLostError(f"no connection to {address}: {text}")
-    return ServerError(f"{code.name}: {text}", code.name, info.reason, info.metadata.get("incident_id"))
+    return ServerError(f"{code.name}: {text}", code.name, reason, facts.get("incident_id"))

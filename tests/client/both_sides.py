@@ -1,4 +1,5 @@
-"""An engine, and how a test reaches it: as it is, or through a client, a channel and a server."""
+"""An engine, and how a test reaches it: as it is, or through a client, a channel and a server; the client has a call for each request,
+or one for all."""
 
 from __future__ import annotations
 
@@ -11,8 +12,8 @@ from grpc_harness import serving
 from aengine import AsyncEngine, EngineProtocol
 from aengine.client import AsyncClient
 
-LOCAL, REMOTE = "engine", "client"
-SIDES = (LOCAL, REMOTE)
+LOCAL, REMOTE, SHARED = "engine", "client", "multiplex"
+SIDES = (LOCAL, REMOTE, SHARED)
 
 
 @asynccontextmanager
@@ -21,5 +22,6 @@ async def reached(side: str, engine: AsyncEngine, **overrides: Any) -> AsyncIter
     if side == LOCAL:
         yield engine
         return
-    async with serving(engine, limit=None) as serve, AsyncClient(serve.server.address, **overrides) as client:
+    options = {"multiplex": side == SHARED, **overrides}
+    async with serving(engine, limit=None) as serve, AsyncClient(serve.server.address, **options) as client:
         yield client

@@ -22,7 +22,7 @@ from scripted_server import says, scripted, set_serving, whole_answer
 
 from aengine import ConfigError, ConnectionLostError, EngineStateError, ServerError
 from aengine.client import AsyncClient, ClientConfig
-from aengine.client.failures import read_failure
+from aengine.client.failures import read_error, read_failure
 from aengine.client.link import CHANNEL_OPTIONS
 from aengine.errors import (
     AEngineError,
@@ -34,7 +34,7 @@ from aengine.errors import (
     QueueFullError,
     RequestIdInUseError,
 )
-from aengine.server.calls.status import to_status
+from aengine.server.calls.status import to_error, to_status
 from aengine.server.core.errors import describe
 from aengine.v1.model_service_pb2 import GetModelRequest
 from aengine.wire import PUSHBACK_KEY
@@ -63,6 +63,7 @@ def test_core_knows_every_channel_option() -> None:
         ({"server_name": "a.example"}, ["server_name"]),
         ({"auto_resume": 1}, ["auto_resume"]),
         ({"resume_timeout": 601}, ["resume_timeout"]),
+        ({"multiplex": True, "auto_resume": True}, ["multiplex"]),
         ({"retries": 3}, ["retries"]),
     ],
 )
@@ -102,10 +103,11 @@ def test_the_errors_of_an_engine_arrive_as_they_are(error: AEngineError, answere
         spec.prompt.chat.SetInParent()
         sent = located(error, spec)
     failure = read_failure(rpc_error(sent, answered=answered), NOBODY)
-    assert type(failure.error) is type(error)
-    assert vars(failure.error) == vars(error)
-    if not isinstance(error, InvalidRequestError):
-        assert str(failure.error) == str(error)
+    for received in (failure.error, read_error(to_error(sent, answered=answered), NOBODY)):
+        assert type(received) is type(error)
+        assert vars(received) == vars(error)
+        if not isinstance(error, InvalidRequestError):
+            assert str(received) == str(error)
     assert failure.temporary == (isinstance(error, EngineStateError) or (isinstance(error, EngineDeadError) and not answered))
     assert (failure.pushback or 0) == (1.0 if isinstance(error, EngineStateError | QueueFullError) else 0)
 
@@ -122,6 +124,10 @@ def test_a_bug_of_the_server_has_an_incident() -> None:
     error = failure.error
     assert isinstance(error, ServerError)
     assert (error.code, error.reason) == ("INTERNAL", "BUG")
+    in_session = read_error(to_error(KeyError("secret")), NOBODY)
+    assert isinstance(in_session, ServerError)
+    assert (in_session.code, in_session.reason) == ("INTERNAL", "BUG")
+    assert in_session.incident_id is not None
     assert error.incident_id is not None
     assert error.incident_id in str(error)
     copy = pickle.loads(pickle.dumps(error))
@@ -239,7 +245,7 @@ class TestStarting:
             with anyio.fail_after(30):
                 await client.aclose()
                 assert client._health._task.done()
-                assert stream._source._task.done()
+                assert stream._source._feed._task.done()
                 await closing
 
     async def test_the_token_goes_with_every_call(self) -> None:

@@ -83,7 +83,7 @@ class TestErrors:
             assert await client.finish() == {}
 
     async def test_a_session_has_a_limit_of_requests(self, engine: FakeEngine, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(session, "MAX_OPEN", 2)
+        monkeypatch.setattr(session, "MAX_SESSION_REQUESTS", 2)
         async with serving(engine) as serve:
             client = SessionClient(serve)
             first, second = await begin(client, engine, 1, 2)

@@ -23,9 +23,8 @@ from aengine.stream_group import Reading, StreamGroup
 from aengine.v1.error_pb2 import Error
 from aengine.v1.generation_pb2 import GenerationEvent
 from aengine.v1.generation_service_pb2 import SessionRequest, SessionResponse, SessionSubmit
+from aengine.wire import MAX_SESSION_REQUESTS
 
-MAX_OPEN = 4096
-"""Requests of one session that have not ended."""
 MAX_UNSENT_ERRORS = 4096
 """Refused requests whose errors were not sent yet."""
 MAX_CREDIT = 2**31
@@ -135,8 +134,8 @@ class _Session:
             return entry.event
 
         try:
-            if len(self._open) >= MAX_OPEN:
-                raise QueueFullError(f"{MAX_OPEN} requests of the session have not ended yet, which is the limit")
+            if len(self._open) >= MAX_SESSION_REQUESTS:
+                raise QueueFullError(f"{MAX_SESSION_REQUESTS} requests of the session have not ended yet, which is the limit")
             if message.request.spec.stream.resumable:
                 raise InvalidRequestError.of("spec.stream.resumable", "a request of a session cannot be resumed")
             generation = await submit_message(self._backend, message.request, self._deadline)
