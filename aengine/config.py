@@ -108,12 +108,18 @@ class EngineConfig:
     (products whose inputs are split are summed over the ranks, in their order; two exchanges per layer)."""
     pipeline_parallel_size: Annotated[int, integer(1, 64)] = 1
     """Stages that consecutive layers of the model are divided into, each on tensor_parallel_size ranks."""
+    expert_parallel_size: Annotated[int, integer(1, 64)] = 1
+    """Engines that share the experts of a model, each with requests of its own: every one holds a part of the experts and the rest of the
+    model whole, and all compute every step together."""
+    expert_parallel_rank: Annotated[int, integer(0, 63)] = 0
+    """Which of these engines this is; the others join that of rank 0 at rank_address."""
     local_ranks: Annotated[int | None, integer(1, 4096)] = None
     """Ranks on this host, the engine's own included, which are the first. Default: all; 1 with a rank_address."""
     rank_address: Annotated[str | None, text("an address host:port", r".*:[0-9]{1,5}")] = None
-    """host:port where the ranks of other hosts join. What ranks send each other is not encrypted, so it should be a private network."""
+    """host:port where the ranks of other hosts join, or the engines that share experts. What ranks send each other is not encrypted, so it
+    should be a private network."""
     rank_secret_file: Annotated[str | None, text("a path")] = None
-    """File with a secret of at least 16 bytes that the ranks of other hosts have, too."""
+    """File with a secret of at least 16 bytes that those who join have, too."""
     enable_prefix_cache: bool = True
     """Keep the KV of finished sequences while memory allows, and use it for requests that begin with the same tokens."""
     max_queued_requests: Annotated[int | None, integer(1)] = 4096
@@ -158,9 +164,25 @@ class EngineConfig:
             raise ConfigError.of("graph_sizes", is_not(self.graph_sizes, accepted))
         if self.adapters and self.max_adapters == 0:
             raise ConfigError.of("max_adapters", f"0 is too few: adapters names {len(self.adapters)}")
+        self._check_experts()
         self._check_ranks()
 
+    def _check_experts(self) -> None:
+        size, rank = self.expert_parallel_size, self.expert_parallel_rank
+        if rank >= size:
+            raise ConfigError.of("expert_parallel_rank", is_not(rank, f"below expert_parallel_size ({size})"))
+        if size == 1:
+            return
+        for name in ("tensor_parallel_size", "pipeline_parallel_size"):
+            if getattr(self, name) > 1:
+                raise ConfigError.of(name, f"must be 1 where expert_parallel_size is {size}: an engine that shares experts has one rank")
+        for name, value in (("rank_address", self.rank_address), ("rank_secret_file", self.rank_secret_file)):
+            if value is None:
+                raise ConfigError.of(name, f"is missing: {size} engines share experts, and join rank 0 there with a secret")
+
     def _check_ranks(self) -> None:
+        if self.expert_parallel_size > 1:
+            return
         ranks, local = self.num_ranks, self.num_local_ranks
         if local > ranks:
             raise ConfigError.of("local_ranks", f"{local} is more than all ranks: tensor_parallel_size * pipeline_parallel_size is {ranks}")

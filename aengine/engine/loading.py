@@ -18,6 +18,7 @@ from aengine.garbage import paused_collection
 from aengine.models.hub import resolve_adapter, resolve_model
 from aengine.outputs import AdapterInfo, LayerGroup, ModelInfo
 from aengine.parallel.driver import start_ranks
+from aengine.parallel.replicas import join_replicas
 from aengine.params import SamplingParams
 from aengine.runner.base import Runner
 from aengine.runner.changes import LoadAdapter
@@ -49,9 +50,11 @@ def load_model(
         pool = stack.enter_context(ThreadPoolExecutor(1, thread_name_prefix="aengine-load"))
         tokenizers_future = pool.submit(_read_tokenizers, config, model_dir)  # while weights are loaded: large vocabularies take long
         ranks = start_ranks(config, model_dir, fail, check=check) if config.num_ranks > 1 else None  # they load while we import torch
-        if ranks is not None:
-            on_failure = stack.enter_context(ExitStack())
-            on_failure.callback(ranks.close)
+        replicas = join_replicas(config, fail, check) if config.expert_parallel_size > 1 else None
+        on_failure = stack.enter_context(ExitStack())
+        for others in (ranks, replicas):
+            if others is not None:
+                on_failure.callback(others.close)
         warm = warm_weights(config, model_dir)
         if warm is not None:
             stack.enter_context(warm)
@@ -67,9 +70,8 @@ def load_model(
                 tokenizers_future.result()  # what it raises ends the loading of weights
 
         check_all()
-        runner = ModelRunner(config, model_dir, warm=warm, check=check_all, ranks=ranks)
-        if ranks is not None:
-            on_failure.pop_all()  # the runner closes them
+        runner = ModelRunner(config, model_dir, warm=warm, check=check_all, ranks=ranks, replicas=replicas)
+        on_failure.pop_all()  # the runner closes ranks and replicas
         try:
             tokenizer, compared = tokenizers_future.result()
             if not compared and runner.draft_vocab_size not in (None, runner.spec.vocab_size):

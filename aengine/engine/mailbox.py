@@ -127,6 +127,10 @@ class Mailbox:
     def post(self, command: Command) -> None:
         self._commands.append(command)
         self.on_post()
+        self.wake_up()
+
+    def wake_up(self) -> None:
+        """Ends a `wait`, or the next one. As safe as `post`."""
         with contextlib.suppress(RuntimeError):  # it is free already
             self._wake_up.release()
 

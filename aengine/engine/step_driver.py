@@ -88,6 +88,7 @@ class StepDriver:
         self._committed = 0.0  # when the last step was, on time.monotonic
         # A step that has not begun when a command comes is withdrawn (`_commit`), so that the command need not wait for it.
         mailbox.on_post = partial(runner.hold, True)
+        runner.on_wanted(mailbox.wake_up)
         self._publish()
 
     def run_turn(self) -> bool:
@@ -106,7 +107,7 @@ class StepDriver:
             return True
         if self._stopping:
             return False
-        if not self._can_change():
+        if not self._runner.join_step() and not self._can_change():
             self._wait()
         return True
 

@@ -32,7 +32,12 @@ class Collectives:
 
     def __init__(self, shard: Shard, group: ProcessGroup) -> None:
         """`group` has the ranks of the shard's stage. All methods raise CollectiveError."""
-        from torch._C._distributed_c10d import AllgatherOptions, AllreduceOptions, BroadcastOptions  # not every torch has it
+        from torch._C._distributed_c10d import (
+            AllgatherOptions,
+            AllreduceOptions,
+            AllToAllOptions,
+            BroadcastOptions,
+        )  # not every torch has it
 
         self.shard = shard
         self._group = group
@@ -41,7 +46,8 @@ class Collectives:
             AllreduceOptions(),
             BroadcastOptions(),
         )
-        for options in (self._all_gather_options, self._all_reduce_options, self._broadcast_options):
+        self._all_to_all_options = AllToAllOptions()
+        for options in (self._all_gather_options, self._all_reduce_options, self._broadcast_options, self._all_to_all_options):
             options.asyncOp = False  # else NCCL uses a stream of its own, which costs two events for each collective
         self._broadcast_options.rootRank = 0
 
@@ -50,7 +56,7 @@ class Collectives:
         widths = [end - begin for begin, end in pairwise(bounds)]
         most = max(widths)
         padded = x if x.shape[-1] == most else F.pad(x, (0, most - x.shape[-1]))
-        return torch.cat([part[:, :width] for part, width in zip(self._all_gather(padded), widths, strict=True)], -1)
+        return torch.cat([part[:, :width] for part, width in zip(self.stacked(padded), widths, strict=True)], -1)
 
     def summed(self, x: Tensor) -> Tensor:
         """The sum over the ranks, in the dtype of `x`, which is given up; the same bits on all ranks.
@@ -62,28 +68,39 @@ class Collectives:
             if x.numel():
                 self._run(lambda: self._group.allreduce([x], self._all_reduce_options))
             return x
-        parts = self._all_gather(x)
+        parts = self.stacked(x)
         total = parts[0].float()
         for part in parts[1:]:
             total = total + part
         return total.to(x.dtype)
 
-    def broadcast(self, x: Tensor) -> None:
-        """Overwrites `x`, which is contiguous, with that of the first rank."""
-        self._run(lambda: self._group.broadcast([x], self._broadcast_options))
-
-    def close(self) -> None:
-        """When nothing waits for another rank any more. All graphs that have recorded collectives must be gone."""
-        self._group.abort()
-
-    def _all_gather(self, x: Tensor) -> Tensor:
-        """[size, *x.shape], of all ranks."""
+    def stacked(self, x: Tensor) -> Tensor:
+        """[size, *x.shape]: `x` of all ranks, which has the same shape on all."""
         out = torch.empty((self.shard.size, *x.shape), dtype=x.dtype, device=x.device)
         if x.numel():
             # Bytes, because not every library has all dtypes; flat, because gloo wants the parts side by side in the first dimension.
             whole, own = (tensor.view(-1).view(torch.uint8) for tensor in (out, x.contiguous()))
             self._run(lambda: self._group._allgather_base(whole, own, self._all_gather_options))
         return out
+
+    def returned(self, x: Tensor, counts: Sequence[int]) -> Tensor:
+        """[all rows, columns] -> [size, own rows, columns]: what each rank has of the rows of this one. `counts` says how many rows each
+        rank has; they follow each other."""
+        own, columns = counts[self.shard.index], x.shape[1]
+        out = torch.empty((self.shard.size, own, columns), dtype=x.dtype, device=x.device)
+        sizes = [own] * self.shard.size, list(counts)
+        self._run(lambda: self._group.alltoall_base(out.view(-1, columns), x.contiguous(), *sizes, self._all_to_all_options))
+        return out
+
+    def broadcast(self, x: Tensor) -> None:
+        """Overwrites `x`, which is contiguous, with that of the first rank."""
+        self._run(lambda: self._group.broadcast([x], self._broadcast_options))
+
+    def close(self) -> None:
+        """When nothing waits for another rank any more, and nothing is called after it. What others wait for from this rank ends with an
+        error. All graphs that have recorded collectives must be gone."""
+        self._group.abort()
+        del self._group  # gloo's connections end with the group
 
     def _run(self, call: Callable[[], Work | None]) -> None:
         try:

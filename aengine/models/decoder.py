@@ -18,6 +18,7 @@ from aengine.attention import AttentionStep
 from aengine.errors import ModelLoadError
 from aengine.layers.adapters import AdapterTable
 from aengine.layers.collectives import ONE_RANK, Collectives, RowParallel
+from aengine.layers.expert_exchange import ExpertExchange
 from aengine.layers.ops import Activations, LayerOps, TorchOps
 from aengine.layers.rotary import RopeSpec, cos_sin_cache
 from aengine.models.blocks import PLUS_ONE, AttentionBlock, MlpBlock, Normalize, Weight, Weights, same_form, tensors_of
@@ -55,6 +56,7 @@ class Decoder:
         collectives: Collectives | None = None,
         adapters: AdapterTable | None = None,
         shard: Shard = WHOLE,
+        exchange: ExpertExchange | None = None,
     ) -> None:
         """Uses `weights` (those of `named_weights(spec)`, all on one device) without copying them. There may be a `head.weight` even if the
         head is tied to the embedding: the same matrix in another form. A draft head that has no embedding or no output head is given those
@@ -62,7 +64,7 @@ class Decoder:
 
         It can be called with positions below `num_positions`. `ops`: those of the device; None: plain torch. `shard`: of a rank that has a
         part of the model, whose weights are those of `sharded_weights`; with several ranks in its stage that of their `collectives`.
-        `adapters`: of `adapter_shapes`; None: there are none.
+        `adapters`: of `adapter_shapes`; None: there are none. `exchange`: with the replicas that have the other experts, if any have.
         Raises ValueError for other weights than these.
         """
         shard = shard if collectives is None else collectives.shard
@@ -83,9 +85,9 @@ class Decoder:
         self._layers = []
         held, wholes = sharded_spec(spec, shard), (spec.layers[index] for index in shard.layers(spec.num_layers))
         for index, (whole, layer) in enumerate(zip(wholes, held.layers, strict=True)):
-            row_parallel = _row_parallels(spec, whole, collectives)
+            divided = _divisions(spec, whole, collectives, exchange)
             of_layer = Weights(weights, f"layers.{index}.", adapters)
-            self._layers.append(_Layer(layer, index, of_layer, tables, ops, row_parallel))
+            self._layers.append(_Layer(layer, index, of_layer, tables, ops, divided))
         self._norm = _Join(held.norm, self._weights, "norm", ops)
         draft_head = spec.draft_head
         self._head_inputs = None if draft_head is None else HeadInputs(draft_head, self._weights, ops)
@@ -141,6 +143,11 @@ class Decoder:
             assert batch.slots is not None
             self.kept.of_target(batch.slots, tapped, hidden)
         return hidden
+
+    def compute_for_others(self) -> None:
+        """In place of a forward pass, while other replicas have one: their tokens meet the experts that are held here."""
+        for layer in self._layers:
+            layer.compute_for_others()
 
     def logits(self, hidden: Tensor, indices: Tensor) -> Tensor:
         """[T, hidden_size] -> [m, vocab_size] float32, of the tokens `indices` [m] int32."""
@@ -246,11 +253,11 @@ class _Layer:
         weights: Weights,
         tables: Mapping[RopeSpec, Tensor],
         ops: LayerOps,
-        row_parallel: _RowParallels,
+        divided: _Divisions,
     ) -> None:
         """`tables` are the [num_positions, rotary_dim] cos and sin of each rope."""
-        self._attention = _attention_block(layer, index, weights, tables, ops, row_parallel.attention)
-        self._mlp = _mlp_block(layer, weights, ops, row_parallel)
+        self._attention = _attention_block(layer, index, weights, tables, ops, divided.attention)
+        self._mlp = _mlp_block(layer, weights, ops, divided)
         self._parallel, self._multiplier = layer.parallel, layer.residual_multiplier
         self._shared_norm = layer.parallel and layer.mlp_norm is None
         for_both = self._mlp.takes_float8 or not self._shared_norm
@@ -273,6 +280,11 @@ class _Layer:
         x, residual = self._join_mlp(self._scaled(attended), residual)
         return self._scaled(self._post_mlp(self._mlp(x))), residual
 
+    def compute_for_others(self) -> None:
+        """As of `Decoder`."""
+        if isinstance(self._mlp, ExpertsBlock):
+            self._mlp.compute_for_others()
+
     def _scaled(self, x: Tensor) -> Tensor:
         return x if self._multiplier == 1.0 else x * self._multiplier
 
@@ -281,22 +293,24 @@ def _norm_or_identity(norm: Norm | None, weights: Weights, name: str, ops: Layer
     return (lambda x: x) if norm is None else Normalize(norm, weights, name, ops)
 
 
-class _RowParallels(NamedTuple):
-    """Of a layer."""
+class _Divisions(NamedTuple):
+    """Where what is divided of a layer meets."""
 
     attention: RowParallel
     mlp: RowParallel  # of experts, if it has any
     shared: RowParallel  # of shared experts
+    experts: ExpertExchange | None
 
 
-def _row_parallels(spec: ModelSpec, layer: Layer, collectives: Collectives | None) -> _RowParallels:
+def _divisions(spec: ModelSpec, layer: Layer, collectives: Collectives | None, exchange: ExpertExchange | None) -> _Divisions:
     """`layer` as all ranks together have it."""
     if collectives is None:
-        return _RowParallels(ONE_RANK, ONE_RANK, ONE_RANK)
+        return _Divisions(ONE_RANK, ONE_RANK, ONE_RANK, exchange)
     shard, mlp = collectives.shard, layer.mlp
     mlps = (mlp.expert, mlp.shared or mlp.expert) if isinstance(mlp, Experts) else (mlp, mlp)
     inputs = attended_bounds(layer.attention, shard), *(width_bounds(each, shard) for each in mlps)
-    return _RowParallels(*(RowParallel(collectives, each, hidden_bounds(spec, shard)) for each in inputs))
+    attention, mlp, shared_mlp = (RowParallel(collectives, each, hidden_bounds(spec, shard)) for each in inputs)
+    return _Divisions(attention, mlp, shared_mlp, exchange)
 
 
 def _attention_block(
@@ -308,7 +322,7 @@ def _attention_block(
     return AttentionBlock(attention, index, weights, None if attention.rope is None else tables[attention.rope], ops, row_parallel)
 
 
-def _mlp_block(layer: Layer, weights: Weights, ops: LayerOps, row_parallel: _RowParallels) -> MlpBlock | ExpertsBlock:
+def _mlp_block(layer: Layer, weights: Weights, ops: LayerOps, divided: _Divisions) -> MlpBlock | ExpertsBlock:
     if isinstance(layer.mlp, Experts):
-        return ExpertsBlock(layer.mlp, weights, ops, row_parallel.mlp, row_parallel.shared)
-    return MlpBlock(layer.mlp, weights, ops, row_parallel.mlp)
+        return ExpertsBlock(layer.mlp, weights, ops, divided.mlp, divided.shared, divided.experts)
+    return MlpBlock(layer.mlp, weights, ops, divided.mlp)

@@ -12,6 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from aengine.layers.collectives import ONE_RANK, RowParallel
+from aengine.layers.expert_exchange import ExpertExchange
 from aengine.layers.ops import Activations, LayerOps
 from aengine.models.blocks import MlpBlock, Weights, activated
 from aengine.models.spec import Experts, RouterScoring
@@ -48,15 +49,18 @@ class ExpertsBlock:
         ops: LayerOps,
         row_parallel: RowParallel = ONE_RANK,
         for_shared: RowParallel = ONE_RANK,
+        exchange: ExpertExchange | None = None,
     ) -> None:
         """Of several ranks each has a part of the width of every expert, and of the shared ones. What each rank sums of their outputs
-        `row_parallel` joins; `for_shared` has the same outputs, and the inputs of the shared ones."""
+        `row_parallel` joins; `for_shared` has the same outputs, and the inputs of the shared ones. Of several replicas, each of which has
+        some of the experts, `exchange` connects this one with the others."""
         self._experts = experts
         self._ops = ops
         self._router, self._router_bias = weights["router.weight"], weights.get("router.bias")
         self._correction = weights.get("router_correction")
         self._up, self._down = weights.experts("experts.gate_up"), weights.experts("experts.down")
         self._row_parallel = row_parallel
+        self._exchange = exchange
         self._shared: MlpBlock | None = None
         if experts.shared is not None:
             self._shared = MlpBlock(experts.shared, weights.below("shared."), ops, for_shared)
@@ -67,11 +71,25 @@ class ExpertsBlock:
         assert isinstance(x, Tensor)
         bias = None if self._router_bias is None else self._router_bias.float()
         chosen, weights = route(self._experts, F.linear(x.float(), self._router.float(), bias), self._correction)
-        out = self._ops.experts(x, chosen, weights, self._up, self._down, self._activate)
+        out = self._routed(x, chosen, weights)
         if self._shared is not None:
             shared = self._shared.partial(x).float()
             out += shared if self._shared_gate is None else shared * self._shared_gate(x).float().sigmoid()
         return self._row_parallel.after(out.to(x.dtype))
+
+    def compute_for_others(self) -> None:
+        """The part of this replica in a step in which it has no tokens."""
+        x, top_k = self._router.new_empty(0, self._router.shape[1]), self._experts.top_k
+        self._routed(x, x.new_empty(0, top_k, dtype=torch.int64), x.new_empty(0, top_k, dtype=torch.float32))
+
+    def _routed(self, x: Tensor, chosen: Tensor, weights: Tensor) -> Tensor:
+        if self._exchange is None:
+            return self._ops.experts(x, chosen, weights, self._up, self._down, self._activate)
+        return self._exchange.sums(x, chosen, weights, self._experts.num_experts, self._of_pairs)
+
+    def _of_pairs(self, rows: Tensor, experts: Tensor, weights: Tensor) -> Tensor:
+        """As `ComputePairs`."""
+        return self._ops.experts(rows, experts[:, None], weights[:, None], self._up, self._down, self._activate)
 
     def _activate(self, rows: Tensor) -> Tensor:
         return self._row_parallel.before(activated(self._experts.expert, rows, self._ops))

@@ -53,6 +53,19 @@ def check_shards(spec: ModelSpec | FallbackSpec, tensor_parallel_size: int, num_
         raise ConfigError.of("tensor_parallel_size", f"{reason}; possible are {', '.join(map(str, sizes))}")
 
 
+def check_replicas(spec: ModelSpec | FallbackSpec, size: int) -> None:
+    """Raises ConfigError for a model whose experts cannot be divided over so many replicas."""
+    if size == 1:
+        return
+    if isinstance(spec, FallbackSpec):
+        reason = f"{spec.architecture} runs in the code of transformers, whose experts are not divided; choose 1"
+        raise ConfigError.of("expert_parallel_size", reason)
+    fewest = min((layer.mlp.num_experts for layer in spec.layers if isinstance(layer.mlp, Experts)), default=0)
+    if fewest < size:
+        what = f"{size} is more than the model's {fewest} experts" if fewest else f"{spec.architecture} has no experts; choose 1"
+        raise ConfigError.of("expert_parallel_size", what)
+
+
 def _refusal(spec: ModelSpec, size: int) -> str | None:
     """Why a model cannot be divided over `size` ranks; None: it can."""
     for index, layer in enumerate(spec.layers):
@@ -172,6 +185,7 @@ def _sharded_mlp(mlp: Mlp, shard: Shard) -> Mlp:
 class _Cut:
     rows: tuple[range, ...] | None = None
     columns: range | None = None
+    experts: int = 0  # how many of a layer the rank holds, of a matrix of experts
     bias: bool = True  # whether the rank holds the bias that belongs to the matrix
 
 
@@ -227,8 +241,8 @@ def _part(source_name: str, shape: tuple[int, ...], is_bias: bool, cut: _Cut) ->
         count = sum(map(len, rows))
         if len(outer) == 1:
             outer = (count,)
-        elif ".experts." in source_name:
-            outer = (outer[0], count // outer[0])
+        elif cut.experts:
+            outer = (cut.experts, count // cut.experts)
         else:
             outer = (count // outer[1], outer[1])
     return WeightPart(source_name, (*outer, *(last if columns is None else (len(columns),))), rows, columns)
@@ -238,17 +252,17 @@ def _layer_cuts(layer: Layer, spec: ModelSpec, shard: Shard) -> dict[str, _Cut]:
     """By the names of matrices and vectors; what is not named is whole."""
     hidden = own(hidden_bounds(spec, shard), shard)
 
-    def last(columns: range, count: int = 1) -> _Cut:
+    def last(columns: range, experts: range = range(1)) -> _Cut:
         """Of matrices whose inputs are divided."""
-        if shard.exact:
-            return _Cut(tuple(_moved(hidden, index * spec.hidden_size) for index in range(count)))
+        if shard.exact or shard.size == 1:
+            return _Cut(tuple(_moved(hidden, index * spec.hidden_size) for index in experts))
         return _Cut(columns=columns, bias=shard.index == 0)
 
-    def mlp(prefix: str, mlp: Mlp, count: int = 1) -> dict[str, _Cut]:
+    def mlp(prefix: str, mlp: Mlp, experts: range = range(1)) -> dict[str, _Cut]:
         width, size = own(width_bounds(mlp, shard), shard), mlp.intermediate_size
-        first = "gate_up" if mlp.gated else "up"
-        blocks = range(count * (2 if mlp.gated else 1))
-        return {f"{prefix}{first}": _Cut(tuple(_moved(width, block * size) for block in blocks)), f"{prefix}down": last(width, count)}
+        first, each = ("gate_up", 2) if mlp.gated else ("up", 1)
+        blocks = range(each * experts.start, each * experts.stop)
+        return {f"{prefix}{first}": _Cut(tuple(_moved(width, block * size) for block in blocks)), f"{prefix}down": last(width, experts)}
 
     attention = layer.attention
     cuts = {"output": last(own(attended_bounds(attention, shard), shard))}
@@ -267,7 +281,8 @@ def _layer_cuts(layer: Layer, spec: ModelSpec, shard: Shard) -> dict[str, _Cut]:
             cuts |= {"q_norm": _Cut((q,)), "k_norm": _Cut((kv,))}
     if isinstance(layer.mlp, Mlp):
         return cuts | mlp("", layer.mlp)
-    cuts |= mlp("experts.", layer.mlp.expert, layer.mlp.num_experts)
+    held = shard.experts(layer.mlp.num_experts)
+    cuts |= {name: replace(cut, experts=len(held)) for name, cut in mlp("experts.", layer.mlp.expert, held).items()}
     return cuts | ({} if layer.mlp.shared is None else mlp("shared.", layer.mlp.shared))
 
 

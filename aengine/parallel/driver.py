@@ -86,7 +86,7 @@ def start_ranks(
     followers: list[Follower] = []
     fds: list[int] = []
     with ExitStack() as stack:  # of what is released if not all ranks start
-        store = stack.enter_context(listen("127.0.0.1:0" if config.rank_address is None else _beside(config.rank_address)))
+        store = stack.enter_context(listen("127.0.0.1:0" if config.rank_address is None else beside(config.rank_address)))
         stack.callback(lambda: _end(followers, 0.0))
         host, store_port = store.getsockname()[:2]
         task = Welcome(json.dumps(dataclasses.asdict(config)), str(model_dir), num_local, LOOPBACK.get(host, host), store_port)
@@ -351,7 +351,7 @@ def _end(followers: Sequence[Follower], seconds: float, watcher: Watcher | None 
         process.release()
 
 
-def _beside(address: str) -> str:
+def beside(address: str) -> str:
     """Any port of the same host."""
     return f"[{split_address(address)[0]}]:0"
 

@@ -191,11 +191,14 @@ def _hello(stranger: _Stranger, missing: set[int], wanted: set[int], version: st
     return None
 
 
-def join_driver(address: str, secret: bytes, rank: int, version: str, seconds: float = JOIN_SECONDS) -> Channel:
-    """Connects to the driver, which may come up within `seconds`. Raises JoinError."""
+def join_driver(
+    address: str, secret: bytes, rank: int, version: str, seconds: float = JOIN_SECONDS, check: Callable[[], object] = lambda: None
+) -> Channel:
+    """Connects to the driver, which may come up within `seconds`. `check` is called while it waits, and may raise. Raises JoinError."""
     host, number = split_address(address)
     deadline = time.monotonic() + seconds
     while True:
+        check()
         try:
             stream = socket.create_connection((host, number), timeout=ANSWER_SECONDS)
             break

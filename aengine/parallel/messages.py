@@ -196,13 +196,20 @@ class Wake:
 
 
 @dataclass(frozen=True, slots=True)
+class StepWanted:
+    """Between engines that share experts: one has a step to compute, and waits for the others in this turn."""
+
+    turn: int
+
+
+@dataclass(frozen=True, slots=True)
 class Close:
     """The rank ends in an orderly way."""
 
 
 Message = (
     (Hello | Welcome | Refused | Facts | Sizes | Addresses | Progress | Log | Failed | Plan | Logits | LastTokens | Hidden)
-    | (PrepareChange | ChangePrepared | ApplyChange | DiscardChange | Sleep | Wake)
+    | (PrepareChange | ChangePrepared | ApplyChange | DiscardChange | Sleep | Wake | StepWanted)
     | Close
 )
 _KINDS: tuple[type[Any], ...] = get_args(Message)

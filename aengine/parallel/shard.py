@@ -20,12 +20,15 @@ class Shard:
     whose inputs are split are summed over the ranks, in their order."""
     group: int = 1  # quantised columns that share a scale; what is summed over the ranks is split in multiples of it
     splits_embedding: bool = False  # by the vocabulary; else it is whole on each rank of the first stage
+    replica: int = 0  # among the engines that share experts
+    num_replicas: int = 1
 
     @classmethod
     def of(cls, config: EngineConfig, rank: int) -> Shard:
         stage, index = divmod(rank, config.tensor_parallel_size)
         exact = config.tensor_parallel_mode == "exact"
-        return cls(index, config.tensor_parallel_size, stage, config.pipeline_parallel_size, exact)
+        size, stages, replicas = config.tensor_parallel_size, config.pipeline_parallel_size, config.expert_parallel_size
+        return cls(index, size, stage, stages, exact, replica=config.expert_parallel_rank, num_replicas=replicas)
 
     @property
     def rank(self) -> int:
@@ -48,6 +51,10 @@ class Shard:
     def part(self, total: int, unit: int = 1) -> range:
         """This rank's of `bounds`."""
         return range(*self.bounds(total, unit)[self.index : self.index + 2])
+
+    def experts(self, count: int) -> range:
+        """Those of a layer that are held here."""
+        return range(count * self.replica // self.num_replicas, count * (self.replica + 1) // self.num_replicas)
 
     def layers(self, count: int) -> range:
         """The layers of this rank's stage."""

@@ -60,10 +60,17 @@ def error_of_rank(rank: int, name: str, text: str) -> AEngineError | None:
 
 
 class Watcher:
-    def __init__(self, followers: Sequence[Follower], on_failure: Callable[[AEngineError], object]) -> None:
-        """`on_failure` is called once, in the thread of the watcher, with what happened first."""
+    def __init__(
+        self,
+        followers: Sequence[Follower],
+        on_failure: Callable[[AEngineError], object],
+        on_message: Callable[[Follower, Message], object] = lambda follower, message: follower.inbox.put(message),
+    ) -> None:
+        """`on_failure` is called once, in the thread of the watcher, with what happened first; `on_message`, there too, with what is not
+        a log line, progress or a failure."""
         self._followers = followers
         self._on_failure = on_failure
+        self._on_message = on_message
         self._failed = False
         self._closing = False
         self._wake_read, self._wake_write = os.pipe()
@@ -126,7 +133,7 @@ class Watcher:
         elif isinstance(message, Failed):
             self._fail(self._failure(follower, message))
         else:
-            follower.inbox.put(message)
+            self._on_message(follower, message)
         return True
 
     def _dead(self, follower: Follower, error: ChannelClosedError) -> RankDiedError:

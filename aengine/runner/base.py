@@ -58,6 +58,12 @@ class Runner(Protocol):
     max_adapters: int  # of the rows of one step; 0: none can be loaded
     max_in_flight: int  # steps of different rows; with 1 the next step may run ahead of the newest one if that `overlaps`
 
+    def join_step(self) -> bool:
+        """Takes part in a step of other replicas, if they wait for this one, which has none. False: none waits."""
+
+    def on_wanted(self, callback: Callable[[], object]) -> None:
+        """`callback` is called, by another thread, when other replicas begin to wait for this one. Must not wait."""
+
     @property
     def draft_source(self) -> DraftSource | None:
         """What computes `StepPlan.draft_rows`; None: nothing does."""
@@ -78,7 +84,8 @@ class Runner(Protocol):
 
     def sleep(self, level: int, pages: IntArray) -> None:
         """Gives memory back: KV pages and what steps need beside them, with level 2 the weights, too. No step is in flight, and none is
-        launched before `wake`. The content of `pages` is kept in host memory. May be called again with a higher level."""
+        launched before `wake`. The content of `pages` is kept in host memory. May be called again with a higher level. Raises
+        InvalidRequestError for a level that is not possible."""
 
     def wake(self, prepared: Prepared | None) -> None:
         """Ends a sleep, one of level 2 with weights that were prepared. Raises InsufficientMemoryError if that may be tried again."""

@@ -59,6 +59,10 @@ class Changing:
     def sleep(self, level: int, pages: IntArray) -> None:
         if level == 2 and isinstance(self._setup.spec, FallbackSpec):
             raise InvalidRequestError.of("level", "2 is not possible with a model in the code of transformers, which cannot be read again")
+        if level == 2 and self._setup.replicas is not None:
+            raise InvalidRequestError.of(
+                "level", "2 is not possible with expert_parallel_size > 1: others compute with the experts held here"
+            )
         with self._on_all_ranks() as ranks:
             if ranks is not None:
                 ranks.send_sleep(level, pages)
@@ -112,6 +116,10 @@ class Changing:
                 return self._load_adapter(change, name, path, number)
             case UnloadAdapter():
                 return Prepared(change, None, number)
+            case NewWeights() if self._setup.replicas is not None:
+                raise ModelLoadError(
+                    "weights are not replaced with expert_parallel_size > 1: the other engines would go on with the old ones"
+                )
             case NewWeights(source):
                 return Prepared(change, self._executor.prepare_weights(partial(new_weights, self._setup, source, self._check)), number)
 

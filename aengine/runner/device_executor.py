@@ -21,6 +21,7 @@ from torch import Tensor
 
 from aengine.kernels.upload import to_host, upload
 from aengine.layers.adapters import PackedAdapter
+from aengine.layers.expert_exchange import ExpertExchange
 from aengine.models.adapter_shapes import packed_adapter
 from aengine.models.adapters import Adapter
 from aengine.models.blocks import Weight
@@ -33,7 +34,7 @@ from aengine.runner.device import DeviceStream, cuda_kv_budget
 from aengine.runner.device_adapters import DeviceAdapters
 from aengine.runner.device_draft import DeviceDraft
 from aengine.runner.device_model import DeviceModel
-from aengine.runner.device_ranks import connect_ranks
+from aengine.runner.device_ranks import connect_ranks, connect_replicas
 from aengine.runner.device_step import DeviceStep, Output
 from aengine.runner.dummy_steps import GREEDY, DummyStep, warm_up_steps, widest_step
 from aengine.runner.memory import cpu_budget, show_bytes
@@ -58,7 +59,8 @@ class DeviceExecutor:
 
     def __init__(self, setup: ExecutorSetup, check: Callable[[], object]) -> None:
         """As `build_executor`."""
-        self._collectives = connect_ranks(setup)
+        self._collectives, self._with_replicas = connect_ranks(setup), connect_replicas(setup)
+        exchange = None if self._with_replicas is None else ExpertExchange(self._with_replicas, setup.shard)
         if self._collectives is not None:
             setup = replace(setup, shard=self._collectives.shard)
         self._setup, self.shard, self.max_adapters = setup, setup.shard, setup.adapter_slots
@@ -68,13 +70,15 @@ class DeviceExecutor:
             self._last_tokens = torch.zeros(setup.max_num_seqs + setup.max_num_batched_tokens + 1, dtype=torch.int32, device=setup.device)
             """As of `DecodeGraphs`."""
             self._no_tokens = self._last_tokens[:0]
-            self._model = DeviceModel(setup, self._last_tokens, check, collectives=self._collectives)
+            self._model = DeviceModel(setup, self._last_tokens, check, collectives=self._collectives, exchange=exchange)
             table = self._model.model.adapters if isinstance(self._model.model, Decoder) else None
             self._adapters = None if table is None else DeviceAdapters(table)
             self._draft = None if setup.draft is None else DeviceDraft(setup.draft, self._model, setup.spec.vocab_size, check)
             self._models = [self._model] if self._draft is None else [self._model, self._draft.model]
             self._sampler = Sampler(setup.max_num_seqs, setup.spec.vocab_size, setup.device)
             self._scorer = PromptScorer(setup.spec.vocab_size, setup.device)
+        if setup.replicas is not None and exchange is not None:
+            setup.replicas.connect(exchange.begin_step, self._compute_for_others)
         self._stages = Stages.of(setup, self._stage)
         self._free_buffers: list[ResultBuffer] = []
         self._unstarted: DeviceStep | None = None  # the latest step, on a CPU
@@ -181,6 +185,8 @@ class DeviceExecutor:
         """Puts a step and the copies of its results on the stream, without waiting for the device. `hidden`: as of `_run`."""
         with self._stream.enter():
             self._begin(step)
+            if self._setup.replicas is not None:
+                self._setup.replicas.begin_step(step.layout.num_tokens)
             output = self._run(step, hidden)
             buffer = (
                 self._free_buffers.pop() if self._free_buffers else ResultBuffer(self._setup.max_num_batched_tokens, self._setup.device)
@@ -210,6 +216,9 @@ class DeviceExecutor:
             gc.collect()  # graphs in pieces refer to themselves
             self._collectives.close()
             self._collectives = None  # with its connections
+        if self._with_replicas is not None:
+            self._with_replicas.close()
+            self._with_replicas = None
         self._asleep = None
         del (
             self._model,
@@ -235,6 +244,11 @@ class DeviceExecutor:
             self.assign_rows([NewRow(row, GREEDY) for row in range(setup.max_num_seqs)])  # so that no dummy parameters are left
         self._stream.finish()
         _log.info("every kind of step was tried in %.1f s", time.perf_counter() - begin)
+
+    def _compute_for_others(self) -> None:
+        with self._stream.enter():
+            assert isinstance(self._model.model, Decoder)
+            self._model.model.compute_for_others()
 
     def _start_latest(self) -> None:
         if self._unstarted is not None:

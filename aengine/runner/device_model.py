@@ -13,6 +13,7 @@ from aengine.attention import AttentionBackend, AttentionMetadata
 from aengine.errors import ModelLoadError
 from aengine.kernels.upload import to_device, upload
 from aengine.layers.collectives import Collectives
+from aengine.layers.expert_exchange import ExpertExchange
 from aengine.models.blocks import Weight
 from aengine.models.decoder import Decoder, ForwardBatch
 from aengine.models.spec import ModelSpec
@@ -33,14 +34,16 @@ class DeviceModel:
         check: Callable[[], object],
         target: DeviceModel | None = None,
         collectives: Collectives | None = None,
+        exchange: ExpertExchange | None = None,
     ) -> None:
         """Loads the model, as `build_executor`. `last_tokens`: as of `DecodeGraphs`. `target`: of a draft head, which must not have run.
-        `collectives`: as of `Decoder`. To be called on the stream of the steps."""
+        `collectives` and `exchange`: as of `Decoder`. To be called on the stream of the steps."""
         self._setup = setup
         self._last_tokens = last_tokens
         self.model: TorchModel
         self.backend: AttentionBackend
-        self.model, self.backend, self._linears = load_torch_model(setup, check, None if target is None else target.model, collectives)
+        of_target = None if target is None else target.model
+        self.model, self.backend, self._linears = load_torch_model(setup, check, of_target, collectives, exchange)
         self._is_head = isinstance(setup.spec, ModelSpec) and setup.spec.draft_head is not None
         self.graphs: StepGraphs | None = None
 

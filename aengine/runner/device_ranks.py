@@ -1,4 +1,5 @@
-"""What connects the ranks of a stage: the collectives of the torch decoder, the exchange of the CPU kernels."""
+"""What connects the ranks of a stage: the collectives of the torch decoder, the exchange of the CPU kernels. And replicas that share
+experts."""
 
 from __future__ import annotations
 
@@ -12,9 +13,11 @@ from aengine.kernels.cpu.exchange import Exchange, GroupExchange
 from aengine.kernels.cpu.library import CpuKernels
 from aengine.layers.collectives import Collectives
 from aengine.parallel.ring import WAITED, WAITED_IN_STAGE
+from aengine.parallel.shard import Shard
 from aengine.runner.setup import ExecutorSetup
 
 if TYPE_CHECKING:
+    from torch._C._distributed_c10d import Store
     from torch.distributed import ProcessGroup
 
 _CONNECT = timedelta(minutes=10)
@@ -26,6 +29,15 @@ def connect_ranks(setup: ExecutorSetup) -> Collectives | None:
     if setup.shard.size == 1:
         return None
     return Collectives(replace(setup.shard, splits_embedding=True), _group(setup))
+
+
+def connect_replicas(setup: ExecutorSetup) -> Collectives | None:
+    """Waits for the other replicas that share the experts; None: there are none. When one fails, what waits for it raises
+    CollectiveError."""
+    replicas = setup.replicas
+    if replicas is None:
+        return None
+    return Collectives(replicas.shard, _gloo(_store(replicas.store, replicas.store_fd), replicas.shard, replicas.store[0], _waited(setup)))
 
 
 def exchange_of(setup: ExecutorSetup, kernels: CpuKernels) -> Exchange | GroupExchange:
@@ -46,19 +58,30 @@ def _waited(setup: ExecutorSetup) -> float:
 
 
 def _group(setup: ExecutorSetup) -> ProcessGroup:
-    from torch._C._distributed_c10d import PrefixStore, TCPStore
+    from torch._C._distributed_c10d import PrefixStore
 
-    from aengine.layers.process_group import gloo_group, nccl_group  # not every torch has what they import
+    from aengine.layers.process_group import nccl_group  # not every torch has what it imports
 
-    ranks, shard = setup.ranks, setup.shard
+    ranks, shard, driver = setup.ranks, setup.shard, setup.followers
     assert ranks is not None
-    (host, port), driver = ranks.store, setup.followers
-    listens = None if driver is None else os.dup(driver.store_fd)
-    tcp = TCPStore(host, port, None, listens is not None, _CONNECT, wait_for_workers=False, master_listen_fd=listens)
-    store = PrefixStore(f"stage {shard.stage}", tcp)
+    store = PrefixStore(f"stage {shard.stage}", _store(ranks.store, None if driver is None else driver.store_fd))
     if setup.device.type == "cuda":
         group = nccl_group(store, shard.index, shard.size, setup.device)
         ranks.on_failure(lambda: threading.Thread(target=group.abort, name="aengine-abort", daemon=True).start())
         return group
-    # It ends by itself what waits for a rank that is gone.
-    return gloo_group(store, shard.index, shard.size, timedelta(seconds=_waited(setup)), host)
+    return _gloo(store, shard, ranks.store[0], _waited(setup))
+
+
+def _store(address: tuple[str, int], listening_fd: int | None) -> Store:
+    """`listening_fd` listens there, if this process is the one that does."""
+    from torch._C._distributed_c10d import TCPStore
+
+    listens = None if listening_fd is None else os.dup(listening_fd)
+    return TCPStore(*address, None, listens is not None, _CONNECT, wait_for_workers=False, master_listen_fd=listens)
+
+
+def _gloo(store: Store, shard: Shard, host: str, waited: float) -> ProcessGroup:
+    """It ends by itself what waits for a rank that is gone."""
+    from aengine.layers.process_group import gloo_group
+
+    return gloo_group(store, shard.index, shard.size, timedelta(seconds=waited), host)

@@ -1,4 +1,4 @@
-"""`DrivenStep`: a step that other ranks compute, too. If it fails because of one of them, the error says which."""
+"""`DrivenStep`: a step that other ranks or replicas compute, too. If it fails because of one of them, the error says which."""
 
 from __future__ import annotations
 
@@ -8,14 +8,15 @@ from contextlib import contextmanager
 from aengine.kernels.cpu.library import ExchangeError
 from aengine.layers.collectives import CollectiveError
 from aengine.parallel.driver import VERDICT_SECONDS, DriverRanks
+from aengine.parallel.replicas import Replicas
 from aengine.parallel.ring import StageError
 from aengine.runner.base import InFlightStep
 from aengine.scheduler.plan import StepResult
 
 
 @contextmanager
-def naming_ranks(ranks: DriverRanks) -> Iterator[None]:
-    """Around what takes other ranks."""
+def naming_ranks(ranks: DriverRanks | Replicas) -> Iterator[None]:
+    """Around what takes other ranks, or replicas."""
     try:
         yield
     except ExchangeError as error:
@@ -27,7 +28,7 @@ def naming_ranks(ranks: DriverRanks) -> Iterator[None]:
         ranks.check(0.0 if error.timed_out else VERDICT_SECONDS)
         if not error.timed_out or ranks.shard.size > 2:
             raise
-        raise ranks.hung(1) from error
+        raise ranks.hung(1 - ranks.shard.index) from error
     except StageError as error:
         ranks.check(0.0 if error.hung else VERDICT_SECONDS)
         if not error.hung:
@@ -41,7 +42,7 @@ def naming_ranks(ranks: DriverRanks) -> Iterator[None]:
 class DrivenStep:
     """Satisfies `InFlightStep`."""
 
-    def __init__(self, step: InFlightStep, ranks: DriverRanks) -> None:
+    def __init__(self, step: InFlightStep, ranks: DriverRanks | Replicas) -> None:
         self._step = step
         self._ranks = ranks
 

@@ -38,7 +38,11 @@ def build_executor(setup: ExecutorSetup, warm: WarmMemory | None, check: Callabl
         if value in devices and (devices[value] == "cpu") != on_cpu:
             raise ConfigError.of(name, f"{value!r} needs device {devices[value]}")
     fallback = isinstance(setup.spec, FallbackSpec)
-    if on_cpu and config.attention_backend != "torch_native" and not fallback:
+    shares_experts = setup.replicas is not None
+    if shares_experts and (not on_cpu or config.attention_backend == "cpu"):
+        where = "attention_backend 'cpu'" if on_cpu else f"device {setup.device.type}"
+        raise ConfigError.of("expert_parallel_size", f"{config.expert_parallel_size} is not possible with {where}; choose 1")
+    if on_cpu and config.attention_backend != "torch_native" and not fallback and not shares_experts:
         try:
             if isinstance(setup.ranks, FollowerRanks):
                 return HostFollower(setup, setup.ranks, warm, check)

@@ -25,12 +25,13 @@ from aengine.models.checkpoint_files import checkpoint_digest
 from aengine.models.choice import AnySpec, find_spec, parameter_counts, quantization_of
 from aengine.models.embedding_checkpoint import has_output_head
 from aengine.models.model_config import load_generation
-from aengine.models.sharding import check_shards
+from aengine.models.sharding import check_replicas, check_shards
 from aengine.models.spec import ModelSpec
 from aengine.models.weights import grouped
 from aengine.parallel.driver import DriverRanks, start_ranks
 from aengine.parallel.follower import FollowerRanks
-from aengine.parallel.shard import WHOLE
+from aengine.parallel.replicas import Replicas, join_replicas
+from aengine.parallel.shard import Shard
 from aengine.runner.base import InFlightStep, IntArray, Step
 from aengine.runner.capture import Capture
 from aengine.runner.changes import Change, Prepared
@@ -66,15 +67,20 @@ class ModelRunner:
         warm: WarmMemory | None = None,
         check: Callable[[], object] = lambda: None,
         ranks: DriverRanks | FollowerRanks | None = None,
+        replicas: Replicas | None = None,
     ) -> None:
         """Loads the model and sizes the KV pool. `capture` makes the recorder of graphs; None: of CUDA graphs, or eager.
         `warm` is host memory to put weights in. `check` is called before each weight, and may raise to end the loading. `ranks`: the others
-        that the model is divided over, which the runner closes with itself; None: it starts them, if there are any.
+        that the model is divided over, which the runner closes with itself; None: it starts them, if there are any. `replicas`: the others
+        that share its experts, in the same way.
 
         Raises ModelLoadError, InsufficientMemoryError, or ConfigError for what this model or machine cannot do.
         """
         self._ranks = ranks or (start_ranks(config, model_dir, lambda error: None, check=check) if config.num_ranks > 1 else None)
+        self._replicas = replicas
         try:
+            if replicas is None and config.expert_parallel_size > 1:
+                self._replicas = join_replicas(config, lambda error: None, check)
             self._load(config, model_dir, capture, warm, check)
         except BaseException:
             self._close_ranks()
@@ -95,6 +101,7 @@ class ModelRunner:
         self.has_output_head = True
         if isinstance(self.spec, ModelSpec) and not has_output_head(self.spec, model_dir, config.load_format):
             self.spec, self.has_output_head = replace(self.spec, tied_head=True), False  # the embedding stands in its place
+        check_replicas(self.spec, config.expert_parallel_size)
         check_shards(self.spec, config.tensor_parallel_size, config.pipeline_parallel_size)
         self.eos_token_ids, self.sampling_defaults = load_generation(model_dir, self.spec.eos_token_ids)
         self.page_size = config.page_size
@@ -112,7 +119,7 @@ class ModelRunner:
             capture = CudaCapture
         self.dtype = _dtype(config, self.spec, model_dir)
         self.quantization = quantization_of(config, model_dir)
-        shard = WHOLE
+        shard = Shard.of(config, 0)
         if ranks is not None and isinstance(self.spec, ModelSpec):
             shard = grouped(ranks.shard, self.spec, model_dir, config.load_format)
         setup = ExecutorSetup(
@@ -128,14 +135,12 @@ class ModelRunner:
             capture=capture,
             shard=shard,
             ranks=ranks,
+            replicas=self._replicas,
         )
         setup = with_draft_model(setup)
         self.draft_source = draft_source(setup)
         self.draft_vocab_size = None if setup.draft is None else setup.draft.native_spec.vocab_size
-        if ranks is not None:
-            level = _level() if on_cpu else ""
-            digest, dtype = checkpoint_digest(model_dir, config.load_format), str(self.dtype).removeprefix("torch.")
-            ranks.same({"model": digest, "dtype": dtype, "device": self.device.type, "level of the CPU kernels": level})
+        self._compare(config, model_dir)
         self._executor = build_executor(setup, warm, check)
         self._changing = Changing(setup, self._executor, check)
         self.max_adapters = self._executor.max_adapters
@@ -148,6 +153,8 @@ class ModelRunner:
         )
         if ranks is not None:
             self.num_pages, self.max_model_len, of_all_ranks = ranks.agree(self.num_pages, self.max_model_len, bytes_per_page)
+        if self._replicas is not None:
+            self.max_model_len = self._replicas.agree(self.max_model_len)
         self.kv_bytes_per_token = len(self.windows) * of_all_ranks // self.page_size
         if self.max_model_len < requested_len:
             _log.warning("max_model_len lowered from %d to %d tokens: that is what the KV cache holds", requested_len, self.max_model_len)
@@ -166,6 +173,18 @@ class ModelRunner:
             show_bytes(self.num_pages * bytes_per_page),
         )
 
+    def _compare(self, config: EngineConfig, model_dir: pathlib.Path) -> None:
+        """With the other ranks, or replicas."""
+        if self._ranks is None and self._replicas is None:
+            return
+        digest, dtype = checkpoint_digest(model_dir, config.load_format), str(self.dtype).removeprefix("torch.")
+        facts = {"model": digest, "dtype": dtype, "device": self.device.type}
+        if self._ranks is not None:
+            level = _level() if self.device.type == "cpu" else ""
+            self._ranks.same({**facts, "level of the CPU kernels": level})
+        if self._replicas is not None:
+            self._replicas.same({**facts, "expert_parallel_size": str(config.expert_parallel_size)})
+
     def launch(self, plan: StepPlan) -> InFlightStep:
         """Raises `RowsFailed` for new rows that cannot be assigned."""
         if plan.new_rows:
@@ -181,11 +200,24 @@ class ModelRunner:
             token_ids = with_drafts(plan, plan.draft_rows, table, self.page_size, self._executor.draft, is_head=is_head)
             plan = replace(plan, token_ids=token_ids)
         step = Step.of(plan, layout)
+        if self._replicas is not None:
+            with naming_ranks(self._replicas):
+                return DrivenStep(self._executor.launch(step), self._replicas)
         if not isinstance(self._ranks, DriverRanks):
             return self._executor.launch(step)
         with naming_ranks(self._ranks):
             self._ranks.send_plan(plan)  # nothing in it can be refused any more
             return DrivenStep(self._executor.launch(step), self._ranks)
+
+    def join_step(self) -> bool:
+        if self._replicas is None:
+            return False
+        with naming_ranks(self._replicas):
+            return self._replicas.join_step()
+
+    def on_wanted(self, callback: Callable[[], object]) -> None:
+        if self._replicas is not None:
+            self._replicas.on_wanted = callback
 
     @property
     def exchange_seconds(self) -> float:
@@ -216,6 +248,8 @@ class ModelRunner:
     def abandon(self) -> None:
         if isinstance(self._ranks, DriverRanks):
             self._ranks.close(at_once=True)
+        if self._replicas is not None:
+            self._replicas.close()
 
     def close(self) -> None:
         """The runner cannot be used afterwards."""
@@ -225,6 +259,8 @@ class ModelRunner:
     def _close_ranks(self) -> None:
         if isinstance(self._ranks, DriverRanks):
             self._ranks.close()
+        if self._replicas is not None:
+            self._replicas.close()
 
     def _assign_rows(self, new_rows: tuple[NewRow, ...]) -> None:
         try:

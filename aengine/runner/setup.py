@@ -26,6 +26,7 @@ from aengine.models.spec import Attention, LatentAttention, ModelSpec
 from aengine.models.weights import random_weights, stored_weights
 from aengine.parallel.driver import DriverRanks
 from aengine.parallel.follower import FollowerRanks
+from aengine.parallel.replicas import Replicas
 from aengine.parallel.shard import WHOLE, Shard
 from aengine.runner.capture import Capture
 
@@ -49,6 +50,7 @@ class ExecutorSetup:
     draft: ExecutorSetup | None = None  # of the draft model, if there is one
     shard: Shard = WHOLE  # what this rank holds of the model
     ranks: DriverRanks | FollowerRanks | None = None  # the others, if there are any
+    replicas: Replicas | None = None  # the others that share the experts of the model, if there are any
     target: ExecutorSetup | None = None  # of a draft head that reads the embedding and output head of its target whole; ranks hold parts
     is_draft: bool = False  # a draft model has pages of its own under the numbers of a group of the model that keeps all tokens
 

@@ -16,6 +16,7 @@ from aengine.errors import ConfigError
 from aengine.kernels.quantized import Rows
 from aengine.layers.adapters import AdapterTable
 from aengine.layers.collectives import Collectives
+from aengine.layers.expert_exchange import ExpertExchange
 from aengine.layers.ops import LayerOps
 from aengine.layers.select import select_adapter_ops, select_linears, select_ops
 from aengine.models.adapter_shapes import adapter_bytes, adapter_shapes
@@ -59,10 +60,14 @@ class TorchModel(Protocol):
 
 
 def load_torch_model(
-    setup: ExecutorSetup, check: Callable[[], object], target: TorchModel | None = None, collectives: Collectives | None = None
+    setup: ExecutorSetup,
+    check: Callable[[], object],
+    target: TorchModel | None = None,
+    collectives: Collectives | None = None,
+    exchange: ExpertExchange | None = None,
 ) -> tuple[TorchModel, AttentionBackend, QuantizedLinears | None]:
-    """As `build_executor`; with what multiplies with quantised matrices. `target`: of a draft head. `collectives`: as of `Decoder`. To be
-    called on the stream of the steps."""
+    """As `build_executor`; with what multiplies with quantised matrices. `target`: of a draft head. `collectives` and `exchange`: as of
+    `Decoder`. To be called on the stream of the steps."""
     spec = setup.spec
     backend = select_backend(setup.config.attention_backend, setup.attention())
     if setup.ranks is not None:
@@ -84,7 +89,8 @@ def load_torch_model(
     if kept:
         _log.info("%d quantised matrices take %s", len(kept), show_bytes(sum(kept)))
     if spec.draft_head is None:
-        return Decoder(spec, weights, setup.max_model_len, ops, collectives, _adapter_table(setup, ops), setup.shard), backend, linears
+        table = _adapter_table(setup, ops)
+        return Decoder(spec, weights, setup.max_model_len, ops, collectives, table, setup.shard, exchange), backend, linears
     assert isinstance(target, Decoder), "models of transformers have no draft heads"
     head = Decoder(spec, {**target.shared_weights, **weights}, setup.max_model_len, ops)
     target.serve(head)

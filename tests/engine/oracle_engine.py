@@ -168,6 +168,12 @@ class HookedRunner(OracleRunner):
     def memory_used(self) -> int:
         return 100 - self.asleep
 
+    def join_step(self) -> bool:
+        return False
+
+    def on_wanted(self, callback: Callable[[], object]) -> None:
+        """Nobody ever does."""
+
     def abandon(self) -> None:
         pass
 

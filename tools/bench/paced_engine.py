@@ -90,6 +90,12 @@ class PacedRunner:
     def memory_used(self) -> int:
         return 0
 
+    def join_step(self) -> bool:
+        return False
+
+    def on_wanted(self, callback: Callable[[], object]) -> None:
+        """Nobody ever does."""
+
     def abandon(self) -> None:
         """There are no other processes."""
 
