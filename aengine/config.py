@@ -173,9 +173,9 @@ class EngineConfig:
             raise ConfigError.of("expert_parallel_rank", is_not(rank, f"below expert_parallel_size ({size})"))
         if size == 1:
             return
-        for name in ("tensor_parallel_size", "pipeline_parallel_size"):
-            if getattr(self, name) > 1:
-                raise ConfigError.of(name, f"must be 1 where expert_parallel_size is {size}: an engine that shares experts has one rank")
+        for name in ("tensor_parallel_size", "pipeline_parallel_size", "local_ranks"):
+            if (getattr(self, name) or 1) > 1:
+                raise ConfigError.of(name, f"{getattr(self, name)} is not possible with expert_parallel_size {size}; choose 1")
         for name, value in (("rank_address", self.rank_address), ("rank_secret_file", self.rank_secret_file)):
             if value is None:
                 raise ConfigError.of(name, f"is missing: {size} engines share experts, and join rank 0 there with a secret")

@@ -47,7 +47,7 @@ CHOICES = {
 }
 SWITCHES = ("enable_prefix_cache", "eager", "skip_self_check")
 OTHERS = {"model", "revision", "device", "page_size", "gpu_memory_utilization", "graph_sizes", "tenant_weights", "speculative_model"}
-OTHERS |= {"adapters", "local_ranks", "rank_address", "rank_secret_file"}
+OTHERS |= {"adapters", "local_ranks", "rank_address", "rank_secret_file", "expert_parallel_size", "expert_parallel_rank"}
 
 
 def config(**given: Any) -> EngineConfig:
@@ -103,6 +103,8 @@ def test_defaults() -> None:
         "tensor_parallel_size": 1,
         "tensor_parallel_mode": "exact",
         "pipeline_parallel_size": 1,
+        "expert_parallel_size": 1,
+        "expert_parallel_rank": 0,
         "local_ranks": None,
         "rank_address": None,
         "rank_secret_file": None,
@@ -310,6 +312,22 @@ def test_a_speculative_model_is_for_modes_that_use_it(mode: str, needs: str | No
     else:
         message = f"is for speculative 'draft', 'eagle' or 'auto', not {mode!r}"
         assert refused(speculative=mode, speculative_model="demo") == {"speculative_model": message}
+
+
+def test_engines_that_share_experts() -> None:
+    group = {"expert_parallel_size": 3, "rank_address": "host:7000", "rank_secret_file": "secret"}
+    assert config(**group, expert_parallel_rank=2).num_ranks == 1
+    for value in (0, 65, True, 2.0, "2"):
+        assert list(refused(**{**group, "expert_parallel_size": value})) == ["expert_parallel_size"]
+    for value in (-1, 64, True, 1.0, "1"):
+        assert list(refused(**group, expert_parallel_rank=value)) == ["expert_parallel_rank"]
+    assert refused(**group, expert_parallel_rank=3) == {"expert_parallel_rank": "3 is not below expert_parallel_size (3)"}
+    assert refused(expert_parallel_rank=1) == {"expert_parallel_rank": "1 is not below expert_parallel_size (1)"}
+    for name in ("rank_address", "rank_secret_file"):
+        missing = "is missing: 3 engines share experts, and join rank 0 there with a secret"
+        assert refused(**{**group, name: None}) == {name: missing}
+    for name in ("tensor_parallel_size", "pipeline_parallel_size", "local_ranks"):
+        assert refused(**group, **{name: 2}) == {name: "2 is not possible with expert_parallel_size 3; choose 1"}
 
 
 def test_ranks_of_other_hosts() -> None:

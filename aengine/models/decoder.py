@@ -309,8 +309,8 @@ def _divisions(spec: ModelSpec, layer: Layer, collectives: Collectives | None, e
     shard, mlp = collectives.shard, layer.mlp
     mlps = (mlp.expert, mlp.shared or mlp.expert) if isinstance(mlp, Experts) else (mlp, mlp)
     inputs = attended_bounds(layer.attention, shard), *(width_bounds(each, shard) for each in mlps)
-    attention, mlp, shared_mlp = (RowParallel(collectives, each, hidden_bounds(spec, shard)) for each in inputs)
-    return _Divisions(attention, mlp, shared_mlp, exchange)
+    attention, routed, shared = (RowParallel(collectives, each, hidden_bounds(spec, shard)) for each in inputs)
+    return _Divisions(attention, routed, shared, exchange)
 
 
 def _attention_block(

@@ -15,7 +15,7 @@ import pytest
 from meeting import SECONDS, Meeting
 
 from aengine.config import EngineConfig
-from aengine.errors import ConfigError, ModelLoadError, RankDiedError, RankHungError
+from aengine.errors import ModelLoadError, RankDiedError, RankHungError
 from aengine.parallel.replicas import Replicas, join_replicas
 
 T = TypeVar("T")
@@ -140,22 +140,3 @@ def test_joining_ends(tmp_path: Path) -> None:
         options: dict[str, Any] = {"expert_parallel_size": 2, "expert_parallel_rank": rank, "rank_address": free_address()}
         with pytest.raises(EndedError):
             join_replicas(EngineConfig(model="none", rank_secret_file=str(secret), **options), lambda error: None, check)
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"expert_parallel_rank": 2}, "expert_parallel_rank: 2 is not below expert_parallel_size (2)"),
-        ({"rank_address": None}, "rank_address: is missing: 2 engines share experts"),
-        ({"rank_secret_file": None}, "rank_secret_file: is missing: 2 engines share experts"),
-        ({"tensor_parallel_size": 2}, "tensor_parallel_size: must be 1 where expert_parallel_size is 2"),
-        ({"pipeline_parallel_size": 2}, "pipeline_parallel_size: must be 1 where expert_parallel_size is 2"),
-        ({"expert_parallel_size": 1, "expert_parallel_rank": 1}, "expert_parallel_rank"),
-        ({"expert_parallel_size": 1}, "rank_address: is for ranks of other hosts"),
-    ],
-)
-def test_configurations_that_are_refused(options: dict[str, Any], message: str) -> None:
-    given = {"model": "none", "expert_parallel_size": 2, "rank_address": "127.0.0.1:1", "rank_secret_file": "s", **options}
-    with pytest.raises(ConfigError) as caught:
-        EngineConfig(**given)
-    assert message in str(caught.value)
