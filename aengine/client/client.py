@@ -67,8 +67,8 @@ from aengine.v1.tokenizer_service_pb2 import DetokenizeRequest, RenderChatReques
 if TYPE_CHECKING:
     from typing_extensions import Unpack
 
-_EACH_TOKEN = StreamOptions()
-_FEW_MESSAGES = StreamOptions(max_tokens_per_delta=64, max_delay=Duration(nanos=100_000_000))
+EACH_TOKEN = StreamOptions()
+FEW_MESSAGES = StreamOptions(max_tokens_per_delta=64, max_delay=Duration(nanos=100_000_000))
 """For `generate`, whose caller sees no single token."""
 
 
@@ -200,7 +200,7 @@ class AsyncClient(EngineProtocol):
         **fields: Unpack[OptionFields],
     ) -> Completion:
         """`stream()`, read to its end. Cancelling the caller cancels the request."""
-        return await read_to_end(ClientStream(self.open(prompt, params, RequestOptions.of(options, fields), _FEW_MESSAGES)))
+        return await read_to_end(ClientStream(self.open(prompt, params, RequestOptions.of(options, fields), FEW_MESSAGES)))
 
     async def embed(
         self,
@@ -244,7 +244,7 @@ class AsyncClient(EngineProtocol):
         prompt: Prompt,
         params: SamplingParams | None = None,
         options: RequestOptions | None = None,
-        delivery: StreamOptions = _EACH_TOKEN,
+        delivery: StreamOptions = EACH_TOKEN,
     ) -> ActiveRequest:
         """What is behind a stream, for programs that pass tokens on, such as a router: submitted at once, read by `pop()` when its `waiter`
         was called. Whoever opens it cancels it or reads it to its end. Raises what `stream()` raises."""

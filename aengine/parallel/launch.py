@@ -1,4 +1,4 @@
-"""Ranks of this host as processes: which cores they get, how they start, what they write, and how they end."""
+"""Ranks and replicas of this host as processes: which cores they get, how they start, what they write, and how they end."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import signal
 import socket
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 FOLLOWER_MODULE = "aengine.runner.worker"
@@ -35,34 +35,30 @@ def _topology(cpu: int, name: str) -> int:
         return 0
 
 
-class FollowerProcess:
-    """A rank that runs on this host. Ends with the thread that starts it, at the latest."""
+class ChildProcess:
+    """A program that this process runs on its host, and what it writes. Ends with the thread that starts it, at the latest, if it calls
+    `die_with`."""
 
-    def __init__(self, rank: int, command: Sequence[str], stream: socket.socket, exchange_fd: int | None) -> None:
-        """Runs `command` with what `worker_arguments` reads. `stream` is the rank's end of its channel, and is closed here."""
+    def __init__(self, command: Sequence[str], *, pass_fds: Sequence[int] = (), environment: Mapping[str, str] | None = None) -> None:
+        """`environment`: of the program, which finds the modules that are found here; None: that of this process."""
         self._partial = b""
         own, theirs = os.pipe()
-        fds = [stream.fileno(), *([] if exchange_fd is None else [exchange_fd])]
-        arguments = [f"--rank={rank}", f"--fd={stream.fileno()}", f"--driver-pid={os.getpid()}"]
-        if exchange_fd is not None:
-            arguments.append(f"--exchange-fd={exchange_fd}")
         path = os.pathsep.join(os.path.abspath(entry) for entry in sys.path if entry)
-        with stream:
-            try:
-                self._process = subprocess.Popen(
-                    [*command, *arguments],
-                    stdin=subprocess.DEVNULL,
-                    stdout=theirs,
-                    stderr=theirs,
-                    pass_fds=fds,
-                    env={**os.environ, "PYTHONPATH": path, "PYTHONSAFEPATH": "1"},
-                    start_new_session=True,  # a Ctrl-C in the terminal is for the driver alone
-                )
-            except BaseException:
-                os.close(own)
-                raise
-            finally:
-                os.close(theirs)
+        try:
+            self._process = subprocess.Popen(
+                command,
+                stdin=subprocess.DEVNULL,
+                stdout=theirs,
+                stderr=theirs,
+                pass_fds=pass_fds,
+                env={**(os.environ if environment is None else environment), "PYTHONPATH": path, "PYTHONSAFEPATH": "1"},
+                start_new_session=True,  # a Ctrl-C in the terminal is for this process alone
+            )
+        except BaseException:
+            os.close(own)
+            raise
+        finally:
+            os.close(theirs)
         os.set_blocking(own, False)
         self.pid = self._process.pid
         self.output = own  # its stdout and stderr
@@ -90,6 +86,10 @@ class FollowerProcess:
         except subprocess.TimeoutExpired:
             return None
 
+    def terminate(self) -> None:
+        """Asks it to end."""
+        self._process.terminate()
+
     def kill(self) -> None:
         """Ends it at once."""
         self._process.kill()
@@ -97,6 +97,19 @@ class FollowerProcess:
     def release(self) -> None:
         """Of a process that has ended."""
         os.close(self.output)
+
+
+class FollowerProcess(ChildProcess):
+    """A rank that runs on this host."""
+
+    def __init__(self, rank: int, command: Sequence[str], stream: socket.socket, exchange_fd: int | None) -> None:
+        """Runs `command` with what `worker_arguments` reads. `stream` is the rank's end of its channel, and is closed here."""
+        fds = [stream.fileno(), *([] if exchange_fd is None else [exchange_fd])]
+        arguments = [f"--rank={rank}", f"--fd={stream.fileno()}", f"--driver-pid={os.getpid()}"]
+        if exchange_fd is not None:
+            arguments.append(f"--exchange-fd={exchange_fd}")
+        with stream:
+            super().__init__([*command, *arguments], pass_fds=fds)
 
 
 def how_it_ended(code: int) -> str:

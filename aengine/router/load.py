@@ -59,10 +59,12 @@ class ReplicaLoad:
         adapters: Mapping[str, int] | None = None,
         now: float = 0.0,
         slow_start_seconds: float = 0.0,
+        weights_behind: int = 0,
     ) -> None:
         """`name`: what hashing goes by, so best what stays the same over restarts. `max_num_seqs`: sequences that can run at once; 0: not
         known. `adapters`: the keys of adapters at this replica by their names; the mapping may change. `now`: when it began to serve;
-        for `slow_start_seconds` from then on it gets less than its share.
+        for `slow_start_seconds` from then on it gets less than its share. `weights_behind`: how many versions of weights the router counts
+        more than this replica, which has started later.
         """
         self.name = name
         self.name_hash = int.from_bytes(blake2b(name.encode(), digest_size=8).digest(), "little")
@@ -75,6 +77,7 @@ class ReplicaLoad:
         self._adapters = {} if adapters is None else adapters
         self._started = now
         self._slow_start_seconds = slow_start_seconds
+        self.weights_behind = weights_behind
         self._draining = False
         self._reported = -float("inf")  # when the latest report came
         self._rate = 0.0  # prefill tokens a second
@@ -154,7 +157,16 @@ class ReplicaLoad:
     def can_take(self, prompt: RoutedPrompt) -> bool:
         """Whether it serves, with weights that the request can go on with."""
         version = prompt.weights_version
-        return self.serving and not self._draining and (version is None or self.stats.weights_version == version)
+        return self.serving and not self._draining and (version is None or self.weights_version == version)
+
+    @property
+    def weights_version(self) -> int:
+        """Of the weights there, as the router counts them."""
+        return self.stats.weights_version + self.weights_behind
+
+    @property
+    def draining(self) -> bool:
+        return self._draining
 
     @property
     def paused(self) -> bool:
