@@ -23,6 +23,8 @@ def run_worker(arguments: Sequence[str], environment: Mapping[str, str], run: Ca
     if any(argument.startswith("--driver-pid=") for argument in arguments):
         return follow(started_ranks(arguments), run)
     given = _parser(environment).parse_args(arguments)
+    if given.parent_pid is not None:
+        die_with(given.parent_pid)
     logging.basicConfig(level=logging.INFO, format=f"%(asctime)s rank {given.rank} %(levelname)s %(message)s")
     try:
         return follow(_joined_ranks(given), run)
@@ -76,6 +78,7 @@ def _parser(environment: Mapping[str, str]) -> argparse.ArgumentParser:
     add("model", str, None, "directory of the model on this host; default: the engine's")
     add("local-rank", int, environment.get("LOCAL_RANK", "0"), "which of this host's ranks this is, from 0 (LOCAL_RANK)")
     add("local-ranks", _positive, environment.get("LOCAL_WORLD_SIZE", "1"), "ranks on this host, which share its cores (LOCAL_WORLD_SIZE)")
+    parser.add_argument("--parent-pid", type=int, help="the process that starts this one, and that it ends with")
     add("timeout", float, JOIN_SECONDS, "seconds until the engine must be there (%(default)g)")
     return parser
 

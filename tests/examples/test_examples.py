@@ -52,6 +52,14 @@ def test_logits_processor(capfd: pytest.CaptureFixture[str]) -> None:
     assert "e" not in text.lower()
 
 
+@pytest.mark.slow
+def test_ray_serve() -> None:
+    pytest.importorskip("ray.serve", reason="needs ray[serve]")
+    done = run("ray_serve.py")
+    assert done.returncode == 0, done.stderr
+    assert any(len(line) > 80 and not line.startswith(("(", "\x1b", "INFO")) for line in done.stdout.splitlines()), done.stdout
+
+
 def test_demo_streams_text_and_tells_its_speed() -> None:
     done = run("demo.py", "The morning was so fine", "--max-tokens", "20")
     assert done.returncode == 0, done.stderr
