@@ -74,7 +74,7 @@ def _request() -> StreamGenerateRequest:
 
 
 @asynccontextmanager
-async def _under_way(tasks: Sequence[asyncio.Task[None]]) -> AsyncIterator[None]:
+async def under_way(tasks: Sequence[asyncio.Task[None]]) -> AsyncIterator[None]:
     """Tasks that are not to end by themselves."""
     try:
         yield
@@ -111,7 +111,7 @@ def _calls(count: int, address_of: Callable[[PacedServer], str], method: str, re
                     while await call.read() is not aio.EOF:
                         pass
 
-            async with _under_way([asyncio.create_task(read()) for _ in range(count)]):
+            async with under_way([asyncio.create_task(read()) for _ in range(count)]):
                 yield
 
     return load
@@ -138,7 +138,7 @@ def http_streams(count: int) -> Load:
             finally:
                 writer.close()
 
-        async with _under_way([asyncio.create_task(read()) for _ in range(count)]):
+        async with under_way([asyncio.create_task(read()) for _ in range(count)]):
             yield
 
     return load
@@ -165,7 +165,7 @@ def session(count: int) -> Load:
                     pass
                 raise RuntimeError("the session has ended; measure for a shorter time")
 
-            async with _under_way([asyncio.create_task(read())]):
+            async with under_way([asyncio.create_task(read())]):
                 yield
 
     return load
@@ -196,18 +196,28 @@ LOADS: Mapping[str, Callable[[int], Load]] = {
 
 
 async def measure(
-    server: PacedServer, load: Load, count: int, pace: float | None, seconds: float, warm_up: float = WARM_UP
+    server: PacedServer,
+    load: Load,
+    count: int,
+    pace: float | None,
+    seconds: float,
+    warm_up: float = WARM_UP,
+    on_measured: Callable[[], object] = lambda: None,
 ) -> tuple[Figures, Figures]:
-    """The server's figures before and after `seconds` of `load` with `count` requests at `pace`, `warm_up` seconds after all have begun."""
+    """The server's figures before and after `seconds` of `load` with `count` requests at `pace`, `warm_up` seconds after all have begun.
+    `on_measured` is called with each."""
     await server.tell(Pace(None))
-    await _until(server, lambda under_way: under_way == 0)  # what is left of a load before
+    await _until(server, lambda number: number == 0)  # what is left of a load before
     await server.tell(Pace(pace))
     async with load(server):
-        await _until(server, lambda under_way: under_way == count)
+        await _until(server, lambda number: number == count)
         await asyncio.sleep(warm_up)
         before = await server.measure()
+        on_measured()
         await asyncio.sleep(seconds)
-        return before, await server.measure()
+        after = await server.measure()
+        on_measured()
+        return before, after
 
 
 async def _until(server: PacedServer, condition: Callable[[int], bool]) -> None:
