@@ -115,7 +115,7 @@ class FakeStream:
 
     @property
     def gone(self) -> bool:
-        return self._engine.streams.get(self.request_id) is not self
+        return self._ended or self._engine.streams.get(self.request_id) is not self
 
     @property
     def is_started(self) -> bool:

@@ -149,16 +149,15 @@ def written(pieces: Sequence[Sequence[Token]], delta_tokens: int, *, text: bool 
     generation = SimpleNamespace(
         spec=GenerationSpec(output=OutputOptions(text=text, token_ids=token_ids)),
         policy=StreamPolicy(delta_tokens),
-        stream=SimpleNamespace(ended=False),
         core=SimpleNamespace(note=lambda tokens: None),
         write_beginning=lambda started: None,
         write_end=lambda finished: finished.SetInParent(),
     )
     writer = EventWriter(cast(MessageGeneration, generation), new_event)
     writer.begin()
-    for number, piece in enumerate(pieces):
-        generation.stream.ended = number == len(pieces) - 1
+    for piece in pieces:
         writer.write(piece)
+    writer.end()
     assert [event.event_number for event in events] == list(range(len(events)))
     return events
 

@@ -12,12 +12,17 @@ from session_client import SessionClient, cancellation, hold, more_credit, openi
 from slow_cases import slow_but
 from speculating import also_with_drafts
 
+from aengine.scheduler.plan import RowsFailed, StepPlan
 from aengine.server.core.generation import READ_TOKENS
 from aengine.v1.generation_pb2 import FINISH_REASON_CANCELLED
 
 pytestmark = pytest.mark.anyio
 
 MAX_UNREAD = 8
+
+
+def fail_every_row(plan: StepPlan) -> None:
+    raise RowsFailed({row: ValueError("this row cannot be built") for row in plan.rows.tolist()})
 
 
 @also_with_drafts
@@ -151,6 +156,30 @@ async def test_a_client_that_does_not_read_parks_its_requests() -> None:
             check_whole(engine, 9, (await other.finish())[9])
             assert engine.stats().parked == 4
         await until(lambda: nothing_left(engine) and serve.server.in_flight == 0)
+
+
+@pytest.mark.parametrize("ahead", list(Ahead))
+@pytest.mark.parametrize("end", ["stop token", "cancelled", "failed"])
+async def test_the_last_event_of_a_tag_comes_when_its_pages_are_free(ahead: Ahead, end: str) -> None:
+    """Also where a step of it runs ahead."""
+    async with OracleEngine(ahead=ahead) as engine, serving(engine) as serve:
+        client = SessionClient(serve)
+        await client.say(opening())
+        for tag in range(20):
+            request = oracle_request(5, max_tokens=None if tag else 20)
+            if end == "stop token" and tag:
+                request.spec.stopping.stop_token_ids.append(engine.solo(5)[0][7])
+            await client.say(submission(tag, request))
+            await client.read_until(tag, "delta")
+            if end == "cancelled":
+                await client.say(cancellation(tag))
+            elif end == "failed":
+                engine.runner.before_launch = fail_every_row
+            while tag not in client.errors and not client.events[tag][-1].HasField("finished"):
+                await client.read()
+            engine.runner.before_launch = lambda plan: None
+            assert engine.stats().pages_used == 0
+            assert not engine._registry._by_id
 
 
 async def test_tags_come_and_go() -> None:

@@ -88,7 +88,9 @@ async def cost(multiplex: bool, reader: str, pace: float | None, options: argpar
     with paced_server(options.streams, uvloop=False) as server:
         address = server.address
         cpu: list[float] = []
-        before, after = await measure(server, load, options.streams, pace, options.seconds, on_measured=lambda: cpu.append(time.process_time()))
+        before, after = await measure(
+            server, load, options.streams, pace, options.seconds, on_measured=lambda: cpu.append(time.process_time())
+        )
     tokens = after.tokens - before.tokens
     return ClientCost(
         "one for all" if multiplex else "one each",

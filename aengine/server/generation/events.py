@@ -81,9 +81,8 @@ class EventWriter:
             yield
 
     def write(self, tokens: Sequence[Token]) -> None:
-        """The deltas of tokens that came together, the ends of the sequences that end with them, and the last event after the last of
-        them. Raises what `Generation.note` raises."""
-        generation = self.generation
+        """The deltas of tokens that came together, and the ends of the sequences that end with them. Raises what `Generation.note`
+        raises."""
         self._note(tokens)
         if self._delta_tokens == 1 or len(tokens) == 1:
             for token in tokens:
@@ -91,8 +90,10 @@ class EventWriter:
         else:
             for run in _runs(tokens, self._delta_tokens):
                 self._run(run)
-        if generation.stream.ended:
-            generation.write_end(self._next().finished)
+
+    def end(self) -> None:
+        """The last event. Everything was read and written."""
+        self.generation.write_end(self._next().finished)
 
     def _run(self, run: Sequence[Token]) -> None:
         """The delta of tokens of one sequence, of which only the last may end it; and that end."""
@@ -169,6 +170,8 @@ async def stream_responses(
                 for _ in writer.prompt():
                     yield ready.pop()
             writer.write(tokens)
+            if stream.ended:
+                writer.end()
             # gRPC's own thread wakes for a write that stands alone, and takes the processor from the loop. When all streams that a step
             # feeds have written their events before the first of them is sent, their writes come together: a fifth less CPU time.
             await asyncio.sleep(0)

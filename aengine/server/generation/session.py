@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import AsyncGenerator, AsyncIterator, Iterator
+from collections.abc import AsyncGenerator, AsyncIterator, Coroutine, Iterator
+from typing import Any
 
 from aengine.errors import InvalidRequestError, QueueFullError
 from aengine.server.calls.status import to_error
@@ -76,7 +77,8 @@ class _Session:
         self._open: dict[int, EventWriter] = {}
         self._refused: dict[int, Error] = {}  # not sent yet
         self._ended: list[tuple[MessageGeneration, Exception | None]] = []  # their last event is in a message, which may not be sent yet
-        self._closing: set[asyncio.Task[None]] = set()
+        self._gone: dict[int, Exception | None] = {}  # all but their last event is written, and what they failed with
+        self._background: set[asyncio.Task[None]] = set()  # which close requests
         self._response = SessionResponse()  # the message that is being written
         self._num_bytes = 0  # of it, estimated
 
@@ -155,6 +157,8 @@ class _Session:
         while True:
             for tag in list(self._refused):
                 yield from self._write_error(tag, self._refused.pop(tag))
+            for tag in list(self._gone):
+                yield from self._write_end(tag, self._gone.pop(tag))
             for reading in self.group.take(READ_TOKENS):
                 yield from self._write(reading)
             yield self._finish_message()
@@ -172,12 +176,37 @@ class _Session:
                     yield self._finish_message()
                 writer.write(reading.tokens)
         except Exception as error:
-            self._end(tag, error)
-            yield from self._write_error(tag, to_error(located(error, writer.generation.spec), answered=writer.has_begun))
+            yield from self._finish(tag, error)
         else:
             if reading.stream.ended:
-                self._end(tag, None)
+                yield from self._finish(tag, None)
             yield from self._grow(len(reading.tokens) * writer.token_bytes)
+
+    def _finish(self, tag: int, error: Exception | None) -> Iterator[SessionResponse | None]:
+        """Write the last event of a request once nothing of it is left in the engine, so that a client that has it knows that."""
+        self.group.discard(tag)
+        stream = self._open[tag].generation.stream
+        if stream.gone:
+            yield from self._write_end(tag, error)
+            return
+
+        async def finish() -> None:
+            try:
+                await stream.aclose()
+            finally:
+                self._gone[tag] = error
+                self.group.wake()
+
+        self._in_background(finish())
+
+    def _write_end(self, tag: int, error: Exception | None) -> Iterator[SessionResponse | None]:
+        """The last event of a request, of which the engine has nothing any more; its tag is free."""
+        writer = self._open[tag]
+        if error is None:
+            writer.end()
+        self._ended.append((self._open.pop(tag).generation, error))
+        if error is not None:
+            yield from self._write_error(tag, to_error(located(error, writer.generation.spec), answered=writer.has_begun))
 
     def _write_error(self, tag: int, error: Error) -> Iterator[SessionResponse | None]:
         self._response.events.add(tag=tag, error=error)
@@ -198,11 +227,6 @@ class _Session:
 
     # ---- closing -------------------------------------------------------------------------------------------------------
 
-    def _end(self, tag: int, error: Exception | None) -> None:
-        """The last event of a request is written; its tag is free."""
-        self.group.discard(tag)
-        self._ended.append((self._open.pop(tag).generation, error))
-
     def close_ended(self) -> None:
         """Close the requests whose last event was sent. What the engine still has of them goes in the background."""
         for ended in self._ended:
@@ -212,14 +236,18 @@ class _Session:
     async def close_all(self) -> None:
         """Close every request; returns when nothing of them is left in the engine."""
         for tag in list(self._open):
-            self._end(tag, None)
+            self.group.discard(tag)
+            self._ended.append((self._open.pop(tag).generation, None))
         ended, self._ended = self._ended, []
         await in_chunks(ended, self._close)
-        await asyncio.gather(*self._closing, return_exceptions=True)
+        await asyncio.gather(*self._background, return_exceptions=True)
 
     def _close(self, ended: tuple[MessageGeneration, Exception | None]) -> asyncio.Task[None]:
         generation, error = ended
-        closing = asyncio.create_task(generation.core.close(error))
-        self._closing.add(closing)
-        closing.add_done_callback(self._closing.discard)
-        return closing
+        return self._in_background(generation.core.close(error))
+
+    def _in_background(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+        task = asyncio.create_task(work)
+        self._background.add(task)
+        task.add_done_callback(self._background.discard)
+        return task
