@@ -168,9 +168,7 @@ class EngineStats(Drafted):
     parked: int = 0  # sequences that keep their pages but are not scheduled
     pages_used: int = 0  # pages referenced by sequences
     pages_total: int = 0
-    uncomputed_tokens: int = (
-        0  # that waiting and running sequences still have to compute before their next output, without those of decodes
-    )
+    uncomputed_tokens: int = 0  # that waiting and prefilling sequences still have to compute
     cached_tokens: int = 0  # tokens whose KV stays in unreferenced pages of the prefix cache
     steps: int = 0  # steps committed since start
     preemptions: int = 0  # sequences that gave way to others since start, and were or will be computed anew

@@ -21,11 +21,13 @@ from aengine.bench.load import Outcome, Target, run_load
 from aengine.bench.metrics import summarise
 from aengine.bench.probes import cancel_to_free, loop_lag, start_up_log
 from aengine.bench.report import plot, show_distribution, show_summary, table, write_json
+from aengine.bench.routing_options import add_routing_options, session_options, simulation_options
 from aengine.bench.workload import NANO_TEMPERATURE, Item, Lengths, Range, random_lengths
 from aengine.bench.workload_options import WORKLOADS, add_workload_options, workload_items
 from aengine.config import TAKE_MODEL, EngineConfig
 from aengine.errors import AEngineError
 from aengine.outputs import ModelInfo
+from aengine.router.routing import RoutingPolicy
 from aengine.switching import switch_often
 
 DEFAULT_VOCAB = 32_000  # for servers that do not report theirs
@@ -125,7 +127,14 @@ def build_parser() -> argparse.ArgumentParser:
     speculation.add_argument("--temperature", type=float, default=0.8, metavar="T", help="(default: 0.8)")
     speculation.set_defaults(run=_speculation, speculative="auto")
     add_engine_options(speculation)
-    for command in (serve, offline, latency, step, startup, quality, speculation):
+
+    route = commands.add_parser("route", help="policies of routing over simulated replicas, with a trace of conversations")
+    route.add_argument("--replicas", type=_counts, default=(3, 16), metavar="N,N", help="numbers of replicas (default: 3,16)")
+    names = [policy.value for policy in RoutingPolicy]
+    route.add_argument("--policy", default=",".join(names), metavar="NAME,NAME", help=f"a list (default: {','.join(names)})")
+    route.set_defaults(run=_route)
+    add_routing_options(route)
+    for command in (serve, offline, latency, step, startup, quality, speculation, route):
         command.add_argument("--json", type=Path, metavar="FILE", help="write the figures, with date, hardware and versions")
     return parser
 
@@ -311,6 +320,27 @@ def _speculation(options: argparse.Namespace, command: list[str]) -> int:
     with engine_config(options, options.shape) as (name, config):
         asyncio.run(run(config))
     print(f"\n{name} {config.quantization}\n{table(HEADER, [result.cells for result in results])}")
+    return 0
+
+
+def _route(options: argparse.Namespace, command: list[str]) -> int:
+    """Each policy, with each number of replicas on a trace that is that many times as long."""
+    from aengine.bench.routing import HEADER, RoutingFigures, Simulation, cells, decisions_per_second
+    from aengine.bench.sessions import make_sessions
+
+    policies = [RoutingPolicy(name) for name in options.policy.split(",")]
+    results: list[RoutingFigures] = []
+    speed = decisions_per_second()
+    for count in options.replicas:
+        simulation = simulation_options(options, count)
+        sessions = make_sessions(session_options(options, count))
+        for policy in policies:
+            results.append(Simulation(policy, sessions, simulation).run())
+            print(*cells(results[-1]), flush=True)
+            if options.json:  # after each, so that what was simulated is kept whatever comes next
+                write_json(options.json, command, {"costs": simulation.replica.costs, "results": results, "decisions_per_second": speed})
+    print(f"\n{simulation.replica.costs}; {speed:.0f} decisions a second for 8 replicas and prompts of 1024 tokens, hashes included")
+    print(table(HEADER, map(cells, results)))
     return 0
 
 

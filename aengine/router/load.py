@@ -17,7 +17,7 @@ from aengine.outputs import EngineStats, LoadReport
 from aengine.router.prefixes import MAX_DIGESTS, CachedPrefixes, PageNaming
 
 REPORT_LAG = 0.1  # seconds that a report may be behind: statistics are up to 50 ms old when they are sent
-WORK_SECONDS = 30.0  # how long ended work counts as load: after so long 1/e of it is left
+WORK_SECONDS = 100.0  # how long ended work counts as load: after so long 1/e of it is left
 RATE_HALF_LIFE = 60.0  # seconds in which the best measured prefill rate loses half of its weight
 START_RATE = 10_000.0  # tokens a second where no replica has measured its own
 MEAN_OF = 32  # requests of a moving average

@@ -14,6 +14,8 @@ from aengine.router.load import START_RATE, ReplicaLoad, RoutedPrompt
 MOST_LOAD = 1.25  # of the mean load of all replicas, which no replica gets beyond while there are others
 EQUAL = 1.05  # scores within this factor of the lowest are taken to be equal
 
+CLEARLY = 1.5  # times as fast as usual, or as slow, is another machine; less comes from what was computed when it was measured
+
 
 class RoutingPolicy(enum.Enum):
     PREFIX = "prefix"  # where the first token is expected soonest, by cached prefixes and by load
@@ -56,26 +58,32 @@ class Routing:
                 return _hashed(prompt, [replica for replica in able if replica.outstanding < most])
 
     def _soonest(self, prompt: RoutedPrompt, able: Sequence[ReplicaLoad], now: float) -> ReplicaLoad:
-        """Where the first token is expected soonest, among replicas that have not got more than their share."""
+        """Where the first token is expected soonest and the least is computed, among replicas that have not got more than their share."""
         known = [replica.rate for replica in able if replica.rate]
         usual = sum(known) / len(known) if known else START_RATE
         scores, loads = [], []
         some_cached = False
         for replica in able:
             rate, weight = replica.rate or usual, replica.weight(now)
-            cached = replica.cached_tokens(prompt)
-            some_cached = some_cached or cached > 0
-            scores.append(replica.seconds_to_first_token(prompt.num_tokens, prompt.num_tokens - cached, rate) / weight)
+            if usual / CLEARLY < rate < usual * CLEARLY:
+                rate = usual
+            uncached = prompt.num_tokens - replica.cached_tokens(prompt)
+            some_cached = some_cached or uncached < prompt.num_tokens
+            seconds = replica.seconds_to_first_token(prompt.num_tokens, uncached, rate)
+            # What is computed keeps others waiting for as long, so that it counts twice, and the wait for what others compute once.
+            scores.append((seconds + uncached / rate) / weight)
             loads.append(replica.load(now) * usual / (rate * weight))
         mean = sum(loads) / len(loads)
         most = MOST_LOAD * mean + prompt.num_tokens
-        lowest = EQUAL * min(score for score, load in zip(scores, loads, strict=True) if load <= most)
-        equals = [i for i, score in enumerate(scores) if score <= lowest and loads[i] <= most]
+        allowed = [i for i, load in enumerate(loads) if load <= most]
+        lowest = min(scores[i] for i in allowed)
+        equals = [i for i in allowed if scores[i] <= EQUAL * lowest]
         if len(equals) == 1:
             return able[equals[0]]
         if some_cached:
             return able[min(self._random.sample(equals, 2), key=loads.__getitem__)]
-        return _hashed(prompt, [able[i] for i in equals if loads[i] <= mean] or [able[min(equals, key=loads.__getitem__)]])
+        light = [able[i] for i in equals if loads[i] <= mean]
+        return _hashed(prompt, light or [able[min(equals, key=loads.__getitem__)]])
 
 
 def _hashed(prompt: RoutedPrompt, replicas: Sequence[ReplicaLoad]) -> ReplicaLoad:

@@ -214,13 +214,13 @@ class TestLoad:
         holds(full, random_prompt(0))
         placement = full.place(random_prompt(0), 0.0)
         full.first_token(placement, 0.0)
-        full.end(placement, 20.0, output_tokens=500)
-        tell(full, 100.0, running=64)
-        assert chosen(by_prefix, random_prompt(0), replicas, 100.0) is other
-        tell(full, 100.0, running=10)
-        assert chosen(by_prefix, random_prompt(0), replicas, 100.0) is full
-        tell(full, 100.0, running=10, pages_used=9_999)
-        assert chosen(by_prefix, random_prompt(0), replicas, 100.0) is other
+        full.end(placement, 200.0, output_tokens=500)
+        tell(full, 1000.0, running=64)
+        assert chosen(by_prefix, random_prompt(0), replicas, 1000.0) is other
+        tell(full, 1000.0, running=10)
+        assert chosen(by_prefix, random_prompt(0), replicas, 1000.0) is full
+        tell(full, 1000.0, running=10, pages_used=9_999)
+        assert chosen(by_prefix, random_prompt(0), replicas, 1000.0) is other
 
     def test_a_replica_that_came_back_begins_slowly(self, by_prefix: Routing) -> None:
         replicas = make_replicas(3)
