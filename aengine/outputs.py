@@ -263,6 +263,7 @@ class AdapterInfo:
     target_modules: tuple[str, ...]  # names of the modules that it changes, such as q_proj
     num_bytes: int  # of its matrices
     num_requests: int = 0  # that use it now
+    key: int = 0  # its number in the names of cached pages
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import enum
 import uuid
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import AsyncGenerator, Collection, Mapping, Sequence
 from contextlib import AsyncExitStack
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -25,6 +25,7 @@ from aengine.client.call_feed import CallFeed
 from aengine.client.config import DEFAULT_ADDRESS, ClientConfig
 from aengine.client.health import HealthWatch
 from aengine.client.link import Link, open_link
+from aengine.client.load_watch import watch_load
 from aengine.client.messages import (
     read_adapter,
     read_engine_info,
@@ -36,10 +37,22 @@ from aengine.client.messages import (
     write_embedding,
     write_mode,
     write_request,
+    write_watch,
 )
 from aengine.client.session import MAX_SUBMIT_BYTES, Sessions
 from aengine.errors import ConnectionLostError, EngineStateError, RequestEndedError, ServerError
-from aengine.outputs import AdapterInfo, Completion, Embedding, EngineInfo, EngineStats, MemoryUse, ModelInfo, ReplicaInfo, TokenizedText
+from aengine.outputs import (
+    AdapterInfo,
+    Completion,
+    Embedding,
+    EngineInfo,
+    EngineStats,
+    LoadReport,
+    MemoryUse,
+    ModelInfo,
+    ReplicaInfo,
+    TokenizedText,
+)
 from aengine.params import EmbeddingParams, SamplingParams
 from aengine.protocols import EngineProtocol
 from aengine.requests import OptionFields, Prompt, RequestOptions, check_params
@@ -272,6 +285,17 @@ class AsyncClient(EngineProtocol):
         """How busy the server is. Histograms stay empty: those are for its metrics."""
         self._check_running()
         return read_load((await self._link.ask(self._link.engine.GetLoad, GetLoadRequest())).load)
+
+    def watch_load(self, *, min_interval: float | None = None, digest_salt: bytes | None = None) -> AsyncGenerator[LoadReport, None]:
+        """How busy the server is, now, whenever that changes and at least once a second; at most every `min_interval` seconds, 0.01 to 1
+        (default 0.1). It has no end; close it when no more is wanted.
+
+        With `digest_salt`, 8 to 64 secret bytes, also which pages of prompts are cached there, first all of them: by their
+        `aengine.cache.published_digest`. For administrators, where the server asks who its callers are: else `ServerError`. Raises
+        what a lost connection or a server that stops means to any call, and `EngineStateError` when the client is closed.
+        """
+        self._check_running()
+        return watch_load(self._link, write_watch(min_interval, digest_salt))
 
     async def tokenize(self, text: str, *, add_special_tokens: bool = True, for_prompt: bool = False) -> list[int]:
         self._check_running()

@@ -12,9 +12,11 @@ from itertools import chain, repeat
 from typing import Any
 
 from aengine.chat_prompts import ChatOptions, read_messages
+from aengine.checks import is_not
 from aengine.errors import InvalidRequestError, ServerError
 from aengine.outputs import (
     AdapterInfo,
+    CachedPages,
     DraftUsage,
     EngineInfo,
     EngineStats,
@@ -34,7 +36,7 @@ from aengine.requests import NO_OUTPUT, Prompt, RequestOptions, form_of
 from aengine.token_ids import read_token_ids
 from aengine.v1 import admin_service_pb2, engine_service_pb2, generation_pb2, sampling_pb2
 from aengine.v1.embedding_service_pb2 import EmbedRequest, Pooling
-from aengine.v1.engine_service_pb2 import GetServerInfoResponse, Load, Replica
+from aengine.v1.engine_service_pb2 import GetServerInfoResponse, Load, Replica, WatchLoadRequest, WatchLoadResponse
 from aengine.v1.generation_service_pb2 import StreamGenerateRequest
 from aengine.v1.model_service_pb2 import Adapter, Model
 from aengine.wire import DEFAULTS, FINISH_REASONS, LIMITS, MODEL, SAMPLING, STOPPING, read_params, seconds_of, write_params
@@ -48,6 +50,7 @@ _REASONS = {value: reason for reason, value in FINISH_REASONS.items()}
 _LOAD = (
     *("running", "waiting", "parked", "pages_used", "pages_total", "cached_tokens", "steps", "preemptions"),
     *("prompt_tokens", "cached_prompt_tokens", "completion_tokens", "paused", "sleep_level", "weights_version"),
+    *("uncomputed_tokens", "mean_step_seconds", "prefill_tokens_per_second"),
 )
 
 
@@ -101,6 +104,21 @@ def write_embedding(prompt: Prompt, params: EmbeddingParams, options: RequestOpt
         request.tenant = options.tenant
         request.cache.salt = options.cache_salt or ""
         request.adapter = options.adapter or ""
+    return request
+
+
+def write_watch(min_interval: float | None, digest_salt: bytes | None) -> WatchLoadRequest:
+    """Raises `InvalidRequestError`."""
+    request = WatchLoadRequest()
+    if min_interval is not None:
+        try:
+            request.min_interval.FromNanoseconds(round(min_interval * 1e9))
+        except (TypeError, ValueError, OverflowError):  # of what is not a number
+            raise InvalidRequestError.of("min_interval", is_not(min_interval, "a number of seconds")) from None
+    if digest_salt is not None:
+        if not isinstance(digest_salt, bytes):
+            raise InvalidRequestError.of("digest_salt", "must be bytes")  # without the value: it is a secret
+        request.page_digests.salt = digest_salt
     return request
 
 
@@ -188,7 +206,7 @@ def read_memory(message: admin_service_pb2.MemoryUse) -> MemoryUse:
 
 
 def read_adapter(message: Adapter) -> AdapterInfo:
-    return AdapterInfo(message.name, message.rank, tuple(message.target_modules), message.num_bytes)
+    return AdapterInfo(message.name, message.rank, tuple(message.target_modules), message.num_bytes, key=message.key)
 
 
 def read_model(message: Model) -> ModelInfo:
@@ -217,6 +235,13 @@ def read_engine_info(message: GetServerInfoResponse) -> EngineInfo:
 def read_replica(message: Replica) -> ReplicaInfo:
     state = ReplicaState[engine_service_pb2.ReplicaState.Name(message.state).removeprefix("REPLICA_STATE_")]
     return ReplicaInfo(message.name, state, LoadReport(read_load(message.load), message.load.draining))
+
+
+def read_report(message: WatchLoadResponse) -> LoadReport:
+    pages = None
+    if message.HasField("pages"):
+        pages = CachedPages(message.pages.snapshot, tuple(message.pages.added), tuple(message.pages.removed))
+    return LoadReport(read_load(message.load), message.load.draining, pages)
 
 
 def read_load(message: Load) -> EngineStats:

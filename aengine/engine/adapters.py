@@ -41,7 +41,7 @@ class Adapters:
         """`loaded`: those that the model was loaded with; their keys are 1, 2, .."""
         self._changes = changes
         self._edge = edge
-        self._by_name = {info.name: _Adapter(key, info.name, info) for key, info in enumerate(loaded, 1)}
+        self._by_name = {info.name: _Adapter(key, info.name, replace(info, key=key)) for key, info in enumerate(loaded, 1)}
         self._next_key = len(loaded) + 1
         self._used: dict[int, _Adapter] = {}  # by user
 
@@ -103,7 +103,7 @@ class Adapters:
             if error is not None:
                 del self._by_name[name]
             elif prepared is not None:
-                adapter.info = prepared.adapter
+                adapter.info = None if prepared.adapter is None else replace(prepared.adapter, key=adapter.key)
             for waiting in adapter.loaded:
                 _settle(waiting, error)
             adapter.loaded.clear()

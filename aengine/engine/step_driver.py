@@ -197,7 +197,7 @@ class StepDriver:
             self._scheduler.rollback(self._flights.pop().plan, {})
         self._scheduler.commit(plan, step.result())
         before, self._committed = self._committed, time.monotonic()
-        self._stats.add_step(self._committed - max(launched, before), plan.num_decodes + len(plan.token_ids))
+        self._stats.add_step(self._committed - max(launched, before), plan.num_decodes + len(plan.token_ids), plan.num_prefill)
 
     def _collect_updates(self) -> None:
         updates = self._scheduler.take_updates()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from dataclasses import replace
 
@@ -14,6 +15,9 @@ STEP_TOKENS = (1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0, 128.0, 256.0, 512.0, 1024.0
 
 PUBLISH_SECONDS = 0.05
 """How old the published stats may become while steps bring tokens and nothing else."""
+
+MEAN_OF_STEPS = 100
+MEAN_OF_PREFILL_TOKENS = 8192
 
 
 class StepStats:
@@ -28,11 +32,22 @@ class StepStats:
         self._num_steps = 0
         self._seconds = Histogram(STEP_SECONDS)
         self._tokens = Histogram(STEP_TOKENS)
+        self._mean_seconds = 0.0  # of the latest steps
+        # Sums over steps with tokens of prompts, less the more such tokens came after them: by tokens and not by steps, so that long
+        # chunks, which tell best how fast prompts are computed, are not soon outnumbered.
+        self._prefill_tokens = 0.0
+        self._prefill_seconds = 0.0
 
-    def add_step(self, seconds: float, num_tokens: int) -> None:
+    def add_step(self, seconds: float, num_tokens: int, num_prefill: int) -> None:
+        """`num_prefill`: those of the tokens that are of prompts, or computed again."""
         self._num_steps += 1
         self._seconds.observe(seconds)
         self._tokens.observe(num_tokens)
+        self._mean_seconds += (seconds - self._mean_seconds) / min(self._num_steps, MEAN_OF_STEPS)
+        if num_prefill:
+            left = math.exp(-num_prefill / MEAN_OF_PREFILL_TOKENS)
+            self._prefill_tokens = self._prefill_tokens * left + num_prefill
+            self._prefill_seconds = self._prefill_seconds * left + seconds
 
     def are_old(self) -> bool:
         return time.monotonic() - self._published_at >= PUBLISH_SECONDS
@@ -46,6 +61,8 @@ class StepStats:
             completion_tokens=self.completion_tokens,
             paused=paused,
             sleep_level=sleep_level,
+            mean_step_seconds=self._mean_seconds,
+            prefill_tokens_per_second=self._prefill_tokens / self._prefill_seconds if self._prefill_seconds else 0.0,
             step_seconds=self._seconds.snapshot(),
             step_tokens=self._tokens.snapshot(),
         )

@@ -22,6 +22,7 @@ class LiveSequences:
         self.prefilling: list[Sequence] = []  # RUNNING with known tokens left to compute, oldest admission first
         self.num_leaving = 0  # in this state
         self.num_preemptions = 0
+        self.num_expected = 0  # the sum of that of all sequences
         self.updates = Updates()
         self._config = config
         self._rows = rows
@@ -35,6 +36,23 @@ class LiveSequences:
         sequence = self.by_key[request.key] = Sequence(request, primary, tokens)
         sequence.name_pages(self._config.page_size, self._residency.version)
         self._queue.enter(sequence)
+        self.expect(sequence, len(tokens))
+
+    def expect(self, sequence: Sequence, num_tokens: int) -> None:
+        """A sequence has so many tokens to compute once it is admitted: those that are not found in the cache. 0: it does not wait."""
+        self.num_expected += num_tokens - sequence.num_expected
+        sequence.num_expected = num_tokens
+
+    def set_parked(self, sequence: Sequence, parked: bool) -> None:
+        """The sequence is scheduled no more, or again."""
+        sequence.parked = parked
+        if sequence.state is SequenceState.RUNNING:
+            self._rows.set_parked(sequence.row, parked)
+            if parked:
+                self._queue.push(*self._residency.prefixes.abandon(sequence))  # nobody waits for one that computes nothing
+        elif sequence.state is SequenceState.WAITING:
+            (self.stop_waiting if parked else self._queue.push)(sequence)
+            self.expect(sequence, 0 if parked else len(sequence.tokens))
 
     def fail_rows(self, errors: Mapping[int, BaseException]) -> None:
         for row, error in errors.items():
@@ -58,6 +76,7 @@ class LiveSequences:
         sequence.state = SequenceState.WAITING
         if not sequence.parked:
             self._queue.push(sequence)
+            self.expect(sequence, len(sequence.tokens))
 
     # ---- the end of a sequence ---------------------------------------------------------------------------------------
 
@@ -70,6 +89,7 @@ class LiveSequences:
         self.updates.finished.append(Finished(sequence.request.key, reason, stop_token_id, error))
         if sequence.state is SequenceState.WAITING:
             self.stop_waiting(sequence)
+            self.expect(sequence, 0)
             self._forget(sequence)
             return
         self._stop_running(sequence)

@@ -148,6 +148,14 @@ class StepPlan:
     adapters: IntArray = field(default_factory=lambda: NO_INTS)  # [n], keys; 0: the row has none. Empty: no row has one
 
     @property
+    def num_prefill(self) -> int:
+        """How many of the tokens are of rows that neither decode nor have drafts."""
+        if not len(self.token_ids):
+            return 0
+        chunks = slice(self.num_decodes, None)
+        return int(self.lengths[chunks][self.num_sampled[chunks] <= 1].sum())
+
+    @property
     def decoding_rows(self) -> IntArray:
         """Those that go on from their last token, with drafts or without."""
         if self.num_decodes == len(self.rows):

@@ -78,6 +78,7 @@ class Sequence:
     parked: bool = False
     preemptions: int = 0
     started: bool = False  # it held a row before
+    num_expected: int = 0  # tokens that it has to compute once it is admitted, as far as is known; 0 unless it waits
     awaits: bytes | None = None  # digest of the page that another sequence is computing for it
 
     @property

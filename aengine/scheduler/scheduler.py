@@ -74,15 +74,8 @@ class Scheduler:
     def set_parked(self, key: int, parked: bool) -> None:
         """Stop scheduling a request, which keeps its pages while memory allows, or schedule it again."""
         sequence = self._live.by_key.get(key)
-        if sequence is None or sequence.parked == parked:
-            return
-        sequence.parked = parked
-        if sequence.state is SequenceState.RUNNING:
-            self._rows.set_parked(sequence.row, parked)
-            if parked:
-                self._queue.push(*self._residency.prefixes.abandon(sequence))  # nobody waits for one that computes nothing
-        elif sequence.state is SequenceState.WAITING:
-            (self._live.stop_waiting if parked else self._queue.push)(sequence)
+        if sequence is not None and sequence.parked != parked:
+            self._live.set_parked(sequence, parked)
 
     def flush_cache(self) -> int:
         """Drop the prefixes that no sequence holds; returns how many pages that freed."""
@@ -137,12 +130,14 @@ class Scheduler:
         num_active = int(np.count_nonzero(rows.active))
         num_parked = int(np.count_nonzero(rows.active & rows.parked))
         waiting = len(self._queue) + self._residency.num_awaiting
+        prefilling = [sequence.row for sequence in self._live.prefilling if not sequence.parked]
         return EngineStats(
             running=num_active - num_parked,
             waiting=waiting,
             parked=len(self._live.by_key) - (num_active - num_parked) - self._live.num_leaving - waiting,
             pages_used=self._cache.referenced,
             pages_total=self._cache.usable,
+            uncomputed_tokens=self._live.num_expected + int((rows.num_tokens[prefilling] - rows.num_computed[prefilling]).sum()),
             cached_tokens=self._cache.cached_tokens // len(self._config.windows),
             preemptions=self._live.num_preemptions,
             prompt_tokens=self._num_prompt_tokens,
@@ -221,6 +216,7 @@ class Scheduler:
                 self._preempt_parked_adapter()
                 continue
             hits, primary = residency.prefix(sequence)
+            self._live.expect(sequence, len(sequence.tokens) - hits.shape[1] * self._config.page_size)
             if primary is None and residency.awaits_page(sequence, hits.shape[1]):
                 continue
             while not (has_room := residency.has_room(sequence, hits)) and residency.has_parked():
@@ -242,6 +238,7 @@ class Scheduler:
 
     def _admit(self, sequence: Sequence, hits: IntArray, primary: Sequence | None, now: float) -> None:
         self._residency.admit(sequence, hits, self._queue.tenant_id(sequence), primary)
+        self._live.expect(sequence, 0)
         sequence.state = SequenceState.RUNNING
         self._live.prefilling.append(sequence)
         if self._drafts is not None:

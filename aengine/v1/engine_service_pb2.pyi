@@ -329,22 +329,58 @@ class WatchLoadRequest(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     MIN_INTERVAL_FIELD_NUMBER: _builtins.int
+    PAGE_DIGESTS_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def min_interval(self) -> _duration_pb2.Duration:
         """Least time between two messages. 10 milliseconds to 1 second. Default: 100 milliseconds."""
+
+    @_builtins.property
+    def page_digests(self) -> Global___PageDigestOptions:
+        """Whether to tell which prefixes of prompts are cached. PERMISSION_DENIED for callers who may not administrate, where the server
+        asks who they are; INVALID_ARGUMENT at a router, whose replicas have caches of their own. Default: not to.
+        """
 
     def __init__(
         self,
         *,
         min_interval: _duration_pb2.Duration | None = ...,
+        page_digests: Global___PageDigestOptions | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["min_interval", b"min_interval"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["min_interval", b"min_interval", "page_digests", b"page_digests"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["min_interval", b"min_interval"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["min_interval", b"min_interval", "page_digests", b"page_digests"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___WatchLoadRequest: _TypeAlias = WatchLoadRequest  # noqa: Y015
+
+@_typing.final
+class PageDigestOptions(_message.Message):
+    """How to tell which pages of prompts are cached: by digests that only those can read who know the salt, and the content of the page."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    SALT_FIELD_NUMBER: _builtins.int
+    MOST_FIELD_NUMBER: _builtins.int
+    salt: _builtins.bytes
+    """What the digests are made with: 8 to 64 bytes, best random. Required."""
+    most: _builtins.int
+    """Most digests in a snapshot, those of pages that have been cached longest. 1 to 1048576. Default: 65536."""
+    def __init__(
+        self,
+        *,
+        salt: _builtins.bytes = ...,
+        most: _builtins.int | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_most", b"_most", "most", b"most"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_most", b"_most", "most", b"most", "salt", b"salt"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__most: _TypeAlias = _typing.Literal["most"]  # noqa: Y015
+    _WhichOneofArgType__most: _TypeAlias = _typing.Literal["_most", b"_most"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__most) -> _WhichOneofReturnType__most | None: ...
+
+Global___PageDigestOptions: _TypeAlias = PageDigestOptions  # noqa: Y015
 
 @_typing.final
 class WatchLoadResponse(_message.Message):
@@ -353,22 +389,66 @@ class WatchLoadResponse(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     LOAD_FIELD_NUMBER: _builtins.int
+    PAGES_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def load(self) -> Global___Load:
         """The current load."""
+
+    @_builtins.property
+    def pages(self) -> Global___CachedPages:
+        """Which pages are cached, or what has changed since the message before. Unset if nothing has."""
 
     def __init__(
         self,
         *,
         load: Global___Load | None = ...,
+        pages: Global___CachedPages | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["load", b"load"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["load", b"load", "pages", b"pages"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["load", b"load"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["load", b"load", "pages", b"pages"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___WatchLoadResponse: _TypeAlias = WatchLoadResponse  # noqa: Y015
+
+@_typing.final
+class CachedPages(_message.Message):
+    """The pages of prompts and outputs in the prefix cache. The digest of a page is BLAKE2b of its name, with the salt as key and 8 bytes
+    long, read as a little-endian number. The name is BLAKE2b, 16 bytes long, of the name of the page before it followed by the
+    page's token ids, each as 4 bytes, little-endian. Before the first page stands BLAKE2b, 16 bytes long, of the request's cache_salt, where
+    the person parameter is the key of its adapter and then the version of the weights, each as 8 bytes, little-endian.
+    """
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    SNAPSHOT_FIELD_NUMBER: _builtins.int
+    ADDED_FIELD_NUMBER: _builtins.int
+    REMOVED_FIELD_NUMBER: _builtins.int
+    snapshot: _builtins.bool
+    """Whether `added` is all that is cached, and not a change: what was told before is void."""
+    @_builtins.property
+    def added(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """Pages that are cached now, each after the page before it in its prompt."""
+
+    @_builtins.property
+    def removed(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """Pages that are not any more, some of which may never have been told."""
+
+    def __init__(
+        self,
+        *,
+        snapshot: _builtins.bool = ...,
+        added: _abc.Iterable[_builtins.int] | None = ...,
+        removed: _abc.Iterable[_builtins.int] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["added", b"added", "removed", b"removed", "snapshot", b"snapshot"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___CachedPages: _TypeAlias = CachedPages  # noqa: Y015
 
 @_typing.final
 class Load(_message.Message):
@@ -392,6 +472,9 @@ class Load(_message.Message):
     DRAFTS_FIELD_NUMBER: _builtins.int
     WEIGHTS_VERSION_FIELD_NUMBER: _builtins.int
     SLEEP_LEVEL_FIELD_NUMBER: _builtins.int
+    UNCOMPUTED_TOKENS_FIELD_NUMBER: _builtins.int
+    MEAN_STEP_SECONDS_FIELD_NUMBER: _builtins.int
+    PREFILL_TOKENS_PER_SECOND_FIELD_NUMBER: _builtins.int
     running: _builtins.int
     """Sequences that are being computed."""
     waiting: _builtins.int
@@ -422,6 +505,14 @@ class Load(_message.Message):
     """Version of the weights in use: 0 for those that the server started with."""
     sleep_level: _builtins.int
     """The level of AdminService.Sleep at which the engine sleeps. 0: it is awake."""
+    uncomputed_tokens: _builtins.int
+    """Tokens that waiting and running sequences still have to compute before their next output, without those of decodes. How much of a
+    waiting prompt is cached is taken into account once the engine has looked.
+    """
+    mean_step_seconds: _builtins.float
+    """Mean seconds of the latest 100 or so steps. 0: there were none."""
+    prefill_tokens_per_second: _builtins.float
+    """Prompt tokens computed per second of the latest steps with prompt tokens, which may have computed outputs as well. 0: there were none."""
     @_builtins.property
     def drafts(self) -> _containers.RepeatedCompositeFieldContainer[_generation_pb2.DraftUsage]:
         """Draft tokens so far, by drafter."""
@@ -445,10 +536,13 @@ class Load(_message.Message):
         drafts: _abc.Iterable[_generation_pb2.DraftUsage] | None = ...,
         weights_version: _builtins.int = ...,
         sleep_level: _builtins.int = ...,
+        uncomputed_tokens: _builtins.int = ...,
+        mean_step_seconds: _builtins.float = ...,
+        prefill_tokens_per_second: _builtins.float = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["cached_prompt_tokens", b"cached_prompt_tokens", "cached_tokens", b"cached_tokens", "completion_tokens", b"completion_tokens", "drafts", b"drafts", "draining", b"draining", "pages_total", b"pages_total", "pages_used", b"pages_used", "parked", b"parked", "paused", b"paused", "preemptions", b"preemptions", "prompt_tokens", b"prompt_tokens", "running", b"running", "sleep_level", b"sleep_level", "steps", b"steps", "waiting", b"waiting", "weights_version", b"weights_version"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cached_prompt_tokens", b"cached_prompt_tokens", "cached_tokens", b"cached_tokens", "completion_tokens", b"completion_tokens", "drafts", b"drafts", "draining", b"draining", "mean_step_seconds", b"mean_step_seconds", "pages_total", b"pages_total", "pages_used", b"pages_used", "parked", b"parked", "paused", b"paused", "preemptions", b"preemptions", "prefill_tokens_per_second", b"prefill_tokens_per_second", "prompt_tokens", b"prompt_tokens", "running", b"running", "sleep_level", b"sleep_level", "steps", b"steps", "uncomputed_tokens", b"uncomputed_tokens", "waiting", b"waiting", "weights_version", b"weights_version"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -239,12 +239,15 @@ class Adapter(_message.Message):
     RANK_FIELD_NUMBER: _builtins.int
     TARGET_MODULES_FIELD_NUMBER: _builtins.int
     NUM_BYTES_FIELD_NUMBER: _builtins.int
+    KEY_FIELD_NUMBER: _builtins.int
     name: _builtins.str
     """Its name, as GenerationSpec.adapter takes it."""
     rank: _builtins.int
     """Its largest rank."""
     num_bytes: _builtins.int
     """Bytes of its matrices."""
+    key: _builtins.int
+    """Its number in the names of cached pages, see CachedPages."""
     @_builtins.property
     def target_modules(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """The modules of the model that it changes, such as q_proj."""
@@ -256,10 +259,11 @@ class Adapter(_message.Message):
         rank: _builtins.int = ...,
         target_modules: _abc.Iterable[_builtins.str] | None = ...,
         num_bytes: _builtins.int = ...,
+        key: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["name", b"name", "num_bytes", b"num_bytes", "rank", b"rank", "target_modules", b"target_modules"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["key", b"key", "name", b"name", "num_bytes", b"num_bytes", "rank", b"rank", "target_modules", b"target_modules"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -15,7 +15,7 @@ from random_drafts import RandomDrafts
 
 from aengine.outputs import FinishReason
 from aengine.scheduler.plan import StepPlan, StepResult
-from aengine.scheduler.request import Finished, Request, SchedulerConfig
+from aengine.scheduler.request import Finished, Request, SchedulerConfig, SequenceState
 from aengine.scheduler.scheduler import Scheduler
 
 
@@ -166,6 +166,13 @@ class Simulation:
             for row in plan.rows.tolist():
                 assert not free & set(rows.pages(row).tolist()), "a page of a step in flight is free"
 
+        live, total = self.scheduler._live, 0
+        for sequence in live.by_key.values():
+            waits = sequence.state is SequenceState.WAITING and not sequence.parked
+            assert waits == (0 < sequence.num_expected <= len(sequence.tokens))
+            total += sequence.num_expected
+        assert live.num_expected == total
+
     def check_finished(self) -> None:
         """Everything ended as in its solo run (or was ended from outside), and nothing is left."""
         for key, truth in self.runner.truths.items():
@@ -178,7 +185,7 @@ class Simulation:
                 assert self.finished[key].reason is truth.reason
         assert self.released == set(self.runner.truths)
         stats = self.scheduler.stats()
-        assert (stats.running, stats.waiting, stats.parked, stats.pages_used) == (0, 0, 0, 0)
+        assert (stats.running, stats.waiting, stats.parked, stats.pages_used, stats.uncomputed_tokens) == (0, 0, 0, 0, 0)
         assert not self.scheduler._live.by_key
         assert not self.scheduler._rows.adapters
         assert not self.scheduler._residency.num_awaiting

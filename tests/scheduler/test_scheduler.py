@@ -45,6 +45,33 @@ def test_a_pause_counts_for_no_step(monkeypatch: pytest.MonkeyPatch) -> None:
     assert set(took) == {1.0}
 
 
+def test_uncomputed_tokens_are_those_before_the_next_output() -> None:
+    """Of waiting prompts all tokens, until the cache was looked at; of running ones those in no step; of decodes and parked ones none."""
+    simulation = Simulation(config(max_num_seqs=2, max_num_batched_tokens=16))
+    scheduler = simulation.scheduler
+
+    def uncomputed() -> int:
+        return scheduler.stats().uncomputed_tokens
+
+    simulation.submit(make_request(0, list(range(12)), 30))
+    simulation.run()
+    simulation.submit(make_request(1, list(range(40)), 30))
+    simulation.submit(make_request(2, [7] * 20, 30))
+    simulation.submit(make_request(3, [*range(12), 9, 9], 30))
+    assert uncomputed() == 40 + 20 + 14
+    simulation.step()
+    assert uncomputed() == 40 - 12 - 16 + 20 + 14  # pages of request 0 are found
+    scheduler.set_parked(1, True)
+    assert uncomputed() == 20 + 14
+    scheduler.set_parked(3, True)
+    assert uncomputed() == 20
+    scheduler.set_parked(1, False)
+    scheduler.set_parked(3, False)
+    assert uncomputed() == 40 - 12 - 16 + 20 + 14
+    simulation.run()
+    simulation.check_finished()
+
+
 class TestPrefixSharing:
     def test_two_cold_requests_compute_the_shared_part_once(self, overlap: bool) -> None:
         simulation = Simulation(config(max_num_batched_tokens=16), overlap=overlap)

@@ -74,7 +74,7 @@ class TimedEngine(AsyncEngine):
 
         stack.prepare = kept
         stats: Any = self._steps.stats
-        stats.add_step = lambda seconds, num_tokens: self.steps.append((num_tokens, seconds))
+        stats.add_step = lambda seconds, num_tokens, num_prefill: self.steps.append((num_tokens, seconds))
         return loaded
 
     def call_again(self, num_tokens: int, times: int) -> list[float]:

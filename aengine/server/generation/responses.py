@@ -145,6 +145,7 @@ def wants_text(output: messages.OutputOptions) -> bool:
 
 def write_adapter(info: AdapterInfo, message: Adapter) -> None:
     message.name, message.rank, message.num_bytes = info.name, info.rank, info.num_bytes
+    message.key = info.key
     message.target_modules.extend(info.target_modules)
 
 
