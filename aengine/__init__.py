@@ -35,6 +35,7 @@ from aengine.errors import (
     ServerError,
     StepHangError,
 )
+from aengine.loop_bridge import on_asyncio
 from aengine.outputs import AdapterInfo, Completion, DraftUsage, Embedding, EngineStats, FinishReason, MemoryUse, Token, TokenLogprob, Usage
 from aengine.params import EmbeddingParams, Reasoning, SamplingParams, StructuredOutput
 from aengine.protocols import EngineProtocol
@@ -97,6 +98,7 @@ __all__ = [
     "TokenLogprob",
     "TokenStream",
     "Usage",
+    "on_asyncio",
     "send_weights",
 ]
 

@@ -41,6 +41,7 @@ from aengine.client.messages import (
 )
 from aengine.client.session import MAX_SUBMIT_BYTES, Sessions
 from aengine.errors import ConnectionLostError, EngineStateError, RequestEndedError, ServerError
+from aengine.loop_bridge import AsyncioEngine
 from aengine.outputs import (
     AdapterInfo,
     Completion,
@@ -54,7 +55,6 @@ from aengine.outputs import (
     TokenizedText,
 )
 from aengine.params import EmbeddingParams, SamplingParams
-from aengine.protocols import EngineProtocol
 from aengine.requests import OptionFields, Prompt, RequestOptions, check_params
 from aengine.stream_base import StreamProtocol, read_to_end
 from aengine.v1.admin_service_pb2 import (
@@ -106,7 +106,7 @@ class _Phase(enum.Enum):
     CLOSED = enum.auto()
 
 
-class AsyncClient(EngineProtocol):
+class AsyncClient(AsyncioEngine):
     """An LLM inference engine behind a server, used as if it were in this process.
 
         async with AsyncClient("127.0.0.1:50051") as client:
@@ -144,7 +144,7 @@ class AsyncClient(EngineProtocol):
         try:
             self._loop = asyncio.get_running_loop()
         except RuntimeError:
-            raise EngineStateError("the client needs the event loop of asyncio") from None
+            raise EngineStateError("the client needs the event loop of asyncio: use `async with`, or aengine.on_asyncio") from None
         self._phase = _Phase.STARTING
         self._connecting = anyio.CancelScope()
         try:

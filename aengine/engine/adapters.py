@@ -13,9 +13,9 @@ from dataclasses import dataclass, field, replace
 
 from aengine.checks import is_not, shown
 from aengine.config import ADAPTER_NAME
-from aengine.engine.loop_edge import LoopEdge
 from aengine.engine.model_changes import ModelChanges
 from aengine.errors import AdapterNotFoundError, InvalidRequestError
+from aengine.loop_edge import LoopEdge
 from aengine.models.hub import resolve_adapter
 from aengine.outputs import AdapterInfo
 from aengine.runner.changes import LoadAdapter, Prepared, UnloadAdapter

@@ -19,7 +19,6 @@ from aengine.engine.adapters import Adapters
 from aengine.engine.commands import Commands
 from aengine.engine.embeddings import NO_OUTPUT, embedding_of, read_embedding
 from aengine.engine.loading import LoadedModel, load_model
-from aengine.engine.loop_edge import LoopEdge
 from aengine.engine.mailbox import FlushCache, Pause, Unpause
 from aengine.engine.model_changes import ModelChanges
 from aengine.engine.model_weights import ModelWeights
@@ -33,6 +32,7 @@ from aengine.engine.texts import Texts
 from aengine.engine.tokenizer import Tokenizer
 from aengine.engine.workers import Workers
 from aengine.errors import EngineDeadError, EngineStateError, FieldViolation, InvalidRequestError
+from aengine.loop_edge import LoopEdge
 from aengine.outputs import AdapterInfo, Embedding, EngineInfo, EngineStats, MemoryUse, ModelInfo, ReplicaInfo, RequestInfo, TokenizedText
 from aengine.params import SamplingParams
 from aengine.protocols import ServedEngine

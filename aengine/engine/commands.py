@@ -6,9 +6,9 @@ from collections.abc import Callable
 from concurrent.futures import Future
 from typing import Any, TypeVar
 
-from aengine.engine.loop_edge import LoopEdge
 from aengine.engine.mailbox import Command
 from aengine.engine.step_driver import Done
+from aengine.loop_edge import LoopEdge
 
 T = TypeVar("T")
 

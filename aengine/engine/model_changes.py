@@ -11,10 +11,10 @@ from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
 
-from aengine.engine.loop_edge import LoopEdge
 from aengine.engine.mailbox import Apply, Command, RunningRequests
 from aengine.engine.step_loop import LoadingCancelled
 from aengine.errors import RankError
+from aengine.loop_edge import LoopEdge
 from aengine.runner.base import Runner
 from aengine.runner.changes import Change, Prepared
 

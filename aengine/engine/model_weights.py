@@ -13,11 +13,11 @@ from typing import Any
 
 import anyio
 
-from aengine.engine.loop_edge import LoopEdge
 from aengine.engine.mailbox import Command, RunningRequests, Sleep, Wake
 from aengine.engine.model_changes import ModelChanges
 from aengine.engine.registry import Registry
 from aengine.errors import EngineStateError, FieldViolation, refusal
+from aengine.loop_edge import LoopEdge
 from aengine.outputs import MemoryUse
 from aengine.runner.base import Runner
 from aengine.runner.changes import NewWeights, Prepared

@@ -24,7 +24,6 @@ from aengine.engine.adapters import Adapters
 from aengine.engine.known_output import OutputPlace, follow_outputs
 from aengine.engine.limits import Limits
 from aengine.engine.loading import LoadedModel
-from aengine.engine.loop_edge import LoopEdge
 from aengine.engine.mailbox import Command, Submit
 from aengine.engine.preparation import prepare
 from aengine.engine.prompts import CheckedRequest, check_request
@@ -33,6 +32,7 @@ from aengine.engine.stream_state import StreamState, token_logprob
 from aengine.engine.vocabulary import ids_within, read_vocabulary, text_of_tokens
 from aengine.engine.workers import Steps, Workers, at_once
 from aengine.errors import FieldViolation, InvalidRequestError, RequestIdInUseError, refusal
+from aengine.loop_edge import LoopEdge
 from aengine.outputs import FinishReason
 from aengine.params import SamplingParams
 from aengine.requests import OptionFields, Prompt, RequestOptions

@@ -13,7 +13,7 @@ from collections import deque
 from collections.abc import Callable
 from typing import Generic, TypeVar
 
-from aengine.engine.loop_edge import LoopEdge
+from aengine.loop_edge import LoopEdge
 
 T = TypeVar("T")
 

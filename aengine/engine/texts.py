@@ -17,13 +17,13 @@ import numpy as np
 from aengine.chat_prompts import ChatFields, ChatOptions
 from aengine.checks import FieldChecks
 from aengine.engine.limits import Limits
-from aengine.engine.loop_edge import LoopEdge
 from aengine.engine.preparation import encode_text, render_chat
 from aengine.engine.prompts import QUICK_CHARACTERS
 from aengine.engine.token_bytes import TokenBytes
 from aengine.engine.tokenizer import Tokenizer
 from aengine.engine.workers import Steps, Workers
 from aengine.errors import EngineStateError, InvalidRequestError, NoTokenizerError
+from aengine.loop_edge import LoopEdge
 from aengine.outputs import TokenizedText
 
 if TYPE_CHECKING:

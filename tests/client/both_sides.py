@@ -1,5 +1,5 @@
 """An engine, and how a test reaches it: as it is, or through a client, a channel and a server; the client has a call for each request,
-or one for all."""
+or one for all, or it runs in another event loop."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from typing import Any
 
 from grpc_harness import serving
 
-from aengine import AsyncEngine, EngineProtocol
+from aengine import AsyncEngine, EngineProtocol, on_asyncio
 from aengine.client import AsyncClient
 
-LOCAL, REMOTE, SHARED = "engine", "client", "multiplex"
-SIDES = (LOCAL, REMOTE, SHARED)
+LOCAL, REMOTE, SHARED, BRIDGED = "engine", "client", "multiplex", "bridge"
+SIDES = (LOCAL, REMOTE, SHARED, BRIDGED)
 
 
 @asynccontextmanager
@@ -23,5 +23,7 @@ async def reached(side: str, engine: AsyncEngine, **overrides: Any) -> AsyncIter
         yield engine
         return
     options = {"multiplex": side == SHARED, **overrides}
-    async with serving(engine, limit=None) as serve, AsyncClient(serve.server.address, **options) as client:
-        yield client
+    async with serving(engine, limit=None) as serve:
+        client = AsyncClient(serve.server.address, **options)
+        async with on_asyncio(client) if side == BRIDGED else client as other:
+            yield other

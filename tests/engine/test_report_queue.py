@@ -15,8 +15,8 @@ import pytest
 from oracle_engine import OracleEngine, until
 
 from aengine import SamplingParams
-from aengine.engine.loop_edge import LoopEdge
 from aengine.engine.report_queue import ReportQueue
+from aengine.loop_edge import LoopEdge
 
 pytestmark = pytest.mark.anyio
 only_asyncio = pytest.mark.parametrize("anyio_backend", ["asyncio"])

@@ -25,9 +25,9 @@ import aengine
 from aengine import AsyncEngine
 from aengine.chat_prompts import MAX_CHAT_MESSAGES
 from aengine.engine.limits import Limits
-from aengine.engine.loop_edge import LoopEdge
 from aengine.engine.texts import MAX_NAMED_IDS, Texts
 from aengine.engine.tokenizer import Tokenizer
+from aengine.loop_edge import LoopEdge
 from aengine.outputs import TokenizedText
 from aengine.server.core import texts
 from aengine.server.core.texts import MAX_PIECES_TEXT_BYTES, MAX_TEXT_BYTES, MAX_TOKEN_IDS

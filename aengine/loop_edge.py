@@ -1,4 +1,4 @@
-"""Thread edge 2: from the step thread into the event loop, asyncio's or trio's. Knows nothing of the functions it runs there."""
+"""`LoopEdge`: from another thread into an event loop, asyncio's or trio's. Knows nothing of the functions it runs there."""
 
 from __future__ import annotations
 
@@ -21,8 +21,7 @@ class LoopEdge:
     """The event loop it was created in, as seen from another thread."""
 
     def __init__(self) -> None:
-        self._native = _running_loop()
-        # asyncio's event loop, or trio's TrioToken
+        self._native = running_loop()
         self._schedule = self._native.call_soon_threadsafe if hasattr(self._native, "call_soon_threadsafe") else self._native.run_sync_soon
 
     def call_soon(self, function: Callable[..., object], *args: object) -> None:
@@ -74,12 +73,17 @@ class LoopEdge:
 
     def check_current(self) -> None:
         """Raise EngineStateError unless called from this loop."""
-        if _running_loop() is not self._native:
+        if running_loop() is not self._native:
             raise EngineStateError("the engine belongs to another event loop than the one that is running")
 
 
-def _running_loop() -> Any:
+def running_loop() -> Any:
+    """asyncio's event loop, or trio's TrioToken. Raises `EngineStateError` where none runs."""
     try:
         return anyio.lowlevel.current_token().native_token
+    except RuntimeError:
+        pass
+    try:
+        return asyncio.get_running_loop()  # in a callback, where there is no task
     except RuntimeError:
         raise EngineStateError("the engine must be used from a running asyncio or trio event loop") from None
