@@ -43,7 +43,7 @@ EngineT = TypeVar("EngineT", bound=EngineProtocol)
 def on_asyncio(engine: EngineT) -> EngineT:
     """`engine`, which needs asyncio and is not started, for use from any event loop: start, use and close what is returned in its place.
 
-    It runs in an event loop of asyncio in a thread, which begins with `start()`. Its coroutines and asynchronous generators are run there;
+    It runs in an event loop of asyncio in a thread, which begins with `start()`. Its coroutines and what it declares to be asynchronous generators are run there;
     its other functions are called as they are. `async with AsyncClient(...)` does the same by itself where the loop is trio's."""
     return cast("EngineT", LoopBridge(engine))
 
@@ -99,7 +99,7 @@ class LoopBridge(EngineProtocol):
         found = getattr(self._engine, name)
         if inspect.iscoroutinefunction(found):
             return partial(self._ask, found)
-        if inspect.isasyncgenfunction(found):
+        if inspect.isasyncgenfunction(found) or str(getattr(found, "__annotations__", {}).get("return")).startswith("AsyncGenerator["):
             return partial(self._iterate, found)
         return found
 
@@ -201,7 +201,11 @@ class LoopBridge(EngineProtocol):
     async def _iterate(self, function: Callable[..., Any], *args: Any, **fields: Any) -> AsyncIterator[Any]:
         """One item at a time."""
         thread = self._running()
-        items = function(*args, **fields)
+
+        async def begin() -> Any:
+            return function(*args, **fields)
+
+        items = await thread.call(begin)
         try:
             while True:
                 try:

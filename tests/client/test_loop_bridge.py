@@ -6,7 +6,7 @@ import asyncio
 import gc
 import threading
 from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager
+from contextlib import aclosing, asynccontextmanager
 from typing import Any
 
 import anyio
@@ -348,6 +348,8 @@ async def test_the_client_in_trio(served: tuple[OracleEngine, str], multiplex: b
                 assert [token.token_id async for token in stream] == oracle.solo(5)[0]
             assert (await client.generate([1, 2, 3], params)).token_ids == tuple(oracle.solo(5)[0])
             assert (await client.load()).pages_total > 0
+            async with aclosing(client.watch_load()) as reports:
+                assert (await reports.__anext__()).stats.pages_total > 0
             with trio.move_on_after(LIMIT) as scope:
                 async for _ in client.stream([1], ENDLESS):
                     scope.cancel()
