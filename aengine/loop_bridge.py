@@ -43,8 +43,9 @@ EngineT = TypeVar("EngineT", bound=EngineProtocol)
 def on_asyncio(engine: EngineT) -> EngineT:
     """`engine`, which needs asyncio and is not started, for use from any event loop: start, use and close what is returned in its place.
 
-    It runs in an event loop of asyncio in a thread, which begins with `start()`. Its coroutines and what it declares to be asynchronous generators are run there;
-    its other functions are called as they are. `async with AsyncClient(...)` does the same by itself where the loop is trio's."""
+    It runs in an event loop of asyncio in a thread, which begins with `start()`. Its coroutines, and what it declares to give asynchronous
+    generators, are run there; its other functions are called as they are. `async with AsyncClient(...)` does the same by itself where the
+    loop is trio's."""
     return cast("EngineT", LoopBridge(engine))
 
 
