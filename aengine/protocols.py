@@ -6,14 +6,15 @@ Code that is written against these serves all of them.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import AsyncGenerator, Collection, Mapping, Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Protocol
 
 from aengine.chat_prompts import ChatFields
-from aengine.errors import FieldViolation
+from aengine.errors import FieldViolation, InvalidRequestError
 from aengine.outputs import (
     AdapterInfo,
+    CachedPages,
     Completion,
     Embedding,
     EngineInfo,
@@ -118,6 +119,12 @@ class ServedEngine(EngineProtocol, Protocol):
 
     def stats(self) -> EngineStats:
         """What the engine holds now; of a router the sum of its replicas."""
+
+    def watch_pages(self, salt: bytes, most: int) -> AsyncGenerator[CachedPages | None, None]:
+        """Which pages are cached, by their `published_digest` under `salt`: at first a snapshot of at most so many, which may go on in
+        further items, then what has changed. None: nothing is known yet, or nothing has changed; items do not wait for a change. Raises
+        `InvalidRequestError` if the engine has no cache of its own."""
+        raise InvalidRequestError.of("page_digests", "the prefix caches are those of the replicas behind this server")
 
     def replicas(self) -> tuple[ReplicaInfo, ...]:
         """Those of a router."""

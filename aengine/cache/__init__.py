@@ -5,6 +5,17 @@ Owns page numbers and their bookkeeping. Must not know what a page contains on t
 
 from aengine.cache.groups import LayerGroups, PageNeeds, WindowKind, Windows, layer_groups
 from aengine.cache.pages import OutOfPages, PageCache
-from aengine.cache.prefix import PageChain, published_digest
+from aengine.cache.prefix import PageChain, PrefixIndex, published_digest
 
-__all__ = ["LayerGroups", "OutOfPages", "PageCache", "PageChain", "PageNeeds", "WindowKind", "Windows", "layer_groups", "published_digest"]
+__all__ = [
+    "LayerGroups",
+    "OutOfPages",
+    "PageCache",
+    "PageChain",
+    "PageNeeds",
+    "PrefixIndex",
+    "WindowKind",
+    "Windows",
+    "layer_groups",
+    "published_digest",
+]

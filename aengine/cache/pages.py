@@ -38,7 +38,7 @@ class PageCache:
         self._free = np.arange(num_pages - 1, 0, -1, dtype=np.int32)  # a stack, without the reserved page 0
         self._num_free = num_pages - 1
         self._cached: OrderedDict[int, None] = OrderedDict()  # least recently released first
-        self._index = PrefixIndex()
+        self.index = PrefixIndex()
 
     @property
     def usable(self) -> int:
@@ -69,7 +69,7 @@ class PageCache:
         pages[:taken] = self._free[self._num_free : self._num_free + taken][::-1]
         for i in range(taken, count):
             page, _ = self._cached.popitem(last=False)
-            self._index.remove(page)
+            self.index.remove(page)
             pages[i] = page
         self.refs[pages] = 1
         self.marked[pages] = False
@@ -79,12 +79,12 @@ class PageCache:
         """Give up one reference to each of a sequence's `pages`, none of them twice, first to last. The tail is evicted before the head."""
         self.refs[pages] -= 1
         dropped = pages[self.refs[pages] == 0]
-        if not len(self._index):
+        if not len(self.index):
             self._push_free(dropped)
             return
         free = []
         for page in dropped[::-1].tolist():
-            if page in self._index:
+            if page in self.index:
                 self._cached[page] = None
             else:
                 free.append(page)
@@ -105,7 +105,7 @@ class PageCache:
         length = min((len(tokens) - 1) // self.page_size, len(chain.digests))
 
         def find(group: int, column: int) -> int:
-            return self._index.find(page_name(chain.digests[column], group), raw[column * size : (column + 1) * size])
+            return self.index.find(page_name(chain.digests[column], group), raw[column * size : (column + 1) * size])
 
         full: list[list[int]] = []
         for group in range(needs.num_full):
@@ -154,12 +154,12 @@ class PageCache:
         Those whose content is published already stay private.
         """
         for group, page in enumerate(pages):
-            self._index.add(page, page_name(digest, group), page_tokens)
+            self.index.add(page, page_name(digest, group), page_tokens)
 
     def flush(self) -> int:
         """Drop every cached page; referenced pages stay, unpublished. Returns the number of pages that became free."""
         flushed = list(self._cached)
         self._cached.clear()
-        self._index = PrefixIndex()
+        self.index.clear()
         self._push_free(np.array(flushed, np.int32))
         return len(flushed)

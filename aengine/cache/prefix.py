@@ -8,6 +8,7 @@ ref counts or free lists.
 from __future__ import annotations
 
 from hashlib import blake2b
+from itertools import islice
 
 import numpy as np
 from numpy.typing import NDArray
@@ -56,12 +57,13 @@ def published_digest(name: bytes, salt: bytes) -> int:
 class PrefixIndex:
     """Which page holds the content of a name: at most one page per name, at most one name per page.
 
-    A page's own token ids come as the bytes of its int32 ids.
+    A page's own token ids come as the bytes of its int32 ids. Can log how the names of layer group 0 change, which stand for their tokens.
     """
 
     def __init__(self) -> None:
         self._by_name: dict[bytes, tuple[int, bytes]] = {}  # name -> page, token ids
         self._by_page: dict[int, bytes] = {}
+        self._changes: dict[bytes, bool] | None = None  # names, the latest change last: whether it is there now. None: nothing is logged
 
     def __len__(self) -> int:
         return len(self._by_page)
@@ -79,6 +81,43 @@ class PrefixIndex:
         if name not in self._by_name:
             self._by_name[name] = (page, page_tokens)
             self._by_page[page] = name
+            if self._changes is not None:
+                self._log(name, True)
 
     def remove(self, page: int) -> None:
-        del self._by_name[self._by_page.pop(page)]
+        name = self._by_page.pop(page)
+        del self._by_name[name]
+        if self._changes is not None:
+            self._log(name, False)
+
+    def clear(self) -> None:
+        if self._changes is not None:
+            for name in self._by_name:
+                self._log(name, False)
+        self._by_name.clear()
+        self._by_page.clear()
+
+    # ---- for those who want to know the names ------------------------------------------------------------------------
+
+    def names(self, most: int) -> list[bytes]:
+        """Those of layer group 0, or the `most` of them that have been there longest. As a rule each comes behind that of the page
+        before it."""
+        return list(islice((name for name in self._by_name if len(name) == DIGEST_BYTES), most))
+
+    def log_changes(self, on: bool) -> None:
+        """Log changes of the names of layer group 0 from here on, or no more."""
+        if on != (self._changes is not None):
+            self._changes = {} if on else None
+
+    def take_changes(self) -> dict[bytes, bool]:
+        """What was logged since the last call: names, and whether they are there now."""
+        if not self._changes:
+            return {}
+        changes, self._changes = self._changes, {}
+        return changes
+
+    def _log(self, name: bytes, is_there: bool) -> None:
+        assert self._changes is not None, "logged"
+        if len(name) == DIGEST_BYTES:
+            self._changes.pop(name, None)
+            self._changes[name] = is_there

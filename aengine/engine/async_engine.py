@@ -7,7 +7,7 @@ tokenizer's worker thread. Requests in flight are the `Registry`'s. Must not kno
 from __future__ import annotations
 
 import enum
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import AsyncGenerator, Collection, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -22,10 +22,11 @@ from aengine.engine.loading import LoadedModel, load_model
 from aengine.engine.mailbox import FlushCache, Pause, Unpause
 from aengine.engine.model_changes import ModelChanges
 from aengine.engine.model_weights import ModelWeights
+from aengine.engine.page_watches import PageWatches
 from aengine.engine.prompts import QUICK_CHARACTERS, check_request
 from aengine.engine.registry import Registry
 from aengine.engine.report_queue import ReportQueue
-from aengine.engine.step_driver import Done, WeightsChanged
+from aengine.engine.step_driver import Done, PageNames, PagesChanged, WeightsChanged
 from aengine.engine.step_loop import Report, StepLoop, Stopped
 from aengine.engine.stream import TokenStream
 from aengine.engine.texts import Texts
@@ -33,7 +34,18 @@ from aengine.engine.tokenizer import Tokenizer
 from aengine.engine.workers import Workers
 from aengine.errors import EngineDeadError, EngineStateError, FieldViolation, InvalidRequestError
 from aengine.loop_edge import LoopEdge
-from aengine.outputs import AdapterInfo, Embedding, EngineInfo, EngineStats, MemoryUse, ModelInfo, ReplicaInfo, RequestInfo, TokenizedText
+from aengine.outputs import (
+    AdapterInfo,
+    CachedPages,
+    Embedding,
+    EngineInfo,
+    EngineStats,
+    MemoryUse,
+    ModelInfo,
+    ReplicaInfo,
+    RequestInfo,
+    TokenizedText,
+)
 from aengine.params import SamplingParams
 from aengine.protocols import ServedEngine
 from aengine.requests import OptionFields, Prompt, RequestOptions, check_params
@@ -92,6 +104,7 @@ class AsyncEngine(ServedEngine):
         self._reports: ReportQueue[Report] = ReportQueue(self._edge, self._receive)
         self._steps = StepLoop(self._load, self.config, self._reports.put)
         self._commands = Commands(self._edge, self._steps.post)
+        self._pages = PageWatches(self._steps.post)
         self._steps.start()
         self._phase, self._stopped = _Phase.STARTING, anyio.Event()  # not before: else `aclose()` would wait for a thread that there is not
         try:
@@ -238,6 +251,10 @@ class AsyncEngine(ServedEngine):
         underway = self._registry.num_submitted - num_received + self._registry.num_preparing
         return replace(stats, waiting=stats.waiting + underway)
 
+    def watch_pages(self, salt: bytes, most: int) -> AsyncGenerator[CachedPages | None, None]:
+        self._check_serving()
+        return self._pages.watch(salt, most)
+
     def replicas(self) -> tuple[ReplicaInfo, ...]:
         return ()
 
@@ -383,6 +400,10 @@ class AsyncEngine(ServedEngine):
                 if self._phase is _Phase.STARTING:
                     self._phase = _Phase.RUNNING
                 self._settled.set()
+            case PageNames():
+                self._pages.on_names(report)
+            case PagesChanged():
+                self._pages.on_changes(report)
             case Done():
                 self._commands.settle(report)
             case Stopped(error):

@@ -50,6 +50,19 @@ class FlushCache:
     reply: Future[int]  # as in `Pause`
 
 
+@dataclass(frozen=True, slots=True)
+class WatchPages:
+    """Report the names of cached pages (`PageNames`), and from then on how they change (`PagesChanged`)."""
+
+    watch: int  # whom they are listed for
+    most: int  # names
+
+
+@dataclass(frozen=True, slots=True)
+class UnwatchPages:
+    """Report no changes of cached pages any more."""
+
+
 class RunningRequests(enum.Enum):
     """What happens to requests that have begun when weights change."""
 
@@ -99,7 +112,7 @@ class Fail:
     error: BaseException
 
 
-Command = Submit | Cancel | Park | Pause | Unpause | FlushCache | Apply | Sleep | Wake | Stop | Fail
+Command = Submit | Cancel | Park | Pause | Unpause | FlushCache | WatchPages | UnwatchPages | Apply | Sleep | Wake | Stop | Fail
 
 
 MAX_WAIT_SECONDS = 3600.0

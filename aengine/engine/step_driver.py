@@ -28,7 +28,9 @@ from aengine.engine.mailbox import (
     Stop,
     Submit,
     Unpause,
+    UnwatchPages,
     Wake,
+    WatchPages,
 )
 from aengine.engine.step_stats import StepStats
 from aengine.errors import AEngineError, InsufficientMemoryError, InvalidRequestError
@@ -55,7 +57,22 @@ class WeightsChanged:
     version: int
 
 
-StepReport = Updates | Done | WeightsChanged
+@dataclass(frozen=True, slots=True)
+class PageNames:
+    """The names of cached pages, as `PrefixIndex.names` lists them, for one who watches them."""
+
+    watch: int
+    names: list[bytes]
+
+
+@dataclass(frozen=True, slots=True)
+class PagesChanged:
+    """Names of cached pages that have come or gone, as `PrefixIndex.take_changes` tells them."""
+
+    changes: dict[bytes, bool]
+
+
+StepReport = Updates | Done | WeightsChanged | PageNames | PagesChanged
 
 
 class _Flight(NamedTuple):
@@ -147,6 +164,11 @@ class StepDriver:
                 num_pages = scheduler.flush_cache()
                 self._publish()  # the caller sees it in the stats
                 self._pending.append(Done(reply, num_pages))
+            case WatchPages(watch, most):
+                scheduler.prefix_index.log_changes(True)
+                self._pending.append(PageNames(watch, scheduler.prefix_index.names(most)))
+            case UnwatchPages():
+                scheduler.prefix_index.log_changes(False)
             case Apply(reply, prepared):
                 if isinstance(prepared.change, NewWeights):
                     self._changes.append(command)
@@ -207,6 +229,8 @@ class StepDriver:
             if updates.num_requests or self._stats.are_old():
                 self._publish()
             self._pending.append(updates)
+        if changes := self._scheduler.prefix_index.take_changes():
+            self._pending.append(PagesChanged(changes))
 
     def _can_change(self) -> bool:
         """Whether a change of the model waits for the steps in flight alone, and not for requests that have begun."""

@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping
 
 import numpy as np
 
-from aengine.cache import PageCache, PageNeeds
+from aengine.cache import PageCache, PageNeeds, PrefixIndex
 from aengine.outputs import EngineStats, FinishReason
 from aengine.scheduler.deadlines import Deadlines
 from aengine.scheduler.draft_progress import DraftProgress
@@ -80,6 +80,11 @@ class Scheduler:
     def flush_cache(self) -> int:
         """Drop the prefixes that no sequence holds; returns how many pages that freed."""
         return self._cache.flush()
+
+    @property
+    def prefix_index(self) -> PrefixIndex:
+        """Of the pages that can be shared. To be read, and to have it log its changes."""
+        return self._cache.index
 
     def held_pages(self) -> IntArray:
         """The pages whose content steps will read: of all sequences that hold some, ascending."""

@@ -429,7 +429,7 @@ class CachedPages(_message.Message):
     """Whether `added` is all that is cached, and not a change: what was told before is void."""
     @_builtins.property
     def added(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
-        """Pages that are cached now, each after the page before it in its prompt."""
+        """Pages that are cached now, as a rule each after the page before it in its prompt."""
 
     @_builtins.property
     def removed(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:

@@ -105,7 +105,7 @@ def test_prefixes_need_the_pages_of_their_windows_alone() -> None:
                 published[:, column].tolist(), chain.digests[column], tokens[column * PAGE_SIZE : (column + 1) * PAGE_SIZE].tobytes()
             )
         for lost in np.argwhere(np.array([[rng.random() < 0.1 for _ in range(9)] for _ in windows])):
-            cache._index.remove(int(published[tuple(lost)]))
+            cache.index.remove(int(published[tuple(lost)]))
             published[tuple(lost)] = 0
 
         def needed(length: int, windows: tuple[int | None, ...] = windows) -> list[range]:

@@ -14,5 +14,5 @@ def check_pages(cache: PageCache) -> None:
     assert all(cache.refs[page] == 0 for page in [*free, *cache._cached]), "an available page is referenced"
     assert int((cache.refs > 0).sum()) + len(free) + len(cache._cached) == cache.usable, "a page is lost"
     assert (cache.refs >= 0).all(), "a page was released more often than taken"
-    assert all(page in cache._index for page in cache._cached), "a cached page is not published"
-    assert not any(page in cache._index for page in free), "a free page is published"
+    assert all(page in cache.index for page in cache._cached), "a cached page is not published"
+    assert not any(page in cache.index for page in free), "a free page is published"

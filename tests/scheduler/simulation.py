@@ -48,6 +48,8 @@ class Simulation:
         self.scheduler = Scheduler(config, self.clock, drafter)
         if self.scheduler._drafts is not None:
             self.scheduler._drafts._lengths = EveryDraft(config.max_num_seqs, drafts)
+        self.scheduler.prefix_index.log_changes(True)
+        self._logged_names: set[bytes] = set()
         self._most_in_flight = max(config.max_in_flight, 1 + overlap)
         self.rng = rng
         self.vocab_size = vocab_size
@@ -166,6 +168,9 @@ class Simulation:
             for row in plan.rows.tolist():
                 assert not free & set(rows.pages(row).tolist()), "a page of a step in flight is free"
 
+        for name, is_there in self.scheduler.prefix_index.take_changes().items():
+            (self._logged_names.add if is_there else self._logged_names.discard)(name)
+        assert self._logged_names == set(self.scheduler.prefix_index.names(self.config.num_pages)), "the log of names is not what happened"
         live, total = self.scheduler._live, 0
         for sequence in live.by_key.values():
             waits = sequence.state is SequenceState.WAITING and not sequence.parked

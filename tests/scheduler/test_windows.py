@@ -95,10 +95,10 @@ class TestPrefixes:
         simulation.submit(make_request(0, prompt, 1))
         simulation.run()
         cache = simulation.scheduler._cache
-        windowed = [page for page in cache._cached if len(cache._index._by_page[page]) > 16]
+        windowed = [page for page in cache._cached if len(cache.index._by_page[page]) > 16]
         for page in windowed[:-5]:  # all that were left behind, as in the order of their use
             del cache._cached[page]
-            cache._index.remove(page)
+            cache.index.remove(page)
             cache._push_free(cache.refs[:1] * 0 + page)
         simulation.submit(make_request(1, [*prompt[:60], 3], 1))
         simulation.submit(make_request(2, [*prompt[:98], 3], 1))

@@ -178,6 +178,7 @@ class TestCounts:
             "running": "aengine_sequences_running",
             "waiting": "aengine_requests_waiting",
             "parked": "aengine_sequences_parked",
+            "uncomputed_tokens": "aengine_uncomputed_tokens",
             "pages_used": "aengine_kv_pages_used",
             "pages_total": "aengine_kv_pages_capacity",
             "cached_tokens": "aengine_kv_cached_tokens",

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import AsyncGenerator
+from contextlib import AsyncExitStack, aclosing
 
 from grpc import ServicerContext
 from prometheus_client.process_collector import ProcessCollector
@@ -12,10 +13,12 @@ from prometheus_client.process_collector import ProcessCollector
 import aengine
 from aengine.checks import FieldChecks
 from aengine.errors import InvalidRequestError
-from aengine.outputs import EngineStats, ReplicaState
+from aengine.outputs import CachedPages, EngineStats, ReplicaState
 from aengine.protocols import ServedEngine
 from aengine.server.core.backend import require_model
+from aengine.server.core.errors import ServiceError
 from aengine.server.core.in_flight import Admission
+from aengine.server.core.records import current_caller
 from aengine.server.generation.convert import read_seconds
 from aengine.server.generation.responses import draft_messages, write_model
 from aengine.v1 import engine_service_pb2 as messages
@@ -27,6 +30,9 @@ from aengine.wire import LIMITS
 MIN_INTERVAL_SECONDS = 0.01
 MAX_INTERVAL_SECONDS = 1.0  # also the longest time without a message to a watcher
 DEFAULT_INTERVAL_SECONDS = 0.1
+MIN_SALT_BYTES, MAX_SALT_BYTES = 8, 64
+DEFAULT_DIGESTS = 65_536
+MAX_DIGESTS = 1 << 20
 STATES = {state: messages.ReplicaState.Value(f"REPLICA_STATE_{state.name}") for state in ReplicaState}
 
 
@@ -91,17 +97,34 @@ class EngineServicer(EngineServiceServicer):
         interval = DEFAULT_INTERVAL_SECONDS
         if request.HasField("min_interval"):
             given = read_seconds(request.min_interval, "min_interval", check, MIN_INTERVAL_SECONDS, MAX_INTERVAL_SECONDS)
-            check.finish(InvalidRequestError)
             interval = given or interval
-        sent: messages.Load | None = None
-        sent_at = 0.0
-        while True:
-            load = self._load()
-            if load != sent or time.monotonic() - sent_at >= MAX_INTERVAL_SECONDS:
-                yield messages.WatchLoadResponse(load=load)
-                sent, sent_at = load, time.monotonic()  # after the client took it, or a slow one would get two at once
-            silence = time.monotonic() - sent_at
-            await asyncio.sleep(min(interval, MAX_INTERVAL_SECONDS - silence))
+        pages = None
+        if request.HasField("page_digests"):
+            pages = self._watch_pages(request.page_digests, check)
+        check.finish(InvalidRequestError)
+        async with AsyncExitStack() as stack:
+            if pages is not None:
+                await stack.enter_async_context(aclosing(pages))
+            sent: messages.Load | None = None
+            sent_at = 0.0
+            while True:
+                load, changed = self._load(), None if pages is None else await anext(pages)
+                if load != sent or changed is not None or time.monotonic() - sent_at >= MAX_INTERVAL_SECONDS:
+                    yield messages.WatchLoadResponse(load=load, pages=_write_pages(changed))
+                    sent, sent_at = load, time.monotonic()  # after the client took it, or a slow one would get two at once
+                silence = time.monotonic() - sent_at
+                await asyncio.sleep(min(interval, MAX_INTERVAL_SECONDS - silence))
+
+    def _watch_pages(self, options: messages.PageDigestOptions, check: FieldChecks) -> AsyncGenerator[CachedPages | None, None] | None:
+        """None: there are violations."""
+        if not current_caller().sees_all:
+            raise ServiceError("ADMIN_ONLY", "page_digests: which prompts are cached is told to administrators only")
+        if not MIN_SALT_BYTES <= len(options.salt) <= MAX_SALT_BYTES:
+            check.add("page_digests.salt", f"{len(options.salt)} bytes are not in [{MIN_SALT_BYTES}, {MAX_SALT_BYTES}]")
+        most = options.most if options.HasField("most") else DEFAULT_DIGESTS
+        if not 1 <= most <= MAX_DIGESTS:
+            check.add("page_digests.most", f"{most} is not in [1, {MAX_DIGESTS}]")
+        return None if check.violations else self._engine.watch_pages(options.salt, most)
 
     def _load(self) -> messages.Load:
         return _write_load(self._engine.stats(), self._admission.closed)
@@ -110,6 +133,12 @@ class EngineServicer(EngineServiceServicer):
 def _write_load(stats: EngineStats, draining: bool) -> messages.Load:
     names = (field.name for field in messages.Load.DESCRIPTOR.fields if field.name not in ("draining", "drafts"))
     return messages.Load(draining=draining, drafts=draft_messages(stats.drafts), **{name: getattr(stats, name) for name in names})
+
+
+def _write_pages(pages: CachedPages | None) -> messages.CachedPages | None:
+    if pages is None:
+        return None
+    return messages.CachedPages(snapshot=pages.snapshot, added=pages.added, removed=pages.removed)
 
 
 def _process_start_ns() -> int:

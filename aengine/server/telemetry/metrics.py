@@ -114,6 +114,9 @@ class Metrics:
         yield GaugeMetricFamily("aengine_sequences_running", "Sequences that are being computed.", stats.running)
         yield GaugeMetricFamily("aengine_requests_waiting", "Sequences that wait for their first step.", stats.waiting)
         yield GaugeMetricFamily("aengine_sequences_parked", "Sequences that wait for their readers.", stats.parked)
+        yield GaugeMetricFamily(
+            "aengine_uncomputed_tokens", "Tokens of sequences to compute before their next output.", stats.uncomputed_tokens
+        )
         yield GaugeMetricFamily("aengine_kv_pages_used", "Pages of the KV cache that sequences hold.", stats.pages_used)
         yield GaugeMetricFamily("aengine_kv_pages_capacity", "Pages of the KV cache.", stats.pages_total)
         yield GaugeMetricFamily("aengine_kv_cached_tokens", "Tokens that only the prefix cache holds.", stats.cached_tokens)
@@ -143,6 +146,7 @@ class Metrics:
         for name, text, count in (
             ("aengine_replica_sequences_running", "Sequences that a replica computes.", "running"),
             ("aengine_replica_requests_waiting", "Sequences that wait at a replica for their first step.", "waiting"),
+            ("aengine_replica_uncomputed_tokens", "Tokens of its sequences to compute before their next output.", "uncomputed_tokens"),
             ("aengine_replica_kv_pages_used", "Pages of the KV cache that sequences hold at a replica.", "pages_used"),
         ):
             gauge = GaugeMetricFamily(name, text, labels=("replica",))
