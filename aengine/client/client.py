@@ -10,7 +10,7 @@ import asyncio
 import enum
 import uuid
 from collections.abc import AsyncGenerator, Collection, Mapping, Sequence
-from contextlib import AsyncExitStack
+from contextlib import AsyncExitStack, aclosing
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -286,7 +286,7 @@ class AsyncClient(AsyncioEngine):
         self._check_running()
         return read_load((await self._link.ask(self._link.engine.GetLoad, GetLoadRequest())).load)
 
-    def watch_load(self, *, min_interval: float | None = None, digest_salt: bytes | None = None) -> AsyncGenerator[LoadReport, None]:
+    async def watch_load(self, *, min_interval: float | None = None, digest_salt: bytes | None = None) -> AsyncGenerator[LoadReport, None]:
         """How busy the server is, now, whenever that changes and at least once a second; at most every `min_interval` seconds, 0.01 to 1
         (default 0.1). It has no end; close it when no more is wanted.
 
@@ -295,7 +295,9 @@ class AsyncClient(AsyncioEngine):
         what a lost connection or a server that stops means to any call, and `EngineStateError` when the client is closed.
         """
         self._check_running()
-        return watch_load(self._link, write_watch(min_interval, digest_salt))
+        async with aclosing(watch_load(self._link, write_watch(min_interval, digest_salt))) as reports:
+            async for report in reports:
+                yield report
 
     async def tokenize(self, text: str, *, add_special_tokens: bool = True, for_prompt: bool = False) -> list[int]:
         self._check_running()

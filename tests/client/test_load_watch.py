@@ -72,7 +72,7 @@ async def test_a_watch_ends_with_its_client() -> None:
         with pytest.raises(EngineStateError, match="closed"):
             await reading
         with pytest.raises(EngineStateError, match="closed"):
-            client.watch_load()
+            await anext(client.watch_load())
 
 
 async def test_a_cancelled_reader_is_cancelled() -> None:
@@ -153,7 +153,7 @@ async def test_options_of_digests_out_of_range_are_refused() -> None:
             with pytest.raises(InvalidRequestError, match=rf"page_digests\.salt: {len(salt)} bytes"):
                 await anext(client.watch_load(digest_salt=salt))
         with pytest.raises(InvalidRequestError, match="digest_salt"):
-            client.watch_load(digest_salt="12345678")  # type: ignore[arg-type]
+            await anext(client.watch_load(digest_salt="12345678"))  # type: ignore[arg-type]
         for salt in (b"12345678", b"x" * 64):
             async with contextlib.aclosing(client.watch_load(min_interval=0.01, digest_salt=salt)) as reports:
                 await until(reports, lambda report: report.pages is not None)
