@@ -32,12 +32,12 @@ HANG_SECONDS = 30.0
 
 async def ray_replicas(engine: EngineConfig, config: RayConfig, token: str) -> AsyncIterator[frozenset[str]]:
     """Starts replicas of `engine` in a Ray cluster and yields the addresses, host:port, of those that serve, each time that they change.
-    Their servers take calls with `token` alone. They end when this is closed or the program ends, however it does.
+    Their servers take calls with `token` alone. They end when this is closed, or when the program ends, however it does.
 
     Raises `ConfigError` where Ray or its cluster is not there, and what is wrong with a replica as long as none has served: `ConfigError`,
     `ModelLoadError`.
     """
-    async with connected_to_ray(config.address) as ray:
+    async with connected_to_ray(config.ray_address) as ray:
         deployment = _Deployment(Placement.of(engine, config, ray), config, token)
         running = asyncio.create_task(deployment.run(), name="aengine-ray-replicas")
         running.add_done_callback(lambda _: deployment.changed.set())

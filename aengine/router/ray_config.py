@@ -15,7 +15,7 @@ MOST_REPLICAS = 4096
 class RayConfig:
     """Raises `ConfigError` naming every field that is out of range."""
 
-    address: Annotated[str, text("auto, or an address host:port")] = "auto"
+    ray_address: Annotated[str, text("auto, or an address host:port")] = "auto"
     """The cluster: auto (the one that this host belongs to, or that of RAY_ADDRESS), or host:port of its head. Ignored where the program is
     connected to a cluster already."""
     min_replicas: Annotated[int, integer(1, MOST_REPLICAS)] = 1

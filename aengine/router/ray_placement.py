@@ -51,7 +51,7 @@ async def connected_to_ray(address: str) -> AsyncIterator[ModuleType]:
         # In a thread, since it takes seconds, and because it would take SIGTERM from the program.
         await run_sync(partial(ray.init, address, logging_level=logging.ERROR, log_to_driver=True))
     except (OSError, RuntimeError, ValueError) as error:
-        raise ConfigError.of("address", f"{address!r}: {error}") from error
+        raise ConfigError.of("ray_address", f"{address!r}: {error}") from error
     try:
         yield ray
     finally:

@@ -25,7 +25,7 @@ PARAMS = SamplingParams(max_tokens=24, seed=7)
 
 @asynccontextmanager
 async def replicas(cluster: RayCluster, engine: EngineConfig, **fields: object) -> AsyncIterator[AsyncIterator[frozenset[str]]]:
-    found = ray_replicas(engine, RayConfig.of(None, address=cluster.address, **fields), TOKEN)
+    found = ray_replicas(engine, RayConfig.of(None, ray_address=cluster.address, **fields), TOKEN)
     try:
         yield found
     finally:

@@ -102,7 +102,7 @@ def test_steady_load_does_not_swing() -> None:
         ({"min_replicas": 3, "max_replicas": 2}, "max_replicas: 2 is less than min_replicas (3)"),
         ({"queue_depth": 0}, "queue_depth: 0 is not an integer >= 1"),
         ({"up_seconds": -1.0}, "up_seconds: -1.0 is not a finite number >= 0"),
-        ({"address": ""}, "address: '' is not auto, or an address host:port"),
+        ({"ray_address": ""}, "ray_address: '' is not auto, or an address host:port"),
         ({"ranks_per_node": 0}, "ranks_per_node: 0 is not an integer in [1, 64]"),
     ],
 )
