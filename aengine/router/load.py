@@ -12,6 +12,7 @@ from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from hashlib import blake2b
+from typing import NamedTuple
 
 from aengine.outputs import EngineStats, LoadReport
 from aengine.router.prefixes import MAX_DIGESTS, CachedPrefixes, PageNaming
@@ -47,6 +48,15 @@ class Placement:
     ended: bool = False
 
 
+class Outlook(NamedTuple):
+    """What a request would meet at a replica."""
+
+    uncached: int  # tokens of it that are in no cached page
+    backlog: int  # tokens that are to be computed before them
+    wait: float  # seconds beside computing: of the step under way, and for a row and pages
+    load: float  # as `ReplicaLoad.load`
+
+
 class ReplicaLoad:
     """The router reports here what it hears of a replica and what it sends there; the figures are for `Routing`."""
 
@@ -78,11 +88,15 @@ class ReplicaLoad:
         self._started = now
         self._slow_start_seconds = slow_start_seconds
         self.weights_behind = weights_behind
-        self._draining = False
+        self.draining = False
+        self.paused = False  # requests wait there until somebody resumes or wakes it
+        self.rate = 0.0  # prompt tokens that it computes in a second when it has nothing else to do; 0.0: not known
         self._reported = -float("inf")  # when the latest report came
-        self._rate = 0.0  # prefill tokens a second
+        self._names = PageNaming(page_size)  # of pages without adapters
+        self._num_rows = 0  # reported to be taken or waited for
+        self._room = math.inf  # tokens that fit into pages that were reported not to be in use
+        self._backlog = 0  # tokens to be computed: reported, and of placements that are not
         self._unreported: dict[Placement, None] = {}  # in the order of time: not begun, and sent after what the latest report counts
-        self._unreported_tokens = 0
         self._computed: deque[tuple[float, Sequence[int]]] = deque()  # when, and the digests of pages not known to be reported
         self._num_computed = 0  # digests in it
         self._outstanding_work = 0.0
@@ -97,11 +111,16 @@ class ReplicaLoad:
     def report(self, report: LoadReport, now: float) -> None:
         """The replica has told its load. With `report.pages` it must get every report: they tell changes."""
         stats = self.stats = report.stats
-        self._draining = report.draining
-        fading = 0.5 ** ((now - self._reported) / RATE_HALF_LIFE) if self._rate else 0.0
-        self._reported = now
+        self.draining = report.draining
+        self.paused = stats.paused or stats.sleep_level > 0
+        self._names = PageNaming(self._page_size, 0, stats.weights_version)
+        self._num_rows = stats.running + stats.parked + stats.waiting
+        self._room = (stats.pages_total - stats.pages_used) * self._page_size if stats.pages_total else math.inf
         # A step with few prompt tokens is slow for each of them: only the best measurements tell what a long prompt will take.
-        self._rate = max(stats.prefill_tokens_per_second, self._rate * fading)
+        fading = 0.5 ** ((now - self._reported) / RATE_HALF_LIFE)
+        self.rate = max(stats.prefill_tokens_per_second, self.rate * fading)
+        self._reported = now
+        self._backlog = stats.uncomputed_tokens + sum(placement.uncached for placement in self._unreported)
         counted = now - max(REPORT_LAG, 2 * stats.mean_step_seconds)
         for placement in list(itertools.takewhile(lambda placement: placement.sent <= counted, self._unreported)):
             self._remove_unreported(placement)
@@ -112,12 +131,14 @@ class ReplicaLoad:
 
     def place(self, prompt: RoutedPrompt, now: float) -> Placement:
         """The request is sent to this replica. Followed by one call of `end`, whatever becomes of it."""
-        digests, uncached = self._look_up(prompt)
+        digests = self._digests(prompt)
+        cached = self.prefixes.longest(digests)
+        digests, uncached = digests[cached:], prompt.num_tokens - cached * self._page_size
         work = uncached + self._mean_output
         placement = Placement(now, uncached, work, digests)
         self.prefixes.expect(digests)
         self._unreported[placement] = None
-        self._unreported_tokens += uncached
+        self._backlog += uncached
         self.outstanding += 1
         self._outstanding_work += work
         return placement
@@ -145,7 +166,7 @@ class ReplicaLoad:
             self._remove_unreported(placement)
             self.prefixes.forget(placement.digests)
             return
-        self._recent_work = self._recent(now) + placement.uncached + output_tokens
+        self._recent_work = self.load(now) - self._outstanding_work + placement.uncached + output_tokens
         self._recent_at = now
         self._num_ended += 1
         part = 1 / min(self._num_ended, MEAN_OF)
@@ -157,26 +178,12 @@ class ReplicaLoad:
     def can_take(self, prompt: RoutedPrompt) -> bool:
         """Whether it serves, with weights that the request can go on with."""
         version = prompt.weights_version
-        return self.serving and not self._draining and (version is None or self.weights_version == version)
+        return self.serving and not self.draining and (version is None or self.weights_version == version)
 
     @property
     def weights_version(self) -> int:
         """Of the weights there, as the router counts them."""
         return self.stats.weights_version + self.weights_behind
-
-    @property
-    def draining(self) -> bool:
-        return self._draining
-
-    @property
-    def paused(self) -> bool:
-        """Whether requests wait there until somebody resumes or wakes it."""
-        return self.stats.paused or self.stats.sleep_level > 0
-
-    @property
-    def rate(self) -> float:
-        """Prompt tokens that it computes in a second when it has nothing else to do; 0.0: not known."""
-        return self._rate
 
     def weight(self, now: float) -> float:
         """The part of its share that it gets, FIRST_WEIGHT to 1."""
@@ -185,48 +192,35 @@ class ReplicaLoad:
 
     def load(self, now: float) -> float:
         """Tokens that it has been and will be occupied with for this router, less the older they are."""
-        return self._outstanding_work + self._recent(now)
+        return self._outstanding_work + self._recent_work * math.exp((self._recent_at - now) / WORK_SECONDS)
 
-    def cached_tokens(self, prompt: RoutedPrompt) -> int:
-        """Of the prompt, in its prefix cache."""
-        return prompt.num_tokens - self._look_up(prompt)[1]
-
-    def seconds_to_first_token(self, num_tokens: int, uncached: int, rate: float) -> float:
-        """Of a request of so many tokens, were it sent now, and were `rate` what it computes."""
-        stats = self.stats
-        backlog = stats.uncomputed_tokens + self._unreported_tokens
-        return (backlog + uncached) / rate + 1.5 * stats.mean_step_seconds + self._wait_for_room(num_tokens)
-
-    def _wait_for_room(self, num_tokens: int) -> float:
-        """Seconds until there are a row and pages for a request, behind those that are there."""
-        stats = self.stats
+    def outlook(self, prompt: RoutedPrompt, now: float) -> Outlook:
+        """Of the request, were it sent now."""
+        uncached = prompt.num_tokens - self._page_size * self.prefixes.longest(self._digests(prompt))
+        wait = 1.5 * self.stats.mean_step_seconds
         excess = 0.0  # of what there is in all
-        if self._max_num_seqs:
-            rows = stats.running + stats.parked + stats.waiting + len(self._unreported) + 1
-            excess = rows / self._max_num_seqs - 1
-        if stats.pages_total:
-            tokens = stats.uncomputed_tokens + self._unreported_tokens + num_tokens
-            excess = max(excess, (stats.pages_used + tokens / self._page_size) / stats.pages_total - 1)
-        return max(0.0, excess) * self._mean_seconds  # in which all that is there ends
+        num_rows = self._num_rows + len(self._unreported) + 1
+        if num_rows > self._max_num_seqs > 0:
+            excess = num_rows / self._max_num_seqs - 1
+        lacking = self._backlog + prompt.num_tokens - self._room
+        if lacking > 0:
+            excess = max(excess, lacking / (self.stats.pages_total * self._page_size))
+        # In the mean time of a request, all that is there ends.
+        return Outlook(uncached, self._backlog, wait + excess * self._mean_seconds, self.load(now))
 
     # ---- bookkeeping -------------------------------------------------------------------------------------------------
 
-    def _look_up(self, prompt: RoutedPrompt) -> tuple[Sequence[int], int]:
-        """Of a prompt, the digests of pages that it would have to compute, and its tokens in no cached page."""
-        adapter = 0 if prompt.adapter is None else self._adapters.get(prompt.adapter)
-        if adapter is None:
-            return (), prompt.num_tokens
-        digests = prompt.digests(PageNaming(self._page_size, adapter, self.stats.weights_version))
-        cached = self.prefixes.longest(digests)
-        return digests[cached:], prompt.num_tokens - cached * self._page_size
-
-    def _recent(self, now: float) -> float:
-        return self._recent_work * math.exp((self._recent_at - now) / WORK_SECONDS)
+    def _digests(self, prompt: RoutedPrompt) -> Sequence[int]:
+        """Of the prompt's pages, as they are named there."""
+        if prompt.adapter is None:
+            return prompt.digests(self._names)
+        adapter = self._adapters.get(prompt.adapter)
+        return () if adapter is None else prompt.digests(self._names._replace(adapter=adapter))
 
     def _remove_unreported(self, placement: Placement) -> None:
         if placement in self._unreported:
             del self._unreported[placement]
-            self._unreported_tokens -= placement.uncached
+            self._backlog -= placement.uncached
 
     def _forget_computed(self) -> None:
         _, digests = self._computed.popleft()

@@ -7,7 +7,7 @@ number under the router's own salt.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,8 +20,7 @@ BEGINNING_TOKENS = 256
 MAX_DIGESTS = 1 << 18  # kept of one replica
 
 
-@dataclass(frozen=True, slots=True)
-class PageNaming:
+class PageNaming(NamedTuple):
     """What, beside its tokens, decides the name of a page at a replica."""
 
     page_size: int  # tokens

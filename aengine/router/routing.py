@@ -64,15 +64,14 @@ class Routing:
         scores, loads = [], []
         some_cached = False
         for replica in able:
+            uncached, backlog, wait, load = replica.outlook(prompt, now)
+            some_cached = some_cached or uncached < prompt.num_tokens
             rate, weight = replica.rate or usual, replica.weight(now)
             if usual / CLEARLY < rate < usual * CLEARLY:
                 rate = usual
-            uncached = prompt.num_tokens - replica.cached_tokens(prompt)
-            some_cached = some_cached or uncached < prompt.num_tokens
-            seconds = replica.seconds_to_first_token(prompt.num_tokens, uncached, rate)
-            # What is computed keeps others waiting for as long, so that it counts twice, and the wait for what others compute once.
-            scores.append((seconds + uncached / rate) / weight)
-            loads.append(replica.load(now) * usual / (rate * weight))
+            # What is computed keeps others waiting for as long, so that it counts twice, and what others compute once.
+            scores.append(((backlog + 2 * uncached) / rate + wait) / weight)
+            loads.append(load * usual / (rate * weight))
         mean = sum(loads) / len(loads)
         most = MOST_LOAD * mean + prompt.num_tokens
         allowed = [i for i, load in enumerate(loads) if load <= most]
