@@ -140,6 +140,7 @@ class Simulation:
         updates = self.scheduler.take_updates()
         for key, cached, _ in updates.started:
             assert key not in self.cached, "started twice"
+            assert cached <= len(self.runner.truths[key].request.prompt)
             self.cached[key] = cached
         for key, token in zip(updates.keys, updates.token_ids, strict=True):
             assert key not in self.finished, "a token after the end"
@@ -181,7 +182,7 @@ class Simulation:
     def check_finished(self) -> None:
         """Everything ended as in its solo run (or was ended from outside), and nothing is left."""
         for key, truth in self.runner.truths.items():
-            output = truth.output
+            output = truth.output[len(truth.request.output) :]
             assert not truth.request.params.needs_whole_prompt or not self.cached.get(key)
             if key in self.forced or self.finished[key].reason is FinishReason.DEADLINE:
                 assert self.received[key] == output[: len(self.received[key])]

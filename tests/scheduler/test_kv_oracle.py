@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from kv_oracle import OracleError, make_request
+from kv_oracle import OracleError, make_request, solo_run
 from simulation import Simulation
 from slow_cases import slow_but
 
@@ -25,6 +25,7 @@ from aengine.scheduler.scheduler import Scheduler
 
 WORKLOADS = 3000
 PARTS = 30
+VOCAB_SIZE = 50
 GROUPS: list[Windows] = [(None,), (None,), (None,), (None, 12), (None, 3, 3, 40), (1, 20, 20), (17,)]
 
 
@@ -87,6 +88,14 @@ def without_output(request: Request, rng: random.Random, config: SchedulerConfig
     return dataclasses.replace(request, prompt=prompt, params=params, max_tokens=0, fills_context=False)
 
 
+def with_output(request: Request, rng: random.Random) -> Request:
+    """Now and then one that has a part of its output already."""
+    if not request.max_tokens or rng.random() < 0.6:
+        return request
+    output = solo_run(request, VOCAB_SIZE).output
+    return dataclasses.replace(request, output=np.array(output[: rng.randint(0, len(output) - 1)], np.int32))
+
+
 def run_workload(seed: int, max_in_flight: int = 1) -> Simulation:
     rng = random.Random(seed)
     config = random_config(rng, max_in_flight)
@@ -97,6 +106,7 @@ def run_workload(seed: int, max_in_flight: int = 1) -> Simulation:
     p_flush = rng.choice([0.0, 0.0, 0.1])
     updates = random.Random(seed)  # of weights
     embeddings = random.Random(seed)
+    outputs = random.Random(seed)
     p_weights = updates.choice([0.0, 0.0, 0.1])
     num_requests = rng.randint(1, 14)
     parked: set[int] = set()
@@ -108,14 +118,13 @@ def run_workload(seed: int, max_in_flight: int = 1) -> Simulation:
             num_forks = rng.choice([0, 0, 0, 0, 1, 3])
             if embeddings.random() < 0.15:
                 request, num_forks = without_output(request, embeddings, config), 0
-            simulation.submit(dataclasses.replace(request, num_forks=num_forks))
+            simulation.submit(with_output(dataclasses.replace(request, num_forks=num_forks), outputs))
             key += 1
             for _ in range(num_forks):
                 params = dataclasses.replace(request.params, seed=key)
                 max_tokens = rng.randint(1, request.max_tokens)
-                simulation.submit(
-                    dataclasses.replace(request, key=key, params=params, max_tokens=max_tokens, fills_context=False, fork_of=request.key)
-                )
+                fork = dataclasses.replace(request, key=key, params=params, max_tokens=max_tokens, fills_context=False, fork_of=request.key)
+                simulation.submit(with_output(fork, outputs))
                 key += 1
         if key and rng.random() < p_cancel:
             simulation.cancel(rng.randrange(key))
