@@ -14,7 +14,8 @@ from oracle_engine import idle
 from slow_cases import slow_but
 from speculation_cases import CONTEXT
 
-from aengine import AsyncClient, AsyncEngine, InvalidRequestError
+from aengine import AsyncEngine, InvalidRequestError
+from aengine.client import AsyncClient
 from aengine.v1.generation_pb2 import KnownOutput
 from aengine.v1.generation_service_pb2 import GenerateRequest
 
@@ -80,7 +81,11 @@ async def test_events_count_the_whole_output(serve: Serving) -> None:
         (spec_of([[5] * 6]), "spec.known_outputs", "an entry of 6 tokens is not below max_tokens (6)"),
         (spec_of([None]), "spec.known_outputs", "every sequence has ended"),
         ({"known_outputs": [KnownOutput(token_ids=[5], ended=True)]}, "spec.known_outputs[0].token_ids", "must be empty"),
-        (spec_of([[5]], structured_output={"choices": {"values": ["yes"]}}), "spec.known_outputs", "does not match the grammar"),
+        (
+            spec_of([[5]], stopping={"max_tokens": 6}, structured_output={"choices": {"values": ["yes"]}}),
+            "spec.known_outputs",
+            "does not match the grammar",
+        ),
     ],
 )
 async def test_what_is_refused(serve: Serving, fields: dict[str, Any], path: str, reason: str) -> None:

@@ -31,6 +31,8 @@ SIZES: dict[str, Any] = {"dtype": "float32", "max_model_len": CONTEXT, "page_siz
 PAGE_BYTES = 20480
 PARAMS = SamplingParams(seed=5, max_tokens=30, ignore_eos=True)
 
+YES_OR_NO = StructuredOutput(choice=("yes", "no"))
+
 
 @pytest.fixture(scope="module")
 def anyio_backend() -> str:
@@ -162,7 +164,7 @@ async def test_a_context_that_is_nearly_full(engine: AsyncEngine) -> None:
         ([[1] * 29], {"stop": ("\x22\x22",)}, "entry 0: its text has the stop string"),
         (
             [[1] * 3],
-            {"ignore_eos": False, "structured_output": StructuredOutput(choice=("yes", "no"))},
+            {"ignore_eos": False, "structured_output": YES_OR_NO},
             "entry 0: token 1 does not match the grammar",
         ),
         (
