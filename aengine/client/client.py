@@ -36,10 +36,12 @@ from aengine.client.messages import (
     write_chat,
     write_embedding,
     write_mode,
+    write_prompt,
     write_request,
     write_watch,
 )
 from aengine.client.session import MAX_SUBMIT_BYTES, Sessions
+from aengine.client.prompt_ids import write_prompt_ids
 from aengine.errors import ConnectionLostError, EngineStateError, RequestEndedError, ServerError
 from aengine.loop_bridge import AsyncioEngine
 from aengine.outputs import (
@@ -72,7 +74,7 @@ from aengine.v1.admin_service_pb2 import (
     WakeRequest,
 )
 from aengine.v1.engine_service_pb2 import GetLoadRequest, GetServerInfoRequest
-from aengine.v1.generation_pb2 import StreamOptions
+from aengine.v1.generation_pb2 import GenerationSpec, StreamOptions
 from aengine.v1.generation_service_pb2 import CancelRequestsRequest, StreamGenerateRequest
 from aengine.v1.model_service_pb2 import GetModelRequest
 from aengine.v1.tokenizer_service_pb2 import DetokenizeRequest, RenderChatRequest, TokenizeRequest
@@ -303,6 +305,13 @@ class AsyncClient(AsyncioEngine):
         self._check_running()
         request = TokenizeRequest(text=text, add_special_tokens=add_special_tokens)
         return list((await self._link.ask(self._link.tokenizer.Tokenize, request)).token_ids)
+
+    async def prompt_ids(self, prompt: Prompt, options: ChatOptions | None = None) -> Sequence[int]:
+        """The ids of a prompt, with the options of chats. Raises what `stream()` raises for the prompt."""
+        self._check_running()
+        spec = GenerationSpec()
+        write_prompt(prompt, options or ChatOptions(), spec.prompt)
+        return list(await write_prompt_ids(self._link, spec))
 
     async def detokenize(self, token_ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
         """The text of ids; bytes that are not UTF-8 become U+FFFD."""

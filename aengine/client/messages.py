@@ -63,7 +63,7 @@ def write_request(prompt: Prompt, params: SamplingParams, options: RequestOption
         raise InvalidRequestError.of("logits_processors", "custom code cannot be sent to a server")
     request = StreamGenerateRequest()
     spec, output = request.spec, request.spec.output
-    _write_prompt(prompt, options, spec.prompt)
+    write_prompt(prompt, options, spec.prompt)
     with _unicode("params", "a string"):
         write_params(params, SAMPLING, spec.sampling)
         write_params(params, STOPPING, spec.stopping)
@@ -99,7 +99,7 @@ def write_embedding(prompt: Prompt, params: EmbeddingParams, options: RequestOpt
     request = EmbedRequest(normalize=params.normalize, dimensions=params.dimensions, priority=options.priority)
     if params.pooling is not None:
         request.pooling = Pooling.Value(f"POOLING_{params.pooling.upper()}")
-    _write_prompt(prompt, options, request.inputs.add())
+    write_prompt(prompt, options, request.inputs.add())
     with _unicode("options", "a string"):
         request.tenant = options.tenant
         request.cache.salt = options.cache_salt or ""
@@ -163,7 +163,7 @@ def _json(value: object) -> str:
     return json.dumps(value, ensure_ascii=False, separators=(",", ":"))
 
 
-def _write_prompt(prompt: Prompt, options: RequestOptions, message: generation_pb2.Prompt) -> None:
+def write_prompt(prompt: Prompt, options: RequestOptions, message: generation_pb2.Prompt) -> None:
     form = form_of(prompt, options)
     if form == "text":
         with _unicode("prompt", "it"):
@@ -171,9 +171,14 @@ def _write_prompt(prompt: Prompt, options: RequestOptions, message: generation_p
     elif form == "chat":
         write_chat(prompt, options, message.chat)  # type: ignore[arg-type]
     else:
-        if len(prompt) > MAX_TOKEN_IDS:
-            raise InvalidRequestError.of("prompt", f"{len(prompt)} token ids are more than {MAX_TOKEN_IDS}, which no server takes")
-        write_token_ids(read_token_ids(prompt, MAX_UINT32).tolist(), message)  # type: ignore[arg-type]
+        write_token_ids(read_prompt_ids(prompt), message)  # type: ignore[arg-type]
+
+
+def read_prompt_ids(ids: Sequence[int]) -> list[int]:
+    """Raises `InvalidRequestError` for what is no prompt."""
+    if len(ids) > MAX_TOKEN_IDS:
+        raise InvalidRequestError.of("prompt", f"{len(ids)} token ids are more than {MAX_TOKEN_IDS}, which no server takes")
+    return read_token_ids(ids, MAX_UINT32).tolist()
 
 
 def _write_constraint(wanted: StructuredOutput, message: sampling_pb2.StructuredOutput) -> None:

@@ -1,0 +1,254 @@
+"""`Replica`: one engine behind its own server, as long as its address is known: connected to, followed, lost and found again.
+
+Owns the connection and whether the replica serves. Knows requests only as attempts that end when it is lost; what a replica needs before it
+serves is done by whoever made it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import AsyncGenerator, Awaitable, Callable
+from contextlib import aclosing
+from typing import TypeVar
+
+from aengine.client import AsyncClient, ClientConfig
+from aengine.client.failures import Backoff
+from aengine.errors import AEngineError, ConnectionLostError, EngineDeadError, EngineStateError
+from aengine.outputs import EngineInfo, LoadReport, ReplicaState
+from aengine.router.attempt import Attempt, share_blame
+from aengine.router.load import ReplicaLoad
+
+TICKS = 8
+"""Looks at whether a replica has said something, in the time after which it counts as lost. Few are missed where this process is late."""
+_log = logging.getLogger("aengine")
+
+T = TypeVar("T")
+
+
+Preparation = Callable[["Replica", AsyncClient, EngineInfo], Awaitable[int]]
+"""Makes a replica what the others are, before it serves. Returns how many versions of weights it is behind; raises `AEngineError` for one
+that cannot be used."""
+
+
+class Replica:
+    """`state` and `load` are for whoever chooses."""
+
+    def __init__(
+        self,
+        name: str,
+        config: ClientConfig,
+        *,
+        hang_seconds: float,
+        slow_start_seconds: float,
+        digest_salt: bytes,
+        prepare: Preparation,
+        on_change: Callable[[], object],
+    ) -> None:
+        """`on_change` is called when it may take requests that it did not take before, or takes no more."""
+        self.name = name
+        self.state = ReplicaState.CONNECTING
+        self.load = ReplicaLoad(name, page_size=1)
+        self.load.serving = False
+        self.report = LoadReport(self.load.stats)  # the latest
+        self.adapters: dict[str, int] = {}  # the keys of those that it has, by their names
+        self.aboard: dict[Attempt, None] = {}  # in the order of their coming
+        self.num_suspects = 0  # of those, that others have died of, perhaps, and that brought nothing here yet
+        self.error: AEngineError | None = None  # why it does not serve
+        self.tried = asyncio.Event()  # it has served, or could not at first
+        self.empty = asyncio.Event()  # nothing is aboard
+        self.empty.set()
+        self.retired = False  # its address is no longer known
+        self.has_served = False
+        self._config = config
+        self._hang_seconds = hang_seconds
+        self._slow_start_seconds = slow_start_seconds
+        self._digest_salt: bytes | None = digest_salt
+        self._prepare = prepare
+        self._on_change = on_change
+        self._client: AsyncClient | None = None
+        self._closing: set[asyncio.Task[None]] = set()  # clients of connections that were lost
+        self._lost: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._silent = 0  # ticks
+        self._task = asyncio.ensure_future(self._run())
+
+    @property
+    def connected(self) -> bool:
+        return self._client is not None and not self._lost.done()
+
+    # ---- for requests --------------------------------------------------------------------------------------------------
+
+    @property
+    def client(self) -> AsyncClient:
+        """Of a replica that serves or drains."""
+        assert self._client is not None
+        return self._client
+
+    async def ask(self, call: Callable[[AsyncClient], Awaitable[T]]) -> T:
+        """A call that ends at once with an error when the replica is lost. Raises what the call raises."""
+        if self._client is None:
+            raise self.error or ConnectionLostError(f"replica {self.name} is not connected")
+        lost = self._lost
+        task = asyncio.ensure_future(call(self._client))
+        try:
+            await asyncio.wait({task, lost}, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            if not task.done():
+                task.cancel()
+        if task.done() and not task.cancelled() and not (lost.done() and task.exception() is not None):
+            return task.result()
+        raise self.error or ConnectionLostError(f"replica {self.name} is lost")
+
+    def lose(self, error: AEngineError) -> None:
+        """It is dead, hangs or cannot be reached. All attempts aboard end. Does nothing where that is known."""
+        if self._lost.done() or self._client is None:
+            return
+        was, self.error = self.state, error
+        self._set_state(ReplicaState.LOST)
+        _log.warning("replica %s is lost, with %d requests: %s", self.name, len(self.aboard), error)
+        self._lost.set_result(None)
+        attempts = list(self.aboard)
+        if was is ReplicaState.SERVING and isinstance(error, ConnectionLostError | EngineDeadError):
+            share_blame(attempts)
+        for attempt in attempts:
+            attempt.leave()
+            attempt.on_lost(attempt, error)
+
+    def drain(self) -> None:
+        """Send it nothing new, until it has been lost and found again."""
+        if self.state is ReplicaState.SERVING:
+            self._set_state(ReplicaState.DRAINING)
+
+    def expel(self) -> int:
+        """`drain`, and end all attempts aboard; returns how many those were."""
+        self.drain()
+        attempts = list(self.aboard)
+        for attempt in attempts:
+            attempt.leave()
+            attempt.on_lost(attempt, EngineStateError(f"replica {self.name} is drained"))
+        return len(attempts)
+
+    def on_left(self) -> None:
+        """For attempts: what kept others away may be gone."""
+        if not self.aboard:
+            self.empty.set()
+        self._on_change()
+
+    # ---- life ----------------------------------------------------------------------------------------------------------
+
+    async def retire(self) -> None:
+        """Its address is no longer known: let it go when its requests have ended or it is lost."""
+        self.retired = True
+        self.drain()
+        if self._client is not None:
+            await self.empty.wait()
+
+    async def aclose(self) -> None:
+        """Disconnect. Attempts aboard end."""
+        self._task.cancel()
+        await asyncio.wait({self._task})
+        if self._closing:
+            await asyncio.wait(self._closing)
+
+    async def _run(self) -> None:
+        backoff = Backoff()
+        while True:
+            try:
+                client = await self._connect()
+                backoff.reset()
+                await self._serve(client)
+            except AEngineError as error:
+                if self.error is None or str(error) != str(self.error):
+                    _log.warning("replica %s cannot be used: %s", self.name, error)
+                self.error = error
+            finally:
+                self.tried.set()
+            if self.retired:
+                return
+            await backoff.wait(None)
+
+    async def _connect(self) -> AsyncClient:
+        """Raises `AEngineError`."""
+        client = AsyncClient(self._config)
+        try:
+            await client.start()
+            info = await client.engine_info()
+            behind = await self._prepare(self, client, info)
+            self.load = ReplicaLoad(
+                self.name,
+                page_size=info.page_size,
+                max_num_seqs=info.max_num_seqs,
+                adapters=self.adapters,
+                now=time.monotonic(),
+                slow_start_seconds=self._slow_start_seconds if self.has_served else 0.0,
+                weights_behind=behind,
+            )
+            self.load.serving = False
+        except BaseException:
+            await asyncio.shield(asyncio.ensure_future(client.aclose()))
+            raise
+        return client
+
+    async def _serve(self, client: AsyncClient) -> None:
+        """Until it is lost."""
+        self._client, self._lost, self._silent = client, asyncio.get_running_loop().create_future(), 0
+        self.error = None
+        reading = asyncio.ensure_future(self._follow(client))
+        ticking = asyncio.ensure_future(self._tick())
+        try:
+            await asyncio.wait({self._lost})
+        finally:
+            self.lose(EngineStateError("the router is closed"))  # if it is not lost
+            self._client = None
+            for task in (reading, ticking):
+                task.cancel()
+            # What was cancelled there is waited for, which a dead server takes a while to grant; nobody else waits for that.
+            closing = asyncio.ensure_future(_close(client, reading, ticking))
+            self._closing.add(closing)
+            closing.add_done_callback(self._closing.discard)
+
+    async def _follow(self, client: AsyncClient) -> None:
+        """Reads what it tells of its load; serves from the first report on."""
+        try:
+            async with aclosing(self._reports(client)) as reports:
+                async for report in reports:
+                    self._silent = 0
+                    self._take(report)
+            self.lose(ConnectionLostError(f"replica {self.name} tells its load no more"))
+        except AEngineError as error:
+            self.lose(error)
+
+    def _take(self, report: LoadReport) -> None:
+        self.report = report
+        self.load.report(report, time.monotonic())
+        if report.draining and self.state is ReplicaState.SERVING:
+            self._set_state(ReplicaState.DRAINING)
+        elif self.state in (ReplicaState.CONNECTING, ReplicaState.LOST):
+            self._set_state(ReplicaState.DRAINING if report.draining or self.retired else ReplicaState.SERVING)
+            self.has_served = True
+            self.tried.set()
+            _log.info("replica %s serves", self.name)
+
+    async def _reports(self, client: AsyncClient) -> AsyncGenerator[LoadReport, None]:
+        while True:
+            yield LoadReport(await client.load())
+            await asyncio.sleep(0.1)
+
+    async def _tick(self) -> None:
+        """Counts looks in vain rather than seconds: where this process was held up, what has come meanwhile is read first."""
+        while True:
+            await asyncio.sleep(self._hang_seconds / TICKS)
+            self._silent += 1
+            if self._silent > TICKS:
+                self.lose(ConnectionLostError(f"replica {self.name} has said nothing for {self._hang_seconds:g} s"))
+
+    def _set_state(self, state: ReplicaState) -> None:
+        self.state = state
+        self.load.serving = state is ReplicaState.SERVING
+        self._on_change()
+
+
+async def _close(client: AsyncClient, *tasks: asyncio.Task[None]) -> None:
+    await asyncio.gather(*tasks, return_exceptions=True)
+    await client.aclose()

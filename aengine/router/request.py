@@ -1,0 +1,445 @@
+"""`RoutedRequest`: one request of a router, from its submission to its end, at however many replicas.
+
+Owns what the request has got so far, which is what it goes on behind when its replica is lost: the ids of every token that has come, read
+or not. A token is taken from one source alone, at once recorded, and never asked for again. What comes from a replica that the request has
+left is not looked at.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import deque
+from collections.abc import Awaitable, Callable, Iterable, Sequence
+from contextlib import suppress
+from dataclasses import replace
+from functools import partial
+
+import anyio
+
+from aengine.client.active_request import ActiveRequest
+from aengine.client.client import EACH_TOKEN, FEW_MESSAGES
+from aengine.client.messages import NO_TOKEN
+from aengine.errors import AEngineError
+from aengine.outputs import FinishReason, RequestInfo, RequestState, Timing, Token
+from aengine.params import SamplingParams
+from aengine.requests import RequestOptions
+from aengine.router.attempt import Attempt, Work
+from aengine.router.fleet import Fleet
+from aengine.router.load import RoutedPrompt
+from aengine.router.prefixes import PagePrefix
+from aengine.served_stream import ServedSource
+
+Tokenize = Callable[[], Awaitable[Sequence[int]]]
+"""Gives the ids of a prompt."""
+
+
+class _Stay:
+    """What comes of a request from one replica."""
+
+    __slots__ = ("attempt", "num_before", "source", "weights_behind")
+
+    def __init__(self, attempt: Attempt, source: ActiveRequest, num_before: int) -> None:
+        """`num_before`: tokens that the request had when it came there."""
+        self.attempt = attempt
+        self.source = source
+        self.num_before = num_before
+        self.weights_behind = attempt.replica.load.weights_behind
+
+
+class RoutedRequest(ServedSource):
+    """Made and used in one event loop. It is `begin`-ed once."""
+
+    def __init__(
+        self,
+        fleet: Fleet,
+        request_id: str,
+        params: SamplingParams,
+        sent: SamplingParams,
+        options: RequestOptions,
+        *,
+        few_messages: bool,
+        on_end: Callable[[RoutedRequest], object],
+    ) -> None:
+        """`params`: with the defaults of the model; `sent`: as they were given, with the seed. `on_end` is called when it has ended."""
+        super().__init__(request_id, params, options, asyncio.Event)
+        self._fleet = fleet
+        self._sent = sent
+        self._options = options
+        self._delivery = FEW_MESSAGES if few_messages else EACH_TOKEN
+        self._on_end = on_end
+        self._loop = asyncio.get_running_loop()
+        self._ids: Sequence[int] | None = None  # of the prompt
+        self._outputs: list[list[int]] = [list(ids or ()) for ids in options.known_outputs or [()] * params.n]  # of the sequences
+        self._open = set(self.live_sequences)  # sequences whose end has not come
+        self._weights_version: int | None = None  # of the latest token
+        self._work: Work | None = None  # once the ids are known
+        self._stay: _Stay | None = None  # where its tokens come from
+        self._hedge: _Stay | None = None  # where they may come from, too, as long as none has come
+        self._hedge_timer: asyncio.TimerHandle | None = None
+        self._kept: deque[Token] = deque()  # unread tokens of replicas that it has left; they come before those of `_stay`
+        self._task: asyncio.Task[None] | None = None  # tokenizes, or looks for a replica
+        self._leaving: list[ActiveRequest] = []  # that were cancelled, and may hold pages yet
+        self._finished = False
+        self._cancelled = False  # whatever befalls it now, it has ended as it was told
+        self._arrival_time = time.time()
+        self._arrival = time.monotonic()  # these in seconds
+        self._first_token: float | None = None
+        self._ended = 0.0
+        self._num_stays = 0
+
+    # ---- used by the stream --------------------------------------------------------------------------------------------
+
+    @property
+    def timing(self) -> Timing:
+        """At one replica what that tells; over several as it was seen here."""
+        if self._num_stays == 1 and self._stay is not None:
+            return self._stay.source.timing
+        first = self._first_token
+        return Timing(
+            first_token=None if first is None else first - self._arrival,
+            decode=None if first is None else (self._ended if self._finished else time.monotonic()) - first,
+        )
+
+    @property
+    def finished(self) -> bool:
+        return self._finished
+
+    @property
+    def unread(self) -> int:
+        return len(self._kept) + (0 if self._stay is None else self._stay.source.unread)
+
+    @property
+    def gone(self) -> bool:
+        return self._finished and not self._leaving
+
+    def info(self) -> RequestInfo:
+        if self._finished:
+            state = RequestState.FINISHED
+        elif self._ids is None:
+            state = RequestState.PREPARING
+        else:
+            state = RequestState.WAITING if self._first_token is None else RequestState.RUNNING
+        num_tokens = self._num_tokens + self.unread - len(self._kept)
+        return RequestInfo(self.request_id, state, self.usage_with(num_tokens), self.timing, self._arrival_time)
+
+    def pop(self) -> Token | None:
+        if self._kept:
+            return self._kept.popleft()
+        return None if self._stay is None else self._take(self._stay)
+
+    def cancel(self) -> None:
+        if self._finished:
+            return
+        self._cancelled = True
+        self._stop_hedging()
+        if self._task is not None:
+            self._task.cancel()
+        if self._stay is None:
+            self._close(FinishReason.CANCELLED)
+        else:
+            self._release(self._stay.source)
+            self._stay.source.cancel()  # which ends it, by `_on_news`
+
+    def drop(self) -> None:
+        """`cancel()` from any thread and in the middle of anything, also when the loop is closed."""
+        if not self._finished:
+            with suppress(RuntimeError):
+                self._loop.call_soon_threadsafe(self.cancel)
+
+    def discard(self, indexes: Iterable[int]) -> None:
+        self._kept.clear()
+        if self._stay is not None:
+            self._stay.source.discard(())
+        if self.error is None:
+            self._kept.extend(_end_of(index, FinishReason.CANCELLED) for index in indexes)
+
+    async def wait_released(self) -> None:
+        with anyio.CancelScope(shield=True):
+            if self._task is not None:
+                await asyncio.wait({self._task})
+            while self._leaving:
+                source = self._leaving[-1]
+                await source.wait_released()
+                if source in self._leaving:
+                    self._leaving.remove(source)
+            if self._stay is not None:
+                await self._stay.source.wait_released()
+
+    # ---- used by the router --------------------------------------------------------------------------------------------
+
+    def begin(self, ids: Sequence[int] | None, tokenize: Tokenize | None) -> None:
+        """Submit it, at once where a replica takes it and the ids of its prompt are known; else when `tokenize` has given them. Raises
+        `InvalidRequestError`."""
+        if ids is not None:
+            self._set_ids(ids)
+            if self._board():
+                return
+        self._task = asyncio.ensure_future(self._settle(tokenize))
+
+    async def end(self) -> bool:
+        """Cancel it as `cancel(request_id)` does; returns when its pages are free: whether it was in flight."""
+        if self._finished:
+            return False
+        self._cancelled = True  # so that it goes nowhere else
+        stay, ended = self._stay, False
+        if stay is not None and stay.source.acknowledged and self._hedge is None:
+            with suppress(AEngineError):  # the text that is held back comes with the end that the server makes
+                ended = await stay.attempt.replica.ask(lambda client: client.cancel(self.request_id))
+        if not ended:
+            self.cancel()
+        await self.wait_released()
+        return True
+
+    # ---- tokens --------------------------------------------------------------------------------------------------------
+
+    @property
+    def _num_tokens(self) -> int:
+        """That it has, read or kept."""
+        return sum(map(len, self._outputs))
+
+    def _take(self, stay: _Stay) -> Token | None:
+        """The next token of a stay, which from now on is what the request has."""
+        token = stay.source.pop()
+        if token is None:
+            return None
+        if token.token_id >= 0:
+            self._outputs[token.index].append(token.token_id)
+            if stay.weights_behind:
+                token = replace(token, weights_version=token.weights_version + stay.weights_behind)
+            self._weights_version = token.weights_version
+        if token.finish_reason is not None:
+            self._open.discard(token.index)
+        return token
+
+    def _on_news(self, stay: _Stay) -> None:
+        """Called once for all that a replica sends in one message."""
+        source, attempt = stay.source, stay.attempt
+        if not attempt.answered:
+            if source.acknowledged and not attempt.acknowledged:
+                self._on_acknowledged(stay)
+            if source.unread:
+                self._on_first_token(stay)
+        if source.finished:
+            self._on_source_end(stay)
+        else:
+            self.notify()
+
+    def _on_acknowledged(self, stay: _Stay) -> None:
+        stay.attempt.acknowledge()
+        if stay is self._stay:
+            self._share_prompt(stay)
+        self.ready.set()
+
+    def _share_prompt(self, stay: _Stay) -> None:
+        """Logprobs of the prompt are added to the list of the stay, unless all have come before."""
+        if not self._has_prompt_logprobs:
+            self.prompt_logprobs = stay.source.prompt_logprobs
+
+    @property
+    def _has_prompt_logprobs(self) -> bool:
+        return len(self.prompt_logprobs) == self.prompt_tokens
+
+    def _on_first_token(self, stay: _Stay) -> None:
+        """At this stay. Of two the other one ends."""
+        stay.attempt.answer()
+        if self._first_token is None:
+            self._first_token = time.monotonic()
+        if stay is self._hedge:
+            self._hedge, self._stay = self._stay, stay
+            self._share_prompt(stay)
+        self._stop_hedging()
+
+    # ---- ends ----------------------------------------------------------------------------------------------------------
+
+    def _on_source_end(self, stay: _Stay) -> None:
+        error = stay.source.error
+        if error is None:
+            if stay is self._hedge:
+                return  # it has brought nothing: it was cancelled
+            self.cached_prompt_tokens = stay.source.cached_prompt_tokens
+            self.reasoning_tokens = stay.source.reasoning_tokens
+            self.drafts = stay.source.drafts
+            self._finish()
+        else:
+            assert isinstance(error, AEngineError), "what a client raises"
+            self._on_stay_lost(stay, error)
+
+    def _on_lost(self, attempt: Attempt, error: AEngineError) -> None:
+        """The replica is lost; nothing may have come of that from the source, which lives on while its replica hangs."""
+        for stay in (self._stay, self._hedge):
+            if stay is not None and stay.attempt is attempt:
+                self._on_stay_lost(stay, error)
+
+    def _on_stay_lost(self, stay: _Stay, error: AEngineError) -> None:
+        """It ends with `error`, which may be that of the request."""
+        stay.source.waiter = None
+        if stay is self._hedge:
+            self._hedge = None
+        else:
+            while (token := self._take(stay)) is not None:
+                self._kept.append(token)
+            self._stay = None
+        stay.source.cancel()  # where its replica lives on
+        failure: AEngineError | None = None
+        try:
+            self._fleet.failed(stay.attempt, error)
+        except AEngineError as raised:
+            failure = raised
+        stay.attempt.leave(self._num_tokens - stay.num_before)
+        if self._finished or self._stay is not None:
+            return  # the other of two goes on
+        if self._hedge is not None and failure is None:
+            self._stay, self._hedge = self._hedge, None
+            return
+        if self._cancelled or not self._open:  # all ends have come, and what is missing is what it took
+            self._close(FinishReason.CANCELLED)
+        elif failure is not None:
+            self._fail(failure)
+        else:
+            self._task = asyncio.ensure_future(self._settle(None))
+            if self._kept:
+                self.notify()
+
+    def _close(self, reason: FinishReason) -> None:
+        """End the sequences that have no end."""
+        self._kept.extend(_end_of(index, reason) for index in sorted(self._open))
+        self._open.clear()
+        self._finish()
+
+    def _fail(self, error: Exception) -> None:
+        self.error = error
+        self._finish()
+
+    def _finish(self) -> None:
+        if not self._finished:
+            self._finished = True
+            self._ended = time.monotonic()
+            self._stop_hedging()
+            if self._stay is not None:
+                self._stay.source.waiter = None
+                self._stay.attempt.leave(self._num_tokens + self._stay.source.unread - self._stay.num_before)
+            self.ready.set()
+            self._on_end(self)
+            self.notify()
+
+    def _release(self, source: ActiveRequest) -> None:
+        """Remember what is to be cancelled until its pages are free."""
+        self._leaving.append(source)
+        waiting = asyncio.ensure_future(source.wait_released())
+        waiting.add_done_callback(lambda _: self._leaving.remove(source) if source in self._leaving else None)
+
+    # ---- replicas ------------------------------------------------------------------------------------------------------
+
+    def _set_ids(self, ids: Sequence[int]) -> None:
+        self._ids = ids
+        self.prompt_tokens = len(ids)
+
+    async def _settle(self, tokenize: Tokenize | None) -> None:
+        """Find a replica for it."""
+        try:
+            with anyio.move_on_after(self._seconds_left()) as scope:
+                if self._ids is None:
+                    assert tokenize is not None
+                    self._set_ids(await tokenize())
+                work = self._refresh_work()
+                self._open_at(await self._fleet.find(work, self._on_lost))
+            if scope.cancelled_caught:
+                self._close(FinishReason.DEADLINE)
+        except Exception as error:  # also what nobody expects: its reader must not wait for ever
+            if not self._finished:
+                self._fail(error)
+
+    def _board(self) -> bool:
+        """Whether a replica has taken it at once."""
+        attempt = self._fleet.board(self._refresh_work(), self._on_lost)
+        if attempt is not None:
+            self._open_at(attempt)
+        return attempt is not None
+
+    def _open_at(self, attempt: Attempt) -> None:
+        """Raises `InvalidRequestError` for what cannot be sent."""
+        self._stay = self._enter(attempt)
+        seconds = self._fleet.config.hedge_seconds
+        if self._hedge_timer is not None:
+            self._hedge_timer.cancel()
+        if seconds is not None and self._first_token is None:
+            self._hedge_timer = self._loop.call_later(seconds, self._start_hedging)
+
+    def _enter(self, attempt: Attempt) -> _Stay:
+        try:
+            assert self._ids is not None
+            source = attempt.replica.client.open(self._ids, self._params_now(), self._options_now(), self._delivery)
+        except BaseException:
+            attempt.leave()
+            raise
+        stay = _Stay(attempt, source, self._num_tokens)
+        source.waiter = partial(self._on_news, stay)
+        self._num_stays += 1
+        return stay
+
+    def _start_hedging(self) -> None:
+        stay, work = self._stay, self._work
+        if stay is None or work is None or stay.attempt.answered or self._finished:
+            return
+        name = stay.attempt.replica.name
+        was_fit = name not in work.unfit
+        work.unfit.add(name)
+        attempt = self._fleet.board(work, self._on_lost)
+        if was_fit:
+            work.unfit.discard(name)
+        if attempt is not None:
+            self._hedge = self._enter(attempt)
+
+    def _stop_hedging(self) -> None:
+        if self._hedge_timer is not None:
+            self._hedge_timer.cancel()
+            self._hedge_timer = None
+        if self._hedge is not None:
+            hedge, self._hedge = self._hedge, None
+            hedge.source.waiter = None
+            hedge.attempt.leave()
+            if not hedge.source.finished:
+                self._release(hedge.source)
+                hedge.source.cancel()
+
+    def _refresh_work(self) -> Work:
+        """With the output so far behind the prompt, as a replica will compute it."""
+        assert self._ids is not None
+        options = self._options
+        longest = max(self._outputs, key=len)
+        tokens = [*self._ids, *longest] if longest else self._ids
+        pages = PagePrefix(tokens, options.cache_salt or "", self._fleet.digest_salt)
+        prompt = RoutedPrompt(len(tokens), pages.beginning, pages.digests, options.adapter, self._weights_version)
+        if self._work is None:
+            self._work = Work(prompt)
+        else:
+            self._work.prompt = prompt
+        return self._work
+
+    def _params_now(self) -> SamplingParams:
+        """Without what need not come again."""
+        has_them = self._sent.prompt_logprobs is not None and self._has_prompt_logprobs
+        return replace(self._sent, prompt_logprobs=None) if has_them else self._sent
+
+    def _options_now(self) -> RequestOptions:
+        """As for a prompt of ids, with what the request has and the time that is left."""
+        known = [tuple(ids) if index in self._open else None for index, ids in enumerate(self._outputs)]
+        options, left = self._options, self._seconds_left()
+        return RequestOptions(
+            request_id=self.request_id,
+            priority=options.priority,
+            tenant=options.tenant,
+            timeout=None if left is None else max(0.001, left),
+            cache_salt=options.cache_salt,
+            adapter=options.adapter,
+            known_outputs=known if any(known) or None in known else None,
+        )
+
+    def _seconds_left(self) -> float | None:
+        timeout = self._options.timeout
+        return None if timeout is None else self._arrival + timeout - time.monotonic()
+
+
+def _end_of(index: int, reason: FinishReason) -> Token:
+    return Token(index, NO_TOKEN, "", finish_reason=reason)
