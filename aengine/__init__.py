@@ -46,6 +46,7 @@ from aengine.weight_sources import GroupWeights, SharedWeights, send_weights
 if TYPE_CHECKING:
     from aengine.engine.async_engine import AsyncEngine
     from aengine.engine.stream import TokenStream
+    from aengine.router.router import Router
     from aengine.stream_group import StreamGroup
 
 __version__ = "0.1.0"
@@ -87,6 +88,7 @@ __all__ = [
     "RequestEndedError",
     "RequestIdInUseError",
     "RequestOptions",
+    "Router",
     "SamplingParams",
     "ServerError",
     "SharedWeights",
@@ -105,6 +107,7 @@ __all__ = [
 _LAZY = {
     "AsyncEngine": "aengine.engine.async_engine",
     "TokenStream": "aengine.engine.stream",
+    "Router": "aengine.router.router",
     "StreamGroup": "aengine.stream_group",
 }
 

@@ -20,6 +20,7 @@ GENERATED = sorted(module.name for module in pkgutil.iter_modules(aengine.v1.__p
         "import aengine.scheduler.scheduler, aengine.cache",
         "import aengine.server.cli",
         "import aengine.chat",
+        "import aengine; aengine.Router(backends=('localhost:1',))",
         "import aengine.server.app, aengine.server.rpc, aengine.server.process, aengine.server.http.door",
         "import aengine.client, aengine.client.cli, aengine.protocols, aengine.wire; aengine.client.AsyncClient('localhost:1')",
     ],

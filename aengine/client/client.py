@@ -40,8 +40,8 @@ from aengine.client.messages import (
     write_request,
     write_watch,
 )
-from aengine.client.session import MAX_SUBMIT_BYTES, Sessions
 from aengine.client.prompt_ids import write_prompt_ids
+from aengine.client.session import MAX_SUBMIT_BYTES, Sessions
 from aengine.errors import ConnectionLostError, EngineStateError, RequestEndedError, ServerError
 from aengine.loop_bridge import AsyncioEngine
 from aengine.outputs import (

@@ -163,7 +163,7 @@ def _json(value: object) -> str:
     return json.dumps(value, ensure_ascii=False, separators=(",", ":"))
 
 
-def write_prompt(prompt: Prompt, options: RequestOptions, message: generation_pb2.Prompt) -> None:
+def write_prompt(prompt: Prompt, options: ChatOptions, message: generation_pb2.Prompt) -> None:
     form = form_of(prompt, options)
     if form == "text":
         with _unicode("prompt", "it"):
@@ -178,7 +178,8 @@ def read_prompt_ids(ids: Sequence[int]) -> list[int]:
     """Raises `InvalidRequestError` for what is no prompt."""
     if len(ids) > MAX_TOKEN_IDS:
         raise InvalidRequestError.of("prompt", f"{len(ids)} token ids are more than {MAX_TOKEN_IDS}, which no server takes")
-    return read_token_ids(ids, MAX_UINT32).tolist()
+    plain: list[int] = read_token_ids(ids, MAX_UINT32).tolist()
+    return plain
 
 
 def _write_constraint(wanted: StructuredOutput, message: sampling_pb2.StructuredOutput) -> None:

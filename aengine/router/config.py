@@ -92,6 +92,7 @@ class RouterConfig:
             client_key=self.backend_key,
             server_name=self.backend_name,
             connect_timeout=self.hang_seconds,
+            multiplex=True,
             max_retries=0,  # another replica is asked instead
         )
 

@@ -17,10 +17,10 @@ import anyio
 from aengine.client import AsyncClient
 from aengine.client.failures import FIRST_BACKOFF, LONGEST_BACKOFF
 from aengine.errors import AEngineError, EngineStateError, NoReplicaError, QueueFullError, RequestEndedError
+from aengine.outputs import ReplicaState
 from aengine.router.attempt import Attempt, Verdict, Work, check_blame
 from aengine.router.config import RouterConfig
 from aengine.router.load import RoutedPrompt
-from aengine.outputs import ReplicaState
 from aengine.router.replica import Preparation, Replica
 from aengine.router.routing import Routing, RoutingPolicy
 

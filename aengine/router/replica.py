@@ -11,7 +11,7 @@ import logging
 import time
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import aclosing
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from aengine.client import AsyncClient, ClientConfig
 from aengine.client.failures import Backoff
@@ -92,7 +92,8 @@ class Replica:
         lost = self._lost
         task = asyncio.ensure_future(call(self._client))
         try:
-            await asyncio.wait({task, lost}, return_when=asyncio.FIRST_COMPLETED)
+            either: set[asyncio.Future[Any]] = {task, lost}
+            await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
         finally:
             if not task.done():
                 task.cancel()

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import anyio
 
-from aengine.chat_prompts import ChatFields, ChatOptions, read_messages
+from aengine.chat_prompts import ChatFields, read_messages
 from aengine.checks import check_names
 from aengine.client import AsyncClient
 from aengine.client.messages import read_prompt_ids
@@ -415,9 +415,7 @@ class Router(ServedEngine):
         request_id = options.request_id or uuid.uuid4().hex
         if request_id in self._requests:
             raise RequestIdInUseError.of("request_id", f"{request_id!r} is the id of a request in flight")
-        request = RoutedRequest(
-            self._fleet, request_id, effective, sent, options, few_messages=few_messages, on_end=self._forget
-        )
+        request = RoutedRequest(self._fleet, request_id, effective, sent, options, few_messages=few_messages, on_end=self._forget)
         self._requests[request_id] = request
         try:
             request.begin(ids, tokenize)

@@ -1,5 +1,5 @@
 """An engine, and how a test reaches it: as it is, or through a client, a channel and a server; the client has a call for each request,
-or one for all, or it runs in another event loop."""
+or one for all, or it runs in another event loop; or through a router."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from typing import Any
 
 from grpc_harness import serving
 
-from aengine import AsyncEngine, EngineProtocol, on_asyncio
+from aengine import AsyncEngine, EngineProtocol, Router, on_asyncio
 from aengine.client import AsyncClient
 
-LOCAL, REMOTE, SHARED, BRIDGED = "engine", "client", "multiplex", "bridge"
-SIDES = (LOCAL, REMOTE, SHARED, BRIDGED)
+LOCAL, REMOTE, SHARED, BRIDGED, ROUTED = "engine", "client", "multiplex", "bridge", "router"
+SIDES = (LOCAL, REMOTE, SHARED, BRIDGED, ROUTED)
 
 
 @asynccontextmanager
@@ -21,6 +21,10 @@ async def reached(side: str, engine: AsyncEngine, **overrides: Any) -> AsyncIter
     """`engine`, which is started, from one side. `overrides` are the client's."""
     if side == LOCAL:
         yield engine
+        return
+    if side == ROUTED:
+        async with serving(engine, limit=None) as serve, Router(backends=(serve.server.address,)) as router:
+            yield router
         return
     options = {"multiplex": side == SHARED, **overrides}
     async with serving(engine, limit=None) as serve:
