@@ -234,7 +234,7 @@ class OracleEngine(AsyncEngine):
         return super().stream(prompt, params, options, **fields)
 
     def request(self, prompt: list[int], params: SamplingParams, cache_salt: str | None = None) -> Request:
-        room = self.runner.max_model_len - len(prompt)
+        room = max(0, self.runner.max_model_len - len(prompt))
         return make_request(
             params.seed or 0,
             prompt,
