@@ -9,13 +9,13 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import AsyncGenerator, Awaitable, Callable
+from collections.abc import Awaitable, Callable
 from contextlib import aclosing
 from typing import Any, TypeVar
 
 from aengine.client import AsyncClient, ClientConfig
 from aengine.client.failures import Backoff
-from aengine.errors import AEngineError, ConnectionLostError, EngineDeadError, EngineStateError
+from aengine.errors import AEngineError, ConnectionLostError, EngineDeadError, EngineStateError, ServerError
 from aengine.outputs import EngineInfo, LoadReport, ReplicaState
 from aengine.router.attempt import Attempt, share_blame
 from aengine.router.load import ReplicaLoad
@@ -64,7 +64,7 @@ class Replica:
         self._config = config
         self._hang_seconds = hang_seconds
         self._slow_start_seconds = slow_start_seconds
-        self._digest_salt: bytes | None = digest_salt
+        self._digest_salt = digest_salt
         self._prepare = prepare
         self._on_change = on_change
         self._client: AsyncClient | None = None
@@ -212,13 +212,22 @@ class Replica:
     async def _follow(self, client: AsyncClient) -> None:
         """Reads what it tells of its load; serves from the first report on."""
         try:
-            async with aclosing(self._reports(client)) as reports:
-                async for report in reports:
-                    self._silent = 0
-                    self._take(report)
+            try:
+                await self._read_reports(client, self._digest_salt)
+            except ServerError as error:
+                if error.code != "PERMISSION_DENIED":
+                    raise
+                _log.warning("replica %s does not tell what it has in its cache: %s", self.name, error)
+                await self._read_reports(client, None)
             self.lose(ConnectionLostError(f"replica {self.name} tells its load no more"))
         except AEngineError as error:
             self.lose(error)
+
+    async def _read_reports(self, client: AsyncClient, digest_salt: bytes | None) -> None:
+        async with aclosing(client.watch_load(digest_salt=digest_salt)) as reports:
+            async for report in reports:
+                self._silent = 0
+                self._take(report)
 
     def _take(self, report: LoadReport) -> None:
         self.report = report
@@ -230,11 +239,6 @@ class Replica:
             self.has_served = True
             self.tried.set()
             _log.info("replica %s serves", self.name)
-
-    async def _reports(self, client: AsyncClient) -> AsyncGenerator[LoadReport, None]:
-        while True:
-            yield LoadReport(await client.load())
-            await asyncio.sleep(0.1)
 
     async def _tick(self) -> None:
         """Counts looks in vain rather than seconds: where this process was held up, what has come meanwhile is read first."""

@@ -34,6 +34,7 @@ from aengine.errors import (
     NoReplicaError,
     RequestIdInUseError,
 )
+from aengine.loop_bridge import AsyncioEngine
 from aengine.outputs import (
     AdapterInfo,
     Completion,
@@ -89,7 +90,7 @@ class _Phase(enum.Enum):
     CLOSED = enum.auto()
 
 
-class Router(ServedEngine):
+class Router(AsyncioEngine, ServedEngine):
     """Many engines as one: each request is computed by one of several replicas, and goes on at another one if that is lost.
 
         async with Router("demo", replicas=2) as router:
@@ -149,7 +150,7 @@ class Router(ServedEngine):
         try:
             self._loop = asyncio.get_running_loop()
         except RuntimeError:
-            raise EngineStateError("the router needs the event loop of asyncio") from None
+            raise EngineStateError("the router needs the event loop of asyncio; elsewhere use aengine.on_asyncio(router)") from None
         self._phase, self._stopped, self._changing = _Phase.STARTING, asyncio.Event(), asyncio.Lock()
         self._starting = anyio.CancelScope()
         try:
@@ -389,13 +390,15 @@ class Router(ServedEngine):
         self._check_running()
         async with self._changing:
             try:
-                info, *_ = (await self._ask_all(lambda client: client.load_adapter(name, path))).values()
+                infos = await self._ask_all(lambda client: client.load_adapter(name, path))
             except AEngineError:
                 if name not in self._adapter_infos:  # all have it or none
                     with suppress(AEngineError):
                         await self._ask_all(lambda client: _unload(client, name))
                 raise
             self._adapters[name] = path
+            for replica, info in infos.items():
+                self._fleet.replicas[replica].adapters[name] = info.key
             self._adapter_infos[name] = info
             return info
 
@@ -507,10 +510,12 @@ class Router(ServedEngine):
         if replica.has_served and model.output_head:
             await client.generate([0], SamplingParams(max_tokens=1))  # whether it computes
         async with self._changing:  # nothing is waited for behind this until the replica counts as connected
-            there = {adapter.name for adapter in await client.adapters()}
+            there = {adapter.name: adapter.key for adapter in await client.adapters()}
             for name, path in self._adapters.items():
                 if name not in there:
-                    await client.load_adapter(name, path)
+                    there[name] = (await client.load_adapter(name, path)).key
+            replica.adapters.clear()
+            replica.adapters.update(there)
             version = (await client.load()).weights_version
             if self._weights is None:
                 return 0
