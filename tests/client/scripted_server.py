@@ -16,7 +16,7 @@ from grpc_status import rpc_status
 from aengine.v1.engine_service_pb2 import GetLoadResponse, Load
 from aengine.v1.engine_service_pb2_grpc import EngineServiceServicer, add_EngineServiceServicer_to_server
 from aengine.v1.generation_pb2 import FINISH_REASON_MAX_TOKENS, GenerationEvent
-from aengine.v1.generation_service_pb2 import CancelRequestsResponse, ResumeGenerateResponse, StreamGenerateResponse
+from aengine.v1.generation_service_pb2 import CancelRequestsResponse, ResumeGenerateResponse, SessionResponse, StreamGenerateResponse
 from aengine.v1.generation_service_pb2_grpc import GenerationServiceServicer, add_GenerationServiceServicer_to_server
 from aengine.v1.model_service_pb2 import GetModelResponse, LayerGroup, Model
 from aengine.v1.model_service_pb2_grpc import ModelServiceServicer, add_ModelServiceServicer_to_server
@@ -24,7 +24,7 @@ from aengine.v1.tokenizer_service_pb2 import RenderChatResponse, TokenizeRespons
 from aengine.v1.tokenizer_service_pb2_grpc import TokenizerServiceServicer, add_TokenizerServiceServicer_to_server
 
 Context = Any
-Answer = Callable[[Any, Context], AsyncIterator[GenerationEvent]]
+Answer = Callable[[Any, Context], AsyncIterator[Any]]
 
 
 def whole_answer(ids: list[int], *, resume_token: bytes = b"") -> list[GenerationEvent]:
@@ -92,8 +92,8 @@ def fails(
 
 
 class ScriptedServer(GenerationServiceServicer, ModelServiceServicer, EngineServiceServicer, TokenizerServiceServicer):
-    """`answers` are those of StreamGenerate and ResumeGenerate, in the order of the calls. `model`: more about the model. A chat is
-    rendered as the number of its messages, a text tokenized as its length."""
+    """`answers` are those of StreamGenerate, ResumeGenerate and Session, in the order of the calls; a session's gets the iterator of its
+    requests. `model`: more about the model. A chat is rendered as the number of its messages, a text tokenized as its length."""
 
     def __init__(self, *answers: Answer) -> None:
         self.answers = list(answers)
@@ -111,6 +111,10 @@ class ScriptedServer(GenerationServiceServicer, ModelServiceServicer, EngineServ
     async def ResumeGenerate(self, request: Any, context: Context) -> AsyncIterator[ResumeGenerateResponse]:
         async for event in self._answer(request, context):
             yield ResumeGenerateResponse(event=event)
+
+    async def Session(self, requests: Any, context: Context) -> AsyncIterator[SessionResponse]:
+        async for response in self._answer(requests, context):
+            yield response
 
     async def CancelRequests(self, request: Any, context: Context) -> CancelRequestsResponse:
         self.calls.append(request)
@@ -141,7 +145,7 @@ class ScriptedServer(GenerationServiceServicer, ModelServiceServicer, EngineServ
         load.drafts.add(drafter="draft", steps=4, drafted=7, accepted=6)
         return GetLoadResponse(load=load)
 
-    async def _answer(self, request: Any, context: Context) -> AsyncIterator[GenerationEvent]:
+    async def _answer(self, request: Any, context: Context) -> AsyncIterator[Any]:
         self.calls.append(request)
         self.metadata.append(dict(context.invocation_metadata()))
         try:
