@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from both_sides import REMOTE, reached
+from both_sides import REMOTE, SHARED, reached
 from speculating import demo, drafts_everywhere
 
 from aengine import AEngineError, AsyncEngine, InvalidRequestError, NothingToChooseError, Reasoning, SamplingParams, StructuredOutput
@@ -32,9 +32,9 @@ async def engine(request: pytest.FixtureRequest) -> AsyncIterator[AsyncEngine]:
             yield running
 
 
-@pytest.fixture
-async def client(engine: AsyncEngine) -> AsyncIterator[AsyncClient]:
-    async with reached(REMOTE, engine) as reaching:
+@pytest.fixture(params=[REMOTE, SHARED])
+async def client(engine: AsyncEngine, request: pytest.FixtureRequest) -> AsyncIterator[AsyncClient]:
+    async with reached(request.param, engine) as reaching:
         assert isinstance(reaching, AsyncClient)
         yield reaching
 
