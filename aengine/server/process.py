@@ -20,6 +20,7 @@ from typing import Any
 from aengine.config import EngineConfig
 from aengine.errors import AEngineError, ConfigError, EngineDeadError
 from aengine.protocols import ServedEngine
+from aengine.router.config import RouterConfig
 from aengine.server.app import Server
 from aengine.server.config.options import ServerConfig
 from aengine.switching import switch_often
@@ -29,6 +30,10 @@ logger = logging.getLogger("aengine.server")
 _SIGNALS = (signal.SIGTERM, signal.SIGINT)
 SLEEP_SIGNALS = (signal.SIGUSR1, signal.SIGUSR2)
 """The first puts the engine to sleep, the second wakes it."""
+
+
+HEALTH_SECONDS = 0.2
+"""How late health may say that an engine takes requests, or does so no more."""
 
 
 class Sleeper:
@@ -59,11 +64,20 @@ class Sleeper:
                 logger.info("%s: the engine %s, %s", number.name, "sleeps" if sleeps else "is awake", change)
 
 
-async def run(config: ServerConfig, engine_config: EngineConfig) -> int:
-    """Serve until a signal or a request to drain; returns the exit code. Raises what starting raises, and `EngineDeadError`."""
+def make_engine(engine_config: EngineConfig, router_config: RouterConfig | None) -> ServedEngine:
+    """One that is not started. What it is made of is imported with it: a router needs no torch."""
+    if router_config is not None:
+        from aengine.router.router import Router
+
+        return Router(None if router_config.backends else engine_config, config=router_config)
     from aengine.engine.async_engine import AsyncEngine
 
-    engine = AsyncEngine(engine_config)
+    return AsyncEngine(engine_config)
+
+
+async def run(config: ServerConfig, engine_config: EngineConfig, router_config: RouterConfig | None = None) -> int:
+    """Serve until a signal or a request to drain; returns the exit code. Raises what starting raises, and `EngineDeadError`."""
+    engine = make_engine(engine_config, router_config)
     server = Server(engine, config)
     loop, signalled, halt = asyncio.get_running_loop(), asyncio.Event(), asyncio.Event()
 
@@ -81,7 +95,7 @@ async def run(config: ServerConfig, engine_config: EngineConfig) -> int:
         loop.add_signal_handler(number, sleeper.on_signal, number)
     await server.start()
     dead: EngineDeadError | None = None
-    rendering: asyncio.Task[None] | None = None
+    background: list[asyncio.Task[None]] = []
     try:
         if not await _before(engine.start(), server.wait_drain_requested()):
             return 0
@@ -97,7 +111,7 @@ async def run(config: ServerConfig, engine_config: EngineConfig) -> int:
         if server.http_address:
             scheme = "https" if config.tls else "http"
             logger.info("aengine-serve listening on %s://%s (model %s)", scheme, server.http_address, engine.model_info.name)
-        rendering = asyncio.create_task(_render_once(server))
+        background = [asyncio.create_task(_render_once(server)), asyncio.create_task(_follow_health(server))]
         try:
             await _before(engine.wait_stopped(), server.wait_drain_requested())
         except EngineDeadError as error:
@@ -111,9 +125,9 @@ async def run(config: ServerConfig, engine_config: EngineConfig) -> int:
             logger.warning("ending %d requests that are still under way", server.in_flight)
         return 0 if engine.healthy else 1
     finally:
-        if rendering is not None:
-            rendering.cancel()
-            await asyncio.gather(rendering, return_exceptions=True)
+        for task in background:
+            task.cancel()
+        await asyncio.gather(*background, return_exceptions=True)
         await server.stop(dead)
         await sleeper.close()
         for number in (*_SIGNALS, *SLEEP_SIGNALS):
@@ -129,6 +143,13 @@ async def _render_once(server: Server) -> None:
             await server.core.texts.render([{"role": "user", "content": "Hello"}], {})
 
 
+async def _follow_health(server: Server) -> None:
+    """A router may lose all of its replicas, and get some back."""
+    while True:
+        await asyncio.sleep(HEALTH_SECONDS)
+        await server.set_serving(server.core.engine.healthy)
+
+
 def uses_uvloop(config: ServerConfig) -> bool:
     """Whether to use uvloop. Raises `ConfigError` where it must be used and is not installed."""
     installed = importlib.util.find_spec("uvloop") is not None
@@ -137,14 +158,14 @@ def uses_uvloop(config: ServerConfig) -> bool:
     return config.uvloop != "off" and installed
 
 
-def run_process(server: ServerConfig, engine: EngineConfig) -> int:
+def run_process(server: ServerConfig, engine: EngineConfig, router: RouterConfig | None = None) -> int:
     """`run()` in an event loop of its own."""
     switch_often()
     if uses_uvloop(server):
         import uvloop
 
-        return uvloop.run(run(server, engine))
-    return asyncio.run(run(server, engine))
+        return uvloop.run(run(server, engine, router))
+    return asyncio.run(run(server, engine, router))
 
 
 async def _before(work: Coroutine[Any, Any, object], stop: Coroutine[Any, Any, object]) -> bool:

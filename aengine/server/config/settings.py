@@ -1,7 +1,7 @@
 """Where the configuration of the programs comes from: flags, then the environment, then a TOML file, then the defaults.
 
-Owns names, types and precedence; the ranges are those of `ServerConfig` and `EngineConfig`. Every error names the source of the value:
-the flag, the variable, or the file and its key.
+Owns names, types and precedence; the ranges are those of `ServerConfig`, `EngineConfig` and `RouterConfig`. Every error names the source of
+the value: the flag, the variable, or the file and its key.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from typing import Any, NamedTuple
 from aengine.checks import declared_fields
 from aengine.config import EngineConfig
 from aengine.errors import AEngineError, ConfigError
+from aengine.router.config import RouterConfig
 from aengine.server.config.options import GROUPS, ServerConfig
 
 if sys.version_info >= (3, 11):
@@ -33,6 +34,7 @@ CONFIG_VARIABLE = "AENGINE_CONFIG"
 LIBRARY_VARIABLES = frozenset({"AENGINE_CPU_LEVEL"})
 """Variables with the same prefix that other parts of the package read."""
 DEFAULT_MODEL = "demo"
+TABLES: Mapping[str, type] = {"server": ServerConfig, "engine": EngineConfig, "router": RouterConfig}
 
 
 class Program(NamedTuple):
@@ -107,7 +109,7 @@ class Option:
     """One field of one of the configurations."""
 
     name: str
-    table: str  # "server" or "engine"
+    table: str  # "server", "engine" or "router"
     group: str  # what it is about
     kind: Kind
     optional: bool  # whether it can be None
@@ -144,17 +146,19 @@ class Option:
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """The configurations of server and engine. `origins` says where each value that is not a default came from, by field."""
+    """The configurations of server and engine, and of a router where one is asked for. `origins` says where each value that is not a
+    default came from, by field."""
 
     server: ServerConfig
     engine: EngineConfig
+    router: RouterConfig | None
     origins: Mapping[str, str]
 
 
 def options(program: Program = GRPC) -> list[Option]:
     """All options of a program, by group. Their names are those of the TOML keys; names are unique across the tables."""
     found: list[Option] = []
-    for table, cls in (("server", ServerConfig), ("engine", EngineConfig)):
+    for table, cls in TABLES.items():
         docs, group = field_docs(cls), table
         for name, kind, optional, _, default in declared_fields(cls):
             default = DEFAULT_MODEL if name == "model" else program.defaults.get(name, default)
@@ -168,7 +172,7 @@ def read_settings(flags: Mapping[str, object], environ: Mapping[str, str], file:
     """The configurations. `flags`: those that were given, by field, as text or as bool. `file`: of `--config`; without it that of
     AENGINE_CONFIG, if any. Raises `SettingsError`. Blocks."""
     by_name = {option.name: option for option in options(program)}
-    values: dict[str, dict[str, Any]] = {"server": dict(program.defaults), "engine": {"model": DEFAULT_MODEL}}
+    values: dict[str, dict[str, Any]] = {"server": dict(program.defaults), "engine": {"model": DEFAULT_MODEL}, "router": {}}
     origins: dict[str, str] = {}
 
     def take(option: Option, value: Any, origin: str, *, toml: bool = False) -> None:
@@ -195,9 +199,17 @@ def read_settings(flags: Mapping[str, object], environ: Mapping[str, str], file:
         take(by_name[name], given, by_name[name].flag)
 
     try:
-        return Settings(ServerConfig(**values["server"]), EngineConfig(**values["engine"]), origins)
+        server, engine = ServerConfig(**values["server"]), EngineConfig(**values["engine"])
+        router = RouterConfig(**values["router"]) if values["router"] else None
     except ConfigError as error:
         raise SettingsError(explain(error, origins)) from error
+    if router is not None and not (router.replicas or router.backends):
+        raise SettingsError(f"{origins[next(iter(values['router']))]}: is for a router, which needs replicas or backends")
+    if router is not None and router.backends:
+        for name, option in by_name.items():
+            if option.table == "engine" and name in origins:
+                raise SettingsError(f"{origins[name]}: is nothing for a server without a model, which sends requests to backends")
+    return Settings(server, engine, router, origins)
 
 
 def explain(error: ConfigError, origins: Mapping[str, str]) -> str:
@@ -235,6 +247,6 @@ def _tables(path: str) -> dict[str, dict[str, Any]]:
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise SettingsError(f"{path}: not TOML: {error}".replace("\n", " ")) from error
     for table, entries in tables.items():
-        if table not in ("server", "engine") or not isinstance(entries, dict):
-            raise SettingsError(f"{path}: {table}: there are only the tables [server] and [engine]")
+        if table not in TABLES or not isinstance(entries, dict):
+            raise SettingsError(f"{path}: {table}: there are only the tables {', '.join(f'[{name}]' for name in TABLES)}")
     return tables
