@@ -21,6 +21,8 @@ from aengine.client.config import ClientConfig
 from aengine.config import EngineConfig
 from aengine.params import Reasoning, SamplingParams, StructuredOutput
 from aengine.requests import RequestOptions
+from aengine.router.config import RouterConfig
+from aengine.router.ray_config import RayConfig
 from aengine.server.config.options import GROUPS, ServerConfig
 from aengine.server.config.settings import field_docs, options
 from aengine.server.http import anthropic_input, chat_completions, completions, embeddings, responses_input
@@ -93,6 +95,8 @@ TABLES: dict[str, Callable[[], str]] = {
     "EngineConfig": partial(table, EngineConfig),
     "ServerConfig": server_tables,
     "ClientConfig": partial(table, ClientConfig),
+    "RouterConfig": partial(table, RouterConfig),
+    "RayConfig": partial(table, RayConfig),
     "RequestOptions": partial(table, RequestOptions, ranges=False),
     "SamplingParams": partial(table, SamplingParams, ranges=False),
     "Reasoning": partial(table, Reasoning, ranges=False),

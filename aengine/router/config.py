@@ -26,6 +26,8 @@ class RouterConfig:
 
     replicas: Annotated[int | None, integer(1, MOST_REPLICAS)] = None
     """Engines to run as processes on this host, which share its cores and GPUs. Default: none, but those of `backends`."""
+    ray: bool = False
+    """Run the engines as actors of a Ray cluster."""
     backends: Annotated[tuple[str, ...], _BACKENDS] = ()
     """Addresses of running servers: host:port; dns:///host:port for all addresses of a name, which is resolved every few seconds;
     file:PATH for those in a file, one a line, which is read again when it changes."""
@@ -61,8 +63,9 @@ class RouterConfig:
     def __post_init__(self) -> None:
         check_fields(self, ConfigError)
         check = FieldChecks()
-        if self.replicas is not None and self.backends:
-            check.add("backends", "are not possible beside replicas")
+        given = [name for name in ("replicas", "ray", "backends") if getattr(self, name)]
+        for name in given[1:]:
+            check.add(name, f"is not possible beside {given[0]}")
         if self.hang_seconds < 2.0:
             check.add("hang_seconds", f"{self.hang_seconds} is not at least 2: servers tell their load every second")
         for name in ("backend_ca", "backend_cert", "backend_key", "backend_name"):

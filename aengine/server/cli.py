@@ -54,7 +54,7 @@ def serve(settings: Settings) -> int:
     from aengine.server.telemetry.logs import configure_logging
 
     configure_logging(settings.server)
-    code = run_process(settings.server, settings.engine, settings.router)
+    code = run_process(settings)
     logger.info("stopped")
     return code
 
@@ -74,16 +74,22 @@ def check(settings: Settings) -> int:
     Authenticator(settings.server).load()
     if settings.server.tls:
         CertificateFiles(settings.server).load()
-    model = settings.engine.model
-    if is_local(model) and not (settings.router is not None and settings.router.backends):
-        resolve_model(model, settings.engine.revision, settings.engine.load_format)
+    router = settings.router
+    configurations: dict[str, Any] = {"server": settings.server}
+    if router is None or not router.backends:
+        configurations["engine"] = engine = settings.engine
+        if is_local(engine.model):
+            resolve_model(engine.model, engine.revision, engine.load_format)
+    if router is not None:
+        configurations |= {"router": router, **({"ray": settings.ray} if router.ray else {})}
     table = ""
     for option in options():
+        if option.table not in configurations:
+            continue
         if option.table != table:
             table = option.table
             print(f"[{table}]")
-        config = {"server": settings.server, "engine": settings.engine, "router": settings.router}[table]
-        value = option.default if config is None else getattr(config, option.name)
+        value = getattr(configurations[table], option.name)
         print(f"{option.name} = {_toml(value)}  # {settings.origins.get(option.name, 'default')}")
     return 0
 
@@ -96,8 +102,8 @@ def build_parser(program: Program = GRPC) -> argparse.ArgumentParser:
         allow_abbrev=False,
         description=program.description,
         epilog="Every option can also be given as the environment variable named with it, or in the file of --config: a TOML file with "
-        "the tables [server], [engine] and [router] and the names of the options with underscores. Flags win over the environment, which "
-        "wins over the file.",
+        "the tables [server], [engine], [router] and [ray] and the names of the options with underscores. Flags win over the environment, "
+        "which wins over the file.",
     )
     parser.add_argument("--version", action="version", version=f"aengine {__version__}")
     parser.add_argument("--config", metavar="FILE", help=f"TOML file with options ({CONFIG_VARIABLE})")

@@ -17,12 +17,11 @@ from collections.abc import Coroutine
 from contextlib import suppress
 from typing import Any
 
-from aengine.config import EngineConfig
 from aengine.errors import AEngineError, ConfigError, EngineDeadError
 from aengine.protocols import ServedEngine
-from aengine.router.config import RouterConfig
 from aengine.server.app import Server
 from aengine.server.config.options import ServerConfig
+from aengine.server.config.settings import Settings
 from aengine.switching import switch_often
 
 logger = logging.getLogger("aengine.server")
@@ -64,20 +63,22 @@ class Sleeper:
                 logger.info("%s: the engine %s, %s", number.name, "sleeps" if sleeps else "is awake", change)
 
 
-def make_engine(engine_config: EngineConfig, router_config: RouterConfig | None) -> ServedEngine:
+def make_engine(settings: Settings) -> ServedEngine:
     """One that is not started. What it is made of is imported with it: a router needs no torch."""
-    if router_config is not None:
+    if settings.router is not None:
         from aengine.router.router import Router
 
-        return Router(None if router_config.backends else engine_config, config=router_config)
+        if settings.router.ray:
+            return Router.on_ray(settings.engine, ray=settings.ray, config=settings.router)
+        return Router(settings.engine, config=settings.router)
     from aengine.engine.async_engine import AsyncEngine
 
-    return AsyncEngine(engine_config)
+    return AsyncEngine(settings.engine)
 
 
-async def run(config: ServerConfig, engine_config: EngineConfig, router_config: RouterConfig | None = None) -> int:
+async def run(settings: Settings) -> int:
     """Serve until a signal or a request to drain; returns the exit code. Raises what starting raises, and `EngineDeadError`."""
-    engine = make_engine(engine_config, router_config)
+    engine, config = make_engine(settings), settings.server
     server = Server(engine, config)
     loop, signalled, halt = asyncio.get_running_loop(), asyncio.Event(), asyncio.Event()
 
@@ -158,14 +159,14 @@ def uses_uvloop(config: ServerConfig) -> bool:
     return config.uvloop != "off" and installed
 
 
-def run_process(server: ServerConfig, engine: EngineConfig, router: RouterConfig | None = None) -> int:
+def run_process(settings: Settings) -> int:
     """`run()` in an event loop of its own."""
     switch_often()
-    if uses_uvloop(server):
+    if uses_uvloop(settings.server):
         import uvloop
 
-        return uvloop.run(run(server, engine, router))
-    return asyncio.run(run(server, engine, router))
+        return uvloop.run(run(settings))
+    return asyncio.run(run(settings))
 
 
 async def _before(work: Coroutine[Any, Any, object], stop: Coroutine[Any, Any, object]) -> bool:

@@ -107,6 +107,18 @@ class TestCheck:
         assert (again.server.admin_client_names, again.server.metrics_port, again.engine.seed) == (("x", "y"), 9, 7)
         assert again.engine.tenant_weights == {"a": 2.0, "b": 0.5}
         assert again.engine.max_model_len is None
+        assert again.router is None
+
+    def test_prints_that_of_a_router(self, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+        for flags, tables in (
+            (["--backends", "a:1,b:2"], ["[server]", "[router]"]),
+            (["--ray", "--threads", "2"], ["[server]", "[engine]", "[router]", "[ray]"]),
+        ):
+            assert main(["--check", *flags]) == 0
+            path = tmp_path / "printed.toml"
+            path.write_text(printed := capsys.readouterr().out)
+            assert [line for line in printed.splitlines() if line.startswith("[")] == tables
+            assert read_settings({}, {}, str(path)).router is not None
 
     @pytest.mark.parametrize(
         ("flag", "content", "sentence"),

@@ -10,6 +10,7 @@ import pytest
 from aengine.config import EngineConfig
 from aengine.errors import ConfigError
 from aengine.router.config import RouterConfig
+from aengine.router.ray_config import RayConfig
 from aengine.server.config.options import GROUPS, ServerConfig
 from aengine.server.config.settings import HTTP, Settings, SettingsError, options, read_settings
 
@@ -29,14 +30,14 @@ def config_file(tmp_path: Path) -> Path:
 
 def test_every_field_is_an_option_once_and_in_a_group() -> None:
     names = [option.name for option in options()]
-    assert sorted(names) == sorted(field.name for cls in (ServerConfig, EngineConfig, RouterConfig) for field in fields(cls))
+    assert sorted(names) == sorted(field.name for cls in (ServerConfig, EngineConfig, RouterConfig, RayConfig) for field in fields(cls))
     assert len(set(names)) == len(names), "a flag and a variable must mean one thing"
     assert {option.group for option in options() if option.table == "server"} == set(GROUPS.values())
     assert all(option.help for option in options())
 
 
 def test_without_any_source_the_defaults_hold() -> None:
-    assert read_settings({}, {}) == Settings(ServerConfig(), EngineConfig(model="demo"), None, {})
+    assert read_settings({}, {}) == Settings(ServerConfig(), EngineConfig(model="demo"), None, RayConfig(), {})
 
 
 def test_the_port_of_aengine_serve_is_that_of_http() -> None:
@@ -149,8 +150,8 @@ def test_unknown_variables_name_the_nearest_one() -> None:
     [
         ("[server]\nprot = 1\n", "server.prot: there is no such key; the nearest is port"),
         ("[server]\nmodel = 'demo'\n", "server.model: there is no such key"),
-        ("[sever]\nport = 1\n", "sever: there are only the tables [server], [engine], [router]"),
-        ("port = 1\n", "port: there are only the tables [server], [engine], [router]"),
+        ("[sever]\nport = 1\n", "sever: there are only the tables [server], [engine], [router], [ray]"),
+        ("port = 1\n", "port: there are only the tables [server], [engine], [router], [ray]"),
         ("[server]\nport = '1'\n", "server.port: '1' is not an integer"),
         ("[server]\nport = true\n", "server.port: True is not an integer"),
         ("[server]\nport = 1.0\n", "server.port: 1.0 is not an integer"),
@@ -228,9 +229,12 @@ def test_a_router_is_made_where_its_options_are_given(config_file: Path) -> None
     assert settings.engine == EngineConfig(model="demo", threads=2)
     assert read_settings({"backends": "a:1, b:2"}, {}).router == RouterConfig(backends=("a:1", "b:2"))
     assert "AENGINE_HANG_SECONDS: " in refused({"backends": "a:1"}, {"AENGINE_HANG_SECONDS": "-1"})
-    assert refused({"hang_seconds": "4"}) == "--hang-seconds: is for a router, which needs replicas or backends"
+    assert refused({"hang_seconds": "4"}) == "--hang-seconds: is for a router, which needs replicas, backends or ray"
     assert refused({"backends": "a:1"}, {"AENGINE_THREADS": "2"}).startswith("AENGINE_THREADS: is nothing for a server without a model")
-    assert "[server], [engine], [router]" in refused(file=str(_written(config_file, "[other]\n")))
+    assert refused({"min_replicas": "2"}) == "--min-replicas: needs ray as well"
+    settings = read_settings({"ray": True, "min_replicas": "2"}, {})
+    assert (settings.router, settings.ray) == (RouterConfig(ray=True), RayConfig(min_replicas=2))
+    assert "[server], [engine], [router], [ray]" in refused(file=str(_written(config_file, "[other]\n")))
 
 
 def _written(path: Path, text: str) -> Path:

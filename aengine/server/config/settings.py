@@ -1,7 +1,7 @@
 """Where the configuration of the programs comes from: flags, then the environment, then a TOML file, then the defaults.
 
-Owns names, types and precedence; the ranges are those of `ServerConfig`, `EngineConfig` and `RouterConfig`. Every error names the source of
-the value: the flag, the variable, or the file and its key.
+Owns names, types and precedence; the ranges are those of the configurations. Every error names the source of the value: the flag, the
+variable, or the file and its key.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from aengine.checks import declared_fields
 from aengine.config import EngineConfig
 from aengine.errors import AEngineError, ConfigError
 from aengine.router.config import RouterConfig
+from aengine.router.ray_config import RayConfig
 from aengine.server.config.options import GROUPS, ServerConfig
 
 if sys.version_info >= (3, 11):
@@ -34,7 +35,7 @@ CONFIG_VARIABLE = "AENGINE_CONFIG"
 LIBRARY_VARIABLES = frozenset({"AENGINE_CPU_LEVEL"})
 """Variables with the same prefix that other parts of the package read."""
 DEFAULT_MODEL = "demo"
-TABLES: Mapping[str, type] = {"server": ServerConfig, "engine": EngineConfig, "router": RouterConfig}
+TABLES: Mapping[str, type] = {"server": ServerConfig, "engine": EngineConfig, "router": RouterConfig, "ray": RayConfig}
 
 
 class Program(NamedTuple):
@@ -146,12 +147,13 @@ class Option:
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """The configurations of server and engine, and of a router where one is asked for. `origins` says where each value that is not a
+    """The configurations; `router` is None where none is asked for. `origins` says where each value that is not a
     default came from, by field."""
 
     server: ServerConfig
     engine: EngineConfig
     router: RouterConfig | None
+    ray: RayConfig
     origins: Mapping[str, str]
 
 
@@ -172,7 +174,7 @@ def read_settings(flags: Mapping[str, object], environ: Mapping[str, str], file:
     """The configurations. `flags`: those that were given, by field, as text or as bool. `file`: of `--config`; without it that of
     AENGINE_CONFIG, if any. Raises `SettingsError`. Blocks."""
     by_name = {option.name: option for option in options(program)}
-    values: dict[str, dict[str, Any]] = {"server": dict(program.defaults), "engine": {"model": DEFAULT_MODEL}, "router": {}}
+    values: dict[str, dict[str, Any]] = {"server": dict(program.defaults), "engine": {"model": DEFAULT_MODEL}, "router": {}, "ray": {}}
     origins: dict[str, str] = {}
 
     def take(option: Option, value: Any, origin: str, *, toml: bool = False) -> None:
@@ -201,15 +203,19 @@ def read_settings(flags: Mapping[str, object], environ: Mapping[str, str], file:
     try:
         server, engine = ServerConfig(**values["server"]), EngineConfig(**values["engine"])
         router = RouterConfig(**values["router"]) if values["router"] else None
+        ray = RayConfig(**values["ray"])
     except ConfigError as error:
         raise SettingsError(explain(error, origins)) from error
-    if router is not None and not (router.replicas or router.backends):
-        raise SettingsError(f"{origins[next(iter(values['router']))]}: is for a router, which needs replicas or backends")
-    if router is not None and router.backends:
-        for name, option in by_name.items():
-            if option.table == "engine" and name in origins:
-                raise SettingsError(f"{origins[name]}: is nothing for a server without a model, which sends requests to backends")
-    return Settings(server, engine, router, origins)
+    has_engines = router is not None and (router.replicas or router.backends or router.ray)
+    for table, needed, why in (
+        ("router", has_engines, "is for a router, which needs replicas, backends or ray"),
+        ("ray", router is not None and router.ray, "needs ray as well"),
+        ("engine", router is None or not router.backends, "is nothing for a server without a model, which sends requests to backends"),
+    ):
+        given = [name for name, option in by_name.items() if option.table == table and name in origins]
+        if given and not needed:
+            raise SettingsError(f"{origins[given[0]]}: {why}")
+    return Settings(server, engine, router, ray, origins)
 
 
 def explain(error: ConfigError, origins: Mapping[str, str]) -> str:
