@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import math
 import time
 from dataclasses import replace
 
 from aengine.histogram import Histogram
+from aengine.moving_ratio import MovingRatio
 from aengine.outputs import EngineStats
 
 STEP_SECONDS = (0.0005, 0.001, 0.002, 0.003, 0.005, 0.0075, 0.01, 0.015, 0.02, 0.03, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0)
@@ -33,10 +33,8 @@ class StepStats:
         self._seconds = Histogram(STEP_SECONDS)
         self._tokens = Histogram(STEP_TOKENS)
         self._mean_seconds = 0.0  # of the latest steps
-        # Sums over steps with tokens of prompts, less the more such tokens came after them: by tokens and not by steps, so that long
-        # chunks, which tell best how fast prompts are computed, are not soon outnumbered.
-        self._prefill_tokens = 0.0
-        self._prefill_seconds = 0.0
+        # Fades by tokens and not by steps, so that long chunks, which tell best how fast prompts are computed, are not soon outnumbered.
+        self._prefill_rate = MovingRatio(MEAN_OF_PREFILL_TOKENS)
 
     def add_step(self, seconds: float, num_tokens: int, num_prefill: int) -> None:
         """`num_prefill`: those of the tokens that are of prompts, or computed again."""
@@ -45,9 +43,7 @@ class StepStats:
         self._tokens.observe(num_tokens)
         self._mean_seconds += (seconds - self._mean_seconds) / min(self._num_steps, MEAN_OF_STEPS)
         if num_prefill:
-            left = math.exp(-num_prefill / MEAN_OF_PREFILL_TOKENS)
-            self._prefill_tokens = self._prefill_tokens * left + num_prefill
-            self._prefill_seconds = self._prefill_seconds * left + seconds
+            self._prefill_rate.add(num_prefill, seconds, num_prefill)
 
     def are_old(self) -> bool:
         return time.monotonic() - self._published_at >= PUBLISH_SECONDS
@@ -62,7 +58,7 @@ class StepStats:
             paused=paused,
             sleep_level=sleep_level,
             mean_step_seconds=self._mean_seconds,
-            prefill_tokens_per_second=self._prefill_tokens / self._prefill_seconds if self._prefill_seconds else 0.0,
+            prefill_tokens_per_second=self._prefill_rate.value,
             step_seconds=self._seconds.snapshot(),
             step_tokens=self._tokens.snapshot(),
         )

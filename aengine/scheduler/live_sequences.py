@@ -9,11 +9,14 @@ from collections.abc import Mapping
 
 import numpy as np
 
+from aengine.moving_ratio import MovingRatio
 from aengine.outputs import FinishReason
 from aengine.scheduler.queue import WaitingQueue
 from aengine.scheduler.request import Finished, Request, SchedulerConfig, Sequence, SequenceState, Updates
 from aengine.scheduler.residency import Residency
 from aengine.scheduler.rows import RowTable
+
+UNCACHED_SPAN = 65_536  # tokens of prompts
 
 
 class LiveSequences:
@@ -23,6 +26,7 @@ class LiveSequences:
         self.num_leaving = 0  # in this state
         self.num_preemptions = 0
         self.num_expected = 0  # the sum of that of all sequences
+        self.uncached = MovingRatio(UNCACHED_SPAN, 1.0)  # the share of prompts that was not cached when they began
         self.updates = Updates()
         self._config = config
         self._rows = rows
@@ -36,12 +40,18 @@ class LiveSequences:
         sequence = self.by_key[request.key] = Sequence(request, primary, tokens)
         sequence.name_pages(self._config.page_size, self._residency.version)
         self._queue.enter(sequence)
-        self.expect(sequence, len(tokens))
+        self._expect_all(sequence)
 
     def expect(self, sequence: Sequence, num_tokens: int) -> None:
         """A sequence has so many tokens to compute once it is admitted: those that are not found in the cache. 0: it does not wait."""
         self.num_expected += num_tokens - sequence.num_expected
         sequence.num_expected = num_tokens
+
+    def _expect_all(self, sequence: Sequence) -> None:
+        """The sequence waits, and nobody has looked yet how much of it is cached: probably as much as of the latest prompts."""
+        share = 1.0 if sequence.started else self.uncached.value
+        num_tokens = 0 if sequence.primary is not None and not sequence.started else len(sequence.tokens)  # a fork shares its prompt
+        self.expect(sequence, max(1, round(num_tokens * share)))
 
     def set_parked(self, sequence: Sequence, parked: bool) -> None:
         """The sequence is scheduled no more, or again."""
@@ -52,7 +62,10 @@ class LiveSequences:
                 self._queue.push(*self._residency.prefixes.abandon(sequence))  # nobody waits for one that computes nothing
         elif sequence.state is SequenceState.WAITING:
             (self.stop_waiting if parked else self._queue.push)(sequence)
-            self.expect(sequence, 0 if parked else len(sequence.tokens))
+            if parked:
+                self.expect(sequence, 0)
+            else:
+                self._expect_all(sequence)
 
     def fail_rows(self, errors: Mapping[int, BaseException]) -> None:
         for row, error in errors.items():
@@ -76,7 +89,7 @@ class LiveSequences:
         sequence.state = SequenceState.WAITING
         if not sequence.parked:
             self._queue.push(sequence)
-            self.expect(sequence, len(sequence.tokens))
+            self._expect_all(sequence)
 
     # ---- the end of a sequence ---------------------------------------------------------------------------------------
 

@@ -255,6 +255,7 @@ class Scheduler:
             if sequence.request.fork_of is None:
                 self._num_prompt_tokens += prompt_len
                 self._num_cached_prompt_tokens += num_cached
+                self._live.uncached.add(prompt_len - num_cached, prompt_len, prompt_len)
             self._queue.charge(self._rows.tenants[[sequence.row]], len(sequence.tokens) - num_computed)
             self._live.updates.started.append((sequence.request.key, num_cached, now))
 

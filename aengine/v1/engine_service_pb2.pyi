@@ -506,8 +506,8 @@ class Load(_message.Message):
     sleep_level: _builtins.int
     """The level of AdminService.Sleep at which the engine sleeps. 0: it is awake."""
     uncomputed_tokens: _builtins.int
-    """Tokens that waiting and running sequences still have to compute before their next output, without those of decodes. How much of a
-    waiting prompt is cached is taken into account once the engine has looked.
+    """Tokens that waiting and running sequences still have to compute before their next output, without those of decodes. As long as
+    the engine has not looked how much of a waiting prompt is cached, it is taken to be as much as of the latest prompts.
     """
     mean_step_seconds: _builtins.float
     """Mean seconds of the latest 100 or so steps. 0: there were none."""

@@ -46,7 +46,8 @@ def test_a_pause_counts_for_no_step(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_uncomputed_tokens_are_those_before_the_next_output() -> None:
-    """Of waiting prompts all tokens, until the cache was looked at; of running ones those in no step; of decodes and parked ones none."""
+    """Of waiting prompts as many as of the latest, until the cache was looked at; of running ones those in no step; of decodes and parked
+    ones none."""
     simulation = Simulation(config(max_num_seqs=2, max_num_batched_tokens=16))
     scheduler = simulation.scheduler
 
@@ -67,7 +68,11 @@ def test_uncomputed_tokens_are_those_before_the_next_output() -> None:
     assert uncomputed() == 20
     scheduler.set_parked(1, False)
     scheduler.set_parked(3, False)
-    assert uncomputed() == 40 - 12 - 16 + 20 + 14
+    assert uncomputed() == 40 - 12 - 16 + 20 + round(14 * (12 + 28) / (12 + 40))
+    simulation.submit(make_request(4, [7] * 50, 30, num_forks=1))
+    before = uncomputed()
+    simulation.submit(make_request(5, [7] * 50, 30, fork_of=4))
+    assert uncomputed() == before + 1
     simulation.run()
     simulation.check_finished()
 
