@@ -9,7 +9,7 @@ from typing import Any
 
 import anyio
 import pytest
-from oracle_engine import OracleEngine, StepGate, idle, until
+from oracle_engine import Ahead, OracleEngine, StepGate, idle, until
 
 from aengine import EngineStateError, SamplingParams
 from aengine.cache import PageChain, PrefixIndex, published_digest
@@ -108,15 +108,15 @@ class Work:
 
 
 @pytest.mark.parametrize("few", [False, True], ids=["roomy", "overflows"])
-@pytest.mark.parametrize("seed", range(3))
-async def test_digests_tell_what_requests_find(seed: int, few: bool, watch: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("ahead", Ahead)
+async def test_digests_tell_what_requests_find(ahead: Ahead, few: bool, watch: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """Also to watchers that are late and were only told all anew, and in several items; of a cache that pages are evicted from."""
     if few:
         monkeypatch.setattr(page_watches, "MAX_CHANGES", 7)
         monkeypatch.setattr(page_watches, "MAX_PAGES_TOLD", 5)
         monkeypatch.setattr(page_watches, "DIGESTS_AT_ONCE", 2)
-    async with OracleEngine(num_pages=150) as engine:
-        work = Work(engine, random.Random(seed))
+    async with OracleEngine(num_pages=150, ahead=ahead) as engine:
+        work = Work(engine, random.Random(ahead.value))
         await work.do(10)
         watcher = await watch(engine)
         await work.check(watcher)
