@@ -190,11 +190,11 @@ class Replicas:
 
     def _fail(self, error: AEngineError) -> None:
         """Called by the watcher."""
+        self._tell(Failed(type(error).__name__, "", str(error)))  # before this one ends, and its connections with it
         self._failure = error
         self._failed.set()
         for follower in self._others:
             follower.inbox.put(None)
-        self._tell(Failed(type(error).__name__, "", str(error)))
         self._report_failure(error)
 
     def _tell(self, message: Message, besides: Follower | None = None) -> None:

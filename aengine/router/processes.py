@@ -10,13 +10,13 @@ import re
 import sys
 from collections import deque
 from collections.abc import AsyncGenerator, Mapping
-from dataclasses import fields
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
 from aengine.client.failures import Backoff
 from aengine.config import EngineConfig
-from aengine.errors import ModelLoadError
+from aengine.errors import ConfigError, ModelLoadError
 from aengine.parallel.launch import ChildProcess, how_it_ended
 
 REPLICA_MODULE = "aengine.server.replica"
@@ -153,7 +153,10 @@ class ReplicaProcess:
 
 async def run_replicas(engine: EngineConfig, count: int, token: str) -> AsyncGenerator[frozenset[str], None]:
     """The addresses of `count` replicas on this host, from when all serve. One that ends is started again, at the same address if that is
-    free. Closing ends them all. Raises `ModelLoadError` if one ends before it has served at all."""
+    free. Closing ends them all. Those that share experts end and start together. Raises `ModelLoadError` if one ends before it has served
+    at all, and `ConfigError` for another number of them than share experts."""
+    if engine.expert_parallel_size not in (1, count):
+        raise ConfigError.of("expert_parallel_size", f"{engine.expert_parallel_size} is neither 1 nor the number of replicas, {count}")
     addresses: dict[int, str] = {}
     changed: asyncio.Queue[None] = asyncio.Queue()
     keepers = [asyncio.ensure_future(_keep(engine, index, count, token, addresses, changed)) for index in range(count)]
@@ -178,6 +181,8 @@ async def run_replicas(engine: EngineConfig, count: int, token: str) -> AsyncGen
 async def _keep(engine: EngineConfig, index: int, count: int, token: str, addresses: dict[int, str], changed: asyncio.Queue[None]) -> None:
     """Runs one replica for ever. Raises `ModelLoadError` if it never serves."""
     environment, backoff, port = _devices(engine, index, count), Backoff(), 0
+    if engine.expert_parallel_size > 1:
+        engine = replace(engine, expert_parallel_rank=index)
     while True:
         process = ReplicaProcess(engine, token, name=f"replica {index}", port=port, share=(index, count), environment=environment)
         try:

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import anyio
+import anyio.abc
 import anyio.lowlevel
 import pytest
 from sharing_experts import CASES, CHILD, REQUESTS, config_of, environment, saved, shared_configs, sharing
@@ -167,6 +168,40 @@ async def test_what_is_not_possible_is_refused(models: dict[str, Path], options:
     for error in refused:
         with pytest.raises(ConfigError, match=message):
             raise error
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("rank", [0, 2])
+async def test_of_three_one_is_killed(models: dict[str, Path], rank: int) -> None:
+    """Those that are left end together, whether they are in a step or not."""
+    configs = shared_configs(path_of(models, "mixtral"), 3)
+    engines = [AsyncEngine(config) for index, config in enumerate(configs) if index != rank]
+    errors: list[EngineDeadError] = []
+
+    async def reads(engine: AsyncEngine, child: anyio.abc.Process) -> None:
+        try:
+            async for _ in engine.stream([1, 2], LONG):
+                if engine.stats().completion_tokens > 5:
+                    child.kill()
+        except EngineDeadError as error:
+            errors.append(error)
+
+    with anyio.fail_after(120):
+        command = [sys.executable, "-c", CHILD, json.dumps(dataclasses.asdict(configs[rank]))]
+        async with await anyio.open_process(command, env=environment(), stderr=sys.stderr) as child:
+            async with anyio.create_task_group() as tasks:
+                for engine in engines:
+                    tasks.start_soon(engine.start)
+            await reads(engines[1], child)
+            for engine in engines:
+                with pytest.raises(EngineDeadError) as caught:
+                    await engine.wait_stopped()
+                errors.append(caught.value)
+                await engine.aclose()
+    assert len(errors) == 3
+    for error in errors:
+        assert isinstance(error.__cause__, RankDiedError)
+        assert f"rank {rank} (host " in str(error.__cause__)
 
 
 @pytest.mark.parametrize(
