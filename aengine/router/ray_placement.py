@@ -20,11 +20,13 @@ from anyio.to_thread import run_sync
 
 from aengine.config import EngineConfig
 from aengine.errors import AEngineError, ConfigError
+from aengine.parallel.join import split_address
 from aengine.router.ray_actors import FollowerActor, ReplicaActor
 from aengine.router.ray_config import RayConfig
 
 logger = logging.getLogger("aengine.router")
 
+_REACHED_SECONDS = 10.0  # within which the head of the cluster answers
 _CAUSE_SECONDS = 5.0
 """When a rank ends while the replica starts, the server says within this time what is wrong."""
 _LOGGED_SECONDS = 30.0
@@ -48,10 +50,13 @@ async def connected_to_ray(address: str) -> AsyncIterator[ModuleType]:
         yield ray
         return
     try:
+        if ":" in address:  # Ray itself would try for minutes
+            with anyio.fail_after(_REACHED_SECONDS):
+                await (await anyio.connect_tcp(*split_address(address))).aclose()
         # In a thread, since it takes seconds, and because it would take SIGTERM from the program.
         await run_sync(partial(ray.init, address, logging_level=logging.ERROR, log_to_driver=True))
-    except (OSError, RuntimeError, ValueError) as error:
-        raise ConfigError.of("ray_address", f"{address!r}: {error}") from error
+    except (OSError, RuntimeError, ValueError) as error:  # TimeoutError is an OSError
+        raise ConfigError.of("ray_address", f"there is no cluster at {address!r}: {error or 'it does not answer'}") from error
     try:
         yield ray
     finally:

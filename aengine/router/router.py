@@ -56,8 +56,10 @@ from aengine.router.config import RouterConfig
 from aengine.router.discovery import AddressSource, discover
 from aengine.router.fleet import Fleet
 from aengine.router.load import RoutedPrompt
+from aengine.router.on_ray import ray_replicas
 from aengine.router.prefixes import PagePrefix
 from aengine.router.processes import run_replicas
+from aengine.router.ray_config import RayConfig
 from aengine.router.replica import Replica
 from aengine.router.request import RoutedRequest, Tokenize
 from aengine.served_stream import ServedStream
@@ -139,6 +141,26 @@ class Router(AsyncioEngine, ServedEngine):
         self._own_versions: dict[str, int] = {}  # what replicas, by name, call these weights
         self._changing: asyncio.Lock  # of adapters and weights
         self._stopped: asyncio.Event | None = None
+
+    @classmethod
+    def on_ray(
+        cls,
+        model_or_config: str | EngineConfig = "demo",
+        *,
+        ray: RayConfig | None = None,
+        config: RouterConfig | None = None,
+        **overrides: Any,
+    ) -> Router:
+        """A router whose replicas are placed by Ray, in a cluster. They are started with it, replaced when they end, and as many as their
+        queues ask for. `overrides` are fields of `RayConfig`, `RouterConfig` and `EngineConfig`. Raises `ConfigError`, as `start()` does
+        where Ray or its cluster is not there."""
+        own: dict[type, dict[str, Any]] = {RayConfig: {}, RouterConfig: {}, EngineConfig: {}}
+        names = {field.name: kind for kind in (RayConfig, RouterConfig) for field in fields(kind)}
+        for name, value in overrides.items():
+            own[names.get(name, EngineConfig)][name] = value
+        engine, token = EngineConfig.of(model_or_config, **own[EngineConfig]), secrets.token_hex(32)
+        source = ray_replicas(engine, RayConfig.of(ray, **own[RayConfig]), token)
+        return cls(engine, config=RouterConfig.of(config, **own[RouterConfig]), source=source, token=token)
 
     # ---- life cycle ----------------------------------------------------------------------------------------------------
 

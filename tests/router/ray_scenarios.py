@@ -13,8 +13,9 @@ from contextlib import asynccontextmanager
 
 from ray_cluster import RayCluster
 
-from aengine import AsyncEngine, EngineConfig, SamplingParams
+from aengine import AsyncEngine, Completion, EngineConfig, Router, SamplingParams
 from aengine.client import AsyncClient
+from aengine.outputs import ReplicaState
 from aengine.router.on_ray import ray_replicas
 from aengine.router.ray_config import RayConfig
 
@@ -40,7 +41,7 @@ async def until(found: AsyncIterator[frozenset[str]], count: int) -> frozenset[s
     raise AssertionError("it ended")
 
 
-async def becomes(condition: Callable[[], bool], seconds: float = 30.0) -> None:
+async def becomes(condition: Callable[[], bool], seconds: float = 60.0) -> None:
     deadline = time.monotonic() + seconds
     while not condition():
         assert time.monotonic() < deadline, "it does not become so"
@@ -83,6 +84,51 @@ async def ranks_over_nodes(cluster: RayCluster) -> None:
     cluster.add_node()
 
 
+async def lost_node(cluster: RayCluster) -> None:
+    """Streams that were on it go on elsewhere with the tokens that would have come, and so does the replica."""
+    fields = {"ray_address": cluster.address, "min_replicas": 2, "routing_policy": "round_robin"}
+    async with Router.on_ray("demo", device="cpu", **fields) as router:
+        await becomes(lambda: serving(router) == 2)
+        requests = [SamplingParams(max_tokens=800, ignore_eos=True, seed=seed, temperature=seed / 4) for seed in range(8)]
+        expected = await asyncio.gather(*(router.generate(PROMPT, params) for params in requests))
+        lost = asyncio.Event()
+        longest = 0.0
+
+        async def read(params: SamplingParams) -> Completion:
+            nonlocal longest
+            stream = router.stream(PROMPT, params)
+            reached, then = 0, time.monotonic()
+            async for _ in stream:
+                now, reached = time.monotonic(), reached + 1
+                longest, then = max(longest, now - then), now
+                if reached == 200:
+                    halfway.release()
+                    await lost.wait()  # what was not read by then is more than a replica may be ahead
+                    then = time.monotonic()
+            return stream.completion()
+
+        halfway = asyncio.Semaphore(0)
+        reading = [asyncio.create_task(read(params)) for params in requests]
+        for _ in requests:
+            await halfway.acquire()
+        loads = [replica.report.stats for replica in router.replicas()]
+        assert all(load.running + load.parked for load in loads), loads
+        actors = cluster.actors().keys()
+        cluster.remove_node(next(node for node, actors in reversed(cluster.nodes().items()) if actors))
+        lost.set()
+        assert [each.text for each in await asyncio.gather(*reading)] == [each.text for each in expected]
+        assert [each.token_ids for each in await asyncio.gather(*reading)] == [each.token_ids for each in expected]
+        print(f"longest pause {longest:.2f} s")
+        await becomes(lambda: serving(router) == 2)
+        assert len(cluster.actors().keys() - actors) == 1, "one of two is placed again"
+    await becomes(lambda: not cluster.actors())
+    cluster.add_node()
+
+
+def serving(router: Router) -> int:
+    return sum(replica.state is ReplicaState.SERVING for replica in router.replicas())
+
+
 async def scaling(cluster: RayCluster) -> None:
     engine = EngineConfig(model="demo", device="cpu", max_num_seqs=2)
     fields = {"max_replicas": 2, "queue_depth": 2, "up_seconds": 1.0, "down_seconds": 2.0}
@@ -113,5 +159,5 @@ async def forever(cluster: RayCluster) -> None:
 
 if __name__ == "__main__":
     name, socket = sys.argv[1:]
-    asyncio.run({each.__name__: each for each in (one, ranks_over_nodes, scaling, forever)}[name](RayCluster(socket)))
+    asyncio.run({each.__name__: each for each in (one, lost_node, ranks_over_nodes, scaling, forever)}[name](RayCluster(socket)))
     print("done")
