@@ -420,7 +420,8 @@ class Router(AsyncioEngine, ServedEngine):
                 raise
             self._adapters[name] = path
             for replica, info in infos.items():
-                self._fleet.replicas[replica].adapters[name] = info.key
+                if (known := self._fleet.replicas.get(replica)) is not None:
+                    known.adapters[name] = info.key
             self._adapter_infos[name] = info
             return info
 

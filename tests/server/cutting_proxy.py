@@ -1,4 +1,4 @@
-"""A TCP proxy that cuts connections after a given number of bytes, wherever in a frame that is."""
+"""A TCP proxy that cuts connections after a given number of bytes, wherever in a frame that is, or holds back what a server sends."""
 
 from __future__ import annotations
 
@@ -18,9 +18,11 @@ class CuttingProxy:
         self.address = ""
         self.num_bytes = 0  # that the server sent, on all connections
         self.num_cuts = 0
+        self.flows = asyncio.Event()  # what the server sends comes through
+        self.flows.set()
 
-    async def start(self) -> None:
-        self._server = await asyncio.start_server(self._serve, "127.0.0.1", 0)
+    async def start(self, port: int = 0) -> None:
+        self._server = await asyncio.start_server(self._serve, "127.0.0.1", port)
         host, port = self._server.sockets[0].getsockname()
         self.address = f"{host}:{port}"
 
@@ -35,7 +37,11 @@ class CuttingProxy:
 
     async def _serve(self, from_client: asyncio.StreamReader, to_client: asyncio.StreamWriter) -> None:
         budget = next(self._budgets, None)
-        from_server, to_server = await asyncio.open_connection(*self._target)
+        try:
+            from_server, to_server = await asyncio.open_connection(*self._target)
+        except OSError:  # the server is gone
+            to_client.transport.abort()
+            return
         writers = {to_client, to_server}
         self._writers |= writers
         try:
@@ -50,6 +56,7 @@ class CuttingProxy:
     async def _receive(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, budget: int | None) -> None:
         """From the server to the client, until one of them leaves or the budget is spent."""
         while budget != 0 and (piece := await reader.read(65536 if budget is None else budget)):
+            await self.flows.wait()
             self.num_bytes += len(piece)
             writer.write(piece)
             await writer.drain()

@@ -1,0 +1,79 @@
+"""Replicas are killed at random moments while every kind of request runs: nobody sees more than a pause."""
+
+from __future__ import annotations
+
+import random
+import signal
+
+import anyio
+import numpy as np
+import pytest
+from children import end, pids_of_replicas
+from workload import Case, Result, make_cases, run_all, run_case
+
+from aengine import AsyncEngine, Embedding, Router
+
+pytestmark = pytest.mark.anyio
+
+MEMORY = 64 << 20
+PROMPT = "In the beginning God created the heaven and the earth."
+
+
+async def undisturbed(cases: list[Case]) -> tuple[list[Result], Embedding]:
+    async with AsyncEngine("demo", kv_cache_memory=MEMORY) as engine:
+        return await run_all(engine, cases), await engine.embed(PROMPT)
+
+
+@pytest.mark.parametrize(
+    ("num_cases", "num_kills", "every"),
+    [(40, 4, 1.0), pytest.param(200, 30, 1.0, marks=pytest.mark.slow)],
+    ids=["few", "many"],
+)
+async def test_kills_change_nothing(num_cases: int, num_kills: int, every: float, capsys: pytest.CaptureFixture[str]) -> None:
+    cases = make_cases(num_cases, seed=num_cases)
+    known, embedding = await undisturbed(cases)
+    random_ = random.Random(5)
+    kills, longest, num_streams = 0, 0.0, 0
+
+    async with Router("demo", replicas=3, kv_cache_memory=MEMORY, wait_seconds=120.0) as router:
+
+        async def kill() -> None:
+            nonlocal kills
+            while kills < num_kills:
+                await anyio.sleep(random_.uniform(0.1, 2 * every))
+                alive = pids_of_replicas()
+                if alive:
+                    end(random_.choice(alive), signal.SIGKILL)
+                    kills += 1
+
+        async def read(index: int) -> None:
+            nonlocal longest, num_streams
+            result = await run_case(router, cases[index])
+            assert result.facts() == known[index].facts(), (index, cases[index])
+            longest, num_streams = max(longest, result.pause), num_streams + 1
+
+        async def embed() -> None:
+            while kills < num_kills:
+                found = await router.embed(PROMPT)
+                np.testing.assert_allclose(found.values, embedding.values, atol=1e-5)
+                await anyio.sleep(0.05)
+
+        limit = anyio.CapacityLimiter(24)
+        with anyio.fail_after(400):
+            async with anyio.create_task_group() as group:
+                group.start_soon(kill)
+                group.start_soon(embed)
+                index = 0
+                while index < num_cases or kills < num_kills:
+                    await limit.acquire_on_behalf_of(index)
+
+                    async def one(index: int = index) -> None:
+                        try:
+                            await read(index % num_cases)
+                        finally:
+                            limit.release_on_behalf_of(index)
+
+                    group.start_soon(one)
+                    index += 1
+    with capsys.disabled():
+        print(f"\n{num_streams} streams, {kills} kills, longest pause {longest:.2f} s")
