@@ -15,7 +15,7 @@ TEXTS = (
     *("It is a truth universally acknowledged, that", "In the beginning", "And it came to pass", "My dear Mr. Bennet,"),
     *("Call me", "The LORD said unto Moses", "She was not at all afraid of being", "Emma Woodhouse, handsome, clever, and rich,"),
 )
-SCHEMA = '{"type": "object", "properties": {"name": {"type": "string", "maxLength": 12}, "age": {"type": "integer"}}, "required": ["name", "age"]}'
+SCHEMA = '{"type": "object", "properties": {"name": {"type": "string", "maxLength": 12}, "age": {"type": "integer"}}, "required": ["name"]}'
 KINDS: tuple[dict[str, Any], ...] = (
     {"temperature": 0.0},
     {"temperature": 0.8, "top_p": 0.9},
