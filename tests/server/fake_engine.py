@@ -223,6 +223,9 @@ class FakeEngine:
     def replicas(self) -> tuple[ReplicaInfo, ...]:
         return self.behind
 
+    async def unpause(self) -> None:
+        pass
+
     async def drain_replica(self, name: str) -> int:
         self.drained.append(name)
         return 3

@@ -78,9 +78,7 @@ def admin_file(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def engine() -> FakeEngine:
-    engine = FakeEngine(tokens("a"))
-    engine.unpause = lambda: None  # type: ignore[attr-defined]
-    return engine
+    return FakeEngine(tokens("a"))
 
 
 async def test_every_call_needs_a_token_but_health(engine: FakeEngine, token_file: Path) -> None:

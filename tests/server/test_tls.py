@@ -40,9 +40,7 @@ def files(tmp_path: Path) -> Files:
 
 @pytest.fixture
 def engine() -> FakeEngine:
-    engine = FakeEngine()
-    engine.unpause = lambda: None  # type: ignore[attr-defined]
-    return engine
+    return FakeEngine()
 
 
 @asynccontextmanager
