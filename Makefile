@@ -74,6 +74,7 @@ benchmarks: $(RUNTIME) ## print what scheduling and sampling cost per step, and 
 	@$(BIN)/python -m tools.bench.scheduling
 	@$(BIN)/python -m tools.bench.sampling
 	@$(BIN)/python -m tools.bench.serving
+	@$(BIN)/python -m tools.bench.clients
 
 gpu: $(CUDA) ## on a CUDA device, with the extra cuda: its tests, then step and offline benchmarks into RESULTS=docs/results
 	@PYTHON=$(BIN)/python tools/gpu.sh $(RESULTS)

@@ -5,16 +5,19 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from random import Random
 from typing import Any
 
 import anyio
+import anyio.lowlevel
 import grpc
 import pytest
 from both_sides import SHARED, reached
 from cutting_proxy import cutting_proxy
 from grpc_harness import serving
-from oracle_engine import OracleEngine, StepGate, idle, until
+from oracle_engine import Ahead, OracleEngine, StepGate, idle, until
 from scripted_server import ScriptedServer, fails, scripted, whole_answer
+from slow_cases import slow_but
 
 from aengine import ConnectionLostError, EngineStateError, FinishReason, InvalidRequestError, SamplingParams, ServerError
 from aengine.client import AsyncClient
@@ -125,6 +128,43 @@ async def test_a_waiter_is_called_once_for_a_message() -> None:
         requests[0].cancel()
         assert sorted(calls) == [0, 0, 0, 1, 1, 1]
         sessions.tell((1, finished))  # the answer to that
+
+
+@pytest.mark.parametrize("ahead", slow_but([Ahead.HOST], Ahead))
+async def test_a_day_of_many_requests(monkeypatch: pytest.MonkeyPatch, ahead: Ahead) -> None:
+    """Some are read at once, some late, some left in the middle or before they begin; what is read is right, and nothing is left."""
+    monkeypatch.setattr("aengine.client.active_request.MAX_UNREAD_TOKENS", 16)
+    monkeypatch.setattr("aengine.client.session.MAX_SESSION_REQUESTS", 9)
+    random = Random(3)
+    async with shared(ahead=ahead, max_unread_tokens=8, num_pages=4000, max_queued_requests=1000) as (oracle, client):
+
+        async def read(seed: int) -> None:
+            for _ in range(random.randrange(20)):
+                await anyio.lowlevel.checkpoint()
+            length = random.choice([1, 5, 60])
+            left_at = random.choice([None, None, 0, 1, length // 2])
+            ids = []
+            async with client.stream([1, 2], params(seed, length)) as stream:
+                if random.random() < 0.3:
+                    await stream.started()
+                for _ in range(random.choice([0, 0, 500])):
+                    await anyio.lowlevel.checkpoint()
+                if left_at != 0:
+                    async for token in stream:
+                        ids.append(token.token_id)
+                        if len(ids) == left_at:
+                            break
+            if ids:
+                assert ids == oracle.solo(seed)[0][: len(ids)]
+            assert left_at is not None or len(ids) == length
+
+        with anyio.fail_after(60):
+            async with anyio.create_task_group() as tasks:
+                for seed in range(200):
+                    tasks.start_soon(read, seed)
+        assert idle(oracle)
+        assert client._requests == {}
+        assert all(session.num_open == 0 for session in client._sessions._sessions)
 
 
 def pop(request: ActiveRequest) -> int | None:

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import argparse
+
 import pytest
 from grpc_loop import ASYNCIO
 
 from aengine import SamplingParams
+from tools.bench.clients import READERS, cost
 from tools.bench.paced_engine import TEXT, PacedEngine
 from tools.bench.paced_server import health_checks, paced_server
 from tools.bench.serving import LOADS, measure
@@ -38,3 +41,11 @@ async def test_every_load_gets_tokens() -> None:
                 assert (after.tokens > before.tokens, after.cpu_seconds > before.cpu_seconds) == (True, True)
         checks.send("stop")
         assert checks.recv()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("multiplex", [False, True])
+async def test_every_reader_gets_tokens(multiplex: bool) -> None:
+    for reader in READERS:
+        found = await cost(multiplex, reader, 200.0, argparse.Namespace(streams=4, seconds=0.3))
+        assert min(found.client, found.server, found.tokens_per_second) > 0
