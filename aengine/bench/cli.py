@@ -16,7 +16,7 @@ from contextlib import aclosing
 from dataclasses import asdict, replace
 from pathlib import Path
 
-from aengine.bench.engine_options import add_engine_options, engine_config
+from aengine.bench.engine_options import add_engine_options, engine_config, given_engine_flags
 from aengine.bench.load import Outcome, Target, run_load
 from aengine.bench.metrics import summarise
 from aengine.bench.probes import cancel_to_free, loop_lag, start_up_log
@@ -69,8 +69,17 @@ def build_parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="aengine-bench", description="Measure an engine or a server.")
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
 
-    serve = commands.add_parser("serve", help="load on a server: grpc://host:port (aengine) or http://host:port (OpenAI's API)")
-    serve.add_argument("url", help="grpc://127.0.0.1:50051, or http://127.0.0.1:8000 of any server with /v1/completions")
+    serve = commands.add_parser(
+        "serve", help="load on a server: grpc://host:port (aengine) or http://host:port (OpenAI's API); or on replicas of its own"
+    )
+    serve.add_argument("url", nargs="?", help="grpc://127.0.0.1:50051, or http://127.0.0.1:8000 of any server with /v1/completions")
+    text = "in place of a URL: engines in so many processes of this host, behind a router in this one"
+    serve.add_argument("--replicas", type=int, metavar="N", help=text)
+    serve.add_argument(
+        "--routing-policy",
+        choices=[policy.value for policy in RoutingPolicy],
+        help="with --replicas: how these are chosen (default: prefix)",
+    )
     serve.add_argument("--api-model", metavar="NAME", help="model name to ask an OpenAI server for (default: the first it lists)")
     serve.add_argument("--token", help="bearer token")
     serve.add_argument("--vocab-size", type=int, metavar="N", help="ids of prompts are below it (default: the server's, else 32000)")
@@ -82,7 +91,7 @@ def build_parser() -> argparse.ArgumentParser:
     add_workload_options(serve, *WORKLOADS)
     add_workload_options(offline, *WORKLOADS, "nano")
     add_workload_options(latency, *WORKLOADS, serial=True)
-    for command in (offline, latency):
+    for command in (serve, offline, latency):
         add_engine_options(command)
 
     step = commands.add_parser("step", help="bare decode and prefill steps against the floor measured on the spot")
@@ -140,6 +149,12 @@ def build_parser() -> argparse.ArgumentParser:
 
 
 def _serve(options: argparse.Namespace, command: list[str]) -> int:
+    if options.replicas is not None and options.url is None:
+        return _serve_own(options, command)
+    if options.url is None or options.replicas is not None:
+        raise ValueError("serve takes either a URL or --replicas")
+    if of_own := [*(["--routing-policy"] if options.routing_policy else []), *given_engine_flags(options)]:
+        raise ValueError(f"{of_own[0]} is for --replicas, not for a server that runs")
     from aengine.bench.targets import open_url
 
     async def run() -> tuple[str, list[Outcome], list[float]]:
@@ -149,6 +164,27 @@ def _serve(options: argparse.Namespace, command: list[str]) -> int:
 
     name, outcomes, lags = asyncio.run(run())
     return _report(f"{name} at {options.url}", outcomes, {"client event loop lag, ms": lags}, options, command)
+
+
+def _serve_own(options: argparse.Namespace, command: list[str]) -> int:
+    from aengine.bench.own_replicas import Share, counted, shares, show
+    from aengine.bench.targets import EngineTarget
+    from aengine.router.router import Router
+
+    policy = options.routing_policy or RoutingPolicy.PREFIX.value
+
+    async def run(config: EngineConfig) -> tuple[list[Outcome], list[float], list[Share]]:
+        async with Router(config, replicas=options.replicas, routing_policy=policy) as router:
+            items = workload_items(options, options.vocab_size or router.model_info.vocab_size)
+            before = await counted(router)
+            outcomes, lags = await _measure(EngineTarget(router), items, options)
+            return outcomes, lags, shares(before, await counted(router))
+
+    with engine_config(options, options.shape) as (name, config):
+        outcomes, lags, found = asyncio.run(run(config))
+    about: dict[str, object] = {"model": name, "replicas": found, "routing_policy": policy}
+    title = f"aengine, {options.replicas} replicas ({policy}), {name}"
+    return _report(title, outcomes, {"event loop lag, ms": lags}, options, command, show(found), about)
 
 
 def _offline(options: argparse.Namespace, command: list[str]) -> int:

@@ -28,6 +28,11 @@ def _engine_options() -> list[Option]:
     return [option for option in options_of_server() if option.table == "engine"]
 
 
+def given_engine_flags(options: argparse.Namespace) -> list[str]:
+    """Those that were given of what `add_engine_options` adds."""
+    return (["--shape"] if options.shape else []) + [option.flag for option in _engine_options() if option.name in options]
+
+
 @contextmanager
 def engine_config(options: argparse.Namespace, shape: str | None) -> Iterator[tuple[str, EngineConfig]]:
     """The model's name, and the configuration, which may be used while inside."""

@@ -13,9 +13,8 @@ from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from contextlib import AsyncExitStack
 from pathlib import Path
 
-from aengine.checks import shown
 from aengine.client.config import ClientConfig
-from aengine.errors import ConfigError, ConnectionLostError
+from aengine.errors import ConfigError
 from aengine.router.config import DNS, FILE, split_name
 
 RESOLVE_SECONDS = 5.0
@@ -77,20 +76,21 @@ async def merged(sources: Sequence[AsyncGenerator[frozenset[str], None]]) -> Asy
 
 
 async def resolve(host: str, port: int, seconds: float = RESOLVE_SECONDS) -> AsyncGenerator[frozenset[str], None]:
-    """All addresses of a name. While it cannot be resolved, those that it had stay. Raises `ConnectionLostError` if it cannot at first."""
-    last: frozenset[str] = frozenset()
+    """All addresses of a name. While it cannot be resolved, those that it had stay: none at first, as there may be no server yet."""
+    last: frozenset[str] | None = None
+    is_known = True
     while True:
         try:
             entries = await asyncio.get_running_loop().getaddrinfo(host, port, type=socket.SOCK_STREAM)
+            found, is_known = frozenset(join_address(str(sockaddr[0]), port) for *_, sockaddr in entries), True
         except OSError as error:
-            if not last:
-                raise ConnectionLostError(f"the name {shown(host)} cannot be resolved: {error.strerror}") from error
-            _log.warning("the name %s cannot be resolved: %s; its addresses stay", host, error.strerror)
-        else:
-            found = frozenset(join_address(str(sockaddr[0]), port) for *_, sockaddr in entries)
-            if found != last:
-                last = found
-                yield found
+            found = last or frozenset()
+            if is_known:
+                is_known = False
+                _log.warning("the name %s cannot be resolved: %s; the %d addresses known so far stay", host, error.strerror, len(found))
+        if found != last:
+            last = found
+            yield found
         await asyncio.sleep(seconds)
 
 

@@ -161,6 +161,17 @@ def test_serve_drives_an_aengine_server() -> None:
     assert "aengine (gRPC)" in done.stdout
 
 
+@pytest.mark.slow
+def test_serve_drives_replicas_of_its_own(tmp_path: Path) -> None:
+    load = ("--workload", "multi-turn", "--turns", "2", "--routing-policy", "round_robin")
+    done = bench("serve", "--replicas", "2", *MEMORY, *SMALL, *load, "--json", str(tmp_path / "out.json"))
+    assert "aengine, 2 replicas (round_robin), demo: 6 requests in" in done.stdout
+    replicas = json.loads((tmp_path / "out.json").read_text())["figures"]["replicas"]
+    assert sum(replica["completion"] for replica in replicas) == 6 * 5 + 1 * 4  # with the warm-up, whose tokens count, too
+    assert all(replica["prompt"] for replica in replicas)
+    assert "the busiest computed" in done.stdout
+
+
 class _OpenAI(BaseHTTPRequestHandler):
     """The part of the completions API that is used: one event per token, with usage in each."""
 
@@ -201,6 +212,8 @@ def test_serve_drives_a_server_with_the_openai_api(openai_url: str) -> None:
 def test_what_cannot_be_measured_is_one_line() -> None:
     for arguments in (
         ("serve", "http://127.0.0.1:1"),
+        ("serve", "http://127.0.0.1:1", "--replicas", "2"),
+        ("serve", "http://127.0.0.1:1", "--max-num-seqs", "2"),
         ("offline", "--model", "/nowhere"),
         ("offline", *MEMORY, "--workload", "trace"),
         ("step", "--max-num-seqs", "x"),

@@ -9,13 +9,14 @@ import re
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import kubernetes_validate
 import pytest
 import yaml
-from server_process import server_process
+from server_process import COMMAND, server_process
 
 from aengine.server.cli import build_parser
 from aengine.server.config.settings import GRPC, Settings, options, read_settings
@@ -80,8 +81,6 @@ def container_of(deployment: str) -> Manifest:
 def settings_of(deployment: str) -> Settings:
     """What the program makes of arguments and environment. Raises `SettingsError`; exits for an unknown flag."""
     container = container_of(deployment)
-    if deployment == "aengine-router" and "backends" not in {option.name for option in options(GRPC)}:
-        pytest.skip("the server has no backends yet")
     given = build_parser(GRPC).parse_args(container["args"])
     known = {option.name for option in options(GRPC)}
     environ = {}
@@ -248,6 +247,49 @@ def test_the_router_finds_the_replicas() -> None:
     assert f"--backends=dns:///{service['metadata']['name']}:{port['port']}" in container_of("aengine-router")["args"]
     # The resolved address is that of the pod, where no Service translates ports.
     assert port["port"] == ports_of("aengine-replicas")[port["targetPort"]]
+
+
+def test_the_router_waits_for_the_first_replica_as_long_as_its_probe() -> None:
+    router, probe = settings_of("aengine-router").router, container_of("aengine-router")["startupProbe"]
+    assert router is not None
+    assert 600 <= router.connect_timeout < probe["periodSeconds"] * probe["failureThreshold"]
+
+
+@contextmanager
+def running(deployment: str, files: Path, *changes: tuple[str, str]) -> Iterator[int]:
+    """The program with the arguments of its container, on a free port, which this gives. `changes`: of arguments."""
+    arguments = " ".join(container_of(deployment)["args"]).replace("=/etc/aengine/", f"={files}/")
+    for old, new in ((r"port=\d+", "port=0"), *changes):
+        arguments = re.sub(old, new, arguments)
+    process = subprocess.Popen([*COMMAND, *arguments.split()], stderr=subprocess.PIPE, text=True)
+    assert process.stderr is not None
+    try:
+        seen = []
+        for line in process.stderr:
+            seen.append(line)
+            if found := re.search(r"aengine-grpc listening on 0\.0\.0\.0:(\d+)", line):
+                yield int(found[1])
+                return
+        raise AssertionError("".join(seen))
+    finally:
+        process.kill()
+        process.communicate()
+
+
+@pytest.mark.slow
+def test_a_replica_behind_a_router(tmp_path: Path) -> None:
+    for name, content in (("token", "of-replicas"), ("replicas/token", "of-replicas"), ("clients/tokens", "alice of-alice")):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text(content)
+    with running("aengine-replicas", tmp_path) as replica:
+        service = (r"dns:///[\w-]+:\d+", f"dns:///localhost:{replica}")
+        with running("aengine-router", tmp_path, service) as router:
+            command = [sys.executable, "-m", "aengine.client.cli", "--address", f"127.0.0.1:{router}", "--max-tokens", "4", "It is"]
+            (tmp_path / "alice").write_text("of-alice")
+            with_token = [*command, "--token-file", str(tmp_path / "alice")]
+            done = subprocess.run(with_token, capture_output=True, text=True, timeout=60, check=False)
+            assert (done.returncode, done.stderr.startswith("[MAX_TOKENS, 4 tokens")) == (0, True), done.stderr
+            assert subprocess.run(command, capture_output=True, timeout=60, check=False).returncode == 1  # without a token
 
 
 def test_metrics_of_the_autoscaler_are_exported() -> None:

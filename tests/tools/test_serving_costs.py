@@ -11,6 +11,7 @@ from aengine import SamplingParams
 from tools.bench.clients import READERS, cost
 from tools.bench.paced_engine import TEXT, PacedEngine
 from tools.bench.paced_server import health_checks, paced_server
+from tools.bench.routing import DOORS, routed_cost
 from tools.bench.serving import LOADS, measure
 
 pytestmark = pytest.mark.anyio
@@ -49,3 +50,11 @@ async def test_every_reader_gets_tokens(multiplex: bool) -> None:
     for reader in READERS:
         found = await cost(multiplex, reader, 200.0, argparse.Namespace(streams=4, seconds=0.3))
         assert min(found.client, found.server, found.tokens_per_second) > 0
+
+
+@pytest.mark.slow
+async def test_every_load_comes_through_a_router() -> None:
+    for door in DOORS:
+        options = argparse.Namespace(replicas=2, streams=4, seconds=0.3, uvloop=False)
+        found = await routed_cost(door, 200.0, options)
+        assert min(found.tokens_per_second, found.router, found.replicas) > 0

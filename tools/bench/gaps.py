@@ -1,8 +1,8 @@
 """How long streams over HTTP stand still: `python -m tools.bench.gaps`.
 
 Each stream has a connection of its own. The server is a process of its own whose engine costs nothing and runs a given number of steps per
-second; with `--address` it is one that runs already, whose steps show in the gaps too. Prints the time between two reads that brought
-something: over all streams, and the longest of each.
+second; with `--replicas` it is a router in front of such ones; with `--address` it runs already, and its steps show in the gaps too. Prints
+the time between two reads that brought something: over all streams, and the longest of each.
 """
 
 from __future__ import annotations
@@ -11,11 +11,12 @@ import argparse
 import asyncio
 import json
 import time
+from contextlib import ExitStack
 
 import numpy as np
 
 from aengine.bench.report import table
-from tools.bench.paced_server import PROMPT, Pace, paced_server
+from tools.bench.paced_server import PROMPT, Pace, paced_server, router_server
 
 STREAMS = 500
 PACE = 20.0
@@ -51,9 +52,13 @@ async def measure(address: str, options: argparse.Namespace) -> list[list[float]
 
 
 async def measure_paced(options: argparse.Namespace) -> list[list[float]]:
-    with paced_server(options.streams, uvloop=False) as server:
-        await server.tell(Pace(options.pace))
-        return await measure(server.http_address, options)
+    with ExitStack() as stack:
+        servers = [stack.enter_context(paced_server(options.streams, uvloop=options.uvloop)) for _ in range(options.replicas or 1)]
+        for server in servers:
+            await server.tell(Pace(options.pace))
+        if options.replicas:
+            servers = [stack.enter_context(router_server([server.address for server in servers], uvloop=options.uvloop))]
+        return await measure(servers[0].http_address, options)
 
 
 def main() -> None:
@@ -61,6 +66,8 @@ def main() -> None:
     parser.add_argument("--streams", type=int, default=STREAMS, help="at a time (default: %(default)s)")
     parser.add_argument("--tokens", type=int, default=200, help="of each (default: %(default)s)")
     parser.add_argument("--pace", type=float, default=PACE, help="steps per second (default: %(default)s)")
+    parser.add_argument("--replicas", type=int, help="behind a router (default: none, and no router)")
+    parser.add_argument("--uvloop", action="store_true", help="as the event loop of the servers")
     parser.add_argument("--address", help="HOST:PORT of a server that runs")
     options = parser.parse_args()
     work = measure(options.address, options) if options.address else measure_paced(options)

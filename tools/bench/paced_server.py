@@ -1,4 +1,4 @@
-"""A process that serves a `PacedEngine` and tells what that cost it, and a process that asks for its health.
+"""A process that serves a `PacedEngine`, or a router of others, and tells what that cost it, and a process that asks for its health.
 
 Apart from the client's process, so that the CPU time of each is its own. Owns both ends of the pipes between them.
 """
@@ -10,7 +10,7 @@ import gc
 import multiprocessing
 import os
 import time
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
@@ -22,6 +22,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from aengine.bench.probes import loop_lag
 from aengine.params import SamplingParams
+from aengine.protocols import EngineProtocol, ServedEngine
 from aengine.switching import switch_often
 from tools.bench.paced_engine import PacedEngine
 
@@ -96,6 +97,14 @@ def paced_server(max_num_seqs: int, *, uvloop: bool) -> Iterator[PacedServer]:
 
 
 @contextmanager
+def router_server(backends: Sequence[str], *, uvloop: bool) -> Iterator[PacedServer]:
+    """A process that serves a router of the servers at these addresses. What it tells of tokens is what they reported last."""
+    with _process(_serve_router, backends, uvloop) as pipe:
+        yield PacedServer(pipe, *pipe.recv())
+        pipe.send(Stop())
+
+
+@contextmanager
 def health_checks(address: str) -> Iterator[Connection]:
     """Ask for the server's health all the time. Send anything: then the milliseconds that the answers took are received."""
     with _process(_check_health, address) as pipe:
@@ -118,24 +127,34 @@ def _process(work: Any, *arguments: object) -> Iterator[Connection]:
 
 
 def _serve(pipe: Connection, max_num_seqs: int, uvloop: bool) -> None:
+    _run(_run_server(pipe, lambda: PacedEngine(max_num_seqs)), uvloop)
+
+
+def _serve_router(pipe: Connection, backends: Sequence[str], uvloop: bool) -> None:
+    from aengine.router.router import Router
+
+    _run(_run_server(pipe, lambda: Router(backends=tuple(backends))), uvloop)
+
+
+def _run(work: Coroutine[Any, Any, None], uvloop: bool) -> None:
     os.environ["GRPC_VERBOSITY"] = "NONE"
     switch_often()  # as aengine-grpc does
     if uvloop:
         import uvloop as fast_loop
 
-        fast_loop.run(_run_server(pipe, max_num_seqs))
+        fast_loop.run(work)
     else:
-        asyncio.run(_run_server(pipe, max_num_seqs))
+        asyncio.run(work)
 
 
-async def _run_server(pipe: Connection, max_num_seqs: int) -> None:
+async def _run_server(pipe: Connection, make_engine: Callable[[], ServedEngine]) -> None:
     from aengine.server.app import Server
 
     commands: asyncio.Queue[Any] = asyncio.Queue()
     asyncio.get_running_loop().add_reader(pipe.fileno(), lambda: commands.put_nowait(pipe.recv()))
-    engine = PacedEngine(max_num_seqs)
+    engine = make_engine()
     async with engine, loop_lag() as lags, AsyncExitStack() as consumers:
-        server, bare = Server(engine, port=0, http_port=0, access_log=False), _BareServer(engine)
+        server, bare = Server(engine, port=0, http_port=0, access_log=False), _BareServer()
         await server.start()
         await server.set_serving()
         bare_address = await bare.start()
@@ -145,7 +164,9 @@ async def _run_server(pipe: Connection, max_num_seqs: int) -> None:
         while True:
             match await commands.get():
                 case Pace(steps_per_second):
-                    engine.runner.steps_per_second = steps_per_second
+                    bare.steps_per_second = steps_per_second
+                    if isinstance(engine, PacedEngine):
+                        engine.runner.steps_per_second = steps_per_second
                 case Consume(num_streams):
                     await consumers.aclose()
                     await consumers.enter_async_context(_consumers(engine, num_streams))
@@ -164,10 +185,10 @@ async def _run_server(pipe: Connection, max_num_seqs: int) -> None:
 class _BareServer:
     """What grpc.aio costs by itself: a handler that writes as many bytes as a token takes, at the pace of the engine."""
 
-    def __init__(self, engine: PacedEngine) -> None:
+    def __init__(self) -> None:
         self.num_sent = 0
         self.num_calls = 0
-        self._engine = engine
+        self.steps_per_second: float | None = None
         handler: Any = grpc.unary_stream_rpc_method_handler(self._write)
         self._server = aio.server()
         self._server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(BARE_SERVICE, {BARE_METHOD: handler}),))
@@ -185,7 +206,7 @@ class _BareServer:
         self.num_calls += 1
         try:
             while True:
-                pace = self._engine.runner.steps_per_second
+                pace = self.steps_per_second
                 if pace is not None:
                     await asyncio.sleep(1 / pace - time.monotonic() % (1 / pace))  # all calls at the same moments
                 await context.write(BARE_MESSAGE)
@@ -195,7 +216,7 @@ class _BareServer:
 
 
 @asynccontextmanager
-async def _consumers(engine: PacedEngine, num_streams: int) -> AsyncIterator[None]:
+async def _consumers(engine: EngineProtocol, num_streams: int) -> AsyncIterator[None]:
     async def consume() -> None:
         while True:
             async for _ in engine.stream(list(PROMPT), SamplingParams(temperature=0.0, ignore_eos=True)):

@@ -207,10 +207,10 @@ async def measure(
     """The server's figures before and after `seconds` of `load` with `count` requests at `pace`, `warm_up` seconds after all have begun.
     `on_measured` is called with each."""
     await server.tell(Pace(None))
-    await _until(server, lambda number: number == 0)  # what is left of a load before
+    await until_under_way([server], lambda number: number == 0)  # what is left of a load before
     await server.tell(Pace(pace))
     async with load(server):
-        await _until(server, lambda number: number == count)
+        await until_under_way([server], lambda number: number == count)
         await asyncio.sleep(warm_up)
         before = await server.measure()
         on_measured()
@@ -220,15 +220,15 @@ async def measure(
         return before, after
 
 
-async def _until(server: PacedServer, condition: Callable[[int], bool]) -> None:
-    """`condition`: of how many requests are under way."""
+async def until_under_way(servers: Sequence[PacedServer], condition: Callable[[int], bool]) -> None:
+    """`condition`: of how many requests are under way at all of them."""
     give_up = time.monotonic() + PATIENCE
     under_way = -1
     while not condition(under_way):
         if time.monotonic() > give_up:
             raise RuntimeError(f"the load does not begin or end: {under_way} requests are under way")
         await asyncio.sleep(POLL)
-        under_way = (await server.measure()).under_way
+        under_way = sum([(await server.measure()).under_way for server in servers])
 
 
 def _rate(before: Figures, after: Figures) -> float:
