@@ -94,7 +94,7 @@ class RouterConfig:
             client_cert=self.backend_cert,
             client_key=self.backend_key,
             server_name=self.backend_name,
-            connect_timeout=self.hang_seconds,
+            connect_timeout=min(self.hang_seconds, self.connect_timeout / 2),
             multiplex=True,
             max_retries=0,  # another replica is asked instead
         )

@@ -15,13 +15,16 @@ from typing import Any, TypeVar
 
 from aengine.client import AsyncClient, ClientConfig
 from aengine.client.failures import Backoff
-from aengine.errors import AEngineError, ConnectionLostError, EngineDeadError, EngineStateError, ServerError
+from aengine.errors import AEngineError, ConnectionLostError, EngineDeadError, EngineStateError, InvalidRequestError, ServerError
 from aengine.outputs import EngineInfo, LoadReport, ReplicaState
 from aengine.router.attempt import Attempt, share_blame
 from aengine.router.load import ReplicaLoad
 
 TICKS = 8
 """Looks at whether a replica has said something, in the time after which it counts as lost. Few are missed where this process is late."""
+STABLE_SECONDS = 5.0
+"""A replica that is lost sooner after it was found is looked for less and less often."""
+
 _log = logging.getLogger("aengine")
 
 T = TypeVar("T")
@@ -107,7 +110,8 @@ class Replica:
             return
         was, self.error = self.state, error
         self._set_state(ReplicaState.LOST)
-        _log.warning("replica %s is lost, with %d requests: %s", self.name, len(self.aboard), error)
+        level = logging.INFO if isinstance(error, EngineStateError) else logging.WARNING  # the one that somebody wanted
+        _log.log(level, "replica %s is lost, with %d requests: %s", self.name, len(self.aboard), error)
         self._lost.set_result(None)
         attempts = list(self.aboard)
         if was is ReplicaState.SERVING and isinstance(error, ConnectionLostError | EngineDeadError):
@@ -157,8 +161,10 @@ class Replica:
         while True:
             try:
                 client = await self._connect()
-                backoff.reset()
+                since = time.monotonic()
                 await self._serve(client)
+                if time.monotonic() - since > STABLE_SECONDS:
+                    backoff.reset()
             except AEngineError as error:
                 if self.error is None or str(error) != str(self.error):
                     _log.warning("replica %s cannot be used: %s", self.name, error)
@@ -214,8 +220,8 @@ class Replica:
         try:
             try:
                 await self._read_reports(client, self._digest_salt)
-            except ServerError as error:
-                if error.code != "PERMISSION_DENIED":
+            except (ServerError, InvalidRequestError) as error:  # not an administrator, or it is a router itself
+                if isinstance(error, ServerError) and error.code != "PERMISSION_DENIED":
                     raise
                 _log.warning("replica %s does not tell what it has in its cache: %s", self.name, error)
                 await self._read_reports(client, None)

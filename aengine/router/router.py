@@ -233,11 +233,11 @@ class Router(AsyncioEngine, ServedEngine):
                 request.cancel()
             for request in requests:
                 await request.wait_released()
+            if hasattr(self, "_fleet"):
+                await self._fleet.aclose()
             if hasattr(self, "_following"):
                 self._following.cancel()
                 await asyncio.wait({self._following})
-            if hasattr(self, "_fleet"):
-                await self._fleet.aclose()
             close = getattr(self._source, "aclose", None)
             if close is not None:
                 await close()
