@@ -176,8 +176,8 @@ class EngineConfig:
         for name in ("tensor_parallel_size", "pipeline_parallel_size", "local_ranks"):
             if (getattr(self, name) or 1) > 1:
                 raise ConfigError.of(name, f"{getattr(self, name)} is not possible with expert_parallel_size {size}; choose 1")
-        for name, value in (("rank_address", self.rank_address), ("rank_secret_file", self.rank_secret_file)):
-            if value is None:
+        for name, other in (("rank_address", "rank_secret_file"), ("rank_secret_file", "rank_address")):
+            if getattr(self, name) is None and getattr(self, other) is not None:  # a router gives its replicas both
                 raise ConfigError.of(name, f"is missing: {size} engines share experts, and join rank 0 there with a secret")
 
     def _check_ranks(self) -> None:

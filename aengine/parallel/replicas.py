@@ -18,7 +18,7 @@ from typing import TypeVar
 
 from aengine import __version__
 from aengine.config import EngineConfig
-from aengine.errors import AEngineError, ModelLoadError, RankDiedError
+from aengine.errors import AEngineError, ConfigError, ModelLoadError, RankDiedError
 from aengine.parallel.channel import Channel, ChannelClosedError, ChannelTimeoutError
 from aengine.parallel.driver import CHECK_SECONDS, VERDICT_SECONDS, beside
 from aengine.parallel.join import JOIN_SECONDS, JoinError, accept_ranks, join_driver, listen, read_secret
@@ -38,8 +38,9 @@ def join_replicas(config: EngineConfig, report_failure: Callable[[BaseException]
     """Waits until all are there. `report_failure` is called once, by another thread, when one of them is gone. `check` is called while
     others are waited for, and may raise to end that. Raises ModelLoadError, and ConfigError for what cannot be read or listened on."""
     address, secret_file, rank = config.rank_address, config.rank_secret_file, config.expert_parallel_rank
-    assert address is not None
-    assert secret_file is not None
+    if address is None or secret_file is None:
+        size = config.expert_parallel_size
+        raise ConfigError.of("rank_address", f"is missing: {size} engines share experts, and join rank 0 there with a secret")
     secret = read_secret(secret_file)
     with ExitStack() as stack:  # of what is released if not all join
         others, store = [], None

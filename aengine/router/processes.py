@@ -6,10 +6,15 @@ import asyncio
 import json
 import logging
 import os
+import random
 import re
+import secrets
+import socket
 import sys
+import tempfile
 from collections import deque
-from collections.abc import AsyncGenerator, Mapping
+from collections.abc import AsyncGenerator, Iterator, Mapping
+from contextlib import aclosing, contextmanager, suppress
 from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
@@ -26,6 +31,7 @@ KEPT_LINES = 20
 """Of a child's log, in errors."""
 END_SECONDS = 10.0
 """After which a child that was asked to end is killed."""
+_NOT_EPHEMERAL = 20000, 32000  # ports that neither connections nor others that ask for any port get
 _PREFIX, _KEPT = "AENGINE_", "AENGINE_CPU_LEVEL"  # variables of a program that serves; none of them is for its children, but this
 _LISTENING = re.compile(r"aengine-grpc listening on (\S+) \(model ")
 
@@ -157,6 +163,33 @@ async def run_replicas(engine: EngineConfig, count: int, token: str) -> AsyncGen
     at all, and `ConfigError` for another number of them than share experts."""
     if engine.expert_parallel_size not in (1, count):
         raise ConfigError.of("expert_parallel_size", f"{engine.expert_parallel_size} is neither 1 nor the number of replicas, {count}")
+    with _meeting(engine) as engine:
+        async with aclosing(_run_all(engine, count, token)) as changes:
+            async for addresses in changes:
+                yield addresses
+
+
+@contextmanager
+def _meeting(engine: EngineConfig) -> Iterator[EngineConfig]:
+    """With a place where those meet that share experts, if they have none."""
+    if engine.expert_parallel_size == 1 or engine.rank_address is not None:
+        yield engine
+        return
+    with tempfile.NamedTemporaryFile() as secret:
+        secret.write(secrets.token_hex().encode())
+        secret.flush()
+        yield replace(engine, rank_address=f"{LOOPBACK}:{_free_port()}", rank_secret_file=secret.name)
+
+
+def _free_port() -> int:
+    """One that nobody gets who asks for any."""
+    while True:
+        port = random.randrange(*_NOT_EPHEMERAL)
+        with suppress(OSError), socket.create_server((LOOPBACK, port)):
+            return port
+
+
+async def _run_all(engine: EngineConfig, count: int, token: str) -> AsyncGenerator[frozenset[str], None]:
     addresses: dict[int, str] = {}
     changed: asyncio.Queue[None] = asyncio.Queue()
     keepers = [asyncio.ensure_future(_keep(engine, index, count, token, addresses, changed)) for index in range(count)]

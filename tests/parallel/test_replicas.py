@@ -15,7 +15,7 @@ import pytest
 from meeting import SECONDS, Meeting
 
 from aengine.config import EngineConfig
-from aengine.errors import ModelLoadError, RankDiedError, RankHungError
+from aengine.errors import ConfigError, ModelLoadError, RankDiedError, RankHungError
 from aengine.parallel.replicas import Replicas, join_replicas
 
 T = TypeVar("T")
@@ -140,3 +140,8 @@ def test_joining_ends(tmp_path: Path) -> None:
         options: dict[str, Any] = {"expert_parallel_size": 2, "expert_parallel_rank": rank, "rank_address": free_address()}
         with pytest.raises(EndedError):
             join_replicas(EngineConfig(model="none", rank_secret_file=str(secret), **options), lambda error: None, check)
+
+
+def test_without_an_address(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="rank_address: is missing: 2 engines share experts"):
+        join_replicas(EngineConfig(model="none", expert_parallel_size=2), lambda error: None, lambda: None)

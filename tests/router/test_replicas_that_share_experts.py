@@ -1,99 +1,67 @@
-"""Child processes whose engines share experts: each serves, and where one is killed, all begin again."""
+"""A router over child processes whose engines share experts: where one is killed all begin again, and requests go on."""
 
 from __future__ import annotations
 
 import os
 import signal
-from collections.abc import AsyncGenerator, AsyncIterator
-from contextlib import AsyncExitStack, aclosing
-from dataclasses import replace
+from contextlib import suppress
 from pathlib import Path
 
 import anyio
-import anyio.lowlevel
 import pytest
-from sharing_experts import REQUESTS, config_of, saved, shared_configs
+from sharing_experts import REQUESTS, config_of, saved
 
-from aengine import AsyncEngine, SamplingParams
-from aengine.client import AsyncClient
-from aengine.errors import AEngineError, ConfigError
+from aengine import AsyncEngine, Router
+from aengine.errors import ConfigError
 from aengine.router.processes import run_replicas
 
 pytestmark = [pytest.mark.anyio, pytest.mark.parametrize("anyio_backend", ["asyncio"])]
-TOKEN = "a-token-of-children"
 
 
 def pids() -> dict[str, int]:
     """Of children that serve, by their index."""
     found = {}
     for thread in Path("/proc/self/task").iterdir():
-        for pid in (thread / "children").read_text().split():
-            words = Path(f"/proc/{pid}/cmdline").read_bytes().decode().split("\0")
-            if "aengine.server.replica" in words:
-                found[words[words.index("aengine.server.replica") + 2]] = int(pid)
+        with suppress(FileNotFoundError, ProcessLookupError):  # it has just ended
+            for pid in (thread / "children").read_text().split():
+                words = Path(f"/proc/{pid}/cmdline").read_bytes().decode().split("\0")
+                if "aengine.server.replica" in words:
+                    found[words[words.index("aengine.server.replica") + 2]] = int(pid)
     return found
 
 
-async def serves(address: str, expected: list[tuple[int, ...]]) -> None:
-    """All requests of `REQUESTS`, at the same time, get what they should."""
-    async with AsyncClient(address, token=TOKEN) as client, anyio.create_task_group() as tasks:
-
-        async def asks(index: int) -> None:
-            assert (await client.generate(*REQUESTS[index])).token_ids == expected[index]
-
-        for index in range(len(REQUESTS)):
-            tasks.start_soon(asks, index)
-
-
-async def read(stream: AsyncIterator[object]) -> None:
-    async for _ in stream:
-        pass
-
-
-async def answers(address: str) -> None:
-    """As soon as it is back."""
-    while True:
-        try:
-            async with AsyncClient(address, token=TOKEN, max_retries=0) as client:
-                await client.generate([1], SamplingParams(max_tokens=1))
-                return
-        except AEngineError:
-            await anyio.sleep(0.05)
-
-
 @pytest.mark.slow
-async def test_one_is_killed(tmp_path: Path) -> None:
+async def test_requests_go_on(tmp_path: Path) -> None:
     path = saved("qwen3-moe", tmp_path)
     async with AsyncEngine(config_of(path)) as engine:
         expected = [(await engine.generate(*request)).token_ids for request in REQUESTS]
-    config = replace(shared_configs(path, 2)[0], load_format="safetensors")
+    config = config_of(path, expert_parallel_size=2)
+    killed, num_read = False, 0
     with anyio.fail_after(240):
-        replicas: AsyncGenerator[frozenset[str], None] = run_replicas(config, 2, TOKEN)
-        async with aclosing(replicas), AsyncExitStack() as stack:
-            addresses = sorted(await anext(replicas))
-            for address in addresses:
-                await serves(address, expected)
-            async with anyio.create_task_group() as tasks:
-                for address in addresses:
-                    tasks.start_soon(serves, address, expected)
-            streams = []
-            for address in addresses:
-                client = await stack.enter_async_context(AsyncClient(address, token=TOKEN, max_retries=0))
-                streams.append(client.stream([1, 2], SamplingParams(max_tokens=90, ignore_eos=True)))
-                await anext(streams[-1])
+        async with Router(config, replicas=2, wait_seconds=200) as router:
             before = pids()
-            os.kill(before["0"], signal.SIGKILL)
-            for stream in streams:
-                with pytest.raises(AEngineError):
-                    await read(stream)
-            while not (pids().keys() == before.keys() and not {*pids().values()} & {*before.values()}):
-                await anyio.lowlevel.checkpoint()
-            for address in addresses:
-                await answers(address)
-                await serves(address, expected)
+
+            async def reads(index: int) -> None:
+                nonlocal killed, num_read
+                found = []
+                async for token in router.stream(*REQUESTS[index]):
+                    num_read += 1
+                    if token.index == 0:
+                        found.append(token.token_id)
+                    if num_read > 30 and not killed:
+                        killed = True
+                        os.kill(before["0"], signal.SIGKILL)
+                assert tuple(found) == expected[index]
+
+            async with anyio.create_task_group() as tasks:
+                for index in [*range(len(REQUESTS))] * 2:
+                    tasks.start_soon(reads, index)
+            after = pids()
+            assert after.keys() == before.keys()
+            assert not {*after.values()} & {*before.values()}, "the one that was not killed has ended, too"
 
 
 async def test_as_many_as_share_experts(tmp_path: Path) -> None:
-    config = config_of(tmp_path, expert_parallel_size=2, rank_address="127.0.0.1:1", rank_secret_file="secret")
+    config = config_of(tmp_path, expert_parallel_size=2)
     with pytest.raises(ConfigError, match="expert_parallel_size: 2 is neither 1 nor the number of replicas, 3"):
-        await anext(run_replicas(config, 3, TOKEN))
+        await anext(run_replicas(config, 3, "a-token"))
