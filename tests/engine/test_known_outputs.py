@@ -203,3 +203,16 @@ async def test_known_tokens_count_as_queued(engine: AsyncEngine) -> None:
                 await small.unpause()
         assert idle(small)
         await small.generate([5] * 50, PARAMS)
+
+
+async def test_min_tokens_count_known_tokens(engine: AsyncEngine) -> None:
+    params = replace(PARAMS, ignore_eos=False, logit_bias={4093: 100.0}, min_tokens=12)
+    whole, rest = await rest_of(engine, params, 5)
+    assert len(whole.token_ids) == 13
+    assert (rest.token_ids, rest.finish_reason) == (whole.token_ids[5:], FinishReason.EOS)
+
+
+async def test_cached_tokens_are_those_of_the_prompt(engine: AsyncEngine) -> None:
+    """The whole has left pages of its output, too."""
+    whole, rest = await rest_of(engine, PARAMS, 20, prompt=TEXTS[1])
+    assert rest.usage.cached_prompt_tokens == rest.usage.prompt_tokens == whole.usage.prompt_tokens

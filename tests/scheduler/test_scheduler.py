@@ -5,8 +5,9 @@ from __future__ import annotations
 import dataclasses
 import random
 
+import numpy as np
 import pytest
-from kv_oracle import make_request
+from kv_oracle import make_request, solo_run
 from simulation import Simulation
 
 from aengine.cache import PageChain
@@ -151,6 +152,19 @@ class TestForks:
         assert simulation.runner.num_computed == length + 3 + 4 * 9  # the prompt once; its last token for every fork
         shared, whole = (length - 1) // 4, -(-(length + 9) // 4)
         assert most <= shared + 4 * (whole - shared)
+
+    @pytest.mark.parametrize("length", [1, 16, 17])
+    @pytest.mark.parametrize("prefix_cache", [False, True])
+    def test_forks_that_have_output_share_the_prompt(self, length: int, prefix_cache: bool, overlap: bool) -> None:
+        simulation = Simulation(config(enable_prefix_cache=prefix_cache), overlap=overlap)
+        for key, known in enumerate([3, 0, 5, 9]):
+            request = make_request(key, list(range(length)), 10, **({"fork_of": 0} if key else {"num_forks": 3}))
+            output = solo_run(request, simulation.vocab_size).output[:known]
+            simulation.submit(dataclasses.replace(request, output=np.array(output, np.int32)))
+        simulation.run()
+        simulation.check_finished()
+        assert simulation.cached == {0: 0, 1: length - 1, 2: length, 3: length}
+        assert simulation.runner.num_computed == length + 9 + 10 + 9 + 9
 
     def test_a_prompt_that_forks_share_is_named_once(self, overlap: bool, monkeypatch: pytest.MonkeyPatch) -> None:
         named: list[bytes | memoryview] = []
