@@ -126,8 +126,8 @@ class EngineConfig:
     """Most sequences that wait for their first step; a request with n > 1 counts as n. A request that would exceed it is refused with
     QueueFullError, unless no other request waits. None: no limit."""
     max_queued_tokens: Annotated[int | None, integer(1)] = None
-    """Most prompt tokens that wait for their first step. A request that would exceed it is refused, unless no other request waits. None:
-    no limit."""
+    """Most tokens, of prompts and known outputs, that wait for their first step. A request that would exceed it is refused, unless no
+    other request waits. None: no limit."""
     tenant_weights: Annotated[Mapping[str, float], _WEIGHTS] = field(default_factory=dict)
     """Shares of tokens that tenants of one priority get while they compete; 1 for a tenant that is not named."""
     ageing_seconds: Annotated[float, POSITIVE] = 30.0

@@ -180,8 +180,8 @@ class AsyncEngine(ServedEngine):
         """Submit a request at once; iterate the result for its tokens.
 
         `prompt`: text, token ids, or chat messages (rendered with the model's chat template). `options`, or `fields` of it as keyword
-        arguments: `request_id`, `priority`, `tenant`, `timeout`, `cache_salt`, `adapter`; for chats `tools`, `add_generation_prompt`,
-        `continue_final_message`, `template_kwargs` (see `RequestOptions`).
+        arguments: `request_id`, `priority`, `tenant`, `timeout`, `cache_salt`, `adapter`, `known_outputs`; for chats `tools`,
+        `add_generation_prompt`, `continue_final_message`, `template_kwargs` (see `RequestOptions`).
 
         Raises `InvalidRequestError`, `RequestIdInUseError`, `QueueFullError`, `EngineStateError` or `EngineDeadError`. Long texts
         and chats are tokenized in the background; what is wrong with those is raised by the first iteration, and by
