@@ -133,6 +133,7 @@ class DriverRanks:
         self.exchange_fd = exchange_fd  # memory that the ranks of the first stage share; closed by `close`
         self.store: tuple[str, int] = store.getsockname()[:2]  # an address where nobody answers yet
         self.store_fd = store.fileno()  # it listens there; closed by `close`
+        self.answers: object = None  # what answers there for as long as this, where no process group of this rank does
         self._store = store
         self._followers = followers
         self._report_failure = report_failure

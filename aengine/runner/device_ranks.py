@@ -47,6 +47,9 @@ def exchange_of(setup: ExecutorSetup, kernels: CpuKernels) -> Exchange | GroupEx
     assert ranks is not None
     if ranks.exchange_fd is None:
         return GroupExchange(_group(setup))
+    driver = setup.followers
+    if driver is not None and driver.num_local < shard.num_ranks:
+        driver.answers = _store(driver.store, driver.store_fd)  # to the ranks of later stages, which are on other hosts
     exchange = Exchange(kernels, ranks.exchange_fd, shard.index, shard.size, _waited(setup))
     ranks.on_failure(exchange.abort)
     return exchange

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import socket
+import subprocess
+import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -65,3 +69,29 @@ async def test_drafts_change_nothing(size: int, stages: int, count: int, monkeyp
         stats = engine.stats()
     assert_same(cases, found, expected)
     assert stats.draft_tokens > stats.accepted_draft_tokens > count
+
+
+def _worker(command: list[str]) -> subprocess.Popen[bytes]:
+    return subprocess.Popen(command, stderr=subprocess.DEVNULL)
+
+
+@pytest.mark.slow
+async def test_a_stage_of_another_host(tmp_path: Path) -> None:
+    """Each stage has two ranks. Those of the first one share memory, while those of the second one have to find each other."""
+    cases = random_cases(12, 8, processed=True)
+    expected = await expected_of(cases, "float32")
+    secret = tmp_path / "secret"
+    secret.write_text("of these ranks alone")
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        address = f"127.0.0.1:{free.getsockname()[1]}"
+    command = [sys.executable, "-m", "aengine.runner.worker", f"--driver={address}", f"--secret-file={secret}", "--local-ranks=2"]
+    workers = [_worker([*command, f"--rank={2 + index}", f"--local-rank={index}"]) for index in (0, 1)]
+    options = {"rank_address": address, "rank_secret_file": str(secret), "local_ranks": 2, "step_timeout": 60.0}
+    try:
+        async with engine_of("float32", tensor_parallel_size=2, pipeline_parallel_size=2, **options) as engine:
+            found = await outcomes(engine, cases, 32)
+    finally:
+        for worker in workers:
+            worker.kill()
+            worker.wait()
+    assert_same(cases, found, expected)
