@@ -22,7 +22,7 @@ from aengine.client.call import DEADLINE_GRACE
 from aengine.client.failures import read_error
 from aengine.client.link import Link
 from aengine.client.prompt_ids import needs_prompt_ids, write_prompt_ids
-from aengine.errors import AEngineError, ServerError
+from aengine.errors import ServerError
 from aengine.v1.generation_service_pb2 import (
     SessionCancel,
     SessionHold,
@@ -181,7 +181,7 @@ class _Session:
         feed = self._feeds[tag]
         try:
             feed.request.prompt_ids = await write_prompt_ids(self._link, message.spec)
-        except AEngineError as error:
+        except Exception as error:
             self.release(tag)
             feed.end(error)
         else:
