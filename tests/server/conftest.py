@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import pytest
 from fake_engine import FakeEngine
+from grpc_harness import OVER_A_ROUTER
 from grpc_loop import ASYNCIO
 from speculating import speculation as speculation
 
@@ -11,6 +14,14 @@ from speculating import speculation as speculation
 @pytest.fixture(scope="session")
 def anyio_backend() -> tuple[str, dict[str, object]]:
     return ASYNCIO
+
+
+@pytest.fixture
+def over_a_router() -> Iterator[None]:
+    """The server serves a router, and the engine is behind that."""
+    token = OVER_A_ROUTER.set(True)
+    yield
+    OVER_A_ROUTER.reset(token)
 
 
 @pytest.fixture

@@ -10,12 +10,13 @@ from typing import Any
 
 import anyio
 
-from aengine.errors import EngineStateError, FieldViolation, RequestIdInUseError
+from aengine.errors import EngineStateError, FieldViolation, InvalidRequestError, RequestIdInUseError
 from aengine.outputs import (
     AdapterInfo,
     Completion,
     DraftUsage,
     EngineInfo,
+    EngineStats,
     FinishReason,
     LayerGroup,
     ModelInfo,
@@ -220,6 +221,12 @@ class FakeEngine:
             raise EngineStateError("the engine is not started")
         return INFO
 
+    def stats(self) -> EngineStats:
+        return EngineStats()
+
+    def watch_pages(self, salt: bytes, most: int) -> Any:
+        raise InvalidRequestError.of("page_digests", "there is no cache")
+
     def replicas(self) -> tuple[ReplicaInfo, ...]:
         return self.behind
 
@@ -232,7 +239,7 @@ class FakeEngine:
 
     @property
     def engine_info(self) -> EngineInfo:
-        return EngineInfo(max_num_seqs=8)
+        return EngineInfo(max_num_seqs=8, page_size=16)
 
     async def render_chat(self, messages: Any, **fields: Any) -> str:
         """No template: the texts of the messages."""

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,6 +14,7 @@ from google.protobuf.message import Message
 from google.rpc import error_details_pb2, status_pb2
 from grpc import aio
 
+from aengine import Router
 from aengine.server.app import Server
 from aengine.v1.generation_pb2 import GenerationEvent, GenerationSpec
 from aengine.v1.generation_service_pb2 import StreamGenerateRequest
@@ -34,17 +36,31 @@ class Serving:
         return ModelServiceStub(self.channel)
 
 
+OVER_A_ROUTER = ContextVar("OVER_A_ROUTER", default=False)
+"""Whether `serving` puts a server of its own in front of the engine, and serves a router that sends its requests there."""
+
+
 @asynccontextmanager
 async def serving(engine: Any, *, limit: float | None = 30, **config: Any) -> AsyncIterator[Serving]:
     """A server and a channel to it; a test that takes longer than `limit` seconds with it hangs, and fails."""
+    async with AsyncExitStack() as stack:
+        if OVER_A_ROUTER.get():
+            behind = await stack.enter_async_context(_started(engine))
+            engine = await stack.enter_async_context(Router(backends=(behind.address,), connect_timeout=5))
+        server = await stack.enter_async_context(_started(engine, **config))
+        channel = await stack.enter_async_context(aio.insecure_channel(server.address))
+        with anyio.fail_after(limit):
+            yield Serving(server, channel)
+
+
+@asynccontextmanager
+async def _started(engine: Any, **config: Any) -> AsyncIterator[Server]:
     server = Server(engine, port=0, **config)
     await server.start()
     try:
         if engine.healthy:
             await server.set_serving()
-        async with aio.insecure_channel(server.address) as channel:
-            with anyio.fail_after(limit):
-                yield Serving(server, channel)
+        yield server
     finally:
         await server.stop()
 

@@ -10,7 +10,7 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 
 import pytest
-from grpc_harness import Serving, events_of, serving
+from grpc_harness import OVER_A_ROUTER, Serving, events_of, serving
 from oracle_engine import Ahead, OracleEngine, StepGate, busy_worker, until
 from oracle_requests import check_whole, nothing_left, oracle_request
 from raw_h2 import GENERATION, RawCall, RawConnection, framed, raw_connection
@@ -43,6 +43,8 @@ def in_state(engine: OracleEngine, state: RequestState) -> bool:
 @asynccontextmanager
 async def preparing(engine: OracleEngine) -> AsyncIterator[tuple[StreamGenerateRequest, Callable[[], bool], Release]]:
     """Its text waits for the tokenizer's worker."""
+    if OVER_A_ROUTER.get():
+        pytest.skip("a router has the ids before the engine gets the request")
     request = oracle_request(1, request_id=MINE)
     request.spec.prompt.text = "!" * (prompts.INLINE_CHARACTERS + 1)
     with busy_worker(engine) as go_on:

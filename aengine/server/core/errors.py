@@ -11,7 +11,7 @@ import traceback
 import uuid
 from datetime import timedelta
 
-from aengine.errors import ERROR_REASONS, AEngineError, ContextLengthError, FieldError, FieldViolation, KVCapacityError
+from aengine.errors import ERROR_REASONS, AEngineError, ContextLengthError, FieldError, FieldViolation, KVCapacityError, ServerError
 
 REASONS = frozenset(
     {
@@ -98,6 +98,10 @@ def describe(error: Exception, *, answered: bool = False) -> ServiceError:
     """The error for a client. `answered`: whether it already has a part of the response. A bug is logged."""
     if isinstance(error, ServiceError):
         return error
+    if isinstance(error, ServerError) and error.reason in REASONS:  # of a replica, which has logged it if it is a bug
+        told = ServiceError(error.reason, str(error))
+        told.answered, told.incident_id = answered, error.incident_id or ""
+        return told
     kind = next((kind for kind in type(error).__mro__ if kind in ERROR_REASONS), None)
     if kind is None:
         return _bug(error)
