@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator
+from typing import Any
 
 from grpc import aio
 
@@ -17,6 +18,7 @@ from aengine.v1.engine_service_pb2 import WatchLoadRequest
 async def watch_load(link: Link, request: WatchLoadRequest) -> AsyncGenerator[LoadReport, None]:
     """Without end; closing it cancels the call. Raises what the failed call means, and `EngineStateError` when the channel is closed."""
     call = link.engine.WatchLoad(request, metadata=link.metadata)
+    reading: asyncio.Future[Any] | None = None
     try:
         while True:
             # In a task of its own: a closed channel shows as CancelledError, and must not be taken for a cancellation of this task.
@@ -32,3 +34,5 @@ async def watch_load(link: Link, request: WatchLoadRequest) -> AsyncGenerator[Lo
         raise link.failure(error).error from error
     finally:
         call.cancel()
+        if reading is not None:
+            reading.add_done_callback(lambda ended: ended.cancelled() or ended.exception())  # nobody else may ask for it any more

@@ -10,16 +10,17 @@ import asyncio
 import enum
 import logging
 import secrets
+import time
 import uuid
 from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import fields
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import anyio
 
-from aengine.chat_prompts import ChatFields, read_messages
+from aengine.chat_prompts import ChatFields, ChatOptions, read_messages
 from aengine.checks import check_names
 from aengine.client import AsyncClient
 from aengine.client.messages import read_prompt_ids
@@ -32,6 +33,7 @@ from aengine.errors import (
     FieldViolation,
     InvalidRequestError,
     NoReplicaError,
+    RequestEndedError,
     RequestIdInUseError,
 )
 from aengine.loop_bridge import AsyncioEngine
@@ -47,7 +49,10 @@ from aengine.outputs import (
     ReplicaInfo,
     ReplicaState,
     RequestInfo,
+    RequestState,
+    Timing,
     TokenizedText,
+    Usage,
 )
 from aengine.params import EmbeddingParams, SamplingParams
 from aengine.protocols import ServedEngine
@@ -83,6 +88,20 @@ class RoutedStream(ServedStream):
     def __del__(self) -> None:
         if hasattr(self, "_source"):
             self._source.drop()
+
+
+@dataclass(frozen=True, slots=True)
+class _Embedding:
+    """One in flight."""
+
+    request_id: str
+    scope: anyio.CancelScope
+    ended: asyncio.Event
+    arrival: float  # by the wall clock, seconds since the epoch
+
+
+_NO_CHAT: Mapping[str, Any] = {field.name: field.default for field in fields(ChatOptions)}
+"""Options of prompts that are token ids."""
 
 
 class _Phase(enum.Enum):
@@ -134,6 +153,7 @@ class Router(AsyncioEngine, ServedEngine):
         self._token = token
         self._phase = _Phase.NEW
         self._requests: dict[str, RoutedRequest] = {}  # in flight, by id
+        self._embeddings: dict[str, _Embedding] = {}  # the same
         self._adapters: dict[str, str] = {}  # loaded through the router: paths by name
         self._adapter_infos: dict[str, AdapterInfo] = {}  # all that there are
         self._weights: str | None = None  # the directory of the latest, where they were replaced through the router
@@ -306,36 +326,36 @@ class Router(AsyncioEngine, ServedEngine):
         dimensions: int | None = None,
         **fields: Unpack[OptionFields],
     ) -> Embedding:
-        """As that of an engine, but for `request_id`, which is refused: an embedding ends with its call."""
         self._check_running()
         options = RequestOptions.of(options, fields)
         params = EmbeddingParams(pooling=pooling, normalize=normalize, dimensions=dimensions)
         ids, tokenize = self._read_prompt(prompt, options)
-        found = ids if tokenize is None else await tokenize()
-        assert found is not None
-        plain = RequestOptions(
-            request_id=options.request_id,
-            priority=options.priority,
-            tenant=options.tenant,
-            cache_salt=options.cache_salt,
-            adapter=options.adapter,
-            timeout=options.timeout,
-            known_outputs=options.known_outputs,
-        )
-        pages = PagePrefix(found, options.cache_salt or "", self._fleet.digest_salt)
-        routed = RoutedPrompt(len(found), pages.beginning, pages.digests, options.adapter)
-        how = {"pooling": params.pooling, "normalize": params.normalize, "dimensions": params.dimensions}
-        return await self._fleet.carry(routed, lambda client: client.embed(found, plain, **how), options.timeout)  # type: ignore[arg-type]
+        request_id = self._free_id(options)
+        embedding = self._embeddings[request_id] = _Embedding(request_id, anyio.CancelScope(), asyncio.Event(), time.time())
+        try:
+            with embedding.scope:
+                found = ids if tokenize is None else await tokenize()
+                assert found is not None
+                return await self._embed(found, params, options)
+        finally:
+            del self._embeddings[request_id]
+            embedding.ended.set()
+        raise RequestEndedError("the embedding was not made: the request was cancelled")
 
     async def cancel(self, request_id: str) -> bool:
         """End a request; its stream closes with FinishReason.CANCELLED. Returns when its pages are free: True if it was in flight."""
         self._check_running()
-        request = self._requests.get(request_id)
-        return request is not None and await request.end()
+        request, embedding = self._requests.get(request_id), self._embeddings.get(request_id)
+        if embedding is not None:
+            embedding.scope.cancel()
+            await embedding.ended.wait()
+        return embedding is not None or (request is not None and await request.end())
 
     def request_info(self, request_id: str) -> RequestInfo | None:
         self._check_running()
-        request = self._requests.get(request_id)
+        request, embedding = self._requests.get(request_id), self._embeddings.get(request_id)
+        if embedding is not None:
+            return RequestInfo(request_id, RequestState.RUNNING, Usage(), Timing(), embedding.arrival)
         return None if request is None else request.info()
 
     async def violations(self, prompt: Prompt, params: SamplingParams) -> list[FieldViolation]:
@@ -438,9 +458,7 @@ class Router(AsyncioEngine, ServedEngine):
         self._check_running()
         sent = check_params(params).with_seed()
         effective, ids, tokenize = self._check(prompt, sent, options)
-        request_id = options.request_id or uuid.uuid4().hex
-        if request_id in self._requests:
-            raise RequestIdInUseError.of("request_id", f"{request_id!r} is the id of a request in flight")
+        request_id = self._free_id(options)
         request = RoutedRequest(self._fleet, request_id, effective, sent, options, few_messages=few_messages, on_end=self._forget)
         self._requests[request_id] = request
         try:
@@ -449,6 +467,20 @@ class Router(AsyncioEngine, ServedEngine):
             self._forget(request)
             raise
         return request
+
+    def _free_id(self, options: RequestOptions) -> str:
+        """The id of a new request. Raises `RequestIdInUseError`."""
+        request_id = options.request_id or uuid.uuid4().hex
+        if request_id in self._requests or request_id in self._embeddings:
+            raise RequestIdInUseError.of("request_id", f"{request_id!r} is the id of a request in flight")
+        return request_id
+
+    async def _embed(self, ids: Sequence[int], params: EmbeddingParams, options: RequestOptions) -> Embedding:
+        plain = replace(options, request_id=None, **_NO_CHAT)
+        pages = PagePrefix(ids, options.cache_salt or "", self._fleet.digest_salt)
+        routed = RoutedPrompt(len(ids), pages.beginning, pages.digests, options.adapter)
+        how = {"pooling": params.pooling, "normalize": params.normalize, "dimensions": params.dimensions}
+        return await self._fleet.carry(routed, lambda client: client.embed(ids, plain, **how), options.timeout)  # type: ignore[arg-type]
 
     def _forget(self, request: RoutedRequest) -> None:
         if self._requests.get(request.request_id) is request:

@@ -2,21 +2,29 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 from typing import Any
 
 import anyio
 import anyio.lowlevel
+import numpy as np
 import pytest
+from cutting_proxy import cutting_proxy
 from fleets import Member, TestFleet, fleet
+from grpc_harness import serving
 from oracle_engine import StepGate, idle, until
 
 from aengine import (
+    AsyncEngine,
     EngineStateError,
     FinishReason,
     NoReplicaError,
     PoisonRequestError,
     QueueFullError,
+    RequestEndedError,
+    RequestIdInUseError,
+    Router,
     SamplingParams,
     Token,
 )
@@ -25,6 +33,7 @@ from aengine.outputs import ReplicaState
 pytestmark = pytest.mark.anyio
 
 LONG = SamplingParams(seed=1, max_tokens=150, ignore_eos=True)
+MEMORY = 64 << 20
 LIMIT = 30  # seconds; only a hang takes that long
 
 
@@ -331,3 +340,41 @@ class TestHedging:
                 for gate in gates:
                     gate.open()
                 check_whole(many, await tokens_of(stream), 4)
+
+
+class TestEmbeddings:
+    async def test_another_replica_makes_it(self) -> None:
+        async with (
+            AsyncEngine("demo", kv_cache_memory=MEMORY) as one,
+            AsyncEngine("demo", kv_cache_memory=MEMORY) as two,
+            serving(one) as first,
+            serving(two) as second,
+            cutting_proxy(first.server.address) as proxy,
+            cutting_proxy(second.server.address) as other,
+            Router(backends=(proxy.address, other.address)) as router,
+        ):
+            known = await router.embed("It is a truth")
+            await one.pause()
+            await two.pause()
+            making = asyncio.ensure_future(router.embed("It is a truth", request_id="x"))
+            await until(lambda: not (idle(one) and idle(two)))
+            with pytest.raises(RequestIdInUseError):
+                await router.embed("It is a truth", request_id="x")
+            (proxy if idle(two) else other).stop()
+            await one.unpause()
+            await two.unpause()
+            with anyio.fail_after(LIMIT):
+                np.testing.assert_allclose((await making).values, known.values, atol=1e-6)
+
+            await one.pause()
+            await two.pause()
+            making = asyncio.ensure_future(router.embed([1, 2, 3], request_id="x"))
+            await until(lambda: router.request_info("x") is not None)
+            assert await router.cancel("x") is True
+            with pytest.raises(RequestEndedError, match="cancelled"):
+                await making
+            with pytest.raises(RequestEndedError, match="timeout"):
+                await router.embed([1, 2, 3], timeout=0.1)
+            await one.unpause()
+            await two.unpause()
+            await until(lambda: idle(one) and idle(two))

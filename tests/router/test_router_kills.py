@@ -34,7 +34,7 @@ async def test_kills_change_nothing(num_cases: int, num_kills: int, capsys: pyte
     cases = make_cases(num_cases, seed=num_cases)
     known, embedding = await undisturbed(cases)
     random_ = random.Random(5)
-    kills, longest, num_streams = 0, 0.0, 0
+    kills, pause, first, num_streams = 0, 0.0, 0.0, 0
 
     async with Router("demo", replicas=3, kv_cache_memory=MEMORY, wait_seconds=120.0) as router:
 
@@ -47,10 +47,10 @@ async def test_kills_change_nothing(num_cases: int, num_kills: int, capsys: pyte
                     kills += 1
 
         async def read(index: int) -> None:
-            nonlocal longest, num_streams
+            nonlocal pause, first, num_streams
             result = await run_case(router, cases[index])
             assert result.facts() == known[index].facts(), (index, cases[index])
-            longest, num_streams = max(longest, result.pause), num_streams + 1
+            pause, first, num_streams = max(pause, result.pause), max(first, result.first), num_streams + 1
 
         async def embed() -> None:
             while kills < num_kills:
@@ -76,4 +76,4 @@ async def test_kills_change_nothing(num_cases: int, num_kills: int, capsys: pyte
                     group.start_soon(one)
                     index += 1
     with capsys.disabled():
-        print(f"\n{num_streams} streams, {kills} kills, longest pause {longest:.2f} s")
+        print(f"\n{num_streams} streams, {kills} kills, longest pause {pause:.2f} s, longest wait for a first token {first:.2f} s")

@@ -48,7 +48,8 @@ class Result:
 
     tokens: list[list[Token]]  # by sequence
     completion: Completion
-    pause: float  # the longest between two tokens, or before the first, in seconds
+    first: float  # seconds before the first token
+    pause: float  # the longest between two tokens
 
     def facts(self) -> Any:
         """What must be the same wherever it is computed."""
@@ -87,13 +88,18 @@ def make_cases(count: int, seed: int, most_tokens: int = 150) -> list[Case]:
 
 async def run_case(engine: EngineProtocol, case: Case) -> Result:
     tokens: list[list[Token]] = [[] for _ in range(case.params.n)]
-    longest, last = 0.0, time.monotonic()
+    longest, first = 0.0, None
+    begin = last = time.monotonic()
     async with engine.stream(case.prompt, case.params) as stream:
         async for token in stream:
             now = time.monotonic()
-            longest, last = max(longest, now - last), now
+            if first is None:
+                first = now - begin
+            else:
+                longest = max(longest, now - last)
+            last = now
             tokens[token.index].append(token)
-    return Result(tokens, stream.completion(), longest)
+    return Result(tokens, stream.completion(), first or 0.0, longest)
 
 
 async def run_all(engine: EngineProtocol, cases: list[Case], at_once: int = 32) -> list[Result]:
