@@ -49,9 +49,12 @@ class LiveSequences:
 
     def _expect_all(self, sequence: Sequence) -> None:
         """The sequence waits, and nobody has looked yet how much of it is cached: probably as much as of the latest prompts."""
-        share = 1.0 if sequence.started else self.uncached.value
-        num_tokens = 0 if sequence.primary is not None and not sequence.started else len(sequence.tokens)  # a fork shares its prompt
-        self.expect(sequence, max(1, round(num_tokens * share)))
+        num_tokens = len(sequence.tokens)
+        if sequence.primary is not None and not sequence.started:
+            num_expected = num_tokens - sequence.num_shared  # a fork
+        else:
+            num_expected = max(1, round(num_tokens * (1.0 if sequence.started else self.uncached.value)))
+        self.expect(sequence, num_expected)
 
     def set_parked(self, sequence: Sequence, parked: bool) -> None:
         """The sequence is scheduled no more, or again."""

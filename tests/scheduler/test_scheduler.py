@@ -161,6 +161,7 @@ class TestForks:
             request = make_request(key, list(range(length)), 10, **({"fork_of": 0} if key else {"num_forks": 3}))
             output = solo_run(request, simulation.vocab_size).output[:known]
             simulation.submit(dataclasses.replace(request, output=np.array(output, np.int32)))
+        assert simulation.scheduler.stats().uncomputed_tokens == length + 3 + 1 + 5 + 9
         simulation.run()
         simulation.check_finished()
         assert simulation.cached == {0: 0, 1: length - 1, 2: length, 3: length}
