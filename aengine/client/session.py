@@ -236,7 +236,7 @@ class _Session:
             case None:
                 return ServerError("the session ended before the request", "DATA_LOSS")
             case _:
-                return RuntimeError(f"the session was not read to its end: {failure!r}")
+                return ServerError(f"the session was not read to its end: {failure!r}", "INTERNAL")
 
     def _read(self, response: SessionResponse) -> None:
         """Once per step, with the tokens of all requests: what is added here is paid often."""

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import gc
 from collections.abc import AsyncGenerator
+from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Any
 
 import pytest
+from cutting_proxy import cutting_proxy
 from grpc import aio
 from grpc_harness import serving
 from oracle_engine import OracleEngine, StepGate
@@ -86,6 +89,27 @@ async def test_a_cancelled_reader_is_cancelled() -> None:
             await reading
         await reports.aclose()
         assert (await client.load()).running == 0
+
+
+async def test_nothing_is_said_of_a_connection_that_is_lost_while_the_reader_leaves() -> None:
+    unheard: list[Any] = []
+    async with OracleEngine() as engine, serving(engine) as serve, cutting_proxy(serve.server.address) as proxy, AsyncExitStack() as stack:
+        loop = asyncio.get_running_loop()
+        stack.callback(loop.set_exception_handler, loop.get_exception_handler())
+        loop.set_exception_handler(lambda loop, context: unheard.append(context))
+        reports = (await stack.enter_async_context(AsyncClient(proxy.address))).watch_load()
+        await anext(reports)
+        before = asyncio.all_tasks()
+        watching: asyncio.Task[LoadReport] = asyncio.ensure_future(anext(reports))  # type: ignore[arg-type]
+        await asyncio.sleep(0)
+        (reading,) = asyncio.all_tasks() - before - {watching}
+        reading.add_done_callback(lambda _: watching.cancel())
+        del reading
+        proxy.cut()
+        with pytest.raises(asyncio.CancelledError):
+            await watching
+        gc.collect()
+    assert unheard == []
 
 
 @pytest.mark.parametrize("interval", [0.0, -1.0, 2.0, float("nan"), float("inf"), "soon", 1e300])
