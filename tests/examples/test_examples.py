@@ -31,6 +31,11 @@ def test_stream(capfd: pytest.CaptureFixture[str]) -> None:
     assert errors == ""
 
 
+def test_router() -> None:
+    done = run("router.py")
+    assert (done.returncode, len(done.stdout) > 20) == (0, True), done.stderr
+
+
 def test_adapters(capfd: pytest.CaptureFixture[str]) -> None:
     run_here("adapters.py")
     text = capfd.readouterr().out
