@@ -61,7 +61,7 @@ class RoutingFigures:
     request_imbalance: float  # the same of requests
     utilisation: float  # mean share of time that replicas were busy
     requests_per_second: float  # from the first arrival to the last end
-    decisions_per_second: float  # on this machine, pages hashed before
+    decisions_per_second: float  # of CPU time on this machine, pages hashed before
 
 
 HEADER = ("policy", "replicas", "hits %", "TTFT p50 s", "p90 s", "p99 s", "tokens max/mean", "busy", "requests", "busy %", "decisions/s")
@@ -172,11 +172,11 @@ class Simulation:
 
     def _send(self, request: _Request) -> None:
         turn = request.session.turns[request.turn]
-        began = time.perf_counter()
+        began = time.process_time()
         load = self._routing.choose(turn.prompt, self._loads, self._now)
         assert load is not None
         request.placement = load.place(turn.prompt, self._now)
-        self._decision_seconds += time.perf_counter() - began
+        self._decision_seconds += time.process_time() - began
         index = request.place = self._loads.index(load)
         self._num_requests[index] += 1
         key = next(self._numbers)

@@ -203,6 +203,36 @@ class TestLoad:
         huge, _ = place(by_prefix, random_prompt(0, 30_000), replicas)
         assert all(place(by_prefix, random_prompt(seed), replicas)[0] is not huge for seed in range(1, 60))
 
+    @given(
+        st.lists(st.tuples(st.integers(0, 2), st.integers(20, 2000), st.sampled_from(["wait", "begin", "end"])), max_size=60),
+        st.integers(2, 5),
+    )
+    @settings(deadline=None)
+    def test_no_replica_gets_more_than_its_share(self, requests: list[tuple[int, int, str]], count: int) -> None:
+        routing, replicas = Routing(seed=0), make_replicas(count)
+        for now, (seed, length, then) in enumerate(requests):
+            prompt = random_prompt(seed, length)
+            mean = sum(replica.load(now) for replica in replicas) / count
+            replica = chosen(routing, prompt, replicas, now)
+            assert replica.load(now) <= MOST_LOAD * mean + length
+            placement = replica.place(prompt, now)
+            if then != "wait":
+                replica.first_token(placement, now)
+            if then == "end":
+                replica.end(placement, now, 50)
+
+    def test_a_burst_is_spread_before_any_report(self, by_prefix: Routing) -> None:
+        replicas = make_replicas(5)
+        for replica in replicas:
+            tell(replica)
+        for seed in range(100):
+            place(by_prefix, random_prompt(seed), replicas)
+        assert all(15 <= replica.outstanding <= 25 for replica in replicas)
+        tell(replicas[0], 0.05)  # too early to tell of them
+        assert replicas[0].outlook(random_prompt(999), 0.05).backlog == 320 * replicas[0].outstanding
+        tell(replicas[0], 0.2, uncomputed_tokens=4000)
+        assert replicas[0].outlook(random_prompt(999), 0.2).backlog == 4000
+
     def test_faster_replicas_get_more(self, by_prefix: Routing) -> None:
         slow, fast = replicas = make_replicas(2)
         tell(slow, prefill_tokens_per_second=2_500.0)
