@@ -200,7 +200,7 @@ class Simulation:
         for work in ended:
             request = self._requests.pop(work.key)
             assert request.placement is not None
-            load.end(request.placement, self._now, work.output_tokens)
+            load.end(request.placement, self._now, work.output_tokens, work.cached_tokens)
             if request.turn + 1 < len(request.session.turns):
                 when = self._now + request.session.turns[request.turn + 1].think_seconds
                 self._at(when, _Event.ARRIVES, _Request(request.session, request.turn + 1, when))

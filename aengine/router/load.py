@@ -41,6 +41,7 @@ class Placement:
     """One request at one replica. `ReplicaLoad` alone changes it."""
 
     sent: float
+    num_tokens: int  # of the prompt
     uncached: int  # tokens to compute, as it was expected
     work: float  # tokens that it costs, its output included, as it was expected
     digests: Sequence[int]  # of the pages that it is to compute
@@ -91,6 +92,7 @@ class ReplicaLoad:
         self.draining = False
         self.paused = False  # requests wait there until somebody resumes or wakes it
         self.rate = 0.0  # prompt tokens that it computes in a second when it has nothing else to do; 0.0: not known
+        self.speed = 0.0  # tokens a second that a request gets there, of prompt and output; 0.0: too few have ended
         self._reported = -float("inf")  # when the latest report came
         self._names = PageNaming(page_size)  # of pages without adapters
         self._num_rows = 0  # reported to be taken or waited for
@@ -104,7 +106,8 @@ class ReplicaLoad:
         self._recent_at = now
         self._num_ended = 0
         self._mean_output = 0.0  # tokens of requests that ended here
-        self._mean_seconds = 0.0  # that they took from their first token on
+        self._mean_work = 0.0  # tokens that were computed for them
+        self._mean_seconds = 0.0  # that they took
 
     # ---- what the router says ----------------------------------------------------------------------------------------
 
@@ -135,7 +138,7 @@ class ReplicaLoad:
         cached = self.prefixes.longest(digests)
         digests, uncached = digests[cached:], prompt.num_tokens - cached * self._page_size
         work = uncached + self._mean_output
-        placement = Placement(now, uncached, work, digests)
+        placement = Placement(now, prompt.num_tokens, uncached, work, digests)
         self.prefixes.expect(digests)
         self._unreported[placement] = None
         self._backlog += uncached
@@ -155,8 +158,9 @@ class ReplicaLoad:
             while self._num_computed > limit:
                 self._forget_computed()
 
-    def end(self, placement: Placement, now: float, output_tokens: int = 0) -> None:
-        """It has ended, been cancelled or moved away. `output_tokens`: computed there. More than one call is the same as one."""
+    def end(self, placement: Placement, now: float, output_tokens: int = 0, cached_tokens: int | None = None) -> None:
+        """It has ended, been cancelled or moved away. `output_tokens`: computed there. `cached_tokens`: of the prompt, found in the cache;
+        None: not known. More than one call is the same as one."""
         if placement.ended:
             return
         placement.ended = True
@@ -166,12 +170,17 @@ class ReplicaLoad:
             self._remove_unreported(placement)
             self.prefixes.forget(placement.digests)
             return
-        self._recent_work = self.load(now) - self._outstanding_work + placement.uncached + output_tokens
+        uncached = placement.uncached if cached_tokens is None else placement.num_tokens - cached_tokens
+        work = uncached + output_tokens
+        self._recent_work = self.load(now) - self._outstanding_work + work
         self._recent_at = now
         self._num_ended += 1
         part = 1 / min(self._num_ended, MEAN_OF)
         self._mean_output += (output_tokens - self._mean_output) * part
-        self._mean_seconds += (now - placement.began - self._mean_seconds) * part
+        self._mean_work += (work - self._mean_work) * part
+        self._mean_seconds += (now - placement.sent - self._mean_seconds) * part
+        if self._num_ended >= MEAN_OF and self._mean_seconds > 0:
+            self.speed = self._mean_work / self._mean_seconds
 
     # ---- what it says to routing -------------------------------------------------------------------------------------
 

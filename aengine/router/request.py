@@ -317,8 +317,10 @@ class RoutedRequest(ServedSource):
             self._ended = time.monotonic()
             self._stop_hedging()
             if self._stay is not None:
-                self._stay.source.waiter = None
-                self._stay.attempt.leave(self._num_tokens + self._stay.source.unread - self._stay.num_before)
+                source = self._stay.source
+                source.waiter = None
+                cached = source.cached_prompt_tokens if source.finished and source.error is None else None
+                self._stay.attempt.leave(self._num_tokens + source.unread - self._stay.num_before, cached)
             self.ready.set()
             self._on_end(self)
             self.notify()

@@ -11,10 +11,10 @@ from collections.abc import Collection, Sequence
 
 from aengine.router.load import START_RATE, ReplicaLoad, RoutedPrompt
 
-MOST_LOAD = 1.25  # of the mean load of all replicas, which no replica gets beyond while there are others
+MOST_LOAD = 1.15  # of the mean of all replicas, which no replica goes beyond by much
 EQUAL = 1.05  # scores within this factor of the lowest are taken to be equal
 
-CLEARLY = 1.5  # times as fast as usual, or as slow, is another machine; less comes from what was computed when it was measured
+CLEARLY = 1.5  # times as fast as usual, or as slow, is another machine; less comes from what was computed there
 
 
 class RoutingPolicy(enum.Enum):
@@ -59,22 +59,24 @@ class Routing:
 
     def _soonest(self, prompt: RoutedPrompt, able: Sequence[ReplicaLoad], now: float) -> ReplicaLoad:
         """Where the first token is expected soonest and the least is computed, among replicas that have not got more than their share."""
-        known = [replica.rate for replica in able if replica.rate]
-        usual = sum(known) / len(known) if known else START_RATE
+        # A rate depends on what was computed when it was measured, so it serves for all; which replicas are slower, requests tell.
+        usual_rate = _mean([replica.rate for replica in able if replica.rate]) or START_RATE
+        usual_speed = _mean([replica.speed for replica in able if replica.speed])
         scores, loads = [], []
         some_cached = False
         for replica in able:
             uncached, backlog, wait, load = replica.outlook(prompt, now)
             some_cached = some_cached or uncached < prompt.num_tokens
-            rate, weight = replica.rate or usual, replica.weight(now)
-            if usual / CLEARLY < rate < usual * CLEARLY:
-                rate = usual
+            speed = replica.weight(now)
+            if replica.speed and not usual_speed / CLEARLY < replica.speed < usual_speed * CLEARLY:
+                speed *= replica.speed / usual_speed
             # What is computed keeps others waiting for as long, so that it counts twice, and what others compute once.
-            scores.append(((backlog + 2 * uncached) / rate + wait) / weight)
-            loads.append(load * usual / (rate * weight))
-        mean = sum(loads) / len(loads)
+            scores.append(((backlog + 2 * uncached) / usual_rate + wait) / speed)
+            loads.append(load / speed)
+        mean = _mean(loads)
+        # What its own turns have cost must not drive a conversation away from where it is cached. Who has nothing to do may do anything.
         most = MOST_LOAD * mean + prompt.num_tokens
-        allowed = [i for i, load in enumerate(loads) if load <= most]
+        allowed = [i for i, load in enumerate(loads) if load <= most or not able[i].outstanding]
         lowest = min(scores[i] for i in allowed)
         equals = [i for i in allowed if scores[i] <= EQUAL * lowest]
         if len(equals) == 1:
@@ -88,6 +90,10 @@ class Routing:
 def _hashed(prompt: RoutedPrompt, replicas: Sequence[ReplicaLoad]) -> ReplicaLoad:
     """By rendezvous hashing of the beginning of the prompt: all routers choose the same, and when a replica goes only its prompts move."""
     return max(replicas, key=lambda replica: _mixed(prompt.beginning ^ replica.name_hash))
+
+
+def _mean(values: Sequence[float]) -> float:
+    return sum(values) / len(values) if values else 0.0
 
 
 def _mixed(number: int) -> int:

@@ -136,6 +136,18 @@ class TestPrefixes:
         first.first_token(placement, 0.1)
         assert chosen(by_prefix, random_prompt(0), replicas, 0.1) is first
 
+    def test_a_conversation_alone_stays_where_it_began(self, by_prefix: Routing) -> None:
+        replicas = make_replicas(8)
+        history = list(range(300))
+        places = []
+        for turn in range(8):
+            replica, placement = place(by_prefix, prompt_of(history), replicas, float(turn))
+            replica.first_token(placement, turn + 0.1)
+            replica.end(placement, turn + 0.5, output_tokens=60)
+            places.append(replica.name)
+            history += range(1000 * turn, 1000 * turn + 160)
+        assert len(set(places)) == 1
+
     def test_what_was_sent_counts_until_reports_tell(self) -> None:
         (replica,) = make_replicas(1)
         tell(replica, pages=CachedPages(snapshot=True))
@@ -214,7 +226,7 @@ class TestLoad:
             prompt = random_prompt(seed, length)
             mean = sum(replica.load(now) for replica in replicas) / count
             replica = chosen(routing, prompt, replicas, now)
-            assert replica.load(now) <= MOST_LOAD * mean + length
+            assert replica.load(now) <= MOST_LOAD * mean + length or not replica.outstanding
             placement = replica.place(prompt, now)
             if then != "wait":
                 replica.first_token(placement, now)
@@ -233,13 +245,33 @@ class TestLoad:
         tell(replicas[0], 0.2, uncomputed_tokens=4000)
         assert replicas[0].outlook(random_prompt(999), 0.2).backlog == 4000
 
-    def test_faster_replicas_get_more(self, by_prefix: Routing) -> None:
+    def test_what_was_computed_counts_and_not_what_was_expected(self) -> None:
+        replicas = make_replicas(2)
+        for replica, cached in zip(replicas, (None, 300), strict=True):
+            placement = replica.place(random_prompt(0), 0.0)
+            replica.first_token(placement, 0.0)
+            replica.end(placement, 1.0, 50, cached)
+        assert [replica.load(1.0) for replica in replicas] == [320 + 50, 20 + 50]
+
+    @pytest.mark.parametrize(("factor", "least", "most"), [(4.0, 3.0, 5.0), (1.4, 0.9, 1.1)])
+    def test_replicas_that_are_clearly_faster_get_more(self, by_prefix: Routing, factor: float, least: float, most: float) -> None:
         slow, fast = replicas = make_replicas(2)
-        tell(slow, prefill_tokens_per_second=2_500.0)
-        tell(fast)
-        for seed in range(100):
+        for replica, seconds in ((slow, factor), (fast, 1.0)):
+            for seed in range(40):
+                placement = replica.place(random_prompt(seed), 0.0)
+                replica.first_token(placement, 0.0)
+                replica.end(placement, seconds, 50)
+        for seed in range(100, 200):
+            place(by_prefix, random_prompt(seed), replicas, 2000.0)
+        assert least < fast.outstanding / slow.outstanding < most
+
+    def test_rates_measured_by_chance_do_not_shift_load(self, by_prefix: Routing) -> None:
+        replicas = make_replicas(3)
+        for replica, rate in zip(replicas, (800.0, 3000.0, 5000.0), strict=True):
+            tell(replica, prefill_tokens_per_second=rate)
+        for seed in range(90):
             place(by_prefix, random_prompt(seed), replicas)
-        assert 3 < fast.outstanding / slow.outstanding < 5
+        assert all(25 <= replica.outstanding <= 35 for replica in replicas)
 
     def test_a_full_batch_is_left_alone(self, by_prefix: Routing) -> None:
         full, other = replicas = make_replicas(2)

@@ -1,0 +1,24 @@
+"""What routing by prefixes makes of conversations over real replicas with small caches."""
+
+from __future__ import annotations
+
+import pytest
+
+from aengine.router.routing import RoutingPolicy
+from tools.bench.routed import build_parser, measure
+
+pytestmark = [pytest.mark.anyio, pytest.mark.slow]
+
+
+@pytest.fixture
+def anyio_backend() -> str:
+    return "asyncio"
+
+
+async def test_more_is_found_in_caches_than_in_turns_and_no_replica_gets_more_than_its_share() -> None:
+    options = build_parser().parse_args(["--conversations", "32"])
+    prefix = await measure(RoutingPolicy.PREFIX, options)
+    in_turns = await measure(RoutingPolicy.ROUND_ROBIN, options)
+    assert prefix.requests == in_turns.requests == 32 * 6
+    assert prefix.hit_rate >= 1.8 * in_turns.hit_rate
+    assert max(prefix.token_imbalance, prefix.prompt_imbalance) <= 1.3
