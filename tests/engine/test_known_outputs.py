@@ -39,7 +39,7 @@ def anyio_backend() -> str:
     return "asyncio"
 
 
-@pytest.mark.parametrize(("seed", "count"), slow_but([(1, 100)], [(1, 100), *((seed, 300) for seed in range(2, 4))]))
+@pytest.mark.parametrize(("seed", "count"), slow_but([(1, 100)], [(1, 100), (2, 300)]))
 async def test_random_requests(seed: int, count: int, speculation: bool) -> None:
     """In a crowd that is preempted."""
     pytest.importorskip("llguidance")
