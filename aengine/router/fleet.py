@@ -149,6 +149,27 @@ class Fleet:
         except TimeoutError:
             raise RequestEndedError("there was no answer: its timeout passed") from None
 
+    async def ask(self, call: Callable[[AsyncClient], Awaitable[T]]) -> T:
+        """`carry`, of what has no prompt."""
+        return await self.carry(RoutedPrompt(1, secrets.randbits(64), lambda naming: ()), call)
+
+    async def ask_all(self, call: Callable[[AsyncClient], Awaitable[T]], *, some: bool = False) -> dict[str, T]:
+        """Of all replicas that are connected; their answers by name. One that is lost meanwhile is left out, since it is prepared again.
+        Raises what another one raises, when all have answered, and `NoReplicaError` if there is none. `some`: what one raises is raised
+        only if no other has answered; else that one is lost."""
+        replicas = [replica for replica in self.replicas.values() if replica.connected]
+        answers = await asyncio.gather(*(replica.ask(call) for replica in replicas), return_exceptions=True)
+        pairs = [(replica, answer) for replica, answer in zip(replicas, answers, strict=True) if replica.connected]
+        found = {replica.name: answer for replica, answer in pairs if not isinstance(answer, BaseException)}
+        for replica, answer in pairs:
+            if isinstance(answer, BaseException):
+                if not (some and found and isinstance(answer, AEngineError)):
+                    raise answer
+                replica.lose(answer)
+        if not found:
+            raise NoReplicaError("no replica serves")
+        return found
+
     def failed(self, attempt: Attempt, error: AEngineError) -> None:
         """An attempt has ended with `error`, and its request goes to another replica. Raises what it is to fail with, where it may not."""
         work, replica = attempt.work, attempt.replica

@@ -287,7 +287,7 @@ class TestBlame:
             poison = many.router.stream([2], SamplingParams(seed=99, ignore_eos=True), request_id="poison")
             deaths = 0
             while many.router.request_info("poison") is not None:
-                stay = many.router._requests["poison"]._stay
+                stay = many.router._requests._streams["poison"]._stay
                 if stay is None or not stay.attempt.acknowledged:
                     await anyio.lowlevel.checkpoint()
                     continue

@@ -1,0 +1,150 @@
+"""The requests of a router in flight, by id: streams and embeddings. Owns what is checked here, and how a prompt becomes ids.
+
+Ids make routing by prefixes exact, and are what a request goes on behind at another replica.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+import uuid
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields, replace
+from typing import Any
+
+import anyio
+
+from aengine.chat_prompts import ChatOptions, read_messages
+from aengine.client.messages import read_prompt_ids
+from aengine.errors import InvalidRequestError, RequestEndedError, RequestIdInUseError
+from aengine.outputs import Embedding, ModelInfo, RequestInfo, RequestState, Timing, Usage
+from aengine.params import EmbeddingParams, SamplingParams
+from aengine.requests import Prompt, RequestOptions, check_params, form_of
+from aengine.router.agreement import Agreement
+from aengine.router.fleet import Fleet
+from aengine.router.load import RoutedPrompt
+from aengine.router.prefixes import PagePrefix
+from aengine.router.request import RoutedRequest, Tokenize
+
+
+@dataclass(frozen=True, slots=True)
+class _Embedding:
+    """One in flight."""
+
+    request_id: str
+    scope: anyio.CancelScope
+    ended: asyncio.Event
+    arrival: float  # by the wall clock, seconds since the epoch
+
+
+_NO_CHAT: Mapping[str, Any] = {field.name: field.default for field in fields(ChatOptions)}
+"""Options of prompts that are token ids."""
+
+
+class RequestsInFlight:
+    """Of a router that is started."""
+
+    def __init__(self, fleet: Fleet, agreement: Agreement) -> None:
+        self._fleet = fleet
+        self._agreement = agreement
+        self._streams: dict[str, RoutedRequest] = {}
+        self._embeddings: dict[str, _Embedding] = {}
+
+    @property
+    def _model(self) -> ModelInfo:
+        assert self._agreement.model is not None, "a replica has served"
+        return self._agreement.model
+
+    async def embed(self, prompt: Prompt, params: EmbeddingParams, options: RequestOptions) -> Embedding:
+        """As `Router.embed`."""
+        ids, tokenize = self._read_prompt(prompt, options)
+        request_id = self._free_id(options)
+        embedding = self._embeddings[request_id] = _Embedding(request_id, anyio.CancelScope(), asyncio.Event(), time.time())
+        try:
+            with embedding.scope:
+                found = ids if tokenize is None else await tokenize()
+                assert found is not None
+                return await self._embed(found, params, options)
+        finally:
+            del self._embeddings[request_id]
+            embedding.ended.set()
+        raise RequestEndedError("the embedding was not made: the request was cancelled")
+
+    async def cancel(self, request_id: str) -> bool:
+        """As `Router.cancel`."""
+        request, embedding = self._streams.get(request_id), self._embeddings.get(request_id)
+        if embedding is not None:
+            embedding.scope.cancel()
+            await embedding.ended.wait()
+        return embedding is not None or (request is not None and await request.end())
+
+    def info(self, request_id: str) -> RequestInfo | None:
+        """How far a request has come; None for one that is not in flight."""
+        request, embedding = self._streams.get(request_id), self._embeddings.get(request_id)
+        if embedding is not None:
+            return RequestInfo(request_id, RequestState.RUNNING, Usage(), Timing(), embedding.arrival)
+        return None if request is None else request.info()
+
+    async def aclose(self) -> None:
+        """Cancel all; returns when their pages are free."""
+        requests, embeddings = list(self._streams.values()), list(self._embeddings.values())
+        for request in requests:
+            request.cancel()
+        for embedding in embeddings:
+            embedding.scope.cancel()
+        for request in requests:
+            await request.wait_released()
+        for embedding in embeddings:
+            await embedding.ended.wait()
+
+    def open(self, prompt: Prompt, params: SamplingParams | None, options: RequestOptions, *, few_messages: bool) -> RoutedRequest:
+        sent = check_params(params).with_seed()
+        effective, ids, tokenize = self.check(prompt, sent, options)
+        request_id = self._free_id(options)
+        request = RoutedRequest(self._fleet, request_id, effective, sent, options, few_messages=few_messages, on_end=self._forget)
+        self._streams[request_id] = request
+        try:
+            request.begin(ids, tokenize)
+        except BaseException:
+            self._forget(request)
+            raise
+        return request
+
+    def _free_id(self, options: RequestOptions) -> str:
+        """The id of a new request. Raises `RequestIdInUseError`."""
+        request_id = options.request_id or uuid.uuid4().hex
+        if request_id in self._streams or request_id in self._embeddings:
+            raise RequestIdInUseError.of("request_id", f"{request_id!r} is the id of a request in flight")
+        return request_id
+
+    async def _embed(self, ids: Sequence[int], params: EmbeddingParams, options: RequestOptions) -> Embedding:
+        plain = replace(options, request_id=None, **_NO_CHAT)
+        pages = PagePrefix(ids, options.cache_salt or "", self._fleet.digest_salt)
+        routed = RoutedPrompt(len(ids), pages.beginning, pages.digests, options.adapter)
+        how = {"pooling": params.pooling, "normalize": params.normalize, "dimensions": params.dimensions}
+        return await self._fleet.carry(routed, lambda client: client.embed(ids, plain, **how), options.timeout)  # type: ignore[arg-type]
+
+    def _forget(self, request: RoutedRequest) -> None:
+        if self._streams.get(request.request_id) is request:
+            del self._streams[request.request_id]
+
+    def check(
+        self, prompt: Prompt, params: SamplingParams, options: RequestOptions
+    ) -> tuple[SamplingParams, Sequence[int] | None, Tokenize | None]:
+        """The parameters with the model's defaults, and the ids of the prompt or what gives them. Raises `InvalidRequestError` for what
+        shows without a replica."""
+        if params.logits_processors:
+            raise InvalidRequestError.of("logits_processors", "custom code cannot be sent to a server")
+        ids, tokenize = self._read_prompt(prompt, options)
+        return params.with_defaults_of(self._model.generation_defaults), ids, tokenize
+
+    def _read_prompt(self, prompt: Prompt, options: RequestOptions) -> tuple[Sequence[int] | None, Tokenize | None]:
+        """Its ids, or what gives them. Raises `InvalidRequestError`."""
+        match form_of(prompt, options):
+            case "token_ids":
+                return read_prompt_ids(prompt), None  # type: ignore[arg-type]
+            case "text":
+                return None, lambda: self._fleet.ask(lambda client: client.prompt_ids(prompt, options))
+            case "chat":
+                messages = read_messages(prompt)  # type: ignore[arg-type]
+                return None, lambda: self._fleet.ask(lambda client: client.prompt_ids(messages, options))
