@@ -12,8 +12,8 @@ import pytest
 from fleets import fleet
 from oracle_engine import idle, until
 
-from aengine import ConfigError, ConnectionLostError, Router, SamplingParams
-from aengine.router.discovery import discover, merged, read_file, resolve
+from aengine import ConfigError, Router, SamplingParams
+from aengine.router.discovery import discover, merged, read_file
 
 pytestmark = pytest.mark.anyio
 
@@ -48,25 +48,6 @@ async def test_a_file_that_is_wrong_at_first(tmp_path: Path) -> None:
         with pytest.raises(ConfigError) as caught:
             await anext(read_file(path))
         assert caught.value.field == "backends"
-
-
-async def test_a_name(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
-    answers: list[list[str] | None] = [["10.0.0.1", "10.0.0.2"], ["10.0.0.2", "10.0.0.1"], None, ["::1"]]
-
-    def look_up(host: str, port: int, *args: object, **kwargs: object) -> list[object]:
-        addresses = answers.pop(0)
-        if addresses is None:
-            raise socket.gaierror(-2, "unknown")
-        return [(0, 0, 0, "", (address, port)) for address in addresses]
-
-    monkeypatch.setattr(socket, "getaddrinfo", look_up)
-    async with aclosing(resolve("replicas", 50051, 0.001)) as found:
-        assert await anext(found) == {"10.0.0.1:50051", "10.0.0.2:50051"}
-        assert await anext(found) == {"[::1]:50051"}
-    assert "its addresses stay" in caplog.text
-    answers.append(None)
-    with pytest.raises(ConnectionLostError, match="'replicas' cannot be resolved"):
-        await anext(resolve("replicas", 50051))
 
 
 async def test_several_at_once(tmp_path: Path) -> None:
