@@ -126,9 +126,11 @@ class Replicas:
         return self._failure or self._watcher.hung(rank, f"rank {self.shard.rank}")
 
     def same(self, facts: Mapping[str, str]) -> None:
-        """Compares what must be the same, by name. Raises ModelLoadError with rank, name and both values."""
+        """Compares what must be the same, by name, when all have come here. Raises ModelLoadError with rank, name and both values."""
+        own = Facts(json.dumps(dict(facts)))
         if self.shard.rank:
-            self._send(Facts(json.dumps(dict(facts))))
+            self._send(own)
+            self._next(self._others[0], Facts)
             return
         for follower in self._others:
             theirs = json.loads(self._next(follower, Facts).values)
@@ -137,6 +139,7 @@ class Replicas:
                     error = f"{follower.name} cannot be used: its {name} is {theirs.get(name)}, that of rank 0 is {value}"
                     self._tell(Failed(ModelLoadError.__name__, "", error))
                     raise ModelLoadError(error)
+        self._send(own)
 
     def agree(self, max_model_len: int) -> int:
         """The least of all. Waits until all have loaded."""

@@ -22,6 +22,8 @@ if TYPE_CHECKING:
 
 _CONNECT = timedelta(minutes=10)
 """Time for all ranks to begin."""
+_CONNECT_AT_ONCE = timedelta(minutes=1)
+"""The same, where all have just been heard of."""
 
 
 def connect_ranks(setup: ExecutorSetup) -> Collectives | None:
@@ -37,7 +39,8 @@ def connect_replicas(setup: ExecutorSetup) -> Collectives | None:
     replicas = setup.replicas
     if replicas is None:
         return None
-    return Collectives(replicas.shard, _gloo(_store(replicas.store, replicas.store_fd), replicas.shard, replicas.store[0], _waited(setup)))
+    store = _store(replicas.store, replicas.store_fd, _CONNECT_AT_ONCE)
+    return Collectives(replicas.shard, _gloo(store, replicas.shard, replicas.store[0], _waited(setup)))
 
 
 def exchange_of(setup: ExecutorSetup, kernels: CpuKernels) -> Exchange | GroupExchange:
@@ -75,12 +78,12 @@ def _group(setup: ExecutorSetup) -> ProcessGroup:
     return _gloo(store, shard, ranks.store[0], _waited(setup))
 
 
-def _store(address: tuple[str, int], listening_fd: int | None) -> Store:
+def _store(address: tuple[str, int], listening_fd: int | None, timeout: timedelta = _CONNECT) -> Store:
     """`listening_fd` listens there, if this process is the one that does."""
     from torch._C._distributed_c10d import TCPStore
 
     listens = None if listening_fd is None else os.dup(listening_fd)
-    return TCPStore(*address, None, listens is not None, _CONNECT, wait_for_workers=False, master_listen_fd=listens)
+    return TCPStore(*address, None, listens is not None, timeout, wait_for_workers=False, master_listen_fd=listens)
 
 
 def _gloo(store: Store, shard: Shard, host: str, waited: float) -> ProcessGroup:

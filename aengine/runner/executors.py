@@ -39,9 +39,8 @@ def build_executor(setup: ExecutorSetup, warm: WarmMemory | None, check: Callabl
             raise ConfigError.of(name, f"{value!r} needs device {devices[value]}")
     fallback = isinstance(setup.spec, FallbackSpec)
     shares_experts = setup.replicas is not None
-    if shares_experts and (not on_cpu or config.attention_backend == "cpu"):
-        where = "attention_backend 'cpu'" if on_cpu else f"device {setup.device.type}"
-        raise ConfigError.of("expert_parallel_size", f"{config.expert_parallel_size} is not possible with {where}; choose 1")
+    if shares_experts:
+        _log.info("experts are shared with other replicas, so the model runs in torch")
     if on_cpu and config.attention_backend != "torch_native" and not fallback and not shares_experts:
         try:
             if isinstance(setup.ranks, FollowerRanks):

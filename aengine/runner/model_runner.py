@@ -102,6 +102,9 @@ class ModelRunner:
         if isinstance(self.spec, ModelSpec) and not has_output_head(self.spec, model_dir, config.load_format):
             self.spec, self.has_output_head = replace(self.spec, tied_head=True), False  # the embedding stands in its place
         check_replicas(self.spec, config.expert_parallel_size)
+        if config.expert_parallel_size > 1 and (not on_cpu or config.attention_backend == "cpu"):
+            where = "attention_backend 'cpu'" if on_cpu else f"device {self.device.type}"
+            raise ConfigError.of("expert_parallel_size", f"{config.expert_parallel_size} is not possible with {where}; choose 1")
         check_shards(self.spec, config.tensor_parallel_size, config.pipeline_parallel_size)
         self.eos_token_ids, self.sampling_defaults = load_generation(model_dir, self.spec.eos_token_ids)
         self.page_size = config.page_size

@@ -79,7 +79,8 @@ async def test_each_gets_what_one_engine_gets(models: dict[str, Path], name: str
     expected = await expected_of(path)
     assert len({token for tokens in expected for sequence in tokens for token in sequence}) > 40, "the model says too little"
     with anyio.fail_after(240):
-        async with sharing(path, size) as engines:
+        backend = "auto" if size > 2 else "torch_native"  # which is our own kernels for attention
+        async with sharing(path, size, attention_backend=backend) as engines:
             busy = random.Random(0).randrange(size)
             orders = [list(range(len(REQUESTS))) if number == busy else [] for number in range(size)]
             assert (await together(engines, orders))[busy] == dict(enumerate(expected))
@@ -149,7 +150,6 @@ async def test_what_the_others_need_is_kept(models: dict[str, Path]) -> None:
     [
         ({"attention_backend": "cpu"}, "expert_parallel_size: 2 is not possible with attention_backend 'cpu'; choose 1"),
         ({"model": "demo"}, "expert_parallel_size: .* has no experts; choose 1"),
-        ({"model_impl": "transformers"}, "expert_parallel_size: .* runs in the code of transformers, whose experts are not divided"),
     ],
 )
 async def test_what_is_not_possible_is_refused(models: dict[str, Path], options: dict[str, Any], message: str) -> None:
@@ -170,16 +170,39 @@ async def test_what_is_not_possible_is_refused(models: dict[str, Path], options:
                 tasks.start_soon(starts, AsyncEngine(each))
     assert len(errors) == 2
     refused = [error for error in errors if isinstance(error, ConfigError)]
-    assert refused
+    assert refused, errors
     for error in refused:
         with pytest.raises(ConfigError, match=message):
             raise error
 
 
+@pytest.mark.parametrize("rank", [0, 1])
+async def test_when_one_refuses_the_other_waits_no_longer(models: dict[str, Path], rank: int) -> None:
+    configs = shared_configs(path_of(models, "qwen3-moe"), 2)
+    configs[rank] = dataclasses.replace(configs[rank], attention_backend="cpu")
+    errors: dict[int, Exception] = {}
+
+    async def starts(index: int) -> None:
+        engine = AsyncEngine(configs[index])
+        try:
+            await engine.start()
+        except (ConfigError, RankDiedError) as error:
+            errors[index] = error
+        finally:
+            await engine.aclose()
+
+    with anyio.fail_after(50):
+        async with anyio.create_task_group() as tasks:
+            for index in (0, 1):
+                tasks.start_soon(starts, index)
+    assert isinstance(errors[rank], ConfigError)
+    assert isinstance(errors[1 - rank], RankDiedError)
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("rank", [0, 2])
-async def test_of_three_one_is_killed(models: dict[str, Path], rank: int) -> None:
-    """Those that are left end together, whether they are in a step or not."""
+async def test_of_three_one_is_killed(models: dict[str, Path]) -> None:
+    """Those that are left end together, and know which one it was."""
+    rank = 2
     configs = shared_configs(path_of(models, "mixtral"), 3)
     engines = [AsyncEngine(config) for index, config in enumerate(configs) if index != rank]
     errors: list[EngineDeadError] = []

@@ -26,7 +26,16 @@ from aengine.models.fallback.spec import FallbackSpec
 from aengine.models.latent_attention import LatentAttentionBlock
 from aengine.models.model_config import read_spec
 from aengine.models.named_weights import named_weights
-from aengine.models.sharding import check_shards, hidden_bounds, sharded_spec, sharded_weights, take_part, vocab_bounds, width_bounds
+from aengine.models.sharding import (
+    check_replicas,
+    check_shards,
+    hidden_bounds,
+    sharded_spec,
+    sharded_weights,
+    take_part,
+    vocab_bounds,
+    width_bounds,
+)
 from aengine.models.spec import Attention, Experts, LatentAttention, Mlp, ModelSpec
 from aengine.parallel.shard import WHOLE, Shard
 
@@ -230,3 +239,6 @@ def test_models_of_transformers_are_refused() -> None:
         check_shards(spec, 2, 1)
     with pytest.raises(ConfigError, match="pipeline_parallel_size: Mamba2ForCausalLM runs in the code of transformers"):
         check_shards(spec, 1, 2)
+    check_replicas(spec, 1)
+    with pytest.raises(ConfigError, match="expert_parallel_size: Mamba2ForCausalLM runs in the code of transformers"):
+        check_replicas(spec, 2)
