@@ -34,7 +34,7 @@ class RayCluster:
         return str(self._ask("add"))
 
     def remove_node(self, node: str) -> None:
-        """As if its host had lost its power: nothing of it is told to end."""
+        """Kill its raylet; its actors notice that and end within seconds."""
         self._ask("remove", node)
 
     def nodes(self) -> dict[str, list[str]]:

@@ -89,7 +89,7 @@ async def lost_node(cluster: RayCluster) -> None:
     fields = {"ray_address": cluster.address, "min_replicas": 2, "routing_policy": "round_robin"}
     async with Router.on_ray("demo", device="cpu", **fields) as router:
         await becomes(lambda: serving(router) == 2)
-        requests = [SamplingParams(max_tokens=800, ignore_eos=True, seed=seed, temperature=seed / 4) for seed in range(8)]
+        requests = [SamplingParams(max_tokens=1900, ignore_eos=True, seed=seed, temperature=seed / 4) for seed in range(4)]
         expected = await asyncio.gather(*(router.generate(PROMPT, params) for params in requests))
         lost = asyncio.Event()
         longest = 0.0
@@ -103,7 +103,7 @@ async def lost_node(cluster: RayCluster) -> None:
                 longest, then = max(longest, now - then), now
                 if reached == 200:
                     halfway.release()
-                    await lost.wait()  # what was not read by then is more than a replica may be ahead
+                    await lost.wait()  # more is left than a replica and its client may be ahead
                     then = time.monotonic()
             return stream.completion()
 
