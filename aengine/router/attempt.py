@@ -54,8 +54,8 @@ class Work:
     unfit: set[str] = field(default_factory=set)  # names of those that are not to be tried now
     refusal: AEngineError | None = None  # why the last of them is not
 
-    def judge(self, error: AEngineError, replica: str) -> Verdict:
-        """What it means that `error` ended it at a replica."""
+    def judge(self, error: AEngineError, attempt: Attempt) -> Verdict:
+        """What it means that `error` ended an attempt at it."""
         match error:
             case ConnectionLostError() | EngineDeadError():
                 return Verdict.LOST
@@ -66,9 +66,9 @@ class Work:
             case QueueFullError():
                 return Verdict.REFUSED
             case RequestIdInUseError():  # where it was before, what is left of it may not be gone yet
-                return Verdict.REFUSED if replica in self.been_at else Verdict.FINAL
+                return Verdict.REFUSED if attempt.replica.name in self.been_at else Verdict.FINAL
             case InvalidRequestError():  # as a replica with less room sees it
-                return Verdict.REFUSED if self.begun else Verdict.FINAL
+                return Verdict.REFUSED if self.begun and not attempt.acknowledged else Verdict.FINAL
             case _:
                 return Verdict.FINAL
 

@@ -10,6 +10,7 @@ import random
 import secrets
 import time
 from collections.abc import Awaitable, Callable
+from dataclasses import replace
 from typing import TypeVar
 
 import anyio
@@ -100,6 +101,10 @@ class Fleet:
     def board(self, work: Work, on_lost: Callable[[Attempt, AEngineError], object]) -> Attempt | None:
         """A stay at the best replica for it now; None: there is none. `on_lost`: as of `Attempt`."""
         replicas = self.replicas
+        version = work.prompt.weights_version
+        if version is not None and (serving := self.serving()) and all(replica.load.weights_version > version for replica in serving):
+            # Nowhere are the weights that it began with. It goes on with the new ones, as in an engine that computes its KV again.
+            work.prompt = replace(work.prompt, weights_version=None)
         excluded: set[str] = work.unfit
         if work.blame > 0:  # apart from others of which replicas die, perhaps, so that it shows which of them it is
             excluded = excluded.union(name for name, replica in replicas.items() if replica.num_suspects)
@@ -173,7 +178,7 @@ class Fleet:
     def failed(self, attempt: Attempt, error: AEngineError) -> None:
         """An attempt has ended with `error`, and its request goes to another replica. Raises what it is to fail with, where it may not."""
         work, replica = attempt.work, attempt.replica
-        match work.judge(error, replica.name):
+        match work.judge(error, attempt):
             case Verdict.FINAL:
                 raise error
             case Verdict.REFUSED:

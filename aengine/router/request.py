@@ -280,7 +280,10 @@ class RoutedRequest(ServedSource):
             while (token := self._take(stay)) is not None:
                 self._kept.append(token)
             self._stay = None
-        stay.source.cancel()  # where its replica lives on
+        if not stay.source.finished:  # its replica lives on, or hangs
+            if stay.attempt.replica.connected:
+                self._release(stay.source)
+            stay.source.cancel()
         failure: AEngineError | None = None
         try:
             self._fleet.failed(stay.attempt, error)
@@ -291,6 +294,7 @@ class RoutedRequest(ServedSource):
             return  # the other of two goes on
         if self._hedge is not None and failure is None:
             self._stay, self._hedge = self._hedge, None
+            self._share_prompt(self._stay)
             return
         if self._cancelled or not self._open:  # all ends have come, and what is missing is what it took
             self._close(FinishReason.CANCELLED)

@@ -54,6 +54,9 @@ class TestFleet:
     def state(self, member: Member) -> ReplicaState:
         return {replica.name: replica.state for replica in self.router.replicas()}[member.name]
 
+    def versions(self) -> dict[str, int]:
+        return {replica.name: replica.report.stats.weights_version for replica in self.router.replicas()}
+
     async def all_serve(self) -> None:
         await until(lambda: all(self.state(member) is ReplicaState.SERVING for member in self.members))
 

@@ -181,6 +181,37 @@ class TestLoss:
                 await many.router.tokenize("x")
 
 
+class TestWeights:
+    async def test_a_stream_goes_on_where_the_weights_are_the_same(self) -> None:
+        async with fleet(3) as many:
+            slow_down(*many.members)
+            stream = many.router.stream([1], LONG, request_id="x")
+            tokens = await tokens_of(stream, 5)
+            first = await many.member_of("x")
+            new, old = many.others(first)
+            await new.engine.update_weights("new")
+            await until(lambda: many.versions() == {first.name: 0, new.name: 1, old.name: 0})
+            first.stop()
+            tokens += await tokens_of(stream)
+            check_whole(many, tokens)
+            assert {token.weights_version for token in tokens} == {0}
+            assert not new.engine.stats().completion_tokens
+
+    async def test_with_new_ones_where_there_are_no_others(self) -> None:
+        async with fleet(2) as many:
+            slow_down(*many.members)
+            stream = many.router.stream([1], LONG, request_id="x")
+            tokens = await tokens_of(stream, 5)
+            first = await many.member_of("x")
+            (new,) = many.others(first)
+            await new.engine.update_weights("new")
+            await until(lambda: many.versions()[new.name] == 1)
+            first.stop()
+            tokens += await tokens_of(stream)
+            check_whole(many, tokens)  # which the oracle's weights do not change
+            assert (tokens[0].weights_version, tokens[-1].weights_version) == (0, 1)
+
+
 class TestEndsWithoutReplica:
     """What ends a request that has no replica at the moment."""
 
