@@ -11,7 +11,8 @@ from aengine import SamplingParams
 from tools.bench.clients import READERS, cost
 from tools.bench.paced_engine import TEXT, PacedEngine
 from tools.bench.paced_server import health_checks, paced_server
-from tools.bench.routing import DOORS, routed_cost
+from tools.bench.routing import DOORS
+from tools.bench.routing import cost as routed_cost
 from tools.bench.serving import LOADS, measure
 
 pytestmark = pytest.mark.anyio
@@ -56,5 +57,6 @@ async def test_every_reader_gets_tokens(multiplex: bool) -> None:
 async def test_every_load_comes_through_a_router() -> None:
     for door in DOORS:
         options = argparse.Namespace(replicas=2, streams=4, seconds=0.3, uvloop=False)
-        found = await routed_cost(door, 200.0, options)
-        assert min(found.tokens_per_second, found.router, found.replicas) > 0
+        direct, routed = [await routed_cost(door, 200.0, options, routed=routed) for routed in (False, True)]
+        assert min(direct.tokens_per_second, direct.replicas, routed.tokens_per_second, routed.replicas, routed.router) > 0
+        assert direct.router == 0

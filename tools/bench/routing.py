@@ -1,8 +1,8 @@
 """What a router costs beside its replicas: `python -m tools.bench.routing`.
 
 Replicas, router and client are processes of their own; the replicas' engines are real ones on runners that cost nothing. Prints the CPU
-time per token (in the kernel too) of a replica that clients call themselves, and of router and replicas where they call the router; and
-how late the event loop of the router is.
+time per token (in the kernel too) of replicas that clients call themselves, and of router and replicas where they call the router; and how
+late the event loop of the router is.
 """
 
 from __future__ import annotations
@@ -11,15 +11,15 @@ import argparse
 import asyncio
 import sys
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from contextlib import AsyncExitStack, ExitStack, contextmanager
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
 
 from aengine.bench.report import table, write_json
-from tools.bench.paced_server import Figures, Pace, PacedServer, paced_server, router_server
-from tools.bench.serving import LOADS, PACE, SECONDS, STREAMS, WARM_UP, measure, until_under_way
+from tools.bench.paced_server import Pace, PacedServer, paced_server, router_server
+from tools.bench.serving import LOADS, PACE, SECONDS, STREAMS, WARM_UP, until_under_way
 
 REPLICAS = 3
 DOORS = ("streams", "HTTP streams", "session")
@@ -27,11 +27,11 @@ DOORS = ("streams", "HTTP streams", "session")
 
 @dataclass(frozen=True, slots=True)
 class RoutedCost:
-    """Microseconds of CPU time per token, the least of several runs; and what the router adds to what a replica takes by itself."""
+    """Microseconds of CPU time per token, the least of several runs; and what the router adds to what replicas take by themselves."""
 
     load: str
     pace: float | None  # steps per second; None: as many as the event loops keep up with
-    direct: float  # of a replica that is called itself
+    direct: float  # of the replicas, where each has its share of the streams itself
     router: float
     replicas: float  # behind the router
     tokens_per_second: float
@@ -43,47 +43,51 @@ class RoutedCost:
 
 
 @contextmanager
-def routed(count: int, num_streams: int, *, uvloop: bool) -> Iterator[tuple[PacedServer, list[PacedServer]]]:
-    """A router, and so many replicas behind it."""
+def servers(options: argparse.Namespace, *, routed: bool) -> Iterator[tuple[PacedServer | None, list[PacedServer]]]:
+    """The replicas, and a router in front of them."""
     with ExitStack() as stack:
-        replicas = [stack.enter_context(paced_server(num_streams, uvloop=uvloop)) for _ in range(count)]
-        yield stack.enter_context(router_server([replica.address for replica in replicas], uvloop=uvloop)), replicas
+        replicas = [stack.enter_context(paced_server(options.streams, uvloop=options.uvloop)) for _ in range(options.replicas)]
+        addresses = [replica.address for replica in replicas]
+        yield stack.enter_context(router_server(addresses, uvloop=options.uvloop)) if routed else None, replicas
 
 
-def _cpu(before: Figures, after: Figures) -> float:
-    return after.cpu_seconds - before.cpu_seconds
-
-
-async def direct_cost(door: str, pace: float | None, options: argparse.Namespace) -> float:
-    with paced_server(options.streams, uvloop=options.uvloop) as server:
-        before, after = await measure(server, LOADS[door](options.streams), options.streams, pace, options.seconds)
-        return 1e6 * _cpu(before, after) / (after.tokens - before.tokens)
-
-
-async def routed_cost(door: str, pace: float | None, options: argparse.Namespace) -> RoutedCost:
-    with routed(options.replicas, options.streams, uvloop=options.uvloop) as (router, replicas):
+async def cost(door: str, pace: float | None, options: argparse.Namespace, *, routed: bool) -> RoutedCost:
+    """Of streams through a router, or of as many that call the replicas themselves."""
+    with servers(options, routed=routed) as (router, replicas):
         for replica in replicas:
             await replica.tell(Pace(pace))
-        async with LOADS[door](options.streams)(router):
+        async with AsyncExitStack() as loads:
+            if router is not None:
+                await loads.enter_async_context(LOADS[door](options.streams)(router))
+            else:
+                for index, replica in enumerate(replicas):
+                    count = len(range(index, options.streams, len(replicas)))
+                    await loads.enter_async_context(LOADS[door](count)(replica))
             await until_under_way(replicas, lambda number: number == options.streams)
             await asyncio.sleep(WARM_UP)
-            begin = [await process.measure() for process in (router, *replicas)]
+            measured = replicas if router is None else [router, *replicas]
+            begin = [await process.measure() for process in measured]
             await asyncio.sleep(options.seconds)
-            end = [await process.measure() for process in (router, *replicas)]
-        tokens = sum(after.tokens - before.tokens for before, after in zip(begin[1:], end[1:], strict=True))
-        used = [1e6 * _cpu(before, after) / tokens for before, after in zip(begin, end, strict=True)]
-        seconds = end[0].seconds - begin[0].seconds
-        return RoutedCost(door, pace, 0.0, used[0], sum(used[1:]), tokens / seconds, float(np.percentile(end[0].lags, 99)))
+            end = [await process.measure() for process in measured]
+    num = len(replicas)
+    tokens = sum(after.tokens - before.tokens for before, after in zip(begin[-num:], end[-num:], strict=True))
+    used = [1e6 * (after.cpu_seconds - before.cpu_seconds) / tokens for before, after in zip(begin, end, strict=True)]
+    seconds = end[0].seconds - begin[0].seconds
+    lag = float(np.percentile(end[0].lags, 99))
+    return RoutedCost(door, pace, 0.0, sum(used[:-num]), sum(used[-num:]), tokens / seconds, lag)
 
 
 async def measure_all(options: argparse.Namespace) -> list[RoutedCost]:
     found: list[RoutedCost] = []
     for pace in (None, options.pace):
         for door in options.doors:
-            direct = min([await direct_cost(door, pace, options) for _ in range(options.repeats)])
-            runs = [await routed_cost(door, pace, options) for _ in range(options.repeats)]
-            best = min(runs, key=lambda cost: cost.router + cost.replicas)
-            found.append(RoutedCost(door, pace, direct, best.router, best.replicas, best.tokens_per_second, best.lag_p99))
+            # In turns, so that what else the machine does is shared.
+            runs = [
+                (await cost(door, pace, options, routed=False), await cost(door, pace, options, routed=True))
+                for _ in range(options.repeats)
+            ]
+            direct = min(run.replicas for run, _ in runs)
+            found.append(replace(min((run for _, run in runs), key=lambda run: run.router + run.replicas), direct=direct))
     return found
 
 
