@@ -2,7 +2,7 @@
 
 Each stream has a connection of its own. The server is a process of its own whose engine costs nothing and runs a given number of steps per
 second; with `--replicas` it is a router in front of such ones; with `--address` it runs already, and its steps show in the gaps too. Prints
-the time between two reads that brought something: over all streams, and the longest of each.
+the time between two reads that brought something: over all streams, the longest of each, and over all once every stream has begun.
 """
 
 from __future__ import annotations
@@ -23,32 +23,29 @@ PACE = 20.0
 """Steps per second."""
 
 
-async def gaps_of(address: str, max_tokens: int) -> list[float]:
-    """The milliseconds between the reads of one stream."""
+async def reads_of(address: str, max_tokens: int) -> list[float]:
+    """When the reads of one stream brought something, on time.monotonic."""
     fields = {"prompt": PROMPT, "temperature": 0, "ignore_eos": True, "stream": True, "max_tokens": max_tokens}
     body = json.dumps(fields).encode()
     host, _, port = address.rpartition(":")
     reader, writer = await asyncio.open_connection(host, int(port))
     try:
         writer.write(b"POST /v1/completions HTTP/1.1\r\nhost: localhost\r\ncontent-length: %d\r\n\r\n" % len(body) + body)
-        gaps: list[float] = []
-        last = 0.0
+        reads: list[float] = []
         received = b""
         while b"[DONE]" not in received[-64:]:
             received = await reader.read(65536)
             if not received or b'"error"' in received:
                 raise RuntimeError(f"a stream has ended: {received.decode()}")
-            now = time.monotonic()
             if b"data:" in received:
-                gaps += [1e3 * (now - last)] if last else []
-                last = now
-        return gaps
+                reads.append(time.monotonic())
+        return reads
     finally:
         writer.close()
 
 
 async def measure(address: str, options: argparse.Namespace) -> list[list[float]]:
-    return await asyncio.gather(*(gaps_of(address, options.tokens) for _ in range(options.streams)))
+    return await asyncio.gather(*(reads_of(address, options.tokens) for _ in range(options.streams)))
 
 
 async def measure_paced(options: argparse.Namespace) -> list[list[float]]:
@@ -72,14 +69,19 @@ def main() -> None:
     options = parser.parse_args()
     work = measure(options.address, options) if options.address else measure_paced(options)
     found = asyncio.run(work)
-    every = np.concatenate([np.array(gaps) for gaps in found])
-    longest = np.array([max(gaps) for gaps in found])
-    print(
-        f"{options.streams} streams over HTTP, {len(every) + len(found)} reads that brought something: milliseconds between two of a stream"
-    )
+    all_begun = max(reads[0] for reads in found)
+    gaps = [1e3 * np.diff(reads) for reads in found]
+    settled = [1e3 * np.diff([read for read in reads if read >= all_begun]) for reads in found]
+    num_reads = sum(map(len, found))
+    print(f"{options.streams} streams over HTTP, {num_reads} reads that brought something: milliseconds between two of a stream")
     rows = [
         (what, *(float(value) for value in np.percentile(values, (50, 99, 100))))
-        for what, values in (("all", every), ("longest of each", longest))
+        for what, values in (
+            ("all", np.concatenate(gaps)),
+            ("longest of each", np.array([max(one, default=0.0) for one in gaps])),
+            ("once all have begun", np.concatenate(settled)),
+        )
+        if len(values)
     ]
     print(table(("", "p50", "p99", "max"), rows))
 
