@@ -45,7 +45,7 @@ class Noted(Collectives):
         if x.numel():
             _Tape.run_live(lambda: self._calls.append((kind, tuple(x.shape), x.dtype)))
 
-    def _all_gather(self, x: Tensor) -> Tensor:
+    def stacked(self, x: Tensor) -> Tensor:
         self._note("all-gather", x)
         return torch.stack([x] * self.shard.size)
 
