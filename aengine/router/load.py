@@ -92,7 +92,7 @@ class ReplicaLoad:
         self.draining = False
         self.paused = False  # requests wait there until somebody resumes or wakes it
         self.rate = 0.0  # prompt tokens that it computes in a second when it has nothing else to do; 0.0: not known
-        self.speed = 0.0  # tokens a second that a request gets there, of prompt and output; 0.0: too few have ended
+        self.speed = 0.0  # tokens a second that a request gets there after its first; 0.0: too few have ended
         self._reported = -float("inf")  # when the latest report came
         self._names = PageNaming(page_size)  # of pages without adapters
         self._num_rows = 0  # reported to be taken or waited for
@@ -106,8 +106,7 @@ class ReplicaLoad:
         self._recent_at = now
         self._num_ended = 0
         self._mean_output = 0.0  # tokens of requests that ended here
-        self._mean_work = 0.0  # tokens that were computed for them
-        self._mean_seconds = 0.0  # that they took
+        self._mean_seconds = 0.0  # that they took from their first token on
 
     # ---- what the router says ----------------------------------------------------------------------------------------
 
@@ -171,16 +170,14 @@ class ReplicaLoad:
             self.prefixes.forget(placement.digests)
             return
         uncached = placement.uncached if cached_tokens is None else placement.num_tokens - cached_tokens
-        work = uncached + output_tokens
-        self._recent_work = self.load(now) - self._outstanding_work + work
+        self._recent_work = self.load(now) - self._outstanding_work + uncached + output_tokens
         self._recent_at = now
         self._num_ended += 1
         part = 1 / min(self._num_ended, MEAN_OF)
         self._mean_output += (output_tokens - self._mean_output) * part
-        self._mean_work += (work - self._mean_work) * part
-        self._mean_seconds += (now - placement.sent - self._mean_seconds) * part
+        self._mean_seconds += (now - placement.began - self._mean_seconds) * part
         if self._num_ended >= MEAN_OF and self._mean_seconds > 0:
-            self.speed = self._mean_work / self._mean_seconds
+            self.speed = self._mean_output / self._mean_seconds
 
     # ---- what it says to routing -------------------------------------------------------------------------------------
 

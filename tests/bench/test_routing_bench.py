@@ -20,7 +20,7 @@ from aengine.router.routing import RoutingPolicy
 RESULTS = Path(__file__).resolve().parents[2] / "docs" / "results" / "amd-epyc-2cores-step.json"
 COSTS = StepCosts(step=1.0, prefill_token=0.01, decode_row=0.1)
 REPLICA = ReplicaOptions(COSTS, max_num_seqs=4, max_num_batched_tokens=64, num_pages=32, page_size=16)
-SMALL_CACHES = SimulationOptions(3, ReplicaOptions(STEP_COSTS, num_pages=768))
+SMALL_CACHES = SimulationOptions(3, ReplicaOptions(STEP_COSTS, num_pages=896))
 
 
 def work(key: int, prompt_tokens: int, output_tokens: int = 1, chain: int | None = None) -> Work:
@@ -140,7 +140,7 @@ def figures(policy: RoutingPolicy, sessions: SessionOptions, options: Simulation
     return Simulation(policy, make_sessions(sessions), options).run()
 
 
-MULTI_TURN = SessionOptions(num_sessions=120, rate=0.15)
+MULTI_TURN = SessionOptions(num_sessions=180, rate=0.15)
 
 
 class TestSimulation:
