@@ -336,6 +336,30 @@ class TestBlame:
             for seed, (stream, had) in enumerate(zip(innocent, tokens, strict=True)):
                 check_whole(many, had + await tokens_of(stream), seed)
 
+    async def test_suspects_are_placed_apart(self) -> None:
+        async with fleet(3) as many:
+            first, *others = many.members
+            for member in others:
+                member.stop()
+            await until(lambda: all(many.state(member) is ReplicaState.LOST for member in others))
+            gates = [StepGate(first.engine)]
+            params = [SamplingParams(seed=seed, max_tokens=5, ignore_eos=True) for seed in range(3)]
+            streams = [many.router.stream([1], params[seed], request_id=name) for seed, name in enumerate("abc")]
+            for stream in streams:
+                await stream.started()
+            for member in others:
+                await member.come_back()
+            await many.all_serve()
+            gates += [StepGate(member.engine) for member in others]
+            first.stop()
+            await until(lambda: all(any(many._has(member, name) for name in "abc") for member in others))
+            waiting = [name for name in "abc" if many.router._requests._streams[name]._stay is None]
+            assert len(waiting) == 1  # until one of the others has brought something
+            for gate in gates:
+                gate.open()
+            for seed, stream in enumerate(streams):
+                check_whole(many, await tokens_of(stream), seed)
+
     async def test_moves_are_bounded(self) -> None:
         async with fleet(2, max_moves=0) as many:
             slow_down(*many.members)
@@ -358,6 +382,7 @@ class TestHedging:
             check_whole(many, await tokens_of(stream), 4)
             gates[many.members.index(first)].open()
             await until(lambda: idle(first.engine))
+            assert first.engine.stats().completion_tokens < 20
             assert stream.completion().usage.completion_tokens == 20
 
     async def test_either_is_lost(self) -> None:
