@@ -279,7 +279,7 @@ class TestFullQueue:
         async with OracleEngine(max_queued_tokens=100) as engine:
             engine.runner.before_step = lambda plan: gate.wait() and None
             first = engine.stream([1] * 101, SamplingParams(seed=1, max_tokens=2, ignore_eos=True))  # alone it may be longer
-            with pytest.raises(QueueFullError, match=r"101 prompt tokens wait already; 1 more would exceed max_queued_tokens \(100\)"):
+            with pytest.raises(QueueFullError, match=r"101 tokens wait already; 1 more would exceed max_queued_tokens \(100\)"):
                 engine.stream([1])
             gate.set()
             assert [token.token_id async for token in first] == engine.solo(1)[0]
