@@ -146,8 +146,8 @@ class ReplicaLoad:
         return placement
 
     def first_token(self, placement: Placement, now: float) -> None:
-        """Its first token came from there. More than one call is the same as one."""
-        if placement.began is None:
+        """Its first token came from there. Further calls, and calls after `end`, do nothing."""
+        if placement.began is None and not placement.ended:
             placement.began = now
             self._remove_unreported(placement)
             self._computed.append((now, placement.digests))

@@ -13,7 +13,6 @@ from aengine.router.load import START_RATE, ReplicaLoad, RoutedPrompt
 
 MOST_LOAD = 1.15  # of the mean of all replicas, which no replica goes beyond by much
 EQUAL = 1.05  # scores within this factor of the lowest are taken to be equal
-
 CLEARLY = 1.5  # times as fast as usual, or as slow, is another machine; less comes from what was computed there
 
 

@@ -165,6 +165,8 @@ class TestPrefixes:
         placement = replica.place(random_prompt(0), 1.0)
         replica.end(placement, 1.5)
         replica.end(placement, 1.5)
+        replica.first_token(placement, 1.6)
+        tell(replica, 3.0, pages=CachedPages(snapshot=True))
         assert (cached_tokens(replica, random_prompt(0)), replica.outstanding, replica.load(2.0)) == (0, 0, 0.0)
 
     def test_without_reports_of_pages_as_many_as_fit_are_remembered(self) -> None:
