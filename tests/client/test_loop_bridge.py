@@ -27,6 +27,7 @@ from aengine import (
 )
 from aengine.client import AsyncClient
 from aengine.loop_thread import LoopThread
+from aengine.router.router import Router
 from aengine.server.app import Server
 
 pytestmark = pytest.mark.anyio
@@ -355,6 +356,20 @@ async def test_the_client_in_trio(served: tuple[OracleEngine, str], multiplex: b
                     scope.cancel()
             await until(lambda: idle(oracle))
         assert not client.healthy
+
+
+async def test_a_router_in_trio(served: tuple[OracleEngine, str]) -> None:
+    oracle, address = served
+    params = SamplingParams(seed=5, max_tokens=20, ignore_eos=True)
+    with trio.fail_after(LIMIT):
+        async with Router(backends=(address,)) as router:
+            async with router.stream([1, 2, 3], params) as stream:
+                assert [token.token_id async for token in stream] == oracle.solo(5)[0]
+            assert [replica.name for replica in router.replicas()] == [address]
+            with trio.move_on_after(LIMIT) as scope:
+                async for _ in router.stream([1], ENDLESS):
+                    scope.cancel()
+            await until(lambda: idle(oracle))
 
 
 async def test_the_client_needs_asyncio_to_be_started_as_it_is() -> None:
