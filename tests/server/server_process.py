@@ -12,6 +12,8 @@ from dataclasses import dataclass, field
 
 COMMAND = (sys.executable, "-m", "aengine.server.cli")
 LISTENING = re.compile(r"aengine-grpc listening on (127\.0\.0\.1:\d+) \(model demo\)")
+CHILD = "INFO replica "
+"""In the lines that a router repeats of a replica's log."""
 TIMEOUT = 60  # seconds; only a hang takes that long
 
 
@@ -43,9 +45,8 @@ def server_process(*flags: str, program: Sequence[str] = COMMAND, listening: re.
     process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
     try:
         server = ServerProcess(process, "")
-        server.wait_for("listening")
-        match = listening.search(server.log[-1])
-        assert match is not None, server.log
+        while (match := listening.search(server.log[-1] if server.log else "")) is None or CHILD in server.log[-1]:
+            server.wait_for("listening")
         server.address = match[1]
         yield server
     finally:

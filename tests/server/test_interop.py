@@ -70,9 +70,10 @@ def admin_flags(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, ...]:
     return ("--admin-token-file", str(path), "--weights-roots", str(resolve_adapter("demo-lora").parent))
 
 
-@pytest.fixture(scope="module")
-def server(admin_flags: tuple[str, ...]) -> Iterator[Server]:
-    with server_process(*admin_flags) as process, grpc.insecure_channel(process.address) as channel:
+@pytest.fixture(scope="module", params=["engine", pytest.param("router", marks=pytest.mark.slow)])
+def server(request: pytest.FixtureRequest, admin_flags: tuple[str, ...]) -> Iterator[Server]:
+    replicas = ("--replicas", "2") if request.param == "router" else ()
+    with server_process(*admin_flags, *replicas) as process, grpc.insecure_channel(process.address) as channel:
         yield Server(process, channel)
 
 
