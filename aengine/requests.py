@@ -62,6 +62,8 @@ def _known_outputs(value: Any) -> Any:
     """As tuples of plain integers."""
     if isinstance(value, str | bytes) or not isinstance(value, Sequence):
         raise Refusal(is_not(value, "a list with an entry for each sequence: token ids, or None"))
+    if value and all(ids is None for ids in value):
+        raise Refusal("every sequence has ended")
     return tuple([None if ids is None else _plain_ids(index, ids) for index, ids in enumerate(value)])
 
 

@@ -44,8 +44,6 @@ class Limits:
             raise InvalidRequestError.of("known_outputs", NO_OUTPUT)
         if len(outputs) != params.n:
             raise InvalidRequestError.of("known_outputs", f"{len(outputs)} entries are not one for each of {params.n} sequences (n)")
-        if all(ids is None for ids in outputs):
-            raise InvalidRequestError.of("known_outputs", "every sequence has ended")
         most = self.model.vocab_size - 1
         known = {index: read_token_ids(ids, most, "known_outputs").astype(np.int32) for index, ids in enumerate(outputs) if ids}
         longest = max(map(len, known.values()), default=0)

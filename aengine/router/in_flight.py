@@ -101,7 +101,7 @@ class RequestsInFlight:
         sent = check_params(params).with_seed()
         effective, ids, tokenize = self.check(prompt, sent, options)
         request_id = self._free_id(options)
-        request = RoutedRequest(self._fleet, request_id, effective, sent, options, few_messages=few_messages, on_end=self._forget)
+        request = RoutedRequest(self._fleet, request_id, effective, sent, options, few_messages=few_messages, on_gone=self._forget)
         self._streams[request_id] = request
         try:
             request.begin(ids, tokenize)
@@ -140,7 +140,10 @@ class RequestsInFlight:
 
     def _read_prompt(self, prompt: Prompt, options: RequestOptions) -> tuple[Sequence[int] | None, Tokenize | None]:
         """Its ids, or what gives them. Raises `InvalidRequestError`."""
-        match form_of(prompt, options):
+        form = form_of(prompt, options)
+        if form != "token_ids" and not self._model.tokenizer:
+            raise InvalidRequestError.of("prompt", f"a {form} needs a tokenizer, and this model has none; give token ids")
+        match form:
             case "token_ids":
                 return read_prompt_ids(prompt), None  # type: ignore[arg-type]
             case "text":

@@ -59,15 +59,16 @@ class RoutedRequest(ServedSource):
         options: RequestOptions,
         *,
         few_messages: bool,
-        on_end: Callable[[RoutedRequest], object],
+        on_gone: Callable[[RoutedRequest], object],
     ) -> None:
-        """`params`: with the defaults of the model; `sent`: as they were given, with the seed. `on_end` is called when it has ended."""
+        """`params`: with the defaults of the model; `sent`: as they were given, with the seed. `on_gone` is called when it has ended and no
+        replica has pages for it."""
         super().__init__(request_id, params, options, asyncio.Event)
         self._fleet = fleet
         self._sent = sent
         self._options = options
         self._delivery = FEW_MESSAGES if few_messages else EACH_TOKEN
-        self._on_end = on_end
+        self._on_gone = on_gone
         self._loop = asyncio.get_running_loop()
         self._ids: Sequence[int] | None = None  # of the prompt
         self._outputs: list[list[int]] = [list(ids or ()) for ids in options.known_outputs or [()] * params.n]  # of the sequences
@@ -161,8 +162,7 @@ class RoutedRequest(ServedSource):
             while self._leaving:
                 source = self._leaving[-1]
                 await source.wait_released()
-                if source in self._leaving:
-                    self._leaving.remove(source)
+                self._on_released(source)
             if self._stay is not None:
                 await self._stay.source.wait_released()
 
@@ -180,6 +180,7 @@ class RoutedRequest(ServedSource):
     async def end(self) -> bool:
         """Cancel it as `cancel(request_id)` does; returns when its pages are free: whether it was in flight."""
         if self._finished:
+            await self.wait_released()
             return False
         self._cancelled = True  # so that it goes nowhere else
         stay, ended = self._stay, False
@@ -326,14 +327,21 @@ class RoutedRequest(ServedSource):
                 cached = source.cached_prompt_tokens if source.finished and source.error is None else None
                 self._stay.attempt.leave(self._num_tokens + source.unread - self._stay.num_before, cached)
             self.ready.set()
-            self._on_end(self)
+            if not self._leaving:
+                self._on_gone(self)
             self.notify()
 
     def _release(self, source: ActiveRequest) -> None:
         """Remember what is to be cancelled until its pages are free."""
         self._leaving.append(source)
         waiting = asyncio.ensure_future(source.wait_released())
-        waiting.add_done_callback(lambda _: self._leaving.remove(source) if source in self._leaving else None)
+        waiting.add_done_callback(lambda _: self._on_released(source))
+
+    def _on_released(self, source: ActiveRequest) -> None:
+        if source in self._leaving:
+            self._leaving.remove(source)
+            if self.gone:
+                self._on_gone(self)
 
     # ---- replicas ------------------------------------------------------------------------------------------------------
 
