@@ -1,5 +1,5 @@
 """An engine, and how a test reaches it: as it is, or through a client, a channel and a server; the client has a call for each request,
-or one for all, or it runs in another event loop; or through a router."""
+or one for all, or it runs in another event loop; or through a router, which may be behind a server of its own."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from grpc_harness import serving
 from aengine import AsyncEngine, EngineProtocol, Router, on_asyncio
 from aengine.client import AsyncClient
 
-LOCAL, REMOTE, SHARED, BRIDGED, ROUTED = "engine", "client", "multiplex", "bridge", "router"
-SIDES = (LOCAL, REMOTE, SHARED, BRIDGED, ROUTED)
+LOCAL, REMOTE, SHARED, BRIDGED, ROUTED, BEHIND = "engine", "client", "multiplex", "bridge", "router", "behind"
+SIDES = (LOCAL, REMOTE, SHARED, BRIDGED, ROUTED, BEHIND)
 
 
 @asynccontextmanager
@@ -27,7 +27,7 @@ async def reached(side: str, engine: AsyncEngine, **overrides: Any) -> AsyncIter
             yield router
         return
     options = {"multiplex": side == SHARED, **overrides}
-    async with serving(engine, limit=None) as serve:
+    async with serving(engine, limit=None, over_a_router=side == BEHIND) as serve:
         client = AsyncClient(serve.server.address, **options)
         async with on_asyncio(client) if side == BRIDGED else client as other:
             yield other

@@ -345,6 +345,7 @@ class TestCancelling:
         assert await both.engine.cancel("never") is False
 
     async def test_all_sequences_close(self, both: Both) -> None:
+        slow_down(both.oracle)
         stream = both.engine.stream([1], SamplingParams(seed=1, n=3, ignore_eos=True), request_id="x")
         await stream.__anext__()
         await both.engine.cancel("x")

@@ -41,10 +41,10 @@ OVER_A_ROUTER = ContextVar("OVER_A_ROUTER", default=False)
 
 
 @asynccontextmanager
-async def serving(engine: Any, *, limit: float | None = 30, **config: Any) -> AsyncIterator[Serving]:
+async def serving(engine: Any, *, limit: float | None = 30, over_a_router: bool = False, **config: Any) -> AsyncIterator[Serving]:
     """A server and a channel to it; a test that takes longer than `limit` seconds with it hangs, and fails."""
     async with AsyncExitStack() as stack:
-        if OVER_A_ROUTER.get():
+        if over_a_router or OVER_A_ROUTER.get():
             behind = await stack.enter_async_context(_started(engine))
             engine = await stack.enter_async_context(Router(backends=(behind.address,), connect_timeout=5))
         server = await stack.enter_async_context(_started(engine, **config))
