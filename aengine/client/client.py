@@ -6,17 +6,15 @@ For asyncio. Everything here runs in the event loop that started the client. The
 
 from __future__ import annotations
 
-import asyncio
-import enum
 import uuid
 from contextlib import AsyncExitStack
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-import anyio
 import numpy as np
 from google.protobuf.duration_pb2 import Duration
 
+from aengine.asyncio_life import AsyncioLife
 from aengine.client.active_request import ActiveRequest, Feed
 from aengine.client.call import GenerationCall
 from aengine.client.call_feed import CallFeed
@@ -66,13 +64,6 @@ class ClientStream(StreamProtocol):
             self._source.drop()
 
 
-class _Phase(enum.Enum):
-    NEW = enum.auto()
-    STARTING = enum.auto()
-    RUNNING = enum.auto()
-    CLOSED = enum.auto()
-
-
 class AsyncClient(ServerCalls, AsyncioEngine):
     """An LLM inference engine behind a server, used as if it were in this process.
 
@@ -95,9 +86,8 @@ class AsyncClient(ServerCalls, AsyncioEngine):
     def __init__(self, address_or_config: str | ClientConfig = DEFAULT_ADDRESS, **overrides: Any) -> None:
         """Raises `ConfigError` naming every field that is unknown or out of range. Connects to nothing yet."""
         self.config = ClientConfig.of(address_or_config, **overrides)
-        self._phase = _Phase.NEW
         self._connection = AsyncExitStack()  # what must be closed
-        self._disconnected = asyncio.Event()
+        self._life = AsyncioLife("client", self._connection.aclose)
         self._requests: dict[ActiveRequest, None] = {}  # active, in the order of their submission
 
     # ---- life cycle ----------------------------------------------------------------------------------------------------
@@ -106,47 +96,16 @@ class AsyncClient(ServerCalls, AsyncioEngine):
         """Connect and wait until the server serves. Raises `ConnectionLostError` or `EngineStateError` if it does not within
         `connect_timeout`, `ConfigError` if a file cannot be read, or `ServerError`; and `EngineStateError` if the client is closed
         meanwhile."""
-        if self._phase is not _Phase.NEW:
-            raise EngineStateError("the client was started before; make a new one")
-        try:
-            self._loop = asyncio.get_running_loop()
-        except RuntimeError:
-            raise EngineStateError("the client needs the event loop of asyncio: use `async with`, or aengine.on_asyncio") from None
-        self._phase = _Phase.STARTING
-        self._connecting = anyio.CancelScope()
-        try:
-            with self._connecting:
-                await self._connect()
-            if self._connecting.cancel_called:
-                raise EngineStateError("the client was closed while it was starting")
-        except BaseException:
-            await self._disconnect()
-            raise
-        self._phase = _Phase.RUNNING
+        await self._life.start(self._connect)
 
     async def aclose(self) -> None:
         """Cancel the requests of this client, and disconnect. Returns when that is done, whoever else closes it. The server runs on."""
-        phase, self._phase = self._phase, _Phase.CLOSED
-        match phase:
-            case _Phase.NEW:
-                self._disconnected.set()
-            case _Phase.STARTING:
-                self._connecting.cancel()  # and `start()` disconnects
-            case _Phase.RUNNING:
-                requests = list(self._requests)
-                for request in requests:
-                    request.cancel()
-                try:
-                    for request in requests:
-                        await request.wait_released()
-                finally:
-                    await self._disconnect()
-        await self._disconnected.wait()
+        await self._life.aclose(self._cancel_all)
 
     @property
     def healthy(self) -> bool:
         """Whether the server reports that it serves."""
-        return self._phase is _Phase.RUNNING and self._health.serving
+        return self._life.running and self._health.serving
 
     @property
     def model_info(self) -> ModelInfo:
@@ -254,10 +213,14 @@ class AsyncClient(ServerCalls, AsyncioEngine):
         return self._link
 
     def _check_running(self) -> None:
-        if self._phase is not _Phase.RUNNING:
-            raise EngineStateError("the client is closed" if self._phase is _Phase.CLOSED else "the client is not started")
-        if asyncio.get_running_loop() is not self._loop:
-            raise EngineStateError("the client belongs to another event loop")
+        self._life.check_running()
+
+    async def _cancel_all(self) -> None:
+        requests = list(self._requests)
+        for request in requests:
+            request.cancel()
+        for request in requests:
+            await request.wait_released()
 
     async def _connect(self) -> None:
         self._link = await open_link(self.config)
@@ -268,12 +231,3 @@ class AsyncClient(ServerCalls, AsyncioEngine):
         self._connection.push_async_callback(self._sessions.aclose)
         await self._health.wait_serving(self.config.connect_timeout)
         self._model = read_model((await self._link.ask(self._link.model.GetModel, GetModelRequest())).model)
-
-    async def _disconnect(self) -> None:
-        """Close everything of the connection that is there."""
-        self._phase = _Phase.CLOSED
-        try:
-            with anyio.CancelScope(shield=True):
-                await self._connection.aclose()
-        finally:
-            self._disconnected.set()

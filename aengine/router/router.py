@@ -6,7 +6,6 @@ For asyncio; everything runs in the loop that started it.
 from __future__ import annotations
 
 import asyncio
-import enum
 import logging
 import secrets
 from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Sequence
@@ -16,6 +15,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import anyio
 
+from aengine.asyncio_life import AsyncioLife
 from aengine.chat_prompts import ChatFields
 from aengine.checks import check_names
 from aengine.client import AsyncClient
@@ -79,13 +79,6 @@ class RoutedStream(ServedStream):
             self._source.drop()
 
 
-class _Phase(enum.Enum):
-    NEW = enum.auto()
-    STARTING = enum.auto()
-    RUNNING = enum.auto()
-    CLOSED = enum.auto()
-
-
 class Router(AsyncioEngine, ServedEngine):
     """Many engines as one: each request is computed by one of several replicas, and goes on at another one if that is lost.
 
@@ -126,8 +119,7 @@ class Router(AsyncioEngine, ServedEngine):
         self._engine = EngineConfig.of(model_or_config, **engine)
         self._source = source
         self._token = token
-        self._phase = _Phase.NEW
-        self._stopped: asyncio.Event | None = None
+        self._life = AsyncioLife("router", self._stop)
 
     @classmethod
     def on_ray(
@@ -154,24 +146,7 @@ class Router(AsyncioEngine, ServedEngine):
     async def start(self) -> None:
         """Start or find the replicas, and wait until one serves. Raises `NoReplicaError` if none does within `connect_timeout`,
         `ModelLoadError` or `ConfigError`, and `EngineStateError` if the router is closed meanwhile."""
-        if self._phase is not _Phase.NEW:
-            raise EngineStateError("the router was started before; make a new one")
-        try:
-            self._loop = asyncio.get_running_loop()
-        except RuntimeError:
-            raise EngineStateError("the router needs the event loop of asyncio; elsewhere use aengine.on_asyncio(router)") from None
-        self._phase, self._stopped = _Phase.STARTING, asyncio.Event()
-        self._starting = anyio.CancelScope()
-        try:
-            with self._starting:
-                await self._start()
-            if self._starting.cancel_called:
-                raise EngineStateError("the router was closed while it was starting")
-        except BaseException:
-            self._phase = _Phase.CLOSED
-            await self._stop()
-            raise
-        self._phase = _Phase.RUNNING
+        await self._life.start(self._start)
 
     async def _start(self) -> None:
         token = self._token
@@ -204,40 +179,30 @@ class Router(AsyncioEngine, ServedEngine):
     async def aclose(self) -> None:
         """Cancel the requests, disconnect, and end the replicas that are processes of this router. Returns when that is done, whoever else
         closes it."""
-        phase, self._phase = self._phase, _Phase.CLOSED
-        match phase:
-            case _Phase.STARTING:
-                self._starting.cancel()  # and `start()` stops it
-            case _Phase.RUNNING:
-                with anyio.CancelScope(shield=True):
-                    await self._stop()
-        if self._stopped is not None:
-            await self._stopped.wait()
+        await self._life.aclose(self._cancel_all)
+
+    async def _cancel_all(self) -> None:
+        await self._requests.aclose()
 
     async def _stop(self) -> None:
-        assert self._stopped is not None
-        with anyio.CancelScope(shield=True):
-            if hasattr(self, "_fleet"):
-                await self._requests.aclose()
-                await self._fleet.aclose()
-            if hasattr(self, "_following"):
-                self._following.cancel()
-                await asyncio.wait({self._following})
-            close = getattr(self._source, "aclose", None)
-            if close is not None:
-                await close()
-            self._stopped.set()
+        if hasattr(self, "_fleet"):
+            await self._requests.aclose()
+            await self._fleet.aclose()
+        if hasattr(self, "_following"):
+            self._following.cancel()
+            await asyncio.wait({self._following})
+        close = getattr(self._source, "aclose", None)
+        if close is not None:
+            await close()
 
     async def wait_stopped(self) -> None:
         """Wait until the router is closed."""
-        if self._stopped is None:
-            raise EngineStateError("the router is not started")
-        await self._stopped.wait()
+        await self._life.wait_closed()
 
     @property
     def healthy(self) -> bool:
         """Whether there is a replica that serves."""
-        return self._phase is _Phase.RUNNING and bool(self._fleet.serving())
+        return self._life.running and bool(self._fleet.serving())
 
     @property
     def model_info(self) -> ModelInfo:
@@ -387,10 +352,7 @@ class Router(AsyncioEngine, ServedEngine):
     # ---- inside --------------------------------------------------------------------------------------------------------
 
     def _check_running(self) -> None:
-        if self._phase is not _Phase.RUNNING:
-            raise EngineStateError("the router is closed" if self._phase is _Phase.CLOSED else "the router is not started")
-        if asyncio.get_running_loop() is not self._loop:
-            raise EngineStateError("the router belongs to another event loop")
+        self._life.check_running()
 
     async def _ask(self, call: Callable[[AsyncClient], Awaitable[T]]) -> T:
         """Of any replica."""
