@@ -9,9 +9,8 @@ from oracle_engine import OracleEngine
 
 from aengine import SamplingParams
 from aengine.bench import cli
-from aengine.config import EngineConfig
 from aengine.server import process
-from aengine.server.config.options import ServerConfig
+from aengine.server.config.settings import read_settings
 from aengine.switching import SWITCH_INTERVAL, switch_often
 
 
@@ -45,7 +44,7 @@ def test_the_server_shortens_it(monkeypatch: pytest.MonkeyPatch) -> None:
         return 7
 
     monkeypatch.setattr(process, "run", run)
-    assert process.run_process(ServerConfig(uvloop="off"), EngineConfig(model="demo")) == 7
+    assert process.run_process(read_settings({"uvloop": "off"}, {})) == 7
 
 
 def test_the_benchmark_shortens_it(capsys: pytest.CaptureFixture[str]) -> None:

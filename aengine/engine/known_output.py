@@ -6,7 +6,7 @@ Pure functions in steps for a worker thread; what they find is what the tokens w
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,8 +15,10 @@ from aengine.checks import shown
 from aengine.engine.output_text import OutputText
 from aengine.engine.workers import Steps
 from aengine.errors import InvalidRequestError
-from aengine.sampling.grammar import Compiled, GrammarError
 from aengine.sampling.markers import Phase, ReasoningMarkers, ReasoningPlace
+
+if TYPE_CHECKING:
+    from aengine.sampling.grammar import Compiled
 
 _STEP_TOKENS = 512
 """Some milliseconds of work."""
@@ -62,7 +64,7 @@ def follow_outputs(
                 try:
                     if matcher is not None and matcher.accept(token):
                         matcher = None
-                except GrammarError as error:
+                except InvalidRequestError as error:
                     raise _refused(index, error.violations[0].description) from error
             yield left - begin
         left -= len(ids)

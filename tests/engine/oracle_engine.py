@@ -25,7 +25,7 @@ from aengine import AsyncEngine, SamplingParams
 from aengine.engine.loading import LoadedModel
 from aengine.engine.preparation import derive_seed
 from aengine.engine.tokenizer import Tokenizer
-from aengine.engine.workers import Steps
+from aengine.engine.workers import Steps, Workers
 from aengine.errors import InsufficientMemoryError
 from aengine.outputs import AdapterInfo, FinishReason, ModelInfo
 from aengine.requests import RequestOptions
@@ -257,15 +257,16 @@ def seeds_of(params: SamplingParams) -> list[int]:
 
 
 @contextmanager
-def busy_worker(engine: AsyncEngine, *, size: int = 0) -> Iterator[Callable[[], object]]:
-    """Nothing whose text is about as long as `size` is prepared before the end of the block, or before what it gives is called."""
+def busy_worker(engine: AsyncEngine, *, size: int = 0, workers: Workers | None = None) -> Iterator[Callable[[], object]]:
+    """Nothing whose text is about as long as `size` is prepared before the end of the block, or before what it gives is called. `workers`:
+    others than those that prepare requests."""
     may_go_on = threading.Event()
 
     def wait() -> Steps[None]:
         assert may_go_on.wait(20), "the block does not end"
         yield 0
 
-    engine._workers.submit(wait(), size)
+    (workers or engine._workers).submit(wait(), size)
     try:
         yield may_go_on.set
     finally:

@@ -175,7 +175,7 @@ class TestLongTexts:
                 with pytest.raises(EngineStateError, match="the engine is closed"):
                     await engine.tokenize("a")
 
-            with busy_worker(engine):
+            with busy_worker(engine, workers=engine._texts._workers):
                 tasks.start_soon(wait)
                 await anyio.wait_all_tasks_blocked()
                 await engine.aclose()

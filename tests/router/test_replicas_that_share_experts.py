@@ -15,7 +15,7 @@ from aengine import AsyncEngine, Router
 from aengine.errors import ConfigError
 from aengine.router.processes import run_replicas
 
-pytestmark = [pytest.mark.anyio, pytest.mark.parametrize("anyio_backend", ["asyncio"])]
+pytestmark = pytest.mark.anyio
 
 
 def pids() -> dict[str, int]:

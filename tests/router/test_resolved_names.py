@@ -15,11 +15,6 @@ from aengine.router.discovery import resolve
 pytestmark = pytest.mark.anyio
 
 
-@pytest.fixture
-def anyio_backend() -> str:
-    return "asyncio"
-
-
 async def test_a_name_that_nobody_knows_yet_has_no_addresses(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
     answers: list[list[str] | None] = [None, None, ["10.0.0.1"], None, ["10.0.0.1"], ["10.0.0.1", "fd00::2"]]
 

@@ -10,11 +10,6 @@ from tools.bench.routed import build_parser, measure
 pytestmark = [pytest.mark.anyio, pytest.mark.slow]
 
 
-@pytest.fixture
-def anyio_backend() -> str:
-    return "asyncio"
-
-
 async def test_more_is_found_in_caches_than_in_turns_and_no_replica_gets_more_than_its_share() -> None:
     options = build_parser().parse_args(["--conversations", "32"])
     prefix = await measure(RoutingPolicy.PREFIX, options)

@@ -6,7 +6,6 @@ from collections.abc import Iterator
 
 import pytest
 from fake_engine import FakeEngine
-from grpc_harness import OVER_A_ROUTER
 from grpc_loop import ASYNCIO
 from speculating import speculation as speculation
 
@@ -19,6 +18,8 @@ def anyio_backend() -> tuple[str, dict[str, object]]:
 @pytest.fixture
 def over_a_router() -> Iterator[None]:
     """The server serves a router, and the engine is behind that."""
+    from grpc_harness import OVER_A_ROUTER  # not where tests without gRPC are collected
+
     token = OVER_A_ROUTER.set(True)
     yield
     OVER_A_ROUTER.reset(token)
