@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterable
 from typing import Any
 
@@ -29,3 +30,7 @@ def one_is_quick(items: Iterable[pytest.Item], value: object) -> None:
             if test in seen:
                 item.add_marker(pytest.mark.slow)
             seen.add(test)
+
+
+BY_HAND = (pytest.mark.slow, pytest.mark.skipif("CI" in os.environ, reason="takes long; run by `make test-slow`"))
+"""Marks of cases that take half a minute and more beside others of the same kind, which CI does without."""

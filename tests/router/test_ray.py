@@ -15,6 +15,7 @@ from types import ModuleType
 import pytest
 from fresh_process import run_fresh
 from ray_cluster import RayCluster, processes_of, running_cluster
+from slow_cases import BY_HAND
 
 from aengine.config import EngineConfig
 from aengine.errors import ConfigError
@@ -60,7 +61,7 @@ def test_a_replica_is_an_actor_and_ends_with_what_started_it(cluster_socket: str
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("scenario", ["lost_node", "ranks_over_nodes", "scaling"])
+@pytest.mark.parametrize("scenario", ["lost_node", *(pytest.param(name, marks=BY_HAND) for name in ("ranks_over_nodes", "scaling"))])
 def test_scenario(scenario: str, three_nodes: RayCluster, cluster_socket: str) -> None:
     run(scenario, cluster_socket)
 

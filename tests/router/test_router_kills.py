@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import random
 import signal
 from contextlib import AsyncExitStack
@@ -12,6 +11,7 @@ import numpy as np
 import pytest
 from children import end, pids_of_replicas
 from grpc_harness import serving
+from slow_cases import BY_HAND
 from workload import Case, Result, make_cases, run_all, run_case
 
 from aengine import AsyncEngine, Embedding, EngineProtocol, Router
@@ -33,8 +33,8 @@ async def undisturbed(cases: list[Case]) -> tuple[list[Result], Embedding]:
     ("num_cases", "num_kills"),
     [
         (40, 4),
-        pytest.param(80, 8, marks=pytest.mark.slow),
-        pytest.param(200, 30, marks=[pytest.mark.slow, pytest.mark.skipif("CI" in os.environ, reason="takes minutes")]),
+        pytest.param(60, 6, marks=pytest.mark.slow),
+        pytest.param(200, 30, marks=BY_HAND),
     ],
     ids=["few", "some", "many"],
 )
