@@ -25,8 +25,13 @@ demo: $(RUNTIME) ## stream a continuation of a prompt from the bundled model
 demo-grpc: $(RUNTIME) ## the same through a server and a client
 	@$(BIN)/python examples/demo_grpc.py
 
+# Two halves at once, then what talks to servers, as in CI; a part may have no test of those that are asked for.
 test: $(DEV) ## run the tests but for the slow ones; PYTEST_ARGS="-k name" for some of them
-	@$(BIN)/python -m pytest -m "not slow" $(PYTEST_ARGS)
+	@$(MAKE) --no-print-directory -j2 --output-sync=line test-quick-models test-quick-rest
+	@$(MAKE) --no-print-directory test-quick-served
+
+test-quick-%: $(DEV)
+	@$(BIN)/python -m pytest -m "not slow" $(PART_$*) $(PYTEST_ARGS) || [ $$? = 5 ]
 
 test-slow: $(DEV) ## run the slow ones: more seeds of what is random, and floods
 	@$(BIN)/python -m pytest -m slow $(PYTEST_ARGS)
@@ -52,14 +57,11 @@ $(VENV)/triton-%: | $(DEV)
 # All tests in three parts: what talks to servers, and notices late what happens where others take the cores, and two halves of the rest.
 SERVED_TESTS := tests/server tests/client
 MODEL_TESTS := tests/models tests/runner tests/kernels tests/attention tests/gpu
-test-served: $(DEV)
-	@$(BIN)/python -m pytest $(SERVED_TESTS)
-
-test-models: $(DEV)
-	@$(BIN)/python -m pytest $(MODEL_TESTS)
-
-test-rest: $(DEV)
-	@$(BIN)/python -m pytest $(SERVED_TESTS:%=--ignore=%) $(MODEL_TESTS:%=--ignore=%)
+PART_served := $(SERVED_TESTS)
+PART_models := $(MODEL_TESTS)
+PART_rest := $(SERVED_TESTS:%=--ignore=%) $(MODEL_TESTS:%=--ignore=%)
+test-served test-models test-rest: test-%: $(DEV)
+	@$(BIN)/python -m pytest $(PART_$*)
 
 lint: $(DEV) $(NODE) ## check format, style, types, the schema and that generated code is up to date
 	$(BIN)/ruff format --check .

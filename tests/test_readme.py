@@ -42,9 +42,13 @@ def command(part: str) -> list[str]:
 
 def made_by(target: str) -> list[str]:
     """The last command of a make target."""
+    return all_made_by(target)[-1]
+
+
+def all_made_by(target: str) -> list[list[str]]:
     env = {name: value for name, value in os.environ.items() if not name.startswith(("MAKE", "PYTEST_ARGS"))}  # `make test` sets them
     done = subprocess.run(["make", "--dry-run", target], cwd=ROOT, env=env, capture_output=True, text=True, check=True)
-    return shlex.split(done.stdout.splitlines()[-1])
+    return [shlex.split(line) for line in done.stdout.splitlines()]
 
 
 def test_every_command_is_one_that_is_run_here() -> None:
@@ -77,7 +81,10 @@ def test_make_demo_grpc() -> None:
 
 
 def test_make_test() -> None:
-    assert made_by("test") == [".venv/bin/python", "-m", "pytest", "-m", "not slow"]
+    parts = [words for words in all_made_by("test") if "pytest" in words]
+    assert [words[:5] for words in parts] == [[".venv/bin/python", "-m", "pytest", "-m", "not slow"]] * 3
+    named = [word for words in parts for word in words if word.startswith("tests/")]
+    assert sorted(named) == sorted(word.removeprefix("--ignore=") for words in parts for word in words if word.startswith("--ignore="))
     assert made_by("test-slow") == [".venv/bin/python", "-m", "pytest", "-m", "slow"]
 
 
