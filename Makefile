@@ -27,7 +27,8 @@ demo-grpc: $(RUNTIME) ## the same through a server and a client
 
 # Two halves at once, then what talks to servers, as in CI; a part may have no test of those that are asked for.
 test: $(DEV) ## run the tests but for the slow ones; PYTEST_ARGS="-k name" for some of them
-	@$(MAKE) --no-print-directory -j2 --output-sync=line test-quick-models test-quick-rest
+	@echo "Two halves of the tests run at once. Each shows what it wrote when it is done, which takes minutes."
+	@$(MAKE) --no-print-directory -j2 --output-sync=target test-quick-models test-quick-rest
 	@$(MAKE) --no-print-directory test-quick-served
 
 test-quick-%: $(DEV)
