@@ -392,7 +392,8 @@ class AsyncEngine(ServedEngine):
             case LoadedModel(runner):
                 self._loaded = report
                 self.config = replace(self.config, max_num_seqs=runner.max_num_seqs, max_num_batched_tokens=runner.max_num_batched_tokens)
-                self._changes = ModelChanges(runner, self._edge, self._commands.send, self._steps.fail, self._check_awake)
+                ending = self._steps.fail, self._steps.check_loading
+                self._changes = ModelChanges(runner, self._edge, self._commands.send, *ending, self._check_awake)
                 self._adapters = Adapters(report.adapters, self._changes, self._edge)
                 self._registry = Registry(self.config, report, self._adapters, self._edge, self._steps.post, self._workers)
                 self._texts = Texts(report.tokenizer, self._registry.limits, self._edge)

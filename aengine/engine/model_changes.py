@@ -31,14 +31,16 @@ class ModelChanges:
         edge: LoopEdge,
         send: Callable[[Callable[[Future[int]], Command]], Future[int]],
         fail: Callable[[BaseException], object],
+        check_ending: Callable[[], object],
         check: Callable[[], object],
     ) -> None:
-        """`send` hands a command to the step thread; the reply is set in the loop. `fail` ends that thread. `check` raises if nothing can
-        be changed now."""
+        """`send` hands a command to the step thread; the reply is set in the loop. `fail` ends that thread, and `check_ending`, in any
+        thread, raises why it is about to end. `check` raises if nothing can be changed now."""
         self._runner = runner
         self._edge = edge
         self._send = send
         self._fail = fail
+        self._check_ending = check_ending
         self._check = check
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="aengine-changes")
         self._turns: deque[Future[None]] = deque()  # the first one is set, the others wait
@@ -144,7 +146,14 @@ class ModelChanges:
             elif not isinstance(error, LoadingCancelled):  # else the step thread is about to end
                 on_prepared(None if error is not None else work.result(), error)
 
-        work = self._thread.submit(lambda: self._runner.prepare(make()))
+        def prepare() -> Prepared:
+            try:
+                return self._runner.prepare(make())
+            except Exception:
+                self._check_ending()  # where the runner was closed meanwhile
+                raise
+
+        work = self._thread.submit(prepare)
         work.add_done_callback(partial(self._edge.call_soon, on_done))
 
     def _finish(self, on_end: OnEnd, turn: Future[None], prepared: Prepared | None, error: BaseException | None) -> None:
