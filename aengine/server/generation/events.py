@@ -67,11 +67,14 @@ class EventWriter:
 
     def prompt(self) -> Iterator[None]:
         """The events of the prompt's logprobs, if they were asked for; each is written when it is asked for. To be called when there
-        are tokens, before they are written."""
+        are tokens, before they are written. A sequence that was preempted may lag behind another of its request: then they come later."""
         if not self.prompt_is_due:
             return
+        stream = self.generation.stream
+        entries = stream.completion().prompt_logprobs or ()
+        if len(entries) < stream.usage.prompt_tokens and not stream.ended:
+            return
         self.prompt_is_due = False
-        entries = self.generation.stream.completion().prompt_logprobs or ()
         top_k = most_alternatives(entries)
         step = max(1, (MAX_PROMPT_LOGPROBS_BYTES - _OTHER_BYTES) // (_ENTRY_BYTES * (1 + top_k)))
         for offset in range(0, len(entries), step):
