@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from typing import Annotated, Any, Literal
 
 from aengine.chat_prompts import ChatFields, ChatOptions, check_count
@@ -121,6 +121,11 @@ class RequestOptions(ChatOptions):
     def num_known_tokens(self) -> int:
         """Tokens of `known_outputs`."""
         return sum(len(ids) for ids in self.known_outputs or () if ids is not None)
+
+    def for_ids(self, **others: Any) -> RequestOptions:
+        """As a prompt of token ids takes them, without those of chats; `others` are fields in place of its own."""
+        of_chats: dict[str, Any] = {field.name: field.default for field in fields(ChatOptions)}
+        return replace(self, **of_chats, **others)
 
     @classmethod
     def of(cls, options: RequestOptions | None, fields: OptionFields) -> RequestOptions:

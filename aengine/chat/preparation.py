@@ -116,9 +116,7 @@ async def prepare_chat(
     return PreparedChat(
         prompt=token_ids,
         params=replace(params, structured_output=grammar, reasoning=reasoning or params.reasoning),
-        options=replace(
-            options, timeout=timeout, tools=None, add_generation_prompt=None, continue_final_message=False, template_kwargs=None
-        ),
+        options=options.for_ids(timeout=timeout),
         format=format,
         tools=options.tools if choice != "none" else None,
         opened=opened,

@@ -8,13 +8,12 @@ from __future__ import annotations
 import asyncio
 import time
 import uuid
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields, replace
-from typing import Any
+from collections.abc import Sequence
+from dataclasses import dataclass
 
 import anyio
 
-from aengine.chat_prompts import ChatOptions, read_messages
+from aengine.chat_prompts import read_messages
 from aengine.client.messages import read_prompt_ids
 from aengine.errors import InvalidRequestError, RequestEndedError, RequestIdInUseError
 from aengine.outputs import Embedding, ModelInfo, RequestInfo, RequestState, Timing, Usage
@@ -35,10 +34,6 @@ class _Embedding:
     scope: anyio.CancelScope
     ended: asyncio.Event
     arrival: float  # by the wall clock, seconds since the epoch
-
-
-_NO_CHAT: Mapping[str, Any] = {field.name: field.default for field in fields(ChatOptions)}
-"""Options of prompts that are token ids."""
 
 
 class RequestsInFlight:
@@ -118,7 +113,7 @@ class RequestsInFlight:
         return request_id
 
     async def _embed(self, ids: Sequence[int], params: EmbeddingParams, options: RequestOptions) -> Embedding:
-        plain = replace(options, request_id=None, **_NO_CHAT)
+        plain = options.for_ids(request_id=None)
         pages = PagePrefix(ids, options.cache_salt or "", self._fleet.digest_salt)
         routed = RoutedPrompt(len(ids), pages.beginning, pages.digests, options.adapter)
         how = {"pooling": params.pooling, "normalize": params.normalize, "dimensions": params.dimensions}

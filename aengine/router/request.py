@@ -439,14 +439,10 @@ class RoutedRequest(ServedSource):
     def _options_now(self) -> RequestOptions:
         """As for a prompt of ids, with what the request has and the time that is left."""
         known = [tuple(ids) if index in self._open else None for index, ids in enumerate(self._outputs)]
-        options, left = self._options, self._seconds_left()
-        return RequestOptions(
+        left = self._seconds_left()
+        return self._options.for_ids(
             request_id=self.request_id,
-            priority=options.priority,
-            tenant=options.tenant,
             timeout=None if left is None else max(0.001, left),
-            cache_salt=options.cache_salt,
-            adapter=options.adapter,
             known_outputs=known if any(known) or None in known else None,
         )
 
