@@ -7,6 +7,7 @@ import inspect
 import numpy as np
 import pytest
 import torch
+from attention_backends import backend_marks
 from flashinfer_cases import CASES, NUM_ROWS, Buffers, Case, Pair, Rows, on, padded
 from flashinfer_standin import STANDINS
 from torch import Tensor
@@ -14,7 +15,7 @@ from torch import Tensor
 from aengine.attention.flashinfer import FlashInferBackend, kv_write_torch
 from aengine.attention.flashinfer_library import load_flashinfer
 
-pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]
+pytestmark = backend_marks("flashinfer")
 CUDA = torch.device("cuda")
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+from attention_backends import backend_marks
 from flashinfer_standin import StandIn
 from torch import Tensor
 
@@ -14,10 +15,7 @@ from aengine.layers.rotary import RopeSpec, cos_sin_cache, unscaled
 
 EPS = 1.0  # large, so that it counts
 HEAD_DIM = 128
-DEVICES = [
-    "cpu",
-    pytest.param("cuda", marks=[pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]),
-]
+DEVICES = ["cpu", pytest.param("cuda", marks=backend_marks("flashinfer"))]
 
 
 @pytest.fixture(params=[torch.bfloat16, torch.float16], ids=str)

@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 import torch
 import transformers
+from attention_backends import backend_marks
 from eager_capture import EagerCapture
 from reference import LLAMA3, TINY, YARN, save_random
 
@@ -100,18 +101,11 @@ FP8_ON_CUDA = (
 
 
 def params(cases: Sequence[Case]) -> list[Any]:
-    """Parameters for `pytest.mark.parametrize`: those on CUDA are marked, and skipped where there is no device. Where there is one, a
-    backend that is missing or cannot be built is a failure."""
-    return [pytest.param(case, id=case.name, marks=_marks(case)) for case in cases]
+    """Parameters for `pytest.mark.parametrize`: those on CUDA have the marks of their backend."""
+    return [pytest.param(case, id=case.name, marks=backend_marks(case.backend) if case.device == "cuda" else []) for case in cases]
 
 
 def save_small(family: str, path: pathlib.Path, dtype: str) -> transformers.PreTrainedModel:
     """Makes the family, saves it as `dtype`, and returns the very same weights in float32."""
     prefix, changes = FAMILIES[family]
     return save_random(prefix, {**SMALL, **changes}, path, sum(map(ord, family)), dtype=getattr(torch, dtype)).float()
-
-
-def _marks(case: Case) -> list[Any]:
-    if case.device != "cuda":
-        return []
-    return [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]

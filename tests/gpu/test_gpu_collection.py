@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
-from gpu_cases import ON_CUDA, params
+from attention_backends import REQUIRE, why_missing
 
 pytestmark = pytest.mark.slow
 
@@ -25,7 +26,8 @@ def test_every_gpu_test_is_collected_where_packages_are_missing() -> None:
     done = collect("-m", "gpu", "tests")
     assert done.returncode == 0, done.stdout[-3000:] + done.stderr
     collected = {line.partition("::")[0] for line in done.stdout.splitlines() if "::" in line}
-    files = {str(path.relative_to(ROOT)) for path in (ROOT / "tests").rglob("test_*.py") if "pytest.mark.gpu" in path.read_text()}
+    marks = re.compile(r"pytest\.mark\.gpu|backend_(marks|param)\(")
+    files = {str(path.relative_to(ROOT)) for path in (ROOT / "tests").rglob("test_*.py") if marks.search(path.read_text())}
     needs_grammars = "tests/sampling/test_grammar.py"  # nothing to run there without llguidance
     assert files - {needs_grammars, str(Path(__file__).relative_to(ROOT))} <= collected
     assert {f"tests/gpu/test_gpu_{name}.py" for name in ("engine", "families", "kv_content")} <= collected
@@ -45,20 +47,36 @@ model_runner.ModelRunner.__init__ = refuse
 """
 
 
-def test_a_backend_that_is_missing_or_fails_on_a_device_is_a_failure(tmp_path: Path) -> None:
-    """With a device that is pretended and no FlashInfer: nothing is skipped as if all were well."""
+def run_without_backends(tmp_path: Path, required: str) -> str:
+    """The last line of what pytest prints, with a device that is pretended, no FlashInfer, and every runner refused."""
     (tmp_path / "failing_backends.py").write_text(FAILING_BACKENDS)
     files = ("tests/runner/test_graphs_gpu.py", "tests/attention/test_flashinfer_gpu.py")
     command = [sys.executable, "-m", "pytest", "-p", "failing_backends", "-m", "gpu", "-q", "--tb=no", "-p", "no:cacheprovider"]
-    env = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST")}
+    env = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST")} | {REQUIRE: required}
     path = os.pathsep.join([str(tmp_path), str(ROOT / "tests"), env.get("PYTHONPATH", "")])
     done = subprocess.run([*command, *files], cwd=ROOT, env={**env, "PYTHONPATH": path}, capture_output=True, text=True, timeout=200)
-    last = done.stdout.splitlines()[-1]
     assert done.returncode == 1, done.stdout[-2000:]
+    return done.stdout.splitlines()[-1]
+
+
+def test_a_backend_that_is_required_is_never_skipped(tmp_path: Path) -> None:
+    last = run_without_backends(tmp_path, "flashinfer,triton")
     assert "passed" not in last
-    assert "skipped" not in last, done.stdout[-2000:]
-    for case in params(ON_CUDA):
-        assert {mark.kwargs["reason"] for mark in case.marks if mark.name == "skipif"} == {"needs a CUDA device"}
+    assert "skipped" not in last
+
+
+def test_a_backend_that_is_not_installed_is_skipped_and_one_that_fails_is_not(tmp_path: Path) -> None:
+    last = run_without_backends(tmp_path, "")
+    assert "passed" not in last
+    assert re.match(r"\d+ failed, \d+ skipped", last)
+
+
+def test_why_a_backend_is_skipped(monkeypatch: pytest.MonkeyPatch) -> None:
+    installed = {"triton"}
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: name in installed or None)
+    assert why_missing("triton", {}) is why_missing("torch_native", {}) is None
+    assert why_missing("flashinfer", {REQUIRE: "triton"}) == f"flashinfer is not installed, and {REQUIRE} does not name flashinfer"
+    assert why_missing("flashinfer", {REQUIRE: "triton,flashinfer"}) is None
 
 
 def test_other_runs_do_not_skip_what_they_cannot_import() -> None:

@@ -9,6 +9,7 @@ import signal
 
 import pytest
 import torch
+from attention_backends import backend_marks
 from gpu_cases import BFLOAT16, FLOAT32, Case, save_small
 from test_gpu_families import assert_generates
 
@@ -21,7 +22,7 @@ CASES = [
     pytest.param(Case("cuda", "torch_native", "float32", FLOAT32), id="float32", marks=TWO_DEVICES),
     pytest.param(Case("cuda", "triton", "bfloat16", BFLOAT16), id="graphs", marks=TWO_DEVICES),
     pytest.param(Case("cuda", "triton", "bfloat16", BFLOAT16, records=False), id="eager", marks=TWO_DEVICES),
-    pytest.param(Case("cuda", "flashinfer", "bfloat16", BFLOAT16), id="flashinfer", marks=TWO_DEVICES),
+    pytest.param(Case("cuda", "flashinfer", "bfloat16", BFLOAT16), id="flashinfer", marks=TWO_DEVICES + backend_marks("flashinfer")),
 ]
 DEVICES = [pytest.param("cpu", marks=pytest.mark.slow), pytest.param("cuda", marks=TWO_DEVICES)]
 BACKENDS = {"cpu": "torch_native", "cuda": "triton"}

@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from attention_backends import backend_param
 from driver import GREEDY, Driver, sampled
 from every_draft import use_every_draft
 from test_drafts import Drafts, OfAModel, random_requests, run
@@ -31,7 +32,7 @@ from aengine.speculation.by_model import ModelDrafter
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]
 
-BACKENDS = ("flashinfer", "triton")
+BACKENDS = [backend_param("flashinfer"), backend_param("triton")]
 SIZES = (1, 2, 5, 8, 20)
 MODEL = {
     "architectures": ["Qwen3ForCausalLM"],

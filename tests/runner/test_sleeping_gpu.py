@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from attention_backends import backend_param
 from driver import Driver
 from test_graphs_gpu import cuda_runner
 from test_graphs_gpu import model_dir as model_dir
@@ -21,7 +22,7 @@ BACKENDS = [("triton", {}), ("flashinfer", {}), ("triton", {"quantization": "fp8
 
 
 @pytest.mark.parametrize("levels", [[1], [2], [1, 2]])
-@pytest.mark.parametrize(("backend", "options"), BACKENDS)
+@pytest.mark.parametrize(("backend", "options"), [backend_param(*one) for one in BACKENDS])
 def test_tokens_are_the_same(model_dir: pathlib.Path, backend: str, options: dict[str, Any], levels: list[int]) -> None:
     if options is DRAFT:
         options = {**DRAFT, "speculative_model": str(model_dir)}
