@@ -90,7 +90,7 @@ class EngineConfig:
     graph_sizes: Annotated[tuple[int, ...] | None, _GRAPH_SIZES] = None
     """On CUDA: numbers of sequences for which decode steps are captured as graphs; a step uses the smallest that fits. Default: 1, 2, 4,
     8 to 256 by 8, then in coarser steps up to max_num_seqs, which is always one of them."""
-    graph_tokens: Annotated[int, integer(0, 8192)] = 512
+    graph_tokens: Annotated[int, integer(0, 8192)] = 2048
     """On CUDA: steps with prompt tokens, up to this many tokens, run as pieces of graphs that are captured between the attention of two
     layers. 0: no such graphs."""
     load_format: Annotated[str, one_of("auto", "safetensors", "pt", "dummy")] = "auto"

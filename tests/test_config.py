@@ -96,7 +96,7 @@ def test_defaults() -> None:
         "max_drafts": 8,
         "eager": False,
         "graph_sizes": None,
-        "graph_tokens": 512,
+        "graph_tokens": 2048,
         "load_format": "auto",
         "model_impl": "auto",
         "skip_self_check": False,

@@ -53,13 +53,13 @@ def decode_sizes(most: int) -> tuple[int, ...]:
 
 
 def token_sizes(most: int) -> tuple[int, ...]:
-    """16, 32, then powers of two and what is halfway between them; `most` is the last. None for 0."""
+    """16, 32, 64, 96, 128, 192, 256, every 128th up to 2,048, then every 256th; `most` is the last. None for 0.
+
+    Products of so many tokens take what arithmetic takes, in tiles of 128 or 256 tokens, so that this padding is hardly seen.
+    """
     if most == 0:
         return ()
-    sizes, power = [16, 32], 64
-    while sizes[-1] < most:
-        sizes += [power, power + power // 2]
-        power *= 2
+    sizes = (16, 32, 64, 96, 128, 192, *range(256, 2048, 128), *range(2048, most, 256))
     return (*(size for size in sizes if size < most), most)
 
 
@@ -75,7 +75,7 @@ class GraphBytes:
 
     buffers: int
     rows: tuple[int, ...]  # by graph of decodes, largest first; those after the first use its memory again
-    tokens: tuple[int, ...]  # by graph of steps with prompt tokens, largest first
+    tokens: tuple[int, ...]  # by graph of steps with prompt tokens, in the same way
 
     def __add__(self, other: GraphBytes) -> GraphBytes:
         """Of two models with graphs of the same sizes."""
@@ -88,13 +88,12 @@ class GraphBytes:
     def of_all(self, sizes: GraphSizes) -> int:
         """What graphs of all sizes would take, when these are of the two largest of each kind, or of all there are.
 
-        The other decodes take what the second took; in pieces each layer keeps its tokens, so what they take goes with their number.
+        The others take what the second of their kind took.
         """
         total = self.total()
-        if len(sizes.rows) > 2:
-            total += self.rows[1] * len(sizes.rows[:-2])
-        if len(sizes.tokens) > 2:
-            total += -(-self.tokens[1] * sum(sizes.tokens[:-2]) // sizes.tokens[-2])
+        for taken, every in ((self.rows, sizes.rows), (self.tokens, sizes.tokens)):
+            if len(every) > 2:
+                total += taken[1] * len(every[:-2])
         return total
 
 

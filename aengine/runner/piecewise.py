@@ -35,24 +35,21 @@ class _Attention:
 
     def attend(self, layer: int, query: Tensor, sinks: Tensor | None = None) -> Tensor:
         assert self._written is not None, "a layer writes before it attends"
-        key, value = self._written
+        (key, value), self._written = self._written, None
         out = self._out[: len(query)]
 
-        def run() -> None:
+        def run(query: Tensor, key: Tensor, value: Tensor) -> None:
             if self.step is not None:
                 count = self.num_tokens
                 self.step.write(layer, key[:count], value[:count])
                 out[:count].copy_(self.step.attend(layer, query[:count], sinks))
 
-        self.pieces.interrupt(run)
+        self.pieces.interrupt(run, query, key, value)
         return out
 
 
 class PiecewiseGraphs:
-    """`record` makes the graphs of one size, largest size first; from then on `forward` uses them.
-
-    Queries, keys and values of every layer and size keep their memory, since attention reads them between the pieces.
-    """
+    """`record` makes the graphs of one size, largest size first; from then on `forward` uses them."""
 
     def __init__(self, model: TorchModel, spec: AttentionSpec, sizes: tuple[int, ...], capture: Capture, shard: Shard = WHOLE) -> None:
         """`sizes`: numbers of tokens, ascending. `shard`: what the model is of the whole one."""
@@ -77,6 +74,7 @@ class PiecewiseGraphs:
         given = None if self._given is None else self._given[:size]
         batch = ForwardBatch(self._input_ids[:size], positions, positions[:0], self._attention, slots, next_slots, given)
         pieces.record(lambda: self._write_hidden(batch))
+        del self._attention.pieces  # whose actions refer to `_attention`
         pieces.replay()  # the first replay takes time and device memory
         self._pieces[size] = pieces
         return True

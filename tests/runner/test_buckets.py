@@ -35,10 +35,13 @@ def test_sizes_of_steps_with_prompt_tokens() -> None:
     assert token_sizes(40) == (16, 32, 40)
     assert token_sizes(512) == (16, 32, 64, 96, 128, 192, 256, 384, 512)
     assert token_sizes(600)[-3:] == (384, 512, 600)
-    for most in range(1, 3000, 11):
+    assert len(token_sizes(2048)) == 21
+    assert token_sizes(3000)[-6:] == (1920, 2048, 2304, 2560, 2816, 3000)
+    for most in range(1, 9000, 11):
         sizes = token_sizes(most)
         assert sizes[-1] == most
         assert list(sizes) == sorted(set(sizes))
+        assert all(high - low <= 128 or high - low <= low // 8 for low, high in itertools.pairwise(sizes)), "little padding"
 
 
 def test_sizes_of_a_configuration() -> None:
@@ -59,7 +62,7 @@ def test_the_smallest_that_fits(count: int, size: int | None) -> None:
 def test_bytes_of_all_graphs_from_those_of_the_largest() -> None:
     sizes = GraphSizes((1, 2, 4, 8), (16, 32, 64))
     assert sizes.largest_two() == GraphSizes((4, 8), (32, 64))
-    assert GraphBytes(1000, (100, 10), (50, 7)).of_all(sizes) == 1000 + 100 + 3 * 10 + 50 + 7 + 4  # 7 * 16 / 32, rounded up
+    assert GraphBytes(1000, (100, 10), (50, 7)).of_all(sizes) == 1000 + 100 + 3 * 10 + 50 + 2 * 7
     few = GraphSizes((8,), (32, 64))
     assert few.largest_two() == few
     assert GraphBytes(1000, (100,), (50, 7)).of_all(few) == GraphBytes(1000, (100,), (50, 7)).total() == 1157

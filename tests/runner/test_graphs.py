@@ -6,10 +6,12 @@ shows as wrong tokens here as it would on a GPU.
 
 from __future__ import annotations
 
+import gc
 import itertools
 import logging
 import math
 import pathlib
+import weakref
 from dataclasses import replace
 from typing import Any
 
@@ -22,6 +24,7 @@ from reference import save_tiny
 from replays import count_replays, graphs_of
 from slow_cases import slow_but
 from test_greedy import make_runner
+from torch.multiprocessing.reductions import StorageWeakRef
 from workloads import VOCAB, compare_with_eager, random_steps
 
 from aengine.attention import AttentionStep, build_layout
@@ -29,7 +32,7 @@ from aengine.config import EngineConfig
 from aengine.runner import device_model
 from aengine.runner.base import Step
 from aengine.runner.buckets import GraphSizes
-from aengine.runner.capture import Pieces
+from aengine.runner.capture import Pieces, Replay
 from aengine.runner.decode_graphs import StagingBuffer
 from aengine.runner.model_runner import ModelRunner
 from aengine.scheduler.plan import StepPlan
@@ -371,6 +374,31 @@ def test_without_graphs_where_one_cannot_be_recorded(
     assert len(caplog.records) == 1
 
 
+class NothingRecorded(EagerCapture):
+    """Keeps no results of operations, as a graph does not."""
+
+    def begin(self) -> None:
+        pass
+
+    def end(self) -> Replay:
+        return lambda: None
+
+
+def test_graphs_that_are_dropped_are_gone(tiny: pathlib.Path) -> None:
+    """Without the garbage collector: their memory is needed at once, and other ranks wait until they are gone."""
+    runner = graph_runner(tiny)
+    graphs = graphs_of(runner)
+    every = [weakref.ref(each) for each in (graphs.decodes, graphs.pieces, *graphs.pieces._pieces.values())]
+    del graphs
+    gc.collect()
+    gc.disable()
+    try:
+        runner._executor._drop_graphs()
+        assert all(each() is None for each in every)
+    finally:
+        gc.enable()
+
+
 class TestPieces:
     def test_parts_and_interruptions_in_order(self) -> None:
         a, b = torch.zeros(1), torch.zeros(1)
@@ -397,7 +425,7 @@ class TestPieces:
 
         def work() -> None:
             first, second = (x * 2.0).chunk(2)  # views of what each replay computes anew
-            pieces.interrupt(lambda: seen.append(first.clone()))
+            pieces.interrupt(lambda made: seen.append(made.clone()), first)
             out[:2].copy_(first)
             out[2:].copy_(second)
 
@@ -406,6 +434,30 @@ class TestPieces:
         pieces.replay()
         assert seen[-1].tolist() == [2.0, 4.0]
         assert out.tolist() == [2.0, 4.0, 6.0]
+
+    @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+    def test_memory_that_the_work_gives_up_is_not_kept(self, dtype: torch.dtype) -> None:
+        made: list[StorageWeakRef] = []
+        seen = []
+        pieces = Pieces(NothingRecorded(CPU))
+
+        def work() -> None:
+            whole = torch.arange(24, dtype=dtype).view(4, 6)
+            made.append(StorageWeakRef(whole.untyped_storage()))
+            part = whole[1:, 2:].t()
+            pieces.interrupt(lambda *given: seen.append([(*map(describe, given),), given[0].tolist()]), part, whole)
+            seen.append((describe(part), describe(whole)))
+            assert not made[-1].expired()
+
+        def describe(tensor: torch.Tensor) -> tuple[object, ...]:
+            return tensor.data_ptr(), tensor.dtype, tensor.shape, tensor.stride()
+
+        pieces.record(work)
+        assert all(each.expired() for each in made)
+        assert [given for given, _ in seen[::2]] == seen[1::2]
+        assert all(values == torch.arange(24, dtype=dtype).view(4, 6)[1:, 2:].t().tolist() for _, values in seen[::2])
+        pieces.replay()
+        assert seen[-1][0] == seen[-2], "where it was, whoever has the memory now"
 
     @pytest.mark.parametrize("within", ["piece", "interruption"])
     def test_an_error_ends_the_recording(self, within: str) -> None:
@@ -418,7 +470,7 @@ class TestPieces:
 
         def work() -> None:
             calls.append(1)
-            if len(calls) == 3:
+            if len(calls) == 2:
                 fail() if within == "piece" else pieces.interrupt(fail)
 
         with pytest.raises(ValueError, match="on purpose"):
