@@ -177,6 +177,14 @@ class AttentionBackend(ABC):
         not support graphs.
         """
 
+    def is_uneven(self, layout: StepLayout) -> bool:
+        """Whether the graph of `uneven_graph_step` computes these decodes faster than that of `graph_step`."""
+        return False
+
+    def uneven_graph_step(self, buffers: AttentionMetadata) -> GraphStep | None:
+        """As `graph_step`, by kernels for rows whose lengths differ much, or that share pages. None: there are no others."""
+        return None
+
     def _run_once(self) -> None:
         """A step of one decoding row and a prefill of two tokens, on a pool of its own, in one layer of every `Scoring`: builds and loads
         all that a model needs, so that nothing is compiled or allocated for the first time in a step or while a graph is captured."""

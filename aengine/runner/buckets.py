@@ -9,6 +9,7 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import zip_longest
 from typing import Generic, TypeVar
 
 import numpy as np
@@ -24,10 +25,11 @@ _ALIGNMENT = 32  # int32 numbers: 128 bytes, the alignment that kernels may rely
 
 @dataclass(frozen=True, slots=True)
 class GraphSizes:
-    """The sizes of steps for which graphs are recorded. Both ascending; `tokens` may be empty."""
+    """The sizes of steps for which graphs are recorded. All ascending; `tokens` and `uneven` may be empty."""
 
     rows: tuple[int, ...]  # of decode steps, and of those that verify drafts
     tokens: tuple[int, ...]  # of steps with prompt tokens
+    uneven: tuple[int, ...] = ()  # as `rows`, of steps whose lengths differ much, where the attention backend has other kernels for them
 
     @classmethod
     def of(
@@ -37,11 +39,11 @@ class GraphSizes:
         `_VERIFIED_TOKENS` of them, since drafts do not pay in wider steps."""
         most = max(max_num_seqs, min(max_num_seqs * (1 + most_drafts), _VERIFIED_TOKENS, max_num_batched_tokens))
         rows = tuple(sorted(set(graph_sizes))) if graph_sizes is not None else decode_sizes(most)
-        return cls(rows, token_sizes(min(graph_tokens, max_num_batched_tokens)))
+        return cls(rows, token_sizes(min(graph_tokens, max_num_batched_tokens)), uneven_sizes(rows[-1]))
 
     def largest_two(self) -> GraphSizes:
         """The largest two of each kind."""
-        return GraphSizes(self.rows[-2:], self.tokens[-2:])
+        return GraphSizes(self.rows[-2:], self.tokens[-2:], self.uneven[-2:])
 
 
 def decode_sizes(most: int) -> tuple[int, ...]:
@@ -63,6 +65,11 @@ def token_sizes(most: int) -> tuple[int, ...]:
     return (*(size for size in sizes if size < most), most)
 
 
+def uneven_sizes(most: int) -> tuple[int, ...]:
+    """Powers of two from 64 on; `most` is the last. None below 32, where rows are split over all multiprocessors anyway."""
+    return (*(1 << power for power in range(6, (most - 1).bit_length())), most) if most >= 32 else ()
+
+
 def fitting(sizes: Sequence[int], count: int) -> int | None:
     """The smallest of the ascending `sizes` that holds `count`."""
     at = bisect_left(sizes, count)
@@ -76,14 +83,15 @@ class GraphBytes:
     buffers: int
     rows: tuple[int, ...]  # by graph of decodes, largest first; those after the first use its memory again
     tokens: tuple[int, ...]  # by graph of steps with prompt tokens, in the same way
+    uneven: tuple[int, ...] = ()  # by graph of uneven decodes; none where the attention backend has no other kernels for them
 
     def __add__(self, other: GraphBytes) -> GraphBytes:
         """Of two models with graphs of the same sizes."""
-        rows, tokens = (tuple(map(sum, zip(*each, strict=True))) for each in ((self.rows, other.rows), (self.tokens, other.tokens)))
-        return GraphBytes(self.buffers + other.buffers, rows, tokens)
+        pairs = (self.rows, other.rows), (self.tokens, other.tokens), (self.uneven, other.uneven)
+        return GraphBytes(self.buffers + other.buffers, *(tuple(map(sum, zip_longest(*pair, fillvalue=0))) for pair in pairs))
 
     def total(self) -> int:
-        return self.buffers + sum(self.rows) + sum(self.tokens)
+        return self.buffers + sum(self.rows) + sum(self.tokens) + sum(self.uneven)
 
     def of_all(self, sizes: GraphSizes) -> int:
         """What graphs of all sizes would take, when these are of the two largest of each kind, or of all there are.
@@ -91,8 +99,8 @@ class GraphBytes:
         The others take what the second of their kind took.
         """
         total = self.total()
-        for taken, every in ((self.rows, sizes.rows), (self.tokens, sizes.tokens)):
-            if len(every) > 2:
+        for taken, every in ((self.rows, sizes.rows), (self.tokens, sizes.tokens), (self.uneven, sizes.uneven)):
+            if len(taken) > 1:
                 total += taken[1] * len(every[:-2])
         return total
 

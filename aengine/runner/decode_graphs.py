@@ -23,7 +23,7 @@ from aengine.kernels.upload import upload
 from aengine.models.decoder import ForwardBatch
 from aengine.parallel.shard import WHOLE, Shard
 from aengine.runner.base import IntArray, Step
-from aengine.runner.buckets import DecodeArrays, DecodeFrame, aligned, fitting
+from aengine.runner.buckets import DecodeArrays, DecodeFrame, GraphSizes, aligned, fitting
 from aengine.runner.capture import Capture, Pieces
 from aengine.runner.torch_models import TorchModel
 
@@ -77,22 +77,23 @@ class _Graph:
 
 
 class DecodeGraphs:
-    """`record` makes a graph of one size, largest size first; from then on `run` uses it."""
+    """`record` makes a graph of one size, largest size first; from then on `run` uses it. `record_uneven` does so for the other kernels of
+    the attention backend, if it has any."""
 
     def __init__(
         self,
         model: TorchModel,
         backend: AttentionBackend,
-        sizes: tuple[int, ...],
+        sizes: GraphSizes,
         last_tokens: Tensor,
         pages_per_row: int,
         capture: Capture,
         num_rows: int,
         shard: Shard = WHOLE,
     ) -> None:
-        """`sizes`: numbers of rows, ascending. `last_tokens`: int32 on the device: by row, then room for the given ids of a step, then that
-        of the spare row, which belongs to no sequence. `pages_per_row`: the most that a row may have. `num_rows`: those of sequences.
-        `shard`: what the model is of the whole one."""
+        """`sizes`: those of `rows` and `uneven` count. `last_tokens`: int32 on the device: by row, then room for the given ids of a step,
+        then that of the spare row, which belongs to no sequence. `pages_per_row`: the most that a row may have. `num_rows`: those of
+        sequences. `shard`: what the model is of the whole one."""
         self._model = model
         self._backend = backend
         self._sizes = sizes
@@ -100,7 +101,7 @@ class DecodeGraphs:
         self._capture = capture
         self._num_rows = num_rows
         self._spare_row = len(last_tokens) - 1
-        largest = sizes[-1]
+        largest = sizes.rows[-1]
         device, dtype = backend.spec.device, backend.spec.dtype
         self._frame = DecodeFrame(largest, backend.spec.num_groups)
         self._num_pages = aligned(largest * pages_per_row)  # in each group, that the inputs have room for
@@ -116,9 +117,17 @@ class DecodeGraphs:
         self._logits = torch.zeros(largest if one_stage else 0, vocab_size, dtype=dtype, device=device)
         self._tokens = torch.zeros(largest, dtype=torch.int64, device=device)
         self._graphs: dict[int, _Graph] = {}
+        self._uneven: dict[int, _Graph] = {}
 
     def record(self, size: int) -> bool:
         """For steps of up to `size` rows; `size` is one of the sizes. False: the attention backend is not for graphs."""
+        return self._record(size, self._backend.graph_step, self._graphs)
+
+    def record_uneven(self, size: int) -> bool:
+        """The same for uneven steps. False: the attention backend has no other kernels for them."""
+        return self._record(size, self._backend.uneven_graph_step, self._uneven)
+
+    def _record(self, size: int, step_over: Callable[[AttentionMetadata], GraphStep | None], graphs: dict[int, _Graph]) -> bool:
         no_rows = np.zeros(0, dtype=np.int32)
         no_pages = np.zeros((self._frame.num_groups, 1, 1), dtype=np.int32)
         nothing = build_layout(no_rows, 0, no_rows, no_rows, no_pages, self._backend.spec.page_size)
@@ -132,29 +141,28 @@ class DecodeGraphs:
             last_page_len=inputs.last_page_len,
             slot_mapping=inputs.slot_mapping,
         )
-        step = self._backend.graph_step(metadata)
+        step = step_over(metadata)
         if step is None:
             return False
         graph = _Graph(inputs, step, Pieces(self._capture))
         self._prepare(graph, nothing, no_rows, size)
         graph.pieces.record(lambda: self._forward(inputs, size, step))
         graph.pieces.replay()  # the first replay takes time and device memory
-        self._graphs[size] = graph
+        graphs[size] = graph
         return True
 
     def run(self, step: Step, token_ids: Tensor, next_slots: Tensor | None = None, inputs: Tensor | None = None) -> Forward | None:
         """`token_ids` int32 are those of the step, on the device; `next_slots` and `inputs` as of `ForwardBatch`. None: no graph holds
         it."""
         layout, places, count = step.layout, step.rows, step.layout.num_tokens
-        size = fitting(self._sizes, count)
-        if size is None:
+        if count > self._sizes.rows[-1]:
             return None
-        graph = self._graphs[size]
         only_decodes = len(token_ids) == 0
         if not only_decodes:
             given = np.arange(self._num_rows, self._num_rows + len(token_ids), dtype=np.int32)
             layout, places = as_decodes(layout), np.concatenate((step.rows[: layout.num_decodes], given))
             self._last_tokens[self._num_rows : self._num_rows + len(token_ids)].copy_(token_ids)
+        graph, size = self._graph_for(layout)
         if next_slots is not None:
             self._next_slots[:count].copy_(next_slots)
             self._next_slots[count:size].fill_(-1)
@@ -174,6 +182,15 @@ class DecodeGraphs:
         if self._hidden is not None:
             return Forward(logits, indices, rows, positions, hidden=self._hidden[:count])
         return Forward(logits, indices, rows, positions, greedy_tokens=self._tokens.index_select(0, indices))
+
+    def _graph_for(self, layout: StepLayout) -> tuple[_Graph, int]:
+        """The smallest that holds a step of decodes, and its size."""
+        if self._uneven and self._backend.is_uneven(layout):
+            graphs, size = self._uneven, fitting(self._sizes.uneven, layout.num_rows)
+        else:
+            graphs, size = self._graphs, fitting(self._sizes.rows, layout.num_rows)
+        assert size is not None, "the largest graphs of both kinds hold as many rows"
+        return graphs[size], size
 
     def _prepare(self, graph: _Graph, layout: StepLayout, rows: IntArray, size: int) -> None:
         frame, num_pages = self._frame, layout.kv_indices.shape[1] + size - layout.num_rows

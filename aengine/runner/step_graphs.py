@@ -5,9 +5,9 @@ from __future__ import annotations
 import logging
 import sys
 import time
+from collections.abc import Callable
 from typing import NamedTuple
 
-import numpy as np
 from torch import Tensor
 
 from aengine.attention import AttentionBackend
@@ -25,6 +25,15 @@ _log = logging.getLogger("aengine")
 class StepGraphs(NamedTuple):
     decodes: DecodeGraphs
     pieces: PiecewiseGraphs | None
+
+
+class _Kind(NamedTuple):
+    """Graphs of one kind, all sizes of which are recorded, or none."""
+
+    record: Callable[[int], bool]
+    sizes: tuple[int, ...]
+    what: str
+    taken: list[int]  # bytes, of those that are recorded
 
 
 def record_graphs(
@@ -45,28 +54,31 @@ def record_graphs(
     from tqdm import tqdm  # type: ignore[import-untyped]
 
     begin = time.perf_counter()
-    used = [capture.memory()]
-    decodes = DecodeGraphs(model, backend, sizes.rows, last_tokens, pages_per_row, capture, num_rows, shard)
+    used = capture.memory()
+    decodes = DecodeGraphs(model, backend, sizes, last_tokens, pages_per_row, capture, num_rows, shard)
     pieces = PiecewiseGraphs(model, backend.spec, sizes.tokens, capture, shard) if sizes.tokens else None
-    used.append(capture.memory())
-    graphs = [(decodes.record, size, "sequences") for size in reversed(sizes.rows)]
-    if pieces is not None:
-        graphs += [(pieces.record, size, "tokens") for size in reversed(sizes.tokens)]
+    buffers = capture.memory() - used
+    rows = _Kind(decodes.record, sizes.rows, "sequences", [])
+    uneven = _Kind(decodes.record_uneven, sizes.uneven, "uneven sequences", [])
+    tokens = None if pieces is None else _Kind(pieces.record, sizes.tokens, "tokens", [])
+    graphs = [(kind, size) for kind in (rows, tokens, uneven) if kind is not None for size in reversed(kind.sizes)]
     with capture.session():
-        for record, size, what in tqdm(graphs, desc="Recording graphs", unit="graph", leave=False, disable=not sys.stderr.isatty()):
+        for kind, size in tqdm(graphs, desc="Recording graphs", unit="graph", leave=False, disable=not sys.stderr.isatty()):
+            used = capture.memory()
             try:
-                recorded = record(size)
+                recorded = kind.record(size)
             except Exception as error:
-                raise RuntimeError(f"recording a graph for {size} {what} failed: {error}") from error
-            if not recorded:
+                raise RuntimeError(f"recording a graph for {size} {kind.what} failed: {error}") from error
+            if recorded:
+                kind.taken.append(capture.memory() - used)
+            elif kind is rows:
                 _log.info("no graphs: the attention backend %s does not support them", backend.name)
                 return None
-            used.append(capture.memory())
-    buffers, *each = np.diff(used).tolist()
-    taken = GraphBytes(buffers, tuple(each[: len(sizes.rows)]), tuple(each[len(sizes.rows) :]))
+    taken = GraphBytes(buffers, tuple(rows.taken), tuple(tokens.taken if tokens else ()), tuple(uneven.taken))
     _log.info(
-        "recorded graphs of decode steps for %s sequences and of steps for %s tokens in %.1f s: %s",
+        "recorded graphs of decode steps for %s sequences%s and of steps for %s tokens in %.1f s: %s",
         _range(sizes.rows),
+        f", or {_range(sizes.uneven)} of uneven lengths," if uneven.taken else "",
         _range(sizes.tokens),
         time.perf_counter() - begin,
         show_bytes(taken.total()),

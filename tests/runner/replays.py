@@ -17,6 +17,7 @@ def count_replays(runner: ModelRunner) -> dict[tuple[str, int], int]:
     graphs = graphs_of(runner)
     counts: dict[tuple[str, int], int] = {}
     every = {("decode", size): graph.pieces for size, graph in graphs.decodes._graphs.items()}
+    every |= {("uneven", size): graph.pieces for size, graph in graphs.decodes._uneven.items()}
     every |= {("pieces", size): pieces for size, pieces in graphs.pieces._pieces.items()}
     for key, pieces in every.items():
         counts[key] = 0

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from aengine.attention import StepLayout, build_layout
-from aengine.runner.buckets import DecodeArrays, DecodeFrame, GraphBytes, GraphSizes, decode_sizes, fitting, token_sizes
+from aengine.runner.buckets import DecodeArrays, DecodeFrame, GraphBytes, GraphSizes, decode_sizes, fitting, token_sizes, uneven_sizes
 
 GROUPS = 2
 SPARE = 77
@@ -48,9 +48,18 @@ def test_sizes_of_a_configuration() -> None:
     assert GraphSizes.of(None, 512, 4, 2048) == GraphSizes((1, 2, 4), token_sizes(512))
     assert GraphSizes.of((8, 2, 8), 512, 16, 100) == GraphSizes((2, 8), token_sizes(100))
     assert GraphSizes.of((3,), 0, 16, 100) == GraphSizes((3,), ())
+    assert GraphSizes.of(None, 0, 256, 2048).uneven == (64, 128, 256)
     assert GraphSizes.of(None, 0, 6, 100, most_drafts=4).rows == (1, 2, 4, 8, 16, 24, 30), "of steps that verify drafts, too"
     assert GraphSizes.of(None, 0, 100, 2048, most_drafts=4).rows[-1] == 128
     assert GraphSizes.of(None, 0, 200, 2048, most_drafts=4).rows[-1] == 200
+
+
+def test_sizes_of_uneven_steps() -> None:
+    assert uneven_sizes(31) == ()
+    assert uneven_sizes(32) == (32,)
+    assert uneven_sizes(64) == (64,)
+    assert uneven_sizes(65) == (64, 65)
+    assert uneven_sizes(300) == (64, 128, 256, 300)
 
 
 @pytest.mark.parametrize(("count", "size"), [(1, 2), (2, 2), (3, 8), (8, 8), (9, None)])
@@ -68,6 +77,11 @@ def test_bytes_of_all_graphs_from_those_of_the_largest() -> None:
     assert GraphBytes(1000, (100,), (50, 7)).of_all(few) == GraphBytes(1000, (100,), (50, 7)).total() == 1157
     assert GraphBytes(1, (2, 3), ()) + GraphBytes(10, (20, 30), ()) == GraphBytes(11, (22, 33), ())
     assert GraphBytes(5, (2,), ()).of_all(GraphSizes((8,), ())) == 7
+    uneven = GraphSizes((256,), (), (64, 128, 256))
+    assert uneven.largest_two() == GraphSizes((256,), (), (128, 256))
+    assert GraphBytes(5, (2,), (), (20, 3)).of_all(uneven) == 5 + 2 + 20 + 3 + 3
+    assert GraphBytes(5, (2,), ()).of_all(uneven) == 7, "there are no other kernels"
+    assert GraphBytes(5, (2,), (), (20, 3)) + GraphBytes(5, (2,), ()) == GraphBytes(10, (4,), (), (20, 3))
 
 
 def random_decodes(rng: np.random.Generator, count: int, page_size: int) -> tuple[StepLayout, np.ndarray]:

@@ -27,7 +27,7 @@ from test_greedy import make_runner
 from torch.multiprocessing.reductions import StorageWeakRef
 from workloads import VOCAB, compare_with_eager, random_steps
 
-from aengine.attention import AttentionStep, build_layout
+from aengine.attention import AttentionStep, StepLayout, TorchNativeBackend, build_layout
 from aengine.config import EngineConfig
 from aengine.runner import device_model
 from aengine.runner.base import Step
@@ -293,6 +293,29 @@ def test_a_backend_that_is_not_for_graphs(tiny: pathlib.Path, monkeypatch: pytes
         "no graphs: the attention backend torch_native does not support them"
     ]
     assert random_steps(runner, 2, 20) == random_steps(eager_runner(tiny), 2, 20)
+
+
+def test_uneven_decodes_have_graphs_of_their_own(
+    tiny: pathlib.Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The backend says which steps these are, by lengths without padding."""
+    caplog.set_level(logging.INFO, logger="aengine")
+    seen: list[bool] = []
+
+    def is_uneven(backend: TorchNativeBackend, layout: StepLayout) -> bool:
+        seen.append(int(layout.seq_lens.max()) >= 2 * int(layout.seq_lens.min()))
+        return seen[-1]
+
+    monkeypatch.setattr(TorchNativeBackend, "is_uneven", is_uneven)
+    monkeypatch.setattr(TorchNativeBackend, "uneven_graph_step", lambda *given: FromBuffers(*given))
+    runner = graph_runner(tiny, max_num_seqs=70, graph_sizes=(1, 8, 70))
+    assert sum(", or 64..70 (2) of uneven lengths, and of steps for" in message for message in caplog.messages) == 1
+    counts = count_replays(runner)
+    assert random_steps(runner, 3, 36, most=70) == random_steps(eager_runner(tiny, max_num_seqs=70), 3, 36, most=70)
+    replayed = {kind: sum(count for (of, _), count in counts.items() if of == kind) for kind in ("decode", "uneven")}
+    assert replayed["uneven"] == sum(seen) > 3
+    assert replayed["decode"] == len(seen) - sum(seen) > 3
+    assert counts["uneven", 64] > 0
 
 
 def test_without_a_recorder_nothing_is_recorded(tiny: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
