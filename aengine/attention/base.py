@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from aengine.attention.metadata import AttentionMetadata, StepLayout, build_layout
-from aengine.kernels.paged_cache import SCALE_BYTES, PagedCache, Scoring, as_bytes
+from aengine.kernels.paged_cache import SCALE_BYTES, KvTarget, PagedCache, Scoring, as_bytes
 from aengine.kernels.upload import to_device
 from aengine.kernels.warm_memory import lazy_bytes
 
@@ -85,11 +85,14 @@ class AttentionStep(Protocol):
         """Stores [T, num_kv_heads, head_dim] keys and [T, num_kv_heads, value_dim] values at the step's slots; tokens with slot -1 are
         skipped."""
 
+    def target(self, layer: int) -> KvTarget | None:
+        """Where `write` stores a layer's keys and values, for kernels that do so in its place; None: nothing else can."""
+
     def attend(self, layer: int, query: Tensor, sinks: Tensor | None = None) -> Tensor:
         """Causal attention of the [T, num_heads, head_dim] queries over their rows' pages; returns [T, num_heads, value_dim].
 
-        `sinks` [num_heads] are the scores of a layer whose `Scoring` has sinks. Reads what `write` of this step and of all steps before
-        stored, and nothing beyond a row's length.
+        `sinks` [num_heads] are the scores of a layer whose `Scoring` has sinks. Reads what was written in this step and in all steps
+        before, and nothing beyond a row's length.
         """
 
 

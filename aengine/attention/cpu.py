@@ -116,6 +116,9 @@ class _Step:
         op.query, op.key, op.value = 0, 0, 1  # queries are neither normed nor rotated, so any buffer will do
         self._run([key, value], (library.ROTATE, op), spec.num_kv_heads * spec.value_dim)
 
+    def target(self, layer: int) -> None:
+        """Pages have a layout of their own."""
+
     def attend(self, layer: int, query: Tensor, sinks: Tensor | None = None) -> Tensor:
         spec, scoring = self._backend.spec, self._backend.spec.scoring[layer]
         scores = None if sinks is None else sinks.float().contiguous()

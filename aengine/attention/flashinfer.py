@@ -17,14 +17,14 @@ from aengine.attention.base import AttentionBackend, AttentionSpec, AttentionSte
 from aengine.attention.flashinfer_library import building, load_flashinfer, require_int32, require_kernels
 from aengine.attention.flashinfer_wrappers import DecodeWrapper, PrefillWrapper, Rows, WrapperSetup
 from aengine.attention.metadata import AttentionMetadata, StepLayout
-from aengine.kernels.paged_cache import PagedCache, Scoring, as_bytes, stored
+from aengine.kernels.paged_cache import KvTarget, Scoring, write_torch
 
 Kind = tuple[int, Scoring]
 """The group of a layer, and how it scores keys: layers of a kind have one wrapper."""
 Decodes = dict[Kind, DecodeWrapper]
-KvWrite = Callable[[Tensor, Tensor, PagedCache, Tensor], None]
-"""(key, value, cache, slots): stores [T, num_kv_heads, head_dim] keys and values at `slots` [T] int32; -1 is skipped. What is launched does
-not depend on what the tensors hold, so it may be captured in a graph."""
+KvWrite = Callable[[Tensor, Tensor, KvTarget], None]
+"""(key, value, target): stores [T, num_kv_heads, head_dim] keys and values. What is launched does not depend on what the tensors hold, so
+it may be captured in a graph."""
 
 
 class FlashInferBackend(AttentionBackend):
@@ -99,8 +99,11 @@ class _Step:
         self._num_decodes = num_decodes
 
     def write(self, layer: int, key: Tensor, value: Tensor) -> None:
+        self._backend.kv_write(key, value, self.target(layer))
+
+    def target(self, layer: int) -> KvTarget:
         group, _ = self._backend.kinds[layer]
-        self._backend.kv_write(key, value, self._backend.caches[layer], self._slots[group])
+        return KvTarget(self._backend.caches[layer], self._slots[group])
 
     def attend(self, layer: int, query: Tensor, sinks: Tensor | None = None) -> Tensor:
         kind, cache, decodes = self._backend.kinds[layer], self._backend.caches[layer], self._num_decodes
@@ -128,17 +131,9 @@ class _GraphStep(_Step):
 def _kv_write_for(device: torch.device) -> KvWrite:
     """Our Triton kernel on CUDA where triton is installed, else plain torch."""
     if device.type != "cuda":
-        return kv_write_torch
+        return write_torch
     try:
-        from aengine.kernels.triton.attention import write
+        from aengine.kernels.triton.kv_write import write
     except ImportError:
-        return kv_write_torch
+        return write_torch
     return write
-
-
-def kv_write_torch(key: Tensor, value: Tensor, cache: PagedCache, slots: Tensor) -> None:
-    """A `KvWrite`, except that tokens without a slot are written to slot 0: it is on the reserved page 0, whose contents only padding rows
-    read. Only the device knows which tokens these are, and a graph cannot leave out some."""
-    where = slots.clamp(min=0).long()
-    for new, pages, scale in ((key, cache.keys, cache.key_scale), (value, cache.values, cache.value_scale)):
-        as_bytes(pages).view(-1, *pages.shape[2:]).index_copy_(0, where, stored(new, pages.dtype, scale))

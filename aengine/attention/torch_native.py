@@ -85,6 +85,9 @@ class _Step:
         for pages, scale, new in parts[:1] if cache.latent else parts:
             _put(pages, scale, slots, new if self._written is None else new.index_select(0, self._written))
 
+    def target(self, layer: int) -> None:
+        """Pages lie in another order here."""
+
     def attend(self, layer: int, query: Tensor, sinks: Tensor | None = None) -> Tensor:
         spec = self._backend.spec
         cache, scoring, group = self._backend.caches[layer], spec.scoring[layer], spec.places[layer][0]

@@ -20,7 +20,9 @@ from aengine.attention.base import (
     first_line,
 )
 from aengine.attention.metadata import AttentionMetadata, StepLayout
+from aengine.kernels.paged_cache import KvTarget
 from aengine.kernels.triton import attention as kernels
+from aengine.kernels.triton import kv_write
 from aengine.kernels.upload import to_device
 
 
@@ -73,8 +75,11 @@ class _Step:
             self._tiles = to_device(tiles, spec.device)
 
     def write(self, layer: int, key: Tensor, value: Tensor) -> None:
+        kv_write.write(key, value, self.target(layer))
+
+    def target(self, layer: int) -> KvTarget:
         group, _ = self._backend.spec.places[layer]
-        kernels.write(key, value, self._backend.caches[layer], self._metadata.slot_mapping[group])
+        return KvTarget(self._backend.caches[layer], self._metadata.slot_mapping[group])
 
     def attend(self, layer: int, query: Tensor, sinks: Tensor | None = None) -> Tensor:
         backend = self._backend

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -18,6 +19,13 @@ class PagedCache:
     key_scale: float = 1.0  # what a stored number is multiplied with; other than 1 for float8 alone
     value_scale: float = 1.0
     latent: bool = False  # `values` are a view of the last numbers of `keys`
+
+
+class KvTarget(NamedTuple):
+    """Where a layer's keys and values of T tokens are written."""
+
+    cache: PagedCache  # of tensors [num_pages, page_size, num_kv_heads, width], contiguous
+    slots: Tensor  # [at least T] int32, page * page_size + offset; -1: the token is skipped
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,6 +68,17 @@ def loaded(x: Tensor, dtype: torch.dtype, scale: float) -> Tensor:
         return x[..., :-SCALE_BYTES].view(dtype).float().mul_(x[..., -SCALE_BYTES:].contiguous().view(torch.float32))
     wide = x.view(dtype).float()
     return wide if scale == 1.0 else wide * scale
+
+
+def write_torch(key: Tensor, value: Tensor, target: KvTarget) -> None:
+    """Stores [T, num_kv_heads, width] keys and values in plain torch.
+
+    Tokens without a slot are written to slot 0: it is on the reserved page 0, whose contents only padding rows read. Only the device knows
+    which tokens these are, and a graph cannot leave out some.
+    """
+    cache, where = target.cache, target.slots.clamp(min=0).long()
+    for new, pages, scale in ((key, cache.keys, cache.key_scale), (value, cache.values, cache.value_scale)):
+        as_bytes(pages).view(-1, *pages.shape[2:]).index_copy_(0, where, stored(new, pages.dtype, scale))
 
 
 def as_bytes(cache: Tensor) -> Tensor:

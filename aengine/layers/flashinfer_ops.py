@@ -14,6 +14,7 @@ from torch import Tensor
 
 from aengine.attention.flashinfer_library import building, load_flashinfer, require_kernels
 from aengine.kernels.float8 import Float8Rows
+from aengine.kernels.paged_cache import KvTarget
 from aengine.layers.ops import ExpertLinear, LayerOps, TorchOps, run_once
 
 _ALIGNMENT = 16  # bytes, of the halves of a gate_up row
@@ -30,8 +31,8 @@ class FlashInferOps:
     def __init__(
         self, dtype: torch.dtype, head_dim: int, device: torch.device, library: ModuleType | None = None, other: LayerOps | None = None
     ) -> None:
-        """`other` computes what FlashInfer has no kernels for: norms with float32 weights, rows that are not aligned, experts, float8 with
-        a scale per row. None: torch.
+        """`other` computes what FlashInfer has no kernels for: the write of rotated heads, norms with float32 weights, rows that are not
+        aligned, experts, float8 with a scale per row. None: torch.
 
         Raises BackendUnavailableError without kernels for activations of `dtype` and heads of `head_dim`, and where FlashInfer is
         missing or cannot be built."""
@@ -68,6 +69,20 @@ class FlashInferOps:
             is_neox=True,
         )
         return query, key
+
+    def rotate_and_write(
+        self,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        target: KvTarget,
+        cos_sin: Tensor,
+        positions: Tensor,
+        query_norm: Tensor | None,
+        key_norm: Tensor | None,
+        eps: float,
+    ) -> Tensor:
+        return self._other.rotate_and_write(query, key, value, target, cos_sin, positions, query_norm, key_norm, eps)
 
     def _normed(self, heads: Tensor, weight: Tensor | None, eps: float) -> Tensor:
         """Heads are overwritten."""

@@ -14,6 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from aengine.kernels.float8 import Float8Rows
+from aengine.kernels.paged_cache import KvTarget, PagedCache, write_torch
 from aengine.layers.rotary import apply_rotary
 
 if TYPE_CHECKING:
@@ -78,6 +79,21 @@ class LayerOps(Protocol):
         dimensions are paired ("neox"). Last dimensions are contiguous, token strides any. Query and key are overwritten.
         """
 
+    def rotate_and_write(
+        self,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        target: KvTarget,
+        cos_sin: Tensor,
+        positions: Tensor,
+        query_norm: Tensor | None,
+        key_norm: Tensor | None,
+        eps: float,
+    ) -> Tensor:
+        """Rotates as `rotate` does, and writes the keys with [T, heads, value_dim] values to the target. Returns the queries. Query and key
+        are overwritten."""
+
     def silu_mul(self, gate_up: Tensor) -> Tensor:
         """[T, 2 * size] -> [T, size]: silu of the first half times the second."""
 
@@ -120,6 +136,22 @@ class TorchOps:
             key = self.rms_norm(key, key_norm, eps)
         cos, sin = cos_sin.index_select(0, positions).unsqueeze(1).chunk(2, dim=-1)
         return apply_rotary(query, cos, sin), apply_rotary(key, cos, sin)
+
+    def rotate_and_write(
+        self,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        target: KvTarget,
+        cos_sin: Tensor,
+        positions: Tensor,
+        query_norm: Tensor | None,
+        key_norm: Tensor | None,
+        eps: float,
+    ) -> Tensor:
+        query, key = self.rotate(query, key, cos_sin, positions, query_norm, key_norm, eps)
+        write_torch(key, value, target)
+        return query
 
     def silu_mul(self, gate_up: Tensor) -> Tensor:
         gate, up = gate_up.chunk(2, dim=-1)
@@ -172,4 +204,7 @@ def run_once(ops: LayerOps, dtype: torch.dtype, head_dim: int, device: torch.dev
     ops.silu_mul(ones(1, 2 * head_dim))
     cos_sin = torch.ones(1, head_dim, device=device)
     positions = torch.zeros(1, dtype=torch.int32, device=device)
-    ops.rotate(ones(1, 2, head_dim), ones(1, 1, head_dim), cos_sin, positions, weight, weight, 1e-6)
+    query, key = ones(1, 2, head_dim), ones(1, 1, head_dim)
+    ops.rotate(query, key, cos_sin, positions, weight, weight, 1e-6)
+    target = KvTarget(PagedCache(ones(1, 1, 1, head_dim), ones(1, 1, 1, head_dim)), positions)
+    ops.rotate_and_write(query, key, key, target, cos_sin, positions, weight, weight, 1e-6)

@@ -178,9 +178,13 @@ class AttentionBlock:
         q, k, v = (part.view(len(x), -1, self._head_dim) for part in qkv)
         if self._norms is not None:
             q, k = self._norms[0](q), self._norms[1](k)
-        if self._cos_sin is not None:
-            q, k = self._ops.rotate(q, k, self._cos_sin, positions, *self._fused_norms, self._eps)
-        step.write(self._index, k, v)
+        target = step.target(self._index)
+        if self._cos_sin is not None and target is not None:
+            q = self._ops.rotate_and_write(q, k, v, target, self._cos_sin, positions, *self._fused_norms, self._eps)
+        else:
+            if self._cos_sin is not None:
+                q, k = self._ops.rotate(q, k, self._cos_sin, positions, *self._fused_norms, self._eps)
+            step.write(self._index, k, v)
         attended = step.attend(self._index, q, self._sinks).flatten(1)
         return self._row_parallel.after(self._output(self._row_parallel.before(attended)))
 

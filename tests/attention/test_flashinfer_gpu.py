@@ -12,8 +12,9 @@ from flashinfer_cases import CASES, NUM_ROWS, Buffers, Case, Pair, Rows, on, pad
 from flashinfer_standin import STANDINS
 from torch import Tensor
 
-from aengine.attention.flashinfer import FlashInferBackend, kv_write_torch
+from aengine.attention.flashinfer import FlashInferBackend
 from aengine.attention.flashinfer_library import load_flashinfer
+from aengine.kernels.paged_cache import write_torch
 
 pytestmark = backend_marks("flashinfer")
 CUDA = torch.device("cuda")
@@ -80,7 +81,7 @@ def test_plain_torch_writes_the_same(scales: tuple[tuple[float, float], ...] | N
     """Where there is no triton."""
     case = Case("plain", kv_scales=scales)
     pair = make(case)
-    pair.backend.kv_write = kv_write_torch
+    pair.backend.kv_write = write_torch
     rows = Rows(case, 4)
     pair.allocate(rows.num_pages)
     for _ in range(4):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 from attention_backends import backend_marks
@@ -9,6 +11,7 @@ from flashinfer_standin import StandIn
 from torch import Tensor
 
 from aengine.attention import BackendUnavailableError
+from aengine.kernels.paged_cache import KvTarget, PagedCache
 from aengine.layers.flashinfer_ops import FlashInferOps
 from aengine.layers.ops import LayerOps, TorchOps
 from aengine.layers.rotary import RopeSpec, cos_sin_cache, unscaled
@@ -91,6 +94,19 @@ def test_rotate(
         eps = torch.finfo(dtype).eps
         torch.testing.assert_close(found, wanted, rtol=4 * eps, atol=16 * eps)  # differences of products of rounded numbers
     assert torch.equal(value, parts(fused)[2])
+
+
+def test_heads_are_written_by_others(dtype: torch.dtype, device: torch.device, library: StandIn | None) -> None:
+    """In one launch, where FlashInfer has four."""
+
+    class Others(TorchOps):
+        def rotate_and_write(self, query: Tensor, key: Tensor, value: Tensor, *given: Any) -> Tensor:
+            return value
+
+    ops = FlashInferOps(dtype, HEAD_DIM, device, library, Others())
+    query, key, value = (numbers(device, dtype, 2, 1, HEAD_DIM, seed=seed) for seed in range(3))
+    target = KvTarget(PagedCache(key[None], value[None]), torch.zeros(2, dtype=torch.int32))
+    assert ops.rotate_and_write(query, key, value, target, key[0], target.slots, None, None, EPS) is value
 
 
 def test_rotated_heads_must_lie_beside_each_other(ops: LayerOps, dtype: torch.dtype, device: torch.device) -> None:

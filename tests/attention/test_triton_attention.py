@@ -14,7 +14,9 @@ from triton_mode import DEVICES
 
 from aengine.attention import AttentionMetadata, AttentionSpec, BackendUnavailableError, Scoring, StepLayout
 from aengine.attention.triton import TritonBackend
+from aengine.kernels.paged_cache import KvTarget
 from aengine.kernels.triton import attention as kernels
+from aengine.kernels.triton import kv_write
 
 FLOAT8 = torch.float8_e4m3fn
 FINE = kernels.Blocks(keys=16, queries=16, split_keys=16)
@@ -159,7 +161,7 @@ def test_float8_saturates(device: str) -> None:
     backend = make(spec)
     backend.allocate(2)
     new = torch.tensor([1000.0, -1000.0, torch.nan, 6.0], device=device).view(1, 1, 4)
-    kernels.write(new, new, backend.caches[0], torch.tensor([5], dtype=torch.int32, device=device))
+    kv_write.write(new, new, KvTarget(backend.caches[0], torch.tensor([5], dtype=torch.int32, device=device)))
     keys, values = (cache[1, 1, 0].float().tolist() for cache in (backend.caches[0].keys, backend.caches[0].values))
     assert [keys[0], keys[1], keys[3]] == [448.0, -448.0, 12.0]
     assert [values[0], values[1], values[3]] == [448.0, -448.0, 3.0]
@@ -340,6 +342,6 @@ def test_what_it_cannot_run(monkeypatch: pytest.MonkeyPatch) -> None:
     def broken(*_: object) -> None:
         raise RuntimeError("Failed to find C compiler.\nMore.")
 
-    monkeypatch.setattr(kernels, "write", broken)
+    monkeypatch.setattr(kv_write, "write", broken)
     with pytest.raises(BackendUnavailableError, match=r"do not run here: RuntimeError: Failed to find C compiler\.$"):
         TritonBackend(spec)

@@ -7,6 +7,8 @@ import torch
 from torch import Tensor
 from triton_mode import DEVICES, INTERPRETED
 
+from aengine.kernels.paged_cache import KvTarget, PagedCache
+from aengine.kernels.triton import kv_write
 from aengine.kernels.triton.experts import Grouping
 from aengine.kernels.triton.layer_ops import TritonOps
 from aengine.layers.ops import ExpertLinear, LayerOps, TorchOps
@@ -105,6 +107,46 @@ def test_rotate(
     for one, other in zip(actual, expected, strict=True):
         # A normed value that is rounded the other way moves the sum of two products by a part of the larger one.
         assert_near(one, other, atol=16 * torch.finfo(dtype).eps, equal=0.95)
+
+
+@pytest.mark.parametrize(
+    ("heads", "kv_heads", "head_dim", "rotary_dim", "value_dim", "float8", "norms"),
+    [
+        (16, 8, 128, 128, 128, False, True),
+        (9, 3, 64, 64, 64, True, True),
+        (10, 10, 48, 24, 40, True, True),
+        (2, 1, 80, 48, 80, False, False),
+    ],
+)
+def test_rotate_and_write(
+    device: str, dtype: torch.dtype, heads: int, kv_heads: int, head_dim: int, rotary_dim: int, value_dim: int, float8: bool, norms: bool
+) -> None:
+    """The same numbers as rotating first and writing then; what the pages hold elsewhere stays."""
+    tokens, shape = 4, (3, 2, kv_heads)  # pages of two tokens
+    cos_sin = cos_sin_cache(RopeSpec.of(unscaled(rotary_dim, 10000.0)), 1000, torch.device(device))
+    positions = torch.tensor([0, 999, 7, 500], dtype=torch.int32, device=device)
+    slots = torch.tensor([5, -1, 3, 2, 4], dtype=torch.int32, device=device)  # of more tokens than are written
+    fused = numbers(device, dtype, tokens, (heads + kv_heads) * head_dim + kv_heads * value_dim, scale=2.0)
+    weights = [numbers(device, dtype, head_dim, seed=seed) if norms else None for seed in (4, 5)]
+    cache_dtype = torch.float8_e4m3fn if float8 else dtype
+    scales = (0.5, 0.001) if float8 else (1.0, 1.0)  # some values are beyond the range
+
+    def query_and_cache(ops: LayerOps, at_once: bool) -> list[Tensor]:
+        parts = fused.clone().split((heads * head_dim, kv_heads * head_dim, kv_heads * value_dim), dim=-1)
+        query, key, value = (part.view(tokens, -1, width) for part, width in zip(parts, (head_dim, head_dim, value_dim), strict=True))
+        cache = PagedCache(*(torch.full((*shape, width), 3.0, device=device).to(cache_dtype) for width in (head_dim, value_dim)), *scales)
+        if at_once:
+            query = ops.rotate_and_write(query, key, value, KvTarget(cache, slots), cos_sin, positions, *weights, EPS)
+        else:
+            query, key = ops.rotate(query, key, cos_sin, positions, *weights, EPS)
+            kv_write.write(key, value, KvTarget(cache, slots))
+        return [query, cache.keys.float(), cache.values.float()]
+
+    expected = query_and_cache(TritonOps(), at_once=False)
+    for one, other in zip(query_and_cache(TritonOps(), at_once=True), expected, strict=True):
+        assert torch.equal(one, other)
+    untouched = expected[1].view(-1, kv_heads, head_dim)[[0, 1, 4]]
+    assert (untouched == 3.0).all()
 
 
 def test_float32_weights(device: str, dtype: torch.dtype) -> None:

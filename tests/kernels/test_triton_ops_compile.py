@@ -11,6 +11,7 @@ pytestmark = pytest.mark.skipif(not INTERPRETED, reason="the kernels run compile
 
 _LAYER_OPS = """
 import torch
+from aengine.kernels.paged_cache import KvTarget, PagedCache
 from aengine.kernels.triton.layer_ops import TritonOps
 
 def layer_ops(dtype, tokens, hidden, heads, kv_heads, head_dim, norms, positions):
@@ -19,10 +20,13 @@ def layer_ops(dtype, tokens, hidden, heads, kv_heads, head_dim, norms, positions
     ops.add_rms_norm(x, torch.zeros(tokens, hidden, dtype=dtype), weight, 1e-6)
     ops.silu_mul(torch.zeros(tokens, 6 * hidden, dtype=dtype))
     fused = torch.zeros(tokens, (heads + 2 * kv_heads) * head_dim, dtype=dtype)
-    query, key, _ = fused.split((heads * head_dim, kv_heads * head_dim, kv_heads * head_dim), dim=-1)
+    query, key, value = fused.split((heads * head_dim, kv_heads * head_dim, kv_heads * head_dim), dim=-1)
     query_norm, key_norm = (torch.zeros(head_dim, dtype=dtype) if there else None for there in norms)
-    query, key = query.view(tokens, heads, head_dim), key.view(tokens, kv_heads, head_dim)
-    ops.rotate(query, key, torch.zeros(50, head_dim), positions, query_norm, key_norm, 1e-6)
+    query, key, value = query.view(tokens, heads, head_dim), key.view(tokens, kv_heads, head_dim), value.view(tokens, kv_heads, head_dim)
+    angles = torch.zeros(50, head_dim), positions, query_norm, key_norm, 1e-6
+    ops.rotate(query, key, *angles)
+    cache = PagedCache(*(torch.zeros(2, 16, kv_heads, head_dim, dtype=dtype) for _ in range(2)))
+    ops.rotate_and_write(query, key, value, KvTarget(cache, positions), *angles)
 """
 _EXPERTS = """
 import torch
@@ -94,7 +98,7 @@ for rows in (1, 2, 3, 16, 33):
     for begin in range(5):
         positions = torch.zeros(100, dtype=torch.int32)[begin : begin + rows]
 """
-_OPS_KERNELS = {"_rms_norm": 2, "_silu_mul": 1, "_rotate": 1}
+_OPS_KERNELS = {"_rms_norm": 2, "_silu_mul": 1, "_rotate": 2}
 _DRAW_KERNELS = {"_block_parts": 2, "_token_of_block": 2, "_nucleus_end": 1, "_gumbel_parts": 2, "_best_part": 1}
 
 MODELS = [

@@ -106,6 +106,9 @@ class Scores:
     def write(self, layer: int, key: Tensor, value: Tensor) -> None:
         self._key, self._value = key, value
 
+    def target(self, layer: int) -> None:
+        pass
+
     def attend(self, layer: int, query: Tensor, sinks: Tensor | None = None) -> Tensor:
         repeats = query.shape[1] // self._key.shape[1]
         key, value = (each.repeat_interleave(repeats, 1) for each in (self._key, self._value))

@@ -45,6 +45,9 @@ class PlannedStep:
     def write(self, layer: int, key: Tensor, value: Tensor) -> None:
         self._written = key, value
 
+    def target(self, layer: int) -> None:
+        """Nothing is written before a replay."""
+
     def attend(self, layer: int, query: Tensor, sinks: Tensor | None = None) -> Tensor:
         assert self._written is not None, "a layer writes before it attends"
         key, value = self._written

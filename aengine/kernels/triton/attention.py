@@ -18,7 +18,7 @@ from torch import Tensor
 from triton.runtime.interpreter import InterpretedFunction
 
 from aengine.kernels.paged_cache import PagedCache, Scoring
-from aengine.kernels.triton.attention_kernels import combine_kernel, decode_kernel, prefill_kernel, write_kernel
+from aengine.kernels.triton.attention_kernels import combine_kernel, decode_kernel, prefill_kernel
 
 MAX_HEAD_DIM = 256
 """With larger heads two blocks of keys and values do not fit into the shared memory of every device."""
@@ -65,7 +65,7 @@ def fits(head_dim: int, value_dim: int) -> bool:
 
 def runs_on(device: torch.device) -> bool:
     """Whether the kernels run on tensors of this device: CUDA, or the CPU if Triton interprets them."""
-    return device.type == "cuda" or (device.type == "cpu" and isinstance(write_kernel, InterpretedFunction))
+    return device.type == "cuda" or (device.type == "cpu" and isinstance(decode_kernel, InterpretedFunction))
 
 
 def prefill_tiles(lengths: NDArray[np.int32], first_row: int, group: int, blocks: Blocks) -> NDArray[np.int32]:
@@ -75,29 +75,6 @@ def prefill_tiles(lengths: NDArray[np.int32], first_row: int, group: int, blocks
     index = np.arange(counts.sum(), dtype=np.int32) - np.repeat(np.cumsum(counts) - counts, counts)
     rows = np.repeat(np.arange(first_row, first_row + len(lengths)), counts)
     return np.stack((rows, index * blocks.queries)).astype(np.int32)
-
-
-def write(key: Tensor, value: Tensor, cache: PagedCache, slots: Tensor) -> None:
-    """Stores [T, num_kv_heads, width] keys and values, whose last dimension is contiguous, at slots [T] (page * page_size + offset); -1
-    stores nothing. A float8 cache gets number / scale, saturated."""
-    tokens, num_kv_heads, head_dim = key.shape
-    if not tokens:
-        return
-    assert key.stride(2) == 1
-    assert value.stride(2) == 1
-    assert len(slots) >= tokens
-    dtype = cache.keys.dtype
-    write_kernel[(tokens,)](
-        *(key, value, cache.keys, cache.values, slots),
-        *(key.stride(0), key.stride(1), value.stride(0), value.stride(1)),
-        *(cache.key_scale, cache.value_scale),
-        LIMIT=torch.finfo(dtype).max if dtype.itemsize == 1 else 0.0,
-        KV_HEADS=num_kv_heads,
-        HEAD_DIM=head_dim,
-        VALUE_DIM=0 if cache.latent else value.shape[2],
-        HEADS=triton.next_power_of_2(num_kv_heads),
-        DIM=triton.next_power_of_2(max(head_dim, value.shape[2])),
-    )
 
 
 def attend_decodes(

@@ -20,56 +20,6 @@ import triton.language as tl
 _LOG2E = tl.constexpr(1.4426950408889634)
 
 
-@triton.jit(do_not_specialize=["slots"])
-def write_kernel(
-    key,
-    value,
-    key_cache,
-    value_cache,
-    slots,
-    key_token_stride,
-    key_head_stride,
-    value_token_stride,
-    value_head_stride,
-    key_scale,
-    value_scale,
-    LIMIT: tl.constexpr,
-    KV_HEADS: tl.constexpr,
-    HEAD_DIM: tl.constexpr,
-    VALUE_DIM: tl.constexpr,
-    HEADS: tl.constexpr,
-    DIM: tl.constexpr,
-):
-    """Grid (tokens): stores keys and values (none if VALUE_DIM is 0) at a slot. LIMIT: the largest number of a float8 cache, or 0."""
-    token = tl.program_id(0).to(tl.int64)
-    slot = tl.load(slots + token).to(tl.int64)
-    if slot < 0:
-        return
-    head = tl.arange(0, HEADS)[:, None]
-    dim = tl.arange(0, DIM)[None, :]
-    in_key = (head < KV_HEADS) & (dim < HEAD_DIM)
-    in_value = (head < KV_HEADS) & (dim < VALUE_DIM)
-    target = slot * KV_HEADS + head
-    new_key = tl.load(key + token * key_token_stride + head * key_head_stride + dim, mask=in_key, other=0.0)
-    new_value = tl.load(value + token * value_token_stride + head * value_head_stride + dim, mask=in_value, other=0.0)
-    tl.store(key_cache + target * HEAD_DIM + dim, _stored(new_key, key_scale, key_cache.dtype.element_ty, LIMIT), mask=in_key)
-    tl.store(value_cache + target * VALUE_DIM + dim, _stored(new_value, value_scale, value_cache.dtype.element_ty, LIMIT), mask=in_value)
-
-
-@triton.jit
-def _stored(x, scale, dtype: tl.constexpr, LIMIT: tl.constexpr):
-    """`x` as the cache holds it. Comparisons instead of a clamp, so that NaN stays NaN."""
-    if LIMIT > 0:
-        wide = tl.div_rn(x.to(tl.float32), scale)  # `/` is not rounded correctly, which shows where float8 rounds
-        wide = tl.where(wide > LIMIT, LIMIT, wide)
-        wide = tl.where(wide < -LIMIT, -LIMIT, wide)
-        return wide.to(dtype)
-    elif x.dtype == dtype:
-        return x
-    else:
-        return x.to(tl.float32).to(dtype)
-
-
 @triton.jit
 def _seq_len(kv_indptr, last_page_len, row, PAGE_SIZE: tl.constexpr):
     """Returns the index of the row's first page in kv_indices, and its number of tokens."""

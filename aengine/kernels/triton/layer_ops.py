@@ -1,4 +1,4 @@
-"""Norms, rotary embedding, the gated activation and the experts of decoder layers, with the results of `aengine.layers.ops.TorchOps`.
+"""`TritonOps`, and the kernels of norms and of the gated activation, with the results of `aengine.layers.ops.TorchOps`.
 
 Arithmetic is float32; intermediate results that torch rounds to the dtype of the activations are rounded here, too. Activations are
 [T, ...] with contiguous last dimensions and any token strides. T may be 0.
@@ -15,12 +15,13 @@ import triton.language as tl
 from torch import Tensor
 
 from aengine.kernels.float8 import LARGEST, Float8Rows
+from aengine.kernels.paged_cache import KvTarget
+from aengine.kernels.triton import rotary
 from aengine.kernels.triton.experts import Grouping, grouped_linear, weighted_sums
 
 if TYPE_CHECKING:
     from aengine.layers.ops import ExpertLinear
 
-_HEADS_AT_ONCE = 8
 _ACTIVATIONS_AT_ONCE = 1024
 
 
@@ -62,27 +63,23 @@ class TritonOps:
     def rotate(
         self, query: Tensor, key: Tensor, cos_sin: Tensor, positions: Tensor, query_norm: Tensor | None, key_norm: Tensor | None, eps: float
     ) -> tuple[Tensor, Tensor]:
-        tokens, query_heads, head_dim = query.shape
-        key_heads, size = key.shape[1], cos_sin.shape[1]
-        if not tokens:
-            return query, key
-        if size < head_dim:  # the kernel norms what it rotates alone
-            if query_norm is not None:
-                query = self.rms_norm(query.reshape(-1, head_dim), query_norm, eps).view(query.shape)
-            if key_norm is not None:
-                key = self.rms_norm(key.reshape(-1, head_dim), key_norm, eps).view(key.shape)
-            query_norm = key_norm = None
-        query_blocks = triton.cdiv(query_heads, _HEADS_AT_ONCE)
-        _rotate[(tokens, query_blocks + triton.cdiv(key_heads, _HEADS_AT_ONCE))](
-            *(query, query.stride(0), query.stride(1), query_heads, query_norm),
-            *(key, key.stride(0), key.stride(1), key_heads, key_norm),
-            *(cos_sin, cos_sin.stride(0), positions, eps, query_blocks),
-            HALF=size // 2,
-            BLOCK=triton.next_power_of_2(size // 2),
-            HEADS=_HEADS_AT_ONCE,
-            num_warps=4,
-        )
+        rotary.rotate(query, key, None, None, cos_sin, positions, query_norm, key_norm, eps)
         return query, key
+
+    def rotate_and_write(
+        self,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        target: KvTarget,
+        cos_sin: Tensor,
+        positions: Tensor,
+        query_norm: Tensor | None,
+        key_norm: Tensor | None,
+        eps: float,
+    ) -> Tensor:
+        rotary.rotate(query, key, value, target, cos_sin, positions, query_norm, key_norm, eps)
+        return query
 
     def silu_mul(self, gate_up: Tensor) -> Tensor:
         tokens, size = gate_up.shape[0], gate_up.shape[1] // 2
@@ -164,71 +161,6 @@ def _store_float8(row, out_at, scale_at, inside, LARGEST: tl.constexpr):
     codes = tl.div_rn(row, scale + tl.zeros_like(row))  # `/` is not rounded correctly, which shows where float8 rounds
     tl.store(scale_at, scale)
     tl.store(out_at, codes.to(tl.float8e4nv), mask=inside)
-
-
-@triton.jit(do_not_specialize_on_alignment=["positions"])  # slices of one upload begin anywhere
-def _rotate(
-    query,
-    query_stride,
-    query_head_stride,
-    query_heads,
-    query_norm,
-    key,
-    key_stride,
-    key_head_stride,
-    key_heads,
-    key_norm,
-    cos_sin,
-    cos_sin_stride,
-    positions,
-    eps,
-    query_blocks,
-    HALF: tl.constexpr,
-    BLOCK: tl.constexpr,
-    HEADS: tl.constexpr,
-):
-    token = tl.program_id(0).to(tl.int64)
-    block = tl.program_id(1)
-    at = tl.arange(0, BLOCK)
-    angles = cos_sin + tl.load(positions + token).to(tl.int64) * cos_sin_stride + at
-    cos = tl.load(angles, mask=at < HALF, other=0.0)
-    sin = tl.load(angles + HALF, mask=at < HALF, other=0.0)
-    if block < query_blocks:
-        heads = query + token * query_stride
-        _rotate_heads(heads, query_head_stride, block * HEADS, query_heads, query_norm, cos, sin, eps, HALF, BLOCK, HEADS)
-    else:
-        heads = key + token * key_stride
-        _rotate_heads(heads, key_head_stride, (block - query_blocks) * HEADS, key_heads, key_norm, cos, sin, eps, HALF, BLOCK, HEADS)
-
-
-@triton.jit
-def _rotate_heads(
-    heads, head_stride, first_head, num_heads, norm, cos, sin, eps, HALF: tl.constexpr, BLOCK: tl.constexpr, HEADS: tl.constexpr
-):
-    """Heads `first_head` .. of one token; the norm sees both halves."""
-    dtype: tl.constexpr = heads.dtype.element_ty
-    head = first_head + tl.arange(0, HEADS)
-    at = tl.arange(0, BLOCK)
-    inside = (head < num_heads)[:, None] & (at < HALF)[None, :]
-    first_at = heads + head[:, None] * head_stride + at[None, :]
-    first = tl.load(first_at, mask=inside, other=0.0).to(tl.float32)
-    second = tl.load(first_at + HALF, mask=inside, other=0.0).to(tl.float32)
-    if norm is not None:
-        squares = tl.sum(first * first, axis=1) + tl.sum(second * second, axis=1)
-        scale = tl.rsqrt(squares / (2 * HALF) + eps)[:, None]
-        first = _weighted(first * scale, norm + at, at < HALF, dtype)
-        second = _weighted(second * scale, norm + HALF + at, at < HALF, dtype)
-    turned_first = first * cos[None, :] - second * sin[None, :]
-    turned_second = second * cos[None, :] + first * sin[None, :]
-    tl.store(first_at, turned_first.to(dtype), mask=inside)
-    tl.store(first_at + HALF, turned_second.to(dtype), mask=inside)
-
-
-@triton.jit
-def _weighted(normed, weight_at, inside, dtype: tl.constexpr):
-    """[HEADS, BLOCK] float32, rounded to the dtype of a weight [BLOCK], times it, rounded to `dtype`; returns float32."""
-    weight = tl.load(weight_at, mask=inside, other=0.0)
-    return (normed.to(weight.dtype).to(tl.float32) * weight.to(tl.float32)[None, :]).to(dtype).to(tl.float32)
 
 
 @triton.jit
