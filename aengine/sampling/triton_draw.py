@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 
 from aengine.kernels.draw_params import DRAW_PARAMS, DrawParams
-from aengine.kernels.triton.nucleus import nucleus_end
-from aengine.kernels.triton.sampling import draw_in_blocks, gumbel_argmax
+from aengine.kernels.triton.nucleus import draw_from_nucleus
+from aengine.kernels.triton.sampling import draw_in_blocks
 from aengine.kernels.upload import to_device
 from aengine.sampling.torch_draw import TorchDraw
 
@@ -34,4 +34,4 @@ class TritonDraw(TorchDraw):
         return draw_in_blocks(logits, params, with_min_p)
 
     def nucleus(self, logits: Tensor, params: DrawParams, with_min_p: bool) -> Tensor:
-        return gumbel_argmax(logits, params, *nucleus_end(logits, params))
+        return draw_from_nucleus(logits, params)

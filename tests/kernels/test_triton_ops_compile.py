@@ -81,7 +81,6 @@ def adapters(dtype, hidden, heads, low_rank):
 """
 _DRAWS = """
 import torch
-from aengine.kernels.triton.sampling import gumbel_argmax
 from aengine.kernels.draw_params import DrawParams
 from aengine.sampling.triton_draw import TritonDraw
 
@@ -91,7 +90,6 @@ def draws(rows, vocab_size, positions):
     for with_min_p in (False, True):
         draw.whole(logits, params, with_min_p)
         draw.nucleus(logits, params, with_min_p)
-    gumbel_argmax(logits, params)
 """
 _STEPS = """
 for rows in (1, 2, 3, 16, 33):
@@ -99,7 +97,7 @@ for rows in (1, 2, 3, 16, 33):
         positions = torch.zeros(100, dtype=torch.int32)[begin : begin + rows]
 """
 _OPS_KERNELS = {"_rms_norm": 2, "_silu_mul": 1, "_rotate": 2}
-_DRAW_KERNELS = {"_block_parts": 2, "_token_of_block": 2, "_nucleus_end": 1, "_gumbel_parts": 2, "_best_part": 1}
+_DRAW_KERNELS = {"_block_parts": 2, "_token_of_block": 2, "_try_candidates": 2, "_finish": 1}
 
 MODELS = [
     "torch.bfloat16, 3, 1024, 16, 8, 128, (True, True)",

@@ -1,5 +1,5 @@
-"""What kernels that sample share: the parameters of a row, and the noise of `aengine.sampling.noise` with the same bits for the same
-(seed, position, stream, token id).
+"""What kernels that sample share: the parameters of a row, the highest of scores, and the noise of `aengine.sampling.noise` with the same
+bits for the same (seed, position, stream, token id).
 
 Integers are unsigned in the hashes, so that products wrap around and shifts bring in zeros.
 """
@@ -45,6 +45,13 @@ def load_row_key(packed, positions, row, stream: tl.constexpr):
     low = tl.load(seed).to(tl.uint32, bitcast=True).to(tl.uint64)
     high = tl.load(seed + 1).to(tl.uint32, bitcast=True).to(tl.uint64)
     return row_key((high << 32) | low, tl.load(positions + row), stream)
+
+
+@triton.jit
+def best_of(values, ids, limit):
+    """The highest of the values and the lowest id that has it, below `limit` whatever the values are."""
+    value = tl.max(values, axis=0)
+    return value, tl.minimum(tl.min(tl.where(values == value, ids, limit - 1), axis=0), limit - 1)
 
 
 @triton.jit

@@ -1,11 +1,15 @@
-"""Finds the end of a row's nucleus (top-p, Holtzman et al. 2020) without a sort: one launch, one program for each row.
+"""Draws from the nucleus of a row (top-p, Holtzman et al. 2020), without finding where the nucleus ends.
 
-One pass over the row sums its mass, one lists the few tokens among which the last one of the nucleus must be, then a bisection over the
-bits of their logits finds it. The nucleus is that of `aengine.sampling.candidates.kept_candidates`: tokens in the order of (logit, -id)
-until their mass reaches top_p, so of tokens with the same logit those with the lower ids.
+The nucleus is that of `aengine.sampling.candidates.kept_candidates`: tokens in the order of (logit, -id) until their mass reaches top_p. So
+the token to be drawn is the argmax of the perturbed scores in a beginning of that order. The argmax of all tokens is in the nucleus if the
+mass before it is less than top_p. If it is not, nothing behind it is either, and the argmax of the tokens before it is tried next. Each is
+in the nucleus with a probability of top_p at least, so two are tried by programs for parts of rows, and the few rows that need more are
+finished by one program each.
 """
 
 from __future__ import annotations
+
+import itertools
 
 import torch
 import triton
@@ -13,140 +17,156 @@ import triton.language as tl
 from torch import Tensor
 
 from aengine.kernels.draw_params import DrawParams
-from aengine.kernels.triton.noise import load_min_p, load_temperature, load_top_p
+from aengine.kernels.triton.noise import best_of, load_min_p, load_row_key, load_temperature, load_top_p, log_exponential, uniform_bits
 
-_CAPACITY = 8192  # the most tokens that are listed; the bisection reads the whole row where more may be the last one
-_IDS_AT_ONCE = 8192
-_SLACK = tl.constexpr(0.01)  # nats, far above the rounding of a sum
+_IDS_AT_ONCE = 2048  # of a part of a row
+_LAUNCHES = 3  # over parts of rows; each but the first tries a candidate, and finds the one that follows if that is not in the nucleus
+_SLICES = ["positions", "candidates", "masses", "values", "ids", "new_candidates", "new_masses", "new_values", "new_ids"]  # begin anywhere
 
 
-def nucleus_end(logits: Tensor, params: DrawParams) -> tuple[Tensor, Tensor]:
-    """The lowest logit in each row's nucleus, float32 [m], and the last id, int32 [m], that is in it with this logit.
+def draw_from_nucleus(logits: Tensor, params: DrawParams) -> Tensor:
+    """[m] int64: of the tokens in the nucleus, the argmax of logits / temperature - log E, E of stream 0; the lowest id of a tie.
 
-    `logits` [m, V] float32 with contiguous rows. The mass that top_p refers to is that of the tokens that min_p keeps; 0 keeps all. The
-    likeliest token is always in. Sums are float64.
+    `logits` [m, V] have contiguous rows. The mass that top_p refers to is that of the tokens that min_p keeps; 0 keeps all. The likeliest
+    token is always in. Sums are float64, and their order depends on V alone. Every result is an id below V, also of rows with NaN.
     """
     rows, vocab_size = logits.shape
-    floors = torch.empty(rows, device=logits.device)
-    last_ids = torch.empty(rows, dtype=torch.int32, device=logits.device)
-    if rows:
-        listed = torch.empty(rows, min(_CAPACITY, vocab_size), dtype=torch.int32, device=logits.device)
-        _nucleus_end[(rows,)](
-            logits,
-            logits.stride(0),
-            logits.amax(-1),
-            params.packed,
-            listed,
-            floors,
-            last_ids,
-            vocab_size,
-            CAPACITY=listed.shape[1],
-            IDS=min(_IDS_AT_ONCE, triton.next_power_of_2(vocab_size)),
-            num_warps=16,
-        )
-    return floors, last_ids
+    device, parts = logits.device, triton.cdiv(vocab_size, _IDS_AT_ONCE)
+    tokens = torch.empty(rows, dtype=torch.int64, device=device)
+    if not rows:
+        return tokens
+    candidates = torch.empty(_LAUNCHES, rows, dtype=torch.int32, device=device)
+    masses = torch.empty(_LAUNCHES, rows, parts, dtype=torch.float64, device=device)
+    values = torch.empty(_LAUNCHES, rows, parts, dtype=torch.float32, device=device)
+    ids = torch.empty(_LAUNCHES, rows, parts, dtype=torch.int32, device=device)
+    found: list[tuple[Tensor | None, ...]] = [(None,) * 4, *zip(candidates, masses, values, ids, strict=True)]  # by each launch
+    arguments = logits, logits.stride(0), params.packed, params.positions, logits.amax(-1), masses[0]
+    padded = triton.next_power_of_2(parts)
+    for before, after in itertools.pairwise(found):
+        _try_candidates[(rows, parts)](*arguments, *before, *after, vocab_size, IDS=_IDS_AT_ONCE, PARTS=padded, num_warps=4)
+    _finish[(rows,)](*arguments, *found[-1], tokens, vocab_size, parts, IDS=2 * _IDS_AT_ONCE, PARTS=padded, num_warps=8)
+    return tokens
 
 
 @triton.jit
-def _ordered(logit):
-    """Integers in the order of the floats; -0.0 is 0.0."""
-    bits = (logit + 0.0).to(tl.int32, bitcast=True)
-    return bits ^ ((bits >> 31) & 0x7FFFFFFF)
-
-
-@triton.jit
-def _candidates(row, listed, whole, begin, count, best, temperature, limit, IDS: tl.constexpr):
-    """The next of `count` candidates, from `listed` or, where the `whole` row is searched, from the row: ids, logits, float64 masses
-    relative to the best score, and which of them are candidates: their scores are within `limit` of the best."""
+def _tokens_before(logits, row, begin, candidate, packed, positions, best_logits, vocab_size, IDS: tl.constexpr):
+    """Of the `IDS` ids from `begin` on, those that precede the `candidate`: their float64 mass relative to the likeliest token's, and the
+    highest perturbed score with its id. V stands for the end of the order, which all precede."""
     at = begin + tl.arange(0, IDS)
-    there = at < count
-    ids = tl.where(whole, at, tl.load(listed + at, mask=there & (not whole), other=0))
-    logit = tl.load(row + ids, mask=there, other=float("-inf"))
-    behind = tl.div_rn(logit, temperature) - best
-    there = there & (behind >= limit)
-    return ids, logit, tl.where(there, tl.exp(behind), 0.0).to(tl.float64), there
+    logit = tl.load(logits + at, mask=at < vocab_size, other=float("-inf")).to(tl.float32)
+    floor = tl.load(logits + candidate, mask=candidate < vocab_size, other=float("-inf")).to(tl.float32)
+    precedes = (at < vocab_size) & ((logit > floor) | ((logit == floor) & (at < candidate)))
+    mass = tl.zeros([], tl.float64)
+    value = tl.full([], float("-inf"), tl.float32)
+    token = begin
+    if tl.max(precedes.to(tl.int32), axis=0) > 0:  # before a likely candidate there are none in most places
+        temperature = load_temperature(packed, row)
+        score = tl.div_rn(logit, temperature)
+        behind = score - tl.div_rn(tl.load(best_logits + row).to(tl.float32), temperature)
+        has_mass = precedes & ((behind < tl.log(load_min_p(packed, row))) == 0)
+        mass = tl.sum(tl.where(has_mass, tl.exp(behind), 0.0).to(tl.float64), axis=0)
+        first, second = load_row_key(packed, positions, row, 0)
+        perturbed = tl.where(has_mass, score - log_exponential(uniform_bits(first, second, at)), float("-inf"))
+        value, token = best_of(perturbed, at, vocab_size)
+    return mass, value, token
 
 
 @triton.jit
-def _nucleus_end(
+def _must_go_on(before, value, total, packed, row):
+    """Whether a candidate is outside of the nucleus, from the mass `before` it and the highest perturbed score there."""
+    return (before >= load_top_p(packed, row).to(tl.float64) * total) & (value > float("-inf"))
+
+
+@triton.jit
+def _found(totals, candidates, masses, values, ids, packed, row, parts, vocab_size, PARTS: tl.constexpr):
+    """What a launch found for a row, in all of its parts: its candidate, the total mass, the candidate that would follow, and whether it
+    must."""
+    at = tl.arange(0, PARTS)
+    there = at < parts
+    total = tl.sum(tl.load(totals + row * parts + at, mask=there, other=0.0), axis=0)
+    before = tl.sum(tl.load(masses + row * parts + at, mask=there, other=0.0), axis=0)
+    part_values = tl.load(values + row * parts + at, mask=there, other=float("-inf"))
+    value, following = best_of(part_values, tl.load(ids + row * parts + at, mask=there, other=0x7FFFFFFF), vocab_size)
+    return tl.load(candidates + row), total, following, _must_go_on(before, value, total, packed, row)
+
+
+@triton.jit(do_not_specialize_on_alignment=_SLICES)
+def _try_candidates(
     logits,
     logits_stride,
-    best_logits,
     packed,
-    listed,
-    floors,
-    last_ids,
+    positions,
+    best_logits,
+    totals,
+    candidates,
+    masses,
+    values,
+    ids,
+    new_candidates,
+    new_masses,
+    new_values,
+    new_ids,
     vocab_size,
-    CAPACITY: tl.constexpr,
     IDS: tl.constexpr,
+    PARTS: tl.constexpr,
 ):
-    index = tl.program_id(0).to(tl.int64)
-    row = logits + index * logits_stride
-    listed += index * CAPACITY
-    temperature = load_temperature(packed, index)
-    top_p = load_top_p(packed, index).to(tl.float64)
-    best_logit = tl.load(best_logits + index)
-    best = tl.div_rn(best_logit, temperature)
-    limit = tl.log(load_min_p(packed, index))
+    """From what the launch before found to what this one does, in one part of a row. The first one is given no candidates. It takes V, so
+    that its masses are the totals."""
+    row = tl.program_id(0).to(tl.int64)
+    part = tl.program_id(1)
+    parts = tl.num_programs(1)
+    if candidates is None:
+        candidate = vocab_size
+        goes_on = True
+    else:
+        candidate, _, following, goes_on = _found(totals, candidates, masses, values, ids, packed, row, parts, vocab_size, PARTS)
+        candidate = tl.where(goes_on, following, candidate)
+    mass = tl.zeros([], tl.float64)
+    value = tl.full([], float("-inf"), tl.float32)  # with this, nothing need follow the candidate
+    token = part * IDS
+    if goes_on:
+        begin = part * IDS
+        mass, value, token = _tokens_before(
+            logits + row * logits_stride, row, begin, candidate, packed, positions, best_logits, vocab_size, IDS
+        )
+    if part == 0:
+        tl.store(new_candidates + row, candidate)
+    tl.store(new_masses + row * parts + part, mass)
+    tl.store(new_values + row * parts + part, value)
+    tl.store(new_ids + row * parts + part, token)
 
-    total = tl.zeros([], tl.float64)
-    for begin in range(0, vocab_size, IDS):
-        total += tl.sum(_candidates(row, listed, True, begin, vocab_size, best, temperature, limit, IDS)[2], axis=0)
-    needed = top_p * total
 
-    # Tokens so unlikely that all of them together are outside of the nucleus are not the last one.
-    limit = tl.maximum(limit, tl.log(((1.0 - top_p) * total / vocab_size).to(tl.float32)) - _SLACK)
-    count = 0
-    low = _ordered(best_logit).to(tl.int64)
-    high = low
-    for begin in range(0, vocab_size, IDS):
-        ids, logit, _, there = _candidates(row, listed, True, begin, vocab_size, best, temperature, limit, IDS)
-        place = count + tl.cumsum(there.to(tl.int32), axis=0) - 1
-        tl.store(listed + place, ids, mask=there & (place < CAPACITY))
-        count += tl.sum(there.to(tl.int32), axis=0)
-        low = tl.minimum(low, tl.min(tl.where(there, _ordered(logit), 0x7FFFFFFF), axis=0).to(tl.int64))
-    whole = count > CAPACITY
-    count = tl.where(whole, vocab_size, count)
-    tl.debug_barrier()  # the list of all threads is read from here on
-
-    # Finds the highest logit whose token, together with all above it, has the needed mass. That holds at `low` and not above `high`; both
-    # move to the next candidate, so that there are fewer passes than bits.
-    while low < high:
-        middle = high - (high - low) // 2
-        reached = tl.zeros([], tl.float64)
-        next_low = high
-        next_high = low
-        for begin in range(0, count, IDS):
-            _, logit, mass, there = _candidates(row, listed, whole, begin, count, best, temperature, limit, IDS)
-            order = _ordered(logit)
-            inside = there & (order >= middle)
-            outside = there & (order < middle)
-            reached += tl.sum(tl.where(inside, mass, 0.0), axis=0)
-            next_low = tl.minimum(next_low, tl.min(tl.where(inside, order, 0x7FFFFFFF), axis=0).to(tl.int64))
-            next_high = tl.maximum(next_high, tl.max(tl.where(outside, order, -0x80000000), axis=0).to(tl.int64))
-        low = tl.where(reached >= needed, next_low, low)
-        high = tl.where(reached >= needed, high, next_high)
-
-    # As many of the tokens with that logit as are needed, lower ids first.
-    above = tl.zeros([], tl.float64)
-    mass_of_one = tl.zeros([], tl.float64)
-    ties = 0
-    for begin in range(0, count, IDS):
-        _, logit, mass, there = _candidates(row, listed, whole, begin, count, best, temperature, limit, IDS)
-        tied = there & (_ordered(logit) == low)
-        above += tl.sum(tl.where(_ordered(logit) > low, mass, 0.0), axis=0)
-        mass_of_one = tl.maximum(mass_of_one, tl.max(tl.where(tied, mass, 0.0), axis=0))
-        ties += tl.sum(tied.to(tl.int32), axis=0)
-    floor = low.to(tl.int32)
-    tl.store(floors + index, (floor ^ ((floor >> 31) & 0x7FFFFFFF)).to(tl.float32, bitcast=True))
-    last_id = vocab_size
-    if above + ties * mass_of_one >= needed + mass_of_one:  # not all of them
-        last_tied = tl.maximum(tl.ceil((needed - above) / mass_of_one).to(tl.int32), 1)
-        seen = 0
-        for begin in range(0, count, IDS):
-            ids, logit, _, there = _candidates(row, listed, whole, begin, count, best, temperature, limit, IDS)
-            tied = there & (_ordered(logit) == low)
-            within = tied & (seen + tl.cumsum(tied.to(tl.int32), axis=0) == last_tied)
-            last_id = tl.minimum(last_id, tl.min(tl.where(within, ids, vocab_size), axis=0))
-            seen += tl.sum(tied.to(tl.int32), axis=0)
-    tl.store(last_ids + index, last_id)
+@triton.jit(do_not_specialize_on_alignment=_SLICES)
+def _finish(
+    logits,
+    logits_stride,
+    packed,
+    positions,
+    best_logits,
+    totals,
+    candidates,
+    masses,
+    values,
+    ids,
+    tokens,
+    vocab_size,
+    parts,
+    IDS: tl.constexpr,
+    PARTS: tl.constexpr,
+):
+    """From what the last launch found to the token; one program for each row."""
+    row = tl.program_id(0).to(tl.int64)
+    candidate, total, following, goes_on = _found(totals, candidates, masses, values, ids, packed, row, parts, vocab_size, PARTS)
+    while goes_on:
+        candidate = following
+        before = tl.zeros([], tl.float64)
+        value = tl.full([], float("-inf"), tl.float32)
+        for begin in range(0, vocab_size, IDS):
+            mass, part_value, token = _tokens_before(
+                logits + row * logits_stride, row, begin, candidate, packed, positions, best_logits, vocab_size, IDS
+            )
+            before += mass
+            following = tl.where(part_value > value, token, following)
+            value = tl.maximum(value, part_value)
+        goes_on = _must_go_on(before, value, total, packed, row)
+    tl.store(tokens + row, tl.minimum(candidate, vocab_size - 1).to(tl.int64))
