@@ -9,7 +9,6 @@ from __future__ import annotations
 import functools
 import gc
 import logging
-import operator
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -28,7 +27,6 @@ from aengine.models.blocks import Weight
 from aengine.models.decoder import Decoder
 from aengine.runner.asleep import Asleep
 from aengine.runner.base import InFlightStep, IntArray, ReadWeights, Step
-from aengine.runner.buckets import GraphBytes, GraphSizes
 from aengine.runner.decode_graphs import Forward
 from aengine.runner.device import DeviceStream, cuda_kv_budget
 from aengine.runner.device_adapters import DeviceAdapters
@@ -37,8 +35,9 @@ from aengine.runner.device_model import DeviceModel
 from aengine.runner.device_ranks import connect_ranks, connect_replicas
 from aengine.runner.device_step import DeviceStep, Output
 from aengine.runner.dummy_steps import GREEDY, DummyStep, warm_up_steps, widest_step
-from aengine.runner.memory import cpu_budget, show_bytes
+from aengine.runner.memory import cpu_budget
 from aengine.runner.prompt_logprobs import PromptScorer, PromptScores
+from aengine.runner.recording import Recording
 from aengine.runner.results import ResultBuffer, step_result
 from aengine.runner.setup import ExecutorSetup
 from aengine.runner.stages import Stages
@@ -64,7 +63,6 @@ class DeviceExecutor:
         if self._collectives is not None:
             setup = replace(setup, shard=self._collectives.shard)
         self._setup, self.shard, self.max_adapters = setup, setup.shard, setup.adapter_slots
-        self._capture = setup.capture
         self._stream = DeviceStream(setup.device)
         with self._stream.enter():
             self._last_tokens = torch.zeros(setup.max_num_seqs + setup.max_num_batched_tokens + 1, dtype=torch.int32, device=setup.device)
@@ -75,6 +73,7 @@ class DeviceExecutor:
             self._adapters = None if table is None else DeviceAdapters(table)
             self._draft = None if setup.draft is None else DeviceDraft(setup.draft, self._model, setup.spec.vocab_size, check)
             self._models = [self._model] if self._draft is None else [self._model, self._draft.model]
+            self._recording = Recording(setup, self._models, self._adapters)
             self._sampler = Sampler(setup.max_num_seqs, setup.spec.vocab_size, setup.device)
             self._scorer = PromptScorer(setup.spec.vocab_size, setup.device)
         if setup.replicas is not None and exchange is not None:
@@ -99,13 +98,14 @@ class DeviceExecutor:
             return cpu_budget() // (1 if setup.ranks is None else setup.ranks.num_local)
         with self._stream.enter():
             self._allocate_pages(1)
-            return cuda_kv_budget(setup.device, setup.config.gpu_memory_utilization, self._run_widest, self._measure_graphs)
+            graphs = functools.partial(self._recording.foresee, setup.max_model_len)
+            return cuda_kv_budget(setup.device, setup.config.gpu_memory_utilization, self._run_widest, graphs)
 
     def allocate(self, num_pages: int, max_model_len: int) -> None:
         self._sizes = num_pages, max_model_len
         with self._stream.enter():
             self._allocate_pages(num_pages)
-            self._record_graphs(self._graph_sizes(), max_model_len)
+            self._recording.record(self._recording.sizes, max_model_len)
         if self._setup.device.type != "cpu":
             self.warm_up()
 
@@ -121,7 +121,7 @@ class DeviceExecutor:
         with self._stream.enter():
             self._asleep.wake(num_pages)
             self._asleep = None
-            self._record_graphs(self._graph_sizes(), max_model_len)
+            self._recording.record(self._recording.sizes, max_model_len)
 
     def assign_rows(self, new_rows: Sequence[NewRow]) -> None:
         self._start_latest()
@@ -211,7 +211,7 @@ class DeviceExecutor:
             self._stages.close()
             self._stages = None  # which refers to this
         self._unstarted = None
-        self._drop_graphs()
+        self._recording.drop()
         if self._collectives is not None:
             gc.collect()  # graphs in pieces refer to themselves
             self._collectives.close()
@@ -225,6 +225,7 @@ class DeviceExecutor:
             self._adapters,
             self._draft,
             self._models,
+            self._recording,
             self._sampler,
             self._scorer,
             self._last_tokens,
@@ -392,46 +393,3 @@ class DeviceExecutor:
             model.backend.allocate(num_pages)
         if self._draft is not None:
             self._draft.allocate(num_pages)
-
-    def _graph_sizes(self) -> GraphSizes:
-        config, setup = self._setup.config, self._setup
-        return GraphSizes.of(config.graph_sizes, config.graph_tokens, setup.max_num_seqs, setup.max_num_batched_tokens, setup.most_drafts)
-
-    def _record_graphs(self, sizes: GraphSizes, max_model_len: int) -> GraphBytes | None:
-        """Records graphs of steps over the pages that there are. None: there is nothing that records, or one could not be recorded; then
-        none is used, and none is tried again."""
-        self._drop_graphs()
-        if self._capture is None:
-            return None
-        if self._adapters is not None:
-            self._adapters.table.on = True
-        try:
-            capture = self._capture(self._setup.device)
-            taken = [model.record(sizes, max_model_len, capture) for model in self._models]
-        except Exception as error:  # the same steps run without graphs
-            if self._collectives is not None:
-                raise  # other ranks may have graphs
-            _log.warning("no graphs, so that steps take longer: %s", error, exc_info=_log.isEnabledFor(logging.DEBUG))
-            taken = [None]
-        recorded = [one for one in taken if one is not None]
-        if len(recorded) < len(taken):
-            self._drop_graphs()
-            self._capture = None
-            return None
-        return functools.reduce(operator.add, recorded)
-
-    def _drop_graphs(self) -> None:
-        for model in self._models:
-            model.graphs = None
-
-    def _measure_graphs(self) -> int:
-        """Bytes that all graphs will take, from recording the largest two of each kind on a pool of one page."""
-        sizes = self._graph_sizes()
-        taken = self._record_graphs(sizes.largest_two(), self._setup.max_model_len)
-        self._drop_graphs()
-        self._allocate_pages(1)
-        if taken is None:
-            return 0
-        needed = taken.of_all(sizes)
-        _log.info("graphs are expected to take %s", show_bytes(needed))
-        return needed

@@ -357,8 +357,9 @@ def test_memory_of_all_graphs_is_foreseen_from_two_of_each_kind(tiny: pathlib.Pa
     runner = graph_runner(tiny, graph_sizes=None)
     sizes = GraphSizes.of(None, 120, 24, 512)
     with torch.inference_mode():
-        taken = runner._executor._record_graphs(sizes, runner.max_model_len)
-        foreseen = runner._executor._measure_graphs()
+        recording = runner._executor._recording
+        taken = recording.record(sizes, runner.max_model_len)
+        foreseen = recording.foresee(runner.max_model_len)
     assert taken is not None
     assert (len(taken.rows), len(taken.tokens)) == (len(sizes.rows), len(sizes.tokens))
     assert taken.total() <= foreseen <= 2 * taken.total()
@@ -393,7 +394,7 @@ def test_without_graphs_where_one_cannot_be_recorded(
     )
     assert (record.levelname, record.message) == ("WARNING", expected)
     assert random_steps(runner, 2, 20) == random_steps(eager_runner(tiny), 2, 20)
-    assert runner._executor._measure_graphs() == 0, "tried once"
+    assert runner._executor._recording.foresee(runner.max_model_len) == 0, "tried once"
     assert len(caplog.records) == 1
 
 
@@ -416,7 +417,7 @@ def test_graphs_that_are_dropped_are_gone(tiny: pathlib.Path) -> None:
     gc.collect()
     gc.disable()
     try:
-        runner._executor._drop_graphs()
+        runner._executor._recording.drop()
         assert all(each() is None for each in every)
     finally:
         gc.enable()

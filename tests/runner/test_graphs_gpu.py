@@ -26,6 +26,7 @@ from aengine.runner.base import InFlightStep
 from aengine.runner.buckets import GraphBytes
 from aengine.runner.device_executor import DeviceExecutor
 from aengine.runner.model_runner import ModelRunner
+from aengine.runner.recording import Recording
 from aengine.scheduler.plan import RowParams, StepPlan
 from aengine.scheduler.request import Request
 from aengine.speculation.by_model import ModelDrafter
@@ -211,19 +212,19 @@ def test_graphs_are_counted_before_the_pool_is_sized(
     caplog.set_level(logging.INFO, logger="aengine")
     foreseen: list[int] = []
     taken: list[GraphBytes] = []
-    measure, record = DeviceExecutor._measure_graphs, DeviceExecutor._record_graphs
+    foresee, record = Recording.foresee, Recording.record
 
-    def measured(self: DeviceExecutor) -> int:
-        foreseen.append(measure(self))
+    def measured(self: Recording, *given: Any) -> int:
+        foreseen.append(foresee(self, *given))
         taken.clear()  # those of the trial
         return foreseen[-1]
 
-    def recorded(self: DeviceExecutor, *given: Any) -> GraphBytes | None:
+    def recorded(self: Recording, *given: Any) -> GraphBytes | None:
         taken.append(record(self, *given))
         return taken[-1]
 
-    monkeypatch.setattr(DeviceExecutor, "_measure_graphs", measured)
-    monkeypatch.setattr(DeviceExecutor, "_record_graphs", recorded)
+    monkeypatch.setattr(Recording, "foresee", measured)
+    monkeypatch.setattr(Recording, "record", recorded)
     options = {"kv_cache_memory": None, "gpu_memory_utilization": 0.3, "graph_sizes": None, "max_num_seqs": 64}
     with cuda_runner(model_dir, backend, **options) as runner:
         (one,), (actual,) = foreseen, taken
