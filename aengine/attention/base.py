@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import ClassVar, Protocol
 
@@ -188,9 +189,9 @@ class AttentionBackend(ABC):
         """As `graph_step`, by kernels for rows whose lengths differ much, or that share pages. None: there are no others."""
         return None
 
-    def _run_once(self) -> None:
+    def _run_once(self, plan: Callable[[AttentionMetadata], AttentionStep]) -> None:
         """A step of one decoding row and a prefill of two tokens, on a pool of its own, in one layer of every `Scoring`: builds and loads
-        all that a model needs, so that nothing is compiled or allocated for the first time in a step or while a graph is captured."""
+        all that `plan` needs, so that nothing is compiled or allocated for the first time in a step or while a graph is captured."""
         spec = self.spec
         table = np.array([[[1, 0], [2, 3]]] * spec.num_groups, dtype=np.int32)
         starts, lengths = np.zeros(2, dtype=np.int32), np.array([1, 2], dtype=np.int32)
@@ -199,7 +200,7 @@ class AttentionBackend(ABC):
         fused = torch.zeros((layout.num_tokens, sum(heads), spec.head_dim), dtype=spec.dtype, device=spec.device)
         query, key, value = torch.split(fused, heads, dim=1)
         self.allocate(4)
-        step = self.plan(AttentionMetadata.of(layout, spec.device))
+        step = plan(AttentionMetadata.of(layout, spec.device))
         for scoring, layer in {scoring: layer for layer, scoring in enumerate(spec.scoring)}.items():
             step.write(layer, key, value[..., : spec.value_dim])
             step.attend(layer, query, torch.zeros(spec.num_heads, dtype=spec.dtype, device=spec.device) if scoring.sinks else None)

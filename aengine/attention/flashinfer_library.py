@@ -78,7 +78,8 @@ def building(library: ModuleType, what: str, device: torch.device) -> Iterator[N
     try:
         yield
         if device.type == "cuda":
-            torch.cuda.synchronize(device)  # raises the error of a kernel that cannot run
+            # Raises the error of a kernel that cannot run. Not of the whole device, where another engine may be capturing a graph.
+            torch.cuda.current_stream(device).synchronize()
     except torch.OutOfMemoryError:
         raise
     except Exception as error:

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from types import ModuleType
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -23,14 +24,19 @@ from aengine.kernels.paged_cache import PagedCache, Scoring
 
 @dataclass(frozen=True, slots=True)
 class Rows:
-    """The n consecutive rows of a step that one wrapper computes, int32; host tensors are read until the plan is on the device."""
+    """The n consecutive rows of a step that one wrapper computes, int32; host tensors are read until the plan is on the device.
+
+    fa2's planner reads no `seq_lens` but their number of pages. Before that a wrapper takes their maximum, up to 0.6 with Python's max(),
+    which costs microseconds for each row: so it is given `longest` instead.
+    """
 
     qo_indptr: Tensor  # [n+1] host, from 0
     kv_indptr: Tensor  # [n+1] host, from 0, in pages
     kv_indices: Tensor  # [groups, kv_indptr[n]] device
     last_page_len: Tensor  # [n] host, 1..page_size
     seq_lens: Tensor  # [n] host
-    longest: int  # the most queries of a row
+    longest: Tensor  # [1] host, the largest of `seq_lens`
+    most_queries: int  # of a row
 
     @classmethod
     def of(cls, host: StepLayout, kv_indices: Tensor, begin: int, end: int) -> Rows:
@@ -43,10 +49,11 @@ class Rows:
             "kv_indptr": host.kv_indptr[begin : end + 1] - host.kv_indptr[begin],
             "last_page_len": host.last_page_len[begin:end],
             "seq_lens": host.seq_lens[begin:end],
+            "longest": host.seq_lens[begin:end].max(keepdims=True),
         }
-        qo_indptr, kv_indptr, last_page_len, seq_lens = host_tensors(arrays, kv_indices.device)
-        longest = int((queries[1:] - queries[:-1]).max())
-        return cls(qo_indptr, kv_indptr, kv_indices[:, first_page:last_page], last_page_len, seq_lens, longest)
+        qo_indptr, kv_indptr, last_page_len, seq_lens, longest = host_tensors(arrays, kv_indices.device)
+        most_queries = int(np.diff(queries).max())
+        return cls(qo_indptr, kv_indptr, kv_indices[:, first_page:last_page], last_page_len, seq_lens, longest, most_queries)
 
 
 class WrapperSetup:
@@ -136,17 +143,18 @@ class DecodeWrapper(_PagedWrapper):
 
     def plan(self, rows: Rows, group: int) -> None:
         """For the rows' pages in a group."""
-        self._plan(indptr=rows.kv_indptr, indices=rows.kv_indices[group], last_page_len=rows.last_page_len, seq_lens=rows.seq_lens)
+        self._plan(indptr=rows.kv_indptr, indices=rows.kv_indices[group], last_page_len=rows.last_page_len, seq_lens=rows.longest)
 
 
 class PrefillWrapper(_PagedWrapper):
-    """Computes rows of any number of queries, which are the last tokens of their row."""
+    """Computes rows of any number of queries, which are the last tokens of their row, by FlashInfer's kernels `kernel`: fa2 or fa3."""
 
-    def __init__(self, setup: WrapperSetup, scoring: Scoring) -> None:
+    def __init__(self, setup: WrapperSetup, scoring: Scoring, kernel: str = "fa2") -> None:
         wrapper = setup.library.BatchPrefillWithPagedKVCacheWrapper(
-            float_workspace_buffer=setup.float_workspace, kv_layout="NHD", backend="fa2"
+            float_workspace_buffer=setup.float_workspace, kv_layout="NHD", backend=kernel
         )
         super().__init__(setup, scoring, wrapper, head_dim_qk=setup.spec.head_dim, causal=True)
+        self._needs_seq_lens = kernel == "fa3"
 
     def plan(self, rows: Rows, group: int) -> None:
         """For the rows' pages in a group."""
@@ -155,6 +163,6 @@ class PrefillWrapper(_PagedWrapper):
             paged_kv_indptr=rows.kv_indptr,
             paged_kv_indices=rows.kv_indices[group],
             paged_kv_last_page_len=rows.last_page_len,
-            seq_lens=rows.seq_lens,
-            max_token_per_sequence=rows.longest,
+            seq_lens=rows.seq_lens if self._needs_seq_lens else rows.longest,
+            max_token_per_sequence=rows.most_queries,
         )

@@ -48,7 +48,7 @@ class TritonBackend(AttentionBackend):
         on_cuda = spec.device.type == "cuda"
         try:
             self.processors = torch.cuda.get_device_properties(spec.device).multi_processor_count if on_cuda else 1
-            self._run_once()
+            self._run_once(self.plan)
         except Exception as error:  # whatever a compiler, its absence, or a driver has to say
             raise BackendUnavailableError(f"our Triton kernels do not run here: {first_line(error)}") from error
 

@@ -18,6 +18,7 @@ from aengine.kernels.paged_cache import KvTarget
 from aengine.layers.ops import ExpertLinear, LayerOps, TorchOps, run_once
 
 _ALIGNMENT = 16  # bytes, of the halves of a gate_up row
+_ROTATED = 8  # numbers of a head that a thread rotates; none may be of both halves of the rotated ones
 
 
 class FlashInferOps:
@@ -31,8 +32,8 @@ class FlashInferOps:
     def __init__(
         self, dtype: torch.dtype, head_dim: int, device: torch.device, library: ModuleType | None = None, other: LayerOps | None = None
     ) -> None:
-        """`other` computes what FlashInfer has no kernels for: the write of rotated heads, norms with float32 weights, rows that are not
-        aligned, experts, float8 with a scale per row. None: torch.
+        """`other` computes what FlashInfer has no kernels for: the write of rotated heads, norms with float32 weights, rows and rotations
+        that are not aligned, experts, float8 with a scale per row. None: torch.
 
         Raises BackendUnavailableError without kernels for activations of `dtype` and heads of `head_dim`, and where FlashInfer is
         missing or cannot be built."""
@@ -59,6 +60,8 @@ class FlashInferOps:
         self, query: Tensor, key: Tensor, cos_sin: Tensor, positions: Tensor, query_norm: Tensor | None, key_norm: Tensor | None, eps: float
     ) -> tuple[Tensor, Tensor]:
         tokens, _, head_dim = query.shape
+        if cos_sin.shape[1] % (2 * _ROTATED):
+            return self._other.rotate(query, key, cos_sin, positions, query_norm, key_norm, eps)
         query, key = (self._normed(heads, weight, eps) for heads, weight in ((query, query_norm), (key, key_norm)))
         self._library.apply_rope_with_cos_sin_cache_inplace(
             positions=positions,

@@ -87,7 +87,7 @@ class Rows:
         self.computed = np.zeros(NUM_ROWS, dtype=np.int32)
 
     def prefills(self, lengths: np.ndarray) -> StepLayout:
-        """The first tokens of all rows."""
+        """The next tokens of all rows."""
         return self._layout(np.arange(NUM_ROWS), 0, lengths)
 
     def decodes(self, rows: np.ndarray) -> StepLayout:

@@ -42,6 +42,7 @@ class StandIn:
 
     __version__: str = "0.6.18.post1"
     processors: Processors = DEVICE
+    fa3_modules: bool = False  # whether they are built
     calls: list[str] = field(default_factory=list)
     in_flight: set[object] = field(default_factory=set)  # wrappers whose plan was not seen to arrive
     _device_memory: dict[int, Tensor] | None = None  # by address; kept, so that no address is used again
@@ -59,6 +60,10 @@ class StandIn:
 
     def event(self) -> StandInEvent:
         return StandInEvent(self)
+
+    @property
+    def jit(self) -> Jit:
+        return Jit(self)
 
     def BatchDecodeWithPagedKVCacheWrapper(self, **arguments) -> DecodeWrapper:
         return DecodeWrapper(self, **arguments)
@@ -99,6 +104,7 @@ class StandIn:
         self.calls.append("apply_rope_with_cos_sin_cache_inplace")
         check(cos_sin_cache.dtype == torch.float32 and cos_sin_cache.is_contiguous(), "cos_sin_cache must be float32 and contiguous")
         check(positions.dtype in (torch.int32, torch.int64) and positions.dim() == 1, "positions must be [n] integers")
+        check(cos_sin_cache.shape[1] % 16 == 0, "threads rotate eight numbers of one half")
         check(is_neox, "interleaved halves are not what models here use")
         cos, sin = cos_sin_cache[positions.long()].unsqueeze(1).chunk(2, dim=-1)
         for heads in (query, key):
@@ -106,6 +112,36 @@ class StandIn:
             split = heads.view(len(heads), -1, head_size)[..., : cos_sin_cache.shape[1]]
             first, second = split.float().chunk(2, dim=-1)
             split.copy_(torch.cat((first * cos - second * sin, second * cos + first * sin), dim=-1))
+
+
+@dataclass(frozen=True)
+class JitSpec:
+    name: str
+    is_compiled: bool
+
+
+@dataclass(frozen=True)
+class Jit:
+    library: StandIn
+
+    def gen_batch_prefill_module(
+        self,
+        *,
+        backend: str,
+        dtype_q: torch.dtype,
+        dtype_kv: torch.dtype,
+        dtype_o: torch.dtype,
+        dtype_idx: torch.dtype,
+        head_dim_qk: int,
+        head_dim_vo: int,
+        pos_encoding_mode: int,
+        use_sliding_window: bool,
+        use_logits_soft_cap: bool,
+        use_fp16_qk_reduction: bool,
+    ) -> JitSpec:
+        check(backend == "fa3" and dtype_idx == torch.int32 and not use_fp16_qk_reduction, "another module is planned with")
+        check(dtype_q == dtype_kv == dtype_o and head_dim_qk == head_dim_vo and pos_encoding_mode == 0, "another module is planned with")
+        return JitSpec(f"swa_{use_sliding_window}_cap_{use_logits_soft_cap}_sm90", self.library.fa3_modules)
 
 
 class StandInEvent:
@@ -168,11 +204,21 @@ def reserved(plan: Plan, qo_indptr: Tensor, kv_indptr: Tensor, processors: Proce
     return floats, sum(-(-size // 16) * 16 for size in sizes)
 
 
+def reserved_fa3(plan: Plan, qo_indptr: Tensor, processors: Processors) -> int:
+    """Bytes that PrefillSM90Plan takes of the int workspace."""
+    tile = 192 if plan.head_dim == 64 else 128
+    one_schedule = -(-plan.num_queries // tile) + plan.num_rows - 1 > 4096
+    works = sum(-(-int(one) // tile) for one in qo_indptr.diff()) * (1 if one_schedule else plan.num_qo_heads)
+    return sum(-(-4 * size // 16) * 16 for size in [works] * 7 + [processors.multi_processor_count + 1])
+
+
 class _Wrapper:
     graph = False
 
     def __init__(self, library: StandIn, float_workspace_buffer: Tensor, kv_layout: str, backend: str) -> None:
-        check(kv_layout == "NHD" and backend == "fa2", "NHD and fa2 are what was tested, whatever the defaults are")
+        check(kv_layout == "NHD" and backend in ("fa2", "fa3"), "NHD, fa2 and fa3 are what was tested, whatever the defaults are")
+        check(backend == "fa2" or library.fa3_modules, "building fa3 takes minutes")
+        self.backend = backend
         check(float_workspace_buffer.dtype == torch.uint8 and not float_workspace_buffer.any(), "the workspace must be bytes, and zero")
         library.wrappers.append(self)
         self.library = library
@@ -194,22 +240,28 @@ class _Wrapper:
         rows = len(last_page_len)
         check(rows > 0, "nothing to plan")
         check(seq_lens is not None, "without seq_lens lengths are computed again")
+        page_size = others["page_size"]
+        lengths = (kv_indptr.diff() - 1) * page_size + last_page_len
+        if self.backend == "fa2":
+            # Its planner reads none of them, but up to 0.6 the wrapper takes Python's max() of them.
+            check(seq_lens.tolist() == [lengths.max()], "fa2 is given the longest row alone")
+        else:
+            check(seq_lens.tolist() == lengths.tolist(), "seq_lens and pages do not fit")
         host = {"qo_indptr": qo_indptr, "kv_indptr": kv_indptr, "last_page_len": last_page_len, "seq_lens": seq_lens}
         for name, tensor in (host | {"kv_indices": kv_indices}).items():
             check(tensor.dtype == torch.int32 and tensor.dim() == 1 and tensor.is_contiguous(), f"{name} must be int32 [n]")
             check(library.is_on(tensor, device=name == "kv_indices"), f"{name} is on the wrong side")
-        check(len(qo_indptr) == len(kv_indptr) == rows + 1 and len(seq_lens) == rows, "index arrays of different numbers of rows")
+        check(len(qo_indptr) == len(kv_indptr) == rows + 1, "index arrays of different numbers of rows")
         check(qo_indptr[0] == kv_indptr[0] == 0, "indptr must begin with 0")
         check((qo_indptr.diff() > 0).all() and (kv_indptr.diff() > 0).all(), "rows without queries or pages")
         check(len(kv_indices) == kv_indptr[-1], "kv_indices and kv_indptr do not fit")
-        page_size = others["page_size"]
         check(((last_page_len >= 1) & (last_page_len <= page_size)).all(), "last_page_len must be 1..page_size")
-        check((seq_lens == (kv_indptr.diff() - 1) * page_size + last_page_len).all(), "seq_lens and pages do not fit")
-        check((qo_indptr.diff() <= seq_lens).all(), "more queries than tokens")
+        check((qo_indptr.diff() <= lengths).all(), "more queries than tokens")
         for name in ("q_data_type", "kv_data_type"):
             check(isinstance(others[name], torch.dtype), f"{name} was left to a default")
         check(others["q_data_type"] in (torch.float16, torch.bfloat16), "there are kernels for float16 and bfloat16")
-        check(others["kv_data_type"] in (others["q_data_type"], torch.float8_e4m3fn), "no kernel for this KV dtype")
+        cached = [others["q_data_type"], torch.float8_e4m3fn] if self.backend == "fa2" else [others["q_data_type"]]
+        check(others["kv_data_type"] in cached, "no kernel for this KV dtype")
         check(others["head_dim"] in (64, 128, 256), "no kernel for this head_dim")
         check(others["num_qo_heads"] % others["num_kv_heads"] == 0, "no whole number of query heads per KV head")
         check(others["sm_scale"] is not None, "sm_scale was left to a default")
@@ -218,7 +270,10 @@ class _Wrapper:
         chosen = {name: others[name] for name in names}
         cap = others["logits_soft_cap"] or 0.0
         self.planned = Plan(**chosen, logits_soft_cap=cap, num_rows=rows, num_queries=int(qo_indptr[-1]))
-        floats, ints = reserved(self.planned, qo_indptr, kv_indptr, library.processors, graph=self.graph)
+        if self.backend == "fa2":
+            floats, ints = reserved(self.planned, qo_indptr, kv_indptr, library.processors, graph=self.graph)
+        else:
+            floats, ints = 0, reserved_fa3(self.planned, qo_indptr, library.processors)
         check(floats <= len(self.float_workspace), f"Buffer overflow: batch_prefill_tmp_v needs {floats} of {len(self.float_workspace)}")
         check(ints <= len(self.int_workspace), f"Buffer overflow: the indices need {ints} of {len(self.int_workspace)}")
         library.in_flight.add(self)
@@ -231,6 +286,8 @@ class _Wrapper:
         keys, values = cache
         check(q.shape == (plan.num_queries, plan.num_qo_heads, plan.head_dim), f"q is {tuple(q.shape)}, planned were {plan}")
         check(q.dtype == plan.q_data_type and q.stride(-1) == 1, "q has another dtype than planned, or no contiguous heads")
+        if self.backend == "fa3":  # loads queries by descriptors
+            check((q.data_ptr() | q.stride(0) * q.itemsize | q.stride(1) * q.itemsize) % 16 == 0, "q is not aligned to 16 bytes")
         check(keys.shape == values.shape and keys.stride() == values.stride(), "K and V must be laid out alike")
         check(keys.shape[1:] == (plan.page_size, plan.num_kv_heads, plan.head_dim), "the cache is not [pages, page_size, heads, head_dim]")
         check(keys.dtype == values.dtype == plan.kv_data_type, "the cache has another dtype than planned")
@@ -264,7 +321,7 @@ class DecodeWrapper(_Wrapper):
         backend: str = "auto",
     ) -> None:
         super().__init__(library, float_workspace_buffer, kv_layout, backend)
-        check(use_tensor_cores, "CUDA cores serve some group sizes only")
+        check(use_tensor_cores and backend == "fa2", "CUDA cores serve some group sizes only, and fa3 does not split")
         buffers = (paged_kv_indptr_buffer, paged_kv_indices_buffer, paged_kv_last_page_len_buffer)
         self.graph = use_cuda_graph
         if use_cuda_graph:
@@ -364,7 +421,7 @@ class PrefillWrapper(_Wrapper):
         seq_lens: Tensor | None = None,
         max_token_per_sequence: int | None = None,
     ) -> None:
-        self.library.calls.append("prefill.plan")
+        self.library.calls.append(f"prefill.plan {self.backend}")
         check(causal, "prompts are causal, which is not the default")
         check(max_token_per_sequence == int(qo_indptr.diff().max()), "max_token_per_sequence is not the longest row")
         self.check_plan(
@@ -396,7 +453,7 @@ class PrefillWrapper(_Wrapper):
         v_scale: float | None = None,
         out: Tensor | None = None,
     ) -> Tensor:
-        self.library.calls.append("prefill.run")
+        self.library.calls.append(f"prefill.run {self.backend}")
         return self.check_run(q, paged_kv_cache, k_scale, v_scale, out)
 
 
@@ -424,6 +481,7 @@ STANDINS = {
     "BatchPrefillWithPagedKVCacheWrapper.plan": PrefillWrapper.plan,
     "BatchPrefillWithPagedKVCacheWrapper.run": PrefillWrapper.run,
     "BatchPrefillWithPagedKVCacheWrapper.reset_workspace_buffer": PrefillWrapper.reset_workspace_buffer,
+    "jit.gen_batch_prefill_module": Jit.gen_batch_prefill_module,
     "rmsnorm": StandIn.rmsnorm,
     "fused_add_rmsnorm": StandIn.fused_add_rmsnorm,
     "silu_and_mul": StandIn.silu_and_mul,

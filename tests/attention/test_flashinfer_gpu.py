@@ -64,6 +64,22 @@ def test_long_rows() -> None:
         pair.compare(rows.decodes(np.arange(NUM_ROWS)))
 
 
+@pytest.mark.parametrize(
+    "case",
+    [Case("long prompts", num_heads=32, num_kv_heads=8), Case("windows", num_heads=32, num_kv_heads=8, windows=(None, 300))],
+    ids=lambda case: case.name,
+)
+def test_long_prompts(case: Case) -> None:
+    """In two chunks, by the fa3 kernels where these are built."""
+    pair = make(case)
+    rows = Rows(case, 3, max_len=2000)
+    pair.allocate(rows.num_pages)
+    pair.poison(rows.num_pages)
+    pair.compare(rows.prefills(np.arange(900, 900 + NUM_ROWS)))
+    pair.compare(rows.prefills(np.arange(600, 600 + NUM_ROWS)))
+    pair.compare(rows.decodes(np.arange(NUM_ROWS)))
+
+
 @pytest.mark.parametrize("scales", [None, ((0.05, 0.25), (0.1, 1.0))])
 def test_copied_pages(scales: tuple[tuple[float, float], ...] | None) -> None:
     case = Case("copies", kv_scales=scales, windows=(None, None), page_size=4)

@@ -74,7 +74,9 @@ def test_add_rms_norm(ops: LayerOps, dtype: torch.dtype, device: torch.device, t
 
 
 @pytest.mark.parametrize("norms", [True, False], ids=["normed", "as they are"])
-@pytest.mark.parametrize(("tokens", "heads", "kv_heads", "rotary_dim"), [(1, 1, 1, 128), (3, 16, 8, 128), (5, 10, 2, 128), (4, 6, 2, 32)])
+@pytest.mark.parametrize(
+    ("tokens", "heads", "kv_heads", "rotary_dim"), [(1, 1, 1, 128), (3, 16, 8, 128), (5, 10, 2, 128), (4, 6, 2, 32), (2, 2, 1, 40)]
+)
 def test_rotate(
     ops: LayerOps, dtype: torch.dtype, device: torch.device, tokens: int, heads: int, kv_heads: int, rotary_dim: int, norms: bool
 ) -> None:
