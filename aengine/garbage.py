@@ -1,8 +1,9 @@
-"""Pausing Python's garbage collector."""
+"""What keeps objects alive: Python's garbage collector where it is paused, and errors."""
 
 from __future__ import annotations
 
 import gc
+import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -20,3 +21,15 @@ def paused_collection() -> Iterator[None]:
             gc.unfreeze()  # into the oldest generation
         if collects:
             gc.enable()
+
+
+def forget_locals(error: BaseException) -> None:
+    """Of the functions that have ended with `error`, and with those that it came from: it would keep them alive as long as it is kept."""
+    seen: set[int] = set()
+    errors: list[BaseException | None] = [error]
+    while errors:
+        one = errors.pop()
+        if one is not None and id(one) not in seen:
+            seen.add(id(one))
+            traceback.clear_frames(one.__traceback__)
+            errors += one.__cause__, one.__context__

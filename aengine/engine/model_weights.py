@@ -64,9 +64,10 @@ class ModelWeights:
 
     async def wake(self, source: WeightSource | None) -> MemoryUse:
         async with self._changes:
-            level, before = self._sleep_level(), self._runner.memory_used()
+            level = self._sleep_level()
             if source is not None and level == 0:
                 raise EngineStateError("the engine is awake; use update_weights")
+            before = await anyio.to_thread.run_sync(self._runner.memory_used)  # the driver of a device may keep it waiting
             prepared = None
             if source is not None or level == 2:
                 if source is None and self._source is None:

@@ -9,6 +9,8 @@ import traceback
 from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass
+from functools import partial
+from types import TracebackType
 
 from aengine.config import EngineConfig
 from aengine.engine.loading import LoadedModel
@@ -17,6 +19,7 @@ from aengine.engine.step_driver import StepDriver, StepReport
 from aengine.engine.step_stats import StepStats
 from aengine.engine.watchdog import watchdog
 from aengine.errors import StepHangError
+from aengine.garbage import forget_locals
 from aengine.runner.base import Runner
 from aengine.scheduler.drafter import Drafter, DraftSource
 from aengine.scheduler.request import SchedulerConfig
@@ -92,7 +95,7 @@ class StepLoop:
             loaded = self._load()
             self._abandon = loaded.runner.abandon
             with ExitStack() as stack:
-                stack.callback(loaded.runner.close)
+                stack.push(partial(_close, loaded.runner))
                 scheduler = Scheduler(_scheduler_config(self._config, loaded.runner), drafter=_drafter(self._config, loaded))
                 driver = StepDriver(scheduler, loaded.runner, self._mailbox, self.stats, self._notify)
                 stack.callback(driver.notify)
@@ -104,6 +107,7 @@ class StepLoop:
             _log.info("loading was cancelled: the engine is closed")
         except BaseException as failure:  # whatever it is, those who wait must be told
             error = self._failure or failure
+            forget_locals(failure)  # what was loaded, if not all could be
         self._notify(Stopped(error))
 
     def _notify(self, report: Report) -> None:
@@ -120,6 +124,17 @@ class StepLoop:
         self._report(Stopped(error))
         self._abandon()
         self.stop()  # it may have come back already, and wait
+
+
+def _close(runner: Runner, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    """With the `error` that ends the thread, if one does."""
+    if error is None:
+        return runner.close()
+    forget_locals(error)  # of the step: graphs and memory that the runner is to release
+    try:
+        runner.close()
+    except Exception as second:  # comes of the first
+        _log.warning("closing a runner that has failed: %s: %s", type(second).__name__, second)
 
 
 def _drafter(config: EngineConfig, loaded: LoadedModel) -> Drafter | None:

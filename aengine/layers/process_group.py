@@ -1,23 +1,26 @@
 """The process groups of `Collectives`, made directly: torch's default group, which is the process's, is not touched.
 
-On CUDA, which no test has run yet (torch/csrc/distributed/c10d/ProcessGroupNCCL.cpp of torch 2.11 to 2.13, src/init.cc of NCCL, and its
-guide, "Using NCCL with CUDA Graphs"):
+On CUDA (torch/csrc/distributed/c10d/ProcessGroupNCCL.cpp of torch 2.11 to 2.13, src/init.cc of NCCL, and its guide, "Using NCCL with CUDA
+Graphs"; of the tests, those on a GPU have one rank):
 
 - A communicator cannot be set up while a stream is captured, so it is connected when the group is made.
-- Collectives without `asyncOp` run on the current stream. While that is captured, torch's watchdog is not told of them; its queries of
-  earlier ones, from a thread of its own, do not disturb a capture in the mode "thread_local".
+- Collectives without `asyncOp` run on the current stream, and return no work to wait for.
 - A collective is recorded on all ranks or on none, and all ranks launch their graphs and collectives in the same order, on one stream.
 - Aborting a communicator first ends the kernels that wait for other ranks, and then waits until no graph refers to it. So graphs are
   destroyed before it, and a thread that is not to wait has another one abort it. Destroying it would wait for the other ranks, too.
-- The watchdog ends the whole process when a collective takes longer than the group's timeout, which is therefore never: ranks that are
-  gone or hang are noticed elsewhere.
+- torch's watchdog would end the whole process, which is the user's, when an error of CUDA or of NCCL comes up in a collective. A group that
+  is made with TORCH_NCCL_BLOCKING_WAIT has none. The variable's other effect is on works that are waited for, and there are none. Ranks
+  that are gone or hang are noticed elsewhere.
 - Kernels of torch's symmetric memory, which are faster for few tokens, cannot be aborted: with another rank gone they would keep the
   device of this process busy for ever. NCCL can be.
 """
 
 from __future__ import annotations
 
+import os
 import socket
+from collections.abc import Iterator
+from contextlib import contextmanager
 from datetime import timedelta
 from typing import cast
 
@@ -26,6 +29,7 @@ from torch._C._distributed_c10d import Store
 from torch.distributed import ProcessGroup, ProcessGroupGloo
 
 _NEVER = timedelta(days=365)
+_BLOCKING_WAIT = "TORCH_NCCL_BLOCKING_WAIT"
 
 
 def gloo_group(store: Store, index: int, size: int, timeout: timedelta, host: str) -> ProcessGroup:
@@ -47,6 +51,21 @@ def nccl_group(store: Store, index: int, size: int, device: torch.device) -> Pro
     options = ProcessGroupNCCL.Options()
     options._timeout = _NEVER
     options.config.blocking = 1
-    group = ProcessGroupNCCL(store, index, size, options)
+    with _no_watchdog():
+        group = ProcessGroupNCCL(store, index, size, options)
     group.eager_connect_single_device(device)
     return cast(ProcessGroup, group)
+
+
+@contextmanager
+def _no_watchdog() -> Iterator[None]:
+    """Of groups that are made meanwhile; later ones, which may be of the user's, have one again."""
+    before = os.environ.get(_BLOCKING_WAIT)
+    os.environ[_BLOCKING_WAIT] = "1"
+    try:
+        yield
+    finally:
+        if before is None:
+            del os.environ[_BLOCKING_WAIT]
+        else:
+            os.environ[_BLOCKING_WAIT] = before

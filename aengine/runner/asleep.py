@@ -11,29 +11,43 @@ from torch import Tensor
 
 from aengine.errors import InsufficientMemoryError
 from aengine.runner.base import IntArray
+from aengine.runner.device import give_back_memory, give_back_pinned_memory
 from aengine.runner.device_adapters import DeviceAdapters
 from aengine.runner.device_draft import DeviceDraft
 from aengine.runner.device_model import DeviceModel
-from aengine.runner.memory import trim_heap
+from aengine.runner.memory import check_addition, pinned_bytes, trim_heap
 
 
 class Asleep:
     """Models without pages and graphs; on CUDA their weights are in host memory. To be called on the stream of the steps."""
 
-    def __init__(self, models: Sequence[DeviceModel], draft: DeviceDraft | None, adapters: DeviceAdapters | None, pages: IntArray) -> None:
-        """The model, and that of the `draft` if there is one. Keeps the content of `pages` in host memory. Raises InsufficientMemoryError
-        if there is too little, and changes nothing then."""
+    def __init__(
+        self,
+        models: Sequence[DeviceModel],
+        draft: DeviceDraft | None,
+        adapters: DeviceAdapters | None,
+        pages: IntArray,
+        level: int,
+        available: int,
+    ) -> None:
+        """The model, and that of the `draft` if there is one. Keeps the content of `pages` in host memory, of which there are `available`
+        bytes; at `level` 2 not the model's weights. Raises InsufficientMemoryError if there is too little, and changes nothing then."""
         self._models = models
         self._draft = draft
         self._pages = pages
         self._device = models[0].backend.spec.device
         self._parts: list[Offloaded] = []
         weights = [model.model.weights for model in models]
+        if self._device.type != "cpu":
+            of_pages = len(pages) * sum(model.backend.bytes_per_page() for model in models)
+            of_weights = _copied_bytes([tensor for each in weights[level - 1 :] for tensor in each])
+            check_addition("what the device is to give back needs", of_pages + of_weights, available)
         with _needing_memory("in host memory for what the device is to give back"):
             self._content = [model.backend.read_pages(pages) for model in models]
             self._hidden = None if draft is None else draft.read_pages(pages)
             if self._device.type != "cpu":
-                self._parts += Offloaded(weights[0]), Offloaded([each for others in weights[1:] for each in others], besides=weights[0])
+                self._parts.append(Offloaded(weights[0], copied=level == 1))
+                self._parts.append(Offloaded([each for others in weights[1:] for each in others], besides=weights[0]))
         if adapters is not None:
             adapters.forget_slots()
             self._parts.append(Offloaded(adapters.table.tensors, copied=False))
@@ -68,10 +82,10 @@ class Asleep:
 
     def _drop_copies(self, parts: Sequence[Offloaded]) -> None:
         """Of CUDA, whose allocator keeps pinned memory that is freed."""
-        torch.cuda.synchronize(self._device)  # what is copied from them is there
+        torch.cuda.current_stream(self._device).synchronize()  # what is copied from them is there
         for part in parts:
             part.drop_copies()
-        torch._C._host_emptyCache()
+        give_back_pinned_memory(self._device)
 
     @contextmanager
     def _or_asleep(self) -> Iterator[None]:
@@ -96,8 +110,7 @@ class Asleep:
         if self._device.type == "cpu":
             trim_heap()
         else:
-            torch.cuda.synchronize(self._device)
-            torch.cuda.empty_cache()
+            give_back_memory(self._device)
 
 
 class Offloaded:
@@ -134,6 +147,12 @@ class Offloaded:
             else:
                 each.zero_()
         self._is_free = False
+
+
+def _copied_bytes(tensors: Sequence[Tensor]) -> int:
+    """Of pinned copies of the memory of the tensors."""
+    storages = {tensor.untyped_storage().data_ptr(): tensor.untyped_storage().nbytes() for tensor in tensors}
+    return sum(map(pinned_bytes, storages.values()))
 
 
 @contextmanager

@@ -63,8 +63,23 @@ class DeviceStream:
 
 def free_cuda_memory(device: torch.device, utilization: float) -> int:
     """Bytes that `utilization` leaves beside what is in use already, by anyone."""
+    give_back_memory(device)
     free, total = torch.cuda.mem_get_info(device)
     return int(total * utilization) - (total - free)
+
+
+def give_back_memory(device: torch.device) -> None:
+    """Returns to the device what torch keeps of memory that nothing uses any more, of engines that were closed or did not load, too."""
+    gc.collect()
+    if device.type != "cpu":
+        torch.cuda.empty_cache()
+
+
+def give_back_pinned_memory(device: torch.device) -> None:
+    """Returns to the host the pinned memory that nothing uses any more, once the current stream has done what reads it."""
+    if device.type != "cpu":
+        torch.cuda.current_stream(device).synchronize()
+        torch._C._host_emptyCache()
 
 
 def used_cuda_memory(device: torch.device) -> int:
@@ -82,14 +97,13 @@ def cuda_kv_budget(device: torch.device, utilization: float, widest: Callable[[]
     torch.cuda.empty_cache()
     torch.cuda.reset_peak_memory_stats(device)
     widest()
-    torch.cuda.synchronize(device)
+    torch.cuda.current_stream(device).synchronize()  # of the device it would be an error while another engine records graphs
     free, total = torch.cuda.mem_get_info(device)
     others = total - free - torch.cuda.memory_reserved(device)
     ours = torch.cuda.max_memory_reserved(device)
     torch.cuda.empty_cache()
     for_graphs = graphs()
-    gc.collect()
-    torch.cuda.empty_cache()
+    give_back_memory(device)
     return int(total * utilization) - others - ours - for_graphs
 
 

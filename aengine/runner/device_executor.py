@@ -11,6 +11,7 @@ import gc
 import logging
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from typing import cast
 
@@ -28,14 +29,14 @@ from aengine.models.decoder import Decoder
 from aengine.runner.asleep import Asleep
 from aengine.runner.base import InFlightStep, IntArray, ReadWeights, Step
 from aengine.runner.decode_graphs import Forward
-from aengine.runner.device import DeviceStream, cuda_kv_budget
+from aengine.runner.device import DeviceStream, cuda_kv_budget, give_back_memory, give_back_pinned_memory
 from aengine.runner.device_adapters import DeviceAdapters
 from aengine.runner.device_draft import DeviceDraft
 from aengine.runner.device_model import DeviceModel
 from aengine.runner.device_ranks import connect_ranks, connect_replicas
 from aengine.runner.device_step import DeviceStep, Output
 from aengine.runner.dummy_steps import GREEDY, DummyStep, warm_up_steps, widest_step
-from aengine.runner.memory import cpu_budget
+from aengine.runner.memory import cpu_budget, free_host_memory
 from aengine.runner.prompt_logprobs import PromptScorer, PromptScores
 from aengine.runner.recording import Recording
 from aengine.runner.results import ResultBuffer, step_result
@@ -58,7 +59,7 @@ class DeviceExecutor:
 
     def __init__(self, setup: ExecutorSetup, check: Callable[[], object]) -> None:
         """As `build_executor`."""
-        self._collectives, self._with_replicas = connect_ranks(setup), connect_replicas(setup)
+        self._collectives, self._with_replicas = connect_ranks(setup, check), connect_replicas(setup)
         exchange = None if self._with_replicas is None else ExpertExchange(self._with_replicas, setup.shard)
         if self._collectives is not None:
             setup = replace(setup, shard=self._collectives.shard)
@@ -111,7 +112,9 @@ class DeviceExecutor:
 
     def sleep(self, level: int, pages: IntArray) -> None:
         with self._stream.enter():
-            self._asleep = self._asleep or Asleep(self._models, self._draft, self._adapters, pages)
+            if self._asleep is None:
+                available = free_host_memory() // (1 if self._setup.ranks is None else self._setup.ranks.num_local)
+                self._asleep = Asleep(self._models, self._draft, self._adapters, pages, level, available)
             if level == 2:
                 self._asleep.drop_weights()
 
@@ -156,8 +159,11 @@ class DeviceExecutor:
         with self._stream.enter():
             if self._asleep is not None:
                 self._asleep.give_weights()
-            self._model.use_weights(cast("dict[str, Weight]", prepared))
-        self._stream.finish()  # the copies read memory of the host
+            weights = cast("dict[str, Weight]", prepared)
+            self._model.use_weights(weights)
+            self._stream.finish()  # the copies read memory of the host
+            weights.clear()
+            give_back_pinned_memory(self._setup.device)
 
     def draft(self, step: Step) -> IntArray:
         """The tokens stay on the device until the step in which the model checks them; until then `BY_MODEL` stands for each."""
@@ -206,7 +212,8 @@ class DeviceExecutor:
         """Changes nothing: a step begins when it is launched, or on a CPU when its result is asked for."""
 
     def close(self) -> None:
-        self._stream.finish()
+        with suppress(RuntimeError):  # of CUDA: the step that met with it has raised it
+            self._stream.finish()
         if self._stages is not None:
             self._stages.close()
             self._stages = None  # which refers to this
@@ -233,15 +240,17 @@ class DeviceExecutor:
             self._free_buffers,
         )
         if self._setup.device.type != "cpu":
-            torch.cuda.empty_cache()
+            give_back_memory(self._setup.device)
 
     def warm_up(self) -> None:
-        """Runs dummy steps with every kind of row, so that no request waits for what is compiled or loaded at its first use."""
+        """Runs dummy steps with every kind of row, so that no request waits for what is compiled or loaded at its first use, and the widest
+        one, whose memory torch keeps for others: what does not fit beside the KV pages is found out now."""
         setup, begin = self._setup, time.perf_counter()
         with self._stream.enter():
             num_groups = self._model.backend.spec.num_groups
             for dummy in warm_up_steps(setup.max_num_seqs, setup.spec.vocab_size, setup.config.page_size, num_groups, setup.most_drafts):
                 self._run_dummy(dummy)
+            self._run_widest()
             self.assign_rows([NewRow(row, GREEDY) for row in range(setup.max_num_seqs)])  # so that no dummy parameters are left
         self._stream.finish()
         _log.info("every kind of step was tried in %.1f s", time.perf_counter() - begin)
@@ -273,7 +282,9 @@ class DeviceExecutor:
 
     def _end(self, step: Step, hidden: Tensor) -> StepResult:
         """Of a step of several stages, on the first one."""
-        output = self.start(step, hidden.to(self._setup.device))
+        with self._stream.enter():
+            given = hidden.to(self._setup.device)
+        output = self.start(step, given)
         output[0].wait()
         return self.finish(step, *output)
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 
 import os
 import threading
+from collections.abc import Callable
+from concurrent.futures import Future, wait
 from dataclasses import replace
 from datetime import timedelta
 from typing import TYPE_CHECKING
@@ -12,6 +14,7 @@ from typing import TYPE_CHECKING
 from aengine.kernels.cpu.exchange import Exchange, GroupExchange
 from aengine.kernels.cpu.library import CpuKernels
 from aengine.layers.collectives import Collectives
+from aengine.parallel.driver import CHECK_SECONDS
 from aengine.parallel.ring import WAITED, WAITED_IN_STAGE
 from aengine.parallel.shard import Shard
 from aengine.runner.setup import ExecutorSetup
@@ -26,11 +29,12 @@ _CONNECT_AT_ONCE = timedelta(minutes=1)
 """The same, where all have just been heard of."""
 
 
-def connect_ranks(setup: ExecutorSetup) -> Collectives | None:
-    """Waits for the other ranks of the stage; None: there are none. When a rank fails, what waits for it raises CollectiveError."""
+def connect_ranks(setup: ExecutorSetup, check: Callable[[], object]) -> Collectives | None:
+    """Waits for the other ranks of the stage; None: there are none. `check` is called meanwhile, and may raise. When a rank fails, what
+    waits for it raises CollectiveError."""
     if setup.shard.size == 1:
         return None
-    return Collectives(replace(setup.shard, splits_embedding=True), _group(setup))
+    return Collectives(replace(setup.shard, splits_embedding=True), _group(setup, check))
 
 
 def connect_replicas(setup: ExecutorSetup) -> Collectives | None:
@@ -63,7 +67,7 @@ def _waited(setup: ExecutorSetup) -> float:
     return (WAITED if setup.shard.num_stages == 1 else WAITED_IN_STAGE) * setup.config.step_timeout
 
 
-def _group(setup: ExecutorSetup) -> ProcessGroup:
+def _group(setup: ExecutorSetup, check: Callable[[], object] = lambda: None) -> ProcessGroup:
     from torch._C._distributed_c10d import PrefixStore
 
     from aengine.layers.process_group import nccl_group  # not every torch has what it imports
@@ -72,10 +76,33 @@ def _group(setup: ExecutorSetup) -> ProcessGroup:
     assert ranks is not None
     store = PrefixStore(f"stage {shard.stage}", _store(ranks.store, None if driver is None else driver.store_fd))
     if setup.device.type == "cuda":
-        group = nccl_group(store, shard.index, shard.size, setup.device)
+
+        def check_ranks() -> None:
+            check()
+            if driver is not None:
+                driver.check()
+
+        group = _waited_for(lambda: nccl_group(store, shard.index, shard.size, setup.device), check_ranks)
         ranks.on_failure(lambda: threading.Thread(target=group.abort, name="aengine-abort", daemon=True).start())
         return group
     return _gloo(store, shard, ranks.store[0], _waited(setup))
+
+
+def _waited_for(connect: Callable[[], ProcessGroup], check: Callable[[], object]) -> ProcessGroup:
+    """What `connect` returns. NCCL waits for ever for a rank that ended before it came, and cannot be told to stop: a thread of its own
+    waits there, while this one calls `check`, which raises."""
+    connected: Future[ProcessGroup] = Future()
+
+    def run() -> None:
+        try:
+            connected.set_result(connect())
+        except BaseException as error:  # the caller raises it
+            connected.set_exception(error)
+
+    threading.Thread(target=run, name="aengine-connect", daemon=True).start()
+    while not wait([connected], CHECK_SECONDS).done:
+        check()
+    return connected.result()
 
 
 def _store(address: tuple[str, int], listening_fd: int | None, timeout: timedelta = _CONNECT) -> Store:

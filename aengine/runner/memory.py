@@ -69,6 +69,11 @@ def check_addition(what: str, needed: int, available: int) -> None:
         )
 
 
+def pinned_bytes(nbytes: int) -> int:
+    """What a pinned tensor takes of the host: torch rounds its bytes to a power of two."""
+    return 1 << (nbytes - 1).bit_length() if nbytes else 0
+
+
 def free_host_memory() -> int:
     """Bytes that new allocations can take without swapping, within the limits of the process's control groups."""
     free = _meminfo_available()

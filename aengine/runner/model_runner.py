@@ -10,6 +10,7 @@ import logging
 import os
 import pathlib
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import replace
 
 import numpy as np
@@ -17,7 +18,8 @@ import torch
 
 from aengine.attention import Layouts
 from aengine.config import EngineConfig
-from aengine.errors import ConfigError, ModelLoadError
+from aengine.errors import ConfigError, InsufficientMemoryError, ModelLoadError
+from aengine.garbage import forget_locals
 from aengine.kernels.cpu.levels import KernelsUnavailableError, select_level
 from aengine.kernels.warm_memory import WarmMemory
 from aengine.models.checkpoint import checkpoint_dtype
@@ -37,7 +39,7 @@ from aengine.runner.capture import Capture
 from aengine.runner.changes import Change, Prepared
 from aengine.runner.changing import Changing
 from aengine.runner.cuda_capture import CudaCapture
-from aengine.runner.device import find_device, set_thread_count, used_cuda_memory
+from aengine.runner.device import find_device, give_back_memory, set_thread_count, used_cuda_memory
 from aengine.runner.draft_setup import draft_source, with_draft_model
 from aengine.runner.draft_steps import with_drafts
 from aengine.runner.driven_step import DrivenStep, naming_ranks
@@ -82,8 +84,11 @@ class ModelRunner:
             if replicas is None and config.expert_parallel_size > 1:
                 self._replicas = join_replicas(config, lambda error: None, check)
             self._load(config, model_dir, capture, warm, check)
-        except BaseException:
-            self._close_ranks()
+        except BaseException as error:
+            self._end_loading(error)
+            if isinstance(error, torch.OutOfMemoryError):
+                fields = "gpu_memory_utilization, kv_cache_memory, max_num_seqs or max_num_batched_tokens"
+                raise InsufficientMemoryError(f"{_first_sentences(error)} Lower {fields}") from error
             raise
 
     def _load(
@@ -189,9 +194,19 @@ class ModelRunner:
             self._replicas.same({**facts, "expert_parallel_size": str(config.expert_parallel_size)})
 
     def launch(self, plan: StepPlan) -> InFlightStep:
-        """Raises `RowsFailed` for new rows that cannot be assigned."""
+        """Raises `RowsFailed` for new rows that cannot be assigned, and for all rows of a step that the device has no memory for."""
         if plan.new_rows:
             self._assign_rows(plan.new_rows)
+        try:
+            return self._launch(plan)
+        except torch.OutOfMemoryError as error:
+            if self._ranks is not None or self._replicas is not None:
+                raise  # others compute the step
+            _log.warning("a step of %d sequences fails: %s", len(plan.rows), error)
+            what = f"the step does not fit into memory: {_first_sentences(error)}"
+            raise RowsFailed({row: InsufficientMemoryError(what) for row in plan.rows.tolist()}) from None
+
+    def _launch(self, plan: StepPlan) -> InFlightStep:
         if len(plan.copy_from):
             self._executor.copy_pages(plan.copy_from, plan.copy_to)
         if len(plan.page_rows):
@@ -256,7 +271,19 @@ class ModelRunner:
 
     def close(self) -> None:
         """The runner cannot be used afterwards."""
-        self._executor.close()
+        try:
+            self._executor.close()
+        finally:
+            self._close_ranks()
+
+    def _end_loading(self, error: BaseException) -> None:
+        """Releases what was loaded until the error."""
+        forget_locals(error)
+        if hasattr(self, "_executor"):
+            with suppress(Exception):  # comes of the first
+                self._executor.close()
+        if hasattr(self, "device"):
+            give_back_memory(self.device)
         self._close_ranks()
 
     def _close_ranks(self) -> None:
@@ -278,6 +305,11 @@ class ModelRunner:
             if not errors:
                 raise
             raise RowsFailed(errors) from None
+
+
+def _first_sentences(error: torch.OutOfMemoryError) -> str:
+    """Of a message that goes on with torch's settings."""
+    return str(error).partition(" Including")[0]
 
 
 def _level() -> str:

@@ -27,7 +27,7 @@ from aengine.models.sharding import own, sharded_weights, vocab_bounds
 from aengine.models.weight_bytes import quantized_bytes, weight_bytes
 from aengine.models.weights import fused
 from aengine.runner.device import free_cuda_memory
-from aengine.runner.memory import check_addition, check_memory, free_host_memory, show_bytes
+from aengine.runner.memory import check_addition, check_memory, free_host_memory, pinned_bytes, show_bytes
 from aengine.runner.setup import ExecutorSetup
 
 if TYPE_CHECKING:
@@ -82,7 +82,7 @@ def load_torch_model(
     linears = select_linears(ops, setup.dtype, setup.device)
     if linears is None and setup.config.quantization != "none":
         raise ConfigError.of("quantization", f"{setup.config.quantization!r} needs Triton")
-    nbytes = _weight_bytes(setup, linears is not None) + _adapter_bytes(setup)
+    nbytes = sum(_weight_bytes(setup, linears is not None)) + _adapter_bytes(setup)
     check_memory(nbytes, backend.bytes_per_page(), setup.needs, setup.config, available)
     weights = fused(spec, setup.weights(check), setup.dtype, setup.device, linears, setup.config.quantization, setup.shard)
     kept = [weight.nbytes for weight in weights.values() if not isinstance(weight, Tensor)]
@@ -103,13 +103,17 @@ def weights_on_host(
     """The weights of a native model as `load_torch_model` makes them, in host memory; pinned if the device is another. Raises
     InsufficientMemoryError before it takes the first."""
     num_local = 1 if setup.ranks is None else setup.ranks.num_local
-    check_addition("new weights need", _weight_bytes(setup, linears is not None), free_host_memory() // num_local)
+    on_cpu = setup.device.type == "cpu"
+    of_each = _weight_bytes(setup, linears is not None)
+    needed = sum(of_each if on_cpu else map(pinned_bytes, of_each))
+    check_addition("new weights need", needed, free_host_memory() // num_local)
     host = torch.device("cpu")
     on_host = None if linears is None else linears.on_host()
     made = fused(setup.native_spec, weights, setup.dtype, host, on_host, setup.config.quantization, setup.shard)
-    if setup.device.type == "cpu":
-        return made
-    return {name: weight.pin_memory() if isinstance(weight, Tensor) else weight for name, weight in made.items()}
+    for name, weight in made.items() if not on_cpu else ():
+        if isinstance(weight, Tensor):
+            made[name] = weight.pin_memory()  # and the other is given up
+    return made
 
 
 def _adapter_bytes(setup: ExecutorSetup) -> int:
@@ -124,15 +128,15 @@ def _adapter_table(setup: ExecutorSetup, ops: LayerOps) -> AdapterTable | None:
     return AdapterTable(shapes, *sizes, setup.dtype, setup.device, select_adapter_ops(ops))
 
 
-def _weight_bytes(setup: ExecutorSetup, quantized: bool) -> int:
-    """`quantized`: weights that are quantised, or are to be, stay so."""
+def _weight_bytes(setup: ExecutorSetup, quantized: bool) -> list[int]:
+    """Of each weight. `quantized`: those that are quantised, or are to be, stay so."""
     spec, config, itemsize = setup.native_spec, setup.config, setup.dtype.itemsize
     if not quantized:
-        return sum(math.prod(part.shape) for part in sharded_weights(spec, setup.shard).values()) * itemsize
+        return [math.prod(part.shape) * itemsize for part in sharded_weights(spec, setup.shard).values()]
     stored = quantized_bytes(config, spec, setup.model_dir)
     beside_table = setup.shard.stage == 0 and spec.tied_head and ("embedding.weight" in stored or config.quantization != "none")
     table = len(own(vocab_bounds(spec, setup.shard), setup.shard)) * spec.hidden_size * itemsize if beside_table else 0
-    return sum(weight_bytes(config, spec, itemsize, stored, setup.shard).values()) + table
+    return [*weight_bytes(config, spec, itemsize, stored, setup.shard).values(), table]
 
 
 def _load_fallback(setup: ExecutorSetup, spec: FallbackSpec, backend: AttentionBackend, check: Callable[[], object]) -> TorchModel:

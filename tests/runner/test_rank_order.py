@@ -114,7 +114,7 @@ def runner_of(tiny: pathlib.Path, capture: Any = None, ranks: Any = None, **opti
 def test_all_ranks_call_the_same(tiny: pathlib.Path, monkeypatch: pytest.MonkeyPatch, capture: Any, mode: str, size: int) -> None:
     calls: list[list[Call]] = [[] for _ in range(size)]
 
-    def connect(setup: ExecutorSetup) -> Collectives:
+    def connect(setup: ExecutorSetup, check: Any) -> Collectives:
         return Noted(setup.shard, calls[setup.shard.index])
 
     monkeypatch.setattr(device_executor, "connect_ranks", connect)
@@ -145,6 +145,6 @@ def test_collectives_of_one_rank_change_no_token(tiny: pathlib.Path, monkeypatch
     """What is gathered and summed lies where graphs find it."""
     expected = random_steps(runner_of(tiny), 8, 30, most=8, params=KINDS)
     calls: list[Call] = []
-    monkeypatch.setattr(device_executor, "connect_ranks", lambda setup: Noted(Shard(exact=exact, splits_embedding=True), calls))
+    monkeypatch.setattr(device_executor, "connect_ranks", lambda setup, check: Noted(Shard(exact=exact, splits_embedding=True), calls))
     assert random_steps(runner_of(tiny, capture), 8, 30, most=8, params=KINDS) == expected
     assert calls
