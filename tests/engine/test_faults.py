@@ -85,6 +85,26 @@ async def test_a_step_that_hangs_is_reported_and_ends_every_stream(caplog: pytes
     assert engine.runner.closed.is_set()
 
 
+async def test_an_error_is_not_hidden_by_what_closing_raises_after_it(caplog: pytest.LogCaptureFixture) -> None:
+    engine = OracleEngine()
+    await engine.start()
+    close = engine.runner.close
+
+    def close_and_fail() -> None:
+        close()
+        raise RuntimeError("the device does not answer")
+
+    def fail(plan: StepPlan) -> None:
+        raise CannotBuild("a kernel failed")
+
+    engine.runner.before_launch, engine.runner.close = fail, close_and_fail
+    with pytest.raises(EngineDeadError, match="a kernel failed") as caught:
+        await engine.generate([1], SamplingParams(seed=1))
+    assert isinstance(caught.value.__cause__, CannotBuild)
+    await engine.aclose()
+    assert "closing a runner that has failed: RuntimeError: the device does not answer" in caplog.text
+
+
 class Panic(BaseException):
     """What Rust libraries raise is no Exception."""
 

@@ -235,6 +235,6 @@ def test_a_sleep_that_the_host_has_no_memory_for_changes_nothing(level: int, tin
     model: Any = SimpleNamespace(backend=backend, model=executor._model.model)
     of_pages = 3 * executor.bytes_per_page()
     of_weights = sum(pinned_bytes(size) for size in {w.data_ptr(): w.nbytes for w in executor._model.model.weights}.values())
-    with pytest.raises(InsufficientMemoryError, match="what the device is to give back needs .* of host memory"):
+    with pytest.raises(InsufficientMemoryError, match=r"what the device is to give back needs .* of host memory"):
         Asleep([model], None, None, np.arange(3, dtype=np.int32), level, of_pages + (of_weights if level == 1 else 0) - 1)
     runner.close()
