@@ -34,7 +34,9 @@ def decode_steps(file: str) -> tuple[str, dict[str, list[dict[str, Any]]]]:
     """The date of a result and, by model, the figures of its decode steps."""
     result = json.loads((DOCS / "results" / file).read_text(encoding="utf-8"))
     steps = {entry["model"]: [step["figures"] for step in entry["steps"]] for entry in result["figures"]}
-    return result["date"][:10], {model: [one for one in found if one["case"]["length"] == 1] for model, found in steps.items()}
+    return result["date"][:10], {
+        model: [one for one in found if one["case"]["length"] == 1 and not one["case"].get("beside")] for model, found in steps.items()
+    }
 
 
 def text(x: float, y: float, words: str, kind: str = "", anchor: str = "start") -> str:

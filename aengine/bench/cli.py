@@ -16,12 +16,14 @@ from contextlib import aclosing
 from dataclasses import asdict, replace
 from pathlib import Path
 
+from aengine.bench.arguments import counts, shares
 from aengine.bench.engine_options import add_engine_options, engine_config, given_engine_flags
 from aengine.bench.load import Outcome, Target, run_load
 from aengine.bench.metrics import summarise
 from aengine.bench.probes import cancel_to_free, loop_lag, start_up_log
 from aengine.bench.report import plot, show_distribution, show_summary, table, write_json
 from aengine.bench.routing_options import add_routing_options, session_options, simulation_options
+from aengine.bench.step_command import add_step_command
 from aengine.bench.workload import NANO_TEMPERATURE, Item, Lengths, Range, random_lengths
 from aengine.bench.workload_options import WORKLOADS, add_workload_options, workload_items
 from aengine.config import TAKE_MODEL, EngineConfig
@@ -31,10 +33,6 @@ from aengine.router.routing import RoutingPolicy
 from aengine.switching import switch_often
 
 DEFAULT_VOCAB = 32_000  # for servers that do not report theirs
-# By the type of the device: batch sizes of decode steps, and prompt lengths of prefill steps.
-DECODES = {"cpu": (1, 8, 32), "cuda": (1, 8, 32, 64, 128, 256)}
-PREFILLS = {"cpu": (1024,), "cuda": (1024, 4096, 8192)}
-
 SPECULATED = {
     "planted": "random prompts, and drafts that are right as often as --acceptance says",
     "random": "the same prompts, with the drafts of --speculative, as all others",
@@ -94,22 +92,7 @@ def build_parser() -> argparse.ArgumentParser:
     for command in (serve, offline, latency):
         add_engine_options(command)
 
-    step = commands.add_parser("step", help="bare decode and prefill steps against the floor measured on the spot")
-    for name, what, defaults in (
-        ("decode", "batch sizes of decode steps", DECODES),
-        ("prefill", "prompt lengths of prefill steps", PREFILLS),
-    ):
-        on_cpu, on_cuda = (",".join(map(str, defaults[device])) for device in ("cpu", "cuda"))
-        step.add_argument(f"--{name}", type=_counts, metavar="N,N", help=f"{what} (default: {on_cpu}; on CUDA {on_cuda})")
-    step.add_argument("--context", type=int, default=1024, metavar="N", help="computed tokens of each row of a decode step (default: 1024)")
-    step.add_argument("--seconds", type=float, default=2.0, help="how long each step is repeated (default: 2)")
-    step.add_argument(
-        "--random-adapters", type=int, default=0, metavar="N", help="so many different ones, at most one for each row, beside none"
-    )
-    step.add_argument("--adapter-rank", type=int, default=16, metavar="R", help="the low rank of random adapters (default: 16)")
-    step.set_defaults(run=_step)
-    add_engine_options(step, several_shapes=True)
-
+    step = add_step_command(commands)
     startup = commands.add_parser("startup", help="from the start of a process to its first token")
     startup.add_argument("--runs", type=int, default=3, help="(default: 3)")
     startup.add_argument("--prompt-tokens", type=int, default=128, metavar="N", help="(default: 128)")
@@ -127,9 +110,9 @@ def build_parser() -> argparse.ArgumentParser:
     speculation = commands.add_parser("speculation", help="speculation against none, on the same requests, in turns")
     what = "; ".join(f"{name}: {about}" for name, about in SPECULATED.items())
     speculation.add_argument("--workload", metavar="NAME,NAME", default="text", help=f"a list (default: text). {what}")
-    speculation.add_argument("--users", type=_counts, default=(1, 8, 32), metavar="N,N", help="requests at once (default: 1,8,32)")
+    speculation.add_argument("--users", type=counts, default=(1, 8, 32), metavar="N,N", help="requests at once (default: 1,8,32)")
     rates = "shares of planted drafts that are right (default: 0.4,0.6,0.8)"
-    speculation.add_argument("--acceptance", type=_shares, default=(0.4, 0.6, 0.8), metavar="A,A", help=rates)
+    speculation.add_argument("--acceptance", type=shares, default=(0.4, 0.6, 0.8), metavar="A,A", help=rates)
     speculation.add_argument("--output-len", type=int, default=300, metavar="N", help="tokens of an answer (default: 300)")
     speculation.add_argument("--rounds", type=int, default=3, metavar="N", help="turns of each engine that count (default: 3)")
     speculation.add_argument("--seconds", type=float, default=1.0, help="least time of a turn (default: 1)")
@@ -138,7 +121,7 @@ def build_parser() -> argparse.ArgumentParser:
     add_engine_options(speculation)
 
     route = commands.add_parser("route", help="policies of routing over simulated replicas, with a trace of conversations")
-    route.add_argument("--replicas", type=_counts, default=(3, 16), metavar="N,N", help="numbers of replicas (default: 3,16)")
+    route.add_argument("--replicas", type=counts, default=(3, 16), metavar="N,N", help="numbers of replicas (default: 3,16)")
     names = [policy.value for policy in RoutingPolicy]
     route.add_argument("--policy", default=",".join(names), metavar="NAME,NAME", help=f"a list (default: {','.join(names)})")
     route.set_defaults(run=_route)
@@ -252,37 +235,6 @@ def _report(
     return 1 if summary.failed else 0
 
 
-def _step(options: argparse.Namespace, command: list[str]) -> int:
-    from aengine.bench import steps
-    from aengine.runner.device import find_device
-
-    shapes: list[str | None] = options.shape or [None]
-    results: list[object] = []
-    failures = 0
-    for shape in shapes:
-        with engine_config(options, shape) as (name, config):
-            try:
-                device = find_device(config.device).type
-                decodes = DECODES[device] if options.decode is None else options.decode
-                prefills = PREFILLS[device] if options.prefill is None else options.prefill
-                cases = [*(steps.Case(rows, 1, options.context) for rows in decodes), *(steps.Case(1, length, 0) for length in prefills)]
-                cases = [replace(case, adapters=min(options.random_adapters, case.rows)) for case in cases]
-                measured = steps.measure_model(name, config, cases, options.seconds, options.adapter_rank)
-            except (AEngineError, RuntimeError) as error:
-                if len(shapes) == 1:
-                    raise
-                failures += 1  # the other shapes are measured all the same
-                print(f"{name}: {type(error).__name__}: {error}", flush=True)
-                results.append({"model": name, "error": str(error)})
-            else:
-                failures += not measured.steps
-                print(measured.show(), flush=True)
-                results.append(measured)
-        if options.json:  # after each, so that what was measured is kept whatever comes next
-            write_json(options.json, command, results)
-    return 1 if failures else 0
-
-
 def _startup(options: argparse.Namespace, command: list[str]) -> int:
     from aengine.bench.startup import measure_startup
 
@@ -378,26 +330,6 @@ def _route(options: argparse.Namespace, command: list[str]) -> int:
     print(f"\n{simulation.replica.costs}; {speed:.0f} decisions a second for 8 replicas and prompts of 1024 tokens, hashes included")
     print(table(HEADER, map(cells, results)))
     return 0
-
-
-def _shares(text: str) -> tuple[float, ...]:
-    shares = tuple(float(part) for part in text.split(","))
-    if not all(0 <= share <= 1 for share in shares):
-        raise ValueError
-    return shares
-
-
-_shares.__name__ = "list of numbers in [0, 1]"
-
-
-def _counts(text: str) -> tuple[int, ...]:
-    counts = tuple(int(part) for part in text.split(",") if part)
-    if any(count < 1 for count in counts):
-        raise ValueError
-    return counts
-
-
-_counts.__name__ = "list of numbers"
 
 
 if __name__ == "__main__":

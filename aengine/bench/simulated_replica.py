@@ -39,7 +39,7 @@ class StepCosts:
             raise ValueError(
                 f"{path} has no steps of {model or 'any model'}; it has {', '.join(str(entry.get('model')) for entry in figures)}"
             )
-        steps: list[dict[str, Any]] = [one["figures"] for one in found[0]["steps"]]
+        steps: list[dict[str, Any]] = [one["figures"] for one in found[0]["steps"] if not one["figures"]["case"].get("beside")]
         decodes = [(one["case"]["rows"], one["milliseconds"]) for one in steps if one["case"]["length"] == 1]
         prefills = [(one["case"]["rows"] * one["case"]["length"], one["milliseconds"]) for one in steps if one["case"]["length"] > 1]
         if len({rows for rows, _ in decodes}) < 2 or not prefills:

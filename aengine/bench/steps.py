@@ -12,17 +12,16 @@ import statistics
 import tempfile
 import time
 from collections import deque
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
-import numpy as np
-from numpy.typing import NDArray
-
 from aengine.bench.floor import Machine, MachineProbe, step_work
+from aengine.bench.kernel_times import KernelTimes, kernel_times
 from aengine.bench.probes import start_up_log
 from aengine.bench.random_adapters import write_adapter
 from aengine.bench.report import table
+from aengine.bench.step_cases import Case, step_plan, why_not
 from aengine.config import EngineConfig
 from aengine.errors import ConfigError
 from aengine.models.hub import resolve_model
@@ -30,28 +29,11 @@ from aengine.models.spec import ModelSpec
 from aengine.models.weight_bytes import quantized_bytes, weight_bytes
 from aengine.runner.base import InFlightStep
 from aengine.runner.changes import LoadAdapter
-from aengine.runner.dummy_steps import GREEDY
 from aengine.runner.model_runner import ModelRunner
-from aengine.scheduler.plan import NewRow, StepPlan
 
 ROUNDS = 5
 """Of a case, with the machine measured in between, since shared machines drift."""
 HEADER = ("step", "ms", "best ms", "tok/s", "MB moved", "GFLOP", "floor ms", "of floor", "GB/s", "TFLOP/s")
-
-
-@dataclass(frozen=True, slots=True)
-class Case:
-    """A step in which each of `rows` sequences computes `length` tokens behind `context` computed ones."""
-
-    rows: int
-    length: int
-    context: int
-    adapters: int = 0  # that the rows have, in turns
-
-    @property
-    def name(self) -> str:
-        name = f"decode {self.rows} x {self.context}" if self.length == 1 else f"prefill {self.rows} x {self.length} @ {self.context}"
-        return f"{name}, {self.adapters} adapters" if self.adapters else name
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,8 +83,10 @@ class ModelSteps:
     dtype: str
     config: Mapping[str, Any]  # fields of EngineConfig
     start_up: Sequence[str]  # what the runner logged: attention backend, graphs, memory
-    steps: Sequence[MeasuredStep]
-    left_out: Sequence[LeftOut]
+    steps: list[MeasuredStep] = field(default_factory=list)
+    kernels: list[KernelTimes] = field(default_factory=list)
+    left_out: list[LeftOut] = field(default_factory=list)
+    failed: list[LeftOut] = field(default_factory=list)
 
     def show(self) -> str:
         lines = [f"{self.model}: {self.dtype} on {self.device}", *(f"  {line}" for line in self.start_up)]
@@ -113,18 +97,28 @@ class ModelSteps:
             lines.append(f"time with adapters over time without: {', '.join(ratios)}")
         if shares := [f"{100 * one.exchange:.1f} % of {one.case.name}" for one in figures if one.exchange]:
             lines.append(f"exchange between ranks: {', '.join(shares)}")
+        lines += [times.show() for times in self.kernels]
         lines += [f"not measured: {entry.case}: {entry.reason}" for entry in self.left_out]
+        lines += [f"FAILED: {entry.case}: {entry.reason}" for entry in self.failed]
         return "\n".join(lines)
 
 
-def measure_model(name: str, config: EngineConfig, cases: Sequence[Case], seconds: float, adapter_rank: int = 16) -> ModelSteps:
-    """Repeats each case for about `seconds`; adapters are random ones of that low rank. Raises what building a runner raises, and what its
-    steps do.
+def measure_model(
+    name: str,
+    config: EngineConfig,
+    cases: Sequence[Case],
+    seconds: float,
+    adapter_rank: int = 16,
+    profiled: Sequence[Case] = (),
+    on_progress: Callable[[ModelSteps], object] = lambda steps: None,
+) -> ModelSteps:
+    """Repeats each case for about `seconds`; adapters are random ones of that low rank. Then shows the kernels of those `profiled`.
+    `on_progress` is called with what there is after each. Raises what building a runner raises; a case that fails is left out.
 
-    Where max_num_batched_tokens is left open, it is raised to the longest prompt, so that each prompt is one step.
+    Where max_num_batched_tokens is left open, it is raised to the largest step, so that each prompt is one step.
     """
     if config.max_num_batched_tokens is None:
-        config = EngineConfig.of(config, max_num_batched_tokens=max(config.num_seqs, *(case.length for case in cases)))
+        config = EngineConfig.of(config, max_num_batched_tokens=max([config.num_seqs, *(case.num_tokens for case in (*cases, *profiled))]))
     model_dir = resolve_model(config.model, config.revision, config.load_format)
     with start_up_log() as log:
         runner = ModelRunner(config, model_dir)
@@ -132,26 +126,27 @@ def measure_model(name: str, config: EngineConfig, cases: Sequence[Case], second
         weights = None
         if isinstance(runner.spec, ModelSpec) and (runner.executor_name == "cpu" or runner.device.type == "cuda"):
             weights = weight_bytes(config, runner.spec, runner.dtype.itemsize, quantized_bytes(config, runner.spec, model_dir))
-        reasons = [(case, why_not(runner, case)) for case in cases]
-        adapter_bytes = _load_adapters(runner, max((case.adapters for case, reason in reasons if reason is None), default=0), adapter_rank)
-        return ModelSteps(
+        found = ModelSteps(
             model=name,
             device=str(runner.device),
             dtype=str(runner.dtype).removeprefix("torch."),
             config={**asdict(config), "model": name},
             start_up=log,
-            steps=list(
-                measure_steps(
-                    runner,
-                    [case for case, reason in reasons if reason is None],
-                    seconds,
-                    config.kv_cache_dtype,
-                    weights,
-                    adapter_bytes,
-                )
-            ),
-            left_out=[LeftOut(case.name, reason) for case, reason in reasons if reason is not None],
         )
+        reasons = {case: why_not(runner, case) for case in (*cases, *profiled)}
+        adapter_bytes = _load_adapters(runner, max((case.adapters for case in cases if reasons[case] is None), default=0), adapter_rank)
+        bench = StepBench(runner, seconds, config.kv_cache_dtype, weights, adapter_bytes)
+        work = [(case, found.steps, bench.measure) for case in cases] + [(case, found.kernels, bench.profile) for case in profiled]
+        for case, results, measure in work:
+            if (reason := reasons[case]) is not None:
+                found.left_out.append(LeftOut(case.name, reason))
+            else:
+                try:
+                    results.append(measure(case))
+                except RuntimeError as error:  # the other cases are measured all the same
+                    found.failed.append(LeftOut(case.name, f"{type(error).__name__}: {error}"))
+            on_progress(found)
+        return found
     finally:
         runner.close()
         del runner
@@ -173,39 +168,30 @@ def _load_adapters(runner: ModelRunner, count: int, low_rank: int) -> int:
     return size
 
 
-def why_not(runner: ModelRunner, case: Case) -> str | None:
-    """Why a case cannot be measured with this runner, in a few words; None: it can."""
-    pages = int(_pages(runner, case).max())
-    if case.rows > runner.max_num_seqs:
-        return f"max_num_seqs is {runner.max_num_seqs}"
-    if case.adapters and case.adapters > runner.max_adapters:
-        return f"max_adapters is {runner.max_adapters}"
-    if case.rows * case.length > runner.max_num_batched_tokens:
-        return f"max_num_batched_tokens is {runner.max_num_batched_tokens}"
-    if case.context + case.length >= runner.max_model_len:
-        return f"max_model_len is {runner.max_model_len}"
-    if pages > runner.num_pages - 1:
-        return f"it needs {pages} KV pages of {runner.page_size} tokens, and there are {runner.num_pages - 1}"
-    return None
+class StepBench:
+    """Measures steps of one runner. `kv_cache_dtype` and `weights` are as in `step_work`; `adapter_bytes` are those of one adapter."""
 
+    def __init__(
+        self,
+        runner: ModelRunner,
+        seconds: float = 2.0,
+        kv_cache_dtype: str = "auto",
+        weights: Mapping[str, int] | None = None,
+        adapter_bytes: int = 0,
+    ) -> None:
+        if not isinstance(runner.spec, ModelSpec):
+            raise ConfigError.of("model_impl", "the least work of a step is known of native models only")
+        self._runner, self._spec, self._seconds = runner, runner.spec, seconds
+        self._kv_cache_dtype, self._weights, self._adapter_bytes = kv_cache_dtype, weights, adapter_bytes
+        self._probe = MachineProbe(runner.device, runner.dtype)
+        self._numbers = itertools.count()
 
-def measure_steps(
-    runner: ModelRunner,
-    cases: Sequence[Case],
-    seconds: float = 2.0,
-    kv_cache_dtype: str = "auto",
-    weights: Mapping[str, int] | None = None,
-    adapter_bytes: int = 0,
-) -> Iterator[MeasuredStep]:
-    """Repeats each case for about `seconds`, in rounds. `kv_cache_dtype` and `weights` are as in `step_work`."""
-    if not isinstance(runner.spec, ModelSpec):
-        raise ConfigError.of("model_impl", "the least work of a step is known of native models only")
-    probe = MachineProbe(runner.device, runner.dtype)
-    numbers = itertools.count()
-    for case in cases:
-        lengths, contexts = [case.length] * case.rows, [case.context] * case.rows
-        work = step_work(runner.spec, lengths, contexts, case.rows, runner.dtype.itemsize, kv_cache_dtype, weights)
-        work = replace(work, weight_bytes=work.weight_bytes + case.adapters * adapter_bytes)
+    def measure(self, case: Case) -> MeasuredStep:
+        """Repeats a case for about `seconds`, in rounds."""
+        runner, probe, numbers, seconds = self._runner, self._probe, self._numbers, self._seconds / ROUNDS
+        sizes = case.lengths.tolist(), case.contexts.tolist(), case.num_rows, runner.dtype.itemsize
+        work = step_work(self._spec, *sizes, self._kv_cache_dtype, self._weights)
+        work = replace(work, weight_bytes=work.weight_bytes + case.adapters * self._adapter_bytes)
         machines = [probe.measure()]
         rounds: list[Sequence[float]] = []
         plain_medians = []
@@ -213,9 +199,9 @@ def measure_steps(
         for number in range(ROUNDS):
             if case.adapters:
                 without = replace(case, adapters=0)
-                plain_medians.append(statistics.median(_time_steps(runner, without, seconds / ROUNDS, numbers, new_rows=number == 0)))
+                plain_medians.append(statistics.median(_time_steps(runner, without, seconds, numbers, new_rows=number == 0)))
             before, began = runner.exchange_seconds, time.perf_counter()
-            rounds.append(_time_steps(runner, case, seconds / ROUNDS, numbers, new_rows=number == 0 and not case.adapters))
+            rounds.append(_time_steps(runner, case, seconds, numbers, new_rows=number == 0 and not case.adapters))
             exchanged, ran = exchanged + runner.exchange_seconds - before, ran + time.perf_counter() - began
             machines.append(probe.measure())
         machine = Machine(
@@ -227,7 +213,7 @@ def measure_steps(
             case=case,
             milliseconds=1e3 * median,
             best_milliseconds=1e3 * min(times),
-            tokens_per_second=case.rows * case.length / median,
+            tokens_per_second=case.num_tokens / median,
             weight_bytes=work.weight_bytes,
             kv_bytes=work.kv_bytes,
             flops=work.flops,
@@ -241,7 +227,10 @@ def measure_steps(
                 for (before, after), one in zip(itertools.pairwise(machines), rounds, strict=True)
             ),
         )
-        yield MeasuredStep(figures, machine)
+        return MeasuredStep(figures, machine)
+
+    def profile(self, case: Case) -> KernelTimes:
+        return kernel_times(self._runner, case, self._spec.num_layers, self._numbers)
 
 
 def _time_steps(runner: ModelRunner, case: Case, seconds: float, numbers: Iterator[int], *, new_rows: bool) -> Sequence[float]:
@@ -252,7 +241,7 @@ def _time_steps(runner: ModelRunner, case: Case, seconds: float, numbers: Iterat
     end = last + seconds
     first = True
     while len(times) < 3 or time.perf_counter() < end:
-        plan = _plan(runner, case, next(numbers), given_tokens=first, new_rows=first and new_rows)
+        plan = step_plan(runner, case, next(numbers), given_tokens=first, new_rows=first and new_rows)
         flights.append((time.perf_counter(), runner.launch(plan)))
         first = False
         if len(flights) > flights[-1][1].overlaps:  # one step ahead where possible, as the engine does it
@@ -264,43 +253,3 @@ def _time_steps(runner: ModelRunner, case: Case, seconds: float, numbers: Iterat
     while flights:
         flights.popleft()[1].result()
     return times[2:]
-
-
-def _pages(runner: ModelRunner, case: Case) -> NDArray[np.int32]:
-    """The pages of all rows [layer groups, rows, columns], numbered from 1 on; 0 behind the window of a group."""
-    columns = -(-(case.context + case.length) // runner.page_size)
-    seen = np.ones((len(runner.windows), case.rows, columns), np.int32)
-    for group, window in enumerate(runner.windows):
-        if window is not None:
-            seen[group, :, : max(0, case.context - window + 1) // runner.page_size] = 0
-    pages: NDArray[np.int32] = seen * seen.cumsum(dtype=np.int32).reshape(seen.shape)
-    return pages
-
-
-def _plan(runner: ModelRunner, case: Case, step: int, *, given_tokens: bool, new_rows: bool) -> StepPlan:
-    """The same step again and again; `new_rows`: with the rows' parameters and pages, which the runner then keeps.
-
-    `given_tokens`: rows that decode get tokens as if they were the ends of prompts. They are different ones, so that the rows go on with
-    different tokens: equal rows would choose the same experts.
-    """
-    rows = np.arange(case.rows, dtype=np.int32)
-    pages = _pages(runner, case) if new_rows else np.zeros((0, 0, 0), np.int32)
-    groups, page_rows, columns = np.indices(pages.shape, np.int32).reshape(3, -1)
-    decodes = case.length == 1 and not given_tokens
-    empty = np.zeros(0, np.int32)
-    vocab_size = runner.spec.vocab_size
-    return StepPlan(
-        step=step,
-        rows=rows,
-        num_decodes=case.rows if decodes else 0,
-        starts=np.full(case.rows, case.context, np.int32),
-        lengths=np.full(case.rows, case.length, np.int32),
-        num_sampled=np.ones(case.rows, np.int32),
-        token_ids=empty if decodes else np.random.default_rng(step).integers(vocab_size, size=case.rows * case.length, dtype=np.int32),
-        new_rows=tuple(NewRow(row, GREEDY, prompt_len=case.context) for row in range(case.rows)) if new_rows else (),
-        page_groups=groups,
-        page_rows=page_rows,
-        page_cols=columns,
-        page_ids=pages.reshape(-1),
-        adapters=1 + rows % case.adapters if case.adapters else empty,
-    )

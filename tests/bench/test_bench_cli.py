@@ -18,7 +18,8 @@ import aengine
 from aengine.bench import cli, steps
 from aengine.bench.planted import PlantedDrafter
 from aengine.bench.speculation import HEADER
-from aengine.bench.steps import Case, LeftOut, ModelSteps
+from aengine.bench.step_cases import Case
+from aengine.bench.steps import LeftOut, ModelSteps
 from aengine.bench.workload import nano_vllm
 from aengine.config import EngineConfig
 from aengine.errors import InsufficientMemoryError
@@ -56,6 +57,10 @@ def test_steps_are_set_beside_the_floor(tmp_path: Path) -> None:
         "32",
         "--prefill",
         "16,4000",
+        "--case",
+        "2x1@16+1x1@90,top_p=0.9",
+        "--kernels",
+        "2",
         "--seconds",
         "0.05",
         "--json",
@@ -63,8 +68,9 @@ def test_steps_are_set_beside_the_floor(tmp_path: Path) -> None:
     )
     lines = bench("step", *MEMORY, *arguments).stdout.splitlines()
     assert lines[0] == "demo: bfloat16 on cpu"
-    names = ["step", "decode 1 x 32", "decode 2 x 32", "prefill 1 x 16 @ 0"]
-    assert [line.split("  ")[0] for line in lines if not line.startswith(" ")][1:5] == names
+    names = ["step", "decode 1 x 32", "decode 2 x 32", "prefill 1 x 16 @ 0", "decode 2 x 16 + decode 1 x 90, top_p 0.9"]
+    assert [line.split("  ")[0] for line in lines if not line.startswith(" ")][1:6] == names
+    assert "kernels of decode 2 x 32: the profiler sees none" in lines  # our own are not operators of torch
     assert lines[-2:] == [
         "not measured: decode 300 x 32: max_num_seqs is 256",
         "not measured: prefill 1 x 4000 @ 0: max_model_len is 2048",
@@ -75,7 +81,7 @@ def test_steps_are_set_beside_the_floor(tmp_path: Path) -> None:
     assert (demo["model"], demo["device"], demo["config"]["max_num_batched_tokens"]) == ("demo", "cpu", 4000)
     assert any("weights on cpu" in line for line in demo["start_up"])
     assert [entry["case"] for entry in demo["left_out"]] == ["decode 300 x 32", "prefill 1 x 4000 @ 0"]
-    (decode, _, prefill) = (step["figures"] for step in demo["steps"])
+    (decode, _, prefill, _) = (step["figures"] for step in demo["steps"])
     assert decode["weight_bytes"] < prefill["weight_bytes"] + 1
     assert prefill["flops"] > 10 * decode["flops"]
     assert decode["fraction"] > 0
@@ -102,7 +108,7 @@ def test_a_shape_that_fails_leaves_the_others(tmp_path: Path, monkeypatch: pytes
     def measure(name: str, config: EngineConfig, cases: Sequence[Case], seconds: float, *others: object) -> ModelSteps:
         if name == "qwen3-8b":
             raise InsufficientMemoryError("too large")
-        return ModelSteps(name, "cpu", "bfloat16", {}, [], [], [LeftOut("decode 1 x 2", "of no reason")])
+        return ModelSteps(name, "cpu", "bfloat16", {}, [], left_out=[LeftOut("decode 1 x 2", "of no reason")])
 
     monkeypatch.setattr(steps, "measure_model", measure)
     path = tmp_path / "out.json"

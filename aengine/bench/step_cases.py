@@ -1,0 +1,146 @@
+"""What a bare step computes: cases of `aengine-bench step`, and their plans for a runner.
+
+Owns the text of a case, the pages that its rows have and the plan of a step. Knows nothing of how steps are timed.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from aengine.runner.dummy_steps import GREEDY
+from aengine.runner.model_runner import ModelRunner
+from aengine.scheduler.plan import NewRow, StepPlan
+
+_ROWS = re.compile(r"(\d+)x(\d+)@(\d+)")
+FORM = "ROWSxTOKENS@CONTEXT[+ROWSxTOKENS@CONTEXT...][,top_p=P]"
+
+
+@dataclass(frozen=True, slots=True)
+class Rows:
+    """`rows` sequences, each of which computes `length` tokens behind `context` computed ones."""
+
+    rows: int
+    length: int
+    context: int
+
+    @property
+    def name(self) -> str:
+        return f"decode {self.rows} x {self.context}" if self.length == 1 else f"prefill {self.rows} x {self.length} @ {self.context}"
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """A step of `rows` sequences as of `Rows`, with those `beside` it."""
+
+    rows: int
+    length: int
+    context: int
+    adapters: int = 0  # that the rows have, in turns
+    beside: tuple[Rows, ...] = ()
+    top_p: float = 1.0  # 1: the rows are greedy; below: drawn at temperature 1
+
+    @classmethod
+    def parse(cls, text: str) -> Case:
+        """Of a text in the form of `FORM`. Raises ValueError for any other."""
+        groups, _, option = text.partition(",")
+        matches = [_ROWS.fullmatch(group) for group in groups.split("+")]
+        name, _, value = option.partition("=")
+        if option and name != "top_p":
+            raise ValueError(f"{text!r}: {name!r} is not top_p")
+        first, *others = [Rows(*map(int, match.groups())) if match else None for match in matches]
+        if first is None or None in others:
+            raise ValueError(f"{text!r} is not {FORM}")
+        case = cls(
+            first.rows, first.length, first.context, beside=tuple(one for one in others if one), top_p=float(value) if option else 1.0
+        )
+        if not all(one.rows and one.length for one in case.groups) or not 0 < case.top_p <= 1:
+            raise ValueError(f"{text!r}: rows and tokens are at least 1, and top_p is in (0, 1]")
+        return case
+
+    @property
+    def groups(self) -> Sequence[Rows]:
+        """Rows that decode come first, as in a step."""
+        return sorted((Rows(self.rows, self.length, self.context), *self.beside), key=lambda group: group.length > 1)
+
+    @property
+    def lengths(self) -> NDArray[np.int32]:
+        return np.repeat([group.length for group in self.groups], [group.rows for group in self.groups]).astype(np.int32)
+
+    @property
+    def contexts(self) -> NDArray[np.int32]:
+        return np.repeat([group.context for group in self.groups], [group.rows for group in self.groups]).astype(np.int32)
+
+    @property
+    def num_rows(self) -> int:
+        return sum(group.rows for group in self.groups)
+
+    @property
+    def num_tokens(self) -> int:
+        return sum(group.rows * group.length for group in self.groups)
+
+    @property
+    def name(self) -> str:
+        name = " + ".join(group.name for group in self.groups)
+        name += f", top_p {self.top_p:g}" if self.top_p < 1 else ""
+        return f"{name}, {self.adapters} adapters" if self.adapters else name
+
+
+def why_not(runner: ModelRunner, case: Case) -> str | None:
+    """Why a case cannot be measured with this runner, in a few words; None: it can."""
+    if case.num_rows > runner.max_num_seqs:
+        return f"max_num_seqs is {runner.max_num_seqs}"
+    if case.adapters and case.adapters > runner.max_adapters:
+        return f"max_adapters is {runner.max_adapters}"
+    if case.num_tokens > runner.max_num_batched_tokens:
+        return f"max_num_batched_tokens is {runner.max_num_batched_tokens}"
+    if (case.contexts + case.lengths).max() >= runner.max_model_len:
+        return f"max_model_len is {runner.max_model_len}"
+    pages = int(case_pages(runner, case).max())
+    if pages > runner.num_pages - 1:
+        return f"it needs {pages} KV pages of {runner.page_size} tokens, and there are {runner.num_pages - 1}"
+    return None
+
+
+def case_pages(runner: ModelRunner, case: Case) -> NDArray[np.int32]:
+    """The pages of all rows [layer groups, rows, columns], numbered from 1 on; 0 behind the window of a group and behind the row's end."""
+    counts = -(-(case.contexts + case.lengths) // runner.page_size)
+    columns = np.arange(counts.max())
+    firsts = [[0 if window is None else max(0, context - window + 1) // runner.page_size for context in case.contexts.tolist()]
+              for window in runner.windows]  # fmt: skip
+    seen = (columns >= np.array(firsts)[:, :, None]) & (columns < counts[None, :, None])
+    pages: NDArray[np.int32] = seen * seen.cumsum(dtype=np.int32).reshape(seen.shape)
+    return pages
+
+
+def step_plan(runner: ModelRunner, case: Case, step: int, *, given_tokens: bool, new_rows: bool) -> StepPlan:
+    """The same step again and again; `new_rows`: with the rows' parameters and pages, which the runner then keeps.
+
+    `given_tokens`: rows that decode get tokens as if they were the ends of prompts. They are different ones, so that the rows go on with
+    different tokens: equal rows would choose the same experts.
+    """
+    rows, lengths = np.arange(case.num_rows, dtype=np.int32), case.lengths
+    pages = case_pages(runner, case) if new_rows else np.zeros((0, 0, 0), np.int32)
+    groups, page_rows, columns = np.indices(pages.shape, np.int32).reshape(3, -1)
+    num_decodes = 0 if given_tokens else int((lengths == 1).sum())
+    params = GREEDY if case.top_p == 1 else replace(GREEDY, temperature=1.0, top_p=case.top_p)
+    added = zip(rows.tolist(), case.contexts.tolist(), strict=True)
+    return StepPlan(
+        step=step,
+        rows=rows,
+        num_decodes=num_decodes,
+        starts=case.contexts,
+        lengths=lengths,
+        num_sampled=np.ones_like(rows),
+        token_ids=np.random.default_rng(step).integers(runner.spec.vocab_size, size=lengths[num_decodes:].sum(), dtype=np.int32),
+        new_rows=tuple(NewRow(row, replace(params, seed=row), prompt_len=context) for row, context in added) if new_rows else (),
+        page_groups=groups,
+        page_rows=page_rows,
+        page_cols=columns,
+        page_ids=pages.reshape(-1),
+        adapters=1 + rows % case.adapters if case.adapters else np.zeros(0, np.int32),
+    )
