@@ -79,8 +79,13 @@ benchmarks: $(RUNTIME) ## print what scheduling and sampling cost per step, and 
 	@$(BIN)/python -m tools.bench.serving
 	@$(BIN)/python -m tools.bench.clients
 
-gpu: $(CUDA) ## on a CUDA device, with the extra cuda: its tests, then step and offline benchmarks into RESULTS=docs/results
-	@PYTHON=$(BIN)/python tools/gpu.sh $(RESULTS)
+# PYTHON as it is where that has torch, or where there is no device to install for; else the environment, with the extra cuda.
+ifneq ($(filter gpu,$(MAKECMDGOALS)),)
+HAS_TORCH := $(shell $(PYTHON) -c 'import importlib.util; print(importlib.util.find_spec("torch") and "yes" or "")')
+FOR_GPU := $(if $(or $(HAS_TORCH),$(DRY_RUN)),,$(wildcard /dev/nvidia0))
+endif
+gpu: $(if $(FOR_GPU),$(CUDA)) ## on a CUDA device: tests and benchmarks of ten minutes into RESULTS=docs/results; DRY_RUN=1 tells what they are
+	@$(if $(FOR_GPU),$(BIN)/python,$(PYTHON)) -m tools.gpu $(if $(DRY_RUN),--dry-run )$(RESULTS)
 
 wheels: $(WHEELS)/.tools ## build the sdist and wheels with compiled kernels into dist/, and try the wheel of this machine without a compiler
 	@rm -f dist/aengine-*

@@ -31,7 +31,7 @@ class _SkippedWithoutPackages(pytest.Module):
 
 
 def pytest_pycollect_makemodule(module_path: Path, parent: pytest.Collector) -> pytest.Module | None:
-    if parent.config.getoption("markexpr") == "gpu":
+    if parent.config.getoption("markexpr").startswith("gpu"):
         return _SkippedWithoutPackages.from_parent(parent, path=module_path)
     return None  # as ever
 

@@ -11,7 +11,6 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
-from torch.autograd import DeviceType
 from torch.profiler import ProfilerActivity, profile
 
 from aengine.bench.report import table
@@ -69,7 +68,7 @@ def kernel_times(runner: ModelRunner, case: Case, num_layers: int, numbers: Iter
     for event in profiler.events() or ():
         if not on_cuda:
             times.setdefault(event.name, []).append(event.self_cpu_time_total)
-        elif event.device_type == DeviceType.CUDA:
+        elif event.device_type.name == "CUDA":
             times.setdefault(event.name, []).append(event.time_range.elapsed_us())
             begin, end = min(begin, event.time_range.start), max(end, event.time_range.end)
     kernels = [_kernel(name, each, num_layers) for name, each in times.items()]

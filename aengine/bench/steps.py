@@ -136,13 +136,19 @@ def measure_model(
         reasons = {case: why_not(runner, case) for case in (*cases, *profiled)}
         adapter_bytes = _load_adapters(runner, max((case.adapters for case in cases if reasons[case] is None), default=0), adapter_rank)
         bench = StepBench(runner, seconds, config.kv_cache_dtype, weights, adapter_bytes)
-        work = [(case, found.steps, bench.measure) for case in cases] + [(case, found.kernels, bench.profile) for case in profiled]
-        for case, results, measure in work:
+
+        def measure(case: Case) -> None:
+            found.steps.append(bench.measure(case))
+
+        def profile(case: Case) -> None:
+            found.kernels.append(bench.profile(case))
+
+        for case, action in [*((case, measure) for case in cases), *((case, profile) for case in profiled)]:
             if (reason := reasons[case]) is not None:
                 found.left_out.append(LeftOut(case.name, reason))
             else:
                 try:
-                    results.append(measure(case))
+                    action(case)
                 except RuntimeError as error:  # the other cases are measured all the same
                     found.failed.append(LeftOut(case.name, f"{type(error).__name__}: {error}"))
             on_progress(found)

@@ -1,17 +1,34 @@
-"""`tools/gpu.sh`, with a python that pretends: which commands it runs, what it keeps, and that a failure is told at the end."""
+"""`make gpu` without a GPU: what it would run, that a part keeps to its limit and to what it wrote, and the screen at the end."""
 
 from __future__ import annotations
 
+import io
+import json
 import os
-import shlex
+import re
 import subprocess
 import sys
+import zipfile
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
+import pytest
 from packaging.requirements import Requirement
 
 from aengine.attention.flashinfer_library import check_version
 from aengine.bench.cli import build_parser
+from aengine.bench.floor import Machine
+from aengine.bench.kernel_times import KernelTime, KernelTimes
+from aengine.bench.report import write_json
+from aengine.bench.step_cases import Case
+from aengine.bench.steps import LeftOut, MeasuredStep, ModelSteps, StepFigures
+from tools.gpu import __main__ as command
+from tools.gpu import running
+from tools.gpu.flashinfer_folder import prebuilt_folder, unpack
+from tools.gpu.parts import CORE_TESTS, EVEN, GPU_TESTS, KEPT_FOR_SUMMARY, RAGGED, TOTAL, Part, all_parts
+from tools.gpu.running import run
+from tools.gpu.summary import PartResult, summary
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -19,74 +36,238 @@ else:
     import tomli as tomllib
 
 ROOT = Path(__file__).resolve().parents[2]
-PYTHON = """#!/bin/sh
-case $* in
-    *is_available*) exit {cuda} ;;
-    *get_device_name*) echo some-gpu ;;
-    *) echo "$PYTHONPATH|$*"; case $* in *{failing}*) exit 3 ;; esac ;;
-esac
+FACTS = {"gpu": "Some GPU", "torch": "2.11.0"}
+
+
+def parts(folder: Path = Path("/out")) -> list[Part]:
+    return all_parts("python3", folder, "some-gpu", workers=8)
+
+
+def test_figures_come_before_breadth_and_within_ten_minutes() -> None:
+    found = parts()
+    assert [part.name for part in found][:4] == ["core", "step-flashinfer", "step-triton", "step-fp8"]
+    assert found[-1].name == "tests"
+    assert TOTAL < 600
+    assert TOTAL - KEPT_FOR_SUMMARY - sum(part.limit for part in found[:-1]) > 100, "too little is left for the tests"
+    assert len({part.figures for part in found}) == len(found) <= 7, "and a log: 8 files"
+    assert {part.figures.parent for part in found} == {Path("/out")}
+
+
+def test_benchmarks_are_what_the_command_takes() -> None:
+    options = {}
+    for part in parts():
+        for words in part.commands:
+            if not part.are_tests:
+                assert words[:3] == ("python3", "-m", "aengine.bench.cli")
+                options[part.name] = build_parser().parse_args([*words[3:], *part.alternative])
+    assert {name for name, one in options.items() if "quantization" in one} == {"step-fp8"}
+    for backend in ("flashinfer", "triton"):
+        step = options[f"step-{backend}"]
+        assert (step.shape, step.attention_backend, step.context) == (["qwen3-8b"], backend, 1024)
+        assert (step.decode, step.prefill, step.kernels) == ((1, 32, 256), (1024, 8192), (1, 256))
+        cases = {text: Case.parse(text) for text in step.case}
+        assert cases[RAGGED].contexts.sum() == pytest.approx(cases[EVEN].contexts.sum(), rel=0.01)
+        assert cases[RAGGED].num_rows == cases[EVEN].num_rows == 64
+        assert any(case.top_p < 1 for case in cases.values())
+        assert any(len(set(case.lengths)) > 1 for case in cases.values())
+    assert all(one.eager is True and one.device == "cuda" for one in options.values())
+
+
+def test_the_tests_are_all_that_need_a_gpu() -> None:
+    for test in CORE_TESTS:
+        file, _, name = test.partition("::")
+        assert f"def {name}" in (ROOT / file).read_text()
+    marks = re.compile(r"^[^#\"]*(pytest\.mark\.gpu|backend_(marks|param)\()", re.MULTILINE)
+    files = {str(path.relative_to(ROOT)) for path in (ROOT / "tests").rglob("test_*.py") if marks.search(path.read_text())}
+    assert files
+    assert {file for file in files if not file.startswith(GPU_TESTS)} == set()
+    alone = {str(path.relative_to(ROOT)) for path in (ROOT / "tests").rglob("test_*.py") if "\n@pytest.mark.whole" in path.read_text()}
+    assert alone
+    assert all(file.startswith("tests/runner/") for file in alone)
+
+
+def test_a_dry_run_tells_every_part_and_is_red(tmp_path: Path) -> None:
+    """As a run without a device does. A device that is there is hidden."""
+    env = {**os.environ, "CUDA_VISIBLE_DEVICES": "", "PYTHON": sys.executable}
+    made = ["make", "--no-print-directory", "gpu", "DRY_RUN=1", f"PYTHON={sys.executable}", f"RESULTS={tmp_path / 'out'}"]
+    done = subprocess.run(made, cwd=ROOT, env=env, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 2  # of make
+    assert "FAILED: torch finds no CUDA device" in done.stderr
+    for part in parts():
+        assert f"{part.name}: at most {part.limit:.0f} s, writes gpu-{part.name}.json" in done.stdout
+    assert "step --shape qwen3-8b --seconds 0.6 --attention-backend flashinfer --decode 1,32,256" in done.stdout
+    assert "all parts together at most 570 s" in done.stdout
+    assert not (tmp_path / "out").exists()
+
+
+def test_nothing_is_installed_where_python_has_torch_or_there_is_no_device() -> None:
+    for python in (sys.executable, "/usr/bin/env python3"):
+        made = ["make", "--dry-run", "--always-make", "gpu", f"PYTHON={python}", "RESULTS=there"]
+        done = subprocess.run(made, cwd=ROOT, capture_output=True, text=True, check=True)
+        if python == sys.executable or not Path("/dev/nvidia0").exists():
+            assert done.stdout.splitlines() == [f"{python} -m tools.gpu there"]
+
+
+@pytest.fixture
+def driver(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The folder of figures, for parts that a test makes up."""
+    monkeypatch.setattr(command, "SCRATCH", tmp_path)
+    monkeypatch.setattr(running, "GRACE", 0.5)
+    return tmp_path / "out"
+
+
+def run_parts(folder: Path, monkeypatch: pytest.MonkeyPatch, *made_up: Part) -> int:
+    monkeypatch.setattr(command, "all_parts", lambda *given: list(made_up))
+    monkeypatch.setattr(command, "_facts", lambda environment: FACTS)
+    monkeypatch.setattr(command, "ROOT", folder.parent)
+    monkeypatch.setattr(command, "find_spec", lambda name: None)
+    monkeypatch.setattr(sys, "argv", ["tools.gpu", str(folder)])
+    monkeypatch.setenv("PYTHONPATH", str(ROOT))
+    return command.main()
+
+
+def shell(text: str) -> tuple[str, ...]:
+    return ("sh", "-c", text)
+
+
+def test_a_part_that_fails_leaves_the_others_and_makes_the_run_red(
+    driver: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    first = Part("first", 20, (shell("echo said; exit 3"),), driver / "first.json")
+    second = Part("second", 20, (shell(f"echo '{{\"figures\": []}}' > {driver}/second.json"),), driver / "second.json")
+    assert run_parts(driver, monkeypatch, first, second) == 1
+    lines = capsys.readouterr().out.splitlines()
+    assert "said" in lines
+    assert [line.split()[0] for line in lines if "FAILED, exit code 3" in line] == ["first"]
+    assert [line.split()[0] for line in lines if line.endswith("s  ok")] == ["second"]
+    assert lines[-1] == "FAILED: first"
+    assert "said\n" in (driver / "some-gpu-log.txt").read_text()
+    assert run_parts(driver, monkeypatch, second) == 0
+
+
+def test_a_part_is_stopped_with_all_its_processes_and_keeps_what_it_wrote(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(running, "GRACE", 0.5)
+    log = io.StringIO()
+    stubborn = f"trap '' INT; sleep 1000 & echo $! > {tmp_path}/child; echo kept; wait"
+    done = run(shell(stubborn), 2.0, os.environ, log)
+    assert done.timed_out
+    assert done.code != 0
+    assert log.getvalue() == "kept\n"
+    child = Path(f"/proc/{(tmp_path / 'child').read_text().strip()}/stat")
+    assert not child.exists() or child.read_text().split()[2] == "Z"
+
+
+def test_a_part_without_figures_runs_again(driver: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    """A recording that spoils the device ends the process; without graphs the same steps may run. The run is red all the same."""
+    figures = driver / "step.json"
+    script = f'test "$1" = --eager || exit 7; echo \'{{"figures": [{{"steps": [], "error": "of the shape"}}]}}\' > {figures}'
+    part = Part("step", 30, (("sh", "-c", script, "sh"),), figures, ("--eager",))
+    assert run_parts(driver, monkeypatch, part) == 1
+    out = capsys.readouterr().out
+    assert "FAILED, exit code 7, again with --eager: exit code 0" in out
+    assert "step: of the shape" in out
+    assert command._has_figures(figures) is False
+
+
+TESTS = """
+import pytest
+
+def test_right():
+    pass
+
+@pytest.mark.skip(reason="not today")
+def test_skipped():
+    pass
+
+def test_wrong():
+    assert 1 == 2
 """
 
 
-def run_script(path: Path, *parts: str, cuda: bool = True, failing: str = "nothing") -> subprocess.CompletedProcess[str]:
-    python = path / "python"
-    python.write_text(PYTHON.format(cuda=0 if cuda else 1, failing=failing))
-    python.chmod(0o755)
-    env = {**os.environ, "PYTHON": str(python), "PYTHONPATH": "/given"}
-    return subprocess.run([ROOT / "tools/gpu.sh", path / "out", *parts], env=env, capture_output=True, text=True, timeout=60)
+def test_outcomes_of_tests_are_written_as_they_come(
+    driver: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "test_some.py").write_text(TESTS)
+    (tmp_path / "test_broken.py").write_text("import no_such_module")
+    pytest_command = (sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-p", "tools.gpu.outcomes", f"--rootdir={tmp_path}")
+    part = Part("core", 60, ((*pytest_command, "--continue-on-collection-errors", str(tmp_path)),), driver / "core.json")
+    assert run_parts(driver, monkeypatch, part) == 1
+    found = {one["test"].rpartition("::")[2]: (one["outcome"], one["reason"]) for one in json.loads((driver / "core.json").read_text())}
+    assert found["test_right"] == ("passed", "")
+    assert found["test_skipped"] == ("skipped", "Skipped: not today")
+    assert found["test_wrong"] == ("failed", "assert 1 == 2")
+    assert found["test_broken.py"][0] == "failed"
+    assert "no_such_module" in found["test_broken.py"][1]
+    out = capsys.readouterr().out
+    assert "1 passed" in out
+    assert "  failed: test_some.py::test_wrong: assert 1 == 2" in out
 
 
-def commands(done: subprocess.CompletedProcess[str]) -> list[list[str]]:
-    return [shlex.split(line.partition("|")[2]) for line in done.stdout.splitlines() if line.startswith(f"{ROOT}:/given|")]
-
-
-def test_all_parts(tmp_path: Path) -> None:
-    done = run_script(tmp_path)
-    assert done.returncode == 0, done.stderr
-    tests, *benchmarks = commands(done)
-    assert tests[:4] == ["-m", "pytest", "-m", "gpu"]
-    assert tests[-1] == "tests"
-    parsed = [build_parser().parse_args(words[2:]) for words in benchmarks]  # each is one that aengine-bench takes
-    assert [words[:2] for words in benchmarks] == [["-m", "aengine.bench.cli"]] * 3
-    assert parsed[0].shape == ["qwen3-0.6b", "qwen3-8b", "llama-3.1-8b"]
-    assert [(options.shape, options.workload, options.device) for options in parsed[1:]] == [
-        ("qwen3-0.6b", "nano", "cuda"),
-        ("qwen3-8b", "nano", "cuda"),
+def model_steps(**milliseconds: float) -> ModelSteps:
+    cases = {"decode": Case(1, 1, 1024), "ragged": Case.parse(RAGGED), "even": Case.parse(EVEN)}
+    steps = [
+        MeasuredStep(StepFigures(cases[name], time, time, 1.0, 1, 1, 1, 1.0, None, 0.0, 0.5), Machine(3e12, 8e14))
+        for name, time in milliseconds.items()
     ]
-    assert {options.json.parent for options in parsed} == {tmp_path / "out"}
-    kept = {path.name for path in (tmp_path / "out").iterdir()}
-    assert kept == {f"some-gpu-{name}.txt" for name in ("tests", "step", "offline-qwen3-0.6b", "offline-qwen3-8b")}
-    assert "pytest" in (tmp_path / "out" / "some-gpu-tests.txt").read_text()
+    times = KernelTimes("decode 1 x 1024", 900.0, 1000.0, [KernelTime("attend", 36.0, 720.0, 20.0), KernelTime("argmax", 1.0, 180.0, None)])
+    left_out = [LeftOut("prefill 1 x 8192 @ 0", "max_model_len is 8000")]
+    start_up = ["attention backend: triton (asked for)", "weights of 15 GiB", "no graphs, so that steps take longer: refused"]
+    return ModelSteps("qwen3-8b", "cuda", "bfloat16", {}, start_up, steps, [times], left_out, [LeftOut("mixed", "RuntimeError: spoiled")])
 
 
-def test_a_failure_does_not_keep_the_rest_from_running(tmp_path: Path) -> None:
-    done = run_script(tmp_path, failing="durations")
-    assert done.returncode == 1
-    assert len(commands(done)) == 4
-    assert done.stderr.splitlines()[-1] == "failed: tests"
+def test_the_summary_is_one_screen_from_what_was_written(tmp_path: Path) -> None:
+    made = [replace(part, figures=tmp_path / part.figures.name) for part in parts()]
+    named = {part.name: part for part in made}
+    write_json(named["step-triton"].figures, [], [model_steps(decode=6.5, ragged=9.0, even=7.5)])
+    write_json(named["step-flashinfer"].figures, [], [model_steps(decode=6.25)])
+    floor: dict[str, Any] = {"summary": {"output_tokens_per_second": 9876.5}, "floor": {"fraction": 0.61}}
+    write_json(named["offline-qwen3-8b"].figures, [], floor)
+    outcomes = [
+        {"test": f"tests/a/test_a.py::test_{at}", "outcome": "failed" if at < 20 else "passed", "reason": "r" * 300} for at in range(50)
+    ]
+    named["tests"].figures.write_text(json.dumps(outcomes))
+    named["step-fp8"].figures.write_text("{")  # killed while it wrote
+    results = [PartResult(part, 12.0, part.name != "tests", ["stopped after 12 s"] if part.name == "tests" else []) for part in made]
+    screen = summary(FACTS, results, 555.0, "FlashInfer in .fi: broken").splitlines()
+    assert len(screen) <= 60
+    assert max(map(len, screen)) <= 120
+    assert screen[1].startswith("gpu Some GPU, driver None, torch 2.11.0")
+    assert screen[2] == "FlashInfer in .fi: broken"
+    assert "tests                 12 of 300 s  FAILED, stopped after 12 s, 20 failed, 30 passed" in screen
+    rows = {line.split()[0]: line.split()[1:] for line in screen}
+    assert rows["1x1@1024"] == ["6.25", "(0.50)", "6.50", "(0.50)"]
+    assert rows[RAGGED] == ["-", "9.00", "(0.50)"]
+    for line in (
+        f"triton: {RAGGED} takes 1.20 of {EVEN}",
+        "step-triton: not measured: prefill 1 x 8192 @ 0: max_model_len is 8000",
+        "step-triton: not measured: mixed: RuntimeError: spoiled",
+        "step-triton: no graphs, so that steps take longer: refused",
+        "step-triton, decode 1 x 1024: kernels 900 us of 1000; us a layer, us a step, calls:",
+        "     20.0      720    36  attend",
+        "offline-qwen3-8b: 9876 output tok/s, 0.61 of the floor",
+        "  ... and 8 more",
+        "FAILED: tests",
+    ):
+        assert line in screen, (line, screen)
 
 
-def test_some_parts(tmp_path: Path) -> None:
-    assert [words[3:5] for words in commands(run_script(tmp_path, "step"))] == [["--device", "cuda"]]
-    done = run_script(tmp_path, "steps")
-    assert (done.returncode, done.stdout) == (2, "")
-    assert "no part steps; there are tests, step and offline" in done.stderr
-
-
-def test_without_a_device(tmp_path: Path) -> None:
-    done = run_script(tmp_path, cuda=False)
-    assert done.returncode == 1
-    assert "torch finds no CUDA device" in done.stderr
-    assert commands(done) == []
-
-
-def test_make_gpu(tmp_path: Path) -> None:
-    env = {name: value for name, value in os.environ.items() if not name.startswith(("MAKE", "PYTEST_ARGS"))}
-    command = ["make", "--dry-run", "--always-make", "gpu", "RESULTS=there"]
-    done = subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True, check=True)
-    *installing, last = done.stdout.splitlines()
-    assert last == "PYTHON=.venv/bin/python tools/gpu.sh there"
-    assert [line for line in installing if "-c constraints.txt" in line and "-e '.[dev,cuda]'" in line]
+def test_flashinfer_is_unpacked_from_its_folder(tmp_path: Path) -> None:
+    folder, site = tmp_path / ".fi", tmp_path / "site"
+    (folder / "whl").mkdir(parents=True)
+    (folder / "aot" / "rope").mkdir(parents=True)
+    (folder / "aot" / "rope" / "rope.so").write_text("compiled")
+    with zipfile.ZipFile(folder / "whl" / "flashinfer_python-0.6.18-py3-none-any.whl", "w") as wheel:
+        wheel.writestr("flashinfer/__init__.py", "here = True")
+    (site / "old").mkdir(parents=True)
+    assert unpack(folder, site) == ["rope"]
+    assert not (site / "old").exists()
+    assert (prebuilt_folder(site) / "rope" / "rope.so").read_text() == "compiled"
+    code = "import sys; sys.path.insert(0, sys.argv[1]); import flashinfer; sys.exit(not flashinfer.here)"
+    assert subprocess.run([sys.executable, "-c", code, str(site)]).returncode == 0
+    with zipfile.ZipFile(folder / "whl" / "apache_tvm_ffi-0.1-cp38-cp38-manylinux_2_28_x86_64.whl", "w") as wheel:
+        wheel.writestr("tvm_ffi/__init__.py", "")
+    with pytest.raises(ValueError, match="is not for Python 3"):
+        unpack(folder, site)
 
 
 def test_every_dependency_has_a_version_that_was_tested() -> None:

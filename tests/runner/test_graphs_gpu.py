@@ -205,6 +205,7 @@ def test_replays_that_verify_drafts(model_dir: pathlib.Path, backend: str, monke
         assert compared.worst < 0.2
 
 
+@pytest.mark.whole_device
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_graphs_are_counted_before_the_pool_is_sized(
     model_dir: pathlib.Path, backend: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture

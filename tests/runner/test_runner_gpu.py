@@ -29,6 +29,7 @@ def test_sampled_tokens_equal_those_on_a_cpu(tmp_path: pathlib.Path) -> None:
     assert here == there
 
 
+@pytest.mark.whole_device
 def test_pool_from_utilization(tmp_path: pathlib.Path) -> None:
     save_tiny("qwen3", tmp_path)
     runner = make_runner(tmp_path, device="cuda", kv_cache_memory=None, gpu_memory_utilization=0.2, max_num_seqs=8)

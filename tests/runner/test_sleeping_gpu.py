@@ -37,6 +37,7 @@ def free() -> int:
     return torch.cuda.mem_get_info()[0]
 
 
+@pytest.mark.whole_device
 @pytest.mark.parametrize("level", [1, 2])
 def test_memory_is_really_given_back(model_dir: pathlib.Path, level: int) -> None:
     """Of KV pages and weights nine tenths."""

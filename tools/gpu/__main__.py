@@ -1,0 +1,184 @@
+"""python -m tools.gpu [FOLDER] [PART...] [--dry-run]: the parts of a run one after another, each within its limit, and a summary.
+
+Starts with the standard library alone. Every part is run, whatever became of the one before. Exits with 0 when all of them succeeded;
+without a CUDA device it tells what each part would do, and exits with 1.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from importlib.util import find_spec
+from pathlib import Path
+from typing import IO, Any
+
+from tools.gpu import flashinfer_folder, outcomes
+from tools.gpu.parts import KEPT_FOR_SUMMARY, TOTAL, Part, all_parts
+from tools.gpu.running import run
+from tools.gpu.summary import PartResult, summary
+
+ROOT = Path(__file__).resolve().parents[2]
+SCRATCH = ROOT / "build" / "gpu"
+PROBE = "import json, torch; from aengine.bench.report import environment; print(json.dumps(environment()))"
+PROBE_SECONDS = 60.0
+BUILD_JOBS = 6
+WORKERS = 8  # of the tests: they compile more than they compute
+
+
+def main() -> int:
+    begin = time.monotonic()
+    parser = argparse.ArgumentParser(prog="python -m tools.gpu", description="Check and measure on a CUDA device in less than ten minutes.")
+    parser.add_argument("folder", nargs="?", type=Path, default=Path("docs/results"), help="for the figures (default: docs/results)")
+    names = [part.name for part in all_parts("", Path(), "", 0)]
+    parser.add_argument("parts", nargs="*", metavar="PART", help=f"(default: all) {', '.join(names)}")
+    parser.add_argument("--dry-run", action="store_true", help="tell what would be run, and with which limits")
+    parser.add_argument("--seconds", type=float, default=TOTAL, help=f"for all of it (default: {TOTAL:.0f})")
+    options = parser.parse_args()
+    if unknown := [name for name in options.parts if name not in names]:
+        parser.error(f"there is no part {unknown[0]}; there are {', '.join(names)}")
+    end = begin + options.seconds - KEPT_FOR_SUMMARY
+    site, problem = (None, None) if options.dry_run else _unpacked()
+    environment = _environment(site)
+    facts = _facts(environment)
+    gpu = str(facts["gpu"]).lower().replace(" ", "-") if "gpu" in facts else "gpu"
+    folder: Path = options.folder.resolve()
+    workers = WORKERS if find_spec("xdist") is not None else 0
+    parts = [part for part in all_parts(sys.executable, folder, gpu, workers) if not options.parts or part.name in options.parts]
+    if "gpu" not in facts or options.dry_run:
+        _tell(parts, problem)
+        if "gpu" not in facts:
+            print(f"FAILED: torch finds no CUDA device with {sys.executable}", file=sys.stderr)
+        return 0 if "gpu" in facts else 1
+    folder.mkdir(parents=True, exist_ok=True)
+    SCRATCH.mkdir(parents=True, exist_ok=True)
+    results: list[PartResult] = []
+    with (folder / f"{gpu}-log.txt").open("w") as log, _building(site, environment, log):
+        if problem:
+            print(problem)
+        for part in parts:
+            results.append(_run_part(part, end, environment, log))
+        screen = summary(facts, results, time.monotonic() - begin, problem)
+        log.write(screen + "\n")
+    print(screen)
+    return 0 if all(result.succeeded for result in results) else 1
+
+
+def _unpacked() -> tuple[Path | None, str | None]:
+    """Where FlashInfer was unpacked to, if there is a folder for it; and why not, if that failed."""
+    folder, site = ROOT / flashinfer_folder.FOLDER, SCRATCH / "site"
+    if not folder.exists():
+        return None, None
+    try:
+        modules = flashinfer_folder.unpack(folder, site)
+    except (OSError, ValueError) as error:
+        return None, f"FlashInfer in {folder}: {error}"
+    print(f"FlashInfer from {folder} with {len(modules)} prebuilt modules")
+    return site, None
+
+
+def _environment(site: Path | None) -> dict[str, str]:
+    """For all parts; what builds of FlashInfer's modules need is the same for all of them, too, since other flags mean another build."""
+    given = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST")}
+    return {
+        **flashinfer_folder.environment_of(site, ROOT, given),
+        **flashinfer_folder.build_environment(SCRATCH),
+        "AENGINE_REQUIRE_BACKENDS": "flashinfer,triton",
+        "FLASHINFER_USE_CUDA_NORM": "1",
+        "HF_HUB_OFFLINE": "1",
+        "MAX_JOBS": str(BUILD_JOBS),
+        "PYTHONUNBUFFERED": "1",
+    }
+
+
+def _facts(environment: Mapping[str, str]) -> dict[str, Any]:
+    """Hardware and versions; without "gpu" where there is no torch or no device."""
+    try:
+        done = subprocess.run([sys.executable, "-c", PROBE], env=environment, capture_output=True, text=True, timeout=PROBE_SECONDS)
+        return dict(json.loads(done.stdout))
+    except (OSError, ValueError, subprocess.TimeoutExpired):
+        return {}
+
+
+def _tell(parts: Sequence[Part], problem: str | None) -> None:
+    folder = ROOT / flashinfer_folder.FOLDER
+    wheels, modules = (len(list(folder.glob(pattern))) for pattern in ("whl/*.whl", "aot/*/*.so"))
+    held = problem or f"{wheels} wheels and {modules} prebuilt modules in {folder}"
+    print(f"FlashInfer: {held}; missing modules are built beside the parts")
+    for part in parts:
+        print(f"{part.name}: at most {part.limit:.0f} s, writes {part.figures.name}")
+        for command in part.commands:
+            print(f"    {' '.join(command)}")
+        if part.alternative:
+            print(f"    without figures once more, with {' '.join(part.alternative)}")
+    print(f"all parts together at most {TOTAL:.0f} s: the last one has what the others leave")
+
+
+@contextmanager
+def _building(site: Path | None, environment: Mapping[str, str], log: IO[str]) -> Iterator[None]:
+    """Builds the modules of FlashInfer that are missing, at low priority, as long as inside."""
+    if site is None and find_spec("flashinfer") is None:
+        yield
+        return
+    folder = SCRATCH / "aot" if site is None else flashinfer_folder.prebuilt_folder(site)
+    command = ["nice", "-n", "19", sys.executable, "-m", "tools.gpu.modules", str(folder)]
+    printed = SCRATCH / "modules.txt"
+    with printed.open("w") as output:
+        process = subprocess.Popen(command, env=environment, stdin=subprocess.DEVNULL, stdout=output, stderr=output, start_new_session=True)
+    try:
+        yield
+    finally:
+        with suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+        log.write(printed.read_text(errors="replace"))
+
+
+def _run_part(part: Part, end: float, environment: Mapping[str, str], log: IO[str]) -> PartResult:
+    """Within its limit and before `end`."""
+    begin = time.monotonic()
+    deadline = min(begin + part.limit, end)
+    seen = SCRATCH / f"{part.name}-tests.jsonl"
+    seen.unlink(missing_ok=True)
+    part.figures.unlink(missing_ok=True)
+    notes: list[str] = []
+    succeeded = True
+    for command in part.commands:
+        _announce(f"== {part.name}, {deadline - time.monotonic():.0f} s left: {' '.join(command)}", log)
+        done = run(command, deadline - time.monotonic(), {**environment, outcomes.FILE: str(seen)}, log)
+        if done.timed_out:
+            notes.append(f"stopped after {done.seconds:.0f} s")
+        elif done.code:
+            notes.append(f"exit code {done.code}")
+        succeeded = succeeded and done.code == 0 and not done.timed_out
+    if part.alternative and not _has_figures(part.figures) and deadline - time.monotonic() > 10:
+        command = (*part.commands[-1], *part.alternative)
+        _announce(f"== {part.name} again: {' '.join(command)}", log)
+        done = run(command, deadline - time.monotonic(), environment, log)
+        notes.append(f"again with {' '.join(part.alternative)}: " + ("stopped" if done.timed_out else f"exit code {done.code}"))
+    if part.are_tests and seen.exists():
+        part.figures.write_text(json.dumps([json.loads(line) for line in seen.read_text().splitlines()], indent=0) + "\n")
+    return PartResult(part, time.monotonic() - begin, succeeded, notes)
+
+
+def _announce(line: str, log: IO[str]) -> None:
+    print(line, flush=True)
+    log.write(line + "\n")
+
+
+def _has_figures(path: Path) -> bool:
+    """Of `aengine-bench`: a file, and for steps one that has any."""
+    if not path.exists():
+        return False
+    figures = json.loads(path.read_text())["figures"]
+    return not isinstance(figures, list) or any(model.get("steps") for model in figures)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
