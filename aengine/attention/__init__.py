@@ -9,7 +9,7 @@ import logging
 from collections.abc import Callable, Mapping
 
 from aengine.attention.base import AttentionBackend, AttentionSpec, AttentionStep, BackendUnavailableError, GraphStep
-from aengine.attention.metadata import AttentionMetadata, Layouts, StepLayout, as_decodes, build_layout
+from aengine.attention.metadata import AttentionMetadata, Layouts, StepLayout, as_decodes, build_layout, empty_layout
 from aengine.attention.torch_native import TorchNativeBackend
 from aengine.errors import ConfigError
 from aengine.kernels.paged_cache import Scoring
@@ -26,6 +26,7 @@ __all__ = [
     "StepLayout",
     "as_decodes",
     "build_layout",
+    "empty_layout",
     "select_backend",
 ]
 

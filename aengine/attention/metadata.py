@@ -96,6 +96,12 @@ def build_layout(rows: IntArray, num_decodes: int, starts: IntArray, lengths: In
     )
 
 
+def empty_layout(num_groups: int, page_size: int) -> StepLayout:
+    """The layout of a step without rows."""
+    nothing = np.zeros(0, dtype=np.int32)
+    return build_layout(nothing, 0, nothing, nothing, np.zeros((num_groups, 1, 1), dtype=np.int32), page_size)
+
+
 def as_decodes(layout: StepLayout) -> StepLayout:
     """The same tokens, each a row of its own that has its positions before it and itself. That is the same step: a layer writes the KV of
     all tokens before it attends to any."""

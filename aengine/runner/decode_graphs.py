@@ -18,7 +18,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from aengine.attention import AttentionBackend, AttentionMetadata, AttentionStep, GraphStep, StepLayout, as_decodes, build_layout
+from aengine.attention import AttentionBackend, AttentionMetadata, AttentionStep, GraphStep, StepLayout, as_decodes, empty_layout
 from aengine.kernels.upload import upload
 from aengine.models.decoder import ForwardBatch
 from aengine.parallel.shard import WHOLE, Shard
@@ -128,9 +128,8 @@ class DecodeGraphs:
         return self._record(size, self._backend.uneven_graph_step, self._uneven)
 
     def _record(self, size: int, step_over: Callable[[AttentionMetadata], GraphStep | None], graphs: dict[int, _Graph]) -> bool:
-        no_rows = np.zeros(0, dtype=np.int32)
-        no_pages = np.zeros((self._frame.num_groups, 1, 1), dtype=np.int32)
-        nothing = build_layout(no_rows, 0, no_rows, no_rows, no_pages, self._backend.spec.page_size)
+        nothing = empty_layout(self._frame.num_groups, self._backend.spec.page_size)
+        no_rows = nothing.seq_lens
         layout = self._frame.pack(nothing, no_rows, size, self._spare_row, np.zeros(self._frame.length(size), dtype=np.int32))
         inputs = self._frame.split(self._inputs, size, self._num_pages)
         metadata = AttentionMetadata(

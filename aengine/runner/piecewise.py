@@ -1,15 +1,18 @@
 """`PiecewiseGraphs`: steps with prompt tokens, recorded in pieces between which attention runs as usual.
 
-Owns the input and output buffers of the pieces. A step is padded to the next recorded number of tokens; attention and the KV cache get
-the real tokens only. Knows nothing of rows.
+Owns the input and output buffers of the pieces. A step is padded to the next recorded number of tokens; attention gets the real tokens
+only, and the padding has no slots in the KV cache. Knows nothing of rows.
 """
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import torch
 from torch import Tensor
 
-from aengine.attention import AttentionSpec, AttentionStep
+from aengine.attention import AttentionBackend, AttentionMetadata, AttentionStep, empty_layout
+from aengine.kernels.paged_cache import KvTarget
 from aengine.models.decoder import ForwardBatch
 from aengine.parallel.shard import WHOLE, Shard
 from aengine.runner.buckets import fitting
@@ -19,9 +22,10 @@ from aengine.runner.torch_models import TorchModel
 
 class _Attention:
     """The `AttentionStep` of recorded forward passes: each layer's attention interrupts the pieces, and a replay runs `step` there, over
-    the first `num_tokens` of the recorded tokens."""
+    the first `num_tokens` of the recorded tokens. Keys and values are written in a piece where the target is known, else by `step`, too."""
 
     pieces: Pieces  # that are recorded now
+    targets: AttentionStep  # of what is recorded now
 
     def __init__(self, out: Tensor) -> None:
         """`out` [at least T, num_heads, value_dim] is the output of every layer: it is read before the next layer writes it."""
@@ -33,37 +37,44 @@ class _Attention:
     def write(self, layer: int, key: Tensor, value: Tensor) -> None:
         self._written = key, value
 
-    def target(self, layer: int) -> None:
-        """Nothing is written before a replay."""
+    def target(self, layer: int) -> KvTarget | None:
+        return self.targets.target(layer)
 
     def attend(self, layer: int, query: Tensor, sinks: Tensor | None = None) -> Tensor:
-        assert self._written is not None, "a layer writes before it attends"
-        (key, value), self._written = self._written, None
+        written, self._written = self._written or (), None
         out = self._out[: len(query)]
 
-        def run(query: Tensor, key: Tensor, value: Tensor) -> None:
+        def run(query: Tensor, *written: Tensor) -> None:
             if self.step is not None:
                 count = self.num_tokens
-                self.step.write(layer, key[:count], value[:count])
+                if written:
+                    key, value = written
+                    self.step.write(layer, key[:count], value[:count])
                 out[:count].copy_(self.step.attend(layer, query[:count], sinks))
 
-        self.pieces.interrupt(run, query, key, value)
+        self.pieces.interrupt(run, query, *written)
         return out
 
 
 class PiecewiseGraphs:
     """`record` makes the graphs of one size, largest size first; from then on `forward` uses them."""
 
-    def __init__(self, model: TorchModel, spec: AttentionSpec, sizes: tuple[int, ...], capture: Capture, shard: Shard = WHOLE) -> None:
+    def __init__(
+        self, model: TorchModel, backend: AttentionBackend, sizes: tuple[int, ...], capture: Capture, shard: Shard = WHOLE
+    ) -> None:
         """`sizes`: numbers of tokens, ascending. `shard`: what the model is of the whole one."""
+        spec = backend.spec
         self._model = model
+        self._backend = backend
         self._capture = capture
         self._sizes = sizes
         largest = sizes[-1]
         device, dtype = spec.device, spec.dtype
         self._input_ids = torch.zeros(largest, dtype=torch.int32, device=device)
         self._positions = torch.zeros(largest, dtype=torch.int32, device=device)
-        self._slots = torch.full((2, largest), -1, dtype=torch.int32, device=device)  # `slots` and `next_slots` of a batch
+        self._slots = torch.full((spec.num_groups, largest), -1, dtype=torch.int32, device=device)
+        self._layers = {group: layer for layer, (group, _) in enumerate(spec.places)}  # one of each group
+        self._next_slots = torch.full((largest,), -1, dtype=torch.int32, device=device)
         self._attended = torch.zeros(largest, spec.num_heads, spec.value_dim, dtype=dtype, device=device)
         self._hidden = torch.zeros(largest, model.head_shape[1], dtype=dtype, device=device)
         self._given = torch.zeros_like(self._hidden) if shard.stage else None  # `inputs` of a batch
@@ -73,9 +84,11 @@ class PiecewiseGraphs:
     def record(self, size: int) -> bool:
         """For steps of up to `size` tokens, one of the sizes."""
         pieces = self._attention.pieces = Pieces(self._capture)
-        positions, slots, next_slots = self._positions[:size], self._slots[0, :size], self._slots[1, :size]
+        positions, slots, next_slots = self._positions[:size], self._slots[:, :size], self._next_slots[:size]
         given = None if self._given is None else self._given[:size]
-        batch = ForwardBatch(self._input_ids[:size], positions, positions[:0], self._attention, slots, next_slots, given)
+        nothing = AttentionMetadata.of(empty_layout(len(self._slots), self._backend.spec.page_size), slots.device)
+        self._attention.targets = self._backend.plan(replace(nothing, slot_mapping=slots))
+        batch = ForwardBatch(self._input_ids[:size], positions, positions[:0], self._attention, slots[0], next_slots, given)
         pieces.record(lambda: self._write_hidden(batch))
         del self._attention.pieces  # whose actions refer to `_attention`
         pieces.replay()  # the first replay takes time and device memory
@@ -91,10 +104,12 @@ class PiecewiseGraphs:
         # The padding is ids and positions of earlier steps, or zeros: any valid ones do.
         self._input_ids[:count].copy_(batch.input_ids)
         self._positions[:count].copy_(batch.positions)
-        for slots, given in zip(self._slots, (batch.slots, batch.next_slots), strict=True):
+        targets = {group: batch.attention.target(layer) for group, layer in self._layers.items()}
+        slots = [(self._slots[group], target.slots) for group, target in targets.items() if target is not None]
+        for buffer, given in [*slots, (self._slots[0], batch.slots), (self._next_slots, batch.next_slots)]:
             if given is not None:
-                slots[:count].copy_(given)
-                slots[count:size].fill_(-1)
+                buffer[:count].copy_(given[:count])
+                buffer[count:size].fill_(-1)
         if batch.inputs is not None:
             assert self._given is not None
             self._given[:count].copy_(batch.inputs)

@@ -56,7 +56,7 @@ def record_graphs(
     begin = time.perf_counter()
     used = capture.memory()
     decodes = DecodeGraphs(model, backend, sizes, last_tokens, pages_per_row, capture, num_rows, shard)
-    pieces = PiecewiseGraphs(model, backend.spec, sizes.tokens, capture, shard) if sizes.tokens else None
+    pieces = PiecewiseGraphs(model, backend, sizes.tokens, capture, shard) if sizes.tokens else None
     buffers = capture.memory() - used
     rows = _Kind(decodes.record, sizes.rows, "sequences", [])
     uneven = _Kind(decodes.record_uneven, sizes.uneven, "uneven sequences", [])

@@ -192,7 +192,7 @@ def test_replays_use_the_same_memory(tiny: pathlib.Path) -> None:
         return [value.data_ptr() for owner in owners for value in owner.values() if isinstance(value, torch.Tensor)]
 
     before = places()
-    assert len(before) == 11
+    assert len(before) == 12
     random_steps(runner, 1, 20)
     assert places() == before
     driver = Driver(runner)
