@@ -189,12 +189,14 @@ class AttentionBackend(ABC):
         """As `graph_step`, by kernels for rows whose lengths differ much, or that share pages. None: there are no others."""
         return None
 
-    def _run_once(self, plan: Callable[[AttentionMetadata], AttentionStep]) -> None:
-        """A step of one decoding row and a prefill of two tokens, on a pool of its own, in one layer of every `Scoring`: builds and loads
-        all that `plan` needs, so that nothing is compiled or allocated for the first time in a step or while a graph is captured."""
+    def _run_once(self, plan: Callable[[AttentionMetadata], AttentionStep], decoded: int = 1) -> None:
+        """A step of a decoding row of `decoded` tokens and a prefill of two, on a pool of its own, in one layer of every `Scoring`: builds
+        and loads all that `plan` needs, so that nothing is compiled or allocated for the first time in a step or while a graph is
+        captured."""
         spec = self.spec
-        table = np.array([[[1, 0], [2, 3]]] * spec.num_groups, dtype=np.int32)
-        starts, lengths = np.zeros(2, dtype=np.int32), np.array([1, 2], dtype=np.int32)
+        table = np.full((spec.num_groups, 2, max(2, -(-decoded // spec.page_size))), 1, dtype=np.int32)
+        table[:, 1, :2] = 2, 3
+        starts, lengths = np.array([decoded - 1, 0], dtype=np.int32), np.array([1, 2], dtype=np.int32)
         layout = build_layout(np.arange(2, dtype=np.int32), 1, starts, lengths, table, spec.page_size)
         heads = [spec.num_heads, spec.num_kv_heads, spec.num_kv_heads]
         fused = torch.zeros((layout.num_tokens, sum(heads), spec.head_dim), dtype=spec.dtype, device=spec.device)

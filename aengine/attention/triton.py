@@ -1,7 +1,6 @@
 """Our own paged attention in Triton: for CUDA where FlashInfer is missing or has no kernels for a model.
 
-Owns what a step launches; the kernels are in `aengine/kernels/triton`. They read pages and lengths on the device, so decode steps are not
-planned at all: a graph of them needs new index arrays in its buffers and nothing else. Importing this needs triton.
+Owns what a step launches; the kernels are in `aengine/kernels/triton`. Importing this needs triton.
 """
 
 from __future__ import annotations
@@ -20,10 +19,13 @@ from aengine.attention.base import (
     first_line,
 )
 from aengine.attention.metadata import AttentionMetadata, StepLayout
+from aengine.attention.triton_decodes import GraphDecodes, PlannedDecodes, TritonDecodes
 from aengine.kernels.paged_cache import KvTarget
 from aengine.kernels.triton import attention as kernels
 from aengine.kernels.triton import kv_write
 from aengine.kernels.upload import to_device
+
+_INTERPRETED_PROCESSORS = 16  # of a small device, so that work is divided in tests as it is on one
 
 
 class TritonBackend(AttentionBackend):
@@ -31,7 +33,7 @@ class TritonBackend(AttentionBackend):
 
     name = "triton"
 
-    def __init__(self, spec: AttentionSpec) -> None:
+    def __init__(self, spec: AttentionSpec, blocks: kernels.Blocks | None = None) -> None:
         """Compiles and runs every kernel of the model once.
 
         Raises BackendUnavailableError where Triton cannot compile, and for a model it has no kernels for.
@@ -44,30 +46,30 @@ class TritonBackend(AttentionBackend):
             widths = f"keys of {spec.head_dim} and values of {spec.value_dim} numbers"
             raise BackendUnavailableError(f"our Triton kernels have no room for {widths}")
         super().__init__(spec)
-        self.blocks = kernels.Blocks.of(spec.head_dim, spec.dtype)
+        self.blocks = blocks or kernels.Blocks.of(spec.head_dim, spec.dtype)
         on_cuda = spec.device.type == "cuda"
         try:
-            self.processors = torch.cuda.get_device_properties(spec.device).multi_processor_count if on_cuda else 1
-            self._run_once(self.plan)
+            processors = torch.cuda.get_device_properties(spec.device).multi_processor_count if on_cuda else _INTERPRETED_PROCESSORS
+            self.decodes = TritonDecodes(spec, processors, self.blocks)
+            self._run_once(self.plan, decoded=self.decodes.bounds.least_keys + 1)  # a row that is split, if any is
         except Exception as error:  # whatever a compiler, its absence, or a driver has to say
             raise BackendUnavailableError(f"our Triton kernels do not run here: {first_line(error)}") from error
 
     def plan(self, metadata: AttentionMetadata) -> AttentionStep:
-        return _Step(self, metadata)
+        return _Step(self, metadata, self.decodes.plan(metadata) if metadata.host.num_decodes else None)
 
     def graph_step(self, buffers: AttentionMetadata) -> GraphStep | None:
-        return _GraphStep(self, buffers)
+        check_graph_layout(buffers.host, buffers)
+        return _GraphStep(self, buffers, self.decodes.graph(buffers))
 
 
 class _Step:
-    def __init__(self, backend: TritonBackend, metadata: AttentionMetadata) -> None:
+    def __init__(self, backend: TritonBackend, metadata: AttentionMetadata, decodes: PlannedDecodes | None) -> None:
         host, spec = metadata.host, backend.spec
         self._backend = backend
         self._metadata = metadata
+        self._decodes = decodes
         self._lists = [kernels.PageLists(metadata.kv_indptr, indices, metadata.last_page_len) for indices in metadata.kv_indices]
-        self._num_decodes = host.num_decodes
-        if host.num_decodes:
-            self._num_splits = backend.blocks.num_splits(host.num_decodes, spec.num_kv_heads, backend.processors)
         self._tiles: Tensor | None = None  # of all rows that are not decoding
         if host.num_decodes < host.num_rows:
             lengths = np.diff(host.qo_indptr[host.num_decodes :])
@@ -84,23 +86,20 @@ class _Step:
     def attend(self, layer: int, query: Tensor, sinks: Tensor | None = None) -> Tensor:
         backend = self._backend
         cache, scoring, blocks = backend.caches[layer], backend.spec.scoring[layer], backend.blocks
-        lists = self._lists[backend.spec.places[layer][0]]
         out = query.new_empty(*query.shape[:2], backend.spec.value_dim)
-        if self._num_decodes:
-            kernels.attend_decodes(
-                query, out, cache, lists, scoring, sinks, blocks, num_rows=self._num_decodes, num_splits=self._num_splits
-            )
+        if self._decodes is not None:
+            self._decodes.attend(layer, query, out, cache, sinks)
         if self._tiles is not None:
+            lists = self._lists[backend.spec.places[layer][0]]
             kernels.attend_prefills(query, out, cache, lists, self._metadata.qo_indptr, self._tiles, scoring, sinks, blocks)
         return out
 
 
 class _GraphStep(_Step):
-    """A step whose launches depend on the number of rows alone."""
-
-    def __init__(self, backend: TritonBackend, buffers: AttentionMetadata) -> None:
-        check_graph_layout(buffers.host, buffers)
-        super().__init__(backend, buffers)
+    def __init__(self, backend: TritonBackend, buffers: AttentionMetadata, decodes: GraphDecodes) -> None:
+        super().__init__(backend, buffers, decodes)
+        self._graph_decodes = decodes
 
     def prepare(self, layout: StepLayout) -> None:
         check_graph_layout(layout, self._metadata)
+        self._graph_decodes.prepare(layout)

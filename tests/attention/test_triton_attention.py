@@ -54,10 +54,7 @@ def make_spec(
 
 
 def make(spec: AttentionSpec, blocks: kernels.Blocks | None = FINE) -> TritonBackend:
-    backend = TritonBackend(spec)
-    if blocks is not None:
-        backend.blocks = blocks
-    return backend
+    return TritonBackend(spec, blocks)
 
 
 def make_crowd(spec: AttentionSpec, backend: TritonBackend, seed: int, **sizes: int) -> Crowd:

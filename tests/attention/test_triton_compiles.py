@@ -52,7 +52,7 @@ class Case:
     float8: bool
     page_size: int
     soft_cap: float
-    window: int | None = 100
+    window: int | None = 300
     sinks: bool = False
     kv_heads: int = 2
     value_dim: int = 0

@@ -1,8 +1,7 @@
 """Paged attention on the device: the launches of `attention_kernels`, with the sizes of their blocks.
 
 Caches are [num_pages, page_size, num_kv_heads, width], contiguous. Knows tensors and shapes; nothing of steps, layers or pools.
-Nothing here waits for the device, and a launch depends on shapes and strides alone, so all but `attend_prefills`, which is given tiles,
-can be captured in a graph.
+Nothing here waits for the device.
 """
 
 from __future__ import annotations
@@ -18,13 +17,13 @@ from torch import Tensor
 from triton.runtime.interpreter import InterpretedFunction
 
 from aengine.kernels.paged_cache import PagedCache, Scoring
-from aengine.kernels.triton.attention_kernels import combine_kernel, decode_kernel, prefill_kernel
+from aengine.kernels.triton.attention_kernels import prefill_kernel
 
 MAX_HEAD_DIM = 256
 """With larger heads two blocks of keys and values do not fit into the shared memory of every device."""
 MAX_LATENT, MAX_REST = 512, 64
 """The same for the values of a latent cache, and for what its keys have more."""
-_MIN_DOT = 16  # rows and columns of the smallest product of matrices
+MIN_DOT = 16  # rows and columns of the smallest product of matrices
 _KEY_BLOCK_BYTES = 16384
 _QUERY_BLOCK_BYTES = 16384
 
@@ -39,23 +38,18 @@ class PageLists(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Blocks:
-    """How the work is divided among programs. All fields but `min_splits` are constants of the compiled kernels."""
+    """How the work is divided among programs. `keys` and `queries` are constants of the compiled kernels."""
 
     keys: int  # that a program reads at a time
-    queries: int  # pairs of query and head of one KV head in a prefill tile, and the most heads of a decode row in a program
-    split_keys: int  # the fewest keys of a split of a decode row
-    min_splits: int = 4  # of each decode row, also where there are many: a long row among short ones needs more than one program
+    queries: int  # the most pairs of query and head of one KV head in a program
+    split_keys: int  # the fewest keys of a part of a decode row, or of a prefix of several
 
     @classmethod
     def of(cls, head_dim: int, dtype: torch.dtype) -> Blocks:
         """The blocks for queries of `head_dim` and `dtype`."""
-        row_bytes = _width(head_dim) * dtype.itemsize
-        keys = min(64, max(_MIN_DOT, _KEY_BLOCK_BYTES // row_bytes))
-        return cls(keys=keys, queries=min(64, max(_MIN_DOT, _QUERY_BLOCK_BYTES // row_bytes)), split_keys=256)
-
-    def num_splits(self, num_rows: int, num_kv_heads: int, processors: int) -> int:
-        """The most splits of a decode row: together enough programs for two on each multiprocessor."""
-        return min(64, max(self.min_splits, -(-2 * processors // (num_rows * num_kv_heads))))
+        row_bytes = width(head_dim) * dtype.itemsize
+        keys = min(64, max(MIN_DOT, _KEY_BLOCK_BYTES // row_bytes))
+        return cls(keys=keys, queries=min(64, max(MIN_DOT, _QUERY_BLOCK_BYTES // row_bytes)), split_keys=256)
 
 
 def fits(head_dim: int, value_dim: int) -> bool:
@@ -65,7 +59,7 @@ def fits(head_dim: int, value_dim: int) -> bool:
 
 def runs_on(device: torch.device) -> bool:
     """Whether the kernels run on tensors of this device: CUDA, or the CPU if Triton interprets them."""
-    return device.type == "cuda" or (device.type == "cpu" and isinstance(decode_kernel, InterpretedFunction))
+    return device.type == "cuda" or (device.type == "cpu" and isinstance(prefill_kernel, InterpretedFunction))
 
 
 def prefill_tiles(lengths: NDArray[np.int32], first_row: int, group: int, blocks: Blocks) -> NDArray[np.int32]:
@@ -75,65 +69,6 @@ def prefill_tiles(lengths: NDArray[np.int32], first_row: int, group: int, blocks
     index = np.arange(counts.sum(), dtype=np.int32) - np.repeat(np.cumsum(counts) - counts, counts)
     rows = np.repeat(np.arange(first_row, first_row + len(lengths)), counts)
     return np.stack((rows, index * blocks.queries)).astype(np.int32)
-
-
-def attend_decodes(
-    query: Tensor,
-    out: Tensor,
-    cache: PagedCache,
-    lists: PageLists,
-    scoring: Scoring,
-    sinks: Tensor | None,
-    blocks: Blocks,
-    *,
-    num_rows: int,
-    num_splits: int,
-) -> None:
-    """Attention of the first `num_rows` of [T, num_heads, head_dim] queries, where query i is the last of row i, to `out` [T, num_heads,
-    value_dim] (contiguous).
-
-    `sinks` [num_heads]: those of a layer that has them.
-    """
-    if not num_rows:
-        return
-    num_heads, value_dim = out.shape[1:]
-    num_kv_heads, page_size = cache.keys.shape[2], cache.keys.shape[1]
-    group = num_heads // num_kv_heads
-    assert query.stride(2) == 1
-    assert out.is_contiguous()
-    partial = torch.empty((num_rows, num_splits, num_heads, value_dim), dtype=torch.float32, device=query.device)
-    partial_lse = torch.empty((num_rows, num_splits, num_heads), dtype=torch.float32, device=query.device)
-    shared = {
-        "WINDOW": scoring.window or 0,
-        "PAGE_SIZE": page_size,
-        "VALUE_DIM": value_dim,
-        "DIM": _width(value_dim),
-        "BLOCK_N": blocks.keys,
-        "MIN_SPLIT": blocks.split_keys,
-    }
-    block_heads = min(max(_MIN_DOT, triton.next_power_of_2(group)), blocks.queries)
-    decode_kernel[(num_rows, num_kv_heads * triton.cdiv(group, block_heads), num_splits)](
-        *(query, cache.keys, cache.values, *lists, partial, partial_lse),
-        *(query.stride(0), query.stride(1), num_splits, scoring.scale * cache.key_scale),
-        SOFT_CAP=scoring.soft_cap,
-        KV_HEADS=num_kv_heads,
-        GROUP=group,
-        LATENT=cache.latent,
-        REST=query.shape[2] - value_dim,
-        REST_DIM=_width(query.shape[2] - value_dim),
-        BLOCK_M=block_heads,
-        **shared,
-        num_warps=4,
-        num_stages=_num_stages(value_dim),
-    )
-    combine_kernel[(num_rows, num_heads)](
-        *(partial, partial_lse, partial_lse if sinks is None else sinks, out),
-        *(lists.kv_indptr, lists.last_page_len, num_splits, cache.value_scale),
-        SINKS=sinks is not None,
-        NUM_HEADS=num_heads,
-        **shared,
-        num_warps=2,
-    )
 
 
 def attend_prefills(
@@ -167,22 +102,22 @@ def attend_prefills(
         KV_HEADS=num_kv_heads,
         GROUP=num_heads // num_kv_heads,
         VALUE_DIM=value_dim,
-        DIM=_width(value_dim),
+        DIM=width(value_dim),
         LATENT=cache.latent,
         REST=query.shape[2] - value_dim,
-        REST_DIM=_width(query.shape[2] - value_dim),
+        REST_DIM=width(query.shape[2] - value_dim),
         BLOCK_M=blocks.queries,
         BLOCK_N=blocks.keys,
         num_warps=4,
-        num_stages=_num_stages(value_dim),
+        num_stages=num_stages(value_dim),
     )
 
 
-def _width(head_dim: int) -> int:
+def width(head_dim: int) -> int:
     """The width of a head, or of a part of it, in a matrix product."""
-    return max(_MIN_DOT, int(triton.next_power_of_2(head_dim)))
+    return max(MIN_DOT, int(triton.next_power_of_2(head_dim)))
 
 
-def _num_stages(value_dim: int) -> int:
+def num_stages(value_dim: int) -> int:
     """How many blocks of keys and values are loaded ahead, and one more."""
     return 3 if value_dim <= MAX_HEAD_DIM else 2

@@ -29,7 +29,7 @@ def _seq_len(kv_indptr, last_page_len, row, PAGE_SIZE: tl.constexpr):
 
 
 @triton.jit
-def _load_rest(at, present, query, REST: tl.constexpr, REST_DIM: tl.constexpr):
+def load_rest(at, present, query, REST: tl.constexpr, REST_DIM: tl.constexpr):
     """The first REST numbers of the queries at `at` [BLOCK_M, 1]; where there are none, `query`, which is not used then."""
     if REST == 0:
         loaded = query
@@ -40,7 +40,7 @@ def _load_rest(at, present, query, REST: tl.constexpr, REST_DIM: tl.constexpr):
 
 
 @triton.jit
-def _attend(
+def attend_keys(
     query,
     query_rest,
     position,
@@ -96,14 +96,16 @@ def _attend(
             if key_rest.dtype != query.dtype:
                 key_rest = key_rest.to(tl.float32).to(query.dtype)
             scores = tl.dot(query_rest, key_rest, scores, input_precision="ieee")
-        scores = scores * scale
         if SOFT_CAP > 0:
             # tanh(x) = 1 - 2 / (1 + e^2x), which ends at 1 and -1 where the exponential overflows or vanishes
-            scores = SOFT_CAP - 2.0 * SOFT_CAP / (1.0 + tl.exp2(scores * (2.0 * _LOG2E / SOFT_CAP)))
+            capped = SOFT_CAP - 2.0 * SOFT_CAP / (1.0 + tl.exp2(scores * (scale * (2.0 * _LOG2E / SOFT_CAP))))
+            scores = capped * _LOG2E
+        else:
+            scores = scores * (scale * _LOG2E)
         visible = present[None, :] & (source[None, :] <= position[:, None])
         if WINDOW > 0:
             visible = visible & (source[None, :] > position[:, None] - WINDOW)
-        scores = tl.where(visible, scores * _LOG2E, -float("inf"))
+        scores = tl.where(visible, scores, -float("inf"))
 
         new_top = tl.maximum(top, tl.max(scores, 1))
         base = tl.where(new_top == -float("inf"), 0.0, new_top)  # -inf for a query that attends to no key so far: -inf - -inf would be NaN
@@ -116,134 +118,13 @@ def _attend(
 
 
 @triton.jit
-def _split_keys(seq_len, num_splits, WINDOW: tl.constexpr, BLOCK_N: tl.constexpr, MIN_SPLIT: tl.constexpr):
-    """Returns the first key that a decode row attends to, and the number of keys of a split, for both decode kernels."""
-    low = 0
-    if WINDOW > 0:
-        low = tl.maximum(seq_len - WINDOW, 0)
-    share = tl.maximum(tl.cdiv(seq_len - low, num_splits), MIN_SPLIT)
-    return low, tl.cdiv(share, BLOCK_N) * BLOCK_N
-
-
-@triton.jit(do_not_specialize=["kv_indptr", "kv_indices", "last_page_len", "num_splits"])
-def decode_kernel(
-    query,
-    key_cache,
-    value_cache,
-    kv_indptr,
-    kv_indices,
-    last_page_len,
-    partial,
-    partial_lse,
-    query_token_stride,
-    query_head_stride,
-    num_splits,
-    scale,
-    WINDOW: tl.constexpr,
-    SOFT_CAP: tl.constexpr,
-    PAGE_SIZE: tl.constexpr,
-    KV_HEADS: tl.constexpr,
-    GROUP: tl.constexpr,
-    VALUE_DIM: tl.constexpr,
-    DIM: tl.constexpr,
-    LATENT: tl.constexpr,
-    REST: tl.constexpr,
-    REST_DIM: tl.constexpr,
-    BLOCK_M: tl.constexpr,
-    BLOCK_N: tl.constexpr,
-    MIN_SPLIT: tl.constexpr,
-):
-    """Grid (rows, KV heads * parts, splits): BLOCK_M of the GROUP query heads of one KV head over one split of a row's keys.
-
-    Writes `partial` [rows, num_splits, KV_HEADS * GROUP, VALUE_DIM] float32 and its log2-sum-exp2 `partial_lse` [rows, num_splits, heads],
-    both only for splits that have keys.
-    """
-    row = tl.program_id(0)
-    parts = tl.cdiv(GROUP, BLOCK_M)
-    kv_head = tl.program_id(1) // parts
-    split = tl.program_id(2)
-    first_page, seq_len = _seq_len(kv_indptr, last_page_len, row, PAGE_SIZE)
-    low, share = _split_keys(seq_len, num_splits, WINDOW, BLOCK_N, MIN_SPLIT)
-    begin = low + split * share
-    if begin >= seq_len:
-        return
-    end = tl.minimum(begin + share, seq_len)
-
-    member = tl.program_id(1) % parts * BLOCK_M + tl.arange(0, BLOCK_M)
-    dim = tl.arange(0, DIM)
-    head = kv_head * GROUP + member
-    mask = (member < GROUP)[:, None] & (dim < VALUE_DIM)[None, :]
-    q_at = query + row.to(tl.int64) * query_token_stride + head[:, None] * query_head_stride
-    q = tl.load(q_at + REST + dim[None, :], mask=mask, other=0.0)
-    q_rest = _load_rest(q_at, member < GROUP, q, REST, REST_DIM)
-
-    position = tl.zeros([BLOCK_M], tl.int32) + (seq_len - 1)
-    pages = kv_indices + first_page
-    acc, total, top = _attend(
-        q, q_rest, position, key_cache, value_cache, pages, kv_head, begin, end, scale,
-        WINDOW, SOFT_CAP, PAGE_SIZE, KV_HEADS, VALUE_DIM, DIM, LATENT, REST, REST_DIM, BLOCK_M, BLOCK_N,
-    )  # fmt: skip
-
-    slot = (row.to(tl.int64) * num_splits + split) * (KV_HEADS * GROUP) + head
-    tl.store(partial + slot[:, None] * VALUE_DIM + dim[None, :], acc / total[:, None], mask=mask)
-    tl.store(partial_lse + slot, top + tl.log2(total), mask=member < GROUP)
-
-
-@triton.jit
-def _with_sink(total, top, sink):
+def with_sink(total, top, sink):
     """Returns what the sum of values is multiplied with when a sink joins the scores, and the new sum of weights. `sink` is the score as it
     is stored, `top` the largest other one in units of log2(e)."""
     sink = sink.to(tl.float32) * _LOG2E
     new_top = tl.maximum(top, sink)
     fade = tl.exp2(top - new_top)
     return fade, total * fade + tl.exp2(sink - new_top)
-
-
-@triton.jit(do_not_specialize=["kv_indptr", "last_page_len", "num_splits"])
-def combine_kernel(
-    partial,
-    partial_lse,
-    sinks,
-    out,
-    kv_indptr,
-    last_page_len,
-    num_splits,
-    value_scale,
-    SINKS: tl.constexpr,
-    WINDOW: tl.constexpr,
-    PAGE_SIZE: tl.constexpr,
-    NUM_HEADS: tl.constexpr,
-    VALUE_DIM: tl.constexpr,
-    DIM: tl.constexpr,
-    BLOCK_N: tl.constexpr,
-    MIN_SPLIT: tl.constexpr,
-):
-    """Grid (rows, heads): merges the splits of `decode_kernel` that have keys into `out` [rows, NUM_HEADS, VALUE_DIM]."""
-    row = tl.program_id(0)
-    head = tl.program_id(1)
-    _, seq_len = _seq_len(kv_indptr, last_page_len, row, PAGE_SIZE)
-    low, share = _split_keys(seq_len, num_splits, WINDOW, BLOCK_N, MIN_SPLIT)
-    dim = tl.arange(0, DIM)
-    within = dim < VALUE_DIM
-    slot = row.to(tl.int64) * num_splits * NUM_HEADS + head
-    # The first split always has keys: the recurrence starts with it, so that no maximum is -inf.
-    top = tl.load(partial_lse + slot)
-    acc = tl.load(partial + slot * VALUE_DIM + dim, mask=within, other=0.0)
-    total = 1.0
-    for _ in range(1, tl.cdiv(seq_len - low, share)):
-        slot += NUM_HEADS
-        lse = tl.load(partial_lse + slot)
-        new_top = tl.maximum(top, lse)
-        fade = tl.exp2(top - new_top)
-        weight = tl.exp2(lse - new_top)
-        acc = acc * fade + weight * tl.load(partial + slot * VALUE_DIM + dim, mask=within, other=0.0)
-        total = total * fade + weight
-        top = new_top
-    if SINKS:
-        fade, total = _with_sink(total, top, tl.load(sinks + head))
-        acc = acc * fade
-    result = acc * (value_scale / total)
-    tl.store(out + (row.to(tl.int64) * NUM_HEADS + head) * VALUE_DIM + dim, result.to(out.dtype.element_ty), mask=within)
 
 
 @triton.jit(do_not_specialize=["qo_indptr", "kv_indptr", "kv_indices", "last_page_len", "tile_rows", "tile_begins"])
@@ -297,7 +178,7 @@ def prefill_kernel(
     token = (first_query + local).to(tl.int64)
     q_at = query + (token * query_token_stride + head * query_head_stride)[:, None]
     q = tl.load(q_at + REST + dim[None, :], mask=mask, other=0.0)
-    q_rest = _load_rest(q_at, flat < length * GROUP, q, REST, REST_DIM)
+    q_rest = load_rest(q_at, flat < length * GROUP, q, REST, REST_DIM)
 
     high = start + tl.minimum((tile_begin + BLOCK_M - 1) // GROUP, length - 1) + 1
     low = 0
@@ -305,12 +186,12 @@ def prefill_kernel(
         low = tl.maximum(start + tile_begin // GROUP - WINDOW + 1, 0)
     position = start + local
     pages = kv_indices + first_page
-    acc, total, top = _attend(
+    acc, total, top = attend_keys(
         q, q_rest, position, key_cache, value_cache, pages, kv_head, low, high, scale,
         WINDOW, SOFT_CAP, PAGE_SIZE, KV_HEADS, VALUE_DIM, DIM, LATENT, REST, REST_DIM, BLOCK_M, BLOCK_N,
     )  # fmt: skip
     if SINKS:
-        fade, total = _with_sink(total, top, tl.load(sinks + head))
+        fade, total = with_sink(total, top, tl.load(sinks + head))
         acc = acc * fade[:, None]
     result = acc * (value_scale / total)[:, None]
     out_at = (token * (KV_HEADS * GROUP) + head)[:, None] * VALUE_DIM + dim[None, :]

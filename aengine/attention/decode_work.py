@@ -1,0 +1,135 @@
+"""How the decode rows of a step are divided into items of work of about equal size, one program of each KV head for each item.
+
+An item is a range of keys of one row, or of a prefix that several rows share. So a long row among short ones is computed by many programs,
+and a prefix of many rows is read once for several of them. Owns the division, with numpy on the host. Knows nothing of devices or kernels.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+
+from aengine.attention.metadata import StepLayout
+from aengine.attention.shared_prefixes import IntArray, Prefixes, shared_prefixes
+
+ITEM_FIELDS = 6
+_ITEMS_PER_PROCESSOR = 4
+"""Programs of all KV heads for each multiprocessor beyond one for each row: then no item is longer than a quarter of an even share, nor the
+most loaded multiprocessor more than a quarter above it."""
+
+
+class DecodeWork(NamedTuple):
+    """The attention of n decode rows over a window, as items of work. A row has one or more partial results: one for each item that it is
+    in, or, if there is one alone, the result."""
+
+    items: IntArray
+    """[items, ITEM_FIELDS], longest first: where in `kv_indices` its pages begin; the first key and the one after the last; where in
+    `rows[0]` its rows begin, and how many they are (0: nothing to compute); which of the partial results of each of its rows it is."""
+    rows: IntArray
+    """[3, n]: rows in the order of items; then by row where its partial results begin, -1 for a row with one alone; and how many it has."""
+    num_partials: int  # of all rows with more than one
+
+
+@dataclass(frozen=True, slots=True)
+class WorkBounds:
+    """How finely work is divided. The number of items does not depend on lengths, so that a graph can have room for them."""
+
+    splits: int  # items beyond one for each row or each group of rows
+    rows_per_item: int  # the most rows of an item
+    least_keys: int  # of an item of a row that is split, and of a shared prefix
+    key_block: int  # the length of an item is a multiple of it, but for the last one of a row or prefix
+
+    @classmethod
+    def of(cls, programs_per_item: int, processors: int, rows_per_item: int, least_keys: int, key_block: int) -> WorkBounds:
+        splits = -(-_ITEMS_PER_PROCESSOR * processors // programs_per_item)
+        return cls(splits, rows_per_item, -(-least_keys // key_block) * key_block, key_block)
+
+    def max_items(self, num_rows: int) -> int:
+        """Each row may have an item of its own, and each two rows one of a prefix; the others are splits."""
+        return num_rows + (num_rows // 2 if self.rows_per_item > 1 else 0) + self.splits
+
+    def max_partials(self, num_rows: int, window: int | None) -> int:
+        """No row has several items where a window is no longer than the shortest.
+
+        Work is at most `splits` times as long as a full item. A row that is split is longer than one, so it has less than twice as many
+        splits as it is longer. Where there are prefixes, a row has up to two parts, and rows together are up to `rows_per_item` times
+        as long as the work."""
+        if window is not None and window <= self.least_keys:
+            return 0
+        if self.rows_per_item == 1 or num_rows == 1:
+            return min(num_rows, self.splits) + self.splits
+        return 2 * num_rows + self.rows_per_item * self.splits
+
+
+def plan_decodes(layout: StepLayout, num_rows: int, group: int, window: int | None, bounds: WorkBounds) -> DecodeWork:
+    """The work of the first `num_rows` rows of a layout, each with one query, in the layers of a group and window. There are at most
+    `bounds.max_items(num_rows)` items and `bounds.max_partials(num_rows, window)` partial results."""
+    lengths = layout.seq_lens[:num_rows].astype(np.int64)
+    begins = np.zeros_like(lengths) if window is None else np.maximum(lengths - window, 0)
+    members, first, count, keys = _prefixes(layout, begins, group, bounds)
+    reads = -(-count // bounds.rows_per_item)
+    in_prefix = members[np.arange(count.sum()) + np.repeat(first - np.cumsum(count) + count, count)]
+    begins[in_prefix] = np.repeat(keys, count)
+    own = lengths - begins
+
+    work = int(own.sum()) + int((reads * keys).sum())
+    longest = max(bounds.least_keys, -(-work // bounds.splits))
+    longest = -(-longest // bounds.key_block) * bounds.key_block
+    own_splits, own_size = _split(own, longest, bounds.key_block)
+    prefix_splits, prefix_size = _split(keys, longest, bounds.key_block)
+    splits_before = np.zeros_like(lengths)
+    splits_before[in_prefix] = np.repeat(prefix_splits, count)
+
+    # Parts of work, each to be split: those of prefixes, then those of rows.
+    prefix = np.repeat(np.arange(len(reads)), reads)
+    read = np.arange(len(prefix)) - np.repeat(np.cumsum(reads) - reads, reads)
+    of_prefixes = np.stack((
+        layout.kv_indptr[members[first[prefix]]],
+        np.zeros_like(prefix),
+        keys[prefix],
+        first[prefix] + read * bounds.rows_per_item,
+        np.minimum(count[prefix] - read * bounds.rows_per_item, bounds.rows_per_item),
+        np.zeros_like(prefix),
+    ))  # fmt: skip
+    of_rows = np.stack((
+        layout.kv_indptr[members],
+        begins[members],
+        lengths[members],
+        np.arange(num_rows),
+        np.ones_like(members),
+        splits_before[members],
+    ))  # fmt: skip
+    parts = np.concatenate((of_prefixes, of_rows), axis=1)
+    splits = np.concatenate((prefix_splits[prefix], own_splits[members]))
+    sizes = np.concatenate((prefix_size[prefix], own_size[members]))
+
+    split = np.arange(splits.sum()) - np.repeat(np.cumsum(splits) - splits, splits)
+    items = np.repeat(parts, splits, axis=1)
+    size = np.repeat(sizes, splits)
+    items[1] += split * size
+    items[2] = np.minimum(items[2], items[1] + size)
+    items[5] += split
+    items = items[:, np.argsort(items[1] - items[2], kind="stable")]
+
+    partials = splits_before + own_splits
+    kept = np.where(partials > 1, partials, 0)
+    places = np.where(partials > 1, np.cumsum(kept) - kept, -1)
+    rows = np.stack((members, places, partials)).astype(np.int32)
+    return DecodeWork(np.ascontiguousarray(items.T.astype(np.int32)), rows, int(kept.sum()))
+
+
+def _prefixes(layout: StepLayout, begins: IntArray, group: int, bounds: WorkBounds) -> Prefixes:
+    """Of the rows that see their first key. A read for one row alone saves nothing, so such a row leaves its group."""
+    rows = np.flatnonzero(begins == 0)
+    found = shared_prefixes(layout, rows, group, bounds.least_keys, bounds.rows_per_item)
+    count = found.count - (found.count % bounds.rows_per_item == 1)
+    return Prefixes(np.concatenate((found.members, np.flatnonzero(begins))), found.first, count, found.keys)
+
+
+def _split(lengths: IntArray, longest: int, block: int) -> tuple[IntArray, IntArray]:
+    """Into how many splits of which even size numbers of keys are divided, so that none is longer than `longest`."""
+    size = -(-lengths // np.maximum(-(-lengths // longest), 1))
+    size = np.maximum(-(-size // block) * block, block)
+    return -(-lengths // size), size
