@@ -88,10 +88,10 @@ class Rows:
 
     def prefills(self, lengths: np.ndarray) -> StepLayout:
         """The next tokens of all rows."""
-        return self._layout(np.arange(NUM_ROWS), 0, lengths)
+        return self.mixed(np.arange(NUM_ROWS), 0, lengths)
 
     def decodes(self, rows: np.ndarray) -> StepLayout:
-        return self._layout(rows, len(rows), np.ones(len(rows)))
+        return self.mixed(rows, len(rows), np.ones(len(rows)))
 
     def random_step(self) -> StepLayout:
         rng = self.rng
@@ -102,9 +102,9 @@ class Rows:
             return self.decodes(decoding)
         rows = np.concatenate([decoding, np.setdiff1d(rows, decoding)])
         lengths = np.where(np.arange(len(rows)) < len(decoding), 1, rng.integers(1, _LONGEST, len(rows)))
-        return self._layout(rows, len(decoding), lengths)
+        return self.mixed(rows, len(decoding), lengths)
 
-    def _layout(self, rows: np.ndarray, num_decodes: int, lengths: np.ndarray) -> StepLayout:
+    def mixed(self, rows: np.ndarray, num_decodes: int, lengths: np.ndarray) -> StepLayout:
         rows, lengths = rows.astype(np.int32), lengths.astype(np.int32)
         layout = build_layout(rows, num_decodes, self.computed[rows], lengths, self.table, self.case.page_size)
         self.computed[rows] += lengths

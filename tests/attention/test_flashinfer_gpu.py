@@ -80,6 +80,19 @@ def test_long_prompts(case: Case) -> None:
     pair.compare(rows.decodes(np.arange(NUM_ROWS)))
 
 
+def test_uneven_decodes() -> None:
+    """By our kernel: with so many KV heads FlashInfer splits none of the rows."""
+    case = Case("uneven", num_heads=32, num_kv_heads=32, head_dim=64)
+    pair = make(case)
+    rows = Rows(case, 3, max_len=3100)
+    pair.allocate(rows.num_pages)
+    pair.compare(rows.prefills(np.array([3000, 15, 16, 17, 1, 20, 20, 20])))
+    for count in (NUM_ROWS, NUM_ROWS - 1, NUM_ROWS):
+        layout = rows.decodes(np.arange(count))
+        assert pair.backend.is_uneven(layout)
+        pair.compare(layout)
+
+
 @pytest.mark.parametrize("scales", [None, ((0.05, 0.25), (0.1, 1.0))])
 def test_copied_pages(scales: tuple[tuple[float, float], ...] | None) -> None:
     case = Case("copies", kv_scales=scales, windows=(None, None), page_size=4)
@@ -107,12 +120,12 @@ def test_plain_torch_writes_the_same(scales: tuple[tuple[float, float], ...] | N
 class Recorded:
     """A graph of writing and attending in all layers, over inputs that stay where they are."""
 
-    def __init__(self, case: Case, backend: FlashInferBackend, size: int, num_indices: int, rows: Rows) -> None:
+    def __init__(self, case: Case, backend: FlashInferBackend, size: int, num_indices: int, rows: Rows, *, uneven: bool = False) -> None:
         self.case, self.size = case, size
         self.buffers = Buffers(size, num_indices, CUDA)
         start = padded(rows.decodes(np.array([], dtype=np.int32)), size)
         self.buffers.fill(start)
-        self.step = backend.graph_step(self.buffers.metadata(start))
+        self.step = (backend.uneven_graph_step if uneven else backend.graph_step)(self.buffers.metadata(start))
         assert self.step is not None
         heads = case.num_heads + 2 * case.num_kv_heads
         self.inputs = [torch.zeros(size, heads, case.head_dim, dtype=case.dtype, device=CUDA) for _ in case.windows]
@@ -137,13 +150,14 @@ class Recorded:
     [Case("plain", windows=(None, None)), Case("windows", windows=(None, 20)), Case("float8", kv_scales=((0.05, 0.25),))],
     ids=lambda case: case.name,
 )
-def test_graphs(case: Case) -> None:
+@pytest.mark.parametrize("uneven", [False, True], ids=["", "uneven"])
+def test_graphs(case: Case, uneven: bool) -> None:
     """Two graphs, replayed with changing rows, lengths and padding, between eager steps on the same pool."""
     pair = make(case)
     rows = Rows(case, 5, max_len=700)
     pair.allocate(rows.num_pages)
     pair.compare(rows.prefills(np.array([1, 15, 16, 17, 100, 300, 511, 600])))
-    graphs = {size: Recorded(case, pair.backend, size, rows.num_pages + size, rows) for size in (8, 4)}
+    graphs = {size: Recorded(case, pair.backend, size, rows.num_pages + size, rows, uneven=uneven) for size in (8, 4)}
     for count in (1, 4, 8, 3, 7, 2, 8, 5):
         layout = rows.decodes(rows.rng.permutation(NUM_ROWS)[:count])
         graph = graphs[4 if count <= 4 else 8]
