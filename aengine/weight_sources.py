@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 from aengine.errors import ModelLoadError
 
 if TYPE_CHECKING:
+    import torch
     from torch import Tensor
     from torch.distributed import ProcessGroup
 
@@ -66,18 +67,19 @@ class GroupWeights:
     source_rank: int = 0  # of the sender, in the group
     timeout: float = 60.0  # seconds for each tensor
 
-    def receive(self) -> Iterator[tuple[str, Tensor]]:
+    def receive(self, engine_device: torch.device) -> Iterator[tuple[str, Tensor]]:
         """Each tensor of the sender, on the CPU. Raises ModelLoadError when the sender is gone, or too slow; then the group is of no more
         use."""
         import torch
 
+        device = _device_of(self.group, engine_device)
         try:
-            size = _tensor(1, torch.int64, self.group)
+            size = torch.empty(1, dtype=torch.int64, device=device)
             self._receive(size)
-            header = _tensor(int(size.item()), torch.uint8, self.group)
+            header = torch.empty(int(size.item()), dtype=torch.uint8, device=device)
             self._receive(header)
             for name, dtype, shape in json.loads(header.cpu().numpy().tobytes()):
-                tensor = _tensor(shape, getattr(torch, dtype), self.group)
+                tensor = torch.empty(shape, dtype=getattr(torch, dtype), device=device)
                 self._receive(tensor)
                 yield name, tensor.cpu()
         except RuntimeError as error:
@@ -99,7 +101,7 @@ def send_weights(tensors: NamedTensors, group: ProcessGroup | None = None, timeo
 
     every = list(tensors.items() if isinstance(tensors, Mapping) else tensors)
     header = json.dumps([[name, str(tensor.dtype).removeprefix("torch."), list(tensor.shape)] for name, tensor in every]).encode()
-    rank, device = dist.get_rank(group), _tensor(0, torch.uint8, group).device
+    rank, device = dist.get_rank(group), _device_of(group)
     listed = torch.frombuffer(bytearray(header), dtype=torch.uint8)
     for tensor in (torch.tensor([len(header)]), listed, *(tensor for _, tensor in every)):
         _broadcast(tensor.detach().to(device).contiguous(), group, rank, timeout)
@@ -112,13 +114,18 @@ def _broadcast(tensor: Tensor, group: ProcessGroup | None, rank: int, timeout: f
     work.wait(timedelta(seconds=timeout))
 
 
-def _tensor(shape: int | list[int], dtype: Any, group: ProcessGroup | None) -> Tensor:
-    """On the device that the group sends from."""
+def _device_of(group: ProcessGroup | None, engine_device: torch.device | None = None) -> torch.device:
+    """That this process sends from or receives on: for NCCL the one that the group is bound to, else that of the engine, else the current
+    one of the calling thread, which has the first unless it has chosen another."""
     import torch
     import torch.distributed as dist
 
-    device = "cuda" if dist.get_backend(group) == "nccl" else "cpu"
-    return torch.empty(shape, dtype=dtype, device=device)
+    if dist.get_backend(group) != "nccl":
+        return torch.device("cpu")
+    bound = (group or dist.group.WORLD).bound_device_id  # type: ignore[union-attr]
+    if bound is None and engine_device is not None and engine_device.type == "cuda":
+        bound = engine_device
+    return bound or torch.device("cuda", torch.cuda.current_device())
 
 
 def _first_line(error: BaseException) -> str:

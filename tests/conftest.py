@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 from gpu_host import why_absent
-from slow_cases import one_is_quick
+from slow_cases import one_is_quick, some_in_ci
 
 from aengine.switching import switch_often
 
@@ -50,3 +50,4 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """What else varies depends neither on the loop nor on drafts."""
     one_is_quick(items, "trio")
     one_is_quick(items, "drafts")
+    some_in_ci(items)

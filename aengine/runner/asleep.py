@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
@@ -99,11 +98,8 @@ class Asleep:
     def _free(self) -> None:
         for part in self._parts:
             part.free()
-        if any(model.graphs is not None for model in self._models):
-            for model in self._models:
-                model.graphs = None
-            gc.collect()  # graphs in pieces refer to themselves
         for model in self._models:
+            model.graphs = None
             model.backend.free()
         if self._draft is not None:
             self._draft.free()

@@ -7,7 +7,6 @@ Owns the upload of a step and the rows' last tokens, from which decodes go on wi
 from __future__ import annotations
 
 import functools
-import gc
 import logging
 import time
 from collections.abc import Callable, Sequence
@@ -220,7 +219,6 @@ class DeviceExecutor:
         self._unstarted = None
         self._recording.drop()
         if self._collectives is not None:
-            gc.collect()  # graphs in pieces refer to themselves
             self._collectives.close()
             self._collectives = None  # with its connections
         if self._with_replicas is not None:

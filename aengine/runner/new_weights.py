@@ -72,7 +72,7 @@ def as_path(source: Any, setup: ExecutorSetup, check: Callable[[], object]) -> I
 
         with tempfile.TemporaryDirectory(prefix="aengine-weights-", dir=_SHARED if os.path.isdir(_SHARED) else None) as folder:
             path = os.path.join(folder, "model.safetensors")
-            staged = _staged(_named(source), check)
+            staged = _staged(_named(source, setup.device), check)
             if staged.duplicates:
                 raise ModelLoadError(f"the new weights have more than one {staged.duplicates[0]}")
             save_file({name: stored.tensor() for name, stored in staged.tensors.items()}, path)
@@ -86,7 +86,7 @@ def _is_staged(source: Any) -> bool:
 def _opened(source: Any, setup: ExecutorSetup, spec: ModelSpec, check: Callable[[], object]) -> tuple[Checkpoint, Quantization | None]:
     own = None if setup.config.load_format == "dummy" else load_quantization(setup.model_dir)
     if _is_staged(source):
-        return _staged(_named(source), check), own
+        return _staged(_named(source, setup.device), check), own
     path = source.path if isinstance(source, SharedWeights) else pathlib.Path(os.path.expanduser(source))
     if isinstance(source, SharedWeights) and not path.exists():
         raise ModelLoadError(f"there is no shared memory {source.name!r} with weights")
@@ -107,9 +107,9 @@ def _check_same_model(spec: ModelSpec, new: ModelSpec) -> None:
             raise ModelLoadError(f"the new weights are of another model: its {field.name} differs{shown}")
 
 
-def _named(source: Any) -> Iterable[Any]:
+def _named(source: Any, device: torch.device) -> Iterable[Any]:
     if isinstance(source, GroupWeights):
-        return source.receive()
+        return source.receive(device)
     if isinstance(source, Mapping):
         return source.items()
     if isinstance(source, Iterable):

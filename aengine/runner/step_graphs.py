@@ -54,23 +54,24 @@ def record_graphs(
     from tqdm import tqdm  # type: ignore[import-untyped]
 
     begin = time.perf_counter()
-    used = capture.memory()
+    before = capture.memory()
     decodes = DecodeGraphs(model, backend, sizes, last_tokens, pages_per_row, capture, num_rows, shard)
     pieces = PiecewiseGraphs(model, backend, sizes.tokens, capture, shard) if sizes.tokens else None
-    buffers = capture.memory() - used
+    used = capture.memory()
+    buffers = used - before
     rows = _Kind(decodes.record, sizes.rows, "sequences", [])
     uneven = _Kind(decodes.record_uneven, sizes.uneven, "uneven sequences", [])
     tokens = None if pieces is None else _Kind(pieces.record, sizes.tokens, "tokens", [])
     graphs = [(kind, size) for kind in (rows, tokens, uneven) if kind is not None for size in reversed(kind.sizes)]
     with capture.session():
         for kind, size in tqdm(graphs, desc="Recording graphs", unit="graph", leave=False, disable=not sys.stderr.isatty()):
-            used = capture.memory()
             try:
                 recorded = kind.record(size)
             except Exception as error:
                 raise RuntimeError(f"recording a graph for {size} {kind.what} failed: {error}") from error
             if recorded:
-                kind.taken.append(capture.memory() - used)
+                before, used = used, capture.memory()
+                kind.taken.append(used - before)
             elif kind is rows:
                 _log.info("no graphs: the attention backend %s does not support them", backend.name)
                 return None

@@ -18,12 +18,14 @@ import torch
 from attention_backends import backend_param
 from driver import GREEDY, Driver, sampled
 from every_draft import use_every_draft
+from replays import count_replays, graphs_of
 from test_drafts import Drafts, OfAModel, random_requests, run
 from workloads import compare_with_eager, random_steps
 
 from aengine.config import EngineConfig
 from aengine.runner.base import InFlightStep
 from aengine.runner.buckets import GraphBytes
+from aengine.runner.decode_graphs import DecodeGraphs
 from aengine.runner.device_executor import DeviceExecutor
 from aengine.runner.model_runner import ModelRunner
 from aengine.runner.recording import Recording
@@ -203,6 +205,47 @@ def test_replays_that_verify_drafts(model_dir: pathlib.Path, backend: str, monke
         run(runner, requests, steps, Drafts(expected, requests, random.Random(0)), 400)
         assert compared.by_graph > 10
         assert compared.worst < 0.2
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_pieces_up_to_the_chunk_size(model_dir: pathlib.Path, backend: str) -> None:
+    with cuda_runner(model_dir, backend, graph_tokens=2048, max_num_seqs=64, graph_sizes=(8, 64)) as runner:
+        counts = count_replays(runner)
+        compared = compare_with_eager(runner)
+        for num_rows, chunk in ((60, 34), (40, 30), (19, 34), (30, 11)):
+            driver = Driver(runner, chunk=chunk)
+            sequences = [driver.add([(at * 7 + i) % 199 for i in range(34 + at % 7)]) for at in range(num_rows)]
+            for _ in range(3):
+                driver.run_step(sequences)
+        replayed = {size for (kind, size), count in counts.items() if kind == "pieces" and count}
+        assert replayed > {2048, 1280, 768, 384}, replayed
+        assert compared.in_pieces > 6
+        assert compared.worst < 0.2
+
+
+@pytest.mark.whole_device
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_without_graphs_where_the_device_refuses_one(
+    model_dir: pathlib.Path, backend: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """In the middle of a capture that torch's allocator knows of; the memory for KV is found out and served all the same."""
+    options = {"kv_cache_memory": None, "gpu_memory_utilization": 0.3}
+    forward = DecodeGraphs._forward
+
+    def waiting(self: DecodeGraphs, *given: Any) -> None:
+        forward(self, *given)
+        self._tokens[0].item()  # not possible while a graph is captured
+
+    with monkeypatch.context() as changed:
+        changed.setattr(DecodeGraphs, "_forward", waiting)
+        with cuda_runner(model_dir, backend, **options) as runner:
+            assert runner._executor._model.graphs is None
+            one = random_steps(runner, 3, 20)
+    assert [message.partition(":")[0] for message in caplog.messages if "graphs" in message] == ["no graphs, so that steps take longer"]
+    with cuda_runner(model_dir, backend, eager=True) as runner:
+        assert random_steps(runner, 3, 20) == one
+    with cuda_runner(model_dir, backend) as runner:  # what fails once does not spoil those of others
+        assert graphs_of(runner).decodes._graphs.keys() == set(SIZES)
 
 
 @pytest.mark.whole_device

@@ -14,6 +14,8 @@ from test_graphs_gpu import cuda_runner
 from test_graphs_gpu import model_dir as model_dir
 from test_sleeping import PARAMS, PROMPTS, Sleeper
 
+from aengine.errors import InsufficientMemoryError
+from aengine.runner import device_executor
 from aengine.runner.changes import NewWeights
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]
@@ -50,3 +52,34 @@ def test_memory_is_really_given_back(model_dir: pathlib.Path, level: int) -> Non
         assert use - runner.memory_used() > 0.9 * (1 << 30)
         runner.wake(runner.prepare(NewWeights(None)) if level == 2 else None)
         assert abs(free() - before) < 100 << 20
+
+
+def pinned() -> int:
+    """Bytes of pinned host memory that torch holds."""
+    return torch.cuda.host_memory_stats().get("allocated_bytes.current", 0)
+
+
+@pytest.mark.parametrize("level", [1, 2])
+def test_no_pinned_memory_is_kept(model_dir: pathlib.Path, level: int) -> None:
+    """Of weights that slept, or that came in place of others."""
+    with cuda_runner(model_dir, "triton") as runner:
+        expected = Driver(runner).generate(PROMPTS, 4)
+        before = pinned()
+        runner.sleep(level, np.zeros(0, np.int32))
+        runner.wake(runner.prepare(NewWeights(None)) if level == 2 else None)
+        runner.apply(runner.prepare(NewWeights(None)))
+        assert pinned() <= before
+        assert Driver(runner).generate(PROMPTS, 4) == expected
+
+
+def test_too_little_host_memory_changes_nothing(model_dir: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """At level 2 nothing of the weights goes there."""
+    with cuda_runner(model_dir, "triton") as runner:
+        expected = Driver(runner).generate(PROMPTS, 4)
+        monkeypatch.setattr(device_executor, "free_host_memory", lambda: 0)
+        with pytest.raises(InsufficientMemoryError, match=r"what the device is to give back needs .* of host memory"):
+            runner.sleep(1, np.zeros(0, np.int32))
+        assert Driver(runner).generate(PROMPTS, 4) == expected
+        runner.sleep(2, np.zeros(0, np.int32))
+        runner.wake(runner.prepare(NewWeights(None)))
+        assert Driver(runner).generate(PROMPTS, 4) == expected

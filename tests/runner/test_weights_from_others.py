@@ -7,6 +7,8 @@ import subprocess
 import sys
 import uuid
 from datetime import timedelta
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
@@ -15,6 +17,7 @@ from safetensors.torch import load_file
 from test_greedy import make_runner
 from test_new_weights import save_two, tokens, update
 
+from aengine import weight_sources as sources
 from aengine.errors import ModelLoadError
 from aengine.runner.changes import NewWeights
 from aengine.weight_sources import GroupWeights, SharedWeights
@@ -109,3 +112,19 @@ def test_dtypes_of_tensors(models: tuple[pathlib.Path, pathlib.Path]) -> None:
 def test_names_of_shared_memory(name: str) -> None:
     with pytest.raises(ValueError, match="is not one of 1 to 200 letters"):
         SharedWeights(name)
+
+
+@pytest.mark.parametrize("bound", [None, torch.device("cuda", 2)])
+@pytest.mark.parametrize("engine_device", [None, torch.device("cpu"), torch.device("cuda", 3)])
+def test_weights_come_to_a_device_of_their_group(
+    monkeypatch: pytest.MonkeyPatch, engine_device: torch.device | None, bound: torch.device | None
+) -> None:
+    """Not to the first one, which is the current one of the thread that receives them."""
+    backend = "gloo"
+    monkeypatch.setattr(dist, "get_backend", lambda group: backend)
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 1)
+    group: Any = SimpleNamespace(bound_device_id=bound)
+    assert sources._device_of(group, engine_device) == torch.device("cpu")
+    backend = "nccl"
+    on_cuda = engine_device is not None and engine_device.type == "cuda"
+    assert sources._device_of(group, engine_device) == (bound or (engine_device if on_cuda else torch.device("cuda", 1)))
