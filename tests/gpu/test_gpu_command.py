@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import json
 import os
 import re
@@ -11,9 +10,11 @@ import sys
 import zipfile
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
 from packaging.requirements import Requirement
 
 from aengine.attention.flashinfer_library import check_version
@@ -24,7 +25,8 @@ from aengine.bench.report import write_json
 from aengine.bench.step_cases import Case
 from aengine.bench.steps import LeftOut, MeasuredStep, ModelSteps, StepFigures
 from tools.gpu import __main__ as command
-from tools.gpu import running
+from tools.gpu import outcomes, running
+from tools.gpu.facts import facts
 from tools.gpu.flashinfer_folder import prebuilt_folder, unpack
 from tools.gpu.parts import CORE_TESTS, EVEN, GPU_TESTS, KEPT_FOR_SUMMARY, RAGGED, TOTAL, Part, all_parts
 from tools.gpu.running import run
@@ -147,14 +149,24 @@ def test_a_part_that_fails_leaves_the_others_and_makes_the_run_red(
 
 def test_a_part_is_stopped_with_all_its_processes_and_keeps_what_it_wrote(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(running, "GRACE", 0.5)
-    log = io.StringIO()
+    printed: list[str] = []
     stubborn = f"trap '' INT; sleep 1000 & echo $! > {tmp_path}/child; echo kept; wait"
-    done = run(shell(stubborn), 2.0, os.environ, log)
+    done = run(shell(stubborn), 2.0, os.environ, printed.append)
     assert done.timed_out
     assert done.code != 0
-    assert log.getvalue() == "kept\n"
+    assert printed == ["kept\n"]
     child = Path(f"/proc/{(tmp_path / 'child').read_text().strip()}/stat")
     assert not child.exists() or child.read_text().split()[2] == "Z"
+
+
+def test_what_runs_beside_a_part_does_not_count(driver: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    """The part ends when both have."""
+    other = (shell("echo compiled; exit 5"), shell(f"while ! test -e {driver}/done; do sleep 0.05; done; echo both"))
+    part = Part("core", 20, (shell(f"echo here; touch {driver}/done"),), driver / "core.json", beside=other)
+    assert run_parts(driver, monkeypatch, part) == 0
+    assert "compiled" not in capsys.readouterr().out
+    log = (driver / "some-gpu-log.txt").read_text().splitlines()
+    assert [line for line in log if line in ("here", "compiled", "both")] == ["here", "compiled", "both"]
 
 
 def test_a_part_without_figures_runs_again(driver: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
@@ -203,6 +215,55 @@ def test_outcomes_of_tests_are_written_as_they_come(
     assert "  failed: test_some.py::test_wrong: assert 1 == 2" in out
 
 
+def test_a_test_that_did_not_end_and_one_that_failed_twice(tmp_path: Path) -> None:
+    path = tmp_path / "seen.jsonl"
+    seen = [("a", "started"), ("b", "started"), ("a", "failed"), ("c", "started"), ("a", "failed"), ("c", "passed"), ("c", "failed")]
+    path.write_text(
+        "".join(json.dumps({"test": test, "outcome": found, "reason": str(at)}) + "\n" for at, (test, found) in enumerate(seen))
+    )
+    assert {one["test"]: (one["outcome"], one["reason"]) for one in outcomes.read(path)} == {
+        "a": ("failed", "2"),  # the second time for the end of its worker
+        "b": ("unfinished", "1"),
+        "c": ("failed", "6"),  # torn down
+    }
+    assert outcomes.read(tmp_path / "none") == []
+
+
+def test_a_worker_ends_with_its_device(monkeypatch: pytest.MonkeyPatch) -> None:
+    codes: list[int] = []
+    monkeypatch.setattr(os, "_exit", codes.append)
+    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
+    worker = outcomes.FreshWorker()
+
+    def test_ends(outcome: str) -> None:
+        worker.pytest_runtest_logreport(SimpleNamespace(outcome=outcome))
+        worker.pytest_runtest_logfinish()
+
+    test_ends("failed")
+    assert codes == []
+
+    def lost() -> None:
+        raise RuntimeError("CUDA error: an illegal memory access was encountered")
+
+    monkeypatch.setattr(torch.cuda, "synchronize", lost)
+    test_ends("passed")  # asks the device only after a failure
+    assert codes == []
+    test_ends("failed")
+    assert codes == [1]
+
+
+def test_facts_without_a_device_name_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    assert facts() == {"torch": torch.__version__}
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda: "Some GPU")
+    monkeypatch.setitem(sys.modules, "aengine.bench.report", None)
+    found = facts()
+    assert found["gpu"] == "Some GPU"
+    assert found["problem"].startswith("ModuleNotFoundError")  # our own package cannot be imported; the run goes on, and is red
+
+
 def model_steps(**milliseconds: float) -> ModelSteps:
     cases = {"decode": Case(1, 1, 1024), "ragged": Case.parse(RAGGED), "even": Case.parse(EVEN)}
     steps = [
@@ -222,13 +283,13 @@ def test_the_summary_is_one_screen_from_what_was_written(tmp_path: Path) -> None
     write_json(named["step-flashinfer"].figures, [], [model_steps(decode=6.25)])
     floor: dict[str, Any] = {"summary": {"output_tokens_per_second": 9876.5}, "floor": {"fraction": 0.61}}
     write_json(named["offline-qwen3-8b"].figures, [], floor)
-    outcomes = [
+    tests = [
         {"test": f"tests/a/test_a.py::test_{at}", "outcome": "failed" if at < 20 else "passed", "reason": "r" * 300} for at in range(50)
     ]
-    named["tests"].figures.write_text(json.dumps(outcomes))
+    named["tests"].figures.write_text(json.dumps(tests))
     named["step-fp8"].figures.write_text("{")  # killed while it wrote
     results = [PartResult(part, 12.0, part.name != "tests", ["stopped after 12 s"] if part.name == "tests" else []) for part in made]
-    screen = summary(FACTS, results, 555.0, "FlashInfer in .fi: broken").splitlines()
+    screen = summary(FACTS, results, 555.0, ["FlashInfer in .fi: broken"]).splitlines()
     assert len(screen) <= 60
     assert max(map(len, screen)) <= 120
     assert screen[1].startswith("gpu Some GPU, driver None, torch 2.11.0")

@@ -12,6 +12,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
@@ -26,7 +27,6 @@ from tools.gpu.summary import PartResult, summary
 
 ROOT = Path(__file__).resolve().parents[2]
 SCRATCH = ROOT / "build" / "gpu"
-PROBE = "import json, torch; from aengine.bench.report import environment; print(json.dumps(environment()))"
 PROBE_SECONDS = 60.0
 BUILD_JOBS = 6
 WORKERS = 8  # of the tests: they compile more than they compute
@@ -60,14 +60,14 @@ def main() -> int:
     SCRATCH.mkdir(parents=True, exist_ok=True)
     results: list[PartResult] = []
     with (folder / f"{gpu}-log.txt").open("w") as log, _building(site, environment, log):
-        if problem:
-            print(problem)
         for part in parts:
-            results.append(_run_part(part, end, environment, log))
-        screen = summary(facts, results, time.monotonic() - begin, problem)
+            with _beside(part, end, environment, log):
+                results.append(_run_part(part, end, environment, log))
+        problems = [text for text in (problem, facts.get("problem")) if text]
+        screen = summary(facts, results, time.monotonic() - begin, problems)
         log.write(screen + "\n")
     print(screen)
-    return 0 if all(result.succeeded for result in results) else 1
+    return 0 if all(result.succeeded for result in results) and not problems else 1
 
 
 def _unpacked() -> tuple[Path | None, str | None]:
@@ -98,12 +98,13 @@ def _environment(site: Path | None) -> dict[str, str]:
 
 
 def _facts(environment: Mapping[str, str]) -> dict[str, Any]:
-    """Hardware and versions; without "gpu" where there is no torch or no device."""
-    try:
-        done = subprocess.run([sys.executable, "-c", PROBE], env=environment, capture_output=True, text=True, timeout=PROBE_SECONDS)
-        return dict(json.loads(done.stdout))
-    except (OSError, ValueError, subprocess.TimeoutExpired):
+    """As `tools.gpu.facts`; empty where there is no torch."""
+    if find_spec("torch") is None:
         return {}
+    done = subprocess.run(
+        [sys.executable, "-m", "tools.gpu.facts"], env=environment, stdout=subprocess.PIPE, text=True, timeout=PROBE_SECONDS
+    )
+    return dict(json.loads(done.stdout.splitlines()[-1])) if done.returncode == 0 else {}
 
 
 def _tell(parts: Sequence[Part], problem: str | None) -> None:
@@ -115,6 +116,8 @@ def _tell(parts: Sequence[Part], problem: str | None) -> None:
         print(f"{part.name}: at most {part.limit:.0f} s, writes {part.figures.name}")
         for command in part.commands:
             print(f"    {' '.join(command)}")
+        for command in part.beside:
+            print(f"    beside them: {' '.join(command)}")
         if part.alternative:
             print(f"    without figures once more, with {' '.join(part.alternative)}")
     print(f"all parts together at most {TOTAL:.0f} s: the last one has what the others leave")
@@ -140,6 +143,29 @@ def _building(site: Path | None, environment: Mapping[str, str], log: IO[str]) -
         log.write(printed.read_text(errors="replace"))
 
 
+@contextmanager
+def _beside(part: Part, end: float, environment: Mapping[str, str], log: IO[str]) -> Iterator[None]:
+    """Runs what is to run beside a part; it has the part's limit, and is waited for."""
+    deadline = min(time.monotonic() + part.limit, end)
+    printed: list[str] = []
+
+    def run_all() -> None:
+        for command in part.beside:
+            if time.monotonic() > deadline:
+                break
+            printed.append(f"== beside {part.name}: {' '.join(command)}\n")
+            done = run(command, deadline - time.monotonic(), environment, printed.append)
+            printed.append(f"exit code {done.code} after {done.seconds:.0f} s\n")
+
+    thread = threading.Thread(target=run_all)
+    thread.start()
+    try:
+        yield
+    finally:
+        thread.join()
+        log.writelines(printed)
+
+
 def _run_part(part: Part, end: float, environment: Mapping[str, str], log: IO[str]) -> PartResult:
     """Within its limit and before `end`."""
     begin = time.monotonic()
@@ -149,9 +175,15 @@ def _run_part(part: Part, end: float, environment: Mapping[str, str], log: IO[st
     part.figures.unlink(missing_ok=True)
     notes: list[str] = []
     succeeded = True
+
+    def show(line: str) -> None:
+        print(line, end="", flush=True)
+        log.write(line)
+        log.flush()
+
     for command in part.commands:
-        _announce(f"== {part.name}, {deadline - time.monotonic():.0f} s left: {' '.join(command)}", log)
-        done = run(command, deadline - time.monotonic(), {**environment, outcomes.FILE: str(seen)}, log)
+        show(f"== {part.name}, {deadline - time.monotonic():.0f} s left: {' '.join(command)}\n")
+        done = run(command, deadline - time.monotonic(), {**environment, outcomes.FILE: str(seen)}, show)
         if done.timed_out:
             notes.append(f"stopped after {done.seconds:.0f} s")
         elif done.code:
@@ -159,17 +191,12 @@ def _run_part(part: Part, end: float, environment: Mapping[str, str], log: IO[st
         succeeded = succeeded and done.code == 0 and not done.timed_out
     if part.alternative and not _has_figures(part.figures) and deadline - time.monotonic() > 10:
         command = (*part.commands[-1], *part.alternative)
-        _announce(f"== {part.name} again: {' '.join(command)}", log)
-        done = run(command, deadline - time.monotonic(), environment, log)
+        show(f"== {part.name} again: {' '.join(command)}\n")
+        done = run(command, deadline - time.monotonic(), environment, show)
         notes.append(f"again with {' '.join(part.alternative)}: " + ("stopped" if done.timed_out else f"exit code {done.code}"))
-    if part.are_tests and seen.exists():
-        part.figures.write_text(json.dumps([json.loads(line) for line in seen.read_text().splitlines()], indent=0) + "\n")
+    if part.are_tests:
+        part.figures.write_text(json.dumps(outcomes.read(seen), indent=0) + "\n")
     return PartResult(part, time.monotonic() - begin, succeeded, notes)
-
-
-def _announce(line: str, log: IO[str]) -> None:
-    print(line, flush=True)
-    log.write(line + "\n")
 
 
 def _has_figures(path: Path) -> bool:

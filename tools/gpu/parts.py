@@ -37,6 +37,7 @@ class Part:
     commands: tuple[tuple[str, ...], ...]
     figures: Path
     alternative: tuple[str, ...] = ()  # added to the command, which is run again in what is left of the limit, when it brought no figures
+    beside: tuple[tuple[str, ...], ...] = ()  # commands that run at the same time, one after another, and whose outcome does not count
 
     @property
     def are_tests(self) -> bool:
@@ -56,21 +57,27 @@ def all_parts(python: str, folder: Path, gpu: str, workers: int) -> list[Part]:
     def step(name: str, limit: float, *arguments: str) -> Part:
         return bench(name, limit, "step", "--shape", "qwen3-8b", "--seconds", "0.6", *arguments)
 
-    def tests(name: str, limit: float, *commands: tuple[str, ...]) -> Part:
+    def tests(name: str, limit: float, *commands: tuple[str, ...], beside: tuple[tuple[str, ...], ...] = ()) -> Part:
         always = (python, "-m", "pytest", "-q", "-rsfE", "-p", "no:cacheprovider", "-p", "tools.gpu.outcomes")
-        return Part(name, limit, tuple((*always, *command) for command in commands), figures(name))
+        return Part(name, limit, tuple((*always, *command) for command in commands), figures(name), beside=beside)
 
+    # Triton compiles what the benchmarks need while tests, which are not timed, use the device: its cache is in the file system.
+    once = ("--decode", "1,32", "--prefill", "1024", "--seconds", "0.01", "--kv-cache-memory", str(8 << 30), "--device", "cuda")
+    compiling = tuple(
+        (python, "-m", "aengine.bench.cli", "step", "--shape", "qwen3-8b", *once, *more)
+        for more in (("--attention-backend", "triton"), ("--attention-backend", "flashinfer"), ("--quantization", "fp8", "--eager"))
+    )
     several = ("-n", str(workers)) if workers else ()
     cases = [part for case in CASES for part in ("--case", case)]
     usual = ("--decode", "1,32,256", "--prefill", "1024,8192", *cases, "--kernels", "1,256")
     shared = ("-m", "gpu and not whole_device", *several)
     core = [f"--deselect={test}" for test in CORE_TESTS if "::" in test] + [f"--ignore={test}" for test in CORE_TESTS if "::" not in test]
     return [
-        tests("core", 110, (*shared, *CORE_TESTS)),
+        tests("core", 110, (*shared, *CORE_TESTS), beside=compiling),
         step("step-flashinfer", 95, "--attention-backend", "flashinfer", *usual),
         step("step-triton", 85, "--attention-backend", "triton", *usual),
         step("step-fp8", 45, "--quantization", "fp8", "--decode", "1,32,256", "--prefill", "1024", "--kernels", "1"),
-        bench("offline-qwen3-8b", 50, "offline", "--shape", "qwen3-8b", "--workload", "nano"),
+        bench("offline-qwen3-8b", 62, "offline", "--shape", "qwen3-8b", "--workload", "nano"),
         bench("offline-qwen3-0.6b", 40, "offline", "--shape", "qwen3-0.6b", "--workload", "nano"),
         tests(
             "tests", 300, ("-m", "gpu and whole_device", "tests/runner"), (*shared, *core, "--continue-on-collection-errors", *GPU_TESTS)

@@ -7,7 +7,7 @@ import signal
 import subprocess
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import IO
@@ -23,14 +23,15 @@ class Run:
     timed_out: bool
 
 
-def run(command: tuple[str, ...], limit: float, environment: Mapping[str, str], log: IO[str]) -> Run:
-    """In a process group of its own, which is interrupted at the end of `limit` seconds and killed `GRACE` later, as what it leaves is."""
+def run(command: tuple[str, ...], limit: float, environment: Mapping[str, str], write: Callable[[str], object]) -> Run:
+    """In a process group of its own, which is interrupted at the end of `limit` seconds and killed `GRACE` later, as what it leaves is.
+    `write` gets each line that is printed."""
     begin = time.monotonic()
     process = subprocess.Popen(
         command, env=environment, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
         errors="replace", start_new_session=True,
     )  # fmt: skip
-    reader = threading.Thread(target=_show, args=(process.stdout, log), daemon=True)
+    reader = threading.Thread(target=_read, args=(process.stdout, write), daemon=True)
     reader.start()
     timed_out = False
     try:
@@ -47,12 +48,10 @@ def run(command: tuple[str, ...], limit: float, environment: Mapping[str, str], 
     return Run(process.returncode, time.monotonic() - begin, timed_out)
 
 
-def _show(lines: IO[str] | None, log: IO[str]) -> None:
+def _read(lines: IO[str] | None, write: Callable[[str], object]) -> None:
     assert lines is not None
     for line in lines:
-        print(line, end="", flush=True)
-        log.write(line)
-        log.flush()
+        write(line)
 
 
 def _signal(process: subprocess.Popen[str], number: signal.Signals) -> None:

@@ -25,15 +25,15 @@ class PartResult:
     notes: Sequence[str]
 
 
-def summary(facts: Mapping[str, Any], results: Sequence[PartResult], seconds: float, problem: str | None) -> str:
-    """`facts`: of `aengine.bench.report.environment`. `problem`: of FlashInfer's folder."""
+def summary(facts: Mapping[str, Any], results: Sequence[PartResult], seconds: float, problems: Sequence[str]) -> str:
+    """`facts`: of `aengine.bench.report.environment`. `problems`: of what is installed."""
     figures = {result.part.name: _read(result.part.figures) for result in results}
     benches = {name: found["figures"] for name, found in figures.items() if isinstance(found, dict)}
     steps = {name: found[0] for name, found in benches.items() if isinstance(found, list) and found}
     outcomes = {name: found for name, found in figures.items() if isinstance(found, list)}
     red = [result.part.name for result in results if not result.succeeded]
     lines = ["== summary", ", ".join(f"{name} {facts.get(name)}" for name in _FACTS) + f"; {seconds:.0f} s"]
-    lines += [problem] if problem else []
+    lines += problems
     for result in results:
         found = outcomes.get(result.part.name)
         counted = ", ".join(f"{count} {name}" for name, count in Counter(one["outcome"] for one in found).items()) if found else ""
@@ -47,7 +47,7 @@ def summary(facts: Mapping[str, Any], results: Sequence[PartResult], seconds: fl
     for name, found in benches.items():
         if isinstance(found, dict):
             lines.append(_offline(name, found))
-    lines.append(f"FAILED: {', '.join(red)}" if red else "all parts succeeded")
+    lines.append(f"FAILED: {', '.join(red) or 'what is installed'}" if red or problems else "all parts succeeded")
     return "\n".join(line[:_WIDTH] for line in lines)
 
 
@@ -59,9 +59,9 @@ def _read(path: Path) -> Any:
 
 
 def _failures(outcomes: Mapping[str, Sequence[Mapping[str, Any]]]) -> Iterator[str]:
-    failed = [one for found in outcomes.values() for one in found if one["outcome"] == "failed"]
+    failed = [one for found in outcomes.values() for one in found if one["outcome"] in ("failed", "unfinished")]
     for one in failed[:FAILURES]:
-        yield f"  failed: {one['test'].rpartition('/')[2]}: {one['reason']}"
+        yield f"  {one['outcome']}: {one['test'].rpartition('/')[2]}: {one['reason']}"
     if len(failed) > FAILURES:
         yield f"  ... and {len(failed) - FAILURES} more"
 
