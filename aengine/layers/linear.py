@@ -13,7 +13,7 @@ from torch import Tensor
 
 from aengine.kernels.float8 import Float8Rows
 from aengine.kernels.quantized import QuantizedRows, Rows
-from aengine.kernels.triton.code_products import code_linear
+from aengine.kernels.triton.code_products import FEW_ROWS, code_linear
 from aengine.kernels.triton.codes import FLOATS, Codes
 from aengine.layers.ops import Activations, LinearMethod
 
@@ -56,11 +56,13 @@ class QuantizedLinears:
         quantized = [part for part in parts if isinstance(part, QuantizedRows)]
         if len(quantized) != len(parts):
             return None
-        aligned = all(map(_is_float8, quantized)) and sum(map(len, parts)) % _ALIGNMENT == 0
-        if self._quantize is not None and aligned and self._dtype is torch.bfloat16:  # the dtype that every device has results in
-            return _Float8(quantized, self._device, self._quantize)
         codes = Codes.of(quantized, 1, self._device)
-        return None if codes is None else _WeightOnly(codes, self._dtype, self._quantize is not None)
+        if codes is None:
+            return None
+        aligned = all(map(_is_float8, quantized)) and codes.out_features % _ALIGNMENT == 0
+        if self._quantize is not None and aligned and self._dtype is torch.bfloat16:  # the dtype that every device has results in
+            return _Float8(codes, self._quantize)
+        return _WeightOnly(codes, self._dtype, self._quantize is not None)
 
 
 def _is_float8(part: QuantizedRows) -> bool:
@@ -102,20 +104,35 @@ class _WeightOnly:
 
 
 class _Float8:
-    """Both sides are float8, with one scale per row of each; results are bfloat16."""
+    """Both sides are float8, with one scale per row of each; results are bfloat16.
+
+    Few rows are multiplied by our kernel: all that counts for them is how fast the matrix is read, and a matrix of a few thousand rows has
+    too few tiles for that in a product which does not share its depth among programs.
+    """
 
     takes_float8 = True
 
-    def __init__(self, parts: Sequence[QuantizedRows], device: torch.device, quantize: Callable[[Tensor], Float8Rows]) -> None:
-        self._codes = torch.cat([part.codes.view(torch.uint8) for part in parts]).to(device).view(torch.float8_e4m3fn)
-        self._scales = torch.cat([part.scales for part in parts]).to(device).t().contiguous()  # [1, out_features]
+    def __init__(self, codes: Codes, quantize: Callable[[Tensor], Float8Rows]) -> None:
+        self._codes = codes
+        self._matrix = codes.words[0].view(torch.float8_e4m3fn)[:, : codes.in_features].t()
+        self._scales = codes.scales[0].float()  # [1, out_features]
         self._quantize = quantize
-        self.nbytes = self._codes.nbytes + self._scales.nbytes
-        self.tensors, self.form = (self._codes.view(torch.uint8), self._scales), None
+        self.nbytes = codes.nbytes
+        self.tensors, self.form = (*codes.tensors, self._scales), codes.form
 
     def __call__(self, x: Activations, bias: Tensor | None) -> Tensor:
         rows = x if isinstance(x, Float8Rows) else self._quantize(x)
-        return torch._scaled_mm(rows.codes, self._codes.t(), scale_a=rows.scales, scale_b=self._scales, bias=bias, out_dtype=torch.bfloat16)
+        if len(rows) <= FEW_ROWS:
+            return code_linear(rows.codes, self._codes, bias, torch.bfloat16, rows.scales)
+        return torch._scaled_mm(
+            rows.codes,
+            self._matrix,
+            scale_a=rows.scales,
+            scale_b=self._scales,
+            bias=bias,
+            out_dtype=torch.bfloat16,
+            use_fast_accum=True,  # sums of 13 bits and more within a tensor core, as most engines do: codes have 4
+        )
 
 
 class _Joined:

@@ -17,8 +17,9 @@ from dataclasses import dataclass
 from functools import cached_property
 
 OTHER_TRITON = "AENGINE_TEST_TRITON"
+_STACK_BYTES = 48  # a few values, which a compiler may put there outside of loops
 _SCRIPT = """
-import json, sys, traceback
+import json, os, re, subprocess, sys, tempfile, traceback
 import triton
 from triton.backends.compiler import GPUTarget
 from triton.runtime import driver
@@ -32,8 +33,18 @@ class Hopper:
 def launch(kernel, grid):
     def compile(*args, **options):
         binary = kernel.run(*args, grid=grid, warmup=True, **options)
-        variants[binary.hash] = {"kernel": kernel.fn.__name__, "shared_bytes": binary.metadata.shared}
+        if binary.hash not in variants:
+            of_thread = {"registers": usage("REG", binary), "stack_bytes": usage("STACK", binary)}
+            variants[binary.hash] = {"kernel": kernel.fn.__name__, "shared_bytes": binary.metadata.shared, **of_thread}
     return compile
+
+def usage(what, binary):
+    tool = os.path.join(os.path.dirname(triton.__file__), "backends", "nvidia", "bin", "cuobjdump")
+    with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
+        file.write(binary.asm["cubin"])
+        file.flush()
+        shown = subprocess.run([tool, "-res-usage", file.name], capture_output=True, text=True, check=True).stdout
+    return int(re.search(what + r":(\\d+)", shown)[1])
 
 driver.set_active(Hopper())
 JITFunction.__getitem__ = launch
@@ -53,6 +64,8 @@ print(json.dumps([triton.__file__, results]))
 class Variant:
     kernel: str
     shared_bytes: int
+    registers: int  # of a thread
+    stack_bytes: int  # of a thread: what it has no registers for
 
 
 class AheadOfTime:
@@ -64,7 +77,9 @@ class AheadOfTime:
     def variants(self, name: str) -> list[Variant]:
         found = self._results[name]
         assert isinstance(found, list), found
-        return [Variant(**variant) for variant in found]
+        variants = [Variant(**variant) for variant in found]
+        assert not [variant for variant in variants if variant.stack_bytes > _STACK_BYTES], variants
+        return variants
 
     def kernels(self, name: str) -> Counter[str]:
         """How many variants of each kernel."""

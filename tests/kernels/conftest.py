@@ -1,10 +1,13 @@
-"""The kernels of every level that this CPU supports, compiled once per machine."""
+"""The kernels of every level that this CPU supports, compiled once per machine; and what Triton's interpreter lacks."""
 
 from __future__ import annotations
 
 from functools import cache
+from typing import Any
 
+import numpy as np
 import pytest
+import torch
 from slow_cases import one_is_quick
 
 from aengine.kernels.cpu.levels import Level, supported_levels
@@ -40,3 +43,32 @@ def kernels(request: pytest.FixtureRequest) -> CpuKernels:
 def some_kernels(request: pytest.FixtureRequest) -> CpuKernels:
     """Of one level for each width of vectors: for what does not differ between levels otherwise."""
     return loaded(request.param)
+
+
+@pytest.fixture
+def bfloat16_arithmetic(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The interpreter adds, subtracts and multiplies numbers of bfloat16, with results rounded to it, and matrices of them."""
+    if torch.cuda.is_available():
+        return
+    import triton
+    from triton.runtime.interpreter import InterpreterBuilder, TensorHandle
+
+    def wide(handle: Any) -> Any:
+        if handle.dtype.scalar != triton.language.bfloat16:
+            return handle
+        return TensorHandle((handle.data.astype(np.uint32) << 16).view(np.float32), triton.language.float32)
+
+    def rounded(operation: Any) -> Any:
+        def of_any(self: Any, left: Any, right: Any) -> Any:
+            result = operation(self, wide(left), wide(right))
+            if left.dtype.scalar != triton.language.bfloat16:
+                return result
+            narrow = torch.from_numpy(np.ascontiguousarray(result.data)).bfloat16().view(torch.uint16).numpy()
+            return TensorHandle(narrow, triton.language.bfloat16)
+
+        return of_any
+
+    for name in ("create_fadd", "create_fsub", "create_fmul"):
+        monkeypatch.setattr(InterpreterBuilder, name, rounded(getattr(InterpreterBuilder, name)))
+    dot = InterpreterBuilder.create_dot
+    monkeypatch.setattr(InterpreterBuilder, "create_dot", lambda self, a, b, *others: dot(self, wide(a), wide(b), *others))

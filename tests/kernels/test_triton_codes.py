@@ -63,14 +63,24 @@ def test_products_are_those_of_the_dequantised_rows(device: str, kind: Kind, row
     assert_near(found, x @ weight.t() + bias, x.abs() @ magnitudes(quantized).t() + bias.abs(), 1e-6)
 
 
-@pytest.mark.parametrize("kind", slow_but([SOME[0], SOME[6]], SOME), ids=str)
-def test_products_of_float16(device: str, kind: Kind) -> None:
-    """The depth is shared by several programs. Numbers of a table and the result are rounded to float16."""
-    quantized = kind.rows(66, 520)
-    x = torch.randn(2, 520).half()
-    found = code_linear(x.to(device), packed([quantized], 1, device), None, torch.float16).cpu()
-    assert found.dtype == torch.float16
-    assert_near(found, x.float() @ quantized.dequantized().t(), x.float().abs() @ magnitudes(quantized).t(), 5e-4)
+@pytest.mark.parametrize(
+    ("kind", "rows", "dtype"),
+    slow_but(
+        [(SOME[0], 2, torch.bfloat16), (SOME[2], 2, torch.bfloat16), (SOME[4], 17, torch.bfloat16), (SOME[6], 2, torch.float16)],
+        [(kind, rows, dtype) for kind in SOME for rows in (2, 17) for dtype in (torch.float16, torch.bfloat16)],
+    ),
+    ids=str,
+)
+@pytest.mark.usefixtures("bfloat16_arithmetic")
+def test_products_of_narrow_activations(device: str, kind: Kind, rows: int, dtype: torch.dtype) -> None:
+    """The depth is shared by several programs. Codes are exact in every dtype; numbers of a table are rounded to it, as is a result."""
+    quantized = kind.rows(66, 264)
+    x, codes = torch.randn(rows, 264).to(dtype), packed([quantized], 1, device)
+    found = code_linear(x.to(device), codes, None, torch.float32).cpu()
+    expected, bound = x.float() @ quantized.dequantized().t(), x.float().abs() @ magnitudes(quantized).t()
+    assert_near(found, expected, bound, torch.finfo(dtype).eps / 2 if kind.codes == "table" else 1e-6)
+    narrow = code_linear(x.to(device), codes, None, dtype).cpu()
+    torch.testing.assert_close(narrow.float(), found, rtol=torch.finfo(dtype).eps, atol=0)
 
 
 def test_products_of_float8(device: str) -> None:

@@ -2,7 +2,7 @@
 
 Import it before anything that imports triton: the interpreter is chosen when triton is loaded. Where triton is not installed the import
 skips the module, and fails where there is a CUDA device. The interpreter knows bfloat16 as bit patterns alone: kernels convert to float32
-right after a load.
+right after a load, and tests of those that do not ask for the fixture `bfloat16_arithmetic`.
 """
 
 from __future__ import annotations

@@ -111,14 +111,14 @@ needs_float8 = pytest.mark.skipif(not _multiplies_float8(), reason="needs a torc
 @needs_float8
 @pytest.mark.parametrize("rows", [1, 21])
 def test_products_of_float8(device: str, rows: int) -> None:
-    """To the rounding of bfloat16, of two parts and a bias."""
-    parts = [quantize_rows(torch.randn(count, 64), "fp8") for count in (40, 24)]
+    """To the rounding of bfloat16, of two parts and a bias: few rows in Triton, many in torch."""
+    parts = [quantize_rows(torch.randn(count, 128), "fp8") for count in (40, 24)]
     linears = QuantizedLinears(torch.bfloat16, CPU, Float8Rows.of)
     method = linears.linear(parts)
     assert method is not None
     assert method.takes_float8
-    assert method.nbytes == 64 * 64 + 64 * 4
-    x, bias = torch.randn(rows, 64).bfloat16(), torch.randn(64).bfloat16()
+    assert method.nbytes == 64 * 128 + 64 * 4
+    x, bias = torch.randn(rows, 128).bfloat16(), torch.randn(64).bfloat16()
     of_rows = Float8Rows.of(x)
     weight = torch.cat([part.dequantized() for part in parts])
     expected = (of_rows.codes.float() * of_rows.scales) @ weight.t() + bias.float()

@@ -68,7 +68,7 @@ class TritonAdapterOps:
                 BLOCK_R=min(_RANKS, max(16, triton.next_power_of_2(low_rank))),
                 BLOCK_M=tokens.block,
                 BLOCK_N=_COLUMNS,
-                num_warps=4,
+                num_warps=max(4, tokens.block // 8),
             )
 
 

@@ -13,8 +13,9 @@ from torch import Tensor
 
 from aengine.kernels.triton.codes import HALF, Codes
 
-_FEW_ROWS = 16
-_FEW_STEP, _STEP = 128, 64  # columns that a program reads at a time: with few rows, and with many
+FEW_ROWS = 16
+_SLICES, _SLICE = 4, 32  # of a program with few rows: warps, and columns that each reads at a time
+_STEP = 64  # columns that a program with many rows reads at a time
 _PROGRAMS, _SPLITS = 512, 8  # of a product with few rows: as many as a GPU runs at once, and the most that share a block of its results
 
 
@@ -27,9 +28,9 @@ def code_linear(x: Tensor, matrix: Codes, bias: Tensor | None, dtype: torch.dtyp
     out = torch.empty((rows, columns), dtype=dtype, device=x.device)
     if not rows:
         return out
-    few = rows <= _FEW_ROWS
-    block_m, block_n = (_FEW_ROWS, 64) if few else (64, 128)
-    padded, step = matrix.padded_features, _FEW_STEP if few else _STEP
+    few = rows <= FEW_ROWS
+    block_m, block_n = (FEW_ROWS, 64) if few else (64, 128)
+    padded, step = matrix.padded_features, _SLICES * _SLICE if few else _STEP
     blocks = triton.cdiv(rows, block_m) * triton.cdiv(columns, block_n)
     wanted = min(_SPLITS, max(1, (_PROGRAMS if few else _PROGRAMS // 2) // blocks))
     depth = triton.cdiv(padded // step, wanted) * step  # of a split
@@ -38,7 +39,7 @@ def code_linear(x: Tensor, matrix: Codes, bias: Tensor | None, dtype: torch.dtyp
     _linear_codes[(triton.cdiv(columns, block_n), triton.cdiv(rows, block_m), splits)](
         *(x, x_scales, x.stride(0), matrix.words, matrix.scales, matrix.offsets, matrix.order, matrix.table),
         *(bias, out, sums, rows, columns, matrix.in_features, padded, depth),
-        **code_options(matrix, few),
+        **code_options(matrix, few, x.dtype),
         BLOCK_M=block_m,
         BLOCK_N=block_n,
         num_warps=4 if few else 8,
@@ -49,16 +50,23 @@ def code_linear(x: Tensor, matrix: Codes, bias: Tensor | None, dtype: torch.dtyp
     return out
 
 
-def code_options(matrix: Codes, few: bool) -> dict[str, int]:
-    """The constants of `code_sums` for a matrix and `few` rows or many."""
-    step, group_size = _FEW_STEP if few else _STEP, matrix.format.group_size
+def code_options(matrix: Codes, few: bool, dtype: torch.dtype) -> dict[str, int]:
+    """The constants of `code_sums` for a matrix and `few` rows of `dtype`, or many."""
+    form = matrix.format
+    most = _SLICE if few else _STEP
+    if dtype is torch.float32:  # no tensor core multiplies it: each column takes registers
+        most = 2 * HALF if form.bits == 4 else HALF
+    block = min(most, form.group_size & -form.group_size) if form.group_size else most  # within a group, a power of two
+    slices = _SLICES if few else 1
     return {
-        "KIND": matrix.format.kind,
-        "BITS": matrix.format.bits,
-        "GROUP": group_size,
-        "ZERO": matrix.format.zero,
-        "BLOCK_K": min(step, group_size & -group_size) if group_size else step,  # within a group, a power of two
-        "STEP": step,
+        "KIND": form.kind,
+        "BITS": form.bits,
+        "GROUP": form.group_size,
+        "ZERO": form.zero,
+        "SIGNED": int(form.signed),
+        "SLICES": slices,
+        "BLOCK_K": block,
+        "STEP": max(slices * block, _STEP),
         "HALF": HALF,
     }
 
@@ -85,6 +93,8 @@ def _linear_codes(
     BITS: tl.constexpr,
     GROUP: tl.constexpr,
     ZERO: tl.constexpr,
+    SIGNED: tl.constexpr,
+    SLICES: tl.constexpr,
     BLOCK_K: tl.constexpr,
     STEP: tl.constexpr,
     HALF: tl.constexpr,
@@ -100,7 +110,7 @@ def _linear_codes(
     end = tl.minimum(begin + split_depth, padded)
     total = code_sums(
         *(x, row * x_stride, present, words, scales, offsets, order, table, columns, depth, padded, column, inside, begin, end),
-        *(KIND, BITS, GROUP, ZERO, BLOCK_K, STEP, HALF, BLOCK_M, BLOCK_N),
+        *(KIND, BITS, GROUP, ZERO, SIGNED, SLICES, BLOCK_K, STEP, HALF, BLOCK_M, BLOCK_N),
     )
     if x_scales is not None:
         total *= tl.load(x_scales + row, mask=present, other=0.0)[:, None]
@@ -149,6 +159,8 @@ def code_sums(
     BITS: tl.constexpr,
     GROUP: tl.constexpr,
     ZERO: tl.constexpr,
+    SIGNED: tl.constexpr,
+    SLICES: tl.constexpr,
     BLOCK_K: tl.constexpr,
     STEP: tl.constexpr,
     HALF: tl.constexpr,
@@ -156,70 +168,112 @@ def code_sums(
     BLOCK_N: tl.constexpr,
 ):
     """Rows of x, which begin at `x_rows` [BLOCK_M], times the rows `column` [BLOCK_N] of a matrix, over its columns from `begin` to `end`:
-    [BLOCK_M, BLOCK_N] float32."""
-    in_bytes: tl.constexpr = BLOCK_K if BITS == 8 else BLOCK_K // 2
-    byte = tl.arange(0, in_bytes)
-    if BITS == 8:
-        first = byte
-        words_at = words + column.to(tl.int64)[None, :] * padded + byte[:, None]
+    [BLOCK_M, BLOCK_N] float32.
+
+    SLICES > 1: so many warps have BLOCK_K columns each at a time, and all rows; what they add up is added at the end.
+    """
+    byte = tl.arange(0, BLOCK_K * BITS // 8)
+    first = byte if BITS == 8 else byte // HALF * (2 * HALF) + byte % HALF
+    words_at = words + column.to(tl.int64) * (padded * BITS // 8)
+    if SLICES > 1:
+        part = tl.arange(0, SLICES)[:, None, None]
+        words_at = words_at[None, None, :] + part * (BLOCK_K * BITS // 8) + byte[None, :, None]
+        first, in_group = part * BLOCK_K + first[None, None, :], part * BLOCK_K
+        x_rows, present, column, inside = x_rows[None, :, None], present[None, :, None], column[None, None, :], inside[None, None, :]
+        total = tl.zeros([SLICES, BLOCK_M, BLOCK_N], tl.float32)
+        x_sums = tl.zeros([SLICES, BLOCK_M, 1], tl.float32)
     else:
-        first = byte // HALF * (2 * HALF) + byte % HALF
-        words_at = words + byte.to(tl.int64)[:, None] * columns + column[None, :]
-    factor: tl.constexpr = 1.0 if KIND != 1 or x.dtype.element_ty == tl.float8e4nv else 256.0 if BITS == 8 else 16384.0
-    total = tl.zeros([BLOCK_M, BLOCK_N], tl.float32)
-    x_sums = tl.zeros([BLOCK_M], tl.float32)
+        words_at = words_at[None, :] + byte[:, None]
+        first, in_group = first[None, :], 0
+        x_rows, present, column, inside = x_rows[:, None], present[:, None], column[None, :], inside[None, :]
+        total = tl.zeros([BLOCK_M, BLOCK_N], tl.float32)
+        x_sums = tl.zeros([BLOCK_M, 1], tl.float32)
+    unit: tl.constexpr = _unit(x.dtype.element_ty, KIND)
     for step in range(begin, end, STEP):
-        for block in tl.static_range(STEP // BLOCK_K):
-            at = step + block * BLOCK_K
-            taken = at.to(tl.int64) if BITS == 8 else at.to(tl.int64) // 2 * columns
-            read = tl.load(words_at + taken, mask=inside[None, :], other=0)
-            sums = total if GROUP == 0 else tl.zeros([BLOCK_M, BLOCK_N], tl.float32)
-            of_rows = x_sums if GROUP == 0 else tl.zeros([BLOCK_M], tl.float32)
+        for block in tl.static_range(STEP // (SLICES * BLOCK_K)):
+            at = step + block * SLICES * BLOCK_K
+            read = tl.load(words_at + at * BITS // 8, mask=inside, other=0)
+            sums = total if GROUP == 0 else tl.zeros_like(total)
+            of_rows = x_sums if GROUP == 0 else tl.zeros_like(x_sums)
             for half in tl.static_range(8 // BITS):
                 rows = _columns_of(x, x_rows, present, order, at + first + half * HALF, depth)
-                codes = read if BITS == 8 else (read >> (4 * half)) & 15
-                sums = tl.dot(rows, _numbers(codes, table, rows.dtype, KIND, BITS, ZERO), sums, input_precision="ieee")
+                numbers = _numbers(read, 4 * half, table, rows.dtype, KIND, BITS, ZERO, SIGNED)
+                sums = tl.dot(rows, numbers, sums, input_precision="ieee")
                 if offsets is not None:
-                    of_rows += tl.sum(rows.to(tl.float32), 1)
+                    of_rows += tl.sum(rows.to(tl.float32), -1, keep_dims=True)
             if GROUP == 0:
                 total = sums
                 x_sums = of_rows
             else:
-                total += _scaled(sums, of_rows, scales, offsets, at // GROUP * columns + column, inside, factor)
+                total += _scaled(sums, of_rows, scales, offsets, (at + in_group) // GROUP * columns + column, inside, unit)
     if GROUP == 0:
-        total = _scaled(total, x_sums, scales, offsets, column, inside, factor)
-    return total
+        total = _scaled(total, x_sums, scales, offsets, column, inside, unit)
+    return tl.sum(total, 0) if SLICES > 1 else total
 
 
 @triton.jit
 def _columns_of(x, x_rows, present, order, column, depth):
-    """[rows, columns] of the activations."""
+    """Columns of the activations, [..., rows, columns]."""
     within = column < depth
     if order is not None:
         column = tl.load(order + column, mask=within, other=0)
-    return tl.load(x + x_rows[:, None] + column[None, :], mask=present[:, None] & within[None, :], other=0.0)
+    return tl.load(x + x_rows + column, mask=present & within, other=0.0)
+
+
+@triton.constexpr_function
+def _unit(dtype, kind):
+    """What 1 is as `_numbers` makes it of integers: two factors of powers of 2 that each dtype has."""
+    return 1.0 if kind != 0 or dtype == tl.float32 else 2.0**-6 if dtype == tl.bfloat16 else 2.0**-9
 
 
 @triton.jit
-def _numbers(codes, table, dtype: tl.constexpr, KIND: tl.constexpr, BITS: tl.constexpr, ZERO: tl.constexpr):
-    """The numbers of codes. Bits of float8 and E2M1 are moved to where float16 has them, which divides by 2 ** 8 and 2 ** 14."""
+def _numbers(
+    codes, shift: tl.constexpr, table, dtype: tl.constexpr, KIND: tl.constexpr, BITS: tl.constexpr, ZERO: tl.constexpr, SIGNED: tl.constexpr
+):
+    """The numbers of bytes of codes, of those from bit `shift` on where there are two in a byte. Integers are in `_unit`.
+
+    The bits of an integer below 2 ** 8 stand for that many of the smallest number in bfloat16, and below 2 ** 10 in float16; so two
+    instructions make two numbers, wherever in the byte they are. Bits of float8 and E2M1 are moved to where a dtype has them; exponents
+    are smaller than meant by the difference of the biases.
+    """
     if dtype == tl.float8e4nv:
         numbers = codes.to(tl.float8e4nv, bitcast=True)
     elif KIND == 2:
-        numbers = tl.load(table + codes.to(tl.int32)).to(dtype)
+        numbers = tl.load(table + ((codes >> shift) & 15).to(tl.int32)).to(dtype)
     elif KIND == 1:
-        wide = codes.to(tl.uint16)
-        moved = ((wide & 0x80) << 8) | ((wide & 0x7F) << 7) if BITS == 8 else ((wide & 8) << 12) | ((wide & 7) << 9)
-        numbers = moved.to(tl.float16, bitcast=True).to(dtype)
+        wide: tl.constexpr = tl.int32 if dtype == tl.float32 else tl.int16
+        bits: tl.constexpr = 32 if dtype == tl.float32 else 16
+        exponent: tl.constexpr = 5 if dtype == tl.float16 else 8
+        bias: tl.constexpr = 15 if dtype == tl.float16 else 127
+        if BITS == 8:  # the sign and 4 bits of exponent, then 3
+            kept: tl.constexpr = (1 << (bits - 1)) | 127 << (bits - 4 - exponent)
+            moved = codes.to(tl.int8, bitcast=True).to(wide) << (bits - 4 - exponent)
+            scale: tl.constexpr = 2.0 ** (bias - 7)
+        else:  # 2 bits of exponent, then 1
+            kept: tl.constexpr = (1 << (bits - 1)) | 7 << (bits - 2 - exponent)
+            moved = (codes.to(wide) << (bits - 4 - shift)) >> (exponent - 2)
+            scale: tl.constexpr = 2.0 ** (bias - 1)
+        numbers = (moved & (kept - (1 << bits))).to(wide).to(dtype, bitcast=True) * scale
+        numbers = numbers.to(dtype)
+    elif dtype == tl.float32:
+        numbers = ((codes >> shift) & 15 if BITS == 4 else codes).to(tl.int32) - ZERO
+        numbers = numbers.to(tl.float32)
     else:
-        numbers = (codes.to(tl.int32) - ZERO).to(tl.float32).to(dtype)
+        mask: tl.constexpr = 255 if BITS == 8 else 15 << shift
+        zero: tl.constexpr = ZERO + 128 if SIGNED else ZERO
+        if SIGNED:
+            codes = codes.to(tl.uint8, bitcast=True) ^ 128
+        smallest = (codes.to(tl.uint16) & mask).to(dtype, bitcast=True)
+        unit: tl.constexpr = _unit(dtype, KIND)
+        scale: tl.constexpr = 2.0 ** (127 - shift) if dtype == tl.bfloat16 else 2.0 ** (15 - shift)
+        numbers = (smallest * scale - zero * unit).to(dtype)
     return numbers
 
 
 @triton.jit
-def _scaled(sums, of_rows, scales, offsets, at, inside, factor: tl.constexpr):
+def _scaled(sums, of_rows, scales, offsets, at, inside, unit: tl.constexpr):
     """Sums of a group times its scales, plus the sums of the activations times its offsets."""
-    scaled = sums * (tl.load(scales + at, mask=inside, other=0.0).to(tl.float32) * factor)[None, :]
+    scaled = sums * (tl.load(scales + at, mask=inside, other=0.0).to(tl.float32) * (1.0 / unit))
     if offsets is not None:
-        scaled += of_rows[:, None] * tl.load(offsets + at, mask=inside, other=0.0).to(tl.float32)[None, :]
+        scaled += of_rows * tl.load(offsets + at, mask=inside, other=0.0).to(tl.float32)
     return scaled

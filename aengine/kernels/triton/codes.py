@@ -62,8 +62,8 @@ class Codes:
 
     format: Format
     words: Tensor
-    """Of 4 bits: [matrices, padded_features / 2, out_features] uint8; of each 32 columns, byte i has column i in its low bits and column
-    16 + i in its high ones. Of 8 bits: [matrices, out_features, padded_features] uint8 or int8."""
+    """[matrices, out_features, padded_features * bits / 8] uint8 or int8. Of 4 bits: of each 32 columns, byte i has column i in its low
+    bits and column 16 + i in its high ones."""
     scales: Tensor  # [matrices, groups, out_features]
     offsets: Tensor | None  # as scales
     order: Tensor | None  # [matrices, in_features] int32, the column of the activations that each column is multiplied with
@@ -112,7 +112,7 @@ class Codes:
         def zeros(dtype: torch.dtype, *shape: int) -> Tensor:
             return torch.zeros((matrices, *shape), dtype=dtype, device=device)
 
-        words = zeros(torch.int8 if form.signed else torch.uint8, *((padded // 2, rows) if form.bits == 4 else (rows, padded)))
+        words = zeros(torch.int8 if form.signed else torch.uint8, rows, padded * form.bits // 8)
         scales = zeros(form.scale_dtype, groups, rows)
         offsets = zeros(form.scale_dtype, groups, rows) if form.with_offsets else None
         for matrix, first, part in placed:
@@ -120,7 +120,7 @@ class Codes:
             codes = part.codes.view(torch.uint8).to(device)
             if form.bits == 4:
                 halves = torch.nn.functional.pad(codes, (0, padded - columns)).view(len(part), -1, 2, HALF)
-                words[matrix, :, here] = (halves[:, :, 0] | halves[:, :, 1] << 4).flatten(1).t()
+                words[matrix, here] = (halves[:, :, 0] | halves[:, :, 1] << 4).flatten(1)
             else:
                 words[matrix, here, :columns] = codes.view(words.dtype)
             given = part.scales.shape[1]

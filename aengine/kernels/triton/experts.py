@@ -59,11 +59,11 @@ def grouped_linear(x: Tensor, weight: Tensor | Codes, bias: Tensor | None, group
     [choices, out_features]. `weight` is contiguous, as are the rows of x."""
     tensors: tuple[Tensor | None, ...]
     if isinstance(weight, Codes):
-        columns, depth, options = weight.out_features, weight.in_features, code_options(weight, grouping.block == _FEW)
+        columns, depth, options = weight.out_features, weight.in_features, code_options(weight, grouping.block == _FEW, x.dtype)
         tensors, padded = (weight.words, weight.scales, weight.offsets, weight.order, weight.table), weight.padded_features
     else:
         _, columns, depth = weight.shape
-        options = dict.fromkeys(("KIND", "BITS", "GROUP", "ZERO", "STEP", "HALF"), 0)
+        options = dict.fromkeys(("KIND", "BITS", "GROUP", "ZERO", "SIGNED", "SLICES", "STEP", "HALF"), 0)
         options["BLOCK_K"] = _DEPTH_BYTES // x.element_size()
         tensors, padded = (weight, None, None, None, None), depth
         assert weight.is_contiguous()
@@ -180,6 +180,8 @@ def _grouped_linear(
     BITS: tl.constexpr,
     GROUP: tl.constexpr,
     ZERO: tl.constexpr,
+    SIGNED: tl.constexpr,
+    SLICES: tl.constexpr,
     BLOCK_K: tl.constexpr,
     STEP: tl.constexpr,
     HALF: tl.constexpr,
@@ -203,7 +205,7 @@ def _grouped_linear(
             *(x, x_rows, present, weight + matrix * columns * (padded // (8 // BITS)), scales + at),
             *(None if offsets is None else offsets + at, None if column_order is None else column_order + matrix * depth, table),
             *(columns, depth, padded, column, inside, 0, padded),
-            *(KIND, BITS, GROUP, ZERO, BLOCK_K, STEP, HALF, BLOCK_M, BLOCK_N),
+            *(KIND, BITS, GROUP, ZERO, SIGNED, SLICES, BLOCK_K, STEP, HALF, BLOCK_M, BLOCK_N),
         )
     else:
         at = tl.arange(0, BLOCK_K)
