@@ -150,7 +150,7 @@ class Decoder:
             layer.compute_for_others()
 
     def logits(self, hidden: Tensor, indices: Tensor) -> Tensor:
-        """[T, hidden_size] -> [m, vocab_size] float32, of the tokens `indices` [m] int32."""
+        """[T, hidden_size] -> [m, vocab_size] as of `scaled_logits`, of the tokens `indices` [m] int32."""
         return self.scaled_logits(self._head_product(hidden.index_select(0, indices), None, indices))
 
     def head_product(self, hidden: Tensor, out: Tensor | None = None) -> Tensor:
@@ -179,10 +179,13 @@ class Decoder:
         return product if self.adapters is None else self.adapters.add("head", product, hidden, indices)
 
     def scaled_logits(self, product: Tensor) -> Tensor:
-        """The float32 logits of a `head_product`: a new tensor."""
-        logits, cap = product.to(torch.float32, copy=True), self._spec.logit_soft_cap
-        if self._spec.logit_scale != 1.0:
-            logits *= self._spec.logit_scale
+        """The logits of a `head_product`: float32 where the model scales or caps them, else the product as it is."""
+        scale, cap = self._spec.logit_scale, self._spec.logit_soft_cap
+        if scale == 1.0 and not cap:
+            return product
+        logits = product.to(torch.float32, copy=True)
+        if scale != 1.0:
+            logits *= scale
         return logits.div_(cap).tanh_().mul_(cap) if cap else logits
 
     @property

@@ -33,7 +33,7 @@ class Forward:
     """What the model made of a step with m sampled rows. Tensors are on the device, valid until the next step."""
 
     logits: Callable[[Tensor], Tensor]
-    """[n] int32 tokens of the step -> [n, vocab_size] float32, which the caller may change."""
+    """[n] int32 tokens of the step -> [n, vocab_size] as of `TorchModel.scaled_logits`, not to be changed."""
     logits_indices: Tensor  # [m] int32, the tokens that are followed by a sampled one
     rows: Tensor  # [m] int32, their rows
     next_positions: Tensor  # [m] int32, of the tokens to be sampled

@@ -36,7 +36,7 @@ class DeviceDraft:
         self._proposed = torch.zeros(setup.max_num_seqs * self._most, dtype=torch.int32, device=device)
         """By row, a draft at position p of a sequence at p % `most_drafts`: no row has more in a step."""
         self.model = DeviceModel(setup, self._last_tokens, check, target)
-        self._draw = select_draw(self._draft_vocab_size, device)
+        self._draw = select_draw(self._draft_vocab_size, device, setup.dtype)
         ids = draft_token_ids(setup.native_spec, setup.model_dir, setup.config.load_format)
         self._token_ids = None if ids is None else to_device(ids, device)  # of the logits, where these are of some tokens alone
         self._page_size, self._dtype = setup.config.page_size, setup.dtype

@@ -42,6 +42,7 @@ from aengine.runner.results import ResultBuffer, step_result
 from aengine.runner.setup import ExecutorSetup
 from aengine.runner.stages import Stages
 from aengine.sampling.acceptance import num_accepted
+from aengine.sampling.draw import select_draw
 from aengine.sampling.sampler import SampledTokens, Sampler
 from aengine.scheduler.draft_progress import MOST_BEHIND
 from aengine.scheduler.drafter import BY_MODEL
@@ -74,7 +75,8 @@ class DeviceExecutor:
             self._draft = None if setup.draft is None else DeviceDraft(setup.draft, self._model, setup.spec.vocab_size, check)
             self._models = [self._model] if self._draft is None else [self._model, self._draft.model]
             self._recording = Recording(setup, self._models, self._adapters)
-            self._sampler = Sampler(setup.max_num_seqs, setup.spec.vocab_size, setup.device)
+            draw = select_draw(setup.spec.vocab_size, setup.device, setup.dtype)
+            self._sampler = Sampler(setup.max_num_seqs, setup.spec.vocab_size, setup.device, draw)
             self._scorer = PromptScorer(setup.spec.vocab_size, setup.device)
         if setup.replicas is not None and exchange is not None:
             setup.replicas.connect(exchange.begin_step, self._compute_for_others)
@@ -335,7 +337,9 @@ class DeviceExecutor:
         logits = forward.logits(forward.logits_indices)
         if greedy:
             return SampledTokens(logits.argmax(-1))
-        drafts = step.drafts if self._sampler.processes(step.sampled_rows, step.next_positions) else None
+        drafts = None
+        if self._sampler.processes(step.sampled_rows, step.next_positions):
+            drafts, logits = step.drafts, logits.to(torch.float32, copy=True)  # which change in place
         if drafts is not None and self._draft is not None:
             drafts = self._drafts(step).cpu().numpy()
         return self._sampler.sample(logits, step.sampled_rows, step.next_positions, forward.rows, forward.next_positions, drafts)

@@ -87,7 +87,7 @@ class PromptScorer:
     ) -> PromptScores | None:
         """Of the step's chunks; None if no row asks for anything.
 
-        `logits`: [m] int32 indices of the step's tokens -> [m, vocab_size] float32. `hidden`: [T, hidden_size] behind the last norm, of a
+        `logits`: [m] int32 indices of the step's tokens -> [m, vocab_size]. `hidden`: [T, hidden_size] behind the last norm, of a
         step that scores prompts.
         """
         pooled = None if hidden is None else self._pooler.pool(rows, layout, hidden)

@@ -49,14 +49,15 @@ class TorchModel(Protocol):
         """[T, hidden_size], normed, ready for the head; of a stage but the last for the next one."""
 
     def logits(self, hidden: Tensor, indices: Tensor) -> Tensor:
-        """[T, hidden_size] -> [m, vocab_size] float32, of the tokens `indices` [m] int32."""
+        """[T, hidden_size] -> [m, vocab_size] as of `scaled_logits`, of the tokens `indices` [m] int32."""
 
     def head_product(self, hidden: Tensor, out: Tensor | None = None) -> Tensor:
         """[m, hidden_size] -> [m, vocab_size] in the dtype of the weights, in `out` if it is given. `scaled_logits` makes logits of it; the
         order of a token's logits is the same."""
 
     def scaled_logits(self, product: Tensor) -> Tensor:
-        """The float32 logits of a `head_product`: a new tensor."""
+        """The logits of a `head_product`, which are not to be changed: float32 where the model scales or caps them, else the product as it
+        is."""
 
 
 def load_torch_model(

@@ -15,7 +15,7 @@ _NARROWEST_BLOCK = 8  # ids; narrower ones cost more than they save
 
 
 def top_candidates(scores: Tensor, count: int) -> tuple[Tensor, Tensor]:
-    """[m, V] float32 -> the `count` highest: scores [m, count] descending, and their ids [m, count] int64.
+    """[m, V] -> the `count` highest: scores [m, count] float32, descending, and their ids [m, count] int64.
 
     Most of it is one pass for the maxima of blocks of neighbouring ids. The best `count` blocks, by (maximum, -index), hold the best
     `count` scores: whatever is in another block has `count` scores before it, the first maximum of each of those blocks.
@@ -41,7 +41,8 @@ def _block_maxima(scores: Tensor, width: int) -> Tensor:
 
 
 def _highest(scores: Tensor, count: int) -> tuple[Tensor, Tensor]:
-    """The `count` highest of each row by (score, -index), with their indices."""
+    """The `count` highest of each row by (score, -index), float32, with their indices."""
+    scores = scores.float()
     bits = (scores + 0.0).view(torch.int32)  # there is no -0.0 after this: it equals 0.0
     ordered = bits ^ ((bits >> 31) & 0x7FFFFFFF)  # as integers in the order of the floats
     keys = (ordered.to(torch.int64) << 32) | (0x7FFFFFFF - torch.arange(scores.shape[1], device=scores.device))  # all distinct

@@ -16,20 +16,20 @@ from aengine.sampling.torch_draw import TorchDraw
 _log = logging.getLogger("aengine")
 
 Draw = Callable[[Tensor, NDArray[np.void], DrawParams], Tensor]
-"""[m, V] float32 logits, which stay as they are, and the parameters of the m rows, [m] `DRAW_PARAMS` on the host and again on the device ->
-[m] int64 token ids, without waiting for the device. The order is temperature, min_p, top_k, top_p, draw, all in float32; a row whose
-temperature is 0 gets its argmax. A row's token depends on its logits and parameters alone."""
+"""[m, V] logits of any floating dtype, which stay as they are, and the parameters of the m rows, [m] `DRAW_PARAMS` on the host and again on
+the device -> [m] int64 token ids, without waiting for the device. The order is temperature, min_p, top_k, top_p, draw, all in float32; a
+row whose temperature is 0 gets its argmax. A row's token depends on its logits and parameters alone."""
 
 
-def select_draw(vocab_size: int, device: torch.device) -> Draw:
-    """For this device, with one log line where there is a choice."""
+def select_draw(vocab_size: int, device: torch.device, dtype: torch.dtype = torch.float32) -> Draw:
+    """For this device, with one log line where there is a choice. `dtype`: that of logits as the model gives them, beside float32."""
     if device.type == "cpu":
         return TorchDraw(vocab_size, device)
     try:
         from aengine.sampling.triton_draw import TritonDraw
 
         draw = TritonDraw(vocab_size, device)
-        draw.run_once()
+        draw.run_once({torch.float32, dtype})
     except torch.cuda.OutOfMemoryError:
         raise
     except Exception as reason:  # not installed, or no compiler for it

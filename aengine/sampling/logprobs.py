@@ -34,7 +34,7 @@ class DeviceLogprobs(NamedTuple):
 
 
 def token_logprobs(logits: Tensor, tokens: Tensor, count: int) -> DeviceLogprobs:
-    """[m, V] float32 logits and [m] int64 tokens -> logprob and rank of each token, and the `count` likeliest.
+    """[m, V] logits and [m] int64 tokens -> logprob and rank of each token, and the `count` likeliest.
 
     A token's rank is 1 + how many logits are greater than its own; the likeliest are in the order of (logit, -id).
     """
@@ -48,6 +48,7 @@ def join(parts: list[DeviceLogprobs]) -> DeviceLogprobs:
 
 
 def _block(logits: Tensor, tokens: Tensor, count: int) -> DeviceLogprobs:
+    logits = logits.float()
     normaliser = logits.logsumexp(-1, keepdim=True)
     own = logits.gather(1, tokens[:, None])
     top, top_ids = top_candidates(logits, min(max(count, _FIRST_CANDIDATES), logits.shape[1]))

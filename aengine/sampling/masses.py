@@ -41,8 +41,8 @@ class MassDraw:
 
     def masses(self, logits: Tensor, params: DrawParams, with_min_p: bool) -> Masses:
         """Of [m, V] logits. `with_min_p`: whether rows have one; else it is 0 for all."""
-        blocks = logits.new_empty(len(logits), -(-self._vocab_size // _WIDTH))
-        best = logits.new_empty(len(logits), 1)
+        blocks = torch.empty(len(logits), -(-self._vocab_size // _WIDTH), dtype=torch.float32, device=self._device)
+        best = torch.empty(len(logits), 1, dtype=torch.float32, device=self._device)
         count = self._rows_at_once if self._device.type == "cpu" else max(1, len(logits))
         for begin in range(0, len(logits), count):
             rows = slice(begin, begin + count)

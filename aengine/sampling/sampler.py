@@ -145,10 +145,10 @@ class Sampler:
         device_positions: Tensor,
         drafts: NDArray[np.int32] | None = None,
     ) -> SampledTokens:
-        """[m, vocab_size] float32 logits -> a token for each of m rows, without waiting for the device. Rows with processors are distinct.
+        """[m, vocab_size] logits -> a token for each of m rows, without waiting for the device. Rows with processors are distinct.
 
         `positions` [m] are those of the tokens to be sampled, and key their noise; `device_*` are the same on the device. Logits of rows
-        with processors are changed in place; they must then be contiguous.
+        with processors are changed in place; they must then be float32 and contiguous, for all rows.
 
         With `drafts` [m] some rows have several consecutive tokens, each with its draft, or -1 for the last: a token counts if all before
         it are their drafts. A row that would fail behind an accepted draft fails in the next step, which begins there.

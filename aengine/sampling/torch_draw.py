@@ -77,7 +77,7 @@ class TorchDraw:
 
     def top_k(self, logits: Tensor, params: DrawParams, most: int) -> Tensor:
         """From the likeliest top_k tokens, `most` at most, under min_p and top_p."""
-        return self._from_candidates(logits, params, None, most)[0]
+        return self._from_candidates(logits, params, None, min(most, self._vocab_size))[0]  # a draft model may have fewer tokens
 
     def _from_candidates(self, logits: Tensor, params: DrawParams, total: Tensor | None, count: int) -> tuple[Tensor, Tensor]:
         """Tokens from among the `count` likeliest, and which of these could be drawn: [m, count] bool. `total`: as of `kept_candidates`."""

@@ -5,6 +5,9 @@ Tokens are those of `TorchDraw` up to the rounding of sums, but for a nucleus th
 
 from __future__ import annotations
 
+import itertools
+from collections.abc import Iterable
+
 import numpy as np
 import torch
 from torch import Tensor
@@ -19,14 +22,15 @@ from aengine.sampling.torch_draw import TorchDraw
 class TritonDraw(TorchDraw):
     """A `Draw`."""
 
-    def run_once(self) -> None:
-        """Every kernel, so that none is compiled while a request waits. Raises whatever the compiler raises."""
-        logits = torch.zeros(1, self._vocab_size, device=self._device)
+    def run_once(self, dtypes: Iterable[torch.dtype]) -> None:
+        """Every kernel, for logits of each of the dtypes, so that none is compiled while a request waits. Raises whatever the compiler
+        raises."""
         record = np.zeros(1, dtype=DRAW_PARAMS)
         record["temperature"], record["top_p"] = 1.0, 0.5
         packed = to_device(record.view(np.int32).reshape(1, -1), self._device)
         params = DrawParams(packed, torch.zeros(1, dtype=torch.int32, device=self._device))
-        for with_min_p in (False, True):
+        for dtype, with_min_p in itertools.product(dtypes, (False, True)):
+            logits = torch.zeros(1, self._vocab_size, dtype=dtype, device=self._device)
             self.whole(logits, params, with_min_p)
             self.nucleus(logits, params, with_min_p)
 

@@ -20,7 +20,7 @@ import pytest
 import torch
 from driver import GREEDY, Driver, sampled
 from eager_capture import EagerCapture, PlannedStep
-from reference import save_tiny
+from reference import TINY, save_random, save_tiny
 from replays import count_replays, graphs_of
 from slow_cases import slow_but
 from test_greedy import make_runner
@@ -239,8 +239,8 @@ def test_padding_touches_no_row(tiny: pathlib.Path) -> None:
         assert not cache[:, 0].any(), "nothing is on page 0"
 
 
-def test_logits_may_be_changed(tiny: pathlib.Path) -> None:
-    """They are float32 whatever the weights, and a copy."""
+def test_logits_are_those_of_the_graph(tiny: pathlib.Path) -> None:
+    """In the dtype of the weights, without a copy."""
     for dtype in ("float32", "bfloat16"):
         runner = graph_runner(tiny, dtype=dtype)
         driver = Driver(runner)
@@ -253,12 +253,39 @@ def test_logits_may_be_changed(tiny: pathlib.Path) -> None:
             plan = driver._plan([(s, 1) for s in sequences], 2)
             done = graphs_of(runner).decodes.run(decodes_step(runner, plan), NO_IDS)
             both = done.logits(torch.tensor([0, 1], dtype=torch.int32))
-            assert (both.dtype, both.shape) == (torch.float32, (2, VOCAB))
-            before = graph_logits.clone()
-            both.fill_(0.0)
-            assert torch.equal(graph_logits, before)
-            torch.testing.assert_close(done.logits(torch.tensor([1], dtype=torch.int32))[0], before[1].float())
-            assert done.greedy_tokens.tolist() == before[:2].argmax(-1).tolist()
+            assert (both.shape, both.data_ptr()) == ((2, VOCAB), graph_logits.data_ptr())
+            torch.testing.assert_close(done.logits(torch.tensor([1], dtype=torch.int32))[0], graph_logits[1])
+            assert done.greedy_tokens.tolist() == graph_logits[:2].argmax(-1).tolist()
+
+
+@pytest.mark.parametrize("family", ["Qwen3", "Gemma2"])
+def test_draws_read_logits_in_the_dtype_of_the_model(family: str, tmp_path: pathlib.Path) -> None:
+    """Unless they are capped, or change for some rows; a float32 copy would give the same tokens."""
+    save_random(family, {**TINY, "head_dim": 32}, tmp_path, 1, dtype=torch.float32)
+    runner = graph_runner(tmp_path, dtype="bfloat16")
+    executor: Any = runner._executor
+    sampler, draw, dtypes = executor._sampler, executor._sampler._draw, []
+
+    def checked(logits: torch.Tensor, host_params: np.ndarray, params: Any) -> torch.Tensor:
+        dtypes.append(logits.dtype)
+        tokens = draw(logits, host_params, params)
+        assert torch.equal(tokens, draw(logits.float(), host_params, params))
+        return tokens
+
+    sampler._draw = checked
+    as_they_are = [
+        sampled(1),
+        sampled(2, 0.7, top_p=0.9),
+        GREEDY,
+        sampled(3, top_k=5),
+        sampled(4, min_p=0.1),
+        replace(sampled(5), logprobs=3),
+    ]
+    random_steps(runner, 0, params=as_they_are)
+    assert set(dtypes) == {torch.float32 if family == "Gemma2" else torch.bfloat16}
+    dtypes.clear()
+    random_steps(runner, 0, params=[sampled(1, repetition_penalty=1.3)])
+    assert set(dtypes) == {torch.float32}
 
 
 def test_results_are_read_late(tiny: pathlib.Path) -> None:

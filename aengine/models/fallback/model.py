@@ -71,12 +71,12 @@ class TransformersModel:
         return hidden
 
     def logits(self, hidden: Tensor, indices: Tensor) -> Tensor:
-        """[T, hidden_size] -> [m, vocab_size] float32, of the tokens `indices` [m] int32."""
+        """[T, hidden_size] -> [m, vocab_size], of the tokens `indices` [m] int32."""
         return self.scaled_logits(self.head_product(hidden.index_select(0, indices)))
 
     def scaled_logits(self, product: Tensor) -> Tensor:
-        """The float32 logits of a `head_product`: a new tensor."""
-        return product.to(torch.float32, copy=True)
+        """The logits of a `head_product`: the product as it is."""
+        return product
 
     def head_product(self, hidden: Tensor, out: Tensor | None = None) -> Tensor:
         """[m, hidden_size] -> [m, vocab_size], in `out` if it is given: logits, whatever the model makes of the product of its head."""

@@ -97,7 +97,7 @@ class _Check:
             indices = np.arange(layout.num_tokens, dtype=np.int32)
             token_ids, positions, all_tokens = (torch.from_numpy(array).to(spec.device) for array in (ids, layout.positions, indices))
             batch = ForwardBatch(token_ids, positions, all_tokens, self._backend.plan(AttentionMetadata.of(layout, spec.device)))
-            logits = self._model.logits(self._model(batch), batch.logits_indices)
+            logits = self._model.logits(self._model(batch), batch.logits_indices).float()
             for (row, length), part in zip(step, torch.split(logits, lengths.tolist()), strict=True):
                 parts[row].append(part)
                 computed[row] += length
