@@ -18,11 +18,10 @@ from aengine.kernels.paged_cache import KvTarget
 from aengine.layers.ops import ExpertLinear, LayerOps, TorchOps, run_once
 
 _ALIGNMENT = 16  # bytes, of the halves of a gate_up row
-_ROTATED = 8  # numbers of a head that a thread rotates; none may be of both halves of the rotated ones
 
 
 class FlashInferOps:
-    """Sums and rotated heads overwrite the arguments.
+    """Sums overwrite the arguments.
 
     Construction builds and loads the kernels and runs each once. `library` stands in for the installed package in tests.
     """
@@ -32,8 +31,8 @@ class FlashInferOps:
     def __init__(
         self, dtype: torch.dtype, head_dim: int, device: torch.device, library: ModuleType | None = None, other: LayerOps | None = None
     ) -> None:
-        """`other` computes what FlashInfer has no kernels for: the write of rotated heads, norms with float32 weights, rows and rotations
-        that are not aligned, experts, float8 with a scale per row. None: torch.
+        """`other` computes what FlashInfer has no kernels for: the rotation of heads with all that goes into its launch, norms with
+        float32 weights, rows that are not aligned, experts, float8 with a scale per row. None: torch.
 
         Raises BackendUnavailableError without kernels for activations of `dtype` and heads of `head_dim`, and where FlashInfer is
         missing or cannot be built."""
@@ -59,19 +58,7 @@ class FlashInferOps:
     def rotate(
         self, query: Tensor, key: Tensor, cos_sin: Tensor, positions: Tensor, query_norm: Tensor | None, key_norm: Tensor | None, eps: float
     ) -> tuple[Tensor, Tensor]:
-        tokens, _, head_dim = query.shape
-        if cos_sin.shape[1] % (2 * _ROTATED):
-            return self._other.rotate(query, key, cos_sin, positions, query_norm, key_norm, eps)
-        query, key = (self._normed(heads, weight, eps) for heads, weight in ((query, query_norm), (key, key_norm)))
-        self._library.apply_rope_with_cos_sin_cache_inplace(
-            positions=positions,
-            query=query.view(tokens, query.shape[1] * head_dim),  # a view or an error: rotating a copy would have no effect
-            key=key.view(tokens, key.shape[1] * head_dim),
-            head_size=head_dim,
-            cos_sin_cache=cos_sin,
-            is_neox=True,
-        )
-        return query, key
+        return self._other.rotate(query, key, cos_sin, positions, query_norm, key_norm, eps)
 
     def rotate_and_write(
         self,
@@ -86,14 +73,6 @@ class FlashInferOps:
         eps: float,
     ) -> Tensor:
         return self._other.rotate_and_write(query, key, value, target, cos_sin, positions, query_norm, key_norm, eps)
-
-    def _normed(self, heads: Tensor, weight: Tensor | None, eps: float) -> Tensor:
-        """Heads are overwritten."""
-        if weight is not None and _is_wider(weight, heads):
-            return self._other.rms_norm(heads.reshape(-1, heads.shape[-1]), weight, eps).view(heads.shape)
-        if weight is not None:
-            self._library.rmsnorm(input=heads, weight=_of_dtype(weight, heads), eps=eps, out=heads)
-        return heads
 
     def experts(
         self, x: Tensor, chosen: Tensor, weights: Tensor, up: ExpertLinear, down: ExpertLinear, activate: Callable[[Tensor], Tensor]

@@ -57,7 +57,7 @@ def _device_ops(attention_backend: str, dtype: torch.dtype, head_dim: int, devic
 
         try:
             return FlashInferOps(dtype, head_dim, device, other=_triton_ops()), because
-        except BackendUnavailableError as reason:
+        except (BackendUnavailableError, ImportError) as reason:  # the latter of triton
             because = f"not flashinfer: {reason}"
     try:
         ops = _triton_ops()

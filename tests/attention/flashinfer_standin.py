@@ -98,21 +98,6 @@ class StandIn:
         out.copy_(torch.nn.functional.silu(gate) * up)
         return out
 
-    def apply_rope_with_cos_sin_cache_inplace(
-        self, *, positions: Tensor, query: Tensor, key: Tensor, head_size: int, cos_sin_cache: Tensor, is_neox: bool = True
-    ) -> None:
-        self.calls.append("apply_rope_with_cos_sin_cache_inplace")
-        check(cos_sin_cache.dtype == torch.float32 and cos_sin_cache.is_contiguous(), "cos_sin_cache must be float32 and contiguous")
-        check(positions.dtype in (torch.int32, torch.int64) and positions.dim() == 1, "positions must be [n] integers")
-        check(cos_sin_cache.shape[1] % 16 == 0, "threads rotate eight numbers of one half")
-        check(is_neox, "interleaved halves are not what models here use")
-        cos, sin = cos_sin_cache[positions.long()].unsqueeze(1).chunk(2, dim=-1)
-        for heads in (query, key):
-            check(heads.dim() == 2 and heads.stride(-1) == 1, "query and key must be [n, heads * head_size]")
-            split = heads.view(len(heads), -1, head_size)[..., : cos_sin_cache.shape[1]]
-            first, second = split.float().chunk(2, dim=-1)
-            split.copy_(torch.cat((first * cos - second * sin, second * cos + first * sin), dim=-1))
-
 
 @dataclass(frozen=True)
 class JitSpec:
@@ -485,5 +470,4 @@ STANDINS = {
     "rmsnorm": StandIn.rmsnorm,
     "fused_add_rmsnorm": StandIn.fused_add_rmsnorm,
     "silu_and_mul": StandIn.silu_and_mul,
-    "apply_rope_with_cos_sin_cache_inplace": StandIn.apply_rope_with_cos_sin_cache_inplace,
 }

@@ -14,7 +14,6 @@ from aengine.attention import BackendUnavailableError
 from aengine.kernels.paged_cache import KvTarget, PagedCache
 from aengine.layers.flashinfer_ops import FlashInferOps
 from aengine.layers.ops import LayerOps, TorchOps
-from aengine.layers.rotary import RopeSpec, cos_sin_cache, unscaled
 
 EPS = 1.0  # large, so that it counts
 HEAD_DIM = 128
@@ -73,50 +72,21 @@ def test_add_rms_norm(ops: LayerOps, dtype: torch.dtype, device: torch.device, t
     assert_near(normed, expected[0])
 
 
-@pytest.mark.parametrize("norms", [True, False], ids=["normed", "as they are"])
-@pytest.mark.parametrize(
-    ("tokens", "heads", "kv_heads", "rotary_dim"), [(1, 1, 1, 128), (3, 16, 8, 128), (5, 10, 2, 128), (4, 6, 2, 32), (2, 2, 1, 40)]
-)
-def test_rotate(
-    ops: LayerOps, dtype: torch.dtype, device: torch.device, tokens: int, heads: int, kv_heads: int, rotary_dim: int, norms: bool
-) -> None:
-    """Of views of one fused product, as in the decoder; what is beside them stays."""
-    cos_sin = cos_sin_cache(RopeSpec.of(unscaled(rotary_dim, 10000.0)), 1000, device)
-    positions = torch.randint(0, 1000, (tokens,), generator=torch.Generator().manual_seed(3), dtype=torch.int32).to(device)
-    fused = numbers(device, dtype, tokens, (heads + 2 * kv_heads) * HEAD_DIM, scale=2.0)
-    weights = [numbers(device, dtype, HEAD_DIM, seed=seed) for seed in (4, 5)] if norms else [None, None]
-
-    def parts(tensor: Tensor) -> list[Tensor]:
-        split = tensor.split([heads * HEAD_DIM, kv_heads * HEAD_DIM, kv_heads * HEAD_DIM], dim=1)
-        return [part.view(tokens, -1, HEAD_DIM) for part in split]
-
-    query, key, value = parts(fused.clone())
-    expected = TorchOps().rotate(*parts(fused)[:2], cos_sin, positions, *weights, EPS)
-    for found, wanted in zip(ops.rotate(query, key, cos_sin, positions, *weights, EPS), expected, strict=True):
-        eps = torch.finfo(dtype).eps
-        torch.testing.assert_close(found, wanted, rtol=4 * eps, atol=16 * eps)  # differences of products of rounded numbers
-    assert torch.equal(value, parts(fused)[2])
-
-
-def test_heads_are_written_by_others(dtype: torch.dtype, device: torch.device, library: StandIn | None) -> None:
+def test_heads_are_rotated_by_others(dtype: torch.dtype, device: torch.device, library: StandIn | None) -> None:
     """In one launch, where FlashInfer has four."""
 
     class Others(TorchOps):
         def rotate_and_write(self, query: Tensor, key: Tensor, value: Tensor, *given: Any) -> Tensor:
             return value
 
+        def rotate(self, query: Tensor, key: Tensor, *given: Any) -> tuple[Tensor, Tensor]:
+            return key, query
+
     ops = FlashInferOps(dtype, HEAD_DIM, device, library, Others())
     query, key, value = (numbers(device, dtype, 2, 1, HEAD_DIM, seed=seed) for seed in range(3))
     target = KvTarget(PagedCache(key[None], value[None]), torch.zeros(2, dtype=torch.int32))
     assert ops.rotate_and_write(query, key, value, target, key[0], target.slots, None, None, EPS) is value
-
-
-def test_rotated_heads_must_lie_beside_each_other(ops: LayerOps, dtype: torch.dtype, device: torch.device) -> None:
-    """Else a copy of them would be rotated in vain."""
-    apart = numbers(device, dtype, 2, 4, HEAD_DIM)[:, ::2]
-    cos_sin = cos_sin_cache(RopeSpec.of(unscaled(HEAD_DIM, 10000.0)), 10, device)
-    with pytest.raises(RuntimeError, match="view"):
-        ops.rotate(apart, apart.contiguous(), cos_sin, torch.zeros(2, dtype=torch.int32, device=device), None, None, EPS)
+    assert ops.rotate(query, key, key[0], target.slots, None, None, EPS) == (key, query)
 
 
 @pytest.mark.parametrize(("tokens", "size", "kernel"), [(1, 8, True), (3, 3072, True), (2, 100, False)])
@@ -133,15 +103,10 @@ def test_silu_mul(
 def test_weights_of_another_dtype_are_refused(ops: LayerOps, dtype: torch.dtype, device: torch.device) -> None:
     other = torch.float16 if dtype is torch.bfloat16 else torch.bfloat16
     x, weight = numbers(device, dtype, 2, HEAD_DIM), torch.ones(HEAD_DIM, device=device, dtype=other)
-    heads = x.view(2, 1, HEAD_DIM)
-    cos_sin = cos_sin_cache(RopeSpec.of(unscaled(HEAD_DIM, 10000.0)), 10, device)
-    positions = torch.zeros(2, dtype=torch.int32, device=device)
     for call in (
         lambda: ops.rms_norm(x, weight, EPS),
         lambda: ops.add_rms_norm(x, x.clone(), weight, EPS),
         lambda: ops.add_rms_norm(x, x.float(), weight.to(dtype), EPS),
-        lambda: ops.rotate(heads, heads.clone(), cos_sin, positions, weight, None, EPS),
-        lambda: ops.rotate(heads, heads.clone(), cos_sin, positions, None, weight, EPS),
     ):
         with pytest.raises(TypeError, match=r"as the activations are, not torch.(b?float16|float32)"):
             call()
@@ -151,13 +116,10 @@ def test_float32_weights(ops: LayerOps, dtype: torch.dtype, device: torch.device
     """Gemma's, by torch here: the product alone is rounded."""
     x, residual = numbers(device, dtype, 2, 3 * HEAD_DIM), numbers(device, dtype, 2, 3 * HEAD_DIM, seed=1)
     wide = numbers(device, torch.float32, 3 * HEAD_DIM, seed=2)
-    cos_sin = cos_sin_cache(RopeSpec.of(unscaled(HEAD_DIM, 10000.0)), 10, device)
-    positions = torch.arange(2, dtype=torch.int32, device=device)
     torch_ops = TorchOps()
     for name, *given in (
         ("rms_norm", x, wide, EPS),
         ("add_rms_norm", x, residual, wide, EPS),
-        ("rotate", x.view(2, 3, -1), residual.view(2, 3, -1), cos_sin, positions, wide[:HEAD_DIM], wide[HEAD_DIM : 2 * HEAD_DIM], EPS),
     ):
         expected = getattr(torch_ops, name)(*given)
         found = getattr(ops, name)(*(value.clone() if isinstance(value, Tensor) else value for value in given))
@@ -179,4 +141,4 @@ def test_models_without_kernels_are_refused() -> None:
 def test_everything_runs_once_at_the_start() -> None:
     library = StandIn()
     FlashInferOps(torch.bfloat16, 64, torch.device("cpu"), library)
-    assert set(library.calls) == {"rmsnorm", "fused_add_rmsnorm", "silu_and_mul", "apply_rope_with_cos_sin_cache_inplace"}
+    assert set(library.calls) == {"rmsnorm", "fused_add_rmsnorm", "silu_and_mul"}

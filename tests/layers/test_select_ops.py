@@ -60,11 +60,12 @@ def test_triton_that_cannot_compile(monkeypatch: pytest.MonkeyPatch, caplog: pyt
     assert caplog.records[0].getMessage() == "layer ops: torch (several times slower; triton cannot run: Failed to find C compiler)"
 
 
-def test_without_triton(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+@pytest.mark.parametrize("backend", ["triton", "flashinfer"])
+def test_without_triton(backend: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
     monkeypatch.setitem(sys.modules, "aengine.kernels.triton.layer_ops", None)  # an import of it fails
     monkeypatch.delattr("aengine.kernels.triton.layer_ops", raising=False)
     caplog.set_level(logging.INFO, "aengine")
-    assert chosen("triton") == "torch"
+    assert chosen(backend) == "torch"
     assert "triton cannot run: " in caplog.records[0].getMessage()
 
 

@@ -20,7 +20,7 @@ def module_specs() -> Mapping[str, Callable[[], Any]]:
     """By our name, FlashInfer's specifications, which can build themselves and know their name."""
     import torch
 
-    jit, prefill, norm, rope = (import_module(f"flashinfer.{name}") for name in ("jit", "prefill", "jit.norm", "jit.rope"))
+    jit, prefill, norm = (import_module(f"flashinfer.{name}") for name in ("jit", "prefill", "jit.norm"))
 
     def attention(backend: str, head_dim: int, dtype: torch.dtype, kv_dtype: torch.dtype, window: bool = False, cap: bool = False) -> Any:
         arguments = (backend, dtype, kv_dtype, dtype, torch.int32, head_dim, head_dim, 0, window, cap, False)
@@ -29,7 +29,6 @@ def module_specs() -> Mapping[str, Callable[[], Any]]:
 
     bf16, fp16, fp8 = torch.bfloat16, torch.float16, torch.float8_e4m3fn
     return {
-        "rope": rope.gen_rope_module,
         "norm": norm.gen_norm_module,
         "silu": lambda: jit.gen_act_and_mul_module("silu"),
         "attention": lambda: attention("fa2", 128, bf16, bf16),

@@ -18,7 +18,7 @@ from tools.gpu.flashinfer_folder import ARCHITECTURE, FOLDER, build_environment,
 VERSIONS = ("flashinfer-python==0.6.18.post1", "apache-tvm-ffi==0.1.15.post2")
 TO_IMPORT = ("nvidia-ml-py", "requests", "urllib3", "idna", "certifi", "charset-normalizer", "tqdm", "packaging", "filelock", "numpy")
 HEADERS = ("nvidia-cublas", "nvidia-curand")  # of CUDA 13; norm.cu and sampling.cu include them
-MODULES = ("rope", "silu", "norm", "attention", "attention-64", *(f"attention-{more}" for more in ("window", "fp8", "cap", "fp16", "256")))
+MODULES = ("silu", "norm", "attention", "attention-64", *(f"attention-{more}" for more in ("window", "fp8", "cap", "fp16", "256")))
 PLATFORMS = ("manylinux_2_28_x86_64", "manylinux_2_24_x86_64", "manylinux2014_x86_64")
 ROOT = Path(__file__).resolve().parents[2]
 
