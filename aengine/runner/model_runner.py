@@ -89,6 +89,9 @@ class ModelRunner:
             if isinstance(error, torch.OutOfMemoryError):
                 fields = "gpu_memory_utilization, kv_cache_memory, max_num_seqs or max_num_batched_tokens"
                 raise InsufficientMemoryError(f"{_first_sentences(error)} Lower {fields}") from error
+            if isinstance(error, torch.AcceleratorError):
+                kind = InsufficientMemoryError if "out of memory" in str(error) else ModelLoadError
+                raise kind(f"the device fails: {str(error).partition(chr(10))[0]}") from error
             raise
 
     def _load(

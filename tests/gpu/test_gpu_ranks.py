@@ -15,6 +15,7 @@ from test_gpu_families import assert_generates
 
 from aengine import AsyncEngine, EngineDeadError, SamplingParams
 from aengine.errors import RankError
+from aengine.models.hub import resolve_model
 
 TWO_DEVICES = [pytest.mark.gpu, pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two CUDA devices")]
 CASES = [
@@ -39,6 +40,27 @@ def test_two_ranks_generate_what_transformers_would(case: Case, mode: str, tmp_p
 def test_two_stages_generate_what_transformers_would(case: Case, tmp_path: pathlib.Path) -> None:
     model = save_small("mistral-windowed", tmp_path, case.dtype)
     assert_generates(model, case.runner(tmp_path, pipeline_parallel_size=2), case)
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_ranks_sleep_and_take_new_weights(device: str) -> None:
+    """Graphs are recorded again on all of them; drafts of a model that the first one has alone change nothing."""
+    options = {"device": device, "attention_backend": BACKENDS[device], "dtype": "float32", "max_model_len": 1024}
+    params = SamplingParams(max_tokens=20, ignore_eos=True, temperature=0.0)
+
+    async def main() -> None:
+        async with AsyncEngine("demo", **options) as engine:
+            expected = (await engine.generate("When", params)).token_ids
+        drafts = {"speculative": "draft", "speculative_model": "demo"}
+        async with AsyncEngine("demo", tensor_parallel_size=2, **drafts, **options) as engine:
+            for level in (1, 2):
+                assert (await engine.generate("When", params)).token_ids == expected
+                await engine.sleep(level)
+                await engine.wake()
+            assert await engine.update_weights(str(resolve_model("demo"))) == 1
+            assert (await engine.generate("When", params)).token_ids == expected
+
+    asyncio.run(main())
 
 
 @pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGSTOP], ids=["killed", "stopped"])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import pathlib
+import re
 import threading
 import weakref
 from collections.abc import Callable
@@ -19,11 +20,11 @@ from reference import save_tiny
 from torch import Tensor
 
 from aengine.config import EngineConfig
-from aengine.errors import ConfigError, InsufficientMemoryError, RankDiedError
+from aengine.errors import ConfigError, InsufficientMemoryError, ModelLoadError, RankDiedError
 from aengine.layers import process_group
 from aengine.parallel.join import listen
 from aengine.parallel.shard import Shard
-from aengine.runner import device, device_ranks, torch_models
+from aengine.runner import device, device_executor, device_ranks, torch_models
 from aengine.runner.asleep import Asleep
 from aengine.runner.device_executor import DeviceExecutor
 from aengine.runner.memory import pinned_bytes
@@ -202,6 +203,21 @@ def test_what_does_not_fit_is_released(tiny: pathlib.Path, monkeypatch: pytest.M
     assert loaded
     assert all(weight() is None for weight in loaded)
     assert isinstance(caught.value.__cause__, torch.OutOfMemoryError)
+
+
+@pytest.mark.parametrize(
+    ("text", "kind"),
+    [("CUDA error: out of memory", InsufficientMemoryError), ("CUDA error: CUDA-capable device(s) is/are busy or unavailable", ModelLoadError)],
+)
+def test_a_device_that_fails_while_a_model_is_loaded(
+    tiny: pathlib.Path, monkeypatch: pytest.MonkeyPatch, text: str, kind: type[Exception]
+) -> None:
+    def fail(device: torch.device) -> None:
+        raise torch.AcceleratorError(f"{text}\nCUDA kernel errors might be asynchronously reported at some other API call")
+
+    monkeypatch.setattr(device_executor, "DeviceStream", fail)
+    with pytest.raises(kind, match=rf"^the device fails: {re.escape(text)}$"):
+        ModelRunner(EngineConfig(model=str(tiny), device="cpu", attention_backend="torch_native"), tiny)
 
 
 def test_new_weights_are_pinned_one_by_one(tiny: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import pathlib
-from collections.abc import Sequence
+import weakref
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -80,6 +82,26 @@ def test_graphs_are_recorded_again(level: int, tiny: pathlib.Path) -> None:
     assert Driver(runner).generate(PROMPTS, 20, PARAMS) == expected
     assert sum(replays.values()) > 10
     runner.close()
+
+
+@pytest.mark.parametrize("ends", [lambda runner: runner.sleep(1, np.zeros(0, np.int32)), ModelRunner.close], ids=["sleep", "close"])
+def test_graphs_go_though_nothing_is_collected(ends: Callable[[ModelRunner], None], tiny: pathlib.Path) -> None:
+    """A server freezes all objects when it serves, so that the collector never looks at them again. Graphs with operations of NCCL that stay
+    would have the end of its communicator wait for ever."""
+    runner = graph_runner(tiny)
+    Driver(runner, chunk=16).generate(PROMPTS, 4, PARAMS)
+    graphs = graphs_of(runner)
+    assert graphs.pieces is not None
+    every = [graphs.decodes, graphs.pieces, *graphs.pieces._pieces.values(), *(graph.pieces for graph in graphs.decodes._graphs.values())]
+    alive = [weakref.ref(one) for one in every]
+    assert len(alive) > 6
+    del graphs, every
+    gc.freeze()
+    try:
+        ends(runner)
+        assert [type(one()).__name__ for one in alive if one() is not None] == []
+    finally:
+        gc.unfreeze()
 
 
 def filled(runner: ModelRunner, num_tokens: int) -> None:
