@@ -207,7 +207,7 @@ def test_what_does_not_fit_is_released(tiny: pathlib.Path, monkeypatch: pytest.M
 
 @pytest.mark.parametrize(
     ("text", "kind"),
-    [("CUDA error: out of memory", InsufficientMemoryError), ("CUDA error: CUDA-capable device(s) is/are busy or unavailable", ModelLoadError)],
+    [("CUDA error: out of memory", InsufficientMemoryError), ("CUDA error: CUDA-capable device(s) is/are busy", ModelLoadError)],
 )
 def test_a_device_that_fails_while_a_model_is_loaded(
     tiny: pathlib.Path, monkeypatch: pytest.MonkeyPatch, text: str, kind: type[Exception]

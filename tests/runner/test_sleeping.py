@@ -86,8 +86,8 @@ def test_graphs_are_recorded_again(level: int, tiny: pathlib.Path) -> None:
 
 @pytest.mark.parametrize("ends", [lambda runner: runner.sleep(1, np.zeros(0, np.int32)), ModelRunner.close], ids=["sleep", "close"])
 def test_graphs_go_though_nothing_is_collected(ends: Callable[[ModelRunner], None], tiny: pathlib.Path) -> None:
-    """A server freezes all objects when it serves, so that the collector never looks at them again. Graphs with operations of NCCL that stay
-    would have the end of its communicator wait for ever."""
+    """A server freezes all objects when it serves, so that the collector never looks at them again. If graphs with operations of NCCL
+    stayed, the end of its communicator would wait for them for ever."""
     runner = graph_runner(tiny)
     Driver(runner, chunk=16).generate(PROMPTS, 4, PARAMS)
     graphs = graphs_of(runner)
