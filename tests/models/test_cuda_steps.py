@@ -1,0 +1,95 @@
+"""What steps ask of a CUDA device, on one without numbers: for all families and kinds of steps nothing makes the host wait or depends on
+numbers, neither step by step nor while graphs are captured; and how many kernels a layer launches."""
+
+from __future__ import annotations
+
+import json
+import pathlib
+import sys
+from collections import Counter
+from typing import Any
+
+import dense_cases
+import mixture_cases
+import plain_cases
+import pytest
+import transformers
+from driver import GREEDY, Driver
+from fake_cuda import FakeCuda
+from family_cases import TINY, Case
+from slow_cases import slow_but
+from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+from triton_mode import INTERPRETED
+
+from aengine.config import EngineConfig
+from aengine.runner.model_runner import ModelRunner
+
+CASES = {case.name: case for case in (*dense_cases.CASES, *mixture_cases.CASES, *plain_cases.CASES)}
+IN_CI = ["gemma2", "gpt-oss", "deepseek-v3", "stablelm-parallel", "opt"]
+
+pytestmark = pytest.mark.skipif(not INTERPRETED, reason="there is a device")
+
+
+@pytest.fixture
+def fake(request: pytest.FixtureRequest) -> FakeCuda:
+    return FakeCuda()
+
+
+def make_runner(case: Case, path: pathlib.Path, **options: Any) -> ModelRunner:
+    """Of random weights, with graphs for few rows and tokens."""
+    values = case.changes if case.whole else {**TINY, **case.changes}
+    config = getattr(transformers, f"{case.config}Config")(**values)
+    architecture = MODEL_FOR_CAUSAL_LM_MAPPING_NAMES[config.model_type]
+    described = config.to_dict() | {"architectures": [architecture if isinstance(architecture, str) else architecture[0]]}
+    (path / "config.json").write_text(json.dumps(described))
+    settings = {
+        "attention_backend": "triton",
+        "load_format": "dummy",
+        "dtype": "bfloat16",
+        "device": "cuda",
+        "kv_cache_memory": 16 << 20,
+        "max_model_len": case.max_model_len,
+        "max_num_seqs": 4,
+        "graph_sizes": (4,),
+        "graph_tokens": 8,
+        "page_size": 4,
+    }
+    return ModelRunner(EngineConfig(model=str(path), **(settings | options)), path)
+
+
+@pytest.mark.parametrize("name", slow_but(IN_CI, list(CASES)))
+def test_steps_of_families(name: str, fake: FakeCuda, tmp_path: pathlib.Path) -> None:
+    with fake.active():
+        runner = make_runner(CASES[name], tmp_path)
+        assert runner._executor._model.graphs.pieces is not None
+        fake.strict = True
+        for chunk in (40, 5):  # operation by operation, and in graphs
+            fake.launches.clear()
+            Driver(runner, chunk=chunk).generate([[1, 2, 3], [4] * 9, [5] * 17], 3)
+            assert {"prefill_kernel", "graph"} <= set(fake.launches)
+        fake.strict = False
+
+
+@pytest.mark.parametrize(
+    ("backend", "layer"),
+    [
+        ("triton", ["_rms_norm", "_rotate", "decode_kernel", "combine_kernel", "_rms_norm", "_silu_mul"]),
+        ("flashinfer", ["fused_add_rmsnorm", "_rotate", "attention", "merge_states", "fused_add_rmsnorm", "silu_and_mul"]),
+    ],
+)
+def test_launches_of_a_layer(
+    backend: str, layer: list[str], fake: FakeCuda, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Beside four matrix products Qwen3 has six in a decode step: what is new in a step of one layer more."""
+    monkeypatch.setitem(sys.modules, "flashinfer", fake.library())
+    steps = []
+    for layers in (2, 3):
+        case = Case("launches", "Qwen3", {"head_dim": 64, "num_hidden_layers": layers})
+        with fake.active():
+            driver = Driver(make_runner(case, tmp_path, attention_backend=backend, eager=True))
+            rows = [driver.add([1, 2, 3], GREEDY)]
+            driver.run_step(rows)
+            fake.launches.clear()
+            driver.run_step(rows)
+        steps.append(Counter(fake.launches))
+    assert steps[1] - steps[0] == Counter([*layer, *["mm"] * 4])

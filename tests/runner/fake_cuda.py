@@ -1,0 +1,260 @@
+"""A CUDA device without a GPU: tensors on it have shapes, dtypes and strides, but no numbers. Kernels of Triton are counted and not run.
+
+A whole runner runs on it. That shows what does not depend on numbers: which kernels are launched, that the tensors of an operation are on
+one device, that shapes do not depend on numbers, and that nothing makes the host wait. Tensors in host memory are real; what is copied to
+them from the device is zeros.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import inspect
+import os
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from types import SimpleNamespace
+from typing import Any
+from unittest import mock
+
+import torch
+from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
+from torch.utils._pytree import tree_leaves
+from triton_mode import triton
+
+from aengine.runner import capture
+
+CUDA = torch.device("cuda", 0)
+_TYPE_CUDA, _TYPE_META = 1, 14  # numbers of `c10::DeviceType`
+_NO_KERNEL = frozenset(("empty", "empty_like", "empty_strided", "new_empty", "new_empty_strided", "detach", "alias", "lift_fresh", "set_"))
+_COMPOSITE = torch._C.DispatchKey.CompositeImplicitAutograd
+_OPTIONS = frozenset(("num_warps", "num_stages"))
+
+
+class HostWaitError(AssertionError):
+    """The host waits for the device, or would copy from memory that is not pinned."""
+
+
+class FakeCuda:
+    """`launches` are the names of kernels in their order: those of Triton, operations of torch (once each, though some take several
+    kernels), calls of `library`, and replays of graphs."""
+
+    def __init__(self) -> None:
+        self.launches: list[str] = []
+        self.strict = False
+        """Whether what makes the host wait raises HostWaitError. While a graph is captured it does so always."""
+        self.capturing = False
+        self._pinned: dict[int, Tensor] = {}  # by address; kept, so that no address is used again
+
+    @contextmanager
+    def active(self) -> Iterator[FakeCuda]:
+        cuda = {
+            "is_available": lambda: True,
+            "device_count": lambda: 1,
+            "current_device": lambda: 0,
+            "get_device_capability": lambda *_: (9, 0),
+            "get_device_properties": lambda *_: SimpleNamespace(
+                name="fake", multi_processor_count=132, major=9, minor=0, total_memory=80 << 30, L2_cache_size=50 << 20
+            ),
+            "mem_get_info": lambda *_: (70 << 30, 80 << 30),
+            "memory_reserved": lambda *_: 0,
+            "max_memory_reserved": lambda *_: 1 << 30,
+            "reset_peak_memory_stats": lambda *_: None,
+            "empty_cache": lambda: None,
+            "synchronize": lambda *_: self._wait("torch.cuda.synchronize"),
+            "Event": _Event,
+            "Stream": type("Stream", (_Stream,), {"fake": self}),
+            "current_stream": lambda *_: torch.cuda.Stream(),
+            "stream": lambda _: ExitStack(),
+            "graph_pool_handle": lambda: (0, 0),
+            "CUDAGraph": type("CUDAGraph", (_Graph,), {"fake": self}),
+        }
+        tensors = FakeTensorMode(allow_non_fake_inputs=True)
+        with ExitStack() as stack:
+            for name, value in cuda.items():
+                stack.enter_context(mock.patch.object(torch.cuda, name, value))
+            stack.enter_context(mock.patch.object(torch, "Generator", _Generator))
+            stack.enter_context(mock.patch.object(torch, "tensor", _tensor))
+            stack.enter_context(mock.patch.object(capture, "_borrowed", lambda tensor: tensor))  # there is no memory
+            stack.enter_context(mock.patch.object(triton.runtime.jit.KernelInterface, "__getitem__", self._launcher()))
+            stack.enter_context(_device_guard())
+            stack.enter_context(tensors)
+            stack.enter_context(_Operations(self))
+            yield self
+
+    def library(self) -> Any:
+        """A FlashInfer whose functions are launches; the `run` of a wrapper is two, of which the second combines splits."""
+        fake = self
+
+        class Wrapper:
+            def __init__(self, **_: Any) -> None: ...
+
+            def plan(self, **_: Any) -> None: ...
+
+            def reset_workspace_buffer(self, **_: Any) -> None: ...
+
+            def run(self, **_: Any) -> None:
+                fake.launches += ["attention", "merge_states"]
+
+        class Library:
+            __version__ = "0.6.18.post1"
+            BatchDecodeWithPagedKVCacheWrapper = BatchPrefillWithPagedKVCacheWrapper = Wrapper
+
+            def __getattr__(self, name: str) -> Callable[..., None]:
+                return lambda **_: fake.launches.append(name)
+
+        return Library()
+
+    def is_pinned(self, tensor: Tensor) -> bool:
+        return tensor.untyped_storage().data_ptr() in self._pinned
+
+    def pinned(self, tensor: Tensor) -> Tensor:
+        self._pinned[tensor.untyped_storage().data_ptr()] = tensor
+        return tensor
+
+    def _wait(self, what: str) -> None:
+        if self.strict or self.capturing:
+            raise HostWaitError(what)
+
+    def _launcher(self) -> Callable[[Any, Any], Callable[..., None]]:
+        def of(kernel: Any, grid: Any) -> Callable[..., None]:
+            def launch(*args: Any, **options: Any) -> None:
+                constants = {name: value for name, value in options.items() if name not in _OPTIONS}
+                inspect.signature(kernel.fn).bind(*args, **constants)
+                for tensor in filter(torch.is_tensor, [*args, *options.values()]):
+                    assert tensor.device == CUDA, f"{kernel.fn.__name__} is given a tensor in host memory"
+                assert all(isinstance(size, int) and size > 0 for size in grid), f"{kernel.fn.__name__} has the grid {grid}"
+                self.launches.append(kernel.fn.__name__)
+
+            return launch
+
+        return of
+
+
+class _Operations(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    def __init__(self, fake: FakeCuda) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self._fake = fake
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None) -> Any:
+        kwargs, name = dict(kwargs or {}), func.overloadpacket.__name__
+        if func.namespace != "aten":
+            return func(*args, **kwargs)
+        if name not in ("pin_memory", "is_pinned") and func.has_kernel_for_dispatch_key(_COMPOSITE):
+            with self:  # one that consists of others, which inference mode does not take apart
+                return func.decompose(*args, **kwargs)
+        tensors = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)]
+        on_host = [tensor for tensor in tensors if not isinstance(tensor, FakeTensor)]
+        device = kwargs.get("device")
+        if len(on_host) == len(tensors) and (device is None or torch.device(device).type == "cpu"):
+            return self._on_host(func, name, args, kwargs)
+        if name in ("_to_copy", "copy_") and (on_host or (device is not None and torch.device(device).type == "cpu")):
+            return self._copied(func, name, args, kwargs)
+        if name == "_local_scalar_dense":
+            self._fake._wait("a number is read")
+            return 0
+        for tensor in on_host:
+            if tensor.dim():
+                self._fake._wait(f"{name} is given a tensor of shape {list(tensor.shape)} in host memory")
+        result = func(*args, **kwargs)
+        if name not in _NO_KERNEL and (func._schema.is_mutable or not _is_view(result, tensors)):
+            self._fake.launches.append(name)
+        return result
+
+    def _on_host(self, func: Any, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        if name == "is_pinned":
+            return self._fake.is_pinned(args[0])
+        pins = name in ("pin_memory", "_pin_memory")
+        pinned = kwargs.pop("pin_memory", False) or pins
+        with _disable_current_modes():  # type: ignore[no-untyped-call]
+            result = args[0].clone() if pins else func(*args, **kwargs)
+        return self._fake.pinned(result) if pinned else result
+
+    def _copied(self, func: Any, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Between host and device."""
+        target, source = (args[0], args[1]) if name == "copy_" else (None, args[0])
+        waits = not (args[2] if len(args) > 2 else kwargs.get("non_blocking", False))
+        host = source if isinstance(target, FakeTensor) or (target is None and not isinstance(source, FakeTensor)) else target
+        if source.numel() and (waits or host is None or not self._fake.is_pinned(host)):
+            self._fake._wait(f"{list(source.shape)} numbers are copied {'to' if host is source else 'from'} the device")
+        if host is source:
+            return torch.empty(source.shape, dtype=kwargs.get("dtype") or source.dtype, device=CUDA) if target is None else target
+        with _disable_current_modes():  # type: ignore[no-untyped-call]
+            return torch.zeros(source.shape, dtype=kwargs.get("dtype") or source.dtype) if target is None else target.zero_()
+
+
+class _Event:
+    """Waiting for one is how a host waits for what it needs, so that is no mistake."""
+
+    def __init__(self, **_: Any) -> None: ...
+
+    def record(self, *_: Any) -> None: ...
+
+    def synchronize(self) -> None: ...
+
+    def query(self) -> bool:
+        return True
+
+
+class _Stream:
+    fake: FakeCuda
+    device = CUDA
+    cuda_stream = 0
+
+    def __init__(self, *_: Any) -> None: ...
+
+    def synchronize(self) -> None:
+        self.fake._wait("Stream.synchronize")
+
+    def wait_event(self, event: Any) -> None: ...
+
+
+class _Graph:
+    fake: FakeCuda
+
+    def __init__(self, **_: Any) -> None: ...
+
+    def capture_begin(self, **_: Any) -> None:
+        self.fake.capturing = True
+
+    def capture_end(self) -> None:
+        self.fake.capturing = False
+
+    def replay(self) -> None:
+        self.fake.launches.append("graph")
+
+
+_made = torch.tensor
+
+
+def _tensor(data: Any, *, device: torch.device | None = None, **options: Any) -> Tensor:
+    """`torch.tensor`, which copies to the device out of sight of dispatch modes."""
+    made = _made(data, **options)
+    return made if device is None else made.to(device)
+
+
+class _Generator(torch.Generator):
+    """Of the host: there is none of the device."""
+
+    def __new__(cls, *_: Any) -> _Generator:
+        return super().__new__(cls)
+
+
+def _is_view(result: Any, tensors: list[Tensor]) -> bool:
+    made = [leaf for leaf in tree_leaves(result) if isinstance(leaf, Tensor)]
+    given = {tensor.untyped_storage()._cdata for tensor in tensors}
+    return bool(made) and all(tensor.untyped_storage()._cdata in given for tensor in made)
+
+
+@contextmanager
+def _device_guard() -> Iterator[None]:
+    """Builds of torch for CPUs have no guard of CUDA devices, without which it indexes none of their tensors. That of meta does."""
+    library = ctypes.CDLL(os.path.join(os.path.dirname(torch.__file__), "lib", "libc10.so"))
+    guards = (ctypes.c_void_p * (_TYPE_META + 1)).in_dll(library, "_ZN3c104impl26device_guard_impl_registryE")
+    before = guards[_TYPE_CUDA]
+    guards[_TYPE_CUDA] = before or guards[_TYPE_META]
+    try:
+        yield
+    finally:
+        guards[_TYPE_CUDA] = before
