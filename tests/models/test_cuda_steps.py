@@ -64,9 +64,9 @@ def test_steps_of_families(name: str, fake: FakeCuda, tmp_path: pathlib.Path) ->
         assert runner._executor._model.graphs.pieces is not None
         fake.strict = True
         for chunk in (40, 5):  # operation by operation, and in graphs
-            fake.launches.clear()
+            replays = fake.replays
             Driver(runner, chunk=chunk).generate([[1, 2, 3], [4] * 9, [5] * 17], 3)
-            assert {"prefill_kernel", "graph"} <= set(fake.launches)
+            assert fake.replays > replays
         fake.strict = False
 
 
@@ -86,7 +86,7 @@ def test_launches_of_a_layer(
     for layers in (2, 3):
         case = Case("launches", "Qwen3", {"head_dim": 64, "num_hidden_layers": layers})
         with fake.active():
-            driver = Driver(make_runner(case, tmp_path, attention_backend=backend, eager=True))
+            driver = Driver(make_runner(case, tmp_path, attention_backend=backend))
             rows = [driver.add([1, 2, 3], GREEDY)]
             driver.run_step(rows)
             fake.launches.clear()

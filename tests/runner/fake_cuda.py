@@ -38,10 +38,11 @@ class HostWaitError(AssertionError):
 
 class FakeCuda:
     """`launches` are the names of kernels in their order: those of Triton, operations of torch (once each, though some take several
-    kernels), calls of `library`, and replays of graphs."""
+    kernels), and calls of `library`; a replay launches again what its graph has captured."""
 
     def __init__(self) -> None:
         self.launches: list[str] = []
+        self.replays = 0
         self.strict = False
         """Whether what makes the host wait raises HostWaitError. While a graph is captured it does so always."""
         self.capturing = False
@@ -217,12 +218,15 @@ class _Graph:
 
     def capture_begin(self, **_: Any) -> None:
         self.fake.capturing = True
+        self._before, self.fake.launches = self.fake.launches, []
 
     def capture_end(self) -> None:
         self.fake.capturing = False
+        self._captured, self.fake.launches = self.fake.launches, self._before
 
     def replay(self) -> None:
-        self.fake.launches.append("graph")
+        self.fake.replays += 1
+        self.fake.launches += self._captured
 
 
 _made = torch.tensor
