@@ -89,8 +89,9 @@ class AttentionStep(Protocol):
     def target(self, layer: int) -> KvTarget | None:
         """Where `write` stores a layer's keys and values, for kernels that do so in its place; None: nothing else can."""
 
-    def attend(self, layer: int, query: Tensor, sinks: Tensor | None = None) -> Tensor:
-        """Causal attention of the [T, num_heads, head_dim] queries over their rows' pages; returns [T, num_heads, value_dim].
+    def attend(self, layer: int, query: Tensor, sinks: Tensor | None = None, out: Tensor | None = None) -> Tensor:
+        """Causal attention of the [T, num_heads, head_dim] queries over their rows' pages; returns [T, num_heads, value_dim], `out` if it
+        is given, which is contiguous.
 
         `sinks` [num_heads] are the scores of a layer whose `Scoring` has sinks. Reads what was written in this step and in all steps
         before, and nothing beyond a row's length.

@@ -119,7 +119,7 @@ class _Step:
     def target(self, layer: int) -> None:
         """Pages have a layout of their own."""
 
-    def attend(self, layer: int, query: Tensor, sinks: Tensor | None = None) -> Tensor:
+    def attend(self, layer: int, query: Tensor, sinks: Tensor | None = None, out: Tensor | None = None) -> Tensor:
         spec, scoring = self._backend.spec, self._backend.spec.scoring[layer]
         scores = None if sinks is None else sinks.float().contiguous()
         op = CAttentionOp(
@@ -131,7 +131,8 @@ class _Step:
             out=1,
         )
         width = spec.num_heads * spec.value_dim
-        return self._run([query], (library.ATTEND, op), width)[:, :width].view(-1, spec.num_heads, spec.value_dim)
+        attended = self._run([query], (library.ATTEND, op), width)[:, :width].view(-1, spec.num_heads, spec.value_dim)
+        return attended if out is None else out.copy_(attended)
 
     def _run(self, inputs: list[Tensor], op: tuple[int, ctypes.Structure], width: int) -> Tensor:
         """Runs `op` on the rows of `inputs` [T, heads, width], which become the first buffers. Returns the last buffer, of `width` columns

@@ -204,9 +204,9 @@ class _Step:
         group, _ = self._backend.kinds[layer]
         return KvTarget(self._backend.caches[layer], self._slots[group])
 
-    def attend(self, layer: int, query: Tensor, sinks: Tensor | None = None) -> Tensor:
+    def attend(self, layer: int, query: Tensor, sinks: Tensor | None = None, out: Tensor | None = None) -> Tensor:
         cache, first = self._backend.caches[layer], self._num_decodes
-        out = torch.empty(query.shape, dtype=query.dtype, device=query.device)
+        out = torch.empty(query.shape, dtype=query.dtype, device=query.device) if out is None else out
         if first:
             self._decodes.attend(layer, query, out, cache)
         if first < len(query):

@@ -88,11 +88,11 @@ class _Step:
     def target(self, layer: int) -> None:
         """Pages lie in another order here."""
 
-    def attend(self, layer: int, query: Tensor, sinks: Tensor | None = None) -> Tensor:
+    def attend(self, layer: int, query: Tensor, sinks: Tensor | None = None, out: Tensor | None = None) -> Tensor:
         spec = self._backend.spec
         cache, scoring, group = self._backend.caches[layer], spec.scoring[layer], spec.places[layer][0]
         by_kv_head = None if sinks is None else sinks.float().view(spec.num_kv_heads, -1)
-        out = query.new_empty(*query.shape[:2], spec.value_dim)
+        out = query.new_empty(*query.shape[:2], spec.value_dim) if out is None else out
         for decodes in self._decodes[scoring.window]:
             attended = decodes.attend(query.index_select(0, decodes.rows), cache, decodes.pages[group], scoring, by_kv_head)
             out.index_copy_(0, decodes.rows, attended)

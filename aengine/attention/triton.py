@@ -83,10 +83,10 @@ class _Step:
         group, _ = self._backend.spec.places[layer]
         return KvTarget(self._backend.caches[layer], self._metadata.slot_mapping[group])
 
-    def attend(self, layer: int, query: Tensor, sinks: Tensor | None = None) -> Tensor:
+    def attend(self, layer: int, query: Tensor, sinks: Tensor | None = None, out: Tensor | None = None) -> Tensor:
         backend = self._backend
         cache, scoring, blocks = backend.caches[layer], backend.spec.scoring[layer], backend.blocks
-        out = query.new_empty(*query.shape[:2], backend.spec.value_dim)
+        out = query.new_empty(*query.shape[:2], backend.spec.value_dim) if out is None else out
         if self._decodes is not None:
             self._decodes.attend(layer, query, out, cache, sinks)
         if self._tiles is not None:

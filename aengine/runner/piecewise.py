@@ -40,9 +40,9 @@ class _Attention:
     def target(self, layer: int) -> KvTarget | None:
         return self.targets.target(layer)
 
-    def attend(self, layer: int, query: Tensor, sinks: Tensor | None = None) -> Tensor:
+    def attend(self, layer: int, query: Tensor, sinks: Tensor | None = None, out: Tensor | None = None) -> Tensor:
         written, self._written = self._written or (), None
-        out = self._out[: len(query)]
+        attended = self._out[: len(query)] if out is None else out
 
         def run(query: Tensor, *written: Tensor) -> None:
             if self.step is not None:
@@ -50,10 +50,10 @@ class _Attention:
                 if written:
                     key, value = written
                     self.step.write(layer, key[:count], value[:count])
-                out[:count].copy_(self.step.attend(layer, query[:count], sinks))
+                self.step.attend(layer, query[:count], sinks, attended[:count])
 
         self.pieces.interrupt(run, query, *written)
-        return out
+        return attended
 
 
 class PiecewiseGraphs:

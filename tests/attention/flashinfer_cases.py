@@ -158,7 +158,9 @@ class Pair:
             for tensor, which in ((here, step), (fused[: layout.num_tokens], expected_step)):
                 query, key, value = tensor.split([case.num_heads, case.num_kv_heads, case.num_kv_heads], dim=1)
                 which.write(layer, key, value)
-                results.append(which.attend(layer, query))
+                given = torch.full_like(query, torch.nan, memory_format=torch.contiguous_format) if layer % 2 else None
+                results.append(which.attend(layer, query, None, given))
+                assert given is None or results[-1].data_ptr() == given.data_ptr()
             found, expected = results
             assert found.shape == (num_tokens, case.num_heads, case.head_dim)
             self.assert_near(found[: layout.num_tokens], expected)

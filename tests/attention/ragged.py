@@ -96,7 +96,9 @@ class Crowd:
             sinks = None
             if self.spec.scoring[layer].sinks:
                 sinks = torch.randn(self.spec.num_heads, generator=self.torch_rng).mul(3.0).to(self.spec.dtype).to(self.spec.device)
-            out = step.attend(layer, query, sinks)
+            given = query.new_full((*query.shape[:2], self.spec.value_dim), torch.nan) if layer % 2 else None
+            out = step.attend(layer, query, sinks, given)
+            assert given is None or out.data_ptr() == given.data_ptr()
             assert out.dtype == query.dtype
             assert out.shape == (*query.shape[:2], self.spec.value_dim)
             self.check(layer, layout, rows, query, key, value, out, sinks)

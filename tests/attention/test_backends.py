@@ -100,7 +100,9 @@ def test_ragged_steps(device: str, shape: Shape, page_size: int, dtype: str, sma
             fused = torch.randn(layout.num_tokens, shape.num_heads + 2 * shape.num_kv_heads, shape.head_dim).to(kind)
             q, k, v = fused.to(target).split([shape.num_heads, shape.num_kv_heads, shape.num_kv_heads], dim=1)
             step.write(layer, k, v)
-            out = step.attend(layer, q)
+            given = torch.full_like(q, torch.nan, memory_format=torch.contiguous_format) if layer % 2 else None
+            out = step.attend(layer, q, None, given)
+            assert given is None or out.data_ptr() == given.data_ptr()
             assert out.dtype == kind
             assert out.shape == q.shape
             for i, row in enumerate(rows):

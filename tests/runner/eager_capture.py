@@ -48,19 +48,19 @@ class PlannedStep:
     def target(self, layer: int) -> None:
         """Nothing is written before a replay."""
 
-    def attend(self, layer: int, query: Tensor, sinks: Tensor | None = None) -> Tensor:
+    def attend(self, layer: int, query: Tensor, sinks: Tensor | None = None, out: Tensor | None = None) -> Tensor:
         assert self._written is not None, "a layer writes before it attends"
         key, value = self._written
-        out = query.new_empty(*query.shape[:2], self._backend.spec.value_dim)
+        attended = query.new_empty(*query.shape[:2], self._backend.spec.value_dim) if out is None else out
 
         def run() -> None:
             if self._step is None:
                 self._step = self.plan()
             self._step.write(layer, key, value)
-            out.copy_(self._step.attend(layer, query, sinks))
+            self._step.attend(layer, query, sinks, attended)
 
         _Tape.run_live(run)
-        return out
+        return attended
 
 
 class EagerCapture:
