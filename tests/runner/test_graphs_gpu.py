@@ -223,6 +223,22 @@ def test_pieces_up_to_the_chunk_size(model_dir: pathlib.Path, backend: str) -> N
         assert compared.worst < 0.2
 
 
+@pytest.mark.parametrize("backend", [backend_param("flashinfer")])
+def test_graphs_of_uneven_steps(model_dir: pathlib.Path, backend: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """All decodes by the other kernels, as if they were uneven, against the usual ones in steps without graphs."""
+    with cuda_runner(model_dir, backend, max_num_seqs=70, graph_sizes=(8, 70)) as runner:
+        model = runner._executor._model
+        monkeypatch.setattr(type(model.backend), "is_uneven", lambda self, layout: model.graphs is not None)
+        counts = count_replays(runner)
+        compared = compare_with_eager(runner)
+        for seed in range(3):
+            random_steps(runner, seed, 36, most=70, params=(GREEDY, sampled(1)))
+        replayed = {kind: sum(count for (of, _), count in counts.items() if of == kind) for kind in ("decode", "uneven")}
+        assert (replayed["decode"], replayed["uneven"]) == (0, compared.by_graph)
+        assert compared.by_graph > 30
+        assert compared.worst < 0.2
+
+
 @pytest.mark.whole_device
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_without_graphs_where_the_device_refuses_one(
