@@ -36,7 +36,7 @@ class UnevenDecodes:
         even, ours = self._evenly(total), self._evenly(total - self._shared(layout))
         if not _worth(max(even, longest), ours):
             return False
-        return _worth(max(even, self._longest_part(lengths)), ours)
+        return _worth(max(even, self.longest_part(lengths)), ours)
 
     def _seen(self, lengths: NDArray[np.int32]) -> NDArray[np.int32]:
         """Keys that rows of these lengths read in the layers that read most."""
@@ -47,7 +47,7 @@ class UnevenDecodes:
         """What a multiprocessor reads if all read as much."""
         return keys * self.spec.num_kv_heads / self.processors
 
-    def _longest_part(self, lengths: NDArray[np.int32]) -> int:
+    def longest_part(self, lengths: NDArray[np.int32]) -> int:
         """The part of a row that FlashInfer's fa2 planner gives a thread block: the shortest for which there are few enough parts."""
         most_parts = 2 * self.processors // self.spec.num_kv_heads
         low, high = _LEAST_CHUNK, int(lengths.max())

@@ -162,6 +162,20 @@ class Plan:
     num_queries: int
 
 
+def num_parts(tiles: list[int], pages: list[int], chunk: int) -> int:
+    """Of rows of so many tiles of queries and pages, in chunks of so many pages."""
+    return sum(one * -(-max(length, 1) // chunk) for one, length in zip(tiles, pages, strict=True))
+
+
+def chunk_pages(tiles: list[int], pages: list[int], page_size: int, fitting: int) -> int:
+    """Of PrefillBinarySearchKVChunkSize."""
+    low, high = max(128 // page_size, 1), max(pages)
+    while low < high:
+        middle = (low + high) // 2
+        low, high = (middle + 1, high) if num_parts(tiles, pages, middle) > fitting else (low, middle)
+    return low
+
+
 def reserved(plan: Plan, qo_indptr: Tensor, kv_indptr: Tensor, processors: Processors, *, graph: bool) -> tuple[int, int]:
     """Bytes that the planner of 0.6.x takes of the float and of the int workspace: PrefillSplitQOKVIndptr and PrefillPlan."""
     group, rows = plan.num_qo_heads // plan.num_kv_heads, plan.num_rows
@@ -173,17 +187,10 @@ def reserved(plan: Plan, qo_indptr: Tensor, kv_indptr: Tensor, processors: Proce
     if plan.window_left >= 0:
         pages = [min(-(-(plan.window_left + tile) // plan.page_size), one) for one in pages]
     fitting = 2 * processors.multi_processor_count // plan.num_kv_heads
-
-    def parts(chunk: int) -> int:
-        return sum(one * -(-max(length, 1) // chunk) for one, length in zip(tiles, pages, strict=True))
-
-    low, high = max(128 // plan.page_size, 1), max(pages)
-    while low < high:
-        middle = (low + high) // 2
-        low, high = (middle + 1, high) if parts(middle) > fitting else (low, middle)
-    split = graph or low < max(pages)
-    padded = max(fitting, -(-plan.num_queries * group // tile) + rows - 1) if graph else parts(low)
-    check(parts(low) <= padded, "new batch size should not exceed padded batch size")
+    chunk = chunk_pages(tiles, pages, plan.page_size, fitting)
+    split, parts = graph or chunk < max(pages), num_parts(tiles, pages, chunk)
+    padded = max(fitting, -(-plan.num_queries * group // tile) + rows - 1) if graph else parts
+    check(parts <= padded, "new batch size should not exceed padded batch size")
     floats = sum(-(-plan.num_qo_heads * padded * tile * size * 4 // 16) * 16 for size in (plan.head_dim, 1)) if split else 0
     sizes = [4 * padded] * 3 + [4 * (rows + 1), 4] + [4] * graph + ([4 * (plan.num_queries + 1), padded] if split else [])
     return floats, sum(-(-size // 16) * 16 for size in sizes)

@@ -10,7 +10,7 @@ import pytest
 import torch
 import triton_mode  # noqa: F401
 from flashinfer_cases import CPU, NUM_ROWS, Buffers, Case, Pair, Rows, padded
-from flashinfer_standin import Processors, StandIn
+from flashinfer_standin import Processors, StandIn, chunk_pages
 
 from aengine.attention import StepLayout, build_layout
 from aengine.attention.flashinfer import FlashInferBackend
@@ -49,6 +49,15 @@ def decodes(lengths: list[int], shared: int = 0, page_size: int = 16) -> StepLay
 def test_which_decodes_are_uneven(lengths: list[int], shared: int, uneven: bool) -> None:
     """On an H100."""
     assert UnevenDecodes(QWEN3_8B, 132).has(decodes(lengths, shared)) == uneven
+
+
+def test_the_longest_part_is_the_planners() -> None:
+    """To a page."""
+    rng = np.random.default_rng(4)
+    for count in (1, 2, 10, 30, 33, 34, 100):
+        lengths = rng.lognormal(7, 1.5, count).astype(np.int32) + 1
+        planned = 16 * min(chunk_pages([1] * count, (-(-lengths // 16)).tolist(), 16, 33), -(-int(lengths.max()) // 16))
+        assert abs(UnevenDecodes(QWEN3_8B, 132).longest_part(lengths) - planned) <= 16
 
 
 def test_more_splits_with_fewer_kv_heads() -> None:
