@@ -5,8 +5,11 @@ from __future__ import annotations
 import json
 import os
 import re
+import signal
 import subprocess
 import sys
+import threading
+import time
 import zipfile
 from dataclasses import replace
 from pathlib import Path
@@ -25,7 +28,7 @@ from aengine.bench.report import write_json
 from aengine.bench.step_cases import Case
 from aengine.bench.steps import LeftOut, MeasuredStep, ModelSteps, StepFigures
 from tools.gpu import __main__ as command
-from tools.gpu import outcomes, running
+from tools.gpu import modules, outcomes, running
 from tools.gpu.facts import facts
 from tools.gpu.flashinfer_folder import prebuilt_folder, unpack
 from tools.gpu.parts import CORE_TESTS, EVEN, GPU_TESTS, KEPT_FOR_SUMMARY, RAGGED, TOTAL, Part, all_parts
@@ -148,15 +151,31 @@ def test_a_part_that_fails_leaves_the_others_and_makes_the_run_red(
 
 
 def test_a_part_is_stopped_with_all_its_processes_and_keeps_what_it_wrote(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(running, "GRACE", 0.5)
+    """Also one that does not heed the interrupt, and what it has started. Its time is over when it has said what it says."""
     printed: list[str] = []
+    said = threading.Event()
+    wait = subprocess.Popen.wait
+
+    def time_is_over(process: subprocess.Popen[str], timeout: float | None = None) -> int:
+        if timeout != 100:
+            return wait(process, timeout)
+        said.wait()
+        raise subprocess.TimeoutExpired(process.args, timeout)
+
+    def write(line: str) -> None:
+        printed.append(line)
+        said.set()
+
+    monkeypatch.setattr(running, "GRACE", 0.5)
+    monkeypatch.setattr(subprocess.Popen, "wait", time_is_over)
     stubborn = f"trap '' INT; sleep 1000 & echo $! > {tmp_path}/child; echo kept; wait"
-    done = run(shell(stubborn), 2.0, os.environ, printed.append)
+    done = run(shell(stubborn), 100.5, os.environ, write)
     assert done.timed_out
-    assert done.code != 0
+    assert done.code == -signal.SIGKILL
     assert printed == ["kept\n"]
     child = Path(f"/proc/{(tmp_path / 'child').read_text().strip()}/stat")
-    assert not child.exists() or child.read_text().split()[2] == "Z"
+    while child.exists() and child.read_text().split()[2] != "Z":  # killed, and soon gone
+        time.sleep(0.01)
 
 
 def test_what_runs_beside_a_part_does_not_count(driver: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
@@ -213,6 +232,34 @@ def test_outcomes_of_tests_are_written_as_they_come(
     out = capsys.readouterr().out
     assert "1 passed" in out
     assert "  failed: test_some.py::test_wrong: assert 1 == 2" in out
+
+
+def test_modules_that_are_missing_are_built(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    """One that cannot be built does not keep the others from it, and what is there is not built again."""
+    built: list[str] = []
+
+    def spec(name: str) -> SimpleNamespace:
+        def build_and_load() -> None:
+            if name == "norm":
+                raise RuntimeError("nvcc failed")
+            built.append(name)
+            (tmp_path / "cache").mkdir(exist_ok=True)
+            (tmp_path / "cache" / f"{name}.so").write_text(f"compiled {name}")
+
+        return SimpleNamespace(name=name, build_and_load=build_and_load, jit_library_path=tmp_path / "cache" / f"{name}.so")
+
+    monkeypatch.setattr(modules, "module_specs", lambda: {name: lambda name=name: spec(name) for name in ("rope", "norm", "silu")})
+    folder = tmp_path / "aot"
+    assert modules.build(folder, ["rope"]) == 0
+    assert modules.build(folder, []) == 1
+    assert built == ["rope", "silu"]
+    assert {path.name: path.read_text() for path in folder.rglob("*") if path.is_file()} == {
+        "rope.so": "compiled rope",
+        "silu.so": "compiled silu",
+    }
+    assert "norm: RuntimeError: nvcc failed" in capsys.readouterr().out
+    with pytest.raises(SystemExit, match="there is no module attend; there are rope, norm, silu"):
+        modules.build(folder, ["attend"])
 
 
 def test_a_test_that_did_not_end_and_one_that_failed_twice(tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ from typing import Any
 
 from tools.gpu.parts import EVEN, RAGGED, Part
 
-KERNELS = 6  # of each breakdown
+KERNELS = 5  # of each breakdown
 FAILURES = 12
 _WIDTH = 110
 _FACTS = ("gpu", "driver", "torch", "cuda", "triton", "flashinfer", "python")
