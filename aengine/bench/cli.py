@@ -10,7 +10,9 @@ import argparse
 import asyncio
 import importlib.util
 import itertools
+import logging
 import sys
+import traceback
 from collections.abc import Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import asdict, replace
@@ -47,10 +49,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
     given = list(sys.argv[1:] if arguments is None else arguments)
     options = build_parser().parse_args(given)
     switch_often()  # as aengine-grpc does
+    if options.verbose:
+        logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
     try:
         _check_plot(options)
         return int(options.run(options, ["aengine-bench", *given]))
     except (AEngineError, OSError, ValueError, RuntimeError) as error:
+        if options.verbose:
+            traceback.print_exc()
         print(f"aengine-bench: {error}", file=sys.stderr)
         return 1
     except KeyboardInterrupt:
@@ -128,6 +134,7 @@ def build_parser() -> argparse.ArgumentParser:
     add_routing_options(route)
     for command in (serve, offline, latency, step, startup, quality, speculation, route):
         command.add_argument("--json", type=Path, metavar="FILE", help="write the figures, with date, hardware and versions")
+        command.add_argument("--verbose", action="store_true", help="show log lines as they come, and where an error was raised")
     return parser
 
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import gc
 import itertools
+import logging
 import pathlib
 import statistics
 import tempfile
@@ -31,6 +32,7 @@ from aengine.runner.base import InFlightStep
 from aengine.runner.changes import LoadAdapter
 from aengine.runner.model_runner import ModelRunner
 
+_log = logging.getLogger("aengine")
 ROUNDS = 5
 """Of a case, with the machine measured in between, since shared machines drift."""
 HEADER = ("step", "ms", "best ms", "tok/s", "MB moved", "GFLOP", "floor ms", "of floor", "GB/s", "TFLOP/s")
@@ -150,6 +152,7 @@ def measure_model(
                 try:
                     action(case)
                 except RuntimeError as error:  # the other cases are measured all the same
+                    _log.warning("%s failed", case.name, exc_info=True)
                     found.failed.append(LeftOut(case.name, f"{type(error).__name__}: {error}"))
             on_progress(found)
         return found

@@ -168,7 +168,7 @@ def test_a_part_is_stopped_with_all_its_processes_and_keeps_what_it_wrote(tmp_pa
 
     monkeypatch.setattr(running, "GRACE", 0.5)
     monkeypatch.setattr(subprocess.Popen, "wait", time_is_over)
-    stubborn = f"trap '' INT; sleep 1000 & echo $! > {tmp_path}/child; echo kept; wait"
+    stubborn = f"trap '' INT ABRT; sleep 1000 & echo $! > {tmp_path}/child; echo kept; wait"
     done = run(shell(stubborn), 100.5, os.environ, write)
     assert done.timed_out
     assert done.code == -signal.SIGKILL

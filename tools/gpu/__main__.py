@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import resource
 import signal
 import subprocess
 import sys
@@ -44,6 +45,7 @@ def main() -> int:
     if unknown := [name for name in options.parts if name not in names]:
         parser.error(f"there is no part {unknown[0]}; there are {', '.join(names)}")
     end = begin + options.seconds - KEPT_FOR_SUMMARY
+    resource.setrlimit(resource.RLIMIT_CORE, (0, resource.getrlimit(resource.RLIMIT_CORE)[1]))  # a core would take longer than the run
     site, problem = (None, None) if options.dry_run else _unpacked()
     environment = _environment(site)
     facts = _facts(environment)
@@ -93,6 +95,7 @@ def _environment(site: Path | None) -> dict[str, str]:
         "FLASHINFER_USE_CUDA_NORM": "1",
         "HF_HUB_OFFLINE": "1",
         "MAX_JOBS": str(BUILD_JOBS),
+        "PYTHONFAULTHANDLER": "1",
         "PYTHONUNBUFFERED": "1",
     }
 

@@ -50,7 +50,7 @@ def all_parts(python: str, folder: Path, gpu: str, workers: int) -> list[Part]:
         return folder / f"{gpu}-{name}.json"
 
     def bench(name: str, limit: float, *arguments: str, alternative: tuple[str, ...] = ("--eager",)) -> Part:
-        command = (python, "-m", "aengine.bench.cli", *arguments, "--device", "cuda", "--json", str(figures(name)))
+        command = (python, "-m", "aengine.bench.cli", *arguments, "--device", "cuda", "--verbose", "--json", str(figures(name)))
         return Part(name, limit, (command,), figures(name), alternative)
 
     def step(name: str, limit: float, *arguments: str) -> Part:
@@ -61,7 +61,19 @@ def all_parts(python: str, folder: Path, gpu: str, workers: int) -> list[Part]:
         return Part(name, limit, tuple((*always, *command) for command in commands), figures(name), beside=beside)
 
     # Triton compiles what the benchmarks need while tests, which are not timed, use the device: its cache is in the file system.
-    once = ("--decode", "1,32", "--prefill", "1024", "--seconds", "0.01", "--kv-cache-memory", str(8 << 30), "--device", "cuda")
+    once = (
+        "--decode",
+        "1,32",
+        "--prefill",
+        "1024",
+        "--seconds",
+        "0.01",
+        "--kv-cache-memory",
+        str(8 << 30),
+        "--device",
+        "cuda",
+        "--verbose",
+    )
     compiling = tuple(
         (python, "-m", "aengine.bench.cli", "step", "--shape", "qwen3-8b", *once, *more)
         for more in (("--attention-backend", "triton"), ("--attention-backend", "flashinfer"), ("--quantization", "fp8", "--eager"))

@@ -13,7 +13,8 @@ from dataclasses import dataclass
 from typing import IO
 
 GRACE = 4.0
-"""Seconds from the interrupt, upon which a command may write what it has, to the end of all its processes."""
+"""Seconds from the interrupt, upon which a command may write what it has, to the end of all its processes. Half way they are aborted:
+Python's faulthandler then shows where they are, also in a call that does not return."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,9 +39,11 @@ def run(command: tuple[str, ...], limit: float, environment: Mapping[str, str], 
         process.wait(max(0.0, limit - GRACE))
     except subprocess.TimeoutExpired:
         timed_out = True
-        _signal(process, signal.SIGINT)
-        with suppress(subprocess.TimeoutExpired):
-            process.wait(GRACE)
+        for number in (signal.SIGINT, signal.SIGABRT):
+            _signal(process, number)
+            with suppress(subprocess.TimeoutExpired):
+                process.wait(GRACE / 2)
+                break
     finally:
         _signal(process, signal.SIGKILL)
         process.wait()
