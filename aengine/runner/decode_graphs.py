@@ -127,6 +127,9 @@ class DecodeGraphs:
         """The same for uneven steps. False: the attention backend has no other kernels for them."""
         return self._record(size, self._backend.uneven_graph_step, self._uneven)
 
+    def drop_uneven(self) -> None:
+        self._uneven.clear()
+
     def _record(self, size: int, step_over: Callable[[AttentionMetadata], GraphStep | None], graphs: dict[int, _Graph]) -> bool:
         nothing = empty_layout(self._frame.num_groups, self._backend.spec.page_size)
         no_rows = nothing.seq_lens

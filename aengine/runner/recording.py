@@ -9,6 +9,7 @@ import functools
 import logging
 import operator
 from collections.abc import Sequence
+from dataclasses import replace
 
 from aengine.runner.buckets import GraphBytes, GraphSizes
 from aengine.runner.device_adapters import DeviceAdapters
@@ -31,8 +32,9 @@ class Recording:
         )
 
     def record(self, sizes: GraphSizes, max_model_len: int) -> GraphBytes | None:
-        """Records graphs of steps over the pages that there are. None: there is nothing that records, or one could not be recorded; then
-        none is used, and none is tried again. Raises that error if there are other ranks, which may have graphs."""
+        """Records graphs of steps over the pages that there are. None: there is nothing that records, or one of decodes could not be
+        recorded; then none is used. Raises that error if there are other ranks, which may have graphs. What could not be recorded is not
+        tried again."""
         self.drop()
         if self._capture is None:
             return None
@@ -51,7 +53,9 @@ class Recording:
             self.drop()
             self._capture = None
             return None
-        return functools.reduce(operator.add, recorded)
+        every: GraphBytes = functools.reduce(operator.add, recorded)
+        self.sizes = replace(self.sizes, tokens=self.sizes.tokens if every.tokens else (), uneven=self.sizes.uneven if every.uneven else ())
+        return every
 
     def foresee(self, max_model_len: int) -> int:
         """Bytes that all graphs will take, from recording the largest two of each kind, which are dropped again."""

@@ -28,12 +28,11 @@ class StepGraphs(NamedTuple):
 
 
 class _Kind(NamedTuple):
-    """Graphs of one kind, all sizes of which are recorded, or none."""
+    """Graphs of one kind: `record` makes that of a size, or refuses."""
 
     record: Callable[[int], bool]
     sizes: tuple[int, ...]
     what: str
-    taken: list[int]  # bytes, of those that are recorded
 
 
 def record_graphs(
@@ -48,8 +47,9 @@ def record_graphs(
 ) -> tuple[StepGraphs, GraphBytes] | None:
     """Graphs of all sizes, the largest recorded first; at least one of decodes. None: the attention backend does not support graphs.
 
-    `last_tokens`, `pages_per_row`, `num_rows`, `shard`: as of `DecodeGraphs`. An error says which graph could not be recorded; none may be
-    used then.
+    `last_tokens`, `pages_per_row`, `num_rows`, `shard`: as of `DecodeGraphs`. If one of decodes cannot be recorded, an error says which;
+    none may be used then. If one of another kind cannot be, a warning does, and there are none of this kind. With other ranks, which may
+    have them, that is an error, too.
     """
     from tqdm import tqdm  # type: ignore[import-untyped]
 
@@ -57,34 +57,52 @@ def record_graphs(
     before = capture.memory()
     decodes = DecodeGraphs(model, backend, sizes, last_tokens, pages_per_row, capture, num_rows, shard)
     pieces = PiecewiseGraphs(model, backend, sizes.tokens, capture, shard) if sizes.tokens else None
-    used = capture.memory()
-    buffers = used - before
-    rows = _Kind(decodes.record, sizes.rows, "sequences", [])
-    uneven = _Kind(decodes.record_uneven, sizes.uneven, "uneven sequences", [])
-    tokens = None if pieces is None else _Kind(pieces.record, sizes.tokens, "tokens", [])
-    graphs = [(kind, size) for kind in (rows, tokens, uneven) if kind is not None for size in reversed(kind.sizes)]
-    with capture.session():
-        for kind, size in tqdm(graphs, desc="Recording graphs", unit="graph", leave=False, disable=not sys.stderr.isatty()):
-            try:
-                recorded = kind.record(size)
-            except Exception as error:
-                raise RuntimeError(f"recording a graph for {size} {kind.what} failed: {error}") from error
-            if recorded:
-                before, used = used, capture.memory()
-                kind.taken.append(used - before)
-            elif kind is rows:
-                _log.info("no graphs: the attention backend %s does not support them", backend.name)
-                return None
-    taken = GraphBytes(buffers, tuple(rows.taken), tuple(tokens.taken if tokens else ()), tuple(uneven.taken))
+    buffers = capture.memory() - before
+    record_others = _record if shard.size > 1 else _record_or_warn
+    count = sum(map(len, (sizes.rows, sizes.tokens, sizes.uneven)))
+    with capture.session(), tqdm(total=count, desc="Recording graphs", unit="graph", leave=False, disable=not sys.stderr.isatty()) as bar:
+        of_rows = _record(_Kind(decodes.record, sizes.rows, "sequences"), capture, bar.update)
+        if not of_rows:
+            _log.info("no graphs: the attention backend %s does not support them", backend.name)
+            return None
+        of_tokens = () if pieces is None else record_others(_Kind(pieces.record, sizes.tokens, "tokens"), capture, bar.update)
+        of_uneven = record_others(_Kind(decodes.record_uneven, sizes.uneven, "uneven sequences"), capture, bar.update)
+    if not of_uneven:
+        decodes.drop_uneven()
+    taken = GraphBytes(buffers, of_rows, of_tokens, of_uneven)
     _log.info(
         "recorded graphs of decode steps for %s sequences%s and of steps for %s tokens in %.1f s: %s",
         _range(sizes.rows),
-        f", or {_range(sizes.uneven)} of uneven lengths," if uneven.taken else "",
-        _range(sizes.tokens),
+        f", or {_range(sizes.uneven)} of uneven lengths," if of_uneven else "",
+        _range(sizes.tokens if of_tokens else ()),
         time.perf_counter() - begin,
         show_bytes(taken.total()),
     )
-    return StepGraphs(decodes, pieces), taken
+    return StepGraphs(decodes, pieces if of_tokens else None), taken
+
+
+def _record(kind: _Kind, capture: Capture, progress: Callable[[], object]) -> tuple[int, ...]:
+    """The bytes that each graph takes, largest first. None if the first is refused. Calls `progress` after each."""
+    taken, used = [], capture.memory()
+    for size in reversed(kind.sizes):
+        try:
+            if not kind.record(size):
+                return ()
+        except Exception as error:
+            raise RuntimeError(f"recording a graph for {size} {kind.what} failed: {error}") from error
+        before, used = used, capture.memory()
+        taken.append(used - before)
+        progress()
+    return tuple(taken)
+
+
+def _record_or_warn(kind: _Kind, capture: Capture, progress: Callable[[], object]) -> tuple[int, ...]:
+    """The same; none if one cannot be recorded."""
+    try:
+        return _record(kind, capture, progress)
+    except RuntimeError as error:
+        _log.warning("no graphs for %s, so that such steps take longer: %s", kind.what, error, exc_info=_log.isEnabledFor(logging.DEBUG))
+        return ()
 
 
 def _range(sizes: tuple[int, ...]) -> str:
