@@ -136,7 +136,7 @@ class AdapterError(AEngineError):
 
 
 class InsufficientMemoryError(AEngineError):
-    """Weights or KV cache do not fit into the memory that the configuration allows."""
+    """Weights, KV cache or a step do not fit into memory, or into what the configuration allows of it."""
 
 
 class EngineStateError(AEngineError, RuntimeError):
