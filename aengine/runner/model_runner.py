@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 import os
 import pathlib
+import re
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
@@ -311,8 +312,8 @@ class ModelRunner:
 
 
 def _first_sentences(error: torch.OutOfMemoryError) -> str:
-    """Of a message that goes on with torch's settings."""
-    return str(error).partition(" Including")[0]
+    """Of a message that goes on with who uses how much, and with torch's settings."""
+    return re.split(" (?:Including|Process|Of the allocated|If reserved)", str(error))[0]
 
 
 def _level() -> str:

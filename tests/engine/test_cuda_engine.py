@@ -1,0 +1,120 @@
+"""An engine on a CUDA device without numbers, from its start to its end: in which order things happen, in which threads, and what waits.
+
+What comes of numbers is tested on a GPU: `tests/gpu`.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable
+from typing import Any
+from unittest import mock
+
+import anyio
+import pytest
+import torch
+from fake_cuda import FakeCuda, _Operations
+from triton_mode import INTERPRETED
+
+from aengine import AsyncEngine, SamplingParams
+from aengine.engine.step_loop import StepLoop
+from aengine.models.decoder import Decoder
+from aengine.models.hub import resolve_model
+from aengine.runner.model_runner import ModelRunner
+
+pytestmark = [pytest.mark.anyio, pytest.mark.skipif(not INTERPRETED, reason="there is a device")]
+PROMPT = "It is a truth universally acknowledged"
+
+
+@pytest.fixture
+def fake(monkeypatch: pytest.MonkeyPatch) -> FakeCuda:
+    """Active in the threads of engines that use a device."""
+    fake, main, prepare = FakeCuda(), StepLoop._main, ModelRunner.prepare
+
+    def main_on_device(loop: StepLoop) -> None:
+        with fake.active():
+            main(loop)
+
+    def prepare_beside_device(runner: ModelRunner, change: Any) -> Any:
+        with _Operations(fake):
+            return prepare(runner, change)
+
+    monkeypatch.setattr(StepLoop, "_main", main_on_device)
+    monkeypatch.setattr(ModelRunner, "prepare", prepare_beside_device)
+    monkeypatch.setattr(Decoder, "check_same_form", lambda *given: None)  # which takes a tensor without numbers for another kind
+    monkeypatch.setattr(torch._C, "_host_emptyCache", lambda: None, raising=False)
+    return fake
+
+
+def noting_threads(monkeypatch: pytest.MonkeyPatch, names: set[str]) -> None:
+    """Of all threads that call functions which may wait for the driver of a device."""
+
+    def noted(call: Callable[..., Any]) -> Callable[..., Any]:
+        def wrapper(*given: Any, **named: Any) -> Any:
+            names.add(threading.current_thread().name)
+            return call(*given, **named)
+
+        return wrapper
+
+    active = FakeCuda.active
+
+    def active_and_noted(fake: FakeCuda) -> Any:
+        context = active(fake)
+
+        class Context:
+            def __enter__(self) -> None:
+                context.__enter__()
+                for name in ("mem_get_info", "empty_cache", "memory_reserved", "current_stream", "is_available"):
+                    monkeypatch.setattr(torch.cuda, name, noted(getattr(torch.cuda, name)))
+
+            def __exit__(self, *error: Any) -> None:
+                context.__exit__(*error)
+
+        return Context()
+
+    monkeypatch.setattr(FakeCuda, "active", active_and_noted)
+
+
+@pytest.mark.parametrize("anyio_backend", ["asyncio"])
+async def test_from_start_to_end(fake: FakeCuda, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+    names: set[str] = set()
+    noting_threads(monkeypatch, names)
+    sizes = {"max_num_seqs": 4, "graph_sizes": (1, 4), "graph_tokens": 16}
+    with caplog.at_level(logging.INFO, "aengine"), mock.patch.object(torch._C, "_host_emptyCache", lambda: names.add("pinned")):
+        engine = AsyncEngine("demo", device="auto", attention_backend="triton", **sizes)
+        await engine.start()
+        assert (engine.model_info.device, engine.model_info.dtype) == ("cuda:0", "bfloat16")
+        assert engine.engine_info.max_num_batched_tokens == 2048
+        steps = [line.split(" in ")[0].split(":")[0] for line in caplog.messages if not line.startswith("loaded")]
+        assert steps == [
+            "attention backend",
+            "layer ops",
+            "recorded graphs of decode steps for 1..4 (2) sequences and of steps for 16..16 (1) tokens",
+            "graphs are expected to take 0 bytes",
+            "recorded graphs of decode steps for 1..4 (2) sequences and of steps for 16..16 (1) tokens",
+            "every kind of step was tried",
+            "Qwen3ForCausalLM",
+            "demo",
+        ]
+        params = SamplingParams(max_tokens=6, ignore_eos=True)
+
+        async def serve() -> None:
+            fake.strict, replays = True, fake.replays
+            async with anyio.create_task_group() as tasks:
+                for _ in range(6):
+                    tasks.start_soon(engine.generate, PROMPT, params)
+            fake.strict = False
+            assert fake.replays > replays + 6
+
+        await serve()
+        for level in (1, 2):
+            await engine.sleep(level)
+            await engine.wake()
+            await serve()
+        assert await engine.update_weights(str(resolve_model("demo"))) == 1
+        await serve()
+        await engine.aclose()
+    assert "aengine-step" in names
+    assert "pinned" in names
+    assert "MainThread" not in names
