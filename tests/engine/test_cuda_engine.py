@@ -9,7 +9,6 @@ import logging
 import threading
 from collections.abc import Callable
 from typing import Any
-from unittest import mock
 
 import anyio
 import pytest
@@ -81,7 +80,8 @@ async def test_from_start_to_end(fake: FakeCuda, monkeypatch: pytest.MonkeyPatch
     names: set[str] = set()
     noting_threads(monkeypatch, names)
     sizes = {"max_num_seqs": 4, "graph_sizes": (1, 4), "graph_tokens": 16}
-    with caplog.at_level(logging.INFO, "aengine"), mock.patch.object(torch._C, "_host_emptyCache", lambda: names.add("pinned")):
+    monkeypatch.setattr(torch._C, "_host_emptyCache", lambda: names.add("pinned"))
+    with caplog.at_level(logging.INFO, "aengine"):
         engine = AsyncEngine("demo", device="auto", attention_backend="triton", **sizes)
         await engine.start()
         assert (engine.model_info.device, engine.model_info.dtype) == ("cuda:0", "bfloat16")
