@@ -21,6 +21,7 @@ from slow_cases import slow_but
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 from triton_mode import INTERPRETED
 
+from aengine.attention.flashinfer_uneven import UnevenDecodes
 from aengine.config import EngineConfig
 from aengine.runner.model_runner import ModelRunner
 
@@ -93,3 +94,24 @@ def test_launches_of_a_layer(
             driver.run_step(rows)
         steps.append(Counter(fake.launches))
     assert steps[1] - steps[0] == Counter([*layer, *["mm"] * 4])
+
+
+@pytest.mark.parametrize("graphs", [True, False], ids=["graphs", "eager"])
+def test_uneven_decodes_beside_flashinfer(graphs: bool, fake: FakeCuda, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Our kernel is planned and launched without a wait, and FlashInfer's is not."""
+    monkeypatch.setitem(sys.modules, "flashinfer", fake.library())
+    monkeypatch.setattr(UnevenDecodes, "has", lambda self, layout: True)
+    case = Case("uneven", "Qwen3", {"head_dim": 64})
+    with fake.active():
+        runner = make_runner(case, tmp_path, attention_backend="flashinfer", max_num_seqs=32, graph_sizes=(32,), eager=not graphs)
+        driver = Driver(runner)
+        rows = [driver.add([1, 2, 3], GREEDY), driver.add([1] * 20, GREEDY)]
+        driver.run_step(rows)
+        fake.launches.clear()
+        fake.strict = True
+        replays = fake.replays
+        driver.run_step(rows)
+        assert (fake.replays > replays) == graphs
+        assert "decode_kernel" in fake.launches
+        assert "attention" not in fake.launches
+        fake.strict = False
