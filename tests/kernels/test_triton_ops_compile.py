@@ -7,6 +7,8 @@ from ahead_of_time import AheadOfTime
 from quantized_cases import Kind
 from triton_mode import INTERPRETED
 
+from aengine.kernels.triton.code_products import FEW_COLUMNS, FEW_STAGES, shared_depth
+
 pytestmark = pytest.mark.skipif(not INTERPRETED, reason="the kernels run compiled where there is CUDA")
 
 _LAYER_OPS = """
@@ -116,6 +118,7 @@ QUANTIZED = [  # calls, and how many variants of the product they need
     ('for rows in (17, 100, 5000): linear(torch.bfloat16, rows, Kind("float8", 128), torch.float8_e4m3fn)', 1),
     ('for tokens in (1, 2, 16): experts(torch.bfloat16, tokens, Kind("e2m1", 32))', 1),
 ]
+FEW_FLOAT8 = f"linear(torch.bfloat16, 1, {Kind('float8', None)!r}, torch.float8_e4m3fn)"
 MORE_QUANTIZED = [
     *(f"linear(torch.bfloat16, rows, {kind!r})" for kind in (Kind("int4", 128, "any", ordered=True), Kind("uint8", 32, "any"))),
     *(f"linear(torch.bfloat16, rows, {kind!r})" for kind in (Kind("int8", 16), Kind("float8", 128), Kind("float8", None))),
@@ -130,7 +133,7 @@ AHEAD = AheadOfTime(
         **{model: f"{_LAYER_OPS}\nlayer_ops({model}, torch.zeros(3, dtype=torch.int32))" for model in MODELS},
         **{f"{size} ids": f"{_DRAWS}\ndraws(3, {size}, torch.zeros(3, dtype=torch.int32))" for size in VOCAB_SIZES},
         **{model: f"{_EXPERTS}\nfor tokens in (1, 2, 16, 33, 64, 200):\n    experts({model})" for model, _ in MIXTURES},
-        **{calls: f"{_CODES}\n{calls}" for calls, _ in QUANTIZED},
+        **{calls: f"{_CODES}\n{calls}" for calls in (*(calls for calls, _ in QUANTIZED), FEW_FLOAT8)},
         **{model: f"{_ADAPTERS}\nadapters({model})" for model in ADAPTERS},
         "float8": f"{_CODES}\nfor tokens in (1, 2, 16, 33): float8(tokens)",
         "steps": f"{_LAYER_OPS}\n{_STEPS}        layer_ops(torch.bfloat16, rows, 1024, 16, 8, 128, (True, True), positions)",
@@ -166,6 +169,22 @@ def test_products_with_codes(calls: str, variants: int) -> None:
     kernels = AHEAD.kernels(calls)
     assert kernels["_linear_codes"] + kernels["_grouped_linear"] == variants
     assert max(variant.shared_bytes for variant in AHEAD.variants(calls)) <= 99 << 10
+
+
+@pytest.mark.parametrize(("columns", "depth"), [(6144, 4096), (4096, 4096), (24576, 4096), (4096, 12288), (151_936, 4096)])
+def test_few_rows_keep_memory_busy(columns: int, depth: int) -> None:
+    """Of the matrices of Qwen3-8B on an H100: its multiprocessors have nearly as much work each, and enough of a matrix is on its way to
+    each of them, which is the bytes that memory gives in the time that it needs to answer."""
+    processors, registers, shared = 132, 1 << 16, 227 << 10
+    needed = 3.35e12 * 600e-9 / processors
+    splits, _ = shared_depth(1, columns, depth)
+    programs = -(-columns // FEW_COLUMNS) * splits
+    busiest = -(-programs // processors)
+    assert programs / processors > 0.9 * busiest
+    for calls, bits in ((QUANTIZED[0][0], 4), (FEW_FLOAT8, 8)):
+        (variant,) = (one for one in AHEAD.variants(calls) if one.kernel == "_linear_codes")
+        at_once = min(busiest, registers // (variant.registers * 128), shared // (variant.shared_bytes + 1024))
+        assert at_once * (FEW_STAGES - 1) * FEW_COLUMNS * 128 * bits / 8 > 1.3 * needed
 
 
 @pytest.mark.slow

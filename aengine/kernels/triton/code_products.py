@@ -13,7 +13,7 @@ from torch import Tensor
 
 from aengine.kernels.triton.codes import HALF, Codes
 
-FEW_ROWS = 16
+FEW_ROWS, FEW_COLUMNS, FEW_STAGES = 16, 64, 4  # of a program with few rows: a matrix is read as fast as memory gives it
 _SLICES, _SLICE = 4, 32  # of a program with few rows: warps, and columns that each reads at a time
 _STEP = 64  # columns that a program with many rows reads at a time
 _PROGRAMS, _SPLITS = 512, 8  # of a product with few rows: as many as a GPU runs at once, and the most that share a block of its results
@@ -28,13 +28,9 @@ def code_linear(x: Tensor, matrix: Codes, bias: Tensor | None, dtype: torch.dtyp
     out = torch.empty((rows, columns), dtype=dtype, device=x.device)
     if not rows:
         return out
-    few = rows <= FEW_ROWS
-    block_m, block_n = (FEW_ROWS, 64) if few else (64, 128)
-    padded, step = matrix.padded_features, _SLICES * _SLICE if few else _STEP
-    blocks = triton.cdiv(rows, block_m) * triton.cdiv(columns, block_n)
-    wanted = min(_SPLITS, max(1, (_PROGRAMS if few else _PROGRAMS // 2) // blocks))
-    depth = triton.cdiv(padded // step, wanted) * step  # of a split
-    splits = triton.cdiv(padded, depth)
+    few, padded = rows <= FEW_ROWS, matrix.padded_features
+    block_m, block_n = (FEW_ROWS, FEW_COLUMNS) if few else (64, 128)
+    splits, depth = shared_depth(rows, columns, padded)
     sums = torch.empty((splits, rows, columns) if splits > 1 else 1, dtype=torch.float32, device=x.device)
     _linear_codes[(triton.cdiv(columns, block_n), triton.cdiv(rows, block_m), splits)](
         *(x, x_scales, x.stride(0), matrix.words, matrix.scales, matrix.offsets, matrix.order, matrix.table),
@@ -43,11 +39,21 @@ def code_linear(x: Tensor, matrix: Codes, bias: Tensor | None, dtype: torch.dtyp
         BLOCK_M=block_m,
         BLOCK_N=block_n,
         num_warps=4 if few else 8,
-        num_stages=3,
+        num_stages=FEW_STAGES if few else 3,
     )
     if splits > 1:
         _add_splits[(rows, triton.cdiv(columns, 1024))](sums, bias, out, rows, columns, splits, BLOCK=1024, num_warps=4)
     return out
+
+
+def shared_depth(rows: int, columns: int, padded: int) -> tuple[int, int]:
+    """Among how many programs the depth of a block of results is shared, and how many of the padded columns each of them multiplies."""
+    few = rows <= FEW_ROWS
+    blocks = triton.cdiv(rows, FEW_ROWS if few else 64) * triton.cdiv(columns, FEW_COLUMNS if few else 128)
+    step = _SLICES * _SLICE if few else _STEP
+    wanted = min(_SPLITS, max(1, (_PROGRAMS if few else _PROGRAMS // 2) // blocks))
+    depth = triton.cdiv(padded // step, wanted) * step
+    return triton.cdiv(padded, depth), depth
 
 
 def code_options(matrix: Codes, few: bool, dtype: torch.dtype) -> dict[str, int]:

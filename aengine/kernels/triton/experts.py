@@ -13,11 +13,11 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from aengine.kernels.triton.code_products import code_options, code_sums
+from aengine.kernels.triton.code_products import FEW_STAGES, code_options, code_sums
 from aengine.kernels.triton.codes import Codes
 
 _FEW, _MANY = 16, 64  # choices of a block
-_COLUMNS = 64
+_FEW_COLUMNS, _COLUMNS = 64, 128  # of a block: with few choices, and with many
 _SORTED, _READ = 32, 256  # choices that a program sorts, and that it compares them with at a time
 _SUMMED = 1024  # columns of a program that adds up choices
 _DEPTH_BYTES = 128
@@ -58,8 +58,9 @@ def grouped_linear(x: Tensor, weight: Tensor | Codes, bias: Tensor | None, group
     """Row i // `share` of x [rows, in_features] times the matrix [out_features, in_features] of choice i's expert, plus its bias:
     [choices, out_features]. `weight` is contiguous, as are the rows of x."""
     tensors: tuple[Tensor | None, ...]
+    few = grouping.block == _FEW
     if isinstance(weight, Codes):
-        columns, depth, options = weight.out_features, weight.in_features, code_options(weight, grouping.block == _FEW, x.dtype)
+        columns, depth, options = weight.out_features, weight.in_features, code_options(weight, few, x.dtype)
         tensors, padded = (weight.words, weight.scales, weight.offsets, weight.order, weight.table), weight.padded_features
     else:
         _, columns, depth = weight.shape
@@ -67,18 +68,18 @@ def grouped_linear(x: Tensor, weight: Tensor | Codes, bias: Tensor | None, group
         options["BLOCK_K"] = _DEPTH_BYTES // x.element_size()
         tensors, padded = (weight, None, None, None, None), depth
         assert weight.is_contiguous()
-    choices = len(grouping.order)
+    choices, block = len(grouping.order), _FEW_COLUMNS if few else _COLUMNS
     out = torch.empty((choices, columns), dtype=x.dtype, device=x.device)
     assert x.stride(1) == 1
     if choices:
-        _grouped_linear[(len(grouping.experts), triton.cdiv(columns, _COLUMNS))](
+        _grouped_linear[(len(grouping.experts), triton.cdiv(columns, block))](
             *(x, *tensors, bias, out, grouping.order, grouping.experts, grouping.firsts, grouping.ends),
             *(x.stride(0), columns, depth, padded, share),
             **options,
             BLOCK_M=grouping.block,
-            BLOCK_N=_COLUMNS,
-            num_warps=4,
-            num_stages=3,
+            BLOCK_N=block,
+            num_warps=4 if few else 8,
+            num_stages=FEW_STAGES if few else 3,
         )
     return out
 
