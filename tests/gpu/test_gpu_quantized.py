@@ -9,6 +9,7 @@ import pytest
 import torch
 import transformers
 from gpu_cases import ON_CPU, ON_CUDA, Case, Tolerance, params, save_small
+from quantized_cases import Kind
 from quantized_layouts import LAYOUTS
 from quantized_models import rewrite
 from slow_cases import slow_but
@@ -71,3 +72,40 @@ def test_float8_products(rows: int, shape: tuple[int, int], biased: bool) -> Non
     if bias is not None:
         expected += bias.float()
     torch.testing.assert_close(method(x, bias).float(), expected, rtol=2e-2, atol=2e-2 * expected.abs().max().item())
+
+
+@pytest.mark.parametrize(
+    ("kind", "shape"),
+    [
+        (Kind("int4", 32, "zero", scale_dtype=torch.bfloat16), (6144, 4096)),
+        (Kind("int4", 128, "any", scale_dtype=torch.float16), (4096, 12288)),
+        (Kind("int4", 128, "any", ordered=True), (4096, 4096)),
+        (Kind("e2m1", 32), (5760, 2880)),
+        (Kind("table", 64), (4096, 4096)),
+        (Kind("int8", None), (24576, 4096)),
+        (Kind("float8", None), (4096, 4096)),
+        (Kind("float8", 128), (4096, 4096)),
+    ],
+    ids=str,
+)
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+def test_products_with_codes_at_the_shapes_of_models(kind: Kind, shape: tuple[int, int]) -> None:
+    """One row and many, several times: programs share the depth of a product, and count who is done."""
+    from aengine.kernels.triton.code_products import code_linear
+    from aengine.kernels.triton.codes import Codes
+
+    device, quantized = torch.device("cuda"), kind.rows(*shape)
+    codes = Codes.of([quantized], 1, device)
+    assert codes is not None
+    weight = quantized.dequantized().to(device)
+    if kind.codes == "table":
+        weight = weight.bfloat16().float()
+    for rows in (1, 2, 16, 17, 64, 300):
+        x, bias = torch.randn(rows, shape[1], device=device).bfloat16(), torch.randn(shape[0], device=device).bfloat16()
+        expected = x.double() @ weight.double().t() + bias.double()
+        bound = 2e-2 if kind.codes == "table" else 5e-3
+        for _ in range(3):
+            found = code_linear(x, codes, bias, torch.bfloat16)
+            assert (found.double() - expected).abs().max() < bound * expected.abs().max()
+        assert not codes.arrivals.any()

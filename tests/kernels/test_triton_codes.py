@@ -12,7 +12,7 @@ from torch import Tensor
 from triton_mode import DEVICES, INTERPRETED
 
 from aengine.kernels.float8 import Float8Rows
-from aengine.kernels.triton.code_products import code_linear
+from aengine.kernels.triton.code_products import code_linear, shared_depth
 from aengine.kernels.triton.codes import Codes
 from aengine.kernels.triton.experts import Grouping, grouped_linear
 from aengine.kernels.triton.layer_ops import TritonOps
@@ -73,7 +73,8 @@ def test_products_are_those_of_the_dequantised_rows(device: str, kind: Kind, row
 )
 @pytest.mark.usefixtures("bfloat16_arithmetic")
 def test_products_of_narrow_activations(device: str, kind: Kind, rows: int, dtype: torch.dtype) -> None:
-    """The depth is shared by several programs. Codes are exact in every dtype; numbers of a table are rounded to it, as is a result."""
+    """The depth is shared by several programs, again and again. Codes are exact in every dtype; numbers of a table are rounded to it, as
+    is a result."""
     quantized = kind.rows(66, 264)
     x, codes = torch.randn(rows, 264).to(dtype), packed([quantized], 1, device)
     found = code_linear(x.to(device), codes, None, torch.float32).cpu()
@@ -81,6 +82,8 @@ def test_products_of_narrow_activations(device: str, kind: Kind, rows: int, dtyp
     assert_near(found, expected, bound, torch.finfo(dtype).eps / 2 if kind.codes == "table" else 1e-6)
     narrow = code_linear(x.to(device), codes, None, dtype).cpu()
     torch.testing.assert_close(narrow.float(), found, rtol=torch.finfo(dtype).eps, atol=0)
+    assert shared_depth(rows, 66, codes.padded_features)[0] > 1
+    assert not codes.arrivals.any()
 
 
 def test_products_of_float8(device: str) -> None:

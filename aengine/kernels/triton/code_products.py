@@ -11,12 +11,13 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from aengine.kernels.triton.codes import HALF, Codes
+from aengine.kernels.triton.codes import HALF, SHARED_BLOCKS, Codes
 
 FEW_ROWS, FEW_COLUMNS, FEW_STAGES = 16, 64, 4  # of a program with few rows: a matrix is read as fast as memory gives it
 _SLICES, _SLICE = 4, 32  # of a program with few rows: warps, and columns that each reads at a time
 _STEP = 64  # columns that a program with many rows reads at a time
-_PROGRAMS, _SPLITS = 512, 8  # of a product with few rows: as many as a GPU runs at once, and the most that share a block of its results
+_PROGRAMS = 2 * SHARED_BLOCKS  # of a product with few rows: as many as a GPU runs at once
+_SPLITS = 8  # the most programs that share a block of results
 
 
 def code_linear(x: Tensor, matrix: Codes, bias: Tensor | None, dtype: torch.dtype, x_scales: Tensor | None = None) -> Tensor:
@@ -34,15 +35,14 @@ def code_linear(x: Tensor, matrix: Codes, bias: Tensor | None, dtype: torch.dtyp
     sums = torch.empty((splits, rows, columns) if splits > 1 else 1, dtype=torch.float32, device=x.device)
     _linear_codes[(triton.cdiv(columns, block_n), triton.cdiv(rows, block_m), splits)](
         *(x, x_scales, x.stride(0), matrix.words, matrix.scales, matrix.offsets, matrix.order, matrix.table),
-        *(bias, out, sums, rows, columns, matrix.in_features, padded, depth),
+        *(bias, out, sums, matrix.arrivals, rows, columns, matrix.in_features, padded, depth),
         **code_options(matrix, few, x.dtype),
+        SPLITS=_SPLITS,
         BLOCK_M=block_m,
         BLOCK_N=block_n,
         num_warps=4 if few else 8,
         num_stages=FEW_STAGES if few else 3,
     )
-    if splits > 1:
-        _add_splits[(rows, triton.cdiv(columns, 1024))](sums, bias, out, rows, columns, splits, BLOCK=1024, num_warps=4)
     return out
 
 
@@ -90,6 +90,7 @@ def _linear_codes(
     bias,
     out,
     sums,
+    arrivals,
     rows,
     columns,
     depth,
@@ -104,11 +105,12 @@ def _linear_codes(
     BLOCK_K: tl.constexpr,
     STEP: tl.constexpr,
     HALF: tl.constexpr,
+    SPLITS: tl.constexpr,
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
 ):
-    """Grid (blocks of columns, blocks of rows, splits of the depth). Several splits store `sums` [splits, rows, columns]; their number is
-    no constant, so that few variants do for all numbers of rows."""
+    """Grid (blocks of columns, blocks of rows, splits of the depth). There are SPLITS at most; their number is no constant, so that few
+    variants do for all numbers of rows. Several store `sums` [splits, rows, columns], and the last to arrive adds them in their order."""
     row = (tl.program_id(1) * BLOCK_M + tl.arange(0, BLOCK_M)).to(tl.int64)
     column = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
     present, inside = row < rows, column < columns
@@ -122,26 +124,23 @@ def _linear_codes(
         total *= tl.load(x_scales + row, mask=present, other=0.0)[:, None]
     at = row[:, None] * columns + column[None, :]
     mask = present[:, None] & inside[None, :]
-    if tl.num_programs(2) > 1:
+    splits = tl.num_programs(2)
+    is_last = splits == 1
+    if splits > 1:
         tl.store(sums + tl.program_id(2).to(tl.int64) * rows * columns + at, total, mask=mask)
-    else:
+        tl.debug_barrier()  # all threads of the program have stored
+        block = tl.program_id(1) * tl.num_programs(0) + tl.program_id(0)
+        is_last = tl.atomic_add(arrivals + block, 1, sem="acq_rel") == splits - 1
+        if is_last:
+            tl.store(arrivals + block, 0)
+            total = tl.zeros([BLOCK_M, BLOCK_N], tl.float32)
+            for split in tl.static_range(SPLITS):
+                is_share = mask & (tl.full([1, 1], split, tl.int32) < splits)
+                total += tl.load(sums + split * rows.to(tl.int64) * columns + at, mask=is_share, other=0.0)
+    if is_last:
         if bias is not None:
             total += tl.load(bias + column, mask=inside, other=0.0).to(tl.float32)[None, :]
         tl.store(out + at, total.to(out.dtype.element_ty), mask=mask)
-
-
-@triton.jit(do_not_specialize=["rows", "splits"])
-def _add_splits(sums, bias, out, rows, columns, splits, BLOCK: tl.constexpr):
-    """Grid (rows, blocks of columns)."""
-    row = tl.program_id(0).to(tl.int64)
-    column = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
-    inside = column < columns
-    total = tl.zeros([BLOCK], tl.float32)
-    for split in range(splits):
-        total += tl.load(sums + (split * rows + row) * columns + column, mask=inside, other=0.0)
-    if bias is not None:
-        total += tl.load(bias + column, mask=inside, other=0.0).to(tl.float32)
-    tl.store(out + row * columns + column, total.to(out.dtype.element_ty), mask=inside)
 
 
 @triton.jit

@@ -12,6 +12,7 @@ from aengine.kernels.quantized import QuantizedRows, common_zero_point, equal, e
 
 INTEGERS, FLOATS, TABLE = range(3)
 HALF = 16  # columns between the two of a byte of 4-bit codes
+SHARED_BLOCKS = 256  # of a product, at most, whose depth several programs share
 _PADDED = 128  # the number of columns is a multiple of it
 _E2M1 = torch.tensor([0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0])
 
@@ -68,6 +69,9 @@ class Codes:
     offsets: Tensor | None  # as scales
     order: Tensor | None  # [matrices, in_features] int32, the column of the activations that each column is multiplied with
     table: Tensor | None  # that of the format
+    arrivals: Tensor
+    """[SHARED_BLOCKS] int32, zeros between products: programs that are done with their share of a block. So products with the same matrix
+    must not run at the same time."""
     out_features: int
     in_features: int
 
@@ -132,7 +136,8 @@ class Codes:
             plain = torch.arange(columns)
             order = torch.stack([plain if one is None else one for one in orders.values()]).to(device, torch.int32)
         table = None if form.table is None else form.table.to(device)
-        return cls(form, words, scales, offsets, order, table, rows, columns)
+        arrivals = torch.zeros(SHARED_BLOCKS, dtype=torch.int32, device=device)
+        return cls(form, words, scales, offsets, order, table, arrivals, rows, columns)
 
 
 def _placed(parts: Sequence[QuantizedRows], rows: int) -> Iterator[tuple[int, int, QuantizedRows]]:
