@@ -250,16 +250,12 @@ def _numbers(
         bits: tl.constexpr = 32 if dtype == tl.float32 else 16
         exponent: tl.constexpr = 5 if dtype == tl.float16 else 8
         bias: tl.constexpr = 15 if dtype == tl.float16 else 127
-        if BITS == 8:  # the sign and 4 bits of exponent, then 3
-            kept: tl.constexpr = (1 << (bits - 1)) | 127 << (bits - 4 - exponent)
-            moved = codes.to(tl.int8, bitcast=True).to(wide) << (bits - 4 - exponent)
-            scale: tl.constexpr = 2.0 ** (bias - 7)
-        else:  # 2 bits of exponent, then 1
-            kept: tl.constexpr = (1 << (bits - 1)) | 7 << (bits - 2 - exponent)
-            moved = (codes.to(wide) << (bits - 4 - shift)) >> (exponent - 2)
-            scale: tl.constexpr = 2.0 ** (bias - 1)
-        numbers = (moved & (kept - (1 << bits))).to(wide).to(dtype, bitcast=True) * scale
-        numbers = numbers.to(dtype)
+        low: tl.constexpr = bits - exponent - (4 if BITS == 8 else 2)  # where the lowest bit goes; beside the sign, the others
+        kept: tl.constexpr = ((127 if BITS == 8 else 7) << low) - (1 << (bits - 1))
+        signed = codes.to(tl.int8, bitcast=True).to(wide)
+        moved = signed << low if BITS == 8 else (signed << (bits - 4 - shift)) >> (exponent - 2)
+        to_meant: tl.constexpr = 2.0 ** (bias - (7 if BITS == 8 else 1))
+        numbers = ((moved & kept).to(wide).to(dtype, bitcast=True) * to_meant).to(dtype)
     elif dtype == tl.float32:
         numbers = ((codes >> shift) & 15 if BITS == 4 else codes).to(tl.int32) - ZERO
         numbers = numbers.to(tl.float32)
