@@ -7,6 +7,7 @@ import json
 import pathlib
 import sys
 from collections import Counter
+from dataclasses import replace
 from typing import Any
 
 import dense_cases
@@ -14,7 +15,7 @@ import mixture_cases
 import plain_cases
 import pytest
 import transformers
-from driver import GREEDY, Driver
+from driver import GREEDY, Driver, sampled
 from fake_cuda import FakeCuda
 from family_cases import TINY, Case
 from slow_cases import slow_but
@@ -26,7 +27,7 @@ from aengine.config import EngineConfig
 from aengine.runner.model_runner import ModelRunner
 
 CASES = {case.name: case for case in (*dense_cases.CASES, *mixture_cases.CASES, *plain_cases.CASES)}
-IN_CI = ["gemma2", "gpt-oss", "deepseek-v3", "stablelm-parallel", "opt"]
+IN_CI = ["gemma2", "gpt-oss", "deepseek-v3", "opt"]
 
 pytestmark = pytest.mark.skipif(not INTERPRETED, reason="there is a device")
 
@@ -68,6 +69,51 @@ def test_steps_of_families(name: str, fake: FakeCuda, tmp_path: pathlib.Path) ->
             replays = fake.replays
             Driver(runner, chunk=chunk).generate([[1, 2, 3], [4] * 9, [5] * 17], 3)
             assert fake.replays > replays
+        fake.strict = False
+
+
+ROWS: list[dict[str, Any]] = [
+    {},
+    {"temperature": 1.0},
+    {"temperature": 1.0, "top_p": 0.9, "logprobs": 0},
+    {"temperature": 1.0, "top_k": 20, "min_p": 0.1},
+    {"temperature": 1.0, "presence_penalty": 0.5, "frequency_penalty": 0.1, "repetition_penalty": 1.1},
+    {"logit_bias": ((3, 1.0), (4, -2.0)), "banned_token_ids": (5, 6), "bad_words": ((3,), (4, 5)), "min_tokens": 5, "stop_ids": (7,)},
+    {"allowed_token_ids": (1, 2, 3), "logprobs": 3},
+    {"prompt_logprobs": 2},
+    {"pooling": "last"},
+    {"pooling": "mean"},
+]
+
+
+def test_steps_of_all_kinds_of_rows(fake: FakeCuda, tmp_path: pathlib.Path) -> None:
+    """By themselves, and beside greedy and drawn ones."""
+    with fake.active():
+        runner = make_runner(Case("rows", "Qwen3", {"head_dim": 32}), tmp_path)
+        fake.strict = True
+        for changes in ROWS:
+            row = replace(GREEDY, seed=3, **changes)
+            Driver(runner, chunk=5).generate([[1, 2, 3], [4] * 9], 3, row)
+            Driver(runner).generate([[1, 2, 3], [4] * 9, [5] * 12], 3, [row, GREEDY, sampled(1, 0.7, top_p=0.8)])
+        fake.strict = False
+
+
+OPTIONS: list[tuple[str, dict[str, Any]]] = [
+    ("qwen3-moe", {"quantization": "fp8", "kv_cache_dtype": "fp8", "max_adapters": 2}),
+    ("qwen3-moe", {"quantization": "int4", "dtype": "float16"}),
+    ("gemma2", {"attention_backend": "torch_native", "eager": True}),
+    ("mistral", {"dtype": "float32", "kv_cache_dtype": "fp8"}),
+    ("qwen2-moe", {"speculative": "ngram"}),
+]
+
+
+@pytest.mark.parametrize(("name", "options"), slow_but(OPTIONS[:1], OPTIONS))
+def test_steps_with_options(name: str, options: dict[str, Any], fake: FakeCuda, tmp_path: pathlib.Path) -> None:
+    with fake.active():
+        runner = make_runner(CASES[name], tmp_path, **options)
+        fake.strict = True
+        for chunk in (40, 5):
+            Driver(runner, chunk=chunk).generate([[1, 2, 3], [4] * 9, [5] * 17], 3)
         fake.strict = False
 
 
