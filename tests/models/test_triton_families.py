@@ -1,12 +1,13 @@
-"""What a GPU computes of a model, in Triton's interpreter: attention, norms, ropes and experts together."""
+"""What a GPU computes of a model: attention, norms, ropes and experts together, in Triton's interpreter and on a GPU."""
 
 from __future__ import annotations
 
 import pathlib
 
 import pytest
+import torch
 from driver import Driver, record_logits
-from family_cases import reference
+from family_cases import COUNT, reference
 from slow_cases import slow_but
 from test_families import CASES, assert_near, config_of
 from triton_mode import DEVICES  # before triton is imported
@@ -28,3 +29,25 @@ def test_tokens_and_logits(name: str, device: str, tmp_path: pathlib.Path, monke
     some = slice(2, 4)
     assert Driver(runner, chunk=5).generate(expected.prompts[some], 2) == [output[:2] for output in expected.tokens[some]]
     assert_near(seen[-1], expected.logits[3][None, 1])
+
+
+OF_EACH_BLOCK = [
+    *("gemma2", "gemma3", "phi4-partial", "glm4", "olmo2", "smollm3", "granite", "cohere2", "qwen2-moe", "qwen3-moe", "gpt-oss"),
+    *("deepseek-v2-lite", "deepseek-v3", "glm4-moe", "stablelm-parallel", "gpt2", "gpt-neox", "opt"),
+]
+"""Families that have between them every kind of block, norm, rope and head."""
+
+
+@pytest.mark.parametrize("device", DEVICES[1:])
+@pytest.mark.parametrize("name", slow_but(OF_EACH_BLOCK, CASES))
+def test_on_a_gpu(name: str, device: str, tmp_path: pathlib.Path) -> None:
+    """Chunks of prompts and decodes, in graphs and operation by operation."""
+    expected = reference(CASES[name], tmp_path)
+    sizes = {"max_num_seqs": 8, "graph_sizes": (8,), "graph_tokens": 16}
+    runner = ModelRunner(config_of(CASES[name], tmp_path, "triton", device=device, **sizes), tmp_path)
+    assert Driver(runner, chunk=12).generate(expected.prompts, COUNT) == expected.tokens
+    seen = record_logits(runner)
+    assert Driver(runner).generate(expected.prompts, COUNT) == expected.tokens
+    for step, logits in enumerate(seen):
+        assert_near(logits.cpu(), torch.stack([of_prompt[step] for of_prompt in expected.logits]))
+    runner.close()
