@@ -89,8 +89,10 @@ class PiecewiseGraphs:
         nothing = AttentionMetadata.of(empty_layout(len(self._slots), self._backend.spec.page_size), slots.device)
         self._attention.targets = self._backend.plan(replace(nothing, slot_mapping=slots))
         batch = ForwardBatch(self._input_ids[:size], positions, positions[:0], self._attention, slots[0], next_slots, given)
-        pieces.record(lambda: self._write_hidden(batch))
-        del self._attention.pieces  # whose actions refer to `_attention`
+        try:
+            pieces.record(lambda: self._write_hidden(batch))
+        finally:
+            del self._attention.pieces  # whose actions refer to `_attention`
         pieces.replay()  # the first replay takes time and device memory
         self._pieces[size] = pieces
         return True

@@ -46,7 +46,7 @@ class Recording:
         except Exception as error:  # the same steps run without graphs
             if self._setup.shard.size > 1:
                 raise
-            _log.warning("no graphs, so that steps take longer: %s", error, exc_info=_log.isEnabledFor(logging.DEBUG))
+            _log.warning("no graphs, so that steps take longer: %s", str(error), exc_info=_log.isEnabledFor(logging.DEBUG))
             taken = [None]
         recorded = [one for one in taken if one is not None]
         if len(recorded) < len(taken):

@@ -101,7 +101,9 @@ def _record_or_warn(kind: _Kind, capture: Capture, progress: Callable[[], object
     try:
         return _record(kind, capture, progress)
     except RuntimeError as error:
-        _log.warning("no graphs for %s, so that such steps take longer: %s", kind.what, error, exc_info=_log.isEnabledFor(logging.DEBUG))
+        told = _log.isEnabledFor(logging.DEBUG)
+        # Not the error itself: a handler that keeps records would keep what is to be freed.
+        _log.warning("no graphs for %s, so that such steps take longer: %s", kind.what, str(error), exc_info=told)
         return ()
 
 

@@ -429,10 +429,18 @@ def test_without_graphs_where_one_cannot_be_recorded(
 def test_without_pieces_where_one_cannot_be_recorded(
     tiny: pathlib.Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, fail_at: int, which: str
 ) -> None:
-    """Those of decodes stay, and what could not be recorded is not tried again."""
+    """Those of decodes stay, and what could not be recorded is gone, without the garbage collector, and not tried again."""
     monkeypatch.setattr(FailingCapture, "begun", 0)
     monkeypatch.setattr(FailingCapture, "fail_at", fail_at)
-    runner = graph_runner(tiny, FailingCapture)
+    every: list[weakref.ref[Pieces]] = []
+    make = Pieces.__init__
+    monkeypatch.setattr(Pieces, "__init__", lambda self, capture: (every.append(weakref.ref(self)), make(self, capture))[1])
+    gc.disable()
+    try:
+        runner = graph_runner(tiny, FailingCapture)
+        assert sum(pieces() is not None for pieces in every) == len(SIZES)
+    finally:
+        gc.enable()
     assert graphs_of(runner).pieces is None
     assert len(graphs_of(runner).decodes._graphs) == len(SIZES)
     (record,) = [record for record in caplog.records if "graph" in record.message]
