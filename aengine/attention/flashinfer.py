@@ -58,7 +58,7 @@ class FlashInferBackend(AttentionBackend):
         self,
         spec: AttentionSpec,
         library: ModuleType | None = None,
-        event: Callable[[], torch.cuda.Event] = torch.cuda.Event,
+        event: Callable[[], torch.cuda.Event] | None = None,
         device: Any = None,
     ) -> None:
         """Raises BackendUnavailableError for a model without kernels, and where FlashInfer is missing or cannot be built."""
@@ -76,7 +76,7 @@ class FlashInferBackend(AttentionBackend):
         self.kv_write = _kv_write_for(spec.device)
         with building(library, "attention", spec.device):
             self._device = device or torch.cuda.get_device_properties(spec.device)
-            self._setup = WrapperSetup(library, spec, event, self._device)
+            self._setup = WrapperSetup(library, spec, event or torch.cuda.Event, self._device)
             self.kinds = [(spec.places[layer][0], scoring) for layer, scoring in enumerate(spec.scoring)]  # by layer
             self._decodes = _WrapperDecodes(self.kinds, {kind: DecodeWrapper(self._setup, kind[1]) for kind in dict.fromkeys(self.kinds)})
             self._prefills = {kind: PrefillWrapper(self._setup, kind[1]) for kind in dict.fromkeys(self.kinds)}
