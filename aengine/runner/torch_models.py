@@ -72,7 +72,7 @@ def load_torch_model(
     spec = setup.spec
     backend = select_backend(setup.config.attention_backend, setup.attention())
     if setup.ranks is not None:
-        setup.ranks.same({"attention backend": backend.name})
+        setup.ranks.same(_kernel_facts(setup, backend))
     on_cpu = setup.device.type == "cpu"
     available = free_host_memory() if on_cpu else free_cuda_memory(setup.device, setup.config.gpu_memory_utilization)
     if isinstance(spec, FallbackSpec):
@@ -96,6 +96,15 @@ def load_torch_model(
     head = Decoder(spec, {**target.shared_weights, **weights}, setup.max_model_len, ops)
     target.serve(head)
     return head, backend, linears
+
+
+def _kernel_facts(setup: ExecutorSetup, backend: AttentionBackend) -> dict[str, str]:
+    """What must be the same on all ranks, by name. Graphs of how many rows hold a step may follow from how a device divides its work, and
+    collectives of a stage are of equally many rows on all of its ranks."""
+    facts = {"attention backend": backend.name}
+    if setup.device.type == "cuda" and setup.shard.size > 1:
+        facts["number of multiprocessors"] = str(torch.cuda.get_device_properties(setup.device).multi_processor_count)
+    return facts
 
 
 def weights_on_host(

@@ -170,6 +170,19 @@ def test_a_rank_that_never_connects_is_not_waited_for(monkeypatch: pytest.Monkey
         assert collectives.shard == Shard(0, 2, splits_embedding=True)
 
 
+@pytest.mark.parametrize(
+    ("size", "device", "compared"), [(2, CUDA, {"number of multiprocessors": "114"}), (1, CUDA, {}), (2, torch.device("cpu"), {})]
+)
+def test_ranks_of_a_stage_compare_their_devices(
+    monkeypatch: pytest.MonkeyPatch, size: int, device: torch.device, compared: dict[str, str]
+) -> None:
+    """Else they might replay graphs of different numbers of rows in one step."""
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda of: SimpleNamespace(multi_processor_count=114))
+    setup: Any = SimpleNamespace(device=device, shard=Shard(0, size))
+    backend: Any = SimpleNamespace(name="flashinfer")
+    assert torch_models._kernel_facts(setup, backend) == {"attention backend": "flashinfer", **compared}
+
+
 @pytest.fixture(scope="module")
 def tiny(tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
     path = tmp_path_factory.mktemp("qwen3")
