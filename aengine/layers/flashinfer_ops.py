@@ -74,6 +74,11 @@ class FlashInferOps:
     ) -> Tensor:
         return self._other.rotate_and_write(query, key, value, target, cos_sin, positions, query_norm, key_norm, eps)
 
+    def route(
+        self, logits: Tensor, bias: Tensor | None, correction: Tensor | None, top_k: int, softmax: bool, normalize: bool, scaling: float
+    ) -> tuple[Tensor, Tensor]:
+        return self._other.route(logits, bias, correction, top_k, softmax, normalize, scaling)
+
     def experts(
         self, x: Tensor, chosen: Tensor, weights: Tensor, up: ExpertLinear, down: ExpertLinear, activate: Callable[[Tensor], Tensor]
     ) -> Tensor:

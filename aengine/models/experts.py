@@ -13,28 +13,21 @@ from torch import Tensor
 
 from aengine.layers.collectives import ONE_RANK, RowParallel
 from aengine.layers.expert_exchange import ExpertExchange
-from aengine.layers.ops import Activations, LayerOps
+from aengine.layers.ops import Activations, LayerOps, weights_of
 from aengine.models.blocks import MlpBlock, Weights, activated
 from aengine.models.spec import Experts, RouterScoring
 
 
-def route(experts: Experts, logits: Tensor, correction: Tensor | None) -> tuple[Tensor, Tensor]:
-    """The router's [T, num_experts] float32 logits -> the [T, top_k] experts of each token, int64, and their weights, float32.
-
-    `correction` [num_experts] float32 counts for the choice alone.
-    """
+def route_in_groups(experts: Experts, logits: Tensor, correction: Tensor | None) -> tuple[Tensor, Tensor]:
+    """As `LayerOps.route`, of the best groups of experts: the router's [T, num_experts] float32 logits -> the [T, top_k] experts of each
+    token, int64, and their weights, float32."""
     scores = logits.softmax(-1) if experts.scoring is RouterScoring.SOFTMAX else logits.sigmoid()
     ranked = scores if correction is None else scores + correction
-    if experts.num_groups > 1:
-        by_group = ranked.view(len(ranked), experts.num_groups, experts.num_experts // experts.num_groups)
-        kept = by_group.topk(experts.group_top, -1).values.sum(-1).topk(experts.top_groups, -1).indices
-        dropped = torch.ones(by_group.shape[:2], dtype=torch.bool, device=logits.device).scatter(1, kept, False)
-        ranked = by_group.masked_fill(dropped.unsqueeze(-1), -math.inf).flatten(1)
-    chosen = ranked.topk(experts.top_k, -1).indices
-    weights = scores.gather(1, chosen)
-    if experts.normalize:
-        weights = weights / (weights.sum(-1, keepdim=True) + 1e-20)
-    return chosen, weights * experts.scaling
+    by_group = ranked.view(len(ranked), experts.num_groups, experts.num_experts // experts.num_groups)
+    kept = by_group.topk(experts.group_top, -1).values.sum(-1).topk(experts.top_groups, -1).indices
+    dropped = torch.ones(by_group.shape[:2], dtype=torch.bool, device=logits.device).scatter(1, kept, False)
+    chosen = by_group.masked_fill(dropped.unsqueeze(-1), -math.inf).flatten(1).topk(experts.top_k, -1).indices
+    return chosen, weights_of(scores, chosen, experts.normalize, experts.scaling)
 
 
 class ExpertsBlock:
@@ -69,13 +62,24 @@ class ExpertsBlock:
     def __call__(self, x: Activations) -> Tensor:
         """The router and the sums are computed in float32."""
         assert isinstance(x, Tensor)
-        bias = None if self._router_bias is None else self._router_bias.float()
-        chosen, weights = route(self._experts, F.linear(x.float(), self._router.float(), bias), self._correction)
+        chosen, weights = self._route(x)
         out = self._routed(x, chosen, weights)
         if self._shared is not None:
             shared = self._shared.partial(x).float()
             out += shared if self._shared_gate is None else shared * self._shared_gate(x).float().sigmoid()
         return self._row_parallel.after(out.to(x.dtype))
+
+    def _route(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        experts, softmax = self._experts, self._experts.scoring is RouterScoring.SOFTMAX
+        if x.is_cuda and x.dtype == self._router.dtype != torch.float32:
+            logits = torch.mm(x, self._router.t(), out_dtype=torch.float32)  # the same sums as of float32 copies
+        else:
+            logits = F.linear(x.float(), self._router.float())
+        if experts.num_groups > 1:
+            biased = logits if self._router_bias is None else logits + self._router_bias.float()
+            return route_in_groups(experts, biased, self._correction)
+        how = experts.top_k, softmax, experts.normalize, experts.scaling
+        return self._ops.route(logits, self._router_bias, self._correction, *how)
 
     def compute_for_others(self) -> None:
         """The part of this replica in a step in which it has no tokens."""

@@ -33,6 +33,7 @@ def layer_ops(dtype, tokens, hidden, heads, kv_heads, head_dim, norms, positions
 _EXPERTS = """
 import torch
 from aengine.kernels.triton.experts import Grouping, grouped_linear, weighted_sums
+from aengine.kernels.triton.routing import route
 
 def experts(dtype, tokens, hidden, inner, num_experts, top_k, biased):
     x = torch.zeros(tokens, hidden, dtype=dtype)
@@ -41,6 +42,7 @@ def experts(dtype, tokens, hidden, inner, num_experts, top_k, biased):
         weight = torch.zeros(num_experts, columns, depth, dtype=dtype)
         outputs = grouped_linear(rows, weight, torch.zeros(num_experts, columns, dtype=dtype) if biased else None, grouping, share)
     weighted_sums(outputs, torch.zeros(tokens, top_k))
+    route(torch.zeros(tokens, num_experts), torch.zeros(num_experts, dtype=dtype), None, top_k, True, True, 1.0)
 """
 _CODES = """
 import torch
@@ -153,7 +155,7 @@ def test_layer_ops(model: str) -> None:
 @pytest.mark.parametrize(("model", "variants"), MIXTURES)
 def test_experts(model: str, variants: int) -> None:
     """Small and large blocks, whatever the number of tokens."""
-    assert AHEAD.kernels(model) == {"_group_choices": variants, "_grouped_linear": variants, "_add_choices": 1}
+    assert AHEAD.kernels(model) == {"_group_choices": variants, "_grouped_linear": variants, "_add_choices": 1, "_route": 1}
     assert max(variant.shared_bytes for variant in AHEAD.variants(model)) <= 99 << 10
 
 

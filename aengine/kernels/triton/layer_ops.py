@@ -16,7 +16,7 @@ from torch import Tensor
 
 from aengine.kernels.float8 import LARGEST, Float8Rows
 from aengine.kernels.paged_cache import KvTarget
-from aengine.kernels.triton import rotary
+from aengine.kernels.triton import rotary, routing
 from aengine.kernels.triton.experts import Grouping, grouped_linear, weighted_sums
 
 if TYPE_CHECKING:
@@ -89,6 +89,11 @@ class TritonOps:
             strided = (gate_up, gate_up.stride(0), out, None)
             _silu_mul[grid](*strided, size, LARGEST=LARGEST, BLOCK=_ACTIVATIONS_AT_ONCE, num_warps=4)
         return out
+
+    def route(
+        self, logits: Tensor, bias: Tensor | None, correction: Tensor | None, top_k: int, softmax: bool, normalize: bool, scaling: float
+    ) -> tuple[Tensor, Tensor]:
+        return routing.route(logits, bias, correction, top_k, softmax, normalize, scaling)
 
     def experts(
         self, x: Tensor, chosen: Tensor, weights: Tensor, up: ExpertLinear, down: ExpertLinear, activate: Callable[[Tensor], Tensor]
