@@ -151,7 +151,7 @@ def measure_model(
             else:
                 try:
                     action(case)
-                except RuntimeError as error:  # the other cases are measured all the same
+                except Exception as error:  # the other cases are measured all the same
                     _log.warning("%s failed", case.name, exc_info=True)
                     found.failed.append(LeftOut(case.name, f"{type(error).__name__}: {error}"))
             on_progress(found)
