@@ -168,10 +168,10 @@ def test_the_kernels_of_a_step_are_those_of_its_layers() -> None:
 
 def test_a_case_that_fails_leaves_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
     def measure(bench: StepBench, case: Case) -> None:
-        raise RuntimeError(f"no {case.name}")
+        raise AssertionError(f"no {case.name}")
 
     monkeypatch.setattr(StepBench, "measure", measure)
     config = EngineConfig(model="demo", device="cpu", kv_cache_memory=8 << 20, max_num_seqs=4)
     measured = steps.measure_model("demo", config, CASES, seconds=0.01)
-    assert [(entry.case, entry.reason) for entry in measured.failed] == [(case.name, f"RuntimeError: no {case.name}") for case in CASES]
-    assert measured.show().endswith("FAILED: prefill 1 x 16 @ 0: RuntimeError: no prefill 1 x 16 @ 0")
+    assert [(entry.case, entry.reason) for entry in measured.failed] == [(case.name, f"AssertionError: no {case.name}") for case in CASES]
+    assert measured.show().endswith("FAILED: prefill 1 x 16 @ 0: AssertionError: no prefill 1 x 16 @ 0")

@@ -22,6 +22,9 @@ CORE_TESTS = (
     "tests/gpu/test_gpu_families.py",
     "tests/runner/test_graphs_gpu.py::test_replays_against_plain_steps",
     "tests/runner/test_graphs_gpu.py::test_a_decode_step_waits_for_nothing",
+    "tests/runner/test_graphs_gpu.py::test_pieces_up_to_the_chunk_size",
+    "tests/runner/test_graphs_gpu.py::test_graphs_of_uneven_steps",
+    "tests/runner/test_cuda_capture_gpu.py",
 )
 GPU_TESTS = tuple(f"tests/{room}" for room in ("gpu", "runner", "attention", "kernels", "sampling", "models", "engine"))
 """Where tests marked `gpu` are, those first that show most: there may be no time for the last."""
