@@ -11,8 +11,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from aengine.attention.metadata import StepLayout
-from aengine.attention.shared_prefixes import IntArray, Prefixes, shared_prefixes
+from aengine.attention.metadata import IntArray, StepLayout
+from aengine.attention.shared_prefixes import Indices, Prefixes, shared_prefixes
 
 ITEM_FIELDS = 6
 _ITEMS_PER_PROCESSOR = 4
@@ -68,7 +68,7 @@ def plan_decodes(layout: StepLayout, num_rows: int, group: int, window: int | No
     `bounds.max_items(num_rows)` items and `bounds.max_partials(num_rows, window)` partial results."""
     lengths = layout.seq_lens[:num_rows].astype(np.int64)
     begins = np.zeros_like(lengths) if window is None else np.maximum(lengths - window, 0)
-    members, first, count, keys = _prefixes(layout, begins, group, bounds)
+    members, first, count, keys = _prefixes(layout, lengths, begins, group, bounds)
     reads = -(-count // bounds.rows_per_item)
     in_prefix = members[np.arange(count.sum()) + np.repeat(first - np.cumsum(count) + count, count)]
     begins[in_prefix] = np.repeat(keys, count)
@@ -120,15 +120,15 @@ def plan_decodes(layout: StepLayout, num_rows: int, group: int, window: int | No
     return DecodeWork(np.ascontiguousarray(items.T.astype(np.int32)), rows, int(kept.sum()))
 
 
-def _prefixes(layout: StepLayout, begins: IntArray, group: int, bounds: WorkBounds) -> Prefixes:
-    """Of the rows that see their first key. A read for one row alone saves nothing, so such a row leaves its group."""
-    rows = np.flatnonzero(begins == 0)
-    found = shared_prefixes(layout, rows, group, bounds.least_keys, bounds.rows_per_item)
-    count = found.count - (found.count % bounds.rows_per_item == 1)
-    return Prefixes(np.concatenate((found.members, np.flatnonzero(begins))), found.first, count, found.keys)
+def _prefixes(layout: StepLayout, lengths: Indices, begins: Indices, group: int, bounds: WorkBounds) -> Prefixes:
+    """Of the rows that are long enough and see their first key. A read for one row alone saves nothing, so that row leaves its group."""
+    may_share = (begins == 0) & (lengths >= bounds.least_keys)
+    found = shared_prefixes(layout, np.flatnonzero(may_share), group, bounds.least_keys, bounds.rows_per_item)
+    sizes = found.sizes - (found.sizes % bounds.rows_per_item == 1)
+    return Prefixes(np.concatenate((found.members, np.flatnonzero(~may_share))), found.first, sizes, found.keys)
 
 
-def _split(lengths: IntArray, longest: int, block: int) -> tuple[IntArray, IntArray]:
+def _split(lengths: Indices, longest: int, block: int) -> tuple[Indices, Indices]:
     """Into how many splits of which even size numbers of keys are divided, so that none is longer than `longest`."""
     size = -(-lengths // np.maximum(-(-lengths // longest), 1))
     size = np.maximum(-(-size // block) * block, block)

@@ -45,7 +45,7 @@ class TritonDecodes:
         """For the decode rows of a step, at least one."""
         planned = self.host_plan(metadata.host, metadata.host.num_decodes)
         arrays = upload([array for work in planned for array in (work.items, work.rows)], self.spec.device)
-        works = [Work(*arrays[2 * at : 2 * at + 2], work.num_partials) for at, work in enumerate(planned)]
+        works = [Work(items, rows, work.num_partials) for items, rows, work in zip(arrays[::2], arrays[1::2], planned, strict=True)]
         return PlannedDecodes(self, metadata.kv_indices, works)
 
     def graph(self, buffers: AttentionMetadata) -> GraphDecodes:

@@ -67,6 +67,14 @@ class Crowd:
                     self.table[group, row, : max(0, self.computed[row] - max(windows) + 1) // self.spec.page_size] = 0
         return build_layout(rows, len(decoding), self.computed[rows], lengths, self.table, self.spec.page_size)
 
+    def fork(self, source: int, targets: list[int]) -> None:
+        """Rows that begin with the full pages of another."""
+        for row in targets:
+            pages = self.computed[source] // self.spec.page_size
+            self.table[:, row, :pages] = self.table[:, source, :pages]
+            self.computed[row] = pages * self.spec.page_size
+            self.stored[row] = [tuple(each[: self.computed[row]] for each in pair) for pair in self.stored[source]]
+
     def random_step(self, longest: int) -> tuple[list[int], dict[int, int]]:
         """Rows with something stored decode or extend it, others begin; some rest."""
         rows = [int(row) for row in self.rng.permutation(self.num_rows)[: self.rng.integers(2, self.num_rows + 1)]]

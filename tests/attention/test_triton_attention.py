@@ -124,6 +124,49 @@ def test_long_steps(heads: tuple[int, int], head_dim: int, dtype: torch.dtype, f
     crowd.run([row for row in range(8) if crowd.computed[row]], {})
 
 
+SHARED = {
+    "more rows than a program's": {"heads": (8, 2)},
+    "three heads, windows": {"heads": (3, 1), "windows": (None, 50)},
+    "sinks, float8": {"heads": (4, 1), "sinks": True, "float8_scales": (0.5, 0.25)},
+}
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("case", slow_but(["more rows than a program's"], SHARED))
+def test_rows_that_share_a_prefix(device: str, case: str) -> None:
+    """Of one row, and of drafts that share all their pages."""
+    spec = make_spec(device, **SHARED[case])
+    backend = make(spec, kernels.Blocks(keys=16, queries=32, split_keys=16))
+    crowd = make_crowd(spec, backend, seed=len(case), num_rows=8, max_len=70)
+    crowd.run([], {0: 50, 6: 20})
+    crowd.fork(0, [1, 2, 3, 4, 5])
+    crowd.run([6], {row: row for row in range(1, 6)})
+    sharing = [5, 1, 6, 0, 2, 4, 3]
+    counts = [set(work.items[:, 4]) for work in backend.decodes.host_plan(crowd.layout(sharing, {}), len(sharing))]
+    assert max(counts[0]) * spec.num_heads // spec.num_kv_heads > 16
+    assert min(counts[0]) == 1
+    crowd.run(sharing, {7: 3})
+    crowd.run([3, 2], {})
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+@pytest.mark.parametrize(("heads", "head_dim"), [((32, 8), 128), ((8, 8), 64), ((12, 4), 256)], ids=str)
+def test_long_prefixes(heads: tuple[int, int], head_dim: int) -> None:
+    """With the blocks that are used: two prompts with several rows each, and rows alone."""
+    spec = make_spec("cuda", heads, head_dim, 16, (None, 300), torch.bfloat16)
+    backend = make(spec, None)
+    crowd = make_crowd(spec, backend, seed=head_dim, num_rows=30, max_len=3000)
+    crowd.run([], {0: 2500, 1: 700, 2: 1})
+    crowd.fork(0, list(range(3, 24)))
+    crowd.fork(1, [24, 25])
+    crowd.run([], {row: 1 + 7 * row for row in range(3, 27)})
+    for _ in range(2):
+        rows = [int(row) for row in crowd.rng.permutation(27)]
+        assert (backend.decodes.host_plan(crowd.layout(rows, {}), 27)[0].items[:, 4] > 1).any()
+        crowd.run(rows, {})
+
+
 @pytest.mark.parametrize("device", DEVICES)
 def test_the_blocks_that_are_used(device: str) -> None:
     spec = make_spec(device, (2, 1), head_dim=64)
@@ -236,11 +279,12 @@ class Buffers:
 
 @pytest.mark.parametrize("device", DEVICES)
 def test_a_graph_step_follows_its_buffers(device: str) -> None:
-    """Lengths, rows and padding change beneath it; nothing is planned again."""
+    """Lengths, rows and padding change beneath it, and which rows share a prefix."""
     spec = make_spec(device, (2, 1), windows=(None, 9), places=((0, 0), (1, 0)))
     backend = make(spec)
     crowd = make_crowd(spec, backend, seed=4, num_rows=4)
-    crowd.run([], {0: 37, 1: 3, 2: 16, 3: 1})
+    crowd.run([], {0: 37, 1: 3, 2: 16})
+    crowd.fork(0, [3])
     buffers = Buffers(crowd, 4)
     graph_step = backend.graph_step(buffers.metadata)
     assert graph_step is not None
@@ -263,7 +307,8 @@ def test_a_captured_graph(float8_scales: tuple[float, float] | None) -> None:
     spec = make_spec("cuda", (8, 2), 128, 16, (None, 40), torch.bfloat16, float8_scales=float8_scales)
     backend = make(spec, None)
     crowd = make_crowd(spec, backend, seed=5, num_rows=8, max_len=900)
-    crowd.run([], {row: 1 + 110 * row for row in range(8)})
+    crowd.run([], {row: 1 + 160 * row for row in range(6)})
+    crowd.fork(5, [6, 7])
     buffers = Buffers(crowd, 8)
     graph_step = backend.graph_step(buffers.metadata)
     assert graph_step is not None
