@@ -16,7 +16,7 @@ from aengine.attention import AttentionMetadata, AttentionSpec, BackendUnavailab
 from aengine.attention.triton import TritonBackend
 from aengine.kernels.paged_cache import KvTarget
 from aengine.kernels.triton import attention as kernels
-from aengine.kernels.triton import kv_write
+from aengine.kernels.triton import decodes, kv_write
 
 FLOAT8 = torch.float8_e4m3fn
 FINE = kernels.Blocks(keys=16, queries=16, split_keys=16)
@@ -133,8 +133,9 @@ SHARED = {
 
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("case", slow_but(["more rows than a program's"], SHARED))
-def test_rows_that_share_a_prefix(device: str, case: str) -> None:
-    """Of one row, and of drafts that share all their pages."""
+def test_rows_that_share_a_prefix(device: str, case: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In items of many rows, some of whose results are merged in several rounds."""
+    monkeypatch.setattr(decodes, "_COMBINED_NUMBERS", 32)
     spec = make_spec(device, **SHARED[case])
     backend = make(spec, kernels.Blocks(keys=16, queries=32, split_keys=16))
     crowd = make_crowd(spec, backend, seed=len(case), num_rows=8, max_len=70)
