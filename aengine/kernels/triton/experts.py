@@ -59,6 +59,7 @@ def grouped_linear(x: Tensor, weight: Tensor | Codes, bias: Tensor | None, group
     [choices, out_features]. `weight` is contiguous, as are the rows of x."""
     tensors: tuple[Tensor | None, ...]
     few = grouping.block == _FEW
+    narrow = few or x.dtype is torch.float32  # no tensor core multiplies it: wide blocks take more registers than there are
     if isinstance(weight, Codes):
         columns, depth, options = weight.out_features, weight.in_features, code_options(weight, few, x.dtype)
         tensors, padded = (weight.words, weight.scales, weight.offsets, weight.order, weight.table), weight.padded_features
@@ -68,7 +69,7 @@ def grouped_linear(x: Tensor, weight: Tensor | Codes, bias: Tensor | None, group
         options["BLOCK_K"] = _DEPTH_BYTES // x.element_size()
         tensors, padded = (weight, None, None, None, None), depth
         assert weight.is_contiguous()
-    choices, block = len(grouping.order), _FEW_COLUMNS if few else _COLUMNS
+    choices, block = len(grouping.order), _FEW_COLUMNS if narrow else _COLUMNS
     out = torch.empty((choices, columns), dtype=x.dtype, device=x.device)
     assert x.stride(1) == 1
     if choices:
@@ -78,7 +79,7 @@ def grouped_linear(x: Tensor, weight: Tensor | Codes, bias: Tensor | None, group
             **options,
             BLOCK_M=grouping.block,
             BLOCK_N=block,
-            num_warps=4 if few else 8,
+            num_warps=4 if narrow else 8,
             num_stages=FEW_STAGES if few else 3,
         )
     return out
