@@ -7,8 +7,10 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
 from typing import Any
+from unittest import mock
 
 import anyio
 import pytest
@@ -58,19 +60,12 @@ def noting_threads(monkeypatch: pytest.MonkeyPatch, names: set[str]) -> None:
 
     active = FakeCuda.active
 
-    def active_and_noted(fake: FakeCuda) -> Any:
-        context = active(fake)
-
-        class Context:
-            def __enter__(self) -> None:
-                context.__enter__()
-                for name in ("mem_get_info", "empty_cache", "memory_reserved", "current_stream", "is_available"):
-                    monkeypatch.setattr(torch.cuda, name, noted(getattr(torch.cuda, name)))
-
-            def __exit__(self, *error: Any) -> None:
-                context.__exit__(*error)
-
-        return Context()
+    @contextmanager
+    def active_and_noted(fake: FakeCuda) -> Iterator[FakeCuda]:
+        with active(fake), ExitStack() as stack:  # in this order, so that what is there at the end is what was there before
+            for name in ("mem_get_info", "empty_cache", "memory_reserved", "current_stream", "is_available"):
+                stack.enter_context(mock.patch.object(torch.cuda, name, noted(getattr(torch.cuda, name))))
+            yield fake
 
     monkeypatch.setattr(FakeCuda, "active", active_and_noted)
 
