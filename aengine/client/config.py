@@ -55,8 +55,8 @@ class ClientConfig:
     resume_timeout: Annotated[float, POSITIVE] = 30.0
     """Seconds that auto_resume tries to get back to the server, at most 600. The server keeps a request without a reader as long."""
     multiplex: bool = False
-    """Whether streams share a call (Session), which costs less per token. Such streams are neither retried nor resumed. A request of more
-    than 128 KiB has a call of its own all the same."""
+    """Whether streams share a call (Session), which costs less per token. Such streams are neither retried nor resumed, and reach
+    the server in the order of their submission, which calls of their own need not. A request of more than 128 KiB has one all the same."""
 
     def __post_init__(self) -> None:
         check_fields(self, ConfigError)

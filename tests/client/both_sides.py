@@ -14,6 +14,7 @@ from aengine.client import AsyncClient
 
 LOCAL, REMOTE, SHARED, BRIDGED, ROUTED, BEHIND = "engine", "client", "multiplex", "bridge", "router", "behind"
 SIDES = (LOCAL, REMOTE, SHARED, BRIDGED, ROUTED, BEHIND)
+CALL_EACH = (REMOTE, BRIDGED, BEHIND)  # where a request has a gRPC call of its own
 
 
 @asynccontextmanager
