@@ -14,8 +14,9 @@ from torch import Tensor
 
 from aengine.attention.flashinfer_library import building, load_flashinfer, require_kernels
 from aengine.kernels.float8 import Float8Rows
+from aengine.kernels.layer_params import ExpertLinear, Rotation
 from aengine.kernels.paged_cache import KvTarget
-from aengine.layers.ops import ExpertLinear, LayerOps, TorchOps, run_once
+from aengine.layers.ops import LayerOps, TorchOps, run_once
 
 _ALIGNMENT = 16  # bytes, of the halves of a gate_up row
 
@@ -55,24 +56,13 @@ class FlashInferOps:
         self._library.fused_add_rmsnorm(input=x, residual=_of_dtype(residual, x), weight=_of_dtype(weight, x), eps=eps)
         return x, residual
 
-    def rotate(
-        self, query: Tensor, key: Tensor, cos_sin: Tensor, positions: Tensor, query_norm: Tensor | None, key_norm: Tensor | None, eps: float
-    ) -> tuple[Tensor, Tensor]:
-        return self._other.rotate(query, key, cos_sin, positions, query_norm, key_norm, eps)
+    def rotate(self, query: Tensor, key: Tensor, rotation: Rotation, positions: Tensor) -> tuple[Tensor, Tensor]:
+        return self._other.rotate(query, key, rotation, positions)
 
     def rotate_and_write(
-        self,
-        query: Tensor,
-        key: Tensor,
-        value: Tensor,
-        target: KvTarget,
-        cos_sin: Tensor,
-        positions: Tensor,
-        query_norm: Tensor | None,
-        key_norm: Tensor | None,
-        eps: float,
+        self, query: Tensor, key: Tensor, value: Tensor, rotation: Rotation, positions: Tensor, target: KvTarget
     ) -> Tensor:
-        return self._other.rotate_and_write(query, key, value, target, cos_sin, positions, query_norm, key_norm, eps)
+        return self._other.rotate_and_write(query, key, value, rotation, positions, target)
 
     def route(
         self, logits: Tensor, bias: Tensor | None, correction: Tensor | None, top_k: int, softmax: bool, normalize: bool, scaling: float

@@ -6,19 +6,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol
+from typing import Protocol
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from aengine.kernels.float8 import Float8Rows
+from aengine.kernels.layer_params import ExpertLinear, Rotation
 from aengine.kernels.paged_cache import KvTarget, PagedCache, write_torch
 from aengine.layers.rotary import apply_rotary
-
-if TYPE_CHECKING:
-    from aengine.kernels.triton.codes import Codes
 
 Activations = Tensor | Float8Rows
 
@@ -45,14 +42,6 @@ class LinearMethod(Protocol):
         """[T, in_features] -> [T, out_features]"""
 
 
-@dataclass(frozen=True, slots=True)
-class ExpertLinear:
-    """A linear layer of each expert."""
-
-    weight: Tensor | Codes  # [num_experts, out_features, in_features]; codes where `LayerOps` are Triton's
-    bias: Tensor | None  # [num_experts, out_features]
-
-
 class LayerOps(Protocol):
     """Activations are [T, ...], on one device and of one dtype, as the weights; statistics and angles are float32.
 
@@ -70,26 +59,12 @@ class LayerOps(Protocol):
     def add_rms_norm(self, x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
         """The sum of both [T, size], rounded to the dtype, is the new residual: returns (its `rms_norm`, the sum). Both are overwritten."""
 
-    def rotate(
-        self, query: Tensor, key: Tensor, cos_sin: Tensor, positions: Tensor, query_norm: Tensor | None, key_norm: Tensor | None, eps: float
-    ) -> tuple[Tensor, Tensor]:
-        """Rotary embedding of [T, heads, head_dim] queries and keys, whose heads are normalised first where there is a weight [head_dim].
-
-        `cos_sin` is [num_positions, rotary_dim] float32, cosines then sines; `positions` [T] int32; halves of the first rotary_dim
-        dimensions are paired ("neox"). Last dimensions are contiguous, token strides any. Query and key are overwritten.
-        """
+    def rotate(self, query: Tensor, key: Tensor, rotation: Rotation, positions: Tensor) -> tuple[Tensor, Tensor]:
+        """[T, heads, head_dim] queries and keys, normalised and then rotated by their `positions` [T] int32, as the `rotation` says. Last
+        dimensions are contiguous, token strides any. Query and key are overwritten."""
 
     def rotate_and_write(
-        self,
-        query: Tensor,
-        key: Tensor,
-        value: Tensor,
-        target: KvTarget,
-        cos_sin: Tensor,
-        positions: Tensor,
-        query_norm: Tensor | None,
-        key_norm: Tensor | None,
-        eps: float,
+        self, query: Tensor, key: Tensor, value: Tensor, rotation: Rotation, positions: Tensor, target: KvTarget
     ) -> Tensor:
         """Rotates as `rotate` does, and writes the keys with [T, heads, value_dim] values to the target. Returns the queries. Query and key
         are overwritten."""
@@ -134,29 +109,18 @@ class TorchOps:
         total = residual + x
         return self.rms_norm(total, weight, eps), total
 
-    def rotate(
-        self, query: Tensor, key: Tensor, cos_sin: Tensor, positions: Tensor, query_norm: Tensor | None, key_norm: Tensor | None, eps: float
-    ) -> tuple[Tensor, Tensor]:
-        if query_norm is not None:
-            query = self.rms_norm(query, query_norm, eps)
-        if key_norm is not None:
-            key = self.rms_norm(key, key_norm, eps)
-        cos, sin = cos_sin.index_select(0, positions).unsqueeze(1).chunk(2, dim=-1)
+    def rotate(self, query: Tensor, key: Tensor, rotation: Rotation, positions: Tensor) -> tuple[Tensor, Tensor]:
+        if rotation.query_norm is not None:
+            query = self.rms_norm(query, rotation.query_norm, rotation.eps)
+        if rotation.key_norm is not None:
+            key = self.rms_norm(key, rotation.key_norm, rotation.eps)
+        cos, sin = rotation.cos_sin.index_select(0, positions).unsqueeze(1).chunk(2, dim=-1)
         return apply_rotary(query, cos, sin), apply_rotary(key, cos, sin)
 
     def rotate_and_write(
-        self,
-        query: Tensor,
-        key: Tensor,
-        value: Tensor,
-        target: KvTarget,
-        cos_sin: Tensor,
-        positions: Tensor,
-        query_norm: Tensor | None,
-        key_norm: Tensor | None,
-        eps: float,
+        self, query: Tensor, key: Tensor, value: Tensor, rotation: Rotation, positions: Tensor, target: KvTarget
     ) -> Tensor:
-        query, key = self.rotate(query, key, cos_sin, positions, query_norm, key_norm, eps)
+        query, key = self.rotate(query, key, rotation, positions)
         write_torch(key, value, target)
         return query
 
@@ -225,9 +189,9 @@ def run_once(ops: LayerOps, dtype: torch.dtype, head_dim: int, device: torch.dev
     ops.rms_norm(ones(1, head_dim), weight, 1e-6)
     ops.add_rms_norm(ones(1, head_dim), ones(1, head_dim), weight, 1e-6)
     ops.silu_mul(ones(1, 2 * head_dim))
-    cos_sin = torch.ones(1, head_dim, device=device)
+    rotation = Rotation(torch.ones(1, head_dim, device=device), weight, weight, 1e-6)
     positions = torch.zeros(1, dtype=torch.int32, device=device)
     query, key = ones(1, 2, head_dim), ones(1, 1, head_dim)
-    ops.rotate(query, key, cos_sin, positions, weight, weight, 1e-6)
+    ops.rotate(query, key, rotation, positions)
     target = KvTarget(PagedCache(ones(1, 1, 1, head_dim), ones(1, 1, 1, head_dim)), positions)
-    ops.rotate_and_write(query, key, key, target, cos_sin, positions, weight, weight, 1e-6)
+    ops.rotate_and_write(query, key, key, rotation, positions, target)

@@ -17,9 +17,10 @@ from torch import Tensor
 
 from aengine.attention import AttentionStep
 from aengine.kernels.float8 import Float8Rows
+from aengine.kernels.layer_params import ExpertLinear, Rotation
 from aengine.layers.adapters import AdapterTable
 from aengine.layers.collectives import Collectives, RowParallel
-from aengine.layers.ops import Activations, ExpertLinear, LayerOps, LinearMethod
+from aengine.layers.ops import Activations, LayerOps, LinearMethod
 from aengine.models.spec import Activation, Attention, Mlp, Norm, NormKind
 
 if TYPE_CHECKING:
@@ -154,7 +155,6 @@ class AttentionBlock:
         outputs `row_parallel` joins."""
         self._index = index
         self._ops = ops
-        self._cos_sin = cos_sin
         self._row_parallel = row_parallel
         self._head_dim = attention.head_dim
         self._qkv_sizes = [heads * attention.head_dim for heads in (attention.num_heads, attention.num_kv_heads, attention.num_kv_heads)]
@@ -162,16 +162,14 @@ class AttentionBlock:
         self.takes_float8 = weights.takes_float8("qkv")
         self._sinks = weights.get("sinks")
         self._norms: tuple[NormalizeHeads, NormalizeHeads] | None = None
-        # The norm of each head alone is fused with the rotation.
-        self._fused_norms: tuple[Tensor | None, Tensor | None] = None, None
+        self._rotation = None if cos_sin is None else Rotation(cos_sin)
         qk_norm = attention.qk_norm
-        self._eps = 0.0 if qk_norm is None else qk_norm.norm.eps
         if qk_norm is not None:
             q_norm, k_norm = (NormalizeHeads(attention, weights, name, ops, row_parallel.collectives) for name in ("q_norm", "k_norm"))
             if cos_sin is None or qk_norm.whole or qk_norm.norm.kind is not NormKind.RMS:
                 self._norms = q_norm, k_norm
-            else:
-                self._fused_norms = q_norm.weight, k_norm.weight
+            else:  # the norm of each head alone is fused with the rotation
+                self._rotation = Rotation(cos_sin, q_norm.weight, k_norm.weight, qk_norm.norm.eps)
 
     def __call__(self, x: Activations, positions: Tensor, step: AttentionStep) -> Tensor:
         qkv = torch.split(self._qkv(x), self._qkv_sizes, dim=-1)
@@ -179,11 +177,11 @@ class AttentionBlock:
         if self._norms is not None:
             q, k = self._norms[0](q), self._norms[1](k)
         target = step.target(self._index)
-        if self._cos_sin is not None and target is not None:
-            q = self._ops.rotate_and_write(q, k, v, target, self._cos_sin, positions, *self._fused_norms, self._eps)
+        if self._rotation is not None and target is not None:
+            q = self._ops.rotate_and_write(q, k, v, self._rotation, positions, target)
         else:
-            if self._cos_sin is not None:
-                q, k = self._ops.rotate(q, k, self._cos_sin, positions, *self._fused_norms, self._eps)
+            if self._rotation is not None:
+                q, k = self._ops.rotate(q, k, self._rotation, positions)
             step.write(self._index, k, v)
         attended = step.attend(self._index, q, self._sinks).flatten(1)
         return self._row_parallel.after(self._output(self._row_parallel.before(attended)))

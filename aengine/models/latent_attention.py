@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from aengine.attention import AttentionStep
+from aengine.kernels.layer_params import Rotation
 from aengine.layers.collectives import RowParallel
 from aengine.layers.ops import Activations, LayerOps
 from aengine.models.blocks import Linear, Normalize, Weights
@@ -28,7 +29,7 @@ class LatentAttentionBlock:
         self._attention = attention
         self._index = index
         self._ops = ops
-        self._cos_sin = cos_sin
+        self._rotation = Rotation(cos_sin)
         self._row_parallel = row_parallel
         self._q: tuple[Linear | Normalize, ...]
         if attention.q_lora_rank is None:
@@ -47,9 +48,7 @@ class LatentAttentionBlock:
         heads = q.view(len(x), attention.num_heads, attention.rope_dim + attention.nope_dim)
         rotated, rest = torch.split(heads, [attention.rope_dim, attention.nope_dim], dim=-1)
         key, latent = torch.split(self._kv_down(x), [attention.rope_dim, attention.kv_lora_rank], dim=-1)
-        rotated, key = self._ops.rotate(
-            rotated.contiguous(), key.contiguous().unsqueeze(1), self._cos_sin, positions, None, None, attention.norm.eps
-        )
+        rotated, key = self._ops.rotate(rotated.contiguous(), key.contiguous().unsqueeze(1), self._rotation, positions)
         value = self._norm(latent.contiguous()).unsqueeze(1)
         step.write(self._index, torch.cat((key, value), dim=-1), value)
         query = torch.cat((rotated, _by_head(rest, self._key_up)), dim=-1)

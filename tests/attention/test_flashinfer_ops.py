@@ -11,6 +11,7 @@ from flashinfer_standin import StandIn
 from torch import Tensor
 
 from aengine.attention import BackendUnavailableError
+from aengine.kernels.layer_params import Rotation
 from aengine.kernels.paged_cache import KvTarget, PagedCache
 from aengine.layers.flashinfer_ops import FlashInferOps
 from aengine.layers.ops import LayerOps, TorchOps
@@ -85,8 +86,8 @@ def test_heads_are_rotated_by_others(dtype: torch.dtype, device: torch.device, l
     ops = FlashInferOps(dtype, HEAD_DIM, device, library, Others())
     query, key, value = (numbers(device, dtype, 2, 1, HEAD_DIM, seed=seed) for seed in range(3))
     target = KvTarget(PagedCache(key[None], value[None]), torch.zeros(2, dtype=torch.int32))
-    assert ops.rotate_and_write(query, key, value, target, key[0], target.slots, None, None, EPS) is value
-    assert ops.rotate(query, key, key[0], target.slots, None, None, EPS) == (key, query)
+    assert ops.rotate_and_write(query, key, value, Rotation(key[0]), target.slots, target) is value
+    assert ops.rotate(query, key, Rotation(key[0]), target.slots) == (key, query)
 
 
 @pytest.mark.parametrize(("tokens", "size", "kernel"), [(1, 8, True), (3, 3072, True), (2, 100, False)])

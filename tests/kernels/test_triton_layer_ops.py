@@ -7,11 +7,12 @@ import torch
 from torch import Tensor
 from triton_mode import DEVICES, INTERPRETED
 
+from aengine.kernels.layer_params import ExpertLinear, Rotation
 from aengine.kernels.paged_cache import KvTarget, PagedCache
 from aengine.kernels.triton import kv_write
 from aengine.kernels.triton.experts import Grouping
 from aengine.kernels.triton.layer_ops import TritonOps
-from aengine.layers.ops import ExpertLinear, LayerOps, TorchOps
+from aengine.layers.ops import LayerOps, TorchOps
 from aengine.layers.rotary import RopeSpec, cos_sin_cache, unscaled
 
 EPS = 1e-6
@@ -93,13 +94,12 @@ def test_rotate(
     positions = torch.randint(0, 1000, (tokens,), generator=torch.Generator().manual_seed(3), dtype=torch.int32).to(device)
     fused = numbers(device, dtype, tokens, (heads + 2 * kv_heads) * head_dim, scale=2.0)
     weights = [numbers(device, dtype, head_dim, seed=seed) for seed in (4, 5)]
-    query_norm = None if norms == "none" else weights[0]
-    key_norm = weights[1] if norms == "both" else None
+    rotation = Rotation(cos_sin, None if norms == "none" else weights[0], weights[1] if norms == "both" else None, EPS)
 
     def rotated(ops: LayerOps, fused: Tensor) -> list[Tensor]:
         q, k, v = fused.split((heads * head_dim, kv_heads * head_dim, kv_heads * head_dim), dim=-1)
         q, k = q.view(tokens, heads, head_dim), k.view(tokens, kv_heads, head_dim)
-        return [*ops.rotate(q, k, cos_sin, positions, query_norm, key_norm, EPS), v]
+        return [*ops.rotate(q, k, rotation, positions), v]
 
     *expected, value = rotated(TorchOps(), fused.clone())
     *actual, untouched = rotated(TritonOps(), fused.clone())
@@ -127,7 +127,7 @@ def test_rotate_and_write(
     positions = torch.tensor([0, 999, 7, 500], dtype=torch.int32, device=device)
     slots = torch.tensor([5, -1, 3, 2, 4], dtype=torch.int32, device=device)  # of more tokens than are written
     fused = numbers(device, dtype, tokens, (heads + kv_heads) * head_dim + kv_heads * value_dim, scale=2.0)
-    weights = [numbers(device, dtype, head_dim, seed=seed) if norms else None for seed in (4, 5)]
+    rotation = Rotation(cos_sin, *(numbers(device, dtype, head_dim, seed=seed) if norms else None for seed in (4, 5)), EPS)
     cache_dtype = torch.float8_e4m3fn if float8 else dtype
     scales = (0.5, 0.001) if float8 else (1.0, 1.0)  # some values are beyond the range
 
@@ -136,9 +136,9 @@ def test_rotate_and_write(
         query, key, value = (part.view(tokens, -1, width) for part, width in zip(parts, (head_dim, head_dim, value_dim), strict=True))
         cache = PagedCache(*(torch.full((*shape, width), 3.0, device=device).to(cache_dtype) for width in (head_dim, value_dim)), *scales)
         if at_once:
-            query = ops.rotate_and_write(query, key, value, KvTarget(cache, slots), cos_sin, positions, *weights, EPS)
+            query = ops.rotate_and_write(query, key, value, rotation, positions, KvTarget(cache, slots))
         else:
-            query, key = ops.rotate(query, key, cos_sin, positions, *weights, EPS)
+            query, key = ops.rotate(query, key, rotation, positions)
             kv_write.write(key, value, KvTarget(cache, slots))
         return [query, cache.keys.float(), cache.values.float()]
 
@@ -158,7 +158,7 @@ def test_float32_weights(device: str, dtype: torch.dtype) -> None:
     for name, *given in (
         ("rms_norm", x, weight, EPS),
         ("add_rms_norm", x, residual, weight, EPS),
-        ("rotate", x.view(3, 3, 64), residual.view(3, 3, 64), cos_sin, positions, weight[:64], weight[64:128], EPS),
+        ("rotate", x.view(3, 3, 64), residual.view(3, 3, 64), Rotation(cos_sin, weight[:64], weight[64:128], EPS), positions),
     ):
         expected = getattr(TorchOps(), name)(*given)
         found = getattr(TritonOps(), name)(*(value.clone() if isinstance(value, Tensor) else value for value in given))

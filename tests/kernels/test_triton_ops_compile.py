@@ -13,6 +13,7 @@ pytestmark = pytest.mark.skipif(not INTERPRETED, reason="the kernels run compile
 
 _LAYER_OPS = """
 import torch
+from aengine.kernels.layer_params import Rotation
 from aengine.kernels.paged_cache import KvTarget, PagedCache
 from aengine.kernels.triton.layer_ops import TritonOps
 
@@ -25,10 +26,10 @@ def layer_ops(dtype, tokens, hidden, heads, kv_heads, head_dim, norms, positions
     query, key, value = fused.split((heads * head_dim, kv_heads * head_dim, kv_heads * head_dim), dim=-1)
     query_norm, key_norm = (torch.zeros(head_dim, dtype=dtype) if there else None for there in norms)
     query, key, value = query.view(tokens, heads, head_dim), key.view(tokens, kv_heads, head_dim), value.view(tokens, kv_heads, head_dim)
-    angles = torch.zeros(50, head_dim), positions, query_norm, key_norm, 1e-6
-    ops.rotate(query, key, *angles)
+    rotation = Rotation(torch.zeros(50, head_dim), query_norm, key_norm, 1e-6)
+    ops.rotate(query, key, rotation, positions)
     cache = PagedCache(*(torch.zeros(2, 16, kv_heads, head_dim, dtype=dtype) for _ in range(2)))
-    ops.rotate_and_write(query, key, value, KvTarget(cache, positions), *angles)
+    ops.rotate_and_write(query, key, value, rotation, positions, KvTarget(cache, positions))
 """
 _EXPERTS = """
 import torch

@@ -7,7 +7,6 @@ Arithmetic is float32; intermediate results that torch rounds to the dtype of th
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING
 
 import torch
 import triton
@@ -15,12 +14,10 @@ import triton.language as tl
 from torch import Tensor
 
 from aengine.kernels.float8 import LARGEST, Float8Rows
+from aengine.kernels.layer_params import ExpertLinear, Rotation
 from aengine.kernels.paged_cache import KvTarget
 from aengine.kernels.triton import rotary, routing
 from aengine.kernels.triton.experts import Grouping, grouped_linear, weighted_sums
-
-if TYPE_CHECKING:
-    from aengine.layers.ops import ExpertLinear
 
 _ACTIVATIONS_AT_ONCE = 1024
 
@@ -60,25 +57,14 @@ class TritonOps:
             _silu_mul[(tokens, 1)](*strided, size, LARGEST=LARGEST, BLOCK=block, num_warps=num_warps)
         return rows
 
-    def rotate(
-        self, query: Tensor, key: Tensor, cos_sin: Tensor, positions: Tensor, query_norm: Tensor | None, key_norm: Tensor | None, eps: float
-    ) -> tuple[Tensor, Tensor]:
-        rotary.rotate(query, key, None, None, cos_sin, positions, query_norm, key_norm, eps)
+    def rotate(self, query: Tensor, key: Tensor, rotation: Rotation, positions: Tensor) -> tuple[Tensor, Tensor]:
+        rotary.rotate(query, key, None, rotation, positions, None)
         return query, key
 
     def rotate_and_write(
-        self,
-        query: Tensor,
-        key: Tensor,
-        value: Tensor,
-        target: KvTarget,
-        cos_sin: Tensor,
-        positions: Tensor,
-        query_norm: Tensor | None,
-        key_norm: Tensor | None,
-        eps: float,
+        self, query: Tensor, key: Tensor, value: Tensor, rotation: Rotation, positions: Tensor, target: KvTarget
     ) -> Tensor:
-        rotary.rotate(query, key, value, target, cos_sin, positions, query_norm, key_norm, eps)
+        rotary.rotate(query, key, value, rotation, positions, target)
         return query
 
     def silu_mul(self, gate_up: Tensor) -> Tensor:

@@ -9,40 +9,31 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from aengine.kernels.layer_params import Rotation
 from aengine.kernels.paged_cache import KvTarget
 from aengine.kernels.triton.kv_write import limit_of, stored
 
 _HEADS_AT_ONCE = 8
 
 
-def rotate(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor | None,
-    target: KvTarget | None,
-    cos_sin: Tensor,
-    positions: Tensor,
-    query_norm: Tensor | None,
-    key_norm: Tensor | None,
-    eps: float,
-) -> None:
+def rotate(query: Tensor, key: Tensor, value: Tensor | None, rotation: Rotation, positions: Tensor, target: KvTarget | None) -> None:
     """As `LayerOps.rotate`, in place; with a `value` and a `target` as `LayerOps.rotate_and_write`: then keys go there alone.
 
     The launch depends on shapes and strides alone, so it can be captured in a graph.
     """
     tokens, query_heads, head_dim = query.shape
-    key_heads, size = key.shape[1], cos_sin.shape[1]
+    key_heads, cos_sin, size = key.shape[1], rotation.cos_sin, rotation.cos_sin.shape[1]
     if not tokens:
         return
     cache, slots = (None, None) if target is None else target
     value_dim = 0 if value is None else value.shape[2]
     query_blocks = triton.cdiv(query_heads, _HEADS_AT_ONCE)
     _rotate[(tokens, query_blocks + triton.cdiv(key_heads, _HEADS_AT_ONCE))](
-        *(query, query.stride(0), query.stride(1), query_heads, query_norm),
-        *(key, key.stride(0), key.stride(1), key_heads, key_norm),
+        *(query, query.stride(0), query.stride(1), query_heads, rotation.query_norm),
+        *(key, key.stride(0), key.stride(1), key_heads, rotation.key_norm),
         *((None, 0, 0) if value is None else (value, value.stride(0), value.stride(1))),
         *((None, None, 1.0, 1.0) if cache is None else (cache.keys, cache.values, cache.key_scale, cache.value_scale)),
-        *(slots, cos_sin, cos_sin.stride(0), positions, eps, query_blocks),
+        *(slots, cos_sin, cos_sin.stride(0), positions, rotation.eps, query_blocks),
         LIMIT=0.0 if cache is None else limit_of(cache.keys.dtype),
         HALF=size // 2,
         BLOCK=triton.next_power_of_2(size // 2),
