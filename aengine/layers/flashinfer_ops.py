@@ -1,4 +1,4 @@
-"""`LayerOps` in FlashInfer's kernels. Knows nothing of models or batches.
+"""`LayerOps` in FlashInfer's kernels, and in Triton's where FlashInfer has none. Knows nothing of models or batches.
 
 Two of them round once where the models' own implementations round twice: the result of a norm is multiplied with the weight before it is
 rounded, and the norm of a sum is computed before the sum is rounded.
@@ -6,87 +6,52 @@ rounded, and the norm of a sum is computed before the sum is rounded.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from types import ModuleType
 
 import torch
 from torch import Tensor
 
 from aengine.attention.flashinfer_library import building, load_flashinfer, require_kernels
-from aengine.kernels.float8 import Float8Rows
-from aengine.kernels.layer_params import ExpertLinear, Rotation
-from aengine.kernels.paged_cache import KvTarget
-from aengine.layers.ops import LayerOps, TorchOps, run_once
+from aengine.kernels.triton.layer_ops import TritonOps
+from aengine.layers.ops import run_once
 
 _ALIGNMENT = 16  # bytes, of the halves of a gate_up row
 
 
-class FlashInferOps:
-    """Sums overwrite the arguments.
+class FlashInferOps(TritonOps):
+    """Norms and the gated activation are FlashInfer's, but for norms with float32 weights and rows that are not aligned. It has no kernel
+    that rotates heads with all that `rotate_and_write` joins, none of experts, and none for float8 with a scale per row.
 
     Construction builds and loads the kernels and runs each once. `library` stands in for the installed package in tests.
     """
 
     name = "flashinfer"
 
-    def __init__(
-        self, dtype: torch.dtype, head_dim: int, device: torch.device, library: ModuleType | None = None, other: LayerOps | None = None
-    ) -> None:
-        """`other` computes what FlashInfer has no kernels for: the rotation of heads with all that goes into its launch, norms with
-        float32 weights, rows that are not aligned, experts, float8 with a scale per row. None: torch.
-
-        Raises BackendUnavailableError without kernels for activations of `dtype` and heads of `head_dim`, and where FlashInfer is
+    def __init__(self, dtype: torch.dtype, head_dim: int, device: torch.device, library: ModuleType | None = None) -> None:
+        """Raises BackendUnavailableError without kernels for activations of `dtype` and heads of `head_dim`, and where FlashInfer is
         missing or cannot be built."""
         require_kernels(dtype, head_dim)
         self._library = library or load_flashinfer(device)
-        self._other = other or TorchOps()
         with building(self._library, "layers", device):
             run_once(self, dtype, head_dim, device)
 
     def rms_norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
         if _is_wider(weight, x):
-            return self._other.rms_norm(x, weight, eps)
+            return super().rms_norm(x, weight, eps)
         out = torch.empty(x.shape, dtype=x.dtype, device=x.device)
         self._library.rmsnorm(input=x, weight=_of_dtype(weight, x), eps=eps, out=out)
         return out
 
     def add_rms_norm(self, x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
         if _is_wider(weight, x):
-            return self._other.add_rms_norm(x, _of_dtype(residual, x), weight, eps)
+            return super().add_rms_norm(x, _of_dtype(residual, x), weight, eps)
         self._library.fused_add_rmsnorm(input=x, residual=_of_dtype(residual, x), weight=_of_dtype(weight, x), eps=eps)
         return x, residual
-
-    def rotate(self, query: Tensor, key: Tensor, rotation: Rotation, positions: Tensor) -> tuple[Tensor, Tensor]:
-        return self._other.rotate(query, key, rotation, positions)
-
-    def rotate_and_write(
-        self, query: Tensor, key: Tensor, value: Tensor, rotation: Rotation, positions: Tensor, target: KvTarget
-    ) -> Tensor:
-        return self._other.rotate_and_write(query, key, value, rotation, positions, target)
-
-    def route(
-        self, logits: Tensor, bias: Tensor | None, correction: Tensor | None, top_k: int, softmax: bool, normalize: bool, scaling: float
-    ) -> tuple[Tensor, Tensor]:
-        return self._other.route(logits, bias, correction, top_k, softmax, normalize, scaling)
-
-    def experts(
-        self, x: Tensor, chosen: Tensor, weights: Tensor, up: ExpertLinear, down: ExpertLinear, activate: Callable[[Tensor], Tensor]
-    ) -> Tensor:
-        return self._other.experts(x, chosen, weights, up, down, activate)
-
-    def float8(self, x: Tensor) -> Float8Rows:
-        return self._other.float8(x)
-
-    def rms_norm_float8(self, x: Tensor, residual: Tensor | None, weight: Tensor, eps: float) -> Float8Rows:
-        return self._other.rms_norm_float8(x, residual, weight, eps)
-
-    def silu_mul_float8(self, gate_up: Tensor) -> Float8Rows:
-        return self._other.silu_mul_float8(gate_up)
 
     def silu_mul(self, gate_up: Tensor) -> Tensor:
         size = gate_up.shape[-1] // 2
         if size * gate_up.dtype.itemsize % _ALIGNMENT:
-            return self._other.silu_mul(gate_up)
+            return super().silu_mul(gate_up)
         out = torch.empty((len(gate_up), size), dtype=gate_up.dtype, device=gate_up.device)
         self._library.silu_and_mul(input=gate_up, out=out)
         return out

@@ -53,23 +53,19 @@ def _device_ops(attention_backend: str, dtype: torch.dtype, head_dim: int, devic
         return TorchOps(), "the reference, as its attention backend"
     because = "as the attention backend"
     if attention_backend == "flashinfer":
-        from aengine.layers.flashinfer_ops import FlashInferOps
-
         try:
-            return FlashInferOps(dtype, head_dim, device, other=_triton_ops()), because
+            from aengine.layers.flashinfer_ops import FlashInferOps
+
+            return FlashInferOps(dtype, head_dim, device), because
         except (BackendUnavailableError, ImportError) as reason:  # the latter of triton
             because = f"not flashinfer: {reason}"
     try:
-        ops = _triton_ops()
+        from aengine.kernels.triton.layer_ops import TritonOps
+
+        ops = TritonOps()
         run_once(ops, dtype, head_dim, device)
     except torch.OutOfMemoryError:
         raise
     except Exception as reason:  # not installed, or no compiler for it
         return TorchOps(), f"several times slower; triton cannot run: {reason}"
     return ops, because
-
-
-def _triton_ops() -> LayerOps:
-    from aengine.kernels.triton.layer_ops import TritonOps
-
-    return TritonOps()

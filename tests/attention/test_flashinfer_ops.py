@@ -1,24 +1,21 @@
-"""FlashInfer's layer ops against plain torch: over the stand-in, which lies here, on a CPU, and over the real package on a GPU."""
+"""FlashInfer's layer ops against plain torch: over the stand-in and Triton's interpreter on a CPU, and over the real package on a GPU."""
 
 from __future__ import annotations
-
-from typing import Any
 
 import pytest
 import torch
 from attention_backends import backend_marks
 from flashinfer_standin import StandIn
 from torch import Tensor
+from triton_mode import INTERPRETED, INTERPRETER
 
 from aengine.attention import BackendUnavailableError
-from aengine.kernels.layer_params import Rotation
-from aengine.kernels.paged_cache import KvTarget, PagedCache
 from aengine.layers.flashinfer_ops import FlashInferOps
 from aengine.layers.ops import LayerOps, TorchOps
 
 EPS = 1.0  # large, so that it counts
 HEAD_DIM = 128
-DEVICES = ["cpu", pytest.param("cuda", marks=backend_marks("flashinfer"))]
+DEVICES = [INTERPRETER, pytest.param("cuda", marks=backend_marks("flashinfer"))]
 
 
 @pytest.fixture(params=[torch.bfloat16, torch.float16], ids=str)
@@ -73,28 +70,11 @@ def test_add_rms_norm(ops: LayerOps, dtype: torch.dtype, device: torch.device, t
     assert_near(normed, expected[0])
 
 
-def test_heads_are_rotated_by_others(dtype: torch.dtype, device: torch.device, library: StandIn | None) -> None:
-    """In one launch, where FlashInfer has four."""
-
-    class Others(TorchOps):
-        def rotate_and_write(self, query: Tensor, key: Tensor, value: Tensor, *given: Any) -> Tensor:
-            return value
-
-        def rotate(self, query: Tensor, key: Tensor, *given: Any) -> tuple[Tensor, Tensor]:
-            return key, query
-
-    ops = FlashInferOps(dtype, HEAD_DIM, device, library, Others())
-    query, key, value = (numbers(device, dtype, 2, 1, HEAD_DIM, seed=seed) for seed in range(3))
-    target = KvTarget(PagedCache(key[None], value[None]), torch.zeros(2, dtype=torch.int32))
-    assert ops.rotate_and_write(query, key, value, Rotation(key[0]), target.slots, target) is value
-    assert ops.rotate(query, key, Rotation(key[0]), target.slots) == (key, query)
-
-
 @pytest.mark.parametrize(("tokens", "size", "kernel"), [(1, 8, True), (3, 3072, True), (2, 100, False)])
 def test_silu_mul(
     ops: LayerOps, dtype: torch.dtype, device: torch.device, library: StandIn | None, tokens: int, size: int, kernel: bool
 ) -> None:
-    """By torch where the halves of a row are not aligned."""
+    """By Triton where the halves of a row are not aligned."""
     gate_up = numbers(device, dtype, tokens, 2 * size, scale=2.0)
     assert_near(ops.silu_mul(gate_up), TorchOps().silu_mul(gate_up))
     if library is not None:
@@ -114,7 +94,7 @@ def test_weights_of_another_dtype_are_refused(ops: LayerOps, dtype: torch.dtype,
 
 
 def test_float32_weights(ops: LayerOps, dtype: torch.dtype, device: torch.device) -> None:
-    """Gemma's, by torch here: the product alone is rounded."""
+    """Gemma's, by Triton here: the product alone is rounded."""
     x, residual = numbers(device, dtype, 2, 3 * HEAD_DIM), numbers(device, dtype, 2, 3 * HEAD_DIM, seed=1)
     wide = numbers(device, torch.float32, 3 * HEAD_DIM, seed=2)
     torch_ops = TorchOps()
@@ -139,6 +119,7 @@ def test_models_without_kernels_are_refused() -> None:
             FlashInferOps(*arguments)
 
 
+@pytest.mark.skipif(not INTERPRETED, reason="kernels are compiled where there is CUDA")
 def test_everything_runs_once_at_the_start() -> None:
     library = StandIn()
     FlashInferOps(torch.bfloat16, 64, torch.device("cpu"), library)

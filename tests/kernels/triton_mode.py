@@ -24,16 +24,15 @@ triton = pytest.importorskip("triton", reason="needs triton") if INTERPRETED els
 # Its loops make a number of an array with one element: "only 0-dimensional arrays can be converted to Python scalars".
 _TOO_OLD = tuple(map(int, triton.__version__.split(".")[:2])) < (3, 7) and np.lib.NumpyVersion(np.__version__) >= "2.4.0"
 
+INTERPRETER = pytest.param(
+    "cpu",
+    id="interpreter",
+    marks=[
+        pytest.mark.skipif(not INTERPRETED, reason="kernels are compiled where there is CUDA"),
+        pytest.mark.skipif(_TOO_OLD, reason=f"the interpreter of triton {triton.__version__} does not work with numpy {np.__version__}"),
+    ],
+)
 DEVICES = [
-    pytest.param(
-        "cpu",
-        id="interpreter",
-        marks=[
-            pytest.mark.skipif(not INTERPRETED, reason="kernels are compiled where there is CUDA"),
-            pytest.mark.skipif(
-                _TOO_OLD, reason=f"the interpreter of triton {triton.__version__} does not work with numpy {np.__version__}"
-            ),
-        ],
-    ),
+    INTERPRETER,
     pytest.param("cuda", marks=[pytest.mark.gpu, pytest.mark.skipif(INTERPRETED, reason="needs a CUDA device")]),
 ]

@@ -64,6 +64,7 @@ def test_triton_that_cannot_compile(monkeypatch: pytest.MonkeyPatch, caplog: pyt
 def test_without_triton(backend: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
     monkeypatch.setitem(sys.modules, "aengine.kernels.triton.layer_ops", None)  # an import of it fails
     monkeypatch.delattr("aengine.kernels.triton.layer_ops", raising=False)
+    monkeypatch.delitem(sys.modules, "aengine.layers.flashinfer_ops", raising=False)  # it needs that import
     caplog.set_level(logging.INFO, "aengine")
     assert chosen(backend) == "torch"
     assert "triton cannot run: " in caplog.records[0].getMessage()
