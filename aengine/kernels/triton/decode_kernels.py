@@ -133,25 +133,18 @@ def decode_kernel(
     parts = tl.cdiv(GROUP, FEW)
     kv_head = tl.program_id(0) // parts
     part = tl.program_id(0) % parts
-    if MANY == FEW:
+    if MANY == FEW or count * GROUP <= FEW:  # where they are equal no other branch is compiled
         _attend_item(
             query, key_cache, value_cache, pages, begin, end, first, count, split, rows, num_rows, partial, partial_lse, sinks, out,
             query_token_stride, query_head_stride, scale, value_scale, kv_head, part, SOFT_CAP, SINKS, PAGE_SIZE, KV_HEADS, GROUP,
             VALUE_DIM, DIM, LATENT, REST, REST_DIM, FEW, BLOCK_N,
         )  # fmt: skip
     else:
-        if count * GROUP <= FEW:
-            _attend_item(
-                query, key_cache, value_cache, pages, begin, end, first, count, split, rows, num_rows, partial, partial_lse, sinks, out,
-                query_token_stride, query_head_stride, scale, value_scale, kv_head, part, SOFT_CAP, SINKS, PAGE_SIZE, KV_HEADS, GROUP,
-                VALUE_DIM, DIM, LATENT, REST, REST_DIM, FEW, BLOCK_N,
-            )  # fmt: skip
-        else:
-            _attend_item(
-                query, key_cache, value_cache, pages, begin, end, first, count, split, rows, num_rows, partial, partial_lse, sinks, out,
-                query_token_stride, query_head_stride, scale, value_scale, kv_head, part, SOFT_CAP, SINKS, PAGE_SIZE, KV_HEADS, GROUP,
-                VALUE_DIM, DIM, LATENT, REST, REST_DIM, MANY, BLOCK_N,
-            )  # fmt: skip
+        _attend_item(
+            query, key_cache, value_cache, pages, begin, end, first, count, split, rows, num_rows, partial, partial_lse, sinks, out,
+            query_token_stride, query_head_stride, scale, value_scale, kv_head, part, SOFT_CAP, SINKS, PAGE_SIZE, KV_HEADS, GROUP,
+            VALUE_DIM, DIM, LATENT, REST, REST_DIM, MANY, BLOCK_N,
+        )  # fmt: skip
 
 
 @triton.jit(do_not_specialize=["rows", "num_rows"])
