@@ -212,7 +212,7 @@ def _summed(spec: ModelSpec, sizes: Mapping[str, int]) -> _Parameters:
     experts: Counter[float] = Counter()
     for name, size in sizes.items():
         if (mixture := experts_of(spec, name)) is not None:
-            experts[mixture.top_k / mixture.num_experts] += size
+            experts[mixture.routing.top_k / mixture.num_experts] += size
         elif name.startswith("layers.") or name.startswith("norm."):
             always += size
     return _Parameters(always, experts, sizes["embedding.weight" if spec.tied_head else "head.weight"])

@@ -15,6 +15,7 @@ from torch import Tensor
 from aengine.kernels.float8 import Float8Rows
 from aengine.kernels.layer_params import ExpertLinear, Rotation
 from aengine.kernels.paged_cache import KvTarget, PagedCache, write_torch
+from aengine.kernels.routing import Routing, route
 from aengine.layers.rotary import apply_rotary
 
 Activations = Tensor | Float8Rows
@@ -81,12 +82,8 @@ class LayerOps(Protocol):
     def silu_mul_float8(self, gate_up: Tensor) -> Float8Rows:
         """`float8` of the `silu_mul`."""
 
-    def route(
-        self, logits: Tensor, bias: Tensor | None, correction: Tensor | None, top_k: int, softmax: bool, normalize: bool, scaling: float
-    ) -> tuple[Tensor, Tensor]:
-        """The `top_k` experts of each token by a router's logits [T, num_experts] float32 and its bias [num_experts]: their numbers
-        [T, top_k] int64, the best first, and their weights float32. Scores are the softmax or the sigmoid of the sum; `correction`
-        [num_experts] float32 counts for the choice alone. Weights are the scores, which `normalize` makes a sum of 1, times `scaling`."""
+    def route(self, logits: Tensor, bias: Tensor | None, correction: Tensor | None, routing: Routing) -> tuple[Tensor, Tensor]:
+        """As `aengine.kernels.routing.route`."""
 
     def experts(
         self, x: Tensor, chosen: Tensor, weights: Tensor, up: ExpertLinear, down: ExpertLinear, activate: Callable[[Tensor], Tensor]
@@ -137,13 +134,8 @@ class TorchOps:
     def silu_mul_float8(self, gate_up: Tensor) -> Float8Rows:
         return self.float8(self.silu_mul(gate_up))
 
-    def route(
-        self, logits: Tensor, bias: Tensor | None, correction: Tensor | None, top_k: int, softmax: bool, normalize: bool, scaling: float
-    ) -> tuple[Tensor, Tensor]:
-        logits = logits if bias is None else logits + bias.float()
-        scores = logits.softmax(-1) if softmax else logits.sigmoid()
-        chosen = (scores if correction is None else scores + correction).topk(top_k, -1).indices
-        return chosen, weights_of(scores, chosen, normalize, scaling)
+    def route(self, logits: Tensor, bias: Tensor | None, correction: Tensor | None, routing: Routing) -> tuple[Tensor, Tensor]:
+        return route(logits, bias, correction, routing)
 
     def experts(
         self, x: Tensor, chosen: Tensor, weights: Tensor, up: ExpertLinear, down: ExpertLinear, activate: Callable[[Tensor], Tensor]
@@ -160,14 +152,6 @@ class TorchOps:
             tokens, places = (chosen == expert).nonzero(as_tuple=True)
             out.index_add_(0, tokens, _run_expert(x[tokens], expert, up, down, activate) * weights[tokens, places, None])
         return out
-
-
-def weights_of(scores: Tensor, chosen: Tensor, normalize: bool, scaling: float) -> Tensor:
-    """[T, top_k] float32, as `LayerOps.route` has them, of scores [T, num_experts]."""
-    weights = scores.gather(1, chosen)
-    if normalize:
-        weights = weights / (weights.sum(-1, keepdim=True) + 1e-20)
-    return weights * scaling
 
 
 def _run_expert(x: Tensor, expert: int, up: ExpertLinear, down: ExpertLinear, activate: Callable[[Tensor], Tensor]) -> Tensor:

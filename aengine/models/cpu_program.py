@@ -26,6 +26,7 @@ from aengine.kernels.cpu.library import (
     COp,
 )
 from aengine.kernels.cpu.pool import stored_dim
+from aengine.kernels.routing import RouterScoring
 from aengine.layers.rotary import cos_sin_cache
 from aengine.models.cpu_operations import Operations
 from aengine.models.cpu_weights import PackedWeights
@@ -41,7 +42,6 @@ from aengine.models.spec import (
     Mlp,
     ModelSpec,
     Norm,
-    RouterScoring,
 )
 
 _CPU = torch.device("cpu")
@@ -313,10 +313,11 @@ class Program(Operations):
         if shard.size > 1 and shard.exact:
             mlps = (whole.expert, whole.shared)
             firsts = [None if mlp is None else self._keep_bounds(width_bounds(mlp, shard)) for mlp in mlps]
+        routing = experts.routing
         op = CExpertsOp(
             *(ctypes.addressof(weights.linears[f"{name}router"].c), correction, *addresses, *([None] * (4 - len(addresses)))),
-            *(experts.num_experts, experts.top_k, experts.num_groups, experts.top_groups, experts.group_top, experts.scaling),
-            *(_SCORINGS[experts.scoring], experts.normalize, experts.shared_gate, *shared),
+            *(experts.num_experts, routing.top_k, routing.num_groups, routing.top_groups, routing.group_top, routing.scaling),
+            *(_SCORINGS[routing.scoring], routing.normalize, experts.shared_gate, *shared),
             *(self._buffers[source], self._buffer(out, matrices[1].linears[0].out_features)),
             *(epilogue, _ACTIVATIONS[experts.expert.activation], multiplier),
             *(None if each.orders is None else each.orders.data_ptr() for each in matrices),

@@ -5,29 +5,15 @@ Owns which experts a token goes to, and the sum of their results. Knows nothing 
 
 from __future__ import annotations
 
-import math
-
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from aengine.layers.collectives import ONE_RANK, RowParallel
 from aengine.layers.expert_exchange import ExpertExchange
-from aengine.layers.ops import Activations, LayerOps, weights_of
+from aengine.layers.ops import Activations, LayerOps
 from aengine.models.blocks import MlpBlock, Weights, activated
-from aengine.models.spec import Experts, RouterScoring
-
-
-def route_in_groups(experts: Experts, logits: Tensor, correction: Tensor | None) -> tuple[Tensor, Tensor]:
-    """As `LayerOps.route`, of the best groups of experts: the router's [T, num_experts] float32 logits -> the [T, top_k] experts of each
-    token, int64, and their weights, float32."""
-    scores = logits.softmax(-1) if experts.scoring is RouterScoring.SOFTMAX else logits.sigmoid()
-    ranked = scores if correction is None else scores + correction
-    by_group = ranked.view(len(ranked), experts.num_groups, experts.num_experts // experts.num_groups)
-    kept = by_group.topk(experts.group_top, -1).values.sum(-1).topk(experts.top_groups, -1).indices
-    dropped = torch.ones(by_group.shape[:2], dtype=torch.bool, device=logits.device).scatter(1, kept, False)
-    chosen = by_group.masked_fill(dropped.unsqueeze(-1), -math.inf).flatten(1).topk(experts.top_k, -1).indices
-    return chosen, weights_of(scores, chosen, experts.normalize, experts.scaling)
+from aengine.models.spec import Experts
 
 
 class ExpertsBlock:
@@ -70,20 +56,15 @@ class ExpertsBlock:
         return self._row_parallel.after(out.to(x.dtype))
 
     def _route(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        experts, softmax = self._experts, self._experts.scoring is RouterScoring.SOFTMAX
         if x.is_cuda and x.dtype == self._router.dtype != torch.float32:
             logits = torch.mm(x, self._router.t(), out_dtype=torch.float32)  # the same sums as of float32 copies
         else:
             logits = F.linear(x.float(), self._router.float())
-        if experts.num_groups > 1:
-            biased = logits if self._router_bias is None else logits + self._router_bias.float()
-            return route_in_groups(experts, biased, self._correction)
-        how = experts.top_k, softmax, experts.normalize, experts.scaling
-        return self._ops.route(logits, self._router_bias, self._correction, *how)
+        return self._ops.route(logits, self._router_bias, self._correction, self._experts.routing)
 
     def compute_for_others(self) -> None:
         """The part of this replica in a step in which it has no tokens."""
-        x, top_k = self._router.new_empty(0, self._router.shape[1]), self._experts.top_k
+        x, top_k = self._router.new_empty(0, self._router.shape[1]), self._experts.routing.top_k
         self._routed(x, x.new_empty(0, top_k, dtype=torch.int64), x.new_empty(0, top_k, dtype=torch.float32))
 
     def _routed(self, x: Tensor, chosen: Tensor, weights: Tensor) -> Tensor:

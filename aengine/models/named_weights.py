@@ -276,6 +276,6 @@ def num_active_parameters(spec: ModelSpec) -> int:
     for name, weight in named_weights(spec).items():
         size = math.prod(weight.shape)
         if (experts := experts_of(spec, name)) is not None:
-            size = size * experts.top_k // experts.num_experts
+            size = size * experts.routing.top_k // experts.num_experts
         total += size
     return total

@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import Enum
 
+from aengine.kernels.routing import Routing
 from aengine.layers.rotary import RopeSpec
 
 
@@ -117,24 +118,13 @@ class Mlp:
     down_bias: bool = False
 
 
-class RouterScoring(Enum):
-    SOFTMAX = "softmax"
-    SIGMOID = "sigmoid"
-
-
 @dataclass(frozen=True, slots=True)
 class Experts:
-    """A mixture of experts: a token goes to the `top_k` experts with the highest scores, whose outputs are summed with weights."""
+    """A mixture of experts, of which each token goes to a few."""
 
     num_experts: int
-    top_k: int
     expert: Mlp
-    scoring: RouterScoring = RouterScoring.SOFTMAX  # of the router's logits, over all experts
-    normalize: bool = True  # weights of a token's experts are divided by their sum
-    scaling: float = 1.0  # multiplies the weights
-    num_groups: int = 1  # experts are chosen from `top_groups` of so many groups of equal size
-    top_groups: int = 1
-    group_top: int = 1  # a group's score is the sum of so many of its highest scores
+    routing: Routing
     router_bias: bool = False
     correction: bool = False  # an expert's bias that is added to its score to choose experts, not to weight them (DeepSeek-V3)
     shared: Mlp | None = None  # added for every token

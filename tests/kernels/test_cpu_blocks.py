@@ -27,6 +27,7 @@ from test_cpu_stack import (
 from aengine.kernels.cpu import ops
 from aengine.kernels.cpu.library import CpuKernels, Workspace
 from aengine.kernels.draw_params import DRAW_PARAMS
+from aengine.kernels.routing import RouterScoring, Routing
 from aengine.layers.rotary import RopeSpec, unscaled
 from aengine.models.cpu_stack import unsupported
 from aengine.models.families import FAMILIES
@@ -43,7 +44,6 @@ from aengine.models.spec import (
     Norm,
     NormKind,
     QkNorm,
-    RouterScoring,
 )
 
 LAYER_NORM = Norm(NormKind.LAYER, eps=1e-5, bias=True)
@@ -79,11 +79,11 @@ LATENT = LatentAttention(
     num_heads=5, q_lora_rank=40, kv_lora_rank=48, nope_dim=16, rope_dim=12, v_dim=18, scale=0.2, rope=rope(12), norm=RMS, bias=True
 )
 SIGMOID = Experts(
-    num_experts=12, top_k=3, expert=Mlp(40), scoring=RouterScoring.SIGMOID, scaling=1.5, num_groups=4, top_groups=2, group_top=2,
-    correction=True, shared=Mlp(24),
+    num_experts=12, expert=Mlp(40), correction=True, shared=Mlp(24),
+    routing=Routing(3, RouterScoring.SIGMOID, scaling=1.5, num_groups=4, top_groups=2, group_top=2),
 )  # fmt: skip
-GATED = Experts(num_experts=7, top_k=2, expert=Mlp(40), normalize=False, shared=Mlp(72), shared_gate=True)
-CLIPPED_EXPERTS = Experts(num_experts=6, top_k=2, expert=dataclasses.replace(CLIPPED, intermediate_size=36), router_bias=True)
+GATED = Experts(num_experts=7, expert=Mlp(40), routing=Routing(2, normalize=False), shared=Mlp(72), shared_gate=True)
+CLIPPED_EXPERTS = Experts(num_experts=6, expert=dataclasses.replace(CLIPPED, intermediate_size=36), routing=Routing(2), router_bias=True)
 MODELS: Mapping[str, tuple[tuple[Layer, ...], dict[str, Any]]] = {
     "gpt2": (
         layers(Layer(attention(rope=None, **BIASED), Mlp(100, Activation.GELU_TANH, False, True, True), LAYER_NORM, LAYER_NORM)),

@@ -201,24 +201,6 @@ def test_experts(device: str, dtype: torch.dtype, tokens: int, num_experts: int,
     torch.testing.assert_close(actual, expected, rtol=tolerance, atol=tolerance)
 
 
-@pytest.mark.parametrize(
-    ("num_experts", "top_k", "softmax", "normalize", "corrected"), [(8, 3, True, True, False), (130, 5, False, False, True)]
-)
-def test_experts_are_chosen(
-    device: str, dtype: torch.dtype, num_experts: int, top_k: int, softmax: bool, normalize: bool, corrected: bool
-) -> None:
-    """`dtype` is that of the bias."""
-    logits, bias = numbers(device, torch.float32, 5, num_experts, scale=2.0), numbers(device, dtype, num_experts, seed=1)
-    for given in (bias, None):
-        correction = numbers(device, torch.float32, num_experts, seed=2) if corrected else None
-        how = given, correction, top_k, softmax, normalize, 2.5
-        chosen, weights = TritonOps().route(logits, *how)
-        expected_chosen, expected_weights = TorchOps().route(logits, *how)
-        assert torch.equal(chosen, expected_chosen)
-        torch.testing.assert_close(weights, expected_weights, rtol=1e-5, atol=1e-6)
-    assert TritonOps().route(logits[:0], *how)[0].shape == (0, top_k)
-
-
 @pytest.mark.parametrize(("tokens", "num_experts", "top_k"), [(1, 8, 3), (90, 5, 2), (70, 40, 8), (200, 2, 1)])
 def test_choices_are_sorted_and_cut(device: str, dtype: torch.dtype, tokens: int, num_experts: int, top_k: int) -> None:
     """Blocks of one expert each, with all its choices in their order; experts without a choice have no block."""

@@ -33,6 +33,7 @@ def layer_ops(dtype, tokens, hidden, heads, kv_heads, head_dim, norms, positions
 """
 _EXPERTS = """
 import torch
+from aengine.kernels.routing import Routing
 from aengine.kernels.triton.experts import Grouping, grouped_linear, weighted_sums
 from aengine.kernels.triton.routing import route
 
@@ -43,7 +44,16 @@ def experts(dtype, tokens, hidden, inner, num_experts, top_k, biased):
         weight = torch.zeros(num_experts, columns, depth, dtype=dtype)
         outputs = grouped_linear(rows, weight, torch.zeros(num_experts, columns, dtype=dtype) if biased else None, grouping, share)
     weighted_sums(outputs, torch.zeros(tokens, top_k))
-    route(torch.zeros(tokens, num_experts), torch.zeros(num_experts, dtype=dtype), None, top_k, True, True, 1.0)
+    route(torch.zeros(tokens, num_experts), torch.zeros(num_experts, dtype=dtype), None, Routing(top_k))
+"""
+_ROUTES = """
+import torch
+from aengine.kernels.routing import RouterScoring, Routing
+from aengine.kernels.triton.routing import route
+
+def routes(num_experts, routing):
+    for tokens in (1, 2, 16, 100):
+        route(torch.zeros(tokens, num_experts), None, torch.zeros(num_experts), routing)
 """
 _CODES = """
 import torch
@@ -115,6 +125,10 @@ MIXTURES = [  # models, and how many variants they need
     ("torch.bfloat16, tokens, 720, 720, 8, 4, True", 2),
     ("torch.float32, tokens, 64, 96, 8, 2, False", 2),
 ]
+GROUPED = [  # routers of DeepSeek-V2 and V3
+    "160, Routing(6, normalize=False, scaling=16.0, num_groups=8, top_groups=3)",
+    "256, Routing(8, RouterScoring.SIGMOID, scaling=2.5, num_groups=8, top_groups=4, group_top=2)",
+]
 ADAPTERS = ["torch.bfloat16, 4096, 32, 64", "torch.float32, 720, 9, 256"]
 QUANTIZED = [  # calls, and how many variants of the product they need
     ('for rows in (1, 2, 16): linear(torch.bfloat16, rows, Kind("int4", 32, "zero", scale_dtype=torch.bfloat16))', 1),
@@ -136,6 +150,7 @@ AHEAD = AheadOfTime(
         **{model: f"{_LAYER_OPS}\nlayer_ops({model}, torch.zeros(3, dtype=torch.int32))" for model in MODELS},
         **{f"{size} ids": f"{_DRAWS}\ndraws(3, {size}, torch.zeros(3, dtype=torch.int32))" for size in VOCAB_SIZES},
         **{model: f"{_EXPERTS}\nfor tokens in (1, 2, 16, 33, 64, 200):\n    experts({model})" for model, _ in MIXTURES},
+        **{router: f"{_ROUTES}\nroutes({router})" for router in GROUPED},
         **{calls: f"{_CODES}\n{calls}" for calls in (*(calls for calls, _ in QUANTIZED), FEW_FLOAT8)},
         **{model: f"{_ADAPTERS}\nadapters({model})" for model in ADAPTERS},
         "float8": f"{_CODES}\nfor tokens in (1, 2, 16, 33): float8(tokens)",
@@ -158,6 +173,11 @@ def test_experts(model: str, variants: int) -> None:
     """Small and large blocks, whatever the number of tokens."""
     assert AHEAD.kernels(model) == {"_group_choices": variants, "_grouped_linear": variants, "_add_choices": 1, "_route": 1}
     assert max(variant.shared_bytes for variant in AHEAD.variants(model)) <= 99 << 10
+
+
+@pytest.mark.parametrize("router", GROUPED)
+def test_groups_of_experts(router: str) -> None:
+    assert AHEAD.kernels(router) == {"_route": 1}
 
 
 @pytest.mark.parametrize("model", ADAPTERS)

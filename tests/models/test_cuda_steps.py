@@ -142,6 +142,32 @@ def test_launches_of_a_layer(
     assert steps[1] - steps[0] == Counter([*layer, *["mm"] * 4])
 
 
+_EXPERTS = ["_route", "_group_choices", "_grouped_linear", "_silu_mul", "_grouped_linear", "_add_choices"]
+_CLIPPED = ["clamp", "clamp", "add", "mul", "sigmoid", "mul", "mul"]
+_SHARED = ["mm", "_silu_mul", "mm", "_to_copy"]
+
+
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [
+        ("qwen3-moe-windowed", [*_EXPERTS, "_to_copy"]),
+        ("gpt-oss", [*_EXPERTS[:3], *_CLIPPED, *_EXPERTS[4:], "_to_copy"]),
+        ("deepseek-v3", [*_EXPERTS, *_SHARED, "add_", "_to_copy"]),
+        ("qwen2-moe-normalized", [*_EXPERTS, *_SHARED, "mm", "_to_copy", "sigmoid", "mul", "add_", "_to_copy"]),
+    ],
+)
+def test_launches_of_experts(name: str, expected: list[str], fake: FakeCuda, tmp_path: pathlib.Path) -> None:
+    """In a decode step, from the choice, which follows the router's product, to the next norm."""
+    with fake.active():
+        driver = Driver(make_runner(CASES[name], tmp_path))
+        rows = [driver.add([1, 2, 3], GREEDY)]
+        driver.run_step(rows)
+        fake.launches.clear()
+        driver.run_step(rows)
+    begin = fake.launches.index("_route")
+    assert fake.launches[begin : fake.launches.index("_rms_norm", begin)] == expected
+
+
 @pytest.mark.parametrize("graphs", [True, False], ids=["graphs", "eager"])
 def test_uneven_decodes_beside_flashinfer(graphs: bool, fake: FakeCuda, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Our kernel is planned and launched without a wait, and FlashInfer's is not."""

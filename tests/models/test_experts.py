@@ -5,12 +5,14 @@ from __future__ import annotations
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
+from aengine.kernels.routing import RouterScoring, Routing, route
 from aengine.layers.ops import TorchOps
 from aengine.models.blocks import Weights
-from aengine.models.experts import ExpertsBlock, route_in_groups
-from aengine.models.spec import Experts, Mlp, RouterScoring
+from aengine.models.experts import ExpertsBlock
+from aengine.models.spec import Experts, Mlp
 
-EXPERTS = Experts(8, 3, Mlp(16), num_groups=4, top_groups=2, group_top=2, scoring=RouterScoring.SIGMOID, correction=True, shared=Mlp(24))
+ROUTING = Routing(3, RouterScoring.SIGMOID, num_groups=4, top_groups=2, group_top=2)
+EXPERTS = Experts(8, Mlp(16), ROUTING, correction=True, shared=Mlp(24))
 SHAPES = {
     "router.weight": (8, 32),
     "router_correction": (8,),
@@ -24,7 +26,7 @@ SHAPES = {
 def test_experts_are_chosen_from_the_best_groups_by_corrected_scores_and_weighted_by_scores() -> None:
     scores = torch.tensor([[0.9, 0.1, 0.6, 0.6, 0.5, 0.4, 0.8, 0.1]])
     correction = torch.tensor([0.0, 0.0, 0.0, 0.0, 0.2, 0.05, 0.0, 0.0])
-    chosen, weights = route_in_groups(EXPERTS, torch.logit(scores), correction)
+    chosen, weights = route(torch.logit(scores), None, correction, ROUTING)
     # Groups have 1.0, 1.2, 1.15 and 0.9: the highest score of all is in a group that is not chosen.
     assert sorted(chosen[0].tolist()) == [2, 3, 4]
     torch.testing.assert_close(weights, scores.gather(1, chosen) / 1.7)
@@ -41,5 +43,5 @@ def test_a_row_is_computed_alone_as_in_a_crowd() -> None:
 def test_a_graph_can_hold_the_choice() -> None:
     """Its operations do not depend on values: tensors without values are enough."""
     with FakeTensorMode():
-        chosen, weights = route_in_groups(EXPERTS, torch.empty(5, 8), torch.empty(8))
+        chosen, weights = route(torch.empty(5, 8), None, torch.empty(8), ROUTING)
     assert chosen.shape == weights.shape == (5, 3)

@@ -14,6 +14,7 @@ from safetensors.torch import save_file
 from aengine.config import EngineConfig
 from aengine.engine.loading import load_model
 from aengine.errors import ModelLoadError
+from aengine.kernels.routing import RouterScoring, Routing
 from aengine.models.model_config import read_spec
 from aengine.models.named_weights import named_weights, num_active_parameters, num_parameters
 from aengine.models.spec import Experts, LatentAttention, Mlp
@@ -107,13 +108,14 @@ def test_groups_of_experts() -> None:
     def groups(**changes):
         block = read_spec(deepseek(2, **changes)).layers[1].mlp
         assert isinstance(block, Experts)
-        return block.num_groups, block.top_groups, block.group_top
+        return block.routing.num_groups, block.routing.top_groups, block.routing.group_top
 
     assert groups() == (1, 1, 1)
     assert groups(topk_method="group_limited_greedy") == (4, 2, 1)
     block = read_spec(deepseek(3)).layers[1].mlp
     assert isinstance(block, Experts)
-    assert (block.num_groups, block.top_groups, block.group_top, block.scaling, block.correction) == (4, 2, 2, 2.5, True)
+    assert block.routing == Routing(2, RouterScoring.SIGMOID, True, 2.5, 4, 2, 2)
+    assert block.correction
 
 
 def test_the_number_of_experts_has_several_keys() -> None:

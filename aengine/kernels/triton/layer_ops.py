@@ -16,8 +16,10 @@ from torch import Tensor
 from aengine.kernels.float8 import LARGEST, Float8Rows
 from aengine.kernels.layer_params import ExpertLinear, Rotation
 from aengine.kernels.paged_cache import KvTarget
-from aengine.kernels.triton import rotary, routing
+from aengine.kernels.routing import Routing
+from aengine.kernels.triton import rotary
 from aengine.kernels.triton.experts import Grouping, grouped_linear, weighted_sums
+from aengine.kernels.triton.routing import route
 
 _ACTIVATIONS_AT_ONCE = 1024
 
@@ -76,10 +78,8 @@ class TritonOps:
             _silu_mul[grid](*strided, size, LARGEST=LARGEST, BLOCK=_ACTIVATIONS_AT_ONCE, num_warps=4)
         return out
 
-    def route(
-        self, logits: Tensor, bias: Tensor | None, correction: Tensor | None, top_k: int, softmax: bool, normalize: bool, scaling: float
-    ) -> tuple[Tensor, Tensor]:
-        return routing.route(logits, bias, correction, top_k, softmax, normalize, scaling)
+    def route(self, logits: Tensor, bias: Tensor | None, correction: Tensor | None, routing: Routing) -> tuple[Tensor, Tensor]:
+        return route(logits, bias, correction, routing)
 
     def experts(
         self, x: Tensor, chosen: Tensor, weights: Tensor, up: ExpertLinear, down: ExpertLinear, activate: Callable[[Tensor], Tensor]

@@ -10,7 +10,7 @@ from torch import Tensor
 from aengine.errors import ModelLoadError
 from aengine.models.config_reader import ConfigReader, NotNativeError
 from aengine.models.families.base import MTP_NAMES, Family, Transform, decoder_spec, gated_mlp, rms_norm, rope_and_context
-from aengine.models.families.mixtures import DEEPSEEK_NAMES, dense_layers, experts, shared_experts, sigmoid_experts
+from aengine.models.families.mixtures import DEEPSEEK_NAMES, dense_layers, experts, routing, shared_experts, sigmoid_experts
 from aengine.models.spec import Experts, LatentAttention, Layer, ModelSpec, Norm
 
 _NAMES = {
@@ -64,15 +64,14 @@ def _v2(reader: ConfigReader) -> ModelSpec:
     if method not in ("greedy", "group_limited_greedy"):
         raise NotNativeError(f"topk_method {method!r} in {reader.source.file} is not supported; supported are greedy, group_limited_greedy")
     grouped = method == "group_limited_greedy"
-    block = experts(
+    how = routing(
         reader,
         normalize=False,
         scaling=reader.number("routed_scaling_factor"),
         num_groups=reader.positive("n_group") if grouped else 1,
         top_groups=reader.positive("topk_group") if grouped else 1,
-        shared=shared_experts(reader),
     )
-    return _spec(reader, block, dense_layers(reader))
+    return _spec(reader, experts(reader, how, shared=shared_experts(reader)), dense_layers(reader))
 
 
 def _v3(reader: ConfigReader) -> ModelSpec:

@@ -8,6 +8,7 @@ from typing import Any
 from torch import Tensor
 
 from aengine.errors import ModelLoadError
+from aengine.kernels.routing import RouterScoring, Routing
 from aengine.models.config_reader import ConfigReader, NotNativeError
 from aengine.models.families.base import (
     LLAMA_NAMES,
@@ -22,7 +23,7 @@ from aengine.models.families.base import (
     rope_and_context,
 )
 from aengine.models.families.llama import uniform_windows
-from aengine.models.spec import Activation, Experts, Layer, Mlp, ModelSpec, QkNorm, RouterScoring
+from aengine.models.spec import Activation, Experts, Layer, Mlp, ModelSpec, QkNorm
 
 _MOST_EXPERTS = 1 << 18  # several times those of any model
 _COUNTS = ("num_experts", "num_local_experts", "n_routed_experts")
@@ -58,29 +59,32 @@ _GPT_OSS_NAMES = {
 }
 
 
-def experts(reader: ConfigReader, *, size: str = "moe_intermediate_size", **changes: Any) -> Experts:
-    """Experts with the sizes of the config; `changes` are other fields of `Experts`. Raises ModelLoadError for counts that do not fit."""
+def routing(reader: ConfigReader, **others: Any) -> Routing:
+    """`others` are fields beside `top_k`."""
+    return Routing(reader.positive("num_experts_per_tok"), **others)
+
+
+def experts(reader: ConfigReader, routing: Routing, *, size: str = "moe_intermediate_size", **others: Any) -> Experts:
+    """Experts with the sizes of the config; `others` are other fields of `Experts`. Raises ModelLoadError for counts that do not fit."""
     places = (reader.config, reader.defaults)
     key = next((key for place in places for key in _COUNTS if place.get(key) is not None), _COUNTS[0])
     count = reader.positive(key)
     if count * reader.positive("num_hidden_layers") > _MOST_EXPERTS:
         raise reader.unusable(key, count, f"at most {_MOST_EXPERTS} in all layers")
-    top_k = reader.positive("num_experts_per_tok")
-    block = Experts(**{"num_experts": count, "top_k": top_k, "expert": gated_mlp(reader, size=size), **changes})
-    groups, chosen = block.num_groups, block.top_groups
-    if count % groups or chosen > groups or block.group_top > count // groups:
+    groups, chosen, top_k = routing.num_groups, routing.top_groups, routing.top_k
+    if count % groups or chosen > groups or routing.group_top > count // groups:
         raise ModelLoadError(f"{count} experts in n_group {groups} groups, of which topk_group {chosen} are chosen, do not fit together")
     if top_k > count // groups * chosen:
         raise ModelLoadError(
             f"{reader.name('num_experts_per_tok')} {top_k} is more than the {count // groups * chosen} experts that it chooses from"
         )
-    return block
+    return Experts(**{"num_experts": count, "expert": gated_mlp(reader, size=size), "routing": routing, **others})
 
 
 def sigmoid_experts(reader: ConfigReader) -> Experts:
     """The experts of DeepSeek-V3 and GLM-4.5: sigmoid scores with a correction; a group's score is the sum of its two highest."""
     reader.refuse(scoring_func="sigmoid", topk_method="noaux_tc")
-    return experts(
+    how = routing(
         reader,
         scoring=RouterScoring.SIGMOID,
         normalize=reader.flag("norm_topk_prob"),
@@ -88,9 +92,8 @@ def sigmoid_experts(reader: ConfigReader) -> Experts:
         num_groups=reader.positive("n_group"),
         top_groups=reader.positive("topk_group"),
         group_top=2,
-        correction=True,
-        shared=shared_experts(reader),
     )
+    return experts(reader, how, correction=True, shared=shared_experts(reader))
 
 
 def shared_experts(reader: ConfigReader) -> Mlp | None:
@@ -139,7 +142,7 @@ def _spec(
 
 def _mixtral(reader: ConfigReader) -> ModelSpec:
     window = reader.positive_or_none("sliding_window")
-    block = experts(reader, size="intermediate_size")
+    block = experts(reader, routing(reader), size="intermediate_size")
     return _spec(reader, block, windows=uniform_windows(reader, window))
 
 
@@ -153,7 +156,7 @@ def _qwen2_moe(reader: ConfigReader) -> ModelSpec:
         windowed = [kind == "sliding_attention" for kind in kinds]
     block = experts(
         reader,
-        normalize=reader.flag("norm_topk_prob"),
+        routing(reader, normalize=reader.flag("norm_topk_prob")),
         shared=gated_mlp(reader, size="shared_expert_intermediate_size"),
         shared_gate=True,
     )
@@ -164,7 +167,7 @@ def _qwen2_moe(reader: ConfigReader) -> ModelSpec:
 
 def _qwen3_moe(reader: ConfigReader) -> ModelSpec:
     window = reader.positive_or_none("sliding_window") if reader.flag("use_sliding_window") else None
-    block = experts(reader, normalize=reader.flag("norm_topk_prob"))
+    block = experts(reader, routing(reader, normalize=reader.flag("norm_topk_prob")))
     bias = reader.flag("attention_bias")
     return _spec(
         reader,
@@ -180,7 +183,7 @@ def _qwen3_moe(reader: ConfigReader) -> ModelSpec:
 def _olmoe(reader: ConfigReader) -> ModelSpec:
     if reader.get("clip_qkv") is not None:
         raise NotNativeError(f"clip_qkv {reader.get('clip_qkv')!r} in {reader.source.file} is not supported; supported is null")
-    block = experts(reader, size="intermediate_size", normalize=reader.flag("norm_topk_prob"))
+    block = experts(reader, routing(reader, normalize=reader.flag("norm_topk_prob")), size="intermediate_size")
     bias, norm = reader.flag("attention_bias"), QkNorm(rms_norm(reader), whole=True)
     return _spec(reader, block, qkv_bias=bias, output_bias=bias, qk_norm=norm)
 
@@ -191,7 +194,7 @@ def _gpt_oss(reader: ConfigReader) -> ModelSpec:
     kinds = reader.layer_types(num_layers) or ["sliding_attention", "full_attention"] * num_layers
     windows = [reader.positive("sliding_window") if kind == "sliding_attention" else None for kind in kinds[:num_layers]]
     mlp = Mlp(reader.positive("intermediate_size"), Activation.CLIPPED_SWIGLU, up_bias=True, down_bias=True)
-    block = experts(reader, size="intermediate_size", expert=mlp, router_bias=True)
+    block = experts(reader, routing(reader), size="intermediate_size", expert=mlp, router_bias=True)
     bias = reader.flag("attention_bias")
     return _spec(reader, block, windows=windows, qkv_bias=bias, output_bias=bias, sinks=True)
 
