@@ -78,10 +78,6 @@ class BridgedStream(StreamProtocol):
     async def started(self) -> None:
         await self._source.started()
 
-    def __del__(self) -> None:
-        if hasattr(self, "_source"):
-            self._source.cancel()
-
 
 class LoopBridge(EngineProtocol):
     """`engine`, started with it and not before, in an event loop of its own. Belongs to the loop that starts it."""

@@ -40,10 +40,6 @@ class ServedStream(StreamProtocol):
 
     _source: ServedSource
 
-    def __del__(self) -> None:
-        if hasattr(self, "_source"):
-            self._source.cancel()
-
     @property
     def effective_params(self) -> SamplingParams:
         """The parameters in use: what was given, with the defaults of model and engine, and the seed, filled in."""

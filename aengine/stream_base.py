@@ -71,6 +71,10 @@ class StreamSource(ABC):
     def cancel(self) -> None:
         """Cancel the request unless it has ended. Its unread tokens stay."""
 
+    def drop(self) -> None:
+        """`cancel()` by the destructor of a stream: in any thread and in the middle of anything."""
+        self.cancel()
+
     @abstractmethod
     def discard(self, indexes: Iterable[int]) -> None:
         """Replace the unread tokens by the ends of the sequences `indexes`, with FinishReason.CANCELLED. Nothing follows them."""
@@ -94,13 +98,16 @@ class StreamProtocol:
     """
 
     def __init__(self, source: StreamSource) -> None:
-        """A subclass cancels the request when the stream is dropped."""
         self._source = source
         self._open = set(source.live_sequences)  # sequences whose end was not read
         self._read: list[list[Token]] = [[] for _ in range(source.params.n)]  # by sequence
         self._num_read = 0  # of all sequences, without ends that are no tokens
         self._cut: FinishReason | None = None  # why sequences have no end, where nothing more is read
         self._failed = False  # the reader has got the error
+
+    def __del__(self) -> None:
+        if hasattr(self, "_source"):
+            self._source.drop()
 
     @property
     def request_id(self) -> str:

@@ -97,7 +97,7 @@ class ActiveRequest(StreamSource):
             self.notify()
 
     def drop(self) -> None:
-        """`cancel()` from any thread, also when the loop is closed."""
+        """Also when the loop is closed."""
         if not self._finished:
             with suppress(RuntimeError):
                 self._loop.call_soon_threadsafe(self.cancel)

@@ -59,10 +59,6 @@ class ClientStream(StreamProtocol):
 
     _source: ActiveRequest
 
-    def __del__(self) -> None:
-        if hasattr(self, "_source"):
-            self._source.drop()
-
 
 class AsyncClient(ServerCalls, AsyncioEngine):
     """An LLM inference engine behind a server, used as if it were in this process.

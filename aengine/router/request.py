@@ -143,7 +143,7 @@ class RoutedRequest(ServedSource):
             self._stay.source.cancel()  # which ends it, by `_on_news`
 
     def drop(self) -> None:
-        """`cancel()` from any thread and in the middle of anything, also when the loop is closed."""
+        """Also when the loop is closed."""
         if not self._finished:
             with suppress(RuntimeError):
                 self._loop.call_soon_threadsafe(self.cancel)

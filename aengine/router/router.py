@@ -54,7 +54,6 @@ from aengine.router.on_ray import ray_replicas
 from aengine.router.processes import run_replicas
 from aengine.router.ray_config import RayConfig
 from aengine.router.replica import Replica
-from aengine.router.request import RoutedRequest
 from aengine.router.totals import total_memory, total_stats
 from aengine.served_stream import ServedStream
 from aengine.stream_base import read_to_end
@@ -67,16 +66,6 @@ GATHER_SECONDS = 2.0
 
 T = TypeVar("T")
 _log = logging.getLogger("aengine")
-
-
-class RoutedStream(ServedStream):
-    """The tokens of one request, from whatever replica has it."""
-
-    _source: RoutedRequest
-
-    def __del__(self) -> None:
-        if hasattr(self, "_source"):
-            self._source.drop()
 
 
 class Router(AsyncioEngine, ServedEngine):
@@ -233,11 +222,11 @@ class Router(AsyncioEngine, ServedEngine):
         params: SamplingParams | None = None,
         options: RequestOptions | None = None,
         **fields: Unpack[OptionFields],
-    ) -> RoutedStream:
+    ) -> ServedStream:
         """Submit a request at once; iterate the result for its tokens. See `AsyncEngine.stream` for the arguments; `logits_processors`
         cannot be sent."""
         self._check_running()
-        return RoutedStream(self._requests.open(prompt, params, RequestOptions.of(options, fields), few_messages=False))
+        return ServedStream(self._requests.open(prompt, params, RequestOptions.of(options, fields), few_messages=False))
 
     async def generate(
         self,
@@ -248,7 +237,7 @@ class Router(AsyncioEngine, ServedEngine):
     ) -> Completion:
         """`stream()`, read to its end. Cancelling the caller cancels the request."""
         self._check_running()
-        return await read_to_end(RoutedStream(self._requests.open(prompt, params, RequestOptions.of(options, fields), few_messages=True)))
+        return await read_to_end(ServedStream(self._requests.open(prompt, params, RequestOptions.of(options, fields), few_messages=True)))
 
     async def embed(
         self,
