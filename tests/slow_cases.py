@@ -1,5 +1,5 @@
 """Which cases of a test are slow: those that add little for what they cost. `make test` leaves them out, `make test-slow` runs them, and CI
-runs a third of each test's."""
+runs a sixth of each test's."""
 
 from __future__ import annotations
 
@@ -35,15 +35,15 @@ def one_is_quick(items: Iterable[pytest.Item], value: object) -> None:
 
 
 def some_in_ci(items: Iterable[pytest.Item]) -> None:
-    """In CI two of three slow cases of a test are skipped: all of them together would take longer than anybody waits."""
+    """In CI five of six slow cases of a test are skipped: all of them together would take longer than anybody waits."""
     if "CI" not in os.environ:
         return
     seen: Counter[str] = Counter()
     for item in items:
         if item.get_closest_marker("slow"):
             test = item.nodeid.partition("[")[0]
-            if seen[test] % 3:
-                item.add_marker(pytest.mark.skip(reason="two of three slow cases; run by `make test-slow`"))
+            if seen[test] % 6:
+                item.add_marker(pytest.mark.skip(reason="five of six slow cases; run by `make test-slow`"))
             seen[test] += 1
 
 
