@@ -1,8 +1,7 @@
 """`RoutedRequest`: one request of a router, from its submission to its end, at however many replicas.
 
-Owns what the request has got so far, which is what it goes on behind when its replica is lost: the ids of every token that has come, read
-or not. A token is taken from one source alone, at once recorded, and never asked for again. What comes from a replica that the request has
-left is not looked at.
+Owns where the request is, and its tokens until they are read. A token is taken from one source alone, at once recorded as its progress, and
+never asked for again. What comes from a replica that the request has left is not looked at.
 """
 
 from __future__ import annotations
@@ -26,8 +25,7 @@ from aengine.params import SamplingParams
 from aengine.requests import RequestOptions
 from aengine.router.attempt import Attempt, Work
 from aengine.router.fleet import Fleet
-from aengine.router.load import RoutedPrompt
-from aengine.router.prefixes import PagePrefix
+from aengine.router.progress import Progress
 from aengine.served_stream import ServedSource
 
 Tokenize = Callable[[], Awaitable[Sequence[int]]]
@@ -65,15 +63,10 @@ class RoutedRequest(ServedSource):
         replica has pages for it."""
         super().__init__(request_id, params, options, asyncio.Event)
         self._fleet = fleet
-        self._sent = sent
-        self._options = options
+        self._progress = Progress(sent, options, self.live_sequences)
         self._delivery = FEW_MESSAGES if few_messages else EACH_TOKEN
         self._on_gone = on_gone
         self._loop = asyncio.get_running_loop()
-        self._ids: Sequence[int] | None = None  # of the prompt
-        self._outputs: list[list[int]] = [list(ids or ()) for ids in options.known_outputs or [()] * params.n]  # of the sequences
-        self._open = set(self.live_sequences)  # sequences whose end has not come
-        self._weights_version: int | None = None  # of the latest token
         self._work: Work | None = None  # once the ids are known
         self._stay: _Stay | None = None  # where its tokens come from
         self._hedge: _Stay | None = None  # where they may come from, too, as long as none has come
@@ -117,11 +110,11 @@ class RoutedRequest(ServedSource):
     def info(self) -> RequestInfo:
         if self._finished:
             state = RequestState.FINISHED
-        elif self._ids is None:
+        elif self._progress.ids is None:
             state = RequestState.PREPARING
         else:
             state = RequestState.WAITING if self._first_token is None else RequestState.RUNNING
-        num_tokens = self._num_tokens + self.unread - len(self._kept)
+        num_tokens = self._progress.num_tokens + self.unread - len(self._kept)
         return RequestInfo(self.request_id, state, self.usage_with(num_tokens), self.timing, self._arrival_time)
 
     def pop(self) -> Token | None:
@@ -194,23 +187,14 @@ class RoutedRequest(ServedSource):
 
     # ---- tokens --------------------------------------------------------------------------------------------------------
 
-    @property
-    def _num_tokens(self) -> int:
-        """That it has, read or kept."""
-        return sum(map(len, self._outputs))
-
     def _take(self, stay: _Stay) -> Token | None:
         """The next token of a stay, which from now on is what the request has."""
         token = stay.source.pop()
         if token is None:
             return None
-        if token.token_id >= 0:
-            self._outputs[token.index].append(token.token_id)
-            if stay.weights_behind:
-                token = replace(token, weights_version=token.weights_version + stay.weights_behind)
-            self._weights_version = token.weights_version
-        if token.finish_reason is not None:
-            self._open.discard(token.index)
+        if token.token_id >= 0 and stay.weights_behind:
+            token = replace(token, weights_version=token.weights_version + stay.weights_behind)
+        self._progress.add(token)
         return token
 
     def _on_news(self, stay: _Stay) -> None:
@@ -290,14 +274,14 @@ class RoutedRequest(ServedSource):
             self._fleet.failed(stay.attempt, error)
         except AEngineError as raised:
             failure = raised
-        stay.attempt.leave(self._num_tokens - stay.num_before)
+        stay.attempt.leave(self._progress.num_tokens - stay.num_before)
         if self._finished or self._stay is not None:
             return  # the other of two goes on
         if self._hedge is not None and failure is None:
             self._stay, self._hedge = self._hedge, None
             self._share_prompt(self._stay)
             return
-        if self._cancelled or not self._open:  # all ends have come, and what is missing is what it took
+        if self._cancelled or not self._progress.open:  # all ends have come, and what is missing is what it took
             self._close(FinishReason.CANCELLED)
         elif failure is not None:
             self._fail(failure)
@@ -308,8 +292,8 @@ class RoutedRequest(ServedSource):
 
     def _close(self, reason: FinishReason) -> None:
         """End the sequences that have no end."""
-        self._kept.extend(_end_of(index, reason) for index in sorted(self._open))
-        self._open.clear()
+        self._kept.extend(_end_of(index, reason) for index in sorted(self._progress.open))
+        self._progress.open.clear()
         self._finish()
 
     def _fail(self, error: Exception) -> None:
@@ -325,7 +309,7 @@ class RoutedRequest(ServedSource):
                 source = self._stay.source
                 source.waiter = None
                 cached = source.cached_prompt_tokens if source.finished and source.error is None else None
-                self._stay.attempt.leave(self._num_tokens + source.unread - self._stay.num_before, cached)
+                self._stay.attempt.leave(self._progress.num_tokens + source.unread - self._stay.num_before, cached)
             self.ready.set()
             if not self._leaving:
                 self._on_gone(self)
@@ -346,14 +330,14 @@ class RoutedRequest(ServedSource):
     # ---- replicas ------------------------------------------------------------------------------------------------------
 
     def _set_ids(self, ids: Sequence[int]) -> None:
-        self._ids = ids
+        self._progress.ids = ids
         self.prompt_tokens = len(ids)
 
     async def _settle(self, tokenize: Tokenize | None) -> None:
         """Find a replica for it."""
         try:
-            with anyio.move_on_after(self._seconds_left()) as scope:
-                if self._ids is None:
+            with anyio.move_on_after(self._progress.seconds_left) as scope:
+                if self._progress.ids is None:
                     assert tokenize is not None
                     self._set_ids(await tokenize())
                 work = self._refresh_work()
@@ -381,13 +365,15 @@ class RoutedRequest(ServedSource):
             self._hedge_timer = self._loop.call_later(seconds, self._start_hedging)
 
     def _enter(self, attempt: Attempt) -> _Stay:
+        progress = self._progress
+        assert progress.ids is not None
         try:
-            assert self._ids is not None
-            source = attempt.replica.client.open(self._ids, self._params_now(), self._options_now(), self._delivery)
+            params = progress.params(has_prompt_logprobs=self._has_prompt_logprobs)
+            source = attempt.replica.client.open(progress.ids, params, progress.options(self.request_id), self._delivery)
         except BaseException:
             attempt.leave()
             raise
-        stay = _Stay(attempt, source, self._num_tokens)
+        stay = _Stay(attempt, source, progress.num_tokens)
         source.waiter = partial(self._on_news, stay)
         self._num_stays += 1
         return stay
@@ -418,37 +404,12 @@ class RoutedRequest(ServedSource):
                 hedge.source.cancel()
 
     def _refresh_work(self) -> Work:
-        """With the output so far behind the prompt, as a replica will compute it."""
-        assert self._ids is not None
-        options = self._options
-        longest = max(self._outputs, key=len)
-        tokens = [*self._ids, *longest] if longest else self._ids
-        pages = PagePrefix(tokens, options.cache_salt or "", self._fleet.digest_salt)
-        prompt = RoutedPrompt(len(tokens), pages.beginning, pages.digests, options.adapter, self._weights_version)
+        prompt = self._progress.prompt(self._fleet.digest_salt)
         if self._work is None:
             self._work = Work(prompt)
         else:
             self._work.prompt = prompt
         return self._work
-
-    def _params_now(self) -> SamplingParams:
-        """Without what need not come again."""
-        has_them = self._sent.prompt_logprobs is not None and self._has_prompt_logprobs
-        return replace(self._sent, prompt_logprobs=None) if has_them else self._sent
-
-    def _options_now(self) -> RequestOptions:
-        """As for a prompt of ids, with what the request has and the time that is left."""
-        known = [tuple(ids) if index in self._open else None for index, ids in enumerate(self._outputs)]
-        left = self._seconds_left()
-        return self._options.for_ids(
-            request_id=self.request_id,
-            timeout=None if left is None else max(0.001, left),
-            known_outputs=known if any(known) or None in known else None,
-        )
-
-    def _seconds_left(self) -> float | None:
-        timeout = self._options.timeout
-        return None if timeout is None else self._arrival + timeout - time.monotonic()
 
 
 def _end_of(index: int, reason: FinishReason) -> Token:
