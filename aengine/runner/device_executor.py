@@ -33,6 +33,7 @@ from aengine.runner.device_adapters import DeviceAdapters
 from aengine.runner.device_draft import DeviceDraft
 from aengine.runner.device_model import DeviceModel
 from aengine.runner.device_ranks import connect_ranks, connect_replicas
+from aengine.runner.device_sampling import DeviceSampling, Results
 from aengine.runner.device_step import DeviceStep, Output
 from aengine.runner.dummy_steps import GREEDY, DummyStep, warm_up_steps, widest_step
 from aengine.runner.memory import cpu_budget, free_host_memory
@@ -41,15 +42,13 @@ from aengine.runner.recording import Recording
 from aengine.runner.results import ResultBuffer, step_result
 from aengine.runner.setup import ExecutorSetup
 from aengine.runner.stages import Stages
-from aengine.sampling.acceptance import num_accepted
 from aengine.sampling.draw import select_draw
 from aengine.sampling.sampler import SampledTokens, Sampler
 from aengine.scheduler.draft_progress import MOST_BEHIND
 from aengine.scheduler.drafter import BY_MODEL
-from aengine.scheduler.plan import NO_INTS, NewRow, StepResult
+from aengine.scheduler.plan import NewRow, StepResult
 
 _log = logging.getLogger("aengine")
-Results = tuple[SampledTokens | None, PromptScores | None]
 
 
 class DeviceExecutor:
@@ -78,6 +77,7 @@ class DeviceExecutor:
             draw = select_draw(setup.spec.vocab_size, setup.device, setup.dtype)
             self._sampler = Sampler(setup.max_num_seqs, setup.spec.vocab_size, setup.device, draw)
             self._scorer = PromptScorer(setup.spec.vocab_size, setup.device)
+            self._sampling = DeviceSampling(setup, self._sampler, self._scorer, self._draft, self._last_tokens)
         if setup.replicas is not None and exchange is not None:
             setup.replicas.connect(exchange.begin_step, self._compute_for_others)
         self._stages = Stages.of(setup, self._stage)
@@ -235,6 +235,7 @@ class DeviceExecutor:
             self._recording,
             self._sampler,
             self._scorer,
+            self._sampling,
             self._last_tokens,
             self._no_tokens,
             self._free_buffers,
@@ -298,51 +299,8 @@ class DeviceExecutor:
         return results
 
     def _results(self, step: Step, forward: Forward) -> Results:
-        """Scores prompts, and samples; sampled tokens become the last tokens of their rows."""
-        scores = self._scores(step, forward)
-        if len(step.sampled_rows) == 0:
-            return None, scores
-        greedy = self._sampler.is_greedy(step.sampled_rows, step.next_positions)
-        tokens = forward.greedy_tokens if greedy else None
-        if tokens is not None and step.layout.num_decodes == step.layout.num_rows:  # the last tokens already
-            return SampledTokens(tokens), scores
-        sampled = self._sample(step, forward, greedy=greedy) if tokens is None else SampledTokens(tokens)
-        tokens, rows = sampled.tokens, forward.rows
-        if step.drafts is not None:
-            (firsts,) = upload((step.first_samples().astype(np.int32),), self._setup.device)
-            if sampled.accepted is None:
-                sampled = replace(sampled, accepted=num_accepted(tokens, self._drafts(step), firsts))
-            assert sampled.accepted is not None
-            last = firsts + (sampled.accepted - 1).clamp(min=0)
-            tokens, rows = tokens.index_select(0, last), rows.index_select(0, last)
-        self._last_tokens.index_copy_(0, rows.long(), tokens.to(torch.int32))
-        return sampled, scores
-
-    def _scores(self, step: Step, forward: Forward) -> PromptScores | None:
-        ranks, hidden = self._setup.followers, forward.hidden if step.scores_prompts else None
-        if ranks is None or not (step.scores_prompts or self._setup.shard.num_stages > 1):
-            return self._scorer.score(step.rows, step.layout, forward.logits, hidden)
-
-        def logits(indices: Tensor) -> Tensor:
-            ranks.send_logits(indices.cpu().numpy())
-            return forward.logits(indices)
-
-        scores = self._scorer.score(step.rows, step.layout, logits, hidden)
-        ranks.send_last_tokens(NO_INTS)  # there are no more to be scored; of several stages, the others of the first one end the step
-        return scores
-
-    def _sample(self, step: Step, forward: Forward, *, greedy: bool) -> SampledTokens:
-        """Without `accepted`, which follow from the tokens, where no logits are processed. Where they are, the host must know the drafts,
-        and waits for those of a draft model."""
-        logits = forward.logits(forward.logits_indices)
-        if greedy:
-            return SampledTokens(logits.argmax(-1))
-        drafts = None
-        if self._sampler.processes(step.sampled_rows, step.next_positions):
-            drafts, logits = step.drafts, logits.to(torch.float32, copy=True)  # which change in place
-        if drafts is not None and self._draft is not None:
-            drafts = self._drafts(step).cpu().numpy()
-        return self._sampler.sample(logits, step.sampled_rows, step.next_positions, forward.rows, forward.next_positions, drafts)
+        """Of a step whose hidden states are known."""
+        return self._sampling.results(step, forward)
 
     def _token_ids(self, step: Step) -> Tensor:
         """Those of the step, with what the draft model of the first rank proposed."""
@@ -358,16 +316,6 @@ class DeviceExecutor:
         if self._collectives is not None:
             self._collectives.broadcast(token_ids)
         return token_ids
-
-    def _drafts(self, step: Step) -> Tensor:
-        """[m] int32, those of a step with drafts, -1 where there is none."""
-        assert step.drafts is not None
-        (drafts,) = upload((step.drafts,), self._setup.device)
-        if self._draft is None:
-            return drafts
-        rows = step.sampled_rows
-        at = np.flatnonzero((step.drafts[:-1] == BY_MODEL) & (rows[:-1] == rows[1:]))  # a row's last token has no draft
-        return self._draft.fill(drafts, at, rows[at], step.next_positions[at])
 
     def _run_widest(self) -> None:
         setup, num_groups = self._setup, self._model.backend.spec.num_groups

@@ -12,7 +12,8 @@ from aengine.parallel.follower import FollowerRanks
 from aengine.parallel.messages import Logits
 from aengine.runner.base import Step
 from aengine.runner.decode_graphs import Forward
-from aengine.runner.device_executor import DeviceExecutor, Results
+from aengine.runner.device_executor import DeviceExecutor
+from aengine.runner.device_sampling import Results
 from aengine.runner.device_step import Output
 from aengine.runner.prompt_logprobs import PromptScores
 from aengine.runner.results import ResultBuffer
