@@ -28,14 +28,13 @@ from aengine.outputs import Completion, Embedding, FinishReason, ModelInfo, Timi
 from aengine.params import SamplingParams
 from aengine.protocols import EngineProtocol
 from aengine.requests import OptionFields, Prompt, RequestOptions, check_params
-from aengine.stream_base import StreamProtocol, StreamSource
+from aengine.stream_base import StreamProtocol, StreamSource, end_from_outside
 
 if TYPE_CHECKING:
     from typing_extensions import Self, Unpack
 
 MOST_UNREAD = 256
 """So many tokens of a stream wait for a slow reader; the next stay in the loop of the engine."""
-NO_TOKEN = -1
 
 EngineT = TypeVar("EngineT", bound=EngineProtocol)
 
@@ -372,7 +371,7 @@ class _BridgedSource(StreamSource):
         self._tokens.clear()
         self._finished = True
         if self.error is None:
-            self._tokens.extend(Token(index, NO_TOKEN, "", finish_reason=FinishReason.CANCELLED) for index in indexes)
+            self._tokens.extend(end_from_outside(index, FinishReason.CANCELLED) for index in indexes)
         self.notify()
 
     async def wait_released(self) -> None:

@@ -28,6 +28,10 @@ class FinishReason(enum.Enum):
     ERROR = "error"  # the request failed; the stream raises the cause
 
 
+NO_TOKEN = -1
+"""`Token.token_id` of the end of a sequence that is ended from outside."""
+
+
 @dataclass(frozen=True, slots=True)
 class Token:
     """One generated token.

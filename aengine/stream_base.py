@@ -11,7 +11,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Protocol
 
 from aengine.errors import EngineStateError
-from aengine.outputs import Completion, DraftUsage, FinishReason, Timing, Token, TokenLogprob, Usage
+from aengine.outputs import NO_TOKEN, Completion, DraftUsage, FinishReason, Timing, Token, TokenLogprob, Usage
 from aengine.params import SamplingParams
 from aengine.requests import RequestOptions
 
@@ -19,6 +19,11 @@ if TYPE_CHECKING:
     from typing_extensions import Self
 
 TWO_READERS = "another task waits for this stream's next token; a stream has one reader at a time"
+
+
+def end_from_outside(index: int, reason: FinishReason) -> Token:
+    """What closes the sequence `index`."""
+    return Token(index, NO_TOKEN, "", finish_reason=reason)
 
 
 class Event(Protocol):

@@ -13,12 +13,12 @@ from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import replace
 
-from aengine.client.messages import NO_TOKEN, read_delta, read_drafts, read_finish, read_logprobs, read_timing
+from aengine.client.messages import read_delta, read_drafts, read_finish, read_logprobs, read_timing
 from aengine.errors import ServerError
-from aengine.outputs import FinishReason, Timing, Token
+from aengine.outputs import NO_TOKEN, FinishReason, Timing, Token
 from aengine.params import SamplingParams
 from aengine.requests import RequestOptions
-from aengine.stream_base import StreamSource
+from aengine.stream_base import StreamSource, end_from_outside
 from aengine.v1 import generation_pb2
 
 MAX_UNREAD_TOKENS = 1024
@@ -105,7 +105,7 @@ class ActiveRequest(StreamSource):
     def discard(self, indexes: Iterable[int]) -> None:
         self._tokens.clear()
         if self.error is None:
-            self._tokens.extend(Token(index, NO_TOKEN, "", finish_reason=FinishReason.CANCELLED) for index in indexes)
+            self._tokens.extend(end_from_outside(index, FinishReason.CANCELLED) for index in indexes)
 
     async def wait_released(self) -> None:
         """Until the server has confirmed it, for CLOSE_SECONDS at most."""
@@ -149,7 +149,7 @@ class ActiveRequest(StreamSource):
         else:
             for index in sorted(self._open):
                 held = self._last.pop(index, None)
-                end = Token(index, NO_TOKEN, "", finish_reason=FinishReason.CANCELLED)
+                end = end_from_outside(index, FinishReason.CANCELLED)
                 self._tokens.extend([end] if held is None else [held, end])
         self.ready.set()
 

@@ -15,6 +15,7 @@ from aengine.chat_prompts import ChatOptions, read_messages
 from aengine.checks import is_not
 from aengine.errors import InvalidRequestError, ServerError
 from aengine.outputs import (
+    NO_TOKEN,
     AdapterInfo,
     CachedPages,
     DraftUsage,
@@ -41,7 +42,6 @@ from aengine.v1.generation_service_pb2 import StreamGenerateRequest
 from aengine.v1.model_service_pb2 import Adapter, Model
 from aengine.wire import DEFAULTS, FINISH_REASONS, LIMITS, MODEL, SAMPLING, STOPPING, read_params, seconds_of, write_params
 
-NO_TOKEN = -1
 MAX_UINT32 = 2**32 - 1
 MAX_TOKEN_IDS = 1 << 22
 """Of a prompt: a list of more has too many bytes for any server."""

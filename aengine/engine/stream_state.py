@@ -18,15 +18,14 @@ from aengine.engine.known_output import OutputPlace
 from aengine.engine.mailbox import Cancel, Command, Park
 from aengine.engine.output_text import OutputText, StopStrings
 from aengine.engine.tokenizer import Tokenizer
-from aengine.outputs import DraftUsage, FinishReason, RequestInfo, RequestState, Timing, Token, TokenLogprob
+from aengine.outputs import NO_TOKEN, DraftUsage, FinishReason, RequestInfo, RequestState, Timing, Token, TokenLogprob
 from aengine.params import SamplingParams
 from aengine.requests import RequestOptions
 from aengine.sampling.markers import Phase, ReasoningMarkers, ReasoningPlace
 from aengine.scheduler.plan import PooledStates, PromptLogprobs, TokenLogprobs
 from aengine.scheduler.request import Finished
 from aengine.served_stream import ServedSource
-
-NO_TOKEN = -1  # token_id of the token that closes a sequence ended from outside
+from aengine.stream_base import end_from_outside
 
 
 class StreamState(ServedSource):
@@ -282,7 +281,7 @@ class StreamState(ServedSource):
         self._ended = [True] * self.params.n
         if self.error is None:
             self._tokenizer = None  # their text is empty
-            self.items.extend(Token(index, NO_TOKEN, "", finish_reason=FinishReason.CANCELLED) for index in indexes)
+            self.items.extend(end_from_outside(index, FinishReason.CANCELLED) for index in indexes)
         self.notify()
 
     def new_text(self) -> OutputText | None:

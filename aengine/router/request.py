@@ -18,7 +18,6 @@ import anyio
 
 from aengine.client.active_request import ActiveRequest
 from aengine.client.client import EACH_TOKEN, FEW_MESSAGES
-from aengine.client.messages import NO_TOKEN
 from aengine.errors import AEngineError
 from aengine.outputs import FinishReason, RequestInfo, RequestState, Timing, Token
 from aengine.params import SamplingParams
@@ -27,6 +26,7 @@ from aengine.router.attempt import Attempt, Work
 from aengine.router.fleet import Fleet
 from aengine.router.progress import Progress
 from aengine.served_stream import ServedSource
+from aengine.stream_base import end_from_outside
 
 Tokenize = Callable[[], Awaitable[Sequence[int]]]
 """Gives the ids of a prompt."""
@@ -146,7 +146,7 @@ class RoutedRequest(ServedSource):
         if self._stay is not None:
             self._stay.source.discard(())
         if self.error is None:
-            self._kept.extend(_end_of(index, FinishReason.CANCELLED) for index in indexes)
+            self._kept.extend(end_from_outside(index, FinishReason.CANCELLED) for index in indexes)
 
     async def wait_released(self) -> None:
         with anyio.CancelScope(shield=True):
@@ -292,7 +292,7 @@ class RoutedRequest(ServedSource):
 
     def _close(self, reason: FinishReason) -> None:
         """End the sequences that have no end."""
-        self._kept.extend(_end_of(index, reason) for index in sorted(self._progress.open))
+        self._kept.extend(end_from_outside(index, reason) for index in sorted(self._progress.open))
         self._progress.open.clear()
         self._finish()
 
@@ -410,7 +410,3 @@ class RoutedRequest(ServedSource):
         else:
             self._work.prompt = prompt
         return self._work
-
-
-def _end_of(index: int, reason: FinishReason) -> Token:
-    return Token(index, NO_TOKEN, "", finish_reason=reason)

@@ -27,8 +27,8 @@ from aengine import (
     SamplingParams,
 )
 from aengine.engine.loading import LoadedModel
-from aengine.engine.stream_state import NO_TOKEN
 from aengine.models.weights import random_weights
+from aengine.outputs import NO_TOKEN
 
 pytestmark = pytest.mark.anyio
 
