@@ -12,17 +12,16 @@ import signal
 import sys
 import time
 from collections.abc import Sequence
+from functools import partial
 
 import anyio
 
 from aengine.client.client import AsyncClient
 from aengine.client.config import DEFAULT_ADDRESS, ClientConfig
-from aengine.client.flags import add_server_flags, client_config, read_file, read_json, read_stdin
-from aengine.errors import AEngineError, ConfigError
+from aengine.client.flags import INTERRUPTED, add_server_flags, client_config, exit_code, read_file, read_json, read_stdin
+from aengine.errors import ConfigError
 from aengine.params import SamplingParams
 from aengine.requests import Prompt, RequestOptions
-
-INTERRUPTED = 128 + signal.SIGINT
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -32,19 +31,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if options.info == (options.prompt is not None):
         parser.error("give a prompt, or --info")
     os.environ.setdefault("GRPC_VERBOSITY", "NONE")  # gRPC core would report a lost connection beside our own message
-    try:
-        names = ("max_tokens", "temperature", "top_p", "top_k", "seed", "stop")
-        params = SamplingParams(**{name: getattr(options, name) for name in names})
-        config = client_config(options, auto_resume=options.auto_resume)
-        return asyncio.run(_run_until_interrupted(options, config, _read_prompt(options), params, _read_options(options)))
-    except KeyboardInterrupt:
-        return INTERRUPTED
-    except AEngineError as error:
-        print(f"aengine-client: {error}", file=sys.stderr)
-        return 1
-    except BrokenPipeError:  # the reader of stdout has closed it
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # or Python complains when it flushes at exit
-        return 1
+    return exit_code("aengine-client", partial(_run, options))
 
 
 def build_parser() -> argparse.ArgumentParser:
@@ -73,6 +60,13 @@ def build_parser() -> argparse.ArgumentParser:
     add_server_flags(server, DEFAULT_ADDRESS)
     server.add_argument("--resume", dest="auto_resume", action="store_true", help="resume the stream if the connection is lost")
     return parser
+
+
+def _run(options: argparse.Namespace) -> int:
+    names = ("max_tokens", "temperature", "top_p", "top_k", "seed", "stop")
+    params = SamplingParams(**{name: getattr(options, name) for name in names})
+    config = client_config(options, auto_resume=options.auto_resume)
+    return asyncio.run(_run_until_interrupted(options, config, _read_prompt(options), params, _read_options(options)))
 
 
 async def _run_until_interrupted(

@@ -1,4 +1,4 @@
-"""What command lines of clients share: the flags that say where the server is, and values that are read from files.
+"""What command lines of clients share: the flags that say where the server is, values that are read from files, and exit codes.
 
 Imports no gRPC, so that a program can read its flags first.
 """
@@ -7,13 +7,33 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
+import signal
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from aengine.checks import shown
 from aengine.client.config import ClientConfig
-from aengine.errors import ConfigError
+from aengine.errors import AEngineError, ConfigError
+
+INTERRUPTED = 128 + signal.SIGINT
+"""The exit code after Ctrl-C."""
+
+
+def exit_code(program: str, run: Callable[[], int]) -> int:
+    """That of `run`; 1 after an error, which is printed."""
+    try:
+        return run()
+    except KeyboardInterrupt:
+        return INTERRUPTED
+    except AEngineError as error:
+        print(f"{program}: {error}", file=sys.stderr)
+        return 1
+    except BrokenPipeError:  # the reader of stdout has closed it
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # or Python complains when it flushes at exit
+        return 1
 
 
 def add_server_flags(group: argparse._ArgumentGroup, address: str | None) -> None:

@@ -9,7 +9,6 @@ from __future__ import annotations
 import argparse
 import asyncio
 import os
-import signal
 import sys
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -17,8 +16,8 @@ from importlib.util import find_spec
 from typing import TYPE_CHECKING
 
 from aengine import __version__
-from aengine.client.flags import add_server_flags, client_config, read_file, read_json, read_stdin
-from aengine.errors import AEngineError, ConfigError
+from aengine.client.flags import add_server_flags, client_config, exit_code, read_file, read_json, read_stdin
+from aengine.errors import ConfigError
 from aengine.requests import RequestOptions
 from aengine.server.config.settings import nearest, options, read_settings
 from aengine.terminal.answers import Chat, View
@@ -28,7 +27,6 @@ from aengine.terminal.parameters import Parameters
 if TYPE_CHECKING:
     from aengine.protocols import EngineProtocol
 
-INTERRUPTED = 128 + signal.SIGINT
 MISSING = "a chat needs rich and prompt_toolkit (pip install 'aengine[chat]'); --prompt and pipes do not"
 DUMB = "this terminal cannot move its cursor (TERM says so), which a chat needs; --prompt and pipes do not"
 _ENGINE = [option for option in options() if option.table == "engine"]
@@ -41,29 +39,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if unknown:
         flags = [flag for action in parser._actions for flag in action.option_strings]
         parser.error(f"unrecognized argument {unknown[0]}{nearest(unknown[0], flags)}")
-    interactive = given.prompt is None and not given.json and sys.stdin.isatty() and sys.stdout.isatty()
-    try:
-        tools = None if given.tools is None else read_json("tools", read_file("tools", given.tools))
-        conversation, parameters, tools = Conversation(given.system), Parameters(given.param), RequestOptions(tools=tools).tools
-        questions = None if interactive else _questions(given)
-        chat = Chat(_engine(given), conversation, parameters, tools)
-        if questions is not None:
-            asyncio.run(_answer_all(chat, questions, as_json=given.json))
-        else:
-            if (missing := _missing()) is not None:
-                raise CommandError(missing)
-            from aengine.terminal.interactive import chat_in_terminal
-
-            asyncio.run(chat_in_terminal(chat, "in this process" if given.address is None else f"at {given.address}"))
-        return 0
-    except KeyboardInterrupt:
-        return INTERRUPTED
-    except AEngineError as error:
-        print(f"aengine-chat: {error}", file=sys.stderr)
-        return 1
-    except BrokenPipeError:  # the reader of stdout has closed it
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # or Python complains when it flushes at exit
-        return 1
+    return exit_code("aengine-chat", partial(_run, given))
 
 
 def build_parser() -> argparse.ArgumentParser:
@@ -86,6 +62,23 @@ def build_parser() -> argparse.ArgumentParser:
     for option in _ENGINE:
         option.add_to(group, option.help.replace("%", "%%"))
     return parser
+
+
+def _run(given: argparse.Namespace) -> int:
+    interactive = given.prompt is None and not given.json and sys.stdin.isatty() and sys.stdout.isatty()
+    tools = None if given.tools is None else read_json("tools", read_file("tools", given.tools))
+    conversation, parameters, tools = Conversation(given.system), Parameters(given.param), RequestOptions(tools=tools).tools
+    questions = None if interactive else _questions(given)
+    chat = Chat(_engine(given), conversation, parameters, tools)
+    if questions is not None:
+        asyncio.run(_answer_all(chat, questions, as_json=given.json))
+    else:
+        if (missing := _missing()) is not None:
+            raise CommandError(missing)
+        from aengine.terminal.interactive import chat_in_terminal
+
+        asyncio.run(chat_in_terminal(chat, "in this process" if given.address is None else f"at {given.address}"))
+    return 0
 
 
 def _engine(given: argparse.Namespace) -> EngineProtocol:
