@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from aengine.attention.flashinfer_library import building, load_flashinfer, require_kernels
+from aengine.kernels.activations import Activation
 from aengine.kernels.triton.layer_ops import TritonOps
 from aengine.layers.ops import run_once
 
@@ -19,8 +20,8 @@ _ALIGNMENT = 16  # bytes, of the halves of a gate_up row
 
 
 class FlashInferOps(TritonOps):
-    """Norms and the gated activation are FlashInfer's, but for norms with float32 weights and rows that are not aligned. It has no kernel
-    that rotates heads with all that `rotate_and_write` joins, none of experts, and none for float8 with a scale per row.
+    """Norms and SiLU * mul are FlashInfer's, but for norms with float32 weights and rows that are not aligned. It has no kernel that
+    rotates heads with all that `rotate_and_write` joins, none of experts, and none for float8 with a scale per row.
 
     Construction builds and loads the kernels and runs each once. `library` stands in for the installed package in tests.
     """
@@ -48,10 +49,10 @@ class FlashInferOps(TritonOps):
         self._library.fused_add_rmsnorm(input=x, residual=_of_dtype(residual, x), weight=_of_dtype(weight, x), eps=eps)
         return x, residual
 
-    def silu_mul(self, gate_up: Tensor) -> Tensor:
+    def gated(self, gate_up: Tensor, activation: Activation) -> Tensor:
         size = gate_up.shape[-1] // 2
-        if size * gate_up.dtype.itemsize % _ALIGNMENT:
-            return super().silu_mul(gate_up)
+        if activation is not Activation.SILU or size * gate_up.dtype.itemsize % _ALIGNMENT:
+            return super().gated(gate_up, activation)
         out = torch.empty((len(gate_up), size), dtype=gate_up.dtype, device=gate_up.device)
         self._library.silu_and_mul(input=gate_up, out=out)
         return out

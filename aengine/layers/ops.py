@@ -12,6 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from aengine.kernels.activations import Activation, gated
 from aengine.kernels.float8 import Float8Rows
 from aengine.kernels.layer_params import ExpertLinear, Rotation
 from aengine.kernels.paged_cache import KvTarget, PagedCache, write_torch
@@ -70,8 +71,8 @@ class LayerOps(Protocol):
         """Rotates as `rotate` does, and writes the keys with [T, heads, value_dim] values to the target. Returns the queries. Query and key
         are overwritten."""
 
-    def silu_mul(self, gate_up: Tensor) -> Tensor:
-        """[T, 2 * size] -> [T, size]: silu of the first half times the second."""
+    def gated(self, gate_up: Tensor, activation: Activation) -> Tensor:
+        """As `aengine.kernels.activations.gated`."""
 
     def float8(self, x: Tensor) -> Float8Rows:
         """[T, size] as `Float8Rows.of` makes them."""
@@ -79,8 +80,8 @@ class LayerOps(Protocol):
     def rms_norm_float8(self, x: Tensor, residual: Tensor | None, weight: Tensor, eps: float) -> Float8Rows:
         """`float8` of the `rms_norm` of x, or of the sum with a residual, which the sum overwrites."""
 
-    def silu_mul_float8(self, gate_up: Tensor) -> Float8Rows:
-        """`float8` of the `silu_mul`."""
+    def gated_float8(self, gate_up: Tensor, activation: Activation) -> Float8Rows:
+        """`float8` of the `gated`."""
 
     def route(self, logits: Tensor, bias: Tensor | None, correction: Tensor | None, routing: Routing) -> tuple[Tensor, Tensor]:
         """As `aengine.kernels.routing.route`."""
@@ -121,9 +122,8 @@ class TorchOps:
         write_torch(key, value, target)
         return query
 
-    def silu_mul(self, gate_up: Tensor) -> Tensor:
-        gate, up = gate_up.chunk(2, dim=-1)
-        return F.silu(gate) * up
+    def gated(self, gate_up: Tensor, activation: Activation) -> Tensor:
+        return gated(gate_up, activation)
 
     def float8(self, x: Tensor) -> Float8Rows:
         return Float8Rows.of(x)
@@ -131,8 +131,8 @@ class TorchOps:
     def rms_norm_float8(self, x: Tensor, residual: Tensor | None, weight: Tensor, eps: float) -> Float8Rows:
         return self.float8(self.rms_norm(x if residual is None else residual.add_(x), weight, eps))
 
-    def silu_mul_float8(self, gate_up: Tensor) -> Float8Rows:
-        return self.float8(self.silu_mul(gate_up))
+    def gated_float8(self, gate_up: Tensor, activation: Activation) -> Float8Rows:
+        return self.float8(gated(gate_up, activation))
 
     def route(self, logits: Tensor, bias: Tensor | None, correction: Tensor | None, routing: Routing) -> tuple[Tensor, Tensor]:
         return route(logits, bias, correction, routing)
@@ -172,7 +172,7 @@ def run_once(ops: LayerOps, dtype: torch.dtype, head_dim: int, device: torch.dev
     weight = ones(head_dim)
     ops.rms_norm(ones(1, head_dim), weight, 1e-6)
     ops.add_rms_norm(ones(1, head_dim), ones(1, head_dim), weight, 1e-6)
-    ops.silu_mul(ones(1, 2 * head_dim))
+    ops.gated(ones(1, 2 * head_dim), Activation.SILU)
     rotation = Rotation(torch.ones(1, head_dim, device=device), weight, weight, 1e-6)
     positions = torch.zeros(1, dtype=torch.int32, device=device)
     query, key = ones(1, 2, head_dim), ones(1, 1, head_dim)

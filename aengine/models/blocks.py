@@ -6,7 +6,7 @@ where its result is added.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, TypeAlias, cast
@@ -16,12 +16,13 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from aengine.attention import AttentionStep
+from aengine.kernels.activations import activated
 from aengine.kernels.float8 import Float8Rows
 from aengine.kernels.layer_params import ExpertLinear, Rotation
 from aengine.layers.adapters import AdapterTable
 from aengine.layers.collectives import Collectives, RowParallel
 from aengine.layers.ops import Activations, LayerOps, LinearMethod
-from aengine.models.spec import Activation, Attention, Mlp, Norm, NormKind
+from aengine.models.spec import Attention, Mlp, Norm, NormKind
 
 if TYPE_CHECKING:
     from aengine.kernels.triton.codes import Codes
@@ -198,8 +199,7 @@ class MlpBlock:
         up = "gate_up" if mlp.gated else "up"
         self._up, self._down = weights.linear(up), weights.linear("down")
         self.takes_float8 = weights.takes_float8(up)
-        silu = mlp.gated and mlp.activation is Activation.SILU
-        self._quantizes = silu and weights.takes_float8("down") and not row_parallel.gathers
+        self._quantizes = mlp.gated and weights.takes_float8("down") and not row_parallel.gathers
 
     def __call__(self, x: Activations) -> Tensor:
         return self._row_parallel.after(self.partial(x))
@@ -208,27 +208,10 @@ class MlpBlock:
         """What `RowParallel.after` makes the result of."""
         inner = self._up(x)
         if self._quantizes:
-            return self._down(self._ops.silu_mul_float8(inner))
-        return self._down(self._row_parallel.before(activated(self._mlp, inner, self._ops)))
+            return self._down(self._ops.gated_float8(inner, self._mlp.activation))
+        return self._down(self._row_parallel.before(activate(self._mlp, inner, self._ops)))
 
 
-def activated(mlp: Mlp, x: Tensor, ops: LayerOps) -> Tensor:
+def activate(mlp: Mlp, x: Tensor, ops: LayerOps) -> Tensor:
     """What `down` is given: [T, 2 * intermediate_size] of gate and up, or [T, intermediate_size] of up alone -> the latter shape."""
-    if not mlp.gated:
-        return _ACTIVATIONS[mlp.activation](x)
-    if mlp.activation is Activation.SILU:
-        return ops.silu_mul(x)
-    gate, up = x.chunk(2, dim=-1)
-    if mlp.activation is Activation.CLIPPED_SWIGLU:
-        gate = gate.clamp(max=7.0)
-        return (up.clamp(-7.0, 7.0) + 1.0) * (gate * torch.sigmoid(gate * 1.702))
-    return _ACTIVATIONS[mlp.activation](gate) * up
-
-
-_ACTIVATIONS: Mapping[Activation, Callable[[Tensor], Tensor]] = {
-    Activation.SILU: F.silu,
-    Activation.GELU: F.gelu,
-    Activation.GELU_TANH: partial(F.gelu, approximate="tanh"),
-    Activation.RELU: F.relu,
-    Activation.RELU_SQUARED: lambda x: F.relu(x).square(),
-}
+    return ops.gated(x, mlp.activation) if mlp.gated else activated(x, mlp.activation)

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from aengine.errors import ModelLoadError
-from aengine.models.spec import Activation
+from aengine.kernels.activations import Activation
 
 _LARGEST = sys.float_info.max
 _ACTIVATIONS = {

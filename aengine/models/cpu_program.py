@@ -13,6 +13,7 @@ from functools import partial
 import torch
 
 from aengine.cache import LayerGroups
+from aengine.kernels.activations import Activation
 from aengine.kernels.cpu import library
 from aengine.kernels.cpu.library import (
     ELEMENTS,
@@ -32,7 +33,6 @@ from aengine.models.cpu_operations import Operations
 from aengine.models.cpu_weights import PackedWeights
 from aengine.models.sharding import Bounds, attended_bounds, hidden_bounds, key_bounds, own, query_bounds, width_bounds
 from aengine.models.spec import (
-    Activation,
     Attention,
     DraftHead,
     Experts,

@@ -12,7 +12,7 @@ from torch import Tensor
 from aengine.layers.collectives import ONE_RANK, RowParallel
 from aengine.layers.expert_exchange import ExpertExchange
 from aengine.layers.ops import Activations, LayerOps
-from aengine.models.blocks import MlpBlock, Weights, activated
+from aengine.models.blocks import MlpBlock, Weights, activate
 from aengine.models.spec import Experts
 
 
@@ -77,4 +77,4 @@ class ExpertsBlock:
         return self._ops.experts(rows, experts[:, None], weights[:, None], self._up, self._down, self._activate)
 
     def _activate(self, rows: Tensor) -> Tensor:
-        return self._row_parallel.before(activated(self._experts.expert, rows, self._ops))
+        return self._row_parallel.before(activate(self._experts.expert, rows, self._ops))

@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import Enum
 
+from aengine.kernels.activations import Activation
 from aengine.kernels.routing import Routing
 from aengine.layers.rotary import RopeSpec
 
@@ -95,16 +96,6 @@ class LatentAttention:
     @property
     def value_dim(self) -> int:
         return self.kv_lora_rank
-
-
-class Activation(Enum):
-    SILU = "silu"
-    GELU = "gelu"
-    GELU_TANH = "gelu_tanh"
-    RELU = "relu"
-    RELU_SQUARED = "relu_squared"
-    CLIPPED_SWIGLU = "clipped_swiglu"
-    """Of GPT-OSS, gated alone: g * sigmoid(1.702 * g) * (u + 1), where g = min(gate, 7) and u = clamp(up, -7, 7)."""
 
 
 @dataclass(frozen=True, slots=True)

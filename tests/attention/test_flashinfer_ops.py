@@ -10,6 +10,7 @@ from torch import Tensor
 from triton_mode import INTERPRETED, INTERPRETER
 
 from aengine.attention import BackendUnavailableError
+from aengine.kernels.activations import Activation
 from aengine.layers.flashinfer_ops import FlashInferOps
 from aengine.layers.ops import LayerOps, TorchOps
 
@@ -70,13 +71,23 @@ def test_add_rms_norm(ops: LayerOps, dtype: torch.dtype, device: torch.device, t
     assert_near(normed, expected[0])
 
 
-@pytest.mark.parametrize(("tokens", "size", "kernel"), [(1, 8, True), (3, 3072, True), (2, 100, False)])
-def test_silu_mul(
-    ops: LayerOps, dtype: torch.dtype, device: torch.device, library: StandIn | None, tokens: int, size: int, kernel: bool
+@pytest.mark.parametrize(
+    ("tokens", "size", "activation", "kernel"),
+    [(1, 8, Activation.SILU, True), (3, 3072, Activation.SILU, True), (2, 100, Activation.SILU, False), (2, 8, Activation.GELU, False)],
+)
+def test_gated(
+    ops: LayerOps,
+    dtype: torch.dtype,
+    device: torch.device,
+    library: StandIn | None,
+    tokens: int,
+    size: int,
+    activation: Activation,
+    kernel: bool,
 ) -> None:
-    """By Triton where the halves of a row are not aligned."""
+    """By Triton where the halves of a row are not aligned, and where it is not SiLU."""
     gate_up = numbers(device, dtype, tokens, 2 * size, scale=2.0)
-    assert_near(ops.silu_mul(gate_up), TorchOps().silu_mul(gate_up))
+    assert_near(ops.gated(gate_up, activation), TorchOps().gated(gate_up, activation))
     if library is not None:
         assert (library.calls == ["silu_and_mul"]) == kernel
 

@@ -24,6 +24,7 @@ from test_cpu_stack import (
     torch_logits,
 )
 
+from aengine.kernels.activations import Activation
 from aengine.kernels.cpu import ops
 from aengine.kernels.cpu.library import CpuKernels, Workspace
 from aengine.kernels.draw_params import DRAW_PARAMS
@@ -33,7 +34,6 @@ from aengine.models.cpu_stack import unsupported
 from aengine.models.families import FAMILIES
 from aengine.models.families.base import Family
 from aengine.models.spec import (
-    Activation,
     Attention,
     Experts,
     LatentAttention,

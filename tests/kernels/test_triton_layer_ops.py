@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import pytest
 import torch
 from torch import Tensor
 from triton_mode import DEVICES, INTERPRETED
 
+from aengine.kernels.activations import Activation
 from aengine.kernels.layer_params import ExpertLinear, Rotation
 from aengine.kernels.paged_cache import KvTarget, PagedCache
 from aengine.kernels.triton import kv_write
@@ -167,14 +170,32 @@ def test_float32_weights(device: str, dtype: torch.dtype) -> None:
 
 
 @pytest.mark.parametrize(("tokens", "size"), [(0, 8), (1, 3072), (3, 1000), (4, 5)])
-def test_silu_mul(device: str, dtype: torch.dtype, tokens: int, size: int) -> None:
+def test_gated(device: str, dtype: torch.dtype, tokens: int, size: int) -> None:
     gate_up = numbers(device, dtype, tokens, 2 * size, scale=4.0)
-    assert_near(TritonOps().silu_mul(gate_up), TorchOps().silu_mul(gate_up))
+    assert_near(TritonOps().gated(gate_up, Activation.SILU), TorchOps().gated(gate_up, Activation.SILU))
 
 
-def test_silu_of_large_gates(device: str, dtype: torch.dtype) -> None:
-    gate_up = torch.tensor([[-200.0, 200.0, -88.0, 0.0, 1.0, 1.0, 1.0, 1.0]], dtype=dtype, device=device)
-    assert_near(TritonOps().silu_mul(gate_up), TorchOps().silu_mul(gate_up))
+@pytest.mark.parametrize("activation", Activation)
+def test_activations(device: str, dtype: torch.dtype, activation: Activation) -> None:
+    """Gates and ups on both sides of the limits of GPT-OSS. Far below zero torch's GELU is a difference of nearly equal numbers, and the
+    last place of an exponent is several of the result."""
+    gate_up = numbers(device, dtype, 3, 2 * 700, scale=5.0)
+    assert ((gate_up < -7.0) | (gate_up > 7.0)).any()
+    found, expected = TritonOps().gated(gate_up, activation), TorchOps().gated(gate_up, activation)
+    tail = gate_up[:, :700] < -2.5
+    assert_near(found[~tail], expected[~tail])
+    differences = activation in (Activation.GELU, Activation.GELU_TANH)
+    assert_near(found, expected, atol=max(1e-5, torch.finfo(dtype).eps / 8), equal=0.0 if differences else 0.98)
+
+
+@pytest.mark.parametrize("activation", Activation)
+def test_activations_of_large_gates(device: str, dtype: torch.dtype, activation: Activation) -> None:
+    """And of what is no number, which stays so."""
+    gates = [-200.0, 200.0, -88.0, 0.0, 1e4, float("nan"), 1.0]
+    gate_up = torch.tensor([[*gates, *[1.0] * 6, float("nan")]], dtype=dtype, device=device)
+    found, expected = TritonOps().gated(gate_up, activation), TorchOps().gated(gate_up, activation)
+    assert found[:, 5:].isnan().all()
+    assert_near(found[:, :5], expected[:, :5])
 
 
 @pytest.mark.parametrize("biased", [False, True])
@@ -194,8 +215,9 @@ def test_experts(device: str, dtype: torch.dtype, tokens: int, num_experts: int,
     scores = numbers(device, torch.float32, tokens, num_experts, seed=5) + torch.arange(num_experts, device=device)  # the last are liked
     weights, chosen = scores.softmax(-1).topk(top_k)
     ops = TorchOps()
-    expected = ops.experts(x, chosen, weights, up, down, ops.silu_mul)
-    actual = TritonOps().experts(x, chosen, weights, up, down, ops.silu_mul)
+    gated = partial(ops.gated, activation=Activation.SILU)
+    expected = ops.experts(x, chosen, weights, up, down, gated)
+    actual = TritonOps().experts(x, chosen, weights, up, down, gated)
     assert (actual.dtype, actual.shape) == (torch.float32, (tokens, hidden))
     tolerance = 1e-5 if dtype == torch.float32 else 8 * torch.finfo(dtype).eps
     torch.testing.assert_close(actual, expected, rtol=tolerance, atol=tolerance)

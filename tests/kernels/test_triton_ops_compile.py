@@ -15,13 +15,15 @@ _LAYER_OPS = """
 import torch
 from aengine.kernels.layer_params import Rotation
 from aengine.kernels.paged_cache import KvTarget, PagedCache
+from aengine.kernels.activations import Activation
 from aengine.kernels.triton.layer_ops import TritonOps
 
 def layer_ops(dtype, tokens, hidden, heads, kv_heads, head_dim, norms, positions):
     ops, weight = TritonOps(), torch.zeros(hidden, dtype=dtype)
     x = ops.rms_norm(torch.zeros(tokens, hidden, dtype=dtype), weight, 1e-6)
     ops.add_rms_norm(x, torch.zeros(tokens, hidden, dtype=dtype), weight, 1e-6)
-    ops.silu_mul(torch.zeros(tokens, 6 * hidden, dtype=dtype))
+    for activation in Activation:
+        ops.gated(torch.zeros(tokens, 6 * hidden, dtype=dtype), activation)
     fused = torch.zeros(tokens, (heads + 2 * kv_heads) * head_dim, dtype=dtype)
     query, key, value = fused.split((heads * head_dim, kv_heads * head_dim, kv_heads * head_dim), dim=-1)
     query_norm, key_norm = (torch.zeros(head_dim, dtype=dtype) if there else None for there in norms)
@@ -61,6 +63,7 @@ from quantized_cases import Kind
 from aengine.kernels.triton.code_products import code_linear
 from aengine.kernels.triton.codes import Codes
 from aengine.kernels.triton.experts import Grouping, grouped_linear
+from aengine.kernels.activations import Activation
 from aengine.kernels.triton.layer_ops import TritonOps
 
 CPU = torch.device("cpu")
@@ -78,7 +81,8 @@ def experts(dtype, tokens, kind):
 def float8(tokens):
     ops, x = TritonOps(), torch.zeros(tokens, 1024, dtype=torch.bfloat16)
     ops.float8(x)
-    ops.silu_mul_float8(x)
+    for activation in Activation:
+        ops.gated_float8(x, activation)
     ops.rms_norm_float8(x, None, x[0], 1e-6)
     ops.rms_norm_float8(x, x, x[0], 1e-6)
 """
@@ -111,7 +115,7 @@ for rows in (1, 2, 3, 16, 33):
     for begin in range(5):
         positions = torch.zeros(100, dtype=torch.int32)[begin : begin + rows]
 """
-_OPS_KERNELS = {"_rms_norm": 2, "_silu_mul": 1, "_rotate": 2}
+_OPS_KERNELS = {"_rms_norm": 2, "_gated": 6, "_rotate": 2}
 _DRAW_KERNELS = {"_block_parts": 2, "_token_of_block": 2, "_try_candidates": 2, "_finish": 1}
 
 MODELS = [
@@ -219,7 +223,7 @@ def test_more_products_with_codes(calls: str) -> None:
 
 
 def test_float8_activations() -> None:
-    assert AHEAD.kernels("float8") == {"_rms_norm": 2, "_silu_mul": 1, "_quantize": 1}
+    assert AHEAD.kernels("float8") == {"_rms_norm": 2, "_gated": 6, "_quantize": 1}
 
 
 @pytest.mark.parametrize("vocab_size", VOCAB_SIZES)

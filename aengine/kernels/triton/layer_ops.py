@@ -13,6 +13,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from aengine.kernels.activations import Activation
 from aengine.kernels.float8 import LARGEST, Float8Rows
 from aengine.kernels.layer_params import ExpertLinear, Rotation
 from aengine.kernels.paged_cache import KvTarget
@@ -50,13 +51,13 @@ class TritonOps:
         _write_norm(x, residual, weight, eps, rows.codes, rows.scales)
         return rows
 
-    def silu_mul_float8(self, gate_up: Tensor) -> Float8Rows:
+    def gated_float8(self, gate_up: Tensor, activation: Activation) -> Float8Rows:
         tokens, size = gate_up.shape[0], gate_up.shape[1] // 2
         rows = _empty_float8(tokens, size, gate_up.device)
         if tokens:
             block, num_warps = _row_block(size)
             strided = (gate_up, gate_up.stride(0), rows.codes, rows.scales)
-            _silu_mul[(tokens, 1)](*strided, size, LARGEST=LARGEST, BLOCK=block, num_warps=num_warps)
+            _gated[(tokens, 1)](*strided, size, ACTIVATION=activation.value, LARGEST=LARGEST, BLOCK=block, num_warps=num_warps)
         return rows
 
     def rotate(self, query: Tensor, key: Tensor, rotation: Rotation, positions: Tensor) -> tuple[Tensor, Tensor]:
@@ -69,13 +70,14 @@ class TritonOps:
         rotary.rotate(query, key, value, rotation, positions, target)
         return query
 
-    def silu_mul(self, gate_up: Tensor) -> Tensor:
+    def gated(self, gate_up: Tensor, activation: Activation) -> Tensor:
         tokens, size = gate_up.shape[0], gate_up.shape[1] // 2
         out = torch.empty((tokens, size), dtype=gate_up.dtype, device=gate_up.device)
         if tokens:
             grid = (tokens, triton.cdiv(size, _ACTIVATIONS_AT_ONCE))
             strided = (gate_up, gate_up.stride(0), out, None)
-            _silu_mul[grid](*strided, size, LARGEST=LARGEST, BLOCK=_ACTIVATIONS_AT_ONCE, num_warps=4)
+            options = {"LARGEST": LARGEST, "BLOCK": _ACTIVATIONS_AT_ONCE, "num_warps": 4}
+            _gated[grid](*strided, size, ACTIVATION=activation.value, **options)
         return out
 
     def route(self, logits: Tensor, bias: Tensor | None, correction: Tensor | None, routing: Routing) -> tuple[Tensor, Tensor]:
@@ -155,7 +157,7 @@ def _store_float8(row, out_at, scale_at, inside, LARGEST: tl.constexpr):
 
 
 @triton.jit
-def _silu_mul(gate_up, stride, out, scales, size, LARGEST: tl.constexpr, BLOCK: tl.constexpr):
+def _gated(gate_up, stride, out, scales, size, ACTIVATION: tl.constexpr, LARGEST: tl.constexpr, BLOCK: tl.constexpr):
     """`out` is float8 where there are `scales`; then a program has a whole row."""
     dtype: tl.constexpr = gate_up.dtype.element_ty
     token = tl.program_id(0).to(tl.int64)
@@ -163,9 +165,33 @@ def _silu_mul(gate_up, stride, out, scales, size, LARGEST: tl.constexpr, BLOCK: 
     inside = at < size
     gate = tl.load(gate_up + token * stride + at, mask=inside, other=0.0).to(tl.float32)
     up = tl.load(gate_up + token * stride + size + at, mask=inside, other=0.0).to(tl.float32)
-    activated = (gate / (1.0 + tl.exp(-gate))).to(dtype).to(tl.float32)
-    product = (activated * up).to(dtype)
+    if ACTIVATION == "clipped_swiglu":
+        gate = tl.minimum(gate, 7.0, propagate_nan=tl.PropagateNan.ALL)
+        up = tl.maximum(tl.minimum(up, 7.0, propagate_nan=tl.PropagateNan.ALL), -7.0, propagate_nan=tl.PropagateNan.ALL)
+        up = (up + 1.0).to(dtype).to(tl.float32)
+        sharper = (gate * 1.702).to(dtype).to(tl.float32)
+        activated = gate * (1.0 / (1.0 + tl.exp(-sharper))).to(dtype).to(tl.float32)
+    else:
+        activated = _activated(gate, ACTIVATION)
+    product = (activated.to(dtype).to(tl.float32) * up).to(dtype)
     if scales is not None:
         _store_float8(product.to(tl.float32), out + token * size + at, scales + token, inside, LARGEST)
     else:
         tl.store(out + token * size + at, product, mask=inside)
+
+
+@triton.jit
+def _activated(x, ACTIVATION: tl.constexpr):
+    """Of float32, by the value of an `Activation`."""
+    if ACTIVATION == "silu":
+        result = x / (1.0 + tl.exp(-x))
+    elif ACTIVATION == "gelu":
+        result = 0.5 * x * (1.0 + tl.erf(x * 0.7071067811865476))
+    elif ACTIVATION == "gelu_tanh":  # 0.5 * (1 + tanh(y)) = 1 / (1 + exp(-2 * y))
+        result = x / (1.0 + tl.exp(-1.5957691216057308 * (x + 0.044715 * x * x * x)))
+    else:
+        tl.static_assert(ACTIVATION == "relu" or ACTIVATION == "relu_squared")
+        result = tl.maximum(x, 0.0, propagate_nan=tl.PropagateNan.ALL)
+        if ACTIVATION == "relu_squared":
+            result = result * result
+    return result

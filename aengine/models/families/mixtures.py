@@ -8,6 +8,7 @@ from typing import Any
 from torch import Tensor
 
 from aengine.errors import ModelLoadError
+from aengine.kernels.activations import Activation
 from aengine.kernels.routing import RouterScoring, Routing
 from aengine.models.config_reader import ConfigReader, NotNativeError
 from aengine.models.families.base import (
@@ -23,7 +24,7 @@ from aengine.models.families.base import (
     rope_and_context,
 )
 from aengine.models.families.llama import uniform_windows
-from aengine.models.spec import Activation, Experts, Layer, Mlp, ModelSpec, QkNorm
+from aengine.models.spec import Experts, Layer, Mlp, ModelSpec, QkNorm
 
 _MOST_EXPERTS = 1 << 18  # several times those of any model
 _COUNTS = ("num_experts", "num_local_experts", "n_routed_experts")
