@@ -9,21 +9,16 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import TYPE_CHECKING, Protocol, TypeAlias
+from typing import Protocol
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from aengine.kernels.layer_params import AdapterMatrices, TokenSlots
 from aengine.kernels.upload import to_device
 from aengine.layers.ops import Activations
-
-if TYPE_CHECKING:
-    from aengine.kernels.triton.experts import Grouping
-
-TokenSlots: TypeAlias = "Tensor | Grouping"
-"""The slots of T tokens, as the `AdapterOps` want them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,17 +36,6 @@ class AdapterShape:
     def size(self) -> int:
         """Numbers for one rank of an adapter."""
         return self.num_parts * self.in_features + self.bounds[-1]
-
-
-@dataclass(frozen=True, slots=True)
-class AdapterMatrices:
-    """Of one parameter, for all slots."""
-
-    a: Tensor  # [slots, low_rank, parts, in_features]
-    b: Tensor  # [slots, low_rank, out_features]
-    ranks: Tensor  # [slots] int32, how many ranks of the slot count: what is behind them may be anything finite
-    bounds: tuple[int, ...]  # as of `AdapterShape`
-    device_bounds: Tensor  # the same, int32
 
 
 class AdapterOps(Protocol):

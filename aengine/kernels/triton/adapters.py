@@ -7,17 +7,14 @@ sums follows from the shapes of a parameter, not from the other tokens of a step
 from __future__ import annotations
 
 from itertools import pairwise
-from typing import TYPE_CHECKING
 
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
+from aengine.kernels.layer_params import AdapterMatrices, TokenSlots
 from aengine.kernels.triton.experts import Grouping
-
-if TYPE_CHECKING:
-    from aengine.layers.adapters import AdapterMatrices, TokenSlots
 
 _DEPTH_BYTES = 128  # of activations that a program reads of a token at a time
 _SPLIT, _SPLITS = 1024, 8  # input features that a program adds up at least, and the most programs that share a sum
