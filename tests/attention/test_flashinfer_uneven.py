@@ -8,9 +8,9 @@ import logging
 import numpy as np
 import pytest
 import torch
-import triton_mode  # noqa: F401
 from flashinfer_cases import CPU, NUM_ROWS, Buffers, Case, Pair, Rows, padded
 from flashinfer_standin import Processors, StandIn, chunk_pages
+from triton_mode import needs_interpreter  # before triton is imported
 
 from aengine.attention import StepLayout, build_layout
 from aengine.attention.flashinfer import FlashInferBackend
@@ -99,6 +99,7 @@ def make(case: Case) -> tuple[Pair, StandIn, Rows]:
     return pair, library, rows
 
 
+@needs_interpreter
 @pytest.mark.usefixtures("our_kernel")
 def test_uneven_decodes_are_computed_by_our_kernel() -> None:
     """Beside prompts, too; in two groups of layers with different windows."""
@@ -112,6 +113,7 @@ def test_uneven_decodes_are_computed_by_our_kernel() -> None:
     assert "decode.plan" in library.calls
 
 
+@needs_interpreter
 @pytest.mark.usefixtures("our_kernel")
 def test_uneven_graphs() -> None:
     """Replayed with changing rows, lengths and padding, between graphs of FlashInfer's kernels over the same buffers."""

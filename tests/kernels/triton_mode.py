@@ -21,17 +21,13 @@ if INTERPRETED:
 
 triton = pytest.importorskip("triton", reason="needs triton") if INTERPRETED else importlib.import_module("triton")
 
-# Its loops make a number of an array with one element: "only 0-dimensional arrays can be converted to Python scalars".
-_TOO_OLD = tuple(map(int, triton.__version__.split(".")[:2])) < (3, 7) and np.lib.NumpyVersion(np.__version__) >= "2.4.0"
+_WHY_NOT = None if INTERPRETED else "kernels are compiled where there is CUDA"
+if INTERPRETED and tuple(map(int, triton.__version__.split(".")[:2])) < (3, 7) and np.lib.NumpyVersion(np.__version__) >= "2.4.0":
+    # Its loops make a number of an array with one element: "only 0-dimensional arrays can be converted to Python scalars".
+    _WHY_NOT = f"the interpreter of triton {triton.__version__} does not work with numpy {np.__version__}"
 
-INTERPRETER = pytest.param(
-    "cpu",
-    id="interpreter",
-    marks=[
-        pytest.mark.skipif(not INTERPRETED, reason="kernels are compiled where there is CUDA"),
-        pytest.mark.skipif(_TOO_OLD, reason=f"the interpreter of triton {triton.__version__} does not work with numpy {np.__version__}"),
-    ],
-)
+needs_interpreter = pytest.mark.skipif(_WHY_NOT is not None, reason=_WHY_NOT or "")
+INTERPRETER = pytest.param("cpu", id="interpreter", marks=needs_interpreter)
 DEVICES = [
     INTERPRETER,
     pytest.param("cuda", marks=[pytest.mark.gpu, pytest.mark.skipif(INTERPRETED, reason="needs a CUDA device")]),

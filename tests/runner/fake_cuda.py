@@ -18,6 +18,7 @@ from unittest import mock
 
 import torch
 from torch import Tensor
+from torch._subclasses import fake_tensor
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 from torch.utils._pytree import tree_leaves
@@ -78,6 +79,7 @@ class FakeCuda:
             stack.enter_context(mock.patch.object(torch, "Generator", _Generator))
             stack.enter_context(mock.patch.object(torch, "tensor", _tensor))
             stack.enter_context(mock.patch.object(capture, "_borrowed", lambda tensor: tensor))  # there is no memory
+            stack.enter_context(mock.patch.object(fake_tensor, "init_gpu_context"))  # nor a driver
             stack.enter_context(mock.patch.object(triton.runtime.jit.KernelInterface, "__getitem__", self._launcher()))
             stack.enter_context(_device_guard())
             stack.enter_context(tensors)
@@ -253,11 +255,12 @@ def _is_view(result: Any, tensors: list[Tensor]) -> bool:
 
 @contextmanager
 def _device_guard() -> Iterator[None]:
-    """Builds of torch for CPUs have no guard of CUDA devices, without which it indexes none of their tensors. That of meta does."""
+    """Torch indexes no tensor of a CUDA device without a guard of such devices. Builds for CPUs have none, and that of CUDA builds needs a
+    driver; that of meta does."""
     library = ctypes.CDLL(os.path.join(os.path.dirname(torch.__file__), "lib", "libc10.so"))
     guards = (ctypes.c_void_p * (_TYPE_META + 1)).in_dll(library, "_ZN3c104impl26device_guard_impl_registryE")
     before = guards[_TYPE_CUDA]
-    guards[_TYPE_CUDA] = before or guards[_TYPE_META]
+    guards[_TYPE_CUDA] = guards[_TYPE_META]
     try:
         yield
     finally:

@@ -63,9 +63,10 @@ def test_frequency_and_presence_count_the_output_only(case: Case) -> None:
 @pytest.mark.parametrize("prompt_len", [3, 25])
 def test_bad_words(case: Case, prompt_len: int) -> None:
     logits, tokens = case
-    words = [(7,), (*tokens[-3:], 9), (tokens[-1], 11), (tokens[-2], 12), tuple(range(40)), (*tokens, 13), (1, *tokens, 14), (9, 7)]
+    words = [(7,), (*tokens[-3:], 9), (tokens[-1], 11), (tokens[-2], 12), tuple(range(40)), (1, *tokens, 14), (9, 7)]
     expected = theirs.NoBadWordsLogitsProcessor([list(word) for word in words])(torch.tensor([tokens]), logits[None])[0]
-    found = applied(replace(GREEDY, bad_words=tuple(words)), tokens, prompt_len, logits)
+    expected[13] = -math.inf  # after all tokens, which Transformers 5.17 does not compare with words that are one token longer
+    found = applied(replace(GREEDY, bad_words=(*words, (*tokens, 13))), tokens, prompt_len, logits)
     assert torch.equal(found, expected)
     assert found[[7, 9, 11, 13]].isneginf().all()
     assert found[14].isfinite()
