@@ -1,11 +1,10 @@
-"""Draws in our Triton kernels: for CUDA, wherever triton is installed. Only top_k is torch's, which has a kernel for it.
+"""Draws in our Triton kernels: for CUDA, wherever triton is installed. Only rows with a large top_k are drawn by torch.
 
 Tokens are those of `TorchDraw` up to the rounding of sums, but for a nucleus that `TorchDraw` draws from by rejection on a CPU.
 """
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Iterable
 
 import numpy as np
@@ -15,6 +14,7 @@ from torch import Tensor
 from aengine.kernels.draw_params import DRAW_PARAMS, DrawParams
 from aengine.kernels.triton.nucleus import draw_from_nucleus
 from aengine.kernels.triton.sampling import draw_in_blocks
+from aengine.kernels.triton.top_k import MOST, draw_from_top_k
 from aengine.kernels.upload import to_device
 from aengine.sampling.torch_draw import TorchDraw
 
@@ -29,13 +29,18 @@ class TritonDraw(TorchDraw):
         record["temperature"], record["top_p"] = 1.0, 0.5
         packed = to_device(record.view(np.int32).reshape(1, -1), self._device)
         params = DrawParams(packed, torch.zeros(1, dtype=torch.int32, device=self._device))
-        for dtype, with_min_p in itertools.product(dtypes, (False, True)):
+        for dtype in dtypes:
             logits = torch.zeros(1, self._vocab_size, dtype=dtype, device=self._device)
-            self.whole(logits, params, with_min_p)
-            self.nucleus(logits, params, with_min_p)
+            for with_min_p in (False, True):
+                self.whole(logits, params, with_min_p)
+            self.nucleus(logits, params, True)
+            self.top_k(logits, params, MOST.value)
 
     def whole(self, logits: Tensor, params: DrawParams, with_min_p: bool) -> Tensor:
         return draw_in_blocks(logits, params, with_min_p)
 
     def nucleus(self, logits: Tensor, params: DrawParams, with_min_p: bool) -> Tensor:
         return draw_from_nucleus(logits, params)
+
+    def top_k(self, logits: Tensor, params: DrawParams, most: int) -> Tensor:
+        return draw_from_top_k(logits, params) if most <= MOST.value else super().top_k(logits, params, most)

@@ -103,12 +103,13 @@ import torch
 from aengine.kernels.draw_params import DrawParams
 from aengine.sampling.triton_draw import TritonDraw
 
-def draws(rows, vocab_size, positions):
-    draw, logits = TritonDraw(vocab_size, torch.device("cpu")), torch.zeros(rows, vocab_size)
+def draws(rows, vocab_size, positions, dtype=torch.float32):
+    draw, logits = TritonDraw(vocab_size, torch.device("cpu")), torch.zeros(rows, vocab_size, dtype=dtype)
     params = DrawParams(torch.ones(rows, 8, dtype=torch.int32), positions)
     for with_min_p in (False, True):
         draw.whole(logits, params, with_min_p)
         draw.nucleus(logits, params, with_min_p)
+    draw.top_k(logits, params, 64)
 """
 _STEPS = """
 for rows in (1, 2, 3, 16, 33):
@@ -116,7 +117,7 @@ for rows in (1, 2, 3, 16, 33):
         positions = torch.zeros(100, dtype=torch.int32)[begin : begin + rows]
 """
 _OPS_KERNELS = {"_rms_norm": 2, "_gated": 6, "_rotate": 2}
-_DRAW_KERNELS = {"_block_parts": 2, "_token_of_block": 2, "_try_candidates": 2, "_finish": 1}
+_DRAW_KERNELS = {"_block_parts": 2, "_token_of_block": 2, "_try_candidates": 2, "_finish": 1, "_find_likeliest": 1, "_draw": 1}
 
 MODELS = [
     "torch.bfloat16, 3, 1024, 16, 8, 128, (True, True)",
@@ -148,11 +149,14 @@ MORE_QUANTIZED = [
     *(f"experts(torch.bfloat16, rows, {kind!r})" for kind in (Kind("int4", 128, "any", ordered=True), Kind("float8", 128))),
     f"experts(torch.float32, rows, {Kind('int8', None)!r})",
 ]
-VOCAB_SIZES = [1000, 32_000, 151_936]
+VOCABULARIES = ["1000", "32_000", "151_936, dtype=torch.bfloat16", "262_144, dtype=torch.bfloat16"]  # and the logits, if not float32
 AHEAD = AheadOfTime(
     {
         **{model: f"{_LAYER_OPS}\nlayer_ops({model}, torch.zeros(3, dtype=torch.int32))" for model in MODELS},
-        **{f"{size} ids": f"{_DRAWS}\ndraws(3, {size}, torch.zeros(3, dtype=torch.int32))" for size in VOCAB_SIZES},
+        **{
+            vocabulary: f"{_DRAWS}\ndraws(3, positions=torch.zeros(3, dtype=torch.int32), vocab_size={vocabulary})"
+            for vocabulary in VOCABULARIES
+        },
         **{model: f"{_EXPERTS}\nfor tokens in (1, 2, 16, 33, 64, 200):\n    experts({model})" for model, _ in MIXTURES},
         **{router: f"{_ROUTES}\nroutes({router})" for router in GROUPED},
         **{calls: f"{_CODES}\n{calls}" for calls in (*(calls for calls, _ in QUANTIZED), FEW_FLOAT8)},
@@ -226,9 +230,9 @@ def test_float8_activations() -> None:
     assert AHEAD.kernels("float8") == {"_rms_norm": 2, "_gated": 6, "_quantize": 1}
 
 
-@pytest.mark.parametrize("vocab_size", VOCAB_SIZES)
-def test_draws(vocab_size: int) -> None:
-    assert AHEAD.kernels(f"{vocab_size} ids") == _DRAW_KERNELS
+@pytest.mark.parametrize("vocabulary", VOCABULARIES)
+def test_draws(vocabulary: str) -> None:
+    assert AHEAD.kernels(vocabulary) == _DRAW_KERNELS
 
 
 def test_steps_need_no_further_variants() -> None:

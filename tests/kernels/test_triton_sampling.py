@@ -16,6 +16,7 @@ import aengine.kernels.triton.noise as device_noise
 from aengine.kernels.draw_params import DrawParams
 from aengine.kernels.triton.nucleus import draw_from_nucleus
 from aengine.kernels.triton.sampling import draw_in_blocks
+from aengine.kernels.triton.top_k import draw_from_top_k
 from aengine.sampling.candidates import kept_candidates, top_candidates
 from aengine.sampling.masses import MassDraw
 from aengine.sampling.noise import log_exponential, row_keys, token_hashes, uniform_bits
@@ -46,6 +47,7 @@ class Rows:
         positions = torch.randint(0, 100_000, (rows,), generator=generator, dtype=torch.int32).to(device)
         self.params = DrawParams(torch.zeros(rows, 8, dtype=torch.int32, device=device), positions)
         self.temperature, self.top_p, self.min_p = self.params.temperature, self.params.top_p, self.params.min_p
+        self.params.top_k.copy_(1 + torch.arange(rows) % 64)
         for column, least, width in ((self.temperature, 0.3, 1.0), (self.top_p, 0.0, 1.0), (self.min_p, 0.0, 0.3)):
             column.copy_(least + width * torch.rand(rows, generator=generator))
         self.seeds, self.positions = self.params.seed, positions
@@ -66,6 +68,11 @@ class Rows:
         none = torch.zeros(len(scores), dtype=torch.int32, device=self.device)
         kept = kept_candidates(scores, self.min_p, none, self.top_p, total)
         return torch.zeros_like(kept).scatter_(1, ids, kept)
+
+    def drawn_from_top_k(self) -> Tensor:
+        """[m]"""
+        vocab_size = self.logits.shape[1]
+        return TorchDraw(vocab_size, self.device).top_k(self.logits, self.params, min(64, vocab_size))
 
     def drawn_from_nucleus(self) -> Tensor:
         """[m]"""
@@ -195,6 +202,62 @@ def test_a_nucleus_of_nearly_everything(device: str) -> None:
     assert torch.equal(draw_from_nucleus(r.logits, r.params), r.drawn_from_nucleus())
 
 
+@pytest.mark.parametrize("spread", slow_but([1.0], [0.01, 1.0, 6.0]))
+@pytest.mark.parametrize(("rows", "vocab_size"), [(1, 1), (2, 2), (6, 63), (6, 4097), (1, 20_001)])
+def test_draw_from_top_k(device: str, rows: int, vocab_size: int, spread: float) -> None:
+    """With ties among them, and with as many tokens as there are or hardly any to choose from."""
+    r = Rows(rows, vocab_size, device, spread)
+    r.params.top_k.copy_(torch.tensor([64, 2, 20, 3, 1, 63])[:rows])
+    r.logits[1:2] = r.logits[1:2].round()
+    r.logits[2:3, 7:] = -math.inf
+    r.logits[3:4] = torch.tensor([0.0, -0.0], device=device)[torch.arange(vocab_size, device=device) % 2]
+    assert torch.equal(draw_from_top_k(r.logits, r.params), r.drawn_from_top_k())
+
+
+EQUAL = [3, 70, 900, 4094, 4095, 4096, 4097, 4150]  # in both parts of the row
+
+
+def rows_of_equal_tokens(device: str) -> tuple[Rows, Tensor]:
+    """Eight rows in which eight tokens are the likeliest and equal, with their ids; row i draws the i-th of them if it may."""
+    ids, many = torch.tensor(EQUAL, device=device), Rows(80, 4200, device)
+    many.logits.clamp_(max=-1.0)
+    many.logits[:, ids] = torch.tensor([0.0, -0.0] * 4, device=device)
+    many.temperature.fill_(1.0)
+    many.seeds.copy_(torch.arange(80))
+    drawn = many.gumbel()[:, ids].argmax(-1)
+    rows = torch.stack([(drawn == at).nonzero()[0, 0] for at in range(8)])
+    r = Rows(8, 4200, device)
+    r.logits, r.params = many.logits[rows], many.params.select(rows)
+    r.params.top_p.fill_(1.0)
+    r.params.min_p.fill_(0.0)
+    return r, ids
+
+
+def test_top_k_of_equal_tokens(device: str) -> None:
+    """Those with the lower ids."""
+    r, ids = rows_of_equal_tokens(device)
+    r.params.top_k.copy_(torch.arange(8))
+    beyond = draw_from_top_k(r.logits[1:], r.params[1:])
+    assert (beyond < ids[1:]).all()
+    assert torch.equal(beyond, TorchDraw(4200, r.device).top_k(r.logits[1:], r.params[1:], 64))
+    r.params.top_k.add_(1)
+    assert torch.equal(draw_from_top_k(r.logits, r.params), ids)
+
+
+def test_top_p_within_top_k(device: str) -> None:
+    """A token is taken with a top_p that is hardly more than the mass before it, and the one that follows if it is not more."""
+    r, ids = rows_of_equal_tokens(device)
+    r.logits[:, EQUAL[-1] + 1 :] = -0.0  # which top_k leaves out
+    r.params.top_k.fill_(8)
+    before = torch.arange(8, device=device) / 8
+    r.params.top_p.copy_(before)
+    others = draw_from_top_k(r.logits, r.params)
+    assert (others[1:] < ids[1:]).all()
+    assert torch.equal(others, TorchDraw(4200, r.device).top_k(r.logits, r.params, 64))
+    r.params.top_p.copy_(before.nextafter(torch.ones(8, device=device)))
+    assert torch.equal(draw_from_top_k(r.logits, r.params), ids)
+
+
 @pytest.mark.parametrize("dtype", slow_but([torch.bfloat16], [torch.bfloat16, torch.float16]))
 def test_logits_as_the_model_gives_them(device: str, dtype: torch.dtype) -> None:
     """Draws from them give the tokens of a float32 copy."""
@@ -224,6 +287,7 @@ DRAWS = [
     lambda r: draw_in_blocks(r.logits, r.params, False),
     lambda r: draw_in_blocks(r.logits, r.params, True),
     lambda r: draw_from_nucleus(r.logits, r.params),
+    lambda r: draw_from_top_k(r.logits, r.params),
 ]
 
 
@@ -245,6 +309,9 @@ MIXED = [
     params(1.0, min_p=0.2, seed=5),
     params(0.9, top_k=40, top_p=0.9, min_p=0.01, seed=6),
     params(0.8, top_p=0.6, min_p=0.05, seed=2**63),
+    params(2.0, top_k=64, top_p=0.95, seed=7),
+    params(2.0, top_k=65, top_p=0.95, seed=8),
+    params(3.0, top_k=900, seed=9),
 ]
 
 

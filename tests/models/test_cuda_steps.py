@@ -180,6 +180,31 @@ def test_launches_with_float8(fake: FakeCuda, tmp_path: pathlib.Path) -> None:
     assert not launches.keys() & {"gelu", "mul"}
 
 
+@pytest.mark.parametrize(
+    ("params", "kernels"),
+    [
+        ({}, ["_block_parts", "_token_of_block"]),
+        ({"top_k": 20, "top_p": 0.95}, ["_find_likeliest", "_draw"]),
+        ({"top_p": 0.95}, ["amax", *["_try_candidates"] * 3, "_finish"]),
+    ],
+    ids=["temperature", "Qwen3's", "top_p"],
+)
+def test_launches_of_a_draw(params: dict[str, Any], kernels: list[str], fake: FakeCuda, tmp_path: pathlib.Path) -> None:
+    """What a decode step of drawn rows has more than one of greedy rows: beside the draw their parameters, and what makes the tokens
+    the last ones of their rows."""
+    steps = []
+    with fake.active():
+        runner = make_runner(Case("draws", "Qwen3", {"head_dim": 32}), tmp_path)
+        for row in (GREEDY, replace(GREEDY, temperature=0.6, **params)):
+            driver = Driver(runner)
+            rows = [driver.add([1, 2, 3], row), driver.add([4, 5], row)]
+            driver.run_step(rows)
+            fake.launches.clear()
+            driver.run_step(rows)
+            steps.append(Counter(fake.launches))
+    assert steps[1] - steps[0] == Counter(["index_select", *kernels, "_to_copy", "_to_copy", "index_copy_"])
+
+
 @pytest.mark.parametrize("graphs", [True, False], ids=["graphs", "eager"])
 def test_uneven_decodes_beside_flashinfer(graphs: bool, fake: FakeCuda, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Our kernel is planned and launched without a wait, and FlashInfer's is not."""

@@ -19,7 +19,7 @@ _MIX_32_THEN = tl.constexpr(0x846CA68B)
 
 # The int32 words of a row of `DrawParams.packed`, and at which of them its fields begin.
 _WORDS = tl.constexpr(8)
-_TEMPERATURE, _TOP_P, _MIN_P, _SEED = tl.constexpr(0), tl.constexpr(1), tl.constexpr(2), tl.constexpr(4)
+_TEMPERATURE, _TOP_P, _MIN_P, _TOP_K, _SEED = tl.constexpr(0), tl.constexpr(1), tl.constexpr(2), tl.constexpr(3), tl.constexpr(4)
 
 
 @triton.jit
@@ -36,6 +36,12 @@ def load_top_p(packed, row):
 @triton.jit
 def load_min_p(packed, row):
     return tl.load(packed + row * _WORDS + _MIN_P).to(tl.float32, bitcast=True)
+
+
+@triton.jit
+def load_top_k(packed, row):
+    """int32"""
+    return tl.load(packed + row * _WORDS + _TOP_K)
 
 
 @triton.jit
