@@ -129,8 +129,7 @@ class Changing:
             raise AdapterError("no adapter can be loaded: max_adapters is 0")
         with torch.inference_mode():
             adapter = load_adapter(pathlib.Path(path), setup.spec, setup.dtype, self._executor.shard, setup.config.max_adapter_rank)
-            num_local = 1 if setup.ranks is None else setup.ranks.num_local  # they load it at the same time
-            check_addition(f"adapter {name!r} needs", adapter.nbytes, free_host_memory() // num_local)
+            check_addition(f"adapter {name!r} needs", adapter.nbytes, free_host_memory() // setup.num_local)
             packed = self._executor.pack_adapter(adapter)
         return Prepared(change, packed, number, AdapterInfo(name, adapter.low_rank, adapter.modules, adapter.nbytes))
 

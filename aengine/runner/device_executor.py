@@ -97,7 +97,7 @@ class DeviceExecutor:
         """On CUDA what is left beside weights, the widest step, graphs, and other users of the device."""
         setup = self._setup
         if setup.device.type == "cpu":
-            return cpu_budget() // (1 if setup.ranks is None else setup.ranks.num_local)
+            return cpu_budget() // setup.num_local
         with self._stream.enter():
             self._allocate_pages(1)
             graphs = functools.partial(self._recording.foresee, setup.max_model_len)
@@ -114,7 +114,7 @@ class DeviceExecutor:
     def sleep(self, level: int, pages: IntArray) -> None:
         with self._stream.enter():
             if self._asleep is None:
-                available = free_host_memory() // (1 if self._setup.ranks is None else self._setup.ranks.num_local)
+                available = free_host_memory() // self._setup.num_local
                 self._asleep = Asleep(self._models, self._draft, self._adapters, pages, level, available)
             if level == 2:
                 self._asleep.drop_weights()

@@ -43,7 +43,7 @@ class HostModel:
         reason = unsupported(spec, dtype)
         if reason is not None:
             raise KernelsUnavailableError(reason)
-        shard, ranks = setup.shard, setup.ranks
+        shard = setup.shard
         self._shard = shard
         kernels = load_kernels()
         self.workspace = Workspace(kernels, torch.get_num_threads(), None if shard.size == 1 else exchange_of(setup, kernels))
@@ -62,8 +62,8 @@ class HostModel:
         if setup.draft is not None and shard.rank == 0:
             self.draft = DraftModel(setup.draft, self.workspace, spec.vocab_size)
             weights += self.draft.weight_bytes()
-        self._num_local = 1 if ranks is None else ranks.num_local
-        available = (free_host_memory() + committed) // self._num_local  # others of this host load at the same time
+        self._num_local = setup.num_local
+        available = (free_host_memory() + committed) // self._num_local
         check_memory(weights, self.bytes_per_page(), setup.needs, setup.config, available)
         allocate = lazy_bytes if warm is None else warm.allocate
         start = time.perf_counter()

@@ -69,6 +69,11 @@ class ExecutorSetup:
         return self.ranks if isinstance(self.ranks, DriverRanks) else None
 
     @property
+    def num_local(self) -> int:
+        """Ranks on this host, this one included, which take from its memory at the same time."""
+        return 1 if self.ranks is None else self.ranks.num_local
+
+    @property
     def most_drafts(self) -> int:
         """Of a row in a step."""
         return 0 if self.config.speculative == "off" else self.config.max_drafts

@@ -112,11 +112,10 @@ def weights_on_host(
 ) -> dict[str, Weight]:
     """The weights of a native model as `load_torch_model` makes them, in host memory; pinned if the device is another. Raises
     InsufficientMemoryError before it takes the first."""
-    num_local = 1 if setup.ranks is None else setup.ranks.num_local
     on_cpu = setup.device.type == "cpu"
     of_each = _weight_bytes(setup, linears is not None)
     needed = sum(of_each if on_cpu else map(pinned_bytes, of_each))
-    check_addition("new weights need", needed, free_host_memory() // num_local)
+    check_addition("new weights need", needed, free_host_memory() // setup.num_local)
     host = torch.device("cpu")
     on_host = None if linears is None else linears.on_host()
     made = fused(setup.native_spec, weights, setup.dtype, host, on_host, setup.config.quantization, setup.shard)
