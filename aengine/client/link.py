@@ -7,9 +7,9 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Sequence
+from collections.abc import Awaitable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import grpc
 from google.protobuf.message import Message
@@ -18,13 +18,15 @@ from grpc_health.v1 import health_pb2_grpc
 
 from aengine.client.config import ClientConfig
 from aengine.client.failures import Backoff, Failure, read_failure
-from aengine.errors import ConfigError
+from aengine.errors import ConfigError, EngineStateError
 from aengine.v1.admin_service_pb2_grpc import AdminServiceStub
 from aengine.v1.embedding_service_pb2_grpc import EmbeddingServiceStub
 from aengine.v1.engine_service_pb2_grpc import EngineServiceStub
 from aengine.v1.generation_service_pb2_grpc import GenerationServiceStub
 from aengine.v1.model_service_pb2_grpc import ModelServiceStub
 from aengine.v1.tokenizer_service_pb2_grpc import TokenizerServiceStub
+
+T = TypeVar("T")
 
 UNARY_SECONDS = 30.0
 """The deadline of unary calls that do not wait for the model."""
@@ -66,7 +68,7 @@ class Link:
         backoff = Backoff()
         while True:
             try:
-                return await method(request, timeout=seconds, metadata=self.metadata)
+                return await result_of(method(request, timeout=seconds, metadata=self.metadata))
             except aio.AioRpcError as error:
                 failure = self.failure(error)
             if not failure.temporary or backoff.count >= self.config.max_retries:
@@ -75,6 +77,23 @@ class Link:
 
     def failure(self, error: aio.AioRpcError) -> Failure:
         return read_failure(error, self.config.address)
+
+
+async def result_of(awaited: Awaitable[T]) -> T:
+    """What gRPC answers. Cancelling the caller cancels the call. Raises `EngineStateError` when the channel is closed.
+
+    It runs in a task of its own because gRPC ends a cancelled call by a CancelledError that it makes itself: a scope of anyio does not know
+    that for its own, so the caller would end with it. A closed channel shows as one, too.
+    """
+    calling = asyncio.ensure_future(awaited)
+    try:
+        await asyncio.wait({calling})
+    finally:
+        calling.cancel()
+        calling.add_done_callback(lambda ended: ended.cancelled() or ended.exception())  # nobody else may ask for it any more
+    if calling.cancelled():
+        raise EngineStateError("the client is closed")
+    return calling.result()
 
 
 async def open_link(config: ClientConfig) -> Link:

@@ -34,7 +34,7 @@ class RayCluster:
         return str(self._ask("add"))
 
     def remove_node(self, node: str) -> None:
-        """Kill its raylet; its actors notice that and end within seconds."""
+        """Kill its raylet; its actors notice that and end within seconds. Never of the head: the cluster would end with it."""
         self._ask("remove", node)
 
     def nodes(self) -> dict[str, list[str]]:

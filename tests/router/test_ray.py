@@ -70,7 +70,13 @@ def test_scenario(scenario: str, three_nodes: RayCluster, cluster_socket: str) -
 def test_nothing_is_left_of_a_program_that_is_killed(three_nodes: RayCluster, cluster_socket: str) -> None:
     program = start("forever", cluster_socket)
     assert program.stdout is not None
-    line = next(line for line in program.stdout if line.startswith("serves at "))
+    output = []
+    for line in program.stdout:
+        output.append(line)
+        if line.startswith("serves at "):
+            break
+    else:
+        pytest.fail("".join(output))
     host, _, port = line.split()[-1].rpartition(":")
     children = [child for actor in three_nodes.actors() for child in processes_of(actor)]
     assert len(children) == 2, "a server and a rank"
