@@ -19,11 +19,11 @@ from aengine.client import AsyncClient
 from aengine.client.failures import FIRST_BACKOFF, LONGEST_BACKOFF
 from aengine.errors import AEngineError, EngineStateError, NoReplicaError, QueueFullError, RequestEndedError
 from aengine.outputs import ReplicaState
-from aengine.router.attempt import Attempt, Verdict, Work, check_blame
 from aengine.router.config import RouterConfig
 from aengine.router.load import RoutedPrompt
-from aengine.router.replica import Preparation, Replica
+from aengine.router.replica import Attempt, Preparation, Replica
 from aengine.router.routing import Routing, RoutingPolicy
+from aengine.router.work import Verdict, Work, check_blame
 
 RETRY_SECONDS = 0.25
 """After which a replica is tried again that did not take a request."""
@@ -178,7 +178,7 @@ class Fleet:
     def failed(self, attempt: Attempt, error: AEngineError) -> None:
         """An attempt has ended with `error`, and its request goes to another replica. Raises what it is to fail with, where it may not."""
         work, replica = attempt.work, attempt.replica
-        match work.judge(error, attempt):
+        match work.judge(error, replica.name, acknowledged=attempt.acknowledged):
             case Verdict.FINAL:
                 raise error
             case Verdict.REFUSED:

@@ -1,7 +1,7 @@
 """`Replica`: one engine behind its own server, as long as its address is known: connected to, followed, lost and found again.
 
-Owns the connection and whether the replica serves. Knows requests only as attempts that end when it is lost; what a replica needs before it
-serves is done by whoever made it.
+Owns the connection and whether the replica serves. Knows requests only as attempts, which end when it is lost; what a replica needs before
+it serves is done by whoever made it.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from aengine.client import AsyncClient, ClientConfig
 from aengine.client.failures import Backoff
 from aengine.errors import AEngineError, ConnectionLostError, EngineDeadError, EngineStateError, InvalidRequestError, ServerError
 from aengine.outputs import EngineInfo, LoadReport, ReplicaState
-from aengine.router.attempt import Attempt, share_blame
 from aengine.router.load import ReplicaLoad
+from aengine.router.work import Work, share_blame
 
 TICKS = 8
 """Looks at whether a replica has said something, in the time after which it counts as lost. Few are missed where this process is late."""
@@ -33,6 +33,54 @@ T = TypeVar("T")
 Preparation = Callable[["Replica", AsyncClient, EngineInfo], Awaitable[int]]
 """Makes a replica what the others are, before it serves. Returns how many versions of weights it is behind; raises `AEngineError` for one
 that cannot be used."""
+
+
+class Attempt:
+    """A request's stay at one replica."""
+
+    __slots__ = ("_placement", "acknowledged", "answered", "ended", "on_lost", "replica", "suspect", "work")
+
+    def __init__(self, work: Work, replica: Replica, on_lost: Callable[[Attempt, AEngineError], object]) -> None:
+        """`on_lost` is called when the replica is lost, and the stay has ended."""
+        self.work = work
+        self.replica = replica
+        self.on_lost = on_lost
+        self.acknowledged = False  # the replica has said that it has it
+        self.answered = False  # the replica has brought something
+        self.ended = False
+        self.suspect = work.blame > 0
+        self._placement = replica.load.place(work.prompt, time.monotonic())
+        replica.aboard[self] = None
+        replica.empty.clear()
+        replica.num_suspects += self.suspect
+
+    def acknowledge(self) -> None:
+        self.acknowledged = self.work.begun = True
+
+    def answer(self) -> None:
+        """It has brought something, so it is not what replicas die of."""
+        if not self.answered:
+            self.answered = True
+            self.work.moves, self.work.blame, self.work.refusal = 0, 0.0, None
+            self.work.unfit.clear()
+            self.replica.load.first_token(self._placement, time.monotonic())
+            self._clear()
+
+    def leave(self, output_tokens: int = 0, cached_tokens: int | None = None) -> None:
+        """It has ended, or goes elsewhere. `cached_tokens`: of its prompt; None: not known. Repeated calls do nothing."""
+        if not self.ended:
+            self.ended = True
+            self.work.been_at.add(self.replica.name)
+            self.replica.load.end(self._placement, time.monotonic(), output_tokens, cached_tokens)
+            self._clear()
+            del self.replica.aboard[self]
+            self.replica.on_left()
+
+    def _clear(self) -> None:
+        if self.suspect:
+            self.suspect = False
+            self.replica.num_suspects -= 1
+            self.replica.on_left()
 
 
 class Replica:
@@ -113,12 +161,9 @@ class Replica:
         level = logging.INFO if isinstance(error, EngineStateError) else logging.WARNING  # the one that somebody wanted
         _log.log(level, "replica %s is lost, with %d requests: %s", self.name, len(self.aboard), error)
         self._lost.set_result(None)
-        attempts = list(self.aboard)
         if was is ReplicaState.SERVING and isinstance(error, ConnectionLostError | EngineDeadError):
-            share_blame(attempts)
-        for attempt in attempts:
-            attempt.leave()
-            attempt.on_lost(attempt, error)
+            share_blame([attempt.work for attempt in self.aboard if attempt.acknowledged and not attempt.answered])
+        self._end_all(error)
 
     def drain(self) -> None:
         """Send it nothing new, until it has been lost and found again."""
@@ -128,17 +173,20 @@ class Replica:
     def expel(self) -> int:
         """`drain`, and end all attempts aboard; returns how many those were."""
         self.drain()
-        attempts = list(self.aboard)
-        for attempt in attempts:
-            attempt.leave()
-            attempt.on_lost(attempt, EngineStateError(f"replica {self.name} is drained"))
-        return len(attempts)
+        return self._end_all(EngineStateError(f"replica {self.name} is drained"))
 
     def on_left(self) -> None:
         """For attempts: what kept others away may be gone."""
         if not self.aboard:
             self.empty.set()
         self._on_change()
+
+    def _end_all(self, error: AEngineError) -> int:
+        attempts = list(self.aboard)
+        for attempt in attempts:
+            attempt.leave()
+            attempt.on_lost(attempt, error)
+        return len(attempts)
 
     # ---- life ----------------------------------------------------------------------------------------------------------
 

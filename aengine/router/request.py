@@ -22,9 +22,10 @@ from aengine.errors import AEngineError
 from aengine.outputs import FinishReason, RequestInfo, RequestState, Timing, Token
 from aengine.params import SamplingParams
 from aengine.requests import RequestOptions
-from aengine.router.attempt import Attempt, Work
 from aengine.router.fleet import Fleet
 from aengine.router.progress import Progress
+from aengine.router.replica import Attempt
+from aengine.router.work import Work
 from aengine.served_stream import ServedSource
 from aengine.stream_base import end_from_outside
 
