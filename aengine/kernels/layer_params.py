@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeAlias
 
@@ -31,6 +32,27 @@ class ExpertLinear:
 
     weight: Tensor | Codes  # [num_experts, out_features, in_features]; codes where `LayerOps` are Triton's
     bias: Tensor | None  # [num_experts, out_features]
+
+
+@dataclass(frozen=True, slots=True)
+class ExpertMlp:
+    """down(activate(up(x))) of each expert."""
+
+    up: ExpertLinear
+    down: ExpertLinear
+    activate: Callable[[Tensor], Tensor]  # maps rows to rows
+
+
+@dataclass(frozen=True, slots=True)
+class SharedOutput:
+    """What each token gets beside the outputs of its experts."""
+
+    output: Tensor  # [T, size]
+    gate: Tensor | None = None  # [T, 1]: the output is multiplied by its sigmoid
+
+    def added_to(self, sums: Tensor) -> Tensor:
+        """[T, size] float32, whose memory may be used."""
+        return sums.add_(self.output if self.gate is None else self.output.float() * self.gate.float().sigmoid())
 
 
 @dataclass(frozen=True, slots=True)

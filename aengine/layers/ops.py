@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Protocol
 
 import torch
@@ -14,7 +13,7 @@ from torch import Tensor
 
 from aengine.kernels.activations import Activation, gated
 from aengine.kernels.float8 import Float8Rows
-from aengine.kernels.layer_params import ExpertLinear, Rotation
+from aengine.kernels.layer_params import ExpertLinear, ExpertMlp, Rotation, SharedOutput
 from aengine.kernels.paged_cache import KvTarget, PagedCache, write_torch
 from aengine.kernels.routing import Routing, route
 from aengine.layers.rotary import apply_rotary
@@ -87,10 +86,10 @@ class LayerOps(Protocol):
         """As `aengine.kernels.routing.route`."""
 
     def experts(
-        self, x: Tensor, chosen: Tensor, weights: Tensor, up: ExpertLinear, down: ExpertLinear, activate: Callable[[Tensor], Tensor]
+        self, x: Tensor, chosen: Tensor, weights: Tensor, mlp: ExpertMlp, dtype: torch.dtype, shared: SharedOutput | None = None
     ) -> Tensor:
-        """down(activate(up(x))) of the `chosen` experts [T, top_k] int64 of each row of `x`, added with their `weights` [T, top_k] float32;
-        [T, out_features of down] float32. `activate` maps rows to rows."""
+        """What the `chosen` experts [T, top_k] int64 make of each row of `x`, and what is `shared`, added in float32 with the `weights`
+        [T, top_k] float32 of the former: [T, out_features of down] in `dtype`."""
 
 
 class TorchOps:
@@ -138,29 +137,31 @@ class TorchOps:
         return route(logits, bias, correction, routing)
 
     def experts(
-        self, x: Tensor, chosen: Tensor, weights: Tensor, up: ExpertLinear, down: ExpertLinear, activate: Callable[[Tensor], Tensor]
+        self, x: Tensor, chosen: Tensor, weights: Tensor, mlp: ExpertMlp, dtype: torch.dtype, shared: SharedOutput | None = None
     ) -> Tensor:
         """On a CPU each expert computes its tokens; elsewhere all tokens, because shapes in a graph must not depend on the choice."""
-        assert isinstance(down.weight, Tensor)
-        out = torch.zeros(len(x), down.weight.shape[1], dtype=torch.float32, device=x.device)
+        assert isinstance(mlp.down.weight, Tensor)
+        num_experts, size, _ = mlp.down.weight.shape
+        out = torch.zeros(len(x), size, dtype=torch.float32, device=x.device)
         if x.is_cuda:
-            by_expert = out.new_zeros(len(x), len(up.weight)).scatter(1, chosen, weights)
-            for expert in range(len(up.weight)):
-                out += _run_expert(x, expert, up, down, activate) * by_expert[:, expert, None]
-            return out
-        for expert in sorted({*chosen.flatten().tolist()}):
-            tokens, places = (chosen == expert).nonzero(as_tuple=True)
-            out.index_add_(0, tokens, _run_expert(x[tokens], expert, up, down, activate) * weights[tokens, places, None])
-        return out
+            by_expert = out.new_zeros(len(x), num_experts).scatter(1, chosen, weights)
+            for expert in range(num_experts):
+                out += _run_expert(x, expert, mlp) * by_expert[:, expert, None]
+        else:
+            for expert in sorted({*chosen.flatten().tolist()}):
+                tokens, places = (chosen == expert).nonzero(as_tuple=True)
+                out.index_add_(0, tokens, _run_expert(x[tokens], expert, mlp) * weights[tokens, places, None])
+        return (out if shared is None else shared.added_to(out)).to(dtype)
 
 
-def _run_expert(x: Tensor, expert: int, up: ExpertLinear, down: ExpertLinear, activate: Callable[[Tensor], Tensor]) -> Tensor:
+def _run_expert(x: Tensor, expert: int, mlp: ExpertMlp) -> Tensor:
     """[t, size] -> the same in float32."""
-    up_bias, down_bias = (None if linear.bias is None else linear.bias[expert] for linear in (up, down))
-    assert isinstance(up.weight, Tensor)
-    assert isinstance(down.weight, Tensor)
-    inner = activate(F.linear(x, up.weight[expert], up_bias))
-    return F.linear(inner, down.weight[expert], down_bias).float()
+    return _expert_linear(mlp.activate(_expert_linear(x, expert, mlp.up)), expert, mlp.down).float()
+
+
+def _expert_linear(x: Tensor, expert: int, linear: ExpertLinear) -> Tensor:
+    assert isinstance(linear.weight, Tensor)
+    return F.linear(x, linear.weight[expert], None if linear.bias is None else linear.bias[expert])
 
 
 def run_once(ops: LayerOps, dtype: torch.dtype, head_dim: int, device: torch.device) -> None:

@@ -5,15 +5,18 @@ Owns which experts a token goes to, and the sum of their results. Knows nothing 
 
 from __future__ import annotations
 
+from functools import partial
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from aengine.kernels.layer_params import ExpertMlp, SharedOutput
 from aengine.layers.collectives import ONE_RANK, RowParallel
 from aengine.layers.expert_exchange import ExpertExchange
 from aengine.layers.ops import Activations, LayerOps
 from aengine.models.blocks import MlpBlock, Weights, activate
-from aengine.models.spec import Experts
+from aengine.models.spec import Experts, Mlp
 
 
 class ExpertsBlock:
@@ -37,7 +40,9 @@ class ExpertsBlock:
         self._ops = ops
         self._router, self._router_bias = weights["router.weight"], weights.get("router.bias")
         self._correction = weights.get("router_correction")
-        self._up, self._down = weights.experts("experts.gate_up"), weights.experts("experts.down")
+        self._mlp = ExpertMlp(
+            weights.experts("experts.gate_up"), weights.experts("experts.down"), partial(_between, experts.expert, row_parallel, ops)
+        )
         self._row_parallel = row_parallel
         self._exchange = exchange
         self._shared: MlpBlock | None = None
@@ -49,11 +54,18 @@ class ExpertsBlock:
         """The router and the sums are computed in float32."""
         assert isinstance(x, Tensor)
         chosen, weights = self._route(x)
-        out = self._routed(x, chosen, weights)
-        if self._shared is not None:
-            shared = self._shared.partial(x).float()
-            out += shared if self._shared_gate is None else shared * self._shared_gate(x).float().sigmoid()
-        return self._row_parallel.after(out.to(x.dtype))
+        shared = self._shared_output(x)
+        if self._exchange is None:
+            out = self._ops.experts(x, chosen, weights, self._mlp, x.dtype, shared)
+        else:
+            sums = self._exchanged(self._exchange, x, chosen, weights)
+            out = (sums if shared is None else shared.added_to(sums)).to(x.dtype)
+        return self._row_parallel.after(out)
+
+    def _shared_output(self, x: Tensor) -> SharedOutput | None:
+        if self._shared is None:
+            return None
+        return SharedOutput(self._shared.partial(x), None if self._shared_gate is None else self._shared_gate(x))
 
     def _route(self, x: Tensor) -> tuple[Tensor, Tensor]:
         if x.is_cuda and x.dtype == self._router.dtype != torch.float32:
@@ -65,16 +77,17 @@ class ExpertsBlock:
     def compute_for_others(self) -> None:
         """The part of this replica in a step in which it has no tokens."""
         x, top_k = self._router.new_empty(0, self._router.shape[1]), self._experts.routing.top_k
-        self._routed(x, x.new_empty(0, top_k, dtype=torch.int64), x.new_empty(0, top_k, dtype=torch.float32))
+        assert self._exchange is not None
+        self._exchanged(self._exchange, x, x.new_empty(0, top_k, dtype=torch.int64), x.new_empty(0, top_k, dtype=torch.float32))
 
-    def _routed(self, x: Tensor, chosen: Tensor, weights: Tensor) -> Tensor:
-        if self._exchange is None:
-            return self._ops.experts(x, chosen, weights, self._up, self._down, self._activate)
-        return self._exchange.sums(x, chosen, weights, self._experts.num_experts, self._of_pairs)
+    def _exchanged(self, exchange: ExpertExchange, x: Tensor, chosen: Tensor, weights: Tensor) -> Tensor:
+        return exchange.sums(x, chosen, weights, self._experts.num_experts, self._of_pairs)
 
     def _of_pairs(self, rows: Tensor, experts: Tensor, weights: Tensor) -> Tensor:
         """As `ComputePairs`."""
-        return self._ops.experts(rows, experts[:, None], weights[:, None], self._up, self._down, self._activate)
+        return self._ops.experts(rows, experts[:, None], weights[:, None], self._mlp, torch.float32)
 
-    def _activate(self, rows: Tensor) -> Tensor:
-        return self._row_parallel.before(activate(self._experts.expert, rows, self._ops))
+
+def _between(expert: Mlp, row_parallel: RowParallel, ops: LayerOps, rows: Tensor) -> Tensor:
+    """What is between the two products of experts."""
+    return row_parallel.before(activate(expert, rows, ops))

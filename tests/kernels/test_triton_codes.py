@@ -13,6 +13,7 @@ from triton_mode import DEVICES, INTERPRETED
 
 from aengine.kernels.activations import Activation
 from aengine.kernels.float8 import Float8Rows
+from aengine.kernels.layer_params import ExpertLinear
 from aengine.kernels.triton.code_products import code_linear, shared_depth
 from aengine.kernels.triton.codes import Codes
 from aengine.kernels.triton.experts import Grouping, grouped_linear
@@ -107,7 +108,7 @@ def test_experts(device: str, kind: Kind, tokens: int) -> None:
     x, bias = torch.randn(tokens, 200), torch.randn(experts, 40)
     chosen = torch.rand(tokens, experts).topk(top_k).indices
     grouping = Grouping.of(chosen.to(device), experts)
-    found = grouped_linear(x.to(device), packed(parts, experts, device), bias.to(device), grouping, top_k).cpu()
+    found = grouped_linear(x.to(device), ExpertLinear(packed(parts, experts, device), bias.to(device)), grouping, top_k).cpu()
     choices = chosen.flatten()
     of_choices = x.repeat_interleave(top_k, 0)
     weights, bounds = (torch.stack(matrices)[choices] for matrices in ([one.dequantized() for one in each], [*map(magnitudes, each)]))

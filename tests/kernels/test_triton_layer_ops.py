@@ -10,7 +10,7 @@ from torch import Tensor
 from triton_mode import DEVICES, INTERPRETED
 
 from aengine.kernels.activations import Activation
-from aengine.kernels.layer_params import ExpertLinear, Rotation
+from aengine.kernels.layer_params import ExpertLinear, ExpertMlp, Rotation, SharedOutput
 from aengine.kernels.paged_cache import KvTarget, PagedCache
 from aengine.kernels.triton import kv_write
 from aengine.kernels.triton.experts import Grouping
@@ -198,10 +198,10 @@ def test_activations_of_large_gates(device: str, dtype: torch.dtype, activation:
     assert_near(found[:, :5], expected[:, :5])
 
 
-@pytest.mark.parametrize("biased", [False, True])
+@pytest.mark.parametrize(("biased", "shared"), [(False, "nothing"), (True, "nothing"), (True, "output"), (False, "gated output")])
 @pytest.mark.parametrize(("tokens", "num_experts", "top_k"), [(0, 4, 2), (1, 8, 3), (7, 5, 5), (130, 3, 2)])
-def test_experts(device: str, dtype: torch.dtype, tokens: int, num_experts: int, top_k: int, biased: bool) -> None:
-    """Some experts have no token, others more than a block."""
+def test_experts(device: str, dtype: torch.dtype, tokens: int, num_experts: int, top_k: int, biased: bool, shared: str) -> None:
+    """Some experts have no token, others more than a block. Sums of narrow activations are rounded once."""
     if INTERPRETED and dtype == torch.bfloat16:
         pytest.skip("the interpreter has no products of bfloat16")
     hidden, inner = 40, 72
@@ -215,12 +215,15 @@ def test_experts(device: str, dtype: torch.dtype, tokens: int, num_experts: int,
     scores = numbers(device, torch.float32, tokens, num_experts, seed=5) + torch.arange(num_experts, device=device)  # the last are liked
     weights, chosen = scores.softmax(-1).topk(top_k)
     ops = TorchOps()
-    gated = partial(ops.gated, activation=Activation.SILU)
-    expected = ops.experts(x, chosen, weights, up, down, gated)
-    actual = TritonOps().experts(x, chosen, weights, up, down, gated)
-    assert (actual.dtype, actual.shape) == (torch.float32, (tokens, hidden))
+    mlp = ExpertMlp(up, down, partial(ops.gated, activation=Activation.SILU))
+    output, gate = numbers(device, dtype, tokens, hidden, seed=6), numbers(device, dtype, tokens, 1, seed=7, scale=3.0)
+    beside = {"nothing": None, "output": SharedOutput(output), "gated output": SharedOutput(output, gate)}[shared]
+    expected = ops.experts(x, chosen, weights, mlp, torch.float32, beside)
     tolerance = 1e-5 if dtype == torch.float32 else 8 * torch.finfo(dtype).eps
-    torch.testing.assert_close(actual, expected, rtol=tolerance, atol=tolerance)
+    for of_sums in {torch.float32, dtype}:
+        actual = TritonOps().experts(x, chosen, weights, mlp, of_sums, beside)
+        assert (actual.dtype, actual.shape) == (of_sums, (tokens, hidden))
+        torch.testing.assert_close(actual.float(), expected, rtol=tolerance, atol=tolerance)
 
 
 @pytest.mark.parametrize(("tokens", "num_experts", "top_k"), [(1, 8, 3), (90, 5, 2), (70, 40, 8), (200, 2, 1)])

@@ -35,6 +35,7 @@ def layer_ops(dtype, tokens, hidden, heads, kv_heads, head_dim, norms, positions
 """
 _EXPERTS = """
 import torch
+from aengine.kernels.layer_params import ExpertLinear, SharedOutput
 from aengine.kernels.routing import Routing
 from aengine.kernels.triton.experts import Grouping, grouped_linear, weighted_sums
 from aengine.kernels.triton.routing import route
@@ -44,8 +45,10 @@ def experts(dtype, tokens, hidden, inner, num_experts, top_k, biased):
     grouping = Grouping.of(torch.zeros(tokens, top_k, dtype=torch.int64), num_experts)
     for rows, columns, depth, share in ((x, 2 * inner, hidden, top_k), (torch.zeros(tokens * top_k, inner, dtype=dtype), hidden, inner, 1)):
         weight = torch.zeros(num_experts, columns, depth, dtype=dtype)
-        outputs = grouped_linear(rows, weight, torch.zeros(num_experts, columns, dtype=dtype) if biased else None, grouping, share)
-    weighted_sums(outputs, torch.zeros(tokens, top_k))
+        linear = ExpertLinear(weight, torch.zeros(num_experts, columns, dtype=dtype) if biased else None)
+        outputs = grouped_linear(rows, linear, grouping, share)
+    shared = SharedOutput(torch.zeros(tokens, hidden, dtype=dtype), torch.zeros(tokens, 1, dtype=dtype)) if biased else None
+    weighted_sums(outputs, torch.zeros(tokens, top_k), dtype, shared)
     route(torch.zeros(tokens, num_experts), torch.zeros(num_experts, dtype=dtype), None, Routing(top_k))
 """
 _ROUTES = """
@@ -60,6 +63,7 @@ def routes(num_experts, routing):
 _CODES = """
 import torch
 from quantized_cases import Kind
+from aengine.kernels.layer_params import ExpertLinear
 from aengine.kernels.triton.code_products import code_linear
 from aengine.kernels.triton.codes import Codes
 from aengine.kernels.triton.experts import Grouping, grouped_linear
@@ -76,7 +80,7 @@ def linear(dtype, rows, kind, x_dtype=None):
 def experts(dtype, tokens, kind):
     codes = Codes.of([kind.rows(256, 512) for _ in range(4)], 4, CPU)
     grouping = Grouping.of(torch.zeros(tokens, 2, dtype=torch.int64), 4)
-    grouped_linear(torch.zeros(tokens, 512, dtype=dtype), codes, None, grouping, 2)
+    grouped_linear(torch.zeros(tokens, 512, dtype=dtype), ExpertLinear(codes, None), grouping, 2)
 
 def float8(tokens):
     ops, x = TritonOps(), torch.zeros(tokens, 1024, dtype=torch.bfloat16)

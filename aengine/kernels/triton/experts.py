@@ -13,6 +13,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from aengine.kernels.layer_params import ExpertLinear, SharedOutput
 from aengine.kernels.triton.code_products import FEW_STAGES, code_options, code_sums
 from aengine.kernels.triton.codes import Codes
 
@@ -54,9 +55,10 @@ class Grouping:
         return cls(order, experts, firsts, ends, block)
 
 
-def grouped_linear(x: Tensor, weight: Tensor | Codes, bias: Tensor | None, grouping: Grouping, share: int) -> Tensor:
+def grouped_linear(x: Tensor, linear: ExpertLinear, grouping: Grouping, share: int) -> Tensor:
     """Row i // `share` of x [rows, in_features] times the matrix [out_features, in_features] of choice i's expert, plus its bias:
-    [choices, out_features]. `weight` is contiguous, as are the rows of x."""
+    [choices, out_features]. The weight is contiguous, as are the rows of x."""
+    weight = linear.weight
     tensors: tuple[Tensor | None, ...]
     few = grouping.block == _FEW
     narrow = few or x.dtype is torch.float32  # no tensor core multiplies it: wide blocks take more registers than there are
@@ -74,7 +76,7 @@ def grouped_linear(x: Tensor, weight: Tensor | Codes, bias: Tensor | None, group
     assert x.stride(1) == 1
     if choices:
         _grouped_linear[(len(grouping.experts), triton.cdiv(columns, block))](
-            *(x, *tensors, bias, out, grouping.order, grouping.experts, grouping.firsts, grouping.ends),
+            *(x, *tensors, linear.bias, out, grouping.order, grouping.experts, grouping.firsts, grouping.ends),
             *(x.stride(0), columns, depth, padded, share),
             **options,
             BLOCK_M=grouping.block,
@@ -85,15 +87,17 @@ def grouped_linear(x: Tensor, weight: Tensor | Codes, bias: Tensor | None, group
     return out
 
 
-def weighted_sums(outputs: Tensor, weights: Tensor) -> Tensor:
-    """The outputs of choices [T * top_k, size], added for each token with their weights [T, top_k] float32, in their order: [T, size]
-    float32."""
+def weighted_sums(outputs: Tensor, weights: Tensor, dtype: torch.dtype, shared: SharedOutput | None) -> Tensor:
+    """The outputs of choices [T * top_k, size], added for each token with their weights [T, top_k] float32, in their order, and then what
+    is shared: sums of float32, [T, size] in `dtype`. What is added is contiguous."""
     tokens, top_k = weights.shape
     size = outputs.shape[1]
-    out = torch.empty((tokens, size), dtype=torch.float32, device=outputs.device)
+    out = torch.empty((tokens, size), dtype=dtype, device=outputs.device)
+    beside, gate = (None, None) if shared is None else (shared.output, shared.gate)
+    assert beside is None or beside.is_contiguous()
     if tokens:
         _add_choices[(tokens, triton.cdiv(size, _SUMMED))](
-            outputs, weights.contiguous(), out, size, TOP_K=top_k, BLOCK=_SUMMED, num_warps=4
+            outputs, weights.contiguous(), beside, gate, out, size, TOP_K=top_k, BLOCK=_SUMMED, num_warps=4
         )
     return out
 
@@ -147,7 +151,7 @@ def _group_choices(
 
 
 @triton.jit
-def _add_choices(outputs, weights, out, size, TOP_K: tl.constexpr, BLOCK: tl.constexpr):
+def _add_choices(outputs, weights, shared, gate, out, size, TOP_K: tl.constexpr, BLOCK: tl.constexpr):
     """Grid (tokens, blocks of columns)."""
     token = tl.program_id(0).to(tl.int64)
     column = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
@@ -156,7 +160,12 @@ def _add_choices(outputs, weights, out, size, TOP_K: tl.constexpr, BLOCK: tl.con
     for k in range(TOP_K):
         row = tl.load(outputs + (token * TOP_K + k) * size + column, mask=inside, other=0.0)
         total += row.to(tl.float32) * tl.load(weights + token * TOP_K + k)
-    tl.store(out + token * size + column, total, mask=inside)
+    if shared is not None:
+        beside = tl.load(shared + token * size + column, mask=inside, other=0.0).to(tl.float32)
+        if gate is not None:
+            beside *= 1.0 / (1.0 + tl.exp(-tl.load(gate + token).to(tl.float32)))
+        total += beside
+    tl.store(out + token * size + column, total.to(out.dtype.element_ty), mask=inside)
 
 
 @triton.jit(do_not_specialize=["experts", "firsts", "ends", "share"])  # rows of one tensor begin anywhere

@@ -6,8 +6,6 @@ Arithmetic is float32; intermediate results that torch rounds to the dtype of th
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import torch
 import triton
 import triton.language as tl
@@ -15,7 +13,7 @@ from torch import Tensor
 
 from aengine.kernels.activations import Activation
 from aengine.kernels.float8 import LARGEST, Float8Rows
-from aengine.kernels.layer_params import ExpertLinear, Rotation
+from aengine.kernels.layer_params import ExpertMlp, Rotation, SharedOutput
 from aengine.kernels.paged_cache import KvTarget
 from aengine.kernels.routing import Routing
 from aengine.kernels.triton import rotary
@@ -84,12 +82,11 @@ class TritonOps:
         return route(logits, bias, correction, routing)
 
     def experts(
-        self, x: Tensor, chosen: Tensor, weights: Tensor, up: ExpertLinear, down: ExpertLinear, activate: Callable[[Tensor], Tensor]
+        self, x: Tensor, chosen: Tensor, weights: Tensor, mlp: ExpertMlp, dtype: torch.dtype, shared: SharedOutput | None = None
     ) -> Tensor:
-        grouping = Grouping.of(chosen, len(up.weight))
-        inner = activate(grouped_linear(x, up.weight, up.bias, grouping, chosen.shape[1]))
-        outputs = grouped_linear(inner, down.weight, down.bias, grouping, 1)
-        return weighted_sums(outputs, weights)
+        grouping = Grouping.of(chosen, len(mlp.up.weight))
+        inner = mlp.activate(grouped_linear(x, mlp.up, grouping, chosen.shape[1]))
+        return weighted_sums(grouped_linear(inner, mlp.down, grouping, 1), weights, dtype, shared)
 
 
 def _write_norm(x: Tensor, residual: Tensor | None, weight: Tensor, eps: float, out: Tensor, scales: Tensor | None = None) -> None:
