@@ -15,21 +15,17 @@ import anyio
 
 from aengine.chat_prompts import ChatFields
 from aengine.config import EngineConfig
-from aengine.engine.adapters import Adapters
 from aengine.engine.commands import Commands
 from aengine.engine.embeddings import NO_OUTPUT, embedding_of, read_embedding
 from aengine.engine.loading import LoadedModel, load_model
 from aengine.engine.mailbox import FlushCache, Pause, Unpause
-from aengine.engine.model_changes import ModelChanges
-from aengine.engine.model_weights import ModelWeights
 from aengine.engine.page_watches import PageWatches
 from aengine.engine.prompts import QUICK_CHARACTERS, check_request
-from aengine.engine.registry import Registry
 from aengine.engine.report_queue import ReportQueue
+from aengine.engine.serving import Serving
 from aengine.engine.step_driver import Done, PageNames, PagesChanged, WeightsChanged
 from aengine.engine.step_loop import Report, StepLoop, Stopped
 from aengine.engine.stream import TokenStream
-from aengine.engine.texts import Texts
 from aengine.engine.tokenizer import Tokenizer
 from aengine.engine.workers import Workers
 from aengine.errors import EngineDeadError, EngineStateError, FieldViolation, InvalidRequestError
@@ -76,17 +72,11 @@ class AsyncEngine(ServedEngine):
     An engine is started once and belongs to the loop that started it.
     """
 
-    _loaded: LoadedModel  # from the moment that the model is loaded
-    _registry: Registry
-    _changes: ModelChanges
-    _adapters: Adapters
-    _weights: ModelWeights
-    _texts: Texts
-
     def __init__(self, model_or_config: str | EngineConfig, **overrides: Any) -> None:
         """Raises `ConfigError` naming every field that is unknown or out of range. Loads nothing yet."""
         self.config = EngineConfig.of(model_or_config, **overrides)  # once started, with the default limits of a step filled in
         self._phase = _Phase.NEW
+        self._serving: Serving | None = None  # from the moment that the model is loaded
         self._stopped: anyio.Event | None = None  # of an engine that was started: the step thread has ended
         self._error: BaseException | None = None
 
@@ -139,18 +129,17 @@ class AsyncEngine(ServedEngine):
     @property
     def model_info(self) -> ModelInfo:
         """What is served. Raises `EngineStateError` before `start()`."""
-        return self._model().info
+        return self._started().model.info
 
     @property
     def tokenizer(self) -> Tokenizer:
         """The model's tokenizer; it may be used from any thread. Raises `NoTokenizerError` if it has none, and `EngineStateError` before
         `start()`."""
-        self._model()
-        return self._texts.tokenizer
+        return self._started().texts.tokenizer
 
     @property
     def engine_info(self) -> EngineInfo:
-        self._model()
+        self._started()
         config = self.config
         return EngineInfo(
             max_num_seqs=config.num_seqs,
@@ -187,8 +176,7 @@ class AsyncEngine(ServedEngine):
         and chats are tokenized in the background; what is wrong with those is raised by the first iteration, and by
         `TokenStream.started()`.
         """
-        self._check_serving()
-        return TokenStream(self._registry.open(prompt, check_params(params), options, fields, []))
+        return TokenStream(self._check_serving().registry.open(prompt, check_params(params), options, fields, []))
 
     async def embed(
         self,
@@ -200,42 +188,37 @@ class AsyncEngine(ServedEngine):
         dimensions: int | None = None,
         **fields: Unpack[OptionFields],
     ) -> Embedding:
-        self._check_serving()
+        registry = self._check_serving().registry
         violations: list[FieldViolation] = []
         params = read_embedding(self.model_info, violations, pooling=pooling, normalize=normalize, dimensions=dimensions)
-        state = self._registry.open(prompt, NO_OUTPUT, options, fields, violations, params.pooling)
+        state = registry.open(prompt, NO_OUTPUT, options, fields, violations, params.pooling)
         return embedding_of(state, params, (await read_to_end(TokenStream(state))).finish_reason)
 
     async def violations(self, prompt: Prompt, params: SamplingParams) -> list[FieldViolation]:
-        self._check_serving()
+        registry = self._check_serving().registry
         found: list[FieldViolation] = []
-        check_request(prompt, params, None, self._registry.limits, found)
-        return found + await self._registry.grammar_violations(params)
+        check_request(prompt, params, None, registry.limits, found)
+        return found + await registry.grammar_violations(params)
 
     async def tokenize(self, text: str, *, add_special_tokens: bool = True, for_prompt: bool = False) -> list[int]:
-        self._check_serving()
-        return await self._texts.tokenize(text, add_special_tokens=add_special_tokens, for_prompt=for_prompt)
+        return await self._check_serving().texts.tokenize(text, add_special_tokens=add_special_tokens, for_prompt=for_prompt)
 
     async def locate(self, text: str, *, add_special_tokens: bool = True) -> TokenizedText:
-        self._check_serving()
-        return await self._texts.locate(text, add_special_tokens=add_special_tokens)
+        return await self._check_serving().texts.locate(text, add_special_tokens=add_special_tokens)
 
     async def detokenize(self, token_ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
-        self._check_serving()
-        return await self._texts.detokenize(token_ids, skip_special_tokens=skip_special_tokens)
+        return await self._check_serving().texts.detokenize(token_ids, skip_special_tokens=skip_special_tokens)
 
     async def token_bytes(self, token_ids: Collection[int]) -> dict[int, bytes]:
-        self._check_serving()
-        return await self._texts.token_bytes(token_ids)
+        return await self._check_serving().texts.token_bytes(token_ids)
 
     async def render_chat(self, messages: Sequence[Mapping[str, Any]], **fields: Unpack[ChatFields]) -> str:
-        self._check_serving()
-        return await self._texts.render_chat(messages, **fields)
+        return await self._check_serving().texts.render_chat(messages, **fields)
 
     async def cancel(self, request_id: str) -> bool:
         """End a request; its stream closes with FinishReason.CANCELLED. Returns when its pages are free: True if it was in flight."""
         self._edge.check_current()
-        state = self._registry.find(request_id)
+        state = self._started().registry.find(request_id)
         if state is None:
             return False
         was_running = not state.finished
@@ -245,10 +228,11 @@ class AsyncEngine(ServedEngine):
 
     def stats(self) -> EngineStats:
         """What the engine holds now; requests still being tokenized or handed over count as waiting."""
-        if not hasattr(self, "_registry"):  # not started, or failed to
+        if self._serving is None:  # not started, or failed to
             return EngineStats()
+        registry = self._serving.registry
         stats, num_received = self._steps.stats.published
-        underway = self._registry.num_submitted - num_received + self._registry.num_preparing
+        underway = registry.num_submitted - num_received + registry.num_preparing
         return replace(stats, waiting=stats.waiting + underway)
 
     def watch_pages(self, salt: bytes, most: int) -> AsyncGenerator[CachedPages | None, None]:
@@ -263,8 +247,7 @@ class AsyncEngine(ServedEngine):
 
     def request_info(self, request_id: str) -> RequestInfo | None:
         """How far a request has come; None once the engine has forgotten it, or for an id that it never had."""
-        self._check_serving()
-        state = self._registry.find(request_id)
+        state = self._check_serving().registry.find(request_id)
         return None if state is None else state.info()
 
     # ---- operation -----------------------------------------------------------------------------------------------------
@@ -272,9 +255,9 @@ class AsyncEngine(ServedEngine):
     async def pause(self, *, cancel: bool = False) -> int:
         """Stop computing; returns when the running step has finished. Requests are still accepted, and wait; cancellations and deadlines
         still hold. With `cancel` the requests in flight are cancelled; returns how many those were."""
-        self._check_serving()
+        registry = self._check_serving().registry
         await self._commands.run(Pause)
-        return await self._registry.cancel_all() if cancel else 0
+        return await registry.cancel_all() if cancel else 0
 
     async def unpause(self) -> None:
         """Compute again."""
@@ -295,8 +278,7 @@ class AsyncEngine(ServedEngine):
         sleep: `EngineStateError`. Cached prefixes are forgotten. New requests are accepted and wait; cancellations and deadlines hold.
         Raises `InsufficientMemoryError`, and changes nothing, if the host has no memory for what is to be kept.
         """
-        self._check_serving()
-        return await self._weights.sleep(level, running)
+        return await self._check_serving().weights.sleep(level, running)
 
     async def wake(self, source: WeightSource | None = None) -> MemoryUse:
         """End a sleep. After one of level 2 the weights are read again from where they came from, or with a `source` others, as by
@@ -305,8 +287,7 @@ class AsyncEngine(ServedEngine):
         Sleeps on after an error: `InsufficientMemoryError`, `ModelLoadError`, or `EngineStateError` if the weights came from memory and
         there is no source.
         """
-        self._check_serving()
-        return await self._weights.wake(source)
+        return await self._check_serving().weights.wake(source)
 
     async def update_weights(self, source: WeightSource, running: str = "keep") -> int:
         """Replace the weights of the model, while requests go on; returns how often that was done. Tokens say which weights made them
@@ -321,14 +302,12 @@ class AsyncEngine(ServedEngine):
         caller is cancelled. Nothing changes if it fails: `ModelLoadError` for weights that cannot be read or do not fit,
         `InsufficientMemoryError`, or what an iterable raises. Raises `EngineStateError` while the engine sleeps.
         """
-        self._check_serving()
-        return await self._weights.update(source, running)
+        return await self._check_serving().weights.update(source, running)
 
     @property
     def adapters(self) -> tuple[AdapterInfo, ...]:
         """Those that are loaded, which requests can name. Raises `EngineStateError` before `start()`."""
-        self._model()
-        return self._adapters.infos
+        return self._started().adapters.infos
 
     async def load_adapter(self, name: str, path: str) -> AdapterInfo:
         """Load an adapter that PEFT wrote, from a directory, a Hugging Face id, or "demo-lora", while requests go on. Those that name it
@@ -336,42 +315,35 @@ class AsyncEngine(ServedEngine):
 
         Raises `InvalidRequestError` for a name (1..128 of `A-Za-z0-9._:/-`) that is in use, `AdapterError` or `InsufficientMemoryError`.
         """
-        self._check_serving()
-        return await self._adapters.load(name, path)
+        return await self._check_serving().adapters.load(name, path)
 
     async def unload_adapter(self, name: str) -> None:
         """Forget an adapter, when the requests that use it have ended. New ones are refused from now on; if the caller is cancelled
         meanwhile, the adapter stays. Raises `AdapterNotFoundError`."""
-        self._check_serving()
-        await self._adapters.unload(name)
+        await self._check_serving().adapters.unload(name)
 
     # ---- inside --------------------------------------------------------------------------------------------------------
 
-    def _model(self) -> LoadedModel:
-        if not hasattr(self, "_loaded"):
+    def _started(self) -> Serving:
+        """Also of an engine that was closed since."""
+        if self._serving is None:
             raise EngineStateError("the engine is not started")
-        return self._loaded
+        return self._serving
 
     def _load(self) -> LoadedModel:
         return load_model(self.config, self._steps.check_loading, self._steps.fail)
 
-    def _check_serving(self) -> None:
+    def _check_serving(self) -> Serving:
         match self._phase:
             case _Phase.RUNNING:
                 self._edge.check_current()
+                return self._started()
             case _Phase.NEW | _Phase.STARTING:
                 raise EngineStateError("the engine is not started")
             case _Phase.CLOSED:
                 raise EngineStateError("the engine is closed")
             case _Phase.DEAD:
                 raise self._death()
-
-    def _sleep_level(self) -> int:
-        return self._steps.stats.published[0].sleep_level
-
-    def _check_awake(self) -> None:
-        if self._sleep_level():
-            raise EngineStateError("the engine sleeps; wake it first")
 
     def _stop(self) -> None:
         """Have the step thread end, if there is one that runs."""
@@ -386,18 +358,12 @@ class AsyncEngine(ServedEngine):
             return  # from a thread that was given up and came back
         match report:
             case Updates():
-                self._registry.update(report)
+                self._started().registry.update(report)
             case WeightsChanged(version):
-                self._registry.weights_version = version
+                self._started().registry.weights_version = version
             case LoadedModel(runner):
-                self._loaded = report
                 self.config = replace(self.config, max_num_seqs=runner.max_num_seqs, max_num_batched_tokens=runner.max_num_batched_tokens)
-                ending = self._steps.fail, self._steps.check_loading
-                self._changes = ModelChanges(runner, self._edge, self._commands.send, *ending, self._check_awake)
-                self._adapters = Adapters(report.adapters, self._changes, self._edge)
-                self._registry = Registry(self.config, report, self._adapters, self._edge, self._steps.post, self._workers)
-                self._texts = Texts(report.tokenizer, self._registry.limits, self._edge)
-                self._weights = ModelWeights(runner, self._changes, self._registry, self._edge, self._commands.run, self._sleep_level)
+                self._serving = Serving.of(report, self.config, self._edge, self._steps, self._commands, self._workers)
                 if self._phase is _Phase.STARTING:
                     self._phase = _Phase.RUNNING
                 self._settled.set()
@@ -422,10 +388,8 @@ class AsyncEngine(ServedEngine):
         elif self._phase is _Phase.STARTING:
             self._phase = _Phase.CLOSED
         reason = self._end()
-        if hasattr(self, "_registry"):
-            self._changes.end(reason)
-            self._registry.end_all(reason)
-            self._texts.close()
+        if self._serving is not None:
+            self._serving.end(reason)
         self._commands.end(reason)
         self._settled.set()
         self._stopped.set()

@@ -173,8 +173,8 @@ async def test_requests_run_in_the_order_of_their_submission(both: Both, side: s
     params = SamplingParams(seed=1, max_tokens=1)
     names = [f"r{i}" for i in range(20)]
     streams = [both.engine.stream([1], params, request_id=name) for name in names]
-    await until(lambda: len(both.oracle._registry._by_id) == 21)
-    assert list(both.oracle._registry._by_id)[1:] == names
+    await until(lambda: len(both.oracle._serving.registry._by_id) == 21)
+    assert list(both.oracle._serving.registry._by_id)[1:] == names
     gate.open()
     await blocker.aclose()
     for stream in streams:

@@ -229,7 +229,7 @@ class OracleEngine(AsyncEngine):
         if known and isinstance(params, SamplingParams) and params.seed is not None:
             for seed in seeds_of(params):
                 request = self.request(prompt, replace(params, seed=seed), fields.get("cache_salt", options and options.cache_salt))
-                adapter = self._adapters._by_name.get(fields.get("adapter", options and options.adapter))
+                adapter = self._serving.adapters._by_name.get(fields.get("adapter", options and options.adapter))
                 self.runner.truths[seed] = solo_run(replace(request, adapter=adapter.key if adapter else 0), VOCAB_SIZE)
         return super().stream(prompt, params, options, **fields)
 
@@ -285,6 +285,6 @@ def idle(engine: AsyncEngine) -> bool:
     stats = engine.stats()
     return (
         (stats.running, stats.waiting, stats.parked, stats.pages_used) == (0, 0, 0, 0)
-        and not engine._registry._streams
-        and not engine._registry._by_id
+        and not engine._serving.registry._streams
+        and not engine._serving.registry._by_id
     )

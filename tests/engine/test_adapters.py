@@ -272,5 +272,5 @@ async def test_random_operations_of_many_users(folder: str, ahead: Ahead, seed: 
         for info in engine.adapters:
             await engine.unload_adapter(info.name)
         assert engine.runner.adapters == {0}
-        assert not engine._adapters._used
+        assert not engine._serving.adapters._used
         assert idle(engine)

@@ -44,7 +44,7 @@ async def test_a_stream_is_its_solo_run(speculation: bool) -> None:
         assert completion.token_ids == tuple(output)
         assert completion.finish_reason is FinishReason.MAX_TOKENS
         assert (completion.usage.prompt_tokens, completion.usage.completion_tokens) == (3, 60)
-        assert completion.text == "".join(token.text for token in tokens) == engine._loaded.tokenizer.decode(output)
+        assert completion.text == "".join(token.text for token in tokens) == engine._serving.model.tokenizer.decode(output)
         assert [token async for token in stream] == []
         await stream.aclose()
         assert idle(engine)
@@ -60,7 +60,7 @@ async def test_finish_reasons() -> None:
         assert completion.finish_reason is FinishReason.EOS
         assert completion.token_ids[-1] == 7
         assert completion.stop_reason is None
-        assert completion.text == engine._loaded.tokenizer.decode(completion.token_ids[:-1])
+        assert completion.text == engine._serving.model.tokenizer.decode(completion.token_ids[:-1])
         stop = completion.token_ids[1]
         stopped = await engine.generate([seed % 50, seed // 50], SamplingParams(seed=seed, stop_token_ids=(stop,)))
         assert stopped.finish_reason is FinishReason.STOP_TOKEN
@@ -148,7 +148,7 @@ class TestLeaving:
                         raise AssertionError("the step is held")
 
                 group.start_soon(read)
-                await until(lambda: any(state.waiter for state in engine._registry._streams.values()))
+                await until(lambda: any(state.waiter for state in engine._serving.registry._streams.values()))
                 group.cancel_scope.cancel()
             gate.set()
             await until(lambda: idle(engine))
@@ -166,7 +166,7 @@ class TestLeaving:
             completion = stream.completion()
             assert completion.finish_reason is FinishReason.CANCELLED
             assert completion.token_ids == (first.token_id, *(token.token_id for token in rest[:-1]))
-            assert completion.text == engine._loaded.tokenizer.decode(completion.token_ids)
+            assert completion.text == engine._serving.model.tokenizer.decode(completion.token_ids)
 
     async def test_cancel_takes_at_most_one_step(self) -> None:
         async with OracleEngine() as engine:
@@ -260,7 +260,7 @@ async def test_deadline() -> None:
         engine.runner.before_step = lambda plan: gate.wait() and None
         running = engine.stream([1], SamplingParams(seed=1, ignore_eos=True))
         late = engine.stream([2], SamplingParams(seed=2, ignore_eos=True), timeout=1e-9)
-        await until(lambda: engine._registry.num_submitted == 2)
+        await until(lambda: engine._serving.registry.num_submitted == 2)
         gate.set()
         tokens = [token async for token in late]
         assert tokens[-1].finish_reason is FinishReason.DEADLINE
@@ -290,7 +290,7 @@ async def test_deadline_while_nothing_else_happens() -> None:
     async with OracleEngine(max_unread_tokens=1) as engine:
         stream = engine.stream([1], SamplingParams(seed=1, ignore_eos=True), timeout=0.2)
         with anyio.fail_after(20):
-            await engine._registry._streams[0].released.wait()
+            await engine._serving.registry._streams[0].released.wait()
         tokens = [token async for token in stream]
         assert tokens[-1].finish_reason is FinishReason.DEADLINE
 

@@ -247,7 +247,7 @@ class TestFullQueue:
             for i, stream in enumerate(streams):
                 assert [token.token_id async for token in stream] == engine.solo(i)[0]
             assert (await engine.generate([1], SamplingParams(seed=7, max_tokens=2, ignore_eos=True))).token_ids
-            assert not engine._registry._bound._waiting
+            assert not engine._serving.registry._bound._waiting
 
     @also_with_drafts
     async def test_sequences(self) -> None:
@@ -262,7 +262,7 @@ class TestFullQueue:
             gate = StepGate(engine, at=2)  # the one before took three more, as the first one's prompt was there
             await engine.unpause()
             await anyio.to_thread.run_sync(gate.held.wait)
-            await until(lambda: len(engine._registry._bound._waiting) == 4)
+            await until(lambda: len(engine._serving.registry._bound._waiting) == 4)
             with pytest.raises(QueueFullError, match="4 sequences wait already, and this request has 5"):
                 engine.stream([4], SamplingParams(seed=4, n=5))
             gate.open()
@@ -272,7 +272,7 @@ class TestFullQueue:
             large = engine.stream([5], SamplingParams(seed=5, n=100, max_tokens=1))  # alone it may be larger
             async for _ in large:
                 pass
-            assert not engine._registry._bound._waiting
+            assert not engine._serving.registry._bound._waiting
 
     async def test_a_refused_request_does_not_count(self) -> None:
         async with OracleEngine(max_queued_requests=2) as engine:

@@ -72,7 +72,7 @@ class TestDeadline:
 
         params = SamplingParams(structured_output=StructuredOutput(regex="a"))
         async with OracleEngine() as engine:
-            monkeypatch.setattr(engine._registry._grammars, "compile", compile_for_ever)
+            monkeypatch.setattr(engine._serving.registry._grammars, "compile", compile_for_ever)
             late = engine.stream([1], params, timeout=SHORT)
             cancelled = engine.stream([1], params, timeout=20)
             assert (await late.__anext__()).finish_reason is FinishReason.DEADLINE
@@ -98,7 +98,7 @@ class TestDeadline:
         async with OracleEngine() as engine:
             completion = await engine.generate(PROMPT, some(1), timeout=timeout)
             assert completion.finish_reason is FinishReason.MAX_TOKENS
-            assert not engine._registry._preparations
+            assert not engine._serving.registry._preparations
 
 
 class TestLongTexts:
@@ -175,7 +175,7 @@ class TestLongTexts:
                 with pytest.raises(EngineStateError, match="the engine is closed"):
                     await engine.tokenize("a")
 
-            with busy_worker(engine, workers=engine._texts._workers):
+            with busy_worker(engine, workers=engine._serving.texts._workers):
                 tasks.start_soon(wait)
                 await anyio.wait_all_tasks_blocked()
                 await engine.aclose()

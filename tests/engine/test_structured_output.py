@@ -117,7 +117,7 @@ async def test_a_grammar_does_not_wait_for_those_of_requests_that_are_gone() -> 
             stream.cancel()
         with anyio.fail_after(20):  # compiling all of them would take longer
             await engine.generate(PROMPT, wanting(regex="[ab]+c"))
-        assert engine._registry._grammars._threads._work_queue.empty()
+        assert engine._serving.registry._grammars._threads._work_queue.empty()
         for stream in streams:
             await stream.aclose()
         assert idle(engine)

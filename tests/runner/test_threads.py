@@ -60,7 +60,7 @@ async def seen_by_steps(engine: AsyncEngine) -> tuple[int, int]:
         return logits
 
     await engine.generate([1], SamplingParams(max_tokens=1, logits_processors=(processor,)))
-    runner: Any = engine._loaded.runner
+    runner: Any = engine._serving.model.runner
     return seen[0], runner._executor._model.workspace.threads
 
 

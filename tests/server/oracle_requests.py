@@ -60,4 +60,4 @@ def step_with_the_loop(engine: OracleEngine) -> None:
 
 def nothing_left(engine: OracleEngine) -> bool:
     """Whether no request is left in the engine, and no command of one on its way."""
-    return idle(engine) and not engine._registry._bound._waiting
+    return idle(engine) and not engine._serving.registry._bound._waiting

@@ -179,7 +179,7 @@ async def test_the_last_event_of_a_tag_comes_when_its_pages_are_free(ahead: Ahea
                 await client.read()
             engine.runner.before_launch = lambda plan: None
             assert engine.stats().pages_used == 0
-            assert not engine._registry._by_id
+            assert not engine._serving.registry._by_id
 
 
 async def test_tags_come_and_go() -> None:
