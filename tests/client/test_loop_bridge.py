@@ -22,7 +22,7 @@ from aengine import (
     InvalidRequestError,
     SamplingParams,
     Token,
-    loop_bridge,
+    bridged_streams,
     on_asyncio,
 )
 from aengine.client import AsyncClient
@@ -99,8 +99,8 @@ async def test_many_streams_come_over_in_few_batches(monkeypatch: pytest.MonkeyP
         received.append(len(batches))
         original(batches)
 
-    original = loop_bridge._receive
-    monkeypatch.setattr(loop_bridge, "_receive", receive)
+    original = bridged_streams._receive
+    monkeypatch.setattr(bridged_streams, "_receive", receive)
     params = SamplingParams(max_tokens=50, ignore_eos=True)
     async with bridged() as (oracle, engine):
         streams = [engine.stream([1], params, request_id=f"r{i}") for i in range(30)]
@@ -112,7 +112,7 @@ async def test_many_streams_come_over_in_few_batches(monkeypatch: pytest.MonkeyP
 
 
 async def test_a_slow_reader_parks_the_request(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(loop_bridge, "MOST_UNREAD", 16)
+    monkeypatch.setattr(bridged_streams, "MOST_UNREAD", 16)
     async with bridged(max_unread_tokens=4) as (oracle, engine):
         stream = engine.stream([1], ENDLESS)
         await until(lambda: oracle.stats().parked)
@@ -183,7 +183,7 @@ class TestLeaving:
 class TestLifeCycle:
     async def test_closing_ends_streams(self, monkeypatch: pytest.MonkeyPatch) -> None:
         """Also those that are held, with all that came before."""
-        monkeypatch.setattr(loop_bridge, "MOST_UNREAD", 16)
+        monkeypatch.setattr(bridged_streams, "MOST_UNREAD", 16)
         async with bridged() as (oracle, engine):
             held, fresh = engine.stream([1], ENDLESS), engine.stream([2], SamplingParams(seed=2, ignore_eos=True))
             await until(lambda: oracle.stats().parked == 2)
