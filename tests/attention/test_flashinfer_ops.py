@@ -7,7 +7,7 @@ import torch
 from attention_backends import backend_marks
 from flashinfer_standin import StandIn
 from torch import Tensor
-from triton_mode import INTERPRETED, INTERPRETER
+from triton_mode import INTERPRETER, needs_interpreter
 
 from aengine.attention import BackendUnavailableError
 from aengine.kernels.activations import Activation
@@ -130,7 +130,7 @@ def test_models_without_kernels_are_refused() -> None:
             FlashInferOps(*arguments)
 
 
-@pytest.mark.skipif(not INTERPRETED, reason="kernels are compiled where there is CUDA")
+@needs_interpreter
 def test_everything_runs_once_at_the_start() -> None:
     library = StandIn()
     FlashInferOps(torch.bfloat16, 64, torch.device("cpu"), library)
