@@ -51,10 +51,12 @@ def _block(logits: Tensor, tokens: Tensor, count: int) -> DeviceLogprobs:
     logits = logits.float()
     normaliser = logits.logsumexp(-1, keepdim=True)
     own = logits.gather(1, tokens[:, None])
-    top, top_ids = top_candidates(logits, min(max(count, _FIRST_CANDIDATES), logits.shape[1]))
-    ranks = (top > own).sum(-1) + 1
     if logits.device.type != "cpu":  # to search first would make the host wait for the device
         ranks = (logits > own).sum(-1) + 1
-    elif len(rest := (own < top[:, -1:])[:, 0].nonzero()[:, 0]):  # more than the candidates may be greater
-        ranks[rest] = (logits[rest] > own[rest]).sum(-1) + 1
+        top, top_ids = top_candidates(logits, min(count, logits.shape[1])) if count else (own[:, :0], tokens[:, None][:, :0])
+    else:
+        top, top_ids = top_candidates(logits, min(max(count, _FIRST_CANDIDATES), logits.shape[1]))
+        ranks = (top > own).sum(-1) + 1
+        if len(rest := (own < top[:, -1:])[:, 0].nonzero()[:, 0]):  # more than the candidates may be greater
+            ranks[rest] = (logits[rest] > own[rest]).sum(-1) + 1
     return DeviceLogprobs((own - normaliser)[:, 0], ranks, top_ids[:, :count], top[:, :count] - normaliser)

@@ -175,7 +175,7 @@ class Sampler:
             impossible = self._impossible(logits, tokens, processed)
             accepted = self._num_accepted(step, tokens, processed, impossible) if drafts is not None or step.postponed else None
             if present & Penalties.feature:
-                self._penalties.record(step, (features & Penalties.feature).nonzero()[0], tokens, accepted)
+                self._penalties.record(step, (features & Penalties.feature).nonzero()[0], tokens)
             sampled = SampledTokens(tokens, impossible=impossible, accepted=accepted, step=step)
         if raw is None or logprob_rows is None:
             return sampled

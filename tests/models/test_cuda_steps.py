@@ -190,19 +190,39 @@ def test_launches_with_float8(fake: FakeCuda, tmp_path: pathlib.Path) -> None:
     ids=["temperature", "Qwen3's", "top_p"],
 )
 def test_launches_of_a_draw(params: dict[str, Any], kernels: list[str], fake: FakeCuda, tmp_path: pathlib.Path) -> None:
-    """What a decode step of drawn rows has more than one of greedy rows: beside the draw their parameters, and what makes the tokens
-    the last ones of their rows."""
+    """Beside the draw itself there are the rows' parameters, and what makes the tokens the last ones of their rows."""
+    launches = launches_of_rows({"temperature": 0.6, **params}, fake, tmp_path)
+    assert launches == Counter(["index_select", *kernels, "_to_copy", "_to_copy", "index_copy_"])
+
+
+@pytest.mark.parametrize(
+    ("params", "at_most"),
+    [
+        ({"logit_bias": ((3, 1.0),), "banned_token_ids": (5,), "min_tokens": 9, "stop_ids": (7,)}, 11),
+        ({"repetition_penalty": 1.1, "frequency_penalty": 0.1, "presence_penalty": 0.5}, 35),
+        ({"logprobs": 0}, 12),
+        ({"logprobs": 5}, 48),
+    ],
+    ids=["masks", "penalties", "logprobs", "alternatives"],
+)
+def test_launches_around_a_draw(params: dict[str, Any], at_most: int, fake: FakeCuda, tmp_path: pathlib.Path) -> None:
+    """Whatever the number of rows: no loop over them is hidden here."""
+    assert launches_of_rows(params, fake, tmp_path).total() <= at_most
+
+
+def launches_of_rows(params: dict[str, Any], fake: FakeCuda, path: pathlib.Path) -> Counter[str]:
+    """What a decode step of such rows has more than one of greedy rows."""
     steps = []
     with fake.active():
-        runner = make_runner(Case("draws", "Qwen3", {"head_dim": 32}), tmp_path)
-        for row in (GREEDY, replace(GREEDY, temperature=0.6, **params)):
+        runner = make_runner(Case("rows", "Qwen3", {"head_dim": 32, "vocab_size": 151_936}), path)
+        for row in (GREEDY, replace(GREEDY, **params)):
             driver = Driver(runner)
             rows = [driver.add([1, 2, 3], row), driver.add([4, 5], row)]
             driver.run_step(rows)
             fake.launches.clear()
             driver.run_step(rows)
             steps.append(Counter(fake.launches))
-    assert steps[1] - steps[0] == Counter(["index_select", *kernels, "_to_copy", "_to_copy", "index_copy_"])
+    return steps[1] - steps[0]
 
 
 @pytest.mark.parametrize("graphs", [True, False], ids=["graphs", "eager"])
