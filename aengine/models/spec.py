@@ -1,7 +1,7 @@
 """`ModelSpec`: the description of a decoder-only transformer, made of kinds of blocks.
 
 Both decoders (torch in `decoder.py`, the CPU stack in `cpu_stack.py`) execute this description; `named_weights.py` derives the parameters
-from it, `families/` makes it from a config.json. Knows nothing of files, weights or kernels.
+from it, `families/` makes it from a config.json. Knows nothing of files, weights or devices.
 """
 
 from __future__ import annotations
