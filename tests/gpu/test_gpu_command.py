@@ -194,9 +194,11 @@ def test_what_runs_beside_a_part_does_not_count(driver: Path, monkeypatch: pytes
 
 
 def test_a_part_without_figures_runs_again(driver: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    """A recording that spoils the device ends the process; without graphs the same steps may run. The run is red all the same."""
+    """A recording that spoils the device ends the process, here while it writes; without graphs the same steps may run. The run is red all
+    the same."""
     figures = driver / "step.json"
-    script = f'test "$1" = --eager || exit 7; echo \'{{"figures": [{{"steps": [], "error": "of the shape"}}]}}\' > {figures}'
+    killed = f'test "$1" = --eager || {{ printf "{{" > {figures}; exit 7; }}'
+    script = f'{killed}; echo \'{{"figures": [{{"steps": [], "error": "of the shape"}}]}}\' > {figures}'
     part = Part("step", 30, (("sh", "-c", script, "sh"),), figures, ("--eager",))
     assert run_parts(driver, monkeypatch, part) == 1
     out = capsys.readouterr().out
@@ -314,6 +316,12 @@ def test_facts_without_a_device_name_none(monkeypatch: pytest.MonkeyPatch) -> No
     found = facts()
     assert found["gpu"] == "Some GPU"
     assert found["problem"].startswith("ModuleNotFoundError")  # our own package cannot be imported; the run goes on, and is red
+
+
+def test_a_device_that_does_not_answer_is_none(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setattr(command, "PROBE_SECONDS", 0.0)
+    assert command._facts(os.environ) == {}
+    assert "tools.gpu.facts" in capsys.readouterr().err
 
 
 def model_steps(**milliseconds: float) -> ModelSteps:

@@ -28,7 +28,7 @@ from tools.gpu.summary import PartResult, summary
 
 ROOT = Path(__file__).resolve().parents[2]
 SCRATCH = ROOT / "build" / "gpu"
-PROBE_SECONDS = 60.0
+PROBE_SECONDS = 150.0  # the first import of torch reads gigabytes
 BUILD_JOBS = 6
 WORKERS = 8  # of the tests: they compile more than they compute
 
@@ -101,12 +101,15 @@ def _environment(site: Path | None) -> dict[str, str]:
 
 
 def _facts(environment: Mapping[str, str]) -> dict[str, Any]:
-    """As `tools.gpu.facts`; empty where there is no torch."""
+    """As `tools.gpu.facts`; empty where there is no torch, or where it does not answer."""
     if find_spec("torch") is None:
         return {}
-    done = subprocess.run(
-        [sys.executable, "-m", "tools.gpu.facts"], env=environment, stdout=subprocess.PIPE, text=True, timeout=PROBE_SECONDS
-    )
+    probe = [sys.executable, "-m", "tools.gpu.facts"]
+    try:
+        done = subprocess.run(probe, env=environment, stdout=subprocess.PIPE, text=True, timeout=PROBE_SECONDS)
+    except subprocess.TimeoutExpired as error:
+        print(error, file=sys.stderr)
+        return {}
     return dict(json.loads(done.stdout.splitlines()[-1])) if done.returncode == 0 else {}
 
 
@@ -203,10 +206,11 @@ def _run_part(part: Part, end: float, environment: Mapping[str, str], log: IO[st
 
 
 def _has_figures(path: Path) -> bool:
-    """Of `aengine-bench`: a file, and for steps one that has any."""
-    if not path.exists():
+    """Of `aengine-bench`: a whole file, and for steps one that has any."""
+    try:
+        figures = json.loads(path.read_text())["figures"]
+    except (OSError, ValueError):  # none, or killed while it wrote
         return False
-    figures = json.loads(path.read_text())["figures"]
     return not isinstance(figures, list) or any(model.get("steps") for model in figures)
 
 
