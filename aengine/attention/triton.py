@@ -19,7 +19,7 @@ from aengine.attention.base import (
     first_line,
 )
 from aengine.attention.metadata import AttentionMetadata, StepLayout
-from aengine.attention.triton_decodes import GraphDecodes, PlannedDecodes, TritonDecodes
+from aengine.attention.triton_decodes import GraphDecodes, PlannedDecodes, TritonDecodes, blocks_of
 from aengine.kernels.paged_cache import KvTarget
 from aengine.kernels.triton import attention as kernels
 from aengine.kernels.triton import kv_write
@@ -46,7 +46,7 @@ class TritonBackend(AttentionBackend):
             widths = f"keys of {spec.head_dim} and values of {spec.value_dim} numbers"
             raise BackendUnavailableError(f"our Triton kernels have no room for {widths}")
         super().__init__(spec)
-        self.blocks = blocks or kernels.Blocks.of(spec.head_dim, spec.dtype)
+        self.blocks = blocks or blocks_of(spec)
         on_cuda = spec.device.type == "cuda"
         try:
             processors = torch.cuda.get_device_properties(spec.device).multi_processor_count if on_cuda else _INTERPRETED_PROCESSORS
@@ -73,7 +73,8 @@ class _Step:
         self._tiles: Tensor | None = None  # of all rows that are not decoding
         if host.num_decodes < host.num_rows:
             lengths = np.diff(host.qo_indptr[host.num_decodes :])
-            tiles = kernels.prefill_tiles(lengths, host.num_decodes, spec.num_heads // spec.num_kv_heads, backend.blocks)
+            seq_lens = host.seq_lens[host.num_decodes :]
+            tiles = kernels.prefill_tiles(lengths, seq_lens, host.num_decodes, spec.num_heads // spec.num_kv_heads, backend.blocks)
             self._tiles = to_device(tiles, spec.device)
 
     def write(self, layer: int, key: Tensor, value: Tensor) -> None:

@@ -14,9 +14,14 @@ from aengine.attention.base import AttentionSpec
 from aengine.attention.decode_work import ITEM_FIELDS, DecodeWork, WorkBounds, plan_decodes
 from aengine.attention.metadata import AttentionMetadata, StepLayout
 from aengine.kernels.paged_cache import PagedCache
-from aengine.kernels.triton.attention import Blocks
+from aengine.kernels.triton.attention import Blocks, is_hopper
 from aengine.kernels.triton.decodes import Work, attend_decodes, decode_block
 from aengine.kernels.upload import staged, upload
+
+
+def blocks_of(spec: AttentionSpec) -> Blocks:
+    """The blocks of a model on its device."""
+    return Blocks.of(spec.head_dim, spec.value_dim, spec.latent, spec.dtype, spec.cache_dtype, is_hopper(spec.device))
 
 
 class TritonDecodes:
@@ -24,7 +29,7 @@ class TritonDecodes:
 
     def __init__(self, spec: AttentionSpec, processors: int, blocks: Blocks | None = None) -> None:
         self.spec = spec
-        self.blocks = blocks or Blocks.of(spec.head_dim, spec.dtype)
+        self.blocks = blocks or blocks_of(spec)
         kinds = [(group, scoring.window) for (group, _), scoring in zip(spec.places, spec.scoring, strict=True)]  # by layer
         self.kinds = list(dict.fromkeys(kinds))  # layers of a kind have the same work
         self.kind_of = [self.kinds.index(kind) for kind in kinds]

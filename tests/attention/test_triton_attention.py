@@ -77,6 +77,9 @@ CASES = {
     "windows by layer": {"heads": (2, 1), "head_dim": 10, "page_size": 3, "windows": (None, 7)},
     "narrow values": {"heads": (4, 2), "head_dim": 40, "value_dim": 32, "windows": (None, 9)},
     "a latent cache": {"heads": (20, 1), "head_dim": 40, "value_dim": 32, "latent": True, "windows": (None, 9)},
+    "a latent cache in float16": {
+        **{"heads": (20, 1), "head_dim": 40, "value_dim": 32, "latent": True, "windows": (None, 9), "dtype": torch.float16}
+    },
     "a latent cache in float8": {
         **{"heads": (3, 1), "head_dim": 24, "value_dim": 16, "latent": True, "float8_scales": (0.5, 0.5), "sinks": True}
     },
@@ -108,7 +111,11 @@ def test_ragged_steps(device: str, case: str) -> None:
         ((8, 8), 80, torch.bfloat16, (1.0, 1.0)),
         ((8, 1), 16, torch.float16, (0.02, 0.03)),
         ((8, 2), 256, torch.bfloat16, None),
+        ((8, 2), 256, torch.bfloat16, (0.02, 0.03)),
         ((16, 1), 576, torch.bfloat16, None),
+        ((20, 1), 576, torch.float16, None),
+        ((4, 1), 576, torch.float32, None),
+        ((16, 1), 576, torch.bfloat16, (0.02, 0.02)),
     ],
     ids=str,
 )
@@ -364,12 +371,15 @@ def test_a_graph_step_refuses_what_does_not_fit(device: str) -> None:
 def test_every_query_is_in_one_tile(seed: int) -> None:
     rng = np.random.default_rng(seed)
     lengths = rng.integers(1, 40, rng.integers(1, 6)).astype(np.int32)
+    seq_lens = lengths + rng.integers(0, 50, len(lengths)).astype(np.int32)
     group = int(rng.integers(1, 9))
-    rows, begins = kernels.prefill_tiles(lengths, 3, group, FINE)
+    rows, begins = kernels.prefill_tiles(lengths, seq_lens, 3, group, FINE)
     assert rows.dtype == begins.dtype == np.int32
-    covered = [(row, at) for row, begin in zip(rows, begins, strict=True) for at in range(begin, begin + FINE.queries)]
+    covered = [(row, at) for row, begin in zip(rows, begins, strict=True) for at in range(begin, begin + FINE.prompt_queries)]
     wanted = [(3 + i, at) for i, length in enumerate(lengths) for at in range(-(-length * group // 16) * 16)]
-    assert covered == wanted
+    assert sorted(covered) == wanted
+    last = np.minimum((begins + 15) // group, lengths[rows - 3] - 1)
+    assert (np.diff((seq_lens - lengths)[rows - 3] + last) <= 0).all()  # longest first
 
 
 def test_what_it_cannot_run(monkeypatch: pytest.MonkeyPatch) -> None:

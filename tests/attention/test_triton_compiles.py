@@ -15,7 +15,9 @@ import numpy as np, torch
 from aengine.attention import AttentionMetadata, AttentionSpec, Scoring, build_layout
 from aengine.attention.triton import TritonBackend
 from aengine.kernels.triton import attention as kernels
+from aengine.attention import triton_decodes
 kernels.runs_on = lambda device: True
+triton_decodes.is_hopper = lambda device: {hopper}
 backend = TritonBackend(AttentionSpec(
     num_heads={heads}, num_kv_heads={kv_heads}, head_dim={head_dim}, value_dim={value_dim}, latent={value_dim} > 0,
     page_size={page_size}, dtype=torch.{dtype}, kv_dtype={kv_dtype},
@@ -23,7 +25,8 @@ backend = TritonBackend(AttentionSpec(
 ))
 """
 _KERNELS = {"write_kernel": 1, "decode_kernel": 1, "combine_kernel": 1, "prefill_kernel": 1}
-_SHARED_BYTES = 99 << 10  # of a block on the smallest devices, compute capability 8.6 and 8.9
+_PROCESSOR_BYTES = 228 << 10  # of shared memory on Hopper; each program takes 1 KB more than it has
+_LEAST_BYTES = 99 << 10  # that a program may have on the smallest devices, compute capability 8.6 and 8.9
 
 
 _STEPS = """
@@ -57,8 +60,8 @@ class Case:
     kv_heads: int = 2
     value_dim: int = 0
 
-    def backend(self) -> str:
-        return _BACKEND.format(**vars(self), kv_dtype="torch.float8_e4m3fn" if self.float8 else None)
+    def backend(self, hopper: bool = True) -> str:
+        return _BACKEND.format(**vars(self), kv_dtype="torch.float8_e4m3fn" if self.float8 else None, hopper=hopper)
 
 
 CASES = [
@@ -69,18 +72,41 @@ CASES = [
     Case(16, 576, "bfloat16", False, 16, 0.0, None, kv_heads=1, value_dim=512),
     Case(128, 576, "bfloat16", False, 16, 0.0, None, kv_heads=1, value_dim=512),
 ]
+BUSY = [  # and how many bytes a block of keys and values has
+    (Case(32, 128, "bfloat16", False, 16, 0.0, None, kv_heads=8), 64 * 512),
+    (Case(32, 128, "bfloat16", True, 16, 0.0, None, kv_heads=8), 64 * 256),
+    (Case(32, 64, "bfloat16", False, 16, 0.0, None, kv_heads=8), 64 * 256),
+    (CASES[-2], 32 * 1152),
+]
 AHEAD = AheadOfTime(
     {
-        **{str(case): case.backend() for case in CASES},
+        **{str(case): case.backend() for case in (*CASES, *(case for case, _ in BUSY))},
         "steps": Case(4, 64, "bfloat16", False, 16, 0.0, window=None).backend() + _STEPS,
     }
 )
+SMALL = AheadOfTime({str(case): case.backend(hopper=False) for case in CASES[:-1]}, capability=89)
 
 
 @pytest.mark.parametrize("case", CASES, ids=str)
 def test_it_compiles(case: Case) -> None:
     assert AHEAD.kernels(str(case)) == _KERNELS
-    assert max(variant.shared_bytes for variant in AHEAD.variants(str(case))) <= _SHARED_BYTES
+    assert max(variant.shared_bytes for variant in AHEAD.variants(str(case))) < _PROCESSOR_BYTES
+
+
+@pytest.mark.parametrize("case", CASES[:-1], ids=str)
+def test_it_compiles_for_small_devices(case: Case) -> None:
+    assert SMALL.kernels(str(case)) == _KERNELS
+    assert max(variant.shared_bytes for variant in SMALL.variants(str(case))) <= _LEAST_BYTES
+
+
+@pytest.mark.parametrize(("case", "block_bytes"), BUSY, ids=str)
+def test_decodes_keep_memory_busy(case: Case, block_bytes: int) -> None:
+    """On each multiprocessor of an H100 or H200 there is room for two blocks ahead of each program, 40 KB at least: what memory of 4.8 TB/s
+    gives in the microsecond that it may need to answer."""
+    (variant,) = (one for one in AHEAD.variants(str(case)) if one.kernel == "decode_kernel")
+    assert variant.shared_bytes >= 2 * block_bytes
+    at_once = min((1 << 16) // (variant.registers * 128), _PROCESSOR_BYTES // (variant.shared_bytes + 1024))
+    assert at_once * 2 * block_bytes >= 40 << 10
 
 
 def test_steps_need_no_further_variants() -> None:

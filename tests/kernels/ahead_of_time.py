@@ -1,6 +1,6 @@
-"""Compiles Triton kernels for Hopper on machines without a GPU, through the very launches that a step makes.
+"""Compiles Triton kernels for Hopper or another GPU on machines without one, through the very launches that a step makes.
 
-In a process of its own, one for all codes of a test module: a driver that says "compute capability 9.0" stands in for CUDA, and a launch
+In a process of its own, one for all codes of a test module: a driver that names a compute capability stands in for CUDA, and a launch
 compiles and does nothing else. So argument types, alignments and constants choose variants as they would on a GPU, down to machine code by
 the ptxas that comes with Triton. `make test-triton` does so with another release than the installed one, in the folder AENGINE_TEST_TRITON.
 """
@@ -25,8 +25,8 @@ from triton.backends.compiler import GPUTarget
 from triton.runtime import driver
 from triton.runtime.jit import JITFunction
 
-class Hopper:
-    get_current_target = staticmethod(lambda: GPUTarget("cuda", 90, 32))
+class Device:
+    get_current_target = staticmethod(lambda: GPUTarget("cuda", int(sys.argv[1]), 32))
     get_current_device = staticmethod(lambda: 0)
     get_current_stream = staticmethod(lambda device: 0)
 
@@ -46,7 +46,7 @@ def usage(what, binary):
         shown = subprocess.run([tool, "-res-usage", file.name], capture_output=True, text=True, check=True).stdout
     return int(re.search(what + r":(\\d+)", shown)[1])
 
-driver.set_active(Hopper())
+driver.set_active(Device())
 JITFunction.__getitem__ = launch
 results = {}
 for name, code in json.load(sys.stdin).items():
@@ -69,10 +69,12 @@ class Variant:
 
 
 class AheadOfTime:
-    """What running each of `codes`, which launch kernels on CPU tensors, compiles. All are run when the first is asked for."""
+    """What running each of `codes`, which launch kernels on CPU tensors, compiles for a compute capability, times ten. All are run when the
+    first is asked for."""
 
-    def __init__(self, codes: Mapping[str, str]) -> None:
+    def __init__(self, codes: Mapping[str, str], capability: int = 90) -> None:
         self.codes = codes
+        self.capability = capability
 
     def variants(self, name: str) -> list[Variant]:
         found = self._results[name]
@@ -91,7 +93,7 @@ class AheadOfTime:
         other = os.environ.get(OTHER_TRITON)
         paths = [other, os.path.dirname(__file__), environment.get("PYTHONPATH")]
         environment["PYTHONPATH"] = os.pathsep.join(filter(None, paths))
-        command = [sys.executable, "-c", _SCRIPT]
+        command = [sys.executable, "-c", _SCRIPT, str(self.capability)]
         done = subprocess.run(command, env=environment, input=json.dumps(self.codes), capture_output=True, text=True)
         assert done.returncode == 0, done.stderr
         module, results = json.loads(done.stdout.splitlines()[-1])

@@ -24,8 +24,8 @@ MAX_HEAD_DIM = 256
 MAX_LATENT, MAX_REST = 512, 64
 """The same for the values of a latent cache, and for what its keys have more."""
 MIN_DOT = 16  # rows and columns of the smallest product of matrices
-_KEY_BLOCK_BYTES = 16384
-_QUERY_BLOCK_BYTES = 16384
+_BLOCK_BYTES = 16384  # of queries, keys or values in a program
+_LEAST_AHEAD = 16384  # bytes of keys and values that a program loads at once; with fewer it loads further ahead
 
 
 class PageLists(NamedTuple):
@@ -38,18 +38,33 @@ class PageLists(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Blocks:
-    """How the work is divided among programs. `keys` and `queries` are constants of the compiled kernels."""
+    """How the work is divided among programs. All but `split_keys` are constants of the compiled kernels."""
 
     keys: int  # that a program reads at a time
-    queries: int  # the most pairs of query and head of one KV head in a program
+    queries: int  # the most pairs of query and head of one KV head in a program of decode rows
     split_keys: int  # the fewest keys of a part of a decode row, or of a prefix of several
+    least_queries: int = MIN_DOT  # room for pairs in a program of decode rows, at least
+    prompt_queries: int = MIN_DOT  # pairs in a program of prompts
+    stages: int = 3  # how many blocks of keys and values are loaded ahead, and one more
 
     @classmethod
-    def of(cls, head_dim: int, dtype: torch.dtype) -> Blocks:
-        """The blocks for queries of `head_dim` and `dtype`."""
-        row_bytes = width(head_dim) * dtype.itemsize
-        keys = min(64, max(MIN_DOT, _KEY_BLOCK_BYTES // row_bytes))
-        return cls(keys=keys, queries=min(64, max(MIN_DOT, _QUERY_BLOCK_BYTES // row_bytes)), split_keys=256)
+    def of(cls, head_dim: int, value_dim: int, latent: bool, dtype: torch.dtype, cache_dtype: torch.dtype, hopper: bool) -> Blocks:
+        """The blocks for queries of `head_dim` and `dtype`. On Hopper (`is_hopper`) a program may have 227 KB of shared memory, and there
+        are products of 64 rows that read it directly; elsewhere it has 99 KB."""
+        row_bytes = width(value_dim if latent else head_dim) * dtype.itemsize
+        queries = min(64, max(MIN_DOT, _BLOCK_BYTES // row_bytes))
+        keys = min(64, max(MIN_DOT, _BLOCK_BYTES * (2 if latent and hopper else 1) // row_bytes))  # a latent block is keys and values
+        wide = hopper and not latent and dtype.itemsize == 2
+        # Products of 64 rows on Hopper need each number of a float8 cache converted once, which is less work than products of 16 rows.
+        least = queries if wide and queries == 64 and cache_dtype.itemsize == 1 else MIN_DOT
+        stages = 3 if value_dim <= MAX_HEAD_DIM or dtype.itemsize == 2 else 2
+        if keys * (width(head_dim) + width(value_dim)) * cache_dtype.itemsize < _LEAST_AHEAD:
+            stages += 1
+        return cls(keys, queries, split_keys=256, least_queries=least, prompt_queries=128 if wide else queries, stages=stages)
+
+
+def is_hopper(device: torch.device) -> bool:
+    return device.type == "cuda" and torch.cuda.get_device_capability(device)[0] == 9
 
 
 def fits(head_dim: int, value_dim: int) -> bool:
@@ -62,13 +77,16 @@ def runs_on(device: torch.device) -> bool:
     return device.type == "cuda" or (device.type == "cpu" and isinstance(prefill_kernel, InterpretedFunction))
 
 
-def prefill_tiles(lengths: NDArray[np.int32], first_row: int, group: int, blocks: Blocks) -> NDArray[np.int32]:
-    """The tiles of the rows from `first_row` on, which have `lengths` queries: [2, tiles], the row of a tile, and its first pair of query
-    and head of the row's length * group pairs."""
-    counts = -(-lengths * group // blocks.queries)
+def prefill_tiles(lengths: NDArray[np.int32], seq_lens: NDArray[np.int32], first_row: int, group: int, blocks: Blocks) -> NDArray[np.int32]:
+    """The tiles of the rows from `first_row` on, which have `lengths` queries and `seq_lens` keys: [2, tiles], the row of a tile, and its
+    first pair of query and head of the row's length * group pairs. Those with most keys come first, so that none runs alone at the end."""
+    counts = -(-lengths * group // blocks.prompt_queries)
     index = np.arange(counts.sum(), dtype=np.int32) - np.repeat(np.cumsum(counts) - counts, counts)
-    rows = np.repeat(np.arange(first_row, first_row + len(lengths)), counts)
-    return np.stack((rows, index * blocks.queries)).astype(np.int32)
+    rows = np.repeat(np.arange(len(lengths)), counts)
+    begins = index * blocks.prompt_queries
+    ends = np.minimum((begins + blocks.prompt_queries - 1) // group + 1, lengths[rows])
+    order = np.argsort(lengths[rows] - ends - seq_lens[rows], kind="stable")
+    return np.stack((first_row + rows[order], begins[order])).astype(np.int32)
 
 
 def attend_prefills(
@@ -92,7 +110,8 @@ def attend_prefills(
     num_kv_heads, page_size = cache.keys.shape[2], cache.keys.shape[1]
     assert query.stride(2) == 1
     assert out.is_contiguous()
-    prefill_kernel[(tiles.shape[1], num_kv_heads)](
+    assert tiles.is_contiguous()
+    prefill_kernel[(num_kv_heads, tiles.shape[1])](
         *(query, cache.keys, cache.values, query if sinks is None else sinks, out, qo_indptr, *lists, tiles[0], tiles[1]),
         *(query.stride(0), query.stride(1), scoring.scale * cache.key_scale, cache.value_scale),
         WINDOW=scoring.window or 0,
@@ -106,18 +125,13 @@ def attend_prefills(
         LATENT=cache.latent,
         REST=query.shape[2] - value_dim,
         REST_DIM=width(query.shape[2] - value_dim),
-        BLOCK_M=blocks.queries,
+        BLOCK_M=blocks.prompt_queries,
         BLOCK_N=blocks.keys,
-        num_warps=4,
-        num_stages=num_stages(value_dim),
+        num_warps=8 if blocks.prompt_queries > 64 else 4,
+        num_stages=blocks.stages,
     )
 
 
 def width(head_dim: int) -> int:
     """The width of a head, or of a part of it, in a matrix product."""
     return max(MIN_DOT, int(triton.next_power_of_2(head_dim)))
-
-
-def num_stages(value_dim: int) -> int:
-    """How many blocks of keys and values are loaded ahead, and one more."""
-    return 3 if value_dim <= MAX_HEAD_DIM else 2

@@ -40,10 +40,23 @@ def load_rest(at, present, query, REST: tl.constexpr, REST_DIM: tl.constexpr):
 
 
 @triton.jit
+def _pages_of(pages, source, PAGE_SIZE: tl.constexpr):
+    return tl.load(pages + source.to(tl.uint32) // PAGE_SIZE)
+
+
+@triton.jit
+def _loaded(at, within, dtype: tl.constexpr):
+    """Numbers of the cache in the `dtype` of queries, 0 where they are not `within` a head."""
+    loaded = tl.load(at, mask=within, other=0.0)
+    return loaded if loaded.dtype == dtype else loaded.to(tl.float32).to(dtype)
+
+
+@triton.jit
 def attend_keys(
     query,
     query_rest,
     position,
+    seen,
     key_cache,
     value_cache,
     pages,
@@ -65,56 +78,54 @@ def attend_keys(
 ):
     """Attention of queries at `position` [BLOCK_M] of a row over the keys `begin` to `end` in its `pages`. `query` [BLOCK_M, DIM] are their
     last VALUE_DIM numbers, `query_rest` [BLOCK_M, REST_DIM] those before, if there are any. LATENT: values are the last numbers of keys.
+    All queries attend to the first `seen` keys of the row, or those of them in their windows.
 
     Returns the weighted sum of values [BLOCK_M, DIM], the sum of weights, and the largest score [BLOCK_M], by which weights are divided.
     """
-    acc = tl.zeros([BLOCK_M, DIM], tl.float32)
+    # A latent block is a factor of both products. Where it is the left one of the second, tensor cores of Hopper read it from shared memory
+    # as it was loaded, so it can be loaded ahead; as the right one it would be stored once more.
+    turned: tl.constexpr = LATENT and query.dtype != tl.float32
+    acc = tl.zeros([DIM, BLOCK_M] if turned else [BLOCK_M, DIM], tl.float32)
     total = tl.zeros([BLOCK_M], tl.float32)
     top = tl.full([BLOCK_M], -float("inf"), tl.float32)
-    dim = tl.arange(0, DIM)
-    within = dim < VALUE_DIM
-    rest = tl.arange(0, REST_DIM)
+    dim = tl.arange(0, DIM)[None, :]
+    rest = tl.arange(0, REST_DIM)[None, :]
+    unit = _LOG2E if SOFT_CAP > 0 else scale * _LOG2E
+    # Pages are read a block before the keys: loads that depend on loads of the same block would not be ahead of the products.
+    page = _pages_of(pages, tl.minimum(begin + tl.arange(0, BLOCK_N), end - 1), PAGE_SIZE)
     for block in range(begin, end, BLOCK_N):
         source = block + tl.arange(0, BLOCK_N)
-        present = source < end
-        page = tl.load(pages + source // PAGE_SIZE, mask=present, other=0).to(tl.int64)
-        at = (page * PAGE_SIZE + source % PAGE_SIZE) * KV_HEADS + kv_head
-        key_at = key_cache + (at * (REST + VALUE_DIM))[None, :]
-        key = tl.load(key_at + REST + dim[:, None], mask=present[None, :] & within[:, None], other=0.0)
-        if key.dtype != query.dtype:
-            key = key.to(tl.float32).to(query.dtype)
-        if LATENT:
-            value = tl.trans(key)
-        else:
-            value = tl.load(value_cache + (at * VALUE_DIM)[:, None] + dim[None, :], mask=present[:, None] & within[None, :], other=0.0)
-            if value.dtype != query.dtype:
-                value = value.to(tl.float32).to(query.dtype)
-
-        scores = tl.dot(query, key, input_precision="ieee")
+        slot = page.to(tl.int64) * PAGE_SIZE + tl.minimum(source, end - 1).to(tl.uint32) % PAGE_SIZE
+        page = _pages_of(pages, tl.minimum(source + BLOCK_N, end - 1), PAGE_SIZE)
+        at = (slot * KV_HEADS + kv_head)[:, None]
+        key_at = key_cache + at * (REST + VALUE_DIM)
+        key = _loaded(key_at + REST + dim, dim < VALUE_DIM, query.dtype)
+        scores = tl.dot(query, tl.trans(key), input_precision="ieee")
         if REST > 0:
-            key_rest = tl.load(key_at + rest[:, None], mask=present[None, :] & (rest < REST)[:, None], other=0.0)
-            if key_rest.dtype != query.dtype:
-                key_rest = key_rest.to(tl.float32).to(query.dtype)
-            scores = tl.dot(query_rest, key_rest, scores, input_precision="ieee")
+            key_rest = _loaded(key_at + rest, rest < REST, query.dtype)
+            scores = tl.dot(query_rest, tl.trans(key_rest), scores, input_precision="ieee")
         if SOFT_CAP > 0:
             # tanh(x) = 1 - 2 / (1 + e^2x), which ends at 1 and -1 where the exponential overflows or vanishes
-            capped = SOFT_CAP - 2.0 * SOFT_CAP / (1.0 + tl.exp2(scores * (scale * (2.0 * _LOG2E / SOFT_CAP))))
-            scores = capped * _LOG2E
-        else:
-            scores = scores * (scale * _LOG2E)
-        visible = present[None, :] & (source[None, :] <= position[:, None])
-        if WINDOW > 0:
-            visible = visible & (source[None, :] > position[:, None] - WINDOW)
-        scores = tl.where(visible, scores, -float("inf"))
+            scores = SOFT_CAP - 2.0 * SOFT_CAP / (1.0 + tl.exp2(scores * (scale * (2.0 * _LOG2E / SOFT_CAP))))
+        if WINDOW > 0 or block + BLOCK_N > seen:
+            visible = (source[None, :] < end) & (source[None, :] <= position[:, None])
+            if WINDOW > 0:
+                visible = visible & (source[None, :] > position[:, None] - WINDOW)
+            scores = tl.where(visible, scores, -float("inf"))
 
-        new_top = tl.maximum(top, tl.max(scores, 1))
+        new_top = tl.maximum(top, tl.max(scores, 1) * unit)
         base = tl.where(new_top == -float("inf"), 0.0, new_top)  # -inf for a query that attends to no key so far: -inf - -inf would be NaN
-        weights = tl.exp2(scores - base[:, None])
+        weights = tl.exp2(scores * unit - base[:, None])
         fade = tl.exp2(top - base)
-        acc = acc * fade[:, None] + tl.dot(weights.to(query.dtype), value, input_precision="ieee")
         total = total * fade + tl.sum(weights, 1)
         top = new_top
-    return acc, total, top
+        weights = weights.to(query.dtype)
+        if turned:
+            acc = tl.dot(tl.trans(key), tl.trans(weights), acc * fade[None, :], input_precision="ieee")
+        else:
+            value = key if LATENT else _loaded(value_cache + at * VALUE_DIM + dim, dim < VALUE_DIM, query.dtype)
+            acc = tl.dot(weights, value, acc * fade[:, None], input_precision="ieee")
+    return tl.trans(acc) if turned else acc, total, top
 
 
 @triton.jit
@@ -158,11 +169,11 @@ def prefill_kernel(
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
 ):
-    """Grid (tiles, KV heads). A row's queries and the GROUP heads of each are one sequence of length * GROUP, query by query; a tile is
+    """Grid (KV heads, tiles). A row's queries and the GROUP heads of each are one sequence of length * GROUP, query by query; a tile is
     BLOCK_M of it, from `tile_begins` on, so that no group size leaves a tile half empty. Writes `out` [T, KV_HEADS * GROUP,
     VALUE_DIM]."""
-    tile = tl.program_id(0)
-    kv_head = tl.program_id(1)
+    kv_head = tl.program_id(0)
+    tile = tl.program_id(1)
     row = tl.load(tile_rows + tile)
     tile_begin = tl.load(tile_begins + tile)
     first_query = tl.load(qo_indptr + row)
@@ -187,7 +198,7 @@ def prefill_kernel(
     position = start + local
     pages = kv_indices + first_page
     acc, total, top = attend_keys(
-        q, q_rest, position, key_cache, value_cache, pages, kv_head, low, high, scale,
+        q, q_rest, position, start + tile_begin // GROUP + 1, key_cache, value_cache, pages, kv_head, low, high, scale,
         WINDOW, SOFT_CAP, PAGE_SIZE, KV_HEADS, VALUE_DIM, DIM, LATENT, REST, REST_DIM, BLOCK_M, BLOCK_N,
     )  # fmt: skip
     if SINKS:

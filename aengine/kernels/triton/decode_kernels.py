@@ -64,10 +64,11 @@ def _attend_item(
     # An item has no key that one of its rows does not see: neither later ones nor those behind a window.
     position = tl.zeros([BLOCK_M], tl.int32) + (end - 1)
     acc, total, top = attend_keys(
-        q, q_rest, position, key_cache, value_cache, pages, kv_head, begin, end, scale,
+        q, q_rest, position, end, key_cache, value_cache, pages, kv_head, begin, end, scale,
         0, SOFT_CAP, PAGE_SIZE, KV_HEADS, VALUE_DIM, DIM, LATENT, REST, REST_DIM, BLOCK_M, BLOCK_N,
     )  # fmt: skip
 
+    row = tl.load(rows + first + flat // GROUP, mask=there, other=0, volatile=True)  # again, for it would take registers until here
     place = tl.load(rows + num_rows + row, mask=there, other=-1)
     kept = there & (place >= 0)
     partial_at = (place + split) * (KV_HEADS * GROUP) + head

@@ -12,7 +12,7 @@ import triton
 from torch import Tensor
 
 from aengine.kernels.paged_cache import PagedCache, Scoring
-from aengine.kernels.triton.attention import MIN_DOT, Blocks, num_stages, width
+from aengine.kernels.triton.attention import Blocks, width
 from aengine.kernels.triton.decode_kernels import combine_kernel, decode_kernel
 
 _COMBINED_NUMBERS = 8192
@@ -29,7 +29,7 @@ class Work(NamedTuple):
 
 def decode_block(group: int, blocks: Blocks) -> int:
     """The most query heads of a KV head, of `group`, that a program computes for a lone row."""
-    return min(max(MIN_DOT, int(triton.next_power_of_2(group))), blocks.queries)
+    return min(max(blocks.least_queries, int(triton.next_power_of_2(group))), blocks.queries)
 
 
 def attend_decodes(
@@ -78,7 +78,7 @@ def attend_decodes(
         ITEM_FIELDS=work.items.shape[1],
         **shared,
         num_warps=4,
-        num_stages=num_stages(value_dim),
+        num_stages=blocks.stages,
     )
     if not work.num_partials:
         return
