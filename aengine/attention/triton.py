@@ -46,9 +46,9 @@ class TritonBackend(AttentionBackend):
             widths = f"keys of {spec.head_dim} and values of {spec.value_dim} numbers"
             raise BackendUnavailableError(f"our Triton kernels have no room for {widths}")
         super().__init__(spec)
-        self.blocks = blocks or blocks_of(spec)
         on_cuda = spec.device.type == "cuda"
         try:
+            self.blocks = blocks or blocks_of(spec)
             processors = torch.cuda.get_device_properties(spec.device).multi_processor_count if on_cuda else _INTERPRETED_PROCESSORS
             self.decodes = TritonDecodes(spec, processors, self.blocks)
             self._run_once(self.plan, decoded=self.decodes.bounds.least_keys + 1)  # a row that is split, if any is
