@@ -53,7 +53,7 @@ def draw_from_top_k(logits: Tensor, params: DrawParams) -> Tensor:
 def _order(logits, BITS: tl.constexpr):
     """float32 -> uint32 of `BITS` bits in the same order; -0.0 is 0.0."""
     bits = tl.where(logits == 0.0, 0.0, logits).to(tl.uint32, bitcast=True)
-    return tl.where(bits < 0x80000000, bits | 0x80000000, ~bits) >> (32 - BITS)
+    return tl.where(bits < 0x80000000, bits | 0x80000000, bits ^ 0xFFFFFFFF) >> (32 - BITS)
 
 
 @triton.jit
