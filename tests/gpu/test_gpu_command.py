@@ -42,6 +42,7 @@ else:
 
 ROOT = Path(__file__).resolve().parents[2]
 FACTS = {"gpu": "Some GPU", "torch": "2.11.0"}
+H100 = FACTS | {"gpu": "NVIDIA H100 80GB HBM3", "driver": "580.159.04", "torch": "2.11.0+cu130", "flashinfer": "0.6.18.post1"}
 
 
 def parts(folder: Path = Path("/out")) -> list[Part]:
@@ -241,6 +242,16 @@ def test_outcomes_of_tests_are_written_as_they_come(
     assert "  failed: test_some.py::test_wrong: assert 1 == 2" in out
 
 
+def test_tests_that_are_all_skipped_are_red(
+    driver: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "test_some.py").write_text("import pytest\n\n@pytest.mark.skip\ndef test_skipped():\n    pass\n")
+    pytest_command = (sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-p", "tools.gpu.outcomes", f"--rootdir={tmp_path}")
+    part = Part("core", 60, ((*pytest_command, str(tmp_path)),), driver / "core.json")
+    assert run_parts(driver, monkeypatch, part) == 1
+    assert "FAILED, no test ran, 1 skipped" in capsys.readouterr().out
+
+
 def test_modules_that_are_missing_are_built(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     """One that cannot be built does not keep the others from it, and what is there is not built again."""
     built: list[str] = []
@@ -354,6 +365,7 @@ def test_the_summary_is_one_screen_from_what_was_written(tmp_path: Path) -> None
     assert max(map(len, screen)) <= 120
     assert screen[1].startswith("gpu Some GPU, driver None, torch 2.11.0")
     assert screen[2] == "FlashInfer in .fi: broken"
+    assert " ".join(summary(H100, [], 555.0, []).splitlines()[1:3]).endswith("flashinfer 0.6.18.post1, python None; 555 s")
     assert "tests                 12 of 300 s  FAILED, stopped after 12 s, 20 failed, 30 passed" in screen
     rows = {line.split()[0]: line.split()[1:] for line in screen}
     assert rows["1x1@1024"] == ["6.25", "(0.50)", "6.50", "(0.50)"]

@@ -201,7 +201,11 @@ def _run_part(part: Part, end: float, environment: Mapping[str, str], log: IO[st
         done = run(command, deadline - time.monotonic(), environment, show)
         notes.append(f"again with {' '.join(part.alternative)}: " + ("stopped" if done.timed_out else f"exit code {done.code}"))
     if part.are_tests:
-        part.figures.write_text(json.dumps(outcomes.read(seen), indent=0) + "\n")
+        found = outcomes.read(seen)
+        part.figures.write_text(json.dumps(found, indent=0) + "\n")
+        if all(one["outcome"] == "skipped" for one in found):  # the device was lost, maybe
+            notes.append("no test ran")
+            succeeded = False
     return PartResult(part, time.monotonic() - begin, succeeded, notes)
 
 

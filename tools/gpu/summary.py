@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import textwrap
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -32,8 +33,8 @@ def summary(facts: Mapping[str, Any], results: Sequence[PartResult], seconds: fl
     steps = {name: found[0] for name, found in benches.items() if isinstance(found, list) and found}
     outcomes = {name: found for name, found in figures.items() if isinstance(found, list)}
     red = [result.part.name for result in results if not result.succeeded]
-    lines = ["== summary", ", ".join(f"{name} {facts.get(name)}" for name in _FACTS) + f"; {seconds:.0f} s"]
-    lines += problems
+    about_all = ", ".join(f"{name} {facts.get(name)}" for name in _FACTS) + f"; {seconds:.0f} s"
+    lines = ["== summary", *textwrap.wrap(about_all, _WIDTH), *problems]
     for result in results:
         found = outcomes.get(result.part.name)
         counted = ", ".join(f"{count} {name}" for name, count in Counter(one["outcome"] for one in found).items()) if found else ""
