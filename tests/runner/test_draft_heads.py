@@ -106,7 +106,7 @@ class Run:
         rows = self.scheduler._rows
         for i in np.flatnonzero(plan.num_sampled > 1):
             row, start = int(plan.rows[i]), int(plan.starts[i])
-            known = executor._drafts(steps[0]).numpy() if executor.name == "torch" else steps[0].drafts
+            known = executor._sampling._drafts(steps[0]).numpy() if executor.name == "torch" else steps[0].drafts
             drafts = known[steps[0].sampled_rows == row][:-1]
             self.drafted.append((int(rows.keys[row]), rows.tokens[row, : start + 1].tolist(), drafts.tolist()))
         return flight
