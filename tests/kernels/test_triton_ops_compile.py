@@ -121,7 +121,14 @@ for rows in (1, 2, 3, 16, 33):
         positions = torch.zeros(100, dtype=torch.int32)[begin : begin + rows]
 """
 _OPS_KERNELS = {"_rms_norm": 2, "_gated": 6, "_rotate": 2}
-_DRAW_KERNELS = {"_block_parts": 2, "_token_of_block": 2, "_try_candidates": 2, "_finish": 1, "_find_likeliest": 1, "_draw": 1}
+_DRAW_KERNELS = {
+    "_block_parts": 2,
+    "_token_of_block": 2,
+    "_try_candidates": 2,
+    "_finish": 1,
+    "_find_likeliest": 1,
+    "_draw_from_likeliest": 1,
+}
 
 MODELS = [
     "torch.bfloat16, 3, 1024, 16, 8, 128, (True, True)",

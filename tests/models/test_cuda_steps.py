@@ -184,7 +184,7 @@ def test_launches_with_float8(fake: FakeCuda, tmp_path: pathlib.Path) -> None:
     ("params", "kernels"),
     [
         ({}, ["_block_parts", "_token_of_block"]),
-        ({"top_k": 20, "top_p": 0.95}, ["_find_likeliest", "_draw"]),
+        ({"top_k": 20, "top_p": 0.95}, ["_find_likeliest", "_draw_from_likeliest"]),
         ({"top_p": 0.95}, ["amax", *["_try_candidates"] * 3, "_finish"]),
     ],
     ids=["temperature", "Qwen3's", "top_p"],

@@ -45,7 +45,8 @@ def draw_from_top_k(logits: Tensor, params: DrawParams) -> Tensor:
         ids = torch.empty(rows, parts * MOST.value, dtype=torch.int32, device=logits.device)
         bits, padded = _BITS.get(logits.dtype, 32), triton.next_power_of_2(parts * MOST.value)
         _find_likeliest[(rows, parts)](logits, logits.stride(0), params.packed, values, ids, vocab_size, BITS=bits, num_warps=8)
-        _draw[(rows,)](values, ids, params.packed, params.positions, tokens, parts, vocab_size, PADDED=padded, BITS=bits, num_warps=8)
+        arguments = values, ids, params.packed, params.positions, tokens, parts, vocab_size
+        _draw_from_likeliest[(rows,)](*arguments, PADDED=padded, BITS=bits, num_warps=8)
     return tokens
 
 
@@ -85,7 +86,7 @@ def _find_likeliest(logits, logits_stride, packed, values, ids, vocab_size, BITS
 
 
 @triton.jit(do_not_specialize_on_alignment=["positions"])  # slices of one upload begin anywhere
-def _draw(values, ids, packed, positions, tokens, parts, vocab_size, PADDED: tl.constexpr, BITS: tl.constexpr):
+def _draw_from_likeliest(values, ids, packed, positions, tokens, parts, vocab_size, PADDED: tl.constexpr, BITS: tl.constexpr):
     row = tl.program_id(0).to(tl.int64)
     at = tl.arange(0, PADDED)
     top_k = load_top_k(packed, row)
