@@ -156,6 +156,7 @@ MORE_QUANTIZED = [
     *(f"linear(torch.bfloat16, rows, {kind!r})" for kind in (Kind("int4", 128, "any", ordered=True), Kind("uint8", 32, "any"))),
     *(f"linear(torch.bfloat16, rows, {kind!r})" for kind in (Kind("int8", 16), Kind("float8", 128), Kind("float8", None))),
     *(f"linear(torch.float32, rows, {kind!r})" for kind in (Kind("int4", 32), Kind("int8", None), Kind("float8", 64))),
+    *(f"linear({dtype}, rows, {Kind('e2m1', 32)!r})" for dtype in ("torch.bfloat16", "torch.float16", "torch.float32")),
     f"linear(torch.float16, rows, {Kind('table', 64)!r})",
     *(f"experts(torch.bfloat16, rows, {kind!r})" for kind in (Kind("int4", 128, "any", ordered=True), Kind("float8", 128))),
     f"experts(torch.float32, rows, {Kind('int8', None)!r})",

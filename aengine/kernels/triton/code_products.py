@@ -12,6 +12,7 @@ import triton.language as tl
 from torch import Tensor
 
 from aengine.kernels.triton.codes import HALF, SHARED_BLOCKS, Codes
+from aengine.kernels.triton.e2m1 import e2m1_numbers
 
 FEW_ROWS, FEW_COLUMNS, FEW_STAGES = 16, 64, 4  # of a program with few rows: a matrix is read as fast as memory gives it
 _SLICES, _SLICE = 4, 32  # of a program with few rows: warps, and columns that each reads at a time
@@ -177,18 +178,20 @@ def code_sums(
 
     SLICES > 1: so many warps have BLOCK_K columns each at a time, and all rows; what they add up is added at the end.
     """
+    per_word: tl.constexpr = codes_per_word(words.dtype.element_ty, BITS)
+    word = tl.arange(0, BLOCK_K // per_word)
     byte = tl.arange(0, BLOCK_K * BITS // 8)
     first = byte if BITS == 8 else byte // HALF * (2 * HALF) + byte % HALF
-    words_at = words + column.to(tl.int64) * (padded * BITS // 8)
+    words_at = words + column.to(tl.int64) * (padded // per_word)
     if SLICES > 1:
         part = tl.arange(0, SLICES)[:, None, None]
-        words_at = words_at[None, None, :] + part * (BLOCK_K * BITS // 8) + byte[None, :, None]
+        words_at = words_at[None, None, :] + part * (BLOCK_K // per_word) + word[None, :, None]
         first, in_group = part * BLOCK_K + first[None, None, :], part * BLOCK_K
         x_rows, present, column, inside = x_rows[None, :, None], present[None, :, None], column[None, None, :], inside[None, None, :]
         total = tl.zeros([SLICES, BLOCK_M, BLOCK_N], tl.float32)
         x_sums = tl.zeros([SLICES, BLOCK_M, 1], tl.float32)
     else:
-        words_at = words_at[None, :] + byte[:, None]
+        words_at = words_at[None, :] + word[:, None]
         first, in_group = first[None, :], 0
         x_rows, present, column, inside = x_rows[:, None], present[:, None], column[None, :], inside[None, :]
         total = tl.zeros([BLOCK_M, BLOCK_N], tl.float32)
@@ -197,7 +200,7 @@ def code_sums(
     for step in range(begin, end, STEP):
         for block in tl.static_range(STEP // (SLICES * BLOCK_K)):
             at = step + block * SLICES * BLOCK_K
-            read = tl.load(words_at + at * BITS // 8, mask=inside, other=0)
+            read = tl.load(words_at + at // per_word, mask=inside, other=0)
             sums = total if GROUP == 0 else tl.zeros_like(total)
             of_rows = x_sums if GROUP == 0 else tl.zeros_like(x_sums)
             for half in tl.static_range(8 // BITS):
@@ -226,6 +229,11 @@ def _columns_of(x, x_rows, present, order, column, depth):
 
 
 @triton.constexpr_function
+def codes_per_word(dtype, bits):
+    return dtype.primitive_bitwidth // bits
+
+
+@triton.constexpr_function
 def _unit(dtype, kind):
     """What 1 is as `_numbers` makes it of integers: two factors of powers of 2 that each dtype has."""
     return 1.0 if kind != 0 or dtype == tl.float32 else 2.0**-6 if dtype == tl.bfloat16 else 2.0**-9
@@ -235,27 +243,27 @@ def _unit(dtype, kind):
 def _numbers(
     codes, shift: tl.constexpr, table, dtype: tl.constexpr, KIND: tl.constexpr, BITS: tl.constexpr, ZERO: tl.constexpr, SIGNED: tl.constexpr
 ):
-    """The numbers of bytes of codes, of those from bit `shift` on where there are two in a byte. Integers are in `_unit`.
+    """The numbers of words of codes, of those from bit `shift` on where there are two in a byte. Integers are in `_unit`.
 
     The bits of an integer below 2 ** 8 stand for that many of the smallest number in bfloat16, and below 2 ** 10 in float16; so two
-    instructions make two numbers, wherever in the byte they are. Bits of float8 and E2M1 are moved to where a dtype has them; exponents
-    are smaller than meant by the difference of the biases.
+    instructions make two numbers, wherever in the byte they are. Bits of float8 are moved to where a dtype has them; exponents are smaller
+    than meant by the difference of the biases.
     """
     if dtype == tl.float8e4nv:
         numbers = codes.to(tl.float8e4nv, bitcast=True)
     elif KIND == 2:
         numbers = tl.load(table + ((codes >> shift) & 15).to(tl.int32)).to(dtype)
+    elif KIND == 1 and BITS == 4:
+        numbers = e2m1_numbers(codes, shift == 4, dtype)
     elif KIND == 1:
         wide: tl.constexpr = tl.int32 if dtype == tl.float32 else tl.int16
         bits: tl.constexpr = 32 if dtype == tl.float32 else 16
         exponent: tl.constexpr = 5 if dtype == tl.float16 else 8
         bias: tl.constexpr = 15 if dtype == tl.float16 else 127
-        low: tl.constexpr = bits - exponent - (4 if BITS == 8 else 2)  # where the lowest bit goes; beside the sign, the others
-        kept: tl.constexpr = ((127 if BITS == 8 else 7) << low) - (1 << (bits - 1))
-        signed = codes.to(tl.int8, bitcast=True).to(wide)
-        moved = signed << low if BITS == 8 else (signed << (bits - 4 - shift)) >> (exponent - 2)
-        to_meant: tl.constexpr = 2.0 ** (bias - (7 if BITS == 8 else 1))
-        numbers = ((moved & kept).to(wide).to(dtype, bitcast=True) * to_meant).to(dtype)
+        low: tl.constexpr = bits - exponent - 4  # where the lowest bit goes; beside the sign, the others
+        kept: tl.constexpr = (127 << low) - (1 << (bits - 1))
+        moved = codes.to(tl.int8, bitcast=True).to(wide) << low
+        numbers = ((moved & kept).to(wide).to(dtype, bitcast=True) * 2.0 ** (bias - 7)).to(dtype)
     elif dtype == tl.float32:
         numbers = ((codes >> shift) & 15 if BITS == 4 else codes).to(tl.int32) - ZERO
         numbers = numbers.to(tl.float32)

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from aengine.kernels.quantized import QuantizedRows, common_zero_point, equal, exact_dtype
+from aengine.kernels.triton.e2m1 import e2m1_words
 
 INTEGERS, FLOATS, TABLE = range(3)
 HALF = 16  # columns between the two of a byte of 4-bit codes
@@ -29,6 +30,10 @@ class Format:
     with_offsets: bool
     scale_dtype: torch.dtype  # the smallest that has all scales and offsets exactly
     table: Tensor | None  # [2 ** bits] float32
+
+    @property
+    def is_e2m1(self) -> bool:
+        return self.kind == FLOATS and self.bits == 4
 
     @classmethod
     def of(cls, parts: Sequence[QuantizedRows]) -> Format | None:
@@ -63,8 +68,8 @@ class Codes:
 
     format: Format
     words: Tensor
-    """[matrices, out_features, padded_features * bits / 8] uint8 or int8. Of 4 bits: of each 32 columns, byte i has column i in its low
-    bits and column 16 + i in its high ones."""
+    """[matrices, out_features, words of a row]. E2M1: int32 (`e2m1.py`). Others: bytes, uint8 or int8; of 4 bits, byte i of each 32 columns
+    has column i in its low bits and column 16 + i in its high ones."""
     scales: Tensor  # [matrices, groups, out_features]
     offsets: Tensor | None  # as scales
     order: Tensor | None  # [matrices, in_features] int32, the column of the activations that each column is multiplied with
@@ -116,14 +121,19 @@ class Codes:
         def zeros(dtype: torch.dtype, *shape: int) -> Tensor:
             return torch.zeros((matrices, *shape), dtype=dtype, device=device)
 
-        words = zeros(torch.int8 if form.signed else torch.uint8, rows, padded * form.bits // 8)
+        dtype = torch.int32 if form.is_e2m1 else torch.int8 if form.signed else torch.uint8
+        words = zeros(dtype, rows, padded * form.bits // (8 * dtype.itemsize))
         scales = zeros(form.scale_dtype, groups, rows)
         offsets = zeros(form.scale_dtype, groups, rows) if form.with_offsets else None
         for matrix, first, part in placed:
             here = slice(first, first + len(part))
             codes = part.codes.view(torch.uint8).to(device)
             if form.bits == 4:
-                halves = torch.nn.functional.pad(codes, (0, padded - columns)).view(len(part), -1, 2, HALF)
+                codes = torch.nn.functional.pad(codes, (0, padded - columns))
+            if form.is_e2m1:
+                words[matrix, here] = e2m1_words(codes)
+            elif form.bits == 4:
+                halves = codes.view(len(part), -1, 2, HALF)
                 words[matrix, here] = (halves[:, :, 0] | halves[:, :, 1] << 4).flatten(1)
             else:
                 words[matrix, here, :columns] = codes.view(words.dtype)

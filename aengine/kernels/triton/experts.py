@@ -14,7 +14,7 @@ import triton.language as tl
 from torch import Tensor
 
 from aengine.kernels.layer_params import ExpertLinear, SharedOutput
-from aengine.kernels.triton.code_products import FEW_STAGES, code_options, code_sums
+from aengine.kernels.triton.code_products import FEW_STAGES, code_options, code_sums, codes_per_word
 from aengine.kernels.triton.codes import Codes
 
 _FEW, _MANY = 16, 64  # choices of a block
@@ -213,7 +213,7 @@ def _grouped_linear(
     if BITS > 0:
         at = matrix * columns * (tl.cdiv(padded, GROUP) if GROUP > 0 else 1)
         total = code_sums(
-            *(x, x_rows, present, weight + matrix * columns * (padded // (8 // BITS)), scales + at),
+            *(x, x_rows, present, weight + matrix * columns * (padded // codes_per_word(weight.dtype.element_ty, BITS)), scales + at),
             *(None if offsets is None else offsets + at, None if column_order is None else column_order + matrix * depth, table),
             *(columns, depth, padded, column, inside, 0, padded),
             *(KIND, BITS, GROUP, ZERO, SIGNED, SLICES, BLOCK_K, STEP, HALF, BLOCK_M, BLOCK_N),
