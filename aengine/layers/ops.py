@@ -70,6 +70,13 @@ class LayerOps(Protocol):
         """Rotates as `rotate` does, and writes the keys with [T, heads, value_dim] values to the target. Returns the queries. Query and key
         are overwritten."""
 
+    def rotate_latent(
+        self, query: Tensor, out: Tensor, key: Tensor, rotation: Rotation, positions: Tensor, target: KvTarget | None
+    ) -> None:
+        """Writes the rotated [T, heads, rotary_dim] queries to `out`, whose shape is theirs. Of [T, 1, rotary_dim + size] latent keys the
+        first rotary_dim numbers are rotated, and the `key_norm` [size] of the `rotation` is that of the others alone; the result
+        overwrites them, or goes to the target alone, whose cache holds values as parts of keys. Last dimensions are contiguous."""
+
     def gated(self, gate_up: Tensor, activation: Activation) -> Tensor:
         """As `aengine.kernels.activations.gated`."""
 
@@ -111,7 +118,7 @@ class TorchOps:
             query = self.rms_norm(query, rotation.query_norm, rotation.eps)
         if rotation.key_norm is not None:
             key = self.rms_norm(key, rotation.key_norm, rotation.eps)
-        cos, sin = rotation.cos_sin.index_select(0, positions).unsqueeze(1).chunk(2, dim=-1)
+        cos, sin = _cos_sin(rotation, positions)
         return apply_rotary(query, cos, sin), apply_rotary(key, cos, sin)
 
     def rotate_and_write(
@@ -120,6 +127,20 @@ class TorchOps:
         query, key = self.rotate(query, key, rotation, positions)
         write_torch(key, value, target)
         return query
+
+    def rotate_latent(
+        self, query: Tensor, out: Tensor, key: Tensor, rotation: Rotation, positions: Tensor, target: KvTarget | None
+    ) -> None:
+        assert rotation.key_norm is not None
+        size = rotation.cos_sin.shape[1]
+        cos, sin = _cos_sin(rotation, positions)
+        out.copy_(apply_rotary(query, cos, sin))
+        value = self.rms_norm(key[..., size:], rotation.key_norm, rotation.eps)
+        whole = torch.cat((apply_rotary(key[..., :size], cos, sin), value), dim=-1)
+        if target is None:
+            key.copy_(whole)
+        else:
+            write_torch(whole, value, target)
 
     def gated(self, gate_up: Tensor, activation: Activation) -> Tensor:
         return gated(gate_up, activation)
@@ -152,6 +173,11 @@ class TorchOps:
                 tokens, places = (chosen == expert).nonzero(as_tuple=True)
                 out.index_add_(0, tokens, _run_expert(x[tokens], expert, mlp) * weights[tokens, places, None])
         return (out if shared is None else shared.added_to(out)).to(dtype)
+
+
+def _cos_sin(rotation: Rotation, positions: Tensor) -> tuple[Tensor, ...]:
+    """[T, 1, rotary_dim / 2] each."""
+    return rotation.cos_sin.index_select(0, positions).unsqueeze(1).chunk(2, dim=-1)
 
 
 def _run_expert(x: Tensor, expert: int, mlp: ExpertMlp) -> Tensor:

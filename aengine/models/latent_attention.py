@@ -13,7 +13,7 @@ from aengine.kernels.layer_params import Rotation
 from aengine.layers.collectives import RowParallel
 from aengine.layers.ops import Activations, LayerOps
 from aengine.models.blocks import Linear, Normalize, Weights
-from aengine.models.spec import LatentAttention
+from aengine.models.spec import LatentAttention, NormKind
 
 
 class LatentAttentionBlock:
@@ -29,14 +29,15 @@ class LatentAttentionBlock:
         self._attention = attention
         self._index = index
         self._ops = ops
-        self._rotation = Rotation(cos_sin)
         self._row_parallel = row_parallel
         self._q: tuple[Linear | Normalize, ...]
         if attention.q_lora_rank is None:
             self._q = (weights.linear("q"),)
         else:
             self._q = weights.linear("q_down"), Normalize(attention.norm, weights, "q_down_norm", ops), weights.linear("q_up")
-        self._kv_down, self._norm = weights.linear("kv_down"), Normalize(attention.norm, weights, "kv_down_norm", ops)
+        assert attention.norm.kind is NormKind.RMS, "the only kind that models have"
+        norm = Normalize(attention.norm, weights, "kv_down_norm", ops)  # fused with the rotation
+        self._kv_down, self._rotation = weights.linear("kv_down"), Rotation(cos_sin, key_norm=norm.weight, eps=attention.norm.eps)
         self._key_up, self._value_up = weights["key_up.weight"], weights["value_up.weight"]
         self._output = weights.linear("output")
 
@@ -46,16 +47,18 @@ class LatentAttentionBlock:
         for layer in self._q:
             q = layer(q)
         heads = q.view(len(x), attention.num_heads, attention.rope_dim + attention.nope_dim)
-        rotated, rest = torch.split(heads, [attention.rope_dim, attention.nope_dim], dim=-1)
-        key, latent = torch.split(self._kv_down(x), [attention.rope_dim, attention.kv_lora_rank], dim=-1)
-        rotated, key = self._ops.rotate(rotated.contiguous(), key.contiguous().unsqueeze(1), self._rotation, positions)
-        value = self._norm(latent.contiguous()).unsqueeze(1)
-        step.write(self._index, torch.cat((key, value), dim=-1), value)
-        query = torch.cat((rotated, _by_head(rest, self._key_up)), dim=-1)
+        query = heads.new_empty(len(x), attention.num_heads, attention.rope_dim + attention.kv_lora_rank)
+        rope, target, key = slice(attention.rope_dim), step.target(self._index), self._kv_down(x).unsqueeze(1)
+        self._ops.rotate_latent(heads[..., rope], query[..., rope], key, self._rotation, positions, target)
+        if target is None:
+            step.write(self._index, key, key[..., attention.rope_dim :])
+        _by_head(heads[..., attention.rope_dim :], self._key_up, query[..., attention.rope_dim :])
         attended = step.attend(self._index, query)
-        return self._row_parallel.after(self._output(self._row_parallel.before(_by_head(attended, self._value_up).flatten(1))))
+        values = attended.new_empty(len(x), attention.num_heads, attention.v_dim)
+        _by_head(attended, self._value_up, values)
+        return self._row_parallel.after(self._output(self._row_parallel.before(values.flatten(1))))
 
 
-def _by_head(x: Tensor, weight: Tensor) -> Tensor:
-    """[T, heads, in] times [heads, out, in] -> [T, heads, out]."""
-    return torch.bmm(x.transpose(0, 1), weight.transpose(1, 2)).transpose(0, 1)
+def _by_head(x: Tensor, weight: Tensor, out: Tensor) -> None:
+    """[T, heads, in] times [heads, out, in] to `out` [T, heads, out], whose last dimension is contiguous."""
+    torch.bmm(x.transpose(0, 1), weight.transpose(1, 2), out=out.transpose(0, 1))

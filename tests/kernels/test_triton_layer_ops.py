@@ -152,6 +152,43 @@ def test_rotate_and_write(
     assert (untouched == 3.0).all()
 
 
+@pytest.mark.parametrize(("heads", "rotary_dim", "latent", "float8"), [(1, 6, 10, True), (16, 64, 512, False), (20, 24, 100, True)])
+def test_rotate_latent(device: str, dtype: torch.dtype, heads: int, rotary_dim: int, latent: int, float8: bool) -> None:
+    """Queries from parts of a product to parts of others; keys in place, or to pages alone, with the same numbers."""
+    tokens, width = 4, rotary_dim + latent
+    cos_sin = cos_sin_cache(RopeSpec.of(unscaled(rotary_dim, 10000.0)), 1000, torch.device(device))
+    positions = torch.tensor([0, 999, 7, 500], dtype=torch.int32, device=device)
+    slots = torch.tensor([5, -1, 3, 2], dtype=torch.int32, device=device)
+    rotation = Rotation(cos_sin, key_norm=numbers(device, dtype, latent, seed=4), eps=EPS)
+    query = numbers(device, dtype, tokens, heads, rotary_dim + 12, scale=2.0)
+    source = numbers(device, dtype, tokens, 1, width, seed=1, scale=2.0)
+
+    def target() -> KvTarget:
+        pages = torch.full((3, 2, 1, width), 3.0, device=device).to(torch.float8_e4m3fn if float8 else dtype)
+        scale = 0.01 if float8 else 1.0  # some values are beyond the range
+        return KvTarget(PagedCache(pages, pages[..., rotary_dim:], scale, scale, latent=True), slots)
+
+    def results(ops: LayerOps, target: KvTarget | None) -> tuple[Tensor, Tensor]:
+        out, key = torch.full((tokens, heads, width), 3.0, dtype=dtype, device=device), source.clone()
+        ops.rotate_latent(query[..., :rotary_dim], out[..., :rotary_dim], key, rotation, positions, target)
+        assert (out[..., rotary_dim:] == 3.0).all()
+        return out, key
+
+    out, key = results(TritonOps(), None)
+    for one, other in zip((out, key), results(TorchOps(), None), strict=True):
+        assert_near(one, other, atol=16 * torch.finfo(dtype).eps, equal=0.95)
+    separately, at_once, in_torch = target(), target(), target()
+    kv_write.write(key, key[..., rotary_dim:], separately)
+    rotated, untouched = results(TritonOps(), at_once)
+    assert torch.equal(rotated, out)
+    assert torch.equal(untouched, source)
+    assert torch.equal(at_once.cache.keys.float(), separately.cache.keys.float())
+    results(TorchOps(), in_torch)
+    if not float8:
+        pages, expected = (each.cache.keys.view(-1, width)[[5, 3, 2]] for each in (at_once, in_torch))
+        assert_near(pages, expected, atol=16 * torch.finfo(dtype).eps, equal=0.95)
+
+
 def test_float32_weights(device: str, dtype: torch.dtype) -> None:
     """Gemma's: the product alone is rounded."""
     x, residual = numbers(device, dtype, 3, 192), numbers(device, dtype, 3, 192, seed=1)

@@ -32,6 +32,15 @@ def layer_ops(dtype, tokens, hidden, heads, kv_heads, head_dim, norms, positions
     ops.rotate(query, key, rotation, positions)
     cache = PagedCache(*(torch.zeros(2, 16, kv_heads, head_dim, dtype=dtype) for _ in range(2)))
     ops.rotate_and_write(query, key, value, rotation, positions, KvTarget(cache, positions))
+
+def latent(dtype, heads, rotary_dim, size, cache_dtype, positions):
+    tokens = len(positions)
+    query, out = (torch.zeros(tokens, heads, rotary_dim + other, dtype=dtype) for other in (128, size))
+    key = torch.zeros(tokens, 1, rotary_dim + size, dtype=dtype)
+    rotation = Rotation(torch.zeros(50, rotary_dim), key_norm=torch.zeros(size, dtype=dtype), eps=1e-6)
+    pages = torch.zeros(2, 16, 1, rotary_dim + size, dtype=cache_dtype)
+    for target in (None, KvTarget(PagedCache(pages, pages[..., rotary_dim:], latent=True), positions)):
+        TritonOps().rotate_latent(query[..., :rotary_dim], out[..., :rotary_dim], key, rotation, positions, target)
 """
 _EXPERTS = """
 import torch
@@ -136,6 +145,7 @@ MODELS = [
     "torch.float16, 1, 100, 9, 3, 80, (False, False)",
     "torch.float32, 2, 2048, 14, 2, 64, (False, False)",
 ]
+LATENT = ["torch.bfloat16, 128, 64, 512, torch.bfloat16", "torch.bfloat16, 16, 64, 512, torch.float8_e4m3fn"]
 MIXTURES = [  # models, and how many variants they need
     ("torch.bfloat16, tokens, 2048, 1024, 8, 4, False", 2),
     ("torch.bfloat16, tokens, 720, 720, 8, 4, True", 2),
@@ -175,6 +185,7 @@ AHEAD = AheadOfTime(
         **{model: f"{_ADAPTERS}\nadapters({model})" for model in ADAPTERS},
         "float8": f"{_CODES}\nfor tokens in (1, 2, 16, 33): float8(tokens)",
         "steps": f"{_LAYER_OPS}\n{_STEPS}        layer_ops(torch.bfloat16, rows, 1024, 16, 8, 128, (True, True), positions)",
+        **{model: f"{_LAYER_OPS}\n{_STEPS}        latent({model}, positions)" for model in LATENT},
         "draws of steps": f"{_DRAWS}\n{_STEPS}        draws(rows, 1000, positions)",
     }
 )
@@ -186,6 +197,12 @@ MORE = AheadOfTime({calls: f"{_CODES}\nfor rows in (1, 2, 16, 17, 100, 5000): {c
 @pytest.mark.parametrize("model", MODELS)
 def test_layer_ops(model: str) -> None:
     assert AHEAD.kernels(model) == _OPS_KERNELS
+
+
+@pytest.mark.parametrize("model", LATENT)
+def test_latent_keys(model: str) -> None:
+    """In place and to pages, whatever the number of tokens and wherever positions begin."""
+    assert AHEAD.kernels(model) == {"_rotate_latent": 2}
 
 
 @pytest.mark.parametrize(("model", "variants"), MIXTURES)

@@ -142,6 +142,26 @@ def test_launches_of_a_layer(
     assert steps[1] - steps[0] == Counter([*layer, *["mm"] * 4])
 
 
+_LATENT = ["_rotate_latent", "bmm", "decode_kernel", "combine_kernel", "bmm"]
+
+
+@pytest.mark.parametrize(
+    ("name", "query"), [("deepseek-v2-lite", ["mm"]), ("deepseek-v3", ["addmm", "_rms_norm", "mm"])], ids=["direct", "low rank"]
+)
+def test_launches_of_latent_attention(name: str, query: list[str], fake: FakeCuda, tmp_path: pathlib.Path) -> None:
+    """In a decode step, between the norms around a block: products write where they are read, and nothing is copied."""
+    with fake.active():
+        driver = Driver(make_runner(CASES[name], tmp_path))
+        rows = [driver.add([1, 2, 3], GREEDY)]
+        driver.run_step(rows)
+        fake.launches.clear()
+        driver.run_step(rows)
+    linear = query[0]  # the same kind as that of the keys and of the output
+    begin = fake.launches.index("_rms_norm") + 1
+    expected = [*query, linear, *_LATENT, linear, "_rms_norm"]
+    assert fake.launches[begin : begin + len(expected)] == expected
+
+
 _EXPERTS = ["_route", "_group_choices", "_grouped_linear", "_gated", "_grouped_linear", "_add_choices"]
 _SHARED = ["mm", "_gated", "mm"]
 

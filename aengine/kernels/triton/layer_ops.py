@@ -68,6 +68,11 @@ class TritonOps:
         rotary.rotate(query, key, value, rotation, positions, target)
         return query
 
+    def rotate_latent(
+        self, query: Tensor, out: Tensor, key: Tensor, rotation: Rotation, positions: Tensor, target: KvTarget | None
+    ) -> None:
+        rotary.rotate_latent(query, out, key, rotation, positions, target)
+
     def gated(self, gate_up: Tensor, activation: Activation) -> Tensor:
         tokens, size = gate_up.shape[0], gate_up.shape[1] // 2
         out = torch.empty((tokens, size), dtype=gate_up.dtype, device=gate_up.device)

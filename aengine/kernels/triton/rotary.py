@@ -46,6 +46,29 @@ def rotate(query: Tensor, key: Tensor, value: Tensor | None, rotation: Rotation,
     )
 
 
+def rotate_latent(query: Tensor, out: Tensor, key: Tensor, rotation: Rotation, positions: Tensor, target: KvTarget | None) -> None:
+    """As `LayerOps.rotate_latent`. The launch depends on shapes and strides alone, so it can be captured in a graph."""
+    tokens, query_heads, size = query.shape
+    latent = key.shape[2] - size
+    if not tokens:
+        return
+    cache, slots = (None, None) if target is None else target
+    assert cache is None or cache.latent
+    query_blocks = triton.cdiv(query_heads, _HEADS_AT_ONCE)
+    _rotate_latent[(tokens, query_blocks + 1)](
+        *(query, query.stride(0), query.stride(1), query_heads, out, out.stride(0), out.stride(1), key, key.stride(0), rotation.key_norm),
+        *((key, key.stride(0), 1.0) if cache is None else (cache.keys, key.shape[2], cache.key_scale)),
+        *(slots, rotation.cos_sin, rotation.cos_sin.stride(0), positions, rotation.eps, query_blocks),
+        LIMIT=0.0 if cache is None else limit_of(cache.keys.dtype),
+        HALF=size // 2,
+        BLOCK=triton.next_power_of_2(size // 2),
+        LATENT=latent,
+        LATENT_BLOCK=triton.next_power_of_2(latent),
+        HEADS=_HEADS_AT_ONCE,
+        num_warps=4,
+    )
+
+
 @triton.jit(do_not_specialize_on_alignment=["positions", "slots"])  # slices of one upload begin anywhere
 def _rotate(
     query,
@@ -83,10 +106,7 @@ def _rotate(
     """Grid (tokens, blocks of query heads, then of key heads)."""
     token = tl.program_id(0).to(tl.int64)
     block = tl.program_id(1)
-    at = tl.arange(0, BLOCK)
-    angles = cos_sin + tl.load(positions + token).to(tl.int64) * cos_sin_stride + at
-    cos = tl.load(angles, mask=at < HALF, other=0.0)
-    sin = tl.load(angles + HALF, mask=at < HALF, other=0.0)
+    cos, sin = _angles_at(tl.load(positions + token).to(tl.int64), cos_sin, cos_sin_stride, HALF, BLOCK)
     if block < query_blocks:
         heads = query + token * query_stride
         head, present = _block_of(block, query_heads, HEADS)
@@ -111,6 +131,68 @@ def _rotate(
             )
             value_at = value_cache + (slot * key_heads + head[:, None]) * VALUE_DIM + dim[None, :]
             tl.store(value_at, stored(values, value_scale, value_cache.dtype.element_ty, LIMIT), mask=in_value)
+
+
+@triton.jit(do_not_specialize_on_alignment=["positions", "slots"])
+def _rotate_latent(
+    query,
+    query_stride,
+    query_head_stride,
+    query_heads,
+    out,
+    out_stride,
+    out_head_stride,
+    key,
+    key_stride,
+    norm,
+    keys,
+    keys_stride,
+    key_scale,
+    slots,
+    cos_sin,
+    cos_sin_stride,
+    positions,
+    eps,
+    query_blocks,
+    LIMIT: tl.constexpr,
+    HALF: tl.constexpr,
+    BLOCK: tl.constexpr,
+    LATENT: tl.constexpr,
+    LATENT_BLOCK: tl.constexpr,
+    HEADS: tl.constexpr,
+):
+    """Grid (tokens, blocks of query heads, then the key). A key goes to `keys` at its slot; without `slots` that of its token."""
+    token = tl.program_id(0).to(tl.int64)
+    block = tl.program_id(1)
+    cos, sin = _angles_at(tl.load(positions + token).to(tl.int64), cos_sin, cos_sin_stride, HALF, BLOCK)
+    if block < query_blocks:
+        heads = query + token * query_stride
+        rotated = out + token * out_stride
+        head, present = _block_of(block, query_heads, HEADS)
+        _rotate_heads(heads, query_head_stride, rotated, out_head_stride, head, present, None, cos, sin, eps, 1.0, 0.0, HALF, BLOCK, 0, 1)
+    else:
+        slot = token
+        if slots is not None:
+            slot = tl.load(slots + token).to(tl.int64)
+        source = key + token * key_stride
+        target = keys + slot * keys_stride
+        lone, written = _block_of(0, tl.where(slot < 0, 0, 1), 1)
+        _rotate_heads(source, 0, target, 0, lone, written, None, cos, sin, eps, key_scale, LIMIT, HALF, BLOCK, 0, 1)
+        dtype: tl.constexpr = key.dtype.element_ty
+        at = tl.arange(0, LATENT_BLOCK)
+        inside = at < tl.where(slot < 0, 0, LATENT)
+        latent = tl.load(source + 2 * HALF + at, mask=inside, other=0.0).to(tl.float32)
+        normed = latent * tl.rsqrt(tl.sum(latent * latent, axis=0) / LATENT + eps)
+        weighted = _weighted(normed, norm + at, inside, dtype).to(dtype)
+        tl.store(target + 2 * HALF + at, stored(weighted, key_scale, keys.dtype.element_ty, LIMIT), mask=inside)
+
+
+@triton.jit
+def _angles_at(position, cos_sin, cos_sin_stride, HALF: tl.constexpr, BLOCK: tl.constexpr):
+    """The cosines and the sines of a position, [BLOCK] each, of which HALF are."""
+    at = tl.arange(0, BLOCK)
+    angles = cos_sin + position * cos_sin_stride + at
+    return tl.load(angles, mask=at < HALF, other=0.0), tl.load(angles + HALF, mask=at < HALF, other=0.0)
 
 
 @triton.jit
@@ -172,6 +254,6 @@ def _rotate_heads(
 
 @triton.jit
 def _weighted(normed, weight_at, inside, dtype: tl.constexpr):
-    """[HEADS, BLOCK] float32, rounded to the dtype of a weight [BLOCK], times it, rounded to `dtype`; returns float32."""
+    """[HEADS, BLOCK] or [BLOCK] float32, rounded to the dtype of a weight [BLOCK], times it, rounded to `dtype`; returns float32."""
     weight = tl.load(weight_at, mask=inside, other=0.0)
-    return (normed.to(weight.dtype).to(tl.float32) * weight.to(tl.float32)[None, :]).to(dtype).to(tl.float32)
+    return (normed.to(weight.dtype).to(tl.float32) * weight.to(tl.float32)).to(dtype).to(tl.float32)
