@@ -20,6 +20,7 @@ import torch
 from torch import Tensor
 from torch._subclasses import fake_tensor
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+from torch.utils._device import _device_constructors
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 from torch.utils._pytree import tree_leaves
 from triton_mode import triton
@@ -73,6 +74,7 @@ class FakeCuda:
             "CUDAGraph": type("CUDAGraph", (_Graph,), {"fake": self}),
         }
         tensors = FakeTensorMode(allow_non_fake_inputs=True)
+        _device_constructors()  # the functions that obey `with torch.device(...)`, which torch keeps from its first look: not `_tensor`
         with ExitStack() as stack:
             for name, value in cuda.items():
                 stack.enter_context(mock.patch.object(torch.cuda, name, value))

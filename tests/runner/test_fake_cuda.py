@@ -9,6 +9,7 @@ import torch
 from fake_cuda import CUDA, FakeCuda, HostWaitError
 from torch import Tensor
 from torch._subclasses.fake_tensor import DynamicOutputShapeException
+from torch.utils._device import _device_constructors
 from triton_mode import INTERPRETED  # before triton is imported
 
 pytestmark = pytest.mark.skipif(not INTERPRETED, reason="there is a device")
@@ -68,3 +69,12 @@ def test_launches() -> None:
         x.copy_(host, non_blocking=True)
         host.add_(1.0)
     assert fake.launches == ["zeros", "mm", "relu_"]
+
+
+def test_what_torch_keeps_is_not_of_the_fake_device() -> None:
+    """Transformers asks in this way whether a model is made without numbers; its rotary frequencies were garbage."""
+    _device_constructors.cache_clear()
+    with FakeCuda().active(), torch.device("cpu"):
+        torch.zeros(1)
+    with torch.device("meta"):
+        assert torch.tensor([]).device.type == "meta"
