@@ -60,8 +60,7 @@ def test_a_replica_is_an_actor_and_ends_with_what_started_it(cluster_socket: str
     run("one", cluster_socket)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("scenario", ["lost_node", *(pytest.param(name, marks=BY_HAND) for name in ("ranks_over_nodes", "scaling"))])
+@pytest.mark.parametrize("scenario", [pytest.param(name, marks=BY_HAND) for name in ("lost_node", "ranks_over_nodes", "scaling")])
 def test_scenario(scenario: str, three_nodes: RayCluster, cluster_socket: str) -> None:
     run(scenario, cluster_socket)
 

@@ -54,9 +54,9 @@ async def test_every_reader_gets_tokens(multiplex: bool) -> None:
 
 
 @pytest.mark.slow
-async def test_every_load_comes_through_a_router() -> None:
-    for door in DOORS:
-        options = argparse.Namespace(replicas=2, streams=4, seconds=0.3, uvloop=False)
-        direct, routed = [await routed_cost(door, 200.0, options, routed=routed) for routed in (False, True)]
-        assert min(direct.tokens_per_second, direct.replicas, routed.tokens_per_second, routed.replicas, routed.router) > 0
-        assert direct.router == 0
+@pytest.mark.parametrize("door", DOORS)
+async def test_every_load_comes_through_a_router(door: str) -> None:
+    options = argparse.Namespace(replicas=2, streams=4, seconds=0.3, uvloop=False)
+    direct, routed = [await routed_cost(door, 200.0, options, routed=routed) for routed in (False, True)]
+    assert min(direct.tokens_per_second, direct.replicas, routed.tokens_per_second, routed.replicas, routed.router) > 0
+    assert direct.router == 0
