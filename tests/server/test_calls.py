@@ -198,7 +198,7 @@ async def test_a_client_that_leaves_is_recorded_once(kind: str) -> None:
 async def test_a_deadline_that_passes_is_recorded_as_one(kind: str) -> None:
     async with client() as asking:
         with pytest.raises(aio.AioRpcError) as caught:
-            await asking.answer(kind, "wait", timeout=0.1)
+            await asking.answer(kind, "wait", timeout=0.5)  # gRPC gives INTERNAL where it has not begun to read by then
         assert caught.value.code() is grpc.StatusCode.DEADLINE_EXCEEDED
         await until(lambda: asking.seen.calls)
         (record,) = asking.seen.calls
