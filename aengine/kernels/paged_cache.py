@@ -76,7 +76,7 @@ def write_torch(key: Tensor, value: Tensor, target: KvTarget) -> None:
     Tokens without a slot are written to slot 0: it is on the reserved page 0, whose contents only padding rows read. Only the device knows
     which tokens these are, and a graph cannot leave out some.
     """
-    cache, where = target.cache, target.slots.clamp(min=0).long()
+    cache, where = target.cache, target.slots[: len(key)].clamp(min=0).long()
     for new, pages, scale in ((key, cache.keys, cache.key_scale), (value, cache.values, cache.value_scale)):
         as_bytes(pages).view(-1, *pages.shape[2:]).index_copy_(0, where, stored(new, pages.dtype, scale))
 
