@@ -25,6 +25,7 @@ from triton_mode import INTERPRETED
 from aengine.attention.flashinfer_uneven import UnevenDecodes
 from aengine.config import EngineConfig
 from aengine.runner.model_runner import ModelRunner
+from aengine.scheduler.plan import RowParams
 
 CASES = {case.name: case for case in (*dense_cases.CASES, *mixture_cases.CASES, *plain_cases.CASES)}
 IN_CI = ["gemma2", "gpt-oss", "deepseek-v3", "opt"]
@@ -133,12 +134,7 @@ def test_launches_of_a_layer(
     for layers in (2, 3):
         case = Case("launches", "Qwen3", {"head_dim": 64, "num_hidden_layers": layers})
         with fake.active():
-            driver = Driver(make_runner(case, tmp_path, attention_backend=backend))
-            rows = [driver.add([1, 2, 3], GREEDY)]
-            driver.run_step(rows)
-            fake.launches.clear()
-            driver.run_step(rows)
-        steps.append(Counter(fake.launches))
+            steps.append(Counter(launches_of_decode(fake, make_runner(case, tmp_path, attention_backend=backend))))
     assert steps[1] - steps[0] == Counter([*layer, *["mm"] * 4])
 
 
@@ -151,15 +147,11 @@ _LATENT = ["_rotate_latent", "bmm", "decode_kernel", "combine_kernel", "bmm"]
 def test_launches_of_latent_attention(name: str, query: list[str], fake: FakeCuda, tmp_path: pathlib.Path) -> None:
     """In a decode step, between the norms around a block: products write where they are read, and nothing is copied."""
     with fake.active():
-        driver = Driver(make_runner(CASES[name], tmp_path))
-        rows = [driver.add([1, 2, 3], GREEDY)]
-        driver.run_step(rows)
-        fake.launches.clear()
-        driver.run_step(rows)
+        launches = launches_of_decode(fake, make_runner(CASES[name], tmp_path))
     linear = query[0]  # the same kind as that of the keys and of the output
-    begin = fake.launches.index("_rms_norm") + 1
+    begin = launches.index("_rms_norm") + 1
     expected = [*query, linear, *_LATENT, linear, "_rms_norm"]
-    assert fake.launches[begin : begin + len(expected)] == expected
+    assert launches[begin : begin + len(expected)] == expected
 
 
 _EXPERTS = ["_route", "_group_choices", "_grouped_linear", "_gated", "_grouped_linear", "_add_choices"]
@@ -178,24 +170,15 @@ _SHARED = ["mm", "_gated", "mm"]
 def test_launches_of_experts(name: str, expected: list[str], fake: FakeCuda, tmp_path: pathlib.Path) -> None:
     """In a decode step, from the choice, which follows the router's product, to the next norm."""
     with fake.active():
-        driver = Driver(make_runner(CASES[name], tmp_path))
-        rows = [driver.add([1, 2, 3], GREEDY)]
-        driver.run_step(rows)
-        fake.launches.clear()
-        driver.run_step(rows)
-    begin = fake.launches.index("_route")
-    assert fake.launches[begin : fake.launches.index("_rms_norm", begin)] == expected
+        launches = launches_of_decode(fake, make_runner(CASES[name], tmp_path))
+    begin = launches.index("_route")
+    assert launches[begin : launches.index("_rms_norm", begin)] == expected
 
 
 def test_launches_with_float8(fake: FakeCuda, tmp_path: pathlib.Path) -> None:
     """Norms and gates of any kind make float8 themselves: what is left is the outcome of attention."""
     with fake.active():
-        driver = Driver(make_runner(CASES["gemma2"], tmp_path, quantization="fp8"))
-        rows = [driver.add([1, 2, 3], GREEDY)]
-        driver.run_step(rows)
-        fake.launches.clear()
-        driver.run_step(rows)
-    launches = Counter(fake.launches)
+        launches = Counter(launches_of_decode(fake, make_runner(CASES["gemma2"], tmp_path, quantization="fp8")))
     assert launches["_quantize"] == launches["_gated"] == launches["decode_kernel"] > 0
     assert not launches.keys() & {"gelu", "mul"}
 
@@ -236,13 +219,18 @@ def launches_of_rows(params: dict[str, Any], fake: FakeCuda, path: pathlib.Path)
     with fake.active():
         runner = make_runner(Case("rows", "Qwen3", {"head_dim": 32, "vocab_size": 151_936}), path)
         for row in (GREEDY, replace(GREEDY, **params)):
-            driver = Driver(runner)
-            rows = [driver.add([1, 2, 3], row), driver.add([4, 5], row)]
-            driver.run_step(rows)
-            fake.launches.clear()
-            driver.run_step(rows)
-            steps.append(Counter(fake.launches))
+            steps.append(Counter(launches_of_decode(fake, runner, row, row)))
     return steps[1] - steps[0]
+
+
+def launches_of_decode(fake: FakeCuda, runner: ModelRunner, *rows: RowParams) -> list[str]:
+    """In the first decode step of such rows, by default of a greedy one."""
+    driver = Driver(runner)
+    sequences = [driver.add(prompt, row) for prompt, row in zip(([1, 2, 3], [4, 5]), rows or (GREEDY,), strict=False)]
+    driver.run_step(sequences)
+    fake.launches.clear()
+    driver.run_step(sequences)
+    return list(fake.launches)
 
 
 @pytest.mark.parametrize("graphs", [True, False], ids=["graphs", "eager"])
