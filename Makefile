@@ -14,7 +14,7 @@ WHEELS := build/wheels
 COMMA := ,
 
 .DEFAULT_GOAL := help
-.PHONY: help demo demo-grpc test test-slow test-levels test-triton test-served test-models test-rest lint benchmarks gpu wheels protos node clean
+.PHONY: help demo demo-grpc test test-slow test-levels test-triton test-all lint benchmarks gpu wheels protos node clean
 
 help: ## this list
 	@sed -n "s/^\([a-z-]*\):.*## /  make \1\t/p" $(firstword $(MAKEFILE_LIST))
@@ -25,17 +25,18 @@ demo: $(RUNTIME) ## stream a continuation of a prompt from the bundled model
 demo-grpc: $(RUNTIME) ## the same through a server and a client
 	@$(BIN)/python examples/demo_grpc.py
 
-# Two halves at once, then what talks to servers, as in CI; a part may have no test of those that are asked for.
-test: $(DEV) ## run the tests but for the slow ones; PYTEST_ARGS="-k name" for some of them
-	@echo "Two halves of the tests run at once. Each shows what it wrote when it is done, which takes minutes."
-	@$(MAKE) --no-print-directory -j2 --output-sync=target test-quick-models test-quick-rest
-	@$(MAKE) --no-print-directory test-quick-served
+# Each worker takes whole files of tests, so that what a file starts is started once.
+TEST_WORKERS ?= auto
+IN_WORKERS := -n $(TEST_WORKERS) --maxprocesses 4 --dist loadfile
 
-test-quick-%: $(DEV)
-	@$(BIN)/python -m pytest -m "not slow" $(PART_$*) $(PYTEST_ARGS) || [ $$? = 5 ]
+test: $(DEV) ## run the tests but for the slow ones; PYTEST_ARGS="-k name" for some of them
+	@$(BIN)/python -m pytest $(IN_WORKERS) -m "not slow" $(PYTEST_ARGS)
+
+test-all: $(DEV) ## run all tests, in CI with some of the slow ones
+	@$(BIN)/python -m pytest $(IN_WORKERS) $(PYTEST_ARGS)
 
 test-slow: $(DEV) ## run the slow ones: more seeds of what is random, and floods
-	@$(BIN)/python -m pytest -m slow $(PYTEST_ARGS)
+	@$(BIN)/python -m pytest $(IN_WORKERS) -m slow $(PYTEST_ARGS)
 
 # What depends on the kernels: tokens of runner and engine against Transformers, and decoding. `make test` runs them at the best level.
 LEVEL_TESTS := tests/models/test_families.py::test_all_at_once tests/runner/test_merged_adapters.py::test_drawn_tokens tests/runner/test_greedy.py tests/runner/test_decoding_runner.py tests/engine/test_demo_model.py tests/engine/test_decoding.py
@@ -54,15 +55,6 @@ test-triton: $(DEV) $(VENV)/$(OLDEST_TRITON) ## compile the Triton kernels with 
 
 $(VENV)/triton-%: | $(DEV)
 	$(BIN)/python -m pip install --disable-pip-version-check --quiet --no-deps --target $@ triton==$*
-
-# All tests in three parts: what talks to servers, and notices late what happens where others take the cores, and two halves of the rest.
-SERVED_TESTS := tests/server tests/client
-MODEL_TESTS := tests/models tests/runner tests/kernels tests/attention tests/gpu
-PART_served := $(SERVED_TESTS)
-PART_models := $(MODEL_TESTS)
-PART_rest := $(SERVED_TESTS:%=--ignore=%) $(MODEL_TESTS:%=--ignore=%)
-test-served test-models test-rest: test-%: $(DEV)
-	@$(BIN)/python -m pytest $(PART_$*)
 
 lint: $(DEV) $(NODE) ## check format, style, types, the schema and that generated code is up to date
 	$(BIN)/ruff format --check .
@@ -88,9 +80,9 @@ gpu: $(if $(FOR_GPU),$(CUDA)) ## on a CUDA device: tests and benchmarks of ten m
 	@$(if $(FOR_GPU),$(BIN)/python,$(PYTHON)) -m tools.gpu $(if $(DRY_RUN),--dry-run )$(RESULTS)
 
 wheels: $(WHEELS)/.tools ## build the sdist and wheels with compiled kernels into dist/, and try the wheel of this machine without a compiler
-	@rm -f dist/aengine-*
+	@rm -f dist/aengine_llm-*
 	@$(WHEELS)/bin/python -m tools.wheels.build dist
-	@$(WHEELS)/bin/python -m tools.wheels.check dist/aengine-*_$$(uname -m).whl
+	@$(WHEELS)/bin/python -m tools.wheels.check dist/aengine_llm-*_$$(uname -m).whl
 
 protos: $(DEV) $(NODE) ## format protos/ and write aengine/v1/ from it
 	$(BUF) format --write

@@ -1,6 +1,7 @@
 """aengine: an async streaming LLM inference engine that lives inside your own event loop.
 
-Importing this package is cheap: it loads neither torch nor transformers. The engine itself is imported at its first use.
+Importing this package is cheap and needs the standard library alone, so that kernels can be compiled where nothing is installed. The engine
+itself is imported at its first use.
 """
 
 from __future__ import annotations
@@ -8,8 +9,8 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
-from aengine.config import EngineConfig
-from aengine.errors import (
+from aengine.api.config import EngineConfig
+from aengine.api.errors import (
     AdapterError,
     AdapterNotFoundError,
     AEngineError,
@@ -35,19 +36,29 @@ from aengine.errors import (
     ServerError,
     StepHangError,
 )
-from aengine.loop_bridge import on_asyncio
-from aengine.outputs import AdapterInfo, Completion, DraftUsage, Embedding, EngineStats, FinishReason, MemoryUse, Token, TokenLogprob, Usage
-from aengine.params import EmbeddingParams, Reasoning, SamplingParams, StructuredOutput
-from aengine.protocols import EngineProtocol
-from aengine.requests import RequestOptions
-from aengine.stream_base import StreamProtocol
-from aengine.weight_sources import GroupWeights, SharedWeights, send_weights
+from aengine.api.outputs import (
+    AdapterInfo,
+    Completion,
+    DraftUsage,
+    Embedding,
+    EngineStats,
+    FinishReason,
+    MemoryUse,
+    Token,
+    TokenLogprob,
+    Usage,
+)
+from aengine.api.params import EmbeddingParams, Reasoning, SamplingParams, StructuredOutput
+from aengine.api.request import RequestOptions
+from aengine.api.weights import GroupWeights, SharedWeights, send_weights
 
 if TYPE_CHECKING:
+    from aengine.aio.bridge import on_asyncio
+    from aengine.api.engine import EngineBase, EngineProtocol
+    from aengine.api.stream import StreamProtocol, TokenStream
+    from aengine.api.stream_group import StreamGroup
     from aengine.engine.async_engine import AsyncEngine
-    from aengine.engine.stream import TokenStream
     from aengine.router.router import Router
-    from aengine.stream_group import StreamGroup
 
 __version__ = "0.1.0"
 
@@ -64,6 +75,7 @@ __all__ = [
     "DraftUsage",
     "Embedding",
     "EmbeddingParams",
+    "EngineBase",
     "EngineConfig",
     "EngineDeadError",
     "EngineProtocol",
@@ -106,9 +118,13 @@ __all__ = [
 
 _LAZY = {
     "AsyncEngine": "aengine.engine.async_engine",
-    "TokenStream": "aengine.engine.stream",
+    "EngineBase": "aengine.api.engine",
+    "EngineProtocol": "aengine.api.engine",
     "Router": "aengine.router.router",
-    "StreamGroup": "aengine.stream_group",
+    "StreamGroup": "aengine.api.stream_group",
+    "StreamProtocol": "aengine.api.stream",
+    "TokenStream": "aengine.api.stream",
+    "on_asyncio": "aengine.aio.bridge",
 }
 
 

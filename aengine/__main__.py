@@ -1,62 +1,78 @@
-"""`aengine`: which programs there are, and what this machine has. Without `info` it loads nothing heavy."""
+"""`aengine`: its commands, each of which is a program of its own, too, and what this machine has. It loads nothing heavy itself, but for
+`info`."""
 
 from __future__ import annotations
 
 import argparse
+import importlib
 import importlib.metadata
 import importlib.util
 import os
 import platform
 import sys
 from collections.abc import Sequence
+from typing import NamedTuple
 
 from aengine import __version__
-from aengine.errors import ConfigError
+from aengine.api.errors import ConfigError
 from aengine.kernels.cpu.compiler import find_compiler, find_prebuilt
 from aengine.kernels.cpu.levels import KernelsUnavailableError, select_level
 
+
+class Program(NamedTuple):
+    """A program of its own, which is a command of `aengine`, too."""
+
+    command: str  # of `aengine`
+    script: str
+    module: str
+    function: str  # takes arguments and what the program is called, returns the exit code
+    about: str
+
+
 PROGRAMS = (
-    ("aengine-serve", "serve a model over HTTP: the APIs of OpenAI and Anthropic, and a page to chat on"),
-    ("aengine-grpc", "serve a model over gRPC"),
-    ("aengine-chat", "chat in the terminal, with a model in this process or of a server"),
-    ("aengine-client", "send one prompt to a server and print its output"),
-    ("aengine-bench", "measure an engine or a server"),
-    ("aengine-worker", "run ranks of a model whose other ranks are on other hosts"),
+    Program(
+        *("serve", "aengine-serve", "aengine.server.cli", "serve_http"),
+        "serve a model over HTTP: the APIs of OpenAI and Anthropic, and a page to chat on",
+    ),
+    Program("chat", "aengine-chat", "aengine.terminal.cli", "main", "chat in the terminal, with a model in this process or of a server"),
+    Program("client", "aengine-client", "aengine.client.cli", "main", "send one prompt to a server and print its output"),
+    Program("grpc", "aengine-grpc", "aengine.server.cli", "serve_grpc", "serve a model over gRPC"),
+    Program("bench", "aengine-bench", "aengine.bench.cli", "main", "measure an engine or a server"),
+    Program("worker", "aengine-worker", "aengine.runner.worker", "main", "run ranks of a model whose other ranks are on other hosts"),
 )
-_EXTRAS = {  # and the modules that each brings
-    "http": ("starlette", "uvicorn", "httptools"),
-    "chat": ("rich", "prompt_toolkit"),
-    "structured": ("llguidance",),
-    "gguf": ("gguf",),
-    "uvloop": ("uvloop",),
-    "cuda": ("flashinfer",),
-}
-_NEEDS = {"aengine-serve": "http", "aengine-chat": "chat"}  # programs and the extras without which they do not start
+_EXTRAS = {"gguf": "gguf", "uvloop": "uvloop", "ray": "ray", "cuda": "flashinfer"}  # and the module that each brings
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(prog="aengine", description="An async streaming LLM inference engine.")
+    """Returns the exit code of the command."""
+    given = sys.argv[1:] if arguments is None else list(arguments)
+    program = next((program for program in PROGRAMS if given[:1] == [program.command]), None)
+    if program is not None:
+        run = getattr(importlib.import_module(program.module), program.function)
+        return int(run(given[1:], f"aengine {program.command}"))
+    parser = argparse.ArgumentParser(
+        prog="aengine",
+        usage="aengine COMMAND ...",
+        description="An async streaming LLM inference engine.",
+        epilog=_commands(),
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
     parser.add_argument("--version", action="version", version=f"aengine {__version__}")
-    parser.add_argument("topic", nargs="?", choices=["info"], help="info: what this machine has; loads torch and the kernels")
-    if parser.parse_args(arguments).topic is None:
-        print(_overview())
+    commands = [program.command for program in PROGRAMS]
+    parser.add_argument("command", nargs="?", choices=[*commands, "info"], help=argparse.SUPPRESS)
+    if parser.parse_args(given).command is None:
+        print(f"aengine {__version__}\n\n{_commands()}\n\nCPU kernels: {_expected_kernels()}")
     else:
         print("\n".join(f"{name:14}{text}" for name, text in _information()))
     return 0
 
 
-def _overview() -> str:
-    lines = [f"  {name:16}{text}{_missing(_NEEDS.get(name))}" for name, text in PROGRAMS]
-    lines.append(f"  {'aengine info':16}versions, CPU kernels and devices of this machine")
-    return "\n".join([f"aengine {__version__}", "", *lines, "", f"CPU kernels: {_expected_kernels()}", "Each program has --help."])
-
-
-def _missing(extra: str | None) -> str:
-    return "" if extra is None or _is_installed(extra) else f" (not installed: pip install 'aengine[{extra}]')"
-
-
-def _is_installed(extra: str) -> bool:
-    return all(importlib.util.find_spec(module) is not None for module in _EXTRAS[extra])
+def _commands() -> str:
+    lines = [f"  aengine {program.command:9}{program.about}" for program in PROGRAMS]
+    lines.append(f"  aengine {'info':9}versions, CPU kernels and devices of this machine; loads torch and the kernels")
+    return "\n".join(
+        [*lines, "", f"Each has --help, and is a program of its own, too: {', '.join(program.script for program in PROGRAMS)}."]
+    )
 
 
 def _expected_kernels() -> str:
@@ -86,7 +102,7 @@ def _information() -> list[tuple[str, str]]:
         ("aengine", f"{__version__} in {os.path.dirname(os.path.abspath(__file__))}"),
         ("Python", f"{platform.python_version()} at {sys.executable}"),
         *((name, importlib.metadata.version(name)) for name in ("torch", "transformers", "tokenizers", "grpcio")),
-        ("extras", ", ".join(name for name in _EXTRAS if _is_installed(name)) or "none"),
+        ("extras", ", ".join(name for name, module in _EXTRAS.items() if importlib.util.find_spec(module)) or "none"),
         ("system", f"{platform.system()} {platform.machine()}, {' '.join(platform.libc_ver())}"),
         ("CPU", f"{cores} cores for this process, {torch.get_num_threads()} threads of torch"),
         ("CPU kernels", loaded),

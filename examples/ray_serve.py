@@ -11,8 +11,7 @@ from ray import serve
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
 
-from aengine import AsyncEngine, InvalidRequestError, SamplingParams
-from aengine.engine.stream import TokenStream
+from aengine import AsyncEngine, InvalidRequestError, SamplingParams, TokenStream
 
 
 @serve.deployment(

@@ -5,17 +5,24 @@ With `-m gpu`, test modules that need what a GPU host may lack are skipped, with
 
 from __future__ import annotations
 
+import atexit
 import gc
 import os
-from collections.abc import Iterable
+import sys
+from collections import Counter
+from collections.abc import Iterable, Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 from gpu_host import why_absent
-from slow_cases import one_is_quick, some_in_ci
+from slow_cases import few_are_quick, one_is_quick, some_in_ci
 
-from aengine.switching import switch_often
+from aengine.api.runtime import switch_often
 
+# Each worker imports all tests, and tests start hundreds of processes: what one compiles the others read.
+sys.dont_write_bytecode = False
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # read when torch is loaded, so before any test imports it
 switch_often()  # the loops here are busy more often than not
 
@@ -37,17 +44,53 @@ def pytest_pycollect_makemodule(module_path: Path, parent: pytest.Collector) -> 
 
 
 def pytest_collection_finish() -> None:
-    """What the imports made stays to the end: collections of garbage need not look at it."""
+    """What the imports made stays to the end: collections of garbage need not look at it, until the interpreter ends."""
     gc.collect()
     gc.freeze()
+    atexit.register(gc.unfreeze)
 
 
-def pytest_unconfigure() -> None:
-    gc.unfreeze()
+LEFT_OUT = pytest.StashKey[int]()
+"""How many tests `-m` or `-k` deselected, which pytest does not tell where workers of xdist collect."""
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    config.stash[LEFT_OUT] = 0
+
+
+def pytest_deselected(items: Sequence[pytest.Item]) -> None:
+    if items:
+        items[0].config.stash[LEFT_OUT] += len(items)
+
+
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    if hasattr(session.config, "workeroutput"):
+        session.config.workeroutput["left_out"] = session.config.stash[LEFT_OUT]
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_testnodedown(node: Any) -> None:
+    """Each worker collects all tests."""
+    node.config.stash[LEFT_OUT] = max(node.config.stash[LEFT_OUT], getattr(node, "workeroutput", {}).get("left_out", 0))
+
+
+def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> None:
+    """One line: what ran, and what was left out and why."""
+    stats = terminalreporter.stats
+    ran = sum(len(stats.get(outcome, ())) for outcome in ("passed", "failed"))
+    reasons = Counter(str(report.longrepr[2]).removeprefix("Skipped: ") for report in stats.get("skipped", ()))
+    left_out = [f"{count} ({reason})" for reason, count in reasons.most_common(4)]
+    if others := sum(reasons.values()) - sum(count for _, count in reasons.most_common(4)):
+        left_out.append(f"{others} (other reasons; -rs shows them)")
+    if deselected := config.stash[LEFT_OUT]:
+        marks = config.getoption("markexpr")
+        left_out.insert(0, f"{deselected} (slow; run by `make test-slow`)" if marks == "not slow" else f"{deselected} (deselected)")
+    terminalreporter.write_line(f"{ran} tests ran; left out: {', '.join(left_out) or 'none'}")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """What else varies depends neither on the loop nor on drafts."""
     one_is_quick(items, "trio")
     one_is_quick(items, "drafts")
+    few_are_quick(items)
     some_in_ci(items)

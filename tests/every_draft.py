@@ -8,7 +8,7 @@ from collections.abc import Mapping
 import pytest
 
 from aengine.scheduler.draft_lengths import DraftLengths, StepKind
-from aengine.scheduler.drafter import Draft
+from aengine.scheduler.drafters import Draft
 from aengine.scheduler.plan import IntArray
 
 

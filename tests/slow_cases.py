@@ -34,6 +34,19 @@ def one_is_quick(items: Iterable[pytest.Item], value: object) -> None:
             seen.add(test)
 
 
+def few_are_quick(items: Iterable[pytest.Item]) -> None:
+    """Of the cases of a test with `pytest.mark.quick_cases(n)` all but the first n are slow."""
+    seen: Counter[str] = Counter()
+    for item in items:
+        mark = item.get_closest_marker("quick_cases")
+        if mark is None or item.get_closest_marker("slow"):
+            continue
+        test = item.nodeid.partition("[")[0]
+        seen[test] += 1
+        if seen[test] > mark.args[0]:
+            item.add_marker(pytest.mark.slow)
+
+
 def some_in_ci(items: Iterable[pytest.Item]) -> None:
     """In CI five of six slow cases of a test are skipped: all of them together would take longer than anybody waits."""
     if "CI" not in os.environ:

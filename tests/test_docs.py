@@ -7,6 +7,7 @@ import inspect
 import json
 import re
 import shlex
+import subprocess
 import sys
 from dataclasses import Field, fields
 from functools import partial
@@ -16,10 +17,10 @@ import pytest
 
 import aengine
 from aengine import AsyncEngine, SamplingParams, StructuredOutput
+from aengine.api.fields import MAX_INT32, declared_fields
+from aengine.api.params import MOST_ENTRIES
 from aengine.bench.cli import build_parser
-from aengine.checks import MAX_INT32, declared_fields
 from aengine.models.families import FAMILIES
-from aengine.params import MOST_ENTRIES
 from aengine.server.cli import build_parser as server_parser
 from aengine.server.config.settings import GRPC, HTTP
 from tools import field_tables
@@ -116,7 +117,8 @@ def test_the_methods_of_the_engine_are_shown_as_they_are() -> None:
         parameters = list(inspect.signature(getattr(AsyncEngine, name)).parameters.values())[1:]
         stars = {inspect.Parameter.VAR_KEYWORD: "**"}
         words = [
-            f"{stars.get(one.kind, '')}{one.name}{'' if one.default is one.empty else '=' + json.dumps(one.default)}" for one in parameters
+            f"{stars.get(one.kind, '')}{one.name}{'' if one.default is one.empty else '=' + json.dumps(one.default).replace('[]', '()')}"
+            for one in parameters
         ]
         keywords = next((i for i, one in enumerate(parameters) if one.kind is one.KEYWORD_ONLY), None)
         if keywords is not None:
@@ -154,14 +156,14 @@ def test_commands_exist(path: str) -> None:
         assert importlib.util.find_spec(module) is not None, module
     targets = set(re.findall(r"^([a-z-]+):", read("Makefile"), re.MULTILINE))
     assert set(re.findall(r"(?:^|`|\$ )make ([a-z-]+)", text, re.MULTILINE)) <= targets
-    for command in re.findall(r"^`?aengine-bench (.*?)(?: #.*|`.*)?$", text, re.MULTILINE):
+    for command in re.findall(r"^`?aengine[- ]bench (.*?)(?: #.*|`.*)?$", text, re.MULTILINE):
         build_parser().parse_args(shlex.split(command))
 
 
 @pytest.mark.parametrize("path", ["README.md", "docs/configuration.md", "docs/grpc.md", "docs/http.md", "docs/metrics.md"])
 def test_flags_of_the_servers_exist(path: str) -> None:
     known = {option for program in (GRPC, HTTP) for action in server_parser(program)._actions for option in action.option_strings}
-    shown = re.findall(r"`(?:aengine-grpc |aengine-serve )?(--[a-z-]+)", prose(read(path)))
+    shown = re.findall(r"`(?:aengine[- ](?:grpc|serve) )?(--[a-z-]+)", prose(read(path)))
     assert set(shown) <= known
 
 
@@ -169,3 +171,11 @@ def test_all_native_families_are_listed() -> None:
     lines = read("docs/models.md").split("`model_type` in config.json")[1].split("\n\n")[0].splitlines()[2:]
     listed = [name for line in lines for name in re.findall(r"[a-z]\w+", re.sub(r"\(.*?\)", "", line.split("|")[2]))]
     assert sorted(listed) == sorted(FAMILIES)
+
+
+def test_no_text_installs_a_stranger() -> None:
+    """The registry's "aengine" is another project: texts name the checkout, a wheel, or a dependency by its own name."""
+    tracked = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, text=True, check=True).stdout.split("\0")
+    texts = [ROOT / name for name in tracked if name.endswith((".py", ".md", ".toml", ".txt", ".yaml", "file", "Makefile"))]
+    advice = re.compile(r"""pip3? install[^\n`]*["' ]aengine(\[|["' `\n]|$)""", re.MULTILINE)
+    assert [str(path) for path in texts if path.is_file() and advice.search(path.read_text("utf-8"))] == []

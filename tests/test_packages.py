@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import ast
 import re
+from functools import cache
 from graphlib import TopologicalSorter
 from pathlib import Path
 
@@ -28,6 +29,7 @@ def modules() -> dict[str, Path]:
 MODULES = modules()
 
 
+@cache
 def imports_of(path: Path) -> set[str]:
     """The modules of aengine that a file imports, also within functions."""
     tree = ast.parse(path.read_text(encoding="utf-8"))

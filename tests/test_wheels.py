@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import io
 import os
+import platform
+import subprocess
+import sys
 import tarfile
 import zipfile
 from pathlib import Path
 
 import pytest
 
+from aengine import __version__
 from aengine.kernels.cpu.compiler import prebuilt_name
 from aengine.kernels.cpu.levels import levels_of
 from tools.wheels.build import KERNELS, MACHINES, make_reproducible
@@ -17,9 +21,36 @@ from tools.wheels.build import KERNELS, MACHINES, make_reproducible
 ROOT = Path(__file__).resolve().parents[1]
 
 
+def bare_environment(path: Path, *requirements: str) -> str:
+    """The python of a new environment with nothing but these."""
+    subprocess.run([sys.executable, "-m", "venv", *([] if requirements else ["--without-pip"]), str(path)], check=True)
+    if requirements:
+        subprocess.run([path / "bin" / "python", "-m", "pip", "install", "--quiet", *requirements], check=True)
+    return str(path / "bin" / "python")
+
+
+def test_what_builds_needs_nothing_that_is_not_listed(tmp_path: Path) -> None:
+    """The tools of wheels and images run before anything is installed."""
+    python = bare_environment(tmp_path / "bare")
+    subprocess.run([python, "-c", "import tools.wheels.build, tools.wheels.check, tools.prebuild"], cwd=ROOT, check=True, env={})
+
+
+@pytest.mark.slow
+@pytest.mark.skipif("CI" in os.environ, reason="compiles every level of the kernels, which takes minutes; run by `make test-slow`")
+def test_wheels_are_built_in_a_bare_environment(tmp_path: Path) -> None:
+    """The sdist and the wheel of this machine, from what is committed."""
+    machine = platform.machine()
+    if machine not in MACHINES:
+        pytest.skip(f"there are no wheels for {machine}")
+    python = bare_environment(tmp_path / "bare", "-r", str(ROOT / "tools/wheels/requirements.txt"))
+    subprocess.run([python, "-m", "tools.wheels.build", str(tmp_path / "dist"), machine], cwd=ROOT, check=True)
+    names = sorted(path.name for path in (tmp_path / "dist").iterdir())
+    assert names == [f"aengine_llm-{__version__}-py3-none-manylinux_2_28_{machine}.whl", f"aengine_llm-{__version__}.tar.gz"]
+
+
 @pytest.mark.parametrize("machine", MACHINES)
 def test_a_wheel_has_the_kernels_of_its_machine(machine: str, tmp_path: Path) -> None:
-    paths = list((ROOT / "dist").glob(f"aengine-*_{machine}.whl"))
+    paths = list((ROOT / "dist").glob(f"aengine_llm-*_{machine}.whl"))
     if not paths:
         pytest.skip("needs `make wheels`")
     (path,) = paths

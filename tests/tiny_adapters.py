@@ -10,8 +10,8 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
+from aengine.models.config.model import load_spec
 from aengine.models.families import FAMILIES
-from aengine.models.model_config import load_spec
 from aengine.models.named_weights import named_weights
 
 _MATRICES = ("qkv", "output", "gate_up", "up", "down", "q", "q_down", "q_up", "kv_down", "shared.gate_up", "shared.down")

@@ -10,23 +10,23 @@ from __future__ import annotations
 import argparse
 import re
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import MISSING
 from functools import partial
 from pathlib import Path
 from types import ModuleType
 
-from aengine.checks import DeclaredField, Refusal, declared_fields
+from aengine.api.config import EngineConfig
+from aengine.api.fields import DeclaredField, Refusal, declared_fields
+from aengine.api.params import Reasoning, SamplingParams, StructuredOutput
+from aengine.api.request import RequestOptions
 from aengine.client.config import ClientConfig
-from aengine.config import EngineConfig
-from aengine.params import Reasoning, SamplingParams, StructuredOutput
-from aengine.requests import RequestOptions
 from aengine.router.config import RouterConfig
-from aengine.router.ray_config import RayConfig
+from aengine.router.ray.config import RayConfig
 from aengine.server.config.options import GROUPS, ServerConfig
 from aengine.server.config.settings import field_docs, options
 from aengine.server.http import anthropic_input, chat_completions, completions, embeddings, responses_input
-from aengine.server.http.parameters import IGNORED
+from aengine.server.http.parameters import IGNORED, IGNORED_OF_OTHERS, OF_OTHERS
 
 DOCS = Path(__file__).resolve().parent.parent / "docs"
 FILES = ("chat.md", "configuration.md", "engine.md", "http.md", "sampling.md")
@@ -82,9 +82,14 @@ def server_tables() -> str:
 
 
 def body_table(module: ModuleType) -> str:
-    """What becomes of the fields of a body that `module` reads, in the order taken, ignored, refused."""
-    rows = [[f"`{name}`", words] for name, words in module.TAKEN.items()]
-    for words, names in (("ignored", getattr(module, "IGNORED", IGNORED)), ("refused", getattr(module, "REFUSED", {}))):
+    """What becomes of the fields of a body that `module` reads."""
+    return fates(module.TAKEN, getattr(module, "IGNORED", IGNORED), getattr(module, "REFUSED", {}))
+
+
+def fates(taken: Mapping[str, str], ignored: Mapping[str, str], refused: Mapping[str, str] = {}) -> str:
+    """What becomes of fields."""
+    rows = [[f"`{name}`", words] for name, words in taken.items()]
+    for words, names in (("ignored", ignored), ("refused", refused)):
         rows += [[f"`{name}`", f"{words}: {why}"] for name, why in names.items()]
     return in_markdown(["field", "what becomes of it"], rows)
 
@@ -101,6 +106,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "SamplingParams": partial(table, SamplingParams, ranges=False),
     "Reasoning": partial(table, Reasoning, ranges=False),
     "StructuredOutput": partial(table, StructuredOutput, ranges=False),
+    "others": partial(fates, OF_OTHERS, IGNORED_OF_OTHERS),
     **{module.__name__.rpartition(".")[2]: partial(body_table, module) for module in BODIES},
 }
 

@@ -1,4 +1,5 @@
-"""Writes aengine/v1/ from protos/aengine/v1/*.proto; with --check only compares and fails on a difference.
+"""Writes aengine/v1/ from protos/aengine/v1/*.proto, and src/layout.h of the CPU kernels; with --check only compares and fails on a
+difference.
 
 Owns how the code is generated. Output depends on the .proto files and the pinned compilers alone, so that the check means
 something: another version is refused rather than used.
@@ -14,6 +15,9 @@ import sys
 import tempfile
 from importlib.metadata import version
 from pathlib import Path
+
+from aengine.kernels.cpu.compiler import SOURCES
+from aengine.kernels.cpu.library import layout_header
 
 ROOT = Path(__file__).resolve().parent.parent
 PROTOS = ROOT / "protos"
@@ -52,6 +56,12 @@ def main() -> int:
     if wrong:
         print("not the pinned compilers: " + ", ".join(wrong), file=sys.stderr)
         return 1
+    layout = SOURCES / "layout.h"
+    if layout.read_text("utf-8") != layout_header():
+        if check:
+            print(f"{layout} is out of date, run tools/generate.py", file=sys.stderr)
+            return 1
+        layout.write_text(layout_header(), "utf-8")
     with tempfile.TemporaryDirectory() as folder:
         generate(Path(folder))
         fresh, committed = Path(folder) / PACKAGE, ROOT / PACKAGE

@@ -53,7 +53,7 @@ for (const wrong of [{ model: "gpt" }, { temperature: 300 }, { messages: [{ role
   print("error", { kind: error.constructor.name, status: error.status, param: error.param, code: error.code, has_id: Boolean(error.requestID) });
 }
 
-const endless = await client.chat.completions.create({ ...asked, max_completion_tokens: 100_000, ignore_eos: true, stream: true }).catch(() => null);
+const endless = await client.chat.completions.create({ ...asked, max_completion_tokens: 100_000, clamp_max_tokens: false, stream: true }).catch(() => null);
 print("endless", endless === null ? "refused" : "taken");
 
 const long = await client.chat.completions.create({ ...asked, max_completion_tokens: 1500, ignore_eos: true, stream: true });

@@ -8,10 +8,10 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Mapping
 
+from aengine.api.errors import ConfigError
 from aengine.attention.base import AttentionBackend, AttentionSpec, AttentionStep, BackendUnavailableError, GraphStep
 from aengine.attention.metadata import AttentionMetadata, Layouts, StepLayout, as_decodes, build_layout, empty_layout
 from aengine.attention.torch_native import TorchNativeBackend
-from aengine.errors import ConfigError
 from aengine.kernels.paged_cache import Scoring
 
 __all__ = [
@@ -58,7 +58,7 @@ def select_backend(name: str, spec: AttentionSpec) -> AttentionBackend:
 
 
 def _flashinfer(spec: AttentionSpec) -> AttentionBackend:
-    from aengine.attention.flashinfer import FlashInferBackend
+    from aengine.attention.flashinfer.backend import FlashInferBackend
 
     return FlashInferBackend(spec)
 

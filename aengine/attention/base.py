@@ -122,6 +122,10 @@ class AttentionBackend(ABC):
         self.spec = spec
         self.caches: list[PagedCache] = []  # by layer; layers at the same place of different groups share tensors
         self._tensors: list[Tensor] = []  # all of them, each once
+        kinds = {scoring.slopes for scoring in spec.scoring if scoring.slopes}
+        slopes = {kind: torch.tensor(kind, dtype=torch.float32, device=spec.device) for kind in kinds}
+        self.slopes = [slopes.get(scoring.slopes) for scoring in spec.scoring]
+        """By layer those of its heads, [num_heads] float32; None: it has none."""
 
     def bytes_per_page(self) -> int:
         """Bytes of one page: K and V of `layers_per_page` layers."""
@@ -147,7 +151,7 @@ class AttentionBackend(ABC):
         ]
 
     def free(self) -> None:
-        """Frees what was allocated."""
+        """Frees the KV tensors, if there are any."""
         self.caches, self._tensors = [], []
 
     def read_pages(self, pages: NDArray[np.int32]) -> list[Tensor]:
@@ -187,7 +191,8 @@ class AttentionBackend(ABC):
         return False
 
     def uneven_graph_step(self, buffers: AttentionMetadata) -> GraphStep | None:
-        """As `graph_step`, by kernels for rows whose lengths differ much, or that share pages. None: there are no others."""
+        """The attention for graphs of decode rows whose lengths differ much, or that share pages, by other kernels than those of
+        `graph_step`; its arguments and results are the same. None: the backend has no such kernels."""
         return None
 
     def _run_once(self, plan: Callable[[AttentionMetadata], AttentionStep], decoded: int = 1) -> None:

@@ -103,8 +103,8 @@ def empty_layout(num_groups: int, page_size: int) -> StepLayout:
 
 
 def as_decodes(layout: StepLayout) -> StepLayout:
-    """The same tokens, each a row of its own that has its positions before it and itself. That is the same step: a layer writes the KV of
-    all tokens before it attends to any."""
+    """Returns the layout in which each token of a step is a decode row of its own, which sees the positions before it and its own. The step
+    stays the same: a layer writes the KV of all tokens before it attends to any."""
     lengths, seq_lens = np.diff(layout.qo_indptr), layout.positions + 1
     num_pages = (seq_lens + (layout.page_size - 1)) // layout.page_size
     kv_indptr = _indptr(num_pages)

@@ -26,7 +26,7 @@ _SCORE_ELEMENTS = 1 << 24  # the most elements of a block of prefill scores: 64 
 
 
 class TorchNativeBackend(AttentionBackend):
-    """See the module."""
+    """Attention in plain torch for every device. It supports no graphs."""
 
     name = "torch_native"
     page_axis = 1
@@ -53,14 +53,16 @@ def _take_both(cache: PagedCache, pages: Tensor) -> tuple[Tensor, Tensor]:
     return _take(cache.keys, cache.key_scale, pages), _take(cache.values, cache.value_scale, pages)
 
 
-def _weights(scoring: Scoring, query: Tensor, key: Tensor, masked: Tensor, sinks: Tensor | None) -> Tensor:
+def _weights(scoring: Scoring, query: Tensor, key: Tensor, masked: Tensor, sinks: Tensor | None, bias: Tensor | None) -> Tensor:
     """The softmax over keys: [..., q, D] queries, [..., k, D] keys and the mask [..., q, k] -> [..., q, k]. All float32.
 
-    `sinks` [..., q, 1] are one more score of each query, whose weight is left out.
+    `sinks` [..., q, 1] are one more score of each query, whose weight is left out. `bias` [..., q, k] is added to scores.
     """
     scores = torch.matmul(query * scoring.scale, key.transpose(-1, -2))
     if scoring.soft_cap:
         scores = torch.tanh(scores / scoring.soft_cap) * scoring.soft_cap
+    if bias is not None:
+        scores += bias
     scores = scores.masked_fill_(masked, -math.inf)
     return scores.softmax(-1) if sinks is None else torch.cat((scores, sinks), -1).softmax(-1)[..., :-1]
 
@@ -92,12 +94,14 @@ class _Step:
         spec = self._backend.spec
         cache, scoring, group = self._backend.caches[layer], spec.scoring[layer], spec.places[layer][0]
         by_kv_head = None if sinks is None else sinks.float().view(spec.num_kv_heads, -1)
+        slopes = self._backend.slopes[layer]
+        slopes = None if slopes is None else slopes.view(spec.num_kv_heads, -1)
         out = query.new_empty(*query.shape[:2], spec.value_dim) if out is None else out
         for decodes in self._decodes[scoring.window]:
-            attended = decodes.attend(query.index_select(0, decodes.rows), cache, decodes.pages[group], scoring, by_kv_head)
+            attended = decodes.attend(query.index_select(0, decodes.rows), cache, decodes.pages[group], scoring, by_kv_head, slopes)
             out.index_copy_(0, decodes.rows, attended)
         for prefill in self._prefills[scoring.window]:
-            prefill.attend(query, cache, prefill.pages[group], scoring, by_kv_head, out)
+            prefill.attend(query, cache, prefill.pages[group], scoring, by_kv_head, slopes, out)
         return out
 
 
@@ -113,8 +117,11 @@ class _Decodes:
     unused: Tensor  # [g, page_size, 1] bool, the slots of the last page beyond the row's length
     offsets: Tensor  # [P * page_size] int32, 0, 1, ...
 
-    def attend(self, query: Tensor, cache: PagedCache, pages: Tensor, scoring: Scoring, sinks: Tensor | None) -> Tensor:
-        """[g, num_heads, head_dim] -> [g, num_heads, value_dim]. `pages` are those of the layer's group, `sinks` [num_kv_heads, heads]."""
+    def attend(
+        self, query: Tensor, cache: PagedCache, pages: Tensor, scoring: Scoring, sinks: Tensor | None, slopes: Tensor | None
+    ) -> Tensor:
+        """[g, num_heads, head_dim] -> [g, num_heads, value_dim]. `pages` are those of the layer's group, `sinks` and `slopes`
+        [num_kv_heads, heads]."""
         rows, num_heads, head_dim = query.shape
         key, value = _take_both(cache, pages)
         num_kv_heads = len(key)
@@ -128,7 +135,8 @@ class _Decodes:
             masked = masked | (self.offsets < self.seq_lens - scoring.window)
         if sinks is not None:
             sinks = sinks[:, None, :, None].expand(-1, rows, -1, -1)
-        weights = _weights(scoring, grouped, key, masked[:, None, :], sinks)
+        bias = None if slopes is None else slopes[:, None, :, None] * (self.offsets - (self.seq_lens - 1))[:, None, :]
+        weights = _weights(scoring, grouped, key, masked[:, None, :], sinks, bias)
         return torch.matmul(weights, value).transpose(0, 1).reshape(rows, num_heads, -1).to(query.dtype)
 
 
@@ -142,7 +150,11 @@ class _Prefill:
     begin: int  # position of the first token of the pages
     pages: Tensor  # [groups, P] int32
 
-    def attend(self, query: Tensor, cache: PagedCache, pages: Tensor, scoring: Scoring, sinks: Tensor | None, out: Tensor) -> None:
+    def attend(
+        self, query: Tensor, cache: PagedCache, pages: Tensor, scoring: Scoring, sinks: Tensor | None, slopes: Tensor | None, out: Tensor
+    ) -> None:
+        """Computes the attention of the row's queries in `query` [T, num_heads, head_dim] into their rows of `out` [T, num_heads,
+        value_dim]. The other arguments are those of `_Decodes.attend`."""
         num_heads = query.shape[1]
         key, value = (taken.flatten(1, 2) for taken in _take_both(cache, pages))
         num_kv_heads, _, head_dim = key.shape
@@ -163,9 +175,10 @@ class _Prefill:
             group = num_heads // num_kv_heads
             # One matrix per KV head, with the queries of all its heads
             by_query = None if sinks is None else sinks.repeat_interleave(size, 1).unsqueeze(-1)
+            bias = None if slopes is None else (slopes[:, :, None, None] * (source - at)).flatten(1, 2)
             queries = grouped.reshape(num_kv_heads, -1, head_dim)
             seen = slice(low - self.begin, high - self.begin)
-            weights = _weights(scoring, queries, key[:, seen], masked.repeat(group, 1), by_query)
+            weights = _weights(scoring, queries, key[:, seen], masked.repeat(group, 1), by_query, bias)
             summed = torch.matmul(weights, value[:, seen]).view(num_kv_heads, -1, size, value.shape[-1])
             out[rows] = summed.permute(2, 0, 1, 3).reshape(size, num_heads, -1)
 

@@ -15,49 +15,39 @@ import sys
 import traceback
 from collections.abc import Mapping, Sequence
 from contextlib import aclosing
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from pathlib import Path
 
-from aengine.bench.arguments import counts, shares
-from aengine.bench.engine_options import add_engine_options, engine_config, given_engine_flags
+from aengine.api.config import EngineConfig
+from aengine.api.errors import AEngineError
+from aengine.api.outputs import ModelInfo
+from aengine.api.runtime import switch_often
 from aengine.bench.load import Outcome, Target, run_load
 from aengine.bench.metrics import summarise
+from aengine.bench.options import WORKLOADS, add_engine_options, add_workload_options, engine_config, given_engine_flags, workload_items
 from aengine.bench.probes import cancel_to_free, loop_lag, start_up_log
 from aengine.bench.report import plot, show_distribution, show_summary, table, write_json
-from aengine.bench.routing_options import add_routing_options, session_options, simulation_options
 from aengine.bench.step_command import add_step_command
 from aengine.bench.workload import NANO_TEMPERATURE, Item, Lengths, Range, random_lengths
-from aengine.bench.workload_options import WORKLOADS, add_workload_options, workload_items
-from aengine.config import TAKE_MODEL, EngineConfig
-from aengine.errors import AEngineError
-from aengine.outputs import ModelInfo
 from aengine.router.routing import RoutingPolicy
-from aengine.switching import switch_often
 
 DEFAULT_VOCAB = 32_000  # for servers that do not report theirs
-SPECULATED = {
-    "planted": "random prompts, and drafts that are right as often as --acceptance says",
-    "random": "the same prompts, with the drafts of --speculative, as all others",
-    "text": "pieces of a novel, to be continued",
-    "edit": "random prompts, and n-grams of a document as drafts of which the output is an edited copy",
-    "json": "JSON by a schema, several answers of each user one after another",
-}
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
-    """Returns the exit code: 1 when nothing could be measured or requests failed."""
+def main(arguments: Sequence[str] | None = None, name: str = "aengine-bench") -> int:
+    """Returns the exit code: 1 when nothing could be measured or requests failed. `name`: what the program is called."""
     given = list(sys.argv[1:] if arguments is None else arguments)
-    options = build_parser().parse_args(given)
+    options = build_parser(name).parse_args(given)
     switch_often()  # as aengine-grpc does
     if options.verbose:
         logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
     try:
         _check_plot(options)
-        return int(options.run(options, ["aengine-bench", *given]))
+        return int(options.run(options, [*name.split(), *given]))
     except (AEngineError, OSError, ValueError, RuntimeError) as error:
         if options.verbose:
             traceback.print_exc()
-        print(f"aengine-bench: {error}", file=sys.stderr)
+        print(f"{name}: {error}", file=sys.stderr)
         return 1
     except KeyboardInterrupt:
         return 130
@@ -66,11 +56,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _check_plot(options: argparse.Namespace) -> None:
     """Before the run, not after it."""
     if getattr(options, "plot", None) is not None and importlib.util.find_spec("matplotlib") is None:
-        raise RuntimeError("--plot needs matplotlib: pip install 'aengine[bench]'")
+        raise RuntimeError("--plot needs matplotlib: pip install matplotlib")
 
 
-def build_parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="aengine-bench", description="Measure an engine or a server.")
+def build_parser(name: str = "aengine-bench") -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog=name, description="Measure an engine or a server.")
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
 
     serve = commands.add_parser(
@@ -113,29 +103,21 @@ def build_parser() -> argparse.ArgumentParser:
     quality.set_defaults(run=_quality, quantization="none,int8,int4,fp8")
     add_engine_options(quality)
 
-    speculation = commands.add_parser("speculation", help="speculation against none, on the same requests, in turns")
-    what = "; ".join(f"{name}: {about}" for name, about in SPECULATED.items())
-    speculation.add_argument("--workload", metavar="NAME,NAME", default="text", help=f"a list (default: text). {what}")
-    speculation.add_argument("--users", type=counts, default=(1, 8, 32), metavar="N,N", help="requests at once (default: 1,8,32)")
-    rates = "shares of planted drafts that are right (default: 0.4,0.6,0.8)"
-    speculation.add_argument("--acceptance", type=shares, default=(0.4, 0.6, 0.8), metavar="A,A", help=rates)
-    speculation.add_argument("--output-len", type=int, default=300, metavar="N", help="tokens of an answer (default: 300)")
-    speculation.add_argument("--rounds", type=int, default=3, metavar="N", help="turns of each engine that count (default: 3)")
-    speculation.add_argument("--seconds", type=float, default=1.0, help="least time of a turn (default: 1)")
-    speculation.add_argument("--temperature", type=float, default=0.8, metavar="T", help="(default: 0.8)")
-    speculation.set_defaults(run=_speculation, speculative="auto")
-    add_engine_options(speculation)
-
-    route = commands.add_parser("route", help="policies of routing over simulated replicas, with a trace of conversations")
-    route.add_argument("--replicas", type=counts, default=(3, 16), metavar="N,N", help="numbers of replicas (default: 3,16)")
-    names = [policy.value for policy in RoutingPolicy]
-    route.add_argument("--policy", default=",".join(names), metavar="NAME,NAME", help=f"a list (default: {','.join(names)})")
-    route.set_defaults(run=_route)
-    add_routing_options(route)
-    for command in (serve, offline, latency, step, startup, quality, speculation, route):
+    for command in (serve, offline, latency, step, startup, quality, *_laboratory(commands)):
         command.add_argument("--json", type=Path, metavar="FILE", help="write the figures, with date, hardware and versions")
         command.add_argument("--verbose", action="store_true", help="show log lines as they come, and where an error was raised")
     return parser
+
+
+def _laboratory(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> list[argparse.ArgumentParser]:
+    """Adds the commands of tools/lab, which only a checkout has; returns their parsers."""
+    checkout = Path(__file__).resolve().parents[2]
+    if not (checkout / "tools" / "lab" / "commands.py").is_file():
+        return []
+    if str(checkout) not in sys.path:  # as with the program that an installation makes
+        sys.path.append(str(checkout))
+    parsers: list[argparse.ArgumentParser] = importlib.import_module("tools.lab.commands").add_commands(commands)
+    return parsers
 
 
 def _serve(options: argparse.Namespace, command: list[str]) -> int:
@@ -286,57 +268,6 @@ def _quality(options: argparse.Namespace, command: list[str]) -> int:
     if options.json:
         write_json(options.json, command, {"window": windows.size, "stride": windows.stride, "results": results})
     return 1 if failed else 0
-
-
-def _speculation(options: argparse.Namespace, command: list[str]) -> int:
-    """Each mode in the list --speculative with none, of every workload, number of users and, of planted drafts, acceptance."""
-    from aengine.bench.speculation import HEADER, Case, Comparison, Load, compare
-
-    given = vars(options)
-    model = given.pop("speculative_model", None)
-    modes = given.pop("speculative").split(",")
-    names = options.workload.split(",")
-    if unknown := set(names) - SPECULATED.keys():
-        raise ValueError(f"--workload: {unknown.pop()!r} is not one of {', '.join(SPECULATED)}")
-    planted = [Case("planted", users, acceptance) for users in options.users for acceptance in options.acceptance]
-    cases = [case for name in names for case in (planted if name == "planted" else [Case(name, users) for users in options.users])]
-    results: list[Comparison] = []
-
-    async def run(config: EngineConfig) -> None:
-        own = {mode: replace(config, speculative=mode, speculative_model=model if mode in TAKE_MODEL else None) for mode in modes}
-        load = Load(options.output_len, options.rounds, options.seconds, options.temperature)
-        async with aclosing(compare(config, own, cases, load)) as comparisons:
-            async for result in comparisons:
-                results.append(result)
-                print(*result.cells, flush=True)
-                if options.json:  # after each, so that what was measured is kept whatever comes next
-                    write_json(options.json, command, {"model": name, "config": asdict(config), "results": results})
-
-    with engine_config(options, options.shape) as (name, config):
-        asyncio.run(run(config))
-    print(f"\n{name} {config.quantization}\n{table(HEADER, [result.cells for result in results])}")
-    return 0
-
-
-def _route(options: argparse.Namespace, command: list[str]) -> int:
-    """Each policy, with each number of replicas on a trace that is that many times as long."""
-    from aengine.bench.routing import HEADER, RoutingFigures, Simulation, cells, decisions_per_second
-    from aengine.bench.sessions import make_sessions
-
-    policies = [RoutingPolicy(name) for name in options.policy.split(",")]
-    results: list[RoutingFigures] = []
-    speed = decisions_per_second()
-    for count in options.replicas:
-        simulation = simulation_options(options, count)
-        sessions = make_sessions(session_options(options, count))
-        for policy in policies:
-            results.append(Simulation(policy, sessions, simulation).run())
-            print(*cells(results[-1]), flush=True)
-            if options.json:  # after each, so that what was simulated is kept whatever comes next
-                write_json(options.json, command, {"costs": simulation.replica.costs, "results": results, "decisions_per_second": speed})
-    print(f"\n{simulation.replica.costs}; {speed:.0f} decisions a second for 8 replicas and prompts of 1024 tokens, hashes included")
-    print(table(HEADER, map(cells, results)))
-    return 0
 
 
 if __name__ == "__main__":

@@ -9,20 +9,21 @@ import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 import torch
 
+from aengine.api.config import EngineConfig
+from aengine.api.outputs import ModelInfo
 from aengine.bench.workload import Item
-from aengine.config import EngineConfig
 from aengine.kernels.paged_cache import SCALE_BYTES
 from aengine.kernels.warm_memory import lazy_bytes
-from aengine.models.hub import resolve_model
-from aengine.models.model_config import load_spec
+from aengine.models.config.model import load_spec
+from aengine.models.loading.hub import resolve_model
+from aengine.models.loading.weight_bytes import quantized_bytes, weight_bytes
 from aengine.models.named_weights import experts_of, named_weights
 from aengine.models.spec import LatentAttention, ModelSpec
-from aengine.models.weight_bytes import quantized_bytes, weight_bytes
-from aengine.outputs import ModelInfo
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,11 +75,15 @@ class MachineProbe:
             # A decode step reads and hardly writes, so this is the sum of a buffer that fits no cache, in huge pages as packed weights are.
             source = torch.from_numpy(lazy_bytes(size)).view(torch.float32).fill_(1.0)
             self._moved, self._move = size, source.sum
-            self._width = 2048
+            self._width = 1024
         # Not the generator of the device: after a recording that failed it takes everything for a part of it.
         generator = torch.Generator(device).manual_seed(0)
-        left, right = (torch.randn(self._width, self._width, device=device, generator=generator).to(dtype) for _ in range(2))
-        self._multiply = lambda: left @ right
+        matrices = torch.randn(2, self._width, self._width, device=device, generator=generator)
+        if device.type == "cpu":
+            # Without instructions for it torch multiplies bfloat16 a hundred times slower than our kernels, which then widen it.
+            few = matrices[:, :128, :128]
+            dtype = min((dtype, torch.float32), key=lambda one: best_seconds(partial(torch.matmul, *few.to(one)), device, 2))
+        self._multiply = partial(torch.matmul, *matrices.to(dtype))
 
     def measure(self, repeats: int = 3) -> Machine:
         """The best of `repeats` calls each."""
@@ -95,12 +100,11 @@ def step_work(
     kv_cache_dtype: str = "auto",
     weights: Mapping[str, int] | None = None,
 ) -> Work:
-    """Of a step in which row i computes `lengths[i]` tokens behind `contexts[i]` known ones, `num_logits` rows with logits.
+    """The work of a step in which row i computes `lengths[i]` tokens behind `contexts[i]` known ones, and `num_logits` rows have logits.
 
-    Counts the experts that the tokens are expected to go to (`_Parameters.read`), and of a window its tokens alone.
-    `item_bytes`: of a weight, where `weights` does not say how many bytes each has, and of a number in the KV cache where
-    `EngineConfig.kv_cache_dtype` does not say otherwise.
-    """
+    Counts the experts that the tokens are expected to go to (`_Parameters.read`), and of a window its tokens alone. `item_bytes`: of a
+    weight, where `weights` does not say how many bytes each has, and of a number in the KV cache where `EngineConfig.kv_cache_dtype` does
+    not say otherwise."""
     counts, sizes = _parameters(spec, item_bytes, weights)
     num_tokens = sum(lengths)
     kv_bytes, attention = _attention_work(spec, lengths, contexts, item_bytes, kv_cache_dtype, one_by_one=False)
@@ -137,7 +141,8 @@ def generation_seconds(
 
 
 def generation_floor(config: EngineConfig, info: ModelInfo, items: Sequence[Item], duration: float) -> GenerationFloor:
-    """Of independent requests that are all sent at once, on the device that ran them in `duration` seconds. The engine must be closed."""
+    """The floor of independent requests that were all sent at once and took `duration` seconds, on the device that ran them, which is
+    measured now. The engine must be closed."""
     gc.collect()  # what the engine still held
     device, dtype = torch.device(info.device), getattr(torch, info.dtype)
     if device.type == "cuda":
@@ -188,16 +193,15 @@ class _Parameters:
     head: int
 
     def read(self, num_tokens: int) -> int:
-        """Those of the layers that a step of `num_tokens` reads.
+        """How many parameters of the layers, or their bytes, a step of `num_tokens` tokens reads.
 
         Tokens are taken to choose their experts at random: an expert is not read if none of the tokens chooses it, which has the
-        probability (1 - top_k / num_experts) ** num_tokens.
-        """
+        probability (1 - top_k / num_experts) ** num_tokens."""
         return self.always + sum(round(size * (1 - (1 - share) ** num_tokens)) for share, size in self.experts.items())
 
     @property
     def per_token(self) -> int:
-        """Those of the layers that one token is multiplied with."""
+        """How many parameters of the layers one token is multiplied with."""
         return self.read(1)
 
 

@@ -15,8 +15,8 @@ from torch.profiler import ProfilerActivity, profile
 
 from aengine.bench.report import table
 from aengine.bench.step_cases import Case, step_plan
-from aengine.runner.base import InFlightStep
-from aengine.runner.model_runner import ModelRunner
+from aengine.runner.contract import InFlightStep
+from aengine.runner.runner import ModelRunner
 from aengine.scheduler.plan import StepPlan
 
 STEPS = 5
@@ -35,7 +35,7 @@ class KernelTime:
 
 @dataclass(frozen=True, slots=True)
 class KernelTimes:
-    """Of one case, the longest first."""
+    """The kernels of a step of one case, those with the most time first."""
 
     case: str
     busy_microseconds: float  # the kernels of a step together

@@ -13,8 +13,8 @@ from contextlib import aclosing
 from dataclasses import dataclass, field
 from typing import Protocol
 
+from aengine.api.outputs import DraftUsage
 from aengine.bench.workload import Item
-from aengine.outputs import DraftUsage
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,8 +15,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from aengine.api.outputs import Drafted, DraftUsage
 from aengine.bench.load import Outcome
-from aengine.outputs import Drafted, DraftUsage
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from aengine.outputs import EngineStats
+from aengine.api.outputs import EngineStats
 from aengine.router.router import Router
 
 REPORT_SECONDS = 1.1
@@ -42,7 +42,7 @@ def shares(before: Mapping[str, EngineStats], after: Mapping[str, EngineStats]) 
 
 
 def show(found: list[Share]) -> list[str]:
-    """In lines."""
+    """Describes the shares in lines for people: one for each replica, and one about prefix hits and balance."""
     prompt, cached = sum(one.prompt for one in found), sum(one.cached for one in found)
     computed = [one.prompt - one.cached + one.completion for one in found]
     mean = sum(computed) / len(computed)

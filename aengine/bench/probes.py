@@ -9,7 +9,7 @@ from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from typing import TYPE_CHECKING
 
-from aengine.params import SamplingParams
+from aengine.api.params import SamplingParams
 
 if TYPE_CHECKING:
     from aengine.engine.async_engine import AsyncEngine

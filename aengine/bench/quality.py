@@ -15,10 +15,10 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
+from aengine.api.config import EngineConfig
+from aengine.api.params import SamplingParams
 from aengine.bench.probes import start_up_log
-from aengine.config import EngineConfig
 from aengine.engine.async_engine import AsyncEngine
-from aengine.params import SamplingParams
 
 HELD_TEXT = Path(__file__).with_name("held_text.txt")
 HEADER = ("model", "quantization", "KV cache", "tokens", "perplexity", "rise %", "+- %", "same top 1 %")
@@ -39,7 +39,7 @@ class Windows:
 
 @dataclass(frozen=True, slots=True)
 class Scores:
-    """Of all tokens of a text but the first."""
+    """The logprobs of all tokens of a text but the first, which nothing predicts, and the most likely tokens in their places."""
 
     token_ids: tuple[int, ...]  # of the whole text
     logprobs: NDArray[np.float64]  # [tokens - 1], natural
@@ -75,7 +75,7 @@ class Quality:
 
     @property
     def cells(self) -> Sequence[object]:
-        """Of the table with `HEADER`."""
+        """The cells of one row of the table with `HEADER`."""
         shares = ("-" if share is None else f"{100 * share:.2f}" for share in (self.rise, self.rise_error, self.same_top))
         return (self.model, self.quantization, self.kv_cache_dtype, self.tokens, f"{self.perplexity:.3f}", *shares)
 

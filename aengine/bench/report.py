@@ -89,7 +89,7 @@ def _installed(package: str) -> str | None:
 
 
 def _driver_version() -> str | None:
-    """Of the NVIDIA driver."""
+    """Returns the version of the NVIDIA driver as nvidia-smi prints it; None if that cannot be run."""
     command = ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"]
     try:
         return subprocess.run(command, capture_output=True, text=True, timeout=30, check=True).stdout.split()[0]

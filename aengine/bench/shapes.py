@@ -17,7 +17,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from aengine.models.hub import DEMO, resolve_model
+from aengine.models.loading.hub import DEMO, resolve_model
 
 
 def _sizes(layers: int, hidden: int, intermediate: int, heads: int) -> dict[str, int]:
@@ -157,7 +157,7 @@ _TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "special_tokens_m
 
 
 def describe(name: str) -> str:
-    """One line for a person."""
+    """Describes a shape in one line for people: layers, sizes, heads, experts."""
     config = SHAPES[name]
     heads = f"{config['num_attention_heads']}/{config['num_key_value_heads']} heads"
     count = config.get("num_experts", config.get("num_local_experts"))

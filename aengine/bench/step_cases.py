@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from aengine.runner.dummy_steps import GREEDY
-from aengine.runner.model_runner import ModelRunner
+from aengine.runner.runner import ModelRunner
 from aengine.scheduler.plan import NewRow, StepPlan
 
 _ROWS = re.compile(r"(\d+)x(\d+)@(\d+)")
@@ -46,7 +46,7 @@ class Case:
 
     @classmethod
     def parse(cls, text: str) -> Case:
-        """Of a text in the form of `FORM`. Raises ValueError for any other."""
+        """Reads a case from a text in the form of `FORM`. Raises ValueError for any other text."""
         groups, _, option = text.partition(",")
         matches = [_ROWS.fullmatch(group) for group in groups.split("+")]
         name, _, value = option.partition("=")
@@ -118,11 +118,11 @@ def case_pages(runner: ModelRunner, case: Case) -> NDArray[np.int32]:
 
 
 def step_plan(runner: ModelRunner, case: Case, step: int, *, given_tokens: bool, new_rows: bool) -> StepPlan:
-    """The same step again and again; `new_rows`: with the rows' parameters and pages, which the runner then keeps.
+    """A plan of the case's step, which can be run again and again. `new_rows`: with the rows' parameters and pages, which the runner then
+    keeps.
 
     `given_tokens`: rows that decode get tokens as if they were the ends of prompts. They are different ones, so that the rows go on with
-    different tokens: equal rows would choose the same experts.
-    """
+    different tokens: equal rows would choose the same experts."""
     rows, lengths = np.arange(case.num_rows, dtype=np.int32), case.lengths
     pages = case_pages(runner, case) if new_rows else np.zeros((0, 0, 0), np.int32)
     groups, page_rows, columns = np.indices(pages.shape, np.int32).reshape(3, -1)

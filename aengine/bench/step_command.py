@@ -6,10 +6,9 @@ import argparse
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from aengine.bench.arguments import counts
-from aengine.bench.engine_options import add_engine_options, engine_config
+from aengine.api.errors import AEngineError
+from aengine.bench.options import add_engine_options, counts, engine_config
 from aengine.bench.report import write_json
-from aengine.errors import AEngineError
 
 if TYPE_CHECKING:
     from aengine.bench.steps import ModelSteps
@@ -46,7 +45,7 @@ def add_step_command(commands: argparse._SubParsersAction[argparse.ArgumentParse
 def _step(options: argparse.Namespace, command: list[str]) -> int:
     from aengine.bench import steps
     from aengine.bench.step_cases import Case
-    from aengine.runner.device import find_device
+    from aengine.runner.torch.device import find_device
 
     shapes: list[str | None] = options.shape or [None]
     given = [Case.parse(text) for text in options.case]

@@ -1,12 +1,14 @@
 """Bare steps of a model against the floor: `aengine-bench step`. The runner alone, without scheduler, streams or text.
 
-The KV of a decode step's context is arbitrary: reading it takes as long whatever it holds.
+The KV of a decode step's context is arbitrary: reading it takes as long whatever it holds. So are the numbers of its adapters, which are
+random ones in the files that PEFT writes.
 """
 
 from __future__ import annotations
 
 import gc
 import itertools
+import json
 import logging
 import pathlib
 import statistics
@@ -17,20 +19,45 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
+import torch
+from safetensors.torch import save_file
+
+from aengine.api.config import EngineConfig
+from aengine.api.errors import ConfigError
 from aengine.bench.floor import Machine, MachineProbe, step_work
 from aengine.bench.kernel_times import KernelTimes, kernel_times
 from aengine.bench.probes import start_up_log
-from aengine.bench.random_adapters import write_adapter
 from aengine.bench.report import table
 from aengine.bench.step_cases import Case, step_plan, why_not
-from aengine.config import EngineConfig
-from aengine.errors import ConfigError
-from aengine.models.hub import resolve_model
+from aengine.models.loading.hub import resolve_model
+from aengine.models.loading.weight_bytes import quantized_bytes, weight_bytes
+from aengine.models.named_weights import named_weights
 from aengine.models.spec import ModelSpec
-from aengine.models.weight_bytes import quantized_bytes, weight_bytes
-from aengine.runner.base import InFlightStep
-from aengine.runner.changes import LoadAdapter
-from aengine.runner.model_runner import ModelRunner
+from aengine.runner.contract import InFlightStep, LoadAdapter
+from aengine.runner.runner import ModelRunner
+
+_MODULES = ("qkv", "output", "gate_up", "up", "down", "q", "q_down", "q_up", "kv_down")  # all linear ones of a layer that is no mixture
+
+
+def write_adapter(folder: pathlib.Path, spec: ModelSpec, low_rank: int, dtype: torch.dtype, seed: int) -> pathlib.Path:
+    """Writes one of all linear modules of the layers into a new `folder`, which it returns."""
+    generator = torch.Generator().manual_seed(seed)
+    tensors = {}
+    for name, weight in named_weights(spec).items():
+        stem, _, kind = name.rpartition(".")
+        if not stem.startswith("layers.") or kind != "weight" or stem.split(".", 2)[2] not in _MODULES:
+            continue
+        for part in weight.parts:
+            module, (rows, columns) = part.source.removesuffix(".weight"), part.matrix_shape
+            for letter, shape in (("A", (low_rank, columns)), ("B", (rows, low_rank))):
+                tensor = torch.randn(shape, generator=generator).mul_(0.02).to(dtype)
+                tensors[f"base_model.model.{module}.lora_{letter}.weight"] = tensor
+    folder.mkdir()
+    save_file(tensors, folder / "adapter_model.safetensors")
+    config = {"peft_type": "LORA", "r": low_rank, "lora_alpha": low_rank, "bias": "none", "target_modules": "all-linear"}
+    (folder / "adapter_config.json").write_text(json.dumps(config))
+    return folder
+
 
 _log = logging.getLogger("aengine")
 ROUNDS = 5
@@ -62,7 +89,7 @@ class MeasuredStep:
 
     @property
     def cells(self) -> Sequence[object]:
-        """Of the table with `HEADER`."""
+        """The cells of one row of the table with `HEADER`."""
         figures, machine = self.figures, self.machine
         moved = figures.weight_bytes + figures.kv_bytes
         times = (figures.milliseconds, figures.best_milliseconds, figures.tokens_per_second)
@@ -78,7 +105,7 @@ class LeftOut:
 
 @dataclass(frozen=True, slots=True)
 class ModelSteps:
-    """All of one model."""
+    """What was measured of the steps of one model, and what was left out or failed."""
 
     model: str
     device: str

@@ -12,15 +12,15 @@ from contextlib import asynccontextmanager
 from dataclasses import replace
 from typing import Any
 
+from aengine.api.engine import EngineBase
+from aengine.api.params import SamplingParams
 from aengine.bench.load import Chunk, Target
-from aengine.params import SamplingParams
-from aengine.protocols import EngineProtocol
 
 
 class EngineTarget:
     """`AsyncEngine` in this process, or `AsyncClient`, through `stream()`."""
 
-    def __init__(self, engine: EngineProtocol, temperature: float = 0.0, name: str = "aengine (in process)") -> None:
+    def __init__(self, engine: EngineBase, temperature: float = 0.0, name: str = "aengine (in process)") -> None:
         self.name = name
         self._engine = engine
         # Nothing else restricts what is sampled, whatever the model's own defaults are.

@@ -30,7 +30,7 @@ class Range:
 
     @classmethod
     def parse(cls, text: str) -> Range:
-        """`128` or `64-512`. Raises ValueError."""
+        """Reads one length, such as `128`, or a range, such as `64-512`. Raises ValueError for any other text."""
         low, _, high = text.partition("-")
         parsed = cls(int(low), int(high or low))
         if not 1 <= parsed.low <= parsed.high:
@@ -66,7 +66,8 @@ def random_lengths(lengths: Lengths) -> list[Item]:
 
 
 def shared_prefix(lengths: Lengths, prefix_len: int, num_prefixes: int = 1) -> list[Item]:
-    """As `random_lengths`, behind one of `num_prefixes` common beginnings of `prefix_len` tokens, in turn."""
+    """Independent requests as `random_lengths` makes them, each behind one of `num_prefixes` common beginnings of `prefix_len` tokens, in
+    turn."""
     prefixes = [_ids(random.Random(f"{lengths.seed}/{index}"), prefix_len, lengths.vocab_size) for index in range(num_prefixes)]
     return [
         replace(item, prompt=prefix + item.prompt) for item, prefix in zip(random_lengths(lengths), itertools.cycle(prefixes), strict=False)

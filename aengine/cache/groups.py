@@ -34,7 +34,7 @@ class LayerGroups:
     places: tuple[tuple[int, int], ...]  # by layer: its group, and which of the layers of a page it is
 
     def of_layers(self, layers: range) -> LayerGroups:
-        """The same groups for some of the layers alone, which are spread evenly over those of their window."""
+        """Return these groups for some of the layers alone, which are spread evenly over the groups of their window."""
         seen: Counter[int | None] = Counter()
         places = []
         for layer in layers:
@@ -115,7 +115,7 @@ class PageNeeds:
         return self.num_full * columns + self.windowed_pages(columns)
 
     def windowed_pages(self, columns: int) -> int:
-        """Those of them that belong to groups with windows."""
+        """The most pages in groups with windows that a sequence holds at a time while it computes so many columns."""
         return sum(kind.num_groups * min(columns, kind.most_columns) for kind in self.kinds)
 
     def longest(self, num_pages: int, limit: int) -> int:

@@ -100,8 +100,8 @@ class PrefixIndex:
     # ---- for those who want to know the names ------------------------------------------------------------------------
 
     def names(self, most: int) -> list[bytes]:
-        """Those of layer group 0, or the `most` of them that have been there longest. As a rule each comes behind that of the page
-        before it."""
+        """Return the names in layer group 0, or the `most` of them that have been there longest. As a rule each comes behind that of the
+        page before it."""
         return list(islice((name for name in self._by_name if len(name) == DIGEST_BYTES), most))
 
     def log_changes(self, on: bool) -> None:

@@ -59,7 +59,7 @@ Event = ContentDelta | ReasoningDelta | CallStarted | ArgumentsDelta | CallEnded
 
 @dataclass(frozen=True, slots=True)
 class ToolCall:
-    """A call of a tool."""
+    """A call of a tool, as far as the model wrote it."""
 
     id: str
     name: str
@@ -69,7 +69,7 @@ class ToolCall:
 
 @dataclass(frozen=True, slots=True)
 class ChatMessage:
-    """The output of a chat."""
+    """The output of a chat, in its parts."""
 
     content: str = ""
     reasoning: str = ""
@@ -102,7 +102,7 @@ class ChatMessage:
 
 @dataclass(slots=True)
 class MessageBuilder:
-    """Adds events up."""
+    """Adds the events of an output up to a message."""
 
     _content: list[str] = field(default_factory=list)
     _reasoning: list[str] = field(default_factory=list)
@@ -122,6 +122,6 @@ class MessageBuilder:
             self._calls[event.index] = replace(call, complete=event.complete), deltas
 
     def message(self) -> ChatMessage:
-        """Of the events so far."""
+        """Return the message that the events so far add up to."""
         calls = tuple(replace(call, arguments="".join(deltas)) for call, deltas in self._calls)
         return ChatMessage("".join(self._content), "".join(self._reasoning), calls)

@@ -1,8 +1,15 @@
-"""Calls that are written as JSON objects: `{"name": ..., "arguments": {...}}`, one or a list of them."""
+"""Calls of tools as models write them: as JSON objects, `{"name": ..., "arguments": {...}}`, one or a list of them; as Python, `f(a=1)`,
+one, several or a list of them; with arguments in tags, one parameter after the other, up to the end of the call.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Container
+import ast
+import json
+import re
+import warnings
+from collections.abc import Container, Mapping
+from typing import NamedTuple
 
 from aengine.chat.json_text import loads, read_key, read_object, read_value
 from aengine.chat.source import Reading, Source
@@ -109,3 +116,106 @@ def _arguments_of(text: str) -> str | None:
         except ValueError:
             return None
     return text if isinstance(value, dict) else None
+
+
+MAX_CODE = 1 << 16
+_NAME = re.compile(r"[\w.-]+")
+
+
+def start_calls(source: Source, code: str, names: Container[str] | None = None) -> bool:
+    """The calls that a piece of Python consists of, of what is held. False, and none, if it has anything else, or calls of tools that are
+    not among `names`."""
+    calls = _calls_of(code)
+    if not calls or (names is not None and any(name not in names for name, _ in calls)):
+        return False
+    for name, arguments in calls:
+        source.start_call(name, stream=False)
+        source.add_arguments(arguments)
+        source.end_call(complete=True)
+    return True
+
+
+def _calls_of(code: str) -> list[tuple[str, str]]:
+    """Names and arguments of the calls that a piece of Python consists of; none if it has anything else."""
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # of escapes in strings, which are the model's
+            body = ast.parse(code.strip()).body
+        found = []
+        for statement in body:
+            value = statement.value if isinstance(statement, ast.Expr) else None
+            for call in value.elts if isinstance(value, ast.List) else [value]:
+                if isinstance(call, ast.Call) and ast.unparse(call.func) == "print" and len(call.args) == 1:
+                    call = call.args[0]
+                if not isinstance(call, ast.Call) or call.args or not _NAME.fullmatch(name := ast.unparse(call.func)):
+                    return []
+                arguments = {keyword.arg: ast.literal_eval(keyword.value) for keyword in call.keywords}
+                text = json.dumps(arguments, ensure_ascii=False, allow_nan=False)
+                if None in arguments or not isinstance(loads(text), dict):
+                    return []
+                found.append((name, text))
+    except (SyntaxError, ValueError, TypeError, MemoryError, RecursionError):
+        return []
+    return found
+
+
+MAX_NAME = 256
+MAX_VALUE = 1 << 20
+
+
+class Tags(NamedTuple):
+    """What stands around a name and a value, and behind the last parameter."""
+
+    before_name: str
+    behind_name: str
+    behind_value: str
+    end: str
+    before_value: Mapping[str, str | None] = {}
+    """What comes between white space behind a name and its value, with the type of the value if that says it. If it is empty, a value
+    begins at once, and line breaks around it are none of it."""
+
+
+def read_parameters(source: Source, tags: Tags, schema: object) -> Reading[bool]:
+    """Each becomes a delta when it is whole. Whether that is all of the call. Values are text if the tags or the tool's `schema` say that
+    they are strings, else JSON if they can be."""
+    properties = schema.get("properties") if isinstance(schema, Mapping) else None
+    names: set[str] = set()
+    while (yield from source.accept(tags.before_name)):
+        name = yield from source.until((tags.behind_name, "<", "\n"), MAX_NAME)
+        if name is None or name in names or not (yield from source.accept(tags.behind_name)):
+            break
+        described = properties.get(name) if isinstance(properties, Mapping) else None
+        kind = described.get("type") if isinstance(described, Mapping) else None
+        if tags.before_value:
+            yield from source.space()
+            for text, said in tags.before_value.items():
+                if (yield from source.accept(text)):
+                    kind = said or kind
+                    break
+            else:
+                break
+        value = yield from source.until((tags.behind_value, tags.before_name, tags.end), MAX_VALUE)
+        if value is None:
+            break
+        yield from source.accept(tags.behind_value)
+        yield from source.space()
+        if not tags.before_value:
+            value = value.removeprefix("\n").removesuffix("\n")
+        source.add_arguments(f"{', ' if names else '{'}{json.dumps(name)}: {_json_of(value, kind)}")
+        names.add(name)
+    else:
+        if (yield from source.accept(tags.end)):
+            source.add_arguments("}" if names else "{}")
+            return True
+    return False
+
+
+def _json_of(value: str, kind: object) -> str:
+    if kind != "string":
+        try:
+            loads(value)
+        except ValueError:
+            pass
+        else:
+            return value.strip()
+    return json.dumps(value, ensure_ascii=False)

@@ -11,10 +11,14 @@ from aengine.chat.formats.base import CallFormat, ReasoningFormat, Tools, tools_
 from aengine.chat.json_calls import read_named
 from aengine.chat.source import Reading, Source, random_id
 
+_NAME = '"name"'
+_BEGINNINGS = ('{"name"', '[{"name"', '{"type":"function"')
+"""How a call begins that no marker announces, without white space."""
+
 
 class ChatParser:
-    """Parses one output. It never raises, and loses nothing: what is no whole marker or call is content, and the sources of all events add
-    up to the text. How the text is cut changes the deltas, and not what they add up to.
+    """Parses one output. It never raises, and loses nothing: what is no whole marker or call is content, unless the output was cut
+    off within it, and the sources of all events add up to the text. How the text is cut changes the deltas, and not what they add up to.
 
     White space beside markers belongs to them.
     """
@@ -52,9 +56,9 @@ class ChatParser:
         self._source.feed(text)
         return self._read_on()
 
-    def finish(self) -> list[Event]:
-        """The events at the end of the text."""
-        self._source.finish()
+    def finish(self, *, cut: bool = False) -> list[Event]:
+        """The events at the end of the text. `cut`: it ended before the model had ended it, so what it began to call is no content."""
+        self._source.finish(cut=cut)
         return self._read_on()
 
     def _read_on(self) -> list[Event]:
@@ -71,7 +75,7 @@ def _read(
         yield from source.space()
         opened = yield from source.accept(reasoning.opening)
         if not opened:
-            source.give_up()
+            source.give_up(announced=False)
     if opened and reasoning is not None:
         yield from _read_reasoning(source, reasoning)
     reasoning = None if structured else reasoning
@@ -82,7 +86,7 @@ def _read(
             if (yield from calls.start(source, tools)):
                 yield from _skip_space(source)
             else:
-                source.give_up()
+                source.give_up(announced=structured or _begins_call(source.held + source.unread, tools))
         marker = yield from source.text_until(markers, ContentDelta)
         if not marker:
             return
@@ -94,6 +98,14 @@ def _read(
             yield from _skip_space(source)
         else:
             source.give_up()
+
+
+def _begins_call(text: str, tools: Tools) -> bool:
+    """Whether a text that was cut off was to become a call, where no marker announces calls."""
+    text = "".join(text.split())
+    if _NAME in text or text.startswith((_BEGINNINGS[-1], *(f"[{name}(" for name in tools))):
+        return True
+    return len(text) > 1 and any(beginning.startswith(text) for beginning in _BEGINNINGS)
 
 
 def _read_reasoning(source: Source, reasoning: ReasoningFormat) -> Reading[None]:

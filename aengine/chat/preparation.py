@@ -7,14 +7,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from aengine.api.engine import EngineBase
+from aengine.api.errors import InvalidRequestError
+from aengine.api.fields import MAX_INT32
+from aengine.api.params import Reasoning, SamplingParams
+from aengine.api.request import Prompt, RequestOptions
 from aengine.chat.formats import CALLS, REASONING, ChatFormat
 from aengine.chat.parser import ChatParser
 from aengine.chat.tool_choice import CHOICES, check_choice, grammar_of
-from aengine.checks import MAX_INT32
-from aengine.errors import InvalidRequestError
-from aengine.params import Reasoning, SamplingParams
-from aengine.protocols import EngineProtocol
-from aengine.requests import RequestOptions
 
 _LEAST_SECONDS = 1e-9
 """The time limit of a request whose time passed while it was prepared."""
@@ -37,7 +37,7 @@ class ChatOutputOptions:
 
 @dataclass(frozen=True, slots=True)
 class PreparedChat:
-    """A chat as a request: what `EngineProtocol.stream` takes, and the parsers of its outputs."""
+    """A chat as a request: what `EngineBase.stream` takes, and the parsers of its outputs."""
 
     prompt: list[int]
     params: SamplingParams
@@ -48,12 +48,12 @@ class PreparedChat:
     only: str | None  # the tool of which the output is the arguments
 
     def parser(self) -> ChatParser:
-        """For one sequence."""
+        """Return a new parser, for the output of one sequence."""
         is_structured = self.params.structured_output is not None
         return ChatParser(self.format, self.tools, opened=self.opened, structured=is_structured, only=self.only)
 
 
-def check_chat(engine: EngineProtocol, params: SamplingParams, options: RequestOptions, chat: ChatOutputOptions) -> None:
+def check_chat(engine: EngineBase, params: SamplingParams, options: RequestOptions, chat: ChatOutputOptions) -> None:
     """Raises `InvalidRequestError` for what `prepare_chat` refuses before it does anything."""
     check_choice(chat.tool_choice, options.tools)
     if options.known_outputs is not None:
@@ -77,7 +77,7 @@ def check_chat(engine: EngineProtocol, params: SamplingParams, options: RequestO
 
 
 async def prepare_chat(
-    engine: EngineProtocol, messages: Sequence[Mapping[str, Any]], params: SamplingParams, options: RequestOptions, chat: ChatOutputOptions
+    engine: EngineBase, messages: Sequence[Mapping[str, Any]], params: SamplingParams, options: RequestOptions, chat: ChatOutputOptions
 ) -> PreparedChat:
     """Renders the chat, and says what its outputs must look like; a time limit counts from now on. Raises `InvalidRequestError`, and what
     `engine` raises."""
@@ -92,10 +92,10 @@ async def prepare_chat(
         template_kwargs=options.template_kwargs,
     )
     grammar = grammar_of(choice, options.tools, parallel=chat.parallel_tool_calls) or params.structured_output
-    markers, opened, reasoning = REASONING[format.reasoning], format.opens_reasoning(prompt), None
+    markers, opened, reasoning = REASONING[format.reasoning], format.opens_reasoning(prompt.text), None
     if markers is None:
         prompt += CALLS[format.calls].answer if grammar is not None else ""
-    elif not prompt.rstrip().endswith(markers.closing):
+    elif not prompt.text.rstrip().endswith(markers.closing):
         before, behind = markers.space
         closing = before + markers.closing + behind
         if chat.max_reasoning_tokens == 0:
@@ -111,7 +111,7 @@ async def prepare_chat(
         params = replace(params, skip_special_tokens=False)
     if grammar is not None:
         format = replace(format, calls="json" if choice == "required" else "")
-    token_ids = await engine.tokenize(prompt, add_special_tokens=False, for_prompt=True)
+    token_ids = await engine.tokenize(prompt.text, add_special_tokens=False, for_prompt=True, literals=prompt.literals)
     timeout = None if options.timeout is None else max(options.timeout - (time.monotonic() - start), _LEAST_SECONDS)
     return PreparedChat(
         prompt=token_ids,
@@ -124,5 +124,16 @@ async def prepare_chat(
     )
 
 
-def _format(engine: EngineProtocol, chat: ChatOutputOptions) -> ChatFormat:
+def _format(engine: EngineBase, chat: ChatOutputOptions) -> ChatFormat:
     return chat.format or ChatFormat(engine.model_info.call_format, engine.model_info.reasoning_format)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GenerationRequest:
+    """A generation as a door asks for it."""
+
+    prompt: Prompt
+    params: SamplingParams
+    options: RequestOptions
+    model: str = ""  # the served one, or an adapter; empty: the served one
+    chat: ChatOutputOptions | None = None  # the prompt is a chat, and its output is parsed

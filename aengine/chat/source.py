@@ -37,6 +37,8 @@ class Source:
         self._text = ""  # not read, from _position on
         self._position = 0
         self._ended = False
+        self._cut = False
+        self._at_end = False  # whether more text was asked for when there was none
         self._held: list[str] = []  # read, and not yet the source of an event
         self._json: list[str] = []  # what stands for it in arguments
         self._streams = False  # whether what is read is arguments, which become deltas at once
@@ -46,9 +48,10 @@ class Source:
         self._text = self._text[self._position :] + text
         self._position = 0
 
-    def finish(self) -> None:
-        """No text will be added."""
+    def finish(self, *, cut: bool) -> None:
+        """No text will be added. `cut`: the model would have gone on."""
         self._ended = True
+        self._cut = cut
 
     # ---- text ----------------------------------------------------------------------------------------------------------
 
@@ -66,6 +69,7 @@ class Source:
         before = len(self._text) - self._position
         while len(self._text) - self._position == before:
             if self._ended:
+                self._at_end = True
                 return False
             self._stream_arguments()
             yield
@@ -79,11 +83,11 @@ class Source:
         return self._text[self._position]
 
     def take(self, count: int, json: str | None = None) -> str:
-        """Reads `count` characters. `json`: what they stand for in arguments, if it is something else."""
+        """Reads `count` characters, if there are so many. `json`: what they stand for in arguments, if it is something else."""
         text = self._text[self._position : self._position + count]
-        self._position += count
+        self._position += len(text)
         self._held.append(text)
-        self._json.append(text if json is None else json)
+        self._json.append(json if json is not None and text else text)
         return text
 
     def match(self, pattern: re.Pattern[str]) -> str:
@@ -96,17 +100,21 @@ class Source:
         self._json[-1] = json
 
     def accept(self, literal: str, json: str | None = None) -> Reading[bool]:
-        """Reads `literal`, if it follows. `json` as in `take`."""
+        """Reads `literal`, if it follows, or what there is of it where the output was cut off. `json` as in `take`."""
         while True:
             there = self._text[self._position : self._position + len(literal)]
             if there == literal:
                 self.take(len(literal), json)
                 return True
-            if not literal.startswith(there) or not (yield from self.more()):
+            if not literal.startswith(there):
+                return False
+            if not (yield from self.more()):
+                if self._cut:
+                    self.take(len(there), "")
                 return False
 
     def space(self) -> Reading[None]:
-        """Reads white space."""
+        """Read white space up to the next other character, or to the end of the output."""
         while True:
             self.match(_SPACE)
             if self._position < len(self._text) or not (yield from self.more()):
@@ -148,7 +156,10 @@ class Source:
                 return found.group()
             if not (yield from self.more()):
                 if rest := self.unread:
-                    self.emit(kind, text=self.take(len(rest)))
+                    begun = rest.lstrip(_WHITE)
+                    is_marker = self._cut and any(marker.startswith(begun) and 2 * len(begun) > len(marker) for marker in markers)
+                    self.take(len(rest))
+                    self.emit(kind, text="" if is_marker else rest)
                 return ""
 
     # ---- events --------------------------------------------------------------------------------------------------------
@@ -160,7 +171,7 @@ class Source:
         return text
 
     def emit(self, kind: Delta, text: str) -> None:
-        """`text`, of what is held."""
+        """Add an event with `text`. Its source is all the text that is held, which is held no longer."""
         self.events.append(kind(text=text, source=self._release()))
 
     def emit_markup(self, kind: Delta = ContentDelta) -> None:
@@ -168,9 +179,13 @@ class Source:
         if self._held:
             self.emit(kind, "")
 
-    def give_up(self) -> None:
-        """What is held is no call: it is content."""
-        if text := self._release():
+    def give_up(self, *, announced: bool = True) -> None:
+        """What is held is no call, or none that is whole. It is content; but the beginning of a call that was `announced`, and that was cut
+        off with the output, is nothing that is shown."""
+        if announced and self._cut and self._at_end:
+            self.take(len(self._text) - self._position)
+            self.emit_markup()
+        elif text := self._release():
             self.events.append(ContentDelta(text=text, source=text))
 
     def settle(self) -> None:

@@ -5,15 +5,15 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from aengine.api.engine import EngineBase
+from aengine.api.errors import InvalidRequestError
+from aengine.api.outputs import FinishReason, Timing, Usage
+from aengine.api.params import SamplingParams
+from aengine.api.request import OptionFields, RequestOptions, check_params
+from aengine.api.stream import TokenStream
 from aengine.chat.events import ChatMessage, Event, MessageBuilder
 from aengine.chat.formats import ChatFormat
 from aengine.chat.preparation import ChatOutputOptions, check_chat, prepare_chat
-from aengine.errors import InvalidRequestError
-from aengine.outputs import FinishReason, Timing, Usage
-from aengine.params import SamplingParams
-from aengine.protocols import EngineProtocol
-from aengine.requests import OptionFields, RequestOptions, check_params
-from aengine.stream_base import StreamProtocol
 
 if TYPE_CHECKING:
     from types import TracebackType
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 def stream_chat(
-    engine: EngineProtocol,
+    engine: EngineBase,
     messages: Sequence[Mapping[str, Any]],
     params: SamplingParams | None = None,
     options: RequestOptions | None = None,
@@ -33,7 +33,7 @@ def stream_chat(
     format: ChatFormat | None = None,
     **fields: Unpack[OptionFields],
 ) -> ChatStream:
-    """Submit a chat when the result is iterated first. `params`, `options` and `fields` are those of `EngineProtocol.stream`, `tools` among
+    """Submit a chat when the result is iterated first. `params`, `options` and `fields` are those of `EngineBase.stream`, `tools` among
     them; `n` is 1.
 
     `tool_choice`: "auto", "none", "required" (one tool or several) or the name of a tool (this one, once). The last two are enforced by a
@@ -41,7 +41,7 @@ def stream_chat(
     `max_reasoning_tokens`: 0..2^31-1; the reasoning is closed when it has so many, with 0 before it begins. `format`: how the model writes;
     by default what its chat template says.
 
-    Raises `InvalidRequestError` here, and in the iteration what `EngineProtocol.stream` raises.
+    Raises `InvalidRequestError` here, and in the iteration what `EngineBase.stream` raises.
     """
     params, options = check_params(params), RequestOptions.of(options, fields)
     if params.n != 1:
@@ -58,7 +58,7 @@ class ChatStream:
 
     def __init__(
         self,
-        engine: EngineProtocol,
+        engine: EngineBase,
         messages: Sequence[Mapping[str, Any]],
         params: SamplingParams,
         options: RequestOptions,
@@ -70,7 +70,7 @@ class ChatStream:
         self._options = options
         self._chat = chat
         self._built = MessageBuilder()
-        self._stream: StreamProtocol | None = None
+        self._stream: TokenStream | None = None
         self._events = self._run()
 
     @property
@@ -85,7 +85,7 @@ class ChatStream:
 
     @property
     def usage(self) -> Usage:
-        """Token counts so far."""
+        """Token counts of the request so far."""
         return self._stream.usage if self._stream is not None else Usage()
 
     @property
@@ -121,8 +121,10 @@ class ChatStream:
         prepared = await prepare_chat(self._engine, self._messages, self._params, self._options, self._chat)
         parser = prepared.parser()
         self._stream = self._engine.stream(prepared.prompt, prepared.params, prepared.options)
+        cut = False
         async for token in self._stream:
+            cut = token.finish_reason is not None and token.finish_reason.cuts
             for event in parser.feed(token.text):
                 yield event
-        for event in parser.finish():
+        for event in parser.finish(cut=cut):
             yield event

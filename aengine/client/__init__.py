@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Any
 from aengine.client.config import ClientConfig
 
 if TYPE_CHECKING:
-    from aengine.client.client import AsyncClient, ClientStream
+    from aengine.api.stream import TokenStream as ClientStream
+    from aengine.client.client import AsyncClient
 
 __all__ = ["AsyncClient", "ClientConfig", "ClientStream"]
 
@@ -16,6 +17,10 @@ __all__ = ["AsyncClient", "ClientConfig", "ClientStream"]
 def __getattr__(name: str) -> Any:
     if name not in __all__:
         raise AttributeError(f"module 'aengine.client' has no attribute {name!r}")
+    if name == "ClientStream":  # the name from when clients had streams of their own
+        from aengine.api.stream import TokenStream
+
+        return TokenStream
     from aengine.client import client
 
     return getattr(client, name)

@@ -7,22 +7,22 @@ session that many share. Nothing here refers to the stream that the user holds, 
 from __future__ import annotations
 
 import asyncio
+import time
 from abc import ABC, abstractmethod
-from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import replace
 
-from aengine.client.messages import read_delta, read_drafts, read_finish, read_logprobs, read_timing
-from aengine.errors import ServerError
-from aengine.outputs import NO_TOKEN, FinishReason, Timing, Token
-from aengine.params import SamplingParams
-from aengine.requests import RequestOptions
-from aengine.stream_base import StreamSource, end_from_outside
+from aengine.api.errors import ServerError
+from aengine.api.outputs import NO_TOKEN, FinishReason, RequestInfo, RequestState, Timing, Token
+from aengine.api.params import SamplingParams
+from aengine.api.request import RequestOptions
+from aengine.api.stream import StreamSource, UnreadBuffer, end_from_outside
 from aengine.v1 import generation_pb2
+from aengine.wire.client_messages import read_delta, read_drafts, read_finish, read_logprobs, read_timing
 
 MAX_UNREAD_TOKENS = 1024
-"""So many wait here for a slow reader; then nothing more is taken from the connection, and the server parks the request."""
+"""Unread tokens that a slow reader may have; with one more nothing is taken from the connection, and the server parks the request."""
 CLOSE_SECONDS = 5.0
 """How long closing a request may wait for the server to confirm that it is cancelled."""
 
@@ -37,6 +37,11 @@ class Feed(ABC):
     @abstractmethod
     def cancel(self) -> None:
         """Have the server cancel the request, of which no event is wanted any more."""
+
+    @property
+    @abstractmethod
+    def released(self) -> bool:
+        """Whether `wait_released()` would return at once."""
 
     @abstractmethod
     async def wait_released(self) -> None:
@@ -55,13 +60,14 @@ class ActiveRequest(StreamSource):
         super().__init__(request_id, params, options, asyncio.Event)
         self.acknowledged = False  # the server has begun it: the prompt is valid
         self.prompt_ids: Sequence[int] = ()  # where there are to be logprobs of them, which come without the ids
-        self._tokens: deque[Token] = deque()  # not read yet
+        self._tokens: UnreadBuffer[Token] = UnreadBuffer(MAX_UNREAD_TOKENS, self._hold)
         self._timing = Timing()
         self._finished = False
         self._num_events = 0  # that came, which is the number of the next
         self._open = set(self.live_sequences)  # sequences whose end has not come
         self._last: dict[int, Token] = {}  # the last tokens of sequences, until their ends have come
-        self._held = False  # there are too many unread tokens
+        self._num_tokens = self.num_known_tokens  # that came
+        self._arrival_time = time.time()  # in seconds
         self._loop = asyncio.get_running_loop()
         self._feed = open_feed(self)
 
@@ -77,17 +83,24 @@ class ActiveRequest(StreamSource):
 
     @property
     def unread(self) -> int:
-        """How many tokens `pop()` has."""
         return len(self._tokens)
 
+    @property
+    def gone(self) -> bool:
+        return self._finished and self._feed.released
+
+    def info(self) -> RequestInfo:
+        """Return how far the request has come, as its events tell it: one that waits is told from one that runs by its first token."""
+        if self._finished:
+            state = RequestState.FINISHED
+        elif not self.acknowledged:
+            state = RequestState.PREPARING
+        else:
+            state = RequestState.RUNNING if self._num_tokens > self.num_known_tokens else RequestState.WAITING
+        return RequestInfo(self.request_id, state, self.usage_with(self._num_tokens), self.timing, self._arrival_time)
+
     def pop(self) -> Token | None:
-        if not self._tokens:
-            return None
-        token = self._tokens.popleft()
-        if self._held and len(self._tokens) <= MAX_UNREAD_TOKENS // 2:
-            self._held = False
-            self._feed.hold(False)
-        return token
+        return self._tokens.popleft()
 
     def cancel(self) -> None:
         """Cancel the request unless it has ended; its unread tokens stay, and sequences without an end are CANCELLED."""
@@ -103,9 +116,7 @@ class ActiveRequest(StreamSource):
                 self._loop.call_soon_threadsafe(self.cancel)
 
     def discard(self, indexes: Iterable[int]) -> None:
-        self._tokens.clear()
-        if self.error is None:
-            self._tokens.extend(end_from_outside(index, FinishReason.CANCELLED) for index in indexes)
+        self._tokens.replace([] if self.error is not None else [end_from_outside(index, FinishReason.CANCELLED) for index in indexes])
 
     async def wait_released(self) -> None:
         """Until the server has confirmed it, for CLOSE_SECONDS at most."""
@@ -162,7 +173,8 @@ class ActiveRequest(StreamSource):
         tokens = read_delta(delta)
         if delta.last:
             self._last[index] = tokens.pop()  # it is read together with its end, as in the engine
-        self._append(tokens)
+        self._num_tokens += len(tokens) + delta.last
+        self._tokens.extend(tokens)
 
     def _add_finish(self, end: generation_pb2.SequenceFinished) -> None:
         index = end.sequence_index
@@ -171,7 +183,7 @@ class ActiveRequest(StreamSource):
         reason, stop_reason = read_finish(end.finish)
         last = self._last.pop(index, None) or Token(index, NO_TOKEN, "")
         self._open.discard(index)
-        self._append([replace(last, finish_reason=reason, stop_reason=stop_reason)])
+        self._tokens.append(replace(last, finish_reason=reason, stop_reason=stop_reason))
 
     def _add_prompt(self, piece: generation_pb2.PromptLogprobs) -> None:
         ids = self.prompt_ids
@@ -180,8 +192,5 @@ class ActiveRequest(StreamSource):
             raise ServerError(f"logprobs of {stop} tokens, where the prompt has {len(ids)}", "DATA_LOSS")
         self.prompt_logprobs[start:] = read_logprobs(ids[start:stop], piece.logprobs)
 
-    def _append(self, tokens: Iterable[Token]) -> None:
-        self._tokens.extend(tokens)
-        if len(self._tokens) >= MAX_UNREAD_TOKENS and not self._held:
-            self._held = True
-            self._feed.hold(True)
+    def _hold(self, held: bool) -> None:
+        self._feed.hold(held)

@@ -1,25 +1,51 @@
-"""`GenerationCall`: one request on its way to the server and the events that come back.
+"""`GenerationCall`: one request on its way to the server and the events that come back; `CallFeed`: the task that reads it.
 
 Owns when a call is made again (no event has come yet) and when a stream is resumed (the request was marked resumable). The reader of the
-events sees one sequence of them without gaps. Knows nothing of tokens.
+events sees one sequence of them without gaps. A request with logprobs of its prompt needs the prompt as ids first, by the server, as these
+come without the ids. Knows nothing of tokens.
 """
 
 from __future__ import annotations
 
+import asyncio
 import time
-from collections.abc import AsyncGenerator, Sequence
-from contextlib import aclosing
+from collections.abc import AsyncGenerator, Callable, Sequence
+from contextlib import aclosing, suppress
 from typing import Any
 
+import anyio
 import grpc
 from grpc import aio
 
+from aengine.api.errors import AEngineError, EngineDeadError, InvalidRequestError, RequestIdInUseError, ServerError
+from aengine.client import active_request
+from aengine.client.active_request import ActiveRequest, Feed
 from aengine.client.failures import Backoff, Failure
 from aengine.client.link import Link
-from aengine.client.prompt_ids import needs_prompt_ids, write_prompt_ids
-from aengine.errors import EngineDeadError, RequestIdInUseError, ServerError
-from aengine.v1.generation_pb2 import GenerationEvent
+from aengine.v1.generation_pb2 import GenerationEvent, GenerationSpec
 from aengine.v1.generation_service_pb2 import CancelRequestsRequest, ResumeGenerateRequest, StreamGenerateRequest
+from aengine.v1.tokenizer_service_pb2 import RenderChatRequest, TokenizeRequest
+from aengine.wire.client_messages import write_token_ids
+from aengine.wire.names import field_of
+
+
+def needs_prompt_ids(spec: GenerationSpec) -> bool:
+    return spec.output.HasField("prompt_logprobs")
+
+
+async def write_prompt_ids(link: Link, spec: GenerationSpec) -> Sequence[int]:
+    """Have the server turn the prompt of `spec` into ids, and put them in its place. Raises `AEngineError`."""
+    prompt = spec.prompt
+    try:
+        match prompt.WhichOneof("content"):
+            case "text":
+                write_token_ids((await link.ask(link.tokenizer.Tokenize, TokenizeRequest(text=prompt.text))).token_ids, prompt)
+            case "chat":
+                write_token_ids((await link.ask(link.tokenizer.RenderChat, RenderChatRequest(chat=prompt.chat))).token_ids, prompt)
+    except InvalidRequestError as error:
+        raise error.moved(lambda field: field_of(f"spec.prompt.{field}")) from error
+    return prompt.token_ids.ids
+
 
 DEADLINE_GRACE = 10.0
 """Seconds beyond the time limit of a request until its call is given up: by then the server has ended it, or is stuck."""
@@ -42,7 +68,7 @@ class GenerationCall:
         return self._request.request_id
 
     async def prompt_ids(self) -> Sequence[int]:
-        """Those of a request with logprobs of its prompt, else none. To be called before `events()`. Raises `AEngineError`."""
+        """Return the prompt's ids if its logprobs are asked for, else none. To be called before `events()`. Raises `AEngineError`."""
         spec = self._request.spec
         return await write_prompt_ids(self._link, spec) if needs_prompt_ids(spec) else ()
 
@@ -108,3 +134,54 @@ class GenerationCall:
 
     def _remaining(self) -> float | None:
         return None if self._deadline is None else max(0.0, self._deadline - time.monotonic())
+
+
+class CallFeed(Feed):
+    """`on_done` is called with the request when the task has ended."""
+
+    def __init__(self, call: GenerationCall, request: ActiveRequest, on_done: Callable[[ActiveRequest], object]) -> None:
+        self._call = call
+        self._request = request
+        self._room = asyncio.Event()  # events are wanted
+        self._room.set()
+        self._task = asyncio.get_running_loop().create_task(self._run())
+        self._task.add_done_callback(lambda _: self._end())  # where it was cancelled from elsewhere, before it began or while it ran
+        self._task.add_done_callback(lambda _: on_done(request))
+
+    def hold(self, held: bool) -> None:
+        if held:
+            self._room.clear()
+        else:
+            self._room.set()
+
+    def cancel(self) -> None:
+        self._task.cancel()
+
+    @property
+    def released(self) -> bool:
+        return self._task.done()
+
+    async def wait_released(self) -> None:
+        if not self._task.done():
+            with anyio.move_on_after(active_request.CLOSE_SECONDS, shield=True):
+                await asyncio.wait({self._task})
+
+    async def _run(self) -> None:
+        request = self._request
+        try:
+            request.prompt_ids = await self._call.prompt_ids()
+            async with aclosing(self._call.events()) as events:
+                async for event in events:
+                    request.add(event)
+                    request.notify()
+                    if not request.finished:  # else the task only has to close the call
+                        await self._room.wait()
+        except asyncio.CancelledError:
+            with suppress(AEngineError), anyio.move_on_after(active_request.CLOSE_SECONDS):
+                await self._call.cancel()
+        except Exception as error:
+            self._end(error)
+
+    def _end(self, error: Exception | None = None) -> None:
+        self._request.end(error)
+        self._request.notify()

@@ -8,56 +8,38 @@ from __future__ import annotations
 
 import uuid
 from contextlib import AsyncExitStack
+from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from google.protobuf.duration_pb2 import Duration
 
-from aengine.asyncio_life import AsyncioLife
+from aengine.aio.bridge import AsyncioEngine
+from aengine.aio.life import AsyncioLife
+from aengine.api.engine import EmbeddingFields
+from aengine.api.errors import ConnectionLostError, EngineStateError, RequestEndedError, ServerError
+from aengine.api.outputs import Embedding, ModelInfo
+from aengine.api.params import EmbeddingParams, SamplingParams
+from aengine.api.request import OptionFields, Prompt, RequestOptions, check_params
 from aengine.client.active_request import ActiveRequest, Feed
-from aengine.client.call import GenerationCall
-from aengine.client.call_feed import CallFeed
+from aengine.client.call import CallFeed, GenerationCall
 from aengine.client.config import DEFAULT_ADDRESS, ClientConfig
 from aengine.client.health import HealthWatch
 from aengine.client.link import Link, open_link
-from aengine.client.messages import (
-    read_model,
-    write_embedding,
-    write_request,
-)
 from aengine.client.server_calls import ServerCalls
 from aengine.client.session import MAX_SUBMIT_BYTES, Sessions
-from aengine.errors import ConnectionLostError, EngineStateError, RequestEndedError, ServerError
-from aengine.loop_bridge import AsyncioEngine
-from aengine.outputs import (
-    Completion,
-    Embedding,
-    ModelInfo,
-)
-from aengine.params import EmbeddingParams, SamplingParams
-from aengine.requests import OptionFields, Prompt, RequestOptions, check_params
-from aengine.stream_base import StreamProtocol, read_to_end
 from aengine.v1.generation_pb2 import StreamOptions
 from aengine.v1.generation_service_pb2 import CancelRequestsRequest, StreamGenerateRequest
 from aengine.v1.model_service_pb2 import GetModelRequest
+from aengine.wire.client_messages import read_model, write_embedding, write_request
 
 if TYPE_CHECKING:
-    from typing_extensions import Unpack
+    pass
 
 EACH_TOKEN = StreamOptions()
 FEW_MESSAGES = StreamOptions(max_tokens_per_delta=64, max_delay=Duration(nanos=100_000_000))
 """For `generate`, whose caller sees no single token."""
-
-
-class ClientStream(StreamProtocol):
-    """The tokens of one request, as they come from the server.
-
-    `aclose()` returns when the server has confirmed that the request is cancelled, or after some seconds. A reader that lags far behind
-    parks the request on the server until it catches up. Cached prompt tokens and the timing are known at the end.
-    """
-
-    _source: ActiveRequest
 
 
 class AsyncClient(ServerCalls, AsyncioEngine):
@@ -74,16 +56,13 @@ class AsyncClient(ServerCalls, AsyncioEngine):
     fails for a reason of its own.
     """
 
-    _link: Link
-    _health: HealthWatch
-    _sessions: Sessions
-    _model: ModelInfo
-
     def __init__(self, address_or_config: str | ClientConfig = DEFAULT_ADDRESS, **overrides: Any) -> None:
         """Raises `ConfigError` naming every field that is unknown or out of range. Connects to nothing yet."""
         self.config = ClientConfig.of(address_or_config, **overrides)
         self._connection = AsyncExitStack()  # what must be closed
         self._life = AsyncioLife("client", self._connection.aclose)
+        self._parts: _Parts | None = None  # once there is a channel
+        self._model: ModelInfo | None = None  # once the server has told it
         self._requests: dict[ActiveRequest, None] = {}  # active, in the order of their submission
 
     # ---- life cycle ----------------------------------------------------------------------------------------------------
@@ -101,58 +80,28 @@ class AsyncClient(ServerCalls, AsyncioEngine):
     @property
     def healthy(self) -> bool:
         """Whether the server reports that it serves."""
-        return self._life.running and self._health.serving
+        return self._life.running and self._parts is not None and self._parts.health.serving
 
     @property
     def model_info(self) -> ModelInfo:
         """What is served, as it was when the client started. Raises `EngineStateError` before `start()`."""
-        if not hasattr(self, "_model"):
+        if self._model is None:
             raise EngineStateError("the client is not started")
         return self._model
 
     # ---- requests ------------------------------------------------------------------------------------------------------
 
-    def stream(
-        self,
-        prompt: Prompt,
-        params: SamplingParams | None = None,
-        options: RequestOptions | None = None,
-        **fields: Unpack[OptionFields],
-    ) -> ClientStream:
-        """Submit a request at once; iterate the result for its tokens. See `AsyncEngine.stream` for the arguments.
+    def _open(
+        self, prompt: Prompt, params: SamplingParams | None, options: RequestOptions | None, fields: OptionFields, *, whole: bool
+    ) -> ActiveRequest:
+        return self.open(prompt, params, RequestOptions.of(options, fields), FEW_MESSAGES if whole else EACH_TOKEN)
 
-        Raises `EngineStateError`, and `InvalidRequestError` for what can be checked without the server. What the server refuses is raised
-        by the first iteration, and by `ClientStream.started()`. `logits_processors` cannot be sent.
-        Numbers are sent with a precision of 32 bits.
-        """
-        return ClientStream(self.open(prompt, params, RequestOptions.of(options, fields)))
-
-    async def generate(
-        self,
-        prompt: Prompt,
-        params: SamplingParams | None = None,
-        options: RequestOptions | None = None,
-        **fields: Unpack[OptionFields],
-    ) -> Completion:
-        """`stream()`, read to its end. Cancelling the caller cancels the request."""
-        return await read_to_end(ClientStream(self.open(prompt, params, RequestOptions.of(options, fields), FEW_MESSAGES)))
-
-    async def embed(
-        self,
-        prompt: Prompt,
-        options: RequestOptions | None = None,
-        *,
-        pooling: str | None = None,
-        normalize: bool = True,
-        dimensions: int | None = None,
-        **fields: Unpack[OptionFields],
-    ) -> Embedding:
-        """As that of an engine, but for `request_id`, which is refused: an embedding ends with its call."""
-        self._check_running()
+    async def _embed(self, prompt: Prompt, options: RequestOptions | None, fields: OptionFields, wanted: EmbeddingFields) -> Embedding:
+        link = self._running_link()
         options = RequestOptions.of(options, fields)
-        request = write_embedding(prompt, EmbeddingParams(pooling=pooling, normalize=normalize, dimensions=dimensions), options)
+        request = write_embedding(prompt, EmbeddingParams(**wanted), options)
         try:
-            (found,) = (await self._link.ask(self._link.embedding.Embed, request, options.timeout)).embeddings
+            (found,) = (await link.ask(link.embedding.Embed, request, options.timeout)).embeddings
         except ServerError as error:
             if error.code == "DEADLINE_EXCEEDED":
                 raise RequestEndedError("the embedding was not made: its timeout passed") from error
@@ -162,9 +111,9 @@ class AsyncClient(ServerCalls, AsyncioEngine):
     async def cancel(self, request_id: str) -> bool:
         """End a request, whoever sent it; its stream closes with FinishReason.CANCELLED. Returns when its pages are free: True if it
         was in flight."""
-        self._check_running()
+        link = self._running_link()
         try:
-            response = await self._link.ask(self._link.generation.CancelRequests, CancelRequestsRequest(request_ids=[request_id]))
+            response = await link.ask(link.generation.CancelRequests, CancelRequestsRequest(request_ids=[request_id]))
         except (ConnectionLostError, EngineStateError):
             own = next((request for request in self._requests if request.request_id == request_id and not request.finished), None)
             if own is None:
@@ -183,7 +132,7 @@ class AsyncClient(ServerCalls, AsyncioEngine):
     ) -> ActiveRequest:
         """What is behind a stream, for programs that pass tokens on, such as a router: submitted at once, read by `pop()` when its `waiter`
         was called. Whoever opens it cancels it or reads it to its end. Raises what `stream()` raises."""
-        self._check_running()
+        self._life.check_running()
         options = options or RequestOptions()
         params = check_params(params).with_seed()  # here, so that a second attempt has the same seed
         message = write_request(prompt, params, options)
@@ -199,17 +148,19 @@ class AsyncClient(ServerCalls, AsyncioEngine):
     # ---- inside --------------------------------------------------------------------------------------------------------
 
     def _open_feed(self, message: StreamGenerateRequest, options: RequestOptions, request: ActiveRequest) -> Feed:
+        parts = self._running()
         if self.config.multiplex and message.ByteSize() <= MAX_SUBMIT_BYTES:
-            return self._sessions.submit(message, options.timeout, request, on_done=self._requests.pop)
-        call = GenerationCall(self._link, message, timeout=options.timeout, id_is_random=options.request_id is None)
+            return parts.sessions.submit(message, options.timeout, request, on_done=self._requests.pop)
+        call = GenerationCall(parts.link, message, timeout=options.timeout, id_is_random=options.request_id is None)
         return CallFeed(call, request, on_done=self._requests.pop)
 
     def _running_link(self) -> Link:
-        self._check_running()
-        return self._link
+        return self._running().link
 
-    def _check_running(self) -> None:
+    def _running(self) -> _Parts:
         self._life.check_running()
+        assert self._parts is not None, "started"
+        return self._parts
 
     async def _cancel_all(self) -> None:
         requests = list(self._requests)
@@ -219,11 +170,19 @@ class AsyncClient(ServerCalls, AsyncioEngine):
             await request.wait_released()
 
     async def _connect(self) -> None:
-        self._link = await open_link(self.config)
-        self._connection.push_async_callback(self._link.channel.close)
-        self._health = HealthWatch(self._link)
-        self._connection.push_async_callback(self._health.stop)
-        self._sessions = Sessions(self._link)
-        self._connection.push_async_callback(self._sessions.aclose)
-        await self._health.wait_serving(self.config.connect_timeout)
-        self._model = read_model((await self._link.ask(self._link.model.GetModel, GetModelRequest())).model)
+        link = await open_link(self.config)
+        self._connection.push_async_callback(link.channel.close)
+        self._parts = _Parts(link, HealthWatch(link), Sessions(link))
+        self._connection.push_async_callback(self._parts.health.stop)
+        self._connection.push_async_callback(self._parts.sessions.aclose)
+        await self._parts.health.wait_serving(self.config.connect_timeout)
+        self._model = read_model((await link.ask(link.model.GetModel, GetModelRequest())).model)
+
+
+@dataclass(frozen=True)
+class _Parts:
+    """What a client has from its connection on."""
+
+    link: Link
+    health: HealthWatch
+    sessions: Sessions

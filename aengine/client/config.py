@@ -6,14 +6,19 @@ import re
 from dataclasses import dataclass, field, replace
 from typing import Annotated, Any
 
-from aengine.checks import POSITIVE, Accepts, FieldChecks, Refusal, check_fields, check_names, integer, is_not
-from aengine.errors import ConfigError
+from aengine.api.errors import ConfigError
+from aengine.api.fields import POSITIVE, Accepts, FieldChecks, Refusal, check_fields, check_names, integer, is_not
 
 DEFAULT_ADDRESS = "127.0.0.1:50051"
 MAX_RESUME_SECONDS = 600.0  # as long as a server keeps a request without a reader
 _ADDRESS = re.compile(r"(?:dns|unix|unix-abstract|ipv4|ipv6):\S+|(?:\[[0-9A-Fa-f:.%]+\]|[^\s:/\[\]]+):(?P<port>\d{1,5})")
 _TOKEN = re.compile(r"[\x21-\x7e]+")  # what metadata can carry
 _TLS = Accepts(lambda tls: isinstance(tls, bool | str) and tls != "", "true, false or the path of a PEM file")
+
+
+def is_url(text: str) -> bool:
+    """Whether `text` is the address of a server that speaks HTTP."""
+    return text.startswith(("http://", "https://"))
 
 
 def _address(value: object) -> object:
@@ -23,7 +28,7 @@ def _address(value: object) -> object:
     raise Refusal(is_not(value, "host:port with a port in [0, 65535], or a name with a scheme such as unix:"))
 
 
-def _token(value: object) -> object:
+def read_token(value: object) -> object:
     if isinstance(value, str) and _TOKEN.fullmatch(value):
         return value
     raise Refusal("must consist of visible ASCII characters")  # without the value: it is a secret
@@ -36,7 +41,7 @@ class ClientConfig:
     address: Annotated[str, _address] = DEFAULT_ADDRESS
     """host:port, or a name that gRPC resolves, such as unix:/run/aengine.sock. Where it means several servers, the client uses the
     first that takes its connection, for everything, and after a lost connection again the first."""
-    token: Annotated[str | None, _token] = field(default=None, repr=False)
+    token: Annotated[str | None, read_token] = field(default=None, repr=False)
     """Sent with every call as `authorization: Bearer <token>`; whoever can read the connection can read it, unless there is TLS."""
     tls: Annotated[bool | str, _TLS] = False
     """True: TLS, trusting the authorities of gRPC. A path: TLS, trusting those in this PEM file. False: plain text."""

@@ -17,7 +17,7 @@ from google.protobuf.message import DecodeError
 from google.rpc import error_details_pb2, status_pb2  # type: ignore[import-untyped]
 from grpc import aio
 
-from aengine.errors import (
+from aengine.api.errors import (
     ERROR_REASONS,
     AEngineError,
     ConnectionLostError,
@@ -31,7 +31,7 @@ from aengine.errors import (
     ServerError,
 )
 from aengine.v1.error_pb2 import Error
-from aengine.wire import DOMAIN, PUSHBACK_KEY, field_of, seconds_of
+from aengine.wire.names import DOMAIN, PUSHBACK_KEY, field_of, seconds_of
 
 FIRST_BACKOFF = 0.1  # seconds; doubled for each attempt
 LONGEST_BACKOFF = 2.0
@@ -48,7 +48,7 @@ _CODES = {code.value[0]: code for code in grpc.StatusCode}
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """A call that failed."""
+    """A call to a server that failed."""
 
     error: AEngineError  # what to raise
     code: grpc.StatusCode
@@ -67,7 +67,7 @@ class Backoff:
         self.reset()
 
     def reset(self) -> None:
-        """An attempt has succeeded."""
+        """Begin anew, after an attempt that succeeded."""
         self.count = 0  # waits so far
         self._since: float | None = None  # of the first wait, on time.monotonic
 
@@ -81,7 +81,8 @@ class Backoff:
         await asyncio.sleep(self.next_seconds(failure))
 
     def next_seconds(self, failure: Failure | None) -> float:
-        """As long as the server asks for, else longer each time; never the same for two clients."""
+        """Return how many seconds to wait: a little longer than the server asks for, else longer each time. A random factor keeps
+        clients from coming back together."""
         own = min(LONGEST_BACKOFF, FIRST_BACKOFF * 2.0 ** min(self.count, 10)) * random.uniform(0.5, 1.5)
         self.count += 1
         pushback = failure.pushback if failure is not None else None

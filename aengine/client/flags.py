@@ -12,12 +12,19 @@ import signal
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from aengine.checks import shown
+from aengine.api.errors import AEngineError, ConfigError
+from aengine.api.fields import shown
 from aengine.client.config import ClientConfig
-from aengine.errors import AEngineError, ConfigError
 
+if TYPE_CHECKING:
+    from aengine.client.http import HttpConfig
+
+TOKEN_VARIABLE = "AENGINE_TOKEN"
+"""The variable with the token that a server requires."""
+GRPC = "grpc://"
+"""What an address of gRPC may begin with."""
 INTERRUPTED = 128 + signal.SIGINT
 """The exit code after Ctrl-C."""
 
@@ -36,25 +43,47 @@ def exit_code(program: str, run: Callable[[], int]) -> int:
         return 1
 
 
-def add_server_flags(group: argparse._ArgumentGroup, address: str | None) -> None:
-    """The flags that `client_config` reads; `address` is the default."""
-    group.add_argument("--address", default=address, help="host:port" + ("" if address is None else " (default: %(default)s)"))
-    group.add_argument("--token-file", metavar="FILE", help="file with the token that the server requires")
-    group.add_argument("--tls", action="store_true", help="connect with TLS, trusting the usual authorities")
-    group.add_argument("--tls-ca", metavar="FILE", help="connect with TLS, trusting the authorities in this PEM file")
-    group.add_argument("--tls-cert", dest="client_cert", metavar="FILE", help="PEM file with a certificate of this client")
-    group.add_argument("--tls-key", dest="client_key", metavar="FILE", help="PEM file with its private key")
-    group.add_argument("--server-name", metavar="NAME", help="the name in the server's certificate, if it is not the address")
-    group.add_argument(
-        "--connect-timeout", type=float, default=10.0, metavar="SECONDS", help="how long to wait for the server (default: %(default)s)"
-    )
+def add_server_flags(group: argparse._ArgumentGroup, address: str | None, *, whole: bool = True) -> None:
+    """The flags that `client_config` and `http_config` read; `address` is the default. Without `whole` the help shows the first two."""
+
+    def add(flag: str, text: str, **fields: Any) -> None:
+        shown = whole or flag in ("--address", "--token-file")
+        group.add_argument(flag, help=text if shown else argparse.SUPPRESS, **fields)
+
+    default = "" if address is None else " (default: %(default)s)"
+    add("--address", f"host:port of gRPC, or http://host:port of HTTP{default}", default=address)
+    token = f"file with the token that the server requires; without it the token is that of {TOKEN_VARIABLE}, if there is one"
+    add("--token-file", token, metavar="FILE")
+    add("--tls", "connect with TLS, trusting the usual authorities; https:// means it", action="store_true")
+    add("--tls-ca", "connect with TLS, trusting the authorities in this PEM file", metavar="FILE")
+    add("--tls-cert", "PEM file with a certificate of this client", dest="client_cert", metavar="FILE")
+    add("--tls-key", "PEM file with its private key", dest="client_key", metavar="FILE")
+    add("--server-name", "the name in the server's certificate, if it is not the address", metavar="NAME")
+    add("--connect-timeout", "how long to wait for the server (default: %(default)s)", type=float, default=10.0, metavar="SECONDS")
 
 
 def client_config(options: argparse.Namespace, **fields: Any) -> ClientConfig:
-    """From the flags and other `fields`. Raises `ConfigError`."""
-    token = None if options.token_file is None else read_file("token_file", options.token_file).strip()
-    names = ("address", "client_cert", "client_key", "server_name", "connect_timeout")
-    return ClientConfig(token=token, tls=options.tls_ca or options.tls, **{name: getattr(options, name) for name in names}, **fields)
+    """The configuration of a gRPC client, from the flags and other `fields`. Raises `ConfigError`."""
+    names = ("client_cert", "client_key", "server_name", "connect_timeout")
+    fields |= {name: getattr(options, name) for name in names}
+    return ClientConfig(address=options.address.removeprefix(GRPC), token=_token(options), tls=options.tls_ca or options.tls, **fields)
+
+
+def http_config(options: argparse.Namespace) -> HttpConfig:
+    """The configuration of an HTTP client, from the same flags. Raises `ConfigError`."""
+    from aengine.client.http import HttpConfig
+
+    for name in ("tls", "server_name"):
+        if getattr(options, name):
+            raise ConfigError.of(name, "is for gRPC: https:// is TLS, and its certificate has the name of the host")
+    names = ("address", "tls_ca", "client_cert", "client_key", "connect_timeout")
+    return HttpConfig(token=_token(options), **{name: getattr(options, name) for name in names})
+
+
+def _token(options: argparse.Namespace) -> str | None:
+    if options.token_file is not None:
+        return read_file("token_file", options.token_file).strip()
+    return os.environ.get(TOKEN_VARIABLE) or None
 
 
 def read_json(field: str, text: str) -> Any:

@@ -1,17 +1,23 @@
-"""`HealthWatch`: whether the server reports that it serves, followed in the background as long as the client lives."""
+"""How a server fares, followed in the background: `HealthWatch`, whether it reports that it serves, as long as the client lives; and its
+load, the messages of WatchLoad as `LoadReport`s. Knows nothing of generations.
+"""
 
 from __future__ import annotations
 
 import asyncio
+from collections.abc import AsyncGenerator
 
 import anyio
 import grpc
 from grpc import aio
 from grpc_health.v1 import health_pb2
 
+from aengine.api.errors import AEngineError, EngineStateError, ServerError
+from aengine.api.outputs import LoadReport
 from aengine.client.failures import Backoff
-from aengine.client.link import Link
-from aengine.errors import AEngineError, EngineStateError
+from aengine.client.link import Link, result_of
+from aengine.v1.engine_service_pb2 import WatchLoadRequest
+from aengine.wire.client_messages import read_report
 
 SERVING = health_pb2.HealthCheckResponse.SERVING
 
@@ -62,3 +68,16 @@ class HealthWatch:
                 call.cancel()
             self.serving, self._error = False, failure.error if failure is not None else None
             await backoff.wait(failure)
+
+
+async def watch_load(link: Link, request: WatchLoadRequest) -> AsyncGenerator[LoadReport, None]:
+    """Without end; closing it cancels the call. Raises what the failed call means, and `EngineStateError` when the channel is closed."""
+    call = link.engine.WatchLoad(request, metadata=link.metadata)
+    try:
+        while (response := await result_of(call.read())) is not aio.EOF:
+            yield read_report(response)
+        raise ServerError("the server ended the stream of its load", "DATA_LOSS")
+    except aio.AioRpcError as error:
+        raise link.failure(error).error from error
+    finally:
+        call.cancel()

@@ -16,9 +16,9 @@ from google.protobuf.message import Message
 from grpc import aio
 from grpc_health.v1 import health_pb2_grpc
 
+from aengine.api.errors import ConfigError, EngineStateError
 from aengine.client.config import ClientConfig
 from aengine.client.failures import Backoff, Failure, read_failure
-from aengine.errors import ConfigError, EngineStateError
 from aengine.v1.admin_service_pb2_grpc import AdminServiceStub
 from aengine.v1.embedding_service_pb2_grpc import EmbeddingServiceStub
 from aengine.v1.engine_service_pb2_grpc import EngineServiceStub
@@ -64,7 +64,7 @@ class Link:
         self.tokenizer: Any = TokenizerServiceStub(channel)
 
     async def ask(self, method: Any, request: Message, seconds: float | None = UNARY_SECONDS) -> Any:
-        """A unary call that can be repeated safely, `seconds` each time. Raises `AEngineError`."""
+        """A unary call that can be repeated safely, `seconds` each time; None: as long as it takes. Raises `AEngineError`."""
         backoff = Backoff()
         while True:
             try:

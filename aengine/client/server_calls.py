@@ -10,23 +10,11 @@ from typing import TYPE_CHECKING, Any
 
 from google.protobuf.message import Message
 
-from aengine.chat_prompts import ChatFields, ChatOptions
+from aengine.api.outputs import AdapterInfo, EngineInfo, EngineStats, LoadReport, MemoryUse, RenderedChat, ReplicaInfo, TokenizedText
+from aengine.api.request import ChatFields, ChatOptions, Prompt
+from aengine.client.call import write_prompt_ids
+from aengine.client.health import watch_load
 from aengine.client.link import Link
-from aengine.client.load_watch import watch_load
-from aengine.client.messages import (
-    read_adapter,
-    read_engine_info,
-    read_load,
-    read_memory,
-    read_replica,
-    write_chat,
-    write_mode,
-    write_prompt,
-    write_watch,
-)
-from aengine.client.prompt_ids import write_prompt_ids
-from aengine.outputs import AdapterInfo, EngineInfo, EngineStats, LoadReport, MemoryUse, ReplicaInfo, TokenizedText
-from aengine.requests import Prompt
 from aengine.v1.admin_service_pb2 import (
     ContinueGenerationRequest,
     DrainRequest,
@@ -44,7 +32,18 @@ from aengine.v1.admin_service_pb2 import (
 from aengine.v1.engine_service_pb2 import GetLoadRequest, GetServerInfoRequest
 from aengine.v1.generation_pb2 import GenerationSpec
 from aengine.v1.model_service_pb2 import GetModelRequest
-from aengine.v1.tokenizer_service_pb2 import DetokenizeRequest, RenderChatRequest, TokenizeRequest
+from aengine.v1.tokenizer_service_pb2 import DetokenizeRequest, RenderChatRequest, TextSpan, TokenizeRequest
+from aengine.wire.client_messages import (
+    read_adapter,
+    read_engine_info,
+    read_load,
+    read_memory,
+    read_replica,
+    write_chat,
+    write_mode,
+    write_prompt,
+    write_watch,
+)
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -61,10 +60,15 @@ class ServerCalls(ABC):
         link = self._running_link()
         return await link.ask(method(link), request)
 
+    async def _change(self, method: Callable[[Any], Any], request: Message) -> Any:
+        """`_ask` of an administrator, for what may take as long as a step, a request or the reading of a model: without a deadline."""
+        link = self._running_link()
+        return await link.ask(method(link.admin), request, None)
+
     # ---- what it is, how busy it is, texts -----------------------------------------------------------------------------
 
     async def engine_info(self) -> EngineInfo:
-        """What limits requests there."""
+        """Return what limits requests on the server, and how its model is computed."""
         return read_engine_info(await self._ask(lambda link: link.engine.GetServerInfo, GetServerInfoRequest()))
 
     async def load(self) -> EngineStats:
@@ -83,8 +87,11 @@ class ServerCalls(ABC):
             async for report in reports:
                 yield report
 
-    async def tokenize(self, text: str, *, add_special_tokens: bool = True, for_prompt: bool = False) -> list[int]:
-        request = TokenizeRequest(text=text, add_special_tokens=add_special_tokens)
+    async def tokenize(
+        self, text: str, *, add_special_tokens: bool = True, for_prompt: bool = False, literals: Sequence[tuple[int, int]] = ()
+    ) -> list[int]:
+        places = [TextSpan(start=start, end=end) for start, end in literals]
+        request = TokenizeRequest(text=text, add_special_tokens=add_special_tokens, literals=places)
         return list((await self._ask(lambda link: link.tokenizer.Tokenize, request)).token_ids)
 
     async def prompt_ids(self, prompt: Prompt, options: ChatOptions | None = None) -> Sequence[int]:
@@ -111,32 +118,34 @@ class ServerCalls(ABC):
         found = await self._ask(lambda link: link.tokenizer.Detokenize, DetokenizeRequest(token_ids=ids, with_token_bytes=True))
         return dict(zip(ids, found.token_bytes, strict=True))
 
-    async def render_chat(self, messages: Sequence[Mapping[str, Any]], **fields: Unpack[ChatFields]) -> str:
+    async def render_chat(self, messages: Sequence[Mapping[str, Any]], **fields: Unpack[ChatFields]) -> RenderedChat:
         request = RenderChatRequest()
         write_chat(messages, ChatOptions(**fields), request.chat)
-        return str((await self._ask(lambda link: link.tokenizer.RenderChat, request)).text)
+        found = await self._ask(lambda link: link.tokenizer.RenderChat, request)
+        return RenderedChat(found.text, tuple([(place.start, place.end) for place in found.literals]))
 
     async def adapters(self) -> tuple[AdapterInfo, ...]:
-        """Those that requests can name."""
+        """Return the server's adapters, which requests can name."""
         return tuple(map(read_adapter, (await self._ask(lambda link: link.model.GetModel, GetModelRequest())).model.adapters))
 
-    # ---- for administrators --------------------------------------------------------------------------------------------
+    # ---- for administrators: what may take long has no deadline but that of the caller ----------------------------------
 
     async def flush_cache(self) -> int:
-        """As `AsyncEngine.flush_cache`."""
-        return int((await self._ask(lambda link: link.admin.FlushCache, FlushCacheRequest())).freed_pages)
+        """Have the server forget the cached prefixes that no request holds; returns how many pages that freed."""
+        return int((await self._change(lambda admin: admin.FlushCache, FlushCacheRequest())).freed_pages)
 
     async def pause(self, *, cancel: bool = False) -> int:
-        """As `AsyncEngine.pause`."""
+        """Have the server stop computing; returns when no step runs. Requests are still accepted, and wait. With `cancel` the requests
+        in flight are cancelled; returns how many those were."""
         mode = PauseMode.PAUSE_MODE_CANCEL if cancel else PauseMode.PAUSE_MODE_KEEP
-        return int((await self._ask(lambda link: link.admin.PauseGeneration, PauseGenerationRequest(mode=mode))).cancelled_requests)
+        return int((await self._change(lambda admin: admin.PauseGeneration, PauseGenerationRequest(mode=mode))).cancelled_requests)
 
     async def unpause(self) -> None:
-        """As `AsyncEngine.unpause`."""
+        """Have the server run steps again after a `pause()`."""
         await self._ask(lambda link: link.admin.ContinueGeneration, ContinueGenerationRequest())
 
     async def replicas(self) -> tuple[ReplicaInfo, ...]:
-        """Those of a router."""
+        """Return the replicas of a router; none for a server that is no router."""
         response = await self._ask(lambda link: link.engine.GetLoad, GetLoadRequest())
         return tuple(map(read_replica, response.replicas))
 
@@ -152,24 +161,25 @@ class ServerCalls(ABC):
         return int((await self._ask(lambda link: link.admin.Drain, request)).requests_in_flight)
 
     async def load_adapter(self, name: str, path: str) -> AdapterInfo:
-        """As `AsyncEngine.load_adapter`; `path` is a directory on the server."""
-        response = await self._ask(lambda link: link.admin.LoadAdapter, LoadAdapterRequest(name=name, path=path))
+        """Load an adapter from the directory `path` on the server, as `AsyncEngine.load_adapter` describes it."""
+        response = await self._change(lambda admin: admin.LoadAdapter, LoadAdapterRequest(name=name, path=path))
         return read_adapter(response.adapter)
 
     async def unload_adapter(self, name: str) -> None:
-        """As `AsyncEngine.unload_adapter`."""
-        await self._ask(lambda link: link.admin.UnloadAdapter, UnloadAdapterRequest(name=name))
+        """Have the server forget an adapter, when the requests that use it have ended."""
+        await self._change(lambda admin: admin.UnloadAdapter, UnloadAdapterRequest(name=name))
 
     async def sleep(self, level: int = 1, running: str = "park") -> MemoryUse:
-        """As `AsyncEngine.sleep`."""
+        """Have the server give memory back until `wake()`, as `AsyncEngine.sleep` describes it."""
         mode = write_mode(SleepMode, "SLEEP_MODE", "running", running)
-        return read_memory((await self._ask(lambda link: link.admin.Sleep, SleepRequest(level=level, mode=mode))).memory)
+        return read_memory((await self._change(lambda admin: admin.Sleep, SleepRequest(level=level, mode=mode))).memory)
 
     async def wake(self) -> MemoryUse:
-        """As `AsyncEngine.wake`."""
-        return read_memory((await self._ask(lambda link: link.admin.Wake, WakeRequest())).memory)
+        """End a sleep of the server; returns the memory in use before and after."""
+        return read_memory((await self._change(lambda admin: admin.Wake, WakeRequest())).memory)
 
     async def update_weights(self, path: str, running: str = "keep") -> int:
-        """As `AsyncEngine.update_weights`, from a directory on the server."""
+        """Replace the weights by those of a directory on the server, as `AsyncEngine.update_weights` describes it; returns how often
+        that was done."""
         mode = write_mode(UpdateMode, "UPDATE_MODE", "running", running)
-        return int((await self._ask(lambda link: link.admin.UpdateWeights, UpdateWeightsRequest(path=path, mode=mode))).weights_version)
+        return int((await self._change(lambda admin: admin.UpdateWeights, UpdateWeightsRequest(path=path, mode=mode))).weights_version)

@@ -16,13 +16,12 @@ from typing import Any
 import anyio
 from grpc import aio
 
+from aengine.api.errors import ServerError
 from aengine.client import active_request
 from aengine.client.active_request import ActiveRequest, Feed
-from aengine.client.call import DEADLINE_GRACE
+from aengine.client.call import DEADLINE_GRACE, needs_prompt_ids, write_prompt_ids
 from aengine.client.failures import read_error
 from aengine.client.link import Link
-from aengine.client.prompt_ids import needs_prompt_ids, write_prompt_ids
-from aengine.errors import ServerError
 from aengine.v1.generation_service_pb2 import (
     SessionCancel,
     SessionHold,
@@ -32,7 +31,7 @@ from aengine.v1.generation_service_pb2 import (
     SessionSubmit,
     StreamGenerateRequest,
 )
-from aengine.wire import MAX_SESSION_REQUESTS
+from aengine.wire.names import MAX_SESSION_REQUESTS
 
 MAX_SUBMIT_BYTES = 128 * 1024
 """A larger request has a call of its own: a server refuses what is too large by ending the call, and others would wait behind it."""
@@ -41,7 +40,7 @@ OnDone = Callable[[ActiveRequest], object]
 
 
 class Sessions:
-    """As many sessions as the requests of one client need. Opened when they are needed."""
+    """The sessions of one client, as many as its requests need. One is opened when the others are full."""
 
     def __init__(self, link: Link) -> None:
         self._link = link
@@ -90,6 +89,10 @@ class _SessionFeed(Feed):
             return
         self._session.say(SessionRequest(cancel=SessionCancel(tag=self._tag)))
         self.set_timer(active_request.CLOSE_SECONDS, lambda: self._session.release(self._tag))
+
+    @property
+    def released(self) -> bool:
+        return self._released.is_set()
 
     async def wait_released(self) -> None:
         if not self._released.is_set():
@@ -152,7 +155,7 @@ class _Session:
         return feed
 
     def say(self, message: SessionRequest) -> None:
-        """Of a request whose submission was written."""
+        """Have a message written about a request whose submission was written."""
         self._said.append(message)
         self._changed.set()
 
@@ -167,7 +170,7 @@ class _Session:
             feed.mark_released()
 
     async def aclose(self) -> None:
-        """Ends the requests under way."""
+        """End the call, and with it the requests under way."""
         self.closed = True
         self._changed.set()
         if not self._feeds:

@@ -11,14 +11,14 @@ from collections.abc import Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field, replace
 
-from aengine.checks import is_not, shown
-from aengine.config import ADAPTER_NAME
-from aengine.engine.model_changes import ModelChanges
-from aengine.errors import AdapterNotFoundError, InvalidRequestError
-from aengine.loop_edge import LoopEdge
-from aengine.models.hub import resolve_adapter
-from aengine.outputs import AdapterInfo
-from aengine.runner.changes import LoadAdapter, Prepared, UnloadAdapter
+from aengine.aio.edge import LoopEdge
+from aengine.api.config import ADAPTER_NAME
+from aengine.api.errors import AdapterNotFoundError, InvalidRequestError
+from aengine.api.fields import is_not, shown
+from aengine.api.outputs import AdapterInfo
+from aengine.engine.operations import ModelChanges
+from aengine.models.loading.hub import resolve_adapter
+from aengine.runner.contract import LoadAdapter, Prepared, UnloadAdapter
 
 
 @dataclass(eq=False, slots=True)
@@ -47,7 +47,7 @@ class Adapters:
 
     @property
     def infos(self) -> tuple[AdapterInfo, ...]:
-        """Of those that are loaded, in the order of the calls that did it."""
+        """The loaded adapters with their numbers of requests, in the order of the calls that loaded them."""
         return tuple(
             replace(each.info, num_requests=each.num_users)
             for each in self._by_name.values()
@@ -123,20 +123,10 @@ class Adapters:
         try:
             if adapter.num_users:
                 await self._edge.wait(adapter.unused)
-        except BaseException:
-            adapter.unloading = False
-            raise
-        done: Future[None] = Future()
-
-        def on_end(prepared: Prepared | None, error: BaseException | None) -> None:
-            if error is None:
-                del self._by_name[name]
-            else:
-                adapter.unloading = False
-            _settle(done, error)
-
-        self._changes.start(lambda: UnloadAdapter(adapter.key), on_end)
-        await self._edge.wait(done)
+            async with self._changes:
+                await self._changes.apply(UnloadAdapter(adapter.key), lambda: self._by_name.pop(name))
+        finally:
+            adapter.unloading = False  # it stays, unless it is gone by now
 
     def _find(self, name: str, field: str = "adapter") -> _Adapter:
         adapter = self._by_name.get(name)

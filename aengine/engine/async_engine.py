@@ -1,4 +1,4 @@
-"""`AsyncEngine`: the engine as its user sees it. Owns its life cycle.
+"""`AsyncEngine`: the engine as its user sees it. Owns its life cycle. `Serving`: what it serves with, once its model is loaded.
 
 Everything here runs in the event loop that started the engine, except what is handed to the step thread (`StepLoop`) and to the
 tokenizer's worker thread. Requests in flight are the `Registry`'s. Must not know schedulers, batches or devices.
@@ -7,30 +7,19 @@ tokenizer's worker thread. Requests in flight are the `Registry`'s. Must not kno
 from __future__ import annotations
 
 import enum
+import logging
+import traceback
 from collections.abc import AsyncGenerator, Collection, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import anyio
 
-from aengine.chat_prompts import ChatFields
-from aengine.config import EngineConfig
-from aengine.engine.commands import Commands
-from aengine.engine.embeddings import NO_OUTPUT, embedding_of, read_embedding
-from aengine.engine.loading import LoadedModel, load_model
-from aengine.engine.mailbox import FlushCache, Pause, Unpause
-from aengine.engine.page_watches import PageWatches
-from aengine.engine.prompts import QUICK_CHARACTERS, check_request
-from aengine.engine.report_queue import ReportQueue
-from aengine.engine.serving import Serving
-from aengine.engine.step_driver import Done, PageNames, PagesChanged, WeightsChanged
-from aengine.engine.step_loop import Report, StepLoop, Stopped
-from aengine.engine.stream import TokenStream
-from aengine.engine.tokenizer import Tokenizer
-from aengine.engine.workers import Workers
-from aengine.errors import EngineDeadError, EngineStateError, FieldViolation, InvalidRequestError
-from aengine.loop_edge import LoopEdge
-from aengine.outputs import (
+from aengine.aio.edge import LoopEdge
+from aengine.api.config import EngineConfig
+from aengine.api.engine import EmbeddingFields, ServedEngine
+from aengine.api.errors import EngineDeadError, EngineStateError, FieldViolation, InvalidRequestError
+from aengine.api.outputs import (
     AdapterInfo,
     CachedPages,
     Embedding,
@@ -38,19 +27,67 @@ from aengine.outputs import (
     EngineStats,
     MemoryUse,
     ModelInfo,
+    RenderedChat,
     ReplicaInfo,
     RequestInfo,
     TokenizedText,
 )
-from aengine.params import SamplingParams
-from aengine.protocols import ServedEngine
-from aengine.requests import OptionFields, Prompt, RequestOptions, check_params
+from aengine.api.params import SamplingParams
+from aengine.api.request import ChatFields, OptionFields, Prompt, RequestOptions, check_params
+from aengine.api.stream import TokenStream, read_to_end
+from aengine.api.weights import WeightSource
+from aengine.engine.adapters import Adapters
+from aengine.engine.edges import FlushCache, Pause, ReportQueue, Unpause
+from aengine.engine.loading import LoadedModel, load_model
+from aengine.engine.operations import Commands, ModelChanges, PageWatches
+from aengine.engine.registry import Registry
+from aengine.engine.requests import QUICK_CHARACTERS, check_request
+from aengine.engine.source import NO_OUTPUT, StreamState, embedding_of, read_embedding
+from aengine.engine.step_thread import Done, PageNames, PagesChanged, Report, StepLoop, Stopped, WeightsChanged
+from aengine.engine.texts import Texts
+from aengine.engine.weights import ModelWeights
+from aengine.engine.workers import Workers
+from aengine.models.loading.hub import model_name
 from aengine.scheduler.request import Updates
-from aengine.stream_base import read_to_end
-from aengine.weight_sources import WeightSource
+from aengine.tokenizer.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
+
+
+@dataclass(frozen=True, slots=True)
+class Serving:
+    model: LoadedModel
+    registry: Registry
+    changes: ModelChanges
+    adapters: Adapters
+    weights: ModelWeights
+    texts: Texts
+
+    @classmethod
+    def of(cls, model: LoadedModel, config: EngineConfig, edge: LoopEdge, steps: StepLoop, commands: Commands, workers: Workers) -> Serving:
+        def sleep_level() -> int:
+            return steps.stats.published[0].sleep_level
+
+        def check_awake() -> None:
+            if sleep_level():
+                raise EngineStateError("the engine sleeps; wake it first")
+
+        runner = model.runner
+        changes = ModelChanges(runner, edge, commands.send, steps.fail, steps.check_loading, check_awake)
+        adapters = Adapters(model.adapters, changes, edge)
+        registry = Registry(config, model, adapters, edge, steps.post, workers)
+        weights = ModelWeights(runner, changes, registry, edge, commands.run, sleep_level)
+        return cls(model, registry, changes, adapters, weights, Texts(model.tokenizer, registry.limits, edge))
+
+    def end(self, reason: EngineStateError | EngineDeadError) -> None:
+        """The step thread has ended: all that wait get the `reason`."""
+        self.changes.end(reason)
+        self.registry.end_all(reason)
+        self.texts.close()
+
+
+_log = logging.getLogger("aengine")
 
 
 class _Phase(enum.Enum):
@@ -123,7 +160,6 @@ class AsyncEngine(ServedEngine):
 
     @property
     def healthy(self) -> bool:
-        """Whether requests are being served."""
         return self._phase is _Phase.RUNNING
 
     @property
@@ -150,47 +186,26 @@ class AsyncEngine(ServedEngine):
             page_size=config.page_size,
             num_pages=self.stats().pages_total,
             speculative=config.speculative,
-            speculative_model=config.speculative_model,
+            speculative_model=None if config.speculative_model is None else model_name(config.speculative_model),
             max_drafts=config.max_drafts,
             tensor_parallel_size=config.tensor_parallel_size,
             tensor_parallel_mode=config.tensor_parallel_mode,
             pipeline_parallel_size=config.pipeline_parallel_size,
+            fingerprint=self._steps.stats.identity.fingerprint,
+            fingerprint_parts=self._steps.stats.identity.parts,
         )
 
     # ---- requests ------------------------------------------------------------------------------------------------------
 
-    def stream(
-        self,
-        prompt: Prompt,
-        params: SamplingParams | None = None,
-        options: RequestOptions | None = None,
-        **fields: Unpack[OptionFields],
-    ) -> TokenStream:
-        """Submit a request at once; iterate the result for its tokens.
+    def _open(
+        self, prompt: Prompt, params: SamplingParams | None, options: RequestOptions | None, fields: OptionFields, *, whole: bool
+    ) -> StreamState:
+        return self._check_serving().registry.open(prompt, check_params(params), options, fields, [])
 
-        `prompt`: text, token ids, or chat messages (rendered with the model's chat template). `options`, or `fields` of it as keyword
-        arguments: `request_id`, `priority`, `tenant`, `timeout`, `cache_salt`, `adapter`, `known_outputs`; for chats `tools`,
-        `add_generation_prompt`, `continue_final_message`, `template_kwargs` (see `RequestOptions`).
-
-        Raises `InvalidRequestError`, `RequestIdInUseError`, `QueueFullError`, `EngineStateError` or `EngineDeadError`. Long texts
-        and chats are tokenized in the background; what is wrong with those is raised by the first iteration, and by
-        `TokenStream.started()`.
-        """
-        return TokenStream(self._check_serving().registry.open(prompt, check_params(params), options, fields, []))
-
-    async def embed(
-        self,
-        prompt: Prompt,
-        options: RequestOptions | None = None,
-        *,
-        pooling: str | None = None,
-        normalize: bool = True,
-        dimensions: int | None = None,
-        **fields: Unpack[OptionFields],
-    ) -> Embedding:
+    async def _embed(self, prompt: Prompt, options: RequestOptions | None, fields: OptionFields, wanted: EmbeddingFields) -> Embedding:
         registry = self._check_serving().registry
         violations: list[FieldViolation] = []
-        params = read_embedding(self.model_info, violations, pooling=pooling, normalize=normalize, dimensions=dimensions)
+        params = read_embedding(self.model_info, violations, **wanted)
         state = registry.open(prompt, NO_OUTPUT, options, fields, violations, params.pooling)
         return embedding_of(state, params, (await read_to_end(TokenStream(state))).finish_reason)
 
@@ -200,8 +215,12 @@ class AsyncEngine(ServedEngine):
         check_request(prompt, params, None, registry.limits, found)
         return found + await registry.grammar_violations(params)
 
-    async def tokenize(self, text: str, *, add_special_tokens: bool = True, for_prompt: bool = False) -> list[int]:
-        return await self._check_serving().texts.tokenize(text, add_special_tokens=add_special_tokens, for_prompt=for_prompt)
+    async def tokenize(
+        self, text: str, *, add_special_tokens: bool = True, for_prompt: bool = False, literals: Sequence[tuple[int, int]] = ()
+    ) -> list[int]:
+        return await self._check_serving().texts.tokenize(
+            text, add_special_tokens=add_special_tokens, for_prompt=for_prompt, literals=literals
+        )
 
     async def locate(self, text: str, *, add_special_tokens: bool = True) -> TokenizedText:
         return await self._check_serving().texts.locate(text, add_special_tokens=add_special_tokens)
@@ -212,13 +231,14 @@ class AsyncEngine(ServedEngine):
     async def token_bytes(self, token_ids: Collection[int]) -> dict[int, bytes]:
         return await self._check_serving().texts.token_bytes(token_ids)
 
-    async def render_chat(self, messages: Sequence[Mapping[str, Any]], **fields: Unpack[ChatFields]) -> str:
+    async def render_chat(self, messages: Sequence[Mapping[str, Any]], **fields: Unpack[ChatFields]) -> RenderedChat:
         return await self._check_serving().texts.render_chat(messages, **fields)
 
     async def cancel(self, request_id: str) -> bool:
         """End a request; its stream closes with FinishReason.CANCELLED. Returns when its pages are free: True if it was in flight."""
+        registry = self._started().registry
         self._edge.check_current()
-        state = self._started().registry.find(request_id)
+        state = registry.find(request_id)
         if state is None:
             return False
         was_running = not state.finished
@@ -260,7 +280,6 @@ class AsyncEngine(ServedEngine):
         return await registry.cancel_all() if cancel else 0
 
     async def unpause(self) -> None:
-        """Compute again."""
         self._check_serving()
         self._steps.post(Unpause())
 
@@ -306,7 +325,6 @@ class AsyncEngine(ServedEngine):
 
     @property
     def adapters(self) -> tuple[AdapterInfo, ...]:
-        """Those that are loaded, which requests can name. Raises `EngineStateError` before `start()`."""
         return self._started().adapters.infos
 
     async def load_adapter(self, name: str, path: str) -> AdapterInfo:
@@ -353,9 +371,18 @@ class AsyncEngine(ServedEngine):
             self._phase = _Phase.CLOSED
 
     def _receive(self, report: Report) -> None:
+        """Take a report of the step thread. What that raises ends the engine: all that wait are told, `start()` too."""
         assert self._stopped is not None, "started"
         if self._stopped.is_set():
             return  # from a thread that was given up and came back
+        try:
+            self._take_report(report)
+        except BaseException as error:
+            self._steps.fail(error)
+            if not isinstance(error, Exception):
+                raise  # an interrupt that happened to arrive here
+
+    def _take_report(self, report: Report) -> None:
         match report:
             case Updates():
                 self._started().registry.update(report)
@@ -385,6 +412,9 @@ class AsyncEngine(ServedEngine):
         self._error = error
         if self._phase is _Phase.RUNNING:
             self._phase = _Phase.DEAD
+            # Whoever asks for something is told; but clients of a server are not told the cause, which is for its log.
+            # As text: a record with the error would keep all that the engine held, as long as a handler keeps the record.
+            _log.critical("%s", "".join(traceback.format_exception(self._death())).rstrip())
         elif self._phase is _Phase.STARTING:
             self._phase = _Phase.CLOSED
         reason = self._end()

@@ -1,42 +1,73 @@
-"""From an `EngineConfig` to a loaded model: files, runner, tokenizer. Runs in the step thread, which will own the device."""
+"""From an `EngineConfig` to a loaded model: files, runner, tokenizer; and its fingerprint, the parts of which tell engines apart that may
+give one request different tokens or texts. Runs in the step thread, which will own the device.
+"""
 
 from __future__ import annotations
 
+import hashlib
+import json
 import logging
+import sys
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack
-from dataclasses import dataclass
+from contextlib import ExitStack, nullcontext
+from dataclasses import dataclass, field
 from pathlib import Path
 
+from aengine.api.config import EngineConfig
+from aengine.api.errors import AdapterError, ConfigError
+from aengine.api.outputs import AdapterInfo, LayerGroup, ModelInfo
+from aengine.api.params import SamplingParams
+from aengine.api.runtime import paused_collection
 from aengine.chat import ChatFormat
-from aengine.config import EngineConfig
-from aengine.engine.tokenizer import Tokenizer
-from aengine.errors import AdapterError, ConfigError
-from aengine.garbage import paused_collection
-from aengine.models.hub import resolve_adapter, resolve_model
-from aengine.outputs import AdapterInfo, LayerGroup, ModelInfo
+from aengine.models.gguf.file import is_gguf
+from aengine.models.loading.hub import model_name, resolve_adapter, resolve_model
 from aengine.parallel.driver import start_ranks
 from aengine.parallel.replicas import join_replicas
-from aengine.params import SamplingParams
-from aengine.runner.base import Runner
-from aengine.runner.changes import LoadAdapter
-from aengine.runner.warm_weights import warm_weights
-from aengine.scheduler.drafter import Drafter
+from aengine.runner.contract import LoadAdapter, Runner
+from aengine.runner.cpu.warm_weights import warm_weights
+from aengine.scheduler.drafters import Drafter
+from aengine.tokenizer.tokenizer import TOKENIZER_FILES, Tokenizer
+
+WEIGHTS = "weights"
+"""The part that changes while an engine runs."""
+_TEXT_FILES = (*TOKENIZER_FILES, "special_tokens_map.json", "added_tokens.json", "chat_template*", "additional_chat_templates/*")
+_GGUF_BYTES = 16 << 20
+"""So much of a GGUF file is read: it holds the tokenizer before the weights."""
+
+
+def fingerprint_of(parts: Mapping[str, str]) -> str:
+    """16 hexadecimal digits; of no parts: empty."""
+    return hashlib.sha256(json.dumps(sorted(parts.items())).encode()).hexdigest()[:16] if parts else ""
+
+
+def text_digest(model_dir: Path) -> str:
+    """A digest of the files of a model that say how texts become ids and ids texts."""
+    digest = hashlib.sha256()
+    if is_gguf(model_dir):
+        with open(model_dir, "rb") as file:
+            digest.update(file.read(_GGUF_BYTES))
+        return digest.hexdigest()[:16]
+    for path in sorted({path for pattern in _TEXT_FILES for path in model_dir.glob(pattern) if path.is_file()}):
+        data = path.read_bytes()
+        digest.update(f"{path.relative_to(model_dir)} {len(data)};".encode() + data)
+    return digest.hexdigest()[:16]
+
 
 _log = logging.getLogger("aengine")
 
 
 @dataclass(frozen=True, slots=True)
 class LoadedModel:
-    """A model ready to run."""
+    """A model that is ready to run, with its tokenizer and its adapters."""
 
     runner: Runner
     tokenizer: Tokenizer | None
     info: ModelInfo
     adapters: tuple[AdapterInfo, ...] = ()  # their keys are 1, 2, ..
     drafter: Drafter | None = None  # in place of what `EngineConfig.speculative` stands for
+    facts: Mapping[str, str] = field(default_factory=dict)  # parts of the fingerprint, without the weights
 
 
 def load_model(
@@ -49,6 +80,7 @@ def load_model(
     with ExitStack() as stack:
         pool = stack.enter_context(ThreadPoolExecutor(1, thread_name_prefix="aengine-load"))
         tokenizers_future = pool.submit(_read_tokenizers, config, model_dir)  # while weights are loaded: large vocabularies take long
+        text_future = pool.submit(text_digest, model_dir)
         ranks = start_ranks(config, model_dir, fail, check=check) if config.num_ranks > 1 else None  # they load while we import torch
         replicas = join_replicas(config, fail, check) if config.expert_parallel_size > 1 else None
         on_failure = stack.enter_context(ExitStack())
@@ -58,11 +90,12 @@ def load_model(
         warm = warm_weights(config, model_dir)
         if warm is not None:
             stack.enter_context(warm)
-        with paused_collection():  # it would traverse the many objects that torch creates, again and again
+        # A collection would traverse the many objects that importing torch creates, again and again.
+        with nullcontext() if "torch" in sys.modules else paused_collection():
             # Imported here, because it imports torch, which importing the engine should not do.
             from aengine.models.choice import implementation_of, parameter_counts
-            from aengine.models.embedding_checkpoint import default_pooling
-            from aengine.runner.model_runner import ModelRunner
+            from aengine.models.loading.embedding_checkpoint import default_pooling
+            from aengine.runner.runner import ModelRunner
 
         def check_all() -> None:
             check()
@@ -74,6 +107,7 @@ def load_model(
         on_failure.pop_all()  # the runner closes ranks and replicas
         try:
             tokenizer, compared = tokenizers_future.result()
+            facts = {**runner.facts, "texts": text_future.result()}
             if not compared and runner.draft_vocab_size not in (None, runner.spec.vocab_size):
                 sizes = f"its vocabulary has {runner.draft_vocab_size} ids, and the model's {runner.spec.vocab_size}"
                 raise ConfigError.of("speculative_model", f"{config.speculative_model!r} is not possible: {sizes}")
@@ -84,7 +118,7 @@ def load_model(
     num_parameters, num_active_parameters = parameter_counts(runner.spec)
     format = ChatFormat.of_template(tokenizer.template) if tokenizer is not None else ChatFormat()
     info = ModelInfo(
-        name=config.model,
+        name=model_name(config.model),
         architecture=runner.spec.architecture,
         max_model_len=runner.max_model_len,
         vocab_size=runner.spec.vocab_size,
@@ -109,11 +143,11 @@ def load_model(
         layer_groups=tuple(LayerGroup(count, window) for window, count in Counter(runner.spec.windows).items()),
     )
     _log.info("%s", info.describe())
-    return LoadedModel(runner, tokenizer, info, adapters)
+    return LoadedModel(runner, tokenizer, info, adapters, facts=facts)
 
 
 def _load_adapters(config: EngineConfig, runner: Runner, check: Callable[[], object]) -> tuple[AdapterInfo, ...]:
-    """Those of the configuration. Raises AdapterError."""
+    """Load the adapters of the configuration under the keys 1, 2, ... and return what is known of them. Raises AdapterError."""
     infos = []
     for key, (name, path) in enumerate(config.adapters.items(), 1):
         check()
@@ -130,7 +164,7 @@ def _load_adapters(config: EngineConfig, runner: Runner, check: Callable[[], obj
 def _read_tokenizers(config: EngineConfig, model_dir: Path) -> tuple[Tokenizer | None, bool]:
     """The tokenizer of the model, if it has one, and whether that of the draft model was compared with it. Raises ModelLoadError, and
     ConfigError for a draft model with another vocabulary."""
-    tokenizer = Tokenizer.find(model_dir)
+    tokenizer = Tokenizer.find(model_dir, content_special_tokens=config.content_special_tokens)
     if config.speculative_model is None or tokenizer is None:
         return tokenizer, False
     draft = Tokenizer.find(resolve_model(config.speculative_model, None, config.load_format))

@@ -1,5 +1,5 @@
 """`Registry`: every request in flight, from `stream()` to its release. It prepares a request, submits it to the step thread, and gives the
-results of steps to the streams.
+results of steps to the streams; and it bounds how many sequences, and how many tokens of them, may wait for their first step.
 
 Lives in the event loop; only `_cancel` may be called from elsewhere. Knows nothing of how the engine starts or stops.
 """
@@ -10,7 +10,7 @@ import functools
 import time
 import uuid
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import ExitStack
 from dataclasses import replace
@@ -18,30 +18,60 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import anyio
 
+from aengine.aio.edge import LoopEdge
+from aengine.api.config import EngineConfig
+from aengine.api.errors import FieldViolation, InvalidRequestError, QueueFullError, RequestIdInUseError, refusal
+from aengine.api.outputs import FinishReason
+from aengine.api.params import SamplingParams
+from aengine.api.request import OptionFields, Prompt, RequestOptions
 from aengine.cache import PageNeeds
-from aengine.config import EngineConfig
 from aengine.engine.adapters import Adapters
-from aengine.engine.known_output import OutputPlace, follow_outputs
-from aengine.engine.limits import Limits
+from aengine.engine.edges import Command, Submit
 from aengine.engine.loading import LoadedModel
-from aengine.engine.mailbox import Command, Submit
-from aengine.engine.preparation import prepare
-from aengine.engine.prompts import CheckedRequest, check_request
-from aengine.engine.queue_bound import QueueBound
-from aengine.engine.stream_state import StreamState, token_logprob
-from aengine.engine.vocabulary import ids_within, read_vocabulary, text_of_tokens
+from aengine.engine.requests import CheckedRequest, Limits, check_request, prepare
+from aengine.engine.source import StreamState, token_logprob
+from aengine.engine.text import OutputPlace, follow_outputs
 from aengine.engine.workers import Steps, Workers, at_once
-from aengine.errors import FieldViolation, InvalidRequestError, RequestIdInUseError, refusal
-from aengine.loop_edge import LoopEdge
-from aengine.outputs import FinishReason
-from aengine.params import SamplingParams
-from aengine.requests import OptionFields, Prompt, RequestOptions
 from aengine.scheduler.request import Request, Updates
 from aengine.structured.grammars import GrammarCompiler
+from aengine.tokenizer.vocabulary import ids_within, read_vocabulary, text_of_tokens
 
 if TYPE_CHECKING:
     from aengine.sampling.grammar import Compiled
     from aengine.sampling.reasoning import CompiledReasoning
+
+
+class QueueBound:
+    def __init__(self, max_sequences: int | None, max_tokens: int | None) -> None:
+        self._max_sequences = max_sequences
+        self._max_tokens = max_tokens
+        self._waiting: dict[int, int] = {}  # key of a sequence -> tokens of prompt and known outputs, counted once per request
+        self._num_tokens = 0
+
+    def enter(self, keys: Sequence[int]) -> None:
+        """Count the sequences of a request, whose tokens are not known yet. Raises `QueueFullError`, and then counts none."""
+        waiting = len(self._waiting)
+        if self._max_sequences is not None and waiting and waiting + len(keys) > self._max_sequences:
+            raise QueueFullError(
+                f"{waiting} sequences wait already, and this request has {len(keys)}; max_queued_requests is {self._max_sequences}"
+            )
+        self._waiting.update(dict.fromkeys(keys, 0))
+
+    def add_tokens(self, keys: Sequence[int], num_tokens: int) -> None:
+        """Count the tokens of a request that was entered. Raises `QueueFullError`."""
+        alone = len(self._waiting) == len(keys)
+        if self._max_tokens is not None and not alone and self._num_tokens + num_tokens > self._max_tokens:
+            raise QueueFullError(
+                f"{self._num_tokens} tokens wait already; {num_tokens} more would exceed max_queued_tokens ({self._max_tokens})"
+            )
+        self._waiting[keys[0]] = num_tokens
+        self._num_tokens += num_tokens
+
+    def leave(self, keys: Iterable[int]) -> None:
+        """Sequences were admitted to a step, or have ended."""
+        for key in keys:
+            self._num_tokens -= self._waiting.pop(key, 0)
+
 
 T = TypeVar("T")
 
@@ -91,7 +121,7 @@ class Registry:
 
     @property
     def num_requests(self) -> int:
-        """Those that have not ended."""
+        """The number of requests that have not ended."""
         return sum(not state.finished for state in self._by_id.values())
 
     async def grammar_violations(self, params: SamplingParams) -> list[FieldViolation]:

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import time
-from dataclasses import replace
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 
-from aengine.histogram import Histogram
-from aengine.moving_ratio import MovingRatio
-from aengine.outputs import EngineStats
+from aengine.api.histogram import Histogram
+from aengine.api.outputs import EngineStats
+from aengine.scheduler.moving_ratio import MovingRatio
 
 STEP_SECONDS = (0.0005, 0.001, 0.002, 0.003, 0.005, 0.0075, 0.01, 0.015, 0.02, 0.03, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0)
 STEP_TOKENS = (1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0, 128.0, 256.0, 512.0, 1024.0, 2048.0, 4096.0, 8192.0, 16384.0)
@@ -20,6 +21,15 @@ MEAN_OF_STEPS = 100
 MEAN_OF_PREFILL_TOKENS = 8192
 
 
+@dataclass(frozen=True, slots=True)
+class Identity:
+    """What the engine computes with now."""
+
+    fingerprint: str = ""
+    parts: Mapping[str, str] = field(default_factory=dict)  # it is made of
+    since: float = 0.0  # seconds since the epoch
+
+
 class StepStats:
     """To be filled and published by the step thread."""
 
@@ -28,6 +38,8 @@ class StepStats:
         self.num_received = 0  # submissions
         self.published = EngineStats(), 0
         """The last stats that were published, and how many submissions they count. It is replaced as a whole, so any thread may read it."""
+        self.identity = Identity()
+        """As `published`."""
         self._published_at = 0.0  # when, on time.monotonic
         self._num_steps = 0
         self._seconds = Histogram(STEP_SECONDS)
@@ -49,7 +61,7 @@ class StepStats:
         return time.monotonic() - self._published_at >= PUBLISH_SECONDS
 
     def publish(self, stats: EngineStats, *, paused: bool, sleep_level: int) -> None:
-        """`stats`: the scheduler's."""
+        """Publish the scheduler's `stats`, with what is counted here added, for other threads to read."""
         self._published_at = time.monotonic()
         stats = replace(
             stats,
@@ -57,6 +69,8 @@ class StepStats:
             completion_tokens=self.completion_tokens,
             paused=paused,
             sleep_level=sleep_level,
+            fingerprint=self.identity.fingerprint,
+            weights_time=self.identity.since,
             mean_step_seconds=self._mean_seconds,
             prefill_tokens_per_second=self._prefill_rate.value,
             step_seconds=self._seconds.snapshot(),

@@ -14,17 +14,15 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 
-from aengine.chat_prompts import ChatFields, ChatOptions
-from aengine.checks import FieldChecks
-from aengine.engine.limits import Limits
-from aengine.engine.preparation import encode_text, render_chat
-from aengine.engine.prompts import QUICK_CHARACTERS
-from aengine.engine.token_bytes import TokenBytes
-from aengine.engine.tokenizer import Tokenizer
+from aengine.aio.edge import LoopEdge
+from aengine.api.errors import EngineStateError, InvalidRequestError, NoTokenizerError
+from aengine.api.fields import FieldChecks
+from aengine.api.outputs import RenderedChat, TokenizedText
+from aengine.api.request import ChatFields, ChatOptions
+from aengine.engine.requests import QUICK_CHARACTERS, Limits, chat_size, check_literals, encode_text, render_chat
 from aengine.engine.workers import Steps, Workers
-from aengine.errors import EngineStateError, InvalidRequestError, NoTokenizerError
-from aengine.loop_edge import LoopEdge
-from aengine.outputs import TokenizedText
+from aengine.tokenizer.tokenizer import Tokenizer
+from aengine.tokenizer.vocabulary import TokenBytes
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -57,9 +55,11 @@ class Texts:
         """End the threads; callers whose work is not done get `EngineStateError`."""
         self._workers.close()
 
-    async def tokenize(self, text: str, *, add_special_tokens: bool, for_prompt: bool) -> list[int]:
+    async def tokenize(self, text: str, *, add_special_tokens: bool, for_prompt: bool, literals: Sequence[tuple[int, int]]) -> list[int]:
+        check_literals(literals, len(text))
         limits = self._limits if for_prompt else None
-        return await self._run(encode_text(text, self.tokenizer, limits, add_special_tokens=add_special_tokens), len(text))
+        steps = encode_text(text, self.tokenizer, limits, add_special_tokens=add_special_tokens, literals=literals)
+        return await self._run(steps, len(text))
 
     async def locate(self, text: str, *, add_special_tokens: bool) -> TokenizedText:
         return await self._run(_locate(self.tokenizer, text, add_special_tokens), len(text))
@@ -70,9 +70,9 @@ class Texts:
     async def token_bytes(self, token_ids: Collection[int]) -> dict[int, bytes]:
         return await self._run(_read_bytes(self._bytes, tuple(token_ids)), len(token_ids))
 
-    async def render_chat(self, messages: Sequence[Mapping[str, Any]], **fields: Unpack[ChatFields]) -> str:
-        steps = render_chat(messages, self.tokenizer, ChatOptions(**fields))
-        return await self._run(steps, QUICK_CHARACTERS + 1)  # never quick: the first one imports what renders it
+    async def render_chat(self, messages: Sequence[Mapping[str, Any]], **fields: Unpack[ChatFields]) -> RenderedChat:
+        options = ChatOptions(**fields)
+        return await self._run(render_chat(messages, self.tokenizer, options), chat_size(messages, options))
 
     @cached_property
     def _bytes(self) -> TokenBytes:

@@ -1,7 +1,7 @@
 """`Workers`: two threads for work on texts, done in steps. Owns the order of the work; knows nothing of what it does.
 
-Small work has a thread of its own. In each thread, after every step, the work with the least remaining goes on, so that short texts do not
-wait for long ones.
+Small work has a thread of its own, and leaves it if it turns out not to be small. In each thread, after every step, the work with the
+least remaining goes on, so that short texts do not wait for long ones.
 """
 
 from __future__ import annotations
@@ -95,6 +95,6 @@ class Workers:
             return  # closed
         if job.step():
             try:
-                self._add(thread, job)
+                self._add(thread or job.remaining > self._quick, job)
             except RuntimeError:  # closed
                 job.future.cancel()

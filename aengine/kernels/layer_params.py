@@ -36,7 +36,7 @@ class ExpertLinear:
 
 @dataclass(frozen=True, slots=True)
 class ExpertMlp:
-    """down(activate(up(x))) of each expert."""
+    """The MLP of each expert: down(activate(up(x)))."""
 
     up: ExpertLinear
     down: ExpertLinear

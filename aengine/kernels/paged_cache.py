@@ -30,13 +30,16 @@ class KvTarget(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Scoring:
-    """How a layer scores keys."""
+    """How the attention of a layer scores keys, and which of them a query sees."""
 
     scale: float  # multiplies the products of query and key
     window: int | None = None  # a query attends to this many latest positions, itself included; None: to all
     soft_cap: float = 0.0  # scores become soft_cap * tanh(score / soft_cap); 0: they do not
     sinks: bool = False
     """Each head has a sink: one more score of every query, neither scaled nor capped, whose value is zero (GPT-OSS)."""
+    slopes: tuple[float, ...] = ()
+    """By head what the score of a key loses for each position that it is behind its query, after the soft cap (ALiBi, Press et al. 2022).
+    Empty: nothing."""
 
 
 SCALE_BYTES = 4  # float32

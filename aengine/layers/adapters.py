@@ -42,7 +42,7 @@ class AdapterOps(Protocol):
     """The product with low-rank matrices. Results depend on shapes that a graph can hold, and on nothing that the host must wait for."""
 
     def grouped(self, slots: Tensor, num_slots: int) -> TokenSlots:
-        """Of the slots [T] int32 of tokens, `num_slots` for those without an adapter."""
+        """Prepares the slots [T] int32 of tokens for `shrink` and `expand`. `num_slots` stands for no adapter."""
 
     def shrink(self, x: Tensor, matrices: AdapterMatrices, tokens: TokenSlots) -> Tensor:
         """Activations [T, in_features] times `a` of each token's slot: [n, T, low_rank * parts], to be added over n. What a token without
@@ -121,7 +121,7 @@ class AdapterTable:
 
     @property
     def tensors(self) -> list[Tensor]:
-        """The matrices of all slots."""
+        """The tensors of all slots on the device: `a` and `b` of each parameter."""
         return [tensor for matrices in self._matrices.values() for tensor in (matrices.a, matrices.b)]
 
     def pack(self, parts: Mapping[str, Mapping[range, tuple[Tensor, Tensor]]]) -> PackedAdapter:
@@ -156,7 +156,8 @@ class AdapterTable:
             matrices.b[slot, : len(b)].copy_(b, non_blocking=True)
 
     def write_slots(self, slots: NDArray[np.int32]) -> None:
-        """Of the tokens of the next forward pass; `num_slots` for those without an adapter, as for all behind them."""
+        """Sets the slots [T] int32 of the tokens of the next forward pass, `num_slots` for a token without an adapter. Tokens behind these
+        T have none."""
         padded = np.full_like(self._written, self.num_slots)
         padded[: len(slots)] = slots
         if not np.array_equal(padded, self._written):

@@ -11,7 +11,7 @@ from types import ModuleType
 import torch
 from torch import Tensor
 
-from aengine.attention.flashinfer_library import building, load_flashinfer, require_kernels
+from aengine.attention.flashinfer.library import building, load_flashinfer, require_kernels
 from aengine.kernels.activations import Activation
 from aengine.kernels.triton.layer_ops import TritonOps
 from aengine.layers.ops import run_once

@@ -12,9 +12,9 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from aengine.kernels.activations import Activation, gated
-from aengine.kernels.float8 import Float8Rows
 from aengine.kernels.layer_params import ExpertLinear, ExpertMlp, Rotation, SharedOutput
 from aengine.kernels.paged_cache import KvTarget, PagedCache, write_torch
+from aengine.kernels.quantize import Float8Rows
 from aengine.kernels.routing import Routing, route
 from aengine.layers.rotary import apply_rotary
 
@@ -33,7 +33,7 @@ class LinearMethod(Protocol):
 
     @property
     def tensors(self) -> tuple[Tensor, ...]:
-        """That hold its numbers."""
+        """The tensors that hold the numbers of the matrix."""
 
     @property
     def form(self) -> object:
@@ -78,7 +78,7 @@ class LayerOps(Protocol):
         overwrites them, or goes to the target alone, whose cache holds values as parts of keys. Last dimensions are contiguous."""
 
     def gated(self, gate_up: Tensor, activation: Activation) -> Tensor:
-        """As `aengine.kernels.activations.gated`."""
+        """Applies a gated activation to [T, 2 * size], the gate's half first, as `aengine.kernels.activations.gated` does: [T, size]."""
 
     def float8(self, x: Tensor) -> Float8Rows:
         """[T, size] as `Float8Rows.of` makes them."""
@@ -87,10 +87,11 @@ class LayerOps(Protocol):
         """`float8` of the `rms_norm` of x, or of the sum with a residual, which the sum overwrites."""
 
     def gated_float8(self, gate_up: Tensor, activation: Activation) -> Float8Rows:
-        """`float8` of the `gated`."""
+        """Returns the `Float8Rows` that `float8` makes of the result of `gated`."""
 
     def route(self, logits: Tensor, bias: Tensor | None, correction: Tensor | None, routing: Routing) -> tuple[Tensor, Tensor]:
-        """As `aengine.kernels.routing.route`."""
+        """Chooses the experts of each token by a router's logits [T, num_experts] float32: their numbers [T, top_k] int64 and their
+        weights, float32. The arguments and results are those of `aengine.kernels.routing.route`."""
 
     def experts(
         self, x: Tensor, chosen: Tensor, weights: Tensor, mlp: ExpertMlp, dtype: torch.dtype, shared: SharedOutput | None = None
@@ -100,7 +101,7 @@ class LayerOps(Protocol):
 
 
 class TorchOps:
-    """`LayerOps` in plain torch."""
+    """`LayerOps` in plain torch: the reference, which runs on every device."""
 
     name = "torch"
 

@@ -33,7 +33,8 @@ _BLOCKING_WAIT = "TORCH_NCCL_BLOCKING_WAIT"
 
 
 def gloo_group(store: Store, index: int, size: int, timeout: timedelta, host: str) -> ProcessGroup:
-    """Of ranks on CPUs. `host` is that of the store: the other ranks reach this one by the address from which it reaches that."""
+    """Makes the Gloo group of `size` ranks on CPUs. `host` is that of the store: the other ranks reach this one by the address from which
+    it reaches that."""
     family = socket.getaddrinfo(host, None)[0][0]
     with socket.socket(family, socket.SOCK_DGRAM) as probe:
         probe.connect((host, 9))  # sends nothing
@@ -45,7 +46,7 @@ def gloo_group(store: Store, index: int, size: int, timeout: timedelta, host: st
 
 
 def nccl_group(store: Store, index: int, size: int, device: torch.device) -> ProcessGroup:
-    """Of ranks on CUDA devices, one each. Waits for the others."""
+    """Makes the NCCL group of `size` ranks on CUDA devices, one each. Waits for the other ranks."""
     from torch.distributed import ProcessGroupNCCL  # not every torch has it
 
     options = ProcessGroupNCCL.Options()
@@ -59,7 +60,7 @@ def nccl_group(store: Store, index: int, size: int, device: torch.device) -> Pro
 
 @contextmanager
 def _no_watchdog() -> Iterator[None]:
-    """Of groups that are made meanwhile; later ones, which may be of the user's, have one again."""
+    """NCCL groups that are made meanwhile get no watchdog; later ones, which may be the user's, have one again."""
     before = os.environ.get(_BLOCKING_WAIT)
     os.environ[_BLOCKING_WAIT] = "1"
     try:

@@ -1,6 +1,6 @@
 """Rotary position embedding and its scalings (RoPE, Su et al. 2021).
 
-Owns the frequencies, the cos/sin cache and the rotation. Does not read model configs: `models/rope_config.py` makes a `RopeSpec` of one.
+Owns the frequencies, the cos/sin cache and the rotation. Does not read model configs: `models/config/rope.py` makes a `RopeSpec` of one.
 Frequencies are [rotary_dim / 2] float32 radians per position. The formulas of the scalings are those of `transformers.modeling_rope_utils`.
 """
 

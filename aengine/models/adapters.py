@@ -1,6 +1,7 @@
 """Adapters: low-rank matrices that are added to those of a model, for the rows of a batch that ask for them.
 
-Owns how the tensors of PEFT become parts of our parameters. The names of modules are the family's; does not know how a product is computed.
+Owns how the tensors of PEFT become parts of our parameters, and the matrices that adapters may change, as a rank holds them on a device.
+The names of modules are the family's; does not know how a product is computed.
 """
 
 from __future__ import annotations
@@ -9,21 +10,23 @@ import pathlib
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from itertools import groupby
+from itertools import accumulate, groupby
 from operator import itemgetter
 
 import torch
 from torch import Tensor
 
-from aengine.errors import AdapterError, ModelLoadError
-from aengine.models.adapter_config import AdapterConfig, read_adapter_config
-from aengine.models.checkpoint import DTYPES, StoredTensor, read_safetensors
-from aengine.models.checkpoint_files import shortened
+from aengine.api.errors import AdapterError, ModelLoadError
+from aengine.layers.adapters import AdapterShape, AdapterTable, PackedAdapter
+from aengine.models.config.adapter import AdapterConfig, read_adapter_config
 from aengine.models.fallback.spec import FallbackSpec
 from aengine.models.families import FAMILIES
-from aengine.models.named_weights import Part, named_weights
+from aengine.models.loading.checkpoint import DTYPES, StoredTensor, read_safetensors
+from aengine.models.loading.hub import described_problems
+from aengine.models.named_weights import NEVER_QUANTIZED, Part, named_weights
 from aengine.models.sharding import WeightPart, own, pieces, sharded_weights, vocab_bounds
 from aengine.models.spec import ModelSpec
+from aengine.models.text_part import text_module
 from aengine.parallel.shard import WHOLE, Shard
 
 MAX_RANK = 256
@@ -128,7 +131,7 @@ def load_adapter(
 
 
 def _low_rank_parts(pairs: Mapping[int, _Pair], parts: Sequence[Part], wanted: WeightPart, dtype: torch.dtype) -> tuple[LowRankPart, ...]:
-    """Of the parts of a parameter that have a pair, what a rank holds."""
+    """Return what a rank holds of the pairs of a parameter, one entry for each part of the parameter that has a pair."""
     found, row = [], 0
     for number, group in groupby(pieces([part.num_rows for part in parts], wanted), itemgetter(0)):
         held = [rows for _, rows in group]
@@ -202,15 +205,17 @@ def _pairs(
         "it has other shapes than the model and adapter_config.json imply:": shapes,
         f"it has dtypes other than {', '.join(DTYPES)}:": dtypes,
     }
-    found = [f"{title} {shortened(names)}" for title, names in problems.items() if names]
+    found = described_problems(problems)
     if found or not pairs:
-        raise AdapterError(f"{folder / _FILE} does not fit the model: {'; '.join(found) or 'it has no tensors'}")
+        raise AdapterError(f"{folder / _FILE} does not fit the model: {found or 'it has no tensors'}")
     return pairs
 
 
 def _source(module: str, spec: ModelSpec, targets: Mapping[str, _Target]) -> str:
     """The name that a module has in `targets`, given as transformers calls it; it lacks the first word if the model had no head."""
     family = FAMILIES[spec.family]
+    if spec.is_part:
+        module = text_module(module)
     name = family.own_name(f"{module}.").removesuffix(".")
     return name if name in targets else f"{family.names['embedding'].partition('.')[0]}.{name}"
 
@@ -224,3 +229,33 @@ def _read(folder: pathlib.Path) -> list[tuple[str, StoredTensor]]:
         return list(read_safetensors(folder / _FILE))
     except ModelLoadError as error:
         raise AdapterError(str(error)) from error
+
+
+def adapter_shapes(spec: ModelSpec, shard: Shard) -> dict[str, AdapterShape]:
+    """By the name of a parameter without `.weight`. The rows of a parameter are in parts, as in the checkpoint. An embedding is seen as the
+    matrix that multiplies with a one-hot row of its vocabulary; a head has a shape of its own even if it is tied to it."""
+    named, shapes = named_weights(spec), {}
+    for name, part in sharded_weights(spec, shard).items():
+        stem = name.removesuffix(".weight")
+        if stem == name or len(part.shape) != 2 or stem.rpartition(".")[2] in NEVER_QUANTIZED:
+            continue
+        if stem == "embedding":
+            shapes[stem] = AdapterShape(part.shape[0], (0, part.shape[1]))
+            continue
+        counts: dict[int, int] = {}
+        for number, rows in pieces([each.num_rows for each in named[part.source_name].parts], part):
+            counts[number] = counts.get(number, 0) + len(rows)
+        shapes[stem] = AdapterShape(part.shape[1], (0, *accumulate(counts.values())))
+    if spec.tied_head and shard.stage == 0:
+        shapes["head"] = AdapterShape(spec.hidden_size, (0, len(own(vocab_bounds(spec, shard), shard))))
+    return shapes
+
+
+def adapter_bytes(spec: ModelSpec, shard: Shard, num_slots: int, low_rank: int, itemsize: int) -> int:
+    """Return the bytes of a device's table of adapters: `num_slots` of rank `low_rank`, with `itemsize` bytes per value."""
+    return num_slots * low_rank * itemsize * sum(shape.size for shape in adapter_shapes(spec, shard).values())
+
+
+def packed_adapter(table: AdapterTable, adapter: Adapter) -> PackedAdapter:
+    """An adapter of the table's shard, as `AdapterTable.put` takes it. May be called from any thread."""
+    return table.pack({name: {part.rows: (part.a, part.b) for part in parts} for name, parts in adapter.parts.items()})

@@ -5,13 +5,15 @@ from __future__ import annotations
 import logging
 import pathlib
 
-from aengine.config import EngineConfig
-from aengine.errors import ModelLoadError
-from aengine.models.config_reader import NotNativeError
+from aengine.api.config import EngineConfig
+from aengine.api.errors import ModelLoadError
+from aengine.models.config.json_file import read_json
+from aengine.models.config.model import load_spec
+from aengine.models.config.reader import NotNativeError
 from aengine.models.fallback.spec import FallbackSpec
 from aengine.models.gguf.file import is_gguf
-from aengine.models.model_config import load_spec
 from aengine.models.named_weights import num_active_parameters, num_parameters
+from aengine.models.other_formats import refuse_config
 from aengine.models.quantization.config import load_quantization
 from aengine.models.spec import ModelSpec
 
@@ -25,6 +27,8 @@ def find_spec(model_dir: pathlib.Path, model_impl: str, max_model_len: int | Non
     Raises ModelLoadError saying why neither can, or why the one that is asked for cannot.
     """
     reason = "asked for"
+    if not is_gguf(model_dir):
+        refuse_config(read_json(model_dir / "config.json"))
     if model_impl != "transformers":
         try:
             spec = load_spec(model_dir, max_model_len)
@@ -52,12 +56,12 @@ def find_spec(model_dir: pathlib.Path, model_impl: str, max_model_len: int | Non
 
 
 def implementation_of(spec: AnySpec) -> str:
-    """As in `ModelInfo`."""
+    """Return `ModelInfo.implementation`: "native", or "transformers" for a `FallbackSpec`."""
     return "native" if isinstance(spec, ModelSpec) else "transformers"
 
 
 def quantization_of(config: EngineConfig, model_dir: pathlib.Path) -> str:
-    """As in `ModelInfo`."""
+    """Return `ModelInfo.quantization`, from the checkpoint's config.json and the engine's configuration. Raises ModelLoadError."""
     quantization = None if config.load_format == "dummy" else load_quantization(model_dir)
     methods = ["" if quantization is None else quantization.method, config.quantization.replace("none", "")]
     return ", ".join(filter(None, methods))

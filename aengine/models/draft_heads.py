@@ -11,13 +11,13 @@ from dataclasses import replace
 import numpy as np
 from numpy.typing import NDArray
 
-from aengine.errors import ConfigError, ModelLoadError
-from aengine.models.config_file import read_config
+from aengine.api.errors import ConfigError, ModelLoadError
+from aengine.models.config.file import read_text_config
+from aengine.models.config.model import load_spec
 from aengine.models.families import FAMILIES
-from aengine.models.model_config import load_spec
+from aengine.models.loading.weights import open_weights
 from aengine.models.named_weights import named_weights
 from aengine.models.spec import DraftHead, HeadKind, ModelSpec
-from aengine.models.weights import open_weights
 
 
 def eagle_spec(head_dir: pathlib.Path, target: ModelSpec, load_format: str = "auto") -> ModelSpec:
@@ -57,7 +57,7 @@ def mtp_spec(model_dir: pathlib.Path, target: ModelSpec, load_format: str = "aut
 
     Embedding and output head are the model's: those that some checkpoints have beside the layer are copies. Raises ModelLoadError.
     """
-    if not FAMILIES[target.family].mtp_names or not read_config(model_dir)[0].get("num_nextn_predict_layers"):
+    if not FAMILIES[target.family].mtp_names or not read_text_config(model_dir).get("num_nextn_predict_layers"):
         return None
     assert target.norm is not None, "all of these families have one"
     head = DraftHead(HeadKind.MTP, target.norm, target_size=target.hidden_size, target_layers=target.num_layers)

@@ -94,6 +94,7 @@ def named_weights(spec: ModelSpec) -> dict[str, NamedWeight]:
             found.linear("combine", (hidden,), 2 * hidden)
     if spec.learned_positions is not None:
         found.linear("positions", (spec.learned_positions.count + spec.learned_positions.offset,), hidden)
+    found.norm("embedding_norm", spec.embedding_norm, hidden)
     for index, layer in enumerate(spec.layers):
         found.enter(index, layer)
         found.norm("attention_norm", layer.attention_norm, hidden)
@@ -186,10 +187,11 @@ class _Parameters:
     def enter(self, index: int, layer: Layer) -> None:
         """What is added from here on belongs to a layer."""
         self._layer: Layer | None = layer
+        self._layer_names = self._family.layer_names(layer)
         self._ours, self._theirs = f"layers.{index}.", self._names["layer"].format(layer=index) + "."
 
     def leave(self) -> None:
-        self._layer = None
+        self._layer, self._layer_names = None, {}
         self._ours = self._theirs = ""
 
     def norm(self, name: str, norm: Norm | None, size: int) -> None:
@@ -227,7 +229,7 @@ class _Parameters:
 
     def _sources(self, name: str, count: int) -> list[str]:
         """The checkpoint's names of the tensors of a parameter with `count` cuts, without that of the layer."""
-        names = self._names
+        names = self._layer_names if name.rpartition(".")[0] in self._layer_names else self._names
         if name in names:
             templates, ending = names[name].split(), ""
         else:
@@ -271,7 +273,7 @@ def experts_of(spec: ModelSpec, name: str) -> Experts | None:
 
 
 def num_active_parameters(spec: ModelSpec) -> int:
-    """Those that one token uses: of a layer's experts, the `top_k`."""
+    """Count the parameters that one token uses: of a layer's experts, the `top_k`."""
     total = 0
     for name, weight in named_weights(spec).items():
         size = math.prod(weight.shape)

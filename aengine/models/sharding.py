@@ -14,7 +14,7 @@ from itertools import accumulate
 
 from torch import Tensor
 
-from aengine.errors import ConfigError
+from aengine.api.errors import ConfigError
 from aengine.kernels.quantized import Rows
 from aengine.models.fallback.spec import FallbackSpec
 from aengine.models.named_weights import named_weights
@@ -94,18 +94,18 @@ def _mlps(mlp: Mlp | Experts) -> Iterator[Mlp]:
 
 
 def hidden_bounds(spec: ModelSpec, shard: Shard) -> Bounds:
-    """Of the residual: the columns that each rank computes in exact mode."""
+    """Return the bounds of the residual's columns: those that each rank computes in exact mode."""
     return shard.bounds(spec.hidden_size, _unit(spec.hidden_size, shard.size))
 
 
 def vocab_bounds(spec: ModelSpec, shard: Shard) -> Bounds:
-    """Of logits."""
+    """Return the bounds of logits, and so of the rows of the output head."""
     return shard.bounds(spec.vocab_size, _unit(spec.vocab_size, shard.size))
 
 
 def width_bounds(mlp: Mlp, shard: Shard) -> Bounds:
-    """Of what the `down` of an MLP, of shared experts or of each expert is given. Raises ConfigError if there are too few quantised groups
-    for all ranks to have one."""
+    """Return the bounds of what the `down` of an MLP, of shared experts or of each expert is given. Raises ConfigError if there are too
+    few quantised groups for all ranks to have one."""
     size = mlp.intermediate_size
     bounds = shard.bounds(size, _unit(size, shard.size, 1 if shard.exact else shard.group))
     if bounds[-1] == bounds[-2]:
@@ -118,29 +118,30 @@ def width_bounds(mlp: Mlp, shard: Shard) -> Bounds:
 
 
 def query_bounds(attention: Attention | LatentAttention, shard: Shard, head_width: int) -> Bounds:
-    """Of what has `head_width` columns for each query head: queries, or what the `output` of attention is given."""
+    """Return the bounds of what has `head_width` columns for each query head: queries, or what the `output` of attention is given."""
     return tuple(bound * head_width for bound in shard.bounds(attention.num_heads))
 
 
 def key_bounds(attention: Attention, shard: Shard) -> Bounds:
-    """Of keys, each once: where ranks hold the same KV head, the first of them has its columns."""
+    """Return the bounds of keys, each once: where ranks hold the same KV head, the first of them has its columns."""
     return tuple(-(-index * attention.num_kv_heads // shard.size) * attention.head_dim for index in range(shard.size + 1))
 
 
 def attended_bounds(attention: Attention | LatentAttention, shard: Shard) -> Bounds:
-    """Of what the `output` of attention is given."""
+    """Return the bounds of what the `output` of attention is given."""
     return query_bounds(attention, shard, attention.v_dim if isinstance(attention, LatentAttention) else attention.head_dim)
 
 
 def _unit(total: int, size: int, group: int = 1) -> int:
-    """Of parts of `total` rows: as large as it can be with parts of nearly the same size, and a multiple of `group`."""
+    """Return the unit, in rows, of the parts of `total` rows: as large as it can be with parts of nearly the same size, and a multiple
+    of `group`."""
     units = [math.lcm(unit, group) for unit in _UNITS]
     even = (unit for unit in units if total % (unit * size) == 0)
     return next(even, next((unit for unit in units if total >= _LEAST_UNITS * unit * size), group))
 
 
 def own(bounds: Bounds, shard: Shard) -> range:
-    """The columns of a rank."""
+    """Return the columns of a rank within bounds."""
     return range(*bounds[shard.index : shard.index + 2])
 
 
@@ -169,7 +170,8 @@ def _sharded_layer(layer: Layer, shard: Shard) -> Layer:
     if isinstance(attention, LatentAttention):
         attention = replace(attention, num_heads=heads)
     else:
-        attention = replace(attention, num_heads=heads, num_kv_heads=len(_kv_heads(attention, shard)))
+        slopes = attention.slopes[shard.index * heads : (shard.index + 1) * heads]
+        attention = replace(attention, num_heads=heads, num_kv_heads=len(_kv_heads(attention, shard)), slopes=slopes)
     mlp = layer.mlp
     if isinstance(mlp, Mlp):
         return replace(layer, attention=attention, mlp=_sharded_mlp(mlp, shard))
@@ -223,7 +225,7 @@ def sharded_weights(spec: ModelSpec, shard: Shard) -> dict[str, WeightPart]:
 
 
 def _split(name: str) -> tuple[str, str]:
-    """Of `experts.down.weight` `experts.down` and `weight`; of `sinks` `sinks` and nothing."""
+    """Return `experts.down` and `weight` for `experts.down.weight`; `sinks` and nothing for `sinks`, which has neither ending."""
     stem, _, kind = name.rpartition(".")
     return (stem, kind) if kind in ("weight", "bias") else (name, "")
 
@@ -253,7 +255,7 @@ def _layer_cuts(layer: Layer, spec: ModelSpec, shard: Shard) -> dict[str, _Cut]:
     hidden = own(hidden_bounds(spec, shard), shard)
 
     def last(columns: range, experts: range = range(1)) -> _Cut:
-        """Of matrices whose inputs are divided."""
+        """Return the cut of matrices whose inputs are divided."""
         if shard.exact or shard.size == 1:
             return _Cut(tuple(_moved(hidden, index * spec.hidden_size) for index in experts))
         return _Cut(columns=columns, bias=shard.index == 0)
@@ -295,7 +297,8 @@ def _moved(one: range, by: int) -> range:
 
 
 def pieces(lengths: Sequence[int], part: WeightPart) -> Iterator[tuple[int, range]]:
-    """Of a parameter whose parts have so many rows: the number of a part, and which of its rows a rank holds, in the order of these."""
+    """Yield what a rank holds of a parameter whose parts have `lengths` rows: the number of a part and a range of its rows, in the order
+    in which the rank has them."""
     ends = list(accumulate(lengths))
     for rows in part.rows or (range(sum(lengths)),):
         row = rows.start

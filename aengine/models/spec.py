@@ -1,7 +1,7 @@
 """`ModelSpec`: the description of a decoder-only transformer, made of kinds of blocks.
 
-Both decoders (torch in `decoder.py`, the CPU stack in `cpu_stack.py`) execute this description; `named_weights.py` derives the parameters
-from it, `families/` makes it from a config.json. Knows nothing of files, weights or devices.
+Both decoders (torch in `models/torch/decoder.py`, the CPU stack in `models/cpu/stack.py`) execute this description; `named_weights.py`
+derives the parameters from it, `families/` makes it from a config.json. Knows nothing of files, weights or devices.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from enum import Enum
 
 from aengine.kernels.activations import Activation
+from aengine.kernels.paged_cache import Scoring
 from aengine.kernels.routing import Routing
 from aengine.layers.rotary import RopeSpec
 
@@ -48,9 +49,14 @@ class Attention:
     window: int | None = None  # latest tokens that a query attends to, itself included; None: all
     soft_cap: float = 0.0  # scores become cap * tanh(scores / cap); 0: off
     sinks: bool = False  # a logit per head in the denominator of the softmax (GPT-OSS)
+    slopes: tuple[float, ...] = ()  # by head what a score loses for each position between key and query (ALiBi); empty: nothing
     qkv_bias: bool = False
     output_bias: bool = False
     qk_norm: QkNorm | None = None
+
+    @property
+    def scoring(self) -> Scoring:
+        return Scoring(self.scale, self.window, self.soft_cap, self.sinks, self.slopes)
 
     @property
     def key_dim(self) -> int:
@@ -86,6 +92,10 @@ class LatentAttention:
     sinks: bool = False
 
     @property
+    def scoring(self) -> Scoring:
+        return Scoring(self.scale, self.window, self.soft_cap, self.sinks)
+
+    @property
     def num_kv_heads(self) -> int:
         return 1
 
@@ -100,7 +110,7 @@ class LatentAttention:
 
 @dataclass(frozen=True, slots=True)
 class Mlp:
-    """down(activation(gate(x)) * up(x)), or down(activation(up(x)))."""
+    """An MLP: down(activation(gate(x)) * up(x)), or without a gate down(activation(up(x)))."""
 
     intermediate_size: int
     activation: Activation = Activation.SILU
@@ -180,7 +190,7 @@ class DraftHead:
 
 @dataclass(frozen=True, slots=True)
 class ModelSpec:
-    """logits = soft_cap(logit_scale * head(norm(layers(embedding_scale * embedding(ids) + positions))))."""
+    """logits = soft_cap(logit_scale * head(norm(layers(embedding_norm(embedding_scale * embedding(ids) + positions)))))."""
 
     family: str  # model_type in config.json, a key of `families.FAMILIES`
     architecture: str  # the name in config.json
@@ -192,6 +202,7 @@ class ModelSpec:
     tied_head: bool  # the output head is the embedding
     head_bias: bool = False
     learned_positions: LearnedPositions | None = None
+    embedding_norm: Norm | None = None
     embedding_scale: float = 1.0  # rounded to the dtype of the weights before it is used
     logit_scale: float = 1.0
     logit_soft_cap: float = 0.0  # logits become cap * tanh(logits / cap); 0: off
@@ -199,6 +210,7 @@ class ModelSpec:
     initializer_range: float = 0.02  # standard deviation of random weights
     eos_token_ids: tuple[int, ...] = ()  # of config.json; those of a generation_config.json override them
     draft_head: DraftHead | None = None  # None: a model that runs on its own
+    is_part: bool = False  # of a model for images or audio as well, whose checkpoint has tensors that are not looked at
 
     @property
     def num_layers(self) -> int:
@@ -206,7 +218,7 @@ class ModelSpec:
 
     @property
     def windows(self) -> tuple[int | None, ...]:
-        """By layer."""
+        """The sliding window of each layer in tokens; None: all tokens."""
         return tuple(layer.attention.window for layer in self.layers)
 
     @property

@@ -11,30 +11,33 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from aengine import __version__
-from aengine.errors import AEngineError, ConfigError
+from aengine.api.errors import AEngineError, ConfigError
 from aengine.parallel.channel import Channel
 from aengine.parallel.follower import DriverGoneError, FollowerRanks, follow
 from aengine.parallel.join import JOIN_SECONDS, JoinError, join_driver, read_secret, split_address
 from aengine.parallel.launch import die_with
 
 
-def run_worker(arguments: Sequence[str], environment: Mapping[str, str], run: Callable[[FollowerRanks], object]) -> int:
+def run_worker(
+    arguments: Sequence[str], environment: Mapping[str, str], run: Callable[[FollowerRanks], object], name: str = "aengine-worker"
+) -> int:
     """Runs a rank, started by its driver or by hand, until the driver closes it; returns the exit code."""
     if any(argument.startswith("--driver-pid=") for argument in arguments):
         return follow(started_ranks(arguments), run)
-    given = _parser(environment).parse_args(arguments)
+    given = _parser(environment, name).parse_args(arguments)
     if given.parent_pid is not None:
         die_with(given.parent_pid)
     logging.basicConfig(level=logging.INFO, format=f"%(asctime)s rank {given.rank} %(levelname)s %(message)s")
     try:
         return follow(_joined_ranks(given), run)
     except (AEngineError, JoinError, DriverGoneError) as error:
-        print(f"aengine-worker: {error}", file=sys.stderr)
+        print(f"{name}: {error}", file=sys.stderr)
         return 1
 
 
 def started_ranks(arguments: Sequence[str]) -> FollowerRanks:
-    """Of a process that its driver started."""
+    """Reads the arguments that `FollowerProcess` gave this process, and returns the ranks as it sees them. The process dies with its driver
+    from now on."""
     parser = argparse.ArgumentParser()
     for name in ("rank", "fd", "driver-pid", "exchange-fd"):
         parser.add_argument(f"--{name}", type=int)
@@ -55,17 +58,17 @@ def _joined_ranks(given: argparse.Namespace) -> FollowerRanks:
     return FollowerRanks(channel, given.rank, model_dir=model_dir, place=(given.local_rank, given.local_ranks))
 
 
-def _parser(environment: Mapping[str, str]) -> argparse.ArgumentParser:
+def _parser(environment: Mapping[str, str], name: str) -> argparse.ArgumentParser:
     host, port = environment.get("MASTER_ADDR"), environment.get("MASTER_PORT")
     parser = argparse.ArgumentParser(
-        prog="aengine-worker",
+        prog=name,
         allow_abbrev=False,
         description="Run one rank of a model whose engine is on another host, until that engine is closed.",
         epilog="The options of the model are those of the engine.",
     )
 
-    def add(name: str, kind: Callable[[str], object], default: object, text: str) -> None:
-        parser.add_argument(f"--{name}", type=kind, default=default, required=default is None and name != "model", help=text)
+    def add(flag: str, kind: Callable[[str], object], default: object, text: str) -> None:
+        parser.add_argument(f"--{flag}", type=kind, default=default, required=default is None and flag != "model", help=text)
 
     add("driver", _address, f"{host}:{port}" if host and port else None, "host:port, the engine's rank_address (MASTER_ADDR:MASTER_PORT)")
     add("rank", _positive, environment.get("RANK"), "which rank this is, from the engine's local_ranks up (RANK)")

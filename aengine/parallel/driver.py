@@ -18,8 +18,8 @@ from pathlib import Path
 from typing import TypeVar
 
 from aengine import __version__
-from aengine.config import EngineConfig
-from aengine.errors import AEngineError, ModelLoadError, RankDiedError, RankHungError
+from aengine.api.config import EngineConfig
+from aengine.api.errors import AEngineError, ModelLoadError, RankDiedError, RankHungError
 from aengine.parallel.channel import Channel, ChannelClosedError, ChannelTimeoutError
 from aengine.parallel.join import accept_ranks, listen, read_secret, split_address
 from aengine.parallel.launch import FOLLOWER_MODULE, FollowerProcess, take_cores
@@ -233,7 +233,7 @@ class DriverRanks:
                 )
 
     def apply_change(self, number: int) -> None:
-        """All ranks have prepared it."""
+        """Has all other ranks apply a change between two plans: the plans that follow compute with it. All ranks must have prepared it."""
         self._send(ApplyChange(number))
 
     def discard_change(self, number: int) -> None:
@@ -288,7 +288,7 @@ class DriverRanks:
             _log.info("loaded %.1f of %.1f GiB of weights on %d of %d ranks", loaded / _GIB, total / _GIB, len(told), ranks)
 
     def _end_waits(self) -> None:
-        """Of this rank for others."""
+        """Ends whatever this rank waits for from others, by the callbacks of `on_failure`."""
         for callback in self._on_failure:
             callback()
 

@@ -14,8 +14,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from aengine.config import EngineConfig
-from aengine.errors import AEngineError, ConfigError, FieldError, ModelLoadError, RankHungError
+from aengine.api.config import EngineConfig
+from aengine.api.errors import AEngineError, ConfigError, FieldError, ModelLoadError, RankHungError
 from aengine.parallel.channel import Channel, ChannelClosedError
 from aengine.parallel.launch import take_cores
 from aengine.parallel.messages import (

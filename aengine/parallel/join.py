@@ -19,7 +19,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from aengine.errors import ConfigError, ModelLoadError
+from aengine.api.errors import ConfigError, ModelLoadError
 from aengine.parallel.channel import Channel, ChannelClosedError, ChannelTimeoutError
 from aengine.parallel.messages import Hello, Refused
 
@@ -42,7 +42,8 @@ class JoinError(Exception):
 
 
 def read_secret(path: str) -> bytes:
-    """Raises ConfigError about rank_secret_file."""
+    """Returns the content of a secret file without white space around it. Raises ConfigError about rank_secret_file if it cannot be read or
+    has fewer than `SHORTEST_SECRET` bytes."""
     try:
         secret = Path(path).read_bytes().strip()
     except OSError as error:
@@ -59,7 +60,7 @@ def split_address(address: str) -> tuple[str, int]:
 
 
 def listen(address: str) -> socket.socket:
-    """Raises ConfigError about rank_address."""
+    """Opens the TCP port that ranks of other hosts join at. Raises ConfigError about rank_address."""
     host, port = split_address(address)
     try:
         family = socket.getaddrinfo(host or None, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0][0]
@@ -168,7 +169,8 @@ def _read_proof(stranger: _Stranger, secret: bytes) -> bool | None:
 
 
 def _hello(stranger: _Stranger, missing: set[int], wanted: set[int], version: str) -> tuple[int, Channel, Hello] | None:
-    """Of a connection that knows the secret; None: it is refused, and was told why."""
+    """Receives the `Hello` of a connection that knows the secret, and returns its rank, channel and message. None: the rank was refused and
+    told why, and the connection is closed."""
     channel = Channel(stranger.stream, f"the rank at {stranger.host}")
     try:
         hello = channel.receive(ANSWER_SECONDS)

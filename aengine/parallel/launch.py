@@ -87,15 +87,15 @@ class ChildProcess:
             return None
 
     def terminate(self) -> None:
-        """Asks it to end."""
+        """Sends the process SIGTERM, which asks it to end."""
         self._process.terminate()
 
     def kill(self) -> None:
-        """Ends it at once."""
+        """Sends the process SIGKILL, which ends it at once."""
         self._process.kill()
 
     def release(self) -> None:
-        """Of a process that has ended."""
+        """Closes the pipe of its output. The process must have ended."""
         os.close(self.output)
 
 

@@ -20,7 +20,7 @@ _INT32 = np.dtype("<i4")
 
 
 class MessageError(Exception):
-    """Bytes that are no message."""
+    """Raised for bytes that are no message, and for a message longer than `MAX_MESSAGE`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,7 +91,7 @@ class Log:
 
 @dataclass(frozen=True, slots=True)
 class Failed:
-    """Why a rank ends."""
+    """Says why the sender, a rank or an engine that shares experts, ends."""
 
     error: str  # name of the class
     field: str  # of a ConfigError; of a RankHungError the rank
@@ -184,7 +184,7 @@ class DiscardChange:
 
 @dataclass(frozen=True, slots=True)
 class Sleep:
-    """As `Runner.sleep`, between two plans."""
+    """The rank gives memory back as `Runner.sleep` says. Sent between two plans."""
 
     level: int
     pages: IntArray
@@ -192,7 +192,7 @@ class Sleep:
 
 @dataclass(frozen=True, slots=True)
 class Wake:
-    """As `Runner.wake`, when a change of weights was applied if there had been none."""
+    """The rank ends its sleep. After a sleep of level 2 it is sent once a change of weights was applied."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -216,7 +216,7 @@ _KINDS: tuple[type[Any], ...] = get_args(Message)
 
 
 class _Codec:
-    """Of one kind of message."""
+    """The layout of one kind of message: its number on the wire, and its fields in their order."""
 
     def __init__(self, kind: int, message: type[Any]) -> None:
         self.kind = kind

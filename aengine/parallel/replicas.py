@@ -2,6 +2,14 @@
 
 That of rank 0 has a connection to each of the others. Here they compare what must be the same, wake each other, and notice that one is
 gone, without which none can go on. What they compute together goes other ways.
+
+`LockStep`: when engines that share experts compute a step together.
+
+They compute in turns. All take each turn once, with a step of their own or with none, by telling each other how many tokens they have in
+it. What is told is the same for all, so all know the same: a turn with tokens is followed by the next one, which all take at once; behind a
+turn without tokens nobody computes until one of them wants the next.
+
+Knows nothing of sockets, threads or models.
 """
 
 from __future__ import annotations
@@ -17,16 +25,47 @@ from contextlib import ExitStack, suppress
 from typing import TypeVar
 
 from aengine import __version__
-from aengine.config import EngineConfig
-from aengine.errors import AEngineError, ConfigError, ModelLoadError, RankDiedError
+from aengine.api.config import EngineConfig
+from aengine.api.errors import AEngineError, ConfigError, ModelLoadError, RankDiedError
 from aengine.parallel.channel import Channel, ChannelClosedError, ChannelTimeoutError
 from aengine.parallel.driver import CHECK_SECONDS, VERDICT_SECONDS, beside
 from aengine.parallel.join import JOIN_SECONDS, JoinError, accept_ranks, join_driver, listen, read_secret
-from aengine.parallel.lock_step import LockStep
 from aengine.parallel.messages import Facts, Failed, Message, Refused, Sizes, StepWanted, Welcome
 from aengine.parallel.ring import LOOPBACK
 from aengine.parallel.shard import Shard
 from aengine.parallel.watcher import END_SECONDS, Follower, Watcher
+
+
+class LockStep:
+    """All methods but `others_want` belong to one thread."""
+
+    def __init__(self, exchange: Callable[[int], Sequence[int]], tell_others: Callable[[int], object]) -> None:
+        """`exchange` waits until all have called it with the number of their tokens, and returns those of all. `tell_others` has
+        `others_want` called with a turn by all others, soon."""
+        self._exchange = exchange
+        self._tell_others = tell_others
+        self._turn = 0
+        self._goes_on = False  # there were tokens in the turn before
+        self._wanted = -1  # the latest turn that another one wants
+
+    @property
+    def is_awaited(self) -> bool:
+        """Whether others take the next turn, or will, whatever this one has to do."""
+        return self._goes_on or self._wanted >= self._turn
+
+    def others_want(self, turn: int) -> None:
+        """May be called from any thread; then `is_awaited`, unless that turn is over."""
+        self._wanted = max(self._wanted, turn)
+
+    def take(self, num_tokens: int) -> tuple[int, ...]:
+        """Takes the next turn, with a step of so many tokens, or with none only if it `is_awaited`. Returns the tokens of all."""
+        if not self.is_awaited:
+            self._tell_others(self._turn)
+        counts = tuple(self._exchange(num_tokens))
+        self._turn += 1
+        self._goes_on = any(counts)
+        return counts
+
 
 _log = logging.getLogger("aengine")
 LOG_SECONDS = 30.0
@@ -202,7 +241,8 @@ class Replicas:
         self._report_failure(error)
 
     def _tell(self, message: Message, besides: Follower | None = None) -> None:
-        """Of rank 0: all that can be told."""
+        """Sends a message from rank 0 to all other engines but `besides`; connections that fail are passed over. Other ranks send
+        nothing."""
         if self.shard.rank == 0:
             for follower in self._others:
                 if follower is not besides:

@@ -15,8 +15,8 @@ from contextlib import contextmanager
 from socket import socket
 
 from aengine import __version__
-from aengine.config import EngineConfig
-from aengine.errors import ModelLoadError
+from aengine.api.config import EngineConfig
+from aengine.api.errors import ModelLoadError
 from aengine.parallel.channel import Channel, ChannelClosedError, ChannelTimeoutError
 from aengine.parallel.join import JoinError, accept_ranks, join_driver, listen, split_address
 from aengine.parallel.messages import Addresses, Hidden, Message, encode

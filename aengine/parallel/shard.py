@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from aengine.config import EngineConfig
+from aengine.api.config import EngineConfig
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,11 +49,11 @@ class Shard:
         return tuple(min(unit * (units * i + min(i, left)), total) for i in range(self.size + 1))
 
     def part(self, total: int, unit: int = 1) -> range:
-        """This rank's of `bounds`."""
+        """The part of `total` rows or columns that this rank holds, one of those that `bounds` gives."""
         return range(*self.bounds(total, unit)[self.index : self.index + 2])
 
     def experts(self, count: int) -> range:
-        """Those of a layer that are held here."""
+        """The experts of a layer of `count` that this replica holds."""
         return range(count * self.replica // self.num_replicas, count * (self.replica + 1) // self.num_replicas)
 
     def layers(self, count: int) -> range:

@@ -12,7 +12,15 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-from aengine.errors import AdapterError, AEngineError, ConfigError, InsufficientMemoryError, ModelLoadError, RankDiedError, RankHungError
+from aengine.api.errors import (
+    AdapterError,
+    AEngineError,
+    ConfigError,
+    InsufficientMemoryError,
+    ModelLoadError,
+    RankDiedError,
+    RankHungError,
+)
 from aengine.parallel.channel import Channel, ChannelClosedError
 from aengine.parallel.launch import FollowerProcess, how_it_ended
 from aengine.parallel.messages import Failed, Log, Message, Progress
@@ -150,7 +158,8 @@ class Watcher:
         return RankDiedError(follower.with_lines(how), follower.rank, follower.pid, follower.lines)
 
     def _failure(self, follower: Follower, failed: Failed) -> AEngineError:
-        """Of a rank that says why it ends: its own error, if that is one of loading, or that of the rank that it waits for."""
+        """The error for a rank that said why it ends: its own error if it is one of loading, `hung` for the rank that it waited for, else
+        RankDiedError."""
         if failed.error == RankHungError.__name__:
             return self.hung(int(failed.field), follower.name)
         text = f"rank {follower.rank}: {failed.text}"

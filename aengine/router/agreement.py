@@ -1,4 +1,4 @@
-"""`Agreement`: what all replicas have alike: the model, and the adapters and weights that were loaded through the router.
+"""`Agreement`: what all replicas have alike: the adapters and weights that were loaded through the router.
 
 A replica that comes, or comes back, is given these before it serves. Knows nothing of requests.
 """
@@ -6,71 +6,84 @@ A replica that comes, or comes back, is given these before it serves. Knows noth
 from __future__ import annotations
 
 import asyncio
+import logging
 from contextlib import suppress
 
+from aengine.api.errors import AdapterNotFoundError, AEngineError, ConnectionLostError
+from aengine.api.outputs import AdapterInfo, EngineStats
+from aengine.api.params import SamplingParams
 from aengine.client import AsyncClient
-from aengine.errors import AdapterNotFoundError, AEngineError, ConfigError
-from aengine.outputs import AdapterInfo, EngineInfo, ModelInfo
-from aengine.params import SamplingParams
 from aengine.router.fleet import Fleet
+from aengine.router.load import ReplicaLoad
 from aengine.router.replica import Replica
+
+_log = logging.getLogger("aengine")
 
 
 class Agreement:
-    """Made in a running loop."""
+    """The adapters and weights that all replicas of a router have alike. To be made in a running loop."""
 
     def __init__(self) -> None:
-        self.model: ModelInfo | None = None  # of the first replica, as the next two
-        self.info: EngineInfo | None = None
         self.adapters: dict[str, AdapterInfo] = {}  # all that there are, by name
         self._paths: dict[str, str] = {}  # of adapters that were loaded through the router, by name
-        self._weights: str | None = None  # the directory of the latest, where they were replaced through the router
-        self._weights_version = 0  # how often that was done
-        self._own_versions: dict[str, int] = {}  # what replicas, by name, call these weights
+        self._weights: dict[str, str] = {}  # the directory whose weights replicas of a generation get when they come
+        self._weights_version: int | None = None  # how often weights were replaced through the router; None: no replica has been there
         self._changing = asyncio.Lock()  # a replica is prepared, or all are changed
 
-    async def prepare(self, replica: Replica, client: AsyncClient, info: EngineInfo) -> int:
-        """Make a replica what the others are. Returns how many versions of weights it is behind. Raises `ConfigError` for one that serves
-        something else, and what its server raises."""
-        model = client.model_info
-        if self.model is None or self.info is None:
-            self.model, self.info = model, info
-            self._weights_version = (await client.load()).weights_version
-            self.adapters = {adapter.name: adapter for adapter in await client.adapters()}
-        for name in ("name", "vocab_size", "max_model_len", "hidden_size"):
-            ours, theirs = getattr(self.model, name), getattr(model, name)
-            if ours != theirs:
-                raise ConfigError.of("backends", f"replica {replica.name} serves a model with {name} {theirs}, the others {ours}")
-        if info.page_size != self.info.page_size:
-            raise ConfigError.of("backends", f"replica {replica.name} has page_size {info.page_size}, the others {self.info.page_size}")
-        if replica.has_served and model.output_head:
+    async def prepare(self, fleet: Fleet, replica: Replica, client: AsyncClient, load: ReplicaLoad) -> None:
+        """Make a replica what the others are. Raises what its server raises, unless no other one serves: then it serves as it is."""
+        if replica.has_served and client.model_info.output_head:
             await client.generate([0], SamplingParams(max_tokens=1))  # whether it computes
         async with self._changing:  # behind this nothing is waited for until the replica is connected, and so gets the next change
-            there = {adapter.name: adapter.key for adapter in await client.adapters()}
-            for name, path in self._paths.items():
-                if name not in there:
-                    there[name] = (await client.load_adapter(name, path)).key
+            load.identify(await client.load())
+            if self._weights_version is None:
+                self._weights_version = load.stats.weights_version
+            try:
+                await self._give(client, load)
+            except ConnectionLostError:
+                raise
+            except AEngineError as error:
+                if fleet.serving():
+                    raise
+                _log.error("replica %s serves without what the router has loaded, as there is no other: %s", replica.name, error)
+            there = {adapter.name: adapter for adapter in await client.adapters()}
+            for name, adapter in there.items():
+                self.adapters.setdefault(name, adapter)
             replica.adapters.clear()
-            replica.adapters.update(there)
-            if self._weights is None:
-                return 0
-            version = (await client.load()).weights_version
-            if self._own_versions.get(replica.name) != version:
-                self._own_versions[replica.name] = version = await client.update_weights(self._weights)
-            return self._weights_version - version
+            replica.adapters.update({name: adapter.key for name, adapter in there.items()})
+            load.weights_behind = self._weights_version - load.stats.weights_version
+
+    async def _give(self, client: AsyncClient, load: ReplicaLoad) -> None:
+        source = self._weights.get(load.generation)
+        if source is not None:
+            load.identify((await _update(client, source, "keep"))[1])
+        there = {adapter.name for adapter in await client.adapters()}
+        for name, path in self._paths.items():
+            if name not in there:
+                await client.load_adapter(name, path)
 
     async def update_weights(self, fleet: Fleet, source: str, running: str) -> int:
-        """As `Router.update_weights`."""
+        """Replace the weights at all connected replicas by those of the directory `source`, which replicas that come later with the old
+        ones get, too; returns how often that was done. `running`: as of `AsyncEngine.update_weights`. Raises what `Fleet.ask_all` raises
+        with `some`."""
         async with self._changing:
-            self._own_versions = await fleet.ask_all(lambda client: client.update_weights(source, running), some=True)
-            self._weights, self._weights_version = source, self._weights_version + 1
-            for name, version in self._own_versions.items():
-                if (replica := fleet.replicas.get(name)) is not None:
-                    replica.load.weights_behind = self._weights_version - version
+            befores = {replica.name: replica.load.generation for replica in fleet.replicas.values() if replica.connected}
+            answers = await fleet.ask_all(lambda client: _update(client, source, running), some=True)
+            self._weights_version = (self._weights_version or 0) + 1
+            afters = set()
+            for name, (version, stats) in answers.items():
+                if (replica := fleet.replicas.get(name)) is None:
+                    continue
+                replica.load.weights_behind = self._weights_version - version
+                replica.load.identify(stats)
+                afters.add(replica.load.generation)
+                fleet.replaced(befores[name], replica.load.generation)
+            self._weights = dict.fromkeys({*self._weights, *befores.values()} - afters, source)
             return self._weights_version
 
     async def load_adapter(self, fleet: Fleet, name: str, path: str) -> AdapterInfo:
-        """As `Router.load_adapter`; all have it or none."""
+        """Load an adapter from the directory `path` at all connected replicas, and at those that come later. If one of them fails, its
+        error is raised, and a new adapter is unloaded from the others."""
         async with self._changing:
             try:
                 infos = await fleet.ask_all(lambda client: client.load_adapter(name, path))
@@ -87,11 +100,17 @@ class Agreement:
             return self.adapters[name]
 
     async def unload_adapter(self, fleet: Fleet, name: str) -> None:
-        """As `Router.unload_adapter`."""
+        """Unload an adapter at all connected replicas; those that come later do not get it. Raises what one of them raises."""
         async with self._changing:
             self._paths.pop(name, None)
             await fleet.ask_all(lambda client: client.unload_adapter(name))
             self.adapters.pop(name, None)
+
+
+async def _update(client: AsyncClient, source: str, running: str) -> tuple[int, EngineStats]:
+    """The version of the new weights, and what the replica then says."""
+    version = await client.update_weights(source, running)
+    return version, await client.load()
 
 
 async def _unload(client: AsyncClient, name: str) -> None:

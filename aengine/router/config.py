@@ -6,9 +6,9 @@ import re
 from dataclasses import dataclass, replace
 from typing import Annotated, Any
 
-from aengine.checks import NOT_NEGATIVE, POSITIVE, Accepts, FieldChecks, check_fields, check_names, integer, one_of, text
+from aengine.api.errors import ConfigError
+from aengine.api.fields import NOT_NEGATIVE, POSITIVE, Accepts, FieldChecks, check_fields, check_names, integer, one_of, text
 from aengine.client.config import ClientConfig
-from aengine.errors import ConfigError
 from aengine.router.routing import RoutingPolicy
 
 MOST_REPLICAS = 4096
@@ -86,7 +86,7 @@ class RouterConfig:
         check.finish(ConfigError)
 
     def client_config(self, address: str, token: str | None) -> ClientConfig:
-        """Of the client for one replica. Raises `ConfigError`."""
+        """The configuration of the client for the replica at `address`, with the `token` that it wants. Raises `ConfigError`."""
         return ClientConfig(
             address=address,
             token=token,

@@ -13,8 +13,8 @@ from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from contextlib import AsyncExitStack
 from pathlib import Path
 
+from aengine.api.errors import ConfigError
 from aengine.client.config import ClientConfig
-from aengine.errors import ConfigError
 from aengine.router.config import DNS, FILE, split_name
 
 RESOLVE_SECONDS = 5.0
@@ -137,5 +137,5 @@ def _addresses(path: Path) -> frozenset[str]:
 
 
 def join_address(host: str, port: int) -> str:
-    """host:port of an IP address."""
+    """The address host:port; `host` is put in brackets if it is an IPv6 address."""
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"

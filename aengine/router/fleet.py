@@ -1,4 +1,5 @@
-"""`Fleet`: the replicas there are, and how a request finds one of them: by routing, waiting where it must.
+"""`Fleet`: the replicas there are, and how a request finds one of them: by routing, waiting where it must. Replicas that give the same
+tokens, by fingerprint, are a generation; the newest comes first.
 
 Knows nothing of tokens, nor of where addresses come from.
 """
@@ -6,40 +7,78 @@ Knows nothing of tokens, nor of where addresses come from.
 from __future__ import annotations
 
 import asyncio
+import logging
 import random
 import secrets
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterable, Iterator
 from dataclasses import replace
+from functools import partial
 from typing import TypeVar
 
 import anyio
 
+from aengine.api.errors import AEngineError, EngineStateError, NoReplicaError, QueueFullError, RequestEndedError
+from aengine.api.outputs import ModelInfo, ReplicaInfo, ReplicaState
 from aengine.client import AsyncClient
 from aengine.client.failures import FIRST_BACKOFF, LONGEST_BACKOFF
-from aengine.errors import AEngineError, EngineStateError, NoReplicaError, QueueFullError, RequestEndedError
-from aengine.outputs import ReplicaState
 from aengine.router.config import RouterConfig
-from aengine.router.load import RoutedPrompt
-from aengine.router.replica import Attempt, Preparation, Replica
+from aengine.router.load import ReplicaLoad, RoutedPrompt
+from aengine.router.replica import Attempt, Replica
 from aengine.router.routing import Routing, RoutingPolicy
-from aengine.router.work import Verdict, Work, check_blame
+from aengine.router.work import OtherTextsError, Verdict, Work, check_blame
+
+_WEIGHTS = "weights"
+
+
+def by_generation(replicas: Iterable[Replica]) -> list[list[Replica]]:
+    """The newest first: that whose oldest replica began to serve its weights last. So neither a replica that was restarted nor one more of
+    an older generation changes the order, and routers agree on it without talking."""
+    groups: dict[str, list[Replica]] = {}
+    for replica in replicas:
+        groups.setdefault(replica.load.generation, []).append(replica)
+    if len(groups) < 2:
+        return list(groups.values())
+    return sorted(groups.values(), key=lambda group: (min(one.load.stats.weights_time for one in group), group[0].name), reverse=True)
+
+
+def difference(one: Replica, newest: Replica) -> str:
+    """In what a replica differs from one of another generation, for people."""
+    names = sorted(one.info.fingerprint_parts.keys() | newest.info.fingerprint_parts.keys())
+    found = [
+        f"{name} ({ours} instead of {theirs})"
+        for name in names
+        if (ours := one.info.fingerprint_parts.get(name)) != (theirs := newest.info.fingerprint_parts.get(name))
+    ]
+    if one.model is not None and newest.model is not None and one.model.name != newest.model.name:
+        found.insert(0, f"name ({one.model.name} instead of {newest.model.name})")
+    return ", ".join(found) or _WEIGHTS
+
 
 RETRY_SECONDS = 0.25
 """After which a replica is tried again that did not take a request."""
 
+_log = logging.getLogger("aengine")
+
 T = TypeVar("T")
 
 
+Preparation = Callable[["Fleet", Replica, AsyncClient, ReplicaLoad], Awaitable[None]]
+"""Gives a replica of a fleet what the others have, as of `Replica`."""
+
+
 class Fleet:
-    """Made in a running loop."""
+    """The replicas of a router, and the choice of one for each request. To be made in a running loop."""
 
     def __init__(self, config: RouterConfig, token: str | None, prepare: Preparation) -> None:
         self.config = config
         self.digest_salt = secrets.token_bytes(16)
         self.replicas: dict[str, Replica] = {}
         self._token = token
-        self._prepare = prepare
+        self._prepare = partial(prepare, self)
+        self.newest: Replica | None = None  # one of the newest generation that serves, or of that which served last
+        self._generations: tuple[str, ...] = ()  # that serve, the newest first
+        self._replaced: dict[str, str] = {}  # generations whose weights were replaced at all replicas, by those that came of them
         self._routing = Routing(RoutingPolicy(config.routing_policy))
         self._waiters: set[asyncio.Future[None]] = set()
         self._retiring: set[asyncio.Task[None]] = set()
@@ -72,8 +111,39 @@ class Fleet:
     def serving(self) -> list[Replica]:
         return [replica for replica in self.replicas.values() if replica.state is ReplicaState.SERVING]
 
+    @property
+    def model(self) -> ModelInfo | None:
+        """What the newest generation of replicas serves; None: no replica has served."""
+        return None if self.newest is None else self.newest.model
+
+    def infos(self) -> tuple[ReplicaInfo, ...]:
+        return tuple(self._info(replica) for replica in self.replicas.values())
+
+    def _info(self, replica: Replica) -> ReplicaInfo:
+        state, reason, newest = replica.state, "", self.newest
+        if state is ReplicaState.SERVING:
+            if newest is not None and newest.load.generation != replica.load.generation:
+                state = ReplicaState.SUPERSEDED
+                reason = f"{newest.name} serves a newer generation; the difference: {difference(replica, newest)}"
+        elif replica.error is not None:
+            reason = str(replica.error)
+        return ReplicaInfo(replica.name, state, replica.report, replica.load.generation, reason)
+
+    def replaced(self, before: str, after: str) -> None:
+        """All replicas of a generation have become of another: streams that have no replica of the one go on with the other."""
+        if before != after:
+            self._replaced[before] = after
+            self._replaced.pop(after, None)
+            self._on_change()
+
+    def drain(self, replica: Replica) -> int:
+        """Send nothing more to a replica, and have its requests go on elsewhere, but for those that no other one can go on with. Returns
+        how many go."""
+        others = any(other is not replica and other.load.generation == replica.load.generation for other in self.serving())
+        return replica.expel(lambda attempt: others or not (attempt.answered or attempt.work.prompt.generation))
+
     async def aclose(self) -> None:
-        """Disconnect from all."""
+        """Disconnect from all replicas, also from those that are about to go."""
         self._closed = True
         for task in self._retiring:
             task.cancel()
@@ -82,7 +152,7 @@ class Fleet:
         self._on_change()
 
     async def wait_changed(self, seconds: float) -> None:
-        """Until some replica may take what it did not take before, `seconds` at most."""
+        """Wait until some replica may take what it did not take before, `seconds` at most."""
         future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._waiters.add(future)
         try:
@@ -91,34 +161,76 @@ class Fleet:
             self._waiters.discard(future)
 
     def _on_change(self) -> None:
+        self._find_newest()
         waiters, self._waiters = self._waiters, set()
         for future in waiters:
             if not future.done():
                 future.set_result(None)
 
+    def _find_newest(self) -> None:
+        generations = by_generation(self.serving())
+        if not generations:
+            return
+        self.newest = newest = generations[0][0]
+        found = tuple(replicas[0].load.generation for replicas in generations)
+        if found == self._generations:
+            return
+        self._generations = found
+        for replicas in generations[1:]:
+            names = ", ".join(sorted(replica.name for replica in replicas))
+            text = "replica %s serves a newer generation than %s, which get new requests only where it has no room; the difference: %s"
+            _log.warning(text, newest.name, names, difference(replicas[0], newest))
+
     # ---- a replica for a request ---------------------------------------------------------------------------------------
 
     def board(self, work: Work, on_lost: Callable[[Attempt, AEngineError], object]) -> Attempt | None:
         """A stay at the best replica for it now; None: there is none. `on_lost`: as of `Attempt`."""
-        replicas = self.replicas
-        version = work.prompt.weights_version
-        if version is not None and (serving := self.serving()) and all(replica.load.weights_version > version for replica in serving):
-            # Nowhere are the weights that it began with. It goes on with the new ones, as in an engine that computes its KV again.
-            work.prompt = replace(work.prompt, weights_version=None)
+        work.prompt = self._with_new_weights(work.prompt)
         excluded: set[str] = work.unfit
         if work.blame > 0:  # apart from others of which replicas die, perhaps, so that it shows which of them it is
-            excluded = excluded.union(name for name, replica in replicas.items() if replica.num_suspects)
-        load = self._routing.choose(work.prompt, [replica.load for replica in replicas.values()], time.monotonic(), excluded)
-        return None if load is None else Attempt(work, replicas[load.name], on_lost)
+            excluded = excluded.union(name for name, replica in self.replicas.items() if replica.num_suspects)
+        for loads in self._preferred(work.prompt):
+            load = self._routing.choose(work.prompt, loads, time.monotonic(), excluded)
+            if load is not None:
+                return Attempt(work, self.replicas[load.name], on_lost)
+        return None
+
+    def _preferred(self, prompt: RoutedPrompt) -> Iterator[list[ReplicaLoad]]:
+        """Replicas for a request, the best first: of the newest generation that has room for it, so that few new replicas do not get what
+        many old ones did; else all."""
+        generations = [[replica.load for replica in replicas] for replicas in by_generation(self.serving())]
+        if len(generations) > 1:
+            for loads in generations:
+                yield [load for load in loads if load.has_room(prompt)]
+        yield [load for loads in generations for load in loads]
+
+    def _with_new_weights(self, prompt: RoutedPrompt) -> RoutedPrompt:
+        """A request whose weights were replaced everywhere goes on with the new ones, as in an engine that computes its KV again."""
+        generation, serving = prompt.generation, {replica.load.generation for replica in self.serving()}
+        for _ in range(len(self._replaced)):
+            if generation is None or generation in serving or generation not in self._replaced:
+                break
+            generation = self._replaced[generation]
+        return prompt if generation == prompt.generation else replace(prompt, generation=generation)
+
+    def _check_hope(self, work: Work) -> None:
+        """Raises `NoReplicaError` where waiting would be in vain, and `OtherTextsError` where the ids of its prompt must be made anew."""
+        prompt, serving = work.prompt, self.serving()
+        if prompt.generation is None and serving and all(replica.load.texts != (prompt.texts or replica.load.texts) for replica in serving):
+            raise OtherTextsError
+        if self.replicas and not any(_may_serve(replica, prompt.generation) for replica in self.replicas.values()):
+            raise self.none_for(work, at_once=True)
 
     async def find(self, work: Work, on_lost: Callable[[Attempt, AEngineError], object]) -> Attempt:
-        """`board`, waiting for a replica. Raises `NoReplicaError`, or why the last of them refused a request that none has accepted."""
+        """`board`, waiting for a replica. Raises `NoReplicaError`, at once where no replica may ever take it, `OtherTextsError`, or why the
+        last of them refused a request that none has accepted."""
         if work.moves > 1:
             await asyncio.sleep(min(LONGEST_BACKOFF, FIRST_BACKOFF * 2.0 ** min(work.moves - 2, 10)) * random.uniform(0.5, 1.5))
         give_up = time.monotonic() + self.config.wait_seconds
         while (attempt := self.board(work, on_lost)) is None:
             if isinstance(work.refusal, QueueFullError) and not work.begun:
                 raise work.refusal
+            self._check_hope(work)
             left = give_up - time.monotonic()
             if left <= 0 or self._closed:
                 raise self.none_for(work) from work.refusal
@@ -126,17 +238,21 @@ class Fleet:
             work.unfit.clear()
         return attempt
 
-    def none_for(self, work: Work) -> AEngineError:
-        """That there is no replica for it."""
+    def none_for(self, work: Work, *, at_once: bool = False) -> AEngineError:
+        """The error that says why there is no replica for a request."""
         if self._closed:
             return EngineStateError("the router is closed")
-        states = ", ".join(f"{name} is {replica.state.value}" for name, replica in sorted(self.replicas.items())) or "there are none"
+        infos = sorted(self.infos(), key=lambda info: info.name)
+        states = ", ".join(f"{one.name} is {one.state.value}" + (f" ({one.reason})" if one.reason else "") for one in infos)
         why = f"; the last answer was: {work.refusal}" if work.refusal is not None else ""
-        return NoReplicaError(f"no replica took the request within {self.config.wait_seconds:g} s: {states}{why}")
+        if not at_once:
+            return NoReplicaError(f"no replica took the request within {self.config.wait_seconds:g} s: {states or 'there are none'}{why}")
+        can = "serve the request" if work.prompt.generation is None else "go on with the request, whose tokens came from another generation"
+        return NoReplicaError(f"no replica can {can}: {states}{why}")
 
-    async def carry(self, prompt: RoutedPrompt, call: Callable[[AsyncClient], Awaitable[T]], timeout: float | None = None) -> T:
-        """A call that any replica answers, at another one where it fails on the way. Raises what it raises, and `RequestEndedError` after
-        `timeout`."""
+    async def carry(self, prompt: RoutedPrompt, call: Callable[[AsyncClient], Awaitable[T]], timeout: float | None = None) -> tuple[T, str]:
+        """A call that any replica answers, at another one where it fails on the way; with `ReplicaLoad.texts` of that one. Raises what it
+        raises, `OtherTextsError`, and `RequestEndedError` after `timeout`."""
         work = Work(prompt)
         try:
             with anyio.fail_after(timeout):
@@ -146,7 +262,7 @@ class Fleet:
                     try:
                         answer = await attempt.replica.ask(call)
                         attempt.answer()
-                        return answer
+                        return answer, attempt.replica.load.texts
                     except AEngineError as error:
                         self.failed(attempt, error)
                     finally:
@@ -154,14 +270,18 @@ class Fleet:
         except TimeoutError:
             raise RequestEndedError("there was no answer: its timeout passed") from None
 
-    async def ask(self, call: Callable[[AsyncClient], Awaitable[T]]) -> T:
-        """`carry`, of what has no prompt."""
+    async def ask_any(self, call: Callable[[AsyncClient], Awaitable[T]]) -> tuple[T, str]:
+        """Make a call that has no prompt, as `carry` does."""
         return await self.carry(RoutedPrompt(1, secrets.randbits(64), lambda naming: ()), call)
 
+    async def ask(self, call: Callable[[AsyncClient], Awaitable[T]]) -> T:
+        """Make a call at any replica, as `ask_any` does, and return the answer alone."""
+        return (await self.ask_any(call))[0]
+
     async def ask_all(self, call: Callable[[AsyncClient], Awaitable[T]], *, some: bool = False) -> dict[str, T]:
-        """Of all replicas that are connected; their answers by name. One that is lost meanwhile is left out, since it is prepared again.
-        Raises what another one raises, when all have answered, and `NoReplicaError` if there is none. `some`: what one raises is raised
-        only if no other has answered; else that one is lost."""
+        """Make a call at all replicas that are connected; returns their answers by name. One that is lost meanwhile is left out, since it
+        is prepared again. Raises what another one raises, when all have answered, and `NoReplicaError` if there is none. `some`: what one
+        raises is raised only if no other has answered; else that one is lost."""
         replicas = [replica for replica in self.replicas.values() if replica.connected]
         answers = await asyncio.gather(*(replica.ask(call) for replica in replicas), return_exceptions=True)
         pairs = [(replica, answer) for replica, answer in zip(replicas, answers, strict=True) if replica.connected]
@@ -194,6 +314,14 @@ class Fleet:
         check_blame(work, error)
         if work.moves > self.config.max_moves:
             raise NoReplicaError(f"the request went on elsewhere {self.config.max_moves} times in vain: {error}") from error
+
+
+def _may_serve(replica: Replica, generation: str | None) -> bool:
+    """Whether it serves a generation (None: any), or may come to do so by itself: one that comes back has the weights that it had."""
+    if replica.state is ReplicaState.REFUSED:
+        return False
+    known = replica.load.generation
+    return generation is None or known == generation or (not known and replica.state is not ReplicaState.SERVING)
 
 
 async def _retire(replica: Replica) -> None:

@@ -9,26 +9,25 @@ import asyncio
 import time
 import uuid
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 
 import anyio
 
-from aengine.chat_prompts import read_messages
-from aengine.client.messages import read_prompt_ids
-from aengine.errors import InvalidRequestError, RequestEndedError, RequestIdInUseError
-from aengine.outputs import Embedding, ModelInfo, RequestInfo, RequestState, Timing, Usage
-from aengine.params import EmbeddingParams, SamplingParams
-from aengine.requests import Prompt, RequestOptions, check_params, form_of
-from aengine.router.agreement import Agreement
+from aengine.api.errors import InvalidRequestError, RequestEndedError, RequestIdInUseError
+from aengine.api.outputs import Embedding, ModelInfo, RequestInfo, RequestState, Timing, Usage
+from aengine.api.params import EmbeddingParams, SamplingParams
+from aengine.api.request import Prompt, RequestOptions, check_params, form_of, read_messages
 from aengine.router.fleet import Fleet
-from aengine.router.load import RoutedPrompt
-from aengine.router.prefixes import PagePrefix
+from aengine.router.load import PagePrefix, RoutedPrompt
 from aengine.router.request import RoutedRequest, Tokenize
+from aengine.router.work import OtherTextsError
+from aengine.wire.client_messages import read_prompt_ids
 
 
 @dataclass(frozen=True, slots=True)
 class _Embedding:
-    """One in flight."""
+    """One embedding that is in flight."""
 
     request_id: str
     scope: anyio.CancelScope
@@ -37,36 +36,39 @@ class _Embedding:
 
 
 class RequestsInFlight:
-    """Of a router that is started."""
+    """The streams and embeddings in flight of a router that is started."""
 
-    def __init__(self, fleet: Fleet, agreement: Agreement) -> None:
+    def __init__(self, fleet: Fleet) -> None:
         self._fleet = fleet
-        self._agreement = agreement
         self._streams: dict[str, RoutedRequest] = {}
         self._embeddings: dict[str, _Embedding] = {}
 
     @property
     def _model(self) -> ModelInfo:
-        assert self._agreement.model is not None, "a replica has served"
-        return self._agreement.model
+        model = self._fleet.model
+        assert model is not None, "a replica has served"
+        return model
 
     async def embed(self, prompt: Prompt, params: EmbeddingParams, options: RequestOptions) -> Embedding:
-        """As `Router.embed`."""
+        """Compute the embedding of a prompt at some replica. Raises `InvalidRequestError`, `RequestIdInUseError`, `NoReplicaError`, and
+        `RequestEndedError` if it is cancelled or its timeout passes."""
         ids, tokenize = self._read_prompt(prompt, options)
         request_id = self._free_id(options)
         embedding = self._embeddings[request_id] = _Embedding(request_id, anyio.CancelScope(), asyncio.Event(), time.time())
         try:
             with embedding.scope:
-                found = ids if tokenize is None else await tokenize()
-                assert found is not None
-                return await self._embed(found, params, options)
+                while True:
+                    found, texts = (ids, None) if tokenize is None else await tokenize()
+                    assert found is not None
+                    with suppress(OtherTextsError):
+                        return await self._embed(found, texts, params, options)
         finally:
             del self._embeddings[request_id]
             embedding.ended.set()
         raise RequestEndedError("the embedding was not made: the request was cancelled")
 
     async def cancel(self, request_id: str) -> bool:
-        """As `Router.cancel`."""
+        """End a request. Returns when its pages are free: True if it was in flight."""
         request, embedding = self._streams.get(request_id), self._embeddings.get(request_id)
         if embedding is not None:
             embedding.scope.cancel()
@@ -81,7 +83,7 @@ class RequestsInFlight:
         return None if request is None else request.info()
 
     async def aclose(self) -> None:
-        """Cancel all; returns when their pages are free."""
+        """Cancel all requests; returns when their pages are free."""
         requests, embeddings = list(self._streams.values()), list(self._embeddings.values())
         for request in requests:
             request.cancel()
@@ -112,12 +114,17 @@ class RequestsInFlight:
             raise RequestIdInUseError.of("request_id", f"{request_id!r} is the id of a request in flight")
         return request_id
 
-    async def _embed(self, ids: Sequence[int], params: EmbeddingParams, options: RequestOptions) -> Embedding:
+    async def _embed(self, ids: Sequence[int], texts: str | None, params: EmbeddingParams, options: RequestOptions) -> Embedding:
         plain = options.for_ids(request_id=None)
         pages = PagePrefix(ids, options.cache_salt or "", self._fleet.digest_salt)
-        routed = RoutedPrompt(len(ids), pages.beginning, pages.digests, options.adapter)
+        routed = RoutedPrompt(len(ids), pages.beginning, pages.digests, options.adapter, texts=texts)
         how = {"pooling": params.pooling, "normalize": params.normalize, "dimensions": params.dimensions}
-        return await self._fleet.carry(routed, lambda client: client.embed(ids, plain, **how), options.timeout)  # type: ignore[arg-type]
+        found: tuple[Embedding, str] = await self._fleet.carry(
+            routed,
+            lambda client: client.embed(ids, plain, **how),  # type: ignore[arg-type]
+            options.timeout,
+        )
+        return found[0]
 
     def _forget(self, request: RoutedRequest) -> None:
         if self._streams.get(request.request_id) is request:
@@ -134,7 +141,7 @@ class RequestsInFlight:
         return params.with_defaults_of(self._model.generation_defaults), ids, tokenize
 
     def _read_prompt(self, prompt: Prompt, options: RequestOptions) -> tuple[Sequence[int] | None, Tokenize | None]:
-        """Its ids, or what gives them. Raises `InvalidRequestError`."""
+        """The ids of a prompt, or what gives them. Raises `InvalidRequestError`."""
         form = form_of(prompt, options)
         if form != "token_ids" and not self._model.tokenizer:
             raise InvalidRequestError.of("prompt", f"a {form} needs a tokenizer, and this model has none; give token ids")
@@ -142,7 +149,7 @@ class RequestsInFlight:
             case "token_ids":
                 return read_prompt_ids(prompt), None  # type: ignore[arg-type]
             case "text":
-                return None, lambda: self._fleet.ask(lambda client: client.prompt_ids(prompt, options))
+                return None, lambda: self._fleet.ask_any(lambda client: client.prompt_ids(prompt, options))
             case "chat":
                 messages = read_messages(prompt)  # type: ignore[arg-type]
-                return None, lambda: self._fleet.ask(lambda client: client.prompt_ids(messages, options))
+                return None, lambda: self._fleet.ask_any(lambda client: client.prompt_ids(messages, options))

@@ -1,7 +1,9 @@
 """What is known of one replica's load and cache, and what a request would meet there.
 
-Reports are old when they come. So the router counts by itself what it has sent since, and what of that is answered. Owns the estimates;
-knows no other replica, no clock (`now` is in seconds on any clock that all calls share) and no connection.
+Reports are old when they come. So the router counts by itself what it has sent since, and what of that is answered. Which prefixes a
+replica holds is known by the digests that it publishes of its cached pages; a digest is a number under the router's own salt. Owns the
+estimates and the digests; knows no other replica, no clock (`now` is in seconds on any clock that all calls share), no connection and no
+content.
 """
 
 from __future__ import annotations
@@ -9,13 +11,110 @@ from __future__ import annotations
 import itertools
 import math
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from hashlib import blake2b
 from typing import NamedTuple
 
-from aengine.outputs import EngineStats, LoadReport
-from aengine.router.prefixes import MAX_DIGESTS, CachedPrefixes, PageNaming
+import numpy as np
+from numpy.typing import NDArray
+
+from aengine.api.outputs import CachedPages, EngineStats, LoadReport
+from aengine.cache import PageChain, published_digest
+
+MAX_PAGES = 512  # of a prompt that are looked for; what comes behind them decides nothing
+BEGINNING_TOKENS = 256
+MAX_DIGESTS = 1 << 18  # kept of one replica
+
+
+class PageNaming(NamedTuple):
+    """What, beside its tokens, decides the name of a page at a replica."""
+
+    page_size: int  # tokens
+    adapter: int = 0  # its key there; 0: none
+    weights_version: int = 0
+
+
+class PagePrefix:
+    """The digests of the pages that the prompt of one request fills."""
+
+    def __init__(self, token_ids: Sequence[int] | NDArray[np.int32], cache_salt: str, digest_salt: bytes) -> None:
+        """`cache_salt`: of the request; "": none. `digest_salt`: the router's, 8 to 64 bytes, that replicas publish their digests under."""
+        self._token_ids = np.asarray(token_ids, np.int32)
+        self._cache_salt = cache_salt
+        self._digest_salt = digest_salt
+        self._digests: dict[PageNaming, Sequence[int]] = {}
+
+    @property
+    def beginning(self) -> int:
+        """A number of 64 bits that the first tokens decide: what hashing goes by."""
+        return published_digest(self._token_ids[:BEGINNING_TOKENS].tobytes() + self._cache_salt.encode(), self._digest_salt)
+
+    def digests(self, naming: PageNaming) -> Sequence[int]:
+        """The digests of the prompt's first pages, at most MAX_PAGES, as replicas of this naming publish them; computed once. The last
+        token is in none of these pages: it is computed everywhere."""
+        digests = self._digests.get(naming)
+        if digests is None:
+            chain = PageChain(naming.page_size, self._cache_salt, naming.adapter, naming.weights_version)
+            chain.extend(self._token_ids[: min(len(self._token_ids) - 1, MAX_PAGES * naming.page_size)])
+            digests = self._digests[naming] = [published_digest(name, self._digest_salt) for name in chain.digests]
+        return digests
+
+
+class CachedPrefixes:
+    """The digests of one replica: those it reported, and those that are expected because a request was sent there.
+
+    A page is reported after all pages before it and taken back before them, so that a prompt's pages are there up to some page and not
+    behind it.
+    """
+
+    def __init__(self, most: int = MAX_DIGESTS) -> None:
+        """`most`: reported digests that are kept; what is reported beyond them is not known."""
+        self._most = most
+        self._reported: set[int] = set()
+        self._expected: dict[int, int] = {}  # digest -> by how many requests
+
+    def __len__(self) -> int:
+        return len(self._reported)
+
+    def apply(self, pages: CachedPages) -> None:
+        """Apply a report of the replica: which pages were added and removed, or with `snapshot` all that it has."""
+        if pages.snapshot:
+            self._reported.clear()
+        self._reported.difference_update(pages.removed)
+        room = self._most - len(self._reported)
+        self._reported.update(pages.added if len(pages.added) <= room else pages.added[: max(0, room)])
+
+    def expect(self, digests: Iterable[int]) -> None:
+        """A request was sent that will have these pages computed. Followed by one `forget` of the same digests."""
+        expected = self._expected
+        for digest in digests:
+            expected[digest] = expected.get(digest, 0) + 1
+
+    def forget(self, digests: Iterable[int]) -> None:
+        """The pages are reported by now, or will not come."""
+        expected = self._expected
+        for digest in digests:
+            if expected[digest] == 1:
+                del expected[digest]
+            else:
+                expected[digest] -= 1
+
+    def longest(self, digests: Sequence[int]) -> int:
+        """How many of a prompt's first pages are there, in O(log pages)."""
+        reported, expected = self._reported, self._expected
+        if not digests or (digests[0] not in reported and digests[0] not in expected):
+            return 0
+        there, missing = 1, len(digests) + 1  # numbers of pages
+        while missing - there > 1:
+            middle = (there + missing) // 2
+            digest = digests[middle - 1]
+            if digest in reported or digest in expected:
+                there = middle
+            else:
+                missing = middle
+        return there
+
 
 REPORT_LAG = 0.1  # seconds that a report may be behind: statistics are up to 50 ms old when they are sent
 WORK_SECONDS = 100.0  # how long ended work counts as load: after so long 1/e of it is left
@@ -33,7 +132,8 @@ class RoutedPrompt:
     beginning: int  # `PagePrefix.beginning` of these tokens, and `PagePrefix.digests`
     digests: Callable[[PageNaming], Sequence[int]]
     adapter: str | None = None
-    weights_version: int | None = None  # None: any will do
+    generation: str | None = None  # that its tokens came from; None: any will do
+    texts: str | None = None  # as of `ReplicaLoad`, where its ids were made of a text; None: any will do
 
 
 @dataclass(slots=True, eq=False)
@@ -70,12 +170,13 @@ class ReplicaLoad:
         adapters: Mapping[str, int] | None = None,
         now: float = 0.0,
         slow_start_seconds: float = 0.0,
-        weights_behind: int = 0,
+        described: str = "",
+        texts: str = "",
     ) -> None:
         """`name`: what hashing goes by, so best what stays the same over restarts. `max_num_seqs`: sequences that can run at once; 0: not
         known. `adapters`: the keys of adapters at this replica by their names; the mapping may change. `now`: when it began to serve;
-        for `slow_start_seconds` from then on it gets less than its share. `weights_behind`: how many versions of weights the router counts
-        more than this replica, which has started later.
+        for `slow_start_seconds` from then on it gets less than its share. `described`: stands for its fingerprint, beside the version of
+        the weights, where it tells none. `texts`: replicas with the same word make the same ids of a text.
         """
         self.name = name
         self.name_hash = int.from_bytes(blake2b(name.encode(), digest_size=8).digest(), "little")
@@ -88,7 +189,11 @@ class ReplicaLoad:
         self._adapters = {} if adapters is None else adapters
         self._started = now
         self._slow_start_seconds = slow_start_seconds
-        self.weights_behind = weights_behind
+        self.texts = texts
+        self.weights_behind = 0  # how many versions of weights the router counts more than this replica, which has started later
+        self.generation = ""  # replicas with the same word give the same tokens; empty: it has not been told
+        self._described = described
+        self._generations: dict[int, str] = {}  # by version of its weights
         self.draining = False
         self.paused = False  # requests wait there until somebody resumes or wakes it
         self.rate = 0.0  # prompt tokens that it computes in a second when it has nothing else to do; 0.0: not known
@@ -112,7 +217,8 @@ class ReplicaLoad:
 
     def report(self, report: LoadReport, now: float) -> None:
         """The replica has told its load. With `report.pages` it must get every report: they tell changes."""
-        stats = self.stats = report.stats
+        stats = report.stats
+        self.identify(stats)
         self.draining = report.draining
         self.paused = stats.paused or stats.sleep_level > 0
         self._names = PageNaming(self._page_size, 0, stats.weights_version)
@@ -130,6 +236,16 @@ class ReplicaLoad:
             self.prefixes.apply(report.pages)
             while self._computed and self._computed[0][0] <= counted:
                 self._forget_computed()
+
+    def identify(self, stats: EngineStats) -> None:
+        """Take over which weights it says it has."""
+        self.stats = stats
+        self.generation = stats.fingerprint or f"{self._described}, weights {stats.weights_version}"
+        self._generations[stats.weights_version] = self.generation
+
+    def generation_of(self, version: int) -> str:
+        """That a token of these weights came from. Of weights that the replica has not told of: what no other has."""
+        return self._generations.get(version, f"weights {version} of {self.name}")
 
     def place(self, prompt: RoutedPrompt, now: float) -> Placement:
         """The request is sent to this replica. Followed by one call of `end`, whatever becomes of it."""
@@ -182,14 +298,14 @@ class ReplicaLoad:
     # ---- what it says to routing -------------------------------------------------------------------------------------
 
     def can_take(self, prompt: RoutedPrompt) -> bool:
-        """Whether it serves, with weights that the request can go on with."""
-        version = prompt.weights_version
-        return self.serving and not self.draining and (version is None or self.weights_version == version)
+        """Whether it serves what the request can begin or go on with."""
+        fits = prompt.generation in (None, self.generation) and prompt.texts in (None, self.texts)
+        return fits and self.serving and not self.draining
 
-    @property
-    def weights_version(self) -> int:
-        """Of the weights there, as the router counts them."""
-        return self.stats.weights_version + self.weights_behind
+    def has_room(self, prompt: RoutedPrompt) -> bool:
+        """Whether it has a row and pages left for the request, were it sent now."""
+        has_row = self._max_num_seqs <= 0 or self._num_rows + len(self._unreported) < self._max_num_seqs
+        return has_row and self._backlog + prompt.num_tokens <= self._room
 
     def weight(self, now: float) -> float:
         """The part of its share that it gets, FIRST_WEIGHT to 1."""
@@ -201,7 +317,7 @@ class ReplicaLoad:
         return self._outstanding_work + self._recent_work * math.exp((self._recent_at - now) / WORK_SECONDS)
 
     def outlook(self, prompt: RoutedPrompt, now: float) -> Outlook:
-        """Of the request, were it sent now."""
+        """What the request would meet at this replica, were it sent at `now`."""
         uncached = prompt.num_tokens - self._page_size * self.prefixes.longest(self._digests(prompt))
         wait = 1.5 * self.stats.mean_step_seconds
         excess = 0.0  # of what there is in all
@@ -217,7 +333,7 @@ class ReplicaLoad:
     # ---- bookkeeping -------------------------------------------------------------------------------------------------
 
     def _digests(self, prompt: RoutedPrompt) -> Sequence[int]:
-        """Of the prompt's pages, as they are named there."""
+        """The digests of the prompt's pages by their names at this replica; none if it does not have the adapter."""
         if prompt.adapter is None:
             return prompt.digests(self._names)
         adapter = self._adapters.get(prompt.adapter)

@@ -19,9 +19,9 @@ from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
+from aengine.api.config import EngineConfig
+from aengine.api.errors import ConfigError, ModelLoadError
 from aengine.client.failures import Backoff
-from aengine.config import EngineConfig
-from aengine.errors import ConfigError, ModelLoadError
 from aengine.parallel.launch import ChildProcess, how_it_ended
 
 REPLICA_MODULE = "aengine.server.replica"
@@ -92,7 +92,7 @@ class ReplicaProcess:
             self._child.terminate()
 
     def kill(self) -> None:
-        """End it at once."""
+        """End the process at once. Does nothing if it has ended."""
         if self._ended is not None and not self._ended.done() and self._child is not None:
             self._child.kill()
 

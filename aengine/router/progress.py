@@ -9,22 +9,20 @@ import time
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
-from aengine.outputs import Token
-from aengine.params import SamplingParams
-from aengine.requests import RequestOptions
-from aengine.router.load import RoutedPrompt
-from aengine.router.prefixes import PagePrefix
+from aengine.api.outputs import Token
+from aengine.api.params import SamplingParams
+from aengine.api.request import RequestOptions
+from aengine.router.load import PagePrefix, RoutedPrompt
 
 
 class Progress:
-    """Of one request, from its submission on."""
+    """What one request has got, from its submission on."""
 
     def __init__(self, sent: SamplingParams, options: RequestOptions, live_sequences: Iterable[int]) -> None:
         """`sent`: the parameters as they were given, with the seed."""
         self.ids: Sequence[int] | None = None  # of the prompt, once they are known
         self.open = set(live_sequences)  # sequences whose end has not come
         self._outputs: list[list[int]] = [list(ids or ()) for ids in options.known_outputs or [()] * sent.n]  # of the sequences
-        self._weights_version: int | None = None  # of the latest token
         self._sent = sent
         self._options = options
         self._deadline = None if options.timeout is None else time.monotonic() + options.timeout
@@ -40,28 +38,27 @@ class Progress:
     def add(self, token: Token) -> None:
         if token.token_id >= 0:
             self._outputs[token.index].append(token.token_id)
-            self._weights_version = token.weights_version
         if token.finish_reason is not None:
             self.open.discard(token.index)
 
     # ---- what a replica gets -------------------------------------------------------------------------------------------
 
-    def prompt(self, digest_salt: bytes) -> RoutedPrompt:
-        """With the output behind the prompt, as a replica will compute it."""
+    def prompt(self, digest_salt: bytes, generation: str | None, texts: str | None) -> RoutedPrompt:
+        """The prompt with the longest output behind it, as a replica will compute it. `generation`, `texts`: as of `RoutedPrompt`."""
         assert self.ids is not None
         options = self._options
         longest = max(self._outputs, key=len)
         tokens = [*self.ids, *longest] if longest else self.ids
         pages = PagePrefix(tokens, options.cache_salt or "", digest_salt)
-        return RoutedPrompt(len(tokens), pages.beginning, pages.digests, options.adapter, self._weights_version)
+        return RoutedPrompt(len(tokens), pages.beginning, pages.digests, options.adapter, generation, texts)
 
     def params(self, *, has_prompt_logprobs: bool) -> SamplingParams:
-        """Without what need not come again."""
+        """The parameters for a replica, without prompt logprobs if the request has them already."""
         drops_them = self._sent.prompt_logprobs is not None and has_prompt_logprobs
         return replace(self._sent, prompt_logprobs=None) if drops_them else self._sent
 
     def options(self, request_id: str) -> RequestOptions:
-        """As for a prompt of ids, with what the request has and the time that is left."""
+        """The options for a replica, which gets the prompt as ids: with the output that the request has, and the time that is left."""
         known = [tuple(ids) if index in self.open else None for index, ids in enumerate(self._outputs)]
         left = self.seconds_left
         return self._options.for_ids(

@@ -13,10 +13,10 @@ from collections.abc import Awaitable, Callable
 from contextlib import aclosing
 from typing import Any, TypeVar
 
+from aengine.api.errors import AEngineError, ConnectionLostError, EngineDeadError, EngineStateError, InvalidRequestError, ServerError
+from aengine.api.outputs import EngineInfo, LoadReport, ModelInfo, ReplicaState
 from aengine.client import AsyncClient, ClientConfig
 from aengine.client.failures import Backoff
-from aengine.errors import AEngineError, ConnectionLostError, EngineDeadError, EngineStateError, InvalidRequestError, ServerError
-from aengine.outputs import EngineInfo, LoadReport, ReplicaState
 from aengine.router.load import ReplicaLoad
 from aengine.router.work import Work, share_blame
 
@@ -30,9 +30,8 @@ _log = logging.getLogger("aengine")
 T = TypeVar("T")
 
 
-Preparation = Callable[["Replica", AsyncClient, EngineInfo], Awaitable[int]]
-"""Makes a replica what the others are, before it serves. Returns how many versions of weights it is behind; raises `AEngineError` for one
-that cannot be used."""
+Preparation = Callable[["Replica", AsyncClient, ReplicaLoad], Awaitable[None]]
+"""Gives a replica what the others have, before it serves with this load. Raises `AEngineError` for one that cannot be used."""
 
 
 class Attempt:
@@ -84,7 +83,7 @@ class Attempt:
 
 
 class Replica:
-    """`state` and `load` are for whoever chooses."""
+    """One engine behind its own server. `state` and `load` are for whoever chooses a replica."""
 
     def __init__(
         self,
@@ -103,6 +102,8 @@ class Replica:
         self.load = ReplicaLoad(name, page_size=1)
         self.load.serving = False
         self.report = LoadReport(self.load.stats)  # the latest
+        self.model: ModelInfo | None = None  # as its server said, as the next one
+        self.info = EngineInfo()
         self.adapters: dict[str, int] = {}  # the keys of those that it has, by their names
         self.aboard: dict[Attempt, None] = {}  # in the order of their coming
         self.num_suspects = 0  # of those, that others have died of, perhaps, and that brought nothing here yet
@@ -132,7 +133,7 @@ class Replica:
 
     @property
     def client(self) -> AsyncClient:
-        """Of a replica that serves or drains."""
+        """The client that is connected to the replica, which serves or drains."""
         assert self._client is not None
         return self._client
 
@@ -170,10 +171,10 @@ class Replica:
         if self.state is ReplicaState.SERVING:
             self._set_state(ReplicaState.DRAINING)
 
-    def expel(self) -> int:
-        """`drain`, and end all attempts aboard; returns how many those were."""
+    def expel(self, others: Callable[[Attempt], object]) -> int:
+        """`drain`, and end the attempts aboard that can go on elsewhere; returns how many those were."""
         self.drain()
-        return self._end_all(EngineStateError(f"replica {self.name} is drained"))
+        return self._end_all(EngineStateError(f"replica {self.name} is drained"), others)
 
     def on_left(self) -> None:
         """For attempts: what kept others away may be gone."""
@@ -181,8 +182,8 @@ class Replica:
             self.empty.set()
         self._on_change()
 
-    def _end_all(self, error: AEngineError) -> int:
-        attempts = list(self.aboard)
+    def _end_all(self, error: AEngineError, which: Callable[[Attempt], object] = lambda attempt: True) -> int:
+        attempts = list(filter(which, self.aboard))
         for attempt in attempts:
             attempt.leave()
             attempt.on_lost(attempt, error)
@@ -198,7 +199,7 @@ class Replica:
             await self.empty.wait()
 
     async def aclose(self) -> None:
-        """Disconnect. Attempts aboard end."""
+        """Disconnect from the replica, and end the attempts that are there."""
         self._task.cancel()
         await asyncio.wait({self._task})
         if self._closing:
@@ -217,6 +218,8 @@ class Replica:
                 if self.error is None or str(error) != str(self.error):
                     _log.warning("replica %s cannot be used: %s", self.name, error)
                 self.error = error
+                if self.state is not ReplicaState.LOST or not _is_out_of_reach(error):
+                    self._set_state(ReplicaState.CONNECTING if _is_out_of_reach(error) else ReplicaState.REFUSED)
             finally:
                 self.tried.set()
             if self.retired:
@@ -228,25 +231,27 @@ class Replica:
         client = AsyncClient(self._config)
         try:
             await client.start()
-            info = await client.engine_info()
-            behind = await self._prepare(self, client, info)
-            self.load = ReplicaLoad(
+            info, model = await client.engine_info(), client.model_info
+            load = ReplicaLoad(
                 self.name,
                 page_size=info.page_size,
                 max_num_seqs=info.max_num_seqs,
                 adapters=self.adapters,
                 now=time.monotonic(),
                 slow_start_seconds=self._slow_start_seconds if self.has_served else 0.0,
-                weights_behind=behind,
+                described=described(model, info),
+                texts=info.fingerprint_parts.get("texts", f"{model.name}, {model.vocab_size}"),
             )
-            self.load.serving = False
+            load.serving = False
+            await self._prepare(self, client, load)
+            self.load, self.model, self.info = load, model, info
         except BaseException:
             await asyncio.shield(asyncio.ensure_future(client.aclose()))
             raise
         return client
 
     async def _serve(self, client: AsyncClient) -> None:
-        """Until it is lost."""
+        """Follow a replica that is connected, until it is lost."""
         self._client, self._lost, self._silent = client, asyncio.get_running_loop().create_future(), 0
         self.error = None
         reading = asyncio.ensure_future(self._follow(client))
@@ -282,17 +287,21 @@ class Replica:
             async for report in reports:
                 self._silent = 0
                 self._take(report)
+                if self.info.fingerprint != report.stats.fingerprint:
+                    self.info = await client.engine_info()
 
     def _take(self, report: LoadReport) -> None:
-        self.report = report
+        before, self.report = self.load.generation, report
         self.load.report(report, time.monotonic())
         if report.draining and self.state is ReplicaState.SERVING:
             self._set_state(ReplicaState.DRAINING)
-        elif self.state in (ReplicaState.CONNECTING, ReplicaState.LOST):
+        elif self.state in (ReplicaState.CONNECTING, ReplicaState.LOST, ReplicaState.REFUSED):
             self._set_state(ReplicaState.DRAINING if report.draining or self.retired else ReplicaState.SERVING)
             self.has_served = True
             self.tried.set()
             _log.info("replica %s serves", self.name)
+        elif self.load.generation != before:
+            self._on_change()
 
     async def _tick(self) -> None:
         """Counts looks in vain rather than seconds: where this process was held up, what has come meanwhile is read first."""
@@ -306,6 +315,19 @@ class Replica:
         self.state = state
         self.load.serving = state is ReplicaState.SERVING
         self._on_change()
+
+
+def described(model: ModelInfo, info: EngineInfo) -> str:
+    """What stands for the fingerprint of a server that tells none."""
+    facts = model.name, model.dtype, model.quantization, model.vocab_size, model.max_model_len, info.page_size
+    return ", ".join(str(fact) for fact in facts if fact != "")
+
+
+def _is_out_of_reach(error: AEngineError) -> bool:
+    """Whether a server cannot be reached or is not ready, as opposed to one that answers and cannot be used."""
+    if isinstance(error, ServerError):
+        return error.code in ("UNAVAILABLE", "CANCELLED", "UNKNOWN", "DEADLINE_EXCEEDED")
+    return isinstance(error, ConnectionLostError | EngineStateError | EngineDeadError)
 
 
 async def _close(client: AsyncClient, *tasks: asyncio.Task[None]) -> None:

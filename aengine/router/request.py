@@ -16,37 +16,38 @@ from functools import partial
 
 import anyio
 
+from aengine.api.errors import AEngineError
+from aengine.api.outputs import FinishReason, RequestInfo, RequestState, Timing, Token
+from aengine.api.params import SamplingParams
+from aengine.api.request import RequestOptions
+from aengine.api.stream import StreamSource, end_from_outside
 from aengine.client.active_request import ActiveRequest
 from aengine.client.client import EACH_TOKEN, FEW_MESSAGES
-from aengine.errors import AEngineError
-from aengine.outputs import FinishReason, RequestInfo, RequestState, Timing, Token
-from aengine.params import SamplingParams
-from aengine.requests import RequestOptions
 from aengine.router.fleet import Fleet
+from aengine.router.load import ReplicaLoad
 from aengine.router.progress import Progress
 from aengine.router.replica import Attempt
-from aengine.router.work import Work
-from aengine.served_stream import ServedSource
-from aengine.stream_base import end_from_outside
+from aengine.router.work import OtherTextsError, Work
 
-Tokenize = Callable[[], Awaitable[Sequence[int]]]
-"""Gives the ids of a prompt."""
+Tokenize = Callable[[], Awaitable[tuple[Sequence[int], str]]]
+"""Gives the ids of a prompt, and `ReplicaLoad.texts` of the replica that made them."""
 
 
 class _Stay:
     """What comes of a request from one replica."""
 
-    __slots__ = ("attempt", "num_before", "source", "weights_behind")
+    __slots__ = ("attempt", "load", "num_before", "source", "weights_behind")
 
     def __init__(self, attempt: Attempt, source: ActiveRequest, num_before: int) -> None:
         """`num_before`: tokens that the request had when it came there."""
         self.attempt = attempt
         self.source = source
         self.num_before = num_before
-        self.weights_behind = attempt.replica.load.weights_behind
+        self.load = attempt.replica.load
+        self.weights_behind = self.load.weights_behind
 
 
-class RoutedRequest(ServedSource):
+class RoutedRequest(StreamSource):
     """Made and used in one event loop. It is `begin`-ed once."""
 
     def __init__(
@@ -74,6 +75,9 @@ class RoutedRequest(ServedSource):
         self._hedge_timer: asyncio.TimerHandle | None = None
         self._kept: deque[Token] = deque()  # unread tokens of replicas that it has left; they come before those of `_stay`
         self._task: asyncio.Task[None] | None = None  # tokenizes, or looks for a replica
+        self._tokenize: Tokenize | None = None  # where the prompt is a text
+        self._texts: str | None = None  # of the replica that made the ids
+        self._made_by: tuple[ReplicaLoad, int] | None = None  # the replica of the latest token, and the version of its weights there
         self._leaving: list[ActiveRequest] = []  # that were cancelled, and may hold pages yet
         self._finished = False
         self._cancelled = False  # whatever befalls it now, it has ended as it was told
@@ -169,7 +173,8 @@ class RoutedRequest(ServedSource):
             self._set_ids(ids)
             if self._board():
                 return
-        self._task = asyncio.ensure_future(self._settle(tokenize))
+        self._tokenize = tokenize
+        self._task = asyncio.ensure_future(self._settle())
 
     async def end(self) -> bool:
         """Cancel it as `cancel(request_id)` does; returns when its pages are free: whether it was in flight."""
@@ -193,8 +198,10 @@ class RoutedRequest(ServedSource):
         token = stay.source.pop()
         if token is None:
             return None
-        if token.token_id >= 0 and stay.weights_behind:
-            token = replace(token, weights_version=token.weights_version + stay.weights_behind)
+        if token.token_id >= 0:
+            self._made_by = stay.load, token.weights_version
+            if stay.weights_behind:
+                token = replace(token, weights_version=token.weights_version + stay.weights_behind)
         self._progress.add(token)
         return token
 
@@ -266,6 +273,8 @@ class RoutedRequest(ServedSource):
             while (token := self._take(stay)) is not None:
                 self._kept.append(token)
             self._stay = None
+            if self._made_by is None and self._has_prompt_logprobs and self.prompt_tokens > 1:  # they belong to the output
+                self._made_by = stay.load, stay.load.stats.weights_version
         if not stay.source.finished:  # its replica lives on, or hangs
             if stay.attempt.replica.connected:
                 self._release(stay.source)
@@ -287,7 +296,7 @@ class RoutedRequest(ServedSource):
         elif failure is not None:
             self._fail(failure)
         else:
-            self._task = asyncio.ensure_future(self._settle(None))
+            self._task = asyncio.ensure_future(self._settle())
             if self._kept:
                 self.notify()
 
@@ -334,15 +343,21 @@ class RoutedRequest(ServedSource):
         self._progress.ids = ids
         self.prompt_tokens = len(ids)
 
-    async def _settle(self, tokenize: Tokenize | None) -> None:
+    async def _settle(self) -> None:
         """Find a replica for it."""
         try:
             with anyio.move_on_after(self._progress.seconds_left) as scope:
-                if self._progress.ids is None:
-                    assert tokenize is not None
-                    self._set_ids(await tokenize())
-                work = self._refresh_work()
-                self._open_at(await self._fleet.find(work, self._on_lost))
+                attempt = None
+                while attempt is None:
+                    if self._progress.ids is None:
+                        assert self._tokenize is not None
+                        ids, self._texts = await self._tokenize()
+                        self._set_ids(ids)
+                    try:
+                        attempt = await self._fleet.find(self._refresh_work(), self._on_lost)
+                    except OtherTextsError:  # it has no token yet
+                        self._progress.ids = None
+                self._open_at(attempt)
             if scope.cancelled_caught:
                 self._close(FinishReason.DEADLINE)
         except Exception as error:  # also what nobody expects: its reader must not wait for ever
@@ -386,7 +401,9 @@ class RoutedRequest(ServedSource):
         name = stay.attempt.replica.name
         was_fit = name not in work.unfit
         work.unfit.add(name)
+        prompt, work.prompt = work.prompt, replace(work.prompt, generation=stay.load.generation)  # logprobs of the prompt may have come
         attempt = self._fleet.board(work, self._on_lost)
+        work.prompt = prompt
         if was_fit:
             work.unfit.discard(name)
         if attempt is not None:
@@ -405,7 +422,13 @@ class RoutedRequest(ServedSource):
                 hedge.source.cancel()
 
     def _refresh_work(self) -> Work:
-        prompt = self._progress.prompt(self._fleet.digest_salt)
+        generation = texts = None
+        if self._made_by is not None:
+            load, version = self._made_by
+            generation = load.generation_of(version)
+        else:
+            texts = self._texts
+        prompt = self._progress.prompt(self._fleet.digest_salt, generation, texts)
         if self._work is None:
             self._work = Work(prompt)
         else:

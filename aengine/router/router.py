@@ -1,4 +1,5 @@
-"""`Router`: many engines as one, as its user sees it. Owns the life cycle and the requests by their ids.
+"""`Router`: many engines as one, as its user sees it. Owns the life cycle and the requests by their ids, and sums up the statistics and the
+memory of the replicas.
 
 For asyncio; everything runs in the loop that started it.
 """
@@ -8,58 +9,78 @@ from __future__ import annotations
 import asyncio
 import logging
 import secrets
-from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import fields
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import anyio
 
-from aengine.asyncio_life import AsyncioLife
-from aengine.chat_prompts import ChatFields
-from aengine.checks import check_names
-from aengine.client import AsyncClient
-from aengine.config import EngineConfig
-from aengine.errors import (
-    AEngineError,
-    ConfigError,
-    EngineStateError,
-    FieldViolation,
-    InvalidRequestError,
-    NoReplicaError,
-)
-from aengine.loop_bridge import AsyncioEngine
-from aengine.outputs import (
+from aengine.aio.bridge import AsyncioEngine
+from aengine.aio.life import AsyncioLife
+from aengine.api.config import EngineConfig
+from aengine.api.engine import EmbeddingFields, ServedEngine
+from aengine.api.errors import AEngineError, ConfigError, EngineStateError, FieldViolation, InvalidRequestError, NoReplicaError
+from aengine.api.fields import check_names
+from aengine.api.outputs import (
     AdapterInfo,
-    Completion,
+    DraftUsage,
     Embedding,
     EngineInfo,
     EngineStats,
     MemoryUse,
     ModelInfo,
+    RenderedChat,
     ReplicaInfo,
     ReplicaState,
     RequestInfo,
     TokenizedText,
 )
-from aengine.params import EmbeddingParams, SamplingParams
-from aengine.protocols import ServedEngine
-from aengine.requests import OptionFields, Prompt, RequestOptions
+from aengine.api.params import EmbeddingParams, SamplingParams
+from aengine.api.request import ChatFields, OptionFields, Prompt, RequestOptions
+from aengine.client import AsyncClient
 from aengine.router.agreement import Agreement
 from aengine.router.config import RouterConfig
 from aengine.router.discovery import AddressSource, discover
 from aengine.router.fleet import Fleet
 from aengine.router.in_flight import RequestsInFlight
-from aengine.router.on_ray import ray_replicas
 from aengine.router.processes import run_replicas
-from aengine.router.ray_config import RayConfig
-from aengine.router.replica import Replica
-from aengine.router.totals import total_memory, total_stats
-from aengine.served_stream import ServedStream
-from aengine.stream_base import read_to_end
+from aengine.router.ray.config import RayConfig
+from aengine.router.ray.replicas import ray_replicas
+from aengine.router.request import RoutedRequest
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
+
+
+_COUNTS = (
+    *("running", "waiting", "parked", "pages_used", "pages_total", "cached_tokens", "steps", "preemptions", "prompt_tokens"),
+    *("cached_prompt_tokens", "completion_tokens", "uncomputed_tokens", "prefill_tokens_per_second"),
+)
+
+
+def total_memory(uses: Collection[MemoryUse]) -> MemoryUse:
+    return MemoryUse(sum(use.before for use in uses), sum(use.after for use in uses))
+
+
+def total_stats(all_stats: Collection[EngineStats]) -> EngineStats:
+    """Counts add up, also the tokens a second; a step takes what it takes on average; paused and asleep is what all are."""
+    if not all_stats:
+        return EngineStats()
+    total = {name: sum(getattr(stats, name) for stats in all_stats) for name in _COUNTS}
+    drafts: dict[str, DraftUsage] = {}
+    for one in (one for stats in all_stats for one in stats.drafts):
+        drafts[one.drafter] = drafts.get(one.drafter, DraftUsage(one.drafter)).plus(one.drafted, one.accepted, one.steps)
+    steps = [stats.mean_step_seconds for stats in all_stats if stats.mean_step_seconds]
+    return EngineStats(
+        **total,
+        drafts=tuple(drafts.values()),
+        paused=all(stats.paused for stats in all_stats),
+        sleep_level=min(stats.sleep_level for stats in all_stats),
+        weights_version=max(stats.weights_version for stats in all_stats),
+        mean_step_seconds=sum(steps) / len(steps) if steps else 0.0,
+    )
+
 
 GATHER_SECONDS = 2.0
 """How long a router that has a replica waits at its start for the others."""
@@ -83,10 +104,6 @@ class Router(AsyncioEngine, ServedEngine):
     for a request that replicas die of.
     """
 
-    _fleet: Fleet
-    _agreement: Agreement
-    _requests: RequestsInFlight
-
     def __init__(
         self,
         model_or_config: str | EngineConfig = "demo",
@@ -109,6 +126,7 @@ class Router(AsyncioEngine, ServedEngine):
         self._source = source
         self._token = token
         self._life = AsyncioLife("router", self._stop)
+        self._parts: _Parts | None = None  # from the moment that there are addresses of replicas
 
     @classmethod
     def on_ray(
@@ -148,21 +166,20 @@ class Router(AsyncioEngine, ServedEngine):
         elif source is None:
             source = discover(self.config.backends)
         self._source = source
-        self._agreement = Agreement()
-        self._fleet = Fleet(self.config, token, self._agreement.prepare)
-        self._requests = RequestsInFlight(self._fleet, self._agreement)
         first = await anext(source)
-        self._fleet.set_addresses(first)
-        self._following = asyncio.ensure_future(self._follow(source))
+        agreement = Agreement()
+        fleet = Fleet(self.config, token, agreement.prepare)
+        fleet.set_addresses(first)
+        self._parts = _Parts(fleet, agreement, RequestsInFlight(fleet), asyncio.ensure_future(_follow(fleet, source)))
         with anyio.move_on_after(self.config.connect_timeout):
-            while not self._fleet.serving():
-                await self._fleet.wait_changed(self.config.connect_timeout)
-        if not self._fleet.serving():
-            errors = [f"{replica.name}: {replica.error}" for replica in self._fleet.replicas.values() if replica.error is not None]
+            while not fleet.serving():
+                await fleet.wait_changed(self.config.connect_timeout)
+        if not fleet.serving():
+            errors = [f"{replica.name}: {replica.error}" for replica in fleet.replicas.values() if replica.error is not None]
             seconds = f"{self.config.connect_timeout:g} s"
             raise NoReplicaError("; ".join([f"no replica served within {seconds}", *errors]))
         with anyio.move_on_after(GATHER_SECONDS):
-            for replica in list(self._fleet.replicas.values()):
+            for replica in list(fleet.replicas.values()):
                 await replica.tried.wait()
 
     async def aclose(self) -> None:
@@ -171,15 +188,15 @@ class Router(AsyncioEngine, ServedEngine):
         await self._life.aclose(self._cancel_all)
 
     async def _cancel_all(self) -> None:
-        await self._requests.aclose()
+        if self._parts is not None:
+            await self._parts.requests.aclose()
 
     async def _stop(self) -> None:
-        if hasattr(self, "_fleet"):
-            await self._requests.aclose()
-            await self._fleet.aclose()
-        if hasattr(self, "_following"):
-            self._following.cancel()
-            await asyncio.wait({self._following})
+        if (parts := self._parts) is not None:
+            await parts.requests.aclose()
+            await parts.fleet.aclose()
+            parts.following.cancel()
+            await asyncio.wait({parts.following})
         close = getattr(self._source, "aclose", None)
         if close is not None:
             await close()
@@ -191,22 +208,23 @@ class Router(AsyncioEngine, ServedEngine):
     @property
     def healthy(self) -> bool:
         """Whether there is a replica that serves."""
-        return self._life.running and bool(self._fleet.serving())
+        return self._life.running and self._parts is not None and bool(self._parts.fleet.serving())
 
     @property
     def model_info(self) -> ModelInfo:
-        """What is served, as the first replica said. Raises `EngineStateError` before `start()`."""
-        return self._known(self._agreement.model if hasattr(self, "_agreement") else None)
+        """What the newest generation of replicas serves. Raises `EngineStateError` before `start()`."""
+        return self._known(None if self._parts is None else self._parts.fleet.model)
 
     @property
     def engine_info(self) -> EngineInfo:
-        """Of the first replica. Raises `EngineStateError` before `start()`."""
-        return self._known(self._agreement.info if hasattr(self, "_agreement") else None)
+        """What limits requests at a replica of the newest generation. Raises `EngineStateError` before `start()`."""
+        return self._known(None if self._parts is None else self._parts.fleet.newest).info
 
     @property
     def adapters(self) -> tuple[AdapterInfo, ...]:
-        self._known(self.model_info)
-        return tuple(self._agreement.adapters.values())
+        parts = self._known(self._parts)
+        self._known(parts.fleet.model)
+        return tuple(parts.agreement.adapters.values())
 
     @staticmethod
     def _known(fact: T | None) -> T:
@@ -216,65 +234,36 @@ class Router(AsyncioEngine, ServedEngine):
 
     # ---- requests ------------------------------------------------------------------------------------------------------
 
-    def stream(
-        self,
-        prompt: Prompt,
-        params: SamplingParams | None = None,
-        options: RequestOptions | None = None,
-        **fields: Unpack[OptionFields],
-    ) -> ServedStream:
-        """Submit a request at once; iterate the result for its tokens. See `AsyncEngine.stream` for the arguments; `logits_processors`
-        cannot be sent."""
-        self._check_running()
-        return ServedStream(self._requests.open(prompt, params, RequestOptions.of(options, fields), few_messages=False))
+    def _open(
+        self, prompt: Prompt, params: SamplingParams | None, options: RequestOptions | None, fields: OptionFields, *, whole: bool
+    ) -> RoutedRequest:
+        return self._running().requests.open(prompt, params, RequestOptions.of(options, fields), few_messages=whole)
 
-    async def generate(
-        self,
-        prompt: Prompt,
-        params: SamplingParams | None = None,
-        options: RequestOptions | None = None,
-        **fields: Unpack[OptionFields],
-    ) -> Completion:
-        """`stream()`, read to its end. Cancelling the caller cancels the request."""
-        self._check_running()
-        return await read_to_end(ServedStream(self._requests.open(prompt, params, RequestOptions.of(options, fields), few_messages=True)))
-
-    async def embed(
-        self,
-        prompt: Prompt,
-        options: RequestOptions | None = None,
-        *,
-        pooling: str | None = None,
-        normalize: bool = True,
-        dimensions: int | None = None,
-        **fields: Unpack[OptionFields],
-    ) -> Embedding:
-        self._check_running()
-        options = RequestOptions.of(options, fields)
-        params = EmbeddingParams(pooling=pooling, normalize=normalize, dimensions=dimensions)
-        return await self._requests.embed(prompt, params, options)
+    async def _embed(self, prompt: Prompt, options: RequestOptions | None, fields: OptionFields, wanted: EmbeddingFields) -> Embedding:
+        return await self._running().requests.embed(prompt, EmbeddingParams(**wanted), RequestOptions.of(options, fields))
 
     async def cancel(self, request_id: str) -> bool:
         """End a request; its stream closes with FinishReason.CANCELLED. Returns when its pages are free: True if it was in flight."""
-        self._check_running()
-        return await self._requests.cancel(request_id)
+        return await self._running().requests.cancel(request_id)
 
     def request_info(self, request_id: str) -> RequestInfo | None:
-        self._check_running()
-        return self._requests.info(request_id)
+        return self._running().requests.info(request_id)
 
     async def violations(self, prompt: Prompt, params: SamplingParams) -> list[FieldViolation]:
-        self._check_running()
+        parts = self._running()
         try:
-            self._requests.check(prompt, params, RequestOptions())
+            parts.requests.check(prompt, params, RequestOptions())
         except InvalidRequestError as error:
             return list(error.violations)
         return []
 
     # ---- texts ---------------------------------------------------------------------------------------------------------
 
-    async def tokenize(self, text: str, *, add_special_tokens: bool = True, for_prompt: bool = False) -> list[int]:
-        return await self._ask(lambda client: client.tokenize(text, add_special_tokens=add_special_tokens, for_prompt=for_prompt))
+    async def tokenize(
+        self, text: str, *, add_special_tokens: bool = True, for_prompt: bool = False, literals: Sequence[tuple[int, int]] = ()
+    ) -> list[int]:
+        options = {"add_special_tokens": add_special_tokens, "for_prompt": for_prompt}
+        return await self._ask(lambda client: client.tokenize(text, **options, literals=literals))
 
     async def locate(self, text: str, *, add_special_tokens: bool = True) -> TokenizedText:
         return await self._ask(lambda client: client.locate(text, add_special_tokens=add_special_tokens))
@@ -285,28 +274,35 @@ class Router(AsyncioEngine, ServedEngine):
     async def token_bytes(self, token_ids: Collection[int]) -> dict[int, bytes]:
         return await self._ask(lambda client: client.token_bytes(token_ids))
 
-    async def render_chat(self, messages: Sequence[Mapping[str, Any]], **fields: Unpack[ChatFields]) -> str:
+    async def render_chat(self, messages: Sequence[Mapping[str, Any]], **fields: Unpack[ChatFields]) -> RenderedChat:
         return await self._ask(lambda client: client.render_chat(messages, **fields))
 
     # ---- replicas ------------------------------------------------------------------------------------------------------
 
     def stats(self) -> EngineStats:
-        """The sum of all replicas that are there."""
-        return total_stats([replica.report.stats for replica in self._there()])
+        """The sum of all replicas that are there; fingerprint and time of weights are those of the newest generation."""
+        if self._parts is None:
+            return total_stats([])
+        fleet = self._parts.fleet
+        there = (ReplicaState.SERVING, ReplicaState.DRAINING)
+        total = total_stats([replica.report.stats for replica in fleet.replicas.values() if replica.state in there])
+        newest = fleet.newest
+        if newest is None:
+            return total
+        return replace(total, fingerprint=newest.load.stats.fingerprint, weights_time=newest.load.stats.weights_time)
 
     def replicas(self) -> tuple[ReplicaInfo, ...]:
-        if not hasattr(self, "_fleet"):
-            return ()
-        return tuple(ReplicaInfo(one.name, one.state, one.report) for one in self._fleet.replicas.values())
+        return () if self._parts is None else self._parts.fleet.infos()
 
     async def drain_replica(self, name: str) -> int:
         """Send nothing more to a replica, until it was restarted, and have its requests go on elsewhere; returns how many those were.
-        Raises `InvalidRequestError` for a name that none has."""
-        self._check_running()
-        replica = self._fleet.replicas.get(name)
+        Streams that have begun stay where no other replica of its generation serves. Raises `InvalidRequestError` for a name that none
+        has."""
+        fleet = self._running().fleet
+        replica = fleet.replicas.get(name)
         if replica is None:
-            raise InvalidRequestError.of("replica", f"{name!r} is none of {', '.join(sorted(self._fleet.replicas)) or 'no replicas'}")
-        return replica.expel()
+            raise InvalidRequestError.of("replica", f"{name!r} is none of {', '.join(sorted(fleet.replicas)) or 'no replicas'}")
+        return fleet.drain(replica)
 
     async def flush_cache(self) -> int:
         return sum(await self._ask_all(lambda client: client.flush_cache()))
@@ -324,46 +320,54 @@ class Router(AsyncioEngine, ServedEngine):
         return total_memory(await self._ask_all(lambda client: client.wake()))
 
     async def update_weights(self, source: str, running: str = "keep") -> int:
-        """As `AsyncEngine.update_weights`, from a directory that every replica can read; returns how often that was done. Replicas that
-        come later get these weights, too. A request goes on only at replicas whose weights made its latest token."""
-        self._check_running()
-        return await self._agreement.update_weights(self._fleet, source, running)
+        """Replace the weights by those of a directory that every replica can read, as `AsyncEngine.update_weights` describes it; returns
+        how often that was done. Replicas that come later, and had the old ones, get these weights, too. A request goes on only at replicas
+        of the generation that made its latest token, as long as there is one."""
+        parts = self._running()
+        return await parts.agreement.update_weights(parts.fleet, source, running)
 
     async def load_adapter(self, name: str, path: str) -> AdapterInfo:
-        """As `AsyncEngine.load_adapter`, from a directory that every replica can read. Replicas that come later get it, too."""
-        self._check_running()
-        return await self._agreement.load_adapter(self._fleet, name, path)
+        """Load an adapter from a directory that every replica can read, as `AsyncEngine.load_adapter` describes it. Replicas that come
+        later get it, too."""
+        parts = self._running()
+        return await parts.agreement.load_adapter(parts.fleet, name, path)
 
     async def unload_adapter(self, name: str) -> None:
-        self._check_running()
-        await self._agreement.unload_adapter(self._fleet, name)
+        parts = self._running()
+        await parts.agreement.unload_adapter(parts.fleet, name)
 
     # ---- inside --------------------------------------------------------------------------------------------------------
 
-    def _check_running(self) -> None:
+    def _running(self) -> _Parts:
+        """The parts of a router that runs. Raises `EngineStateError` for one that does not."""
         self._life.check_running()
+        return self._known(self._parts)
 
     async def _ask(self, call: Callable[[AsyncClient], Awaitable[T]]) -> T:
-        """Of any replica."""
-        self._check_running()
-        return await self._fleet.ask(call)
+        """Make a call at any replica, and return its answer."""
+        return await self._running().fleet.ask(call)
 
     async def _ask_all(self, call: Callable[[AsyncClient], Awaitable[T]]) -> Collection[T]:
-        self._check_running()
-        return (await self._fleet.ask_all(call)).values()
+        return (await self._running().fleet.ask_all(call)).values()
 
-    def _there(self) -> Iterable[Replica]:
-        if not hasattr(self, "_fleet"):
-            return ()
-        return [one for one in self._fleet.replicas.values() if one.state in (ReplicaState.SERVING, ReplicaState.DRAINING)]
 
-    async def _follow(self, source: AddressSource) -> None:
-        """Takes new addresses as they come."""
-        try:
-            async for addresses in source:
-                self._fleet.set_addresses(addresses)
-        except AEngineError as error:
-            _log.error("addresses of replicas are no longer looked for: %s", error)
+@dataclass(frozen=True)
+class _Parts:
+    """What a router has from its start on."""
+
+    fleet: Fleet
+    agreement: Agreement
+    requests: RequestsInFlight
+    following: asyncio.Future[None]
+
+
+async def _follow(fleet: Fleet, source: AddressSource) -> None:
+    """Take new addresses as they come."""
+    try:
+        async for addresses in source:
+            fleet.set_addresses(addresses)
+    except AEngineError as error:
+        _log.error("addresses of replicas are no longer looked for: %s", error)
 
 
 def _read_token(path: str) -> str:

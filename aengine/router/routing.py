@@ -24,7 +24,7 @@ class RoutingPolicy(enum.Enum):
 
 
 class Routing:
-    """Chooses replicas by a policy."""
+    """Chooses the replica for each request, by a `RoutingPolicy`."""
 
     def __init__(self, policy: RoutingPolicy = RoutingPolicy.PREFIX, seed: int | None = None) -> None:
         """`seed`: of the choices among equals; None: another one each time."""

@@ -9,7 +9,7 @@ import enum
 from collections.abc import Collection
 from dataclasses import dataclass, field
 
-from aengine.errors import (
+from aengine.api.errors import (
     AEngineError,
     ConnectionLostError,
     EngineDeadError,
@@ -26,6 +26,10 @@ MOST_BLAME = 1.5
 """A request with so much is given up: alone at two replicas when they died, or with few others at several."""
 _OF_CONNECTIONS = frozenset({"UNAVAILABLE", "ABORTED", "CANCELLED", "UNKNOWN", "INTERNAL", "DATA_LOSS"})
 """Codes of calls that failed on their way, where no aengine has given a reason."""
+
+
+class OtherTextsError(Exception):
+    """The replicas that serve make other ids of a text than those that its request has; it begins anew."""
 
 
 class Verdict(enum.Enum):

@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from aengine.attention import StepLayout, build_layout
-from aengine.runner.base import IntArray, Step
+from aengine.runner.contract import IntArray, Step
 from aengine.scheduler.plan import NO_INTS, DraftRows, StepPlan
 
 

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from aengine.attention import build_layout
-from aengine.runner.base import IntArray, Step
+from aengine.runner.contract import IntArray, Step
 from aengine.scheduler.plan import Features, NewRow, RowParams
 
 GREEDY = RowParams(temperature=0.0, top_k=0, top_p=1.0, min_p=0.0, seed=0)

@@ -7,16 +7,15 @@ import time
 from collections import deque
 from queue import SimpleQueue
 
-from aengine.errors import RankHungError
+from aengine.api.errors import RankHungError
 from aengine.kernels.cpu.library import ExchangeError
 from aengine.layers.collectives import CollectiveError
 from aengine.parallel.driver import VERDICT_SECONDS
 from aengine.parallel.follower import FollowerRanks
 from aengine.parallel.messages import ApplyChange, ChangePrepared, DiscardChange, PrepareChange, Sleep, Wake
 from aengine.parallel.ring import StageError
-from aengine.runner.base import InFlightStep
-from aengine.runner.changes import Prepared, change_from_json
-from aengine.runner.model_runner import ModelRunner
+from aengine.runner.contract import InFlightStep, Prepared, change_from_json
+from aengine.runner.runner import ModelRunner
 
 
 def run_follower(ranks: FollowerRanks) -> None:

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import ctypes
 import mmap
 import os
 import pathlib
 from collections.abc import Iterator
 
+from aengine.api.config import EngineConfig
+from aengine.api.errors import InsufficientMemoryError
 from aengine.cache import PageNeeds
-from aengine.config import EngineConfig
-from aengine.errors import InsufficientMemoryError
 
 GIB = 1 << 30
 DEFAULT_CPU_BYTES = GIB
@@ -43,6 +42,14 @@ def size_pool(
             )
         return num_pages, shortened
     return min(num_pages, max_num_seqs * pages_per_seq + RESERVED_PAGES), max_model_len
+
+
+def check_host_pool(kv_cache_memory: int | None, pool: int, num_local: int) -> None:
+    """Raises InsufficientMemoryError if the host has less than the configured bytes, or less free than the `pool` bytes that the model can
+    use, for each of its `num_local` ranks. Pages are committed as they are written, so it would fail in the middle of a step."""
+    if kv_cache_memory is not None and kv_cache_memory > host_memory():
+        raise InsufficientMemoryError(f"kv_cache_memory is {show_bytes(kv_cache_memory)}, but this host has {show_bytes(host_memory())}")
+    check_addition("the KV cache needs", pool, free_host_memory() // num_local)
 
 
 def cpu_budget() -> int:
@@ -80,19 +87,17 @@ def free_host_memory() -> int:
     if free is None:
         pages = "SC_AVPHYS_PAGES" if "SC_AVPHYS_PAGES" in os.sysconf_names else "SC_PHYS_PAGES"
         free = os.sysconf(pages) * os.sysconf("SC_PAGE_SIZE")
-    return max(0, min((free, *_free_in_groups())))
+    return max(0, min((free, *(left for _, left in _group_memory()))))
+
+
+def host_memory() -> int:
+    """Bytes that the host has, within the limits of the process's control groups."""
+    return min((os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"), *(limit for limit, _ in _group_memory())))
 
 
 def resident_memory() -> int:
     """Bytes of this process that are in the memory of the host."""
     return int(pathlib.Path("/proc/self/statm").read_text().split()[1]) * mmap.PAGESIZE
-
-
-def trim_heap() -> None:
-    """Returns what the C library holds of freed memory to the system, where it can."""
-    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
-    if trim is not None:
-        trim(0)
 
 
 def show_bytes(count: int) -> str:
@@ -107,8 +112,9 @@ def _meminfo_available() -> int | None:
     return next((int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable:")), None)
 
 
-def _free_in_groups() -> Iterator[int]:
-    """What each control group of the process, and each group that it is in, has left. Cached files count as free, since they give way."""
+def _group_memory() -> Iterator[tuple[int, int]]:
+    """The limit of each control group of the process, and of each group that it is in, and what is left of it. Cached files count as free,
+    since they give way."""
     for line in _lines(_OWN_GROUPS):
         _, controllers, path = line.split(":", 2)
         if controllers == "":
@@ -122,7 +128,7 @@ def _free_in_groups() -> Iterator[int]:
             most, taken = _number(folder / limit), _number(folder / used)
             if most is not None and taken is not None:
                 stat = dict(line.split(" ", 1) for line in _lines(folder / "memory.stat"))
-                yield most - taken + sum(int(stat.get(f"{prefix}{kind}_file", 0)) for kind in ("active", "inactive"))
+                yield most, most - taken + sum(int(stat.get(f"{prefix}{kind}_file", 0)) for kind in ("active", "inactive"))
             if folder == root:
                 break
 

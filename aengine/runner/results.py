@@ -8,8 +8,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from aengine.runner.base import Step
-from aengine.runner.prompt_logprobs import PromptScores
+from aengine.runner.contract import Step
+from aengine.runner.prompt_scores import PromptScores
 from aengine.sampling.logprobs import DeviceLogprobs
 from aengine.sampling.sampler import SampledTokens, Sampler
 from aengine.scheduler.plan import StepResult, TokenLogprobs
@@ -22,6 +22,7 @@ class ResultBuffer:
         self._on_cpu = device.type == "cpu"
         self._device = device
         self._tokens = torch.zeros(max_tokens, dtype=torch.int64, pin_memory=not self._on_cpu)
+        self._chosen: dict[torch.dtype, Tensor] = {}  # [max_tokens]
         # A blocking event sleeps and does not spin while it waits: the event loop needs the core, other threads the CUDA driver's lock.
         self._copied = None if self._on_cpu else torch.cuda.Event(blocking=True)  # type: ignore[no-untyped-call]
 
@@ -30,10 +31,11 @@ class ResultBuffer:
         if sampled is not None:
             tokens = self._tokens[: len(sampled.tokens)]
             tokens.copy_(sampled.tokens, non_blocking=True)
+            chosen = self._room_for_chosen(sampled.chosen.dtype)[: len(tokens)]
+            chosen.copy_(sampled.chosen, non_blocking=True)
             logprobs = None if sampled.logprobs is None else DeviceLogprobs(*map(self._copy, sampled.logprobs))
-            impossible = None if sampled.impossible is None else self._copy(sampled.impossible)
             accepted = None if sampled.accepted is None else self._copy(sampled.accepted)
-            sampled = replace(sampled, tokens=tokens, logprobs=logprobs, impossible=impossible, accepted=accepted)
+            sampled = replace(sampled, tokens=tokens, chosen=chosen, logprobs=logprobs, accepted=accepted)
         if scores is not None:
             scores = scores.copied(self._copy)
         if self._copied is not None:
@@ -44,6 +46,11 @@ class ResultBuffer:
         """Waits until the copies are done. Other threads may run meanwhile."""
         if self._copied is not None:
             self._copied.synchronize()
+
+    def _room_for_chosen(self, dtype: torch.dtype) -> Tensor:
+        if dtype not in self._chosen:
+            self._chosen[dtype] = torch.zeros(len(self._tokens), dtype=dtype, pin_memory=not self._on_cpu)
+        return self._chosen[dtype]
 
     def _copy(self, tensor: Tensor) -> Tensor:
         if self._on_cpu:
@@ -61,6 +68,8 @@ def step_result(step: Step, sampled: SampledTokens | None, scores: PromptScores 
         return StepResult(step.number, np.zeros(0, dtype=np.int32), prompt_logprobs=prompt_logprobs, pooled=pooled)
     tokens, accepted = sampled.tokens.numpy().astype(np.int32), None if sampled.accepted is None else sampled.accepted.numpy()
     failures = sampler.observe(sampled)
+    if sampled.step is None:
+        failures = sampler.refusals(step.sampled_rows, step.next_positions, sampled.impossible.numpy(), accepted)
     return StepResult(
         step=step.number,
         tokens=tokens,

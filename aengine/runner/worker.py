@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Sequence
 
 from aengine.parallel.command import run_worker
 from aengine.parallel.follower import FollowerRanks
 
 
-def main() -> int:
-    return run_worker(sys.argv[1:], os.environ, _run)
+def main(arguments: Sequence[str] | None = None, name: str = "aengine-worker") -> int:
+    """Returns the exit code. `name`: what the program is called."""
+    return run_worker(sys.argv[1:] if arguments is None else arguments, os.environ, _run, name)
 
 
 def _run(ranks: FollowerRanks) -> None:

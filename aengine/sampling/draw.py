@@ -15,10 +15,11 @@ from aengine.sampling.torch_draw import TorchDraw
 
 _log = logging.getLogger("aengine")
 
-Draw = Callable[[Tensor, NDArray[np.void], DrawParams], Tensor]
+Draw = Callable[[Tensor, NDArray[np.void], DrawParams, Tensor | None], Tensor]
 """[m, V] logits of any floating dtype, which stay as they are, and the parameters of the m rows, [m] `DRAW_PARAMS` on the host and again on
 the device -> [m] int64 token ids, without waiting for the device. The order is temperature, min_p, top_k, top_p, draw, all in float32; a
-row whose temperature is 0 gets its argmax. A row's token depends on its logits and parameters alone."""
+row whose temperature is 0 gets its argmax. A row's token depends on its logits and parameters alone. The last argument, [m] float32, gets
+the logits of the tokens, if there is one."""
 
 
 def select_draw(vocab_size: int, device: torch.device, dtype: torch.dtype = torch.float32) -> Draw:

@@ -1,7 +1,9 @@
 """Grammars in the sampler: which tokens a row may have next. Owns the rows' matchers, the bitmasks, and the time these may take.
 
 A compiled grammar arrives with a row's parameters; where it comes from is not known here. llguidance does the matching, within limits
-that came with the grammar; the rows' parameters bring its objects, so engines without the extra `structured` never need it.
+that came with the grammar; the rows' parameters bring its objects, so engines without the extra `structured` never need it. The tokens of a
+text that a grammar forces are not forced, as it allows every way to cut it: how the model cuts it, and what it writes behind it, is learned
+from what was sampled, and until then as its tokenizer cuts the text.
 """
 
 from __future__ import annotations
@@ -9,22 +11,94 @@ from __future__ import annotations
 import math
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
-from aengine.errors import InvalidRequestError
+from aengine.api.errors import InvalidRequestError
 from aengine.kernels.upload import to_device
-from aengine.sampling.forced_text import MOST_BYTES, Encode, ForcedText, Place
 from aengine.sampling.processors import Processor, StepRows
+from aengine.sampling.unique_items import UniqueArrays
 from aengine.scheduler.plan import Features, NewRow
 
 if TYPE_CHECKING:
     import llguidance
+
+
+MOST_BYTES = 128  # of a text that is looked at
+_MOST_TOKENS = 16
+_MOST_BEHIND = 3  # tokens behind a text: the punctuation of JSON, where a grammar allows white space too
+_MOST_ENTRIES = 10_000  # some 3 MB
+_SURE, _MOST_SURE = 2, 3  # how often a token was seen, less how often another one was
+
+Encode = Callable[[int, bytes], Sequence[int]]
+"""The likely ids of a text that follows a token; none if it cannot be told."""
+
+
+class Place(NamedTuple):
+    """In a forced text or behind it."""
+
+    text: bytes = b""  # all of it
+    rest: bytes = b""  # what must come next
+    num_behind: int = 0  # tokens since its end, the one it ended in included
+
+    @property
+    def key(self) -> bytes:
+        """What tells it from other places; empty if that is of no interest."""
+        if self.rest or not 0 < self.num_behind <= _MOST_BEHIND:
+            return self.rest
+        return self.text + b"\xff" * self.num_behind  # 0xff is in no UTF-8
+
+    def forced(self, text: bytes) -> Place:
+        """Returns the place when the grammar says that `text` must come next: further on in the forced text, or at the start of a new one.
+        It is this place if `text` is empty."""
+        return Place(self.text if self.rest else text, text) if text else self
+
+    def behind(self, token: bytes) -> Place:
+        """The place behind a token, by its text."""
+        rest = self.rest[len(token) :] if token else b""
+        return Place(self.text, rest, 0 if rest else self.num_behind + 1)
+
+
+class ForcedText:
+    def __init__(self) -> None:
+        self._next: dict[tuple[int, bytes], tuple[int, int]] = {}  # by the token before, and the place: the next token, how sure it is
+
+    def tokens(self, before: int, place: Place, texts: Sequence[bytes], encode: Encode) -> list[int]:
+        """The likely tokens, `_MOST_TOKENS` at most, that follow the token `before`. `texts`: of all ids."""
+        found: list[int] = []
+        encoded = False
+        while len(found) < _MOST_TOKENS and (key := place.key):
+            token, sure = self._next.get((before, key), (-1, 0))
+            if token < 0 and place.rest and not encoded:
+                encoded = True
+                start, rest = before, place.rest
+                for token in encode(start, rest):
+                    self._next.setdefault((start, rest), (token, 1))
+                    start, rest = token, rest[len(texts[token]) :]
+                continue
+            if token < 0 or (not place.rest and sure < _SURE):
+                break
+            found.append(token)
+            before, place = token, place.behind(texts[token])
+        return found
+
+    def learn(self, before: int, place: Place, token: int) -> None:
+        """The token that was sampled at a place, behind the token `before`."""
+        if not (key := place.key):
+            return
+        if len(self._next) >= _MOST_ENTRIES:
+            self._next.clear()
+        known, sure = self._next.get((before, key), (token, 0))
+        if known == token:
+            self._next[before, key] = token, min(sure + 1, _MOST_SURE)
+        else:
+            self._next[before, key] = (known, sure - 1) if sure > 1 else (token, 1)
+
 
 MASK_SECONDS = 0.02
 """Of one step. Most masks take some 20 microseconds; a grammar can be such that all of its masks take some milliseconds."""
@@ -76,7 +150,7 @@ class Matcher(ABC):
         bits = _bitmask(1, vocab_size)[0]
         banned = self.fill(bits)
         if banned is None:
-            return np.unpackbits(bits.view(np.uint8), bitorder="little", count=vocab_size).astype(np.bool_)
+            return _unpacked(bits, vocab_size)
         allowed = np.ones(vocab_size, np.bool_)
         allowed[banned] = False
         return allowed
@@ -101,6 +175,8 @@ class CompiledGrammar(Compiled):
     is none."""
     texts: Sequence[bytes] = ()  # of all ids
     encode: Encode | None = None
+    unique: UniqueArrays | None = None
+    """The arrays whose items differ, beyond what `matcher` knows."""
 
     def start(self) -> GrammarMatcher:
         return GrammarMatcher(self)
@@ -129,16 +205,34 @@ class GrammarMatcher(Matcher):
         self._state = compiled.matcher.deep_copy()
         self._tokens: list[int] = []  # of the output, without the one that ends it
         self._place = Place()  # as far as forced text was looked for
+        self._unique = None if compiled.unique is None else compiled.unique.start()
 
     def fill(self, bits: NDArray[np.int32]) -> None:
+        self._fill(bits)
+        if not self._tokens and self._compiled.first is not None:
+            bits &= self._compiled.first
+        if self._unique is not None:
+            allowed = _unpacked(bits, len(self._compiled.texts))
+            self._unique.limit(allowed, self._allowed_behind)
+            packed = np.packbits(allowed, bitorder="little")
+            bits.view(np.uint8)[: len(packed)] = packed
+
+    def _fill(self, bits: NDArray[np.int32]) -> None:
         self._state.unsafe_compute_mask_ptr(bits.ctypes.data, bits.nbytes)  # without the GIL
         if self._state.is_error():
             error = first_line(self._state.get_error())
             if error not in _NOTHING_FOLLOWS:
                 raise GrammarError.of("structured_output", f"the grammar takes too much: {error}")
             bits.fill(0)
-        if not self._tokens and self._compiled.first is not None:
-            bits &= self._compiled.first
+
+    def _allowed_behind(self, tokens: Sequence[int]) -> NDArray[np.bool_]:
+        """What the grammar allows behind some more tokens."""
+        vocab_size = len(self._compiled.texts)
+        bits = _bitmask(1, vocab_size)[0]
+        self._state.try_consume_tokens(list(tokens))
+        self._fill(bits)
+        self._move_back(len(tokens))
+        return _unpacked(bits, vocab_size)
 
     def likely(self, learned: ForcedText) -> list[int]:
         if not self._tokens or self._compiled.encode is None:
@@ -154,10 +248,13 @@ class GrammarMatcher(Matcher):
     def accept(self, token: int) -> bool:
         """Nothing is limited behind the end of the output."""
         ends = token in self._compiled.eos_token_ids
-        if not (self._state.is_accepting() if ends else self._state.try_consume_tokens([token])):
+        repeats = not ends and self._unique is not None and self._unique.banned()[token]
+        if repeats or not (self._state.is_accepting() if ends else self._state.try_consume_tokens([token])):
             raise GrammarError.of("structured_output", f"token {token} does not match the grammar of the request")
         if not ends:
             self._tokens.append(token)
+            if self._unique is not None:
+                self._unique.accept(token)
         return ends
 
     @property
@@ -171,6 +268,12 @@ class GrammarMatcher(Matcher):
         assert isinstance(place, int)
         num_back = len(self._tokens) - place
         del self._tokens[place:]
+        if self._unique is not None:
+            self._unique.go_back(num_back)
+        self._move_back(num_back)
+
+    def _move_back(self, num_back: int) -> None:
+        """The matcher alone, to where the tokens of the output leave it."""
         if self._state.is_error():  # it stays so
             self._state = self._compiled.matcher.deep_copy()
             for token in self._tokens:
@@ -188,7 +291,8 @@ class _Lines:
         self.banned: dict[int, NDArray[np.int64]] = {}  # and those with banned ids
 
     def add(self, index: int, matcher: Matcher) -> None:
-        """Raises `GrammarError`."""
+        """Takes what `matcher` allows as the limit of the line `index`. Raises `GrammarError` if that takes more than the grammar's
+        limits."""
         number = len(self.masked)
         banned = matcher.fill(self.bitmask[number])
         if banned is None:
@@ -285,7 +389,7 @@ class Grammars(Processor):
         matcher.go_back(place)
 
     def forced(self, rows: NDArray[np.int32]) -> dict[int, NDArray[np.int32]]:
-        """Of rows with a grammar that leaves one text for what follows their latest token, or did so shortly before, the likely tokens."""
+        """The likely next tokens, by row, of those rows whose grammar leaves a single text for what follows, or did so shortly before."""
         matchers = {row: matcher for row in rows.tolist() if (matcher := self._matchers.get(row)) is not None}
         return {row: np.array(tokens, np.int32) for row, matcher in matchers.items() if (tokens := matcher.likely(self._learned))}
 
@@ -337,6 +441,10 @@ class Grammars(Processor):
 
 def _bitmask(num_rows: int, vocab_size: int) -> NDArray[np.int32]:
     return np.zeros((num_rows, -(-vocab_size // 32)), dtype=np.int32)
+
+
+def _unpacked(bits: NDArray[np.int32], vocab_size: int) -> NDArray[np.bool_]:
+    return np.unpackbits(bits.view(np.uint8), bitorder="little", count=vocab_size).astype(np.bool_)
 
 
 def first_line(error: str) -> str:

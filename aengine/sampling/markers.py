@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 
 class Phase(enum.Enum):
-    """Of an output."""
+    """Which part of an output its next token belongs to."""
 
     OPENING = 0  # reasoning may begin
     REASONING = 1
@@ -21,7 +21,7 @@ class Phase(enum.Enum):
 
 
 class ReasoningPlace(NamedTuple):
-    """Where an output is."""
+    """How far an output has come relative to its reasoning: what is needed to find the next marker in the text that follows."""
 
     phase: Phase
     text: str = ""

@@ -1,4 +1,8 @@
-"""`Processor`: what changes the logits of some rows before their tokens are sampled. `Sampler` runs all of them, in the pinned order."""
+"""`Processor`: what changes the logits of some rows before their tokens are sampled. `Sampler` runs all of them, in the pinned order.
+
+`CustomProcessors` are those of users. It owns the tokens that they are shown, on the host: the scheduler lets these rows wait for each
+token. What one of them raises fails its row and no other.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +14,9 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
-from aengine.scheduler.plan import NewRow
+from aengine.api.params import LogitsProcessor
+from aengine.kernels.draw_params import HIGHEST_LOGIT
+from aengine.scheduler.plan import Features, NewRow
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +48,7 @@ class StepRows:
         object.__setattr__(self, "numbers", numbers)
 
     def drafts_before(self, index: int) -> list[int]:
-        """Those of the same row."""
+        """The drafts of the token's row that come before the token at `index` of the m; empty without drafts."""
         return [] if self.drafts is None else self.drafts[index - self.numbers[index] : index].tolist()
 
 
@@ -69,3 +75,48 @@ class Processor:
         """The parameters that limit which token a row with the feature may have at `position`, with the tokens [vocab_size] that each
         leaves."""
         yield from ()
+
+
+class CustomProcessors(Processor):
+    feature = int(Features.PROCESSORS)
+
+    def __init__(self) -> None:
+        self._rows: dict[int, tuple[tuple[LogitsProcessor, ...], list[int]]] = {}  # processors, and the tokens so far
+
+    def update(self, new_rows: Sequence[NewRow]) -> None:
+        for new in new_rows:
+            self._rows.pop(new.row, None)
+            if new.params.processors:
+                self._rows[new.row] = new.params.processors, new.tokens.tolist()
+
+    def apply(self, logits: Tensor, step: StepRows, members: NDArray[np.int64]) -> None:
+        """Runs the users' processors on the rows' lines, in place. An infinite logit becomes `HIGHEST_LOGIT`. What a processor raises fails
+        its row, or postpones the token if drafts precede it."""
+        for index, row in zip(members.tolist(), step.rows[members].tolist(), strict=True):
+            if index in step.postponed:
+                continue
+            processors, tokens = self._rows[row]
+            drafts = step.drafts_before(index)
+            try:
+                for processor in processors:
+                    processor(logits[index], tokens + drafts)  # a new list, which it may keep or change
+                logits[index].clamp_(max=HIGHEST_LOGIT)
+            except BaseException as error:  # belongs to this row alone: this thread is nobody's to exit or to interrupt
+                if drafts:
+                    step.postponed.add(index)
+                else:
+                    step.failures[row] = _as_exception(error)
+
+    def observe(self, rows: NDArray[np.int32], tokens: NDArray[np.int64]) -> Mapping[int, Exception]:
+        for row, token in zip(rows.tolist(), tokens.tolist(), strict=True):
+            self._rows[row][1].append(token)
+        return {}
+
+
+def _as_exception(error: BaseException) -> Exception:
+    """What a reader of the stream can catch without ending its own program or task."""
+    if isinstance(error, Exception):
+        return error
+    failure = RuntimeError(f"a logits processor raised {type(error).__name__}: {error}")
+    failure.__cause__ = error
+    return failure

@@ -8,8 +8,7 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
-from aengine.sampling.forced_text import ForcedText
-from aengine.sampling.grammar import Compiled, CompiledGrammar, GrammarError, GrammarMatcher, Matcher
+from aengine.sampling.grammar import Compiled, CompiledGrammar, ForcedText, GrammarError, GrammarMatcher, Matcher
 from aengine.sampling.markers import Phase, ReasoningMarkers
 
 _NONE: NDArray[np.int64] = np.zeros(0, np.int64)

@@ -2,7 +2,7 @@
 
 Owns the pinned order: grammar mask, allowed ids, bad words, min_tokens, logit bias, repetition, frequency and presence penalty, custom
 processors, draw; logprobs are those of the logits before all of it. What no row of a step needs is not run. A row's token depends on that
-row alone.
+row alone; of a row with drafts those count up to the first that is not its draft.
 """
 
 from __future__ import annotations
@@ -16,19 +16,38 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from aengine.errors import NothingToChooseError
+from aengine.api.errors import NothingToChooseError
+from aengine.api.params import GREEDY_BELOW
 from aengine.kernels.draw_params import DRAW_PARAMS, DrawParams
 from aengine.kernels.upload import to_device
-from aengine.params import GREEDY_BELOW
-from aengine.sampling.acceptance import num_accepted, num_accepted_on_host
-from aengine.sampling.custom import CustomProcessors
 from aengine.sampling.draw import Draw, select_draw
 from aengine.sampling.grammar import Grammars
-from aengine.sampling.logprobs import DeviceLogprobs, token_logprobs
+from aengine.sampling.logprobs import DeviceLogprobs, LogSums, log_sums, token_logprobs
 from aengine.sampling.masks import Masks
 from aengine.sampling.penalties import Penalties
-from aengine.sampling.processors import Processor, StepRows
+from aengine.sampling.processors import CustomProcessors, Processor, StepRows
 from aengine.scheduler.plan import Features, NewRow, RowParams
+
+
+def num_accepted_on_host(tokens: NDArray[np.integer], drafts: NDArray[np.int32], firsts: NDArray[np.int64]) -> NDArray[np.int32]:
+    """[rows]: how many of each row's tokens count.
+
+    `tokens` [m] were sampled, the tokens of a row one after another. `drafts` [m] are -1 at a row's last token. `firsts` [rows] are the
+    indices of the rows' first tokens.
+    """
+    ends = (tokens != drafts).nonzero()[0]
+    counts: NDArray[np.int32] = (ends[ends.searchsorted(firsts)] - firsts + 1).astype(np.int32)
+    return counts
+
+
+def num_accepted(tokens: Tensor, drafts: Tensor, firsts: Tensor) -> Tensor:
+    """[rows] int32: how many of each row's tokens count, as `num_accepted_on_host` says it, on the device and without waiting for it.
+    `drafts` [m] and `firsts` [rows] are int32."""
+    count = len(tokens)
+    indices = torch.arange(count, dtype=torch.int32, device=tokens.device)
+    ends = torch.where(tokens == drafts, count, indices).flip(0).cummin(0).values.flip(0)  # where the row that goes on here ends
+    return ends.index_select(0, firsts) - firsts + 1
+
 
 _RANDOM, _PROCESSED, _LAST_TOKEN = int(Features.RANDOM), int(Features.PROCESSED), int(Features.LAST_TOKEN)
 _MORE_THAN_A_DRAW = int(Features.PROCESSED | Features.LOGPROBS)
@@ -40,19 +59,25 @@ class SampledTokens:
     """The m tokens that were sampled in a step. Tensors are on the device and may not be there yet; the rest is known at once."""
 
     tokens: Tensor  # [m] int64
+    chosen: Tensor  # [m], their logits as they were left
     logprobs: DeviceLogprobs | None = None  # of the w rows in `logprob_rows`
     logprob_rows: NDArray[np.int64] | None = None  # [w], which of the m, ascending
-    impossible: Tensor | None = None  # [p] bool: of the tokens whose logits were processed, those that were left no choice
     accepted: Tensor | None = None
     """[rows] int32: how many of each row's tokens count. 0: there was no time for the row. None: one of each."""
     step: StepRows | None = None  # with what grammars and custom code raised; None: no logits were processed, and there are no drafts
+
+    @property
+    def impossible(self) -> Tensor:
+        """[m] bool, where `chosen` is: the tokens that were left no choice, whose logits are NaN or minus infinity."""
+        return ~(self.chosen > -math.inf)
 
 
 class Sampler:
     """Samples for rows 0 .. `max_rows` - 1 over `vocab_size` ids."""
 
-    def __init__(self, max_rows: int, vocab_size: int, device: torch.device, draw: Draw | None = None) -> None:
-        """`draw`: None is what is best on the device."""
+    def __init__(self, max_rows: int, vocab_size: int, device: torch.device, draw: Draw | None = None, sums: LogSums = log_sums) -> None:
+        """`draw`: None is what is best on the device. `sums`: as of `token_logprobs`."""
+        self._sums = sums
         self.vocab_size = vocab_size
         self.device = device
         self._features = np.zeros(max_rows, dtype=np.int32)  # of `Features`
@@ -133,7 +158,7 @@ class Sampler:
         return params
 
     def device_params(self, device_rows: Tensor, device_positions: Tensor) -> DrawParams:
-        """The same on the device."""
+        """The draw parameters of rows [m] at positions [m], both on the device, gathered there without waiting for it."""
         return DrawParams(self._device_params.index_select(0, device_rows), device_positions)
 
     def sample(
@@ -166,37 +191,36 @@ class Sampler:
         if present & _RANDOM:
             draw_params = self._draw_params[rows]
             draw_params["position"] = positions
-        tokens = self._draw_tokens(logits, draw_params, device_rows, device_positions)
-        sampled = SampledTokens(tokens)
+        sampled = self._draw_tokens(logits, draw_params, device_rows, device_positions)
+        tokens = sampled.tokens
         if step is not None:
             if drafts is not None and present & CustomProcessors.feature:
-                self._sample_behind_drafts(logits, step, tokens, draw_params, device_rows, device_positions)
-            processed = (features & _PROCESSED).nonzero()[0]
-            impossible = self._impossible(logits, tokens, processed)
-            accepted = self._num_accepted(step, tokens, processed, impossible) if drafts is not None or step.postponed else None
+                self._sample_behind_drafts(logits, step, sampled, draw_params, device_rows, device_positions)
+            accepted = self._num_accepted(step, sampled) if drafts is not None or step.postponed else None
             if present & Penalties.feature:
                 self._penalties.record(step, (features & Penalties.feature).nonzero()[0], tokens)
-            sampled = SampledTokens(tokens, impossible=impossible, accepted=accepted, step=step)
+            sampled = replace(sampled, accepted=accepted, step=step)
         if raw is None or logprob_rows is None:
             return sampled
         return self._with_logprobs(sampled, rows, logprob_rows, raw)
 
-    def _draw_tokens(self, logits: Tensor, params: NDArray[np.void] | None, device_rows: Tensor, device_positions: Tensor) -> Tensor:
+    def _draw_tokens(self, logits: Tensor, params: NDArray[np.void] | None, device_rows: Tensor, device_positions: Tensor) -> SampledTokens:
         if params is None:
-            return logits.argmax(-1)
-        return self._draw(logits, params, self.device_params(device_rows, device_positions))
+            return likeliest(logits)
+        chosen = torch.empty(len(logits), device=self.device)
+        return SampledTokens(self._draw(logits, params, self.device_params(device_rows, device_positions), chosen), chosen)
 
     def _sample_behind_drafts(
         self,
         logits: Tensor,
         step: StepRows,
-        tokens: Tensor,
+        sampled: SampledTokens,
         draw_params: NDArray[np.void] | None,
         device_rows: Tensor,
         device_positions: Tensor,
     ) -> None:
-        """Of rows with custom processors, token by token: these may keep a state, so they see no draft that was not sampled. Waits for the
-        device."""
+        """Samples the tokens behind drafts for rows with custom processors, token by token, as processors may keep a state and must see no
+        draft that was not sampled. Writes into `sampled`. Waits for the device."""
         assert step.drafts is not None
         members = ((self._features[step.rows] & CustomProcessors.feature != 0) & (step.numbers == 0)).nonzero()[0]
         while True:
@@ -205,32 +229,24 @@ class Sampler:
             ]
             members = members[goes_on]
             at = self._put(members)
-            found = (tokens[at] == self._put(step.drafts[members])) & (logits[at, tokens[at]] > -math.inf)
+            found = (sampled.tokens[at] == self._put(step.drafts[members])) & (sampled.chosen[at] > -math.inf)
             members = members[found.cpu().numpy()] + 1
             if not len(members):
                 return
             self._custom.apply(logits, step, members)
             at = self._put(members)
             params = None if draw_params is None else draw_params[members]
-            tokens[at] = self._draw_tokens(logits[at], params, device_rows[at], device_positions[at])
+            one = self._draw_tokens(logits[at], params, device_rows[at], device_positions[at])
+            sampled.tokens[at], sampled.chosen[at] = one.tokens, one.chosen
 
-    def _impossible(self, logits: Tensor, tokens: Tensor, indices: NDArray[np.int64]) -> Tensor:
-        """[p] bool: of the tokens at `indices` [p], which have no logit that could be chosen; also where it is NaN."""
-        if self.device.type == "cpu":
-            return torch.from_numpy(~(logits.numpy()[indices, tokens.numpy()[indices]] > -math.inf))
-        at = self._put(indices)
-        return ~(logits[at, tokens[at]] > -math.inf)
-
-    def _num_accepted(self, step: StepRows, tokens: Tensor, processed: NDArray[np.int64], impossible: Tensor) -> Tensor:
-        """As `SampledTokens.accepted`, with what `_impossible` says of the tokens `processed`. A row's first token counts even if it is
-        impossible: the row fails with it."""
+    def _num_accepted(self, step: StepRows, sampled: SampledTokens) -> Tensor:
+        """[rows] int32, on the device: how many of each row's tokens count; 0 for a postponed row. A row's first token counts even if it is
+        impossible, as the row fails with it."""
+        tokens = sampled.tokens
         drafts = np.full(len(tokens), -1, np.int32) if step.drafts is None else step.drafts.copy()
         drafts[[index - 1 for index in step.postponed]] = -1  # before a row's first token: of another row's last, which has none
         on_device, firsts = self._put(drafts), step.firsts  # on a CPU the same memory
-        blocked = impossible
-        if len(processed) < len(tokens):
-            blocked = torch.zeros(len(tokens), dtype=torch.bool, device=self.device).index_copy_(0, self._put(processed), impossible)
-        on_device[:-1].masked_fill_(blocked[1:], -1)
+        on_device[:-1].masked_fill_(sampled.impossible[1:], -1)
         if self.device.type == "cpu":
             accepted = torch.from_numpy(num_accepted_on_host(tokens.numpy(), drafts, firsts))
         else:
@@ -249,7 +265,7 @@ class Sampler:
         self, sampled: SampledTokens, rows: NDArray[np.int32], logprob_rows: NDArray[np.int64], raw: Tensor
     ) -> SampledTokens:
         tokens = sampled.tokens if len(logprob_rows) == len(rows) else sampled.tokens.index_select(0, self._put(logprob_rows))
-        logprobs = token_logprobs(raw, tokens, int(self._num_logprobs[rows].max()))
+        logprobs = token_logprobs(raw, tokens, int(self._num_logprobs[rows].max()), self._sums)
         return replace(sampled, logprobs=logprobs, logprob_rows=logprob_rows)
 
     def observe(self, sampled: SampledTokens) -> dict[int, Exception]:
@@ -266,13 +282,7 @@ class Sampler:
         counts = np.ones(len(rows), np.bool_)
         if sampled.accepted is not None:
             counts = step.numbers < sampled.accepted.numpy()[(step.numbers == 0).cumsum() - 1]
-        assert sampled.impossible is not None
-        if np.count_nonzero(sampled.impossible.numpy()):
-            impossible = (features & _PROCESSED).nonzero()[0][sampled.impossible.numpy()]
-            for index in impossible[counts[impossible]].tolist():
-                row = int(rows[index])
-                if row not in failures:
-                    failures[row] = self._refusal(row, int(step.positions[index]))
+        failures = {**self._refusals(rows, step.positions, sampled.impossible.numpy() & counts), **failures}
         if present & _LAST_TOKEN:
             if failures:
                 counts &= ~np.isin(rows, list(failures))
@@ -284,17 +294,32 @@ class Sampler:
                     failures.update(processor.observe(rows[members], tokens[members]))
         return failures
 
+    def refusals(
+        self, rows: NDArray[np.int32], positions: NDArray[np.int32], impossible: NDArray[np.bool_], accepted: NDArray[np.int32] | None
+    ) -> dict[int, Exception]:
+        """Why rows of a step have no token: those that count of its [m] tokens and are `impossible`. `accepted`: as of `SampledTokens`."""
+        if not np.count_nonzero(impossible):
+            return {}
+        return self._refusals(rows, positions, impossible if accepted is None else impossible & _counting(rows, accepted))
+
+    def _refusals(self, rows: NDArray[np.int32], positions: NDArray[np.int32], impossible: NDArray[np.bool_]) -> dict[int, Exception]:
+        found: dict[int, Exception] = {}
+        for index in np.flatnonzero(impossible).tolist():
+            row = int(rows[index])
+            if row not in found:
+                found[row] = self._refusal(row, int(positions[index]))
+        return found
+
     def observe_later(
         self, rows: NDArray[np.int32], tokens: NDArray[np.int32 | np.int64], accepted: NDArray[np.int32] | None
     ) -> Mapping[int, Exception]:
-        """The same of all [m] tokens of a step, for rows whose grammar limits them later. `accepted`: as of `SampledTokens`."""
+        """Advances the grammars that limit their rows only later, by all [m] tokens of a step. Returns the rows that cannot go on with
+        their token, with the reason. `accepted`: as of `SampledTokens`."""
         if not self._later:
             return {}
         members = np.isin(rows, list(self._later))
         if accepted is not None:
-            firsts = np.flatnonzero(np.append(True, rows[1:] != rows[:-1]))
-            lengths = np.diff(firsts, append=len(rows))
-            members &= np.arange(len(rows)) - firsts.repeat(lengths) < accepted.repeat(lengths)
+            members &= _counting(rows, accepted)
         failures = self._grammars.observe(rows[members], tokens[members].astype(np.int64))
         for row in [row for row in self._later if not self._grammars.has(row)]:
             self._later.remove(row)
@@ -321,6 +346,20 @@ class Sampler:
 
     def _put(self, array: NDArray[np.generic]) -> Tensor:
         return to_device(array, self.device)
+
+
+def likeliest(logits: Tensor) -> SampledTokens:
+    """Takes the argmax of each line of [m, vocab_size] logits, and its logit."""
+    chosen, tokens = logits.max(-1)
+    return SampledTokens(tokens, chosen)
+
+
+def _counting(rows: NDArray[np.int32], accepted: NDArray[np.int32]) -> NDArray[np.bool_]:
+    """[m]: which tokens of a step count, of [m] rows with consecutive tokens each. `accepted`: as of `SampledTokens`."""
+    firsts = np.flatnonzero(np.append(True, rows[1:] != rows[:-1]))
+    lengths = np.diff(firsts, append=len(rows))
+    counting: NDArray[np.bool_] = np.arange(len(rows)) - firsts.repeat(lengths) < accepted.repeat(lengths)
+    return counting
 
 
 def _draw_params(params: RowParams, vocab_size: int) -> tuple[float, float, float, int, int, int, int]:

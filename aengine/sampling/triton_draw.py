@@ -20,7 +20,7 @@ from aengine.sampling.torch_draw import TorchDraw
 
 
 class TritonDraw(TorchDraw):
-    """A `Draw`."""
+    """A `Draw` by Triton kernels on CUDA. Rows with a top_k above `MOST` are drawn by torch."""
 
     def run_once(self, dtypes: Iterable[torch.dtype]) -> None:
         """Every kernel, for logits of each of the dtypes, so that none is compiled while a request waits. Raises whatever the compiler
@@ -36,11 +36,13 @@ class TritonDraw(TorchDraw):
             self.nucleus(logits, params, True)
             self.top_k(logits, params, MOST.value)
 
-    def whole(self, logits: Tensor, params: DrawParams, with_min_p: bool) -> Tensor:
-        return draw_in_blocks(logits, params, with_min_p)
+    def whole(self, logits: Tensor, params: DrawParams, with_min_p: bool, chosen: Tensor | None = None) -> Tensor:
+        return draw_in_blocks(logits, params, with_min_p, chosen)
 
-    def nucleus(self, logits: Tensor, params: DrawParams, with_min_p: bool) -> Tensor:
-        return draw_from_nucleus(logits, params)
+    def nucleus(self, logits: Tensor, params: DrawParams, with_min_p: bool, chosen: Tensor | None = None) -> Tensor:
+        return draw_from_nucleus(logits, params, chosen)
 
-    def top_k(self, logits: Tensor, params: DrawParams, most: int) -> Tensor:
-        return draw_from_top_k(logits, params) if most <= MOST.value else super().top_k(logits, params, most)
+    def top_k(self, logits: Tensor, params: DrawParams, most: int, chosen: Tensor | None = None) -> Tensor:
+        if most > MOST.value:
+            return super().top_k(logits, params, most, chosen)
+        return draw_from_top_k(logits, params, chosen)

@@ -14,7 +14,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from aengine.scheduler.drafter import Acceptance, Draft
+from aengine.scheduler.drafters import Acceptance, Draft
 from aengine.scheduler.plan import IntArray
 
 _LATEST = 0.1  # what a step counts at least in the average of seconds
@@ -29,14 +29,15 @@ _NUM_MEASURED = 3  # of them
 
 
 class StepKind(NamedTuple):
-    """Steps whose seconds are comparable."""
+    """What a step's duration depends on beside its numbers of rows and tokens: only the seconds of steps of one kind are comparable."""
 
     processed: bool  # logits of some rows are processed
     by_model: bool = False  # some drafts are those of a model
 
 
 class _Account:
-    """Of the time of drafts: those of a model have one, all others have another, so that the ones which do not pay stop themselves alone.
+    """The account of what drafts saved and cost, in seconds. Drafts of a model have one account and all others have another, so that only
+    the drafts which do not pay are stopped.
 
     `_FOR_TRYING` of all time is the allowance for drafts that turn out not to pay. Steps whose drafts were to pay have a balance: what they
     saved against steps without drafts for as many tokens. A negative balance is a debt; there are no drafts while it is more than the
@@ -200,14 +201,15 @@ class _StepSeconds:
         return self._num_steps[_bucket(num_tokens)] >= _KNOWN_AFTER
 
     def of(self, num_tokens: int) -> float:
-        """Of the nearest known number; 1 while none is known."""
+        """The average seconds of a step of `num_tokens` tokens, or of the nearest number that was measured; 1 while none was."""
         at = _bucket(num_tokens)
         if self._seconds[at]:
             return self._seconds[at]
         return self._seconds[min(self._known, key=lambda i: abs(i - at))] if self._known else 1.0
 
     def from_narrow(self, widths: NDArray[np.int64], narrow: int, seconds: float) -> NDArray[np.float64]:
-        """Of wider steps than one of `narrow` tokens that takes `seconds`: between known widths in proportion, beyond them as the last."""
+        """The seconds [w] of steps of `widths` [w] tokens, given that one of `narrow` tokens, fewer than these, takes `seconds`:
+        interpolated between the wider steps that were measured, and constant beyond the widest of them."""
         known = [i for i in self._known if _WIDTHS[i] > narrow]
         result: NDArray[np.float64] = np.interp(
             widths, [narrow, *(_WIDTHS[i] for i in known)], [seconds, *(self._seconds[i] for i in known)]

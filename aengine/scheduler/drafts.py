@@ -1,6 +1,7 @@
-"""`Drafts`: which rows of a step get drafts, and how many; and what their fate says about later ones.
+"""`Drafts`: which rows of a step get drafts, and how many; and what their fate says about later ones. `Looks`: after which steps it is
+looked whether drafts would pay.
 
-Knows nothing of where drafts come from, of prompts or of budgets.
+Knows nothing of where drafts come from, of prompts or of budgets; of seconds only that a look has to wait.
 """
 
 from __future__ import annotations
@@ -9,16 +10,74 @@ from collections.abc import Callable, Mapping
 
 import numpy as np
 
-from aengine.outputs import DraftUsage
+from aengine.api.outputs import DraftUsage
 from aengine.scheduler.draft_lengths import DraftLengths, StepKind
 from aengine.scheduler.draft_progress import DraftProgress
-from aengine.scheduler.drafter import Acceptance, Draft, Drafter, DraftSource
-from aengine.scheduler.looks import Looks
+from aengine.scheduler.drafters import Acceptance, Draft, Drafter, DraftSource
+from aengine.scheduler.kv import Chunk, Residency
 from aengine.scheduler.plan import NO_INTS, DraftRows, Features, IntArray, StepPlan, StepResult
-from aengine.scheduler.plan_builder import Chunk
 from aengine.scheduler.request import DraftCount
-from aengine.scheduler.residency import Residency
 from aengine.scheduler.rows import RowTable
+
+_EACH, _LAST_PAUSE = 8, 64
+"""For so many steps after drafts were last used each step looks for new ones; later the more seldom the longer they do not pay."""
+_MEASURED = 4  # steps before a look are measured
+_FORCED = 16  # steps after forced text that paid, in which what is forced is looked at in any case
+
+
+class Looks:
+    def __init__(self) -> None:
+        self._num_steps = 0  # since drafts were used
+        self._next = 0  # after so many of them
+        self._earliest = 0  # whatever happens, since the look before took long
+        self._measured = 0  # from so many on they are measured
+        self._pause = _EACH // 2
+        self._num_forced = 0  # steps in which forced text is looked for
+
+    def count_step(self, *, forced: bool) -> bool:
+        """A step has returned, with text that is `forced` or not. Whether it is looked now."""
+        self._num_steps += 1
+        self._num_forced -= self._num_forced > 0
+        return self._num_steps >= self._next or (forced and self._num_forced > 0)
+
+    @property
+    def near(self) -> bool:
+        """Whether a step is to be measured because of the next look."""
+        return self._num_steps >= self._measured
+
+    @property
+    def wants_forced(self) -> bool:
+        """Whether the step that is planned should say what is forced: its result, or that of one in flight, is looked at."""
+        return self._num_forced > 0 or self._num_steps + 1 >= self._next - 1
+
+    def restart(self) -> None:
+        """Drafts that were to pay are used."""
+        self._num_steps = self._next = self._earliest = self._measured = 0
+        self._pause = _EACH // 2
+
+    def hasten(self) -> None:
+        """Makes the next look come within `_EACH` steps, and the pause behind it short again. Called when a row is assigned, as drafts of a
+        new sequence may pay."""
+        self._pause = _EACH // 2
+        self._plan(min(self._next, self._num_steps + _EACH))
+
+    def postpone(self) -> None:
+        """Nothing could be looked at, or nothing is known of steps without drafts: they are measured."""
+        self._next, self._measured = self._num_steps + _EACH, self._num_steps
+
+    def made(self, wait: int, *, forced: bool | None) -> None:
+        """It was looked, so the next look comes after `wait` steps at the earliest. `forced`: there was forced text, which pays or not."""
+        if forced is not None:
+            self._num_forced = _FORCED if forced else 0
+        if self._num_steps >= _EACH:
+            self._pause = min(2 * self._pause, _LAST_PAUSE)
+        self._earliest = self._num_steps + wait
+        self._plan(self._num_steps + (self._pause if self._num_steps >= _EACH else 1))
+
+    def _plan(self, num_steps: int) -> None:
+        self._next = max(num_steps, self._earliest)
+        self._measured = self._next - _MEASURED
+
 
 _NO_LIMIT = 1 << 30
 _PROCESSED = int(Features.PROCESSED | Features.LOGPROBS)  # steps take longer with these
@@ -205,7 +264,8 @@ class Drafts:
             self.drafting = True
 
     def _learn(self, row: int, num_tokens: int, draft: Draft, num_accepted: int) -> None:
-        """Of a draft for a row that had `num_tokens` tokens so many were right."""
+        """Records that `num_accepted` tokens of a draft were right, for a row that had `num_tokens` tokens, in the estimates of the row and
+        of the draft's source."""
         self._lengths.observe(row, len(draft.token_ids), num_accepted)
         if draft.source is DraftSource.GRAMMAR:
             self._forced_acceptance.add(len(draft.token_ids), num_accepted)
@@ -213,7 +273,8 @@ class Drafts:
             self._drafter.observe(row, num_tokens, draft, num_accepted)
 
     def _learn_from_unused(self) -> None:
-        """Of drafts that were not used it is known what came in their place."""
+        """Compares the drafts that were found and not used with the tokens that came in their place, and records how many would have been
+        right."""
         unused, self._unused = self._unused, {}
         for row, (position, draft) in unused.items():
             came = self._rows.tokens[row, position : int(self._rows.num_known[row])]

@@ -9,12 +9,12 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from aengine.moving_ratio import MovingRatio
-from aengine.outputs import FinishReason
-from aengine.scheduler.queue import WaitingQueue
+from aengine.api.outputs import FinishReason
+from aengine.scheduler.kv import Residency
+from aengine.scheduler.moving_ratio import MovingRatio
 from aengine.scheduler.request import Finished, Request, SchedulerConfig, Sequence, SequenceState, Updates
-from aengine.scheduler.residency import Residency
 from aengine.scheduler.rows import RowTable
+from aengine.scheduler.waiting import WaitingQueue
 
 UNCACHED_SPAN = 65_536  # tokens of prompts
 
@@ -34,7 +34,7 @@ class LiveSequences:
         self._queue = queue
 
     def add(self, request: Request) -> None:
-        """It waits."""
+        """Makes the sequence of a request, which may have output already, and puts it into the waiting queue."""
         primary = self.by_key.get(request.fork_of) if request.fork_of is not None else None
         tokens = np.concatenate((request.prompt, request.output)) if len(request.output) else request.prompt
         sequence = self.by_key[request.key] = Sequence(request, primary, tokens)
@@ -76,11 +76,12 @@ class LiveSequences:
             if sequence is not None:
                 self.finish(sequence, FinishReason.ERROR, error=error)
 
-    def preempt(self, sequence: Sequence) -> None:
-        """Take row and pages from a running sequence that no step in flight computes, for others."""
+    def preempt(self, sequence: Sequence, *, for_share: bool = False) -> None:
+        """Take row and pages from a running sequence that no step in flight computes, for others. `for_share`: for another tenant, which
+        does not count for what the sequence is to be spared."""
         self.give_up_row(sequence)
         self.num_preemptions += 1
-        sequence.preemptions += not sequence.parked  # a parked one loses nothing but its place
+        sequence.preemptions += not (sequence.parked or for_share)  # a parked one loses nothing but its place
 
     def give_up_row(self, sequence: Sequence) -> None:
         """A running sequence that no step in flight computes loses row and pages; its tokens are computed again when it comes back."""

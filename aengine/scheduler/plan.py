@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
-from aengine.params import GREEDY_BELOW, LogitsProcessor
+from aengine.api.params import GREEDY_BELOW, LogitsProcessor
 
 IntArray = NDArray[np.int32]
 FloatArray = NDArray[np.float32]
@@ -157,7 +157,7 @@ class StepPlan:
 
     @property
     def decoding_rows(self) -> IntArray:
-        """Those that go on from their last token, with drafts or without."""
+        """The rows that go on from their last token, with drafts or without."""
         if self.num_decodes == len(self.rows):
             return self.rows
         return np.concatenate((self.rows[: self.num_decodes], self.rows[self.num_sampled > 1]))
@@ -173,7 +173,7 @@ class TokenLogprobs:
     top_logprobs: FloatArray  # [m, k]
 
     def select(self, tokens: NDArray[np.bool_ | np.int64]) -> TokenLogprobs:
-        """Those of the tokens with True in a mask [m], or of the given [n] indices."""
+        """The logprobs of some of the tokens: those with True in a mask [m], or those at the given [n] indices."""
         return TokenLogprobs(self.token_logprobs[tokens], self.ranks[tokens], self.top_ids[tokens], self.top_logprobs[tokens])
 
 
@@ -188,12 +188,12 @@ class PromptLogprobs:
 
 @dataclass(frozen=True, slots=True)
 class PooledStates:
-    """Of the prompt tokens of a row in a chunk that begins at position `start`: with pooling mean the sum of their hidden states, with last
-    that of the prompt's last token."""
+    """Pooled hidden states of a row's prompt tokens in a chunk that begins at position `start`: with pooling mean their sum, with pooling
+    last the state of the prompt's last token."""
 
     row: int
     start: int
-    states: FloatArray  # [hidden_size], behind the last norm
+    states: NDArray[np.float64]  # [hidden_size], behind the last norm
 
 
 @dataclass(frozen=True, slots=True)

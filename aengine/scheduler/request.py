@@ -10,9 +10,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
+from aengine.api.outputs import FinishReason
 from aengine.cache import PageChain, Windows
-from aengine.outputs import FinishReason
-from aengine.scheduler.drafter import DraftSource
+from aengine.scheduler.drafters import DraftSource
 from aengine.scheduler.plan import NO_INTS, IntArray, PooledStates, PromptLogprobs, RowParams, TokenLogprobs
 
 
@@ -102,7 +102,8 @@ class Sequence:
 
     @property
     def num_shared(self) -> int:
-        """Of its tokens those that a fork shares: the prompt's, but for the last token of all, which it computes."""
+        """The number of leading tokens that a fork takes from its primary: the prompt's, but never the last token of all, which the fork
+        computes."""
         return min(len(self.request.prompt), len(self.tokens) - 1)
 
     @property

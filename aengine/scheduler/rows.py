@@ -1,15 +1,18 @@
 """The state of the sequences that hold a row, as a struct of arrays indexed by row, so that a step over all of them is a few
-vectorised operations. Knows no policy: who runs and why is the scheduler's business.
+vectorised operations; and which tokens a returned step adds to them: drafts are accepted up to the first that is not what was sampled, and
+a row ends at its first stop token. Knows no policy: who runs and why is the scheduler's business.
 """
 
 from __future__ import annotations
 
 from collections import Counter
+from dataclasses import dataclass
 
 import numpy as np
+from numpy.typing import NDArray
 
 from aengine.cache import PageNeeds
-from aengine.scheduler.plan import NO_INTS, Features, IntArray
+from aengine.scheduler.plan import NO_INTS, Features, IntArray, StepPlan, StepResult, TokenLogprobs
 from aengine.scheduler.request import Sequence
 
 MOST_FORCED = 16
@@ -141,7 +144,8 @@ class RowTable:
         return ready.nonzero()[0].astype(np.int32)
 
     def share(self, ready: IntArray) -> IntArray:
-        """Of rows that are ready, as many as each of the steps in flight has if they are divided evenly: those that waited longest."""
+        """The part of the `ready` rows, ascending, that the next step takes when the rows are divided evenly among the steps in flight:
+        those whose latest step is the longest ago."""
         num_rows = -(-np.count_nonzero(self._ready) // self._max_in_flight)
         if len(ready) <= num_rows:
             return ready
@@ -149,7 +153,7 @@ class RowTable:
         return first
 
     def adapters_of(self, rows: IntArray) -> IntArray:
-        """As `StepPlan.adapters`."""
+        """The adapter keys [n] of the given rows, 0 for a row without an adapter; empty if no row has one."""
         if not self.adapters:
             return NO_INTS
         keys: IntArray = self._adapters[rows]
@@ -163,7 +167,52 @@ class RowTable:
         return np.concatenate((pages, *(self.window_pages(number, row) for number in range(len(self._kinds)))))
 
     def window_pages(self, number: int, row: int) -> IntArray:
-        """Those in the groups of a kind of window."""
+        """The pages that the row holds in the groups of the window kind `number`, first to last."""
         kind = self._kinds[number]
         columns = slice(self.window_begins[number, row], self.window_ends[row])
         return self.page_table[kind.begin : kind.end, row, columns].T.ravel()
+
+
+@dataclass(frozen=True, slots=True)
+class NewTokens:
+    """t tokens of a returned step, in the order of its plan; those of a row follow each other."""
+
+    rows: IntArray  # [t]
+    positions: IntArray  # [t]
+    tokens: IntArray  # [t]
+    logprobs: TokenLogprobs | None  # as in `StepResult`
+
+    def select(self, tokens: NDArray[np.bool_ | np.int64]) -> NewTokens:
+        """Some of the tokens: those with True in a mask [t], or those at the given indices."""
+        logprobs = None if self.logprobs is None else self.logprobs.select(tokens)
+        return NewTokens(self.rows[tokens], self.positions[tokens], self.tokens[tokens], logprobs)
+
+
+def new_tokens(table: RowTable, plan: StepPlan, result: StepResult) -> tuple[NewTokens, IntArray]:
+    """The new tokens, and [n] how many tokens of each of the plan's rows have their KV in pages now."""
+    committed = plan.starts + plan.lengths
+    at = slice(None) if plan.num_decodes == len(plan.rows) else plan.num_sampled.nonzero()[0]
+    rows = plan.rows[at]
+    if result.accepted is None:
+        return NewTokens(rows, committed[at], result.tokens, result.logprobs), committed
+    num_sampled = plan.num_sampled[at]
+    firsts = np.cumsum(num_sampled) - num_sampled  # of each row, the index of its first token in the result
+    positions = committed[at] - num_sampled + 1  # of these
+    accepted = _until_end(table, rows, positions, firsts, num_sampled, result.accepted, result.tokens)
+    committed[at] -= num_sampled - accepted
+    number = np.arange(accepted.sum(), dtype=np.int32) - np.repeat(np.cumsum(accepted) - accepted, accepted)  # within its row
+    index = np.repeat(firsts, accepted) + number  # in the result
+    logprobs = None if result.logprobs is None else result.logprobs.select(index)
+    return NewTokens(np.repeat(rows, accepted), np.repeat(positions, accepted) + number, result.tokens[index], logprobs), committed
+
+
+def _until_end(
+    table: RowTable, rows: IntArray, positions: IntArray, firsts: IntArray, num_sampled: IntArray, accepted: IntArray, tokens: IntArray
+) -> IntArray:
+    """[m] `accepted` without the tokens behind the one that ends a row."""
+    accepted = np.minimum(accepted, table.limit[rows] - positions).clip(0)
+    stops = np.flatnonzero((tokens[:, None] == table.stop_ids[np.repeat(rows, num_sampled)]).any(axis=1))
+    if len(stops):
+        found = np.append(stops, len(tokens))[np.searchsorted(stops, firsts)]  # the first at or behind each row's first token
+        accepted = np.minimum(accepted, found - firsts + 1)
+    return accepted

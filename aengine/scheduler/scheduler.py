@@ -13,20 +13,21 @@ from collections.abc import Callable, Mapping
 
 import numpy as np
 
+from aengine.api.outputs import EngineStats, FinishReason
 from aengine.cache import PageCache, PageNeeds, PrefixIndex
-from aengine.outputs import EngineStats, FinishReason
-from aengine.scheduler.deadlines import Deadlines
 from aengine.scheduler.draft_progress import DraftProgress
-from aengine.scheduler.drafter import Drafter
+from aengine.scheduler.drafters import Drafter
 from aengine.scheduler.drafts import Drafts
+from aengine.scheduler.kv import Chunk, PlanBuilder, Residency, RowChanges, fork_digest
 from aengine.scheduler.live_sequences import LiveSequences
-from aengine.scheduler.new_tokens import new_tokens
 from aengine.scheduler.plan import IntArray, StepPlan, StepResult
-from aengine.scheduler.plan_builder import Chunk, PlanBuilder
-from aengine.scheduler.queue import WaitingQueue
 from aengine.scheduler.request import Request, SchedulerConfig, Sequence, SequenceState, Updates
-from aengine.scheduler.residency import Residency, RowChanges, fork_digest
-from aengine.scheduler.rows import RowTable
+from aengine.scheduler.rows import RowTable, new_tokens
+from aengine.scheduler.waiting import Deadlines, WaitingQueue
+
+KEPT_SHARE = 16
+LEAST_KEPT = 8
+"""One row of so many, and one where there are `LEAST_KEPT`, is kept for those who have not filled all others: a tenant that is named."""
 
 
 class Scheduler:
@@ -48,6 +49,7 @@ class Scheduler:
         if config.has_draft_model:
             progress = DraftProgress(self._rows, self._cache, config.max_num_batched_tokens, is_head=config.has_draft_head)
         self._drafts = None if drafter is None else Drafts(self._rows, self._residency, clock, drafter, progress)
+        self._tenant_rows = config.max_num_seqs - (max(1, config.max_num_seqs // KEPT_SHARE) if config.max_num_seqs >= LEAST_KEPT else 0)
         self._queue = WaitingQueue(tenant_weights=config.tenant_weights, ageing_seconds=config.ageing_seconds)
         self._live = LiveSequences(config, self._rows, self._residency, self._queue)
         self._deadlines = Deadlines()
@@ -56,6 +58,7 @@ class Scheduler:
         self._num_prompt_tokens = 0
         self._num_cached_prompt_tokens = 0
         self._sent = RowChanges()  # in the latest plan
+        self._lacking: Sequence | None = None  # was next in the latest plan, and found no pages
 
     # ---- requests ----------------------------------------------------------------------------------------------------
 
@@ -83,7 +86,7 @@ class Scheduler:
 
     @property
     def prefix_index(self) -> PrefixIndex:
-        """Of the pages that can be shared. To be read, and to have it log its changes."""
+        """The index of the pages that sequences can share. Callers read it, or have it log its changes; they do not write to it."""
         return self._cache.index
 
     def held_pages(self) -> IntArray:
@@ -94,7 +97,7 @@ class Scheduler:
 
     @property
     def weights_version(self) -> int:
-        """How often `use_weights` was called."""
+        """The version of the weights in use: how often `use_weights` was called."""
         return self._residency.version
 
     def use_weights(self, *, recompute: bool = False) -> None:
@@ -130,7 +133,7 @@ class Scheduler:
         return self._deadlines.next
 
     def stats(self) -> EngineStats:
-        """Without what `StepStats` counts."""
+        """A snapshot of what the scheduler counts. Fields that `StepStats` or the engine fills keep their defaults."""
         rows = self._rows
         num_active = int(np.count_nonzero(rows.active))
         num_parked = int(np.count_nonzero(rows.active & rows.parked))
@@ -163,6 +166,8 @@ class Scheduler:
         now = self._expire()
         if self._drafts is not None and self._drafts.drafting and self._num_in_flight and self._config.max_in_flight == 1:
             return None  # drafts follow tokens that are known
+        if self._lacking is not None and not self._make_room():
+            return None
         while True:
             decodes = self._plan_decodes()
             if decodes is None:
@@ -178,7 +183,7 @@ class Scheduler:
                 if self._drafts is not None and not self._num_in_flight:
                     self._drafts.idle()
                 return None
-            self._live.preempt(self._residency.victim())
+            self._live.preempt(self._residency.victim(self._hogging()))
 
     def pause(self) -> None:
         """In place of `schedule()` while no step is to run. Requests still end at their deadlines."""
@@ -202,7 +207,7 @@ class Scheduler:
                 return decodes
             if self._num_in_flight:
                 return None
-            self._live.preempt(self._residency.victim())
+            self._live.preempt(self._residency.victim(self._hogging()))
 
     def _plan_prefills(self, budget: int, now: float) -> list[Chunk]:
         chunks: list[Chunk] = []
@@ -214,7 +219,12 @@ class Scheduler:
             if not prefilling.parked:
                 budget -= self._add_chunk(prefilling, budget, chunks)
         self._preempt_parked_adapter()
-        while budget > 0 and not residency.short and (sequence := self._queue.pop(now)) is not None:
+        hogging = None if self._lacking is None else self._hogging()  # one that others wait for gets nothing before them
+        self._lacking = None
+        while budget > 0 and not residency.short:
+            sequence = self._queue.pop(now, self._crowding() if hogging is None else hogging)
+            if sequence is None:
+                break
             if residency.draining.wait(sequence) or residency.awaits_prompt(sequence):
                 continue
             if residency.adapters.wait(sequence):
@@ -229,12 +239,45 @@ class Scheduler:
                 hits, primary = residency.prefix(sequence)  # its pages may have been among the hits
             if not has_room:
                 self._queue.push(sequence)
+                if hogging is None and (hogging := self._hogging()) == self._queue.tenant_id(sequence):
+                    continue  # it waits for its own tenant, and others do not
+                self._lacking = sequence
                 break
             self._admit(sequence, hits, primary, now)
             budget -= self._add_chunk(sequence, budget, chunks)
         if chunks:
             self._live.prefilling = [sequence for sequence in self._live.prefilling if not self._rows.decoding[sequence.row]]
         return chunks
+
+    def _crowding(self) -> int | None:
+        """The tenant that gets no further row, so that another one's first request finds one."""
+        rows = self._rows
+        return self._queue.crowding(rows.tenants[rows.active], self._tenant_rows)
+
+    def _hogging(self) -> int | None:
+        """The tenant that has most of the pages, so that another one's first request does not wait for it."""
+        rows = self._rows
+        return self._queue.hogging(rows.tenants[rows.active], rows.num_pages[rows.active])
+
+    def _make_room(self) -> bool:
+        """Have the newest sequences of a tenant that has most of the pages give theirs to the one that lacked some, if it is the first of
+        another tenant, and needs no more than half of all. False: they can when the steps in flight are committed."""
+        sequence, rows, residency = self._lacking, self._rows, self._residency
+        if sequence is None or sequence.state is not SequenceState.WAITING or sequence.parked:
+            self._lacking = None
+            return True
+        num_needed = residency.needs.pages(residency.needs.columns(len(sequence.tokens)))
+        tenant_id = self._queue.tenant_id(sequence)
+        if not rows.num_free or 2 * num_needed > self._cache.usable or (rows.tenants[rows.active] == tenant_id).any():
+            self._lacking = None
+            return True
+        growth = residency.needs.num_groups * int(np.count_nonzero(rows.active))  # what the next step of the others may take, at most
+        while (hogging := self._hogging()) is not None and not residency.has_room(sequence, residency.prefix(sequence)[0], growth):
+            newest = residency.newest_of(hogging, sequence.request.priority)
+            if newest is None:
+                return not self._num_in_flight
+            self._live.preempt(newest, for_share=True)
+        return True
 
     def _preempt_parked_adapter(self) -> None:
         """If some wait for the place of an adapter, and there is one that parked sequences alone have, these lose their rows."""

@@ -10,8 +10,7 @@ import asyncio
 from contextlib import AsyncExitStack, suppress
 from typing import TYPE_CHECKING, Any
 
-from aengine.errors import ConfigError
-from aengine.protocols import ServedEngine
+from aengine.api.engine import ServedEngine
 from aengine.server.config.options import ServerConfig
 from aengine.server.core.core import Core
 from aengine.server.core.errors import draining
@@ -20,8 +19,7 @@ from aengine.server.telemetry.logs import log_call
 from aengine.server.telemetry.metrics import Metrics
 
 if TYPE_CHECKING:
-    from aengine.server.generation.resume import ResumableStreams
-    from aengine.server.http.door import HttpDoor
+    from aengine.server.grpc.generation.resume import ResumableStreams
 
 END_SECONDS = 0.5
 """How long the last errors may take to reach the clients."""
@@ -51,11 +49,13 @@ class Server:
         self._grpc = self._http = None
         # What a door is made of is imported with it.
         if self.config.port is not None:
-            from aengine.server.rpc import GrpcDoor
+            from aengine.server.grpc.door import GrpcDoor
 
             self._grpc = GrpcDoor(self.core, self.request_drain)
         if self.config.http_port is not None:
-            self._http = http_door()(self.core)
+            from aengine.server.http.door import HttpDoor  # loads what speaks HTTP
+
+            self._http = HttpDoor(self.core)
         self._doors = [door for door in (self._grpc, self._http) if door is not None]
 
     @property
@@ -65,17 +65,17 @@ class Server:
 
     @property
     def http_address(self) -> str:
-        """The same of HTTP."""
+        """host:port of HTTP; after `start()` with the port that the system picked for 0. Empty without HTTP."""
         return "" if self._http is None else self._http.address
 
     @property
     def resumables(self) -> ResumableStreams | None:
-        """The resumable generations of gRPC."""
+        """The resumable generations of gRPC; None without gRPC."""
         return None if self._grpc is None else self._grpc.resumables
 
     @property
     def in_flight(self) -> int:
-        """Generations that have not ended."""
+        """The number of generations that have not ended."""
         return self.core.admission.in_flight
 
     async def start(self) -> None:
@@ -83,7 +83,7 @@ class Server:
         core = self.core
         try:
             await asyncio.to_thread(core.authenticator.load)
-            metrics = Metrics(core.engine, core.admission, core.calls, {door.ok: door.methods for door in self._doors})
+            metrics = Metrics(core.backend, core.calls, {door.ok: door.methods for door in self._doors})
             if self.config.metrics_port is not None:
                 server = serve_metrics(metrics, self.config.metrics_host, self.config.metrics_port)
                 self.metrics_address = await self._running.enter_async_context(server)
@@ -142,13 +142,5 @@ class Server:
             await asyncio.sleep(REFUSE_SECONDS)
         for door in self._doors:
             await door.stop()
+        self.core.decoding.close()
         await self._running.aclose()
-
-
-def http_door() -> type[HttpDoor]:
-    """Raises `ConfigError` where the packages of HTTP are not installed."""
-    try:
-        from aengine.server.http.door import HttpDoor
-    except ModuleNotFoundError as error:
-        raise ConfigError.of("http_port", f"HTTP needs the package {error.name}: pip install aengine[http]") from error
-    return HttpDoor

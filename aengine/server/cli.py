@@ -12,22 +12,32 @@ import logging
 import os
 import sys
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any
 
-from aengine import __version__
-from aengine.errors import AEngineError, ConfigError
-from aengine.server.config.settings import CONFIG_VARIABLE, GRPC, HTTP, Option, Program, Settings, explain, nearest, options, read_settings
+from aengine.api.errors import AEngineError, ConfigError
+from aengine.server.config.command_line import add_general, add_model, add_options, help_with_source, parse
+from aengine.server.config.settings import CONFIG_VARIABLE, GRPC, HTTP, Program, Settings, explain, options, read_settings
 
 logger = logging.getLogger("aengine.server")
+
+COMMON = (
+    "served_model_name",
+    "token_file",
+    "dtype",
+    "quantization",
+    "max_model_len",
+    "kv_cache_memory",
+    "gpu_memory_utilization",
+    "tensor_parallel_size",
+)
+"""Options that the help begins with, behind the address."""
 
 
 def main(arguments: Sequence[str] | None = None, program: Program = GRPC) -> int:
     """Serve until a signal; returns the exit code: 0 after a drain, 1 when it could not start or had to give up."""
     parser = build_parser(program)
-    given, unknown = parser.parse_known_args(arguments)
-    if unknown:
-        flags = [flag for action in parser._actions for flag in action.option_strings]
-        parser.error(f"unrecognized argument {unknown[0]}{nearest(unknown[0], flags)}")
+    given = parse(parser, arguments)
     known = {option.name for option in options(program)}
     origins: Mapping[str, str] = {}
     try:
@@ -41,9 +51,14 @@ def main(arguments: Sequence[str] | None = None, program: Program = GRPC) -> int
     return 1
 
 
-def serve_http(arguments: Sequence[str] | None = None) -> int:
-    """`main` of `aengine-serve`."""
-    return main(arguments, HTTP)
+def serve_http(arguments: Sequence[str] | None = None, name: str = HTTP.name) -> int:
+    """`main` of `aengine-serve`, which is called `name`."""
+    return main(arguments, HTTP._replace(name=name))
+
+
+def serve_grpc(arguments: Sequence[str] | None = None, name: str = GRPC.name) -> int:
+    """`main` of `aengine-grpc`, which is called `name`."""
+    return main(arguments, GRPC._replace(name=name))
 
 
 def serve(settings: Settings) -> int:
@@ -62,15 +77,11 @@ def serve(settings: Settings) -> int:
 def check(settings: Settings) -> int:
     """Look at all that can be looked at without loading the model, and print the configuration in effect, as TOML. Raises what is
     wrong."""
-    from aengine.models.hub import is_local, resolve_model
-    from aengine.server.app import http_door
-    from aengine.server.core.auth import Authenticator
-    from aengine.server.core.certificates import CertificateFiles
+    from aengine.models.loading.hub import is_local, resolve_model
+    from aengine.server.core.auth import Authenticator, CertificateFiles
     from aengine.server.process import uses_uvloop
 
     uses_uvloop(settings.server)
-    if settings.server.http_port is not None:
-        http_door()
     Authenticator(settings.server).load()
     if settings.server.tls:
         CertificateFiles(settings.server).load()
@@ -94,32 +105,25 @@ def check(settings: Settings) -> int:
     return 0
 
 
-def build_parser(program: Program = GRPC) -> argparse.ArgumentParser:
-    """Values stay text here: they are read where those of the environment are."""
+def build_parser(program: Program = GRPC, *, whole: bool = False) -> argparse.ArgumentParser:
+    """Values stay text here: they are read where those of the environment are. `whole`: the help shows all options."""
     parser = argparse.ArgumentParser(
         prog=program.name,
-        usage="%(prog)s [--config FILE] [--check] [options]",
+        usage="%(prog)s [MODEL] [--config FILE] [--check] [options]",
         allow_abbrev=False,
         description=program.description,
         epilog="Every option can also be given as the environment variable named with it, or in the file of --config: a TOML file with "
         "the tables [server], [engine], [router] and [ray] and the names of the options with underscores. Flags win over the environment, "
         "which wins over the file.",
     )
-    parser.add_argument("--version", action="version", version=f"aengine {__version__}")
+    by_name = {option.name: option for option in options(program)}
+    add_model(parser, "MODEL", help_with_source(by_name["model"]))
+    add_general(parser, partial(build_parser, program, whole=True))
     parser.add_argument("--config", metavar="FILE", help=f"TOML file with options ({CONFIG_VARIABLE})")
     parser.add_argument("--check", action="store_true", help="check everything but the model itself, print the configuration, and exit")
-    groups: dict[str, Any] = {}
-    for option in options(program):
-        if option.group not in groups:
-            groups[option.group] = parser.add_argument_group(option.group)
-        option.add_to(groups[option.group], _help(option))
+    port = "port" if program.defaults.get("port", True) is not None else "http_port"
+    add_options(parser, by_name.values(), ("host", port, *COMMON), whole=whole, help_of=help_with_source)
     return parser
-
-
-def _help(option: Option) -> str:
-    default = str(option.default).lower() if isinstance(option.default, bool) else option.default
-    shown = "" if default in (None, (), {}) else f"default: {default}; "
-    return f"{option.help} ({shown}{option.variable})".replace("%", "%%")
 
 
 def _toml(value: object) -> str:

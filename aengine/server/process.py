@@ -14,15 +14,14 @@ import importlib.util
 import logging
 import signal
 from collections.abc import Coroutine
-from contextlib import suppress
 from typing import Any
 
-from aengine.errors import AEngineError, ConfigError, EngineDeadError
-from aengine.protocols import ServedEngine
+from aengine.api.engine import ServedEngine
+from aengine.api.errors import AEngineError, ConfigError, EngineDeadError
+from aengine.api.runtime import switch_often
 from aengine.server.app import Server
 from aengine.server.config.options import ServerConfig
 from aengine.server.config.settings import Settings
-from aengine.switching import switch_often
 
 logger = logging.getLogger("aengine.server")
 
@@ -108,11 +107,11 @@ async def run(settings: Settings) -> int:
         if server.metrics_address is not None:
             logger.info("metrics at http://%s/metrics", server.metrics_address)
         if server.address:
-            logger.info("aengine-grpc listening on %s (model %s)", server.address, engine.model_info.name)
+            logger.info("aengine-grpc listening on %s (model %s)", server.address, server.core.backend.model_info.name)
         if server.http_address:
             scheme = "https" if config.tls else "http"
-            logger.info("aengine-serve listening on %s://%s (model %s)", scheme, server.http_address, engine.model_info.name)
-        background = [asyncio.create_task(_render_once(server)), asyncio.create_task(_follow_health(server))]
+            logger.info("aengine-serve listening on %s://%s (model %s)", scheme, server.http_address, server.core.backend.model_info.name)
+        background = [asyncio.create_task(_follow_health(server))]
         try:
             await _before(engine.wait_stopped(), server.wait_drain_requested())
         except EngineDeadError as error:
@@ -137,13 +136,6 @@ async def run(settings: Settings) -> int:
         await engine.aclose()
 
 
-async def _render_once(server: Server) -> None:
-    """The first chat imports what renders it, which takes seconds. Where most requests are chats it is none of a client's."""
-    if server.http_address and server.core.engine.model_info.chat_template:
-        with suppress(AEngineError):
-            await server.core.texts.render([{"role": "user", "content": "Hello"}], {})
-
-
 async def _follow_health(server: Server) -> None:
     """A router may lose all of its replicas, and get some back."""
     while True:
@@ -155,7 +147,7 @@ def uses_uvloop(config: ServerConfig) -> bool:
     """Whether to use uvloop. Raises `ConfigError` where it must be used and is not installed."""
     installed = importlib.util.find_spec("uvloop") is not None
     if config.uvloop == "on" and not installed:
-        raise ConfigError.of("uvloop", "'on' needs the package uvloop: pip install aengine[uvloop]")
+        raise ConfigError.of("uvloop", "'on' needs the package uvloop: pip install uvloop")
     return config.uvloop != "off" and installed
 
 

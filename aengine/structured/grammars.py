@@ -6,7 +6,6 @@ most take a millisecond, and a compiled grammar grows as it is used.
 
 from __future__ import annotations
 
-import json
 import re
 import threading
 from collections.abc import Callable, Sequence
@@ -17,11 +16,13 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
-from aengine.errors import InvalidRequestError
-from aengine.params import Reasoning, StructuredOutput
+from aengine.api.errors import InvalidRequestError
+from aengine.api.params import Reasoning, StructuredOutput
 from aengine.sampling.markers import ReasoningMarkers, unclean_ends
+from aengine.sampling.unique_items import Place, TokenShapes, UniqueArrays
 from aengine.structured.gbnf import GbnfError, rules_of
-from aengine.structured.json_schema import SchemaError, fit_schema
+from aengine.structured.json_documents import SchemaError
+from aengine.structured.json_schema import fit_schema
 from aengine.structured.regex_dialect import RegexError, quoted, whole_text
 
 if TYPE_CHECKING:
@@ -43,13 +44,6 @@ MASK_ITEMS = 20_000
 MAX_STATES = 20_000  # some 10 MB
 
 _OPTIONS = '%llguidance {"no_forcing": true}\n'  # bytes that can only follow are found with the mask, not all of them in advance
-_JSON_OPTIONS = {
-    "whitespace_pattern": r"([ \t]{0,2}|\r?\n[ \t]{0,20})",  # a line break with indentation; a weak model would write white space for ever
-    "json_allowed_escapes": r"nrbtf\"",  # with \u a name could be written in ways that get round the schema of the property
-    "lenient": False,
-    "coerce_one_of": False,
-}
-
 _NOISE = re.compile(r"^at \d+\(\d+\): |failed to compile JSON schema: |\blexer error: |\bparser error: ")
 _IN_OUR_WORDS = (
     (re.compile(r"[\s\S]*regex parse error:[\s\S]*?^error: (.+)[\s\S]*", re.MULTILINE), r"not a regular expression: \1"),
@@ -118,6 +112,7 @@ class GrammarCompiler:
         self._eos_token_ids = eos_token_ids
         self._lock = threading.Lock()
         self._model: _Model | None = None
+        self._token_shapes: TokenShapes | None = None
         self._threads = ThreadPoolExecutor(MAX_THREADS, thread_name_prefix="aengine-grammar")
 
     def compile_reasoning(self, reasoning: Reasoning, wanted: StructuredOutput | None) -> Future[CompiledReasoning]:
@@ -183,7 +178,7 @@ class GrammarCompiler:
         from aengine.sampling.grammar import CompiledGrammar, GrammarError
 
         before = "(/[ \\t\\n\\r]{1,8}/)? " if behind_text else "/ / " if model.vocabulary.drops_first_space else ""
-        source = _source(wanted, before)
+        source, place = _source(wanted, before)
         limits = llguidance.LLParserLimits(
             initial_lexer_fuel=COMPILE_FUEL,
             step_lexer_fuel=MASK_FUEL,
@@ -194,9 +189,9 @@ class GrammarCompiler:
         matcher = llguidance.LLMatcher(model.tokenizer, source, log_level=0, limits=limits)
         if matcher.is_error():
             raise _refusal(wanted, _in_our_words(matcher.get_error().strip()))
-        compiled = CompiledGrammar(
-            matcher, model.eos_token_ids, None if behind_text else model.first, model.vocabulary.texts, model.vocabulary.ids_behind
-        )
+        first = None if behind_text else model.first
+        unique = None if place is None else UniqueArrays(place, self._shapes(wanted, model))
+        compiled = CompiledGrammar(matcher, model.eos_token_ids, first, model.vocabulary.texts, model.vocabulary.ids_behind, unique)
         try:
             if not compiled.try_out(len(model.vocabulary.texts), TRIAL_TOKENS):
                 raise _refusal(wanted, "nothing that the model's vocabulary can write matches")
@@ -204,15 +199,20 @@ class GrammarCompiler:
             raise _refusal(wanted, error.violations[0].description) from error
         return compiled
 
+    def _shapes(self, wanted: StructuredOutput, model: _Model) -> TokenShapes:
+        with self._lock:
+            if self._token_shapes is None:
+                self._token_shapes = TokenShapes(model.vocabulary.texts)
+        if not self._token_shapes.are_enough():
+            raise _refusal(wanted, "'uniqueItems' cannot be enforced: the model has no token for a quote, comma or closing bracket alone")
+        return self._token_shapes
+
     def _read_model(self) -> _Model:
         """Raises `InvalidRequestError` where structured output is not possible at all."""
-        try:
-            import llguidance
+        import llguidance
 
+        try:
             vocabulary = self._read_vocabulary()
-        except ImportError as error:
-            reason = f"needs llguidance, which is not installed here ({error}): pip install aengine[structured]"
-            raise InvalidRequestError.of("structured_output", reason) from error
         except NotConcatenative as error:
             raise InvalidRequestError.of("structured_output", f"is not possible with the model's tokenizer: {error}") from error
         eos = [token_id for token_id in self._eos_token_ids if token_id < len(vocabulary.texts)]
@@ -235,7 +235,7 @@ class _Model:
     _unclean: dict[str, tuple[list[int], dict[str, NDArray[np.int64]]]] = field(default_factory=dict)  # by marker
 
     def unclean_ends(self, marker: str) -> tuple[list[int], dict[str, NDArray[np.int64]]]:
-        """As the function of this name."""
+        """Return what the function of this name finds for `marker` in the vocabulary. It is kept for the next request with that marker."""
         found = self._unclean.get(marker)
         if found is None:
             if len(self._unclean) >= MAX_MARKERS:
@@ -258,24 +258,26 @@ class _Tokens:
         raise NotImplementedError("tokens are sampled by the model")
 
 
-def _source(wanted: StructuredOutput, before: str) -> str:
-    """`before`: what comes before the output. Raises `InvalidRequestError`."""
+def _source(wanted: StructuredOutput, before: str) -> tuple[str, Place | None]:
+    """The grammar, and the arrays whose items differ. `before`: what comes before the output. Raises `InvalidRequestError`."""
     try:
-        return f"{_OPTIONS}start: {before}root\n{_root(wanted)}\n"
+        root, unique = _root(wanted)
     except (SchemaError, RegexError, GbnfError) as error:
         raise _refusal(wanted, str(error)) from error
+    return f"{_OPTIONS}start: {before}root\n{root}\n", unique
 
 
-def _root(wanted: StructuredOutput) -> str:
+def _root(wanted: StructuredOutput) -> tuple[str, Place | None]:
     if wanted.json_schema is not None or wanted.json_object:
-        schema = {"type": "object"} if wanted.json_object else fit_schema(str(wanted.json_schema))
-        return f"root: %json {json.dumps({**schema, 'x-guidance': _JSON_OPTIONS})}"
+        text = '{"type": "object"}' if wanted.json_object else str(wanted.json_schema)
+        fitted = fit_schema(text, strict_formats=wanted.strict_formats, exact_one_of=wanted.exact_one_of)
+        return fitted.rules, fitted.unique
     if wanted.regex is not None:
-        return f"root: /{whole_text(wanted.regex)}/"
+        return f"root: /{whole_text(wanted.regex)}/", None
     if wanted.choice:
-        return f"root: /{'|'.join(map(quoted, wanted.choice))}/"
+        return f"root: /{'|'.join(map(quoted, wanted.choice))}/", None
     assert wanted.grammar is not None
-    return rules_of(wanted.grammar)
+    return rules_of(wanted.grammar), None
 
 
 def _refusal(wanted: StructuredOutput, description: str) -> InvalidRequestError:

@@ -1,9 +1,10 @@
 """Rewrites JSON Schemas for the grammar compiler. Owns the rule that a keyword is enforced or refused, never ignored.
 
-The compiler refuses most of what it cannot enforce by itself. Here a schema is copied with the places in which it would allow too
-much, or take too long, rewritten to an equal or stricter form, or refused. The output always validates; it may be narrower than the
-schema: properties come in the order of the schema, numbers in plain decimals, and characters that JSON can only write as `\\uXXXX`
-(control characters without a short escape) not at all.
+What a schema means is worked out by `json_terms.py`. Here it is written as a schema of few keywords, of which the compiler enforces each:
+a value is one of some alternatives, each of one type, and values within it are such schemas themselves, by reference.
+
+The output always validates; it may be narrower than the schema: properties come in the order of the schema, numbers in plain decimals
+within the bounds below, and characters that JSON can only write as `\\uXXXX` (control characters without a short escape) not at all.
 """
 
 from __future__ import annotations
@@ -12,384 +13,418 @@ import itertools
 import json
 import math
 import re
-from collections.abc import Mapping, Sequence
-from decimal import Decimal
-from typing import Any, NoReturn
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, cast
 
-from aengine.structured.regex_dialect import RegexError, anywhere
-
-MAX_NESTING = 64
-MAX_SUBSCHEMAS = 2048
-"""Most schemas within a schema. The time to compile grows faster than their number; for so many it is about a tenth of a second."""
-MAX_PATTERNS = 32
-"""Most patterns in one `patternProperties`; the compiler compares each with each."""
-MAX_VALUES = 16384
-"""Most values in all enums together."""
-MAX_BRANCHES = 256
-"""Most schemas in one `oneOf`; each is compared with each."""
-MAX_UNIQUE = 5
-"""Most different values of an item for which all arrays without repetition are listed."""
-MAX_DIGITS = 15
-"""Most digits of an integer that the compiler's arithmetic keeps exact."""
-MAX_MULTIPLES = 10_000
-"""Most units of the last digit in the values of `multipleOf`, both in their sum and in their least common multiple: the compiler counts the
-units of each value one by one, and up to the least common multiple for values that apply together."""
-
-_SCHEMA = ("additionalItems", "additionalProperties", "items")  # keywords whose value is a schema,
-_LISTS = ("allOf", "anyOf", "oneOf", "prefixItems", "items")  # a list of schemas, or
-_MAPPINGS = ("$defs", "definitions", "properties", "patternProperties")  # schemas by name
-_APPLICATORS = ("$ref", "allOf", "anyOf", "oneOf")
-_ANNOTATIONS = ("title", "description", "default", "examples", "$comment", "deprecated", "readOnly", "writeOnly", "x-guidance")
-_UNKNOWN_TO_COMPILER = ("disallow", "divisibleBy", "extends")  # of drafts before the fourth
-
-_DATE = (
-    r"([1-9][0-9]{3}-((0[13578]|1[02])-(0[1-9]|[12][0-9]|3[01])|(0[469]|11)-(0[1-9]|[12][0-9]|30)|02-(0[1-9]|1[0-9]|2[0-8]))"
-    r"|([1-9][0-9](0[48]|[2468][048]|[13579][26])|([2468][048]|[13579][26])00)-02-29)"
+from aengine.sampling.unique_items import Place
+from aengine.structured.json_constraints import (
+    ANY,
+    KINDS,
+    NOTHING,
+    Arrays,
+    Conjunction,
+    Contained,
+    Listed,
+    Numbers,
+    Objects,
+    Properties,
+    Strings,
+    negated,
 )
-_TIME = r"([01][0-9]|2[0-3]):[0-5][0-9]:[0-5][0-9](\.[0-9]{1,9})?(Z|[+-]([01][0-9]|2[0-3]):[0-5][0-9])"
-_FORMATS = {"date": f"^{_DATE}$", "time": f"^{_TIME}$", "date-time": f"^{_DATE}T{_TIME}$"}
-"""The compiler's own would allow 29 February in any year, and leap seconds at any time."""
+from aengine.structured.json_documents import Document, SchemaError, parse
+from aengine.structured.json_lark import BY_NAME, REFERENCE, are_names, rules_of
+from aengine.structured.json_numbers import MAX_MULTIPLES, MAX_NUMBER, common_multiple, number_schemas, units_of
+from aengine.structured.json_places import take_places
+from aengine.structured.json_terms import MAX_ALTERNATIVES, MAX_NESTING, Terms
+from aengine.structured.regex_dialect import quoted
+
+MAX_PATTERNS = 32
+"""Most patterns of properties in one object; the compiler compares each with each."""
+MAX_CHOICES = 256
+"""Most choices of properties that `minProperties` leaves."""
+MAX_EXCLUDED = 100
+"""Most characters of a string that another one must not be."""
+MAX_BEFORE = 3
+"""Most items before those that `contains` asks for, where the number of items is not bounded."""
 
 _UNWRITABLE = re.compile(r"[\x00-\x07\x0b\x0e-\x1f\ud800-\udfff]")
 
 
-class SchemaError(Exception):
-    """The JSON is not a schema, or a keyword cannot be enforced. The message says where."""
+@dataclass(frozen=True, slots=True)
+class FittedSchema:
+    rules: str
+    """The rule `root`, in the notation of the compiler."""
+    unique: Place | None
+    """The arrays whose items differ, if there are any."""
 
 
-def fit_schema(text: str) -> dict[str, Any]:
-    """The schema that the compiler is given for the JSON text of a schema. Raises `SchemaError`."""
-    try:
-        schema = json.loads(text, parse_int=_integer, parse_float=_float, parse_constant=_no_number)
-    except (ValueError, RecursionError) as error:
-        raise SchemaError(f"is not JSON: {error}") from error
-    fitter = _Fitter(schema)
-    fitted = fitter.schema(schema, "#")
-    fitter.check_references()
-    if fitted is False:
-        raise SchemaError("# is false: nothing satisfies it")
-    return {} if fitted is True else fitted
+def fit_schema(text: str, *, strict_formats: bool = False, exact_one_of: bool = False) -> FittedSchema:
+    """Rewrites the JSON text of a schema. Raises `SchemaError`.
+
+    `strict_formats`: refuse formats that are not enforced. `exact_one_of`: refuse a `oneOf` whose schemas cannot be told apart; otherwise
+    that is read as `anyOf`, and so is every `oneOf` if nothing satisfies exactly one of its schemas.
+    """
+    document = Document(parse(text))
+    for tells_apart in (True,) if exact_one_of else (True, False):
+        writer = _Writer(Terms(document, strict_formats=strict_formats, exact_one_of=exact_one_of, tells_apart=tells_apart))
+        schema = writer.root(document.root)
+        if schema is not False:
+            unique = take_places(schema, writer.definitions)
+            return FittedSchema(rules_of(schema, writer.definitions), unique)
+    raise SchemaError("nothing satisfies it")
 
 
-class _Fitter:
-    """One walk over all subschemas. `at` is the JSON pointer of a subschema, as a fragment."""
+class _Writer:
+    """Writes conjunctions as schemas for the compiler; those of arrays and objects once each, as definitions."""
 
-    def __init__(self, root: object) -> None:
-        self._root = root
-        self._nesting = 0
-        self._num_values = 0
+    def __init__(self, terms: Terms) -> None:
+        self.definitions: dict[str, Any] = {"number": {"type": "number", "minimum": -MAX_NUMBER, "maximum": MAX_NUMBER}}
+        self._terms = terms
+        self._names: dict[Conjunction, str] = {}
+        self._written: dict[Conjunction, Any] = {}
+        self._referred: set[str] = set()
+        self._later: list[Conjunction] = []
+        self._depth = 0
         self._num_multiples = 0
-        self._multiple, self._unit = 1, 0  # of all values of `multipleOf`: the least common one, in units of 10^unit
-        self._seen: set[str] = set()
-        self._references: list[tuple[str, str]] = []  # pointer of the schema, what it refers to
 
-    def schema(self, schema: object, at: str) -> Any:
-        self._seen.add(at)
-        if isinstance(schema, bool):
-            return schema
-        if not isinstance(schema, dict):
-            raise SchemaError(f"{at} is {_name(schema)}, not a schema")
-        if len(self._seen) > MAX_SUBSCHEMAS:
-            raise SchemaError(f"it has more than {MAX_SUBSCHEMAS} schemas within schemas")
-        if self._nesting == MAX_NESTING:
-            raise SchemaError(f"is nested deeper than {MAX_NESTING} schemas")
-        self._nesting += 1
-        fitted = {keyword: value for keyword, value in schema.items() if keyword not in _ANNOTATIONS}
-        for keyword in _UNKNOWN_TO_COMPILER:
-            if keyword in fitted:
-                raise SchemaError(f"{at}: {keyword!r} cannot be enforced")
-        self._rewrite(fitted, at)
-        self._descend(fitted, at)
-        self._nesting -= 1
-        return fitted
+    def root(self, schema: object) -> Any:
+        written = self.value(self._terms.of(schema, "#"))
+        while self._later:
+            conjunction = self._later.pop()
+            self._write(conjunction, self._names[conjunction])
+        return written
 
-    def check_references(self) -> None:
-        for at, target in self._references:
-            if target not in self._seen:
-                raise SchemaError(f"{at}: {target!r} is not a schema in here")
+    def value(self, conjunction: Conjunction) -> Any:
+        """A schema for a place of a value: False, or an object without references to others than definitions."""
+        if conjunction >= NOTHING:
+            return False
+        written = self._written.get(conjunction)
+        if written is not None:
+            return written
+        is_new = conjunction not in self._names  # else it is being written
+        name = self._names.setdefault(conjunction, str(len(self._names)))
+        if is_new and self._depth < MAX_NESTING:
+            return self._write(conjunction, name)
+        if is_new:
+            self._later.append(conjunction)
+        self._referred.add(name)
+        return {"$ref": REFERENCE + name}
 
-    def _rewrite(self, fitted: dict[str, Any], at: str) -> None:
-        """Replaces keywords that the compiler would not enforce as the standard says by equal ones that it does, or refuses them."""
-        if "$ref" in fitted:
-            self._references.append((at, _reference(fitted["$ref"], at)))
-        for keyword in ("enum", "const"):
-            if keyword in fitted:
-                self._check_values(fitted[keyword], keyword, at)
-        for keyword in ("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum"):
-            if keyword in fitted:
-                _check_number(fitted[keyword], keyword, at)
-        if "multipleOf" in fitted:
-            self._check_multiple(fitted["multipleOf"], at)
-        if not any(keyword in fitted for keyword in _APPLICATORS):  # else these count as evaluated what the applicators evaluate
-            for keyword, equal in (("unevaluatedProperties", "additionalProperties"), ("unevaluatedItems", "items")):
-                if keyword in fitted:
-                    value = fitted.pop(keyword)
-                    fitted.setdefault(equal, value)
-        if fitted.get("uniqueItems"):
-            self._list_arrays(fitted, at)
-        if isinstance(branches := fitted.get("oneOf"), list):  # the compiler itself finds fewer of them disjoint
-            if len(branches) > MAX_BRANCHES or not self._disjoint(branches):
-                raise SchemaError(f"{at}: 'oneOf' whose schemas may overlap, or more than {MAX_BRANCHES}, cannot be enforced; 'anyOf' can")
-            del fitted["oneOf"]
-            fitted["allOf"] = [*fitted.get("allOf", []), {"anyOf": branches}]
-        for name in [*_keys(fitted.get("properties")), *_keys(fitted.get("required"))]:
-            _check_text(name, "properties", at)
-        _name_properties(fitted)
-        patterns = fitted.get("patternProperties")
-        if isinstance(patterns, dict):
-            if len(patterns) > MAX_PATTERNS:
-                raise SchemaError(f"{at}: {len(patterns)} patterns in 'patternProperties' are more than {MAX_PATTERNS}")
-            fitted["patternProperties"] = {_pattern(pattern, at): schema for pattern, schema in patterns.items()}
-        _limit_properties(fitted, at)
-        if "pattern" in fitted:
-            fitted["pattern"] = _pattern(fitted["pattern"], at)
-        pattern = _FORMATS.get(fitted["format"]) if isinstance(fitted.get("format"), str) else None
-        if pattern is not None:
-            del fitted["format"]
-            both = fitted.get("allOf", [])
-            fitted["allOf"] = [*both, {"pattern": pattern}] if isinstance(both, list) else both
+    def _write(self, conjunction: Conjunction, name: str) -> Any:
+        self._depth += 1
+        scalars: list[Any] = []
+        others: list[Any] = []
+        for kind in KINDS:
+            for constraint in self._terms.alternatives(conjunction, kind):
+                match constraint:
+                    case Listed():
+                        values = constraint.values
+                        scalars.append({"enum": list(values)} if len(values) == 1 else {"type": "boolean"})
+                    case Numbers():
+                        scalars += self._numbers(constraint, conjunction)
+                    case Strings():
+                        scalars.append(self._string(constraint, conjunction))
+                    case Arrays():
+                        others += self._arrays(constraint, conjunction)
+                    case Objects():
+                        others += self._objects(constraint, conjunction)
+        self._depth -= 1
+        options = scalars + others
+        schema: Any = False if not options else options[0] if len(options) == 1 else {"anyOf": options}
+        if others or name in self._referred:
+            self.definitions[name] = schema
+            schema = schema and {"$ref": REFERENCE + name}
+        self._written[conjunction] = schema
+        return schema
 
-    def _descend(self, fitted: dict[str, Any], at: str) -> None:
-        for keyword in {**dict.fromkeys(_SCHEMA), **dict.fromkeys(_LISTS), **dict.fromkeys(_MAPPINGS)}:
-            if keyword not in fitted:
-                continue
-            value, here = fitted[keyword], f"{at}/{keyword}"
-            if keyword in _MAPPINGS:
-                if not isinstance(value, dict):
-                    raise SchemaError(f"{here} is {_name(value)}, not an object of schemas")
-                steps = {name: name.replace("~", "~0").replace("/", "~1") for name in value}  # of the JSON pointer
-                fitted[keyword] = {name: self.schema(one, f"{here}/{steps[name]}") for name, one in value.items()}
-            elif keyword in _SCHEMA and not (keyword in _LISTS and isinstance(value, list)):
-                fitted[keyword] = self.schema(value, here)
-            else:
-                if not isinstance(value, list):
-                    raise SchemaError(f"{here} is {_name(value)}, not a list of schemas")
-                fitted[keyword] = [self.schema(one, f"{here}/{index}") for index, one in enumerate(value)]
+    # ---- numbers and strings -------------------------------------------------------------------------------------------------
 
-    def _check_values(self, value: object, keyword: str, at: str) -> None:
-        values = value if keyword == "enum" else [value]
-        if not isinstance(values, list):
-            raise SchemaError(f"{at}: 'enum' is {_name(values)}, not a list")
-        self._num_values += len(values)
-        if self._num_values > MAX_VALUES:
-            raise SchemaError(f"{at}: more than {MAX_VALUES} values in 'enum'")
-        level: list[object] = values
-        while level:
-            for one in level:
-                if isinstance(one, int | float):
-                    _check_number(one, keyword, at)
-                for text in [one] if isinstance(one, str) else one if isinstance(one, dict) else ():
-                    _check_text(text, keyword, at)
-            level = [child for one in level if isinstance(one, dict | list) for child in (one.values() if isinstance(one, dict) else one)]
-
-    def _check_multiple(self, value: object, at: str) -> None:
-        if isinstance(value, bool) or not isinstance(value, int | float) or value <= 0:
-            raise SchemaError(f"{at}: 'multipleOf' is {value!r:.40}, not a number > 0")
-        _, digits, exponent = Decimal(repr(value)).as_tuple()
-        assert isinstance(exponent, int), "it is finite"
-        units = int("".join(map(str, digits)))
-        self._num_multiples += units * 10 ** max(0, exponent)
-        if exponent < self._unit:
-            self._multiple *= 10 ** (self._unit - exponent)
-            self._unit = exponent
-        self._multiple = math.lcm(self._multiple, units * 10 ** (exponent - self._unit))
-        if max(self._num_multiples, self._multiple) > MAX_MULTIPLES:
-            raise SchemaError(f"{at}: 'multipleOf' {value!r}, with those before it, comes to more than {MAX_MULTIPLES} units")
-
-    def _list_arrays(self, fitted: dict[str, Any], at: str) -> None:
-        """Replaces `uniqueItems` by an enum of all arrays of different items, where these are few."""
-        del fitted["uniqueItems"]
-        low, high = fitted.get("minItems", 0), fitted.get("maxItems", math.inf)
-        if not isinstance(low, int) or not isinstance(high, int | float):
-            return  # which the compiler refuses
-        if high <= 1:
+    def _numbers(self, constraint: Numbers, conjunction: Conjunction) -> Iterator[dict[str, Any]]:
+        if constraint == Numbers():
+            yield {"$ref": f"{REFERENCE}number"}
             return
-        values = self._values(fitted.get("items"))
-        if values is None or "prefixItems" in fitted:
+        where = self._terms.where(conjunction)
+        multiple = None if constraint.values is not None else common_multiple(constraint.multiples)
+        if multiple is not None:
+            self._num_multiples += units_of(multiple)
+            if self._num_multiples > MAX_MULTIPLES:
+                raise SchemaError(f"{where}: 'multipleOf' {multiple}, with those before it, comes to more than {MAX_MULTIPLES} units")
+        try:
+            yield from number_schemas(constraint, multiple)
+        except SchemaError as error:
+            raise SchemaError(f"{where}: {error}") from error
+
+    def _string(self, constraint: Strings, conjunction: Conjunction) -> dict[str, Any]:
+        schema: dict[str, Any] = {"type": "string"}
+        if constraint.values is not None:
+            for value in constraint.values:
+                self._check_text(value, conjunction)
+            schema["enum"] = list(constraint.values)
+        if constraint.shortest:
+            schema["minLength"] = constraint.shortest
+        if constraint.longest is not None:
+            schema["maxLength"] = constraint.longest
+        parts = [{"pattern": pattern} for pattern in constraint.patterns] + [{"format": name} for name in constraint.formats]
+        excluded = [one for one in constraint.excluded if constraint.values is None]
+        if excluded:
+            if max(map(len, excluded)) > MAX_EXCLUDED:
+                where = self._terms.where(conjunction)
+                raise SchemaError(f"{where}: a string of more than {MAX_EXCLUDED} characters cannot be ruled out")
+            parts.append({"pattern": f"^(?:{_others(excluded)})$"})
+        if parts:
+            schema["allOf"] = parts
+        return schema
+
+    def _check_text(self, text: str, conjunction: Conjunction) -> None:
+        if _UNWRITABLE.search(text):
+            where = self._terms.where(conjunction)
+            raise SchemaError(f"{where}: {text!r:.60} has a character that can be written as \\uXXXX only, which is left out")
+
+    # ---- arrays --------------------------------------------------------------------------------------------------------------
+
+    def _arrays(self, constraint: Arrays, conjunction: Conjunction) -> Iterator[dict[str, Any]]:
+        options = [constraint]
+        for contained in constraint.contains:
+            options = [both for one in options for other in self._placed(contained, one) if (both := one.and_(other)) is not None]
+            if len(options) > MAX_ALTERNATIVES:
+                raise SchemaError(f"{self._terms.where(conjunction)}: 'contains' comes to more than {MAX_ALTERNATIVES} alternatives")
+        for option in options:
+            is_unique = option.unique and (option.most is None or option.most > 1)
+            one = self._of_different(option, conjunction) if is_unique else option
+            if one is None:
+                continue
+            prefix = [self.value(one.item(index)) for index in range(len(one.prefix))]
+            items = self.value(one.items)
+            most = one.most
+            if items is False:
+                most = len(prefix) if most is None else min(most, len(prefix))
+            if False in prefix:
+                most = prefix.index(False) if most is None else min(most, prefix.index(False))
+                prefix, items = prefix[:most], False
+            if most is not None and one.fewest > most:
+                continue
+            schema = {"type": "array", "items": items}
+            if prefix:
+                schema["prefixItems"] = prefix
+            if one.fewest:
+                schema["minItems"] = one.fewest
+            if most is not None:
+                schema["maxItems"] = most
+            if is_unique:
+                schema["uniqueItems"] = True
+            yield schema
+
+    def _of_different(self, constraint: Arrays, conjunction: Conjunction) -> Arrays | None:
+        """An array of different items has no more than there are values; None if it must have more."""
+        if not constraint.prefix:
+            values = self._all_values(constraint.items)
+            return constraint if values is None else constraint.and_(Arrays(most=len(values)))
+        behind = range(1, min(len(constraint.prefix) + 1, constraint.fewest))
+        if any(self._all_values(constraint.item(index)) is not None for index in behind):
+            raise SchemaError(f"{self._terms.where(conjunction)}: 'uniqueItems' cannot be enforced of few values beside 'prefixItems'")
+        return constraint
+
+    def _placed(self, contained: Contained, around: Arrays) -> Iterator[Arrays]:
+        """Where the items are that `contains` asks for: one after the other, behind others of which only so many are tried."""
+        item, least, most = contained.item, contained.least, contained.most
+        if most is None:
+            longest = around.most
+            before = MAX_BEFORE if longest is None else min(longest - least, MAX_BEFORE * 2)
+            for num in range(before + 1) if least else ():
+                yield Arrays((ANY,) * num + (item,) * least, fewest=num + least)
+            if not least:
+                yield Arrays()
+            return
+        other = negated(item)
+        for count in range(least, min(most, least + MAX_BEFORE) + 1):
+            for num in range(MAX_BEFORE + 1 if count else 1):
+                yield Arrays((other,) * num + (item,) * count, other, fewest=num + count)
+
+    def _all_values(self, conjunction: Conjunction) -> set[object] | None:
+        """All values that satisfy a conjunction, where they are listed."""
+        values: set[object] = set()
+        for kind in KINDS:
+            for constraint in self._terms.alternatives(conjunction, kind) if not conjunction >= NOTHING else ():
+                if isinstance(constraint, Arrays | Objects) or constraint.values is None:
+                    return None
+                values |= {(kind, value) for value in constraint.values}
+        return values
+
+    # ---- objects -------------------------------------------------------------------------------------------------------------
+
+    def _objects(self, constraint: Objects, conjunction: Conjunction) -> Iterator[dict[str, Any]]:
+        where = self._terms.where(conjunction)
+        groups = constraint.groups
+        names = dict.fromkeys([*(name for group in groups for name in group.named), *constraint.required])
+        names |= dict.fromkeys(sorted(itertools.chain.from_iterable(constraint.beside)))
+        asked: dict[str, Conjunction] = {}
+        for name in names:
+            self._check_text(name, conjunction)
+            asked[name] = frozenset().union(*(_asked_of(group, name, where) for group in groups))
+        patterns: dict[str, Conjunction] = {}
+        for pattern in dict.fromkeys(pattern for group in groups for pattern in group.patterns):
+            patterns[pattern] = frozenset().union(*(group.patterns.get(pattern, group.others or ANY) for group in groups))
+        others: Conjunction = frozenset().union(*(group.others or ANY for group in groups))
+        if found := [pattern for pattern in patterns if _matches_all(pattern, where)]:
+            others = frozenset().union(*(patterns.pop(pattern) for pattern in found))
+            patterns = {pattern: value | others for pattern, value in patterns.items()}
+        if constraint.names:
+            asked, patterns, others = self._only_names(constraint, asked, patterns, others, where)
+        properties = {name: self.value(value) for name, value in asked.items()}
+        if any(properties[name] is False for name in constraint.required):
+            return
+        if constraint.beside:  # a listed property that is required, if there is one that will do; else one that is not listed
+            able = [name for name, value in properties.items() if value is not False and name not in constraint.beside[0]]
+            for one in [Objects(required=(name,)) for name in able] or [_one_more(constraint, properties)]:
+                if (narrowed := replace(constraint, beside=constraint.beside[not able :]).and_(one)) is not None:
+                    yield from self._objects(narrowed, conjunction)
+            return
+        schema: dict[str, Any] = {"type": "object", "properties": properties, "additionalProperties": self.value(others)}
+        if patterns:
+            if len(patterns) > MAX_PATTERNS:
+                raise SchemaError(f"{where}: {len(patterns)} patterns of properties are more than {MAX_PATTERNS}")
+            if (len(patterns) > 1 or any(_matches(one, name, where) for one in patterns for name in asked)) and are_names(patterns):
+                # The compiler takes no patterns that may match the same name, and combines again what is asked of a listed one.
+                schema[BY_NAME] = [((), tuple(patterns), schema["additionalProperties"])]
+                for num in range(len(patterns)):
+                    for like in itertools.combinations(patterns, num + 1):
+                        value = self.value(frozenset().union(*(patterns[one] for one in like)))
+                        schema[BY_NAME].append((like, tuple(one for one in patterns if one not in like), value))
+            schema["patternProperties"] = _joined({pattern: self.value(value) for pattern, value in patterns.items()})
+        if constraint.required:
+            schema["required"] = list(constraint.required)
+        yield from self._counted(schema, constraint, where)
+
+    def _only_names(
+        self, constraint: Objects, asked: Mapping[str, Conjunction], patterns: Mapping[str, Conjunction], others: Conjunction, where: str
+    ) -> tuple[dict[str, Conjunction], dict[str, Conjunction], Conjunction]:
+        """What `propertyNames` leaves of properties."""
+        allowed = cast("list[Strings]", self._terms.alternatives(constraint.names, "string"))
+        left = {name: value if any(_holds(one, name, where) for one in allowed) else NOTHING for name, value in asked.items()}
+        if not any(one != Strings() for one in allowed) and allowed:
+            return left, dict(patterns), others
+        for one in allowed:
+            left |= {name: others for name in one.values or () if name not in left and _holds(one, name, where)}
+        open_ended = [one for one in allowed if one.values is None]
+        if not open_ended or others >= NOTHING:
+            if patterns:
+                raise SchemaError(f"{where}: 'propertyNames' beside 'patternProperties' cannot be enforced")
+            return left, {}, NOTHING
+        expressions = [_name_pattern(one) for one in open_ended]
+        if patterns or None in expressions:
             raise SchemaError(
-                f"{at}: 'uniqueItems' can be enforced only where 'maxItems' is at most 1, or all items are of at most {MAX_UNIQUE} values"
+                f"{where}: 'propertyNames' can be enforced only with one 'pattern', 'enum', or lengths, and no other patterns"
             )
-        arrays = [
-            list(chosen) for length in range(low, int(min(high, len(values))) + 1) for chosen in itertools.permutations(values, length)
-        ]
-        if not arrays:
-            raise SchemaError(f"{at}: there are not {low} different items")
-        for keyword in ("items", "minItems", "maxItems"):
-            fitted.pop(keyword, None)
-        others = [kind for kind in _ALL_TYPES if kind != "array" and kind in _types(fitted)]
-        fitted["allOf"] = [*fitted.get("allOf", []), {"anyOf": [{"enum": arrays}, *([{"type": others}] if others else [])]}]
+        return left, {"|".join(f"(?:{one})" for one in expressions) if len(expressions) > 1 else str(expressions[0]): others}, NOTHING
 
-    def _disjoint(self, branches: Sequence[object]) -> bool:
-        resolved = [self._referred(branch) for branch in branches]
-        return all(_apart(one, other) for index, one in enumerate(resolved) for other in resolved[:index])
-
-    def _referred(self, schema: object) -> object:
-        """Follows references: the schema that `schema` stands for if it is nothing but a reference."""
-        for _ in range(MAX_NESTING):
-            if not isinstance(schema, dict) or {keyword for keyword in schema if keyword not in _ANNOTATIONS} != {"$ref"}:
-                return schema
-            target: Any = self._root
-            for step in str(schema["$ref"]).split("/")[1:]:
-                step = step.replace("~1", "/").replace("~0", "~")
-                target = target.get(step) if isinstance(target, dict) else None
-            schema = target
-        return None
-
-    def _values(self, schema: object) -> list[object] | None:
-        """All values that satisfy a schema, where they are listed and few."""
-        schema = self._referred(schema)
-        if not isinstance(schema, dict):
-            return None
-        constraints = {keyword for keyword in schema if keyword not in _ANNOTATIONS}
-        values = _listed(schema) if constraints <= {"enum", "type"} or constraints <= {"const", "type"} else None
-        return None if values is None or len(values) > MAX_UNIQUE else list(values.values())
-
-
-def _apart(one: object, other: object) -> bool:
-    """Whether no value can be of both schemas, as far as their types, their listed values, and those of common properties tell."""
-    if not isinstance(one, dict) or not isinstance(other, dict):
-        return False
-    ours, theirs = _listed(one), _listed(other)
-    if ours is not None and theirs is not None:
-        return not ours.keys() & theirs.keys()
-    kinds, other_kinds = (["number" if kind == "integer" else kind for kind in _types(schema)] for schema in (one, other))
-    if not set(kinds) & set(other_kinds):
-        return True
-    if kinds != ["object"] or other_kinds != ["object"]:
-        return False
-    if not all(isinstance(schema.get("required"), list) and isinstance(schema.get("properties"), dict) for schema in (one, other)):
-        return False
-    both = [name for name in one["required"] if isinstance(name, str) and name in other["required"]]
-    return any(_apart(one["properties"].get(name), other["properties"].get(name)) for name in both)
+    def _counted(self, schema: dict[str, Any], constraint: Objects, where: str) -> Iterator[dict[str, Any]]:
+        """Replaces `minProperties` and `maxProperties` by named properties that are required or left out: others may be written twice, and
+        count once."""
+        fewest, most = constraint.fewest, constraint.most
+        required = set(constraint.required)
+        optional = [name for name, value in schema["properties"].items() if name not in required and value is not False]
+        is_open = schema["additionalProperties"] is not False or "patternProperties" in schema
+        missing = max(0, fewest - len(required))
+        room = None if most is None else most - len(required)
+        if room is not None and not is_open and room >= len(optional):
+            room = None
+        if room is None and not missing:
+            yield schema
+            return
+        if missing and not optional and not is_open:
+            return
+        if not optional and missing <= 1:
+            yield {**schema, "minProperties": fewest, **({} if most is None else {"maxProperties": most})}
+            return
+        if room is not None and not optional and not missing:
+            yield {**schema, "maxProperties": most}
+            return
+        num_choices = math.comb(len(optional), missing if room is None else room)
+        if missing > len(optional) or num_choices > MAX_CHOICES:
+            raise SchemaError(
+                f"{where}: 'minProperties' or 'maxProperties' can be enforced only among few listed properties,"
+                " or where as many are required"
+            )
+        if room is None:
+            for chosen in itertools.combinations(optional, missing):
+                yield {**schema, "required": [*constraint.required, *chosen]}
+            return
+        for kept in itertools.combinations(optional, min(room, len(optional))):
+            closed = {name: value if name in required or name in kept else False for name, value in schema["properties"].items()}
+            for chosen in itertools.combinations(kept, missing):
+                one = {**schema, "properties": closed, "required": [*constraint.required, *chosen], "additionalProperties": False}
+                one.pop("patternProperties", None)
+                one.pop(BY_NAME, None)
+                yield one
 
 
-def _listed(schema: Mapping[str, Any]) -> dict[str, object] | None:
-    """The values of `const`, `enum` or the type boolean by their JSON text, so each once; None where values are not listed."""
-    values = [schema["const"]] if "const" in schema else schema.get("enum", [True, False] if schema.get("type") == "boolean" else None)
-    if not isinstance(values, list):
-        return None
-    return {json.dumps(value, sort_keys=True): value for value in values if _is_of(value, _types(schema))}
+def _one_more(constraint: Objects, listed: Iterable[str]) -> Objects:
+    """The required properties, no others that are listed, and one that is not listed."""
+    absent = {name: NOTHING for name in listed if name not in constraint.required}
+    return Objects((Properties(absent, evaluates=False),), fewest=len(constraint.required) + 1)
 
 
-def _name_properties(fitted: dict[str, Any]) -> None:
-    """Replaces `propertyNames` by a pattern of the only properties, where that is equal."""
-    names = fitted.get("propertyNames")
-    if names is True:
-        del fitted["propertyNames"]
-    if not isinstance(names, dict) or "properties" in fitted or "patternProperties" in fitted:
-        return
-    constraints = {keyword for keyword in names if keyword not in (*_ANNOTATIONS, "type")}
-    if names.get("type", "string") != "string":
-        return
-    pattern: object = None
-    if constraints == {"pattern"}:
-        pattern = names["pattern"]
-    elif constraints == {"enum"} and isinstance(names["enum"], list) and all(isinstance(one, str) for one in names["enum"]):
-        pattern = f"^({'|'.join(map(re.escape, names['enum']))})$"
-    elif constraints == {"const"} and isinstance(names["const"], str):
-        pattern = f"^{re.escape(names['const'])}$"
-    elif constraints and constraints <= {"minLength", "maxLength"} and all(isinstance(names[one], int) for one in constraints):
-        pattern = rf"^[\s\S]{{{names.get('minLength', 0)},{names.get('maxLength', '')}}}$"
-    elif not constraints:
-        pattern = ""
-    if isinstance(pattern, str):
-        del fitted["propertyNames"]
-        fitted["patternProperties"] = {pattern: fitted.get("additionalProperties", True)}
-        fitted["additionalProperties"] = False
+def _asked_of(group: Any, name: str, where: str) -> Conjunction:
+    """What a group asks of a property."""
+    asked = [value for pattern, value in group.patterns.items() if _matches(pattern, name, where)]
+    if name in group.named:
+        asked.append(group.named[name])
+    elif not asked and group.others is not None:
+        return cast(Conjunction, group.others)
+    return frozenset().union(*asked)
 
 
-def _limit_properties(fitted: dict[str, Any], at: str) -> None:
-    """Replaces `minProperties` and `maxProperties` by required named properties: others may be written twice, and count once."""
-    least, most = fitted.get("minProperties", 0), fitted.get("maxProperties", math.inf)
-    names, required = fitted.get("properties", {}), fitted.get("required", [])
-    if not all(isinstance(one, int | float) for one in (least, most)) or not isinstance(names, dict) or not isinstance(required, list):
-        return  # which the compiler refuses
-    if most >= len(names) and fitted.get("additionalProperties") is False and not fitted.get("patternProperties"):
-        fitted.pop("maxProperties", None)
-    if least <= 1 and not names:
-        return
-    fitted.pop("minProperties", None)
-    optional = [name for name in names if name not in required]
-    missing = least - len(set(map(str, required)))
-    if missing <= 0:
-        return
-    if missing > len(optional) or math.comb(len(optional), missing) > MAX_BRANCHES:
-        raise SchemaError(
-            f"{at}: 'minProperties' {least} can be enforced only among few listed 'properties', or where as many are required"
-        )
-    choices = [{"required": list(chosen)} for chosen in itertools.combinations(optional, missing)]
-    fitted["allOf"] = [*fitted.get("allOf", []), {"anyOf": choices}]
-
-
-def _reference(value: object, at: str) -> str:
-    if not isinstance(value, str) or not (value == "#" or value.startswith("#/")) or "%" in value:
-        raise SchemaError(f"{at}: {value!r:.100} is not a reference into this schema, like '#/$defs/name'")
-    return value
-
-
-def _pattern(pattern: object, at: str) -> str:
-    if not isinstance(pattern, str):
-        raise SchemaError(f"{at}: a pattern is {_name(pattern)}, not a string")
+def _matches(pattern: str, name: str, where: str) -> bool:
+    """Whether an expression in the notation of the compiler matches some part of a name."""
     try:
-        return anywhere(pattern)
-    except RegexError as error:
-        raise SchemaError(f"{at}: pattern {pattern!r:.100}: {error}") from error
+        in_python = re.sub(r"\\x\{([0-9a-f]+)\}", lambda code: f"\\U{int(code[1], 16):08x}", pattern)
+        return re.search(re.sub(r"\$(?=$|\)|\|)", r"\\Z", in_python), name) is not None
+    except (re.error, RecursionError) as error:
+        raise SchemaError(f"{where}: whether the pattern {pattern!r:.60} matches {name!r:.40} is not known") from error
 
 
-def _check_number(value: object, keyword: str, at: str) -> None:
-    if isinstance(value, int) and abs(value) >= 10**MAX_DIGITS:
-        raise SchemaError(f"{at}: {keyword!r} has an integer of more than {MAX_DIGITS} digits")
+def _matches_all(pattern: str, where: str) -> bool:
+    """Whether an expression is known to match all names: it matches nothing, wherever that is."""
+    anchored = re.sub(r"\[\^|\\.", "", pattern.removeprefix("^"))
+    return not {"^", "$"} & set(anchored) and _matches(pattern, "", where)
 
 
-def _check_text(text: object, keyword: str, at: str) -> None:
-    if isinstance(text, str) and _UNWRITABLE.search(text):
-        raise SchemaError(f"{at}: {keyword!r} has {text!r:.60}, of which a character can be written as \\uXXXX only, which is left out")
+def _holds(constraint: Strings, name: str, where: str) -> bool:
+    if constraint.formats:
+        raise SchemaError(f"{where}: 'propertyNames' with this 'format' cannot be enforced")
+    return constraint.and_(Strings(values=(name,))) is not None and all(_matches(one, name, where) for one in constraint.patterns)
 
 
-def _keys(value: object) -> list[object]:
-    return list(value) if isinstance(value, list | dict) else []
+def _name_pattern(constraint: Strings) -> str | None:
+    """One expression for all strings of a constraint, if there is one."""
+    if constraint.formats or constraint.excluded:
+        return None
+    if not constraint.patterns:
+        return rf"^(?s:.{{{constraint.shortest},{'' if constraint.longest is None else constraint.longest}}})$"
+    is_plain = len(constraint.patterns) == 1 and constraint.shortest == 0 and constraint.longest is None
+    return constraint.patterns[0] if is_plain else None
 
 
-def _integer(digits: str) -> int:
-    if len(digits) > 400:  # more than any float has
-        _no_number(digits)
-    return int(digits)
+def _joined(patterns: Mapping[str, Any]) -> dict[str, Any]:
+    """Patterns with the same schema become one: the compiler takes no two that may match the same name."""
+    by_schema: dict[str, list[str]] = {}
+    schemas = {}
+    for pattern, schema in patterns.items():
+        key = json.dumps(schema, sort_keys=True)
+        schemas[key] = schema
+        by_schema.setdefault(key, []).append(pattern)
+    return {"|".join(f"(?:{one})" for one in some) if len(some) > 1 else some[0]: schemas[key] for key, some in by_schema.items()}
 
 
-def _float(digits: str) -> float | int:
-    value = float(digits)
-    if not math.isfinite(value):
-        _no_number(digits)
-    return int(value) if value.is_integer() and abs(value) < 10**MAX_DIGITS else value
-
-
-def _no_number(digits: str) -> NoReturn:
-    raise SchemaError(f"{digits:.20}{'...' * (len(digits) > 20)} is not a number that can be enforced")
-
-
-_ALL_TYPES = ("null", "boolean", "number", "string", "array", "object")
-
-
-def _types(schema: Mapping[str, Any]) -> tuple[str, ...]:
-    given = schema.get("type", list(_ALL_TYPES))
-    return (given,) if isinstance(given, str) else tuple(one for one in given if isinstance(one, str)) if isinstance(given, list) else ()
-
-
-def _is_of(value: object, types: Sequence[str]) -> bool:
-    kind = _name(value)
-    return kind in types or (kind == "number" and "integer" in types and float(value).is_integer())  # type: ignore[arg-type]
-
-
-def _name(value: object) -> str:
-    match value:
-        case None:
-            return "null"
-        case bool():
-            return "boolean"
-        case int() | float():
-            return "number"
-        case str():
-            return "string"
-        case list():
-            return "array"
-    return "object"
+def _others(words: Sequence[str]) -> str:
+    """An expression for all strings but these."""
+    if not words:
+        return "(?s:.*)"
+    heads: dict[str, list[str]] = {}
+    for word in words:
+        if word:
+            heads.setdefault(word[0], []).append(word[1:])
+    options = [f"{quoted(head)}(?:{_others(rests)})" for head, rests in heads.items()]
+    options.append(f"[^{''.join(map(quoted, heads))}](?s:.*)" if heads else "(?s:.+)")
+    return f"(?:{'|'.join(options)}){'' if '' in words else '?'}"

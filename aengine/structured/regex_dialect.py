@@ -63,7 +63,7 @@ def anywhere(regex: str) -> str:
 
 
 def quoted(text: str) -> str:
-    """Matches just `text`."""
+    """Return an expression that matches just `text`."""
     return "".join(map(_quoted, text))
 
 
@@ -89,8 +89,8 @@ def _translated(regex: str) -> list[str]:
             if token[-1] == "+" and len(token) > 1:
                 raise RegexError(f"the possessive repetition {token!r} is not supported")
             tokens.append(token)
-        elif token in "{}":
-            raise RegexError(rf"a {token!r} that belongs to no count is not supported; write \{token}, and {{0,3}} for {{,3}}")
+        elif token == "{":
+            raise RegexError(r"a '{' that belongs to no count is not supported; write \{, and {0,3} for {,3}")
         elif token == ".":
             tokens.append(_NO_LINE_BREAK)
         elif token in "()|^$":

@@ -1,18 +1,17 @@
-"""One answer of an engine, as events, for models with a chat template and for those without one; and what is said about it at its end."""
+"""One answer, as events, and what is said about it at its end."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import AsyncIterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
-from aengine.chat import ChatMessage, ChatStream, ContentDelta, Event, stream_chat
-from aengine.outputs import FinishReason, Token, Usage
-from aengine.protocols import EngineProtocol
-from aengine.stream_base import StreamProtocol
+from aengine.api.outputs import FinishReason, Usage
+from aengine.chat import ChatMessage, Event
 from aengine.terminal.conversation import Conversation
 from aengine.terminal.parameters import Parameters
+from aengine.terminal.partners import Partner
 
 if TYPE_CHECKING:
     from types import TracebackType
@@ -22,9 +21,9 @@ if TYPE_CHECKING:
 
 @dataclass
 class Chat:
-    """A conversation with an engine."""
+    """A conversation, the partner that answers it, the parameters of its answers, and the tools that they may call."""
 
-    engine: EngineProtocol
+    partner: Partner
     conversation: Conversation
     parameters: Parameters
     tools: Sequence[Mapping[str, Any]] | None = None
@@ -44,37 +43,28 @@ class Answer:
     which cancels what still runs."""
 
     def __init__(self, chat: Chat) -> None:
-        """Raises what `stream_chat` raises."""
-        params, options = chat.parameters.params, chat.parameters.options
-        self._stream: ChatStream | StreamProtocol
-        if chat.engine.model_info.chat_template:
-            options, budget = replace(options, tools=chat.tools), chat.parameters.chat.max_reasoning_tokens
-            self._stream = stream_chat(chat.engine, chat.conversation.messages, params, options, max_reasoning_tokens=budget)
-        else:
-            self._stream = chat.engine.stream(chat.conversation.text, params, options)
+        """Raises what `Partner.ask` raises."""
+        self._output = chat.partner.ask(chat.conversation, chat.parameters, chat.tools)
         self._submitted = time.monotonic()
         self._first: float | None = None  # when the first event came
         self._latest = 0.0
 
     @property
     def message(self) -> ChatMessage:
-        """What came so far."""
-        return self._stream.message if isinstance(self._stream, ChatStream) else ChatMessage(self._stream.completion().text)
+        """The message of the assistant, as far as it came."""
+        return self._output.message
 
     @property
     def finish_reason(self) -> FinishReason | None:
         """None for an answer that was stopped."""
-        if isinstance(self._stream, ChatStream):
-            return self._stream.finish_reason
-        return self._stream.completion().finish_reason if self._stream.ended else None
+        return self._output.finish_reason
 
     @property
     def usage(self) -> Usage:
-        return self._stream.usage
+        return self._output.usage
 
     async def __aiter__(self) -> AsyncIterator[Event]:
-        async for one in self._stream:
-            event = ContentDelta(text=one.text) if isinstance(one, Token) else one
+        async for event in self._output:
             self._latest = time.monotonic()
             self._first = self._first or self._latest
             yield event
@@ -83,7 +73,7 @@ class Answer:
         return self
 
     async def __aexit__(self, kind: type[BaseException] | None, value: BaseException | None, traceback: TracebackType | None) -> None:
-        await self._stream.aclose()
+        await self._output.aclose()
 
     def facts(self) -> dict[str, Any]:
         """For programs: seconds, counts of tokens, and why it ended."""
@@ -104,11 +94,11 @@ class Answer:
     @property
     def _decode_seconds(self) -> float:
         """From the first token to the latest: where the engine says it, without the time of showing them."""
-        seconds = self._stream.timing.decode
+        seconds = self._output.timing.decode
         return seconds if seconds is not None else self._latest - (self._first or self._latest)
 
     def describe(self) -> str:
-        """The same in one line for people."""
+        """Describes the answer in one line for people: tokens, speed, time to the first token, and why it ended if that is unusual."""
         usage, reason = self.usage, self.finish_reason
         parts = [f"{usage.completion_tokens} token{'' if usage.completion_tokens == 1 else 's'}"]
         if usage.reasoning_tokens:

@@ -1,6 +1,6 @@
-"""`aengine-chat`: a chat with an engine in this process or behind a gRPC server, in a terminal or in a pipe.
+"""`aengine-chat`: a chat with an engine in this process or with a server, over HTTP or gRPC, in a terminal or in a pipe.
 
-Owns the process: flags, the choice between the two, exit codes. Heavy modules are imported after the flags are read, so that --help and a
+Owns the process: flags, the choice between these, exit codes. Heavy modules are imported after the flags are read, so that --help and a
 typo answer at once.
 """
 
@@ -12,44 +12,54 @@ import os
 import sys
 from collections.abc import Callable, Sequence
 from functools import partial
-from importlib.util import find_spec
-from typing import TYPE_CHECKING
 
-from aengine import __version__
-from aengine.client.flags import add_server_flags, client_config, exit_code, read_file, read_json, read_stdin
-from aengine.errors import ConfigError
-from aengine.requests import RequestOptions
-from aengine.server.config.settings import nearest, options, read_settings
+from aengine.api.errors import ConfigError
+from aengine.api.request import RequestOptions
+from aengine.client.config import is_url
+from aengine.client.flags import GRPC, add_server_flags, client_config, exit_code, http_config, read_file, read_json, read_stdin
+from aengine.client.openai import OpenAIClient
+from aengine.server.config.command_line import add_general, add_model, add_options, parse
+from aengine.server.config.settings import Option, options, read_settings
 from aengine.terminal.answers import Chat, View
 from aengine.terminal.conversation import CommandError, Conversation
 from aengine.terminal.parameters import Parameters
+from aengine.terminal.partners import EnginePartner, HttpPartner, Partner
 
-if TYPE_CHECKING:
-    from aengine.protocols import EngineProtocol
-
-MISSING = "a chat needs rich and prompt_toolkit (pip install 'aengine[chat]'); --prompt and pipes do not"
 DUMB = "this terminal cannot move its cursor (TERM says so), which a chat needs; --prompt and pipes do not"
+COMMON = ("dtype", "quantization", "max_model_len", "kv_cache_memory")
+"""Options of the engine that the help shows."""
 _ENGINE = [option for option in options() if option.table == "engine"]
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
-    """Returns the exit code: 0 when the user leaves and when all is answered, 1 for an error, 2 for wrong flags, 130 after Ctrl-C."""
-    parser = build_parser()
-    given, unknown = parser.parse_known_args(arguments)
-    if unknown:
-        flags = [flag for action in parser._actions for flag in action.option_strings]
-        parser.error(f"unrecognized argument {unknown[0]}{nearest(unknown[0], flags)}")
-    return exit_code("aengine-chat", partial(_run, given))
+def main(arguments: Sequence[str] | None = None, name: str = "aengine-chat") -> int:
+    """Returns the exit code: 0 when the user leaves and when all is answered, 1 for an error, 2 for wrong flags, 130 after Ctrl-C.
+    `name`: what the program is called."""
+    parser = build_parser(name)
+    given = parse(parser, arguments, is_server)
+    if given.server is not None:
+        if given.address is not None:
+            parser.error(f"the server is given twice: as {given.server} and with --address {given.address}")
+        given.address = given.server
+    return exit_code(name, partial(_run, given))
 
 
-def build_parser() -> argparse.ArgumentParser:
+def is_server(argument: str) -> bool:
+    """Whether it means a server, rather than a model."""
+    return is_url(argument) or argument.startswith(GRPC)
+
+
+def build_parser(name: str = "aengine-chat", *, whole: bool = False) -> argparse.ArgumentParser:
+    """`whole`: the help shows all options."""
     parser = argparse.ArgumentParser(
-        prog="aengine-chat",
-        usage="%(prog)s [--model MODEL | --address HOST:PORT] [options]",
+        prog=name,
+        usage="%(prog)s [MODEL | URL] [options]",
         allow_abbrev=False,
         description="Chat with a model, in this process or behind a server. In a pipe, stdin is the question and stdout the answer.",
     )
-    parser.add_argument("--version", action="version", version=f"aengine {__version__}")
+    models = "a Hugging Face id, a directory, or demo (the default), to run in this process"
+    servers = "http://host:port of any server with OpenAI's API, or grpc://host:port of aengine-grpc"
+    add_model(parser, "MODEL | URL", f"{models}; or {servers}")
+    add_general(parser, partial(build_parser, name, whole=True))
     parser.add_argument("--prompt", action="append", metavar="TEXT", help="ask this and leave; several are asked one after the other")
     parser.add_argument("--system", metavar="TEXT", help="the system message")
     parser.add_argument(
@@ -57,11 +67,14 @@ def build_parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--tools", metavar="FILE", help="a JSON file with the list of tools that the model may call; you type the results")
     parser.add_argument("--json", action="store_true", help="write each answer as one line of JSON")
-    add_server_flags(parser.add_argument_group("server", "Instead of an engine in this process."), None)
-    group = parser.add_argument_group("engine", "In this process. The environment has the same names as for aengine-grpc.")
-    for option in _ENGINE:
-        option.add_to(group, option.help.replace("%", "%%"))
+    add_server_flags(parser.add_argument_group("server", "Instead of an engine in this process."), None, whole=whole)
+    add_options(parser, _ENGINE, COMMON, whole=whole, help_of=_help)
     return parser
+
+
+def _help(option: Option) -> str:
+    where = " Of a server over HTTP: the name of the model there." if option.name == "model" else ""
+    return f"{option.help}{where}".replace("%", "%%")
 
 
 def _run(given: argparse.Namespace) -> int:
@@ -69,37 +82,41 @@ def _run(given: argparse.Namespace) -> int:
     tools = None if given.tools is None else read_json("tools", read_file("tools", given.tools))
     conversation, parameters, tools = Conversation(given.system), Parameters(given.param), RequestOptions(tools=tools).tools
     questions = None if interactive else _questions(given)
-    chat = Chat(_engine(given), conversation, parameters, tools)
+    chat = Chat(_partner(given), conversation, parameters, tools)
     if questions is not None:
         asyncio.run(_answer_all(chat, questions, as_json=given.json))
     else:
-        if (missing := _missing()) is not None:
-            raise CommandError(missing)
+        if _is_dumb():
+            raise CommandError(DUMB)
         from aengine.terminal.interactive import chat_in_terminal
 
         asyncio.run(chat_in_terminal(chat, "in this process" if given.address is None else f"at {given.address}"))
     return 0
 
 
-def _engine(given: argparse.Namespace) -> EngineProtocol:
-    """The engine that the flags mean; not started. Raises `ConfigError` and `SettingsError`."""
+def _partner(given: argparse.Namespace) -> Partner:
+    """What the flags mean; not entered. Raises `ConfigError` and `SettingsError`."""
     flags = {option.name: vars(given)[option.name] for option in _ENGINE if option.name in given}
-    if given.address is not None:
-        if flags:
-            raise ConfigError.of(next(iter(flags)), "is for an engine in this process, and not for the server of --address")
-        os.environ.setdefault("GRPC_VERBOSITY", "NONE")  # gRPC core would report a lost connection beside our own message
-        from aengine.client.client import AsyncClient
+    if given.address is None:
+        from aengine.api.runtime import switch_often
+        from aengine.engine.async_engine import AsyncEngine
 
-        return AsyncClient(client_config(given))
-    from aengine.engine.async_engine import AsyncEngine
-    from aengine.switching import switch_often
+        switch_often()
+        return EnginePartner(AsyncEngine(read_settings(flags, os.environ).engine))
+    over_http = is_url(given.address)
+    model = flags.pop("model", None) if over_http else None
+    if flags:
+        raise ConfigError.of(next(iter(flags)), "is for an engine in this process, and not for the server of --address")
+    if over_http:
+        return HttpPartner(OpenAIClient(http_config(given), model))
+    os.environ.setdefault("GRPC_VERBOSITY", "NONE")  # gRPC core would report a lost connection beside our own message
+    from aengine.client.client import AsyncClient
 
-    switch_often()
-    return AsyncEngine(read_settings(flags, os.environ).engine)
+    return EnginePartner(AsyncClient(client_config(given)))
 
 
 def _questions(given: argparse.Namespace) -> list[str]:
-    """Those of the flags, or what stdin has. Raises `ConfigError`."""
+    """Return the questions of the flags, or without any the text of stdin. Raises `ConfigError` if stdin is empty."""
     if given.prompt is not None:
         return list(given.prompt)
     if sys.stdin.isatty():
@@ -114,19 +131,16 @@ async def _answer_all(chat: Chat, questions: list[str], *, as_json: bool) -> Non
     from aengine.terminal.pipe import PlainView, answer_all
 
     make_view: Callable[[], View] | None = None if as_json else PlainView
-    if not as_json and sys.stdout.isatty() and _missing() is None:
+    if not as_json and sys.stdout.isatty() and not _is_dumb():
         from aengine.terminal.render import TerminalView, make_console
 
         make_view = partial(TerminalView, make_console())
-    async with chat.engine:
+    async with chat.partner:
         await answer_all(chat, questions, make_view)
 
 
-def _missing() -> str | None:
-    """What a chat in this terminal lacks, in a sentence."""
-    if os.environ.get("TERM", "dumb") == "dumb":
-        return DUMB
-    return None if all(map(find_spec, ("rich", "prompt_toolkit"))) else MISSING
+def _is_dumb() -> bool:
+    return os.environ.get("TERM", "dumb") == "dumb"
 
 
 if __name__ == "__main__":

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from aengine.errors import AEngineError
+from aengine.api.errors import AEngineError
 from aengine.server.config.settings import nearest
 from aengine.terminal.answers import Chat
 from aengine.terminal.conversation import CommandError, Conversation
@@ -70,7 +70,7 @@ def _params(chat: Chat, argument: str) -> Outcome:
     if len(words) == 1 and "=" not in words[0]:
         return Outcome(chat.parameters.explain(words[0]))
     chat.parameters.set(words)
-    return Outcome(chat.parameters.describe(chat.engine.model_info.generation_defaults, with_unset=not words))
+    return Outcome(chat.parameters.describe(chat.partner.defaults, with_unset=not words))
 
 
 def _retry(chat: Chat, argument: str) -> Outcome:
@@ -106,7 +106,7 @@ def _clear(chat: Chat, argument: str) -> Outcome:
 
 
 def _model(chat: Chat, argument: str) -> Outcome:
-    return Outcome(chat.engine.model_info.describe())
+    return Outcome(chat.partner.describe())
 
 
 def _quit(chat: Chat, argument: str) -> Outcome:

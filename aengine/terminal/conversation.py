@@ -6,8 +6,8 @@ import json
 from collections.abc import Sequence
 from typing import Any
 
-from aengine.chat_prompts import read_messages
-from aengine.errors import AEngineError
+from aengine.api.errors import AEngineError
+from aengine.api.request import read_messages
 
 Message = dict[str, Any]
 """As chat templates take them."""
@@ -27,7 +27,7 @@ class Conversation:
 
     @property
     def messages(self) -> list[Message]:
-        """All of them, in order."""
+        """All messages in order, as the model sees them: the system's, the exchanges, and the unanswered one."""
         system = [] if self.system is None else [{"role": "system", "content": self.system}]
         return system + [message for exchange in (*self.exchanges, self.unanswered) for message in exchange]
 
@@ -50,7 +50,7 @@ class Conversation:
         self.unanswered += [message, *tools]
 
     def answer(self, message: Message) -> None:
-        """Complete the exchange."""
+        """Add the answer to the unanswered exchange, which joins the others."""
         self.exchanges.append([*self.unanswered, message])
         self.unanswered = []
 

@@ -1,4 +1,6 @@
-"""The chat of a terminal: reads lines and commands, shows answers, and stops them at Ctrl-C. Owns the modes of the terminal and SIGINT."""
+"""The chat of a terminal: reads lines and commands, shows answers, and stops them at Ctrl-C. Owns the modes of the terminal, SIGINT, the
+keys of the prompt, and what Tab completes.
+"""
 
 from __future__ import annotations
 
@@ -8,49 +10,91 @@ import signal
 import sys
 import termios
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
 import anyio
 from prompt_toolkit import PromptSession
+from prompt_toolkit.completion import CompleteEvent, Completer, Completion, PathCompleter
+from prompt_toolkit.document import Document
+from prompt_toolkit.enums import DEFAULT_BUFFER
+from prompt_toolkit.filters import has_focus
 from prompt_toolkit.history import FileHistory, History, InMemoryHistory
+from prompt_toolkit.key_binding import KeyBindings
+from prompt_toolkit.key_binding.key_processor import KeyPressEvent
 from prompt_toolkit.shortcuts import CompleteStyle
 from rich.console import Console
 from rich.text import Text
 
+from aengine.api.errors import AEngineError
 from aengine.chat import ChatMessage
-from aengine.errors import AEngineError
 from aengine.terminal.answers import Answer, Chat, printable
-from aengine.terminal.commands import run_command
-from aengine.terminal.keys import CommandCompleter, key_bindings
+from aengine.terminal.commands import COMMANDS, run_command
+from aengine.terminal.parameters import FIELDS
 from aengine.terminal.render import LiveRegion, TerminalView, make_console
+
+
+def key_bindings() -> KeyBindings:
+    """Enter sends, Alt-Enter and Ctrl-J begin a new line, Ctrl-C empties the prompt or raises KeyboardInterrupt."""
+    keys = KeyBindings()
+    in_text = has_focus(DEFAULT_BUFFER)  # and not in a search
+
+    @keys.add("enter", filter=in_text)
+    def _send(event: KeyPressEvent) -> None:
+        event.current_buffer.validate_and_handle()
+
+    @keys.add("escape", "enter", filter=in_text)
+    @keys.add("c-j", filter=in_text)
+    def _begin_line(event: KeyPressEvent) -> None:
+        event.current_buffer.newline(copy_margin=False)
+
+    @keys.add("c-c", filter=in_text)
+    def _interrupt(event: KeyPressEvent) -> None:
+        if event.current_buffer.text:
+            event.current_buffer.reset()
+        else:
+            event.app.exit(exception=KeyboardInterrupt())
+
+    return keys
+
+
+class CommandCompleter(Completer):
+    """Names of commands, of parameters and of files."""
+
+    def get_completions(self, document: Document, complete_event: CompleteEvent) -> Iterator[Completion]:
+        name, space, argument = document.text_before_cursor.partition(" ")
+        command = COMMANDS.get(name[1:])
+        if not name.startswith("/"):
+            return
+        if not space:
+            known, begun = [f"/{known}" for known in COMMANDS], name
+        elif command is not None and command.takes_file:
+            yield from PathCompleter(expanduser=True).get_completions(Document(argument), complete_event)
+            return
+        else:
+            known, begun = [f"{known}=" for known in FIELDS] if name == "/params" else [], argument.rpartition(" ")[2]
+        yield from (Completion(one, -len(begun)) for one in known if one.startswith(begun))
+
 
 WITHOUT_TEMPLATE = "This model has no chat template: what you write is not answered but continued, as one text with all that came before."
 
 
 async def chat_in_terminal(chat: Chat, where: str) -> None:
-    """Start the engine, which is `where`, and chat until the user leaves. Raises what starting raises."""
+    """Enter the partner, which is `where`, and chat until the user leaves. Raises what starting raises."""
     console = make_console()
     waiting = LiveRegion(console)
     with _quiet_keys():
         waiting.draw([], [f"Waiting for the model {where} …"])
-        async with chat.engine:
-            model = chat.engine.model_info
+        async with chat.partner as partner:
             waiting.draw([], [])
-            about = f"{model.name} {where}: context of {model.max_model_len:,} tokens. /help lists the commands."
-            console.print(Text(printable(about), "dim"))
-            if not model.chat_template:
+            context = "" if partner.max_model_len is None else f": context of {partner.max_model_len:,} tokens"
+            console.print(Text(printable(f"{partner.title} {where}{context}. /help lists the commands."), "dim"))
+            if not partner.has_template:
                 console.print(Text(WITHOUT_TEMPLATE, "yellow"))
-            rendering = asyncio.create_task(_render_first(chat))
+            preparing = asyncio.create_task(partner.prepare())
             await _Terminal(chat, console).run()
-            rendering.cancel()
-
-
-async def _render_first(chat: Chat) -> None:
-    """Have the template loaded while the user types."""
-    with suppress(AEngineError):  # some take no empty message, and some models have none
-        await chat.engine.render_chat([{"role": "user", "content": ""}])
+            preparing.cancel()
 
 
 class _Terminal:
@@ -70,7 +114,8 @@ class _Terminal:
         self._on_interrupt: Callable[[], None] = self._leave_prompt
 
     async def run(self) -> None:
-        """Until the user leaves."""
+        """Read and obey lines until the user leaves. SIGINT stops an answer; at the prompt it drops the line, and the second time in a row
+        it leaves."""
         loop = asyncio.get_running_loop()
         loop.add_signal_handler(signal.SIGINT, lambda: self._on_interrupt())
         try:

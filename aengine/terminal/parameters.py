@@ -7,10 +7,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import Annotated, Any
 
-from aengine.checks import DeclaredField, check_fields, declared_fields, integer
-from aengine.errors import InvalidRequestError
-from aengine.params import SamplingParams, StructuredOutput
-from aengine.requests import RequestOptions
+from aengine.api.errors import InvalidRequestError
+from aengine.api.fields import DeclaredField, check_fields, declared_fields, integer
+from aengine.api.params import SamplingParams, StructuredOutput
+from aengine.api.request import RequestOptions
 from aengine.server.config.settings import field_docs, nearest
 
 
@@ -62,6 +62,11 @@ class Parameters:
         self.params: SamplingParams = made[SamplingParams]
         self.options: RequestOptions = made[RequestOptions]
         self.chat: ChatParams = made[ChatParams]
+
+    @property
+    def given(self) -> Mapping[str, Any]:
+        """The parameters that the user set, by name."""
+        return self._values
 
     @staticmethod
     def field(name: str) -> tuple[type, DeclaredField]:

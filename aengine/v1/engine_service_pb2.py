@@ -27,41 +27,45 @@ from google.protobuf import duration_pb2 as google_dot_protobuf_dot_duration__pb
 from google.protobuf import timestamp_pb2 as google_dot_protobuf_dot_timestamp__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1f\x61\x65ngine/v1/engine_service.proto\x12\naengine.v1\x1a\x1b\x61\x65ngine/v1/generation.proto\x1a\x1egoogle/protobuf/duration.proto\x1a\x1fgoogle/protobuf/timestamp.proto\"\x16\n\x14GetServerInfoRequest\"\xee\x01\n\x15GetServerInfoResponse\x12\x0f\n\x07version\x18\x01 \x01(\t\x12+\n\x07started\x18\x02 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12\r\n\x05model\x18\x03 \x01(\t\x12\x0e\n\x06\x64\x65vice\x18\x04 \x01(\t\x12(\n\x06limits\x18\x05 \x01(\x0b\x32\x18.aengine.v1.ServerLimits\x12,\n\x0bspeculation\x18\x06 \x01(\x0b\x32\x17.aengine.v1.Speculation\x12 \n\x05ranks\x18\x07 \x01(\x0b\x32\x11.aengine.v1.Ranks\"c\n\x05Ranks\x12\x1c\n\x14tensor_parallel_size\x18\x01 \x01(\r\x12\x1c\n\x14tensor_parallel_mode\x18\x02 \x01(\t\x12\x1e\n\x16pipeline_parallel_size\x18\x03 \x01(\r\">\n\x0bSpeculation\x12\x0c\n\x04mode\x18\x01 \x01(\t\x12\r\n\x05model\x18\x02 \x01(\t\x12\x12\n\nmax_drafts\x18\x03 \x01(\r\"\xea\x01\n\x0cServerLimits\x12\x15\n\rmax_model_len\x18\x01 \x01(\r\x12\x14\n\x0cmax_num_seqs\x18\x02 \x01(\r\x12\x1e\n\x16max_num_batched_tokens\x18\x03 \x01(\r\x12\x1b\n\x13max_queued_requests\x18\x04 \x01(\r\x12\x19\n\x11max_queued_tokens\x18\x05 \x01(\x04\x12\x14\n\x0cmax_logprobs\x18\x06 \x01(\r\x12\x19\n\x11max_message_bytes\x18\x07 \x01(\x04\x12\x11\n\tpage_size\x18\x08 \x01(\r\x12\x11\n\tnum_pages\x18\t \x01(\r\"\x10\n\x0eGetLoadRequest\"X\n\x0fGetLoadResponse\x12\x1e\n\x04load\x18\x01 \x01(\x0b\x32\x10.aengine.v1.Load\x12%\n\x08replicas\x18\x02 \x03(\x0b\x32\x13.aengine.v1.Replica\"`\n\x07Replica\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\'\n\x05state\x18\x02 \x01(\x0e\x32\x18.aengine.v1.ReplicaState\x12\x1e\n\x04load\x18\x03 \x01(\x0b\x32\x10.aengine.v1.Load\"x\n\x10WatchLoadRequest\x12/\n\x0cmin_interval\x18\x01 \x01(\x0b\x32\x19.google.protobuf.Duration\x12\x33\n\x0cpage_digests\x18\x02 \x01(\x0b\x32\x1d.aengine.v1.PageDigestOptions\"=\n\x11PageDigestOptions\x12\x0c\n\x04salt\x18\x01 \x01(\x0c\x12\x11\n\x04most\x18\x02 \x01(\rH\x00\x88\x01\x01\x42\x07\n\x05_most\"[\n\x11WatchLoadResponse\x12\x1e\n\x04load\x18\x01 \x01(\x0b\x32\x10.aengine.v1.Load\x12&\n\x05pages\x18\x02 \x01(\x0b\x32\x17.aengine.v1.CachedPages\"?\n\x0b\x43\x61\x63hedPages\x12\x10\n\x08snapshot\x18\x01 \x01(\x08\x12\r\n\x05\x61\x64\x64\x65\x64\x18\x02 \x03(\x06\x12\x0f\n\x07removed\x18\x03 \x03(\x06\"\xbd\x03\n\x04Load\x12\x0f\n\x07running\x18\x01 \x01(\r\x12\x0f\n\x07waiting\x18\x02 \x01(\r\x12\x0e\n\x06parked\x18\x03 \x01(\r\x12\x12\n\npages_used\x18\x04 \x01(\r\x12\x13\n\x0bpages_total\x18\x05 \x01(\r\x12\x15\n\rcached_tokens\x18\x06 \x01(\x04\x12\x15\n\rprompt_tokens\x18\x07 \x01(\x04\x12\x1c\n\x14\x63\x61\x63hed_prompt_tokens\x18\x08 \x01(\x04\x12\x19\n\x11\x63ompletion_tokens\x18\t \x01(\x04\x12\r\n\x05steps\x18\n \x01(\x04\x12\x13\n\x0bpreemptions\x18\x0b \x01(\x04\x12\x10\n\x08\x64raining\x18\x0c \x01(\x08\x12\x0e\n\x06paused\x18\r \x01(\x08\x12&\n\x06\x64rafts\x18\x0e \x03(\x0b\x32\x16.aengine.v1.DraftUsage\x12\x17\n\x0fweights_version\x18\x0f \x01(\x04\x12\x13\n\x0bsleep_level\x18\x10 \x01(\r\x12\x19\n\x11uncomputed_tokens\x18\x11 \x01(\x04\x12\x19\n\x11mean_step_seconds\x18\x12 \x01(\x01\x12!\n\x19prefill_tokens_per_second\x18\x13 \x01(\x01*\x9a\x01\n\x0cReplicaState\x12\x1d\n\x19REPLICA_STATE_UNSPECIFIED\x10\x00\x12\x1c\n\x18REPLICA_STATE_CONNECTING\x10\x01\x12\x19\n\x15REPLICA_STATE_SERVING\x10\x02\x12\x1a\n\x16REPLICA_STATE_DRAINING\x10\x03\x12\x16\n\x12REPLICA_STATE_LOST\x10\x04\x32\xf5\x01\n\rEngineService\x12T\n\rGetServerInfo\x12 .aengine.v1.GetServerInfoRequest\x1a!.aengine.v1.GetServerInfoResponse\x12\x42\n\x07GetLoad\x12\x1a.aengine.v1.GetLoadRequest\x1a\x1b.aengine.v1.GetLoadResponse\x12J\n\tWatchLoad\x12\x1c.aengine.v1.WatchLoadRequest\x1a\x1d.aengine.v1.WatchLoadResponse0\x01\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1f\x61\x65ngine/v1/engine_service.proto\x12\naengine.v1\x1a\x1b\x61\x65ngine/v1/generation.proto\x1a\x1egoogle/protobuf/duration.proto\x1a\x1fgoogle/protobuf/timestamp.proto\"\x16\n\x14GetServerInfoRequest\"\x90\x03\n\x15GetServerInfoResponse\x12\x0f\n\x07version\x18\x01 \x01(\t\x12+\n\x07started\x18\x02 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12\r\n\x05model\x18\x03 \x01(\t\x12\x0e\n\x06\x64\x65vice\x18\x04 \x01(\t\x12(\n\x06limits\x18\x05 \x01(\x0b\x32\x18.aengine.v1.ServerLimits\x12,\n\x0bspeculation\x18\x06 \x01(\x0b\x32\x17.aengine.v1.Speculation\x12 \n\x05ranks\x18\x07 \x01(\x0b\x32\x11.aengine.v1.Ranks\x12\x13\n\x0b\x66ingerprint\x18\x08 \x01(\t\x12R\n\x11\x66ingerprint_parts\x18\t \x03(\x0b\x32\x37.aengine.v1.GetServerInfoResponse.FingerprintPartsEntry\x1a\x37\n\x15\x46ingerprintPartsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\"c\n\x05Ranks\x12\x1c\n\x14tensor_parallel_size\x18\x01 \x01(\r\x12\x1c\n\x14tensor_parallel_mode\x18\x02 \x01(\t\x12\x1e\n\x16pipeline_parallel_size\x18\x03 \x01(\r\">\n\x0bSpeculation\x12\x0c\n\x04mode\x18\x01 \x01(\t\x12\r\n\x05model\x18\x02 \x01(\t\x12\x12\n\nmax_drafts\x18\x03 \x01(\r\"\xea\x01\n\x0cServerLimits\x12\x15\n\rmax_model_len\x18\x01 \x01(\r\x12\x14\n\x0cmax_num_seqs\x18\x02 \x01(\r\x12\x1e\n\x16max_num_batched_tokens\x18\x03 \x01(\r\x12\x1b\n\x13max_queued_requests\x18\x04 \x01(\r\x12\x19\n\x11max_queued_tokens\x18\x05 \x01(\x04\x12\x14\n\x0cmax_logprobs\x18\x06 \x01(\r\x12\x19\n\x11max_message_bytes\x18\x07 \x01(\x04\x12\x11\n\tpage_size\x18\x08 \x01(\r\x12\x11\n\tnum_pages\x18\t \x01(\r\"\x10\n\x0eGetLoadRequest\"X\n\x0fGetLoadResponse\x12\x1e\n\x04load\x18\x01 \x01(\x0b\x32\x10.aengine.v1.Load\x12%\n\x08replicas\x18\x02 \x03(\x0b\x32\x13.aengine.v1.Replica\"\x84\x01\n\x07Replica\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\'\n\x05state\x18\x02 \x01(\x0e\x32\x18.aengine.v1.ReplicaState\x12\x1e\n\x04load\x18\x03 \x01(\x0b\x32\x10.aengine.v1.Load\x12\x12\n\ngeneration\x18\x04 \x01(\t\x12\x0e\n\x06reason\x18\x05 \x01(\t\"x\n\x10WatchLoadRequest\x12/\n\x0cmin_interval\x18\x01 \x01(\x0b\x32\x19.google.protobuf.Duration\x12\x33\n\x0cpage_digests\x18\x02 \x01(\x0b\x32\x1d.aengine.v1.PageDigestOptions\"=\n\x11PageDigestOptions\x12\x0c\n\x04salt\x18\x01 \x01(\x0c\x12\x11\n\x04most\x18\x02 \x01(\rH\x00\x88\x01\x01\x42\x07\n\x05_most\"[\n\x11WatchLoadResponse\x12\x1e\n\x04load\x18\x01 \x01(\x0b\x32\x10.aengine.v1.Load\x12&\n\x05pages\x18\x02 \x01(\x0b\x32\x17.aengine.v1.CachedPages\"?\n\x0b\x43\x61\x63hedPages\x12\x10\n\x08snapshot\x18\x01 \x01(\x08\x12\r\n\x05\x61\x64\x64\x65\x64\x18\x02 \x03(\x06\x12\x0f\n\x07removed\x18\x03 \x03(\x06\"\xe8\x03\n\x04Load\x12\x0f\n\x07running\x18\x01 \x01(\r\x12\x0f\n\x07waiting\x18\x02 \x01(\r\x12\x0e\n\x06parked\x18\x03 \x01(\r\x12\x12\n\npages_used\x18\x04 \x01(\r\x12\x13\n\x0bpages_total\x18\x05 \x01(\r\x12\x15\n\rcached_tokens\x18\x06 \x01(\x04\x12\x15\n\rprompt_tokens\x18\x07 \x01(\x04\x12\x1c\n\x14\x63\x61\x63hed_prompt_tokens\x18\x08 \x01(\x04\x12\x19\n\x11\x63ompletion_tokens\x18\t \x01(\x04\x12\r\n\x05steps\x18\n \x01(\x04\x12\x13\n\x0bpreemptions\x18\x0b \x01(\x04\x12\x10\n\x08\x64raining\x18\x0c \x01(\x08\x12\x0e\n\x06paused\x18\r \x01(\x08\x12&\n\x06\x64rafts\x18\x0e \x03(\x0b\x32\x16.aengine.v1.DraftUsage\x12\x17\n\x0fweights_version\x18\x0f \x01(\x04\x12\x13\n\x0bsleep_level\x18\x10 \x01(\r\x12\x19\n\x11uncomputed_tokens\x18\x11 \x01(\x04\x12\x19\n\x11mean_step_seconds\x18\x12 \x01(\x01\x12!\n\x19prefill_tokens_per_second\x18\x13 \x01(\x01\x12\x13\n\x0b\x66ingerprint\x18\x14 \x01(\t\x12\x14\n\x0cweights_time\x18\x15 \x01(\x01*\xd3\x01\n\x0cReplicaState\x12\x1d\n\x19REPLICA_STATE_UNSPECIFIED\x10\x00\x12\x1c\n\x18REPLICA_STATE_CONNECTING\x10\x01\x12\x19\n\x15REPLICA_STATE_SERVING\x10\x02\x12\x1a\n\x16REPLICA_STATE_DRAINING\x10\x03\x12\x16\n\x12REPLICA_STATE_LOST\x10\x04\x12\x1c\n\x18REPLICA_STATE_SUPERSEDED\x10\x05\x12\x19\n\x15REPLICA_STATE_REFUSED\x10\x06\x32\xf5\x01\n\rEngineService\x12T\n\rGetServerInfo\x12 .aengine.v1.GetServerInfoRequest\x1a!.aengine.v1.GetServerInfoResponse\x12\x42\n\x07GetLoad\x12\x1a.aengine.v1.GetLoadRequest\x1a\x1b.aengine.v1.GetLoadResponse\x12J\n\tWatchLoad\x12\x1c.aengine.v1.WatchLoadRequest\x1a\x1d.aengine.v1.WatchLoadResponse0\x01\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'aengine.v1.engine_service_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_REPLICASTATE']._serialized_start=1806
-  _globals['_REPLICASTATE']._serialized_end=1960
+  _globals['_GETSERVERINFORESPONSE_FINGERPRINTPARTSENTRY']._loaded_options = None
+  _globals['_GETSERVERINFORESPONSE_FINGERPRINTPARTSENTRY']._serialized_options = b'8\001'
+  _globals['_REPLICASTATE']._serialized_start=2048
+  _globals['_REPLICASTATE']._serialized_end=2259
   _globals['_GETSERVERINFOREQUEST']._serialized_start=141
   _globals['_GETSERVERINFOREQUEST']._serialized_end=163
   _globals['_GETSERVERINFORESPONSE']._serialized_start=166
-  _globals['_GETSERVERINFORESPONSE']._serialized_end=404
-  _globals['_RANKS']._serialized_start=406
-  _globals['_RANKS']._serialized_end=505
-  _globals['_SPECULATION']._serialized_start=507
-  _globals['_SPECULATION']._serialized_end=569
-  _globals['_SERVERLIMITS']._serialized_start=572
-  _globals['_SERVERLIMITS']._serialized_end=806
-  _globals['_GETLOADREQUEST']._serialized_start=808
-  _globals['_GETLOADREQUEST']._serialized_end=824
-  _globals['_GETLOADRESPONSE']._serialized_start=826
-  _globals['_GETLOADRESPONSE']._serialized_end=914
-  _globals['_REPLICA']._serialized_start=916
-  _globals['_REPLICA']._serialized_end=1012
-  _globals['_WATCHLOADREQUEST']._serialized_start=1014
-  _globals['_WATCHLOADREQUEST']._serialized_end=1134
-  _globals['_PAGEDIGESTOPTIONS']._serialized_start=1136
-  _globals['_PAGEDIGESTOPTIONS']._serialized_end=1197
-  _globals['_WATCHLOADRESPONSE']._serialized_start=1199
-  _globals['_WATCHLOADRESPONSE']._serialized_end=1290
-  _globals['_CACHEDPAGES']._serialized_start=1292
-  _globals['_CACHEDPAGES']._serialized_end=1355
-  _globals['_LOAD']._serialized_start=1358
-  _globals['_LOAD']._serialized_end=1803
-  _globals['_ENGINESERVICE']._serialized_start=1963
-  _globals['_ENGINESERVICE']._serialized_end=2208
+  _globals['_GETSERVERINFORESPONSE']._serialized_end=566
+  _globals['_GETSERVERINFORESPONSE_FINGERPRINTPARTSENTRY']._serialized_start=511
+  _globals['_GETSERVERINFORESPONSE_FINGERPRINTPARTSENTRY']._serialized_end=566
+  _globals['_RANKS']._serialized_start=568
+  _globals['_RANKS']._serialized_end=667
+  _globals['_SPECULATION']._serialized_start=669
+  _globals['_SPECULATION']._serialized_end=731
+  _globals['_SERVERLIMITS']._serialized_start=734
+  _globals['_SERVERLIMITS']._serialized_end=968
+  _globals['_GETLOADREQUEST']._serialized_start=970
+  _globals['_GETLOADREQUEST']._serialized_end=986
+  _globals['_GETLOADRESPONSE']._serialized_start=988
+  _globals['_GETLOADRESPONSE']._serialized_end=1076
+  _globals['_REPLICA']._serialized_start=1079
+  _globals['_REPLICA']._serialized_end=1211
+  _globals['_WATCHLOADREQUEST']._serialized_start=1213
+  _globals['_WATCHLOADREQUEST']._serialized_end=1333
+  _globals['_PAGEDIGESTOPTIONS']._serialized_start=1335
+  _globals['_PAGEDIGESTOPTIONS']._serialized_end=1396
+  _globals['_WATCHLOADRESPONSE']._serialized_start=1398
+  _globals['_WATCHLOADRESPONSE']._serialized_end=1489
+  _globals['_CACHEDPAGES']._serialized_start=1491
+  _globals['_CACHEDPAGES']._serialized_end=1554
+  _globals['_LOAD']._serialized_start=1557
+  _globals['_LOAD']._serialized_end=2045
+  _globals['_ENGINESERVICE']._serialized_start=2262
+  _globals['_ENGINESERVICE']._serialized_end=2507
 # @@protoc_insertion_point(module_scope)

@@ -38,6 +38,12 @@ class _ReplicaStateEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_ReplicaS
     """It gets no new ones."""
     REPLICA_STATE_LOST: _ReplicaState.ValueType  # 4
     """It died, is silent, or cannot be reached."""
+    REPLICA_STATE_SUPERSEDED: _ReplicaState.ValueType  # 5
+    """Replicas of a newer generation serve. It gets new requests only where none of those takes them; its streams stay with it, or move
+    within its generation.
+    """
+    REPLICA_STATE_REFUSED: _ReplicaState.ValueType  # 6
+    """It was reached, and cannot be used: see Replica.reason."""
 
 class ReplicaState(_ReplicaState, metaclass=_ReplicaStateEnumTypeWrapper):
     """Whether a replica gets requests."""
@@ -52,6 +58,12 @@ REPLICA_STATE_DRAINING: ReplicaState.ValueType  # 3
 """It gets no new ones."""
 REPLICA_STATE_LOST: ReplicaState.ValueType  # 4
 """It died, is silent, or cannot be reached."""
+REPLICA_STATE_SUPERSEDED: ReplicaState.ValueType  # 5
+"""Replicas of a newer generation serve. It gets new requests only where none of those takes them; its streams stay with it, or move
+within its generation.
+"""
+REPLICA_STATE_REFUSED: ReplicaState.ValueType  # 6
+"""It was reached, and cannot be used: see Replica.reason."""
 Global___ReplicaState: _TypeAlias = ReplicaState  # noqa: Y015
 
 @_typing.final
@@ -77,6 +89,26 @@ class GetServerInfoResponse(_message.Message):
 
     DESCRIPTOR: _descriptor.Descriptor
 
+    @_typing.final
+    class FingerprintPartsEntry(_message.Message):
+        DESCRIPTOR: _descriptor.Descriptor
+
+        KEY_FIELD_NUMBER: _builtins.int
+        VALUE_FIELD_NUMBER: _builtins.int
+        key: _builtins.str
+        value: _builtins.str
+        def __init__(
+            self,
+            *,
+            key: _builtins.str = ...,
+            value: _builtins.str = ...,
+        ) -> None: ...
+        _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+        def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+        _ClearFieldArgType: _TypeAlias = _typing.Literal["key", b"key", "value", b"value"]  # noqa: Y015
+        def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+        def WhichOneof(self, oneof_group: _Never) -> None: ...
+
     VERSION_FIELD_NUMBER: _builtins.int
     STARTED_FIELD_NUMBER: _builtins.int
     MODEL_FIELD_NUMBER: _builtins.int
@@ -84,12 +116,16 @@ class GetServerInfoResponse(_message.Message):
     LIMITS_FIELD_NUMBER: _builtins.int
     SPECULATION_FIELD_NUMBER: _builtins.int
     RANKS_FIELD_NUMBER: _builtins.int
+    FINGERPRINT_FIELD_NUMBER: _builtins.int
+    FINGERPRINT_PARTS_FIELD_NUMBER: _builtins.int
     version: _builtins.str
     """Version of aengine, such as 0.1.0."""
     model: _builtins.str
     """Name of the served model."""
     device: _builtins.str
     """The device that runs it, such as cpu or cuda:0."""
+    fingerprint: _builtins.str
+    """A digest of all that decides the tokens and texts of requests, as of Load.fingerprint."""
     @_builtins.property
     def started(self) -> _timestamp_pb2.Timestamp:
         """When the process started, by its wall clock."""
@@ -106,6 +142,12 @@ class GetServerInfoResponse(_message.Message):
     def ranks(self) -> Global___Ranks:
         """How the model is divided over processes. Unset if it is in one."""
 
+    @_builtins.property
+    def fingerprint_parts(self) -> _containers.ScalarMap[_builtins.str, _builtins.str]:
+        """What the fingerprint is made of, by name: values or digests of them, such as `dtype` and `weights`. Those of two servers tell why they
+        differ. The names may change with the version.
+        """
+
     def __init__(
         self,
         *,
@@ -116,10 +158,12 @@ class GetServerInfoResponse(_message.Message):
         limits: Global___ServerLimits | None = ...,
         speculation: Global___Speculation | None = ...,
         ranks: Global___Ranks | None = ...,
+        fingerprint: _builtins.str = ...,
+        fingerprint_parts: _abc.Mapping[_builtins.str, _builtins.str] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["limits", b"limits", "ranks", b"ranks", "speculation", b"speculation", "started", b"started"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["device", b"device", "limits", b"limits", "model", b"model", "ranks", b"ranks", "speculation", b"speculation", "started", b"started", "version", b"version"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["device", b"device", "fingerprint", b"fingerprint", "fingerprint_parts", b"fingerprint_parts", "limits", b"limits", "model", b"model", "ranks", b"ranks", "speculation", b"speculation", "started", b"started", "version", b"version"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -299,10 +343,18 @@ class Replica(_message.Message):
     NAME_FIELD_NUMBER: _builtins.int
     STATE_FIELD_NUMBER: _builtins.int
     LOAD_FIELD_NUMBER: _builtins.int
+    GENERATION_FIELD_NUMBER: _builtins.int
+    REASON_FIELD_NUMBER: _builtins.int
     name: _builtins.str
     """Its name, such as its address."""
     state: Global___ReplicaState.ValueType
     """Whether it gets requests."""
+    generation: _builtins.str
+    """Replicas with the same word give the same tokens, and streams move among these alone: Load.fingerprint, or a description of the model
+    where a server does not tell that. Empty as long as it is not known.
+    """
+    reason: _builtins.str
+    """Why it gets no requests, or only those that others cannot take. Empty if it gets them."""
     @_builtins.property
     def load(self) -> Global___Load:
         """Its load, as it was last reported."""
@@ -313,10 +365,12 @@ class Replica(_message.Message):
         name: _builtins.str = ...,
         state: Global___ReplicaState.ValueType = ...,
         load: Global___Load | None = ...,
+        generation: _builtins.str = ...,
+        reason: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["load", b"load"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["load", b"load", "name", b"name", "state", b"state"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["generation", b"generation", "load", b"load", "name", b"name", "reason", b"reason", "state", b"state"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -475,6 +529,8 @@ class Load(_message.Message):
     UNCOMPUTED_TOKENS_FIELD_NUMBER: _builtins.int
     MEAN_STEP_SECONDS_FIELD_NUMBER: _builtins.int
     PREFILL_TOKENS_PER_SECOND_FIELD_NUMBER: _builtins.int
+    FINGERPRINT_FIELD_NUMBER: _builtins.int
+    WEIGHTS_TIME_FIELD_NUMBER: _builtins.int
     running: _builtins.int
     """Sequences that are being computed."""
     waiting: _builtins.int
@@ -513,6 +569,14 @@ class Load(_message.Message):
     """Mean seconds of the latest 100 or so steps. 0: there were none."""
     prefill_tokens_per_second: _builtins.float
     """Prompt tokens computed per second of the latest steps with prompt tokens, which may have computed outputs as well. 0: there were none."""
+    fingerprint: _builtins.str
+    """A digest of all that decides the tokens and texts of requests: the weights in use, dtypes, quantization, kernels, version, tokenizer
+    and chat template. Servers with the same one give the same tokens. Empty before the model is loaded.
+    """
+    weights_time: _builtins.float
+    """When these weights came into use: as the model was loaded or its weights were replaced, in seconds since the epoch by the server's
+    clock. 0: they are not loaded.
+    """
     @_builtins.property
     def drafts(self) -> _containers.RepeatedCompositeFieldContainer[_generation_pb2.DraftUsage]:
         """Draft tokens so far, by drafter."""
@@ -539,10 +603,12 @@ class Load(_message.Message):
         uncomputed_tokens: _builtins.int = ...,
         mean_step_seconds: _builtins.float = ...,
         prefill_tokens_per_second: _builtins.float = ...,
+        fingerprint: _builtins.str = ...,
+        weights_time: _builtins.float = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["cached_prompt_tokens", b"cached_prompt_tokens", "cached_tokens", b"cached_tokens", "completion_tokens", b"completion_tokens", "drafts", b"drafts", "draining", b"draining", "mean_step_seconds", b"mean_step_seconds", "pages_total", b"pages_total", "pages_used", b"pages_used", "parked", b"parked", "paused", b"paused", "preemptions", b"preemptions", "prefill_tokens_per_second", b"prefill_tokens_per_second", "prompt_tokens", b"prompt_tokens", "running", b"running", "sleep_level", b"sleep_level", "steps", b"steps", "uncomputed_tokens", b"uncomputed_tokens", "waiting", b"waiting", "weights_version", b"weights_version"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cached_prompt_tokens", b"cached_prompt_tokens", "cached_tokens", b"cached_tokens", "completion_tokens", b"completion_tokens", "drafts", b"drafts", "draining", b"draining", "fingerprint", b"fingerprint", "mean_step_seconds", b"mean_step_seconds", "pages_total", b"pages_total", "pages_used", b"pages_used", "parked", b"parked", "paused", b"paused", "preemptions", b"preemptions", "prefill_tokens_per_second", b"prefill_tokens_per_second", "prompt_tokens", b"prompt_tokens", "running", b"running", "sleep_level", b"sleep_level", "steps", b"steps", "uncomputed_tokens", b"uncomputed_tokens", "waiting", b"waiting", "weights_time", b"weights_time", "weights_version", b"weights_version"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

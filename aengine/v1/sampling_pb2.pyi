@@ -208,6 +208,8 @@ class StructuredOutput(_message.Message):
     REGEX_FIELD_NUMBER: _builtins.int
     CHOICES_FIELD_NUMBER: _builtins.int
     GRAMMAR_FIELD_NUMBER: _builtins.int
+    STRICT_FORMATS_FIELD_NUMBER: _builtins.int
+    EXACT_ONE_OF_FIELD_NUMBER: _builtins.int
     json_schema: _builtins.str
     """A JSON Schema, as JSON text of 1 byte to 1 MiB: the output is a JSON value that satisfies it. A
     keyword that cannot be enforced is refused by its name. Objects have the listed properties in
@@ -216,6 +218,14 @@ class StructuredOutput(_message.Message):
     regex: _builtins.str
     """A regular expression of 1 byte to 8 KiB that the whole output matches. Lookaround, word
     boundaries and backreferences are refused.
+    """
+    strict_formats: _builtins.bool
+    """Whether a json_schema with a format that is not enforced is refused. Otherwise a format that is
+    not known says nothing of the output.
+    """
+    exact_one_of: _builtins.bool
+    """Whether a json_schema with a oneOf whose schemas overlap and cannot be told apart is refused.
+    Otherwise that is read as anyOf.
     """
     @_builtins.property
     def json_object(self) -> Global___JsonObject:
@@ -237,10 +247,12 @@ class StructuredOutput(_message.Message):
         regex: _builtins.str = ...,
         choices: Global___Choices | None = ...,
         grammar: Global___Grammar | None = ...,
+        strict_formats: _builtins.bool = ...,
+        exact_one_of: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["choices", b"choices", "constraint", b"constraint", "grammar", b"grammar", "json_object", b"json_object", "json_schema", b"json_schema", "regex", b"regex"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["choices", b"choices", "constraint", b"constraint", "grammar", b"grammar", "json_object", b"json_object", "json_schema", b"json_schema", "regex", b"regex"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["choices", b"choices", "constraint", b"constraint", "exact_one_of", b"exact_one_of", "grammar", b"grammar", "json_object", b"json_object", "json_schema", b"json_schema", "regex", b"regex", "strict_formats", b"strict_formats"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType_constraint: _TypeAlias = _typing.Literal["json_schema", "json_object", "regex", "choices", "grammar"]  # noqa: Y015
     _WhichOneofArgType_constraint: _TypeAlias = _typing.Literal["constraint", b"constraint"]  # noqa: Y015
@@ -369,6 +381,7 @@ class StoppingCriteria(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     MAX_TOKENS_FIELD_NUMBER: _builtins.int
+    CLAMP_MAX_TOKENS_FIELD_NUMBER: _builtins.int
     MIN_TOKENS_FIELD_NUMBER: _builtins.int
     STOP_STRINGS_FIELD_NUMBER: _builtins.int
     STOP_TOKEN_IDS_FIELD_NUMBER: _builtins.int
@@ -377,6 +390,10 @@ class StoppingCriteria(_message.Message):
     TIME_LIMIT_FIELD_NUMBER: _builtins.int
     max_tokens: _builtins.int
     """Most tokens to generate. 1 to what the prompt leaves of max_model_len. Default: all of that."""
+    clamp_max_tokens: _builtins.bool
+    """Whether max_tokens beyond what the prompt leaves of max_model_len, and of the KV cache, means all of
+    that. Else it is refused. Default: false.
+    """
     min_tokens: _builtins.int
     """Until this number of tokens is generated neither an end-of-sequence id nor one of stop_token_ids or
     stop_strings ends the sequence. 0 to max_tokens. Default: 0.
@@ -416,6 +433,7 @@ class StoppingCriteria(_message.Message):
         self,
         *,
         max_tokens: _builtins.int | None = ...,
+        clamp_max_tokens: _builtins.bool | None = ...,
         min_tokens: _builtins.int | None = ...,
         stop_strings: _abc.Iterable[_builtins.str] | None = ...,
         stop_token_ids: _abc.Iterable[_builtins.int] | None = ...,
@@ -423,10 +441,12 @@ class StoppingCriteria(_message.Message):
         include_stop_in_output: _builtins.bool | None = ...,
         time_limit: _duration_pb2.Duration | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_ignore_eos", b"_ignore_eos", "_include_stop_in_output", b"_include_stop_in_output", "_max_tokens", b"_max_tokens", "_min_tokens", b"_min_tokens", "ignore_eos", b"ignore_eos", "include_stop_in_output", b"include_stop_in_output", "max_tokens", b"max_tokens", "min_tokens", b"min_tokens", "time_limit", b"time_limit"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_clamp_max_tokens", b"_clamp_max_tokens", "_ignore_eos", b"_ignore_eos", "_include_stop_in_output", b"_include_stop_in_output", "_max_tokens", b"_max_tokens", "_min_tokens", b"_min_tokens", "clamp_max_tokens", b"clamp_max_tokens", "ignore_eos", b"ignore_eos", "include_stop_in_output", b"include_stop_in_output", "max_tokens", b"max_tokens", "min_tokens", b"min_tokens", "time_limit", b"time_limit"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_ignore_eos", b"_ignore_eos", "_include_stop_in_output", b"_include_stop_in_output", "_max_tokens", b"_max_tokens", "_min_tokens", b"_min_tokens", "ignore_eos", b"ignore_eos", "include_stop_in_output", b"include_stop_in_output", "max_tokens", b"max_tokens", "min_tokens", b"min_tokens", "stop_strings", b"stop_strings", "stop_token_ids", b"stop_token_ids", "time_limit", b"time_limit"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_clamp_max_tokens", b"_clamp_max_tokens", "_ignore_eos", b"_ignore_eos", "_include_stop_in_output", b"_include_stop_in_output", "_max_tokens", b"_max_tokens", "_min_tokens", b"_min_tokens", "clamp_max_tokens", b"clamp_max_tokens", "ignore_eos", b"ignore_eos", "include_stop_in_output", b"include_stop_in_output", "max_tokens", b"max_tokens", "min_tokens", b"min_tokens", "stop_strings", b"stop_strings", "stop_token_ids", b"stop_token_ids", "time_limit", b"time_limit"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__clamp_max_tokens: _TypeAlias = _typing.Literal["clamp_max_tokens"]  # noqa: Y015
+    _WhichOneofArgType__clamp_max_tokens: _TypeAlias = _typing.Literal["_clamp_max_tokens", b"_clamp_max_tokens"]  # noqa: Y015
     _WhichOneofReturnType__ignore_eos: _TypeAlias = _typing.Literal["ignore_eos"]  # noqa: Y015
     _WhichOneofArgType__ignore_eos: _TypeAlias = _typing.Literal["_ignore_eos", b"_ignore_eos"]  # noqa: Y015
     _WhichOneofReturnType__include_stop_in_output: _TypeAlias = _typing.Literal["include_stop_in_output"]  # noqa: Y015
@@ -435,6 +455,8 @@ class StoppingCriteria(_message.Message):
     _WhichOneofArgType__max_tokens: _TypeAlias = _typing.Literal["_max_tokens", b"_max_tokens"]  # noqa: Y015
     _WhichOneofReturnType__min_tokens: _TypeAlias = _typing.Literal["min_tokens"]  # noqa: Y015
     _WhichOneofArgType__min_tokens: _TypeAlias = _typing.Literal["_min_tokens", b"_min_tokens"]  # noqa: Y015
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__clamp_max_tokens) -> _WhichOneofReturnType__clamp_max_tokens | None: ...
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__ignore_eos) -> _WhichOneofReturnType__ignore_eos | None: ...
     @_typing.overload

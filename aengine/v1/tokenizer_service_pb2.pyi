@@ -30,6 +30,7 @@ class TokenizeRequest(_message.Message):
     ADD_SPECIAL_TOKENS_FIELD_NUMBER: _builtins.int
     COUNT_ONLY_FIELD_NUMBER: _builtins.int
     WITH_PIECES_FIELD_NUMBER: _builtins.int
+    LITERALS_FIELD_NUMBER: _builtins.int
     model: _builtins.str
     """The model, as in GenerationSpec.model. Default: empty, which is the served model."""
     text: _builtins.str
@@ -42,6 +43,12 @@ class TokenizeRequest(_message.Message):
     """Whether to return only the number of tokens. Default: false."""
     with_pieces: _builtins.bool
     """Whether to return pieces and offsets of the tokens. Default: false."""
+    @_builtins.property
+    def literals(self) -> _containers.RepeatedCompositeFieldContainer[Global___TextSpan]:
+        """Places in the text of which no character is a part of a control token, in their order, as
+        RenderChatResponse has them. Not with with_pieces. Default: none.
+        """
+
     def __init__(
         self,
         *,
@@ -50,10 +57,11 @@ class TokenizeRequest(_message.Message):
         add_special_tokens: _builtins.bool | None = ...,
         count_only: _builtins.bool | None = ...,
         with_pieces: _builtins.bool | None = ...,
+        literals: _abc.Iterable[Global___TextSpan] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_add_special_tokens", b"_add_special_tokens", "_count_only", b"_count_only", "_with_pieces", b"_with_pieces", "add_special_tokens", b"add_special_tokens", "count_only", b"count_only", "with_pieces", b"with_pieces"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_add_special_tokens", b"_add_special_tokens", "_count_only", b"_count_only", "_with_pieces", b"_with_pieces", "add_special_tokens", b"add_special_tokens", "count_only", b"count_only", "model", b"model", "text", b"text", "with_pieces", b"with_pieces"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_add_special_tokens", b"_add_special_tokens", "_count_only", b"_count_only", "_with_pieces", b"_with_pieces", "add_special_tokens", b"add_special_tokens", "count_only", b"count_only", "literals", b"literals", "model", b"model", "text", b"text", "with_pieces", b"with_pieces"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__add_special_tokens: _TypeAlias = _typing.Literal["add_special_tokens"]  # noqa: Y015
     _WhichOneofArgType__add_special_tokens: _TypeAlias = _typing.Literal["_add_special_tokens", b"_add_special_tokens"]  # noqa: Y015
@@ -69,6 +77,32 @@ class TokenizeRequest(_message.Message):
     def WhichOneof(self, oneof_group: _WhichOneofArgType__with_pieces) -> _WhichOneofReturnType__with_pieces | None: ...
 
 Global___TokenizeRequest: _TypeAlias = TokenizeRequest  # noqa: Y015
+
+@_typing.final
+class TextSpan(_message.Message):
+    """A place in a text."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    START_FIELD_NUMBER: _builtins.int
+    END_FIELD_NUMBER: _builtins.int
+    start: _builtins.int
+    """Before which character it begins, counted in Unicode code points."""
+    end: _builtins.int
+    """Before which character it ends. More than start."""
+    def __init__(
+        self,
+        *,
+        start: _builtins.int = ...,
+        end: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["end", b"end", "start", b"start"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___TextSpan: _TypeAlias = TextSpan  # noqa: Y015
 
 @_typing.final
 class TokenizeResponse(_message.Message):
@@ -226,21 +260,29 @@ class RenderChatResponse(_message.Message):
 
     TEXT_FIELD_NUMBER: _builtins.int
     TOKEN_IDS_FIELD_NUMBER: _builtins.int
+    LITERALS_FIELD_NUMBER: _builtins.int
     text: _builtins.str
     """The conversation as text, special tokens written out."""
     @_builtins.property
     def token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """Its token ids: those of a Prompt.chat of this conversation, unless add_generation_prompt differs."""
 
+    @_builtins.property
+    def literals(self) -> _containers.RepeatedCompositeFieldContainer[Global___TextSpan]:
+        """Places in the text where the conversation, rather than the template, spells a control token. For
+        TokenizeRequest, which with them gives these ids. Empty for most conversations.
+        """
+
     def __init__(
         self,
         *,
         text: _builtins.str = ...,
         token_ids: _abc.Iterable[_builtins.int] | None = ...,
+        literals: _abc.Iterable[Global___TextSpan] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["text", b"text", "token_ids", b"token_ids"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["literals", b"literals", "text", b"text", "token_ids", b"token_ids"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -142,6 +142,7 @@ class Crowd:
             window=scoring.window,
             soft_cap=scoring.soft_cap,
             sinks=None if sinks is None else sinks.cpu(),
+            slopes=torch.tensor(scoring.slopes) if scoring.slopes else None,
         )
         tolerance = self.tolerance or TOLERANCE[spec.dtype]
         torch.testing.assert_close(out[:total].float().cpu(), expected, rtol=tolerance, atol=tolerance)

@@ -61,6 +61,7 @@ def plain(query, key, value, scale: float, window: int | None) -> torch.Tensor:
     return out
 
 
+@pytest.mark.quick_cases(1)
 @pytest.mark.parametrize("device", ["cpu", CUDA])
 @pytest.mark.parametrize("shape", SHAPES, ids=repr)
 @pytest.mark.parametrize(

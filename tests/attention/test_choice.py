@@ -10,8 +10,8 @@ import pytest
 import torch
 from fresh_process import run_fresh
 
+from aengine.api.errors import ConfigError
 from aengine.attention import AttentionSpec, BackendUnavailableError, Scoring, select_backend
-from aengine.errors import ConfigError
 
 NO_GPU = pytest.mark.skipif(torch.cuda.is_available(), reason="shows what happens without a CUDA device")
 
@@ -29,7 +29,7 @@ def make_spec(device: str) -> AttentionSpec:
 
 
 def stand_in(monkeypatch: pytest.MonkeyPatch, name: str, backend: str, make: Callable[[AttentionSpec], object]) -> None:
-    module = types.ModuleType(f"aengine.attention.{name}")
+    module = types.ModuleType(f"aengine.attention.{'flashinfer.backend' if name == 'flashinfer' else name}")
     setattr(module, backend, make)
     monkeypatch.setitem(sys.modules, module.__name__, module)
 
@@ -123,6 +123,7 @@ def test_real_absences(lines: Callable[[], list[str]]) -> None:
             select_backend(name, make_spec("cuda"))
 
 
+@pytest.mark.slow
 def test_without_triton() -> None:
     """And on a CPU nobody tries to import it."""
     code = """
@@ -130,7 +131,7 @@ def test_without_triton() -> None:
         sys.modules["triton"] = None
         import torch
         from aengine.attention import AttentionSpec, Scoring, select_backend
-        from aengine.errors import ConfigError
+        from aengine.api.errors import ConfigError
 
         def spec(device):
             return AttentionSpec(2, 1, 16, (Scoring(1.0),), 4, torch.float32, torch.device(device))

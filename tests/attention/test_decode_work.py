@@ -29,7 +29,8 @@ def own_pages(num_rows: int, columns: int, groups: int = 1) -> np.ndarray:
 def check(work: DecodeWork, layout: StepLayout, group: int, window: int | None, bounds: WorkBounds) -> None:
     """Every row gets every key that it sees once, from its own pages, and each of its partial results has a place of its own."""
     num_rows, pages = layout.num_rows, layout.kv_indices[group]
-    members, places, partials = work.rows
+    members, places, partials, lengths = work.rows
+    assert (lengths == layout.seq_lens).all()
     assert work.items.dtype == work.rows.dtype == np.int32
     assert len(work.items) <= bounds.max_items(num_rows)
     assert work.num_partials <= bounds.max_partials(num_rows, window)

@@ -10,6 +10,7 @@ import json
 import logging
 import pathlib
 import sys
+from typing import Any
 
 import numpy as np
 import pytest
@@ -18,9 +19,8 @@ from flashinfer_cases import CASES, CPU, NUM_ROWS, Buffers, Case, Pair, Rows, on
 from flashinfer_standin import DEVICE, STANDINS, ContractError, DecodeWrapper, Plan, Processors, StandIn, reserved
 
 from aengine.attention import AttentionMetadata, BackendUnavailableError, Scoring
-from aengine.attention.flashinfer import FlashInferBackend
-from aengine.attention.flashinfer_library import check_version, host_tensors, load_flashinfer
-from aengine.attention.flashinfer_workspace import PlanBounds
+from aengine.attention.flashinfer.backend import FlashInferBackend
+from aengine.attention.flashinfer.library import PlanBounds, check_version, host_tensors, load_flashinfer
 
 SIGNATURES = json.loads((pathlib.Path(__file__).parent / "flashinfer_signatures.json").read_text())
 
@@ -301,7 +301,7 @@ def test_without_a_device_nothing_is_imported(monkeypatch: pytest.MonkeyPatch) -
 @pytest.mark.parametrize(
     ("source", "reason"),
     [
-        (None, r"not installed \(no module flashinfer\): pip install aengine\[cuda\]"),
+        (None, r"not installed \(no module flashinfer\): pip install flashinfer-python"),
         ("import nothing_of_this_name", r"not installed \(no module nothing_of_this_name\)"),
         ("raise RuntimeError('no cubins\\nat all')", "cannot be imported: RuntimeError: no cubins$"),
         ("__version__ = '0.6.12'", "FlashInfer 0.6.12 is not supported: >=0.6.13,<0.8.0 is"),
@@ -338,9 +338,10 @@ def test_versions(version: str, fits: bool) -> None:
             check_version(version)
 
 
-def test_sinks_are_for_other_backends() -> None:
-    spec = dataclasses.replace(Case("sinks").spec(CPU), scoring=(Scoring(0.1, sinks=True),))
-    with pytest.raises(BackendUnavailableError, match="has no sinks"):
+@pytest.mark.parametrize(("given", "said"), [({"sinks": True}, "sinks"), ({"slopes": (0.5, 0.25)}, "slopes")])
+def test_sinks_and_slopes_are_for_other_backends(given: dict[str, Any], said: str) -> None:
+    spec = dataclasses.replace(Case("sinks").spec(CPU), scoring=(Scoring(0.1, **given),))
+    with pytest.raises(BackendUnavailableError, match=f"has no {said}"):
         FlashInferBackend(spec, StandIn(), StandIn().event, DEVICE)
 
 

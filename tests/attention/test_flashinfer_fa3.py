@@ -12,8 +12,8 @@ import torch
 from flashinfer_cases import CASES, CPU, NUM_ROWS, Case, Pair, Rows
 from flashinfer_standin import PrefillWrapper, Processors, StandIn, reserved_fa3
 
-from aengine.attention.flashinfer import FlashInferBackend
-from aengine.attention.flashinfer_fa3 import missing_fa3, suits_fa3
+from aengine.attention.flashinfer.backend import FlashInferBackend
+from aengine.attention.flashinfer.library import missing_fa3, suits_fa3
 
 H100 = Processors(132)
 

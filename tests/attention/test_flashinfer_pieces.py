@@ -11,11 +11,13 @@ from eager_capture import EagerCapture, PlannedStep
 from flashinfer_standin import StandIn
 from workloads import compare_with_eager, random_steps
 
+from aengine.api.config import EngineConfig
 from aengine.attention import AttentionMetadata, AttentionSpec
-from aengine.attention.flashinfer import FlashInferBackend
-from aengine.config import EngineConfig
-from aengine.runner import piecewise, torch_models
-from aengine.runner.model_runner import ModelRunner
+from aengine.attention.flashinfer.backend import FlashInferBackend
+from aengine.runner.runner import ModelRunner
+from aengine.runner.torch import loading, piecewise
+
+pytestmark = pytest.mark.slow
 
 MODEL = {
     "architectures": ["Qwen2ForCausalLM"],
@@ -53,7 +55,7 @@ class Backend(FlashInferBackend):
 def test_keys_and_values_are_written_in_the_pieces(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Of two groups of layers; nothing is left to be written between the pieces."""
     (tmp_path / "config.json").write_text(json.dumps(MODEL))
-    monkeypatch.setattr(torch_models, "select_backend", lambda name, spec: Backend(spec))
+    monkeypatch.setattr(loading, "select_backend", lambda name, spec: Backend(spec))
     config = EngineConfig(
         model=str(tmp_path),
         device="cpu",

@@ -13,9 +13,11 @@ from flashinfer_standin import Processors, StandIn, chunk_pages
 from triton_mode import needs_interpreter  # before triton is imported
 
 from aengine.attention import StepLayout, build_layout
-from aengine.attention.flashinfer import FlashInferBackend
-from aengine.attention.flashinfer_uneven import UnevenDecodes
-from aengine.attention.triton_decodes import TritonDecodes
+from aengine.attention.flashinfer.backend import FlashInferBackend
+from aengine.attention.flashinfer.wrappers import UnevenDecodes
+from aengine.attention.triton import TritonDecodes
+
+pytestmark = pytest.mark.slow
 
 QWEN3_8B = Case("8b", num_heads=32, num_kv_heads=8).spec(CPU)
 
@@ -85,8 +87,8 @@ UNEVEN = np.array([300] + [20] * (NUM_ROWS - 1))
 @pytest.fixture
 def our_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
     """Interpreted, and taken for small gains, so that rows may be short."""
-    monkeypatch.setattr("aengine.attention.flashinfer.triton_decodes", TritonDecodes)
-    monkeypatch.setattr("aengine.attention.flashinfer_uneven._LEAST_GAIN", 16)
+    monkeypatch.setattr("aengine.attention.flashinfer.backend.triton_decodes", TritonDecodes)
+    monkeypatch.setattr("aengine.attention.flashinfer.wrappers._LEAST_GAIN", 16)
 
 
 def make(case: Case) -> tuple[Pair, StandIn, Rows]:
@@ -147,7 +149,7 @@ def test_a_kernel_that_does_not_run_is_left_out(monkeypatch: pytest.MonkeyPatch,
     def broken(self: TritonDecodes, metadata: object) -> None:
         raise RuntimeError("no compiler\nat all")
 
-    monkeypatch.setattr("aengine.attention.flashinfer.triton_decodes", TritonDecodes)
+    monkeypatch.setattr("aengine.attention.flashinfer.backend.triton_decodes", TritonDecodes)
     monkeypatch.setattr(TritonDecodes, "plan", broken)
     caplog.set_level(logging.WARNING, logger="aengine")
     pair, _, rows = make(Case("broken", head_dim=64))

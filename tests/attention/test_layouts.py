@@ -49,6 +49,7 @@ def check_equal(got: StepLayout, expected: StepLayout) -> None:
         assert not isinstance(one, np.ndarray) or one.dtype == np.int32, field.name
 
 
+@pytest.mark.quick_cases(15)
 @pytest.mark.parametrize("seed", range(40))
 def test_any_steps(seed: int) -> None:
     steps = Steps(seed)

@@ -28,12 +28,14 @@ def make_spec(
     scales: tuple[tuple[float, float], ...] | None = None,
     value_dim: int = 0,
     latent: bool = False,
+    slopes: tuple[float, ...] = (),
 ) -> AttentionSpec:
+    capped = {"soft_cap": soft_cap, "slopes": slopes}
     return AttentionSpec(
         num_heads=6,
         num_kv_heads=2,
         head_dim=10,
-        scoring=(Scoring(0.8, None, soft_cap), Scoring(0.8, 7, soft_cap), Scoring(0.3, 9, soft_cap / 2, sinks=True)),
+        scoring=(Scoring(0.8, None, **capped), Scoring(0.8, 7, **capped), Scoring(0.3, 9, soft_cap / 2, sinks=True)),
         page_size=4,
         dtype=torch.float32,
         device=torch.device(device),
@@ -42,6 +44,9 @@ def make_spec(
         value_dim=value_dim,
         latent=latent,
     )
+
+
+LATENT = {"value_dim": 6, "latent": True}
 
 
 def poison(crowd: Crowd) -> None:
@@ -58,9 +63,10 @@ def poison(crowd: Crowd) -> None:
                 step.write(layer, bad, bad[..., : spec.value_dim])
 
 
+@pytest.mark.quick_cases(1)
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("kv_dtype", [None, FLOAT8, torch.int8])
-@pytest.mark.parametrize("widths", [{}, {"soft_cap": 1.5}, {"value_dim": 6}, {"value_dim": 6, "latent": True}], ids=str)
+@pytest.mark.parametrize("widths", [{"slopes": (4.0, 1.0, 0.5, 0.2, 0.1, 0.01)}, {"soft_cap": 1.5}, {"value_dim": 6}, LATENT, {}], ids=str)
 def test_ragged_steps(device: str, kv_dtype: torch.dtype | None, widths: dict[str, Any]) -> None:
     scales = ((0.5, 0.03), (2.0, 1.0), (1.0, 1.0)) if kv_dtype is FLOAT8 else None
     spec = make_spec(device, kv_dtype=kv_dtype, scales=scales, **widths)

@@ -8,20 +8,20 @@ import pytest
 from ahead_of_time import AheadOfTime
 from triton_mode import INTERPRETED
 
-pytestmark = pytest.mark.skipif(not INTERPRETED, reason="the kernels run compiled where there is CUDA")
+pytestmark = [pytest.mark.skipif(not INTERPRETED, reason="the kernels run compiled where there is CUDA"), pytest.mark.slow]
 
 _BACKEND = """
 import numpy as np, torch
 from aengine.attention import AttentionMetadata, AttentionSpec, Scoring, build_layout
 from aengine.attention.triton import TritonBackend
 from aengine.kernels.triton import attention as kernels
-from aengine.attention import triton_decodes
+from aengine.attention import triton as triton_decodes
 kernels.runs_on = lambda device: True
 triton_decodes.is_hopper = lambda device: {hopper}
 backend = TritonBackend(AttentionSpec(
     num_heads={heads}, num_kv_heads={kv_heads}, head_dim={head_dim}, value_dim={value_dim}, latent={value_dim} > 0,
     page_size={page_size}, dtype=torch.{dtype}, kv_dtype={kv_dtype},
-    scoring=(Scoring(0.1, {window}, {soft_cap}, {sinks}),), device=torch.device("cpu"),
+    scoring=(Scoring(0.1, {window}, {soft_cap}, {sinks}, (0.5,) * {heads} * {slopes}),), device=torch.device("cpu"),
 ))
 """
 _KERNELS = {"write_kernel": 1, "decode_kernel": 1, "combine_kernel": 1, "prefill_kernel": 1}
@@ -59,6 +59,7 @@ class Case:
     sinks: bool = False
     kv_heads: int = 2
     value_dim: int = 0
+    slopes: bool = False
 
     def backend(self, hopper: bool = True) -> str:
         return _BACKEND.format(**vars(self), kv_dtype="torch.float8_e4m3fn" if self.float8 else None, hopper=hopper)
@@ -69,6 +70,7 @@ CASES = [
     Case(14, 64, "bfloat16", True, 1, 30.0),
     Case(2, 256, "float16", True, 7, 0.0, sinks=True),
     Case(2, 256, "float32", False, 256, 0.0),
+    Case(32, 128, "bfloat16", False, 16, 0.0, None, kv_heads=32, slopes=True),
     Case(16, 576, "bfloat16", False, 16, 0.0, None, kv_heads=1, value_dim=512),
     Case(128, 576, "bfloat16", False, 16, 0.0, None, kv_heads=1, value_dim=512),
 ]

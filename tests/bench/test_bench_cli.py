@@ -2,28 +2,32 @@
 
 from __future__ import annotations
 
+import io
 import json
 import subprocess
 import sys
 import threading
 from collections.abc import Iterator, Sequence
+from contextlib import redirect_stderr, redirect_stdout
+from dataclasses import dataclass
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
 import pytest
+from hang_guard import HANG_SECONDS
 from server_process import server_process
 
 import aengine
+from aengine.api.config import EngineConfig
+from aengine.api.errors import InsufficientMemoryError
 from aengine.bench import cli, steps
-from aengine.bench.planted import PlantedDrafter
-from aengine.bench.speculation import HEADER
 from aengine.bench.step_cases import Case
 from aengine.bench.steps import LeftOut, ModelSteps
 from aengine.bench.workload import nano_vllm
-from aengine.config import EngineConfig
-from aengine.errors import InsufficientMemoryError
-from aengine.scheduler.drafter import Draft
+from aengine.scheduler.drafters import Draft
+from tools.lab.planted import PlantedDrafter
+from tools.lab.speculation import HEADER
 
 pytestmark = pytest.mark.slow
 
@@ -31,16 +35,30 @@ SMALL = ("--num-requests", "3", "--input-len", "4-8", "--output-len", "5", "--wa
 MEMORY = ("--kv-cache-memory", str(64 << 20))
 
 
-def bench(*arguments: str, code: int = 0) -> subprocess.CompletedProcess[str]:
-    done = subprocess.run([sys.executable, "-m", "aengine.bench.cli", *arguments], capture_output=True, text=True, timeout=120)
-    assert done.returncode == code, done.stderr
-    return done
+@dataclass
+class Printed:
+    stdout: str
+    stderr: str
+
+
+def bench(*arguments: str, code: int = 0) -> Printed:
+    """In this process, which has loaded torch."""
+    out, err = io.StringIO(), io.StringIO()
+    with redirect_stdout(out), redirect_stderr(err):
+        try:
+            found: Any = cli.main(arguments)
+        except SystemExit as ended:  # of the parser
+            found = ended.code
+    assert found == code, err.getvalue()
+    return Printed(out.getvalue(), err.getvalue())
 
 
 def test_offline_prints_a_table_and_writes_json_and_a_plot(tmp_path: Path) -> None:
-    done = bench(
-        "offline", *MEMORY, *SMALL, "--json", str(tmp_path / "out.json"), "--plot", str(tmp_path / "plot.html"), "--goodput", "ttft=60000"
-    )
+    """As a program."""
+    files = ("--json", str(tmp_path / "out.json"), "--plot", str(tmp_path / "plot.html"))
+    command = [sys.executable, "-m", "aengine.bench.cli", "offline", *MEMORY, *SMALL, *files, "--goodput", "ttft=60000"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=HANG_SECONDS)
+    assert done.returncode == 0, done.stderr
     for word in ("3 requests in", "output tok/s", "TTFT ms", "TPOT ms", "ITL ms", "E2EL ms", "goodput", "event loop lag", "cancel to free"):
         assert word in done.stdout
     document = json.loads((tmp_path / "out.json").read_text())

@@ -8,11 +8,11 @@ from collections.abc import AsyncGenerator, Sequence
 
 import pytest
 
+from aengine.api.outputs import DraftUsage
 from aengine.bench.load import Chunk, Outcome, run_load
 from aengine.bench.metrics import Speculation, summarise
 from aengine.bench.report import show_summary
 from aengine.bench.workload import Item, Lengths, Range, multi_turn
-from aengine.outputs import DraftUsage
 
 pytestmark = pytest.mark.anyio
 

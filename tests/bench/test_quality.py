@@ -12,10 +12,10 @@ import pytest
 import torch
 import transformers
 
+from aengine.api.config import EngineConfig
 from aengine.bench import cli
 from aengine.bench.quality import HELD_TEXT, Quality, Scores, Windows, score_text
-from aengine.config import EngineConfig
-from aengine.models.hub import resolve_model
+from aengine.models.loading.hub import resolve_model
 
 CONFIG = EngineConfig(model="demo", device="cpu", dtype="float32", kv_cache_memory=16 << 20)
 TEXT = HELD_TEXT.read_text(encoding="utf-8")

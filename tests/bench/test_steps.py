@@ -7,15 +7,15 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
+from aengine.api.config import EngineConfig
 from aengine.bench import steps
 from aengine.bench.floor import Machine, MachineProbe
 from aengine.bench.step_cases import Case, Rows, case_pages, step_plan, why_not
 from aengine.bench.steps import ROUNDS, StepBench
-from aengine.config import EngineConfig
-from aengine.models.hub import resolve_model
-from aengine.models.model_config import load_spec
-from aengine.runner.base import InFlightStep
-from aengine.runner.model_runner import ModelRunner
+from aengine.models.config.model import load_spec
+from aengine.models.loading.hub import resolve_model
+from aengine.runner.contract import InFlightStep
+from aengine.runner.runner import ModelRunner
 from aengine.scheduler.plan import StepPlan
 
 CASES = [Case(rows=2, length=1, context=20), Case(rows=1, length=16, context=0)]
@@ -94,6 +94,7 @@ def test_pages_behind_windows_are_not_needed() -> None:
     assert why_not(runner, case) == "it needs 18 KV pages of 4 tokens, and there are 17"
 
 
+@pytest.mark.slow
 def test_rows_with_adapters_are_set_beside_rows_without(monkeypatch: pytest.MonkeyPatch) -> None:
     keys: list[list[int]] = []
     launch = ModelRunner.launch
@@ -150,6 +151,7 @@ def test_work_is_that_of_all_rows(runner: ModelRunner, monkeypatch: pytest.Monke
     assert ragged.tokens_per_second == pytest.approx(36e3 / ragged.milliseconds)
 
 
+@pytest.mark.slow
 def test_the_kernels_of_a_step_are_those_of_its_layers() -> None:
     config = EngineConfig(model="demo", device="cpu", attention_backend="torch_native", kv_cache_memory=8 << 20, max_num_seqs=4)
     found: list[int] = []

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from aengine.api.params import SamplingParams
 from aengine.bench.targets import EngineTarget
 from aengine.bench.workload import (
     NANO_TEMPERATURE,
@@ -24,7 +25,6 @@ from aengine.bench.workload import (
     shared_prefix,
     trace,
 )
-from aengine.params import SamplingParams
 
 LENGTHS = Lengths(50, Range(10, 20), Range(3, 7), vocab_size=100, seed=1)
 

@@ -191,4 +191,4 @@ class PageCacheMachine(RuleBasedStateMachine):
 
 
 TestPageCacheMachine = PageCacheMachine.TestCase
-TestPageCacheMachine.settings = settings(max_examples=150, stateful_step_count=30, deadline=None)
+TestPageCacheMachine.settings = settings(max_examples=80, stateful_step_count=30, deadline=None)

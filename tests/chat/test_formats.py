@@ -24,9 +24,9 @@ def counted_ids() -> Iterator[str]:
     return (f"call{number:05}" for number in itertools.count())
 
 
-def parse(pieces: Iterable[str], format: ChatFormat, opened: bool = False, structured: bool = False) -> list[Event]:
+def parse(pieces: Iterable[str], format: ChatFormat, opened: bool = False, structured: bool = False, cut: bool = False) -> list[Event]:
     parser = ChatParser(format, TOOLS, opened=opened, structured=structured, make_id=counted_ids().__next__)
-    return [event for piece in pieces for event in parser.feed(piece)] + parser.finish()
+    return [event for piece in pieces for event in parser.feed(piece)] + parser.finish(cut=cut)
 
 
 def check(text: str, events: list[Event]) -> ChatMessage:
@@ -94,6 +94,17 @@ def test_every_beginning_of_an_output_is_parsed(output: Output) -> None:
         assert message == ChatMessage.of(parse(text, output.format, output.opened))
 
 
+@pytest.mark.parametrize("output", OUTPUTS, ids=IDS)
+def test_a_call_that_the_limit_cuts_is_no_content(output: Output) -> None:
+    """But for what may still become something else: half a marker, or the first characters of a text that no marker announces."""
+    most = max([8, *[len(marker) // 2 for marker in CALLS[output.format.calls].markers]])
+    for end in range(len(output.text)):
+        text = output.text[:end]
+        message = check(text, parse([text], output.format, output.opened, cut=True))
+        same = itertools.takewhile(lambda pair: pair[0] == pair[1], zip(message.content, output.content, strict=False))
+        assert len(message.content[sum(1 for _ in same) :].strip()) <= most, text
+
+
 @pytest.mark.parametrize("calls", CALLS)
 def test_whatever_a_model_writes(calls: str) -> None:
     chance = random.Random(calls)
@@ -111,7 +122,7 @@ def test_whatever_a_model_writes(calls: str) -> None:
                     + text[place + chance.randrange(3) :]
                 )
         format = ChatFormat(calls, chance.choice(list(REASONING)))
-        begun = {"opened": chance.random() < 0.2, "structured": chance.random() < 0.2}
+        begun = {name: chance.random() < 0.2 for name in ("opened", "structured", "cut")}
         whole = check(text, parse([text], format, **begun))
         cuts = sorted(chance.randrange(len(text) + 1) for _ in range(5))
         pieces = [text[start:end] for start, end in zip([0, *cuts], [*cuts, len(text)], strict=True)]

@@ -9,7 +9,7 @@ from typing import Any
 
 from grpc_harness import serving
 
-from aengine import AsyncEngine, EngineProtocol, Router, on_asyncio
+from aengine import AsyncEngine, EngineBase, Router, on_asyncio
 from aengine.client import AsyncClient
 
 LOCAL, REMOTE, SHARED, BRIDGED, ROUTED, BEHIND = "engine", "client", "multiplex", "bridge", "router", "behind"
@@ -18,7 +18,7 @@ CALL_EACH = (REMOTE, BRIDGED, BEHIND)  # where a request has a gRPC call of its 
 
 
 @asynccontextmanager
-async def reached(side: str, engine: AsyncEngine, **overrides: Any) -> AsyncIterator[EngineProtocol]:
+async def reached(side: str, engine: AsyncEngine, **overrides: Any) -> AsyncIterator[EngineBase]:
     """`engine`, which is started, from one side. `overrides` are the client's."""
     if side == LOCAL:
         yield engine

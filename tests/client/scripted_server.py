@@ -13,6 +13,7 @@ from grpc import aio
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_status import rpc_status
 
+from aengine.v1.admin_service_pb2_grpc import AdminServiceServicer, add_AdminServiceServicer_to_server
 from aengine.v1.engine_service_pb2 import GetLoadResponse, Load
 from aengine.v1.engine_service_pb2_grpc import EngineServiceServicer, add_EngineServiceServicer_to_server
 from aengine.v1.generation_pb2 import FINISH_REASON_MAX_TOKENS, GenerationEvent
@@ -158,7 +159,11 @@ class ScriptedServer(GenerationServiceServicer, ModelServiceServicer, EngineServ
 
 @asynccontextmanager
 async def scripted(
-    *answers: Answer, serving: bool = True, credentials: grpc.ServerCredentials | None = None, address: str = "127.0.0.1:0"
+    *answers: Answer,
+    serving: bool = True,
+    credentials: grpc.ServerCredentials | None = None,
+    address: str = "127.0.0.1:0",
+    admin: AdminServiceServicer | None = None,
 ) -> AsyncIterator[ScriptedServer]:
     script = ScriptedServer(*answers)
     server = aio.server(options=(("grpc.so_reuseport", 0),))
@@ -167,6 +172,8 @@ async def scripted(
     add_EngineServiceServicer_to_server(script, server)
     add_TokenizerServiceServicer_to_server(script, server)
     health_pb2_grpc.add_HealthServicer_to_server(script.health, server)
+    if admin is not None:
+        add_AdminServiceServicer_to_server(admin, server)
     port = server.add_insecure_port(address) if credentials is None else server.add_secure_port(address, credentials)
     script.address = f"127.0.0.1:{port}"
     await set_serving(script, serving)

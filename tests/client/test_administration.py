@@ -5,15 +5,20 @@ from __future__ import annotations
 import shutil
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 from grpc_harness import serving
+from scripted_server import scripted
 
 from aengine import AsyncEngine, InvalidRequestError, ModelLoadError, SamplingParams
+from aengine.api.errors import AdapterError, AdapterNotFoundError
 from aengine.client import AsyncClient
-from aengine.errors import AdapterError, AdapterNotFoundError
-from aengine.models.hub import resolve_adapter, resolve_model
+from aengine.models.loading.hub import resolve_adapter, resolve_model
+from aengine.v1 import admin_service_pb2
+from aengine.v1.admin_service_pb2_grpc import AdminServiceServicer
 
 pytestmark = pytest.mark.anyio
 
@@ -85,3 +90,25 @@ async def test_sleep(tmp_path: Path) -> None:
         assert (await client.load()).sleep_level == 1
         assert (await client.wake()).after > 0
         assert (await client.generate(PROMPT, GREEDY)).token_ids == before.token_ids
+
+
+async def test_what_takes_long_has_no_deadline() -> None:
+    """But that of the caller, who may end it."""
+    remaining: dict[str, float | None] = {}
+
+    def noting(name: str) -> Any:
+        async def method(servicer: object, request: object, context: Any) -> Any:
+            remaining[name] = context.time_remaining()
+            return getattr(admin_service_pb2, f"{name}Response")()
+
+        return method
+
+    long = ("PauseGeneration", "FlushCache", "LoadAdapter", "UnloadAdapter", "Sleep", "Wake", "UpdateWeights")
+    admin = type("Admin", (AdminServiceServicer,), {name: noting(name) for name in (*long, "ContinueGeneration")})()
+    async with scripted(admin=admin) as script, AsyncClient(script.address) as client:
+        for call in (
+            *(client.pause, client.unpause, client.flush_cache, client.sleep, client.wake),
+            *(partial(client.load_adapter, "a", "b"), partial(client.unload_adapter, "a"), partial(client.update_weights, "a")),
+        ):
+            await call()
+    assert {name for name, seconds in remaining.items() if seconds is None} == set(long)

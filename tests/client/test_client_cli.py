@@ -14,12 +14,13 @@ from typing import Any
 
 import anyio
 import pytest
+from hang_guard import HANG_SECONDS
 from oracle_engine import until
 from scripted_server import Answer, ScriptedServer, says, scripted, whole_answer
 
+from aengine.api.outputs import DraftUsage
 from aengine.client import AsyncClient
 from aengine.client.cli import main
-from aengine.outputs import DraftUsage
 from aengine.v1.generation_pb2 import GenerationEvent
 from aengine.v1.generation_service_pb2 import StreamGenerateRequest
 
@@ -58,7 +59,7 @@ async def program(*arguments: str, stdin: bytes = b"") -> AsyncIterator[asyncio.
         env={name: value for name, value in os.environ.items() if name != "PYTHONUNBUFFERED"},
     )
     try:
-        with anyio.fail_after(60):
+        with anyio.fail_after(HANG_SECONDS):
             assert process.stdin is not None
             process.stdin.write(stdin)
             process.stdin.close()
@@ -99,6 +100,7 @@ async def test_text_is_written_as_it_comes() -> None:
     assert request_of(script).spec.prompt.text == "Sag Grüße"
 
 
+@pytest.mark.slow
 async def test_drafts_are_told() -> None:
     events = spoken()
     events[-1].finished.usage.drafts.add(drafter="ngram", steps=2, drafted=8, accepted=3)
@@ -114,6 +116,7 @@ async def test_drafts_are_told() -> None:
     assert (load.drafts, load.tokens_per_step) == ((DraftUsage("draft", 4, 7, 6),), 10 / 4)
 
 
+@pytest.mark.slow
 async def test_info() -> None:
     async with scripted() as script:
         code, text, errors = await run("--info", "--address", script.address)
@@ -148,6 +151,7 @@ async def test_flags_become_the_request(tmp_path: Path) -> None:
     assert script.metadata[-1]["authorization"] == "Bearer secret"
 
 
+@pytest.mark.slow
 async def test_tools_and_template_kwargs(tmp_path: Path) -> None:
     tools = tmp_path / "tools.json"
     tools.write_text('[{"name": "später"}, {"b": 1}]')
@@ -214,6 +218,7 @@ def test_what_is_wrong_is_said_in_one_line(arguments: list[str], sentence: str, 
     assert re.fullmatch(f"aengine-client: {sentence}\n", error)
 
 
+@pytest.mark.slow
 async def test_stdin_that_is_not_text() -> None:
     code, text, error = await run("-", stdin=b"ab\xff")
     assert (code, text) == (1, "")

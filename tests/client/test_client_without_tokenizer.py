@@ -17,7 +17,7 @@ from aengine.v1.model_service_pb2 import GetModelRequest
 
 pytestmark = pytest.mark.anyio
 
-DEMO = Path(aengine.__file__).parent / "demo_model"
+DEMO = Path(aengine.__file__).parent / "models" / "demo_model"
 
 
 async def test_ids_go_in_and_come_out_and_what_needs_text_is_refused(tmp_path: Path) -> None:

@@ -35,6 +35,7 @@ async def serve(engine: AsyncEngine) -> AsyncIterator[Serving]:
         yield running
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("seed", "count", "multiplex"), slow_but([(31, 30, False), (32, 20, True)], [(31, 30, False), (32, 20, True), (33, 150, False)])
 )

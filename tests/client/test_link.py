@@ -7,10 +7,11 @@ from collections.abc import AsyncIterator
 
 import anyio
 import pytest
+from hang_guard import HANG_SECONDS
 
+from aengine.api.errors import EngineStateError
 from aengine.client.config import ClientConfig
 from aengine.client.link import Link, open_link
-from aengine.errors import EngineStateError
 from aengine.v1.model_service_pb2 import GetModelRequest
 
 
@@ -40,12 +41,12 @@ class TestSilence:
         asking = asyncio.create_task(silent.ask(silent.model.GetModel, GetModelRequest()))
         await asyncio.wait([asking], timeout=0.1)
         asking.cancel()
-        with pytest.raises(asyncio.CancelledError), anyio.fail_after(10):
+        with pytest.raises(asyncio.CancelledError), anyio.fail_after(HANG_SECONDS):
             await asking
 
     async def test_a_closed_channel_is_no_cancellation(self, silent: Link) -> None:
         asking = asyncio.create_task(silent.ask(silent.model.GetModel, GetModelRequest()))
         await asyncio.wait([asking], timeout=0.1)
         await silent.channel.close()
-        with pytest.raises(EngineStateError, match="the client is closed"), anyio.fail_after(10):
+        with pytest.raises(EngineStateError, match="the client is closed"), anyio.fail_after(HANG_SECONDS):
             await asking

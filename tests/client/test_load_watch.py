@@ -14,14 +14,15 @@ import pytest
 from cutting_proxy import cutting_proxy
 from grpc import aio
 from grpc_harness import serving
+from hang_guard import HANG_SECONDS
 from oracle_engine import OracleEngine, StepGate
 
 from aengine import EngineStateError, InvalidRequestError, SamplingParams, ServerError
+from aengine.api.engine import ServedEngine
+from aengine.api.outputs import LoadReport
 from aengine.client import AsyncClient
-from aengine.outputs import LoadReport
-from aengine.protocols import ServedEngine
-from aengine.router.prefixes import CachedPrefixes, PageNaming, PagePrefix
-from aengine.server.services.engine_info import MAX_DIGESTS
+from aengine.router.load import CachedPrefixes, PageNaming, PagePrefix
+from aengine.server.grpc.services.engine_info import MAX_DIGESTS
 from aengine.v1.engine_service_pb2 import PageDigestOptions, WatchLoadRequest
 from aengine.v1.engine_service_pb2_grpc import EngineServiceStub
 
@@ -49,7 +50,7 @@ async def test_reports_follow_what_the_engine_does() -> None:
         assert (first.stats, first.draining, first.pages) == (await client.load(), False, None)
         gate = StepGate(engine, at=1)
         running = asyncio.create_task(client.generate([1, 2, 3], four(1)))
-        await asyncio.to_thread(gate.held.wait, 20)
+        await asyncio.to_thread(gate.held.wait, HANG_SECONDS)
         waiting = asyncio.create_task(client.generate([5] * 70, four(2)))
         await until(reports, lambda report: report.stats.running == 1 and report.stats.waiting == 1)
         gate.open()

@@ -11,6 +11,7 @@ import anyio
 import pytest
 from cutting_proxy import cutting_proxy
 from grpc_harness import serving
+from hang_guard import HANG_SECONDS
 from oracle_engine import OracleEngine, idle, until
 
 from aengine import FinishReason, SamplingParams
@@ -41,7 +42,7 @@ async def two() -> AsyncIterator[Two]:
 async def two_servers() -> AsyncIterator[Two]:
     async with AsyncExitStack() as stack:
         engines = [await stack.enter_async_context(OracleEngine()) for _ in range(2)]
-        servers = [await stack.enter_async_context(serving(engine, limit=60)) for engine in engines]
+        servers = [await stack.enter_async_context(serving(engine)) for engine in engines]
         yield Two(engines, [serve.server.address for serve in servers])
 
 
@@ -54,7 +55,7 @@ async def test_requests_are_cancelled_where_they_run(two: Two) -> None:
             await stream.started()
         for name, stream in streams.items():
             assert await client.cancel(name) is True
-            with anyio.fail_after(30):
+            with anyio.fail_after(HANG_SECONDS):
                 tokens = [token async for token in stream]
             assert tokens[-1].finish_reason is FinishReason.CANCELLED
     await until(lambda: all(idle(engine) for engine in two.engines))
@@ -68,7 +69,7 @@ async def test_streams_are_taken_up_where_they_run(two: Two) -> None:
         behind = Two(two.engines, [proxy.address for proxy in proxies])
         client = await stack.enter_async_context(AsyncClient(behind.name, auto_resume=True))
         while sum(proxy.num_cuts for proxy in proxies) < 4:
-            with anyio.fail_after(30):
+            with anyio.fail_after(HANG_SECONDS):
                 tokens = [token.token_id async for token in client.stream([1, 2], params)]
             (served,) = [engine for engine in two.engines if engine.stats().steps]
             assert tokens == served.solo(5)[0]
@@ -83,6 +84,6 @@ async def test_another_server_takes_over(two: Two) -> None:
         before = await client.generate([1], params)
         first = next(proxy for proxy in proxies if proxy.num_bytes)
         first.stop()
-        with anyio.fail_after(30):
+        with anyio.fail_after(HANG_SECONDS):
             assert await client.generate([1], params) == before
         assert all(engine.stats().steps for engine in two.engines)

@@ -22,17 +22,18 @@ _BEFORE = {"step": 2, "slow": 4}  # steps that are as ever
 
 
 def run(ranks: FollowerRanks, what: str) -> None:
-    from aengine.runner import follower, host_model, model_runner
+    from aengine.runner import follower, runner
+    from aengine.runner.cpu import model as host_model
 
     if what == "digest":
-        model_runner.checkpoint_digest = lambda *_: "0123456789abcdef"
+        runner.checkpoint_digest = lambda *_: "0123456789abcdef"
     if what == "memory":
         host_model.free_host_memory = lambda: 1 << 20
     if what == "level":
         os.environ["AENGINE_CPU_LEVEL"] = "portable"
     steps = itertools.count()
 
-    class Runner(model_runner.ModelRunner):
+    class Runner(runner.ModelRunner):
         def launch(self, plan: Any) -> Any:
             if next(steps) == _BEFORE.get(what):
                 if what == "slow":

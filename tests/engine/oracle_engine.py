@@ -18,24 +18,25 @@ from typing import Any, ClassVar
 import anyio
 import anyio.lowlevel
 import numpy as np
+from hang_guard import HANG_SECONDS
 from kv_oracle import OracleFlight, OracleRunner, make_request, solo_run
 
 import aengine
 from aengine import AsyncEngine, SamplingParams
+from aengine.api.errors import InsufficientMemoryError
+from aengine.api.outputs import AdapterInfo, FinishReason, ModelInfo
+from aengine.api.request import RequestOptions
 from aengine.engine.loading import LoadedModel
-from aengine.engine.preparation import derive_seed
-from aengine.engine.tokenizer import Tokenizer
+from aengine.engine.requests import derive_seed
 from aengine.engine.workers import Steps, Workers
-from aengine.errors import InsufficientMemoryError
-from aengine.outputs import AdapterInfo, FinishReason, ModelInfo
-from aengine.requests import RequestOptions
-from aengine.runner.changes import Change, LoadAdapter, Prepared, UnloadAdapter
-from aengine.runner.host_queue import HostQueue, HostStep
+from aengine.runner.contract import Change, LoadAdapter, Prepared, UnloadAdapter
+from aengine.runner.cpu.queue import HostQueue, HostStep
 from aengine.scheduler.plan import IntArray, StepPlan, StepResult
 from aengine.scheduler.request import Request
+from aengine.tokenizer.tokenizer import Tokenizer
 
 VOCAB_SIZE = 50
-DEMO_DIR = Path(aengine.__file__).parent / "demo_model"
+DEMO_DIR = Path(aengine.__file__).parent / "models" / "demo_model"
 
 
 class Ahead(enum.Enum):
@@ -149,6 +150,7 @@ class HookedRunner(OracleRunner):
         else:
             assert not self.queue._steps
             self.version += 1
+            self.weights_digest = f"{prepared.change.source}"
 
     def discard(self, prepared: Prepared) -> None:
         self.discarded.append(prepared.change)
@@ -192,6 +194,7 @@ class StepGate:
         self._open = threading.Event()
         self._at = at
         engine.runner.before_step = self._pass
+        engine.gates.append(self)
 
     def open(self) -> None:
         self._open.set()
@@ -199,7 +202,18 @@ class StepGate:
     def _pass(self, plan: StepPlan) -> None:
         if plan.step >= self._at and not self._open.is_set():
             self.held.set()
-            assert self._open.wait(20), "the gate is never opened"
+            assert self._open.wait(HANG_SECONDS), "the gate is never opened"
+
+
+def step_with_the_loop(engine: OracleEngine) -> None:
+    """No step begins before the event loop has seen what the steps before it brought, so that a lag parks within two steps."""
+
+    def wait(plan: StepPlan) -> None:
+        seen = threading.Event()
+        engine._edge.call_soon(seen.set)
+        assert seen.wait(HANG_SECONDS), "the event loop is blocked"
+
+    engine.runner.before_step = wait
 
 
 class OracleEngine(AsyncEngine):
@@ -216,12 +230,20 @@ class OracleEngine(AsyncEngine):
             ahead=ahead,
             max_adapters=config.max_adapters,
         )
+        self.gates: list[StepGate] = []
+
+    async def __aexit__(self, *exc_info: Any) -> None:
+        """A test that fails leaves its gates closed, which would hold up the end."""
+        if exc_info[0] is not None:
+            for gate in self.gates:
+                gate.open()
+        await super().__aexit__(*exc_info)
 
     def _load(self) -> LoadedModel:
         info = ModelInfo("oracle", "Oracle", self.runner.max_model_len, VOCAB_SIZE, (7,), "none", 0, False, SamplingParams())
         return LoadedModel(self.runner, Tokenizer.load(DEMO_DIR), info)
 
-    def stream(self, prompt: Any, params: SamplingParams | None = None, options: RequestOptions | None = None, **fields: Any) -> Any:
+    def _open(self, prompt: Any, params: SamplingParams | None, options: RequestOptions | None, fields: Any, *, whole: bool) -> Any:
         """The oracle must know a request before its first step: its prompt, and its seed, by which it tells requests apart."""
         if isinstance(prompt, np.ndarray):  # as the server hands ids on
             prompt = prompt.tolist()
@@ -231,7 +253,7 @@ class OracleEngine(AsyncEngine):
                 request = self.request(prompt, replace(params, seed=seed), fields.get("cache_salt", options and options.cache_salt))
                 adapter = self._serving.adapters._by_name.get(fields.get("adapter", options and options.adapter))
                 self.runner.truths[seed] = solo_run(replace(request, adapter=adapter.key if adapter else 0), VOCAB_SIZE)
-        return super().stream(prompt, params, options, **fields)
+        return super()._open(prompt, params, options, fields, whole=whole)
 
     def request(self, prompt: list[int], params: SamplingParams, cache_salt: str | None = None) -> Request:
         room = max(0, self.runner.max_model_len - len(prompt))
@@ -263,7 +285,7 @@ def busy_worker(engine: AsyncEngine, *, size: int = 0, workers: Workers | None =
     may_go_on = threading.Event()
 
     def wait() -> Steps[None]:
-        assert may_go_on.wait(20), "the block does not end"
+        assert may_go_on.wait(HANG_SECONDS), "the block does not end"
         yield 0
 
     (workers or engine._workers).submit(wait(), size)
@@ -275,7 +297,7 @@ def busy_worker(engine: AsyncEngine, *, size: int = 0, workers: Workers | None =
 
 async def until(condition: Callable[[], object]) -> None:
     """Let the loop turn until `condition()` holds."""
-    with anyio.fail_after(20):
+    with anyio.fail_after(HANG_SECONDS):
         while not condition():
             await anyio.lowlevel.checkpoint()
 

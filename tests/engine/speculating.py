@@ -17,10 +17,9 @@ from oracle_engine import OracleEngine
 from random_drafts import RandomDrafts
 
 from aengine import AsyncEngine
-from aengine.engine import step_loop
+from aengine.engine import step_thread
 from aengine.engine.loading import LoadedModel
-from aengine.scheduler.drafter import Draft, Drafter, DraftSource
-from aengine.speculation.by_model import ModelDrafter
+from aengine.scheduler.drafters import Draft, Drafter, DraftSource, ModelDrafter
 
 
 class SometimesRandom(ModelDrafter):
@@ -52,7 +51,7 @@ def drafts_everywhere() -> Iterator[None]:
     """Engines on the oracle speculate, unless they say otherwise, and so do those that `demo` makes."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(OracleEngine, "defaults", {"speculative": "ngram"})
-        patch.setattr(step_loop, "_drafter", _drafter)
+        patch.setattr(step_thread, "_drafter", _drafter)
         use_every_draft(patch)
         yield
 

@@ -16,11 +16,10 @@ import numpy as np
 import pytest
 import torch
 
-from aengine import AsyncEngine, SamplingParams, StructuredOutput
-from aengine.engine import step_loop
-from aengine.engine.stream import TokenStream
-from aengine.outputs import FinishReason, Token, TokenLogprob
-from aengine.scheduler.drafter import Draft, DraftSource
+from aengine import AsyncEngine, SamplingParams, StructuredOutput, TokenStream
+from aengine.api.outputs import FinishReason, Token, TokenLogprob
+from aengine.engine import step_thread
+from aengine.scheduler.drafters import Draft, DraftSource
 
 VOCAB_SIZE, EOS = 4096, 4093  # of the demo model
 CONTEXT = 144
@@ -201,7 +200,7 @@ class KnownDrafts:
 
 
 def use_drafter(patch: pytest.MonkeyPatch, drafter: KnownDrafts) -> None:
-    patch.setattr(step_loop, "_drafter", lambda config, loaded: drafter)
+    patch.setattr(step_thread, "_drafter", lambda config, loaded: drafter)
 
 
 async def outcomes(engine: AsyncEngine, cases: Sequence[Case], at_once: int) -> list[Outcome]:

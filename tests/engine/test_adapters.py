@@ -12,13 +12,15 @@ from typing import Any
 import anyio
 import anyio.lowlevel
 import pytest
+from hang_guard import HANG_SECONDS
 from oracle_engine import Ahead, OracleEngine, StepGate, busy_worker, idle, until
 from slow_cases import slow_but
 
 from aengine import EngineDeadError, EngineStateError, FinishReason, InvalidRequestError, SamplingParams
-from aengine.errors import AdapterError, AdapterNotFoundError
-from aengine.outputs import RequestState
-from aengine.runner.changes import Change, LoadAdapter, UnloadAdapter
+from aengine.api.errors import AdapterError, AdapterNotFoundError
+from aengine.api.outputs import RequestState
+from aengine.engine.edges import Apply
+from aengine.runner.contract import Change, LoadAdapter, UnloadAdapter
 
 pytestmark = pytest.mark.anyio
 SHORT = SamplingParams(seed=1, max_tokens=5, ignore_eos=True)
@@ -39,7 +41,7 @@ class PrepareGate:
 
     def _pass(self, change: Change) -> None:
         self.held.set()
-        assert self._open.wait(20), "the gate is never opened"
+        assert self._open.wait(HANG_SECONDS), "the gate is never opened"
         if self._error is not None:
             raise self._error
 
@@ -198,6 +200,38 @@ async def test_unloading_waits_for_users(folder: str) -> None:
         assert (engine.adapters, engine.runner.adapters) == ((), {0})
 
 
+async def test_an_unloading_that_is_cancelled_leaves_the_adapter(folder: str) -> None:
+    """Wherever it waits: for another change, for its preparation, and for the step thread."""
+    async with OracleEngine() as engine:
+        for name in ("a", "b"):
+            await engine.load_adapter(name, folder)
+        gate = PrepareGate(engine)
+        async with anyio.create_task_group() as group:
+            group.start_soon(engine.unload_adapter, "a")
+            await until(gate.held.is_set)
+            group.start_soon(engine.unload_adapter, "b")
+            await anyio.wait_all_tasks_blocked()
+            group.cancel_scope.cancel()
+        assert [info.name for info in engine.adapters] == ["a", "b"]
+        gate.open()
+        await until(lambda: engine.runner.discarded == [UnloadAdapter(1)])
+        step = StepGate(engine, at=1)
+        stream = engine.stream([1, 2], SHORT, adapter="a")
+        await until(step.held.is_set)
+        async with anyio.create_task_group() as group:
+            group.start_soon(engine.unload_adapter, "b")
+            await until(lambda: any(isinstance(command, Apply) for command in engine._steps._mailbox._commands))
+            group.cancel_scope.cancel()
+        step.open()
+        assert len([token async for token in stream]) == 5
+        for name in ("a", "b"):
+            await engine.generate([1, 2], SHORT, adapter=name)
+        assert (engine.runner.adapters, engine.runner.discarded) == ({0, 1, 2}, [UnloadAdapter(1), UnloadAdapter(2)])
+        for name in ("a", "b"):
+            await engine.unload_adapter(name)
+        assert (engine.adapters, engine.runner.adapters) == ((), {0})
+
+
 @pytest.mark.parametrize("how", ["closed", "dead"])
 async def test_all_that_wait_end_with_the_engine(folder: str, how: str) -> None:
     engine = OracleEngine()
@@ -232,6 +266,7 @@ async def test_all_that_wait_end_with_the_engine(folder: str, how: str) -> None:
     await user.aclose()
 
 
+@pytest.mark.quick_cases(1)
 @pytest.mark.parametrize(
     ("ahead", "seed"), slow_but([(Ahead.HOST, 0), (Ahead.DEVICE, 1)], [(ahead, seed) for ahead in Ahead for seed in range(2)])
 )

@@ -14,13 +14,14 @@ from typing import Any
 import anyio
 import anyio.lowlevel
 import pytest
+from hang_guard import HANG_SECONDS
 from oracle_engine import DEMO_DIR, idle
 from slow_cases import slow_but
 from tiny_adapters import write_adapter
 
 from aengine import AsyncEngine, EngineDeadError, InvalidRequestError, SamplingParams
-from aengine.errors import AdapterError, RankDiedError
-from aengine.kernels.cpu.adapters import PackedAdapter
+from aengine.api.errors import AdapterError, RankDiedError
+from aengine.kernels.cpu.ops import PackedAdapter
 from aengine.parallel.watcher import Follower
 
 pytestmark = [pytest.mark.anyio, pytest.mark.parametrize("anyio_backend", ["asyncio"])]
@@ -91,7 +92,7 @@ async def operate(engine: AsyncEngine, choose: random.Random, paths: Sequence[st
                 await stream.aclose()
             else:
                 ids = tuple([token.token_id async for token in stream])
-                assert ids == expected[path, i], (name, path)
+                assert ids == expected[path, i], f"adapter {name} of {path}, prompt {i}: {ids} instead of {expected[path, i]}"
                 num_compared += 1
         except AdapterError:
             assert path == paths[-1]
@@ -127,6 +128,7 @@ CASES = [("auto", "one rank", 60), ("auto", "one rank", 500), ("torch_native", "
 CASES += [("torch_native", "two ranks", 60), ("auto", "two stages", 60)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("backend", "ranks", "count"), slow_but(CASES[:1], CASES))
 async def test_random_operations(paths: list[str], backend: str, ranks: str, count: int) -> None:
     expected = await expected_of(paths, backend)
@@ -140,10 +142,11 @@ async def test_random_operations(paths: list[str], backend: str, ranks: str, cou
         assert num_packed() == 0
     for thread in threading.enumerate():
         if thread.name.startswith("aengine"):
-            thread.join(60)
+            thread.join(HANG_SECONDS)
             assert not thread.is_alive(), thread
 
 
+@pytest.mark.slow
 async def test_random_operations_on_two_ranks(paths: list[str]) -> None:
     """At the end a rank is killed while it prepares."""
     expected = await expected_of(paths)

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import gc
+import os
 import random
 import threading
+import weakref
 from collections.abc import Iterator
 from typing import Any
 
 import anyio
 import pytest
-from oracle_engine import Ahead, OracleEngine, StepGate, idle, until
+from hang_guard import HANG_SECONDS
+from oracle_engine import Ahead, OracleEngine, StepGate, idle, step_with_the_loop, until
 from slow_cases import slow_but
 from speculating import also_with_drafts
 
@@ -26,9 +29,10 @@ from aengine import (
     RequestIdInUseError,
     SamplingParams,
 )
+from aengine.api.outputs import NO_TOKEN
+from aengine.engine.async_engine import Serving
 from aengine.engine.loading import LoadedModel
-from aengine.models.weights import random_weights
-from aengine.outputs import NO_TOKEN
+from aengine.models.loading.weights import random_weights
 
 pytestmark = pytest.mark.anyio
 
@@ -76,6 +80,7 @@ def _output(engine: OracleEngine, seed: int) -> list[int]:
     return solo_run(engine.request([seed % 50, seed // 50], SamplingParams(seed=seed, ignore_eos=True)), 50).output
 
 
+@pytest.mark.quick_cases(1)
 @also_with_drafts
 @pytest.mark.parametrize("ahead", slow_but([Ahead.HOST], Ahead))
 async def test_200_streams_50_cancelled(ahead: Ahead) -> None:
@@ -201,6 +206,7 @@ async def test_request_ids() -> None:
         await again.aclose()
 
 
+@pytest.mark.quick_cases(6)
 @pytest.mark.parametrize(
     ("prompt", "options", "field"),
     [
@@ -289,21 +295,23 @@ async def test_deadline_while_nothing_else_happens() -> None:
     """A parked request ends in time although no step runs."""
     async with OracleEngine(max_unread_tokens=1) as engine:
         stream = engine.stream([1], SamplingParams(seed=1, ignore_eos=True), timeout=0.2)
-        with anyio.fail_after(20):
+        with anyio.fail_after(HANG_SECONDS):
             await engine._serving.registry._streams[0].released.wait()
         tokens = [token async for token in stream]
         assert tokens[-1].finish_reason is FinishReason.DEADLINE
 
 
+@pytest.mark.quick_cases(4)
 @also_with_drafts
 @pytest.mark.parametrize("ahead", list(Ahead))
 async def test_a_stalled_reader_costs_no_steps(ahead: Ahead) -> None:
     async with OracleEngine(max_unread_tokens=8, ahead=ahead) as engine:
+        step_with_the_loop(engine)
         stalled = engine.stream([1], SamplingParams(seed=1, max_tokens=300, ignore_eos=True))
         await until(lambda: engine.stats().parked == 1)
         await engine.generate([3], SamplingParams(seed=3, max_tokens=1, ignore_eos=True))  # what was reported before has arrived
         unread = len(stalled._source.items)
-        assert 8 < unread < 8 + 200
+        assert 8 < unread < 8 + 20
         steps = engine.stats().steps
         other = await engine.generate([2], SamplingParams(seed=2, max_tokens=50, ignore_eos=True))
         assert other.token_ids == tuple(engine.solo(2)[0])
@@ -331,6 +339,8 @@ class TestLifeCycle:
         engine = OracleEngine()
         with pytest.raises(EngineStateError, match="not started"):
             engine.stream([1])
+        with pytest.raises(EngineStateError, match="not started"):
+            await engine.cancel("one")
         with pytest.raises(EngineStateError, match="not started"):
             engine.model_info  # noqa: B018
         assert not engine.healthy
@@ -380,7 +390,7 @@ class TestLifeCycle:
 
         def held() -> LoadedModel:
             loading.set()
-            assert gate.wait(20)
+            assert gate.wait(HANG_SECONDS)
             return load()
 
         engine._load = held  # type: ignore[method-assign]
@@ -417,7 +427,7 @@ class TestLifeCycle:
             patch.setattr(threading.Thread, "start", refuse)
             with pytest.raises(RuntimeError, match="can't start new thread"):
                 await engine.start()
-        with anyio.fail_after(5):
+        with anyio.fail_after(HANG_SECONDS):
             await engine.aclose()
 
     @also_with_drafts
@@ -450,7 +460,7 @@ class TestLifeCycle:
             for name, weight in random_weights(*args):
                 drawn.append(name)
                 first.set()
-                assert gate.wait(20)
+                assert gate.wait(HANG_SECONDS)
                 yield name, weight
 
         monkeypatch.setattr("aengine.runner.setup.random_weights", draw)
@@ -492,6 +502,7 @@ class Boom(RuntimeError):
     pass
 
 
+@pytest.mark.quick_cases(4)
 @also_with_drafts
 @pytest.mark.parametrize("ahead", list(Ahead))
 async def test_death_of_the_step_thread_ends_every_stream(ahead: Ahead) -> None:
@@ -510,7 +521,7 @@ async def test_death_of_the_step_thread_ends_every_stream(ahead: Ahead) -> None:
                     pass
             causes.append(caught.value.__cause__)
 
-        with anyio.fail_after(10):
+        with anyio.fail_after(HANG_SECONDS):
             async with anyio.create_task_group() as group:
                 for i in range(100):
                     group.start_soon(read, i)
@@ -520,3 +531,40 @@ async def test_death_of_the_step_thread_ends_every_stream(ahead: Ahead) -> None:
         with pytest.raises(EngineDeadError):
             engine.stream([1])
         assert await engine.cancel("unknown") is False
+
+    @pytest.mark.parametrize("kind", [ValueError, MemoryError])
+    async def test_start_raises_what_taking_the_model_over_raises(self, kind: type[Exception], monkeypatch: pytest.MonkeyPatch) -> None:
+        def fail(*given: object) -> None:
+            raise kind("of the loaded model")
+
+        monkeypatch.setattr(Serving, "of", fail)
+        engine = OracleEngine()
+        with anyio.fail_after(HANG_SECONDS), pytest.raises(kind, match="of the loaded model"):
+            await engine.start()
+        assert engine.runner.closed.is_set()
+        await engine.aclose()
+
+    async def test_a_report_that_cannot_be_taken_ends_the_engine(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        async with OracleEngine() as engine:
+            monkeypatch.setattr(engine._serving.registry, "update", lambda updates: 1 // 0)
+            with anyio.fail_after(HANG_SECONDS), pytest.raises(EngineDeadError, match="ZeroDivisionError"):
+                await engine.generate([1, 2])
+
+    @pytest.mark.parametrize("anyio_backend", ["asyncio"])
+    async def test_nothing_of_a_closed_engine_waits_for_a_garbage_collection(self) -> None:
+        """Collections are rare where much is alive, and each start leaves more than a MiB."""
+
+        async def run() -> weakref.ref[AsyncEngine]:
+            async with AsyncEngine("demo") as engine:
+                await engine.generate([1, 2, 3], SamplingParams(max_tokens=2))
+                return weakref.ref(engine)
+
+        await run()
+        gc.collect()
+        gc.disable()
+        try:
+            num_files = len(os.listdir("/proc/self/fd"))
+            engine = await run()
+            assert (engine(), len(os.listdir("/proc/self/fd"))) == (None, num_files)
+        finally:
+            gc.enable()

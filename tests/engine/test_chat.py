@@ -12,9 +12,10 @@ import chat_templates
 import pytest
 import tiny_tokenizers
 
-from aengine import InvalidRequestError, RequestOptions, chat_prompts
-from aengine.chat_prompts import RESERVED, ChatOptions, read_messages
-from aengine.engine.tokenizer import Tokenizer
+from aengine import InvalidRequestError, RequestOptions
+from aengine.api import request as chat_prompts
+from aengine.api.request import RESERVED, ChatOptions, read_messages
+from aengine.tokenizer.tokenizer import Tokenizer
 
 WEATHER = {
     "type": "function",
@@ -78,7 +79,7 @@ def auto(folder: Path) -> Any:
 
 
 def transformers_text(folder: Path, messages: list[dict[str, Any]], tokenize: bool = False, **fields: Any) -> Any:
-    """As `chat_text` should have it; what the template raises, if it does."""
+    """As `render_chat` should have it; what the template raises, if it does."""
     fields = {**fields, **fields.pop("template_kwargs", {})}
     if fields.get("add_generation_prompt") is None:
         fields["add_generation_prompt"] = not fields.get("continue_final_message")
@@ -97,17 +98,17 @@ def test_chats_are_rendered_as_in_transformers(family: str, case: str, folders: 
     tokenizer = Tokenizer.load(folders[family])
     if isinstance(expected, Exception):
         with pytest.raises(InvalidRequestError) as caught:
-            tokenizer.chat_text(messages, **fields)  # type: ignore[arg-type]
+            tokenizer.render_chat(messages, **fields)  # type: ignore[arg-type]
         assert str(caught.value) == f"prompt: the model's chat template refuses these messages: {expected}"[: len(str(caught.value))]
         return
-    text = tokenizer.chat_text(messages, **fields)  # type: ignore[arg-type]
+    text = tokenizer.render_chat(messages, **fields).text  # type: ignore[arg-type]
     assert text == expected
     ids = transformers_text(folders[family], messages, tokenize=True, **fields)
     assert tokenizer.encode(text, add_special_tokens=False) == ids
 
 
 def test_the_cases_show_what_they_are_about(folders: dict[str, Path]) -> None:
-    texts = {name: Tokenizer.load(folders["qwen3"]).chat_text(messages, **fields) for name, (messages, fields) in CASES.items()}  # type: ignore[arg-type]
+    texts = {name: Tokenizer.load(folders["qwen3"]).render_chat(messages, **fields).text for name, (messages, fields) in CASES.items()}  # type: ignore[arg-type]
     assert texts["turns"].endswith("And now?<|im_end|>\n<|im_start|>assistant\n")
     assert texts["turns"] == texts["thinking"] == texts["closed"] + "<|im_start|>assistant\n"
     assert texts["no_thinking"] == texts["turns"] + "<think>\n\n</think>\n\n"
@@ -124,7 +125,7 @@ def test_parts_are_for_the_template_to_read_and_text_for_others(family: str, fol
     given = [{"role": "user", "content": parts}, {"role": "assistant", "content": "Rainy."}, USER]
     reads_parts = family == "gemma"
     same = given if reads_parts else [USER, *given[1:]]
-    text = Tokenizer.load(folders[family]).chat_text(given)
+    text = Tokenizer.load(folders[family]).render_chat(given).text
     assert text == transformers_text(folders[family], same)
     assert ("How is itin Bath?" if reads_parts else "How is it in Bath?") in text
     assert given[0]["content"] is parts
@@ -220,7 +221,7 @@ def test_what_transformers_takes_is_reserved() -> None:
 def test_a_message_that_cannot_be_continued(folders: dict[str, Path]) -> None:
     tokenizer = Tokenizer.load(folders["qwen3"])
     with pytest.raises(InvalidRequestError, match="refuses these messages: continue_final_message is set but"):
-        tokenizer.chat_text(CALLS[:2], continue_final_message=True)
+        tokenizer.render_chat(CALLS[:2], continue_final_message=True)
 
 
 def test_a_tokenizer_of_custom_code_renders_chats_without_it(tmp_path: Path) -> None:
@@ -228,7 +229,7 @@ def test_a_tokenizer_of_custom_code_renders_chats_without_it(tmp_path: Path) -> 
     folder = save(tmp_path, tokenizer_class="Own", auto_map={"AutoTokenizer": [None, "own.Own"]}, chat_template=template)
     (folder / "config.json").write_text(json.dumps({"model_type": "own", "auto_map": {"AutoConfig": "own.Own"}}))
     (folder / "own.py").write_text("raise AssertionError('this code is not to be run')")
-    assert Tokenizer.load(folder).chat_text([USER]) == "<bos>How is it in Bath? "
+    assert Tokenizer.load(folder).render_chat([USER]).text == "<bos>How is it in Bath? "
 
 
 class TestSeveralTemplates:
@@ -244,19 +245,19 @@ class TestSeveralTemplates:
         else:
             folder = save(tmp_path, chat_template=[{"name": name, "template": template} for name, template in named.items()])
         tokenizer = Tokenizer.load(folder)
-        assert tokenizer.chat_text([USER]) == "plain How is it in Bath? " == transformers_text(folder, [USER])
-        assert tokenizer.chat_text([USER], tools=[WEATHER]) == "tools 1" == transformers_text(folder, [USER], tools=[WEATHER])
+        assert tokenizer.render_chat([USER]).text == "plain How is it in Bath? " == transformers_text(folder, [USER])
+        assert tokenizer.render_chat([USER], tools=[WEATHER]).text == "tools 1" == transformers_text(folder, [USER], tools=[WEATHER])
 
     def test_a_file_is_before_the_config(self, tmp_path: Path) -> None:
         folder = save(tmp_path, chat_template="of the config")
         (folder / "chat_template.jinja").write_text("of the file")
-        assert Tokenizer.load(folder).chat_text([USER]) == "of the file"
+        assert Tokenizer.load(folder).render_chat([USER]).text == "of the file"
 
     def test_none_is_the_default(self, tmp_path: Path) -> None:
         folder = save(tmp_path)
         (folder / "additional_chat_templates").mkdir()
         (folder / "additional_chat_templates" / "tool_use.jinja").write_text("tools")
         tokenizer = Tokenizer.load(folder)
-        assert tokenizer.chat_text([USER], tools=[WEATHER]) == "tools"
+        assert tokenizer.render_chat([USER], tools=[WEATHER]).text == "tools"
         with pytest.raises(InvalidRequestError, match=r"prompt: .* multiple chat templates with no default"):
-            tokenizer.chat_text([USER])
+            tokenizer.render_chat([USER])

@@ -19,12 +19,12 @@ from fake_cuda import FakeCuda, _Operations
 from triton_mode import INTERPRETED
 
 from aengine import AsyncEngine, SamplingParams
-from aengine.engine.step_loop import StepLoop
-from aengine.models.decoder import Decoder
-from aengine.models.hub import resolve_model
-from aengine.runner.model_runner import ModelRunner
+from aengine.engine.step_thread import StepLoop
+from aengine.models.loading.hub import resolve_model
+from aengine.models.torch.decoder import Decoder
+from aengine.runner.runner import ModelRunner
 
-pytestmark = [pytest.mark.anyio, pytest.mark.skipif(not INTERPRETED, reason="there is a device")]
+pytestmark = [pytest.mark.anyio, pytest.mark.skipif(not INTERPRETED, reason="there is a device"), pytest.mark.slow]
 PROMPT = "It is a truth universally acknowledged"
 
 

@@ -13,12 +13,13 @@ import anyio
 import numpy as np
 import pytest
 import torch
-from oracle_engine import DEMO_DIR, Ahead, OracleEngine, idle, seeds_of
+from hang_guard import HANG_SECONDS
+from oracle_engine import DEMO_DIR, Ahead, OracleEngine, idle, seeds_of, step_with_the_loop
 from speculating import also_with_drafts, demo
 
 from aengine import ContextLengthError, FinishReason, InvalidRequestError, SamplingParams
-from aengine.engine import prompts
-from aengine.outputs import RequestState
+from aengine.api.outputs import RequestState
+from aengine.engine import requests
 
 pytestmark = pytest.mark.anyio
 
@@ -48,6 +49,7 @@ class TestSeveralSequences:
             most = expected + 5 * (ahead is not Ahead.NEVER)  # one step ahead runs past an end
             assert expected <= engine.runner.num_computed <= (most if not speculation else most + engine.stats().draft_tokens)
 
+    @pytest.mark.quick_cases(1)
     @also_with_drafts
     async def test_each_can_be_replayed_alone(self) -> None:
         """With the formula of docs/sampling.md, which is kept for users."""
@@ -82,9 +84,10 @@ class TestSeveralSequences:
     @also_with_drafts
     async def test_a_slow_reader_parks_all_of_them(self) -> None:
         async with OracleEngine(max_unread_tokens=8) as engine:
+            step_with_the_loop(engine)
             params = SamplingParams(seed=1, n=3, ignore_eos=True, max_tokens=100)
             stream = engine.stream([1, 2], params)
-            with anyio.fail_after(20):
+            with anyio.fail_after(HANG_SECONDS):
                 while engine.stats().parked < 3:
                     await anyio.lowlevel.checkpoint()
             got: list[list[int]] = [[], [], []]
@@ -99,6 +102,7 @@ class TestSeveralSequences:
 
 
 class TestStopStrings:
+    @pytest.mark.quick_cases(1)
     async def test_ends_at_the_earliest_match(self, speculation: bool) -> None:
         num_accepted = 0
         async with demo(dtype="float32") as engine:
@@ -130,17 +134,19 @@ class TestStopStrings:
                 assert len([token async for token in stream]) == 1
             assert (stream.usage.completion_tokens, stream.usage.draft_tokens) == (1, 0), "what comes behind the end is not counted"
 
+    @pytest.mark.quick_cases(1)
     @also_with_drafts
     async def test_a_slow_reader_does_not_keep_it_running(self) -> None:
         async with demo(dtype="float32") as engine:
             stream = engine.stream("The morning was", SamplingParams(seed=3, max_tokens=250, ignore_eos=True, stop=(" the", " a", ",")))
-            with anyio.fail_after(30):
+            with anyio.fail_after(HANG_SECONDS):
                 await stream._source.released.wait()
             assert 0 < len(stream._source.items) < 100
             async for _ in stream:
                 pass
             assert stream.completion().finish_reason is FinishReason.STOP_STRING
 
+    @pytest.mark.quick_cases(1)
     @also_with_drafts
     async def test_min_tokens_delay_every_kind_of_stop(self) -> None:
         async with demo(dtype="float32") as engine:
@@ -163,6 +169,7 @@ class TestStopStrings:
             params = SamplingParams(temperature=0.0, max_tokens=40, skip_special_tokens=False, include_stop_str_in_output=True)
             assert (await engine.generate(chat, params)).text.endswith("<|im_end|>")
 
+    @pytest.mark.quick_cases(2)
     @also_with_drafts
     @pytest.mark.parametrize("stop_token", [False, True])
     async def test_what_ends_a_sequence_does_not_depend_on_what_its_text_keeps(self, stop_token: bool) -> None:
@@ -213,6 +220,7 @@ def reference() -> Callable[[list[int]], torch.Tensor]:
 
 
 class TestLogprobs:
+    @pytest.mark.quick_cases(2)
     @also_with_drafts
     @pytest.mark.parametrize("options", [{}, {"max_num_seqs": 16, "max_num_batched_tokens": 16}], ids=["whole", "chunked"])
     async def test_equal_transformers_cold_and_warm(self, reference: Callable[[list[int]], torch.Tensor], options: dict[str, int]) -> None:
@@ -312,7 +320,7 @@ async def test_a_list_that_takes_long_to_read_is_read_in_the_background_as_it_wa
         params = SamplingParams(max_tokens=4, temperature=0, allowed_token_ids=allowed)
         expected = await engine.generate(ids, SamplingParams(max_tokens=4, temperature=0))
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(prompts, "INLINE_ENTRIES", 3)
+            patch.setattr(requests, "INLINE_ENTRIES", 3)
             stream = engine.stream(ids, params)
             assert engine.request_info(stream.request_id).state is RequestState.PREPARING  # type: ignore[union-attr]
             ids.clear()

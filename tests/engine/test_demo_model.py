@@ -14,8 +14,8 @@ from oracle_engine import DEMO_DIR, idle
 from slow_cases import slow_but
 
 from aengine import AsyncEngine, FinishReason, InvalidRequestError, SamplingParams
-from aengine.engine.tokenizer import Tokenizer
-from aengine.outputs import LayerGroup
+from aengine.api.outputs import LayerGroup
+from aengine.tokenizer.tokenizer import Tokenizer
 
 NUM_PROMPTS, NUM_TOKENS = 20, 64
 GREEDY = SamplingParams(temperature=0.0, max_tokens=NUM_TOKENS)
@@ -44,6 +44,7 @@ def greedy(prompts: list[list[int]]) -> list[list[int]]:
     return [output[: next((i + 1 for i, token in enumerate(output) if token in ends), None)] for output in outputs]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("anyio_backend", ["asyncio"])
 @pytest.mark.parametrize(
     ("at_once", "options"),
@@ -82,6 +83,7 @@ async def test_a_started_engine_tells_how_long_its_steps_are() -> None:
             assert (engine.config.max_num_seqs, engine.config.max_num_batched_tokens) == expected
 
 
+@pytest.mark.quick_cases(1)
 async def test_200_streams_exact_counts_and_50_cancelled() -> None:
     rng = random.Random(3)
     cancelled = set(rng.sample(range(200), 50))
@@ -106,6 +108,7 @@ async def test_200_streams_exact_counts_and_50_cancelled() -> None:
         assert idle(engine)
 
 
+@pytest.mark.quick_cases(1)
 async def test_seeds_alone_and_in_a_crowd() -> None:
     params = SamplingParams(seed=11, max_tokens=24, temperature=0.9, top_p=0.95, top_k=50, ignore_eos=True)
     async with AsyncEngine("demo", dtype="float32", kv_cache_memory=32 << 20) as engine:
@@ -122,6 +125,7 @@ async def test_seeds_alone_and_in_a_crowd() -> None:
         assert again.token_ids == drawn.completion().token_ids
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("anyio_backend", ["asyncio"])
 async def test_preemption_changes_nothing() -> None:
     """Greedy and seeded requests in a pool that holds two of them, against one that holds all."""

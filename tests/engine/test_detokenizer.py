@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 from slow_cases import slow_but
 from tokenizers import decoders
 
-from aengine.engine.detokenizer import Detokenizer
-from aengine.engine.tokenizer import Tokenizer
+from aengine.tokenizer.detokenizer import Detokenizer
+from aengine.tokenizer.tokenizer import Tokenizer
 
 TEXTS = [
     "It is a truth universally acknowledged, that a single man",
@@ -33,7 +33,7 @@ def load(kind: str) -> Tokenizer:
     import aengine
 
     if kind == "demo":
-        return Tokenizer.load(Path(aengine.__file__).parent / "demo_model")
+        return Tokenizer.load(Path(aengine.__file__).parent / "models" / "demo_model")
     with tempfile.TemporaryDirectory() as folder:
         tiny_tokenizers.ALL[kind]().save(f"{folder}/tokenizer.json")
         return Tokenizer.load(Path(folder))
@@ -65,6 +65,7 @@ def sequences(draw: st.DrawFn, kind: str) -> list[int]:
     return ids
 
 
+@pytest.mark.quick_cases(3)
 @pytest.mark.parametrize("part", slow_but([0], range(3)))
 @pytest.mark.parametrize("kind", KINDS)
 def test_pieces_add_up_to_the_full_decode_of_any_ids(kind: str, part: int) -> None:
@@ -78,6 +79,7 @@ def test_pieces_add_up_to_the_full_decode_of_any_ids(kind: str, part: int) -> No
     check()
 
 
+@pytest.mark.quick_cases(2)
 @pytest.mark.parametrize("kind", [kind for kind in KINDS if "byte_fallback" in kind or kind in ("demo", "byte_level", "metaspace")])
 def test_pieces_add_up_over_bytes_alone(kind: str) -> None:
     """Runs of raw bytes, valid and not: the places where half characters could slip out."""

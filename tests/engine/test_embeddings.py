@@ -22,7 +22,7 @@ from slow_cases import slow_but
 from tokenizers.processors import TemplateProcessing
 
 from aengine import AsyncEngine, ContextLengthError, Embedding, InvalidRequestError, RequestEndedError, SamplingParams
-from aengine.models.embedding_checkpoint import default_pooling
+from aengine.models.loading.embedding_checkpoint import default_pooling
 
 pytestmark = pytest.mark.anyio
 ASYNCIO = pytest.mark.parametrize("anyio_backend", ["asyncio"])
@@ -58,6 +58,7 @@ async def embed_all(engine: AsyncEngine, requests: list[tuple[list[int], dict[st
     return [found[number] for number in range(len(requests))]
 
 
+@pytest.mark.quick_cases(1)
 @ASYNCIO
 @pytest.mark.parametrize(("name", "options"), [*slow_but(QUICK, [*QUICK, *OTHERS]), CUDA])
 async def test_a_crowd_beside_streams(name: str, options: dict[str, Any], tmp_path: Path) -> None:
@@ -144,7 +145,7 @@ async def test_what_is_made_of_the_states() -> None:
         ids = await engine.tokenize("It is a truth")
         assert np.array_equal((await engine.embed(ids, normalize=False)).values, plain.values)
         messages = [{"role": "user", "content": "It is a truth"}]
-        rendered = await engine.tokenize(await engine.render_chat(messages), add_special_tokens=False)
+        rendered = await engine.tokenize((await engine.render_chat(messages)).text, add_special_tokens=False)
         of_chat, of_ids = await engine.embed(messages), await engine.embed(rendered)
         assert np.allclose(of_chat.values, of_ids.values, atol=1e-6)
         head = transformers.AutoModelForCausalLM.from_pretrained(DEMO_DIR).get_output_embeddings().weight.float()

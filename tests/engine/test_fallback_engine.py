@@ -52,6 +52,7 @@ async def all_of(engine: AsyncEngine) -> dict[tuple[int, int], Completion]:
     return results
 
 
+@pytest.mark.slow
 async def test_the_engine_gives_what_the_native_one_gives(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO, logger="aengine")
     async with demo("native") as engine:

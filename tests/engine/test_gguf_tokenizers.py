@@ -9,8 +9,8 @@ import pytest
 import torch
 from gguf_files import gguf_bytes, stored
 
-from aengine.engine.gguf_tokenizer import read_tokenizer
-from aengine.engine.tokenizer import Tokenizer
+from aengine.tokenizer.gguf import read_tokenizer
+from aengine.tokenizer.tokenizer import Tokenizer
 
 SPACE = "\u2581"
 BYTES = [f"<0x{number:02X}>" for number in range(256)]

@@ -14,6 +14,7 @@ from aengine import AsyncEngine, SamplingParams
 pytestmark = [pytest.mark.anyio, pytest.mark.parametrize("anyio_backend", ["asyncio"])]
 
 
+@pytest.mark.quick_cases(1)
 @pytest.mark.parametrize(
     ("source", "make"),
     [("eagle", lambda path: eagle(path, own_ids=True)), ("mtp", lambda path: mtp(path, "mimo", from_last_token=True))],

@@ -39,6 +39,7 @@ def anyio_backend() -> str:
     return "asyncio"
 
 
+@pytest.mark.quick_cases(1)
 @pytest.mark.parametrize(("seed", "count"), slow_but([(1, 100)], [(1, 100), (2, 300)]))
 async def test_random_requests(seed: int, count: int, speculation: bool) -> None:
     """In a crowd that is preempted."""
@@ -50,6 +51,7 @@ async def test_random_requests(seed: int, count: int, speculation: bool) -> None
         assert idle(engine)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("seed", "count"), slow_but([(11, 15)], [(11, 15), (12, 80)]))
 async def test_with_the_torch_executor(seed: int, count: int) -> None:
     """What another engine has begun."""

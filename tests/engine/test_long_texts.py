@@ -15,11 +15,12 @@ from slow_cases import slow_but
 from tokenizers import AddedToken, normalizers, pre_tokenizers
 
 import aengine
-from aengine import InvalidRequestError, chat_prompts
-from aengine.engine import tokenizer as tokenizer_module
-from aengine.engine.tokenizer import Tokenizer
+from aengine import InvalidRequestError
+from aengine.api import request as chat_prompts
+from aengine.tokenizer import tokenizer as tokenizer_module
+from aengine.tokenizer.tokenizer import Tokenizer
 
-DEMO = Path(aengine.__file__).parent / "demo_model"
+DEMO = Path(aengine.__file__).parent / "models" / "demo_model"
 LLAMA3 = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"  # Qwen's too
 )
@@ -163,4 +164,4 @@ class TestLimits:
             {"role": "user", "content": "a", "more": [0] * 10**5},
         ):
             with pytest.raises(InvalidRequestError, match="prompt: the messages hold more than 100 characters and other values"):
-                demo.chat_text([message])
+                demo.render_chat([message])

@@ -7,7 +7,9 @@ import threading
 from types import FrameType
 from typing import Any
 
-from aengine.engine.mailbox import Cancel, Mailbox
+from hang_guard import HANG_SECONDS
+
+from aengine.engine.edges import Cancel, Mailbox
 
 
 def test_a_post_in_the_middle_of_any_line_is_delivered_and_blocks_nobody() -> None:
@@ -34,7 +36,7 @@ def test_a_post_in_the_middle_of_any_line_is_delivered_and_blocks_nobody() -> No
 
     thread = threading.Thread(target=work, daemon=True)
     thread.start()
-    thread.join(20)
+    thread.join(HANG_SECONDS)
     assert not thread.is_alive(), "a post waits for a lock that its own thread holds"
     assert len(posted) > 10
     assert [command for command in taken if command.key >= 0] == posted
@@ -47,7 +49,7 @@ def test_a_wait_of_any_length_ends_with_a_post() -> None:
         waiter = threading.Thread(target=mailbox.wait, args=(timeout,), daemon=True)
         waiter.start()
         mailbox.post(Cancel(1))
-        waiter.join(20)
+        waiter.join(HANG_SECONDS)
         assert not waiter.is_alive()
         assert mailbox.take() == [Cancel(1)]
 
@@ -73,5 +75,5 @@ def test_what_was_taken_does_not_wake() -> None:
     waiter.join(0.05)
     assert waiter.is_alive()
     mailbox.post(Cancel(3))
-    waiter.join(20)
+    waiter.join(HANG_SECONDS)
     assert not waiter.is_alive()

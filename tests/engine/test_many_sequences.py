@@ -7,8 +7,7 @@ from collections.abc import Callable
 
 import pytest
 
-from aengine import AsyncEngine, QueueFullError, SamplingParams
-from aengine.engine.stream import TokenStream
+from aengine import AsyncEngine, QueueFullError, SamplingParams, TokenStream
 
 pytestmark = pytest.mark.anyio
 
@@ -36,6 +35,7 @@ async def longest_silence(stream: TokenStream, num_tokens: int, act: Callable[[]
     return longest
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("anyio_backend", ["asyncio"])
 @pytest.mark.parametrize("same_prompt", [False, True])
 async def test_many_sequences(same_prompt: bool) -> None:

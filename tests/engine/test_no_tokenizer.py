@@ -9,7 +9,7 @@ import pytest
 from oracle_engine import DEMO_DIR
 
 from aengine import AsyncEngine, InvalidRequestError, ModelLoadError, NoTokenizerError, SamplingParams, StructuredOutput
-from aengine.engine.tokenizer import Tokenizer
+from aengine.tokenizer.tokenizer import Tokenizer
 
 pytestmark = pytest.mark.anyio
 
@@ -26,6 +26,7 @@ def bare(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+@pytest.mark.quick_cases(1)
 async def test_ids_go_in_and_come_out(bare: Path) -> None:
     params = SamplingParams(temperature=0, max_tokens=12, logprobs=2, prompt_logprobs=1, stop_token_ids=[7], ignore_eos=True)
     async with AsyncEngine("demo", kv_cache_memory=MEMORY) as engine:

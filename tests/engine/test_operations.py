@@ -8,13 +8,13 @@ from collections.abc import Awaitable, Callable
 
 import anyio
 import pytest
-from oracle_engine import Ahead, OracleEngine, StepGate, idle, until
+from hang_guard import HANG_SECONDS
+from oracle_engine import Ahead, OracleEngine, StepGate, idle, step_with_the_loop, until
 from speculating import also_with_drafts, demo, drafts_everywhere
 
-from aengine import AsyncEngine, EngineDeadError, EngineStateError, FinishReason, SamplingParams
-from aengine.engine import prompts
-from aengine.engine.stream import TokenStream
-from aengine.outputs import RequestState, Timing
+from aengine import AsyncEngine, EngineDeadError, EngineStateError, FinishReason, SamplingParams, TokenStream
+from aengine.api.outputs import RequestState, Timing
+from aengine.engine import requests
 from aengine.scheduler.plan import StepPlan
 
 pytestmark = pytest.mark.anyio
@@ -24,7 +24,7 @@ TEXT = "!" * 8  # the ids of few texts are below the oracle's vocabulary size
 
 @pytest.fixture(autouse=True)
 def _every_text_is_tokenized_in_the_background(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(prompts, "INLINE_CHARACTERS", 1)
+    monkeypatch.setattr(requests, "INLINE_CHARACTERS", 1)
 
 
 def endless(seed: int) -> SamplingParams:
@@ -42,6 +42,7 @@ async def ids_of(stream: TokenStream) -> list[int]:
 
 @also_with_drafts
 class TestPause:
+    @pytest.mark.quick_cases(4)
     @pytest.mark.parametrize("ahead", list(Ahead))
     async def test_no_step_runs_and_nothing_is_lost(self, ahead: Ahead) -> None:
         async with OracleEngine(ahead=ahead) as engine:
@@ -152,7 +153,7 @@ class TestPause:
             await engine.pause()
             waiting = engine.stream([3], endless(3))
             steps = engine.stats().steps
-            with anyio.fail_after(10):
+            with anyio.fail_after(HANG_SECONDS):
                 await running.aclose()
                 await waiting.aclose()
                 assert await engine.cancel("mine") is True
@@ -160,15 +161,17 @@ class TestPause:
             assert idle(engine)
             assert engine.stats().steps == steps
 
+    @pytest.mark.quick_cases(1)
     async def test_deadlines_hold_meanwhile(self) -> None:
         async with OracleEngine() as engine:
-            running = engine.stream([1], endless(1), timeout=0.2)
-            await running.__anext__()
+            running = engine.stream([1], endless(1), timeout=0.5)
+            reasons = [(await running.__anext__()).finish_reason]  # the deadline's, where that has passed already
             await engine.pause()
             waiting = engine.stream([2], endless(2), timeout=0.05)
             for stream in (waiting, running):
-                with anyio.fail_after(10):
-                    assert [token.finish_reason async for token in stream][-1] is FinishReason.DEADLINE
+                with anyio.fail_after(HANG_SECONDS):
+                    reasons += [token.finish_reason async for token in stream]
+                assert reasons[-1] is FinishReason.DEADLINE
                 await stream.aclose()
             assert idle(engine)
 
@@ -196,7 +199,7 @@ class TestPause:
             await running.__anext__()
             await engine.pause()
             waiting = engine.stream([2], endless(2))
-            with anyio.fail_after(10):
+            with anyio.fail_after(HANG_SECONDS):
                 await engine.aclose()
         for stream in (running, waiting):
             assert [token.finish_reason async for token in stream][-1] is FinishReason.CANCELLED
@@ -213,7 +216,7 @@ class TestPause:
                     await engine.pause()
                 ended.append(True)
 
-            with anyio.fail_after(10):
+            with anyio.fail_after(HANG_SECONDS):
                 async with anyio.create_task_group() as group:
                     group.start_soon(pause)
                     await anyio.wait_all_tasks_blocked()
@@ -242,7 +245,7 @@ class TestPause:
                     await operation(engine)
                 errors.append(caught.value)
 
-            with anyio.fail_after(10):
+            with anyio.fail_after(HANG_SECONDS):
                 async with anyio.create_task_group() as group:
                     for _ in range(2):
                         group.start_soon(wait)
@@ -289,6 +292,7 @@ class TestFlush:
             assert await engine.flush_cache() == 0
             assert [await cached(3), await cached(4)] == [0, 36]
 
+    @pytest.mark.quick_cases(4)
     @also_with_drafts
     @pytest.mark.parametrize("ahead", list(Ahead))
     async def test_what_runs_is_unharmed(self, ahead: Ahead) -> None:
@@ -306,7 +310,7 @@ class TestFlush:
                         break
                 num_done += 1
 
-            with anyio.fail_after(60):
+            with anyio.fail_after(HANG_SECONDS):
                 async with anyio.create_task_group() as group:
                     for seed in range(40):
                         group.start_soon(read, seed)
@@ -343,6 +347,7 @@ class TestRequestInfo:
             assert (info.request_id, info.usage.prompt_tokens, info.usage.completion_tokens, info.timing) == ("late", 1, 0, Timing())
             for other in (text, late):
                 other._source.cancel()
+            step_with_the_loop(engine)
             gate.open()
             await text.aclose()
             await late.aclose()
@@ -400,6 +405,7 @@ class TestCounters:
             assert stats.step_seconds.total > 0
             assert stats.step_tokens.total == engine.runner.num_computed
 
+    @pytest.mark.quick_cases(1)
     async def test_drafts_are_counted_by_drafter(self) -> None:
         usages = []
         with drafts_everywhere():  # of a model, and random ones under the name of another drafter
@@ -437,9 +443,11 @@ class TestCounters:
     @also_with_drafts
     async def test_preemption_counts_no_prompt_twice(self) -> None:
         async with OracleEngine(num_pages=1 + 60, max_num_seqs=4) as engine:
-            async with anyio.create_task_group() as group:
-                for seed in range(4):
-                    group.start_soon(engine.generate, [seed + 1], some(seed, 100))
+            await engine.pause()  # until all of them are there
+            streams = [engine.stream([seed + 1], some(seed, 100)) for seed in range(4)]
+            await engine.unpause()
+            for stream in streams:
+                assert len([token async for token in stream]) == 100
             stats = engine.stats()
             assert stats.preemptions > 0
             assert (stats.prompt_tokens, stats.completion_tokens) == (4, 400)
@@ -484,7 +492,7 @@ class TestTiming:
             assert stream.timing == Timing()
             await until(gate.held.is_set)
             at_step = time.monotonic()
-            with anyio.fail_after(5):
+            with anyio.fail_after(HANG_SECONDS):
                 while time.monotonic() - at_step < 0.01:
                     await anyio.lowlevel.checkpoint()
             gate.open()

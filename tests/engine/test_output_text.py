@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from slow_cases import slow_but
 from test_detokenizer import KINDS, load, sequences
 
-from aengine.engine.output_text import OutputText, StopStrings
-from aengine.engine.tokenizer import Tokenizer
+from aengine.engine.text import OutputText, StopStrings
+from aengine.tokenizer.tokenizer import Tokenizer
 
 TORTURE = "Hi 👨‍👩‍👧‍👦!🇦🇹 e\u0301a\u0308\u0323 漢字かな שָׁלוֹם עולם aaab\ufffd\ufffd don't, a truth\n\n\tof 12"
 
@@ -83,6 +83,7 @@ def cut(text: str, match: tuple[int, str], include: bool) -> str:
     return text[: start + len(string) * include]
 
 
+@pytest.mark.quick_cases(8)
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("length", slow_but([1, 3, 9], [1, 2, 3, 5, 9]))
 def test_every_stop_string_over_every_token_border(kind: str, length: int) -> None:
@@ -107,6 +108,7 @@ def test_the_torture_text_has_stop_strings_that_lie_over_borders() -> None:
     assert "\ufffd" in texts[-1][20:60]
 
 
+@pytest.mark.quick_cases(3)
 @pytest.mark.parametrize("part", slow_but([0], range(3)))
 @pytest.mark.parametrize("kind", KINDS)
 def test_random_ids_and_stop_strings_cut_out_of_their_text(kind: str, part: int) -> None:

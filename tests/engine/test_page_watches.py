@@ -9,12 +9,13 @@ from typing import Any
 
 import anyio
 import pytest
+from hang_guard import HANG_SECONDS
 from oracle_engine import Ahead, OracleEngine, StepGate, idle, until
 
 from aengine import EngineStateError, SamplingParams
+from aengine.api.outputs import CachedPages
 from aengine.cache import PageChain, PrefixIndex, published_digest
-from aengine.engine import page_watches
-from aengine.outputs import CachedPages
+from aengine.engine import operations
 
 pytestmark = pytest.mark.anyio
 
@@ -107,14 +108,15 @@ class Work:
             assert watcher.cached_tokens(prompt, salt or "", version) == await self.ask(prompt, salt)
 
 
+@pytest.mark.quick_cases(1)
 @pytest.mark.parametrize("few", [False, True], ids=["roomy", "overflows"])
 @pytest.mark.parametrize("ahead", Ahead)
 async def test_digests_tell_what_requests_find(ahead: Ahead, few: bool, watch: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """Also to watchers that are late and were only told all anew, and in several items; of a cache that pages are evicted from."""
     if few:
-        monkeypatch.setattr(page_watches, "MAX_CHANGES", 7)
-        monkeypatch.setattr(page_watches, "MAX_PAGES_TOLD", 5)
-        monkeypatch.setattr(page_watches, "DIGESTS_AT_ONCE", 2)
+        monkeypatch.setattr(operations, "MAX_CHANGES", 7)
+        monkeypatch.setattr(operations, "MAX_PAGES_TOLD", 5)
+        monkeypatch.setattr(operations, "DIGESTS_AT_ONCE", 2)
     async with OracleEngine(num_pages=150, ahead=ahead) as engine:
         work = Work(engine, random.Random(ahead.value))
         await work.do(10)
@@ -169,7 +171,7 @@ async def test_pages_that_are_held_are_told(watch: Any) -> None:
         prompt = list(range(30))
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(engine.generate, prompt, SamplingParams(seed=1, max_tokens=9, ignore_eos=True))
-            await anyio.to_thread.run_sync(gate.held.wait, 20)
+            await anyio.to_thread.run_sync(gate.held.wait, HANG_SECONDS)
             assert (await anext(watcher.pages)) is None
             gate.open()
         await watcher.catch_up()

@@ -6,18 +6,21 @@ import threading
 from collections.abc import Iterator
 from concurrent.futures import Future
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any
 
 import anyio
 import pytest
+from hang_guard import HANG_SECONDS
 from oracle_engine import OracleEngine, busy_worker, idle, until
 from tokenizers import Regex, pre_tokenizers
 
 from aengine import ContextLengthError, EngineStateError, FinishReason, InvalidRequestError, KVCapacityError, SamplingParams
-from aengine.engine import prompts, tokenizer
-from aengine.engine.tokenizer import PIECE_CHARACTERS
-from aengine.outputs import RequestState
-from aengine.params import StructuredOutput
+from aengine.api.outputs import RequestState
+from aengine.api.params import StructuredOutput
+from aengine.engine import requests
+from aengine.tokenizer import tokenizer
+from aengine.tokenizer.tokenizer import PIECE_CHARACTERS
 
 pytestmark = pytest.mark.anyio
 
@@ -27,8 +30,8 @@ SHORT = 0.05  # seconds
 
 @pytest.fixture(autouse=True)
 def _every_prompt_is_read_in_the_background(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(prompts, "INLINE_ENTRIES", 1)
-    monkeypatch.setattr(prompts, "INLINE_CHARACTERS", 0)
+    monkeypatch.setattr(requests, "INLINE_ENTRIES", 1)
+    monkeypatch.setattr(requests, "INLINE_CHARACTERS", 0)
 
 
 def some(count: int, seed: int = 1) -> SamplingParams:
@@ -74,7 +77,7 @@ class TestDeadline:
         async with OracleEngine() as engine:
             monkeypatch.setattr(engine._serving.registry._grammars, "compile", compile_for_ever)
             late = engine.stream([1], params, timeout=SHORT)
-            cancelled = engine.stream([1], params, timeout=20)
+            cancelled = engine.stream([1], params, timeout=HANG_SECONDS)
             assert (await late.__anext__()).finish_reason is FinishReason.DEADLINE
             await cancelled.aclose()
             assert [future.cancelled() for future in compiling] == [True, True]
@@ -124,7 +127,7 @@ class TestLongTexts:
         async with OracleEngine() as engine:
             for text, at_least in ((" " * 10_500_000, 164_063), ("é" * 5_000_000, 156_250), ("a b " * 20_000, 1250)):
                 with self.encoded(engine) as lengths:
-                    stream = engine.stream(text, timeout=20)
+                    stream = engine.stream(text, timeout=HANG_SECONDS)
                     with pytest.raises(
                         ContextLengthError, match=rf"prompt: {at_least} tokens or more, for \d+ bytes of text, leave"
                     ) as caught:
@@ -145,6 +148,11 @@ class TestLongTexts:
         async with OracleEngine(num_pages=51) as engine:
             with pytest.raises(KVCapacityError, match=r"prompt: 300 tokens leave no room for a new one in the KV cache of 200 tokens"):
                 await engine.stream("!" * 300).started()
+            asked = SamplingParams(max_tokens=205, seed=3, ignore_eos=True)
+            with pytest.raises(KVCapacityError, match=r"max_tokens: 205 beside a prompt of 190 tokens"):
+                await engine.generate([1] * 190, asked)
+            clamped = await engine.generate([1] * 190, replace(asked, clamp_max_tokens=True))
+            assert (len(clamped.token_ids), clamped.finish_reason) == (10, FinishReason.CONTEXT_LENGTH)
 
     async def test_what_is_cancelled_is_tokenized_no_further(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(tokenizer, "PIECE_CHARACTERS", 10)
@@ -156,12 +164,12 @@ class TestLongTexts:
 
                 def wait(text: str, add_special_tokens: bool) -> list[int]:
                     begun.set()
-                    assert cancelled.wait(20)
+                    assert cancelled.wait(HANG_SECONDS)
                     return encode(text, add_special_tokens)
 
                 monkeypatch.setattr(engine.tokenizer._codec, "encode", wait)
                 stream = engine.stream("a b " * 500)
-                await anyio.to_thread.run_sync(begun.wait, 20)
+                await anyio.to_thread.run_sync(begun.wait, HANG_SECONDS)
                 await stream.aclose()
                 cancelled.set()
                 with pytest.raises(InvalidRequestError, match="token id"):  # what is not the oracle's
@@ -185,7 +193,7 @@ class TestLongTexts:
             core = engine.tokenizer._codec._core  # type: ignore[attr-defined]
             core.pre_tokenizer = pre_tokenizers.Split(Regex(r"(?:a|aa)+b"), "isolated")  # with too many ways to fail
             for inline in (1, 1000):
-                monkeypatch.setattr(prompts, "INLINE_CHARACTERS", inline)
+                monkeypatch.setattr(requests, "INLINE_CHARACTERS", inline)
                 with pytest.raises(InvalidRequestError, match="prompt: the model's tokenizer fails on this text"):
                     await engine.stream("a" * 40 + "cb").started()
             assert (await engine.generate(PROMPT, some(1))).finish_reason is FinishReason.MAX_TOKENS
@@ -193,8 +201,8 @@ class TestLongTexts:
 
     async def test_short_ones_do_not_wait_for_long_ones(self) -> None:
         async with OracleEngine() as engine:
-            with busy_worker(engine, size=prompts.QUICK_CHARACTERS + 1):
-                long = engine.stream("a" * (prompts.QUICK_CHARACTERS + 1))
+            with busy_worker(engine, size=requests.QUICK_CHARACTERS + 1):
+                long = engine.stream("a" * (requests.QUICK_CHARACTERS + 1))
                 assert (await engine.generate(PROMPT, some(1))).finish_reason is FinishReason.MAX_TOKENS
                 assert long.info().state is RequestState.PREPARING
             with pytest.raises(ContextLengthError):

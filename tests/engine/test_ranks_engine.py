@@ -42,6 +42,7 @@ async def expected_of(cases: list[Case], numbers: str) -> list[Outcome]:
     return _expected[key]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("size", "stages", "numbers", "count"), slow_but(QUICK, [*QUICK, *SLOW]))
 async def test_requests_get_the_same(size: int, stages: int, numbers: str, count: int) -> None:
     cases = random_cases(12, count, processed=True)
@@ -57,6 +58,7 @@ async def test_requests_get_the_same(size: int, stages: int, numbers: str, count
         assert stats.preemptions
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("size", "stages", "count"), slow_but([(2, 1, 30)], [(2, 1, 30), (2, 2, 20)]))
 async def test_drafts_change_nothing(size: int, stages: int, count: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """The draft model, which is the model itself, is on the first rank alone."""

@@ -5,14 +5,14 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from slow_cases import slow_but
 from speculation_cases import CONTEXT, assert_same, outcomes, random_cases, uncut
 
 from aengine import AsyncEngine
 
 pytestmark = [pytest.mark.anyio, pytest.mark.parametrize("anyio_backend", ["asyncio"])]
-QUICK = [(4, {"tensor_parallel_size": 2, "speculative": "ngram"}), (4, {"tensor_parallel_size": 2, "pipeline_parallel_size": 2})]
-SLOW = [
+CASES = [
+    (4, {"tensor_parallel_size": 2, "pipeline_parallel_size": 2}),
+    (4, {"tensor_parallel_size": 2, "speculative": "ngram"}),
     (16, {"pipeline_parallel_size": 2, "speculative": "ngram"}),
     (16, {"pipeline_parallel_size": 3, "speculative": "draft", "speculative_model": "demo", "max_drafts": 3}),
     (16, {"tensor_parallel_size": 2, "pipeline_parallel_size": 2, "speculative": "draft", "speculative_model": "demo"}),
@@ -27,7 +27,8 @@ def engine_of(**options: Any) -> AsyncEngine:
     return AsyncEngine("demo", max_num_seqs=8, max_num_batched_tokens=64, page_size=4, **settings)
 
 
-@pytest.mark.parametrize(("count", "options"), slow_but(QUICK, [*QUICK, *SLOW]))
+@pytest.mark.slow
+@pytest.mark.parametrize(("count", "options"), CASES)
 async def test_requests_get_the_same(count: int, options: dict[str, Any]) -> None:
     """Prompts that are scored, too, and tokens that are sampled by processors of the first rank alone."""
     cases = random_cases(21, count)

@@ -15,8 +15,8 @@ import pytest
 from oracle_engine import OracleEngine, until
 
 from aengine import SamplingParams
-from aengine.engine.report_queue import ReportQueue
-from aengine.loop_edge import LoopEdge
+from aengine.aio.edge import LoopEdge
+from aengine.engine.edges import ReportQueue
 
 pytestmark = pytest.mark.anyio
 only_asyncio = pytest.mark.parametrize("anyio_backend", ["asyncio"])
@@ -46,6 +46,7 @@ async def test_everything_is_received_in_order() -> None:
     queue.close()
 
 
+@pytest.mark.slow
 async def test_several_may_report() -> None:
     received: list[tuple[int, int]] = []
     queue = new_queue(received.append)
@@ -116,6 +117,7 @@ def open_files() -> int:
     return len(os.listdir("/proc/self/fd"))
 
 
+@pytest.mark.quick_cases(1)
 async def test_engines_leave_no_files_open() -> None:
     async def run() -> None:
         async with OracleEngine() as engine:

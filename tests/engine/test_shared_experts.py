@@ -17,11 +17,12 @@ import anyio
 import anyio.abc
 import anyio.lowlevel
 import pytest
+from hang_guard import HANG_SECONDS
 from sharing_experts import CASES, CHILD, REQUESTS, config_of, environment, saved, shared_configs, sharing
 from slow_cases import slow_but
 
 from aengine import AsyncEngine, EngineDeadError, InvalidRequestError, ModelLoadError, SamplingParams
-from aengine.errors import ConfigError, RankDiedError, RankHungError
+from aengine.api.errors import ConfigError, RankDiedError, RankHungError
 
 pytestmark = [pytest.mark.anyio, pytest.mark.parametrize("anyio_backend", ["asyncio"])]
 LONG = SamplingParams(max_tokens=90, ignore_eos=True, temperature=1.0, seed=1)
@@ -72,13 +73,14 @@ async def together(engines: list[AsyncEngine], orders: list[list[int]]) -> list[
 QUICK = [("deepseek-v3", 2)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("name", "size"), slow_but(QUICK, [*QUICK, ("mixtral", 3), ("gpt-oss", 2), ("qwen2-moe", 4)]))
 async def test_each_gets_what_one_engine_gets(models: dict[str, Path], name: str, size: int) -> None:
     """One is busy and the others are not; all are, with different requests."""
     path = path_of(models, name)
     expected = await expected_of(path)
     assert len({token for tokens in expected for sequence in tokens for token in sequence}) > 40, "the model says too little"
-    with anyio.fail_after(240):
+    with anyio.fail_after(HANG_SECONDS):
         backend = "auto" if size > 2 else "torch_native"  # which is our own kernels for attention
         async with sharing(path, size, attention_backend=backend) as engines:
             busy = random.Random(0).randrange(size)
@@ -91,6 +93,7 @@ async def test_each_gets_what_one_engine_gets(models: dict[str, Path], name: str
                 assert found == {index: expected[index] for index in order}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", slow_but([0], range(4)))
 async def test_random_arrivals(models: dict[str, Path], seed: int) -> None:
     """Some are cancelled, engines pause and sleep, and all others get what they should."""
@@ -98,7 +101,7 @@ async def test_random_arrivals(models: dict[str, Path], seed: int) -> None:
     expected = await expected_of(path)
     choose = random.Random(seed)
     size = choose.choice((2, 3))
-    with anyio.fail_after(240):
+    with anyio.fail_after(HANG_SECONDS):
         async with sharing(path, size, **choose.choice(SPECULATIVE)(str(path))) as engines:
 
             async def asks(engine: AsyncEngine, seed: int) -> None:
@@ -130,10 +133,11 @@ async def test_random_arrivals(models: dict[str, Path], seed: int) -> None:
                 tasks.start_soon(disturbs, choose.choice(engines), choose.getrandbits(32))
 
 
+@pytest.mark.slow
 async def test_what_the_others_need_is_kept(models: dict[str, Path]) -> None:
     """Weights stay in memory while an engine sleeps, and are not replaced; a sleeping one computes for others."""
     path = path_of(models, "qwen3-moe")
-    with anyio.fail_after(120):
+    with anyio.fail_after(HANG_SECONDS):
         async with sharing(path, 2) as (engine, other):
             with pytest.raises(InvalidRequestError, match="level: 2 is not possible with expert_parallel_size > 1"):
                 await engine.sleep(level=2)
@@ -164,7 +168,7 @@ async def test_what_is_not_possible_is_refused(models: dict[str, Path], options:
         finally:
             await engine.aclose()
 
-    with anyio.fail_after(120):
+    with anyio.fail_after(HANG_SECONDS):
         async with anyio.create_task_group() as tasks:
             for each in shared_configs(path, 2, **options):
                 tasks.start_soon(starts, AsyncEngine(each))
@@ -176,6 +180,7 @@ async def test_what_is_not_possible_is_refused(models: dict[str, Path], options:
             raise error
 
 
+@pytest.mark.quick_cases(1)
 @pytest.mark.parametrize("rank", [0, 1])
 async def test_when_one_refuses_the_other_waits_no_longer(models: dict[str, Path], rank: int) -> None:
     configs = shared_configs(path_of(models, "qwen3-moe"), 2)
@@ -191,7 +196,7 @@ async def test_when_one_refuses_the_other_waits_no_longer(models: dict[str, Path
         finally:
             await engine.aclose()
 
-    with anyio.fail_after(50):
+    with anyio.fail_after(HANG_SECONDS):
         async with anyio.create_task_group() as tasks:
             for index in (0, 1):
                 tasks.start_soon(starts, index)
@@ -215,7 +220,7 @@ async def test_of_three_one_is_killed(models: dict[str, Path]) -> None:
         except EngineDeadError as error:
             errors.append(error)
 
-    with anyio.fail_after(120):
+    with anyio.fail_after(HANG_SECONDS):
         command = [sys.executable, "-c", CHILD, json.dumps(dataclasses.asdict(configs[rank]))]
         async with await anyio.open_process(command, env=environment(), stderr=sys.stderr) as child:
             async with anyio.create_task_group() as tasks:
@@ -233,6 +238,7 @@ async def test_of_three_one_is_killed(models: dict[str, Path]) -> None:
         assert f"rank {rank} (host " in str(error.__cause__)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("rank", "number", "tokens"),
     slow_but([(1, signal.SIGKILL, 7)], [(1, signal.SIGKILL, 7), (0, signal.SIGKILL, 3), (1, signal.SIGKILL, 0), (1, signal.SIGSTOP, 5)]),
@@ -243,7 +249,7 @@ async def test_when_one_is_gone_all_streams_end(models: dict[str, Path], rank: i
     timeout = 2.0 if number is signal.SIGSTOP else 60.0
     configs = shared_configs(path, 2, step_timeout=timeout)
     engine = AsyncEngine(configs[1 - rank])
-    with anyio.fail_after(120):
+    with anyio.fail_after(HANG_SECONDS):
         command = [sys.executable, "-c", CHILD, json.dumps(dataclasses.asdict(configs[rank]))]
         async with await anyio.open_process(command, env=environment(), stderr=sys.stderr) as child:
             try:

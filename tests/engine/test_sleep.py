@@ -7,6 +7,7 @@ from collections.abc import Awaitable, Callable
 
 import anyio
 import pytest
+from hang_guard import HANG_SECONDS
 from oracle_engine import Ahead, OracleEngine, StepGate, idle, until
 from speculating import also_with_drafts
 
@@ -19,8 +20,8 @@ from aengine import (
     InvalidRequestError,
     SamplingParams,
 )
-from aengine.outputs import MemoryUse
-from aengine.runner.changes import Change, NewWeights, Prepared
+from aengine.api.outputs import MemoryUse
+from aengine.runner.contract import Change, NewWeights, Prepared
 
 pytestmark = pytest.mark.anyio
 
@@ -29,6 +30,7 @@ def some(seed: int, count: int) -> SamplingParams:
     return SamplingParams(seed=seed, max_tokens=count, ignore_eos=True)
 
 
+@pytest.mark.quick_cases(4)
 @also_with_drafts
 @pytest.mark.parametrize("ahead", list(Ahead))
 async def test_requests_go_on_exactly(ahead: Ahead) -> None:
@@ -55,6 +57,7 @@ async def test_requests_go_on_exactly(ahead: Ahead) -> None:
         assert idle(engine)
 
 
+@pytest.mark.quick_cases(1)
 @pytest.mark.parametrize("ahead", [Ahead.NEVER, Ahead.HOST])
 async def test_while_it_sleeps(ahead: Ahead) -> None:
     """No step runs; requests wait, are cancelled, and end at their deadlines."""
@@ -151,7 +154,7 @@ async def test_waking_that_is_cancelled_while_weights_are_read(ending: str) -> N
 
     def wait(change: Change) -> None:
         begun.set()
-        assert may_go_on.wait(20)
+        assert may_go_on.wait(HANG_SECONDS)
 
     async with OracleEngine() as engine:
         await engine.sleep(2)
@@ -190,7 +193,7 @@ async def test_waking_that_is_cancelled_when_weights_were_read(monkeypatch: pyte
 
         def wake(prepared: Prepared | None) -> None:
             begun.set()
-            assert may_go_on.wait(20)
+            assert may_go_on.wait(HANG_SECONDS)
             usual(prepared)
 
         monkeypatch.setattr(engine.runner, "wake", wake)
@@ -213,7 +216,7 @@ async def test_an_engine_that_dies_when_it_is_about_to_sleep() -> None:
         await until(gate.held.is_set)
 
         async def sleep() -> None:
-            with anyio.fail_after(20), pytest.raises(EngineDeadError, match="the device is gone"):
+            with anyio.fail_after(HANG_SECONDS), pytest.raises(EngineDeadError, match="the device is gone"):
                 await engine.sleep(running="cancel")
 
         async with anyio.create_task_group() as group:

@@ -15,7 +15,7 @@ from safetensors.torch import load_file, save_file
 from slow_cases import slow_but
 
 from aengine import AsyncEngine, EngineStateError, InvalidRequestError, ModelLoadError, SamplingParams
-from aengine.models.hub import resolve_model
+from aengine.models.loading.hub import resolve_model
 
 pytestmark = pytest.mark.anyio
 SIZES = {"page_size": 4, "max_num_seqs": 24, "max_num_batched_tokens": 64, "dtype": "float32"}
@@ -61,6 +61,7 @@ async def outputs(engine: AsyncEngine, count: int, levels: Sequence[int] = ()) -
     return found
 
 
+@pytest.mark.quick_cases(1)
 @pytest.mark.parametrize(("kind", "level", "count", "sleeps"), CASES)
 async def test_tokens_are_the_same(kind: str, level: int, count: int, sleeps: int, monkeypatch: pytest.MonkeyPatch) -> None:
     options = {**SIZES, **KINDS[kind]}
@@ -125,6 +126,7 @@ async def test_weights_that_it_wakes_with(backend: str, tmp_path: pathlib.Path) 
             await engine.wake(demo)
 
 
+@pytest.mark.quick_cases(1)
 @pytest.mark.parametrize("anyio_backend", ["asyncio"])
 @pytest.mark.parametrize("level", slow_but([2], [1, 2]))
 @pytest.mark.parametrize("backend", slow_but(["auto"], ["auto", "torch_native"]))

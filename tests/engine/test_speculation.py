@@ -66,6 +66,7 @@ SLOW = [
 ]
 
 
+@pytest.mark.quick_cases(1)
 @pytest.mark.parametrize(("drafter", "numbers", "drawn"), slow_but(QUICK, [*QUICK, *SLOW]))
 async def test_requests_get_the_same(drafter: str, numbers: str, drawn: tuple[int, int, bool], monkeypatch: pytest.MonkeyPatch) -> None:
     """`drafter`: known has drafts of what is known to come, alone too, for one request after another; of draft and auto the model itself

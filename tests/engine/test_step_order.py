@@ -12,9 +12,9 @@ from oracle_engine import Ahead, HookedFlight, OracleEngine, StepGate
 from speculating import also_with_drafts
 
 from aengine import SamplingParams
+from aengine.api.outputs import EngineStats
 from aengine.engine import step_stats
-from aengine.outputs import EngineStats
-from aengine.runner.host_queue import HostQueue
+from aengine.runner.cpu.queue import HostQueue
 from aengine.scheduler.plan import StepPlan
 from aengine.scheduler.request import Updates
 

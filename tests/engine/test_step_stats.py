@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from aengine.api.outputs import EngineStats
 from aengine.engine.step_stats import StepStats
-from aengine.outputs import EngineStats
 
 
 def published(stats: StepStats) -> EngineStats:

@@ -10,12 +10,11 @@ import pytest
 from oracle_engine import Ahead, OracleEngine, StepGate, idle, until
 from speculating import also_with_drafts
 
-from aengine import EngineDeadError, EngineStateError, FinishReason, InvalidRequestError, SamplingParams, Token
-from aengine.engine import prompts
-from aengine.engine.stream import TokenStream
-from aengine.outputs import RequestState
+from aengine import EngineDeadError, EngineStateError, FinishReason, InvalidRequestError, SamplingParams, Token, TokenStream
+from aengine.api.outputs import RequestState
+from aengine.api.stream_group import Reading, StreamGroup
+from aengine.engine import requests
 from aengine.scheduler.plan import RowsFailed, StepPlan
-from aengine.stream_group import Reading, StreamGroup
 
 pytestmark = pytest.mark.anyio
 
@@ -203,6 +202,7 @@ class TestGroup:
                     got[reading.tag] += ids(reading.tokens)
             assert got == {tag: engine.solo(seed)[0] for tag, seed in seeds.items()}
 
+    @pytest.mark.quick_cases(1)
     @also_with_drafts
     async def test_streams_of_different_lengths_come_and_go(self) -> None:
         async with OracleEngine(max_num_seqs=8) as engine, StreamGroup[int]() as group:
@@ -263,7 +263,7 @@ class TestGroup:
             assert sorted(errors) == list(range(8))
 
     async def test_a_prompt_that_is_prepared_in_the_background(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(prompts, "INLINE_CHARACTERS", 1)
+        monkeypatch.setattr(requests, "INLINE_CHARACTERS", 1)
         async with OracleEngine() as engine, StreamGroup[str]() as group:
             await engine.pause()
             group.add("bad", engine.stream("!" * 5000, some(1, 1)))
@@ -301,6 +301,7 @@ class TestGroup:
             await group.wait()
         assert scope.cancelled_caught
 
+    @pytest.mark.quick_cases(4)
     @also_with_drafts
     @pytest.mark.parametrize("ahead", list(Ahead))
     async def test_all_leave_within_a_few_steps(self, ahead: Ahead) -> None:

@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import json
 import re
+import threading
 from dataclasses import replace
 
 import anyio
 import grammar_decoding
 import pytest
 from every_draft import use_every_draft
+from hang_guard import HANG_SECONDS
 from oracle_engine import idle
 
 from aengine import AsyncEngine, Completion, FinishReason, InvalidRequestError, SamplingParams, StructuredOutput
+from aengine.sampling.grammar import CompiledGrammar
+from aengine.structured.grammars import MAX_THREADS, GrammarCompiler
 
 pytest.importorskip("llguidance")
 jsonschema = pytest.importorskip("jsonschema")
@@ -82,6 +86,7 @@ async def test_several_sequences_beside_free_requests() -> None:
         assert len(set(texts)) > 1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("anyio_backend", ["asyncio"])
 async def test_preemption_rebuilds_the_grammar() -> None:
     bytes_per_page = 5 * 2 * 2 * 64 * 16 * 4  # layers, K and V, heads, head_dim, tokens, float32
@@ -108,18 +113,27 @@ async def test_a_bad_schema_disturbs_nobody() -> None:
 
 
 @pytest.mark.parametrize("anyio_backend", ["asyncio"])
-async def test_a_grammar_does_not_wait_for_those_of_requests_that_are_gone() -> None:
-    slow = wanting(json_schema={"enum": [f"{i:x}" * 10 for i in range(16_000)]})
+async def test_a_grammar_does_not_wait_for_those_of_requests_that_are_gone(monkeypatch: pytest.MonkeyPatch) -> None:
+    compile_one, compiled, gone = GrammarCompiler._compile, list[StructuredOutput](), threading.Event()
+    slow = wanting(regex="b")
+
+    def count(self: GrammarCompiler, wanted: StructuredOutput, **options: bool) -> CompiledGrammar:
+        compiled.append(wanted)
+        assert wanted != slow.structured_output or gone.wait(HANG_SECONDS)
+        return compile_one(self, wanted, **options)
+
+    monkeypatch.setattr(GrammarCompiler, "_compile", count)
     async with AsyncEngine("demo", kv_cache_memory=64 << 20) as engine:
         await engine.generate(PROMPT, wanting(regex="a"))
         streams = [engine.stream(PROMPT, slow) for _ in range(200)]
         for stream in streams:
             stream.cancel()
-        with anyio.fail_after(20):  # compiling all of them would take longer
-            await engine.generate(PROMPT, wanting(regex="[ab]+c"))
-        assert engine._serving.registry._grammars._threads._work_queue.empty()
         for stream in streams:
             await stream.aclose()
+        gone.set()
+        await engine.generate(PROMPT, wanting(regex="[ab]+c"))
+        assert len(compiled) <= 2 + MAX_THREADS, "those that had begun alone"
+        assert engine._serving.registry._grammars._threads._work_queue.empty()
         assert idle(engine)
 
 
@@ -130,6 +144,7 @@ async def test_leaving_while_the_grammar_compiles() -> None:
         assert idle(engine)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("anyio_backend", ["asyncio"])
 async def test_forced_text_is_drafted_and_changes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     use_every_draft(monkeypatch)

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 import textwrap
@@ -14,9 +15,10 @@ import tokenizers
 
 import aengine
 from aengine import InvalidRequestError, ModelLoadError
-from aengine.engine.tokenizer import Tokenizer
+from aengine.tokenizer.tokenizer import Tokenizer
+from aengine.tokenizer.vocabulary import text_of_tokens
 
-DEMO = Path(aengine.__file__).parent / "demo_model"
+DEMO = Path(aengine.__file__).parent / "models" / "demo_model"
 TEXTS = [
     "",
     " ",
@@ -41,7 +43,7 @@ def auto(folder: Path) -> object:
 
 def render_chat(tokenizer: Tokenizer, messages: list[dict[str, object]]) -> list[int]:
     """The ids of a conversation as a prompt: the template writes the special tokens itself."""
-    return tokenizer.encode(tokenizer.chat_text(messages), add_special_tokens=False)
+    return tokenizer.encode(tokenizer.render_chat(messages).text, add_special_tokens=False)
 
 
 def save(kind: str, folder: Path, **config: object) -> Path:
@@ -107,13 +109,13 @@ def test_transformers_stays_out_where_there_is_a_tokenizer_json() -> None:
     code = f"""
         import sys
         from pathlib import Path
-        from aengine.engine.tokenizer import Tokenizer
+        from aengine.tokenizer.tokenizer import Tokenizer
         tokenizer = Tokenizer.load(Path({str(DEMO)!r}))
         detokenizer = tokenizer.detokenizer()
         ids = tokenizer.encode("a truth")
         assert "".join(detokenizer.push(i) for i in ids) + detokenizer.flush() == tokenizer.decode(ids) == "a truth"
         assert tokenizer.has_chat_template
-        loaded = {{"torch", "transformers", "jinja2"}} & set(sys.modules)
+        loaded = {{"torch", "transformers"}} & set(sys.modules)
         assert not loaded, loaded
     """
     subprocess.run([sys.executable, "-c", textwrap.dedent(code)], check=True)
@@ -245,6 +247,53 @@ def test_unreadable_config(tmp_path: Path) -> None:
     (tmp_path / "tokenizer_config.json").write_text("{")
     with pytest.raises(ModelLoadError, match=r"tokenizer_config\.json is not JSON"):
         Tokenizer.load(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("config", "message"),
+    [
+        *(
+            ({"chat_template": wrong}, "chat_template in .* is neither a text nor texts")
+            for wrong in (5, {"a": 1}, [5], [{"name": "a"}], [[]])
+        ),
+        *(({key: 5}, f"{key} of the tokenizer in .* is a int") for key in ("extra_special_tokens", "additional_special_tokens")),
+        ({"additional_special_tokens": "abc"}, "additional_special_tokens of the tokenizer in .* is a str"),
+        ({"bos_token": ["a"], "eos_token": {"content": ["x"]}, "extra_special_tokens": [["x"]]}, None),
+    ],
+)
+def test_values_of_wrong_types(config: dict, message: str | None, tmp_path: Path) -> None:
+    save("byte_level", tmp_path)
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps(config))
+    if message is None:
+        Tokenizer.load(tmp_path)
+        return
+    with pytest.raises(ModelLoadError, match=message):
+        Tokenizer.load(tmp_path)
+
+
+@pytest.mark.parametrize("name", ["tokenizer.json", "tokenizer_config.json", "chat_template.jinja", "tokenizer.model"])
+def test_a_pipe_is_no_file_of_a_tokenizer(name: str, tmp_path: Path) -> None:
+    """To open one would never end."""
+    save("byte_level", tmp_path)
+    (tmp_path / name).unlink(missing_ok=True)
+    os.mkfifo(tmp_path / name)
+    with pytest.raises(ModelLoadError, match=f"{name} is not a regular file$"):
+        Tokenizer.load(tmp_path)
+
+
+def test_what_transformers_says_is_one_line(tmp_path: Path) -> None:
+    (tmp_path / "tokenizer_config.json").write_text('{"tokenizer_class": "PreTrainedTokenizerFast"}')
+    with pytest.raises(ModelLoadError, match="has no tokenizer that can be read: ") as caught:
+        Tokenizer.load(tmp_path)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_tokenizer_without_letters(tmp_path: Path) -> None:
+    """It fails on most texts, and its model takes ids all the same."""
+    core = tokenizers.Tokenizer(tokenizers.models.WordLevel({"1": 0, "2": 1}, "none"))
+    core.save(str(tmp_path / "tokenizer.json"))
+    text_of = text_of_tokens(Tokenizer.load(tmp_path))
+    assert [text_of(0), text_of(1)] == ["1", "2"]
 
 
 def test_fast_tokenizer_of_transformers_without_tokenizer_json(tmp_path: Path) -> None:

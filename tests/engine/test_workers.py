@@ -9,10 +9,9 @@ from collections.abc import Iterator
 from concurrent.futures import CancelledError, Future
 
 import pytest
+from hang_guard import HANG_SECONDS
 
 from aengine.engine.workers import Steps, Workers
-
-WAIT = 20  # seconds; only a hang takes that long
 
 
 @pytest.fixture
@@ -30,14 +29,14 @@ class Gate:
         self.begun = threading.Event()
         self._open = threading.Event()
         self.future = workers.submit(self._steps(), size)
-        assert self.begun.wait(WAIT)
+        assert self.begun.wait(HANG_SECONDS)
 
     def open(self) -> None:
         self._open.set()
 
     def _steps(self) -> Steps[None]:
         self.begun.set()
-        assert self._open.wait(WAIT)
+        assert self._open.wait(HANG_SECONDS)
         yield 0
 
 
@@ -54,18 +53,18 @@ def test_a_result_and_an_error(workers: Workers) -> None:
         yield 1
         raise error
 
-    assert workers.submit(logged(queue.Queue(), "done", 3), 3).result(WAIT) == "done"
+    assert workers.submit(logged(queue.Queue(), "done", 3), 3).result(HANG_SECONDS) == "done"
     with pytest.raises(ValueError, match="its own"):
-        workers.submit(failing(ValueError("its own")), 3).result(WAIT)
+        workers.submit(failing(ValueError("its own")), 3).result(HANG_SECONDS)
     for error in (KeyboardInterrupt("a panic"), SystemExit("a panic")):
         with pytest.raises(RuntimeError, match="a panic"):
-            workers.submit(failing(error), 3).result(WAIT)
-    assert workers.submit(logged(queue.Queue(), "on", 3), 3).result(WAIT) == "on"
+            workers.submit(failing(error), 3).result(HANG_SECONDS)
+    assert workers.submit(logged(queue.Queue(), "on", 3), 3).result(HANG_SECONDS) == "on"
 
 
 def test_what_is_quick_does_not_wait_for_the_rest(workers: Workers) -> None:
     gate = Gate(workers, 11)
-    assert workers.submit(logged(queue.Queue(), "quick", 10), 10).result(WAIT) == "quick"
+    assert workers.submit(logged(queue.Queue(), "quick", 10), 10).result(HANG_SECONDS) == "quick"
     assert not gate.future.done()
     gate.open()
 
@@ -77,7 +76,7 @@ def test_after_each_step_what_has_the_least_left_goes_on(workers: Workers, size:
     sizes = {"long": size, "short": size - 2, "as short": size - 2}
     futures = [workers.submit(logged(log, name, count), count) for name, count in sizes.items()]
     gate.open()
-    assert [future.result(WAIT) for future in futures] == list(sizes)
+    assert [future.result(HANG_SECONDS) for future in futures] == list(sizes)
     order = [log.get_nowait() for _ in range(sum(sizes.values()))]
     assert order == ["short"] * (size - 2) + ["as short"] * (size - 2) + ["long"] * size
 
@@ -85,15 +84,15 @@ def test_after_each_step_what_has_the_least_left_goes_on(workers: Workers, size:
 
     def long() -> Steps[str]:
         began.set()
-        assert came.wait(WAIT)
+        assert came.wait(HANG_SECONDS)
         yield size - 1
         return (yield from logged(log, "long", size - 1))
 
     first = workers.submit(long(), size)
-    assert began.wait(WAIT)
+    assert began.wait(HANG_SECONDS)
     second = workers.submit(logged(log, "newcomer", 1), size - 2)
     came.set()
-    assert (first.result(WAIT), second.result(WAIT)) == ("long", "newcomer")
+    assert (first.result(HANG_SECONDS), second.result(HANG_SECONDS)) == ("long", "newcomer")
     assert log.get_nowait() == "newcomer", "before the rest of what had begun"
 
 
@@ -111,11 +110,11 @@ def test_what_is_cancelled_is_let_go_of_while_it_waits_and_ends_with_its_step(wo
     assert waiting.cancel()
     assert held() is None, "though its place in the queue is still there"
     gate.open()
-    assert gate.future.result(WAIT) is None
+    assert gate.future.result(HANG_SECONDS) is None
     gate = Gate(workers, 5)
     assert gate.future.cancel()
     gate.open()
-    assert workers.submit(logged(log, "after", 1), 1).result(WAIT) == "after"
+    assert workers.submit(logged(log, "after", 1), 1).result(HANG_SECONDS) == "after"
     assert log.get_nowait() == "after"
 
 
@@ -128,6 +127,6 @@ def test_what_is_not_done_when_they_are_closed_is_cancelled() -> None:
         gate.open()
     for future in (*waiting, *(gate.future for gate in gates)):
         with pytest.raises(CancelledError):
-            future.result(WAIT)
+            future.result(HANG_SECONDS)
     with pytest.raises(RuntimeError):
         workers.submit(logged(queue.Queue(), "x", 1), 1)

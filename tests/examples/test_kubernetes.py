@@ -16,6 +16,7 @@ from typing import Any
 import kubernetes_validate
 import pytest
 import yaml
+from hang_guard import HANG_SECONDS
 from server_process import COMMAND, server_process
 
 from aengine.server.cli import build_parser
@@ -287,9 +288,9 @@ def test_a_replica_behind_a_router(tmp_path: Path) -> None:
             command = [sys.executable, "-m", "aengine.client.cli", "--address", f"127.0.0.1:{router}", "--max-tokens", "4", "It is"]
             (tmp_path / "alice").write_text("of-alice")
             with_token = [*command, "--token-file", str(tmp_path / "alice")]
-            done = subprocess.run(with_token, capture_output=True, text=True, timeout=60, check=False)
+            done = subprocess.run(with_token, capture_output=True, text=True, timeout=HANG_SECONDS, check=False)
             assert (done.returncode, done.stderr.startswith("[MAX_TOKENS, 4 tokens")) == (0, True), done.stderr
-            assert subprocess.run(command, capture_output=True, timeout=60, check=False).returncode == 1  # without a token
+            assert subprocess.run(command, capture_output=True, timeout=HANG_SECONDS, check=False).returncode == 1  # without a token
 
 
 def test_metrics_of_the_autoscaler_are_exported() -> None:
@@ -340,7 +341,7 @@ def test_the_image_is_built_from_what_is_there() -> None:
 def test_kernels_are_compiled_with_what_the_image_has_by_then() -> None:
     """No torch yet: the compiler's module and what it imports are light."""
     code = "import sys, tools.prebuild; assert not {'torch', 'numpy'} & sys.modules.keys()"
-    subprocess.run([sys.executable, "-c", code], check=True, cwd=ROOT, timeout=60)
+    subprocess.run([sys.executable, "-c", code], check=True, cwd=ROOT, timeout=HANG_SECONDS)
 
 
 def test_the_image_runs_without_root_and_without_a_compiler() -> None:
@@ -360,13 +361,14 @@ def test_the_image_runs_without_root_and_without_a_compiler() -> None:
     assert {environ["HF_HOME"], environ["HOME"]} <= mounts
 
 
+@pytest.mark.slow
 def test_the_health_check_of_the_image() -> None:
     *_, last = stages()
     command = json.loads(dict(last)["HEALTHCHECK"].partition("CMD ")[2])
     assert command[:2] == ["python", "/opt/aengine/healthy.py"]
 
     def check(address: str) -> int:
-        return subprocess.run([sys.executable, str(FOLDER / "healthy.py"), address], timeout=60, check=False).returncode
+        return subprocess.run([sys.executable, str(FOLDER / "healthy.py"), address], timeout=HANG_SECONDS, check=False).returncode
 
     with server_process() as server:
         assert check(server.address) == 0

@@ -12,8 +12,8 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 from driver import GREEDY
 
-from aengine.runner.base import InFlightStep
-from aengine.runner.model_runner import ModelRunner
+from aengine.runner.contract import InFlightStep
+from aengine.runner.runner import ModelRunner
 from aengine.scheduler.plan import NewRow, RowParams, StepPlan
 
 VOCAB = 199

@@ -15,7 +15,9 @@ from test_gpu_families import assert_generates
 from test_gpu_quantized import FLOAT8, quantize_as_loaded
 from tiny_adapters import write_adapter
 
-from aengine.runner.changes import LoadAdapter
+from aengine.runner.contract import LoadAdapter
+
+pytestmark = pytest.mark.slow
 
 
 def merged(model: transformers.PreTrainedModel, adapter: pathlib.Path, scale: float) -> transformers.PreTrainedModel:

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 from attention_backends import REQUIRE, why_missing
+from hang_guard import HANG_SECONDS
 
 pytestmark = pytest.mark.slow
 
@@ -19,7 +20,9 @@ ROOT = Path(__file__).resolve().parents[2]
 def collect(*arguments: str) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "pytest", "-p", "no:hypothesispytest", "-p", "gpu_host", "--collect-only", "-q", "-rs", *arguments]
     env = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST")}
-    return subprocess.run(command, cwd=ROOT, env={**env, "PYTHONPATH": str(ROOT / "tests")}, capture_output=True, text=True, timeout=200)
+    return subprocess.run(
+        command, cwd=ROOT, env={**env, "PYTHONPATH": str(ROOT / "tests")}, capture_output=True, text=True, timeout=HANG_SECONDS
+    )
 
 
 def test_every_gpu_test_is_collected_where_packages_are_missing() -> None:
@@ -37,8 +40,8 @@ def test_every_gpu_test_is_collected_where_packages_are_missing() -> None:
 FAILING_BACKENDS = """
 import torch
 torch.cuda.is_available = lambda: True
-from aengine.errors import ConfigError
-from aengine.runner import model_runner
+from aengine.api.errors import ConfigError
+from aengine.runner import runner as model_runner
 
 def refuse(self, *given):
     raise ConfigError.of("attention_backend", "'flashinfer' is not possible here: nvcc failed")
@@ -54,7 +57,9 @@ def run_without_backends(tmp_path: Path, required: str) -> str:
     command = [sys.executable, "-m", "pytest", "-p", "failing_backends", "-m", "gpu", "-q", "--tb=no", "-p", "no:cacheprovider"]
     env = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST")} | {REQUIRE: required}
     path = os.pathsep.join([str(tmp_path), str(ROOT / "tests"), env.get("PYTHONPATH", "")])
-    done = subprocess.run([*command, *files], cwd=ROOT, env={**env, "PYTHONPATH": path}, capture_output=True, text=True, timeout=200)
+    done = subprocess.run(
+        [*command, *files], cwd=ROOT, env={**env, "PYTHONPATH": path}, capture_output=True, text=True, timeout=HANG_SECONDS
+    )
     assert done.returncode == 1, done.stdout[-2000:]
     return done.stdout.splitlines()[-1]
 

@@ -20,9 +20,8 @@ from torch.distributed import HashStore
 from aengine.layers.collectives import Collectives
 from aengine.layers.process_group import gloo_group, nccl_group
 from aengine.parallel.shard import Shard
-from aengine.runner.capture import Pieces
-from aengine.runner.cuda_capture import CudaCapture
-from aengine.runner.device import DeviceStream
+from aengine.runner.torch.capture import CudaCapture, Pieces
+from aengine.runner.torch.device import DeviceStream
 
 DEVICES = ["cpu", pytest.param("cuda", marks=backend_marks("torch_native"))]
 

@@ -18,9 +18,10 @@ from typing import Any
 
 import pytest
 import torch
+from hang_guard import HANG_SECONDS
 from packaging.requirements import Requirement
 
-from aengine.attention.flashinfer_library import check_version
+from aengine.attention.flashinfer.library import check_version
 from aengine.bench.cli import build_parser
 from aengine.bench.floor import Machine
 from aengine.bench.kernel_times import KernelTime, KernelTimes
@@ -34,6 +35,8 @@ from tools.gpu.flashinfer_folder import prebuilt_folder, unpack
 from tools.gpu.parts import CORE_TESTS, EVEN, GPU_TESTS, KEPT_FOR_SUMMARY, RAGGED, TOTAL, Part, all_parts
 from tools.gpu.running import run
 from tools.gpu.summary import PartResult, summary
+
+pytestmark = pytest.mark.slow
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -96,7 +99,7 @@ def test_a_dry_run_tells_every_part_and_is_red(tmp_path: Path) -> None:
     """As a run without a device does. A device that is there is hidden."""
     env = {**_without_make(), "CUDA_VISIBLE_DEVICES": "", "PYTHON": sys.executable}
     made = ["make", "--no-print-directory", "gpu", "DRY_RUN=1", f"PYTHON={sys.executable}", f"RESULTS={tmp_path / 'out'}"]
-    done = subprocess.run(made, cwd=ROOT, env=env, capture_output=True, text=True, timeout=120)
+    done = subprocess.run(made, cwd=ROOT, env=env, capture_output=True, text=True, timeout=HANG_SECONDS)
     assert done.returncode == 2  # of make
     assert "FAILED: torch finds no CUDA device" in done.stderr
     for part in parts():
@@ -407,7 +410,7 @@ def test_every_dependency_has_a_version_that_was_tested() -> None:
     """Of each extra, too: an install with the constraints takes the same packages everywhere."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
     extras = project["optional-dependencies"]
-    wanted = {Requirement(one).name for group in (project["dependencies"], *extras.values()) for one in group} - {"aengine"}
+    wanted = {Requirement(one).name for group in (project["dependencies"], *extras.values()) for one in group} - {project["name"]}
     lines = [line for line in (ROOT / "constraints.txt").read_text(encoding="utf-8").splitlines() if line and not line.startswith("#")]
     pinned = {one.name: one.specifier for one in map(Requirement, lines)}
     assert wanted - pinned.keys() == set()

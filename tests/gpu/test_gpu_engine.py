@@ -10,6 +10,8 @@ import torch
 
 from aengine import AsyncEngine, FinishReason, SamplingParams
 
+pytestmark = pytest.mark.slow
+
 CUDA = pytest.param(
     "cuda", marks=[pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")], id="cuda"
 )

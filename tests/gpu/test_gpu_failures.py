@@ -15,10 +15,11 @@ from typing import Any
 import pytest
 import torch
 from attention_backends import backend_param
+from hang_guard import HANG_SECONDS
 
 from aengine import AsyncEngine, EngineDeadError, SamplingParams
-from aengine.errors import InsufficientMemoryError
-from aengine.runner.device_executor import DeviceExecutor
+from aengine.api.errors import InsufficientMemoryError
+from aengine.runner.torch.executor import DeviceExecutor
 
 CPU, TRITON = pytest.param("torch_native", id="cpu"), backend_param("triton", id="triton")
 PROMPT = "It is a truth universally acknowledged, that a single man in possession of a good fortune"
@@ -55,6 +56,7 @@ def use_too_much(executor: Any) -> None:
     torch.empty(1 << 50, dtype=torch.uint8, device=device)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("backend", [CPU, TRITON])
 def test_a_step_that_does_not_fit_fails_its_requests_alone(backend: str) -> None:
     async def main() -> None:
@@ -196,7 +198,9 @@ os._exit(0)  # the context of CUDA is lost, and so is what libraries release at 
 @pytest.mark.parametrize("backend", [TRITON])
 def test_an_error_of_a_kernel_ends_the_engine_with_its_cause(backend: str) -> None:
     """In a process of its own, in which nothing on the device works afterwards."""
-    done = subprocess.run([sys.executable, "-c", textwrap.dedent(SCRIPT)], capture_output=True, text=True, timeout=240, check=False)
+    done = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(SCRIPT)], capture_output=True, text=True, timeout=HANG_SECONDS, check=False
+    )
     assert done.returncode == 0, done.stderr[-2000:]
     told = json.loads(done.stdout.splitlines()[-1])
     assert "device-side assert" in told["cause"]

@@ -16,7 +16,9 @@ from driver import GREEDY, Driver
 from gpu_cases import FP8_ON_CUDA, ON_CPU, ON_CUDA, Case, params, save_small
 from slow_cases import slow_but
 
-from aengine.runner.model_runner import ModelRunner
+from aengine.runner.runner import ModelRunner
+
+pytestmark = pytest.mark.slow
 
 
 def random_prompt(rng: np.random.Generator) -> list[int]:

@@ -14,8 +14,8 @@ from gpu_cases import BFLOAT16, FLOAT32, Case, save_small
 from test_gpu_families import assert_generates
 
 from aengine import AsyncEngine, EngineDeadError, SamplingParams
-from aengine.errors import RankError
-from aengine.models.hub import resolve_model
+from aengine.api.errors import RankError
+from aengine.models.loading.hub import resolve_model
 
 TWO_DEVICES = [pytest.mark.gpu, pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two CUDA devices")]
 CASES = [

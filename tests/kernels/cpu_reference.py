@@ -122,10 +122,11 @@ def attention(
     window: int | None,
     soft_cap: float,
     sinks: Tensor | None = None,
+    slopes: Tensor | None = None,
 ) -> Tensor:
     """[T, heads, head_dim] queries, `lengths[i]` of them the last of row i, over its [s, kv heads, head_dim] keys and values.
 
-    `sinks` [heads] are scores of a key whose value is zero.
+    `sinks` [heads] are scores of a key whose value is zero. `slopes` [heads] are what scores lose for each position.
     """
     out = []
     for rows, key, value in zip(torch.split(query.float(), list(lengths)), keys, values, strict=True):
@@ -136,6 +137,8 @@ def attention(
             scores = torch.tanh(scores / soft_cap) * soft_cap
         at = torch.arange(len(key) - len(rows), len(key))[:, None]
         source = torch.arange(len(key))[None, :]
+        if slopes is not None:
+            scores = scores - slopes[:, None, None] * (at - source)
         hidden = source > at
         if window is not None:
             hidden |= source <= at - window

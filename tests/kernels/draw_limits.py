@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from aengine.params import GREEDY_BELOW
+from aengine.api.params import GREEDY_BELOW
 from aengine.sampling.draw import Draw
 from aengine.sampling.sampler import Sampler
 from aengine.scheduler.plan import NewRow, RowParams

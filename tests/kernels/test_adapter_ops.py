@@ -45,6 +45,7 @@ def table_of(ops: AdapterOps, device: str, dtype: torch.dtype) -> tuple[AdapterT
     return table, made
 
 
+@pytest.mark.quick_cases(6)
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16], ids=str)  # the interpreter has no products of bfloat16
 @pytest.mark.parametrize("tokens", [0, 1, 5, TOKENS])

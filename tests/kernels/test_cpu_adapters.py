@@ -16,12 +16,12 @@ from test_cpu_blocks import family as family
 from test_cpu_stack import CHUNKS, POSITIONS, everything, layouts, pool_of, random_weights, stack_of, tiny_spec, token_ids, torch_logits
 from torch import Tensor
 
+from aengine.api.errors import AdapterError
 from aengine.attention import StepLayout, build_layout
-from aengine.errors import AdapterError
-from aengine.kernels.cpu.adapters import PackedAdapter, StepAdapters
 from aengine.kernels.cpu.library import CpuKernels, Workspace
+from aengine.kernels.cpu.ops import PackedAdapter, StepAdapters
 from aengine.models.adapters import Adapter, LowRankPart
-from aengine.models.cpu_stack import DecoderStack
+from aengine.models.cpu.stack import DecoderStack
 from aengine.models.spec import ModelSpec
 
 RANKS = (1, 7, 16, 64)
@@ -90,6 +90,7 @@ def run_steps(
     return results
 
 
+@pytest.mark.quick_cases(1)
 @pytest.mark.parametrize("name", slow_but(["qwen3-tied-biased-odd", "gemma", "deepseek"], ["qwen3-tied-biased-odd", *MODELS]))
 def test_rows_with_adapters_get_the_logits_of_merged_weights(kernels: CpuKernels, name: str) -> None:
     spec = spec_of(name) if name in MODELS else tiny_spec(name)

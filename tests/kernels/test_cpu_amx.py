@@ -45,6 +45,7 @@ def multiply(library: ctypes.CDLL, x: Tensor, weight: PackedLinear, rows: list[i
     return out
 
 
+@pytest.mark.quick_cases(18)
 @pytest.mark.parametrize("int8", [False, True])
 @pytest.mark.parametrize("depth", [1, 16, 33, 64, 130, 300, 1040])
 @pytest.mark.parametrize("rows", [1, 6, 16, 17, 200])

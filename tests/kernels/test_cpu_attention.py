@@ -42,6 +42,7 @@ def check(case: Case, result: torch.Tensor, scale: float, window: int | None, so
     torch.testing.assert_close(result.float(), expected, rtol=2.0**-7, atol=2.0**-8)
 
 
+@pytest.mark.quick_cases(1)
 @pytest.mark.parametrize("part", slow_but([0], range(2)))
 @settings(max_examples=30, deadline=None)
 @given(
@@ -84,16 +85,18 @@ def test_a_long_row_is_split_among_threads(kernels: CpuKernels, kind: dict, wind
     assert torch.equal(result, few)
 
 
+@pytest.mark.quick_cases(6)
 @pytest.mark.parametrize("page_size", [8, 16])
 @pytest.mark.parametrize("window", [None, 70])
 @pytest.mark.parametrize("kind", KINDS, ids=str)
 def test_a_token_does_not_depend_on_the_batch(kernels: CpuKernels, page_size: int, window: int | None, kind: dict) -> None:
-    """The same bits alone, in a crowd, in one chunk or in several, and with any number of threads."""
+    """The same bits alone, in a crowd, in one chunk or in several, and with any number of threads; with slopes where there is no window."""
     workspace = Workspace(kernels, 2)
+    scoring = {"scale": 0.2, "window": window, "slopes": torch.rand(6) if window is None else None}
     shape = {"heads": 6, "kv_heads": 2, "head_dim": 80}
     case = paged_case(workspace, [(900, 1), (33, 1), (600, 47), (0, 150)], **shape, page_size=page_size, **kind)
     layout = case.layout
-    together = cpu_ops.attention(workspace, case.query, case.pool, 1, layout, scale=0.2, window=window)
+    together = cpu_ops.attention(workspace, case.query, case.pool, 1, layout, **scoring)
     for row in range(layout.num_rows):
         first, end = layout.qo_indptr[row : row + 2].tolist()
         pages = layout.kv_indices[:, layout.kv_indptr[row] : layout.kv_indptr[row + 1]]
@@ -103,7 +106,7 @@ def test_a_token_does_not_depend_on_the_batch(kernels: CpuKernels, page_size: in
             alone = build_layout(one * 0, 0, one * (start + begin - first), one * (stop - begin), pages[:, None], page_size)
             for threads in (1, 5):
                 query = case.query[begin:stop]
-                result = cpu_ops.attention(Workspace(kernels, threads), query, case.pool, 1, alone, scale=0.2, window=window)
+                result = cpu_ops.attention(Workspace(kernels, threads), query, case.pool, 1, alone, **scoring)
                 assert torch.equal(result, together[begin:stop])
 
 
@@ -117,6 +120,7 @@ def test_a_broken_row_breaks_alone(kernels: CpuKernels, kind: dict) -> None:
     assert result[[0, *range(2, len(result))]].isfinite().all()
 
 
+@pytest.mark.quick_cases(1)
 @pytest.mark.parametrize("kind", KINDS, ids=str)
 @pytest.mark.parametrize("page_size", [4, 16])
 @pytest.mark.parametrize(("key_dim", "value_dim", "kv_heads", "group"), [(576, 512, 1, 40), (20, 6, 2, 3), (24, 40, 1, 4), (48, 32, 2, 16)])
@@ -151,6 +155,20 @@ def test_sinks(kernels: CpuKernels, kind: dict, window: int | None, threads: int
 
 
 @pytest.mark.parametrize("kind", KINDS, ids=str)
+@pytest.mark.parametrize(("rows", "threads"), [([(600, 1)], 7), ([(0, 30), (70, 1), (400, 40)], 2)])
+def test_slopes(kernels: CpuKernels, kind: dict, rows: list[tuple[int, int]], threads: int) -> None:
+    """From one that leaves the nearest key alone to none, with a soft cap and a window or without."""
+    case = paged_case(Workspace(kernels, 1), rows, heads=6, kv_heads=2, head_dim=32, page_size=16, **kind)
+    slopes = torch.tensor([20.0, 0.5, 0.0, 2.0**-8, 1.0, 0.01])
+    tolerance = float32_bounds(case) if kind["dtype"] is torch.float32 else {"rtol": 2.0**-7, "atol": 2.0**-8}
+    for window, soft_cap in ((None, 0.0), (40, 2.0)):
+        arguments = {"scale": 0.4, "window": window, "soft_cap": soft_cap, "slopes": slopes}
+        result = cpu_ops.attention(Workspace(kernels, threads), case.query, case.pool, 1, case.layout, **arguments)
+        expected = cpu_reference.attention(case.query, case.keys, case.values, case.lengths, **arguments)
+        torch.testing.assert_close(result.float(), expected, **tolerance)
+
+
+@pytest.mark.parametrize("kind", KINDS, ids=str)
 @pytest.mark.parametrize("page_size", [8, 16])
 def test_what_a_window_has_left_behind_is_not_read(kernels: CpuKernels, kind: dict, page_size: int) -> None:
     """Pages before the window may have another owner by now."""
@@ -164,6 +182,7 @@ def test_what_a_window_has_left_behind_is_not_read(kernels: CpuKernels, kind: di
     assert torch.equal(cpu_ops.attention(workspace, case.query, case.pool, 1, changed, scale=0.3, window=12), expected)
 
 
+@pytest.mark.quick_cases(1)
 @settings(max_examples=40, deadline=None)
 @given(
     count=st.integers(0, 40),

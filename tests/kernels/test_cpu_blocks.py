@@ -1,4 +1,4 @@
-"""Every kind of block of a `ModelSpec` in the CPU stack, against `models/decoder.py`: models that have several of them at once."""
+"""Every kind of block of a `ModelSpec` in the CPU stack, against `models/torch/decoder.py`: models that have several of them at once."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from aengine.kernels.cpu.library import CpuKernels, Workspace
 from aengine.kernels.draw_params import DRAW_PARAMS
 from aengine.kernels.routing import RouterScoring, Routing
 from aengine.layers.rotary import RopeSpec, unscaled
-from aengine.models.cpu_stack import unsupported
+from aengine.models.cpu.stack import unsupported
 from aengine.models.families import FAMILIES
 from aengine.models.families.base import Family
 from aengine.models.spec import (
@@ -68,6 +68,7 @@ def layers(*kinds: Layer) -> tuple[Layer, ...]:
     return kinds * 2 if len(kinds) < 3 else kinds
 
 
+SLOPES = tuple(0.5 / (1 + head) for head in range(ATTENTION.num_heads))
 BIASED = {"qkv_bias": True, "output_bias": True}
 GEMMA_LAYER = Layer(attention(scale=0.13, soft_cap=3.0, qk_norm=QkNorm(GEMMA)), Mlp(70, Activation.GELU_TANH), GEMMA, GEMMA, GEMMA, GEMMA)
 WINDOWED_GEMMA = dataclasses.replace(GEMMA_LAYER.attention, window=9, rope=rope(32, 90.0))
@@ -126,7 +127,7 @@ MODELS: Mapping[str, tuple[tuple[Layer, ...], dict[str, Any]]] = {
         {"norm": RMS, "embedding_scale": 12.0, "logit_scale": 0.125, "tied_head": True},
     ),
     "opt": (
-        layers(Layer(attention(rope=None), Mlp(96, Activation.RELU, False), RMS, RMS),
+        layers(Layer(attention(rope=None, slopes=SLOPES), Mlp(96, Activation.RELU, False), RMS, RMS),
             Layer(attention(), Mlp(96, Activation.RELU), RMS, RMS),
         ),
         {"norm": None, "learned_positions": LearnedPositions(256, 0)},
@@ -183,6 +184,7 @@ def weights_of(spec: ModelSpec) -> dict[str, torch.Tensor]:
     return weights
 
 
+@pytest.mark.quick_cases(6)
 @pytest.mark.parametrize("page_size", slow_but([16], [4, 16]))
 @pytest.mark.parametrize("name", MODELS)
 def test_float32_gives_the_decoders_logits(kernels: CpuKernels, name: str, page_size: int) -> None:

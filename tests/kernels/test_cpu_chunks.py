@@ -18,8 +18,8 @@ from torch import Tensor
 from aengine.attention import build_layout
 from aengine.kernels.cpu.library import CpuKernels, Workspace
 from aengine.kernels.cpu.pool import KvPool
-from aengine.models.cpu_stack import DecoderStack
-from aengine.models.model_config import read_spec
+from aengine.models.config.model import read_spec
+from aengine.models.cpu.stack import DecoderStack
 from aengine.models.spec import ModelSpec
 
 ROWS = 32
@@ -133,6 +133,7 @@ QUICK = [
 ]
 
 
+@pytest.mark.quick_cases(1)
 @pytest.mark.parametrize(("model", "numbers", "page_size"), slow_but(QUICK, itertools.product(MODELS, NUMBERS, [4, 16])))
 def test_a_chunk_gives_the_bits_of_decodes(
     kernels: CpuKernels, model: str, numbers: tuple[torch.dtype, str, torch.dtype], page_size: int

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
 import pathlib
 import platform
@@ -13,12 +14,13 @@ import textwrap
 from typing import Any
 
 import pytest
+from hang_guard import HANG_SECONDS
 
-from aengine.errors import ConfigError
+from aengine.api.errors import ConfigError
 from aengine.kernels.cpu import levels
 from aengine.kernels.cpu.compiler import SOURCES, build, find_prebuilt, prebuilt_name
 from aengine.kernels.cpu.levels import KernelsUnavailableError, Level, select_level, supported_levels
-from aengine.kernels.cpu.library import load_level
+from aengine.kernels.cpu.library import _SIGNATURES, CpuKernels, layout_header, load_level
 from tools.prebuild import prebuild
 
 FILES = {
@@ -164,7 +166,7 @@ def test_two_processes_at_once(tmp_path: pathlib.Path, sources: pathlib.Path, en
     """)
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
     started = [subprocess.Popen([sys.executable, "-c", code], env={**os.environ, **environ}, **pipes) for _ in range(2)]
-    written = [process.communicate(timeout=120) for process in started]
+    written = [process.communicate(timeout=HANG_SECONDS) for process in started]
     assert [process.returncode for process in started] == [0, 0], written
     assert len({paths for paths, _ in written}) == 1
     told = "".join(log for _, log in written)
@@ -235,3 +237,30 @@ CROSS_COMPILER = "aarch64-linux-gnu-g++"
 def test_neon_compiles(tmp_path: pathlib.Path) -> None:
     made = prebuild(Level.NEON, {**os.environ, "CXX": CROSS_COMPILER}, directory=tmp_path)
     assert made.read_bytes()[18:20] == (183).to_bytes(2, "little"), "e_machine of the ELF header is EM_AARCH64"
+
+
+@pytest.mark.parametrize("swapped", [False, True])
+def test_fields_that_changed_places_are_noticed(swapped: bool, tmp_path: pathlib.Path) -> None:
+    """Two of one type, so that no size changes."""
+    headers = tmp_path / "src"
+    shutil.copytree(SOURCES, headers)
+    if swapped:
+        abi = (headers / "abi.h").read_text()
+        fields = "  i64 rows;\n  i64 stride;\n};"
+        assert fields in abi
+        (headers / "abi.h").write_text(abi.replace(fields, "  i64 stride;\n  i64 rows;\n};"))
+    bodies = {"aengine_level": 'return "portable";', "aengine_layout_names": "return aengine::LAYOUT_NAMES;"}
+    bodies["aengine_layout_places"] = "return aengine::LAYOUT_PLACES;"
+    functions = [f"const void* {name}() {{ {bodies.get(name, 'return nullptr;')} }}" for name in _SIGNATURES]
+    (tmp_path / "stubs.cpp").write_text("\n".join(['#include "src/layout.h"', 'extern "C" {', *functions, "}"]))
+    subprocess.run(["c++", "-std=c++17", "-shared", "-fPIC", f"{tmp_path}/stubs.cpp", "-o", f"{tmp_path}/stubs.so"], check=True)
+    library = ctypes.CDLL(str(tmp_path / "stubs.so"))
+    if swapped:
+        with pytest.raises(KernelsUnavailableError, match=r"other places of Part\.rows, Part\.stride\)"):
+            CpuKernels(library, Level.PORTABLE)
+    else:
+        CpuKernels(library, Level.PORTABLE)
+
+
+def test_the_header_of_the_layout_is_up_to_date() -> None:
+    assert (SOURCES / "layout.h").read_text() == layout_header(), "run tools/generate.py"

@@ -18,9 +18,8 @@ from aengine.kernels.cpu import ops
 from aengine.kernels.cpu.library import CpuKernels, Workspace
 from aengine.kernels.draw_params import DRAW_PARAMS
 from aengine.sampling.draw import Draw
-from aengine.sampling.noise import log_exponential, row_keys, token_hashes
 from aengine.sampling.sampler import Sampler
-from aengine.sampling.torch_draw import TorchDraw
+from aengine.sampling.torch_draw import TorchDraw, log_exponential, row_keys, token_hashes, with_chosen
 from aengine.scheduler.plan import NewRow, RowParams
 
 CPU = torch.device("cpu")
@@ -46,7 +45,7 @@ def drawn(draw: Draw, rows: list[RowParams], logits: Tensor, positions: list[int
 
 def kernel_draw(some_kernels: CpuKernels, threads: int) -> Draw:
     workspace = Workspace(some_kernels, threads)
-    return lambda logits, host_params, _: ops.draw(workspace, logits.contiguous(), host_params)
+    return lambda logits, host_params, _, chosen=None: with_chosen(ops.draw(workspace, logits.contiguous(), host_params), logits, chosen)
 
 
 def drawn_here(some_kernels: CpuKernels, rows: list[RowParams], logits: Tensor, positions: list[int], threads: int = 2) -> list[int]:
@@ -204,3 +203,18 @@ def test_a_step_that_draws(some_kernels: CpuKernels, dtype: torch.dtype, threads
         nobody.run()
     with pytest.raises(ValueError, match="are not 4 of"):
         stack.prepare(workspace, pool, layout, ids, wanted, draw_params=draws[:1], last_tokens=NO_LAST_TOKENS)
+
+
+@pytest.mark.parametrize("vocab_size", [1, 65, 4097, 151_936])
+def test_log_sums(kernels: CpuKernels, vocab_size: int) -> None:
+    """Against torch, and with the same bits for any number of rows and threads."""
+    logits = torch.randn(6, vocab_size, generator=torch.Generator().manual_seed(vocab_size)) * 5
+    logits[0, -1] = math.inf
+    logits[1, 0] = math.nan
+    logits[2] = -math.inf
+    logits[3, : vocab_size // 2] = -math.inf
+    found = ops.log_sums(Workspace(kernels, 2), logits)
+    torch.testing.assert_close(found, logits.double().logsumexp(-1, keepdim=True).float(), rtol=0, atol=4e-6, equal_nan=True)
+    one_thread = Workspace(kernels, 1)
+    alone = torch.cat([ops.log_sums(one_thread, logits[row : row + 1].clone()) for row in range(6)])
+    assert found.view(torch.int32).equal(alone.view(torch.int32))

@@ -112,6 +112,7 @@ ROUTERS = {
 }
 
 
+@pytest.mark.quick_cases(1)
 @pytest.mark.parametrize("name", ROUTERS)
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_experts(kernels: CpuKernels, name: str, dtype: torch.dtype) -> None:
@@ -126,6 +127,7 @@ def test_experts(kernels: CpuKernels, name: str, dtype: torch.dtype) -> None:
     assert_close(result, residual.float() + 0.25 * layer.expected(x), dtype)
 
 
+@pytest.mark.quick_cases(1)
 @settings(max_examples=25, deadline=None)
 @given(
     rows=st.sampled_from([0, 1, 3, 8, 50]),

@@ -58,6 +58,7 @@ def assert_close(actual: Tensor, expected: Tensor, dtype: torch.dtype, atol: flo
     torch.testing.assert_close(actual.float(), expected, rtol=tolerance, atol=atol)
 
 
+@pytest.mark.quick_cases(1)
 @given_products
 def test_linear(kernels: CpuKernels, shape, dtype, with_bias, threads, seed) -> None:
     x, weight, bias = draw(shape, dtype, with_bias, seed)
@@ -76,6 +77,7 @@ def test_linear(kernels: CpuKernels, shape, dtype, with_bias, threads, seed) -> 
     assert torch.equal(cpu_ops.argmax(workspace, x, packed), scores.argmax(-1))
 
 
+@pytest.mark.quick_cases(1)
 @given_products
 def test_gated_linear(kernels: CpuKernels, shape, dtype, with_bias, threads, seed) -> None:
     rows, columns, depth = shape
@@ -86,6 +88,7 @@ def test_gated_linear(kernels: CpuKernels, shape, dtype, with_bias, threads, see
     assert_close(result, cpu_reference.gated_linear(x, weight, bias), dtype, atol=2e-5)
 
 
+@pytest.mark.quick_cases(1)
 @given_products
 def test_int8_linear(kernels: CpuKernels, shape, dtype, with_bias, threads, seed) -> None:
     x, weight, bias = draw(shape, dtype, with_bias, seed)
@@ -156,7 +159,9 @@ def test_argmax_of_ties_nans_and_infinities(kernels: CpuKernels, threads: int) -
         packed = PackedLinear(kernels, [matrix], dtype=torch.float32, threads=1)
         x = torch.zeros(1, 16)
         x[0, 0] = 1.0
-        assert cpu_ops.argmax(workspace, x, packed).tolist() == [int(row.argmax())]
+        (token,) = cpu_ops.argmax(workspace, x, packed).tolist()
+        best = int(row.argmax())
+        assert token == (best if row[best] > -torch.inf else ~best)
 
 
 @settings(max_examples=40, deadline=None)

@@ -1,4 +1,4 @@
-"""Whole stacks against `models/decoder.py`: random models of each family, over chunked prompts and decodes."""
+"""Whole stacks against `models/torch/decoder.py`: random models of each family, over chunked prompts and decodes."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ from numpy.typing import NDArray
 from slow_cases import slow_but
 from torch import Tensor
 
-from aengine.attention import AttentionMetadata, AttentionSpec, Scoring, StepLayout, TorchNativeBackend, build_layout
+from aengine.attention import AttentionMetadata, AttentionSpec, StepLayout, TorchNativeBackend, build_layout
 from aengine.cache import LayerGroups, layer_groups
 from aengine.kernels.cpu.library import CpuKernels, Workspace
 from aengine.kernels.cpu.pool import KvPool
-from aengine.models.cpu_stack import DecoderStack, unsupported
-from aengine.models.decoder import Decoder, ForwardBatch
-from aengine.models.model_config import read_spec
+from aengine.models.config.model import read_spec
+from aengine.models.cpu.stack import DecoderStack, unsupported
+from aengine.models.loading.weights import fused
+from aengine.models.loading.weights import random_weights as initial_weights
 from aengine.models.spec import Experts, ModelSpec
-from aengine.models.weights import fused
-from aengine.models.weights import random_weights as initial_weights
+from aengine.models.torch.decoder import Decoder, ForwardBatch
 
 IntArray = NDArray[np.int32]
 CPU = torch.device("cpu")
@@ -107,7 +107,7 @@ def torch_logits(spec: ModelSpec, weights: dict[str, Tensor], dtype: torch.dtype
     decoder = Decoder(spec, fused(spec, ((name, (weight,)) for name, weight in weights.items()), dtype, CPU), POSITIONS)
     page_size = steps[0].page_size
     kinds = [layer.attention for layer in spec.layers]
-    scoring = tuple(Scoring(kind.scale, kind.window, kind.soft_cap, kind.sinks) for kind in kinds)
+    scoring = tuple(kind.scoring for kind in kinds)
     shape = kinds[0].num_heads, kinds[0].num_kv_heads, kinds[0].key_dim
     attention = AttentionSpec(*shape, scoring, page_size, dtype, CPU, value_dim=kinds[0].value_dim)
     backend = TorchNativeBackend(attention)
@@ -147,6 +147,7 @@ def hidden_states(workspace: Workspace, stack: DecoderStack, pool: KvPool, steps
     return [run_step(stack, workspace, pool, layout, token_ids(layout, number), everything(layout)) for number, layout in enumerate(steps)]
 
 
+@pytest.mark.quick_cases(5)
 @pytest.mark.parametrize(
     ("family", "page_size"),
     slow_but(lambda case: case[1] == 16 or case == ("qwen3-partly-windowed", 4), itertools.product(FAMILIES, [4, 16, 32])),

@@ -12,14 +12,15 @@ from torch import Tensor
 from triton_mode import DEVICES, INTERPRETED
 
 from aengine.kernels.activations import Activation
-from aengine.kernels.float8 import Float8Rows
 from aengine.kernels.layer_params import ExpertLinear
+from aengine.kernels.quantize import Float8Rows
 from aengine.kernels.triton.code_products import code_linear, shared_depth
 from aengine.kernels.triton.codes import Codes
 from aengine.kernels.triton.experts import Grouping, grouped_linear
 from aengine.kernels.triton.layer_ops import TritonOps
 
 pytestmark = [
+    pytest.mark.slow,
     pytest.mark.parametrize("device", DEVICES),
     pytest.mark.filterwarnings("ignore:overflow:RuntimeWarning"),  # the interpreter's
 ]

@@ -22,6 +22,7 @@ EPS = 1e-6
 DTYPES = [torch.float32, torch.bfloat16, torch.float16]
 
 pytestmark = [
+    pytest.mark.slow,
     pytest.mark.parametrize("device", DEVICES),
     pytest.mark.parametrize("dtype", DTYPES, ids=str),
     pytest.mark.filterwarnings("ignore:overflow:RuntimeWarning"),  # the interpreter's

@@ -9,7 +9,7 @@ from triton_mode import INTERPRETED
 
 from aengine.kernels.triton.code_products import FEW_COLUMNS, FEW_STAGES, shared_depth
 
-pytestmark = pytest.mark.skipif(not INTERPRETED, reason="the kernels run compiled where there is CUDA")
+pytestmark = [pytest.mark.skipif(not INTERPRETED, reason="the kernels run compiled where there is CUDA"), pytest.mark.slow]
 
 _LAYER_OPS = """
 import torch

@@ -14,6 +14,8 @@ from aengine.kernels import routing as plain
 from aengine.kernels.routing import RouterScoring, Routing
 from aengine.kernels.triton import routing as in_triton
 
+pytestmark = pytest.mark.slow
+
 SIGMOID = RouterScoring.SIGMOID
 KINDS = [
     (8, Routing(3)),

@@ -17,16 +17,23 @@ from aengine.kernels.draw_params import DrawParams
 from aengine.kernels.triton.nucleus import draw_from_nucleus
 from aengine.kernels.triton.sampling import draw_in_blocks
 from aengine.kernels.triton.top_k import draw_from_top_k
-from aengine.sampling.candidates import kept_candidates, top_candidates
-from aengine.sampling.masses import MassDraw
-from aengine.sampling.noise import log_exponential, row_keys, token_hashes, uniform_bits
 from aengine.sampling.sampler import Sampler
-from aengine.sampling.torch_draw import TorchDraw
+from aengine.sampling.torch_draw import (
+    MassDraw,
+    TorchDraw,
+    kept_candidates,
+    log_exponential,
+    row_keys,
+    token_hashes,
+    top_candidates,
+    uniform_bits,
+)
 from aengine.sampling.triton_draw import TritonDraw
 from aengine.scheduler.plan import NewRow, RowParams
 
 tl = triton.language
 pytestmark = [
+    pytest.mark.slow,
     pytest.mark.parametrize("device", DEVICES),
     pytest.mark.filterwarnings("ignore::RuntimeWarning"),  # the interpreter's, of infinities
 ]

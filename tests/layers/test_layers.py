@@ -9,7 +9,7 @@ from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
 from aengine.layers.ops import TorchOps
 from aengine.layers.rotary import RopeSpec, apply_rotary, cos_sin_cache, unscaled
-from aengine.models.rope_config import read_rope
+from aengine.models.config.rope import read_rope
 
 ROPES = {
     "linear": {"rope_type": "linear", "rope_theta": 10000.0, "factor": 4.0},

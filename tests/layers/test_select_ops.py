@@ -77,10 +77,11 @@ def test_flashinfer_that_is_not_possible(tried: list[LayerOps], caplog: pytest.L
     assert caplog.records[-1].getMessage().startswith("layer ops: triton (not flashinfer: ")
 
 
+@pytest.mark.slow
 def test_nothing_of_a_device_is_imported_for_a_cpu() -> None:
     code = """
 import sys, torch
-import aengine.layers.select, aengine.sampling.draw, aengine.runner.device_executor
+import aengine.layers.select, aengine.sampling.draw, aengine.runner.torch.executor
 cpu = torch.device("cpu")
 aengine.layers.select.select_ops("torch_native", torch.float32, 64, cpu)
 aengine.sampling.draw.select_draw(100, cpu)

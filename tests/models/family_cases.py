@@ -40,13 +40,14 @@ class Case:
     whole: bool = False
     max_model_len: int | None = None  # of the engine
     lengths: tuple[int, ...] = (1, 2, 5, 9, 17, 24, 33, 48)  # of the prompts; windows are to be a third of the longest sequence at most
+    attention: str = "eager"  # the implementation of Transformers: others leave out soft caps or sinks
     adjust: Callable[[transformers.PreTrainedModel], None] = lambda model: None  # to weights that `randomize` does not draw well
 
     def make(self) -> transformers.PreTrainedModel:
-        """The model, float32, with eager attention: other implementations leave out soft caps or sinks."""
+        """The model, float32."""
         values = self.changes if self.whole else {**TINY, **self.changes}
         config = getattr(transformers, f"{self.config}Config")(**values)
-        model = transformers.AutoModelForCausalLM.from_config(config, attn_implementation="eager").float().eval()
+        model = transformers.AutoModelForCausalLM.from_config(config, attn_implementation=self.attention).float().eval()
         randomize(model, sum(map(ord, self.name)))
         self.adjust(model)
         return model

@@ -12,9 +12,9 @@ from family_cases import TINY, randomize
 from quantized_layouts import Layout, Tensors
 from safetensors.torch import load_file, save_file
 
-from aengine.config import EngineConfig
+from aengine.api.config import EngineConfig
 from aengine.models.quantization.config import read_quantization
-from aengine.runner.model_runner import ModelRunner
+from aengine.runner.runner import ModelRunner
 
 _LATENT = {
     **{"num_key_value_heads": 4, "kv_lora_rank": 32, "q_lora_rank": 32, "qk_nope_head_dim": 16, "qk_rope_head_dim": 8, "v_head_dim": 16},

@@ -9,17 +9,18 @@ from typing import TypeVar
 
 import numpy as np
 import torch
+from hang_guard import HANG_SECONDS
 from torch import Tensor
 from torch.distributed import HashStore
 
-from aengine.attention import AttentionMetadata, AttentionSpec, Scoring, StepLayout, TorchNativeBackend, build_layout
+from aengine.attention import AttentionMetadata, AttentionSpec, StepLayout, TorchNativeBackend, build_layout
 from aengine.layers.adapters import AdapterTable
 from aengine.layers.collectives import Collectives
 from aengine.layers.process_group import gloo_group
-from aengine.models.decoder import Decoder, ForwardBatch
+from aengine.models.loading.weights import random_weights as initial_weights
 from aengine.models.sharding import sharded_spec, sharded_weights, take_part
 from aengine.models.spec import ModelSpec
-from aengine.models.weights import random_weights as initial_weights
+from aengine.models.torch.decoder import Decoder, ForwardBatch
 from aengine.parallel.shard import WHOLE, Shard
 
 CPU, POSITIONS, PAGE = torch.device("cpu"), 64, 4
@@ -30,7 +31,7 @@ T = TypeVar("T")
 def on_ranks(size: int, work: Callable[[int], T]) -> list[T]:
     """What each rank's thread returns. The first error is raised."""
     with ThreadPoolExecutor(size) as pool:
-        return [future.result(timeout=60) for future in [pool.submit(work, index) for index in range(size)]]
+        return [future.result(timeout=HANG_SECONDS) for future in [pool.submit(work, index) for index in range(size)]]
 
 
 def with_collectives(size: int, work: Callable[[Collectives], T], *, exact: bool = True) -> list[T]:
@@ -89,7 +90,7 @@ def layouts(chunks: Sequence[Sequence[tuple[int, int]]]) -> list[StepLayout]:
 def backend_of(spec: ModelSpec) -> TorchNativeBackend:
     """Of the heads of a rank."""
     kinds = [layer.attention for layer in spec.layers]
-    scoring = tuple(Scoring(kind.scale, kind.window, kind.soft_cap, kind.sinks) for kind in kinds)
+    scoring = tuple(kind.scoring for kind in kinds)
     shape = kinds[0].num_heads, kinds[0].num_kv_heads, kinds[0].key_dim
     backend = TorchNativeBackend(AttentionSpec(*shape, scoring, PAGE, torch.float32, CPU, value_dim=kinds[0].value_dim))
     backend.allocate(1 + 4 * POSITIONS // PAGE)

@@ -19,11 +19,10 @@ from aengine.attention import StepLayout
 from aengine.kernels.triton.adapters import TritonAdapterOps
 from aengine.layers.adapters import AdapterOps, AdapterShape, AdapterTable, TorchAdapterOps
 from aengine.layers.collectives import Collectives
-from aengine.models.adapter_shapes import adapter_bytes, adapter_shapes, packed_adapter
-from aengine.models.adapters import Adapter, load_adapter
-from aengine.models.blocks import Weights
+from aengine.models.adapters import Adapter, adapter_bytes, adapter_shapes, load_adapter, packed_adapter
 from aengine.models.sharding import sharded_spec
 from aengine.models.spec import ModelSpec
+from aengine.models.torch.blocks import Weights
 from aengine.parallel.shard import WHOLE, Shard
 
 NUM_SLOTS, LOW_RANK = 3, 16
@@ -90,6 +89,7 @@ def assert_equal(found: list[Tensor], expected: list[list[Tensor]]) -> None:
         assert (wanted - expected[-1][step]).abs().amax() > 0.1, "adapters change something"
 
 
+@pytest.mark.quick_cases(1)
 @pytest.mark.parametrize("ops", [TorchAdapterOps(), pytest.param(TritonAdapterOps(), marks=DEVICES[0].marks)], ids=["torch", "triton"])
 @pytest.mark.parametrize("name", slow_but(["llama-odd", "qwen2-moe", "deepseek-v3"], CASES))
 def test_logits_are_those_of_merged_weights(name: str, ops: AdapterOps, tmp_path: pathlib.Path) -> None:

@@ -25,10 +25,10 @@ from tiny_adapters import save_adapter, write_adapter
 from torch import Tensor
 
 import aengine
-from aengine.errors import AdapterError
+from aengine.api.errors import AdapterError
 from aengine.models.adapters import Adapter, load_adapter
 from aengine.models.choice import find_spec
-from aengine.models.model_config import load_spec
+from aengine.models.config.model import load_spec
 from aengine.models.sharding import sharded_weights, take_part
 from aengine.models.spec import ModelSpec
 from aengine.parallel.shard import WHOLE, Shard
@@ -75,6 +75,7 @@ def sums(adapter: Adapter, spec: ModelSpec, shard: Shard) -> dict[str, Tensor]:
     return found
 
 
+@pytest.mark.quick_cases(3)
 @pytest.mark.parametrize("name", slow_but(QUICK, CASES))
 def test_sums_are_those_of_merged_weights(name: str, tmp_path: pathlib.Path) -> None:
     """Whole, and what ranks hold of it; matrices and embeddings, with ranks and alphas of their own."""
@@ -130,7 +131,7 @@ def test_the_writer_of_tests(made, tmp_path: pathlib.Path) -> None:
 
 
 def test_the_bundled_adapter() -> None:
-    package = pathlib.Path(aengine.__file__).parent
+    package = pathlib.Path(aengine.__file__).parent / "models"
     adapter = load_adapter(package / "demo_lora", load_spec(package / "demo_model"), torch.bfloat16)
     assert (adapter.low_rank, len(adapter.modules)) == (8, 7)
     stored = load_file(package / "demo_lora" / FILE)
@@ -242,7 +243,10 @@ FIELDS: list[tuple[dict[str, Any], str]] = [
     ({"use_rslora": 1}, "use_rslora 1 .* is not true or false"),
     ({"rank_pattern": {"q_proj": 4}}, r"other shapes .*model\.layers\.0\.self_attn\.q_proj\.lora_A\.weight \[8, 64\] instead of \[4, 64\]"),
     ({"rank_pattern": [1]}, r"rank_pattern \[1\] .* is not an object"),
-    ({"alpha_pattern": {"q_(proj": 4}}, "alpha_pattern .* has 'q_\\(proj', which is not a regular expression"),
+    ({"alpha_pattern": {"q_(proj": 4}}, r"alpha_pattern in .* has '.*q_\(proj\)', which is not a regular expression"),
+    # Python's re would not be done with the first.
+    ({"rank_pattern": {"([a-z._0-9]+)+X": 5, "q_proj": 4}}, r"other shapes .*q_proj\.lora_A\.weight \[8, 64\] instead of \[4, 64\]"),
+    ({"alpha_pattern": {r"(?:(q)\1)+": 4}}, "alpha_pattern in .* has .* beside groupref, which is not supported"),
 ]
 
 

@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import json
+import os
 import pathlib
 from collections.abc import Callable, Sequence
+from functools import partial
 
 import pytest
 import torch
 from safetensors.torch import save_file
 from test_weights import Tensors, load, spec_of, tensors_of
 
-from aengine.errors import ModelLoadError
-from aengine.models.checkpoint import checkpoint_dtype, open_checkpoint
-from aengine.models.checkpoint_files import checkpoint_digest, find_checkpoint
+from aengine.api.errors import ModelLoadError
+from aengine.models.config.json_file import read_json
+from aengine.models.loading.checkpoint import checkpoint_dtype, open_checkpoint
+from aengine.models.loading.hub import checkpoint_digest, find_checkpoint
 
 
 def save(path: pathlib.Path, tensors: Tensors) -> None:
@@ -136,6 +139,11 @@ BROKEN = {
         r"holds Python objects \(print\), which are not loaded",
     ),
     "torch object": ("pytorch_model.bin", lambda path: torch.save([1], path), "holds a list, not a dictionary of tensors$"),
+    "torch without numbers": (
+        "pytorch_model.bin",
+        lambda path: torch.save({"a": torch.empty(2, device="meta")}, path),
+        "holds 'a' without its numbers, on torch's device meta$",
+    ),
     "torch entry": (
         "pytorch_model.bin",
         lambda path: torch.save({"epoch": 3}, path),
@@ -169,6 +177,9 @@ def test_an_index_that_does_not_match(tmp_path: pathlib.Path, suffix: str) -> No
         open_checkpoint(tmp_path)
     save_index(tmp_path, name, {**weight_map, "b": f"b.{suffix}", "c": "../c", "d": "/etc/passwd"})
     with pytest.raises(ModelLoadError, match=rf"index\.json lists \.\./c, /etc/passwd, b\.{suffix}, which are missing$"):
+        open_checkpoint(tmp_path)
+    save_index(tmp_path, name, {**weight_map, "b": "b\n\0", "c": "c" * 1000})
+    with pytest.raises(ModelLoadError, match=r"index\.json lists b\\n\\x00, c{200}\.\.\., which are missing$"):
         open_checkpoint(tmp_path)
     for content in ({}, {"weight_map": {}}, {"weight_map": {"a": 1}}, {"weight_map": ["a"]}):
         (tmp_path / f"{name}.index.json").write_text(json.dumps(content))
@@ -219,3 +230,14 @@ def test_digests_tell_checkpoints_apart(tmp_path: pathlib.Path) -> None:
         seen.append(checkpoint_digest(tmp_path, "auto"))
     assert len(set(seen)) == 5
     assert checkpoint_digest(tmp_path, "dummy") not in seen
+
+
+@pytest.mark.parametrize("name", ["config.json", "model.safetensors", "model.safetensors.index.json", "generation_config.json"])
+def test_a_pipe_is_no_file_of_a_model(name: str, tmp_path: pathlib.Path) -> None:
+    """To open one would never end."""
+    (tmp_path / "config.json").write_text("{}")
+    (tmp_path / name).unlink(missing_ok=True)
+    os.mkfifo(tmp_path / name)
+    read = partial(read_json, tmp_path / name) if name.endswith("config.json") else partial(open_checkpoint, tmp_path)
+    with pytest.raises(ModelLoadError, match=f"^{tmp_path / name} is not a regular file$"):
+        read()

@@ -21,7 +21,7 @@ from aengine.attention import StepLayout, build_layout
 from aengine.kernels.cpu.exchange import Exchange
 from aengine.kernels.cpu.library import CpuKernels, ExchangeError, Workspace, load_kernels
 from aengine.kernels.quantized import Rows
-from aengine.models.cpu_stack import DecoderStack
+from aengine.models.cpu.stack import DecoderStack
 from aengine.models.sharding import sharded_weights, take_part
 from aengine.models.spec import ModelSpec
 from aengine.parallel.shard import WHOLE, Shard
@@ -111,11 +111,13 @@ KINDS = {  # of blocks, each with a number of ranks
     "gpt-oss": 4,  # experts with biases, and sinks
     "qwen2-moe": 3,  # a shared expert with a gate
     "deepseek-v3": 2,  # latent attention
+    "bloom": 2,  # slopes of heads, and a norm of embeddings
 }
 EVERY = [(name, size, dtype) for name in CASES for size in SIZES for dtype in (torch.float32, torch.bfloat16)]
 QUICK = [(name, size, torch.bfloat16 if number % 2 else torch.float32) for number, (name, size) in enumerate(KINDS.items())]
 
 
+@pytest.mark.quick_cases(4)
 @pytest.mark.parametrize(("name", "size", "dtype"), slow_but(QUICK, [*QUICK, *(case for case in EVERY[::5] if case not in QUICK)]))
 def test_exact_mode_gives_the_bits_of_one_rank(kernels: CpuKernels, name: str, size: int, dtype: torch.dtype) -> None:
     spec = spec_of(name, size)

@@ -15,14 +15,13 @@ from test_tensor_parallel import spec_of
 from torch import Tensor
 from torch.distributed import HashStore
 
+from aengine.api.errors import ConfigError
 from aengine.attention import StepLayout
-from aengine.errors import ConfigError
-from aengine.layers.collectives import Collectives
-from aengine.layers.expert_exchange import ExpertExchange
+from aengine.layers.collectives import Collectives, ExpertExchange
 from aengine.layers.process_group import gloo_group
-from aengine.models.decoder import Decoder
 from aengine.models.sharding import check_replicas, sharded_weights, take_part
 from aengine.models.spec import Experts, ModelSpec
+from aengine.models.torch.decoder import Decoder
 from aengine.parallel.shard import WHOLE, Shard
 
 CASES = {case.name: case for case in mixture_cases.CASES}

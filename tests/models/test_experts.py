@@ -7,9 +7,8 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 from aengine.kernels.routing import RouterScoring, Routing, route
 from aengine.layers.ops import TorchOps
-from aengine.models.blocks import Weights
-from aengine.models.experts import ExpertsBlock
 from aengine.models.spec import Experts, Mlp
+from aengine.models.torch.blocks import ExpertsBlock, Weights
 
 ROUTING = Routing(3, RouterScoring.SIGMOID, num_groups=4, top_groups=2, group_top=2)
 EXPERTS = Experts(8, Mlp(16), ROUTING, correction=True, shared=Mlp(24))

@@ -21,10 +21,10 @@ from slow_cases import slow_but
 from torch import Tensor
 
 from aengine import AsyncEngine, Completion, SamplingParams
-from aengine.config import EngineConfig
+from aengine.api.config import EngineConfig
 from aengine.layers.ops import TorchOps
-from aengine.runner import torch_models
-from aengine.runner.model_runner import ModelRunner
+from aengine.runner.runner import ModelRunner
+from aengine.runner.torch import loading
 
 CASES = {case.name: case for case in (*dense_cases.CASES, *mixture_cases.CASES, *plain_cases.CASES)}
 BACKENDS = ("auto", "torch_native")  # auto: the CPU kernels
@@ -60,9 +60,10 @@ class InPlaceOps(TorchOps):
 
 @pytest.fixture
 def in_place(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(torch_models, "select_ops", lambda *given: InPlaceOps())
+    monkeypatch.setattr(loading, "select_ops", lambda *given: InPlaceOps())
 
 
+@pytest.mark.quick_cases(12)
 @pytest.mark.usefixtures("in_place")
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_all_at_once(made: tuple[Case, Reference], backend: str) -> None:
@@ -78,6 +79,7 @@ def test_all_at_once(made: tuple[Case, Reference], backend: str) -> None:
     assert len(seen) == COUNT
 
 
+@pytest.mark.quick_cases(4)
 @pytest.mark.usefixtures("in_place")
 @pytest.mark.parametrize("turn", slow_but([0], [0, 1]))
 def test_in_chunks(made: tuple[Case, Reference], turn: int) -> None:
@@ -104,10 +106,12 @@ def test_in_chunks(made: tuple[Case, Reference], turn: int) -> None:
             torch.testing.assert_close(found, logprobs, rtol=1e-4, atol=1e-3)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "name",
     slow_but(
-        ["gemma2", "olmo3", "gpt-oss", "deepseek-v3"], ["gemma2", "olmo3", "cohere2", "granite", "phi4-partial", "gpt-oss", "deepseek-v3"]
+        ["gemma2", "olmo3", "gpt-oss", "deepseek-v3"],
+        ["gemma2", "olmo3", "cohere2", "granite", "phi4-partial", "gpt-oss", "deepseek-v3", "bloom"],
     ),
 )
 def test_recorded_steps(name: str, tmp_path: pathlib.Path) -> None:
@@ -123,6 +127,7 @@ def test_recorded_steps(name: str, tmp_path: pathlib.Path) -> None:
     assert Driver(ModelRunner(config, tmp_path, EagerCapture), chunk=7).generate(expected.prompts, COUNT) == expected.tokens
 
 
+@pytest.mark.quick_cases(1)
 @pytest.mark.parametrize("name", ["gemma2", "cohere2", "granite"])
 def test_drawn_tokens(name: str, tmp_path: pathlib.Path) -> None:
     """Scaled and capped logits are what tokens are drawn from, in the kernels as in torch."""
@@ -137,19 +142,20 @@ def test_drawn_tokens(name: str, tmp_path: pathlib.Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("options", "allowed"),
-    [({"dtype": "bfloat16"}, 0.2), pytest.param({"quantization": "int8"}, 0.4, marks=pytest.mark.slow)],
+    "options",
+    [{"dtype": "bfloat16"}, pytest.param({"quantization": "int8"}, marks=pytest.mark.slow)],
     ids=["bfloat16", "int8"],
 )
 @pytest.mark.skipif(os.environ.get("AENGINE_CPU_LEVEL") == "torch", reason="AENGINE_CPU_LEVEL turns the CPU kernels off")
-def test_other_numbers(made: tuple[Case, Reference], options: dict[str, str], allowed: float) -> None:
-    """Logits of the longest prompt are near those of float32: rounding of every product, and now and then another expert."""
+def test_other_numbers(made: tuple[Case, Reference], options: dict[str, str]) -> None:
+    """Logits of the longest prompt are near those of float32: rounding of every product, and now and then another expert, which alone is
+    0.3 of a row. Logits of another model are 1.4 away."""
     case, expected = made
     runner = ModelRunner(config_of(case, expected.path, "auto", **options), expected.path)
     seen = record_logits(runner)
     Driver(runner, chunk=20).generate(expected.prompts[-1:], 1)
     error = (seen[0][0] - expected.logits[-1][0]).norm() / expected.logits[-1][0].norm()
-    assert 1e-4 < error < allowed, error
+    assert 1e-4 < error < 0.4, error
 
 
 @pytest.mark.gpu

@@ -13,8 +13,8 @@ from safetensors.torch import load_file, save_file
 from test_families import CASES
 from test_weights import load
 
-from aengine.errors import ModelLoadError
-from aengine.models.model_config import load_spec
+from aengine.api.errors import ModelLoadError
+from aengine.models.config.model import load_spec
 
 PREFIXES = {  # of the text part, its head and the rest, in the order of transformers' versions
     "language_model.model.": ("language_model.model.", "language_model.lm_head.", ""),
@@ -49,6 +49,6 @@ def test_names(form: str, tied: bool, tmp_path: pathlib.Path) -> None:
     if not tied:
         assert torch.equal(loaded["head.weight"], model.lm_head.weight)
     assert spec.vocab_size == TINY["vocab_size"]
-    save_file({**renamed, "audio_tower.weight": torch.zeros(1)}, file)
-    with pytest.raises(ModelLoadError, match=r"unexpected audio_tower\.weight"):
+    save_file({**renamed, f"{text}more.weight": torch.zeros(1), "audio_tower.weight": torch.zeros(1)}, file)
+    with pytest.raises(ModelLoadError, match=r"it has unexpected model\.more\.weight$"):
         load(spec, tmp_path)

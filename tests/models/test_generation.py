@@ -7,10 +7,10 @@ import pathlib
 
 import pytest
 
-from aengine.errors import ModelLoadError
-from aengine.models.hub import resolve_model
-from aengine.models.model_config import load_generation, load_spec, read_spec
-from aengine.params import SamplingParams
+from aengine.api.errors import ModelLoadError
+from aengine.api.params import SamplingParams
+from aengine.models.config.model import load_generation, load_spec, read_spec
+from aengine.models.loading.hub import resolve_model
 
 SPEC = read_spec(
     {

@@ -17,11 +17,11 @@ from gguf_files import config_metadata, converted_name, gguf_bytes, permuted, qu
 from safetensors.torch import load_file
 from torch import Tensor
 
-from aengine.errors import ModelLoadError
+from aengine.api.errors import ModelLoadError
 from aengine.kernels.quantized import QuantizedRows
+from aengine.models.config.model import load_spec
 from aengine.models.gguf.config import ARCHITECTURES
-from aengine.models.model_config import load_spec
-from aengine.models.weights import fused, stored_weights
+from aengine.models.loading.weights import fused, stored_weights
 
 _POST = {"post_attention_layernorm": "post_attention_norm", "post_feedforward_layernorm": "post_ffw_norm"}
 _GEMMA = {**_POST, "pre_feedforward_layernorm": "ffn_norm"}
@@ -347,6 +347,7 @@ def assert_same(path: pathlib.Path, model_dir: pathlib.Path, architecture: str) 
     assert weights.keys() == others.keys()
 
 
+@pytest.mark.quick_cases(12)
 @pytest.mark.parametrize("name", CASES)
 def test_spec_and_weights_are_those_of_the_directory(name: str, tmp_path: pathlib.Path) -> None:
     written = CASES[name]

@@ -14,12 +14,12 @@ import torch
 from gguf_files import Stored, gguf_bytes, quantize, stored
 from slow_cases import slow_but
 
-from aengine.engine.tokenizer import Tokenizer
-from aengine.errors import ModelLoadError
+from aengine.api.errors import ModelLoadError
 from aengine.kernels.quantized import QuantizedRows
-from aengine.models.model_config import load_spec
+from aengine.models.config.model import load_spec
+from aengine.models.loading.weights import stored_weights
 from aengine.models.quantization.config import load_quantization
-from aengine.models.weights import stored_weights
+from aengine.tokenizer.tokenizer import Tokenizer
 
 _COMMON = {
     **{"context_length": 64, "embedding_length": 32, "block_count": 2, "feed_forward_length": 32, "attention.head_count": 2},

@@ -13,14 +13,14 @@ import pytest
 import torch
 from gguf_files import Stored, gguf_bytes, stored
 
-from aengine.config import EngineConfig
-from aengine.engine.gguf_tokenizer import read_tokenizer
-from aengine.errors import ModelLoadError
+from aengine.api.config import EngineConfig
+from aengine.api.errors import ModelLoadError
 from aengine.models.choice import find_spec
+from aengine.models.config.model import load_spec
 from aengine.models.gguf.file import open_gguf
-from aengine.models.hub import resolve_model
-from aengine.models.model_config import load_spec
-from aengine.models.weights import stored_weights
+from aengine.models.loading.hub import resolve_model
+from aengine.models.loading.weights import stored_weights
+from aengine.tokenizer.gguf import read_tokenizer
 
 LLAMA: dict[str, Any] = {
     "general.architecture": "llama",
@@ -64,6 +64,7 @@ def test_the_whole_file_is_loaded(path: pathlib.Path) -> None:
     load(path)
 
 
+@pytest.mark.quick_cases(24)
 @pytest.mark.parametrize("end", [*range(0, 60), *range(60, len(BYTES) - 32, 997), len(BYTES) - 1])
 def test_a_file_that_is_cut_off(path: pathlib.Path, end: int) -> None:
     message = refused(path, BYTES[:end])
@@ -71,6 +72,7 @@ def test_a_file_that_is_cut_off(path: pathlib.Path, end: int) -> None:
     assert "is not a GGUF file" in message if end < 4 else "is cut off" in message
 
 
+@pytest.mark.quick_cases(16)
 @pytest.mark.parametrize("seed", range(60))
 def test_bytes_that_are_changed(path: pathlib.Path, seed: int) -> None:
     """Any sentence, or the model with other numbers."""

@@ -9,10 +9,11 @@ import subprocess
 import sys
 
 import pytest
+from hang_guard import HANG_SECONDS
 from hub_server import REPO, serve_hub
 
-from aengine.errors import AdapterError, ModelLoadError
-from aengine.models.hub import resolve_adapter, resolve_model
+from aengine.api.errors import AdapterError, ModelLoadError
+from aengine.models.loading.hub import resolve_adapter, resolve_model
 
 
 def test_the_bundled_model_needs_nothing() -> None:
@@ -35,6 +36,14 @@ def test_a_directory(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) ->
 def test_a_missing_directory(name: str) -> None:
     with pytest.raises(ModelLoadError, match=f"^model directory '{name}' does not exist$"):
         resolve_model(name)
+
+
+def test_a_path_that_cannot_be() -> None:
+    long = "/".join(["", *["x" * 300] * 30])
+    with pytest.raises(ModelLoadError, match=r"does not exist$"):
+        resolve_model(long)
+    with pytest.raises(AdapterError, match=r"does not exist$"):
+        resolve_adapter(long)
 
 
 def test_an_incomplete_directory(tmp_path: pathlib.Path) -> None:
@@ -75,8 +84,8 @@ def resolve_elsewhere(
     models that are resolved after it."""
     code = (
         "import sys\n"
-        "from aengine.errors import ModelLoadError\n"
-        "from aengine.models.hub import resolve_model\n"
+        "from aengine.api.errors import ModelLoadError\n"
+        "from aengine.models.loading.hub import resolve_model\n"
         "revision, load_format, *models = sys.argv[1:]\n"
         "for model in models:\n"
         "    try:\n"
@@ -90,7 +99,7 @@ def resolve_elsewhere(
         capture_output=True,
         text=True,
         check=True,
-        timeout=120,
+        timeout=HANG_SECONDS,
     )
     return ran.stdout.strip()
 
@@ -114,6 +123,7 @@ def test_not_an_id(name: str) -> None:
         resolve_model(name)
 
 
+@pytest.mark.slow
 def test_offline_from_the_cache(tmp_path: pathlib.Path) -> None:
     snapshot = tmp_path / "hub" / "models--some--model" / "snapshots" / ("0" * 40)
     snapshot.mkdir(parents=True)
@@ -149,6 +159,7 @@ SHARDS = {
 }
 
 
+@pytest.mark.quick_cases(1)
 @pytest.mark.parametrize(
     ("files", "load_format", "downloaded"),
     [
@@ -167,6 +178,7 @@ def test_only_what_is_needed_is_downloaded(
         assert sorted(str(file.relative_to(path)) for file in path.rglob("*") if file.is_file()) == sorted(hub.downloaded) == downloaded
 
 
+@pytest.mark.slow
 def test_revisions(tmp_path: pathlib.Path) -> None:
     with serve_hub({"main": BOTH, "v2": {**BOTH, "model.safetensors": b"newer"}}) as hub:
         hub_variables = {"HF_ENDPOINT": hub.endpoint, "HF_HUB_OFFLINE": "0"}
@@ -182,6 +194,7 @@ def test_two_revisions() -> None:
         resolve_model("some/model@v2", "main")
 
 
+@pytest.mark.quick_cases(1)
 @pytest.mark.parametrize(
     ("files", "message"),
     [

@@ -12,10 +12,10 @@ import torch
 from safetensors.torch import save_file
 from test_weights import CONFIG, CPU, Tensors, load, save_shards, spec_of, tensors_of
 
-from aengine.config import EngineConfig
-from aengine.errors import ModelLoadError
-from aengine.models.kv_scales import stored_kv_scales
-from aengine.models.model_config import read_spec
+from aengine.api.config import EngineConfig
+from aengine.api.errors import ModelLoadError
+from aengine.models.config.model import read_spec
+from aengine.models.loading.weights import stored_kv_scales
 from aengine.runner.setup import ExecutorSetup
 
 ATTENTION = "model.layers.{}.self_attn."

@@ -11,14 +11,14 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from aengine.config import EngineConfig
+from aengine.api.config import EngineConfig
+from aengine.api.errors import ModelLoadError
 from aengine.engine.loading import load_model
-from aengine.errors import ModelLoadError
 from aengine.kernels.routing import RouterScoring, Routing
-from aengine.models.model_config import read_spec
+from aengine.models.config.model import read_spec
+from aengine.models.loading.weights import fused, stored_weights
 from aengine.models.named_weights import named_weights, num_active_parameters, num_parameters
 from aengine.models.spec import Experts, LatentAttention, Mlp
-from aengine.models.weights import fused, stored_weights
 
 BASE = {
     "vocab_size": 100,

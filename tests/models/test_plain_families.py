@@ -13,9 +13,9 @@ import transformers
 from safetensors.torch import load_file, save_file
 from test_weights import Tensors, load
 
-from aengine.errors import ModelLoadError
+from aengine.api.errors import ModelLoadError
 from aengine.models.choice import find_spec, implementation_of
-from aengine.models.model_config import load_spec, read_spec
+from aengine.models.config.model import load_spec, read_spec
 from aengine.models.spec import Norm, NormKind, QkNorm
 
 _SIZES = {"vocab_size": 97, "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "max_position_embeddings": 64}
@@ -24,6 +24,14 @@ CONFIGS: dict[str, dict] = {
     "gpt2": _GPT2,
     "gpt_neox": {**_SIZES, "intermediate_size": 48},
     "opt": {**_SIZES, "ffn_dim": 48},
+    **{family: {**_GPT2, "rotary_dim": 4} for family in ("gptj", "codegen")},
+    "gpt_neo": {
+        **{"vocab_size": 97, "hidden_size": 32, "num_layers": 2, "num_heads": 4, "max_position_embeddings": 64},
+        **{"attention_types": [[["global", "local"], 1]]},
+    },
+    "bloom": {"vocab_size": 97, "n_embed": 32, "n_layer": 2, "num_attention_heads": 4},
+    "mpt": {"vocab_size": 97, "d_model": 32, "n_layers": 2, "n_heads": 4, "max_seq_len": 64},
+    "falcon": {"vocab_size": 97, "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4},
     "starcoder2": {**_SIZES, "intermediate_size": 48, "num_key_value_heads": 2},
     "stablelm": {**_SIZES, "intermediate_size": 48, "num_key_value_heads": 2},
 }
@@ -86,6 +94,10 @@ STORED = {
     "gpt2 with masks": ("gpt2", with_masks("transformer.h.0.attn")),
     "gpt_neox with lm_head": ("gpt_neox", renamed("embed_out", "lm_head")),
     "gpt_neox with masks": ("gpt_neox", with_masks("gpt_neox.layers.1.attention")),
+    "gptj with masks": ("gptj", with_masks("transformer.h.0.attn")),
+    "codegen with masks": ("codegen", lambda tensors: {**tensors, "transformer.h.1.attn.causal_mask": torch.ones(1, 1, 64, 64)}),
+    "gpt_neo with masks": ("gpt_neo", with_masks("transformer.h.1.attn.attention")),
+    "bloom of the hub": ("bloom", without_first_word),
     "opt without model": ("opt", without_first_word),
     "starcoder2 without model": ("starcoder2", without_first_word),
     "stablelm without model": ("stablelm", without_first_word),
@@ -122,6 +134,12 @@ def test_a_tensor_under_both_of_its_names(tmp_path: pathlib.Path) -> None:
         ("stablelm", {"partial_rotary_factor": 0.5, "rope_theta": 700.0}),
         ("starcoder2", {"rope_theta": 999999.4, "sliding_window": 9}),
         ("gpt2", {"n_inner": None, "n_ctx": 64, "scale_attn_by_inverse_layer_idx": True}),
+        ("gptj", {"n_inner": None, "rotary": True, "rotary_dim": 8, "scale_attn_weights": True}),
+        ("codegen", {"n_inner": None, "rotary_dim": 6, "n_ctx": 64}),
+        ("gpt_neo", {"attention_layers": ["global", "local"], "window_size": 9}),
+        ("bloom", {"n_inner": None, "seq_length": 2048, "offset_alibi": 100, "pretraining_tp": 2, "layer_norm_epsilon": 1e-6}),
+        ("mpt", {"attn_config": {"alibi": True, "attn_impl": "torch", "clip_qkv": None, "softmax_scale": 0.5}, "norm_type": "layernorm"}),
+        ("falcon", {"alibi": True, "bias": True, "multi_query": False, "parallel_attn": False, "num_kv_heads": 4}),
         ("opt", {"word_embed_proj_dim": 32, "_remove_final_layer_norm": False, "init_std": 0.01}),
     ],
 )
@@ -143,3 +161,29 @@ def test_opt_of_another_form_is_left_to_transformers(tmp_path: pathlib.Path, cha
     with pytest.raises(ModelLoadError, match=f"^{key} .* in config.json is not supported"):
         find_spec(tmp_path, "native")
     assert implementation_of(find_spec(tmp_path, "auto")) == "transformers"
+
+
+@pytest.mark.parametrize(
+    ("family", "changes", "reason"),
+    [
+        ("bloom", {"apply_residual_connection_post_layernorm": True}, "apply_residual_connection_post_layernorm True"),
+        ("mpt", {"attn_config": {"clip_qkv": 6.0}}, "clip_qkv 6.0"),
+        ("mpt", {"attn_config": {"qk_ln": True}}, "qk_ln True"),
+        ("mpt", {"attn_config": {"alibi": False}}, "alibi False"),
+        ("mpt", {"attn_config": {"attn_type": "multiquery_attention"}}, "attn_type 'multiquery_attention'"),
+        ("mpt", {"expansion_ratio": 3}, "expansion_ratio 3"),
+        ("falcon", {"new_decoder_architecture": True, "parallel_attn": False}, "parallel_attn False"),
+        ("falcon", {"num_ln_in_parallel_attn": 2}, "num_ln_in_parallel_attn 2"),
+        ("gptj", {"rotary_dim": 10}, "rotary_dim 10"),
+        ("codegen", {"n_head": 2}, "n_head 2"),
+        ("gpt_neo", {"attention_types": [[["global"], 1]]}, "attention_types "),
+    ],
+)
+def test_variants_that_are_refused(family: str, changes, reason: str) -> None:
+    with pytest.raises(ModelLoadError, match=f"^{reason}.* in config.json is not"):
+        read_spec({**CONFIGS[family], **changes, "model_type": family})
+
+
+def test_mpt_as_its_own_code_calls_it() -> None:
+    given = {**CONFIGS["mpt"], "architectures": ["MPTForCausalLM"], "model_type": "mpt"}
+    assert read_spec(given) == read_spec({**given, "architectures": ["MptForCausalLM"]})

@@ -11,11 +11,11 @@ from driver import Driver, record_logits
 from reference import FAMILIES, LATENT, TINY, save_random
 from safetensors.torch import load_file, save_file
 
-from aengine.config import EngineConfig
+from aengine.api.config import EngineConfig
 from aengine.kernels.cpu.library import FLOAT8_CODES, INT4_CODES, INT8_QUADS, Workspace, load_kernels
 from aengine.kernels.cpu.packed_codes import quantize_matrix
 from aengine.models.named_weights import NEVER_QUANTIZED, named_weights
-from aengine.runner.model_runner import ModelRunner
+from aengine.runner.runner import ModelRunner
 
 pytestmark = pytest.mark.skipif(os.environ.get("AENGINE_CPU_LEVEL") == "torch", reason="AENGINE_CPU_LEVEL turns the CPU kernels off")
 MODELS = {
@@ -25,6 +25,7 @@ MODELS = {
 FORMATS = {"int4": INT4_CODES, "fp8": FLOAT8_CODES}
 
 
+@pytest.mark.quick_cases(1)
 @pytest.mark.parametrize(("model", "quantization"), [("latent", "int4"), ("transposed", "int4"), ("latent", "fp8")])
 def test_experts_and_heads(tmp_path: pathlib.Path, model: str, quantization: str) -> None:
     (quantized := tmp_path / "quantized").mkdir()

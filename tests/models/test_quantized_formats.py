@@ -17,17 +17,17 @@ from quantized_models import MODELS, check_logits, plain, random_model, rewrite,
 from safetensors.torch import save_file
 from test_weights import CPU
 
-from aengine.config import EngineConfig
+from aengine.api.config import EngineConfig
 from aengine.engine.loading import load_model
 from aengine.kernels.cpu.library import BF16_PAIRS, FLOAT8_CODES, INT4_CODES, INT8_CODES, INT8_QUADS, Workspace, load_kernels
 from aengine.kernels.warm_memory import lazy_bytes
-from aengine.models.cpu_weights import PackedWeights
-from aengine.models.hub import resolve_model
-from aengine.models.model_config import load_spec
+from aengine.models.config.model import load_spec
+from aengine.models.cpu.weights import PackedWeights
+from aengine.models.loading.hub import resolve_model
+from aengine.models.loading.weight_bytes import quantized_bytes, weight_bytes
+from aengine.models.loading.weights import fused, stored_weights
 from aengine.models.quantization.config import load_quantization
-from aengine.models.weight_bytes import quantized_bytes, weight_bytes
-from aengine.models.weights import fused, stored_weights
-from aengine.runner.model_runner import ModelRunner
+from aengine.runner.runner import ModelRunner
 
 
 @pytest.mark.parametrize("name", LAYOUTS)
@@ -78,6 +78,7 @@ EXPERTS = ("qwen3_moe", "deepseek_v3")
 DENSE = tuple(MODELS.keys() - set(EXPERTS))
 
 
+@pytest.mark.quick_cases(24)
 @pytest.mark.parametrize(
     ("model", "name"), [(models[number % len(models)], name) for models in (EXPERTS, sorted(DENSE)) for number, name in enumerate(LAYOUTS)]
 )
@@ -129,6 +130,7 @@ def demo() -> transformers.PreTrainedModel:
     return transformers.AutoModelForCausalLM.from_pretrained(resolve_model("demo"), dtype=torch.float32)
 
 
+@pytest.mark.quick_cases(1)
 @pytest.mark.parametrize(
     ("name", "backend"), [(name, ("auto", "torch_native")[number % 2]) for number, name in enumerate(LAYOUTS) if number % 3 == 0]
 )
@@ -148,6 +150,7 @@ OF_EXPERTS = (
 )
 
 
+@pytest.mark.quick_cases(3)
 @pytest.mark.parametrize(
     ("model", "name"),
     [("gpt_neox", "gptq 4 bits, act-order"), ("deepseek_v3", "fp8, blocks"), *(("qwen3_moe", name) for name in OF_EXPERTS)],
@@ -173,6 +176,7 @@ def dequantized(caplog) -> str:
 CODES = (INT4_CODES, INT8_CODES, FLOAT8_CODES)
 
 
+@pytest.mark.quick_cases(12)
 @pytest.mark.parametrize("name", LAYOUTS)
 def test_codes_stay_codes(tmp_path: pathlib.Path, models, caplog, name: str) -> None:
     """On the CPU a matrix, and all experts together, take the bytes of their codes, and of a scale and a zero point per group at most."""

@@ -11,7 +11,7 @@ from quantized_layouts import LAYOUTS, Layout, Tensors, compressed
 from quantized_models import check_logits, plain, random_model, rewrite, rows_of
 from torch import Tensor
 
-from aengine.models.hub import resolve_model
+from aengine.models.loading.hub import resolve_model
 
 INT4: dict[str, Any] = {"num_bits": 4, "type": "int", "symmetric": True, "strategy": "group", "group_size": 32}
 INT8: dict[str, Any] = {"num_bits": 8, "type": "int", "symmetric": True, "strategy": "channel"}

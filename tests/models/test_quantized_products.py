@@ -16,18 +16,17 @@ from slow_cases import slow_but
 from torch import Tensor
 from triton_mode import DEVICES  # before triton is imported
 
-from aengine.config import EngineConfig
-from aengine.kernels.float8 import Float8Rows
-from aengine.kernels.quantize import quantize_rows
+from aengine.api.config import EngineConfig
+from aengine.kernels.quantize import Float8Rows, quantize_rows
 from aengine.kernels.quantized import Rows
 from aengine.kernels.triton.layer_ops import TritonOps
 from aengine.layers.linear import QuantizedLinears
-from aengine.models.blocks import same_form, tensors_of
-from aengine.models.decoder import Decoder
-from aengine.models.model_config import load_spec
-from aengine.models.weights import fused, random_weights
-from aengine.runner import torch_models
-from aengine.runner.model_runner import ModelRunner
+from aengine.models.config.model import load_spec
+from aengine.models.loading.weights import fused, random_weights
+from aengine.models.torch.blocks import same_form, tensors_of
+from aengine.models.torch.decoder import Decoder
+from aengine.runner.runner import ModelRunner
+from aengine.runner.torch import loading
 
 pytestmark = pytest.mark.parametrize("device", DEVICES[:1])
 CPU = torch.device("cpu")
@@ -60,6 +59,7 @@ def logits_of(folder: pathlib.Path, dtype: str = "float32") -> Tensor:
     return torch.cat([step.float() for step in seen])
 
 
+@pytest.mark.quick_cases(1)
 @pytest.mark.parametrize(
     ("model", "layout", "count"),
     slow_but(
@@ -85,9 +85,9 @@ def test_logits(
     """Those of the dequantised weights, to 1e-5 of the largest; and as many matrices are quantised as there should be."""
     rewrite(save(model, tmp_path / "source"), tmp_path, LAYOUTS[layout])
     counted: list[int] = []
-    monkeypatch.setattr(torch_models, "check_memory", lambda weights, *others: counted.append(weights))
+    monkeypatch.setattr(loading, "check_memory", lambda weights, *others: counted.append(weights))
     expected = logits_of(tmp_path)
-    monkeypatch.setattr(torch_models, "select_ops", lambda *given: TritonOps())
+    monkeypatch.setattr(loading, "select_ops", lambda *given: TritonOps())
     with caplog.at_level(logging.INFO, "aengine"):
         found = logits_of(tmp_path)
     assert (found - expected).abs().max() < 1e-5 * expected.abs().max()
@@ -153,7 +153,7 @@ def test_logits_of_float8_products(device: str, model: str, tmp_path: pathlib.Pa
         quantised.append(x)
         return Float8Rows.of(x)
 
-    monkeypatch.setattr(torch_models, "select_linears", lambda *given: QuantizedLinears(torch.bfloat16, CPU, quantize))
+    monkeypatch.setattr(loading, "select_linears", lambda *given: QuantizedLinears(torch.bfloat16, CPU, quantize))
     found = logits_of(tmp_path, "bfloat16")
     error = (found - expected).norm() / expected.norm()
     assert 0 < error < 0.1, error

@@ -17,21 +17,21 @@ from test_gguf_families import CASES as GGUF_CASES
 from test_gguf_families import Case, converted
 from torch import Tensor
 
-from aengine.config import EngineConfig
-from aengine.errors import ConfigError
+from aengine.api.config import EngineConfig
+from aengine.api.errors import ConfigError
 from aengine.kernels.cpu.library import Workspace, load_kernels
 from aengine.kernels.cpu.ops import logits
 from aengine.kernels.quantized import QuantizedRows
 from aengine.kernels.warm_memory import lazy_bytes
-from aengine.models import weights as loading
-from aengine.models.cpu_weights import PackedWeights
+from aengine.models.config.model import load_spec
+from aengine.models.cpu.weights import PackedWeights
 from aengine.models.gguf import tensors
 from aengine.models.gguf.blocks import read_rows
-from aengine.models.model_config import load_spec
+from aengine.models.loading import weights as loading
+from aengine.models.loading.weight_bytes import quantized_bytes, weight_bytes
+from aengine.models.loading.weights import fused, grouped, random_weights, stored_weights
 from aengine.models.quantization.config import load_quantization
 from aengine.models.sharding import sharded_weights, take_part
-from aengine.models.weight_bytes import quantized_bytes, weight_bytes
-from aengine.models.weights import fused, grouped, random_weights, stored_weights
 from aengine.parallel.shard import WHOLE, Shard
 
 CPU = torch.device("cpu")
@@ -75,6 +75,7 @@ def test_quantised_layouts(tmp_path: pathlib.Path, models, name: str) -> None:
         load(tmp_path, shard)
 
 
+@pytest.mark.quick_cases(4)
 @pytest.mark.parametrize("model", MODELS)
 @pytest.mark.parametrize("name", ["", "gptq 4 bits, asymmetric"])
 def test_stages_and_families(tmp_path: pathlib.Path, models, model: str, name: str) -> None:
@@ -87,6 +88,7 @@ def test_stages_and_families(tmp_path: pathlib.Path, models, model: str, name: s
         check_parts(folder, 2, exact=False)
 
 
+@pytest.mark.quick_cases(2)
 @pytest.mark.parametrize(("name", "exact"), [("llama", False), ("mixtral", False), ("mixtral", True), ("deepseek2", True)])
 def test_gguf(name: str, exact: bool, tmp_path: pathlib.Path) -> None:
     written = GGUF_CASES[name]
@@ -130,6 +132,7 @@ def packed(folder: pathlib.Path, shard: Shard, dtype: torch.dtype, quantization:
 PACKED = [("", "none"), ("", "int8"), ("", "int4"), *((name, "none") for name in LAYOUTS)]
 
 
+@pytest.mark.quick_cases(4)
 @pytest.mark.parametrize(("name", "quantization"), slow_but([*PACKED[:3], *((name, "none") for name in QUICK)], PACKED))
 @pytest.mark.skipif(os.environ.get("AENGINE_CPU_LEVEL") == "torch", reason="AENGINE_CPU_LEVEL turns the CPU kernels off")
 def test_products_of_packed_parts(tmp_path: pathlib.Path, models, name: str, quantization: str) -> None:

@@ -16,15 +16,12 @@ from family_cases import TINY
 from slow_cases import slow_but
 from torch import Tensor
 
-from aengine.errors import ConfigError
+from aengine.api.errors import ConfigError
 from aengine.layers.collectives import ONE_RANK
 from aengine.layers.ops import TorchOps
 from aengine.layers.rotary import cos_sin_cache
-from aengine.models.blocks import AttentionBlock, MlpBlock, Weights
-from aengine.models.experts import ExpertsBlock
+from aengine.models.config.model import read_spec
 from aengine.models.fallback.spec import FallbackSpec
-from aengine.models.latent_attention import LatentAttentionBlock
-from aengine.models.model_config import read_spec
 from aengine.models.named_weights import named_weights
 from aengine.models.sharding import (
     check_replicas,
@@ -37,6 +34,7 @@ from aengine.models.sharding import (
     width_bounds,
 )
 from aengine.models.spec import Attention, Experts, LatentAttention, Mlp, ModelSpec
+from aengine.models.torch.blocks import AttentionBlock, ExpertsBlock, LatentAttentionBlock, MlpBlock, Weights
 from aengine.parallel.shard import WHOLE, Shard
 
 CASES = {case.name: case for case in (*dense_cases.CASES, *mixture_cases.CASES, *plain_cases.CASES)}
@@ -57,8 +55,12 @@ def spec_of(name: str, size: int) -> ModelSpec:
         return spec
     layers = []
     for layer in spec.layers:
-        heads = {"num_heads": 6} if isinstance(layer.attention, LatentAttention) else {"num_heads": 6, "num_kv_heads": 3}
-        layers.append(replace(layer, attention=replace(layer.attention, **heads)))
+        attention = layer.attention
+        if isinstance(attention, LatentAttention):
+            attention = replace(attention, num_heads=6)
+        else:
+            attention = replace(attention, num_heads=6, num_kv_heads=3, slopes=(2 * attention.slopes)[:6])
+        layers.append(replace(layer, attention=attention))
     return replace(spec, layers=tuple(layers))
 
 
@@ -83,6 +85,7 @@ def held(spec: ModelSpec, shard: Shard, whole: dict[str, Tensor]) -> dict[str, T
     return found
 
 
+@pytest.mark.quick_cases(1)
 @pytest.mark.parametrize("exact", [True, False], ids=["exact", "fast"])
 @pytest.mark.parametrize("size", slow_but((3, 4), SIZES))
 def test_parts_of_all_ranks_are_the_whole(size: int, exact: bool) -> None:
@@ -95,8 +98,10 @@ def test_parts_of_all_ranks_are_the_whole(size: int, exact: bool) -> None:
             kept = [rank[weight].flatten() for rank in ranks if weight in rank]
             assert all((one.diff() > 0).all() for one in kept)
             counts = torch.bincount(torch.cat(kept), minlength=tensor.numel())
-            shares = size == 4 and weight.rpartition(".")[0].endswith(("qkv", "k_norm"))
-            allowed = {(1,), (2,), (size,), (1, 2)} if shares else {(1,), (size,)}
+            num_kv_heads = min(layer.attention.num_kv_heads for layer in spec.layers)
+            shares = num_kv_heads < size and weight.rpartition(".")[0].endswith(("qkv", "k_norm"))
+            of_head = size // num_kv_heads if shares else size  # ranks that hold a KV head
+            allowed = {(1,), (of_head,), (size,), (1, of_head)} if shares else {(1,), (size,)}
             assert tuple(counts.unique().tolist()) in allowed, (name, weight)
 
 
@@ -143,6 +148,7 @@ def layers_of(size: int) -> list[ModelSpec]:
     return list(found.values())
 
 
+@pytest.mark.quick_cases(1)
 @pytest.mark.parametrize("size", slow_but((3, 4), SIZES))
 def test_what_is_computed_of_the_parts(size: int) -> None:
     """Fast: the sum of what the blocks of all ranks make is what the whole block makes. Exact: the last matrices of the blocks are
@@ -173,7 +179,7 @@ def test_one_rank_has_everything() -> None:
         assert (part.source_name, part.shape, part.rows, part.columns) == (name, named_weights(spec)[name].shape, None, None)
 
 
-@pytest.mark.parametrize("name", ["gemma3", "deepseek-v3", "gpt2", "olmo2"])
+@pytest.mark.parametrize("name", ["gemma3", "deepseek-v3", "gpt2", "olmo2", "bloom"])
 def test_stages(name: str) -> None:
     """Each holds its layers, numbered from 0; the first the embedding, positions and head, the last the norm before the head."""
     spec = spec_of(name, 2)
@@ -186,6 +192,7 @@ def test_stages(name: str) -> None:
             first = {
                 "embedding.weight",
                 *(("positions.weight",) if spec.learned_positions else ()),
+                *(("embedding_norm.weight", "embedding_norm.bias") if spec.embedding_norm else ()),
                 *(() if spec.tied_head else ("head.weight",)),
             }
             last = {weight for weight in named_weights(spec) if weight.startswith("norm.")}

@@ -6,9 +6,9 @@ import pathlib
 
 import pytest
 
-from aengine.errors import ModelLoadError
+from aengine.api.errors import ModelLoadError
 from aengine.layers.rotary import RopeSpec, llama3, unscaled, yarn
-from aengine.models.model_config import load_spec, read_spec
+from aengine.models.config.model import load_spec, read_spec
 from aengine.models.spec import Attention, Layer, Mlp, Norm, QkNorm
 
 BASE = {
@@ -113,7 +113,7 @@ REFUSED = [
     (config("Gemma3ForConditionalGeneration", text_config=[]), "text_config"),
     (config("SmolLM3ForCausalLM", no_rope_layers=[1, 0]), "no_rope_layers .* 4 layers"),
     (config("Cohere2ForCausalLM", sliding_window=None), "lacks sliding_window"),
-    (config(rope_scaling={"type": "linear", "factor": 2.0, "mrope_section": [1, 2]}), "rope parameter 'mrope_section'"),
+    (config(rope_scaling={"type": "linear", "factor": 2.0, "mrope_interleaved": True}), "rope parameter 'mrope_interleaved'"),
     (config(rope_parameters={"rope_type": "default", "factor": 2.0}), "rope parameter 'factor' is not supported for rope type 'default'"),
     (config(rope_scaling={"type": "linear"}), "rope type 'linear' needs 'factor'"),
     (config(rope_scaling={"type": "linear", "factor": "2"}), "factor '2' is not a positive number"),

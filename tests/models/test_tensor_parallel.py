@@ -14,13 +14,13 @@ from family_cases import TINY, Case
 from slow_cases import slow_but
 from tensor_ranks import all_logits, decoder_of, layouts, logits_of_ranks, whole_weights
 
-from aengine.models.model_config import read_spec
+from aengine.models.config.model import read_spec
 from aengine.models.spec import ModelSpec
 
 ODD = {"hidden_size": 52, "head_dim": 12, "intermediate_size": 71, "vocab_size": 101}
 CASES = {case.name: case for case in (*dense_cases.CASES, *mixture_cases.CASES, *plain_cases.CASES)}
 CASES["llama-odd"] = Case("llama-odd", "Llama", {**ODD, "tie_word_embeddings": True, "attention_bias": True, "mlp_bias": True})
-QUICK = ("llama-odd", "gemma3", "olmo2", "qwen2-moe", "gpt-oss", "deepseek-v3", "stablelm-parallel", "gpt2")
+QUICK = ("llama-odd", "gemma3", "olmo2", "qwen2-moe", "gpt-oss", "deepseek-v3", "stablelm-parallel", "gpt2", "bloom")
 CHUNKS = [[(0, 17)], [(0, 1), (1, 9), (2, 3)], [(0, 1), (1, 1), (2, 1)]]
 
 
@@ -33,6 +33,7 @@ def is_quick(case: tuple[str, int, bool]) -> bool:
     return (case[0] in QUICK and case[1] == 2) or case[0] == "llama-odd"
 
 
+@pytest.mark.quick_cases(4)
 @pytest.mark.parametrize(
     ("name", "size", "exact"),
     slow_but(is_quick, [case for i, case in enumerate(itertools.product(CASES, (2, 4), (True, False))) if is_quick(case) or not i % 5]),

@@ -14,16 +14,18 @@ from triton_mode import DEVICES  # before triton is imported
 
 from aengine.attention.triton import TritonBackend
 from aengine.kernels.triton.layer_ops import TritonOps
-from aengine.runner import torch_models
-from aengine.runner.model_runner import ModelRunner
+from aengine.runner.runner import ModelRunner
+from aengine.runner.torch import loading
+
+pytestmark = pytest.mark.slow
 
 
 @pytest.mark.parametrize("device", DEVICES[:1])
-@pytest.mark.parametrize("name", slow_but(["deepseek-v3"], ["gpt-oss", "deepseek-v3"]))
+@pytest.mark.parametrize("name", slow_but(["deepseek-v3"], ["gpt-oss", "deepseek-v3", "bloom"]))
 def test_tokens_and_logits(name: str, device: str, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
     expected = reference(CASES[name], tmp_path)
-    monkeypatch.setattr(torch_models, "select_backend", lambda name, spec: TritonBackend(spec))
-    monkeypatch.setattr(torch_models, "select_ops", lambda *given: TritonOps())
+    monkeypatch.setattr(loading, "select_backend", lambda name, spec: TritonBackend(spec))
+    monkeypatch.setattr(loading, "select_ops", lambda *given: TritonOps())
     runner = ModelRunner(config_of(CASES[name], tmp_path, "torch_native"), tmp_path)
     seen = record_logits(runner)
     some = slice(2, 4)
@@ -33,7 +35,7 @@ def test_tokens_and_logits(name: str, device: str, tmp_path: pathlib.Path, monke
 
 OF_EACH_BLOCK = [
     *("gemma2", "gemma3", "phi4-partial", "glm4", "olmo2", "smollm3", "granite", "cohere2", "qwen2-moe", "qwen3-moe", "gpt-oss"),
-    *("deepseek-v2-lite", "deepseek-v3", "glm4-moe", "stablelm-parallel", "gpt2", "gpt-neox", "opt"),
+    *("deepseek-v2-lite", "deepseek-v3", "glm4-moe", "stablelm-parallel", "gpt2", "gpt-neox", "opt", "bloom", "falcon-new", "codegen"),
 ]
 """Families that have between them every kind of block, norm, rope and head."""
 

@@ -10,13 +10,13 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from aengine.errors import ModelLoadError
-from aengine.models.checkpoint import checkpoint_dtype
-from aengine.models.decoder import Decoder
-from aengine.models.model_config import read_spec
+from aengine.api.errors import ModelLoadError
+from aengine.models.config.model import read_spec
+from aengine.models.loading.checkpoint import checkpoint_dtype
+from aengine.models.loading.weights import fused, random_weights, stored_weights
 from aengine.models.named_weights import named_weights
 from aengine.models.spec import ModelSpec
-from aengine.models.weights import fused, random_weights, stored_weights
+from aengine.models.torch.decoder import Decoder
 
 CPU = torch.device("cpu")
 CONFIG = {

@@ -14,15 +14,16 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from hang_guard import HANG_SECONDS
 from numpy.typing import NDArray
 from stand_in import SLOT
 
-from aengine.config import EngineConfig
+from aengine.api.config import EngineConfig
 from aengine.parallel.driver import DriverRanks, start_ranks
 from aengine.scheduler.plan import NO_INTS, StepPlan
 
 STAND_IN = Path(__file__).with_name("stand_in.py")
-SECONDS = 60
+SECONDS = HANG_SECONDS
 """What is waited for comes within this time, on any machine."""
 
 

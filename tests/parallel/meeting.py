@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import threading
 
-SECONDS = 60
+from hang_guard import HANG_SECONDS
+
+SECONDS = HANG_SECONDS
 """What is waited for comes within this time, on any machine."""
 
 

@@ -20,7 +20,7 @@ import threading
 
 import numpy as np
 
-from aengine.errors import ModelLoadError, RankHungError
+from aengine.api.errors import ModelLoadError, RankHungError
 from aengine.parallel import follower
 from aengine.parallel.command import run_worker
 from aengine.parallel.follower import FollowerRanks

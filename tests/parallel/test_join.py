@@ -17,7 +17,7 @@ import pytest
 from driving import SECONDS, STAND_IN, driving
 
 from aengine import __version__
-from aengine.errors import ConfigError, ModelLoadError, RankDiedError
+from aengine.api.errors import ConfigError, ModelLoadError, RankDiedError
 from aengine.parallel import join
 from aengine.parallel.channel import Channel, ChannelClosedError
 from aengine.parallel.command import run_worker
@@ -255,6 +255,7 @@ def test_a_rank_of_another_host_is_killed(secret: str) -> None:
         assert re.match(rf"rank 1 \(host {socket.gethostname()}\) (closed the connection|is gone: .*); its last log lines:\n", str(error))
 
 
+@pytest.mark.quick_cases(1)
 @pytest.mark.parametrize(("what", "expected"), [("", "the driver is gone: the driver at 127.0.0.1:"), ("deaf", "told to give up")])
 def test_the_driver_of_another_host_is_gone(secret: str, what: str, expected: str) -> None:
     address = f"127.0.0.1:{free_port()}"

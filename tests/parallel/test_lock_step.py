@@ -10,7 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 from meeting import SECONDS, Meeting
 
-from aengine.parallel.lock_step import LockStep
+from aengine.parallel.replicas import LockStep
 
 
 class Replica:
@@ -57,6 +57,7 @@ class Replica:
                 assert self._woken.wait(SECONDS), "nobody wakes it"
 
 
+@pytest.mark.quick_cases(6)
 @pytest.mark.parametrize("seed", range(12))
 def test_all_take_the_same_turns(seed: int) -> None:
     choose = random.Random(seed)

@@ -19,7 +19,7 @@ import pytest
 from driving import Driver, driving, ends
 from slow_cases import slow_but
 
-from aengine.errors import AdapterError, ModelLoadError, RankDiedError, RankHungError
+from aengine.api.errors import AdapterError, ModelLoadError, RankDiedError, RankHungError
 from aengine.parallel import driver as driver_module
 
 
@@ -43,6 +43,7 @@ def _nothing_is_left() -> Iterator[None]:
     assert len(os.listdir("/proc/self/fd")) == files
 
 
+@pytest.mark.slow
 def test_steps_reach_all_ranks(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO, "aengine")
     with driving(num_ranks=3, load=False) as driver:
@@ -96,6 +97,7 @@ def test_ranks_divide_the_cores(caplog: pytest.LogCaptureFixture) -> None:
     assert said == f"rank 1: {driver.ranks.threads} threads on cores {sorted(others)}"
 
 
+@pytest.mark.slow
 def test_progress_is_that_of_all_ranks(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO, "aengine")
     monkeypatch.setattr(driver_module, "LOG_SECONDS", 0.0)
@@ -161,8 +163,9 @@ def test_loading_can_be_given_up() -> None:
             driver.ranks.agree(1, 1, 1)
 
 
+@pytest.mark.slow
 def test_a_rank_that_is_stopped_is_named() -> None:
-    with driving(num_ranks=3, step_timeout=0.5) as driver:
+    with driving(num_ranks=3, step_timeout=2.0) as driver:
         os.kill(driver.pid(2), signal.SIGSTOP)
         with pytest.raises(
             RankHungError, match=rf"^rank 2 \(pid {driver.pid(2)}\) did not answer the driver within step_timeout"
@@ -183,6 +186,7 @@ def test_a_rank_that_another_one_waits_for_is_named() -> None:
         assert str(error).startswith(said)
 
 
+@pytest.mark.slow
 def test_a_rank_that_does_not_end_is_killed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("aengine.parallel.driver.CLOSE_SECONDS", 0.1)
     with driving("late") as driver:
@@ -196,6 +200,7 @@ def test_a_rank_that_does_not_end_is_killed(monkeypatch: pytest.MonkeyPatch) -> 
     gone()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", slow_but({0, 1}, range(6)))
 def test_killed_at_random_steps(seed: int) -> None:
     choose = random.Random(seed)
@@ -229,9 +234,11 @@ print(driver.pid(1), driver.pid(2), flush=True)
 """
 
 
+@pytest.mark.quick_cases(1)
 @pytest.mark.parametrize("then", ["threading.Event().wait()", "while True: driver.step()"])
 def test_ranks_end_with_their_driver(then: str) -> None:
-    path = os.pathsep.join([str(Path(__file__).parent), os.environ.get("PYTHONPATH", "")])
+    folder = Path(__file__).parent
+    path = os.pathsep.join([str(folder), str(folder.parent), os.environ.get("PYTHONPATH", "")])
     code = DRIVER.format(then=then)
     with subprocess.Popen(
         [sys.executable, "-c", code], stdout=subprocess.PIPE, text=True, env={**os.environ, "PYTHONPATH": path}

@@ -14,8 +14,8 @@ from typing import Any, TypeVar
 import pytest
 from meeting import SECONDS, Meeting
 
-from aengine.config import EngineConfig
-from aengine.errors import ConfigError, ModelLoadError, RankDiedError, RankHungError
+from aengine.api.config import EngineConfig
+from aengine.api.errors import ConfigError, ModelLoadError, RankDiedError, RankHungError
 from aengine.parallel.replicas import Replicas, join_replicas
 
 T = TypeVar("T")

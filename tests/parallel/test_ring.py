@@ -9,14 +9,15 @@ from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
+from hang_guard import HANG_SECONDS
 
-from aengine.config import EngineConfig
+from aengine.api.config import EngineConfig
 from aengine.parallel.channel import Channel
 from aengine.parallel.messages import Addresses
 from aengine.parallel.ring import Ring, StageError, connect_ring, open_port
 from aengine.parallel.shard import Shard
 
-SECONDS = 60.0
+SECONDS = float(HANG_SECONDS)
 
 
 @pytest.fixture

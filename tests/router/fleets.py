@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from cutting_proxy import CuttingProxy
@@ -12,7 +13,7 @@ from grpc_harness import Serving, serving
 from oracle_engine import OracleEngine, idle, until
 
 from aengine import Router
-from aengine.outputs import ReplicaState
+from aengine.api.outputs import ReplicaState
 
 
 @dataclass
@@ -66,12 +67,19 @@ class TestFleet:
 
 
 @asynccontextmanager
-async def fleet(count: int, *, engine: dict[str, Any] | None = None, **config: Any) -> AsyncIterator[TestFleet]:
+async def fleet(count: int, *, engine: dict[str, Any] | None = None, admin: Path | None = None, **config: Any) -> AsyncIterator[TestFleet]:
+    """`admin`: a directory for a token with which the router administrates the servers."""
+    options: dict[str, Any] = {}
+    if admin is not None:
+        (admin / "admin").write_text("admin secret")
+        options = {"token_file": str(admin / "admin"), "admin_token_file": str(admin / "admin"), "weights_roots": ("/",)}
+        config["backend_token_file"] = str(admin / "token")
+        (admin / "token").write_text("secret")
     async with AsyncExitStack() as stack:
         members = []
         for _ in range(count):
             oracle = await stack.enter_async_context(OracleEngine(**(engine or {})))
-            served = await stack.enter_async_context(serving(oracle, limit=100))
+            served = await stack.enter_async_context(serving(oracle, **options))
             proxy = CuttingProxy(served.server.address)
             await proxy.start()
             stack.callback(proxy.stop)

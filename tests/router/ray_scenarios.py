@@ -15,10 +15,10 @@ import anyio
 from ray_cluster import RayCluster
 
 from aengine import AsyncEngine, Completion, EngineConfig, Router, SamplingParams
+from aengine.api.outputs import ReplicaState
 from aengine.client import AsyncClient
-from aengine.outputs import ReplicaState
-from aengine.router.on_ray import ray_replicas
-from aengine.router.ray_config import RayConfig
+from aengine.router.ray.config import RayConfig
+from aengine.router.ray.replicas import ray_replicas
 
 TOKEN = "a-token-for-tests"
 PROMPT = "It is a truth universally"
@@ -154,7 +154,7 @@ async def scaling(cluster: RayCluster) -> None:
 async def forever(cluster: RayCluster) -> None:
     """Until it is killed."""
     async with replicas(cluster, EngineConfig(model="demo", device="cpu", tensor_parallel_size=2), ranks_per_node=1) as found:
-        with anyio.fail_after(120):
+        with anyio.fail_after(600):
             addresses = await until(found, 1)
         print("serves at", *addresses, flush=True)
         await asyncio.Event().wait()

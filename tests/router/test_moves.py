@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 import time
+from pathlib import Path
 from typing import Any
 
 import anyio
@@ -13,6 +15,7 @@ import pytest
 from cutting_proxy import cutting_proxy
 from fleets import Member, TestFleet, fleet
 from grpc_harness import serving
+from hang_guard import HANG_SECONDS
 from oracle_engine import StepGate, idle, until
 
 from aengine import (
@@ -28,14 +31,13 @@ from aengine import (
     SamplingParams,
     Token,
 )
-from aengine.engine.mailbox import Cancel
-from aengine.outputs import ReplicaState
+from aengine.api.outputs import ReplicaState
+from aengine.engine.edges import Cancel
 
 pytestmark = pytest.mark.anyio
 
 LONG = SamplingParams(seed=1, max_tokens=150, ignore_eos=True)
 MEMORY = 64 << 20
-LIMIT = 30  # seconds; only a hang takes that long
 
 
 def slow_down(*members: Member, seconds: float = 0.005) -> None:
@@ -45,7 +47,7 @@ def slow_down(*members: Member, seconds: float = 0.005) -> None:
 
 async def tokens_of(stream: Any, most: int = 10_000) -> list[Token]:
     tokens: list[Token] = []
-    with anyio.fail_after(LIMIT):
+    with anyio.fail_after(HANG_SECONDS):
         while len(tokens) < most:
             try:
                 tokens.append(await stream.__anext__())
@@ -76,6 +78,7 @@ class TestLoss:
             assert (completion.usage.prompt_tokens, completion.usage.completion_tokens) == (2, 150)
             assert stream.timing.first_token is not None
 
+    @pytest.mark.slow
     async def test_again_and_again(self) -> None:
         """While the one comes back the other is lost."""
         async with fleet(2) as many:
@@ -142,6 +145,7 @@ class TestLoss:
             for seed, stream in enumerate(streams):
                 check_whole(many, await tokens_of(stream), seed)
 
+    @pytest.mark.slow
     async def test_a_replica_that_hangs_is_left_and_not_heard_later(self) -> None:
         async with fleet(2, hang_seconds=2.0) as many:
             slow_down(*many.members)
@@ -156,6 +160,7 @@ class TestLoss:
             await until(lambda: idle(first.engine))
             await many.all_serve()
 
+    @pytest.mark.slow
     async def test_none_is_left_for_a_while(self) -> None:
         async with fleet(2) as many:
             slow_down(*many.members)
@@ -198,7 +203,9 @@ class TestWeights:
             assert {token.weights_version for token in tokens} == {0}
             assert not new.engine.stats().completion_tokens
 
-    async def test_with_new_ones_where_there_are_no_others(self) -> None:
+    @pytest.mark.slow
+    async def test_it_waits_for_its_weights(self) -> None:
+        """Where another replica has other ones, and got them without the router; that one takes what is new."""
         async with fleet(2) as many:
             slow_down(*many.members)
             stream = many.router.stream([1], LONG, request_id="x")
@@ -208,7 +215,29 @@ class TestWeights:
             await new.engine.update_weights("new")
             await until(lambda: many.versions()[new.name] == 1)
             first.stop()
+            await until(lambda: many.state(first) is ReplicaState.LOST)
+            check_whole(many, await tokens_of(many.router.stream([1], SamplingParams(seed=2, max_tokens=9, ignore_eos=True))), 2)
+            assert new.engine.stats().completion_tokens == 9
+            await first.come_back()
+            check_whole(many, tokens + await tokens_of(stream))
+            assert new.engine.stats().completion_tokens == 9
+
+    @pytest.mark.slow
+    async def test_with_new_ones_where_the_router_has_replaced_them(self, tmp_path: Path) -> None:
+        async with fleet(2, admin=tmp_path) as many:
+            slow_down(*many.members)
+            stream = many.router.stream([1], LONG, request_id="x")
+            tokens = await tokens_of(stream, 5)
+            first = await many.member_of("x")
+            (new,) = many.others(first)
+            may_prepare = threading.Event()
+            first.engine.runner.before_prepare = lambda change: may_prepare.wait(HANG_SECONDS)
+            updating = asyncio.ensure_future(many.router.update_weights("/new"))
+            await until(lambda: many.versions()[new.name] == 1)
+            first.stop()
+            assert await updating == 1
             tokens += await tokens_of(stream)
+            may_prepare.set()
             check_whole(many, tokens)  # which the oracle's weights do not change
             assert (tokens[0].weights_version, tokens[-1].weights_version) == (0, 1)
 
@@ -224,9 +253,10 @@ class TestEndsWithoutReplica:
         await until(lambda: not many.router.healthy)
         return stream
 
+    @pytest.mark.slow
     async def test_its_deadline(self) -> None:
         async with fleet(1) as many:
-            stream = await self.lost(many, timeout=1.0)
+            stream = await self.lost(many, timeout=2.0)
             tokens = await tokens_of(stream)
             assert (tokens[-1].token_id, tokens[-1].finish_reason) == (-1, FinishReason.DEADLINE)
 
@@ -240,7 +270,7 @@ class TestEndsWithoutReplica:
     async def test_aclose(self) -> None:
         async with fleet(1) as many:
             stream = await self.lost(many)
-            with anyio.fail_after(LIMIT):
+            with anyio.fail_after(HANG_SECONDS):
                 await stream.aclose()
             assert (await tokens_of(stream))[-1].finish_reason is FinishReason.CANCELLED
             assert many.router.request_info("x") is None
@@ -248,7 +278,7 @@ class TestEndsWithoutReplica:
     async def test_the_router_closes(self) -> None:
         async with fleet(1) as many:
             stream = await self.lost(many)
-            with anyio.fail_after(LIMIT):
+            with anyio.fail_after(HANG_SECONDS):
                 await many.router.aclose()
             assert (await tokens_of(stream))[-1].finish_reason is FinishReason.CANCELLED
             with pytest.raises(EngineStateError):
@@ -270,6 +300,7 @@ class TestRefusals:
             for stream in streams:
                 await stream.aclose()
 
+    @pytest.mark.slow
     async def test_a_replica_that_shuts_down(self) -> None:
         """It says so, and gets nothing new; what it still has goes on elsewhere when its time is over."""
         async with fleet(2) as many:
@@ -293,6 +324,7 @@ class TestRefusals:
         await member.serving.server.drain(0.3)
         await member.serving.server.stop()
 
+    @pytest.mark.slow
     async def test_a_replica_that_is_drained_by_the_router(self) -> None:
         async with fleet(2) as many:
             slow_down(*many.members)
@@ -319,7 +351,7 @@ class TestBlame:
             poison = many.router.stream([2], SamplingParams(seed=99, ignore_eos=True), request_id="poison")
             deaths = 0
             while many.router.request_info("poison") is not None:
-                stay = many.router._requests._streams["poison"]._stay
+                stay = many.router._running().requests._streams["poison"]._stay
                 if stay is None or not stay.attempt.acknowledged:
                     await anyio.lowlevel.checkpoint()
                     continue
@@ -354,7 +386,7 @@ class TestBlame:
             gates += [StepGate(member.engine) for member in others]
             first.stop()
             await until(lambda: all(any(many._has(member, name) for name in "abc") for member in others))
-            waiting = [name for name in "abc" if many.router._requests._streams[name]._stay is None]
+            waiting = [name for name in "abc" if many.router._running().requests._streams[name]._stay is None]
             assert len(waiting) == 1  # until one of the others has brought something
             for gate in gates:
                 gate.open()
@@ -421,7 +453,7 @@ class TestEmbeddings:
             (proxy if idle(two) else other).stop()
             await one.unpause()
             await two.unpause()
-            with anyio.fail_after(LIMIT):
+            with anyio.fail_after(HANG_SECONDS):
                 np.testing.assert_allclose((await making).values, known.values, atol=1e-6)
 
             await one.pause()

@@ -15,11 +15,12 @@ from pathlib import Path
 import anyio
 import pytest
 from children import end, pids_of_replicas
+from hang_guard import HANG_SECONDS
 from oracle_engine import until
 
 from aengine import AdapterNotFoundError, ConfigError, ModelLoadError, Router, SamplingParams
-from aengine.models.hub import resolve_adapter, resolve_model
-from aengine.outputs import ReplicaState
+from aengine.api.outputs import ReplicaState
+from aengine.models.loading.hub import resolve_adapter, resolve_model
 
 pytestmark = pytest.mark.anyio
 
@@ -31,10 +32,11 @@ def serving(router: Router) -> int:
     return sum(replica.state is ReplicaState.SERVING for replica in router.replicas())
 
 
+@pytest.mark.slow
 async def test_what_all_have_alike_and_what_one_does(tmp_path: Path) -> None:
     adapter = shutil.copytree(resolve_adapter("demo-lora"), tmp_path / "adapter")
     weights = shutil.copytree(resolve_model("demo"), tmp_path / "weights")
-    with anyio.fail_after(110):
+    with anyio.fail_after(HANG_SECONDS):
         async with Router("demo", replicas=2, kv_cache_memory=MEMORY, hang_seconds=2.0) as router:
             assert serving(router) == 2
             plain = await router.generate(PROMPT, GREEDY)
@@ -75,7 +77,7 @@ async def test_what_all_have_alike_and_what_one_does(tmp_path: Path) -> None:
             prompts = [[100 + index] * 200 for index in range(6)]
             for prompt in prompts:
                 await router.generate(prompt, GREEDY)
-            await until(lambda: sum(len(replica.load.prefixes) for replica in router._fleet.replicas.values()) >= 6 * 12)
+            await until(lambda: sum(len(replica.load.prefixes) for replica in router._running().fleet.replicas.values()) >= 6 * 12)
             for prompt in prompts:
                 assert (await router.generate(prompt, GREEDY)).usage.cached_prompt_tokens >= 192
             pids = pids_of_replicas()

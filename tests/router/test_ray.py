@@ -14,13 +14,14 @@ from types import ModuleType
 
 import pytest
 from fresh_process import run_fresh
+from hang_guard import HANG_SECONDS
 from ray_cluster import RayCluster, processes_of, running_cluster
 from slow_cases import BY_HAND
 
-from aengine.config import EngineConfig
-from aengine.errors import ConfigError
-from aengine.router.ray_config import RayConfig
-from aengine.router.ray_placement import Placement
+from aengine.api.config import EngineConfig
+from aengine.api.errors import ConfigError
+from aengine.router.ray.config import RayConfig
+from aengine.router.ray.placement import Placement
 
 pytest.importorskip("ray", reason="needs ray")
 SCENARIOS = Path(__file__).with_name("ray_scenarios.py")
@@ -49,13 +50,14 @@ def run(name: str, cluster_socket: str) -> None:
     """Fails with what the scenario wrote."""
     process = start(name, cluster_socket)
     try:
-        output, _ = process.communicate(timeout=180)
+        output, _ = process.communicate(timeout=HANG_SECONDS)
     finally:
         process.kill()
     assert process.returncode == 0, output
     assert output.endswith("done\n"), output
 
 
+@pytest.mark.slow
 def test_a_replica_is_an_actor_and_ends_with_what_started_it(cluster_socket: str) -> None:
     run("one", cluster_socket)
 
@@ -134,18 +136,19 @@ def test_what_ray_decides_cannot_be_given(fields: dict[str, object], message: st
     assert str(caught.value) == message
 
 
+@pytest.mark.slow
 def test_ray_is_imported_when_it_is_needed_and_missed_in_one_sentence() -> None:
     run_fresh("""
         import asyncio, sys
         from aengine import ConfigError, EngineConfig
-        from aengine.router.on_ray import ray_replicas
-        from aengine.router.ray_config import RayConfig
+        from aengine.router.ray.replicas import ray_replicas
+        from aengine.router.ray.config import RayConfig
         assert "ray" not in sys.modules
         sys.modules["ray"] = None
         try:
             asyncio.run(anext(ray_replicas(EngineConfig(model="demo"), RayConfig(), "token")))
         except ConfigError as error:
-            assert str(error) == "ray: it needs the package ray: pip install aengine[ray]", error
+            assert str(error) == "ray: it needs the package ray: pip install ray", error
         else:
             raise AssertionError
     """)

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from aengine.config import EngineConfig
+from aengine.api.config import EngineConfig
 from aengine.router import processes
 
 

@@ -9,10 +9,11 @@ from pathlib import Path
 
 import anyio
 import pytest
+from hang_guard import HANG_SECONDS
 from sharing_experts import REQUESTS, config_of, saved
 
 from aengine import AsyncEngine, Router
-from aengine.errors import ConfigError
+from aengine.api.errors import ConfigError
 from aengine.router.processes import run_replicas
 
 pytestmark = pytest.mark.anyio
@@ -37,7 +38,7 @@ async def test_requests_go_on(tmp_path: Path) -> None:
         expected = [(await engine.generate(*request)).token_ids for request in REQUESTS]
     config = config_of(path, expert_parallel_size=2)
     killed, num_read = False, 0
-    with anyio.fail_after(240):
+    with anyio.fail_after(HANG_SECONDS):
         async with Router(config, replicas=2, wait_seconds=200) as router:
             before = pids()
 

@@ -7,9 +7,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from aengine.outputs import CachedPages, EngineStats, LoadReport
-from aengine.router.load import FIRST_WEIGHT, Placement, ReplicaLoad, RoutedPrompt
-from aengine.router.prefixes import PageNaming, PagePrefix
+from aengine.api.outputs import CachedPages, EngineStats, LoadReport
+from aengine.router.load import FIRST_WEIGHT, PageNaming, PagePrefix, Placement, ReplicaLoad, RoutedPrompt
 from aengine.router.routing import MOST_LOAD, Routing, RoutingPolicy
 
 SALT = b"salt of tests"
@@ -77,11 +76,15 @@ class TestWhoCanTake:
         serving.serving = False
         assert routing.choose(random_prompt(0), replicas, 0.0, {excluded.name}) is None
 
-    def test_weights_that_a_request_began_with_are_required(self, routing: Routing) -> None:
+    def test_the_generation_that_a_request_began_with_is_required(self, routing: Routing) -> None:
         old, new = replicas = make_replicas(2)
+        for replica in replicas:
+            tell(replica)
         tell(new, weights_version=1)
-        prompts = [prompt_of([seed] * 40, weights_version=version) for seed in range(5) for version in (0, 1)]
+        prompts = [prompt_of([seed] * 40, generation=replica.generation) for seed in range(5) for replica in replicas]
         assert [routing.choose(prompt, replicas, 0.0) for prompt in prompts] == [old, new] * 5
+        assert new.generation_of(0) == old.generation
+        assert routing.choose(prompt_of([1], generation=new.generation_of(2)), replicas, 0.0) is None
 
     @pytest.mark.parametrize("stats", [{"paused": True}, {"sleep_level": 1}])
     def test_a_paused_replica_is_chosen_only_if_all_are(self, routing: Routing, stats: dict[str, float]) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 
 import anyio
 
-from aengine import Completion, EngineProtocol, Reasoning, SamplingParams, StructuredOutput, Token
+from aengine import Completion, EngineBase, Reasoning, SamplingParams, StructuredOutput, Token
 
 TEXTS = (
     *("It is a truth universally acknowledged, that", "In the beginning", "And it came to pass", "My dear Mr. Bennet,"),
@@ -86,7 +86,7 @@ def make_cases(count: int, seed: int, most_tokens: int = 150) -> list[Case]:
     return cases
 
 
-async def run_case(engine: EngineProtocol, case: Case) -> Result:
+async def run_case(engine: EngineBase, case: Case) -> Result:
     tokens: list[list[Token]] = [[] for _ in range(case.params.n)]
     longest, first = 0.0, None
     begin = last = time.monotonic()
@@ -102,7 +102,7 @@ async def run_case(engine: EngineProtocol, case: Case) -> Result:
     return Result(tokens, stream.completion(), first or 0.0, longest)
 
 
-async def run_all(engine: EngineProtocol, cases: list[Case], at_once: int = 32) -> list[Result]:
+async def run_all(engine: EngineBase, cases: list[Case], at_once: int = 32) -> list[Result]:
     results: dict[int, Result] = {}
     limit = anyio.CapacityLimiter(at_once)
 

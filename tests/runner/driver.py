@@ -8,8 +8,8 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 import torch
 
-from aengine.runner.base import Runner
-from aengine.runner.model_runner import ModelRunner
+from aengine.runner.contract import Runner
+from aengine.runner.runner import ModelRunner
 from aengine.scheduler.plan import NO_INTS, Features, NewRow, RowParams, StepPlan, StepResult
 
 GREEDY = RowParams(temperature=0.0, top_k=0, top_p=1.0, min_p=0.0, seed=0)

@@ -19,7 +19,7 @@ from torch.utils._pytree import tree_leaves
 
 from aengine.attention import AttentionMetadata, AttentionStep, StepLayout, TorchNativeBackend
 from aengine.layers.ops import TorchOps
-from aengine.runner.capture import Replay
+from aengine.runner.torch.capture import Replay
 
 _experts = TorchOps.experts
 

@@ -25,7 +25,7 @@ from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_mod
 from torch.utils._pytree import tree_leaves
 from triton_mode import triton
 
-from aengine.runner import capture
+from aengine.runner.torch import capture
 
 CUDA = torch.device("cuda", 0)
 _TYPE_CUDA, _TYPE_META = 1, 14  # numbers of `c10::DeviceType`

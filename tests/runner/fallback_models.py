@@ -72,6 +72,9 @@ TYPES: dict[str, dict[str, Any]] = {
     "youtu": {**_LATENT, "head_dim": 8, "pad_token_id": None},
     # Sinks, and windows of a pattern:
     "gpt_oss": {"layer_types": _HALF_WINDOWED},
+    # Without memory for their weights they cannot be probed:
+    "jetmoe": {"kv_channels": 12, "num_key_value_heads": 2},
+    "longcat_flash": {**_LATENT, "head_dim": 8, "num_layers": 2, "ffn_hidden_size": 64, "expert_ffn_hidden_size": 32, "moe_topk": 2},
 }
 """Model types with the values that make what is theirs active."""
 DISTINCT = (

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from aengine.runner.model_runner import ModelRunner
-from aengine.runner.step_graphs import StepGraphs
+from aengine.runner.runner import ModelRunner
+from aengine.runner.torch.step_graphs import StepGraphs
 
 
 def graphs_of(runner: ModelRunner) -> StepGraphs:

@@ -15,8 +15,9 @@ from typing import Any
 from unittest.mock import patch
 
 import numpy as np
+from hang_guard import HANG_SECONDS
 
-from aengine.config import EngineConfig
+from aengine.api.config import EngineConfig
 from aengine.parallel.channel import Channel
 from aengine.parallel.driver import SHARED_BYTES, DriverRanks
 from aengine.parallel.follower import FollowerRanks
@@ -25,10 +26,10 @@ from aengine.parallel.messages import ApplyChange, Welcome
 from aengine.parallel.shard import Shard
 from aengine.parallel.watcher import Follower
 from aengine.runner.follower import run_follower
-from aengine.runner.model_runner import ModelRunner
+from aengine.runner.runner import ModelRunner
 from aengine.scheduler.plan import StepPlan
 
-SECONDS = 60
+SECONDS = HANG_SECONDS
 """What is waited for comes within this time, on any machine."""
 
 

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from aengine.attention import StepLayout, build_layout
-from aengine.runner.buckets import DecodeArrays, DecodeFrame, GraphBytes, GraphSizes, decode_sizes, fitting, token_sizes, uneven_sizes
+from aengine.runner.torch.buckets import DecodeArrays, DecodeFrame, GraphBytes, GraphSizes, decode_sizes, fitting, token_sizes, uneven_sizes
 
 GROUPS = 2
 SPARE = 77
@@ -91,6 +91,7 @@ def random_decodes(rng: np.random.Generator, count: int, page_size: int) -> tupl
     return build_layout(rows, count, starts, np.ones(count, np.int32), page_table, page_size), rows
 
 
+@pytest.mark.quick_cases(1)
 @pytest.mark.parametrize("page_size", [1, 4, 16])
 def test_padded_steps(page_size: int) -> None:
     """Real rows as they were; padding rows of length 1 on page 0 that write nothing; whatever the array held before."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from aengine.runner.cuda_capture import CudaCapture
+from aengine.runner.torch.capture import CudaCapture
 
 DEVICE, POOL = torch.device("cuda", 3), (0, 7)
 

@@ -5,9 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from aengine.runner.capture import Pieces
-from aengine.runner.cuda_capture import CudaCapture
-from aengine.runner.device import DeviceStream, find_device, give_back_memory
+from aengine.runner.torch.capture import CudaCapture, Pieces
+from aengine.runner.torch.device import DeviceStream, find_device, give_back_memory
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]
 

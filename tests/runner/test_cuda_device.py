@@ -19,16 +19,18 @@ import torch
 from reference import save_tiny
 from torch import Tensor
 
-from aengine.config import EngineConfig
-from aengine.errors import ConfigError, InsufficientMemoryError, ModelLoadError, RankDiedError
+from aengine.api.config import EngineConfig
+from aengine.api.errors import ConfigError, InsufficientMemoryError, ModelLoadError, RankDiedError
 from aengine.layers import process_group
 from aengine.parallel.join import listen
 from aengine.parallel.shard import Shard
-from aengine.runner import device, device_executor, device_ranks, torch_models
-from aengine.runner.asleep import Asleep
-from aengine.runner.device_executor import DeviceExecutor
+from aengine.runner import ranks
 from aengine.runner.memory import pinned_bytes
-from aengine.runner.model_runner import ModelRunner
+from aengine.runner.runner import ModelRunner
+from aengine.runner.torch import device, loading
+from aengine.runner.torch import executor as device_executor
+from aengine.runner.torch.asleep import Asleep
+from aengine.runner.torch.executor import DeviceExecutor
 
 GIB = 1 << 30
 CUDA = torch.device("cuda", 0)
@@ -162,10 +164,10 @@ def test_a_rank_that_never_connects_is_not_waited_for(monkeypatch: pytest.Monkey
         driver = SimpleNamespace(store=store.getsockname(), store_fd=store.fileno(), check=check, on_failure=lambda callback: None)
         setup: Any = SimpleNamespace(shard=Shard(0, 2), ranks=driver, followers=driver, device=CUDA)
         with pytest.raises(RankDiedError, match="SIGKILL"):
-            device_ranks.connect_ranks(setup, lambda: None)
+            ranks.connect_ranks(setup, lambda: None)
         connects.set()
         begun.clear()
-        collectives = device_ranks.connect_ranks(setup, lambda: None)
+        collectives = ranks.connect_ranks(setup, lambda: None)
         assert collectives is not None
         assert collectives.shard == Shard(0, 2, splits_embedding=True)
 
@@ -180,7 +182,7 @@ def test_ranks_of_a_stage_compare_their_devices(
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda of: SimpleNamespace(multi_processor_count=114))
     setup: Any = SimpleNamespace(device=device, shard=Shard(0, size))
     backend: Any = SimpleNamespace(name="flashinfer")
-    assert torch_models._kernel_facts(setup, backend) == {"attention backend": "flashinfer", **compared}
+    assert loading._kernel_facts(setup, backend) == {"attention backend": "flashinfer", **compared}
 
 
 @pytest.fixture(scope="module")
@@ -246,8 +248,8 @@ def test_new_weights_are_pinned_one_by_one(tiny: pathlib.Path, monkeypatch: pyte
 
     asked: list[int] = []
     monkeypatch.setattr(Tensor, "pin_memory", pin_memory)
-    monkeypatch.setattr(torch_models, "check_addition", lambda what, needed, available: asked.append(needed))
-    made = torch_models.weights_on_host(replace(setup, device=CUDA), setup.weights(lambda: None), None)
+    monkeypatch.setattr(loading, "check_addition", lambda what, needed, available: asked.append(needed))
+    made = loading.weights_on_host(replace(setup, device=CUDA), setup.weights(lambda: None), None)
     assert len(pinned) == len(made) > 10
     assert max(alive) <= 1
     assert asked == [sum(pinned_bytes(weight.nbytes) for weight in made.values())]

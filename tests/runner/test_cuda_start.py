@@ -14,10 +14,10 @@ from driver import Driver
 from fake_cuda import FakeCuda
 from triton_mode import INTERPRETED
 
-from aengine.config import EngineConfig
-from aengine.runner.model_runner import ModelRunner
+from aengine.api.config import EngineConfig
+from aengine.runner.runner import ModelRunner
 
-pytestmark = pytest.mark.skipif(not INTERPRETED, reason="there is a device")
+pytestmark = [pytest.mark.skipif(not INTERPRETED, reason="there is a device"), pytest.mark.slow]
 
 MODEL = {
     "architectures": ["Qwen3ForCausalLM"],

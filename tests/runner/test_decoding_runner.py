@@ -13,10 +13,10 @@ from driver import GREEDY, Driver, Sequence_, sampled
 from reference import save_tiny
 from test_greedy import make_runner
 
+from aengine.api.errors import NothingToChooseError
 from aengine.attention import AttentionMetadata, AttentionSpec, Scoring, build_layout
 from aengine.attention.torch_native import TorchNativeBackend
-from aengine.errors import NothingToChooseError
-from aengine.runner import prompt_logprobs
+from aengine.runner import prompt_scores
 from aengine.scheduler.plan import NewRow, PromptLogprobs, StepPlan, StepResult, TokenLogprobs
 
 Tiny = tuple[pathlib.Path, object]
@@ -46,6 +46,7 @@ def check(found: TokenLogprobs, expected: torch.Tensor, tokens: list[int], width
         np.testing.assert_allclose(line[found.top_ids[i, :width].astype(np.int64)], top, atol=1e-4)
 
 
+@pytest.mark.quick_cases(1)
 @pytest.mark.parametrize("chunk", [None, 5])
 def test_output_logprobs_are_those_of_the_raw_model(tiny: Tiny, chunk: int | None) -> None:
     path, model = tiny
@@ -80,10 +81,11 @@ def run_prompts(driver: Driver, sequences: list[Sequence_]) -> dict[int, list[Pr
     return pieces
 
 
+@pytest.mark.quick_cases(2)
 @pytest.mark.parametrize("chunk", [None, 1, 7])
 @pytest.mark.parametrize("block", [1 << 24, 3 * 199])
 def test_prompt_logprobs(tiny: Tiny, chunk: int | None, block: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(prompt_logprobs, "_BLOCK_ELEMENTS", block)
+    monkeypatch.setattr(prompt_scores, "_BLOCK_ELEMENTS", block)
     path, model = tiny
     rng = np.random.default_rng(1)
     driver = Driver(make_runner(path), chunk=chunk)

@@ -14,11 +14,11 @@ from test_greedy import make_runner
 from tiny_adapters import write_adapter
 from workloads import random_steps
 
-from aengine.config import EngineConfig
-from aengine.errors import AdapterError, InsufficientMemoryError
-from aengine.runner import torch_models
-from aengine.runner.changes import LoadAdapter, UnloadAdapter
-from aengine.runner.model_runner import ModelRunner
+from aengine.api.config import EngineConfig
+from aengine.api.errors import AdapterError, InsufficientMemoryError
+from aengine.runner.contract import LoadAdapter, UnloadAdapter
+from aengine.runner.runner import ModelRunner
+from aengine.runner.torch import loading
 
 PROMPTS = [[1, 2, 3], [50, 60, 70, 80]]
 
@@ -42,6 +42,7 @@ def torch_runner(tiny: pathlib.Path, max_adapters: int | None, **options: object
     return make_runner(tiny / "model", attention_backend="torch_native", max_adapters=max_adapters, max_adapter_rank=16, **options)
 
 
+@pytest.mark.slow
 def test_recorded_steps(tiny: pathlib.Path) -> None:
     """Decodes and prompts of rows with different adapters and none."""
     keys = (1, 0, 2, 3)
@@ -95,7 +96,7 @@ def test_fewer_slots_than_adapters(tiny: pathlib.Path, monkeypatch: pytest.Monke
 
 
 def test_memory_is_counted_before_weights_are_read(tiny: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(torch_models, "free_host_memory", lambda: 60 << 20)
+    monkeypatch.setattr(loading, "free_host_memory", lambda: 60 << 20)
     torch_runner(tiny, 24)
     with pytest.raises(InsufficientMemoryError, match="of weights"):
         make_runner(tiny / "model", attention_backend="torch_native", max_adapters=24, max_adapter_rank=256)

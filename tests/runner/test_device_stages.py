@@ -24,8 +24,8 @@ from workloads import random_steps
 from aengine.models.adapters import load_adapter
 from aengine.parallel.messages import Plan
 from aengine.parallel.shard import Shard
-from aengine.runner.base import InFlightStep
-from aengine.runner.model_runner import ModelRunner
+from aengine.runner.contract import InFlightStep
+from aengine.runner.runner import ModelRunner
 from aengine.scheduler.plan import NO_INTS, IntArray, StepPlan
 
 PARAMS = (GREEDY, GREEDY, sampled(3), sampled(5, repetition_penalty=1.2), sampled(6, prompt_logprobs=1, logprobs=2))
@@ -103,6 +103,7 @@ def test_stages_generate_what_one_does(family: str, num_stages: int, capture: An
         assert {kind for (kind, _), count in each.items() if count} == {"decode", "pieces"}
 
 
+@pytest.mark.slow
 def test_adapters(tmp_path: pathlib.Path) -> None:
     """They change embedding and output head, too. A stage has those of its layers, whose slots the end of a step finds again."""
     save_tiny("qwen3", tmp_path / "model")

@@ -20,18 +20,16 @@ from test_graphs import graph_runner
 from test_greedy import make_runner
 from tiny_adapters import write_adapter
 
+from aengine.api.errors import ConfigError, ModelLoadError
 from aengine.attention import build_layout
-from aengine.errors import ConfigError, ModelLoadError
-from aengine.models.cpu_stack import LastTokens
-from aengine.runner.base import InFlightStep
-from aengine.runner.changes import LoadAdapter, NewWeights
-from aengine.runner.host_executor import HostExecutor
-from aengine.runner.model_runner import ModelRunner
-from aengine.scheduler.drafter import DraftSource
+from aengine.models.cpu.stack import LastTokens
+from aengine.runner.contract import InFlightStep, LoadAdapter, NewWeights
+from aengine.runner.cpu.executor import HostExecutor
+from aengine.runner.runner import ModelRunner
+from aengine.scheduler.drafters import DraftSource, ModelDrafter
 from aengine.scheduler.plan import RowParams, StepPlan
 from aengine.scheduler.request import Request, SchedulerConfig
 from aengine.scheduler.scheduler import Scheduler
-from aengine.speculation.by_model import ModelDrafter
 
 MADE: dict[str, Callable[[pathlib.Path], Drafting]] = {
     "eagle": lambda path: eagle(path, own_ids=True),
@@ -143,6 +141,7 @@ def make(drafting: Drafting, backend: str) -> Iterator[Callable[..., ModelRunner
         runner.close()
 
 
+@pytest.mark.quick_cases(1)
 @pytest.mark.parametrize(("drafting", "backend"), slow_but(QUICK, itertools.product(MADE, BACKENDS)), indirect=["drafting"])
 def test_a_head_proposes_what_plain_torch_does(drafting: Drafting, backend: str, make: Callable[..., ModelRunner]) -> None:
     """In chunks and waves, with preemption and shared prefixes; and outputs are those without it.
@@ -185,6 +184,7 @@ def test_rows_with_adapters_get_what_they_get_without_a_head(
     assert {key // 2 % 2 for key, _, _ in run.drafted} == {0, 1}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("drafting", "backend"),
     slow_but([("eagle", "cpu")], [("eagle", "cpu"), ("eagle-own-embedding", "cpu"), ("eagle", "torch_native")]),
@@ -211,6 +211,7 @@ def test_drafts_are_of_the_new_weights_of_the_model(drafting: Drafting, make: Ca
 ON_RANKS = [*itertools.product(("eagle", "eagle-own-embedding", "deepseek-v3", "mimo"), ("cpu",)), ("deepseek-v3", "torch_native")]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("drafting", "backend"), slow_but([("mimo", "cpu")], ON_RANKS), indirect=["drafting"])
 def test_on_two_ranks(drafting: Drafting, backend: str, make: Callable[..., ModelRunner]) -> None:
     """The head is on the first rank alone, with the model's embedding and output head whole."""
@@ -240,6 +241,7 @@ def test_drafts_of_a_head_that_is_right_are_accepted(tmp_path: pathlib.Path) -> 
             runner.close()
 
 
+@pytest.mark.quick_cases(1)
 @pytest.mark.parametrize(
     ("drafting", "backend"),
     slow_but([("mimo", "cpu"), ("mimo", "torch_native")], itertools.product(MADE, BACKENDS)),
@@ -265,6 +267,7 @@ def changed(path: pathlib.Path, **changes: object) -> None:
     (path / "config.json").write_text(json.dumps({**config, **changes}))
 
 
+@pytest.mark.quick_cases(2)
 @pytest.mark.parametrize(
     ("changes", "message"),
     [

@@ -18,14 +18,13 @@ from slow_cases import slow_but
 from test_graphs import graph_runner
 from test_greedy import make_runner
 
-from aengine.runner.base import InFlightStep, Step
-from aengine.runner.decode_graphs import DecodeGraphs, Forward
-from aengine.runner.model_runner import ModelRunner
-from aengine.scheduler.drafter import Draft, DraftSource
+from aengine.runner.contract import InFlightStep, Step
+from aengine.runner.runner import ModelRunner
+from aengine.runner.torch.graphs import DecodeGraphs, Forward
+from aengine.scheduler.drafters import Draft, DraftSource, ModelDrafter
 from aengine.scheduler.plan import RowParams, StepPlan
 from aengine.scheduler.request import Request, SchedulerConfig
 from aengine.scheduler.scheduler import Scheduler
-from aengine.speculation.by_model import ModelDrafter
 
 NUM_REQUESTS = 60
 Tokens = list[tuple[int, float | None]]  # with their logprobs
@@ -161,6 +160,7 @@ def verified_by_graph(runner: ModelRunner) -> list[Step] | None:
     return found
 
 
+@pytest.mark.quick_cases(1)
 @pytest.mark.parametrize("num_pages", [400, 40])
 def test_drafts_change_nothing(runner: ModelRunner, num_pages: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """With graphs also in steps with more drafts than any graph is for."""
@@ -184,6 +184,7 @@ def assert_same(runner: ModelRunner, found: dict[int, Tokens], expected: dict[in
         np.testing.assert_allclose(logprobs, before, rtol=0, atol=0 if runner.executor_name == "cpu" else 1e-4)
 
 
+@pytest.mark.quick_cases(1)
 @pytest.mark.parametrize("backend", slow_but(["cpu", "graphs"], ["cpu", "torch_native", "graphs"]))
 def test_a_model_that_is_its_own_draft_model(backend: str, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """What nothing but the draw changes is accepted, all of it."""

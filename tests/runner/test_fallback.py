@@ -18,9 +18,9 @@ from slow_cases import slow_but
 from torch import Tensor
 from workloads import random_steps
 
-from aengine.config import EngineConfig
+from aengine.api.config import EngineConfig
 from aengine.models.choice import find_spec, implementation_of
-from aengine.runner.model_runner import ModelRunner
+from aengine.runner.runner import ModelRunner
 
 LENGTHS = (1, 30, 3, 9, 17, 2, 24, 13)  # up to more than three windows
 COUNT = 24
@@ -61,6 +61,7 @@ def check(model: transformers.PreTrainedModel, prompts: list[list[int]], outputs
         assert float(error.max()) < 1e-4
 
 
+@pytest.mark.quick_cases(1)
 @pytest.mark.parametrize("model_type", slow_but(DISTINCT, TYPES))
 def test_a_type_generates_what_transformers_does(model_type: str, tmp_path: pathlib.Path) -> None:
     model = save_model(tiny_config(model_type), tmp_path)
@@ -73,6 +74,7 @@ def test_a_type_generates_what_transformers_does(model_type: str, tmp_path: path
     assert max(map(len, outputs)) + max(LENGTHS) > 3 * WINDOW
 
 
+@pytest.mark.slow
 def test_graphs_give_the_same_tokens(tmp_path: pathlib.Path) -> None:
     """Decodes and steps with prompt tokens are recorded and replayed as those of a native model."""
     save_model(tiny_config("cwm"), tmp_path)

@@ -13,10 +13,10 @@ from safetensors.torch import load_file, save_file
 from test_fallback import make_runner
 from transformers import CONFIG_MAPPING
 
-from aengine.config import EngineConfig
-from aengine.errors import ConfigError, ModelLoadError
+from aengine.api.config import EngineConfig
+from aengine.api.errors import ConfigError, ModelLoadError
 from aengine.models.fallback.attention import _NO_WINDOW, _UNSUPPORTED, _window
-from aengine.runner.model_runner import ModelRunner
+from aengine.runner.runner import ModelRunner
 
 
 def save_planted(path: pathlib.Path, planted: str) -> None:
@@ -31,6 +31,7 @@ WRONG = {
 }
 
 
+@pytest.mark.quick_cases(1)
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize("planted", WRONG)
 def test_the_self_check_refuses_by_name(planted: str, dtype: str, tmp_path: pathlib.Path) -> None:
@@ -73,6 +74,7 @@ def test_every_planted_layer_is_tested() -> None:
     assert LAYERS.keys() == {"nothing", *WRONG, "HasNoAttention", "AttendsTwice"}
 
 
+@pytest.mark.quick_cases(6)
 @pytest.mark.parametrize(
     ("model_type", "changes", "reason"),
     [
@@ -84,12 +86,11 @@ def test_every_planted_layer_is_tested() -> None:
         ("llama4_text", {}, "layers of the type 'chunked_attention'"),
         ("bert", {"is_decoder": True}, "bert.embeddings.token_type_embeddings: token_type_ids are not supported"),
         ("bert-generation", {}, "masks its attention other than causally"),
-        ("gemma3", {}, "gemma3 has text_config, vision_config: models with other inputs than text"),
         ("clip_vision_model", {}, "clip_vision_model is not a model that generates text"),
         ("bloom", {}, "bloom never calls the attention function"),
         ("gptj", {}, "gptj never calls the attention function"),
         ("gpt2", {"add_cross_attention": True}, "gpt2 with add_cross_attention attends to an encoder"),
-        ("llama", {"quantization_config": {"quant_method": "awq"}}, "quantization_config is not supported .quant_method 'awq'."),
+        ("llama", {"quantization_config": {"quant_method": "quark"}}, "quantization_config is not supported .quant_method 'quark'."),
     ],
 )
 def test_a_model_is_refused_by_name(model_type: str, changes: dict, reason: str, tmp_path: pathlib.Path) -> None:
@@ -107,6 +108,7 @@ def test_what_the_fallback_does_not_have(tmp_path: pathlib.Path) -> None:
         make_runner(tmp_path, load_format="dummy", quantization="int8")
 
 
+@pytest.mark.slow
 def test_tensors_of_another_model_are_named(tmp_path: pathlib.Path) -> None:
     save_model(tiny_config("arcee"), tmp_path)
     file = tmp_path / "model.safetensors"
@@ -157,6 +159,37 @@ def test_options_that_native_models_lack(changes: dict, reason: str, tmp_path: p
     file.write_text(json.dumps({**json.loads(file.read_text()), **changes}))
     with pytest.raises(ModelLoadError, match=reason) as caught:
         make_runner(tmp_path, load_format="dummy", model_impl="native")
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [
+        ({"num_hidden_layers": 10**18}, f"num_hidden_layers {10**18} in config.json is not an integer in 0 .. 4096$"),
+        ({"num_hidden_layers": -1}, "num_hidden_layers -1 in config.json"),
+        ({"x_config": {"n_routed_experts": 5000}}, "n_routed_experts 5000 in config.json"),
+        ({"max_position_embeddings": -1}, "max_position_embeddings -1 in config.json is not an integer in 1 .. 16777216"),
+        ({"max_position_embeddings": 10**18}, f"max_position_embeddings {10**18} in config.json"),
+        ({"eos_token_id": 2**31}, "eos_token_id 2147483648 is not a token id"),
+        ({"text_config": {}}, "the config.json of a arcee has a dict where its text part is described"),
+        ({"vocab_size": -1}, "transformers cannot build a arcee as its config.json says: "),
+        ({"hidden_size": 7}, "the model that config.json describes: .* is not a multiple of the number of attention heads"),
+        (
+            {"rms_norm_eps": float("nan")},
+            "the self-check failed: a value of config.json or the weights makes logits that are all equal, or",
+        ),
+        (
+            {"rms_norm_eps": float("inf")},
+            "the self-check failed: a value of config.json or the weights makes logits that are all equal, or",
+        ),
+    ],
+)
+def test_values_that_transformers_takes_or_fails_on(changes: dict, reason: str, tmp_path: pathlib.Path) -> None:
+    tiny_config("arcee").save_pretrained(tmp_path)
+    file = tmp_path / "config.json"
+    file.write_text(json.dumps({**json.loads(file.read_text()), **changes}))
+    with pytest.raises(ModelLoadError, match=reason) as caught:
+        make_runner(tmp_path, load_format="dummy")
     assert "\n" not in str(caught.value)
 
 

@@ -27,14 +27,14 @@ from test_greedy import make_runner
 from torch.multiprocessing.reductions import StorageWeakRef
 from workloads import VOCAB, compare_with_eager, random_steps
 
+from aengine.api.config import EngineConfig
 from aengine.attention import AttentionStep, StepLayout, TorchNativeBackend, build_layout
-from aengine.config import EngineConfig
-from aengine.runner import device_model
-from aengine.runner.base import Step
-from aengine.runner.buckets import GraphSizes
-from aengine.runner.capture import Pieces, Replay
-from aengine.runner.decode_graphs import StagingBuffer
-from aengine.runner.model_runner import ModelRunner
+from aengine.runner.contract import Step
+from aengine.runner.runner import ModelRunner
+from aengine.runner.torch import model as device_model
+from aengine.runner.torch.buckets import GraphSizes
+from aengine.runner.torch.capture import Pieces, Replay
+from aengine.runner.torch.graphs import StagingBuffer
 from aengine.scheduler.plan import StepPlan
 
 SIZES = (1, 2, 5, 8, 20)
@@ -84,6 +84,7 @@ def from_buffers(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(EagerCapture, "graph_step", FromBuffers)
 
 
+@pytest.mark.quick_cases(1)
 @pytest.mark.usefixtures("from_buffers")
 @pytest.mark.parametrize(
     ("family", "page_size"),
@@ -114,6 +115,7 @@ def test_logits_of_random_steps(tiny: pathlib.Path) -> None:
     assert 0.0 < compared.worst < 1e-4
 
 
+@pytest.mark.slow
 def test_sampled_tokens_of_random_steps(tiny: pathlib.Path) -> None:
     """All that a request can ask of its logits, beside greedy neighbours."""
     params = [
@@ -162,6 +164,7 @@ def test_pooled_states(tiny: pathlib.Path) -> None:
         np.testing.assert_allclose(one, two, rtol=1e-4, atol=1e-4)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("from_buffers")
 def test_what_buffers_hold_beyond_a_step_does_not_matter(tiny: pathlib.Path) -> None:
     runner = graph_runner(tiny)
@@ -192,7 +195,7 @@ def test_replays_use_the_same_memory(tiny: pathlib.Path) -> None:
         return [value.data_ptr() for owner in owners for value in owner.values() if isinstance(value, torch.Tensor)]
 
     before = places()
-    assert len(before) == 12
+    assert len(before) == 13
     random_steps(runner, 1, 20)
     assert places() == before
     driver = Driver(runner)
@@ -208,7 +211,7 @@ def test_replays_use_the_same_memory(tiny: pathlib.Path) -> None:
         for s in sequences:
             s.computed += 1
         assert done is not None
-        ends.add((done.greedy_tokens.data_ptr(), done.rows.data_ptr(), done.next_positions.data_ptr()))
+        ends.add((done.greedy.tokens.data_ptr(), done.rows.data_ptr(), done.next_positions.data_ptr()))
         assert done.next_positions.tolist() == step.layout.seq_lens.tolist()
         assert done.rows.tolist() == plan.rows.tolist()
     assert len(ends) == 1
@@ -239,6 +242,7 @@ def test_padding_touches_no_row(tiny: pathlib.Path) -> None:
         assert not cache[:, 0].any(), "nothing is on page 0"
 
 
+@pytest.mark.slow
 def test_logits_are_those_of_the_graph(tiny: pathlib.Path) -> None:
     """In the dtype of the weights, without a copy."""
     for dtype in ("float32", "bfloat16"):
@@ -255,9 +259,10 @@ def test_logits_are_those_of_the_graph(tiny: pathlib.Path) -> None:
             both = done.logits(torch.tensor([0, 1], dtype=torch.int32))
             assert (both.shape, both.data_ptr()) == ((2, VOCAB), graph_logits.data_ptr())
             torch.testing.assert_close(done.logits(torch.tensor([1], dtype=torch.int32))[0], graph_logits[1])
-            assert done.greedy_tokens.tolist() == graph_logits[:2].argmax(-1).tolist()
+            assert done.greedy.tokens.tolist() == graph_logits[:2].argmax(-1).tolist()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("family", ["Qwen3", "Gemma2"])
 def test_draws_read_logits_in_the_dtype_of_the_model(family: str, tmp_path: pathlib.Path) -> None:
     """Unless they are capped, or change for some rows; a float32 copy would give the same tokens."""
@@ -266,9 +271,10 @@ def test_draws_read_logits_in_the_dtype_of_the_model(family: str, tmp_path: path
     executor: Any = runner._executor
     sampler, draw, dtypes = executor._sampler, executor._sampler._draw, []
 
-    def checked(logits: torch.Tensor, host_params: np.ndarray, params: Any) -> torch.Tensor:
+    def checked(logits: torch.Tensor, host_params: np.ndarray, params: Any, chosen: torch.Tensor) -> torch.Tensor:
         dtypes.append(logits.dtype)
-        tokens = draw(logits, host_params, params)
+        tokens = draw(logits, host_params, params, chosen)
+        assert torch.equal(chosen, logits.float().gather(1, tokens[:, None])[:, 0])
         assert torch.equal(tokens, draw(logits.float(), host_params, params))
         return tokens
 
@@ -322,6 +328,7 @@ def test_a_backend_that_is_not_for_graphs(tiny: pathlib.Path, monkeypatch: pytes
     assert random_steps(runner, 2, 20) == random_steps(eager_runner(tiny), 2, 20)
 
 
+@pytest.mark.slow
 def test_uneven_decodes_have_graphs_of_their_own(
     tiny: pathlib.Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -425,6 +432,7 @@ def test_without_graphs_where_one_cannot_be_recorded(
     assert len(caplog.records) == 1
 
 
+@pytest.mark.quick_cases(1)
 @pytest.mark.parametrize(("fail_at", "which"), [(6, "120 tokens"), (8, "120 tokens"), (12, "96 tokens")], ids=str)
 def test_without_pieces_where_one_cannot_be_recorded(
     tiny: pathlib.Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, fail_at: int, which: str

@@ -22,16 +22,16 @@ from replays import count_replays, graphs_of
 from test_drafts import Drafts, OfAModel, random_requests, run
 from workloads import compare_with_eager, random_steps
 
-from aengine.config import EngineConfig
-from aengine.runner.base import InFlightStep
-from aengine.runner.buckets import GraphBytes
-from aengine.runner.decode_graphs import DecodeGraphs
-from aengine.runner.device_executor import DeviceExecutor
-from aengine.runner.model_runner import ModelRunner
-from aengine.runner.recording import Recording
+from aengine.api.config import EngineConfig
+from aengine.runner.contract import InFlightStep
+from aengine.runner.runner import ModelRunner
+from aengine.runner.torch.buckets import GraphBytes
+from aengine.runner.torch.executor import DeviceExecutor
+from aengine.runner.torch.graphs import DecodeGraphs
+from aengine.runner.torch.recording import Recording
+from aengine.scheduler.drafters import ModelDrafter
 from aengine.scheduler.plan import RowParams, StepPlan
 from aengine.scheduler.request import Request
-from aengine.speculation.by_model import ModelDrafter
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]
 

@@ -16,10 +16,10 @@ from reference import FAMILIES, greedy, save_tiny
 from slow_cases import slow_but
 from tokenizers import Tokenizer
 
-from aengine.config import EngineConfig
-from aengine.errors import ConfigError
-from aengine.models.hub import resolve_model
-from aengine.runner.model_runner import ModelRunner
+from aengine.api.config import EngineConfig
+from aengine.api.errors import ConfigError
+from aengine.models.loading.hub import resolve_model
+from aengine.runner.runner import ModelRunner
 
 PAGE_SIZES = (1, 16, 64)
 BACKENDS = ("auto", "torch_native")  # auto: the CPU kernels where they support the model
@@ -44,6 +44,7 @@ def demo() -> tuple[pathlib.Path, list[list[int]], list[list[int]]]:
     return path, prompts, greedy(model, prompts, 64)
 
 
+@pytest.mark.quick_cases(1)
 @pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("page_size", slow_but([16], PAGE_SIZES))
 def test_demo_all_at_once_in_chunks(demo, page_size: int, backend: str) -> None:
@@ -67,6 +68,7 @@ def family(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
     return path, model, prompts, greedy(model, prompts, 24)
 
 
+@pytest.mark.quick_cases(4)
 @pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize(("page_size", "chunk"), slow_but([(16, 16), (4, 3)], [(1, None), (16, 16), (64, None), (4, 3)]))
 def test_family(family, page_size: int, chunk: int | None, backend: str) -> None:
@@ -76,6 +78,7 @@ def test_family(family, page_size: int, chunk: int | None, backend: str) -> None
     assert driver.generate(prompts, 24) == expected
 
 
+@pytest.mark.quick_cases(2)
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_family_logits(family, backend: str) -> None:
     path, model, prompts, _ = family
@@ -92,6 +95,7 @@ def test_family_logits(family, backend: str) -> None:
     assert len(seen) == 1, "the head ran for tokens that nobody samples from"
 
 
+@pytest.mark.quick_cases(1)
 @pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_logits_alone_and_in_a_crowd(demo, backend: str, dtype: str) -> None:
@@ -140,7 +144,7 @@ def test_sharded_checkpoint(tmp_path: pathlib.Path) -> None:
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
 def test_half_precision_is_close_to_float32(tmp_path: pathlib.Path, dtype: str) -> None:
     model = save_tiny("qwen3", tmp_path, dtype=getattr(torch, dtype))
-    runner = make_runner(tmp_path, dtype="auto")
+    runner = make_runner(tmp_path, dtype=dtype)
     assert runner.dtype == getattr(torch, dtype)
     prompt = list(range(60))
     seen = record_logits(runner)
@@ -159,6 +163,7 @@ def test_rows_and_pages_are_reused(tmp_path: pathlib.Path) -> None:
     assert [driver.generate([prompt], 12)[0] for prompt in prompts] == greedy(model, prompts, 12)
 
 
+@pytest.mark.quick_cases(1)
 @pytest.mark.skipif(os.environ.get("AENGINE_CPU_LEVEL") == "torch", reason="AENGINE_CPU_LEVEL turns the CPU kernels off")
 @pytest.mark.parametrize(("quantization", "most"), [("int8", 0.03), ("int4", 0.2), ("fp8", 0.05)])
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])

@@ -13,9 +13,9 @@ from driver import GREEDY, Driver, Sequence_, sampled
 from reference import save_tiny
 from test_greedy import make_runner
 
-from aengine.runner.base import InFlightStep
-from aengine.runner.host_queue import HostQueue, HostStep
-from aengine.runner.model_runner import ModelRunner
+from aengine.runner.contract import InFlightStep
+from aengine.runner.cpu.queue import HostQueue, HostStep
+from aengine.runner.runner import ModelRunner
 from aengine.scheduler.plan import StepResult
 
 
@@ -141,6 +141,7 @@ def started(runner: ModelRunner, prompts: list[list[int]], **options: Any) -> tu
 PROMPTS = [list(range(20)), list(range(30, 35)), [7]]
 
 
+@pytest.mark.quick_cases(2)
 @pytest.mark.parametrize("held", [False, True])
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_the_tokens_are_those_of_one_after_the_other(tiny: pathlib.Path, dtype: str, held: bool) -> None:
@@ -222,6 +223,7 @@ def test_results_do_not_change_later(tiny: pathlib.Path) -> None:
     assert np.array_equal(first.result().tokens, kept)
 
 
+@pytest.mark.quick_cases(1)
 @pytest.mark.parametrize("threads", [1, 2])
 def test_the_same_tokens_beside_whoever(tiny: pathlib.Path, threads: int) -> None:
     """Rows that only draw do so in the call of the kernels, and elsewhere when a neighbour wants more of the logits."""

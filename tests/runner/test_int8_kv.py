@@ -19,11 +19,11 @@ from test_greedy import make_runner
 from tokenizers import Tokenizer
 from torch import Tensor
 
-from aengine.config import EngineConfig
-from aengine.errors import ConfigError
-from aengine.models.hub import resolve_model
-from aengine.models.model_config import load_spec
-from aengine.runner.executors import build_executor
+from aengine.api.config import EngineConfig
+from aengine.api.errors import ConfigError
+from aengine.models.config.model import load_spec
+from aengine.models.loading.hub import resolve_model
+from aengine.runner.runner import build_executor
 from aengine.runner.setup import ExecutorSetup
 
 INT8 = {"kv_cache_dtype": "int8"}
@@ -60,6 +60,7 @@ def demo() -> tuple[pathlib.Path, list[list[int]]]:
     return path, [ids[:length] for length in range(3, 40, 3)]
 
 
+@pytest.mark.quick_cases(1)
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize("backend", ["auto", "torch_native"])
 def test_the_demo_models_logits(demo: tuple[pathlib.Path, list[list[int]]], backend: str, dtype: str) -> None:

@@ -13,9 +13,9 @@ import pytest
 from driver import GREEDY
 from slow_cases import slow_but
 
-from aengine.config import EngineConfig
-from aengine.errors import InsufficientMemoryError
-from aengine.runner.model_runner import ModelRunner
+from aengine.api.config import EngineConfig
+from aengine.api.errors import InsufficientMemoryError
+from aengine.runner.runner import ModelRunner
 from aengine.scheduler.request import Request, SchedulerConfig
 from aengine.scheduler.scheduler import Scheduler
 
@@ -62,6 +62,7 @@ def run(
             tokens[key].append(token)
 
 
+@pytest.mark.quick_cases(1)
 @pytest.mark.parametrize(
     ("backend", "kv_cache_dtype"),
     slow_but([("auto", "auto"), ("auto", "int8"), ("torch_native", "auto")], product(("auto", "torch_native"), ("auto", "int8"))),
@@ -100,6 +101,7 @@ def test_prefixes_forks_and_preemptions_change_no_token(backend: str, kv_cache_d
     assert scheduler.stats().preemptions > 0
 
 
+@pytest.mark.slow
 def test_a_long_request_holds_a_quarter_of_its_pages(model: pathlib.Path) -> None:
     """Through scheduler and model: 32k tokens, five of six layers with a window of 1k."""
     runner = make_runner(model)

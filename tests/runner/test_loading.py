@@ -14,15 +14,17 @@ from driver import Driver
 from reference import greedy, save_tiny
 from safetensors.torch import save_file
 
-from aengine.config import EngineConfig
-from aengine.errors import InsufficientMemoryError, ModelLoadError
-from aengine.models import progress
-from aengine.models.hub import resolve_model
-from aengine.models.model_config import load_spec
+from aengine.api.config import EngineConfig
+from aengine.api.errors import InsufficientMemoryError, ModelLoadError
+from aengine.models.config.model import load_spec
+from aengine.models.loading import weights
+from aengine.models.loading.hub import resolve_model
 from aengine.models.named_weights import num_parameters
-from aengine.runner import host_model, setup, torch_models
-from aengine.runner.host_executor import HostExecutor
-from aengine.runner.model_runner import ModelRunner
+from aengine.runner import setup
+from aengine.runner.cpu import model as host_model
+from aengine.runner.cpu.executor import HostExecutor
+from aengine.runner.runner import ModelRunner
+from aengine.runner.torch import loading
 
 
 def make_runner(model_dir: pathlib.Path, **options) -> ModelRunner:
@@ -30,6 +32,7 @@ def make_runner(model_dir: pathlib.Path, **options) -> ModelRunner:
     return ModelRunner(EngineConfig(model=str(model_dir), **settings), model_dir)
 
 
+@pytest.mark.quick_cases(2)
 @pytest.mark.parametrize("backend", ["auto", "torch_native"])
 @pytest.mark.parametrize("shards", [1, 2])
 def test_pytorch_files_give_the_tokens_of_transformers(tmp_path: pathlib.Path, shards: int, backend: str) -> None:
@@ -71,6 +74,7 @@ SETTINGS = [
 ]
 
 
+@pytest.mark.quick_cases(1)
 @pytest.mark.parametrize("settings", SETTINGS)
 @pytest.mark.parametrize("load_format", ["auto", "dummy"])
 def test_what_does_not_fit_is_not_read(monkeypatch: pytest.MonkeyPatch, settings: dict[str, str], load_format: str) -> None:
@@ -85,7 +89,7 @@ def test_what_does_not_fit_is_not_read(monkeypatch: pytest.MonkeyPatch, settings
         held = num_parameters(runner.spec) * runner.dtype.itemsize
     cache = 2 * executor.bytes_per_page()
     runner.close()
-    for module in (torch_models, host_model):
+    for module in (loading, host_model):
         monkeypatch.setattr(module, "free_host_memory", lambda: available)
     available = round(held * 1.03) + cache
     make_runner(demo, **options).close()
@@ -117,8 +121,8 @@ def test_progress_is_logged_now_and_then(monkeypatch: pytest.MonkeyPatch, caplog
     caplog.set_level(logging.INFO, "aengine")
     now = 100.0
     monkeypatch.setattr("sys.stderr.isatty", lambda: False)
-    monkeypatch.setattr(progress.time, "monotonic", lambda: now)
-    with progress.LoadProgress(8 << 30) as bar:
+    monkeypatch.setattr(weights.time, "monotonic", lambda: now)
+    with weights.LoadProgress(8 << 30) as bar:
         for _ in range(16):
             now += 1.0
             bar.add(1 << 29)

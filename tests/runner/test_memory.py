@@ -6,9 +6,9 @@ import pathlib
 
 import pytest
 
+from aengine.api.config import EngineConfig
+from aengine.api.errors import InsufficientMemoryError
 from aengine.cache import PageNeeds
-from aengine.config import EngineConfig
-from aengine.errors import InsufficientMemoryError
 from aengine.runner import memory
 from aengine.runner.memory import size_pool
 

@@ -30,11 +30,11 @@ from tiny_adapters import write_adapter
 from torch import Tensor
 
 from aengine import AsyncEngine, Completion, EngineStats, SamplingParams
-from aengine.config import EngineConfig
-from aengine.models.model_config import load_spec
+from aengine.api.config import EngineConfig
+from aengine.models.config.model import load_spec
 from aengine.models.spec import Experts
-from aengine.runner.changes import LoadAdapter
-from aengine.runner.model_runner import ModelRunner
+from aengine.runner.contract import LoadAdapter
+from aengine.runner.runner import ModelRunner
 
 LEFT_OUT = ("gemma3-with-images", "phi3-long")  # has other names in transformers, has another rope for short prompts there
 CASES = {case.name: case for case in (*dense_cases.CASES, *mixture_cases.CASES, *plain_cases.CASES) if case.name not in LEFT_OUT}
@@ -119,6 +119,7 @@ def check_rows(runner: ModelRunner, made: Made, chunk: int | None = None) -> lis
     return outputs
 
 
+@pytest.mark.quick_cases(1)
 @pytest.mark.parametrize(("name", "backend"), slow_but(QUICK, [(name, backend) for name in CASES for backend in ("auto", "torch_native")]))
 def test_rows_are_those_of_merged_models(made, name: str, backend: str) -> None:
     """In chunks, too, and where the kernels sample; and tokens that are drawn are those that merged weights draw."""
@@ -132,6 +133,7 @@ def test_rows_are_those_of_merged_models(made, name: str, backend: str) -> None:
     assert Driver(runner, chunk=5, seed=3).generate(prompts, COUNT, adapters=keys) == greedy
 
 
+@pytest.mark.slow
 def test_drawn_tokens(made, tmp_path: pathlib.Path) -> None:
     """Are those of an executor that has the merged weights."""
     model = made("qwen3")
@@ -149,6 +151,7 @@ def test_drawn_tokens(made, tmp_path: pathlib.Path) -> None:
         assert found == [expected[row] for row in range(NUM_ROWS)]
 
 
+@pytest.mark.quick_cases(1)
 @pytest.mark.parametrize("backend", ["auto", "torch_native"])
 def test_a_tied_head(tmp_path: pathlib.Path, backend: str) -> None:
     """An adapter of the embedding leaves the head alone, and the other way round, as in PEFT before it merges them."""
@@ -206,6 +209,7 @@ def test_ranks(made, name: str, mode: str, backend: str) -> None:
         check_rows(ranks.runner, model)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("drafter", slow_but(["draft"], ["ngram", "draft"]))
 def test_an_engine_that_speculates(made, drafter: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """The same prompts for all adapters, twice: pages of one are never read by another, and drafts are checked with the row's own. The

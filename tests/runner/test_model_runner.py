@@ -16,10 +16,11 @@ from driver import GREEDY, Driver, record_logits, sampled
 from reference import greedy, save_tiny
 from test_greedy import make_runner
 
-from aengine.errors import ConfigError, InsufficientMemoryError, ModelLoadError
+from aengine.api.errors import ConfigError, InsufficientMemoryError, ModelLoadError
 from aengine.kernels.cpu.pool import KvPool
-from aengine.models.cpu_stack import DecoderStack
-from aengine.models.hub import resolve_model
+from aengine.models.cpu.stack import DecoderStack
+from aengine.models.loading.hub import resolve_model
+from aengine.runner import memory
 from aengine.runner.dummy_steps import widest_step
 from aengine.sampling.sampler import Sampler
 from aengine.scheduler.plan import NewRow, RowsFailed
@@ -40,7 +41,18 @@ def test_pool_from_bytes(demo: pathlib.Path, caplog: pytest.LogCaptureFixture) -
 
 
 def test_pool_is_no_larger_than_the_sequences_need(demo: pathlib.Path) -> None:
-    assert make_runner(demo, max_num_seqs=3, max_model_len=100, kv_cache_memory=1 << 40).num_pages == 3 * 7 + 1
+    assert make_runner(demo, max_num_seqs=3, max_model_len=100, kv_cache_memory=1 << 30).num_pages == 3 * 7 + 1
+
+
+def test_a_cache_that_the_host_has_no_memory_for_is_refused(demo: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(InsufficientMemoryError, match=r"^kv_cache_memory is 1048576\.00 GiB, but this host has [0-9.]+ GiB$"):
+        make_runner(demo, kv_cache_memory=1 << 50)
+    monkeypatch.setattr(memory, "free_host_memory", lambda: 100 * DEMO_PAGE)
+    make_runner(demo, kv_cache_memory=100 * DEMO_PAGE)
+    with pytest.raises(
+        InsufficientMemoryError, match=r"^the KV cache needs .* MiB of host memory beside what is in use, but .* are available$"
+    ):
+        make_runner(demo, kv_cache_memory=101 * DEMO_PAGE)
 
 
 def test_default_pool_is_modest(demo: pathlib.Path) -> None:
@@ -98,9 +110,9 @@ def test_the_default_number_of_sequences_gives_way_to_the_tokens_of_a_step(demo:
 
 def test_auto_dtype_is_the_checkpoints(demo: pathlib.Path, tmp_path: pathlib.Path) -> None:
     assert make_runner(demo, dtype="auto").dtype is torch.bfloat16
-    save_tiny("qwen2", tmp_path, dtype=torch.float16)
+    save_tiny("qwen2", tmp_path, dtype=torch.float32)
     config = json.loads((tmp_path / "config.json").read_text())
-    for dtype, expected in ((None, torch.float16), ("bfloat16", torch.bfloat16)):
+    for dtype, expected in ((None, torch.float32), ("bfloat16", torch.bfloat16)):
         (tmp_path / "config.json").write_text(json.dumps({**config, "dtype": dtype}))
         assert make_runner(tmp_path, dtype="auto").dtype is expected
     (tmp_path / "config.json").write_text(json.dumps({**config, "dtype": "float8"}))
@@ -208,14 +220,15 @@ def test_close_frees_the_pool(demo: pathlib.Path) -> None:
 
 
 def test_the_contract_is_light() -> None:
-    code = "import sys, aengine.runner.base; assert not {'torch', 'transformers'} & set(sys.modules)"
+    code = "import sys, aengine.runner.contract; assert not {'torch', 'transformers'} & set(sys.modules)"
     subprocess.run([sys.executable, "-c", code], check=True)
 
 
+@pytest.mark.slow
 def test_transformers_is_not_needed(demo: pathlib.Path) -> None:
     code = (
-        "import sys\nfrom aengine.config import EngineConfig\nfrom aengine.models.hub import resolve_model\n"
-        "from aengine.runner.model_runner import ModelRunner\n"
+        "import sys\nfrom aengine.api.config import EngineConfig\nfrom aengine.models.loading.hub import resolve_model\n"
+        "from aengine.runner.runner import ModelRunner\n"
         "ModelRunner(EngineConfig(model='demo', device='cpu'), resolve_model('demo'))\n"
         "assert 'transformers' not in sys.modules and 'huggingface_hub' not in sys.modules\n"
     )

@@ -16,12 +16,11 @@ from reference import FAMILIES, save_tiny
 from slow_cases import slow_but
 from tiny_adapters import write_adapter
 
+from aengine.api.config import EngineConfig
+from aengine.api.errors import ConfigError
 from aengine.cache import PageNeeds
-from aengine.config import EngineConfig
-from aengine.errors import ConfigError
-from aengine.runner.base import InFlightStep
-from aengine.runner.changes import LoadAdapter
-from aengine.runner.model_runner import ModelRunner
+from aengine.runner.contract import InFlightStep, LoadAdapter
+from aengine.runner.runner import ModelRunner
 from aengine.scheduler.plan import StepPlan
 from aengine.scheduler.request import Request, SchedulerConfig
 from aengine.scheduler.scheduler import Scheduler
@@ -69,6 +68,7 @@ def logits_of(path: pathlib.Path, num_stages: int, **options: object) -> tuple[l
     return seen, list(tokens.values()), scheduler.stats().preemptions
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("family", "size", "num_stages"), slow_but(QUICK, [*QUICK, *SLOW]))
 def test_logits_of_stages(family: str, size: int, num_stages: int, tmp_path: pathlib.Path) -> None:
     save_tiny(family, tmp_path)

@@ -17,11 +17,11 @@ from test_greedy import make_runner
 from tiny_adapters import write_adapter
 from torch import Tensor
 
-from aengine.errors import InsufficientMemoryError, ModelLoadError
-from aengine.runner import host_model
-from aengine.runner.changes import LoadAdapter, NewWeights
-from aengine.runner.model_runner import ModelRunner
-from aengine.weight_sources import SharedWeights
+from aengine.api.errors import InsufficientMemoryError, ModelLoadError
+from aengine.api.weights import SharedWeights
+from aengine.runner.contract import LoadAdapter, NewWeights
+from aengine.runner.cpu import model as host_model
+from aengine.runner.runner import ModelRunner
 
 PROMPTS = [[1, 2, 3, 4, 5], [7, 3, 9], list(range(10, 40))]
 
@@ -55,6 +55,7 @@ CASES = [(name, backend, {}) for name in ("gemma2", "gpt-oss", "qwen2-tied-windo
 CASES += [("qwen3-tied-biased", "auto", {"quantization": how}) for how in ("int8", "int4")]
 
 
+@pytest.mark.quick_cases(1)
 @pytest.mark.parametrize(("name", "backend", "options"), slow_but(CASES[:2] + CASES[-1:], CASES))
 def test_directory(name: str, backend: str, options: dict, tmp_path: pathlib.Path) -> None:
     old, new = save_two(name, tmp_path)

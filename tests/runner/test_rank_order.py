@@ -19,15 +19,15 @@ from slow_cases import slow_but
 from torch import Tensor
 from workloads import random_steps
 
-from aengine.config import EngineConfig
+from aengine.api.config import EngineConfig
 from aengine.layers.collectives import Collectives
 from aengine.parallel.driver import DriverRanks
 from aengine.parallel.follower import FollowerRanks
 from aengine.parallel.messages import ApplyChange, LastTokens, Logits, Plan
 from aengine.parallel.shard import Shard
-from aengine.runner import device_executor
-from aengine.runner.model_runner import ModelRunner
+from aengine.runner.runner import ModelRunner
 from aengine.runner.setup import ExecutorSetup
+from aengine.runner.torch import executor
 from aengine.scheduler.plan import IntArray, StepPlan
 
 KINDS = (GREEDY, GREEDY, sampled(3), sampled(4, top_p=0.8), sampled(5, repetition_penalty=1.2), sampled(6, prompt_logprobs=1, logprobs=2))
@@ -104,6 +104,7 @@ def runner_of(tiny: pathlib.Path, capture: Any = None, ranks: Any = None, **opti
     return ModelRunner(EngineConfig(model=str(tiny), **settings), tiny, capture, ranks=ranks)
 
 
+@pytest.mark.quick_cases(1)
 @pytest.mark.parametrize(
     ("capture", "mode", "size"),
     slow_but(
@@ -117,7 +118,7 @@ def test_all_ranks_call_the_same(tiny: pathlib.Path, monkeypatch: pytest.MonkeyP
     def connect(setup: ExecutorSetup, check: Any) -> Collectives:
         return Noted(setup.shard, calls[setup.shard.index])
 
-    monkeypatch.setattr(device_executor, "connect_ranks", connect)
+    monkeypatch.setattr(executor, "connect_ranks", connect)
     sent: deque[Plan | Logits | LastTokens] = deque()
     options = {"tensor_parallel_size": size, "tensor_parallel_mode": mode}
     for index, kind in enumerate([DriverStandIn, *[FollowerStandIn] * (size - 1)]):
@@ -145,6 +146,6 @@ def test_collectives_of_one_rank_change_no_token(tiny: pathlib.Path, monkeypatch
     """What is gathered and summed lies where graphs find it."""
     expected = random_steps(runner_of(tiny), 8, 30, most=8, params=KINDS)
     calls: list[Call] = []
-    monkeypatch.setattr(device_executor, "connect_ranks", lambda setup, check: Noted(Shard(exact=exact, splits_embedding=True), calls))
+    monkeypatch.setattr(executor, "connect_ranks", lambda setup, check: Noted(Shard(exact=exact, splits_embedding=True), calls))
     assert random_steps(runner_of(tiny, capture), 8, 30, most=8, params=KINDS) == expected
     assert calls

@@ -22,9 +22,9 @@ from slow_cases import slow_but
 from test_gguf_families import CASES as GGUF_CASES
 from test_gguf_families import converted
 
-from aengine.config import EngineConfig
-from aengine.errors import ConfigError
-from aengine.runner.model_runner import ModelRunner
+from aengine.api.config import EngineConfig
+from aengine.api.errors import ConfigError
+from aengine.runner.runner import ModelRunner
 
 CASES = {case.name: case for case in (*dense_cases.CASES, *mixture_cases.CASES, *plain_cases.CASES)}
 DRAWN = replace(GREEDY, temperature=0.8, top_k=50, seed=5)
@@ -83,6 +83,7 @@ def check_equal(found: Generated, expected: Generated) -> None:
 QUICK = [("cohere2", 4), ("deepseek-v3", 2)]  # fewer KV heads than ranks; latent attention and experts
 
 
+@pytest.mark.quick_cases(1)
 @pytest.mark.parametrize(("name", "size"), slow_but(QUICK, [*QUICK, *((name, 2) for name in list(CASES)[::3] if (name, 2) not in QUICK)]))
 def test_exact_mode(checkpoint: Callable[[str], pathlib.Path], name: str, size: int) -> None:
     path = checkpoint(name)
@@ -142,7 +143,7 @@ def test_gguf(tmp_path: pathlib.Path, name: str) -> None:
     check_equal(on_ranks(file, 2), on_one(file))
 
 
-@pytest.mark.parametrize("size", [3, 8])
+@pytest.mark.parametrize("size", slow_but([3], [3, 8]))
 def test_heads_that_do_not_divide_are_refused(checkpoint: Callable[[str], pathlib.Path], size: int) -> None:
     with pytest.raises(ConfigError, match=rf"^tensor_parallel_size: {size} does not divide num_heads 4 of layer 0; possible are 1, 2, 4$"):
         on_ranks(checkpoint("cohere2"), size)

@@ -19,11 +19,11 @@ from slow_cases import slow_but
 from test_graphs import graph_runner
 from test_greedy import make_runner
 
-from aengine.errors import InsufficientMemoryError
-from aengine.runner.asleep import Offloaded
-from aengine.runner.changes import NewWeights
+from aengine.api.errors import InsufficientMemoryError
+from aengine.runner.contract import NewWeights
 from aengine.runner.memory import resident_memory
-from aengine.runner.model_runner import ModelRunner
+from aengine.runner.runner import ModelRunner
+from aengine.runner.torch.asleep import Offloaded
 from aengine.scheduler.plan import StepResult
 
 PROMPTS = [[3 + i] * (1 + 7 * i) for i in range(8)]
@@ -60,6 +60,7 @@ DRAFT = {"speculative": "draft", "speculative_model": "demo"}
 CASES = [(options, levels) for options in (KERNELS, TORCH, {**KERNELS, **INT8}) for levels in ([1], [2], [1, 2])]
 
 
+@pytest.mark.quick_cases(1)
 @pytest.mark.parametrize(("options", "levels"), slow_but([(KERNELS, [1, 2]), (TORCH, [1]), (TORCH, [2])], CASES))
 def test_tokens_are_the_same(options: dict[str, Any], levels: list[int], tiny: pathlib.Path) -> None:
     runner = make_runner(tiny, **options)
@@ -71,6 +72,7 @@ def test_tokens_are_the_same(options: dict[str, Any], levels: list[int], tiny: p
     runner.close()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("level", slow_but([1], [1, 2]))
 def test_graphs_are_recorded_again(level: int, tiny: pathlib.Path) -> None:
     expected = Driver(make_runner(tiny, **TORCH)).generate(PROMPTS, 20, PARAMS)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import pathlib
 from typing import Any
 
@@ -10,13 +11,13 @@ import pytest
 import torch
 from attention_backends import backend_param
 from driver import Driver
-from test_graphs_gpu import cuda_runner
+from test_graphs_gpu import MODEL, cuda_runner
 from test_graphs_gpu import model_dir as model_dir
 from test_sleeping import PARAMS, PROMPTS, Sleeper
 
-from aengine.errors import InsufficientMemoryError
-from aengine.runner import device_executor
-from aengine.runner.changes import NewWeights
+from aengine.api.errors import InsufficientMemoryError
+from aengine.runner.contract import NewWeights
+from aengine.runner.torch import executor
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]
 DRAFT = {"speculative": "draft", "max_drafts": 3}
@@ -41,9 +42,11 @@ def free() -> int:
 
 @pytest.mark.whole_device
 @pytest.mark.parametrize("level", [1, 2])
-def test_memory_is_really_given_back(model_dir: pathlib.Path, level: int) -> None:
+def test_memory_is_really_given_back(tmp_path: pathlib.Path, level: int) -> None:
     """Of KV pages and weights nine tenths."""
-    with cuda_runner(model_dir, "triton", kv_cache_memory=1 << 30) as runner:
+    long = {**MODEL, "max_position_embeddings": 1 << 16}  # of which the rows can use a pool of 1 GiB
+    (tmp_path / "config.json").write_text(json.dumps(long))
+    with cuda_runner(tmp_path, "triton", kv_cache_memory=1 << 30) as runner:
         Driver(runner).generate(PROMPTS, 4)
         before = free()
         use = runner.memory_used()
@@ -76,7 +79,7 @@ def test_too_little_host_memory_changes_nothing(model_dir: pathlib.Path, monkeyp
     """At level 2 nothing of the weights goes there."""
     with cuda_runner(model_dir, "triton") as runner:
         expected = Driver(runner).generate(PROMPTS, 4)
-        monkeypatch.setattr(device_executor, "free_host_memory", lambda: 0)
+        monkeypatch.setattr(executor, "free_host_memory", lambda: 0)
         with pytest.raises(InsufficientMemoryError, match=r"what the device is to give back needs .* of host memory"):
             runner.sleep(1, np.zeros(0, np.int32))
         assert Driver(runner).generate(PROMPTS, 4) == expected

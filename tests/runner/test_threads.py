@@ -11,8 +11,8 @@ import pytest
 import torch
 
 from aengine import AsyncEngine, SamplingParams
-from aengine.runner import model_runner
-from aengine.runner.device import set_thread_count
+from aengine.runner import runner as model_runner
+from aengine.runner.torch.device import set_thread_count
 
 
 def numbers() -> list[int]:

@@ -19,7 +19,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from workloads import VOCAB, random_steps
 
 from aengine.runner.dummy_steps import warm_up_params, warm_up_steps
-from aengine.runner.model_runner import ModelRunner
+from aengine.runner.runner import ModelRunner
 from aengine.sampling.torch_draw import TorchDraw
 from aengine.scheduler.plan import RowParams
 
@@ -60,6 +60,7 @@ def tiny(tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
     return path
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("make", slow_but([eager_runner], [eager_runner, graph_runner]))
 def test_later_steps_call_nothing_new(tiny: pathlib.Path, make: Any) -> None:
     runner: ModelRunner = make(tiny)
@@ -72,6 +73,7 @@ def test_later_steps_call_nothing_new(tiny: pathlib.Path, make: Any) -> None:
     assert not missing, "\n".join(map(str, missing))
 
 
+@pytest.mark.slow
 def test_later_steps_with_drafts_call_nothing_new(tiny: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
     use_every_draft(monkeypatch)
     runner = eager_runner(tiny, speculative="draft", speculative_model=str(tiny), max_drafts=8)
@@ -101,6 +103,7 @@ def test_every_way_to_draw_is_tried(tiny: pathlib.Path, monkeypatch: pytest.Monk
     assert called == {("whole", False), ("whole", True), ("nucleus", False), ("nucleus", True), ("top_k",)}
 
 
+@pytest.mark.quick_cases(1)
 @pytest.mark.parametrize("max_num_seqs", [1, 5, 24])
 def test_it_leaves_nothing_behind(tiny: pathlib.Path, max_num_seqs: int) -> None:
     runner = eager_runner(tiny, max_num_seqs=max_num_seqs)

@@ -9,13 +9,13 @@ import pytest
 from driver import Driver
 from fresh_process import run_fresh
 
-from aengine.config import EngineConfig
+from aengine.api.config import EngineConfig
 from aengine.kernels.warm_memory import WarmMemory
-from aengine.models.hub import resolve_model
-from aengine.runner import warm_weights as module
-from aengine.runner.host_executor import HostExecutor
-from aengine.runner.model_runner import ModelRunner
-from aengine.runner.warm_weights import warm_weights
+from aengine.models.loading.hub import resolve_model
+from aengine.runner.cpu import warm_weights as module
+from aengine.runner.cpu.executor import HostExecutor
+from aengine.runner.cpu.warm_weights import warm_weights
+from aengine.runner.runner import ModelRunner
 
 MIB = 1 << 20
 SIZE = 80 * MIB
@@ -80,6 +80,7 @@ def test_not_for_small_weights(model_dir: pathlib.Path) -> None:
     assert warm_size(model_dir) is None
 
 
+@pytest.mark.quick_cases(1)
 @pytest.mark.parametrize("size", [1, 3 * MIB, 64 * MIB])
 def test_the_tokens_are_the_same(size: int) -> None:
     path = resolve_model("demo")
@@ -94,13 +95,14 @@ def test_the_tokens_are_the_same(size: int) -> None:
         assert (in_use > 0) == (size > 1)
 
 
+@pytest.mark.slow
 def test_an_engine_warms_memory_before_it_imports_torch() -> None:
     code = """
         import gc, sys
         import anyio
         from aengine import AsyncEngine, SamplingParams
         from aengine.engine import loading
-        from aengine.runner import warm_weights
+        from aengine.runner.cpu import warm_weights
 
         seen = []
 

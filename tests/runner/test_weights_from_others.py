@@ -13,21 +13,22 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
+from hang_guard import HANG_SECONDS
 from safetensors.torch import load_file
 from test_greedy import make_runner
 from test_new_weights import save_two, tokens, update
 
-from aengine import weight_sources as sources
-from aengine.errors import ModelLoadError
-from aengine.runner.changes import NewWeights
-from aengine.weight_sources import GroupWeights, SharedWeights
+from aengine.api import weights as sources
+from aengine.api.errors import ModelLoadError
+from aengine.api.weights import GroupWeights, SharedWeights
+from aengine.runner.contract import NewWeights
 
 TRAINER = """
 import os, sys
 from datetime import timedelta
 import torch.distributed as dist
 from safetensors.torch import load_file
-import aengine.weight_sources as sources
+import aengine.api.weights as sources
 
 tensors = load_file(sys.argv[1])
 kind, at = sys.argv[2:4]
@@ -40,7 +41,7 @@ if kind == "shared":
     shared = sources.SharedWeights(at)
     shared.write(tensors)
     shared.write(dies())
-dist.init_process_group("gloo", init_method=at, rank=0, world_size=2, timeout=timedelta(seconds=60))
+dist.init_process_group("gloo", init_method=at, rank=0, world_size=2, timeout=timedelta(seconds=900))
 sources.send_weights(tensors)
 send, left = sources._broadcast, [7]
 
@@ -69,15 +70,15 @@ def test_group(models: tuple[pathlib.Path, pathlib.Path], tmp_path: pathlib.Path
     runner = make_runner(old)
     at = f"file://{tmp_path / 'group'}"
     process = trainer(new, "group", at)
-    dist.init_process_group("gloo", init_method=at, rank=1, world_size=2, timeout=timedelta(seconds=60))
+    dist.init_process_group("gloo", init_method=at, rank=1, world_size=2, timeout=timedelta(seconds=HANG_SECONDS))
     try:
-        update(runner, GroupWeights(timeout=60))
+        update(runner, GroupWeights(timeout=HANG_SECONDS))
         expected = tokens(make_runner(new))
         assert tokens(runner) == expected
         with pytest.raises(ModelLoadError, match="rank 0 of the group sent no weights"):
-            runner.prepare(NewWeights(GroupWeights(timeout=60)))
+            runner.prepare(NewWeights(GroupWeights(timeout=HANG_SECONDS)))
         assert tokens(runner) == expected
-        assert process.wait(60) == 9
+        assert process.wait(HANG_SECONDS) == 9
     finally:
         dist.destroy_process_group()
         process.kill()
@@ -89,7 +90,7 @@ def test_shared_memory(models: tuple[pathlib.Path, pathlib.Path]) -> None:
     old, new = models
     runner, shared = make_runner(old), SharedWeights(f"aengine-test-{uuid.uuid4().hex}")
     try:
-        assert trainer(new, "shared", shared.name).wait(60) == 9
+        assert trainer(new, "shared", shared.name).wait(HANG_SECONDS) == 9
         update(runner, shared)
         assert tokens(runner) == tokens(make_runner(new))
     finally:

@@ -10,9 +10,9 @@ import numpy as np
 import torch
 from driver import GREEDY, Driver, Sequence_
 
-from aengine.runner.base import Runner, Step
-from aengine.runner.decode_graphs import Forward
-from aengine.runner.model_runner import ModelRunner
+from aengine.runner.contract import Runner, Step
+from aengine.runner.runner import ModelRunner
+from aengine.runner.torch.graphs import Forward
 from aengine.scheduler.plan import RowParams
 
 VOCAB = 199
@@ -83,11 +83,11 @@ def compare_with_eager(runner: ModelRunner) -> Compared:
         plain = forward(step, token_ids)
         model.graphs = graphs
         last_tokens.copy_(after)
-        if done.greedy_tokens is not None:
+        if done.greedy is not None:
             compared.by_graph += 1
-            assert torch.equal(done.greedy_tokens, logits.argmax(-1))
+            assert torch.equal(done.greedy.tokens, logits.argmax(-1))
             if not len(token_ids):
-                assert torch.equal(after.index_select(0, done.rows), done.greedy_tokens.to(torch.int32))
+                assert torch.equal(after.index_select(0, done.rows), done.greedy.tokens.to(torch.int32))
         elif step.layout.num_tokens <= max(graphs.pieces._sizes):
             compared.in_pieces += 1
         if logits is not None:

@@ -6,8 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from aengine.sampling.forced_text import ForcedText
-from aengine.sampling.grammar import Compiled, GrammarError, Matcher
+from aengine.sampling.grammar import Compiled, ForcedText, GrammarError, Matcher
 
 
 @dataclass(frozen=True)

@@ -79,8 +79,8 @@ def step(sampler: Sampler, logits: torch.Tensor, rows: Sequence[Row], *, observe
     for one, token in zip(rows, sampled.tokens.tolist(), strict=True):
         one.tokens.append(token)
     if observe:
-        impossible = [] if sampled.impossible is None else sampled.impossible.tolist()
-        processed = [one.row for one in rows if one.params.features & Features.PROCESSED]
-        failing = {row for row, nothing_left in zip(processed, impossible, strict=bool(impossible)) if nothing_left}
+        impossible = sampled.impossible
+        assert impossible is not None
+        failing = {one.row for one, nothing_left in zip(rows, impossible.tolist(), strict=True) if nothing_left and sampled.step}
         assert set(sampler.observe(sampled)) == failing | set(sampled.step.failures if sampled.step else ())
     return sampled

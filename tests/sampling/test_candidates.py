@@ -7,7 +7,7 @@ import math
 import pytest
 import torch
 
-from aengine.sampling.candidates import kept_candidates, top_candidates
+from aengine.sampling.torch_draw import kept_candidates, top_candidates
 
 
 @pytest.mark.parametrize("count", [1, 7, 30])
@@ -22,6 +22,7 @@ def test_order_is_by_score_then_id(count: int) -> None:
         assert torch.equal(found[row], scores[row, expected])
 
 
+@pytest.mark.quick_cases(1)
 @pytest.mark.parametrize("vocab_size", [1003, 4096])
 @pytest.mark.parametrize("count", [1, 5, 16, 200])
 def test_order_across_blocks(vocab_size: int, count: int) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from aengine.sampling.forced_text import ForcedText, Place
+from aengine.sampling.grammar import ForcedText, Place
 
 TEXTS = [b"na", b"me", b'"', b'":', b" ", b"name", b"{", b"", b"n", b"a"]
 NA, ME, QUOTE, QUOTE_COLON, SPACE, NAME, BRACE, SPECIAL, N, _ = range(len(TEXTS))

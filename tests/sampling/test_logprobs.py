@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import math
+
 import pytest
 import torch
 
 from aengine.sampling import logprobs
-from aengine.sampling.logprobs import token_logprobs
+from aengine.sampling.logprobs import log_sums, token_logprobs
 
 
 @pytest.mark.parametrize("count", [0, 1, 20, 3000])
@@ -26,3 +28,25 @@ def test_against_log_softmax(monkeypatch: pytest.MonkeyPatch, vocab_size: int, c
         assert found.top_ids[row].tolist() == order[row].tolist()
         assert found.top_logprobs[row].tolist() == pytest.approx(expected[row, order[row]].tolist(), abs=1e-5)
     assert (found.token_logprobs.dtype, found.ranks.dtype, found.top_ids.dtype, found.top_logprobs.dtype) == ("f4", "i4", "i4", "f4")
+
+
+@pytest.mark.parametrize("vocab_size", [3, 33_000, 151_936])
+def test_the_bits_depend_on_the_row_alone(vocab_size: int) -> None:
+    """Not on the rows beside it or the threads, which sums of torch do."""
+    logits = torch.randn(5, vocab_size, generator=torch.Generator().manual_seed(3)) * 4
+    tokens = torch.arange(5).clamp(max=vocab_size - 1)
+    threads, found = torch.get_num_threads(), []
+    try:
+        for count in (1, 2, 3):
+            torch.set_num_threads(count)
+            found.append(token_logprobs(logits, tokens, 2))
+            alone = [token_logprobs(logits[row : row + 1].clone(), tokens[row : row + 1], 2) for row in range(5)]
+            found.append(logprobs.join(alone))
+    finally:
+        torch.set_num_threads(threads)
+    assert all(one.token_logprobs.equal(found[0].token_logprobs) and one.top_logprobs.equal(found[0].top_logprobs) for one in found)
+
+
+def test_sums_of_rows_without_numbers() -> None:
+    logits = torch.tensor([[1.0, math.nan, 2.0], [-math.inf] * 3, [-math.inf, 5.0, -math.inf]])
+    assert torch.allclose(log_sums(logits)[:, 0], torch.tensor([math.nan, -math.inf, 5.0]), equal_nan=True)

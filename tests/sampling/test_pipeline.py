@@ -67,7 +67,7 @@ def sampler_of(rows: list[Row]) -> Sampler:
 
 
 @pytest.mark.parametrize("part", slow_but([0], range(3)))
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=20, deadline=None)
 @given(drawn=rows_of, seed=st.integers(0, 2**32), scramble=st.randoms(use_true_random=False))
 def test_against_the_plain_pipeline(part: int, drawn: list[tuple[RowParams, list[int], int]], seed: int, scramble) -> None:
     indices = scramble.sample(range(16), len(drawn))

@@ -178,6 +178,7 @@ def test_what_comes_before_the_answer_is_written() -> None:
     assert EVERYTHING - follow(rows_of(compiled), "<")[1] == {EOS, *ids("/t>b", "/t>a")}
 
 
+@pytest.mark.quick_cases(4)
 @pytest.mark.parametrize("markers", [OPENED, NOT_OPENED])
 @pytest.mark.parametrize("max_tokens", [None, 4])
 @pytest.mark.parametrize("kind", ["alone", "grammar", "answer"])
@@ -204,6 +205,7 @@ def test_drafts_and_preemption_change_nothing(markers: ReasoningMarkers, max_tok
         assert left(again) == [allowed[begin]], "the drafts were not sampled"
 
 
+@pytest.mark.quick_cases(1)
 @pytest.mark.parametrize("budget", [1, 4, 7])
 def test_drafts_across_the_budget(budget: int) -> None:
     """The sampler limits a row from its budget on, and before it only what is drafted beyond."""

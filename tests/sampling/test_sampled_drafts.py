@@ -37,6 +37,7 @@ def random_sequences(seed: int) -> list[Sequence]:
     return drafted.random_sequences(seed, [compiled(rules) for rules in GRAMMARS])
 
 
+@pytest.mark.quick_cases(1)
 @pytest.mark.parametrize("seconds", [1.0, 0.0])
 @pytest.mark.parametrize("part", slow_but([0], range(5)))
 def test_tokens_logprobs_and_failures_are_those_without_drafts(part: int, seconds: float, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -13,10 +13,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from aengine.api.outputs import FinishReason
 from aengine.cache import Windows
-from aengine.outputs import FinishReason
 from aengine.scheduler.draft_progress import MOST_BEHIND
-from aengine.scheduler.drafter import BY_MODEL
+from aengine.scheduler.drafters import BY_MODEL
 from aengine.scheduler.plan import DraftRows, RowParams, StepPlan, StepResult
 from aengine.scheduler.request import Request
 
@@ -126,6 +126,7 @@ class OracleRunner:
         self._key: dict[int, int] = {}  # row -> key
         self._pages: dict[int, list[list[int]]] = {}  # row -> by group
         self.version = 0  # of the weights
+        self.weights_digest = ""
         self._versions: dict[int, list[int]] = {}  # row -> by position, what stands for the versions up to there
         self.last_tokens: dict[int, int] = {}
         self._next_step = 0

@@ -8,7 +8,7 @@ from collections.abc import Callable
 import numpy as np
 from kv_oracle import Truth
 
-from aengine.scheduler.drafter import BY_MODEL, Draft, DraftSource
+from aengine.scheduler.drafters import BY_MODEL, Draft, DraftSource
 
 
 class RandomDrafts:

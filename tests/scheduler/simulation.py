@@ -13,7 +13,7 @@ from kv_oracle import OracleFlight, OracleRunner, Truth, solo_run
 from page_invariants import check_pages
 from random_drafts import RandomDrafts
 
-from aengine.outputs import FinishReason
+from aengine.api.outputs import FinishReason
 from aengine.scheduler.plan import StepPlan, StepResult
 from aengine.scheduler.request import Finished, Request, SchedulerConfig, SequenceState
 from aengine.scheduler.scheduler import Scheduler

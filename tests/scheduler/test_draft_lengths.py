@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from aengine.scheduler.draft_lengths import DraftLengths, StepKind
-from aengine.scheduler.drafter import BY_MODEL, Acceptance, Draft, DraftSource
+from aengine.scheduler.drafters import BY_MODEL, Acceptance, Draft, DraftSource
 from aengine.scheduler.plan import RowParams, StepPlan, StepResult
 from aengine.scheduler.request import Request, SchedulerConfig
 from aengine.scheduler.scheduler import Scheduler
@@ -139,12 +139,14 @@ def gain(
     return plain / total_seconds(num_rows, num_tokens, seconds, right, look=look, model=model)
 
 
+@pytest.mark.quick_cases(2)
 @pytest.mark.parametrize("num_rows", [1, 32])
 @pytest.mark.parametrize("seconds", [memory_bound, compute_bound])
 def test_drafts_that_are_wrong_cost_next_to_nothing(num_rows: int, seconds: Seconds) -> None:
     assert gain(num_rows, 600, seconds, lambda position: 0.0) > 0.97
 
 
+@pytest.mark.quick_cases(1)
 @pytest.mark.parametrize(("acceptance", "least"), [(0.4, 1.5), (0.6, 2.0), (0.8, 3.0)])
 def test_drafts_that_cost_little_are_made(acceptance: float, least: float) -> None:
     assert gain(1, 1000, memory_bound, lambda position: acceptance) > least
@@ -159,6 +161,7 @@ def test_drafts_that_pay_on_average_are_made() -> None:
     assert gain(1, 1500, seconds, lambda position: 0.7) > 1.2
 
 
+@pytest.mark.quick_cases(1)
 @pytest.mark.parametrize("acceptance", [0.2, 0.5, 0.8])
 def test_drafts_that_cost_as_much_as_tokens_are_not_made(acceptance: float) -> None:
     assert gain(16, 600, compute_bound, lambda position: acceptance) > 0.97
@@ -168,12 +171,14 @@ def test_drafts_that_become_right_are_found() -> None:
     assert gain(1, 2000, memory_bound, lambda position: 0.0 if position < 1000 else 0.9, look=0.0002) > 1.4
 
 
+@pytest.mark.quick_cases(1)
 @pytest.mark.parametrize("model", [None, 0.001])
 def test_looks_take_a_small_part_of_the_time(model: float | None) -> None:
     """A look takes as long as a step."""
     assert gain(1, 2000, compute_bound, lambda position: 0.2, look=compute_bound(1, ahead=True), model=model) > 0.983
 
 
+@pytest.mark.slow
 def test_drafts_that_become_wrong_are_given_up() -> None:
     assert gain(8, 2000, compute_bound, lambda position: 0.95 if position < 100 else 0.0) > 0.975
 
@@ -190,11 +195,13 @@ def test_a_stall_is_not_charged_to_drafts() -> None:
     assert plain / total_seconds(1, 1000, seconds, lambda position: 0.9) > 1.8
 
 
+@pytest.mark.slow
 def test_a_drafter_that_is_too_sure_is_stopped(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Planted, "learns", False)
     assert gain(1, 2000, lambda num_tokens, ahead: 0.04 + 0.004 * num_tokens, lambda position: 0.0) > 0.975
 
 
+@pytest.mark.slow
 def test_steps_that_become_slow_are_noticed() -> None:
     """Drafts that did pay are given up when wide steps take longer than it was measured."""
     num_steps = 0

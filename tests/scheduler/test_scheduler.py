@@ -10,11 +10,11 @@ import pytest
 from kv_oracle import make_request, solo_run
 from simulation import Simulation
 
+from aengine.api.outputs import FinishReason
 from aengine.cache import PageChain
-from aengine.outputs import FinishReason
 from aengine.scheduler.draft_lengths import DraftLengths
+from aengine.scheduler.kv import MAX_PREEMPTIONS
 from aengine.scheduler.request import SchedulerConfig
-from aengine.scheduler.residency import MAX_PREEMPTIONS
 
 CONFIG = SchedulerConfig(max_num_seqs=8, max_num_batched_tokens=64, max_model_len=200, num_pages=200, page_size=4)
 
@@ -349,6 +349,57 @@ class TestOrder:
         assert sum(served.values()) > 500
         assert served["quiet"] / sum(served.values()) == pytest.approx(share, abs=0.05)
 
+    @pytest.mark.slow
+    def test_a_tenant_that_fills_the_rows_leaves_one_for_others(self) -> None:
+        """Twenty requests of many sequences wait and run; another tenant's first token comes a step after its request."""
+        simulation = Simulation(config(max_num_seqs=16, num_pages=400, max_num_batched_tokens=64))
+        forks, key = 32, 0
+        for _ in range(20):
+            first = key
+            for _ in range(forks):
+                of = {"num_forks": forks - 1} if key == first else {"fork_of": first}
+                simulation.submit(make_request(key, [1, 2, 3], 30, tenant="many", eos_token_ids=frozenset(), **of))
+                key += 1
+        for _ in range(12):
+            simulation.step()
+        assert simulation.scheduler.stats().running == 15
+        for tenant in ("few", "other"):
+            simulation.submit(make_request(key, [7, 8, key % 50], 4, tenant=tenant, arrival=1.0, eos_token_ids=frozenset()))
+            started = simulation.scheduler._num_steps
+            while not simulation.received[key]:
+                simulation.step()
+            assert simulation.scheduler._num_steps - started <= 3, "the step under way, its own, and the one that overlaps it"
+            simulation.run()
+            key += 1
+
+    def test_a_tenant_that_fills_the_pages_gives_some_to_others(self, overlap: bool) -> None:
+        """To the first request of each: that computes a step later than it would alone, however long the others are and have waited."""
+        simulation = Simulation(config(max_num_seqs=16, num_pages=100), overlap=overlap)
+        for key in range(40):
+            simulation.submit(make_request(key, [key, 1, 2], 90, tenant="many", eos_token_ids=frozenset()))
+        for _ in range(30):
+            simulation.step()
+        simulation.clock.now += 100.0
+        for key in range(40, 46):
+            while simulation.scheduler._cache.available > 6:
+                simulation.step()
+            prompt = [key % 50, 7, *range(22)]  # which fits into one step
+            simulation.submit(make_request(key, prompt, 4, tenant=f"few{key}", arrival=simulation.clock.now, eos_token_ids=frozenset()))
+            before = simulation.scheduler._num_steps
+            while not simulation.received[key]:
+                simulation.step()
+            assert simulation.scheduler._num_steps - before <= 2 + 2 * overlap, "that under way, one without it, its own, and one ahead"
+        simulation.run()
+        simulation.check_finished()
+
+    def test_the_rows_of_those_who_are_not_named_are_all(self) -> None:
+        simulation = Simulation(config(max_num_seqs=16, num_pages=400))
+        for key in range(20):
+            simulation.submit(make_request(key, [key], 30, eos_token_ids=frozenset()))
+        for _ in range(4):
+            simulation.step()
+        assert simulation.scheduler.stats().running == 16
+
     def test_an_idle_tenant_saves_up_no_credit(self) -> None:
         simulation = Simulation(config(max_num_seqs=1, ageing_seconds=1e9))
         simulation.clock.now = 100.0
@@ -398,6 +449,7 @@ class TestDeadlines:
 
 
 class TestSteps:
+    @pytest.mark.quick_cases(1)
     def test_a_running_decode_gets_a_token_in_every_step(self, overlap: bool) -> None:
         """However many long prompts arrive."""
         simulation = Simulation(

@@ -8,8 +8,8 @@ import pytest
 from kv_oracle import OracleError, make_request
 from simulation import Simulation
 
+from aengine.api.outputs import FinishReason
 from aengine.cache import PageChain
-from aengine.outputs import FinishReason
 from aengine.scheduler.request import SchedulerConfig, Sequence
 
 PROMPT = list(range(12))

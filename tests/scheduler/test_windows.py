@@ -28,6 +28,7 @@ def most_pages_used(simulation: Simulation) -> int:
     return most
 
 
+@pytest.mark.quick_cases(1)
 @OVERLAP
 def test_a_long_prompt_holds_a_quarter_of_its_pages(overlap: bool) -> None:
     """32k tokens, five of six layers with a window of 1k, in chunks."""

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 import shutil
 import threading
-from collections.abc import Coroutine, Iterator
+from collections.abc import Callable, Coroutine, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -14,22 +15,56 @@ from urllib.request import Request, urlopen
 
 import pytest
 from cutting_proxy import CuttingProxy
+from fake_engine import FakeEngine
+from hang_guard import HANG_SECONDS
 
 import aengine
+from aengine.api.outputs import FinishReason, Token
 from aengine.server.app import Server
 from aengine.server.core.records import GenerationRecord
 
 AXE = Path(__file__).resolve().parents[2] / "tools" / "node_modules" / "axe-core" / "axe.min.js"
 FLAGS = ("--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-sync", "--disable-component-update")
 FLAGS += ("--disable-background-networking",)
-TIMEOUT = 60  # seconds; only a hang takes that long
+
+
+class WrittenEngine(FakeEngine):
+    """Answers every request with the text that `say` was given last, word by word; each token has another one as its alternative."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._texts: list[str] = [""]  # by token id
+        self._ids: dict[str, int] = {}
+
+    async def start(self) -> None:
+        pass
+
+    async def aclose(self) -> None:
+        pass
+
+    def say(self, text: str, *, ended: bool = True) -> None:
+        """`ended`: whether the answer ends with the text; else it waits for more to be pushed."""
+        self.script = list(self.words(text, ended=ended))
+
+    def words(self, text: str, *, ended: bool = True) -> Iterable[Token]:
+        words = re.findall(r" ?\w{1,8}|\s|[^\w\s]{1,2}", text)
+        for i, word in enumerate(words):
+            token_id = self._ids.setdefault(word, len(self._texts))
+            if token_id == len(self._texts):
+                self._texts.append(word)
+            reason = FinishReason.STOP_TOKEN if ended and i == len(words) - 1 else None
+            yield Token(0, token_id, word, -0.1, 1, {token_id: -0.1, 1: -2.5}, finish_reason=reason, stop_reason=reason and token_id)
+
+    async def token_bytes(self, token_ids: Iterable[int]) -> dict[int, bytes]:
+        known = len(self._texts)
+        return {token_id: self._texts[token_id].encode() if token_id < known else b"?" for token_id in token_ids}
 
 
 class PageServer:
-    """An engine with the demo model and its HTTP server, in the loop of a thread."""
+    """An engine, which is by default one with the demo model, and its HTTP server, in the loop of a thread."""
 
-    def __init__(self, model: str = "demo") -> None:
-        self._model = model
+    def __init__(self, model: str = "demo", engine: Any = None) -> None:
+        self.engine = engine or aengine.AsyncEngine(model, kv_cache_memory=64 << 20)
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever)
         self._thread.start()
@@ -37,10 +72,9 @@ class PageServer:
         self.url = self.run(self._start())
 
     def run(self, work: Coroutine[Any, Any, Any]) -> Any:
-        return asyncio.run_coroutine_threadsafe(work, self._loop).result(TIMEOUT)
+        return asyncio.run_coroutine_threadsafe(work, self._loop).result(HANG_SECONDS)
 
     async def _start(self) -> str:
-        self.engine = aengine.AsyncEngine(self._model, kv_cache_memory=64 << 20)
         await self.engine.start()
         self.server = await self.open()
         self.server.core.observers.on_generation_end.append(self.ended.append)
@@ -63,7 +97,7 @@ class PageServer:
     def ask(self, path: str, **body: Any) -> Any:
         """What the API answers without the page."""
         request = Request(self.url + path, json.dumps(body).encode(), {"Content-Type": "application/json"})
-        with urlopen(request, timeout=TIMEOUT) as response:
+        with urlopen(request, timeout=HANG_SECONDS) as response:
             return json.load(response)
 
     async def begin(self, tokens: int) -> None:
@@ -104,19 +138,40 @@ def chromium() -> Iterator[Any]:
         browser.close()
 
 
+@contextmanager
+def pages(browser: Any, url: str) -> Iterator[Callable[..., ChatPage]]:
+    """What opens the page at `url`, or another one, in a browser that knows nothing yet."""
+    opened: list[ChatPage] = []
+
+    def open_page(url: str = url, width: int = 1280, **context: Any) -> ChatPage:
+        opened.append(ChatPage(browser.new_context(viewport={"width": width, "height": 800}, **context).new_page(), url))
+        return opened[-1]
+
+    yield open_page
+    for one in opened:
+        one.page.context.close()
+        assert not one.errors
+
+
 class ChatPage:
     """One tab with the page, and what a user does there."""
 
     def __init__(self, page: Any, url: str) -> None:
         self.page = page
         self.errors: list[str] = []  # of the script
-        page.set_default_timeout(1000 * TIMEOUT)
+        page.set_default_timeout(1000 * HANG_SECONDS)
         page.on("pageerror", lambda error: self.errors.append(str(error)))
         page.on("console", lambda message: self.errors.append(message.text) if "Security Policy" in message.text else None)
         page.goto(url)
+        self.wait_until_ready()
+
+    def wait_until_ready(self) -> None:
+        """Until what was kept is shown."""
+        self.page.locator("html[data-ready]").wait_for()
 
     def set(self, **settings: object) -> None:
         """Fill boxes of the settings, which must be open."""
+        self.page.evaluate("document.getElementById('more-settings').open = true")
         for name, value in settings.items():
             self.page.locator(f"#set-{name}").fill(str(value))
 
@@ -135,23 +190,31 @@ class ChatPage:
         """Until the last answer shows so many."""
         self.page.locator(".turn:last-child .token").nth(count - 1).wait_for()
 
+    def wait_for_turns(self, count: int) -> None:
+        """Until the conversation shows so many."""
+        self.page.wait_for_function("(count) => document.querySelectorAll('.turn').length === count", arg=count)
+
     @property
     def token(self) -> Any:
         """The tokens of the last answer."""
         return self.page.locator(".turn:last-child .token")
 
+    def last(self, what: str) -> Any:
+        """What a part of the last turn is, in the page's own words."""
+        return self.page.evaluate(f"async () => (await import('./static/turns.js')).shownPath().at(-1).{what}")
+
     @property
     def text(self) -> str:
         """Of the last answer."""
-        return self.page.evaluate("shownPath().at(-1).content")
+        return self.last("content")
 
     @property
     def ids(self) -> list[int]:
-        return self.page.evaluate("shownPath().at(-1).tokens.map((token) => token.id)")
+        return self.last("tokens.map((token) => token.id)")
 
     @property
     def prompt_ids(self) -> list[int]:
-        return self.page.evaluate("shownPath().at(-1).promptIds")
+        return self.last("promptIds")
 
     def violations(self) -> list[str]:
         """What axe-core finds."""

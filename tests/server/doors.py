@@ -11,6 +11,7 @@ import anyio
 import httpx2
 from grpc import aio
 from grpc_harness import failure_of, text_spec
+from hang_guard import HANG_SECONDS
 
 from aengine.server.app import Server
 from aengine.v1.generation_service_pb2 import GenerateRequest
@@ -86,7 +87,7 @@ class Doors:
 
 
 @asynccontextmanager
-async def both_doors(engine: Any, *, limit: float | None = 30, **config: Any) -> AsyncIterator[Doors]:
+async def both_doors(engine: Any, *, limit: float | None = HANG_SECONDS, **config: Any) -> AsyncIterator[Doors]:
     """A test that takes longer than `limit` seconds with it hangs, and fails."""
     server = Server(engine, port=0, http_port=0, **config)
     await server.start()

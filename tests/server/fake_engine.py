@@ -10,8 +10,8 @@ from typing import Any
 
 import anyio
 
-from aengine.errors import EngineStateError, FieldViolation, InvalidRequestError, RequestIdInUseError
-from aengine.outputs import (
+from aengine.api.errors import EngineStateError, FieldViolation, InvalidRequestError, RequestIdInUseError
+from aengine.api.outputs import (
     AdapterInfo,
     Completion,
     DraftUsage,
@@ -20,6 +20,7 @@ from aengine.outputs import (
     FinishReason,
     LayerGroup,
     ModelInfo,
+    RenderedChat,
     ReplicaInfo,
     RequestInfo,
     RequestState,
@@ -28,8 +29,8 @@ from aengine.outputs import (
     TokenLogprob,
     Usage,
 )
-from aengine.params import SamplingParams
-from aengine.requests import RequestOptions
+from aengine.api.params import SamplingParams
+from aengine.api.request import RequestOptions
 
 INFO = ModelInfo(
     name="fake",
@@ -241,11 +242,11 @@ class FakeEngine:
     def engine_info(self) -> EngineInfo:
         return EngineInfo(max_num_seqs=8, page_size=16)
 
-    async def render_chat(self, messages: Any, **fields: Any) -> str:
+    async def render_chat(self, messages: Any, **fields: Any) -> RenderedChat:
         """No template: the texts of the messages."""
-        return "".join(message["content"] for message in messages)
+        return RenderedChat("".join(message["content"] for message in messages))
 
-    async def tokenize(self, text: str, *, add_special_tokens: bool = True, for_prompt: bool = False) -> list[int]:
+    async def tokenize(self, text: str, **fields: Any) -> list[int]:
         return list(text.encode())
 
     async def violations(self, prompt: Any, params: SamplingParams) -> list[FieldViolation]:

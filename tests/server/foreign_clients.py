@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 import pytest
-from server_process import TIMEOUT
+from hang_guard import HANG_SECONDS
 
 TOOLS = Path(__file__).resolve().parents[2] / "tools"
 BUF_CURL = (str(TOOLS / "node_modules" / ".bin" / "buf"), "curl", "--protocol", "grpc", "--http2-prior-knowledge")
@@ -56,7 +56,7 @@ class Caller:
     def call(self, method: str, *requests: Any) -> list[Any]:
         """The responses, when the call has ended with OK. Raises `CallFailedError`."""
         command = self.client.command(self.address, method, requests or ({},), self.token)
-        result = subprocess.run(command, capture_output=True, text=True, timeout=TIMEOUT)
+        result = subprocess.run(command, capture_output=True, text=True, timeout=HANG_SECONDS)
         if result.returncode:
             raise CallFailedError(result.stderr)
         return list(json_stream(result.stdout))

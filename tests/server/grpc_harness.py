@@ -13,6 +13,7 @@ import grpc
 from google.protobuf.message import Message
 from google.rpc import error_details_pb2, status_pb2
 from grpc import aio
+from hang_guard import HANG_SECONDS
 
 from aengine import Router
 from aengine.server.app import Server
@@ -41,12 +42,12 @@ OVER_A_ROUTER = ContextVar("OVER_A_ROUTER", default=False)
 
 
 @asynccontextmanager
-async def serving(engine: Any, *, limit: float | None = 30, over_a_router: bool = False, **config: Any) -> AsyncIterator[Serving]:
+async def serving(engine: Any, *, limit: float | None = HANG_SECONDS, over_a_router: bool = False, **config: Any) -> AsyncIterator[Serving]:
     """A server and a channel to it; a test that takes longer than `limit` seconds with it hangs, and fails."""
     async with AsyncExitStack() as stack:
         if over_a_router or OVER_A_ROUTER.get():
             behind = await stack.enter_async_context(_started(engine))
-            engine = await stack.enter_async_context(Router(backends=(behind.address,), connect_timeout=5))
+            engine = await stack.enter_async_context(Router(backends=(behind.address,), connect_timeout=HANG_SECONDS))
         server = await stack.enter_async_context(_started(engine, **config))
         channel = await stack.enter_async_context(aio.insecure_channel(server.address))
         with anyio.fail_after(limit):

@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import asyncio
-import threading
 from collections.abc import Iterable, Sequence
 
 from oracle_engine import OracleEngine, idle
 
-from aengine.scheduler.plan import StepPlan
 from aengine.v1.generation_pb2 import GenerationEvent
 from aengine.v1.generation_service_pb2 import StreamGenerateRequest
 
@@ -44,18 +41,6 @@ def num_generated(engine: OracleEngine, request_id: str) -> int:
     info = engine.request_info(request_id)
     assert info is not None
     return info.usage.completion_tokens
-
-
-def step_with_the_loop(engine: OracleEngine) -> None:
-    """No step begins before the event loop has seen what the steps before it brought, so that a lag parks within two steps."""
-    loop = asyncio.get_running_loop()
-
-    def wait(plan: StepPlan) -> None:
-        seen = threading.Event()
-        loop.call_soon_threadsafe(seen.set)
-        assert seen.wait(20), "the event loop is blocked"
-
-    engine.runner.before_step = wait
 
 
 def nothing_left(engine: OracleEngine) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import signal
 import subprocess
@@ -9,12 +10,14 @@ import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from pathlib import Path
+
+from hang_guard import HANG_SECONDS
 
 COMMAND = (sys.executable, "-m", "aengine.server.cli")
 LISTENING = re.compile(r"aengine-grpc listening on (127\.0\.0\.1:\d+) \(model demo\)")
 CHILD = "INFO replica "
 """In the lines that a router repeats of a replica's log."""
-TIMEOUT = 60  # seconds; only a hang takes that long
 
 
 @dataclass
@@ -32,9 +35,14 @@ class ServerProcess:
                 return
         raise AssertionError(f"{text!r} is not in the log: {''.join(self.log)}")
 
+    def cpu_seconds(self) -> float:
+        """The processor time of all its threads, to 10 ms: how long it worked, however busy the machine is."""
+        user, system = Path(f"/proc/{self.process.pid}/stat").read_text().rpartition(")")[2].split()[11:13]
+        return (int(user) + int(system)) / os.sysconf("SC_CLK_TCK")
+
     def end(self) -> int:
         """Wait for the exit code, with the rest of the log."""
-        _, rest = self.process.communicate(timeout=TIMEOUT)
+        _, rest = self.process.communicate(timeout=HANG_SECONDS)
         self.log.append(rest)
         return self.process.returncode
 

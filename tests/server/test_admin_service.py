@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import anyio
@@ -13,13 +14,14 @@ from fake_engine import FakeEngine
 from google.protobuf.duration_pb2 import Duration
 from grpc import aio
 from grpc_harness import stream_request, text_spec
+from hang_guard import HANG_SECONDS
 
 from aengine import AsyncEngine, InvalidRequestError
 from aengine.server.core.backend import Backend
 from aengine.server.core.in_flight import Admission
-from aengine.server.generation.resume import ResumableStreams
-from aengine.server.services.admin import AdminServicer
-from aengine.server.services.generation import GenerationServicer
+from aengine.server.grpc.generation.resume import ResumableStreams
+from aengine.server.grpc.services.admin import AdminServicer
+from aengine.server.grpc.services.generation import GenerationServicer
 from aengine.v1.admin_service_pb2 import (
     PAUSE_MODE_CANCEL,
     PAUSE_MODE_KEEP,
@@ -28,8 +30,10 @@ from aengine.v1.admin_service_pb2 import (
     ContinueGenerationRequest,
     DrainRequest,
     FlushCacheRequest,
+    LoadAdapterRequest,
     PauseGenerationRequest,
     SleepRequest,
+    UpdateWeightsRequest,
     WakeRequest,
 )
 from aengine.v1.admin_service_pb2_grpc import AdminServiceStub, add_AdminServiceServicer_to_server
@@ -67,7 +71,7 @@ async def administered(engine: AsyncEngine) -> AsyncIterator[Administered]:
     await server.start()
     try:
         async with aio.insecure_channel(f"127.0.0.1:{port}") as channel:
-            with anyio.fail_after(30):
+            with anyio.fail_after(HANG_SECONDS):
                 yield Administered(engine, AdminServiceStub(channel), GenerationServiceStub(channel), graces)
     finally:
         await server.stop(None)
@@ -185,3 +189,30 @@ async def test_a_sleep_that_there_is_not(engine: AsyncEngine, request_: SleepReq
     with pytest.raises(InvalidRequestError) as refused:
         await AdminServicer(engine, Admission(), lambda grace: None).Sleep(request_, None)  # type: ignore[arg-type]
     assert [violation.field for violation in refused.value.violations] == [field]
+
+
+@pytest.mark.parametrize("name", ["link", "inside", "loop", "above", "nul", "empty"])
+async def test_nothing_outside_of_the_roots_is_loaded(engine: AsyncEngine, tmp_path: Path, name: str) -> None:
+    root, outside = tmp_path / "root", tmp_path / "outside"
+    (root / "inside" / "deeper").mkdir(parents=True)
+    outside.mkdir()
+    (outside / "secret").write_text("x")
+    (root / "link").symlink_to(outside)
+    (root / "inside" / "deeper" / "adapter_config.json").symlink_to(outside / "secret")
+    (root / "loop").symlink_to(root / "loop")
+    paths = {"above": f"{root}/../outside", "nul": f"{root}/a\0b", "empty": ""}
+    admin = AdminServicer(engine, Admission(), lambda grace: None, [str(root)])
+    for request, call in ((LoadAdapterRequest(name="a"), admin.LoadAdapter), (UpdateWeightsRequest(), admin.UpdateWeights)):
+        request.path = paths.get(name, str(root / name))
+        with pytest.raises(InvalidRequestError) as caught:
+            await call(request, None)  # type: ignore[operator]
+        assert caught.value.field == "path"
+
+
+async def test_links_within_the_roots_are_followed(engine: AsyncEngine, tmp_path: Path) -> None:
+    (tmp_path / "blobs").mkdir()
+    (tmp_path / "blobs" / "1").write_text("{}")
+    (tmp_path / "snapshot").mkdir()
+    (tmp_path / "snapshot" / "adapter_config.json").symlink_to("../blobs/1")
+    admin = AdminServicer(engine, Admission(), lambda grace: None, [str(tmp_path)])
+    assert await admin._read_path(str(tmp_path / "snapshot")) == str(tmp_path / "snapshot")

@@ -12,13 +12,14 @@ from grpc import aio
 from grpc._cython import cygrpc
 from grpc_harness import events_of, failure_of, serving, stream_request
 from grpc_health.v1 import health_pb2, health_pb2_grpc
+from hang_guard import HANG_SECONDS
 
-from aengine.errors import EngineDeadError
-from aengine.outputs import EngineStats
+from aengine.api.errors import EngineDeadError
+from aengine.api.outputs import EngineStats
 from aengine.server.app import Server
 from aengine.server.config.options import ServerConfig
 from aengine.server.core.address import BindError
-from aengine.server.rpc import MAX_PENDING_CALLS, SERVICES, channel_options
+from aengine.server.grpc.door import MAX_PENDING_CALLS, SERVICES, channel_options
 from aengine.v1.generation_service_pb2 import CancelRequestsRequest
 from aengine.v1.model_service_pb2 import GetModelRequest
 
@@ -115,7 +116,7 @@ async def test_a_drain_finishes_what_runs_and_refuses_what_comes(engine: FakeEng
         assert (await watch.read()).status == Status.SERVING
         call = serve.generation.StreamGenerate(stream_request(request_id="mine"))
         stream = await engine.submitted.get()
-        draining = asyncio.create_task(serve.server.drain(30))
+        draining = asyncio.create_task(serve.server.drain(HANG_SECONDS))
         assert (await watch.read()).status == Status.NOT_SERVING
         with pytest.raises(aio.AioRpcError) as caught:
             await events_of(serve.generation.StreamGenerate(stream_request()))
@@ -139,15 +140,15 @@ async def test_a_drain_that_takes_too_long_ends_the_rest_with_unavailable(engine
         with pytest.raises(aio.AioRpcError) as caught:
             await events_of(call)
         assert caught.value.code() is grpc.StatusCode.UNAVAILABLE
-        await asyncio.wait_for(stream.closed.wait(), 5)
+        await asyncio.wait_for(stream.closed.wait(), HANG_SECONDS)
 
 
 async def test_a_health_watcher_does_not_hold_up_the_stop(engine: FakeEngine) -> None:
     async with serving(engine) as serve:
         watch = health_pb2_grpc.HealthStub(serve.channel).Watch(health_pb2.HealthCheckRequest())
         await watch.read()
-        assert await serve.server.drain(30) is True
-        await asyncio.wait_for(serve.server.stop(), 5)
+        assert await serve.server.drain(HANG_SECONDS) is True
+        await asyncio.wait_for(serve.server.stop(), HANG_SECONDS)
         assert (await watch.read()).status == Status.NOT_SERVING
         with pytest.raises(aio.AioRpcError):
             await watch.read()
@@ -188,7 +189,7 @@ async def test_a_stop_ends_calls_with_what_a_client_can_read(
             await events_of(call)
         failure = failure_of(caught.value)
         assert (failure.code, failure.reason) == (code, told)
-        await asyncio.wait_for(stream.closed.wait(), 5)
+        await asyncio.wait_for(stream.closed.wait(), HANG_SECONDS)
 
 
 async def test_a_server_that_did_not_start_leaves_nothing_open(engine: FakeEngine) -> None:

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import itertools
 import logging
 import os
 import time
 from collections.abc import Awaitable, Callable
 from pathlib import Path
+from typing import Any
 
 import grpc
+import httpx2
 import pytest
 from certificates import replace
 from fake_engine import FakeEngine, tokens
@@ -16,9 +19,11 @@ from grpc import aio
 from grpc_harness import Failure, Serving, events_of, failure_of, serving, stream_request
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
+from hang_guard import HANG_SECONDS
+from oracle_engine import OracleEngine, StepGate
 from raw_h2 import GENERATION, raw_connection
 
-from aengine.errors import ConfigError
+from aengine.api.errors import ConfigError
 from aengine.server.app import Server
 from aengine.server.core import auth
 from aengine.server.core.auth import TokenFile
@@ -57,7 +62,7 @@ async def admin(serve: Serving, metadata: tuple[tuple[str, str], ...] = ()) -> t
 
 async def eventually(happened: Callable[[], Awaitable[bool]]) -> None:
     """The files are looked at once in a while."""
-    end = time.monotonic() + 20
+    end = time.monotonic() + HANG_SECONDS
     while not await happened():
         assert time.monotonic() < end
 
@@ -141,7 +146,7 @@ async def test_tokens_change_with_their_file(
     engine: FakeEngine, token_file: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(auth, "RELOAD_SECONDS", 0.05)
-    async with serving(engine, token_file=str(token_file), limit=60) as serve:
+    async with serving(engine, token_file=str(token_file)) as serve:
 
         async def new_one_is_good() -> bool:
             return await model(serve, bearer("brand-new")) is None
@@ -157,6 +162,13 @@ async def test_tokens_change_with_their_file(
             await eventually(lambda: logged(caplog, serve, "No such file"))
         assert await new_one_is_good()
         assert "words" not in caplog.text
+        replace(token_file, b"# nobody\n")
+        await eventually(lambda: locked_out(serve, "brand-new"))
+        assert await model(serve) == MISSING, "it is not open either"
+
+
+async def locked_out(serve: Serving, token: str) -> bool:
+    return await model(serve, bearer(token)) == BAD
 
 
 async def logged(caplog: pytest.LogCaptureFixture, serve: Serving, text: str) -> bool:
@@ -202,3 +214,60 @@ def test_a_token_without_a_name_is_told_by_its_line(token_file: Path) -> None:
     file = TokenFile("token_file", str(token_file))
     file.load()
     assert file.find("token-of-nobody") == "line-4"
+
+
+async def test_requests_count_for_their_caller(token_file: Path) -> None:
+    """For whose share, unless they say so, and for whose limits."""
+    engine = FakeEngine()
+    async with serving(engine, token_file=str(token_file), max_sequences_per_caller=3) as serve:
+
+        def begin(sequences: int, **fields: Any) -> Any:
+            request = stream_request(**fields)
+            request.spec.sampling.n = sequences
+            return serve.generation.StreamGenerate(request, metadata=bearer("token-of-alice"))
+
+        calls = [begin(2), begin(1, tenant="mine")]
+        tenants = {(await engine.submitted.get()).call["tenant"] for _ in calls}
+        assert tenants == {"alice", "mine"}
+        assert await fate(events_of(begin(1))) == (grpc.StatusCode.RESOURCE_EXHAUSTED, "QUEUE_FULL")
+        for call in calls:
+            call.cancel()
+
+
+async def test_prompts_that_wait_count_for_their_caller(token_file: Path) -> None:
+    """Over all doors, until a request has a token; one alone may be longer."""
+    async with (
+        OracleEngine() as engine,
+        serving(engine, token_file=str(token_file), http_port=0, max_waiting_tokens_per_caller=100) as serve,
+        httpx2.AsyncClient(base_url=f"http://{serve.server.http_address}", timeout=None) as http,
+    ):
+        gate, seeds = StepGate(engine), itertools.count()  # by which the oracle tells requests apart
+
+        def begin(length: int, caller: str = "alice") -> Any:
+            request = stream_request()
+            request.spec.prompt.token_ids.ids.extend([1] * length)
+            request.spec.sampling.seed, request.spec.stopping.max_tokens = next(seeds), 3
+            return serve.generation.StreamGenerate(request, metadata=bearer(f"token-of-{caller}"))
+
+        async def begun(call: Any) -> Any:
+            assert (await call.read()).event.HasField("started")
+            return call
+
+        first, other = await begun(begin(60)), await begun(begin(60, "nobody"))
+        with pytest.raises(aio.AioRpcError) as caught:
+            await events_of(begin(41))
+        failure = failure_of(caught.value)
+        assert (failure.code, failure.reason) == (grpc.StatusCode.RESOURCE_EXHAUSTED, "QUEUE_FULL")
+        why = "prompt: 60 tokens of the caller wait already, and 41 more are beyond 100 (max_waiting_tokens_per_caller)"
+        assert failure.message == why
+        body = {"prompt": [1] * 41, "max_tokens": 3, "seed": next(seeds)}
+        refused = await http.post("/v1/completions", json=body, headers={"authorization": "Bearer token-of-alice"})
+        assert (refused.status_code, refused.json()["error"]["message"]) == (429, why)
+        second = await begun(begin(40))
+        gate.open()
+        for call in (first, other, second):
+            while await call.read() is not aio.EOF:
+                pass
+        assert await fate(events_of(begin(101))) is None
+        taken = await http.post("/v1/completions", json=body, headers={"authorization": "Bearer token-of-alice"})
+        assert taken.status_code == 200

@@ -11,13 +11,14 @@ import pytest
 from fake_engine import FakeEngine, tokens
 from grpc import aio
 from grpc_harness import failure_of, serving, text_spec
+from hang_guard import HANG_SECONDS
 from oracle_engine import OracleEngine, StepGate, idle, until
 
-from aengine.errors import QueueFullError
-from aengine.outputs import FinishReason, Token
+from aengine.api.errors import QueueFullError
+from aengine.api.outputs import FinishReason, Token
 from aengine.server.core.backend import Backend
 from aengine.server.core.in_flight import Admission
-from aengine.server.generation.batch import MAX_REQUESTS, MAX_UNSENT, batch_responses
+from aengine.server.grpc.generation.batch import MAX_REQUESTS, MAX_UNSENT, batch_responses
 from aengine.v1.generation_pb2 import FINISH_REASON_CANCELLED, GenerationSpec, OutputOptions, StreamOptions
 from aengine.v1.generation_service_pb2 import (
     BatchGenerateRequest,
@@ -52,7 +53,7 @@ async def test_an_answer_that_is_too_large_fails_alone_and_as_soon_as_that_is_kn
         streams[0].push([Token(0, 10, "x" * 1000)] * 5)  # and it goes on
         failed = await read(call)
         assert (failed.index, failed.error.code, failed.error.reason) == (0, 8, "ANSWER_TOO_LARGE")
-        await asyncio.wait_for(streams[0].closed.wait(), 20)
+        await asyncio.wait_for(streams[0].closed.wait(), HANG_SECONDS)
         streams[1].push(tokens("\u00e9" * 2040))  # in its last bytes
         assert (await read(call)).error.reason == "ANSWER_TOO_LARGE"
         streams[2].push(tokens("x" * 3000))
@@ -99,6 +100,7 @@ async def test_too_few_and_too_many_are_refused(engine: FakeEngine, count: int) 
     assert engine.submitted.empty()
 
 
+@pytest.mark.slow
 async def test_as_many_as_there_may_be(engine: FakeEngine) -> None:
     engine.script = tokens("a")
     async with serving(engine) as serve:
@@ -173,9 +175,9 @@ async def test_a_client_that_leaves_cancels_all_of_them() -> None:
 
 async def test_the_deadline_reaches_the_engine(engine: FakeEngine) -> None:
     async with serving(engine) as serve:
-        call = serve.generation.BatchGenerate(batch("a"), timeout=20)
+        call = serve.generation.BatchGenerate(batch("a"), timeout=HANG_SECONDS)
         stream = await engine.submitted.get()
-        assert stream.call["timeout"] == pytest.approx(20, abs=2)
+        assert stream.call["timeout"] == pytest.approx(HANG_SECONDS, rel=0.1)
         stream.push([Token(0, -1, "", finish_reason=FinishReason.DEADLINE)])
         assert (await read(call)).error.reason == "DEADLINE_PASSED"
 
@@ -217,7 +219,7 @@ async def test_a_drain_waits_for_a_batch_and_refuses_the_next(engine: FakeEngine
     async with serving(engine) as serve:
         call = serve.generation.BatchGenerate(batch("a"))
         stream = await engine.submitted.get()
-        draining = asyncio.create_task(serve.server.drain(20))
+        draining = asyncio.create_task(serve.server.drain(HANG_SECONDS))
         await until(lambda: serve.server.core.admission.closed)
         with pytest.raises(aio.AioRpcError) as caught:
             await read(serve.generation.BatchGenerate(batch("b")))

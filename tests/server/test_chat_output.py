@@ -100,6 +100,7 @@ async def check_output(serve: Serving, engine: FakeEngine, output: Output) -> No
         assert answer == [seen(stream.message)], output.name
 
 
+@pytest.mark.quick_cases(1)
 @pytest.mark.parametrize("choice", ["required", "now"])
 async def test_calls_of_a_model(serve: Serving, demo: AsyncEngine, choice: str) -> None:
     spec = chat_spec("How is it in Bath?", SMALL_TOOLS, tool_choice=choice, parallel_tool_calls=False)
@@ -127,6 +128,7 @@ async def test_each_sequence_has_its_own_message(serve: Serving) -> None:
     assert [(sequence.text, sequence.message.content) for sequence in whole.sequences] == [("", text) for text in texts]
 
 
+@pytest.mark.slow
 async def test_a_resumed_stream_repeats_its_events(serve: Serving) -> None:
     spec = chat_spec("How is it in Bath?", SMALL_TOOLS, tool_choice="required")
     spec.sampling.seed, spec.stopping.max_tokens, spec.stream.resumable = 3, 400, True

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 import re
 import shutil
@@ -12,14 +13,15 @@ from urllib.error import HTTPError
 from urllib.request import Request, urlopen
 
 import pytest
-from chat_pages import ChatPage, PageServer, chromium
+from chat_pages import ChatPage, PageServer, chromium, pages
 from slow_cases import slow_but
 
-from aengine.models.hub import resolve_model
-from aengine.outputs import FinishReason
-from aengine.server.http.page import FILE
+from aengine.api.outputs import FinishReason
+from aengine.models.loading.hub import resolve_model
+from aengine.server.http.models import FOLDER
 
 Open = Callable[..., ChatPage]
+TOOLS = Path(__file__).resolve().parents[2] / "tools" / "chat_page"
 
 
 @pytest.fixture(scope="module")
@@ -37,18 +39,8 @@ def browser() -> Iterator[Any]:
 
 @pytest.fixture
 def open_page(browser: Any, server: PageServer) -> Iterator[Open]:
-    """Opens the page in a browser that knows nothing yet."""
-    opened: list[ChatPage] = []
-
-    def open_page(url: str = server.url, width: int = 1280, **context: Any) -> ChatPage:
-        page = browser.new_context(viewport={"width": width, "height": 800}, **context).new_page()
-        opened.append(ChatPage(page, url))
-        return opened[-1]
-
-    yield open_page
-    for one in opened:
-        one.page.context.close()
-        assert not one.errors
+    with pages(browser, server.url) as open_page:
+        yield open_page
 
 
 def test_what_is_sent_is_answered_as_by_the_api(server: PageServer, open_page: Open) -> None:
@@ -81,6 +73,7 @@ def test_what_is_sent_is_answered_as_by_the_api(server: PageServer, open_page: O
     assert page.page.locator(".user .text").all_inner_texts() == ["Who is Mr. Darcy?"]
 
 
+@pytest.mark.slow
 def test_an_answer_that_is_stopped_is_cancelled(server: PageServer, open_page: Open) -> None:
     page = open_page()
     page.set(min_tokens=1800, max_tokens=1800)
@@ -100,6 +93,7 @@ def test_an_answer_that_is_stopped_is_cancelled(server: PageServer, open_page: O
     assert page.text == kept != ""
 
 
+@pytest.mark.slow
 def test_branches_from_an_alternative_and_from_a_token(server: PageServer, open_page: Open) -> None:
     page = open_page()
     page.set(temperature=0, min_tokens=12, max_tokens=20)
@@ -166,10 +160,12 @@ def test_the_keyboard_alone(server: PageServer, open_page: Open) -> None:
     assert page.page.evaluate("document.activeElement.dataset.index") == "2"
 
 
+@pytest.mark.slow
 def test_a_lost_connection(server: PageServer, open_page: Open) -> None:
     with server.proxy() as proxy:
         page = open_page(f"http://{proxy.address}/")
         page.set(temperature=0, min_tokens=1800, max_tokens=1800)
+        page.button("Engine").click()
         page.send("Who is Mr. Darcy?")
         server.run(server.begin(5))
         page.wait_for_tokens(5)
@@ -178,7 +174,9 @@ def test_a_lost_connection(server: PageServer, open_page: Open) -> None:
         server.run(server.go_on())
         kept, ids = page.text, page.ids
         assert ids
-        page.page.evaluate("length => Object.assign(shownPath().at(-1).settings, {min_tokens: length, max_tokens: length})", len(ids) + 10)
+        length = len(ids) + 10
+        page.last(f"settings.min_tokens = {length}")
+        page.last(f"settings.max_tokens = {length}")
         page.page.context.set_offline(True)
         page.button("Continue").click()
         page.page.get_by_text("The server cannot be reached.").wait_for()
@@ -195,6 +193,7 @@ def test_a_lost_connection(server: PageServer, open_page: Open) -> None:
         page.page.get_by_text("Connected.").wait_for()
 
 
+@pytest.mark.slow
 def test_errors_are_shown_at_their_boxes(open_page: Open) -> None:
     page = open_page()
     page.set(schema='{"type": ', max_tokens=60)
@@ -202,7 +201,7 @@ def test_errors_are_shown_at_their_boxes(open_page: Open) -> None:
     wrong = page.page.locator("#set-schema-wrong")
     assert wrong.inner_text().startswith("This is not JSON")
     assert page.page.evaluate("document.activeElement.id") == "set-schema"
-    assert page.page.locator(".turn").count() == 0
+    page.wait_for_turns(0)
 
     page.set(schema='{"type": "object", "properties": {"name": {"type": "strin"}}}', top_p=7)
     page.button("Send").click()
@@ -343,6 +342,7 @@ def test_the_token_of_a_server(server: PageServer, open_page: Open, tmp_path: Pa
         server.run(guarded.stop())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("scheme", slow_but(["dark"], ["light", "dark"]))
 def test_it_can_be_read_by_everyone(open_page: Open, scheme: str) -> None:
     """axe-core finds nothing: on a desktop and on a phone, with messages, settings, plots and the choices of a token."""
@@ -371,8 +371,10 @@ def test_it_can_be_read_by_everyone(open_page: Open, scheme: str) -> None:
 def test_the_theme_can_be_chosen(open_page: Open) -> None:
     page = open_page(color_scheme="light")
     for theme in ("light", "dark"):
-        page.page.locator("#theme").click()
+        page.page.get_by_text("More settings").click()
+        page.page.get_by_label("Theme").select_option(theme)
         assert page.page.evaluate("document.documentElement.dataset.theme") == theme
+        page.page.get_by_text("More settings").click()
     page.page.reload()
     assert page.page.evaluate("getComputedStyle(document.documentElement).colorScheme") == "dark"
 
@@ -381,29 +383,53 @@ def test_the_theme_can_be_chosen(open_page: Open) -> None:
 def test_plots_of_the_engine(open_page: Open) -> None:
     page = open_page()
     page.set(max_tokens=600, min_tokens=600)
+    page.button("Engine").click()
     page.send("Who is Mr. Darcy?")
     page.wait_for_end()
     page.page.wait_for_function(
-        "() => { const log = $('log'); return log.scrollTop > 0 && log.scrollHeight - log.scrollTop - log.clientHeight < 2 }"
+        "() => { const {scrollTop, scrollHeight, clientHeight} = document.querySelector('#log');"
+        " return scrollTop > 0 && scrollHeight - scrollTop - clientHeight < 2 }"
     )
     for plot in ("Tokens per second: generated .*, most [1-9]", "TTFT: p50 [1-9]", "ITL: p50 [.0-9]+ ms", r"KV pages: used \d+ of \d+"):
         page.page.get_by_role("img", name=re.compile(plot)).wait_for()
 
 
-def test_the_file(server: PageServer) -> None:
-    text = FILE.read_text(encoding="utf-8")
-    assert not re.search(r"""(?:src|href)=["']?(?:https?:)?//|@import|url\(|innerHTML|\son\w+=|\sstyle=""", text), (
+def test_the_files(server: PageServer) -> None:
+    own = [path for path in FOLDER.iterdir() if path.is_file()]
+    wrong = re.compile(
+        r"""(?:src|href)=["']?(?:https?:)?//|@import|url\(|innerHTML|outerHTML|insertAdjacentHTML|\son\w+=|\sstyle=|<style|<script>"""
+    )
+    assert not [path.name for path in own if wrong.search(path.read_text(encoding="utf-8"))], (
         "nothing from outside, nothing that the policy forbids"
     )
-    with urlopen(server.url) as response:
-        assert response.read().decode() == text
-        headers = response.headers
-    assert re.fullmatch(r"default-src 'none'; script-src 'sha256-\S+'; style-src 'sha256-\S+'; .*", headers["content-security-policy"])
-    with pytest.raises(HTTPError) as same:
-        urlopen(Request(server.url, headers={"If-None-Match": headers["etag"]}))
-    assert same.value.code == 304
+    asked = Request(server.url + "static/vendor/libraries.js", headers={"Accept-Encoding": "gzip"})
+    with urlopen(server.url) as index, urlopen(asked) as script:
+        assert index.read() == (FOLDER / "index.html").read_bytes()
+        assert gzip.decompress(script.read()) == (FOLDER / "vendor" / "libraries.js").read_bytes()
+    for headers in (index.headers, script.headers):
+        assert headers["content-security-policy"].startswith(
+            "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; "
+        )
+        assert "unsafe" not in headers["content-security-policy"]
+        assert headers["x-content-type-options"] == "nosniff"
+    assert script.headers.get_content_type() == "text/javascript"
+    with pytest.raises(HTTPError, match="304"):
+        urlopen(Request(asked.full_url, headers={"Accept-Encoding": "gzip", "If-None-Match": script.headers["etag"]}))
+    with urlopen(Request(asked.full_url, headers={"If-None-Match": script.headers["etag"]})) as plain:
+        assert plain.headers["etag"] != script.headers["etag"], "another encoding is another representation"
+    for path in ("static/none.js", "static/../page.py", "static//etc/passwd"):
+        with pytest.raises(HTTPError, match="404"):
+            urlopen(server.url + path)
     without = server.run(server.open(chat_page=False))
-    with pytest.raises(HTTPError) as missing:
-        urlopen(f"http://{without.http_address}/")
-    assert missing.value.code == 404
+    for path in ("", "static/main.js"):
+        with pytest.raises(HTTPError, match="404"):
+            urlopen(f"http://{without.http_address}/{path}")
     server.run(without.stop())
+
+
+def test_the_licences_of_libraries_are_there() -> None:
+    wanted = json.loads((TOOLS / "package.json").read_text(encoding="utf-8"))["devDependencies"]
+    listed = (FOLDER / "vendor" / "LICENSES.txt").read_text(encoding="utf-8")
+    assert {name for name in wanted if f"{name} {wanted[name]} (" not in listed} == {"esbuild"}, (
+        "and the versions are those that are bundled"
+    )

@@ -11,8 +11,8 @@ from grpc_harness import Serving, serving, stream_request, text_spec
 from oracle_engine import until
 from session_client import SessionClient, begin, opening, submission
 
-from aengine.errors import InvalidRequestError
-from aengine.server.core.chunks import CHUNK_SIZE, in_chunks
+from aengine.api.errors import InvalidRequestError
+from aengine.server.core.backend import CHUNK_SIZE, in_chunks
 from aengine.v1.generation_service_pb2 import BatchGenerateRequest, GenerateRequest
 
 pytestmark = pytest.mark.anyio
@@ -105,6 +105,7 @@ async def test_a_client_that_leaves_many_requests_holds_up_nobody(engine: FakeEn
         turns.ticking.cancel()
 
 
+@pytest.mark.slow
 async def test_what_a_session_was_refused_is_kept_as_words_alone(engine: FakeEngine) -> None:
     """Not as exceptions, which hold the whole request: a client without credit could have 4,096 of them kept."""
     bad = stream_request("x" * 100_000)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 import signal
 import subprocess
 import sys
@@ -13,23 +14,58 @@ import pytest
 from certificates import make_certificates
 from grpc import aio
 from grpc_harness import events_of, failure_of, stream_request
-from server_process import COMMAND, TIMEOUT, server_process
+from hang_guard import HANG_SECONDS
+from server_process import COMMAND, server_process
 from slow_cases import slow_but
 
 import aengine
 from aengine.server.cli import build_parser, main
 from aengine.server.config.options import GROUPS
-from aengine.server.config.settings import options, read_settings
+from aengine.server.config.settings import GRPC, HTTP, Program, options, read_settings
 from aengine.v1.generation_pb2 import FINISH_REASON_MAX_TOKENS
 from aengine.v1.generation_service_pb2_grpc import GenerationServiceStub
 
 
 def run(*flags: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run([*COMMAND, *flags], capture_output=True, text=True, timeout=TIMEOUT)
+    return subprocess.run([*COMMAND, *flags], capture_output=True, text=True, timeout=HANG_SECONDS)
+
+
+@pytest.mark.parametrize("program", [GRPC, HTTP])
+def test_the_help_begins_with_the_model_and_ten_options(program: Program) -> None:
+    parser = build_parser(program)
+    text = parser.format_help()
+    assert text.startswith(f"usage: {program.name} [MODEL] ")
+    shown = re.findall(r"^  (--[\w-]+)", text, re.MULTILINE)
+    known = [option.flag for option in options(program)]
+    ten = [flag for flag in shown if flag in known]
+    assert len(ten) == 10
+    assert ten[:4] == ["--host", "--port", "--served-model-name", "--token-file"]
+    whole = build_parser(program, whole=True).format_help()
+    assert [flag for flag in re.findall(r"^  (--[\w-]+)", whole, re.MULTILINE) if flag in known][:10] == ten
+
+
+def test_the_rest_is_behind_help_all(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as caught:
+        main(["--help-all"])
+    assert caught.value.code == 0
+    assert capsys.readouterr().out == build_parser(whole=True).format_help()
+
+
+def test_the_model_is_an_argument_or_a_flag(capsys: pytest.CaptureFixture[str]) -> None:
+    for flags in (["x/y"], ["--model", "x/y"], ["--port", "0", "x/y"], ["x/y", "--port", "0"]):
+        assert main(["--check", *flags]) == 0
+        assert '\nmodel = "x/y"  # --model\n' in capsys.readouterr().out
+    with pytest.raises(SystemExit) as caught:
+        main(["x/y", "--model", "demo"])
+    assert caught.value.code == 2
+    assert "error: the model is given twice: as x/y and with --model demo\n" in capsys.readouterr().err
+    with pytest.raises(SystemExit):
+        main(["x/y", "demo"])
+    assert "error: unrecognized argument demo\n" in capsys.readouterr().err
 
 
 def test_the_help_tells_every_option_by_group() -> None:
-    parser = build_parser()
+    parser = build_parser(whole=True)
     text = " ".join(parser.format_help().split())
     assert "Tokens per KV page: a power of two, 1..256. (default: 16; AENGINE_PAGE_SIZE)" in text
     for option in options():
@@ -40,7 +76,7 @@ def test_the_help_tells_every_option_by_group() -> None:
 
 def test_help_does_not_load_torch_or_grpc() -> None:
     code = "import sys; from aengine.server.cli import build_parser; build_parser().format_help(); print(*sys.modules)"
-    loaded = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=TIMEOUT).stdout.split()
+    loaded = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=HANG_SECONDS).stdout.split()
     assert not {"torch", "grpc", "transformers"} & set(loaded)
 
 
@@ -152,22 +188,15 @@ class TestCheck:
         assert main(["--check", *flags]) == 1
         assert "--tls-client-ca: " in capsys.readouterr().err
 
+    @pytest.mark.slow
     def test_uvloop_must_be_there_where_it_is_asked_for(self, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
         assert main(["--check", "--uvloop", "auto"]) == 0
         assert main(["--check", "--uvloop", "on"]) == 1
         assert "--uvloop: 'on' needs the package uvloop" in capsys.readouterr().err
 
-    def test_packages_must_be_there_where_they_are_needed(
-        self, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        monkeypatch.delitem(sys.modules, "aengine.server.http.door", raising=False)
-        monkeypatch.setitem(sys.modules, "uvicorn", None)
-        assert main(["--check"]) == 0
-        assert main(["--check", "--http-port", "0"]) == 1
-        assert "--http-port: HTTP needs the package uvicorn: pip install aengine[http]" in capsys.readouterr().err
 
-
+@pytest.mark.slow
 @pytest.mark.anyio
 async def test_sigterm_drains() -> None:
     """What runs is finished, what comes is refused, the exit code is 0. A second server cannot have the port meanwhile."""
@@ -203,6 +232,7 @@ async def test_sigterm_drains() -> None:
         assert "stopped" in server.log[-1]
 
 
+@pytest.mark.slow
 @pytest.mark.anyio
 async def test_the_second_signal_ends_what_runs() -> None:
     with server_process("--drain-seconds", "600", "--uvloop", "off") as server:
@@ -223,7 +253,7 @@ async def test_the_second_signal_ends_what_runs() -> None:
 
 DOOMED = """
 import sys
-from aengine.runner.model_runner import ModelRunner
+from aengine.runner.runner import ModelRunner
 from aengine.server.cli import main
 
 def launch(self, plan, original=ModelRunner.launch):
@@ -236,6 +266,7 @@ sys.exit(main())
 """
 
 
+@pytest.mark.slow
 @pytest.mark.anyio
 async def test_a_dead_engine_ends_its_streams_and_the_process() -> None:
     with server_process(program=(sys.executable, "-c", DOOMED)) as server:
@@ -264,8 +295,9 @@ sys.exit(main(["--port", "0"]))
 """
 
 
+@pytest.mark.slow
 def test_a_signal_while_the_model_loads_ends_the_process() -> None:
-    result = subprocess.run([sys.executable, "-c", SIGNALLED], capture_output=True, text=True, timeout=TIMEOUT)
+    result = subprocess.run([sys.executable, "-c", SIGNALLED], capture_output=True, text=True, timeout=HANG_SECONDS)
     assert result.returncode == 0, result.stderr
     assert "SIGTERM" in result.stderr
     assert "listening" not in result.stderr
@@ -289,7 +321,8 @@ sys.exit(main(["--port", "0"]))
 """
 
 
+@pytest.mark.slow
 def test_a_second_signal_ends_a_process_whose_loading_cannot_be_left() -> None:
-    result = subprocess.run([sys.executable, "-c", STUCK], capture_output=True, text=True, timeout=TIMEOUT)
+    result = subprocess.run([sys.executable, "-c", STUCK], capture_output=True, text=True, timeout=HANG_SECONDS)
     assert result.returncode == -signal.SIGTERM
     assert "Traceback" not in result.stderr

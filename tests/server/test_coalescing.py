@@ -14,15 +14,15 @@ from event_fold import EventFold
 from fake_engine import FakeEngine, FakeStream, tokens
 from grpc import aio
 from grpc_harness import events_of, serving, stream_request, text_spec
+from hang_guard import HANG_SECONDS
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from speculating import demo, drafts_everywhere
 
 from aengine import AsyncEngine
-from aengine.outputs import FinishReason, Token
-from aengine.server.generation.convert import StreamPolicy
-from aengine.server.generation.events import EventWriter
-from aengine.server.generation.source import MessageGeneration
+from aengine.api.outputs import FinishReason, Token
+from aengine.server.grpc.generation.events import EventWriter
+from aengine.server.grpc.generation.source import MessageGeneration
 from aengine.v1.generation_pb2 import (
     FINISH_REASON_CANCELLED,
     FINISH_REASON_DEADLINE,
@@ -34,6 +34,7 @@ from aengine.v1.generation_pb2 import (
     StreamOptions,
 )
 from aengine.v1.generation_service_pb2 import GenerateRequest, GenerateResponse, StreamGenerateRequest
+from aengine.wire.server_request import StreamPolicy
 
 pytestmark = pytest.mark.anyio
 
@@ -162,6 +163,7 @@ def written(pieces: Sequence[Sequence[Token]], delta_tokens: int, *, text: bool 
     return events
 
 
+@pytest.mark.slow
 @settings(max_examples=200, deadline=None)
 @given(script=scripts(), delta_tokens=st.sampled_from([1, 2, 3, 7, 1024]), text=st.booleans(), token_ids=st.booleans())
 def test_every_policy_folds_to_the_same_answer(script: Script, delta_tokens: int, text: bool, token_ids: bool) -> None:
@@ -287,7 +289,7 @@ async def test_what_waits_is_sent_before_the_error_that_follows(engine: FakeEngi
         assert (await anext(answers)).event.delta.text == "bc"
         with pytest.raises(aio.AioRpcError):
             await anext(answers)
-        await asyncio.wait_for(stream.closed.wait(), 5)
+        await asyncio.wait_for(stream.closed.wait(), HANG_SECONDS)
 
 
 async def test_a_client_that_leaves_while_a_token_waits(engine: FakeEngine, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -302,7 +304,7 @@ async def test_a_client_that_leaves_while_a_token_waits(engine: FakeEngine, monk
         stream.push(tokens("b", "c")[:1])
         await lingering.calls.get()
         call.cancel()
-        await asyncio.wait_for(stream.closed.wait(), 5)
+        await asyncio.wait_for(stream.closed.wait(), HANG_SECONDS)
         assert serve.server.in_flight == 0
 
 
@@ -316,6 +318,7 @@ async def engine_of_demo(request: pytest.FixtureRequest) -> AsyncIterator[AsyncE
             yield engine
 
 
+@pytest.mark.quick_cases(1)
 @pytest.mark.parametrize("stops", [(), ("e", "no such thing")], ids=["max_tokens", "stop strings"])
 async def test_the_unary_reply_whatever_the_policy(engine_of_demo: AsyncEngine, stops: tuple[str, ...]) -> None:
     """Several sequences with logprobs, mixed as the engine makes them."""

@@ -12,21 +12,21 @@ from google.protobuf.duration_pb2 import Duration
 from google.protobuf.message import Message
 
 from aengine import AsyncEngine
-from aengine.client.messages import write_request
-from aengine.errors import FieldViolation, InvalidRequestError, RequestIdInUseError
-from aengine.outputs import FinishReason
-from aengine.params import Reasoning, SamplingParams, StructuredOutput
-from aengine.requests import RequestOptions
-from aengine.server.core.generation import GenerationRequest
-from aengine.server.generation import convert
-from aengine.server.generation.convert import located
-from aengine.server.generation.responses import wants_text, write_effective_spec, write_model
+from aengine.api.errors import FieldViolation, InvalidRequestError, RequestIdInUseError
+from aengine.api.outputs import FinishReason
+from aengine.api.params import Reasoning, SamplingParams, StructuredOutput
+from aengine.api.request import RequestOptions
+from aengine.chat.preparation import GenerationRequest
 from aengine.v1 import generation_pb2
 from aengine.v1.generation_pb2 import ChatMessage, ChatPrompt, GenerationSpec, LogprobOptions, Prompt, TokenIds
 from aengine.v1.generation_service_pb2 import GenerateRequest
 from aengine.v1.model_service_pb2 import Model
 from aengine.v1.sampling_pb2 import Choices, Grammar, JsonObject
-from aengine.wire import FINISH_REASONS
+from aengine.wire import server_request
+from aengine.wire.client_messages import write_request
+from aengine.wire.names import FINISH_REASONS
+from aengine.wire.server_request import located
+from aengine.wire.server_response import wants_text, write_effective_spec, write_model
 
 
 def read_request(request: GenerateRequest, *others: FieldViolation) -> GenerationRequest:
@@ -41,7 +41,7 @@ def read_request(request: GenerateRequest, *others: FieldViolation) -> Generatio
 
 def read_with(request: GenerateRequest, engine: FakeEngine) -> GenerationRequest:
     """Nothing in it waits."""
-    reading = convert.read_request(request, cast(AsyncEngine, engine))
+    reading = server_request.read_request(request, cast(AsyncEngine, engine))
     try:
         reading.send(None)
     except StopIteration as end:
@@ -86,6 +86,7 @@ ZERO = {  # what the engine takes when a field is set to zero, or to an empty me
     "spec__sampling__max_drafts": ("max_drafts", 0),
     "spec__stopping__min_tokens": ("min_tokens", 0),
     "spec__stopping__ignore_eos": ("ignore_eos", False),
+    "spec__stopping__clamp_max_tokens": ("clamp_max_tokens", False),
     "spec__stopping__include_stop_in_output": ("include_stop_str_in_output", False),
     "spec__output__text": ("detokenize", False),
     "spec__output__skip_special_tokens": ("skip_special_tokens", False),
@@ -125,6 +126,7 @@ def test_every_field_arrives() -> None:
             spec__stopping__stop_strings=["\n\n", "end"],
             spec__stopping__stop_token_ids=[5, 6],
             spec__stopping__ignore_eos=True,
+            spec__stopping__clamp_max_tokens=True,
             spec__stopping__include_stop_in_output=True,
             spec__stopping__time_limit=Duration(seconds=1, nanos=500_000_000),
             spec__output__text=False,
@@ -158,6 +160,7 @@ def test_every_field_arrives() -> None:
         stop=("\n\n", "end"),
         stop_token_ids=(5, 6),
         ignore_eos=True,
+        clamp_max_tokens=True,
         include_stop_str_in_output=True,
         skip_special_tokens=False,
         detokenize=True,
@@ -194,6 +197,14 @@ def test_text_is_made_where_it_is_wanted_or_stop_strings_need_it() -> None:
 )
 def test_the_kinds_of_structured_output(kind: str, value: object, expected: StructuredOutput) -> None:
     assert read_request(a_request(**{f"spec__structured_output__{kind}": value})).params == SamplingParams(structured_output=expected)
+
+
+def test_the_flags_of_a_schema() -> None:
+    flags = {"strict_formats": True, "exact_one_of": True}
+    request = a_request(
+        spec__structured_output__json_schema="{}", **{f"spec__structured_output__{name}": value for name, value in flags.items()}
+    )
+    assert read_request(request).params.structured_output == StructuredOutput(json_schema="{}", **flags)
 
 
 def test_the_three_forms_of_a_prompt() -> None:
@@ -396,6 +407,7 @@ def test_the_effective_spec_is_the_given_one_with_the_defaults() -> None:
     write_effective_spec(request.spec, params, effective)
     expected = GenerationSpec(tenant="a", stopping={"stop_strings": ["x"], "min_tokens": 0, "ignore_eos": False})
     expected.stopping.include_stop_in_output = False
+    expected.stopping.clamp_max_tokens = False
     sampling = expected.sampling
     sampling.temperature, sampling.top_p, sampling.top_k, sampling.min_p, sampling.n = 0.5, 1, 5, 0, 1
     sampling.presence_penalty, sampling.frequency_penalty, sampling.repetition_penalty = 0, 0, 1.25

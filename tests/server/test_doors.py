@@ -12,10 +12,11 @@ import pytest
 from certificates import replace
 from doors import GRPC, HTTP, METHODS, OK, Doors, both_doors
 from fake_engine import FakeEngine, tokens
+from hang_guard import HANG_SECONDS
 from oracle_engine import until
 from records_seen import Seen, watch
 
-from aengine.errors import (
+from aengine.api.errors import (
     AdapterNotFoundError,
     AEngineError,
     ContextLengthError,
@@ -27,7 +28,7 @@ from aengine.errors import (
     NoTokenizerError,
     QueueFullError,
 )
-from aengine.outputs import EngineStats
+from aengine.api.outputs import EngineStats
 from aengine.server.core import auth
 from aengine.server.telemetry.logs import FIELDS
 from aengine.v1.generation_service_pb2 import CancelRequestsRequest
@@ -122,7 +123,7 @@ async def test_a_drain_lets_run_what_runs_and_refuses_what_comes(door: str, engi
     async with both_doors(engine) as doors:
         running = asyncio.ensure_future(doors.client(door).generate())
         stream = await engine.submitted.get()
-        draining = asyncio.ensure_future(doors.server.drain(30))
+        draining = asyncio.ensure_future(doors.server.drain(HANG_SECONDS))
         await until(lambda: doors.server.core.admission.closed)
         for other in (GRPC, HTTP):
             assert (await doors.client(other).generate()).reason == "DRAINING"

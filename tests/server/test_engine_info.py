@@ -14,15 +14,16 @@ from fake_engine import FakeEngine
 from google.protobuf.duration_pb2 import Duration
 from grpc import aio
 from grpc_harness import Serving, failure_of, serving
+from hang_guard import HANG_SECONDS
 from oracle_engine import OracleEngine
 
 import aengine
 from aengine import SamplingParams
+from aengine.api.outputs import DraftUsage, EngineStats, LoadReport, ReplicaInfo, ReplicaState
 from aengine.client import AsyncClient
-from aengine.outputs import DraftUsage, EngineStats, LoadReport, ReplicaInfo, ReplicaState
-from aengine.server import rpc
-from aengine.server.services import engine_info
-from aengine.server.services.engine_info import EngineServicer
+from aengine.server.grpc import door
+from aengine.server.grpc.services import engine_info
+from aengine.server.grpc.services.engine_info import EngineServicer
 from aengine.server.telemetry.metrics import Metrics
 from aengine.v1 import generation_pb2
 from aengine.v1.engine_service_pb2 import GetLoadRequest, GetServerInfoRequest, Load, Ranks, Speculation, WatchLoadRequest
@@ -85,7 +86,7 @@ async def test_before_the_start_there_is_a_load_but_no_info() -> None:
 
 async def test_every_field_of_the_load(engine: FakeEngine) -> None:
     names = [field.name for field in Load.DESCRIPTOR.fields if field.name not in ("draining", "drafts")]
-    counts: dict[str, Any] = {name: index for index, name in enumerate(names, 1)} | {"paused": True}
+    counts: dict[str, Any] = {name: index for index, name in enumerate(names, 1)} | {"paused": True, "fingerprint": "abc"}
     drafts = DraftUsage("ngram", 1, 5, 4), DraftUsage("grammar", 2, 3, 0)
     stats = EngineStats(**counts, drafts=drafts)
     engine.stats = lambda: stats  # type: ignore[method-assign]
@@ -99,26 +100,43 @@ async def test_every_field_of_the_load(engine: FakeEngine) -> None:
 async def test_the_replicas_of_a_router(engine: Any) -> None:
     """Each with its load, here and in the metrics."""
     busy = LoadReport(EngineStats(running=3, waiting=2, prompt_tokens=7, pages_used=5), draining=True)
-    engine.behind = (ReplicaInfo("a:1", ReplicaState.DRAINING, busy), ReplicaInfo("b:1", ReplicaState.SERVING, LoadReport(EngineStats())))
+    idle = LoadReport(EngineStats())
+    engine.behind = (
+        ReplicaInfo("a:1", ReplicaState.DRAINING, busy, "abc", "it drains"),
+        ReplicaInfo("b:1", ReplicaState.SERVING, idle, "abc"),
+        ReplicaInfo("c:1", ReplicaState.SUPERSEDED, idle, "def", "replicas of a newer generation serve"),
+    )
     engine.stats = EngineStats
     async with serving(engine) as serve, AsyncClient(serve.server.address) as client:
         assert await client.replicas() == engine.behind
-        families = {family.name: family for family in Metrics(engine, serve.server.core.admission, (), {}).families()}
+        families = {family.name: family for family in Metrics(serve.server.core.backend, (), {}).families()}
+    generations = {one.labels["replica"]: one.labels["generation"] for one in families["aengine_replica_generation"].samples}
+    assert generations == {"a:1": "abc", "b:1": "abc", "c:1": "def"}
     samples = {name: {one.labels["replica"]: one.value for one in families[name].samples} for name in families if "replica" in name}
-    assert samples["aengine_replica_up"] == {"a:1": 0, "b:1": 1}
-    assert samples["aengine_replica_requests_waiting"] == {"a:1": 2, "b:1": 0}
-    assert samples["aengine_replica_prompt_tokens"] == {"a:1": 7, "b:1": 0}
+    assert samples["aengine_replica_up"] == {"a:1": 0, "b:1": 1, "c:1": 0}
+    assert samples["aengine_replica_superseded"] == {"a:1": 0, "b:1": 0, "c:1": 1}
+    assert samples["aengine_replica_refused"] == {"a:1": 0, "b:1": 0, "c:1": 0}
+    assert samples["aengine_replica_requests_waiting"] == {"a:1": 2, "b:1": 0, "c:1": 0}
+    assert samples["aengine_replica_prompt_tokens"] == {"a:1": 7, "b:1": 0, "c:1": 0}
 
 
 async def test_a_watcher_hears_of_every_change(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(engine_info, "MAX_INTERVAL_SECONDS", NEVER)  # so that nothing but a change is a reason to speak
     async with OracleEngine() as engine, serving(engine) as serve:
         watch = stub(serve).WatchLoad(every(0.01))
-        assert (await watch.read()).load == Load(pages_total=999)
+        stats = engine.stats()
+        idle = {"pages_total": 999, "fingerprint": stats.fingerprint, "weights_time": stats.weights_time}
+        assert stats.fingerprint == engine.engine_info.fingerprint != ""
+        assert (await watch.read()).load == Load(**idle)
         await engine.pause()
-        assert (await watch.read()).load == Load(pages_total=999, paused=True)
+        assert (await watch.read()).load == Load(**idle, paused=True)
         await engine.unpause()
-        assert (await watch.read()).load == Load(pages_total=999)
+        assert (await watch.read()).load == Load(**idle)
+        await engine.update_weights("others")
+        load = (await watch.read()).load
+        assert load.weights_version == 1
+        assert load.fingerprint not in ("", stats.fingerprint)
+        assert load.weights_time > stats.weights_time
         await engine.generate([1, 2, 3], SamplingParams(seed=1, max_tokens=2, ignore_eos=True))
         load = (await watch.read()).load
         while load.running or load.completion_tokens < 2:
@@ -147,7 +165,7 @@ async def test_a_watcher_is_told_no_more_often_than_it_wants_and_a_stop_ends_it(
             await engine.unpause()
             await engine.flush_cache()
             assert not (await stub(serve).GetLoad(GetLoadRequest())).load.paused
-        await asyncio.wait_for(serve.server.stop(), 10)
+        await asyncio.wait_for(serve.server.stop(), HANG_SECONDS)
         with pytest.raises(aio.AioRpcError) as caught:
             await watch.read()
     failure = failure_of(caught.value)
@@ -165,13 +183,13 @@ async def test_a_watch_ends_when_its_client_leaves(monkeypatch: pytest.MonkeyPat
             finally:
                 ended.set()
 
-    monkeypatch.setattr(rpc, "EngineServicer", Servicer)
+    monkeypatch.setattr(door, "EngineServicer", Servicer)
     engine.stats = EngineStats  # type: ignore[method-assign]
     async with serving(engine) as serve:
         watch = stub(serve).WatchLoad(WatchLoadRequest())
         await watch.read()
         watch.cancel()
-        await asyncio.wait_for(ended.wait(), 10)
+        await asyncio.wait_for(ended.wait(), HANG_SECONDS)
 
 
 @pytest.mark.parametrize(

@@ -14,11 +14,11 @@ from fake_engine import INFO, FakeEngine, tokens
 from google.rpc import error_details_pb2
 from grpc import aio
 from grpc_harness import Failure, Serving, events_of, failure_of, serving, stream_request, text_spec
+from hang_guard import HANG_SECONDS
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from aengine.engine.limits import Limits
-from aengine.errors import (
+from aengine.api.errors import (
     ContextLengthError,
     EngineDeadError,
     EngineStateError,
@@ -30,10 +30,11 @@ from aengine.errors import (
     QueueFullError,
     RequestIdInUseError,
 )
-from aengine.outputs import Token
-from aengine.params import SamplingParams
-from aengine.server.calls import status as statuses
+from aengine.api.outputs import Token
+from aengine.api.params import SamplingParams
+from aengine.engine.requests import Limits
 from aengine.server.core import errors
+from aengine.server.grpc import status as statuses
 from aengine.v1.generation_service_pb2 import CancelRequestsRequest, GenerateRequest, StreamGenerateRequest
 from aengine.v1.model_service_pb2 import GetModelRequest
 
@@ -174,7 +175,7 @@ async def test_a_failed_stream_is_closed(engine: FakeEngine) -> None:
         with pytest.raises(aio.AioRpcError):
             await serve.generation.Generate(GenerateRequest(spec=text_spec()))
         stream = engine.submitted.get_nowait()
-        await asyncio.wait_for(stream.closed.wait(), 5)
+        await asyncio.wait_for(stream.closed.wait(), HANG_SECONDS)
         assert serve.server.in_flight == 0
 
 
@@ -195,7 +196,7 @@ def all_errors() -> list[Exception]:
         KVCapacityError((FieldViolation("prompt", "x"),), 10, 20),
         RequestIdInUseError.of("request_id", "x"),
         NothingToChooseError.of("bad_words", "x"),
-        *(errors.ServiceError(reason, "x") for reason in errors.REASONS if reason not in ("BUG", *OF_THE_ENGINE)),
+        *(errors.ServiceError(reason, "x") for reason in sorted(errors.REASONS) if reason not in ("BUG", *OF_THE_ENGINE)),
         *(kind("x") for kind in (QueueFullError, NoTokenizerError, EngineStateError, EngineDeadError, RuntimeError)),
     ]
 

@@ -6,9 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from aengine.errors import InvalidRequestError
+from aengine.api.errors import InvalidRequestError
 from aengine.server.core.errors import ServiceError
-from aengine.server.generation.replay import EVENT_BYTES, EventRing
+from aengine.server.grpc.generation.resume import EVENT_BYTES, EventRing
 
 LIMIT = 8 * (EVENT_BYTES + 30)
 

@@ -8,14 +8,14 @@ from contextlib import AsyncExitStack
 
 import pytest
 from grpc_harness import Serving, events_of, serving
-from oracle_engine import OracleEngine, until
-from oracle_requests import check_whole, ids_of, nothing_left, num_generated, oracle_request, step_with_the_loop
+from oracle_engine import OracleEngine, step_with_the_loop, until
+from oracle_requests import check_whole, ids_of, nothing_left, num_generated, oracle_request
 from raw_h2 import DEFAULT_WINDOW, GENERATION, RawCall, RawConnection, framed, raw_connection
 from records_seen import Seen, watch
 from speculating import also_with_drafts
 
-from aengine.server.calls import interceptor
 from aengine.server.core.generation import READ_TOKENS
+from aengine.server.grpc import interceptor
 
 pytestmark = pytest.mark.anyio
 
@@ -59,6 +59,7 @@ async def stands_still(engine: OracleEngine, serve: Serving, request_id: str) ->
     return num_tokens
 
 
+@pytest.mark.quick_cases(1)
 @also_with_drafts
 @pytest.mark.parametrize("window", [0, 1, 700])
 async def test_a_closed_window_parks_the_request_until_it_opens(window: int) -> None:
@@ -92,6 +93,7 @@ async def test_a_window_that_opens_little_by_little_loses_nothing() -> None:
         assert call.status == 0
 
 
+@pytest.mark.quick_cases(1)
 @also_with_drafts
 async def test_a_little_more_window_takes_a_little_more_from_the_engine() -> None:
     """A server that took all there is would have it all again soon, beside what it took."""
@@ -114,8 +116,10 @@ async def test_a_little_more_window_takes_a_little_more_from_the_engine() -> Non
         check_whole(engine, 1, await call.events())
 
 
+@pytest.mark.slow
 async def test_the_window_of_a_connection_holds_up_that_connection_alone() -> None:
     async with make_engine(2500) as engine, serving(engine) as serve, raw_connection(serve.server.address) as connection:
+        step_with_the_loop(engine)
         calls = [await stall(connection, seed) for seed in (1, 2)]
         await until(lambda: sum(call.num_bytes for call in calls) == DEFAULT_WINDOW)
         await until(lambda: engine.stats().parked == 2)
@@ -134,9 +138,9 @@ async def test_many_of_them_hold_little_and_leave_nothing(way: str) -> None:
         connections = [await stack.enter_async_context(raw_connection(serve.server.address, window=0)) for _ in range(10)]
         calls = [await stall(connections[seed % 10], seed) for seed in range(20)]
         await until(lambda: engine.stats().parked == 20)
-        assert all(MAX_UNREAD < num_generated(engine, f"stalled-{seed}") <= most_held(engine) for seed in range(20))
         await check_others_go_on(engine, serve)
-        assert all(num_generated(engine, f"stalled-{seed}") <= most_held(engine) for seed in range(20))
+        held = [num_generated(engine, f"stalled-{seed}") for seed in range(20)]
+        assert MAX_UNREAD < min(held) <= max(held) <= most_held(engine) + READ_TOKENS, "one may be parked for a moment, and read once more"
         assert serve.server.in_flight == 20
         if way == "reset":
             for call in calls:
@@ -167,6 +171,7 @@ async def test_the_end_waits_for_the_client_but_not_in_the_engine() -> None:
 async def test_a_client_that_does_not_read_for_too_long_loses_its_call(window: int, caplog: pytest.LogCaptureFixture) -> None:
     async with make_engine() as engine, serving(engine, stall_seconds=0.2) as serve:
         async with raw_connection(serve.server.address, window=window) as connection:
+            step_with_the_loop(engine)
             call = await stall(connection, 1)
             await until(lambda: engine.stats().parked == 1)
             await until(lambda: nothing_left(engine) and serve.server.in_flight == 0)
@@ -219,19 +224,20 @@ async def test_a_client_that_never_sends_its_message_loses_its_call(body: bytes 
     assert seen.calls[0].reason == "SENDER_STALLED"
 
 
+@pytest.mark.slow
 async def test_a_client_that_reads_slowly_does_not() -> None:
     """In all it takes longer than a message may wait."""
     async with (
         make_engine() as engine,
-        serving(engine, stall_seconds=0.4) as serve,
+        serving(engine, stall_seconds=1.0) as serve,
         raw_connection(serve.server.address, window=0) as connection,
     ):
         call = await stall(connection, 1)
-        for _ in range(8):
+        for _ in range(6):
             before = call.num_bytes
             connection.h2.increment_flow_control_window(40, call.stream_id)
             await connection.flush()
             await until(lambda: call.num_bytes == before + 40)  # noqa: B023
-            await asyncio.sleep(0.1)
+            await asyncio.sleep(0.2)
         await call.open()
         check_whole(engine, 1, await call.events())

@@ -219,6 +219,7 @@ async def _ask_until(over: asyncio.Event, serve: Serving) -> None:
         assert events[-1].finished.usage.completion_tokens == 5
 
 
+@pytest.mark.quick_cases(1)
 @pytest.mark.parametrize("after_the_first_event", [False, True])
 async def test_a_storm_of_resets_leaves_nothing(after_the_first_event: bool, caplog: pytest.LogCaptureFixture) -> None:
     async with Engine(max_queued_requests=None) as engine, serving(engine) as serve:

@@ -11,12 +11,12 @@ import pytest
 from fake_engine import ARRIVAL, FakeEngine, tokens
 from grpc import aio
 from grpc_harness import events_of, failure_of, serving, stream_request
-from oracle_engine import OracleEngine, StepGate, busy_worker, until
+from oracle_engine import OracleEngine, StepGate, busy_worker, step_with_the_loop, until
 
 from aengine import SamplingParams
-from aengine.outputs import RequestState, Token
+from aengine.api.outputs import RequestState, Token
 from aengine.server.core.records import Caller
-from aengine.server.services.generation import STATES
+from aengine.server.grpc.services.generation import STATES
 from aengine.v1.generation_pb2 import GenerationSpec, StreamOptions
 from aengine.v1.generation_service_pb2 import (
     REQUEST_STATE_FINISHED,
@@ -128,7 +128,8 @@ async def test_the_states_of_a_request_in_their_order() -> None:
         assert resumable is not None
         await until(lambda: not resumable.replay.has_reader)
         resumable.replay.ring._max_events = 16
-        steps.release(1000)
+        step_with_the_loop(engine)
+        steps.release()  # for the step that waits
         parked = await reaches(serve, REQUEST_STATE_PARKED)
         assert parked.resumable
         assert parked.next_event_number < parked.usage.completion_tokens < 300

@@ -7,6 +7,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+from hang_guard import HANG_SECONDS
 from v1_schema import services
 
 from aengine.server.config.options import ServerConfig
@@ -25,7 +26,7 @@ def test_the_configuration_passes_the_check(tmp_path: Path) -> None:
     config = tmp_path / "aengine.toml"
     config.write_text(re.sub(r"(?m)^(tls_|token_file|host).*\n", "", text))  # those name files that are not here
     command = (sys.executable, "-m", "aengine.server.cli", "--check", "--config", str(config))
-    done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=HANG_SECONDS)
     assert done.returncode == 0, done.stderr
     assert "metrics_port = 9400" in done.stdout
 

@@ -16,10 +16,11 @@ import grpc
 import pytest
 import v1_schema
 from foreign_clients import BUF_CURL, CLIENTS, Caller, CallFailedError, require_clients
-from server_process import TIMEOUT, ServerProcess, server_process
+from hang_guard import HANG_SECONDS
+from server_process import ServerProcess, server_process
 from slow_cases import slow_but
 
-from aengine.models.hub import resolve_adapter, resolve_model
+from aengine.models.loading.hub import resolve_adapter, resolve_model
 from aengine.v1.admin_service_pb2 import (
     ContinueGenerationRequest,
     LoadAdapterRequest,
@@ -329,6 +330,7 @@ def test_every_method_of_the_schema_is_driven() -> None:
     assert {*CHECKS, DRAIN} == v1_schema.methods() | {f"{HEALTH}/{name}" for name in ("Check", "List", "Watch")}
 
 
+@pytest.mark.quick_cases(1)
 @pytest.mark.parametrize("method", slow_but(lambda method: method.endswith("GenerationService/StreamGenerate"), sorted(CHECKS)))
 def test_call(method: str, caller: Caller, server: Server) -> None:
     CHECKS[method](method, caller, server)
@@ -351,7 +353,7 @@ def test_a_failure_is_shown_with_its_violations(caller: Caller) -> None:
 
 def test_reflection_lists_what_the_schema_declares(server: Server) -> None:
     require_clients()
-    result = subprocess.run([*BUF_CURL, "--list-methods", f"http://{server.address}"], capture_output=True, text=True, timeout=TIMEOUT)
+    result = subprocess.run([*BUF_CURL, "--list-methods", f"http://{server.address}"], capture_output=True, text=True, timeout=HANG_SECONDS)
     listed = set(result.stdout.split())
     assert {method for method in listed if not method.startswith("grpc.")} == v1_schema.methods()
     assert f"{HEALTH}/Check" in listed
@@ -360,6 +362,6 @@ def test_reflection_lists_what_the_schema_declares(server: Server) -> None:
 def test_the_example_streams(server: Server) -> None:
     program = Path(v1_schema.ROOT, "examples", "grpc_client.py")
     command = [sys.executable, program, "It is a truth universally", "--address", server.address, "--max-tokens", "4"]
-    result = subprocess.run(command, capture_output=True, text=True, timeout=TIMEOUT, check=True)
+    result = subprocess.run(command, capture_output=True, text=True, timeout=HANG_SECONDS, check=True)
     assert result.stdout.startswith("It is a truth universally")
     assert re.search(r"\[(MAX_TOKENS|EOS), [1-4] tokens in \d+ ms\]", result.stdout)

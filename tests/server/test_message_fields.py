@@ -12,9 +12,9 @@ from grpc import aio
 from grpc_harness import failure_of, serving
 from wire_bytes import field, unpacked
 
-from aengine.errors import InvalidRequestError
-from aengine.server.calls import message_fields
-from aengine.server.calls.message_fields import MAX_FIELDS, UNCOUNTED_BYTES, check_fields
+from aengine.api.errors import InvalidRequestError
+from aengine.server.grpc import message_fields
+from aengine.server.grpc.message_fields import MAX_FIELDS, UNCOUNTED_BYTES, check_fields
 from aengine.v1.generation_pb2 import GenerationSpec
 from aengine.v1.generation_service_pb2 import BatchGenerateRequest, SessionRequest, StreamGenerateRequest
 
@@ -83,11 +83,11 @@ def test_fields_of_every_kind_count(unit: bytes) -> None:
 
 def test_large_texts_and_packed_lists_are_few_fields() -> None:
     request = StreamGenerateRequest()
-    request.spec.prompt.token_ids.ids.extend([7] * (4 << 20))
-    request.spec.prompt.text = "a" * (8 << 20)
+    request.spec.prompt.token_ids.ids.extend([7] * (2 << 20))
+    request.spec.stopping.stop_strings.append("a" * (8 << 20))
     assert not refused(request.SerializeToString())
-    request.spec.sampling.allowed_token_ids.extend([7] * (4 << 20))
-    assert refused(request.SerializeToString())
+    request.spec.sampling.allowed_token_ids.extend([7] * (2 << 20))
+    assert refused(request.SerializeToString()), "the bytes of all lists count"
     assert refused(field(1, field(3, unpacked(14, 7) * (MAX_FIELDS * 3))))
 
 

@@ -19,6 +19,7 @@ import pytest
 from fake_engine import INFO, FakeEngine, tokens
 from grpc import aio
 from grpc_harness import events_of, serving, stream_request, text_spec
+from hang_guard import HANG_SECONDS
 from oracle_engine import OracleEngine, StepGate, until
 from prometheus_client.core import Metric
 from prometheus_client.openmetrics.parser import text_string_to_metric_families as parse_openmetrics
@@ -27,17 +28,17 @@ from speculating import drafts_everywhere
 
 import aengine
 from aengine import EngineDeadError, FinishReason, SamplingParams
-from aengine.histogram import HistogramSnapshot
-from aengine.outputs import DraftUsage, EngineStats, LoadReport, ReplicaInfo, ReplicaState, Timing
-from aengine.scheduler.drafter import DraftSource
+from aengine.api.histogram import HistogramSnapshot
+from aengine.api.outputs import DraftUsage, EngineStats, LoadReport, ReplicaInfo, ReplicaState, Timing
+from aengine.scheduler.drafters import DraftSource
 from aengine.server.core.address import BindError
+from aengine.server.core.backend import Backend
 from aengine.server.core.in_flight import Admission
 from aengine.server.core.records import CallRecord, GenerationRecord
-from aengine.server.rpc import METHODS
+from aengine.server.grpc.door import METHODS
 from aengine.server.telemetry import exposition
 from aengine.server.telemetry.exposition import MetricsCollector, serve_metrics
-from aengine.server.telemetry.loop_lag import LoopLag
-from aengine.server.telemetry.metrics import Metrics
+from aengine.server.telemetry.metrics import LoopLag, Metrics
 from aengine.v1.generation_pb2 import GenerationSpec
 from aengine.v1.generation_service_pb2 import GenerateRequest
 
@@ -64,7 +65,7 @@ class Scrape:
 
 def fetch(address: str, path: str = "/metrics", accept: str = "text/plain") -> str:
     request = urllib.request.Request(f"http://{address}{path}", headers={"Accept": accept})
-    with urllib.request.urlopen(request, timeout=30) as response:
+    with urllib.request.urlopen(request, timeout=HANG_SECONDS) as response:
         return str(response.read().decode())
 
 
@@ -78,7 +79,7 @@ async def scrape(address: str, path: str = "/metrics") -> Scrape:
 
 
 async def scrape_until(address: str, condition: Callable[[Scrape], bool]) -> Scrape:
-    with anyio.fail_after(20):
+    with anyio.fail_after(HANG_SECONDS):
         while not condition(seen := await scrape(address)):
             pass
     return seen
@@ -87,7 +88,7 @@ async def scrape_until(address: str, condition: Callable[[Scrape], bool]) -> Scr
 def metrics_of(engine: Any, *, draining: bool = False) -> Metrics:
     admission = Admission()
     admission.in_flight, admission.closed = 3, draining
-    return Metrics(engine, admission, range(4), {"OK": METHODS})
+    return Metrics(Backend(engine, admission), range(4), {"OK": METHODS})
 
 
 def exposed(metrics: Metrics) -> AbstractAsyncContextManager[str]:
@@ -255,14 +256,14 @@ class TestScrapes:
         metrics = metrics_of(idle_engine)
         async with exposed(metrics) as address:
             metrics.on_generation_end(generation(FinishReason.EOS))
-            assert (await scrape(address))("aengine_generations_total", reason="eos") == 1
+            await scrape_until(address, lambda seen: seen("aengine_generations_total", reason="eos") == 1)
             metrics.on_generation_end(generation(FinishReason.EOS))
             seen = scrape_here(address)
             assert seen("aengine_generations_total", reason="eos") == 1
             age = seen("aengine_snapshot_age_seconds")
             assert age is not None
             assert age >= 0.05
-            assert (await scrape(address))("aengine_generations_total", reason="eos") == 2
+            await scrape_until(address, lambda seen: seen("aengine_generations_total", reason="eos") == 2)
 
     def test_a_closed_loop_leaves_the_latest_numbers(self) -> None:
         async def collector() -> MetricsCollector:
@@ -394,7 +395,7 @@ class TestLoopLag:
         await until(lambda: sum(lag.seconds.snapshot().counts))
         lag.stop()
         snapshot = lag.seconds.snapshot()
-        assert sum(snapshot.counts[snapshot.bounds.index(0.05) + 1 :]) == 1
+        assert sum(snapshot.counts[snapshot.bounds.index(0.05) + 1 :]) >= 1
         assert lag.take_max() >= 0.055
         assert lag.take_max() == 0
 

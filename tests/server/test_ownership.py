@@ -16,8 +16,8 @@ from grpc_harness import Serving, events_of, failure_of, serving, stream_request
 from oracle_engine import until
 
 from aengine import SamplingParams
-from aengine.outputs import FinishReason, Token
-from aengine.server.generation.resume import GENERATION_BYTES, ResumeLimits
+from aengine.api.outputs import FinishReason, Token
+from aengine.server.grpc.generation.resume import GENERATION_BYTES, ResumeLimits
 from aengine.v1.generation_pb2 import GenerationEvent, StreamOptions
 from aengine.v1.generation_service_pb2 import (
     REQUEST_STATE_FINISHED,

@@ -15,11 +15,12 @@ from google.rpc import error_details_pb2, status_pb2
 from grpc_harness import Serving, events_of, serving, stream_request
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_health.v1.health_pb2 import HealthCheckResponse
+from hang_guard import HANG_SECONDS
 from oracle_engine import until
 from raw_h2 import GENERATION, RawCall, framed, raw_connection
 from records_seen import Seen, watch
 
-from aengine.server.services.reflection import NEW, OLD
+from aengine.server.grpc.services.reflection import NEW, OLD
 from aengine.server.telemetry.logs import FIELDS
 from aengine.v1.model_service_pb2 import GetModelRequest
 
@@ -60,6 +61,7 @@ async def ended(calls: Iterable[RawCall]) -> Counter[int | None]:
     return Counter(call.status for call in calls)
 
 
+@pytest.mark.slow
 async def test_a_flood_of_calls_is_answered(engine: FakeEngine) -> None:
     """More than wait to be accepted by default, of which core would cancel some."""
     async with serving(engine) as serve, AsyncExitStack() as stack:
@@ -115,7 +117,7 @@ async def test_a_health_watcher_that_does_not_read_holds_up_nobody(engine: FakeE
         assert await watcher.message(HealthCheckResponse) == HealthCheckResponse(status=HealthCheckResponse.SERVING)
         await serve.server.set_serving(False)
         assert await watcher.message(HealthCheckResponse) == HealthCheckResponse(status=HealthCheckResponse.NOT_SERVING)
-        assert await asyncio.wait_for(serve.server.drain(), 20) is True
+        assert await asyncio.wait_for(serve.server.drain(), HANG_SECONDS) is True
 
 
 PATHS = [

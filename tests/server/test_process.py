@@ -24,6 +24,7 @@ pytestmark = pytest.mark.anyio
 Status = health_pb2.HealthCheckResponse
 
 
+@pytest.mark.slow
 async def test_a_drain_is_told_first_and_begins_after_the_delay() -> None:
     """Watchers hear of it while requests are still taken; the second signal ends the delay too."""
     with server_process("--drain-delay", "600", "--log-format", "json") as server:
@@ -46,6 +47,7 @@ async def test_a_drain_is_told_first_and_begins_after_the_delay() -> None:
     assert [line["message"] for line in lines if line["message"].startswith("SIG")] == ["SIGTERM", "SIGTERM"]
 
 
+@pytest.mark.slow
 async def test_a_signal_joins_a_drain_that_was_asked_for(tmp_path_factory: pytest.TempPathFactory) -> None:
     """Operators ask first and then send SIGTERM, as Kubernetes does: that must not end what runs."""
     tokens = tmp_path_factory.mktemp("tokens") / "admin"
@@ -70,6 +72,7 @@ async def test_a_signal_joins_a_drain_that_was_asked_for(tmp_path_factory: pytes
         assert await asyncio.to_thread(server.end) == 0
 
 
+@pytest.mark.slow
 async def test_signals_put_the_engine_to_sleep_and_wake_it() -> None:
     with server_process() as server:
         async with aio.insecure_channel(server.address) as channel:

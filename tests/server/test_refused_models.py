@@ -13,11 +13,12 @@ from pathlib import Path
 
 import pytest
 import torch
+from hang_guard import HANG_SECONDS
 from safetensors.torch import load_file, save_file
 
 from aengine import AsyncEngine, ModelLoadError
-from aengine.config import EngineConfig
-from aengine.models.hub import resolve_model
+from aengine.api.config import EngineConfig
+from aengine.models.loading.hub import resolve_model
 
 SHARDS = 2
 STEMS = {"safetensors": "model", "bin": "pytorch_model"}
@@ -148,6 +149,7 @@ async def start(path: Path) -> None:
         pass
 
 
+@pytest.mark.quick_cases(2)
 @pytest.mark.parametrize(("suffix", "name"), CASES)
 def test_a_start_raises_one_sentence(damaged: Callable[[str, str], Path], suffix: str, name: str) -> None:
     with pytest.raises(ModelLoadError) as caught:
@@ -165,13 +167,14 @@ for model in sys.argv[1:]:
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("cases", [CASES[3:12:4], pytest.param(CASES, marks=pytest.mark.slow)], ids=["some", "all"])
 def test_aengine_grpc_prints_the_sentence(damaged: Callable[[str, str], Path], cases: list[tuple[str, str]]) -> None:
     """All of them one after another in one process, which is quicker."""
     models = [str(damaged(*case)) for case in cases]
     environment = {name: value for name, value in os.environ.items() if name != "CI"}  # with it transformers hands on what it logs
     command = [sys.executable, "-c", SERVE_ALL, *models]
-    result = subprocess.run(command, capture_output=True, text=True, check=True, timeout=300, env=environment)
+    result = subprocess.run(command, capture_output=True, text=True, check=True, timeout=HANG_SECONDS, env=environment)
     assert result.stdout == ""
     parts = result.stderr.split("\0")[1:]
     assert len(parts) == len(cases)

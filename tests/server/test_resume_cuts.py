@@ -92,7 +92,7 @@ async def oracle(steps: threading.Semaphore) -> AsyncIterator[OracleEngine]:
 
 @pytest.fixture
 async def serve(oracle: OracleEngine) -> AsyncIterator[Serving]:
-    async with serving(oracle, limit=120) as serve:
+    async with serving(oracle) as serve:
         yield serve
     assert idle(oracle)
     assert serve.server.in_flight == 0
@@ -109,6 +109,7 @@ async def check(serve: Serving, oracle: OracleEngine, client: Client, seed: int)
     assert [token_id for event in events for token_id in event.delta.token_ids] == oracle.solo(seed)[0]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("points", slow_but([16], [16, 50]))
 async def test_a_stream_cut_at_many_points_is_byte_exact(
     points: int, oracle: OracleEngine, serve: Serving, steps: threading.Semaphore
@@ -131,6 +132,7 @@ async def test_a_stream_cut_at_many_points_is_byte_exact(
     assert points + 2 <= starts < points + 10  # some were cut before the first event, most after it
 
 
+@pytest.mark.slow
 @also_with_drafts
 async def test_a_stream_cut_again_and_again_is_byte_exact(oracle: OracleEngine, serve: Serving, steps: threading.Semaphore) -> None:
     draw = random.Random(8)

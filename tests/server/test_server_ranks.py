@@ -45,7 +45,7 @@ async def test_a_rank_dies() -> None:
             await anext(call)
             (rank,) = ranks_of(server.process.pid)
             os.kill(rank, signal.SIGKILL)
-            with pytest.raises(aio.AioRpcError, match=f"rank 1 \\(pid {rank}\\) was killed by SIGKILL") as caught:
+            with pytest.raises(aio.AioRpcError, match="the engine is dead") as caught:  # why is for the log
                 await rest_of(call)
             assert caught.value.code() is grpc.StatusCode.ABORTED
             assert (await anext(health)).status == NOT_SERVING

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 from grpc import aio
 from grpc_harness import serving
-from oracle_engine import Ahead, OracleEngine, StepGate, until
-from oracle_requests import check_whole, ids_of, nothing_left, num_generated, oracle_request, step_with_the_loop
+from oracle_engine import Ahead, OracleEngine, StepGate, step_with_the_loop, until
+from oracle_requests import check_whole, ids_of, nothing_left, num_generated, oracle_request
 from raw_h2 import GENERATION, framed, raw_connection
 from session_client import SessionClient, cancellation, hold, more_credit, opening, submission
 from slow_cases import slow_but
@@ -25,6 +25,7 @@ def fail_every_row(plan: StepPlan) -> None:
     raise RowsFailed({row: ValueError("this row cannot be built") for row in plan.rows.tolist()})
 
 
+@pytest.mark.quick_cases(1)
 @also_with_drafts
 @pytest.mark.parametrize("ahead", list(Ahead))
 async def test_every_tag_has_the_tokens_of_its_solo_run(ahead: Ahead) -> None:
@@ -52,6 +53,7 @@ async def test_a_step_is_a_message() -> None:
         assert engine.stats().steps == 20
 
 
+@pytest.mark.quick_cases(1)
 @also_with_drafts
 async def test_cancelling_one_leaves_the_others() -> None:
     async with OracleEngine() as engine, serving(engine) as serve:
@@ -72,6 +74,7 @@ async def test_cancelling_one_leaves_the_others() -> None:
         await until(lambda: nothing_left(engine))
 
 
+@pytest.mark.quick_cases(1)
 @also_with_drafts
 @pytest.mark.parametrize("ahead", slow_but([Ahead.HOST], Ahead))
 @pytest.mark.parametrize("whole_channel", [False, True])
@@ -104,6 +107,7 @@ async def test_all_leave_within_a_few_steps() -> None:
         await until(lambda: nothing_left(engine) and serve.server.in_flight == 0)
 
 
+@pytest.mark.quick_cases(1)
 @also_with_drafts
 async def test_without_credit_requests_park_and_go_on_with_it() -> None:
     async with OracleEngine(max_unread_tokens=MAX_UNREAD, num_pages=4000) as engine, serving(engine) as serve:
@@ -121,6 +125,7 @@ async def test_without_credit_requests_park_and_go_on_with_it() -> None:
         await until(lambda: nothing_left(engine))
 
 
+@pytest.mark.quick_cases(1)
 @also_with_drafts
 async def test_what_is_held_parks_alone_and_goes_on_later() -> None:
     async with OracleEngine(max_unread_tokens=MAX_UNREAD, num_pages=4000) as engine, serving(engine) as serve:
@@ -143,6 +148,7 @@ async def test_what_is_held_parks_alone_and_goes_on_later() -> None:
         await until(lambda: nothing_left(engine))
 
 
+@pytest.mark.quick_cases(1)
 @also_with_drafts
 async def test_a_client_that_does_not_read_parks_its_requests() -> None:
     async with OracleEngine(max_unread_tokens=MAX_UNREAD, num_pages=4000) as engine, serving(engine) as serve:
@@ -158,6 +164,7 @@ async def test_a_client_that_does_not_read_parks_its_requests() -> None:
         await until(lambda: nothing_left(engine) and serve.server.in_flight == 0)
 
 
+@pytest.mark.quick_cases(1)
 @pytest.mark.parametrize("ahead", list(Ahead))
 @pytest.mark.parametrize("end", ["stop token", "cancelled", "failed"])
 async def test_the_last_event_of_a_tag_comes_when_its_pages_are_free(ahead: Ahead, end: str) -> None:

@@ -9,12 +9,13 @@ import pytest
 from fake_engine import FakeEngine, tokens
 from grpc import aio
 from grpc_harness import Failure, failure_of, serving, stream_request
+from hang_guard import HANG_SECONDS
 from oracle_engine import until
 from session_client import SessionClient, begin, hold, more_credit, opening, submission
 
-from aengine.errors import EngineDeadError, QueueFullError
-from aengine.outputs import Token
-from aengine.server.generation import session
+from aengine.api.errors import EngineDeadError, QueueFullError
+from aengine.api.outputs import Token
+from aengine.server.grpc.generation import session
 from aengine.v1.generation_pb2 import StreamOptions
 from aengine.v1.generation_service_pb2 import SessionRequest
 
@@ -57,7 +58,7 @@ class TestErrors:
             error = await client.read_error(1)
             assert (error.code, error.reason) == (grpc.StatusCode.ABORTED.value[0], "ENGINE_DEAD")  # after its first event
             assert [event.WhichOneof("event") for event in client.events[1]] == ["started", "delta"]
-            await asyncio.wait_for(bad.closed.wait(), 5)
+            await asyncio.wait_for(bad.closed.wait(), HANG_SECONDS)
             engine.script = tokens("b")
             await client.say(submission(1, stream_request()))
             good.push(tokens("a"))
@@ -109,7 +110,7 @@ class TestErrors:
         async with serving(engine) as serve:
             client = SessionClient(serve)
             (stream,) = await begin(client, engine, 1)
-            draining = asyncio.create_task(serve.server.drain(20))
+            draining = asyncio.create_task(serve.server.drain(HANG_SECONDS))
             await until(lambda: serve.server.core.admission.closed)
             await client.say(submission(2, stream_request()))
             assert (await client.read_error(2)).reason == "DRAINING"

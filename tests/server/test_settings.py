@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from aengine.config import EngineConfig
-from aengine.errors import ConfigError
+from aengine.api.config import EngineConfig
+from aengine.api.errors import ConfigError
 from aengine.router.config import RouterConfig
-from aengine.router.ray_config import RayConfig
+from aengine.router.ray.config import RayConfig
 from aengine.server.config.options import GROUPS, ServerConfig
 from aengine.server.config.settings import HTTP, Settings, SettingsError, options, read_settings
 
@@ -80,6 +80,12 @@ def test_the_file_can_be_named_by_a_variable_but_the_flag_wins(config_file: Path
     ("name", "text", "toml", "value"),
     [
         ("revision", "v1", '"v1"', "v1"),
+        ("kv_cache_memory", "1.5g", '"1.5GB"', 1_500_000_000),
+        ("kv_cache_memory", "512MiB", "536870912", 512 << 20),
+        ("kv_cache_memory", "none", '"none"', None),
+        ("max_message_bytes", "64KiB", '"64Ki"', 65536),
+        ("dtype", "bf16", '"bf16"', "bfloat16"),
+        ("served_model_name", "a, b/c", '["a", "b/c"]', ("a", "b/c")),
         ("max_model_len", "64", "64", 64),
         ("max_queued_requests", "none", '"none"', None),
         ("gpu_memory_utilization", "0.5", "0.5", 0.5),
@@ -123,6 +129,14 @@ def test_names_of_certificates_are_a_list(config_file: Path) -> None:
     config_file.write_text('[server]\ntls_cert = "c"\ntls_key = "k"\ntls_client_ca = "a"\nadmin_client_names = ["x", "y z"]\n')
     assert read_settings({}, {}, str(config_file)).server.admin_client_names == ("x", "y z")
     assert read_settings({"admin_client_names": "p, q"}, {}, str(config_file)).server.admin_client_names == ("p", "q")
+
+
+def test_a_size_that_is_none(config_file: Path) -> None:
+    assert refused({"kv_cache_memory": "8XB"}) == (
+        "--kv-cache-memory: '8XB' is not a number of bytes such as 8GB (8 * 1000^3) or 512MiB (512 * 1024^2)"
+    )
+    config_file.write_text("[engine]\nkv_cache_memory = 1.5\n")
+    assert f"{config_file}: engine.kv_cache_memory: 1.5 is not a number of bytes" in refused({}, {}, str(config_file))
 
 
 @pytest.mark.parametrize("name", ["port", "drain_seconds", "tenant_weights", "insecure", "graph_sizes"])

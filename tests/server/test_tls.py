@@ -20,9 +20,10 @@ from cryptography.x509.oid import NameOID
 from fake_engine import FakeEngine, tokens
 from grpc import aio
 from grpc_harness import events_of, failure_of, stream_request
+from hang_guard import HANG_SECONDS
 from records_seen import Seen, watch
 
-from aengine.errors import ConfigError
+from aengine.api.errors import ConfigError
 from aengine.server.app import Server
 from aengine.v1.admin_service_pb2 import ContinueGenerationRequest
 from aengine.v1.admin_service_pb2_grpc import AdminServiceStub
@@ -61,7 +62,7 @@ def channel_to(server: Server, credentials: grpc.ChannelCredentials) -> aio.Chan
 
 async def ask(server: Server, credentials: grpc.ChannelCredentials) -> grpc.StatusCode:
     async with channel_to(server, credentials) as channel:
-        call = ModelServiceStub(channel).GetModel(GetModelRequest(), timeout=20)
+        call = ModelServiceStub(channel).GetModel(GetModelRequest(), timeout=HANG_SECONDS)
         return await call.code()
 
 
@@ -83,13 +84,13 @@ async def test_only_clients_that_trust_the_authority_get_through(engine: FakeEng
         stranger = grpc.ssl_channel_credentials(trustme.CA().cert_pem.bytes())
         assert await ask(server, stranger) is grpc.StatusCode.UNAVAILABLE
         async with aio.insecure_channel(server.address) as channel:
-            call = ModelServiceStub(channel).GetModel(GetModelRequest(), timeout=20)
+            call = ModelServiceStub(channel).GetModel(GetModelRequest(), timeout=HANG_SECONDS)
             assert await call.code() is grpc.StatusCode.UNAVAILABLE
 
 
 async def test_all_addresses_are_allowed_with_tls(engine: FakeEngine, files: Files) -> None:
     async with secure_server(engine, host="0.0.0.0", **files.options) as server, channel_to_port(server, files) as channel:
-        await ModelServiceStub(channel).GetModel(GetModelRequest(), timeout=20)
+        await ModelServiceStub(channel).GetModel(GetModelRequest(), timeout=HANG_SECONDS)
 
 
 def channel_to_port(server: Server, files: Files) -> aio.Channel:
@@ -110,14 +111,14 @@ async def test_the_name_in_the_certificate_is_the_caller_and_may_be_an_administr
         watch(server.core.observers, seen)
         for name in ("operator", "alice"):
             async with channel_to(server, files.client(name)) as channel:
-                call = AdminServiceStub(channel).ContinueGeneration(ContinueGenerationRequest(), timeout=20)
+                call = AdminServiceStub(channel).ContinueGeneration(ContinueGenerationRequest(), timeout=HANG_SECONDS)
                 if name == "operator":
                     await call
                 else:
                     with pytest.raises(aio.AioRpcError) as caught:
                         await call
                     assert failure_of(caught.value).reason == "ADMIN_ONLY"
-                await ModelServiceStub(channel).GetModel(GetModelRequest(), timeout=20)
+                await ModelServiceStub(channel).GetModel(GetModelRequest(), timeout=HANG_SECONDS)
     assert [(call.caller.name, call.reason) for call in seen.calls] == [
         ("operator", ""),
         ("operator", ""),
@@ -152,6 +153,7 @@ NAMES: dict[str, tuple[tuple[tuple[x509.ObjectIdentifier, str], ...], str | None
 }
 
 
+@pytest.mark.quick_cases(8)
 @pytest.mark.filterwarnings("ignore:Attribute's length")
 @pytest.mark.parametrize("case", NAMES)
 async def test_only_the_whole_common_name_counts(engine: FakeEngine, files: Files, case: str) -> None:
@@ -163,10 +165,10 @@ async def test_only_the_whole_common_name_counts(engine: FakeEngine, files: File
         watch(server.core.observers, seen)
         reason = None
         try:
-            await AdminServiceStub(channel).ContinueGeneration(ContinueGenerationRequest(), timeout=20)
+            await AdminServiceStub(channel).ContinueGeneration(ContinueGenerationRequest(), timeout=HANG_SECONDS)
         except aio.AioRpcError as error:
             reason = failure_of(error).reason
-        code = await ModelServiceStub(channel).GetModel(GetModelRequest(), timeout=20).code()
+        code = await ModelServiceStub(channel).GetModel(GetModelRequest(), timeout=HANG_SECONDS).code()
     assert reason == refusal
     assert code is (grpc.StatusCode.UNAUTHENTICATED if refusal == "BAD_CREDENTIALS" else grpc.StatusCode.OK)
     given = [text for kind, text in subject if kind is CN]
@@ -193,7 +195,7 @@ async def test_a_new_certificate_is_served_from_the_next_handshake_on(engine: Fa
     """Streams go on over the connections that they have; a certificate that cannot be used changes nothing."""
     async with secure_server(engine, **files.options) as server, channel_to(server, files.client()) as channel:
         stub = GenerationServiceStub(channel)
-        calls = [stub.StreamGenerate(stream_request(request_id=f"r{number}"), timeout=60) for number in range(8)]
+        calls = [stub.StreamGenerate(stream_request(request_id=f"r{number}"), timeout=HANG_SECONDS) for number in range(8)]
         streams = [await engine.submitted.get() for _ in calls]
         for number, name in enumerate(("localhost", "second", "third")):
             if number:

@@ -19,19 +19,20 @@ import tiny_tokenizers
 from fake_engine import INFO, FakeEngine
 from grpc import aio
 from grpc_harness import Serving, failure_of, serving
+from hang_guard import HANG_SECONDS
 from slow_cases import slow_but
 
 import aengine
 from aengine import AsyncEngine
-from aengine.chat_prompts import MAX_CHAT_MESSAGES
-from aengine.engine.limits import Limits
+from aengine.aio.edge import LoopEdge
+from aengine.api.outputs import RenderedChat, TokenizedText
+from aengine.api.request import MAX_CHAT_MESSAGES
+from aengine.engine.requests import Limits
 from aengine.engine.texts import MAX_NAMED_IDS, Texts
-from aengine.engine.tokenizer import Tokenizer
-from aengine.loop_edge import LoopEdge
-from aengine.outputs import TokenizedText
 from aengine.server.core import texts
 from aengine.server.core.texts import MAX_PIECES_TEXT_BYTES, MAX_TEXT_BYTES, MAX_TOKEN_IDS
-from aengine.server.services import tokenizer as service
+from aengine.server.grpc.services import tokenizer as service
+from aengine.tokenizer.tokenizer import Tokenizer
 from aengine.v1.generation_pb2 import ChatMessage, ChatPrompt, ContentPart, GenerationSpec, LogprobOptions, OutputOptions, TokenIds
 from aengine.v1.generation_service_pb2 import GenerateRequest
 from aengine.v1.tokenizer_service_pb2 import DetokenizeRequest, RenderChatRequest, TokenizeRequest
@@ -39,7 +40,7 @@ from aengine.v1.tokenizer_service_pb2_grpc import TokenizerServiceStub
 
 pytestmark = pytest.mark.anyio
 
-DEMO = Path(aengine.__file__).parent / "demo_model"
+DEMO = Path(aengine.__file__).parent / "models" / "demo_model"
 VOCAB_SIZE = 1000  # of the fake engine
 TEXTS = ["", " ", "It is a truth", "héllo 😀 漢字 naïve e\u0301", "  two spaces\nand <think> a </s> line  ", "👨‍👩‍👧‍👦"]
 CONVERSATION = ChatPrompt(
@@ -58,8 +59,8 @@ class TokenizingEngine(FakeEngine):
         super().__init__()
         self.texts = Texts(tokenizer, Limits(INFO, 512, 20), LoopEdge())
 
-    async def tokenize(self, text: str, *, add_special_tokens: bool = True, for_prompt: bool = False) -> list[int]:
-        return await self.texts.tokenize(text, add_special_tokens=add_special_tokens, for_prompt=for_prompt)
+    async def tokenize(self, text: str, **fields: Any) -> list[int]:
+        return await self.texts.tokenize(text, **{"for_prompt": False, "literals": (), **fields})
 
     async def locate(self, text: str, *, add_special_tokens: bool = True) -> TokenizedText:
         return await self.texts.locate(text, add_special_tokens=add_special_tokens)
@@ -70,7 +71,7 @@ class TokenizingEngine(FakeEngine):
     async def token_bytes(self, token_ids: Collection[int]) -> dict[int, bytes]:
         return await self.texts.token_bytes(token_ids)
 
-    async def render_chat(self, messages: Any, **fields: Any) -> str:
+    async def render_chat(self, messages: Any, **fields: Any) -> RenderedChat:
         return await self.texts.render_chat(messages, **fields)
 
 
@@ -201,7 +202,7 @@ async def test_the_template_is_given_all_of_a_chat(tmp_path: Path) -> None:
     same = [{"role": "user", "content": "ab"}, {"role": "assistant", "tool_calls": [call]}, {"role": "tool", "content": "2"}]
     async with tokenizing(tokenizer) as stub:
         text = (await stub.RenderChat(RenderChatRequest(chat=chat))).text
-        assert text == tokenizer.chat_text(same, tools=[{"name": "f"}], template_kwargs={"enable_thinking": False})
+        assert text == tokenizer.render_chat(same, tools=[{"name": "f"}], template_kwargs={"enable_thinking": False}).text
         chat.add_generation_prompt = False
         closed = (await stub.RenderChat(RenderChatRequest(chat=chat))).text
         assert text == closed + "<|im_start|>assistant\n<think>\n\n</think>\n\n"
@@ -317,9 +318,9 @@ class StuckTokenizer:
         self.begun: queue.Queue[str] = queue.Queue()
         self.go_on = threading.Event()
 
-    def encode(self, text: str, *, add_special_tokens: bool) -> list[int]:
+    def encode(self, text: str, *, add_special_tokens: bool, literals: object = ()) -> list[int]:
         self.begun.put(text)
-        assert self.go_on.wait(30)
+        assert self.go_on.wait(HANG_SECONDS)
         return [1, 2]
 
 

@@ -13,9 +13,11 @@ from fake_engine import FakeEngine, tokens
 from grpc import aio
 from grpc_harness import Serving, events_of, failure_of, serving, stream_request, text_spec
 from grpc_health.v1 import health_pb2, health_pb2_grpc
+from hang_guard import HANG_SECONDS
 from oracle_engine import until
 from raw_h2 import GENERATION, framed, raw_connection
 from server_process import server_process
+from slow_cases import slow_but
 
 from aengine.server.config.options import ServerConfig
 from aengine.v1.generation_pb2 import FINISH_REASON_MAX_TOKENS
@@ -45,7 +47,7 @@ ENHANCE_YOUR_CALM = 11  # of HTTP/2
 GZIP = [("grpc-encoding", "gzip")]
 
 
-@pytest.mark.parametrize("kind", ["StreamGenerate", "Generate"])
+@pytest.mark.parametrize("kind", slow_but(["StreamGenerate"], ["StreamGenerate", "Generate"]))
 @pytest.mark.parametrize(
     ("body", "headers", "status"),
     [
@@ -191,7 +193,7 @@ class TestHalfClosed:
             await connection.ping()
             await check_alive(serve, engine)
             assert not call.ended
-            assert await serve.server.drain(20) is True
+            assert await serve.server.drain(HANG_SECONDS) is True
             await serve.server.stop()
             await connection.closed.wait()
             assert call.ended
@@ -201,13 +203,13 @@ class TestPings:
     """During a call in which nothing is sent for long; the interval is scaled down."""
 
     async def test_those_that_keep_the_interval_are_welcome(self, engine: FakeEngine) -> None:
-        async with serving(engine, min_ping_interval=0.05) as serve, raw_connection(serve.server.address) as connection:
+        async with serving(engine, min_ping_interval=0.02) as serve, raw_connection(serve.server.address) as connection:
             call = await connection.call(STREAM, GOOD)
             stream = await engine.submitted.get()
-            for _ in range(20):
+            for _ in range(10):
                 await connection.ping()
-                await asyncio.sleep(0.06)
-            assert (connection.num_pongs, connection.goaway) == (20, None)
+                await asyncio.sleep(0.025)
+            assert (connection.num_pongs, connection.goaway) == (10, None)
             stream.push(tokens("a"))
             assert (await call.events())[-1].HasField("finished")
 
@@ -232,7 +234,7 @@ class TestPings:
 
     async def test_a_client_that_does_not_answer_them_is_dead(self, engine: FakeEngine) -> None:
         """Its host is gone without a word: its request ends all the same."""
-        async with serving(engine, keepalive_time=0.05, keepalive_timeout=0.1) as serve:
+        async with serving(engine, keepalive_time=0.05, keepalive_timeout=0.5) as serve:
             async with raw_connection(serve.server.address) as connection:
                 await connection.call(STREAM, GOOD)
                 stream = await engine.submitted.get()
@@ -261,7 +263,7 @@ class TestEnds:
             call = await connection.call(STREAM, GOOD)
             stream = await engine.submitted.get()
             await call.event()
-            draining = asyncio.ensure_future(serve.server.drain(20))
+            draining = asyncio.ensure_future(serve.server.drain(HANG_SECONDS))
             await asyncio.sleep(0)
             refused = await connection.call(STREAM, GOOD)
             await refused.wait_end()
@@ -275,6 +277,7 @@ class TestEnds:
             await connection.closed.wait()
             assert connection.goaway == 0
 
+    @pytest.mark.quick_cases(4)
     @pytest.mark.parametrize("attempt", range(8))
     async def test_a_server_that_stops_ends_its_streams_with_a_status(self, engine: FakeEngine, attempt: int) -> None:
         """Also those that it sends the headers of at that moment."""
@@ -332,9 +335,9 @@ async def test_sigterm_under_load_loses_nothing_that_was_accepted() -> None:
                         under_way.set()
 
             clients = [asyncio.ensure_future(client(number)) for number in range(32)]
-            await asyncio.wait_for(under_way.wait(), 60)
+            await asyncio.wait_for(under_way.wait(), HANG_SECONDS)
             server.process.send_signal(signal.SIGTERM)
-            await asyncio.wait_for(asyncio.gather(*clients), 60)
+            await asyncio.wait_for(asyncio.gather(*clients), HANG_SECONDS)
             assert {error.code() for error in late} == {grpc.StatusCode.UNAVAILABLE}, {(error.code(), error.details()) for error in late}
         assert await asyncio.to_thread(server.end) == 0
         assert not any("still under way" in line for line in server.log)

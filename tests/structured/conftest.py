@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 
 import aengine
-from aengine.engine.tokenizer import Tokenizer
+from aengine.tokenizer.tokenizer import Tokenizer
 
 
 @pytest.fixture(scope="module")
 def tokenizer() -> Tokenizer:
-    return Tokenizer.load(Path(aengine.__file__).parent / "demo_model")
+    return Tokenizer.load(Path(aengine.__file__).parent / "models" / "demo_model")

@@ -10,13 +10,13 @@ from typing import Any
 import numpy as np
 import torch
 
-from aengine.engine.tokenizer import Tokenizer
-from aengine.engine.vocabulary import ids_within, read_vocabulary, text_of_tokens
-from aengine.params import StructuredOutput
+from aengine.api.params import StructuredOutput
 from aengine.sampling.grammar import CompiledGrammar, Grammars
 from aengine.sampling.processors import StepRows
 from aengine.scheduler.plan import NewRow, RowParams
 from aengine.structured.grammars import GrammarCompiler
+from aengine.tokenizer.tokenizer import Tokenizer
+from aengine.tokenizer.vocabulary import ids_within, read_vocabulary, text_of_tokens
 
 
 def compiler_for(tokenizer: Tokenizer, vocab_size: int, eos_token_ids: Sequence[int]) -> GrammarCompiler:
@@ -61,10 +61,24 @@ def decode(
 
 
 def accepts(compiled: CompiledGrammar, tokenizer: Tokenizer, text: str) -> bool:
-    """Whether `text` is an output of the grammar, in the tokens that the tokenizer cuts it into."""
-    matcher = compiled.matcher.deep_copy()
-    ids = tokenizer.encode(text, add_special_tokens=False)
-    return bool(matcher.try_consume_tokens(ids) == len(ids) and matcher.is_accepting())
+    """Whether `text` is an output of the grammar: in the tokens that the tokenizer cuts it into, or the longest that are allowed."""
+    matcher = compiled.start()
+    if compiled.unique is None:
+        state = compiled.matcher.deep_copy()
+        ids = tokenizer.encode(text, add_special_tokens=False)
+        return bool(state.try_consume_tokens(ids) == len(ids) and state.is_accepting())
+    left = text.encode()
+    while left:
+        allowed = np.flatnonzero(matcher.allowed(len(compiled.texts))).tolist()
+        token = max(
+            (one for one in allowed if left.startswith(compiled.texts[one])), key=lambda one: len(compiled.texts[one]), default=None
+        )
+        if token is None or not compiled.texts[token]:
+            return False
+        matcher.accept(token)
+        left = left[len(compiled.texts[token]) :]
+    allowed = matcher.allowed(len(compiled.texts))
+    return any(allowed[one] for one in compiled.eos_token_ids)
 
 
 def random_schema(seed: int) -> dict[str, Any]:

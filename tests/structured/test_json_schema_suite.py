@@ -6,20 +6,22 @@ be refused, and its grammar may be narrower; what the grammar accepts, jsonschem
 
 from __future__ import annotations
 
+import decimal
 import itertools
 import json
 import re
 from collections.abc import Iterator
+from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
 import grammar_decoding
 import pytest
 
-from aengine.engine.tokenizer import Tokenizer
-from aengine.errors import InvalidRequestError
-from aengine.params import StructuredOutput
+from aengine.api.errors import InvalidRequestError
+from aengine.api.params import StructuredOutput
 from aengine.structured.grammars import GrammarCompiler
+from aengine.tokenizer.tokenizer import Tokenizer
 
 pytest.importorskip("llguidance")
 jsonschema = pytest.importorskip("jsonschema")
@@ -32,6 +34,10 @@ ATTEMPTS = 3  # random outputs of each schema
 def cases(*folders: str) -> list[dict[str, Any]]:
     files = itertools.chain.from_iterable(sorted((SUITE / folder).glob("*.json")) for folder in folders)
     return [case | {"file": file.name} for file in files for case in json.loads(file.read_text("utf-8"))]
+
+
+def wanted_of(case: dict[str, Any]) -> StructuredOutput:
+    return StructuredOutput(json_schema=json.dumps(case["schema"]), exact_one_of=True)
 
 
 def spellings(value: object) -> Iterator[str]:
@@ -62,7 +68,7 @@ def compiled(compiler: GrammarCompiler) -> list[tuple[dict[str, Any], Any]]:
     refusals = []
     for case in cases(".", "optional", "optional/format"):
         try:
-            found.append((case, compiler.compile(StructuredOutput(json_schema=json.dumps(case["schema"]))).result()))
+            found.append((case, compiler.compile(wanted_of(case)).result()))
         except InvalidRequestError as error:
             refusals.append(error)
     assert all(error.field == "structured_output.json_schema" and 20 < len(str(error)) < 500 for error in refusals), "they say why"
@@ -86,21 +92,25 @@ def test_nothing_is_accepted_that_the_schema_rejects(
         refused = f"{total - len(compiled)} of {total} schemas are refused ({1 - len(compiled) / total:.0%})"
         written = f"{num_accepted} of {num_valid} valid instances can be written ({num_accepted / num_valid:.0%})"
         print(f"\nJSON-Schema-Test-Suite: {refused}; of the others {written}")
-    assert len(compiled) > 0.4 * total
+    assert len(compiled) > 0.8 * total
     assert num_accepted > 0.9 * num_valid
 
 
+@pytest.mark.slow
 def test_random_outputs_satisfy_their_schema(
     tokenizer: Tokenizer, compiler: GrammarCompiler, compiled: list[tuple[dict[str, Any], Any]]
 ) -> None:
     accepted = [case for case, _ in compiled] * ATTEMPTS
-    wanted = [StructuredOutput(json_schema=json.dumps(case["schema"])) for case in accepted]
+    wanted = [wanted_of(case) for case in accepted]
     texts = grammar_decoding.decode(compiler, tokenizer, VOCAB_SIZE, EOS, wanted, max_tokens=60, seed=1)
     num_ended = 0
     for case, text in zip(accepted, texts, strict=True):
         if text is not None:
             num_ended += 1
+            schema = json.loads(json.dumps(case["schema"]), parse_float=Decimal)  # so that multiples are exact
             checks = jsonschema.Draft202012Validator.FORMAT_CHECKER
-            validator = jsonschema.Draft202012Validator(case["schema"], format_checker=checks)
-            assert is_valid(validator, json.loads(text)), f"{case['schema']}: {text}"
+            validator = jsonschema.Draft202012Validator(schema, format_checker=checks)
+            with decimal.localcontext() as context:
+                context.prec = 10_000  # digits of a quotient: at 28 a long integer cannot be taken modulo 1e-8
+                assert is_valid(validator, json.loads(text, parse_float=Decimal)), f"{case['schema']}: {text}"
     assert num_ended > len(accepted) / 3

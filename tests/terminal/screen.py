@@ -14,6 +14,7 @@ import termios
 import time
 from pathlib import Path
 
+from hang_guard import HANG_SECONDS
 from rich.cells import cell_len
 
 SEQUENCE = re.compile(r"\x1b\[([0-9;?]*)([A-Za-z])|\x1b\][^\x07]*\x07")
@@ -108,7 +109,7 @@ class Program:
 
     def wait_for(self, pattern: str) -> str:
         """Read until what was not waited for yet has a match; returns the match."""
-        end = time.monotonic() + 60
+        end = time.monotonic() + HANG_SECONDS
         while (match := re.search(pattern, self.output[self._read :])) is None:
             if not self._read_more(end):
                 raise AssertionError(f"no {pattern!r} in {self.output[self._read :]!r}")
@@ -117,10 +118,10 @@ class Program:
 
     def end(self) -> int:
         """Read to the end; returns the exit code."""
-        end = time.monotonic() + 60
+        end = time.monotonic() + HANG_SECONDS
         while self._read_more(end):
             pass
-        return self._process.wait(60)
+        return self._process.wait(HANG_SECONDS)
 
     def close(self) -> None:
         self._process.kill()

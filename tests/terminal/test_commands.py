@@ -10,18 +10,19 @@ from typing import Any, cast
 import pytest
 
 from aengine import AEngineError, InvalidRequestError, SamplingParams, StructuredOutput
-from aengine.outputs import ModelInfo
+from aengine.api.outputs import ModelInfo
 from aengine.terminal.answers import Chat
 from aengine.terminal.commands import COMMANDS, run_command
 from aengine.terminal.conversation import Conversation
 from aengine.terminal.parameters import Parameters
+from aengine.terminal.partners import EnginePartner
 
 MODEL = ModelInfo("demo", "Qwen3ForCausalLM", 2048, 4096, (1,), "bfloat16", 4, True, SamplingParams(temperature=0.8))
 CALL = {"id": "c1", "type": "function", "function": {"name": "weather", "arguments": {"city": "Bath"}}}
 
 
 def new_chat() -> Chat:
-    return Chat(cast(Any, SimpleNamespace(model_info=MODEL)), Conversation("Be brief."), Parameters())
+    return Chat(EnginePartner(cast(Any, SimpleNamespace(model_info=MODEL))), Conversation("Be brief."), Parameters())
 
 
 def said(chat: Chat, *pairs: str) -> None:

@@ -15,6 +15,7 @@ import anyio
 import pytest
 from fresh_process import run_fresh
 from grpc_harness import serving
+from hang_guard import HANG_SECONDS
 from scripted_server import fails, held_after, says, scripted, whole_answer
 
 from aengine import AsyncEngine, SamplingParams
@@ -26,7 +27,7 @@ pytestmark = pytest.mark.anyio
 async def run(*arguments: str, stdin: bytes = b"") -> tuple[int, str, str]:
     """Exit code, stdout, stderr."""
     command = [sys.executable, "-m", "aengine.terminal.cli", *arguments]
-    with anyio.fail_after(60):
+    with anyio.fail_after(HANG_SECONDS):
         done = await anyio.run_process(command, input=stdin, stderr=PIPE, check=False)
     return done.returncode, done.stdout.decode(), done.stderr.decode()
 
@@ -37,6 +38,7 @@ async def engine() -> AsyncIterator[AsyncEngine]:
         yield engine
 
 
+@pytest.mark.slow
 async def test_stdin_is_the_question_and_stdout_the_answer(engine: AsyncEngine) -> None:
     chat = [{"role": "system", "content": "Be kind."}, {"role": "user", "content": "How do you do?"}]
     answer = await engine.generate(chat, SamplingParams(seed=3, max_tokens=40))
@@ -74,13 +76,14 @@ def interruptible() -> Iterator[None]:
     signal.signal(signal.SIGINT, before)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("interruptible")
 async def test_interrupted() -> None:
     async with scripted(held_after([10])) as script:
         command = [sys.executable, "-m", "aengine.terminal.cli", "--address", script.address, "--prompt", "Once"]
         async with await anyio.open_process(command) as process:
             assert process.stdout is not None
-            with anyio.fail_after(60):
+            with anyio.fail_after(HANG_SECONDS):
                 assert await process.stdout.receive() == b"a"
                 process.send_signal(signal.SIGINT)
                 assert [data async for data in process.stdout] == [b"\n"]
@@ -135,12 +138,13 @@ def test_help_and_typos_answer_at_once() -> None:
     """)
 
 
+@pytest.mark.slow
 async def test_nobody_reads_on() -> None:
     reader, writer = os.pipe()
     os.close(reader)
     async with scripted(says(whole_answer([10, 11]))) as script:
         command = [sys.executable, "-m", "aengine.terminal.cli", "--address", script.address, "--prompt", "x"]
-        with anyio.fail_after(60):
+        with anyio.fail_after(HANG_SECONDS):
             done = await anyio.run_process(command, stdout=writer, stderr=PIPE, check=False)
     os.close(writer)
     assert (done.returncode, done.stderr) == (1, b"")

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import anyio
 import pytest
+from hang_guard import HANG_SECONDS
 from screen import Program
 from scripted_server import Answer, ScriptedServer, fails, held_after, says, scripted, whole_answer
 
@@ -40,6 +41,7 @@ async def converse(terminal: Program, *steps: tuple[str, str]) -> None:
         await anyio.to_thread.run_sync(terminal.wait_for, pattern)
 
 
+@pytest.mark.slow
 def test_a_chat_in_this_process(tmp_path: Path) -> None:
     with program("--kv-cache-memory", str(64 << 20), "-p", "seed=3", state=tmp_path) as terminal:
         terminal.wait_for(r"demo in this process: context of 2,048 tokens\. /help lists the commands\.")
@@ -71,7 +73,7 @@ async def test_interrupts(tmp_path: Path) -> None:
         with program("--address", script.address, state=tmp_path) as terminal:
             await converse(terminal, ("", "This model has no chat template"), ("", ">"), ("first\r", "\na\n"))
             await converse(terminal, (CTRL_C, r"1 token, .*stopped"))
-            with anyio.fail_after(30):
+            with anyio.fail_after(HANG_SECONDS):
                 await script.left.wait()  # the server noticed
             await converse(terminal, ("second\r", r"\nb\n1 token, .*ended by max_tokens\n"))
             await converse(terminal, ("typo" + CTRL_C + CTRL_C, r"Ctrl-C again, or Ctrl-D, leaves\."))
@@ -109,6 +111,7 @@ def texts(*pieces: str) -> Answer:
     return says(events)
 
 
+@pytest.mark.slow
 async def test_reasoning_and_results_of_tools(tmp_path: Path) -> None:
     tools, saved = tmp_path / "tools.json", tmp_path / "saved.json"
     tools.write_text(json.dumps([{"type": "function", "function": {"name": "weather", "parameters": {"type": "object"}}}]))

@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from aengine.config import EngineConfig
+from aengine.api.config import EngineConfig
 from tools.bench.overhead import measure_overhead
 
 

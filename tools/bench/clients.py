@@ -17,9 +17,9 @@ from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+from aengine.api.params import SamplingParams
 from aengine.bench.report import table, write_json
 from aengine.client import AsyncClient
-from aengine.params import SamplingParams
 from tools.bench.paced_server import PROMPT, paced_server
 from tools.bench.serving import PACE, SECONDS, STREAMS, measure, under_way
 

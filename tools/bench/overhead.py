@@ -21,18 +21,18 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from aengine.api.config import EngineConfig
+from aengine.api.params import SamplingParams
+from aengine.api.runtime import switch_often
 from aengine.attention import StepLayout
 from aengine.bench.report import table, write_json
 from aengine.bench.shapes import SHAPES, shape_folder
-from aengine.config import EngineConfig
 from aengine.engine.async_engine import AsyncEngine
 from aengine.engine.loading import LoadedModel
 from aengine.kernels.cpu.library import Workspace
 from aengine.kernels.cpu.pool import KvPool
-from aengine.models.cpu_stack import PreparedStep
-from aengine.params import SamplingParams
-from aengine.runner.host_executor import HostExecutor
-from aengine.switching import switch_often
+from aengine.models.cpu.stack import PreparedStep
+from aengine.runner.cpu.executor import HostExecutor
 
 PROMPT_TOKENS = 128
 WARM_UP_STEPS = 20

@@ -13,16 +13,16 @@ from typing import ClassVar
 
 import numpy as np
 
+from aengine.api.config import EngineConfig
+from aengine.api.outputs import ModelInfo
+from aengine.api.params import SamplingParams
 from aengine.cache import Windows
-from aengine.config import EngineConfig
 from aengine.engine.async_engine import AsyncEngine
 from aengine.engine.loading import LoadedModel
-from aengine.engine.tokenizer import Tokenizer
-from aengine.models.hub import DEMO, resolve_model
-from aengine.outputs import ModelInfo
-from aengine.params import SamplingParams
-from aengine.runner.changes import Change, Prepared
+from aengine.models.loading.hub import DEMO, resolve_model
+from aengine.runner.contract import Change, Prepared
 from aengine.scheduler.plan import IntArray, StepPlan, StepResult
+from aengine.tokenizer.tokenizer import Tokenizer
 
 PAGE_SIZE = 256
 MAX_MODEL_LEN = 64 * 1024
@@ -63,6 +63,7 @@ class PacedRunner:
         self.max_in_flight = 1
         self.max_adapters = 0
         self.draft_source = None
+        self.weights_digest = ""
         self.steps_per_second: float | None = None  # None: as the event loop keeps up. May be changed in any thread
         self._token_ids = np.array(token_ids, np.int32)
         self._due = 0.0  # when the next step may begin

@@ -20,10 +20,10 @@ import grpc
 from grpc import aio
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
+from aengine.api.engine import EngineBase, ServedEngine
+from aengine.api.params import SamplingParams
+from aengine.api.runtime import switch_often
 from aengine.bench.probes import loop_lag
-from aengine.params import SamplingParams
-from aengine.protocols import EngineProtocol, ServedEngine
-from aengine.switching import switch_often
 from tools.bench.paced_engine import PacedEngine
 
 PROMPT = tuple(range(3, 19))
@@ -216,7 +216,7 @@ class _BareServer:
 
 
 @asynccontextmanager
-async def _consumers(engine: EngineProtocol, num_streams: int) -> AsyncIterator[None]:
+async def _consumers(engine: EngineBase, num_streams: int) -> AsyncIterator[None]:
     async def consume() -> None:
         while True:
             async for _ in engine.stream(list(PROMPT), SamplingParams(temperature=0.0, ignore_eos=True)):

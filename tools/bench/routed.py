@@ -17,11 +17,11 @@ from pathlib import Path
 
 import numpy as np
 
+from aengine.api.outputs import EngineStats, ReplicaState
 from aengine.bench.load import Outcome, run_load
 from aengine.bench.report import table, write_json
 from aengine.bench.targets import EngineTarget
 from aengine.bench.workload import FIRST_ID, Item, Lengths, Range, multi_turn
-from aengine.outputs import EngineStats, ReplicaState
 from aengine.router.router import Router
 from aengine.router.routing import RoutingPolicy
 

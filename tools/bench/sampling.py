@@ -25,10 +25,11 @@ from aengine.bench.shapes import shape_folder
 from aengine.kernels.cpu import ops
 from aengine.kernels.cpu.levels import KernelsUnavailableError
 from aengine.kernels.cpu.library import Workspace, load_kernels
-from aengine.models.model_config import load_spec
+from aengine.models.config.model import load_spec
 from aengine.sampling.draw import Draw
 from aengine.sampling.grammar import CompiledGrammar
 from aengine.sampling.sampler import Sampler
+from aengine.sampling.torch_draw import with_chosen
 from aengine.scheduler.plan import Features, NewRow, RowParams
 
 VOCAB = 151_936
@@ -78,7 +79,7 @@ def kernel_draw() -> Draw | None:
         workspace = Workspace(load_kernels(), torch.get_num_threads())
     except KernelsUnavailableError:
         return None
-    return lambda logits, host_params, _: ops.draw(workspace, logits, host_params)
+    return lambda logits, host_params, _, chosen: with_chosen(ops.draw(workspace, logits, host_params), logits, chosen)
 
 
 def sampling_cost(case: str, params: RowParams, batch: int, vocab_size: int, floor: Floor, repeats: int) -> SamplingCost:

@@ -14,11 +14,11 @@ from dataclasses import asdict, astuple, dataclass
 
 import numpy as np
 
+from aengine.api.config import EngineConfig
 from aengine.attention import build_layout
 from aengine.bench.report import table
-from aengine.config import EngineConfig
-from aengine.models.hub import DEMO, resolve_model
-from aengine.runner.model_runner import ModelRunner
+from aengine.models.loading.hub import DEMO, resolve_model
+from aengine.runner.runner import ModelRunner
 from aengine.scheduler.plan import RowParams, StepPlan, StepResult
 from aengine.scheduler.request import Request, SchedulerConfig
 from aengine.scheduler.scheduler import Scheduler

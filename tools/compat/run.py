@@ -25,7 +25,7 @@ from typing import NamedTuple
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 HERE = Path("tools/compat")
-MODEL = "aengine/demo_model"
+MODEL = "aengine/models/demo_model"
 TASKS = "ends,whole,go_on"
 MAX_DIFFERENCE = 1e-3
 """Most that the log-likelihood of a text may differ from Transformers'."""

@@ -1,4 +1,4 @@
-"""Builds the sdist and the wheels of the commit that is checked out: python -m tools.wheels.build [DIRECTORY]
+"""Builds the sdist and the wheels of the commit that is checked out: python -m tools.wheels.build [DIRECTORY [MACHINE]...]
 
 A wheel is of one machine and has its CPU kernels of all levels, compiled with zig's clang against the glibc of the wheel's tag. They are
 loaded with ctypes and know nothing of Python, so that a wheel is for every version of it. The same commit gives the same bytes.
@@ -16,6 +16,7 @@ import subprocess
 import sys
 import tarfile
 import tempfile
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 
 from aengine.kernels.cpu.levels import levels_of
@@ -26,8 +27,8 @@ GLIBC = (2, 28)
 KERNELS = pathlib.Path("aengine/kernels/cpu")
 
 
-def build_all(directory: pathlib.Path) -> list[pathlib.Path]:
-    """Writes an sdist and a wheel for each machine to the directory; returns their paths."""
+def build_all(directory: pathlib.Path, machines: Sequence[str] = MACHINES) -> list[pathlib.Path]:
+    """Writes an sdist and a wheel for each of the machines to the directory; returns their paths."""
     changed = _run("git", "status", "--porcelain").strip()
     if changed:
         print(f"These changes are not committed, and not in the wheels:\n{changed}", file=sys.stderr)
@@ -39,7 +40,7 @@ def build_all(directory: pathlib.Path) -> list[pathlib.Path]:
         sources = _unpack(_run("git", "rev-parse", "HEAD").strip(), work / "sources")
         made = _build(sources, directory, environ, "--sdist")
         make_reproducible(made, int(epoch))
-        return [made, *(_build_wheel(sources, work / machine, machine, directory, environ) for machine in MACHINES)]
+        return [made, *(_build_wheel(sources, work / machine, machine, directory, environ) for machine in machines)]
 
 
 def _unpack(commit: str, target: pathlib.Path) -> pathlib.Path:
@@ -95,5 +96,6 @@ def _run(*command: str, environ: dict[str, str] | None = None) -> str:
 
 
 if __name__ == "__main__":
-    for made in build_all(pathlib.Path(sys.argv[1] if len(sys.argv) > 1 else "dist").resolve()):
+    wanted = pathlib.Path(sys.argv[1] if len(sys.argv) > 1 else "dist").resolve()
+    for made in build_all(wanted, sys.argv[2:] or MACHINES):
         print(f"{made}  {made.stat().st_size / 1e6:.1f} MB")

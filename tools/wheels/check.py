@@ -1,4 +1,4 @@
-"""Tries a wheel where there is no compiler: python -m tools.wheels.check dist/aengine-*_x86_64.whl
+"""Tries a wheel where there is no compiler: python -m tools.wheels.check dist/aengine_llm-*_x86_64.whl
 
 Makes a root directory of this interpreter, the shared libraries that every Linux with it has, and nothing else. Installs the wheel and what
 it depends on there, without a network, and runs `aengine info` and the demo. Needs `unshare` and `mount` of util-linux, but not to be root.

@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Annotated
 
+from aengine.api.errors import InvalidRequestError
+from aengine.api.fields import check_fields, one_of
 from aengine.chat.formats.base import CallFormat, ReasoningFormat
 from aengine.chat.formats.deepseek import DEEPSEEK
 from aengine.chat.formats.gemma import FUNCTION_GEMMA, GEMMA3, GEMMA4
@@ -13,8 +15,6 @@ from aengine.chat.formats.hermes import HERMES
 from aengine.chat.formats.kimi import KIMI
 from aengine.chat.formats.llama import JSON, LLAMA
 from aengine.chat.formats.mistral import MISTRAL
-from aengine.checks import check_fields, one_of
-from aengine.errors import InvalidRequestError
 
 CALLS: dict[str, CallFormat] = {
     "": CallFormat(),

@@ -31,7 +31,7 @@ class CallFormat:
 
 
 class ReasoningFormat(NamedTuple):
-    """The markers around reasoning."""
+    """The markers that a model writes around its reasoning."""
 
     opening: str
     closing: str

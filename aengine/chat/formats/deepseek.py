@@ -4,9 +4,8 @@ are in tags: `<｜DSML｜invoke name="f"><｜DSML｜parameter name="a" string="f
 from __future__ import annotations
 
 from aengine.chat.formats.base import CallFormat, Tools, read_nothing
-from aengine.chat.json_calls import read_named
+from aengine.chat.json_calls import MAX_NAME, Tags, read_named, read_parameters
 from aengine.chat.source import Reading, Source
-from aengine.chat.tagged_calls import MAX_NAME, Tags, read_parameters
 
 _DSML = Tags(
     '<｜DSML｜parameter name="',

@@ -11,8 +11,8 @@ import json
 import re
 
 from aengine.chat.formats.base import CallFormat, Tools
+from aengine.chat.json_calls import MAX_CODE, start_calls
 from aengine.chat.json_text import MAX_DEPTH, loads
-from aengine.chat.python_calls import MAX_CODE, start_calls
 from aengine.chat.source import Reading, Source
 
 MAX_NAME = 256

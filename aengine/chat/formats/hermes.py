@@ -8,10 +8,9 @@
 from __future__ import annotations
 
 from aengine.chat.formats.base import CallFormat, Tools
-from aengine.chat.json_calls import read_calls
+from aengine.chat.json_calls import MAX_NAME, Tags, read_calls, read_parameters
 from aengine.chat.json_text import read_object
 from aengine.chat.source import Reading, Source
-from aengine.chat.tagged_calls import MAX_NAME, Tags, read_parameters
 
 _CODER = Tags("<parameter=", ">", "</parameter>", "</function>")
 _GLM = Tags("<arg_key>", "</arg_key>", "</arg_value>", "</tool_call>", {"<arg_value>": None})

@@ -44,7 +44,7 @@ _TIMEOUT = 900.0  # seconds, for one compiler call
 
 def find_prebuilt(level: Level, sources: pathlib.Path = SOURCES, directory: pathlib.Path = PREBUILT) -> pathlib.Path | None:
     """The library of a level that came with the package; None where there is none of these sources. Logs a warning for a damaged one."""
-    for path in directory.glob(f"cpu-{level.value}-{_sources_digest(sources)}-*.so"):
+    for path in directory.glob(f"cpu-{level.value}-{sources_digest(sources)}-*.so"):
         if path.name == prebuilt_name(level, sources, path.read_bytes()):
             return path
         _log.warning("the prebuilt CPU kernels %s are damaged", path)
@@ -52,7 +52,7 @@ def find_prebuilt(level: Level, sources: pathlib.Path = SOURCES, directory: path
 
 
 def prebuilt_name(level: Level, sources: pathlib.Path, library: bytes) -> str:
-    return f"cpu-{level.value}-{_sources_digest(sources)}-{_digest(library)}.so"
+    return f"cpu-{level.value}-{sources_digest(sources)}-{_digest(library)}.so"
 
 
 @contextmanager
@@ -63,7 +63,7 @@ def build(level: Level, environ: Mapping[str, str], sources: pathlib.Path = SOUR
     Raises KernelsUnavailableError when there is no compiler or it fails.
     """
     compiler, directory = find_compiler(environ), _cache_directory(environ)
-    name = f"cpu-{level.value}-{_digest(_sources_digest(sources), *compiler, *_flags(level), _version(compiler))}.so"
+    name = f"cpu-{level.value}-{_digest(sources_digest(sources), *compiler, *_flags(level), _version(compiler))}.so"
     path = directory / name
     with ExitStack() as temporary:
         if not path.is_file():
@@ -143,7 +143,8 @@ def _cache_directory(environ: Mapping[str, str]) -> pathlib.Path:
     return (pathlib.Path(base) if base else pathlib.Path(environ.get("HOME") or pathlib.Path.home()) / ".cache") / "aengine"
 
 
-def _sources_digest(sources: pathlib.Path) -> str:
+def sources_digest(sources: pathlib.Path = SOURCES) -> str:
+    """Returns a digest of the names and texts of all sources of the kernels, as hexadecimal digits."""
     return _digest(
         *(part for path in sorted(sources.iterdir()) if path.is_file() for part in (path.name, path.read_text(encoding="utf-8")))
     )

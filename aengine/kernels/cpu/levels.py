@@ -12,7 +12,7 @@ import platform
 import re
 from collections.abc import Mapping
 
-from aengine.errors import AEngineError, ConfigError
+from aengine.api.errors import AEngineError, ConfigError
 
 LEVEL_VARIABLE = "AENGINE_CPU_LEVEL"
 _NO_KERNELS = "torch"

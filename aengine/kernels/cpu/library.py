@@ -6,6 +6,7 @@ Owns the mirror of `src/abi.h` and the errors for status codes. Does not know wh
 from __future__ import annotations
 
 import ctypes
+import functools
 import logging
 import os
 import pathlib
@@ -19,7 +20,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from aengine.errors import AEngineError
+from aengine.api.errors import AEngineError
 from aengine.kernels.cpu.compiler import PREBUILT, build, find_prebuilt
 from aengine.kernels.cpu.levels import KernelsUnavailableError, Level, select_level
 from aengine.kernels.draw_params import DRAW_PARAMS
@@ -88,7 +89,7 @@ class CLinearOp(Structure):
 
 class CAttentionOp(Structure):
     _fields_ = _fields(
-        (c_void_p, "cos_sin sinks"),
+        (c_void_p, "cos_sin sinks slopes"),
         (CNorm, "q_norm k_norm"),
         (c_int64, "norm_stride group place heads kv_heads key_dim value_dim rotary_dim window key_first value_first"),
         (c_float, "scale soft_cap"),
@@ -186,9 +187,51 @@ class CStep(Structure):
 
 
 _OPS = (COp, CEmbedOp, CNormOp, CLinearOp, CAttentionOp, CGatherOp, CExpertsOp, CHeadsOp, CCopyOp, CKeptOp, CGatherRanksOp, CSumRanksOp)
-_OTHERS = (CExchange, CSharedRanks, CModel, CPool, CLowRankBlock, CLowRank, CStepAdapters)
-STRUCT_SIZES = [*map(ctypes.sizeof, (CPackedLinear, CPart, CCodesPart, *_OPS, *_OTHERS)), DRAW_PARAMS.itemsize, ctypes.sizeof(CStep)]
-"""In the order of `aengine_struct_sizes`."""
+_OTHERS = (CExchange, CSharedRanks, CModel, CPool, CLowRankBlock, CLowRank, CStepAdapters, CStep)
+
+
+def _layout() -> dict[str, int]:
+    places: dict[str, int] = {}
+    for struct in (CPackedLinear, CPart, CCodesPart, *_OPS, *_OTHERS):
+        name = struct.__name__.removeprefix("C")
+        places.update({f"{name}.{field[0]}": getattr(struct, field[0]).offset for field in struct._fields_})
+        places[name] = ctypes.sizeof(struct)
+    assert DRAW_PARAMS.fields is not None, "a record"
+    places.update({f"DrawParams.{name}": int(field[1]) for name, field in DRAW_PARAMS.fields.items()})
+    return {**places, "DrawParams": DRAW_PARAMS.itemsize}
+
+
+LAYOUT = _layout()
+"""The offset of each field of the structs that Python and C++ share, and the size of each struct, in bytes. `CpuKernels` compares it with
+what the library was compiled with, so that fields that changed their places on one side alone are noticed when it is loaded."""
+
+
+def layout_header() -> str:
+    """The text of `src/layout.h`, which tells the library's own `LAYOUT`: the names as Python has them, the places as the compiler does."""
+    places = [f"offsetof({name.replace('.', ', ')})" if "." in name else f"sizeof({name})" for name in LAYOUT]
+    return "\n".join(
+        [
+            "// Generated from aengine/kernels/cpu/library.py by tools/generate.py; edit abi.h and that file instead.",
+            "#pragma once",
+            "#include <cstddef>",
+            "",
+            '#include "abi.h"',
+            '#include "exchange.h"',
+            "",
+            "namespace aengine {",
+            "",
+            "constexpr const char* LAYOUT_NAMES =",
+            *[f'    "{name} "' for name in LAYOUT],
+            "    ;",
+            "constexpr i64 LAYOUT_PLACES[] = {",
+            *[f"    {place}," for place in places],
+            "};",
+            "",
+            "}  // namespace aengine",
+            "",
+        ]
+    )
+
 
 _EXCHANGE_ABORTED, _EXCHANGE_TIMED_OUT = 11, 12
 _MESSAGES = {  # of `Status`
@@ -203,7 +246,8 @@ _MESSAGES = {  # of `Status`
 
 _SIGNATURES: dict[str, tuple[Any, ...]] = {  # name -> result, arguments
     "aengine_level": (c_char_p,),
-    "aengine_struct_sizes": (None, POINTER(c_int64)),
+    "aengine_layout_names": (c_char_p,),
+    "aengine_layout_places": (POINTER(c_int64),),
     "aengine_workspace_create": (c_void_p, POINTER(CExchange)),
     "aengine_workspace_destroy": (None, c_void_p),
     "aengine_workspace_trim": (None, c_void_p),
@@ -215,6 +259,7 @@ _SIGNATURES: dict[str, tuple[Any, ...]] = {  # name -> result, arguments
         *(POINTER(CStepAdapters), c_void_p, c_void_p, c_int),
     ),
     "aengine_draw": (c_int, c_void_p, c_int64, c_int64, c_void_p, c_void_p, c_void_p, c_int),
+    "aengine_log_sums": (c_int, c_void_p, c_int64, c_int64, c_void_p, c_void_p, c_int),
     "aengine_run_layers": (c_int, POINTER(CModel), POINTER(CPool), POINTER(CStep), c_void_p, c_int),
     "aengine_begin_layers": (c_int, POINTER(CModel), POINTER(CPool), POINTER(CStep), c_void_p, c_int),
     "aengine_finish_layers": (c_int, c_void_p),
@@ -282,10 +327,12 @@ class CpuKernels:
                 function.argtypes = arguments
         except AttributeError as error:
             raise KernelsUnavailableError(f"the compiled kernels are of another version: {error}") from error
-        found, sizes = library.aengine_level().decode(), (c_int64 * len(STRUCT_SIZES))()
-        library.aengine_struct_sizes(sizes)
-        if found != level.value or list(sizes) != STRUCT_SIZES:
-            raise KernelsUnavailableError(f"the compiled kernels are of another version ({found}, struct sizes {list(sizes)})")
+        found, names = library.aengine_level().decode(), library.aengine_layout_names().decode().split()
+        places = library.aengine_layout_places()
+        layout = {name: places[number] for number, name in enumerate(names)}
+        if found != level.value or layout != LAYOUT:
+            other = ", ".join([name for name in {**LAYOUT, **layout} if LAYOUT.get(name) != layout.get(name)]) or "none"
+            raise KernelsUnavailableError(f"the compiled kernels are of another version ({found}; other places of {other})")
 
     def __getattr__(self, name: str) -> Any:
         """The C function `aengine_<name>`."""
@@ -318,7 +365,8 @@ class Workspace:
         self.kernels.workspace_trim(self.handle)
 
     def check(self, status: int) -> None:
-        """As the function `check`, and raises ExchangeError where the exchange failed."""
+        """Raises the error for a status that a C function returned, as the function `check` does, and ExchangeError where the exchange
+        failed."""
         if status not in (_EXCHANGE_ABORTED, _EXCHANGE_TIMED_OUT):
             return check(status)
         assert self.exchange is not None
@@ -349,6 +397,7 @@ def load_level(level: Level, environ: Mapping[str, str] = os.environ, prebuilt: 
         return CpuKernels(_open(path), level)
 
 
+@functools.cache  # a library stays loaded, and only a full garbage collection frees the types that ctypes makes of its functions
 def _open(path: pathlib.Path) -> ctypes.CDLL:
     # torch is imported above. The library uses the OpenMP runtime that torch has loaded: one pool of threads, not two. On aarch64 other
     # libraries do not see it by themselves.

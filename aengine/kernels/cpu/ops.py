@@ -1,4 +1,5 @@
-"""The output head and the draw of tokens as single kernels, for the steps that do not sample within `DecoderStack`.
+"""The output head and the draw of tokens as single kernels, for the steps that do not sample within `DecoderStack`; and low-rank adapters
+as the kernels read them, whose layout is in `src/abi.h` and whose products are in `src/adapters.cpp`.
 
 Shapes and dtypes are checked, results allocated. Activations are bf16 or float32.
 """
@@ -6,7 +7,7 @@ Shapes and dtypes are checked, results allocated. Activations are bf16 or float3
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 import torch
@@ -14,9 +15,46 @@ import torch.nn.functional as F
 from numpy.typing import NDArray
 from torch import Tensor
 
-from aengine.kernels.cpu.adapters import StepAdapters
-from aengine.kernels.cpu.library import BLOCK, ELEMENTS, Workspace, address_of_params, check
+from aengine.kernels.cpu.library import BLOCK, ELEMENTS, CLowRank, CStepAdapters, Workspace, address, address_of_params, check
 from aengine.kernels.cpu.packing import PackedLinear
+
+
+class PackedAdapter:
+    """The low-rank matrices of an adapter. Immutable; can be used by any workspace."""
+
+    def __init__(self, memory: NDArray[np.uint8], matrices: Mapping[int, CLowRank], count: int) -> None:
+        """`matrices` by number, of the `count` that the model has; they point into `memory`."""
+        self._memory = memory
+        self.c = (CLowRank * count)()
+        for number, matrix in matrices.items():
+            self.c[number] = matrix
+        self.most = max((matrix.size for matrix in matrices.values()), default=0)
+        """The largest `size` of a matrix."""
+
+    @property
+    def nbytes(self) -> int:
+        return self._memory.nbytes
+
+
+class StepAdapters:
+    """Which adapter each token of a step has, or each row of hidden states."""
+
+    def __init__(self, adapters: Sequence[PackedAdapter], of_tokens: NDArray[np.int32]) -> None:
+        """`of_tokens`: [T], indices of `adapters`; -1: none. Raises ValueError for other indices."""
+        self.of_tokens = np.ascontiguousarray(of_tokens, dtype=np.int32)
+        if len(of_tokens) and not -1 <= int(of_tokens.min()) <= int(of_tokens.max()) < len(adapters):
+            raise ValueError(f"adapters {of_tokens.min()} to {of_tokens.max()} of tokens are not among -1 to {len(adapters) - 1}")
+        self.adapters = tuple(adapters)
+        addresses = (ctypes.c_void_p * len(adapters))(*(ctypes.addressof(adapter.c) for adapter in adapters))
+        most = max((adapter.most for adapter in adapters), default=0)
+        self.c = CStepAdapters(addresses, address(self.of_tokens), len(adapters), most)
+
+    def check(self, num_rows: int, num_matrices: int) -> None:
+        """Raises ValueError for another number of rows, or for adapters of another model."""
+        if len(self.of_tokens) != num_rows:
+            raise ValueError(f"there are adapters of {len(self.of_tokens)} rows for {num_rows}")
+        if any(len(adapter.c) != num_matrices for adapter in self.adapters):
+            raise ValueError(f"an adapter is not of a model with {num_matrices} matrices")
 
 
 def logits(workspace: Workspace, x: Tensor, weight: PackedLinear, soft_cap: float = 0.0, adapters: StepAdapters | None = None) -> Tensor:
@@ -58,6 +96,17 @@ def draw(workspace: Workspace, logits: Tensor, draw_params: NDArray[np.void]) ->
     out = torch.empty(count, dtype=torch.int64)
     where = address_of_params(draw_params, count)
     check(workspace.kernels.draw(logits.data_ptr(), count, vocab, where, out.data_ptr(), workspace.handle, workspace.threads))
+    return out
+
+
+def log_sums(workspace: Workspace, logits: Tensor) -> Tensor:
+    """[m, vocab] float32 with contiguous rows -> [m, 1] float32, the log of the sum of exp of each row. Depends on the row alone: sums are
+    added up in the same order for any number of rows and threads."""
+    count, vocab = logits.shape
+    if logits.dtype != torch.float32 or not logits.is_contiguous():
+        raise ValueError("logits are not contiguous float32")
+    out = torch.empty(count, 1)
+    check(workspace.kernels.log_sums(logits.data_ptr(), count, vocab, out.data_ptr(), workspace.handle, workspace.threads))
     return out
 
 

@@ -96,7 +96,7 @@ class CodeFormat:
 
     @property
     def block_bytes(self) -> int:
-        """Of a panel's scales, offsets and codes of one group."""
+        """The bytes of one group of a panel: its scales, its offsets if there are any, and its codes."""
         return self._scale_bytes * (2 if self.with_offsets else 1) + PANEL * self.group_size // (2 if self.format == INT4_CODES else 1)
 
     @property

@@ -22,10 +22,10 @@ _COLUMNS, _RANKS = 64, 64
 
 
 class TritonAdapterOps:
-    """An `AdapterOps` of `aengine.layers.adapters`."""
+    """The `AdapterOps` of `aengine.layers.adapters` in Triton kernels, for CUDA."""
 
     def grouped(self, slots: Tensor, num_slots: int) -> TokenSlots:
-        """Those without an adapter come last, in no block."""
+        """Sorts the tokens by slot. Those without an adapter come last, in no block."""
         return Grouping.of(slots, num_slots)
 
     def shrink(self, x: Tensor, matrices: AdapterMatrices, tokens: TokenSlots) -> Tensor:

@@ -98,13 +98,13 @@ def attend_prefills(
     tiles: Tensor,
     scoring: Scoring,
     sinks: Tensor | None,
+    slopes: Tensor | None,
     blocks: Blocks,
 ) -> None:
     """Attention of the queries of the rows in `tiles` (`prefill_tiles`, on the device), which are the last of their rows, to `out`
     (contiguous).
 
-    `query` is [T, num_heads, head_dim]; row r has queries `qo_indptr[r]:qo_indptr[r+1]`. `sinks` as of
-    `attend_decodes`.
+    `query` is [T, num_heads, head_dim]; row r has queries `qo_indptr[r]:qo_indptr[r+1]`. `sinks` and `slopes` as of `attend_decodes`.
     """
     num_heads, value_dim = out.shape[1:]
     num_kv_heads, page_size = cache.keys.shape[2], cache.keys.shape[1]
@@ -112,11 +112,13 @@ def attend_prefills(
     assert out.is_contiguous()
     assert tiles.is_contiguous()
     prefill_kernel[(num_kv_heads, tiles.shape[1])](
-        *(query, cache.keys, cache.values, query if sinks is None else sinks, out, qo_indptr, *lists, tiles[0], tiles[1]),
+        *(query, cache.keys, cache.values, query if sinks is None else sinks, query if slopes is None else slopes, out),
+        *(qo_indptr, *lists, tiles[0], tiles[1]),
         *(query.stride(0), query.stride(1), scoring.scale * cache.key_scale, cache.value_scale),
         WINDOW=scoring.window or 0,
         SOFT_CAP=scoring.soft_cap,
         SINKS=sinks is not None,
+        SLOPES=slopes is not None,
         PAGE_SIZE=page_size,
         KV_HEADS=num_kv_heads,
         GROUP=num_heads // num_kv_heads,

@@ -40,6 +40,12 @@ def load_rest(at, present, query, REST: tl.constexpr, REST_DIM: tl.constexpr):
 
 
 @triton.jit
+def load_slopes(slopes, head, present, SLOPES: tl.constexpr):
+    """Those of the heads [BLOCK_M]; where there are none, `head`, which is not used then."""
+    return tl.load(slopes + head, mask=present, other=0.0) if SLOPES else head
+
+
+@triton.jit
 def _pages_of(pages, source, PAGE_SIZE: tl.constexpr):
     return tl.load(pages + source.to(tl.uint32) // PAGE_SIZE)
 
@@ -55,6 +61,7 @@ def _loaded(at, within, dtype: tl.constexpr):
 def attend_keys(
     query,
     query_rest,
+    slope,
     position,
     seen,
     key_cache,
@@ -66,6 +73,7 @@ def attend_keys(
     scale,
     WINDOW: tl.constexpr,
     SOFT_CAP: tl.constexpr,
+    SLOPES: tl.constexpr,
     PAGE_SIZE: tl.constexpr,
     KV_HEADS: tl.constexpr,
     VALUE_DIM: tl.constexpr,
@@ -78,7 +86,8 @@ def attend_keys(
 ):
     """Attention of queries at `position` [BLOCK_M] of a row over the keys `begin` to `end` in its `pages`. `query` [BLOCK_M, DIM] are their
     last VALUE_DIM numbers, `query_rest` [BLOCK_M, REST_DIM] those before, if there are any. LATENT: values are the last numbers of keys.
-    All queries attend to the first `seen` keys of the row, or those of them in their windows.
+    All queries attend to the first `seen` keys of the row, or those of them in their windows. SLOPES: scores lose `slope` [BLOCK_M] for
+    each position between key and query.
 
     Returns the weighted sum of values [BLOCK_M, DIM], the sum of weights, and the largest score [BLOCK_M], by which weights are divided.
     """
@@ -90,7 +99,8 @@ def attend_keys(
     top = tl.full([BLOCK_M], -float("inf"), tl.float32)
     dim = tl.arange(0, DIM)[None, :]
     rest = tl.arange(0, REST_DIM)[None, :]
-    unit = _LOG2E if SOFT_CAP > 0 else scale * _LOG2E
+    is_scaled: tl.constexpr = SLOPES or SOFT_CAP > 0
+    unit = _LOG2E if is_scaled else scale * _LOG2E
     # Pages are read a block before the keys: loads that depend on loads of the same block would not be ahead of the products.
     page = _pages_of(pages, tl.minimum(begin + tl.arange(0, BLOCK_N), end - 1), PAGE_SIZE)
     for block in range(begin, end, BLOCK_N):
@@ -107,6 +117,10 @@ def attend_keys(
         if SOFT_CAP > 0:
             # tanh(x) = 1 - 2 / (1 + e^2x), which ends at 1 and -1 where the exponential overflows or vanishes
             scores = SOFT_CAP - 2.0 * SOFT_CAP / (1.0 + tl.exp2(scores * (scale * (2.0 * _LOG2E / SOFT_CAP))))
+        if SLOPES:
+            if SOFT_CAP == 0:
+                scores = scores * scale
+            scores = scores + slope[:, None] * (source[None, :] - position[:, None]).to(tl.float32)
         if WINDOW > 0 or block + BLOCK_N > seen:
             visible = (source[None, :] < end) & (source[None, :] <= position[:, None])
             if WINDOW > 0:
@@ -144,6 +158,7 @@ def prefill_kernel(
     key_cache,
     value_cache,
     sinks,
+    slopes,
     out,
     qo_indptr,
     kv_indptr,
@@ -158,6 +173,7 @@ def prefill_kernel(
     WINDOW: tl.constexpr,
     SOFT_CAP: tl.constexpr,
     SINKS: tl.constexpr,
+    SLOPES: tl.constexpr,
     PAGE_SIZE: tl.constexpr,
     KV_HEADS: tl.constexpr,
     GROUP: tl.constexpr,
@@ -197,9 +213,10 @@ def prefill_kernel(
         low = tl.maximum(start + tile_begin // GROUP - WINDOW + 1, 0)
     position = start + local
     pages = kv_indices + first_page
+    slope = load_slopes(slopes, head, flat < length * GROUP, SLOPES)
     acc, total, top = attend_keys(
-        q, q_rest, position, start + tile_begin // GROUP + 1, key_cache, value_cache, pages, kv_head, low, high, scale,
-        WINDOW, SOFT_CAP, PAGE_SIZE, KV_HEADS, VALUE_DIM, DIM, LATENT, REST, REST_DIM, BLOCK_M, BLOCK_N,
+        q, q_rest, slope, position, start + tile_begin // GROUP + 1, key_cache, value_cache, pages, kv_head, low, high, scale,
+        WINDOW, SOFT_CAP, SLOPES, PAGE_SIZE, KV_HEADS, VALUE_DIM, DIM, LATENT, REST, REST_DIM, BLOCK_M, BLOCK_N,
     )  # fmt: skip
     if SINKS:
         fade, total = with_sink(total, top, tl.load(sinks + head))

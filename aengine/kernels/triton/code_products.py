@@ -11,8 +11,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from aengine.kernels.triton.codes import HALF, SHARED_BLOCKS, Codes
-from aengine.kernels.triton.e2m1 import e2m1_numbers
+from aengine.kernels.triton.codes import HALF, SHARED_BLOCKS, Codes, e2m1_numbers
 
 FEW_ROWS, FEW_COLUMNS, FEW_STAGES = 16, 64, 4  # of a program with few rows: a matrix is read as fast as memory gives it
 _SLICES, _SLICE = 4, 32  # of a program with few rows: warps, and columns that each reads at a time

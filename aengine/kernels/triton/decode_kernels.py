@@ -11,7 +11,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from aengine.kernels.triton.attention_kernels import attend_keys, load_rest, with_sink
+from aengine.kernels.triton.attention_kernels import attend_keys, load_rest, load_slopes, with_sink
 
 
 @triton.jit
@@ -30,6 +30,7 @@ def _attend_item(
     partial,
     partial_lse,
     sinks,
+    slopes,
     out,
     query_token_stride,
     query_head_stride,
@@ -39,6 +40,7 @@ def _attend_item(
     part,
     SOFT_CAP: tl.constexpr,
     SINKS: tl.constexpr,
+    SLOPES: tl.constexpr,
     PAGE_SIZE: tl.constexpr,
     KV_HEADS: tl.constexpr,
     GROUP: tl.constexpr,
@@ -63,9 +65,12 @@ def _attend_item(
 
     # An item has no key that one of its rows does not see: neither later ones nor those behind a window.
     position = tl.zeros([BLOCK_M], tl.int32) + (end - 1)
+    if SLOPES:  # what counts is how far each row's query is from a key
+        position = tl.load(rows + 3 * num_rows + row, mask=there, other=1) - 1
+    slope = load_slopes(slopes, head, there, SLOPES)
     acc, total, top = attend_keys(
-        q, q_rest, position, end, key_cache, value_cache, pages, kv_head, begin, end, scale,
-        0, SOFT_CAP, PAGE_SIZE, KV_HEADS, VALUE_DIM, DIM, LATENT, REST, REST_DIM, BLOCK_M, BLOCK_N,
+        q, q_rest, slope, position, end, key_cache, value_cache, pages, kv_head, begin, end, scale,
+        0, SOFT_CAP, SLOPES, PAGE_SIZE, KV_HEADS, VALUE_DIM, DIM, LATENT, REST, REST_DIM, BLOCK_M, BLOCK_N,
     )  # fmt: skip
 
     row = tl.load(rows + first + flat // GROUP, mask=there, other=0, volatile=True)  # again, for it would take registers until here
@@ -96,6 +101,7 @@ def decode_kernel(
     partial,
     partial_lse,
     sinks,
+    slopes,
     out,
     query_token_stride,
     query_head_stride,
@@ -103,6 +109,7 @@ def decode_kernel(
     value_scale,
     SOFT_CAP: tl.constexpr,
     SINKS: tl.constexpr,
+    SLOPES: tl.constexpr,
     PAGE_SIZE: tl.constexpr,
     KV_HEADS: tl.constexpr,
     GROUP: tl.constexpr,
@@ -136,15 +143,15 @@ def decode_kernel(
     part = tl.program_id(0) % parts
     if MANY == FEW or count * GROUP <= FEW:  # where they are equal no other branch is compiled
         _attend_item(
-            query, key_cache, value_cache, pages, begin, end, first, count, split, rows, num_rows, partial, partial_lse, sinks, out,
-            query_token_stride, query_head_stride, scale, value_scale, kv_head, part, SOFT_CAP, SINKS, PAGE_SIZE, KV_HEADS, GROUP,
-            VALUE_DIM, DIM, LATENT, REST, REST_DIM, FEW, BLOCK_N,
+            query, key_cache, value_cache, pages, begin, end, first, count, split, rows, num_rows, partial, partial_lse, sinks, slopes,
+            out, query_token_stride, query_head_stride, scale, value_scale, kv_head, part, SOFT_CAP, SINKS, SLOPES, PAGE_SIZE, KV_HEADS,
+            GROUP, VALUE_DIM, DIM, LATENT, REST, REST_DIM, FEW, BLOCK_N,
         )  # fmt: skip
     else:
         _attend_item(
-            query, key_cache, value_cache, pages, begin, end, first, count, split, rows, num_rows, partial, partial_lse, sinks, out,
-            query_token_stride, query_head_stride, scale, value_scale, kv_head, part, SOFT_CAP, SINKS, PAGE_SIZE, KV_HEADS, GROUP,
-            VALUE_DIM, DIM, LATENT, REST, REST_DIM, MANY, BLOCK_N,
+            query, key_cache, value_cache, pages, begin, end, first, count, split, rows, num_rows, partial, partial_lse, sinks, slopes,
+            out, query_token_stride, query_head_stride, scale, value_scale, kv_head, part, SOFT_CAP, SINKS, SLOPES, PAGE_SIZE, KV_HEADS,
+            GROUP, VALUE_DIM, DIM, LATENT, REST, REST_DIM, MANY, BLOCK_N,
         )  # fmt: skip
 
 

@@ -23,7 +23,7 @@ class Work(NamedTuple):
     """The work of n decode rows; as `DecodeWork`, on the device."""
 
     items: Tensor  # [items, fields] int32
-    rows: Tensor  # [3, n] int32
+    rows: Tensor  # [fields, n] int32
     num_partials: int  # for which there must be room; 0: each row has one item
 
 
@@ -40,13 +40,14 @@ def attend_decodes(
     work: Work,
     scoring: Scoring,
     sinks: Tensor | None,
+    slopes: Tensor | None,
     blocks: Blocks,
 ) -> None:
     """Attention of the first n of [T, num_heads, head_dim] queries, where query i is the last of row i, to `out` [T, num_heads, value_dim]
     (contiguous). `kv_indices` int32 are the pages of all rows.
 
-    An item of several rows has at most `blocks.queries` pairs of a row and a head of one KV head. `sinks` [num_heads]: those of a layer
-    that has them.
+    An item of several rows has at most `blocks.queries` pairs of a row and a head of one KV head. `sinks` and `slopes` [num_heads]: those
+    of a layer that has them; slopes are float32.
     """
     num_heads, value_dim = out.shape[1:]
     num_kv_heads, page_size = cache.keys.shape[2], cache.keys.shape[1]
@@ -63,9 +64,10 @@ def attend_decodes(
     shared = {"SINKS": sinks is not None, "VALUE_DIM": value_dim, "DIM": width(value_dim)}
     decode_kernel[(num_kv_heads * triton.cdiv(group, few), len(work.items))](
         *(query, cache.keys, cache.values, kv_indices, work.items, work.rows, num_rows),
-        *(partial, partial_lse, query if sinks is None else sinks, out),
+        *(partial, partial_lse, query if sinks is None else sinks, query if slopes is None else slopes, out),
         *(query.stride(0), query.stride(1), scoring.scale * cache.key_scale, cache.value_scale),
         SOFT_CAP=scoring.soft_cap,
+        SLOPES=slopes is not None,
         PAGE_SIZE=page_size,
         KV_HEADS=num_kv_heads,
         GROUP=group,

@@ -36,7 +36,8 @@ class Grouping:
 
     @classmethod
     def of(cls, chosen: Tensor, num_experts: int) -> Grouping:
-        """Of the chosen experts [T, top_k] int64."""
+        """Sorts the chosen experts [T, top_k] int64, or the slots [T] int32 of tokens, on the device. The number `num_experts` stands for
+        none: such choices come last, in no block."""
         choices = chosen.numel()
         block = _FEW if choices < _MANY // 2 * num_experts else _MANY
         num_blocks = min(choices, choices // block + num_experts)

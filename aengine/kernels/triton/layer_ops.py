@@ -12,9 +12,9 @@ import triton.language as tl
 from torch import Tensor
 
 from aengine.kernels.activations import Activation
-from aengine.kernels.float8 import LARGEST, Float8Rows
 from aengine.kernels.layer_params import ExpertMlp, Rotation, SharedOutput
 from aengine.kernels.paged_cache import KvTarget
+from aengine.kernels.quantize import LARGEST, Float8Rows
 from aengine.kernels.routing import Routing
 from aengine.kernels.triton import rotary
 from aengine.kernels.triton.experts import Grouping, grouped_linear, weighted_sums

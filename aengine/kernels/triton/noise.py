@@ -1,5 +1,5 @@
-"""What kernels that sample share: the parameters of a row, the highest of scores, and the noise of `aengine.sampling.noise` with the same
-bits for the same (seed, position, stream, token id).
+"""What kernels that sample share: the parameters of a row, the highest of scores, and the noise of `aengine.sampling.torch_draw` with the
+same bits for the same (seed, position, stream, token id).
 
 Integers are unsigned in the hashes, so that products wrap around and shifts bring in zeros.
 """

@@ -1,6 +1,6 @@
 """Draws from the nucleus of a row (top-p, Holtzman et al. 2020), without finding where the nucleus ends.
 
-The nucleus is that of `aengine.sampling.candidates.kept_candidates`: tokens in the order of (logit, -id) until their mass reaches top_p. So
+The nucleus is that of `aengine.sampling.torch_draw.kept_candidates`: tokens in the order of (logit, -id) until their mass reaches top_p. So
 the token to be drawn is the argmax of the perturbed scores in a beginning of that order. The argmax of all tokens is in the nucleus if the
 mass before it is less than top_p. If it is not, nothing behind it is either, and the argmax of the tokens before it is tried next. Each is
 in the nucleus with a probability of top_p at least, so two are tried by programs for parts of rows, and the few rows that need more are
@@ -24,15 +24,17 @@ _LAUNCHES = 3  # over parts of rows; each but the first tries a candidate, and f
 _SLICES = ["positions", "candidates", "masses", "values", "ids", "new_candidates", "new_masses", "new_values", "new_ids"]  # begin anywhere
 
 
-def draw_from_nucleus(logits: Tensor, params: DrawParams) -> Tensor:
+def draw_from_nucleus(logits: Tensor, params: DrawParams, chosen: Tensor | None = None) -> Tensor:
     """[m] int64: of the tokens in the nucleus, the argmax of logits / temperature - log E, E of stream 0; the lowest id of a tie.
 
     `logits` [m, V] have contiguous rows. The mass that top_p refers to is that of the tokens that min_p keeps; 0 keeps all. The likeliest
     token is always in. Sums are float64, and their order depends on V alone. Every result is an id below V, also of rows with NaN.
+    `chosen` [m] float32 gets the logits of the tokens.
     """
     rows, vocab_size = logits.shape
     device, parts = logits.device, triton.cdiv(vocab_size, _IDS_AT_ONCE)
     tokens = torch.empty(rows, dtype=torch.int64, device=device)
+    chosen = torch.empty(rows, device=device) if chosen is None else chosen
     if not rows:
         return tokens
     candidates = torch.empty(_LAUNCHES, rows, dtype=torch.int32, device=device)
@@ -44,7 +46,7 @@ def draw_from_nucleus(logits: Tensor, params: DrawParams) -> Tensor:
     padded = triton.next_power_of_2(parts)
     for before, after in itertools.pairwise(found):
         _try_candidates[(rows, parts)](*arguments, *before, *after, vocab_size, IDS=_IDS_AT_ONCE, PARTS=padded, num_warps=4)
-    _finish[(rows,)](*arguments, *found[-1], tokens, vocab_size, parts, IDS=2 * _IDS_AT_ONCE, PARTS=padded, num_warps=8)
+    _finish[(rows,)](*arguments, *found[-1], tokens, chosen, vocab_size, parts, IDS=2 * _IDS_AT_ONCE, PARTS=padded, num_warps=8)
     return tokens
 
 
@@ -149,6 +151,7 @@ def _finish(
     values,
     ids,
     tokens,
+    chosen,
     vocab_size,
     parts,
     IDS: tl.constexpr,
@@ -169,4 +172,6 @@ def _finish(
             following = tl.where(part_value > value, token, following)
             value = tl.maximum(value, part_value)
         goes_on = _must_go_on(before, value, total, packed, row)
-    tl.store(tokens + row, tl.minimum(candidate, vocab_size - 1).to(tl.int64))
+    token = tl.minimum(candidate, vocab_size - 1)
+    tl.store(tokens + row, token.to(tl.int64))
+    tl.store(chosen + row, tl.load(logits + row * logits_stride + token).to(tl.float32))

@@ -17,10 +17,10 @@ _HEADS_AT_ONCE = 8
 
 
 def rotate(query: Tensor, key: Tensor, value: Tensor | None, rotation: Rotation, positions: Tensor, target: KvTarget | None) -> None:
-    """As `LayerOps.rotate`, in place; with a `value` and a `target` as `LayerOps.rotate_and_write`: then keys go there alone.
+    """Rotates queries and keys in place as `LayerOps.rotate` says. With a `value` and a `target` it writes the keys and values to the
+    target as `LayerOps.rotate_and_write` says, and leaves `key` as it is.
 
-    The launch depends on shapes and strides alone, so it can be captured in a graph.
-    """
+    The launch depends on shapes and strides alone, so it can be captured in a graph."""
     tokens, query_heads, head_dim = query.shape
     key_heads, cos_sin, size = key.shape[1], rotation.cos_sin, rotation.cos_sin.shape[1]
     if not tokens:
@@ -47,7 +47,8 @@ def rotate(query: Tensor, key: Tensor, value: Tensor | None, rotation: Rotation,
 
 
 def rotate_latent(query: Tensor, out: Tensor, key: Tensor, rotation: Rotation, positions: Tensor, target: KvTarget | None) -> None:
-    """As `LayerOps.rotate_latent`. The launch depends on shapes and strides alone, so it can be captured in a graph."""
+    """Rotates queries into `out` and latent keys as `LayerOps.rotate_latent` says. The launch depends on shapes and strides alone, so it
+    can be captured in a graph."""
     tokens, query_heads, size = query.shape
     latent = key.shape[2] - size
     if not tokens:

@@ -11,7 +11,8 @@ from aengine.kernels.routing import RouterScoring, Routing
 
 
 def route(logits: Tensor, bias: Tensor | None, correction: Tensor | None, routing: Routing) -> tuple[Tensor, Tensor]:
-    """As `aengine.kernels.routing.route`; of equal scores, of experts and of groups, the first are chosen."""
+    """Chooses the experts of each token as `aengine.kernels.routing.route` does, in one launch. Of equal scores, of experts and of groups,
+    the first are chosen."""
     tokens, num_experts = logits.shape
     chosen = torch.empty((tokens, routing.top_k), dtype=torch.int64, device=logits.device)
     weights = torch.empty((tokens, routing.top_k), dtype=torch.float32, device=logits.device)

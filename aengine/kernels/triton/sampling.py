@@ -1,7 +1,7 @@
 """Draws from whole rows of logits, in two launches: parts of rows, then rows.
 
-A block of neighbouring ids is drawn by its mass and then a token in it, as `aengine.sampling.masses.MassDraw` does, with the same noise.
-Rows are independent; the order of sums depends on V alone.
+A block of neighbouring ids is drawn by its mass and then a token in it, as `aengine.sampling.torch_draw.MassDraw` does, with the same
+noise. Rows are independent; the order of sums depends on V alone.
 """
 
 from __future__ import annotations
@@ -18,21 +18,23 @@ BLOCK_IDS = tl.constexpr(64)  # ids of a block
 _BLOCKS_AT_ONCE = 64
 
 
-def draw_in_blocks(logits: Tensor, params: DrawParams, with_min_p: bool) -> Tensor:
+def draw_in_blocks(logits: Tensor, params: DrawParams, with_min_p: bool, chosen: Tensor | None = None) -> Tensor:
     """[m] int64: a block by argmax of log mass - log E, E of stream 1, then a token of it by stream 0.
 
     `logits` [m, V] have contiguous rows. Every result is an id below V, also of rows whose tokens all have no mass, or with NaN.
-    `with_min_p`: tokens less likely than min_p times the likeliest have no mass.
+    `with_min_p`: tokens less likely than min_p times the likeliest have no mass. `chosen` [m] float32 gets the logits of the tokens.
     """
     rows, vocab_size = logits.shape
     parts = triton.cdiv(vocab_size, _BLOCKS_AT_ONCE * BLOCK_IDS.value)
     values, blocks = _partials(rows, parts, logits.device)
     tokens = torch.empty(rows, dtype=torch.int64, device=logits.device)
+    chosen = torch.empty(rows, device=logits.device) if chosen is None else chosen
     if rows:
         best = logits.amax(-1) if with_min_p else None
         arguments = (logits, logits.stride(0), params.packed, params.positions, best)
         _block_parts[(rows, parts)](*arguments, values, blocks, vocab_size, BLOCKS=_BLOCKS_AT_ONCE, num_warps=4)
-        _token_of_block[(rows,)](*arguments, values, blocks, tokens, parts, vocab_size, PARTS=triton.next_power_of_2(parts), num_warps=1)
+        padded = triton.next_power_of_2(parts)
+        _token_of_block[(rows,)](*arguments, values, blocks, tokens, chosen, parts, vocab_size, PARTS=padded, num_warps=1)
     return tokens
 
 
@@ -43,7 +45,7 @@ def _partials(rows: int, parts: int, device: torch.device) -> tuple[Tensor, Tens
 @triton.jit
 def _scores(logits, logits_stride, packed, best, row, at, vocab_size):
     """Logits of a row over its temperature, divided as torch divides; -inf beyond the vocabulary and, where `best` has the highest logits
-    of the rows, for tokens below min_p (as in `aengine.sampling.candidates.kept_candidates`)."""
+    of the rows, for tokens below min_p (as in `aengine.sampling.torch_draw.kept_candidates`)."""
     temperature = load_temperature(packed, row)
     logit = tl.load(logits + row * logits_stride + at, mask=at < vocab_size, other=float("-inf")).to(tl.float32)
     score = tl.div_rn(logit, temperature)
@@ -97,6 +99,7 @@ def _token_of_block(
     values,
     blocks,
     tokens,
+    chosen,
     parts,
     vocab_size,
     PARTS: tl.constexpr,
@@ -108,3 +111,4 @@ def _token_of_block(
     first, second = load_row_key(packed, positions, row, 0)
     token = best_of(score - log_exponential(uniform_bits(first, second, at)), at, vocab_size)[1]
     tl.store(tokens + row, token.to(tl.int64))
+    tl.store(chosen + row, tl.load(logits + row * logits_stride + token).to(tl.float32))

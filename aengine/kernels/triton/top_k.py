@@ -30,22 +30,24 @@ _PART_IDS = tl.constexpr(4096)
 _BITS = {torch.bfloat16: 16, torch.float16: 19}  # the upper ones of float32 that such logits need
 
 
-def draw_from_top_k(logits: Tensor, params: DrawParams) -> Tensor:
-    """[m] int64: of the tokens that `aengine.sampling.candidates.kept_candidates` keeps, the argmax of logits / temperature - log E, E of
+def draw_from_top_k(logits: Tensor, params: DrawParams, chosen: Tensor | None = None) -> Tensor:
+    """[m] int64: of the tokens that `aengine.sampling.torch_draw.kept_candidates` keeps, the argmax of logits / temperature - log E, E of
     stream 0; the lowest id of a tie.
 
     `logits` [m, V] have contiguous rows; top_k is 1 to `MOST` in all of them. The mass that top_p refers to is that of the tokens that
     min_p and top_k leave. Sums are float64, and their order depends on V alone. Every result is an id below V, also of rows with NaN.
+    `chosen` [m] float32 gets the logits of the tokens.
     """
     rows, vocab_size = logits.shape
     parts = triton.cdiv(vocab_size, _PART_IDS.value)
     tokens = torch.empty(rows, dtype=torch.int64, device=logits.device)
+    chosen = torch.empty(rows, device=logits.device) if chosen is None else chosen
     if rows:
         values = torch.empty(rows, parts * MOST.value, dtype=torch.float32, device=logits.device)
         ids = torch.empty(rows, parts * MOST.value, dtype=torch.int32, device=logits.device)
         bits, padded = _BITS.get(logits.dtype, 32), triton.next_power_of_2(parts * MOST.value)
         _find_likeliest[(rows, parts)](logits, logits.stride(0), params.packed, values, ids, vocab_size, BITS=bits, num_warps=8)
-        arguments = values, ids, params.packed, params.positions, tokens, parts, vocab_size
+        arguments = logits, logits.stride(0), values, ids, params.packed, params.positions, tokens, chosen, parts, vocab_size
         _draw_from_likeliest[(rows,)](*arguments, PADDED=padded, BITS=bits, num_warps=8)
     return tokens
 
@@ -86,7 +88,20 @@ def _find_likeliest(logits, logits_stride, packed, values, ids, vocab_size, BITS
 
 
 @triton.jit(do_not_specialize_on_alignment=["positions"])  # slices of one upload begin anywhere
-def _draw_from_likeliest(values, ids, packed, positions, tokens, parts, vocab_size, PADDED: tl.constexpr, BITS: tl.constexpr):
+def _draw_from_likeliest(
+    logits,
+    logits_stride,
+    values,
+    ids,
+    packed,
+    positions,
+    tokens,
+    chosen,
+    parts,
+    vocab_size,
+    PADDED: tl.constexpr,
+    BITS: tl.constexpr,
+):
     row = tl.program_id(0).to(tl.int64)
     at = tl.arange(0, PADDED)
     top_k = load_top_k(packed, row)
@@ -113,3 +128,4 @@ def _draw_from_likeliest(values, ids, packed, positions, tokens, parts, vocab_si
         before = tl.sum(tl.where(kept, mass, 0.0), axis=0)
         goes_on = (before >= needed) & (tl.max(kept.to(tl.int32), axis=0) > 0)
     tl.store(tokens + row, token.to(tl.int64))
+    tl.store(chosen + row, tl.load(logits + row * logits_stride + token).to(tl.float32))

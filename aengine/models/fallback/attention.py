@@ -15,8 +15,8 @@ import torch
 from torch import Tensor, nn
 from transformers import AttentionInterface, AttentionMaskInterface
 
+from aengine.api.errors import ModelLoadError
 from aengine.attention import AttentionStep, Scoring
-from aengine.errors import ModelLoadError
 from aengine.models.fallback.spec import LayerCall
 
 OURS, PROBE = "aengine", "aengine_probe"  # names of attention functions

@@ -6,21 +6,29 @@ Owns how the weights are read into the model of transformers, and how its base m
 from __future__ import annotations
 
 import copy
+import logging
 import pathlib
 import re
+from itertools import chain
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from transformers import MODEL_FOR_CAUSAL_LM_MAPPING
 
-from aengine.errors import ModelLoadError
-from aengine.models.checkpoint import DTYPES, open_checkpoint
-from aengine.models.checkpoint_files import shortened
-from aengine.models.decoder import ForwardBatch
+from aengine.api.errors import ModelLoadError
 from aengine.models.fallback.attention import OURS, StepSlot, place, register
-from aengine.models.fallback.config import base_model, build
+from aengine.models.fallback.config import base_model, build, generation_class, leave_out
+from aengine.models.fallback.quantized import quantized_parts
 from aengine.models.fallback.spec import FallbackSpec
+from aengine.models.loading.checkpoint import DTYPES, Checkpoint, open_checkpoint
+from aengine.models.loading.hub import described_problems, shortened
+from aengine.models.loading.stored_parts import StoredPart, are_finite
+from aengine.models.loading.weights import text_tensors
+from aengine.models.loading.weights_digest import WeightsDigest
+from aengine.models.quantization.config import load_quantization
+from aengine.models.torch.decoder import ForwardBatch
+
+_log = logging.getLogger("aengine")
 
 
 class _GivenHidden(nn.Module):
@@ -47,7 +55,7 @@ class _GivenHidden(nn.Module):
 
 
 class TransformersModel:
-    """Called as `Decoder`."""
+    """A model of transformers that is called as `Decoder` is."""
 
     def __init__(self, spec: FallbackSpec, model: Any, device: torch.device) -> None:
         """`model` has weights, on `device`, and the attention function `OURS`."""
@@ -127,42 +135,99 @@ class TransformersModel:
 
 
 def load_model(
-    spec: FallbackSpec, model_dir: pathlib.Path, load_format: str, dtype: torch.dtype, device: torch.device, seed: int
+    spec: FallbackSpec,
+    model_dir: pathlib.Path,
+    load_format: str,
+    dtype: torch.dtype,
+    device: torch.device,
+    seed: int,
+    digest: WeightsDigest | None = None,
 ) -> TransformersModel:
-    """Reads the weights, or draws them for `load_format` dummy. Raises ModelLoadError."""
+    """Reads the weights, which are added to the `digest`, or draws them for `load_format` dummy. Raises ModelLoadError."""
     register()
     config = copy.deepcopy(spec.config)
     if load_format == "dummy":
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
             model = build(config, OURS, dtype)
+        leave_out(model, spec.unused)
     else:
-        model = _stored_model(config, model_dir, load_format, dtype)
+        model = _stored_model(spec, config, model_dir, load_format, dtype, digest)
+    without = [name for name, tensor in chain(model.named_parameters(), model.named_buffers()) if tensor.is_meta]
+    if without:
+        raise ModelLoadError(f"transformers leaves tensors of a {spec.family} without numbers: {shortened(without)}")
     return TransformersModel(spec, model.to(device).eval().requires_grad_(False), device)
 
 
-def _stored_model(config: Any, model_dir: pathlib.Path, load_format: str, dtype: torch.dtype) -> Any:
+def _text_class(spec: FallbackSpec) -> Any:
+    """The class of the model, without the models inside that text does not enter: no memory is taken for their weights."""
+    whole = generation_class(spec.config)
+
+    def build_without(self: Any, config: Any, *args: Any, **options: Any) -> None:
+        whole.__init__(self, config, *args, **options)
+        leave_out(self, spec.unused)
+
+    return type(whole.__name__, (whole,), {"__init__": build_without, "__module__": whole.__module__}) if spec.unused else whole
+
+
+def _text_part(spec: FallbackSpec, checkpoint: Checkpoint) -> Checkpoint:
+    with torch.device("meta"):
+        model = build(spec.config, OURS, torch.bfloat16)
+    names = {id(module): name for name, module in model.named_modules()}
+    embedding, head = (names[id(module)] for module in (model.get_input_embeddings(), model.get_output_embeddings()))
+    return text_tensors(checkpoint, embedding, head, (spec.vocab_size, spec.hidden_size))
+
+
+def _stored_model(
+    spec: FallbackSpec, config: Any, model_dir: pathlib.Path, load_format: str, dtype: torch.dtype, digest: WeightsDigest | None
+) -> Any:
     checkpoint = open_checkpoint(model_dir, load_format)
-    others = [f"{name} {tensor.dtype}" for name, tensor in checkpoint.tensors.items() if tensor.dtype not in DTYPES]
+    if spec.is_part:
+        checkpoint = _text_part(spec, checkpoint)
+    quantization = load_quantization(model_dir)
+    parts: tuple[StoredPart, ...] = ()
+    if quantization is not None:
+        with torch.device("meta"):
+            parts = quantized_parts(build(copy.deepcopy(config), OURS, dtype), quantization, checkpoint.tensors)
+    expected = {name: described for part in parts for name, described in part.expected.items()}
+    others = [
+        f"{name} {tensor.dtype}" for name, tensor in checkpoint.tensors.items() if tensor.dtype not in DTYPES and name not in expected
+    ]
+    if others and quantization is not None:
+        why = f"of quant_method {quantization.method!r}, of which transformers runs the weights of linear modules alone"
+        raise ModelLoadError(f"the checkpoint has tensors {why}: {shortened(others)}")
     if others:
         raise ModelLoadError(f"the checkpoint has dtypes other than {', '.join(DTYPES)}: {shortened(others)}")
-    tensors = {name: tensor.get() for name, tensor in checkpoint.tensors.items()}
-    kind: Any = MODEL_FOR_CAUSAL_LM_MAPPING[type(config)]
+    tensors = {name: tensor.get() for name, tensor in checkpoint.tensors.items() if name not in expected or expected[name].dtypes}
+    not_finite = next((name for name, tensor in tensors.items() if not are_finite(tensor)), None)
+    if not_finite is not None:
+        raise ModelLoadError(f"{not_finite} in {checkpoint.tensors[not_finite].file} has numbers that are not finite")
+    if digest is not None:
+        for name, rows in tensors.items():
+            digest.add(name, [rows])
+    for part in parts:
+        rows = part.rows([tensors.pop(name) for name in part.endings])
+        matrix = rows if isinstance(rows, Tensor) else rows.dequantized(dtype)
+        tensors[part.part.source] = matrix if part.part.transform is None else matrix.t().contiguous()
+    if parts:
+        _log.info("%d quantised matrices were dequantised: they take the memory of %s", len(parts), str(dtype).removeprefix("torch."))
+    kind = _text_class(spec)
     options = {"dtype": dtype, "attn_implementation": OURS, "ignore_mismatched_sizes": True, "output_loading_info": True}
     try:
         model, info = kind.from_pretrained(None, config=config, state_dict=tensors, **options)
     except Exception as error:  # of many types
         raise ModelLoadError(f"transformers cannot load {model_dir}: {' '.join(str(error).split())[:500]}") from error
+    left_out = tuple(f"{name}." for name in spec.unused)
     problems = {
         "several of its files have": sorted(set(checkpoint.duplicates)),
         "it lacks": sorted(info["missing_keys"]),
-        "it has unexpected": sorted(info["unexpected_keys"]),
+        "it has unexpected": sorted(name for name in info["unexpected_keys"] if not name.startswith(left_out)),
         "it has other shapes than the config implies:": sorted(
             f"{name} {list(stored)} instead of {list(implied)}" for name, stored, implied in info["mismatched_keys"]
         ),
         "transformers cannot convert": sorted(str(one) for one in info.get("error_msgs") or ()),
     }
-    found = [f"{title} {shortened(names)}" for title, names in problems.items() if names]
+    found = described_problems(problems)
     if found:
-        raise ModelLoadError(f"the checkpoint does not match its config.json: {'; '.join(found)}")
+        raise ModelLoadError(f"the checkpoint does not match its config.json: {found}")
     return model

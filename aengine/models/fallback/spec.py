@@ -35,8 +35,10 @@ class FallbackSpec:
     num_active_parameters: int
     dtype: str | None
     eos_token_ids: tuple[int, ...]
+    unused: tuple[str, ...] = ()  # names of models inside the model that text does not enter
+    is_part: bool = False  # the text part of a model, whose checkpoint has it under other names, beside tensors that are not looked at
 
     @property
     def windows(self) -> tuple[int | None, ...]:
-        """By layer."""
+        """The sliding window of each layer in tokens; None: all tokens."""
         return tuple(call.scoring.window for call in self.attention)

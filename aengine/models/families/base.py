@@ -9,12 +9,13 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+import torch
 from torch import Tensor
 
-from aengine.errors import ModelLoadError
+from aengine.api.errors import ModelLoadError
 from aengine.layers.rotary import RopeSpec
-from aengine.models.config_reader import ConfigReader, NotNativeError, read_token_ids
-from aengine.models.rope_config import read_rope
+from aengine.models.config.reader import ConfigReader, NotNativeError, read_token_ids
+from aengine.models.config.rope import read_rope
 from aengine.models.spec import Attention, Layer, Mlp, ModelSpec, Norm, NormKind
 
 LLAMA_NAMES: Mapping[str, str] = {
@@ -59,15 +60,21 @@ class Transform:
     by_rows: bool = True  # rows of the parameter are rows of the checkpoint's matrix
 
 
+def part_sizes(vocab_size: int, hidden: int, intermediate: int, layers: int, heads: int, **others: int) -> dict[str, Any]:
+    """Return keys for `Family.part_defaults`: the sizes that most families have, and `others`."""
+    keys = ("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads")
+    return {**dict(zip(keys, (vocab_size, hidden, intermediate, layers, heads), strict=True)), **others}
+
+
 def no_transform(spec: ModelSpec, layer: Layer | None, name: str, part: int, shape: tuple[int, ...]) -> Transform | None:
-    """See `Family.transform`."""
+    """A `Family.transform` that takes every tensor as it is."""
     return None
 
 
 @dataclass(frozen=True, slots=True)
 class Family:
     model_type: str  # in config.json
-    architecture: str  # in config.json
+    architecture: str  # in config.json; empty for one that is a part of others alone
     read: Callable[[ConfigReader], ModelSpec]
     """From the config. Raises ModelLoadError for values that are not supported."""
     defaults: Mapping[str, Any] = field(default_factory=dict)  # the values that the HF config class has for absent keys
@@ -76,8 +83,13 @@ class Family:
     """For part number `part` of our parameter `name` (such as "qkv.weight", without the layer's number) whose rows have `shape`: how they
     are made of the checkpoint's tensor; None: it has that shape and is taken as it is."""
     ignored: str = r".*\.rotary_emb\.inv_freq"  # regular expression for tensors that a checkpoint may have and that nothing needs
-    keys: Mapping[str, str] = field(default_factory=dict)  # keys as most families call them -> as this one calls them in its config.json
+    keys: Mapping[str, str] = field(default_factory=dict)
+    """Keys as most families call them -> as this one calls them in its config.json; several names where it may have any of them."""
+    layer_names: Callable[[Layer], Mapping[str, str]] = lambda layer: {}
+    """What takes the place of `names` in a layer."""
     other_names: Mapping[str, str] = field(default_factory=dict)  # how names begin in some checkpoints -> how they begin in `names`
+    part_defaults: Mapping[str, Any] = field(default_factory=dict)
+    """Defaults for keys that only the text part of another model may lack: its config has what differs from the HF class alone."""
     mtp_names: Mapping[str, str] = field(default_factory=dict)
     """What takes the place of `names` for the first MTP layer that its checkpoints may have; {layer} is the model's number of layers."""
 
@@ -129,7 +141,7 @@ def rope_and_context(reader: ConfigReader, head_dim: int, *, partial: bool = Fal
 
 
 def head_sizes(reader: ConfigReader) -> tuple[int, int, int]:
-    """num_heads, num_kv_heads and head_dim, checked."""
+    """Read num_heads, num_kv_heads and head_dim. Raises ModelLoadError for sizes that do not fit each other."""
     hidden_size, num_heads = reader.positive("hidden_size"), reader.positive("num_attention_heads")
     num_kv_heads = reader.positive("num_key_value_heads", num_heads)
     if num_heads % num_kv_heads:
@@ -167,15 +179,41 @@ def window_of(reader: ConfigReader, kind: str) -> int | None:
 
 
 def halves(spec: ModelSpec, layer: Layer | None, name: str, part: int, shape: tuple[int, ...]) -> Transform | None:
-    """Of a checkpoint whose rope pairs neighbours: rows of q and k in the order in which it pairs halves of the rotated dimensions.
+    """Return the transform that puts rows of q and k, whose rope pairs neighbours, into the order in which it pairs halves of the
+    rotated dimensions.
 
-    A family's `transform`, for models without norms of q and k."""
+    A family's `transform`, for models without norms of q and k.
+    """
     attention = None if layer is None else layer.attention
     if not isinstance(attention, Attention) or attention.rope is None or not name.startswith("qkv.") or part == 2:
         return None
-    rotary_dim, head_dim = 2 * len(attention.rope.frequencies), attention.head_dim
-    order = [*range(0, rotary_dim, 2), *range(1, rotary_dim, 2), *range(rotary_dim, head_dim)]
+    head_dim, order = attention.head_dim, neighbours_to_halves(attention)
     return Transform(shape, lambda rows: rows.view(-1, head_dim, *rows.shape[1:])[:, order].view(rows.shape))
+
+
+def neighbours_to_halves(attention: Attention) -> list[int]:
+    """[head_dim]: which row of a head whose rope pairs neighbours each row of a head is whose rope pairs halves."""
+    rotary_dim = 0 if attention.rope is None else 2 * len(attention.rope.frequencies)
+    return [*range(0, rotary_dim, 2), *range(1, rotary_dim, 2), *range(rotary_dim, attention.head_dim)]
+
+
+def by_kv_head(spec: ModelSpec, layer: Layer | None, name: str, part: int, shape: tuple[int, ...]) -> Transform | None:
+    """Return the transform of a tensor that has the rows of each KV head together (those of its query heads, of its key, of its value):
+    all of q, then of k, then of v.
+
+    A family's `transform`.
+    """
+    if layer is None or not name.startswith("qkv."):
+        return None
+    assert isinstance(layer.attention, Attention)
+    kv_heads, head_dim = layer.attention.num_kv_heads, layer.attention.head_dim
+    kinds = [layer.attention.num_heads // kv_heads, 1, 1]
+
+    def apply(tensor: Tensor) -> Tensor:
+        by_head = tensor.view(kv_heads, sum(kinds), head_dim, *tensor.shape[1:])
+        return torch.cat([kind.reshape(-1, *tensor.shape[1:]) for kind in torch.split(by_head, kinds, dim=1)])
+
+    return Transform(shape, apply)
 
 
 def layer_norm(reader: ConfigReader, key: str = "layer_norm_eps") -> Norm:
@@ -183,7 +221,7 @@ def layer_norm(reader: ConfigReader, key: str = "layer_norm_eps") -> Norm:
 
 
 def plain_mlp(reader: ConfigReader, *, bias: bool, size: int | None = None) -> Mlp:
-    """`size`: instead of intermediate_size."""
+    """Describe an MLP without a gate, whose width is `size`, or intermediate_size if that is None."""
     size = size or reader.positive("intermediate_size")
     return Mlp(size, reader.activation(), gated=False, up_bias=bias, down_bias=bias)
 

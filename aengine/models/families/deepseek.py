@@ -7,9 +7,9 @@ import math
 import torch
 from torch import Tensor
 
-from aengine.errors import ModelLoadError
-from aengine.models.config_reader import ConfigReader, NotNativeError
-from aengine.models.families.base import MTP_NAMES, Family, Transform, decoder_spec, gated_mlp, rms_norm, rope_and_context
+from aengine.api.errors import ModelLoadError
+from aengine.models.config.reader import ConfigReader, NotNativeError
+from aengine.models.families.base import MTP_NAMES, Family, Transform, decoder_spec, gated_mlp, part_sizes, rms_norm, rope_and_context
 from aengine.models.families.mixtures import DEEPSEEK_NAMES, dense_layers, experts, routing, shared_experts, sigmoid_experts
 from aengine.models.spec import Experts, LatentAttention, Layer, ModelSpec, Norm
 
@@ -139,6 +139,7 @@ FAMILIES = (
         _NAMES,
         _transform,
         mtp_names=MTP_NAMES,
+        part_defaults=part_sizes(129_280, 7168, 18_432, 61, 128, moe_intermediate_size=2048),
     ),
     Family(
         "glm4_moe_lite",

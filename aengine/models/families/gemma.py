@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from aengine.layers.rotary import RopeSpec
-from aengine.models.config_reader import ConfigReader
+from aengine.models.config.reader import ConfigReader
+from aengine.models.config.rope import read_ropes
 from aengine.models.families.base import (
     LLAMA_NAMES,
     Family,
@@ -18,7 +19,6 @@ from aengine.models.families.base import (
     rope_and_context,
     window_of,
 )
-from aengine.models.rope_config import read_ropes
 from aengine.models.spec import Layer, ModelSpec, QkNorm
 
 _NAMES = {
@@ -79,14 +79,6 @@ def _gemma3(reader: ConfigReader) -> ModelSpec:
     return _spec(reader, kinds, ropes, context, qk_norm=True)
 
 
-def _gemma3_with_images(reader: ConfigReader) -> ModelSpec:
-    """The part that reads and writes text."""
-    outer = {key: reader.config[key] for key in ("eos_token_id", "dtype", "torch_dtype", "tie_word_embeddings") if key in reader.config}
-    text = reader.part("text_config", **outer)
-    text.refuse(final_logit_softcapping=None)  # transformers has no effect of it
-    return _gemma3(text)
-
-
 _COMMON = {
     "num_attention_heads": 8,
     "num_key_value_heads": 4,
@@ -117,15 +109,4 @@ FAMILIES = (
         keys=_KEYS,
     ),
     Family("gemma3_text", "Gemma3ForCausalLM", _gemma3, _GEMMA3, _NAMES, keys=_KEYS),
-    Family(
-        "gemma3",
-        "Gemma3ForConditionalGeneration",
-        _gemma3_with_images,
-        _GEMMA3,
-        {**_NAMES, "embedding": "language_model.model.embed_tokens", "norm": "language_model.model.norm"}
-        | {"head": "language_model.lm_head", "layer": "language_model.model.layers.{layer}"},
-        ignored=r"vision_tower\..*|multi_modal_projector\..*|model\.(vision_tower|multi_modal_projector)\..*",
-        keys=_KEYS,
-        other_names={"model.language_model.": "language_model.model.", "lm_head.": "language_model.lm_head."},
-    ),
 )

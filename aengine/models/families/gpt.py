@@ -1,12 +1,30 @@
-"""Families before Llama: GPT-2, GPT-NeoX (Pythia) and OPT, with LayerNorms, biases everywhere and a plain MLP."""
+"""Families before Llama: GPT-2, GPT-NeoX (Pythia), GPT-J, CodeGen, GPT-Neo and OPT, with LayerNorms, biases and a plain MLP."""
 
 from __future__ import annotations
 
+from typing import Any
+
+import torch
 from torch import Tensor
 
-from aengine.models.config_reader import ConfigReader
-from aengine.models.families.base import Family, Transform, attention, decoder_spec, head_sizes, layer_norm, plain_mlp, rope_and_context
+from aengine.layers.rotary import RopeSpec, unscaled
+from aengine.models.config.reader import ConfigReader
+from aengine.models.families.base import (
+    Family,
+    Transform,
+    attention,
+    by_kv_head,
+    decoder_spec,
+    halves,
+    head_sizes,
+    layer_norm,
+    neighbours_to_halves,
+    plain_mlp,
+    rope_and_context,
+)
 from aengine.models.spec import Attention, Layer, LearnedPositions, ModelSpec
+
+_CODEGEN_BLOCKS = 4  # of the accelerator that its first code ran on
 
 
 def _gpt2(reader: ConfigReader) -> ModelSpec:
@@ -47,13 +65,66 @@ def _gpt_neox(reader: ConfigReader) -> ModelSpec:
     return decoder_spec(reader, layers, norm=norm, max_position_embeddings=context)
 
 
-def _by_kind(spec: ModelSpec, layer: Layer | None, name: str, part: int, shape: tuple[int, ...]) -> Transform | None:
-    """GPT-NeoX stores the rows of query, key and value of each head together, one head after another."""
+def _gptj(reader: ConfigReader) -> ModelSpec:
+    head_dim, rotary_dim = head_sizes(reader)[2], reader.positive("rotary_dim")
+    if rotary_dim % 2 or rotary_dim > head_dim:
+        raise reader.unusable("rotary_dim", rotary_dim, f"an even number up to the width of a head, {head_dim}")
+    norm = layer_norm(reader)
+    layer = Layer(
+        attention=attention(reader, RopeSpec.of(unscaled(rotary_dim, 10000.0))),
+        mlp=plain_mlp(reader, bias=True, size=reader.positive("intermediate_size", 4 * reader.positive("hidden_size"))),
+        attention_norm=norm,
+        mlp_norm=None,
+        parallel=True,
+    )
+    return decoder_spec(reader, [layer] * reader.positive("num_hidden_layers"), norm=norm, head_bias=True)
+
+
+def _codegen(reader: ConfigReader) -> ModelSpec:
+    if (num_heads := reader.positive("num_attention_heads")) % _CODEGEN_BLOCKS:
+        raise reader.unusable("num_attention_heads", num_heads, f"a multiple of {_CODEGEN_BLOCKS}")
+    return _gptj(reader)
+
+
+def _from_blocks(spec: ModelSpec, layer: Layer | None, name: str, part: int, shape: tuple[int, ...]) -> Transform | None:
+    """CodeGen stores the rows of queries, values and keys of a quarter of the heads together, one quarter after another."""
     if layer is None or not name.startswith("qkv."):
         return None
     assert isinstance(layer.attention, Attention)
-    by_head = (layer.attention.num_heads, 3, layer.attention.head_dim)
-    return Transform(shape, lambda tensor: tensor.view(*by_head, *tensor.shape[1:]).transpose(0, 1).reshape(tensor.shape))
+    order = neighbours_to_halves(layer.attention)
+    head_dim = layer.attention.head_dim
+
+    def apply(tensor: Tensor) -> Tensor:
+        rows = tensor.view(_CODEGEN_BLOCKS, 3, -1, head_dim, *tensor.shape[1:]).transpose(0, 1)
+        query, value, key = (kind.reshape(-1, head_dim, *tensor.shape[1:]) for kind in rows)
+        return torch.cat((query[:, order], key[:, order], value)).view(tensor.shape)
+
+    return Transform(shape, apply)
+
+
+def _gpt_neo(reader: ConfigReader) -> ModelSpec:
+    norm, window = layer_norm(reader), reader.positive("window_size")
+    mlp = plain_mlp(reader, bias=True, size=reader.positive("intermediate_size", 4 * reader.positive("hidden_size")))
+    windows = (window if kind == "local" else None for kind in _attention_kinds(reader))
+    layers = [Layer(attention(reader, None, scale=1.0, window=each, output_bias=True), mlp, norm, norm) for each in windows]
+    positions = LearnedPositions(reader.positive("max_position_embeddings"))
+    return decoder_spec(reader, layers, norm=norm, learned_positions=positions)
+
+
+def _attention_kinds(reader: ConfigReader) -> list[str]:
+    """By layer, of GPT-Neo's lists of kinds and how often each list is repeated."""
+    num_layers, given = reader.positive("num_hidden_layers"), reader.get("attention_types")
+    kinds: list[Any] = []
+    for item in given if isinstance(given, list | tuple) else [None]:
+        match item:
+            case [list() | tuple() as repeated, int(count)] if count <= num_layers:
+                kinds += [*repeated] * count
+            case _:
+                kinds.append(None)
+    if len(kinds) != num_layers or not all(kind in ("global", "local") for kind in kinds):
+        needed = f"a list of pairs of kinds, global or local, and how often they are repeated, for {num_layers} layers"
+        raise reader.unusable("attention_types", given, needed)
+    return kinds
 
 
 def _opt(reader: ConfigReader) -> ModelSpec:
@@ -75,6 +146,29 @@ def _opt(reader: ConfigReader) -> ModelSpec:
     return decoder_spec(reader, layers, norm=norm, learned_positions=positions)
 
 
+_GPT_KEYS = {
+    "hidden_size": "n_embd",
+    "num_hidden_layers": "n_layer",
+    "num_attention_heads": "n_head",
+    "num_key_value_heads": "n_head",
+    "intermediate_size": "n_inner",
+    "max_position_embeddings": "n_positions",
+    "hidden_act": "activation_function",
+    "layer_norm_eps": "layer_norm_epsilon",
+}
+_GPTJ_DEFAULTS = {"activation_function": "gelu_new", "layer_norm_epsilon": 1e-5, "rotary_dim": 64, "n_positions": 2048}
+_GPTJ_NAMES = {
+    "embedding": "transformer.wte",
+    "norm": "transformer.ln_f",
+    "head": "lm_head",
+    "layer": "transformer.h.{layer}",
+    "attention_norm": "ln_1",
+    "qkv": "attn.q_proj attn.k_proj attn.v_proj",
+    "output": "attn.out_proj",
+    "up": "mlp.fc_in",
+    "down": "mlp.fc_out",
+}
+_MASKS = r".*\.attn\.(attention\.)?(masked_bias|bias|causal_mask)"
 FAMILIES = (
     Family(
         "gpt2",
@@ -86,16 +180,7 @@ FAMILIES = (
             "scale_attn_weights": True,
             "tie_word_embeddings": True,
         },
-        keys={
-            "hidden_size": "n_embd",
-            "num_hidden_layers": "n_layer",
-            "num_attention_heads": "n_head",
-            "num_key_value_heads": "n_head",
-            "intermediate_size": "n_inner",
-            "max_position_embeddings": "n_positions",
-            "hidden_act": "activation_function",
-            "layer_norm_eps": "layer_norm_epsilon",
-        },
+        keys=_GPT_KEYS,
         names={
             "embedding": "transformer.wte",
             "positions": "transformer.wpe",
@@ -110,7 +195,7 @@ FAMILIES = (
             "down": "mlp.c_proj",
         },
         transform=_transposed,
-        ignored=r".*\.attn\.(masked_)?bias",  # causal masks
+        ignored=_MASKS,
     ),
     Family(
         "gpt_neox",
@@ -142,8 +227,53 @@ FAMILIES = (
             "down": "mlp.dense_4h_to_h",
         },
         other_names={"embed_out.": "lm_head."},
-        transform=_by_kind,
+        transform=by_kv_head,
         ignored=r".*\.attention\.(masked_bias|bias|rotary_emb\.inv_freq)",  # causal masks
+    ),
+    Family("gptj", "GPTJForCausalLM", _gptj, _GPTJ_DEFAULTS, _GPTJ_NAMES, halves, _MASKS, _GPT_KEYS),
+    Family(
+        "codegen",
+        "CodeGenForCausalLM",
+        _codegen,
+        _GPTJ_DEFAULTS,
+        {**_GPTJ_NAMES, "qkv": "attn.qkv_proj"},
+        _from_blocks,
+        _MASKS,
+        _GPT_KEYS,
+    ),
+    Family(
+        "gpt_neo",
+        "GPTNeoForCausalLM",
+        _gpt_neo,
+        defaults={
+            "activation_function": "gelu_new",
+            "layer_norm_epsilon": 1e-5,
+            "attention_types": [[["global", "local"], 12]],
+            "window_size": 256,
+            "tie_word_embeddings": True,
+            "max_position_embeddings": 2048,
+        },
+        keys={
+            "num_hidden_layers": "num_layers",
+            "num_attention_heads": "num_heads",
+            "num_key_value_heads": "num_heads",
+            "hidden_act": "activation_function",
+            "layer_norm_eps": "layer_norm_epsilon",
+        },
+        names={
+            "embedding": "transformer.wte",
+            "positions": "transformer.wpe",
+            "norm": "transformer.ln_f",
+            "head": "lm_head",
+            "layer": "transformer.h.{layer}",
+            "attention_norm": "ln_1",
+            "qkv": "attn.attention.q_proj attn.attention.k_proj attn.attention.v_proj",
+            "output": "attn.attention.out_proj",
+            "mlp_norm": "ln_2",
+            "up": "mlp.c_fc",
+            "down": "mlp.c_proj",
+        },
+        ignored=_MASKS,
     ),
     Family(
         "opt",

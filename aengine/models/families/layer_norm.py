@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from aengine.models.config_reader import ConfigReader
+from aengine.models.config.reader import ConfigReader
 from aengine.models.families.base import (
     LLAMA_NAMES,
     Family,

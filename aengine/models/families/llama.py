@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import torch
 
-from aengine.models.config_reader import ConfigReader, NotNativeError
+from aengine.models.config.reader import ConfigReader, NotNativeError
 from aengine.models.families.base import (
     LLAMA_NAMES,
     Family,
@@ -15,6 +15,7 @@ from aengine.models.families.base import (
     decoder_spec,
     gated_mlp,
     head_sizes,
+    part_sizes,
     rms_norm,
     rope_and_context,
 )
@@ -58,7 +59,7 @@ def _mistral(reader: ConfigReader) -> ModelSpec:
 
 
 def uniform_windows(reader: ConfigReader, window: int | None) -> list[int | None]:
-    """The same window in all layers. Raises ModelLoadError for `layer_types` that say something else, which transformers would ignore."""
+    """Return one window for all layers. Raises ModelLoadError for other `layer_types`, which transformers would ignore."""
     num_layers = reader.positive("num_hidden_layers")
     expected = "full_attention" if window is None else "sliding_attention"
     kinds = reader.layer_types(num_layers)
@@ -68,7 +69,7 @@ def uniform_windows(reader: ConfigReader, window: int | None) -> list[int | None
 
 
 def qwen_windows(reader: ConfigReader) -> list[int | None]:
-    """By use_sliding_window, max_window_layers and layer_types."""
+    """Return the window of each layer, by use_sliding_window, max_window_layers and layer_types."""
     num_layers = reader.positive("num_hidden_layers")
     window = reader.positive_or_none("sliding_window") if reader.flag("use_sliding_window") else None
     kinds = reader.layer_types(num_layers)
@@ -132,15 +133,30 @@ _MIMO_MTP_NAMES = {
     "norm": "model.mtp_layers.0.final_layernorm",
 }
 _QWEN = {"max_position_embeddings": 32768, "sliding_window": 4096, "max_window_layers": 28, "num_key_value_heads": 32}
+_QWEN_VL = {**_QWEN, "num_key_value_heads": 8, "max_window_layers": 80, "rms_norm_eps": 1e-5, "rope_theta": 1e6}
+_OMNI = {**_QWEN, "num_key_value_heads": 4, "sliding_window": 32768, "rope_theta": 1e6, "tie_word_embeddings": True}
+_QWEN_SIZES, _QWEN_VL_SIZES = part_sizes(151_936, 4096, 22_016, 32, 32), part_sizes(152_064, 8192, 29_568, 80, 64)
 FAMILIES = (
-    Family("qwen3", "Qwen3ForCausalLM", _qwen3, {**_QWEN, "head_dim": 128}),
-    Family("qwen2", "Qwen2ForCausalLM", _qwen2, _QWEN),
-    Family("llama", "LlamaForCausalLM", _llama, {"max_position_embeddings": 2048}),
+    Family("qwen3", "Qwen3ForCausalLM", _qwen3, {**_QWEN, "head_dim": 128}, part_defaults=_QWEN_SIZES),
+    Family("qwen2", "Qwen2ForCausalLM", _qwen2, _QWEN, part_defaults=_QWEN_SIZES),
+    Family("llama", "LlamaForCausalLM", _llama, {"max_position_embeddings": 2048}, part_defaults=part_sizes(32_000, 4096, 11_008, 32, 32)),
     Family(
         "mistral",
         "MistralForCausalLM",
         _mistral,
         {"max_position_embeddings": 131072, "num_key_value_heads": 8, "sliding_window": 4096},
+        part_defaults=part_sizes(32_000, 4096, 14_336, 32, 32),
+    ),
+    # The text parts of Qwen2-VL, 2.5-VL, 2.5-Omni and 3-VL.
+    Family("qwen2_vl_text", "", _qwen2, _QWEN_VL, part_defaults=_QWEN_VL_SIZES),
+    Family("qwen2_5_vl_text", "", _qwen2, _QWEN_VL, part_defaults=_QWEN_VL_SIZES),
+    Family("qwen2_5_omni_text", "", _qwen2, _OMNI, part_defaults=part_sizes(152_064, 3584, 18_944, 28, 28)),
+    Family(
+        "qwen3_vl_text",
+        "",
+        _qwen3,
+        {"head_dim": 128, "num_key_value_heads": 32, "max_position_embeddings": 128_000, "rope_theta": 5e5},
+        part_defaults=_QWEN_SIZES,
     ),
     Family("mimo", "MiMoForCausalLM", _qwen2, _QWEN, transform=_mimo_transform, mtp_names=_MIMO_MTP_NAMES),
     Family(

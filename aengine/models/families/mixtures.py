@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 from typing import Any
 
 from torch import Tensor
 
-from aengine.errors import ModelLoadError
+from aengine.api.errors import ModelLoadError
 from aengine.kernels.activations import Activation
 from aengine.kernels.routing import RouterScoring, Routing
-from aengine.models.config_reader import ConfigReader, NotNativeError
+from aengine.models.config.reader import ConfigReader, NotNativeError
 from aengine.models.families.base import (
     LLAMA_NAMES,
     MTP_NAMES,
@@ -20,6 +21,7 @@ from aengine.models.families.base import (
     decoder_spec,
     gated_mlp,
     head_sizes,
+    part_sizes,
     rms_norm,
     rope_and_context,
 )
@@ -61,7 +63,7 @@ _GPT_OSS_NAMES = {
 
 
 def routing(reader: ConfigReader, **others: Any) -> Routing:
-    """`others` are fields beside `top_k`."""
+    """Describe routing to num_experts_per_tok experts; `others` are fields of `Routing` beside `top_k`."""
     return Routing(reader.positive("num_experts_per_tok"), **others)
 
 
@@ -111,7 +113,7 @@ def dense_layers(reader: ConfigReader) -> list[bool]:
 
 
 def _qwen_dense_layers(reader: ConfigReader) -> list[bool]:
-    """Those of `mlp_only_layers`, and all but every `decoder_sparse_step`-th."""
+    """Return for each layer whether it has a dense MLP: those of `mlp_only_layers`, and all but every `decoder_sparse_step`-th."""
     step, listed = reader.positive("decoder_sparse_step", 1), reader.integers("mlp_only_layers", ())
     return [layer in listed or (layer + 1) % step > 0 for layer in range(reader.positive("num_hidden_layers"))]
 
@@ -200,8 +202,20 @@ def _gpt_oss(reader: ConfigReader) -> ModelSpec:
     return _spec(reader, block, windows=windows, qkv_bias=bias, output_bias=bias, sinks=True)
 
 
-def _gpt_oss_transform(spec: ModelSpec, layer: Layer | None, name: str, part: int, shape: tuple[int, ...]) -> Transform | None:
-    """A tensor holds all experts, transposed: [experts, in, out]. The columns of gate and up alternate."""
+def _qwen3_vl_moe(reader: ConfigReader) -> ModelSpec:
+    reader.refuse(norm_topk_prob=True, use_sliding_window=False)  # transformers has no effect of them
+    return _qwen3_moe(reader)
+
+
+def _qwen3_omni_moe(reader: ConfigReader) -> ModelSpec:
+    reader.refuse(sliding_window=None, use_sliding_window=False)
+    return _qwen3_moe(reader)
+
+
+def _transposed_experts(
+    spec: ModelSpec, layer: Layer | None, name: str, part: int, shape: tuple[int, ...], *, alternating: bool
+) -> Transform | None:
+    """A tensor holds all experts, transposed: [experts, in, out]. The columns of gate and up alternate, or those of gate come first."""
     if layer is None or not name.startswith("experts.") or not isinstance(layer.mlp, Experts):
         return None
     count, gated, is_bias = layer.mlp.num_experts, "gate_up" in name, name.endswith("bias")
@@ -209,7 +223,7 @@ def _gpt_oss_transform(spec: ModelSpec, layer: Layer | None, name: str, part: in
 
     def apply(tensor: Tensor) -> Tensor:
         whole = tensor if is_bias else tensor.transpose(1, 2)
-        if gated:
+        if gated and alternating:
             whole = whole.reshape(count, rows // 2, 2, *whole.shape[2:]).transpose(1, 2)
         return whole.reshape(-1) if is_bias else whole.reshape(count * rows, -1)
 
@@ -223,6 +237,7 @@ def _glm4_moe(reader: ConfigReader) -> ModelSpec:
 
 
 _QWEN = {"max_position_embeddings": 32768, "sliding_window": 4096, "rms_norm_eps": 1e-6}
+_QWEN_VL = {"max_position_embeddings": 128_000, "rms_norm_eps": 1e-6, "norm_topk_prob": True}
 FAMILIES = (
     Family(
         "mixtral",
@@ -251,6 +266,32 @@ FAMILIES = (
         _qwen3_moe,
         {**_QWEN, "num_key_value_heads": 4, "num_experts": 128, "num_experts_per_tok": 8},
         QWEN_NAMES,
+        part_defaults=part_sizes(151_936, 2048, 6144, 24, 32, moe_intermediate_size=768),
+    ),
+    # The text parts of Qwen3-VL and Qwen3-Omni.
+    Family(
+        "qwen3_vl_moe_text",
+        "",
+        _qwen3_vl_moe,
+        {
+            **_QWEN_VL,
+            "num_key_value_heads": 16,
+            "num_experts": 60,
+            "num_experts_per_tok": 4,
+            "rope_theta": 5e5,
+            "tie_word_embeddings": True,
+        },
+        {**QWEN_NAMES, "experts.gate_up.weight": "mlp.experts.gate_up_proj", "experts.down.weight": "mlp.experts.down_proj"},
+        functools.partial(_transposed_experts, alternating=False),
+        part_defaults=part_sizes(151_936, 2048, 5632, 24, 16, moe_intermediate_size=1408),
+    ),
+    Family(
+        "qwen3_omni_moe_text",
+        "",
+        _qwen3_omni_moe,
+        {**_QWEN, "sliding_window": None, "num_key_value_heads": 4, "num_experts": 128, "num_experts_per_tok": 8, "rope_theta": 1e6}
+        | {"norm_topk_prob": True},
+        QWEN_NAMES,
     ),
     Family(
         "olmoe",
@@ -276,7 +317,7 @@ FAMILIES = (
             "rope_parameters": {"rope_type": "yarn", "factor": 32.0, "truncate": False, "original_max_position_embeddings": 4096},
         },
         _GPT_OSS_NAMES,
-        _gpt_oss_transform,
+        functools.partial(_transposed_experts, alternating=True),
     ),
     Family(
         "glm4_moe",

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from aengine.errors import ModelLoadError
-from aengine.models.config_reader import ConfigReader
+from aengine.api.errors import ModelLoadError
+from aengine.models.config.reader import ConfigReader
+from aengine.models.config.rope import read_ropes
 from aengine.models.families.base import (
     LLAMA_NAMES,
     Family,
@@ -15,12 +16,12 @@ from aengine.models.families.base import (
     halves,
     head_sizes,
     layer_kinds,
+    part_sizes,
     rms_norm,
     rope_and_context,
     window_of,
 )
 from aengine.models.families.llama import uniform_windows
-from aengine.models.rope_config import read_ropes
 from aengine.models.spec import Layer, ModelSpec, Norm, NormKind, QkNorm
 
 
@@ -101,6 +102,11 @@ def _glm4(reader: ConfigReader) -> ModelSpec:
     return _glm(reader, post_norms=True)
 
 
+def _glm4v(reader: ConfigReader) -> ModelSpec:
+    reader.refuse(attention_bias=True, head_dim=None)  # transformers has no effect of them
+    return _glm4(reader)
+
+
 def _olmo2(reader: ConfigReader) -> ModelSpec:
     rope, context = rope_and_context(reader, head_sizes(reader)[2])
     layers = [_olmo_layer(reader, rope=rope)] * reader.positive("num_hidden_layers")
@@ -160,6 +166,7 @@ _GLM = {
     "attention_bias": True,
 }
 _GLM_NAMES = {**LLAMA_NAMES, "gate_up": "mlp.gate_up_proj"}
+_GLM4_NAMES = {**_GLM_NAMES, "post_attention_norm": "post_self_attn_layernorm", "post_mlp_norm": "post_mlp_layernorm"}
 FAMILIES = (
     Family(
         "ministral",
@@ -190,6 +197,7 @@ FAMILIES = (
             "embedding_multiplier": 1.0,
             "logits_scaling": 1.0,
         },
+        part_defaults=part_sizes(32_000, 4096, 11_008, 32, 32),
     ),
     Family(
         "phi3",
@@ -204,8 +212,17 @@ FAMILIES = (
         "Glm4ForCausalLM",
         _glm4,
         _GLM,
-        {**_GLM_NAMES, "post_attention_norm": "post_self_attn_layernorm", "post_mlp_norm": "post_mlp_layernorm"},
+        _GLM4_NAMES,
         halves,
+    ),
+    Family(  # the text part of GLM-4.1V and GLM-4.6V
+        "glm4v_text",
+        "",
+        _glm4v,
+        {"num_key_value_heads": 2, "max_position_embeddings": 32_768, "rms_norm_eps": 1e-5, "attention_bias": True},
+        _GLM4_NAMES,
+        halves,
+        part_defaults=part_sizes(151_552, 4096, 13_696, 40, 32),
     ),
     Family("olmo2", "Olmo2ForCausalLM", _olmo2, _OLMO, _OLMO_NAMES),
     Family("olmo3", "Olmo3ForCausalLM", _olmo3, {**_OLMO, "sliding_window": 4096}, _OLMO_NAMES),
@@ -221,5 +238,6 @@ FAMILIES = (
             "tie_word_embeddings": True,
         },
         transform=halves,
+        part_defaults=part_sizes(256_000, 8192, 22_528, 40, 64),
     ),
 )

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from aengine.errors import ModelLoadError
+from aengine.api.errors import ModelLoadError
 from aengine.kernels.quantized import QuantizedRows, Rows
 from aengine.models.gguf.file import BLOCKS
 
@@ -58,7 +58,7 @@ def _fifth_bits(packed: Tensor) -> Tensor:
 def _rows(
     codes: Tensor, scales: Tensor, group: int, bits: int, offsets: Tensor | None = None, table: Tensor | None = None
 ) -> QuantizedRows:
-    """Of any dimensions behind the first, which are one after another."""
+    """Make quantised rows of tensors whose dimensions behind the first, such as blocks and what is in them, follow one another in a row."""
     merged = None if offsets is None else offsets.flatten(1)
     return QuantizedRows(codes.flatten(1).contiguous(), scales.flatten(1), group, bits, merged, table)
 
@@ -129,7 +129,7 @@ def _dequantized(kind: str, data: Tensor) -> Tensor:
         gguf: Any = import_module("gguf")
         quants: Any = import_module("gguf.quants")
     except ImportError as error:
-        raise ModelLoadError(f"weights of the GGUF type {kind} need the gguf package: pip install 'aengine[gguf]'") from error
+        raise ModelLoadError(f"weights of the GGUF type {kind} need the gguf package: pip install gguf") from error
     return torch.from_numpy(quants.dequantize(data.numpy(), gguf.GGMLQuantizationType[kind]))
 
 

@@ -12,8 +12,8 @@ from typing import Any
 
 import numpy as np
 
-from aengine.errors import ModelLoadError
-from aengine.models.config_reader import ConfigReader, NotNativeError, Source
+from aengine.api.errors import ModelLoadError
+from aengine.models.config.reader import ConfigReader, NotNativeError, Source
 from aengine.models.families import FAMILIES
 from aengine.models.gguf.file import GgufFile, GgufTensor, Strings, open_gguf
 
@@ -254,7 +254,7 @@ def architecture_of(file: GgufFile) -> Architecture:
 
 
 def config_of(file: GgufFile) -> tuple[dict[str, Any], Source]:
-    """See `read_config`."""
+    """Make the config.json that the model would have; the `Source` says what errors about it name. Raises ModelLoadError."""
     architecture = architecture_of(file)
     embedding = file.tensors.get("token_embd.weight")
     if embedding is None:

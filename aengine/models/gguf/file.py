@@ -19,7 +19,8 @@ from typing import Any, overload
 import numpy as np
 from numpy.typing import NDArray
 
-from aengine.errors import ModelLoadError
+from aengine.api.errors import ModelLoadError
+from aengine.models.config.json_file import require_regular
 
 TYPES: Mapping[int, tuple[str, int, int]] = {
     **{0: ("F32", 1, 4), 1: ("F16", 1, 2), 2: ("Q4_0", 32, 18), 3: ("Q4_1", 32, 20), 6: ("Q5_0", 32, 22), 7: ("Q5_1", 32, 24)},
@@ -51,7 +52,7 @@ class GgufTensor:
 
     @property
     def rows(self) -> NDArray[np.uint8]:
-        """[rows, bytes of a row]."""
+        """The bytes of each row: [rows, bytes of a row]."""
         return self.data.reshape(math.prod(self.shape[:-1]), -1)
 
 
@@ -161,6 +162,7 @@ class _Reader:
 
     def __init__(self, path: pathlib.Path) -> None:
         self._path = path
+        require_regular(path)
         with path.open("rb") as file:
             if file.read(4) != _MAGIC:
                 raise ModelLoadError(f"{path} is not a GGUF file: it does not begin with {_MAGIC.decode()}")

@@ -18,7 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from aengine.errors import ModelLoadError
+from aengine.api.errors import ModelLoadError
 from aengine.kernels.quantized import QuantizedRows, Rows
 from aengine.models.families import FAMILIES
 from aengine.models.gguf.blocks import DTYPES, read_rows
@@ -142,7 +142,8 @@ def _slice(tensor: GgufTensor, start: int, count: int, shape: tuple[int, ...]) -
 
 
 def _joint(stored: str, tensors: dict[str, GgufTensor], names: Mapping[str, str]) -> Joint | None:
-    """Of a tensor that is one of two which the family has as one: shape, type, and how to get the rows. Takes both out of `tensors`."""
+    """Join `stored` with another tensor where the family has the two as one, and take both out of `tensors`. Returns shape, type, and
+    how to get the rows; None if there is nothing to join."""
     match = _STORED.fullmatch(stored)
     module, ending = ("", "") if match is None else match.group(2, 3)
     is_key = module == "attn_k_b"
@@ -174,7 +175,7 @@ def _key_and_value_up(key: GgufTensor, value: GgufTensor) -> Tensor:
 
 
 def _alternating(gate: GgufTensor, up: GgufTensor) -> Rows:
-    """Of each expert, a row (or number) of gate, one of up, and so on; a matrix that is not quantised is transposed."""
+    """Put the rows (or numbers) of gate and of up in turn, for each expert; a matrix that is not quantised is transposed."""
     one, other = (_get(tensor, None, 0.0) for tensor in (gate, up))
     if isinstance(one, QuantizedRows) and isinstance(other, QuantizedRows) and gate.type == up.type:
         offsets = None if one.offsets is None or other.offsets is None else _by_turns(one.offsets, other.offsets)
@@ -193,7 +194,7 @@ def _get_numbers(tensor: GgufTensor) -> Tensor:
 
 
 def _kind(tensor: GgufTensor) -> str:
-    """As `StoredTensor` names dtypes, or the type of quantised rows."""
+    """Return the dtype of a tensor by the name that `StoredTensor` has for it, or the type of quantised rows."""
     return str(DTYPES[tensor.type]).removeprefix("torch.") if tensor.type in DTYPES else tensor.type
 
 

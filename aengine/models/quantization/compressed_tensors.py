@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
 from typing import Any
 
-from aengine.errors import ModelLoadError
-from aengine.models.config_reader import ConfigReader
+from aengine.api.errors import ModelLoadError
+from aengine.models.config.reader import ConfigReader
+from aengine.models.quantization.expressions import Expression
 from aengine.models.quantization.packed import PackQuantized
 from aengine.models.quantization.plain_codes import PlainCodes
-from aengine.models.quantization.rules import EMBEDDING, LINEAR, Rule, block_sizes, compiled, names_of, one_of
+from aengine.models.quantization.rules import EMBEDDING, LINEAR, Rule, block_sizes, names_of, one_of
 from aengine.models.quantization.scheme import Scheme
 from aengine.models.quantization.tables import Mxfp4
 
@@ -42,8 +42,8 @@ def _check_kv_cache(scheme: Mapping[str, Any]) -> None:
         raise ModelLoadError(f"kv_cache_scheme {scheme} is not supported; supported are 8-bit floats with one stored scale per layer")
 
 
-def _targets(reader: ConfigReader, key: str) -> list[str | re.Pattern[str]]:
-    return [compiled(f"(?:{name[3:]}).*") if name.startswith("re:") else name for name in names_of(reader, key)]
+def _targets(reader: ConfigReader, key: str) -> list[str | Expression]:
+    return [Expression(f"(?:{name[3:]}).*") if name.startswith("re:") else name for name in names_of(reader, key)]
 
 
 def _scheme(name: str, group: ConfigReader, stored: Any) -> Scheme | None:

@@ -11,13 +11,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from aengine.errors import ModelLoadError
-from aengine.models.config_file import read_config
-from aengine.models.config_reader import ConfigReader
+from aengine.api.errors import ModelLoadError
+from aengine.models.config.file import read_text_config
+from aengine.models.config.reader import ConfigReader
 from aengine.models.quantization.compressed_tensors import read_rules as _compressed_tensors
+from aengine.models.quantization.expressions import Expression, share_work
 from aengine.models.quantization.packed import Awq, Gptq
 from aengine.models.quantization.plain_codes import PlainCodes
-from aengine.models.quantization.rules import LINEAR, Rule, block_sizes, compiled, names_of, one_of
+from aengine.models.quantization.rules import LINEAR, Rule, block_sizes, names_of, one_of
 from aengine.models.quantization.scheme import Scheme
 from aengine.models.quantization.tables import BitsAndBytes4, Mxfp4
 
@@ -33,12 +34,13 @@ class Quantization:
 
 
 def load_quantization(model_dir: pathlib.Path) -> Quantization | None:
-    """Of the config.json in `model_dir`. Raises ModelLoadError."""
-    return read_quantization(read_config(model_dir)[0])
+    """Read the quantization of the model in `model_dir` from its config; None if no weights are quantised. Raises ModelLoadError."""
+    return read_quantization(read_text_config(model_dir))
 
 
 def read_quantization(config: Mapping[str, Any]) -> Quantization | None:
-    """Of a config.json; None if no weights are quantised. Raises ModelLoadError naming the key whose value is not supported."""
+    """Read the quantization of a config.json; None if no weights are quantised. Raises ModelLoadError naming the key whose value is not
+    supported."""
     described = config.get("quantization_config")
     if not described:
         return None
@@ -49,6 +51,7 @@ def read_quantization(config: Mapping[str, Any]) -> Quantization | None:
         raise ModelLoadError(f"quantization_config is not supported (quant_method {method!r}); supported are {', '.join(_METHODS)}")
     defaults, read = _METHODS[method]
     rules = read(ConfigReader(described, defaults))
+    share_work(rule.target for rule in rules if isinstance(rule.target, Expression))
     return Quantization(method, rules) if rules else None
 
 
@@ -61,7 +64,7 @@ def _gptq(reader: ConfigReader) -> tuple[Rule, ...]:
     rules = [Rule("lm_head", None)] if not reader.flag("lm_head") else []
     dynamic = reader.part("dynamic")  # of GPTQModel: other settings for what matches, none for "-:"
     for key in dynamic.config:
-        pattern = compiled(f"(?:{key[2:] if key[:2] in ('-:', '+:') else key}).*")
+        pattern = Expression(f"(?:{key[2:] if key[:2] in ('-:', '+:') else key}).*")
         rules.append(Rule(pattern, None if key[:2] == "-:" else scheme(**dynamic.part(key).config)))
     return (*rules, *_not_converted(reader), Rule(LINEAR, scheme()))
 
@@ -73,7 +76,8 @@ def _awq(reader: ConfigReader) -> tuple[Rule, ...]:
 
 
 def _auto_round(reader: ConfigReader) -> tuple[Rule, ...]:
-    """Of AutoRound: modules in the layouts of GPTQ or AWQ, in `extra_config` some with other settings; those of 16 bits are as they are."""
+    """Read the rules of AutoRound: modules in the layouts of GPTQ or AWQ, in `extra_config` some with other settings; those of 16 bits
+    are as they are."""
     packing = one_of(reader, "packing_format", *_PACKINGS)
 
     def scheme(part: ConfigReader) -> Scheme | None:
@@ -89,7 +93,7 @@ def _auto_round(reader: ConfigReader) -> tuple[Rule, ...]:
     for key in changed.config:
         is_name = re.fullmatch(r"[\w.]+", key) is not None
         changes = changed.part(key).config
-        rules.append(Rule(key if is_name else compiled(f".*(?:{key}).*"), scheme(_changed(reader, changes))))
+        rules.append(Rule(key if is_name else Expression(f".*(?:{key}).*"), scheme(_changed(reader, changes))))
     rules.sort(key=lambda rule: not isinstance(rule.target, str))  # names decide before expressions
     return (*rules, *_not_converted(reader), Rule(LINEAR, scheme(reader)))
 
@@ -99,14 +103,15 @@ _PACKINGS = {"auto_round:auto_gptq": 1, "auto_round": 2, "auto_round:gptqmodel":
 
 
 def _fp8(reader: ConfigReader) -> tuple[Rule, ...]:
-    """Of DeepSeek, Qwen and transformers. One scale per tensor is called weight_scale, or weight_scale_inv as those of blocks are."""
+    """Read the rules for float8 of DeepSeek, Qwen and transformers. One scale per tensor is called weight_scale, or weight_scale_inv as
+    those of blocks are."""
     one_of(reader, "fmt", "e4m3")
     block = block_sizes(reader, "weight_block_size")
     return (*_not_converted(reader), Rule(LINEAR, PlainCodes("float8_e4m3fn", *block, ".weight_scale_inv", ".weight_scale")))
 
 
 def _mxfp4(reader: ConfigReader) -> tuple[Rule, ...]:
-    return (*_not_converted(reader), Rule(compiled(r".*\.mlp\.experts\..*"), Mxfp4()))
+    return (*_not_converted(reader), Rule(Expression(r".*\.mlp\.experts\..*"), Mxfp4()))
 
 
 def _bitsandbytes(reader: ConfigReader) -> tuple[Rule, ...]:
@@ -141,7 +146,7 @@ def _changed(reader: ConfigReader, changes: Mapping[str, Any]) -> ConfigReader:
 def _not_converted(reader: ConfigReader) -> list[Rule]:
     """Rules for modules that are left as they are: names, or regular expressions, of one or several whole parts of a module's name."""
     names = [*names_of(reader, "modules_to_not_convert"), *names_of(reader, "llm_int8_skip_modules")]
-    return [Rule(compiled(rf"(?:.*\.)?(?:{name})(?:\..*)?"), None) for name in names]
+    return [Rule(Expression(rf"(?:.*\.)?(?:{name})(?:\..*)?"), None) for name in names]
 
 
 def _group_size(reader: ConfigReader) -> int | None:

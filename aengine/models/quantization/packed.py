@@ -27,7 +27,7 @@ _WORDS = ("int32",)
 
 @dataclass(frozen=True, slots=True)
 class Gptq(Scheme):
-    """As AutoGPTQ and GPTQModel store it: words hold consecutive rows of [in_features, out_features]; `g_idx` has the group of each column.
+    """The format of AutoGPTQ and GPTQModel: words hold consecutive rows of [in_features, out_features]; `g_idx`: each column's group.
 
     value = (code - zero) * scale. Version 1 stores zero - 1.
     """
@@ -64,7 +64,7 @@ class Gptq(Scheme):
 
 @dataclass(frozen=True, slots=True)
 class Awq(Scheme):
-    """As AutoAWQ stores it for its `gemm` kernel: words hold 8 neighbours of a row of [in_features, out_features], ordered as `_ORDER`."""
+    """The format of AutoAWQ for its `gemm` kernel: words hold 8 neighbours of a row of [in_features, out_features], ordered as `_ORDER`."""
 
     group_size: int | None
 
@@ -94,7 +94,7 @@ def _in_order(codes: Tensor) -> Tensor:
 
 @dataclass(frozen=True, slots=True)
 class PackQuantized(Scheme):
-    """As compressed-tensors stores it: words hold consecutive columns of [out_features, in_features]; zeros are packed by rows."""
+    """Pack-quantized of compressed-tensors: words hold consecutive columns of [out_features, in_features]; zeros are packed by rows."""
 
     bits: int
     group_size: int | None

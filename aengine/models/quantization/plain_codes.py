@@ -55,7 +55,7 @@ class PlainCodes(Scheme):
         high, wide = min(self.block_rows or rows, rows), min(self.block_columns or columns, columns)
 
         def by_row(blocks: Tensor) -> Tensor:
-            """-> [rows, groups] float32"""
+            """Repeat numbers of blocks for each row: [rows, groups] float32."""
             by_block = blocks.float().reshape(math.ceil(rows / high), -1)
             return by_block.repeat_interleave(high, 0)[:rows].contiguous()
 

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import re
 from dataclasses import dataclass
 from typing import Any
 
-from aengine.errors import ModelLoadError
-from aengine.models.config_reader import ConfigReader
+from aengine.api.errors import ModelLoadError
+from aengine.models.config.reader import ConfigReader
+from aengine.models.quantization.expressions import Expression
 from aengine.models.quantization.scheme import Scheme
 
 LINEAR, EMBEDDING = "Linear", "Embedding"
@@ -18,21 +18,13 @@ LINEAR, EMBEDDING = "Linear", "Embedding"
 class Rule:
     """The first rule that applies to a module decides."""
 
-    target: str | re.Pattern[str]  # the module's name, its kind, or a regular expression of its whole name
+    target: str | Expression  # the module's name, its kind, or a regular expression of its whole name
     scheme: Scheme | None  # None: it is not quantised
 
     def applies(self, module: str, kind: str) -> bool:
         if isinstance(self.target, str):
             return self.target in (module, kind)
-        return self.target.fullmatch(module) is not None
-
-
-def compiled(pattern: str) -> re.Pattern[str]:
-    """Raises ModelLoadError."""
-    try:
-        return re.compile(pattern)
-    except re.error as error:
-        raise ModelLoadError(f"quantization_config has {pattern!r}, which is not a regular expression: {error}") from error
+        return self.target.matches(module)
 
 
 def one_of(reader: ConfigReader, key: str, *supported: Any, fallback: Any = None) -> Any:
@@ -45,7 +37,7 @@ def one_of(reader: ConfigReader, key: str, *supported: Any, fallback: Any = None
 
 
 def names_of(reader: ConfigReader, key: str) -> list[str]:
-    """Those that stand under a key; none if it is absent. Raises ModelLoadError."""
+    """Return the list of names under a key; empty if it is absent. Raises ModelLoadError."""
     names = reader.get(key, [])
     if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
         raise ModelLoadError(f"{key} {names!r} in quantization_config is not a list of names")

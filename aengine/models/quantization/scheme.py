@@ -36,8 +36,8 @@ class Scheme(ABC):
 
     @abstractmethod
     def tensors(self, shape: Shape) -> dict[str, Stored]:
-        """Those of a module whose weight has this shape. Raises ValueError for one that the format cannot have, for example
-        with columns that groups do not divide."""
+        """Return what the tensors of a module must be whose weight has this shape, by the ends of their names. Raises ValueError for a
+        shape that the format cannot have, for example with columns that groups do not divide."""
 
     @abstractmethod
     def rows(self, shape: Shape, tensors: Mapping[str, Tensor]) -> QuantizedRows:
@@ -45,14 +45,14 @@ class Scheme(ABC):
 
 
 def matrix(shape: Shape) -> tuple[int, int]:
-    """out_features and in_features."""
+    """Return out_features and in_features. Raises ValueError for the weight of several experts."""
     if len(shape) != 2:
         raise ValueError(f"a weight {list(shape)} of all experts together is not supported in this format")
     return shape[0], shape[1]
 
 
 def num_groups(columns: int, group_size: int | None) -> int:
-    """`group_size` None: one group."""
+    """Return how many groups of `group_size` columns there are; None: one of all. Raises ValueError if they do not divide the columns."""
     if group_size is None:
         return 1
     if columns % group_size:
@@ -61,7 +61,7 @@ def num_groups(columns: int, group_size: int | None) -> int:
 
 
 def num_words(count: int, bits: int, what: str) -> int:
-    """32-bit words of `count` codes."""
+    """Return how many 32-bit words `count` codes fill. Raises ValueError, which calls the codes `what`, if they do not fill the last."""
     if count * bits % 32:
         raise ValueError(f"{count} {what} of {bits} bits do not fill words of 32 bits")
     return count * bits // 32

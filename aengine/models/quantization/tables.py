@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from aengine.kernels.quantized import QuantizedRows
-from aengine.models.config_reader import is_number
+from aengine.models.config.reader import is_number
 from aengine.models.quantization.scheme import Scheme, Shape, Stored, matrix, unpacked
 
 _BYTES = ("uint8",)

@@ -6,8 +6,20 @@ import ipaddress
 from dataclasses import dataclass, replace
 from typing import Annotated, Any
 
-from aengine.checks import MAX_INT32, NOT_NEGATIVE, POSITIVE, Accepts, FieldChecks, check_fields, check_names, integer, one_of, text
-from aengine.errors import ConfigError
+from aengine.api.errors import ConfigError
+from aengine.api.fields import (
+    MAX_INT32,
+    NOT_NEGATIVE,
+    POSITIVE,
+    Accepts,
+    FieldChecks,
+    Size,
+    check_fields,
+    check_names,
+    integer,
+    one_of,
+    text,
+)
 
 GROUPS = {
     "host": "address",
@@ -33,6 +45,13 @@ class ServerConfig:
     """Port of HTTP, with the API of OpenAI; 0 lets the system pick one. None: no HTTP."""
     http_cors_origins: Annotated[tuple[str, ...], _NAMES] = ()
     """Origins of the pages, beside the server's own, that may call it over HTTP, such as https://example.com; * for all."""
+    served_model_name: Annotated[tuple[str, ...], _NAMES] = ()
+    """Names by which clients know the model; the first is told to those that ask for none. Default: its Hugging Face id, or the last part
+    of its path."""
+    http_hosts: Annotated[tuple[str, ...], _NAMES] = ()
+    """Names, beside those of this machine, that requests over HTTP may have in Host, such as that of a proxy before the server;
+    * for all. On a loopback address without tokens or clients' certificates, and with this set, others are refused, and so are
+    pages of other origins than those of http_cors_origins."""
     chat_page: bool = True
     """Serve a page to chat on at / over HTTP."""
     insecure: bool = False
@@ -55,14 +74,26 @@ class ServerConfig:
     """Directories that AdminService may load adapters and weights from. None: it loads nothing."""
     debug_errors: bool = False
     """Tell clients the traceback of an internal error. It may show what other clients sent."""
-    max_message_bytes: Annotated[int, integer(1024, MAX_INT32)] = 16 * 1024 * 1024
-    """Largest message in either direction, in bytes."""
-    max_metadata_bytes: Annotated[int, integer(1024, 2**24)] = 16 * 1024
-    """Largest metadata of a call in bytes, as HTTP/2 counts them: 32 bytes for each entry beside its own."""
+    max_message_bytes: Annotated[int, Size(1024, MAX_INT32)] = 16 * 1024 * 1024
+    """Largest message in either direction, in bytes, or a size such as 8MiB."""
+    max_metadata_bytes: Annotated[int, Size(1024, 2**24)] = 16 * 1024
+    """Largest metadata of a call in bytes, or a size such as 32KiB, as HTTP/2 counts them: 32 bytes for each entry beside its own."""
     max_calls: Annotated[int, integer(1, MAX_INT32)] = 8192
     """Most calls at a time on all connections; more are refused. Health checks have the same limit of their own."""
     max_concurrent_streams: Annotated[int, integer(1, MAX_INT32)] = 1024
     """Most calls at a time on one connection; more wait."""
+    max_decoding_bytes: Annotated[int, integer(1024, 2**40)] = 256 * 1024 * 1024
+    """Most bytes at a time of messages above 64 KiB whose calls are not answered yet. Further ones wait up to 10 seconds, then they
+    are refused."""
+    max_decoding_bytes_per_caller: Annotated[int, integer(1024, 2**40)] = 128 * 1024 * 1024
+    """The same for one caller: the name of its token or certificate, or else its address."""
+    max_sequences_per_caller: Annotated[int | None, integer(1, MAX_INT32)] = None
+    """Most sequences (a request has n) of one caller at a time, running and waiting; more are refused. None: any number."""
+    max_waiting_tokens_per_caller: Annotated[int | None, integer(1, MAX_INT32)] = None
+    """Most prompt tokens of one caller's generations that have no token yet, unless one of them alone has more; more are refused. None:
+    any number."""
+    max_connections_per_address: Annotated[int, integer(1, MAX_INT32)] = 4096
+    """Most connections of one address (of IPv6: of 64 bits of it) at a time over HTTP; more are refused."""
     max_connection_age: Annotated[float | None, POSITIVE] = None
     """Seconds after which the server asks a client to reconnect, so that load spreads over new servers. None: never."""
     max_connection_age_grace: Annotated[float | None, POSITIVE] = None
@@ -121,7 +152,14 @@ class ServerConfig:
     @property
     def exposed(self) -> bool:
         """Whether what is sent can be read by others: plain text on an address that is not loopback."""
-        return not self.tls and not _is_loopback(self.host)
+        return not self.tls and not is_loopback(self.host)
+
+    @property
+    def checks_origins(self) -> bool:
+        """Whether requests over HTTP must be for a name of the server, and of pages that may call it: else any page that a browser on
+        this machine shows could have its requests computed."""
+        asks_nobody = is_loopback(self.host) and self.token_file is None and self.tls_client_ca is None
+        return asks_nobody or bool(self.http_hosts)
 
     @classmethod
     def of(cls, config: ServerConfig | None = None, **overrides: Any) -> ServerConfig:
@@ -130,7 +168,8 @@ class ServerConfig:
         return replace(config or cls(), **overrides)
 
 
-def _is_loopback(host: str) -> bool:
+def is_loopback(host: str) -> bool:
+    """Whether it means the machine itself wherever it is asked for."""
     if host == "localhost":
         return True
     try:

@@ -14,15 +14,16 @@ import sys
 import textwrap
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
+from functools import cache
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from aengine.checks import declared_fields
-from aengine.config import EngineConfig
-from aengine.errors import AEngineError, ConfigError
+from aengine.api.config import EngineConfig
+from aengine.api.errors import AEngineError, ConfigError
+from aengine.api.fields import SIZE_WORDS, Size, declared_fields, read_size
 from aengine.router.config import RouterConfig
-from aengine.router.ray_config import RayConfig
+from aengine.router.ray.config import RayConfig
 from aengine.server.config.options import GROUPS, ServerConfig
 
 if sys.version_info >= (3, 11):
@@ -32,7 +33,7 @@ else:
 
 PREFIX = "AENGINE_"
 CONFIG_VARIABLE = "AENGINE_CONFIG"
-LIBRARY_VARIABLES = frozenset({"AENGINE_CPU_LEVEL"})
+LIBRARY_VARIABLES = frozenset({"AENGINE_CPU_LEVEL", "AENGINE_TOKEN"})
 """Variables with the same prefix that other parts of the package read."""
 DEFAULT_MODEL = "demo"
 TABLES: Mapping[str, type] = {"server": ServerConfig, "engine": EngineConfig, "router": RouterConfig, "ray": RayConfig}
@@ -50,7 +51,7 @@ class Program(NamedTuple):
 GRPC = Program("aengine-grpc", "Serve one model over gRPC.")
 HTTP = Program(
     "aengine-serve",
-    "Serve one model over HTTP, with the API of OpenAI.",
+    "Serve one model over HTTP, with the APIs of OpenAI and Anthropic, and a page to chat on.",
     {"http_port": "--port", "port": "--grpc-port"},
     {"http_port": 8000, "port": None},
 )
@@ -103,6 +104,8 @@ KINDS: Mapping[Any, Kind] = {
     Mapping[str, float]: Kind("a list of NAME=NUMBER", "NAME=NUMBER,...", _weights, (dict,), dict),
 }
 """The kinds by the types of fields, without None."""
+SIZES = Kind(SIZE_WORDS, "BYTES", read_size, (int, str), lambda value: read_size(value) if isinstance(value, str) else value)
+"""That of integers which are numbers of bytes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -162,11 +165,12 @@ def options(program: Program = GRPC) -> list[Option]:
     found: list[Option] = []
     for table, cls in TABLES.items():
         docs, group = field_docs(cls), table
-        for name, kind, optional, _, default in declared_fields(cls):
+        for name, type_, optional, rule, default in declared_fields(cls):
             default = DEFAULT_MODEL if name == "model" else program.defaults.get(name, default)
             flag = program.flags.get(name, "--" + name.replace("_", "-"))
             group = GROUPS.get(name, group)
-            found.append(Option(name, table, group, KINDS[kind], optional, default, docs[name], flag))
+            kind = SIZES if isinstance(rule, Size) else KINDS[type_]
+            found.append(Option(name, table, group, kind, optional, default, docs[name], flag))
     return found
 
 
@@ -233,7 +237,8 @@ def nearest(name: str, names: Iterable[str]) -> str:
     return f"; the nearest is {close[0]}" if close else ""
 
 
-def field_docs(cls: type) -> dict[str, str]:
+@cache
+def field_docs(cls: type) -> Mapping[str, str]:
     """The docstring below each field of a class, which Python itself does not keep."""
     bases = (base for base in reversed(cls.__mro__) if base is not object)
     body = [statement for base in bases for statement in ast.parse(textwrap.dedent(inspect.getsource(base))).body[0].body]  # type: ignore[attr-defined]

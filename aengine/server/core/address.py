@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from aengine.errors import AEngineError
+from aengine.api.errors import AEngineError
 
 
 class BindError(AEngineError):
-    """An address cannot be bound."""
+    """The server cannot listen on an address."""
 
 
 def address_of(host: str, port: int) -> str:

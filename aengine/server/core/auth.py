@@ -1,7 +1,9 @@
-"""Who may call what: bearer tokens from files, and names of clients' certificates.
+"""Who may call what: bearer tokens from files, and names of clients' certificates; and the files of the server's own certificate, its key,
+and whom it trusts.
 
 Owns the decision; does not know what calls do, nor how a refusal is reported. Tokens are kept and compared as digests, all of them for
-every call, so that the time it takes reveals nothing about them.
+every call, so that the time it takes reveals nothing about them. Files are checked when they are read, and again when they change; a
+certificate that cannot be used is never given out.
 """
 
 from __future__ import annotations
@@ -11,16 +13,27 @@ import hashlib
 import hmac
 import logging
 import re
+import ssl
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from aengine.errors import ConfigError
+from aengine.api.errors import ConfigError
 from aengine.server.config.options import ServerConfig
 from aengine.server.core.errors import ServiceError
-from aengine.server.core.files import Fingerprint, fingerprint
 from aengine.server.core.records import Caller
+
+Fingerprint = tuple[tuple[int, int, int], ...] | None
+
+
+def fingerprint(*paths: Path) -> Fingerprint:
+    """Time of modification in nanoseconds, size and inode of each; None where one cannot be read."""
+    try:
+        return tuple((status.st_mtime_ns, status.st_size, status.st_ino) for status in [path.stat() for path in paths])
+    except OSError:
+        return None
+
 
 RELOAD_SECONDS = 1.0
 """How often, at most, the files are looked at."""
@@ -38,7 +51,8 @@ class CertificateName(NamedTuple):
 
     @classmethod
     def of(cls, common_names: Sequence[str], certificate: bytes) -> CertificateName:
-        """Of a `certificate`, PEM, that has these common names. Raises `ServiceError` (BAD_CREDENTIALS) for a name that cannot be shown."""
+        """The name in a `certificate`, PEM, that has these common names. Raises `ServiceError` (BAD_CREDENTIALS) for a name that cannot be
+        shown."""
         if len(common_names) != 1:
             return cls(f"certificate {hashlib.sha256(certificate).hexdigest()[:32]}", False)
         name = common_names[0]
@@ -57,11 +71,14 @@ class TokenFile:
         self._tokens: list[tuple[str, bytes]] = []  # name and digest
         self._seen: Fingerprint = None
 
-    def load(self) -> None:
+    def load(self, *, may_be_empty: bool = False) -> None:
         """Raises `ConfigError` where the file cannot be read or is not what it should be; the tokens known so far then stay. Blocks."""
         self._seen = fingerprint(self._path)
         try:
-            self._tokens = _parse(self._path.read_text("utf-8"))
+            tokens = _parse(self._path.read_text("utf-8"))
+            if not tokens and not may_be_empty:
+                raise ValueError("it holds no token")
+            self._tokens = tokens
         except OSError as error:
             raise ConfigError.of(self._field, f"cannot read {self._path}: {error.strerror}") from error
         except ValueError as error:  # UnicodeDecodeError is one, and shows bytes of the file
@@ -69,11 +86,12 @@ class TokenFile:
             raise ConfigError.of(self._field, f"{self._path}: {reason}") from None
 
     def refresh(self) -> None:
-        """Load again if the file is another one than before; whatever is wrong with it is logged once. Blocks."""
+        """Load again if the file is another one than before; whatever is wrong with it is logged once. One that is empty now has taken its
+        tokens from everybody. Blocks."""
         if fingerprint(self._path) == self._seen:
             return
         try:
-            self.load()
+            self.load(may_be_empty=True)
         except ConfigError as error:
             logger.error("%s; the tokens known so far stay valid", error)
         else:
@@ -156,10 +174,75 @@ def _parse(text: str) -> list[tuple[str, bytes]]:
         if not _TOKEN.fullmatch(words[-1]):
             raise ValueError(f"line {number}: a token consists of visible ASCII characters")
         tokens.append((words[0] if len(words) == 2 else f"line-{number}", _digest(words[-1])))
-    if not tokens:
-        raise ValueError("it holds no token")
     return tokens
 
 
 def _digest(token: str) -> bytes:
     return hashlib.sha256(token.encode("utf-8", "backslashreplace")).digest()
+
+
+class Loaded(NamedTuple):
+    """The certificate, its key and the trusted authorities, read from files and accepted by OpenSSL."""
+
+    content: Mapping[str, bytes]  # of the files, PEM, by the options that name them
+    context: ssl.SSLContext  # of a server, with the certificate, and with the authorities that sign clients' if there are
+
+
+class CertificateFiles:
+    """The files that a configuration with TLS names."""
+
+    def __init__(self, config: ServerConfig) -> None:
+        names = {name: getattr(config, name) for name in ("tls_cert", "tls_key", "tls_client_ca")}
+        self._paths = {name: Path(path) for name, path in names.items() if path is not None}
+        self._seen: Fingerprint = None
+        self.needs_client = "tls_client_ca" in self._paths  # whether a client must have a certificate
+
+    def load(self) -> Loaded:
+        """Raises `ConfigError` naming the option whose file is not usable. Blocks."""
+        self._seen = fingerprint(*self._paths.values())
+        content: dict[str, bytes] = {}
+        for name, path in self._paths.items():
+            try:
+                content[name] = path.read_bytes()
+            except OSError as error:
+                raise ConfigError.of(name, f"cannot read {path}: {error.strerror}") from error
+        context = self._context()
+        if fingerprint(*self._paths.values()) != self._seen:
+            raise ConfigError.of("tls_cert", f"{self._paths['tls_cert']} changes while it is read")
+        return Loaded(content, context)
+
+    def load_if_changed(self) -> Loaded | None:
+        """None if nothing changed, and if what is there now cannot be used, which is logged. Blocks."""
+        if fingerprint(*self._paths.values()) == self._seen:
+            return None
+        try:
+            fresh = self.load()
+        except ConfigError as error:
+            logger.error("%s; the certificate in use stays", error)
+            return None
+        logger.info("read the certificate %s anew", self._paths["tls_cert"])
+        return fresh
+
+    def _context(self) -> ssl.SSLContext:
+        """Raises `ConfigError` for files that OpenSSL cannot use."""
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        cert, key, client_ca = self._paths["tls_cert"], self._paths["tls_key"], self._paths.get("tls_client_ca")
+        try:
+            context.load_cert_chain(cert, key, password=_no_password)
+        except (ssl.SSLError, OSError, ValueError) as error:
+            reason = f"{cert} and {key} are not a certificate and its private key, in PEM ({_reason(error)})"
+            raise ConfigError.of("tls_cert", reason) from error
+        if client_ca is not None:
+            try:
+                context.load_verify_locations(client_ca)
+            except (ssl.SSLError, OSError) as error:
+                raise ConfigError.of("tls_client_ca", f"{client_ca} holds no certificate in PEM ({_reason(error)})") from error
+        return context
+
+
+def _no_password() -> str:
+    raise ValueError("the key is encrypted")
+
+
+def _reason(error: Exception) -> str:
+    return (error.reason if isinstance(error, ssl.SSLError) and error.reason else str(error)).replace("_", " ").lower()

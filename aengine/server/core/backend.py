@@ -1,4 +1,5 @@
-"""The objects that the services share: the engine, the admission of generations, their observers, and their streams by owner.
+"""The objects that the services share: the engine, the admission of generations, their observers, and their streams by owner. Tasks for
+many things at once are started in chunks, so that they do not hold up the event loop.
 
 A request belongs to the caller who made it: the name of a token or of a certificate, and where neither is asked for all callers are one.
 Others neither see it nor meet its id, unless they are administrators.
@@ -6,15 +7,16 @@ Others neither see it nor meet its id, unless they are administrators.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass, field
-from itertools import chain
+import asyncio
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field, replace
+from itertools import chain, islice
 from typing import Generic, TypeVar
 
-from aengine.errors import InvalidRequestError, RequestIdInUseError
-from aengine.outputs import ModelInfo, RequestInfo, RequestState
-from aengine.protocols import ServedEngine
-from aengine.served_stream import ServedStream
+from aengine.api.engine import ServedEngine
+from aengine.api.errors import InvalidRequestError, RequestIdInUseError
+from aengine.api.outputs import ModelInfo, RequestInfo, RequestState
+from aengine.api.stream import TokenStream
 from aengine.server.core.errors import ServiceError, clip
 from aengine.server.core.in_flight import Admission
 from aengine.server.core.records import Caller, Observers
@@ -48,19 +50,6 @@ class RequestIndex(Generic[Thing]):
         return own[::-1] + others[::-1]
 
 
-def require_model(engine: ServedEngine, name: str, adapter: str | None = None) -> tuple[ModelInfo, str | None]:
-    """The model that `name` means, and the adapter if it is the name of one. Empty is the served one; raises `ServiceError`
-    (MODEL_NOT_FOUND) for another name, and `InvalidRequestError` where `adapter`, which the request asks for, is another one."""
-    info = engine.model_info
-    if name in ("", info.name):
-        return info, None
-    if all(loaded.name != name for loaded in engine.adapters):
-        raise ServiceError("MODEL_NOT_FOUND", f"model {clip(name)!r} is not served here; there is {info.name!r}", resource=("model", name))
-    if adapter not in (None, name):
-        raise InvalidRequestError.of("adapter", f"{adapter!r} is not the adapter that is asked for as the model, {name!r}")
-    return info, name
-
-
 @dataclass(frozen=True, slots=True)
 class Backend:
     """The parts of the server that generations use."""
@@ -69,8 +58,38 @@ class Backend:
     admission: Admission
     observers: Observers = field(default_factory=Observers)
     max_message_bytes: int = 16 * 1024 * 1024  # of one message
-    streams: RequestIndex[ServedStream] = field(default_factory=RequestIndex)  # of the generations in flight
+    streams: RequestIndex[TokenStream] = field(default_factory=RequestIndex)  # of the generations in flight
     embeddings: RequestIndex[str] = field(default_factory=RequestIndex)  # in flight, by the ids that the engine has for them
+    served_names: tuple[str, ...] = ()  # of the model, in place of the one that the engine has for it
+
+    @property
+    def model_names(self) -> tuple[str, ...]:
+        """Names by which clients know the model, without those of adapters; the first is told to those that ask for none. Raises
+        `EngineStateError` before the engine is started."""
+        return self.served_names or (self.engine.model_info.name,)
+
+    @property
+    def model_info(self) -> ModelInfo:
+        """What is served, under the first of its names. Raises `EngineStateError` before the engine is started."""
+        return self._named(self.model_names[0])
+
+    def require_model(self, name: str, adapter: str | None = None) -> tuple[ModelInfo, str | None]:
+        """The model that `name` means, under this name, and the adapter if it is the name of one. Empty is the served one; raises
+        `ServiceError` (MODEL_NOT_FOUND) for another name, and `InvalidRequestError` where `adapter`, which the request asks for, is
+        another one."""
+        names = self.model_names
+        if name in ("", *names):
+            return self._named(name or names[0]), None
+        if all(loaded.name != name for loaded in self.engine.adapters):
+            message = f"model {clip(name)!r} is not served here; there is {', '.join(map(repr, names))}"
+            raise ServiceError("MODEL_NOT_FOUND", message, resource=("model", name))
+        if adapter not in (None, name):
+            raise InvalidRequestError.of("adapter", f"{adapter!r} is not the adapter that is asked for as the model, {name!r}")
+        return self._named(names[0]), name
+
+    def _named(self, name: str) -> ModelInfo:
+        info = self.engine.model_info
+        return info if info.name == name else replace(info, name=name)
 
     def find(self, request_id: str, caller: Caller) -> RequestInfo | None:
         """The state of a request; None if there is none of that id, or it is another caller's. Raises what `ServedEngine.request_info`
@@ -102,3 +121,25 @@ class Backend:
         # One that is gone may have left its id in the engine to another.
         ids = embeddings + [stream.request_id for stream in streams if not stream.gone]
         return any([await self.engine.cancel(engine_id) for engine_id in ids])
+
+
+CHUNK_SIZE = 128
+"""To begin or end so many requests takes some tens of milliseconds."""
+
+Item = TypeVar("Item")
+
+
+async def in_chunks(items: Iterable[Item], begin: Callable[[Item], asyncio.Task[None]]) -> None:
+    """Call `begin` for the items of a chunk, wait for their tasks, and go on with the next chunk. When it is cancelled it goes on, too, but
+    waits no longer for the chunk it was at. What tasks raise is dropped."""
+    left = iter(items)
+    cancelled: asyncio.CancelledError | None = None
+    while tasks := [begin(item) for item in islice(left, CHUNK_SIZE)]:
+        try:
+            for task in (await asyncio.wait(tasks))[0]:  # cancelling it cancels none of them
+                if not task.cancelled():
+                    task.exception()
+        except asyncio.CancelledError as error:
+            cancelled = error
+    if cancelled is not None:
+        raise cancelled

@@ -8,27 +8,18 @@ import uuid
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
-from typing import TypedDict
 
-from aengine.chat_prompts import ChatFields
-from aengine.errors import InvalidRequestError, RequestEndedError
-from aengine.outputs import Embedding
-from aengine.requests import Prompt, RequestOptions
-from aengine.server.core.backend import Backend, require_model
+from aengine.api.engine import EmbeddingFields
+from aengine.api.errors import InvalidRequestError, RequestEndedError
+from aengine.api.outputs import Embedding
+from aengine.api.request import ChatFields, Prompt, RequestOptions
+from aengine.server.core.backend import Backend
 from aengine.server.core.errors import ServiceError
 from aengine.server.core.records import CURRENT_CALL, current_caller
 
 MAX_INPUTS = 2048
 MAX_AT_ONCE = 32
 """Inputs of a call in the engine: enough to fill its steps. Tokenizing so many short ones holds up the event loop for some ten ms."""
-
-
-class EmbeddingFields(TypedDict, total=False):
-    """The fields of `EmbeddingParams` as keyword arguments."""
-
-    pooling: str | None
-    normalize: bool
-    dimensions: int | None
 
 
 async def embed_all(
@@ -47,7 +38,7 @@ async def embed_all(
     if not 1 <= len(inputs) <= MAX_INPUTS:
         raise InvalidRequestError.of("inputs", f"{len(inputs)} inputs are not 1 to {MAX_INPUTS}")
     engine, caller, call = backend.engine, current_caller(), CURRENT_CALL.get()
-    info, adapter = require_model(engine, model)
+    info, adapter = backend.require_model(model)
     limits = engine.engine_info
     if 4 * len(inputs) * min(fields.get("dimensions") or info.hidden_size, info.hidden_size) > (room := backend.max_message_bytes):
         raise ServiceError("ANSWER_TOO_LARGE", f"{len(inputs)} embeddings take more than {room} bytes, which one message may have")
@@ -59,10 +50,16 @@ async def embed_all(
             timeouts = [options.timeout, None if deadline is None else max(1e-9, deadline - time.monotonic())]
             timeout = min((seconds for seconds in timeouts if seconds is not None), default=None)
             try:
-                require_model(engine, model, options.adapter)
+                backend.require_model(model, options.adapter)
                 engine_id = backend.engine_id(options.request_id, caller) or uuid.uuid4().hex
                 request_id = options.request_id or engine_id
-                options = replace(options, request_id=engine_id, adapter=adapter or options.adapter, timeout=timeout)
+                options = replace(
+                    options,
+                    request_id=engine_id,
+                    adapter=adapter or options.adapter,
+                    timeout=timeout,
+                    tenant=options.tenant or caller.tenant,
+                )
                 backend.embeddings.add(request_id, caller, engine_id)
                 try:
                     found[index] = embedding = await engine.embed(prompt, options, **fields)
@@ -77,8 +74,8 @@ async def embed_all(
             if call is not None:
                 call.prompt_tokens += embedding.num_tokens
 
-    with backend.admission.enter():
-        at_once = min(len(inputs), limits.max_num_seqs, limits.max_queued_requests or MAX_AT_ONCE, MAX_AT_ONCE)
+    at_once = min(len(inputs), limits.max_num_seqs, limits.max_queued_requests or MAX_AT_ONCE, MAX_AT_ONCE)
+    with backend.admission.enter(at_once):
         tasks = [asyncio.create_task(work()) for _ in range(at_once)]
         try:
             await asyncio.gather(*tasks)

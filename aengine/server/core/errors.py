@@ -11,7 +11,16 @@ import traceback
 import uuid
 from datetime import timedelta
 
-from aengine.errors import ERROR_REASONS, AEngineError, ContextLengthError, FieldError, FieldViolation, KVCapacityError, ServerError
+from aengine.api.errors import (
+    ERROR_REASONS,
+    AEngineError,
+    ContextLengthError,
+    EngineDeadError,
+    FieldError,
+    FieldViolation,
+    KVCapacityError,
+    ServerError,
+)
 
 REASONS = frozenset(
     {
@@ -47,6 +56,8 @@ REASONS = frozenset(
         "NO_CREDENTIALS",
         "BAD_CREDENTIALS",
         "ADMIN_ONLY",
+        "FOREIGN_HOST",  # the request names a host that the server is not
+        "FOREIGN_ORIGIN",  # of a web page that may not call it
         "METHOD_NOT_FOUND",
         "BUG",
     }
@@ -105,7 +116,8 @@ def describe(error: Exception, *, answered: bool = False) -> ServiceError:
     kind = next((kind for kind in type(error).__mro__ if kind in ERROR_REASONS), None)
     if kind is None:
         return _bug(error)
-    status = ServiceError(ERROR_REASONS[kind], str(error))
+    # What killed an engine may tell of its host: paths, and lines that its processes logged.
+    status = ServiceError(ERROR_REASONS[kind], "the engine is dead; the server's log says why" if kind is EngineDeadError else str(error))
     status.answered = answered
     if isinstance(error, FieldError):
         status.violations = error.violations

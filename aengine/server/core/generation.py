@@ -13,31 +13,19 @@ from dataclasses import dataclass, field, replace
 from types import TracebackType
 from typing import Any, cast
 
+from aengine.api.errors import InvalidRequestError, RequestIdInUseError, refusal
+from aengine.api.outputs import FinishReason, Token
+from aengine.api.request import Prompt
+from aengine.api.stream import TokenStream
 from aengine.chat.events import Event
 from aengine.chat.parser import ChatParser
-from aengine.chat.preparation import ChatOutputOptions, PreparedChat, prepare_chat
-from aengine.errors import InvalidRequestError, RequestIdInUseError, refusal
-from aengine.outputs import FinishReason, Token
-from aengine.params import SamplingParams
-from aengine.requests import Prompt, RequestOptions
-from aengine.served_stream import ServedStream
-from aengine.server.core.backend import Backend, require_model
+from aengine.chat.preparation import GenerationRequest, PreparedChat, prepare_chat
+from aengine.server.core.backend import Backend
 from aengine.server.core.errors import ServiceError
 from aengine.server.core.records import CURRENT_CALL, GenerationRecord, current_caller, notify
 
 READ_TOKENS = 64
 """Most tokens taken from the engine at a time: what waits beyond them for a slow client counts as unread, and parks the request."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class GenerationRequest:
-    """A generation as a door asks for it."""
-
-    prompt: Prompt
-    params: SamplingParams
-    options: RequestOptions
-    model: str = ""  # the served one, or an adapter; empty: the served one
-    chat: ChatOutputOptions | None = None  # the prompt is a chat, and its output is parsed
 
 
 @dataclass(eq=False, slots=True)
@@ -47,12 +35,13 @@ class Generation:
     backend: Backend
     model: str
     request_id: str
-    stream: ServedStream
+    stream: TokenStream
     record: GenerationRecord
     prepared: PreparedChat | None  # of a chat whose output is parsed
     by_call: bool  # whether the deadline of the call, rather than a time limit of the request, would end it
     held: ExitStack  # of the admission
     num_open: int  # sequences whose end was not read
+    waits: ExitStack  # what it holds until it has a token; closed with `held`, too
     _last_tokens: float | None = field(default=None, init=False)  # when they came, on time.monotonic
     _parsers: dict[int, ChatParser] = field(default_factory=dict, init=False)  # by sequence
 
@@ -61,6 +50,8 @@ class Generation:
         now = time.monotonic()
         if self._last_tokens is not None:
             self.record.inter_token_seconds.observe(now - self._last_tokens)
+        else:
+            self.waits.close()
         self._last_tokens = now
         for token in tokens:  # for every token of every stream: what is added here is paid often
             if token.finish_reason is not None:
@@ -76,7 +67,7 @@ class Generation:
         if (parser := self._parsers.get(last.index)) is None:
             parser = self._parsers[last.index] = self.prepared.parser()
         events = parser.feed(last.text if len(tokens) == 1 else "".join([token.text for token in tokens]))
-        return events if last.finish_reason is None else events + parser.finish()
+        return events if last.finish_reason is None else events + parser.finish(cut=last.finish_reason.cuts)
 
     async def close(self, error: BaseException | None = None) -> None:
         """Cancel what has not ended; returns when its pages are free. `error`: what it failed with. To be called once."""
@@ -109,7 +100,7 @@ class Generation:
 async def count_prompt_tokens(backend: Backend, request: GenerationRequest) -> int:
     """How many tokens the chat of `request` has as a prompt. Raises what `prepare_chat` raises, and `ServiceError`."""
     assert request.chat is not None
-    require_model(backend.engine, request.model)
+    backend.require_model(request.model)
     messages = cast(Sequence[Mapping[str, Any]], request.prompt)
     return len((await prepare_chat(backend.engine, messages, request.params, request.options, request.chat)).prompt)
 
@@ -118,16 +109,22 @@ async def submit(backend: Backend, request: GenerationRequest, deadline: float |
     """Submit `request`, whose call ends at `deadline`, on time.monotonic. Raises what `AsyncEngine.stream` and `prepare_chat` raise, and
     `ServiceError`."""
     with ExitStack() as held:
-        held.enter_context(backend.admission.enter())
+        held.enter_context(backend.admission.enter(len(request.options.live_sequences(request.params.n))))
         engine, caller, start = backend.engine, current_caller(), time.monotonic()
         prompt, params, options, prepared = request.prompt, request.params, request.options, None
-        model, adapter = require_model(engine, request.model, options.adapter)
+        model, adapter = backend.require_model(request.model, options.adapter)
         if adapter is not None:
             options = replace(options, adapter=adapter)
+        if not options.tenant:
+            options = replace(options, tenant=caller.tenant)
         if request.chat is not None:
             messages = cast(Sequence[Mapping[str, Any]], prompt)
             prepared = await prepare_chat(engine, messages, params, options, request.chat)
             prompt, params, options = prepared.prompt, prepared.params, prepared.options
+        waits = held.enter_context(ExitStack())
+        known = _num_ids(prompt) if backend.admission.counts_tokens else None
+        if known is not None:
+            waits.enter_context(backend.admission.wait(known + options.num_known_tokens))
         # The engine knows the call's deadline, so that it can end the work in time even if the cancellation is late.
         now, timeout = time.monotonic(), options.timeout
         if by_call := deadline is not None and (timeout is None or deadline - now < timeout):
@@ -146,5 +143,20 @@ async def submit(backend: Backend, request: GenerationRequest, deadline: float |
             raise (refusal(violations) if violations else error) from error
         request_id = options.request_id or stream.request_id
         backend.streams.add(request_id, caller, stream)
-        record, num_open = GenerationRecord(request_id, start), len(options.live_sequences(params.n))
-        return Generation(backend, adapter or model.name, request_id, stream, record, prepared, by_call, held.pop_all(), num_open)
+        record = GenerationRecord(request_id, start)
+        name, num_open = adapter or model.name, len(options.live_sequences(params.n))
+        generation = Generation(backend, name, request_id, stream, record, prepared, by_call, held.pop_all(), num_open, waits)
+    if known is None and backend.admission.counts_tokens:
+        try:
+            await stream.started()
+            waits.enter_context(backend.admission.wait(stream.usage.prompt_tokens + options.num_known_tokens))
+        except BaseException as error:
+            await generation.close(error)
+            raise
+    return generation
+
+
+def _num_ids(prompt: Prompt) -> int | None:
+    """How many tokens a prompt has, where it is ids; None: only the engine will know."""
+    is_text = isinstance(prompt, str) or (len(prompt) > 0 and isinstance(prompt[0], Mapping))
+    return None if is_text else len(prompt)

@@ -1,5 +1,5 @@
-"""Generations and calls in flight: how many there are and may be, how calls are ended from outside, and how one whose client stands still
-is found.
+"""Generations and calls in flight: how many there are and may be, the ids that come with a call, its own and that of its trace, how calls
+are ended from outside, and how one whose client stands still is found.
 
 Knows nothing of a door's side of a call; a call that is ended here gets a cancellation with an error beside it.
 """
@@ -7,13 +7,17 @@ Knows nothing of a door's side of a call; a call that is ended here gets a cance
 from __future__ import annotations
 
 import asyncio
+import re
 import time
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+import uuid
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
 
+from aengine.server.core.decoding import Decoding
 from aengine.server.core.errors import ServiceError, draining
-from aengine.server.core.records import CallRecord
+from aengine.server.core.records import CURRENT_CALL, CallRecord
 
 MAX_CHECK_SECONDS = 5.0
 STALLED: Mapping[str, str] = {
@@ -26,25 +30,72 @@ STALLED: Mapping[str, str] = {
 class Admission:
     """Counts generations between their start and their end. To be used from one event loop."""
 
-    def __init__(self) -> None:
+    def __init__(self, max_sequences_per_caller: int | None = None, max_waiting_tokens_per_caller: int | None = None) -> None:
         self.in_flight = 0
+        self._most_sequences = max_sequences_per_caller
+        self._most_tokens = max_waiting_tokens_per_caller
+        self._sequences: Counter[str] = Counter()  # by caller
+        self._tokens: Counter[str] = Counter()  # the same, of prompts of generations that have no token yet
         self.closed = False  # whether new generations are refused
         self.idle = asyncio.Event()  # set while there is no generation
         self.idle.set()
 
     @contextmanager
-    def enter(self) -> Iterator[None]:
-        """Held by a generation while it lives. Raises `ServiceError` (DRAINING) once closed."""
+    def enter(self, num_sequences: int = 1) -> Iterator[None]:
+        """Held by a generation of so many sequences while it lives. Raises `ServiceError`: DRAINING once closed, and QUEUE_FULL for more
+        than the caller may have."""
         if self.closed:
             raise draining()
+        owner = _current_owner()
+        if self._most_sequences is not None and self._sequences[owner] + num_sequences > self._most_sequences:
+            raise ServiceError(
+                "QUEUE_FULL",
+                f"{self._sequences[owner]} sequences of the caller are under way, and {num_sequences} more are beyond "
+                f"{self._most_sequences} (max_sequences_per_caller)",
+            )
         self.in_flight += 1
         self.idle.clear()
         try:
-            yield
+            with _counted(self._sequences, owner, num_sequences):
+                yield
         finally:
             self.in_flight -= 1
             if not self.in_flight:
                 self.idle.set()
+
+    @property
+    def counts_tokens(self) -> bool:
+        """Whether there is a limit for `wait`."""
+        return self._most_tokens is not None
+
+    def wait(self, num_tokens: int) -> AbstractContextManager[None]:
+        """Held by a generation with a prompt of so many tokens until it has a token. Raises `ServiceError` (QUEUE_FULL) for more than the
+        caller may have; one alone may have any number."""
+        owner = _current_owner()
+        had = self._tokens[owner]
+        if self._most_tokens is not None and had and had + num_tokens > self._most_tokens:
+            raise ServiceError(
+                "QUEUE_FULL",
+                f"prompt: {had} tokens of the caller wait already, and {num_tokens} more are beyond {self._most_tokens} "
+                "(max_waiting_tokens_per_caller)",
+            )
+        return _counted(self._tokens, owner, num_tokens)
+
+
+def _current_owner() -> str:
+    call = CURRENT_CALL.get()
+    return "" if call is None else call.owner
+
+
+@contextmanager
+def _counted(counter: Counter[str], owner: str, number: int) -> Iterator[None]:
+    counter[owner] += number
+    try:
+        yield
+    finally:
+        counter[owner] -= number
+        if not counter[owner]:
+            del counter[owner]
 
 
 @dataclass(slots=True, eq=False)
@@ -55,9 +106,20 @@ class Call(CallRecord):
     task: asyncio.Task[None] | None = field(default_factory=asyncio.current_task)
     error: Exception | None = None  # why it was ended from outside
     mute: bool = False  # its headers are on their way, and no error can be sent until they are
+    release: Callable[[], None] | None = None  # gives back what its message takes of `Decoding`
     waits: str | None = None  # for the client: a key of `STALLED`
     seen: tuple[str, int] | None = None  # what it waited for when it was last looked at
     waits_since: float = 0.0
+
+    async def take(self, decoding: Decoding, num_bytes: int) -> None:
+        """Take room for its message, until it is `answered`. Raises what `Decoding.take` raises."""
+        self.release = await decoding.take(num_bytes, self.owner)
+
+    def answered(self) -> None:
+        """Its message is no longer needed. To be called when it has an answer, or has ended."""
+        release, self.release = self.release, None
+        if release is not None:
+            release()
 
     def end(self, error: Exception) -> None:
         """Have it fail with `error`: at once, or where it is mute when it no longer is, unless it has come to its end then."""
@@ -87,7 +149,7 @@ class CallsInFlight:
         return len(self._calls)
 
     def add(self, call: Call) -> None:
-        """Raises `ServiceError` (TOO_MANY_CALLS)."""
+        """Count a call that begins. Raises `ServiceError` (TOO_MANY_CALLS) where the limit is reached."""
         calls = self._apart if call.is_apart else self._calls
         if len(calls) >= self._max_calls:
             raise ServiceError("TOO_MANY_CALLS", f"{self._max_calls} calls are under way, which is the limit")
@@ -121,3 +183,24 @@ class CallsInFlight:
                 call.seen, call.waits_since = seen, now
             elif now - call.waits_since >= self.stall_seconds:
                 call.give_up(ServiceError(call.waits, STALLED[call.waits].format(self.stall_seconds)))
+
+
+REQUEST_ID_KEY = "x-request-id"
+_REQUEST_ID = re.compile(r"[A-Za-z0-9._:-]{1,128}")
+_TRACEPARENT = re.compile(r"(?P<version>[0-9a-f]{2})-(?P<trace>[0-9a-f]{32})-(?P<parent>[0-9a-f]{16})-[0-9a-f]{2}(?P<rest>-.*)?")
+
+
+def request_id_of(given: Sequence[str]) -> str:
+    """The client's, of the values of `REQUEST_ID_KEY`, if it is usable; else a random one."""
+    return given[0] if len(given) == 1 and _REQUEST_ID.fullmatch(given[0]) else uuid.uuid4().hex
+
+
+def trace_id_of(given: Sequence[str]) -> str | None:
+    """The trace id of the `traceparent` of W3C Trace Context, level 1, of the values of that header. None without one, and for one that is
+    not valid."""
+    match = _TRACEPARENT.fullmatch(given[0]) if len(given) == 1 else None
+    if match is None or match["version"] == "ff" or not int(match["trace"], 16) or not int(match["parent"], 16):
+        return None
+    if match["version"] == "00" and match["rest"] is not None:  # later versions may have more fields, this one has not
+        return None
+    return match["trace"]

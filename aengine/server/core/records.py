@@ -5,6 +5,7 @@ Filled in by the code that runs the call; handed to the `Observers` at the end. 
 
 from __future__ import annotations
 
+import hashlib
 import logging
 import time
 from collections.abc import Callable, Iterable
@@ -12,10 +13,13 @@ from contextvars import ContextVar
 from dataclasses import dataclass, field
 from typing import TypeVar
 
-from aengine.histogram import Histogram
-from aengine.outputs import FinishReason, Timing, Usage
+from aengine.api.histogram import Histogram
+from aengine.api.outputs import FinishReason, Timing, Usage
 
 RecordT = TypeVar("RecordT")
+
+MAX_LABEL = 128
+"""Characters of the name of a tenant."""
 
 logger = logging.getLogger(__name__)
 
@@ -29,6 +33,12 @@ class Caller:
 
     name: str | None = None  # of the token or of the certificate; None for those that need neither
     sees_all: bool = True  # whether the requests of others are shown to it: to administrators, and where nobody is asked who they are
+
+    @property
+    def tenant(self) -> str:
+        """Whose share its requests count for unless they say so: its own; that of all where nobody is asked who he is."""
+        name = self.name or ""
+        return name if len(name) <= MAX_LABEL else hashlib.blake2b(name.encode(), digest_size=16).hexdigest()
 
 
 @dataclass(slots=True, eq=False)
@@ -50,6 +60,11 @@ class CallRecord:
     draft_tokens: int = 0
     accepted_draft_tokens: int = 0
     is_polled: bool = False  # whether its method is one that is asked again and again, as /metrics is
+
+    @property
+    def owner(self) -> str:
+        """Whose limits it counts for: the name of the caller, or else its address."""
+        return self.caller.name or self.peer.rpartition(":")[0]
 
 
 @dataclass(slots=True)

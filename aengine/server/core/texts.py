@@ -6,10 +6,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, NamedTuple
 
-from aengine.chat_prompts import ChatFields
-from aengine.errors import InvalidRequestError
-from aengine.outputs import TokenizedText
-from aengine.protocols import ServedEngine
+from aengine.api.engine import ServedEngine
+from aengine.api.errors import InvalidRequestError
+from aengine.api.outputs import RenderedChat, TokenizedText
+from aengine.api.request import ChatFields
 
 MAX_TEXT_BYTES = 4 * 1024 * 1024
 MAX_PIECES_TEXT_BYTES = 256 * 1024
@@ -17,10 +17,10 @@ MAX_PIECES_TEXT_BYTES = 256 * 1024
 MAX_TOKEN_IDS = 1024 * 1024
 
 
-class RenderedChat(NamedTuple):
+class TokenizedChat(NamedTuple):
     """A chat as the template writes it."""
 
-    text: str
+    rendered: RenderedChat
     token_ids: list[int]
 
 
@@ -30,11 +30,11 @@ class Texts:
     def __init__(self, engine: ServedEngine) -> None:
         self._engine = engine
 
-    async def tokenize(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
-        """Raises `InvalidRequestError`."""
+    async def tokenize(self, text: str, *, add_special_tokens: bool = True, literals: Sequence[tuple[int, int]] = ()) -> list[int]:
+        """The token ids of a text. Raises `InvalidRequestError` for one of more than MAX_TEXT_BYTES, and what the engine raises."""
         check_size("text", _num_bytes(text), MAX_TEXT_BYTES)
         with _renamed({"prompt": "text"}):
-            return await self._engine.tokenize(text, add_special_tokens=add_special_tokens)
+            return await self._engine.tokenize(text, add_special_tokens=add_special_tokens, literals=literals)
 
     async def locate(self, text: str, *, add_special_tokens: bool = True) -> TokenizedText:
         """The ids that `tokenize` gives, with their pieces and places. Raises `InvalidRequestError`, of `with_pieces` where the tokenizer
@@ -44,14 +44,15 @@ class Texts:
             return await self._engine.locate(text, add_special_tokens=add_special_tokens)
 
     async def detokenize(self, token_ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
-        """Raises `InvalidRequestError` for ids that the model does not have."""
+        """The text of token ids. Raises `InvalidRequestError` for ids that the model does not have."""
         check_ids(token_ids)
         return await self._engine.detokenize(token_ids, skip_special_tokens=skip_special_tokens)
 
-    async def render(self, messages: Sequence[Mapping[str, Any]], fields: ChatFields) -> RenderedChat:
-        """Raises `InvalidRequestError`, of `prompt` for the messages and of the names of `fields`."""
-        text = await self._engine.render_chat(messages, **fields)
-        return RenderedChat(text, await self._engine.tokenize(text, add_special_tokens=False))
+    async def render(self, messages: Sequence[Mapping[str, Any]], fields: ChatFields) -> TokenizedChat:
+        """A chat as the model's template writes it, with its token ids. Raises `InvalidRequestError`, of `prompt` for the messages and of
+        the names of `fields`."""
+        chat = await self._engine.render_chat(messages, **fields)
+        return TokenizedChat(chat, await self._engine.tokenize(chat.text, add_special_tokens=False, literals=chat.literals))
 
 
 @contextmanager
@@ -63,7 +64,7 @@ def _renamed(names: Mapping[str, str]) -> Iterator[None]:
 
 
 def check_ids(token_ids: Sequence[int]) -> None:
-    """Raises `InvalidRequestError` for too many."""
+    """Raises `InvalidRequestError` (token_ids) for more than MAX_TOKEN_IDS."""
     if len(token_ids) > MAX_TOKEN_IDS:
         raise InvalidRequestError.of("token_ids", f"{len(token_ids)} ids are more than {MAX_TOKEN_IDS}")
 

@@ -6,8 +6,8 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-from aengine.checks import FieldChecks
-from aengine.outputs import FinishReason, Token
+from aengine.api.fields import FieldChecks
+from aengine.api.outputs import FinishReason, Token
 from aengine.server.core.core import Core
 from aengine.server.core.generation import Generation, count_prompt_tokens, submit
 from aengine.server.http.anthropic_input import read_request
@@ -38,6 +38,7 @@ _DELTAS: Mapping[str, tuple[str, str]] = {
 async def messages(core: Core, exchange: Exchange) -> None:
     check = FieldChecks()
     asked = read_request(await read_body(exchange, check), check, has_budget=bool(core.engine.model_info.reasoning_format))
+    core.log_ignored(asked.parameters.ignored)
     with asked.parameters.located():
         async with await submit(core.backend, asked.request) as generation:
             await generation.stream.started()
@@ -55,7 +56,7 @@ async def messages(core: Core, exchange: Exchange) -> None:
 
 
 async def count_tokens(core: Core, exchange: Exchange) -> None:
-    """How many tokens such a request has as a prompt."""
+    """`/v1/messages/count_tokens`: respond with the number of tokens that such a request has as a prompt."""
     check = FieldChecks()
     asked = read_request(await read_body(exchange, check), check, has_output=False, has_budget=False)
     with asked.parameters.located():
@@ -73,7 +74,7 @@ class _Writer:
         self._last: Token | None = None
 
     def message(self) -> dict[str, Any]:
-        """As far as it has come."""
+        """The response as far as the output has come."""
         return {
             "id": f"msg_{self._generation.request_id}",
             "type": "message",
@@ -105,13 +106,14 @@ class _Writer:
     # ---- events --------------------------------------------------------------------------------------------------------
 
     def events(self, piece: Piece) -> bytes:
-        """Of what was read. The first come with the first token, when it is known how much of the prompt was cached."""
+        """The events of what was read, serialised. The first come with the first token, when it is known how much of the prompt was
+        cached."""
         beginning = b"" if self._last is not None else _event("message_start", message=self.message()) + _event("ping")
         self._last = piece.last
         return beginning + b"".join([_change(change) for change in self._blocks.read(piece)])
 
     def end(self) -> bytes:
-        """The last events."""
+        """The last events, serialised: why the output ended, and the usage."""
         return _event("message_delta", delta=self._stop(), usage=self._usage()) + _event("message_stop")
 
 

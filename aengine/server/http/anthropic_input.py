@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from aengine.chat.preparation import ChatOutputOptions
-from aengine.checks import FLAG, FieldChecks, Range, integer, one_of, shown
-from aengine.errors import InvalidRequestError
-from aengine.server.core.generation import GenerationRequest
+from aengine.api.errors import InvalidRequestError
+from aengine.api.fields import FLAG, FieldChecks, Range, integer, one_of, shown
+from aengine.chat.preparation import ChatOutputOptions, GenerationRequest
 from aengine.server.http.bodies import LIST, OBJECT, STRING, Fields
-from aengine.server.http.chat_input import name_results, read_content, read_function, read_response_format
-from aengine.server.http.parameters import CHAT_OPTIONS, EFFORT, OPTIONS, PARAMS, Parameters
+from aengine.server.http.chat_input import NO_TOOLS, name_results, read_content, read_function, read_response_format
+from aengine.server.http.parameters import CHAT_OPTIONS, EFFORT, OF_OTHERS, OPTIONS, PARAMS, Parameters, tenant_of
 
 TAKEN: Mapping[str, str] = {
     "model": "the served model or an adapter; empty: the served model",
@@ -22,7 +20,7 @@ TAKEN: Mapping[str, str] = {
     "max_tokens": "must be there",
     "stop_sequences": "stop",
     "temperature": "0 to 1",
-    "tools": "input_schema: the parameters of functions",
+    "tools": "input_schema: the parameters of functions; tools of Anthropic's are ignored",
     "tool_choice": "auto, any, tool, none; any and tool are enforced. disable_parallel_tool_use: one call at most, where they are",
     "thinking": "enable_thinking in the chat template; budget_tokens: max_reasoning_tokens, where the model's marks are known",
     "output_config": "format: structured_output; effort: reasoning_effort in the chat template",
@@ -32,18 +30,19 @@ TAKEN: Mapping[str, str] = {
 }
 """The fields beside those of ours, and what becomes of them."""
 REFUSED: Mapping[str, str] = {
-    "container": "there are no skills, and nothing runs code",
     "logprobs": "a message has no place for them",
-    "mcp_servers": "no tools are called here",
     "n": "a message is one output",
     "prompt_logprobs": "a message has no place for them",
 }
 """Fields that would change the answer, and cannot."""
 IGNORED: Mapping[str, str] = {
+    **dict.fromkeys(("anthropic_beta", "anthropic_version", "betas"), "a header says the same"),
     "cache_control": "the prefix cache finds what is equal",
+    "container": "there are no skills, and nothing runs code",
     "context_management": "nothing is left out of the messages",
     "diagnostics": "there are none",
     "inference_geo": "it runs here",
+    "mcp_servers": "no tools are called here",
     "service_tier": "there is one; priority is ours",
     "speed": "there is one",
     "user_profile_id": "there are none",
@@ -51,7 +50,6 @@ IGNORED: Mapping[str, str] = {
 }
 """Fields of Anthropic's that change nothing here, and why."""
 EXTRA = "Extra inputs are not permitted"
-_MAX_USER = 128
 _TURN = ("continue_final_message", "add_generation_prompt")
 _CHOICES: Mapping[str, str] = {"auto": "auto", "any": "required", "none": "none", "tool": ""}
 _THINKING: Mapping[str, bool] = {"enabled": True, "adaptive": True, "between_tools": True, "disabled": False}
@@ -59,7 +57,7 @@ _THINKING: Mapping[str, bool] = {"enabled": True, "adaptive": True, "between_too
 
 @dataclass(frozen=True, slots=True)
 class MessageAsked:
-    """What a client wants."""
+    """A request to `/v1/messages`, as its body was read."""
 
     request: GenerationRequest
     parameters: Parameters  # has the client's names for fields
@@ -67,8 +65,8 @@ class MessageAsked:
 
 
 def read_request(given: Fields, check: FieldChecks, *, has_output: bool = True, has_budget: bool = True) -> MessageAsked:
-    """`has_output`: false for a body that asks for the number of tokens alone. `has_budget`: whether reasoning can have one. Raises
-    `InvalidRequestError` with all violations."""
+    """Read the body of a request to `/v1/messages`. `has_output`: false for a body that asks for the number of tokens alone. `has_budget`:
+    whether reasoning can have one. Raises `InvalidRequestError` with all violations."""
     parameters = Parameters(given)
     parameters.names["prompt"] = "messages"
     model = given.take("model", STRING, "")
@@ -77,7 +75,7 @@ def read_request(given: Fields, check: FieldChecks, *, has_output: bool = True, 
         parameters.put("continue_final_message", True, "messages")
     if "system" in given:
         messages.insert(0, {"role": "system", "content": read_content(given, "system")})
-    if tools := _read_tools(given):
+    if tools := _read_tools(given, parameters):
         parameters.put("tools", tools, "tools")
     choice, parallel = _take_choice(given)
     choice = parameters.checked_choice(choice)
@@ -90,27 +88,26 @@ def read_request(given: Fields, check: FieldChecks, *, has_output: bool = True, 
     budget = _take_thinking(given, parameters)
     _take_output_config(given, parameters)
     if (metadata := given.sub("metadata")) is not None and (user := metadata.take("user_id", STRING)):
-        tenant = user if len(user) <= _MAX_USER else hashlib.blake2b(user.encode(), digest_size=16).hexdigest()
-        parameters.put("tenant", tenant, "metadata.user_id")
+        parameters.put("tenant", tenant_of(user), "metadata.user_id")
     stream = given.take("stream", FLAG, False)
-    given.drop(IGNORED)
+    parameters.ignore(IGNORED)
     given.refuse_all(REFUSED)
     parameters.take_ours((*OPTIONS, *CHAT_OPTIONS))
-    given.refuse_rest((*TAKEN, *PARAMS, *OPTIONS, *CHAT_OPTIONS), EXTRA)
+    given.refuse_rest((*TAKEN, *PARAMS, *OF_OTHERS, *OPTIONS, *CHAT_OPTIONS), EXTRA)
     params, options = parameters.params(), parameters.options()
     check.finish(InvalidRequestError)
     chat = ChatOutputOptions(tool_choice=choice, parallel_tool_calls=parallel, max_reasoning_tokens=budget if has_budget else None)
     return MessageAsked(GenerationRequest(prompt=messages, params=params, options=options, model=model, chat=chat), parameters, stream)
 
 
-def _read_tools(given: Fields) -> list[dict[str, Any]]:
+def _read_tools(given: Fields, parameters: Parameters) -> list[dict[str, Any]]:
     tools = []
     for fields in given.objects("tools"):
         kind = fields.take("type", STRING, "custom")
         if kind == "custom":
             tools.append(read_function(fields, "input_schema"))
         else:
-            fields.refuse("type", f"{shown(kind)} is not possible: the client's own tools alone")
+            parameters.note_ignored(f"tools of type {kind}", NO_TOOLS)
     return tools
 
 
@@ -149,6 +146,7 @@ def _take_output_config(given: Fields, parameters: Parameters) -> None:
     if form is not None and (structured := read_response_format(form, "")) is not None:
         parameters.put("structured_output", structured, "output_config.format")
         parameters.names["structured_output.json_schema"] = "output_config.format.schema"
+    parameters.ignore({"task_budget": "max_tokens is the limit"}, fields)
     fields.refuse_rest(("effort", "format"), EXTRA)
 
 

@@ -10,17 +10,14 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Literal, NamedTuple
 
+from aengine.api.outputs import Token
 from aengine.chat.events import ArgumentsDelta, CallEnded, CallStarted, Event, ReasoningDelta
-from aengine.outputs import FinishReason, Token
 from aengine.server.http.chat_output import Piece
-
-CUT = frozenset({FinishReason.MAX_TOKENS, FinishReason.CONTEXT_LENGTH, FinishReason.DEADLINE, FinishReason.CANCELLED})
-"""Reasons for which an output ends before the model has ended it."""
 
 
 @dataclass(eq=False, slots=True)
 class Block:
-    """One part, as far as it is known."""
+    """One part of the output, as far as it is known."""
 
     kind: Literal["reasoning", "text", "call"]
     index: int  # in the output
@@ -32,7 +29,7 @@ class Block:
 
     @property
     def text(self) -> str:
-        """Or the arguments of the call."""
+        """The text so far; of a call its arguments, as JSON."""
         return "".join(self._texts)
 
     def add(self, text: str) -> None:
@@ -40,7 +37,7 @@ class Block:
 
 
 class Change(NamedTuple):
-    """What happened to a block."""
+    """What has happened to a block: it was opened, got more text, or was closed."""
 
     kind: Literal["opened", "added", "closed"]
     block: Block
@@ -68,7 +65,7 @@ class Blocks:
         for event in piece.events:
             yield from self._take(event)
         if piece.last.finish_reason is not None:
-            yield from self._close(piece.last.finish_reason not in CUT)
+            yield from self._close(not piece.last.finish_reason.cuts)
 
     def _take(self, event: Event) -> Iterator[Change]:
         tokens = self._tokens_of(event)

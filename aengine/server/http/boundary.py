@@ -1,25 +1,65 @@
-"""The boundary of an HTTP request: who may make it, how its handler runs, what its exceptions become, and what is recorded of it.
+"""The boundary of an HTTP request: who may make it, which hosts and origins it may name, how its handler runs, what its exceptions become,
+and what is recorded of it.
 
 Owns how handlers run; knows nothing of what they do. A client that goes away shows as `CancelledError` at one place, and nothing waits for
 a client for longer than `CallsInFlight` lets it.
+
+A page of any site can have a browser send requests to this machine, and one whose name is made to mean this machine's address can read the
+answers, too. Both show in headers that the page does not write: Origin, and Host.
 """
 
 from __future__ import annotations
 
 import asyncio
+import re
 import time
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from aengine.api.runtime import forget_tracebacks
+from aengine.server.config.options import ServerConfig, is_loopback
 from aengine.server.core.core import Core
 from aengine.server.core.errors import ServiceError, clip, describe
-from aengine.server.core.ids import REQUEST_ID_KEY, request_id_of, trace_id_of
-from aengine.server.core.in_flight import Call
+from aengine.server.core.in_flight import REQUEST_ID_KEY, Call, request_id_of, trace_id_of
 from aengine.server.core.records import CURRENT_CALL, notify
 from aengine.server.http.connection import Connection
 from aengine.server.http.errors import CLIENT_LEFT, OPENAI, ErrorStyle, HttpError, error_headers
 from aengine.server.http.exchange import Exchange, Receive, Send
+
+_HOST = re.compile(r"(?P<name>\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9._~!$&'()*+,;=%-]*)(?::[0-9]*)?")
+_LOCAL_NAMES = ("localhost.localdomain", ".localhost")
+"""Names, or their ends, that no public name server knows."""
+ANY = "*"
+
+
+class Origins:
+    """Checks which hosts and origins a request names, as a configuration allows them."""
+
+    def __init__(self, config: ServerConfig) -> None:
+        self._checks = config.checks_origins
+        self._hosts = frozenset(host.lower().rstrip(".") for host in config.http_hosts)
+        self._origins = frozenset(origin.lower().rstrip("/") for origin in config.http_cors_origins)
+
+    def check(self, headers: Mapping[str, list[str]], version: str, *, is_for_all: bool) -> None:
+        """`headers` of a request in a `version` of HTTP: raises `HttpError` (400) for one that does not name one host, and `ServiceError`
+        (FOREIGN_HOST, FOREIGN_ORIGIN) unless `is_for_all`."""
+        hosts = headers.get("host", [])
+        matches = [_HOST.fullmatch(host) for host in hosts]
+        if len(hosts) > 1 or (version != "1.0" and not hosts) or None in matches:
+            raise HttpError("INVALID_FIELD", "a request has one header Host, the name and port that it is for", 400)
+        if is_for_all or not self._checks:
+            return
+        if hosts and matches[0] is not None and not self._is_ours(matches[0]["name"].lower().rstrip(".")):
+            raise ServiceError("FOREIGN_HOST", f"Host {clip(hosts[0])!r} is neither this machine nor one of the server's http_hosts")
+        for origin in headers.get("origin", []):
+            given = origin.lower()
+            if given.partition("://")[2] != "".join(hosts).lower() and self._origins.isdisjoint((given, ANY)):
+                raise ServiceError("FOREIGN_ORIGIN", f"pages of {clip(origin)!r} may not call this server: see http_cors_origins")
+
+    def _is_ours(self, name: str) -> bool:
+        return is_loopback(name.strip("[]")) or name.endswith(_LOCAL_NAMES) or not self._hosts.isdisjoint((name, ANY))
+
 
 ERROR_SECONDS = 1.0
 """How long an error may take to reach a client that has had its time."""
@@ -33,7 +73,7 @@ Handler = Callable[[Exchange], Awaitable[None]]
 
 @dataclass(frozen=True, slots=True)
 class Route:
-    """What serves a path."""
+    """A verb and a path, and the handler that serves them."""
 
     verb: str  # "GET", "POST"; GET serves HEAD too
     path: str  # "/v1/models/{model}": a variable at the end takes all that is left
@@ -45,22 +85,24 @@ class Route:
 
     @property
     def method(self) -> str:
-        """As records have it."""
+        """The name of the route in records and metrics, for example "GET /v1/models"."""
         return f"{self.verb} {self.path}"
 
 
 class Boundary:
-    """The ASGI application of `Connection`s."""
+    """The ASGI application that uvicorn runs for each request of a `Connection`."""
 
     def __init__(self, core: Core, routes: list[Route]) -> None:
         self._core = core
         self._config = core.config
+        self._origins = Origins(core.config)
         self._beginning = asyncio.Lock()  # of hundreds that come at once each leaves the streams a turn of the event loop
         self._routes: dict[str, dict[str, Route]] = {}
         self._prefixes: dict[str, dict[str, Route]] = {}  # of paths that end with a variable
         for route in routes:
             prefix, brace, _ = route.path.partition("{")
             (self._prefixes if brace else self._routes).setdefault(prefix, {})[route.verb] = route
+        self._styles = {f"{route.path}/": route.errors for route in routes if route.errors is not OPENAI}
 
     async def __call__(self, scope: Mapping[str, Any], receive: Receive, send: Send) -> None:
         connection: Connection = scope["connection"]
@@ -87,6 +129,7 @@ class Boundary:
             send,
             call,
             headers,
+            self._core.decoding,
             self._config.max_message_bytes,
             self._core.admission,
             lambda status: self._end(call, status),
@@ -100,6 +143,9 @@ class Boundary:
                 self._core.calls.add(call)
                 if num_bytes > (most := self._config.max_metadata_bytes):
                     raise ServiceError("METADATA_TOO_LARGE", f"{num_bytes} bytes of headers are more than {most}")
+                if scope["http_version"] not in ("1.0", "1.1"):
+                    raise HttpError("INVALID_FIELD", f"HTTP/{scope['http_version']} is not spoken here", 505)
+                self._origins.check(headers, scope["http_version"], is_for_all=call.is_apart)
                 if route is None or not (route.is_apart or route.is_public):
                     call.caller = await self._core.authenticator.authorize(_credentials(headers), connection.certificate())
                 if route is None:
@@ -118,11 +164,16 @@ class Boundary:
                 error = call.error
             except Exception as raised:
                 error = raised
-            await self._fail(exchange, error, route)
+            await self._fail(exchange, error, self.style_of(scope["path"]))
         finally:
             connection.on_lost = None
             exchange.stop_beat()
+            call.answered()
             self._core.calls.discard(call)
+
+    def style_of(self, path: str) -> ErrorStyle:
+        """How errors of `path`, and of all below it, are told."""
+        return next((style for start, style in self._styles.items() if f"{path}/".startswith(start)), OPENAI)
 
     def _find(self, path: str) -> tuple[Mapping[str, Route], str]:
         """The routes of a path by verb, and the value of the variable at its end."""
@@ -133,11 +184,10 @@ class Boundary:
                 return routes, rest
         return {}, ""
 
-    async def _fail(self, exchange: Exchange, error: Exception, route: Route | None) -> None:
+    async def _fail(self, exchange: Exchange, error: Exception, style: ErrorStyle) -> None:
         call = exchange.call
         failure = describe(error, answered=exchange.answered)
-        error.__traceback__ = None  # it holds this call, which holds it
-        style = OPENAI if route is None else route.errors
+        forget_tracebacks(error)  # they hold the body, and this call, which holds them
         status = style.status(failure)
         self._end(call, status, failure.reason)
         if exchange.ended or failure.reason == "READER_STALLED":

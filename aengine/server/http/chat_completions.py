@@ -8,32 +8,40 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
+from aengine.api.errors import InvalidRequestError
+from aengine.api.fields import FLAG, Accepts, FieldChecks, integer
+from aengine.api.outputs import FinishReason, Token
 from aengine.chat.events import CallStarted, ChatMessage, MessageBuilder
-from aengine.chat.preparation import ChatOutputOptions
-from aengine.checks import FLAG, Accepts, FieldChecks, integer
-from aengine.errors import InvalidRequestError
-from aengine.outputs import FinishReason, Token
+from aengine.chat.preparation import ChatOutputOptions, GenerationRequest
 from aengine.server.core.core import Core
-from aengine.server.core.generation import Generation, GenerationRequest, submit
+from aengine.server.core.generation import Generation, submit
 from aengine.server.http.bodies import STRING, Fields, read_body
-from aengine.server.http.chat_input import read_messages, read_response_format, read_tool_choice, read_tools
-from aengine.server.http.chat_output import FINISH_REASONS, OutputReader, Piece, stop_reason_of
-from aengine.server.http.choices import write_choices
-from aengine.server.http.chunks import Chunks, StreamAsked, delta_of
+from aengine.server.http.chat_input import allowed_of, read_messages, read_response_format, read_tool_choice, read_tools
+from aengine.server.http.chat_output import (
+    FINISH_REASONS,
+    Chunks,
+    OutputReader,
+    Piece,
+    StreamAsked,
+    delta_of,
+    stop_reason_of,
+    write_choices,
+)
 from aengine.server.http.exchange import Exchange
 from aengine.server.http.logprobs import TokenTexts, chat_logprobs, prompt_entries
-from aengine.server.http.parameters import CHAT_OPTIONS, EFFORT, IGNORED, OPTIONS, PARAMS, Parameters
+from aengine.server.http.parameters import CHAT_OPTIONS, EFFORT, OF_OTHERS, OPTIONS, PARAMS, Parameters
+from aengine.server.http.parameters import IGNORED as IGNORED_EVERYWHERE
 
 TAKEN: Mapping[str, str] = {
     "model": "the served model or an adapter; empty: the served model",
     "messages": "text alone; the role developer is system",
-    "max_completion_tokens": "max_tokens",
-    "max_tokens": "max_tokens",
+    "max_completion_tokens": "max_tokens; -1: no limit",
+    "max_tokens": "max_tokens; -1: no limit",
     "logprobs": "with top_logprobs: logprobs",
     "top_logprobs": "logprobs",
     "response_format": "structured_output",
-    "tools": "functions",
-    "tool_choice": "auto, none, required, or a function; the last two are enforced",
+    "tools": "functions; others are ignored",
+    "tool_choice": "auto, none, required, a function, or allowed_tools; required ones are enforced",
     "parallel_tool_calls": "false: one call at most, where calls are required",
     "reasoning_effort": "a variable of the chat template; none: enable_thinking is false",
     "stream": "server-sent events",
@@ -47,20 +55,24 @@ TAKEN: Mapping[str, str] = {
 }
 """The fields beside those of ours, and what becomes of them."""
 REFUSED: Mapping[str, str] = {
-    "audio": "the model makes text alone",
     "function_call": "it is tool_choice now",
     "functions": "they are tools now",
+}
+"""Fields of OpenAI's that would change the answer, and cannot."""
+IGNORED: Mapping[str, str] = {
+    **IGNORED_EVERYWHERE,
+    "audio": "the model makes text alone",
     "prediction": "drafts are found without it",
     "verbosity": "the model knows none",
     "web_search_options": "nothing is searched",
 }
-"""Fields of OpenAI's that would change the answer, and cannot."""
+"""Fields of OpenAI's that change nothing here, and why."""
 _IGNORED_OPTIONS = ("include_obfuscation",)
 
 
 @dataclass(frozen=True, slots=True)
 class ChatAsked:
-    """What a client wants."""
+    """A request to `/v1/chat/completions`, as its body was read."""
 
     request: GenerationRequest
     parameters: Parameters  # has the client's names for fields
@@ -71,6 +83,7 @@ class ChatAsked:
 async def chat_completions(core: Core, exchange: Exchange) -> None:
     check = FieldChecks()
     asked = read_request(await read_body(exchange, check), check)
+    core.log_ignored(asked.parameters.ignored)
     with asked.parameters.located():
         async with await submit(core.backend, asked.request) as generation:
             await generation.stream.started()
@@ -89,22 +102,22 @@ async def chat_completions(core: Core, exchange: Exchange) -> None:
 
 
 def read_request(given: Fields, check: FieldChecks) -> ChatAsked:
-    """Raises `InvalidRequestError` with all violations."""
+    """Read the body of a request to `/v1/chat/completions`. Raises `InvalidRequestError` with all violations."""
     parameters = Parameters(given)
     parameters.names["prompt"] = "messages"
     model = given.take("model", STRING, "")
     messages = read_messages(given)
-    if tools := read_tools(given):
+    tools = read_tools(given, parameters)
+    choice, allowed = read_tool_choice(given)
+    if tools := allowed_of(tools, allowed):
         parameters.put("tools", tools, "tools")
-    choice = read_tool_choice(given)
     chat = ChatOutputOptions(
-        tool_choice=parameters.checked_choice(choice or "auto"),
+        tool_choice=parameters.checked_choice(choice),
         parallel_tool_calls=given.take("parallel_tool_calls", FLAG, True),
         max_reasoning_tokens=given.take("max_reasoning_tokens", integer(0)),
     )
-    if (most := given.take("max_completion_tokens", integer(1))) is not None:
+    if parameters.take_limit("max_completion_tokens") is not None:
         given.drop(("max_tokens",))  # its old name
-        parameters.put("max_tokens", most, "max_completion_tokens")
     _take_logprobs(given, parameters)
     if (form := given.sub("response_format")) is not None and (structured := read_response_format(form)) is not None:
         parameters.put("structured_output", structured, "response_format")
@@ -113,6 +126,7 @@ def read_request(given: Fields, check: FieldChecks) -> ChatAsked:
     given.take("modalities", Accepts(lambda value: value == ["text"], "['text'], all that the model makes"))
     stream = read_stream(given)
     return_token_ids = given.take("return_token_ids", FLAG, False)
+    parameters.ignore(IGNORED)
     parameters.take_openai()
     parameters.take_ours((*OPTIONS, *CHAT_OPTIONS))
     refuse_others(given, REFUSED, (*TAKEN, *OPTIONS, *CHAT_OPTIONS))
@@ -128,18 +142,16 @@ def read_stream(given: Fields) -> StreamAsked | None:
     options = given.sub("stream_options")
     if options is None:
         return StreamAsked() if stream else None
-    if not stream:
-        given.refuse("stream_options", "is only possible with stream: true")
     asked = StreamAsked(options.take("include_usage", FLAG, False), options.take("continuous_usage_stats", FLAG, False))
     options.drop(_IGNORED_OPTIONS)
     options.refuse_rest(("include_usage", "continuous_usage_stats"))
-    return asked
+    return asked if stream else None
 
 
 def refuse_others(given: Fields, refused: Mapping[str, str], taken: Sequence[str]) -> None:
     """Violations of all fields that were not taken."""
     given.refuse_all(refused)
-    given.refuse_rest((*taken, *PARAMS, *IGNORED))
+    given.refuse_rest((*taken, *PARAMS, *OF_OTHERS))
 
 
 def _take_logprobs(given: Fields, parameters: Parameters) -> None:
@@ -149,7 +161,7 @@ def _take_logprobs(given: Fields, parameters: Parameters) -> None:
     if wanted is None or isinstance(wanted, bool):
         if wanted:
             parameters.put("logprobs", top or 0, "logprobs" if top is None else "top_logprobs")
-        elif top is not None:
+        elif top:
             given.refuse("top_logprobs", "is only possible with logprobs: true")
     else:
         parameters.put("logprobs", wanted, "logprobs")
@@ -211,7 +223,7 @@ class _Writer:
         return before + self.chunks.choice(piece.index, delta, logprobs, finish, stop, ours)
 
     async def complete(self) -> bytes:
-        """The whole response."""
+        """Read the output to its end; returns the whole response, as JSON."""
         async for pieces in self.reader.pieces():
             for piece in pieces:
                 sequence = self._sequences[piece.index]

@@ -6,24 +6,27 @@ A message of ours is what chat templates take. What is refused is added to the v
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
+from aengine.api.errors import InvalidRequestError
+from aengine.api.fields import FLAG, Accepts, one_of, shown, text
+from aengine.api.params import StructuredOutput
 from aengine.chat.tool_choice import CHOICES
-from aengine.checks import FLAG, Accepts, one_of, shown, text
-from aengine.errors import InvalidRequestError
-from aengine.params import StructuredOutput
 from aengine.server.http.bodies import OBJECT, STRING, Fields
+from aengine.server.http.parameters import Parameters
 
 ROLES: Mapping[str, str] = {"system": "system", "developer": "system", "user": "user", "assistant": "assistant", "tool": "tool"}
 """Roles of OpenAI's, and those that templates know."""
 TEXT_PARTS = ("text", "input_text", "output_text")
 _IGNORED_IN_MESSAGES = ("refusal", "annotations", "audio", "function_call", "id", "status", "cache_control")
+NO_TOOLS = "no tools are called here but those of the client, which are functions"
+_CHOICES: Mapping[str, str] = {**{choice: choice for choice in CHOICES}, "any": "required"}
 _TOOL_NAME = text("a name of 1 to 64 letters, digits, _ and -", r"[A-Za-z0-9_-]{1,64}")
 
 
 def read_messages(given: Fields) -> list[dict[str, Any]]:
-    """`messages` of OpenAI's chat completions."""
+    """Read the field `messages` of OpenAI's chat completions; returns messages as chat templates take them."""
     if "messages" not in given:
         given.refuse("messages", "must be set")
     messages = [_read_message(fields) for fields in given.objects("messages")]
@@ -48,8 +51,7 @@ def _read_message(fields: Fields) -> dict[str, Any]:
             message["reasoning_content"] = fields.take(name, STRING, "")
     if "tool_calls" in fields:
         message["tool_calls"] = [_read_call(call) for call in fields.objects("tool_calls")]
-    may_be_left_out = "content" not in fields and ("tool_calls" in message or "reasoning_content" in message)
-    message["content"] = "" if may_be_left_out else read_content(fields)
+    message["content"] = "" if role == "assistant" and "content" not in fields else read_content(fields)
     if role == "tool":
         message["tool_call_id"] = fields.need("tool_call_id", STRING, "")
     return {**fields.rest(), **message}
@@ -93,19 +95,19 @@ def _read_part(fields: Fields) -> str:
 # ---- tools -------------------------------------------------------------------------------------------------------------
 
 
-def read_tools(given: Fields) -> list[dict[str, Any]] | None:
-    """`tools` of OpenAI's chat completions, which templates take as they are. None without any."""
+def read_tools(given: Fields, parameters: Parameters) -> list[dict[str, Any]]:
+    """`tools` of OpenAI's chat completions, which templates take as they are. Those that are no functions are left out."""
     tools = []
     for fields in given.objects("tools"):
         kind = fields.need("type", STRING, "function")
         function = fields.sub("function")
         if kind != "function":
-            fields.refuse("type", f"{shown(kind)} is not possible: tools are functions")
+            parameters.note_ignored(f"{fields.path.partition('[')[0]} of type {kind}", NO_TOOLS)
         elif function is None:
             fields.refuse("function", "must be set")
         else:
             tools.append(read_function(function))
-    return tools or None
+    return tools
 
 
 def read_function(fields: Fields, schema: str = "parameters") -> dict[str, Any]:
@@ -120,29 +122,42 @@ def read_function(fields: Fields, schema: str = "parameters") -> dict[str, Any]:
     return {"type": "function", "function": function}
 
 
-def read_tool_choice(given: Fields) -> str | None:
-    """`tool_choice` of OpenAI's chat completions, as `ChatOutputOptions` have it; None without one."""
-    choice = given.take("tool_choice", Accepts(lambda value: isinstance(value, str | dict), "a string or an object"))
+def read_tool_choice(given: Fields) -> tuple[str, Collection[str] | None]:
+    """`tool_choice` of OpenAI's chat completions, as `ChatOutputOptions` have it, and the names of the tools that are allowed; None for
+    all."""
+    choice = given.take("tool_choice", Accepts(lambda value: isinstance(value, str | dict), "a string or an object"), "auto")
     if not isinstance(choice, dict):
-        return None if choice is None else str(choice)
+        return _CHOICES.get(choice, choice), None
     fields = Fields(choice, f"{given.path}tool_choice.", given.check)
-    fields.take("type", one_of("function"))
-    function = fields.sub("function")
-    if function is None:
-        fields.refuse("function", "must be set")
-        return None
-    return str(function.need("name", STRING, ""))
+    kind = fields.take("type", one_of("function", "allowed_tools"), "function")
+    inner = fields.sub(kind)
+    if inner is None:
+        fields.refuse(kind, "must be set")
+        return "auto", None
+    return read_allowed(inner) if kind == "allowed_tools" else (str(inner.need("name", STRING, "")), None)
+
+
+def read_allowed(fields: Fields) -> tuple[str, Collection[str]]:
+    """The mode of a choice of OpenAI's that allows some tools, and their names."""
+    mode = fields.need("mode", one_of("auto", "required"), "auto")
+    tools = [tool if (function := tool.sub("function")) is None else function for tool in fields.objects("tools")]
+    return mode, [tool.take("name", STRING, "") for tool in tools]
+
+
+def allowed_of(tools: Sequence[dict[str, Any]], allowed: Collection[str] | None) -> list[dict[str, Any]]:
+    """The tools whose names are among `allowed`; None: all of them."""
+    return [tool for tool in tools if allowed is None or tool["function"]["name"] in allowed]
 
 
 def read_response_format(fields: Fields, schema_in: str = "json_schema") -> StructuredOutput | None:
     """A format of a response: `type` is text, json_object or json_schema; `schema_in`: the object with the schema, "" for these fields
-    themselves."""
+    themselves, where llama.cpp has it."""
     kind = fields.need("type", one_of("text", "json_object", "json_schema"), "text")
-    if kind == "json_object":
+    if kind == "json_object" and "schema" not in fields:
         return StructuredOutput(json_object=True)
     if kind == "text":
         return None
-    holder = fields if not schema_in else fields.sub(schema_in)
+    holder = fields if not schema_in or "schema" in fields else fields.sub(schema_in)
     if holder is None:
         fields.refuse(schema_in, "must be set")
         return None

@@ -10,20 +10,29 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, NamedTuple, cast
 
-from aengine.checks import FLAG, Accepts, FieldChecks, integer
-from aengine.errors import InvalidRequestError
-from aengine.outputs import Token, TokenLogprob, Usage
-from aengine.requests import Prompt
+from aengine.api.errors import InvalidRequestError
+from aengine.api.fields import FLAG, Accepts, FieldChecks, integer
+from aengine.api.outputs import Token, TokenLogprob, Usage
+from aengine.api.request import Prompt
+from aengine.chat.preparation import GenerationRequest
 from aengine.server.core.core import Core
-from aengine.server.core.generation import Generation, GenerationRequest, submit
+from aengine.server.core.generation import Generation, submit
 from aengine.server.http.bodies import STRING, Fields, read_body
 from aengine.server.http.chat_completions import read_stream, refuse_others
-from aengine.server.http.chat_output import FINISH_REASONS, OutputReader, Piece, stop_reason_of, usage_of
-from aengine.server.http.choices import write_choices
-from aengine.server.http.chunks import Chunks, StreamAsked, quote
+from aengine.server.http.chat_output import (
+    FINISH_REASONS,
+    Chunks,
+    OutputReader,
+    Piece,
+    StreamAsked,
+    quote,
+    stop_reason_of,
+    usage_of,
+    write_choices,
+)
 from aengine.server.http.exchange import Exchange
 from aengine.server.http.logprobs import CompletionLogprobs, TokenTexts, chat_logprobs, prompt_entries
-from aengine.server.http.parameters import OPTIONS, Parameters
+from aengine.server.http.parameters import OPTIONS, UNLIMITED, Parameters
 
 MAX_PROMPTS = 1024
 DEFAULT_MAX_TOKENS = 16
@@ -31,7 +40,7 @@ DEFAULT_MAX_TOKENS = 16
 TAKEN: Mapping[str, str] = {
     "model": "the served model or an adapter; empty: the served model",
     "prompt": "a text, token ids, or a list of texts or of token ids",
-    "max_tokens": f"{DEFAULT_MAX_TOKENS} by default; 0 with echo alone",
+    "max_tokens": f"{DEFAULT_MAX_TOKENS} by default; 0 with echo alone; -1: no limit",
     "echo": "the text, the logprobs and the ids of the prompt come first",
     "logprobs": "logprobs; with echo prompt_logprobs too",
     "best_of": "n alone",
@@ -48,7 +57,7 @@ REFUSED: Mapping[str, str] = {"suffix": "the model only goes on with a text"}
 
 @dataclass(frozen=True, slots=True)
 class CompletionsAsked:
-    """What a client wants."""
+    """A request to `/v1/completions`, as its body was read."""
 
     requests: Sequence[GenerationRequest]  # one for each prompt
     parameters: Parameters
@@ -58,13 +67,14 @@ class CompletionsAsked:
     return_token_ids: bool = False
 
     def located(self, index: int) -> AbstractContextManager[None]:
-        """Errors of one of several prompts name it."""
+        """A context in which errors name the prompt at `index`, if there are several."""
         return self.parameters.located(**({"prompt": f"prompt[{index}]"} if len(self.requests) > 1 else {}))
 
 
 async def completions(core: Core, exchange: Exchange) -> None:
     check = FieldChecks()
     asked = read_request(await read_body(exchange, check), check)
+    core.log_ignored(asked.parameters.ignored)
     with asked.parameters.located():
         async with AsyncExitStack() as stack:
             generations = []
@@ -88,16 +98,17 @@ async def completions(core: Core, exchange: Exchange) -> None:
 
 
 def read_request(given: Fields, check: FieldChecks) -> CompletionsAsked:
-    """Raises `InvalidRequestError` with all violations."""
+    """Read the body of a request to `/v1/completions`. Raises `InvalidRequestError` with all violations."""
     parameters = Parameters(given)
     model = given.take("model", STRING, "")
     prompts = _read_prompts(given)
     echo = given.take("echo", FLAG, False)
-    most = given.take("max_tokens", integer(0), DEFAULT_MAX_TOKENS)
+    most = given.take("max_tokens", integer(UNLIMITED), None if "n_predict" in given else DEFAULT_MAX_TOKENS)
     empty = most == 0
     if empty and not echo:
         given.refuse("max_tokens", "0 is only possible with echo: true")
-    parameters.put("max_tokens", max(most, 1), "max_tokens")
+    if most is not None and most != UNLIMITED:
+        parameters.put("max_tokens", max(most, 1), "max_tokens")
     if (logprobs := given.take("logprobs", integer(0))) is not None:
         parameters.put("logprobs", logprobs, "logprobs")
         if echo and "prompt_logprobs" not in given:
@@ -207,7 +218,7 @@ class _Writer:
     # ---- whole responses -----------------------------------------------------------------------------------------------
 
     async def complete(self) -> bytes:
-        """The whole response."""
+        """Read the outputs of all prompts to their ends; returns the whole response, as JSON."""
         outputs: list[list[list[Token]]] = [[[] for _ in range(self._params.n)] for _ in self._generations]
 
         async def read(prompt: int) -> None:
@@ -249,7 +260,7 @@ class _Writer:
         return written
 
     def usage(self) -> dict[str, Any]:
-        """Of all prompts."""
+        """The token counts of all prompts together, in the shape of OpenAI's `usage`."""
         every = [generation.stream.usage for generation in self._generations]
         total = Usage(
             prompt_tokens=sum(one.prompt_tokens for one in every),

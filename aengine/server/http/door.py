@@ -1,9 +1,14 @@
-"""`HttpDoor`: the life of the HTTP port. Binds it in the running event loop, and closes it; what is served is in the routes."""
+"""`HttpDoor`: the life of the HTTP port. Binds it in the running event loop, and closes it; what is served is in the routes.
+
+With TLS there is a context of Python's `ssl` whose certificate is another one as soon as its files are. Connections keep the certificate
+that they began with.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import socket
+import ssl
 import sys
 import time
 from collections.abc import Callable
@@ -13,12 +18,39 @@ import uvicorn
 from starlette.middleware.cors import CORSMiddleware
 from uvicorn.server import ServerState
 
+from aengine.server.config.options import ServerConfig
 from aengine.server.core.address import BindError, address_of
+from aengine.server.core.auth import CertificateFiles
 from aengine.server.core.core import Core
 from aengine.server.http.boundary import Boundary
-from aengine.server.http.connection import IDLE_SECONDS, Connection
+from aengine.server.http.connection import IDLE_SECONDS, Addresses, Connection
 from aengine.server.http.routes import routes
-from aengine.server.http.tls import server_context
+
+
+def server_context(config: ServerConfig) -> ssl.SSLContext:
+    """Raises `ConfigError` naming the option whose file is not usable. Blocks."""
+    files = CertificateFiles(config)
+
+    def prepared(context: ssl.SSLContext) -> ssl.SSLContext:
+        context.set_alpn_protocols(["http/1.1"])
+        if files.needs_client:
+            context.verify_mode = ssl.CERT_REQUIRED
+        return context
+
+    first = current = prepared(files.load().context)
+
+    def on_handshake(handshake: ssl.SSLObject, name: str | None, context: ssl.SSLContext) -> None:
+        """Called for each, whether or not the client names a server."""
+        nonlocal current
+        fresh = files.load_if_changed()
+        if fresh is not None:
+            current = prepared(fresh.context)
+        if current is not first:
+            handshake.context = current
+
+    first.sni_callback = on_handshake
+    return first
+
 
 BACKLOG = 2048
 UNSENT_BYTES = 64 * 1024
@@ -30,7 +62,7 @@ EXPOSED_HEADERS = ("x-request-id", "retry-after")
 
 
 class HttpDoor:
-    """Serves `core` over HTTP/1.1."""
+    """The HTTP door: serves `core` over HTTP/1.1."""
 
     ok = "200"  # the code of a call that succeeded
 
@@ -41,6 +73,7 @@ class HttpDoor:
         found = routes(core)
         self.methods = {route.method: route.method for route in found if not route.is_apart}  # with their labels in metrics
         app: Any = Boundary(core, found)
+        self._style_of = app.style_of
         if origins := core.config.http_cors_origins:
             app = CORSMiddleware(app, origins, allow_methods=("GET", "POST"), allow_headers=("*",), expose_headers=EXPOSED_HEADERS)
         self._uvicorn = uvicorn.Config(
@@ -54,6 +87,7 @@ class HttpDoor:
             timeout_keep_alive=int(IDLE_SECONDS),
         )
         self._state = ServerState()
+        self._addresses = Addresses(core.config.max_connections_per_address)
         self._server: asyncio.Server | None = None
         self._watching: asyncio.Task[None] | None = None
 
@@ -66,7 +100,7 @@ class HttpDoor:
         """Open the port. Raises `BindError`, or `ConfigError` for files that cannot be used."""
         context = await asyncio.to_thread(server_context, self._config) if self._config.tls else None
         self._uvicorn.load()
-        make = cast(Callable[[], asyncio.Protocol], lambda: Connection(self._uvicorn, self._state, {}))
+        make = cast(Callable[[], asyncio.Protocol], lambda: Connection(self._uvicorn, self._state, self._addresses, self._style_of))
         loop = asyncio.get_running_loop()
         try:
             self._server = await loop.create_server(

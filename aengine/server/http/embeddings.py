@@ -7,12 +7,13 @@ import base64
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from aengine.checks import FLAG, Accepts, FieldChecks, integer, is_not, one_of
-from aengine.errors import InvalidRequestError
-from aengine.outputs import Embedding
-from aengine.requests import Prompt, RequestOptions
+from aengine.api.engine import EmbeddingFields
+from aengine.api.errors import InvalidRequestError
+from aengine.api.fields import FLAG, Accepts, FieldChecks, integer, is_not, one_of
+from aengine.api.outputs import Embedding
+from aengine.api.request import Prompt, RequestOptions
 from aengine.server.core.core import Core
-from aengine.server.core.embeddings import EmbeddingFields, embed_all
+from aengine.server.core.embeddings import embed_all
 from aengine.server.http.bodies import IDS, STRING, Fields, read_body
 from aengine.server.http.errors import to_json
 from aengine.server.http.exchange import Exchange
@@ -34,7 +35,7 @@ _PROMPT = Accepts(lambda value: isinstance(value, str) or (value and IDS.test(va
 
 @dataclass(frozen=True, slots=True)
 class EmbeddingsAsked:
-    """What a client wants."""
+    """A request to `/v1/embeddings`, as its body was read."""
 
     model: str
     inputs: list[tuple[Prompt, RequestOptions]]
@@ -73,7 +74,7 @@ def _written(embedding: Embedding, in_base64: bool) -> bytes:
 
 
 def read_request(given: Fields, check: FieldChecks) -> EmbeddingsAsked:
-    """Raises `InvalidRequestError` with all violations."""
+    """Read the body of a request to `/v1/embeddings`. Raises `InvalidRequestError` with all violations."""
     parameters = Parameters(given)
     model = given.take("model", STRING, "")
     value = given.need("input", _INPUT, " ")

@@ -43,6 +43,8 @@ STATUSES: Mapping[str, int] = {
     "NO_CREDENTIALS": 401,
     "BAD_CREDENTIALS": 401,
     "ADMIN_ONLY": 403,
+    "FOREIGN_HOST": 403,
+    "FOREIGN_ORIGIN": 403,
     "METHOD_NOT_FOUND": 404,
     "BUG": 500,
 }

@@ -6,10 +6,12 @@ Handlers get one; what they raise becomes an error elsewhere. Knows no path and 
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Awaitable, Callable, Mapping, MutableMapping
 from email.utils import formatdate
 from typing import Any
 
+from aengine.server.core.decoding import UNCOUNTED_BYTES, Decoding
 from aengine.server.core.errors import ServiceError
 from aengine.server.core.in_flight import Admission, Call
 from aengine.server.http.connection import Connection
@@ -22,6 +24,9 @@ JSON = b"application/json"
 EVENTS = b"text/event-stream; charset=utf-8"
 COMMENT = b"3\r\n:\n\n\r\n"
 """One that clients skip, as a chunk of a response."""
+DRIP_SECONDS = 75.0
+MIN_BYTES_PER_SECOND = 1024
+"""A body that comes more slowly than this on average is ended once it has had `DRIP_SECONDS`."""
 BEAT_SECONDS = 15.0
 """A stream of events that is silent for so long gets a comment, so that nobody on the way takes it for dead."""
 
@@ -39,6 +44,7 @@ class Exchange:
         send: Send,
         call: Call,
         headers: Mapping[str, list[str]],
+        decoding: Decoding,
         max_body_bytes: int,
         admission: Admission,
         on_end: Callable[[int], None],
@@ -51,6 +57,7 @@ class Exchange:
         self.ended = False
         self.closes = False  # whether the connection ends with the response, whatever `admission` says
         self.error_event: Callable[[ServiceError], bytes] | None = None  # writes an error in a stream; by default as the API does
+        self.decoding = decoding
         self._receive = receive
         self._send = send
         self._max_body_bytes = max_body_bytes
@@ -61,12 +68,14 @@ class Exchange:
         self._beat_sent = 0
 
     async def read(self) -> bytes:
-        """The body. Raises `HttpError` (413) as soon as it shows that it is too large."""
-        length = self.headers.get("content-length", ["0"])[0]
-        if length.isdecimal():
+        """Read the body. Raises `HttpError` as soon as it shows that it is too large (413), in a coding (415, 501) or no HTTP (400), and
+        `ServiceError` (SENDER_STALLED) when it comes too slowly."""
+        self._check_codings()
+        for length in self.headers.get("content-length", ()):  # the parser lets one through, a number
             self._check_size(int(length))
+            await self.call.take(self.decoding, int(length))
         parts: list[bytes] = []
-        num_bytes = 0
+        num_bytes, start = 0, time.monotonic()
         while not self._read_all:
             self.call.waits = "SENDER_STALLED"
             message = await self._receive()
@@ -76,8 +85,24 @@ class Exchange:
             parts.append(message["body"])
             num_bytes += len(message["body"])
             self._check_size(num_bytes)
+            if num_bytes > UNCOUNTED_BYTES and self.call.release is None:  # it comes in chunks, and could be as large as any
+                await self.call.take(self.decoding, self._max_body_bytes)
             self._read_all = not message["more_body"]
+            if self._read_all:
+                break
+            if self.connection.refusal is not None:
+                self.closes = True
+                raise self.connection.refusal
+            if (seconds := time.monotonic() - start) > DRIP_SECONDS and num_bytes < seconds * MIN_BYTES_PER_SECOND:
+                raise ServiceError("SENDER_STALLED", f"the client has sent {num_bytes} bytes of its body in {seconds:.0f} s")
         return b"".join(parts)
+
+    def _check_codings(self) -> None:
+        """A body comes as it is."""
+        if _codings(self.headers, "content-encoding") - {"identity"}:
+            raise HttpError("INVALID_FIELD", "a body must have no Content-Encoding", 415, [(b"accept-encoding", b"identity")])
+        if _codings(self.headers, "transfer-encoding") - {"chunked"}:
+            raise HttpError("INVALID_FIELD", "Transfer-Encoding is chunked or none", 501)
 
     def _check_size(self, num_bytes: int) -> None:
         if num_bytes > self._max_body_bytes:
@@ -86,7 +111,7 @@ class Exchange:
     # ---- responses -----------------------------------------------------------------------------------------------------
 
     async def respond(self, body: bytes, *, status: int = 200, content_type: bytes = JSON, headers: Headers = ()) -> None:
-        """The whole response."""
+        """Send a whole response, and end it."""
         self.call.messages_sent += 1
         self._end(status)
         length = [] if status == 304 else [(b"content-length", b"%d" % len(body))]
@@ -136,6 +161,7 @@ class Exchange:
             headers.append((b"connection", b"close"))  # whoever asks before it sends a body may send none now, or still do
         headers.append((b"date", formatdate(usegmt=True).encode()))
         self.answered = True
+        self.call.answered()
         await self._put({"type": "http.response.start", "status": status, "headers": headers})
 
     async def _write(self, data: bytes, *, more: bool) -> None:
@@ -146,3 +172,7 @@ class Exchange:
         self.call.waits = "READER_STALLED"
         await self._send(message)
         self.call.waits = None
+
+
+def _codings(headers: Mapping[str, list[str]], name: str) -> set[str]:
+    return {coding.strip().lower() for coding in ",".join(headers.get(name, ())).split(",")} - {""}

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from aengine.outputs import Token, TokenLogprob
-from aengine.protocols import ServedEngine
+from aengine.api.engine import ServedEngine
+from aengine.api.outputs import Token, TokenLogprob
 
 
 class TokenTexts:
@@ -17,7 +17,7 @@ class TokenTexts:
         self._known: dict[int, bytes] = {}
 
     async def learn(self, tokens: Iterable[Token | TokenLogprob | None]) -> None:
-        """Those of tokens and of their alternatives."""
+        """Ask the engine for the bytes of tokens and of their alternatives that are not known yet."""
         ids: set[int] = set()
         for token in tokens:
             if token is not None:
@@ -46,7 +46,8 @@ class TokenTexts:
 
 
 def chat_logprobs(tokens: Iterable[Token | TokenLogprob], texts: TokenTexts, *, with_ids: bool) -> list[dict[str, Any]]:
-    """Those of chat completions. `with_ids`: ours, the ids of tokens beside their texts."""
+    """Logprobs in the shape of OpenAI's chat completions: an entry for each token that has one. `with_ids`: whether entries have the
+    token's id beside its text, which is ours."""
     entries = []
     for token in tokens:
         if token.logprob is None or token.token_id < 0:
@@ -72,7 +73,8 @@ class CompletionLogprobs:
         self._offset = 0
 
     def columns(self, tokens: Sequence[Token | TokenLogprob | tuple[int]], top: int) -> dict[str, Any]:
-        """Of the next tokens. A tuple is a token without logprobs. With `top` alternatives asked for, the token itself is among them."""
+        """The logprobs of the next tokens, in the shape of OpenAI's completions. A tuple is a token without logprobs. With `top`
+        alternatives asked for, the token itself is among them."""
         names: list[str] = []
         logprobs: list[float | None] = []
         alternatives: list[Mapping[str, float] | None] = []

@@ -1,27 +1,38 @@
-"""What is served and how it does: `/v1/models`, `/health`, `/load`, `/metrics`, `/version`."""
+"""What is not an API of generation: what is served and how it does (`/v1/models`, `/health`, `/load`, `/metrics`, `/version`); the chat
+page, its files, how browsers keep them, and the policy under which its own scripts and styles run and nothing else does; texts and ids
+(`/tokenize`, `/detokenize` and `/tokenizer_info`), with the fields that vLLM gives them.
+"""
 
 from __future__ import annotations
 
 import asyncio
+import gzip
 import time
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from datetime import datetime, timezone
-from typing import Any
+from functools import cache
+from hashlib import sha256
+from pathlib import Path
+from typing import Any, cast
 
 from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 
 import aengine
-from aengine.outputs import ModelInfo
-from aengine.server.core.backend import require_model
+from aengine.api.errors import InvalidRequestError
+from aengine.api.fields import FLAG, FieldChecks
+from aengine.api.request import ChatFields
 from aengine.server.core.core import Core
-from aengine.server.core.errors import ServiceError, draining
+from aengine.server.core.errors import ServiceError, clip, draining
+from aengine.server.http.bodies import IDS, STRING, Fields, read_body
+from aengine.server.http.chat_input import read_messages, read_tools
 from aengine.server.http.exchange import Exchange
+from aengine.server.http.parameters import CHAT_OPTIONS, Parameters
 
 _STARTED = int(time.time())
 
 
 async def health(core: Core, exchange: Exchange) -> None:
-    """200 while requests are served."""
+    """`/health`: respond with 200 while requests are served. Raises `ServiceError` (DRAINING, NOT_READY) otherwise."""
     if core.admission.closed:
         raise draining()
     if not core.serving or not core.engine.healthy:
@@ -30,26 +41,27 @@ async def health(core: Core, exchange: Exchange) -> None:
 
 
 async def models(core: Core, exchange: Exchange) -> None:
-    """The model, and its adapters: what OpenAI's clients read, and what Anthropic's do."""
-    info = core.engine.model_info
-    names = [info.name, *(adapter.name for adapter in core.engine.adapters)]
-    data = [_model(info, name) for name in names]
+    """`/v1/models`: respond with the model under each of its names, and its adapters: what OpenAI's clients read, and what Anthropic's
+    do."""
+    names = list(dict.fromkeys([*core.backend.model_names, *(adapter.name for adapter in core.engine.adapters)]))
+    data = [_model(core, name) for name in names]
     await exchange.respond_json({"object": "list", "data": data, "has_more": False, "first_id": names[0], "last_id": names[-1]})
 
 
 async def model(core: Core, exchange: Exchange) -> None:
-    info, _ = require_model(core.engine, exchange.rest)
-    await exchange.respond_json(_model(info, exchange.rest))
+    core.backend.require_model(exchange.rest)
+    await exchange.respond_json(_model(core, exchange.rest))
 
 
-def _model(info: ModelInfo, name: str) -> dict[str, Any]:
+def _model(core: Core, name: str) -> dict[str, Any]:
+    info, names = core.engine.model_info, core.backend.model_names
     return {
         "id": name,
         "object": "model",
         "created": _STARTED,
         "owned_by": "aengine",
-        "root": info.name,
-        "parent": None if name == info.name else info.name,
+        "root": names[0],
+        "parent": None if name in names else names[0],
         # Ours.
         "max_model_len": info.max_model_len,
         "chat_template": info.chat_template,
@@ -64,17 +76,139 @@ def _model(info: ModelInfo, name: str) -> dict[str, Any]:
 
 
 async def version(core: Core, exchange: Exchange) -> None:
-    """Of this package."""
+    """`/version`: respond with the version of this package."""
     await exchange.respond_json({"version": aengine.__version__})
 
 
 async def load(core: Core, exchange: Exchange) -> None:
-    """The engine's statistics."""
+    """`/load`: respond with the engine's statistics, and whether the server drains."""
     await exchange.respond_json({"draining": core.admission.closed, **asdict(core.engine.stats())})
 
 
 async def metrics(core: Core, exchange: Exchange) -> None:
-    """In Prometheus' text format."""
+    """`/metrics`: respond with all metrics, in Prometheus' text format."""
     assert core.metrics is not None
     text = await asyncio.to_thread(generate_latest, core.metrics)
     await exchange.respond(text, content_type=CONTENT_TYPE_LATEST.encode())
+
+
+FOLDER = Path(__file__).parent / "static"
+INDEX = "index.html"
+TYPES = {
+    ".html": b"text/html; charset=utf-8",
+    ".css": b"text/css; charset=utf-8",
+    ".js": b"text/javascript; charset=utf-8",
+    ".txt": b"text/plain; charset=utf-8",
+}
+POLICY = (
+    b"default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; img-src data:; base-uri 'none'; form-action 'none'; "
+    b"frame-ancestors 'none'; require-trusted-types-for 'script'; trusted-types 'none'"
+)
+"""No script and no style within HTML, none from elsewhere, and no text that a script makes HTML or a script of."""
+HEADERS = (
+    (b"content-security-policy", POLICY),
+    (b"cache-control", b"no-cache"),  # a browser may keep it, and asks each time whether it is still the same
+    (b"referrer-policy", b"no-referrer"),
+    (b"x-content-type-options", b"nosniff"),
+    (b"vary", b"accept-encoding"),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class _File:
+    content_type: bytes
+    bodies: dict[str, bytes]  # by content encoding; "" is without one
+    digest: str  # of what it holds
+
+
+class ChatPage:
+    """Answers requests with the files of the page: "/" with the index, and any other path with the file that its end names. They hold
+    nothing of the server, so they are for everyone; the page asks its user for a token when the API does."""
+
+    def __init__(self) -> None:
+        self._files = {path.relative_to(FOLDER).as_posix(): _read(path) for path in FOLDER.rglob("*") if path.suffix in TYPES}
+
+    async def __call__(self, exchange: Exchange) -> None:
+        file = self._files.get(exchange.rest or INDEX)
+        if file is None:
+            raise ServiceError("METHOD_NOT_FOUND", f"the page has no file {clip(exchange.rest)}")
+        accepted = ", ".join(exchange.headers.get("accept-encoding", ()))
+        encoding = "gzip" if "gzip" in accepted and "gzip;q=0" not in accepted.replace(" ", "") else ""
+        etag = f'"{file.digest}{"-" * bool(encoding)}{encoding}"'
+        known = etag in ", ".join(exchange.headers.get("if-none-match", ()))
+        headers = (*HEADERS, (b"etag", etag.encode()), *([(b"content-encoding", b"gzip")] if encoding and not known else []))
+        body, status = (b"", 304) if known else (file.bodies[encoding], 200)
+        await exchange.respond(body, status=status, content_type=file.content_type, headers=headers)
+
+
+@cache
+def _read(path: Path) -> _File:
+    body = path.read_bytes()
+    bodies = {"": body, "gzip": gzip.compress(body, mtime=0)}
+    return _File(TYPES[path.suffix], bodies, sha256(body).hexdigest()[:32])
+
+
+_TEXT = ("model", "prompt", "add_special_tokens", "with_pieces")
+_CHAT = ("model", "messages", "add_special_tokens", *CHAT_OPTIONS)
+
+
+async def tokenize(core: Core, exchange: Exchange) -> None:
+    """`{"prompt": text}` or `{"messages": [...]}` -> `{"tokens": [ids], "count", "max_model_len"}`; with_pieces, of a text, adds `pieces`,
+    `start_offsets` and `end_offsets`, in bytes of UTF-8."""
+    check = FieldChecks()
+    given = await read_body(exchange, check)
+    info, _ = core.backend.require_model(given.take("model", STRING, ""))
+    found = await (_tokenize_chat if "messages" in given else _tokenize_text)(core, given)
+    await exchange.respond_json({**found, "count": len(found["tokens"]), "max_model_len": info.max_model_len})
+
+
+async def _tokenize_text(core: Core, given: Fields) -> dict[str, Any]:
+    text = given.need("prompt", STRING, "")
+    with_special, with_pieces = given.take("add_special_tokens", FLAG, True), given.take("with_pieces", FLAG, False)
+    _finish(given, _TEXT)
+    try:
+        if not with_pieces:
+            return {"tokens": await core.texts.tokenize(text, add_special_tokens=with_special)}
+        located = await core.texts.locate(text, add_special_tokens=with_special)
+    except InvalidRequestError as error:
+        raise error.moved(lambda field: "prompt" if field == "text" else field) from error
+    return {"tokens": located.ids, "pieces": located.pieces, "start_offsets": located.starts, "end_offsets": located.ends}
+
+
+async def _tokenize_chat(core: Core, given: Fields) -> dict[str, Any]:
+    parameters = Parameters(given)
+    parameters.names["prompt"] = "messages"
+    messages = read_messages(given)
+    parameters.put("tools", read_tools(given, parameters) or None, "tools")
+    parameters.take_options(CHAT_OPTIONS)
+    given.drop(("add_special_tokens",))  # the template writes those that there are
+    options = parameters.options()
+    _finish(given, _CHAT)
+    with parameters.located():
+        rendered = await core.texts.render(messages, cast(ChatFields, {name: getattr(options, name) for name in CHAT_OPTIONS}))
+    return {"tokens": rendered.token_ids}
+
+
+async def detokenize(core: Core, exchange: Exchange) -> None:
+    """`/detokenize`: respond to `{"tokens": [ids]}` with `{"prompt": text}`."""
+    check = FieldChecks()
+    given = await read_body(exchange, check)
+    core.backend.require_model(given.take("model", STRING, ""))
+    ids, skips = given.need("tokens", IDS, ()), given.take("skip_special_tokens", FLAG, False)
+    _finish(given, ("model", "tokens", "skip_special_tokens"))
+    try:
+        text = await core.texts.detokenize(ids, skip_special_tokens=skips)
+    except InvalidRequestError as error:
+        raise error.moved(lambda field: field.replace("token_ids", "tokens")) from error
+    await exchange.respond_json({"prompt": text})
+
+
+async def tokenizer_info(core: Core, exchange: Exchange) -> None:
+    """What evaluations ask before they leave tokenizing to the server: the text of the token that ends an output."""
+    ids = core.engine.model_info.eos_token_ids[:1]
+    await exchange.respond_json({"eos_token": await core.texts.detokenize(ids, skip_special_tokens=False) if ids else None})
+
+
+def _finish(given: Fields, known: tuple[str, ...]) -> None:
+    given.refuse_rest(known)
+    given.check.finish(InvalidRequestError)

@@ -5,31 +5,36 @@ The tables here are also those of the documentation.
 
 from __future__ import annotations
 
+import hashlib
 import re
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import fields
 from typing import Any, TypeVar
 
+from aengine.api.errors import FieldError, InvalidRequestError
+from aengine.api.fields import Accepts, shown, text
+from aengine.api.params import MOST_ENTRIES, Reasoning, SamplingParams, StructuredOutput
+from aengine.api.request import ChatOptions, RequestOptions
 from aengine.chat.tool_choice import check_choice
-from aengine.chat_prompts import ChatOptions
-from aengine.checks import one_of
-from aengine.errors import FieldError, InvalidRequestError
-from aengine.params import MOST_ENTRIES, Reasoning, SamplingParams, StructuredOutput
-from aengine.requests import RequestOptions
+from aengine.server.core.errors import clip
 from aengine.server.http.bodies import OBJECT, STRING, Fields
 
+UNLIMITED = -1
+"""A number of tokens, or a seed, that is as good as none, in the words of llama.cpp."""
 PARAMS = tuple(field.name for field in fields(SamplingParams) if field.name != "logits_processors")
 """Parameters of ours, under their own names."""
 _OBJECTS: Mapping[str, type] = {"structured_output": StructuredOutput, "reasoning": Reasoning}
 CHAT_OPTIONS = tuple(field.name for field in fields(ChatOptions))
 OPTIONS = tuple(field.name for field in fields(RequestOptions) if field.name not in (*CHAT_OPTIONS, "known_outputs"))
 """Options of ours that all APIs have: their answers are whole."""
-EFFORT = one_of("none", "minimal", "low", "medium", "high", "xhigh", "max")
-"""Of reasoning."""
+EFFORT = text("a word of at most 64 characters", r"[^\s]{1,64}")
+"""Of reasoning: what it means is said by the chat template."""
+LIMIT = Accepts(lambda value: type(value) is int and (value == UNLIMITED or value >= 1), f"an integer >= 1, or {UNLIMITED} for no limit")
 SERVICE_TIERS: Mapping[str, int] = {"auto": 0, "default": 0, "priority": -10, "flex": 10}
 """The priorities that they mean."""
 IGNORED: Mapping[str, str] = {
+    "client_metadata": "it is for those who store requests",
     "metadata": "it is for those who store requests",
     "prompt_cache_key": "the prefix cache finds what is equal; cache_salt keeps requests apart",
     "prompt_cache_retention": "prefixes stay until their pages are needed",
@@ -37,8 +42,41 @@ IGNORED: Mapping[str, str] = {
     "store": "nothing is stored",
 }
 """Fields of OpenAI's that change nothing here, and why."""
+_GRAMMARS: Mapping[str, str] = {
+    **{"guided_json": "json_schema", "guided_regex": "regex", "guided_choice": "choice", "guided_grammar": "grammar"},
+    **{"json_schema": "json_schema", "grammar": "grammar", "regex": "regex", "ebnf": "grammar"},
+}
+_STRUCTURED_OUTPUTS: Mapping[str, str] = {"json": "json_schema", **{name: name for name in ("json_object", "regex", "choice", "grammar")}}
+_WITHOUT_EFFECT = ("disable_any_whitespace", "disable_additional_properties", "disable_fallback", "whitespace_pattern", "backend")
+_NEUTRAL: Mapping[str, object] = {
+    **{"use_beam_search": False, "length_penalty": 1, "typical_p": 1, "dynatemp_range": 0},
+    **{"mirostat": 0, "xtc_probability": 0, "dry_multiplier": 0},
+}
+OF_OTHERS: Mapping[str, str] = {
+    **{name: f"structured_output.{ours}" for name, ours in _GRAMMARS.items()},
+    "structured_outputs": f"structured_output; its fields are {', '.join(_STRUCTURED_OUTPUTS)}",
+    "repeat_penalty": "repetition_penalty",
+    "n_predict": "max_tokens",
+    **{name: f"{str(value).lower()} alone, which changes nothing" for name, value in _NEUTRAL.items()},
+}
+"""Names that vLLM, SGLang and llama.cpp have for parameters, and ours."""
+IGNORED_OF_OTHERS: Mapping[str, str] = {
+    "cache_prompt": "prefixes are cached",
+    "guided_decoding_backend": "there is one",
+    "guided_whitespace_pattern": "white space is bounded",
+    "id_slot": "there are none",
+    "include_reasoning": "reasoning is always told apart",
+    "parse_tool_calls": "they are parsed",
+    "reasoning_format": "it is the model's",
+    "return_progress": "the usage tells it",
+    "spaces_between_special_tokens": "the tokenizer knows",
+    "timings_per_token": "metrics have them",
+}
+"""Fields of theirs that change nothing here, and why."""
 
 
+_MAX_USER = 128
+_MAX_SHOWN = 100
 _TOKEN_ID = re.compile(r"[0-9]{1,10}")
 Built = TypeVar("Built", SamplingParams, RequestOptions)
 
@@ -52,27 +90,72 @@ class Parameters:
         self._params: dict[str, Any] = {}
         self._options: dict[str, Any] = {}
         self.names: dict[str, str] = {}  # the client's, by the engine's; where they differ
+        self.ignored: dict[str, str] = {}  # what was asked for and changes nothing, and why
 
     def take_ours(self, options: tuple[str, ...]) -> None:
-        """Those under our own names; `options` are the names of options that are possible."""
+        """Take the parameters under our own names and under those of vLLM, SGLang and llama.cpp, and the options that are possible, which
+        `options` names."""
         for name, value in self._given.take_all(PARAMS).items():
-            self.put(name, value, name)
+            if name not in ("max_tokens", "seed") or value != UNLIMITED:
+                self.put(name, value, name)
+        self._take_others()
         self.take_options(options)
 
+    def _take_others(self) -> None:
+        given = self._given
+        self.ignore(IGNORED_OF_OTHERS)
+        for name, value in given.take_all(_GRAMMARS).items():
+            self.put("structured_output", {_GRAMMARS[name]: value}, name)
+            self.names[f"structured_output.{_GRAMMARS[name]}"] = name
+        if (fields := given.sub("structured_outputs")) is not None:
+            fields.drop(_WITHOUT_EFFECT)
+            found = {_STRUCTURED_OUTPUTS[name]: value for name, value in fields.take_all(_STRUCTURED_OUTPUTS).items()}
+            self.names["structured_output.json_schema"] = "structured_outputs.json"
+            if found:
+                self.put("structured_output", found, "structured_outputs")
+            fields.refuse_rest(_STRUCTURED_OUTPUTS)
+        if "repeat_penalty" in given:
+            self.put("repetition_penalty", given.take_all(("repeat_penalty",))["repeat_penalty"], "repeat_penalty")
+        self.take_limit("n_predict")
+        for name, value in given.take_all(_NEUTRAL).items():
+            if value != _NEUTRAL[name]:
+                given.refuse(name, f"{shown(value)} is not possible, only {str(_NEUTRAL[name]).lower()}: there is no such sampling")
+
+    def take_limit(self, name: str) -> int | None:
+        """Take a limit of output tokens, which is max_tokens under another name. Returns the limit, if there is one."""
+        most: int | None = self._given.take(name, LIMIT)
+        if most is None or most == UNLIMITED:
+            return None
+        self.put("max_tokens", most, name)
+        return most
+
+    def ignore(self, table: Mapping[str, str], fields: Fields | None = None) -> None:
+        """Drop fields of the body, or of an object in it, that change nothing; `table` has the reasons."""
+        fields = fields or self._given
+        for name in fields.take_all(table):
+            self.note_ignored(fields.path + name, table[name])
+
+    def note_ignored(self, what: str, why: str) -> None:
+        """Note that `what` was asked for and changes nothing, and why."""
+        self.ignored[clip(what, _MAX_SHOWN)] = why
+
     def take_options(self, options: tuple[str, ...]) -> None:
-        """The same without parameters."""
+        """Take the options that `options` names, under our own names; also `template_kwargs` under vLLM's."""
         if "chat_template_kwargs" in self._given and "template_kwargs" in options:  # vLLM's name
             self.put_variables(self._given.take("chat_template_kwargs", OBJECT, {}), "chat_template_kwargs")
         for name, value in self._given.take_all(options).items():
             self.put(name, value, name)
 
     def take_openai(self) -> str:
-        """Those of OpenAI's names that all its APIs have. Returns the service tier in use."""
+        """Take the fields that all of OpenAI's APIs have. Returns the service tier in use."""
         given = self._given
-        given.drop(IGNORED)
+        self.ignore(IGNORED)
         if "user" in given:
-            self.put("tenant", given.take("user", STRING, ""), "user")
-        tier: str = given.take("service_tier", one_of(*SERVICE_TIERS), "auto")
+            self.put("tenant", tenant_of(given.take("user", STRING, "")), "user")
+        tier: str = given.take("service_tier", STRING, "auto")
+        if tier not in SERVICE_TIERS:
+            self.note_ignored("service_tier", f"there are {', '.join(SERVICE_TIERS)}")
+            tier = "auto"
         if SERVICE_TIERS[tier]:
             self.put("priority", SERVICE_TIERS[tier], "service_tier")
         return "default" if tier == "auto" else tier
@@ -107,7 +190,7 @@ class Parameters:
 
     def params(self) -> SamplingParams:
         """The parameters, without those in which something is wrong, which are violations."""
-        params = dict(self._params)
+        params = {"clamp_max_tokens": True, **self._params}
         for name, kind in _OBJECTS.items():
             if isinstance(given := params.get(name), Mapping):
                 params[name] = self._object(kind, name, given)
@@ -116,7 +199,7 @@ class Parameters:
         return self._build(SamplingParams, params)
 
     def options(self) -> RequestOptions:
-        """The same for the options."""
+        """The options, without those in which something is wrong, which are violations."""
         return self._build(RequestOptions, dict(self._options))
 
     def _object(self, kind: Any, name: str, given: Mapping[str, Any]) -> Any:
@@ -162,3 +245,8 @@ class Parameters:
             yield
         except FieldError as error:
             raise error.moved(lambda field: names.get(field) or self.name_of(field)) from error
+
+
+def tenant_of(user: str) -> str:
+    """The tenant that stands for a user of a client's: a hash, where the name is longer than that of a tenant can be."""
+    return user if len(user) <= _MAX_USER else hashlib.blake2b(user.encode(), digest_size=16).hexdigest()

@@ -6,18 +6,18 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from aengine.checks import FieldChecks
-from aengine.outputs import FinishReason, Token
+from aengine.api.fields import FieldChecks
+from aengine.api.outputs import FinishReason, Token
 from aengine.server.core.core import Core
 from aengine.server.core.errors import ServiceError
 from aengine.server.core.generation import Generation, count_prompt_tokens, submit
-from aengine.server.http.blocks import CUT, Block, Blocks, Change
+from aengine.server.http.blocks import Block, Blocks, Change
 from aengine.server.http.bodies import read_body
 from aengine.server.http.chat_output import OutputReader, Piece, stop_reason_of
 from aengine.server.http.errors import to_json
 from aengine.server.http.exchange import Exchange
 from aengine.server.http.logprobs import TokenTexts, chat_logprobs
-from aengine.server.http.responses_input import ResponseAsked, read_request
+from aengine.server.http.responses_input import ResponseAsked, ToolShape, read_request
 
 _PREFIXES: Mapping[str, str] = {"reasoning": "rs", "text": "msg", "call": "fc"}
 """Of the ids of items."""
@@ -27,6 +27,7 @@ _ADDED: Mapping[str, str] = {
     "call": "response.function_call_arguments",
 }
 """The events of text that is added, without `.delta` and `.done`."""
+_CUSTOM = "response.custom_tool_call_input"
 _PARTS: Mapping[str, str] = {"reasoning": "reasoning_text", "text": "output_text"}
 """The parts of items."""
 
@@ -34,6 +35,7 @@ _PARTS: Mapping[str, str] = {"reasoning": "reasoning_text", "text": "output_text
 async def responses(core: Core, exchange: Exchange) -> None:
     check = FieldChecks()
     asked = read_request(await read_body(exchange, check), check)
+    core.log_ignored(asked.parameters.ignored)
     with asked.parameters.located():
         async with await submit(core.backend, asked.request) as generation:
             await generation.stream.started()
@@ -70,6 +72,7 @@ class _Writer:
         self._texts = None if params.logprobs is None else TokenTexts(core.engine)
         self.reader = OutputReader(generation, self._texts)
         self._blocks = Blocks(with_tokens=self._texts is not None)
+        self._shapes = asked.shapes
         self._last: Token | None = None
         self._num_events = 0
         self._fixed = {
@@ -88,9 +91,9 @@ class _Writer:
     # ---- the response --------------------------------------------------------------------------------------------------
 
     def response(self, error: ServiceError | None = None) -> dict[str, Any]:
-        """As far as it has come; `error`: of which it ended."""
+        """The response as far as the output has come. `error`: what the generation failed with."""
         reason = None if self._last is None else self._last.finish_reason
-        incomplete = reason in CUT
+        incomplete = reason is not None and reason.cuts
         status = "failed" if error is not None else "in_progress" if reason is None else "incomplete" if incomplete else "completed"
         return {
             **self._fixed,
@@ -118,11 +121,19 @@ class _Writer:
         status = "in_progress" if block.is_whole is None else "completed" if block.is_whole else "incomplete"
         item: dict[str, Any] = {"id": self._id(block), "type": "function_call", "status": status}
         if block.kind == "call":
-            return {**item, "call_id": block.call_id, "name": block.name, "arguments": block.text}
+            return {**item, "call_id": block.call_id, **self._called(block)}
         content = [self._part(block)] if block.text else []
         if block.kind == "reasoning":
             return {**item, "type": "reasoning", "summary": [], "content": content}
         return {**item, "type": "message", "role": "assistant", "content": content}
+
+    def _called(self, block: Block) -> dict[str, Any]:
+        """The tool and what it is given, as the client knows them."""
+        shape = self._shapes.get(block.name, ToolShape(block.name))
+        called: dict[str, Any] = {"name": shape.name} if shape.namespace is None else {"name": shape.name, "namespace": shape.namespace}
+        if shape.custom:
+            return {**called, "type": "custom_tool_call", "input": shape.input_of(block.text) if block.is_whole else ""}
+        return {**called, "arguments": block.text}
 
     def _part(self, block: Block) -> dict[str, Any]:
         part: dict[str, Any] = {"type": _PARTS[block.kind], "text": block.text}
@@ -137,22 +148,22 @@ class _Writer:
     # ---- events --------------------------------------------------------------------------------------------------------
 
     def begin(self) -> bytes:
-        """The events before there is any output."""
+        """The events before there is any output, serialised."""
         response = self.response()
         return self._event("response.created", response=response) + self._event("response.in_progress", response=response)
 
     def events(self, piece: Piece) -> bytes:
-        """Of what was read."""
+        """The events of what was read, serialised."""
         self._last = piece.last
         return b"".join([self._change(change) for change in self._blocks.read(piece)])
 
     def end(self) -> bytes:
-        """The last event."""
+        """The last event, serialised, with the whole response."""
         response = self.response()
         return self._event(f"response.{response['status']}", response=response)
 
     def failed(self, error: ServiceError) -> bytes:
-        """The last event where the generation failed."""
+        """The last event where the generation failed, serialised."""
         return self._event("response.failed", response=self.response(error))
 
     def _change(self, change: Change) -> bytes:
@@ -160,20 +171,29 @@ class _Writer:
         name, place = _ADDED[block.kind], {"item_id": self._id(block), "output_index": block.index}
         if block.kind != "call":
             place["content_index"] = 0
+        custom = self._called(block) if block.kind == "call" and self._is_custom(block) else None
         if change.kind == "added":
+            if custom is not None:
+                return b""  # its text is within the arguments
             more = {"logprobs": self._logprobs(change.tokens)} if block.kind == "text" else {}
             return self._event(f"{name}.delta", **place, delta=change.text, **more)
         item = {"output_index": block.index, "item": self._item(block)}
         if change.kind == "opened":
             added = self._event("response.output_item.added", **item)
             return added if block.kind == "call" else added + self._event("response.content_part.added", **place, part=self._part(block))
-        if block.kind == "call":
+        if custom is not None:
+            text = custom["input"]
+            done = self._event(f"{_CUSTOM}.delta", **place, delta=text) + self._event(f"{_CUSTOM}.done", **place, input=text)
+        elif block.kind == "call":
             done = self._event(f"{name}.done", **place, arguments=block.text)
         else:
             part = self._part(block)
             done = self._event(f"{name}.done", **place, **{key: part[key] for key in ("text", "logprobs") if key in part})
             done += self._event("response.content_part.done", **place, part=part)
         return done + self._event("response.output_item.done", **item)
+
+    def _is_custom(self, block: Block) -> bool:
+        return block.name in self._shapes and self._shapes[block.name].custom
 
     def _event(self, kind: str, **fields: Any) -> bytes:
         data = to_json({"type": kind, "sequence_number": self._num_events, **fields})

@@ -1,44 +1,48 @@
 """What a client of `/v1/responses` wants: the fields of the body -> a generation.
 
-A response stands alone: what came before is in its input.
+A response stands alone: what came before is in its input. To the model all tools are functions; custom tools, which take a text, and those
+of a namespace are told apart by `ToolShape` where their calls are written.
 """
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Collection, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
-from aengine.chat.preparation import ChatOutputOptions
+from aengine.api.errors import InvalidRequestError
+from aengine.api.fields import FLAG, Accepts, FieldChecks, integer, one_of, shown
+from aengine.chat.preparation import ChatOutputOptions, GenerationRequest
 from aengine.chat.tool_choice import CHOICES
-from aengine.checks import FLAG, Accepts, FieldChecks, integer, is_not, one_of, shown
-from aengine.errors import InvalidRequestError
-from aengine.server.core.generation import GenerationRequest
 from aengine.server.http.bodies import LIST, OBJECT, STRING, Fields
 from aengine.server.http.chat_input import (
+    NO_TOOLS,
     ROLES,
+    allowed_of,
     call_of,
     name_results,
+    read_allowed,
     read_content,
     read_function,
     read_response_format,
 )
-from aengine.server.http.parameters import CHAT_OPTIONS, EFFORT, OPTIONS, PARAMS, Parameters
+from aengine.server.http.parameters import CHAT_OPTIONS, EFFORT, OF_OTHERS, OPTIONS, PARAMS, Parameters
 
 TAKEN: Mapping[str, str] = {
     "model": "the served model or an adapter; empty: the served model",
-    "input": "a text, or items: message, function_call, function_call_output, reasoning; text alone",
+    "input": "a text, or items: message, reasoning, calls of functions and custom tools, and their outputs; text alone",
     "instructions": "the first message, of the system",
-    "max_output_tokens": "max_tokens",
-    "include": "message.output_text.logprobs; the others change nothing",
+    "max_output_tokens": "max_tokens; -1: no limit",
+    "include": "message.output_text.logprobs; others are ignored",
     "top_logprobs": "logprobs, where they are included",
-    "text": "format: structured_output",
-    "tools": "functions",
-    "tool_choice": "auto, none, required, a function, or allowed_tools; required ones are enforced",
+    "text": "format: structured_output; verbosity is ignored",
+    "tools": "functions, custom tools and namespaces of these; others are ignored. A grammar of a custom tool is not enforced",
+    "tool_choice": "auto, none, required, a function, a custom tool, or allowed_tools; required ones are enforced",
     "parallel_tool_calls": "false: one call at most, where calls are required",
     "reasoning": "effort: a variable of the chat template; none: enable_thinking is false. All reasoning is in the output",
     "background": "false alone: nothing runs in the background",
-    "truncation": "disabled alone: what is too long is refused",
+    "truncation": "disabled; auto is ignored: what is too long is refused",
     "stream": "server-sent events",
     "stream_options": "nothing changes",
     "service_tier": "priority",
@@ -52,8 +56,6 @@ TAKEN: Mapping[str, str] = {
 """The fields beside those of ours, and what becomes of them."""
 REFUSED: Mapping[str, str] = {
     "conversation": "nothing is stored; the input has all that came before",
-    "context_management": "nothing is left out of the input",
-    "moderation": "nothing is moderated",
     "previous_response_id": "nothing is stored; the input has all that came before",
     "prompt": "nothing is stored; the input has all that came before",
     "n": "a response is one output",
@@ -62,35 +64,55 @@ REFUSED: Mapping[str, str] = {
 """Fields that would change the answer, and cannot."""
 IGNORED: Mapping[str, str] = {
     "background_options": "nothing runs in the background",
+    "client_metadata": "it is for those who store requests",
+    "context_management": "nothing is left out of the input",
     "max_tool_calls": "it is for tools of a server, of which there are none",
+    "moderation": "nothing is moderated",
     "prompt_cache_options": "the prefix cache finds what is equal",
+    "prompt_cache_retention": "prefixes stay until their pages are needed",
     "store": "nothing is stored",
 }
 """Fields of OpenAI's that change nothing here, and why; beside those of `parameters`."""
-INCLUDABLE = (
-    *("message.output_text.logprobs", "reasoning.encrypted_content", "message.input_image.image_url", "code_interpreter_call.outputs"),
-    *("file_search_call.results", "web_search_call.results", "web_search_call.action.sources", "computer_call_output.output.image_url"),
-)
 _CHOICE = Accepts(lambda value: isinstance(value, dict) or value in CHOICES, "one of auto, none, required, or an object")
 _LOGPROBS = "message.output_text.logprobs"
 _METADATA = Accepts(lambda value: isinstance(value, dict) and len(value) <= 16, "an object of at most 16 fields")
 _NO_BACKGROUND = Accepts(lambda value: value is False, "false: nothing runs in the background")
-_NO_TRUNCATION = one_of("disabled", words="'disabled': what is too long is refused")
-_NO_VERBOSITY = one_of("medium", words="'medium': the model knows none")
+_TRUNCATIONS = one_of("disabled", "auto")
+_CUSTOM_INPUT = "input"
+"""The argument of the function that a custom tool is to the model."""
+
+
+@dataclass(frozen=True, slots=True)
+class ToolShape:
+    """What a tool is to the client, whose name for the model may be another one."""
+
+    name: str
+    namespace: str | None = None
+    custom: bool = False  # takes a text
+
+    @property
+    def for_model(self) -> str:
+        return self.name if self.namespace is None else f"{self.namespace}__{self.name}"
+
+    def input_of(self, arguments: str) -> str:
+        """The text in the arguments of a call of a custom tool; where the model wrote others, all of them."""
+        given = json.loads(arguments).get(_CUSTOM_INPUT)
+        return given if isinstance(given, str) else arguments
 
 
 @dataclass(frozen=True, slots=True)
 class ResponseAsked:
-    """What a client wants."""
+    """A request to `/v1/responses`, as its body was read."""
 
     request: GenerationRequest
     parameters: Parameters  # has the client's names for fields
     stream: bool
     repeated: Mapping[str, Any]  # the fields of the response that repeat those of the request
+    shapes: Mapping[str, ToolShape] = field(default_factory=dict)  # of tools that are no plain functions, by their names for the model
 
 
 def read_request(given: Fields, check: FieldChecks) -> ResponseAsked:
-    """Raises `InvalidRequestError` with all violations."""
+    """Read the body of a request to `/v1/responses`. Raises `InvalidRequestError` with all violations."""
     parameters = Parameters(given)
     parameters.names["prompt"] = "input"
     repeated: dict[str, Any] = {name: given.take(name, STRING) for name in ("instructions", "prompt_cache_key", "safety_identifier")}
@@ -99,16 +121,16 @@ def read_request(given: Fields, check: FieldChecks) -> ResponseAsked:
     messages = read_input(given)
     if repeated["instructions"]:
         messages.insert(0, {"role": "system", "content": repeated["instructions"]})
-    choice = _take_tools(given, parameters, repeated)
+    choice, shapes = _take_tools(given, parameters, repeated)
     repeated["parallel_tool_calls"] = given.take("parallel_tool_calls", FLAG, True)
-    repeated["max_output_tokens"] = given.take("max_output_tokens", integer(1))
-    if repeated["max_output_tokens"] is not None:
-        parameters.put("max_tokens", repeated["max_output_tokens"], "max_output_tokens")
+    repeated["max_output_tokens"] = parameters.take_limit("max_output_tokens")
     _take_logprobs(given, parameters, repeated)
     repeated["text"] = _take_text(given, parameters)
     repeated["reasoning"] = _take_reasoning(given, parameters)
     given.take("background", _NO_BACKGROUND)
-    repeated["truncation"] = given.take("truncation", _NO_TRUNCATION, "disabled")
+    if given.take("truncation", _TRUNCATIONS) == "auto":
+        parameters.note_ignored("truncation", "what is too long is refused")
+    repeated["truncation"] = "disabled"
     stream = given.take("stream", FLAG, False)
     if (options := given.sub("stream_options")) is not None:
         options.take("include_obfuscation", FLAG)
@@ -118,23 +140,23 @@ def read_request(given: Fields, check: FieldChecks) -> ResponseAsked:
         parallel_tool_calls=repeated["parallel_tool_calls"],
         max_reasoning_tokens=given.take("max_reasoning_tokens", integer(0)),
     )
+    parameters.ignore(IGNORED)
     repeated["service_tier"] = parameters.take_openai()
-    given.drop(IGNORED)
     given.refuse_all(REFUSED)
     parameters.take_ours((*OPTIONS, *CHAT_OPTIONS))
-    given.refuse_rest((*TAKEN, *PARAMS, *OPTIONS, *CHAT_OPTIONS))
+    given.refuse_rest((*TAKEN, *PARAMS, *OF_OTHERS, *OPTIONS, *CHAT_OPTIONS))
     params, of_request = parameters.params(), parameters.options()
     check.finish(InvalidRequestError)
     repeated["user"] = of_request.tenant or None
     request = GenerationRequest(prompt=messages, params=params, options=of_request, model=model, chat=chat)
-    return ResponseAsked(request, parameters, stream, repeated)
+    return ResponseAsked(request, parameters, stream, repeated, shapes)
 
 
 def _take_logprobs(given: Fields, parameters: Parameters, repeated: dict[str, Any]) -> None:
     included = given.take("include", LIST, ())
-    for index, value in enumerate(included):
-        if value not in INCLUDABLE:
-            given.refuse(f"include[{index}]", is_not(value, "one of " + ", ".join(INCLUDABLE)))
+    for value in included:
+        if value != _LOGPROBS:
+            parameters.note_ignored(f"include: {value}", "there is nothing of it")
     repeated["top_logprobs"] = top = given.take("top_logprobs", integer(0), 0)
     if _LOGPROBS in included:
         parameters.put("logprobs", top, "top_logprobs")
@@ -143,7 +165,7 @@ def _take_logprobs(given: Fields, parameters: Parameters, repeated: dict[str, An
 def _take_text(given: Fields, parameters: Parameters) -> dict[str, Any]:
     text: dict[str, Any] = given.take("text", OBJECT, {})
     fields = Fields(text, "text.", given.check)
-    fields.take("verbosity", _NO_VERBOSITY)
+    parameters.ignore({"verbosity": "the model knows none"}, fields)
     form = fields.sub("format")
     fields.refuse_rest(("format", "verbosity"))
     if form is None:
@@ -169,24 +191,50 @@ def _take_reasoning(given: Fields, parameters: Parameters) -> dict[str, Any]:
 # ---- tools -------------------------------------------------------------------------------------------------------------
 
 
-def _take_tools(given: Fields, parameters: Parameters, repeated: dict[str, Any]) -> str:
-    """The choice of tools, as `ChatOutputOptions` have it."""
-    tools = []
-    repeated["tools"] = []
-    for fields in given.objects("tools"):
-        kind = fields.need("type", STRING, "function")
-        if kind != "function":
-            fields.refuse("type", f"{shown(kind)} is not possible: tools are functions")
-            continue
-        strict = fields.take("strict", FLAG, False)
-        tools.append(read_function(fields))
-        repeated["tools"].append({"type": "function", "description": None, **tools[-1]["function"], "strict": strict})
+def _take_tools(given: Fields, parameters: Parameters, repeated: dict[str, Any]) -> tuple[str, Mapping[str, ToolShape]]:
+    """The choice of tools, as `ChatOutputOptions` have it, and the shapes of those that are no plain functions."""
+    read = _Tools(parameters)
+    repeated["tools"] = [tool for fields in given.objects("tools") if (tool := read.add(fields)) is not None]
     choice, allowed = _take_choice(given, repeated)
-    if allowed is not None:
-        tools = [tool for tool in tools if tool["function"]["name"] in allowed]
-    if tools:
+    if tools := allowed_of(read.functions, allowed):
         parameters.put("tools", tools, "tools")
-    return parameters.checked_choice(choice)
+    return parameters.checked_choice(choice), read.shapes
+
+
+class _Tools:
+    """Reads tools."""
+
+    def __init__(self, parameters: Parameters) -> None:
+        self.functions: list[dict[str, Any]] = []  # as templates take them
+        self.shapes: dict[str, ToolShape] = {}  # of those that are no plain functions, by the names of their functions
+        self._parameters = parameters
+
+    def add(self, fields: Fields, namespace: str | None = None) -> dict[str, Any] | None:
+        """One of a list of tools. Returns it as the response repeats it, None for one that is left out."""
+        kind = fields.need("type", STRING, "function")
+        if kind == "namespace" and namespace is None:
+            name = fields.need("name", STRING, "")
+            tools = [inner for tool in fields.objects("tools") if (inner := self.add(tool, name)) is not None]
+            return {"type": kind, "name": name, "description": fields.take("description", STRING, ""), "tools": tools}
+        if kind not in ("function", "custom"):
+            self._parameters.note_ignored(f"tools of type {kind}", NO_TOOLS)
+            return None
+        strict = fields.take("strict", FLAG, False)
+        form = fields.sub("format") if kind == "custom" else None
+        tool = read_function(fields)
+        function = tool["function"]
+        shape = ToolShape(function["name"], namespace, kind == "custom")
+        told = {"type": kind, "description": None, **function, "strict": strict}
+        if shape.custom:
+            definition = "" if form is None else form.take("definition", STRING, "")
+            argument = {"type": "string", **({"description": definition} if definition else {})}
+            function["parameters"] = {"type": "object", "properties": {_CUSTOM_INPUT: argument}, "required": [_CUSTOM_INPUT]}
+            told = {"type": kind, "name": shape.name, "description": function.get("description", "")}
+        if shape != ToolShape(shape.name):
+            self.shapes[shape.for_model] = shape
+        function["name"] = shape.for_model
+        self.functions.append(tool)
+        return told
 
 
 def _take_choice(given: Fields, repeated: dict[str, Any]) -> tuple[str, Collection[str] | None]:
@@ -196,11 +244,11 @@ def _take_choice(given: Fields, repeated: dict[str, Any]) -> tuple[str, Collecti
         return choice, None
     fields = Fields(choice, "tool_choice.", given.check)
     kind = fields.need("type", STRING, "")
-    if kind == "function":
-        return fields.need("name", STRING, ""), None
+    if kind in ("function", "custom"):
+        return _shape_of(fields).for_model, None
     if kind == "allowed_tools":
-        return fields.need("mode", one_of("auto", "required"), "auto"), [tool.need("name", STRING, "") for tool in fields.objects("tools")]
-    fields.refuse("type", f"{shown(kind)} is not possible: there are function and allowed_tools")
+        return read_allowed(fields)
+    fields.refuse("type", f"{shown(kind)} is not possible: there are function, custom and allowed_tools")
     return "auto", None
 
 
@@ -241,7 +289,20 @@ def _read_reasoning(fields: Fields, messages: list[dict[str, Any]]) -> None:
 
 
 def _read_call(fields: Fields, messages: list[dict[str, Any]]) -> None:
-    call = call_of(fields.need("call_id", STRING, ""), fields.need("name", STRING, ""), fields.need("arguments", STRING, "{}"))
+    _add_call(call_of(fields.need("call_id", STRING, ""), _shape_of(fields).for_model, fields.need("arguments", STRING, "{}")), messages)
+
+
+def _read_custom_call(fields: Fields, messages: list[dict[str, Any]]) -> None:
+    arguments = json.dumps({_CUSTOM_INPUT: fields.need("input", STRING, "")})
+    _add_call(call_of(fields.need("call_id", STRING, ""), _shape_of(fields).for_model, arguments), messages)
+
+
+def _shape_of(fields: Fields) -> ToolShape:
+    """The name of a tool, where it is called or chosen."""
+    return ToolShape(fields.need("name", STRING, ""), fields.take("namespace", STRING))
+
+
+def _add_call(call: dict[str, Any], messages: list[dict[str, Any]]) -> None:
     if not messages or messages[-1]["role"] != "assistant":
         messages.append({"role": "assistant", "content": ""})
     messages[-1].setdefault("tool_calls", []).append(call)
@@ -257,4 +318,6 @@ _ITEMS: Mapping[str, Callable[[Fields, list[dict[str, Any]]], None]] = {
     "reasoning": _read_reasoning,
     "function_call": _read_call,
     "function_call_output": _read_result,
+    "custom_tool_call": _read_custom_call,
+    "custom_tool_call_output": _read_result,
 }

@@ -6,11 +6,12 @@ from collections.abc import Awaitable, Callable
 from functools import partial
 
 from aengine.server.core.core import Core
-from aengine.server.http import anthropic, chat_completions, completions, embeddings, models, responses, texts
+from aengine.server.http import anthropic, chat_completions, completions, embeddings, models, responses
+from aengine.server.http import models as texts
 from aengine.server.http.boundary import Route
 from aengine.server.http.errors import ANTHROPIC
 from aengine.server.http.exchange import Exchange
-from aengine.server.http.page import ChatPage
+from aengine.server.http.models import ChatPage
 
 TABLE: tuple[tuple[str, str, Callable[[Core, Exchange], Awaitable[None]]], ...] = (
     ("POST", "/v1/chat/completions", chat_completions.chat_completions),
@@ -35,10 +36,12 @@ ANTHROPIC_TABLE = (
 
 
 def routes(core: Core) -> list[Route]:
-    """All there are for `core`."""
+    """All routes of the HTTP door, which serve `core`."""
     found = [Route(verb, path, partial(handler, core), is_polled=path in POLLED) for verb, path, handler in TABLE]
     found += [Route(verb, path, partial(handler, core), errors=ANTHROPIC) for verb, path, handler in ANTHROPIC_TABLE]
     found.append(Route("GET", "/health", partial(models.health, core), is_apart=True))
     if core.config.chat_page:
-        found.append(Route("GET", "/", ChatPage(), is_public=True))
+        page = ChatPage()
+        found.append(Route("GET", "/", page, is_public=True))
+        found.append(Route("GET", "/static/{file}", page, is_public=True, is_polled=True))
     return found

@@ -1,1 +1,1 @@
-"""What operators see: logs, the access log, metrics. Fed by the records of `aengine.server.calls`."""
+"""What operators see: logs, the access log, metrics. Fed by the records of `aengine.server.core`."""

@@ -1,24 +1,63 @@
 """Counters and histograms of the server, and the families in which Prometheus reads them and the engine's. Knows nothing of HTTP.
 
-Filled and read in the event loop: plain additions, no locks. `aengine.server.telemetry.exposition` brings the families to a scrape.
+Filled and read in the event loop: plain additions, no locks. `aengine.server.telemetry.exposition` brings the families to a scrape. A timer
+measures how late the event loop wakes: every stream of the server waits as long as the loop does, so this is where blocking code shows.
 """
 
 from __future__ import annotations
 
+import asyncio
+import time
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sized
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, InfoMetricFamily, Metric
 
 import aengine
-from aengine.errors import EngineStateError
-from aengine.histogram import Histogram, HistogramSnapshot
-from aengine.outputs import DraftUsage, FinishReason, ReplicaState
-from aengine.protocols import ServedEngine
-from aengine.scheduler.drafter import DraftSource
-from aengine.server.core.in_flight import Admission
+from aengine.api.errors import EngineStateError
+from aengine.api.histogram import Histogram, HistogramSnapshot
+from aengine.api.outputs import DraftUsage, FinishReason, ReplicaState
+from aengine.scheduler.drafters import DraftSource
+from aengine.server.core.backend import Backend
 from aengine.server.core.records import ITL_BOUNDS, CallRecord, GenerationRecord
-from aengine.server.telemetry.loop_lag import LoopLag
+
+INTERVAL = 0.05
+"""Seconds between two samples: 20 timers a second cost some hundred microseconds."""
+LAG_BOUNDS = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
+"""Seconds."""
+
+
+class LoopLag:
+    """To be used from the loop that it measures."""
+
+    def __init__(self, interval: float = INTERVAL) -> None:
+        """`interval`: seconds between two samples."""
+        self.seconds = Histogram(LAG_BOUNDS)  # by which the samples came late
+        self._interval = interval
+        self._max = 0.0
+        self._timer: asyncio.TimerHandle | None = None
+
+    def start(self) -> None:
+        """Measure the running loop, until `stop()`."""
+        # The loop's own clock does not serve: uvloop's stands still while a callback runs.
+        due = time.monotonic() + self._interval
+        self._timer = asyncio.get_running_loop().call_later(self._interval, self._sample, due)
+
+    def stop(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+
+    def take_max(self) -> float:
+        """The latest sample, in seconds, since this was last asked for."""
+        latest, self._max = self._max, 0.0
+        return latest
+
+    def _sample(self, due: float) -> None:
+        lag = max(0.0, time.monotonic() - due)
+        self.seconds.observe(lag)
+        self._max = max(self._max, lag)
+        self.start()
+
 
 QUEUE_BOUNDS = (0.001, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0)
 """Seconds."""
@@ -34,12 +73,13 @@ OTHER_METHOD = "other"
 class Metrics:
     """Counts what has ended, and reads the rest when it is asked for."""
 
-    def __init__(self, engine: ServedEngine, admission: Admission, calls: Sized, methods: Mapping[str, Mapping[str, str]]) -> None:
+    def __init__(self, backend: Backend, calls: Sized, methods: Mapping[str, Mapping[str, str]]) -> None:
         """`calls`: those in flight; `methods`: for the code of a call that succeeded, what clients can call, and their labels."""
         self._methods = {method: label for labels in methods.values() for method, label in labels.items()}
         self.loop_lag = LoopLag()
-        self._engine = engine
-        self._admission = admission
+        self._backend = backend
+        self._engine = backend.engine
+        self._admission = backend.admission
         self._calls_in_flight = calls
         # All known labels begin at 0: a series that begins with its first event hides it from rate().
         self._calls: Counter[tuple[str, str]] = Counter({(label, ok): 0 for ok, labels in methods.items() for label in labels.values()})
@@ -101,7 +141,7 @@ class Metrics:
         stats = self._engine.stats()
         model = InfoMetricFamily("aengine_model", "What is served.", labels=("name", "architecture", "dtype", "device"))
         try:
-            info = self._engine.model_info
+            info = self._backend.model_info
         except EngineStateError:  # it is not loaded yet
             pass
         else:
@@ -139,10 +179,21 @@ class Metrics:
 
     def _replica_families(self) -> Iterator[Metric]:
         replicas = self._engine.replicas()
-        states = GaugeMetricFamily("aengine_replica_up", "1 while a replica gets requests.", labels=("replica",))
+        for name, text, state in (
+            ("aengine_replica_up", "1 while a replica gets requests.", ReplicaState.SERVING),
+            ("aengine_replica_superseded", "1 while replicas of a newer generation get the requests.", ReplicaState.SUPERSEDED),
+            ("aengine_replica_refused", "1 while a replica cannot be used.", ReplicaState.REFUSED),
+        ):
+            states = GaugeMetricFamily(name, text, labels=("replica",))
+            for one in replicas:
+                states.add_metric((one.name,), one.state is state)
+            yield states
+        generations = InfoMetricFamily(
+            "aengine_replica_generation", "Replicas of one generation give the same tokens.", labels=("replica",)
+        )
         for one in replicas:
-            states.add_metric((one.name,), one.state is ReplicaState.SERVING)
-        yield states
+            generations.add_metric((one.name,), {"generation": one.generation})
+        yield generations
         for name, text, count in (
             ("aengine_replica_sequences_running", "Sequences that a replica computes.", "running"),
             ("aengine_replica_requests_waiting", "Sequences that wait at a replica for their first step.", "waiting"),

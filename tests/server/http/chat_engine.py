@@ -8,7 +8,7 @@ from typing import Any
 
 from fake_engine import INFO, FakeEngine, FakeStream, tokens
 
-from aengine.outputs import FinishReason, ModelInfo
+from aengine.api.outputs import FinishReason, ModelInfo, RenderedChat
 
 TOOL = {"name": "weather", "description": "of a city", "parameters": {"type": "object", "properties": {"city": {"type": "string"}}}}
 CALL = '<tool_call>{"name": "weather", "arguments": {"city": "Bath"}}</tool_call>'
@@ -42,9 +42,9 @@ class ChatEngine(FakeEngine):
         stream.read = lambda most: read(1)  # type: ignore[method-assign]
         return stream
 
-    async def render_chat(self, messages: Sequence[Mapping[str, Any]], **fields: Any) -> str:
+    async def render_chat(self, messages: Sequence[Mapping[str, Any]], **fields: Any) -> RenderedChat:
         self.messages, self.fields = [dict(message) for message in messages], fields
-        return "a prompt"
+        return RenderedChat("a prompt")
 
-    async def tokenize(self, text: str, *, add_special_tokens: bool = True, for_prompt: bool = False) -> list[int]:
+    async def tokenize(self, text: str, **fields: Any) -> list[int]:
         return PROMPT

@@ -170,7 +170,7 @@ def any_request(rng: random.Random) -> bytes:
         path.encode() if rng.random() < 0.9 else rng.choice([b"/", b"*", b"//", b"/%ff%00", b"/v1/models/%2e%2e/x?a=b#c", b"http://[::1/x"])
     )
     version = rng.choice([b"HTTP/1.1"] * 9 + [b"HTTP/1.0", b"HTTP/0.9", b"HTTP/2.0", b"HTTP/1.1 "])
-    return b"\r\n".join([b" ".join([verb, target, version]), b"host: x", *headers]) + b"\r\n\r\n" + content
+    return b"\r\n".join([b" ".join([verb, target, version]), b"host: localhost", *headers]) + b"\r\n\r\n" + content
 
 
 ODD_HEADERS = [

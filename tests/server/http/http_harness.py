@@ -11,6 +11,7 @@ from typing import Any
 
 import anyio
 import httpx2
+from hang_guard import HANG_SECONDS
 
 from aengine.server.app import Server
 
@@ -38,7 +39,7 @@ class Serving:
 
 
 @asynccontextmanager
-async def serving_http(engine: Any, *, limit: float | None = 30, **config: Any) -> AsyncIterator[Serving]:
+async def serving_http(engine: Any, *, limit: float | None = HANG_SECONDS, **config: Any) -> AsyncIterator[Serving]:
     """A test that takes longer than `limit` seconds with it hangs, and fails."""
     server = Server(engine, **{"port": None, "http_port": 0, **config})
     await server.start()
@@ -64,5 +65,5 @@ async def raw(serve: Serving) -> AsyncIterator[tuple[asyncio.StreamReader, async
 
 def request_bytes(path: str, body: bytes | Mapping[str, Any] = b"", *headers: str, verb: str = "POST") -> bytes:
     content = body if isinstance(body, bytes) else json.dumps(body).encode()
-    lines = [f"{verb} {path} HTTP/1.1", "host: x", f"content-length: {len(content)}", *headers]
+    lines = [f"{verb} {path} HTTP/1.1", "host: localhost", f"content-length: {len(content)}", *headers]
     return "\r\n".join(lines).encode() + b"\r\n\r\n" + content

@@ -15,8 +15,8 @@ from http_harness import Serving, serving_http
 from pydantic import TypeAdapter
 
 from aengine import AsyncEngine, SamplingParams
-from aengine.errors import EngineDeadError, QueueFullError
-from aengine.outputs import AdapterInfo, FinishReason
+from aengine.api.errors import EngineDeadError, QueueFullError
+from aengine.api.outputs import AdapterInfo, FinishReason
 
 pytestmark = pytest.mark.anyio
 
@@ -150,10 +150,10 @@ async def test_all_that_is_wrong_has_its_path() -> None:
             {"role": "user", "content": [{"type": "image", "source": {}}]},
             {"role": "assistant", "content": [{"type": "tool_use", "id": "c", "name": "x", "input": "y"}], "name": "me"},
         ],
-        "tools": [{"type": "web_search_20250305", "name": "web_search"}],
+        "tools": [{"type": "web_search_20250305", "name": "web_search"}, {"name": "a b"}],
         "thinking": {"type": "enabled"},
         "tool_choice": {"type": "sometimes"},
-        **{"temperature": 1.5, "frequency": 1, "store": True, "container": "c", "stop_sequences": "."},
+        **{"temperature": 1.5, "frequency": 1, "store": True, "container": "c", "mcp_servers": [], "stop_sequences": "."},
     }
     async with serving_http(ChatEngine()) as serve:
         response = await serve.post("/v1/messages", body, headers={"x-request-id": "mine"})
@@ -161,8 +161,8 @@ async def test_all_that_is_wrong_has_its_path() -> None:
     assert (response.status_code, error["type"], error["error"]["type"]) == (400, "error", "invalid_request_error")
     assert error["request_id"] == response.headers["request-id"] == "mine"
     found = {violation["field"]: violation["message"] for violation in error["error"]["violations"]}
-    paths = {"messages[0].content[0].type", "messages[1].content[0].input", "messages[1].name", "tools[0].type", "thinking.budget_tokens"}
-    assert set(found) == paths | {"tool_choice.type", "max_tokens", "temperature", "frequency", "store", "container", "stop_sequences"}
+    paths = {"messages[0].content[0].type", "messages[1].content[0].input", "messages[1].name", "tools[1].name", "thinking.budget_tokens"}
+    assert set(found) == paths | {"tool_choice.type", "max_tokens", "temperature", "frequency", "store", "stop_sequences"}
     assert found["frequency"].startswith("Extra inputs are not permitted")
 
 

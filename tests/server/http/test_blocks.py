@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 from chat_engine import TOOL, TURN
 
+from aengine.api.outputs import FinishReason, Token
 from aengine.chat import ChatFormat, ChatParser
-from aengine.outputs import FinishReason, Token
 from aengine.server.http.blocks import Blocks
 from aengine.server.http.chat_output import Piece
 

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import json
+import random
+from typing import Any
 
 import pytest
+from hostile_http import any_json, spoiled
 
-from aengine.checks import FieldChecks, integer
-from aengine.errors import InvalidRequestError
+from aengine.api.errors import InvalidRequestError
+from aengine.api.fields import FieldChecks, integer
+from aengine.server.http import bodies, json_pieces
 from aengine.server.http.bodies import MAX_CONTAINERS, MAX_DIGITS, MAX_NAMES, MAX_STRINGS, MAX_UNKNOWN, MAX_VALUES, STRING, Fields, parse
 
 REFUSED = {
@@ -63,3 +67,52 @@ def test_few_unknown_fields_are_looked_at() -> None:
     Fields({"x" * 100_000: 1, **{f"name{index}": 1 for index in range(100_000)}}, "", check).refuse_rest(["name"])
     assert len(check.violations) == MAX_UNKNOWN
     assert all(len(violation.field) < 500 for violation in check.violations)
+
+
+def random_value(rng: random.Random, depth: int = 0) -> Any:
+    kind = rng.randrange(8 if depth < 3 else 6)
+    if kind < 2:
+        return rng.choice([0, -1, 12345678901234567890, 1.5, -2e-7, True, False, None])
+    if kind < 6:
+        return "".join(rng.choices(['"', "\\", "\n", "u", "d", "8", "a", "é", "\U0001f600", "\x7f", ",", "]"], k=rng.randrange(60)))
+    if kind == 6:
+        return [random_value(rng, depth + 1) for _ in range(rng.randrange(12))]
+    return {f"{index}{random_value(rng, 3)}": random_value(rng, depth + 1) for index in range(rng.randrange(4))}
+
+
+@pytest.fixture
+def small_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every body is large, and has many pieces."""
+    monkeypatch.setattr(bodies, "UNCOUNTED_BYTES", -1)
+    monkeypatch.setattr(bodies, "PIECE_BYTES", 7)
+    monkeypatch.setattr(json_pieces, "PIECE", 17)
+    monkeypatch.setattr(json_pieces, "DECODED_AT_ONCE", 5)
+
+
+@pytest.mark.usefixtures("small_pieces")
+def test_a_body_in_pieces_is_what_it_is_as_a_whole() -> None:
+    rng = random.Random(5)
+    for _ in range(120):
+        value = {"a": random_value(rng), "b": [random_value(rng) for _ in range(9)]}
+        raw = json.dumps(value, ensure_ascii=rng.random() < 0.5, indent=rng.choice([None, 1])).encode()
+        assert parse(raw) == value
+    for _ in range(120):
+        raw = spoiled(rng, json.dumps(any_json(rng)[1], ensure_ascii=rng.random() < 0.5).encode())
+        outcomes = []
+        for most in (len(raw), -1):
+            bodies.UNCOUNTED_BYTES = most
+            try:
+                outcomes.append(repr(parse(raw)))
+            except InvalidRequestError:
+                outcomes.append("refused")
+        assert outcomes[0] == outcomes[1], raw
+
+
+@pytest.mark.usefixtures("small_pieces")
+@pytest.mark.parametrize("name", REFUSED)
+def test_what_is_no_body_in_pieces(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(bodies, "PIECE_BYTES", 1 << 14)
+    raw, words = REFUSED[name]
+    with pytest.raises(InvalidRequestError, match=words) as caught:
+        parse(raw)
+    assert caught.value.field == "body"

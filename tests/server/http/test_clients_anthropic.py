@@ -14,7 +14,7 @@ from http_harness import Serving, serving_http
 from test_clients_openai import Weather
 
 from aengine import AsyncEngine
-from aengine.errors import EngineDeadError, QueueFullError
+from aengine.api.errors import EngineDeadError, QueueFullError
 
 pytestmark = pytest.mark.anyio
 
@@ -69,7 +69,7 @@ async def test_errors_are_the_exceptions_that_the_client_has_for_them(tmp_path: 
         engine.refusal = QueueFullError("full")
         assert (await fails(anthropic.OverloadedError)).type == "overloaded_error"
         engine.refusal, engine.script = None, [*ChatEngine("It is").script[:1], EngineDeadError("no more")]
-        with pytest.raises(anthropic.APIStatusError, match="no more"):
+        with pytest.raises(anthropic.APIStatusError, match="the engine is dead"):
             async with client.messages.stream(**ASKED) as stream:
                 await stream.until_done()
         with pytest.raises(anthropic.AuthenticationError):

@@ -9,8 +9,8 @@ from collections.abc import Callable
 
 import pytest
 from http_harness import Serving, raw, request_bytes, serving_http
-from oracle_engine import OracleEngine, StepGate, until
-from oracle_requests import nothing_left, num_generated, step_with_the_loop
+from oracle_engine import OracleEngine, StepGate, step_with_the_loop, until
+from oracle_requests import nothing_left, num_generated
 from records_seen import Seen, watch
 from slow_cases import slow_but
 

@@ -17,7 +17,7 @@ from fake_engine import FakeEngine, tokens
 from http_harness import Serving, serving_http
 
 from aengine import AsyncEngine, SamplingParams
-from aengine.errors import EngineDeadError, QueueFullError, RequestIdInUseError
+from aengine.api.errors import EngineDeadError, QueueFullError, RequestIdInUseError
 
 pytestmark = pytest.mark.anyio
 
@@ -137,7 +137,7 @@ async def test_errors_are_the_exceptions_that_the_client_has_for_them(tmp_path: 
             await client.chat.completions.create(model="fake", messages=MESSAGES)  # is not tried again, which would take seconds
         engine.refusal, engine.script = None, [*ChatEngine("It is").script[:1], EngineDeadError("no more")]
         stream = await client.chat.completions.create(model="fake", messages=MESSAGES, stream=True)
-        with pytest.raises(openai.APIError, match="no more") as caught:
+        with pytest.raises(openai.APIError, match="the engine is dead") as caught:
             [chunk async for chunk in stream]
         assert caught.value.code == "engine_dead"
     names = tmp_path / "tokens"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -146,9 +147,9 @@ async def test_calls_and_formats_are_enforced(serve: Serving) -> None:
     calls = [one for delta in deltas for one in delta.get("tool_calls", ())]
     assert json.loads("".join(one["function"]["arguments"] for one in calls)) == {"city": "Bath"}
     assert [one["function"]["name"] for one in calls if "id" in one] == ["weather"]
-    schema = {"type": "json_schema", "json_schema": {"name": "x", "schema": {"enum": ["one"]}}}
+    schema = {"type": "json_schema", "json_schema": {"name": "x", "schema": {"enum": [2**64 + 1]}}}
     (choice,) = (await serve.post("/v1/chat/completions", {"messages": MESSAGES, "response_format": schema})).json()["choices"]
-    assert choice["message"]["content"].strip() == '"one"'
+    assert choice["message"]["content"].strip() == "18446744073709551617"
 
 
 async def test_an_answer_has_a_limit(engine: AsyncEngine) -> None:
@@ -169,18 +170,27 @@ REFUSED: list[tuple[str, dict[str, Any], list[str]]] = [
     (CHAT, {"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "x"}}]}]},
      ["messages[0].content[0].type"]),
     (CHAT, {"messages": MESSAGES, "tool_choice": "required"}, ["tool_choice"]),
+    (CHAT, {"messages": MESSAGES, "tool_choice": "required", "tools": [{"type": "web"}]}, ["tool_choice"]),
+    (CHAT, {"messages": MESSAGES, "tool_choice": {"type": "custom", "custom": {}}}, ["tool_choice.type", "tool_choice.function"]),
     (CHAT, {"messages": MESSAGES, "tools": [{"type": "web"}, {"type": "function", "function": {"name": "a b"}}]},
-     ["tools[0].type", "tools[1].function.name"]),
+     ["tools[1].function.name"]),
     (CHAT, {"messages": MESSAGES, "tool_choice": "required", "tools": WRONG}, ["tools"]),
     (CHAT, {"messages": MESSAGES, "max_reasoning_tokens": 2**31}, ["max_reasoning_tokens"]),
     (CHAT, {"messages": MESSAGES, "top_logprobs": 2}, ["top_logprobs"]),
     (CHAT, {"messages": MESSAGES, "logprobs": True, "top_logprobs": 99}, ["top_logprobs"]),
     (CHAT, {"messages": MESSAGES, "response_format": {"type": "json_schema"}}, ["response_format.json_schema"]),
-    (CHAT, {"messages": MESSAGES, "functions": [], "web_search_options": {}, "audio": {}}, ["audio", "functions", "web_search_options"]),
+    (CHAT, {"messages": MESSAGES, "functions": [], "web_search_options": {}, "audio": {}}, ["functions"]),
+    (CHAT, {"messages": MESSAGES, "guided_regex": "("}, ["guided_regex"]),
+    (CHAT, {"messages": MESSAGES, "mirostat": 2, "n_predict": 0}, ["mirostat", "n_predict"]),
+    (CHAT, {"messages": MESSAGES, "guided_json": {}, "response_format": {"type": "json_object"}}, ["guided_json"]),
+    (CHAT, {"messages": MESSAGES, "structured_outputs": {"json": "{"}}, ["structured_outputs.json"]),
+    (CHAT, {"messages": MESSAGES, "structured_outputs": {"json": {}, "tag": 1}}, ["structured_outputs.tag"]),
+    (TEXT, {"prompt": "a", "max_tokens": 10**6, "clamp_max_tokens": False}, ["max_tokens"]),
+    (TEXT, {"prompt": "a", "max_tokens": 10**6, "min_tokens": 10**6}, ["min_tokens"]),
     (CHAT, {"messages": MESSAGES, "structured_output": {"regex": "("}}, ["structured_output.regex"]),
     (CHAT, {"messages": MESSAGES, "service_tier": "flex", "priority": 3}, ["priority"]),
-    (CHAT, {"messages": MESSAGES, "user": "u" * 129, "max_completion_tokens": 0}, ["max_completion_tokens", "user"]),
-    (TEXT, {"prompt": "a", "stream_options": {}, "best_of": 2, "suffix": "x"}, ["stream_options", "suffix", "best_of"]),
+    (CHAT, {"messages": MESSAGES, "user": "u" * 129, "max_completion_tokens": 0}, ["max_completion_tokens"]),
+    (TEXT, {"prompt": "a", "stream_options": {}, "best_of": 2, "suffix": "x"}, ["suffix", "best_of"]),
     (TEXT, {"prompt": "a", "max_tokens": 0, "tools": []}, ["max_tokens", "tools"]),
     (TEXT, {"prompt": ["a", 3, {}], "n": 0, "stop": [1]}, ["prompt[1]", "prompt[2]", "n", "stop"]),
 ]  # fmt: skip
@@ -196,7 +206,8 @@ async def test_every_violation_has_the_path_of_its_field(serve: Serving) -> None
 async def test_every_field_that_is_documented_is_taken(serve: Serving) -> None:
     for path, module in ((CHAT, chat_completions), (TEXT, completions)):
         body: dict[str, Any] = {"messages": MESSAGES} if path == CHAT else {"prompt": "a"}
-        unknown = [*module.TAKEN, *module.REFUSED, *parameters.IGNORED, *parameters.PARAMS, *parameters.OPTIONS, "tempo"]
+        unknown = [*module.TAKEN, *module.REFUSED, *parameters.IGNORED, *parameters.PARAMS, *parameters.OPTIONS, *parameters.OF_OTHERS]
+        unknown += [*parameters.IGNORED_OF_OTHERS, *getattr(module, "IGNORED", ()), "tempo"]
         response = await serve.post(path, {**body, **{name: ["this"] for name in unknown if name not in body}})
         told = [one["field"] for one in response.json()["error"]["violations"] if "Unrecognized" in one["message"]]
         assert told == ["tempo"]
@@ -204,6 +215,74 @@ async def test_every_field_that_is_documented_is_taken(serve: Serving) -> None:
             path, {**body, **dict.fromkeys(unknown[:-1]), **body, "store": True, "metadata": {"a": "b"}, "max_tokens": 1}
         )
         assert response.status_code == 200, "a null is as good as no field"
+
+
+async def test_max_tokens_is_what_is_left_at_most(engine: AsyncEngine, serve: Serving) -> None:
+    full = engine.model_info.max_model_len
+    long = {"prompt": [5] * (full - 9), "max_tokens": full, "ignore_eos": True}
+    for path, body, most in (
+        (TEXT, long, "max_tokens"),
+        (TEXT, {**long, "max_tokens": -1}, "max_tokens"),
+        (CHAT, {"messages": [{"role": "user", "content": "a " * (full - 40)}], "ignore_eos": True}, "max_completion_tokens"),
+    ):
+        response = (await serve.post(path, {most: 10**6, **body})).json()
+        assert (response["choices"][0]["finish_reason"], response["usage"]["total_tokens"]) == ("length", full)
+
+
+IN_VAIN: list[tuple[str, dict[str, Any], set[str]]] = [
+    (CHAT, {"messages": MESSAGES, "prediction": {"type": "content", "content": "x"}, "verbosity": "low", "web_search_options": {}},
+     {"prediction", "verbosity", "web_search_options"}),
+    (CHAT, {"messages": MESSAGES, "tools": [*TOOLS, {"type": "custom", "custom": {"name": "patch"}}], "service_tier": "fast"},
+     {"tools of type custom", "service_tier"}),
+    (CHAT, {"messages": MESSAGES, "reasoning_effort": "extreme", "seed": -1, "max_tokens": -1, "stop": "e", "user": "u" * 200,
+            "top_logprobs": 0, "stream_options": {"include_usage": True}, "cache_prompt": True, "mirostat": 0, "typical_p": 1.0},
+     {"cache_prompt"}),
+    (CHAT, {"messages": [*MESSAGES, {"role": "assistant", "content": None}, *MESSAGES], "timings_per_token": True}, {"timings_per_token"}),
+    (TEXT, {"prompt": "a", "client_metadata": {}, "store": True}, {"client_metadata", "store"}),
+]  # fmt: skip
+
+
+async def test_what_changes_nothing_is_ignored_and_logged_once(engine: AsyncEngine, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO, "aengine.server.core.core")
+    async with serving_http(engine) as serve:
+        for path, body, ignored in IN_VAIN:
+            caplog.clear()
+            for _ in range(2):
+                response = await serve.post(path, {"max_tokens": 4, **body})
+                assert response.status_code == 200, response.text
+            told = [record.message.partition(": ")[2].partition(" (")[0] for record in caplog.records]
+            assert sorted(told) == sorted(ignored)
+
+
+SCHEMA = {"enum": ["one"]}
+GRAMMARS: list[dict[str, Any]] = [
+    {"guided_json": SCHEMA},
+    {"guided_json": json.dumps(SCHEMA)},
+    {"guided_regex": '"one"'},
+    {"guided_choice": ['"one"']},
+    {"guided_grammar": 'root ::= "\\"one\\""'},
+    {"grammar": 'root ::= "\\"one\\""'},
+    {"json_schema": SCHEMA},
+    {"structured_outputs": {"json": SCHEMA, "disable_any_whitespace": True}},
+    {"structured_outputs": {"choice": ['"one"']}},
+    {"response_format": {"type": "json_object", "schema": SCHEMA}},
+    {"response_format": {"type": "json_schema", "schema": SCHEMA}},
+]
+
+
+async def test_grammars_have_the_names_of_others(serve: Serving) -> None:
+    for fields in GRAMMARS:
+        response = await serve.post(CHAT, {"messages": MESSAGES, "n_predict": 40, **fields})
+        assert response.status_code == 200, response.text
+        assert response.json()["choices"][0]["message"]["content"].strip() == '"one"'
+
+
+async def test_some_tools_are_allowed(serve: Serving) -> None:
+    other = {"type": "function", "function": {"name": "other", "parameters": {"type": "object"}}}
+    allowed = {"mode": "required", "tools": [NAMED, {"type": "web_search"}]}
+    wanted = {"messages": MESSAGES, "tools": [other, *TOOLS], "tool_choice": {"type": "allowed_tools", "allowed_tools": allowed}}
+    (choice,) = (await serve.post(CHAT, {**wanted, "seed": 3})).json()["choices"]
+    assert {call["function"]["name"] for call in choice["message"]["tool_calls"]} == {"weather"}
 
 
 async def test_the_client_of_openai(serve: Serving) -> None:

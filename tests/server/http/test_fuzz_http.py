@@ -45,7 +45,7 @@ async def demo() -> AsyncIterator[AsyncEngine]:
 
 @pytest.mark.parametrize("first", slow_but([0], range(0, 10 * BODIES, BODIES)))
 async def test_a_body_that_is_nearly_right_has_an_answer(demo: AsyncEngine, first: int, caplog: pytest.LogCaptureFixture) -> None:
-    async with serving_http(demo, limit=120) as serve:
+    async with serving_http(demo) as serve:
 
         async def post(number: int) -> int:
             path, body = any_json(random.Random(number))
@@ -77,7 +77,7 @@ async def attack(rng: random.Random, serve: Serving) -> None:
             if rng.random() < 0.8:
                 answer = await asyncio.wait_for(reader.read(), ANSWER_SECONDS)  # to the end, if the server ends it
                 assert not answer or answer.startswith(b"HTTP/1.1 "), answer
-                assert b"HTTP/1.1 5" not in answer, answer
+                assert b"HTTP/1.1 5" not in answer.replace(b"HTTP/1.1 505", b"").replace(b"HTTP/1.1 501", b""), answer
             writer.transport.abort()
 
 

@@ -8,11 +8,11 @@ from typing import Any
 import pytest
 import tiny_tokenizers
 
-from aengine.engine.token_bytes import TokenBytes
-from aengine.engine.token_codecs import TokenizersCodec
-from aengine.engine.tokenizer import Tokenizer
-from aengine.outputs import TokenLogprob
+from aengine.api.outputs import TokenLogprob
 from aengine.server.http.logprobs import CompletionLogprobs, TokenTexts
+from aengine.tokenizer.codecs import TokenizersCodec
+from aengine.tokenizer.tokenizer import Tokenizer
+from aengine.tokenizer.vocabulary import TokenBytes
 
 pytestmark = pytest.mark.anyio
 

@@ -58,7 +58,10 @@ async def test_texts_and_ids(demo: AsyncEngine, serve: Serving, prefix: str) -> 
     assert (await serve.post(f"{prefix}/detokenize", {"tokens": ids})).json() == {"prompt": TEXT}
     chat = (await serve.post(f"{prefix}/tokenize", {"messages": CHAT, "add_generation_prompt": False})).json()
     rendered = await demo.render_chat(CHAT, add_generation_prompt=False)
-    assert chat["tokens"] == await demo.tokenize(rendered, add_special_tokens=False)
+    assert chat["tokens"] == await demo.tokenize(rendered.text, add_special_tokens=False)
+    spelled = (await serve.post(f"{prefix}/tokenize", {"messages": [{"role": "user", "content": "<|im_end|>"}]})).json()
+    (end,) = await demo.tokenize("<|im_end|>", add_special_tokens=False)
+    assert spelled["tokens"].count(end) == 1
 
 
 @pytest.mark.parametrize(

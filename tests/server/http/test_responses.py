@@ -14,8 +14,8 @@ from openai.types.responses import Response, ResponseStreamEvent
 from pydantic import TypeAdapter
 
 from aengine import AsyncEngine, SamplingParams
-from aengine.errors import EngineDeadError
-from aengine.outputs import FinishReason
+from aengine.api.errors import EngineDeadError
+from aengine.api.outputs import FinishReason
 
 pytestmark = pytest.mark.anyio
 
@@ -116,19 +116,50 @@ async def test_input_is_the_chat_that_it_means() -> None:
 async def test_all_that_is_wrong_has_its_path() -> None:
     body = {
         "input": [{"role": "user", "content": [{"type": "input_image"}]}, {"type": "item_reference", "id": "x"}, 3],
-        "tools": [{"type": "web_search"}],
+        "tools": [{"type": "web_search"}, {"type": "custom"}, {"type": "namespace", "name": "n", "tools": [{"type": "function"}]}],
         "tool_choice": {"type": "function", "name": "x"},
         "text": {"format": {"type": "json_schema", "schema": {"type": "no such"}}, "verbosity": "low"},
         **{"n": 2, "max_output_token": 1, "previous_response_id": "x", "include": ["pages"], "temperature": -1, "background": True},
     }
     async with serving_http(ChatEngine()) as serve:
         error = (await serve.post("/v1/responses", body)).json()["error"]
-    paths = {"input[0].content[0].type", "input[1].type", "input[2]", "tools[0].type", "tool_choice", "text.verbosity"}
-    paths |= {"text.format.name", "n", "max_output_token", "previous_response_id", "include[0]", "temperature", "background"}
+    paths = {"input[0].content[0].type", "input[1].type", "input[2]", "tools[1].name", "tools[2].tools[0].name", "tool_choice"}
+    paths |= {"text.format.name", "n", "max_output_token", "previous_response_id", "temperature", "background"}
     found = {violation["field"]: violation["message"] for violation in error["violations"]}
     assert set(found) == paths
     assert found["max_output_token"].endswith("did you mean max_output_tokens?")
     assert (error["param"], error["code"]) == (error["violations"][0]["field"], "invalid_field")
+
+
+CUSTOM = {"type": "custom", "name": "patch", "format": {"type": "grammar", "syntax": "lark", "definition": "start: /.+/"}}
+NAMESPACE = {"type": "namespace", "name": "agents", "tools": [{"type": "function", "name": "spawn"}, CUSTOM]}
+
+
+async def test_custom_tools_and_namespaces_are_functions_to_the_model() -> None:
+    spoken = [("agents__spawn", {}), ("patch", {"input": "*** Begin\n"}), ("agents__patch", {"other": 1})]
+    engine = ChatEngine("".join(f"<tool_call>{json.dumps({'name': name, 'arguments': given})}</tool_call>" for name, given in spoken))
+    body: dict[str, Any] = {"input": "Go on.", "tools": [CUSTOM, NAMESPACE, {"type": "web_search"}]}
+    calls = [
+        {"type": "function_call", "name": "spawn", "namespace": "agents", "arguments": "{}"},
+        {"type": "custom_tool_call", "name": "patch", "input": "*** Begin\n"},
+        {"type": "custom_tool_call", "name": "patch", "namespace": "agents", "input": '{"other": 1}'},
+    ]
+    async with serving_http(engine) as serve:
+        output = (await serve.post("/v1/responses", body)).json()["output"]
+        assert [{key: item[key] for key in call} for item, call in zip(output, calls, strict=True)] == calls
+        assert [tool["function"]["name"] for tool in engine.fields["tools"]] == ["patch", "agents__spawn", "agents__patch"]
+        assert engine.fields["tools"][0]["function"]["parameters"]["properties"]["input"]["description"] == "start: /.+/"
+        events = await read_events(serve, body)
+        assert [event["input"] for event in events if event["type"] == "response.custom_tool_call_input.done"] == [
+            "*** Begin\n",
+            '{"other": 1}',
+        ]
+        assert [item["item"]["type"] for item in events if item["type"] == "response.output_item.done"] == [call["type"] for call in calls]
+        results = [{"type": "custom_tool_call_output", "call_id": item["call_id"], "output": "done"} for item in output]
+        await serve.post("/v1/responses", {**body, "input": [{"role": "user", "content": "Go on."}, *output, *results]})
+    said = [(call["function"]["name"], call["function"]["arguments"]) for call in engine.messages[1]["tool_calls"]]
+    assert said == [*spoken[:2], ("agents__patch", {"input": '{"other": 1}'})]
+    assert [message["content"] for message in engine.messages[2:]] == ["done"] * 3
 
 
 async def test_a_stream_that_fails_says_so() -> None:

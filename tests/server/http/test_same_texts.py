@@ -15,7 +15,7 @@ from grpc_harness import failure_of, text_spec
 from http_harness import Serving, serving_http
 from slow_cases import slow_but
 
-from aengine import AEngineError, AsyncEngine, Completion, EngineProtocol, Reasoning, RequestOptions, SamplingParams, StructuredOutput
+from aengine import AEngineError, AsyncEngine, Completion, EngineBase, Reasoning, RequestOptions, SamplingParams, StructuredOutput
 from aengine.client import AsyncClient
 from aengine.server.core.errors import describe
 from aengine.server.http.chat_output import FINISH_REASONS, stop_reason_of
@@ -95,7 +95,7 @@ class Request:
         options = {name: draw(rng) for name, draw in OPTIONS.items() if rng.random() < 0.3}
         return cls(chat, prompt, {**params, "seed": number, "max_tokens": rng.randint(4, 24)}, options, rng.random() < 0.5)
 
-    async def ask(self, engine: EngineProtocol) -> Any:
+    async def ask(self, engine: EngineBase) -> Any:
         """By the interface of the engine."""
         kinds: Any = {"structured_output": StructuredOutput, "reasoning": Reasoning}
         given = {name: kinds[name](**value) if name in kinds else value for name, value in self.params.items()}
@@ -167,6 +167,7 @@ async def serve(engine: AsyncEngine) -> AsyncIterator[Serving]:
         yield serve
 
 
+@pytest.mark.quick_cases(1)
 @pytest.mark.parametrize("first", slow_but(lambda first: first < 60, range(0, 300, AT_ONCE)))
 async def test_the_same_through_every_door(engine: AsyncEngine, serve: Serving, first: int) -> None:
     requests = [Request.drawn(number) for number in range(first, first + AT_ONCE)]

@@ -168,6 +168,7 @@ struct LinearOp {
 struct AttentionOp {
   const float* cos_sin;  // [num_positions, rotary_dim]: cosines, then sines; null: no rotation
   const float* sinks;    // [heads], logits that take part in the softmax without a value; null: none
+  const float* slopes;   // [heads], what a score loses for each position between key and query, after the soft cap; null: nothing
   Norm q_norm, k_norm;   // of each head; without a weight: none
   i64 norm_stride;       // from the weights and biases of one head's norm to those of the next; 0: all heads share them
   i64 group, place;      // of the layer, see Pool
@@ -317,7 +318,7 @@ struct Step {
   const i32* input_rows;          // [num_input_rows], rows whose last tokens become the first `token_ids` when the step begins
   const i32* output_rows;         // [num_output_rows], rows whose last tokens become the `sampled` ones when the step ends; num_logits or 0
   void* hidden;                   // [num_logits, stride of the hidden buffer]; null: not stored
-  i64* sampled;                   // [num_logits], the next token of each; null: nothing is sampled
+  i64* sampled;                   // [num_logits], the next token of each, ~token where none can be chosen; null: nothing is sampled
   const DrawParams* draw_params;  // [num_logits], how each is sampled; null: greedy
   void* kept;              // [num_pages * page_size, width], hidden states by slot of group 0; null: the model has no operation for them
   const i32* kept_slots;   // [num_kept], where WRITE_KEPT writes its rows; -1: nowhere

@@ -234,9 +234,10 @@ class TileAttention {
       with_rows(rows, [&](auto n) { score<Dot, n>(query_ + r0 * key_dim, key_dim, run, part == 0 && pages_.blocked(), scores); });
       for (i64 i = 0; i < rows; i++) {
         const i64 r = r0 + i, high = smaller(position(r) + 1, run.end);
+        const float slope = op_.slopes ? op_.slopes[query_head(r)] : 0.f;
         const auto weigh = [&](auto&& scales, auto&& put) __attribute__((always_inline)) {
-          return softmax_weights(scores + i * KV_RUN, scales, put, run.first, run.end, lowest(r), high, op_.soft_cap, softmax.maximum[r],
-                                 softmax.total[r]);
+          return softmax_weights(scores + i * KV_RUN, scales, put, run.first, run.end, lowest(r), high, op_.soft_cap, slope, position(r),
+                                 softmax.maximum[r], softmax.total[r]);
         };
         if constexpr (QUANTISED) {
           factors[i] = weigh_tokens(run, query_scales_[r] * op_.scale, weigh, scores + i * KV_RUN, weights + i * KV_RUN,

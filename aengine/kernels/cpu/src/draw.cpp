@@ -32,6 +32,7 @@ class RowDraw {
   // `key` is that of the likeliest token.
   void set_best(i64 key) {
     best_token_ = column_of(key);
+    has_choice_ = StoreArgmax::token_of(key) >= 0;
     best_ = logits_[best_token_] / params_.temperature;
     lowest_ = params_.min_p > 0.f ? std::log(params_.min_p) : -INFINITY;
   }
@@ -47,7 +48,9 @@ class RowDraw {
     block_mass_[block] = sum(total);
   }
 
+  // The token, or its complement where none can be chosen.
   i64 sample() {
+    if (!has_choice_) return ~best_token_;
     if (!is_random()) return best_token_;
     if (is_top_k()) return sample_top_k();
     return params_.top_p < 1.f ? sample_nucleus() : sample_all();
@@ -225,6 +228,7 @@ class RowDraw {
   float* block_mass_;
   i64* listed_;  // [vocab], of this thread
   i64 best_token_ = 0;
+  bool has_choice_ = true;
   float best_ = 0, lowest_ = 0;
 };
 
@@ -301,7 +305,64 @@ class Drawing {
   i64* listed_;
 };
 
+// What a task adds up of a row, behind the largest of its logits.
+struct PartialSum {
+  float best;
+  double total;
+};
+
+// The ids of one task, in an order that depends on nothing but their number. What is so unlikely that exp is subnormal adds nothing.
+PartialSum sum_behind_best(const float* logits, i64 count) {
+  VecF best = splat(-INFINITY);
+  VecI not_a_number = {};
+  const i64 whole = count / LANES * LANES;
+  VecF rest = splat(-INFINITY);
+  for (i64 i = whole; i < count; i++) rest[i - whole] = logits[i];
+  const auto vector = [&](i64 i) { return i < whole ? load(logits + i) : rest; };
+  for (i64 i = 0; i < count; i += LANES) {
+    const VecF x = vector(i);
+    not_a_number |= x != x, best = larger(best, x);
+  }
+  for (int i = 0; i < LANES; i++) {
+    if (not_a_number[i]) return {NAN, 0};
+  }
+  const float top = largest(best);
+  if (!std::isfinite(top)) return {top, 1};
+  VecF total = {};
+  for (i64 i = 0; i < count; i += LANES) {
+    const VecF behind = vector(i) - top;
+    total += behind < -87.f ? splat(0.f) : exp(behind);
+  }
+  double sum = 0;
+  for (int i = 0; i < LANES; i++) sum += (double)total[i];
+  return {top, sum};
+}
+
 }  // namespace
+
+bool reserve_log_sums(Buffers& space, i64 rows, i64 vocab) {
+  return space.block_mass.reserve<PartialSum>(rows * ceil_div(vocab, DRAW_BLOCK * DRAW_CHUNK));
+}
+
+void log_sums(const Member& member, const float* logits, i64 rows, i64 vocab, float* out, const Buffers& space) {
+  constexpr i64 WIDTH = DRAW_BLOCK * DRAW_CHUNK;
+  const i64 chunks = ceil_div(vocab, WIDTH);
+  PartialSum* parts = space.block_mass.as<PartialSum>();
+  member.each(rows * chunks, [&](i64 task) {
+    const i64 first = task % chunks * WIDTH;
+    parts[task] = sum_behind_best(logits + task / chunks * vocab + first, smaller(WIDTH, vocab - first));
+  });
+  member.each(rows, [&](i64 row) {
+    const PartialSum* of_row = parts + row * chunks;
+    float best = -INFINITY;
+    for (i64 i = 0; i < chunks; i++) best = of_row[i].best > best || of_row[i].best != of_row[i].best ? of_row[i].best : best;
+    double total = 0;
+    for (i64 i = 0; i < chunks && std::isfinite(best); i++) {
+      if (of_row[i].best > -INFINITY) total += of_row[i].total * std::exp((double)of_row[i].best - (double)best);
+    }
+    out[row] = std::isfinite(best) ? (float)((double)best + std::log(total)) : best;
+  });
+}
 
 bool reserve_draws(Buffers& space, i64 rows, i64 vocab, int threads) {
   const i64 blocks = ceil_div(vocab, DRAW_BLOCK);

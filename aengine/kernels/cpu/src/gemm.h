@@ -153,15 +153,21 @@ struct StoreArgmax final : RowOutput<StoreArgmax> {
     return (i64)((u64)(i64)(bits ^ ((bits >> 31) & 0x7fffffff)) << 32) | (0xffffffff - column);
   }
   static i64 column_of(i64 key) { return 0xffffffff - (key & 0xffffffff); }
+  // The column, or its complement where no token can be chosen: the largest value is a NaN or minus infinity.
+  static i64 token_of(i64 key) {
+    constexpr i64 NONE = INT32_MIN + 0x7fffff;  // of minus infinity
+    const i64 value = key >> 32, column = column_of(key);
+    return value == INT32_MAX || value == NONE ? ~column : column;
+  }
 
-  // For `out`, which holds keys from `begin` on and columns after `finish`.
+  // For `out`, which holds keys from `begin` on and tokens after `finish`.
   static StoreArgmax of(i64* out, const PackedLinear& w) {
     static_assert(sizeof(std::atomic<i64>) == sizeof(i64));
     return {reinterpret_cast<std::atomic<i64>*>(out), w.out_features};
   }
   static void begin(i64* out, i64 rows) { for (i64 row = 0; row < rows; row++) out[row] = INT64_MIN; }
   static void finish(i64* out, i64 rows) {
-    for (i64 row = 0; row < rows; row++) out[row] = column_of(out[row]);
+    for (i64 row = 0; row < rows; row++) out[row] = token_of(out[row]);
   }
 
   void put_row(i64 row, i64 panel, const float* values) const {

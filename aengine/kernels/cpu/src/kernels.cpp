@@ -4,6 +4,7 @@
 #include <new>
 
 #include "code_packing.h"
+#include "layout.h"
 #include "packing.h"
 #include "quantise.h"
 #include "stack.h"
@@ -32,14 +33,9 @@ extern "C" {
 
 const char* aengine_level() { return AENGINE_LEVEL; }
 
-// The sizes of the structs of abi.h, in the order of `library.STRUCT_SIZES`, so that a library of other sources is noticed.
-void aengine_struct_sizes(i64* sizes) {
-  const i64 all[] = {sizeof(PackedLinear), sizeof(Part), sizeof(CodesPart), sizeof(Op), sizeof(EmbedOp), sizeof(NormOp), sizeof(LinearOp),
-                     sizeof(AttentionOp), sizeof(GatherOp), sizeof(ExpertsOp), sizeof(HeadsOp), sizeof(CopyOp), sizeof(KeptOp),
-                     sizeof(GatherRanksOp), sizeof(SumRanksOp), sizeof(Exchange), sizeof(SharedRanks),
-                     sizeof(Model), sizeof(Pool), sizeof(LowRankBlock), sizeof(LowRank), sizeof(StepAdapters), sizeof(DrawParams), sizeof(Step)};
-  memcpy(sizes, all, sizeof all);
-}
+// Where the fields of the shared structs are, so that a library whose structs are others than Python's is noticed.
+const char* aengine_layout_names() { return LAYOUT_NAMES; }
+const i64* aengine_layout_places() { return LAYOUT_PLACES; }
 
 Workspace* aengine_workspace_create(Exchange* exchange) {
   Workspace* space = new (std::nothrow) Workspace;
@@ -101,11 +97,20 @@ i32 aengine_gather_ranks(const float* in, i64 rows, const i64* firsts, float* ou
   return failure_of(exchange);
 }
 
-// tokens[row] = what is drawn from row `row` of [rows, vocab] logits.
+// tokens[row] = what is drawn from row `row` of [rows, vocab] logits; of a row without a logit that can be chosen, its argmax.
 i32 aengine_draw(const float* logits, i64 rows, i64 vocab, const DrawParams* params, i64* tokens, Workspace* space, int threads) {
   if (space->workers.busy()) return BUSY;
   if (!reserve_draws(*space, rows, vocab, threads)) return OUT_OF_MEMORY;
   run_team(threads, [&](const Member& member) { draw_tokens(member, logits, rows, vocab, params, tokens, *space); });
+  for (i64 row = 0; row < rows; row++) tokens[row] = tokens[row] < 0 ? ~tokens[row] : tokens[row];
+  return OK;
+}
+
+// out[row] = log of the sum of exp over row `row` of [rows, vocab] logits.
+i32 aengine_log_sums(const float* logits, i64 rows, i64 vocab, float* out, Workspace* space, int threads) {
+  if (space->workers.busy()) return BUSY;
+  if (!reserve_log_sums(*space, rows, vocab)) return OUT_OF_MEMORY;
+  run_team(threads, [&](const Member& member) { log_sums(member, logits, rows, vocab, out, *space); });
   return OK;
 }
 

@@ -29,16 +29,18 @@ inline AE_NOINLINE void merge_row(float& maximum, float& total, float* weighted,
 }
 
 // Scores of one query row, times `scales(t)` for LANES tokens from first + t on -> weights e^(score - maximum) of its tokens low .. high, zero
-// for all others up to the end of the last block: put(t, weights). Returns the factor for what was weighted before.
+// for all others up to the end of the last block: put(t, weights). Scores lose `slope` for each token before `position`. Returns the factor
+// for what was weighted before.
 template <class Scales, class Put>
 AE_INLINE float softmax_weights(float* scores, const Scales& scales, const Put& put, i64 first, i64 end, i64 low, i64 high, float soft_cap,
-                                float& maximum, float& total) {
+                                float slope, i64 position, float& maximum, float& total) {
   const i64 width = round_up(end - first, BLOCK);
   const bool partly = low > first || high < first + width;
   VecF top = splat(maximum);
   for (i64 t = 0; t < width; t += LANES) {
     VecF s = load(scores + t) * scales(t);
     if (soft_cap > 0) s = tanh(s / soft_cap) * soft_cap;
+    if (slope != 0) s += __builtin_convertvector(lane_numbers() + (i32)(first + t - position), VecF) * slope;
     if (partly) {
       const VecI token = lane_numbers() + (i32)(first + t);
       s = token >= (i32)low ? s : splat(MASKED);

@@ -1,5 +1,5 @@
-// The operations of a model for one step, by one team of threads: what models/decoder.py computes, in the same order. models/cpu_program.py
-// writes them down.
+// The operations of a model for one step, by one team of threads: what models/torch/decoder.py computes, in the same order.
+// models/cpu/program.py writes them down.
 #pragma once
 #include "adapters.h"
 #include "attention.h"
@@ -255,7 +255,10 @@ class StackJob final : public Job {
   Status end() const override {
     if (has_failed(space_)) return (Status)failure_of(*space_.exchange);
     if (step_.sampled && !has_draw_params()) StoreArgmax::finish(step_.sampled, step_.num_logits);
-    for (i64 i = 0; i < step_.num_output_rows; i++) step_.last_tokens[step_.output_rows[i]] = (i32)step_.sampled[i];
+    for (i64 i = 0; i < step_.num_output_rows; i++) {
+      const i64 token = step_.sampled[i];
+      step_.last_tokens[step_.output_rows[i]] = (i32)(token < 0 ? ~token : token);
+    }
     return OK;
   }
 

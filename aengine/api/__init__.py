@@ -1,0 +1,2 @@
+"""What users see and every room shares: configuration, parameters, prompts, outputs, errors, and what an engine and a stream are. Imports
+no other room."""

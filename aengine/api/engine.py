@@ -1,0 +1,250 @@
+"""`EngineBase`: what an engine is to its user, wherever it runs: `AsyncEngine` in this process, `AsyncClient` in front of a server, or
+`Router` in front of several. `ServedEngine`: what it is to a server, which serves the first and the last.
+
+Code that is written against these serves all of them. Owns the signatures of requests, which each engine takes by `_open` and `_embed`.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import AsyncGenerator, Collection, Mapping, Sequence
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, TypedDict
+
+from aengine.api.errors import FieldViolation, InvalidRequestError
+from aengine.api.outputs import (
+    AdapterInfo,
+    CachedPages,
+    Completion,
+    Embedding,
+    EngineInfo,
+    EngineStats,
+    MemoryUse,
+    ModelInfo,
+    RenderedChat,
+    ReplicaInfo,
+    RequestInfo,
+    TokenizedText,
+)
+from aengine.api.params import SamplingParams
+from aengine.api.request import ChatFields, OptionFields, Prompt, RequestOptions
+from aengine.api.stream import StreamSource, TokenStream, read_to_end
+
+if TYPE_CHECKING:
+    from typing_extensions import Self, Unpack
+
+
+class EmbeddingFields(TypedDict, total=False):
+    """The fields of `EmbeddingParams` as keyword arguments."""
+
+    pooling: str | None
+    normalize: bool
+    dimensions: int | None
+
+
+class EngineBase(ABC):
+    """Takes requests between `start()` and `aclose()`; it is started once and belongs to the loop that started it."""
+
+    @abstractmethod
+    async def start(self) -> None: ...
+
+    @abstractmethod
+    async def aclose(self) -> None:
+        """Cancel what runs here and stop."""
+
+    async def __aenter__(self) -> Self:
+        await self.start()
+        return self
+
+    async def __aexit__(self, kind: type[BaseException] | None, value: BaseException | None, traceback: TracebackType | None) -> None:
+        await self.aclose()
+
+    @property
+    @abstractmethod
+    def healthy(self) -> bool:
+        """Whether the engine is serving requests now."""
+
+    @property
+    @abstractmethod
+    def model_info(self) -> ModelInfo:
+        """What is served. Raises `EngineStateError` before `start()`."""
+
+    # ---- requests ------------------------------------------------------------------------------------------------------
+
+    @abstractmethod
+    def _open(
+        self,
+        prompt: Prompt,
+        params: SamplingParams | None,
+        options: RequestOptions | None,
+        fields: OptionFields,
+        *,
+        whole: bool,
+    ) -> StreamSource:
+        """Submit a request for `stream()`, or with `whole` for `generate()`, whose caller sees no single token."""
+
+    @abstractmethod
+    async def _embed(self, prompt: Prompt, options: RequestOptions | None, fields: OptionFields, wanted: EmbeddingFields) -> Embedding:
+        """Submit a request for `embed()`, and wait for what it gives."""
+
+    def stream(
+        self,
+        prompt: Prompt,
+        params: SamplingParams | None = None,
+        options: RequestOptions | None = None,
+        **fields: Unpack[OptionFields],
+    ) -> TokenStream:
+        """Submit a request at once; iterate the result for its tokens.
+
+        `prompt`: text, token ids, or chat messages (rendered with the model's chat template). `options`, or `fields` of it as keyword
+        arguments: `request_id`, `priority`, `tenant`, `timeout`, `cache_salt`, `adapter`, `known_outputs`; for chats `tools`,
+        `add_generation_prompt`, `continue_final_message`, `template_kwargs` (see `RequestOptions`).
+
+        Raises `InvalidRequestError`, `RequestIdInUseError`, `QueueFullError`, `EngineStateError` or `EngineDeadError`. What is not found
+        at once is raised by the first iteration, and by `TokenStream.started()`: an engine tokenizes long texts and chats in the
+        background, a client and a router ask their servers. These two cannot send `logits_processors`, and numbers have a precision of
+        32 bits there.
+        """
+        return TokenStream(self._open(prompt, params, options, fields, whole=False))
+
+    async def generate(
+        self,
+        prompt: Prompt,
+        params: SamplingParams | None = None,
+        options: RequestOptions | None = None,
+        **fields: Unpack[OptionFields],
+    ) -> Completion:
+        """`stream()`, read to its end. Cancelling the caller cancels the request."""
+        return await read_to_end(TokenStream(self._open(prompt, params, options, fields, whole=True)))
+
+    async def embed(
+        self,
+        prompt: Prompt,
+        options: RequestOptions | None = None,
+        *,
+        pooling: str | None = None,
+        normalize: bool = True,
+        dimensions: int | None = None,
+        **fields: Unpack[OptionFields],
+    ) -> Embedding:
+        """The embedding of a prompt. `fields` are those of `options`, the others those of `EmbeddingParams`. Cancelling the caller cancels
+        the request. Raises what `stream()` and its iteration raise, and `RequestEndedError` if the request is cancelled by its id or its
+        timeout passes. A client refuses `request_id`: an embedding ends with its call."""
+        return await self._embed(prompt, options, fields, {"pooling": pooling, "normalize": normalize, "dimensions": dimensions})
+
+    @abstractmethod
+    async def cancel(self, request_id: str) -> bool:
+        """End a request; its stream closes with FinishReason.CANCELLED. Returns when its pages are free: True if it was in flight."""
+
+    @abstractmethod
+    async def tokenize(
+        self, text: str, *, add_special_tokens: bool = True, for_prompt: bool = False, literals: Sequence[tuple[int, int]] = ()
+    ) -> list[int]:
+        """The ids of a text; by default with the special tokens that a prompt of this text gets. `for_prompt`: one that is too long for a
+        prompt may be refused as `stream` refuses it, before all of it is tokenized. `literals`: as of `RenderedChat`."""
+
+    @abstractmethod
+    async def render_chat(self, messages: Sequence[Mapping[str, Any]], **fields: Unpack[ChatFields]) -> RenderedChat:
+        """A conversation as the model's chat template writes it; `fields` are those of `ChatOptions`. The ids that `tokenize` gives for its
+        text and literals, without special tokens that are added, are those of the prompt that the messages make."""
+
+
+class ServedEngine(EngineBase):
+    """An engine as a server serves it. All is done in the loop that started it."""
+
+    @abstractmethod
+    async def wait_stopped(self) -> None:
+        """Wait until the engine no longer runs. Raises `EngineDeadError` if it died rather than being closed."""
+
+    @property
+    @abstractmethod
+    def engine_info(self) -> EngineInfo:
+        """What limits requests. Raises `EngineStateError` before `start()`."""
+
+    @property
+    @abstractmethod
+    def adapters(self) -> tuple[AdapterInfo, ...]:
+        """The loaded adapters, which requests can name. Raises `EngineStateError` before `start()`."""
+
+    @abstractmethod
+    def stats(self) -> EngineStats:
+        """What the engine holds now; of a router the sum of its replicas."""
+
+    def watch_pages(self, salt: bytes, most: int) -> AsyncGenerator[CachedPages | None, None]:
+        """Which pages are cached, by their `published_digest` under `salt`: at first a snapshot of at most so many, which may go on in
+        further items, then what has changed. None: nothing is known yet, or nothing has changed; items do not wait for a change. Raises
+        `InvalidRequestError` if the engine has no cache of its own."""
+        raise InvalidRequestError.of("page_digests", "the prefix caches are those of the replicas behind this server")
+
+    @abstractmethod
+    def replicas(self) -> tuple[ReplicaInfo, ...]:
+        """The replicas of a router; none for an engine that is no router."""
+
+    @abstractmethod
+    async def drain_replica(self, name: str) -> int:
+        """Send nothing more to a replica, and have its requests go on elsewhere; returns how many those were. Raises
+        `InvalidRequestError` for a name that none has."""
+
+    # ---- requests ------------------------------------------------------------------------------------------------------
+
+    @abstractmethod
+    async def violations(self, prompt: Prompt, params: SamplingParams) -> list[FieldViolation]:
+        """All that is wrong with a request, as far as it shows without tokenizing texts: what `stream` would say, and what it would find
+        in compiling a grammar or reasoning."""
+
+    @abstractmethod
+    def request_info(self, request_id: str) -> RequestInfo | None:
+        """How far a request has come; None once the engine has forgotten it, or for an id that it never had."""
+
+    # ---- texts ---------------------------------------------------------------------------------------------------------
+
+    @abstractmethod
+    async def locate(self, text: str, *, add_special_tokens: bool = True) -> TokenizedText:
+        """The ids that `tokenize` gives, with their pieces and places. Raises `InvalidRequestError`, of `offsets` where the tokenizer
+        cannot tell places."""
+
+    @abstractmethod
+    async def detokenize(self, token_ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
+        """The text of ids; bytes that are not UTF-8 become U+FFFD. Raises `InvalidRequestError` for ids that the model does not have."""
+
+    @abstractmethod
+    async def token_bytes(self, token_ids: Collection[int]) -> dict[int, bytes]:
+        """What each token stands for by itself, by its id."""
+
+    # ---- operation -----------------------------------------------------------------------------------------------------
+
+    @abstractmethod
+    async def flush_cache(self) -> int:
+        """Forget the cached prefixes that no request holds; returns how many pages that freed."""
+
+    @abstractmethod
+    async def pause(self, *, cancel: bool = False) -> int:
+        """Stop computing; returns when no step runs. Requests are still accepted, and wait; cancellations and deadlines still hold. With
+        `cancel` the requests in flight are cancelled; returns how many those were."""
+
+    @abstractmethod
+    async def unpause(self) -> None:
+        """Run steps again after a `pause()`."""
+
+    @abstractmethod
+    async def sleep(self, level: int = 1, running: str = "park") -> MemoryUse:
+        """Give memory back until `wake()`, as `AsyncEngine.sleep` describes it."""
+
+    @abstractmethod
+    async def wake(self) -> MemoryUse:
+        """End a sleep; returns the memory in use before and after."""
+
+    @abstractmethod
+    async def update_weights(self, source: str, running: str = "keep") -> int:
+        """Replace the weights by those of a directory, as `AsyncEngine.update_weights` describes it; returns how often that was done."""
+
+    @abstractmethod
+    async def load_adapter(self, name: str, path: str) -> AdapterInfo:
+        """Load an adapter, as `AsyncEngine.load_adapter` describes it."""
+
+    @abstractmethod
+    async def unload_adapter(self, name: str) -> None:
+        """Forget an adapter, when the requests that use it have ended."""
+
+
+EngineProtocol = EngineBase  # the name from when it was no base class

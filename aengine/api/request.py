@@ -1,0 +1,286 @@
+"""What a request consists of beside its parameters: the forms of a prompt, and the options with their ranges; those of chats, too.
+
+Shared by engine and client. Everything of a chat is plain JSON data, so that it can be sent. Knows neither templates nor messages on the
+wire, nor how a request is served.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+import sys
+from collections.abc import Mapping, Sequence, Sized
+from dataclasses import dataclass, fields, replace
+from typing import Annotated, Any, Literal, TypedDict
+
+from aengine.api.config import ADAPTER_NAME
+from aengine.api.errors import FieldViolation, InvalidRequestError
+from aengine.api.fields import MAX_INT32, Accepts, Refusal, check_fields, integer, is_not, is_positive, shown, text, to_int
+from aengine.api.params import SamplingParams
+
+MAX_CHAT_MESSAGES = 4096
+MAX_CHAT_CHARACTERS = 4 << 20
+"""Most characters and other values in the messages of a chat. A template may leave out most of them, so the context does not bound this."""
+MAX_OPTION_CHARACTERS = 1 << 18
+"""Most of them in the tools, and in the template_kwargs."""
+_SURROGATE = re.compile("[\ud800-\udfff]")
+MAX_DEPTH = 64
+"""Most lists and dicts within each other."""
+RESERVED = frozenset(
+    {"self", "conversation", "conversations", "messages", "tools", "chat_template", "add_generation_prompt", "continue_final_message"}
+    | {"tokenize", "sanitize_control_tokens", "padding", "truncation", "max_length", "return_tensors", "return_dict"}
+    | {"return_assistant_tokens_mask", "tokenizer_kwargs"}
+)
+"""What `apply_chat_template` of transformers and its renderer call parameters of their own, which are no variables of a template."""
+
+
+def read_messages(messages: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """A copy of the messages. Raises `InvalidRequestError` (prompt) for what is no conversation."""
+    if not messages:
+        raise InvalidRequestError.of("prompt", "there are no messages")
+    check_count(messages)
+    for index, message in enumerate(messages):
+        if not isinstance(message, Mapping):
+            raise InvalidRequestError.of("prompt", f"message {index} is a {type(message).__name__}, not a dict with role and content")
+        role, content = message.get("role"), message.get("content")
+        if not isinstance(role, str) or not role:
+            raise InvalidRequestError.of("prompt", f"message {index} has role {shown(role)}, which is not a non-empty string")
+        if isinstance(content, list | tuple) and content and all(isinstance(part, Mapping) for part in content):
+            _check_parts(content, f"message {index} has a content part")
+        elif not isinstance(content, str) and not (content is None and message.get("tool_calls")):
+            name = type(content).__name__
+            raise InvalidRequestError.of("prompt", f"message {index} has content of type {name}, not a string or a list of parts")
+    try:
+        copied: list[dict[str, Any]] = _plain(messages, MAX_CHAT_CHARACTERS)
+    except Refusal as refusal:
+        raise InvalidRequestError.of("prompt", f"the messages hold {refusal}") from None
+    return copied
+
+
+def check_count(messages: Sized) -> None:
+    """Raises `InvalidRequestError` (prompt) for more than MAX_CHAT_MESSAGES."""
+    if len(messages) > MAX_CHAT_MESSAGES:
+        raise InvalidRequestError.of("prompt", f"{len(messages)} messages are more than {MAX_CHAT_MESSAGES}")
+
+
+def _check_parts(parts: Sequence[Mapping[str, Any]], what: str) -> None:
+    for part in parts:
+        if part.get("type") != "text":
+            raise InvalidRequestError.of("prompt", f"{what} of type {shown(part.get('type'))}; only 'text' is possible")
+        if len(part) != 2 or not isinstance(part.get("text"), str):
+            raise InvalidRequestError.of("prompt", f"{what} {shown(dict(part))}, which is not {{'type': 'text', 'text': a string}}")
+
+
+def _plain(value: Any, most: int) -> Any:
+    """A copy of JSON data in plain types. Raises `Refusal` for other values, more than `most` characters and other values, and more than
+    MAX_DEPTH levels."""
+    left = most
+
+    def copy(one: Any, depth: int) -> Any:
+        nonlocal left
+        if isinstance(one, str):
+            left -= len(one)
+            if left >= 0:
+                _check_unicode(one)
+                return one
+        left -= 1
+        if left < 0:
+            raise Refusal(f"more than {most} characters and other values")
+        if depth > MAX_DEPTH:
+            raise Refusal(f"lists and dicts in more than {MAX_DEPTH} levels")
+        if one is None or (isinstance(one, int) and one.bit_length() <= 64) or (isinstance(one, float) and math.isfinite(one)):
+            return one  # a bool is an int
+        if isinstance(one, list | tuple):
+            return [copy(item, depth + 1) for item in one]
+        if isinstance(one, Mapping) and all(isinstance(key, str) for key in one):
+            left -= sum(map(len, one))
+            _check_unicode("".join(one))
+            return {key: copy(item, depth + 1) for key, item in one.items()}
+        raise Refusal(f"{shown(one)}, which is no JSON value")
+
+    return copy(value, 0)
+
+
+def _check_unicode(text: str) -> None:
+    """Raises `Refusal` for surrogates, which no tokenizer takes."""
+    if not text.isascii() and (found := _SURROGATE.search(text)) is not None:
+        raise Refusal(f"{found[0]!r}, which is not valid Unicode")
+
+
+def _tools(value: Any) -> Any:
+    if not isinstance(value, list | tuple) or not all(isinstance(tool, Mapping) for tool in value):
+        raise Refusal(is_not(value, "a list of dicts, each describing a tool"))
+    return _held(value) or None  # a template may take an empty list for tools
+
+
+def _template_kwargs(value: Any) -> Any:
+    if not isinstance(value, Mapping) or not all(isinstance(name, str) for name in value):
+        raise Refusal(is_not(value, "a dict of names and values"))
+    if taken := sorted(RESERVED.intersection(value)):
+        raise Refusal(f"{', '.join(taken)} cannot be set here")
+    return _held(value) or None
+
+
+def _held(value: Any) -> Any:
+    try:
+        return _plain(value, MAX_OPTION_CHARACTERS)
+    except Refusal as refusal:
+        raise Refusal(f"it holds {refusal}") from None
+
+
+class ChatFields(TypedDict, total=False):
+    """The fields of `ChatOptions` as keyword arguments."""
+
+    tools: Sequence[Mapping[str, Any]] | None
+    add_generation_prompt: bool | None
+    continue_final_message: bool
+    template_kwargs: Mapping[str, Any] | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ChatOptions:
+    """What a chat template is given beside the messages. Raises `InvalidRequestError` naming every field that is out of range."""
+
+    tools: Annotated[Sequence[Mapping[str, Any]] | None, _tools] = None
+    """Chats only: the tools that the model may call, as the model's chat template takes them; mostly
+    `{"type": "function", "function": {"name": ..., "description": ..., "parameters": JSON schema}}`."""
+    add_generation_prompt: bool | None = None
+    """Chats only: whether the prompt ends with the opening of the assistant's turn. Default: true unless `continue_final_message`."""
+    continue_final_message: bool = False
+    """Chats only: the last message is left open, and the output continues it."""
+    template_kwargs: Annotated[Mapping[str, Any] | None, _template_kwargs] = None
+    """Chats only: variables for the chat template, such as `{"enable_thinking": False}`."""
+
+    def __post_init__(self) -> None:
+        check_fields(self, InvalidRequestError)
+        if self.continue_final_message and self.add_generation_prompt:
+            raise InvalidRequestError.of("continue_final_message", "true cannot be combined with add_generation_prompt")
+
+    @property
+    def opens_turn(self) -> bool:
+        """Whether the prompt ends with the beginning of an answer: `add_generation_prompt`, by default the opposite of
+        `continue_final_message`."""
+        return not self.continue_final_message if self.add_generation_prompt is None else self.add_generation_prompt
+
+    @property
+    def chat_only(self) -> list[str]:
+        """The names of those that are set."""
+        return [field.name for field in fields(ChatOptions) if getattr(self, field.name) != field.default]
+
+
+Prompt = str | Sequence[int] | Sequence[Mapping[str, Any]]
+"""Text, token ids, or chat messages."""
+Form = Literal["text", "token_ids", "chat"]
+
+NO_OUTPUT = "an embedding has no output"
+_LABEL = text("a string of at most 128 characters", r"(?s).{0,128}")
+
+
+def form_of(prompt: Any, options: ChatOptions | None) -> Form:
+    """Raises `InvalidRequestError`: (prompt) for something that is no prompt or has too many messages, and for `options` that are for chats
+    beside another form."""
+    form: Form = "text"
+    if not isinstance(prompt, str):
+        if isinstance(prompt, bytes | Mapping) or not (isinstance(prompt, Sequence) or _is_array(prompt)):
+            name = type(prompt).__name__
+            raise InvalidRequestError.of("prompt", f"a {name} is not a string, a list of token ids or a list of chat messages")
+        if len(prompt) and isinstance(prompt[0], Mapping):
+            check_count(prompt)
+            return "chat"
+        form = "token_ids"
+    if options is not None and (names := options.chat_only):
+        reason = f"it is for chat messages, and the prompt is {form.replace('_', ' ')}"
+        raise InvalidRequestError([FieldViolation(name, reason) for name in names])
+    return form
+
+
+def _is_array(value: object) -> bool:
+    """Whether it is a numpy array. Whoever has one has imported numpy, which importing aengine does not do."""
+    numpy = sys.modules.get("numpy")
+    return numpy is not None and isinstance(value, numpy.ndarray)
+
+
+def check_params(params: SamplingParams | None) -> SamplingParams:
+    """`params`, or those that leave everything unset. Raises `InvalidRequestError` if they are something else."""
+    if params is None:
+        return SamplingParams()
+    if not isinstance(params, SamplingParams):
+        raise InvalidRequestError.of("params", f"a {type(params).__name__} is not SamplingParams")
+    return params
+
+
+def _known_outputs(value: Any) -> Any:
+    """Return the token ids of each sequence as a tuple of plain integers. Raises `Refusal` for anything else."""
+    if isinstance(value, str | bytes) or not isinstance(value, Sequence):
+        raise Refusal(is_not(value, "a list with an entry for each sequence: token ids, or None"))
+    if value and all(ids is None for ids in value):
+        raise Refusal("every sequence has ended")
+    return tuple([None if ids is None else _plain_ids(index, ids) for index, ids in enumerate(value)])
+
+
+def _plain_ids(index: int, ids: Any) -> tuple[int, ...]:
+    try:
+        if isinstance(ids, str | bytes) or not (isinstance(ids, Sequence) or _is_array(ids)):
+            raise TypeError
+        plain = tuple(ids if set(map(type, ids)) <= {int} else map(to_int, ids))
+    except TypeError:
+        raise Refusal(f"entry {index}, {is_not(ids, 'a list of token ids or None')}") from None
+    if plain and not 0 <= min(plain) <= max(plain) <= MAX_INT32:
+        raise Refusal(f"entry {index}: token ids are in [0, {MAX_INT32}], and it has some from {min(plain)} to {max(plain)}")
+    return plain
+
+
+class OptionFields(ChatFields, total=False):
+    """The fields of `RequestOptions` as keyword arguments."""
+
+    request_id: str | None
+    priority: int
+    tenant: str
+    timeout: float | None
+    cache_salt: str | None
+    adapter: str | None
+    known_outputs: Sequence[Sequence[int] | None] | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RequestOptions(ChatOptions):
+    """What a request has beside its prompt and parameters. Raises `InvalidRequestError` naming every field that is out of range."""
+
+    request_id: Annotated[str | None, text("a string that matches [A-Za-z0-9._:-]{1,128}", r"[A-Za-z0-9._:-]{1,128}")] = None
+    """1..128 of `A-Za-z0-9._:-`, not in use by a request in flight. Default: a fresh random one."""
+    priority: Annotated[int, integer(-100, 100)] = 0
+    """-100..100; lower runs first."""
+    tenant: Annotated[str, _LABEL] = ""
+    """Whose fair share the request counts for: at most 128 characters."""
+    timeout: Annotated[float | None, Accepts(is_positive, "a number of seconds > 0")] = None
+    """Seconds > 0 after which the request ends with what it has (FinishReason.DEADLINE). Default: none."""
+    cache_salt: Annotated[str | None, _LABEL] = None
+    """At most 128 characters: the request shares cached prefixes only with requests of the same salt."""
+    adapter: Annotated[str | None, text("a string that matches [A-Za-z0-9._:/-]{1,128}", ADAPTER_NAME)] = None
+    """Name of a loaded adapter that the model computes with. Default: none."""
+    known_outputs: Annotated[Sequence[Sequence[int] | None] | None, _known_outputs] = None
+    """Output that the sequences of the request have already, as token ids, one entry for each of the `n` sequences; the request goes on
+    behind it. None: that sequence has ended and gets nothing. Default: none has any."""
+
+    def live_sequences(self, n: int) -> Sequence[int]:
+        """Return the indexes of the sequences that get tokens, in a request with `n` sequences."""
+        if self.known_outputs is None:
+            return range(n)
+        return [index for index, ids in enumerate(self.known_outputs) if ids is not None]
+
+    @property
+    def num_known_tokens(self) -> int:
+        """The number of tokens in `known_outputs`, of all sequences."""
+        return sum(len(ids) for ids in self.known_outputs or () if ids is not None)
+
+    def for_ids(self, **others: Any) -> RequestOptions:
+        """Return the options for a prompt of token ids: those of chats have their defaults, and `others` replace fields."""
+        of_chats: dict[str, Any] = {field.name: field.default for field in fields(ChatOptions)}
+        return replace(self, **of_chats, **others)
+
+    @classmethod
+    def of(cls, options: RequestOptions | None, fields: OptionFields) -> RequestOptions:
+        """`options`, or the defaults, with `fields` in place of its own."""
+        if options is None:
+            return cls(**fields)
+        return replace(options, **fields) if fields else options

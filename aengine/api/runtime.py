@@ -1,0 +1,76 @@
+"""What belongs to the process: Python's garbage collector where it is paused, what errors and the C library keep of memory, and how soon
+a thread gives up the GIL to another, which only programs change that own their process.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import gc
+import sys
+import traceback
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+
+@contextmanager
+def paused_collection() -> Iterator[None]:
+    """No garbage collection in this process. Objects alive at the end count as old, so the next collections do not look through them."""
+    collects = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if gc.get_freeze_count() == 0:  # else somebody has frozen what is to stay frozen
+            gc.freeze()
+            gc.unfreeze()  # into the oldest generation
+        if collects:
+            gc.enable()
+
+
+def forget_locals(error: BaseException) -> None:
+    """Clear the locals of the functions that have ended with `error`, and with those that it came from: it would keep them alive as long as
+    it is kept. Not for errors that coroutines have seen: one that handles the error and waits meanwhile would be closed."""
+    for one in _with_causes(error):
+        traceback.clear_frames(one.__traceback__)
+
+
+def forget_tracebacks(error: BaseException) -> None:
+    """Take the tracebacks from `error` and from those that it came from: they keep alive what the functions in them have as locals, in a
+    cycle where such a function has the error itself."""
+    for one in _with_causes(error):
+        one.__traceback__ = None
+
+
+def _with_causes(error: BaseException) -> list[BaseException]:
+    found: dict[int, BaseException] = {}
+    errors: list[BaseException | None] = [error]
+    while errors:
+        one = errors.pop()
+        if one is not None and id(one) not in found:
+            found[id(one)] = one
+            errors += one.__cause__, one.__context__
+    return [*found.values()]
+
+
+def trim_heap() -> None:
+    """Returns what the C library holds of freed memory to the system, where it can. Other threads run meanwhile."""
+    trim = getattr(_c_library(), "malloc_trim", None)
+    if trim is not None:
+        trim(0)
+
+
+@functools.cache  # each handle of a library is a type of ctypes, which only a full garbage collection frees
+def _c_library() -> ctypes.CDLL:
+    return ctypes.CDLL(None)
+
+
+SWITCH_INTERVAL = 2e-4
+"""Seconds. The step thread waits for the GIL once per step, and Python's default of 5 ms would add up to as much to each step
+beside a busy event loop."""
+
+
+def switch_often() -> None:
+    """Let no thread hold the GIL for longer than SWITCH_INTERVAL while another one waits for it."""
+    if sys.getswitchinterval() > SWITCH_INTERVAL:
+        sys.setswitchinterval(SWITCH_INTERVAL)

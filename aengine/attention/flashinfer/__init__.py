@@ -1,0 +1,1 @@
+"""Attention through FlashInfer. Nothing here imports it before it is asked for."""

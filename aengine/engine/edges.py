@@ -1,0 +1,246 @@
+"""The two thread edges: plain data is handed over, and nothing else crosses them.
+
+`Mailbox` brings commands from any thread to the step thread, without a lock. `ReportQueue` brings the step thread's reports to the event
+loop without the GIL being released: `call_soon_threadsafe` releases it to wake the loop, which then keeps it for all its callbacks, while
+the step thread waits to begin its step. This queue wakes the loop with the GIL held, so the loop runs when the step thread releases it,
+which it does in the model.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import enum
+import functools
+import os
+import threading
+from collections import deque
+from collections.abc import Callable
+from concurrent.futures import Future
+from dataclasses import dataclass
+from typing import Generic, TypeVar
+
+from aengine.aio.edge import LoopEdge
+from aengine.api.outputs import MemoryUse
+from aengine.runner.contract import Prepared
+from aengine.scheduler.request import Request
+
+
+@dataclass(frozen=True, slots=True)
+class Submit:
+    requests: list[Request]  # the sequences of one request
+
+
+@dataclass(frozen=True, slots=True)
+class Cancel:
+    key: int
+
+
+@dataclass(frozen=True, slots=True)
+class Park:
+    key: int
+    parked: bool  # False: schedule it again
+
+
+@dataclass(frozen=True, slots=True)
+class Pause:
+    """Run no further step; `Done(reply, 0)` is reported when those in flight have finished."""
+
+    reply: Future[int]  # which the step thread passes back and leaves as it is
+
+
+@dataclass(frozen=True, slots=True)
+class Unpause:
+    """Run steps again after a `Pause`."""
+
+
+@dataclass(frozen=True, slots=True)
+class FlushCache:
+    """Forget cached prefixes; then `Done(reply, pages freed)` is reported."""
+
+    reply: Future[int]  # as in `Pause`
+
+
+@dataclass(frozen=True, slots=True)
+class WatchPages:
+    """Report the names of cached pages (`PageNames`), and from then on how they change (`PagesChanged`)."""
+
+    watch: int  # whom they are listed for
+    most: int  # names
+
+
+@dataclass(frozen=True, slots=True)
+class UnwatchPages:
+    """Report no changes of cached pages any more."""
+
+
+class RunningRequests(enum.Enum):
+    """What happens to requests that have begun when weights change."""
+
+    KEEP = "keep"  # they go on, with the KV that they have
+    RECOMPUTE = "recompute"  # they go on, and their KV is computed anew
+    FINISH = "finish"  # they end first; none begins meanwhile
+    ABORT = "abort"  # they are cancelled
+
+
+@dataclass(frozen=True, slots=True)
+class Apply:
+    """Apply a change, one of weights when no step is in flight; then `Done(reply, 0)` is reported."""
+
+    reply: Future[int]  # an adapter's is set running before anything changes; nothing does if it was cancelled by then
+    prepared: Prepared
+    running: RunningRequests = RunningRequests.KEEP
+
+
+@dataclass(frozen=True, slots=True)
+class Sleep:
+    """Give memory back when no step is in flight, and run none until `Wake`; then `Done(reply, MemoryUse)` is reported. An engine that
+    sleeps more deeply already goes on doing so."""
+
+    reply: Future[MemoryUse]  # as in `Pause`
+    level: int
+
+
+@dataclass(frozen=True, slots=True)
+class Wake:
+    """End a sleep, one of level 2 with weights that were prepared; then `Done(reply, MemoryUse)` is reported, or the error if there is
+    too little memory."""
+
+    reply: Future[MemoryUse]  # as in `Pause`
+    prepared: Prepared | None
+    replaces: bool  # the weights are others than before
+
+
+@dataclass(frozen=True, slots=True)
+class Stop:
+    """End all requests and the thread."""
+
+
+@dataclass(frozen=True, slots=True)
+class Fail:
+    """End the thread with this error, as if a step had raised it."""
+
+    error: BaseException
+
+
+Command = Submit | Cancel | Park | Pause | Unpause | FlushCache | WatchPages | UnwatchPages | Apply | Sleep | Wake | Stop | Fail
+
+
+MAX_WAIT_SECONDS = 3600.0
+"""Of one `wait`: a deadline may be further away than the platform can wait."""
+
+
+class Mailbox:
+    """`post` from any thread, also from a destructor; `wait` and `take` from the step thread alone.
+
+    A destructor may run in the middle of any line here, in the thread that runs that line. So there is no lock that a line holds: the
+    wake-up is a lock that only the waiting thread acquires, and that `post` releases.
+    """
+
+    def __init__(self) -> None:
+        self._commands: deque[Command] = deque()
+        self._wake_up = threading.Lock()  # free: something may have been posted since the last `take`
+        self._wake_up.acquire()
+        self.on_post: Callable[[], object] = lambda: None
+        """Called by `post` once the command is there. Must be as safe in a destructor as `post` itself."""
+
+    @property
+    def is_empty(self) -> bool:
+        return not self._commands
+
+    def post(self, command: Command) -> None:
+        self._commands.append(command)
+        self.on_post()
+        self.wake_up()
+
+    def wake_up(self) -> None:
+        """Ends a `wait`, or the next one. As safe as `post`."""
+        with contextlib.suppress(RuntimeError):  # it is free already
+            self._wake_up.release()
+
+    def wait(self, timeout: float | None = None) -> None:
+        """Until something is posted, or `timeout` seconds, or MAX_WAIT_SECONDS if that is less."""
+        self._wake_up.acquire(timeout=MAX_WAIT_SECONDS if timeout is None else min(timeout, MAX_WAIT_SECONDS))
+
+    def take(self) -> list[Command]:
+        """What was posted since the last call, in order; what is posted meanwhile may be left for the next."""
+        if not self._commands:
+            return []  # most often; if the wake-up is free by now, the next `wait` returns at once
+        self._wake_up.acquire(blocking=False)  # before looking: what is posted from here on releases it again
+        return [self._commands.popleft() for _ in range(len(self._commands))]
+
+
+T = TypeVar("T")
+
+
+class ReportQueue(Generic[T]):
+    """`put` from any thread; reports are received in the event loop, in order."""
+
+    def __init__(self, edge: LoopEdge, receive: Callable[[T], object]) -> None:
+        """To be created in the loop of `edge`, in which `receive` is called with every report."""
+        self._edge = edge
+        self._receive = receive
+        self._reports: deque[T] = deque()
+        self._wake_up = _WakeUp()
+        self._is_sent = False  # whether a wake-up was sent that the loop has not seen yet
+        self._is_watched = edge.watch(self._wake_up.file, self._receive_all)
+
+    def put(self, report: T) -> None:
+        """The report is lost once the queue or the loop is closed."""
+        if self._is_watched:
+            self._reports.append(report)
+            if not self._is_sent:
+                self._is_sent = True
+                self._wake_up.send()
+        else:
+            self._edge.call_soon(self._receive, report)
+
+    def close(self) -> None:
+        """Nothing is received any more. To be called in the loop."""
+        if self._is_watched:
+            self._edge.unwatch(self._wake_up.file)
+        self._receive = _ignore  # holds the queue's owner, which holds the queue
+
+    def _receive_all(self) -> None:
+        self._wake_up.clear()
+        self._is_sent = False  # before looking: what is put from here on sends another one
+        try:
+            while self._reports:
+                self._receive(self._reports.popleft())
+        finally:
+            if self._reports:  # `receive` raised, and the other reports must not wait for the next `put`
+                self._wake_up.send()
+
+
+@functools.cache
+def _write_with_gil() -> Callable[[int, bytes, int], int]:
+    """The C library's `write`; `os.write` would release the GIL."""
+    write = ctypes.PyDLL(None).write
+    write.argtypes = (ctypes.c_int, ctypes.c_char_p, ctypes.c_size_t)
+    return write
+
+
+def _ignore(report: object) -> None:
+    pass
+
+
+class _WakeUp:
+    """A pipe, whose `file` can be read from between `send` and `clear`. It is closed with the object and not before, so that no thread can
+    be about to write to a file that was opened in its place."""
+
+    def __init__(self) -> None:
+        self.file, self._writer = os.pipe()
+        os.set_blocking(self.file, False)
+        os.set_blocking(self._writer, False)
+        self._write = _write_with_gil()
+
+    def send(self) -> None:
+        self._write(self._writer, b"x", 1)  # fails if the pipe is full, and then it can be read from
+
+    def clear(self) -> None:
+        with contextlib.suppress(BlockingIOError):
+            os.read(self.file, 4096)
+
+    def __del__(self) -> None:
+        os.close(self.file)
+        os.close(self._writer)

@@ -1,0 +1,321 @@
+"""What the event loop has the step thread do beside requests. Lives in the event loop.
+
+`Commands` sends commands and has their replies. `ModelChanges` changes the model that runs, one change at a time and in their order: each
+is prepared in a thread of its own while steps go on, and then applied by the step thread; it knows nothing of what the changes are.
+`PageWatches` has who wants to know which pages of prompts are cached, and what each has not been told yet: the step thread lists names and
+logs their changes (`WatchPages`), which costs nothing while nobody watches; what is paid per watcher, such as hashing the names under its
+salt, is paid here.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections import deque
+from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, TypeVar
+
+import anyio.lowlevel
+
+from aengine.aio.edge import LoopEdge
+from aengine.api.errors import RankError
+from aengine.api.outputs import CachedPages
+from aengine.cache import published_digest
+from aengine.engine.edges import Apply, Command, RunningRequests, UnwatchPages, WatchPages
+from aengine.engine.step_thread import Done, LoadingCancelled, PageNames, PagesChanged
+from aengine.runner.contract import Change, Prepared, Runner
+
+OnEnd = Callable[[Prepared | None, BaseException | None], object]
+"""Called in the loop, once: with what was applied, or with an error, and then nothing has changed."""
+
+
+class ModelChanges:
+    """`async with` it to have a turn among the changes for something else."""
+
+    def __init__(
+        self,
+        runner: Runner,
+        edge: LoopEdge,
+        send: Callable[[Callable[[Future[int]], Command]], Future[int]],
+        fail: Callable[[BaseException], object],
+        check_ending: Callable[[], object],
+        check: Callable[[], object],
+    ) -> None:
+        """`send` hands a command to the step thread; the reply is set in the loop. `fail` ends that thread, and `check_ending`, in any
+        thread, raises why it is about to end. `check` raises if nothing can be changed now."""
+        self._runner = runner
+        self._edge = edge
+        self._send = send
+        self._fail = fail
+        self._check_ending = check_ending
+        self._check = check
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="aengine-changes")
+        self._turns: deque[Future[None]] = deque()  # the first one is set, the others wait
+        self._underway: set[OnEnd] = set()
+        self._ended: BaseException | None = None
+
+    def start(self, make: Callable[[], Change], on_end: OnEnd, running: RunningRequests = RunningRequests.KEEP) -> None:
+        """Make a change in the thread, prepare and apply it."""
+        if self._ended is not None:
+            on_end(None, self._ended)
+            return
+        self._underway.add(on_end)
+        turn: Future[None] = Future()
+        turn.add_done_callback(partial(self._begin, make, on_end, running))
+        self._wait_for(turn)
+
+    async def prepare(self, change: Change) -> Prepared:
+        """In a turn of the caller's, who applies it. Raises what preparing raises, or why the engine has ended."""
+        found: Future[Prepared] = Future()
+
+        def on_end(prepared: Prepared | None, error: BaseException | None) -> None:
+            if not found.set_running_or_notify_cancel():
+                if prepared is not None:
+                    self._runner.discard(prepared)
+            elif prepared is not None:
+                found.set_result(prepared)
+            else:
+                found.set_exception(error)
+
+        def on_prepared(prepared: Prepared | None, error: BaseException | None) -> None:
+            self._underway.remove(on_end)
+            on_end(prepared, error)
+
+        self._underway.add(on_end)
+        self._prepare(lambda: change, on_prepared)
+        return await self._edge.wait(found)
+
+    async def apply(self, change: Change, on_applied: Callable[[], object]) -> None:
+        """Prepare and apply a change of adapters, in a turn of the caller's. Raises what preparing raises, or why the engine has ended.
+        Nothing changes if the caller is cancelled before the step thread has begun to apply it; else `on_applied` is called first."""
+        self._check()
+        prepared = await self.prepare(change)
+        reply = self._send(lambda reply: Apply(reply, prepared))
+        try:
+            await self._edge.wait(reply)
+        finally:
+            if reply.cancelled():
+                self._runner.discard(prepared)
+            elif not (reply.done() and reply.exception()):
+                on_applied()
+
+    def end(self, error: BaseException) -> None:
+        """The step thread has ended: so does all that is under way, with `error`."""
+        self._ended = error
+        self._thread.shutdown(wait=False, cancel_futures=True)
+        for turn in list(self._turns):
+            if not turn.done():
+                turn.set_exception(error)
+        while self._underway:
+            self._underway.pop()(None, error)
+
+    async def __aenter__(self) -> None:
+        if self._ended is not None:
+            raise self._ended
+        turn: Future[None] = Future()
+        self._wait_for(turn)
+        try:
+            await self._edge.wait(turn) if not turn.done() else turn.result()
+        except BaseException:
+            self._leave(turn)
+            raise
+
+    async def __aexit__(self, *error: object) -> None:
+        self._leave(self._turns[0])
+
+    def _wait_for(self, turn: Future[None]) -> None:
+        self._turns.append(turn)
+        self._go_on()
+
+    def _leave(self, turn: Future[None]) -> None:
+        self._turns.remove(turn)
+        self._go_on()
+
+    def _go_on(self) -> None:
+        if not self._turns or self._turns[0].done():
+            return
+        if self._ended is None:
+            self._turns[0].set_result(None)
+        else:
+            self._turns[0].set_exception(self._ended)
+
+    def _begin(self, make: Callable[[], Change], on_end: OnEnd, running: RunningRequests, turn: Future[None]) -> None:
+        if self._ended is not None:
+            return
+        try:
+            self._check()
+        except Exception as error:
+            self._finish(on_end, turn, None, error)
+            return
+
+        def on_prepared(prepared: Prepared | None, error: BaseException | None) -> None:
+            if prepared is None:
+                self._finish(on_end, turn, None, error)
+                return
+            reply = self._send(lambda reply: Apply(reply, prepared, running))
+            reply.add_done_callback(lambda reply: self._finish(on_end, turn, prepared, reply.exception()))
+
+        self._prepare(make, on_prepared)
+
+    def _prepare(self, make: Callable[[], Change], on_prepared: OnEnd) -> None:
+        """`on_prepared` is not called if the engine ends before."""
+
+        def on_done(work: Future[Prepared]) -> None:
+            if self._ended is not None:
+                return
+            error = work.exception()
+            if isinstance(error, RankError):
+                self._fail(error)
+            elif not isinstance(error, LoadingCancelled):  # else the step thread is about to end
+                on_prepared(None if error is not None else work.result(), error)
+
+        def prepare() -> Prepared:
+            try:
+                return self._runner.prepare(make())
+            except Exception:
+                self._check_ending()  # where the runner was closed meanwhile
+                raise
+
+        work = self._thread.submit(prepare)
+        work.add_done_callback(partial(self._edge.call_soon, on_done))
+
+    def _finish(self, on_end: OnEnd, turn: Future[None], prepared: Prepared | None, error: BaseException | None) -> None:
+        if self._ended is not None:
+            return
+        self._underway.remove(on_end)
+        self._leave(turn)
+        on_end(prepared, error)
+
+
+T = TypeVar("T")
+
+
+class Commands:
+    """`post` hands a command to the step thread."""
+
+    def __init__(self, edge: LoopEdge, post: Callable[[Command], None]) -> None:
+        self._edge = edge
+        self._post = post
+        self._waiting: set[Future[Any]] = set()  # the replies that are not there yet
+        self._ended: BaseException | None = None
+
+    async def run(self, make: Callable[[Future[T]], Command]) -> T:
+        """Have the step thread carry out a command; returns or raises what it replies."""
+        return await self._edge.wait(self.send(make))
+
+    def send(self, make: Callable[[Future[T]], Command]) -> Future[T]:
+        """Have the step thread carry out a command, without waiting; returns the future of its reply."""
+        reply: Future[T] = Future()
+        if self._ended is not None:
+            reply.set_exception(self._ended)
+            return reply
+        self._waiting.add(reply)
+        reply.add_done_callback(self._waiting.discard)  # where its task was cancelled
+        self._post(make(reply))
+        return reply
+
+    def settle(self, done: Done) -> None:
+        """Give the step thread's reply to the task that waits for it."""
+        if done.reply not in self._waiting:
+            return  # its task was cancelled
+        self._waiting.remove(done.reply)
+        if isinstance(done.value, BaseException):
+            done.reply.set_exception(done.value)
+        else:
+            done.reply.set_result(done.value)
+
+    def end(self, error: BaseException) -> None:
+        """The step thread has ended: so do all that wait, with `error`."""
+        self._ended = error
+        while self._waiting:
+            self._waiting.pop().set_exception(error)
+
+
+MAX_CHANGES = 32_768
+"""Changes that are kept for a watcher; with more it is told all names again."""
+MAX_PAGES_TOLD = 16_384
+"""In one item, so that no message is large."""
+DIGESTS_AT_ONCE = 512
+"""That are made before the event loop has another turn: about a millisecond."""
+
+
+@dataclass(slots=True, eq=False)
+class _Watch:
+    is_listed: bool = False  # whether the names are there, or were asked for
+    names: Iterator[bytes] | None = None  # that there were before the changes and are not told
+    begins: bool = True  # the first of the names are still to be told
+    changes: dict[bytes, bool] | None = None  # that are not told: names, and whether they are there now. None until the names are listed
+
+    def merge(self, changes: dict[bytes, bool]) -> None:
+        kept = self.changes
+        if kept is None:
+            return
+        if len(kept) + len(changes) > MAX_CHANGES:
+            self.is_listed, self.names, self.changes = False, None, None
+            return
+        for name, is_there in changes.items():
+            kept.pop(name, None)
+            kept[name] = is_there
+
+
+class PageWatches:
+    """`post` hands a command to the step thread."""
+
+    def __init__(self, post: Callable[[Command], None]) -> None:
+        self._post = post
+        self._watches: dict[int, _Watch] = {}
+        self._keys = itertools.count()
+
+    async def watch(self, salt: bytes, most: int) -> AsyncGenerator[CachedPages | None, None]:
+        """Yield which pages are cached and how that changes, as `ServedEngine.watch_pages` describes it."""
+        key = next(self._keys)
+        watch = self._watches[key] = _Watch()
+        try:
+            while True:
+                if not watch.is_listed:
+                    watch.is_listed = True
+                    self._post(WatchPages(key, most))
+                yield await _news(watch, salt)
+        finally:
+            del self._watches[key]
+            if not self._watches:
+                self._post(UnwatchPages())
+
+    def on_names(self, report: PageNames) -> None:
+        """The step thread has listed the names for a watcher, which may be gone."""
+        watch = self._watches.get(report.watch)
+        if watch is not None:
+            watch.names, watch.begins, watch.changes = iter(report.names), True, {}
+
+    def on_changes(self, report: PagesChanged) -> None:
+        """The step thread reports changes, in the order of its lists."""
+        for watch in self._watches.values():
+            watch.merge(report.changes)
+
+
+async def _news(watch: _Watch, salt: bytes) -> CachedPages | None:
+    if watch.names is not None:
+        names = list(itertools.islice(watch.names, MAX_PAGES_TOLD))
+        begins, watch.begins = watch.begins, False
+        if len(names) < MAX_PAGES_TOLD:
+            watch.names = None
+        if names or begins:
+            return CachedPages(begins, await _digests(names, salt))
+    if not watch.changes:
+        return None
+    changes = list(itertools.islice(watch.changes.items(), MAX_PAGES_TOLD))
+    for name, _ in changes:
+        del watch.changes[name]
+    added = await _digests([name for name, is_there in changes if is_there], salt)
+    return CachedPages(False, added, await _digests([name for name, is_there in changes if not is_there], salt))
+
+
+async def _digests(names: Sequence[bytes], salt: bytes) -> tuple[int, ...]:
+    digests: list[int] = []
+    for start in range(0, len(names), DIGESTS_AT_ONCE):
+        if start:
+            await anyio.lowlevel.checkpoint()
+        digests += [published_digest(name, salt) for name in names[start : start + DIGESTS_AT_ONCE]]
+    return tuple(digests)

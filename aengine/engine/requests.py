@@ -1,0 +1,325 @@
+"""From what a user asks to the `Request`s that the scheduler takes: the checks of `stream()`, whose violations name field, value and range;
+the `Limits` that a request must fit into; then its text is tokenized, its ids are read, and its parameters get the form of the sampler.
+
+Pure functions over plain data, in steps for a worker thread; knows nothing of streams or threads.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from hashlib import blake2b
+from itertools import islice
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from aengine.api.errors import CapacityViolation, ContextLengthError, FieldViolation, InvalidRequestError, KVCapacityError, refusal
+from aengine.api.fields import shown
+from aengine.api.outputs import ModelInfo, RenderedChat
+from aengine.api.params import SamplingParams
+from aengine.api.request import NO_OUTPUT, ChatOptions, Form, Prompt, RequestOptions, form_of
+from aengine.api.token_ids import read_token_ids
+from aengine.engine.workers import Steps
+from aengine.scheduler.plan import NO_INTS, RowParams
+from aengine.scheduler.request import Request
+from aengine.tokenizer.chat_template import QUICK_SECONDS, TemplateTimeError
+from aengine.tokenizer.tokenizer import PIECE_CHARACTERS, Tokenizer
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """What a request to one engine must fit into."""
+
+    model: ModelInfo
+    kv_tokens: int  # of the longest sequence that the page pool holds
+    max_logprobs: int
+    least_output: int = 1  # tokens, that a prompt leaves room for
+
+    @property
+    def tokens(self) -> int:
+        return min(self.model.max_model_len, self.kv_tokens)
+
+    def without_output(self) -> Limits:
+        """For a request that gets no token."""
+        return replace(self, least_output=0)
+
+    def read_known(self, outputs: Sequence[Sequence[int] | None] | None, params: SamplingParams) -> dict[int, NDArray[np.int32]]:
+        """The output that sequences of a request have already, by index, of those that have some.
+
+        Raises `InvalidRequestError` (known_outputs) for what no request with `params` can have.
+        """
+        if outputs is None:
+            return {}
+        if not self.least_output:
+            raise InvalidRequestError.of("known_outputs", NO_OUTPUT)
+        if len(outputs) != params.n:
+            raise InvalidRequestError.of("known_outputs", f"{len(outputs)} entries are not one for each of {params.n} sequences (n)")
+        most = self.model.vocab_size - 1
+        known = {index: read_token_ids(ids, most, "known_outputs").astype(np.int32) for index, ids in enumerate(outputs) if ids}
+        longest = max(map(len, known.values()), default=0)
+        if params.max_tokens is not None and longest >= params.max_tokens:
+            reason = f"an entry of {longest} tokens is not below max_tokens ({params.max_tokens}); give None for a sequence that has ended"
+            raise InvalidRequestError.of("known_outputs", reason)
+        return known
+
+    def read_ids(self, ids: Sequence[int] | NDArray[np.integer]) -> NDArray[np.int32]:
+        """A prompt's ids. Raises `InvalidRequestError` (prompt) if there are none, or one that the model does not have."""
+        array = read_token_ids(ids, self.model.vocab_size - 1)
+        if not len(array):
+            raise InvalidRequestError.of("prompt", "it is empty; at least one token is needed")
+        return array.astype(np.int32)
+
+    def check(self, params: SamplingParams | None, prompt_len: int, qualified: str = "", num_known: int = 0) -> None:
+        """Raises `ContextLengthError` or `KVCapacityError` for a prompt that does not fit, or what `params` ask for beside it.
+        `qualified`: said of the number of tokens. `num_known`: most that a sequence has of its output already."""
+        if misfits := self.misfits(params, prompt_len, qualified, num_known):
+            raise refusal(misfits)
+
+    def misfits(self, params: SamplingParams | None, prompt_len: int, qualified: str = "", num_known: int = 0) -> list[FieldViolation]:
+        """Return the violations for which `check` refuses a request; none if it fits."""
+        leaves = "leave no room for a new one in" if self.least_output else "are more than what fits into"
+        asked = [("prompt", self.least_output, f"{prompt_len} tokens{qualified} {leaves}")]
+        if params is not None:
+            text = f"beside a prompt of {prompt_len} tokens is more than what fits into"
+            names = ("min_tokens",) if params.clamp_max_tokens else ("max_tokens", "min_tokens")
+            asked += [(name, count, f"{count} {text}") for name in names if (count := getattr(params, name))]
+        if num_known:
+            text = f"beside a prompt of {prompt_len} leave no room for a new one in"
+            asked.append(("known_outputs", num_known + self.least_output, f"{num_known} tokens {text}"))
+        kinds = ((ContextLengthError, "the context", self.model.max_model_len), (KVCapacityError, "the KV cache", self.kv_tokens))
+        found: list[FieldViolation] = []
+        for field, count, what in asked:
+            got = prompt_len + count
+            over = (
+                CapacityViolation(field, f"{what} {unit} of {limit} tokens", kind, limit, got) for kind, unit, limit in kinds if got > limit
+            )
+            found.extend(islice(over, 1))
+            if found and field == "prompt":
+                break
+        return found
+
+
+INLINE_CHARACTERS = 1000
+"""Longer texts are tokenized in a worker thread: up to here it takes well under a millisecond."""
+INLINE_OUTPUT = 32
+"""Tokens of known outputs: more are decoded there."""
+INLINE_ENTRIES = 8192
+"""Longer lists are read there too."""
+QUICK_CHARACTERS = 65536
+"""Longer texts are tokenized in a thread of their own."""
+NEEDS_TOKENIZER = "needs a tokenizer, and this model has none"
+
+
+@dataclass(frozen=True, slots=True)
+class CheckedRequest:
+    """A request of which nothing is known to be wrong, but that is not tokenized."""
+
+    form: Form
+    prompt: Prompt | NDArray[np.int32]  # an array if it is ids that are quickly read
+    params: SamplingParams  # with every default and a seed
+    size: int  # of what is left to do in a worker thread, in characters; 0 where it takes well under a millisecond
+    known: Mapping[int, NDArray[np.int32]]  # output that sequences have already, by index, of those that have some
+    pooling: str | None = None  # as of `RowParams`: then there is no output, and most parameters mean nothing
+
+
+def check_request(
+    prompt: Prompt, params: SamplingParams, options: RequestOptions | None, limits: Limits, violations: list[FieldViolation]
+) -> CheckedRequest:
+    """Adds to `violations`; only if there are none, the result is what it says. `options`: None if they are known to be wrong."""
+    form, size, at_least, checked = _check_prompt(prompt, options, limits, violations)
+    if params.bad_words or len(params.allowed_token_ids or ()) > INLINE_ENTRIES:
+        size = max(size, 1)
+    model = limits.model
+    found = limits.misfits(params, at_least)
+    for name in ("stop_token_ids", "allowed_token_ids", "banned_token_ids", "logit_bias"):
+        ids = getattr(params, name) or ()
+        if ids and max(ids) >= model.vocab_size:
+            found.append(FieldViolation(name, f"{max(ids)} is not in [0, {model.vocab_size - 1}]"))
+    for name in ("logprobs", "prompt_logprobs"):
+        wanted = getattr(params, name)
+        if wanted is not None and wanted > limits.max_logprobs:
+            found.append(FieldViolation(name, f"{wanted} is not in [0, {limits.max_logprobs}] (max_logprobs)"))
+    if not model.output_head and limits.least_output:
+        found.append(FieldViolation("prompt", "the model only makes embeddings: its checkpoint has no output head"))
+    if not model.tokenizer:
+        wanted_text = [name for name in ("stop", "bad_words", "structured_output", "reasoning", "detokenize") if getattr(params, name)]
+        found.extend(FieldViolation(name, f"it {NEEDS_TOKENIZER}") for name in wanted_text)
+    try:
+        params = params.with_defaults_of(model.generation_defaults)
+    except InvalidRequestError as error:
+        named = {violation.field for violation in found}
+        found.extend(violation for violation in error.violations if violation.field not in named)
+    known: Mapping[int, NDArray[np.int32]] = {}
+    try:
+        known = limits.read_known(None if options is None else options.known_outputs, params)
+    except InvalidRequestError as error:
+        found.extend(error.violations)
+    violations.extend(found)
+    if (num_known := sum(map(len, known.values()))) > INLINE_OUTPUT:
+        size += num_known
+    return CheckedRequest(form, checked, params if violations else params.with_seed(), size, known)
+
+
+def check_literals(literals: Sequence[tuple[int, int]], length: int) -> None:
+    """Raises `InvalidRequestError` (literals) for what are no places, in their order, in a text of `length` characters."""
+    end = 0
+    for start, stop in literals:
+        if not end <= start < stop <= length:
+            raise InvalidRequestError.of("literals", f"({start}, {stop}) is not a place in [{end}, {length}]")
+        end = stop
+
+
+def chat_size(messages: Sequence[Any], options: ChatOptions | None) -> int:
+    """About how many characters a chat has; contents in parts and tools count as more than small."""
+    contents = [message.get("content") for message in messages if isinstance(message, Mapping)]
+    is_plain = (options is None or not options.tools) and all(isinstance(content, str) for content in contents)
+    return max(1, sum(len(content) for content in contents if isinstance(content, str)) + (0 if is_plain else QUICK_CHARACTERS))
+
+
+def _check_prompt(
+    prompt: Prompt, options: RequestOptions | None, limits: Limits, violations: list[FieldViolation]
+) -> tuple[Form, int, int, Prompt | NDArray[np.int32]]:
+    """The form; what is left to do and the prompt as in `CheckedRequest`, and between these how many tokens there are at least."""
+    form: Form = "text"
+    try:
+        form = form_of(prompt, options)
+        if form != "token_ids" and not limits.model.tokenizer:
+            raise InvalidRequestError.of("prompt", f"a {form} {NEEDS_TOKENIZER}; give token ids")
+        if form == "text":
+            return form, len(prompt) if len(prompt) > INLINE_CHARACTERS else 0, 1, prompt
+        if form == "chat":
+            return form, chat_size(prompt, options), 1, tuple(prompt)  # type: ignore[return-value]
+        num_tokens = len(prompt)
+        limits.check(None, num_tokens)
+        if num_tokens > INLINE_ENTRIES and not isinstance(prompt, np.ndarray):
+            return form, num_tokens, num_tokens, tuple(prompt)  # type: ignore[return-value] # it is read later, and may have changed by then
+        return form, 0, num_tokens, limits.read_ids(prompt)  # type: ignore[arg-type]
+    except InvalidRequestError as error:
+        violations.extend(error.violations)
+        return form, 0, 1, prompt
+
+
+CHARACTERS_PER_TOKEN = 4
+"""Characters for each token of ordinary text, about. A text with more for each token that fits is counted before it is encoded."""
+
+_ROW_FIELDS = (
+    *("top_p", "min_p", "seed", "presence_penalty", "frequency_penalty", "repetition_penalty"),
+    *("banned_token_ids", "min_tokens", "logprobs", "prompt_logprobs"),
+)
+"""What the sampler is given as it is in the parameters."""
+
+
+def prepare(
+    request: CheckedRequest,
+    tokenizer: Tokenizer | None,
+    limits: Limits,
+    sequences: Sequence[tuple[int, int]],
+    options: RequestOptions,
+    deadline: float | None,
+    grammar: object | None = None,
+    adapter: int = 0,
+) -> Steps[list[Request]]:
+    """One request for each sequence, as the scheduler takes them; all but the first are forks of it.
+
+    `sequences`: the index and the key of each that gets tokens. `adapter` is its key. `deadline` is on time.monotonic. Raises
+    `InvalidRequestError`, as soon as it shows that the prompt cannot fit.
+    """
+    params, prompt = request.params, request.prompt
+    bad_words: dict[tuple[int, ...], None] = {}
+    if tokenizer is not None:
+        for word in params.bad_words:
+            spellings = tokenizer.bad_word_ids(word)
+            if not spellings:
+                raise InvalidRequestError.of("bad_words", f"{shown(word)} has no tokens in this model's vocabulary")
+            bad_words.update(dict.fromkeys(spellings))
+        literals: Sequence[tuple[int, int]] = ()
+        if request.form == "chat":
+            rendered = yield from render_chat(prompt, tokenizer, options)  # type: ignore[arg-type]
+            prompt, literals = rendered.text, rendered.literals
+            yield len(prompt)
+        if isinstance(prompt, str):
+            with_special = request.form == "text"
+            prompt = yield from encode_text(prompt, tokenizer, limits, add_special_tokens=with_special, literals=literals)
+    ids = prompt if isinstance(prompt, np.ndarray) else limits.read_ids(prompt)  # type: ignore[arg-type] # no text by now
+    limits.check(params, len(ids), num_known=max(map(len, request.known.values()), default=0))
+    model = limits.model
+    eos_token_ids = frozenset() if params.ignore_eos else frozenset(model.eos_token_ids)
+    stop_token_ids = frozenset(params.stop_token_ids)
+    assert params.seed is not None
+    assert params.temperature is not None
+    assert params.top_k is not None
+    budget = params.reasoning.max_tokens if params.reasoning is not None and params.structured_output is None else None
+    row_params = RowParams(
+        **{name: getattr(params, name) for name in _ROW_FIELDS},
+        temperature=0.0 if params.greedy else params.temperature,
+        top_k=min(params.top_k, model.vocab_size),
+        logit_bias=tuple(params.logit_bias.items()),
+        allowed_token_ids=None if params.allowed_token_ids is None else np.array(params.allowed_token_ids, np.int64),
+        bad_words=tuple(bad_words),
+        stop_ids=tuple(sorted(eos_token_ids | stop_token_ids)) if params.min_tokens else (),
+        grammar=grammar,
+        grammar_from=min(budget or 0, limits.tokens),
+        processors=params.logits_processors,
+        pooling=request.pooling,
+    )
+    left = limits.tokens - len(ids)
+    most_tokens = left if params.max_tokens is None else min(params.max_tokens, left)
+    now, (_, first) = time.monotonic(), sequences[0]
+    return [
+        Request(
+            key=key,
+            prompt=ids,
+            output=request.known.get(index, NO_INTS),
+            params=replace(
+                row_params,
+                seed=derive_seed(params.seed, index) if index else params.seed,
+                prompt_logprobs=params.prompt_logprobs if key == first else None,
+            ),
+            max_tokens=most_tokens if request.pooling is None else 0,
+            fills_context=params.max_tokens is None or params.max_tokens > left,
+            stop_token_ids=stop_token_ids,
+            eos_token_ids=eos_token_ids,
+            priority=options.priority,
+            tenant=options.tenant,
+            arrival=now,
+            deadline=deadline,
+            cache_salt=options.cache_salt or "",
+            adapter=adapter,
+            max_drafts=params.max_drafts,
+            num_forks=len(sequences) - 1 if key == first else 0,
+            fork_of=None if key == first else first,
+        )
+        for index, key in sequences
+    ]
+
+
+def encode_text(
+    text: str, tokenizer: Tokenizer, limits: Limits | None, *, add_special_tokens: bool, literals: Sequence[tuple[int, int]] = ()
+) -> Steps[list[int]]:
+    """With `limits` it is a prompt. Raises `ContextLengthError` or `KVCapacityError` of one that is much too long, before the whole is
+    encoded."""
+    if limits is not None and len(text) > QUICK_CHARACTERS:
+        num_bytes = len(text.encode(errors="replace"))
+        limits.check(None, tokenizer.least_tokens(num_bytes), f" or more, for {num_bytes} bytes of text,")
+    if limits is not None and len(text) > CHARACTERS_PER_TOKEN * limits.tokens:
+        for num_pieces, at_least in enumerate(tokenizer.count_pieces(text), 1):
+            limits.check(None, at_least, " or more")
+            yield 2 * len(text) - num_pieces * PIECE_CHARACTERS
+    return tokenizer.encode(text, add_special_tokens=add_special_tokens, literals=literals)
+
+
+def render_chat(messages: Sequence[Mapping[str, Any]], tokenizer: Tokenizer, options: ChatOptions) -> Steps[RenderedChat]:
+    """What takes a template long is done again, as work that small work does not wait for."""
+    try:
+        return tokenizer.render_chat(messages, options, QUICK_SECONDS)
+    except TemplateTimeError:
+        yield QUICK_CHARACTERS + 1
+    return tokenizer.render_chat(messages, options)
+
+
+def derive_seed(seed: int, index: int) -> int:
+    """The seed of sequence `index` > 0 of a request: 64 bits of BLAKE2b over both. Users replay sequences by this formula, so it stays."""
+    return int.from_bytes(blake2b(seed.to_bytes(8, "little") + index.to_bytes(4, "little"), digest_size=8).digest(), "little")

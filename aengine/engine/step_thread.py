@@ -1,0 +1,496 @@
+"""The step thread. `StepLoop` loads the model, owns scheduler and runner from the first to the last instruction, and closes them.
+`StepDriver` is what it does once the model is loaded: a turn takes commands, plans and launches a step, commits one, and reports what
+changed.
+
+Knows nothing of streams, text or event loops: reports go to a callback that hands them on.
+"""
+
+from __future__ import annotations
+
+import logging
+import sys
+import threading
+import time
+import traceback
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import Future
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from functools import partial
+from types import TracebackType
+from typing import Any, NamedTuple
+
+from aengine.api.config import EngineConfig
+from aengine.api.errors import AEngineError, InsufficientMemoryError, InvalidRequestError, StepHangError
+from aengine.api.outputs import MemoryUse
+from aengine.api.runtime import forget_locals
+from aengine.engine.edges import (
+    Apply,
+    Cancel,
+    Command,
+    Fail,
+    FlushCache,
+    Mailbox,
+    Park,
+    Pause,
+    RunningRequests,
+    Sleep,
+    Stop,
+    Submit,
+    Unpause,
+    UnwatchPages,
+    Wake,
+    WatchPages,
+)
+from aengine.engine.loading import WEIGHTS, LoadedModel, fingerprint_of
+from aengine.engine.step_stats import Identity, StepStats
+from aengine.runner.contract import InFlightStep, NewWeights, Prepared, Runner
+from aengine.scheduler.drafters import BestOfBoth, Drafter, DraftSource, ModelDrafter, NgramDrafter
+from aengine.scheduler.plan import RowsFailed, StepPlan
+from aengine.scheduler.request import SchedulerConfig, Updates
+from aengine.scheduler.scheduler import Scheduler
+
+
+@dataclass(frozen=True, slots=True)
+class Done:
+    """The command with this reply was carried out, or it failed and `value` is the error."""
+
+    reply: Future[Any]
+    value: object
+
+
+@dataclass(frozen=True, slots=True)
+class WeightsChanged:
+    """Tokens that are reported from here on are of weights of this version."""
+
+    version: int
+
+
+@dataclass(frozen=True, slots=True)
+class PageNames:
+    """The names of cached pages, as `PrefixIndex.names` lists them, for one who watches them."""
+
+    watch: int
+    names: list[bytes]
+
+
+@dataclass(frozen=True, slots=True)
+class PagesChanged:
+    """Names of cached pages that have come or gone, as `PrefixIndex.take_changes` tells them."""
+
+    changes: dict[bytes, bool]
+
+
+StepReport = Updates | Done | WeightsChanged | PageNames | PagesChanged
+
+
+class _Flight(NamedTuple):
+    plan: StepPlan
+    step: InFlightStep
+    launched: float  # on time.monotonic
+
+
+class StepDriver:
+    """To be used from the step thread alone; `busy_since` may be read from any thread."""
+
+    def __init__(
+        self,
+        scheduler: Scheduler,
+        runner: Runner,
+        mailbox: Mailbox,
+        stats: StepStats,
+        report: Callable[[StepReport], None],
+        facts: Mapping[str, str] | None = None,
+    ) -> None:
+        """`report` must not block or raise. `facts`: parts of the fingerprint beside the weights."""
+        self.busy_since: float | None = None  # when the turn began, on time.monotonic; None while the thread waits for commands
+        self._scheduler = scheduler
+        self._runner = runner
+        self._mailbox = mailbox
+        self._stats = stats
+        self._report = report
+        self._pending: list[StepReport] = []  # that are not reported yet
+        self._flights: deque[_Flight] = deque()  # oldest first
+        self._keys: set[int] = set()  # of every request that is not released yet
+        self._paused = False
+        self._pause_replies: list[Future[int]] = []  # of pauses that wait for the steps in flight
+        self._changes: deque[Apply | Sleep | Wake] = deque()  # that no step may be in flight for
+        self._sleep_level = 0  # the level; 0: awake
+        self._stopping = False
+        self._committed = 0.0  # when the last step was, on time.monotonic
+        self._facts = dict(facts or {})
+        # A step that has not begun when a command comes is withdrawn (`_commit`), so that the command need not wait for it.
+        mailbox.on_post = partial(runner.hold, True)
+        runner.on_wanted(mailbox.wake_up)
+        self._identify()
+        self._publish()
+
+    def run_turn(self) -> bool:
+        """False: there was a `Stop`, and nothing is left of any request."""
+        self.busy_since = time.monotonic()
+        self._take_commands()
+        planned = self._plan_and_launch()
+        self.notify()  # now and not before the launch: the event loop takes the GIL, and a step should begin first
+        idle = not planned and not self._flights  # there may also be no plan because a step in flight must return first
+        if self._flights and (not planned or self._must_commit()):
+            self._commit()
+        self._collect_updates()
+        if self._flights or idle:  # a step is running already, or none will be launched
+            self.notify()
+        if not idle:
+            return True
+        if self._stopping:
+            return False
+        if not self._runner.join_step() and not self._can_change():
+            self._wait()
+        return True
+
+    def notify(self) -> None:
+        """Reports everything that is pending, in order."""
+        for report in self._pending:
+            self._report(report)
+        self._pending.clear()
+
+    def _take_commands(self) -> None:
+        self._runner.hold(False)  # before looking, as `post` holds after adding
+        for command in self._mailbox.take():
+            self._apply(command)
+        if self._stopping:
+            for key in sorted(self._keys):
+                self._scheduler.cancel(key)
+
+    def _apply(self, command: Command) -> None:
+        scheduler = self._scheduler
+        match command:
+            case Submit(requests):
+                self._stats.num_received += len(requests)
+                for request in requests:
+                    self._keys.add(request.key)
+                    scheduler.submit(request)
+            case Cancel(key):
+                scheduler.cancel(key)
+            case Park(key, parked):
+                scheduler.set_parked(key, parked)
+            case Pause(reply):
+                self._paused = True
+                self._pause_replies.append(reply)
+            case Unpause():
+                self._paused = False
+                self._end_pauses()
+            case FlushCache(reply):
+                num_pages = scheduler.flush_cache()
+                self._publish()  # the caller sees it in the stats
+                self._pending.append(Done(reply, num_pages))
+            case WatchPages(watch, most):
+                scheduler.prefix_index.log_changes(True)
+                self._pending.append(PageNames(watch, scheduler.prefix_index.names(most)))
+            case UnwatchPages():
+                scheduler.prefix_index.log_changes(False)
+            case Apply(reply, prepared):
+                if isinstance(prepared.change, NewWeights):
+                    self._changes.append(command)
+                elif reply.set_running_or_notify_cancel():
+                    self._runner.apply(prepared)
+                    self._pending.append(Done(reply, 0))
+            case Sleep() | Wake():
+                self._changes.append(command)
+            case Stop():
+                self._stopping = True
+            case Fail(error):
+                raise error
+
+    def _plan_and_launch(self) -> bool:
+        """Launches the next step, unless the newest one in flight must return first. False: there is none."""
+        if self._must_commit():
+            return False
+        changing = self._can_change()
+        if changing and not self._flights:
+            self._change_model()
+            changing = False
+        if self._paused or self._sleep_level or changing:
+            self._scheduler.pause()
+            if not self._flights:
+                self._end_pauses()
+            return False
+        plan = self._scheduler.schedule()
+        if plan is None:
+            return False
+        launched = time.monotonic()
+        try:
+            self._flights.append(_Flight(plan, self._runner.launch(plan), launched))
+        except RowsFailed as failed:
+            self._scheduler.rollback(plan, failed.errors)
+        return True
+
+    def _must_commit(self) -> bool:
+        """Whether the oldest step in flight must return before the next one is planned."""
+        flights = self._flights
+        return len(flights) >= self._runner.max_in_flight and not (len(flights) == 1 and flights[0].step.overlaps)
+
+    def _commit(self) -> None:
+        """Waits for the oldest step in flight. It is dropped when this returns, so before its updates are reported: tensors release the
+        GIL when they are freed, and an event loop that was just notified would take it before the next step runs."""
+        plan, step, launched = self._flights.popleft()
+        step.wait()
+        if self._flights and not self._mailbox.is_empty and self._flights[-1].step.withdraw():
+            self._scheduler.rollback(self._flights.pop().plan, {})
+        self._scheduler.commit(plan, step.result())
+        before, self._committed = self._committed, time.monotonic()
+        self._stats.add_step(self._committed - max(launched, before), plan.num_decodes + len(plan.token_ids), plan.num_prefill)
+
+    def _collect_updates(self) -> None:
+        updates = self._scheduler.take_updates()
+        if updates:
+            self._stats.completion_tokens += len(updates.keys)
+            self._keys.difference_update(updates.released)
+            if updates.num_requests or self._stats.are_old():
+                self._publish()
+            self._pending.append(updates)
+        if changes := self._scheduler.prefix_index.take_changes():
+            self._pending.append(PagesChanged(changes))
+
+    def _can_change(self) -> bool:
+        """Whether a change of the model waits for the steps in flight alone, and not for requests that have begun."""
+        if not self._changes or self._stopping:
+            return False
+        change = self._changes[0]
+        return not (isinstance(change, Apply) and change.running is RunningRequests.FINISH and self._scheduler.drain())
+
+    def _change_model(self) -> None:
+        """Carries out what waited for the steps in flight."""
+        while self._can_change():
+            command = self._changes.popleft()
+            value: object = 0
+            match command:
+                case Sleep() | Wake():
+                    value = self._sleep_or_wake(command)
+                case Apply(_, prepared, running):
+                    self._use_weights(prepared, running)
+            self._publish()  # the caller sees it in the stats
+            self._pending.append(Done(command.reply, value))
+
+    def _use_weights(self, prepared: Prepared, running: RunningRequests) -> None:
+        scheduler = self._scheduler
+        if running is RunningRequests.ABORT:
+            scheduler.cancel_begun()
+        self._runner.apply(prepared)
+        self._version_changed(recompute=running is RunningRequests.RECOMPUTE)
+        scheduler.end_draining()
+
+    def _version_changed(self, *, recompute: bool = False) -> None:
+        self._scheduler.use_weights(recompute=recompute)
+        self._identify()
+        self._pending.append(WeightsChanged(self._scheduler.weights_version))
+
+    def _sleep_or_wake(self, command: Sleep | Wake) -> MemoryUse | AEngineError:
+        """An error changes nothing."""
+        before = self._runner.memory_used()
+        try:
+            if isinstance(command, Wake):
+                if self._sleep_level:
+                    self._runner.wake(command.prepared)
+                self._sleep_level = 0
+                if command.replaces:
+                    self._version_changed()
+            elif command.level > self._sleep_level:
+                self._scheduler.flush_cache()
+                self._runner.sleep(command.level, self._scheduler.held_pages())
+                self._sleep_level = command.level
+        except (InsufficientMemoryError, InvalidRequestError) as error:
+            return error
+        return MemoryUse(before, self._runner.memory_used())
+
+    def _end_pauses(self) -> None:
+        """The steps in flight have finished, or the engine goes on."""
+        self._publish()
+        self._pending += (Done(reply, 0) for reply in self._pause_replies)
+        self._pause_replies.clear()
+
+    def _wait(self) -> None:
+        """For a command, or the next deadline of a request."""
+        self._publish()
+        self.busy_since = None
+        deadline = self._scheduler.next_deadline
+        self._mailbox.wait(None if deadline is None else max(0.0, deadline - time.monotonic()))
+
+    def _identify(self) -> None:
+        """Other weights came into use."""
+        parts = {**self._facts, WEIGHTS: self._runner.weights_digest}
+        self._stats.identity = Identity(fingerprint_of(parts), parts, time.time())
+
+    def _publish(self) -> None:
+        self._stats.publish(self._scheduler.stats(), paused=self._paused, sleep_level=self._sleep_level)
+
+
+@contextmanager
+def watchdog(limit: float, busy_since: Callable[[], float | None], on_hang: Callable[[float], None]) -> Iterator[None]:
+    """While the context lasts, calls `on_hang(seconds)` once, from a thread of its own, when `busy_since()` (on time.monotonic, None while
+    idle) lies more than `limit` seconds back."""
+    ended = threading.Event()
+
+    def watch() -> None:
+        pause = limit
+        while not ended.wait(pause):
+            since = busy_since()
+            busy = 0.0 if since is None else time.monotonic() - since
+            if busy > limit:
+                return on_hang(busy)
+            pause = max(limit - busy, limit / 20)
+
+    threading.Thread(target=watch, name="aengine-watchdog", daemon=True).start()
+    try:
+        yield
+    finally:
+        ended.set()
+
+
+_log = logging.getLogger("aengine")
+
+
+@dataclass(frozen=True, slots=True)
+class Stopped:
+    """The thread has ended: because of `stop` (no error), or because loading or running failed. Nothing follows."""
+
+    error: BaseException | None
+
+
+Report = LoadedModel | StepReport | Stopped
+"""The model comes when it is loaded, and commands are being served."""
+
+
+class LoadingCancelled(Exception):
+    """The thread is to end before the model is loaded."""
+
+
+class StepLoop:
+    """`load` makes the model in the thread; `report` must not block or raise."""
+
+    def __init__(self, load: Callable[[], LoadedModel], config: EngineConfig, report: Callable[[Report], None]) -> None:
+        """A turn of the loop that takes more than `config.step_timeout` seconds ends with `Stopped(StepHangError)`."""
+        self._load = load
+        self._config = config
+        self._report = report
+        self._mailbox = Mailbox()
+        self.post = self._mailbox.post
+        self.stats = StepStats()
+        self._stopping = False
+        self._given_up = False
+        self._abandon: Callable[[], object] = _nothing
+        self._failure: BaseException | None = None  # of what the runner depends on
+        self._thread = threading.Thread(target=self._main, name="aengine-step", daemon=True)
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def stop(self) -> None:
+        """Ends all requests and the thread, or loading at its next `check_loading`. May be called from any thread."""
+        self._stopping = True
+        self._mailbox.post(Stop())
+
+    def fail(self, error: BaseException) -> None:
+        """Ends the thread, because the runner cannot go on: what a step raises from here on comes from this. May be called from any
+        thread."""
+        self._failure = self._failure or error
+        self._mailbox.post(Fail(error))
+
+    def check_loading(self) -> None:
+        """To be called while loading, now and then: raises `LoadingCancelled` after `stop`, and what `fail` was called with."""
+        if self._failure is not None:
+            raise self._failure
+        if self._stopping:
+            raise LoadingCancelled
+
+    def join(self) -> None:
+        """Waits until the thread has ended, which is right after it reported `Stopped`; does not wait for one that was given up."""
+        if not self._given_up:
+            self._thread.join()
+
+    def _main(self) -> None:
+        error: BaseException | None = None
+        try:
+            loaded = self._load()
+            self._abandon = loaded.runner.abandon
+            with ExitStack() as stack:
+                stack.push(partial(_close, loaded.runner))
+                scheduler = Scheduler(_scheduler_config(self._config, loaded.runner), drafter=_drafter(self._config, loaded))
+                driver = StepDriver(scheduler, loaded.runner, self._mailbox, self.stats, self._notify, loaded.facts)
+                stack.callback(driver.notify)
+                self._notify(loaded)
+                stack.enter_context(watchdog(self._config.step_timeout, lambda: driver.busy_since, self._give_up))
+                while not self._given_up and driver.run_turn():
+                    pass
+        except LoadingCancelled:
+            _log.info("loading was cancelled: the engine is closed")
+        except BaseException as failure:  # whatever it is, those who wait must be told
+            error = self._failure or failure
+            forget_locals(failure)  # what was loaded, if not all could be
+        # What is left of the model refers to the engine, which refers to this: no garbage collection is needed to free them.
+        self._load, self._abandon, self._mailbox.on_post = _is_loaded_once, _nothing, _nothing
+        self._notify(Stopped(error))
+
+    def _notify(self, report: Report) -> None:
+        if not self._given_up:
+            self._report(report)
+
+    def _give_up(self, seconds: float) -> None:
+        """Called by the watchdog. The thread cannot be ended, but nobody waits for it any longer."""
+        frame = sys._current_frames().get(self._thread.ident or 0)
+        stack = "".join(traceback.format_stack(frame)) if frame is not None else ""
+        _log.critical("a step hangs for %.1f s; the step thread is at\n%s", seconds, stack)
+        error = StepHangError(f"a step hangs for {seconds:.1f} s")
+        self._given_up = True  # before anyone can act on the report: the thread may come back at any moment
+        self._report(Stopped(error))
+        self._abandon()
+        self.stop()  # it may have come back already, and wait
+
+
+def _nothing() -> None:
+    pass
+
+
+def _is_loaded_once() -> LoadedModel:
+    raise AssertionError("the thread runs once")
+
+
+def _close(runner: Runner, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    """With the `error` that ends the thread, if one does."""
+    if error is None:
+        return runner.close()
+    forget_locals(error)  # of the step: graphs and memory that the runner is to release
+    try:
+        runner.close()
+    except Exception as second:  # comes of the first
+        _log.warning("closing a runner that has failed: %s: %s", type(second).__name__, second)
+
+
+def _drafter(config: EngineConfig, loaded: LoadedModel) -> Drafter | None:
+    if loaded.drafter is not None:
+        return loaded.drafter
+    if config.speculative == "off":
+        return None
+    source = loaded.runner.draft_source
+    model = None if source is None else ModelDrafter(source)
+    if model is not None and config.speculative != "auto":
+        return model
+    ngram = NgramDrafter(loaded.info.vocab_size, loaded.runner.max_num_seqs)
+    return ngram if model is None else BestOfBoth(ngram, model)
+
+
+def _scheduler_config(config: EngineConfig, runner: Runner) -> SchedulerConfig:
+    return SchedulerConfig(
+        max_num_seqs=runner.max_num_seqs,
+        max_num_batched_tokens=runner.max_num_batched_tokens,
+        max_model_len=runner.max_model_len,
+        num_pages=runner.num_pages,
+        page_size=runner.page_size,
+        windows=runner.windows,
+        max_in_flight=runner.max_in_flight,
+        max_adapters=runner.max_adapters or None,
+        enable_prefix_cache=config.enable_prefix_cache,
+        max_drafts=config.max_drafts,
+        has_draft_model=runner.draft_source is not None,
+        has_draft_head=runner.draft_source in (DraftSource.HEAD, DraftSource.MTP),
+        tenant_weights=config.tenant_weights,
+        ageing_seconds=config.ageing_seconds,
+    )

@@ -1,0 +1,1 @@
+"""Models as lists of operations for the CPU kernels."""

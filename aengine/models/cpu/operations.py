@@ -1,0 +1,146 @@
+"""What the programs of the CPU kernels are written with: a list of operations, and the buffers of activations by name.
+
+Owns the structs of the operations, which are those of `kernels/cpu/src/abi.h`, and all that they point to besides the weights.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from ctypes import Structure
+
+import torch
+from torch import Tensor
+
+from aengine.kernels.cpu import library
+from aengine.kernels.cpu.library import (
+    MAX_BUFFERS,
+    PANEL,
+    CCopyOp,
+    CGatherOp,
+    CGatherRanksOp,
+    CLinearOp,
+    CNorm,
+    CNormOp,
+    CSumRanksOp,
+)
+from aengine.kernels.cpu.ops import norm_weight
+from aengine.models.cpu.weights import PackedWeights
+from aengine.models.sharding import Bounds
+from aengine.models.spec import Norm, NormKind, QkNorm
+
+_NORM_KINDS = {NormKind.RMS: library.RMS_NORM, NormKind.LAYER: library.LAYER_NORM}
+
+
+class Operations:
+    """The base of `Program`, which calls these methods in the order of the operations."""
+
+    def __init__(self, weights: PackedWeights) -> None:
+        self._spec = weights.spec
+        self._weights = weights
+        self._tensors: list[Tensor] = []  # what the operations point to besides the weights
+        self._norms: list[CNormOp] = []
+        self._ops: list[tuple[int, Structure]] = []
+        self._buffers: dict[str, int] = {}
+        self._strides: list[int] = []
+        self.matrices = {"embedding": library.EMBEDDING, "head": library.HEAD}
+        """The numbers of the matrices that adapters add to, by name without `.weight`."""
+
+    def _norm(
+        self,
+        name: str,
+        norm: Norm | None,
+        source: str,
+        out: str,
+        *,
+        first: int = 0,
+        width: int | None = None,
+        factor: float = 1.0,
+        adds: bool = False,
+        multiplier: float = 1.0,
+    ) -> str:
+        """Writes `factor` times the norm of `width` columns (None: of hidden_size) to `out`. Returns where the normed rows are: in `source`
+        if there is no norm."""
+        if norm is None:
+            return source
+        size = self._spec.hidden_size if width is None else width
+        c_norm = self._c_norm(name, norm, size, factor=factor)
+        into = self._buffers[out] if out == source else self._buffer(out, size)
+        self._add(library.NORM, CNormOp(c_norm, None, first, self._buffers[source], into, adds, multiplier))
+        return out
+
+    def _linear(
+        self,
+        name: str,
+        source: str,
+        out: str,
+        epilogue: int = library.STORE,
+        *,
+        activation: int = library.SILU,
+        multiplier: float = 1.0,
+        weights: PackedWeights | None = None,
+    ) -> None:
+        """`weights`: None: the model's."""
+        weight = (weights or self._weights).linears[name]
+        into = self._buffer(out, weight.out_features // (2 if weight.interleaved else 1))
+        matrix = library.NO_MATRIX if weights is not None else self._number(name)
+        op = CLinearOp(ctypes.pointer(weight.c), matrix, self._buffers[source], into, epilogue, activation, multiplier)
+        self._add(library.LINEAR, op)
+
+    def _number(self, name: str) -> int:
+        return self.matrices.setdefault(name, len(self.matrices))
+
+    def _head_norm(self, name: str, qk_norm: QkNorm, dim: int) -> CNorm:
+        return self._c_norm(name, qk_norm.norm, dim, rows=-1 if qk_norm.head_weights else 1)
+
+    def _c_norm(self, name: str, norm: Norm, size: int, *, factor: float = 1.0, rows: int = 1) -> CNorm:
+        """A norm of `size` elements, whose weights are multiplied by a factor; they are `rows` of that size (-1: as many as there are)."""
+        weight, bias = self._weights.vectors[f"{name}.weight"], self._weights.vectors.get(f"{name}.bias")
+        weights = [(weight + 1.0 if norm.unit_offset else weight) * factor, None if bias is None else bias * factor]
+        pointers = [None if one is None else self._keep(norm_weight(one.view(rows, size))) for one in weights]
+        return CNorm(*pointers, size, norm.eps, _NORM_KINDS[norm.kind])
+
+    def _gather(self, name: str) -> None:
+        """From here on `name` is a buffer that has the rows of the old one at the logits indices."""
+        old = self._buffers.pop(name)
+        new = self._buffer(name, self._strides[old])
+        self._add(library.GATHER, CGatherOp(old, new))
+
+    def _copy(self, source: str, first: int, out: str, out_first: int, width: int) -> None:
+        self._add(library.COPY, CCopyOp(first, out_first, width, self._buffers[source], self._buffer(out, out_first + width)))
+
+    def _gather_ranks(self, source: str, bounds: Bounds, out: str, *, first: int = 0, out_first: int = 0) -> None:
+        """The columns of all ranks, which are in `source` from column `first` on, become those of `out` from `out_first` on."""
+        into = self._buffer(out, out_first + bounds[-1])
+        self._add(library.GATHER_RANKS, CGatherRanksOp(self._keep_bounds(bounds), first, out_first, self._buffers[source], into))
+
+    def _sum_ranks(self, out: str, epilogue: int, multiplier: float) -> None:
+        """What the operation before made as a partial result becomes the sum of all ranks."""
+        size = self._spec.hidden_size
+        self._add(library.SUM_RANKS, CSumRanksOp(size, self._buffer(out, size), epilogue, multiplier))
+
+    def _keep_bounds(self, bounds: Bounds) -> int:
+        return self._keep(torch.tensor(bounds))
+
+    def _buffer(self, name: str, width: int) -> int:
+        """The number of a buffer of activations whose rows have `width` elements at least."""
+        if name not in self._buffers:
+            assert len(self._strides) < MAX_BUFFERS
+            self._buffers[name] = len(self._strides)
+            self._strides.append(0)
+        buffer = self._buffers[name]
+        self._strides[buffer] = max(self._strides[buffer], -(-width // PANEL) * PANEL)
+        return buffer
+
+    def _keep(self, tensor: Tensor) -> int:
+        """The address of a tensor, which lives as long as the program."""
+        self._tensors.append(tensor)
+        return tensor.data_ptr()
+
+    def _add(self, kind: int, item: Structure) -> None:
+        """Norms that follow each other are one pass over the rows."""
+        if isinstance(item, CNormOp) and self._ops and isinstance(self._ops[-1][1], CNormOp):
+            self._norms[-1].next = ctypes.addressof(item)
+        else:
+            self._ops.append((kind, item))
+        if isinstance(item, CNormOp):
+            self._norms.append(item)

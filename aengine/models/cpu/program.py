@@ -1,0 +1,358 @@
+"""The operations of a model for the CPU kernels: what `models/torch/decoder.py` computes, written down once as the structs of
+`kernels/cpu/src/abi.h`.
+
+Owns the order of the operations, the buffers between them, and which part of the weights each one reads.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Callable, Sequence
+from ctypes import c_int64
+from functools import partial
+
+import torch
+
+from aengine.cache import LayerGroups
+from aengine.kernels.activations import Activation
+from aengine.kernels.cpu import library
+from aengine.kernels.cpu.library import (
+    ELEMENTS,
+    CAttentionOp,
+    CEmbedOp,
+    CExpertsOp,
+    CHeadsOp,
+    CKeptOp,
+    CModel,
+    CNorm,
+    COp,
+)
+from aengine.kernels.cpu.pool import stored_dim
+from aengine.kernels.routing import RouterScoring
+from aengine.layers.rotary import cos_sin_cache
+from aengine.models.cpu.operations import Operations
+from aengine.models.cpu.weights import PackedWeights
+from aengine.models.sharding import Bounds, attended_bounds, hidden_bounds, key_bounds, own, query_bounds, width_bounds
+from aengine.models.spec import (
+    Attention,
+    DraftHead,
+    Experts,
+    HeadKind,
+    LatentAttention,
+    Layer,
+    Mlp,
+    ModelSpec,
+    Norm,
+)
+
+_CPU = torch.device("cpu")
+_ACTIVATIONS = {
+    Activation.SILU: library.SILU,
+    Activation.GELU: library.GELU,
+    Activation.GELU_TANH: library.GELU_TANH,
+    Activation.RELU: library.RELU,
+    Activation.RELU_SQUARED: library.RELU_SQUARED,
+    Activation.CLIPPED_SWIGLU: library.CLIPPED_SWIGLU,
+}
+_Product = Callable[[str, int], None]  # writes to a buffer, with an epilogue
+_SCORINGS = {RouterScoring.SOFTMAX: library.SOFTMAX, RouterScoring.SIGMOID: library.SIGMOID}
+
+
+class Program(Operations):
+    """The operations of a model as a `CModel`, with all that it points to; on one of several ranks, those of its part.
+
+    Buffers have names while it is written: the `residual`, what a block reads (`normed`), `qkv`, what was `attended`, the `gated` inner
+    activations of an MLP, the output of a block before its norm (`branch`), and the `hidden` states for the head. Latent attention has the
+    `heads` of its queries, its `latent` keys and values, and the `query` heads that are as wide as these.
+
+    Several ranks all have the whole residual. In exact mode each computes a `slice` of the columns of the residual or branch, from all
+    columns of what was attended and gated; the columns are gathered. Otherwise each makes partial results from its own columns, which are
+    summed.
+    """
+
+    def __init__(
+        self,
+        weights: PackedWeights,
+        num_positions: int,
+        groups: LayerGroups,
+        read: DraftHead | None = None,
+        reader: PackedWeights | None = None,
+    ) -> None:
+        """`groups` are those of the KV pages. `read`: the draft head whose target the model is, and `reader` its weights, where it runs."""
+        super().__init__(weights)
+        spec, shard = weights.spec, weights.shard
+        self._shard = shard
+        self._whole_layers = [weights.whole_spec.layers[index] for index in shard.layers(weights.whole_spec.num_layers)]
+        if spec.learned_positions is not None:
+            num_positions = min(num_positions, spec.learned_positions.count)
+        self._places = groups.places
+        self._read = read
+        self._reader = reader
+        self._tables = {rope: cos_sin_cache(rope, num_positions, _CPU) for rope in spec.ropes}
+        self._write(spec)
+        attention = spec.layers[0].attention
+        self._c_ops = (COp * len(self._ops))(*(COp(kind, ctypes.addressof(item)) for kind, item in self._ops))
+        self._c_strides = (c_int64 * len(self._strides))(*self._strides)
+        self.c = CModel(
+            ops=self._c_ops,
+            head=ctypes.pointer(weights.linears["head"].c) if "head" in weights.linears else None,
+            strides=self._c_strides,
+            num_ops=len(self._ops),
+            num_buffers=len(self._strides),
+            heads=attention.num_heads,
+            kv_heads=attention.num_kv_heads,
+            vocab=spec.vocab_size,
+            num_positions=num_positions,
+            logit_soft_cap=spec.logit_soft_cap,
+            hidden=self._buffers["hidden"],
+            element=ELEMENTS[weights.dtype],
+        )
+        widths = stored_dim(attention.key_dim), stored_dim(attention.value_dim)
+        self.kv_shape = (groups.layers_per_page, attention.num_kv_heads, *widths)
+        """Layers per page, KV heads, and widths of a head's key and value of a pool for the model."""
+
+    @property
+    def kept_width(self) -> int:
+        """The width of hidden states that it keeps by slot; 0: none."""
+        spec = self._spec if self._reader is None else self._reader.spec
+        return 0 if spec.draft_head is None else spec.hidden_size
+
+    @property
+    def hidden_stride(self) -> int:
+        """Elements from one row of the hidden states to the next."""
+        return self._strides[self._buffers["hidden"]]
+
+    def _write(self, spec: ModelSpec) -> None:
+        read, is_last_stage = self._read, self._shard.is_last_stage
+        taps = () if read is None or self._reader is None else read.taps
+        if spec.draft_head is None:
+            self._embed(spec, "residual")
+            self._norm("embedding_norm", None if self._shard.stage else spec.embedding_norm, "residual", "residual")
+        else:
+            self._head_inputs(spec, spec.draft_head)
+        gathers = is_last_stage and (read is None or (read.kind is HeadKind.EAGLE3 and spec.num_layers not in read.taps))
+        for index, layer in enumerate(spec.layers):
+            self._tap(index, taps)
+            self._layer(f"layers.{index}.", index, layer, gathers=gathers and index + 1 == spec.num_layers)
+        self._tap(spec.num_layers, taps)
+        if spec.draft_head is not None and spec.draft_head.kind is HeadKind.EAGLE3:
+            self._kept(library.WRITE_KEPT, "residual")
+        if self._norm("norm", spec.norm, "residual", "hidden", factor=spec.logit_scale) != "hidden":
+            self._buffers["hidden"] = self._buffers["residual"]
+        keeping = spec.draft_head if self._reader is None else read
+        if keeping is not None and keeping.kind is HeadKind.MTP:
+            self._kept(library.WRITE_KEPT, "hidden")
+        if is_last_stage and not gathers:
+            self._gather("hidden")
+
+    def _head_inputs(self, spec: ModelSpec, head: DraftHead) -> None:
+        """What a draft head reads, and the residual that its layer begins with."""
+        size = spec.hidden_size
+        self._embed(spec, "inputs", 2 * size)
+        self._norm("embedding_norm", head.norm, "inputs", "inputs")
+        self._kept(library.READ_KEPT, "inputs", first=size)
+        if head.kind is HeadKind.EAGLE3 and not head.normed_residual:
+            self._kept(library.READ_KEPT, "residual")
+        self._norm("hidden_norm", head.norm, "inputs", "inputs", first=size)
+        if head.kind is HeadKind.MTP:
+            self._linear("combine", "inputs", "residual")
+        elif head.normed_residual:
+            self._copy("inputs", size, "residual", 0, size)
+
+    def _tap(self, index: int, taps: tuple[int, ...]) -> None:
+        """Keeps what the head reads of the residual before a layer; and what it makes of all taps, when there are all of them."""
+        size = self._spec.hidden_size
+        for place in (place for place, tap in enumerate(taps) if tap == index):
+            self._buffer("taps", len(taps) * size)
+            self._copy("residual", 0, "taps", place * size, size)
+        if taps and index == max(taps):
+            assert self._reader is not None
+            self._linear("fuse", "taps", "fused", weights=self._reader)
+            self._kept(library.WRITE_KEPT, "fused")
+
+    def _kept(self, kind: int, rows: str, first: int = 0) -> None:
+        width = self.kept_width
+        self._add(kind, CKeptOp(first, width, self._buffer(rows, first + width)))
+
+    def _embed(self, spec: ModelSpec, name: str, width: int = 0) -> None:
+        """To the first columns of a buffer that is `width` wide, or wide enough; what follows them becomes zero."""
+        tables, learned = self._weights.tables, spec.learned_positions
+        if self._shard.stage:
+            self._add(library.EMBED, CEmbedOp(None, None, spec.hidden_size, self._buffer(name, spec.hidden_size), 1.0))
+            return
+        positions = None if learned is None else self._keep(tables["positions"][learned.offset :])
+        scale = torch.tensor(spec.embedding_scale, dtype=self._weights.dtype).item()
+        out = self._buffer(name, max(width, spec.hidden_size))
+        self._add(library.EMBED, CEmbedOp(tables["embedding"].data_ptr(), positions, spec.hidden_size, out, scale))
+
+    def _layer(self, name: str, index: int, layer: Layer, *, gathers: bool) -> None:
+        """`gathers`: what is computed behind its attention is asked for at the logits indices alone."""
+        head = self._spec.draft_head
+        if head is not None and head.kind is HeadKind.EAGLE3:
+            source = "inputs"
+        else:
+            source = self._norm(f"{name}attention_norm", layer.attention_norm, "residual", "normed")
+        if layer.parallel and layer.mlp_norm is not None:
+            mlp_source = self._norm(f"{name}mlp_norm", layer.mlp_norm, "residual", "mlp_normed")
+        else:
+            mlp_source = source
+        attention, mlp = layer.attention, layer.mlp
+        if isinstance(attention, Attention):
+            self._attention(name, index, attention, source)
+        else:
+            self._latent_attention(name, index, attention, source)
+        if gathers:
+            for buffer in dict.fromkeys(("residual", "attended", *((mlp_source,) if layer.parallel else ()))):
+                self._gather(buffer)
+        attended = "attended"
+        if isinstance(attention, LatentAttention):
+            attended = self._heads(f"{name}value_up", attention.num_heads, 0, "attended", "values")
+        whole, multiplier = self._whole_layers[index], layer.residual_multiplier
+        attended = self._all_columns(attended, attended_bounds(whole.attention, self._shard))
+        output = self._product(f"{name}output", attended, multiplier)
+        if layer.parallel:
+            self._add_branch([output, self._mlp(name, mlp, whole.mlp, mlp_source, multiplier)], "", None, multiplier)
+            return
+        self._add_branch([output], f"{name}post_attention_norm", layer.post_attention_norm, multiplier)
+        mlp_source = self._norm(f"{name}mlp_norm", layer.mlp_norm, "residual", "normed")
+        down = self._mlp(name, mlp, whole.mlp, mlp_source, multiplier)
+        self._add_branch([down], f"{name}post_mlp_norm", layer.post_mlp_norm, multiplier)
+
+    def _attention(self, name: str, index: int, attention: Attention, source: str) -> None:
+        """From `source` to `attended`."""
+        heads, kv_heads, dim = attention.num_heads, attention.num_kv_heads, attention.head_dim
+        self._linear(f"{name}qkv", source, "qkv")
+        norms, stride = [CNorm(), CNorm()], 0
+        qk_norm, query, key, key_first = attention.qk_norm, "qkv", "qkv", heads * dim
+        if qk_norm is not None and qk_norm.whole and self._shard.size > 1:
+            query, key, key_first = self._norm_all_heads(name, index, qk_norm.norm, heads * dim)
+        elif qk_norm is not None and qk_norm.whole:
+            for which, first, width in (("q_norm", 0, heads * dim), ("k_norm", heads * dim, kv_heads * dim)):
+                self._norm(f"{name}{which}", qk_norm.norm, "qkv", "qkv", first=first, width=width)
+        elif qk_norm is not None:
+            norms = [self._head_norm(f"{name}{which}", qk_norm, dim) for which in ("q_norm", "k_norm")]
+            stride = stored_dim(dim) if qk_norm.head_weights else 0
+        rope = attention.rope
+        op = CAttentionOp(
+            None if rope is None else self._tables[rope].data_ptr(),
+            self._weights.vectors[f"{name}sinks"].data_ptr() if attention.sinks else None,
+            self._keep(torch.tensor(attention.slopes)) if attention.slopes else None,
+            *(*norms, stride, *self._places[index], heads, kv_heads, dim, dim),
+            *(0 if rope is None else 2 * len(rope.frequencies), attention.window or 0),
+            *(key_first, (heads + kv_heads) * dim, attention.scale, attention.soft_cap),
+            *(self._buffers[query], self._buffers[key], self._buffers["qkv"], self._buffer("attended", heads * dim)),
+        )
+        self._add(library.ROTATE, op)
+        self._add(library.ATTEND, op)
+
+    def _norm_all_heads(self, name: str, index: int, norm: Norm, width: int) -> tuple[str, str, int]:
+        """Normalises the queries of all ranks together, and the keys. Returns the buffers of this rank's, which has `width` columns of
+        queries, and where its keys begin."""
+        shard, attention = self._shard, self._whole_layers[index].attention
+        assert isinstance(attention, Attention)
+        queries, keys = query_bounds(attention, shard, attention.head_dim), key_bounds(attention, shard)
+        self._gather_ranks("qkv", queries, "all_heads")
+        self._gather_ranks("qkv", keys, "all_heads", first=width, out_first=queries[-1])
+        self._norm(f"{name}q_norm", norm, "all_heads", "all_heads", width=queries[-1])
+        self._norm(f"{name}k_norm", norm, "all_heads", "all_heads", first=queries[-1], width=keys[-1])
+        self._copy("all_heads", queries[shard.index], "query", 0, width)
+        return "query", "all_heads", queries[-1] + shard.index * attention.num_kv_heads // shard.size * attention.head_dim
+
+    def _latent_attention(self, name: str, index: int, attention: LatentAttention, source: str) -> None:
+        """From `source` to `attended`, in the space of the latents. Keys and values are the same row of `latent`."""
+        heads, rope_dim, rank, key_dim = attention.num_heads, attention.rope_dim, attention.kv_lora_rank, attention.key_dim
+        q_rank = attention.q_lora_rank
+        if q_rank is not None:
+            self._linear(f"{name}q_down", source, "q_latent")
+        self._linear(f"{name}kv_down", source, "latent")
+        self._norm(f"{name}kv_down_norm", attention.norm, "latent", "latent", first=rope_dim, width=rank)
+        q, q_source = "q", source
+        if q_rank is not None:
+            q, q_source = "q_up", self._norm(f"{name}q_down_norm", attention.norm, "q_latent", "q_latent", width=q_rank)
+        self._linear(f"{name}{q}", q_source, "heads")
+        self._heads(f"{name}key_up", heads, rope_dim, "heads", "query")
+        latent = self._buffers["latent"]
+        op = CAttentionOp(
+            self._tables[attention.rope].data_ptr(),
+            self._weights.vectors[f"{name}sinks"].data_ptr() if attention.sinks else None,
+            *(None, CNorm(), CNorm(), 0, *self._places[index], heads, 1, key_dim, rank, rope_dim, attention.window or 0),
+            *(0, rope_dim, attention.scale, attention.soft_cap),
+            *(self._buffers["query"], latent, latent, self._buffer("attended", heads * rank)),
+        )
+        self._add(library.ROTATE, op)
+        self._add(library.ATTEND, op)
+
+    def _heads(self, name: str, num_heads: int, copied: int, source: str, out: str) -> str:
+        """Multiplies what follows the first `copied` elements of each head. Returns `out`."""
+        weights = self._weights.grouped[name]
+        first = weights.linears[0]
+        widths = copied + first.in_features, copied + first.out_features
+        into = self._buffer(out, num_heads * widths[1])
+        op = CHeadsOp(ctypes.addressof(weights.c), num_heads, copied, copied, widths[0], copied, widths[1], self._buffers[source], into)
+        self._add(library.HEADS, op)
+        return out
+
+    def _mlp(self, name: str, mlp: Mlp | Experts, whole: Mlp | Experts, source: str, multiplier: float) -> _Product:
+        """The last product, from what is computed now. `whole`: of all ranks."""
+        if isinstance(mlp, Experts):
+            assert isinstance(whole, Experts)
+            return partial(self._experts, name, mlp, whole, source, multiplier)
+        assert isinstance(whole, Mlp)
+        epilogue = library.GATED if mlp.gated else library.ACTIVATE
+        self._linear(f"{name}gate_up" if mlp.gated else f"{name}up", source, "gated", epilogue, activation=_ACTIVATIONS[mlp.activation])
+        return self._product(f"{name}down", self._all_columns("gated", width_bounds(whole, self._shard)), multiplier)
+
+    def _experts(self, name: str, experts: Experts, whole: Experts, source: str, multiplier: float, out: str, epilogue: int) -> None:
+        weights, shard = self._weights, self._shard
+        correction = weights.vectors[f"{name}router_correction"].data_ptr() if experts.correction else None
+        matrices = [weights.grouped[f"{name}experts.{which}"] for which in ("gate_up", "down")]
+        addresses = [ctypes.addressof(each.c) for each in matrices]
+        shared = [library.NO_MATRIX] * 2
+        if experts.shared is not None:
+            names = [f"{name}shared.{which}" for which in ("gate_up", "down")]
+            addresses += [ctypes.addressof(weights.linears[each].c) for each in names]
+            shared = [self._number(each) for each in names]
+        firsts: list[int | None] = [None, None]
+        if shard.size > 1 and shard.exact:
+            mlps = (whole.expert, whole.shared)
+            firsts = [None if mlp is None else self._keep_bounds(width_bounds(mlp, shard)) for mlp in mlps]
+        routing = experts.routing
+        op = CExpertsOp(
+            *(ctypes.addressof(weights.linears[f"{name}router"].c), correction, *addresses, *([None] * (4 - len(addresses)))),
+            *(experts.num_experts, routing.top_k, routing.num_groups, routing.top_groups, routing.group_top, routing.scaling),
+            *(_SCORINGS[routing.scoring], routing.normalize, experts.shared_gate, *shared),
+            *(self._buffers[source], self._buffer(out, matrices[1].linears[0].out_features)),
+            *(epilogue, _ACTIVATIONS[experts.expert.activation], multiplier),
+            *(None if each.orders is None else each.orders.data_ptr() for each in matrices),
+            *firsts,
+        )
+        self._add(library.EXPERTS, op)
+
+    def _product(self, name: str, source: str, multiplier: float) -> _Product:
+        return partial(self._linear, name, source, multiplier=multiplier)
+
+    def _all_columns(self, name: str, bounds: Bounds) -> str:
+        """The buffer that has what a last product reads: in exact mode the columns of all ranks."""
+        if self._shard.size == 1 or not self._shard.exact:
+            return name
+        self._gather_ranks(name, bounds, f"all_{name}")
+        return f"all_{name}"
+
+    def _add_branch(self, products: Sequence[_Product], norm_name: str, norm: Norm | None, multiplier: float) -> None:
+        """Adds the last products of a block, or of parallel ones, to the residual; normed if there is a norm."""
+        out, epilogue = ("residual", library.ADD) if norm is None else ("branch", library.STORE)
+        shard, bounds = self._shard, hidden_bounds(self._spec, self._shard)
+        if shard.size > 1 and shard.exact:
+            if norm is None:
+                columns = own(bounds, shard)
+                self._copy("residual", columns.start, "slice", 0, len(columns))
+            for product in products:
+                product("slice", epilogue)
+            self._gather_ranks("slice", bounds, out)
+        else:
+            for product in products:
+                product(out, epilogue if shard.size == 1 else library.PARTIAL)
+                if shard.size > 1:
+                    self._sum_ranks(out, epilogue, multiplier)
+        if norm is not None:
+            self._norm(norm_name, norm, "branch", "residual", adds=True, multiplier=multiplier)

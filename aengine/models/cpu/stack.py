@@ -1,0 +1,359 @@
+"""The CPU decoder: what `models/torch/decoder.py` computes, from the same named weights, in one call of our kernels per step.
+
+Owns the packed weights of a model and the C struct that describes it. KV pages and scratch come with the call.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from aengine.attention import StepLayout
+from aengine.cache import LayerGroups, layer_groups
+from aengine.kernels.cpu import ops
+from aengine.kernels.cpu.library import (
+    BLOCK,
+    ELEMENTS,
+    MAX_EXPERTS,
+    MAX_HEADS,
+    MAX_KEY_DIM,
+    MAX_VALUE_DIM,
+    PAGE_ELEMENTS,
+    CStep,
+    Workspace,
+    address,
+    address_of_params,
+)
+from aengine.kernels.cpu.ops import PackedAdapter, StepAdapters
+from aengine.kernels.cpu.pool import KvPool
+from aengine.kernels.quantized import Rows
+from aengine.kernels.warm_memory import Allocate, lazy_bytes
+from aengine.models.adapters import Adapter
+from aengine.models.cpu.adapters import pack_adapter
+from aengine.models.cpu.program import Program
+from aengine.models.cpu.weights import PackedWeights
+from aengine.models.sharding import vocab_bounds
+from aengine.models.spec import DraftHead, Experts, LatentAttention, Layer, ModelSpec
+from aengine.parallel.shard import WHOLE, Shard
+
+IntArray = NDArray[np.int32]
+
+
+def unsupported(spec: ModelSpec, dtype: torch.dtype) -> str | None:
+    """Why the kernels cannot run a model, in one line; None: they can."""
+    if dtype not in ELEMENTS:
+        return f"dtype {str(dtype).removeprefix('torch.')} is not one of theirs; choose dtype bfloat16 or float32"
+    attention = spec.layers[0].attention
+    if attention.key_dim % 2 or attention.key_dim > MAX_KEY_DIM or attention.value_dim > MAX_VALUE_DIM:
+        return f"head_dim {attention.key_dim} is not an even number up to {MAX_VALUE_DIM}"
+    if len({(one.num_heads, one.num_kv_heads, one.key_dim, one.value_dim) for one in (layer.attention for layer in spec.layers)}) > 1:
+        return "its layers differ in the number or width of their heads"
+    if spec.norm is None and spec.logit_scale != 1.0:
+        return "logit_scale without a norm before the head"
+    return next((reason for reason in map(_unsupported_layer, spec.layers) if reason is not None), None)
+
+
+def _unsupported_layer(layer: Layer) -> str | None:
+    attention = layer.attention
+    if isinstance(attention, LatentAttention):
+        if attention.kv_lora_rank % BLOCK or attention.nope_dim % BLOCK or attention.num_heads > MAX_HEADS:
+            widths = f"kv_lora_rank {attention.kv_lora_rank} and nope_dim {attention.nope_dim}"
+            return f"latent attention with {widths}, which are to be multiples of {BLOCK}, or with more than {MAX_HEADS} heads"
+    elif attention.qk_norm is not None and attention.qk_norm.whole and attention.num_kv_heads * attention.head_dim % BLOCK:
+        return f"a norm of all keys of a token whose width {attention.num_kv_heads * attention.head_dim} is not a multiple of {BLOCK}"
+    if isinstance(layer.mlp, Experts):
+        shared = layer.mlp.shared or layer.mlp.expert
+        if layer.mlp.num_experts > MAX_EXPERTS:
+            return f"{layer.mlp.num_experts} experts; the most is {MAX_EXPERTS}"
+        if not (shared.gated and layer.mlp.expert.gated and shared.activation is layer.mlp.expert.activation):
+            return "experts that are not gated, or have other activations than the shared one"
+    if layer.parallel and (layer.post_attention_norm or layer.post_mlp_norm):
+        return "norms after parallel blocks"
+    return None
+
+
+@dataclass(frozen=True, slots=True)
+class LastTokens:
+    """How tokens go from one step to the next without the host: contiguous int32 arrays."""
+
+    tokens: IntArray  # [rows], the last token of each row
+    input_rows: IntArray  # rows whose last tokens become the first ids of the step when it begins
+    output_rows: IntArray  # [m], rows whose last tokens become the sampled ones when the step ends; or none
+
+
+@dataclass(frozen=True, slots=True)
+class KeptHidden:
+    """Hidden states that a draft head reads, kept by slot as keys and values are."""
+
+    states: Tensor  # [slots of the pool, width], contiguous, of the model's dtype
+    slots: IntArray  # where the step keeps its own: of each of its tokens, or for a head of each logits index; -1: nowhere
+
+
+class StepArguments:
+    """A `CStep` and the arrays that it points to, which live as long as the object."""
+
+    def __init__(
+        self,
+        layout: StepLayout,
+        token_ids: IntArray,
+        logits_indices: IntArray,
+        hidden: Tensor | None,
+        sampled: NDArray[np.int64] | None,
+        draw_params: NDArray[np.void] | None,
+        last_tokens: LastTokens,
+        kept: KeptHidden | None = None,
+        inputs: Tensor | None = None,
+        adapters: StepAdapters | None = None,
+    ) -> None:
+        """`draw_params` are of `DRAW_PARAMS`. Raises ValueError for too many or too few ids, draws or rows, and for last tokens that could
+        not be written back."""
+        indices = (layout.qo_indptr, layout.kv_indptr, layout.kv_indices, layout.last_page_len)
+        rows = (last_tokens.tokens, last_tokens.input_rows, last_tokens.output_rows)
+        given = (token_ids, layout.positions, layout.slot_mapping, *indices, logits_indices, *rows)  # as the fields of `CStep`
+        arrays = [np.ascontiguousarray(array, dtype=np.int32) for array in given]
+        kept_slots = None if kept is None else np.ascontiguousarray(kept.slots, dtype=np.int32)
+        self._keep = (arrays, hidden, sampled, draw_params, kept, kept_slots, inputs, adapters)
+        num_tokens, num_logits = layout.num_tokens, len(logits_indices)
+        tokens, num_inputs, num_outputs = map(len, rows)
+        self.c = CStep(
+            *map(address, arrays),
+            None if hidden is None else hidden.data_ptr(),
+            None if sampled is None else address(sampled),
+            None if draw_params is None else address_of_params(draw_params, num_logits),
+            None if kept is None else kept.states.data_ptr(),
+            None if kept_slots is None else address(kept_slots),
+            None if inputs is None else inputs.data_ptr(),
+            None if adapters is None else ctypes.pointer(adapters.c),
+            *(num_tokens, len(layout.last_page_len), num_logits, tokens, num_inputs, num_outputs, len(layout.kv_indices)),
+            0 if kept_slots is None else len(kept_slots),
+        )
+        if len(token_ids) != num_tokens:
+            raise ValueError(f"there are {len(token_ids)} token ids for {num_tokens} positions")
+        if arrays[-3] is not last_tokens.tokens:
+            found = f"{last_tokens.tokens.dtype} with strides {last_tokens.tokens.strides}"
+            raise ValueError(f"the last tokens are not contiguous int32, but {found}")
+        num_sampled = 0 if sampled is None else num_logits
+        if num_inputs > num_tokens or num_outputs not in (0, num_sampled):
+            raise ValueError(f"{num_inputs} input rows and {num_outputs} output rows do not fit {num_tokens} tokens, {num_sampled} sampled")
+
+
+@dataclass(eq=False)
+class PreparedStep:
+    """One step of a stack, ready for the call, which releases the GIL at once. Token ids may change until then."""
+
+    _workspace: Workspace
+    _arguments: tuple[Any, ...]
+    _keep: object  # what the arguments point to
+    hidden: Tensor | None
+    """[m, hidden_size], filled by `run`: normed hidden states at the logits indices, for the head. None: the step samples."""
+    sampled: NDArray[np.int64] | None
+    """[m], filled by `run`: the next tokens at the logits indices, of a step that samples."""
+    impossible: NDArray[np.bool_] | None = None
+    """[m], set by `run`: which of them no logit allows, since the largest is NaN or minus infinity; None: none of them."""
+
+    def begin(self) -> None:
+        """Starts the step on other threads and returns at once. The workspace serves nothing else until `run` has returned.
+
+        Does nothing for a step that `run` will refuse with an error.
+        """
+        if self._workspace.kernels.begin_layers(*self._arguments) == 0:
+            self._workspace.running = self
+
+    @property
+    def has_begun(self) -> bool:
+        """Whether it has begun and is not finished."""
+        return self._workspace.running is self
+
+    def run(self, following: PreparedStep | None = None, hold: ctypes.c_int32 | None = None) -> None:
+        """Runs the step, or its rest if it has begun. In that case `following` begins right after it, within the same call, unless `hold`
+        is not 0 at that moment.
+
+        Raises ValueError for ids, positions, slots or pages out of range; nothing is written then. ExchangeError: other ranks did not
+        take part.
+        """
+        workspace = self._workspace
+        if workspace.running is not self:
+            workspace.check(workspace.kernels.run_layers(*self._arguments))
+        else:
+            workspace.running = None
+            if following is None:
+                workspace.check(workspace.kernels.finish_layers(workspace.handle))
+            elif workspace.kernels.finish_and_begin(*following._arguments, hold) == 0:
+                workspace.running = following
+        if self.sampled is not None and np.count_nonzero(impossible := self.sampled < 0):
+            self.impossible = impossible
+            np.invert(self.sampled, out=self.sampled, where=impossible)
+
+
+class DecoderStack:
+    """A model with packed weights. One workspace and one pool per concurrent user."""
+
+    def __init__(
+        self,
+        workspace: Workspace,
+        spec: ModelSpec,
+        weights: Iterable[tuple[str, Sequence[Rows]]],
+        num_positions: int,
+        *,
+        dtype: torch.dtype,
+        groups: LayerGroups | None = None,
+        quantization: str = "none",
+        allocate: Allocate = lazy_bytes,
+        target: DecoderStack | None = None,
+        shard: Shard = WHOLE,
+    ) -> None:
+        """Packs each of `weights` as it comes: the names of `sharded_weights(spec, shard)` with their parts, consecutive rows of a
+        parameter. Only the embedding is kept unpacked: if it has `dtype` it is not copied, so it may stay in a mapped file.
+
+        It can be called with positions below `num_positions`. `groups`: of the KV; None: all layers are in one. `quantization` is
+        that of `EngineConfig`. `allocate` makes the memory of packed matrices. `target`: of a draft head. `shard`: what this rank computes
+        of the model `spec`; positions, groups and KV are those of its layers and heads.
+        Raises ValueError for a model that `unsupported` names, and for weights that are missing, unknown or of another shape.
+        """
+        reason = unsupported(spec, dtype)
+        if reason is not None:
+            raise ValueError(reason)
+        self._weights = PackedWeights(spec, dtype, shard)
+        self.spec = self._weights.spec
+        self.dtype = dtype
+        self._groups = groups or layer_groups([None] * self.spec.num_layers)
+        self._weights.take(workspace, weights, quantization, allocate)
+        if target is not None:
+            self._weights.share(target._weights)
+        self._quantization = quantization
+        self._num_positions = num_positions
+        self._served: tuple[DraftHead | None, DecoderStack | None] = None, None
+        self._program = self._make_program(self._weights)
+
+    def serve(self, head: DraftHead, stack: DecoderStack | None) -> None:
+        """From now on steps keep the hidden states that a draft head reads. Before any step is prepared. `stack`: of the head; None on the
+        ranks that do not run it, which compute what those steps need."""
+        self._served = head, stack
+        self._program = self._make_program(self._weights)
+
+    def pack(self, workspace: Workspace, weights: Iterable[tuple[str, Sequence[Rows]]]) -> tuple[PackedWeights, Program | None]:
+        """Other weights of the same model, for `use`; as the stack was built. May run beside steps, in a workspace of its own."""
+        packed = PackedWeights(self._weights.whole_spec, self.dtype, self._weights.shard)
+        packed.take(workspace, weights, self._quantization, lazy_bytes)
+        return packed, self._make_program(packed) if self._served[1] is None else None  # the head's weights may be others by then
+
+    def use(self, weights: PackedWeights, program: Program | None) -> None:
+        """Computes with other weights from now on, and so does a draft head with those of them that it shares. Steps that were prepared
+        before are void."""
+        self._weights = weights
+        _, stack = self._served
+        if stack is not None:
+            stack._weights.share(weights)
+            stack._program = stack._make_program(stack._weights)
+        self._program = program or self._make_program(weights)
+
+    def drop(self) -> None:
+        """Gives the weights up, and those of them that a draft head shares. Before either is called again the stack is to `use` others."""
+        _, stack = self._served
+        if stack is not None:
+            stack._weights.unshare()
+            del stack._program
+        self._weights = PackedWeights(self._weights.whole_spec, self.dtype, self._weights.shard)
+        del self._program
+
+    def _make_program(self, weights: PackedWeights) -> Program:
+        head, stack = self._served
+        return Program(weights, self._num_positions, self._groups, head, None if stack is None else stack._weights)
+
+    def pack_adapter(self, adapter: Adapter) -> PackedAdapter:
+        """What steps of this stack take. From any thread, while steps run. Raises AdapterError for one that does not fit the model."""
+        return pack_adapter(self._weights, self._program.matrices, adapter)
+
+    @property
+    def kept_width(self) -> int:
+        """The width of the hidden states that steps read or keep by slot; 0: they do not."""
+        return self._program.kept_width
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the packed weights; without the embedding, which may be mapped."""
+        return self._weights.nbytes
+
+    def prepare(
+        self,
+        workspace: Workspace,
+        pool: KvPool,
+        layout: StepLayout,
+        token_ids: IntArray,
+        logits_indices: IntArray,
+        *,
+        greedy: bool = False,
+        draw_params: NDArray[np.void] | None = None,
+        last_tokens: LastTokens,
+        kept: KeptHidden | None = None,
+        inputs: Tensor | None = None,
+        adapters: StepAdapters | None = None,
+    ) -> PreparedStep:
+        """A step that writes keys and values of [T] `token_ids` at the layout's slots.
+
+        At the [m] `logits_indices` it brings hidden states; or next tokens, if it is `greedy` or has [m] `draw_params` (of `DRAW_PARAMS`).
+        What a token gets depends on its own sequence alone: not on other rows, the cut into chunks, or the number of threads. `kept` is for
+        a draft head, and for the model that it reads hidden states of. Of several stages, those but the last bring the residual [T,
+        hidden_size] of all tokens, and those but the first are given it as `inputs`, contiguous.
+        `adapters` are those of the tokens.
+        Raises ValueError for a pool or hidden states of another shape, and for another number of ids, draws or slots than there are tokens.
+        """
+        c = pool.c
+        shape, elements = (c.layers_per_page, c.kv_heads, c.key_dim, c.value_dim), (ELEMENTS[self.dtype], PAGE_ELEMENTS[torch.int8])
+        if shape != self._program.kv_shape or c.element not in elements:
+            raise ValueError("the pool's layers, KV heads, widths or dtype are not the model's")
+        if len(layout.kv_indices) != len(self._groups.windows):
+            raise ValueError(f"the layout has {len(layout.kv_indices)} layer groups, not {len(self._groups.windows)}")
+        self._check_kept(kept, pool, layout.num_tokens if self.spec.draft_head is None else len(logits_indices))
+        samples, shard = greedy or draw_params is not None, self._weights.shard
+        if shard.num_ranks > 1:
+            self._check_rank(workspace, shard, samples, inputs, layout.num_tokens)
+        if adapters is not None:
+            adapters.check(layout.num_tokens, len(self._program.matrices))
+        num_rows = len(logits_indices) if shard.is_last_stage else layout.num_tokens
+        hidden = None if samples else torch.empty(num_rows, self._program.hidden_stride, dtype=self.dtype)
+        sampled = np.empty(len(logits_indices), np.int64) if samples else None
+        step = StepArguments(layout, token_ids, logits_indices, hidden, sampled, draw_params, last_tokens, kept, inputs, adapters)
+        arguments = (ctypes.byref(self._program.c), ctypes.byref(pool.c), ctypes.byref(step.c), workspace.handle, workspace.threads)
+        used = None if hidden is None else hidden[:, : self.spec.hidden_size]
+        return PreparedStep(workspace, arguments, (self, pool, step), used, sampled)
+
+    def _check_kept(self, kept: KeptHidden | None, pool: KvPool, num_rows: int) -> None:
+        width = self.kept_width
+        if kept is None and not width:
+            return
+        shape = (pool.c.num_pages * pool.c.page_size, width)
+        if kept is None or kept.states.shape != shape or kept.states.dtype != self.dtype or not kept.states.is_contiguous():
+            raise ValueError(f"the model keeps hidden states {list(shape)} of {self.dtype}")
+        if len(kept.slots) != num_rows:
+            raise ValueError(f"there are {len(kept.slots)} slots for hidden states of {num_rows} tokens")
+
+    def _check_rank(self, workspace: Workspace, shard: Shard, samples: bool, inputs: Tensor | None, num_tokens: int) -> None:
+        size = 1 if workspace.exchange is None else workspace.exchange.c.size
+        if shard.size > 1 and size != shard.size:
+            raise ValueError(f"the workspace's exchange is between {size} ranks, and the model is on {shard.size}")
+        if samples:
+            raise ValueError("a step of one of several ranks cannot sample")
+        shape = (num_tokens, self.spec.hidden_size) if shard.stage else None
+        found = None if inputs is None else tuple(inputs.shape)
+        if found != shape or (inputs is not None and (inputs.dtype != self.dtype or not inputs.is_contiguous())):
+            raise ValueError(f"inputs of shape {found} are not {shape} of {self.dtype}, which this stage begins with")
+
+    def logits(self, workspace: Workspace, hidden: Tensor, adapters: StepAdapters | None = None) -> Tensor:
+        """[m, hidden_size] of `PreparedStep.hidden` -> [m, vocab_size] float32; of several ranks, this rank's columns of them. `adapters`:
+        of the rows."""
+        if adapters is not None:
+            adapters.check(len(hidden), len(self._program.matrices))
+        return ops.logits(workspace, hidden, self._weights.linears["head"], self.spec.logit_soft_cap, adapters)
+
+    def gather_logits(self, workspace: Workspace, part: Tensor) -> Tensor | None:
+        """The `logits` of all ranks, [m, vocab_size], on the first of them; None on the others. All call it. Raises ExchangeError."""
+        shard = self._weights.shard
+        return part if shard.size == 1 else ops.gather_ranks(workspace, part, vocab_bounds(self.spec, shard))

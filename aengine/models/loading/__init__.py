@@ -1,0 +1,1 @@
+"""Weights on their way from files, or from elsewhere, to the names of the house."""

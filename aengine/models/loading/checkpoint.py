@@ -1,0 +1,185 @@
+"""The tensors of a checkpoint, whatever the format of its files: name -> shape, dtype, and how to get it.
+
+Files are memory-mapped, so a tensor that is not used is not read. Knows nothing of the model that the tensors are of.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import math
+import mmap
+import os
+import pathlib
+import pickle
+import re
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+from torch import Tensor
+
+from aengine.api.errors import ModelLoadError, one_line
+from aengine.kernels.quantized import Rows
+from aengine.models.config.json_file import require_regular
+from aengine.models.gguf.file import BLOCKS
+from aengine.models.gguf.tensors import read_tensors
+from aengine.models.loading.hub import find_checkpoint, shortened
+from aengine.models.other_formats import format_of_tensors
+
+DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16, "float64": torch.float64}
+"""Those of weights that are not quantised, by the names that `StoredTensor` has for them."""
+_CODES = ("int8", "uint8", "int32", "int64", "float8_e4m3fn", "float8_e8m0fnu")
+_ITEMSIZES: dict[str, int] = {name: getattr(torch, name).itemsize for name in (*DTYPES, *_CODES)}
+_SAFETENSORS_DTYPES = {
+    **{"F32": "float32", "F16": "float16", "BF16": "bfloat16", "F64": "float64"},
+    **{"I8": "int8", "U8": "uint8", "I32": "int32", "I64": "int64", "F8_E4M3": "float8_e4m3fn", "F8_E8M0": "float8_e8m0fnu"},
+}
+_libc = ctypes.CDLL(None)
+_STRIDE = 4 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class StoredTensor:
+    shape: tuple[int, ...]
+    dtype: str  # as torch calls it, a key of `BLOCKS`, or the file's own name of one that no format of weights has
+    get: Callable[[], Rows]  # on the CPU, contiguous; mapped from the file where the format allows it; rows of `BLOCKS` may be quantised
+    part: Callable[[range], Rows] | None = None  # some of the rows of a matrix, where that takes less than to `get` all of them
+    file: pathlib.Path | None = None  # that it is read from
+
+    def tensor(self) -> Tensor:
+        """Read the whole tensor as numbers; what is quantised becomes float32."""
+        rows = self.get()
+        return rows if isinstance(rows, Tensor) else rows.dequantized()
+
+    @property
+    def nbytes(self) -> int:
+        """Raises KeyError for a dtype that no format of weights has."""
+        if self.dtype in BLOCKS:
+            values, size = BLOCKS[self.dtype]
+            return math.prod(self.shape) // values * size
+        return math.prod(self.shape) * _ITEMSIZES[self.dtype]
+
+
+@dataclass(frozen=True, slots=True)
+class Checkpoint:
+    tensors: Mapping[str, StoredTensor]
+    duplicates: tuple[str, ...]  # the names that more than one file has
+
+
+def open_checkpoint(model_dir: pathlib.Path, load_format: str = "auto") -> Checkpoint:
+    """Reads the headers of all files. Raises ModelLoadError for files that are missing or broken, and for an index that does not match."""
+    files = find_checkpoint(model_dir, load_format)
+    tensors: dict[str, StoredTensor] = {}
+    duplicates: list[str] = []
+    for name in files.names:
+        read = _READERS.get(pathlib.Path(name).suffix, _read_torch)
+        for tensor_name, tensor in read(model_dir / name):
+            if tensor_name in tensors:
+                duplicates.append(tensor_name)
+            tensors[tensor_name] = tensor
+    absent = [name for name in files.weight_map or () if name not in tensors]
+    if absent:
+        raise ModelLoadError(f"{model_dir / str(files.index)} lists {shortened(absent)}, which none of its files has")
+    if not tensors:
+        raise ModelLoadError(f"{model_dir / files.names[0]} holds no tensors")
+    other_format = format_of_tensors(tensors)
+    if other_format:
+        raise ModelLoadError(f"the weights in {model_dir} are in {other_format}")
+    return Checkpoint(tensors, tuple(duplicates))
+
+
+def checkpoint_dtype(model_dir: pathlib.Path, load_format: str = "auto") -> torch.dtype:
+    """The dtype of a checkpoint's first tensor of a supported one, for a config.json without a dtype. Raises ModelLoadError."""
+    tensors = open_checkpoint(model_dir, load_format).tensors
+    dtypes = (DTYPES[tensor.dtype] for tensor in tensors.values() if tensor.dtype in DTYPES)
+    return next(dtypes, torch.float32)
+
+
+def read_from_disk(tensor: Rows) -> None:
+    """Has the system read a mapped tensor from its file, without waiting for the data. May wait for the disk to take the requests.
+    Quantised rows have been read."""
+    if not isinstance(tensor, Tensor):
+        return
+    # Columns of rows are in nearly all pages of these.
+    last = sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True)) if tensor.numel() else -1
+    first, end = tensor.data_ptr() // mmap.PAGESIZE * mmap.PAGESIZE, tensor.data_ptr() + (last + 1) * tensor.itemsize
+    for start in range(first, end, _STRIDE):
+        _libc.madvise(ctypes.c_void_p(start), ctypes.c_size_t(min(_STRIDE, end - start)), mmap.MADV_WILLNEED)
+
+
+class MappedPages:
+    """Mapped files of a checkpoint whose tensors were read. Their pages are in the memory of the process until they are given back."""
+
+    def __init__(self) -> None:
+        self._ranges: dict[tuple[int, int], None] = {}
+
+    def note(self, rows: Rows, file: pathlib.Path | None) -> None:
+        """Note the mapped pages that `rows`, read from `file`, lie in. What is not mapped from there is left alone."""
+        if file is None or not isinstance(rows, Tensor) or any(start <= rows.data_ptr() < end for start, end in self._ranges):
+            return
+        path = os.path.realpath(file)
+        with suppress(OSError), open("/proc/self/maps") as maps:  # of Linux
+            for line in maps:
+                addresses, _, _, _, inode, *name = line.split(maxsplit=5)
+                start, end = (int(address, 16) for address in addresses.split("-"))
+                if start <= rows.data_ptr() < end and inode != "0" and name and name[0].rstrip("\n") == path:
+                    self._ranges[start, end] = None
+
+    def give_back(self) -> None:
+        """A tensor that is still used is read from the file again, which the system usually still has in memory."""
+        for start, end in self._ranges:
+            _libc.madvise(ctypes.c_void_p(start), ctypes.c_size_t(end - start), mmap.MADV_DONTNEED)
+
+
+def read_safetensors(path: pathlib.Path) -> Iterator[tuple[str, StoredTensor]]:
+    """The tensors of a file, mapped. Raises ModelLoadError."""
+    require_regular(path)
+    try:
+        file: Any = safe_open(path, framework="pt", device="cpu")
+    except (SafetensorError, OSError) as error:
+        raise ModelLoadError(f"{path} is not a safetensors file, or corrupt or truncated: {one_line(error)}") from error
+    for name in file.keys():  # noqa: SIM118 - a safetensors handle is not iterable
+        header = file.get_slice(name)
+        dtype = header.get_dtype()
+        yield (
+            name,
+            StoredTensor(tuple(header.get_shape()), _SAFETENSORS_DTYPES.get(dtype, dtype), partial(file.get_tensor, name), file=path),
+        )
+
+
+def _read_torch(path: pathlib.Path) -> Iterator[tuple[str, StoredTensor]]:
+    require_regular(path)
+    try:
+        with path.open("rb") as file:
+            mapped = file.read(4) == b"PK\x03\x04"  # files of torch before 1.6 are no zip archives, and cannot be mapped
+        tensors: Any = torch.load(path, map_location="cpu", weights_only=True, mmap=mapped)
+    except pickle.UnpicklingError as error:
+        found = re.search(r"GLOBAL (\S+)", str(error))
+        what = f" ({found[1]})" if found else ""
+        raise ModelLoadError(
+            f"{path} is corrupt, or holds Python objects{what}, which are not loaded: they could run any code; only tensors are"
+        ) from error
+    except Exception as error:  # of many types
+        raise ModelLoadError(f"{path} is not a file of PyTorch tensors, or corrupt or truncated: {one_line(error, 200)}") from error
+    if not isinstance(tensors, dict):
+        raise ModelLoadError(f"{path} holds a {type(tensors).__name__}, not a dictionary of tensors")
+    for name, tensor in tensors.items():
+        if not isinstance(name, str) or not isinstance(tensor, Tensor):
+            raise ModelLoadError(f"{path} holds {name!r} of type {type(tensor).__name__}; only tensors are supported")
+        if tensor.is_meta:
+            raise ModelLoadError(f"{path} holds {name!r} without its numbers, on torch's device meta")
+        dtype = str(tensor.dtype).removeprefix("torch.") if tensor.layout == torch.strided else str(tensor.layout)
+        yield name, StoredTensor(tuple(tensor.shape), dtype, tensor.detach().contiguous, file=path)
+
+
+def _read_gguf(path: pathlib.Path) -> Iterator[tuple[str, StoredTensor]]:
+    for name, shape, kind, get, part in read_tensors(path):
+        yield name, StoredTensor(shape, kind, get, part, path)
+
+
+_READERS = {".safetensors": read_safetensors, ".gguf": _read_gguf}
+"""By the suffix of files; those of the others are PyTorch's."""

@@ -1,0 +1,80 @@
+"""What a model is that cannot be loaded as it is: checkpoints in the formats of other programs, and models that generate no text.
+
+Owns one sentence for each, which names what the files are and what to take instead. Imports no torch.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Mapping
+from typing import Any
+
+from aengine.api.errors import ModelLoadError
+
+_CONVERTED = "take the checkpoint of the same model with config.json and model*.safetensors"
+_META = f"the original format of Meta: {_CONVERTED}, or convert it with convert_llama_weights_to_hf.py of transformers"
+_MISTRAL = f"the format of Mistral's own library: {_CONVERTED}, or convert it with convert_mistral_weights_to_hf.py of transformers"
+_EITHER = f"the format of Meta or Mistral: {_CONVERTED}"
+_MLX = "the format of MLX: take the checkpoint that it was converted from, or one quantised as GPTQ, AWQ, FP8 or GGUF"
+_HEADS = {
+    "SequenceClassification": "gives scores of whole texts",
+    "TokenClassification": "gives labels of tokens",
+    "QuestionAnswering": "finds answers in a given text",
+    "MultipleChoice": "chooses one of several given answers",
+    "NextSentencePrediction": "tells whether one sentence follows another",
+    "MaskedLM": "fills in masked words",
+    "ImageClassification": "gives labels of images",
+    "AudioClassification": "gives labels of recordings",
+}
+_HEAD = re.compile(rf"\w+For({'|'.join(_HEADS)})")
+_ENCODERS = frozenset(
+    [
+        *("albert", "bert", "camembert", "convbert", "data2vec-text", "deberta", "deberta-v2", "distilbert", "electra", "ernie", "esm"),
+        *("eurobert", "flaubert", "ibert", "layoutlm", "longformer", "luke", "megatron-bert", "mobilebert", "modernbert", "mpnet"),
+        *("new", "nomic_bert", "nystromformer", "rembert", "roberta", "roberta-prelayernorm", "roformer", "squeezebert", "xlm-roberta"),
+        *("xlm-roberta-xl", "xmod"),
+    ]
+)
+
+
+def refuse_config(config: Mapping[str, Any]) -> None:
+    """Raises ModelLoadError for the config.json of a model that generates no text, or of a checkpoint that MLX wrote."""
+    names = config.get("architectures")
+    name = names[0] if isinstance(names, list) and names and isinstance(names[0], str) else ""
+    head = _HEAD.fullmatch(name)
+    if head is not None:
+        raise ModelLoadError(
+            f"{name} is a model that {_HEADS[head[1]]} and generates none: take a ...ForCausalLM checkpoint, or run this one with a"
+            " pipeline of transformers"
+        )
+    model_type = config.get("model_type")
+    if isinstance(model_type, str) and model_type in _ENCODERS and "LM" not in name and not config.get("is_decoder"):
+        raise ModelLoadError(
+            f"{name or model_type} is an encoder, which gives vectors and no next token: run it with sentence-transformers, or take a"
+            " decoder (...ForCausalLM) that embeddings can be made with"
+        )
+    described = config.get("quantization") or config.get("quantization_config")
+    if isinstance(described, dict) and {"group_size", "bits"} <= described.keys() and "quant_method" not in described:
+        raise ModelLoadError(f"the weights are quantised in {_MLX}")
+
+
+def format_without_config(names: Collection[str]) -> str:
+    """The format of a directory without config.json that has files of these names, and what to do; empty for one that is not known."""
+    if any(re.fullmatch(r"weights.*\.npz", name) for name in names):
+        return f"its *.npz files are in {_MLX}"
+    if "params.json" not in names:
+        return ""
+    if any(re.fullmatch(r"consolidated.*\.pth", name) for name in names):
+        return f"its params.json and consolidated.*.pth are in {_META}"
+    if any(re.fullmatch(r"tekken\.json|consolidated.*\.safetensors", name) for name in names):
+        return f"its params.json and consolidated*.safetensors are in {_MISTRAL}"
+    return f"its params.json is of {_EITHER}"
+
+
+def format_of_tensors(names: Collection[str]) -> str:
+    """The format of a checkpoint whose tensors have these names, and what to do; empty for that of Hugging Face, and an unknown one."""
+    if "layers.0.attention.wq.weight" in names and "tok_embeddings.weight" in names:
+        return _META if "rope.freqs" in names else _EITHER
+    if any(name.endswith(".scales") for name in names) and any(name.endswith(".biases") for name in names):
+        return _MLX
+    return ""

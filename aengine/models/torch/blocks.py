@@ -1,0 +1,341 @@
+"""Blocks of the torch decoder: norms, grouped-query attention, multi-head latent attention in absorbed form (DeepSeek-V2, 2024, section
+2.1), MLPs, and experts, where a router gives each token to a few of many MLPs.
+
+A block is built from its description and its layer's weights, and maps activations [T, hidden_size] to the same shape. Does not know
+where its result is added; knows nothing of batches or checkpoints.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import TYPE_CHECKING, TypeAlias, cast
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from aengine.attention import AttentionStep
+from aengine.kernels.activations import activated
+from aengine.kernels.layer_params import ExpertLinear, ExpertMlp, Rotation, SharedOutput
+from aengine.kernels.quantize import Float8Rows
+from aengine.layers.adapters import AdapterTable
+from aengine.layers.collectives import ONE_RANK, Collectives, ExpertExchange, RowParallel
+from aengine.layers.ops import Activations, LayerOps, LinearMethod
+from aengine.models.spec import Attention, Experts, LatentAttention, Mlp, Norm, NormKind
+
+if TYPE_CHECKING:
+    from aengine.kernels.triton.codes import Codes
+
+
+Linear = Callable[[Activations], Tensor]
+Weight: TypeAlias = "Tensor | LinearMethod | Codes"
+"""A parameter of a model on its device; a matrix that is quantised there is what multiplies with it, or the codes of experts."""
+
+PLUS_ONE = ".plus_one"
+
+
+def tensors_of(weight: Weight) -> tuple[Tensor, ...]:
+    return (weight,) if isinstance(weight, Tensor) else weight.tensors
+
+
+def same_form(one: Weight, other: Weight) -> bool:
+    """Whether the tensors of one can take the numbers of the other."""
+    if type(one) is not type(other) or (not isinstance(one, Tensor) and not isinstance(other, Tensor) and one.form != other.form):
+        return False
+    pairs = zip(tensors_of(one), tensors_of(other), strict=True)
+    return all(ours.shape == theirs.shape and ours.dtype is theirs.dtype for ours, theirs in pairs)
+
+
+@dataclass(frozen=True, slots=True)
+class Weights:
+    """The weights of a model whose names begin with `prefix`."""
+
+    all: dict[str, Weight]
+    prefix: str = ""
+    adapters: AdapterTable | None = None
+
+    def below(self, prefix: str) -> Weights:
+        """Return the weights whose names go on with `prefix`."""
+        return replace(self, prefix=self.prefix + prefix)
+
+    def __getitem__(self, name: str) -> Tensor:
+        tensor = self.all[self.prefix + name]
+        assert isinstance(tensor, Tensor)
+        return tensor
+
+    def get(self, name: str) -> Tensor | None:
+        return self[name] if self.prefix + name in self.all else None
+
+    def plus_one(self, name: str) -> Tensor:
+        """1 + w in float32, which is kept among the weights."""
+        return cast(Tensor, self.all.setdefault(f"{self.prefix}{name}{PLUS_ONE}", self[name].float() + 1.0))
+
+    def linear(self, name: str) -> Linear:
+        """With what adapters add, if there may be any."""
+        weight, bias = self.all[f"{self.prefix}{name}.weight"], self.get(f"{name}.bias")
+        method = partial(F.linear, weight=weight) if isinstance(weight, Tensor) else cast(LinearMethod, weight)
+        linear = partial(method, bias=bias)
+        return linear if self.adapters is None else self.adapters.linear(self.prefix + name, linear)
+
+    def takes_float8(self, name: str) -> bool:
+        """Whether the `linear` is to be given `Float8Rows` where these cost nothing. Adapters are multiplied with what is not rounded."""
+        return self.adapters is None and getattr(self.all[f"{self.prefix}{name}.weight"], "takes_float8", False)
+
+    def experts(self, name: str) -> ExpertLinear:
+        return ExpertLinear(cast("Tensor | Codes", self.all[f"{self.prefix}{name}.weight"]), self.get(f"{name}.bias"))
+
+
+class Normalize:
+    """A norm over the last dimension of activations."""
+
+    def __init__(self, norm: Norm, weights: Weights, name: str, ops: LayerOps) -> None:
+        self._norm = norm
+        self._ops = ops
+        stored = f"{name}.weight"
+        self.weight, self._bias = weights.plus_one(stored) if norm.unit_offset else weights[stored], weights.get(f"{name}.bias")
+
+    def float8(self, x: Tensor, residual: Tensor | None) -> Float8Rows:
+        """What the norm of x makes, or that of its sum with a residual, which the sum overwrites."""
+        if self._norm.kind is NormKind.RMS:
+            return self._ops.rms_norm_float8(x, residual, self.weight, self._norm.eps)
+        return self._ops.float8(self(x if residual is None else residual.add_(x)))
+
+    def __call__(self, x: Tensor) -> Tensor:
+        if self._norm.kind is NormKind.RMS:
+            return self._ops.rms_norm(x, self.weight, self._norm.eps)
+        return F.layer_norm(x, x.shape[-1:], self.weight, self._bias, self._norm.eps)
+
+    def of_sum(self, x: Tensor, residual: Tensor) -> tuple[Tensor, Tensor]:
+        """The norm of the sum of both, and the sum. Both are given up."""
+        if self._norm.kind is NormKind.RMS:
+            return self._ops.add_rms_norm(x, residual, self.weight, self._norm.eps)
+        total = residual + x
+        return self(total), total
+
+
+class NormalizeHeads(Normalize):
+    """A norm of [T, heads, head_dim] queries or keys, as `attention.qk_norm` says."""
+
+    def __init__(self, attention: Attention, weights: Weights, name: str, ops: LayerOps, collectives: Collectives | None = None) -> None:
+        """`collectives`: of ranks that have some of the heads each. The weight of a norm over all heads is that of all."""
+        assert attention.qk_norm is not None
+        super().__init__(attention.qk_norm.norm, weights, name, ops)
+        self._qk_norm = attention.qk_norm
+        self._collectives = collectives
+
+    def __call__(self, heads: Tensor) -> Tensor:
+        tokens, num_heads, head_dim = heads.shape
+        if self._qk_norm.whole and self._collectives is not None:
+            return self._whole(heads, self._collectives)
+        if self._qk_norm.whole:
+            return super().__call__(heads.flatten(1)).view(tokens, num_heads, head_dim)
+        if self._qk_norm.head_weights:
+            assert self._norm.kind is NormKind.LAYER, "the only kind that models have with weights for each head"
+            return F.layer_norm(heads, (head_dim,), eps=self._norm.eps) * self.weight.view(num_heads, head_dim)
+        return super().__call__(heads.reshape(-1, head_dim)).view(tokens, num_heads, head_dim)
+
+    def _whole(self, heads: Tensor, collectives: Collectives) -> Tensor:
+        """Normalise heads together with those of other ranks."""
+        assert self._norm.kind is NormKind.RMS, "the only kind that models have over all heads"
+        _, num_heads, head_dim = heads.shape
+        shard, wide = collectives.shard, heads.float()
+        # Each head is on equally many ranks, so the mean of the ranks' means is that of all heads.
+        mean = collectives.summed(wide.square().mean((1, 2)).unsqueeze(-1)) / shard.size
+        first = shard.index * (len(self.weight) // head_dim) // shard.size
+        weight = self.weight.view(-1, head_dim)[first : first + num_heads]
+        return (weight * (wide * torch.rsqrt(mean + self._norm.eps).unsqueeze(-1)).to(weight.dtype)).to(heads.dtype)
+
+
+class AttentionBlock:
+    """Grouped-query attention of one layer, or a rank's heads of it."""
+
+    def __init__(
+        self, attention: Attention, index: int, weights: Weights, cos_sin: Tensor | None, ops: LayerOps, row_parallel: RowParallel
+    ) -> None:
+        """`cos_sin` [num_positions, rotary_dim] is the table of the layer's rope. Of several ranks each has some of the heads, whose
+        outputs `row_parallel` joins."""
+        self._index = index
+        self._ops = ops
+        self._row_parallel = row_parallel
+        self._head_dim = attention.head_dim
+        self._qkv_sizes = [heads * attention.head_dim for heads in (attention.num_heads, attention.num_kv_heads, attention.num_kv_heads)]
+        self._qkv, self._output = weights.linear("qkv"), weights.linear("output")
+        self.takes_float8 = weights.takes_float8("qkv")
+        self._sinks = weights.get("sinks")
+        self._norms: tuple[NormalizeHeads, NormalizeHeads] | None = None
+        self._rotation = None if cos_sin is None else Rotation(cos_sin)
+        qk_norm = attention.qk_norm
+        if qk_norm is not None:
+            q_norm, k_norm = (NormalizeHeads(attention, weights, name, ops, row_parallel.collectives) for name in ("q_norm", "k_norm"))
+            if cos_sin is None or qk_norm.whole or qk_norm.norm.kind is not NormKind.RMS:
+                self._norms = q_norm, k_norm
+            else:  # the norm of each head alone is fused with the rotation
+                self._rotation = Rotation(cos_sin, q_norm.weight, k_norm.weight, qk_norm.norm.eps)
+
+    def __call__(self, x: Activations, positions: Tensor, step: AttentionStep) -> Tensor:
+        qkv = torch.split(self._qkv(x), self._qkv_sizes, dim=-1)
+        q, k, v = (part.view(len(x), -1, self._head_dim) for part in qkv)
+        if self._norms is not None:
+            q, k = self._norms[0](q), self._norms[1](k)
+        target = step.target(self._index)
+        if self._rotation is not None and target is not None:
+            q = self._ops.rotate_and_write(q, k, v, self._rotation, positions, target)
+        else:
+            if self._rotation is not None:
+                q, k = self._ops.rotate(q, k, self._rotation, positions)
+            step.write(self._index, k, v)
+        attended = step.attend(self._index, q, self._sinks).flatten(1)
+        return self._row_parallel.after(self._output(self._row_parallel.before(attended)))
+
+
+class MlpBlock:
+    """A gated or plain MLP, or a rank's part of its width."""
+
+    def __init__(self, mlp: Mlp, weights: Weights, ops: LayerOps, row_parallel: RowParallel) -> None:
+        """Each of several ranks has a part of the width; `row_parallel` joins their outputs."""
+        self._mlp = mlp
+        self._ops = ops
+        self._row_parallel = row_parallel
+        up = "gate_up" if mlp.gated else "up"
+        self._up, self._down = weights.linear(up), weights.linear("down")
+        self.takes_float8 = weights.takes_float8(up)
+        self._quantizes = mlp.gated and weights.takes_float8("down") and not row_parallel.gathers
+
+    def __call__(self, x: Activations) -> Tensor:
+        return self._row_parallel.after(self.partial(x))
+
+    def partial(self, x: Activations) -> Tensor:
+        """What `RowParallel.after` makes the result of."""
+        inner = self._up(x)
+        if self._quantizes:
+            return self._down(self._ops.gated_float8(inner, self._mlp.activation))
+        return self._down(self._row_parallel.before(activate(self._mlp, inner, self._ops)))
+
+
+def activate(mlp: Mlp, x: Tensor, ops: LayerOps) -> Tensor:
+    """What `down` is given: [T, 2 * intermediate_size] of gate and up, or [T, intermediate_size] of up alone -> the latter shape."""
+    return ops.gated(x, mlp.activation) if mlp.gated else activated(x, mlp.activation)
+
+
+class ExpertsBlock:
+    """Routed experts, and those that all tokens share."""
+
+    takes_float8 = False
+
+    def __init__(
+        self,
+        experts: Experts,
+        weights: Weights,
+        ops: LayerOps,
+        row_parallel: RowParallel = ONE_RANK,
+        for_shared: RowParallel = ONE_RANK,
+        exchange: ExpertExchange | None = None,
+    ) -> None:
+        """Each of several ranks has a part of the width of every expert, and of the shared ones; `row_parallel` joins what each sums of
+        their outputs. `for_shared` has the same outputs, and the inputs of the shared ones. Of several replicas, each of which has some
+        of the experts, `exchange` connects this one with the others."""
+        self._experts = experts
+        self._ops = ops
+        self._router, self._router_bias = weights["router.weight"], weights.get("router.bias")
+        self._correction = weights.get("router_correction")
+        self._mlp = ExpertMlp(
+            weights.experts("experts.gate_up"), weights.experts("experts.down"), partial(_between, experts.expert, row_parallel, ops)
+        )
+        self._row_parallel = row_parallel
+        self._exchange = exchange
+        self._shared: MlpBlock | None = None
+        if experts.shared is not None:
+            self._shared = MlpBlock(experts.shared, weights.below("shared."), ops, for_shared)
+        self._shared_gate = weights.linear("shared_gate") if experts.shared_gate else None
+
+    def __call__(self, x: Activations) -> Tensor:
+        """The router and the sums are computed in float32."""
+        assert isinstance(x, Tensor)
+        chosen, weights = self._route(x)
+        shared = self._shared_output(x)
+        if self._exchange is None:
+            out = self._ops.experts(x, chosen, weights, self._mlp, x.dtype, shared)
+        else:
+            sums = self._exchanged(self._exchange, x, chosen, weights)
+            out = (sums if shared is None else shared.added_to(sums)).to(x.dtype)
+        return self._row_parallel.after(out)
+
+    def _shared_output(self, x: Tensor) -> SharedOutput | None:
+        if self._shared is None:
+            return None
+        return SharedOutput(self._shared.partial(x), None if self._shared_gate is None else self._shared_gate(x))
+
+    def _route(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        if x.is_cuda and x.dtype == self._router.dtype != torch.float32:
+            logits = torch.mm(x, self._router.t(), out_dtype=torch.float32)  # the same sums as of float32 copies
+        else:
+            logits = F.linear(x.float(), self._router.float())
+        return self._ops.route(logits, self._router_bias, self._correction, self._experts.routing)
+
+    def compute_for_others(self) -> None:
+        """The part of this replica in a step in which it has no tokens."""
+        x, top_k = self._router.new_empty(0, self._router.shape[1]), self._experts.routing.top_k
+        assert self._exchange is not None
+        self._exchanged(self._exchange, x, x.new_empty(0, top_k, dtype=torch.int64), x.new_empty(0, top_k, dtype=torch.float32))
+
+    def _exchanged(self, exchange: ExpertExchange, x: Tensor, chosen: Tensor, weights: Tensor) -> Tensor:
+        return exchange.sums(x, chosen, weights, self._experts.num_experts, self._of_pairs)
+
+    def _of_pairs(self, rows: Tensor, experts: Tensor, weights: Tensor) -> Tensor:
+        """Return the weighted outputs of experts for rows, as `ComputePairs` demands it."""
+        return self._ops.experts(rows, experts[:, None], weights[:, None], self._mlp, torch.float32)
+
+
+def _between(expert: Mlp, row_parallel: RowParallel, ops: LayerOps, rows: Tensor) -> Tensor:
+    """What is between the two products of experts."""
+    return row_parallel.before(activate(expert, rows, ops))
+
+
+class LatentAttentionBlock:
+    """Multi-head latent attention of one layer."""
+
+    takes_float8 = False
+
+    def __init__(
+        self, attention: LatentAttention, index: int, weights: Weights, cos_sin: Tensor, ops: LayerOps, row_parallel: RowParallel
+    ) -> None:
+        """`cos_sin` [num_positions, rope_dim] is the table of the layer's rope. Of several ranks each has some of the heads, whose outputs
+        `row_parallel` joins."""
+        self._attention = attention
+        self._index = index
+        self._ops = ops
+        self._row_parallel = row_parallel
+        self._q: tuple[Linear | Normalize, ...]
+        if attention.q_lora_rank is None:
+            self._q = (weights.linear("q"),)
+        else:
+            self._q = weights.linear("q_down"), Normalize(attention.norm, weights, "q_down_norm", ops), weights.linear("q_up")
+        assert attention.norm.kind is NormKind.RMS, "the only kind that models have"
+        norm = Normalize(attention.norm, weights, "kv_down_norm", ops)  # fused with the rotation
+        self._kv_down, self._rotation = weights.linear("kv_down"), Rotation(cos_sin, key_norm=norm.weight, eps=attention.norm.eps)
+        self._key_up, self._value_up = weights["key_up.weight"], weights["value_up.weight"]
+        self._output = weights.linear("output")
+
+    def __call__(self, x: Activations, positions: Tensor, step: AttentionStep) -> Tensor:
+        attention, q = self._attention, x
+        assert isinstance(q, Tensor)
+        for layer in self._q:
+            q = layer(q)
+        heads = q.view(len(x), attention.num_heads, attention.rope_dim + attention.nope_dim)
+        query = heads.new_empty(len(x), attention.num_heads, attention.rope_dim + attention.kv_lora_rank)
+        rope, target, key = slice(attention.rope_dim), step.target(self._index), self._kv_down(x).unsqueeze(1)
+        self._ops.rotate_latent(heads[..., rope], query[..., rope], key, self._rotation, positions, target)
+        if target is None:
+            step.write(self._index, key, key[..., attention.rope_dim :])
+        _by_head(heads[..., attention.rope_dim :], self._key_up, query[..., attention.rope_dim :])
+        attended = step.attend(self._index, query)
+        values = attended.new_empty(len(x), attention.num_heads, attention.v_dim)
+        _by_head(attended, self._value_up, values)
+        return self._row_parallel.after(self._output(self._row_parallel.before(values.flatten(1))))
+
+
+def _by_head(x: Tensor, weight: Tensor, out: Tensor) -> None:
+    """[T, heads, in] times [heads, out, in] to `out` [T, heads, out], whose last dimension is contiguous."""
+    torch.bmm(x.transpose(0, 1), weight.transpose(1, 2), out=out.transpose(0, 1))

@@ -1,0 +1,273 @@
+"""The CPU stack, which runs all layers of a step in one call of our own kernels: `HostExecutor`, which samples, and `HostFollower`, on a
+rank that follows another one; its step ends when the first rank has told the last tokens of its rows.
+
+The time that `launch` takes is a visible part of a small model's step, so it does as few operations as it can.
+"""
+
+from __future__ import annotations
+
+import functools
+import itertools
+from collections.abc import Callable, Sequence
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from aengine.kernels.cpu import ops
+from aengine.kernels.warm_memory import WarmMemory
+from aengine.models.adapters import Adapter
+from aengine.models.cpu.stack import PreparedStep
+from aengine.parallel.follower import FollowerRanks
+from aengine.parallel.messages import Logits
+from aengine.runner.contract import InFlightStep, IntArray, ReadWeights, Step
+from aengine.runner.cpu.model import HostModel
+from aengine.runner.cpu.queue import HostQueue
+from aengine.runner.dummy_steps import GREEDY, warm_up_steps
+from aengine.runner.prompt_scores import PromptScorer
+from aengine.runner.rank_steps import Stages
+from aengine.runner.results import step_result
+from aengine.runner.setup import ExecutorSetup
+from aengine.sampling.sampler import SampledTokens, Sampler, num_accepted_on_host
+from aengine.sampling.torch_draw import with_chosen
+from aengine.scheduler.plan import NO_INTS, NewRow, StepResult
+
+
+class HostExecutorBase:
+    """The part of `Executor` that its `HostModel` does."""
+
+    name = "cpu"
+
+    def __init__(self, setup: ExecutorSetup, warm: WarmMemory | None, check: Callable[[], object]) -> None:
+        """Loads the model. Parameters and errors are those of `build_executor`; it also raises KernelsUnavailableError, before it reads any
+        weights."""
+        self._model = HostModel(setup, warm, check)
+        self._stages = Stages.of(setup, self._model.stage)
+        self.shard, self.max_adapters = setup.shard, setup.max_adapters
+
+    @property
+    def exchange_seconds(self) -> float:
+        return self._model.exchange_seconds
+
+    def bytes_per_page(self) -> int:
+        return self._model.bytes_per_page()
+
+    def kv_budget(self) -> int:
+        return self._model.kv_budget()
+
+    def allocate(self, num_pages: int, max_model_len: int) -> None:
+        self._model.allocate(num_pages)
+
+    def sleep(self, level: int, pages: IntArray) -> None:
+        self._model.sleep(level, pages)
+
+    def wake(self) -> None:
+        """Pages are committed again when they are written."""
+
+    def pack_adapter(self, adapter: Adapter) -> object:
+        return self._model.pack_adapter(adapter)
+
+    def set_adapter(self, key: int, packed: object | None) -> None:
+        self._model.set_adapter(key, packed)
+
+    def copy_pages(self, sources: IntArray, destinations: IntArray) -> None:
+        self._model.copy_pages(sources, destinations)
+
+    def prepare_weights(self, read: ReadWeights) -> object:
+        return self._model.prepare_weights(read)
+
+    def use_weights(self, prepared: object) -> None:
+        self._model.use_weights(prepared)
+
+    def close(self) -> None:
+        if self._stages is not None:
+            self._stages.close()
+        del self._model, self._stages
+
+
+class HostExecutor(HostExecutorBase):
+    """The `Executor` of the CPU kernels on a single or first rank. The kernels sample what they can, and torch samples the rest."""
+
+    def __init__(self, setup: ExecutorSetup, warm: WarmMemory | None, check: Callable[[], object]) -> None:
+        super().__init__(setup, warm, check)
+        model = self._model
+        with torch.inference_mode():
+            self._sampler = Sampler(
+                setup.max_num_seqs,
+                setup.native_spec.vocab_size,
+                setup.device,
+                draw=lambda logits, params, _, chosen: with_chosen(ops.draw(model.workspace, logits, params), logits, chosen),
+                sums=functools.partial(ops.log_sums, model.workspace),
+            )
+        self._setup = setup
+        self._ranks = setup.followers
+        spec = setup.native_spec
+        self._scorer = PromptScorer(
+            spec.vocab_size,
+            setup.device,
+            spec.logit_scale,  # which the kernels' last norm has as a factor
+            functools.partial(ops.log_sums, model.workspace),
+        )
+        self._queue = HostQueue()
+
+    def allocate(self, num_pages: int, max_model_len: int) -> None:
+        super().allocate(num_pages, max_model_len)
+        if self._ranks is None and self._stages is None:
+            self._warm_up()
+
+    def _warm_up(self) -> None:
+        """Runs the first dummy steps, which have every kind of row where there are as many, so that no request waits for what is loaded,
+        and memory that is touched, at its first use."""
+        setup, num_groups = self._setup, len(self._setup.groups.windows)
+        steps = warm_up_steps(setup.max_num_seqs, setup.spec.vocab_size, setup.config.page_size, num_groups)
+        for dummy in itertools.islice(steps, 3):  # prompts, decodes beside prompts, decodes
+            dummy.step.layout.slot_mapping.fill(0)  # in page 0: these kernels write every token
+            self.assign_rows(dummy.new_rows)
+            self.launch(dummy.step).result()
+        self.assign_rows([NewRow(row, GREEDY) for row in range(setup.max_num_seqs)])  # so that no dummy parameters are left
+
+    def assign_rows(self, new_rows: Sequence[NewRow]) -> None:
+        self._queue.compute_through()  # they need the rows as they are
+        with torch.inference_mode():
+            self._sampler.update(new_rows)
+            self._scorer.update(new_rows)
+
+    def copy_pages(self, sources: IntArray, destinations: IntArray) -> None:
+        self._queue.compute_through()
+        super().copy_pages(sources, destinations)
+
+    def draft(self, step: Step) -> IntArray:
+        assert self._model.draft is not None
+        self._queue.compute_through()
+        return self._model.draft.run(step, self._sampler.draft_params(step.sampled_rows, step.next_positions))
+
+    def launch(self, step: Step) -> InFlightStep:
+        if self._stages is not None:
+            return self._stages.launch(step, functools.partial(self._torch_result, step))
+        rows = step.sampled_rows
+        needs_logits = step.scores_prompts or self._ranks is not None  # of several ranks each has a part of the vocabulary
+        greedy = not needs_logits and self._sampler.is_greedy(rows, step.next_positions)
+        draw_params = None if needs_logits or greedy else self._sampler.draw_params(rows, step.next_positions)
+        kernels_sample = greedy or draw_params is not None
+        call = self._model.prepare(step, greedy=greedy, draw_params=draw_params)
+        # Sampling in torch follows otherwise, whose threads then spin on the cores that the next step needs.
+        can_run_ahead = kernels_sample and self._model.workspace.threads > 1
+        if call.hidden is None:
+            make_result = functools.partial(self._kernel_result, step, call)
+        else:
+            make_result = functools.partial(self._torch_result, step, call.hidden)
+        overlaps = can_run_ahead and step.layout.num_decodes == step.layout.num_rows
+        return self._queue.add(call, make_result, can_run_ahead=can_run_ahead, overlaps=overlaps)
+
+    def hold(self, held: bool) -> None:
+        self._queue.hold.value = held
+
+    def close(self) -> None:
+        self._queue.close()
+        super().close()
+        del self._sampler, self._scorer
+
+    def _kernel_result(self, step: Step, call: PreparedStep) -> StepResult:
+        """The result of a step that the kernels sampled. The next step waits for this, so it uses nothing of torch."""
+        assert call.sampled is not None
+        tokens = call.sampled.astype(np.int32)
+        accepted = None if step.drafts is None else num_accepted_on_host(tokens, step.drafts, step.first_samples())
+        if accepted is not None:
+            self._keep_last_tokens(step, tokens, accepted)
+        self._sampler.observe_later(step.sampled_rows, tokens, accepted)
+        forced = self._sampler.forced(step.sampled_rows) if step.wants_forced else {}
+        failures: dict[int, Exception] = {}
+        if call.impossible is not None:
+            failures = self._sampler.refusals(step.sampled_rows, step.next_positions, call.impossible, accepted)
+        return StepResult(step.number, tokens, accepted=accepted, forced=forced, failures=failures)
+
+    def _keep_last_tokens(self, step: Step, tokens: NDArray[np.int32 | np.int64], accepted: IntArray | None) -> None:
+        """Stores the last token of each row from the [m] sampled `tokens`. `accepted` counts those of each row that stay; None: there are
+        no drafts."""
+        if accepted is None:
+            self._model.last_tokens[step.sampled_rows] = tokens
+        else:
+            firsts = step.first_samples()
+            self._model.last_tokens[step.sampled_rows[firsts]] = tokens[firsts + np.maximum(accepted - 1, 0)]
+
+    def _torch_result(self, step: Step, hidden: Tensor) -> StepResult:
+        """Scores prompts and samples, from the hidden states of a step that the kernels did not sample: at its logits indices, or of all
+        tokens if prompts are scored."""
+
+        def logits(indices: Tensor) -> Tensor:
+            if self._ranks is not None and (step.scores_prompts or self._stages is not None):
+                self._ranks.send_logits(indices.numpy() if step.scores_prompts else np.arange(len(hidden), dtype=np.int32))
+            return self._model.logits(step, hidden, indices.numpy() if step.scores_prompts else None)
+
+        with torch.inference_mode():
+            scores = self._scorer.score(step.rows, step.layout, logits, hidden if step.scores_prompts else None)
+            sampled: SampledTokens | None = None
+            if len(step.sampled_rows):
+                rows, positions = torch.from_numpy(step.sampled_rows), torch.from_numpy(step.next_positions)
+                sampled_logits = logits(torch.from_numpy(step.logits_indices))
+                sampled = self._sampler.sample(sampled_logits, step.sampled_rows, step.next_positions, rows, positions, step.drafts)
+                self._keep_last_tokens(step, sampled.tokens.numpy(), None if sampled.accepted is None else sampled.accepted.numpy())
+            if self._ranks is not None:
+                self._ranks.send_last_tokens(self._model.last_tokens[step.rows_that_sample()])
+            return step_result(step, sampled, scores, self._sampler)
+
+
+class HostFollower(HostExecutorBase):
+    """The `Executor` of the CPU kernels on a rank that follows the first one. Its steps bring no tokens, since the first rank samples."""
+
+    def __init__(self, setup: ExecutorSetup, ranks: FollowerRanks, warm: WarmMemory | None, check: Callable[[], object]) -> None:
+        """Loads this rank's part of the model, as `HostExecutorBase` does. `ranks` receives what the first rank says during a step."""
+        super().__init__(setup, warm, check)
+        self._ranks = ranks
+
+    def assign_rows(self, new_rows: Sequence[NewRow]) -> None:
+        raise AssertionError("plans of a follower have no new rows")
+
+    def draft(self, step: Step) -> IntArray:
+        raise AssertionError("drafts are in the plans of a follower")
+
+    def launch(self, step: Step) -> InFlightStep:
+        if self._stages is not None:
+            return self._stages.launch(step, functools.partial(self._follow, step))
+        return FollowedStep(functools.partial(self._compute, step, self._model.prepare(step)))
+
+    def hold(self, held: bool) -> None:
+        """Changes nothing: a follower's step is never withdrawn."""
+
+    def _compute(self, step: Step, call: PreparedStep) -> StepResult:
+        call.run()
+        assert call.hidden is not None
+        if len(step.sampled_rows) and not step.scores_prompts:
+            self._model.logits(step, call.hidden)
+        return self._follow(step, call.hidden)
+
+    def _follow(self, step: Step, hidden: Tensor) -> StepResult:
+        """The end of a step, as the first rank says: of the hidden states as they are in `HostExecutor`."""
+        with torch.inference_mode():
+            while isinstance(message := self._ranks.receive(), Logits):
+                self._model.logits(step, hidden, message.indices)
+        self._model.last_tokens[step.rows_that_sample()] = message.tokens
+        return StepResult(step.number, NO_INTS)
+
+
+class FollowedStep:
+    """The `InFlightStep` of a `HostFollower`, computed when it is waited for or its result is asked for."""
+
+    overlaps = False
+
+    def __init__(self, make_result: Callable[[], StepResult]) -> None:
+        """`make_result` is called once."""
+        self._make_result = make_result
+        self._result: StepResult | None = None
+
+    def wait(self) -> None:
+        self.result()
+
+    def result(self) -> StepResult:
+        if self._result is None:
+            self._result = self._make_result()
+        return self._result
+
+    def withdraw(self) -> bool:
+        return False

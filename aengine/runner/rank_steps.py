@@ -1,0 +1,150 @@
+"""Steps that other ranks or replicas compute, too. If a `DrivenStep` fails because of one of them, the error says which. `Stages` is a rank
+of one of several stages, between the one before and the one behind it.
+
+Each stage computes its layers of a step and sends the hidden states on. The first one, which has the output head, gets those at the logits
+indices back. Knows nothing of what computes them: states that are sent and received are in host memory.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from aengine.kernels.cpu.library import ExchangeError
+from aengine.layers.collectives import CollectiveError
+from aengine.parallel.driver import VERDICT_SECONDS, DriverRanks
+from aengine.parallel.replicas import Replicas
+from aengine.parallel.ring import Ring, StageError
+from aengine.runner.contract import InFlightStep, IntArray, Step
+from aengine.runner.setup import ExecutorSetup
+from aengine.scheduler.plan import NO_INTS, StepResult
+
+
+@contextmanager
+def naming_ranks(ranks: DriverRanks | Replicas) -> Iterator[None]:
+    """A context around what needs other ranks, or replicas: if one of them fails, the error names it."""
+    try:
+        yield
+    except ExchangeError as error:
+        ranks.check()
+        if not error.lagging:
+            raise
+        raise ranks.hung(error.lagging[0]) from error
+    except CollectiveError as error:
+        ranks.check(0.0 if error.timed_out else VERDICT_SECONDS)
+        if not error.timed_out or ranks.shard.size > 2:
+            raise
+        raise ranks.hung(1 - ranks.shard.index) from error
+    except StageError as error:
+        ranks.check(0.0 if error.hung else VERDICT_SECONDS)
+        if not error.hung:
+            raise
+        raise ranks.hung(error.rank) from error
+    except BaseException:
+        ranks.close(at_once=True)  # they wait for what this rank did not come to
+        raise
+
+
+class DrivenStep:
+    """The `InFlightStep` of a step that other ranks or replicas compute, too. If it fails because of one of them, the error names it."""
+
+    def __init__(self, step: InFlightStep, ranks: DriverRanks | Replicas) -> None:
+        self._step = step
+        self._ranks = ranks
+
+    @property
+    def overlaps(self) -> bool:
+        return self._step.overlaps
+
+    def wait(self) -> None:
+        with naming_ranks(self._ranks):
+            self._step.wait()
+
+    def result(self) -> StepResult:
+        with naming_ranks(self._ranks):
+            return self._step.result()
+
+    def withdraw(self) -> bool:
+        """Returns False always: the others compute the step, too."""
+        return False
+
+
+Compute = Callable[[Step, Tensor | None], Tensor]
+"""This stage of a step: the hidden states of the stage before [T, hidden_size] -> its own, of all T tokens. The first stage is given None.
+The last one returns them normed: [m, hidden_size] at the logits indices, or of all tokens if prompts are scored."""
+
+
+class Stages:
+    def __init__(self, setup: ExecutorSetup, ring: Ring, compute: Compute) -> None:
+        self._ring = ring
+        self._compute = compute
+        self._is_first = setup.shard.stage == 0
+        self._width, self._dtype = setup.native_spec.hidden_size, setup.dtype
+
+    @classmethod
+    def of(cls, setup: ExecutorSetup, compute: Compute) -> Stages | None:
+        """Waits for the other stages. None: the model has one stage."""
+        if setup.shard.num_stages == 1:
+            return None
+        assert setup.ranks is not None
+        return cls(setup, setup.ranks.connect_stages(), compute)
+
+    def launch(self, step: Step, make_result: Callable[[Tensor], StepResult]) -> StagedStep:
+        """Computes this stage of a step. Returns when its hidden states are on their way. `make_result`: on the first stage, its end, from
+        what the last stage returns."""
+        inputs = None if self._is_first else self._receive(step, step.layout.num_tokens)
+        self._ring.send(step.number, _words(self._compute(step, inputs)))
+        return StagedStep(self, step, make_result if self._is_first else None)
+
+    def finished(self, step: Step) -> Tensor:
+        """On the first stage: what the last one returns. Waits for it."""
+        return self._receive(step, step.layout.num_tokens if step.scores_prompts else len(step.logits_indices))
+
+    def close(self) -> None:
+        self._ring.close()
+
+    def _receive(self, step: Step, num_rows: int) -> Tensor:
+        words = torch.from_numpy(self._ring.receive(step.number))
+        return words.view(self._dtype)[: num_rows * self._width].view(num_rows, self._width)
+
+
+class StagedStep:
+    """Satisfies `InFlightStep`: a step that later stages compute, or have to."""
+
+    overlaps = False  # the next step has other rows
+
+    def __init__(self, stages: Stages, step: Step, make_result: Callable[[Tensor], StepResult] | None) -> None:
+        """`make_result`: as of `Stages.launch`; None: on later stages, which bring no result."""
+        self._stages = stages
+        self._step = step
+        self._make_result = make_result
+        self._hidden: Tensor | None = None
+        self._result = None if make_result else StepResult(step.number, NO_INTS)
+
+    def wait(self) -> None:
+        if self._result is None and self._hidden is None:
+            self._hidden = self._stages.finished(self._step)
+
+    def result(self) -> StepResult:
+        if self._result is None:
+            self.wait()
+            assert self._hidden is not None
+            assert self._make_result is not None
+            self._result = self._make_result(self._hidden)
+        return self._result
+
+    def withdraw(self) -> bool:
+        return False
+
+
+def _words(states: Tensor) -> IntArray:
+    """The bytes of the states as int32 words, padded to a whole number of these."""
+    flat = states.contiguous().view(-1)
+    if flat.nbytes % 4:
+        flat = F.pad(flat, (0, 1))
+    words: IntArray = flat.view(torch.int32).numpy()
+    return words

@@ -1,0 +1,433 @@
+"""`ModelRunner`: executes plans on one device; `build_executor`: who runs the model there, with this configuration.
+
+Owns the sizes (of the KV pool, of steps), the page table, and how a plan becomes the input of an executor. State that a plan
+does not name stays. Knows nothing of requests, queues or why a row runs.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import os
+import pathlib
+import re
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import replace
+
+import numpy as np
+import torch
+
+from aengine import __version__
+from aengine.api.config import EngineConfig
+from aengine.api.errors import ConfigError, InsufficientMemoryError, ModelLoadError
+from aengine.api.runtime import forget_locals
+from aengine.attention import Layouts
+from aengine.kernels.cpu.compiler import sources_digest
+from aengine.kernels.cpu.levels import KernelsUnavailableError, select_level
+from aengine.kernels.warm_memory import WarmMemory
+from aengine.models.choice import AnySpec, find_spec, parameter_counts, quantization_of
+from aengine.models.config.model import load_generation
+from aengine.models.fallback.spec import FallbackSpec
+from aengine.models.loading.checkpoint import checkpoint_dtype
+from aengine.models.loading.embedding_checkpoint import has_output_head
+from aengine.models.loading.hub import checkpoint_digest
+from aengine.models.loading.weights import grouped
+from aengine.models.loading.weights_digest import WeightsDigest
+from aengine.models.quantization.config import load_quantization
+from aengine.models.sharding import check_replicas, check_shards
+from aengine.models.spec import ModelSpec
+from aengine.parallel.driver import DriverRanks, start_ranks
+from aengine.parallel.follower import FollowerRanks
+from aengine.parallel.replicas import Replicas, join_replicas
+from aengine.parallel.shard import Shard
+from aengine.runner.contract import Change, Executor, InFlightStep, IntArray, Prepared, Step
+from aengine.runner.cpu.executor import HostExecutor, HostFollower
+from aengine.runner.draft_steps import with_drafts
+from aengine.runner.memory import check_host_pool, resident_memory, show_bytes, size_pool
+from aengine.runner.rank_steps import DrivenStep, naming_ranks
+from aengine.runner.setup import ExecutorSetup, draft_source, with_draft_model
+from aengine.runner.torch.capture import Capture, CudaCapture
+from aengine.runner.torch.device import device_kind, find_device, give_back_memory, set_thread_count, used_cuda_memory
+from aengine.runner.torch.executor import DeviceExecutor, DeviceFollower
+from aengine.runner.weight_changes import Changing
+from aengine.scheduler.drafters import DraftSource
+from aengine.scheduler.plan import NewRow, RowsFailed, StepPlan
+
+_log = logging.getLogger("aengine")
+_DEVICE_BOUND = {
+    "attention_backend": {"cpu": "cpu", "flashinfer": "cuda", "triton": "cuda"},
+    "kv_cache_dtype": {"fp8": "cuda", "int8": "cpu"},
+}
+
+
+def build_executor(setup: ExecutorSetup, warm: WarmMemory | None, check: Callable[[], object]) -> Executor:
+    """The executor for this device, model and configuration, with one log line that says which and why.
+
+    `warm` is host memory to put weights in. `check` is called before each weight is loaded, and may raise.
+    Raises ConfigError for a configured one that is not possible, InsufficientMemoryError before the weights are read, ModelLoadError, and
+    what `check` raises.
+    """
+    config = setup.config
+    on_cpu = setup.device.type == "cpu"
+    for name, devices in _DEVICE_BOUND.items():
+        value = getattr(config, name)
+        if value in devices and (devices[value] == "cpu") != on_cpu:
+            raise ConfigError.of(name, f"{value!r} needs device {devices[value]}")
+    fallback = isinstance(setup.spec, FallbackSpec)
+    shares_experts = setup.replicas is not None
+    if shares_experts:
+        _log.info("experts are shared with other replicas, so the model runs in torch")
+    if on_cpu and config.attention_backend != "torch_native" and not fallback and not shares_experts:
+        try:
+            if isinstance(setup.ranks, FollowerRanks):
+                return HostFollower(setup, setup.ranks, warm, check)
+            return HostExecutor(setup, warm, check)
+        except KernelsUnavailableError as reason:
+            if config.attention_backend == "cpu":
+                raise ConfigError.of("attention_backend", f"'cpu' is not possible here: {reason}") from None
+            _log.warning("running in plain torch, which is several times slower than the CPU kernels: %s", reason)
+    if config.quantization != "none" and (on_cpu or fallback):
+        needs = " and ".join(["the CPU kernels"] * on_cpu + ["a native model"] * fallback)
+        raise ConfigError.of("quantization", f"{config.quantization!r} needs {needs}")
+    return DeviceFollower(setup, setup.ranks, check) if isinstance(setup.ranks, FollowerRanks) else DeviceExecutor(setup, check)
+
+
+CPU_TOKENS, ACCELERATOR_TOKENS = 512, 2048
+"""Default max_num_batched_tokens."""
+SINGLE_THREAD_PARAMETERS = 20_000_000
+"""Parameters below which a second thread costs more in waiting than it saves in work."""
+_DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+
+
+class ModelRunner:
+    """Satisfies `Runner`. All methods but `hold`, `abandon`, `prepare` and `discard` belong to the thread that creates it: CUDA streams and
+    inference mode are thread-local."""
+
+    def __init__(
+        self,
+        config: EngineConfig,
+        model_dir: pathlib.Path,
+        capture: Callable[[torch.device], Capture] | None = None,
+        warm: WarmMemory | None = None,
+        check: Callable[[], object] = lambda: None,
+        ranks: DriverRanks | FollowerRanks | None = None,
+        replicas: Replicas | None = None,
+    ) -> None:
+        """Loads the model and sizes the KV pool. `capture` makes the recorder of graphs; None: of CUDA graphs, or eager.
+        `warm` is host memory to put weights in. `check` is called before each weight, and may raise to end the loading. `ranks`: the others
+        that the model is divided over, which the runner closes with itself; None: it starts them, if there are any. `replicas`: the others
+        that share its experts, in the same way.
+
+        Raises ModelLoadError, InsufficientMemoryError, or ConfigError for what this model or machine cannot do.
+        """
+        self._ranks = ranks or (start_ranks(config, model_dir, lambda error: None, check=check) if config.num_ranks > 1 else None)
+        self._replicas = replicas
+        try:
+            if replicas is None and config.expert_parallel_size > 1:
+                self._replicas = join_replicas(config, lambda error: None, check)
+            self._load(config, model_dir, capture, warm, check)
+        except BaseException as error:
+            self._end_loading(error)
+            if isinstance(error, torch.OutOfMemoryError):
+                fields = "gpu_memory_utilization, kv_cache_memory, max_num_seqs or max_num_batched_tokens"
+                raise InsufficientMemoryError(f"{_first_sentences(error)} Lower {fields}") from error
+            if isinstance(error, torch.AcceleratorError):
+                kind = InsufficientMemoryError if "out of memory" in str(error) else ModelLoadError
+                raise kind(f"the device fails: {str(error).partition(chr(10))[0]}") from error
+            raise
+
+    def _load(
+        self,
+        config: EngineConfig,
+        model_dir: pathlib.Path,
+        capture: Callable[[torch.device], Capture] | None,
+        warm: WarmMemory | None,
+        check: Callable[[], object],
+    ) -> None:
+        ranks = self._ranks
+        self.device = find_device(config.device, None if ranks is None else ranks.local_index)
+        on_cpu = self.device.type == "cpu"
+        self.spec = find_spec(model_dir, config.model_impl, config.max_model_len)
+        self.has_output_head = True
+        if isinstance(self.spec, ModelSpec) and not has_output_head(self.spec, model_dir, config.load_format):
+            self.spec, self.has_output_head = replace(self.spec, tied_head=True), False  # the embedding stands in its place
+        check_replicas(self.spec, config.expert_parallel_size)
+        if config.expert_parallel_size > 1 and (not on_cpu or config.attention_backend == "cpu"):
+            where = "attention_backend 'cpu'" if on_cpu else f"device {self.device.type}"
+            raise ConfigError.of("expert_parallel_size", f"{config.expert_parallel_size} is not possible with {where}; choose 1")
+        check_shards(self.spec, config.tensor_parallel_size, config.pipeline_parallel_size)
+        self.eos_token_ids, self.sampling_defaults = load_generation(model_dir, self.spec.eos_token_ids)
+        self.page_size = config.page_size
+        self.max_num_seqs = config.num_seqs
+        default = CPU_TOKENS if on_cpu else ACCELERATOR_TOKENS
+        self.max_num_batched_tokens = config.max_num_batched_tokens or max(config.num_seqs, default)
+        self.max_in_flight = config.pipeline_parallel_size
+        context = self.spec.max_position_embeddings
+        if config.max_model_len is not None and config.max_model_len > context:
+            raise ConfigError.of("max_model_len", f"{config.max_model_len} is more than the model's context of {context} tokens")
+        requested_len = config.max_model_len or context
+        if on_cpu:
+            _set_threads(config.threads if ranks is None else ranks.threads, self.spec)
+        elif capture is None and not config.eager:
+            capture = CudaCapture
+        self.quantization = quantization_of(config, model_dir)
+        self.dtype = _dtype(config, self.spec, model_dir, self.device)
+        shard = Shard.of(config, 0)
+        if ranks is not None and isinstance(self.spec, ModelSpec):
+            shard = grouped(ranks.shard, self.spec, model_dir, config.load_format)
+        setup = ExecutorSetup(
+            config=config,
+            spec=self.spec,
+            model_dir=model_dir,
+            dtype=self.dtype,
+            device=self.device,
+            max_num_seqs=self.max_num_seqs,
+            max_num_batched_tokens=self.max_num_batched_tokens,
+            max_model_len=requested_len,
+            quantization=self.quantization,
+            capture=capture,
+            shard=shard,
+            ranks=ranks,
+            replicas=self._replicas,
+        )
+        setup = with_draft_model(setup)
+        self.draft_source = draft_source(setup)
+        self.draft_vocab_size = None if setup.draft is None else setup.draft.native_spec.vocab_size
+        self._compare(config, model_dir)
+        if self._replicas is None:  # each of these holds other experts; its files tell what it is a part of
+            setup = replace(setup, digest=WeightsDigest())
+        self._executor = build_executor(setup, warm, check)
+        self._changing = Changing(setup, self._executor, check)
+        self.max_adapters = self._executor.max_adapters
+        budget = self._executor.kv_budget() if config.kv_cache_memory is None else config.kv_cache_memory
+        bytes_per_page = self._executor.bytes_per_page()
+        self.windows = setup.groups.windows
+        self.executor_name, of_all_ranks = self._executor.name, bytes_per_page
+        self.num_pages, self.max_model_len = size_pool(
+            budget, bytes_per_page, setup.needs, self.max_num_seqs, requested_len, may_shorten=config.max_model_len is None
+        )
+        if on_cpu:
+            check_host_pool(config.kv_cache_memory, self.num_pages * bytes_per_page, setup.num_local)
+        if ranks is not None:
+            self.num_pages, self.max_model_len, of_all_ranks = ranks.agree(self.num_pages, self.max_model_len, bytes_per_page)
+        if self._replicas is not None:
+            self.max_model_len = self._replicas.agree(self.max_model_len)
+        self.kv_bytes_per_token = len(self.windows) * of_all_ranks // self.page_size
+        if self.max_model_len < requested_len:
+            _log.warning("max_model_len lowered from %d to %d tokens: that is what the KV cache holds", requested_len, self.max_model_len)
+        self._executor.allocate(self.num_pages, self.max_model_len)
+        columns = -(-self.max_model_len // self.page_size)
+        self._page_table = np.zeros((len(self.windows), self.max_num_seqs, columns), dtype=np.int32)
+        self._layouts = Layouts(self._page_table, self.page_size)
+        _log.info(
+            "%s: %s weights on %s, %d KV pages of %d tokens%s (%s)",
+            self.spec.architecture,
+            setup.weight_form,
+            self.device,
+            self.num_pages,
+            self.page_size,
+            "" if config.kv_cache_dtype == "auto" else f" in {config.kv_cache_dtype}",
+            show_bytes(self.num_pages * bytes_per_page),
+        )
+        self.facts = self._facts(config, model_dir)
+        """What decides tokens beside the weights, by name: values, or digests of them."""
+
+    def _facts(self, config: EngineConfig, model_dir: pathlib.Path) -> dict[str, str]:
+        facts = {
+            "version": __version__,
+            "model": _digest(repr(self.spec)),
+            "defaults": _digest(repr((self.eos_token_ids, sorted(self.sampling_defaults.items())))),
+            "dtype": str(self.dtype).removeprefix("torch."),
+            "quantization": self.quantization or "none",
+            "kv_cache_dtype": config.kv_cache_dtype,
+            "page_size": str(self.page_size),
+            "max_model_len": str(self.max_model_len),
+            "executor": self.executor_name,
+        }
+        if self.executor_name == "cpu":
+            facts["kernels"] = f"{_level()} {sources_digest()}"
+        else:
+            facts["kernels"] = f"{config.attention_backend}, torch {torch.__version__}, {device_kind(self.device)}"
+        if config.load_format == "dummy":
+            facts["random weights"] = f"seed {config.seed}"
+        if self._ranks is not None or self._replicas is not None:  # this one holds a part of the weights
+            facts["files"] = checkpoint_digest(model_dir, config.load_format)
+        if self._ranks is not None:
+            facts["ranks"] = f"{config.tensor_parallel_size} {config.tensor_parallel_mode}, {config.pipeline_parallel_size} stages"
+        return facts
+
+    @property
+    def weights_digest(self) -> str:
+        return self._changing.weights_digest
+
+    def _compare(self, config: EngineConfig, model_dir: pathlib.Path) -> None:
+        """Compares the checkpoint, dtype and kind of device with those of the other ranks, or replicas."""
+        if self._ranks is None and self._replicas is None:
+            return
+        digest, dtype = checkpoint_digest(model_dir, config.load_format), str(self.dtype).removeprefix("torch.")
+        facts = {"model": digest, "dtype": dtype, "device": self.device.type}
+        if self._ranks is not None:
+            level = _level() if self.device.type == "cpu" else ""
+            self._ranks.same({**facts, "level of the CPU kernels": level})
+        if self._replicas is not None:
+            self._replicas.same({**facts, "expert_parallel_size": str(config.expert_parallel_size)})
+
+    def launch(self, plan: StepPlan) -> InFlightStep:
+        """Raises `RowsFailed` for new rows that cannot be assigned, and for all rows of a step that the device has no memory for."""
+        if plan.new_rows:
+            self._assign_rows(plan.new_rows)
+        try:
+            return self._launch(plan)
+        except torch.OutOfMemoryError as error:
+            if self._ranks is not None or self._replicas is not None:
+                raise  # others compute the step
+            _log.warning("a step of %d sequences fails: %s", len(plan.rows), error)
+            what = f"the step does not fit into memory: {_first_sentences(error)}"
+            raise RowsFailed({row: InsufficientMemoryError(what) for row in plan.rows.tolist()}) from None
+
+    def _launch(self, plan: StepPlan) -> InFlightStep:
+        if len(plan.copy_from):
+            self._executor.copy_pages(plan.copy_from, plan.copy_to)
+        if len(plan.page_rows):
+            self._page_table[plan.page_groups, plan.page_rows, plan.page_cols] = plan.page_ids
+        layout = self._layouts.build(plan.rows, plan.num_decodes, plan.starts, plan.lengths, same_pages=not len(plan.page_rows))
+        if plan.draft_rows is not None:
+            is_head = self.draft_source in (DraftSource.HEAD, DraftSource.MTP)
+            table = self._page_table[:1]
+            token_ids = with_drafts(plan, plan.draft_rows, table, self.page_size, self._executor.draft, is_head=is_head)
+            plan = replace(plan, token_ids=token_ids)
+        step = Step.of(plan, layout)
+        if self._replicas is not None:
+            with naming_ranks(self._replicas):
+                return DrivenStep(self._executor.launch(step), self._replicas)
+        if not isinstance(self._ranks, DriverRanks):
+            return self._executor.launch(step)
+        with naming_ranks(self._ranks):
+            self._ranks.send_plan(plan)  # nothing in it can be refused any more
+            return DrivenStep(self._executor.launch(step), self._ranks)
+
+    def join_step(self) -> bool:
+        if self._replicas is None:
+            return False
+        with naming_ranks(self._replicas):
+            return self._replicas.join_step()
+
+    def on_wanted(self, callback: Callable[[], object]) -> None:
+        if self._replicas is not None:
+            self._replicas.on_wanted = callback
+
+    @property
+    def exchange_seconds(self) -> float:
+        """Seconds that this rank has spent in exchanges with others; 0.0 where its executor does not count them."""
+        return self._executor.exchange_seconds
+
+    def prepare(self, change: Change) -> Prepared:
+        return self._changing.prepare(change)
+
+    def apply(self, prepared: Prepared) -> None:
+        self._changing.apply(prepared)
+
+    def discard(self, prepared: Prepared) -> None:
+        self._changing.discard(prepared)
+
+    def sleep(self, level: int, pages: IntArray) -> None:
+        self._changing.sleep(level, pages)
+
+    def wake(self, prepared: Prepared | None) -> None:
+        self._changing.wake(prepared)
+
+    def memory_used(self) -> int:
+        return resident_memory() if self.device.type == "cpu" else used_cuda_memory(self.device)
+
+    def hold(self, held: bool) -> None:
+        self._executor.hold(held)
+
+    def abandon(self) -> None:
+        if isinstance(self._ranks, DriverRanks):
+            self._ranks.close(at_once=True)
+        if self._replicas is not None:
+            self._replicas.close()
+
+    def close(self) -> None:
+        """The runner cannot be used afterwards."""
+        try:
+            self._executor.close()
+        finally:
+            self._close_ranks()
+
+    def _end_loading(self, error: BaseException) -> None:
+        """Releases what was loaded until the error."""
+        forget_locals(error)
+        if hasattr(self, "_executor"):
+            with suppress(Exception):  # comes of the first
+                self._executor.close()
+        if hasattr(self, "device"):
+            give_back_memory(self.device)
+        self._close_ranks()
+
+    def _close_ranks(self) -> None:
+        if isinstance(self._ranks, DriverRanks):
+            self._ranks.close()
+        if self._replicas is not None:
+            self._replicas.close()
+
+    def _assign_rows(self, new_rows: tuple[NewRow, ...]) -> None:
+        try:
+            self._executor.assign_rows(new_rows)
+        except Exception:
+            errors: dict[int, BaseException] = {}
+            for new_row in new_rows:
+                try:
+                    self._executor.assign_rows((new_row,))
+                except Exception as error:  # belongs to this row alone
+                    errors[new_row.row] = error
+            if not errors:
+                raise
+            raise RowsFailed(errors) from None
+
+
+def _first_sentences(error: torch.OutOfMemoryError) -> str:
+    """The message of the error without the sentences on who uses how much memory, and on torch's settings."""
+    return re.split(" (?:Including|Process|Of the allocated|If reserved)", str(error))[0]
+
+
+def _digest(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+def _level() -> str:
+    try:
+        return select_level(os.environ).value
+    except KernelsUnavailableError:
+        return ""
+
+
+def _set_threads(threads: int | None, spec: AnySpec) -> None:
+    """Sets the number of torch's threads for this thread; other engines and the host program keep theirs."""
+    if threads is None and parameter_counts(spec)[0] < SINGLE_THREAD_PARAMETERS:
+        threads = 1
+    if threads is not None:
+        set_thread_count(threads)
+
+
+def _dtype(config: EngineConfig, spec: AnySpec, model_dir: pathlib.Path, device: torch.device) -> torch.dtype:
+    """The dtype of weights and KV cache: the configured one, else that of config.json, else that of the checkpoint.
+
+    Few CPUs compute in float16. There the weights of a float16 checkpoint become bfloat16; or float32 where most of them are codes, which
+    keep their size in a native model, so that the others stay exact.
+    """
+    if config.dtype != "auto":
+        return _DTYPES[config.dtype]
+    if spec.dtype is not None and spec.dtype not in _DTYPES:
+        raise ModelLoadError(f"dtype {spec.dtype!r} in config.json is not supported; choose one of {', '.join(_DTYPES)}")
+    if spec.dtype is not None:
+        stored = _DTYPES[spec.dtype]
+    else:
+        stored = torch.float32 if config.load_format == "dummy" else checkpoint_dtype(model_dir, config.load_format)
+    if stored is not torch.float16 or device.type != "cpu":
+        return stored
+    has_codes = isinstance(spec, ModelSpec) and config.load_format != "dummy" and load_quantization(model_dir) is not None
+    chosen = "float32" if has_codes else "bfloat16"
+    _log.info("dtype %s for weights of float16, which CPUs are slow in; choose another one with dtype", chosen)
+    return _DTYPES[chosen]

@@ -1,0 +1,166 @@
+"""The models that a `DeviceExecutor` runs, with the attention backends below them: our torch decoder, or a model of transformers."""
+
+from __future__ import annotations
+
+import logging
+import math
+import time
+from collections.abc import Callable, Iterable, Sequence
+from typing import TYPE_CHECKING, Protocol
+
+import torch
+from torch import Tensor
+
+from aengine.api.errors import ConfigError
+from aengine.attention import AttentionBackend, select_backend
+from aengine.kernels.quantized import Rows
+from aengine.layers.adapters import AdapterTable
+from aengine.layers.collectives import Collectives, ExpertExchange
+from aengine.layers.ops import LayerOps
+from aengine.layers.select import select_adapter_ops, select_linears, select_ops
+from aengine.models.adapters import adapter_bytes, adapter_shapes
+from aengine.models.fallback.spec import FallbackSpec
+from aengine.models.loading.weight_bytes import quantized_bytes, weight_bytes
+from aengine.models.loading.weights import fused
+from aengine.models.sharding import own, sharded_weights, vocab_bounds
+from aengine.models.torch.blocks import Weight
+from aengine.models.torch.decoder import Decoder, ForwardBatch
+from aengine.runner.memory import check_addition, check_memory, free_host_memory, pinned_bytes, show_bytes
+from aengine.runner.setup import ExecutorSetup
+from aengine.runner.torch.device import free_cuda_memory
+
+if TYPE_CHECKING:
+    from aengine.layers.linear import QuantizedLinears
+
+_log = logging.getLogger("aengine")
+
+
+class TorchModel(Protocol):
+    @property
+    def head_shape(self) -> tuple[int, int]:
+        """How many logits a token has, and hidden_size."""
+
+    @property
+    def weights(self) -> Sequence[Tensor]:
+        """All weights, in any order; some may be of the same memory."""
+
+    def __call__(self, batch: ForwardBatch) -> Tensor:
+        """The hidden states [T, hidden_size] of a step: normed and ready for the head, or of a stage but the last those for the next
+        stage."""
+
+    def logits(self, hidden: Tensor, indices: Tensor) -> Tensor:
+        """[T, hidden_size] -> [m, vocab_size] as of `scaled_logits`, of the tokens `indices` [m] int32."""
+
+    def head_product(self, hidden: Tensor, out: Tensor | None = None) -> Tensor:
+        """[m, hidden_size] -> [m, vocab_size] in the dtype of the weights, in `out` if it is given. `scaled_logits` makes logits of it; the
+        order of a token's logits is the same."""
+
+    def scaled_logits(self, product: Tensor) -> Tensor:
+        """The logits of a `head_product`, which are not to be changed: float32 where the model scales or caps them, else the product as it
+        is."""
+
+
+def load_torch_model(
+    setup: ExecutorSetup,
+    check: Callable[[], object],
+    target: TorchModel | None = None,
+    collectives: Collectives | None = None,
+    exchange: ExpertExchange | None = None,
+) -> tuple[TorchModel, AttentionBackend, QuantizedLinears | None]:
+    """Loads the model of a setup. Returns it, its attention backend, and what multiplies with quantised matrices, if there is such. `check`
+    and errors are those of `build_executor`. `target`: the model of a draft head. `collectives` and `exchange`: those that `Decoder` takes.
+    To be called on the stream of the steps."""
+    spec = setup.spec
+    backend = select_backend(setup.config.attention_backend, setup.attention())
+    if setup.ranks is not None:
+        setup.ranks.same(_kernel_facts(setup, backend))
+    on_cpu = setup.device.type == "cpu"
+    available = free_host_memory() if on_cpu else free_cuda_memory(setup.device, setup.config.gpu_memory_utilization)
+    if isinstance(spec, FallbackSpec):
+        check_memory(spec.num_parameters * setup.dtype.itemsize, backend.bytes_per_page(), setup.needs, setup.config, available)
+        return _load_fallback(setup, spec, backend, check), backend, None
+    spec = setup.native_spec
+    ops = select_ops(backend.name, setup.dtype, backend.spec.head_dim, setup.device)
+    linears = select_linears(ops, setup.dtype, setup.device)
+    if linears is None and setup.config.quantization != "none":
+        raise ConfigError.of("quantization", f"{setup.config.quantization!r} needs Triton")
+    nbytes = sum(_weight_bytes(setup, linears is not None)) + _adapter_bytes(setup)
+    check_memory(nbytes, backend.bytes_per_page(), setup.needs, setup.config, available)
+    weights = fused(spec, setup.weights(check), setup.dtype, setup.device, linears, setup.config.quantization, setup.shard)
+    kept = [weight.nbytes for weight in weights.values() if not isinstance(weight, Tensor)]
+    if kept:
+        _log.info("%d quantised matrices take %s", len(kept), show_bytes(sum(kept)))
+    if spec.draft_head is None:
+        table = _adapter_table(setup, ops)
+        return Decoder(spec, weights, setup.max_model_len, ops, collectives, table, setup.shard, exchange), backend, linears
+    assert isinstance(target, Decoder), "models of transformers have no draft heads"
+    head = Decoder(spec, {**target.shared_weights, **weights}, setup.max_model_len, ops)
+    target.serve(head)
+    return head, backend, linears
+
+
+def _kernel_facts(setup: ExecutorSetup, backend: AttentionBackend) -> dict[str, str]:
+    """What must be the same on all ranks, by name. Graphs of how many rows hold a step may follow from how a device divides its work, and
+    collectives of a stage are of equally many rows on all of its ranks."""
+    facts = {"attention backend": backend.name}
+    if setup.device.type == "cuda" and setup.shard.size > 1:
+        facts["number of multiprocessors"] = str(torch.cuda.get_device_properties(setup.device).multi_processor_count)
+    return facts
+
+
+def weights_on_host(
+    setup: ExecutorSetup, weights: Iterable[tuple[str, Sequence[Rows]]], linears: QuantizedLinears | None
+) -> dict[str, Weight]:
+    """The weights of a native model as `load_torch_model` makes them, in host memory; pinned if the device is another. Raises
+    InsufficientMemoryError before it takes the first."""
+    on_cpu = setup.device.type == "cpu"
+    of_each = _weight_bytes(setup, linears is not None)
+    needed = sum(of_each if on_cpu else map(pinned_bytes, of_each))
+    check_addition("new weights need", needed, free_host_memory() // setup.num_local)
+    host = torch.device("cpu")
+    on_host = None if linears is None else linears.on_host()
+    made = fused(setup.native_spec, weights, setup.dtype, host, on_host, setup.config.quantization, setup.shard)
+    for name, weight in made.items() if not on_cpu else ():
+        if isinstance(weight, Tensor):
+            made[name] = weight.pin_memory()  # and the other is given up
+    return made
+
+
+def _adapter_bytes(setup: ExecutorSetup) -> int:
+    return adapter_bytes(setup.native_spec, setup.shard, setup.adapter_slots, setup.config.max_adapter_rank, setup.dtype.itemsize)
+
+
+def _adapter_table(setup: ExecutorSetup, ops: LayerOps) -> AdapterTable | None:
+    if not setup.adapter_slots:
+        return None
+    shapes, config = adapter_shapes(setup.native_spec, setup.shard), setup.config
+    sizes = setup.adapter_slots, config.max_adapter_rank, setup.max_num_batched_tokens
+    return AdapterTable(shapes, *sizes, setup.dtype, setup.device, select_adapter_ops(ops))
+
+
+def _weight_bytes(setup: ExecutorSetup, quantized: bool) -> list[int]:
+    """The bytes of each weight. `quantized`: whether those that are quantised, or are to be, stay so."""
+    spec, config, itemsize = setup.native_spec, setup.config, setup.dtype.itemsize
+    if not quantized:
+        return [math.prod(part.shape) * itemsize for part in sharded_weights(spec, setup.shard).values()]
+    stored = quantized_bytes(config, spec, setup.model_dir)
+    beside_table = setup.shard.stage == 0 and spec.tied_head and ("embedding.weight" in stored or config.quantization != "none")
+    table = len(own(vocab_bounds(spec, setup.shard), setup.shard)) * spec.hidden_size * itemsize if beside_table else 0
+    return [*weight_bytes(config, spec, itemsize, stored, setup.shard).values(), table]
+
+
+def _load_fallback(setup: ExecutorSetup, spec: FallbackSpec, backend: AttentionBackend, check: Callable[[], object]) -> TorchModel:
+    from aengine.models.fallback.model import load_model
+    from aengine.models.fallback.self_check import check_model
+
+    config = setup.config
+    check()
+    model = load_model(spec, setup.model_dir, config.load_format, setup.dtype, setup.device, config.seed, setup.digest)
+    check()
+    if config.skip_self_check:
+        _log.warning("the self-check is skipped: nothing shows that the model computes what it does in transformers")
+    else:
+        begin = time.perf_counter()
+        check_model(model, backend, spec.vocab_size, setup.max_model_len)
+        _log.info("the self-check took %.2f s: in chunks and mixed steps the logits are those of transformers", time.perf_counter() - begin)
+    return model

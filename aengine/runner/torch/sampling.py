@@ -1,0 +1,95 @@
+"""`DeviceSampling`: what follows from the logits of a step, in torch: prompts are scored, and tokens are sampled.
+
+Knows nothing of how logits are computed.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from aengine.kernels.upload import upload
+from aengine.runner.contract import Step
+from aengine.runner.prompt_scores import PromptScorer, PromptScores
+from aengine.runner.setup import ExecutorSetup
+from aengine.runner.torch.draft import DeviceDraft
+from aengine.runner.torch.graphs import Forward
+from aengine.sampling.sampler import SampledTokens, Sampler, likeliest, num_accepted
+from aengine.scheduler.drafters import BY_MODEL
+from aengine.scheduler.plan import NO_INTS
+
+Results = tuple[SampledTokens | None, PromptScores | None]
+
+
+class DeviceSampling:
+    """Is called on the stream of the steps. What it returns is on the device yet."""
+
+    def __init__(
+        self, setup: ExecutorSetup, sampler: Sampler, scorer: PromptScorer, draft: DeviceDraft | None, last_tokens: Tensor
+    ) -> None:
+        """`last_tokens`: as of `DecodeGraphs`."""
+        self._setup = setup
+        self._sampler = sampler
+        self._scorer = scorer
+        self._draft = draft
+        self._last_tokens = last_tokens
+
+    def results(self, step: Step, forward: Forward) -> Results:
+        """Scores prompts, and samples; sampled tokens become the last tokens of their rows."""
+        scores = self._scores(step, forward)
+        if len(step.sampled_rows) == 0:
+            return None, scores
+        greedy = self._sampler.is_greedy(step.sampled_rows, step.next_positions)
+        made = forward.greedy if greedy else None
+        if made is not None and step.layout.num_decodes == step.layout.num_rows:  # the last tokens already
+            return made, scores
+        sampled = made or self._sample(step, forward, greedy=greedy)
+        tokens, rows = sampled.tokens, forward.rows
+        if step.drafts is not None:
+            (firsts,) = upload((step.first_samples().astype(np.int32),), self._setup.device)
+            if sampled.accepted is None:
+                sampled = replace(sampled, accepted=num_accepted(tokens, self._drafts(step), firsts))
+            assert sampled.accepted is not None
+            last = firsts + (sampled.accepted - 1).clamp(min=0)
+            tokens, rows = tokens.index_select(0, last), rows.index_select(0, last)
+        self._last_tokens.index_copy_(0, rows.long(), tokens.to(torch.int32))
+        return sampled, scores
+
+    def _scores(self, step: Step, forward: Forward) -> PromptScores | None:
+        ranks, hidden = self._setup.followers, forward.hidden if step.scores_prompts else None
+        if ranks is None or not (step.scores_prompts or self._setup.shard.num_stages > 1):
+            return self._scorer.score(step.rows, step.layout, forward.logits, hidden)
+
+        def logits(indices: Tensor) -> Tensor:
+            ranks.send_logits(indices.cpu().numpy())
+            return forward.logits(indices)
+
+        scores = self._scorer.score(step.rows, step.layout, logits, hidden)
+        ranks.send_last_tokens(NO_INTS)  # there are no more to be scored; of several stages, the others of the first one end the step
+        return scores
+
+    def _sample(self, step: Step, forward: Forward, *, greedy: bool) -> SampledTokens:
+        """Without `accepted`, which follow from the tokens, where no logits are processed. Where they are, the host must know the drafts,
+        and waits for those of a draft model."""
+        logits = forward.logits(forward.logits_indices)
+        if greedy:
+            return likeliest(logits)
+        drafts = None
+        if self._sampler.processes(step.sampled_rows, step.next_positions):
+            drafts, logits = step.drafts, logits.to(torch.float32, copy=True)  # which change in place
+        if drafts is not None and self._draft is not None:
+            drafts = self._drafts(step).cpu().numpy()
+        return self._sampler.sample(logits, step.sampled_rows, step.next_positions, forward.rows, forward.next_positions, drafts)
+
+    def _drafts(self, step: Step) -> Tensor:
+        """[m] int32, those of a step with drafts, -1 where there is none."""
+        assert step.drafts is not None
+        (drafts,) = upload((step.drafts,), self._setup.device)
+        if self._draft is None:
+            return drafts
+        rows = step.sampled_rows
+        at = np.flatnonzero((step.drafts[:-1] == BY_MODEL) & (rows[:-1] == rows[1:]))  # a row's last token has no draft
+        return self._draft.fill(drafts, at, rows[at], step.next_positions[at])

@@ -1,0 +1,1 @@
+"""The gRPC door: the port, how a call runs and ends, what its errors become, and the services."""

@@ -1,0 +1,143 @@
+"""The gRPC door: services, health, reflection, channel options, and the life of their port."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Mapping
+
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+
+from aengine.server.config.options import ServerConfig
+from aengine.server.core.address import BindError, address_of
+from aengine.server.core.core import Core
+from aengine.server.grpc.generation.resume import ResumableStreams
+from aengine.server.grpc.interceptor import CallInterceptor
+from aengine.server.grpc.port import make_server, server_credentials
+from aengine.server.grpc.services.admin import AdminServicer
+from aengine.server.grpc.services.embedding import EmbeddingServicer
+from aengine.server.grpc.services.engine_info import EngineServicer, HealthServicer, ModelServicer
+from aengine.server.grpc.services.generation import GenerationServicer
+from aengine.server.grpc.services.reflection import add_reflection_to_server, service_names
+from aengine.server.grpc.services.tokenizer import TokenizerServicer
+from aengine.v1 import (
+    admin_service_pb2,
+    embedding_service_pb2,
+    engine_service_pb2,
+    generation_service_pb2,
+    model_service_pb2,
+    tokenizer_service_pb2,
+)
+from aengine.v1.admin_service_pb2_grpc import add_AdminServiceServicer_to_server
+from aengine.v1.embedding_service_pb2_grpc import add_EmbeddingServiceServicer_to_server
+from aengine.v1.engine_service_pb2_grpc import add_EngineServiceServicer_to_server
+from aengine.v1.generation_service_pb2_grpc import add_GenerationServiceServicer_to_server
+from aengine.v1.model_service_pb2_grpc import add_ModelServiceServicer_to_server
+from aengine.v1.tokenizer_service_pb2_grpc import add_TokenizerServiceServicer_to_server
+
+SCHEMA = (
+    admin_service_pb2,
+    embedding_service_pb2,
+    engine_service_pb2,
+    generation_service_pb2,
+    model_service_pb2,
+    tokenizer_service_pb2,
+)
+SERVICES: tuple[str, ...] = tuple(name for module in SCHEMA for name in service_names(module))
+METHODS: Mapping[str, str] = {
+    f"/{service.full_name}/{method.name}": f"{service.name}/{method.name}"
+    for file in SCHEMA
+    for service in file.DESCRIPTOR.services_by_name.values()
+    for method in service.methods
+}
+"""The schema's methods, as gRPC calls them, and their labels in metrics."""
+
+# Health watchers never end by themselves; this long the last statuses may take to reach the clients.
+FLUSH_SECONDS = 0.5
+
+MAX_PENDING_CALLS = 64 * 1024
+"""Most calls of each method that wait to be accepted."""
+
+
+class GrpcDoor:
+    """Serves `core` over gRPC. `request_drain`: asks whoever runs the server to shut it down, within so many seconds."""
+
+    methods = METHODS
+    ok = "OK"  # the code of a call that succeeded
+
+    def __init__(self, core: Core, request_drain: Callable[[float | None], None]) -> None:
+        config, engine, backend = core.config, core.engine, core.backend
+        assert config.port is not None
+        self._config = config
+        self._port = config.port
+        interceptor = CallInterceptor(config, core.authenticator, core.calls, core.decoding, core.observers)
+        self._server = server = make_server((interceptor,), channel_options(config))
+        self.resumables = ResumableStreams(backend)  # which outlive their calls
+        add_GenerationServiceServicer_to_server(GenerationServicer(backend, self.resumables), server)
+        add_ModelServiceServicer_to_server(ModelServicer(backend), server)
+        add_EmbeddingServiceServicer_to_server(EmbeddingServicer(backend), server)
+        add_TokenizerServiceServicer_to_server(TokenizerServicer(backend, core.texts), server)
+        add_EngineServiceServicer_to_server(EngineServicer(backend), server)
+        add_AdminServiceServicer_to_server(AdminServicer(engine, core.admission, request_drain, config.weights_roots), server)
+        self._health = HealthServicer(("", *SERVICES))
+        health_pb2_grpc.add_HealthServicer_to_server(self._health, server)
+        add_reflection_to_server((*SCHEMA, health_pb2), server)
+
+    @property
+    def address(self) -> str:
+        """host:port; after `start()` with the port that the system picked for 0."""
+        return address_of(self._config.host, self._port)
+
+    async def start(self) -> None:
+        """Open the port. Raises `BindError`, or `ConfigError` for files that cannot be used."""
+        credentials = await asyncio.to_thread(server_credentials, self._config) if self._config.tls else None
+        try:
+            if credentials is None:
+                self._port = self._server.add_insecure_port(self.address)
+            else:
+                self._port = self._server.add_secure_port(self.address, credentials)
+        except RuntimeError as error:
+            raise BindError(f"cannot listen on {self.address}: the address is in use or not one of this machine") from error
+        await self._server.start()
+
+    def set_serving(self, serving: bool) -> None:
+        """Set the health of all services, and notify those who watch it."""
+        self._health.set_serving(serving)
+
+    def announce_drain(self) -> None:
+        """Notify health watchers that it does not serve any more."""
+        self._health.shut_down()
+
+    async def stop(self) -> None:
+        """Close the port; no call of a client is under way."""
+        await self._server.stop(FLUSH_SECONDS)
+        await self.resumables.aclose()
+
+
+def channel_options(config: ServerConfig) -> list[tuple[str, int]]:
+    """The options of gRPC. Core ignores a key that it does not know without a word, so a test compares them with the strings of its
+    binary."""
+    options: list[tuple[str, int | None]] = [
+        ("grpc.so_reuseport", 0),  # or a second server shares the port silently
+        ("grpc.max_receive_message_length", config.max_message_bytes),
+        ("grpc.max_send_message_length", config.max_message_bytes),
+        ("grpc.max_metadata_size", config.max_metadata_bytes),
+        ("grpc.absolute_max_metadata_size", config.max_metadata_bytes),  # between the two core refuses at random
+        # Clients ping during long silent calls; core's own floor of 5 minutes responds with GOAWAY too_many_pings.
+        ("grpc.http2.min_ping_interval_without_data_ms", _milliseconds(config.min_ping_interval)),
+        ("grpc.http2.max_ping_strikes", config.max_ping_strikes),
+        ("grpc.keepalive_permit_without_calls", 1),
+        ("grpc.keepalive_time_ms", _milliseconds(config.keepalive_time)),  # finds dead peers, whose requests are then cancelled
+        ("grpc.keepalive_timeout_ms", _milliseconds(config.keepalive_timeout)),
+        ("grpc.http2.ping_timeout_ms", _milliseconds(config.keepalive_timeout)),  # what core heeds; its own is a minute
+        ("grpc.max_concurrent_streams", config.max_concurrent_streams),  # per connection
+        # Beyond these core cancels calls that nobody has seen yet, whose ever they are; so they are far above what is accepted and refused.
+        ("grpc.server.max_pending_requests", MAX_PENDING_CALLS),
+        ("grpc.server.max_pending_requests_hard_limit", MAX_PENDING_CALLS),
+        ("grpc.max_connection_age_ms", _milliseconds(config.max_connection_age)),
+        ("grpc.max_connection_age_grace_ms", _milliseconds(config.max_connection_age_grace)),
+    ]
+    return [(name, value) for name, value in options if value is not None]
+
+
+def _milliseconds(seconds: float | None) -> int | None:
+    return None if seconds is None else min(max(int(seconds * 1000), 1), 2**31 - 1)

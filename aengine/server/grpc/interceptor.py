@@ -1,0 +1,242 @@
+"""The boundary of a call: who may make it, how it runs, what its exceptions become, and what is recorded of it.
+
+Owns how handlers run; knows nothing of what they do. Every call, whatever its kind, begins here before its first message is read, so
+that a stranger's message is never taken in. All are driven with the reader and writer API of grpc.aio: a client that goes away then shows
+as `CancelledError` at one place, also while a write waits for the client, the servicer's generator is closed at once rather than when it
+is garbage collected, and nothing waits for a client for longer than `CallsInFlight` lets it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import aclosing
+from contextvars import ContextVar
+from typing import Any, NoReturn
+
+import grpc
+from google.protobuf.message import DecodeError
+from grpc import aio
+from grpc_status import rpc_status
+
+from aengine.api.errors import InvalidRequestError
+from aengine.api.runtime import forget_tracebacks
+from aengine.server.config.options import ServerConfig
+from aengine.server.core.auth import Authenticator
+from aengine.server.core.decoding import Decoding
+from aengine.server.core.errors import ServiceError, describe
+from aengine.server.core.in_flight import REQUEST_ID_KEY, Call, CallsInFlight, request_id_of, trace_id_of
+from aengine.server.core.records import CURRENT_CALL, Observers, notify
+from aengine.server.grpc.message_fields import check_fields, size_of, values_of
+from aengine.server.grpc.port import CARRIER, NO_METHOD, certificate_name
+from aengine.server.grpc.status import code_of, to_status
+from aengine.wire.names import PUSHBACK_KEY
+
+ADMIN_PREFIX = "/aengine.v1.AdminService/"
+HEALTH_PREFIX = "/grpc.health."
+ABORT_SECONDS = 1.0
+"""How long the status of a failed call may take to reach a client when nothing is in its way, or when the client has had its time."""
+_METADATA: ContextVar[Any] = ContextVar("_METADATA")  # of the call that a task runs: gRPC makes a new copy at each access
+
+Context = aio.ServicerContext[Any, Any]
+Work = Callable[[Call, AsyncIterator[Any], Context], Awaitable[None]]
+Coder = Callable[[Any], Any]
+
+
+class CallInterceptor(aio.ServerInterceptor):
+    """Wraps all methods. Those of health, which load balancers ask without credentials, are neither recorded nor for some callers only."""
+
+    def __init__(
+        self, config: ServerConfig, authenticator: Authenticator, calls: CallsInFlight, decoding: Decoding, observers: Observers
+    ) -> None:
+        self._config = config
+        self._authenticator = authenticator
+        self._calls = calls
+        self._decoding = decoding
+        self._observers = observers
+        self._handlers: dict[str, Any] = {}  # only of methods that exist
+        self._no_handler = self._handler(NO_METHOD, _refuse)
+
+    async def intercept_service(
+        self, continuation: Callable[[grpc.HandlerCallDetails], Awaitable[Any]], handler_call_details: grpc.HandlerCallDetails
+    ) -> Any:
+        method = handler_call_details.method
+        _METADATA.set(handler_call_details.invocation_metadata or ())
+        handler = self._handlers.get(method)
+        if handler is None:
+            inner = await continuation(handler_call_details)
+            if inner is None:
+                return self._no_handler
+            encode = _encoder(inner.response_serializer, self._config.max_message_bytes)
+            decode = _decoder(inner.request_deserializer)
+            work = _work_of(inner, self._decoding, decode, encode)
+            handler = self._handler(method, work, decode if inner.request_streaming else None, encode)
+            self._handlers[method] = handler
+        return handler
+
+    def _handler(self, method: str, work: Work, decode: Coder | None = None, encode: Coder | None = None) -> Any:
+        async def run(requests: AsyncIterator[Any], context: Context) -> None:
+            await self._run(method, requests, context, work)
+
+        return grpc.stream_stream_rpc_method_handler(run, decode, encode)
+
+    async def _run(self, method: str, requests: AsyncIterator[Any], context: Context, work: Work) -> None:
+        """One call, from its headers to its last status. Its record is complete and passed on before the client learns how it ended."""
+        metadata = _METADATA.get()
+        num_bytes = size_of(metadata)
+        known = metadata if num_bytes <= self._config.max_metadata_bytes else ()
+        request_id, trace_id = request_id_of(values_of(known, REQUEST_ID_KEY)), trace_id_of(values_of(known, "traceparent"))
+        call = Call(method, context.peer(), request_id, trace_id, is_apart=method.startswith(HEALTH_PREFIX))
+        context.set_trailing_metadata(((REQUEST_ID_KEY, call.request_id),))
+        CURRENT_CALL.set(call)
+        try:
+            try:
+                self._calls.add(call)
+                if num_bytes > self._config.max_metadata_bytes:
+                    raise ServiceError(
+                        "METADATA_TOO_LARGE", f"{num_bytes} bytes of metadata are more than {self._config.max_metadata_bytes}"
+                    )
+                if not call.is_apart:
+                    certificate = certificate_name(context.auth_context()) if self._config.tls_client_ca else None
+                    call.caller = await self._authenticator.authorize(
+                        values_of(metadata, "authorization"), certificate, administrates=method.startswith(ADMIN_PREFIX)
+                    )
+                await work(call, requests, context)
+            except asyncio.CancelledError:
+                if call.error is None:
+                    passed = context.time_remaining() == 0
+                    self._end(call, grpc.StatusCode.DEADLINE_EXCEEDED if passed else grpc.StatusCode.CANCELLED)
+                    raise
+                error = call.error
+            except aio.AbortError:
+                self._end(call, context.code() or grpc.StatusCode.UNKNOWN)
+                raise
+            except aio.BaseError as gone:  # while a message was on its way to the client
+                self._end(call, grpc.StatusCode.CANCELLED)
+                _cut(gone)
+            except Exception as raised:
+                error = raised
+            else:
+                self._end(call, grpc.StatusCode.OK)
+                return
+            await self._abort(call, context, error)
+        finally:
+            call.answered()
+            self._calls.discard(call)
+
+    async def _abort(self, call: Call, context: Context, error: Exception) -> NoReturn:
+        answered = call.messages_sent > 0 or call.waits == "READER_STALLED"  # the client may have what is on its way to it
+        failure = describe(error, answered=answered)
+        forget_tracebacks(error)  # they hold the message, and this call, which holds them: both would stay until garbage is collected
+        status = rpc_status.to_status(to_status(failure, debug=self._config.debug_errors))
+        metadata = (*(status.trailing_metadata or ()), (REQUEST_ID_KEY, call.request_id))
+        if failure.retry_delay is not None:
+            metadata += ((PUSHBACK_KEY, str(int(failure.retry_delay.total_seconds() * 1000))),)
+        self._end(call, code_of(failure), failure.reason)
+        if not call.mute:
+            # In HTTP/2 the status comes after all messages, so where the client reads slowly it waits behind them.
+            waits_behind = answered and failure.reason != "READER_STALLED"
+            seconds = self._calls.stall_seconds if waits_behind else ABORT_SECONDS
+            try:
+                await asyncio.wait_for(context.abort(status.code, status.details, metadata), seconds)
+            except aio.AbortError as aborted:
+                _forget(aborted)
+                raise
+            except (asyncio.TimeoutError, aio.BaseError):
+                pass  # the client does not take the status either, or went away
+        _cut(error)
+
+    def _end(self, call: Call, code: grpc.StatusCode, reason: str = "") -> None:
+        call.code, call.reason, call.seconds = code.name, reason, time.monotonic() - call.start
+        if not call.is_apart:
+            notify(self._observers.on_call_end, call)
+
+
+def _work_of(inner: Any, decoding: Decoding, decode: Coder, encode: Coder) -> Work:
+    """The work of a call of the method with the handler `inner`. A request that is no stream is read here, after the caller was checked."""
+    serve = inner.unary_unary or inner.unary_stream or inner.stream_unary or inner.stream_stream
+
+    async def read(call: Call, requests: AsyncIterator[Any], context: Context) -> Any:
+        if inner.request_streaming:
+            return requests
+        call.waits = "SENDER_STALLED"
+        raw = await context.read()
+        call.waits = None
+        if raw is aio.EOF:  # the client sent none, or one that gRPC has refused and ended the call for
+            raise InvalidRequestError.of("request", "there is no message")
+        await call.take(decoding, len(raw))
+        return decode(raw)
+
+    async def respond(call: Call, requests: AsyncIterator[Any], context: Context) -> None:
+        message = encode(await serve(await read(call, requests, context), context))
+        call.waits, call.mute = "READER_STALLED", True  # the headers go with it, which saves a turn
+        await context.write(message)
+        call.messages_sent = 1
+
+    async def stream(call: Call, requests: AsyncIterator[Any], context: Context) -> None:
+        write = context.write
+        async with aclosing(serve(await read(call, requests, context), context)) as responses:
+            async for response in responses:  # for every token of every stream: what is added here is paid often
+                if not call.messages_sent:  # apart: while they wait with a message, the call could be sent no status
+                    await _send_headers(call, context)
+                call.waits = "READER_STALLED"
+                await write(response)
+                call.waits = None
+                call.messages_sent += 1
+
+    return stream if inner.response_streaming else respond
+
+
+async def _refuse(call: Call, requests: AsyncIterator[Any], context: Context) -> NoReturn:
+    raise ServiceError("METHOD_NOT_FOUND", "the server has no such method")
+
+
+async def _send_headers(call: Call, context: Context) -> None:
+    call.answered()
+    call.waits, call.mute = "READER_STALLED", True
+    await context.send_initial_metadata(())
+    call.waits, call.mute = None, False
+    if call.error is not None:
+        raise call.error
+
+
+def _cut(error: Exception) -> NoReturn:
+    """End the call without a status. gRPC has not a word in the log for a cancellation."""
+    carrier = CARRIER.get()
+    if carrier is not None:
+        carrier.cut()
+    raise asyncio.CancelledError from error
+
+
+def _forget(aborted: aio.AbortError) -> None:
+    """gRPC's part of the call holds it, and its traceback holds that: without this, until garbage is collected."""
+    own = asyncio.current_task()
+    assert own is not None
+    own.add_done_callback(lambda _: aborted.with_traceback(None))
+
+
+def _decoder(decode: Coder) -> Coder:
+    """`decode`: the `FromString` of a message."""
+    kind = decode.__self__.DESCRIPTOR  # type: ignore[attr-defined]
+
+    def read(raw: bytes) -> Any:
+        check_fields(raw, kind)
+        try:
+            return decode(raw)
+        except DecodeError as error:
+            raise InvalidRequestError.of("request", "it is not a message of the method's type") from error
+
+    return read
+
+
+def _encoder(encode: Coder, max_bytes: int) -> Coder:
+    """Servicers may return what they have serialised themselves."""
+
+    def write(message: Any) -> bytes:
+        raw: bytes = message if type(message) is bytes else encode(message)
+        if len(raw) > max_bytes:
+            raise ServiceError("ANSWER_TOO_LARGE", f"the answer takes {len(raw)} bytes in one message, which are more than {max_bytes}")
+        return raw
+
+    return write

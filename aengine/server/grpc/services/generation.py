@@ -1,0 +1,110 @@
+"""`GenerationService`: a generation is one stream of the engine, sent as events or as one response.
+
+Leaving a stream for whatever reason (the end, a client that went away, an error) cancels the engine's request, unless it is resumable;
+nothing here catches a cancellation. Exceptions become statuses in `aengine.server.grpc.interceptor`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncGenerator, AsyncIterator, Mapping
+from typing import Any
+
+from grpc import ServicerContext
+
+from aengine.api.errors import InvalidRequestError
+from aengine.api.outputs import RequestState
+from aengine.server.core.backend import CHUNK_SIZE, Backend
+from aengine.server.core.errors import request_not_found
+from aengine.server.core.records import current_caller
+from aengine.server.grpc.generation.batch import batch_responses
+from aengine.server.grpc.generation.events import stream_responses
+from aengine.server.grpc.generation.resume import ResumableStreams
+from aengine.server.grpc.generation.session import session_responses
+from aengine.server.grpc.generation.source import submit_message
+from aengine.v1 import generation_service_pb2 as messages
+from aengine.v1.generation_service_pb2_grpc import GenerationServiceServicer
+from aengine.wire.server_response import write_usage
+
+MAX_CANCEL_IDS = 1024
+STATES: Mapping[RequestState, messages.RequestState.ValueType] = {
+    state: messages.RequestState.Value(f"REQUEST_STATE_{state.name}") for state in RequestState
+}
+
+
+class GenerationServicer(GenerationServiceServicer):
+    """`GenerationService` on the engine of a backend. `resumables` keeps the generations that are resumable."""
+
+    def __init__(self, backend: Backend, resumables: ResumableStreams) -> None:
+        self._backend = backend
+        self._resumables = resumables
+
+    async def Generate(self, request: messages.GenerateRequest, context: ServicerContext) -> messages.GenerateResponse:
+        response = messages.GenerateResponse()
+        async with await submit_message(self._backend, request, _deadline(context)) as generation:
+            await generation.complete(response, self._backend.max_message_bytes)
+        return response
+
+    # The streams are handed on as they are: another generator around them would run for every message.
+
+    def StreamGenerate(
+        self, request: messages.StreamGenerateRequest, context: ServicerContext
+    ) -> AsyncGenerator[Any, None]:  # messages, or such that are already serialised
+        if request.spec.stream.resumable:
+            return self._resumables.generate(request)
+        return stream_responses(self._backend, request, _deadline(context))
+
+    async def CancelRequests(self, request: messages.CancelRequestsRequest, context: ServicerContext) -> messages.CancelRequestsResponse:
+        if not 1 <= len(request.request_ids) <= MAX_CANCEL_IDS:
+            description = f"{len(request.request_ids)} ids are not 1 to {MAX_CANCEL_IDS}"
+            raise InvalidRequestError.of("request_ids", description)
+        self._backend.require_model("")  # before the start there is nothing to cancel, nor a way to ask
+        caller = current_caller()
+        ids = tuple(dict.fromkeys(request.request_ids))
+        response = messages.CancelRequestsResponse()
+        for start in range(0, len(ids), CHUNK_SIZE):  # each of these leaves in one step
+            some = ids[start : start + CHUNK_SIZE]
+            cancelled = await asyncio.gather(*(self._backend.cancel(request_id, caller) for request_id in some))
+            for request_id, was_in_flight in zip(some, cancelled, strict=True):
+                (response.cancelled_request_ids if was_in_flight else response.unknown_request_ids).append(request_id)
+        return response
+
+    def BatchGenerate(
+        self, request: messages.BatchGenerateRequest, context: ServicerContext
+    ) -> AsyncGenerator[messages.BatchGenerateResponse, None]:
+        return batch_responses(self._backend, request, _deadline(context))
+
+    def Session(
+        self, request_iterator: AsyncIterator[messages.SessionRequest], context: ServicerContext
+    ) -> AsyncGenerator[messages.SessionResponse, None]:
+        return session_responses(self._backend, request_iterator, _deadline(context))
+
+    def ResumeGenerate(self, request: messages.ResumeGenerateRequest, context: ServicerContext) -> AsyncGenerator[Any, None]:
+        return self._resumables.resume(request)
+
+    async def GetRequest(self, request: messages.GetRequestRequest, context: ServicerContext) -> messages.GetRequestResponse:
+        """How far a request has come, whether it runs or is only kept."""
+        backend, caller, request_id = self._backend, current_caller(), request.request_id
+        if not request_id:
+            raise InvalidRequestError.of("request_id", "must not be empty")
+        resumable = self._resumables.find(request_id, caller)
+        streams = backend.streams.find(request_id, caller)
+        if resumable is not None and streams and resumable.stream is not streams[0]:
+            resumable = None  # kept of an earlier request of the same name
+        info = resumable.info if resumable is not None else backend.find(request_id, caller)
+        if info is None:
+            raise request_not_found(request_id)
+        response = messages.GetRequestResponse(request_id=request_id, state=STATES[info.state])
+        write_usage(info.usage, response.usage)
+        response.arrival.FromNanoseconds(round(info.arrival * 1e9))
+        if resumable is not None:
+            response.resumable = True
+            response.next_event_number = resumable.replay.ring.end
+        return response
+
+
+def _deadline(context: ServicerContext) -> float | None:
+    """The deadline of a call, on time.monotonic; None without one."""
+    remaining = context.time_remaining()
+    return None if remaining is None else time.monotonic() + remaining

@@ -1,0 +1,1 @@
+"""Text to token ids and back, chats to prompts. Knows nothing of requests."""

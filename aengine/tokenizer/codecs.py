@@ -1,0 +1,234 @@
+"""The libraries behind `Tokenizer`: `tokenizers`, and transformers for files that it cannot read. Owns how each is called.
+
+Knows nothing of files, chats or requests. A text may be anything that is Unicode; exceptions of a library are raised unchanged.
+"""
+
+from __future__ import annotations
+
+import itertools
+import secrets
+from collections.abc import Collection, Sequence
+from typing import Any
+
+import numpy as np
+import tokenizers
+from numpy.typing import NDArray
+from tokenizers import AddedToken
+
+from aengine.api.outputs import TokenizedText
+
+Literals = Sequence[tuple[int, int]]
+"""As of `RenderedChat`."""
+_MASK = "\ue001"
+_HEX = "0123456789abcdefABCDEF"
+_MANY_IDS = 1000  # decoding so many takes about as long as another thread should wait for the GIL
+_BYTE_TOKENS = tuple(f"<0x{high}{low}>" for high, low in itertools.product(_HEX, _HEX))  # as SentencePiece writes raw bytes
+
+
+class TokenizersCodec:
+    """Encodes and decodes with the `tokenizers` library alone."""
+
+    is_slow = False
+    """Whether it runs in Python, and holds the GIL."""
+
+    def __init__(self, core: tokenizers.Tokenizer) -> None:
+        core.no_truncation()
+        core.no_padding()
+        self._core = core
+        self._special = frozenset(token_id for token_id, token in core.get_added_tokens_decoder().items() if token.special)
+        self._without: _PlainCodec | None = None
+
+    # Batch calls release the GIL while they work; those for one text hold it.
+
+    def encode(self, text: str, add_special_tokens: bool) -> list[int]:
+        return self._core.encode_batch_fast([text], add_special_tokens=add_special_tokens)[0].ids
+
+    def added_tokens(self) -> list[AddedToken]:
+        return list(self._core.get_added_tokens_decoder().values())
+
+    @property
+    def normalizes(self) -> bool:
+        return self._core.normalizer is not None
+
+    def normalize(self, text: str) -> str:
+        normalizer = self._core.normalizer
+        return text if normalizer is None else str(normalizer.normalize_str(text))
+
+    def encode_apart(self, text: str, literals: Literals, controls: Collection[str]) -> list[int]:
+        """Encode without adding special tokens; no character of `literals` becomes a part of one of the tokens `controls`.
+
+        Text between the control tokens that are found elsewhere is encoded as if none were in the vocabulary. Raises ValueError if that
+        still gives one of them.
+        """
+        added = self._core.get_added_tokens_decoder()
+        ids = {token_id for token_id, token in added.items() if token.content in controls}
+        masked = self._core.encode_batch([_masked(text, literals)], add_special_tokens=False)[0]
+        found = [(*place, token_id) for place, token_id in zip(masked.offsets, masked.ids, strict=True) if token_id in ids]
+        encoded: list[int] = []
+        plain, begin, is_normalized = self._plain(frozenset(controls)), 0, None
+        for start, end, token_id in (*found, (len(text), 0, None)):
+            between = plain.encode(text[begin:start], is_normalized)
+            if not ids.isdisjoint(between):
+                cuts = [place + 1 - begin for place, _ in literals if begin <= place < start]
+                between = plain.encode_cut(text[begin:start], cuts, is_normalized)
+                if not ids.isdisjoint(between):
+                    raise ValueError("its vocabulary makes a control token of text that spells one")
+            encoded += between
+            if token_id is not None:
+                encoded.append(token_id)
+                begin, is_normalized = end, added[token_id].normalized
+        return encoded
+
+    def _plain(self, controls: frozenset[str]) -> _PlainCodec:
+        if self._without is None or self._without.controls != controls:
+            self._without = _PlainCodec(self._core, controls)
+        return self._without
+
+    def longest_token(self) -> int:
+        """Bytes of the vocabulary's longest spelling."""
+        return max(len(piece.encode()) for piece in self.vocabulary())
+
+    def located(self, text: str, add_special_tokens: bool) -> TokenizedText:
+        encoding = self._core.encode_batch([text], add_special_tokens=add_special_tokens)[0]
+        ids = encoding.ids
+        places = _byte_offsets(text)[np.asarray(encoding.offsets, dtype=np.int64).reshape(len(ids), 2)]  # the library counts characters
+        added = np.asarray(encoding.special_tokens_mask, dtype=bool)
+        reached = np.maximum.accumulate(np.where(added, 0, places[:, 1]))
+        starts, ends = (np.where(added, reached, places[:, side]).tolist() for side in (0, 1))
+        return TokenizedText(ids, encoding.tokens, starts, ends)
+
+    def decode(self, ids: Sequence[int], skip_special_tokens: bool) -> str:
+        if len(ids) < _MANY_IDS:
+            return self._core.decode(ids, skip_special_tokens=skip_special_tokens)
+        return self._core.decode_batch([ids], skip_special_tokens=skip_special_tokens)[0]
+
+    def omits(self, token_id: int, skip_special_tokens: bool) -> bool:
+        return (skip_special_tokens and token_id in self._special) or self._core.id_to_token(token_id) is None
+
+    def piece(self, token_id: int) -> str | None:
+        return self._core.id_to_token(token_id)
+
+    def byte_ids(self) -> frozenset[int]:
+        decoder = self._core.decoder
+        if decoder is None or decoder.decode(["<0x41>"]) != "A":
+            return frozenset()  # the decoder does not read such tokens as bytes
+        return frozenset(token_id for token in _BYTE_TOKENS if (token_id := self._core.token_to_id(token)) is not None)
+
+    def vocab_size(self) -> int:
+        return self._core.get_vocab_size(with_added_tokens=True)
+
+    def vocabulary(self) -> dict[str, int]:
+        """The id of each spelling, added tokens included."""
+        return self._core.get_vocab()
+
+
+class _PlainCodec:
+    """A tokenizer without some of its added tokens, for text that goes on behind a token. Shares the model of the tokenizer."""
+
+    def __init__(self, core: tokenizers.Tokenizer, controls: frozenset[str]) -> None:
+        self.controls = controls
+        self._core = tokenizers.Tokenizer(core.model)
+        if core.normalizer is not None:
+            self._core.normalizer = core.normalizer
+        if core.pre_tokenizer is not None:
+            self._core.pre_tokenizer = core.pre_tokenizer
+        self._core.encode_special_tokens = core.encode_special_tokens
+        others = {token_id: token for token_id, token in core.get_added_tokens_decoder().items() if token.content not in controls}
+        for token in others.values():
+            (self._core.add_special_tokens if token.special else self._core.add_tokens)([token])
+        known = {self._core.token_to_id(token.content): token_id for token_id, token in others.items()}
+        self._ids = {own: token_id for own, token_id in known.items() if own is not None and own != token_id}
+        # What a text goes on behind decides whether a space is put before it. Nobody can write these: they are random.
+        self._before = {normalized: f"\ue000{secrets.token_hex(16)}\ue000" for normalized in (False, True)}
+        self._core.add_tokens([AddedToken(text, normalized=normalized) for normalized, text in self._before.items()])
+        self._before_ids = {self._core.token_to_id(text) for text in self._before.values()}
+
+    def encode(self, text: str, is_normalized: bool | None) -> list[int]:
+        """The ids of the tokenizer. `is_normalized`: of the token that `text` is behind; None at the start."""
+        if not text:
+            return []
+        before = "" if is_normalized is None else self._before[is_normalized]
+        ids = self._core.encode_batch_fast([before + text], add_special_tokens=False)[0].ids
+        if before:
+            ids = ids[next(place for place, token_id in enumerate(ids) if token_id in self._before_ids) + 1 :]
+        return [self._ids.get(token_id, token_id) for token_id in ids] if self._ids else ids
+
+    def encode_cut(self, text: str, cuts: Sequence[int], is_normalized: bool | None) -> list[int]:
+        """With no token across a cut."""
+        places = [0, *cuts, len(text)]
+        parts = [text[start:end] for start, end in itertools.pairwise(places)]
+        return [token_id for index, part in enumerate(parts) for token_id in self.encode(part, False if index else is_normalized)]
+
+
+class TransformersCodec:
+    """A tokenizer that transformers runs in Python. Has the methods of `TokenizersCodec`."""
+
+    is_slow = True
+
+    def __init__(self, auto: Any) -> None:
+        self._auto = auto
+        self._special = frozenset(auto.all_special_ids)
+        # Its own methods may raise anything for other ids. Two ids may be spelled alike, and there may be gaps between ids.
+        self._known = frozenset(range(auto.vocab_size)).union(auto.get_vocab().values())
+
+    def encode(self, text: str, add_special_tokens: bool) -> list[int]:
+        return list(self._auto.encode(text, add_special_tokens=add_special_tokens))
+
+    def added_tokens(self) -> list[AddedToken]:
+        return list(self._auto.added_tokens_decoder.values())
+
+    normalizes = False
+
+    def normalize(self, text: str) -> str:
+        return text
+
+    def encode_apart(self, text: str, literals: Literals, controls: Collection[str]) -> list[int]:
+        """Encode as `TokenizersCodec.encode_apart` does, but so that no token at all goes over the end of a place in `literals`."""
+        places = [0, *(end for _, end in literals), len(text)]
+        return [token_id for start, end in itertools.pairwise(places) for token_id in self.encode(text[start:end], False)]
+
+    def longest_token(self) -> int:
+        return max(len(piece.encode()) for piece in self.vocabulary())
+
+    def located(self, text: str, add_special_tokens: bool) -> None:
+        return None
+
+    def decode(self, ids: Sequence[int], skip_special_tokens: bool) -> str:
+        known = [token_id for token_id in ids if token_id in self._known]
+        # Cleaning up would take back spaces that were handed out already.
+        return str(self._auto.decode(known, skip_special_tokens=skip_special_tokens, clean_up_tokenization_spaces=False))
+
+    def omits(self, token_id: int, skip_special_tokens: bool) -> bool:
+        return token_id not in self._known or (skip_special_tokens and token_id in self._special)
+
+    def piece(self, token_id: int) -> str | None:
+        return str(self._auto.convert_ids_to_tokens(token_id)) if token_id in self._known else None
+
+    def byte_ids(self) -> frozenset[int]:
+        vocab = self._auto.get_vocab()
+        return frozenset(vocab[token] for token in _BYTE_TOKENS if token in vocab)
+
+    def vocab_size(self) -> int:
+        return len(self._auto)
+
+    def vocabulary(self) -> dict[str, int]:
+        return dict(self._auto.get_vocab())
+
+
+Codec = TokenizersCodec | TransformersCodec
+
+
+def _masked(text: str, literals: Literals) -> str:
+    """With a character that is in no token in place of those of `literals`."""
+    parts, done = [], 0
+    for start, end in literals:
+        parts += [text[done:start], _MASK * (end - start)]
+        done = end
+    return "".join((*parts, text[done:]))
+
+
+def _byte_offsets(text: str) -> NDArray[np.int64]:
+    """Where each character of `text` begins in UTF-8, and where the last one ends."""
+    points = np.frombuffer(text.encode("utf-32-le"), dtype=np.uint32)
+    lengths = 1 + (points >= 0x80).astype(np.int64) + (points >= 0x800) + (points >= 0x10000)
+    return np.concatenate(([0], np.cumsum(lengths)))

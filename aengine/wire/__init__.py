@@ -1,0 +1,1 @@
+"""Messages of the schema, in both directions: the only room that names their fields."""

@@ -1,0 +1,295 @@
+"""Proto -> what `ServedEngine.stream` takes, and parts of messages that several services read. The names are those of `aengine.wire.names`.
+
+All violations of a request are collected before it is refused, each under its path in the request message.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterable, Sequence
+from typing import Any, NamedTuple, TypeVar
+
+import numpy as np
+from google.protobuf.duration_pb2 import Duration
+
+from aengine.api.engine import ServedEngine
+from aengine.api.errors import FieldError, FieldViolation, InvalidRequestError
+from aengine.api.fields import FieldChecks, shown
+from aengine.api.params import MAX_CHOICES, Reasoning, SamplingParams, StructuredOutput
+from aengine.api.request import MAX_CHAT_MESSAGES, MAX_OPTION_CHARACTERS, ChatFields, Prompt, RequestOptions
+from aengine.chat.formats import ChatFormat
+from aengine.chat.preparation import ChatOutputOptions, GenerationRequest, check_chat
+from aengine.v1 import generation_pb2, generation_service_pb2
+from aengine.wire.names import SAMPLING, STOPPING, path_of, read_params, seconds_of
+
+MAX_SECONDS = 315_576_000_000
+"""About 10,000 years, which is all that a google.protobuf.Duration may hold."""
+MAX_NANOS = 999_999_999
+MAX_DELTA_TOKENS = 1024
+MAX_DELAY_SECONDS = 1.0
+MAX_RETAIN_SECONDS = 600.0
+DEFAULT_RETAIN_SECONDS = 60.0
+MAX_EXTRA_CHARACTERS = 1 << 20
+"""Of the extra_fields of all messages of a chat."""
+MAX_JSON_PLACES = 65536
+"""Most commas and opening brackets in JSON of a chat. Each may be that of a value, and so many are read in some 30 ms of the event loop."""
+
+ErrorT = TypeVar("ErrorT", bound=Exception)
+MessageRequest = generation_service_pb2.GenerateRequest | generation_service_pb2.StreamGenerateRequest
+
+
+class StreamPolicy(NamedTuple):
+    """How the events of a request are sent: the stream options with their defaults applied."""
+
+    delta_tokens: int = 1  # most in one delta
+    delay_seconds: float = 0.0  # how long a token may wait for others
+    retain_seconds: float = DEFAULT_RETAIN_SECONDS
+
+
+async def read_request(request: MessageRequest, engine: ServedEngine) -> tuple[GenerationRequest, StreamPolicy]:
+    """The request of a message, and how its events are to be sent. Raises `InvalidRequestError` with every violation that shows in the
+    message, and then with those that `engine` finds. For what is valid here it is not asked, nor is anything waited for."""
+    spec, check = request.spec, FieldChecks()
+    prompt = read_prompt(spec.prompt, "spec.prompt", check)
+    params = _read_params(spec, check)
+    policy = read_stream_options(spec.stream, check)
+    options = _read_options(request, check)
+    chat = _read_chat_output(spec, check)
+    if chat is not None and options is not None:
+        try:
+            check_chat(engine, params, options, chat)
+        except InvalidRequestError as error:
+            _add_located(check, error.violations, spec)
+    if check.violations or options is None:
+        named = {violation.field for violation in check.violations}
+        _add_located(check, [one for one in await engine.violations(prompt, params) if path_of(one.field, spec) not in named], spec)
+        raise InvalidRequestError(check.violations)
+    return GenerationRequest(prompt=prompt, params=params, options=options, model=spec.model, chat=chat), policy
+
+
+def located(error: ErrorT, spec: generation_pb2.GenerationSpec) -> ErrorT:
+    """Return an error with the engine's names of fields turned into paths of the request message; other errors stay as they are."""
+    return error.moved(lambda field: path_of(field, spec)) if isinstance(error, FieldError) else error
+
+
+def read_seconds(
+    duration: Duration, field: str, check: FieldChecks, low: float = -math.inf, high: float = math.inf, *, open_low: bool = False
+) -> float | None:
+    """Seconds in [`low`, `high`], or in (`low`, `high`] with `open_low`. Adds a violation and returns None for others, and for a message
+    that is out of the type's range or has two signs."""
+    whole, nanos = duration.seconds, duration.nanos
+    if abs(whole) > MAX_SECONDS or abs(nanos) > MAX_NANOS or whole * nanos < 0:
+        rule = f"seconds must be in [-{MAX_SECONDS}, {MAX_SECONDS}], nanos in [-{MAX_NANOS}, {MAX_NANOS}], and both of one sign"
+        check.add(field, f"{whole} s and {nanos} ns are no duration: {rule}")
+        return None
+    seconds = seconds_of(duration)
+    if low <= seconds <= high and not (open_low and seconds == low):
+        return seconds
+    accepted = f"in {'(' if open_low else '['}{low:g}, {high:g}] s" if high < math.inf else f"{low:g} s or more"
+    check.add(field, f"{seconds:g} s is not {accepted}")
+    return None
+
+
+def read_stream_options(options: generation_pb2.StreamOptions, check: FieldChecks) -> StreamPolicy:
+    delta_tokens = options.max_tokens_per_delta if options.HasField("max_tokens_per_delta") else 1
+    if not 1 <= delta_tokens <= MAX_DELTA_TOKENS:
+        check.add("spec.stream.max_tokens_per_delta", f"{delta_tokens} is not in [1, {MAX_DELTA_TOKENS}]")
+    delay = read_seconds(options.max_delay, "spec.stream.max_delay", check, 0, MAX_DELAY_SECONDS)
+    retain = None
+    if options.HasField("retain"):
+        retain = read_seconds(options.retain, "spec.stream.retain", check, 0, MAX_RETAIN_SECONDS, open_low=True)
+    return StreamPolicy(delta_tokens, delay or 0.0, retain or DEFAULT_RETAIN_SECONDS)
+
+
+def read_chat(chat: generation_pb2.ChatPrompt, path: str, check: FieldChecks) -> list[dict[str, Any]]:
+    """The conversation as the tokenizer takes it. Violations have paths that begin with `path`. Whether there are messages is for the
+    caller to say."""
+    if len(chat.messages) > MAX_CHAT_MESSAGES:
+        check.add(f"{path}.messages", f"{len(chat.messages)} messages are more than {MAX_CHAT_MESSAGES}")
+    messages = chat.messages[:MAX_CHAT_MESSAGES]
+    if not _check_length(f"{path}.messages", (message.extra_fields for message in messages), MAX_EXTRA_CHARACTERS, check):
+        return [{}]  # as good as any: it is refused
+    return [_read_message(message, f"{path}.messages[{index}]", check) for index, message in enumerate(messages)]
+
+
+def _read_message(message: generation_pb2.ChatMessage, path: str, check: FieldChecks) -> dict[str, Any]:
+    if not message.role:
+        check.add(f"{path}.role", "must not be empty")
+    read: dict[str, Any] = {"role": message.role, "content": message.content}
+    if message.parts:
+        if message.content:
+            check.add(f"{path}.parts", "cannot be combined with content")
+        if any(part.WhichOneof("content") is None for part in message.parts):
+            check.add(f"{path}.parts", "each must have text")
+        read["content"] = [{"type": "text", "text": part.text} for part in message.parts]
+    if message.extra_fields:
+        extra = _read_object(message.extra_fields, f"{path}.extra_fields", check)
+        if "role" in extra or extra.get("content") is not None or ("content" in extra and read["content"]):
+            check.add(f"{path}.extra_fields", "role and content have fields of their own")
+        read.update(extra)
+    return read
+
+
+def read_chat_fields(chat: generation_pb2.ChatPrompt, path: str, check: FieldChecks) -> ChatFields:
+    """What the chat has beside its messages, as `ChatOptions` take it."""
+    fields: ChatFields = {"continue_final_message": chat.continue_final_message}
+    if chat.HasField("add_generation_prompt"):
+        fields["add_generation_prompt"] = chat.add_generation_prompt
+    if chat.tools and _check_length(f"{path}.tools", chat.tools, MAX_OPTION_CHARACTERS, check):
+        fields["tools"] = [_read_object(tool, f"{path}.tools[{index}]", check) for index, tool in enumerate(chat.tools)]
+    if chat.template_kwargs and _check_length(f"{path}.template_kwargs", [chat.template_kwargs], MAX_OPTION_CHARACTERS, check):
+        fields["template_kwargs"] = _read_object(chat.template_kwargs, f"{path}.template_kwargs", check)
+    return fields
+
+
+def _check_length(path: str, texts: Iterable[str], most: int, check: FieldChecks) -> bool:
+    """Whether the texts may be read as JSON, which is done in the event loop."""
+    given = [text for text in texts if text]
+    characters, places = sum(map(len, given)), sum(text.count(mark) for text in given for mark in ",[{")
+    if characters > most:
+        check.add(path, f"{characters} characters of JSON are more than {most}")
+    elif places > MAX_JSON_PLACES:
+        check.add(path, f"{places} commas and opening brackets of JSON are more than {MAX_JSON_PLACES}")
+    return characters <= most and places <= MAX_JSON_PLACES
+
+
+def _read_object(text: str, path: str, check: FieldChecks) -> dict[str, Any]:
+    """Empty after a violation."""
+    try:
+        value = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        check.add(path, f"{shown(text)} is not JSON: {error}")
+        return {}
+    if not isinstance(value, dict):
+        check.add(path, f"{shown(text)} is not a JSON object")
+        return {}
+    return value
+
+
+def _add_located(check: FieldChecks, violations: Iterable[FieldViolation], spec: generation_pb2.GenerationSpec) -> None:
+    check.violations.extend(FieldViolation(path_of(violation.field, spec), violation.description) for violation in violations)
+
+
+def read_prompt(prompt: generation_pb2.Prompt, path: str, check: FieldChecks) -> Prompt:
+    """Violations have paths that begin with `path`."""
+    form = prompt.WhichOneof("content")
+    if form is None:
+        check.add(path, "exactly one of text, token_ids, chat must be set")
+        return ""
+    content: Prompt
+    if form == "chat":
+        content = read_chat(prompt.chat, f"{path}.chat", check)
+    else:
+        content = prompt.text if form == "text" else np.asarray(prompt.token_ids.ids)  # type: ignore[assignment] # as quick as can be
+    if not len(content):
+        check.add(f"{path}.{form}", "must not be empty")
+    return content
+
+
+def _read_params(spec: generation_pb2.GenerationSpec, check: FieldChecks) -> SamplingParams:
+    """The parameters, without those in which something is wrong."""
+    output = spec.output
+    given = {**read_params(spec.sampling, SAMPLING), **read_params(spec.stopping, STOPPING)}
+    if output.HasField("text"):
+        given["detokenize"] = output.text or bool(spec.stopping.stop_strings) or output.HasField("chat")
+    if output.HasField("skip_special_tokens"):
+        given["skip_special_tokens"] = output.skip_special_tokens
+    for name in ("logprobs", "prompt_logprobs"):
+        if output.HasField(name):
+            given[name] = getattr(output, name).top_k
+    if spec.HasField("structured_output"):
+        given["structured_output"] = _read_structured_output(spec, check)
+    if spec.HasField("reasoning"):
+        given["reasoning"] = _read_reasoning(spec, check)
+    while True:
+        try:
+            return SamplingParams(**given)
+        except InvalidRequestError as error:
+            _add_located(check, error.violations, spec)
+            for violation in error.violations:
+                del given[violation.field]
+
+
+def _read_structured_output(spec: generation_pb2.GenerationSpec, check: FieldChecks) -> StructuredOutput | None:
+    message = spec.structured_output
+    given: dict[str, Any]
+    match message.WhichOneof("constraint"):
+        case None:
+            check.add("spec.structured_output", "exactly one of json_schema, json_object, regex, choices, grammar must be set")
+            return None
+        case "json_object":
+            given = {"json_object": True}
+        case "grammar":
+            given = {"grammar": message.grammar.source}
+        case "choices":
+            if not 1 <= len(values := message.choices.values) <= MAX_CHOICES:
+                check.add("spec.structured_output.choices", f"{len(values)} choices are not 1 to {MAX_CHOICES}")
+                return None
+            given = {"choice": tuple(values)}
+        case name:
+            given = {name: getattr(message, name)}
+    try:
+        return StructuredOutput(**given, strict_formats=message.strict_formats, exact_one_of=message.exact_one_of)
+    except InvalidRequestError as error:
+        _add_located(check, error.violations, spec)
+    return None
+
+
+def _read_reasoning(spec: generation_pb2.GenerationSpec, check: FieldChecks) -> Reasoning | None:
+    message = spec.reasoning
+    max_tokens = message.max_tokens if message.HasField("max_tokens") else None
+    try:
+        return Reasoning(
+            opening=message.opening, closing=message.closing, opened=message.opened, answer=message.answer, max_tokens=max_tokens
+        )
+    except InvalidRequestError as error:
+        _add_located(check, error.violations, spec)
+    return None
+
+
+def _read_chat_output(spec: generation_pb2.GenerationSpec, check: FieldChecks) -> ChatOutputOptions | None:
+    if not spec.output.HasField("chat"):
+        return None
+    chat = spec.output.chat
+    if not spec.prompt.HasField("chat"):
+        check.add("spec.output.chat", "is only possible with spec.prompt.chat")
+        return None
+    try:
+        return ChatOutputOptions(
+            tool_choice=chat.tool_choice or "auto",
+            parallel_tool_calls=chat.parallel_tool_calls if chat.HasField("parallel_tool_calls") else True,
+            max_reasoning_tokens=chat.max_reasoning_tokens if chat.HasField("max_reasoning_tokens") else None,
+            format=ChatFormat(chat.format.calls, chat.format.reasoning) if chat.HasField("format") else None,
+        )
+    except InvalidRequestError as error:
+        _add_located(check, error.violations, spec)
+    return None
+
+
+def _read_known_outputs(spec: generation_pb2.GenerationSpec, check: FieldChecks) -> list[Sequence[int] | None] | None:
+    path = path_of("known_outputs", spec)
+    for index, known in enumerate(spec.known_outputs):
+        if known.ended and known.token_ids:
+            check.add(f"{path}[{index}].token_ids", "must be empty where the sequence has ended")
+    return [None if known.ended else known.token_ids for known in spec.known_outputs] or None
+
+
+def _read_options(request: MessageRequest, check: FieldChecks) -> RequestOptions | None:
+    spec, timeout = request.spec, None
+    if spec.stopping.HasField("time_limit"):
+        timeout = read_seconds(spec.stopping.time_limit, path_of("timeout", spec), check)
+    try:
+        return RequestOptions(
+            request_id=request.request_id if request.HasField("request_id") else None,
+            priority=spec.priority,
+            tenant=spec.tenant,
+            timeout=timeout,
+            cache_salt=spec.cache.salt or None,
+            adapter=spec.adapter or None,
+            known_outputs=_read_known_outputs(spec, check),
+            **(read_chat_fields(spec.prompt.chat, "spec.prompt.chat", check) if spec.prompt.HasField("chat") else {}),
+        )
+    except InvalidRequestError as error:
+        _add_located(check, error.violations, spec)
+        return None

@@ -1,0 +1,17 @@
+"""How long a test waits for what must come, before it fails instead of hanging."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+HANG_SECONDS = 900
+"""Far beyond what anything takes on a machine whose cores are busy with something else: a shorter limit judges the machine."""
+
+
+def growing(seconds: float) -> Iterator[float]:
+    """Ever longer limits for a test that waits for a limit to pass, and in which something must come before it does: to be tried one after
+    the other, until it came."""
+    while seconds < HANG_SECONDS:
+        yield seconds
+        seconds *= 4
+    raise AssertionError(f"it did not come in {seconds / 4} s")
