@@ -194,6 +194,12 @@ class ChatPage:
         """Until the conversation shows so many."""
         self.page.wait_for_function("(count) => document.querySelectorAll('.turn').length === count", arg=count)
 
+    def wait_until(self, holds: str, arg: Any = None) -> None:
+        """Until `holds`, an asynchronous function in the page's own words, gives true. `wait_for_function` takes its promise for true."""
+        self.page.evaluate(
+            f"async (arg) => {{ const holds = {holds}; while (!(await holds(arg))) await new Promise((done) => setTimeout(done, 10)); }}", arg
+        )
+
     @property
     def token(self) -> Any:
         """The tokens of the last answer."""

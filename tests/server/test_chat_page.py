@@ -86,7 +86,7 @@ def test_an_answer_that_is_stopped_is_cancelled(server: PageServer, open_page: O
     server.run(server.go_on())
     assert page.page.get_by_text("Stopped.").last.is_visible()
     kept = page.text
-    page.page.wait_for_function("async () => (await (await fetch('/load')).json()).running === 0")
+    page.wait_until("async () => (await (await fetch('/load')).json()).running === 0")
     (record,) = server.ended
     assert record.finish_reason is FinishReason.CANCELLED
     assert record.usage.completion_tokens < 1800

@@ -91,7 +91,7 @@ def ask(page: ChatPage, text: str = "Tell me.") -> None:
 
 def wait_until_kept(page: ChatPage, text: str) -> None:
     kept = "async (text) => JSON.stringify(await (await import('./static/store.js')).exported()).includes(text)"
-    page.page.wait_for_function(kept, arg=text)
+    page.wait_until(kept, text)
 
 
 def shown(page: ChatPage) -> str:
