@@ -320,12 +320,12 @@ def test_what_is_kept(engine: WrittenEngine, open_page: Open, tmp_path: Path) ->
 
     def check(page: ChatPage) -> None:
         page.page.locator(".answer").wait_for()
+        page.page.get_by_role("button", name="Remove notes.md").wait_for()  # what is not sent is shown last
         assert shown(page) == before
         assert page.ids == ids
         assert page.page.get_by_text("1 of 2").is_visible()
         assert page.page.locator(".user .text").inner_text() == "What is a circle?"
         assert page.page.get_by_label("Message", exact=True).input_value() == "And a square?"
-        assert page.page.get_by_role("button", name="Remove notes.md").is_visible()
         held = page.page.evaluate(
             "['system', 'temperature', 'max_tokens', 'stop'].map((name) => document.getElementById(`set-${name}`).value)"
         )
@@ -339,7 +339,7 @@ def test_what_is_kept(engine: WrittenEngine, open_page: Open, tmp_path: Path) ->
     # Another conversation, a name, a search, and back.
     page.button("New chat").click()
     page.wait_for_turns(0)
-    assert page.page.get_by_label("Message", exact=True).input_value() == ""
+    page.page.wait_for_function("() => document.getElementById('prompt').value === ''")
     engine.say("Prose about Bath.")
     ask(page, "Tell me of a town.")
     chats = page.page.locator("#chat-list")
@@ -396,6 +396,7 @@ def test_what_is_kept(engine: WrittenEngine, open_page: Open, tmp_path: Path) ->
 def test_files_go_along(engine: WrittenEngine, open_page: Open) -> None:
     engine.say("I have read it.")
     page = open_page()
+    page.page.get_by_text("1 to 512; empty: all that fit").wait_for()
     choose = page.page.locator("#file-input")
     for name, content, wrong in (
         ("picture.png", b"\x89PNG\r\n\x1a\n", "is not a text in UTF-8"),
