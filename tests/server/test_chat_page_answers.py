@@ -149,8 +149,11 @@ def test_an_answer_in_markdown(engine: WrittenEngine, open_page: Open) -> None:
     assert answer.locator("math").count() == 2
     assert answer.locator(".display mfrac").count() == 1
     assert answer.locator("blockquote em").inner_text() == "text"
-    answer.get_by_role("button", name="Copy").click()
-    answer.get_by_role("button", name="Copied").wait_for()
+    button = answer.get_by_role("button", name="Copy")
+    # What it says is shown for a moment only.
+    button.evaluate("(button) => new MutationObserver(() => (window.said ??= []).push(button.textContent)).observe(button, {childList: true})")
+    button.click()
+    page.page.wait_for_function("() => window.said?.includes('Copied')")
     assert page.page.evaluate("navigator.clipboard.readText()") == "def area(r):\n    return 3.14 * r ** 2  # <b>"
 
     # What is shown of a token is a part of it, and all that is shown are tokens.
