@@ -196,9 +196,8 @@ class ChatPage:
 
     def wait_until(self, holds: str, arg: Any = None) -> None:
         """Until `holds`, an asynchronous function in the page's own words, gives true. `wait_for_function` takes its promise for true."""
-        self.page.evaluate(
-            f"async (arg) => {{ const holds = {holds}; while (!(await holds(arg))) await new Promise((done) => setTimeout(done, 10)); }}", arg
-        )
+        soon = "new Promise((done) => setTimeout(done, 10))"
+        self.page.evaluate(f"async (arg) => {{ const holds = {holds}; while (!(await holds(arg))) await {soon}; }}", arg)
 
     @property
     def token(self) -> Any:

@@ -151,7 +151,8 @@ def test_an_answer_in_markdown(engine: WrittenEngine, open_page: Open) -> None:
     assert answer.locator("blockquote em").inner_text() == "text"
     button = answer.get_by_role("button", name="Copy")
     # What it says is shown for a moment only.
-    button.evaluate("(button) => new MutationObserver(() => (window.said ??= []).push(button.textContent)).observe(button, {childList: true})")
+    note = "new MutationObserver(() => (window.said ??= []).push(button.textContent))"
+    button.evaluate(f"(button) => {note}.observe(button, {{childList: true}})")
     button.click()
     page.page.wait_for_function("() => window.said?.includes('Copied')")
     assert page.page.evaluate("navigator.clipboard.readText()") == "def area(r):\n    return 3.14 * r ** 2  # <b>"
