@@ -48,7 +48,7 @@ def few_are_quick(items: Iterable[pytest.Item]) -> None:
 
 
 def some_in_ci(items: Iterable[pytest.Item]) -> None:
-    """In CI a slow case runs only if it is the first of a test of which no case is quick: all together would take longer than anybody waits."""
+    """In CI a slow case runs only if it is the first of a test of which no case is quick: all of them would take too long."""
     if "CI" not in os.environ:
         return
     tests = {id(item): item.nodeid.partition("[")[0] for item in items}
