@@ -10,7 +10,7 @@ import uuid
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from google.protobuf.duration_pb2 import Duration
@@ -33,9 +33,6 @@ from aengine.v1.generation_pb2 import StreamOptions
 from aengine.v1.generation_service_pb2 import CancelRequestsRequest, StreamGenerateRequest
 from aengine.v1.model_service_pb2 import GetModelRequest
 from aengine.wire.client_messages import read_model, write_embedding, write_request
-
-if TYPE_CHECKING:
-    pass
 
 EACH_TOKEN = StreamOptions()
 FEW_MESSAGES = StreamOptions(max_tokens_per_delta=64, max_delay=Duration(nanos=100_000_000))

@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import json
 import select
+import socket
 import time
 from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from socket import socket
 
 from aengine import __version__
 from aengine.api.config import EngineConfig
@@ -90,7 +90,7 @@ class Ring:
             raise StageError(rank, error) from None
 
 
-def open_port(config: EngineConfig, own_host: str) -> tuple[socket, str]:
+def open_port(config: EngineConfig, own_host: str) -> tuple[socket.socket, str]:
     """Where this rank waits for that of the stage before, and its address for others. `own_host` is this host as others reach it; "" on the
     driver's host, whose name is left out where it is not known."""
     host = own_host or ("127.0.0.1" if config.rank_address is None else split_address(config.rank_address)[0])
@@ -99,7 +99,12 @@ def open_port(config: EngineConfig, own_host: str) -> tuple[socket, str]:
 
 
 def connect_ring(
-    shard: Shard, port: socket, addresses: Addresses, driver_host: str, step_timeout: float, check: Callable[[], object] = lambda: None
+    shard: Shard,
+    port: socket.socket,
+    addresses: Addresses,
+    driver_host: str,
+    step_timeout: float,
+    check: Callable[[], object] = lambda: None,
 ) -> Ring:
     """All ranks call it; `port` is this rank's, and is closed. `driver_host` is how it reaches the driver; "" on the driver's host. `check`
     is called while it waits, and may raise. Raises ModelLoadError."""

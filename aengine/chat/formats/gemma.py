@@ -11,11 +11,10 @@ import json
 import re
 
 from aengine.chat.formats.base import CallFormat, Tools
-from aengine.chat.json_calls import MAX_CODE, start_calls
+from aengine.chat.json_calls import MAX_CODE, MAX_NAME, start_calls
 from aengine.chat.json_text import MAX_DEPTH, loads
 from aengine.chat.source import Reading, Source
 
-MAX_NAME = 256
 _CONSTANTS = {"None": "null", "True": "true", "False": "false"}
 _NAME = re.compile(r"[\w.-]+")
 

@@ -4,10 +4,9 @@
 from __future__ import annotations
 
 from aengine.chat.formats.base import CallFormat, Tools, read_nothing
-from aengine.chat.json_calls import read_named
+from aengine.chat.json_calls import MAX_NAME, read_named
 from aengine.chat.source import Reading, Source
 
-MAX_NAME = 256
 _ARGUMENTS = "<|tool_call_argument_begin|>"
 
 

@@ -7,10 +7,8 @@ Code behind `<|python_tag|>`, for the built-in tools, is content. Source: Meta's
 from __future__ import annotations
 
 from aengine.chat.formats.base import CallFormat, Tools
-from aengine.chat.json_calls import MAX_CODE, read_calls, start_calls
+from aengine.chat.json_calls import MAX_CODE, MAX_NAME, read_calls, start_calls
 from aengine.chat.source import Reading, Source
-
-MAX_NAME = 256
 
 
 def _python_tag(source: Source, tools: Tools) -> Reading[bool]:

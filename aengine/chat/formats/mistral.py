@@ -6,10 +6,9 @@ from __future__ import annotations
 import re
 
 from aengine.chat.formats.base import CallFormat, Tools
-from aengine.chat.json_calls import read_calls, read_named
+from aengine.chat.json_calls import MAX_NAME, read_calls, read_named
 from aengine.chat.source import Reading, Source
 
-MAX_NAME = 256
 _NAME = re.compile(r"[\w.:/-]+")
 
 
