@@ -15,8 +15,7 @@ from typing import NamedTuple
 
 from aengine import __version__
 from aengine.api.errors import ConfigError
-from aengine.kernels.cpu.compiler import find_compiler, find_prebuilt
-from aengine.kernels.cpu.levels import KernelsUnavailableError, select_level
+from aengine.kernels.cpu.compiler import KernelsUnavailableError, find_compiler, find_prebuilt, select_level
 
 
 class Program(NamedTuple):

@@ -14,8 +14,7 @@ from pathlib import Path
 import pytest
 
 from aengine import __version__
-from aengine.kernels.cpu.compiler import prebuilt_name
-from aengine.kernels.cpu.levels import levels_of
+from aengine.kernels.cpu.compiler import levels_of, prebuilt_name
 from tools.wheels.build import KERNELS, MACHINES, make_reproducible
 
 ROOT = Path(__file__).resolve().parents[1]

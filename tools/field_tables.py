@@ -25,7 +25,7 @@ from aengine.router.config import RouterConfig
 from aengine.router.ray.config import RayConfig
 from aengine.server.config.options import GROUPS, ServerConfig
 from aengine.server.config.settings import field_docs, options
-from aengine.server.http import anthropic_input, chat_completions, completions, embeddings, responses_input
+from aengine.server.http import anthropic, chat_completions, completions, embeddings, responses_input
 from aengine.server.http.parameters import IGNORED, IGNORED_OF_OTHERS, OF_OTHERS
 
 DOCS = Path(__file__).resolve().parent.parent / "docs"
@@ -94,7 +94,7 @@ def fates(taken: Mapping[str, str], ignored: Mapping[str, str], refused: Mapping
     return in_markdown(["field", "what becomes of it"], rows)
 
 
-BODIES = (chat_completions, completions, responses_input, anthropic_input, embeddings)
+BODIES = (chat_completions, completions, responses_input, anthropic, embeddings)
 
 TABLES: dict[str, Callable[[], str]] = {
     "EngineConfig": partial(table, EngineConfig),

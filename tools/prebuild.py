@@ -11,8 +11,7 @@ import platform
 import sys
 from collections.abc import Mapping
 
-from aengine.kernels.cpu.compiler import PREBUILT, SOURCES, compile_library, find_compiler, prebuilt_name
-from aengine.kernels.cpu.levels import Level, levels_of
+from aengine.kernels.cpu.compiler import PREBUILT, SOURCES, Level, compile_library, find_compiler, levels_of, prebuilt_name
 
 
 def prebuild(level: Level, environ: Mapping[str, str], sources: pathlib.Path = SOURCES, directory: pathlib.Path = PREBUILT) -> pathlib.Path:

@@ -2,7 +2,8 @@
 
 Shared by engine and client. Everything of a chat is plain JSON data, so that it can be sent. Knows neither templates nor messages on the
 wire, nor how a request is served.
-"""
+
+The reading of token ids. Knows no model."""
 
 from __future__ import annotations
 
@@ -11,12 +12,16 @@ import re
 import sys
 from collections.abc import Mapping, Sequence, Sized
 from dataclasses import dataclass, fields, replace
-from typing import Annotated, Any, Literal, TypedDict
+from typing import TYPE_CHECKING, Annotated, Any, Literal, TypedDict
 
 from aengine.api.config import ADAPTER_NAME
 from aengine.api.errors import FieldViolation, InvalidRequestError
 from aengine.api.fields import MAX_INT32, Accepts, Refusal, check_fields, integer, is_not, is_positive, shown, text, to_int
 from aengine.api.params import SamplingParams
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
 
 MAX_CHAT_MESSAGES = 4096
 MAX_CHAT_CHARACTERS = 4 << 20
@@ -284,3 +289,21 @@ class RequestOptions(ChatOptions):
         if options is None:
             return cls(**fields)
         return replace(options, **fields) if fields else options
+
+
+def read_token_ids(ids: Sequence[int] | NDArray[np.integer], most: int, field: str = "prompt") -> NDArray[np.integer]:
+    """Ids, each in 0..`most`. Raises `InvalidRequestError` (`field`)."""
+    import numpy as np  # not loaded by `import aengine`
+
+    if not len(ids):
+        return np.empty(0, np.int64)
+    try:
+        array = np.asarray(ids)
+    except ValueError:  # lists of several lengths
+        array = np.empty(0, object)
+    if array.ndim != 1 or array.dtype.kind not in "iu":
+        raise InvalidRequestError.of(field, "token ids must be integers")
+    outside = array[(array < 0) | (array > most)]
+    if len(outside):
+        raise InvalidRequestError.of(field, f"token id {int(outside[0])} is not in [0, {most}]")
+    return array

@@ -17,7 +17,7 @@ from torch import Tensor
 from aengine.attention.base import AttentionBackend, AttentionSpec, AttentionStep, BackendUnavailableError
 from aengine.attention.metadata import AttentionMetadata
 from aengine.kernels.cpu import library
-from aengine.kernels.cpu.levels import KernelsUnavailableError
+from aengine.kernels.cpu.compiler import KernelsUnavailableError
 from aengine.kernels.cpu.library import (
     ELEMENTS,
     MAX_KEY_DIM,

@@ -23,10 +23,9 @@ from aengine.attention.base import (
 from aengine.attention.decode_work import ITEM_FIELDS, ROW_FIELDS, DecodeWork, WorkBounds, plan_decodes
 from aengine.attention.metadata import AttentionMetadata, StepLayout
 from aengine.kernels.paged_cache import KvTarget, PagedCache
+from aengine.kernels.triton import attention
 from aengine.kernels.triton import attention as kernels
-from aengine.kernels.triton import kv_write
-from aengine.kernels.triton.attention import Blocks, is_hopper
-from aengine.kernels.triton.decodes import Work, attend_decodes, decode_block
+from aengine.kernels.triton.attention import Blocks, Work, attend_decodes, decode_block, is_hopper
 from aengine.kernels.upload import staged, to_device, upload
 
 
@@ -164,7 +163,7 @@ class _Step:
             self._tiles = to_device(tiles, spec.device)
 
     def write(self, layer: int, key: Tensor, value: Tensor) -> None:
-        kv_write.write(key, value, self.target(layer))
+        attention.write(key, value, self.target(layer))
 
     def target(self, layer: int) -> KvTarget:
         group, _ = self._backend.spec.places[layer]

@@ -22,14 +22,12 @@ from aengine.api.config import EngineConfig
 from aengine.api.errors import AEngineError
 from aengine.api.outputs import ModelInfo
 from aengine.api.runtime import switch_often
-from aengine.bench.load import Outcome, Target, run_load
-from aengine.bench.metrics import summarise
+from aengine.bench.load import NANO_TEMPERATURE, Item, Lengths, Outcome, Range, Target, random_lengths, run_load
 from aengine.bench.options import WORKLOADS, add_engine_options, add_workload_options, engine_config, given_engine_flags, workload_items
 from aengine.bench.probes import cancel_to_free, loop_lag, start_up_log
-from aengine.bench.report import plot, show_distribution, show_summary, table, write_json
-from aengine.bench.step_command import add_step_command
-from aengine.bench.workload import NANO_TEMPERATURE, Item, Lengths, Range, random_lengths
-from aengine.router.routing import RoutingPolicy
+from aengine.bench.report import plot, show_distribution, show_summary, summarise, table, write_json
+from aengine.bench.steps import add_step_command
+from aengine.router.load import RoutingPolicy
 
 DEFAULT_VOCAB = 32_000  # for servers that do not report theirs
 
@@ -139,8 +137,7 @@ def _serve(options: argparse.Namespace, command: list[str]) -> int:
 
 
 def _serve_own(options: argparse.Namespace, command: list[str]) -> int:
-    from aengine.bench.own_replicas import Share, counted, shares, show
-    from aengine.bench.targets import EngineTarget
+    from aengine.bench.targets import EngineTarget, Share, counted, shares, show
     from aengine.router.router import Router
 
     policy = options.routing_policy or RoutingPolicy.PREFIX.value
@@ -225,7 +222,7 @@ def _report(
 
 
 def _startup(options: argparse.Namespace, command: list[str]) -> int:
-    from aengine.bench.startup import measure_startup
+    from aengine.bench.probes import measure_startup
 
     with engine_config(options, options.shape) as (_, config):
         settings = {name: value for name, value in asdict(config).items() if value is not None}

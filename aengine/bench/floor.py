@@ -16,7 +16,7 @@ import torch
 
 from aengine.api.config import EngineConfig
 from aengine.api.outputs import ModelInfo
-from aengine.bench.workload import Item
+from aengine.bench.load import Item
 from aengine.kernels.paged_cache import SCALE_BYTES
 from aengine.kernels.warm_memory import lazy_bytes
 from aengine.models.config.model import load_spec

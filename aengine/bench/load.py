@@ -1,20 +1,156 @@
-"""The load itself: sends the items of a workload to a target and notes when chunks come back.
+"""What a load test sends, and when: workloads and arrival times. Everything follows from a seed; knows nothing of targets.
 
-Owns times and order (arrivals, turns, the limit of concurrent requests); knows nothing of engines or protocols.
-"""
+The load itself: sends the items of a workload to a target and notes when chunks come back.
+
+Owns times and order (arrivals, turns, the limit of concurrent requests); knows nothing of engines or protocols."""
 
 from __future__ import annotations
 
 import asyncio
 import itertools
+import json
+import math
+import random
 import time
 from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import aclosing
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Protocol
 
 from aengine.api.outputs import DraftUsage
-from aengine.bench.workload import Item
+
+
+@dataclass(frozen=True, slots=True)
+class Item:
+    """One request. Prompts are token ids, so that every server gets the same work."""
+
+    prompt: tuple[int, ...]
+    output_tokens: int  # generated exactly: the end of a sequence is ignored
+    arrival: float = 0.0  # seconds after the start at which it is sent, at the earliest
+    after: int | None = None  # index of the turn before, whose whole prompt and output come before `prompt`
+
+
+@dataclass(frozen=True, slots=True)
+class Range:
+    """Lengths in tokens, both ends included."""
+
+    low: int
+    high: int
+
+    @classmethod
+    def parse(cls, text: str) -> Range:
+        """Reads one length, such as `128`, or a range, such as `64-512`. Raises ValueError for any other text."""
+        low, _, high = text.partition("-")
+        parsed = cls(int(low), int(high or low))
+        if not 1 <= parsed.low <= parsed.high:
+            raise ValueError(f"{text!r} is not a length or a range of lengths such as 64-512")
+        return parsed
+
+    def draw(self, rng: random.Random) -> int:
+        return rng.randint(self.low, self.high)
+
+
+@dataclass(frozen=True, slots=True)
+class Lengths:
+    """How many random requests there are, and how long. The ids of their prompts are below `vocab_size`, and FIRST_ID or higher."""
+
+    num_requests: int
+    input_len: Range
+    output_len: Range
+    vocab_size: int
+    seed: int = 0
+
+
+FIRST_ID = 10  # special tokens tend to have the lowest ids
+NANO_REQUESTS = 256
+NANO_TEMPERATURE = 0.6  # of its requests; nothing else restricts what is sampled
+
+
+def random_lengths(lengths: Lengths) -> list[Item]:
+    """Independent requests; with equal ends of the ranges all of them are of one size."""
+    rng = random.Random(lengths.seed)
+    return [
+        Item(_ids(rng, lengths.input_len.draw(rng), lengths.vocab_size), lengths.output_len.draw(rng)) for _ in range(lengths.num_requests)
+    ]
+
+
+def shared_prefix(lengths: Lengths, prefix_len: int, num_prefixes: int = 1) -> list[Item]:
+    """Independent requests as `random_lengths` makes them, each behind one of `num_prefixes` common beginnings of `prefix_len` tokens, in
+    turn."""
+    prefixes = [_ids(random.Random(f"{lengths.seed}/{index}"), prefix_len, lengths.vocab_size) for index in range(num_prefixes)]
+    return [
+        replace(item, prompt=prefix + item.prompt) for item, prefix in zip(random_lengths(lengths), itertools.cycle(prefixes), strict=False)
+    ]
+
+
+def multi_turn(lengths: Lengths, num_turns: int) -> list[Item]:
+    """Conversations of `num_turns` turns each; every turn repeats all before it and adds `input_len` tokens."""
+    items: list[Item] = []
+    rng = random.Random(lengths.seed)
+    for _ in range(lengths.num_requests):
+        for turn in range(num_turns):
+            prompt, output = _ids(rng, lengths.input_len.draw(rng), lengths.vocab_size), lengths.output_len.draw(rng)
+            items.append(Item(prompt, output, after=len(items) - 1 if turn else None))
+    return items
+
+
+def trace(path: Path, vocab_size: int, seed: int = 0) -> list[Item]:
+    """A JSON Lines file of objects with `timestamp` (seconds), `input_length` and `output_length` (tokens).
+
+    Raises ValueError naming a line that is not such an object.
+    """
+    rng = random.Random(seed)
+    items: list[Item] = []
+    start: float | None = None
+    for number, line in enumerate(path.read_text().splitlines(), 1):
+        if not line.strip():
+            continue
+        try:
+            entry = json.loads(line)
+            time, length, output = float(entry["timestamp"]), int(entry["input_length"]), int(entry["output_length"])
+            if length < 1 or output < 1:
+                raise ValueError("lengths must be at least 1")
+        except (ValueError, KeyError, TypeError) as error:
+            raise ValueError(f"{path}, line {number}: {error!r}; it needs timestamp, input_length, output_length") from error
+        start = time if start is None else start
+        items.append(Item(_ids(rng, length, vocab_size), output, arrival=max(0.0, time - start)))
+    return sorted(items, key=lambda item: item.arrival)
+
+
+def nano_vllm(num_requests: int, vocab_size: int) -> list[Item]:
+    """The workload of nano-vllm's benchmark (bench.py there), to the token: 256 requests, 100..1024 tokens in and out, seed 0.
+
+    The first `num_requests` of them. Its ids are below 10,001; those that a smaller vocabulary lacks are taken modulo its size.
+    """
+    if not 1 <= num_requests <= NANO_REQUESTS:
+        raise ValueError(f"the nano workload has 1 to {NANO_REQUESTS} requests, not {num_requests}")
+    rng = random.Random(0)
+    prompts = [[rng.randint(0, 10_000) for _ in range(rng.randint(100, 1024))] for _ in range(NANO_REQUESTS)]
+    outputs = [rng.randint(100, 1024) for _ in range(NANO_REQUESTS)]
+    items = [Item(tuple(token % vocab_size for token in prompt), output) for prompt, output in zip(prompts, outputs, strict=True)]
+    return items[:num_requests]
+
+
+def arriving(items: Sequence[Item], rate: float, burstiness: float = 1.0, seed: int = 0) -> list[Item]:
+    """The items with arrival times of `rate` requests a second; infinite is all at once.
+
+    Gaps are Gamma distributed with shape `burstiness`: 1 is a Poisson process, less is burstier. Later turns have no time of their own.
+    """
+    rng = random.Random(f"{seed}/arrivals")
+    now = 0.0
+    timed: list[Item] = []
+    for item in items:
+        if item.after is None:
+            timed.append(replace(item, arrival=now))
+            now += 0.0 if rate == math.inf else rng.gammavariate(burstiness, 1.0 / (rate * burstiness))
+        else:
+            timed.append(item)
+    return timed
+
+
+def _ids(rng: random.Random, length: int, vocab_size: int) -> tuple[int, ...]:
+    return tuple(rng.choices(range(min(FIRST_ID, vocab_size - 1), vocab_size), k=length))
 
 
 @dataclass(frozen=True, slots=True)

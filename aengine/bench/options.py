@@ -10,8 +10,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from aengine.api.config import EngineConfig
-from aengine.bench.shapes import SHAPES, describe, shape_folder
-from aengine.bench.workload import (
+from aengine.bench.load import (
     NANO_REQUESTS,
     Item,
     Lengths,
@@ -23,6 +22,7 @@ from aengine.bench.workload import (
     shared_prefix,
     trace,
 )
+from aengine.bench.shapes import SHAPES, describe, shape_folder
 from aengine.server.config.settings import Option, read_settings
 from aengine.server.config.settings import options as options_of_server
 

@@ -3,8 +3,7 @@
 Owns page numbers and their bookkeeping. Must not know what a page contains on the device, nor why a sequence wants one.
 """
 
-from aengine.cache.groups import LayerGroups, PageNeeds, WindowKind, Windows, layer_groups
-from aengine.cache.pages import OutOfPages, PageCache
+from aengine.cache.pages import LayerGroups, OutOfPages, PageCache, PageNeeds, WindowKind, Windows, layer_groups
 from aengine.cache.prefix import PageChain, PrefixIndex, published_digest
 
 __all__ = [

@@ -5,11 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from aengine.chat.events import ContentDelta, Event, ReasoningDelta
 from aengine.chat.formats import CALLS, REASONING, ChatFormat
 from aengine.chat.formats.base import CallFormat, ReasoningFormat, Tools, tools_of
 from aengine.chat.json_calls import read_named
-from aengine.chat.source import Reading, Source, random_id
+from aengine.chat.source import ContentDelta, Event, Reading, ReasoningDelta, Source, random_id
 
 _NAME = '"name"'
 _BEGINNINGS = ('{"name"', '[{"name"', '{"type":"function"')

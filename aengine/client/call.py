@@ -20,8 +20,7 @@ from grpc import aio
 from aengine.api.errors import AEngineError, EngineDeadError, InvalidRequestError, RequestIdInUseError, ServerError
 from aengine.client import active_request
 from aengine.client.active_request import ActiveRequest, Feed
-from aengine.client.failures import Backoff, Failure
-from aengine.client.link import Link
+from aengine.client.link import Backoff, Failure, Link
 from aengine.v1.generation_pb2 import GenerationEvent, GenerationSpec
 from aengine.v1.generation_service_pb2 import CancelRequestsRequest, ResumeGenerateRequest, StreamGenerateRequest
 from aengine.v1.tokenizer_service_pb2 import RenderChatRequest, TokenizeRequest

@@ -19,7 +19,7 @@ from aengine.api.fields import shown
 from aengine.client.config import ClientConfig
 
 if TYPE_CHECKING:
-    from aengine.client.http import HttpConfig
+    from aengine.client.openai import HttpConfig
 
 TOKEN_VARIABLE = "AENGINE_TOKEN"
 """The variable with the token that a server requires."""
@@ -71,7 +71,7 @@ def client_config(options: argparse.Namespace, **fields: Any) -> ClientConfig:
 
 def http_config(options: argparse.Namespace) -> HttpConfig:
     """The configuration of an HTTP client, from the same flags. Raises `ConfigError`."""
-    from aengine.client.http import HttpConfig
+    from aengine.client.openai import HttpConfig
 
     for name in ("tls", "server_name"):
         if getattr(options, name):

@@ -20,8 +20,7 @@ from aengine.api.errors import ServerError
 from aengine.client import active_request
 from aengine.client.active_request import ActiveRequest, Feed
 from aengine.client.call import DEADLINE_GRACE, needs_prompt_ids, write_prompt_ids
-from aengine.client.failures import read_error
-from aengine.client.link import Link
+from aengine.client.link import Link, read_error
 from aengine.v1.generation_service_pb2 import (
     SessionCancel,
     SessionHold,

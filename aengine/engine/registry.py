@@ -25,9 +25,9 @@ from aengine.api.outputs import FinishReason
 from aengine.api.params import SamplingParams
 from aengine.api.request import OptionFields, Prompt, RequestOptions
 from aengine.cache import PageNeeds
-from aengine.engine.adapters import Adapters
 from aengine.engine.edges import Command, Submit
 from aengine.engine.loading import LoadedModel
+from aengine.engine.operations import Adapters
 from aengine.engine.requests import CheckedRequest, Limits, check_request, prepare
 from aengine.engine.source import StreamState, token_logprob
 from aengine.engine.text import OutputPlace, follow_outputs

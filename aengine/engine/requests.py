@@ -20,8 +20,7 @@ from aengine.api.errors import CapacityViolation, ContextLengthError, FieldViola
 from aengine.api.fields import shown
 from aengine.api.outputs import ModelInfo, RenderedChat
 from aengine.api.params import SamplingParams
-from aengine.api.request import NO_OUTPUT, ChatOptions, Form, Prompt, RequestOptions, form_of
-from aengine.api.token_ids import read_token_ids
+from aengine.api.request import NO_OUTPUT, ChatOptions, Form, Prompt, RequestOptions, form_of, read_token_ids
 from aengine.engine.workers import Steps
 from aengine.scheduler.plan import NO_INTS, RowParams
 from aengine.scheduler.request import Request

@@ -11,8 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from aengine.kernels.quantize import Float8Rows
-from aengine.kernels.quantized import QuantizedRows, Rows
+from aengine.kernels.quantized import Float8Rows, QuantizedRows, Rows
 from aengine.kernels.triton.code_products import FEW_ROWS, code_linear
 from aengine.kernels.triton.codes import FLOATS, Codes
 from aengine.layers.ops import Activations, LinearMethod

@@ -19,7 +19,7 @@ from torch import Tensor
 from aengine.api.errors import AdapterError, ModelLoadError
 from aengine.layers.adapters import AdapterShape, AdapterTable, PackedAdapter
 from aengine.models.config.adapter import AdapterConfig, read_adapter_config
-from aengine.models.fallback.spec import FallbackSpec
+from aengine.models.fallback.attention import FallbackSpec
 from aengine.models.families import FAMILIES
 from aengine.models.loading.checkpoint import DTYPES, StoredTensor, read_safetensors
 from aengine.models.loading.hub import described_problems

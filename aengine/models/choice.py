@@ -10,7 +10,7 @@ from aengine.api.errors import ModelLoadError
 from aengine.models.config.json_file import read_json
 from aengine.models.config.model import load_spec
 from aengine.models.config.reader import NotNativeError
-from aengine.models.fallback.spec import FallbackSpec
+from aengine.models.fallback.attention import FallbackSpec
 from aengine.models.gguf.file import is_gguf
 from aengine.models.named_weights import num_active_parameters, num_parameters
 from aengine.models.other_formats import refuse_config

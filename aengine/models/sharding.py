@@ -16,7 +16,7 @@ from torch import Tensor
 
 from aengine.api.errors import ConfigError
 from aengine.kernels.quantized import Rows
-from aengine.models.fallback.spec import FallbackSpec
+from aengine.models.fallback.attention import FallbackSpec
 from aengine.models.named_weights import named_weights
 from aengine.models.spec import Attention, Experts, LatentAttention, Layer, Mlp, ModelSpec
 from aengine.parallel.shard import WHOLE, Shard

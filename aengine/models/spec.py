@@ -9,9 +9,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import Enum
 
-from aengine.kernels.activations import Activation
+from aengine.kernels.layer_params import Activation, Routing
 from aengine.kernels.paged_cache import Scoring
-from aengine.kernels.routing import Routing
 from aengine.layers.rotary import RopeSpec
 
 

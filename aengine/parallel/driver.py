@@ -22,7 +22,7 @@ from aengine.api.config import EngineConfig
 from aengine.api.errors import AEngineError, ModelLoadError, RankDiedError, RankHungError
 from aengine.parallel.channel import Channel, ChannelClosedError, ChannelTimeoutError
 from aengine.parallel.join import accept_ranks, listen, read_secret, split_address
-from aengine.parallel.launch import FOLLOWER_MODULE, FollowerProcess, take_cores
+from aengine.parallel.launch import END_SECONDS, FOLLOWER_MODULE, Follower, FollowerProcess, Watcher, error_of_rank, take_cores
 from aengine.parallel.messages import (
     Addresses,
     ApplyChange,
@@ -44,7 +44,6 @@ from aengine.parallel.messages import (
 )
 from aengine.parallel.ring import LOOPBACK, Ring, connect_ring, open_port
 from aengine.parallel.shard import Shard
-from aengine.parallel.watcher import END_SECONDS, Follower, Watcher, error_of_rank
 from aengine.scheduler.plan import IntArray, StepPlan
 
 _log = logging.getLogger("aengine")

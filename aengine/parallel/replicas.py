@@ -30,10 +30,10 @@ from aengine.api.errors import AEngineError, ConfigError, ModelLoadError, RankDi
 from aengine.parallel.channel import Channel, ChannelClosedError, ChannelTimeoutError
 from aengine.parallel.driver import CHECK_SECONDS, VERDICT_SECONDS, beside
 from aengine.parallel.join import JOIN_SECONDS, JoinError, accept_ranks, join_driver, listen, read_secret
+from aengine.parallel.launch import END_SECONDS, Follower, Watcher
 from aengine.parallel.messages import Facts, Failed, Message, Refused, Sizes, StepWanted, Welcome
 from aengine.parallel.ring import LOOPBACK
 from aengine.parallel.shard import Shard
-from aengine.parallel.watcher import END_SECONDS, Follower, Watcher
 
 
 class LockStep:

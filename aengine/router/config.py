@@ -9,7 +9,7 @@ from typing import Annotated, Any
 from aengine.api.errors import ConfigError
 from aengine.api.fields import NOT_NEGATIVE, POSITIVE, Accepts, FieldChecks, check_fields, check_names, integer, one_of, text
 from aengine.client.config import ClientConfig
-from aengine.router.routing import RoutingPolicy
+from aengine.router.load import RoutingPolicy
 
 MOST_REPLICAS = 4096
 FILE, DNS = "file:", "dns:"

@@ -21,7 +21,7 @@ from typing import Any
 
 from aengine.api.config import EngineConfig
 from aengine.api.errors import ConfigError, ModelLoadError
-from aengine.client.failures import Backoff
+from aengine.client.link import Backoff
 from aengine.parallel.launch import ChildProcess, how_it_ended
 
 REPLICA_MODULE = "aengine.server.replica"

@@ -16,7 +16,7 @@ from typing import Any, TypeVar
 from aengine.api.errors import AEngineError, ConnectionLostError, EngineDeadError, EngineStateError, InvalidRequestError, ServerError
 from aengine.api.outputs import EngineInfo, LoadReport, ModelInfo, ReplicaState
 from aengine.client import AsyncClient, ClientConfig
-from aengine.client.failures import Backoff
+from aengine.client.link import Backoff
 from aengine.router.load import ReplicaLoad
 from aengine.router.work import Work, share_blame
 

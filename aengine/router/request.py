@@ -25,9 +25,8 @@ from aengine.client.active_request import ActiveRequest
 from aengine.client.client import EACH_TOKEN, FEW_MESSAGES
 from aengine.router.fleet import Fleet
 from aengine.router.load import ReplicaLoad
-from aengine.router.progress import Progress
 from aengine.router.replica import Attempt
-from aengine.router.work import OtherTextsError, Work
+from aengine.router.work import OtherTextsError, Progress, Work
 
 Tokenize = Callable[[], Awaitable[tuple[Sequence[int], str]]]
 """Gives the ids of a prompt, and `ReplicaLoad.texts` of the replica that made them."""

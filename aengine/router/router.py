@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import anyio
 
 from aengine.aio.bridge import AsyncioEngine
-from aengine.aio.life import AsyncioLife
+from aengine.aio.edge import AsyncioLife
 from aengine.api.config import EngineConfig
 from aengine.api.engine import EmbeddingFields, ServedEngine
 from aengine.api.errors import AEngineError, ConfigError, EngineStateError, FieldViolation, InvalidRequestError, NoReplicaError
@@ -39,10 +39,9 @@ from aengine.api.outputs import (
 from aengine.api.params import EmbeddingParams, SamplingParams
 from aengine.api.request import ChatFields, OptionFields, Prompt, RequestOptions
 from aengine.client import AsyncClient
-from aengine.router.agreement import Agreement
 from aengine.router.config import RouterConfig
 from aengine.router.discovery import AddressSource, discover
-from aengine.router.fleet import Fleet
+from aengine.router.fleet import Agreement, Fleet
 from aengine.router.in_flight import RequestsInFlight
 from aengine.router.processes import run_replicas
 from aengine.router.ray.config import RayConfig

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from aengine.attention import StepLayout
 from aengine.kernels.upload import to_device
-from aengine.sampling.logprobs import DeviceLogprobs, LogSums, join, log_sums, token_logprobs
+from aengine.sampling.sampler import DeviceLogprobs, LogSums, join, log_sums, token_logprobs
 from aengine.scheduler.plan import NewRow, PooledStates, PromptLogprobs, TokenLogprobs
 
 

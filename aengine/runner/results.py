@@ -10,8 +10,7 @@ from torch import Tensor
 
 from aengine.runner.contract import Step
 from aengine.runner.prompt_scores import PromptScores
-from aengine.sampling.logprobs import DeviceLogprobs
-from aengine.sampling.sampler import SampledTokens, Sampler
+from aengine.sampling.sampler import DeviceLogprobs, SampledTokens, Sampler
 from aengine.scheduler.plan import StepResult, TokenLogprobs
 
 

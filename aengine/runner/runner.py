@@ -23,12 +23,11 @@ from aengine.api.config import EngineConfig
 from aengine.api.errors import ConfigError, InsufficientMemoryError, ModelLoadError
 from aengine.api.runtime import forget_locals
 from aengine.attention import Layouts
-from aengine.kernels.cpu.compiler import sources_digest
-from aengine.kernels.cpu.levels import KernelsUnavailableError, select_level
+from aengine.kernels.cpu.compiler import KernelsUnavailableError, select_level, sources_digest
 from aengine.kernels.warm_memory import WarmMemory
 from aengine.models.choice import AnySpec, find_spec, parameter_counts, quantization_of
 from aengine.models.config.model import load_generation
-from aengine.models.fallback.spec import FallbackSpec
+from aengine.models.fallback.attention import FallbackSpec
 from aengine.models.loading.checkpoint import checkpoint_dtype
 from aengine.models.loading.embedding_checkpoint import has_output_head
 from aengine.models.loading.hub import checkpoint_digest

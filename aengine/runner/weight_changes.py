@@ -24,7 +24,7 @@ from aengine.api.weights import GroupWeights, SharedWeights
 from aengine.kernels.quantized import Rows
 from aengine.models.adapters import load_adapter
 from aengine.models.config.model import load_spec
-from aengine.models.fallback.spec import FallbackSpec
+from aengine.models.fallback.attention import FallbackSpec
 from aengine.models.gguf.file import is_gguf
 from aengine.models.loading.checkpoint import Checkpoint, StoredTensor, open_checkpoint, read_safetensors
 from aengine.models.loading.hub import resolve_model

@@ -6,8 +6,7 @@ import os
 import sys
 from collections.abc import Sequence
 
-from aengine.parallel.command import run_worker
-from aengine.parallel.follower import FollowerRanks
+from aengine.parallel.follower import FollowerRanks, run_worker
 
 
 def main(arguments: Sequence[str] | None = None, name: str = "aengine-worker") -> int:

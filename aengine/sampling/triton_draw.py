@@ -12,8 +12,7 @@ import torch
 from torch import Tensor
 
 from aengine.kernels.draw_params import DRAW_PARAMS, DrawParams
-from aengine.kernels.triton.nucleus import draw_from_nucleus
-from aengine.kernels.triton.sampling import draw_in_blocks
+from aengine.kernels.triton.sampling import draw_from_nucleus, draw_in_blocks
 from aengine.kernels.triton.top_k import MOST, draw_from_top_k
 from aengine.kernels.upload import to_device
 from aengine.sampling.torch_draw import TorchDraw

@@ -11,8 +11,7 @@ from collections.abc import Callable, Mapping
 import numpy as np
 
 from aengine.api.outputs import DraftUsage
-from aengine.scheduler.draft_lengths import DraftLengths, StepKind
-from aengine.scheduler.draft_progress import DraftProgress
+from aengine.scheduler.draft_lengths import DraftLengths, DraftProgress, StepKind
 from aengine.scheduler.drafters import Acceptance, Draft, Drafter, DraftSource
 from aengine.scheduler.kv import Chunk, Residency
 from aengine.scheduler.plan import NO_INTS, DraftRows, Features, IntArray, StepPlan, StepResult

@@ -10,8 +10,8 @@ from collections.abc import Mapping
 import numpy as np
 
 from aengine.api.outputs import FinishReason
+from aengine.scheduler.draft_lengths import MovingRatio
 from aengine.scheduler.kv import Residency
-from aengine.scheduler.moving_ratio import MovingRatio
 from aengine.scheduler.request import Finished, Request, SchedulerConfig, Sequence, SequenceState, Updates
 from aengine.scheduler.rows import RowTable
 from aengine.scheduler.waiting import WaitingQueue

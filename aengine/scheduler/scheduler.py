@@ -15,7 +15,7 @@ import numpy as np
 
 from aengine.api.outputs import EngineStats, FinishReason
 from aengine.cache import PageCache, PageNeeds, PrefixIndex
-from aengine.scheduler.draft_progress import DraftProgress
+from aengine.scheduler.draft_lengths import DraftProgress
 from aengine.scheduler.drafters import Drafter
 from aengine.scheduler.drafts import Drafts
 from aengine.scheduler.kv import Chunk, PlanBuilder, Residency, RowChanges, fork_digest

@@ -16,8 +16,21 @@ from functools import partial
 from typing import Any
 
 from aengine.api.errors import AEngineError, ConfigError
-from aengine.server.config.command_line import add_general, add_model, add_options, help_with_source, parse
-from aengine.server.config.settings import CONFIG_VARIABLE, GRPC, HTTP, Program, Settings, explain, options, read_settings
+from aengine.server.config.settings import (
+    CONFIG_VARIABLE,
+    GRPC,
+    HTTP,
+    Program,
+    Settings,
+    add_general,
+    add_model,
+    add_options,
+    explain,
+    help_with_source,
+    options,
+    parse,
+    read_settings,
+)
 
 logger = logging.getLogger("aengine.server")
 

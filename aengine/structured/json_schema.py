@@ -33,9 +33,8 @@ from aengine.structured.json_constraints import (
     negated,
 )
 from aengine.structured.json_documents import Document, SchemaError, parse
-from aengine.structured.json_lark import BY_NAME, REFERENCE, are_names, rules_of
+from aengine.structured.json_lark import BY_NAME, REFERENCE, are_names, rules_of, take_places
 from aengine.structured.json_numbers import MAX_MULTIPLES, MAX_NUMBER, common_multiple, number_schemas, units_of
-from aengine.structured.json_places import take_places
 from aengine.structured.json_terms import MAX_ALTERNATIVES, MAX_NESTING, Terms
 from aengine.structured.regex_dialect import quoted
 

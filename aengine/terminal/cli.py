@@ -18,8 +18,7 @@ from aengine.api.request import RequestOptions
 from aengine.client.config import is_url
 from aengine.client.flags import GRPC, add_server_flags, client_config, exit_code, http_config, read_file, read_json, read_stdin
 from aengine.client.openai import OpenAIClient
-from aengine.server.config.command_line import add_general, add_model, add_options, parse
-from aengine.server.config.settings import Option, options, read_settings
+from aengine.server.config.settings import Option, add_general, add_model, add_options, options, parse, read_settings
 from aengine.terminal.answers import Chat, View
 from aengine.terminal.conversation import CommandError, Conversation
 from aengine.terminal.parameters import Parameters

@@ -32,8 +32,7 @@ from aengine.api.outputs import (
     TokenLogprob,
 )
 from aengine.api.params import EmbeddingParams, SamplingParams, StructuredOutput
-from aengine.api.request import NO_OUTPUT, ChatOptions, Prompt, RequestOptions, form_of, read_messages
-from aengine.api.token_ids import read_token_ids
+from aengine.api.request import NO_OUTPUT, ChatOptions, Prompt, RequestOptions, form_of, read_messages, read_token_ids
 from aengine.v1 import admin_service_pb2, engine_service_pb2, generation_pb2, sampling_pb2
 from aengine.v1.embedding_service_pb2 import EmbedRequest, Pooling
 from aengine.v1.engine_service_pb2 import GetServerInfoResponse, Load, Replica, WatchLoadRequest, WatchLoadResponse

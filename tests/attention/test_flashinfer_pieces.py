@@ -15,7 +15,7 @@ from aengine.api.config import EngineConfig
 from aengine.attention import AttentionMetadata, AttentionSpec
 from aengine.attention.flashinfer.backend import FlashInferBackend
 from aengine.runner.runner import ModelRunner
-from aengine.runner.torch import loading, piecewise
+from aengine.runner.torch import graphs, loading
 
 pytestmark = pytest.mark.slow
 
@@ -67,7 +67,7 @@ def test_keys_and_values_are_written_in_the_pieces(tmp_path: pathlib.Path, monke
         graph_sizes=(8, 20),
         graph_tokens=120,
     )
-    monkeypatch.setattr(piecewise._Attention, "write", lambda *given: pytest.fail("left to be written"))
+    monkeypatch.setattr(graphs._Attention, "write", lambda *given: pytest.fail("left to be written"))
     runner = ModelRunner(config, tmp_path, EagerCapture)
     compared = compare_with_eager(runner)
     random_steps(runner, 1, 24, params=(GREEDY, sampled(1)))

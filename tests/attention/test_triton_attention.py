@@ -15,8 +15,8 @@ from triton_mode import DEVICES
 from aengine.attention import AttentionMetadata, AttentionSpec, BackendUnavailableError, Scoring, StepLayout
 from aengine.attention.triton import TritonBackend
 from aengine.kernels.paged_cache import KvTarget
+from aengine.kernels.triton import attention
 from aengine.kernels.triton import attention as kernels
-from aengine.kernels.triton import decodes, kv_write
 
 pytestmark = pytest.mark.slow
 
@@ -151,7 +151,7 @@ SHARED = {
 @pytest.mark.parametrize("case", slow_but(["more rows than a program's"], SHARED))
 def test_rows_that_share_a_prefix(device: str, case: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """In items of many rows, some of whose results are merged in several rounds."""
-    monkeypatch.setattr(decodes, "_COMBINED_NUMBERS", 32)
+    monkeypatch.setattr(attention, "_COMBINED_NUMBERS", 32)
     spec = make_spec(device, **SHARED[case])
     backend = make(spec, kernels.Blocks(keys=16, queries=32, split_keys=16))
     crowd = make_crowd(spec, backend, seed=len(case), num_rows=8, max_len=70)
@@ -218,7 +218,7 @@ def test_float8_saturates(device: str) -> None:
     backend = make(spec)
     backend.allocate(2)
     new = torch.tensor([1000.0, -1000.0, torch.nan, 6.0], device=device).view(1, 1, 4)
-    kv_write.write(new, new, KvTarget(backend.caches[0], torch.tensor([5], dtype=torch.int32, device=device)))
+    attention.write(new, new, KvTarget(backend.caches[0], torch.tensor([5], dtype=torch.int32, device=device)))
     keys, values = (cache[1, 1, 0].float().tolist() for cache in (backend.caches[0].keys, backend.caches[0].values))
     assert [keys[0], keys[1], keys[3]] == [448.0, -448.0, 12.0]
     assert [values[0], values[1], values[3]] == [448.0, -448.0, 3.0]
@@ -404,6 +404,6 @@ def test_what_it_cannot_run(monkeypatch: pytest.MonkeyPatch) -> None:
     def broken(*_: object) -> None:
         raise RuntimeError("Failed to find C compiler.\nMore.")
 
-    monkeypatch.setattr(kv_write, "write", broken)
+    monkeypatch.setattr(attention, "write", broken)
     with pytest.raises(BackendUnavailableError, match=r"do not run here: RuntimeError: Failed to find C compiler\.$"):
         TritonBackend(spec)

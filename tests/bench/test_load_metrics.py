@@ -9,10 +9,8 @@ from collections.abc import AsyncGenerator, Sequence
 import pytest
 
 from aengine.api.outputs import DraftUsage
-from aengine.bench.load import Chunk, Outcome, run_load
-from aengine.bench.metrics import Speculation, summarise
-from aengine.bench.report import show_summary
-from aengine.bench.workload import Item, Lengths, Range, multi_turn
+from aengine.bench.load import Chunk, Item, Lengths, Outcome, Range, multi_turn, run_load
+from aengine.bench.report import Speculation, show_summary, summarise
 
 pytestmark = pytest.mark.anyio
 

@@ -12,8 +12,7 @@ from pathlib import Path
 import pytest
 
 from aengine.api.params import SamplingParams
-from aengine.bench.targets import EngineTarget
-from aengine.bench.workload import (
+from aengine.bench.load import (
     NANO_TEMPERATURE,
     Item,
     Lengths,
@@ -25,6 +24,7 @@ from aengine.bench.workload import (
     shared_prefix,
     trace,
 )
+from aengine.bench.targets import EngineTarget
 
 LENGTHS = Lengths(50, Range(10, 20), Range(3, 7), vocab_size=100, seed=1)
 

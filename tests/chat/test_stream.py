@@ -13,7 +13,7 @@ from outputs import TOOLS
 
 from aengine import AsyncEngine, EngineBase, FinishReason, InvalidRequestError, RequestOptions, SamplingParams, StructuredOutput
 from aengine.chat import ChatFormat, ChatMessage, ChatOutputOptions, Event, ReasoningDelta, prepare_chat, stream_chat
-from aengine.chat.tool_choice import grammar_of
+from aengine.chat.preparation import grammar_of
 from aengine.client import AsyncClient
 from aengine.structured.json_schema import fit_schema
 

@@ -34,8 +34,7 @@ from aengine.api.errors import (
     RequestIdInUseError,
 )
 from aengine.client import AsyncClient, ClientConfig
-from aengine.client.failures import read_error, read_failure
-from aengine.client.link import CHANNEL_OPTIONS
+from aengine.client.link import CHANNEL_OPTIONS, read_error, read_failure
 from aengine.server.core.errors import describe
 from aengine.server.grpc.status import to_error, to_status
 from aengine.v1.model_service_pb2 import GetModelRequest

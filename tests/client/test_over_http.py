@@ -20,8 +20,7 @@ from aengine.api.errors import AEngineError, ConnectionLostError, ServerError
 from aengine.api.outputs import FinishReason, Usage
 from aengine.chat import ChatMessage, ToolCall
 from aengine.client import cli as client_cli
-from aengine.client.http import HttpConfig, HttpServer
-from aengine.client.openai import OpenAIClient
+from aengine.client.openai import HttpConfig, HttpServer, OpenAIClient
 from aengine.terminal import cli as chat_cli
 
 pytestmark = pytest.mark.anyio

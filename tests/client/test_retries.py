@@ -31,7 +31,7 @@ from aengine import (
 from aengine.api.request import RequestOptions
 from aengine.client import AsyncClient
 from aengine.client.active_request import MAX_UNREAD_TOKENS
-from aengine.client.failures import FIRST_BACKOFF, LONGEST_BACKOFF, Backoff, Failure
+from aengine.client.link import FIRST_BACKOFF, LONGEST_BACKOFF, Backoff, Failure
 from aengine.v1.generation_service_pb2 import CancelRequestsRequest, ResumeGenerateRequest, StreamGenerateRequest
 
 pytestmark = pytest.mark.anyio

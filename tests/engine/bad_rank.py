@@ -15,8 +15,7 @@ import sys
 import threading
 from typing import Any
 
-from aengine.parallel.command import run_worker
-from aengine.parallel.follower import FollowerRanks
+from aengine.parallel.follower import FollowerRanks, run_worker
 
 _BEFORE = {"step": 2, "slow": 4}  # steps that are as ever
 

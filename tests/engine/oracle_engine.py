@@ -30,7 +30,7 @@ from aengine.engine.loading import LoadedModel
 from aengine.engine.requests import derive_seed
 from aengine.engine.workers import Steps, Workers
 from aengine.runner.contract import Change, LoadAdapter, Prepared, UnloadAdapter
-from aengine.runner.cpu.queue import HostQueue, HostStep
+from aengine.runner.cpu.executor import HostQueue, HostStep
 from aengine.scheduler.plan import IntArray, StepPlan, StepResult
 from aengine.scheduler.request import Request
 from aengine.tokenizer.tokenizer import Tokenizer

@@ -22,7 +22,7 @@ from tiny_adapters import write_adapter
 from aengine import AsyncEngine, EngineDeadError, InvalidRequestError, SamplingParams
 from aengine.api.errors import AdapterError, RankDiedError
 from aengine.kernels.cpu.ops import PackedAdapter
-from aengine.parallel.watcher import Follower
+from aengine.parallel.launch import Follower
 
 pytestmark = [pytest.mark.anyio, pytest.mark.parametrize("anyio_backend", ["asyncio"])]
 OPTIONS: dict[str, Any] = {"dtype": "float32", "max_model_len": 128, "page_size": 4}

@@ -13,8 +13,8 @@ from safetensors.torch import load_file, save_file
 
 import aengine
 from aengine.models.config.model import load_spec
-from aengine.models.gguf.blocks import read_rows
 from aengine.models.gguf.file import open_gguf
+from aengine.models.gguf.tensors import read_rows
 from aengine.models.quantization.config import load_quantization
 from aengine.tokenizer.tokenizer import Tokenizer
 

@@ -14,7 +14,7 @@ from speculating import also_with_drafts
 from aengine import SamplingParams
 from aengine.api.outputs import EngineStats
 from aengine.engine import step_stats
-from aengine.runner.cpu.queue import HostQueue
+from aengine.runner.cpu.executor import HostQueue
 from aengine.scheduler.plan import StepPlan
 from aengine.scheduler.request import Updates
 

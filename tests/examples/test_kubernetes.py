@@ -21,7 +21,7 @@ from server_process import COMMAND, server_process
 
 from aengine.server.cli import build_parser
 from aengine.server.config.settings import GRPC, Settings, options, read_settings
-from aengine.server.http.routes import ANTHROPIC_TABLE, TABLE
+from aengine.server.http.door import ANTHROPIC_TABLE, TABLE
 
 ROOT = Path(__file__).resolve().parents[2]
 FOLDER = ROOT / "examples" / "kubernetes"

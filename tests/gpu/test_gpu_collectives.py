@@ -17,8 +17,7 @@ from attention_backends import backend_marks
 from torch import Tensor
 from torch.distributed import HashStore
 
-from aengine.layers.collectives import Collectives
-from aengine.layers.process_group import gloo_group, nccl_group
+from aengine.layers.collectives import Collectives, gloo_group, nccl_group
 from aengine.parallel.shard import Shard
 from aengine.runner.torch.capture import CudaCapture, Pieces
 from aengine.runner.torch.device import DeviceStream

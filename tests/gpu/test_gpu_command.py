@@ -24,9 +24,8 @@ from packaging.requirements import Requirement
 from aengine.attention.flashinfer.library import check_version
 from aengine.bench.cli import build_parser
 from aengine.bench.floor import Machine
-from aengine.bench.kernel_times import KernelTime, KernelTimes
 from aengine.bench.report import write_json
-from aengine.bench.step_cases import Case
+from aengine.bench.step_cases import Case, KernelTime, KernelTimes
 from aengine.bench.steps import LeftOut, MeasuredStep, ModelSteps, StepFigures
 from tools.gpu import __main__ as command
 from tools.gpu import modules, outcomes, running

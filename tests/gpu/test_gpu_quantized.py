@@ -15,7 +15,7 @@ from quantized_models import rewrite
 from slow_cases import slow_but
 from test_gpu_families import assert_generates
 
-from aengine.kernels.quantize import Float8Rows, quantize_rows
+from aengine.kernels.quantized import Float8Rows, quantize_rows
 
 FLOAT8 = Tolerance(worst=1.5, mean=0.15, same=0.7)  # of activations, too
 SOME = ("gptq 4 bits, act-order", "fp8, blocks", "float-quantized, channels", "int-quantized, channels")

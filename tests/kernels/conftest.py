@@ -10,7 +10,7 @@ import pytest
 import torch
 from slow_cases import one_is_quick
 
-from aengine.kernels.cpu.levels import Level, supported_levels
+from aengine.kernels.cpu.compiler import Level, supported_levels
 from aengine.kernels.cpu.library import CpuKernels, load_level
 
 

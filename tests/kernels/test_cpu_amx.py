@@ -12,8 +12,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from aengine.kernels.cpu.compiler import SOURCES
-from aengine.kernels.cpu.levels import Level
+from aengine.kernels.cpu.compiler import SOURCES, Level
 from aengine.kernels.cpu.library import CpuKernels, load_level
 from aengine.kernels.cpu.packing import PackedLinear
 

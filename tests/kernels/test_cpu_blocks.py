@@ -24,11 +24,10 @@ from test_cpu_stack import (
     torch_logits,
 )
 
-from aengine.kernels.activations import Activation
 from aengine.kernels.cpu import ops
 from aengine.kernels.cpu.library import CpuKernels, Workspace
 from aengine.kernels.draw_params import DRAW_PARAMS
-from aengine.kernels.routing import RouterScoring, Routing
+from aengine.kernels.layer_params import Activation, RouterScoring, Routing
 from aengine.layers.rotary import RopeSpec, unscaled
 from aengine.models.cpu.stack import unsupported
 from aengine.models.families import FAMILIES

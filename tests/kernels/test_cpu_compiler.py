@@ -17,9 +17,17 @@ import pytest
 from hang_guard import HANG_SECONDS
 
 from aengine.api.errors import ConfigError
-from aengine.kernels.cpu import levels
-from aengine.kernels.cpu.compiler import SOURCES, build, find_prebuilt, prebuilt_name
-from aengine.kernels.cpu.levels import KernelsUnavailableError, Level, select_level, supported_levels
+from aengine.kernels.cpu import compiler
+from aengine.kernels.cpu.compiler import (
+    SOURCES,
+    KernelsUnavailableError,
+    Level,
+    build,
+    find_prebuilt,
+    prebuilt_name,
+    select_level,
+    supported_levels,
+)
 from aengine.kernels.cpu.library import _SIGNATURES, CpuKernels, layout_header, load_level
 from tools.prebuild import prebuild
 
@@ -159,7 +167,7 @@ def test_two_processes_at_once(tmp_path: pathlib.Path, sources: pathlib.Path, en
     code = textwrap.dedent(f"""
         import ctypes, os, pathlib
         from aengine.kernels.cpu.compiler import build
-        from aengine.kernels.cpu.levels import Level
+        from aengine.kernels.cpu.compiler import Level
         with build(Level.PORTABLE, os.environ, pathlib.Path({str(sources)!r})) as path:
             assert ctypes.CDLL(str(path)).answer() == 42
         print(path)
@@ -190,10 +198,10 @@ def test_the_level_of_the_environment() -> None:
 @pytest.mark.skipif(platform.machine() != "x86_64", reason="needs x86-64")
 def test_amx_takes_the_permission_of_linux(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(
-        levels, "_cpu_features", lambda: frozenset(feature for _, needed in levels._REQUIREMENTS.values() for feature in needed)
+        compiler, "_cpu_features", lambda: frozenset(feature for _, needed in compiler._REQUIREMENTS.values() for feature in needed)
     )
     assert select_level({}) is Level.AVX512_BF16
-    assert (Level.AMX in supported_levels()) == levels._may_use_tiles()
+    assert (Level.AMX in supported_levels()) == compiler._may_use_tiles()
 
 
 def test_a_prebuilt_library_that_does_not_work_is_not_used(

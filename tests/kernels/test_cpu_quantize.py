@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from aengine.kernels.cpu.library import CpuKernels, Workspace
-from aengine.kernels.cpu.packed_codes import quantize_matrix
-from aengine.kernels.quantize import INT4_GROUP, quantize_rows
+from aengine.kernels.cpu.packing import quantize_matrix
+from aengine.kernels.quantized import INT4_GROUP, quantize_rows
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])

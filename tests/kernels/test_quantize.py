@@ -5,8 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from aengine.kernels.quantize import INT4_GROUP, quantize_rows
-from aengine.kernels.quantized import QuantizedRows
+from aengine.kernels.quantized import INT4_GROUP, QuantizedRows, quantize_rows
 
 
 @pytest.mark.parametrize(("quantization", "most"), [("int4", 0.09), ("fp8", 0.03)])

@@ -9,10 +9,9 @@ import torch
 from torch import Tensor
 from triton_mode import DEVICES, INTERPRETED
 
-from aengine.kernels.activations import Activation
-from aengine.kernels.layer_params import ExpertLinear, ExpertMlp, Rotation, SharedOutput
+from aengine.kernels.layer_params import Activation, ExpertLinear, ExpertMlp, Rotation, SharedOutput
 from aengine.kernels.paged_cache import KvTarget, PagedCache
-from aengine.kernels.triton import kv_write
+from aengine.kernels.triton import attention
 from aengine.kernels.triton.experts import Grouping
 from aengine.kernels.triton.layer_ops import TritonOps
 from aengine.layers.ops import LayerOps, TorchOps
@@ -143,7 +142,7 @@ def test_rotate_and_write(
             query = ops.rotate_and_write(query, key, value, rotation, positions, KvTarget(cache, slots))
         else:
             query, key = ops.rotate(query, key, rotation, positions)
-            kv_write.write(key, value, KvTarget(cache, slots))
+            attention.write(key, value, KvTarget(cache, slots))
         return [query, cache.keys.float(), cache.values.float()]
 
     expected = query_and_cache(TritonOps(), at_once=False)
@@ -179,7 +178,7 @@ def test_rotate_latent(device: str, dtype: torch.dtype, heads: int, rotary_dim: 
     for one, other in zip((out, key), results(TorchOps(), None), strict=True):
         assert_near(one, other, atol=16 * torch.finfo(dtype).eps, equal=0.95)
     separately, at_once, in_torch = target(), target(), target()
-    kv_write.write(key, key[..., rotary_dim:], separately)
+    attention.write(key, key[..., rotary_dim:], separately)
     rotated, untouched = results(TritonOps(), at_once)
     assert torch.equal(rotated, out)
     assert torch.equal(untouched, source)

@@ -15,7 +15,7 @@ _LAYER_OPS = """
 import torch
 from aengine.kernels.layer_params import Rotation
 from aengine.kernels.paged_cache import KvTarget, PagedCache
-from aengine.kernels.activations import Activation
+from aengine.kernels.layer_params import Activation
 from aengine.kernels.triton.layer_ops import TritonOps
 
 def layer_ops(dtype, tokens, hidden, heads, kv_heads, head_dim, norms, positions):
@@ -45,9 +45,9 @@ def latent(dtype, heads, rotary_dim, size, cache_dtype, positions):
 _EXPERTS = """
 import torch
 from aengine.kernels.layer_params import ExpertLinear, SharedOutput
-from aengine.kernels.routing import Routing
+from aengine.kernels.layer_params import Routing
 from aengine.kernels.triton.experts import Grouping, grouped_linear, weighted_sums
-from aengine.kernels.triton.routing import route
+from aengine.kernels.triton.experts import route
 
 def experts(dtype, tokens, hidden, inner, num_experts, top_k, biased):
     x = torch.zeros(tokens, hidden, dtype=dtype)
@@ -62,8 +62,8 @@ def experts(dtype, tokens, hidden, inner, num_experts, top_k, biased):
 """
 _ROUTES = """
 import torch
-from aengine.kernels.routing import RouterScoring, Routing
-from aengine.kernels.triton.routing import route
+from aengine.kernels.layer_params import RouterScoring, Routing
+from aengine.kernels.triton.experts import route
 
 def routes(num_experts, routing):
     for tokens in (1, 2, 16, 100):
@@ -76,7 +76,7 @@ from aengine.kernels.layer_params import ExpertLinear
 from aengine.kernels.triton.code_products import code_linear
 from aengine.kernels.triton.codes import Codes
 from aengine.kernels.triton.experts import Grouping, grouped_linear
-from aengine.kernels.activations import Activation
+from aengine.kernels.layer_params import Activation
 from aengine.kernels.triton.layer_ops import TritonOps
 
 CPU = torch.device("cpu")

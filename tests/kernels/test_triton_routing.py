@@ -10,9 +10,9 @@ import transformers
 from torch import Tensor
 from triton_mode import DEVICES  # before triton is imported
 
-from aengine.kernels import routing as plain
-from aengine.kernels.routing import RouterScoring, Routing
-from aengine.kernels.triton import routing as in_triton
+from aengine.kernels import layer_params as plain
+from aengine.kernels.layer_params import RouterScoring, Routing
+from aengine.kernels.triton import experts as in_triton
 
 pytestmark = pytest.mark.slow
 

@@ -12,10 +12,9 @@ from slow_cases import slow_but
 from torch import Tensor
 from triton_mode import DEVICES, triton
 
-import aengine.kernels.triton.noise as device_noise
+import aengine.kernels.triton.sampling as device_noise
 from aengine.kernels.draw_params import DrawParams
-from aengine.kernels.triton.nucleus import draw_from_nucleus
-from aengine.kernels.triton.sampling import draw_in_blocks
+from aengine.kernels.triton.sampling import draw_from_nucleus, draw_in_blocks
 from aengine.kernels.triton.top_k import draw_from_top_k
 from aengine.sampling.sampler import Sampler
 from aengine.sampling.torch_draw import (

@@ -15,8 +15,7 @@ from torch.distributed import HashStore
 
 from aengine.attention import AttentionMetadata, AttentionSpec, StepLayout, TorchNativeBackend, build_layout
 from aengine.layers.adapters import AdapterTable
-from aengine.layers.collectives import Collectives
-from aengine.layers.process_group import gloo_group
+from aengine.layers.collectives import Collectives, gloo_group
 from aengine.models.loading.weights import random_weights as initial_weights
 from aengine.models.sharding import sharded_spec, sharded_weights, take_part
 from aengine.models.spec import ModelSpec

@@ -17,8 +17,7 @@ from torch.distributed import HashStore
 
 from aengine.api.errors import ConfigError
 from aengine.attention import StepLayout
-from aengine.layers.collectives import Collectives, ExpertExchange
-from aengine.layers.process_group import gloo_group
+from aengine.layers.collectives import Collectives, ExpertExchange, gloo_group
 from aengine.models.sharding import check_replicas, sharded_weights, take_part
 from aengine.models.spec import Experts, ModelSpec
 from aengine.models.torch.decoder import Decoder

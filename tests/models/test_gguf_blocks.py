@@ -7,8 +7,8 @@ import pytest
 import torch
 
 from aengine.kernels.quantized import QuantizedRows, common_zero_point
-from aengine.models.gguf.blocks import DTYPES, read_rows
 from aengine.models.gguf.file import BLOCKS, TYPES
+from aengine.models.gguf.tensors import DTYPES, read_rows
 
 gguf = pytest.importorskip("gguf")
 EXACT = {"Q8_0": 8, "Q4_0": 4, "Q4_1": 4, "Q5_0": 8, "Q5_1": 8, "Q4_K": 4, "Q5_K": 8, "Q6_K": 8, "IQ4_NL": 4, "MXFP4": 4}

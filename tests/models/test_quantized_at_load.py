@@ -13,7 +13,7 @@ from safetensors.torch import load_file, save_file
 
 from aengine.api.config import EngineConfig
 from aengine.kernels.cpu.library import FLOAT8_CODES, INT4_CODES, INT8_QUADS, Workspace, load_kernels
-from aengine.kernels.cpu.packed_codes import quantize_matrix
+from aengine.kernels.cpu.packing import quantize_matrix
 from aengine.models.named_weights import NEVER_QUANTIZED, named_weights
 from aengine.runner.runner import ModelRunner
 

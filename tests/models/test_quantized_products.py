@@ -17,8 +17,7 @@ from torch import Tensor
 from triton_mode import DEVICES  # before triton is imported
 
 from aengine.api.config import EngineConfig
-from aengine.kernels.quantize import Float8Rows, quantize_rows
-from aengine.kernels.quantized import Rows
+from aengine.kernels.quantized import Float8Rows, Rows, quantize_rows
 from aengine.kernels.triton.layer_ops import TritonOps
 from aengine.layers.linear import QuantizedLinears
 from aengine.models.config.model import load_spec

@@ -26,7 +26,7 @@ from aengine.kernels.warm_memory import lazy_bytes
 from aengine.models.config.model import load_spec
 from aengine.models.cpu.weights import PackedWeights
 from aengine.models.gguf import tensors
-from aengine.models.gguf.blocks import read_rows
+from aengine.models.gguf.tensors import read_rows
 from aengine.models.loading import weights as loading
 from aengine.models.loading.weight_bytes import quantized_bytes, weight_bytes
 from aengine.models.loading.weights import fused, grouped, random_weights, stored_weights

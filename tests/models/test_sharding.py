@@ -21,7 +21,7 @@ from aengine.layers.collectives import ONE_RANK
 from aengine.layers.ops import TorchOps
 from aengine.layers.rotary import cos_sin_cache
 from aengine.models.config.model import read_spec
-from aengine.models.fallback.spec import FallbackSpec
+from aengine.models.fallback.attention import FallbackSpec
 from aengine.models.named_weights import named_weights
 from aengine.models.sharding import (
     check_replicas,

@@ -22,8 +22,7 @@ import numpy as np
 
 from aengine.api.errors import ModelLoadError, RankHungError
 from aengine.parallel import follower
-from aengine.parallel.command import run_worker
-from aengine.parallel.follower import FollowerRanks
+from aengine.parallel.follower import FollowerRanks, run_worker
 from aengine.parallel.messages import ApplyChange, ChangePrepared, LastTokens, PrepareChange
 
 SLOT = 4

@@ -20,7 +20,7 @@ from aengine import __version__
 from aengine.api.errors import ConfigError, ModelLoadError, RankDiedError
 from aengine.parallel import join
 from aengine.parallel.channel import Channel, ChannelClosedError
-from aengine.parallel.command import run_worker
+from aengine.parallel.follower import run_worker
 from aengine.parallel.join import JoinError, accept_ranks, join_driver, listen, read_secret
 from aengine.parallel.messages import FRAME, Hello, Log, Message, Refused, encode
 

@@ -8,8 +8,17 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from aengine.api.outputs import CachedPages, EngineStats, LoadReport
-from aengine.router.load import FIRST_WEIGHT, PageNaming, PagePrefix, Placement, ReplicaLoad, RoutedPrompt
-from aengine.router.routing import MOST_LOAD, Routing, RoutingPolicy
+from aengine.router.load import (
+    FIRST_WEIGHT,
+    MOST_LOAD,
+    PageNaming,
+    PagePrefix,
+    Placement,
+    ReplicaLoad,
+    RoutedPrompt,
+    Routing,
+    RoutingPolicy,
+)
 
 SALT = b"salt of tests"
 PAGE = 16

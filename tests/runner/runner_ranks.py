@@ -22,9 +22,9 @@ from aengine.parallel.channel import Channel
 from aengine.parallel.driver import SHARED_BYTES, DriverRanks
 from aengine.parallel.follower import FollowerRanks
 from aengine.parallel.join import listen
+from aengine.parallel.launch import Follower
 from aengine.parallel.messages import ApplyChange, Welcome
 from aengine.parallel.shard import Shard
-from aengine.parallel.watcher import Follower
 from aengine.runner.follower import run_follower
 from aengine.runner.runner import ModelRunner
 from aengine.scheduler.plan import StepPlan

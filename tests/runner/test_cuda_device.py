@@ -21,10 +21,10 @@ from torch import Tensor
 
 from aengine.api.config import EngineConfig
 from aengine.api.errors import ConfigError, InsufficientMemoryError, ModelLoadError, RankDiedError
-from aengine.layers import process_group
+from aengine.layers import collectives
 from aengine.parallel.join import listen
 from aengine.parallel.shard import Shard
-from aengine.runner import ranks
+from aengine.runner import rank_steps
 from aengine.runner.memory import pinned_bytes
 from aengine.runner.runner import ModelRunner
 from aengine.runner.torch import device, loading
@@ -142,7 +142,7 @@ def test_a_group_of_nccl_has_no_watchdog(monkeypatch: pytest.MonkeyPatch, given:
     monkeypatch.delenv("TORCH_NCCL_BLOCKING_WAIT", raising=False)
     if given is not None:
         monkeypatch.setenv("TORCH_NCCL_BLOCKING_WAIT", given)
-    group: Any = process_group.nccl_group(torch.distributed.HashStore(), 1, 2, torch.device("cuda", 1))
+    group: Any = collectives.nccl_group(torch.distributed.HashStore(), 1, 2, torch.device("cuda", 1))
     assert group.made_with == ("1", 1, 2, timedelta(days=365), 1)
     assert group.connected_with == (torch.device("cuda", 1), given)
 
@@ -159,17 +159,17 @@ def test_a_rank_that_never_connects_is_not_waited_for(monkeypatch: pytest.Monkey
         if begun.is_set():
             raise RankDiedError("rank 1 (pid 1) was killed by SIGKILL", 1)
 
-    monkeypatch.setattr(process_group, "nccl_group", nccl_group)
+    monkeypatch.setattr(collectives, "nccl_group", nccl_group)
     with listen("127.0.0.1:0") as store:
         driver = SimpleNamespace(store=store.getsockname(), store_fd=store.fileno(), check=check, on_failure=lambda callback: None)
         setup: Any = SimpleNamespace(shard=Shard(0, 2), ranks=driver, followers=driver, device=CUDA)
         with pytest.raises(RankDiedError, match="SIGKILL"):
-            ranks.connect_ranks(setup, lambda: None)
+            rank_steps.connect_ranks(setup, lambda: None)
         connects.set()
         begun.clear()
-        collectives = ranks.connect_ranks(setup, lambda: None)
-        assert collectives is not None
-        assert collectives.shard == Shard(0, 2, splits_embedding=True)
+        connected = rank_steps.connect_ranks(setup, lambda: None)
+        assert connected is not None
+        assert connected.shard == Shard(0, 2, splits_embedding=True)
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,7 @@ from reference import save_tiny
 from test_greedy import make_runner
 
 from aengine.runner.contract import InFlightStep
-from aengine.runner.cpu.queue import HostQueue, HostStep
+from aengine.runner.cpu.executor import HostQueue, HostStep
 from aengine.runner.runner import ModelRunner
 from aengine.scheduler.plan import StepResult
 

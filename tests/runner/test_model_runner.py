@@ -21,7 +21,7 @@ from aengine.kernels.cpu.pool import KvPool
 from aengine.models.cpu.stack import DecoderStack
 from aengine.models.loading.hub import resolve_model
 from aengine.runner import memory
-from aengine.runner.dummy_steps import widest_step
+from aengine.runner.setup import widest_step
 from aengine.sampling.sampler import Sampler
 from aengine.scheduler.plan import NewRow, RowsFailed
 

@@ -18,8 +18,8 @@ from test_graphs import eager_runner, graph_runner
 from torch.utils._python_dispatch import TorchDispatchMode
 from workloads import VOCAB, random_steps
 
-from aengine.runner.dummy_steps import warm_up_params, warm_up_steps
 from aengine.runner.runner import ModelRunner
+from aengine.runner.setup import warm_up_params, warm_up_steps
 from aengine.sampling.torch_draw import TorchDraw
 from aengine.scheduler.plan import RowParams
 

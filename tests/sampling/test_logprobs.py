@@ -7,14 +7,14 @@ import math
 import pytest
 import torch
 
-from aengine.sampling import logprobs
-from aengine.sampling.logprobs import log_sums, token_logprobs
+from aengine.sampling import sampler
+from aengine.sampling.sampler import log_sums, token_logprobs
 
 
 @pytest.mark.parametrize("count", [0, 1, 20, 3000])
 @pytest.mark.parametrize("vocab_size", [90, 3000])
 def test_against_log_softmax(monkeypatch: pytest.MonkeyPatch, vocab_size: int, count: int) -> None:
-    monkeypatch.setattr(logprobs, "_BLOCK_ELEMENTS", 5 * vocab_size)
+    monkeypatch.setattr(sampler, "_BLOCK_ELEMENTS", 5 * vocab_size)
     generator = torch.Generator().manual_seed(count)
     logits = (torch.randn(13, vocab_size, generator=generator) * 8).round() / 2  # with ties
     tokens = torch.randint(0, vocab_size, (13,), generator=generator)
@@ -41,7 +41,7 @@ def test_the_bits_depend_on_the_row_alone(vocab_size: int) -> None:
             torch.set_num_threads(count)
             found.append(token_logprobs(logits, tokens, 2))
             alone = [token_logprobs(logits[row : row + 1].clone(), tokens[row : row + 1], 2) for row in range(5)]
-            found.append(logprobs.join(alone))
+            found.append(sampler.join(alone))
     finally:
         torch.set_num_threads(threads)
     assert all(one.token_logprobs.equal(found[0].token_logprobs) and one.top_logprobs.equal(found[0].top_logprobs) for one in found)

@@ -17,7 +17,7 @@ from plain import GREEDY
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from aengine.kernels.draw_params import DRAW_PARAMS
-from aengine.runner.dummy_steps import warm_up_params
+from aengine.runner.setup import warm_up_params
 from aengine.sampling.sampler import SampledTokens, Sampler
 from aengine.sampling.torch_draw import TorchDraw
 from aengine.scheduler.plan import Features, NewRow, RowParams

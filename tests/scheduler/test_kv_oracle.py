@@ -16,7 +16,7 @@ import aengine.scheduler.request as request_module
 import aengine.scheduler.scheduler as scheduler_module
 from aengine.api.outputs import FinishReason
 from aengine.cache import PageCache, PageChain, PageNeeds, Windows
-from aengine.scheduler.draft_progress import DraftProgress
+from aengine.scheduler.draft_lengths import DraftProgress
 from aengine.scheduler.kv import Residency
 from aengine.scheduler.live_sequences import LiveSequences
 from aengine.scheduler.plan import StepPlan, StepResult

@@ -17,7 +17,7 @@ from grpc_harness import stream_request, text_spec
 from hang_guard import HANG_SECONDS
 
 from aengine import AsyncEngine, InvalidRequestError
-from aengine.server.core.backend import Backend
+from aengine.server.core.core import Backend
 from aengine.server.core.in_flight import Admission
 from aengine.server.grpc.generation.resume import ResumableStreams
 from aengine.server.grpc.services.admin import AdminServicer

@@ -18,7 +18,7 @@ from aengine.api.errors import EngineDeadError
 from aengine.api.outputs import EngineStats
 from aengine.server.app import Server
 from aengine.server.config.options import ServerConfig
-from aengine.server.core.address import BindError
+from aengine.server.core.core import BindError
 from aengine.server.grpc.door import MAX_PENDING_CALLS, SERVICES, channel_options
 from aengine.v1.generation_service_pb2 import CancelRequestsRequest
 from aengine.v1.model_service_pb2 import GetModelRequest

@@ -26,8 +26,7 @@ from aengine.server.config.options import ServerConfig
 from aengine.server.core.auth import Authenticator
 from aengine.server.core.decoding import Decoding
 from aengine.server.core.errors import ServiceError
-from aengine.server.core.in_flight import CallsInFlight
-from aengine.server.core.records import CURRENT_CALL, Observers
+from aengine.server.core.in_flight import CURRENT_CALL, CallsInFlight, Observers
 from aengine.server.grpc import interceptor
 from aengine.server.grpc.interceptor import CallInterceptor
 from aengine.server.grpc.port import make_server

@@ -12,7 +12,7 @@ from oracle_engine import until
 from session_client import SessionClient, begin, opening, submission
 
 from aengine.api.errors import InvalidRequestError
-from aengine.server.core.backend import CHUNK_SIZE, in_chunks
+from aengine.server.core.core import CHUNK_SIZE, in_chunks
 from aengine.v1.generation_service_pb2 import BatchGenerateRequest, GenerateRequest
 
 pytestmark = pytest.mark.anyio

@@ -21,8 +21,7 @@ from speculating import demo, drafts_everywhere
 
 from aengine import AsyncEngine
 from aengine.api.outputs import FinishReason, Token
-from aengine.server.grpc.generation.events import EventWriter
-from aengine.server.grpc.generation.source import MessageGeneration
+from aengine.server.grpc.generation.events import EventWriter, MessageGeneration
 from aengine.v1.generation_pb2 import (
     FINISH_REASON_CANCELLED,
     FINISH_REASON_DEADLINE,

@@ -13,8 +13,8 @@ from grpc_harness import failure_of, serving
 from wire_bytes import field, unpacked
 
 from aengine.api.errors import InvalidRequestError
-from aengine.server.grpc import message_fields
-from aengine.server.grpc.message_fields import MAX_FIELDS, UNCOUNTED_BYTES, check_fields
+from aengine.server.grpc import status
+from aengine.server.grpc.status import MAX_FIELDS, UNCOUNTED_BYTES, check_fields
 from aengine.v1.generation_pb2 import GenerationSpec
 from aengine.v1.generation_service_pb2 import BatchGenerateRequest, SessionRequest, StreamGenerateRequest
 
@@ -23,7 +23,7 @@ def refused(raw: bytes, kind: type[Message] = StreamGenerateRequest) -> bool:
     try:
         check_fields(raw, kind.DESCRIPTOR)
     except InvalidRequestError as error:
-        return str(error).startswith(f"request: {len(raw)} bytes with more than {message_fields.MAX_FIELDS} fields")
+        return str(error).startswith(f"request: {len(raw)} bytes with more than {status.MAX_FIELDS} fields")
     return False
 
 
@@ -59,16 +59,16 @@ def a_spec(draw: random.Random) -> GenerationSpec:
 
 
 def test_fields_are_counted_as_they_are(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(message_fields, "UNCOUNTED_BYTES", 0)
+    monkeypatch.setattr(status, "UNCOUNTED_BYTES", 0)
     draw = random.Random(0)
     for _ in range(50):
         request = BatchGenerateRequest()
         for _ in range(draw.randrange(1, 4)):
             request.requests.add(request_id="name").spec.CopyFrom(a_spec(draw))
         raw, count = request.SerializeToString(), num_fields(request)
-        monkeypatch.setattr(message_fields, "MAX_FIELDS", count)
+        monkeypatch.setattr(status, "MAX_FIELDS", count)
         assert not refused(raw, BatchGenerateRequest)
-        monkeypatch.setattr(message_fields, "MAX_FIELDS", count - 1)
+        monkeypatch.setattr(status, "MAX_FIELDS", count - 1)
         assert refused(raw, BatchGenerateRequest)
 
 
@@ -92,7 +92,7 @@ def test_large_texts_and_packed_lists_are_few_fields() -> None:
 
 
 def test_what_is_no_message_is_left_to_the_decoder(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(message_fields, "UNCOUNTED_BYTES", 0)
+    monkeypatch.setattr(status, "UNCOUNTED_BYTES", 0)
     for raw in (b"\x80" * 100, b"\x0a\x05", b"\x0a", b"\x08", b"\x79\x00", b"\x0a\xff\xff\xff\xff\x0f", b"\x0e"):
         assert not refused(raw)
         with pytest.raises(DecodeError):

@@ -28,17 +28,13 @@ from speculating import drafts_everywhere
 
 import aengine
 from aengine import EngineDeadError, FinishReason, SamplingParams
-from aengine.api.histogram import HistogramSnapshot
-from aengine.api.outputs import DraftUsage, EngineStats, LoadReport, ReplicaInfo, ReplicaState, Timing
+from aengine.api.outputs import DraftUsage, EngineStats, HistogramSnapshot, LoadReport, ReplicaInfo, ReplicaState, Timing
 from aengine.scheduler.drafters import DraftSource
-from aengine.server.core.address import BindError
-from aengine.server.core.backend import Backend
-from aengine.server.core.in_flight import Admission
-from aengine.server.core.records import CallRecord, GenerationRecord
+from aengine.server.core.core import Backend, BindError
+from aengine.server.core.in_flight import Admission, CallRecord, GenerationRecord
 from aengine.server.grpc.door import METHODS
-from aengine.server.telemetry import exposition
-from aengine.server.telemetry.exposition import MetricsCollector, serve_metrics
-from aengine.server.telemetry.metrics import LoopLag, Metrics
+from aengine.server.telemetry import metrics
+from aengine.server.telemetry.metrics import LoopLag, Metrics, MetricsCollector, serve_metrics
 from aengine.v1.generation_pb2 import GenerationSpec
 from aengine.v1.generation_service_pb2 import GenerateRequest
 
@@ -252,12 +248,12 @@ class TestScrapes:
             assert (await scrape(address))("aengine_engine_up") == 0
 
     async def test_a_blocked_loop_is_told_by_the_age_of_the_numbers(self, idle_engine: FakeEngine, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(exposition, "SNAPSHOT_SECONDS", 0.05)
-        metrics = metrics_of(idle_engine)
-        async with exposed(metrics) as address:
-            metrics.on_generation_end(generation(FinishReason.EOS))
+        monkeypatch.setattr(metrics, "SNAPSHOT_SECONDS", 0.05)
+        told = metrics_of(idle_engine)
+        async with exposed(told) as address:
+            told.on_generation_end(generation(FinishReason.EOS))
             await scrape_until(address, lambda seen: seen("aengine_generations_total", reason="eos") == 1)
-            metrics.on_generation_end(generation(FinishReason.EOS))
+            told.on_generation_end(generation(FinishReason.EOS))
             seen = scrape_here(address)
             assert seen("aengine_generations_total", reason="eos") == 1
             age = seen("aengine_snapshot_age_seconds")

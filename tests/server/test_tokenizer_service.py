@@ -28,7 +28,7 @@ from aengine.aio.edge import LoopEdge
 from aengine.api.outputs import RenderedChat, TokenizedText
 from aengine.api.request import MAX_CHAT_MESSAGES
 from aengine.engine.requests import Limits
-from aengine.engine.texts import MAX_NAMED_IDS, Texts
+from aengine.engine.text import MAX_NAMED_IDS, Texts
 from aengine.server.core import texts
 from aengine.server.core.texts import MAX_PIECES_TEXT_BYTES, MAX_TEXT_BYTES, MAX_TOKEN_IDS
 from aengine.server.grpc.services import tokenizer as service

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from aengine.kernels.cpu.levels import Level, supported_levels
+from aengine.kernels.cpu.compiler import Level, supported_levels
 from tools.bench import levels
 
 pytestmark = pytest.mark.slow

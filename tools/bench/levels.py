@@ -21,7 +21,7 @@ import torch
 from aengine.bench.floor import best_seconds
 from aengine.bench.report import table, write_json
 from aengine.kernels.cpu import ops
-from aengine.kernels.cpu.levels import LEVEL_VARIABLE, Level, supported_levels
+from aengine.kernels.cpu.compiler import LEVEL_VARIABLE, Level, supported_levels
 from aengine.kernels.cpu.library import Workspace, load_kernels
 from aengine.kernels.cpu.packing import PackedLinear
 

@@ -18,12 +18,11 @@ from pathlib import Path
 import numpy as np
 
 from aengine.api.outputs import EngineStats, ReplicaState
-from aengine.bench.load import Outcome, run_load
+from aengine.bench.load import FIRST_ID, Item, Lengths, Outcome, Range, multi_turn, run_load
 from aengine.bench.report import table, write_json
 from aengine.bench.targets import EngineTarget
-from aengine.bench.workload import FIRST_ID, Item, Lengths, Range, multi_turn
+from aengine.router.load import RoutingPolicy
 from aengine.router.router import Router
-from aengine.router.routing import RoutingPolicy
 
 HEADER = ("policy", "requests", "hits %", "TTFT p50 ms", "p90 ms", "tokens max/mean", "prompt tokens max/mean", "seconds")
 PATIENCE = 60.0

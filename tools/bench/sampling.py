@@ -23,7 +23,7 @@ from aengine.bench.floor import MachineProbe, Work, step_work
 from aengine.bench.report import table
 from aengine.bench.shapes import shape_folder
 from aengine.kernels.cpu import ops
-from aengine.kernels.cpu.levels import KernelsUnavailableError
+from aengine.kernels.cpu.compiler import KernelsUnavailableError
 from aengine.kernels.cpu.library import Workspace, load_kernels
 from aengine.models.config.model import load_spec
 from aengine.sampling.draw import Draw

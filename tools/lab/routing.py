@@ -16,8 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from aengine.router.load import PagePrefix, Placement, ReplicaLoad, RoutedPrompt
-from aengine.router.routing import Routing, RoutingPolicy
+from aengine.router.load import PagePrefix, Placement, ReplicaLoad, RoutedPrompt, Routing, RoutingPolicy
 from tools.lab.sessions import SALT, Session
 from tools.lab.simulated_replica import ReplicaOptions, SimulatedReplica, StepCosts, Work
 

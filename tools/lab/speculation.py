@@ -19,9 +19,9 @@ from typing import NamedTuple, TypeVar
 from aengine.api.config import EngineConfig
 from aengine.api.outputs import DraftUsage
 from aengine.api.params import SamplingParams, StructuredOutput
-from aengine.bench.metrics import Speculation
+from aengine.bench.load import Lengths, Range, random_lengths
 from aengine.bench.quality import HELD_TEXT
-from aengine.bench.workload import Lengths, Range, random_lengths
+from aengine.bench.report import Speculation
 from aengine.engine.async_engine import AsyncEngine
 from aengine.engine.loading import LoadedModel
 from tools.lab.planted import PROMPT, EditDrafter, Planted, PlantedDrafter

@@ -19,7 +19,7 @@ import tempfile
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 
-from aengine.kernels.cpu.levels import levels_of
+from aengine.kernels.cpu.compiler import levels_of
 from tools.prebuild import prebuild
 
 MACHINES = ("x86_64", "aarch64")

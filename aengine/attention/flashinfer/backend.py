@@ -244,7 +244,7 @@ def _kv_write_for(device: torch.device) -> KvWrite:
     if device.type != "cuda":
         return write_torch
     try:
-        from aengine.kernels.triton.kv_write import write
+        from aengine.kernels.triton.attention import write
     except ImportError:
         return write_torch
     return write

@@ -8,13 +8,8 @@ from typing import Annotated
 from aengine.api.errors import InvalidRequestError
 from aengine.api.fields import check_fields, one_of
 from aengine.chat.formats.base import CallFormat, ReasoningFormat
-from aengine.chat.formats.deepseek import DEEPSEEK
-from aengine.chat.formats.gemma import FUNCTION_GEMMA, GEMMA3, GEMMA4
-from aengine.chat.formats.harmony import HARMONY
-from aengine.chat.formats.hermes import HERMES
-from aengine.chat.formats.kimi import KIMI
-from aengine.chat.formats.llama import JSON, LLAMA
-from aengine.chat.formats.mistral import MISTRAL
+from aengine.chat.formats.json_formats import DEEPSEEK, HERMES, JSON, KIMI, LLAMA, MISTRAL
+from aengine.chat.formats.own_notations import FUNCTION_GEMMA, GEMMA3, GEMMA4, HARMONY
 
 CALLS: dict[str, CallFormat] = {
     "": CallFormat(),

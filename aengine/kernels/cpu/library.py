@@ -21,8 +21,7 @@ import torch
 from numpy.typing import NDArray
 
 from aengine.api.errors import AEngineError
-from aengine.kernels.cpu.compiler import PREBUILT, build, find_prebuilt
-from aengine.kernels.cpu.levels import KernelsUnavailableError, Level, select_level
+from aengine.kernels.cpu.compiler import PREBUILT, KernelsUnavailableError, Level, build, find_prebuilt, select_level
 from aengine.kernels.draw_params import DRAW_PARAMS
 
 _log = logging.getLogger("aengine")

@@ -1,8 +1,16 @@
-"""Paged attention on the device: the launches of `attention_kernels`, with the sizes of their blocks.
+"""Attention of decode rows on the device: the launches of `decode_kernels`. Knows tensors and shapes; nothing of steps, layers or pools.
+
+Nothing here waits for the device, and a launch depends on shapes and strides alone, so it can be captured in a graph.
+
+Writes keys and values to the pages of a layer. Knows nothing of steps or of how they are read.
+
+Slots are slices of one uploaded tensor, so their alignment changes from step to step: kernels must not be specialized on it. Addresses are
+computed in int64: a pool may have more than 2^31 elements.
+
+Paged attention on the device: the launches of `attention_kernels`, with the sizes of their blocks.
 
 Caches are [num_pages, page_size, num_kv_heads, width], contiguous. Knows tensors and shapes; nothing of steps, layers or pools.
-Nothing here waits for the device.
-"""
+Nothing here waits for the device."""
 
 from __future__ import annotations
 
@@ -12,12 +20,172 @@ from typing import NamedTuple
 import numpy as np
 import torch
 import triton
+import triton.language as tl
 from numpy.typing import NDArray
 from torch import Tensor
 from triton.runtime.interpreter import InterpretedFunction
 
-from aengine.kernels.paged_cache import PagedCache, Scoring
+from aengine.kernels.paged_cache import KvTarget, PagedCache, Scoring
 from aengine.kernels.triton.attention_kernels import prefill_kernel
+from aengine.kernels.triton.decode_kernels import combine_kernel, decode_kernel
+
+_COMBINED_NUMBERS = 8192
+"""Of partial results that a program holds at a time: 64 in each of its threads."""
+
+
+class Work(NamedTuple):
+    """The work of n decode rows; as `DecodeWork`, on the device."""
+
+    items: Tensor  # [items, fields] int32
+    rows: Tensor  # [fields, n] int32
+    num_partials: int  # for which there must be room; 0: each row has one item
+
+
+def decode_block(group: int, blocks: Blocks) -> int:
+    """The most query heads of a KV head, of `group`, that a program computes for a lone row."""
+    return min(max(blocks.least_queries, int(triton.next_power_of_2(group))), blocks.queries)
+
+
+def attend_decodes(
+    query: Tensor,
+    out: Tensor,
+    cache: PagedCache,
+    kv_indices: Tensor,
+    work: Work,
+    scoring: Scoring,
+    sinks: Tensor | None,
+    slopes: Tensor | None,
+    blocks: Blocks,
+) -> None:
+    """Attention of the first n of [T, num_heads, head_dim] queries, where query i is the last of row i, to `out` [T, num_heads, value_dim]
+    (contiguous). `kv_indices` int32 are the pages of all rows.
+
+    An item of several rows has at most `blocks.queries` pairs of a row and a head of one KV head. `sinks` and `slopes` [num_heads]: those
+    of a layer that has them; slopes are float32.
+    """
+    num_heads, value_dim = out.shape[1:]
+    num_kv_heads, page_size = cache.keys.shape[2], cache.keys.shape[1]
+    num_rows = work.rows.shape[1]
+    group = num_heads // num_kv_heads
+    few = decode_block(group, blocks)
+    assert query.stride(2) == 1
+    assert out.is_contiguous()
+    assert work.items.is_contiguous()
+    assert work.rows.is_contiguous()
+    # At least one, because where a tensor is empty its address is 0, for which a kernel would be compiled once more.
+    partial = torch.empty((max(work.num_partials, 1), num_heads, value_dim), dtype=torch.float32, device=query.device)
+    partial_lse = torch.empty(partial.shape[:2], dtype=torch.float32, device=query.device)
+    shared = {"SINKS": sinks is not None, "VALUE_DIM": value_dim, "DIM": width(value_dim)}
+    decode_kernel[(num_kv_heads * triton.cdiv(group, few), len(work.items))](
+        *(query, cache.keys, cache.values, kv_indices, work.items, work.rows, num_rows),
+        *(partial, partial_lse, query if sinks is None else sinks, query if slopes is None else slopes, out),
+        *(query.stride(0), query.stride(1), scoring.scale * cache.key_scale, cache.value_scale),
+        SOFT_CAP=scoring.soft_cap,
+        SLOPES=slopes is not None,
+        PAGE_SIZE=page_size,
+        KV_HEADS=num_kv_heads,
+        GROUP=group,
+        LATENT=cache.latent,
+        REST=query.shape[2] - value_dim,
+        REST_DIM=width(query.shape[2] - value_dim),
+        FEW=few,
+        MANY=max(few, blocks.queries),
+        BLOCK_N=blocks.keys,
+        ITEM_FIELDS=work.items.shape[1],
+        **shared,
+        num_warps=4,
+        num_stages=blocks.stages,
+    )
+    if not work.num_partials:
+        return
+    combine_kernel[(num_heads, num_rows)](
+        *(partial, partial_lse, query if sinks is None else sinks, out, work.rows, num_rows, cache.value_scale),
+        NUM_HEADS=num_heads,
+        BLOCK=_COMBINED_NUMBERS // width(value_dim),
+        **shared,
+        num_warps=4,
+    )
+
+
+def write(key: Tensor, value: Tensor, target: KvTarget) -> None:
+    """Stores [T, num_kv_heads, width] keys and values, whose last dimension is contiguous. A float8 cache gets number / scale, saturated.
+
+    The launch depends on shapes and strides alone, so it can be captured in a graph.
+    """
+    tokens, num_kv_heads, head_dim = key.shape
+    if not tokens:
+        return
+    cache, slots = target
+    assert key.stride(2) == 1
+    assert value.stride(2) == 1
+    assert len(slots) >= tokens
+    write_kernel[(tokens,)](
+        *(key, value, cache.keys, cache.values, slots),
+        *(key.stride(0), key.stride(1), value.stride(0), value.stride(1)),
+        *(cache.key_scale, cache.value_scale),
+        LIMIT=limit_of(cache.keys.dtype),
+        KV_HEADS=num_kv_heads,
+        HEAD_DIM=head_dim,
+        VALUE_DIM=0 if cache.latent else value.shape[2],
+        HEADS=triton.next_power_of_2(num_kv_heads),
+        DIM=triton.next_power_of_2(max(head_dim, value.shape[2])),
+    )
+
+
+def limit_of(dtype: torch.dtype) -> float:
+    """LIMIT of `stored`: the largest number of a float8 cache; 0 for others."""
+    return torch.finfo(dtype).max if dtype.itemsize == 1 else 0.0
+
+
+@triton.jit(do_not_specialize=["slots"])
+def write_kernel(
+    key,
+    value,
+    key_cache,
+    value_cache,
+    slots,
+    key_token_stride,
+    key_head_stride,
+    value_token_stride,
+    value_head_stride,
+    key_scale,
+    value_scale,
+    LIMIT: tl.constexpr,
+    KV_HEADS: tl.constexpr,
+    HEAD_DIM: tl.constexpr,
+    VALUE_DIM: tl.constexpr,
+    HEADS: tl.constexpr,
+    DIM: tl.constexpr,
+):
+    """Grid (tokens): stores keys and values (none if VALUE_DIM is 0) at a slot."""
+    token = tl.program_id(0).to(tl.int64)
+    slot = tl.load(slots + token).to(tl.int64)
+    if slot < 0:
+        return
+    head = tl.arange(0, HEADS)[:, None]
+    dim = tl.arange(0, DIM)[None, :]
+    in_key = (head < KV_HEADS) & (dim < HEAD_DIM)
+    in_value = (head < KV_HEADS) & (dim < VALUE_DIM)
+    at = slot * KV_HEADS + head
+    new_key = tl.load(key + token * key_token_stride + head * key_head_stride + dim, mask=in_key, other=0.0)
+    new_value = tl.load(value + token * value_token_stride + head * value_head_stride + dim, mask=in_value, other=0.0)
+    tl.store(key_cache + at * HEAD_DIM + dim, stored(new_key, key_scale, key_cache.dtype.element_ty, LIMIT), mask=in_key)
+    tl.store(value_cache + at * VALUE_DIM + dim, stored(new_value, value_scale, value_cache.dtype.element_ty, LIMIT), mask=in_value)
+
+
+@triton.jit
+def stored(x, scale, dtype: tl.constexpr, LIMIT: tl.constexpr):
+    """`x` as a cache of `dtype` holds it. Comparisons instead of a clamp, so that NaN stays NaN."""
+    if LIMIT > 0:
+        wide = tl.div_rn(x.to(tl.float32), scale)  # `/` is not rounded correctly, which shows where float8 rounds
+        wide = tl.where(wide > LIMIT, LIMIT, wide)
+        wide = tl.where(wide < -LIMIT, -LIMIT, wide)
+        return wide.to(dtype)
+    elif x.dtype == dtype:
+        return x
+    else:
+        return x.to(tl.float32).to(dtype)
+
 
 MAX_HEAD_DIM = 256
 """With larger heads two blocks of keys and values do not fit into the shared memory of every device."""

@@ -11,14 +11,11 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from aengine.kernels.activations import Activation
-from aengine.kernels.layer_params import ExpertMlp, Rotation, SharedOutput
+from aengine.kernels.layer_params import Activation, ExpertMlp, Rotation, Routing, SharedOutput
 from aengine.kernels.paged_cache import KvTarget
-from aengine.kernels.quantize import LARGEST, Float8Rows
-from aengine.kernels.routing import Routing
+from aengine.kernels.quantized import LARGEST, Float8Rows
 from aengine.kernels.triton import rotary
-from aengine.kernels.triton.experts import Grouping, grouped_linear, weighted_sums
-from aengine.kernels.triton.routing import route
+from aengine.kernels.triton.experts import Grouping, grouped_linear, route, weighted_sums
 
 _ACTIVATIONS_AT_ONCE = 1024
 

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from aengine.kernels.layer_params import Rotation
 from aengine.kernels.paged_cache import KvTarget
-from aengine.kernels.triton.kv_write import limit_of, stored
+from aengine.kernels.triton.attention import limit_of, stored
 
 _HEADS_AT_ONCE = 8
 

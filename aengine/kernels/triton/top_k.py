@@ -1,7 +1,7 @@
 """Draws from the likeliest tokens of a row (top-k, with min-p and top-p among them), in two launches: parts of rows, then rows.
 
 Each part gives its likeliest k tokens, and the likeliest k of these are those of the row. Nothing is sorted: the logit of the k-th is found
-bit by bit, by counting. The token is then drawn as `aengine.kernels.triton.nucleus` draws it: the best of the perturbed scores is taken if
+bit by bit, by counting. The token is then drawn as `aengine.kernels.triton.sampling` draws it: the best of the perturbed scores is taken if
 the mass before it is less than top_p, and if not, the best one before it is next.
 """
 
@@ -13,7 +13,7 @@ import triton.language as tl
 from torch import Tensor
 
 from aengine.kernels.draw_params import DrawParams
-from aengine.kernels.triton.noise import (
+from aengine.kernels.triton.sampling import (
     best_of,
     load_min_p,
     load_row_key,

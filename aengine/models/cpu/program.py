@@ -14,7 +14,6 @@ from functools import partial
 import torch
 
 from aengine.cache import LayerGroups
-from aengine.kernels.activations import Activation
 from aengine.kernels.cpu import library
 from aengine.kernels.cpu.library import (
     ELEMENTS,
@@ -28,7 +27,7 @@ from aengine.kernels.cpu.library import (
     COp,
 )
 from aengine.kernels.cpu.pool import stored_dim
-from aengine.kernels.routing import RouterScoring
+from aengine.kernels.layer_params import Activation, RouterScoring
 from aengine.layers.rotary import cos_sin_cache
 from aengine.models.cpu.operations import Operations
 from aengine.models.cpu.weights import PackedWeights

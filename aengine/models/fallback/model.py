@@ -16,10 +16,8 @@ import torch
 from torch import Tensor, nn
 
 from aengine.api.errors import ModelLoadError
-from aengine.models.fallback.attention import OURS, StepSlot, place, register
-from aengine.models.fallback.config import base_model, build, generation_class, leave_out
-from aengine.models.fallback.quantized import quantized_parts
-from aengine.models.fallback.spec import FallbackSpec
+from aengine.models.fallback.attention import OURS, FallbackSpec, StepSlot, place, register
+from aengine.models.fallback.config import base_model, build, generation_class, leave_out, quantized_parts
 from aengine.models.loading.checkpoint import DTYPES, Checkpoint, open_checkpoint
 from aengine.models.loading.hub import described_problems, shortened
 from aengine.models.loading.stored_parts import StoredPart, are_finite

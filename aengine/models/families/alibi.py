@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 import torch
 
-from aengine.kernels.activations import Activation
+from aengine.kernels.layer_params import Activation
 from aengine.models.config.reader import ConfigReader
 from aengine.models.families.base import (
     Family,

@@ -9,8 +9,7 @@ from typing import Any
 from torch import Tensor
 
 from aengine.api.errors import ModelLoadError
-from aengine.kernels.activations import Activation
-from aengine.kernels.routing import RouterScoring, Routing
+from aengine.kernels.layer_params import Activation, RouterScoring, Routing
 from aengine.models.config.reader import ConfigReader, NotNativeError
 from aengine.models.families.base import (
     LLAMA_NAMES,

@@ -1,4 +1,6 @@
-"""Dense decoders that differ from Llama in a few blocks: Ministral, SmolLM3, Granite, Phi-3 and 4, GLM-4, OLMo 2 and 3, Cohere 2."""
+"""StarCoder 2 and StableLM: as Llama, with LayerNorms.
+
+Dense decoders that differ from Llama in a few blocks: Ministral, SmolLM3, Granite, Phi-3 and 4, GLM-4, OLMo 2 and 3, Cohere 2."""
 
 from __future__ import annotations
 
@@ -16,13 +18,81 @@ from aengine.models.families.base import (
     halves,
     head_sizes,
     layer_kinds,
+    layer_norm,
     part_sizes,
+    plain_mlp,
     rms_norm,
     rope_and_context,
     window_of,
 )
 from aengine.models.families.llama import uniform_windows
 from aengine.models.spec import Layer, ModelSpec, Norm, NormKind, QkNorm
+
+
+def _starcoder2(reader: ConfigReader) -> ModelSpec:
+    rope, context = rope_and_context(reader, head_sizes(reader)[2])
+    norm, bias = layer_norm(reader), reader.flag("use_bias")
+    layers = [
+        Layer(
+            attention=attention(reader, rope, window=window, qkv_bias=bias, output_bias=bias),
+            mlp=plain_mlp(reader, bias=bias),
+            attention_norm=norm,
+            mlp_norm=norm,
+        )
+        for window in uniform_windows(reader, reader.positive_or_none("sliding_window"))
+    ]
+    return decoder_spec(reader, layers, norm=norm, max_position_embeddings=context)
+
+
+def _stablelm(reader: ConfigReader) -> ModelSpec:
+    rope, context = rope_and_context(reader, head_sizes(reader)[2], partial=True)
+    norm, parallel = layer_norm(reader), reader.flag("use_parallel_residual")
+    qk_norm = QkNorm(Norm(NormKind.LAYER, norm.eps), head_weights=True) if reader.flag("qk_layernorm") else None
+    layer = Layer(
+        attention=attention(reader, rope, qkv_bias=reader.flag("use_qkv_bias"), qk_norm=qk_norm),
+        mlp=gated_mlp(reader),
+        attention_norm=norm,
+        mlp_norm=None if parallel else norm,
+        parallel=parallel,
+    )
+    layers = [layer] * reader.positive("num_hidden_layers")
+    return decoder_spec(reader, layers, norm=norm, max_position_embeddings=context)
+
+
+_LAYER_NORM_FAMILIES = (
+    Family(
+        "starcoder2",
+        "Starcoder2ForCausalLM",
+        _starcoder2,
+        defaults={
+            "hidden_act": "gelu_pytorch_tanh",
+            "norm_epsilon": 1e-5,
+            "use_bias": True,
+            "num_key_value_heads": 2,
+            "max_position_embeddings": 4096,
+            "initializer_range": 0.018042,
+            "tie_word_embeddings": True,
+        },
+        keys={"layer_norm_eps": "norm_epsilon"},
+        names={**LLAMA_NAMES, "up": "mlp.c_fc", "down": "mlp.c_proj"},
+    ),
+    Family(
+        "stablelm",
+        "StableLmForCausalLM",
+        _stablelm,
+        defaults={
+            "layer_norm_eps": 1e-5,
+            "partial_rotary_factor": 0.25,
+            "num_key_value_heads": 32,
+            "max_position_embeddings": 4096,
+        },
+        names={
+            **LLAMA_NAMES,
+            "q_norm": "self_attn.q_layernorm.norms.{index}",
+            "k_norm": "self_attn.k_layernorm.norms.{index}",
+        },
+    ),
+)
 
 
 def _ministral(reader: ConfigReader) -> ModelSpec:
@@ -168,6 +238,7 @@ _GLM = {
 _GLM_NAMES = {**LLAMA_NAMES, "gate_up": "mlp.gate_up_proj"}
 _GLM4_NAMES = {**_GLM_NAMES, "post_attention_norm": "post_self_attn_layernorm", "post_mlp_norm": "post_mlp_layernorm"}
 FAMILIES = (
+    *_LAYER_NORM_FAMILIES,
     Family(
         "ministral",
         "MinistralForCausalLM",

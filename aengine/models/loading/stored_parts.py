@@ -17,8 +17,7 @@ from aengine.models.gguf.file import BLOCKS
 from aengine.models.loading.checkpoint import DTYPES, StoredTensor
 from aengine.models.named_weights import NamedWeight, Part
 from aengine.models.quantization.config import Quantization
-from aengine.models.quantization.rules import EMBEDDING, LINEAR
-from aengine.models.quantization.scheme import Scheme, Stored
+from aengine.models.quantization.scheme import EMBEDDING, LINEAR, Scheme, Stored
 
 _GGUF_SCALE = 32  # or 16
 _LARGEST = torch.finfo(torch.bfloat16).max

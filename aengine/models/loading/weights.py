@@ -26,8 +26,7 @@ import torch
 from torch import Tensor
 
 from aengine.api.errors import ModelLoadError
-from aengine.kernels.quantize import quantize_rows
-from aengine.kernels.quantized import QuantizedRows, Rows
+from aengine.kernels.quantized import QuantizedRows, Rows, quantize_rows
 from aengine.models.families import FAMILIES
 from aengine.models.gguf.file import is_gguf
 from aengine.models.loading.checkpoint import DTYPES, Checkpoint, MappedPages, StoredTensor, open_checkpoint, read_from_disk

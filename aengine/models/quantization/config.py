@@ -14,12 +14,10 @@ from typing import Any
 from aengine.api.errors import ModelLoadError
 from aengine.models.config.file import read_text_config
 from aengine.models.config.reader import ConfigReader
-from aengine.models.quantization.compressed_tensors import read_rules as _compressed_tensors
 from aengine.models.quantization.expressions import Expression, share_work
-from aengine.models.quantization.packed import Awq, Gptq
-from aengine.models.quantization.plain_codes import PlainCodes
-from aengine.models.quantization.rules import LINEAR, Rule, block_sizes, names_of, one_of
-from aengine.models.quantization.scheme import Scheme
+from aengine.models.quantization.packed import Awq, Gptq, PlainCodes
+from aengine.models.quantization.packed import read_rules as _compressed_tensors
+from aengine.models.quantization.scheme import LINEAR, Rule, Scheme, block_sizes, names_of, one_of
 from aengine.models.quantization.tables import BitsAndBytes4, Mxfp4
 
 

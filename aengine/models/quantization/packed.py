@@ -1,26 +1,156 @@
-"""Formats with codes packed in 32-bit words: GPTQ, AWQ, and pack-quantized of compressed-tensors."""
+"""Formats with a matrix of codes in the shape of the weight: FP8, W8A8 and W4A8 of compressed-tensors, and int8 of bitsandbytes.
+
+The quantization_config of compressed-tensors (llm-compressor): groups of modules, each with the format of its weights.
+
+Formats with codes packed in 32-bit words: GPTQ, AWQ, and pack-quantized of compressed-tensors."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
+import torch
 from torch import Tensor
 
+from aengine.api.errors import ModelLoadError
 from aengine.kernels.quantized import QuantizedRows
+from aengine.models.config.reader import ConfigReader
+from aengine.models.quantization.expressions import Expression
 from aengine.models.quantization.scheme import (
+    EMBEDDING,
+    LINEAR,
     SCALES,
+    Rule,
     Scheme,
     Shape,
     Stored,
+    block_sizes,
     column_order,
     integer_rows,
     matrix,
+    names_of,
     num_groups,
     num_words,
+    one_of,
     unpacked,
 )
+from aengine.models.quantization.tables import Mxfp4
+
+
+@dataclass(frozen=True, slots=True)
+class PlainCodes(Scheme):
+    """Codes are numbers of int8 or float8_e4m3fn, with one scale for each block of the matrix. value = (code - zero) * scale.
+
+    Scales of activations are for products in 8 bits; they are not read, since activations are scaled as they come.
+    """
+
+    dtype: str  # of the codes
+    block_rows: int | None  # None: all of them
+    block_columns: int | None
+    scale: str = ".weight_scale"
+    other_scale: str | None = None  # what some checkpoints call the scales
+    unit: float = 1.0  # of the scales
+    bits: int = 8  # 4: each number of int8 is from -8 to 7
+    symmetric: bool = True
+    not_read: tuple[str, ...] = (".input_scale", ".input_zero_point", ".output_scale", ".activation_scale")
+
+    def scale_columns(self) -> int | None:
+        return self.block_columns
+
+    def tensors(self, shape: Shape) -> dict[str, Stored]:
+        rows, columns = matrix(shape)
+        blocks = (math.ceil(rows / (self.block_rows or rows)), math.ceil(columns / (self.block_columns or columns)))
+        shapes: tuple[Shape, ...] = (blocks,)
+        if blocks[1] == 1:
+            shapes += ((blocks[0],),)
+        if blocks == (1, 1):
+            shapes += ((),)
+        found = {
+            ".weight": Stored((shape,), (self.dtype,)),
+            self.scale: Stored(shapes, (*SCALES, "float8_e8m0fnu"), other_name=self.other_scale),
+        }
+        if not self.symmetric:
+            found[".weight_zero_point"] = Stored(shapes, ("int8",))
+        return found | {name: Stored((), (), optional=True) for name in self.not_read}
+
+    def rows(self, shape: Shape, tensors: Mapping[str, Tensor]) -> QuantizedRows:
+        rows, columns = matrix(shape)
+
+        high, wide = min(self.block_rows or rows, rows), min(self.block_columns or columns, columns)
+
+        def by_row(blocks: Tensor) -> Tensor:
+            """Repeat numbers of blocks for each row: [rows, groups] float32."""
+            by_block = blocks.float().reshape(math.ceil(rows / high), -1)
+            return by_block.repeat_interleave(high, 0)[:rows].contiguous()
+
+        scales = by_row(tensors[self.scale]) * self.unit
+        zeros = None if self.symmetric else by_row(tensors[".weight_zero_point"])
+        codes = tensors[".weight"]
+        if self.bits == 8:
+            return QuantizedRows(codes, scales, wide, 8, None if zeros is None else -scales * zeros)
+        if bool(((codes < -8) | (codes > 7)).any()):
+            raise ValueError(".weight has numbers that are not from -8 to 7")
+        return integer_rows((codes + 8).view(torch.uint8), None if zeros is None else zeros + 8, scales, 4, wide)
+
+
+_DEFAULTS = {"type": "int", "num_bits": 8, "symmetric": True, "dynamic": False}
+_FORMATS = ("pack-quantized", "int-quantized", "float-quantized", "naive-quantized", "mxfp4-pack-quantized")
+_STRATEGIES = ("tensor", "channel", "group", "block")
+_DTYPES = {("int", 4): "int8", ("int", 8): "int8", ("float", 8): "float8_e4m3fn"}
+
+
+def read_rules(reader: ConfigReader) -> tuple[Rule, ...]:
+    """None if the KV cache alone is quantised. Raises ModelLoadError."""
+    _check_kv_cache(reader.part("kv_cache_scheme").config)
+    if reader.part("sparsity_config").get("format", "dense") != "dense" or reader.part("transform_config").get("config_groups"):
+        raise ModelLoadError("quantization_config with a sparsity_config or transform_config is not supported")
+    rules: list[Rule] = []
+    groups = reader.part("config_groups")
+    for name in groups.config:
+        group = groups.part(name)
+        scheme = _scheme(name, group, group.get("format", reader.get("format")))
+        rules += [Rule(target, scheme) for target in _targets(group, "targets")]
+    # Names decide before regular expressions, and those before kinds of modules.
+    rules.sort(key=lambda rule: 2 if rule.target in (LINEAR, EMBEDDING) else not isinstance(rule.target, str))
+    return (*(Rule(target, None) for target in _targets(reader, "ignore")), *rules) if rules else ()
+
+
+def _check_kv_cache(scheme: Mapping[str, Any]) -> None:
+    described = (scheme.get("type"), scheme.get("num_bits"), scheme.get("strategy", "tensor"), bool(scheme.get("dynamic")))
+    if scheme and described != ("float", 8, "tensor", False):
+        raise ModelLoadError(f"kv_cache_scheme {scheme} is not supported; supported are 8-bit floats with one stored scale per layer")
+
+
+def _targets(reader: ConfigReader, key: str) -> list[str | Expression]:
+    return [Expression(f"(?:{name[3:]}).*") if name.startswith("re:") else name for name in names_of(reader, key)]
+
+
+def _scheme(name: str, group: ConfigReader, stored: Any) -> Scheme | None:
+    if group.get("weights") is None:
+        return None
+    weights = ConfigReader(group.part("weights").config, _DEFAULTS)
+    kind, bits, symmetric = one_of(weights, "type", "int", "float"), weights.positive("num_bits"), weights.flag("symmetric")
+    strategy = one_of(weights, "strategy", *_STRATEGIES, fallback="tensor" if weights.get("group_size") is None else "group")
+    one_of(weights, "dynamic", False)
+    rows, columns = None if strategy == "tensor" else 1, None
+    if strategy == "group":
+        columns = weights.positive("group_size")
+    elif strategy == "block":
+        rows, columns = block_sizes(weights, "block_structure")
+    dtype = _DTYPES.get((kind, bits))
+    if stored == "pack-quantized" and kind == "int" and bits in (4, 8) and rows == 1:
+        return PackQuantized(bits, columns, symmetric, weights.get("actorder") in ("group", "dynamic", True))
+    if stored in (f"{kind}-quantized", "naive-quantized") and dtype is not None and (symmetric or kind == "int"):
+        return PlainCodes(dtype, rows, columns, bits=bits, symmetric=symmetric)
+    if stored == "mxfp4-pack-quantized" and (kind, bits, rows, columns, symmetric) == ("float", 4, 1, 32, True):
+        return Mxfp4(".weight_packed", ".weight_scale")
+    raise ModelLoadError(
+        f"{name} of quantization_config is not supported: format {stored!r} with weights of type {kind!r}, num_bits {bits}, strategy"
+        f" {strategy!r}, group_size {weights.get('group_size')} and symmetric {symmetric}; supported formats are {', '.join(_FORMATS)}"
+    )
+
 
 _WORDS = ("int32",)
 

@@ -17,9 +17,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from aengine.attention import AttentionStep
-from aengine.kernels.activations import activated
-from aengine.kernels.layer_params import ExpertLinear, ExpertMlp, Rotation, SharedOutput
-from aengine.kernels.quantize import Float8Rows
+from aengine.kernels.layer_params import ExpertLinear, ExpertMlp, Rotation, SharedOutput, activated
+from aengine.kernels.quantized import Float8Rows
 from aengine.layers.adapters import AdapterTable
 from aengine.layers.collectives import ONE_RANK, Collectives, ExpertExchange, RowParallel
 from aengine.layers.ops import Activations, LayerOps, LinearMethod

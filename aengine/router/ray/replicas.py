@@ -17,10 +17,9 @@ from aengine.api.config import EngineConfig
 from aengine.api.errors import AEngineError, ConfigError, ModelLoadError
 from aengine.api.outputs import EngineStats
 from aengine.client.client import AsyncClient
-from aengine.client.failures import Backoff
-from aengine.router.ray.config import RayConfig
+from aengine.client.link import Backoff
+from aengine.router.ray.config import RayConfig, Scale, next_scale
 from aengine.router.ray.placement import PlacedReplica, Placement, ReplicaEndedError, connected_to_ray
-from aengine.router.ray.scaling import Scale, next_scale
 
 logger = logging.getLogger("aengine.router")
 

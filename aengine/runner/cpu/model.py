@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from aengine.api.runtime import trim_heap
-from aengine.kernels.cpu.levels import KernelsUnavailableError
+from aengine.kernels.cpu.compiler import KernelsUnavailableError
 from aengine.kernels.cpu.library import Workspace, load_kernels
 from aengine.kernels.cpu.ops import PackedAdapter, StepAdapters
 from aengine.kernels.cpu.pool import KvPool, page_bytes
@@ -30,7 +30,7 @@ from aengine.models.sharding import sharded_spec
 from aengine.runner.contract import IntArray, ReadWeights, Step
 from aengine.runner.cpu.draft import DraftModel
 from aengine.runner.memory import check_addition, check_memory, cpu_budget, free_host_memory, show_bytes
-from aengine.runner.ranks import exchange_of
+from aengine.runner.rank_steps import exchange_of
 from aengine.runner.setup import ExecutorSetup
 from aengine.scheduler.plan import NO_INTS
 

@@ -27,24 +27,20 @@ from aengine.models.torch.decoder import Decoder
 from aengine.parallel.follower import FollowerRanks
 from aengine.parallel.messages import Logits
 from aengine.runner.contract import InFlightStep, IntArray, ReadWeights, Step
-from aengine.runner.dummy_steps import GREEDY, DummyStep, warm_up_steps, widest_step
 from aengine.runner.memory import cpu_budget, free_host_memory
 from aengine.runner.prompt_scores import PromptScorer, PromptScores
-from aengine.runner.rank_steps import Stages
-from aengine.runner.ranks import connect_ranks, connect_replicas
+from aengine.runner.rank_steps import Stages, connect_ranks, connect_replicas
 from aengine.runner.results import ResultBuffer, step_result
-from aengine.runner.setup import ExecutorSetup
-from aengine.runner.torch.adapters import DeviceAdapters
-from aengine.runner.torch.asleep import Asleep
+from aengine.runner.setup import GREEDY, DummyStep, ExecutorSetup, warm_up_steps, widest_step
+from aengine.runner.torch.asleep import Asleep, DeviceAdapters
 from aengine.runner.torch.device import DeviceStream, cuda_kv_budget, give_back_memory, give_back_pinned_memory
-from aengine.runner.torch.draft import DeviceDraft
 from aengine.runner.torch.graphs import Forward
-from aengine.runner.torch.model import DeviceModel
+from aengine.runner.torch.model import DeviceDraft, DeviceModel
 from aengine.runner.torch.recording import Recording
 from aengine.runner.torch.sampling import DeviceSampling, Results
 from aengine.sampling.draw import select_draw
 from aengine.sampling.sampler import SampledTokens, Sampler
-from aengine.scheduler.draft_progress import MOST_BEHIND
+from aengine.scheduler.draft_lengths import MOST_BEHIND
 from aengine.scheduler.drafters import BY_MODEL
 from aengine.scheduler.plan import NO_INTS, NewRow, StepResult
 

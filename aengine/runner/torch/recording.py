@@ -13,7 +13,7 @@ from dataclasses import replace
 
 from aengine.runner.memory import show_bytes
 from aengine.runner.setup import ExecutorSetup
-from aengine.runner.torch.adapters import DeviceAdapters
+from aengine.runner.torch.asleep import DeviceAdapters
 from aengine.runner.torch.buckets import GraphBytes, GraphSizes
 from aengine.runner.torch.model import DeviceModel
 

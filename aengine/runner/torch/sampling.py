@@ -15,8 +15,8 @@ from aengine.kernels.upload import upload
 from aengine.runner.contract import Step
 from aengine.runner.prompt_scores import PromptScorer, PromptScores
 from aengine.runner.setup import ExecutorSetup
-from aengine.runner.torch.draft import DeviceDraft
 from aengine.runner.torch.graphs import Forward
+from aengine.runner.torch.model import DeviceDraft
 from aengine.sampling.sampler import SampledTokens, Sampler, likeliest, num_accepted
 from aengine.scheduler.drafters import BY_MODEL
 from aengine.scheduler.plan import NO_INTS

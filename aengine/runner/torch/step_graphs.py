@@ -15,9 +15,8 @@ from aengine.parallel.shard import WHOLE, Shard
 from aengine.runner.memory import show_bytes
 from aengine.runner.torch.buckets import GraphBytes, GraphSizes
 from aengine.runner.torch.capture import Capture
-from aengine.runner.torch.graphs import DecodeGraphs
+from aengine.runner.torch.graphs import DecodeGraphs, PiecewiseGraphs
 from aengine.runner.torch.loading import TorchModel
-from aengine.runner.torch.piecewise import PiecewiseGraphs
 
 _log = logging.getLogger("aengine")
 

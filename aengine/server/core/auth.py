@@ -22,7 +22,7 @@ from typing import NamedTuple
 from aengine.api.errors import ConfigError
 from aengine.server.config.options import ServerConfig
 from aengine.server.core.errors import ServiceError
-from aengine.server.core.records import Caller
+from aengine.server.core.in_flight import Caller
 
 Fingerprint = tuple[tuple[int, int, int], ...] | None
 

@@ -1,20 +1,167 @@
-"""What the doors of one server share."""
+"""The address that a server listens on.
+
+The objects that the services share: the engine, the admission of generations, their observers, and their streams by owner. Tasks for
+many things at once are started in chunks, so that they do not hold up the event loop.
+
+A request belongs to the caller who made it: the name of a token or of a certificate, and where neither is asked for all callers are one.
+Others neither see it nor meet its id, unless they are administrators.
+
+What the doors of one server share."""
 
 from __future__ import annotations
 
+import asyncio
 import logging
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from itertools import chain, islice
+from typing import Generic, TypeVar
 
 from prometheus_client import CollectorRegistry
 
 from aengine.api.engine import ServedEngine
+from aengine.api.errors import AEngineError, InvalidRequestError, RequestIdInUseError
+from aengine.api.outputs import ModelInfo, RequestInfo, RequestState
+from aengine.api.stream import TokenStream
 from aengine.server.config.options import ServerConfig
 from aengine.server.core.auth import Authenticator
-from aengine.server.core.backend import Backend
 from aengine.server.core.decoding import Decoding
-from aengine.server.core.in_flight import Admission, CallsInFlight
-from aengine.server.core.records import Observers
+from aengine.server.core.errors import ServiceError, clip
+from aengine.server.core.in_flight import Admission, Caller, CallsInFlight, Observers
 from aengine.server.core.texts import Texts
+
+
+class BindError(AEngineError):
+    """The server cannot listen on an address."""
+
+
+def address_of(host: str, port: int) -> str:
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+
+Thing = TypeVar("Thing")
+
+
+class RequestIndex(Generic[Thing]):
+    """Things by request id, with their owners. Several things may have the same id."""
+
+    def __init__(self) -> None:
+        self._by_id: dict[str, dict[Thing, str | None]] = {}  # with the name of the owner, in the order in which they came
+
+    def add(self, request_id: str, owner: Caller, thing: Thing) -> None:
+        self._by_id.setdefault(request_id, {})[thing] = owner.name
+
+    def discard(self, request_id: str, thing: Thing) -> None:
+        things = self._by_id.get(request_id, {})
+        things.pop(thing, None)
+        if not things:
+            self._by_id.pop(request_id, None)
+
+    def __iter__(self) -> Iterator[Thing]:
+        return chain.from_iterable(self._by_id.values())
+
+    def find(self, request_id: str, caller: Caller) -> list[Thing]:
+        """The things of that id that the caller may see: its own, newest first, then those of others."""
+        things = self._by_id.get(request_id, {})
+        own = [thing for thing, owner in things.items() if owner == caller.name]
+        others = [thing for thing, owner in things.items() if owner != caller.name] if caller.sees_all else []
+        return own[::-1] + others[::-1]
+
+
+@dataclass(frozen=True, slots=True)
+class Backend:
+    """The parts of the server that generations use."""
+
+    engine: ServedEngine
+    admission: Admission
+    observers: Observers = field(default_factory=Observers)
+    max_message_bytes: int = 16 * 1024 * 1024  # of one message
+    streams: RequestIndex[TokenStream] = field(default_factory=RequestIndex)  # of the generations in flight
+    embeddings: RequestIndex[str] = field(default_factory=RequestIndex)  # in flight, by the ids that the engine has for them
+    served_names: tuple[str, ...] = ()  # of the model, in place of the one that the engine has for it
+
+    @property
+    def model_names(self) -> tuple[str, ...]:
+        """Names by which clients know the model, without those of adapters; the first is told to those that ask for none. Raises
+        `EngineStateError` before the engine is started."""
+        return self.served_names or (self.engine.model_info.name,)
+
+    @property
+    def model_info(self) -> ModelInfo:
+        """What is served, under the first of its names. Raises `EngineStateError` before the engine is started."""
+        return self._named(self.model_names[0])
+
+    def require_model(self, name: str, adapter: str | None = None) -> tuple[ModelInfo, str | None]:
+        """The model that `name` means, under this name, and the adapter if it is the name of one. Empty is the served one; raises
+        `ServiceError` (MODEL_NOT_FOUND) for another name, and `InvalidRequestError` where `adapter`, which the request asks for, is
+        another one."""
+        names = self.model_names
+        if name in ("", *names):
+            return self._named(name or names[0]), None
+        if all(loaded.name != name for loaded in self.engine.adapters):
+            message = f"model {clip(name)!r} is not served here; there is {', '.join(map(repr, names))}"
+            raise ServiceError("MODEL_NOT_FOUND", message, resource=("model", name))
+        if adapter not in (None, name):
+            raise InvalidRequestError.of("adapter", f"{adapter!r} is not the adapter that is asked for as the model, {name!r}")
+        return self._named(names[0]), name
+
+    def _named(self, name: str) -> ModelInfo:
+        info = self.engine.model_info
+        return info if info.name == name else replace(info, name=name)
+
+    def find(self, request_id: str, caller: Caller) -> RequestInfo | None:
+        """The state of a request; None if there is none of that id, or it is another caller's. Raises what `ServedEngine.request_info`
+        raises."""
+        streams = self.streams.find(request_id, caller)
+        if streams:
+            return streams[0].info()
+        if embeddings := self.embeddings.find(request_id, caller):
+            return self.engine.request_info(embeddings[0])
+        info = self.engine.request_info(request_id)  # of the program around this server
+        return info if caller.sees_all else None
+
+    def engine_id(self, request_id: str | None, caller: Caller) -> str | None:
+        """The engine's id for a new request: the same, unless a request of another caller has it; None for a random one. Raises
+        `RequestIdInUseError`."""
+        if request_id is None:
+            return None
+        known = self.find(request_id, caller)
+        if known is not None and known.state is not RequestState.FINISHED:
+            raise RequestIdInUseError.of("request_id", f"{request_id!r} is in use by a request in flight")
+        return request_id if self.engine.request_info(request_id) is None else None
+
+    async def cancel(self, request_id: str, caller: Caller) -> bool:
+        """End the caller's request of that id, those of others too where the caller is an administrator. Returns when their pages are
+        free: whether any was in flight."""
+        streams, embeddings = self.streams.find(request_id, caller), self.embeddings.find(request_id, caller)
+        if not streams and not embeddings and caller.sees_all:
+            return await self.engine.cancel(request_id)
+        # One that is gone may have left its id in the engine to another.
+        ids = embeddings + [stream.request_id for stream in streams if not stream.gone]
+        return any([await self.engine.cancel(engine_id) for engine_id in ids])
+
+
+CHUNK_SIZE = 128
+"""To begin or end so many requests takes some tens of milliseconds."""
+
+Item = TypeVar("Item")
+
+
+async def in_chunks(items: Iterable[Item], begin: Callable[[Item], asyncio.Task[None]]) -> None:
+    """Call `begin` for the items of a chunk, wait for their tasks, and go on with the next chunk. When it is cancelled it goes on, too, but
+    waits no longer for the chunk it was at. What tasks raise is dropped."""
+    left = iter(items)
+    cancelled: asyncio.CancelledError | None = None
+    while tasks := [begin(item) for item in islice(left, CHUNK_SIZE)]:
+        try:
+            for task in (await asyncio.wait(tasks))[0]:  # cancelling it cancels none of them
+                if not task.cancelled():
+                    task.exception()
+        except asyncio.CancelledError as error:
+            cancelled = error
+    if cancelled is not None:
+        raise cancelled
+
 
 logger = logging.getLogger(__name__)
 MAX_LOGGED = 256

@@ -17,12 +17,12 @@ from aengine.api.errors import InvalidRequestError, RequestIdInUseError, refusal
 from aengine.api.outputs import FinishReason, Token
 from aengine.api.request import Prompt
 from aengine.api.stream import TokenStream
-from aengine.chat.events import Event
 from aengine.chat.parser import ChatParser
 from aengine.chat.preparation import GenerationRequest, PreparedChat, prepare_chat
-from aengine.server.core.backend import Backend
+from aengine.chat.source import Event
+from aengine.server.core.core import Backend
 from aengine.server.core.errors import ServiceError
-from aengine.server.core.records import CURRENT_CALL, GenerationRecord, current_caller, notify
+from aengine.server.core.in_flight import CURRENT_CALL, GenerationRecord, current_caller, notify
 
 READ_TOKENS = 64
 """Most tokens taken from the engine at a time: what waits beyond them for a slow client counts as unread, and parks the request."""

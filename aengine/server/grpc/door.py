@@ -8,8 +8,7 @@ from collections.abc import Callable, Mapping
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from aengine.server.config.options import ServerConfig
-from aengine.server.core.address import BindError, address_of
-from aengine.server.core.core import Core
+from aengine.server.core.core import BindError, Core, address_of
 from aengine.server.grpc.generation.resume import ResumableStreams
 from aengine.server.grpc.interceptor import CallInterceptor
 from aengine.server.grpc.port import make_server, server_credentials

@@ -26,11 +26,9 @@ from aengine.server.config.options import ServerConfig
 from aengine.server.core.auth import Authenticator
 from aengine.server.core.decoding import Decoding
 from aengine.server.core.errors import ServiceError, describe
-from aengine.server.core.in_flight import REQUEST_ID_KEY, Call, CallsInFlight, request_id_of, trace_id_of
-from aengine.server.core.records import CURRENT_CALL, Observers, notify
-from aengine.server.grpc.message_fields import check_fields, size_of, values_of
+from aengine.server.core.in_flight import CURRENT_CALL, REQUEST_ID_KEY, Call, CallsInFlight, Observers, notify, request_id_of, trace_id_of
 from aengine.server.grpc.port import CARRIER, NO_METHOD, certificate_name
-from aengine.server.grpc.status import code_of, to_status
+from aengine.server.grpc.status import check_fields, code_of, size_of, to_status, values_of
 from aengine.wire.names import PUSHBACK_KEY
 
 ADMIN_PREFIX = "/aengine.v1.AdminService/"

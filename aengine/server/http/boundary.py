@@ -21,8 +21,7 @@ from aengine.api.runtime import forget_tracebacks
 from aengine.server.config.options import ServerConfig, is_loopback
 from aengine.server.core.core import Core
 from aengine.server.core.errors import ServiceError, clip, describe
-from aengine.server.core.in_flight import REQUEST_ID_KEY, Call, request_id_of, trace_id_of
-from aengine.server.core.records import CURRENT_CALL, notify
+from aengine.server.core.in_flight import CURRENT_CALL, REQUEST_ID_KEY, Call, notify, request_id_of, trace_id_of
 from aengine.server.http.connection import Connection
 from aengine.server.http.errors import CLIENT_LEFT, OPENAI, ErrorStyle, HttpError, error_headers
 from aengine.server.http.exchange import Exchange, Receive, Send

@@ -11,8 +11,8 @@ from typing import Any
 from aengine.api.errors import InvalidRequestError
 from aengine.api.fields import FLAG, Accepts, FieldChecks, integer
 from aengine.api.outputs import FinishReason, Token
-from aengine.chat.events import CallStarted, ChatMessage, MessageBuilder
 from aengine.chat.preparation import ChatOutputOptions, GenerationRequest
+from aengine.chat.source import CallStarted, ChatMessage, MessageBuilder
 from aengine.server.core.core import Core
 from aengine.server.core.generation import Generation, submit
 from aengine.server.http.bodies import STRING, Fields, read_body

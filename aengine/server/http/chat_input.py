@@ -12,7 +12,7 @@ from typing import Any
 from aengine.api.errors import InvalidRequestError
 from aengine.api.fields import FLAG, Accepts, one_of, shown, text
 from aengine.api.params import StructuredOutput
-from aengine.chat.tool_choice import CHOICES
+from aengine.chat.preparation import CHOICES
 from aengine.server.http.bodies import OBJECT, STRING, Fields
 from aengine.server.http.parameters import Parameters
 

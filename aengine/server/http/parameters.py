@@ -16,7 +16,7 @@ from aengine.api.errors import FieldError, InvalidRequestError
 from aengine.api.fields import Accepts, shown, text
 from aengine.api.params import MOST_ENTRIES, Reasoning, SamplingParams, StructuredOutput
 from aengine.api.request import ChatOptions, RequestOptions
-from aengine.chat.tool_choice import check_choice
+from aengine.chat.preparation import check_choice
 from aengine.server.core.errors import clip
 from aengine.server.http.bodies import OBJECT, STRING, Fields
 

@@ -11,9 +11,8 @@ from aengine.api.outputs import FinishReason, Token
 from aengine.server.core.core import Core
 from aengine.server.core.errors import ServiceError
 from aengine.server.core.generation import Generation, count_prompt_tokens, submit
-from aengine.server.http.blocks import Block, Blocks, Change
 from aengine.server.http.bodies import read_body
-from aengine.server.http.chat_output import OutputReader, Piece, stop_reason_of
+from aengine.server.http.chat_output import Block, Blocks, Change, OutputReader, Piece, stop_reason_of
 from aengine.server.http.errors import to_json
 from aengine.server.http.exchange import Exchange
 from aengine.server.http.logprobs import TokenTexts, chat_logprobs

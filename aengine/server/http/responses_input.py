@@ -13,8 +13,7 @@ from typing import Any
 
 from aengine.api.errors import InvalidRequestError
 from aengine.api.fields import FLAG, Accepts, FieldChecks, integer, one_of, shown
-from aengine.chat.preparation import ChatOutputOptions, GenerationRequest
-from aengine.chat.tool_choice import CHOICES
+from aengine.chat.preparation import CHOICES, ChatOutputOptions, GenerationRequest
 from aengine.server.http.bodies import LIST, OBJECT, STRING, Fields
 from aengine.server.http.chat_input import (
     NO_TOOLS,

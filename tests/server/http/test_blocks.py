@@ -7,8 +7,7 @@ from chat_engine import TOOL, TURN
 
 from aengine.api.outputs import FinishReason, Token
 from aengine.chat import ChatFormat, ChatParser
-from aengine.server.http.blocks import Blocks
-from aengine.server.http.chat_output import Piece
+from aengine.server.http.chat_output import Blocks, Piece
 
 TEXT = TURN.replace("look.", "look, é.")
 

@@ -11,7 +11,7 @@ from hostile_http import any_json, spoiled
 
 from aengine.api.errors import InvalidRequestError
 from aengine.api.fields import FieldChecks, integer
-from aengine.server.http import bodies, json_pieces
+from aengine.server.http import bodies
 from aengine.server.http.bodies import MAX_CONTAINERS, MAX_DIGITS, MAX_NAMES, MAX_STRINGS, MAX_UNKNOWN, MAX_VALUES, STRING, Fields, parse
 
 REFUSED = {
@@ -85,8 +85,8 @@ def small_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
     """Every body is large, and has many pieces."""
     monkeypatch.setattr(bodies, "UNCOUNTED_BYTES", -1)
     monkeypatch.setattr(bodies, "PIECE_BYTES", 7)
-    monkeypatch.setattr(json_pieces, "PIECE", 17)
-    monkeypatch.setattr(json_pieces, "DECODED_AT_ONCE", 5)
+    monkeypatch.setattr(bodies, "PIECE", 17)
+    monkeypatch.setattr(bodies, "DECODED_AT_ONCE", 5)
 
 
 @pytest.mark.usefixtures("small_pieces")

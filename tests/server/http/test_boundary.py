@@ -24,7 +24,7 @@ from oracle_engine import until
 from records_seen import Seen, watch
 
 from aengine.api.outputs import EngineStats
-from aengine.server.core.address import BindError
+from aengine.server.core.core import BindError
 from aengine.server.http import connection as connections
 from aengine.server.http import exchange as exchanges
 from aengine.v1.model_service_pb2 import GetModelRequest

@@ -1,4 +1,4 @@
-// Matrices -> codes of 4 bits with a scale for each group of 32 columns, as `kernels/quantize.py` does it.
+// Matrices -> codes of 4 bits with a scale for each group of 32 columns, as `kernels/quantized.py` does it.
 #pragma once
 #include <cfloat>
 

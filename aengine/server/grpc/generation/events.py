@@ -1,29 +1,135 @@
-"""The events of a generation: built from its tokens, numbered, and sent as the messages of a stream.
+"""Generations of request messages: submitted, and their output written into responses. Errors name the fields of the messages.
+
+The events of a generation: built from its tokens, numbered, and sent as the messages of a stream.
 
 Fields are set in place, one by one: several times cheaper than building nested messages from keywords, and this runs per token.
-"""
+
+`BatchGenerate`: many requests in one call, each with a response of its own when it is whole.
+
+All of them are submitted at once, and the engine orders them. Nothing is read from the engine while responses wait for the client, so the
+requests of a client that does not read park."""
 
 from __future__ import annotations
 
 import asyncio
+import time
+from collections import defaultdict
 from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
+from dataclasses import dataclass
+from types import TracebackType
 
+from aengine.api.errors import FieldError, InvalidRequestError, RequestIdInUseError
+from aengine.api.fields import shown
 from aengine.api.outputs import FinishReason, Token
-from aengine.server.core.backend import Backend
-from aengine.server.core.generation import READ_TOKENS, Generation
-from aengine.server.grpc.generation.source import MessageGeneration, submit_message
-from aengine.v1.generation_pb2 import GenerationEvent
-from aengine.v1.generation_service_pb2 import StreamGenerateResponse
-from aengine.wire.server_request import MessageRequest
+from aengine.api.stream import TokenStream
+from aengine.chat.source import MessageBuilder
+from aengine.server.core.core import Backend, in_chunks
+from aengine.server.core.errors import ServiceError
+from aengine.server.core.generation import READ_TOKENS, Generation, submit
+from aengine.server.grpc.status import to_error
+from aengine.v1.generation_pb2 import GenerationEvent, GenerationFinished, GenerationSpec, GenerationStarted
+from aengine.v1.generation_service_pb2 import (
+    BatchGenerateRequest,
+    BatchGenerateResponse,
+    GenerateRequest,
+    GenerateResponse,
+    StreamGenerateResponse,
+)
+from aengine.wire.server_request import MessageRequest, StreamPolicy, located, read_request
 from aengine.wire.server_response import (
     chat_events,
     most_alternatives,
     num_known_tokens,
     wants_text,
+    write_chat_message,
+    write_effective_spec,
     write_finish,
     write_logprobs,
+    write_sequence,
+    write_timing,
+    write_usage,
     write_weights,
 )
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class MessageGeneration:
+    """A generation, with the spec that asks for it."""
+
+    core: Generation  # knows no messages
+    spec: GenerationSpec
+    policy: StreamPolicy
+
+    @property
+    def stream(self) -> TokenStream:
+        return self.core.stream
+
+    def write_beginning(self, message: GenerationStarted | GenerateResponse) -> None:
+        """Write the fields that are known once the stream is `started()`."""
+        message.request_id = self.core.request_id
+        message.model = self.core.model
+        message.prompt.num_tokens = self.stream.usage.prompt_tokens
+        message.seed = self.stream.seed
+        if self.spec.output.effective_params:
+            write_effective_spec(self.spec, self.stream.effective_params, message.effective_spec)
+
+    def write_end(self, message: GenerationFinished | GenerateResponse) -> None:
+        """Write the fields that are known once everything was read."""
+        write_usage(self.stream.usage, message.usage)
+        write_timing(self.stream.info(), time.monotonic() - self.core.record.start, message.timing)
+
+    async def complete(self, response: GenerateResponse, max_bytes: int, may_read: asyncio.Event | None = None) -> None:
+        """Read the whole output into `response`; nothing more is read while `may_read` is not set. Raises `ServiceError`
+        (ANSWER_TOO_LARGE) as soon as the response cannot but take more than `max_bytes`, and what the stream raises."""
+        stream, output, text = self.stream, self.spec.output, wants_text(self.spec.output)
+        token_bytes = int(output.token_ids) + (4 * (1 + output.logprobs.top_k) if output.HasField("logprobs") else 0)
+        await stream.started()
+        num_bytes = 4 * stream.usage.prompt_tokens * (1 + output.prompt_logprobs.top_k) if output.HasField("prompt_logprobs") else 0
+        built: defaultdict[int, MessageBuilder] = defaultdict(MessageBuilder)  # of an output that is parsed
+        while tokens := await stream.read():
+            self.core.note(tokens)
+            if self.core.prepared is not None:
+                for token in tokens:
+                    for event in self.core.parse((token,)):
+                        built[token.index].add(event)
+            num_bytes += len(tokens) * token_bytes + (sum(len(token.text) for token in tokens) if text else 0)
+            _check_size(num_bytes, max_bytes)
+            while may_read is not None and not may_read.is_set():  # one of many that wait may clear it again
+                await may_read.wait()
+        completion, num_known = stream.completion(), num_known_tokens(self.spec)
+        self.write_beginning(response)
+        if output.HasField("prompt_logprobs") and completion.prompt_logprobs:
+            write_logprobs(completion.prompt_logprobs, most_alternatives(completion.prompt_logprobs), response.prompt_logprobs)
+        for index, sequence in enumerate((completion, *completion.others)):
+            message = response.sequences.add()
+            write_sequence(index, sequence, num_known[index], output, message)
+            if index in built:
+                write_chat_message(built[index].message(), message.message)
+        self.write_end(response)
+        _check_size(response.ByteSize(), max_bytes)
+
+    async def __aenter__(self) -> MessageGeneration:
+        return self
+
+    async def __aexit__(self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None) -> None:
+        await self.core.close(error)
+        if isinstance(error, FieldError):
+            raise located(error, self.spec) from error
+
+
+async def submit_message(backend: Backend, message: MessageRequest, deadline: float | None = None) -> MessageGeneration:
+    """Submit what `message` asks for; its call ends at `deadline`, on time.monotonic. Raises what `submit` raises, located."""
+    request, policy = await read_request(message, backend.engine)
+    try:
+        return MessageGeneration(await submit(backend, request, deadline), message.spec, policy)
+    except FieldError as error:
+        raise located(error, message.spec) from error
+
+
+def _check_size(num_bytes: int, max_bytes: int) -> None:
+    if num_bytes > max_bytes:
+        raise ServiceError("ANSWER_TOO_LARGE", f"the answer takes more than {max_bytes} bytes in one message")
+
 
 MAX_PROMPT_LOGPROBS_BYTES = 512 * 1024
 """Largest event with logprobs of the prompt. A larger one would hold up other streams of the same connection."""
@@ -192,3 +298,67 @@ def _runs(tokens: Sequence[Token], most: int) -> Iterator[list[Token]]:
         if len(run) == most or token.finish_reason is not None:
             yield runs.pop(token.index)
     yield from runs.values()
+
+
+MAX_REQUESTS = 1024
+FRAME_BYTES = 64
+"""A bound on the bytes around a response in its message."""
+MAX_UNSENT = 16
+"""Responses that may wait for the client before the others are read no further."""
+SUBMIT_AT_ONCE = 16
+"""Requests that are submitted before the event loop gets its turn, at most;"""
+SUBMIT_BYTES = 64 * 1024
+"""and how large they may be together."""
+
+
+async def batch_responses(
+    backend: Backend, request: BatchGenerateRequest, deadline: float | None
+) -> AsyncGenerator[BatchGenerateResponse, None]:
+    """Responses in the order of their ends. `deadline`: of the call, on time.monotonic. Raises only where no request could be served;
+    leaving cancels what runs."""
+    requests = request.requests
+    if not 1 <= len(requests) <= MAX_REQUESTS:
+        raise InvalidRequestError.of("requests", f"{len(requests)} requests are not 1 to {MAX_REQUESTS}")
+    backend.require_model("")
+    tasks: list[asyncio.Task[None]] = []
+    unsent: asyncio.Queue[BatchGenerateResponse] = asyncio.Queue()  # whole, in the order of their ends
+    may_read = asyncio.Event()
+    may_read.set()
+
+    async def serve(index: int, one: GenerateRequest, first: int) -> None:
+        """`first`: the index of the first request of the batch with this request's id."""
+        response = BatchGenerateResponse(index=index)
+        try:
+            if first != index:
+                raise RequestIdInUseError.of("request_id", f"{shown(one.request_id)} is in use by requests[{first}] of the batch")
+            async with await submit_message(backend, one, deadline) as generation:
+                await generation.complete(response.response, backend.max_message_bytes - FRAME_BYTES, may_read)
+        except Exception as error:
+            response = BatchGenerateResponse(index=index, error=to_error(error))
+        unsent.put_nowait(response)
+        if unsent.qsize() >= MAX_UNSENT:
+            may_read.clear()
+
+    with backend.admission.enter():  # until the last response was sent
+        try:
+            named: dict[str, int] = {}  # by request id the first request that has it
+            count = size = 0  # since the event loop last had its turn
+            for index, one in enumerate(requests):
+                first = named.setdefault(one.request_id, index) if one.HasField("request_id") else index
+                tasks.append(asyncio.create_task(serve(index, one, first)))
+                count, size = count + 1, size + one.ByteSize()
+                if count == SUBMIT_AT_ONCE or size >= SUBMIT_BYTES:
+                    await asyncio.sleep(0)
+                    count = size = 0
+            for _ in requests:
+                response = await unsent.get()
+                if unsent.qsize() < MAX_UNSENT:
+                    may_read.set()
+                yield response
+        finally:
+            await in_chunks(tasks, _cancelled)
+
+
+def _cancelled(task: asyncio.Task[None]) -> asyncio.Task[None]:
+    task.cancel()
+    return task

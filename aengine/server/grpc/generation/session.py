@@ -14,10 +14,9 @@ from typing import Any
 
 from aengine.api.errors import InvalidRequestError, QueueFullError
 from aengine.api.stream_group import Reading, StreamGroup
-from aengine.server.core.backend import Backend, in_chunks
+from aengine.server.core.core import Backend, in_chunks
 from aengine.server.core.generation import READ_TOKENS
-from aengine.server.grpc.generation.events import EventWriter
-from aengine.server.grpc.generation.source import MessageGeneration, submit_message
+from aengine.server.grpc.generation.events import EventWriter, MessageGeneration, submit_message
 from aengine.server.grpc.status import to_error
 from aengine.v1.error_pb2 import Error
 from aengine.v1.generation_pb2 import GenerationEvent

@@ -13,7 +13,7 @@ from aengine.api.engine import EmbeddingFields
 from aengine.api.errors import InvalidRequestError
 from aengine.api.fields import FieldChecks
 from aengine.api.request import Prompt, RequestOptions
-from aengine.server.core.backend import Backend
+from aengine.server.core.core import Backend
 from aengine.server.core.embeddings import MAX_INPUTS, embed_all, of_input
 from aengine.v1 import embedding_service_pb2 as messages
 from aengine.v1.embedding_service_pb2_grpc import EmbeddingServiceServicer

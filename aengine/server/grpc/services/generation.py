@@ -15,14 +15,12 @@ from grpc import ServicerContext
 
 from aengine.api.errors import InvalidRequestError
 from aengine.api.outputs import RequestState
-from aengine.server.core.backend import CHUNK_SIZE, Backend
+from aengine.server.core.core import CHUNK_SIZE, Backend
 from aengine.server.core.errors import request_not_found
-from aengine.server.core.records import current_caller
-from aengine.server.grpc.generation.batch import batch_responses
-from aengine.server.grpc.generation.events import stream_responses
+from aengine.server.core.in_flight import current_caller
+from aengine.server.grpc.generation.events import batch_responses, stream_responses, submit_message
 from aengine.server.grpc.generation.resume import ResumableStreams
 from aengine.server.grpc.generation.session import session_responses
-from aengine.server.grpc.generation.source import submit_message
 from aengine.v1 import generation_service_pb2 as messages
 from aengine.v1.generation_service_pb2_grpc import GenerationServiceServicer
 from aengine.wire.server_response import write_usage

@@ -6,7 +6,7 @@ from grpc import ServicerContext
 
 from aengine.api.errors import InvalidRequestError
 from aengine.api.fields import FieldChecks
-from aengine.server.core.backend import Backend
+from aengine.server.core.core import Backend
 from aengine.server.core.texts import MAX_TEXT_BYTES, Texts, check_size
 from aengine.v1 import tokenizer_service_pb2 as messages
 from aengine.v1.tokenizer_service_pb2_grpc import TokenizerServiceServicer
