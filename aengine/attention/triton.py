@@ -25,19 +25,19 @@ from aengine.attention.metadata import AttentionMetadata, StepLayout
 from aengine.kernels.paged_cache import KvTarget, PagedCache
 from aengine.kernels.triton import attention
 from aengine.kernels.triton import attention as kernels
-from aengine.kernels.triton.attention import Blocks, Work, attend_decodes, decode_block, is_hopper
+from aengine.kernels.triton.attention import BlockSizes, DeviceDecodeWork, attend_decodes, decode_block, is_hopper
 from aengine.kernels.upload import staged, to_device, upload
 
 
-def blocks_of(spec: AttentionSpec) -> Blocks:
+def blocks_of(spec: AttentionSpec) -> BlockSizes:
     """The blocks of a model on its device."""
-    return Blocks.of(spec.head_dim, spec.value_dim, spec.latent, spec.dtype, spec.cache_dtype, is_hopper(spec.device))
+    return BlockSizes.of(spec.head_dim, spec.value_dim, spec.latent, spec.dtype, spec.cache_dtype, is_hopper(spec.device))
 
 
 class TritonDecodes:
     """The decode rows of a model's steps, on a device with so many multiprocessors."""
 
-    def __init__(self, spec: AttentionSpec, processors: int, blocks: Blocks | None = None) -> None:
+    def __init__(self, spec: AttentionSpec, processors: int, blocks: BlockSizes | None = None) -> None:
         self.spec = spec
         self.blocks = blocks or blocks_of(spec)
         kinds = [(group, scoring.window) for (group, _), scoring in zip(spec.places, spec.scoring, strict=True)]  # by layer
@@ -60,7 +60,9 @@ class TritonDecodes:
         """For the decode rows of a step, at least one."""
         planned = self.host_plan(metadata.host, metadata.host.num_decodes)
         arrays = upload([array for work in planned for array in (work.items, work.rows)], self.spec.device)
-        works = [Work(items, rows, work.num_partials) for items, rows, work in zip(arrays[::2], arrays[1::2], planned, strict=True)]
+        works = [
+            DeviceDecodeWork(items, rows, work.num_partials) for items, rows, work in zip(arrays[::2], arrays[1::2], planned, strict=True)
+        ]
         return PlannedDecodes(self, metadata.kv_indices, works)
 
     def graph(self, buffers: AttentionMetadata) -> GraphDecodes:
@@ -71,7 +73,7 @@ class TritonDecodes:
 class PlannedDecodes:
     """The decode rows of one step."""
 
-    def __init__(self, decodes: TritonDecodes, kv_indices: Tensor, works: list[Work]) -> None:
+    def __init__(self, decodes: TritonDecodes, kv_indices: Tensor, works: list[DeviceDecodeWork]) -> None:
         self._decodes = decodes
         self._kv_indices = kv_indices  # [groups, pages]
         self._works = works  # by kind
@@ -98,7 +100,9 @@ class GraphDecodes(PlannedDecodes):
         works = []
         for (_, window), part in zip(decodes.kinds, torch.split(self._memory, self._length), strict=True):
             items, rows = torch.split(part, [self._num_items * ITEM_FIELDS, ROW_FIELDS * self._num_rows])
-            works.append(Work(items.view(-1, ITEM_FIELDS), rows.view(ROW_FIELDS, -1), bounds.max_partials(self._num_rows, window)))
+            works.append(
+                DeviceDecodeWork(items.view(-1, ITEM_FIELDS), rows.view(ROW_FIELDS, -1), bounds.max_partials(self._num_rows, window))
+            )
         super().__init__(decodes, buffers.kv_indices, works)
 
     def prepare(self, layout: StepLayout) -> None:
@@ -118,7 +122,7 @@ class TritonBackend(AttentionBackend):
 
     name = "triton"
 
-    def __init__(self, spec: AttentionSpec, blocks: kernels.Blocks | None = None) -> None:
+    def __init__(self, spec: AttentionSpec, blocks: kernels.BlockSizes | None = None) -> None:
         """Compiles and runs every kernel of the model once.
 
         Raises BackendUnavailableError where Triton cannot compile, and for a model it has no kernels for.

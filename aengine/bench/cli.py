@@ -22,7 +22,7 @@ from aengine.api.config import EngineConfig
 from aengine.api.errors import AEngineError
 from aengine.api.outputs import ModelInfo
 from aengine.api.runtime import switch_often
-from aengine.bench.load import NANO_TEMPERATURE, Item, Lengths, Outcome, Range, Target, random_lengths, run_load
+from aengine.bench.load import NANO_TEMPERATURE, Item, LengthRange, Lengths, RequestOutcome, Target, random_lengths, run_load
 from aengine.bench.options import WORKLOADS, add_engine_options, add_workload_options, engine_config, given_engine_flags, workload_items
 from aengine.bench.probes import cancel_to_free, loop_lag, start_up_log
 from aengine.bench.report import plot, show_distribution, show_summary, summarise, table, write_json
@@ -79,7 +79,7 @@ def build_parser(name: str = "aengine-bench") -> argparse.ArgumentParser:
     offline = commands.add_parser("offline", help="throughput in process: all requests at once")
     offline.set_defaults(run=_offline)
     latency = commands.add_parser("latency", help="latency in process: one request after another; also time from cancel to free pages")
-    latency.set_defaults(run=_offline, max_concurrency=1, num_requests=20, input_len=Range(128, 128), output_len=Range(64, 64))
+    latency.set_defaults(run=_offline, max_concurrency=1, num_requests=20, input_len=LengthRange(128, 128), output_len=LengthRange(64, 64))
     add_workload_options(serve, *WORKLOADS)
     add_workload_options(offline, *WORKLOADS, "nano")
     add_workload_options(latency, *WORKLOADS, serial=True)
@@ -127,7 +127,7 @@ def _serve(options: argparse.Namespace, command: list[str]) -> int:
         raise ValueError(f"{of_own[0]} is for --replicas, not for a server that runs")
     from aengine.bench.targets import open_url
 
-    async def run() -> tuple[str, list[Outcome], list[float]]:
+    async def run() -> tuple[str, list[RequestOutcome], list[float]]:
         async with open_url(options.url, options.api_model, options.token) as (target, vocab_size):
             items = workload_items(options, options.vocab_size or vocab_size or DEFAULT_VOCAB)
             return target.name, *await _measure(target, items, options)
@@ -142,7 +142,7 @@ def _serve_own(options: argparse.Namespace, command: list[str]) -> int:
 
     policy = options.routing_policy or RoutingPolicy.PREFIX.value
 
-    async def run(config: EngineConfig) -> tuple[list[Outcome], list[float], list[Share]]:
+    async def run(config: EngineConfig) -> tuple[list[RequestOutcome], list[float], list[Share]]:
         async with Router(config, replicas=options.replicas, routing_policy=policy) as router:
             items = workload_items(options, options.vocab_size or router.model_info.vocab_size)
             before = await counted(router)
@@ -163,7 +163,7 @@ def _offline(options: argparse.Namespace, command: list[str]) -> int:
 
     nano = options.workload == "nano"
 
-    async def run(config: EngineConfig) -> tuple[Sequence[Item], list[Outcome], dict[str, list[float]], ModelInfo, list[str]]:
+    async def run(config: EngineConfig) -> tuple[Sequence[Item], list[RequestOutcome], dict[str, list[float]], ModelInfo, list[str]]:
         engine = AsyncEngine(config)
         with start_up_log() as log:
             await engine.start()
@@ -182,12 +182,12 @@ def _offline(options: argparse.Namespace, command: list[str]) -> int:
     return _report(f"aengine (in process), {name}", outcomes, probes, options, command, log, about)
 
 
-async def _measure(target: Target, items: Sequence[Item], options: argparse.Namespace) -> tuple[list[Outcome], list[float]]:
+async def _measure(target: Target, items: Sequence[Item], options: argparse.Namespace) -> tuple[list[RequestOutcome], list[float]]:
     """The outcomes, and by how many milliseconds the event loop was late."""
     from tqdm import tqdm  # type: ignore[import-untyped]
 
     if options.warmup:
-        short = Lengths(options.warmup, Range(8, 8), Range(4, 4), max(max(item.prompt) for item in items) + 1, seed=-1)
+        short = Lengths(options.warmup, LengthRange(8, 8), LengthRange(4, 4), max(max(item.prompt) for item in items) + 1, seed=-1)
         failed = [outcome for outcome in await run_load(target, random_lengths(short)) if outcome.error]
         if failed:
             raise RuntimeError(f"the warm-up failed: {failed[0].error}")
@@ -199,7 +199,7 @@ async def _measure(target: Target, items: Sequence[Item], options: argparse.Name
 
 def _report(
     name: str,
-    outcomes: Sequence[Outcome],
+    outcomes: Sequence[RequestOutcome],
     probes: Mapping[str, list[float]],
     options: argparse.Namespace,
     command: list[str],

@@ -35,7 +35,7 @@ class Machine:
 
 
 @dataclass(frozen=True, slots=True)
-class Work:
+class StepWork:
     """What a step must move and compute."""
 
     weight_bytes: int
@@ -99,7 +99,7 @@ def step_work(
     item_bytes: int,
     kv_cache_dtype: str = "auto",
     weights: Mapping[str, int] | None = None,
-) -> Work:
+) -> StepWork:
     """The work of a step in which row i computes `lengths[i]` tokens behind `contexts[i]` known ones, and `num_logits` rows have logits.
 
     Counts the experts that the tokens are expected to go to (`_Parameters.read`), and of a window its tokens alone. `item_bytes`: of a
@@ -108,7 +108,7 @@ def step_work(
     counts, sizes = _parameters(spec, item_bytes, weights)
     num_tokens = sum(lengths)
     kv_bytes, attention = _attention_work(spec, lengths, contexts, item_bytes, kv_cache_dtype, one_by_one=False)
-    return Work(
+    return StepWork(
         weight_bytes=sizes.read(num_tokens) + (sizes.head if num_logits else 0),
         kv_bytes=kv_bytes,
         flops=2 * counts.per_token * num_tokens + 2 * counts.head * num_logits + attention,
@@ -132,7 +132,7 @@ def generation_seconds(
     decoded = [length - 1 for length in outputs]  # prefill gives the first token of an output
     kv_bytes, attention = _attention_work(spec, decoded, prompts, item_bytes, kv_cache_dtype, one_by_one=True)
     rows_by_step = Counter(sum(length > step for length in outputs) for step in range(1, max(outputs)))
-    decode = Work(
+    decode = StepWork(
         weight_bytes=sum(count * (sizes.read(rows) + sizes.head) for rows, count in rows_by_step.items()),
         kv_bytes=kv_bytes,
         flops=2 * (counts.per_token + counts.head) * sum(decoded) + attention,

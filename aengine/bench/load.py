@@ -32,14 +32,14 @@ class Item:
 
 
 @dataclass(frozen=True, slots=True)
-class Range:
+class LengthRange:
     """Lengths in tokens, both ends included."""
 
     low: int
     high: int
 
     @classmethod
-    def parse(cls, text: str) -> Range:
+    def parse(cls, text: str) -> LengthRange:
         """Reads one length, such as `128`, or a range, such as `64-512`. Raises ValueError for any other text."""
         low, _, high = text.partition("-")
         parsed = cls(int(low), int(high or low))
@@ -56,8 +56,8 @@ class Lengths:
     """How many random requests there are, and how long. The ids of their prompts are below `vocab_size`, and FIRST_ID or higher."""
 
     num_requests: int
-    input_len: Range
-    output_len: Range
+    input_len: LengthRange
+    output_len: LengthRange
     vocab_size: int
     seed: int = 0
 
@@ -154,7 +154,7 @@ def _ids(rng: random.Random, length: int, vocab_size: int) -> tuple[int, ...]:
 
 
 @dataclass(frozen=True, slots=True)
-class Chunk:
+class TokenChunk:
     """The tokens that came at one moment."""
 
     num_tokens: int
@@ -167,12 +167,12 @@ class Target(Protocol):
 
     name: str
 
-    def send(self, prompt: Sequence[int], output_tokens: int) -> AsyncGenerator[Chunk, None]:
+    def send(self, prompt: Sequence[int], output_tokens: int) -> AsyncGenerator[TokenChunk, None]:
         """Generation of exactly so many tokens. Closing the generator cancels the request."""
 
 
 @dataclass(slots=True)
-class Outcome:
+class RequestOutcome:
     """What became of one item. Moments in seconds on time.perf_counter, durations in milliseconds; durations need a chunk."""
 
     prompt_tokens: int
@@ -211,14 +211,18 @@ class Outcome:
 
 
 async def run_load(
-    target: Target, items: Sequence[Item], *, max_concurrency: int | None = None, on_done: Callable[[Outcome], None] = lambda outcome: None
-) -> list[Outcome]:
+    target: Target,
+    items: Sequence[Item],
+    *,
+    max_concurrency: int | None = None,
+    on_done: Callable[[RequestOutcome], None] = lambda outcome: None,
+) -> list[RequestOutcome]:
     """Send every item at its time; returns the outcomes in the order of the items. An item that fails says so in its outcome."""
     gate = asyncio.Semaphore(max_concurrency or max(1, len(items)))
     start = time.perf_counter()
-    tasks: list[asyncio.Task[tuple[tuple[int, ...], Outcome]]] = []
+    tasks: list[asyncio.Task[tuple[tuple[int, ...], RequestOutcome]]] = []
 
-    async def run(item: Item) -> tuple[tuple[int, ...], Outcome]:
+    async def run(item: Item) -> tuple[tuple[int, ...], RequestOutcome]:
         """The whole prompt, and the outcome."""
         prompt = item.prompt
         if item.after is not None:
@@ -234,9 +238,9 @@ async def run_load(
     return [outcome for _, outcome in await asyncio.gather(*tasks)]
 
 
-async def _send(target: Target, prompt: Sequence[int], output_tokens: int) -> Outcome:
+async def _send(target: Target, prompt: Sequence[int], output_tokens: int) -> RequestOutcome:
     clock = time.perf_counter
-    outcome = Outcome(len(prompt), clock())
+    outcome = RequestOutcome(len(prompt), clock())
     try:
         async with aclosing(target.send(prompt, output_tokens)) as chunks:
             async for chunk in chunks:

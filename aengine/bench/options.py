@@ -13,8 +13,8 @@ from aengine.api.config import EngineConfig
 from aengine.bench.load import (
     NANO_REQUESTS,
     Item,
+    LengthRange,
     Lengths,
-    Range,
     arriving,
     multi_turn,
     nano_vllm,
@@ -78,10 +78,14 @@ def add_workload_options(command: argparse.ArgumentParser, *kinds: str, serial: 
     group.add_argument("--workload", choices=kinds, default="random", help=what)
     group.add_argument("--num-requests", type=int, metavar="N", help=f"conversations with multi-turn (default: {count})")
     group.add_argument(
-        "--input-len", type=Range.parse, default=Range(128, 128), metavar="N[-N]", help="prompt tokens, or a range (default: 128)"
+        "--input-len",
+        type=LengthRange.parse,
+        default=LengthRange(128, 128),
+        metavar="N[-N]",
+        help="prompt tokens, or a range (default: 128)",
     )
     group.add_argument(
-        "--output-len", type=Range.parse, default=Range(64, 64), metavar="N[-N]", help="output tokens, or a range (default: 64)"
+        "--output-len", type=LengthRange.parse, default=LengthRange(64, 64), metavar="N[-N]", help="output tokens, or a range (default: 64)"
     )
     group.add_argument("--prefix-len", type=int, default=384, metavar="N", help="tokens of a shared prefix (default: 384)")
     group.add_argument("--num-prefixes", type=int, default=1, metavar="N", help="how many different prefixes there are (default: 1)")

@@ -27,7 +27,7 @@ import numpy as np
 
 import aengine
 from aengine.api.outputs import Drafted, DraftUsage
-from aengine.bench.load import Outcome
+from aengine.bench.load import RequestOutcome
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,7 +96,7 @@ class Summary:
     speculation: Speculation | None = None  # None where no request had drafts
 
 
-def summarise(outcomes: Sequence[Outcome], limits: Mapping[str, float] | None = None) -> Summary:
+def summarise(outcomes: Sequence[RequestOutcome], limits: Mapping[str, float] | None = None) -> Summary:
     """`limits`: milliseconds under "ttft", "tpot" and "e2el" that a good request must keep."""
     done = [outcome for outcome in outcomes if outcome.completed]
     start = min((outcome.sent for outcome in outcomes), default=0.0)
@@ -126,7 +126,7 @@ def summarise(outcomes: Sequence[Outcome], limits: Mapping[str, float] | None = 
     )
 
 
-def tokens_by_second(outcomes: Sequence[Outcome], start: float) -> Counter[int]:
+def tokens_by_second(outcomes: Sequence[RequestOutcome], start: float) -> Counter[int]:
     """How many tokens came in each whole second after `start`."""
     seconds = Counter[int]()
     for outcome in outcomes:
@@ -135,7 +135,7 @@ def tokens_by_second(outcomes: Sequence[Outcome], start: float) -> Counter[int]:
     return seconds
 
 
-def _peak_concurrency(outcomes: Sequence[Outcome]) -> int:
+def _peak_concurrency(outcomes: Sequence[RequestOutcome]) -> int:
     changes = sorted([(o.sent, 1) for o in outcomes] + [(o.chunk_times[-1], -1) for o in outcomes])
     return max(itertools.accumulate(change for _, change in changes), default=0)
 
@@ -218,7 +218,7 @@ def _driver_version() -> str | None:
         return None
 
 
-def plot(path: Path, outcomes: Sequence[Outcome], title: str) -> None:
+def plot(path: Path, outcomes: Sequence[RequestOutcome], title: str) -> None:
     """TTFT, ITL and throughput over time, as PNG (or what the name's ending says; .html holds the PNG). Needs matplotlib."""
     import matplotlib
 

@@ -108,7 +108,7 @@ FORM = "ROWSxTOKENS@CONTEXT[+ROWSxTOKENS@CONTEXT...][,top_p=P]"
 
 
 @dataclass(frozen=True, slots=True)
-class Rows:
+class CaseRows:
     """`rows` sequences, each of which computes `length` tokens behind `context` computed ones."""
 
     rows: int
@@ -122,13 +122,13 @@ class Rows:
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """A step of `rows` sequences as of `Rows`, with those `beside` it."""
+    """A step of `rows` sequences as of `CaseRows`, with those `beside` it."""
 
     rows: int
     length: int
     context: int
     adapters: int = 0  # that the rows have, in turns
-    beside: tuple[Rows, ...] = ()
+    beside: tuple[CaseRows, ...] = ()
     top_p: float = 1.0  # 1: the rows are greedy; below: drawn at temperature 1
 
     @classmethod
@@ -139,7 +139,7 @@ class Case:
         name, _, value = option.partition("=")
         if option and name != "top_p":
             raise ValueError(f"{text!r}: {name!r} is not top_p")
-        first, *others = [Rows(*map(int, match.groups())) if match else None for match in matches]
+        first, *others = [CaseRows(*map(int, match.groups())) if match else None for match in matches]
         if first is None or None in others:
             raise ValueError(f"{text!r} is not {FORM}")
         case = cls(
@@ -150,9 +150,9 @@ class Case:
         return case
 
     @property
-    def groups(self) -> Sequence[Rows]:
+    def groups(self) -> Sequence[CaseRows]:
         """Rows that decode come first, as in a step."""
-        return sorted((Rows(self.rows, self.length, self.context), *self.beside), key=lambda group: group.length > 1)
+        return sorted((CaseRows(self.rows, self.length, self.context), *self.beside), key=lambda group: group.length > 1)
 
     @property
     def lengths(self) -> NDArray[np.int32]:

@@ -17,7 +17,7 @@ from typing import Any
 from aengine.api.engine import EngineBase
 from aengine.api.outputs import EngineStats
 from aengine.api.params import SamplingParams
-from aengine.bench.load import Chunk, Target
+from aengine.bench.load import Target, TokenChunk
 from aengine.router.router import Router
 
 
@@ -30,12 +30,12 @@ class EngineTarget:
         # Nothing else restricts what is sampled, whatever the model's own defaults are.
         self._params = SamplingParams(temperature=temperature, top_k=0, top_p=1.0, min_p=0.0, ignore_eos=True, detokenize=True)
 
-    async def send(self, prompt: Sequence[int], output_tokens: int) -> AsyncGenerator[Chunk, None]:
+    async def send(self, prompt: Sequence[int], output_tokens: int) -> AsyncGenerator[TokenChunk, None]:
         async with self._engine.stream(list(prompt), replace(self._params, max_tokens=output_tokens)) as stream:
             async for token in stream:
-                yield Chunk(1, (token.token_id,))
+                yield TokenChunk(1, (token.token_id,))
             if stream.usage.drafts:
-                yield Chunk(0, drafts=stream.usage.drafts)
+                yield TokenChunk(0, drafts=stream.usage.drafts)
 
 
 class OpenAITarget:
@@ -47,7 +47,7 @@ class OpenAITarget:
         self._client = client
         self._model = model
 
-    async def send(self, prompt: Sequence[int], output_tokens: int) -> AsyncGenerator[Chunk, None]:
+    async def send(self, prompt: Sequence[int], output_tokens: int) -> AsyncGenerator[TokenChunk, None]:
         body = {
             "model": self._model,
             "prompt": list(prompt),
@@ -69,7 +69,7 @@ class OpenAITarget:
                     continue
                 total = (event.get("usage") or {}).get("completion_tokens", known + 1)  # else one per event is the best guess
                 if total > known:
-                    yield Chunk(total - known)
+                    yield TokenChunk(total - known)
                     known = total
 
 

@@ -1,6 +1,6 @@
 """`Activation`: the functions between the products of an MLP, and these in plain torch, which is the reference.
 
-`Routing`: how the scores of a router choose experts for a token, and the choice in plain torch, which is the reference.
+`ExpertRouting`: how the scores of a router choose experts for a token, and the choice in plain torch, which is the reference.
 
 What layers and their kernels both know of a layer's operations: what they are given beside activations."""
 
@@ -61,7 +61,7 @@ class RouterScoring(Enum):
 
 
 @dataclass(frozen=True, slots=True)
-class Routing:
+class ExpertRouting:
     """A token goes to the `top_k` experts with the highest scores, whose outputs are summed with weights."""
 
     top_k: int
@@ -73,7 +73,7 @@ class Routing:
     group_top: int = 1  # a group's score is the sum of so many of its highest scores
 
 
-def route(logits: Tensor, bias: Tensor | None, correction: Tensor | None, routing: Routing) -> tuple[Tensor, Tensor]:
+def route(logits: Tensor, bias: Tensor | None, correction: Tensor | None, routing: ExpertRouting) -> tuple[Tensor, Tensor]:
     """The experts of each token by a router's logits [T, num_experts] float32 and its bias [num_experts]: their numbers [T, top_k] int64,
     the best first, and their weights float32. `correction` [num_experts] float32 is added to the scores for the choice alone."""
     logits = logits if bias is None else logits + bias.float()
@@ -86,7 +86,7 @@ def route(logits: Tensor, bias: Tensor | None, correction: Tensor | None, routin
     return chosen, weights * routing.scaling
 
 
-def _of_best_groups(ranked: Tensor, routing: Routing) -> Tensor:
+def _of_best_groups(ranked: Tensor, routing: ExpertRouting) -> Tensor:
     """[T, num_experts] -> the same, where what is in other groups is -inf."""
     if routing.top_groups == routing.num_groups:
         return ranked

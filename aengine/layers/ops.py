@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from aengine.kernels.layer_params import Activation, ExpertLinear, ExpertMlp, Rotation, Routing, SharedOutput, gated, route
+from aengine.kernels.layer_params import Activation, ExpertLinear, ExpertMlp, ExpertRouting, Rotation, SharedOutput, gated, route
 from aengine.kernels.paged_cache import KvTarget, PagedCache, write_torch
 from aengine.kernels.quantized import Float8Rows
 from aengine.layers.rotary import apply_rotary
@@ -87,7 +87,7 @@ class LayerOps(Protocol):
     def gated_float8(self, gate_up: Tensor, activation: Activation) -> Float8Rows:
         """Returns the `Float8Rows` that `float8` makes of the result of `gated`."""
 
-    def route(self, logits: Tensor, bias: Tensor | None, correction: Tensor | None, routing: Routing) -> tuple[Tensor, Tensor]:
+    def route(self, logits: Tensor, bias: Tensor | None, correction: Tensor | None, routing: ExpertRouting) -> tuple[Tensor, Tensor]:
         """Chooses the experts of each token by a router's logits [T, num_experts] float32: their numbers [T, top_k] int64 and their
         weights, float32. The arguments and results are those of `aengine.kernels.layer_params.route`."""
 
@@ -153,7 +153,7 @@ class TorchOps:
     def gated_float8(self, gate_up: Tensor, activation: Activation) -> Float8Rows:
         return self.float8(gated(gate_up, activation))
 
-    def route(self, logits: Tensor, bias: Tensor | None, correction: Tensor | None, routing: Routing) -> tuple[Tensor, Tensor]:
+    def route(self, logits: Tensor, bias: Tensor | None, correction: Tensor | None, routing: ExpertRouting) -> tuple[Tensor, Tensor]:
         return route(logits, bias, correction, routing)
 
     def experts(

@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import Enum
 
-from aengine.kernels.layer_params import Activation, Routing
+from aengine.kernels.layer_params import Activation, ExpertRouting
 from aengine.kernels.paged_cache import Scoring
 from aengine.layers.rotary import RopeSpec
 
@@ -124,7 +124,7 @@ class Experts:
 
     num_experts: int
     expert: Mlp
-    routing: Routing
+    routing: ExpertRouting
     router_bias: bool = False
     correction: bool = False  # an expert's bias that is added to its score to choose experts, not to weight them (DeepSeek-V3)
     shared: Mlp | None = None  # added for every token

@@ -24,7 +24,6 @@ from aengine.parallel.channel import Channel, ChannelClosedError, ChannelTimeout
 from aengine.parallel.join import accept_ranks, listen, read_secret, split_address
 from aengine.parallel.launch import END_SECONDS, FOLLOWER_MODULE, Follower, FollowerProcess, Watcher, error_of_rank, take_cores
 from aengine.parallel.messages import (
-    Addresses,
     ApplyChange,
     ChangePrepared,
     Close,
@@ -35,10 +34,11 @@ from aengine.parallel.messages import (
     Message,
     Plan,
     PrepareChange,
-    Progress,
+    RankLoadProgress,
     Sizes,
-    Sleep,
-    Wake,
+    SleepRank,
+    StageAddresses,
+    WakeRank,
     Welcome,
     encode,
 )
@@ -62,7 +62,7 @@ CAUSE = 0.05
 _GIB = 1 << 30
 SHARED_BYTES = 130 << 20
 """Of the memory that the ranks of a stage share, of which only what is written takes any: enough for an exchange between 64 ranks."""
-MessageT = TypeVar("MessageT", Facts, Sizes, Addresses, ChangePrepared)
+MessageT = TypeVar("MessageT", Facts, Sizes, StageAddresses, ChangePrepared)
 
 
 def start_ranks(
@@ -142,7 +142,7 @@ class DriverRanks:
         self._on_failure: list[Callable[[], object]] = []
         self._failure: AEngineError | None = None
         self._failed = threading.Event()
-        self._progress: Progress | None = None
+        self._progress: RankLoadProgress | None = None
         self._logged = time.monotonic()
         self._serving = False
         self._closing = threading.Lock()
@@ -166,7 +166,7 @@ class DriverRanks:
 
     def progress(self, loaded: int, total: int) -> None:
         """How many bytes of this rank's weights are loaded. Logs now and then how far all ranks are together."""
-        self._progress = Progress(loaded, total)
+        self._progress = RankLoadProgress(loaded, total)
         self._log_progress()
 
     def same(self, facts: Mapping[str, str]) -> None:
@@ -180,8 +180,8 @@ class DriverRanks:
     def connect_stages(self) -> Ring:
         """To be called on all ranks at the same point. The ring is closed when a rank fails."""
         port, address = open_port(self._config, "")
-        addresses = [address, *(self._next(follower, Addresses).by_rank for follower in self._followers)]
-        everywhere = Addresses(json.dumps(addresses), secrets.token_hex())
+        addresses = [address, *(self._next(follower, StageAddresses).by_rank for follower in self._followers)]
+        everywhere = StageAddresses(json.dumps(addresses), secrets.token_hex())
         self._send(everywhere)
 
         def check() -> None:
@@ -240,10 +240,10 @@ class DriverRanks:
         self._send(DiscardChange(number))
 
     def send_sleep(self, level: int, pages: IntArray) -> None:
-        self._send(Sleep(level, pages))
+        self._send(SleepRank(level, pages))
 
     def send_wake(self) -> None:
-        self._send(Wake())
+        self._send(WakeRank())
 
     def hung(self, rank: int) -> AEngineError:
         """The error for a rank that this one waits for in vain: `RankHungError`, or what happened to the rank that that one waits for. From

@@ -26,7 +26,6 @@ from aengine.parallel.channel import Channel, ChannelClosedError
 from aengine.parallel.join import JOIN_SECONDS, JoinError, join_driver, read_secret, split_address
 from aengine.parallel.launch import die_with, take_cores
 from aengine.parallel.messages import (
-    Addresses,
     ApplyChange,
     Close,
     DiscardChange,
@@ -38,11 +37,12 @@ from aengine.parallel.messages import (
     Message,
     Plan,
     PrepareChange,
-    Progress,
+    RankLoadProgress,
     Refused,
     Sizes,
-    Sleep,
-    Wake,
+    SleepRank,
+    StageAddresses,
+    WakeRank,
     Welcome,
 )
 from aengine.parallel.ring import Ring, connect_ring, open_port
@@ -196,7 +196,7 @@ class FollowerRanks:
         """Tells how many bytes of the rank's weights are loaded."""
         if time.monotonic() - self._told >= PROGRESS_SECONDS or loaded == total:
             self._told = time.monotonic()
-            self.send(Progress(loaded, total))
+            self.send(RankLoadProgress(loaded, total))
 
     def same(self, facts: Mapping[str, str]) -> None:
         """Tells what has to be the same on all ranks; the driver compares it."""
@@ -205,9 +205,9 @@ class FollowerRanks:
     def connect_stages(self) -> Ring:
         """To be called on all ranks at the same point. The ring is closed when the driver is gone."""
         port, address = open_port(self.config, self._channel.own_host)
-        self._channel.send(Addresses(address, ""))
+        self._channel.send(StageAddresses(address, ""))
         everywhere = self._receive()
-        if not isinstance(everywhere, Addresses):
+        if not isinstance(everywhere, StageAddresses):
             raise DriverGoneError(f"it sent {everywhere} instead of addresses")
         ring = connect_ring(self.shard, port, everywhere, self._channel.peer_host, self.config.step_timeout)
         self.on_failure(ring.close)
@@ -221,10 +221,10 @@ class FollowerRanks:
             raise DriverGoneError(f"it sent {sizes} instead of the sizes")
         return sizes.num_pages, sizes.max_model_len, sizes.bytes_per_page
 
-    def next_task(self) -> StepPlan | ApplyChange | Sleep | Wake | None:
+    def next_task(self) -> StepPlan | ApplyChange | SleepRank | WakeRank | None:
         """Waits for the next step, or what comes between two; None: there is none any more. Raises DriverGoneError."""
         message = self._next()
-        if isinstance(message, ApplyChange | Sleep | Wake):
+        if isinstance(message, ApplyChange | SleepRank | WakeRank):
             return message
         if isinstance(message, Plan):
             return message.step_plan()

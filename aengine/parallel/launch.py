@@ -30,7 +30,7 @@ from aengine.api.errors import (
     RankHungError,
 )
 from aengine.parallel.channel import Channel, ChannelClosedError
-from aengine.parallel.messages import Failed, Log, Message, Progress
+from aengine.parallel.messages import Failed, Log, Message, RankLoadProgress
 
 _log = logging.getLogger("aengine")
 KEPT_LINES = 20
@@ -50,7 +50,7 @@ class Follower:
     inbox: queue.SimpleQueue[Message | None] = field(default_factory=queue.SimpleQueue)  # None: something failed
     lines: deque[str] = field(default_factory=lambda: deque(maxlen=KEPT_LINES))
     heard: float = field(default_factory=time.monotonic)  # when it last sent anything
-    progress: Progress | None = None
+    progress: RankLoadProgress | None = None
 
     @property
     def pid(self) -> int | None:
@@ -143,7 +143,7 @@ class Watcher:
         follower.heard = time.monotonic()
         if isinstance(message, Log):
             self._log_line(follower, message.level, message.text)
-        elif isinstance(message, Progress):
+        elif isinstance(message, RankLoadProgress):
             follower.progress = message
         elif isinstance(message, Failed):
             self._fail(self._failure(follower, message))

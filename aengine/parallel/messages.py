@@ -68,7 +68,7 @@ class Sizes:
 
 
 @dataclass(frozen=True, slots=True)
-class Addresses:
+class StageAddresses:
     """From a rank: where it waits for the rank of the stage before. From the driver: where all of them do, and what they prove to know."""
 
     by_rank: str  # JSON list of host:port
@@ -76,7 +76,7 @@ class Addresses:
 
 
 @dataclass(frozen=True, slots=True)
-class Progress:
+class RankLoadProgress:
     """How many bytes of its weights a rank has loaded."""
 
     loaded: int
@@ -183,7 +183,7 @@ class DiscardChange:
 
 
 @dataclass(frozen=True, slots=True)
-class Sleep:
+class SleepRank:
     """The rank gives memory back as `Runner.sleep` says. Sent between two plans."""
 
     level: int
@@ -191,7 +191,7 @@ class Sleep:
 
 
 @dataclass(frozen=True, slots=True)
-class Wake:
+class WakeRank:
     """The rank ends its sleep. After a sleep of level 2 it is sent once a change of weights was applied."""
 
 
@@ -208,8 +208,8 @@ class Close:
 
 
 Message = (
-    (Hello | Welcome | Refused | Facts | Sizes | Addresses | Progress | Log | Failed | Plan | Logits | LastTokens | Hidden)
-    | (PrepareChange | ChangePrepared | ApplyChange | DiscardChange | Sleep | Wake | StepWanted)
+    (Hello | Welcome | Refused | Facts | Sizes | StageAddresses | RankLoadProgress | Log | Failed | Plan | Logits | LastTokens | Hidden)
+    | (PrepareChange | ChangePrepared | ApplyChange | DiscardChange | SleepRank | WakeRank | StepWanted)
     | Close
 )
 _KINDS: tuple[type[Any], ...] = get_args(Message)

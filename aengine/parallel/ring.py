@@ -19,7 +19,7 @@ from aengine.api.config import EngineConfig
 from aengine.api.errors import ModelLoadError
 from aengine.parallel.channel import Channel, ChannelClosedError, ChannelTimeoutError
 from aengine.parallel.join import JoinError, accept_ranks, join_driver, listen, split_address
-from aengine.parallel.messages import Addresses, Hidden, Message, encode
+from aengine.parallel.messages import Hidden, Message, StageAddresses, encode
 from aengine.parallel.shard import Shard
 from aengine.scheduler.plan import IntArray
 
@@ -101,7 +101,7 @@ def open_port(config: EngineConfig, own_host: str) -> tuple[socket.socket, str]:
 def connect_ring(
     shard: Shard,
     port: socket.socket,
-    addresses: Addresses,
+    addresses: StageAddresses,
     driver_host: str,
     step_timeout: float,
     check: Callable[[], object] = lambda: None,

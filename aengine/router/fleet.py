@@ -36,9 +36,9 @@ from aengine.api.params import SamplingParams
 from aengine.client import AsyncClient
 from aengine.client.link import FIRST_BACKOFF, LONGEST_BACKOFF
 from aengine.router.config import RouterConfig
-from aengine.router.load import ReplicaLoad, RoutedPrompt, Routing, RoutingPolicy
+from aengine.router.load import ReplicaLoad, ReplicaRouting, RoutedPrompt, RoutingPolicy
 from aengine.router.replica import Attempt, Replica
-from aengine.router.work import OtherTextsError, Verdict, Work, check_blame
+from aengine.router.work import OtherTextsError, RoutedWork, Verdict, check_blame
 
 _log = logging.getLogger("aengine")
 
@@ -191,7 +191,7 @@ class Fleet:
         self.newest: Replica | None = None  # one of the newest generation that serves, or of that which served last
         self._generations: tuple[str, ...] = ()  # that serve, the newest first
         self._replaced: dict[str, str] = {}  # generations whose weights were replaced at all replicas, by those that came of them
-        self._routing = Routing(RoutingPolicy(config.routing_policy))
+        self._routing = ReplicaRouting(RoutingPolicy(config.routing_policy))
         self._waiters: set[asyncio.Future[None]] = set()
         self._retiring: set[asyncio.Task[None]] = set()
         self._closed = False
@@ -295,7 +295,7 @@ class Fleet:
 
     # ---- a replica for a request ---------------------------------------------------------------------------------------
 
-    def board(self, work: Work, on_lost: Callable[[Attempt, AEngineError], object]) -> Attempt | None:
+    def board(self, work: RoutedWork, on_lost: Callable[[Attempt, AEngineError], object]) -> Attempt | None:
         """A stay at the best replica for it now; None: there is none. `on_lost`: as of `Attempt`."""
         work.prompt = self._with_new_weights(work.prompt)
         excluded: set[str] = work.unfit
@@ -325,7 +325,7 @@ class Fleet:
             generation = self._replaced[generation]
         return prompt if generation == prompt.generation else replace(prompt, generation=generation)
 
-    def _check_hope(self, work: Work) -> None:
+    def _check_hope(self, work: RoutedWork) -> None:
         """Raises `NoReplicaError` where waiting would be in vain, and `OtherTextsError` where the ids of its prompt must be made anew."""
         prompt, serving = work.prompt, self.serving()
         if prompt.generation is None and serving and all(replica.load.texts != (prompt.texts or replica.load.texts) for replica in serving):
@@ -333,7 +333,7 @@ class Fleet:
         if self.replicas and not any(_may_serve(replica, prompt.generation) for replica in self.replicas.values()):
             raise self.none_for(work, at_once=True)
 
-    async def find(self, work: Work, on_lost: Callable[[Attempt, AEngineError], object]) -> Attempt:
+    async def find(self, work: RoutedWork, on_lost: Callable[[Attempt, AEngineError], object]) -> Attempt:
         """`board`, waiting for a replica. Raises `NoReplicaError`, at once where no replica may ever take it, `OtherTextsError`, or why the
         last of them refused a request that none has accepted."""
         if work.moves > 1:
@@ -350,7 +350,7 @@ class Fleet:
             work.unfit.clear()
         return attempt
 
-    def none_for(self, work: Work, *, at_once: bool = False) -> AEngineError:
+    def none_for(self, work: RoutedWork, *, at_once: bool = False) -> AEngineError:
         """The error that says why there is no replica for a request."""
         if self._closed:
             return EngineStateError("the router is closed")
@@ -365,7 +365,7 @@ class Fleet:
     async def carry(self, prompt: RoutedPrompt, call: Callable[[AsyncClient], Awaitable[T]], timeout: float | None = None) -> tuple[T, str]:
         """A call that any replica answers, at another one where it fails on the way; with `ReplicaLoad.texts` of that one. Raises what it
         raises, `OtherTextsError`, and `RequestEndedError` after `timeout`."""
-        work = Work(prompt)
+        work = RoutedWork(prompt)
         try:
             with anyio.fail_after(timeout):
                 while True:

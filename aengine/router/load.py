@@ -39,7 +39,7 @@ class RoutingPolicy(enum.Enum):
     HASH = "hash"  # consistent hashing of the beginning of the prompt, with bounded load
 
 
-class Routing:
+class ReplicaRouting:
     """Chooses the replica for each request, by a `RoutingPolicy`."""
 
     def __init__(self, policy: RoutingPolicy = RoutingPolicy.PREFIX, seed: int | None = None) -> None:
@@ -233,7 +233,7 @@ class RoutedPrompt:
 
 
 @dataclass(slots=True, eq=False)
-class Placement:
+class RequestPlacement:
     """One request at one replica. `ReplicaLoad` alone changes it."""
 
     sent: float
@@ -255,7 +255,7 @@ class Outlook(NamedTuple):
 
 
 class ReplicaLoad:
-    """The router reports here what it hears of a replica and what it sends there; the figures are for `Routing`."""
+    """The router reports here what it hears of a replica and what it sends there; the figures are for `ReplicaRouting`."""
 
     def __init__(
         self,
@@ -299,7 +299,7 @@ class ReplicaLoad:
         self._num_rows = 0  # reported to be taken or waited for
         self._room = math.inf  # tokens that fit into pages that were reported not to be in use
         self._backlog = 0  # tokens to be computed: reported, and of placements that are not
-        self._unreported: dict[Placement, None] = {}  # in the order of time: not begun, and sent after what the latest report counts
+        self._unreported: dict[RequestPlacement, None] = {}  # in the order of time: not begun, and sent after what the latest report counts
         self._computed: deque[tuple[float, Sequence[int]]] = deque()  # when, and the digests of pages not known to be reported
         self._num_computed = 0  # digests in it
         self._outstanding_work = 0.0
@@ -343,13 +343,13 @@ class ReplicaLoad:
         """That a token of these weights came from. Of weights that the replica has not told of: what no other has."""
         return self._generations.get(version, f"weights {version} of {self.name}")
 
-    def place(self, prompt: RoutedPrompt, now: float) -> Placement:
+    def place(self, prompt: RoutedPrompt, now: float) -> RequestPlacement:
         """The request is sent to this replica. Followed by one call of `end`, whatever becomes of it."""
         digests = self._digests(prompt)
         cached = self.prefixes.longest(digests)
         digests, uncached = digests[cached:], prompt.num_tokens - cached * self._page_size
         work = uncached + self._mean_output
-        placement = Placement(now, prompt.num_tokens, uncached, work, digests)
+        placement = RequestPlacement(now, prompt.num_tokens, uncached, work, digests)
         self.prefixes.expect(digests)
         self._unreported[placement] = None
         self._backlog += uncached
@@ -357,7 +357,7 @@ class ReplicaLoad:
         self._outstanding_work += work
         return placement
 
-    def first_token(self, placement: Placement, now: float) -> None:
+    def first_token(self, placement: RequestPlacement, now: float) -> None:
         """Its first token came from there. Further calls, and calls after `end`, do nothing."""
         if placement.began is None and not placement.ended:
             placement.began = now
@@ -369,7 +369,7 @@ class ReplicaLoad:
             while self._num_computed > limit:
                 self._forget_computed()
 
-    def end(self, placement: Placement, now: float, output_tokens: int = 0, cached_tokens: int | None = None) -> None:
+    def end(self, placement: RequestPlacement, now: float, output_tokens: int = 0, cached_tokens: int | None = None) -> None:
         """It has ended, been cancelled or moved away. `output_tokens`: computed there. `cached_tokens`: of the prompt, found in the cache;
         None: not known. More than one call is the same as one."""
         if placement.ended:
@@ -435,7 +435,7 @@ class ReplicaLoad:
         adapter = self._adapters.get(prompt.adapter)
         return () if adapter is None else prompt.digests(self._names._replace(adapter=adapter))
 
-    def _remove_unreported(self, placement: Placement) -> None:
+    def _remove_unreported(self, placement: RequestPlacement) -> None:
         if placement in self._unreported:
             del self._unreported[placement]
             self._backlog -= placement.uncached

@@ -18,7 +18,7 @@ from aengine.api.outputs import EngineInfo, LoadReport, ModelInfo, ReplicaState
 from aengine.client import AsyncClient, ClientConfig
 from aengine.client.link import Backoff
 from aengine.router.load import ReplicaLoad
-from aengine.router.work import Work, share_blame
+from aengine.router.work import RoutedWork, share_blame
 
 TICKS = 8
 """Looks at whether a replica has said something, in the time after which it counts as lost. Few are missed where this process is late."""
@@ -39,7 +39,7 @@ class Attempt:
 
     __slots__ = ("_placement", "acknowledged", "answered", "ended", "on_lost", "replica", "suspect", "work")
 
-    def __init__(self, work: Work, replica: Replica, on_lost: Callable[[Attempt, AEngineError], object]) -> None:
+    def __init__(self, work: RoutedWork, replica: Replica, on_lost: Callable[[Attempt, AEngineError], object]) -> None:
         """`on_lost` is called when the replica is lost, and the stay has ended."""
         self.work = work
         self.replica = replica

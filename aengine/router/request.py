@@ -26,7 +26,7 @@ from aengine.client.client import EACH_TOKEN, FEW_MESSAGES
 from aengine.router.fleet import Fleet
 from aengine.router.load import ReplicaLoad
 from aengine.router.replica import Attempt
-from aengine.router.work import OtherTextsError, Progress, Work
+from aengine.router.work import OtherTextsError, RequestProgress, RoutedWork
 
 Tokenize = Callable[[], Awaitable[tuple[Sequence[int], str]]]
 """Gives the ids of a prompt, and `ReplicaLoad.texts` of the replica that made them."""
@@ -64,11 +64,11 @@ class RoutedRequest(StreamSource):
         replica has pages for it."""
         super().__init__(request_id, params, options, asyncio.Event)
         self._fleet = fleet
-        self._progress = Progress(sent, options, self.live_sequences)
+        self._progress = RequestProgress(sent, options, self.live_sequences)
         self._delivery = FEW_MESSAGES if few_messages else EACH_TOKEN
         self._on_gone = on_gone
         self._loop = asyncio.get_running_loop()
-        self._work: Work | None = None  # once the ids are known
+        self._work: RoutedWork | None = None  # once the ids are known
         self._stay: _Stay | None = None  # where its tokens come from
         self._hedge: _Stay | None = None  # where they may come from, too, as long as none has come
         self._hedge_timer: asyncio.TimerHandle | None = None
@@ -420,7 +420,7 @@ class RoutedRequest(StreamSource):
                 self._release(hedge.source)
                 hedge.source.cancel()
 
-    def _refresh_work(self) -> Work:
+    def _refresh_work(self) -> RoutedWork:
         generation = texts = None
         if self._made_by is not None:
             load, version = self._made_by
@@ -429,7 +429,7 @@ class RoutedRequest(StreamSource):
             texts = self._texts
         prompt = self._progress.prompt(self._fleet.digest_salt, generation, texts)
         if self._work is None:
-            self._work = Work(prompt)
+            self._work = RoutedWork(prompt)
         else:
             self._work.prompt = prompt
         return self._work

@@ -1,8 +1,8 @@
-"""`Progress`: what a request of a router has got so far, which is what it goes on behind when its replica is lost.
+"""`RequestProgress`: what a request of a router has got so far, which is what it goes on behind when its replica is lost.
 
 Owns the ids of the prompt and of every token that has come, read or not. Knows nothing of replicas or connections.
 
-`Work`: a request on its way over replicas, what its failures mean, and the blame for replicas that died.
+`RoutedWork`: a request on its way over replicas, what its failures mean, and the blame for replicas that died.
 
 Knows neither tokens nor connections."""
 
@@ -30,7 +30,7 @@ from aengine.api.request import RequestOptions
 from aengine.router.load import PagePrefix, RoutedPrompt
 
 
-class Progress:
+class RequestProgress:
     """What one request has got, from its submission on."""
 
     def __init__(self, sent: SamplingParams, options: RequestOptions, live_sequences: Iterable[int]) -> None:
@@ -103,7 +103,7 @@ class Verdict(enum.Enum):
 
 
 @dataclass(slots=True, eq=False)
-class Work:
+class RoutedWork:
     """A request, as far as finding it a replica goes."""
 
     prompt: RoutedPrompt
@@ -133,13 +133,13 @@ class Work:
                 return Verdict.FINAL
 
 
-def share_blame(suspects: Collection[Work]) -> None:
+def share_blame(suspects: Collection[RoutedWork]) -> None:
     """A replica has died that was computing these, which had brought nothing: they may be what it died of."""
     for work in suspects:
         work.blame += 1 / len(suspects)
 
 
-def check_blame(work: Work, error: AEngineError) -> None:
+def check_blame(work: RoutedWork, error: AEngineError) -> None:
     """Raises `PoisonRequestError` for a request that has too much."""
     if work.blame >= MOST_BLAME:
         text = f"the request was at {', '.join(sorted(work.been_at))} when they died, and had brought nothing there; it is not tried again"

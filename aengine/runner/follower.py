@@ -12,7 +12,7 @@ from aengine.kernels.cpu.library import ExchangeError
 from aengine.layers.collectives import CollectiveError
 from aengine.parallel.driver import VERDICT_SECONDS
 from aengine.parallel.follower import FollowerRanks
-from aengine.parallel.messages import ApplyChange, ChangePrepared, DiscardChange, PrepareChange, Sleep, Wake
+from aengine.parallel.messages import ApplyChange, ChangePrepared, DiscardChange, PrepareChange, SleepRank, WakeRank
 from aengine.parallel.ring import StageError
 from aengine.runner.contract import InFlightStep, Prepared, change_from_json
 from aengine.runner.runner import ModelRunner
@@ -58,10 +58,10 @@ def _run(ranks: FollowerRanks) -> None:
                 case ApplyChange(number):
                     runner.apply(changes.take(number))
                     continue
-                case Sleep(level, pages):
+                case SleepRank(level, pages):
                     runner.sleep(level, pages)
                     continue
-                case Wake():
+                case WakeRank():
                     runner.wake(None)
                     continue
             step = runner.launch(task)

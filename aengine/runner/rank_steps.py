@@ -22,7 +22,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from aengine.kernels.cpu.exchange import Exchange, GroupExchange
+from aengine.kernels.cpu.exchange import GroupExchange, SharedMemoryExchange
 from aengine.kernels.cpu.library import CpuKernels, ExchangeError
 from aengine.layers.collectives import CollectiveError, Collectives
 from aengine.parallel.driver import CHECK_SECONDS, VERDICT_SECONDS, DriverRanks
@@ -62,7 +62,7 @@ def connect_replicas(setup: ExecutorSetup) -> Collectives | None:
     return Collectives(replicas.shard, _gloo(store, replicas.shard, replicas.store[0], _waited(setup)))
 
 
-def exchange_of(setup: ExecutorSetup, kernels: CpuKernels) -> Exchange | GroupExchange:
+def exchange_of(setup: ExecutorSetup, kernels: CpuKernels) -> SharedMemoryExchange | GroupExchange:
     """With the other ranks of the stage: over shared memory if they are all on this host, else by a process group. If any rank fails, what
     waits for it raises an error."""
     ranks, shard = setup.ranks, setup.shard
@@ -72,7 +72,7 @@ def exchange_of(setup: ExecutorSetup, kernels: CpuKernels) -> Exchange | GroupEx
     driver = setup.followers
     if driver is not None and driver.num_local < shard.num_ranks:
         driver.answers = _store(driver.store, driver.store_fd)  # to the ranks of later stages, which are on other hosts
-    exchange = Exchange(kernels, ranks.exchange_fd, shard.index, shard.size, _waited(setup))
+    exchange = SharedMemoryExchange(kernels, ranks.exchange_fd, shard.index, shard.size, _waited(setup))
     ranks.on_failure(exchange.abort)
     return exchange
 

@@ -39,7 +39,7 @@ Encode = Callable[[int, bytes], Sequence[int]]
 """The likely ids of a text that follows a token; none if it cannot be told."""
 
 
-class Place(NamedTuple):
+class ForcedPlace(NamedTuple):
     """In a forced text or behind it."""
 
     text: bytes = b""  # all of it
@@ -53,22 +53,22 @@ class Place(NamedTuple):
             return self.rest
         return self.text + b"\xff" * self.num_behind  # 0xff is in no UTF-8
 
-    def forced(self, text: bytes) -> Place:
+    def forced(self, text: bytes) -> ForcedPlace:
         """Returns the place when the grammar says that `text` must come next: further on in the forced text, or at the start of a new one.
         It is this place if `text` is empty."""
-        return Place(self.text if self.rest else text, text) if text else self
+        return ForcedPlace(self.text if self.rest else text, text) if text else self
 
-    def behind(self, token: bytes) -> Place:
+    def behind(self, token: bytes) -> ForcedPlace:
         """The place behind a token, by its text."""
         rest = self.rest[len(token) :] if token else b""
-        return Place(self.text, rest, 0 if rest else self.num_behind + 1)
+        return ForcedPlace(self.text, rest, 0 if rest else self.num_behind + 1)
 
 
 class ForcedText:
     def __init__(self) -> None:
         self._next: dict[tuple[int, bytes], tuple[int, int]] = {}  # by the token before, and the place: the next token, how sure it is
 
-    def tokens(self, before: int, place: Place, texts: Sequence[bytes], encode: Encode) -> list[int]:
+    def tokens(self, before: int, place: ForcedPlace, texts: Sequence[bytes], encode: Encode) -> list[int]:
         """The likely tokens, `_MOST_TOKENS` at most, that follow the token `before`. `texts`: of all ids."""
         found: list[int] = []
         encoded = False
@@ -87,7 +87,7 @@ class ForcedText:
             before, place = token, place.behind(texts[token])
         return found
 
-    def learn(self, before: int, place: Place, token: int) -> None:
+    def learn(self, before: int, place: ForcedPlace, token: int) -> None:
         """The token that was sampled at a place, behind the token `before`."""
         if not (key := place.key):
             return
@@ -204,7 +204,7 @@ class GrammarMatcher(Matcher):
         self._compiled = compiled
         self._state = compiled.matcher.deep_copy()
         self._tokens: list[int] = []  # of the output, without the one that ends it
-        self._place = Place()  # as far as forced text was looked for
+        self._place = ForcedPlace()  # as far as forced text was looked for
         self._unique = None if compiled.unique is None else compiled.unique.start()
 
     def fill(self, bits: NDArray[np.int32]) -> None:

@@ -38,22 +38,22 @@ Mask = NDArray[np.bool_]
 
 
 @dataclass(eq=False, slots=True)
-class Place:
+class SchemaPlace:
     """What a schema says of the values at some place, so far as it concerns arrays whose items differ."""
 
     is_unique: bool = False
     """Items of an array here differ."""
     has_free_strings: bool = False
     """Strings here are of any characters and any length."""
-    prefix: list[Place | None] = field(default_factory=list)
-    items: Place | None = None
-    named: dict[str, Place | None] = field(default_factory=dict)
-    others: Place | None = None
+    prefix: list[SchemaPlace | None] = field(default_factory=list)
+    items: SchemaPlace | None = None
+    named: dict[str, SchemaPlace | None] = field(default_factory=dict)
+    others: SchemaPlace | None = None
 
-    def item(self, index: int) -> Place | None:
+    def item(self, index: int) -> SchemaPlace | None:
         return self.prefix[index] if index < len(self.prefix) else self.items
 
-    def property(self, name: str) -> Place | None:
+    def property(self, name: str) -> SchemaPlace | None:
         return self.named.get(name, self.others)
 
 
@@ -243,13 +243,13 @@ class _Level:
     """A container that is open."""
 
     parent: _Level | None
-    place: Place | None
+    place: SchemaPlace | None
     is_array: bool
     inside: bool  # of an array whose items differ, or such an array
     items: _Items | None  # of such an array
     count: int = 0  # of the items that have ended
     begin: int = 0  # in the plain text, of what follows the last item that has ended
-    value_place: Place | None = None  # of the value that is next
+    value_place: SchemaPlace | None = None  # of the value that is next
     expects_name: bool = False
 
 
@@ -267,7 +267,7 @@ class _Where:
 class UniqueArrays:
     """The arrays of a grammar whose items differ, made ready for one model's vocabulary. `root`: the place of a whole output."""
 
-    root: Place
+    root: SchemaPlace
     shapes: TokenShapes
 
     def start(self) -> UniqueItems:
@@ -277,7 +277,7 @@ class UniqueArrays:
 class UniqueItems:
     """Where one output is in its JSON."""
 
-    def __init__(self, root: Place, shapes: TokenShapes) -> None:
+    def __init__(self, root: SchemaPlace, shapes: TokenShapes) -> None:
         self._root = root
         self._shapes = shapes
         self._plain = bytearray()  # the output, without blanks

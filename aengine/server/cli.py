@@ -20,7 +20,7 @@ from aengine.server.config.settings import (
     CONFIG_VARIABLE,
     GRPC,
     HTTP,
-    Program,
+    ServerProgram,
     Settings,
     add_general,
     add_model,
@@ -47,7 +47,7 @@ COMMON = (
 """Options that the help begins with, behind the address."""
 
 
-def main(arguments: Sequence[str] | None = None, program: Program = GRPC) -> int:
+def main(arguments: Sequence[str] | None = None, program: ServerProgram = GRPC) -> int:
     """Serve until a signal; returns the exit code: 0 after a drain, 1 when it could not start or had to give up."""
     parser = build_parser(program)
     given = parse(parser, arguments)
@@ -118,7 +118,7 @@ def check(settings: Settings) -> int:
     return 0
 
 
-def build_parser(program: Program = GRPC, *, whole: bool = False) -> argparse.ArgumentParser:
+def build_parser(program: ServerProgram = GRPC, *, whole: bool = False) -> argparse.ArgumentParser:
     """Values stay text here: they are read where those of the environment are. `whole`: the help shows all options."""
     parser = argparse.ArgumentParser(
         prog=program.name,

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from aengine.api.errors import InvalidRequestError
 from aengine.api.params import Reasoning, StructuredOutput
 from aengine.sampling.reasoning import ReasoningMarkers, unclean_ends
-from aengine.sampling.unique_items import Place, TokenShapes, UniqueArrays
+from aengine.sampling.unique_items import SchemaPlace, TokenShapes, UniqueArrays
 from aengine.structured.gbnf import GbnfError, rules_of
 from aengine.structured.json_documents import SchemaError
 from aengine.structured.json_schema import fit_schema
@@ -258,7 +258,7 @@ class _Tokens:
         raise NotImplementedError("tokens are sampled by the model")
 
 
-def _source(wanted: StructuredOutput, before: str) -> tuple[str, Place | None]:
+def _source(wanted: StructuredOutput, before: str) -> tuple[str, SchemaPlace | None]:
     """The grammar, and the arrays whose items differ. `before`: what comes before the output. Raises `InvalidRequestError`."""
     try:
         root, unique = _root(wanted)
@@ -267,7 +267,7 @@ def _source(wanted: StructuredOutput, before: str) -> tuple[str, Place | None]:
     return f"{_OPTIONS}start: {before}root\n{root}\n", unique
 
 
-def _root(wanted: StructuredOutput) -> tuple[str, Place | None]:
+def _root(wanted: StructuredOutput) -> tuple[str, SchemaPlace | None]:
     if wanted.json_schema is not None or wanted.json_object:
         text = '{"type": "object"}' if wanted.json_object else str(wanted.json_schema)
         fitted = fit_schema(text, strict_formats=wanted.strict_formats, exact_one_of=wanted.exact_one_of)

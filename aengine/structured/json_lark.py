@@ -13,11 +13,11 @@ import re
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from typing import Any
 
-from aengine.sampling.unique_items import Place
+from aengine.sampling.unique_items import SchemaPlace
 from aengine.structured.json_documents import SchemaError
 
 
-def take_places(root: Any, definitions: Mapping[str, Any]) -> Place | None:
+def take_places(root: Any, definitions: Mapping[str, Any]) -> SchemaPlace | None:
     """Takes `uniqueItems` out of a schema as `json_schema.py` writes it. Returns what it said; None if nothing. Where one of several
     alternatives has it, arrays of the others are of different items too. Raises `SchemaError`."""
     builder = _Builder(definitions)
@@ -31,14 +31,14 @@ class _Builder:
     def __init__(self, definitions: Mapping[str, Any]) -> None:
         self.arrays: list[dict[str, Any]] = []
         self._definitions = definitions
-        self._places: dict[frozenset[int], Place] = {}
+        self._places: dict[frozenset[int], SchemaPlace] = {}
 
-    def place(self, schemas: Iterable[Any]) -> Place:
+    def place(self, schemas: Iterable[Any]) -> SchemaPlace:
         alternatives: dict[int, dict[str, Any]] = {}
         self._collect(schemas, alternatives, set())
         place = self._places.get(frozenset(alternatives))
         if place is None:
-            place = self._places[frozenset(alternatives)] = Place()
+            place = self._places[frozenset(alternatives)] = SchemaPlace()
             self._fill(place, list(alternatives.values()))
         return place
 
@@ -54,7 +54,7 @@ class _Builder:
             else:
                 found[id(schema)] = schema
 
-    def _fill(self, place: Place, alternatives: list[dict[str, Any]]) -> None:
+    def _fill(self, place: SchemaPlace, alternatives: list[dict[str, Any]]) -> None:
         arrays = [one for one in alternatives if one.get("type") == "array"]
         objects = [one for one in alternatives if one.get("type") == "object"]
         strings = [one for one in alternatives if one.get("type") == "string"]
@@ -76,9 +76,9 @@ class _Builder:
                 named = [[one["properties"][name]] if name in one["properties"] else _others(one) for one in objects]
                 place.named[name] = self.place(itertools.chain.from_iterable(named))
 
-    def keep_what_matters(self, root: Place) -> bool:
+    def keep_what_matters(self, root: SchemaPlace) -> bool:
         """Leaves out the places without such an array below; returns whether the root is one with."""
-        above: dict[int, list[Place]] = {}
+        above: dict[int, list[SchemaPlace]] = {}
         for place in self._places.values():
             for one in (*place.prefix, place.items, *place.named.values(), place.others):
                 if one is not None:
@@ -93,7 +93,7 @@ class _Builder:
         for place in self._places.values():
             if not place.is_unique:  # else its items matter for their strings
 
-                def keep(one: Place | None) -> Place | None:
+                def keep(one: SchemaPlace | None) -> SchemaPlace | None:
                     return one if one is not None and id(one) in kept else None
 
                 place.prefix = [keep(one) for one in place.prefix]

@@ -17,7 +17,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, cast
 
-from aengine.sampling.unique_items import Place
+from aengine.sampling.unique_items import SchemaPlace
 from aengine.structured.json_constraints import (
     ANY,
     KINDS,
@@ -54,7 +54,7 @@ _UNWRITABLE = re.compile(r"[\x00-\x07\x0b\x0e-\x1f\ud800-\udfff]")
 class FittedSchema:
     rules: str
     """The rule `root`, in the notation of the compiler."""
-    unique: Place | None
+    unique: SchemaPlace | None
     """The arrays whose items differ, if there are any."""
 
 

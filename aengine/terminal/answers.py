@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from aengine.api.outputs import FinishReason, Usage
 from aengine.chat import ChatMessage, Event
 from aengine.terminal.conversation import Conversation
-from aengine.terminal.parameters import Parameters
+from aengine.terminal.parameters import ChatParameters
 from aengine.terminal.partners import Partner
 
 if TYPE_CHECKING:
@@ -25,7 +25,7 @@ class Chat:
 
     partner: Partner
     conversation: Conversation
-    parameters: Parameters
+    parameters: ChatParameters
     tools: Sequence[Mapping[str, Any]] | None = None
 
 

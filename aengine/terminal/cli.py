@@ -21,7 +21,7 @@ from aengine.client.openai import OpenAIClient
 from aengine.server.config.settings import Option, add_general, add_model, add_options, options, parse, read_settings
 from aengine.terminal.answers import Chat, View
 from aengine.terminal.conversation import CommandError, Conversation
-from aengine.terminal.parameters import Parameters
+from aengine.terminal.parameters import ChatParameters
 from aengine.terminal.partners import EnginePartner, HttpPartner, Partner
 
 DUMB = "this terminal cannot move its cursor (TERM says so), which a chat needs; --prompt and pipes do not"
@@ -79,7 +79,7 @@ def _help(option: Option) -> str:
 def _run(given: argparse.Namespace) -> int:
     interactive = given.prompt is None and not given.json and sys.stdin.isatty() and sys.stdout.isatty()
     tools = None if given.tools is None else read_json("tools", read_file("tools", given.tools))
-    conversation, parameters, tools = Conversation(given.system), Parameters(given.param), RequestOptions(tools=tools).tools
+    conversation, parameters, tools = Conversation(given.system), ChatParameters(given.param), RequestOptions(tools=tools).tools
     questions = None if interactive else _questions(given)
     chat = Chat(_partner(given), conversation, parameters, tools)
     if questions is not None:

@@ -20,7 +20,7 @@ empty prompt it leaves, as Ctrl-D does. What begins with a space is no command."
 
 
 @dataclass(frozen=True, slots=True)
-class Outcome:
+class CommandOutcome:
     """What follows from a command: a text to show, an exchange that has to be answered, or the end."""
 
     text: str = ""
@@ -32,11 +32,11 @@ class Outcome:
 class Command:
     usage: str
     help: str
-    run: Callable[[Chat, str], Outcome]  # with what stands behind its name
+    run: Callable[[Chat, str], CommandOutcome]  # with what stands behind its name
     takes_file: bool = False
 
 
-def run_command(chat: Chat, line: str) -> Outcome | None:
+def run_command(chat: Chat, line: str) -> CommandOutcome | None:
     """None if the line is no command. Raises `AEngineError`, with the chat as it was."""
     match = re.fullmatch(r"/(\w*)(?:\s+(.*))?", line.rstrip(), re.DOTALL)
     if match is None:
@@ -50,38 +50,38 @@ def run_command(chat: Chat, line: str) -> Outcome | None:
     return command.run(chat, argument)
 
 
-def _help(chat: Chat, argument: str) -> Outcome:
+def _help(chat: Chat, argument: str) -> CommandOutcome:
     width = max(len(command.usage) for command in COMMANDS.values()) + 2
-    return Outcome("\n".join([*(f"{command.usage:<{width}}{command.help}" for command in COMMANDS.values()), "", KEYS]))
+    return CommandOutcome("\n".join([*(f"{command.usage:<{width}}{command.help}" for command in COMMANDS.values()), "", KEYS]))
 
 
-def _system(chat: Chat, argument: str) -> Outcome:
+def _system(chat: Chat, argument: str) -> CommandOutcome:
     if argument:
         chat.conversation.system = None if argument.lower() == "none" else argument
     system = chat.conversation.system
-    return Outcome("There is no system message." if system is None else f"The system message is: {system}")
+    return CommandOutcome("There is no system message." if system is None else f"The system message is: {system}")
 
 
-def _params(chat: Chat, argument: str) -> Outcome:
+def _params(chat: Chat, argument: str) -> CommandOutcome:
     try:
         words = shlex.split(argument)
     except ValueError as error:
         raise CommandError(f"{argument}: {error}") from None
     if len(words) == 1 and "=" not in words[0]:
-        return Outcome(chat.parameters.explain(words[0]))
+        return CommandOutcome(chat.parameters.explain(words[0]))
     chat.parameters.set(words)
-    return Outcome(chat.parameters.describe(chat.partner.defaults, with_unset=not words))
+    return CommandOutcome(chat.parameters.describe(chat.partner.defaults, with_unset=not words))
 
 
-def _retry(chat: Chat, argument: str) -> Outcome:
-    return Outcome(f"Again: {chat.conversation.retry()}", asks=True)
+def _retry(chat: Chat, argument: str) -> CommandOutcome:
+    return CommandOutcome(f"Again: {chat.conversation.retry()}", asks=True)
 
 
-def _undo(chat: Chat, argument: str) -> Outcome:
-    return Outcome(f"Taken back: {chat.conversation.undo()}")
+def _undo(chat: Chat, argument: str) -> CommandOutcome:
+    return CommandOutcome(f"Taken back: {chat.conversation.undo()}")
 
 
-def _save(chat: Chat, argument: str) -> Outcome:
+def _save(chat: Chat, argument: str) -> CommandOutcome:
     path = _path(argument)
     if not chat.conversation.messages:
         raise CommandError("there is nothing to save")
@@ -91,26 +91,26 @@ def _save(chat: Chat, argument: str) -> Outcome:
         path.write_text(chat.conversation.to_json(), "utf-8")
     except OSError as error:
         raise CommandError(f"cannot write {path}: {error.strerror}") from None
-    return Outcome(f"Saved {len(chat.conversation.messages)} messages in {path}.")
+    return CommandOutcome(f"Saved {len(chat.conversation.messages)} messages in {path}.")
 
 
-def _load(chat: Chat, argument: str) -> Outcome:
+def _load(chat: Chat, argument: str) -> CommandOutcome:
     path = _path(argument)
     chat.conversation = _read(path)
-    return Outcome(f"Loaded {len(chat.conversation.messages)} messages from {path}.")
+    return CommandOutcome(f"Loaded {len(chat.conversation.messages)} messages from {path}.")
 
 
-def _clear(chat: Chat, argument: str) -> Outcome:
+def _clear(chat: Chat, argument: str) -> CommandOutcome:
     chat.conversation.clear()
-    return Outcome("A new conversation." + (" The system message stays." if chat.conversation.system is not None else ""))
+    return CommandOutcome("A new conversation." + (" The system message stays." if chat.conversation.system is not None else ""))
 
 
-def _model(chat: Chat, argument: str) -> Outcome:
-    return Outcome(chat.partner.describe())
+def _model(chat: Chat, argument: str) -> CommandOutcome:
+    return CommandOutcome(chat.partner.describe())
 
 
-def _quit(chat: Chat, argument: str) -> Outcome:
-    return Outcome(quits=True)
+def _quit(chat: Chat, argument: str) -> CommandOutcome:
+    return CommandOutcome(quits=True)
 
 
 COMMANDS = {

@@ -1,4 +1,4 @@
-"""`Parameters`: what can be set about answers, by name, from what a user types. The ranges are those of the engine."""
+"""`ChatParameters`: what can be set about answers, by name, from what a user types. The ranges are those of the engine."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ FIELDS: dict[str, tuple[type, DeclaredField]] = {
 """By name, each with the class that it is a field of."""
 
 
-class Parameters:
+class ChatParameters:
     """`params`, `options` and `chat` hold what is set."""
 
     def __init__(self, assignments: Sequence[str] = ()) -> None:

@@ -15,7 +15,7 @@ from aengine.api.stream import TokenStream
 from aengine.chat import ChatMessage, ChatStream, ContentDelta, Event, stream_chat
 from aengine.client.openai import OpenAIClient, OpenAIStream
 from aengine.terminal.conversation import Conversation
-from aengine.terminal.parameters import Parameters
+from aengine.terminal.parameters import ChatParameters
 
 if TYPE_CHECKING:
     from types import TracebackType
@@ -77,7 +77,7 @@ class Partner(Protocol):
     async def prepare(self) -> None:
         """Do beforehand what the first answer would wait for."""
 
-    def ask(self, conversation: Conversation, parameters: Parameters, tools: Tools) -> Output:
+    def ask(self, conversation: Conversation, parameters: ChatParameters, tools: Tools) -> Output:
         """The answer to the unanswered exchange. Raises `AEngineError`."""
 
 
@@ -118,7 +118,7 @@ class EnginePartner:
         with suppress(AEngineError):  # some take no empty message, and some models have none
             await self._engine.render_chat([{"role": "user", "content": ""}])
 
-    def ask(self, conversation: Conversation, parameters: Parameters, tools: Tools) -> ChatStream | TextOutput:
+    def ask(self, conversation: Conversation, parameters: ChatParameters, tools: Tools) -> ChatStream | TextOutput:
         params, options = parameters.params, parameters.options
         if not self.has_template:
             return TextOutput(self._engine.stream(conversation.text, params, options))
@@ -189,7 +189,7 @@ class HttpPartner:
     async def prepare(self) -> None:
         pass
 
-    def ask(self, conversation: Conversation, parameters: Parameters, tools: Tools) -> OpenAIStream:
+    def ask(self, conversation: Conversation, parameters: ChatParameters, tools: Tools) -> OpenAIStream:
         if self.has_template:
             return self._client.chat(conversation.messages, parameters.given, tools)
         return self._client.complete(conversation.text, parameters.given)

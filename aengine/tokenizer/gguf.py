@@ -15,7 +15,7 @@ import tokenizers
 from tokenizers import AddedToken, decoders, models, normalizers, pre_tokenizers, processors
 
 from aengine.api.errors import ModelLoadError
-from aengine.models.gguf.file import GgufFile, Strings, open_gguf
+from aengine.models.gguf.file import GgufFile, LazyStrings, open_gguf
 
 _GPT2 = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
 _WORDS = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}%s| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
@@ -106,7 +106,7 @@ def read_tokenizer(path: Path) -> tuple[tokenizers.Tokenizer, dict[str, str]] | 
 
 
 def _strings(file: GgufFile, name: str) -> list[str]:
-    values = file.get(_PREFIX + name, Strings)
+    values = file.get(_PREFIX + name, LazyStrings)
     if values is None:
         raise ModelLoadError(f"{file.path} has no list of strings {_PREFIX}{name}")
     return list(values)

@@ -21,7 +21,7 @@ from aengine.kernels.triton import attention as kernels
 pytestmark = pytest.mark.slow
 
 FLOAT8 = torch.float8_e4m3fn
-FINE = kernels.Blocks(keys=16, queries=16, split_keys=16)
+FINE = kernels.BlockSizes(keys=16, queries=16, split_keys=16)
 """So small that short rows have many blocks and shares."""
 
 
@@ -56,7 +56,7 @@ def make_spec(
     )
 
 
-def make(spec: AttentionSpec, blocks: kernels.Blocks | None = FINE) -> TritonBackend:
+def make(spec: AttentionSpec, blocks: kernels.BlockSizes | None = FINE) -> TritonBackend:
     return TritonBackend(spec, blocks)
 
 
@@ -153,7 +153,7 @@ def test_rows_that_share_a_prefix(device: str, case: str, monkeypatch: pytest.Mo
     """In items of many rows, some of whose results are merged in several rounds."""
     monkeypatch.setattr(attention, "_COMBINED_NUMBERS", 32)
     spec = make_spec(device, **SHARED[case])
-    backend = make(spec, kernels.Blocks(keys=16, queries=32, split_keys=16))
+    backend = make(spec, kernels.BlockSizes(keys=16, queries=32, split_keys=16))
     crowd = make_crowd(spec, backend, seed=len(case), num_rows=8, max_len=70)
     crowd.run([], {0: 50, 6: 20})
     crowd.fork(0, [1, 2, 3, 4, 5])

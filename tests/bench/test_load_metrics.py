@@ -9,7 +9,7 @@ from collections.abc import AsyncGenerator, Sequence
 import pytest
 
 from aengine.api.outputs import DraftUsage
-from aengine.bench.load import Chunk, Item, Lengths, Outcome, Range, multi_turn, run_load
+from aengine.bench.load import Item, LengthRange, Lengths, RequestOutcome, TokenChunk, multi_turn, run_load
 from aengine.bench.report import Speculation, show_summary, summarise
 
 pytestmark = pytest.mark.anyio
@@ -29,21 +29,21 @@ class Echo:
         self.prompts: list[tuple[int, ...]] = []
         self.running = self.peak = 0
 
-    async def send(self, prompt: Sequence[int], output_tokens: int) -> AsyncGenerator[Chunk, None]:
+    async def send(self, prompt: Sequence[int], output_tokens: int) -> AsyncGenerator[TokenChunk, None]:
         self.prompts.append(tuple(prompt))
         self.running += 1
         self.peak = max(self.peak, self.running)
         try:
             for _ in range(output_tokens):
                 await asyncio.sleep(0)
-                yield Chunk(1, (len(prompt),))
+                yield TokenChunk(1, (len(prompt),))
         finally:
             self.running -= 1
 
 
 async def test_a_turn_repeats_the_conversation() -> None:
     echo = Echo()
-    items = multi_turn(Lengths(1, Range(2, 2), Range(3, 3), 100), num_turns=3)
+    items = multi_turn(Lengths(1, LengthRange(2, 2), LengthRange(3, 3), 100), num_turns=3)
     outcomes = await run_load(echo, items)
     assert [outcome.prompt_tokens for outcome in outcomes] == [2, 7, 12]
     assert echo.prompts[1] == (*items[0].prompt, 2, 2, 2, *items[1].prompt)
@@ -59,8 +59,8 @@ async def test_the_limit_of_requests_at_once_is_kept(limit: int | None, peak: in
 
 async def test_a_failure_is_an_outcome() -> None:
     class Broken(Echo):
-        async def send(self, prompt: Sequence[int], output_tokens: int) -> AsyncGenerator[Chunk, None]:
-            yield Chunk(1)
+        async def send(self, prompt: Sequence[int], output_tokens: int) -> AsyncGenerator[TokenChunk, None]:
+            yield TokenChunk(1)
             if prompt[0] == 1:
                 raise RuntimeError("no")
 
@@ -71,8 +71,8 @@ async def test_a_failure_is_an_outcome() -> None:
 
 
 def test_figures_by_their_definitions() -> None:
-    first = Outcome(10, sent=0.0, chunk_times=[0.5, 0.6, 0.8], chunk_tokens=[1, 2, 1])
-    second = Outcome(20, sent=1.0, chunk_times=[1.25], chunk_tokens=[1])
+    first = RequestOutcome(10, sent=0.0, chunk_times=[0.5, 0.6, 0.8], chunk_tokens=[1, 2, 1])
+    second = RequestOutcome(20, sent=1.0, chunk_times=[1.25], chunk_tokens=[1])
     summary = summarise([first, second], {"ttft": 300.0})
     assert summary.duration == pytest.approx(1.25)
     assert (summary.prompt_tokens, summary.output_tokens) == (30, 5)
@@ -90,17 +90,17 @@ def test_figures_by_their_definitions() -> None:
 
 
 def test_nothing_measured_is_no_error() -> None:
-    summary = summarise([Outcome(1, 0.0, error="x")])
+    summary = summarise([RequestOutcome(1, 0.0, error="x")])
     assert summary.completed == 0
     assert math.isnan(summary.ttft.mean)
 
 
 async def test_drafts_of_requests_are_summed() -> None:
     class Drafting(Echo):
-        async def send(self, prompt: Sequence[int], output_tokens: int) -> AsyncGenerator[Chunk, None]:
+        async def send(self, prompt: Sequence[int], output_tokens: int) -> AsyncGenerator[TokenChunk, None]:
             async for chunk in super().send(prompt, output_tokens):
                 yield chunk
-            yield Chunk(0, drafts=(DraftUsage("ngram", 1, 4, prompt[0]), DraftUsage("grammar", 1, 1, 1)))
+            yield TokenChunk(0, drafts=(DraftUsage("ngram", 1, 4, prompt[0]), DraftUsage("grammar", 1, 1, 1)))
 
     outcomes = await run_load(Drafting(), [Item((2,), 5), Item((1,), 5)])
     assert [len(outcome.chunk_times) for outcome in outcomes] == [5, 5]
@@ -108,4 +108,4 @@ async def test_drafts_of_requests_are_summed() -> None:
     assert summary.speculation == Speculation((DraftUsage("ngram", 2, 8, 3), DraftUsage("grammar", 2, 2, 2)), 10 / 5, 1 + 5 / 4)
     line = "  drafts: ngram 8 tokens, 38 % right; grammar 2 tokens, 100 % right; tokens per step 2.00, with drafts 2.25"
     assert line in show_summary("x", summary).splitlines()
-    assert summarise([Outcome(1, 0.0, [1.0], [1])]).speculation is None
+    assert summarise([RequestOutcome(1, 0.0, [1.0], [1])]).speculation is None

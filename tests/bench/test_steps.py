@@ -10,7 +10,7 @@ import pytest
 from aengine.api.config import EngineConfig
 from aengine.bench import steps
 from aengine.bench.floor import Machine, MachineProbe
-from aengine.bench.step_cases import Case, Rows, case_pages, step_plan, why_not
+from aengine.bench.step_cases import Case, CaseRows, case_pages, step_plan, why_not
 from aengine.bench.steps import ROUNDS, StepBench
 from aengine.models.config.model import load_spec
 from aengine.models.loading.hub import resolve_model
@@ -114,13 +114,13 @@ def test_rows_with_adapters_are_set_beside_rows_without(monkeypatch: pytest.Monk
     assert measured.show().endswith("not measured: prefill 1 x 16 @ 0, 5 adapters: max_adapters is 4")
 
 
-RAGGED = Case(rows=3, length=1, context=20, beside=(Rows(1, 1, 90), Rows(2, 16, 4)))
+RAGGED = Case(rows=3, length=1, context=20, beside=(CaseRows(1, 1, 90), CaseRows(2, 16, 4)))
 
 
 def test_a_case_is_read_from_a_text() -> None:
     assert Case.parse("2x1@20") == Case(2, 1, 20)
     assert Case.parse("3x1@20+1x1@90+2x16@4") == RAGGED
-    assert Case.parse("1x64@0+4x1@20,top_p=0.9") == Case(1, 64, 0, beside=(Rows(4, 1, 20),), top_p=0.9)
+    assert Case.parse("1x64@0+4x1@20,top_p=0.9") == Case(1, 64, 0, beside=(CaseRows(4, 1, 20),), top_p=0.9)
     assert Case.parse("1x64@0+4x1@20,top_p=0.9").name == "decode 4 x 20 + prefill 1 x 64 @ 0, top_p 0.9"
     assert RAGGED.lengths.tolist() == [1, 1, 1, 1, 16, 16]
     assert RAGGED.contexts.tolist() == [20, 20, 20, 90, 4, 4]

@@ -15,8 +15,8 @@ from aengine.api.params import SamplingParams
 from aengine.bench.load import (
     NANO_TEMPERATURE,
     Item,
+    LengthRange,
     Lengths,
-    Range,
     arriving,
     multi_turn,
     nano_vllm,
@@ -26,7 +26,7 @@ from aengine.bench.load import (
 )
 from aengine.bench.targets import EngineTarget
 
-LENGTHS = Lengths(50, Range(10, 20), Range(3, 7), vocab_size=100, seed=1)
+LENGTHS = Lengths(50, LengthRange(10, 20), LengthRange(3, 7), vocab_size=100, seed=1)
 
 
 def test_random_lengths_keep_their_ranges_and_follow_the_seed() -> None:
@@ -36,18 +36,18 @@ def test_random_lengths_keep_their_ranges_and_follow_the_seed() -> None:
     assert {item.output_tokens for item in items} == set(range(3, 8))
     assert all(10 <= token < 100 for item in items for token in item.prompt)
     assert items == random_lengths(LENGTHS)
-    assert items != random_lengths(Lengths(50, Range(10, 20), Range(3, 7), vocab_size=100, seed=2))
+    assert items != random_lengths(Lengths(50, LengthRange(10, 20), LengthRange(3, 7), vocab_size=100, seed=2))
 
 
 def test_equal_ends_are_a_fixed_length() -> None:
-    items = random_lengths(Lengths(5, Range.parse("16"), Range.parse("4-4"), vocab_size=100))
+    items = random_lengths(Lengths(5, LengthRange.parse("16"), LengthRange.parse("4-4"), vocab_size=100))
     assert {(len(item.prompt), item.output_tokens) for item in items} == {(16, 4)}
 
 
 @pytest.mark.parametrize("text", ["0", "5-4", "x", "-3", ""])
 def test_lengths_that_are_none(text: str) -> None:
     with pytest.raises(ValueError, match=r".*"):
-        Range.parse(text)
+        LengthRange.parse(text)
 
 
 def test_prefixes_are_shared_in_turn() -> None:
@@ -58,7 +58,7 @@ def test_prefixes_are_shared_in_turn() -> None:
 
 
 def test_turns_follow_each_other() -> None:
-    items = multi_turn(Lengths(2, Range(4, 4), Range(2, 2), 100), num_turns=3)
+    items = multi_turn(Lengths(2, LengthRange(4, 4), LengthRange(2, 2), 100), num_turns=3)
     assert [item.after for item in items] == [None, 0, 1, None, 3, 4]
 
 

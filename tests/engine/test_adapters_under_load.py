@@ -21,7 +21,7 @@ from tiny_adapters import write_adapter
 
 from aengine import AsyncEngine, EngineDeadError, InvalidRequestError, SamplingParams
 from aengine.api.errors import AdapterError, RankDiedError
-from aengine.kernels.cpu.ops import PackedAdapter
+from aengine.kernels.cpu.ops import PackedCpuAdapter
 from aengine.parallel.launch import Follower
 
 pytestmark = [pytest.mark.anyio, pytest.mark.parametrize("anyio_backend", ["asyncio"])]
@@ -120,7 +120,7 @@ async def operate(engine: AsyncEngine, choose: random.Random, paths: Sequence[st
 
 def num_packed() -> int:
     gc.collect()
-    return sum(isinstance(each, PackedAdapter) for each in gc.get_objects())
+    return sum(isinstance(each, PackedCpuAdapter) for each in gc.get_objects())
 
 
 RANKS: dict[str, Any] = {"one rank": {}, "two ranks": {"tensor_parallel_size": 2}, "two stages": {"pipeline_parallel_size": 2}}

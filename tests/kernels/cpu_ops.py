@@ -34,10 +34,10 @@ from aengine.kernels.cpu.library import (
 from aengine.kernels.cpu.ops import norm_weight
 from aengine.kernels.cpu.packing import PackedLinear
 from aengine.kernels.cpu.pool import KvPool, stored_dim
-from aengine.models.cpu.stack import LastTokens, StepArguments
+from aengine.models.cpu.stack import CpuLastTokens, StepArguments
 
 NO_TOKENS = np.zeros(0, np.int32)
-NO_LAST_TOKENS = LastTokens(NO_TOKENS, NO_TOKENS, NO_TOKENS)
+NO_LAST_TOKENS = CpuLastTokens(NO_TOKENS, NO_TOKENS, NO_TOKENS)
 
 
 def run(

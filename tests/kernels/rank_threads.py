@@ -8,7 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from typing import TypeVar
 
-from aengine.kernels.cpu.exchange import Exchange, exchange_bytes
+from aengine.kernels.cpu.exchange import SharedMemoryExchange, exchange_bytes
 from aengine.kernels.cpu.library import CpuKernels
 
 T = TypeVar("T")
@@ -25,9 +25,9 @@ def shared_file(size: int) -> Iterator[int]:
         os.close(fd)
 
 
-def exchanges(kernels: CpuKernels, size: int, timeout: float = 60.0) -> list[Exchange]:
+def exchanges(kernels: CpuKernels, size: int, timeout: float = 60.0) -> list[SharedMemoryExchange]:
     with shared_file(size) as fd:
-        return [Exchange(kernels, fd, index, size, timeout) for index in range(size)]
+        return [SharedMemoryExchange(kernels, fd, index, size, timeout) for index in range(size)]
 
 
 def on_ranks(size: int, run: Callable[[int], T]) -> list[T]:

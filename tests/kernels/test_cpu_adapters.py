@@ -19,7 +19,7 @@ from torch import Tensor
 from aengine.api.errors import AdapterError
 from aengine.attention import StepLayout, build_layout
 from aengine.kernels.cpu.library import CpuKernels, Workspace
-from aengine.kernels.cpu.ops import PackedAdapter, StepAdapters
+from aengine.kernels.cpu.ops import PackedCpuAdapter, StepAdapters
 from aengine.models.adapters import Adapter, LowRankPart
 from aengine.models.cpu.stack import DecoderStack
 from aengine.models.spec import ModelSpec
@@ -61,12 +61,12 @@ def merged(weights: dict[str, Tensor], adapter: Adapter) -> dict[str, Tensor]:
     return changed
 
 
-def step_adapters(packed: list[PackedAdapter], of_rows: np.ndarray, layout: StepLayout) -> StepAdapters:
+def step_adapters(packed: list[PackedCpuAdapter], of_rows: np.ndarray, layout: StepLayout) -> StepAdapters:
     return StepAdapters(packed, np.repeat(of_rows, np.diff(layout.qo_indptr)))
 
 
 def run_steps(
-    workspace: Workspace, stack: DecoderStack, packed: list[PackedAdapter], of_sequences: np.ndarray
+    workspace: Workspace, stack: DecoderStack, packed: list[PackedCpuAdapter], of_sequences: np.ndarray
 ) -> list[tuple[Tensor, Tensor]]:
     """Of all tokens of each step the hidden states and the logits; next tokens are checked against those."""
     results = []

@@ -18,7 +18,7 @@ from test_cpu_stack import everything, hidden_states, layouts, pool_of, random_w
 from aengine.attention import StepLayout, build_layout
 from aengine.kernels.cpu.library import CpuKernels, Workspace
 from aengine.kernels.cpu.pool import KvPool
-from aengine.models.cpu.stack import DecoderStack, LastTokens, PreparedStep
+from aengine.models.cpu.stack import CpuLastTokens, DecoderStack, PreparedStep
 
 
 class Setup:
@@ -126,7 +126,7 @@ class Decoding:
     def step(self, number: int, input_rows: NDArray[np.int32] = ROWS, output_rows: NDArray[np.int32] = ROWS) -> PreparedStep:
         made, layout = self.made, decodes(number)
         ids = np.full(2, -1, np.int32)
-        last_tokens = LastTokens(self.last_tokens, input_rows, output_rows)
+        last_tokens = CpuLastTokens(self.last_tokens, input_rows, output_rows)
         return made.stack.prepare(made.workspace, made.pool, layout, ids, everything(layout), greedy=True, last_tokens=last_tokens)
 
 

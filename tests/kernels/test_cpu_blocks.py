@@ -27,7 +27,7 @@ from test_cpu_stack import (
 from aengine.kernels.cpu import ops
 from aengine.kernels.cpu.library import CpuKernels, Workspace
 from aengine.kernels.draw_params import DRAW_PARAMS
-from aengine.kernels.layer_params import Activation, RouterScoring, Routing
+from aengine.kernels.layer_params import Activation, ExpertRouting, RouterScoring
 from aengine.layers.rotary import RopeSpec, unscaled
 from aengine.models.cpu.stack import unsupported
 from aengine.models.families import FAMILIES
@@ -80,10 +80,12 @@ LATENT = LatentAttention(
 )
 SIGMOID = Experts(
     num_experts=12, expert=Mlp(40), correction=True, shared=Mlp(24),
-    routing=Routing(3, RouterScoring.SIGMOID, scaling=1.5, num_groups=4, top_groups=2, group_top=2),
+    routing=ExpertRouting(3, RouterScoring.SIGMOID, scaling=1.5, num_groups=4, top_groups=2, group_top=2),
 )  # fmt: skip
-GATED = Experts(num_experts=7, expert=Mlp(40), routing=Routing(2, normalize=False), shared=Mlp(72), shared_gate=True)
-CLIPPED_EXPERTS = Experts(num_experts=6, expert=dataclasses.replace(CLIPPED, intermediate_size=36), routing=Routing(2), router_bias=True)
+GATED = Experts(num_experts=7, expert=Mlp(40), routing=ExpertRouting(2, normalize=False), shared=Mlp(72), shared_gate=True)
+CLIPPED_EXPERTS = Experts(
+    num_experts=6, expert=dataclasses.replace(CLIPPED, intermediate_size=36), routing=ExpertRouting(2), router_bias=True
+)
 MODELS: Mapping[str, tuple[tuple[Layer, ...], dict[str, Any]]] = {
     "gpt2": (
         layers(Layer(attention(rope=None, **BIASED), Mlp(100, Activation.GELU_TANH, False, True, True), LAYER_NORM, LAYER_NORM)),

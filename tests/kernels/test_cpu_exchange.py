@@ -17,7 +17,7 @@ from rank_threads import exchanges, on_ranks, shared_file
 
 from aengine.kernels.cpu import exchange as module
 from aengine.kernels.cpu import ops
-from aengine.kernels.cpu.exchange import Exchange, GroupExchange
+from aengine.kernels.cpu.exchange import GroupExchange, SharedMemoryExchange
 from aengine.kernels.cpu.library import CpuKernels, ExchangeError, RankExchange, Workspace, load_kernels
 
 
@@ -57,7 +57,7 @@ def test_ranks_give_each_other_columns(kernels: CpuKernels, size: int) -> None:
 def follow(fd: int, index: int, size: int) -> None:
     """What a process of `test_ranks_are_processes` does."""
     kernels = load_kernels()
-    gathered(kernels, Exchange(kernels, fd, index, size, 60.0), WIDTHS[size], 1)
+    gathered(kernels, SharedMemoryExchange(kernels, fd, index, size, 60.0), WIDTHS[size], 1)
 
 
 @pytest.mark.slow
@@ -140,4 +140,4 @@ def test_what_is_no_rank_is_refused(kernels: CpuKernels) -> None:
     with shared_file(2) as fd:
         for index, size in ((2, 2), (-1, 2), (0, module.MAX_RANKS + 1)):
             with pytest.raises(ValueError, match=f"rank {index} is not one of {size} ranks"):
-                Exchange(kernels, fd, index, size, 1.0)
+                SharedMemoryExchange(kernels, fd, index, size, 1.0)

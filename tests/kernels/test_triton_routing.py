@@ -11,20 +11,20 @@ from torch import Tensor
 from triton_mode import DEVICES  # before triton is imported
 
 from aengine.kernels import layer_params as plain
-from aengine.kernels.layer_params import RouterScoring, Routing
+from aengine.kernels.layer_params import ExpertRouting, RouterScoring
 from aengine.kernels.triton import experts as in_triton
 
 pytestmark = pytest.mark.slow
 
 SIGMOID = RouterScoring.SIGMOID
 KINDS = [
-    (8, Routing(3)),
-    (130, Routing(5, SIGMOID, normalize=False, scaling=2.5)),
-    (160, Routing(6, normalize=False, scaling=16.0, num_groups=8, top_groups=3)),  # DeepSeek-V2
-    (256, Routing(8, SIGMOID, scaling=2.5, num_groups=8, top_groups=4, group_top=2)),  # DeepSeek-V3
-    (15, Routing(4, SIGMOID, num_groups=5, top_groups=2, group_top=3)),
-    (6, Routing(1, num_groups=6, top_groups=1)),
-    (8, Routing(2, num_groups=2, top_groups=2)),
+    (8, ExpertRouting(3)),
+    (130, ExpertRouting(5, SIGMOID, normalize=False, scaling=2.5)),
+    (160, ExpertRouting(6, normalize=False, scaling=16.0, num_groups=8, top_groups=3)),  # DeepSeek-V2
+    (256, ExpertRouting(8, SIGMOID, scaling=2.5, num_groups=8, top_groups=4, group_top=2)),  # DeepSeek-V3
+    (15, ExpertRouting(4, SIGMOID, num_groups=5, top_groups=2, group_top=3)),
+    (6, ExpertRouting(1, num_groups=6, top_groups=1)),
+    (8, ExpertRouting(2, num_groups=2, top_groups=2)),
 ]
 SIZES = {
     "num_local_experts": 24,
@@ -35,17 +35,17 @@ SIZES = {
     "num_attention_heads": 4,
 }
 GROUPS = {"n_group": 6, "topk_group": 3, "routed_scaling_factor": 1.7}
-GROUPED = Routing(5, SIGMOID, scaling=1.7, num_groups=6, top_groups=3, group_top=2)
+GROUPED = ExpertRouting(5, SIGMOID, scaling=1.7, num_groups=6, top_groups=3, group_top=2)
 ROUTERS = [
-    ("mixtral", transformers.MixtralConfig(**SIZES), Routing(5)),
-    ("qwen3_moe", transformers.Qwen3MoeConfig(**SIZES, norm_topk_prob=False), Routing(5, normalize=False)),
-    ("gpt_oss", transformers.GptOssConfig(**SIZES), Routing(5)),
+    ("mixtral", transformers.MixtralConfig(**SIZES), ExpertRouting(5)),
+    ("qwen3_moe", transformers.Qwen3MoeConfig(**SIZES, norm_topk_prob=False), ExpertRouting(5, normalize=False)),
+    ("gpt_oss", transformers.GptOssConfig(**SIZES), ExpertRouting(5)),
     ("deepseek_v3", transformers.DeepseekV3Config(**SIZES, **GROUPS), GROUPED),
     ("glm4_moe", transformers.Glm4MoeConfig(**SIZES, **GROUPS, norm_topk_prob=True), GROUPED),
     (
         "deepseek_v2",
         transformers.DeepseekV2Config(**SIZES, **GROUPS, topk_method="group_limited_greedy"),
-        Routing(5, normalize=False, scaling=1.7, num_groups=6, top_groups=3),
+        ExpertRouting(5, normalize=False, scaling=1.7, num_groups=6, top_groups=3),
     ),
 ]
 
@@ -62,7 +62,7 @@ def by_expert(chosen: Tensor, weights: Tensor, num_experts: int) -> Tensor:
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("biased", [False, True])
 @pytest.mark.parametrize(("num_experts", "routing"), KINDS)
-def test_as_in_torch(num_experts: int, routing: Routing, biased: bool, device: str) -> None:
+def test_as_in_torch(num_experts: int, routing: ExpertRouting, biased: bool, device: str) -> None:
     """Without and with a router's bias, which has the dtype of activations, and a correction."""
     logits = drawn(device, 5, num_experts, seed=0)
     bias = drawn(device, num_experts, seed=1).bfloat16() if biased else None
@@ -76,7 +76,7 @@ def test_as_in_torch(num_experts: int, routing: Routing, biased: bool, device: s
 
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize(("num_experts", "routing"), KINDS)
-def test_of_equal_scores_the_first(num_experts: int, routing: Routing, device: str) -> None:
+def test_of_equal_scores_the_first(num_experts: int, routing: ExpertRouting, device: str) -> None:
     """Among experts and among groups. There are three different scores."""
     scores = torch.tensor([0.2, 0.55, 0.7])[torch.randint(0, 3, (20, num_experts), generator=torch.Generator().manual_seed(0))]
     logits = scores.log() if routing.scoring is RouterScoring.SOFTMAX else scores.logit()
@@ -92,7 +92,7 @@ def test_of_equal_scores_the_first(num_experts: int, routing: Routing, device: s
 @pytest.mark.filterwarnings("ignore::RuntimeWarning")  # the interpreter's
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize(("num_experts", "routing"), KINDS)
-def test_what_is_no_number_chooses_experts_that_there_are(num_experts: int, routing: Routing, device: str) -> None:
+def test_what_is_no_number_chooses_experts_that_there_are(num_experts: int, routing: ExpertRouting, device: str) -> None:
     logits = drawn(device, 6, num_experts, seed=0)
     for row, value in zip((0, 2, 4), (float("nan"), float("inf"), -float("inf")), strict=True):
         logits[row], logits[row + 1, ::2] = value, value
@@ -117,7 +117,7 @@ def in_transformers(family: str, config: transformers.PreTrainedConfig, logits: 
 
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize(("family", "config", "routing"), ROUTERS, ids=[family for family, *_ in ROUTERS])
-def test_as_in_transformers(family: str, config: transformers.PreTrainedConfig, routing: Routing, device: str) -> None:
+def test_as_in_transformers(family: str, config: transformers.PreTrainedConfig, routing: ExpertRouting, device: str) -> None:
     logits, correction = drawn("cpu", 50, 24, seed=0), drawn("cpu", 24, seed=1, scale=0.2)
     given = correction.to(device) if routing is GROUPED else None
     found = by_expert(*in_triton.route(logits.to(device), None, given, routing), 24).cpu()
@@ -125,7 +125,9 @@ def test_as_in_transformers(family: str, config: transformers.PreTrainedConfig, 
 
 
 @pytest.mark.parametrize(("family", "config", "routing"), ROUTERS, ids=[family for family, *_ in ROUTERS])
-def test_of_equal_scores_torch_takes_the_same_as_transformers(family: str, config: transformers.PreTrainedConfig, routing: Routing) -> None:
+def test_of_equal_scores_torch_takes_the_same_as_transformers(
+    family: str, config: transformers.PreTrainedConfig, routing: ExpertRouting
+) -> None:
     logits, correction = drawn("cpu", 50, 24, seed=0).round(), drawn("cpu", 24, seed=1).round() / 8
     found = by_expert(*plain.route(logits, None, correction if routing is GROUPED else None, routing), 24)
     torch.testing.assert_close(found, in_transformers(family, config, logits, correction), rtol=1e-5, atol=1e-6)

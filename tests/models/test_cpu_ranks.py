@@ -18,7 +18,7 @@ from test_sharding import CASES, SIZES, spec_of
 from torch import Tensor
 
 from aengine.attention import StepLayout, build_layout
-from aengine.kernels.cpu.exchange import Exchange
+from aengine.kernels.cpu.exchange import SharedMemoryExchange
 from aengine.kernels.cpu.library import CpuKernels, ExchangeError, Workspace, load_kernels
 from aengine.kernels.quantized import Rows
 from aengine.models.cpu.stack import DecoderStack
@@ -65,7 +65,7 @@ class Rank:
         weights: dict[str, Tensor],
         dtype: torch.dtype,
         shard: Shard = WHOLE,
-        exchange: Exchange | None = None,
+        exchange: SharedMemoryExchange | None = None,
         quantization: str = "none",
     ) -> None:
         self.workspace = Workspace(kernels, 2 if shard.size == 2 and shard.index else 1, exchange)

@@ -5,12 +5,12 @@ from __future__ import annotations
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from aengine.kernels.layer_params import RouterScoring, Routing, route
+from aengine.kernels.layer_params import ExpertRouting, RouterScoring, route
 from aengine.layers.ops import TorchOps
 from aengine.models.spec import Experts, Mlp
 from aengine.models.torch.blocks import ExpertsBlock, Weights
 
-ROUTING = Routing(3, RouterScoring.SIGMOID, num_groups=4, top_groups=2, group_top=2)
+ROUTING = ExpertRouting(3, RouterScoring.SIGMOID, num_groups=4, top_groups=2, group_top=2)
 EXPERTS = Experts(8, Mlp(16), ROUTING, correction=True, shared=Mlp(24))
 SHAPES = {
     "router.weight": (8, 32),

@@ -14,7 +14,7 @@ from safetensors.torch import save_file
 from aengine.api.config import EngineConfig
 from aengine.api.errors import ModelLoadError
 from aengine.engine.loading import load_model
-from aengine.kernels.layer_params import RouterScoring, Routing
+from aengine.kernels.layer_params import ExpertRouting, RouterScoring
 from aengine.models.config.model import read_spec
 from aengine.models.loading.weights import fused, stored_weights
 from aengine.models.named_weights import named_weights, num_active_parameters, num_parameters
@@ -114,7 +114,7 @@ def test_groups_of_experts() -> None:
     assert groups(topk_method="group_limited_greedy") == (4, 2, 1)
     block = read_spec(deepseek(3)).layers[1].mlp
     assert isinstance(block, Experts)
-    assert block.routing == Routing(2, RouterScoring.SIGMOID, True, 2.5, 4, 2, 2)
+    assert block.routing == ExpertRouting(2, RouterScoring.SIGMOID, True, 2.5, 4, 2, 2)
     assert block.correction
 
 

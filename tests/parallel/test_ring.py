@@ -13,7 +13,7 @@ from hang_guard import HANG_SECONDS
 
 from aengine.api.config import EngineConfig
 from aengine.parallel.channel import Channel
-from aengine.parallel.messages import Addresses
+from aengine.parallel.messages import StageAddresses
 from aengine.parallel.ring import Ring, StageError, connect_ring, open_port
 from aengine.parallel.shard import Shard
 
@@ -35,7 +35,7 @@ def rings() -> Iterator[list[Ring]]:
 def test_ranks_find_those_with_their_index_in_the_stages_beside_theirs() -> None:
     shards = [Shard(index, 2, stage, 3) for stage in range(3) for index in range(2)]
     ports, addresses = zip(*(open_port(EngineConfig(model="none"), "") for _ in shards), strict=True)
-    everywhere = Addresses(json.dumps(addresses), "a secret of the driver")
+    everywhere = StageAddresses(json.dumps(addresses), "a secret of the driver")
 
     def turn(shard: Shard, port: socket.socket) -> list[int]:
         ring = connect_ring(shard, port, everywhere, "", SECONDS)

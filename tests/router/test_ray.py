@@ -21,7 +21,7 @@ from slow_cases import BY_HAND
 from aengine.api.config import EngineConfig
 from aengine.api.errors import ConfigError
 from aengine.router.ray.config import RayConfig
-from aengine.router.ray.placement import Placement
+from aengine.router.ray.placement import RayPlacement
 
 pytest.importorskip("ray", reason="needs ray")
 SCENARIOS = Path(__file__).with_name("ray_scenarios.py")
@@ -107,7 +107,7 @@ def answers(host: str, port: int) -> bool:
 
 def bundles(ranks_per_node: int | None = None, **fields: object) -> list[tuple[list[int], dict[str, int]]]:
     """Ranks that are placed together, and what they take."""
-    placement = Placement.of(EngineConfig.of("demo", **fields), RayConfig(ranks_per_node=ranks_per_node), ModuleType("ray"))
+    placement = RayPlacement.of(EngineConfig.of("demo", **fields), RayConfig(ranks_per_node=ranks_per_node), ModuleType("ray"))
     return [(list(ranks), takes) for ranks, takes in zip(placement.bundles, placement.resources, strict=True)]
 
 

@@ -13,10 +13,10 @@ from aengine.router.load import (
     MOST_LOAD,
     PageNaming,
     PagePrefix,
-    Placement,
     ReplicaLoad,
+    ReplicaRouting,
+    RequestPlacement,
     RoutedPrompt,
-    Routing,
     RoutingPolicy,
 )
 
@@ -51,32 +51,34 @@ def cached_tokens(replica: ReplicaLoad, prompt: RoutedPrompt) -> int:
     return prompt.num_tokens - replica.outlook(prompt, 0.0).uncached
 
 
-def chosen(routing: Routing, prompt: RoutedPrompt, replicas: list[ReplicaLoad], now: float = 0.0) -> ReplicaLoad:
+def chosen(routing: ReplicaRouting, prompt: RoutedPrompt, replicas: list[ReplicaLoad], now: float = 0.0) -> ReplicaLoad:
     replica = routing.choose(prompt, replicas, now)
     assert replica is not None
     return replica
 
 
-def place(routing: Routing, prompt: RoutedPrompt, replicas: list[ReplicaLoad], now: float = 0.0) -> tuple[ReplicaLoad, Placement]:
+def place(
+    routing: ReplicaRouting, prompt: RoutedPrompt, replicas: list[ReplicaLoad], now: float = 0.0
+) -> tuple[ReplicaLoad, RequestPlacement]:
     replica = chosen(routing, prompt, replicas, now)
     return replica, replica.place(prompt, now)
 
 
 @pytest.fixture(params=RoutingPolicy)
-def routing(request: pytest.FixtureRequest) -> Routing:
-    return Routing(request.param, seed=0)
+def routing(request: pytest.FixtureRequest) -> ReplicaRouting:
+    return ReplicaRouting(request.param, seed=0)
 
 
 @pytest.fixture
-def by_prefix() -> Routing:
-    return Routing(seed=0)
+def by_prefix() -> ReplicaRouting:
+    return ReplicaRouting(seed=0)
 
 
 class TestWhoCanTake:
-    def test_nobody(self, routing: Routing) -> None:
+    def test_nobody(self, routing: ReplicaRouting) -> None:
         assert routing.choose(random_prompt(0), [], 0.0) is None
 
-    def test_replicas_that_do_not_serve_are_left_out(self, routing: Routing) -> None:
+    def test_replicas_that_do_not_serve_are_left_out(self, routing: ReplicaRouting) -> None:
         idle, draining, excluded, serving = replicas = make_replicas(4)
         idle.serving = False
         tell(draining, draining=True)
@@ -85,7 +87,7 @@ class TestWhoCanTake:
         serving.serving = False
         assert routing.choose(random_prompt(0), replicas, 0.0, {excluded.name}) is None
 
-    def test_the_generation_that_a_request_began_with_is_required(self, routing: Routing) -> None:
+    def test_the_generation_that_a_request_began_with_is_required(self, routing: ReplicaRouting) -> None:
         old, new = replicas = make_replicas(2)
         for replica in replicas:
             tell(replica)
@@ -96,7 +98,7 @@ class TestWhoCanTake:
         assert routing.choose(prompt_of([1], generation=new.generation_of(2)), replicas, 0.0) is None
 
     @pytest.mark.parametrize("stats", [{"paused": True}, {"sleep_level": 1}])
-    def test_a_paused_replica_is_chosen_only_if_all_are(self, routing: Routing, stats: dict[str, float]) -> None:
+    def test_a_paused_replica_is_chosen_only_if_all_are(self, routing: ReplicaRouting, stats: dict[str, float]) -> None:
         paused, other = replicas = make_replicas(2)
         tell(paused, **stats)
         assert all(routing.choose(random_prompt(seed), replicas, 0.0) is other for seed in range(10))
@@ -106,11 +108,11 @@ class TestWhoCanTake:
 
 class TestPolicies:
     def test_round_robin_takes_turns(self) -> None:
-        routing, replicas = Routing(RoutingPolicy.ROUND_ROBIN), make_replicas(3)
+        routing, replicas = ReplicaRouting(RoutingPolicy.ROUND_ROBIN), make_replicas(3)
         assert [chosen(routing, random_prompt(0), replicas) for _ in range(6)] == replicas * 2
 
     def test_least_loaded_has_the_fewest_requests(self) -> None:
-        routing, replicas = Routing(RoutingPolicy.LEAST_LOADED, seed=0), make_replicas(3)
+        routing, replicas = ReplicaRouting(RoutingPolicy.LEAST_LOADED, seed=0), make_replicas(3)
         placed = [place(routing, random_prompt(seed), replicas) for seed in range(6)]
         assert [replica.outstanding for replica in replicas] == [2, 2, 2]
         replica, placement = placed[0]
@@ -118,7 +120,7 @@ class TestPolicies:
         assert chosen(routing, random_prompt(9), replicas) is replica
 
     def test_hashing_moves_only_the_prompts_of_a_replica_that_goes(self) -> None:
-        routing, replicas = Routing(RoutingPolicy.HASH), make_replicas(5)
+        routing, replicas = ReplicaRouting(RoutingPolicy.HASH), make_replicas(5)
         prompts = [random_prompt(seed) for seed in range(200)]
         before = [chosen(routing, prompt, replicas) for prompt in prompts]
         assert {replica.name for replica in before} == {replica.name for replica in replicas}
@@ -129,26 +131,26 @@ class TestPolicies:
     @given(st.lists(st.integers(0, 3), min_size=1, max_size=80), st.integers(2, 6))
     @settings(deadline=None)
     def test_hashing_is_bounded_by_load(self, seeds: list[int], count: int) -> None:
-        routing, replicas = Routing(RoutingPolicy.HASH), make_replicas(count)
+        routing, replicas = ReplicaRouting(RoutingPolicy.HASH), make_replicas(count)
         for number, seed in enumerate(seeds, 1):
             place(routing, random_prompt(seed), replicas)
             assert max(replica.outstanding for replica in replicas) < MOST_LOAD * number / count + 1
 
 
 class TestPrefixes:
-    def test_a_prompt_goes_where_its_prefix_is_reported(self, by_prefix: Routing) -> None:
+    def test_a_prompt_goes_where_its_prefix_is_reported(self, by_prefix: ReplicaRouting) -> None:
         replicas = make_replicas(8)
         for seed, replica in enumerate(replicas):
             holds(replica, random_prompt(seed))
         assert [chosen(by_prefix, random_prompt(seed), replicas) for seed in range(8)] == replicas
 
-    def test_a_prompt_goes_where_its_prefix_was_sent(self, by_prefix: Routing) -> None:
+    def test_a_prompt_goes_where_its_prefix_was_sent(self, by_prefix: ReplicaRouting) -> None:
         replicas = make_replicas(8)
         first, placement = place(by_prefix, random_prompt(0), replicas)
         first.first_token(placement, 0.1)
         assert chosen(by_prefix, random_prompt(0), replicas, 0.1) is first
 
-    def test_a_conversation_alone_stays_where_it_began(self, by_prefix: Routing) -> None:
+    def test_a_conversation_alone_stays_where_it_began(self, by_prefix: ReplicaRouting) -> None:
         replicas = make_replicas(8)
         history = list(range(300))
         places = []
@@ -190,7 +192,7 @@ class TestPrefixes:
             replica.end(placement, seed)
         assert [cached_tokens(replica, random_prompt(seed)) > 0 for seed in range(3)] == [False, True, True]
 
-    def test_prefixes_of_an_adapter_have_its_key_at_each_replica(self, by_prefix: Routing) -> None:
+    def test_prefixes_of_an_adapter_have_its_key_at_each_replica(self, by_prefix: ReplicaRouting) -> None:
         keys = [{"story": 1}, {"story": 2}, {}]
         replicas = [ReplicaLoad(f"replica-{i}", page_size=PAGE, adapters=adapters) for i, adapters in enumerate(keys)]
         prompt = prompt_of(list(range(320)), adapter="story")
@@ -206,15 +208,15 @@ class TestPrefixes:
         tell(replica, weights_version=1)
         assert cached_tokens(replica, random_prompt(0)) == 0
 
-    def test_unknown_prompts_are_spread_and_each_always_to_the_same(self, by_prefix: Routing) -> None:
+    def test_unknown_prompts_are_spread_and_each_always_to_the_same(self, by_prefix: ReplicaRouting) -> None:
         replicas = make_replicas(4)
         found = [chosen(by_prefix, random_prompt(seed), replicas).name for seed in range(100)]
-        assert found == [chosen(Routing(seed=1), random_prompt(seed), replicas).name for seed in range(100)]
+        assert found == [chosen(ReplicaRouting(seed=1), random_prompt(seed), replicas).name for seed in range(100)]
         assert all(found.count(replica.name) >= 10 for replica in replicas)
 
 
 class TestLoad:
-    def test_a_long_queue_outweighs_a_prefix(self, by_prefix: Routing) -> None:
+    def test_a_long_queue_outweighs_a_prefix(self, by_prefix: ReplicaRouting) -> None:
         full, empty = replicas = make_replicas(2)
         tell(empty)
         holds(full, random_prompt(0))
@@ -222,7 +224,7 @@ class TestLoad:
         tell(full, uncomputed_tokens=5_000)
         assert chosen(by_prefix, random_prompt(0), replicas) is empty
 
-    def test_a_huge_prompt_keeps_short_ones_away(self, by_prefix: Routing) -> None:
+    def test_a_huge_prompt_keeps_short_ones_away(self, by_prefix: ReplicaRouting) -> None:
         replicas = make_replicas(3)
         for replica in replicas:
             tell(replica)
@@ -235,7 +237,7 @@ class TestLoad:
     )
     @settings(deadline=None)
     def test_no_replica_gets_more_than_its_share(self, requests: list[tuple[int, int, str]], count: int) -> None:
-        routing, replicas = Routing(seed=0), make_replicas(count)
+        routing, replicas = ReplicaRouting(seed=0), make_replicas(count)
         for now, (seed, length, then) in enumerate(requests):
             prompt = random_prompt(seed, length)
             mean = sum(replica.load(now) for replica in replicas) / count
@@ -247,7 +249,7 @@ class TestLoad:
             if then == "end":
                 replica.end(placement, now, 50)
 
-    def test_a_burst_is_spread_before_any_report(self, by_prefix: Routing) -> None:
+    def test_a_burst_is_spread_before_any_report(self, by_prefix: ReplicaRouting) -> None:
         replicas = make_replicas(5)
         for replica in replicas:
             tell(replica)
@@ -268,7 +270,7 @@ class TestLoad:
         assert [replica.load(1.0) for replica in replicas] == [320 + 50, 20 + 50]
 
     @pytest.mark.parametrize(("factor", "least", "most"), [(4.0, 3.0, 5.0), (1.4, 0.9, 1.1)])
-    def test_replicas_that_are_clearly_faster_get_more(self, by_prefix: Routing, factor: float, least: float, most: float) -> None:
+    def test_replicas_that_are_clearly_faster_get_more(self, by_prefix: ReplicaRouting, factor: float, least: float, most: float) -> None:
         slow, fast = replicas = make_replicas(2)
         for replica, seconds in ((slow, factor), (fast, 1.0)):
             for seed in range(40):
@@ -279,7 +281,7 @@ class TestLoad:
             place(by_prefix, random_prompt(seed), replicas, 2000.0)
         assert least < fast.outstanding / slow.outstanding < most
 
-    def test_rates_measured_by_chance_do_not_shift_load(self, by_prefix: Routing) -> None:
+    def test_rates_measured_by_chance_do_not_shift_load(self, by_prefix: ReplicaRouting) -> None:
         replicas = make_replicas(3)
         for replica, rate in zip(replicas, (800.0, 3000.0, 5000.0), strict=True):
             tell(replica, prefill_tokens_per_second=rate)
@@ -287,7 +289,7 @@ class TestLoad:
             place(by_prefix, random_prompt(seed), replicas)
         assert all(25 <= replica.outstanding <= 35 for replica in replicas)
 
-    def test_a_full_batch_is_left_alone(self, by_prefix: Routing) -> None:
+    def test_a_full_batch_is_left_alone(self, by_prefix: ReplicaRouting) -> None:
         full, other = replicas = make_replicas(2)
         for replica in replicas:
             tell(replica)
@@ -302,7 +304,7 @@ class TestLoad:
         tell(full, 1000.0, running=10, pages_used=9_999)
         assert chosen(by_prefix, random_prompt(0), replicas, 1000.0) is other
 
-    def test_a_replica_that_came_back_begins_slowly(self, by_prefix: Routing) -> None:
+    def test_a_replica_that_came_back_begins_slowly(self, by_prefix: ReplicaRouting) -> None:
         replicas = make_replicas(3)
         back = ReplicaLoad("back", page_size=PAGE, now=100.0, slow_start_seconds=50.0)
         assert [back.weight(now) for now in (100.0, 125.0, 150.0, 999.0)] == pytest.approx([FIRST_WEIGHT, (1 + FIRST_WEIGHT) / 2, 1, 1])

@@ -22,7 +22,7 @@ from tiny_adapters import write_adapter
 
 from aengine.api.errors import ConfigError, ModelLoadError
 from aengine.attention import build_layout
-from aengine.models.cpu.stack import LastTokens
+from aengine.models.cpu.stack import CpuLastTokens
 from aengine.runner.contract import InFlightStep, LoadAdapter, NewWeights
 from aengine.runner.cpu.executor import HostExecutor
 from aengine.runner.runner import ModelRunner
@@ -336,7 +336,7 @@ def test_steps_with_no_room_for_hidden_states_are_refused(tmp_path: pathlib.Path
     model = executor._model
     assert model.draft is not None
     layout = build_layout(one, 0, one, one + 2, np.ones((1, 1, 1), np.int32), runner.page_size)
-    no_tokens = LastTokens(one[:0], one[:0], one[:0])
+    no_tokens = CpuLastTokens(one[:0], one[:0], one[:0])
     for slots, message in (
         (None, r"the model keeps hidden states \[\d+, 64\] of torch.float32"),
         ([3], "there are 1 slots for hidden states of 2 tokens"),

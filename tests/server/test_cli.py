@@ -21,7 +21,7 @@ from slow_cases import slow_but
 import aengine
 from aengine.server.cli import build_parser, main
 from aengine.server.config.options import GROUPS
-from aengine.server.config.settings import GRPC, HTTP, Program, options, read_settings
+from aengine.server.config.settings import GRPC, HTTP, ServerProgram, options, read_settings
 from aengine.v1.generation_pb2 import FINISH_REASON_MAX_TOKENS
 from aengine.v1.generation_service_pb2_grpc import GenerationServiceStub
 
@@ -31,7 +31,7 @@ def run(*flags: str) -> subprocess.CompletedProcess[str]:
 
 
 @pytest.mark.parametrize("program", [GRPC, HTTP])
-def test_the_help_begins_with_the_model_and_ten_options(program: Program) -> None:
+def test_the_help_begins_with_the_model_and_ten_options(program: ServerProgram) -> None:
     parser = build_parser(program)
     text = parser.format_help()
     assert text.startswith(f"usage: {program.name} [MODEL] ")

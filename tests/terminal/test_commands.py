@@ -14,7 +14,7 @@ from aengine.api.outputs import ModelInfo
 from aengine.terminal.answers import Chat
 from aengine.terminal.commands import COMMANDS, run_command
 from aengine.terminal.conversation import Conversation
-from aengine.terminal.parameters import Parameters
+from aengine.terminal.parameters import ChatParameters
 from aengine.terminal.partners import EnginePartner
 
 MODEL = ModelInfo("demo", "Qwen3ForCausalLM", 2048, 4096, (1,), "bfloat16", 4, True, SamplingParams(temperature=0.8))
@@ -22,7 +22,7 @@ CALL = {"id": "c1", "type": "function", "function": {"name": "weather", "argumen
 
 
 def new_chat() -> Chat:
-    return Chat(EnginePartner(cast(Any, SimpleNamespace(model_info=MODEL))), Conversation("Be brief."), Parameters())
+    return Chat(EnginePartner(cast(Any, SimpleNamespace(model_info=MODEL))), Conversation("Be brief."), ChatParameters())
 
 
 def said(chat: Chat, *pairs: str) -> None:
@@ -153,4 +153,4 @@ def test_what_is_a_command() -> None:
         with pytest.raises(AEngineError, match=message):
             run_command(chat, line)
     with pytest.raises(InvalidRequestError, match="no_such"):
-        Parameters(["no_such=1"])
+        ChatParameters(["no_such=1"])

@@ -18,7 +18,7 @@ from pathlib import Path
 import numpy as np
 
 from aengine.api.outputs import EngineStats, ReplicaState
-from aengine.bench.load import FIRST_ID, Item, Lengths, Outcome, Range, multi_turn, run_load
+from aengine.bench.load import FIRST_ID, Item, LengthRange, Lengths, RequestOutcome, multi_turn, run_load
 from aengine.bench.report import table, write_json
 from aengine.bench.targets import EngineTarget
 from aengine.router.load import RoutingPolicy
@@ -71,8 +71,12 @@ def build_parser() -> argparse.ArgumentParser:
     parser.add_argument("--turns", type=int, default=8, metavar="N", help="(default: 8)")
     parser.add_argument("--system-prompts", type=int, default=16, metavar="N", help="the k-th is 1 / k as popular (default: 16)")
     parser.add_argument("--system-len", type=int, default=100, metavar="N", help="tokens (default: 100)")
-    parser.add_argument("--input-len", type=Range.parse, default=Range(60, 140), metavar="N[-N]", help="of a turn (default: 60-140)")
-    parser.add_argument("--output-len", type=Range.parse, default=Range(16, 48), metavar="N[-N]", help="of an answer (default: 16-48)")
+    parser.add_argument(
+        "--input-len", type=LengthRange.parse, default=LengthRange(60, 140), metavar="N[-N]", help="of a turn (default: 60-140)"
+    )
+    parser.add_argument(
+        "--output-len", type=LengthRange.parse, default=LengthRange(16, 48), metavar="N[-N]", help="of an answer (default: 16-48)"
+    )
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the figures, with date, hardware and versions")
     return parser
 
@@ -93,7 +97,7 @@ async def measure(policy: RoutingPolicy, options: argparse.Namespace) -> Routed:
         await _until(lambda: [one.state for one in router.replicas()] == [ReplicaState.SERVING] * options.replicas, "all replicas serve")
         target, waiting = EngineTarget(router), conversations(options, router.model_info.vocab_size)
 
-        async def talk() -> list[Outcome]:
+        async def talk() -> list[RequestOutcome]:
             return [outcome for conversation in waiting for outcome in await run_load(target, conversation)]
 
         began = time.perf_counter()
@@ -117,7 +121,7 @@ async def measure(policy: RoutingPolicy, options: argparse.Namespace) -> Routed:
     )
 
 
-async def _last_stats(router: Router, outcomes: Sequence[Outcome]) -> list[EngineStats]:
+async def _last_stats(router: Router, outcomes: Sequence[RequestOutcome]) -> list[EngineStats]:
     """Of each replica, when their reports count all tokens."""
     expected = sum(outcome.output_tokens for outcome in outcomes)
 

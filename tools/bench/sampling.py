@@ -19,7 +19,7 @@ from dataclasses import asdict, dataclass, replace
 import numpy as np
 import torch
 
-from aengine.bench.floor import MachineProbe, Work, step_work
+from aengine.bench.floor import MachineProbe, StepWork, step_work
 from aengine.bench.report import table
 from aengine.bench.shapes import shape_folder
 from aengine.kernels.cpu import ops
@@ -65,7 +65,7 @@ class Floor:
             self._spec = load_spec(folder)
         self.machine = MachineProbe(torch.device("cpu"), torch.bfloat16).measure()
 
-    def work(self, batch: int) -> Work:
+    def work(self, batch: int) -> StepWork:
         return step_work(self._spec, [1] * batch, [0] * batch, batch, torch.bfloat16.itemsize)
 
     def milliseconds(self, batch: int) -> float:

@@ -6,7 +6,7 @@ import uuid
 from collections.abc import AsyncGenerator, Sequence
 from typing import Any
 
-from aengine.bench.load import Chunk
+from aengine.bench.load import TokenChunk
 
 
 class VllmTarget:
@@ -17,7 +17,7 @@ class VllmTarget:
     def __init__(self, llm: Any) -> None:
         self._llm = llm
 
-    async def send(self, prompt: Sequence[int], output_tokens: int) -> AsyncGenerator[Chunk, None]:
+    async def send(self, prompt: Sequence[int], output_tokens: int) -> AsyncGenerator[TokenChunk, None]:
         from vllm import SamplingParams as VllmParams  # type: ignore[import-not-found]
         from vllm.sampling_params import RequestOutputKind  # type: ignore[import-not-found]
 
@@ -27,4 +27,4 @@ class VllmTarget:
         async for output in self._llm.generate({"prompt_token_ids": list(prompt)}, params, uuid.uuid4().hex):
             ids = tuple(output.outputs[0].token_ids)
             if ids:
-                yield Chunk(len(ids), ids)
+                yield TokenChunk(len(ids), ids)

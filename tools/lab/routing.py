@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from aengine.router.load import PagePrefix, Placement, ReplicaLoad, RoutedPrompt, Routing, RoutingPolicy
+from aengine.router.load import PagePrefix, ReplicaLoad, ReplicaRouting, RequestPlacement, RoutedPrompt, RoutingPolicy
 from tools.lab.sessions import SALT, Session
 from tools.lab.simulated_replica import ReplicaOptions, SimulatedReplica, StepCosts, Work
 
@@ -95,7 +95,7 @@ class _Request:
     turn: int
     arrived: float
     place: int = -1  # index of the replica
-    placement: Placement | None = None
+    placement: RequestPlacement | None = None
 
 
 class Simulation:
@@ -105,7 +105,7 @@ class Simulation:
         self._policy = policy
         self._sessions = sessions
         self._options = options
-        self._routing = Routing(policy, options.seed)
+        self._routing = ReplicaRouting(policy, options.seed)
         self._replicas = [SimulatedReplica(self._replica_options(i)) for i in range(options.num_replicas)]
         self._loads = [self._new_load(i, 0.0, 0.0) for i in range(options.num_replicas)]
         self._plans = [0] * options.num_replicas  # the number of each replica's latest plan; an event of an older one says nothing
@@ -256,11 +256,11 @@ def decisions_per_second(num_replicas: int = 8, prompt_tokens: int = 1024, num_d
     """
     rng = np.random.default_rng(0)
     replicas = [ReplicaLoad(f"replica-{i}", page_size=16, max_num_seqs=256) for i in range(num_replicas)]
-    routing = Routing(RoutingPolicy.PREFIX, seed=0)
+    routing = ReplicaRouting(RoutingPolicy.PREFIX, seed=0)
     prompts = [rng.integers(1 << 17, size=prompt_tokens, dtype=np.int32) for _ in range(num_decisions)]
     for number in range(1, num_decisions, 2):
         prompts[number][: prompt_tokens // 2] = prompts[number // 2][: prompt_tokens // 2]
-    under_way: deque[tuple[ReplicaLoad, Placement]] = deque()
+    under_way: deque[tuple[ReplicaLoad, RequestPlacement]] = deque()
     began = time.process_time()
     for number, token_ids in enumerate(prompts):
         now = 1e-3 * number

@@ -19,7 +19,7 @@ from typing import NamedTuple, TypeVar
 from aengine.api.config import EngineConfig
 from aengine.api.outputs import DraftUsage
 from aengine.api.params import SamplingParams, StructuredOutput
-from aengine.bench.load import Lengths, Range, random_lengths
+from aengine.bench.load import LengthRange, Lengths, random_lengths
 from aengine.bench.quality import HELD_TEXT
 from aengine.bench.report import Speculation
 from aengine.engine.async_engine import AsyncEngine
@@ -206,7 +206,7 @@ def _asks(case: Case, load: Load, engine: AsyncEngine) -> list[list[_Ask]]:
                 for user in users
             ]
         case _:
-            lengths = Lengths(case.users, Range(PROMPT, PROMPT), Range(1, 1), engine.model_info.vocab_size)
+            lengths = Lengths(case.users, LengthRange(PROMPT, PROMPT), LengthRange(1, 1), engine.model_info.vocab_size)
             prompts = [item.prompt for item in random_lengths(lengths)]
     return [[_Ask(prompt, replace(params, seed=user))] for user, prompt in enumerate(prompts)]
 

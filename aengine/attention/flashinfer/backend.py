@@ -26,7 +26,7 @@ from aengine.attention.base import (
     first_line,
 )
 from aengine.attention.flashinfer.library import building, load_flashinfer, missing_fa3, require_int32, require_kernels, suits_fa3
-from aengine.attention.flashinfer.wrappers import DecodeWrapper, PrefillWrapper, Rows, UnevenDecodes, WrapperSetup
+from aengine.attention.flashinfer.wrappers import DecodeWrapper, PrefillWrapper, UnevenDecodes, WrapperRows, WrapperSetup
 from aengine.attention.metadata import AttentionMetadata, StepLayout
 from aengine.kernels.paged_cache import KvTarget, PagedCache, Scoring, write_torch
 
@@ -134,9 +134,9 @@ class FlashInferBackend(AttentionBackend):
         if host.num_decodes and uneven is not None:
             decodes = uneven.plan(metadata)
         elif host.num_decodes:
-            self._decodes.plan(Rows.of(host, metadata.kv_indices, 0, host.num_decodes))
+            self._decodes.plan(WrapperRows.of(host, metadata.kv_indices, 0, host.num_decodes))
         if host.num_decodes < host.num_rows:
-            rows = Rows.of(host, metadata.kv_indices, host.num_decodes, host.num_rows)
+            rows = WrapperRows.of(host, metadata.kv_indices, host.num_decodes, host.num_rows)
             for (group, _), prefill in prefills.items():
                 prefill.plan(rows, group)
         return _Step(self, metadata.slot_mapping, decodes, host.num_decodes, prefills)
@@ -151,7 +151,9 @@ class FlashInferBackend(AttentionBackend):
         wrappers = {(group, scoring): DecodeWrapper(self._setup, scoring, buffers, group) for group, scoring in self._prefills}
         decodes = _WrapperDecodes(self.kinds, wrappers)
         # The page ids are in the wrappers' own buffer already, so they are not copied.
-        return _GraphStep(self, buffers, decodes, lambda layout: decodes.plan(Rows.of(layout, buffers.kv_indices, 0, layout.num_rows)))
+        return _GraphStep(
+            self, buffers, decodes, lambda layout: decodes.plan(WrapperRows.of(layout, buffers.kv_indices, 0, layout.num_rows))
+        )
 
     def is_uneven(self, layout: StepLayout) -> bool:
         return self._uneven_decodes is not None and self._estimate.has(layout)
@@ -178,7 +180,7 @@ class _WrapperDecodes:
         self._wrappers = wrappers
         self._num_rows = 0
 
-    def plan(self, rows: Rows) -> None:
+    def plan(self, rows: WrapperRows) -> None:
         self._num_rows = len(rows.last_page_len)
         for (group, _), wrapper in self._wrappers.items():
             wrapper.plan(rows, group)

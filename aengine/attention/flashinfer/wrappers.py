@@ -29,7 +29,7 @@ from aengine.kernels.paged_cache import PagedCache, Scoring
 
 
 @dataclass(frozen=True, slots=True)
-class Rows:
+class WrapperRows:
     """The n consecutive rows of a step that one wrapper computes, int32; host tensors are read until the plan is on the device.
 
     fa2's planner reads no `seq_lens` but their number of pages. Before that a wrapper takes their maximum, up to 0.6 with Python's max(),
@@ -45,7 +45,7 @@ class Rows:
     most_queries: int  # of a row
 
     @classmethod
-    def of(cls, host: StepLayout, kv_indices: Tensor, begin: int, end: int) -> Rows:
+    def of(cls, host: StepLayout, kv_indices: Tensor, begin: int, end: int) -> WrapperRows:
         """Rows begin..end-1 of a layout, at least one, whose `kv_indices` are on the device, too."""
         first_page, last_page = int(host.kv_indptr[begin]), int(host.kv_indptr[end])
         require_int32(kv_indices=kv_indices)
@@ -147,7 +147,7 @@ class DecodeWrapper(_PagedWrapper):
             wrapper.reset_workspace_buffer(float_workspace_buffer=shared, int_workspace_buffer=own)
         super().__init__(setup, scoring, wrapper, head_dim=setup.spec.head_dim)
 
-    def plan(self, rows: Rows, group: int) -> None:
+    def plan(self, rows: WrapperRows, group: int) -> None:
         """For the rows' pages in a group."""
         self._plan(indptr=rows.kv_indptr, indices=rows.kv_indices[group], last_page_len=rows.last_page_len, seq_lens=rows.longest)
 
@@ -162,7 +162,7 @@ class PrefillWrapper(_PagedWrapper):
         super().__init__(setup, scoring, wrapper, head_dim_qk=setup.spec.head_dim, causal=True)
         self._needs_seq_lens = kernel == "fa3"
 
-    def plan(self, rows: Rows, group: int) -> None:
+    def plan(self, rows: WrapperRows, group: int) -> None:
         """For the rows' pages in a group."""
         self._plan(
             qo_indptr=rows.qo_indptr,

@@ -1,6 +1,6 @@
 """The exchange between the ranks of a model: over memory that processes of one host share, or by a process group of torch.
 
-Owns the memory. What an exchange is for the kernels is `Exchange` in `src/abi.h`, and how rounds work in `src/exchange.h`.
+Owns the memory. What an exchange is for the kernels is `SharedMemoryExchange` in `src/abi.h`, and how rounds work in `src/exchange.h`.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ def exchange_bytes(num_ranks: int) -> int:
     return _HEADER + 2 * num_ranks * SLOT_BYTES
 
 
-class Exchange:
+class SharedMemoryExchange:
     """Satisfies `RankExchange`, over shared memory. Its memory lives as long as the object, in each rank."""
 
     def __init__(self, kernels: CpuKernels, fd: int, index: int, size: int, timeout: float) -> None:

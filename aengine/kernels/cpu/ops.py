@@ -19,7 +19,7 @@ from aengine.kernels.cpu.library import BLOCK, ELEMENTS, CLowRank, CStepAdapters
 from aengine.kernels.cpu.packing import PackedLinear
 
 
-class PackedAdapter:
+class PackedCpuAdapter:
     """The low-rank matrices of an adapter. Immutable; can be used by any workspace."""
 
     def __init__(self, memory: NDArray[np.uint8], matrices: Mapping[int, CLowRank], count: int) -> None:
@@ -39,7 +39,7 @@ class PackedAdapter:
 class StepAdapters:
     """Which adapter each token of a step has, or each row of hidden states."""
 
-    def __init__(self, adapters: Sequence[PackedAdapter], of_tokens: NDArray[np.int32]) -> None:
+    def __init__(self, adapters: Sequence[PackedCpuAdapter], of_tokens: NDArray[np.int32]) -> None:
         """`of_tokens`: [T], indices of `adapters`; -1: none. Raises ValueError for other indices."""
         self.of_tokens = np.ascontiguousarray(of_tokens, dtype=np.int32)
         if len(of_tokens) and not -1 <= int(of_tokens.min()) <= int(of_tokens.max()) < len(adapters):

@@ -33,7 +33,7 @@ _COMBINED_NUMBERS = 8192
 """Of partial results that a program holds at a time: 64 in each of its threads."""
 
 
-class Work(NamedTuple):
+class DeviceDecodeWork(NamedTuple):
     """The work of n decode rows; as `DecodeWork`, on the device."""
 
     items: Tensor  # [items, fields] int32
@@ -41,7 +41,7 @@ class Work(NamedTuple):
     num_partials: int  # for which there must be room; 0: each row has one item
 
 
-def decode_block(group: int, blocks: Blocks) -> int:
+def decode_block(group: int, blocks: BlockSizes) -> int:
     """The most query heads of a KV head, of `group`, that a program computes for a lone row."""
     return min(max(blocks.least_queries, int(triton.next_power_of_2(group))), blocks.queries)
 
@@ -51,11 +51,11 @@ def attend_decodes(
     out: Tensor,
     cache: PagedCache,
     kv_indices: Tensor,
-    work: Work,
+    work: DeviceDecodeWork,
     scoring: Scoring,
     sinks: Tensor | None,
     slopes: Tensor | None,
-    blocks: Blocks,
+    blocks: BlockSizes,
 ) -> None:
     """Attention of the first n of [T, num_heads, head_dim] queries, where query i is the last of row i, to `out` [T, num_heads, value_dim]
     (contiguous). `kv_indices` int32 are the pages of all rows.
@@ -205,7 +205,7 @@ class PageLists(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Blocks:
+class BlockSizes:
     """How the work is divided among programs. All but `split_keys` are constants of the compiled kernels."""
 
     keys: int  # that a program reads at a time
@@ -216,7 +216,7 @@ class Blocks:
     stages: int = 3  # how many blocks of keys and values are loaded ahead, and one more
 
     @classmethod
-    def of(cls, head_dim: int, value_dim: int, latent: bool, dtype: torch.dtype, cache_dtype: torch.dtype, hopper: bool) -> Blocks:
+    def of(cls, head_dim: int, value_dim: int, latent: bool, dtype: torch.dtype, cache_dtype: torch.dtype, hopper: bool) -> BlockSizes:
         """The blocks for queries of `head_dim` and `dtype`. On Hopper (`is_hopper`) a program may have 227 KB of shared memory, and there
         are products of 64 rows that read it directly; elsewhere it has 99 KB."""
         row_bytes = width(value_dim if latent else head_dim) * dtype.itemsize
@@ -245,7 +245,9 @@ def runs_on(device: torch.device) -> bool:
     return device.type == "cuda" or (device.type == "cpu" and isinstance(prefill_kernel, InterpretedFunction))
 
 
-def prefill_tiles(lengths: NDArray[np.int32], seq_lens: NDArray[np.int32], first_row: int, group: int, blocks: Blocks) -> NDArray[np.int32]:
+def prefill_tiles(
+    lengths: NDArray[np.int32], seq_lens: NDArray[np.int32], first_row: int, group: int, blocks: BlockSizes
+) -> NDArray[np.int32]:
     """The tiles of the rows from `first_row` on, which have `lengths` queries and `seq_lens` keys: [2, tiles], the row of a tile, and its
     first pair of query and head of the row's length * group pairs. Those with most keys come first, so that none runs alone at the end."""
     counts = -(-lengths * group // blocks.prompt_queries)
@@ -267,7 +269,7 @@ def attend_prefills(
     scoring: Scoring,
     sinks: Tensor | None,
     slopes: Tensor | None,
-    blocks: Blocks,
+    blocks: BlockSizes,
 ) -> None:
     """Attention of the queries of the rows in `tiles` (`prefill_tiles`, on the device), which are the last of their rows, to `out`
     (contiguous).

@@ -14,12 +14,12 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from aengine.kernels.layer_params import ExpertLinear, RouterScoring, Routing, SharedOutput
+from aengine.kernels.layer_params import ExpertLinear, ExpertRouting, RouterScoring, SharedOutput
 from aengine.kernels.triton.code_products import FEW_STAGES, code_options, code_sums, codes_per_word
 from aengine.kernels.triton.codes import Codes
 
 
-def route(logits: Tensor, bias: Tensor | None, correction: Tensor | None, routing: Routing) -> tuple[Tensor, Tensor]:
+def route(logits: Tensor, bias: Tensor | None, correction: Tensor | None, routing: ExpertRouting) -> tuple[Tensor, Tensor]:
     """Chooses the experts of each token as `route` of `kernels/layer_params.py` does, in one launch. Of equal scores, of experts and of
     groups, the first are chosen."""
     tokens, num_experts = logits.shape

@@ -11,7 +11,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from aengine.kernels.layer_params import Activation, ExpertMlp, Rotation, Routing, SharedOutput
+from aengine.kernels.layer_params import Activation, ExpertMlp, ExpertRouting, Rotation, SharedOutput
 from aengine.kernels.paged_cache import KvTarget
 from aengine.kernels.quantized import LARGEST, Float8Rows
 from aengine.kernels.triton import rotary
@@ -80,7 +80,7 @@ class TritonOps:
             _gated[grid](*strided, size, ACTIVATION=activation.value, **options)
         return out
 
-    def route(self, logits: Tensor, bias: Tensor | None, correction: Tensor | None, routing: Routing) -> tuple[Tensor, Tensor]:
+    def route(self, logits: Tensor, bias: Tensor | None, correction: Tensor | None, routing: ExpertRouting) -> tuple[Tensor, Tensor]:
         return route(logits, bias, correction, routing)
 
     def experts(

@@ -6,14 +6,14 @@ import pathlib
 from typing import Any
 
 from aengine.models.config.json_file import read_json
-from aengine.models.config.reader import CONFIG_JSON, Source
+from aengine.models.config.reader import CONFIG_JSON, ConfigSource
 from aengine.models.gguf.config import read_config as read_gguf
 from aengine.models.gguf.file import is_gguf
 from aengine.models.text_part import text_config
 
 
-def read_config(model: pathlib.Path) -> tuple[dict[str, Any], Source]:
-    """Read the config of a directory with a config.json, or of a GGUF file; the `Source` says what errors about it name. Raises
+def read_config(model: pathlib.Path) -> tuple[dict[str, Any], ConfigSource]:
+    """Read the config of a directory with a config.json, or of a GGUF file; the `ConfigSource` says what errors about it name. Raises
     ModelLoadError."""
     return read_gguf(model) if is_gguf(model) else (read_json(model / "config.json"), CONFIG_JSON)
 

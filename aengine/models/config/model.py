@@ -12,7 +12,7 @@ from aengine.api.errors import InvalidRequestError, ModelLoadError
 from aengine.api.params import SamplingParams
 from aengine.models.config.file import read_config
 from aengine.models.config.json_file import read_json
-from aengine.models.config.reader import CONFIG_JSON, ConfigReader, NotNativeError, Source, read_token_ids
+from aengine.models.config.reader import CONFIG_JSON, ConfigReader, ConfigSource, NotNativeError, read_token_ids
 from aengine.models.families import FAMILIES
 from aengine.models.families.base import Family
 from aengine.models.loading.hub import shortened
@@ -41,7 +41,7 @@ def load_spec(model_dir: pathlib.Path, max_model_len: int | None = None) -> Mode
     return replace(spec, tied_head=spec.tied_head and not has_own_head(spec, checkpoint))
 
 
-def read_spec(config: Mapping[str, Any], max_model_len: int | None = None, source: Source = CONFIG_JSON) -> ModelSpec:
+def read_spec(config: Mapping[str, Any], max_model_len: int | None = None, source: ConfigSource = CONFIG_JSON) -> ModelSpec:
     """The spec of a config.json, for sequences of up to `max_model_len` tokens, on which some ropes depend; None: of the model's context.
     Of a model that takes images or audio as well it is that of the part for text alone.
 

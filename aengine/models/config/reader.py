@@ -42,7 +42,7 @@ class NotNativeError(ModelLoadError):
 
 
 @dataclass(frozen=True, slots=True)
-class Source:
+class ConfigSource:
     """What errors about a config name: its file, and what the keys are called there."""
 
     file: str = "config.json"
@@ -52,7 +52,7 @@ class Source:
         return self.keys.get(key, key)
 
 
-CONFIG_JSON = Source()
+CONFIG_JSON = ConfigSource()
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +63,7 @@ class ConfigReader:
     max_model_len: int | None = None  # tokens that the engine will be limited to; None: by the model and memory alone
     family: str = ""  # whose config it is, if it describes a whole model; both as in `ModelSpec`
     architecture: str = ""
-    source: Source = CONFIG_JSON
+    source: ConfigSource = CONFIG_JSON
 
     def name(self, key: str) -> str:
         """A key as the file of the config has it."""

@@ -13,7 +13,7 @@ import torch
 
 from aengine.api.errors import ModelLoadError
 from aengine.layers.rotary import RopeSpec, dynamic, llama3, unscaled, yarn
-from aengine.models.config.reader import CONFIG_JSON, MOST_POSITIONS, ConfigReader, NotNativeError, Source, is_number
+from aengine.models.config.reader import CONFIG_JSON, MOST_POSITIONS, ConfigReader, ConfigSource, NotNativeError, is_number
 
 _DEFAULT_THETA = 10000.0
 _COMMON_KEYS = frozenset({"rope_type", "type", "rope_theta", "partial_rotary_factor"})
@@ -36,7 +36,7 @@ def read_rope(
     head_dim: int,
     max_position_embeddings: int,
     max_model_len: int | None = None,
-    source: Source = CONFIG_JSON,
+    source: ConfigSource = CONFIG_JSON,
 ) -> tuple[RopeSpec, int]:
     """The rope of a config.json, and the longest context in tokens. Raises ModelLoadError naming what is not supported.
 
@@ -58,7 +58,7 @@ def read_rope(
 
 
 def _read_rope(
-    config: Mapping[str, Any], head_dim: int, max_position_embeddings: int, max_model_len: int | None, source: Source
+    config: Mapping[str, Any], head_dim: int, max_position_embeddings: int, max_model_len: int | None, source: ConfigSource
 ) -> tuple[RopeSpec, int]:
     key = "rope_scaling" if config.get("rope_scaling") else "rope_parameters"
     given = config.get(key) or {}

@@ -32,7 +32,7 @@ _NORM_KINDS = {NormKind.RMS: library.RMS_NORM, NormKind.LAYER: library.LAYER_NOR
 
 
 class Operations:
-    """The base of `Program`, which calls these methods in the order of the operations."""
+    """The base of `CpuProgram`, which calls these methods in the order of the operations."""
 
     def __init__(self, weights: PackedWeights) -> None:
         self._spec = weights.spec

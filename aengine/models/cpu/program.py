@@ -57,7 +57,7 @@ _Product = Callable[[str, int], None]  # writes to a buffer, with an epilogue
 _SCORINGS = {RouterScoring.SOFTMAX: library.SOFTMAX, RouterScoring.SIGMOID: library.SIGMOID}
 
 
-class Program(Operations):
+class CpuProgram(Operations):
     """The operations of a model as a `CModel`, with all that it points to; on one of several ranks, those of its part.
 
     Buffers have names while it is written: the `residual`, what a block reads (`normed`), `qkv`, what was `attended`, the `gated` inner

@@ -31,12 +31,12 @@ from aengine.kernels.cpu.library import (
     address,
     address_of_params,
 )
-from aengine.kernels.cpu.ops import PackedAdapter, StepAdapters
+from aengine.kernels.cpu.ops import PackedCpuAdapter, StepAdapters
 from aengine.kernels.cpu.pool import KvPool
 from aengine.kernels.quantized import Rows
 from aengine.kernels.warm_memory import Allocate, lazy_bytes
 from aengine.models.adapters import Adapter
-from aengine.models.cpu.program import Program
+from aengine.models.cpu.program import CpuProgram
 from aengine.models.cpu.weights import PackedWeights, pack_adapter
 from aengine.models.sharding import vocab_bounds
 from aengine.models.spec import DraftHead, Experts, LatentAttention, Layer, ModelSpec
@@ -79,7 +79,7 @@ def _unsupported_layer(layer: Layer) -> str | None:
 
 
 @dataclass(frozen=True, slots=True)
-class LastTokens:
+class CpuLastTokens:
     """How tokens go from one step to the next without the host: contiguous int32 arrays."""
 
     tokens: IntArray  # [rows], the last token of each row
@@ -106,7 +106,7 @@ class StepArguments:
         hidden: Tensor | None,
         sampled: NDArray[np.int64] | None,
         draw_params: NDArray[np.void] | None,
-        last_tokens: LastTokens,
+        last_tokens: CpuLastTokens,
         kept: KeptHidden | None = None,
         inputs: Tensor | None = None,
         adapters: StepAdapters | None = None,
@@ -237,13 +237,13 @@ class DecoderStack:
         self._served = head, stack
         self._program = self._make_program(self._weights)
 
-    def pack(self, workspace: Workspace, weights: Iterable[tuple[str, Sequence[Rows]]]) -> tuple[PackedWeights, Program | None]:
+    def pack(self, workspace: Workspace, weights: Iterable[tuple[str, Sequence[Rows]]]) -> tuple[PackedWeights, CpuProgram | None]:
         """Other weights of the same model, for `use`; as the stack was built. May run beside steps, in a workspace of its own."""
         packed = PackedWeights(self._weights.whole_spec, self.dtype, self._weights.shard)
         packed.take(workspace, weights, self._quantization, lazy_bytes)
         return packed, self._make_program(packed) if self._served[1] is None else None  # the head's weights may be others by then
 
-    def use(self, weights: PackedWeights, program: Program | None) -> None:
+    def use(self, weights: PackedWeights, program: CpuProgram | None) -> None:
         """Computes with other weights from now on, and so does a draft head with those of them that it shares. Steps that were prepared
         before are void."""
         self._weights = weights
@@ -262,11 +262,11 @@ class DecoderStack:
         self._weights = PackedWeights(self._weights.whole_spec, self.dtype, self._weights.shard)
         del self._program
 
-    def _make_program(self, weights: PackedWeights) -> Program:
+    def _make_program(self, weights: PackedWeights) -> CpuProgram:
         head, stack = self._served
-        return Program(weights, self._num_positions, self._groups, head, None if stack is None else stack._weights)
+        return CpuProgram(weights, self._num_positions, self._groups, head, None if stack is None else stack._weights)
 
-    def pack_adapter(self, adapter: Adapter) -> PackedAdapter:
+    def pack_adapter(self, adapter: Adapter) -> PackedCpuAdapter:
         """What steps of this stack take. From any thread, while steps run. Raises AdapterError for one that does not fit the model."""
         return pack_adapter(self._weights, self._program.matrices, adapter)
 
@@ -290,7 +290,7 @@ class DecoderStack:
         *,
         greedy: bool = False,
         draw_params: NDArray[np.void] | None = None,
-        last_tokens: LastTokens,
+        last_tokens: CpuLastTokens,
         kept: KeptHidden | None = None,
         inputs: Tensor | None = None,
         adapters: StepAdapters | None = None,

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from aengine.api.errors import AdapterError
 from aengine.kernels.cpu.library import BLOCK, EMBEDDING, PANEL, CLowRank, CLowRankBlock, Workspace
-from aengine.kernels.cpu.ops import PackedAdapter
+from aengine.kernels.cpu.ops import PackedCpuAdapter
 from aengine.kernels.cpu.packing import PackedLinear, PackedLinears, are_packable, as_packable, quantize_matrix
 from aengine.kernels.quantized import QuantizedRows, Rows
 from aengine.kernels.warm_memory import Allocate, lazy_bytes
@@ -162,7 +162,7 @@ _COLUMNS = 16  # of a block of B
 _ALIGNMENT = 64  # bytes
 
 
-def pack_adapter(weights: PackedWeights, numbers: Mapping[str, int], adapter: Adapter) -> PackedAdapter:
+def pack_adapter(weights: PackedWeights, numbers: Mapping[str, int], adapter: Adapter) -> PackedCpuAdapter:
     """`numbers` of the matrices that adapters add to, by name. Takes its own memory alone, so it can run beside steps.
 
     Raises AdapterError for an adapter of another parameter or shape.
@@ -183,7 +183,7 @@ def pack_adapter(weights: PackedWeights, numbers: Mapping[str, int], adapter: Ad
     for packing in packings:
         matrices[packing.number] = packing.write(memory[first : first + packing.nbytes])
         first += packing.nbytes
-    return PackedAdapter(memory, matrices, len(numbers))
+    return PackedCpuAdapter(memory, matrices, len(numbers))
 
 
 @dataclass

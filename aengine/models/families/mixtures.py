@@ -9,7 +9,7 @@ from typing import Any
 from torch import Tensor
 
 from aengine.api.errors import ModelLoadError
-from aengine.kernels.layer_params import Activation, RouterScoring, Routing
+from aengine.kernels.layer_params import Activation, ExpertRouting, RouterScoring
 from aengine.models.config.reader import ConfigReader, NotNativeError
 from aengine.models.families.base import (
     LLAMA_NAMES,
@@ -61,12 +61,12 @@ _GPT_OSS_NAMES = {
 }
 
 
-def routing(reader: ConfigReader, **others: Any) -> Routing:
-    """Describe routing to num_experts_per_tok experts; `others` are fields of `Routing` beside `top_k`."""
-    return Routing(reader.positive("num_experts_per_tok"), **others)
+def routing(reader: ConfigReader, **others: Any) -> ExpertRouting:
+    """Describe routing to num_experts_per_tok experts; `others` are fields of `ExpertRouting` beside `top_k`."""
+    return ExpertRouting(reader.positive("num_experts_per_tok"), **others)
 
 
-def experts(reader: ConfigReader, routing: Routing, *, size: str = "moe_intermediate_size", **others: Any) -> Experts:
+def experts(reader: ConfigReader, routing: ExpertRouting, *, size: str = "moe_intermediate_size", **others: Any) -> Experts:
     """Experts with the sizes of the config; `others` are other fields of `Experts`. Raises ModelLoadError for counts that do not fit."""
     places = (reader.config, reader.defaults)
     key = next((key for place in places for key in _COUNTS if place.get(key) is not None), _COUNTS[0])

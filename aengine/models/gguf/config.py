@@ -13,9 +13,9 @@ from typing import Any
 import numpy as np
 
 from aengine.api.errors import ModelLoadError
-from aengine.models.config.reader import ConfigReader, NotNativeError, Source
+from aengine.models.config.reader import ConfigReader, ConfigSource, NotNativeError
 from aengine.models.families import FAMILIES
-from aengine.models.gguf.file import GgufFile, GgufTensor, Strings, open_gguf
+from aengine.models.gguf.file import GgufFile, GgufTensor, LazyStrings, open_gguf
 
 _KEYS: Mapping[str, str] = {
     "context_length": "max_position_embeddings",
@@ -241,7 +241,7 @@ ARCHITECTURES: Mapping[str, Architecture] = {
 """By llama.cpp's name."""
 
 
-def read_config(path: pathlib.Path) -> tuple[dict[str, Any], Source]:
+def read_config(path: pathlib.Path) -> tuple[dict[str, Any], ConfigSource]:
     """The config.json of the model in a GGUF file, and what errors about it name. Raises ModelLoadError for files that are broken or whose
     model is not supported."""
     return config_of(open_gguf(path))
@@ -253,8 +253,8 @@ def architecture_of(file: GgufFile) -> Architecture:
     return ARCHITECTURES[file.architecture]
 
 
-def config_of(file: GgufFile) -> tuple[dict[str, Any], Source]:
-    """Make the config.json that the model would have; the `Source` says what errors about it name. Raises ModelLoadError."""
+def config_of(file: GgufFile) -> tuple[dict[str, Any], ConfigSource]:
+    """Make the config.json that the model would have; the `ConfigSource` says what errors about it name. Raises ModelLoadError."""
     architecture = architecture_of(file)
     embedding = file.tensors.get("token_embd.weight")
     if embedding is None:
@@ -267,7 +267,7 @@ def config_of(file: GgufFile) -> tuple[dict[str, Any], Source]:
             config[ours] = _one(prefix + theirs, value)
     named = {ours: prefix + theirs for theirs, ours in {**_KEYS, **_ROPE_KEYS}.items()}
     named |= dict.fromkeys(("num_local_experts", "n_routed_experts"), f"{prefix}expert_count")
-    reader = ConfigReader(config, {}, source=Source(file.path.name, named))
+    reader = ConfigReader(config, {}, source=ConfigSource(file.path.name, named))
     if reader.positive("num_hidden_layers") > len(file.tensors):
         raise ModelLoadError(f"{prefix}block_count {config['num_hidden_layers']} is more than the file's {len(file.tensors)} tensors")
     config["num_hidden_layers"] -= file.get(f"{prefix}nextn_predict_layers", int, 0)  # the last layers, which predict further tokens
@@ -287,7 +287,7 @@ def config_of(file: GgufFile) -> tuple[dict[str, Any], Source]:
     architecture.change(file, config)
     family = FAMILIES[config["model_type"]]
     config["architectures"] = [family.architecture]
-    source = Source(file.path.name, {family.keys.get(key, key): name for key, name in named.items()})
+    source = ConfigSource(file.path.name, {family.keys.get(key, key): name for key, name in named.items()})
     return {family.keys.get(key, key): value for key, value in config.items()}, source
 
 
@@ -310,7 +310,7 @@ def _dtype(file: GgufFile) -> str:
 def _ends(file: GgufFile) -> list[int]:
     named = [file.get(f"tokenizer.ggml.{name}_token_id", int) for name in _ENDS]
     ids = {token_id for token_id in named if token_id is not None}
-    tokens, kinds = file.get("tokenizer.ggml.tokens", Strings, ()), file.get("tokenizer.ggml.token_type", np.ndarray, np.zeros(0))
+    tokens, kinds = file.get("tokenizer.ggml.tokens", LazyStrings, ()), file.get("tokenizer.ggml.token_type", np.ndarray, np.zeros(0))
     ids.update(int(number) for number in np.flatnonzero(kinds[: len(tokens)] == _CONTROL) if tokens[number] in _END_TEXTS)
     return sorted(ids)
 

@@ -56,7 +56,7 @@ class GgufTensor:
         return self.data.reshape(math.prod(self.shape[:-1]), -1)
 
 
-class Strings(Sequence[str]):
+class LazyStrings(Sequence[str]):
     """An array of strings, each of which is decoded when it is asked for: most readers of a file need no vocabulary."""
 
     def __init__(self, data: mmap.mmap, ends: array[int], start: int, what: str) -> None:
@@ -88,7 +88,7 @@ class Strings(Sequence[str]):
 @dataclass(frozen=True, slots=True)
 class GgufFile:
     path: pathlib.Path
-    metadata: Mapping[str, Any]  # arrays of numbers are NumPy arrays, those of strings `Strings`
+    metadata: Mapping[str, Any]  # arrays of numbers are NumPy arrays, those of strings `LazyStrings`
     tensors: Mapping[str, GgufTensor]
 
     def get(self, key: str, kind: type | tuple[type, ...], fallback: Any = None) -> Any:
@@ -154,7 +154,7 @@ def _joined(given: GgufFile) -> GgufFile:
 
 
 def _shown(value: Any) -> str:
-    return f"an array of {len(value)} values" if isinstance(value, Strings | np.ndarray) else f"{str(value)[:40]!r}"
+    return f"an array of {len(value)} values" if isinstance(value, LazyStrings | np.ndarray) else f"{str(value)[:40]!r}"
 
 
 class _Reader:
@@ -234,7 +234,7 @@ class _Reader:
         count = self._count(f"the length of {key}", dtype.itemsize)
         return np.frombuffer(self._take(count * dtype.itemsize, key), dtype=dtype)
 
-    def _strings(self, key: str) -> Strings:
+    def _strings(self, key: str) -> LazyStrings:
         count = self._count(f"the length of {key}", _MIN_STRING)
         start = at = self._at
         ends, read_length = array("Q"), _LENGTH.unpack_from
@@ -247,7 +247,7 @@ class _Reader:
         if at > len(self._bytes):
             raise self._error(f"is cut off or lies: entry {max(len(ends) - 1, 0)} of {key} does not end in it")
         self._at = at
-        return Strings(self._bytes, ends, start, f"{key} in {self._path}")
+        return LazyStrings(self._bytes, ends, start, f"{key} in {self._path}")
 
     def _number(self, code: str, what: str) -> Any:
         return struct.unpack("<" + code, self._take(struct.calcsize("<" + code), what))[0]

@@ -148,7 +148,7 @@ async def connected_to_ray(address: str) -> AsyncIterator[ModuleType]:
 
 
 @dataclass(frozen=True, slots=True)
-class Placement:
+class RayPlacement:
     """What each replica of `engine` takes of a cluster."""
 
     ray: ModuleType
@@ -164,7 +164,7 @@ class Placement:
         return [{name: count for name, count in total.items() if count} for total in totals]
 
     @classmethod
-    def of(cls, engine: EngineConfig, config: RayConfig, ray: ModuleType) -> Placement:
+    def of(cls, engine: EngineConfig, config: RayConfig, ray: ModuleType) -> RayPlacement:
         """The ranks of a stage are together on one node, or as many of them as `ranks_per_node`. A rank has a GPU where the cluster has any
         and the device allows it, else as many CPUs as threads. Raises `ConfigError`."""
         for name in ("local_ranks", "rank_address", "rank_secret_file"):
@@ -202,7 +202,7 @@ class Placement:
 class PlacedReplica:
     """Actors that are one replica, or become one."""
 
-    def __init__(self, placement: Placement, name: str) -> None:
+    def __init__(self, placement: RayPlacement, name: str) -> None:
         self._placement = placement
         self._name = name
         self._ray = placement.ray

@@ -19,7 +19,7 @@ from aengine.api.outputs import EngineStats
 from aengine.client.client import AsyncClient
 from aengine.client.link import Backoff
 from aengine.router.ray.config import RayConfig, Scale, next_scale
-from aengine.router.ray.placement import PlacedReplica, Placement, ReplicaEndedError, connected_to_ray
+from aengine.router.ray.placement import PlacedReplica, RayPlacement, ReplicaEndedError, connected_to_ray
 
 logger = logging.getLogger("aengine.router")
 
@@ -37,7 +37,7 @@ async def ray_replicas(engine: EngineConfig, config: RayConfig, token: str) -> A
     `ModelLoadError`.
     """
     async with connected_to_ray(config.ray_address) as ray:
-        deployment = _Deployment(Placement.of(engine, config, ray), config, token)
+        deployment = _Deployment(RayPlacement.of(engine, config, ray), config, token)
         running = asyncio.create_task(deployment.run(), name="aengine-ray-replicas")
         running.add_done_callback(lambda _: deployment.changed.set())
         known: frozenset[str] = frozenset()
@@ -73,7 +73,7 @@ class _Replica:
 class _Deployment:
     """Keeps as many replicas in a Ray cluster as there should be."""
 
-    def __init__(self, placement: Placement, config: RayConfig, token: str) -> None:
+    def __init__(self, placement: RayPlacement, config: RayConfig, token: str) -> None:
         self.changed = asyncio.Event()  # `addresses` have; cleared by who reads them
         self._placement = placement
         self._config = config

@@ -14,7 +14,7 @@ from aengine.kernels.cpu.library import Workspace
 from aengine.kernels.cpu.ops import draw
 from aengine.kernels.cpu.pool import KvPool, page_bytes
 from aengine.kernels.warm_memory import keep_rows, lazy_bytes
-from aengine.models.cpu.stack import DecoderStack, KeptHidden, LastTokens, PreparedStep, unsupported
+from aengine.models.cpu.stack import CpuLastTokens, DecoderStack, KeptHidden, PreparedStep, unsupported
 from aengine.models.draft_heads import draft_token_ids
 from aengine.models.loading.weight_bytes import quantized_bytes, weight_bytes
 from aengine.runner.contract import IntArray, Step
@@ -105,7 +105,7 @@ class DraftModel:
             step.logits_indices,
             greedy=draw_params is None and not own_ids,
             draw_params=None if own_ids else draw_params,
-            last_tokens=LastTokens(self._last_tokens, step.rows[:num_decodes], step.sampled_rows[: 0 if own_ids else None]),
+            last_tokens=CpuLastTokens(self._last_tokens, step.rows[:num_decodes], step.sampled_rows[: 0 if own_ids else None]),
             kept=self.kept(step.kept_slots),
         )
         if self._workspace.threads > 1 and not own_ids:

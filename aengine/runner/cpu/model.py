@@ -18,12 +18,12 @@ from torch import Tensor
 from aengine.api.runtime import trim_heap
 from aengine.kernels.cpu.compiler import KernelsUnavailableError
 from aengine.kernels.cpu.library import Workspace, load_kernels
-from aengine.kernels.cpu.ops import PackedAdapter, StepAdapters
+from aengine.kernels.cpu.ops import PackedCpuAdapter, StepAdapters
 from aengine.kernels.cpu.pool import KvPool, page_bytes
 from aengine.kernels.warm_memory import WarmMemory, lazy_bytes
 from aengine.models.adapters import Adapter
-from aengine.models.cpu.program import Program
-from aengine.models.cpu.stack import DecoderStack, LastTokens, PreparedStep, unsupported
+from aengine.models.cpu.program import CpuProgram
+from aengine.models.cpu.stack import CpuLastTokens, DecoderStack, PreparedStep, unsupported
 from aengine.models.cpu.weights import PackedWeights
 from aengine.models.loading.weight_bytes import quantized_bytes, weight_bytes
 from aengine.models.sharding import sharded_spec
@@ -87,7 +87,7 @@ class HostModel:
             elif setup.draft is not None and setup.draft.native_spec.draft_head is not None:
                 self._stack.serve(setup.draft.native_spec.draft_head, None)
         self.last_tokens = np.zeros(setup.max_num_seqs, dtype=np.int32)  # by row
-        self._adapters: dict[int, PackedAdapter] = {}  # by key
+        self._adapters: dict[int, PackedCpuAdapter] = {}  # by key
         _log.info(
             "CPU kernels: level %s, %d threads, %s of %s weights packed in %.2f s",
             kernels.level.value,
@@ -118,7 +118,7 @@ class HostModel:
 
     def use_weights(self, prepared: object) -> None:
         """Computes the steps from now on with weights of `prepare_weights`. No step is in flight."""
-        self._stack.use(*cast("tuple[PackedWeights, Program | None]", prepared))
+        self._stack.use(*cast("tuple[PackedWeights, CpuProgram | None]", prepared))
 
     def sleep(self, level: int, pages: IntArray) -> None:
         """Gives back the memory of the workspace and of all KV pages but `pages`, with level 2 that of the weights, too."""
@@ -135,7 +135,7 @@ class HostModel:
         if self.draft is not None:
             self.draft.copy_pages(sources, destinations)
 
-    def pack_adapter(self, adapter: Adapter) -> PackedAdapter:
+    def pack_adapter(self, adapter: Adapter) -> PackedCpuAdapter:
         """An adapter in the form that `set_adapter` takes. May be called from any thread while steps run. Raises AdapterError for one that
         does not fit the model."""
         return self._stack.pack_adapter(adapter)
@@ -145,7 +145,7 @@ class HostModel:
         if packed is None:
             self._adapters.pop(key, None)
         else:
-            assert isinstance(packed, PackedAdapter)
+            assert isinstance(packed, PackedCpuAdapter)
             self._adapters[key] = packed
 
     def _adapters_of(self, step: Step, tokens: IntArray | None = None) -> StepAdapters | None:
@@ -178,7 +178,7 @@ class HostModel:
             np.arange(len(token_ids), dtype=np.int32) if step.scores_prompts else step.logits_indices,
             greedy=greedy,
             draw_params=draw_params,
-            last_tokens=LastTokens(self.last_tokens, step.rows[:num_decodes], step.sampled_rows if samples else NO_INTS),
+            last_tokens=CpuLastTokens(self.last_tokens, step.rows[:num_decodes], step.sampled_rows if samples else NO_INTS),
             kept=None if self.draft is None else self.draft.kept(step.layout.slot_mapping[0]),
             inputs=inputs,
             adapters=self._adapters_of(step),

@@ -42,7 +42,7 @@ DEFAULT_MODEL = "demo"
 TABLES: Mapping[str, type] = {"server": ServerConfig, "engine": EngineConfig, "router": RouterConfig, "ray": RayConfig}
 
 
-class Program(NamedTuple):
+class ServerProgram(NamedTuple):
     """A command that serves: how its flags and defaults differ from the names and defaults of fields. Variables and keys do not."""
 
     name: str
@@ -51,8 +51,8 @@ class Program(NamedTuple):
     defaults: Mapping[str, Any] = {}  # of `ServerConfig`
 
 
-GRPC = Program("aengine-grpc", "Serve one model over gRPC.")
-HTTP = Program(
+GRPC = ServerProgram("aengine-grpc", "Serve one model over gRPC.")
+HTTP = ServerProgram(
     "aengine-serve",
     "Serve one model over HTTP, with the APIs of OpenAI and Anthropic, and a page to chat on.",
     {"http_port": "--port", "port": "--grpc-port"},
@@ -163,7 +163,7 @@ class Settings:
     origins: Mapping[str, str]
 
 
-def options(program: Program = GRPC) -> list[Option]:
+def options(program: ServerProgram = GRPC) -> list[Option]:
     """All options of a program, by group. Their names are those of the TOML keys; names are unique across the tables."""
     found: list[Option] = []
     for table, cls in TABLES.items():
@@ -177,7 +177,9 @@ def options(program: Program = GRPC) -> list[Option]:
     return found
 
 
-def read_settings(flags: Mapping[str, object], environ: Mapping[str, str], file: str | None = None, program: Program = GRPC) -> Settings:
+def read_settings(
+    flags: Mapping[str, object], environ: Mapping[str, str], file: str | None = None, program: ServerProgram = GRPC
+) -> Settings:
     """The configurations. `flags`: those that were given, by field, as text or as bool. `file`: of `--config`; without it that of
     AENGINE_CONFIG, if any. Raises `SettingsError`. Blocks."""
     by_name = {option.name: option for option in options(program)}

@@ -28,7 +28,7 @@ from aengine.server.core.auth import Authenticator
 from aengine.server.core.decoding import Decoding
 from aengine.server.core.errors import ServiceError, clip
 from aengine.server.core.in_flight import Admission, Caller, CallsInFlight, Observers
-from aengine.server.core.texts import Texts
+from aengine.server.core.texts import ServedTexts
 
 
 class BindError(AEngineError):
@@ -180,7 +180,7 @@ class Core:
         self.calls = CallsInFlight(config.max_calls, config.stall_seconds)
         names = tuple(dict.fromkeys(config.served_model_name))
         self.backend = Backend(engine, self.admission, self.observers, config.max_message_bytes, served_names=names)
-        self.texts = Texts(engine)
+        self.texts = ServedTexts(engine)
         self.decoding = Decoding(config.max_decoding_bytes, config.max_decoding_bytes_per_caller)
         self.metrics: CollectorRegistry | None = None  # to be read in other threads; None until a door shows them
         self._logged: set[str] = set()

@@ -24,7 +24,7 @@ class TokenizedChat(NamedTuple):
     token_ids: list[int]
 
 
-class Texts:
+class ServedTexts:
     """Asks `engine`. Fields in errors have the names of the arguments."""
 
     def __init__(self, engine: ServedEngine) -> None:

@@ -17,10 +17,10 @@ from aengine.server.core.core import Core
 from aengine.server.core.generation import Generation, count_prompt_tokens, submit
 from aengine.server.http.bodies import LIST, OBJECT, STRING, Fields, read_body
 from aengine.server.http.chat_input import NO_TOOLS, name_results, read_content, read_function, read_response_format
-from aengine.server.http.chat_output import Block, Blocks, Change, OutputReader, Piece
+from aengine.server.http.chat_output import Block, Change, ContentBlocks, OutputReader, Piece
 from aengine.server.http.errors import to_json
-from aengine.server.http.exchange import Exchange
-from aengine.server.http.parameters import CHAT_OPTIONS, EFFORT, OF_OTHERS, OPTIONS, PARAMS, Parameters, tenant_of
+from aengine.server.http.exchange import HttpExchange
+from aengine.server.http.parameters import CHAT_OPTIONS, EFFORT, OF_OTHERS, OPTIONS, PARAMS, BodyParameters, tenant_of
 
 TAKEN: Mapping[str, str] = {
     "model": "the served model or an adapter; empty: the served model",
@@ -69,14 +69,14 @@ class MessageAsked:
     """A request to `/v1/messages`, as its body was read."""
 
     request: GenerationRequest
-    parameters: Parameters  # has the client's names for fields
+    parameters: BodyParameters  # has the client's names for fields
     stream: bool
 
 
 def read_request(given: Fields, check: FieldChecks, *, has_output: bool = True, has_budget: bool = True) -> MessageAsked:
     """Read the body of a request to `/v1/messages`. `has_output`: false for a body that asks for the number of tokens alone. `has_budget`:
     whether reasoning can have one. Raises `InvalidRequestError` with all violations."""
-    parameters = Parameters(given)
+    parameters = BodyParameters(given)
     parameters.names["prompt"] = "messages"
     model = given.take("model", STRING, "")
     messages = read_messages(given)
@@ -109,7 +109,7 @@ def read_request(given: Fields, check: FieldChecks, *, has_output: bool = True, 
     return MessageAsked(GenerationRequest(prompt=messages, params=params, options=options, model=model, chat=chat), parameters, stream)
 
 
-def _read_tools(given: Fields, parameters: Parameters) -> list[dict[str, Any]]:
+def _read_tools(given: Fields, parameters: BodyParameters) -> list[dict[str, Any]]:
     tools = []
     for fields in given.objects("tools"):
         kind = fields.take("type", STRING, "custom")
@@ -132,7 +132,7 @@ def _take_choice(given: Fields) -> tuple[str, bool]:
     return choice, parallel
 
 
-def _take_thinking(given: Fields, parameters: Parameters) -> int | None:
+def _take_thinking(given: Fields, parameters: BodyParameters) -> int | None:
     """The budget of reasoning."""
     fields = given.sub("thinking")
     if fields is None:
@@ -146,7 +146,7 @@ def _take_thinking(given: Fields, parameters: Parameters) -> int | None:
     return budget
 
 
-def _take_output_config(given: Fields, parameters: Parameters) -> None:
+def _take_output_config(given: Fields, parameters: BodyParameters) -> None:
     fields = given.sub("output_config")
     if fields is None:
         return
@@ -237,7 +237,7 @@ _DELTAS: Mapping[str, tuple[str, str]] = {
 """What is added to blocks, and the field that has it."""
 
 
-async def messages(core: Core, exchange: Exchange) -> None:
+async def messages(core: Core, exchange: HttpExchange) -> None:
     check = FieldChecks()
     asked = read_request(await read_body(exchange, check), check, has_budget=bool(core.engine.model_info.reasoning_format))
     core.log_ignored(asked.parameters.ignored)
@@ -257,7 +257,7 @@ async def messages(core: Core, exchange: Exchange) -> None:
             await exchange.respond_json(writer.message())
 
 
-async def count_tokens(core: Core, exchange: Exchange) -> None:
+async def count_tokens(core: Core, exchange: HttpExchange) -> None:
     """`/v1/messages/count_tokens`: respond with the number of tokens that such a request has as a prompt."""
     check = FieldChecks()
     asked = read_request(await read_body(exchange, check), check, has_output=False, has_budget=False)
@@ -272,7 +272,7 @@ class _Writer:
     def __init__(self, generation: Generation) -> None:
         self.reader = OutputReader(generation)
         self._generation = generation
-        self._blocks = Blocks()
+        self._blocks = ContentBlocks()
         self._last: Token | None = None
 
     def message(self) -> dict[str, Any]:

@@ -23,7 +23,7 @@ from aengine.api.errors import InvalidRequestError
 from aengine.api.fields import MAX_INT32, Accepts, FieldChecks, Refusal, Rule, is_not, shown
 from aengine.server.core.decoding import UNCOUNTED_BYTES
 from aengine.server.core.errors import clip
-from aengine.server.http.exchange import Exchange
+from aengine.server.http.exchange import HttpExchange
 
 PIECE = 32 * 1024
 """Characters. C reads so many in a millisecond or two."""
@@ -159,8 +159,8 @@ TEXT_OR_LIST = Accepts(lambda value: isinstance(value, str | list), "a string or
 _AS_ZEROS = bytes.maketrans(b"123456789", b"000000000")
 
 
-async def read_body(exchange: Exchange, check: FieldChecks) -> Fields:
-    """The fields of the body, a JSON object. Raises `InvalidRequestError` (body), and what `Exchange.read` raises."""
+async def read_body(exchange: HttpExchange, check: FieldChecks) -> Fields:
+    """The fields of the body, a JSON object. Raises `InvalidRequestError` (body), and what `HttpExchange.read` raises."""
     raw = await exchange.read()
     return Fields(parse(raw) if len(raw) <= UNCOUNTED_BYTES else await exchange.decoding.run(parse, raw), "", check)
 

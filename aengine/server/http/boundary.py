@@ -24,7 +24,7 @@ from aengine.server.core.errors import ServiceError, clip, describe
 from aengine.server.core.in_flight import CURRENT_CALL, REQUEST_ID_KEY, Call, notify, request_id_of, trace_id_of
 from aengine.server.http.connection import Connection
 from aengine.server.http.errors import CLIENT_LEFT, OPENAI, ErrorStyle, HttpError, error_headers
-from aengine.server.http.exchange import Exchange, Receive, Send
+from aengine.server.http.exchange import HttpExchange, Receive, Send
 
 _HOST = re.compile(r"(?P<name>\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9._~!$&'()*+,;=%-]*)(?::[0-9]*)?")
 _LOCAL_NAMES = ("localhost.localdomain", ".localhost")
@@ -67,7 +67,7 @@ ENTRY_BYTES = 32
 NO_ROUTE = "other"
 """The method of calls of paths that do not exist."""
 
-Handler = Callable[[Exchange], Awaitable[None]]
+Handler = Callable[[HttpExchange], Awaitable[None]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,7 +122,7 @@ class Boundary:
             is_polled=route is not None and route.is_polled,
             is_apart=route is not None and route.is_apart,
         )
-        exchange = Exchange(
+        exchange = HttpExchange(
             scope,
             receive,
             send,
@@ -183,7 +183,7 @@ class Boundary:
                 return routes, rest
         return {}, ""
 
-    async def _fail(self, exchange: Exchange, error: Exception, style: ErrorStyle) -> None:
+    async def _fail(self, exchange: HttpExchange, error: Exception, style: ErrorStyle) -> None:
         call = exchange.call
         failure = describe(error, answered=exchange.answered)
         forget_tracebacks(error)  # they hold the body, and this call, which holds them

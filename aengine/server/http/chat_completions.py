@@ -27,9 +27,9 @@ from aengine.server.http.chat_output import (
     stop_reason_of,
     write_choices,
 )
-from aengine.server.http.exchange import Exchange
+from aengine.server.http.exchange import HttpExchange
 from aengine.server.http.logprobs import TokenTexts, chat_logprobs, prompt_entries
-from aengine.server.http.parameters import CHAT_OPTIONS, EFFORT, OF_OTHERS, OPTIONS, PARAMS, Parameters
+from aengine.server.http.parameters import CHAT_OPTIONS, EFFORT, OF_OTHERS, OPTIONS, PARAMS, BodyParameters
 from aengine.server.http.parameters import IGNORED as IGNORED_EVERYWHERE
 
 TAKEN: Mapping[str, str] = {
@@ -75,12 +75,12 @@ class ChatAsked:
     """A request to `/v1/chat/completions`, as its body was read."""
 
     request: GenerationRequest
-    parameters: Parameters  # has the client's names for fields
+    parameters: BodyParameters  # has the client's names for fields
     stream: StreamAsked | None = None
     return_token_ids: bool = False
 
 
-async def chat_completions(core: Core, exchange: Exchange) -> None:
+async def chat_completions(core: Core, exchange: HttpExchange) -> None:
     check = FieldChecks()
     asked = read_request(await read_body(exchange, check), check)
     core.log_ignored(asked.parameters.ignored)
@@ -103,7 +103,7 @@ async def chat_completions(core: Core, exchange: Exchange) -> None:
 
 def read_request(given: Fields, check: FieldChecks) -> ChatAsked:
     """Read the body of a request to `/v1/chat/completions`. Raises `InvalidRequestError` with all violations."""
-    parameters = Parameters(given)
+    parameters = BodyParameters(given)
     parameters.names["prompt"] = "messages"
     model = given.take("model", STRING, "")
     messages = read_messages(given)
@@ -154,7 +154,7 @@ def refuse_others(given: Fields, refused: Mapping[str, str], taken: Sequence[str
     given.refuse_rest((*taken, *PARAMS, *OF_OTHERS))
 
 
-def _take_logprobs(given: Fields, parameters: Parameters) -> None:
+def _take_logprobs(given: Fields, parameters: BodyParameters) -> None:
     """OpenAI's `logprobs` is a flag, ours a number."""
     wanted = given.take("logprobs", Accepts(lambda value: isinstance(value, int), "true, false, or a number of alternatives"))
     top = given.take("top_logprobs", integer(0))

@@ -14,7 +14,7 @@ from aengine.api.fields import FLAG, Accepts, one_of, shown, text
 from aengine.api.params import StructuredOutput
 from aengine.chat.preparation import CHOICES
 from aengine.server.http.bodies import OBJECT, STRING, Fields
-from aengine.server.http.parameters import Parameters
+from aengine.server.http.parameters import BodyParameters
 
 ROLES: Mapping[str, str] = {"system": "system", "developer": "system", "user": "user", "assistant": "assistant", "tool": "tool"}
 """Roles of OpenAI's, and those that templates know."""
@@ -95,7 +95,7 @@ def _read_part(fields: Fields) -> str:
 # ---- tools -------------------------------------------------------------------------------------------------------------
 
 
-def read_tools(given: Fields, parameters: Parameters) -> list[dict[str, Any]]:
+def read_tools(given: Fields, parameters: BodyParameters) -> list[dict[str, Any]]:
     """`tools` of OpenAI's chat completions, which templates take as they are. Those that are no functions are left out."""
     tools = []
     for fields in given.objects("tools"):

@@ -53,7 +53,7 @@ class Change(NamedTuple):
     tokens: Sequence[Token] = ()  # that made it
 
 
-class Blocks:
+class ContentBlocks:
     """The blocks of one sequence. `with_tokens`: whether they are to know their tokens."""
 
     def __init__(self, *, with_tokens: bool = False) -> None:

@@ -30,9 +30,9 @@ from aengine.server.http.chat_output import (
     usage_of,
     write_choices,
 )
-from aengine.server.http.exchange import Exchange
+from aengine.server.http.exchange import HttpExchange
 from aengine.server.http.logprobs import CompletionLogprobs, TokenTexts, chat_logprobs, prompt_entries
-from aengine.server.http.parameters import OPTIONS, UNLIMITED, Parameters
+from aengine.server.http.parameters import OPTIONS, UNLIMITED, BodyParameters
 
 MAX_PROMPTS = 1024
 DEFAULT_MAX_TOKENS = 16
@@ -60,7 +60,7 @@ class CompletionsAsked:
     """A request to `/v1/completions`, as its body was read."""
 
     requests: Sequence[GenerationRequest]  # one for each prompt
-    parameters: Parameters
+    parameters: BodyParameters
     echo: bool = False
     empty: bool = False  # no output, the prompt alone
     stream: StreamAsked | None = None
@@ -71,7 +71,7 @@ class CompletionsAsked:
         return self.parameters.located(**({"prompt": f"prompt[{index}]"} if len(self.requests) > 1 else {}))
 
 
-async def completions(core: Core, exchange: Exchange) -> None:
+async def completions(core: Core, exchange: HttpExchange) -> None:
     check = FieldChecks()
     asked = read_request(await read_body(exchange, check), check)
     core.log_ignored(asked.parameters.ignored)
@@ -99,7 +99,7 @@ async def completions(core: Core, exchange: Exchange) -> None:
 
 def read_request(given: Fields, check: FieldChecks) -> CompletionsAsked:
     """Read the body of a request to `/v1/completions`. Raises `InvalidRequestError` with all violations."""
-    parameters = Parameters(given)
+    parameters = BodyParameters(given)
     model = given.take("model", STRING, "")
     prompts = _read_prompts(given)
     echo = given.take("echo", FLAG, False)
@@ -183,7 +183,7 @@ class _Writer:
 
     # ---- streams -------------------------------------------------------------------------------------------------------
 
-    async def stream(self, prompt: int, exchange: Exchange) -> None:
+    async def stream(self, prompt: int, exchange: HttpExchange) -> None:
         """Send the chunks of one of the prompts."""
         shown: _Prompt | None = None
         async for pieces in self._readers[prompt].pieces():

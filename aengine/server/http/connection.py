@@ -43,7 +43,7 @@ _logger = logging.getLogger(__name__)
 _logger.setLevel(logging.CRITICAL)
 
 
-class Addresses:
+class ConnectionCounts:
     """Counts connections by the addresses of clients. Of IPv6 the first 64 bits count, which is what one host has."""
 
     def __init__(self, most: int) -> None:
@@ -71,7 +71,7 @@ class Connection(HttpToolsProtocol):
     max_discarded_bytes = 16 * 1024 * 1024
     """Most bytes of a body that are read and dropped after its request was answered."""
 
-    def __init__(self, config: Config, state: ServerState, addresses: Addresses, style_of: Callable[[str], ErrorStyle]) -> None:
+    def __init__(self, config: Config, state: ServerState, addresses: ConnectionCounts, style_of: Callable[[str], ErrorStyle]) -> None:
         """`style_of`: how errors of a path are told."""
         super().__init__(config, state, {})
         self._addresses = addresses

@@ -26,12 +26,12 @@ from aengine.server.core.core import BindError, Core, address_of
 from aengine.server.http import anthropic, chat_completions, completions, embeddings, models, responses
 from aengine.server.http import models as texts
 from aengine.server.http.boundary import Boundary, Route
-from aengine.server.http.connection import IDLE_SECONDS, Addresses, Connection
+from aengine.server.http.connection import IDLE_SECONDS, Connection, ConnectionCounts
 from aengine.server.http.errors import ANTHROPIC
-from aengine.server.http.exchange import Exchange
+from aengine.server.http.exchange import HttpExchange
 from aengine.server.http.models import ChatPage
 
-TABLE: tuple[tuple[str, str, Callable[[Core, Exchange], Awaitable[None]]], ...] = (
+TABLE: tuple[tuple[str, str, Callable[[Core, HttpExchange], Awaitable[None]]], ...] = (
     ("POST", "/v1/chat/completions", chat_completions.chat_completions),
     ("POST", "/v1/completions", completions.completions),
     ("POST", "/v1/responses", responses.responses),
@@ -125,7 +125,7 @@ class HttpDoor:
             timeout_keep_alive=int(IDLE_SECONDS),
         )
         self._state = ServerState()
-        self._addresses = Addresses(core.config.max_connections_per_address)
+        self._addresses = ConnectionCounts(core.config.max_connections_per_address)
         self._server: asyncio.Server | None = None
         self._watching: asyncio.Task[None] | None = None
 

@@ -16,8 +16,8 @@ from aengine.server.core.core import Core
 from aengine.server.core.embeddings import embed_all
 from aengine.server.http.bodies import IDS, STRING, Fields, read_body
 from aengine.server.http.errors import to_json
-from aengine.server.http.exchange import Exchange
-from aengine.server.http.parameters import OPTIONS, Parameters
+from aengine.server.http.exchange import HttpExchange
+from aengine.server.http.parameters import OPTIONS, BodyParameters
 
 TAKEN: Mapping[str, str] = {
     "model": "the served model or an adapter; empty: the served model",
@@ -42,7 +42,7 @@ class EmbeddingsAsked:
     is_list: bool  # whether the inputs have numbers
     fields: EmbeddingFields
     in_base64: bool
-    parameters: Parameters  # has the client's names for fields
+    parameters: BodyParameters  # has the client's names for fields
 
     def name_of(self, field: str) -> str:
         """The client's name for a field of `embed_all`."""
@@ -51,7 +51,7 @@ class EmbeddingsAsked:
         return self.parameters.name_of(field)
 
 
-async def embeddings(core: Core, exchange: Exchange) -> None:
+async def embeddings(core: Core, exchange: HttpExchange) -> None:
     check = FieldChecks()
     asked = read_request(await read_body(exchange, check), check)
     try:
@@ -75,7 +75,7 @@ def _written(embedding: Embedding, in_base64: bool) -> bytes:
 
 def read_request(given: Fields, check: FieldChecks) -> EmbeddingsAsked:
     """Read the body of a request to `/v1/embeddings`. Raises `InvalidRequestError` with all violations."""
-    parameters = Parameters(given)
+    parameters = BodyParameters(given)
     model = given.take("model", STRING, "")
     value = given.need("input", _INPUT, " ")
     is_list = isinstance(value, list) and not IDS.test(value)

@@ -1,4 +1,5 @@
-"""`Exchange`: one HTTP request and its response. Owns how bytes are read and written, and what is marked while that waits for the client.
+"""`HttpExchange`: one HTTP request and its response. Owns how bytes are read and written, and what is marked while
+that waits for the client.
 
 Handlers get one; what they raise becomes an error elsewhere. Knows no path and no API.
 """
@@ -31,7 +32,7 @@ BEAT_SECONDS = 15.0
 """A stream of events that is silent for so long gets a comment, so that nobody on the way takes it for dead."""
 
 
-class Exchange:
+class HttpExchange:
     """To be used by one task, which leaves it with a response that has ended, or raises.
 
     `on_end` is called with the status just before the last bytes of a response are sent.

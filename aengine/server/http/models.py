@@ -25,13 +25,13 @@ from aengine.server.core.core import Core
 from aengine.server.core.errors import ServiceError, clip, draining
 from aengine.server.http.bodies import IDS, STRING, Fields, read_body
 from aengine.server.http.chat_input import read_messages, read_tools
-from aengine.server.http.exchange import Exchange
-from aengine.server.http.parameters import CHAT_OPTIONS, Parameters
+from aengine.server.http.exchange import HttpExchange
+from aengine.server.http.parameters import CHAT_OPTIONS, BodyParameters
 
 _STARTED = int(time.time())
 
 
-async def health(core: Core, exchange: Exchange) -> None:
+async def health(core: Core, exchange: HttpExchange) -> None:
     """`/health`: respond with 200 while requests are served. Raises `ServiceError` (DRAINING, NOT_READY) otherwise."""
     if core.admission.closed:
         raise draining()
@@ -40,7 +40,7 @@ async def health(core: Core, exchange: Exchange) -> None:
     await exchange.respond_json({"status": "ok"})
 
 
-async def models(core: Core, exchange: Exchange) -> None:
+async def models(core: Core, exchange: HttpExchange) -> None:
     """`/v1/models`: respond with the model under each of its names, and its adapters: what OpenAI's clients read, and what Anthropic's
     do."""
     names = list(dict.fromkeys([*core.backend.model_names, *(adapter.name for adapter in core.engine.adapters)]))
@@ -48,7 +48,7 @@ async def models(core: Core, exchange: Exchange) -> None:
     await exchange.respond_json({"object": "list", "data": data, "has_more": False, "first_id": names[0], "last_id": names[-1]})
 
 
-async def model(core: Core, exchange: Exchange) -> None:
+async def model(core: Core, exchange: HttpExchange) -> None:
     core.backend.require_model(exchange.rest)
     await exchange.respond_json(_model(core, exchange.rest))
 
@@ -75,17 +75,17 @@ def _model(core: Core, name: str) -> dict[str, Any]:
     }
 
 
-async def version(core: Core, exchange: Exchange) -> None:
+async def version(core: Core, exchange: HttpExchange) -> None:
     """`/version`: respond with the version of this package."""
     await exchange.respond_json({"version": aengine.__version__})
 
 
-async def load(core: Core, exchange: Exchange) -> None:
+async def load(core: Core, exchange: HttpExchange) -> None:
     """`/load`: respond with the engine's statistics, and whether the server drains."""
     await exchange.respond_json({"draining": core.admission.closed, **asdict(core.engine.stats())})
 
 
-async def metrics(core: Core, exchange: Exchange) -> None:
+async def metrics(core: Core, exchange: HttpExchange) -> None:
     """`/metrics`: respond with all metrics, in Prometheus' text format."""
     assert core.metrics is not None
     text = await asyncio.to_thread(generate_latest, core.metrics)
@@ -128,7 +128,7 @@ class ChatPage:
     def __init__(self) -> None:
         self._files = {path.relative_to(FOLDER).as_posix(): _read(path) for path in FOLDER.rglob("*") if path.suffix in TYPES}
 
-    async def __call__(self, exchange: Exchange) -> None:
+    async def __call__(self, exchange: HttpExchange) -> None:
         file = self._files.get(exchange.rest or INDEX)
         if file is None:
             raise ServiceError("METHOD_NOT_FOUND", f"the page has no file {clip(exchange.rest)}")
@@ -152,7 +152,7 @@ _TEXT = ("model", "prompt", "add_special_tokens", "with_pieces")
 _CHAT = ("model", "messages", "add_special_tokens", *CHAT_OPTIONS)
 
 
-async def tokenize(core: Core, exchange: Exchange) -> None:
+async def tokenize(core: Core, exchange: HttpExchange) -> None:
     """`{"prompt": text}` or `{"messages": [...]}` -> `{"tokens": [ids], "count", "max_model_len"}`; with_pieces, of a text, adds `pieces`,
     `start_offsets` and `end_offsets`, in bytes of UTF-8."""
     check = FieldChecks()
@@ -176,7 +176,7 @@ async def _tokenize_text(core: Core, given: Fields) -> dict[str, Any]:
 
 
 async def _tokenize_chat(core: Core, given: Fields) -> dict[str, Any]:
-    parameters = Parameters(given)
+    parameters = BodyParameters(given)
     parameters.names["prompt"] = "messages"
     messages = read_messages(given)
     parameters.put("tools", read_tools(given, parameters) or None, "tools")
@@ -189,7 +189,7 @@ async def _tokenize_chat(core: Core, given: Fields) -> dict[str, Any]:
     return {"tokens": rendered.token_ids}
 
 
-async def detokenize(core: Core, exchange: Exchange) -> None:
+async def detokenize(core: Core, exchange: HttpExchange) -> None:
     """`/detokenize`: respond to `{"tokens": [ids]}` with `{"prompt": text}`."""
     check = FieldChecks()
     given = await read_body(exchange, check)
@@ -203,7 +203,7 @@ async def detokenize(core: Core, exchange: Exchange) -> None:
     await exchange.respond_json({"prompt": text})
 
 
-async def tokenizer_info(core: Core, exchange: Exchange) -> None:
+async def tokenizer_info(core: Core, exchange: HttpExchange) -> None:
     """What evaluations ask before they leave tokenizing to the server: the text of the token that ends an output."""
     ids = core.engine.model_info.eos_token_ids[:1]
     await exchange.respond_json({"eos_token": await core.texts.detokenize(ids, skip_special_tokens=False) if ids else None})

@@ -81,7 +81,7 @@ _TOKEN_ID = re.compile(r"[0-9]{1,10}")
 Built = TypeVar("Built", SamplingParams, RequestOptions)
 
 
-class Parameters:
+class BodyParameters:
     """The parameters and options of a generation, gathered from the fields of a body: each by its name in the engine, with the name that
     the client gave it."""
 

@@ -12,9 +12,9 @@ from aengine.server.core.core import Core
 from aengine.server.core.errors import ServiceError
 from aengine.server.core.generation import Generation, count_prompt_tokens, submit
 from aengine.server.http.bodies import read_body
-from aengine.server.http.chat_output import Block, Blocks, Change, OutputReader, Piece, stop_reason_of
+from aengine.server.http.chat_output import Block, Change, ContentBlocks, OutputReader, Piece, stop_reason_of
 from aengine.server.http.errors import to_json
-from aengine.server.http.exchange import Exchange
+from aengine.server.http.exchange import HttpExchange
 from aengine.server.http.logprobs import TokenTexts, chat_logprobs
 from aengine.server.http.responses_input import ResponseAsked, ToolShape, read_request
 
@@ -31,7 +31,7 @@ _PARTS: Mapping[str, str] = {"reasoning": "reasoning_text", "text": "output_text
 """The parts of items."""
 
 
-async def responses(core: Core, exchange: Exchange) -> None:
+async def responses(core: Core, exchange: HttpExchange) -> None:
     check = FieldChecks()
     asked = read_request(await read_body(exchange, check), check)
     core.log_ignored(asked.parameters.ignored)
@@ -53,7 +53,7 @@ async def responses(core: Core, exchange: Exchange) -> None:
             await exchange.respond_json(writer.response())
 
 
-async def input_tokens(core: Core, exchange: Exchange) -> None:
+async def input_tokens(core: Core, exchange: HttpExchange) -> None:
     """`/v1/responses/input_tokens`: how many tokens the input of such a request has."""
     check = FieldChecks()
     asked = read_request(await read_body(exchange, check), check)
@@ -70,7 +70,7 @@ class _Writer:
         self._generation = generation
         self._texts = None if params.logprobs is None else TokenTexts(core.engine)
         self.reader = OutputReader(generation, self._texts)
-        self._blocks = Blocks(with_tokens=self._texts is not None)
+        self._blocks = ContentBlocks(with_tokens=self._texts is not None)
         self._shapes = asked.shapes
         self._last: Token | None = None
         self._num_events = 0

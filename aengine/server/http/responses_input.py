@@ -26,7 +26,7 @@ from aengine.server.http.chat_input import (
     read_function,
     read_response_format,
 )
-from aengine.server.http.parameters import CHAT_OPTIONS, EFFORT, OF_OTHERS, OPTIONS, PARAMS, Parameters
+from aengine.server.http.parameters import CHAT_OPTIONS, EFFORT, OF_OTHERS, OPTIONS, PARAMS, BodyParameters
 
 TAKEN: Mapping[str, str] = {
     "model": "the served model or an adapter; empty: the served model",
@@ -104,7 +104,7 @@ class ResponseAsked:
     """A request to `/v1/responses`, as its body was read."""
 
     request: GenerationRequest
-    parameters: Parameters  # has the client's names for fields
+    parameters: BodyParameters  # has the client's names for fields
     stream: bool
     repeated: Mapping[str, Any]  # the fields of the response that repeat those of the request
     shapes: Mapping[str, ToolShape] = field(default_factory=dict)  # of tools that are no plain functions, by their names for the model
@@ -112,7 +112,7 @@ class ResponseAsked:
 
 def read_request(given: Fields, check: FieldChecks) -> ResponseAsked:
     """Read the body of a request to `/v1/responses`. Raises `InvalidRequestError` with all violations."""
-    parameters = Parameters(given)
+    parameters = BodyParameters(given)
     parameters.names["prompt"] = "input"
     repeated: dict[str, Any] = {name: given.take(name, STRING) for name in ("instructions", "prompt_cache_key", "safety_identifier")}
     repeated["metadata"] = given.take("metadata", _METADATA, {})
@@ -151,7 +151,7 @@ def read_request(given: Fields, check: FieldChecks) -> ResponseAsked:
     return ResponseAsked(request, parameters, stream, repeated, shapes)
 
 
-def _take_logprobs(given: Fields, parameters: Parameters, repeated: dict[str, Any]) -> None:
+def _take_logprobs(given: Fields, parameters: BodyParameters, repeated: dict[str, Any]) -> None:
     included = given.take("include", LIST, ())
     for value in included:
         if value != _LOGPROBS:
@@ -161,7 +161,7 @@ def _take_logprobs(given: Fields, parameters: Parameters, repeated: dict[str, An
         parameters.put("logprobs", top, "top_logprobs")
 
 
-def _take_text(given: Fields, parameters: Parameters) -> dict[str, Any]:
+def _take_text(given: Fields, parameters: BodyParameters) -> dict[str, Any]:
     text: dict[str, Any] = given.take("text", OBJECT, {})
     fields = Fields(text, "text.", given.check)
     parameters.ignore({"verbosity": "the model knows none"}, fields)
@@ -177,7 +177,7 @@ def _take_text(given: Fields, parameters: Parameters) -> dict[str, Any]:
     return text
 
 
-def _take_reasoning(given: Fields, parameters: Parameters) -> dict[str, Any]:
+def _take_reasoning(given: Fields, parameters: BodyParameters) -> dict[str, Any]:
     reasoning: dict[str, Any] = given.take("reasoning", OBJECT, {})
     fields = Fields(reasoning, "reasoning.", given.check)
     effort = fields.take("effort", EFFORT)
@@ -190,7 +190,7 @@ def _take_reasoning(given: Fields, parameters: Parameters) -> dict[str, Any]:
 # ---- tools -------------------------------------------------------------------------------------------------------------
 
 
-def _take_tools(given: Fields, parameters: Parameters, repeated: dict[str, Any]) -> tuple[str, Mapping[str, ToolShape]]:
+def _take_tools(given: Fields, parameters: BodyParameters, repeated: dict[str, Any]) -> tuple[str, Mapping[str, ToolShape]]:
     """The choice of tools, as `ChatOutputOptions` have it, and the shapes of those that are no plain functions."""
     read = _Tools(parameters)
     repeated["tools"] = [tool for fields in given.objects("tools") if (tool := read.add(fields)) is not None]
@@ -203,7 +203,7 @@ def _take_tools(given: Fields, parameters: Parameters, repeated: dict[str, Any])
 class _Tools:
     """Reads tools."""
 
-    def __init__(self, parameters: Parameters) -> None:
+    def __init__(self, parameters: BodyParameters) -> None:
         self.functions: list[dict[str, Any]] = []  # as templates take them
         self.shapes: dict[str, ToolShape] = {}  # of those that are no plain functions, by the names of their functions
         self._parameters = parameters

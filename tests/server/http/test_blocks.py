@@ -7,7 +7,7 @@ from chat_engine import TOOL, TURN
 
 from aengine.api.outputs import FinishReason, Token
 from aengine.chat import ChatFormat, ChatParser
-from aengine.server.http.chat_output import Blocks, Piece
+from aengine.server.http.chat_output import ContentBlocks, Piece
 
 TEXT = TURN.replace("look.", "look, é.")
 
@@ -18,7 +18,7 @@ def test_blocks_and_their_tokens(at_once: int) -> None:
     texts[texts.index("\0")] = ""  # half a character has no text yet; nor has the end
     tokens = [Token(0, index, text) for index, text in enumerate(texts)]
     end = tokens[-1] = Token(0, len(texts) - 1, "", finish_reason=FinishReason.EOS)
-    blocks, parser = Blocks(with_tokens=True), ChatParser(ChatFormat("hermes", "think"), [{"type": "function", "function": TOOL}])
+    blocks, parser = ContentBlocks(with_tokens=True), ChatParser(ChatFormat("hermes", "think"), [{"type": "function", "function": TOOL}])
     changes = []
     for start in range(0, len(tokens), at_once):
         run = tokens[start : start + at_once]

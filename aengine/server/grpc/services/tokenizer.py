@@ -7,7 +7,7 @@ from grpc import ServicerContext
 from aengine.api.errors import InvalidRequestError
 from aengine.api.fields import FieldChecks
 from aengine.server.core.core import Backend
-from aengine.server.core.texts import MAX_TEXT_BYTES, Texts, check_size
+from aengine.server.core.texts import MAX_TEXT_BYTES, ServedTexts, check_size
 from aengine.v1 import tokenizer_service_pb2 as messages
 from aengine.v1.tokenizer_service_pb2_grpc import TokenizerServiceServicer
 from aengine.wire.names import CHAT
@@ -19,7 +19,7 @@ _CHAT_PATHS = {"prompt": "chat", **{name: f"chat.{name}" for name in CHAT}}
 class TokenizerServicer(TokenizerServiceServicer):
     """Serves the tokenizer of the backend's engine, with which `texts` works."""
 
-    def __init__(self, backend: Backend, texts: Texts) -> None:
+    def __init__(self, backend: Backend, texts: ServedTexts) -> None:
         self._backend = backend
         self._texts = texts
 
