@@ -50,7 +50,7 @@ from aengine.api.outputs import (
 )
 from aengine.api.params import EmbeddingParams, Reasoning, SamplingParams, StructuredOutput
 from aengine.api.request import RequestOptions
-from aengine.api.weights import GroupWeights, SharedWeights, send_weights
+from aengine.api.weight_sources import GroupWeights, SharedWeights, send_weights
 
 if TYPE_CHECKING:
     from aengine.aio.bridge import on_asyncio

@@ -20,13 +20,13 @@ from aengine.api.config import EngineConfig
 from aengine.api.fields import DeclaredField, Refusal, declared_fields
 from aengine.api.params import Reasoning, SamplingParams, StructuredOutput
 from aengine.api.request import RequestOptions
-from aengine.client.config import ClientConfig
-from aengine.router.config import RouterConfig
-from aengine.router.ray.config import RayConfig
+from aengine.client.client_config import ClientConfig
+from aengine.router.ray.ray_config import RayConfig
+from aengine.router.router_config import RouterConfig
 from aengine.server.config.options import GROUPS, ServerConfig
 from aengine.server.config.settings import field_docs, options
 from aengine.server.http import anthropic, chat_completions, completions, embeddings, responses_input
-from aengine.server.http.parameters import IGNORED, IGNORED_OF_OTHERS, OF_OTHERS
+from aengine.server.http.body_parameters import IGNORED, IGNORED_OF_OTHERS, OF_OTHERS
 
 DOCS = Path(__file__).resolve().parent.parent / "docs"
 FILES = ("chat.md", "configuration.md", "engine.md", "http.md", "sampling.md")

@@ -22,12 +22,19 @@ from aengine.api.config import EngineConfig
 from aengine.api.errors import AEngineError
 from aengine.api.outputs import ModelInfo
 from aengine.api.runtime import switch_often
-from aengine.bench.load import NANO_TEMPERATURE, Item, LengthRange, Lengths, RequestOutcome, Target, random_lengths, run_load
-from aengine.bench.options import WORKLOADS, add_engine_options, add_workload_options, engine_config, given_engine_flags, workload_items
+from aengine.bench.load_options import (
+    WORKLOADS,
+    add_engine_options,
+    add_workload_options,
+    engine_config,
+    given_engine_flags,
+    workload_items,
+)
+from aengine.bench.load_run import NANO_TEMPERATURE, Item, LengthRange, Lengths, RequestOutcome, Target, random_lengths, run_load
 from aengine.bench.probes import cancel_to_free, loop_lag, start_up_log
 from aengine.bench.report import plot, show_distribution, show_summary, summarise, table, write_json
 from aengine.bench.steps import add_step_command
-from aengine.router.load import RoutingPolicy
+from aengine.router.replica_load import RoutingPolicy
 
 DEFAULT_VOCAB = 32_000  # for servers that do not report theirs
 

@@ -16,10 +16,10 @@ import torch
 
 from aengine.api.config import EngineConfig
 from aengine.api.outputs import ModelInfo
-from aengine.bench.load import Item
+from aengine.bench.load_run import Item
 from aengine.kernels.paged_cache import SCALE_BYTES
 from aengine.kernels.warm_memory import lazy_bytes
-from aengine.models.config.model import load_spec
+from aengine.models.config.model_config import load_spec
 from aengine.models.loading.hub import resolve_model
 from aengine.models.loading.weight_bytes import quantized_bytes, weight_bytes
 from aengine.models.named_weights import experts_of, named_weights

@@ -27,7 +27,7 @@ import numpy as np
 
 import aengine
 from aengine.api.outputs import Drafted, DraftUsage
-from aengine.bench.load import RequestOutcome
+from aengine.bench.load_run import RequestOutcome
 
 
 @dataclass(frozen=True, slots=True)

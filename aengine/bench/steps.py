@@ -27,7 +27,7 @@ from safetensors.torch import save_file
 from aengine.api.config import EngineConfig
 from aengine.api.errors import AEngineError, ConfigError
 from aengine.bench.floor import Machine, MachineProbe, step_work
-from aengine.bench.options import add_engine_options, counts, engine_config
+from aengine.bench.load_options import add_engine_options, counts, engine_config
 from aengine.bench.probes import start_up_log
 from aengine.bench.report import table, write_json
 from aengine.bench.step_cases import Case, KernelTimes, kernel_times, step_plan, why_not

@@ -17,7 +17,7 @@ from typing import Any
 from aengine.api.engine import EngineBase
 from aengine.api.outputs import EngineStats
 from aengine.api.params import SamplingParams
-from aengine.bench.load import Target, TokenChunk
+from aengine.bench.load_run import Target, TokenChunk
 from aengine.router.router import Router
 
 

@@ -14,7 +14,7 @@ import warnings
 from collections.abc import Container, Mapping
 from typing import Any, NamedTuple
 
-from aengine.chat.source import Reading, Source
+from aengine.chat.text_source import Reading, Source
 
 MAX_DEPTH = 64
 """Most lists and objects within each other."""

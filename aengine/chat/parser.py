@@ -6,9 +6,9 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from aengine.chat.formats import CALLS, REASONING, ChatFormat
-from aengine.chat.formats.base import CallFormat, ReasoningFormat, Tools, tools_of
+from aengine.chat.formats.call_format import CallFormat, ReasoningFormat, Tools, tools_of
 from aengine.chat.json_calls import read_named
-from aengine.chat.source import ContentDelta, Event, Reading, ReasoningDelta, Source, random_id
+from aengine.chat.text_source import ContentDelta, Event, Reading, ReasoningDelta, Source, random_id
 
 _NAME = '"name"'
 _BEGINNINGS = ('{"name"', '[{"name"', '{"type":"function"')

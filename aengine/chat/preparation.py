@@ -18,7 +18,7 @@ from aengine.api.fields import MAX_INT32
 from aengine.api.params import Reasoning, SamplingParams, StructuredOutput
 from aengine.api.request import Prompt, RequestOptions
 from aengine.chat.formats import CALLS, REASONING, ChatFormat
-from aengine.chat.formats.base import tools_of
+from aengine.chat.formats.call_format import tools_of
 from aengine.chat.parser import ChatParser
 
 MAX_CALLS = 8

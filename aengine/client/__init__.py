@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from aengine.client.config import ClientConfig
+from aengine.client.client_config import ClientConfig
 
 if TYPE_CHECKING:
     from aengine.api.stream import TokenStream as ClientStream

@@ -22,9 +22,9 @@ from aengine.api.errors import ConfigError
 from aengine.api.outputs import FinishReason
 from aengine.api.params import SamplingParams
 from aengine.api.request import Prompt, RequestOptions
-from aengine.chat.source import CallEnded, CallStarted
+from aengine.chat.text_source import CallEnded, CallStarted
 from aengine.client.client import AsyncClient
-from aengine.client.config import DEFAULT_ADDRESS, ClientConfig, is_url
+from aengine.client.client_config import DEFAULT_ADDRESS, ClientConfig, is_url
 from aengine.client.flags import INTERRUPTED, add_server_flags, client_config, exit_code, http_config, read_file, read_json, read_stdin
 
 _PARAMS = ("max_tokens", "temperature", "top_p", "top_k", "seed", "stop")

@@ -40,7 +40,7 @@ from aengine.api.params import EmbeddingParams, SamplingParams
 from aengine.api.request import ChatFields, ChatOptions, OptionFields, Prompt, RequestOptions, check_params
 from aengine.client.active_request import ActiveRequest, Feed
 from aengine.client.call import CallFeed, GenerationCall, write_prompt_ids
-from aengine.client.config import DEFAULT_ADDRESS, ClientConfig
+from aengine.client.client_config import DEFAULT_ADDRESS, ClientConfig
 from aengine.client.link import HealthWatch, Link, open_link, watch_load
 from aengine.client.session import MAX_SUBMIT_BYTES, Sessions
 from aengine.v1.admin_service_pb2 import (

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from aengine.api.errors import AEngineError, ConfigError
 from aengine.api.fields import shown
-from aengine.client.config import ClientConfig
+from aengine.client.client_config import ClientConfig
 
 if TYPE_CHECKING:
     from aengine.client.openai import HttpConfig

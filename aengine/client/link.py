@@ -43,7 +43,7 @@ from aengine.api.errors import (
     ServerError,
 )
 from aengine.api.outputs import LoadReport
-from aengine.client.config import ClientConfig
+from aengine.client.client_config import ClientConfig
 from aengine.v1.admin_service_pb2_grpc import AdminServiceStub
 from aengine.v1.embedding_service_pb2_grpc import EmbeddingServiceStub
 from aengine.v1.engine_service_pb2 import WatchLoadRequest

@@ -27,8 +27,17 @@ from aengine.api.errors import ConfigError, ConnectionLostError, ServerError
 from aengine.api.fields import POSITIVE, FieldChecks, Refusal, check_fields, is_not, shown
 from aengine.api.outputs import FinishReason, Timing, Usage
 from aengine.api.params import StructuredOutput
-from aengine.chat.source import ArgumentsDelta, CallEnded, CallStarted, ChatMessage, ContentDelta, Event, MessageBuilder, ReasoningDelta
-from aengine.client.config import is_url, read_token
+from aengine.chat.text_source import (
+    ArgumentsDelta,
+    CallEnded,
+    CallStarted,
+    ChatMessage,
+    ContentDelta,
+    Event,
+    MessageBuilder,
+    ReasoningDelta,
+)
+from aengine.client.client_config import is_url, read_token
 
 MAX_BYTES = 16 << 20
 """Most bytes of an answer in JSON, and of one event."""

@@ -35,19 +35,19 @@ from aengine.api.outputs import (
 from aengine.api.params import SamplingParams
 from aengine.api.request import ChatFields, OptionFields, Prompt, RequestOptions, check_params
 from aengine.api.stream import TokenStream, read_to_end
-from aengine.api.weights import WeightSource
+from aengine.api.weight_sources import WeightSource
 from aengine.engine.edges import FlushCache, Pause, ReportQueue, Unpause
 from aengine.engine.loading import LoadedModel, load_model
 from aengine.engine.operations import Adapters, Commands, ModelChanges, PageWatches
 from aengine.engine.registry import Registry
+from aengine.engine.request_source import NO_OUTPUT, StreamState, embedding_of, read_embedding
 from aengine.engine.requests import QUICK_CHARACTERS, check_request
-from aengine.engine.source import NO_OUTPUT, StreamState, embedding_of, read_embedding
 from aengine.engine.step_thread import Done, PageNames, PagesChanged, Report, StepLoop, Stopped, WeightsChanged
 from aengine.engine.text import Texts
-from aengine.engine.weights import ModelWeights
+from aengine.engine.weight_updates import ModelWeights
 from aengine.engine.workers import Workers
 from aengine.models.loading.hub import model_name
-from aengine.scheduler.request import Updates
+from aengine.scheduler.sequence import Updates
 from aengine.tokenizer.tokenizer import Tokenizer
 
 if TYPE_CHECKING:

@@ -23,7 +23,7 @@ from typing import Generic, TypeVar
 from aengine.aio.edge import LoopEdge
 from aengine.api.outputs import MemoryUse
 from aengine.runner.contract import Prepared
-from aengine.scheduler.request import Request
+from aengine.scheduler.sequence import Request
 
 
 @dataclass(frozen=True, slots=True)

@@ -21,10 +21,10 @@ from aengine.api.outputs import AdapterInfo, LayerGroup, ModelInfo
 from aengine.api.params import SamplingParams
 from aengine.api.runtime import paused_collection
 from aengine.chat import ChatFormat
-from aengine.models.gguf.file import is_gguf
+from aengine.models.gguf.gguf_file import is_gguf
 from aengine.models.loading.hub import model_name, resolve_adapter, resolve_model
 from aengine.parallel.driver import start_ranks
-from aengine.parallel.replicas import join_replicas
+from aengine.parallel.expert_replicas import join_replicas
 from aengine.runner.contract import LoadAdapter, Runner
 from aengine.runner.cpu.warm_weights import warm_weights
 from aengine.scheduler.drafters import Drafter

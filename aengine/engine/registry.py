@@ -28,11 +28,11 @@ from aengine.cache import PageNeeds
 from aengine.engine.edges import Command, Submit
 from aengine.engine.loading import LoadedModel
 from aengine.engine.operations import Adapters
+from aengine.engine.request_source import StreamState, token_logprob
 from aengine.engine.requests import CheckedRequest, Limits, check_request, prepare
-from aengine.engine.source import StreamState, token_logprob
 from aengine.engine.text import OutputPlace, follow_outputs
 from aengine.engine.workers import Steps, Workers, at_once
-from aengine.scheduler.request import Request, Updates
+from aengine.scheduler.sequence import Request, Updates
 from aengine.structured.grammars import GrammarCompiler
 from aengine.tokenizer.vocabulary import ids_within, read_vocabulary, text_of_tokens
 

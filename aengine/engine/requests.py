@@ -23,7 +23,7 @@ from aengine.api.params import SamplingParams
 from aengine.api.request import NO_OUTPUT, ChatOptions, Form, Prompt, RequestOptions, form_of, read_token_ids
 from aengine.engine.workers import Steps
 from aengine.scheduler.plan import NO_INTS, RowParams
-from aengine.scheduler.request import Request
+from aengine.scheduler.sequence import Request
 from aengine.tokenizer.chat_template import QUICK_SECONDS, TemplateTimeError
 from aengine.tokenizer.tokenizer import PIECE_CHARACTERS, Tokenizer
 

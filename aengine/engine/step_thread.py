@@ -48,8 +48,8 @@ from aengine.engine.step_stats import Identity, StepStats
 from aengine.runner.contract import InFlightStep, NewWeights, Prepared, Runner
 from aengine.scheduler.drafters import BestOfBoth, Drafter, DraftSource, ModelDrafter, NgramDrafter
 from aengine.scheduler.plan import RowsFailed, StepPlan
-from aengine.scheduler.request import SchedulerConfig, Updates
 from aengine.scheduler.scheduler import Scheduler
+from aengine.scheduler.sequence import SchedulerConfig, Updates
 
 
 @dataclass(frozen=True, slots=True)

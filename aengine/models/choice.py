@@ -8,13 +8,13 @@ import pathlib
 from aengine.api.config import EngineConfig
 from aengine.api.errors import ModelLoadError
 from aengine.models.config.json_file import read_json
-from aengine.models.config.model import load_spec
+from aengine.models.config.model_config import load_spec
 from aengine.models.config.reader import NotNativeError
 from aengine.models.fallback.attention import FallbackSpec
-from aengine.models.gguf.file import is_gguf
+from aengine.models.gguf.gguf_file import is_gguf
 from aengine.models.named_weights import num_active_parameters, num_parameters
 from aengine.models.other_formats import refuse_config
-from aengine.models.quantization.config import load_quantization
+from aengine.models.quantization.quantization_config import load_quantization
 from aengine.models.spec import ModelSpec
 
 _log = logging.getLogger("aengine")
@@ -43,7 +43,7 @@ def find_spec(model_dir: pathlib.Path, model_impl: str, max_model_len: int | Non
             reason = str(error)
     elif is_gguf(model_dir):
         raise ModelLoadError("model_impl transformers does not run GGUF files; choose auto or native")
-    from aengine.models.fallback.config import read_fallback
+    from aengine.models.fallback.fallback_config import read_fallback
 
     try:
         fallback = read_fallback(model_dir)

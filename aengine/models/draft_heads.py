@@ -12,8 +12,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from aengine.api.errors import ConfigError, ModelLoadError
-from aengine.models.config.file import read_text_config
-from aengine.models.config.model import load_spec
+from aengine.models.config.config_file import read_text_config
+from aengine.models.config.model_config import load_spec
 from aengine.models.families import FAMILIES
 from aengine.models.loading.weights import open_weights
 from aengine.models.named_weights import named_weights

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from aengine.kernels.quantized import Rows
 from aengine.models.families import FAMILIES
-from aengine.models.families.base import Family, Transform
+from aengine.models.families.family import Family, Transform
 from aengine.models.spec import Attention, Experts, HeadKind, LatentAttention, Layer, Mlp, ModelSpec, Norm, QkNorm
 
 

@@ -14,8 +14,8 @@ from contextlib import AsyncExitStack
 from pathlib import Path
 
 from aengine.api.errors import ConfigError
-from aengine.client.config import ClientConfig
-from aengine.router.config import DNS, FILE, split_name
+from aengine.client.client_config import ClientConfig
+from aengine.router.router_config import DNS, FILE, split_name
 
 RESOLVE_SECONDS = 5.0
 """Between two times that a name is resolved."""

@@ -19,8 +19,8 @@ from aengine.api.outputs import Embedding, ModelInfo, RequestInfo, RequestState,
 from aengine.api.params import EmbeddingParams, SamplingParams
 from aengine.api.request import Prompt, RequestOptions, check_params, form_of, read_messages
 from aengine.router.fleet import Fleet
-from aengine.router.load import PagePrefix, RoutedPrompt
-from aengine.router.request import RoutedRequest, Tokenize
+from aengine.router.replica_load import PagePrefix, RoutedPrompt
+from aengine.router.routed_request import RoutedRequest, Tokenize
 from aengine.router.work import OtherTextsError
 from aengine.wire.client_messages import read_prompt_ids
 

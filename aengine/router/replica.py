@@ -17,7 +17,7 @@ from aengine.api.errors import AEngineError, ConnectionLostError, EngineDeadErro
 from aengine.api.outputs import EngineInfo, LoadReport, ModelInfo, ReplicaState
 from aengine.client import AsyncClient, ClientConfig
 from aengine.client.link import Backoff
-from aengine.router.load import ReplicaLoad
+from aengine.router.replica_load import ReplicaLoad
 from aengine.router.work import RoutedWork, share_blame
 
 TICKS = 8

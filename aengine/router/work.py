@@ -27,7 +27,7 @@ from aengine.api.errors import (
 from aengine.api.outputs import Token
 from aengine.api.params import SamplingParams
 from aengine.api.request import RequestOptions
-from aengine.router.load import PagePrefix, RoutedPrompt
+from aengine.router.replica_load import PagePrefix, RoutedPrompt
 
 
 class RequestProgress:

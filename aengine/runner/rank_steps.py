@@ -22,11 +22,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from aengine.kernels.cpu.exchange import GroupExchange, SharedMemoryExchange
 from aengine.kernels.cpu.library import CpuKernels, ExchangeError
+from aengine.kernels.cpu.rank_exchange import GroupExchange, SharedMemoryExchange
 from aengine.layers.collectives import CollectiveError, Collectives
 from aengine.parallel.driver import CHECK_SECONDS, VERDICT_SECONDS, DriverRanks
-from aengine.parallel.replicas import Replicas
+from aengine.parallel.expert_replicas import Replicas
 from aengine.parallel.ring import WAITED, WAITED_IN_STAGE, Ring, StageError
 from aengine.parallel.shard import Shard
 from aengine.runner.contract import InFlightStep, IntArray, Step

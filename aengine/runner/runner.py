@@ -26,19 +26,19 @@ from aengine.attention import Layouts
 from aengine.kernels.cpu.compiler import KernelsUnavailableError, select_level, sources_digest
 from aengine.kernels.warm_memory import WarmMemory
 from aengine.models.choice import AnySpec, find_spec, parameter_counts, quantization_of
-from aengine.models.config.model import load_generation
+from aengine.models.config.model_config import load_generation
 from aengine.models.fallback.attention import FallbackSpec
 from aengine.models.loading.checkpoint import checkpoint_dtype
 from aengine.models.loading.embedding_checkpoint import has_output_head
 from aengine.models.loading.hub import checkpoint_digest
 from aengine.models.loading.weights import grouped
 from aengine.models.loading.weights_digest import WeightsDigest
-from aengine.models.quantization.config import load_quantization
+from aengine.models.quantization.quantization_config import load_quantization
 from aengine.models.sharding import check_replicas, check_shards
 from aengine.models.spec import ModelSpec
 from aengine.parallel.driver import DriverRanks, start_ranks
+from aengine.parallel.expert_replicas import Replicas, join_replicas
 from aengine.parallel.follower import FollowerRanks
-from aengine.parallel.replicas import Replicas, join_replicas
 from aengine.parallel.shard import Shard
 from aengine.runner.contract import Change, Executor, InFlightStep, IntArray, Prepared, Step
 from aengine.runner.cpu.executor import HostExecutor, HostFollower

@@ -20,17 +20,17 @@ from torch import Tensor
 
 from aengine.api.errors import AdapterError, AEngineError, InsufficientMemoryError, InvalidRequestError, ModelLoadError
 from aengine.api.outputs import AdapterInfo
-from aengine.api.weights import GroupWeights, SharedWeights
+from aengine.api.weight_sources import GroupWeights, SharedWeights
 from aengine.kernels.quantized import Rows
 from aengine.models.adapters import load_adapter
-from aengine.models.config.model import load_spec
+from aengine.models.config.model_config import load_spec
 from aengine.models.fallback.attention import FallbackSpec
-from aengine.models.gguf.file import is_gguf
+from aengine.models.gguf.gguf_file import is_gguf
 from aengine.models.loading.checkpoint import Checkpoint, StoredTensor, open_checkpoint, read_safetensors
 from aengine.models.loading.hub import resolve_model
 from aengine.models.loading.weights import checkpoint_weights, with_family_names
 from aengine.models.loading.weights_digest import WeightsDigest
-from aengine.models.quantization.config import Quantization, load_quantization
+from aengine.models.quantization.quantization_config import Quantization, load_quantization
 from aengine.models.spec import ModelSpec
 from aengine.parallel.driver import DriverRanks
 from aengine.parallel.shard import Shard

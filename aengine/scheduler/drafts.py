@@ -15,8 +15,8 @@ from aengine.scheduler.draft_lengths import DraftLengths, DraftProgress, StepKin
 from aengine.scheduler.drafters import Acceptance, Draft, Drafter, DraftSource
 from aengine.scheduler.kv import Chunk, Residency
 from aengine.scheduler.plan import NO_INTS, DraftRows, Features, IntArray, StepPlan, StepResult
-from aengine.scheduler.request import DraftCount
 from aengine.scheduler.rows import RowTable
+from aengine.scheduler.sequence import DraftCount
 
 _EACH, _LAST_PAUSE = 8, 64
 """For so many steps after drafts were last used each step looks for new ones; later the more seldom the longer they do not pay."""

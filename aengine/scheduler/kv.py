@@ -13,8 +13,8 @@ import numpy as np
 from aengine.cache import PageCache, PageNeeds
 from aengine.scheduler.drafters import NO_DRAFT, Draft
 from aengine.scheduler.plan import NO_INTS, DraftRows, Features, IntArray, NewRow, StepPlan
-from aengine.scheduler.request import Sequence, SequenceState
 from aengine.scheduler.rows import RowTable
+from aengine.scheduler.sequence import Sequence, SequenceState
 from aengine.scheduler.waiting import AdapterRoom, Draining, PrefixesInFlight
 
 

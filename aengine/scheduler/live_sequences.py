@@ -12,8 +12,8 @@ import numpy as np
 from aengine.api.outputs import FinishReason
 from aengine.scheduler.draft_lengths import MovingRatio
 from aengine.scheduler.kv import Residency
-from aengine.scheduler.request import Finished, Request, SchedulerConfig, Sequence, SequenceState, Updates
 from aengine.scheduler.rows import RowTable
+from aengine.scheduler.sequence import Finished, Request, SchedulerConfig, Sequence, SequenceState, Updates
 from aengine.scheduler.waiting import WaitingQueue
 
 UNCACHED_SPAN = 65_536  # tokens of prompts

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from aengine.cache import PageNeeds
 from aengine.scheduler.plan import NO_INTS, Features, IntArray, StepPlan, StepResult, TokenLogprobs
-from aengine.scheduler.request import Sequence
+from aengine.scheduler.sequence import Sequence
 
 MOST_FORCED = 16
 """Drafts of forced text in a step, where a request says nothing: they are nearly always right."""

@@ -21,8 +21,8 @@ from aengine.scheduler.drafts import Drafts
 from aengine.scheduler.kv import Chunk, PlanBuilder, Residency, RowChanges, fork_digest
 from aengine.scheduler.live_sequences import LiveSequences
 from aengine.scheduler.plan import IntArray, StepPlan, StepResult
-from aengine.scheduler.request import Request, SchedulerConfig, Sequence, SequenceState, Updates
 from aengine.scheduler.rows import RowTable, new_tokens
+from aengine.scheduler.sequence import Request, SchedulerConfig, Sequence, SequenceState, Updates
 from aengine.scheduler.waiting import Deadlines, WaitingQueue
 
 KEPT_SHARE = 16

@@ -22,8 +22,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from aengine.scheduler.request import Sequence
 from aengine.scheduler.rows import RowTable
+from aengine.scheduler.sequence import Sequence
 
 REMEMBERED_TENANTS = 1024
 Entry = list[Any]  # [arrival, key, serial number of the push, sequence, or None once it was removed]

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from aengine.api.outputs import FinishReason, Usage
 from aengine.chat import ChatMessage, Event
+from aengine.terminal.chat_parameters import ChatParameters
 from aengine.terminal.conversation import Conversation
-from aengine.terminal.parameters import ChatParameters
 from aengine.terminal.partners import Partner
 
 if TYPE_CHECKING:

@@ -15,13 +15,13 @@ from functools import partial
 
 from aengine.api.errors import ConfigError
 from aengine.api.request import RequestOptions
-from aengine.client.config import is_url
+from aengine.client.client_config import is_url
 from aengine.client.flags import GRPC, add_server_flags, client_config, exit_code, http_config, read_file, read_json, read_stdin
 from aengine.client.openai import OpenAIClient
 from aengine.server.config.settings import Option, add_general, add_model, add_options, options, parse, read_settings
 from aengine.terminal.answers import Chat, View
+from aengine.terminal.chat_parameters import ChatParameters
 from aengine.terminal.conversation import CommandError, Conversation
-from aengine.terminal.parameters import ChatParameters
 from aengine.terminal.partners import EnginePartner, HttpPartner, Partner
 
 DUMB = "this terminal cannot move its cursor (TERM says so), which a chat needs; --prompt and pipes do not"

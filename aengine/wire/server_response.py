@@ -26,7 +26,7 @@ from aengine.api.outputs import (
     Usage,
 )
 from aengine.api.params import SamplingParams
-from aengine.chat.source import ArgumentsDelta, CallEnded, CallStarted, ChatMessage, ContentDelta, Event, ReasoningDelta
+from aengine.chat.text_source import ArgumentsDelta, CallEnded, CallStarted, ChatMessage, ContentDelta, Event, ReasoningDelta
 from aengine.v1 import generation_pb2 as messages
 from aengine.v1.model_service_pb2 import Adapter, Model
 from aengine.wire.names import DEFAULTS, FINISH_REASONS, MODEL, SAMPLING, STOPPING, write_params

@@ -22,7 +22,7 @@ import aengine
 from aengine.api.config import EngineConfig
 from aengine.api.errors import InsufficientMemoryError
 from aengine.bench import cli, steps
-from aengine.bench.load import nano_vllm
+from aengine.bench.load_run import nano_vllm
 from aengine.bench.step_cases import Case
 from aengine.bench.steps import LeftOut, ModelSteps
 from aengine.scheduler.drafters import Draft

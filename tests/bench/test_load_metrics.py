@@ -9,7 +9,7 @@ from collections.abc import AsyncGenerator, Sequence
 import pytest
 
 from aengine.api.outputs import DraftUsage
-from aengine.bench.load import Item, LengthRange, Lengths, RequestOutcome, TokenChunk, multi_turn, run_load
+from aengine.bench.load_run import Item, LengthRange, Lengths, RequestOutcome, TokenChunk, multi_turn, run_load
 from aengine.bench.report import Speculation, show_summary, summarise
 
 pytestmark = pytest.mark.anyio

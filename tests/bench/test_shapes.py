@@ -17,10 +17,10 @@ from slow_cases import slow_but
 from aengine import AsyncEngine, Completion, SamplingParams
 from aengine.api.config import EngineConfig
 from aengine.bench.floor import Machine, generation_seconds, step_work
-from aengine.bench.load import nano_vllm
+from aengine.bench.load_run import nano_vllm
 from aengine.bench.shapes import SHAPES, describe, shape_folder
 from aengine.layers.rotary import RopeSpec, llama3, unscaled
-from aengine.models.config.model import load_spec, read_spec
+from aengine.models.config.model_config import load_spec, read_spec
 from aengine.models.named_weights import num_parameters
 from aengine.models.spec import ModelSpec, Norm
 from aengine.tokenizer.tokenizer import Tokenizer

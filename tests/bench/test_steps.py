@@ -12,7 +12,7 @@ from aengine.bench import steps
 from aengine.bench.floor import Machine, MachineProbe
 from aengine.bench.step_cases import Case, CaseRows, case_pages, step_plan, why_not
 from aengine.bench.steps import ROUNDS, StepBench
-from aengine.models.config.model import load_spec
+from aengine.models.config.model_config import load_spec
 from aengine.models.loading.hub import resolve_model
 from aengine.runner.contract import InFlightStep
 from aengine.runner.runner import ModelRunner

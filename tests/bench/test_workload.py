@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from aengine.api.params import SamplingParams
-from aengine.bench.load import (
+from aengine.bench.load_run import (
     NANO_TEMPERATURE,
     Item,
     LengthRange,

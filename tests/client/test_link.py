@@ -10,7 +10,7 @@ import pytest
 from hang_guard import HANG_SECONDS
 
 from aengine.api.errors import EngineStateError
-from aengine.client.config import ClientConfig
+from aengine.client.client_config import ClientConfig
 from aengine.client.link import Link, open_link
 from aengine.v1.model_service_pb2 import GetModelRequest
 

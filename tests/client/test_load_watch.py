@@ -21,7 +21,7 @@ from aengine import EngineStateError, InvalidRequestError, SamplingParams, Serve
 from aengine.api.engine import ServedEngine
 from aengine.api.outputs import LoadReport
 from aengine.client import AsyncClient
-from aengine.router.load import CachedPrefixes, PageNaming, PagePrefix
+from aengine.router.replica_load import CachedPrefixes, PageNaming, PagePrefix
 from aengine.server.grpc.services.engine_info import MAX_DIGESTS
 from aengine.v1.engine_service_pb2 import PageDigestOptions, WatchLoadRequest
 from aengine.v1.engine_service_pb2_grpc import EngineServiceStub

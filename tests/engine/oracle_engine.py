@@ -32,7 +32,7 @@ from aengine.engine.workers import Steps, Workers
 from aengine.runner.contract import Change, LoadAdapter, Prepared, UnloadAdapter
 from aengine.runner.cpu.executor import HostQueue, HostStep
 from aengine.scheduler.plan import IntArray, StepPlan, StepResult
-from aengine.scheduler.request import Request
+from aengine.scheduler.sequence import Request
 from aengine.tokenizer.tokenizer import Tokenizer
 
 VOCAB_SIZE = 50

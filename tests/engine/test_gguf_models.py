@@ -12,10 +12,10 @@ from gguf_files import byte_level_metadata, config_metadata, converted_name, ggu
 from safetensors.torch import load_file, save_file
 
 import aengine
-from aengine.models.config.model import load_spec
-from aengine.models.gguf.file import open_gguf
+from aengine.models.config.model_config import load_spec
+from aengine.models.gguf.gguf_file import open_gguf
 from aengine.models.gguf.tensors import read_rows
-from aengine.models.quantization.config import load_quantization
+from aengine.models.quantization.quantization_config import load_quantization
 from aengine.tokenizer.tokenizer import Tokenizer
 
 DEMO = pathlib.Path(aengine.__file__).parent / "models" / "demo_model"

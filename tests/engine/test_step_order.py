@@ -16,7 +16,7 @@ from aengine.api.outputs import EngineStats
 from aengine.engine import step_stats
 from aengine.runner.cpu.executor import HostQueue
 from aengine.scheduler.plan import StepPlan
-from aengine.scheduler.request import Updates
+from aengine.scheduler.sequence import Updates
 
 pytestmark = pytest.mark.anyio
 

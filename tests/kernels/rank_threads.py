@@ -8,8 +8,8 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from typing import TypeVar
 
-from aengine.kernels.cpu.exchange import SharedMemoryExchange, exchange_bytes
 from aengine.kernels.cpu.library import CpuKernels
+from aengine.kernels.cpu.rank_exchange import SharedMemoryExchange, exchange_bytes
 
 T = TypeVar("T")
 

@@ -31,7 +31,7 @@ from aengine.kernels.layer_params import Activation, ExpertRouting, RouterScorin
 from aengine.layers.rotary import RopeSpec, unscaled
 from aengine.models.cpu.stack import unsupported
 from aengine.models.families import FAMILIES
-from aengine.models.families.base import Family
+from aengine.models.families.family import Family
 from aengine.models.spec import (
     Attention,
     Experts,

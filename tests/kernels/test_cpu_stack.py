@@ -17,7 +17,7 @@ from aengine.attention import AttentionMetadata, AttentionSpec, StepLayout, Torc
 from aengine.cache import LayerGroups, layer_groups
 from aengine.kernels.cpu.library import CpuKernels, Workspace
 from aengine.kernels.cpu.pool import KvPool
-from aengine.models.config.model import read_spec
+from aengine.models.config.model_config import read_spec
 from aengine.models.cpu.stack import DecoderStack, unsupported
 from aengine.models.loading.weights import fused
 from aengine.models.loading.weights import random_weights as initial_weights

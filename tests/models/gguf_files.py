@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from aengine.models.gguf.file import BLOCKS, TYPES
+from aengine.models.gguf.gguf_file import BLOCKS, TYPES
 
 NUMBERS = {name: number for number, (name, _, _) in TYPES.items()}
 Stored = tuple[str, tuple[int, ...], bytes]

@@ -13,7 +13,7 @@ from quantized_layouts import Layout, Tensors
 from safetensors.torch import load_file, save_file
 
 from aengine.api.config import EngineConfig
-from aengine.models.quantization.config import read_quantization
+from aengine.models.quantization.quantization_config import read_quantization
 from aengine.runner.runner import ModelRunner
 
 _LATENT = {

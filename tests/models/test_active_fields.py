@@ -14,7 +14,7 @@ from driver import Driver, record_logits
 from family_cases import Case, randomize
 from test_families import CASES, config_of
 
-from aengine.models.config.model import load_spec
+from aengine.models.config.model_config import load_spec
 from aengine.models.spec import ModelSpec
 from aengine.runner import runner as model_runner
 from aengine.runner.runner import ModelRunner

@@ -28,7 +28,7 @@ import aengine
 from aengine.api.errors import AdapterError
 from aengine.models.adapters import Adapter, load_adapter
 from aengine.models.choice import find_spec
-from aengine.models.config.model import load_spec
+from aengine.models.config.model_config import load_spec
 from aengine.models.sharding import sharded_weights, take_part
 from aengine.models.spec import ModelSpec
 from aengine.parallel.shard import WHOLE, Shard

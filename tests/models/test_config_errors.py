@@ -14,7 +14,7 @@ import transformers
 from test_config_forms import NAMES, SIZES, WRITTEN_AS, architectures
 
 from aengine.api.errors import ModelLoadError
-from aengine.models.config.model import read_spec
+from aengine.models.config.model_config import read_spec
 from aengine.models.families import FAMILIES
 
 ROPES: dict[str, dict[str, Any]] = {

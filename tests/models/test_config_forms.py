@@ -8,7 +8,7 @@ import dataclasses
 import pytest
 import transformers
 
-from aengine.models.config.model import read_spec
+from aengine.models.config.model_config import read_spec
 from aengine.models.families import FAMILIES
 from aengine.models.spec import ModelSpec
 

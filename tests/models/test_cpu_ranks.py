@@ -18,8 +18,8 @@ from test_sharding import CASES, SIZES, spec_of
 from torch import Tensor
 
 from aengine.attention import StepLayout, build_layout
-from aengine.kernels.cpu.exchange import SharedMemoryExchange
 from aengine.kernels.cpu.library import CpuKernels, ExchangeError, Workspace, load_kernels
+from aengine.kernels.cpu.rank_exchange import SharedMemoryExchange
 from aengine.kernels.quantized import Rows
 from aengine.models.cpu.stack import DecoderStack
 from aengine.models.sharding import sharded_weights, take_part

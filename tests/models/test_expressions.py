@@ -9,8 +9,8 @@ import pytest
 
 from aengine.api.errors import ModelLoadError
 from aengine.models.quantization import expressions
-from aengine.models.quantization.config import read_quantization
 from aengine.models.quantization.expressions import Expression
+from aengine.models.quantization.quantization_config import read_quantization
 
 PATTERNS = [
     r".*a.*b.*c.*x.*",

@@ -14,7 +14,7 @@ from test_families import CASES
 from test_weights import load
 
 from aengine.api.errors import ModelLoadError
-from aengine.models.config.model import load_spec
+from aengine.models.config.model_config import load_spec
 
 PREFIXES = {  # of the text part, its head and the rest, in the order of transformers' versions
     "language_model.model.": ("language_model.model.", "language_model.lm_head.", ""),

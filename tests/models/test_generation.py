@@ -9,7 +9,7 @@ import pytest
 
 from aengine.api.errors import ModelLoadError
 from aengine.api.params import SamplingParams
-from aengine.models.config.model import load_generation, load_spec, read_spec
+from aengine.models.config.model_config import load_generation, load_spec, read_spec
 from aengine.models.loading.hub import resolve_model
 
 SPEC = read_spec(

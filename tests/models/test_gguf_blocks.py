@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from aengine.kernels.quantized import QuantizedRows, common_zero_point
-from aengine.models.gguf.file import BLOCKS, TYPES
+from aengine.models.gguf.gguf_file import BLOCKS, TYPES
 from aengine.models.gguf.tensors import DTYPES, read_rows
 
 gguf = pytest.importorskip("gguf")

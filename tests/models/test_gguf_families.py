@@ -19,8 +19,8 @@ from torch import Tensor
 
 from aengine.api.errors import ModelLoadError
 from aengine.kernels.quantized import QuantizedRows
-from aengine.models.config.model import load_spec
-from aengine.models.gguf.config import ARCHITECTURES
+from aengine.models.config.model_config import load_spec
+from aengine.models.gguf.gguf_config import ARCHITECTURES
 from aengine.models.loading.weights import fused, stored_weights
 
 _POST = {"post_attention_layernorm": "post_attention_norm", "post_feedforward_layernorm": "post_ffw_norm"}

@@ -16,9 +16,9 @@ from slow_cases import slow_but
 
 from aengine.api.errors import ModelLoadError
 from aengine.kernels.quantized import QuantizedRows
-from aengine.models.config.model import load_spec
+from aengine.models.config.model_config import load_spec
 from aengine.models.loading.weights import stored_weights
-from aengine.models.quantization.config import load_quantization
+from aengine.models.quantization.quantization_config import load_quantization
 from aengine.tokenizer.tokenizer import Tokenizer
 
 _COMMON = {

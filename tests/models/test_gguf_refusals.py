@@ -16,8 +16,8 @@ from gguf_files import Stored, gguf_bytes, stored
 from aengine.api.config import EngineConfig
 from aengine.api.errors import ModelLoadError
 from aengine.models.choice import find_spec
-from aengine.models.config.model import load_spec
-from aengine.models.gguf.file import open_gguf
+from aengine.models.config.model_config import load_spec
+from aengine.models.gguf.gguf_file import open_gguf
 from aengine.models.loading.hub import resolve_model
 from aengine.models.loading.weights import stored_weights
 from aengine.tokenizer.gguf import read_tokenizer

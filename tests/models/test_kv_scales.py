@@ -14,7 +14,7 @@ from test_weights import CONFIG, CPU, Tensors, load, save_shards, spec_of, tenso
 
 from aengine.api.config import EngineConfig
 from aengine.api.errors import ModelLoadError
-from aengine.models.config.model import read_spec
+from aengine.models.config.model_config import read_spec
 from aengine.models.loading.weights import stored_kv_scales
 from aengine.runner.setup import ExecutorSetup
 

@@ -15,7 +15,7 @@ from aengine.api.config import EngineConfig
 from aengine.api.errors import ModelLoadError
 from aengine.engine.loading import load_model
 from aengine.kernels.layer_params import ExpertRouting, RouterScoring
-from aengine.models.config.model import read_spec
+from aengine.models.config.model_config import read_spec
 from aengine.models.loading.weights import fused, stored_weights
 from aengine.models.named_weights import named_weights, num_active_parameters, num_parameters
 from aengine.models.spec import Experts, LatentAttention, Mlp

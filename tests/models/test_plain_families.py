@@ -15,7 +15,7 @@ from test_weights import Tensors, load
 
 from aengine.api.errors import ModelLoadError
 from aengine.models.choice import find_spec, implementation_of
-from aengine.models.config.model import load_spec, read_spec
+from aengine.models.config.model_config import load_spec, read_spec
 from aengine.models.spec import Norm, NormKind, QkNorm
 
 _SIZES = {"vocab_size": 97, "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "max_position_embeddings": 64}

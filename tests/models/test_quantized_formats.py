@@ -21,12 +21,12 @@ from aengine.api.config import EngineConfig
 from aengine.engine.loading import load_model
 from aengine.kernels.cpu.library import BF16_PAIRS, FLOAT8_CODES, INT4_CODES, INT8_CODES, INT8_QUADS, Workspace, load_kernels
 from aengine.kernels.warm_memory import lazy_bytes
-from aengine.models.config.model import load_spec
-from aengine.models.cpu.weights import PackedWeights
+from aengine.models.config.model_config import load_spec
+from aengine.models.cpu.packed_weights import PackedWeights
 from aengine.models.loading.hub import resolve_model
 from aengine.models.loading.weight_bytes import quantized_bytes, weight_bytes
 from aengine.models.loading.weights import fused, stored_weights
-from aengine.models.quantization.config import load_quantization
+from aengine.models.quantization.quantization_config import load_quantization
 from aengine.runner.runner import ModelRunner
 
 

@@ -20,7 +20,7 @@ from aengine.api.config import EngineConfig
 from aengine.kernels.quantized import Float8Rows, Rows, quantize_rows
 from aengine.kernels.triton.layer_ops import TritonOps
 from aengine.layers.linear import QuantizedLinears
-from aengine.models.config.model import load_spec
+from aengine.models.config.model_config import load_spec
 from aengine.models.loading.weights import fused, random_weights
 from aengine.models.torch.blocks import same_form, tensors_of
 from aengine.models.torch.decoder import Decoder

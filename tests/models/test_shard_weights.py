@@ -23,14 +23,14 @@ from aengine.kernels.cpu.library import Workspace, load_kernels
 from aengine.kernels.cpu.ops import logits
 from aengine.kernels.quantized import QuantizedRows
 from aengine.kernels.warm_memory import lazy_bytes
-from aengine.models.config.model import load_spec
-from aengine.models.cpu.weights import PackedWeights
+from aengine.models.config.model_config import load_spec
+from aengine.models.cpu.packed_weights import PackedWeights
 from aengine.models.gguf import tensors
 from aengine.models.gguf.tensors import read_rows
 from aengine.models.loading import weights as loading
 from aengine.models.loading.weight_bytes import quantized_bytes, weight_bytes
 from aengine.models.loading.weights import fused, grouped, random_weights, stored_weights
-from aengine.models.quantization.config import load_quantization
+from aengine.models.quantization.quantization_config import load_quantization
 from aengine.models.sharding import sharded_weights, take_part
 from aengine.parallel.shard import WHOLE, Shard
 

@@ -20,7 +20,7 @@ from aengine.api.errors import ConfigError
 from aengine.layers.collectives import ONE_RANK
 from aengine.layers.ops import TorchOps
 from aengine.layers.rotary import cos_sin_cache
-from aengine.models.config.model import read_spec
+from aengine.models.config.model_config import read_spec
 from aengine.models.fallback.attention import FallbackSpec
 from aengine.models.named_weights import named_weights
 from aengine.models.sharding import (

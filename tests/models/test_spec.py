@@ -8,7 +8,7 @@ import pytest
 
 from aengine.api.errors import ModelLoadError
 from aengine.layers.rotary import RopeSpec, llama3, unscaled, yarn
-from aengine.models.config.model import load_spec, read_spec
+from aengine.models.config.model_config import load_spec, read_spec
 from aengine.models.spec import Attention, Layer, Mlp, Norm, QkNorm
 
 BASE = {

@@ -14,7 +14,7 @@ from family_cases import TINY, Case
 from slow_cases import slow_but
 from tensor_ranks import all_logits, decoder_of, layouts, logits_of_ranks, whole_weights
 
-from aengine.models.config.model import read_spec
+from aengine.models.config.model_config import read_spec
 from aengine.models.spec import ModelSpec
 
 ODD = {"hidden_size": 52, "head_dim": 12, "intermediate_size": 71, "vocab_size": 101}

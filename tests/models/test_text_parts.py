@@ -19,7 +19,7 @@ from transformers.models.auto.modeling_auto import MODEL_FOR_MULTIMODAL_LM_MAPPI
 from aengine.api.config import EngineConfig
 from aengine.api.errors import ModelLoadError
 from aengine.models.choice import find_spec, implementation_of
-from aengine.models.config.model import load_spec, read_spec
+from aengine.models.config.model_config import load_spec, read_spec
 from aengine.models.families import FAMILIES
 from aengine.models.loading.weights import open_weights
 from aengine.runner.runner import ModelRunner

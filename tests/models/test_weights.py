@@ -11,7 +11,7 @@ import torch
 from safetensors.torch import save_file
 
 from aengine.api.errors import ModelLoadError
-from aengine.models.config.model import read_spec
+from aengine.models.config.model_config import read_spec
 from aengine.models.loading.checkpoint import checkpoint_dtype
 from aengine.models.loading.weights import fused, random_weights, stored_weights
 from aengine.models.named_weights import named_weights

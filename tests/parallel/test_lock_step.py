@@ -10,7 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 from meeting import SECONDS, Meeting
 
-from aengine.parallel.replicas import LockStep
+from aengine.parallel.expert_replicas import LockStep
 
 
 class Replica:

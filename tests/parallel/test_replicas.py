@@ -16,7 +16,7 @@ from meeting import SECONDS, Meeting
 
 from aengine.api.config import EngineConfig
 from aengine.api.errors import ConfigError, ModelLoadError, RankDiedError, RankHungError
-from aengine.parallel.replicas import Replicas, join_replicas
+from aengine.parallel.expert_replicas import Replicas, join_replicas
 
 T = TypeVar("T")
 FACTS = {"model": "m", "dtype": "float32"}

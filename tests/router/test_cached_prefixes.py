@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from aengine.api.outputs import CachedPages
 from aengine.cache import PageChain, published_digest
-from aengine.router.load import MAX_PAGES, CachedPrefixes, PageNaming, PagePrefix
+from aengine.router.replica_load import MAX_PAGES, CachedPrefixes, PageNaming, PagePrefix
 
 SALT = b"salt of tests"
 NAMING = PageNaming(page_size=4)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from slow_cases import BY_HAND
 
-from aengine.router.load import RoutingPolicy
+from aengine.router.replica_load import RoutingPolicy
 from tools.bench.routed import build_parser, measure
 
 pytestmark = [pytest.mark.anyio, *BY_HAND]

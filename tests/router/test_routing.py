@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from aengine.api.outputs import CachedPages, EngineStats, LoadReport
-from aengine.router.load import (
+from aengine.router.replica_load import (
     FIRST_WEIGHT,
     MOST_LOAD,
     PageNaming,

@@ -33,8 +33,8 @@ from aengine.runner.contract import InFlightStep, LoadAdapter
 from aengine.runner.runner import ModelRunner
 from aengine.scheduler.drafters import Drafter
 from aengine.scheduler.plan import RowParams, StepPlan
-from aengine.scheduler.request import Request, SchedulerConfig
 from aengine.scheduler.scheduler import Scheduler
+from aengine.scheduler.sequence import Request, SchedulerConfig
 
 ADAPTERS = {1: {"rank": 4, "targets": ("q_proj", "v_proj")}, 2: {"rank": 16, "head": True}, 5: {"rank": 7, "embedding": True}}
 """By key."""

@@ -28,8 +28,8 @@ from aengine.runner.cpu.executor import HostExecutor
 from aengine.runner.runner import ModelRunner
 from aengine.scheduler.drafters import DraftSource, ModelDrafter
 from aengine.scheduler.plan import RowParams, StepPlan
-from aengine.scheduler.request import Request, SchedulerConfig
 from aengine.scheduler.scheduler import Scheduler
+from aengine.scheduler.sequence import Request, SchedulerConfig
 
 MADE: dict[str, Callable[[pathlib.Path], Drafting]] = {
     "eagle": lambda path: eagle(path, own_ids=True),

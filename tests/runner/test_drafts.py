@@ -23,8 +23,8 @@ from aengine.runner.runner import ModelRunner
 from aengine.runner.torch.graphs import DecodeGraphs, Forward
 from aengine.scheduler.drafters import Draft, DraftSource, ModelDrafter
 from aengine.scheduler.plan import RowParams, StepPlan
-from aengine.scheduler.request import Request, SchedulerConfig
 from aengine.scheduler.scheduler import Scheduler
+from aengine.scheduler.sequence import Request, SchedulerConfig
 
 NUM_REQUESTS = 60
 Tokens = list[tuple[int, float | None]]  # with their logprobs

@@ -31,7 +31,7 @@ from aengine.runner.torch.graphs import DecodeGraphs
 from aengine.runner.torch.recording import Recording
 from aengine.scheduler.drafters import ModelDrafter
 from aengine.scheduler.plan import RowParams, StepPlan
-from aengine.scheduler.request import Request
+from aengine.scheduler.sequence import Request
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]
 

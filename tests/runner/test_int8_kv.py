@@ -21,7 +21,7 @@ from torch import Tensor
 
 from aengine.api.config import EngineConfig
 from aengine.api.errors import ConfigError
-from aengine.models.config.model import load_spec
+from aengine.models.config.model_config import load_spec
 from aengine.models.loading.hub import resolve_model
 from aengine.runner.runner import build_executor
 from aengine.runner.setup import ExecutorSetup

@@ -16,8 +16,8 @@ from slow_cases import slow_but
 from aengine.api.config import EngineConfig
 from aengine.api.errors import InsufficientMemoryError
 from aengine.runner.runner import ModelRunner
-from aengine.scheduler.request import Request, SchedulerConfig
 from aengine.scheduler.scheduler import Scheduler
+from aengine.scheduler.sequence import Request, SchedulerConfig
 
 WINDOW, LENGTH = 1024, 32_768
 CONFIG = {

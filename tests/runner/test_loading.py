@@ -16,7 +16,7 @@ from safetensors.torch import save_file
 
 from aengine.api.config import EngineConfig
 from aengine.api.errors import InsufficientMemoryError, ModelLoadError
-from aengine.models.config.model import load_spec
+from aengine.models.config.model_config import load_spec
 from aengine.models.loading import weights
 from aengine.models.loading.hub import resolve_model
 from aengine.models.named_weights import num_parameters

@@ -31,7 +31,7 @@ from torch import Tensor
 
 from aengine import AsyncEngine, Completion, EngineStats, SamplingParams
 from aengine.api.config import EngineConfig
-from aengine.models.config.model import load_spec
+from aengine.models.config.model_config import load_spec
 from aengine.models.spec import Experts
 from aengine.runner.contract import LoadAdapter
 from aengine.runner.runner import ModelRunner

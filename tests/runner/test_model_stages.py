@@ -22,8 +22,8 @@ from aengine.cache import PageNeeds
 from aengine.runner.contract import InFlightStep, LoadAdapter
 from aengine.runner.runner import ModelRunner
 from aengine.scheduler.plan import StepPlan
-from aengine.scheduler.request import Request, SchedulerConfig
 from aengine.scheduler.scheduler import Scheduler
+from aengine.scheduler.sequence import Request, SchedulerConfig
 
 OPTIONS = {"dtype": "float32", "device": "cpu", "page_size": 4, "max_num_seqs": 6, "max_num_batched_tokens": 60}
 QUICK = [("gpt-oss", 1, 2)]  # windows in some layers, experts, sinks

@@ -18,7 +18,7 @@ from tiny_adapters import write_adapter
 from torch import Tensor
 
 from aengine.api.errors import InsufficientMemoryError, ModelLoadError
-from aengine.api.weights import SharedWeights
+from aengine.api.weight_sources import SharedWeights
 from aengine.runner.contract import LoadAdapter, NewWeights
 from aengine.runner.cpu import model as host_model
 from aengine.runner.runner import ModelRunner

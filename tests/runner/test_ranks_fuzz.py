@@ -23,8 +23,8 @@ from aengine.parallel.messages import LastTokens, Plan
 from aengine.runner.runner import ModelRunner
 from aengine.scheduler.drafters import Draft, DraftSource
 from aengine.scheduler.plan import RowParams, StepPlan
-from aengine.scheduler.request import Request, SchedulerConfig
 from aengine.scheduler.scheduler import Scheduler
+from aengine.scheduler.sequence import Request, SchedulerConfig
 
 VOCAB, LONGEST = 199, 90
 FAMILIES = ("llama", "qwen3-partly-windowed")

@@ -18,9 +18,9 @@ from safetensors.torch import load_file
 from test_greedy import make_runner
 from test_new_weights import save_two, tokens, update
 
-from aengine.api import weights as sources
+from aengine.api import weight_sources as sources
 from aengine.api.errors import ModelLoadError
-from aengine.api.weights import GroupWeights, SharedWeights
+from aengine.api.weight_sources import GroupWeights, SharedWeights
 from aengine.runner.contract import NewWeights
 
 TRAINER = """
@@ -28,7 +28,7 @@ import os, sys
 from datetime import timedelta
 import torch.distributed as dist
 from safetensors.torch import load_file
-import aengine.api.weights as sources
+import aengine.api.weight_sources as sources
 
 tensors = load_file(sys.argv[1])
 kind, at = sys.argv[2:4]

@@ -18,7 +18,7 @@ from aengine.cache import Windows
 from aengine.scheduler.draft_lengths import MOST_BEHIND
 from aengine.scheduler.drafters import BY_MODEL
 from aengine.scheduler.plan import DraftRows, RowParams, StepPlan, StepResult
-from aengine.scheduler.request import Request
+from aengine.scheduler.sequence import Request
 
 MASK = (1 << 61) - 1
 

@@ -15,8 +15,8 @@ from random_drafts import RandomDrafts
 
 from aengine.api.outputs import FinishReason
 from aengine.scheduler.plan import StepPlan, StepResult
-from aengine.scheduler.request import Finished, Request, SchedulerConfig, SequenceState
 from aengine.scheduler.scheduler import Scheduler
+from aengine.scheduler.sequence import Finished, Request, SchedulerConfig, SequenceState
 
 
 class FakeClock:

@@ -8,7 +8,7 @@ import pytest
 from kv_oracle import make_request
 from simulation import Simulation
 
-from aengine.scheduler.request import Request, SchedulerConfig
+from aengine.scheduler.sequence import Request, SchedulerConfig
 from aengine.scheduler.waiting import AdapterRoom
 
 CONFIG = SchedulerConfig(max_num_seqs=4, max_num_batched_tokens=64, max_model_len=200, num_pages=200, page_size=4, max_adapters=1)

@@ -13,8 +13,8 @@ import pytest
 from aengine.scheduler.draft_lengths import DraftLengths, StepKind
 from aengine.scheduler.drafters import BY_MODEL, Acceptance, Draft, DraftSource
 from aengine.scheduler.plan import RowParams, StepPlan, StepResult
-from aengine.scheduler.request import Request, SchedulerConfig
 from aengine.scheduler.scheduler import Scheduler
+from aengine.scheduler.sequence import Request, SchedulerConfig
 
 SAMPLED = RowParams(temperature=1.0, top_k=0, top_p=1.0, min_p=0.0, seed=0)
 MAX_LEN = 2048

@@ -20,8 +20,8 @@ from aengine.runner.contract import Step
 from aengine.runner.runner import ModelRunner
 from aengine.scheduler.drafters import ModelDrafter
 from aengine.scheduler.plan import RowParams
-from aengine.scheduler.request import Request, SchedulerConfig
 from aengine.scheduler.scheduler import Scheduler
+from aengine.scheduler.sequence import Request, SchedulerConfig
 
 PAGE_SIZE = 8
 GREEDY = RowParams(temperature=0.0, top_k=0, top_p=1.0, min_p=0.0, seed=0)

@@ -12,16 +12,16 @@ from kv_oracle import OracleError, make_request, solo_run
 from simulation import Simulation
 from slow_cases import slow_but
 
-import aengine.scheduler.request as request_module
 import aengine.scheduler.scheduler as scheduler_module
+import aengine.scheduler.sequence as request_module
 from aengine.api.outputs import FinishReason
 from aengine.cache import PageCache, PageChain, PageNeeds, Windows
 from aengine.scheduler.draft_lengths import DraftProgress
 from aengine.scheduler.kv import Residency
 from aengine.scheduler.live_sequences import LiveSequences
 from aengine.scheduler.plan import StepPlan, StepResult
-from aengine.scheduler.request import Request, SchedulerConfig, Sequence
 from aengine.scheduler.scheduler import Scheduler
+from aengine.scheduler.sequence import Request, SchedulerConfig, Sequence
 
 WORKLOADS = 3000
 PARTS = 60

@@ -14,7 +14,7 @@ from aengine.api.outputs import FinishReason
 from aengine.cache import PageChain
 from aengine.scheduler.draft_lengths import DraftLengths
 from aengine.scheduler.kv import MAX_PREEMPTIONS
-from aengine.scheduler.request import SchedulerConfig
+from aengine.scheduler.sequence import SchedulerConfig
 
 CONFIG = SchedulerConfig(max_num_seqs=8, max_num_batched_tokens=64, max_model_len=200, num_pages=200, page_size=4)
 

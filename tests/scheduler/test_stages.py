@@ -14,8 +14,8 @@ from test_kv_oracle import run_workload
 
 from aengine.api.outputs import FinishReason
 from aengine.scheduler.live_sequences import LiveSequences
-from aengine.scheduler.request import SchedulerConfig, Sequence
 from aengine.scheduler.rows import RowTable
+from aengine.scheduler.sequence import SchedulerConfig, Sequence
 
 CONFIG = SchedulerConfig(max_num_seqs=16, max_num_batched_tokens=64, max_model_len=200, num_pages=400, page_size=4, max_in_flight=3)
 STAGES = (2, 3, 4)

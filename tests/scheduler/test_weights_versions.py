@@ -10,7 +10,7 @@ from simulation import Simulation
 
 from aengine.api.outputs import FinishReason
 from aengine.cache import PageChain
-from aengine.scheduler.request import SchedulerConfig, Sequence
+from aengine.scheduler.sequence import SchedulerConfig, Sequence
 
 PROMPT = list(range(12))
 CONFIG = SchedulerConfig(max_num_seqs=4, max_num_batched_tokens=8, max_model_len=40, num_pages=60, page_size=4)

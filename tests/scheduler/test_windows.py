@@ -9,7 +9,7 @@ from kv_oracle import make_request
 from simulation import Simulation
 
 from aengine.cache import PageNeeds
-from aengine.scheduler.request import SchedulerConfig
+from aengine.scheduler.sequence import SchedulerConfig
 
 CONFIG = SchedulerConfig(
     max_num_seqs=4, max_num_batched_tokens=16, max_model_len=400, num_pages=400, page_size=4, windows=(None, 10, 10, 30)

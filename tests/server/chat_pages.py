@@ -21,7 +21,7 @@ from hang_guard import HANG_SECONDS
 import aengine
 from aengine.api.outputs import FinishReason, Token
 from aengine.server.app import Server
-from aengine.server.core.in_flight import GenerationRecord
+from aengine.server.core.calls_in_flight import GenerationRecord
 
 AXE = Path(__file__).resolve().parents[2] / "tools" / "node_modules" / "axe-core" / "axe.min.js"
 FLAGS = ("--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-sync", "--disable-component-update")

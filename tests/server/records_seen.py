@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from aengine.server.core.in_flight import CallRecord, GenerationRecord, Observers
+from aengine.server.core.calls_in_flight import CallRecord, GenerationRecord, Observers
 
 
 class Seen:

@@ -14,7 +14,7 @@ from grpc_harness import events_of, serving, stream_request
 from raw_h2 import framed, raw_connection
 
 from aengine.api.outputs import DraftUsage
-from aengine.server.core.in_flight import Caller, CallRecord
+from aengine.server.core.calls_in_flight import Caller, CallRecord
 from aengine.server.telemetry.logs import FIELDS, JsonFormatter, TextFormatter, is_fit, log_call
 from aengine.v1.model_service_pb2 import GetModelRequest
 

@@ -17,8 +17,8 @@ from grpc_harness import stream_request, text_spec
 from hang_guard import HANG_SECONDS
 
 from aengine import AsyncEngine, InvalidRequestError
+from aengine.server.core.calls_in_flight import Admission
 from aengine.server.core.core import Backend
-from aengine.server.core.in_flight import Admission
 from aengine.server.grpc.generation.resume import ResumableStreams
 from aengine.server.grpc.services.admin import AdminServicer
 from aengine.server.grpc.services.generation import GenerationServicer

@@ -16,8 +16,8 @@ from oracle_engine import OracleEngine, StepGate, idle, until
 
 from aengine.api.errors import QueueFullError
 from aengine.api.outputs import FinishReason, Token
+from aengine.server.core.calls_in_flight import Admission
 from aengine.server.core.core import Backend
-from aengine.server.core.in_flight import Admission
 from aengine.server.grpc.generation.events import MAX_REQUESTS, MAX_UNSENT, batch_responses
 from aengine.v1.generation_pb2 import FINISH_REASON_CANCELLED, GenerationSpec, OutputOptions, StreamOptions
 from aengine.v1.generation_service_pb2 import (

@@ -15,7 +15,7 @@ from oracle_engine import OracleEngine, StepGate, busy_worker, step_with_the_loo
 
 from aengine import SamplingParams
 from aengine.api.outputs import RequestState, Token
-from aengine.server.core.in_flight import Caller
+from aengine.server.core.calls_in_flight import Caller
 from aengine.server.grpc.services.generation import STATES
 from aengine.v1.generation_pb2 import GenerationSpec, StreamOptions
 from aengine.v1.generation_service_pb2 import (

@@ -30,8 +30,8 @@ import aengine
 from aengine import EngineDeadError, FinishReason, SamplingParams
 from aengine.api.outputs import DraftUsage, EngineStats, HistogramSnapshot, LoadReport, ReplicaInfo, ReplicaState, Timing
 from aengine.scheduler.drafters import DraftSource
+from aengine.server.core.calls_in_flight import Admission, CallRecord, GenerationRecord
 from aengine.server.core.core import Backend, BindError
-from aengine.server.core.in_flight import Admission, CallRecord, GenerationRecord
 from aengine.server.grpc.door import METHODS
 from aengine.server.telemetry import metrics
 from aengine.server.telemetry.metrics import LoopLag, Metrics, MetricsCollector, serve_metrics

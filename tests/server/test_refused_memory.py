@@ -23,9 +23,9 @@ from server_process import server_process
 from test_hostile import resident_bytes
 
 from aengine.server.core import decoding
+from aengine.server.core.calls_in_flight import Call, Caller
 from aengine.server.core.decoding import Decoding
 from aengine.server.core.errors import ServiceError
-from aengine.server.core.in_flight import Call, Caller
 from aengine.v1.generation_service_pb2 import GenerateRequest
 
 LARGE = 16 * 1024 * 1024 - 1024

@@ -18,8 +18,8 @@ from oracle_engine import until
 from session_client import SessionClient, begin, cancellation, hold, kinds, more_credit, opening, submission
 
 from aengine.api.outputs import FinishReason, Token, TokenLogprob
+from aengine.server.core.calls_in_flight import Admission, GenerationRecord, Observers
 from aengine.server.core.core import Backend
-from aengine.server.core.in_flight import Admission, GenerationRecord, Observers
 from aengine.server.grpc.generation import session
 from aengine.server.grpc.generation.events import MAX_PROMPT_LOGPROBS_BYTES
 from aengine.server.grpc.generation.session import session_responses

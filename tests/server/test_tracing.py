@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from aengine.server.core.in_flight import trace_id_of
+from aengine.server.core.calls_in_flight import trace_id_of
 
 TRACE, PARENT = "4bf92f3577b34da6a3ce929d0e0e4736", "00f067aa0ba902b7"
 

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from aengine.bench.cli import main
-from aengine.router.load import MAX_PAGES, PageNaming, RoutingPolicy
+from aengine.router.replica_load import MAX_PAGES, PageNaming, RoutingPolicy
 from tools.lab.routing import RoutingFigures, Simulation, SimulationOptions
 from tools.lab.routing_options import STEP_COSTS
 from tools.lab.sessions import SessionOptions, make_sessions

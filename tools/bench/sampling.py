@@ -25,7 +25,7 @@ from aengine.bench.shapes import shape_folder
 from aengine.kernels.cpu import ops
 from aengine.kernels.cpu.compiler import KernelsUnavailableError
 from aengine.kernels.cpu.library import Workspace, load_kernels
-from aengine.models.config.model import load_spec
+from aengine.models.config.model_config import load_spec
 from aengine.sampling.draw import Draw
 from aengine.sampling.grammar import CompiledGrammar
 from aengine.sampling.sampler import Sampler

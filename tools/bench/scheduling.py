@@ -20,8 +20,8 @@ from aengine.bench.report import table
 from aengine.models.loading.hub import DEMO, resolve_model
 from aengine.runner.runner import ModelRunner
 from aengine.scheduler.plan import RowParams, StepPlan, StepResult
-from aengine.scheduler.request import Request, SchedulerConfig
 from aengine.scheduler.scheduler import Scheduler
+from aengine.scheduler.sequence import Request, SchedulerConfig
 
 PAGE_SIZE = 16
 PROMPT_TOKENS = 128

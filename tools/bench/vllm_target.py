@@ -1,4 +1,4 @@
-"""vLLM in this process as a target of `aengine.bench.load`, for comparisons in an environment that has both."""
+"""vLLM in this process as a target of `aengine.bench.load_run`, for comparisons in an environment that has both."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import uuid
 from collections.abc import AsyncGenerator, Sequence
 from typing import Any
 
-from aengine.bench.load import TokenChunk
+from aengine.bench.load_run import TokenChunk
 
 
 class VllmTarget:

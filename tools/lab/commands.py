@@ -11,9 +11,9 @@ from contextlib import aclosing
 from dataclasses import asdict, replace
 
 from aengine.api.config import TAKE_MODEL, EngineConfig
-from aengine.bench.options import add_engine_options, counts, engine_config, shares
+from aengine.bench.load_options import add_engine_options, counts, engine_config, shares
 from aengine.bench.report import table, write_json
-from aengine.router.load import RoutingPolicy
+from aengine.router.replica_load import RoutingPolicy
 from tools.lab.routing_options import add_routing_options, session_options, simulation_options
 
 SPECULATED = {

@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from aengine.router.load import PagePrefix, ReplicaLoad, ReplicaRouting, RequestPlacement, RoutedPrompt, RoutingPolicy
+from aengine.router.replica_load import PagePrefix, ReplicaLoad, ReplicaRouting, RequestPlacement, RoutedPrompt, RoutingPolicy
 from tools.lab.sessions import SALT, Session
 from tools.lab.simulated_replica import ReplicaOptions, SimulatedReplica, StepCosts, Work
 

@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from aengine.cache import PageChain, published_digest
-from aengine.router.load import MAX_PAGES, PageNaming, PagePrefix, RoutedPrompt
+from aengine.router.replica_load import MAX_PAGES, PageNaming, PagePrefix, RoutedPrompt
 
 IntArray = NDArray[np.int32]
 SALT = b"simulation"

@@ -19,7 +19,7 @@ from typing import NamedTuple, TypeVar
 from aengine.api.config import EngineConfig
 from aengine.api.outputs import DraftUsage
 from aengine.api.params import SamplingParams, StructuredOutput
-from aengine.bench.load import LengthRange, Lengths, random_lengths
+from aengine.bench.load_run import LengthRange, Lengths, random_lengths
 from aengine.bench.quality import HELD_TEXT
 from aengine.bench.report import Speculation
 from aengine.engine.async_engine import AsyncEngine

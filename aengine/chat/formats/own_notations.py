@@ -15,9 +15,9 @@ import functools
 import json
 import re
 
-from aengine.chat.formats.base import CallFormat, Tools
+from aengine.chat.formats.call_format import CallFormat, Tools
 from aengine.chat.json_calls import MAX_CODE, MAX_DEPTH, MAX_NAME, loads, read_named, start_calls
-from aengine.chat.source import ContentDelta, Delta, Reading, ReasoningDelta, Source
+from aengine.chat.text_source import ContentDelta, Delta, Reading, ReasoningDelta, Source
 
 MAX_HEADER = 512
 _BODY = "<|message|>"

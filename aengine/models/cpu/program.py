@@ -29,8 +29,8 @@ from aengine.kernels.cpu.library import (
 from aengine.kernels.cpu.pool import stored_dim
 from aengine.kernels.layer_params import Activation, RouterScoring
 from aengine.layers.rotary import cos_sin_cache
-from aengine.models.cpu.operations import Operations
-from aengine.models.cpu.weights import PackedWeights
+from aengine.models.cpu.cpu_operations import Operations
+from aengine.models.cpu.packed_weights import PackedWeights
 from aengine.models.sharding import Bounds, attended_bounds, hidden_bounds, key_bounds, own, query_bounds, width_bounds
 from aengine.models.spec import (
     Attention,

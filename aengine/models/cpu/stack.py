@@ -36,8 +36,8 @@ from aengine.kernels.cpu.pool import KvPool
 from aengine.kernels.quantized import Rows
 from aengine.kernels.warm_memory import Allocate, lazy_bytes
 from aengine.models.adapters import Adapter
+from aengine.models.cpu.packed_weights import PackedWeights, pack_adapter
 from aengine.models.cpu.program import CpuProgram
-from aengine.models.cpu.weights import PackedWeights, pack_adapter
 from aengine.models.sharding import vocab_bounds
 from aengine.models.spec import DraftHead, Experts, LatentAttention, Layer, ModelSpec
 from aengine.parallel.shard import WHOLE, Shard

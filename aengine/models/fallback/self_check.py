@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from aengine.api.errors import ModelLoadError, one_line
 from aengine.attention import AttentionBackend, AttentionMetadata, AttentionSpec, build_layout
-from aengine.models.fallback.model import TransformersModel
+from aengine.models.fallback.fallback_model import TransformersModel
 from aengine.models.torch.decoder import ForwardBatch
 
 _TOLERANCES = {torch.float32: 1e-3, torch.float16: 2e-2, torch.bfloat16: 1e-1}

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from aengine.models.families import alibi, deepseek, gemma, gpt, llama, mixtures, variants
-from aengine.models.families.base import Family
+from aengine.models.families.family import Family
 
 _MODULES = (llama, variants, gemma, gpt, alibi, mixtures, deepseek)
 FAMILIES: Mapping[str, Family] = {family.model_type: family for module in _MODULES for family in module.FAMILIES}

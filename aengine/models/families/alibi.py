@@ -8,7 +8,7 @@ import torch
 
 from aengine.kernels.layer_params import Activation
 from aengine.models.config.reader import ConfigReader
-from aengine.models.families.base import (
+from aengine.models.families.family import (
     Family,
     attention,
     by_kv_head,

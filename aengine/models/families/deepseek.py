@@ -9,7 +9,7 @@ from torch import Tensor
 
 from aengine.api.errors import ModelLoadError
 from aengine.models.config.reader import ConfigReader, NotNativeError
-from aengine.models.families.base import MTP_NAMES, Family, Transform, decoder_spec, gated_mlp, part_sizes, rms_norm, rope_and_context
+from aengine.models.families.family import MTP_NAMES, Family, Transform, decoder_spec, gated_mlp, part_sizes, rms_norm, rope_and_context
 from aengine.models.families.mixtures import DEEPSEEK_NAMES, dense_layers, experts, routing, shared_experts, sigmoid_experts
 from aengine.models.spec import Experts, LatentAttention, Layer, ModelSpec, Norm
 

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from aengine.layers.rotary import RopeSpec
 from aengine.models.config.reader import ConfigReader
 from aengine.models.config.rope import read_ropes
-from aengine.models.families.base import (
+from aengine.models.families.family import (
     LLAMA_NAMES,
     Family,
     attention,

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from aengine.layers.rotary import RopeSpec, unscaled
 from aengine.models.config.reader import ConfigReader
-from aengine.models.families.base import (
+from aengine.models.families.family import (
     Family,
     Transform,
     attention,

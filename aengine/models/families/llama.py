@@ -7,7 +7,7 @@ from dataclasses import replace
 import torch
 
 from aengine.models.config.reader import ConfigReader, NotNativeError
-from aengine.models.families.base import (
+from aengine.models.families.family import (
     LLAMA_NAMES,
     Family,
     Transform,

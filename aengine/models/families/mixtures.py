@@ -11,7 +11,7 @@ from torch import Tensor
 from aengine.api.errors import ModelLoadError
 from aengine.kernels.layer_params import Activation, ExpertRouting, RouterScoring
 from aengine.models.config.reader import ConfigReader, NotNativeError
-from aengine.models.families.base import (
+from aengine.models.families.family import (
     LLAMA_NAMES,
     MTP_NAMES,
     Family,

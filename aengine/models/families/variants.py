@@ -9,7 +9,7 @@ from typing import Any
 from aengine.api.errors import ModelLoadError
 from aengine.models.config.reader import ConfigReader
 from aengine.models.config.rope import read_ropes
-from aengine.models.families.base import (
+from aengine.models.families.family import (
     LLAMA_NAMES,
     Family,
     attention,

@@ -25,8 +25,8 @@ from torch import Tensor
 from aengine.api.errors import ModelLoadError
 from aengine.kernels.quantized import QuantizedRows, Rows
 from aengine.models.families import FAMILIES
-from aengine.models.gguf.config import Architecture, architecture_of, config_of
-from aengine.models.gguf.file import BLOCKS, GgufFile, GgufTensor, open_gguf
+from aengine.models.gguf.gguf_config import Architecture, architecture_of, config_of
+from aengine.models.gguf.gguf_file import BLOCKS, GgufFile, GgufTensor, open_gguf
 
 DTYPES = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16, "F64": torch.float64}
 """The types that are numbers."""

@@ -25,7 +25,7 @@ from torch import Tensor
 from aengine.api.errors import ModelLoadError, one_line
 from aengine.kernels.quantized import Rows
 from aengine.models.config.json_file import require_regular
-from aengine.models.gguf.file import BLOCKS
+from aengine.models.gguf.gguf_file import BLOCKS
 from aengine.models.gguf.tensors import read_tensors
 from aengine.models.loading.hub import find_checkpoint, shortened
 from aengine.models.other_formats import format_of_tensors

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 
 from aengine.api.errors import AdapterError, ModelLoadError, one_line
 from aengine.models.config.json_file import read_json
-from aengine.models.gguf.file import is_gguf
+from aengine.models.gguf.gguf_file import is_gguf
 from aengine.models.other_formats import format_without_config
 
 _STEMS = {".safetensors": "model", ".bin": "pytorch_model", ".pt": "pytorch_model", ".pth": "pytorch_model"}

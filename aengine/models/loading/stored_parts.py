@@ -13,10 +13,10 @@ from torch import Tensor
 
 from aengine.api.errors import ModelLoadError
 from aengine.kernels.quantized import Rows
-from aengine.models.gguf.file import BLOCKS
+from aengine.models.gguf.gguf_file import BLOCKS
 from aengine.models.loading.checkpoint import DTYPES, StoredTensor
 from aengine.models.named_weights import NamedWeight, Part
-from aengine.models.quantization.config import Quantization
+from aengine.models.quantization.quantization_config import Quantization
 from aengine.models.quantization.scheme import EMBEDDING, LINEAR, Scheme, Stored
 
 _GGUF_SCALE = 32  # or 16

@@ -7,11 +7,11 @@ import pathlib
 from collections.abc import Mapping
 
 from aengine.api.config import EngineConfig
-from aengine.models.gguf.file import BLOCKS
+from aengine.models.gguf.gguf_file import BLOCKS
 from aengine.models.loading.stored_parts import stored_parts
 from aengine.models.loading.weights import open_weights
 from aengine.models.named_weights import NEVER_QUANTIZED, named_weights
-from aengine.models.quantization.config import load_quantization
+from aengine.models.quantization.quantization_config import load_quantization
 from aengine.models.sharding import own, sharded_weights, vocab_bounds
 from aengine.models.spec import ModelSpec
 from aengine.parallel.shard import WHOLE, Shard

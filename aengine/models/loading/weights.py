@@ -28,13 +28,13 @@ from torch import Tensor
 from aengine.api.errors import ModelLoadError
 from aengine.kernels.quantized import QuantizedRows, Rows, quantize_rows
 from aengine.models.families import FAMILIES
-from aengine.models.gguf.file import is_gguf
+from aengine.models.gguf.gguf_file import is_gguf
 from aengine.models.loading.checkpoint import DTYPES, Checkpoint, MappedPages, StoredTensor, open_checkpoint, read_from_disk
 from aengine.models.loading.hub import described_problems
 from aengine.models.loading.stored_parts import StoredPart, are_finite, stored_parts
 from aengine.models.loading.weights_digest import WeightsDigest
 from aengine.models.named_weights import NEVER_QUANTIZED, kv_scale_of, named_weights
-from aengine.models.quantization.config import Quantization, load_quantization
+from aengine.models.quantization.quantization_config import Quantization, load_quantization
 from aengine.models.sharding import WeightPart, cut, pieces, sharded_weights, take_part
 from aengine.models.spec import ModelSpec
 from aengine.models.text_part import text_names

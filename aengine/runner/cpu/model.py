@@ -22,9 +22,9 @@ from aengine.kernels.cpu.ops import PackedCpuAdapter, StepAdapters
 from aengine.kernels.cpu.pool import KvPool, page_bytes
 from aengine.kernels.warm_memory import WarmMemory, lazy_bytes
 from aengine.models.adapters import Adapter
+from aengine.models.cpu.packed_weights import PackedWeights
 from aengine.models.cpu.program import CpuProgram
 from aengine.models.cpu.stack import CpuLastTokens, DecoderStack, PreparedStep, unsupported
-from aengine.models.cpu.weights import PackedWeights
 from aengine.models.loading.weight_bytes import quantized_bytes, weight_bytes
 from aengine.models.sharding import sharded_spec
 from aengine.runner.contract import IntArray, ReadWeights, Step

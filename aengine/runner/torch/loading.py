@@ -150,7 +150,7 @@ def _weight_bytes(setup: ExecutorSetup, quantized: bool) -> list[int]:
 
 
 def _load_fallback(setup: ExecutorSetup, spec: FallbackSpec, backend: AttentionBackend, check: Callable[[], object]) -> TorchModel:
-    from aengine.models.fallback.model import load_model
+    from aengine.models.fallback.fallback_model import load_model
     from aengine.models.fallback.self_check import check_model
 
     config = setup.config

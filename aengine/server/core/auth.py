@@ -21,8 +21,8 @@ from typing import NamedTuple
 
 from aengine.api.errors import ConfigError
 from aengine.server.config.options import ServerConfig
+from aengine.server.core.calls_in_flight import Caller
 from aengine.server.core.errors import ServiceError
-from aengine.server.core.in_flight import Caller
 
 Fingerprint = tuple[tuple[int, int, int], ...] | None
 

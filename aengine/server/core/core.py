@@ -25,9 +25,9 @@ from aengine.api.outputs import ModelInfo, RequestInfo, RequestState
 from aengine.api.stream import TokenStream
 from aengine.server.config.options import ServerConfig
 from aengine.server.core.auth import Authenticator
+from aengine.server.core.calls_in_flight import Admission, Caller, CallsInFlight, Observers
 from aengine.server.core.decoding import Decoding
 from aengine.server.core.errors import ServiceError, clip
-from aengine.server.core.in_flight import Admission, Caller, CallsInFlight, Observers
 from aengine.server.core.texts import ServedTexts
 
 

@@ -13,9 +13,9 @@ from aengine.api.engine import EmbeddingFields
 from aengine.api.errors import InvalidRequestError, RequestEndedError
 from aengine.api.outputs import Embedding
 from aengine.api.request import ChatFields, Prompt, RequestOptions
+from aengine.server.core.calls_in_flight import CURRENT_CALL, current_caller
 from aengine.server.core.core import Backend
 from aengine.server.core.errors import ServiceError
-from aengine.server.core.in_flight import CURRENT_CALL, current_caller
 
 MAX_INPUTS = 2048
 MAX_AT_ONCE = 32

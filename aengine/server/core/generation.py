@@ -19,10 +19,10 @@ from aengine.api.request import Prompt
 from aengine.api.stream import TokenStream
 from aengine.chat.parser import ChatParser
 from aengine.chat.preparation import GenerationRequest, PreparedChat, prepare_chat
-from aengine.chat.source import Event
+from aengine.chat.text_source import Event
+from aengine.server.core.calls_in_flight import CURRENT_CALL, GenerationRecord, current_caller, notify
 from aengine.server.core.core import Backend
 from aengine.server.core.errors import ServiceError
-from aengine.server.core.in_flight import CURRENT_CALL, GenerationRecord, current_caller, notify
 
 READ_TOKENS = 64
 """Most tokens taken from the engine at a time: what waits beyond them for a slow client counts as unread, and parks the request."""

@@ -24,9 +24,18 @@ from aengine.api.errors import InvalidRequestError
 from aengine.api.runtime import forget_tracebacks
 from aengine.server.config.options import ServerConfig
 from aengine.server.core.auth import Authenticator
+from aengine.server.core.calls_in_flight import (
+    CURRENT_CALL,
+    REQUEST_ID_KEY,
+    Call,
+    CallsInFlight,
+    Observers,
+    notify,
+    request_id_of,
+    trace_id_of,
+)
 from aengine.server.core.decoding import Decoding
 from aengine.server.core.errors import ServiceError, describe
-from aengine.server.core.in_flight import CURRENT_CALL, REQUEST_ID_KEY, Call, CallsInFlight, Observers, notify, request_id_of, trace_id_of
 from aengine.server.grpc.port import CARRIER, NO_METHOD, certificate_name
 from aengine.server.grpc.status import check_fields, code_of, size_of, to_status, values_of
 from aengine.wire.names import PUSHBACK_KEY

@@ -16,11 +16,11 @@ from aengine.chat.preparation import ChatOutputOptions, GenerationRequest
 from aengine.server.core.core import Core
 from aengine.server.core.generation import Generation, count_prompt_tokens, submit
 from aengine.server.http.bodies import LIST, OBJECT, STRING, Fields, read_body
+from aengine.server.http.body_parameters import CHAT_OPTIONS, EFFORT, OF_OTHERS, OPTIONS, PARAMS, BodyParameters, tenant_of
 from aengine.server.http.chat_input import NO_TOOLS, name_results, read_content, read_function, read_response_format
 from aengine.server.http.chat_output import Block, Change, ContentBlocks, OutputReader, Piece
-from aengine.server.http.errors import to_json
-from aengine.server.http.exchange import HttpExchange
-from aengine.server.http.parameters import CHAT_OPTIONS, EFFORT, OF_OTHERS, OPTIONS, PARAMS, BodyParameters, tenant_of
+from aengine.server.http.http_errors import to_json
+from aengine.server.http.http_exchange import HttpExchange
 
 TAKEN: Mapping[str, str] = {
     "model": "the served model or an adapter; empty: the served model",

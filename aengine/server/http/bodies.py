@@ -23,7 +23,7 @@ from aengine.api.errors import InvalidRequestError
 from aengine.api.fields import MAX_INT32, Accepts, FieldChecks, Refusal, Rule, is_not, shown
 from aengine.server.core.decoding import UNCOUNTED_BYTES
 from aengine.server.core.errors import clip
-from aengine.server.http.exchange import HttpExchange
+from aengine.server.http.http_exchange import HttpExchange
 
 PIECE = 32 * 1024
 """Characters. C reads so many in a millisecond or two."""

@@ -19,12 +19,12 @@ from typing import Any
 
 from aengine.api.runtime import forget_tracebacks
 from aengine.server.config.options import ServerConfig, is_loopback
+from aengine.server.core.calls_in_flight import CURRENT_CALL, REQUEST_ID_KEY, Call, notify, request_id_of, trace_id_of
 from aengine.server.core.core import Core
 from aengine.server.core.errors import ServiceError, clip, describe
-from aengine.server.core.in_flight import CURRENT_CALL, REQUEST_ID_KEY, Call, notify, request_id_of, trace_id_of
 from aengine.server.http.connection import Connection
-from aengine.server.http.errors import CLIENT_LEFT, OPENAI, ErrorStyle, HttpError, error_headers
-from aengine.server.http.exchange import HttpExchange, Receive, Send
+from aengine.server.http.http_errors import CLIENT_LEFT, OPENAI, ErrorStyle, HttpError, error_headers
+from aengine.server.http.http_exchange import HttpExchange, Receive, Send
 
 _HOST = re.compile(r"(?P<name>\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9._~!$&'()*+,;=%-]*)(?::[0-9]*)?")
 _LOCAL_NAMES = ("localhost.localdomain", ".localhost")

@@ -12,10 +12,12 @@ from aengine.api.errors import InvalidRequestError
 from aengine.api.fields import FLAG, Accepts, FieldChecks, integer
 from aengine.api.outputs import FinishReason, Token
 from aengine.chat.preparation import ChatOutputOptions, GenerationRequest
-from aengine.chat.source import CallStarted, ChatMessage, MessageBuilder
+from aengine.chat.text_source import CallStarted, ChatMessage, MessageBuilder
 from aengine.server.core.core import Core
 from aengine.server.core.generation import Generation, submit
 from aengine.server.http.bodies import STRING, Fields, read_body
+from aengine.server.http.body_parameters import CHAT_OPTIONS, EFFORT, OF_OTHERS, OPTIONS, PARAMS, BodyParameters
+from aengine.server.http.body_parameters import IGNORED as IGNORED_EVERYWHERE
 from aengine.server.http.chat_input import allowed_of, read_messages, read_response_format, read_tool_choice, read_tools
 from aengine.server.http.chat_output import (
     FINISH_REASONS,
@@ -27,10 +29,8 @@ from aengine.server.http.chat_output import (
     stop_reason_of,
     write_choices,
 )
-from aengine.server.http.exchange import HttpExchange
+from aengine.server.http.http_exchange import HttpExchange
 from aengine.server.http.logprobs import TokenTexts, chat_logprobs, prompt_entries
-from aengine.server.http.parameters import CHAT_OPTIONS, EFFORT, OF_OTHERS, OPTIONS, PARAMS, BodyParameters
-from aengine.server.http.parameters import IGNORED as IGNORED_EVERYWHERE
 
 TAKEN: Mapping[str, str] = {
     "model": "the served model or an adapter; empty: the served model",

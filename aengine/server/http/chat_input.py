@@ -14,7 +14,7 @@ from aengine.api.fields import FLAG, Accepts, one_of, shown, text
 from aengine.api.params import StructuredOutput
 from aengine.chat.preparation import CHOICES
 from aengine.server.http.bodies import OBJECT, STRING, Fields
-from aengine.server.http.parameters import BodyParameters
+from aengine.server.http.body_parameters import BodyParameters
 
 ROLES: Mapping[str, str] = {"system": "system", "developer": "system", "user": "user", "assistant": "assistant", "tool": "tool"}
 """Roles of OpenAI's, and those that templates know."""

@@ -16,10 +16,10 @@ from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple
 
 from aengine.api.outputs import FinishReason, Token, Usage
-from aengine.chat.source import ArgumentsDelta, CallEnded, CallStarted, ContentDelta, Event, ReasoningDelta
+from aengine.chat.text_source import ArgumentsDelta, CallEnded, CallStarted, ContentDelta, Event, ReasoningDelta
 from aengine.server.core.errors import ServiceError
 from aengine.server.core.generation import READ_TOKENS, Generation
-from aengine.server.http.errors import to_json
+from aengine.server.http.http_errors import to_json
 from aengine.server.http.logprobs import TokenTexts
 
 

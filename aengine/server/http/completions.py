@@ -18,6 +18,7 @@ from aengine.chat.preparation import GenerationRequest
 from aengine.server.core.core import Core
 from aengine.server.core.generation import Generation, submit
 from aengine.server.http.bodies import STRING, Fields, read_body
+from aengine.server.http.body_parameters import OPTIONS, UNLIMITED, BodyParameters
 from aengine.server.http.chat_completions import read_stream, refuse_others
 from aengine.server.http.chat_output import (
     FINISH_REASONS,
@@ -30,9 +31,8 @@ from aengine.server.http.chat_output import (
     usage_of,
     write_choices,
 )
-from aengine.server.http.exchange import HttpExchange
+from aengine.server.http.http_exchange import HttpExchange
 from aengine.server.http.logprobs import CompletionLogprobs, TokenTexts, chat_logprobs, prompt_entries
-from aengine.server.http.parameters import OPTIONS, UNLIMITED, BodyParameters
 
 MAX_PROMPTS = 1024
 DEFAULT_MAX_TOKENS = 16

@@ -23,7 +23,7 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 from uvicorn.server import ServerState
 
 from aengine.server.core.auth import CertificateName
-from aengine.server.http.errors import ErrorStyle, HttpError, error_headers
+from aengine.server.http.http_errors import ErrorStyle, HttpError, error_headers
 
 IDLE_SECONDS = 75.0
 """A connection that has no request under way for so long is closed."""

@@ -27,8 +27,8 @@ from aengine.server.http import anthropic, chat_completions, completions, embedd
 from aengine.server.http import models as texts
 from aengine.server.http.boundary import Boundary, Route
 from aengine.server.http.connection import IDLE_SECONDS, Connection, ConnectionCounts
-from aengine.server.http.errors import ANTHROPIC
-from aengine.server.http.exchange import HttpExchange
+from aengine.server.http.http_errors import ANTHROPIC
+from aengine.server.http.http_exchange import HttpExchange
 from aengine.server.http.models import ChatPage
 
 TABLE: tuple[tuple[str, str, Callable[[Core, HttpExchange], Awaitable[None]]], ...] = (

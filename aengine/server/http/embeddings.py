@@ -15,9 +15,9 @@ from aengine.api.request import Prompt, RequestOptions
 from aengine.server.core.core import Core
 from aengine.server.core.embeddings import embed_all
 from aengine.server.http.bodies import IDS, STRING, Fields, read_body
-from aengine.server.http.errors import to_json
-from aengine.server.http.exchange import HttpExchange
-from aengine.server.http.parameters import OPTIONS, BodyParameters
+from aengine.server.http.body_parameters import OPTIONS, BodyParameters
+from aengine.server.http.http_errors import to_json
+from aengine.server.http.http_exchange import HttpExchange
 
 TAKEN: Mapping[str, str] = {
     "model": "the served model or an adapter; empty: the served model",

@@ -24,9 +24,9 @@ from aengine.api.request import ChatFields
 from aengine.server.core.core import Core
 from aengine.server.core.errors import ServiceError, clip, draining
 from aengine.server.http.bodies import IDS, STRING, Fields, read_body
+from aengine.server.http.body_parameters import CHAT_OPTIONS, BodyParameters
 from aengine.server.http.chat_input import read_messages, read_tools
-from aengine.server.http.exchange import HttpExchange
-from aengine.server.http.parameters import CHAT_OPTIONS, BodyParameters
+from aengine.server.http.http_exchange import HttpExchange
 
 _STARTED = int(time.time())
 

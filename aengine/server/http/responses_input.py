@@ -15,6 +15,7 @@ from aengine.api.errors import InvalidRequestError
 from aengine.api.fields import FLAG, Accepts, FieldChecks, integer, one_of, shown
 from aengine.chat.preparation import CHOICES, ChatOutputOptions, GenerationRequest
 from aengine.server.http.bodies import LIST, OBJECT, STRING, Fields
+from aengine.server.http.body_parameters import CHAT_OPTIONS, EFFORT, OF_OTHERS, OPTIONS, PARAMS, BodyParameters
 from aengine.server.http.chat_input import (
     NO_TOOLS,
     ROLES,
@@ -26,7 +27,6 @@ from aengine.server.http.chat_input import (
     read_function,
     read_response_format,
 )
-from aengine.server.http.parameters import CHAT_OPTIONS, EFFORT, OF_OTHERS, OPTIONS, PARAMS, BodyParameters
 
 TAKEN: Mapping[str, str] = {
     "model": "the served model or an adapter; empty: the served model",

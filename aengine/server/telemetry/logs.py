@@ -12,7 +12,7 @@ import sys
 from datetime import datetime, timezone
 
 from aengine.server.config.options import ServerConfig
-from aengine.server.core.in_flight import CallRecord
+from aengine.server.core.calls_in_flight import CallRecord
 
 FIELDS = "aengine_fields"
 _PLAIN = re.compile(r"[\w./:@+\[\]%-]+", re.ASCII)

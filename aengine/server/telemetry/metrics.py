@@ -29,8 +29,8 @@ import aengine
 from aengine.api.errors import EngineStateError
 from aengine.api.outputs import DraftUsage, FinishReason, Histogram, HistogramSnapshot, ReplicaState
 from aengine.scheduler.drafters import DraftSource
+from aengine.server.core.calls_in_flight import ITL_BOUNDS, CallRecord, GenerationRecord
 from aengine.server.core.core import Backend, BindError, address_of
-from aengine.server.core.in_flight import ITL_BOUNDS, CallRecord, GenerationRecord
 
 INTERVAL = 0.05
 """Seconds between two samples: 20 timers a second cost some hundred microseconds."""

@@ -26,7 +26,7 @@ from records_seen import Seen, watch
 from aengine.api.outputs import EngineStats
 from aengine.server.core.core import BindError
 from aengine.server.http import connection as connections
-from aengine.server.http import exchange as exchanges
+from aengine.server.http import http_exchange as exchanges
 from aengine.v1.model_service_pb2 import GetModelRequest
 from aengine.v1.model_service_pb2_grpc import ModelServiceStub
 

@@ -13,7 +13,7 @@ import pytest
 from http_harness import Serving, serving_http
 
 from aengine import AsyncEngine, SamplingParams
-from aengine.server.http import chat_completions, completions, parameters
+from aengine.server.http import body_parameters, chat_completions, completions
 
 pytestmark = pytest.mark.anyio
 
@@ -206,8 +206,15 @@ async def test_every_violation_has_the_path_of_its_field(serve: Serving) -> None
 async def test_every_field_that_is_documented_is_taken(serve: Serving) -> None:
     for path, module in ((CHAT, chat_completions), (TEXT, completions)):
         body: dict[str, Any] = {"messages": MESSAGES} if path == CHAT else {"prompt": "a"}
-        unknown = [*module.TAKEN, *module.REFUSED, *parameters.IGNORED, *parameters.PARAMS, *parameters.OPTIONS, *parameters.OF_OTHERS]
-        unknown += [*parameters.IGNORED_OF_OTHERS, *getattr(module, "IGNORED", ()), "tempo"]
+        unknown = [
+            *module.TAKEN,
+            *module.REFUSED,
+            *body_parameters.IGNORED,
+            *body_parameters.PARAMS,
+            *body_parameters.OPTIONS,
+            *body_parameters.OF_OTHERS,
+        ]
+        unknown += [*body_parameters.IGNORED_OF_OTHERS, *getattr(module, "IGNORED", ()), "tempo"]
         response = await serve.post(path, {**body, **{name: ["this"] for name in unknown if name not in body}})
         told = [one["field"] for one in response.json()["error"]["violations"] if "Unrecognized" in one["message"]]
         assert told == ["tempo"]

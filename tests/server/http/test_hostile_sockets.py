@@ -14,7 +14,7 @@ from http_harness import Serving, raw, request_bytes, serving_http
 from oracle_engine import until
 
 from aengine.server.http import connection as connections
-from aengine.server.http import exchange as exchanges
+from aengine.server.http import http_exchange as exchanges
 
 pytestmark = pytest.mark.anyio
 

@@ -22,7 +22,7 @@ from aengine.api.errors import FieldError, InvalidRequestError, RequestIdInUseEr
 from aengine.api.fields import shown
 from aengine.api.outputs import FinishReason, Token
 from aengine.api.stream import TokenStream
-from aengine.chat.source import MessageBuilder
+from aengine.chat.text_source import MessageBuilder
 from aengine.server.core.core import Backend, in_chunks
 from aengine.server.core.errors import ServiceError
 from aengine.server.core.generation import READ_TOKENS, Generation, submit

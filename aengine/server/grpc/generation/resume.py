@@ -19,10 +19,10 @@ from aengine.api.errors import InvalidRequestError
 from aengine.api.fields import FieldChecks
 from aengine.api.outputs import RequestInfo
 from aengine.api.stream import TokenStream
+from aengine.server.core.calls_in_flight import Caller, current_caller
 from aengine.server.core.core import Backend, RequestIndex
 from aengine.server.core.errors import ServiceError, clip, describe, draining, request_not_found
 from aengine.server.core.generation import Generation
-from aengine.server.core.in_flight import Caller, current_caller
 from aengine.server.grpc.generation.events import stream_responses
 from aengine.v1.generation_service_pb2 import ResumeGenerateRequest, StreamGenerateRequest
 from aengine.wire.server_request import read_stream_options

@@ -16,8 +16,8 @@ from aengine.api.engine import ServedEngine
 from aengine.api.errors import InvalidRequestError
 from aengine.api.fields import FieldChecks
 from aengine.api.outputs import MemoryUse
+from aengine.server.core.calls_in_flight import Admission
 from aengine.server.core.errors import ServiceError, clip
-from aengine.server.core.in_flight import Admission
 from aengine.v1 import admin_service_pb2 as messages
 from aengine.v1.admin_service_pb2_grpc import AdminServiceServicer
 from aengine.wire.server_request import read_seconds

@@ -23,9 +23,9 @@ import aengine
 from aengine.api.errors import InvalidRequestError
 from aengine.api.fields import FieldChecks
 from aengine.api.outputs import CachedPages, EngineStats, ReplicaState
+from aengine.server.core.calls_in_flight import current_caller
 from aengine.server.core.core import Backend
 from aengine.server.core.errors import ServiceError, clip
-from aengine.server.core.in_flight import current_caller
 from aengine.v1 import engine_service_pb2 as messages
 from aengine.v1 import model_service_pb2
 from aengine.v1.engine_service_pb2_grpc import EngineServiceServicer

@@ -15,9 +15,9 @@ from grpc import ServicerContext
 
 from aengine.api.errors import InvalidRequestError
 from aengine.api.outputs import RequestState
+from aengine.server.core.calls_in_flight import current_caller
 from aengine.server.core.core import CHUNK_SIZE, Backend
 from aengine.server.core.errors import request_not_found
-from aengine.server.core.in_flight import current_caller
 from aengine.server.grpc.generation.events import batch_responses, stream_responses, submit_message
 from aengine.server.grpc.generation.resume import ResumableStreams
 from aengine.server.grpc.generation.session import session_responses

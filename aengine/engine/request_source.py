@@ -36,7 +36,7 @@ from aengine.engine.edges import Cancel, Command, Park
 from aengine.engine.text import OutputPlace, OutputText, StopStrings
 from aengine.sampling.reasoning import Phase, ReasoningMarkers, ReasoningPlace
 from aengine.scheduler.plan import PooledStates, PromptLogprobs, TokenLogprobs
-from aengine.scheduler.request import Finished
+from aengine.scheduler.sequence import Finished
 from aengine.tokenizer.tokenizer import Tokenizer
 
 

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-from aengine.chat.source import Reading, Source
+from aengine.chat.text_source import Reading, Source
 
 Tools = Mapping[str, Mapping[str, Any]]
 """Names of the tools that may be called, with the JSON schemas of their parameters."""

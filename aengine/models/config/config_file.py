@@ -7,8 +7,8 @@ from typing import Any
 
 from aengine.models.config.json_file import read_json
 from aengine.models.config.reader import CONFIG_JSON, ConfigSource
-from aengine.models.gguf.config import read_config as read_gguf
-from aengine.models.gguf.file import is_gguf
+from aengine.models.gguf.gguf_config import read_config as read_gguf
+from aengine.models.gguf.gguf_file import is_gguf
 from aengine.models.text_part import text_config
 
 

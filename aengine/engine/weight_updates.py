@@ -16,7 +16,7 @@ import anyio
 from aengine.aio.edge import LoopEdge
 from aengine.api.errors import EngineStateError, FieldViolation, refusal
 from aengine.api.outputs import MemoryUse
-from aengine.api.weights import WeightSource
+from aengine.api.weight_sources import WeightSource
 from aengine.engine.edges import Command, RunningRequests, Sleep, Wake
 from aengine.engine.operations import ModelChanges
 from aengine.engine.registry import Registry

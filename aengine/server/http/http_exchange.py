@@ -12,11 +12,11 @@ from collections.abc import Awaitable, Callable, Mapping, MutableMapping
 from email.utils import formatdate
 from typing import Any
 
+from aengine.server.core.calls_in_flight import Admission, Call
 from aengine.server.core.decoding import UNCOUNTED_BYTES, Decoding
 from aengine.server.core.errors import ServiceError
-from aengine.server.core.in_flight import Admission, Call
 from aengine.server.http.connection import Connection
-from aengine.server.http.errors import Headers, HttpError, to_json
+from aengine.server.http.http_errors import Headers, HttpError, to_json
 
 Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
 Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]

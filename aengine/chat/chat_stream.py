@@ -13,7 +13,7 @@ from aengine.api.request import OptionFields, RequestOptions, check_params
 from aengine.api.stream import TokenStream
 from aengine.chat.formats import ChatFormat
 from aengine.chat.preparation import ChatOutputOptions, check_chat, prepare_chat
-from aengine.chat.source import ChatMessage, Event, MessageBuilder
+from aengine.chat.text_source import ChatMessage, Event, MessageBuilder
 
 if TYPE_CHECKING:
     from types import TracebackType

@@ -24,8 +24,8 @@ from aengine.api.stream import StreamSource, end_from_outside
 from aengine.client.active_request import ActiveRequest
 from aengine.client.client import EACH_TOKEN, FEW_MESSAGES
 from aengine.router.fleet import Fleet
-from aengine.router.load import ReplicaLoad
 from aengine.router.replica import Attempt
+from aengine.router.replica_load import ReplicaLoad
 from aengine.router.work import OtherTextsError, RequestProgress, RoutedWork
 
 Tokenize = Callable[[], Awaitable[tuple[Sequence[int], str]]]

@@ -24,7 +24,7 @@ from aengine.kernels.cpu.library import (
     CSumRanksOp,
 )
 from aengine.kernels.cpu.ops import norm_weight
-from aengine.models.cpu.weights import PackedWeights
+from aengine.models.cpu.packed_weights import PackedWeights
 from aengine.models.sharding import Bounds
 from aengine.models.spec import Norm, NormKind, QkNorm
 

@@ -8,8 +8,8 @@ from typing import Annotated, Any
 
 from aengine.api.errors import ConfigError
 from aengine.api.fields import NOT_NEGATIVE, POSITIVE, Accepts, FieldChecks, check_fields, check_names, integer, one_of, text
-from aengine.client.config import ClientConfig
-from aengine.router.load import RoutingPolicy
+from aengine.client.client_config import ClientConfig
+from aengine.router.replica_load import RoutingPolicy
 
 MOST_REPLICAS = 4096
 FILE, DNS = "file:", "dns:"

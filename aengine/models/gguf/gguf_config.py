@@ -15,7 +15,7 @@ import numpy as np
 from aengine.api.errors import ModelLoadError
 from aengine.models.config.reader import ConfigReader, ConfigSource, NotNativeError
 from aengine.models.families import FAMILIES
-from aengine.models.gguf.file import GgufFile, GgufTensor, LazyStrings, open_gguf
+from aengine.models.gguf.gguf_file import GgufFile, GgufTensor, LazyStrings, open_gguf
 
 _KEYS: Mapping[str, str] = {
     "context_length": "max_position_embeddings",

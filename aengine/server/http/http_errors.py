@@ -7,8 +7,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from aengine.server.core.calls_in_flight import CURRENT_CALL
 from aengine.server.core.errors import MAX_VIOLATIONS, ServiceError
-from aengine.server.core.in_flight import CURRENT_CALL
 
 STATUSES: Mapping[str, int] = {
     "REQUEST_ID_IN_USE": 409,

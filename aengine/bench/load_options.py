@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from aengine.api.config import EngineConfig
-from aengine.bench.load import (
+from aengine.bench.load_run import (
     NANO_REQUESTS,
     Item,
     LengthRange,

@@ -27,12 +27,12 @@ from aengine.api.errors import ModelLoadError, one_line
 from aengine.models.config.json_file import read_json
 from aengine.models.config.reader import MOST_POSITIONS, read_token_ids
 from aengine.models.fallback.attention import PROBE, FallbackSpec, LayerCall, recording, register
-from aengine.models.families.base import Transform
+from aengine.models.families.family import Transform
 from aengine.models.loading.checkpoint import StoredTensor
 from aengine.models.loading.hub import described_problems
 from aengine.models.loading.stored_parts import StoredPart, stored_parts
 from aengine.models.named_weights import NamedWeight, Part
-from aengine.models.quantization.config import Quantization, read_quantization
+from aengine.models.quantization.quantization_config import Quantization, read_quantization
 from aengine.models.quantization.scheme import Stored
 
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from aengine.api.errors import ModelLoadError
-from aengine.models.config.file import read_text_config
+from aengine.models.config.config_file import read_text_config
 from aengine.models.config.reader import ConfigReader
 from aengine.models.quantization.expressions import Expression, share_work
 from aengine.models.quantization.packed import Awq, Gptq, PlainCodes
