@@ -1,4 +1,5 @@
-"""`LoopBridge`: an engine of asyncio, used from another event loop, such as trio's; `BridgedStreams`: its streams, read there.
+"""`LoopBridge`: an engine of asyncio, used from another event loop, such as trio's; `BridgedStreams`: its streams, read there;
+`ServedBridge`: the bridge of a `ServedEngine`.
 
 The engine runs in an event loop of asyncio in a thread. Tokens come over in batches: one wake-up for all that came in one turn of the
 engine's loop. A reader that lags holds the stream there, which parks the request as that engine does. Knows nothing of what the engine is.
@@ -7,30 +8,47 @@ engine's loop. A reader that lags holds the stream there, which parks the reques
 from __future__ import annotations
 
 import asyncio
-import inspect
 import sys
 import threading
 import time
 import uuid
 from collections import deque
-from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Coroutine, Iterable, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar, cast
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, TypeVar, cast
 
 import anyio
 
 from aengine.aio.edge import LoopThread, running_loop
-from aengine.api.engine import EmbeddingFields, EngineBase
+from aengine.api.engine import EmbeddingFields, EngineBase, ServedEngine
 from aengine.api.errors import EngineStateError
-from aengine.api.outputs import Embedding, FinishReason, ModelInfo, RenderedChat, RequestInfo, RequestState, Timing, Token
+from aengine.api.outputs import (
+    AdapterInfo,
+    Embedding,
+    EngineInfo,
+    EngineStats,
+    FinishReason,
+    ModelInfo,
+    RenderedChat,
+    ReplicaInfo,
+    RequestInfo,
+    RequestState,
+    Timing,
+    Token,
+)
 from aengine.api.params import SamplingParams
 from aengine.api.request import ChatFields, OptionFields, Prompt, RequestOptions, check_params
 from aengine.api.stream import StreamSource, end_from_outside
 
 if TYPE_CHECKING:
-    from typing_extensions import Self, Unpack
+    from typing import Concatenate
+
+    from typing_extensions import ParamSpec, Self, Unpack
+
+    P = ParamSpec("P")
+    T = TypeVar("T")
 
 
 MOST_UNREAD = 256
@@ -254,35 +272,6 @@ class _BridgedSource(StreamSource):
             self.reasoning_tokens, self.drafts, self.prompt_logprobs = inner.reasoning_tokens, inner.drafts, inner.prompt_logprobs
 
 
-EngineT = TypeVar("EngineT", bound=EngineBase)
-
-
-def on_asyncio(engine: EngineT) -> EngineT:
-    """`engine`, which needs asyncio and is not started, for use from any event loop: start, use and close what is returned in its place.
-
-    It runs in an event loop of asyncio in a thread, which begins with `start()`. Its coroutines, and what it declares to give asynchronous
-    generators, are run there; its other functions are called as they are. `async with AsyncClient(...)` does the same by itself where the
-    loop is trio's."""
-    return cast("EngineT", LoopBridge(engine))
-
-
-class AsyncioEngine(EngineBase):
-    """An engine that needs asyncio. Entered in another event loop, `async with` gives its `LoopBridge`."""
-
-    _bridge: LoopBridge | None = None
-
-    async def __aenter__(self) -> Self:
-        if isinstance(running_loop(), asyncio.AbstractEventLoop):
-            await self.start()
-            return self
-        self._bridge = LoopBridge(self)
-        await self._bridge.start()
-        return cast("Self", self._bridge)
-
-    async def __aexit__(self, kind: type[BaseException] | None, value: BaseException | None, traceback: TracebackType | None) -> None:
-        await (self if self._bridge is None else self._bridge).aclose()
-
-
 class LoopBridge(EngineBase):
     """`engine`, started with it and not before, in an event loop of its own. Belongs to the loop that starts it."""
 
@@ -290,17 +279,6 @@ class LoopBridge(EngineBase):
         self._engine = engine
         self._thread: LoopThread | None = None
         self._closed: anyio.Event | None = None  # once somebody closes it
-
-    def __getattr__(self, name: str) -> Any:
-        """What the engine has beyond `EngineBase`."""
-        if name.startswith("_"):
-            raise AttributeError(name)
-        found = getattr(self._engine, name)
-        if inspect.iscoroutinefunction(found):
-            return partial(self._ask, found)
-        if inspect.isasyncgenfunction(found) or str(getattr(found, "__annotations__", {}).get("return")).startswith("AsyncGenerator["):
-            return partial(self._iterate, found)
-        return found
 
     # ---- life cycle ----------------------------------------------------------------------------------------------------
 
@@ -371,15 +349,36 @@ class LoopBridge(EngineBase):
         self._thread.edge.check_current()
         return self._thread
 
-    async def _ask(self, function: Callable[..., Any], *args: Any, **fields: Any) -> Any:
-        return await self._running().call(partial(function, *args, **fields))
+    async def _close(self) -> None:
+        """In the loop of the engine."""
+        try:
+            await self._engine.aclose()
+        finally:
+            self._streams.close()
 
-    async def _iterate(self, function: Callable[..., Any], *args: Any, **fields: Any) -> AsyncIterator[Any]:
-        """One item at a time."""
+
+def asked(method: Callable[Concatenate[Any, P], Coroutine[Any, Any, T]]) -> Callable[Concatenate[LoopBridge, P], Coroutine[Any, Any, T]]:
+    """The method of a bridge that calls the coroutine `method` of its engine, in the loop of the engine."""
+
+    async def ask(self: LoopBridge, /, *args: P.args, **fields: P.kwargs) -> T:
+        return await self._running().call(partial(getattr(self._engine, method.__name__), *args, **fields))
+
+    ask.__name__, ask.__doc__ = method.__name__, method.__doc__
+    return ask
+
+
+def iterated(
+    method: Callable[Concatenate[Any, P], AsyncGenerator[T, None]],
+) -> Callable[Concatenate[LoopBridge, P], AsyncGenerator[T, None]]:
+    """The method of a bridge that iterates the asynchronous generator `method` of its engine, one item at a time, in the loop of the
+    engine. Closing the generator closes that of the engine."""
+
+    async def iterate(self: LoopBridge, /, *args: P.args, **fields: P.kwargs) -> AsyncGenerator[T, None]:
         thread = self._running()
 
-        async def begin() -> Any:
-            return function(*args, **fields)
+        async def begin() -> AsyncGenerator[T, None]:
+            found: AsyncGenerator[T, None] = getattr(self._engine, method.__name__)(*args, **fields)
+            return found
 
         items = await thread.call(begin)
         try:
@@ -393,9 +392,76 @@ class LoopBridge(EngineBase):
             with anyio.CancelScope(shield=True), suppress(EngineStateError):
                 await thread.call(items.aclose)
 
-    async def _close(self) -> None:
-        """In the loop of the engine."""
-        try:
-            await self._engine.aclose()
-        finally:
-            self._streams.close()
+    iterate.__name__, iterate.__doc__ = method.__name__, method.__doc__
+    return iterate
+
+
+class ServedBridge(LoopBridge, ServedEngine):
+    """The bridge of a `ServedEngine`. What an engine tells at once is read from this loop, but for `request_info`, which is for its own."""
+
+    _engine: ServedEngine
+
+    @property
+    def engine_info(self) -> EngineInfo:
+        return self._engine.engine_info
+
+    @property
+    def adapters(self) -> tuple[AdapterInfo, ...]:
+        return self._engine.adapters
+
+    def stats(self) -> EngineStats:
+        return self._engine.stats()
+
+    def replicas(self) -> tuple[ReplicaInfo, ...]:
+        return self._engine.replicas()
+
+    def request_info(self, request_id: str) -> RequestInfo | None:
+        return self._engine.request_info(request_id)
+
+    wait_stopped = asked(ServedEngine.wait_stopped)
+    watch_pages = iterated(ServedEngine.watch_pages)
+    drain_replica = asked(ServedEngine.drain_replica)
+    violations = asked(ServedEngine.violations)
+    locate = asked(ServedEngine.locate)
+    detokenize = asked(ServedEngine.detokenize)
+    token_bytes = asked(ServedEngine.token_bytes)
+    flush_cache = asked(ServedEngine.flush_cache)
+    pause = asked(ServedEngine.pause)
+    unpause = asked(ServedEngine.unpause)
+    sleep = asked(ServedEngine.sleep)
+    wake = asked(ServedEngine.wake)
+    update_weights = asked(ServedEngine.update_weights)
+    load_adapter = asked(ServedEngine.load_adapter)
+    unload_adapter = asked(ServedEngine.unload_adapter)
+
+
+class AsyncioEngine(EngineBase):
+    """An engine that needs asyncio. Entered in another event loop, `async with` gives its bridge, a `bridge_class`."""
+
+    bridge_class: ClassVar[type[LoopBridge]] = LoopBridge
+    _bridge: LoopBridge | None = None
+
+    async def __aenter__(self) -> Self:
+        if isinstance(running_loop(), asyncio.AbstractEventLoop):
+            await self.start()
+            return self
+        self._bridge = self.bridge_class(self)
+        await self._bridge.start()
+        return cast("Self", self._bridge)
+
+    async def __aexit__(self, kind: type[BaseException] | None, value: BaseException | None, traceback: TracebackType | None) -> None:
+        await (self if self._bridge is None else self._bridge).aclose()
+
+
+EngineT = TypeVar("EngineT", bound=EngineBase)
+
+
+def on_asyncio(engine: EngineT) -> EngineT:
+    """`engine`, which needs asyncio and is not started, for use from any event loop: start, use and close what is returned in its place.
+
+    It runs in an event loop of asyncio in a thread, which begins with `start()`. `async with AsyncClient(...)` does the same by itself
+    where the loop is trio's."""
+    kind: type[LoopBridge] = ServedBridge if isinstance(engine, ServedEngine) else LoopBridge
+    if isinstance(engine, AsyncioEngine):
+        kind = engine.bridge_class
+    return cast("EngineT", kind(engine))

@@ -20,7 +20,7 @@ import numpy as np
 from google.protobuf.duration_pb2 import Duration
 from google.protobuf.message import Message
 
-from aengine.aio.bridge import AsyncioEngine
+from aengine.aio.bridge import AsyncioEngine, LoopBridge, asked, iterated
 from aengine.aio.edge import AsyncioLife
 from aengine.api.engine import EmbeddingFields
 from aengine.api.errors import ConnectionLostError, EngineStateError, RequestEndedError, ServerError
@@ -222,6 +222,30 @@ FEW_MESSAGES = StreamOptions(max_tokens_per_delta=64, max_delay=Duration(nanos=1
 """For `generate`, whose caller sees no single token."""
 
 
+class ClientBridge(LoopBridge):
+    """The bridge of an `AsyncClient`."""
+
+    engine_info = asked(ServerCalls.engine_info)
+    load = asked(ServerCalls.load)
+    adapters = asked(ServerCalls.adapters)
+    replicas = asked(ServerCalls.replicas)
+    detokenize = asked(ServerCalls.detokenize)
+    locate = asked(ServerCalls.locate)
+    token_bytes = asked(ServerCalls.token_bytes)
+    flush_cache = asked(ServerCalls.flush_cache)
+    pause = asked(ServerCalls.pause)
+    unpause = asked(ServerCalls.unpause)
+    sleep = asked(ServerCalls.sleep)
+    wake = asked(ServerCalls.wake)
+    update_weights = asked(ServerCalls.update_weights)
+    load_adapter = asked(ServerCalls.load_adapter)
+    unload_adapter = asked(ServerCalls.unload_adapter)
+    drain = asked(ServerCalls.drain)
+    drain_replica = asked(ServerCalls.drain_replica)
+    prompt_ids = asked(ServerCalls.prompt_ids)
+    watch_load = iterated(ServerCalls.watch_load)
+
+
 class AsyncClient(ServerCalls, AsyncioEngine):
     """An LLM inference engine behind a server, used as if it were in this process.
 
@@ -235,6 +259,8 @@ class AsyncClient(ServerCalls, AsyncioEngine):
     Beside the errors of an engine its methods raise `ConnectionLostError` when the server cannot be reached, and `ServerError` when it
     fails for a reason of its own.
     """
+
+    bridge_class = ClientBridge
 
     def __init__(self, address_or_config: str | ClientConfig = DEFAULT_ADDRESS, **overrides: Any) -> None:
         """Raises `ConfigError` naming every field that is unknown or out of range. Connects to nothing yet."""

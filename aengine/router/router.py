@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import anyio
 
-from aengine.aio.bridge import AsyncioEngine
+from aengine.aio.bridge import AsyncioEngine, ServedBridge
 from aengine.aio.edge import AsyncioLife
 from aengine.api.config import EngineConfig
 from aengine.api.engine import EmbeddingFields, ServedEngine
@@ -102,6 +102,8 @@ class Router(AsyncioEngine, ServedEngine):
     Beside the errors of an engine its methods raise `NoReplicaError` where no replica takes a request in time, and `PoisonRequestError`
     for a request that replicas die of.
     """
+
+    bridge_class = ServedBridge
 
     def __init__(
         self,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import gc
 import threading
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncGenerator, AsyncIterator, Iterator
 from contextlib import aclosing, asynccontextmanager
 from typing import Any
 
@@ -17,7 +17,9 @@ from oracle_engine import OracleEngine, StepGate, idle, step_with_the_loop, unti
 
 from aengine import AsyncEngine, EngineDeadError, EngineStateError, FinishReason, InvalidRequestError, SamplingParams, Token, on_asyncio
 from aengine.aio import bridge as bridged_streams
+from aengine.aio.bridge import AsyncioEngine
 from aengine.aio.edge import LoopThread
+from aengine.api.outputs import CachedPages
 from aengine.client import AsyncClient
 from aengine.engine.edges import Cancel
 from aengine.router.router import Router
@@ -282,32 +284,38 @@ class TestLifeCycle:
             assert list((await engine.generate([1], SamplingParams(seed=3, max_tokens=9))).token_ids) == elsewhere
 
 
-class Counting(OracleEngine):
+class Watched(OracleEngine):
     closed = False
 
-    async def count(self, most: int) -> AsyncIterator[int]:
+    async def watch_pages(self, salt: bytes, most: int) -> AsyncGenerator[CachedPages | None, None]:
         try:
-            for number in range(most):
+            for _ in range(most):
                 await asyncio.sleep(0)
-                yield number
+                yield None
         finally:
             self.closed = True
 
 
 async def test_what_engines_have_beyond_the_protocol() -> None:
-    counting = Counting()
-    async with on_asyncio(counting) as engine:
+    watched = Watched()
+    async with on_asyncio(watched) as engine:
         assert await engine.flush_cache() == 0
         assert engine.stats().running == 0
-        assert [number async for number in engine.count(3)] == [0, 1, 2]
-        assert counting.closed
-        counting.closed = False
-        numbers = engine.count(3)
-        await numbers.__anext__()
-        await numbers.aclose()
-        assert counting.closed
-        with pytest.raises(AttributeError):
-            _ = engine.no_such_thing
+        assert engine.engine_info == watched.engine_info
+        assert [item async for item in engine.watch_pages(b"", 3)] == [None] * 3
+        assert watched.closed
+        watched.closed = False
+        pages = engine.watch_pages(b"", 3)
+        await pages.__anext__()
+        await pages.aclose()
+        assert watched.closed
+
+
+@pytest.mark.parametrize("kind", [AsyncClient, Router])
+def test_a_bridge_has_what_its_engine_has(kind: type[AsyncioEngine]) -> None:
+    """Any public method or property, but for those that only the loop of the engine may use."""
+    public = {name for name in dir(kind) if not name.startswith("_")} - {"bridge_class", "config", "on_ray", "open"}
+    assert public <= set(dir(kind.bridge_class))
 
 
 # ---- the client --------------------------------------------------------------------------------------------------------
