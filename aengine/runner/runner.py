@@ -12,7 +12,7 @@ import os
 import pathlib
 import re
 from collections.abc import Callable
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from dataclasses import replace
 
 import numpy as np
@@ -122,12 +122,15 @@ class ModelRunner:
         """
         self._ranks = ranks or (start_ranks(config, model_dir, lambda error: None, check=check) if config.num_ranks > 1 else None)
         self._replicas = replicas
+        undo = ExitStack()  # what was loaded until an error
         try:
             if replicas is None and config.expert_parallel_size > 1:
                 self._replicas = join_replicas(config, lambda error: None, check)
-            self._load(config, model_dir, capture, warm, check)
+            self._load(config, model_dir, capture, warm, check, undo)
         except BaseException as error:
-            self._end_loading(error)
+            forget_locals(error)
+            undo.close()
+            self._close_ranks()
             if isinstance(error, torch.OutOfMemoryError):
                 fields = "gpu_memory_utilization, kv_cache_memory, max_num_seqs or max_num_batched_tokens"
                 raise InsufficientMemoryError(f"{_first_sentences(error)} Lower {fields}") from error
@@ -143,9 +146,11 @@ class ModelRunner:
         capture: Callable[[torch.device], Capture] | None,
         warm: WarmMemory | None,
         check: Callable[[], object],
+        undo: ExitStack,
     ) -> None:
         ranks = self._ranks
         self.device = find_device(config.device, None if ranks is None else ranks.local_index)
+        undo.callback(give_back_memory, self.device)
         on_cpu = self.device.type == "cpu"
         self.spec = find_spec(model_dir, config.model_impl, config.max_model_len)
         self.has_output_head = True
@@ -197,6 +202,7 @@ class ModelRunner:
         if self._replicas is None:  # each of these holds other experts; its files tell what it is a part of
             setup = replace(setup, digest=WeightsDigest())
         self._executor = build_executor(setup, warm, check)
+        undo.callback(_close_failed, self._executor)
         self._changing = Changing(setup, self._executor, check)
         self.max_adapters = self._executor.max_adapters
         budget = self._executor.kv_budget() if config.kv_cache_memory is None else config.kv_cache_memory
@@ -355,16 +361,6 @@ class ModelRunner:
         finally:
             self._close_ranks()
 
-    def _end_loading(self, error: BaseException) -> None:
-        """Releases what was loaded until the error."""
-        forget_locals(error)
-        if hasattr(self, "_executor"):
-            with suppress(Exception):  # comes of the first
-                self._executor.close()
-        if hasattr(self, "device"):
-            give_back_memory(self.device)
-        self._close_ranks()
-
     def _close_ranks(self) -> None:
         if isinstance(self._ranks, DriverRanks):
             self._ranks.close()
@@ -384,6 +380,11 @@ class ModelRunner:
             if not errors:
                 raise
             raise RowsFailed(errors) from None
+
+
+def _close_failed(executor: Executor) -> None:
+    with suppress(Exception):  # comes of the error that ended the loading
+        executor.close()
 
 
 def _first_sentences(error: torch.OutOfMemoryError) -> str:
