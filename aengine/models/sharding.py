@@ -16,9 +16,8 @@ from torch import Tensor
 
 from aengine.api.errors import ConfigError
 from aengine.kernels.quantized import Rows
-from aengine.models.fallback.attention import FallbackSpec
 from aengine.models.named_weights import named_weights
-from aengine.models.spec import Attention, Experts, LatentAttention, Layer, Mlp, ModelSpec
+from aengine.models.spec import Attention, Experts, FallbackSpec, LatentAttention, Layer, Mlp, ModelSpec
 from aengine.parallel.shard import WHOLE, Shard
 
 _UNITS = (64, 32, 16)  # rows of which the kernels pack 64 together, 32 of a gate with 32 of up

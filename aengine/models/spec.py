@@ -1,6 +1,6 @@
 """`ModelSpec`: the description of a decoder-only transformer, made of kinds of blocks.
 
-Both decoders (torch in `models/torch/decoder.py`, the CPU stack in `models/cpu/stack.py`) execute this description; `named_weights.py`
+`FallbackSpec` describes a model in the code of transformers, without importing it. Both decoders (torch in `models/torch/decoder.py`, the CPU stack in `models/cpu/stack.py`) execute this description; `named_weights.py`
 derives the parameters from it, `families/` makes it from a config.json. Knows nothing of files, weights or devices.
 """
 
@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import Enum
+from typing import Any
 
 from aengine.kernels.layer_params import Activation, ExpertRouting
 from aengine.kernels.paged_cache import Scoring
@@ -224,3 +225,40 @@ class ModelSpec:
     def ropes(self) -> tuple[RopeSpec, ...]:
         """The different ropes of the layers, in the order of their first layers."""
         return tuple(dict.fromkeys(layer.attention.rope for layer in self.layers if layer.attention.rope is not None))
+
+
+@dataclass(frozen=True, slots=True)
+class LayerCall:
+    """What a layer calls the attention function with."""
+
+    name: str  # of its module
+    num_heads: int
+    num_kv_heads: int
+    key_dim: int
+    value_dim: int
+    scoring: Scoring
+
+
+@dataclass(frozen=True, slots=True)
+class FallbackSpec:
+    """What is known of a model in the code of transformers before its weights are read. Fields that a `ModelSpec` has too have the same
+    meaning."""
+
+    config: Any  # of transformers
+    family: str
+    architecture: str
+    vocab_size: int
+    hidden_size: int  # that the output head reads
+    max_position_embeddings: int
+    attention: tuple[LayerCall, ...]  # by layer
+    num_parameters: int
+    num_active_parameters: int
+    dtype: str | None
+    eos_token_ids: tuple[int, ...]
+    unused: tuple[str, ...] = ()  # names of models inside the model that text does not enter
+    is_part: bool = False  # the text part of a model, whose checkpoint has it under other names, beside tensors that are not looked at
+
+    @property
+    def windows(self) -> tuple[int | None, ...]:
+        """The sliding window of each layer in tokens; None: all tokens."""
+        return tuple(call.scoring.window for call in self.attention)

@@ -27,7 +27,6 @@ from aengine.kernels.cpu.compiler import KernelsUnavailableError, select_level, 
 from aengine.kernels.warm_memory import WarmMemory
 from aengine.models.choice import AnySpec, find_spec, parameter_counts, quantization_of
 from aengine.models.config.model_config import load_generation
-from aengine.models.fallback.attention import FallbackSpec
 from aengine.models.loading.checkpoint import checkpoint_dtype
 from aengine.models.loading.embedding_checkpoint import has_output_head
 from aengine.models.loading.hub import checkpoint_digest
@@ -35,7 +34,7 @@ from aengine.models.loading.weights import grouped
 from aengine.models.loading.weights_digest import WeightsDigest
 from aengine.models.quantization.quantization_config import load_quantization
 from aengine.models.sharding import check_replicas, check_shards
-from aengine.models.spec import ModelSpec
+from aengine.models.spec import FallbackSpec, ModelSpec
 from aengine.parallel.driver import DriverRanks, start_ranks
 from aengine.parallel.expert_replicas import Replicas, join_replicas
 from aengine.parallel.follower import FollowerRanks

@@ -25,14 +25,13 @@ from aengine.kernels.quantized import Rows
 from aengine.models.choice import AnySpec, find_spec
 from aengine.models.config.model_config import load_spec
 from aengine.models.draft_heads import eagle_spec, mtp_spec
-from aengine.models.fallback.attention import FallbackSpec, LayerCall
 from aengine.models.loading.hub import resolve_model
 from aengine.models.loading.weights import random_weights, stored_kv_scales, stored_weights
 from aengine.models.loading.weights_digest import WeightsDigest
 from aengine.models.named_weights import named_weights
 from aengine.models.quantization.quantization_config import load_quantization
 from aengine.models.sharding import sharded_spec
-from aengine.models.spec import Attention, HeadKind, LatentAttention, ModelSpec
+from aengine.models.spec import Attention, FallbackSpec, HeadKind, LatentAttention, LayerCall, ModelSpec
 from aengine.parallel.driver import DriverRanks
 from aengine.parallel.expert_replicas import Replicas
 from aengine.parallel.follower import FollowerRanks

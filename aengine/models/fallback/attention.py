@@ -1,6 +1,4 @@
-"""`FallbackSpec`: what is known of a model of transformers before its weights are read. Does not import transformers.
-
-Our attention in models of transformers: the attention function that they call, and the probe of what each layer calls it with.
+"""Our attention in models of transformers: the attention function that they call, and the probe of what each layer calls it with.
 
 transformers has one table of attention functions (`AttentionInterface`) and one of functions that make masks; a model looks up both by the
 name in its config. Ours finds what belongs to its engine by an attribute of the layer's module, so there is no global state of an engine.
@@ -19,43 +17,7 @@ from transformers import AttentionInterface, AttentionMaskInterface
 
 from aengine.api.errors import ModelLoadError
 from aengine.attention import AttentionStep, Scoring
-
-
-@dataclass(frozen=True, slots=True)
-class LayerCall:
-    """What a layer calls the attention function with."""
-
-    name: str  # of its module
-    num_heads: int
-    num_kv_heads: int
-    key_dim: int
-    value_dim: int
-    scoring: Scoring
-
-
-@dataclass(frozen=True, slots=True)
-class FallbackSpec:
-    """Fields that a `ModelSpec` has too have the same meaning."""
-
-    config: Any  # of transformers
-    family: str
-    architecture: str
-    vocab_size: int
-    hidden_size: int  # that the output head reads
-    max_position_embeddings: int
-    attention: tuple[LayerCall, ...]  # by layer
-    num_parameters: int
-    num_active_parameters: int
-    dtype: str | None
-    eos_token_ids: tuple[int, ...]
-    unused: tuple[str, ...] = ()  # names of models inside the model that text does not enter
-    is_part: bool = False  # the text part of a model, whose checkpoint has it under other names, beside tensors that are not looked at
-
-    @property
-    def windows(self) -> tuple[int | None, ...]:
-        """The sliding window of each layer in tokens; None: all tokens."""
-        return tuple(call.scoring.window for call in self.attention)
-
+from aengine.models.spec import LayerCall
 
 OURS, PROBE = "aengine", "aengine_probe"  # names of attention functions
 _ATTRIBUTE, _WINDOW = "aengine_attention", "aengine_window"
