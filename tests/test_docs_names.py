@@ -1,4 +1,4 @@
-"""What docs/architecture.md, docs/internals.md and docs/adding-a-model.md name is there."""
+"""What docs/architecture.md, docs/extending.md and docs/adding-a-model.md name is there."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def is_file(name: str) -> bool:
     return any((folder / name).exists() for folder in inside) or name in NAMES
 
 
-@pytest.mark.parametrize("document", ["architecture.md", "internals.md", "adding-a-model.md"])
+@pytest.mark.parametrize("document", ["architecture.md", "extending.md", "adding-a-model.md"])
 def test_files_and_names_in_the_document_are_there(document: str) -> None:
     text = (ROOT / "docs" / document).read_text(encoding="utf-8")
     quoted = re.findall(r"`([^`\n]+)`", re.sub(r"^```.*?^```$", "", text, flags=re.MULTILINE | re.DOTALL))

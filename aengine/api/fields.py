@@ -150,13 +150,14 @@ class FieldChecks:
 
 
 class DeclaredField(NamedTuple):
-    """A field of a dataclass as it is declared: `name: Annotated[kind | None, rule] = default`."""
+    """A field of a dataclass as it is declared: `name: Annotated[kind | None, rule, *notes] = default`."""
 
     name: str
     kind: Any  # the type, without None
     optional: bool  # whether it can be None
     rule: Rule
     default: Any  # MISSING where the field has to be given
+    notes: tuple[Any, ...] = ()  # what else is declared of it
 
 
 @cache
@@ -169,7 +170,8 @@ def declared_fields(cls: type) -> tuple[DeclaredField, ...]:
         optional = NoneType in get_args(kind)
         kind = get_args(kind)[0] if optional else kind
         default = field.default_factory() if field.default_factory is not MISSING else field.default
-        found.append(DeclaredField(field.name, kind, optional, rules[0] if rules else _RULE_OF_TYPE[kind], default))
+        rule = rules[0] if rules else _RULE_OF_TYPE[kind]
+        found.append(DeclaredField(field.name, kind, optional, rule, default, tuple(rules[1:])))
     return tuple(found)
 
 
@@ -177,7 +179,7 @@ def check_fields(owner: Any, error: type[FieldError], path: str = "") -> None:
     """Apply the rules of all fields of a dataclass, which may be frozen. Raises an `error` of all that are refused, their names after
     `path`. A field that is left at its default is not looked at."""
     check = FieldChecks()
-    for name, _, optional, rule, default in declared_fields(owner.__class__):
+    for name, _, optional, rule, default, _ in declared_fields(owner.__class__):
         value = getattr(owner, name)
         if value is default or (value is None and optional):
             continue

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Protocol
 
 from aengine.api.errors import InvalidRequestError
 from aengine.api.fields import (
+    FLAG,
     MAX_INT32,
     MAX_UINT64,
     FieldChecks,
@@ -127,6 +128,16 @@ class EmbeddingParams:
         check_fields(self, InvalidRequestError)
 
 
+@dataclass(frozen=True, slots=True)
+class Setting:
+    """What a sampling parameter is beside its range: `neutral` is the value with which it changes nothing, `default` what it is where
+    neither a request nor the model sets it, `wire` its name in the schema, where that is another one."""
+
+    neutral: float | bool | None = None  # None: it has none, and no default of a model's
+    default: float | bool | None = None  # None: `neutral`
+    wire: str = ""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SamplingParams:
     """How a request is decoded. Raises `InvalidRequestError` naming every field that is out of range.
@@ -135,13 +146,13 @@ class SamplingParams:
     are read.
     """
 
-    temperature: Annotated[float | None, Range(0.0, 100.0)] = None
+    temperature: Annotated[float | None, Range(0.0, 100.0), Setting(neutral=0.0, default=1.0)] = None
     """0..100; below 1e-5 decoding is greedy. Default: the model's, then 1.0."""
-    top_p: Annotated[float | None, Range(0.0, 1.0, open_low=True)] = None
+    top_p: Annotated[float | None, Range(0.0, 1.0, open_low=True), Setting(neutral=1.0)] = None
     """In (0, 1]: keep the smallest set of tokens whose probability reaches top_p. Default: the model's, then 1 (off)."""
-    top_k: Annotated[int | None, Range(0, MAX_INT32)] = None
+    top_k: Annotated[int | None, Range(0, MAX_INT32), Setting(neutral=0)] = None
     """>= 0; keep the k most likely tokens, 0 (or -1) turns it off. Default: the model's, then 0."""
-    min_p: Annotated[float | None, Range(0.0, 1.0)] = None
+    min_p: Annotated[float | None, Range(0.0, 1.0), Setting(neutral=0.0)] = None
     """In [0, 1]: drop tokens less likely than min_p times the likeliest one. Default: the model's, then 0 (off)."""
     seed: Annotated[int | None, Range(0, MAX_UINT64)] = None
     """0..2^64-1. The same seeded request gives the same tokens whatever runs beside it, on CUDA and in plain torch up to the rounding of
@@ -149,11 +160,11 @@ class SamplingParams:
     n: Annotated[int, Range(1, 128)] = 1
     """1..128 sequences; more than one is refused with greedy decoding. Sequence 0 has `seed`; the seed of sequence i > 0 is the 8-byte
     BLAKE2b of `seed` (8 bytes) and i (4 bytes), all little-endian: with it, a request with n=1 gets the same tokens."""
-    presence_penalty: Annotated[float | None, Range(-2.0, 2.0)] = None
+    presence_penalty: Annotated[float | None, Range(-2.0, 2.0), Setting(neutral=0.0)] = None
     """In [-2, 2]: subtracted from the logits of tokens that the output holds. Default: 0."""
-    frequency_penalty: Annotated[float | None, Range(-2.0, 2.0)] = None
+    frequency_penalty: Annotated[float | None, Range(-2.0, 2.0), Setting(neutral=0.0)] = None
     """In [-2, 2]: subtracted once for every time that the output holds the token. Default: 0."""
-    repetition_penalty: Annotated[float | None, Range(0.0, 2.0, open_low=True)] = None
+    repetition_penalty: Annotated[float | None, Range(0.0, 2.0, open_low=True), Setting(neutral=1.0)] = None
     """In (0, 2]: divides positive and multiplies negative logits of tokens in prompt or output. Default: the model's, then 1 (off)."""
     logit_bias: Annotated[Mapping[int, float], partial(_biases, 1024)] = field(default_factory=dict)
     """Up to 1024 token ids, and the numbers in [-100, 100] to add to their logits."""
@@ -161,7 +172,7 @@ class SamplingParams:
     """1 to 262144 ids: only these can be sampled. Default: all."""
     banned_token_ids: Annotated[tuple[int, ...], partial(_token_ids, 1024)] = ()
     """Up to 1024 ids that are never sampled."""
-    bad_words: Annotated[tuple[str, ...], partial(_strings, 64)] = ()
+    bad_words: Annotated[tuple[str, ...], partial(_strings, 64), Setting(wire="banned_strings")] = ()
     """Up to 64 strings of 1..256 bytes whose token sequences, with and without a leading space, are never completed."""
     max_tokens: Annotated[int | None, Range(1, MAX_INT32)] = None
     """Most tokens to generate, >= 1. Default: up to the end of the context."""
@@ -169,18 +180,18 @@ class SamplingParams:
     """Whether max_tokens beyond what the prompt leaves of the context and of the KV cache means all of that. Else it is refused."""
     min_tokens: Annotated[int, Range(0, MAX_INT32)] = 0
     """0..max_tokens: before it has so many tokens, no end-of-sequence id, stop token or stop string ends the sequence."""
-    stop: Annotated[tuple[str, ...], partial(_strings, 16)] = ()
+    stop: Annotated[tuple[str, ...], partial(_strings, 16), Setting(wire="stop_strings")] = ()
     """Up to 16 strings of 1..256 bytes that end the sequence where the earliest of them begins (a single string is taken too). The text
     of an end-of-sequence id or stop token that ends the sequence is not searched: such an end is EOS or STOP_TOKEN."""
     stop_token_ids: Annotated[tuple[int, ...], partial(_token_ids, 128)] = ()
     """Up to 128 ids that end the sequence; the id is kept in the token ids, not in the text."""
     ignore_eos: bool = False
     """Do not stop at the model's end-of-sequence ids. stop_token_ids still stop."""
-    include_stop_str_in_output: bool = False
+    include_stop_str_in_output: Annotated[bool, FLAG, Setting(wire="include_stop_in_output")] = False
     """Whether the text keeps the stop string, or the text of the stop token, that ended it."""
     skip_special_tokens: bool = True
     """Leave special tokens out of the text."""
-    detokenize: bool | None = None
+    detokenize: Annotated[bool | None, FLAG, Setting(neutral=False, default=True)] = None
     """Whether to make text at all; stop strings need it. Default: where the model has a tokenizer."""
     logprobs: Annotated[int | None, Range(0, MAX_INT32)] = None
     """0..max_logprobs: report the logprob and rank of each token, and this many most likely alternatives. Default: nothing."""
@@ -230,7 +241,7 @@ class SamplingParams:
         Raises `InvalidRequestError` for what does not go together with those.
         """
         unset: dict[str, Any] = {}
-        for name, default in _ENGINE_DEFAULTS.items():
+        for name, default in DEFAULTS.items():
             if getattr(self, name) is None:
                 value = getattr(model, name)
                 unset[name] = default if value is None else value
@@ -248,18 +259,6 @@ class SamplingParams:
             object.__setattr__(new, name, value)
         new._check_together()
         return new
-
-
-_ENGINE_DEFAULTS: dict[str, Any] = {
-    "temperature": 1.0,
-    "top_p": 1.0,
-    "top_k": 0,
-    "min_p": 0.0,
-    "presence_penalty": 0.0,
-    "frequency_penalty": 0.0,
-    "repetition_penalty": 1.0,
-    "detokenize": True,
-}
 
 
 # The rules of fields; `most` is how much a field may hold. None stands for nothing.
@@ -378,5 +377,16 @@ def _text_bytes(value: object) -> int:
         return 0
 
 
+_SETTINGS: Mapping[str, Setting] = {
+    one.name: note for one in declared_fields(SamplingParams) for note in one.notes if isinstance(note, Setting)
+}
+NEUTRAL: Mapping[str, Any] = {name: one.neutral for name, one in _SETTINGS.items() if one.neutral is not None}
+"""By parameter that a model can have a default of, the value with which it changes nothing."""
+DEFAULTS: Mapping[str, Any] = {
+    name: neutral if _SETTINGS[name].default is None else _SETTINGS[name].default for name, neutral in NEUTRAL.items()
+}
+"""By parameter that a model can have a default of, what it is where neither a request nor the model sets it."""
+WIRE_NAMES: Mapping[str, str] = {one.name: _SETTINGS.get(one.name, Setting()).wire or one.name for one in declared_fields(SamplingParams)}
+"""By parameter, its name in the messages of the schema that have it."""
 MOST_ENTRIES: Mapping[str, int] = {one.name: one.rule.args[0] for one in declared_fields(SamplingParams) if isinstance(one.rule, partial)}
 """Of the parameters that hold several."""

@@ -29,7 +29,7 @@ from aengine.api.outputs import (
     Token,
     TokenLogprob,
 )
-from aengine.api.params import EmbeddingParams, SamplingParams
+from aengine.api.params import NEUTRAL, EmbeddingParams, SamplingParams
 from aengine.api.request import RequestOptions
 from aengine.api.stream import StreamSource, UnreadBuffer
 from aengine.engine.edges import Cancel, Command, Park
@@ -348,16 +348,7 @@ _STOPPED = frozenset({FinishReason.EOS, FinishReason.STOP_TOKEN})
 _ENDED_BY_TOKEN = _STOPPED | {FinishReason.MAX_TOKENS, FinishReason.CONTEXT_LENGTH}
 
 
-NO_OUTPUT = SamplingParams(
-    temperature=0.0,
-    top_p=1.0,
-    top_k=0,
-    min_p=0.0,
-    presence_penalty=0.0,
-    frequency_penalty=0.0,
-    repetition_penalty=1.0,
-    detokenize=False,
-)
+NO_OUTPUT = SamplingParams(**NEUTRAL)
 """The parameters of a request without output: nothing is left to the model's defaults."""
 _LEAST_NORM = 1e-12  # as torch.nn.functional.normalize
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from hashlib import blake2b
 from itertools import islice
 from typing import Any
@@ -204,10 +204,9 @@ def _check_prompt(
 CHARACTERS_PER_TOKEN = 4
 """Characters for each token of ordinary text, about. A text with more for each token that fits is counted before it is encoded."""
 
-_ROW_FIELDS = (
-    *("top_p", "min_p", "seed", "presence_penalty", "frequency_penalty", "repetition_penalty"),
-    *("banned_token_ids", "min_tokens", "logprobs", "prompt_logprobs"),
-)
+_CONVERTED = {"temperature", "top_k", "logit_bias", "allowed_token_ids", "bad_words"}
+"""Parameters that rows have in another form."""
+_SAME = ({one.name for one in fields(RowParams)} & {one.name for one in fields(SamplingParams)}) - _CONVERTED
 """What the sampler is given as it is in the parameters."""
 
 
@@ -252,7 +251,7 @@ def prepare(
     assert params.top_k is not None
     budget = params.reasoning.max_tokens if params.reasoning is not None and params.structured_output is None else None
     row_params = RowParams(
-        **{name: getattr(params, name) for name in _ROW_FIELDS},
+        **{name: getattr(params, name) for name in _SAME},
         temperature=0.0 if params.greedy else params.temperature,
         top_k=min(params.top_k, model.vocab_size),
         logit_bias=tuple(params.logit_bias.items()),

@@ -1,7 +1,8 @@
 """`ModelSpec`: the description of a decoder-only transformer, made of kinds of blocks.
 
-`FallbackSpec` describes a model in the code of transformers, without importing it. Both decoders (torch in `models/torch/decoder.py`, the CPU stack in `models/cpu/stack.py`) execute this description; `named_weights.py`
-derives the parameters from it, `families/` makes it from a config.json. Knows nothing of files, weights or devices.
+Both decoders (torch in `models/torch/decoder.py`, the CPU stack in `models/cpu/stack.py`) execute this description; `named_weights.py`
+derives the parameters from it, `families/` makes it from a config.json. `FallbackSpec` describes a model in the code of transformers,
+without importing that. Knows nothing of files, weights or devices.
 """
 
 from __future__ import annotations

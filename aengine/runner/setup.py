@@ -41,8 +41,8 @@ from aengine.runner.torch.capture import Capture
 from aengine.scheduler.drafters import DraftSource
 from aengine.scheduler.plan import Features, NewRow, RowParams
 
-GREEDY = RowParams(temperature=0.0, top_k=0, top_p=1.0, min_p=0.0, seed=0)
-_HEAVIEST = RowParams(temperature=1.0, top_k=0, top_p=0.9, min_p=0.0, seed=0, logit_bias=((0, 1.0),), logprobs=20)
+GREEDY = RowParams()
+_HEAVIEST = RowParams(temperature=1.0, top_p=0.9, logit_bias=((0, 1.0),), logprobs=20)
 _PROMPT_LEN = 2
 
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
-from aengine.api.params import GREEDY_BELOW, LogitsProcessor
+from aengine.api.params import GREEDY_BELOW, NEUTRAL, LogitsProcessor
 
 IntArray = NDArray[np.int32]
 FloatArray = NDArray[np.float32]
@@ -39,18 +39,23 @@ class Features(enum.IntFlag):
     HISTORY = PROMPT_LOGPROBS | PENALTIES | LAST_TOKEN  # the runner must know the tokens before the row's first step
 
 
+_PENALTIES = ("presence_penalty", "frequency_penalty", "repetition_penalty")
+
+
 @dataclass(frozen=True, slots=True)
 class RowParams:
-    """The sampling parameters of a row, with all defaults applied. Ids are below the vocabulary size."""
+    """The sampling parameters of a row, with all defaults applied; by default they change nothing. Ids are below the vocabulary size.
 
-    temperature: float  # 0.0 is greedy
-    top_k: int  # 0 is off
-    top_p: float  # 1.0 is off
-    min_p: float  # 0.0 is off
-    seed: int  # 0..2^64-1
-    presence_penalty: float = 0.0  # 0.0 is off
-    frequency_penalty: float = 0.0  # 0.0 is off
-    repetition_penalty: float = 1.0  # 1.0 is off
+    Fields that `SamplingParams` has under the same name are taken from there."""
+
+    temperature: float = NEUTRAL["temperature"]  # which is greedy
+    top_k: int = NEUTRAL["top_k"]
+    top_p: float = NEUTRAL["top_p"]
+    min_p: float = NEUTRAL["min_p"]
+    seed: int = 0  # 0..2^64-1
+    presence_penalty: float = NEUTRAL["presence_penalty"]
+    frequency_penalty: float = NEUTRAL["frequency_penalty"]
+    repetition_penalty: float = NEUTRAL["repetition_penalty"]
     logit_bias: tuple[tuple[int, float], ...] = ()
     allowed_token_ids: NDArray[np.int64] | tuple[int, ...] | None = None  # each once; as an array where there may be many
     banned_token_ids: tuple[int, ...] = ()
@@ -68,7 +73,7 @@ class RowParams:
 
     def __post_init__(self) -> None:
         masks = (self.logit_bias, self.banned_token_ids, self.bad_words, self.allowed_token_ids is not None)
-        penalties = (self.presence_penalty, self.frequency_penalty, self.repetition_penalty)
+        penalties = any(getattr(self, name) != NEUTRAL[name] for name in _PENALTIES)
         features = Features(0)
         for feature, needed in (
             (Features.RANDOM, self.temperature >= GREEDY_BELOW),
@@ -76,7 +81,7 @@ class RowParams:
             (Features.PROMPT_LOGPROBS, self.prompt_logprobs is not None),
             (Features.MASKS, any(masks) or (self.min_tokens > 0 and bool(self.stop_ids))),
             (Features.LONG_BAD_WORDS, any(len(word) > 1 for word in self.bad_words)),
-            (Features.PENALTIES, penalties != (0.0, 0.0, 1.0)),
+            (Features.PENALTIES, penalties),
             (Features.GRAMMAR, self.grammar is not None),
             (Features.PROCESSORS, bool(self.processors)),
             (Features.POOLED, self.pooling is not None),

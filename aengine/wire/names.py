@@ -16,20 +16,15 @@ from google.protobuf.duration_pb2 import Duration
 from google.protobuf.message import Message
 
 from aengine.api.outputs import FinishReason
-from aengine.api.params import MOST_ENTRIES, SamplingParams
-from aengine.v1 import embedding_service_pb2, generation_pb2
+from aengine.api.params import MOST_ENTRIES, WIRE_NAMES, SamplingParams
+from aengine.v1 import embedding_service_pb2, generation_pb2, sampling_pb2
 
 # Parameters of the engine by the message that carries them, with their names there.
 SAMPLING: Mapping[str, str] = {
-    **{name: name for name in ("temperature", "top_p", "top_k", "min_p", "seed", "n", "presence_penalty", "frequency_penalty")},
-    **{name: name for name in ("repetition_penalty", "logit_bias", "allowed_token_ids", "banned_token_ids")},
-    "bad_words": "banned_strings",
-    "max_drafts": "max_drafts",
+    name: wire for name, wire in WIRE_NAMES.items() if wire in sampling_pb2.SamplingParams.DESCRIPTOR.fields_by_name
 }
 STOPPING: Mapping[str, str] = {
-    **{name: name for name in ("max_tokens", "clamp_max_tokens", "min_tokens", "stop_token_ids", "ignore_eos")},
-    "stop": "stop_strings",
-    "include_stop_str_in_output": "include_stop_in_output",
+    name: wire for name, wire in WIRE_NAMES.items() if wire in sampling_pb2.StoppingCriteria.DESCRIPTOR.fields_by_name
 }
 CONSTRAINTS: Mapping[str, str] = {
     **{name: name for name in ("json_schema", "json_object", "regex", "grammar")},

@@ -168,7 +168,7 @@ def options(program: ServerProgram = GRPC) -> list[Option]:
     found: list[Option] = []
     for table, cls in TABLES.items():
         docs, group = field_docs(cls), table
-        for name, type_, optional, rule, default in declared_fields(cls):
+        for name, type_, optional, rule, default, _ in declared_fields(cls):
             default = DEFAULT_MODEL if name == "model" else program.defaults.get(name, default)
             flag = program.flags.get(name, "--" + name.replace("_", "-"))
             group = GROUPS.get(name, group)
