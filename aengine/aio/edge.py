@@ -11,8 +11,9 @@ import asyncio
 import contextlib
 import contextvars
 import enum
+import logging
 import threading
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Coroutine
 from concurrent.futures import Future
 from typing import Any, Generic, TypeVar
 
@@ -22,6 +23,7 @@ import anyio.lowlevel
 from aengine.api.errors import EngineStateError
 
 T = TypeVar("T")
+_log = logging.getLogger("aengine")
 
 
 class LoopEdge:
@@ -29,6 +31,7 @@ class LoopEdge:
 
     def __init__(self) -> None:
         self._native = running_loop()
+        self._tasks: set[asyncio.Task[None]] = set()  # spawned; the loop itself holds them weakly
         self._schedule = self._native.call_soon_threadsafe if hasattr(self._native, "call_soon_threadsafe") else self._native.run_sync_soon
 
     def call_soon(self, function: Callable[..., object], *args: object) -> None:
@@ -65,6 +68,22 @@ class LoopEdge:
         trio.lowlevel.spawn_system_task(wait, context=context)
         return scope.cancel
 
+    def spawn(self, work: Coroutine[Any, Any, T]) -> Future[T]:
+        """Run `work` in a task of its own, which goes on if the caller is cancelled; returns the future of its outcome. An error that
+        nobody waits for any more, since that future was cancelled, is logged. `work` has to end by itself when its owner is closed: what
+        it waits for then raises. To be called in the loop."""
+        outcome: Future[T] = Future()
+        context = contextvars.Context()  # not the caller's
+        if hasattr(self._native, "create_task"):
+            task = context.run(self._native.create_task, _run(work, outcome))
+            self._tasks.add(task)
+            task.add_done_callback(self._tasks.discard)
+        else:
+            import trio
+
+            trio.lowlevel.spawn_system_task(_run, work, outcome, context=context)
+        return outcome
+
     def watch(self, file: int, callback: Callable[[], object]) -> bool:
         """Run `callback` in the loop whenever `file` can be read from. False: this loop has no way to. To be called in the loop."""
         if not hasattr(self._native, "add_reader"):
@@ -82,6 +101,22 @@ class LoopEdge:
         """Raise EngineStateError unless called from this loop."""
         if running_loop() is not self._native:
             raise EngineStateError("the engine belongs to another event loop than the one that is running")
+
+
+async def _run(work: Coroutine[Any, Any, T], outcome: Future[T]) -> None:
+    try:
+        result = await work
+    except anyio.get_cancelled_exc_class():  # the loop ends
+        outcome.cancel()
+        raise
+    except BaseException as error:
+        if outcome.set_running_or_notify_cancel():
+            outcome.set_exception(error)
+        else:
+            _log.warning("what nobody waits for any more has failed: %s", error)
+    else:
+        if outcome.set_running_or_notify_cancel():
+            outcome.set_result(result)
 
 
 def running_loop() -> Any:

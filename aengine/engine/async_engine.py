@@ -76,7 +76,7 @@ class Serving:
         changes = ModelChanges(runner, edge, commands.send, steps.fail, steps.check_loading, check_awake)
         adapters = Adapters(model.adapters, changes, edge)
         registry = Registry(config, model, adapters, edge, steps.post, workers)
-        weights = ModelWeights(runner, changes, registry, edge, commands.run, sleep_level)
+        weights = ModelWeights(runner, changes, registry, commands.run, sleep_level)
         return cls(model, registry, changes, adapters, weights, Texts(model.tokenizer, registry.limits, edge))
 
     def end(self, reason: EngineStateError | EngineDeadError) -> None:

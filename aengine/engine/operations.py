@@ -16,10 +16,9 @@ from __future__ import annotations
 import itertools
 import re
 from collections import deque
-from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
+from collections.abc import AsyncGenerator, Callable, Coroutine, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
-from functools import partial
 from typing import Any, TypeVar
 
 import anyio.lowlevel
@@ -35,12 +34,11 @@ from aengine.engine.step_thread import Done, LoadingCancelled, PageNames, PagesC
 from aengine.models.loading.hub import resolve_adapter
 from aengine.runner.contract import Change, LoadAdapter, Prepared, Runner, UnloadAdapter
 
-OnEnd = Callable[[Prepared | None, BaseException | None], object]
-"""Called in the loop, once: with what was applied, or with an error, and then nothing has changed."""
+T = TypeVar("T")
 
 
 class ModelChanges:
-    """`async with` it to have a turn among the changes for something else."""
+    """Changes of the model, each in its turn."""
 
     def __init__(
         self,
@@ -61,45 +59,33 @@ class ModelChanges:
         self._check = check
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="aengine-changes")
         self._turns: deque[Future[None]] = deque()  # the first one is set, the others wait
-        self._underway: set[OnEnd] = set()
+        self._preparing: set[Future[Prepared]] = set()
         self._ended: BaseException | None = None
 
-    def start(self, make: Callable[[], Change], on_end: OnEnd, running: RunningRequests = RunningRequests.KEEP) -> None:
-        """Make a change in the thread, prepare and apply it."""
-        if self._ended is not None:
-            on_end(None, self._ended)
-            return
-        self._underway.add(on_end)
+    def turn(self) -> Turn:
+        """A turn behind those that were asked for before. Whoever asks for it enters it."""
         turn: Future[None] = Future()
-        turn.add_done_callback(partial(self._begin, make, on_end, running))
-        self._wait_for(turn)
+        self._turns.append(turn)
+        self._begin_next()
+        return Turn(self, turn)
 
-    async def prepare(self, change: Change) -> Prepared:
-        """In a turn of the caller's, who applies it. Raises what preparing raises, or why the engine has ended."""
-        found: Future[Prepared] = Future()
+    async def run_on(self, work: Coroutine[Any, Any, T]) -> T:
+        """Return what `work` returns. It goes on if the caller is cancelled, and ends with an error when the engine has ended."""
+        return await self._edge.wait(self._edge.spawn(work))
 
-        def on_end(prepared: Prepared | None, error: BaseException | None) -> None:
-            if not found.set_running_or_notify_cancel():
-                if prepared is not None:
-                    self._runner.discard(prepared)
-            elif prepared is not None:
-                found.set_result(prepared)
-            else:
-                found.set_exception(error)
+    async def change(self, make: Callable[[], Change], running: RunningRequests = RunningRequests.KEEP) -> Prepared:
+        """Make a change in the thread, prepare and apply it, in a turn of the caller's, who is not cancelled. Raises what making and
+        preparing raise, or why the engine has ended, and then nothing has changed."""
+        self._check()
+        prepared = await self.prepare(make)
+        await self._edge.wait(self._send(lambda reply: Apply(reply, prepared, running)))
+        return prepared
 
-        def on_prepared(prepared: Prepared | None, error: BaseException | None) -> None:
-            self._underway.remove(on_end)
-            on_end(prepared, error)
-
-        self._underway.add(on_end)
-        self._prepare(lambda: change, on_prepared)
-        return await self._edge.wait(found)
-
-    async def apply(self, change: Change, on_applied: Callable[[], object]) -> None:
+    async def change_unless_cancelled(self, change: Change, on_applied: Callable[[], object]) -> None:
         """Prepare and apply a change of adapters, in a turn of the caller's. Raises what preparing raises, or why the engine has ended.
         Nothing changes if the caller is cancelled before the step thread has begun to apply it; else `on_applied` is called first."""
         self._check()
-        prepared = await self.prepare(change)
+        prepared = await self.prepare(lambda: change)
         reply = self._send(lambda reply: Apply(reply, prepared))
         try:
             await self._edge.wait(reply)
@@ -109,39 +95,41 @@ class ModelChanges:
             elif not (reply.done() and reply.exception()):
                 on_applied()
 
+    async def prepare(self, make: Callable[[], Change]) -> Prepared:
+        """Make a change in the thread and prepare it, in a turn of the caller's, who applies it. What is prepared is discarded if the
+        caller is cancelled meanwhile. Raises what making and preparing raise, or why the engine has ended."""
+        if self._ended is not None:
+            raise self._ended
+        found: Future[Prepared] = Future()
+        self._preparing.add(found)
+        self._thread.submit(self._prepare, make, found)
+        try:
+            return await self._edge.wait(found)
+        finally:
+            self._preparing.discard(found)
+
     def end(self, error: BaseException) -> None:
         """The step thread has ended: so does all that is under way, with `error`."""
         self._ended = error
         self._thread.shutdown(wait=False, cancel_futures=True)
-        for turn in list(self._turns):
-            if not turn.done():
-                turn.set_exception(error)
-        while self._underway:
-            self._underway.pop()(None, error)
+        waits: list[Future[Any]] = [*self._turns, *self._preparing]
+        for waiting in waits:
+            if not waiting.done():
+                waiting.set_exception(error)
 
-    async def __aenter__(self) -> None:
-        if self._ended is not None:
-            raise self._ended
-        turn: Future[None] = Future()
-        self._wait_for(turn)
+    async def wait_turn(self, turn: Future[None]) -> None:
+        """Raises why the engine has ended."""
         try:
             await self._edge.wait(turn) if not turn.done() else turn.result()
         except BaseException:
-            self._leave(turn)
+            self.leave_turn(turn)
             raise
 
-    async def __aexit__(self, *error: object) -> None:
-        self._leave(self._turns[0])
-
-    def _wait_for(self, turn: Future[None]) -> None:
-        self._turns.append(turn)
-        self._go_on()
-
-    def _leave(self, turn: Future[None]) -> None:
+    def leave_turn(self, turn: Future[None]) -> None:
         self._turns.remove(turn)
-        self._go_on()
+        self._begin_next()
 
-    def _go_on(self) -> None:
+    def _begin_next(self) -> None:
         if not self._turns or self._turns[0].done():
             return
         if self._ended is None:
@@ -149,55 +137,48 @@ class ModelChanges:
         else:
             self._turns[0].set_exception(self._ended)
 
-    def _begin(self, make: Callable[[], Change], on_end: OnEnd, running: RunningRequests, turn: Future[None]) -> None:
-        if self._ended is not None:
-            return
+    def _prepare(self, make: Callable[[], Change], found: Future[Prepared]) -> None:
+        """In the thread."""
         try:
-            self._check()
-        except Exception as error:
-            self._finish(on_end, turn, None, error)
-            return
-
-        def on_prepared(prepared: Prepared | None, error: BaseException | None) -> None:
-            if prepared is None:
-                self._finish(on_end, turn, None, error)
-                return
-            reply = self._send(lambda reply: Apply(reply, prepared, running))
-            reply.add_done_callback(lambda reply: self._finish(on_end, turn, prepared, reply.exception()))
-
-        self._prepare(make, on_prepared)
-
-    def _prepare(self, make: Callable[[], Change], on_prepared: OnEnd) -> None:
-        """`on_prepared` is not called if the engine ends before."""
-
-        def on_done(work: Future[Prepared]) -> None:
-            if self._ended is not None:
-                return
-            error = work.exception()
-            if isinstance(error, RankError):
-                self._fail(error)
-            elif not isinstance(error, LoadingCancelled):  # else the step thread is about to end
-                on_prepared(None if error is not None else work.result(), error)
-
-        def prepare() -> Prepared:
             try:
-                return self._runner.prepare(make())
+                prepared = self._runner.prepare(make())
             except Exception:
                 self._check_ending()  # where the runner was closed meanwhile
                 raise
+        except BaseException as error:
+            self._edge.call_soon(self._on_failed, found, error)
+        else:
+            self._edge.call_soon(self._on_prepared, found, prepared)
 
-        work = self._thread.submit(prepare)
-        work.add_done_callback(partial(self._edge.call_soon, on_done))
-
-    def _finish(self, on_end: OnEnd, turn: Future[None], prepared: Prepared | None, error: BaseException | None) -> None:
+    def _on_prepared(self, found: Future[Prepared], prepared: Prepared) -> None:
         if self._ended is not None:
             return
-        self._underway.remove(on_end)
-        self._leave(turn)
-        on_end(prepared, error)
+        if found.set_running_or_notify_cancel():
+            found.set_result(prepared)
+        else:
+            self._runner.discard(prepared)
+
+    def _on_failed(self, found: Future[Prepared], error: BaseException) -> None:
+        if self._ended is not None or isinstance(error, LoadingCancelled):  # the step thread is about to end
+            return
+        if isinstance(error, RankError):
+            self._fail(error)
+        elif found.set_running_or_notify_cancel():
+            found.set_exception(error)
 
 
-T = TypeVar("T")
+class Turn:
+    """`async with` it to wait for a turn among the changes, and to give it to the next one."""
+
+    def __init__(self, changes: ModelChanges, turn: Future[None]) -> None:
+        self._changes = changes
+        self._turn = turn
+
+    async def __aenter__(self) -> None:
+        await self._changes.wait_turn(self._turn)
+
+    async def __aexit__(self, *error: object) -> None:
+        self._changes.leave_turn(self._turn)
 
 
 class Commands:
@@ -404,22 +385,24 @@ class Adapters:
             raise InvalidRequestError.of("name", f"{name!r} {self._by_name[name].state}")
         adapter = self._by_name[name] = _Adapter(self._next_key, name)
         self._next_key += 1
-        done: Future[None] = Future()
-        adapter.loaded.append(done)
+        return await self._changes.run_on(self._load(adapter, path, self._changes.turn()))
 
-        def on_end(prepared: Prepared | None, error: BaseException | None) -> None:
-            if error is not None:
-                del self._by_name[name]
-            elif prepared is not None:
-                adapter.info = None if prepared.adapter is None else replace(prepared.adapter, key=adapter.key)
+    async def _load(self, adapter: _Adapter, path: str, turn: Turn) -> AdapterInfo:
+        failure: BaseException | None = None
+        try:
+            async with turn:
+                prepared = await self._changes.change(lambda: LoadAdapter(adapter.key, adapter.name, str(resolve_adapter(path))))
+            assert prepared.adapter is not None
+            adapter.info = replace(prepared.adapter, key=adapter.key)
+            return adapter.info
+        except BaseException as error:
+            failure = error
+            del self._by_name[adapter.name]
+            raise
+        finally:
             for waiting in adapter.loaded:
-                _settle(waiting, error)
+                _settle(waiting, failure)
             adapter.loaded.clear()
-
-        self._changes.start(lambda: LoadAdapter(adapter.key, name, str(resolve_adapter(path))), on_end)
-        await self._edge.wait(done)
-        assert adapter.info is not None
-        return adapter.info
 
     async def unload(self, name: str) -> None:
         """Waits until no request uses it, and takes no new ones; if the caller is cancelled meanwhile, it stays loaded. Raises
@@ -431,8 +414,8 @@ class Adapters:
         try:
             if adapter.num_users:
                 await self._edge.wait(adapter.unused)
-            async with self._changes:
-                await self._changes.apply(UnloadAdapter(adapter.key), lambda: self._by_name.pop(name))
+            async with self._changes.turn():
+                await self._changes.change_unless_cancelled(UnloadAdapter(adapter.key), lambda: self._by_name.pop(name))
         finally:
             adapter.unloading = False  # it stays, unless it is gone by now
 

@@ -13,14 +13,13 @@ from typing import Any
 
 import anyio
 
-from aengine.aio.edge import LoopEdge
 from aengine.api.errors import EngineStateError, FieldViolation, refusal
 from aengine.api.outputs import MemoryUse
 from aengine.api.weight_sources import WeightSource
 from aengine.engine.edges import Command, RunningRequests, Sleep, Wake
-from aengine.engine.operations import ModelChanges
+from aengine.engine.operations import ModelChanges, Turn
 from aengine.engine.registry import Registry
-from aengine.runner.contract import NewWeights, Prepared, Runner
+from aengine.runner.contract import NewWeights, Runner
 
 _RUNNING = ("park", "cancel", "refuse")
 
@@ -33,7 +32,6 @@ class ModelWeights:
         runner: Runner,
         changes: ModelChanges,
         registry: Registry,
-        edge: LoopEdge,
         run: Callable[[Callable[[Future[Any]], Command]], Awaitable[Any]],
         sleep_level: Callable[[], int],
     ) -> None:
@@ -41,7 +39,6 @@ class ModelWeights:
         self._runner = runner
         self._changes = changes
         self._registry = registry
-        self._edge = edge
         self._run = run
         self._sleep_level = sleep_level
         self._source: str | None = ""  # of the weights, a path; "": where the model came from; None: memory
@@ -52,7 +49,7 @@ class ModelWeights:
             violations.append(FieldViolation("running", f"{running!r} is not one of {', '.join(_RUNNING)}"))
         if violations:
             raise refusal(violations)
-        async with self._changes:
+        async with self._changes.turn():
             if running == "refuse" and (count := self._registry.num_requests):
                 raise EngineStateError(f"requests in flight forbid the sleep: {count}")
             if running == "cancel":
@@ -62,7 +59,7 @@ class ModelWeights:
             return memory
 
     async def wake(self, source: WeightSource | None) -> MemoryUse:
-        async with self._changes:
+        async with self._changes.turn():
             level = self._sleep_level()
             if source is not None and level == 0:
                 raise EngineStateError("the engine is awake; use update_weights")
@@ -71,7 +68,8 @@ class ModelWeights:
             if source is not None or level == 2:
                 if source is None and self._source is None:
                     raise EngineStateError("the weights came from memory, and cannot be read again; give wake() a source")
-                prepared = await self._changes.prepare(NewWeights((self._source or None) if source is None else source))
+                change = NewWeights((self._source or None) if source is None else source)
+                prepared = await self._changes.prepare(lambda: change)
             with anyio.CancelScope(shield=True):  # what is prepared is applied, and it is known where the weights are from
                 if prepared is not None:
                     await self._run(lambda reply: Sleep(reply, 2))
@@ -84,20 +82,13 @@ class ModelWeights:
         modes = [mode.value for mode in RunningRequests]
         if running not in modes:
             raise refusal([FieldViolation("running", f"{running!r} is not one of {', '.join(modes)}")])
-        done: Future[int] = Future()
+        return await self._changes.run_on(self._update(source, RunningRequests(running), self._changes.turn()))
 
-        def on_end(prepared: Prepared | None, error: BaseException | None) -> None:
-            if error is None:
-                self._source = _path_of(source)
-            if not done.set_running_or_notify_cancel():
-                return
-            if error is not None:
-                done.set_exception(error)
-            else:
-                done.set_result(self._registry.weights_version)
-
-        self._changes.start(lambda: NewWeights(source), on_end, RunningRequests(running))
-        return await self._edge.wait(done)
+    async def _update(self, source: WeightSource, running: RunningRequests, turn: Turn) -> int:
+        async with turn:
+            await self._changes.change(lambda: NewWeights(source), running)
+            self._source = _path_of(source)
+            return self._registry.weights_version
 
 
 def _path_of(source: WeightSource) -> str | None:
