@@ -25,11 +25,6 @@ OPENED = ReasoningMarkers("<t>", "</t>", True, TEXTS.__getitem__)
 NOT_OPENED = ReasoningMarkers("<t>", "</t>", False, TEXTS.__getitem__)
 
 
-@pytest.fixture(autouse=True)
-def _time_for_all_masks(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("aengine.sampling.grammar.MASK_SECONDS", math.inf)
-
-
 class Tokens:
     def __init__(self) -> None:
         self.tokens = [text.encode() for text in TEXTS]
