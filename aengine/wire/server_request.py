@@ -52,9 +52,9 @@ async def read_request(request: MessageRequest, engine: ServedEngine) -> tuple[G
     message, and then with those that `engine` finds. For what is valid here it is not asked, nor is anything waited for."""
     spec, check = request.spec, FieldChecks()
     prompt = read_prompt(spec.prompt, "spec.prompt", check)
-    params = _read_params(spec, check)
+    params = read_sampling_params(spec, check)
     policy = read_stream_options(spec.stream, check)
-    options = _read_options(request, check)
+    options = read_options(request, check)
     chat = _read_chat_output(spec, check)
     if chat is not None and options is not None:
         try:
@@ -187,7 +187,7 @@ def read_prompt(prompt: generation_pb2.Prompt, path: str, check: FieldChecks) ->
     return content
 
 
-def _read_params(spec: generation_pb2.GenerationSpec, check: FieldChecks) -> SamplingParams:
+def read_sampling_params(spec: generation_pb2.GenerationSpec, check: FieldChecks) -> SamplingParams:
     """The parameters, without those in which something is wrong."""
     output = spec.output
     given = {**read_params(spec.sampling, SAMPLING), **read_params(spec.stopping, STOPPING)}
@@ -275,7 +275,7 @@ def _read_known_outputs(spec: generation_pb2.GenerationSpec, check: FieldChecks)
     return [None if known.ended else known.token_ids for known in spec.known_outputs] or None
 
 
-def _read_options(request: MessageRequest, check: FieldChecks) -> RequestOptions | None:
+def read_options(request: MessageRequest, check: FieldChecks) -> RequestOptions | None:
     spec, timeout = request.spec, None
     if spec.stopping.HasField("time_limit"):
         timeout = read_seconds(spec.stopping.time_limit, path_of("timeout", spec), check)
