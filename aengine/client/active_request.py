@@ -19,7 +19,7 @@ from aengine.api.params import SamplingParams
 from aengine.api.request import RequestOptions
 from aengine.api.stream import StreamSource, UnreadBuffer, end_from_outside
 from aengine.v1 import generation_pb2
-from aengine.wire.client_messages import read_delta, read_drafts, read_finish, read_logprobs, read_timing
+from aengine.wire.response import read_delta, read_drafts, read_finish, read_logprobs, read_timing
 
 MAX_UNREAD_TOKENS = 1024
 """Unread tokens that a slow reader may have; with one more nothing is taken from the connection, and the server parks the request."""

@@ -24,8 +24,8 @@ from aengine.client.link import Backoff, Failure, Link
 from aengine.v1.generation_pb2 import GenerationEvent, GenerationSpec
 from aengine.v1.generation_service_pb2 import CancelRequestsRequest, ResumeGenerateRequest, StreamGenerateRequest
 from aengine.v1.tokenizer_service_pb2 import RenderChatRequest, TokenizeRequest
-from aengine.wire.client_messages import write_token_ids
 from aengine.wire.names import field_of
+from aengine.wire.request import write_token_ids
 
 
 def needs_prompt_ids(spec: GenerationSpec) -> bool:

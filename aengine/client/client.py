@@ -62,20 +62,8 @@ from aengine.v1.generation_pb2 import GenerationSpec, StreamOptions
 from aengine.v1.generation_service_pb2 import CancelRequestsRequest, StreamGenerateRequest
 from aengine.v1.model_service_pb2 import GetModelRequest
 from aengine.v1.tokenizer_service_pb2 import DetokenizeRequest, RenderChatRequest, TextSpan, TokenizeRequest
-from aengine.wire.client_messages import (
-    read_adapter,
-    read_engine_info,
-    read_load,
-    read_memory,
-    read_model,
-    read_replica,
-    write_chat,
-    write_embedding,
-    write_mode,
-    write_prompt,
-    write_request,
-    write_watch,
-)
+from aengine.wire.request import write_chat, write_embedding, write_mode, write_prompt, write_request, write_watch
+from aengine.wire.response import read_adapter, read_engine_info, read_load, read_memory, read_model, read_replica
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack

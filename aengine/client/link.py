@@ -52,8 +52,8 @@ from aengine.v1.error_pb2 import Error
 from aengine.v1.generation_service_pb2_grpc import GenerationServiceStub
 from aengine.v1.model_service_pb2_grpc import ModelServiceStub
 from aengine.v1.tokenizer_service_pb2_grpc import TokenizerServiceStub
-from aengine.wire.client_messages import read_report
 from aengine.wire.names import DOMAIN, PUSHBACK_KEY, field_of, seconds_of
+from aengine.wire.response import read_report
 
 SERVING = health_pb2.HealthCheckResponse.SERVING
 

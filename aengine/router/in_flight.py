@@ -22,7 +22,7 @@ from aengine.router.fleet import Fleet
 from aengine.router.replica_load import PagePrefix, RoutedPrompt
 from aengine.router.routed_request import RoutedRequest, Tokenize
 from aengine.router.work import OtherTextsError
-from aengine.wire.client_messages import read_prompt_ids
+from aengine.wire.request import read_prompt_ids
 
 
 @dataclass(frozen=True, slots=True)

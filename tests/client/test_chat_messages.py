@@ -13,9 +13,8 @@ from aengine import AsyncEngine, InvalidRequestError, RequestOptions, SamplingPa
 from aengine.api.request import MAX_OPTION_CHARACTERS, read_messages
 from aengine.v1.generation_pb2 import ChatMessage, ChatPrompt, ContentPart
 from aengine.v1.generation_service_pb2 import GenerateRequest
-from aengine.wire.client_messages import write_request
 from aengine.wire.names import CHAT, field_of
-from aengine.wire.server_request import MAX_EXTRA_CHARACTERS, read_request
+from aengine.wire.request import MAX_EXTRA_CHARACTERS, read_request, write_request
 
 CALL = {"id": "a1", "type": "function", "function": {"name": "f", "arguments": {"größe": 1, "b": [1.5, None, True, -7]}}}
 CHATS: dict[str, tuple[list[dict[str, Any]], dict[str, Any]]] = {

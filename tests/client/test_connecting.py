@@ -96,7 +96,7 @@ def test_addresses(address: str) -> None:
 @pytest.mark.parametrize("answered", [False, True])
 def test_the_errors_of_an_engine_arrive_as_they_are(error: AEngineError, answered: bool) -> None:
     from aengine.v1.generation_pb2 import GenerationSpec
-    from aengine.wire.server_request import located
+    from aengine.wire.request import located
 
     sent: Exception = error
     if isinstance(error, InvalidRequestError):

@@ -314,7 +314,7 @@ class TestLeaving:
                 await stream.aclose()
 
     def test_what_cannot_travel(self) -> None:
-        from aengine.wire.client_messages import write_request
+        from aengine.wire.request import write_request
 
         for prompt, params, field in [
             ("x", SamplingParams(logits_processors=(lambda logits, ids: None,)), "logits_processors"),

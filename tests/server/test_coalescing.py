@@ -33,7 +33,7 @@ from aengine.v1.generation_pb2 import (
     StreamOptions,
 )
 from aengine.v1.generation_service_pb2 import GenerateRequest, GenerateResponse, StreamGenerateRequest
-from aengine.wire.server_request import StreamPolicy
+from aengine.wire.request import StreamPolicy
 
 pytestmark = pytest.mark.anyio
 

@@ -22,11 +22,10 @@ from aengine.v1.generation_pb2 import ChatMessage, ChatPrompt, GenerationSpec, L
 from aengine.v1.generation_service_pb2 import GenerateRequest
 from aengine.v1.model_service_pb2 import Model
 from aengine.v1.sampling_pb2 import Choices, Grammar, JsonObject
-from aengine.wire import server_request
-from aengine.wire.client_messages import write_request
+from aengine.wire import request as server_request
 from aengine.wire.names import FINISH_REASONS
-from aengine.wire.server_request import located
-from aengine.wire.server_response import wants_text, write_effective_spec, write_model
+from aengine.wire.request import located, write_request
+from aengine.wire.response import wants_text, write_effective_spec, write_model
 
 
 def read_request(request: GenerateRequest, *others: FieldViolation) -> GenerationRequest:

@@ -14,8 +14,7 @@ from aengine.api.fields import FieldChecks
 from aengine.api.params import Reasoning, SamplingParams, StructuredOutput
 from aengine.api.request import RequestOptions
 from aengine.v1.generation_service_pb2 import StreamGenerateRequest
-from aengine.wire.client_messages import write_request
-from aengine.wire.server_request import read_options, read_sampling_params
+from aengine.wire.request import read_options, read_sampling_params, write_request
 
 NOT_SENT = {"logits_processors"}
 APART = {"request_id"}  # a field of the call, not of what is asked for

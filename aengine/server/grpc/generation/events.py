@@ -35,8 +35,8 @@ from aengine.v1.generation_service_pb2 import (
     GenerateResponse,
     StreamGenerateResponse,
 )
-from aengine.wire.server_request import MessageRequest, StreamPolicy, located, read_request
-from aengine.wire.server_response import (
+from aengine.wire.request import MessageRequest, StreamPolicy, located, read_request
+from aengine.wire.response import (
     chat_events,
     most_alternatives,
     num_known_tokens,

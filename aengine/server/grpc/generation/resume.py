@@ -25,7 +25,7 @@ from aengine.server.core.errors import ServiceError, clip, describe, draining, r
 from aengine.server.core.generation import Generation
 from aengine.server.grpc.generation.events import stream_responses
 from aengine.v1.generation_service_pb2 import ResumeGenerateRequest, StreamGenerateRequest
-from aengine.wire.server_request import read_stream_options
+from aengine.wire.request import read_stream_options
 
 READ_EVENTS = 64
 """Most events taken from the ring at a time: these count as sent while a slow client is still being sent the first of them."""

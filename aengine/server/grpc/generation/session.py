@@ -22,7 +22,7 @@ from aengine.v1.error_pb2 import Error
 from aengine.v1.generation_pb2 import GenerationEvent
 from aengine.v1.generation_service_pb2 import SessionRequest, SessionResponse, SessionSubmit
 from aengine.wire.names import MAX_SESSION_REQUESTS
-from aengine.wire.server_request import located
+from aengine.wire.request import located
 
 MAX_UNSENT_ERRORS = 4096
 """Refused requests whose errors were not sent yet."""

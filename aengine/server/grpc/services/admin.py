@@ -20,8 +20,8 @@ from aengine.server.core.calls_in_flight import Admission
 from aengine.server.core.errors import ServiceError, clip
 from aengine.v1 import admin_service_pb2 as messages
 from aengine.v1.admin_service_pb2_grpc import AdminServiceServicer
-from aengine.wire.server_request import read_seconds
-from aengine.wire.server_response import write_adapter
+from aengine.wire.request import read_seconds
+from aengine.wire.response import write_adapter
 
 _PAUSES, _SLEEPS, _UPDATES = messages.PauseMode, messages.SleepMode, messages.UpdateMode
 

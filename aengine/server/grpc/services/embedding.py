@@ -18,7 +18,7 @@ from aengine.server.core.embeddings import MAX_INPUTS, embed_all, of_input
 from aengine.v1 import embedding_service_pb2 as messages
 from aengine.v1.embedding_service_pb2_grpc import EmbeddingServiceServicer
 from aengine.wire.names import POOLINGS
-from aengine.wire.server_request import read_chat_fields, read_prompt
+from aengine.wire.request import read_chat_fields, read_prompt
 
 READ_AT_ONCE = 16
 """Inputs that are read before the event loop gets its turn."""

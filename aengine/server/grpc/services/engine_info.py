@@ -31,8 +31,8 @@ from aengine.v1 import model_service_pb2
 from aengine.v1.engine_service_pb2_grpc import EngineServiceServicer
 from aengine.v1.model_service_pb2_grpc import ModelServiceServicer
 from aengine.wire.names import LIMITS
-from aengine.wire.server_request import read_seconds
-from aengine.wire.server_response import draft_messages, write_model
+from aengine.wire.request import read_seconds
+from aengine.wire.response import draft_messages, write_model
 
 MIN_INTERVAL_SECONDS = 0.01
 MAX_INTERVAL_SECONDS = 1.0  # also the longest time without a message to a watcher

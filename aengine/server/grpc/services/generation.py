@@ -23,7 +23,7 @@ from aengine.server.grpc.generation.resume import ResumableStreams
 from aengine.server.grpc.generation.session import session_responses
 from aengine.v1 import generation_service_pb2 as messages
 from aengine.v1.generation_service_pb2_grpc import GenerationServiceServicer
-from aengine.wire.server_response import write_usage
+from aengine.wire.response import write_usage
 
 MAX_CANCEL_IDS = 1024
 STATES: Mapping[RequestState, messages.RequestState.ValueType] = {

@@ -11,7 +11,7 @@ from aengine.server.core.texts import MAX_TEXT_BYTES, ServedTexts, check_size
 from aengine.v1 import tokenizer_service_pb2 as messages
 from aengine.v1.tokenizer_service_pb2_grpc import TokenizerServiceServicer
 from aengine.wire.names import CHAT
-from aengine.wire.server_request import read_chat, read_chat_fields
+from aengine.wire.request import read_chat, read_chat_fields
 
 _CHAT_PATHS = {"prompt": "chat", **{name: f"chat.{name}" for name in CHAT}}
 

@@ -1,24 +1,38 @@
-"""Outputs of the engine -> proto. Pure functions; the names are those of `aengine.wire.names`.
+"""What an engine gives and tells, in both directions: outputs -> messages, for a server; and messages -> what a client returns. The names
+are those of `wire/names.py`. Pure functions.
 
-Fields are set in place, one by one: several times cheaper than building nested messages from keywords, and some of this runs per token.
+Messages are written in place, field by field: several times cheaper than building nested messages from keywords, and some of this runs per
+token.
 """
 
 from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterable, Sequence
-from itertools import groupby, repeat
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
+from itertools import chain, groupby, repeat
+from typing import Any
 
 from google.protobuf.duration_pb2 import Duration
 from google.protobuf.internal.containers import RepeatedCompositeFieldContainer
 
+from aengine.api.errors import ServerError
 from aengine.api.outputs import (
+    NO_TOKEN,
     AdapterInfo,
+    CachedPages,
     Completion,
     DraftUsage,
+    EngineInfo,
+    EngineStats,
     FinishReason,
+    LayerGroup,
+    LoadReport,
+    MemoryUse,
     ModelInfo,
+    ReplicaInfo,
+    ReplicaState,
     RequestInfo,
     Timing,
     Token,
@@ -27,9 +41,22 @@ from aengine.api.outputs import (
 )
 from aengine.api.params import SamplingParams
 from aengine.chat.text_source import ArgumentsDelta, CallEnded, CallStarted, ChatMessage, ContentDelta, Event, ReasoningDelta
+from aengine.v1 import admin_service_pb2, engine_service_pb2
 from aengine.v1 import generation_pb2 as messages
+from aengine.v1.engine_service_pb2 import GetServerInfoResponse, Load, Replica, WatchLoadResponse
 from aengine.v1.model_service_pb2 import Adapter, Model
-from aengine.wire.names import DEFAULTS, FINISH_REASONS, MODEL, SAMPLING, STOPPING, write_params
+from aengine.wire.names import DEFAULTS, FINISH_REASONS, LIMITS, MODEL, SAMPLING, STOPPING, read_params, seconds_of, write_params
+
+_REASONS = {value: reason for reason, value in FINISH_REASONS.items()}
+# Fields with the same name and meaning on both sides.
+_LOAD = (
+    *("running", "waiting", "parked", "pages_used", "pages_total", "cached_tokens", "steps", "preemptions"),
+    *("prompt_tokens", "cached_prompt_tokens", "completion_tokens", "paused", "sleep_level", "weights_version"),
+    *("uncomputed_tokens", "mean_step_seconds", "prefill_tokens_per_second", "fingerprint", "weights_time"),
+)
+
+
+# ---- to a client ------------------------------------------------------------------------------------------------------
 
 
 def write_effective_spec(given: messages.GenerationSpec, params: SamplingParams, message: messages.GenerationSpec) -> None:
@@ -175,3 +202,113 @@ def write_model(info: ModelInfo, adapters: Iterable[AdapterInfo], message: Model
 
 def _write_seconds(message: Duration, seconds: float) -> None:
     message.FromNanoseconds(max(0, round(seconds * 1e9)))
+
+
+# ---- from a server ----------------------------------------------------------------------------------------------------
+
+
+def read_memory(message: admin_service_pb2.MemoryUse) -> MemoryUse:
+    return MemoryUse(message.bytes_before, message.bytes_after)
+
+
+def read_adapter(message: Adapter) -> AdapterInfo:
+    return AdapterInfo(message.name, message.rank, tuple(message.target_modules), message.num_bytes, key=message.key)
+
+
+def read_model(message: Model) -> ModelInfo:
+    return ModelInfo(
+        **{name: getattr(message, name) for name in MODEL},
+        eos_token_ids=tuple(message.eos_token_ids),
+        chat_template=message.has_chat_template,
+        tokenizer=not message.without_tokenizer,
+        generation_defaults=SamplingParams(**read_params(message.generation_defaults, DEFAULTS)),
+        layer_groups=tuple(
+            LayerGroup(group.num_layers, group.window if group.HasField("window") else None) for group in message.layer_groups
+        ),
+    )
+
+
+def read_engine_info(message: GetServerInfoResponse) -> EngineInfo:
+    found: dict[str, Any] = {name: getattr(message.limits, name) for name in LIMITS}
+    if message.HasField("speculation"):
+        drafts = message.speculation
+        found |= {"speculative": drafts.mode, "speculative_model": drafts.model or None, "max_drafts": drafts.max_drafts}
+    if message.HasField("ranks"):
+        found |= {field.name: value for field, value in message.ranks.ListFields()}
+    return EngineInfo(**found, fingerprint=message.fingerprint, fingerprint_parts=dict(message.fingerprint_parts))
+
+
+def read_replica(message: Replica) -> ReplicaInfo:
+    state = ReplicaState[engine_service_pb2.ReplicaState.Name(message.state).removeprefix("REPLICA_STATE_")]
+    return ReplicaInfo(message.name, state, LoadReport(read_load(message.load), message.load.draining), message.generation, message.reason)
+
+
+def read_report(message: WatchLoadResponse) -> LoadReport:
+    pages = None
+    if message.HasField("pages"):
+        pages = CachedPages(message.pages.snapshot, tuple(message.pages.added), tuple(message.pages.removed))
+    return LoadReport(read_load(message.load), message.load.draining, pages)
+
+
+def read_load(message: Load) -> EngineStats:
+    return EngineStats(**{name: getattr(message, name) for name in _LOAD}, drafts=tuple(read_drafts(message.drafts)))
+
+
+def read_drafts(messages: Iterable[messages.DraftUsage]) -> Iterator[DraftUsage]:
+    return (DraftUsage(one.drafter, one.steps, one.drafted, one.accepted) for one in messages)
+
+
+def read_delta(delta: messages.GenerationDelta) -> list[Token]:
+    """At least one token; the text is that of the last one. Raises `ServerError`."""
+    tokens = _read_tokens(delta)
+    if delta.weights_spans:
+        if sum(span.num_tokens for span in delta.weights_spans) != delta.num_tokens:
+            raise ServerError(f"the versions of the weights of {delta.num_tokens} tokens are of another number of tokens", "DATA_LOSS")
+        versions = chain.from_iterable(repeat(span.version, span.num_tokens) for span in delta.weights_spans)
+        tokens = [replace(token, weights_version=next(versions, 0)) for token in tokens]
+    return tokens
+
+
+def _read_tokens(delta: messages.GenerationDelta) -> list[Token]:
+    index, ids = delta.sequence_index, delta.token_ids
+    if len(ids) != delta.num_tokens:
+        raise ServerError(f"a delta has {len(ids)} ids for {delta.num_tokens} tokens of sequence {index}", "DATA_LOSS")
+    if not ids:  # text that had been held back
+        return [Token(index, NO_TOKEN, delta.text)]
+    if len(ids) == 1 and not delta.HasField("logprobs"):  # nearly all of them
+        return [Token(index, ids[0], delta.text)]
+    texts = [""] * (len(ids) - 1) + [delta.text]
+    if not delta.HasField("logprobs"):
+        return [Token(index, token_id, text) for token_id, text in zip(ids, texts, strict=True)]
+    return [
+        Token(index, token_id, text, known.logprob, known.rank, known.top_logprobs) if known else Token(index, token_id, text)
+        for token_id, text, known in zip(ids, texts, read_logprobs(ids, delta.logprobs), strict=True)
+    ]
+
+
+def read_finish(finish: messages.Finish) -> tuple[FinishReason, int | str | None]:
+    """The reason, and the stop token or stop string that matched. Raises `ServerError`."""
+    reason = _REASONS.get(finish.reason)
+    if reason is None:
+        raise ServerError(f"finish reason {finish.reason} is not known to this client", "UNIMPLEMENTED")
+    matched = finish.WhichOneof("matched")
+    return reason, None if matched is None else getattr(finish, matched)
+
+
+def read_logprobs(ids: Sequence[int], columns: messages.TokenLogprobs) -> list[TokenLogprob | None]:
+    """The columns of the tokens `ids` by token; None for a token without a logprob. Raises `ServerError`."""
+    top_k = columns.top_k
+    top_lengths = (len(columns.top_token_ids), len(columns.top_logprobs))
+    if not len(ids) == len(columns.logprobs) == len(columns.ranks) or top_lengths != (top_k * len(ids),) * 2:
+        raise ServerError(f"columns of logprobs differ in length for {len(ids)} tokens", "DATA_LOSS")
+    entries: list[TokenLogprob | None] = []
+    for i, (token_id, logprob, rank) in enumerate(zip(ids, columns.logprobs, columns.ranks, strict=True)):
+        top = slice(i * top_k, (i + 1) * top_k)
+        alternatives = dict(zip(columns.top_token_ids[top], columns.top_logprobs[top], strict=True))
+        entries.append(None if math.isnan(logprob) else TokenLogprob(token_id, logprob, rank, alternatives))
+    return entries
+
+
+def read_timing(message: messages.Timing) -> Timing:
+    known = {field.name: value for field, value in message.ListFields()}
+    return Timing(**{name: seconds_of(known[name]) for name in ("queue", "first_token", "decode") if name in known})

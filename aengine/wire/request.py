@@ -1,13 +1,16 @@
-"""Proto -> what `ServedEngine.stream` takes, and parts of messages that several services read. The names are those of `aengine.wire.names`.
+"""A request of a generation, in both directions: what an engine takes -> message, which a client sends; and message -> what
+`ServedEngine.stream` takes, for a server. The names are those of `wire/names.py`.
 
-All violations of a request are collected before it is refused, each under its path in the request message.
+Pure functions. What cannot be sent is refused here; all violations of a message are collected before it is refused, each under its path.
 """
 
 from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict
 from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
@@ -15,14 +18,31 @@ from google.protobuf.duration_pb2 import Duration
 
 from aengine.api.engine import ServedEngine
 from aengine.api.errors import FieldError, FieldViolation, InvalidRequestError
-from aengine.api.fields import FieldChecks, shown
-from aengine.api.params import MAX_CHOICES, Reasoning, SamplingParams, StructuredOutput
-from aengine.api.request import MAX_CHAT_MESSAGES, MAX_OPTION_CHARACTERS, ChatFields, Prompt, RequestOptions
+from aengine.api.fields import FieldChecks, is_not, shown
+from aengine.api.params import MAX_CHOICES, EmbeddingParams, Reasoning, SamplingParams, StructuredOutput
+from aengine.api.request import (
+    MAX_CHAT_MESSAGES,
+    MAX_OPTION_CHARACTERS,
+    NO_OUTPUT,
+    ChatFields,
+    ChatOptions,
+    Prompt,
+    RequestOptions,
+    form_of,
+    read_messages,
+    read_token_ids,
+)
 from aengine.chat.formats import ChatFormat
 from aengine.chat.preparation import ChatOutputOptions, GenerationRequest, check_chat
-from aengine.v1 import generation_pb2, generation_service_pb2
-from aengine.wire.names import SAMPLING, STOPPING, path_of, read_params, seconds_of
+from aengine.v1 import generation_pb2, generation_service_pb2, sampling_pb2
+from aengine.v1.embedding_service_pb2 import EmbedRequest, Pooling
+from aengine.v1.engine_service_pb2 import WatchLoadRequest
+from aengine.v1.generation_service_pb2 import StreamGenerateRequest
+from aengine.wire.names import SAMPLING, STOPPING, path_of, read_params, seconds_of, write_params
 
+MAX_UINT32 = 2**32 - 1
+MAX_TOKEN_IDS = 1 << 22
+"""Of a prompt: a list of more has too many bytes for any server."""
 MAX_SECONDS = 315_576_000_000
 """About 10,000 years, which is all that a google.protobuf.Duration may hold."""
 MAX_NANOS = 999_999_999
@@ -37,6 +57,161 @@ MAX_JSON_PLACES = 65536
 
 ErrorT = TypeVar("ErrorT", bound=Exception)
 MessageRequest = generation_service_pb2.GenerateRequest | generation_service_pb2.StreamGenerateRequest
+
+
+# ---- to a server ------------------------------------------------------------------------------------------------------
+
+
+def write_request(prompt: Prompt, params: SamplingParams, options: RequestOptions) -> StreamGenerateRequest:
+    """Without the id. Raises `InvalidRequestError` for what a message cannot hold."""
+    if params.logits_processors:
+        raise InvalidRequestError.of("logits_processors", "custom code cannot be sent to a server")
+    request = StreamGenerateRequest()
+    spec, output = request.spec, request.spec.output
+    write_prompt(prompt, options, spec.prompt)
+    with _unicode("params", "a string"):
+        write_params(params, SAMPLING, spec.sampling)
+        write_params(params, STOPPING, spec.stopping)
+        if params.structured_output is not None:
+            _write_constraint(params.structured_output, spec.structured_output)
+        if params.reasoning is not None:
+            spec.reasoning.CopyFrom(sampling_pb2.Reasoning(**asdict(params.reasoning)))
+        spec.tenant = options.tenant
+        spec.cache.salt = options.cache_salt or ""
+        spec.adapter = options.adapter or ""
+    if options.timeout is not None:
+        spec.stopping.time_limit.FromNanoseconds(max(1, round(options.timeout * 1e9)))
+    spec.priority = options.priority
+    for ids in options.known_outputs or ():
+        spec.known_outputs.add(token_ids=ids or (), ended=ids is None)
+    if params.detokenize is not None:
+        output.text = params.detokenize
+    output.token_ids = True
+    output.skip_special_tokens = params.skip_special_tokens
+    if params.logprobs is not None:
+        output.logprobs.top_k = params.logprobs
+    if params.prompt_logprobs is not None:
+        output.prompt_logprobs.top_k = params.prompt_logprobs
+    return request
+
+
+def write_embedding(prompt: Prompt, params: EmbeddingParams, options: RequestOptions) -> EmbedRequest:
+    """Without the timeout. Raises `InvalidRequestError` for what a message cannot hold."""
+    if options.request_id is not None:
+        raise InvalidRequestError.of("request_id", "an embedding has none on a server; cancel the call")
+    if options.known_outputs is not None:
+        raise InvalidRequestError.of("known_outputs", NO_OUTPUT)
+    request = EmbedRequest(normalize=params.normalize, dimensions=params.dimensions, priority=options.priority)
+    if params.pooling is not None:
+        request.pooling = Pooling.Value(f"POOLING_{params.pooling.upper()}")
+    write_prompt(prompt, options, request.inputs.add())
+    with _unicode("options", "a string"):
+        request.tenant = options.tenant
+        request.cache.salt = options.cache_salt or ""
+        request.adapter = options.adapter or ""
+    return request
+
+
+def write_watch(min_interval: float | None, digest_salt: bytes | None) -> WatchLoadRequest:
+    """Make the message that asks for load reports. Raises `InvalidRequestError` (min_interval, digest_salt)."""
+    request = WatchLoadRequest()
+    if min_interval is not None:
+        try:
+            request.min_interval.FromNanoseconds(round(min_interval * 1e9))
+        except (TypeError, ValueError, OverflowError):  # of what is not a number
+            raise InvalidRequestError.of("min_interval", is_not(min_interval, "a number of seconds")) from None
+    if digest_salt is not None:
+        if not isinstance(digest_salt, bytes):
+            raise InvalidRequestError.of("digest_salt", "must be bytes")  # without the value: it is a secret
+        request.page_digests.salt = digest_salt
+    return request
+
+
+def write_mode(modes: Any, prefix: str, field: str, name: str) -> Any:
+    """The number of a mode, whose name in the schema begins with a prefix. Raises `InvalidRequestError`."""
+    known = [mode.removeprefix(f"{prefix}_").lower() for mode in modes.keys()][1:]  # noqa: SIM118 - it is no mapping
+    if name not in known:
+        raise InvalidRequestError.of(field, f"{name!r} is none of {', '.join(known)}")
+    return modes.Value(f"{prefix}_{name.upper()}")
+
+
+def write_token_ids(ids: Sequence[int], message: generation_pb2.Prompt) -> None:
+    """Make `ids` the prompt, in place of what is there."""
+    message.token_ids.SetInParent()
+    message.token_ids.ids.extend(ids)
+
+
+def write_chat(messages: Sequence[Mapping[str, Any]], options: ChatOptions, message: generation_pb2.ChatPrompt) -> None:
+    """Write a chat and its options into `message`. Raises `InvalidRequestError` for what cannot be sent."""
+    for index, one in enumerate(read_messages(messages)):
+        content = one.get("content")
+        extra = {name: value for name, value in one.items() if name not in ("role", "content")}
+        if content is None:  # not the same as no text
+            extra["content"] = None
+        with _unicode("prompt", f"message {index}"):
+            sent = message.messages.add(role=one["role"], extra_fields=_json(extra) if extra else "")
+            if isinstance(content, str):
+                sent.content = content
+            else:
+                sent.parts.extend(generation_pb2.ContentPart(text=part["text"]) for part in content or ())
+    with _unicode("tools", "a string"):
+        message.tools.extend(map(_json, options.tools or ()))
+    if options.add_generation_prompt is not None:
+        message.add_generation_prompt = options.add_generation_prompt
+    message.continue_final_message = options.continue_final_message
+    if options.template_kwargs is not None:
+        with _unicode("template_kwargs", "a string"):
+            message.template_kwargs = _json(options.template_kwargs)
+
+
+def _json(value: object) -> str:
+    return json.dumps(value, ensure_ascii=False, separators=(",", ":"))
+
+
+def write_prompt(prompt: Prompt, options: ChatOptions, message: generation_pb2.Prompt) -> None:
+    form = form_of(prompt, options)
+    if form == "text":
+        with _unicode("prompt", "it"):
+            message.text = prompt  # type: ignore[assignment]
+    elif form == "chat":
+        write_chat(prompt, options, message.chat)  # type: ignore[arg-type]
+    else:
+        write_token_ids(read_prompt_ids(prompt), message)  # type: ignore[arg-type]
+
+
+def read_prompt_ids(ids: Sequence[int]) -> list[int]:
+    """Raises `InvalidRequestError` for what is no prompt."""
+    if len(ids) > MAX_TOKEN_IDS:
+        raise InvalidRequestError.of("prompt", f"{len(ids)} token ids are more than {MAX_TOKEN_IDS}, which no server takes")
+    plain: list[int] = read_token_ids(ids, MAX_UINT32).tolist()
+    return plain
+
+
+def _write_constraint(wanted: StructuredOutput, message: sampling_pb2.StructuredOutput) -> None:
+    message.strict_formats = wanted.strict_formats
+    message.exact_one_of = wanted.exact_one_of
+    if wanted.json_schema is not None:
+        message.json_schema = str(wanted.json_schema)
+    elif wanted.json_object:
+        message.json_object.SetInParent()
+    elif wanted.regex is not None:
+        message.regex = wanted.regex
+    elif wanted.grammar is not None:
+        message.grammar.source = wanted.grammar
+    else:
+        message.choices.values.extend(wanted.choice)
+
+
+@contextmanager
+def _unicode(field: str, what: str) -> Iterator[None]:
+    """Protobuf raises ValueError for a lone surrogate."""
+    try:
+        yield
+    except ValueError as error:
+        raise InvalidRequestError.of(field, f"{what} is not Unicode text: {error}") from error
+
+
+# ---- from a client ----------------------------------------------------------------------------------------------------
 
 
 class StreamPolicy(NamedTuple):
