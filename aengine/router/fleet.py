@@ -1,4 +1,4 @@
-"""`Agreement`: what all replicas have alike: the adapters and weights that were loaded through the router.
+"""`FleetInfo`: what all replicas have alike: the adapters and weights that were loaded through the router.
 
 A replica that comes, or comes back, is given these before it serves. Knows nothing of requests.
 
@@ -38,12 +38,12 @@ from aengine.client.link import FIRST_BACKOFF, LONGEST_BACKOFF
 from aengine.router.replica import Attempt, Replica
 from aengine.router.replica_load import ReplicaLoad, ReplicaRouting, RoutedPrompt, RoutingPolicy
 from aengine.router.router_config import RouterConfig
-from aengine.router.work import OtherTextsError, RoutedWork, Verdict, check_blame
+from aengine.router.work import FailoverDecision, OtherTextsError, RoutedWork, check_blame
 
 _log = logging.getLogger("aengine")
 
 
-class Agreement:
+class FleetInfo:
     """The adapters and weights that all replicas of a router have alike. To be made in a running loop."""
 
     def __init__(self) -> None:
@@ -411,16 +411,16 @@ class Fleet:
         """An attempt has ended with `error`, and its request goes to another replica. Raises what it is to fail with, where it may not."""
         work, replica = attempt.work, attempt.replica
         match work.judge(error, replica.name, acknowledged=attempt.acknowledged):
-            case Verdict.FINAL:
+            case FailoverDecision.FINAL:
                 raise error
-            case Verdict.REFUSED:
+            case FailoverDecision.REFUSED:
                 work.unfit.add(replica.name)
                 work.refusal = error
-            case Verdict.LEFT:
+            case FailoverDecision.LEFT:
                 work.unfit.add(replica.name)
                 work.refusal = error
                 work.moves += 1
-            case Verdict.LOST:
+            case FailoverDecision.LOST:
                 replica.lose(error)
                 work.moves += 1
         check_blame(work, error)

@@ -40,7 +40,7 @@ from aengine.api.params import EmbeddingParams, SamplingParams
 from aengine.api.request import ChatFields, OptionFields, Prompt, RequestOptions
 from aengine.client import AsyncClient
 from aengine.router.discovery import AddressSource, discover
-from aengine.router.fleet import Agreement, Fleet
+from aengine.router.fleet import Fleet, FleetInfo
 from aengine.router.in_flight import RequestsInFlight
 from aengine.router.processes import run_replicas
 from aengine.router.ray.ray_config import RayConfig
@@ -168,10 +168,10 @@ class Router(AsyncioEngine, ServedEngine):
             source = discover(self.config.backends)
         self._source = source
         first = await anext(source)
-        agreement = Agreement()
-        fleet = Fleet(self.config, token, agreement.prepare)
+        fleet_info = FleetInfo()
+        fleet = Fleet(self.config, token, fleet_info.prepare)
         fleet.set_addresses(first)
-        self._parts = _Parts(fleet, agreement, RequestsInFlight(fleet), asyncio.ensure_future(_follow(fleet, source)))
+        self._parts = _Parts(fleet, fleet_info, RequestsInFlight(fleet), asyncio.ensure_future(_follow(fleet, source)))
         with anyio.move_on_after(self.config.connect_timeout):
             while not fleet.serving():
                 await fleet.wait_changed(self.config.connect_timeout)
@@ -225,7 +225,7 @@ class Router(AsyncioEngine, ServedEngine):
     def adapters(self) -> tuple[AdapterInfo, ...]:
         parts = self._known(self._parts)
         self._known(parts.fleet.model)
-        return tuple(parts.agreement.adapters.values())
+        return tuple(parts.fleet_info.adapters.values())
 
     @staticmethod
     def _known(fact: T | None) -> T:
@@ -325,17 +325,17 @@ class Router(AsyncioEngine, ServedEngine):
         how often that was done. Replicas that come later, and had the old ones, get these weights, too. A request goes on only at replicas
         of the generation that made its latest token, as long as there is one."""
         parts = self._running()
-        return await parts.agreement.update_weights(parts.fleet, source, running)
+        return await parts.fleet_info.update_weights(parts.fleet, source, running)
 
     async def load_adapter(self, name: str, path: str) -> AdapterInfo:
         """Load an adapter from a directory that every replica can read, as `AsyncEngine.load_adapter` describes it. Replicas that come
         later get it, too."""
         parts = self._running()
-        return await parts.agreement.load_adapter(parts.fleet, name, path)
+        return await parts.fleet_info.load_adapter(parts.fleet, name, path)
 
     async def unload_adapter(self, name: str) -> None:
         parts = self._running()
-        await parts.agreement.unload_adapter(parts.fleet, name)
+        await parts.fleet_info.unload_adapter(parts.fleet, name)
 
     # ---- inside --------------------------------------------------------------------------------------------------------
 
@@ -357,7 +357,7 @@ class _Parts:
     """What a router has from its start on."""
 
     fleet: Fleet
-    agreement: Agreement
+    fleet_info: FleetInfo
     requests: RequestsInFlight
     following: asyncio.Future[None]
 

@@ -93,7 +93,7 @@ class OtherTextsError(Exception):
     """The replicas that serve make other ids of a text than those that its request has; it begins anew."""
 
 
-class Verdict(enum.Enum):
+class FailoverDecision(enum.Enum):
     """What the failure of a request at one replica means."""
 
     LOST = enum.auto()  # the replica itself is lost
@@ -114,23 +114,23 @@ class RoutedWork:
     unfit: set[str] = field(default_factory=set)  # names of those that are not to be tried now
     refusal: AEngineError | None = None  # why the last of them is not
 
-    def judge(self, error: AEngineError, name: str, *, acknowledged: bool) -> Verdict:
+    def judge(self, error: AEngineError, name: str, *, acknowledged: bool) -> FailoverDecision:
         """What it means that `error` ended its stay at the replica of this name, which had `acknowledged` it."""
         match error:
             case ConnectionLostError() | EngineDeadError():
-                return Verdict.LOST
+                return FailoverDecision.LOST
             case EngineStateError():
-                return Verdict.LEFT
+                return FailoverDecision.LEFT
             case ServerError() if error.code == "UNAVAILABLE" or (not error.reason and error.code in _OF_CONNECTIONS):
-                return Verdict.LEFT
+                return FailoverDecision.LEFT
             case QueueFullError():
-                return Verdict.REFUSED
+                return FailoverDecision.REFUSED
             case RequestIdInUseError():  # where it was before, what is left of it may not be gone yet
-                return Verdict.REFUSED if name in self.been_at else Verdict.FINAL
+                return FailoverDecision.REFUSED if name in self.been_at else FailoverDecision.FINAL
             case InvalidRequestError():  # as a replica with less room sees it
-                return Verdict.REFUSED if self.begun and not acknowledged else Verdict.FINAL
+                return FailoverDecision.REFUSED if self.begun and not acknowledged else FailoverDecision.FINAL
             case _:
-                return Verdict.FINAL
+                return FailoverDecision.FINAL
 
 
 def share_blame(suspects: Collection[RoutedWork]) -> None:

@@ -40,14 +40,14 @@ from aengine.parallel.expert_replicas import Replicas, join_replicas
 from aengine.parallel.follower import FollowerRanks
 from aengine.parallel.shard import Shard
 from aengine.runner.contract import Change, Executor, InFlightStep, IntArray, Prepared, Step
-from aengine.runner.cpu.executor import HostExecutor, HostFollower
+from aengine.runner.cpu.executor import CpuExecutor, CpuFollower
 from aengine.runner.draft_steps import with_drafts
 from aengine.runner.memory import check_host_pool, resident_memory, show_bytes, size_pool
 from aengine.runner.rank_steps import DrivenStep, naming_ranks
 from aengine.runner.setup import ExecutorSetup, draft_source, with_draft_model
 from aengine.runner.torch.capture import Capture, CudaCapture
 from aengine.runner.torch.device import device_kind, find_device, give_back_memory, set_thread_count, used_cuda_memory
-from aengine.runner.torch.executor import DeviceExecutor, DeviceFollower
+from aengine.runner.torch.executor import TorchExecutor, TorchFollower
 from aengine.runner.weight_changes import Changing
 from aengine.scheduler.drafters import DraftSource
 from aengine.scheduler.plan import NewRow, RowsFailed, StepPlan
@@ -79,8 +79,8 @@ def build_executor(setup: ExecutorSetup, warm: WarmMemory | None, check: Callabl
     if on_cpu and config.attention_backend != "torch_native" and not fallback and not shares_experts:
         try:
             if isinstance(setup.ranks, FollowerRanks):
-                return HostFollower(setup, setup.ranks, warm, check)
-            return HostExecutor(setup, warm, check)
+                return CpuFollower(setup, setup.ranks, warm, check)
+            return CpuExecutor(setup, warm, check)
         except KernelsUnavailableError as reason:
             if config.attention_backend == "cpu":
                 raise ConfigError.of("attention_backend", f"'cpu' is not possible here: {reason}") from None
@@ -88,7 +88,7 @@ def build_executor(setup: ExecutorSetup, warm: WarmMemory | None, check: Callabl
     if config.quantization != "none" and (on_cpu or fallback):
         needs = " and ".join(["the CPU kernels"] * on_cpu + ["a native model"] * fallback)
         raise ConfigError.of("quantization", f"{config.quantization!r} needs {needs}")
-    return DeviceFollower(setup, setup.ranks, check) if isinstance(setup.ranks, FollowerRanks) else DeviceExecutor(setup, check)
+    return TorchFollower(setup, setup.ranks, check) if isinstance(setup.ranks, FollowerRanks) else TorchExecutor(setup, check)
 
 
 CPU_TOKENS, ACCELERATOR_TOKENS = 512, 2048

@@ -13,7 +13,7 @@ import numpy as np
 from aengine.api.outputs import DraftUsage
 from aengine.scheduler.draft_lengths import DraftLengths, DraftProgress, StepKind
 from aengine.scheduler.drafters import Acceptance, Draft, Drafter, DraftSource
-from aengine.scheduler.kv import Chunk, Residency
+from aengine.scheduler.kv import Chunk, KVCacheManager
 from aengine.scheduler.plan import NO_INTS, DraftRows, Features, IntArray, StepPlan, StepResult
 from aengine.scheduler.rows import RowTable
 from aengine.scheduler.sequence import DraftCount
@@ -87,13 +87,13 @@ class Drafts:
     Otherwise steps run ahead, and now and then it is looked whether drafts would pay."""
 
     def __init__(
-        self, rows: RowTable, residency: Residency, clock: Callable[[], float], drafter: Drafter, progress: DraftProgress | None
+        self, rows: RowTable, kv_cache: KVCacheManager, clock: Callable[[], float], drafter: Drafter, progress: DraftProgress | None
     ) -> None:
         """`progress`: of the draft model, if there is one."""
         self.drafting = False
         self.usage: dict[DraftSource, DraftUsage] = {}  # so far
         self._rows = rows
-        self._residency = residency
+        self._kv_cache = kv_cache
         self._clock = clock
         self._drafter = drafter
         self._progress = progress
@@ -147,7 +147,7 @@ class Drafts:
             self._tried = None
         chunks: list[Chunk] = []
         for row, wanted in chosen.items():
-            length = self._residency.extend_by_drafts(row, min(wanted, budget))
+            length = self._kv_cache.extend_by_drafts(row, min(wanted, budget))
             if length:
                 budget -= length
                 draft = self._in_flight[row] = found[row].cut(length)

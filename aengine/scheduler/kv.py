@@ -55,7 +55,7 @@ MAX_PREEMPTIONS = 3
 runs, the same holds for all others, so nothing runs out of pages and it is never preempted again."""
 
 
-class Residency:
+class KVCacheManager:
     def __init__(
         self, rows: RowTable, cache: PageCache, needs: PageNeeds, *, enable_prefix_cache: bool, max_adapters: int | None = None
     ) -> None:

@@ -11,7 +11,7 @@ import numpy as np
 
 from aengine.api.outputs import FinishReason
 from aengine.scheduler.draft_lengths import MovingRatio
-from aengine.scheduler.kv import Residency
+from aengine.scheduler.kv import KVCacheManager
 from aengine.scheduler.rows import RowTable
 from aengine.scheduler.sequence import Finished, Request, SchedulerConfig, Sequence, SequenceState, Updates
 from aengine.scheduler.waiting import WaitingQueue
@@ -20,7 +20,7 @@ UNCACHED_SPAN = 65_536  # tokens of prompts
 
 
 class LiveSequences:
-    def __init__(self, config: SchedulerConfig, rows: RowTable, residency: Residency, queue: WaitingQueue) -> None:
+    def __init__(self, config: SchedulerConfig, rows: RowTable, kv_cache: KVCacheManager, queue: WaitingQueue) -> None:
         self.by_key: dict[int, Sequence] = {}
         self.prefilling: list[Sequence] = []  # RUNNING with known tokens left to compute, oldest admission first
         self.num_leaving = 0  # in this state
@@ -30,7 +30,7 @@ class LiveSequences:
         self.updates = Updates()
         self._config = config
         self._rows = rows
-        self._residency = residency
+        self._kv_cache = kv_cache
         self._queue = queue
 
     def add(self, request: Request) -> None:
@@ -38,7 +38,7 @@ class LiveSequences:
         primary = self.by_key.get(request.fork_of) if request.fork_of is not None else None
         tokens = np.concatenate((request.prompt, request.output)) if len(request.output) else request.prompt
         sequence = self.by_key[request.key] = Sequence(request, primary, tokens)
-        sequence.name_pages(self._config.page_size, self._residency.version)
+        sequence.name_pages(self._config.page_size, self._kv_cache.version)
         self._queue.enter(sequence)
         self._expect_all(sequence)
 
@@ -62,7 +62,7 @@ class LiveSequences:
         if sequence.state is SequenceState.RUNNING:
             self._rows.set_parked(sequence.row, parked)
             if parked:
-                self._queue.push(*self._residency.prefixes.abandon(sequence))  # nobody waits for one that computes nothing
+                self._queue.push(*self._kv_cache.prefixes.abandon(sequence))  # nobody waits for one that computes nothing
         elif sequence.state is SequenceState.WAITING:
             (self.stop_waiting if parked else self._queue.push)(sequence)
             if parked:
@@ -87,9 +87,9 @@ class LiveSequences:
         """A running sequence that no step in flight computes loses row and pages; its tokens are computed again when it comes back."""
         sequence.tokens = self._rows.tokens[sequence.row, : self._rows.num_known[sequence.row]].copy()
         self._stop_running(sequence)
-        self._queue.push(*self._residency.release(sequence))
-        if sequence.chain.version != self._residency.version:
-            sequence.name_pages(self._config.page_size, self._residency.version)
+        self._queue.push(*self._kv_cache.release(sequence))
+        if sequence.chain.version != self._kv_cache.version:
+            sequence.name_pages(self._config.page_size, self._kv_cache.version)
         sequence.state = SequenceState.WAITING
         if not sequence.parked:
             self._queue.push(sequence)
@@ -119,17 +119,17 @@ class LiveSequences:
     def stop_waiting(self, sequence: Sequence) -> None:
         """Take a WAITING sequence out of the queue, or from those that wait for others; a parked one is in neither."""
         if not self._queue.remove(sequence):
-            self._residency.stop_waiting(sequence)
+            self._kv_cache.stop_waiting(sequence)
 
     def _stop_running(self, sequence: Sequence) -> None:
         """A RUNNING sequence computes no further."""
         if not self._rows.decoding[sequence.row]:
             self.prefilling.remove(sequence)
-        self._queue.push(*self._residency.stop(sequence))
+        self._queue.push(*self._kv_cache.stop(sequence))
 
     def release(self, sequence: Sequence) -> None:
         self.num_leaving -= 1
-        self._queue.push(*self._residency.release(sequence))
+        self._queue.push(*self._kv_cache.release(sequence))
         self._forget(sequence)
 
     def _forget(self, sequence: Sequence) -> None:

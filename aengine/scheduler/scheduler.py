@@ -18,7 +18,7 @@ from aengine.cache import PageCache, PageNeeds, PrefixIndex
 from aengine.scheduler.draft_lengths import DraftProgress
 from aengine.scheduler.drafters import Drafter
 from aengine.scheduler.drafts import Drafts
-from aengine.scheduler.kv import Chunk, PlanBuilder, Residency, RowChanges, fork_digest
+from aengine.scheduler.kv import Chunk, KVCacheManager, PlanBuilder, RowChanges, fork_digest
 from aengine.scheduler.live_sequences import LiveSequences
 from aengine.scheduler.plan import IntArray, StepPlan, StepResult
 from aengine.scheduler.rows import RowTable, new_tokens
@@ -41,17 +41,17 @@ class Scheduler:
             config.max_num_seqs, config.max_model_len, needs, 0 if drafter is None else config.max_drafts, config.max_in_flight
         )
         self._cache = PageCache(config.num_pages, config.page_size)
-        self._residency = Residency(
+        self._kv_cache = KVCacheManager(
             self._rows, self._cache, needs, enable_prefix_cache=config.enable_prefix_cache, max_adapters=config.max_adapters
         )
         self._builder = PlanBuilder(self._rows)
         progress = None
         if config.has_draft_model:
             progress = DraftProgress(self._rows, self._cache, config.max_num_batched_tokens, is_head=config.has_draft_head)
-        self._drafts = None if drafter is None else Drafts(self._rows, self._residency, clock, drafter, progress)
+        self._drafts = None if drafter is None else Drafts(self._rows, self._kv_cache, clock, drafter, progress)
         self._tenant_rows = config.max_num_seqs - (max(1, config.max_num_seqs // KEPT_SHARE) if config.max_num_seqs >= LEAST_KEPT else 0)
         self._queue = WaitingQueue(tenant_weights=config.tenant_weights, ageing_seconds=config.ageing_seconds)
-        self._live = LiveSequences(config, self._rows, self._residency, self._queue)
+        self._live = LiveSequences(config, self._rows, self._kv_cache, self._queue)
         self._deadlines = Deadlines()
         self._num_steps = 0
         self._num_in_flight = 0
@@ -91,34 +91,34 @@ class Scheduler:
 
     def held_pages(self) -> IntArray:
         """The pages whose content steps will read: of all sequences that hold some, ascending."""
-        return self._residency.held_pages()
+        return self._kv_cache.held_pages()
 
     # ---- weights -----------------------------------------------------------------------------------------------------
 
     @property
     def weights_version(self) -> int:
         """The version of the weights in use: how often `use_weights` was called."""
-        return self._residency.version
+        return self._kv_cache.version
 
     def use_weights(self, *, recompute: bool = False) -> None:
         """What is computed from now on is of other weights; no step is in flight. Cached prefixes are dropped. Sequences that
         run keep their KV, and share none with others any more; or with `recompute` all of it is computed again."""
-        residency = self._residency
-        residency.version += 1
+        kv_cache = self._kv_cache
+        kv_cache.version += 1
         for sequence in self._live.by_key.values():
             if sequence.state is not SequenceState.RUNNING:
-                sequence.name_pages(self._config.page_size, residency.version)
+                sequence.name_pages(self._config.page_size, kv_cache.version)
             elif recompute:
                 self._live.give_up_row(sequence)
         self._cache.flush()
 
     def drain(self) -> bool:
         """Whether sequences that have begun are left. No other one begins until `end_draining`."""
-        self._residency.draining.on = True
+        self._kv_cache.draining.on = True
         return bool(self._rows.active.any()) or any(sequence.begun for sequence in self._live.by_key.values())
 
     def end_draining(self) -> None:
-        self._queue.push(*self._residency.draining.end())
+        self._queue.push(*self._kv_cache.draining.end())
 
     def cancel_begun(self) -> None:
         """End the requests that have begun."""
@@ -137,7 +137,7 @@ class Scheduler:
         rows = self._rows
         num_active = int(np.count_nonzero(rows.active))
         num_parked = int(np.count_nonzero(rows.active & rows.parked))
-        waiting = len(self._queue) + self._residency.num_awaiting
+        waiting = len(self._queue) + self._kv_cache.num_awaiting
         prefilling = [sequence.row for sequence in self._live.prefilling if not sequence.parked]
         return EngineStats(
             running=num_active - num_parked,
@@ -150,7 +150,7 @@ class Scheduler:
             preemptions=self._live.num_preemptions,
             prompt_tokens=self._num_prompt_tokens,
             cached_prompt_tokens=self._num_cached_prompt_tokens,
-            weights_version=self._residency.version,
+            weights_version=self._kv_cache.version,
             drafts=() if self._drafts is None else tuple(self._drafts.usage.values()),
         )
 
@@ -179,11 +179,11 @@ class Scheduler:
                 chunks += drafted
             if len(decodes) or chunks:
                 return self._make_plan(decodes, chunks)
-            if self._num_in_flight or not self._residency.short:
+            if self._num_in_flight or not self._kv_cache.short:
                 if self._drafts is not None and not self._num_in_flight:
                     self._drafts.idle()
                 return None
-            self._live.preempt(self._residency.victim(self._hogging()))
+            self._live.preempt(self._kv_cache.victim(self._hogging()))
 
     def pause(self) -> None:
         """In place of `schedule()` while no step is to run. Requests still end at their deadlines."""
@@ -203,16 +203,16 @@ class Scheduler:
         """The rows that decode, each with a page for its next token; None when pages are only freed by a step in flight."""
         while True:
             decodes = self._rows.share(self._rows.ready(in_flight=self._num_in_flight > 0))
-            if self._residency.grow(decodes):
+            if self._kv_cache.grow(decodes):
                 return decodes
             if self._num_in_flight:
                 return None
-            self._live.preempt(self._residency.victim(self._hogging()))
+            self._live.preempt(self._kv_cache.victim(self._hogging()))
 
     def _plan_prefills(self, budget: int, now: float) -> list[Chunk]:
         chunks: list[Chunk] = []
-        residency = self._residency
-        residency.short = False
+        kv_cache = self._kv_cache
+        kv_cache.short = False
         for prefilling in self._live.prefilling:
             if budget == 0:
                 break
@@ -221,22 +221,22 @@ class Scheduler:
         self._preempt_parked_adapter()
         hogging = None if self._lacking is None else self._hogging()  # one that others wait for gets nothing before them
         self._lacking = None
-        while budget > 0 and not residency.short:
+        while budget > 0 and not kv_cache.short:
             sequence = self._queue.pop(now, self._crowding() if hogging is None else hogging)
             if sequence is None:
                 break
-            if residency.draining.wait(sequence) or residency.awaits_prompt(sequence):
+            if kv_cache.draining.wait(sequence) or kv_cache.awaits_prompt(sequence):
                 continue
-            if residency.adapters.wait(sequence):
+            if kv_cache.adapters.wait(sequence):
                 self._preempt_parked_adapter()
                 continue
-            hits, primary = residency.prefix(sequence)
+            hits, primary = kv_cache.prefix(sequence)
             self._live.expect(sequence, len(sequence.tokens) - hits.shape[1] * self._config.page_size)
-            if primary is None and residency.awaits_page(sequence, hits.shape[1]):
+            if primary is None and kv_cache.awaits_page(sequence, hits.shape[1]):
                 continue
-            while not (has_room := residency.has_room(sequence, hits)) and residency.has_parked():
-                self._live.preempt(residency.victim())
-                hits, primary = residency.prefix(sequence)  # its pages may have been among the hits
+            while not (has_room := kv_cache.has_room(sequence, hits)) and kv_cache.has_parked():
+                self._live.preempt(kv_cache.victim())
+                hits, primary = kv_cache.prefix(sequence)  # its pages may have been among the hits
             if not has_room:
                 self._queue.push(sequence)
                 if hogging is None and (hogging := self._hogging()) == self._queue.tenant_id(sequence):
@@ -262,18 +262,18 @@ class Scheduler:
     def _make_room(self) -> bool:
         """Have the newest sequences of a tenant that has most of the pages give theirs to the one that lacked some, if it is the first of
         another tenant, and needs no more than half of all. False: they can when the steps in flight are committed."""
-        sequence, rows, residency = self._lacking, self._rows, self._residency
+        sequence, rows, kv_cache = self._lacking, self._rows, self._kv_cache
         if sequence is None or sequence.state is not SequenceState.WAITING or sequence.parked:
             self._lacking = None
             return True
-        num_needed = residency.needs.pages(residency.needs.columns(len(sequence.tokens)))
+        num_needed = kv_cache.needs.pages(kv_cache.needs.columns(len(sequence.tokens)))
         tenant_id = self._queue.tenant_id(sequence)
         if not rows.num_free or 2 * num_needed > self._cache.usable or (rows.tenants[rows.active] == tenant_id).any():
             self._lacking = None
             return True
-        growth = residency.needs.num_groups * int(np.count_nonzero(rows.active))  # what the next step of the others may take, at most
-        while (hogging := self._hogging()) is not None and not residency.has_room(sequence, residency.prefix(sequence)[0], growth):
-            newest = residency.newest_of(hogging, sequence.request.priority)
+        growth = kv_cache.needs.num_groups * int(np.count_nonzero(rows.active))  # what the next step of the others may take, at most
+        while (hogging := self._hogging()) is not None and not kv_cache.has_room(sequence, kv_cache.prefix(sequence)[0], growth):
+            newest = kv_cache.newest_of(hogging, sequence.request.priority)
             if newest is None:
                 return not self._num_in_flight
             self._live.preempt(newest, for_share=True)
@@ -281,11 +281,11 @@ class Scheduler:
 
     def _preempt_parked_adapter(self) -> None:
         """If some wait for the place of an adapter, and there is one that parked sequences alone have, these lose their rows."""
-        for parked in self._residency.adapters.parked():
+        for parked in self._kv_cache.adapters.parked():
             self._live.preempt(parked)
 
     def _admit(self, sequence: Sequence, hits: IntArray, primary: Sequence | None, now: float) -> None:
-        self._residency.admit(sequence, hits, self._queue.tenant_id(sequence), primary)
+        self._kv_cache.admit(sequence, hits, self._queue.tenant_id(sequence), primary)
         self._live.expect(sequence, 0)
         sequence.state = SequenceState.RUNNING
         self._live.prefilling.append(sequence)
@@ -306,7 +306,7 @@ class Scheduler:
         rows, row = self._rows, sequence.row
         start = int(rows.num_computed[row])
         missing = int(rows.num_tokens[row]) - start
-        length = self._residency.extend(row, start, min(missing, budget))
+        length = self._kv_cache.extend(row, start, min(missing, budget))
         if not length:
             return 0
         decodes = length == missing and bool(rows.num_tokens[row] < rows.limit[row])
@@ -317,8 +317,8 @@ class Scheduler:
         return length
 
     def _make_plan(self, decodes: IntArray, chunks: list[Chunk]) -> StepPlan:
-        self._sent = self._residency.changes
-        self._residency.changes = RowChanges()
+        self._sent = self._kv_cache.changes
+        self._kv_cache.changes = RowChanges()
         drafts = self._drafts
         draft_rows, wants_forced = (None, False) if drafts is None else (drafts.take_rows(), drafts.wants_forced)
         plan = self._builder.build(self._num_steps, decodes, chunks, self._sent, draft_rows, wants_forced=wants_forced)
@@ -354,8 +354,8 @@ class Scheduler:
         updates.keys.extend(rows.keys[new.rows].tolist())
         updates.token_ids.extend(new.tokens.tolist())
         updates.logprobs = new.logprobs
-        self._queue.push(*self._residency.publish(plan.rows, committed))
-        self._residency.leave_behind(plan.rows, committed)
+        self._queue.push(*self._kv_cache.publish(plan.rows, committed))
+        self._kv_cache.leave_behind(plan.rows, committed)
         if plan.num_decodes < len(plan.rows):
             self._settle_forks(plan)
             self._end_prompts(plan, committed)
@@ -383,7 +383,7 @@ class Scheduler:
                 rows.set_decoding(row, False)
                 self._live.prefilling.insert(0, sequence)
         self._queue.charge(np.repeat(rows.tenants[plan.rows], np.maximum(-missing, 0)))
-        self._residency.give_back(plan.rows[plan.num_sampled > 1])
+        self._kv_cache.give_back(plan.rows[plan.num_sampled > 1])
 
     def _settle_forks(self, plan: StepPlan) -> None:
         """Forks of a prompt that this step completed can start."""
@@ -391,7 +391,7 @@ class Scheduler:
         for row in plan.rows[plan.num_decodes :][plan.num_sampled[plan.num_decodes :] == 1].tolist():
             sequence = rows.sequences[row]
             if sequence is not None and sequence.request.num_forks and rows.decoding[row]:
-                self._queue.push(*self._residency.prefixes.settle(sequence, fork_digest(sequence.request.key)))
+                self._queue.push(*self._kv_cache.prefixes.settle(sequence, fork_digest(sequence.request.key)))
 
     def _end_prompts(self, plan: StepPlan, committed: IntArray) -> None:
         """Sequences that get no token end when their prompt is computed."""
@@ -426,5 +426,5 @@ class Scheduler:
         for row in completed:
             rows.set_decoding(row, False)
         self._live.prefilling[:0] = [sequence for row in completed if (sequence := rows.sequences[row]) is not None]
-        self._residency.changes = self._sent
+        self._kv_cache.changes = self._sent
         self._live.fail_rows(errors)

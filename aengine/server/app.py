@@ -48,13 +48,13 @@ class Server:
         self._grpc = self._http = None
         # What a door is made of is imported with it.
         if self.config.port is not None:
-            from aengine.server.grpc.door import GrpcDoor
+            from aengine.server.grpc.door import GrpcFrontend
 
-            self._grpc = GrpcDoor(self.core, self.request_drain)
+            self._grpc = GrpcFrontend(self.core, self.request_drain)
         if self.config.http_port is not None:
-            from aengine.server.http.door import HttpDoor  # loads what speaks HTTP
+            from aengine.server.http.door import HttpFrontend  # loads what speaks HTTP
 
-            self._http = HttpDoor(self.core)
+            self._http = HttpFrontend(self.core)
         self._doors = [door for door in (self._grpc, self._http) if door is not None]
 
     @property

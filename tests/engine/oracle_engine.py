@@ -30,7 +30,7 @@ from aengine.engine.loading import LoadedModel
 from aengine.engine.requests import derive_seed
 from aengine.engine.workers import Steps, Workers
 from aengine.runner.contract import Change, LoadAdapter, Prepared, UnloadAdapter
-from aengine.runner.cpu.executor import HostQueue, HostStep
+from aengine.runner.cpu.executor import CpuStep, HostQueue
 from aengine.scheduler.plan import IntArray, StepPlan, StepResult
 from aengine.scheduler.sequence import Request
 from aengine.tokenizer.tokenizer import Tokenizer
@@ -122,7 +122,7 @@ class HookedRunner(OracleRunner):
         self.too_little_memory = False
         self.closed = threading.Event()
 
-    def launch(self, plan: StepPlan) -> HookedFlight | HostStep:  # type: ignore[override]
+    def launch(self, plan: StepPlan) -> HookedFlight | CpuStep:  # type: ignore[override]
         assert not self.asleep
         self.before_launch(plan)
         assert self.adapters.issuperset(plan.adapters.tolist()), "rows have adapters that are not loaded"

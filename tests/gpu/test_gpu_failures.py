@@ -19,7 +19,7 @@ from hang_guard import HANG_SECONDS
 
 from aengine import AsyncEngine, EngineDeadError, SamplingParams
 from aengine.api.errors import InsufficientMemoryError
-from aengine.runner.torch.executor import DeviceExecutor
+from aengine.runner.torch.executor import TorchExecutor
 
 CPU, TRITON = pytest.param("torch_native", id="cpu"), backend_param("triton", id="triton")
 PROMPT = "It is a truth universally acknowledged, that a single man in possession of a good fortune"
@@ -162,7 +162,7 @@ def test_a_model_that_does_not_fit_says_so_and_leaves_no_memory(backend: str, mo
 
     gc.collect()
     before = torch.cuda.memory_allocated()
-    monkeypatch.setattr(DeviceExecutor, "allocate", lambda executor, *given: use_too_much(executor))
+    monkeypatch.setattr(TorchExecutor, "allocate", lambda executor, *given: use_too_much(executor))
     asyncio.run(main())
 
 

@@ -30,7 +30,7 @@ from aengine.runner.runner import ModelRunner
 from aengine.runner.torch import device, loading
 from aengine.runner.torch import executor as device_executor
 from aengine.runner.torch.asleep import Asleep
-from aengine.runner.torch.executor import DeviceExecutor
+from aengine.runner.torch.executor import TorchExecutor
 
 GIB = 1 << 30
 CUDA = torch.device("cuda", 0)
@@ -196,20 +196,20 @@ def tiny(tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
 def test_what_does_not_fit_is_released(tiny: pathlib.Path, monkeypatch: pytest.MonkeyPatch, where: str) -> None:
     """Though the error is kept, which refers to everything that was there when it came."""
     loaded: list[weakref.ref[Any]] = []
-    closed: list[DeviceExecutor] = []
+    closed: list[TorchExecutor] = []
 
-    def fail(executor: DeviceExecutor, *given: object) -> None:
+    def fail(executor: TorchExecutor, *given: object) -> None:
         loaded.extend(map(weakref.ref, executor._model.model.weights))
         raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB. Including non-PyTorch memory, this process has")
 
-    close, make = DeviceExecutor.close, DeviceExecutor.__init__
+    close, make = TorchExecutor.close, TorchExecutor.__init__
 
-    def make_and_fail(executor: DeviceExecutor, *given: Any) -> None:
+    def make_and_fail(executor: TorchExecutor, *given: Any) -> None:
         make(executor, *given)
         fail(executor)
 
-    monkeypatch.setattr(DeviceExecutor, where, make_and_fail if where == "__init__" else fail)
-    monkeypatch.setattr(DeviceExecutor, "close", lambda executor: (close(executor), closed.append(executor)))
+    monkeypatch.setattr(TorchExecutor, where, make_and_fail if where == "__init__" else fail)
+    monkeypatch.setattr(TorchExecutor, "close", lambda executor: (close(executor), closed.append(executor)))
     config = EngineConfig(model=str(tiny), device="cpu", attention_backend="torch_native", dtype="bfloat16")
     with pytest.raises(InsufficientMemoryError, match=r"CUDA out of memory. Tried to allocate 2.00 GiB. Lower gpu_memory_ut") as caught:
         ModelRunner(config, tiny)

@@ -24,7 +24,7 @@ from aengine.api.errors import ConfigError, ModelLoadError
 from aengine.attention import build_layout
 from aengine.models.cpu.stack import CpuLastTokens
 from aengine.runner.contract import InFlightStep, LoadAdapter, NewWeights
-from aengine.runner.cpu.executor import HostExecutor
+from aengine.runner.cpu.executor import CpuExecutor
 from aengine.runner.runner import ModelRunner
 from aengine.scheduler.drafters import DraftSource, ModelDrafter
 from aengine.scheduler.plan import RowParams, StepPlan
@@ -332,7 +332,7 @@ def test_steps_with_no_room_for_hidden_states_are_refused(tmp_path: pathlib.Path
     mtp(tmp_path, "mimo")
     runner = make_runner(tmp_path, speculative="mtp")
     executor, one = runner._executor, np.array([0], np.int32)
-    assert isinstance(executor, HostExecutor)
+    assert isinstance(executor, CpuExecutor)
     model = executor._model
     assert model.draft is not None
     layout = build_layout(one, 0, one, one + 2, np.ones((1, 1, 1), np.int32), runner.page_size)

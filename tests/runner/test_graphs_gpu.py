@@ -26,7 +26,7 @@ from aengine.api.config import EngineConfig
 from aengine.runner.contract import InFlightStep
 from aengine.runner.runner import ModelRunner
 from aengine.runner.torch.buckets import GraphBytes
-from aengine.runner.torch.executor import DeviceExecutor
+from aengine.runner.torch.executor import TorchExecutor
 from aengine.runner.torch.graphs import DecodeGraphs
 from aengine.runner.torch.recording import Recording
 from aengine.scheduler.drafters import ModelDrafter
@@ -299,7 +299,7 @@ def test_graphs_are_counted_before_the_pool_is_sized(
 
 def test_eager_records_nothing(model_dir: pathlib.Path) -> None:
     with cuda_runner(model_dir, "triton", eager=True) as runner:
-        assert isinstance(runner._executor, DeviceExecutor)
+        assert isinstance(runner._executor, TorchExecutor)
         assert runner._executor._model.graphs is None
 
 

@@ -14,7 +14,7 @@ from reference import save_tiny
 from test_greedy import make_runner
 
 from aengine.runner.contract import InFlightStep
-from aengine.runner.cpu.executor import HostQueue, HostStep
+from aengine.runner.cpu.executor import CpuStep, HostQueue
 from aengine.runner.runner import ModelRunner
 from aengine.scheduler.plan import StepResult
 
@@ -45,7 +45,7 @@ class Call:
             following.begin()
 
 
-def added(queue: HostQueue, events: list[str], number: int, *, can_run_ahead: bool = True) -> HostStep:
+def added(queue: HostQueue, events: list[str], number: int, *, can_run_ahead: bool = True) -> CpuStep:
     call: Any = Call(events, number)
     return queue.add(call, lambda: StepResult(number, np.zeros(0, np.int32)), can_run_ahead=can_run_ahead, overlaps=can_run_ahead)
 

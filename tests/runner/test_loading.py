@@ -22,7 +22,7 @@ from aengine.models.loading.hub import resolve_model
 from aengine.models.named_weights import num_parameters
 from aengine.runner import setup
 from aengine.runner.cpu import model as host_model
-from aengine.runner.cpu.executor import HostExecutor
+from aengine.runner.cpu.executor import CpuExecutor
 from aengine.runner.runner import ModelRunner
 from aengine.runner.torch import loading
 
@@ -82,7 +82,7 @@ def test_what_does_not_fit_is_not_read(monkeypatch: pytest.MonkeyPatch, settings
     options = {**settings, "load_format": load_format, "kv_cache_memory": 1 << 20}
     runner = make_runner(demo, **options)
     executor = runner._executor
-    if isinstance(executor, HostExecutor):
+    if isinstance(executor, CpuExecutor):
         mapped = load_format == "auto" and runner.dtype is torch.bfloat16  # else the embedding is copied beside the packed head
         held = executor._model._stack.nbytes + (0 if mapped else executor._model._stack._weights.tables["embedding"].nbytes)
     else:

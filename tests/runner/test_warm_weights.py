@@ -13,7 +13,7 @@ from aengine.api.config import EngineConfig
 from aengine.kernels.warm_memory import WarmMemory
 from aengine.models.loading.hub import resolve_model
 from aengine.runner.cpu import warm_weights as module
-from aengine.runner.cpu.executor import HostExecutor
+from aengine.runner.cpu.executor import CpuExecutor
 from aengine.runner.cpu.warm_weights import warm_weights
 from aengine.runner.runner import ModelRunner
 
@@ -91,7 +91,7 @@ def test_the_tokens_are_the_same(size: int) -> None:
         runner = ModelRunner(settings, path, warm=warm)
         in_use = warm._taken
     assert Driver(runner).generate([prompt], 32) == expected
-    if isinstance(runner._executor, HostExecutor):
+    if isinstance(runner._executor, CpuExecutor):
         assert (in_use > 0) == (size > 1)
 
 

@@ -194,8 +194,8 @@ class Simulation:
         assert (stats.running, stats.waiting, stats.parked, stats.pages_used, stats.uncomputed_tokens) == (0, 0, 0, 0, 0)
         assert not self.scheduler._live.by_key
         assert not self.scheduler._rows.adapters
-        assert not self.scheduler._residency.num_awaiting
-        assert not self.scheduler._residency.prefixes._owner
-        assert not self.scheduler._residency.prefixes._awaiting
-        assert not self.scheduler._residency.prefixes._claims
+        assert not self.scheduler._kv_cache.num_awaiting
+        assert not self.scheduler._kv_cache.prefixes._owner
+        assert not self.scheduler._kv_cache.prefixes._awaiting
+        assert not self.scheduler._kv_cache.prefixes._claims
         assert self.scheduler._rows.num_free == self.config.max_num_seqs

@@ -17,7 +17,7 @@ import aengine.scheduler.sequence as request_module
 from aengine.api.outputs import FinishReason
 from aengine.cache import PageCache, PageChain, PageNeeds, Windows
 from aengine.scheduler.draft_lengths import DraftProgress
-from aengine.scheduler.kv import Residency
+from aengine.scheduler.kv import KVCacheManager
 from aengine.scheduler.live_sequences import LiveSequences
 from aengine.scheduler.plan import StepPlan, StepResult
 from aengine.scheduler.scheduler import Scheduler
@@ -182,14 +182,14 @@ class TestTheOracleCanFail:
         assert fails(range(200))
 
     def test_publish_early(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        real = Residency.admit
+        real = KVCacheManager.admit
 
-        def admit(self: Residency, sequence: Sequence, hits: np.ndarray, tenant_id: int, primary: Sequence | None = None) -> None:
+        def admit(self: KVCacheManager, sequence: Sequence, hits: np.ndarray, tenant_id: int, primary: Sequence | None = None) -> None:
             real(self, sequence, hits, tenant_id, primary)
             row = np.array([sequence.row], np.int32)
             self.publish(row, self.rows.num_known[row])
 
-        monkeypatch.setattr(Residency, "admit", admit)
+        monkeypatch.setattr(KVCacheManager, "admit", admit)
         assert fails(range(200))
 
     def test_broken_ref_counts(self, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -203,13 +203,13 @@ class TestTheOracleCanFail:
         assert fails(range(200))
 
     def test_fork_without_its_copy(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        real = Residency.admit
+        real = KVCacheManager.admit
 
-        def admit(self: Residency, sequence: Sequence, hits: np.ndarray, tenant_id: int, primary: Sequence | None = None) -> None:
+        def admit(self: KVCacheManager, sequence: Sequence, hits: np.ndarray, tenant_id: int, primary: Sequence | None = None) -> None:
             real(self, sequence, hits, tenant_id, primary)
             self.changes.copies.clear()
 
-        monkeypatch.setattr(Residency, "admit", admit)
+        monkeypatch.setattr(KVCacheManager, "admit", admit)
         assert fails(range(200))
 
     def test_salt_ignored(self, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -225,13 +225,13 @@ class TestTheOracleCanFail:
         assert fails(range(200))
 
     def test_pages_given_back_one_token_early(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        real = Residency.leave_behind
-        monkeypatch.setattr(Residency, "leave_behind", lambda self, rows, committed: real(self, rows, committed + 2))
+        real = KVCacheManager.leave_behind
+        monkeypatch.setattr(KVCacheManager, "leave_behind", lambda self, rows, committed: real(self, rows, committed + 2))
         assert fails(range(200))
 
     def test_pages_given_back_while_a_step_reads_them(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        real = Residency.leave_behind
-        monkeypatch.setattr(Residency, "leave_behind", lambda self, rows, _: real(self, rows, self.rows.num_computed[rows]))
+        real = KVCacheManager.leave_behind
+        monkeypatch.setattr(KVCacheManager, "leave_behind", lambda self, rows, _: real(self, rows, self.rows.num_computed[rows]))
         assert fails(range(200))
 
     def test_prefixes_without_their_windows(self, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -262,14 +262,14 @@ class TestTheOracleCanFail:
         assert fails(range(200))
 
     def test_pages_given_back_with_accepted_drafts(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        real = Residency.give_back
+        real = KVCacheManager.give_back
 
-        def give_back(self: Residency, drafted: np.ndarray) -> None:
+        def give_back(self: KVCacheManager, drafted: np.ndarray) -> None:
             self.rows.num_tokens[drafted] -= 2
             real(self, drafted)
             self.rows.num_tokens[drafted] += 2
 
-        monkeypatch.setattr(Residency, "give_back", give_back)
+        monkeypatch.setattr(KVCacheManager, "give_back", give_back)
         assert fails(range(400))
 
     def test_a_page_that_is_handed_out_counts_as_computed_by_the_draft_model(self, monkeypatch: pytest.MonkeyPatch) -> None:

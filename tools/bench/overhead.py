@@ -32,7 +32,7 @@ from aengine.engine.loading import LoadedModel
 from aengine.kernels.cpu.library import Workspace
 from aengine.kernels.cpu.pool import KvPool
 from aengine.models.cpu.stack import PreparedStep
-from aengine.runner.cpu.executor import HostExecutor
+from aengine.runner.cpu.executor import CpuExecutor
 
 PROMPT_TOKENS = 128
 WARM_UP_STEPS = 20
@@ -62,7 +62,7 @@ class TimedEngine(AsyncEngine):
         loaded = super()._load()
         runner: Any = loaded.runner
         executor = runner._executor
-        if not isinstance(executor, HostExecutor):
+        if not isinstance(executor, CpuExecutor):
             raise SystemExit("there are no CPU kernels here to compare with")
         stack: Any = executor._model._stack
         prepare = stack.prepare

@@ -3,7 +3,7 @@
 Owns the order, and that a step which can run on the kernels' own threads begins as soon as the step before it finishes, unless it is held.
 Knows nothing of what a step computes.
 
-The CPU stack, which runs all layers of a step in one call of our own kernels: `HostExecutor`, which samples, and `HostFollower`, on a
+The CPU stack, which runs all layers of a step in one call of our own kernels: `CpuExecutor`, which samples, and `CpuFollower`, on a
 rank that follows another one; its step ends when the first rank has told the last tokens of its rows.
 
 The time that `launch` takes is a visible part of a small model's step, so it does as few operations as it can."""
@@ -29,7 +29,7 @@ from aengine.models.cpu.stack import PreparedStep
 from aengine.parallel.follower import FollowerRanks
 from aengine.parallel.messages import Logits
 from aengine.runner.contract import InFlightStep, IntArray, ReadWeights, Step
-from aengine.runner.cpu.model import HostModel
+from aengine.runner.cpu.model import PagedCpuModel
 from aengine.runner.prompt_scores import PromptScorer
 from aengine.runner.rank_steps import Stages
 from aengine.runner.results import step_result
@@ -39,7 +39,7 @@ from aengine.sampling.torch_draw import with_chosen
 from aengine.scheduler.plan import NO_INTS, NewRow, StepResult
 
 
-class HostStep:
+class CpuStep:
     """The `InFlightStep` of a `HostQueue`, which computes it when its turn has come."""
 
     def __init__(
@@ -64,7 +64,7 @@ class HostStep:
             self._prepared.begin()
         self._reached_front = True
 
-    def compute(self, following: HostStep | None, hold: ctypes.c_int32) -> None:
+    def compute(self, following: CpuStep | None, hold: ctypes.c_int32) -> None:
         self.begin()
         self._prepared.run(following._prepared if following is not None and following._can_run_ahead else None, hold)
         self._result = self._make_result()
@@ -87,12 +87,12 @@ class HostQueue:
     def __init__(self) -> None:
         self.hold = ctypes.c_int32()
         """Not 0: a step that finishes does not begin the one after it. The kernels read it without the GIL, any thread may write it."""
-        self._steps: deque[HostStep] = deque()  # that are not computed
+        self._steps: deque[CpuStep] = deque()  # that are not computed
 
-    def add(self, prepared: PreparedStep, make_result: Callable[[], StepResult], *, can_run_ahead: bool, overlaps: bool) -> HostStep:
+    def add(self, prepared: PreparedStep, make_result: Callable[[], StepResult], *, can_run_ahead: bool, overlaps: bool) -> CpuStep:
         """`make_result` is called when `prepared` has run. `can_run_ahead`: on the kernels' own threads, before its result is asked for.
         `overlaps`: the next step may be planned meanwhile."""
-        step = HostStep(self, prepared, make_result, can_run_ahead=can_run_ahead, overlaps=overlaps)
+        step = CpuStep(self, prepared, make_result, can_run_ahead=can_run_ahead, overlaps=overlaps)
         self._steps.append(step)
         if len(self._steps) == 1:
             step.begin()
@@ -102,7 +102,7 @@ class HostQueue:
         if self._steps:
             self._steps[0].begin()
 
-    def compute_through(self, last: HostStep | None = None) -> None:
+    def compute_through(self, last: CpuStep | None = None) -> None:
         """Computes all steps up to `last`, or all."""
         while self._steps:
             step = self._steps.popleft()
@@ -110,7 +110,7 @@ class HostQueue:
             if step is last:
                 return
 
-    def withdraw(self, step: HostStep) -> bool:
+    def withdraw(self, step: CpuStep) -> bool:
         """Takes back `step`, the latest one, as if it had not been added. False: it has begun, and cannot be taken back."""
         if step.has_begun:
             return False
@@ -126,15 +126,15 @@ class HostQueue:
         self._steps.clear()
 
 
-class HostExecutorBase:
-    """The part of `Executor` that its `HostModel` does."""
+class CpuExecutorBase:
+    """The part of `Executor` that its `PagedCpuModel` does."""
 
     name = "cpu"
 
     def __init__(self, setup: ExecutorSetup, warm: WarmMemory | None, check: Callable[[], object]) -> None:
         """Loads the model. Parameters and errors are those of `build_executor`; it also raises KernelsUnavailableError, before it reads any
         weights."""
-        self._model = HostModel(setup, warm, check)
+        self._model = PagedCpuModel(setup, warm, check)
         self._stages = Stages.of(setup, self._model.stage)
         self.shard, self.max_adapters = setup.shard, setup.max_adapters
 
@@ -178,7 +178,7 @@ class HostExecutorBase:
         del self._model, self._stages
 
 
-class HostExecutor(HostExecutorBase):
+class CpuExecutor(CpuExecutorBase):
     """The `Executor` of the CPU kernels on a single or first rank. The kernels sample what they can, and torch samples the rest."""
 
     def __init__(self, setup: ExecutorSetup, warm: WarmMemory | None, check: Callable[[], object]) -> None:
@@ -305,11 +305,11 @@ class HostExecutor(HostExecutorBase):
             return step_result(step, sampled, scores, self._sampler)
 
 
-class HostFollower(HostExecutorBase):
+class CpuFollower(CpuExecutorBase):
     """The `Executor` of the CPU kernels on a rank that follows the first one. Its steps bring no tokens, since the first rank samples."""
 
     def __init__(self, setup: ExecutorSetup, ranks: FollowerRanks, warm: WarmMemory | None, check: Callable[[], object]) -> None:
-        """Loads this rank's part of the model, as `HostExecutorBase` does. `ranks` receives what the first rank says during a step."""
+        """Loads this rank's part of the model, as `CpuExecutorBase` does. `ranks` receives what the first rank says during a step."""
         super().__init__(setup, warm, check)
         self._ranks = ranks
 
@@ -335,7 +335,7 @@ class HostFollower(HostExecutorBase):
         return self._follow(step, call.hidden)
 
     def _follow(self, step: Step, hidden: Tensor) -> StepResult:
-        """The end of a step, as the first rank says: of the hidden states as they are in `HostExecutor`."""
+        """The end of a step, as the first rank says: of the hidden states as they are in `CpuExecutor`."""
         with torch.inference_mode():
             while isinstance(message := self._ranks.receive(), Logits):
                 self._model.logits(step, hidden, message.indices)
@@ -344,7 +344,7 @@ class HostFollower(HostExecutorBase):
 
 
 class FollowedStep:
-    """The `InFlightStep` of a `HostFollower`, computed when it is waited for or its result is asked for."""
+    """The `InFlightStep` of a `CpuFollower`, computed when it is waited for or its result is asked for."""
 
     overlaps = False
 

@@ -1,4 +1,5 @@
-"""`HostModel`: what a step of the CPU kernels reads and writes: the packed weights, the KV pages and the last tokens. Of a rank, its part.
+"""`PagedCpuModel`: what a step of the CPU kernels reads and writes: the packed weights, the KV pages and the last tokens.
+Of a rank, its part.
 
 Owns the memory. Knows nothing of sampling, or of which step comes when.
 """
@@ -37,7 +38,7 @@ from aengine.scheduler.plan import NO_INTS
 _log = logging.getLogger("aengine")
 
 
-class HostModel:
+class PagedCpuModel:
     def __init__(self, setup: ExecutorSetup, warm: WarmMemory | None, check: Callable[[], object]) -> None:
         """Loads the model and packs its weights. Parameters and errors are those of `build_executor`; it also raises
         KernelsUnavailableError, before it reads any weights."""

@@ -1,4 +1,4 @@
-"""`DeviceAdapters`: the adapters of a `DeviceExecutor`, and which of them are on the device.
+"""`DeviceAdapters`: the adapters of a `TorchExecutor`, and which of them are on the device.
 
 All that are loaded are in host memory. Those of a step's rows are copied to the slots of the device that were used longest ago.
 
@@ -19,7 +19,7 @@ from aengine.layers.adapters import AdapterTable, PackedAdapter
 from aengine.runner.contract import IntArray, Step
 from aengine.runner.memory import check_addition, pinned_bytes
 from aengine.runner.torch.device import give_back_memory, give_back_pinned_memory
-from aengine.runner.torch.model import DeviceDraft, DeviceModel
+from aengine.runner.torch.model import PagedTorchModel, TorchDraftModel
 from aengine.scheduler.plan import NO_INTS
 
 
@@ -78,8 +78,8 @@ class Asleep:
 
     def __init__(
         self,
-        models: Sequence[DeviceModel],
-        draft: DeviceDraft | None,
+        models: Sequence[PagedTorchModel],
+        draft: TorchDraftModel | None,
         adapters: DeviceAdapters | None,
         pages: IntArray,
         level: int,

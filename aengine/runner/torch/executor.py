@@ -1,5 +1,5 @@
-"""`DeviceExecutor`: a model in torch over an attention backend, with graphs where they can be recorded. It runs on CUDA, is the reference,
-and runs on CPUs without our kernels. `DeviceFollower` is one on a rank that follows another one, which samples.
+"""`TorchExecutor`: a model in torch over an attention backend, with graphs where they can be recorded. It runs on CUDA, is the reference,
+and runs on CPUs without our kernels. `TorchFollower` is one on a rank that follows another one, which samples.
 
 Owns the upload of a step and the rows' last tokens, from which decodes go on without the host, and the step from its launch to its result.
 """
@@ -35,9 +35,9 @@ from aengine.runner.setup import GREEDY, DummyStep, ExecutorSetup, warm_up_steps
 from aengine.runner.torch.asleep import Asleep, DeviceAdapters
 from aengine.runner.torch.device import DeviceStream, cuda_kv_budget, give_back_memory, give_back_pinned_memory
 from aengine.runner.torch.graphs import Forward
-from aengine.runner.torch.model import DeviceDraft, DeviceModel
+from aengine.runner.torch.model import PagedTorchModel, TorchDraftModel
 from aengine.runner.torch.recording import Recording
-from aengine.runner.torch.sampling import DeviceSampling, Results
+from aengine.runner.torch.sampling import Results, TorchSampling
 from aengine.sampling.draw import select_draw
 from aengine.sampling.sampler import SampledTokens, Sampler
 from aengine.scheduler.draft_lengths import MOST_BEHIND
@@ -48,12 +48,12 @@ Output = tuple[ResultBuffer, SampledTokens | None, PromptScores | None]
 """Tensors are in host memory once the buffer's `wait` has returned."""
 
 
-class DeviceStep:
-    """The `InFlightStep` of a `DeviceExecutor`. On CUDA it starts when it is launched, on a CPU at the latest when its result is asked
+class TorchStep:
+    """The `InFlightStep` of a `TorchExecutor`. On CUDA it starts when it is launched, on a CPU at the latest when its result is asked
     for."""
 
     def __init__(self, start: Callable[[], Output], finish: Callable[..., StepResult], *, overlaps: bool) -> None:
-        """`start` and `finish`: as of `DeviceExecutor`, of this step."""
+        """`start` and `finish`: as of `TorchExecutor`, of this step."""
         self.overlaps = overlaps
         self._start = start
         self._finish = finish
@@ -83,8 +83,8 @@ class DeviceStep:
 _log = logging.getLogger("aengine")
 
 
-class DeviceExecutor:
-    """The `Executor` of a model in torch over an attention backend. `DeviceFollower` is that of a rank which follows the first one."""
+class TorchExecutor:
+    """The `Executor` of a model in torch over an attention backend. `TorchFollower` is that of a rank which follows the first one."""
 
     name = "torch"
 
@@ -100,21 +100,21 @@ class DeviceExecutor:
             self._last_tokens = torch.zeros(setup.max_num_seqs + setup.max_num_batched_tokens + 1, dtype=torch.int32, device=setup.device)
             """As of `DecodeGraphs`."""
             self._no_tokens = self._last_tokens[:0]
-            self._model = DeviceModel(setup, self._last_tokens, check, collectives=self._collectives, exchange=exchange)
+            self._model = PagedTorchModel(setup, self._last_tokens, check, collectives=self._collectives, exchange=exchange)
             table = self._model.model.adapters if isinstance(self._model.model, Decoder) else None
             self._adapters = None if table is None else DeviceAdapters(table)
-            self._draft = None if setup.draft is None else DeviceDraft(setup.draft, self._model, setup.spec.vocab_size, check)
+            self._draft = None if setup.draft is None else TorchDraftModel(setup.draft, self._model, setup.spec.vocab_size, check)
             self._models = [self._model] if self._draft is None else [self._model, self._draft.model]
             self._recording = Recording(setup, self._models, self._adapters)
             draw = select_draw(setup.spec.vocab_size, setup.device, setup.dtype)
             self._sampler = Sampler(setup.max_num_seqs, setup.spec.vocab_size, setup.device, draw)
             self._scorer = PromptScorer(setup.spec.vocab_size, setup.device)
-            self._sampling = DeviceSampling(setup, self._sampler, self._scorer, self._draft, self._last_tokens)
+            self._sampling = TorchSampling(setup, self._sampler, self._scorer, self._draft, self._last_tokens)
         if setup.replicas is not None and exchange is not None:
             setup.replicas.connect(exchange.begin_step, self._compute_for_others)
         self._stages = Stages.of(setup, self._stage)
         self._free_buffers: list[ResultBuffer] = []
-        self._unstarted: DeviceStep | None = None  # the latest step, on a CPU
+        self._unstarted: TorchStep | None = None  # the latest step, on a CPU
         self._asleep: Asleep | None = None
 
     @property
@@ -213,7 +213,7 @@ class DeviceExecutor:
             return self._stages.launch(step, functools.partial(self._end, step))
         self._start_latest()
         on_cpu = self._setup.device.type == "cpu"
-        launched = DeviceStep(functools.partial(self.start, step), functools.partial(self.finish, step), overlaps=not on_cpu)
+        launched = TorchStep(functools.partial(self.start, step), functools.partial(self.finish, step), overlaps=not on_cpu)
         if on_cpu:
             self._unstarted = launched
         else:
@@ -388,12 +388,12 @@ class DeviceExecutor:
             self._draft.allocate(num_pages)
 
 
-class DeviceFollower(DeviceExecutor):
+class TorchFollower(TorchExecutor):
     """Takes part in what all ranks compute together: the steps of the model, and the logits that the first rank samples from. Its last
     tokens are those of the first rank."""
 
     def __init__(self, setup: ExecutorSetup, ranks: FollowerRanks, check: Callable[[], object]) -> None:
-        """Loads this rank's part of the model, as `DeviceExecutor` does, and no draft model. `ranks` receives what the first rank says
+        """Loads this rank's part of the model, as `TorchExecutor` does, and no draft model. `ranks` receives what the first rank says
         during a step."""
         super().__init__(replace(setup, draft=None), check)
         self._ranks = ranks

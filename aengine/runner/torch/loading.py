@@ -1,4 +1,4 @@
-"""The models that a `DeviceExecutor` runs, with the attention backends below them: our torch decoder, or a model of transformers."""
+"""The models that a `TorchExecutor` runs, with the attention backends below them: our torch decoder, or a model of transformers."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""`DeviceModel`: a model in torch with its KV pages, and the graphs of its steps. Knows nothing of sampling.
+"""`PagedTorchModel`: a model in torch with its KV pages, and the graphs of its steps. Knows nothing of sampling.
 
-`DeviceDraft`: in torch, a smaller model of the same vocabulary or a draft head. It proposes tokens for the model to check, which stay on
-the device."""
+`TorchDraftModel`: in torch, a smaller model of the same vocabulary or a draft head. It proposes tokens for the model to check,
+which stay on the device."""
 
 from __future__ import annotations
 
@@ -33,13 +33,13 @@ from aengine.sampling.draw import select_draw
 from aengine.sampling.sampler import Sampler
 
 
-class DeviceModel:
+class PagedTorchModel:
     def __init__(
         self,
         setup: ExecutorSetup,
         last_tokens: Tensor,
         check: Callable[[], object],
-        target: DeviceModel | None = None,
+        target: PagedTorchModel | None = None,
         collectives: Collectives | None = None,
         exchange: ExpertExchange | None = None,
     ) -> None:
@@ -136,10 +136,10 @@ class DeviceModel:
         return not np.count_nonzero(lengths > 1 + self._setup.most_drafts)
 
 
-class DeviceDraft:
+class TorchDraftModel:
     """Has KV pages of its own, with the numbers of the model's. For a head there are hidden states beside them, a row for each slot."""
 
-    def __init__(self, setup: ExecutorSetup, target: DeviceModel, vocab_size: int, check: Callable[[], object]) -> None:
+    def __init__(self, setup: ExecutorSetup, target: PagedTorchModel, vocab_size: int, check: Callable[[], object]) -> None:
         """`setup` is the draft model's, `target` and `vocab_size` are the model's. To be called on the stream of the steps. Raises what
         loading raises."""
         device = setup.device
@@ -150,7 +150,7 @@ class DeviceDraft:
         self._last_tokens = torch.zeros(setup.max_num_seqs + setup.max_num_batched_tokens + 1, dtype=torch.int32, device=device)
         self._proposed = torch.zeros(setup.max_num_seqs * self._most, dtype=torch.int32, device=device)
         """By row, a draft at position p of a sequence at p % `most_drafts`: no row has more in a step."""
-        self.model = DeviceModel(setup, self._last_tokens, check, target)
+        self.model = PagedTorchModel(setup, self._last_tokens, check, target)
         self._draw = select_draw(self._draft_vocab_size, device, setup.dtype)
         ids = draft_token_ids(setup.native_spec, setup.model_dir, setup.config.load_format)
         self._token_ids = None if ids is None else to_device(ids, device)  # of the logits, where these are of some tokens alone

@@ -15,13 +15,13 @@ from aengine.runner.memory import show_bytes
 from aengine.runner.setup import ExecutorSetup
 from aengine.runner.torch.asleep import DeviceAdapters
 from aengine.runner.torch.buckets import GraphBytes, GraphSizes
-from aengine.runner.torch.model import DeviceModel
+from aengine.runner.torch.model import PagedTorchModel
 
 _log = logging.getLogger("aengine")
 
 
 class Recording:
-    def __init__(self, setup: ExecutorSetup, models: Sequence[DeviceModel], adapters: DeviceAdapters | None) -> None:
+    def __init__(self, setup: ExecutorSetup, models: Sequence[PagedTorchModel], adapters: DeviceAdapters | None) -> None:
         self._setup = setup
         self._models = models
         self._adapters = adapters

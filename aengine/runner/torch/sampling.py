@@ -1,4 +1,4 @@
-"""`DeviceSampling`: what follows from the logits of a step, in torch: prompts are scored, and tokens are sampled.
+"""`TorchSampling`: what follows from the logits of a step, in torch: prompts are scored, and tokens are sampled.
 
 Knows nothing of how logits are computed.
 """
@@ -16,7 +16,7 @@ from aengine.runner.contract import Step
 from aengine.runner.prompt_scores import PromptScorer, PromptScores
 from aengine.runner.setup import ExecutorSetup
 from aengine.runner.torch.graphs import Forward
-from aengine.runner.torch.model import DeviceDraft
+from aengine.runner.torch.model import TorchDraftModel
 from aengine.sampling.sampler import SampledTokens, Sampler, likeliest, num_accepted
 from aengine.scheduler.drafters import BY_MODEL
 from aengine.scheduler.plan import NO_INTS
@@ -24,11 +24,11 @@ from aengine.scheduler.plan import NO_INTS
 Results = tuple[SampledTokens | None, PromptScores | None]
 
 
-class DeviceSampling:
+class TorchSampling:
     """Is called on the stream of the steps. What it returns is on the device yet."""
 
     def __init__(
-        self, setup: ExecutorSetup, sampler: Sampler, scorer: PromptScorer, draft: DeviceDraft | None, last_tokens: Tensor
+        self, setup: ExecutorSetup, sampler: Sampler, scorer: PromptScorer, draft: TorchDraftModel | None, last_tokens: Tensor
     ) -> None:
         """`last_tokens`: as of `DecodeGraphs`."""
         self._setup = setup

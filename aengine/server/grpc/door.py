@@ -57,7 +57,7 @@ MAX_PENDING_CALLS = 64 * 1024
 """Most calls of each method that wait to be accepted."""
 
 
-class GrpcDoor:
+class GrpcFrontend:
     """Serves `core` over gRPC. `request_drain`: asks whoever runs the server to shut it down, within so many seconds."""
 
     methods = METHODS

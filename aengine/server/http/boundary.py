@@ -88,7 +88,7 @@ class Route:
         return f"{self.verb} {self.path}"
 
 
-class Boundary:
+class HttpApp:
     """The ASGI application that uvicorn runs for each request of a `Connection`."""
 
     def __init__(self, core: Core, routes: list[Route]) -> None:

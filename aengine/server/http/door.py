@@ -1,6 +1,6 @@
 """The paths of the HTTP door.
 
-`HttpDoor`: the life of the HTTP port. Binds it in the running event loop, and closes it; what is served is in the routes.
+`HttpFrontend`: the life of the HTTP port. Binds it in the running event loop, and closes it; what is served is in the routes.
 
 With TLS there is a context of Python's `ssl` whose certificate is another one as soon as its files are. Connections keep the certificate
 that they began with."""
@@ -25,7 +25,7 @@ from aengine.server.core.auth import CertificateFiles
 from aengine.server.core.core import BindError, Core, address_of
 from aengine.server.http import anthropic, chat_completions, completions, embeddings, models, responses
 from aengine.server.http import models as texts
-from aengine.server.http.boundary import Boundary, Route
+from aengine.server.http.boundary import HttpApp, Route
 from aengine.server.http.connection import IDLE_SECONDS, Connection, ConnectionCounts
 from aengine.server.http.http_errors import ANTHROPIC
 from aengine.server.http.http_exchange import HttpExchange
@@ -99,7 +99,7 @@ CLOSE_SECONDS = 0.5
 EXPOSED_HEADERS = ("x-request-id", "retry-after")
 
 
-class HttpDoor:
+class HttpFrontend:
     """The HTTP door: serves `core` over HTTP/1.1."""
 
     ok = "200"  # the code of a call that succeeded
@@ -110,7 +110,7 @@ class HttpDoor:
         self._port = core.config.http_port
         found = routes(core)
         self.methods = {route.method: route.method for route in found if not route.is_apart}  # with their labels in metrics
-        app: Any = Boundary(core, found)
+        app: Any = HttpApp(core, found)
         self._style_of = app.style_of
         if origins := core.config.http_cors_origins:
             app = CORSMiddleware(app, origins, allow_methods=("GET", "POST"), allow_headers=("*",), expose_headers=EXPOSED_HEADERS)
