@@ -207,6 +207,8 @@ async def test_a_deadline_that_passes_is_recorded_as_one(kind: str) -> None:
             assert caught.value.code() is grpc.StatusCode.DEADLINE_EXCEEDED
             await until(lambda asking=asking: asking.seen.calls)
             (record,) = asking.seen.calls
+            if record.code == "CANCELLED":
+                continue  # the client, whose clock began earlier, took the call back before the server's had run out
             assert (record.code, record.reason) == ("DEADLINE_EXCEEDED", "")
             break
 
