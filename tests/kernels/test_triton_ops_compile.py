@@ -45,7 +45,7 @@ def latent(dtype, heads, rotary_dim, size, cache_dtype, positions):
 _EXPERTS = """
 import torch
 from aengine.kernels.layer_params import ExpertLinear, SharedOutput
-from aengine.kernels.layer_params import Routing
+from aengine.kernels.layer_params import ExpertRouting
 from aengine.kernels.triton.experts import Grouping, grouped_linear, weighted_sums
 from aengine.kernels.triton.experts import route
 
@@ -58,11 +58,11 @@ def experts(dtype, tokens, hidden, inner, num_experts, top_k, biased):
         outputs = grouped_linear(rows, linear, grouping, share)
     shared = SharedOutput(torch.zeros(tokens, hidden, dtype=dtype), torch.zeros(tokens, 1, dtype=dtype)) if biased else None
     weighted_sums(outputs, torch.zeros(tokens, top_k), dtype, shared)
-    route(torch.zeros(tokens, num_experts), torch.zeros(num_experts, dtype=dtype), None, Routing(top_k))
+    route(torch.zeros(tokens, num_experts), torch.zeros(num_experts, dtype=dtype), None, ExpertRouting(top_k))
 """
 _ROUTES = """
 import torch
-from aengine.kernels.layer_params import RouterScoring, Routing
+from aengine.kernels.layer_params import ExpertRouting, RouterScoring
 from aengine.kernels.triton.experts import route
 
 def routes(num_experts, routing):
@@ -152,8 +152,8 @@ MIXTURES = [  # models, and how many variants they need
     ("torch.float32, tokens, 64, 96, 8, 2, False", 2),
 ]
 GROUPED = [  # routers of DeepSeek-V2 and V3
-    "160, Routing(6, normalize=False, scaling=16.0, num_groups=8, top_groups=3)",
-    "256, Routing(8, RouterScoring.SIGMOID, scaling=2.5, num_groups=8, top_groups=4, group_top=2)",
+    "160, ExpertRouting(6, normalize=False, scaling=16.0, num_groups=8, top_groups=3)",
+    "256, ExpertRouting(8, RouterScoring.SIGMOID, scaling=2.5, num_groups=8, top_groups=4, group_top=2)",
 ]
 ADAPTERS = ["torch.bfloat16, 4096, 32, 64", "torch.float32, 720, 9, 256"]
 QUANTIZED = [  # calls, and how many variants of the product they need
