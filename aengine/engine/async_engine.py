@@ -1,24 +1,20 @@
-"""`AsyncEngine`: the engine as its user sees it. Owns its life cycle. `Serving`: what it serves with, once its model is loaded.
+"""`AsyncEngine`: the engine as its user sees it. Owns what each call means.
 
-Everything here runs in the event loop that started the engine, except what is handed to the step thread (`StepLoop`) and to the
-tokenizer's worker thread. Requests in flight are the `Registry`'s. Must not know schedulers, batches or devices.
+Everything here runs in the event loop that started the engine. What runs from its start to its end is `EngineCore`, and requests in flight
+are the `Registry`'s. Must not know schedulers, batches or devices.
 """
 
 from __future__ import annotations
 
-import enum
-import logging
-import traceback
 from collections.abc import AsyncGenerator, Collection, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import anyio
 
-from aengine.aio.edge import LoopEdge
 from aengine.api.config import EngineConfig
 from aengine.api.engine import EmbeddingFields, ServedEngine
-from aengine.api.errors import EngineDeadError, EngineStateError, FieldViolation, InvalidRequestError
+from aengine.api.errors import EngineStateError, FieldViolation, InvalidRequestError
 from aengine.api.outputs import (
     AdapterInfo,
     CachedPages,
@@ -36,65 +32,16 @@ from aengine.api.params import SamplingParams
 from aengine.api.request import ChatFields, OptionFields, Prompt, RequestOptions, check_params
 from aengine.api.stream import TokenStream, read_to_end
 from aengine.api.weight_sources import WeightSource
-from aengine.engine.edges import FlushCache, Pause, ReportQueue, Unpause
+from aengine.engine.core import EngineCore, EnginePhase, Serving
+from aengine.engine.edges import FlushCache, Pause, Unpause
 from aengine.engine.loading import LoadedModel, load_model
-from aengine.engine.operations import Adapters, Commands, ModelChanges, PageWatches
-from aengine.engine.registry import Registry
 from aengine.engine.request_source import NO_OUTPUT, StreamState, embedding_of, read_embedding
-from aengine.engine.requests import QUICK_CHARACTERS, check_request
-from aengine.engine.step_thread import Done, PageNames, PagesChanged, Report, StepLoop, Stopped, WeightsChanged
-from aengine.engine.text import Texts
-from aengine.engine.weight_updates import ModelWeights
-from aengine.engine.workers import Workers
+from aengine.engine.requests import check_request
 from aengine.models.loading.hub import model_name
-from aengine.scheduler.sequence import Updates
 from aengine.tokenizer.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
-
-
-@dataclass(frozen=True, slots=True)
-class Serving:
-    model: LoadedModel
-    registry: Registry
-    changes: ModelChanges
-    adapters: Adapters
-    weights: ModelWeights
-    texts: Texts
-
-    @classmethod
-    def of(cls, model: LoadedModel, config: EngineConfig, edge: LoopEdge, steps: StepLoop, commands: Commands, workers: Workers) -> Serving:
-        def sleep_level() -> int:
-            return steps.stats.published[0].sleep_level
-
-        def check_awake() -> None:
-            if sleep_level():
-                raise EngineStateError("the engine sleeps; wake it first")
-
-        runner = model.runner
-        changes = ModelChanges(runner, edge, commands.send, steps.fail, steps.check_loading, check_awake)
-        adapters = Adapters(model.adapters, changes, edge)
-        registry = Registry(config, model, adapters, edge, steps.post, workers)
-        weights = ModelWeights(runner, changes, registry, commands.run, sleep_level)
-        return cls(model, registry, changes, adapters, weights, Texts(model.tokenizer, registry.limits, edge))
-
-    def end(self, reason: EngineStateError | EngineDeadError) -> None:
-        """The step thread has ended: all that wait get the `reason`."""
-        self.changes.end(reason)
-        self.registry.end_all(reason)
-        self.texts.close()
-
-
-_log = logging.getLogger("aengine")
-
-
-class _Phase(enum.Enum):
-    NEW = enum.auto()
-    STARTING = enum.auto()
-    RUNNING = enum.auto()
-    CLOSED = enum.auto()
-    DEAD = enum.auto()
 
 
 class AsyncEngine(ServedEngine):
@@ -110,11 +57,14 @@ class AsyncEngine(ServedEngine):
 
     def __init__(self, model_or_config: str | EngineConfig, **overrides: Any) -> None:
         """Raises `ConfigError` naming every field that is unknown or out of range. Loads nothing yet."""
-        self.config = EngineConfig.of(model_or_config, **overrides)  # once started, with the default limits of a step filled in
-        self._phase = _Phase.NEW
-        self._serving: Serving | None = None  # from the moment that the model is loaded
-        self._stopped: anyio.Event | None = None  # of an engine that was started: the step thread has ended
-        self._error: BaseException | None = None
+        self._config = EngineConfig.of(model_or_config, **overrides)
+        self._core: EngineCore | None = None  # from `start()` on
+        self._closed = False
+
+    @property
+    def config(self) -> EngineConfig:
+        """Once the engine is started, with the default limits of a step filled in."""
+        return self._config if self._core is None else self._core.config
 
     # ---- life cycle ----------------------------------------------------------------------------------------------------
 
@@ -122,44 +72,33 @@ class AsyncEngine(ServedEngine):
         """Load the model and start serving. Raises `ModelLoadError`, `InsufficientMemoryError` or `ConfigError`, and `EngineStateError`
         if the engine is closed meanwhile. Cancelling it, or `aclose()`, leaves the loading between two weights; `aclose()` waits for
         that, also after a `start()` that was cancelled."""
-        if self._phase is not _Phase.NEW:
+        if self._core is not None or self._closed:
             raise EngineStateError("the engine was started before; make a new one")
-        self._edge = LoopEdge()
-        self._settled = anyio.Event()  # serving, or failed to
-        self._workers = Workers("aengine-tokenizer", quick=QUICK_CHARACTERS)
-        self._reports: ReportQueue[Report] = ReportQueue(self._edge, self._receive)
-        self._steps = StepLoop(self._load, self.config, self._reports.put)
-        self._commands = Commands(self._edge, self._steps.post)
-        self._pages = PageWatches(self._steps.post)
-        self._steps.start()
-        self._phase, self._stopped = _Phase.STARTING, anyio.Event()  # not before: else `aclose()` would wait for a thread that there is not
+        self._core = core = EngineCore(self._config, self._load)
         try:
-            await self._settled.wait()
-        except BaseException:  # cancelled
-            self._stop()
+            await core.wait_settled()
+        except BaseException:  # cancelled; where the step thread has ended this does nothing
+            core.stop()
             raise
-        if self._error is not None:
-            raise self._error
-        if self._phase is _Phase.CLOSED:
-            raise EngineStateError("the engine was closed while it was starting")
 
     async def aclose(self) -> None:
         """Cancel all requests and stop. Returns when the step thread has ended and the model is unloaded, whichever task closes it."""
-        self._stop()
-        if self._stopped is not None:
+        self._closed = True
+        if self._core is not None:
+            self._core.stop()
             with anyio.CancelScope(shield=True):
-                await self._stopped.wait()
+                await self._core.wait_stopped()
 
     async def wait_stopped(self) -> None:
-        if self._stopped is None:
+        if self._core is None:
             raise EngineStateError("the engine is not started")
-        await self._stopped.wait()
-        if self._phase is _Phase.DEAD:
-            raise self._death()
+        await self._core.wait_stopped()
+        if self._core.phase is EnginePhase.DEAD:
+            raise self._core.death()
 
     @property
     def healthy(self) -> bool:
-        return self._phase is _Phase.RUNNING
+        return self._core is not None and self._core.phase is EnginePhase.RUNNING
 
     @property
     def model_info(self) -> ModelInfo:
@@ -174,8 +113,7 @@ class AsyncEngine(ServedEngine):
 
     @property
     def engine_info(self) -> EngineInfo:
-        self._started()
-        config = self.config
+        steps, config = self._started().steps, self.config
         return EngineInfo(
             max_num_seqs=config.num_seqs,
             max_num_batched_tokens=config.max_num_batched_tokens or 0,
@@ -190,8 +128,8 @@ class AsyncEngine(ServedEngine):
             tensor_parallel_size=config.tensor_parallel_size,
             tensor_parallel_mode=config.tensor_parallel_mode,
             pipeline_parallel_size=config.pipeline_parallel_size,
-            fingerprint=self._steps.stats.identity.fingerprint,
-            fingerprint_parts=self._steps.stats.identity.parts,
+            fingerprint=steps.stats.identity.fingerprint,
+            fingerprint_parts=steps.stats.identity.parts,
         )
 
     # ---- requests ------------------------------------------------------------------------------------------------------
@@ -235,9 +173,9 @@ class AsyncEngine(ServedEngine):
 
     async def cancel(self, request_id: str) -> bool:
         """End a request; its stream closes with FinishReason.CANCELLED. Returns when its pages are free: True if it was in flight."""
-        registry = self._started().registry
-        self._edge.check_current()
-        state = registry.find(request_id)
+        serving = self._started()
+        serving.edge.check_current()
+        state = serving.registry.find(request_id)
         if state is None:
             return False
         was_running = not state.finished
@@ -247,16 +185,16 @@ class AsyncEngine(ServedEngine):
 
     def stats(self) -> EngineStats:
         """What the engine holds now; requests still being tokenized or handed over count as waiting."""
-        if self._serving is None:  # not started, or failed to
+        serving = None if self._core is None else self._core.serving
+        if serving is None:  # not started, or failed to
             return EngineStats()
-        registry = self._serving.registry
-        stats, num_received = self._steps.stats.published
+        registry = serving.registry
+        stats, num_received = serving.steps.stats.published
         underway = registry.num_submitted - num_received + registry.num_preparing
         return replace(stats, waiting=stats.waiting + underway)
 
     def watch_pages(self, salt: bytes, most: int) -> AsyncGenerator[CachedPages | None, None]:
-        self._check_serving()
-        return self._pages.watch(salt, most)
+        return self._check_serving().pages.watch(salt, most)
 
     def replicas(self) -> tuple[ReplicaInfo, ...]:
         return ()
@@ -274,18 +212,16 @@ class AsyncEngine(ServedEngine):
     async def pause(self, *, cancel: bool = False) -> int:
         """Stop computing; returns when the running step has finished. Requests are still accepted, and wait; cancellations and deadlines
         still hold. With `cancel` the requests in flight are cancelled; returns how many those were."""
-        registry = self._check_serving().registry
-        await self._commands.run(Pause)
-        return await registry.cancel_all() if cancel else 0
+        serving = self._check_serving()
+        await serving.commands.run(Pause)
+        return await serving.registry.cancel_all() if cancel else 0
 
     async def unpause(self) -> None:
-        self._check_serving()
-        self._steps.post(Unpause())
+        self._check_serving().steps.post(Unpause())
 
     async def flush_cache(self) -> int:
         """Forget the cached prefixes that no request holds; returns how many pages that freed."""
-        self._check_serving()
-        return await self._commands.run(FlushCache)
+        return await self._check_serving().commands.run(FlushCache)
 
     async def sleep(self, level: int = 1, running: str = "park") -> MemoryUse:
         """Give memory back until `wake()`. Level 1: KV pages, graphs and scratch memory; on a GPU weights move to host memory. Level 2: the
@@ -341,93 +277,16 @@ class AsyncEngine(ServedEngine):
 
     # ---- inside --------------------------------------------------------------------------------------------------------
 
-    def _started(self) -> Serving:
-        """Also of an engine that was closed since."""
-        if self._serving is None:
-            raise EngineStateError("the engine is not started")
-        return self._serving
+    def _load(self, core: EngineCore) -> LoadedModel:
+        return load_model(core.config, core.steps.check_loading, core.steps.fail)
 
-    def _load(self) -> LoadedModel:
-        return load_model(self.config, self._steps.check_loading, self._steps.fail)
+    def _started(self) -> Serving:
+        """Also of an engine that was closed since. Raises `EngineStateError` before the model is loaded."""
+        if self._core is None or self._core.serving is None:
+            raise EngineStateError("the engine is not started")
+        return self._core.serving
 
     def _check_serving(self) -> Serving:
-        match self._phase:
-            case _Phase.RUNNING:
-                self._edge.check_current()
-                return self._started()
-            case _Phase.NEW | _Phase.STARTING:
-                raise EngineStateError("the engine is not started")
-            case _Phase.CLOSED:
-                raise EngineStateError("the engine is closed")
-            case _Phase.DEAD:
-                raise self._death()
-
-    def _stop(self) -> None:
-        """Have the step thread end, if there is one that runs."""
-        if self._phase in (_Phase.STARTING, _Phase.RUNNING):
-            self._steps.stop()
-        if self._phase is not _Phase.DEAD:
-            self._phase = _Phase.CLOSED
-
-    def _receive(self, report: Report) -> None:
-        """Take a report of the step thread. What that raises ends the engine: all that wait are told, `start()` too."""
-        assert self._stopped is not None, "started"
-        if self._stopped.is_set():
-            return  # from a thread that was given up and came back
-        try:
-            self._take_report(report)
-        except BaseException as error:
-            self._steps.fail(error)
-            if not isinstance(error, Exception):
-                raise  # an interrupt that happened to arrive here
-
-    def _take_report(self, report: Report) -> None:
-        match report:
-            case Updates():
-                self._started().registry.update(report)
-            case WeightsChanged(version):
-                self._started().registry.weights_version = version
-            case LoadedModel(runner):
-                self.config = replace(self.config, max_num_seqs=runner.max_num_seqs, max_num_batched_tokens=runner.max_num_batched_tokens)
-                self._serving = Serving.of(report, self.config, self._edge, self._steps, self._commands, self._workers)
-                if self._phase is _Phase.STARTING:
-                    self._phase = _Phase.RUNNING
-                self._settled.set()
-            case PageNames():
-                self._pages.on_names(report)
-            case PagesChanged():
-                self._pages.on_changes(report)
-            case Done():
-                self._commands.settle(report)
-            case Stopped(error):
-                self._on_stopped(error)
-
-    def _on_stopped(self, error: BaseException | None) -> None:
-        """The step thread has ended: no report follows, so all that wait end now."""
-        assert self._stopped is not None, "started"
-        self._steps.join()
-        self._reports.close()
-        self._workers.close()
-        self._error = error
-        if self._phase is _Phase.RUNNING:
-            self._phase = _Phase.DEAD
-            # Whoever asks for something is told; but clients of a server are not told the cause, which is for its log.
-            # As text: a record with the error would keep all that the engine held, as long as a handler keeps the record.
-            _log.critical("%s", "".join(traceback.format_exception(self._death())).rstrip())
-        elif self._phase is _Phase.STARTING:
-            self._phase = _Phase.CLOSED
-        reason = self._end()
-        if self._serving is not None:
-            self._serving.end(reason)
-        self._commands.end(reason)
-        self._settled.set()
-        self._stopped.set()
-
-    def _end(self) -> EngineStateError | EngineDeadError:
-        """Why the step thread has ended."""
-        return self._death() if self._error is not None else EngineStateError("the engine is closed")
-
-    def _death(self) -> EngineDeadError:
-        dead = EngineDeadError(f"the step thread died: {type(self._error).__name__}: {self._error}")
-        dead.__cause__ = self._error
-        return dead
+        if self._core is None:
+            raise EngineStateError("the engine is closed" if self._closed else "the engine is not started")
+        return self._core.check_serving()

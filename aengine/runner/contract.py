@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass, field
-from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, get_args
+from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeAlias, TypeVar, get_args
 
 import numpy as np
 from numpy.typing import NDArray
@@ -71,6 +71,7 @@ def change_from_json(text: str) -> Change:
     return change
 
 
+T = TypeVar("T")
 IntArray = NDArray[np.int32]
 ReadWeights: TypeAlias = "Callable[[Shard], Iterable[tuple[str, Sequence[Rows]]]]"
 """Each named weight of a shard with its parts, as `ExecutorSetup.weights` has them."""
@@ -91,6 +92,47 @@ class InFlightStep(Protocol):
 
     def withdraw(self) -> bool:
         """Takes back the latest launched step, as if it had not been launched. False: it has begun, and cannot be taken back."""
+
+
+class LazyStep(Generic[T]):
+    """The `InFlightStep` of all but the CPU kernels, whose queue can take one back. It starts at the latest when it is waited for."""
+
+    def __init__(
+        self,
+        start: Callable[[], T],
+        finish: Callable[[T], StepResult],
+        wait: Callable[[T], object] | None = None,
+        *,
+        overlaps: bool = False,
+    ) -> None:
+        """`start` puts the step on its device, or computes it; `wait` waits for what that gave, where it may not be there yet; `finish`
+        makes the result of it. `start` and `finish` are called once, and again if they raise."""
+        self.overlaps = overlaps
+        self._start = start
+        self._wait = wait
+        self._finish = finish
+        self._output: T | None = None
+        self._result: StepResult | None = None
+
+    def start(self) -> T:
+        """Starts the step, unless that was done."""
+        if self._output is None:
+            self._output = self._start()
+        return self._output
+
+    def wait(self) -> None:
+        output = self.start()
+        if self._wait is not None and self._result is None:
+            self._wait(output)
+
+    def result(self) -> StepResult:
+        if self._result is None:
+            self.wait()
+            self._result = self._finish(self.start())
+        return self._result
+
+    def withdraw(self) -> bool:
+        return False
 
 
 class Runner(Protocol):

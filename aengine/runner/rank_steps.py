@@ -16,7 +16,8 @@ from concurrent.futures import Future, wait
 from contextlib import contextmanager
 from dataclasses import replace
 from datetime import timedelta
-from typing import TYPE_CHECKING
+from functools import partial
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.nn.functional as F
@@ -29,7 +30,7 @@ from aengine.parallel.driver import CHECK_SECONDS, VERDICT_SECONDS, DriverRanks
 from aengine.parallel.expert_replicas import Replicas
 from aengine.parallel.ring import WAITED, WAITED_IN_STAGE, Ring, StageError
 from aengine.parallel.shard import Shard
-from aengine.runner.contract import InFlightStep, IntArray, Step
+from aengine.runner.contract import InFlightStep, IntArray, LazyStep, Step
 from aengine.runner.setup import ExecutorSetup
 from aengine.scheduler.plan import NO_INTS, StepResult
 
@@ -204,14 +205,16 @@ class Stages:
         assert setup.ranks is not None
         return cls(setup, setup.ranks.connect_stages(), compute)
 
-    def launch(self, step: Step, make_result: Callable[[Tensor], StepResult]) -> StagedStep:
+    def launch(self, step: Step, make_result: Callable[[Tensor], StepResult]) -> LazyStep[Any]:
         """Computes this stage of a step. Returns when its hidden states are on their way. `make_result`: on the first stage, its end, from
         what the last stage returns."""
         inputs = None if self._is_first else self._receive(step, step.layout.num_tokens)
         self._ring.send(step.number, _words(self._compute(step, inputs)))
-        return StagedStep(self, step, make_result if self._is_first else None)
+        if self._is_first:
+            return LazyStep(partial(self._finished, step), make_result)
+        return LazyStep(partial(StepResult, step.number, NO_INTS), lambda result: result)  # later stages bring no result
 
-    def finished(self, step: Step) -> Tensor:
+    def _finished(self, step: Step) -> Tensor:
         """On the first stage: what the last one returns. Waits for it."""
         return self._receive(step, step.layout.num_tokens if step.scores_prompts else len(step.logits_indices))
 
@@ -221,35 +224,6 @@ class Stages:
     def _receive(self, step: Step, num_rows: int) -> Tensor:
         words = torch.from_numpy(self._ring.receive(step.number))
         return words.view(self._dtype)[: num_rows * self._width].view(num_rows, self._width)
-
-
-class StagedStep:
-    """Satisfies `InFlightStep`: a step that later stages compute, or have to."""
-
-    overlaps = False  # the next step has other rows
-
-    def __init__(self, stages: Stages, step: Step, make_result: Callable[[Tensor], StepResult] | None) -> None:
-        """`make_result`: as of `Stages.launch`; None: on later stages, which bring no result."""
-        self._stages = stages
-        self._step = step
-        self._make_result = make_result
-        self._hidden: Tensor | None = None
-        self._result = None if make_result else StepResult(step.number, NO_INTS)
-
-    def wait(self) -> None:
-        if self._result is None and self._hidden is None:
-            self._hidden = self._stages.finished(self._step)
-
-    def result(self) -> StepResult:
-        if self._result is None:
-            self.wait()
-            assert self._hidden is not None
-            assert self._make_result is not None
-            self._result = self._make_result(self._hidden)
-        return self._result
-
-    def withdraw(self) -> bool:
-        return False
 
 
 def _words(states: Tensor) -> IntArray:

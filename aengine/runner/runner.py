@@ -25,28 +25,20 @@ from aengine.api.runtime import forget_locals
 from aengine.attention import Layouts
 from aengine.kernels.cpu.compiler import KernelsUnavailableError, select_level, sources_digest
 from aengine.kernels.warm_memory import WarmMemory
-from aengine.models.choice import AnySpec, find_spec, parameter_counts, quantization_of
-from aengine.models.config.model_config import load_generation
-from aengine.models.loading.checkpoint import checkpoint_dtype
-from aengine.models.loading.embedding_checkpoint import has_output_head
 from aengine.models.loading.hub import checkpoint_digest
-from aengine.models.loading.weights import grouped
-from aengine.models.loading.weights_digest import WeightsDigest
-from aengine.models.quantization.quantization_config import load_quantization
-from aengine.models.sharding import check_replicas, check_shards
-from aengine.models.spec import FallbackSpec, ModelSpec
+from aengine.models.spec import FallbackSpec
 from aengine.parallel.driver import DriverRanks, start_ranks
 from aengine.parallel.expert_replicas import Replicas, join_replicas
 from aengine.parallel.follower import FollowerRanks
-from aengine.parallel.shard import Shard
 from aengine.runner.contract import Change, Executor, InFlightStep, IntArray, Prepared, Step
 from aengine.runner.cpu.executor import CpuExecutor, CpuFollower
 from aengine.runner.draft_steps import with_drafts
-from aengine.runner.memory import check_host_pool, resident_memory, show_bytes, size_pool
+from aengine.runner.memory import resident_memory, show_bytes
+from aengine.runner.model_plan import plan_model, plan_pool, set_model_threads
 from aengine.runner.rank_steps import DrivenStep, naming_ranks
-from aengine.runner.setup import ExecutorSetup, draft_source, with_draft_model
-from aengine.runner.torch.capture import Capture, CudaCapture
-from aengine.runner.torch.device import device_kind, find_device, give_back_memory, set_thread_count, used_cuda_memory
+from aengine.runner.setup import ExecutorSetup, draft_source
+from aengine.runner.torch.capture import Capture
+from aengine.runner.torch.device import device_kind, find_device, give_back_memory, used_cuda_memory
 from aengine.runner.torch.executor import TorchExecutor, TorchFollower
 from aengine.runner.weight_changes import Changing
 from aengine.scheduler.drafters import DraftSource
@@ -89,13 +81,6 @@ def build_executor(setup: ExecutorSetup, warm: WarmMemory | None, check: Callabl
         needs = " and ".join(["the CPU kernels"] * on_cpu + ["a native model"] * fallback)
         raise ConfigError.of("quantization", f"{config.quantization!r} needs {needs}")
     return TorchFollower(setup, setup.ranks, check) if isinstance(setup.ranks, FollowerRanks) else TorchExecutor(setup, check)
-
-
-CPU_TOKENS, ACCELERATOR_TOKENS = 512, 2048
-"""Default max_num_batched_tokens."""
-SINGLE_THREAD_PARAMETERS = 20_000_000
-"""Parameters below which a second thread costs more in waiting than it saves in work."""
-_DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
 
 class ModelRunner:
@@ -147,79 +132,26 @@ class ModelRunner:
         check: Callable[[], object],
         undo: ExitStack,
     ) -> None:
-        ranks = self._ranks
-        self.device = find_device(config.device, None if ranks is None else ranks.local_index)
+        self.device = find_device(config.device, None if self._ranks is None else self._ranks.local_index)
         undo.callback(give_back_memory, self.device)
-        on_cpu = self.device.type == "cpu"
-        self.spec = find_spec(model_dir, config.model_impl, config.max_model_len)
-        self.has_output_head = True
-        if isinstance(self.spec, ModelSpec) and not has_output_head(self.spec, model_dir, config.load_format):
-            self.spec, self.has_output_head = replace(self.spec, tied_head=True), False  # the embedding stands in its place
-        check_replicas(self.spec, config.expert_parallel_size)
-        if config.expert_parallel_size > 1 and (not on_cpu or config.attention_backend == "cpu"):
-            where = "attention_backend 'cpu'" if on_cpu else f"device {self.device.type}"
-            raise ConfigError.of("expert_parallel_size", f"{config.expert_parallel_size} is not possible with {where}; choose 1")
-        check_shards(self.spec, config.tensor_parallel_size, config.pipeline_parallel_size)
-        self.eos_token_ids, self.sampling_defaults = load_generation(model_dir, self.spec.eos_token_ids)
-        self.page_size = config.page_size
-        self.max_num_seqs = config.num_seqs
-        default = CPU_TOKENS if on_cpu else ACCELERATOR_TOKENS
-        self.max_num_batched_tokens = config.max_num_batched_tokens or max(config.num_seqs, default)
+        plan = plan_model(config, model_dir, self.device, capture, self._ranks, self._replicas)
+        setup = plan.setup
+        self.spec, self.dtype, self.quantization = setup.spec, setup.dtype, setup.quantization
+        self.has_output_head, self.eos_token_ids, self.sampling_defaults = plan.has_output_head, plan.eos_token_ids, plan.sampling_defaults
+        self.page_size, self.windows = config.page_size, setup.groups.windows
+        self.max_num_seqs, self.max_num_batched_tokens = setup.max_num_seqs, setup.max_num_batched_tokens
         self.max_in_flight = config.pipeline_parallel_size
-        context = self.spec.max_position_embeddings
-        if config.max_model_len is not None and config.max_model_len > context:
-            raise ConfigError.of("max_model_len", f"{config.max_model_len} is more than the model's context of {context} tokens")
-        requested_len = config.max_model_len or context
-        if on_cpu:
-            _set_threads(config.threads if ranks is None else ranks.threads, self.spec)
-        elif capture is None and not config.eager:
-            capture = CudaCapture
-        self.quantization = quantization_of(config, model_dir)
-        self.dtype = _dtype(config, self.spec, model_dir, self.device)
-        shard = Shard.of(config, 0)
-        if ranks is not None and isinstance(self.spec, ModelSpec):
-            shard = grouped(ranks.shard, self.spec, model_dir, config.load_format)
-        setup = ExecutorSetup(
-            config=config,
-            spec=self.spec,
-            model_dir=model_dir,
-            dtype=self.dtype,
-            device=self.device,
-            max_num_seqs=self.max_num_seqs,
-            max_num_batched_tokens=self.max_num_batched_tokens,
-            max_model_len=requested_len,
-            quantization=self.quantization,
-            capture=capture,
-            shard=shard,
-            ranks=ranks,
-            replicas=self._replicas,
-        )
-        setup = with_draft_model(setup)
         self.draft_source = draft_source(setup)
         self.draft_vocab_size = None if setup.draft is None else setup.draft.native_spec.vocab_size
+        if self.device.type == "cpu":
+            set_model_threads(config.threads if self._ranks is None else self._ranks.threads, self.spec)
         self._compare(config, model_dir)
-        if self._replicas is None:  # each of these holds other experts; its files tell what it is a part of
-            setup = replace(setup, digest=WeightsDigest())
         self._executor = build_executor(setup, warm, check)
         undo.callback(_close_failed, self._executor)
         self._changing = Changing(setup, self._executor, check)
-        self.max_adapters = self._executor.max_adapters
-        budget = self._executor.kv_budget() if config.kv_cache_memory is None else config.kv_cache_memory
-        bytes_per_page = self._executor.bytes_per_page()
-        self.windows = setup.groups.windows
-        self.executor_name, of_all_ranks = self._executor.name, bytes_per_page
-        self.num_pages, self.max_model_len = size_pool(
-            budget, bytes_per_page, setup.needs, self.max_num_seqs, requested_len, may_shorten=config.max_model_len is None
-        )
-        if on_cpu:
-            check_host_pool(config.kv_cache_memory, self.num_pages * bytes_per_page, setup.num_local)
-        if ranks is not None:
-            self.num_pages, self.max_model_len, of_all_ranks = ranks.agree(self.num_pages, self.max_model_len, bytes_per_page)
-        if self._replicas is not None:
-            self.max_model_len = self._replicas.agree(self.max_model_len)
-        self.kv_bytes_per_token = len(self.windows) * of_all_ranks // self.page_size
-        if self.max_model_len < requested_len:
-            _log.warning("max_model_len lowered from %d to %d tokens: that is what the KV cache holds", requested_len, self.max_model_len)
+        self.executor_name, self.max_adapters = self._executor.name, self._executor.max_adapters
+        pool = plan_pool(setup, self._executor)
+        self.num_pages, self.max_model_len, self.kv_bytes_per_token = pool.num_pages, pool.max_model_len, pool.bytes_per_token
         self._executor.allocate(self.num_pages, self.max_model_len)
         columns = -(-self.max_model_len // self.page_size)
         self._page_table = np.zeros((len(self.windows), self.max_num_seqs, columns), dtype=np.int32)
@@ -232,7 +164,7 @@ class ModelRunner:
             self.num_pages,
             self.page_size,
             "" if config.kv_cache_dtype == "auto" else f" in {config.kv_cache_dtype}",
-            show_bytes(self.num_pages * bytes_per_page),
+            show_bytes(self.num_pages * self._executor.bytes_per_page()),
         )
         self.facts = self._facts(config, model_dir)
         """What decides tokens beside the weights, by name: values, or digests of them."""
@@ -400,33 +332,3 @@ def _level() -> str:
         return select_level(os.environ).value
     except KernelsUnavailableError:
         return ""
-
-
-def _set_threads(threads: int | None, spec: AnySpec) -> None:
-    """Sets the number of torch's threads for this thread; other engines and the host program keep theirs."""
-    if threads is None and parameter_counts(spec)[0] < SINGLE_THREAD_PARAMETERS:
-        threads = 1
-    if threads is not None:
-        set_thread_count(threads)
-
-
-def _dtype(config: EngineConfig, spec: AnySpec, model_dir: pathlib.Path, device: torch.device) -> torch.dtype:
-    """The dtype of weights and KV cache: the configured one, else that of config.json, else that of the checkpoint.
-
-    Few CPUs compute in float16. There the weights of a float16 checkpoint become bfloat16; or float32 where most of them are codes, which
-    keep their size in a native model, so that the others stay exact.
-    """
-    if config.dtype != "auto":
-        return _DTYPES[config.dtype]
-    if spec.dtype is not None and spec.dtype not in _DTYPES:
-        raise ModelLoadError(f"dtype {spec.dtype!r} in config.json is not supported; choose one of {', '.join(_DTYPES)}")
-    if spec.dtype is not None:
-        stored = _DTYPES[spec.dtype]
-    else:
-        stored = torch.float32 if config.load_format == "dummy" else checkpoint_dtype(model_dir, config.load_format)
-    if stored is not torch.float16 or device.type != "cpu":
-        return stored
-    has_codes = isinstance(spec, ModelSpec) and config.load_format != "dummy" and load_quantization(model_dir) is not None
-    chosen = "float32" if has_codes else "bfloat16"
-    _log.info("dtype %s for weights of float16, which CPUs are slow in; choose another one with dtype", chosen)
-    return _DTYPES[chosen]

@@ -68,7 +68,7 @@ async def tokens_of(stream: Any) -> list[Token]:
 
 async def check_is_cancelled(oracle: OracleEngine, gate: StepGate) -> None:
     """The engine is told so before, or while a step is held, and goes no further."""
-    await until(lambda: idle(oracle) or any(isinstance(command, Cancel) for command in [*oracle._steps._mailbox._commands]))
+    await until(lambda: idle(oracle) or any(isinstance(command, Cancel) for command in [*oracle._core.steps._mailbox._commands]))
     gate.open()
     await until(lambda: idle(oracle))
     assert oracle.stats().completion_tokens < 100  # steps with drafts have some
@@ -183,8 +183,8 @@ async def test_requests_run_in_the_order_of_their_submission(both: Both, side: s
     params = SamplingParams(seed=1, max_tokens=1)
     names = [f"r{i}" for i in range(20)]
     streams = [both.engine.stream([1], params, request_id=name) for name in names]
-    await until(lambda: len(both.oracle._serving.registry._by_id) == 21)
-    assert list(both.oracle._serving.registry._by_id)[1:] == names
+    await until(lambda: len(both.oracle._core.serving.registry._by_id) == 21)
+    assert list(both.oracle._core.serving.registry._by_id)[1:] == names
     gate.open()
     await blocker.aclose()
     for stream in streams:
@@ -321,7 +321,7 @@ class TestLeaving:
         async with both.engine.stream([1], params) as stream:
             reading = asyncio.ensure_future(tokens_of(stream))
             await until(gate.held.is_set)
-            num_tokens = both.oracle._steps.stats.completion_tokens
+            num_tokens = both.oracle._core.steps.stats.completion_tokens
             await until(lambda: stream.usage.completion_tokens == num_tokens)  # all that there are, so it waits
             with pytest.raises(
                 EngineStateError, match="another task waits for this stream's next token; a stream has one reader at a time"

@@ -154,7 +154,7 @@ class TestLeaving:
             async for _ in engine.stream([1], ENDLESS):
                 break
             gc.collect()
-            await until(lambda: idle(oracle) or any(isinstance(command, Cancel) for command in [*oracle._steps._mailbox._commands]))
+            await until(lambda: idle(oracle) or any(isinstance(command, Cancel) for command in [*oracle._core.steps._mailbox._commands]))
             gate.open()
             await until(lambda: idle(oracle))
             assert oracle.stats().completion_tokens < 10

@@ -334,14 +334,14 @@ class TestLeaving:
     async def test_what_was_not_written_never_is(self) -> None:
         async with shared() as (oracle, client):
             assert await ids_of(client.stream([1], params(1))) == oracle.solo(1)[0]
-            submitted = oracle._serving.registry.num_submitted
+            submitted = oracle._core.serving.registry.num_submitted
             streams = [client.stream([1], ENDLESS) for _ in range(5)]
             for stream in streams:
                 await stream.aclose()
                 assert [token.finish_reason async for token in stream] == [FinishReason.CANCELLED]
             assert client._requests == {}
             assert await ids_of(client.stream([1], params(1))) == oracle.solo(1)[0]
-            assert oracle._serving.registry.num_submitted == submitted + 1
+            assert oracle._core.serving.registry.num_submitted == submitted + 1
 
     async def test_before_the_prompt_has_ids(self) -> None:
         """Which a request with logprobs of it needs first."""
@@ -355,7 +355,7 @@ class TestLeaving:
                 await ids_of(client.stream("", wanted))
             assert caught.value.field == "prompt"
             assert (session.num_open, client._requests) == (0, {})
-            assert oracle._serving.registry.num_submitted == 0
+            assert oracle._core.serving.registry.num_submitted == 0
 
     async def test_a_server_that_does_not_answer_is_not_waited_for_long(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr("aengine.client.active_request.CLOSE_SECONDS", 0.05)

@@ -26,6 +26,7 @@ from aengine import AsyncEngine, SamplingParams
 from aengine.api.errors import InsufficientMemoryError
 from aengine.api.outputs import AdapterInfo, FinishReason, ModelInfo
 from aengine.api.request import RequestOptions
+from aengine.engine.core import EngineCore
 from aengine.engine.loading import LoadedModel
 from aengine.engine.requests import derive_seed
 from aengine.engine.workers import Steps, Workers
@@ -210,7 +211,7 @@ def step_with_the_loop(engine: OracleEngine) -> None:
 
     def wait(plan: StepPlan) -> None:
         seen = threading.Event()
-        engine._edge.call_soon(seen.set)
+        engine._core.edge.call_soon(seen.set)
         assert seen.wait(HANG_SECONDS), "the event loop is blocked"
 
     engine.runner.before_step = wait
@@ -239,7 +240,7 @@ class OracleEngine(AsyncEngine):
                 gate.open()
         await super().__aexit__(*exc_info)
 
-    def _load(self) -> LoadedModel:
+    def _load(self, core: EngineCore) -> LoadedModel:
         info = ModelInfo("oracle", "Oracle", self.runner.max_model_len, VOCAB_SIZE, (7,), "none", 0, False, SamplingParams())
         return LoadedModel(self.runner, Tokenizer.load(DEMO_DIR), info)
 
@@ -251,7 +252,7 @@ class OracleEngine(AsyncEngine):
         if known and isinstance(params, SamplingParams) and params.seed is not None:
             for seed in seeds_of(params):
                 request = self.request(prompt, replace(params, seed=seed), fields.get("cache_salt", options and options.cache_salt))
-                adapter = self._serving.adapters._by_name.get(fields.get("adapter", options and options.adapter))
+                adapter = self._core.serving.adapters._by_name.get(fields.get("adapter", options and options.adapter))
                 self.runner.truths[seed] = solo_run(replace(request, adapter=adapter.key if adapter else 0), VOCAB_SIZE)
         return super()._open(prompt, params, options, fields, whole=whole)
 
@@ -288,7 +289,7 @@ def busy_worker(engine: AsyncEngine, *, size: int = 0, workers: Workers | None =
         assert may_go_on.wait(HANG_SECONDS), "the block does not end"
         yield 0
 
-    (workers or engine._workers).submit(wait(), size)
+    (workers or engine._core.workers).submit(wait(), size)
     try:
         yield may_go_on.set
     finally:
@@ -307,6 +308,6 @@ def idle(engine: AsyncEngine) -> bool:
     stats = engine.stats()
     return (
         (stats.running, stats.waiting, stats.parked, stats.pages_used) == (0, 0, 0, 0)
-        and not engine._serving.registry._streams
-        and not engine._serving.registry._by_id
+        and not engine._core.serving.registry._streams
+        and not engine._core.serving.registry._by_id
     )

@@ -220,7 +220,7 @@ async def test_an_unloading_that_is_cancelled_leaves_the_adapter(folder: str) ->
         await until(step.held.is_set)
         async with anyio.create_task_group() as group:
             group.start_soon(engine.unload_adapter, "b")
-            await until(lambda: any(isinstance(command, Apply) for command in engine._steps._mailbox._commands))
+            await until(lambda: any(isinstance(command, Apply) for command in engine._core.steps._mailbox._commands))
             group.cancel_scope.cancel()
         step.open()
         assert len([token async for token in stream]) == 5
@@ -257,7 +257,7 @@ async def test_all_that_wait_end_with_the_engine(folder: str, how: str) -> None:
         group.start_soon(fails, waiting.__anext__)
         await anyio.wait_all_tasks_blocked()
         if how == "dead":
-            engine._steps.fail(RuntimeError("something broke"))
+            engine._core.steps.fail(RuntimeError("something broke"))
         else:
             await engine.aclose()
     assert len(errors) == 5
@@ -307,5 +307,5 @@ async def test_random_operations_of_many_users(folder: str, ahead: Ahead, seed: 
         for info in engine.adapters:
             await engine.unload_adapter(info.name)
         assert engine.runner.adapters == {0}
-        assert not engine._serving.adapters._used
+        assert not engine._core.serving.adapters._used
         assert idle(engine)

@@ -138,7 +138,7 @@ async def test_random_operations(paths: list[str], backend: str, ranks: str, cou
         assert await operate(engine, random.Random(count), paths, expected, count, 16) > count // 5
         assert engine.adapters == ()
         assert idle(engine)
-        assert (engine._serving.adapters._used, engine._serving.adapters._by_name) == ({}, {})
+        assert (engine._core.serving.adapters._used, engine._core.serving.adapters._by_name) == ({}, {})
         assert num_packed() == 0
     for thread in threading.enumerate():
         if thread.name.startswith("aengine"):
@@ -158,7 +158,7 @@ async def test_random_operations_on_two_ranks(paths: list[str]) -> None:
         assert await operate(engine, random.Random(2), paths, expected, 25, 8) > 5
         with pytest.raises(AdapterError, match=r"^(rank 1: )?"):
             await engine.load_adapter("x", paths[-1])
-        ranks: Any = engine._serving.model.runner._ranks
+        ranks: Any = engine._core.serving.model.runner._ranks
         (follower,) = ranks._followers
         assert isinstance(follower, Follower)
         assert follower.pid is not None

@@ -30,7 +30,7 @@ from aengine import (
     SamplingParams,
 )
 from aengine.api.outputs import NO_TOKEN
-from aengine.engine.async_engine import Serving
+from aengine.engine.core import EngineCore
 from aengine.engine.loading import LoadedModel
 from aengine.models.loading.weights import random_weights
 
@@ -48,7 +48,7 @@ async def test_a_stream_is_its_solo_run(speculation: bool) -> None:
         assert completion.token_ids == tuple(output)
         assert completion.finish_reason is FinishReason.MAX_TOKENS
         assert (completion.usage.prompt_tokens, completion.usage.completion_tokens) == (3, 60)
-        assert completion.text == "".join(token.text for token in tokens) == engine._serving.model.tokenizer.decode(output)
+        assert completion.text == "".join(token.text for token in tokens) == engine._core.serving.model.tokenizer.decode(output)
         assert [token async for token in stream] == []
         await stream.aclose()
         assert idle(engine)
@@ -64,7 +64,7 @@ async def test_finish_reasons() -> None:
         assert completion.finish_reason is FinishReason.EOS
         assert completion.token_ids[-1] == 7
         assert completion.stop_reason is None
-        assert completion.text == engine._serving.model.tokenizer.decode(completion.token_ids[:-1])
+        assert completion.text == engine._core.serving.model.tokenizer.decode(completion.token_ids[:-1])
         stop = completion.token_ids[1]
         stopped = await engine.generate([seed % 50, seed // 50], SamplingParams(seed=seed, stop_token_ids=(stop,)))
         assert stopped.finish_reason is FinishReason.STOP_TOKEN
@@ -153,7 +153,7 @@ class TestLeaving:
                         raise AssertionError("the step is held")
 
                 group.start_soon(read)
-                await until(lambda: any(state.waiter for state in engine._serving.registry._streams.values()))
+                await until(lambda: any(state.waiter for state in engine._core.serving.registry._streams.values()))
                 group.cancel_scope.cancel()
             gate.set()
             await until(lambda: idle(engine))
@@ -171,7 +171,7 @@ class TestLeaving:
             completion = stream.completion()
             assert completion.finish_reason is FinishReason.CANCELLED
             assert completion.token_ids == (first.token_id, *(token.token_id for token in rest[:-1]))
-            assert completion.text == engine._serving.model.tokenizer.decode(completion.token_ids)
+            assert completion.text == engine._core.serving.model.tokenizer.decode(completion.token_ids)
 
     async def test_cancel_takes_at_most_one_step(self) -> None:
         async with OracleEngine() as engine:
@@ -266,7 +266,7 @@ async def test_deadline() -> None:
         engine.runner.before_step = lambda plan: gate.wait() and None
         running = engine.stream([1], SamplingParams(seed=1, ignore_eos=True))
         late = engine.stream([2], SamplingParams(seed=2, ignore_eos=True), timeout=1e-9)
-        await until(lambda: engine._serving.registry.num_submitted == 2)
+        await until(lambda: engine._core.serving.registry.num_submitted == 2)
         gate.set()
         tokens = [token async for token in late]
         assert tokens[-1].finish_reason is FinishReason.DEADLINE
@@ -278,7 +278,7 @@ async def test_deadline() -> None:
 
 async def test_a_deadline_beyond_what_a_platform_can_wait() -> None:
     async with OracleEngine() as engine:
-        mailbox: Any = engine._steps._mailbox
+        mailbox: Any = engine._core.steps._mailbox
         waits: list[float | None] = []
         wait = mailbox.wait
         mailbox.wait = lambda timeout: waits.append(timeout) or wait(timeout)
@@ -296,7 +296,7 @@ async def test_deadline_while_nothing_else_happens() -> None:
     async with OracleEngine(max_unread_tokens=1) as engine:
         stream = engine.stream([1], SamplingParams(seed=1, ignore_eos=True), timeout=0.2)
         with anyio.fail_after(HANG_SECONDS):
-            await engine._serving.registry._streams[0].released.wait()
+            await engine._core.serving.registry._streams[0].released.wait()
         tokens = [token async for token in stream]
         assert tokens[-1].finish_reason is FinishReason.DEADLINE
 
@@ -388,10 +388,10 @@ class TestLifeCycle:
         loading, gate = threading.Event(), threading.Event()
         load = engine._load
 
-        def held() -> LoadedModel:
+        def held(core: EngineCore) -> LoadedModel:
             loading.set()
             assert gate.wait(HANG_SECONDS)
-            return load()
+            return load(core)
 
         engine._load = held  # type: ignore[method-assign]
         closed: list[bool] = []
@@ -402,7 +402,7 @@ class TestLifeCycle:
 
         async def close() -> None:
             await engine.aclose()
-            closed.append(engine.runner.closed.is_set() and not engine._steps._thread.is_alive())
+            closed.append(engine.runner.closed.is_set() and not engine._core.steps._thread.is_alive())
 
         async with anyio.create_task_group() as group:
             group.start_soon(start, scope := anyio.CancelScope())
@@ -441,7 +441,7 @@ class TestLifeCycle:
 
         async def close() -> None:
             await engine.aclose()
-            closed.append(not engine._steps._thread.is_alive())
+            closed.append(not engine._core.steps._thread.is_alive())
 
         async with anyio.create_task_group() as group:
             group.start_soon(close)
@@ -537,7 +537,7 @@ async def test_death_of_the_step_thread_ends_every_stream(ahead: Ahead) -> None:
         def fail(*given: object) -> None:
             raise kind("of the loaded model")
 
-        monkeypatch.setattr(Serving, "of", fail)
+        monkeypatch.setattr(EngineCore, "_serve", fail)
         engine = OracleEngine()
         with anyio.fail_after(HANG_SECONDS), pytest.raises(kind, match="of the loaded model"):
             await engine.start()
@@ -546,7 +546,7 @@ async def test_death_of_the_step_thread_ends_every_stream(ahead: Ahead) -> None:
 
     async def test_a_report_that_cannot_be_taken_ends_the_engine(self, monkeypatch: pytest.MonkeyPatch) -> None:
         async with OracleEngine() as engine:
-            monkeypatch.setattr(engine._serving.registry, "update", lambda updates: 1 // 0)
+            monkeypatch.setattr(engine._core.serving.registry, "update", lambda updates: 1 // 0)
             with anyio.fail_after(HANG_SECONDS), pytest.raises(EngineDeadError, match="ZeroDivisionError"):
                 await engine.generate([1, 2])
 

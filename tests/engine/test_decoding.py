@@ -226,7 +226,7 @@ class TestLogprobs:
     async def test_equal_transformers_cold_and_warm(self, reference: Callable[[list[int]], torch.Tensor], options: dict[str, int]) -> None:
         async with demo(dtype="float32", **options) as engine:
             params = SamplingParams(seed=1, max_tokens=12, logprobs=4, prompt_logprobs=3, temperature=1.3, presence_penalty=1.0)
-            prompt = engine._serving.model.tokenizer.encode(
+            prompt = engine._core.serving.model.tokenizer.encode(
                 "She had always wanted to see London, and now it was impossible to be employed; " * 3
             )
             for _ in range(2):

@@ -97,7 +97,7 @@ async def test_a_step_that_hangs_is_reported_and_ends_every_stream(caplog: pytes
         await engine.aclose()
     assert "before_step" in caplog.text, "the log shows where the thread is"
     gate.set()
-    await anyio.to_thread.run_sync(engine._steps._thread.join)
+    await anyio.to_thread.run_sync(engine._core.steps._thread.join)
     assert engine.runner.closed.is_set()
 
 
@@ -286,7 +286,7 @@ class TestFullQueue:
             for i, stream in enumerate(streams):
                 assert [token.token_id async for token in stream] == engine.solo(i)[0]
             assert (await engine.generate([1], SamplingParams(seed=7, max_tokens=2, ignore_eos=True))).token_ids
-            assert not engine._serving.registry._bound._waiting
+            assert not engine._core.serving.registry._bound._waiting
 
     @also_with_drafts
     async def test_sequences(self) -> None:
@@ -301,7 +301,7 @@ class TestFullQueue:
             gate = StepGate(engine, at=2)  # the one before took three more, as the first one's prompt was there
             await engine.unpause()
             await anyio.to_thread.run_sync(gate.held.wait)
-            await until(lambda: len(engine._serving.registry._bound._waiting) == 4)
+            await until(lambda: len(engine._core.serving.registry._bound._waiting) == 4)
             with pytest.raises(QueueFullError, match="4 sequences wait already, and this request has 5"):
                 engine.stream([4], SamplingParams(seed=4, n=5))
             gate.open()
@@ -311,7 +311,7 @@ class TestFullQueue:
             large = engine.stream([5], SamplingParams(seed=5, n=100, max_tokens=1))  # alone it may be larger
             async for _ in large:
                 pass
-            assert not engine._serving.registry._bound._waiting
+            assert not engine._core.serving.registry._bound._waiting
 
     async def test_a_refused_request_does_not_count(self) -> None:
         async with OracleEngine(max_queued_requests=2) as engine:

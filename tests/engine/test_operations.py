@@ -137,7 +137,7 @@ class TestPause:
                     group.start_soon(engine.pause)
                     await anyio.wait_all_tasks_blocked()
                     scope.cancel()
-            assert not engine._commands._waiting
+            assert not engine._core.commands._waiting
             gate.open()
             await engine.pause()
             await engine.unpause()

@@ -43,13 +43,13 @@ class TestDeadline:
     async def test_it_ends_what_is_being_prepared(self, is_read: bool, monkeypatch: pytest.MonkeyPatch) -> None:
         async with OracleEngine() as engine:
             submitted: list[Future[Any]] = []
-            submit = engine._workers.submit
+            submit = engine._core.workers.submit
 
             def noted(*work: Any) -> Future[Any]:
                 submitted.append(submit(*work))
                 return submitted[-1]
 
-            monkeypatch.setattr(engine._workers, "submit", noted)
+            monkeypatch.setattr(engine._core.workers, "submit", noted)
             with busy_worker(engine):
                 stream = engine.stream(PROMPT, SamplingParams(n=2), timeout=SHORT, request_id="name")
                 assert engine.request_info("name").state is RequestState.PREPARING  # type: ignore[union-attr]
@@ -75,7 +75,7 @@ class TestDeadline:
 
         params = SamplingParams(structured_output=StructuredOutput(regex="a"))
         async with OracleEngine() as engine:
-            monkeypatch.setattr(engine._serving.registry._grammars, "compile", compile_for_ever)
+            monkeypatch.setattr(engine._core.serving.registry._grammars, "compile", compile_for_ever)
             late = engine.stream([1], params, timeout=SHORT)
             cancelled = engine.stream([1], params, timeout=HANG_SECONDS)
             assert (await late.__anext__()).finish_reason is FinishReason.DEADLINE
@@ -101,7 +101,7 @@ class TestDeadline:
         async with OracleEngine() as engine:
             completion = await engine.generate(PROMPT, some(1), timeout=timeout)
             assert completion.finish_reason is FinishReason.MAX_TOKENS
-            assert not engine._serving.registry._preparations
+            assert not engine._core.serving.registry._preparations
 
 
 class TestLongTexts:
@@ -183,7 +183,7 @@ class TestLongTexts:
                 with pytest.raises(EngineStateError, match="the engine is closed"):
                     await engine.tokenize("a")
 
-            with busy_worker(engine, workers=engine._serving.texts._workers):
+            with busy_worker(engine, workers=engine._core.serving.texts._workers):
                 tasks.start_soon(wait)
                 await anyio.wait_all_tasks_blocked()
                 await engine.aclose()

@@ -222,7 +222,7 @@ async def test_an_engine_that_dies_when_it_is_about_to_sleep() -> None:
         async with anyio.create_task_group() as group:
             group.start_soon(sleep)
             await anyio.wait_all_tasks_blocked()
-            engine._steps.fail(RuntimeError("the device is gone"))
+            engine._core.steps.fail(RuntimeError("the device is gone"))
             gate.open()
         with pytest.raises(EngineDeadError):
             _ = [token async for token in stream]

@@ -24,7 +24,7 @@ pytestmark = pytest.mark.anyio
 def _noted(engine: OracleEngine) -> list[tuple[str, int]]:
     """What happens from now on: a step is launched, it is computed, what it changed is reported. The second is the number of the step."""
     events: list[tuple[str, int]] = []
-    steps: Any = engine._steps
+    steps: Any = engine._core.steps
     hand_on = steps._report
 
     def note(report: Any) -> None:
@@ -114,7 +114,7 @@ async def test_a_step_that_has_not_begun_gives_way(leaves: bool) -> None:
             tasks.start_soon(second.aclose)
         else:
             third = engine.stream([1, 2], SamplingParams(seed=3, max_tokens=12, ignore_eos=True))
-        while engine._steps._mailbox.is_empty:
+        while engine._core.steps._mailbox.is_empty:
             await anyio.lowlevel.checkpoint()
         gate.open()
         assert [token.token_id async for token in first] == engine.solo(1)[0]
@@ -141,7 +141,7 @@ async def test_a_flight_is_gone_before_its_step_is_reported(ahead: Ahead) -> Non
     async with OracleEngine(ahead=ahead) as engine:
         flights: list[weakref.ref[HookedFlight]] = []
         alive: list[bool] = []
-        steps: Any = engine._steps
+        steps: Any = engine._core.steps
         hand_on, launch = steps._report, engine.runner.launch
 
         def noted_launch(plan: StepPlan) -> HookedFlight:
@@ -166,7 +166,7 @@ async def test_stats_know_of_requests_at_once(monkeypatch: pytest.MonkeyPatch) -
     known: list[EngineStats] = []
     monkeypatch.setattr(step_stats, "PUBLISH_SECONDS", 1e9)
     async with OracleEngine() as engine:
-        engine.runner.before_launch = lambda plan: known.append(engine._steps.stats.published[0])
+        engine.runner.before_launch = lambda plan: known.append(engine._core.steps.stats.published[0])
         await engine.generate([1, 2], params)
         assert [(stats.running, stats.completion_tokens) for stats in known] == [(0, 0)] + [(1, 1)] * 99
         stats = engine.stats()
@@ -174,7 +174,7 @@ async def test_stats_know_of_requests_at_once(monkeypatch: pytest.MonkeyPatch) -
     known.clear()
     monkeypatch.setattr(step_stats, "PUBLISH_SECONDS", 0.0)
     async with OracleEngine() as engine:
-        engine.runner.before_launch = lambda plan: known.append(engine._steps.stats.published[0])
+        engine.runner.before_launch = lambda plan: known.append(engine._core.steps.stats.published[0])
         await engine.generate([1, 2], params)
     assert [stats.completion_tokens for stats in known] == list(range(100))
 

@@ -49,7 +49,7 @@ def fail_at(engine: OracleEngine, step: int) -> None:
 async def received(engine: OracleEngine, gate: StepGate, stream: TokenStream) -> int:
     """Wait until a step is held and all tokens before it, which are those of `stream`, have come; returns how many these are."""
     await until(gate.held.is_set)
-    num_tokens: int = engine._steps.stats.completion_tokens
+    num_tokens: int = engine._core.steps.stats.completion_tokens
     await until(lambda: stream.info().usage.completion_tokens == num_tokens)
     return num_tokens
 

@@ -133,7 +133,7 @@ async def test_a_grammar_does_not_wait_for_those_of_requests_that_are_gone(monke
         gone.set()
         await engine.generate(PROMPT, wanting(regex="[ab]+c"))
         assert len(compiled) <= 2 + MAX_THREADS, "those that had begun alone"
-        assert engine._serving.registry._grammars._threads._work_queue.empty()
+        assert engine._core.serving.registry._grammars._threads._work_queue.empty()
         assert idle(engine)
 
 

@@ -37,7 +37,7 @@ def params(index: int) -> SamplingParams:
 
 def fail_once(engine: AsyncEngine, after: int, fail: Callable[[Any], None]) -> Any:
     """Instead of launching the step behind so many. Returns the executor."""
-    executor: Any = engine._serving.model.runner._executor  # type: ignore[attr-defined]
+    executor: Any = engine._core.serving.model.runner._executor  # type: ignore[attr-defined]
     launch, steps = executor.launch, iter(range(10**9))
 
     def launch_or_fail(step: Any) -> Any:
@@ -173,7 +173,7 @@ from aengine import AsyncEngine, EngineDeadError, SamplingParams
 async def main():
     engine = AsyncEngine("demo", device="cuda", attention_backend="triton", dtype="float32", eager=True, kv_cache_memory=8 << 20)
     await engine.start()
-    executor = engine._serving.model.runner._executor
+    executor = engine._core.serving.model.runner._executor
     launch = executor.launch
 
     def launch_and_break(step):

@@ -16,7 +16,7 @@ from test_families import CASES, config_of
 
 from aengine.models.config.model_config import load_spec
 from aengine.models.spec import ModelSpec
-from aengine.runner import runner as model_runner
+from aengine.runner import model_plan
 from aengine.runner.runner import ModelRunner
 
 pytestmark = pytest.mark.slow
@@ -80,7 +80,7 @@ def test_every_field_has_an_effect(case: Case, tmp_path: pathlib.Path, monkeypat
 
     def logits(of: ModelSpec) -> torch.Tensor | None:
         """None: the checkpoint does not fit, or the model cannot be run."""
-        monkeypatch.setattr(model_runner, "find_spec", lambda *given: of)
+        monkeypatch.setattr(model_plan, "find_spec", lambda *given: of)
         try:
             runner = ModelRunner(config_of(case, tmp_path, "torch_native"), tmp_path)
             seen = record_logits(runner)

@@ -413,7 +413,7 @@ class TestHedging:
             await until(lambda: many._has(other, "x"))
             gates[many.members.index(other)].open()
             check_whole(many, await tokens_of(stream), 4)
-            await until(lambda: any(isinstance(command, Cancel) for command in [*first.engine._steps._mailbox._commands]))
+            await until(lambda: any(isinstance(command, Cancel) for command in [*first.engine._core.steps._mailbox._commands]))
             gates[many.members.index(first)].open()
             await until(lambda: idle(first.engine))
             assert first.engine.stats().completion_tokens < 20

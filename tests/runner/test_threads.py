@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from aengine import AsyncEngine, SamplingParams
-from aengine.runner import runner as model_runner
+from aengine.runner import model_plan
 from aengine.runner.torch.device import set_thread_count
 
 
@@ -60,7 +60,7 @@ async def seen_by_steps(engine: AsyncEngine) -> tuple[int, int]:
         return logits
 
     await engine.generate([1], SamplingParams(max_tokens=1, logits_processors=(processor,)))
-    runner: Any = engine._serving.model.runner
+    runner: Any = engine._core.serving.model.runner
     return seen[0], runner._executor._model.workspace.threads
 
 
@@ -69,7 +69,7 @@ def test_engines_leave_each_other_and_their_host_alone(monkeypatch: pytest.Monke
         options = {"kv_cache_memory": 16 << 20}
         async with AsyncEngine("demo", threads=before + 2, **options) as many, AsyncEngine("demo", threads=before + 1, **options) as fewer:
             assert await seen_by_steps(many) == (before + 2,) * 2
-            monkeypatch.setattr(model_runner, "SINGLE_THREAD_PARAMETERS", 0)  # so that it takes torch's number
+            monkeypatch.setattr(model_plan, "SINGLE_THREAD_PARAMETERS", 0)  # so that it takes torch's number
             async with AsyncEngine("demo", **options) as default:
                 assert await seen_by_steps(default) == (before,) * 2
             assert await seen_by_steps(fewer) == (before + 1,) * 2

@@ -45,4 +45,4 @@ def num_generated(engine: OracleEngine, request_id: str) -> int:
 
 def nothing_left(engine: OracleEngine) -> bool:
     """Whether no request is left in the engine, and no command of one on its way."""
-    return idle(engine) and not engine._serving.registry._bound._waiting
+    return idle(engine) and not engine._core.serving.registry._bound._waiting

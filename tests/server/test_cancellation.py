@@ -110,7 +110,7 @@ WAYS = [by_reset, by_abort, by_close, by_deadline]
 
 def was_noticed(engine: OracleEngine) -> bool:
     """Whether the engine was told; what is with the step thread is in its mailbox while a step is held."""
-    return any(isinstance(command, Cancel) for command in [*engine._steps._mailbox._commands]) or engine.request_info(MINE) is None
+    return any(isinstance(command, Cancel) for command in [*engine._core.steps._mailbox._commands]) or engine.request_info(MINE) is None
 
 
 @pytest.mark.quick_cases(2)

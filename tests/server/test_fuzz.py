@@ -181,7 +181,7 @@ async def check_unharmed(engine: Engine, serve: Serving, num_tasks: int) -> None
     assert status == health_pb2.HealthCheckResponse.SERVING
     events = await events_of(serve.generation.StreamGenerate(oracle_request(1, max_tokens=10)))
     check_whole(engine, next(engine.seeds) - 1, events)
-    await until(lambda: nothing_left(engine) and serve.server.in_flight == 0 and not engine._steps._mailbox._commands)
+    await until(lambda: nothing_left(engine) and serve.server.in_flight == 0 and not engine._core.steps._mailbox._commands)
     await until(lambda: len(asyncio.all_tasks()) <= num_tasks)
 
 

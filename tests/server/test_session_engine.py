@@ -101,7 +101,7 @@ async def test_all_leave_within_a_few_steps() -> None:
         await engine.unpause()
         await until(gate.held.is_set)
         client.call.cancel()
-        await until(lambda: len(engine._steps._mailbox._commands) == 24)  # all of them cancelled, and none gone
+        await until(lambda: len(engine._core.steps._mailbox._commands) == 24)  # all of them cancelled, and none gone
         assert serve.server.in_flight == 24
         gate.open()
         await until(lambda: nothing_left(engine) and serve.server.in_flight == 0)
@@ -186,7 +186,7 @@ async def test_the_last_event_of_a_tag_comes_when_its_pages_are_free(ahead: Ahea
                 await client.read()
             engine.runner.before_launch = lambda plan: None
             assert engine.stats().pages_used == 0
-            assert not engine._serving.registry._by_id
+            assert not engine._core.serving.registry._by_id
 
 
 async def test_tags_come_and_go() -> None:

@@ -28,6 +28,7 @@ from aengine.attention import StepLayout
 from aengine.bench.report import table, write_json
 from aengine.bench.shapes import SHAPES, shape_folder
 from aengine.engine.async_engine import AsyncEngine
+from aengine.engine.core import EngineCore
 from aengine.engine.loading import LoadedModel
 from aengine.kernels.cpu.library import Workspace
 from aengine.kernels.cpu.pool import KvPool
@@ -58,8 +59,8 @@ class TimedEngine(AsyncEngine):
         self.latest: dict[int, PreparedStep] = {}  # by their number of tokens
         self._threads = 1
 
-    def _load(self) -> LoadedModel:
-        loaded = super()._load()
+    def _load(self, core: EngineCore) -> LoadedModel:
+        loaded = super()._load(core)
         runner: Any = loaded.runner
         executor = runner._executor
         if not isinstance(executor, CpuExecutor):
@@ -73,7 +74,7 @@ class TimedEngine(AsyncEngine):
             return step
 
         stack.prepare = kept
-        stats: Any = self._steps.stats
+        stats: Any = core.steps.stats
         stats.add_step = lambda seconds, num_tokens, num_prefill: self.steps.append((num_tokens, seconds))
         return loaded
 

@@ -18,6 +18,7 @@ from aengine.api.outputs import ModelInfo
 from aengine.api.params import SamplingParams
 from aengine.cache import Windows
 from aengine.engine.async_engine import AsyncEngine
+from aengine.engine.core import EngineCore
 from aengine.engine.loading import LoadedModel
 from aengine.models.loading.hub import DEMO, resolve_model
 from aengine.runner.contract import Change, Prepared
@@ -125,9 +126,9 @@ class PacedEngine(AsyncEngine):
     def __init__(self, max_num_seqs: int) -> None:
         super().__init__(EngineConfig(model=DEMO, max_num_seqs=max_num_seqs))
 
-    def _load(self) -> LoadedModel:
+    def _load(self, core: EngineCore) -> LoadedModel:
         tokenizer = Tokenizer.load(resolve_model(DEMO))
-        self.runner = PacedRunner(tokenizer.encode(TEXT), self.config.num_seqs, self._edge.call_soon)
+        self.runner = PacedRunner(tokenizer.encode(TEXT), self.config.num_seqs, core.edge.call_soon)
         info = ModelInfo(
             name="paced",
             architecture="none",

@@ -23,6 +23,7 @@ from aengine.bench.load_run import LengthRange, Lengths, random_lengths
 from aengine.bench.quality import HELD_TEXT
 from aengine.bench.report import Speculation
 from aengine.engine.async_engine import AsyncEngine
+from aengine.engine.core import EngineCore
 from aengine.engine.loading import LoadedModel
 from tools.lab.planted import PROMPT, EditDrafter, Planted, PlantedDrafter
 
@@ -112,8 +113,8 @@ class _PlantedEngine(AsyncEngine):
         super().__init__(replace(config, speculative="ngram", speculative_model=None))
         self._workload = workload
 
-    def _load(self) -> LoadedModel:
-        loaded = super()._load()
+    def _load(self, core: EngineCore) -> LoadedModel:
+        loaded = super()._load(core)
         edits = self._workload == "edit"
         self.drafter = EditDrafter(loaded.info.vocab_size, loaded.runner.max_num_seqs) if edits else PlantedDrafter()
         return replace(loaded, drafter=self.drafter)

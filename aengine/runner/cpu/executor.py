@@ -28,7 +28,7 @@ from aengine.models.adapters import Adapter
 from aengine.models.cpu.stack import PreparedStep
 from aengine.parallel.follower import FollowerRanks
 from aengine.parallel.messages import Logits
-from aengine.runner.contract import InFlightStep, IntArray, ReadWeights, Step
+from aengine.runner.contract import InFlightStep, IntArray, LazyStep, ReadWeights, Step
 from aengine.runner.cpu.model import PagedCpuModel
 from aengine.runner.prompt_scores import PromptScorer
 from aengine.runner.rank_steps import Stages
@@ -322,7 +322,7 @@ class CpuFollower(CpuExecutorBase):
     def launch(self, step: Step) -> InFlightStep:
         if self._stages is not None:
             return self._stages.launch(step, functools.partial(self._follow, step))
-        return FollowedStep(functools.partial(self._compute, step, self._model.prepare(step)))
+        return LazyStep(functools.partial(self._compute, step, self._model.prepare(step)), lambda result: result)
 
     def hold(self, held: bool) -> None:
         """Changes nothing: a follower's step is never withdrawn."""
@@ -341,25 +341,3 @@ class CpuFollower(CpuExecutorBase):
                 self._model.logits(step, hidden, message.indices)
         self._model.last_tokens[step.rows_that_sample()] = message.tokens
         return StepResult(step.number, NO_INTS)
-
-
-class FollowedStep:
-    """The `InFlightStep` of a `CpuFollower`, computed when it is waited for or its result is asked for."""
-
-    overlaps = False
-
-    def __init__(self, make_result: Callable[[], StepResult]) -> None:
-        """`make_result` is called once."""
-        self._make_result = make_result
-        self._result: StepResult | None = None
-
-    def wait(self) -> None:
-        self.result()
-
-    def result(self) -> StepResult:
-        if self._result is None:
-            self._result = self._make_result()
-        return self._result
-
-    def withdraw(self) -> bool:
-        return False

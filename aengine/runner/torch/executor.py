@@ -26,7 +26,7 @@ from aengine.models.torch.blocks import Weight
 from aengine.models.torch.decoder import Decoder
 from aengine.parallel.follower import FollowerRanks
 from aengine.parallel.messages import Logits
-from aengine.runner.contract import InFlightStep, IntArray, ReadWeights, Step
+from aengine.runner.contract import InFlightStep, IntArray, LazyStep, ReadWeights, Step
 from aengine.runner.memory import cpu_budget, free_host_memory
 from aengine.runner.prompt_scores import PromptScorer, PromptScores
 from aengine.runner.rank_steps import Stages, connect_ranks, connect_replicas
@@ -46,38 +46,6 @@ from aengine.scheduler.plan import NO_INTS, NewRow, StepResult
 
 Output = tuple[ResultBuffer, SampledTokens | None, PromptScores | None]
 """Tensors are in host memory once the buffer's `wait` has returned."""
-
-
-class TorchStep:
-    """The `InFlightStep` of a `TorchExecutor`. On CUDA it starts when it is launched, on a CPU at the latest when its result is asked
-    for."""
-
-    def __init__(self, start: Callable[[], Output], finish: Callable[..., StepResult], *, overlaps: bool) -> None:
-        """`start` and `finish`: as of `TorchExecutor`, of this step."""
-        self.overlaps = overlaps
-        self._start = start
-        self._finish = finish
-        self._output: Output | None = None
-        self._result: StepResult | None = None
-
-    def start(self) -> Output:
-        """Puts the step on the device's stream, unless it is there already."""
-        if self._output is None:
-            self._output = self._start()
-        return self._output
-
-    def wait(self) -> None:
-        if self._result is None:
-            self.start()[0].wait()
-
-    def result(self) -> StepResult:
-        if self._result is None:
-            self.wait()
-            self._result = self._finish(*self.start())
-        return self._result
-
-    def withdraw(self) -> bool:
-        return False
 
 
 _log = logging.getLogger("aengine")
@@ -114,7 +82,7 @@ class TorchExecutor:
             setup.replicas.connect(exchange.begin_step, self._compute_for_others)
         self._stages = Stages.of(setup, self._stage)
         self._free_buffers: list[ResultBuffer] = []
-        self._unstarted: TorchStep | None = None  # the latest step, on a CPU
+        self._unstarted: LazyStep[Output] | None = None  # the latest step, on a CPU
         self._asleep: Asleep | None = None
 
     @property
@@ -213,7 +181,12 @@ class TorchExecutor:
             return self._stages.launch(step, functools.partial(self._end, step))
         self._start_latest()
         on_cpu = self._setup.device.type == "cpu"
-        launched = TorchStep(functools.partial(self.start, step), functools.partial(self.finish, step), overlaps=not on_cpu)
+        launched = LazyStep(
+            functools.partial(self.start, step),
+            lambda output: self.finish(step, *output),
+            lambda output: output[0].wait(),
+            overlaps=not on_cpu,
+        )
         if on_cpu:
             self._unstarted = launched
         else:

@@ -64,7 +64,7 @@ async def test_a_client_that_leaves_is_noticed_at_once(
             writer.write(request_bytes("/v1/completions", body(prompt=prompt, stream=stream, max_tokens=100)))
             await until(gate.held.is_set)
             leave(writer)
-            await until(lambda: seen.calls or len(engine._steps._mailbox._commands))  # while the step is held
+            await until(lambda: seen.calls or len(engine._core.steps._mailbox._commands))  # while the step is held
         gate.open()
         await until(lambda: nothing_left(engine) and serve.server.in_flight == 0)
         assert engine.stats().completion_tokens <= step + 1

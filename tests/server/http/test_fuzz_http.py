@@ -91,7 +91,7 @@ async def check_unharmed(engine: Engine, serve: Serving, num_tasks: int) -> None
     await ask(serve)
     core = serve.server.core
     await until(lambda: nothing_left(engine) and serve.server.in_flight == 0 and len(core.calls) == 0 and not core.calls._apart)
-    await until(lambda: not engine._steps._mailbox._commands and len(asyncio.all_tasks()) <= num_tasks)
+    await until(lambda: not engine._core.steps._mailbox._commands and len(asyncio.all_tasks()) <= num_tasks)
 
 
 def complaints(caplog: pytest.LogCaptureFixture) -> set[tuple[str, str]]:

@@ -142,7 +142,7 @@ class Spied(AsyncEngine):
 
     async def start(self) -> None:
         await super().start()
-        registry = self._serving.registry  # type: ignore[union-attr]
+        registry = self._core.serving.registry  # type: ignore[union-attr]
         post = registry._post
 
         def noted(command: Any) -> None:
