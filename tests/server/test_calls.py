@@ -24,6 +24,7 @@ from aengine.api.errors import InvalidRequestError, QueueFullError
 from aengine.api.outputs import Token
 from aengine.server.config.options import ServerConfig
 from aengine.server.core.auth import Authenticator
+from aengine.server.core.call_life import CallLife
 from aengine.server.core.calls_in_flight import CURRENT_CALL, CallsInFlight, Observers
 from aengine.server.core.decoding import Decoding
 from aengine.server.core.errors import ServiceError
@@ -122,8 +123,8 @@ async def client() -> AsyncIterator[Client]:
     config = ServerConfig()
     seen, observers, under_way, service = Seen(), Observers(), CallsInFlight(config.max_calls, config.stall_seconds), Service()
     watch(observers, seen)
-    authenticator = Authenticator(config)
-    server = make_server((CallInterceptor(config, authenticator, under_way, Decoding(1 << 28, 1 << 28), observers),), ())
+    life = CallLife(Authenticator(config), under_way, observers, config.max_metadata_bytes)
+    server = make_server((CallInterceptor(config, life, Decoding(1 << 28, 1 << 28)),), ())
     server.add_registered_method_handlers("aengine.test", service.handlers())
     port = server.add_insecure_port("127.0.0.1:0")
     await server.start()

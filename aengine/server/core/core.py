@@ -25,6 +25,7 @@ from aengine.api.outputs import ModelInfo, RequestInfo, RequestState
 from aengine.api.stream import TokenStream
 from aengine.server.config.options import ServerConfig
 from aengine.server.core.auth import Authenticator
+from aengine.server.core.call_life import CallLife
 from aengine.server.core.calls_in_flight import Admission, Caller, CallsInFlight, Observers
 from aengine.server.core.decoding import Decoding
 from aengine.server.core.errors import ServiceError, clip
@@ -178,6 +179,7 @@ class Core:
         self.observers = Observers()  # of calls and generations
         self.authenticator = Authenticator(config)
         self.calls = CallsInFlight(config.max_calls, config.stall_seconds)
+        self.life = CallLife(self.authenticator, self.calls, self.observers, config.max_metadata_bytes)
         names = tuple(dict.fromkeys(config.served_model_name))
         self.backend = Backend(engine, self.admission, self.observers, config.max_message_bytes, served_names=names)
         self.texts = ServedTexts(engine)

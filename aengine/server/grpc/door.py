@@ -68,7 +68,7 @@ class GrpcFrontend:
         assert config.port is not None
         self._config = config
         self._port = config.port
-        interceptor = CallInterceptor(config, core.authenticator, core.calls, core.decoding, core.observers)
+        interceptor = CallInterceptor(config, core.life, core.decoding)
         self._server = server = make_server((interceptor,), channel_options(config))
         self.resumables = ResumableStreams(backend)  # which outlive their calls
         add_GenerationServiceServicer_to_server(GenerationServicer(backend, self.resumables), server)

@@ -1,15 +1,15 @@
-"""The boundary of a call: who may make it, how it runs, what its exceptions become, and what is recorded of it.
+"""The gRPC side of a call's life, which `CallLife` has: how its handler is run, and how its error reaches the client.
 
-Owns how handlers run; knows nothing of what they do. Every call, whatever its kind, begins here before its first message is read, so
+Knows nothing of what handlers do. Every call, whatever its kind, begins here before its first message is read, so
 that a stranger's message is never taken in. All are driven with the reader and writer API of grpc.aio: a client that goes away then shows
 as `CancelledError` at one place, also while a write waits for the client, the servicer's generator is closed at once rather than when it
-is garbage collected, and nothing waits for a client for longer than `CallsInFlight` lets it.
+is garbage collected.
 """
 
 from __future__ import annotations
 
 import asyncio
-import time
+import functools
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import aclosing
 from contextvars import ContextVar
@@ -21,21 +21,11 @@ from grpc import aio
 from grpc_status import rpc_status
 
 from aengine.api.errors import InvalidRequestError
-from aengine.api.runtime import forget_tracebacks
 from aengine.server.config.options import ServerConfig
-from aengine.server.core.auth import Authenticator
-from aengine.server.core.calls_in_flight import (
-    CURRENT_CALL,
-    REQUEST_ID_KEY,
-    Call,
-    CallsInFlight,
-    Observers,
-    notify,
-    request_id_of,
-    trace_id_of,
-)
+from aengine.server.core.call_life import CallLife
+from aengine.server.core.calls_in_flight import REQUEST_ID_KEY, Call
 from aengine.server.core.decoding import Decoding
-from aengine.server.core.errors import ServiceError, describe
+from aengine.server.core.errors import ServiceError
 from aengine.server.grpc.port import CARRIER, NO_METHOD, certificate_name
 from aengine.server.grpc.status import check_fields, code_of, size_of, to_status, values_of
 from aengine.wire.names import PUSHBACK_KEY
@@ -54,14 +44,10 @@ Coder = Callable[[Any], Any]
 class CallInterceptor(aio.ServerInterceptor):
     """Wraps all methods. Those of health, which load balancers ask without credentials, are neither recorded nor for some callers only."""
 
-    def __init__(
-        self, config: ServerConfig, authenticator: Authenticator, calls: CallsInFlight, decoding: Decoding, observers: Observers
-    ) -> None:
+    def __init__(self, config: ServerConfig, life: CallLife, decoding: Decoding) -> None:
         self._config = config
-        self._authenticator = authenticator
-        self._calls = calls
+        self._life = life
         self._decoding = decoding
-        self._observers = observers
         self._handlers: dict[str, Any] = {}  # only of methods that exist
         self._no_handler = self._handler(NO_METHOD, _refuse)
 
@@ -89,62 +75,51 @@ class CallInterceptor(aio.ServerInterceptor):
         return grpc.stream_stream_rpc_method_handler(run, decode, encode)
 
     async def _run(self, method: str, requests: AsyncIterator[Any], context: Context, work: Work) -> None:
-        """One call, from its headers to its last status. Its record is complete and passed on before the client learns how it ended."""
+        """One call, from its headers to its last status."""
         metadata = _METADATA.get()
         num_bytes = size_of(metadata)
-        known = metadata if num_bytes <= self._config.max_metadata_bytes else ()
-        request_id, trace_id = request_id_of(values_of(known, REQUEST_ID_KEY)), trace_id_of(values_of(known, "traceparent"))
-        call = Call(method, context.peer(), request_id, trace_id, is_apart=method.startswith(HEALTH_PREFIX))
+        header = functools.partial(values_of, metadata)
+        call = self._life.begin(method, context.peer(), header, num_bytes, is_apart=method.startswith(HEALTH_PREFIX))
         context.set_trailing_metadata(((REQUEST_ID_KEY, call.request_id),))
-        CURRENT_CALL.set(call)
-        try:
+        with self._life.hold(call):
             try:
-                self._calls.add(call)
-                if num_bytes > self._config.max_metadata_bytes:
-                    raise ServiceError(
-                        "METADATA_TOO_LARGE", f"{num_bytes} bytes of metadata are more than {self._config.max_metadata_bytes}"
-                    )
+                self._life.admit(call, num_bytes)
                 if not call.is_apart:
                     certificate = certificate_name(context.auth_context()) if self._config.tls_client_ca else None
-                    call.caller = await self._authenticator.authorize(
-                        values_of(metadata, "authorization"), certificate, administrates=method.startswith(ADMIN_PREFIX)
-                    )
+                    administrates = method.startswith(ADMIN_PREFIX)
+                    await self._life.authorize(call, header("authorization"), certificate, administrates=administrates)
                 await work(call, requests, context)
             except asyncio.CancelledError:
                 if call.error is None:
                     passed = context.time_remaining() == 0
-                    self._end(call, grpc.StatusCode.DEADLINE_EXCEEDED if passed else grpc.StatusCode.CANCELLED)
+                    self._life.end(call, "DEADLINE_EXCEEDED" if passed else "CANCELLED")
                     raise
                 error = call.error
             except aio.AbortError:
-                self._end(call, context.code() or grpc.StatusCode.UNKNOWN)
+                self._life.end(call, (context.code() or grpc.StatusCode.UNKNOWN).name)
                 raise
             except aio.BaseError as gone:  # while a message was on its way to the client
-                self._end(call, grpc.StatusCode.CANCELLED)
+                self._life.end(call, "CANCELLED")
                 _cut(gone)
             except Exception as raised:
                 error = raised
             else:
-                self._end(call, grpc.StatusCode.OK)
+                self._life.end(call, "OK")
                 return
             await self._abort(call, context, error)
-        finally:
-            call.answered()
-            self._calls.discard(call)
 
     async def _abort(self, call: Call, context: Context, error: Exception) -> NoReturn:
         answered = call.messages_sent > 0 or call.waits == "READER_STALLED"  # the client may have what is on its way to it
-        failure = describe(error, answered=answered)
-        forget_tracebacks(error)  # they hold the message, and this call, which holds them: both would stay until garbage is collected
+        failure = self._life.fail(error, answered=answered)
         status = rpc_status.to_status(to_status(failure, debug=self._config.debug_errors))
         metadata = (*(status.trailing_metadata or ()), (REQUEST_ID_KEY, call.request_id))
         if failure.retry_delay is not None:
             metadata += ((PUSHBACK_KEY, str(int(failure.retry_delay.total_seconds() * 1000))),)
-        self._end(call, code_of(failure), failure.reason)
+        self._life.end(call, code_of(failure).name, failure.reason)
         if not call.mute:
             # In HTTP/2 the status comes after all messages, so where the client reads slowly it waits behind them.
             waits_behind = answered and failure.reason != "READER_STALLED"
-            seconds = self._calls.stall_seconds if waits_behind else ABORT_SECONDS
+            seconds = self._config.stall_seconds if waits_behind else ABORT_SECONDS
             try:
                 await asyncio.wait_for(context.abort(status.code, status.details, metadata), seconds)
             except aio.AbortError as aborted:
@@ -153,11 +128,6 @@ class CallInterceptor(aio.ServerInterceptor):
             except (asyncio.TimeoutError, aio.BaseError):
                 pass  # the client does not take the status either, or went away
         _cut(error)
-
-    def _end(self, call: Call, code: grpc.StatusCode, reason: str = "") -> None:
-        call.code, call.reason, call.seconds = code.name, reason, time.monotonic() - call.start
-        if not call.is_apart:
-            notify(self._observers.on_call_end, call)
 
 
 def _work_of(inner: Any, decoding: Decoding, decode: Coder, encode: Coder) -> Work:

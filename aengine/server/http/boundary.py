@@ -1,8 +1,7 @@
-"""The boundary of an HTTP request: who may make it, which hosts and origins it may name, how its handler runs, what its exceptions become,
-and what is recorded of it.
+"""The HTTP side of a call's life, which `CallLife` has: which route serves it, which hosts and origins it may name, how its handler is run,
+and how its error reaches the client.
 
-Owns how handlers run; knows nothing of what they do. A client that goes away shows as `CancelledError` at one place, and nothing waits for
-a client for longer than `CallsInFlight` lets it.
+Knows nothing of what handlers do. A client that goes away shows as `CancelledError` at one place.
 
 A page of any site can have a browser send requests to this machine, and one whose name is made to mean this machine's address can read the
 answers, too. Both show in headers that the page does not write: Origin, and Host.
@@ -12,16 +11,13 @@ from __future__ import annotations
 
 import asyncio
 import re
-import time
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from aengine.api.runtime import forget_tracebacks
 from aengine.server.config.options import ServerConfig, is_loopback
-from aengine.server.core.calls_in_flight import CURRENT_CALL, REQUEST_ID_KEY, Call, notify, request_id_of, trace_id_of
 from aengine.server.core.core import Core
-from aengine.server.core.errors import ServiceError, clip, describe
+from aengine.server.core.errors import ServiceError, clip
 from aengine.server.http.connection import Connection
 from aengine.server.http.http_errors import CLIENT_LEFT, OPENAI, ErrorStyle, HttpError, error_headers
 from aengine.server.http.http_exchange import HttpExchange, Receive, Send
@@ -93,6 +89,7 @@ class HttpApp:
 
     def __init__(self, core: Core, routes: list[Route]) -> None:
         self._core = core
+        self._life = core.life
         self._config = core.config
         self._origins = Origins(core.config)
         self._beginning = asyncio.Lock()  # of hundreds that come at once each leaves the streams a turn of the event loop
@@ -114,11 +111,11 @@ class HttpApp:
             headers.setdefault(name.decode("latin-1"), []).append(value.decode("latin-1"))
         found, rest = self._find(scope["path"])
         route = found.get("GET" if scope["method"] == "HEAD" else scope["method"])
-        call = Call(
+        call = self._life.begin(
             route.method if route is not None else NO_ROUTE,
             connection.peer,
-            request_id_of(headers.get(REQUEST_ID_KEY, ())),
-            trace_id_of(headers.get("traceparent", ())),
+            lambda name: headers.get(name, ()),
+            num_bytes,
             is_polled=route is not None and route.is_polled,
             is_apart=route is not None and route.is_apart,
         )
@@ -131,44 +128,52 @@ class HttpApp:
             self._core.decoding,
             self._config.max_message_bytes,
             self._core.admission,
-            lambda status: self._end(call, status),
+            lambda status: self._life.end(call, str(status)),
         )
         exchange.rest = rest
-        CURRENT_CALL.set(call)
         assert call.task is not None
         connection.on_lost = call.task.cancel
-        try:
+        with self._life.hold(call):
             try:
-                self._core.calls.add(call)
-                if num_bytes > (most := self._config.max_metadata_bytes):
-                    raise ServiceError("METADATA_TOO_LARGE", f"{num_bytes} bytes of headers are more than {most}")
-                if scope["http_version"] not in ("1.0", "1.1"):
-                    raise HttpError("INVALID_FIELD", f"HTTP/{scope['http_version']} is not spoken here", 505)
-                self._origins.check(headers, scope["http_version"], is_for_all=call.is_apart)
-                if route is None or not (route.is_apart or route.is_public):
-                    call.caller = await self._core.authenticator.authorize(_credentials(headers), connection.certificate())
-                if route is None:
-                    raise _no_route(scope, found)
-                if not route.is_apart:
-                    async with self._beginning:
-                        await asyncio.sleep(0)
-                await route.handler(exchange)
-                assert exchange.ended, f"{route.method} has no response"
+                await self._serve(scope, headers, num_bytes, found, route, exchange)
+            finally:
+                connection.on_lost = None
+                exchange.stop_beat()
+
+    async def _serve(
+        self,
+        scope: Mapping[str, Any],
+        headers: Mapping[str, list[str]],
+        num_bytes: int,
+        found: Mapping[str, Route],
+        route: Route | None,
+        exchange: HttpExchange,
+    ) -> None:
+        call, connection = exchange.call, exchange.connection
+        try:
+            self._life.admit(call, num_bytes)
+            if scope["http_version"] not in ("1.0", "1.1"):
+                raise HttpError("INVALID_FIELD", f"HTTP/{scope['http_version']} is not spoken here", 505)
+            self._origins.check(headers, scope["http_version"], is_for_all=call.is_apart)
+            if route is None or not (route.is_apart or route.is_public):
+                await self._life.authorize(call, _credentials(headers), connection.certificate())
+            if route is None:
+                raise _no_route(scope, found)
+            if not route.is_apart:
+                async with self._beginning:
+                    await asyncio.sleep(0)
+            await route.handler(exchange)
+            assert exchange.ended, f"{route.method} has no response"
+            return
+        except asyncio.CancelledError:
+            if call.error is None:
+                self._life.end(call, str(CLIENT_LEFT))
+                connection.abort()
                 return
-            except asyncio.CancelledError:
-                if call.error is None:
-                    self._end(call, CLIENT_LEFT)
-                    connection.abort()
-                    return
-                error = call.error
-            except Exception as raised:
-                error = raised
-            await self._fail(exchange, error, self.style_of(scope["path"]))
-        finally:
-            connection.on_lost = None
-            exchange.stop_beat()
-            call.answered()
-            self._core.calls.discard(call)
+            error = call.error
+        except Exception as raised:
+            error = raised
+        await self._fail(exchange, error, self.style_of(scope["path"]))
 
     def style_of(self, path: str) -> ErrorStyle:
         """How errors of `path`, and of all below it, are told."""
@@ -184,11 +189,9 @@ class HttpApp:
         return {}, ""
 
     async def _fail(self, exchange: HttpExchange, error: Exception, style: ErrorStyle) -> None:
-        call = exchange.call
-        failure = describe(error, answered=exchange.answered)
-        forget_tracebacks(error)  # they hold the body, and this call, which holds them
+        failure = self._life.fail(error, answered=exchange.answered)
         status = style.status(failure)
-        self._end(call, status, failure.reason)
+        self._life.end(exchange.call, str(status), failure.reason)
         if exchange.ended or failure.reason == "READER_STALLED":
             exchange.connection.abort()
             return
@@ -203,14 +206,6 @@ class HttpApp:
             await asyncio.wait_for(sending, ERROR_SECONDS if failure.reason == "SENDER_STALLED" else self._config.stall_seconds)
         except (asyncio.TimeoutError, asyncio.CancelledError):
             exchange.connection.abort()
-
-    def _end(self, call: Call, status: int, reason: str = "") -> None:
-        """Complete the record of a call, and pass it on. Only the first time counts."""
-        if call.code:
-            return
-        call.code, call.reason, call.seconds = str(status), reason, time.monotonic() - call.start
-        if not call.is_apart:
-            notify(self._core.observers.on_call_end, call)
 
 
 def _credentials(headers: Mapping[str, list[str]]) -> list[str]:
