@@ -34,7 +34,7 @@ from aengine.api.request import RequestOptions
 from aengine.api.stream import StreamSource, UnreadBuffer
 from aengine.engine.edges import Cancel, Command, Park
 from aengine.engine.text import OutputPlace, OutputText, StopStrings
-from aengine.sampling.reasoning import Phase, ReasoningMarkers, ReasoningPlace
+from aengine.sampling.markers import Phase, ReasoningMarkers, ReasoningPlace
 from aengine.scheduler.plan import PooledStates, PromptLogprobs, TokenLogprobs
 from aengine.scheduler.sequence import Finished
 from aengine.tokenizer.tokenizer import Tokenizer

@@ -30,7 +30,7 @@ from aengine.api.outputs import RenderedChat, TokenizedText
 from aengine.api.request import ChatFields, ChatOptions
 from aengine.engine.requests import QUICK_CHARACTERS, Limits, chat_size, check_literals, encode_text, render_chat
 from aengine.engine.workers import Steps, Workers
-from aengine.sampling.reasoning import Phase, ReasoningMarkers, ReasoningPlace
+from aengine.sampling.markers import Phase, ReasoningMarkers, ReasoningPlace
 from aengine.tokenizer.detokenizer import Detokenizer
 from aengine.tokenizer.tokenizer import Tokenizer
 from aengine.tokenizer.vocabulary import TokenBytes

@@ -12,12 +12,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from aengine.api.errors import ConfigError, ModelLoadError
-from aengine.models.config.config_file import read_text_config
 from aengine.models.config.model_config import load_spec
 from aengine.models.families import FAMILIES
 from aengine.models.loading.weights import open_weights
 from aengine.models.named_weights import named_weights
 from aengine.models.spec import DraftHead, HeadKind, ModelSpec
+from aengine.models.text_part import read_text_config
 
 
 def eagle_spec(head_dir: pathlib.Path, target: ModelSpec, load_format: str = "auto") -> ModelSpec:

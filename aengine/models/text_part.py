@@ -1,14 +1,20 @@
-"""The text part of a model that also takes images or audio: where its config lies, and which tensors of a checkpoint are its own.
+"""The config of a model, be it a config.json or the metadata of a GGUF file. The text part of a model that also takes images or audio:
+where its config lies, and which tensors of a checkpoint are its own.
 
 Owns what such models have in common, whoever made them. Knows no family beyond how its names begin, and nothing of the other parts.
 """
 
 from __future__ import annotations
 
+import pathlib
 from collections.abc import Iterator, Mapping
 from typing import Any
 
 from aengine.api.errors import ModelLoadError
+from aengine.models.config.json_file import read_json
+from aengine.models.config.reader import CONFIG_JSON, ConfigSource
+from aengine.models.gguf.gguf_config import read_config as read_gguf
+from aengine.models.gguf.gguf_file import is_gguf
 from aengine.models.loading.hub import shortened
 
 _KEYS = ("text_config", "llm_config", "language_config", "thinker_config")
@@ -78,3 +84,15 @@ def text_module(module: str) -> str:
     while len(words) > 1 and words[0] in _LEADING:
         words.pop(0)
     return ".".join(words)
+
+
+def read_config(model: pathlib.Path) -> tuple[dict[str, Any], ConfigSource]:
+    """Read the config of a directory with a config.json, or of a GGUF file; the `ConfigSource` says what errors about it name. Raises
+    ModelLoadError."""
+    return read_gguf(model) if is_gguf(model) else (read_json(model / "config.json"), CONFIG_JSON)
+
+
+def read_text_config(model: pathlib.Path) -> dict[str, Any]:
+    """Read the config of the part for text, or the whole config if the model is all text. Raises ModelLoadError."""
+    config, _ = read_config(model)
+    return text_config(config) or config

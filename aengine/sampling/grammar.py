@@ -17,7 +17,6 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
-from torch import Tensor
 
 from aengine.api.errors import InvalidRequestError
 from aengine.kernels.upload import to_device
@@ -27,6 +26,7 @@ from aengine.scheduler.plan import Features, NewRow
 
 if TYPE_CHECKING:
     import llguidance
+    from torch import Tensor
 
 
 MOST_BYTES = 128  # of a text that is looked at

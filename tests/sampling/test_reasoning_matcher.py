@@ -12,8 +12,9 @@ import pytest
 import torch
 
 from aengine.sampling.grammar import CompiledGrammar, GrammarError, Grammars
+from aengine.sampling.markers import Phase, ReasoningMarkers, unclean_ends
 from aengine.sampling.processors import StepRows
-from aengine.sampling.reasoning import CompiledReasoning, Phase, ReasoningMarkers, unclean_ends
+from aengine.sampling.reasoning import CompiledReasoning
 from aengine.sampling.sampler import Sampler
 from aengine.scheduler.plan import NewRow, RowParams
 

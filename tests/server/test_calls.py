@@ -29,8 +29,8 @@ from aengine.server.core.calls_in_flight import CURRENT_CALL, CallsInFlight, Obs
 from aengine.server.core.decoding import Decoding
 from aengine.server.core.errors import ServiceError
 from aengine.server.grpc import interceptor
+from aengine.server.grpc.door import make_server
 from aengine.server.grpc.interceptor import CallInterceptor
-from aengine.server.grpc.port import make_server
 from aengine.v1.generation_service_pb2 import GenerateRequest
 from aengine.v1.model_service_pb2 import GetModelRequest
 

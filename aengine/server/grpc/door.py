@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from typing import cast
 
+import grpc
+from grpc import aio
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from aengine.server.config.options import ServerConfig
+from aengine.server.core.auth import CertificateFiles, Loaded
 from aengine.server.core.core import BindError, Core, address_of
 from aengine.server.grpc.generation.resume import ResumableStreams
 from aengine.server.grpc.interceptor import CallInterceptor
-from aengine.server.grpc.port import make_server, server_credentials
 from aengine.server.grpc.services.admin import AdminServicer
 from aengine.server.grpc.services.embedding import EmbeddingServicer
 from aengine.server.grpc.services.engine_info import EngineServicer, HealthServicer, ModelServicer
@@ -55,6 +59,26 @@ FLUSH_SECONDS = 0.5
 
 MAX_PENDING_CALLS = 64 * 1024
 """Most calls of each method that wait to be accepted."""
+
+
+KNOWN_RELEASES = "1.85."
+"""What the version of grpcio begins with where its private server is used: the tests have passed with it."""
+logger = logging.getLogger(__name__)
+
+
+def make_server(interceptors: Sequence[aio.ServerInterceptor], options: Sequence[tuple[str, int]]) -> aio.Server:
+    """A server of calls that the last of `interceptors` may `cut`, where the release of grpcio is one that `PrivateServer` is for; with
+    any other, that of `aio.server`, which a line in the log tells."""
+    if grpc.__version__.startswith(KNOWN_RELEASES):
+        from aengine.server.grpc.private_server import PrivateServer
+
+        return cast(aio.Server, PrivateServer(tuple(interceptors), tuple(options)))
+    logger.warning(
+        "grpcio %s is not one of %s*, so calls are served by its public server: it accepts one call of a method at a time, a client that "
+        "takes nothing keeps its call until its connection ends, and a path that is not UTF-8 may end the server",
+        *(grpc.__version__, KNOWN_RELEASES),
+    )
+    return aio.server(interceptors=tuple(interceptors), options=tuple(options))
 
 
 class GrpcFrontend:
@@ -140,3 +164,21 @@ def channel_options(config: ServerConfig) -> list[tuple[str, int]]:
 
 def _milliseconds(seconds: float | None) -> int | None:
     return None if seconds is None else min(max(int(seconds * 1000), 1), 2**31 - 1)
+
+
+def server_credentials(config: ServerConfig) -> grpc.ServerCredentials:
+    """Connections keep the certificate that they began with. Raises `ConfigError` naming the option whose file is not usable. Blocks."""
+    files = CertificateFiles(config)
+
+    def fetch() -> grpc.ServerCertificateConfiguration | None:
+        """gRPC calls this for each handshake, in a thread of its own: a new configuration, None if nothing changed. Must not raise."""
+        fresh = files.load_if_changed()
+        return None if fresh is None else _configuration(fresh)
+
+    first = _configuration(files.load())
+    return grpc.dynamic_ssl_server_credentials(first, fetch, files.needs_client)  # type: ignore[arg-type]
+
+
+def _configuration(loaded: Loaded) -> grpc.ServerCertificateConfiguration:
+    content = loaded.content
+    return grpc.ssl_server_certificate_configuration([(content["tls_key"], content["tls_cert"])], content.get("tls_client_ca"))

@@ -22,11 +22,11 @@ from grpc_status import rpc_status
 
 from aengine.api.errors import InvalidRequestError
 from aengine.server.config.options import ServerConfig
+from aengine.server.core.auth import certificate_name
 from aengine.server.core.call_life import CallLife
 from aengine.server.core.calls_in_flight import REQUEST_ID_KEY, Call
 from aengine.server.core.decoding import Decoding
 from aengine.server.core.errors import ServiceError
-from aengine.server.grpc.port import CARRIER, NO_METHOD, certificate_name
 from aengine.server.grpc.status import check_fields, code_of, size_of, to_status, values_of
 from aengine.wire.names import PUSHBACK_KEY
 
@@ -39,6 +39,33 @@ _METADATA: ContextVar[Any] = ContextVar("_METADATA")  # of the call that a task 
 Context = aio.ServicerContext[Any, Any]
 Work = Callable[[Call, AsyncIterator[Any], Context], Awaitable[None]]
 Coder = Callable[[Any], Any]
+
+
+NO_METHOD = "none"
+"""Stands for the path of a call of a method that does not exist."""
+
+
+class Carrier:
+    """gRPC's part of a call, which lasts until the client has taken the last of it."""
+
+    task: asyncio.Task[None] | None = None  # until it is done: its context holds this
+
+    def cut(self) -> None:
+        """End it whatever the client does, once the task that calls this is done, which must be the call's own: what the client has not
+        taken is dropped, and it gets CANCELLED."""
+        own = asyncio.current_task()
+        assert own is not None
+        loop = own.get_loop()
+        # Later, not here: should the client end the call meanwhile, gRPC would see its task cancelled while that reads the end of `own`.
+        own.add_done_callback(lambda _: loop.call_soon(self._cancel))
+
+    def _cancel(self) -> None:
+        if self.task is not None:
+            self.task.cancel()
+
+
+CARRIER: ContextVar[Carrier | None] = ContextVar("CARRIER", default=None)
+"""The carrier of the call that a task runs."""
 
 
 class CallInterceptor(aio.ServerInterceptor):
