@@ -1,18 +1,20 @@
-"""What `EngineBase` promises, kept by the engine in process and by the client alike."""
+"""What `EngineBase` promises, kept alike by the engine, a client, a router and a client of a router, in asyncio and in trio."""
 
 from __future__ import annotations
 
-import asyncio
 import gc
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import Any
 
 import anyio
 import numpy as np
 import pytest
-from both_sides import CALL_EACH, SIDES, reached
+from anyio.abc import TaskGroup
+from both_sides import BRIDGED, CALL_EACH, LOCAL, SIDES, oracle_side
+from grpc_loop import ASYNCIO
 from hang_guard import HANG_SECONDS
 from oracle_engine import OracleEngine, StepGate, idle, until
 from slow_cases import slow_but
@@ -39,8 +41,15 @@ pytestmark = pytest.mark.anyio
 ENDLESS = SamplingParams(seed=1, ignore_eos=True)
 
 
+@pytest.fixture(params=[pytest.param(ASYNCIO, id="asyncio"), "trio"])
+def anyio_backend(request: pytest.FixtureRequest) -> Any:
+    return request.param
+
+
 @pytest.fixture(params=slow_but(SIDES[:-1], SIDES))
-def side(request: pytest.FixtureRequest) -> str:
+def side(request: pytest.FixtureRequest, anyio_backend: Any) -> str:
+    if request.param == BRIDGED and anyio_backend == "trio":
+        pytest.skip("in trio the client is bridged anyway")
     return str(request.param)
 
 
@@ -52,8 +61,46 @@ class Both:
 
 @pytest.fixture
 async def both(side: str) -> AsyncIterator[Both]:
-    async with OracleEngine() as oracle, reached(side, oracle) as engine:
-        yield Both(oracle, engine)
+    async with both_of(side) as both:
+        yield both
+
+
+@asynccontextmanager
+async def both_of(side: str, **config: Any) -> AsyncIterator[Both]:
+    async with oracle_side(side, **config) as beside, beside.reach() as engine:
+        yield Both(beside.oracle, engine)
+
+
+class Running:
+    """A function that runs in a task of its own; `wait` gives what it returns, or raises what it raises."""
+
+    def __init__(self, group: TaskGroup, function: Callable[[], Awaitable[Any]]) -> None:
+        self._function = function
+        self._scope, self._ended = anyio.CancelScope(), anyio.Event()
+        self._result: Any = None
+        self._error: Exception | None = None
+        self.cancelled = False
+        group.start_soon(self._run)
+
+    def cancel(self) -> None:
+        self._scope.cancel()
+
+    async def wait(self) -> Any:
+        with anyio.fail_after(HANG_SECONDS):
+            await self._ended.wait()
+        if self._error is not None:
+            raise self._error
+        return self._result
+
+    async def _run(self) -> None:
+        try:
+            with self._scope:
+                self._result = await self._function()
+            self.cancelled = self._scope.cancelled_caught
+        except Exception as error:
+            self._error = error
+        finally:
+            self._ended.set()
 
 
 def slow_down(oracle: OracleEngine) -> None:
@@ -246,7 +293,8 @@ class TestLeaving:
     async def test_closed_with_many_unread_tokens(self, side: str, monkeypatch: pytest.MonkeyPatch) -> None:
         """So many that the client has stopped to take more."""
         monkeypatch.setattr("aengine.client.active_request.CLOSE_SECONDS", 2 * HANG_SECONDS)  # given to a server that does not answer
-        async with OracleEngine(max_unread_tokens=4000, num_pages=4000) as oracle, reached(side, oracle) as engine:
+        async with both_of(side, max_unread_tokens=4000, num_pages=4000) as both:
+            oracle, engine = both.oracle, both.engine
             stream = engine.stream([1], SamplingParams(seed=1, n=4, ignore_eos=True))
             await stream.started()
             await until(lambda: oracle.stats().completion_tokens == 4 * 399)
@@ -292,13 +340,14 @@ class TestLeaving:
     async def test_cancelled_task_that_waits_for_a_token(self, both: Both, whole: bool) -> None:
         gate = StepGate(both.oracle, at=2)
         stream = both.engine.stream([1], ENDLESS)
-        reading = asyncio.ensure_future(both.engine.generate([1], ENDLESS) if whole else tokens_of(stream))
-        await stream.started()
-        await anyio.to_thread.run_sync(gate.held.wait)
-        reading.cancel()
-        gate.open()
-        with pytest.raises(asyncio.CancelledError):
-            await reading
+        async with anyio.create_task_group() as group:
+            reading = Running(group, lambda: both.engine.generate([1], ENDLESS) if whole else tokens_of(stream))
+            await stream.started()
+            await anyio.to_thread.run_sync(gate.held.wait)
+            reading.cancel()
+            gate.open()
+            await reading.wait()
+            assert reading.cancelled
         if whole:
             await stream.aclose()
         else:
@@ -308,18 +357,19 @@ class TestLeaving:
     async def test_closed_while_another_task_reads(self, both: Both) -> None:
         gate = StepGate(both.oracle, at=2)
         stream = both.engine.stream([1], ENDLESS)
-        reading = asyncio.ensure_future(tokens_of(stream))
-        await anyio.to_thread.run_sync(gate.held.wait)
-        gate.open()
-        await stream.aclose()
-        assert (await reading)[-1] == Token(0, -1, "", finish_reason=FinishReason.CANCELLED)
+        async with anyio.create_task_group() as group:
+            reading = Running(group, lambda: tokens_of(stream))
+            await anyio.to_thread.run_sync(gate.held.wait)
+            gate.open()
+            await stream.aclose()
+            assert (await reading.wait())[-1] == Token(0, -1, "", finish_reason=FinishReason.CANCELLED)
         assert idle(both.oracle)
 
     async def test_a_second_reader_is_refused(self, both: Both) -> None:
         gate = StepGate(both.oracle, at=2)
         params = SamplingParams(seed=1, max_tokens=20, ignore_eos=True)
-        async with both.engine.stream([1], params) as stream:
-            reading = asyncio.ensure_future(tokens_of(stream))
+        async with anyio.create_task_group() as group, both.engine.stream([1], params) as stream:
+            reading = Running(group, lambda: tokens_of(stream))
             await until(gate.held.is_set)
             num_tokens = both.oracle._core.steps.stats.completion_tokens
             await until(lambda: stream.usage.completion_tokens == num_tokens)  # all that there are, so it waits
@@ -328,10 +378,11 @@ class TestLeaving:
             ):
                 await stream.__anext__()
             gate.open()
-            assert [token.token_id for token in await reading] == both.oracle.solo(1)[0]
+            assert [token.token_id for token in await reading.wait()] == both.oracle.solo(1)[0]
 
     async def test_a_slow_reader_parks_the_request(self, side: str) -> None:
-        async with OracleEngine(max_unread_tokens=4, num_pages=4000) as oracle, reached(side, oracle) as engine:
+        async with both_of(side, max_unread_tokens=4, num_pages=4000) as both:
+            oracle, engine = both.oracle, both.engine
             stream = engine.stream([1], ENDLESS)
             await until(lambda: oracle.stats().parked or oracle.stats().completion_tokens >= 399)
             other = await engine.generate([2], SamplingParams(seed=2, max_tokens=3, ignore_eos=True))
@@ -406,8 +457,8 @@ class TestErrors:
         assert (error.field, error.limit, error.got) == ("max_tokens", 400, 401)
 
     async def test_more_than_the_cache_holds(self, side: str) -> None:
-        async with OracleEngine(num_pages=10) as oracle, reached(side, oracle) as engine:
-            error = await refusal_of(engine, [1] * 41)
+        async with both_of(side, num_pages=10) as both:
+            error = await refusal_of(both.engine, [1] * 41)
             assert isinstance(error, KVCapacityError)
             assert (error.field, error.limit, error.got) == ("prompt", 36, 42)  # a page is kept back
 
@@ -421,7 +472,8 @@ class TestErrors:
         assert idle(both.oracle)
 
     async def test_a_full_queue(self, side: str) -> None:
-        async with OracleEngine(max_queued_requests=1) as oracle, reached(side, oracle) as engine:
+        async with both_of(side, max_queued_requests=1) as both:
+            oracle, engine = both.oracle, both.engine
             gate = StepGate(oracle)
             waiting = engine.stream([1], ENDLESS)  # its first step is not over
             await anyio.to_thread.run_sync(gate.held.wait)
@@ -457,8 +509,9 @@ class TestErrors:
 class TestLifeCycle:
     @also_with_drafts
     async def test_closing_ends_streams(self, side: str) -> None:
-        async with OracleEngine() as oracle:
-            async with reached(side, oracle) as engine:
+        async with oracle_side(side) as beside:
+            oracle = beside.oracle
+            async with beside.reach() as engine:
                 stream = engine.stream([1], ENDLESS)
                 await stream.__anext__()
                 late = engine.stream([1], ENDLESS)
@@ -469,7 +522,7 @@ class TestLifeCycle:
                 engine.stream([1])
             assert not engine.healthy
             await engine.aclose()
-            if side != SIDES[0]:
+            if side != LOCAL:
                 assert idle(oracle)
 
     async def test_starting_twice(self, both: Both) -> None:

@@ -8,10 +8,12 @@ from collections import Counter
 from collections.abc import Iterable
 from contextlib import AsyncExitStack
 
+import grpc
 import pytest
 import v1_schema
 from fake_engine import FakeEngine, tokens
 from google.rpc import error_details_pb2, status_pb2
+from grpc import aio
 from grpc_harness import Serving, events_of, serving, stream_request
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_health.v1.health_pb2 import HealthCheckResponse
@@ -118,6 +120,28 @@ async def test_a_health_watcher_that_does_not_read_holds_up_nobody(engine: FakeE
         await serve.server.set_serving(False)
         assert await watcher.message(HealthCheckResponse) == HealthCheckResponse(status=HealthCheckResponse.NOT_SERVING)
         assert await asyncio.wait_for(serve.server.drain(), HANG_SECONDS) is True
+
+
+async def test_another_release_of_grpcio_serves_with_its_public_server(
+    engine: FakeEngine, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr("aengine.server.grpc.door.KNOWN_RELEASES", "0.")
+    async with serving(engine) as serve, raw_connection(serve.server.address) as connection:
+        call = serve.generation.StreamGenerate(stream_request())
+        (await engine.submitted.get()).push(tokens("a", "b"))
+        assert len(await events_of(call)) == 5
+        with pytest.raises(aio.AioRpcError) as caught:
+            await serve.generation.Generate(stream_request(max_tokens=-1))
+        assert caught.value.code() is grpc.StatusCode.INVALID_ARGUMENT
+        leaving = serve.generation.StreamGenerate(stream_request())
+        await engine.submitted.get()
+        leaving.cancel()
+        await until(lambda: not engine.streams)
+        unknown = await connection.call("/nothing", framed(b""))
+        await unknown.wait_end()
+        assert unknown.status == UNIMPLEMENTED
+    (line,) = complaints(caplog)
+    assert f"grpcio {grpc.__version__} is not one of 0.*" in line
 
 
 PATHS = [
