@@ -131,7 +131,7 @@ async def test_another_release_of_grpcio_serves_with_its_public_server(
         (await engine.submitted.get()).push(tokens("a", "b"))
         assert len(await events_of(call)) == 5
         with pytest.raises(aio.AioRpcError) as caught:
-            await serve.generation.Generate(stream_request(max_tokens=-1))
+            await serve.generation.Generate(stream_request(""))
         assert caught.value.code() is grpc.StatusCode.INVALID_ARGUMENT
         leaving = serve.generation.StreamGenerate(stream_request())
         await engine.submitted.get()
