@@ -1,5 +1,6 @@
-"""`Drafts`: which rows of a step get drafts, and how many; and what their fate says about later ones. `Looks`: after which steps it is
-looked whether drafts would pay.
+"""`Drafts`: which rows of a step get drafts, and how many; and what their fate says about later ones. `DraftProgress`: how far the draft
+model has computed each row, and what it computes in a step. It has KV pages of its own under the numbers of the model's. What it lacks
+costs accepted drafts, and never changes an output.
 
 Knows nothing of where drafts come from, of prompts or of budgets; of seconds only that a look has to wait.
 """
@@ -11,71 +12,105 @@ from collections.abc import Callable, Mapping
 import numpy as np
 
 from aengine.api.outputs import DraftUsage
-from aengine.scheduler.draft_lengths import DraftLengths, DraftProgress, StepKind
+from aengine.cache import PageCache
+from aengine.scheduler.draft_lengths import DraftLengths, LookTimes, StepKind
 from aengine.scheduler.drafters import Acceptance, Draft, Drafter, DraftSource
 from aengine.scheduler.kv import Chunk, KVCacheManager
 from aengine.scheduler.plan import NO_INTS, DraftRows, Features, IntArray, StepPlan, StepResult
 from aengine.scheduler.rows import RowTable
 from aengine.scheduler.sequence import DraftCount
 
-_EACH, _LAST_PAUSE = 8, 64
-"""For so many steps after drafts were last used each step looks for new ones; later the more seldom the longer they do not pay."""
-_MEASURED = 4  # steps before a look are measured
-_FORCED = 16  # steps after forced text that paid, in which what is forced is looked at in any case
+MOST_BEHIND = 32
+"""A row of which the draft model lacks more tokens gets no drafts in the step in which these are computed."""
 
 
-class Looks:
-    def __init__(self) -> None:
-        self._num_steps = 0  # since drafts were used
-        self._next = 0  # after so many of them
-        self._earliest = 0  # whatever happens, since the look before took long
-        self._measured = 0  # from so many on they are measured
-        self._pause = _EACH // 2
-        self._num_forced = 0  # steps in which forced text is looked for
+class DraftProgress:
+    """Its KV is there for the first `_computed` tokens of a row, steps in flight included, and for all tokens of `PageCache.marked` pages.
 
-    def count_step(self, *, forced: bool) -> bool:
-        """A step has returned, with text that is `forced` or not. Whether it is looked now."""
-        self._num_steps += 1
-        self._num_forced -= self._num_forced > 0
-        return self._num_steps >= self._next or (forced and self._num_forced > 0)
+    In a step it computes at most as many tokens as the model, beside up to `MOST_BEHIND` of each row with drafts.
+    """
 
-    @property
-    def near(self) -> bool:
-        """Whether a step is to be measured because of the next look."""
-        return self._num_steps >= self._measured
+    def __init__(self, rows: RowTable, cache: PageCache, max_num_batched_tokens: int, *, is_head: bool = False) -> None:
+        """`is_head`: the draft model is a head. It computes a token when the model has computed the one before it, whose hidden state it
+        reads, and computes accepted drafts again, from the model's hidden states instead of its own."""
+        self._rows = rows
+        self._cache = cache
+        self._is_head = is_head
+        self._most = self._left = max_num_batched_tokens
+        self._computed = np.zeros(len(rows.sequences), np.int32)
+        self._planned: list[tuple[int, int, int, int]] = []  # row, start, length and number of drafts, of the step that is planned
 
-    @property
-    def wants_forced(self) -> bool:
-        """Whether the step that is planned should say what is forced: its result, or that of one in flight, is looked at."""
-        return self._num_forced > 0 or self._num_steps + 1 >= self._next - 1
+    def assign(self, row: int, primary: int | None) -> None:
+        """The row is assigned to a sequence, which has the pages that it shares. The page after these is a copy of the row `primary`'s if
+        there is one."""
+        num_shared, size = int(self._rows.num_computed[row]), self._cache.page_size
+        marked = self._cache.marked[self._rows.page_table[0, row, : num_shared // size]]
+        self._computed[row] = size * (len(marked) if marked.all() else int(marked.argmin()))
+        if primary is not None and marked.all():
+            self._computed[row] = min(num_shared, max(self._computed[row], self._computed[primary]))
 
-    def restart(self) -> None:
-        """Drafts that were to pay are used."""
-        self._num_steps = self._next = self._earliest = self._measured = 0
-        self._pause = _EACH // 2
+    def follow(self, row: int, start: int, length: int) -> None:
+        """In the step that is planned the model computes so many tokens of a row from position `start` on, whose ids are known."""
+        if not self._is_head:
+            self.catch_up(row, start + length)
+        elif start:
+            self.catch_up(row, start + 1)
 
-    def hasten(self) -> None:
-        """Makes the next look come within `_EACH` steps, and the pause behind it short again. Called when a row is assigned, as drafts of a
-        new sequence may pay."""
-        self._pause = _EACH // 2
-        self._plan(min(self._next, self._num_steps + _EACH))
+    def catch_up(self, row: int, end: int) -> None:
+        """In the step that is planned the draft model computes the row's tokens before position `end`, or as many as the step can have."""
+        start = int(self._computed[row])
+        length = min(end - start, self._left)
+        if length > 0:
+            self._left -= length
+            self._add(row, start, length, 0)
 
-    def postpone(self) -> None:
-        """Nothing could be looked at, or nothing is known of steps without drafts: they are measured."""
-        self._next, self._measured = self._num_steps + _EACH, self._num_steps
+    def lags(self, rows: IntArray) -> IntArray:
+        """[n], how many tokens of each of the rows it lacks."""
+        lags: IntArray = self._rows.num_tokens[rows] - self._computed[rows]
+        return lags
 
-    def made(self, wait: int, *, forced: bool | None) -> None:
-        """It was looked, so the next look comes after `wait` steps at the earliest. `forced`: there was forced text, which pays or not."""
-        if forced is not None:
-            self._num_forced = _FORCED if forced else 0
-        if self._num_steps >= _EACH:
-            self._pause = min(2 * self._pause, _LAST_PAUSE)
-        self._earliest = self._num_steps + wait
-        self._plan(self._num_steps + (self._pause if self._num_steps >= _EACH else 1))
+    def is_behind(self, row: int) -> bool:
+        """Whether it lacks more of the row than it can compute before it proposes."""
+        return int(self.lags(np.array([row], np.int32))[0]) > MOST_BEHIND
 
-    def _plan(self, num_steps: int) -> None:
-        self._next = max(num_steps, self._earliest)
-        self._measured = self._next - _MEASURED
+    def propose(self, row: int, end: int, num_drafts: int) -> None:
+        """It proposes drafts behind the token at `end` - 1, the row's last."""
+        start = min(int(self._computed[row]), end - 1)
+        self._add(row, start, end - start, num_drafts)
+
+    def _add(self, row: int, start: int, length: int, num_drafts: int) -> None:
+        self._planned.append((row, start, length, num_drafts))
+        self._computed[row] = start + length
+
+    def take(self) -> DraftRows | None:
+        """What it computes in the step that was planned."""
+        planned, self._planned, self._left = self._planned, [], self._most
+        if not planned:
+            return None
+        pieces = [self._rows.tokens[row, start : start + length] for row, start, length, _ in planned]
+        rows, starts, lengths, num_drafts = np.array(planned, np.int32).T
+        return DraftRows(rows, starts, lengths, np.concatenate(pieces), num_drafts)
+
+    def commit(self, plan: StepPlan, committed: IntArray) -> None:
+        """A step has returned; [n] tokens of its rows have the model's KV. Of accepted drafts the draft model has computed all but the one
+        that it proposed last."""
+        drafted, size = plan.draft_rows, self._cache.page_size
+        if drafted is None:
+            return
+        accepted = np.zeros(len(self._computed), np.int32)  # by row
+        accepted[plan.rows] = committed - plan.starts - 1
+        ends = drafted.starts + drafted.lengths
+        if not self._is_head:
+            ends = ends + np.minimum(accepted[drafted.rows], drafted.num_drafts - 1).clip(0)
+        proposed = drafted.num_drafts > 0
+        self._computed[drafted.rows[proposed]] = ends[proposed]
+        for i in np.flatnonzero(ends // size > drafted.starts // size).tolist():
+            self._cache.marked[self._rows.page_table[0, drafted.rows[i], drafted.starts[i] // size : ends[i] // size]] = True
+
+    def rollback(self, plan: StepPlan) -> None:
+        """The latest plan does not run, or is planned again."""
+        if plan.draft_rows is not None:
+            self._computed[plan.draft_rows.rows] = plan.draft_rows.starts
 
 
 _NO_LIMIT = 1 << 30
@@ -106,7 +141,7 @@ class Drafts:
         self._unused: dict[int, tuple[int, Draft]] = {}  # by row: a draft that was found and not used, and for which position
         self._tried: IntArray | None = None  # rows whose drafts are only tried; None: none are
         self._trying = False  # in the latest step
-        self._looks = Looks()
+        self._looks = LookTimes()
         self._passed = 0  # steps since the latest one that was measured
         self._before: tuple[float, bool] | None = None
         """When the step before returned, if there was no pause since, and whether it had nothing to do with drafts."""
@@ -226,9 +261,7 @@ class Drafts:
             else:
                 num_tokens, num_new = int(plan.lengths.sum()), int((committed - plan.starts).sum())
                 num_drafts = int(plan.num_sampled.max()) - 1
-                self._lengths.step_took(
-                    now - before[0], len(plan.rows), num_tokens, kind, num_new, num_drafts=num_drafts, tried=self._trying
-                )
+                self._lengths.step_took(now - before[0], len(plan.rows), num_tokens, kind, num_new, num_drafts=num_drafts)
 
     def _look(self, begin: float) -> None:
         """Whether drafts would pay, or can be tried, now, at the time `begin`; of rows whose steps run ahead the latest tokens are not
@@ -240,12 +273,12 @@ class Drafts:
             return
         self._learn_from_unused()
         able = decodes[rows.max_drafts[decodes] > 0]
-        may_try = lengths.may_try(len(decodes), self._kind(decodes, {})._replace(by_model=True))
+        may_try = lengths.may_start(len(decodes), self._kind(decodes, {})._replace(by_model=True))
         by_model = self._follows or may_try or self._judged != len(decodes)  # else such a look is not worth its time
         found = self._propose(able, rows.num_known[able], _NO_LIMIT, by_model=by_model)
         kind = self._kind(decodes, found)
         pays = bool(found) and any(lengths.choose(len(decodes), found, kind, tried=None).values())
-        self.drafting = pays and lengths.may_draft(len(decodes), kind)
+        self.drafting = pays and lengths.may_start(len(decodes), kind)
         if not self.drafting:
             self._unused = {row: (int(rows.num_known[row]), draft) for row, draft in found.items() if not draft.by_model}
         if kind.by_model:
@@ -253,7 +286,7 @@ class Drafts:
             if may_try:
                 self._try(found)
         forced = self.drafting if any(draft.source is DraftSource.GRAMMAR for draft in found.values()) else None
-        self._looks.made(lengths.look_took(self._clock() - begin, len(decodes), kind), forced=forced)
+        self._looks.looked(lengths.look_took(self._clock() - begin, len(decodes), kind), forced=forced)
 
     def _try(self, found: dict[int, Draft]) -> None:
         """What a draft model would propose is not known before it is used. So it is used for one row now and then, if it does not pay."""

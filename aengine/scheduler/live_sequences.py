@@ -5,16 +5,40 @@ Knows nothing of steps, but that a row which one still computes is released late
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 
 import numpy as np
 
 from aengine.api.outputs import FinishReason
-from aengine.scheduler.draft_lengths import MovingRatio
 from aengine.scheduler.kv import KVCacheManager
 from aengine.scheduler.rows import RowTable
 from aengine.scheduler.sequence import Finished, Request, SchedulerConfig, Sequence, SequenceState, Updates
 from aengine.scheduler.waiting import WaitingQueue
+
+
+class MovingRatio:
+    """What was added fades as more is added: after `span` of it 1/e is left."""
+
+    __slots__ = ("_denominator", "_numerator", "_span", "_start")
+
+    def __init__(self, span: float, start: float = 0.0) -> None:
+        """`start`: the ratio as long as there is none."""
+        self._span = span
+        self._start = start
+        self._numerator = self._denominator = 0.0
+
+    def add(self, numerator: float, denominator: float, amount: float) -> None:
+        """Adds to the two sums, after both have faded by exp(-`amount` / `span`). `amount` is in the unit of `span`, such as tokens or
+        steps."""
+        left = math.exp(-amount / self._span)
+        self._numerator = self._numerator * left + numerator
+        self._denominator = self._denominator * left + denominator
+
+    @property
+    def value(self) -> float:
+        return self._numerator / self._denominator if self._denominator else self._start
+
 
 UNCACHED_SPAN = 65_536  # tokens of prompts
 

@@ -15,9 +15,8 @@ import numpy as np
 
 from aengine.api.outputs import EngineStats, FinishReason
 from aengine.cache import PageCache, PageNeeds, PrefixIndex
-from aengine.scheduler.draft_lengths import DraftProgress
 from aengine.scheduler.drafters import Drafter
-from aengine.scheduler.drafts import Drafts
+from aengine.scheduler.drafts import DraftProgress, Drafts
 from aengine.scheduler.kv import Chunk, KVCacheManager, PlanBuilder, RowChanges, fork_digest
 from aengine.scheduler.live_sequences import LiveSequences
 from aengine.scheduler.plan import IntArray, StepPlan, StepResult

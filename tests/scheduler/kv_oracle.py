@@ -15,8 +15,8 @@ import numpy as np
 
 from aengine.api.outputs import FinishReason
 from aengine.cache import Windows
-from aengine.scheduler.draft_lengths import MOST_BEHIND
 from aengine.scheduler.drafters import BY_MODEL
+from aengine.scheduler.drafts import MOST_BEHIND
 from aengine.scheduler.plan import DraftRows, RowParams, StepPlan, StepResult
 from aengine.scheduler.sequence import Request
 

@@ -40,8 +40,8 @@ from aengine.runner.torch.recording import Recording
 from aengine.runner.torch.sampling import Results, TorchSampling
 from aengine.sampling.draw import select_draw
 from aengine.sampling.sampler import SampledTokens, Sampler
-from aengine.scheduler.draft_lengths import MOST_BEHIND
 from aengine.scheduler.drafters import BY_MODEL
+from aengine.scheduler.drafts import MOST_BEHIND
 from aengine.scheduler.plan import NO_INTS, NewRow, StepResult
 
 Output = tuple[ResultBuffer, SampledTokens | None, PromptScores | None]
