@@ -1,4 +1,5 @@
-"""Names and sizes of the package: a public class name stands once, rooms are few, files are neither many nor long."""
+"""Names and sizes of the package: a public class name stands once, a method says what it adds or takes, rooms are few, files are neither
+many nor long."""
 
 from __future__ import annotations
 
@@ -21,6 +22,22 @@ def test_a_public_class_name_stands_once() -> None:
             if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
                 places[node.name].append(str(path.relative_to(PACKAGE)))
     assert {name: files for name, files in places.items() if len(files) > 1} == {}
+
+
+def test_a_method_says_what_it_adds_or_takes() -> None:
+    """`add_request` tells whoever reads the call in which room it ends; `add` does not."""
+    bare = {"add", "take", "put", "end", "enter", "leave", "note", "keep"}
+    found = [
+        f"{path.relative_to(PACKAGE)}: {node.name}.{method.name}"
+        for path in FILES
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+        if isinstance(node, ast.ClassDef) and not node.name.startswith("_")
+        for method in node.body
+        if isinstance(method, ast.FunctionDef | ast.AsyncFunctionDef)
+        and method.name in bare
+        and not any(isinstance(one, ast.Name) and one.id == "property" for one in method.decorator_list)
+    ]
+    assert found == []
 
 
 def test_rooms_are_few() -> None:

@@ -70,14 +70,14 @@ class BridgedStreams:
         self._thread.post(feed.submit, make)
         return source
 
-    def add(self, feed: _Feed) -> None:
+    def add_feed(self, feed: _Feed) -> None:
         self._feeds[feed] = None
-        self.note(feed)
+        self.mark_ready(feed)
 
     def discard(self, feed: _Feed) -> None:
         self._feeds.pop(feed, None)
 
-    def note(self, feed: _Feed) -> None:
+    def mark_ready(self, feed: _Feed) -> None:
         """There is something to bring over."""
         if not self._noted:
             asyncio.get_running_loop().call_soon(self._bring)
@@ -127,7 +127,7 @@ class _Feed:
         else:
             self.inner.waiter = self._note
         self.submitted.set()
-        self._streams.add(self)
+        self._streams.add_feed(self)
 
     def grant(self, count: int) -> None:
         """Make room for `count` more tokens, since the reader has taken as many."""
@@ -175,7 +175,7 @@ class _Feed:
         return _Batch(tokens, error, is_last) if tokens or is_last else None
 
     def _note(self) -> None:
-        self._streams.note(self)
+        self._streams.mark_ready(self)
 
 
 class _BridgedSource(StreamSource):

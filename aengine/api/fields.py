@@ -140,7 +140,7 @@ class FieldChecks:
     def __init__(self) -> None:
         self.violations: list[FieldViolation] = []
 
-    def add(self, name: str, description: str) -> None:
+    def add_violation(self, name: str, description: str) -> None:
         self.violations.append(FieldViolation(name, description))
 
     def finish(self, error: type[FieldError]) -> None:
@@ -186,7 +186,7 @@ def check_fields(owner: Any, error: type[FieldError], path: str = "") -> None:
         try:
             accepted = rule(value)
         except Refusal as refusal:
-            check.add(path + name, str(refusal))
+            check.add_violation(path + name, str(refusal))
         else:
             if accepted is not value:
                 object.__setattr__(owner, name, accepted)

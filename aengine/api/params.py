@@ -216,18 +216,18 @@ class SamplingParams:
         """Raises `InvalidRequestError` for fields that do not go together."""
         check = FieldChecks()
         if self.max_tokens is not None and self.min_tokens > self.max_tokens:
-            check.add("min_tokens", f"{self.min_tokens} is more than max_tokens, {self.max_tokens}")
+            check.add_violation("min_tokens", f"{self.min_tokens} is more than max_tokens, {self.max_tokens}")
         if self.stop and self.detokenize is False:
-            check.add("stop", "stop strings need detokenize")
+            check.add_violation("stop", "stop strings need detokenize")
         if self.structured_output is not None and self.ignore_eos:
-            check.add("ignore_eos", "structured output ends with an end-of-sequence id")
+            check.add_violation("ignore_eos", "structured output ends with an end-of-sequence id")
         if self.n > 1 and self.greedy:
-            check.add("n", f"{self.n} greedy sequences would be the same")
+            check.add_violation("n", f"{self.n} greedy sequences would be the same")
         if self.allowed_token_ids is not None:
             if not self.allowed_token_ids:
-                check.add("allowed_token_ids", "must not be empty")
+                check.add_violation("allowed_token_ids", "must not be empty")
             elif both := set(self.banned_token_ids).intersection(self.allowed_token_ids):
-                check.add("banned_token_ids", f"{min(both)} is also in allowed_token_ids")
+                check.add_violation("banned_token_ids", f"{min(both)} is also in allowed_token_ids")
         check.finish(InvalidRequestError)
 
     @property

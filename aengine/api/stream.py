@@ -299,11 +299,11 @@ class TokenStream:
 
     async def read(self, most: int = sys.maxsize) -> list[Token]:
         """Wait for at least one token; returns what is there, `most` tokens of it. Empty at the end of the stream."""
-        while not (tokens := self.take(most)) and not self.ended:
+        while not (tokens := self.take_tokens(most)) and not self.ended:
             await self._wait()
         return tokens
 
-    def take(self, most: int = sys.maxsize) -> list[Token]:
+    def take_tokens(self, most: int = sys.maxsize) -> list[Token]:
         """What can be read without waiting, `most` tokens of it. Raises the error that the stream failed with, after the tokens
         before it."""
         tokens: list[Token] = []

@@ -43,7 +43,7 @@ class StreamGroup(Generic[TagT]):
     def __contains__(self, tag: object) -> bool:
         return tag in self._streams
 
-    def add(self, tag: TagT, stream: TokenStream) -> None:
+    def add_stream(self, tag: TagT, stream: TokenStream) -> None:
         """Read `stream` with the others from now on. Raises ValueError for a tag in use."""
         if tag in self._streams:
             raise ValueError(f"{tag!r} is in use")
@@ -79,8 +79,8 @@ class StreamGroup(Generic[TagT]):
         return self._streams[tag]
 
     async def read(self, most: int = sys.maxsize) -> list[Reading[TagT]]:
-        """Wait until some stream has something new; returns what all of them have, as `take` does."""
-        while not (readings := self.take(most)):
+        """Wait until some stream has something new; returns what all of them have, as `take_readings` does."""
+        while not (readings := self.take_readings(most)):
             await self.wait()
         return readings
 
@@ -93,14 +93,14 @@ class StreamGroup(Generic[TagT]):
         """End the `wait()` under way, or the next one."""
         self._changed.set()
 
-    def take(self, most: int = sys.maxsize) -> list[Reading[TagT]]:
+    def take_readings(self, most: int = sys.maxsize) -> list[Reading[TagT]]:
         """What all streams have, without waiting: each at most once, with at most `most` tokens. Further tokens come next time."""
         noted, self._noted = self._noted, {}
         readings: list[Reading[TagT]] = []
         for tag in noted:
             stream = self._streams[tag]
             try:
-                tokens = stream.take(most)
+                tokens = stream.take_tokens(most)
             except Exception as error:
                 self.discard(tag)
                 readings.append(Reading(tag, stream, [], error))

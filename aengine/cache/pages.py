@@ -163,7 +163,7 @@ class PageCache:
         Those whose content is published already stay private.
         """
         for group, page in enumerate(pages):
-            self.index.add(page, page_name(digest, group), page_tokens)
+            self.index.publish_page(page, page_name(digest, group), page_tokens)
 
     def flush(self) -> int:
         """Drop every cached page; referenced pages stay, unpublished. Returns the number of pages that became free."""

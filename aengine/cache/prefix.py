@@ -76,7 +76,7 @@ class PrefixIndex:
         entry = self._by_name.get(name)
         return entry[0] if entry is not None and entry[1] == page_tokens else 0
 
-    def add(self, page: int, name: bytes, page_tokens: bytes) -> None:
+    def publish_page(self, page: int, name: bytes, page_tokens: bytes) -> None:
         """Publish `page` under `name`. If another page is published under it already, `page` stays private."""
         if name not in self._by_name:
             self._by_name[name] = (page, page_tokens)

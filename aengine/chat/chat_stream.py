@@ -103,7 +103,7 @@ class ChatStream:
             if self._params.structured_output is not None:
                 raise
             raise error.moved(lambda field: "tools" if field.startswith("structured_output") else field) from error  # it was made of them
-        self._built.add(event)
+        self._built.add_event(event)
         return event
 
     async def __aenter__(self) -> Self:

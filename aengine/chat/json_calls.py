@@ -86,29 +86,29 @@ def read_string(source: Source) -> Reading[bool]:
         return False
     while character := (yield from source.character()):
         if character == '"':
-            source.take(1)
+            source.take_text(1)
             return True
         if character == "\\":
             if not (yield from _read_escape(source)):
                 return False
         elif character < " ":
-            source.take(1, json.dumps(character)[1:-1])
+            source.take_text(1, json.dumps(character)[1:-1])
         else:
             source.match(_PLAIN)
     return False
 
 
 def _read_escape(source: Source) -> Reading[bool]:
-    source.take(1)
+    source.take_text(1)
     kind = yield from source.character()
     if not kind or kind not in '"\\/bfnrtu':
         return False
-    source.take(1)
+    source.take_text(1)
     for _ in range(4 if kind == "u" else 0):
         digit = yield from source.character()
         if digit not in _HEX:
             return False
-        source.take(1)
+        source.take_text(1)
     return True
 
 
@@ -133,7 +133,7 @@ def _read_number(source: Source) -> Reading[bool]:
     while character := (yield from source.character()):
         if len(number) >= MAX_DIGITS or not _NUMBER_START.fullmatch(number + character):
             break
-        number += source.take(1)
+        number += source.take_text(1)
     return bool(_NUMBER.fullmatch(number))
 
 
@@ -204,11 +204,11 @@ def read_calls(source: Source, *, bare: Container[str] | None = None, separators
         yield from source.space()
         following = yield from source.character()
         if in_list and following == "]":
-            source.take(1)
+            source.take_text(1)
             source.emit_markup()
             return True
         if following and following in separators:
-            source.take(1)
+            source.take_text(1)
             yield from source.space()
         elif in_list or following != "{":
             break

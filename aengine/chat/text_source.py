@@ -89,7 +89,7 @@ class ChatMessage:
         """What the events add up to."""
         builder = MessageBuilder()
         for event in events:
-            builder.add(event)
+            builder.add_event(event)
         return builder.message()
 
     def as_dict(self) -> dict[str, Any]:
@@ -117,7 +117,7 @@ class MessageBuilder:
     _reasoning: list[str] = field(default_factory=list)
     _calls: list[tuple[ToolCall, list[str]]] = field(default_factory=list)  # with the deltas of their arguments
 
-    def add(self, event: Event) -> None:
+    def add_event(self, event: Event) -> None:
         if isinstance(event, ContentDelta):
             self._content.append(event.text)
         elif isinstance(event, ReasoningDelta):
@@ -203,7 +203,7 @@ class Source:
                 return ""
         return self._text[self._position]
 
-    def take(self, count: int, json: str | None = None) -> str:
+    def take_text(self, count: int, json: str | None = None) -> str:
         """Reads `count` characters, if there are so many. `json`: what they stand for in arguments, if it is something else."""
         text = self._text[self._position : self._position + count]
         self._position += len(text)
@@ -214,24 +214,24 @@ class Source:
     def match(self, pattern: re.Pattern[str]) -> str:
         """Reads what matches, of the text that has come."""
         found = pattern.match(self._text, self._position)
-        return self.take(len(found.group())) if found is not None and found.group() else ""
+        return self.take_text(len(found.group())) if found is not None and found.group() else ""
 
     def replace_json(self, json: str) -> None:
         """What the piece that was read last stands for in arguments."""
         self._json[-1] = json
 
     def accept(self, literal: str, json: str | None = None) -> Reading[bool]:
-        """Reads `literal`, if it follows, or what there is of it where the output was cut off. `json` as in `take`."""
+        """Reads `literal`, if it follows, or what there is of it where the output was cut off. `json` as in `take_text`."""
         while True:
             there = self._text[self._position : self._position + len(literal)]
             if there == literal:
-                self.take(len(literal), json)
+                self.take_text(len(literal), json)
                 return True
             if not literal.startswith(there):
                 return False
             if not (yield from self.more()):
                 if self._cut:
-                    self.take(len(there), "")
+                    self.take_text(len(there), "")
                 return False
 
     def space(self) -> Reading[None]:
@@ -247,7 +247,7 @@ class Source:
         while True:
             found = pattern.search(self._text, self._position)
             if found is not None and found.start() - self._position <= most:
-                return self.take(found.start() - self._position)
+                return self.take_text(found.start() - self._position)
             if len(self._text) - self._position > most + max(map(len, stops)) or not (yield from self.more()):
                 return None
 
@@ -255,7 +255,7 @@ class Source:
         """Reads everything up to the end of the text, over `most` characters at most. None if there is more."""
         while len(self._text) - self._position <= most:
             if not (yield from self.more()):
-                return self.take(len(self._text) - self._position)
+                return self.take_text(len(self._text) - self._position)
         return None
 
     def text_until(self, markers: Sequence[str], kind: Delta) -> Reading[str]:
@@ -270,16 +270,16 @@ class Source:
             tail = unread[max(0, end - MAX_SPACE) : end]
             before = end - (len(tail) - len(tail.rstrip(_WHITE)))
             if before:
-                text = self.take(before)
+                text = self.take_text(before)
                 self.emit(kind, text=text)
             if found is not None:
-                self.take(found.end() - before)
+                self.take_text(found.end() - before)
                 return found.group()
             if not (yield from self.more()):
                 if rest := self.unread:
                     begun = rest.lstrip(_WHITE)
                     is_marker = self._cut and any(marker.startswith(begun) and 2 * len(begun) > len(marker) for marker in markers)
-                    self.take(len(rest))
+                    self.take_text(len(rest))
                     self.emit(kind, text="" if is_marker else rest)
                 return ""
 
@@ -304,7 +304,7 @@ class Source:
         """What is held is no call, or none that is whole. It is content; but the beginning of a call that was `announced`, and that was cut
         off with the output, is nothing that is shown."""
         if announced and self._cut and self._at_end:
-            self.take(len(self._text) - self._position)
+            self.take_text(len(self._text) - self._position)
             self.emit_markup()
         elif text := self._release():
             self.events.append(ContentDelta(text=text, source=text))

@@ -28,7 +28,7 @@ CLOSE_SECONDS = 5.0
 
 
 class Feed(ABC):
-    """Where the events of one `ActiveRequest` come from. It calls `add`, `end` and `notify` of the request."""
+    """Where the events of one `ActiveRequest` come from. It calls `add_event`, `end_stream` and `notify` of the request."""
 
     @abstractmethod
     def hold(self, held: bool) -> None:
@@ -105,7 +105,7 @@ class ActiveRequest(StreamSource):
     def cancel(self) -> None:
         """Cancel the request unless it has ended; its unread tokens stay, and sequences without an end are CANCELLED."""
         if not self._finished:
-            self.end()
+            self.end_stream()
             self._feed.cancel()
             self.notify()
 
@@ -124,7 +124,7 @@ class ActiveRequest(StreamSource):
 
     # ---- used by the feed ----------------------------------------------------------------------------------------------
 
-    def add(self, event: generation_pb2.GenerationEvent) -> None:
+    def add_event(self, event: generation_pb2.GenerationEvent) -> None:
         """The next event. To be followed by `notify()`. Raises `ServerError` for what no server should send."""
         if event.event_number != self._num_events or self._finished:
             raise ServerError(f"event {event.event_number} came where {self._num_events} was due", "DATA_LOSS")
@@ -147,9 +147,9 @@ class ActiveRequest(StreamSource):
                 self.reasoning_tokens = usage.reasoning_tokens
                 self.drafts = {one.drafter: one for one in read_drafts(usage.drafts)}
                 self._timing = read_timing(event.finished.timing)
-                self.end()
+                self.end_stream()
 
-    def end(self, error: Exception | None = None) -> None:
+    def end_stream(self, error: Exception | None = None) -> None:
         """Nothing more comes. To be followed by `notify()`. Sequences that have no end are cancelled, or the request has failed with
         `error`. Does nothing where it has ended."""
         if self._finished:

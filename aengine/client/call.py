@@ -171,7 +171,7 @@ class CallFeed(Feed):
             request.prompt_ids = await self._call.prompt_ids()
             async with aclosing(self._call.events()) as events:
                 async for event in events:
-                    request.add(event)
+                    request.add_event(event)
                     request.notify()
                     if not request.finished:  # else the task only has to close the call
                         await self._room.wait()
@@ -182,5 +182,5 @@ class CallFeed(Feed):
             self._end(error)
 
     def _end(self, error: Exception | None = None) -> None:
-        self._request.end(error)
+        self._request.end_stream(error)
         self._request.notify()

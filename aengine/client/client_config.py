@@ -68,14 +68,14 @@ class ClientConfig:
         check = FieldChecks()
         for name in ("client_cert", "client_key", "server_name"):
             if getattr(self, name) is not None and self.tls is False:
-                check.add(name, is_not(getattr(self, name), "possible without tls"))
+                check.add_violation(name, is_not(getattr(self, name), "possible without tls"))
         if (self.client_cert is None) != (self.client_key is None):
             missing = "client_cert" if self.client_cert is None else "client_key"
-            check.add(missing, is_not(None, "a path: certificate and key belong together"))
+            check.add_violation(missing, is_not(None, "a path: certificate and key belong together"))
         if self.resume_timeout > MAX_RESUME_SECONDS:
-            check.add("resume_timeout", is_not(self.resume_timeout, f"at most {MAX_RESUME_SECONDS:g}"))
+            check.add_violation("resume_timeout", is_not(self.resume_timeout, f"at most {MAX_RESUME_SECONDS:g}"))
         if self.multiplex and self.auto_resume:
-            check.add("multiplex", is_not(True, "possible with auto_resume: streams that share a call are not resumed"))
+            check.add_violation("multiplex", is_not(True, "possible with auto_resume: streams that share a call are not resumed"))
         check.finish(ConfigError)
 
     @classmethod

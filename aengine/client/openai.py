@@ -77,10 +77,10 @@ class HttpConfig:
         if not self.address.startswith("https:"):
             for name in ("tls_ca", "client_cert", "client_key"):
                 if getattr(self, name) is not None:
-                    check.add(name, is_not(getattr(self, name), "possible without https://"))
+                    check.add_violation(name, is_not(getattr(self, name), "possible without https://"))
         if (self.client_cert is None) != (self.client_key is None):
             missing = "client_cert" if self.client_cert is None else "client_key"
-            check.add(missing, is_not(None, "a path: certificate and key belong together"))
+            check.add_violation(missing, is_not(None, "a path: certificate and key belong together"))
         check.finish(ConfigError)
 
 
@@ -372,7 +372,7 @@ class OpenAIStream:
     async def __aiter__(self) -> AsyncIterator[Event]:
         async for chunk in self._chunks:
             for event in self._read(chunk):
-                self._built.add(event)
+                self._built.add_event(event)
                 yield event
         if self.finish_reason is None:
             raise ConnectionLostError("the answer broke off: the server did not say why it ended")

@@ -108,7 +108,7 @@ class _SessionFeed(Feed):
             self.timer.cancel()
 
     def end(self, error: Exception | None) -> None:
-        self.request.end(error)
+        self.request.end_stream(error)
         self.request.notify()
 
     def fail(self, error: Exception) -> None:
@@ -252,10 +252,10 @@ class _Session:
             if entry.HasField("error"):
                 self.release(tag)
                 if feed.wanted:
-                    feed.request.end(read_error(entry.error, self._link.config.address))
+                    feed.request.end_stream(read_error(entry.error, self._link.config.address))
             elif feed.wanted:
                 try:
-                    feed.request.add(entry.event)
+                    feed.request.add_event(entry.event)
                 except Exception as error:
                     feed.fail(error)
                     continue

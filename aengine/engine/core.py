@@ -45,9 +45,9 @@ class Serving:
     weights: ModelWeights
     texts: Texts
 
-    def end(self, reason: EngineStateError | EngineDeadError) -> None:
+    def end_serving(self, reason: EngineStateError | EngineDeadError) -> None:
         """The step thread has ended: all that wait get the `reason`."""
-        self.changes.end(reason)
+        self.changes.end_changes(reason)
         self.registry.end_all(reason)
         self.texts.close()
 
@@ -68,7 +68,7 @@ class EngineCore:
         self.edge = LoopEdge()
         self.workers = Workers("aengine-tokenizer", quick=QUICK_CHARACTERS)
         self.reports: ReportQueue[Report] = ReportQueue(self.edge, self._receive)
-        self.steps = StepLoop(partial(load, self), config, self.reports.put)
+        self.steps = StepLoop(partial(load, self), config, self.reports.put_report)
         self.commands = Commands(self.edge, self.steps.post)
         self.pages = PageWatches(self.steps.post)
         self._settled = anyio.Event()  # serving, or failed to
@@ -185,7 +185,7 @@ class EngineCore:
             self.phase = EnginePhase.CLOSED
         reason = self.death() if error is not None else EngineStateError("the engine is closed")
         if self.serving is not None:
-            self.serving.end(reason)
-        self.commands.end(reason)
+            self.serving.end_serving(reason)
+        self.commands.end_commands(reason)
         self._settled.set()
         self._stopped.set()

@@ -131,7 +131,7 @@ MAX_WAIT_SECONDS = 3600.0
 
 
 class Mailbox:
-    """`post` from any thread, also from a destructor; `wait` and `take` from the step thread alone.
+    """`post` from any thread, also from a destructor; `wait` and `take_commands` from the step thread alone.
 
     A destructor may run in the middle of any line here, in the thread that runs that line. So there is no lock that a line holds: the
     wake-up is a lock that only the waiting thread acquires, and that `post` releases.
@@ -139,7 +139,7 @@ class Mailbox:
 
     def __init__(self) -> None:
         self._commands: deque[Command] = deque()
-        self._wake_up = threading.Lock()  # free: something may have been posted since the last `take`
+        self._wake_up = threading.Lock()  # free: something may have been posted since the last `take_commands`
         self._wake_up.acquire()
         self.on_post: Callable[[], object] = lambda: None
         """Called by `post` once the command is there. Must be as safe in a destructor as `post` itself."""
@@ -162,7 +162,7 @@ class Mailbox:
         """Until something is posted, or `timeout` seconds, or MAX_WAIT_SECONDS if that is less."""
         self._wake_up.acquire(timeout=MAX_WAIT_SECONDS if timeout is None else min(timeout, MAX_WAIT_SECONDS))
 
-    def take(self) -> list[Command]:
+    def take_commands(self) -> list[Command]:
         """What was posted since the last call, in order; what is posted meanwhile may be left for the next."""
         if not self._commands:
             return []  # most often; if the wake-up is free by now, the next `wait` returns at once
@@ -174,7 +174,7 @@ T = TypeVar("T")
 
 
 class ReportQueue(Generic[T]):
-    """`put` from any thread; reports are received in the event loop, in order."""
+    """`put_report` from any thread; reports are received in the event loop, in order."""
 
     def __init__(self, edge: LoopEdge, receive: Callable[[T], object]) -> None:
         """To be created in the loop of `edge`, in which `receive` is called with every report."""
@@ -185,7 +185,7 @@ class ReportQueue(Generic[T]):
         self._is_sent = False  # whether a wake-up was sent that the loop has not seen yet
         self._is_watched = edge.watch(self._wake_up.file, self._receive_all)
 
-    def put(self, report: T) -> None:
+    def put_report(self, report: T) -> None:
         """The report is lost once the queue or the loop is closed."""
         if self._is_watched:
             self._reports.append(report)
@@ -208,7 +208,7 @@ class ReportQueue(Generic[T]):
             while self._reports:
                 self._receive(self._reports.popleft())
         finally:
-            if self._reports:  # `receive` raised, and the other reports must not wait for the next `put`
+            if self._reports:  # `receive` raised, and the other reports must not wait for the next `put_report`
                 self._wake_up.send()
 
 

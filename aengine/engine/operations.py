@@ -108,7 +108,7 @@ class ModelChanges:
         finally:
             self._preparing.discard(found)
 
-    def end(self, error: BaseException) -> None:
+    def end_changes(self, error: BaseException) -> None:
         """The step thread has ended: so does all that is under way, with `error`."""
         self._ended = error
         self._thread.shutdown(wait=False, cancel_futures=True)
@@ -215,7 +215,7 @@ class Commands:
         else:
             done.reply.set_result(done.value)
 
-    def end(self, error: BaseException) -> None:
+    def end_commands(self, error: BaseException) -> None:
         """The step thread has ended: so do all that wait, with `error`."""
         self._ended = error
         while self._waiting:
@@ -350,7 +350,7 @@ class Adapters:
         if name is not None:
             self._find(name)
 
-    def enter(self, name: str, user: int) -> Future[None] | None:
+    def enter_request(self, name: str, user: int) -> Future[None] | None:
         """A request uses it until it leaves. Returns what the request has to wait for if it is being loaded. `user` is a number of the
         request's own. Raises `AdapterNotFoundError`."""
         adapter = self._used[user] = self._find(name)
@@ -365,7 +365,7 @@ class Adapters:
         adapter = self._used.get(user)
         return 0 if adapter is None else adapter.key
 
-    def leave(self, user: int) -> None:
+    def leave_request(self, user: int) -> None:
         """No step computes anything of it any more. May be called again."""
         adapter = self._used.pop(user, None)
         if adapter is not None:

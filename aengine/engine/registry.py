@@ -48,7 +48,7 @@ class QueueBound:
         self._waiting: dict[int, int] = {}  # key of a sequence -> tokens of prompt and known outputs, counted once per request
         self._num_tokens = 0
 
-    def enter(self, keys: Sequence[int]) -> None:
+    def enter_request(self, keys: Sequence[int]) -> None:
         """Count the sequences of a request, whose tokens are not known yet. Raises `QueueFullError`, and then counts none."""
         waiting = len(self._waiting)
         if self._max_sequences is not None and waiting and waiting + len(keys) > self._max_sequences:
@@ -67,7 +67,7 @@ class QueueBound:
         self._waiting[keys[0]] = num_tokens
         self._num_tokens += num_tokens
 
-    def leave(self, keys: Iterable[int]) -> None:
+    def leave_sequences(self, keys: Iterable[int]) -> None:
         """Sequences were admitted to a step, or have ended."""
         for key in keys:
             self._num_tokens -= self._waiting.pop(key, 0)
@@ -168,7 +168,7 @@ class Registry:
             state = streams[key]
             if key == state.key:
                 state.start(cached_tokens, when)
-        self._bound.leave(key for key, _, _ in updates.started)
+        self._bound.leave_sequences(key for key, _, _ in updates.started)
         for key, piece in updates.prompt_logprobs:
             state = streams[key]
             try:
@@ -196,7 +196,7 @@ class Registry:
                 streams[key].add_drafts(source.value, num_drafts, num_accepted - dropped[key])
         for end in updates.finished:
             streams[end.key].finish(end)
-        self._bound.leave(updates.released)
+        self._bound.leave_sequences(updates.released)
         for key in updates.released:
             state = streams[key]
             if state.release():
@@ -219,7 +219,7 @@ class Registry:
             self._grammars.close()
         for state in list(self._by_id.values()):
             self._forget(state)
-            state.end(error)
+            state.end_stream(error)
 
     # ---- inside --------------------------------------------------------------------------------------------------------
 
@@ -233,13 +233,13 @@ class Registry:
         """
         params = request.params
         keys = range(self._next_key, self._next_key + params.n)
-        self._bound.enter([keys[index] for index in options.live_sequences(params.n)])  # before anything is done for it
+        self._bound.enter_request([keys[index] for index in options.live_sequences(params.n)])  # before anything is done for it
         self._next_key = keys.stop
         drop = functools.partial(self._edge.call_soon, self._drop)
         state = StreamState(keys, request_id, params, options, self._loaded.tokenizer, self._config.max_unread_tokens, self._post, drop)
         self._by_id[request_id] = state
         self._streams.update(dict.fromkeys(state.keys, state))
-        waits = None if options.adapter is None else self._adapters.enter(options.adapter, state.key)
+        waits = None if options.adapter is None else self._adapters.enter_request(options.adapter, state.key)
         if waits is not None or request.size or params.structured_output is not None or params.reasoning is not None:
             preparation = self._preparations[state.key] = ExitStack()
             if state.deadline is not None:  # of which the step thread does not know yet
@@ -257,8 +257,8 @@ class Registry:
 
     def _forget(self, state: StreamState) -> None:
         self._end_preparation(state)
-        self._bound.leave(state.keys)
-        self._adapters.leave(state.key)
+        self._bound.leave_sequences(state.keys)
+        self._adapters.leave_request(state.key)
         self._by_id.pop(state.request_id, None)
         for key in state.keys:
             self._streams.pop(key, None)
@@ -334,4 +334,4 @@ class Registry:
             state.cancel()
         elif not state.released.is_set():
             self._forget(state)
-            state.end(error, reason)
+            state.end_stream(error, reason)

@@ -240,7 +240,7 @@ class StreamState(StreamSource):
         self.released.set()
         return True
 
-    def end(self, error: BaseException | None, reason: FinishReason = FinishReason.CANCELLED) -> None:
+    def end_stream(self, error: BaseException | None, reason: FinishReason = FinishReason.CANCELLED) -> None:
         """The engine has forgotten the request, and no report of it follows: it failed with `error`, or ended for `reason`."""
         if error is None:
             for key in self.keys:

@@ -54,7 +54,7 @@ class StepStats:
         self._tokens.observe(num_tokens)
         self._mean_seconds += (seconds - self._mean_seconds) / min(self._num_steps, MEAN_OF_STEPS)
         if num_prefill:
-            self._prefill_rate.add(num_prefill, seconds, num_prefill)
+            self._prefill_rate.add_sums(num_prefill, seconds, num_prefill)
 
     def are_old(self) -> bool:
         return time.monotonic() - self._published_at >= PUBLISH_SECONDS

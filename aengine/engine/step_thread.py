@@ -154,7 +154,7 @@ class StepDriver:
 
     def _take_commands(self) -> None:
         self._runner.hold(False)  # before looking, as `post` holds after adding
-        for command in self._mailbox.take():
+        for command in self._mailbox.take_commands():
             self._apply(command)
         if self._stopping:
             for key in sorted(self._keys):

@@ -314,7 +314,7 @@ def _detokenize(tokenizer: Tokenizer, token_ids: Sequence[int], vocab_size: int,
     yield len(ids)
     check = FieldChecks()
     for index in islice(np.flatnonzero((ids >= vocab_size) | (ids < 0)), MAX_NAMED_IDS):
-        check.add(f"token_ids[{index}]", f"{ids[index]} is not below vocab_size {vocab_size}")
+        check.add_violation(f"token_ids[{index}]", f"{ids[index]} is not below vocab_size {vocab_size}")
     check.finish(InvalidRequestError)
     return tokenizer.decode(ids.tolist(), skip_special_tokens=skip_special_tokens)
 

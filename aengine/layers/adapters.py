@@ -147,7 +147,7 @@ class AdapterTable:
             all_b[: len(a), rows.start : rows.stop].copy_(b.t())
         return all_a, all_b
 
-    def put(self, slot: int, packed: PackedAdapter) -> None:
+    def put_adapter(self, slot: int, packed: PackedAdapter) -> None:
         """Steps from now on find the adapter in `slot`."""
         self._ranks[:, slot].copy_(packed.ranks, non_blocking=True)
         for name, (a, b) in packed.matrices.items():
@@ -175,11 +175,11 @@ class AdapterTable:
 
         def adapted(x: Activations) -> Tensor:
             assert isinstance(x, Tensor)
-            return self.add(name, linear(x), x)
+            return self.add_products(name, linear(x), x)
 
         return adapted
 
-    def add(self, name: str, out: Tensor, x: Tensor, indices: Tensor | None = None) -> Tensor:
+    def add_products(self, name: str, out: Tensor, x: Tensor, indices: Tensor | None = None) -> Tensor:
         """What adapters add to the product `out` [n, out_features] of x [n, in_features], which is overwritten. `indices` [n]: the tokens
         of the forward pass that these are; None: all."""
         if self._tokens is not None:

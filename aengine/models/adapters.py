@@ -256,5 +256,5 @@ def adapter_bytes(spec: ModelSpec, shard: Shard, num_slots: int, low_rank: int, 
 
 
 def packed_adapter(table: AdapterTable, adapter: Adapter) -> PackedAdapter:
-    """An adapter of the table's shard, as `AdapterTable.put` takes it. May be called from any thread."""
+    """An adapter of the table's shard, as `AdapterTable.put_adapter` takes it. May be called from any thread."""
     return table.pack({name: {part.rows: (part.a, part.b) for part in parts} for name, parts in adapter.parts.items()})

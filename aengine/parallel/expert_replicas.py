@@ -57,7 +57,7 @@ class LockStep:
         """May be called from any thread; then `is_awaited`, unless that turn is over."""
         self._wanted = max(self._wanted, turn)
 
-    def take(self, num_tokens: int) -> tuple[int, ...]:
+    def take_turn(self, num_tokens: int) -> tuple[int, ...]:
         """Takes the next turn, with a step of so many tokens, or with none only if it `is_awaited`. Returns the tokens of all."""
         if not self.is_awaited:
             self._tell_others(self._turn)
@@ -197,14 +197,14 @@ class Replicas:
     def begin_step(self, num_tokens: int) -> None:
         """Waits until all others take part in a step in which this one has so many tokens."""
         assert self._lock_step is not None
-        self._lock_step.take(num_tokens)
+        self._lock_step.take_turn(num_tokens)
 
     def join_step(self) -> bool:
         """Takes part in a step of others, if they wait for this one or will. False: they do not."""
         assert self._lock_step is not None
         if not self._lock_step.is_awaited:
             return False
-        if any(self._lock_step.take(0)):
+        if any(self._lock_step.take_turn(0)):
             self._compute()
         return True
 

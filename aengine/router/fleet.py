@@ -378,7 +378,7 @@ class Fleet:
                     except AEngineError as error:
                         self.failed(attempt, error)
                     finally:
-                        attempt.leave()
+                        attempt.leave_replica()
         except TimeoutError:
             raise RequestEndedError("there was no answer: its timeout passed") from None
 

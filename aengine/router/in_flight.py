@@ -73,7 +73,7 @@ class RequestsInFlight:
         if embedding is not None:
             embedding.scope.cancel()
             await embedding.ended.wait()
-        return embedding is not None or (request is not None and await request.end())
+        return embedding is not None or (request is not None and await request.end_request())
 
     def info(self, request_id: str) -> RequestInfo | None:
         """How far a request has come; None for one that is not in flight."""

@@ -65,12 +65,12 @@ class Attempt:
             self.replica.load.first_token(self._placement, time.monotonic())
             self._clear()
 
-    def leave(self, output_tokens: int = 0, cached_tokens: int | None = None) -> None:
+    def leave_replica(self, output_tokens: int = 0, cached_tokens: int | None = None) -> None:
         """It has ended, or goes elsewhere. `cached_tokens`: of its prompt; None: not known. Repeated calls do nothing."""
         if not self.ended:
             self.ended = True
             self.work.been_at.add(self.replica.name)
-            self.replica.load.end(self._placement, time.monotonic(), output_tokens, cached_tokens)
+            self.replica.load.end_request(self._placement, time.monotonic(), output_tokens, cached_tokens)
             self._clear()
             del self.replica.aboard[self]
             self.replica.on_left()
@@ -185,7 +185,7 @@ class Replica:
     def _end_all(self, error: AEngineError, which: Callable[[Attempt], object] = lambda attempt: True) -> int:
         attempts = list(filter(which, self.aboard))
         for attempt in attempts:
-            attempt.leave()
+            attempt.leave_replica()
             attempt.on_lost(attempt, error)
         return len(attempts)
 

@@ -344,7 +344,7 @@ class ReplicaLoad:
         return self._generations.get(version, f"weights {version} of {self.name}")
 
     def place(self, prompt: RoutedPrompt, now: float) -> RequestPlacement:
-        """The request is sent to this replica. Followed by one call of `end`, whatever becomes of it."""
+        """The request is sent to this replica. Followed by one call of `end_request`, whatever becomes of it."""
         digests = self._digests(prompt)
         cached = self.prefixes.longest(digests)
         digests, uncached = digests[cached:], prompt.num_tokens - cached * self._page_size
@@ -358,7 +358,7 @@ class ReplicaLoad:
         return placement
 
     def first_token(self, placement: RequestPlacement, now: float) -> None:
-        """Its first token came from there. Further calls, and calls after `end`, do nothing."""
+        """Its first token came from there. Further calls, and calls after `end_request`, do nothing."""
         if placement.began is None and not placement.ended:
             placement.began = now
             self._remove_unreported(placement)
@@ -369,7 +369,7 @@ class ReplicaLoad:
             while self._num_computed > limit:
                 self._forget_computed()
 
-    def end(self, placement: RequestPlacement, now: float, output_tokens: int = 0, cached_tokens: int | None = None) -> None:
+    def end_request(self, placement: RequestPlacement, now: float, output_tokens: int = 0, cached_tokens: int | None = None) -> None:
         """It has ended, been cancelled or moved away. `output_tokens`: computed there. `cached_tokens`: of the prompt, found in the cache;
         None: not known. More than one call is the same as one."""
         if placement.ended:

@@ -175,7 +175,7 @@ class RoutedRequest(StreamSource):
         self._tokenize = tokenize
         self._task = asyncio.ensure_future(self._settle())
 
-    async def end(self) -> bool:
+    async def end_request(self) -> bool:
         """Cancel it as `cancel(request_id)` does; returns when its pages are free: whether it was in flight."""
         if self._finished:
             await self.wait_released()
@@ -201,7 +201,7 @@ class RoutedRequest(StreamSource):
             self._made_by = stay.load, token.weights_version
             if stay.weights_behind:
                 token = replace(token, weights_version=token.weights_version + stay.weights_behind)
-        self._progress.add(token)
+        self._progress.add_token(token)
         return token
 
     def _on_news(self, stay: _Stay) -> None:
@@ -283,7 +283,7 @@ class RoutedRequest(StreamSource):
             self._fleet.failed(stay.attempt, error)
         except AEngineError as raised:
             failure = raised
-        stay.attempt.leave(self._progress.num_tokens - stay.num_before)
+        stay.attempt.leave_replica(self._progress.num_tokens - stay.num_before)
         if self._finished or self._stay is not None:
             return  # the other of two goes on
         if self._hedge is not None and failure is None:
@@ -318,7 +318,7 @@ class RoutedRequest(StreamSource):
                 source = self._stay.source
                 source.waiter = None
                 cached = source.cached_prompt_tokens if source.finished and source.error is None else None
-                self._stay.attempt.leave(self._progress.num_tokens + source.unread - self._stay.num_before, cached)
+                self._stay.attempt.leave_replica(self._progress.num_tokens + source.unread - self._stay.num_before, cached)
             self.ready.set()
             if not self._leaving:
                 self._on_gone(self)
@@ -386,7 +386,7 @@ class RoutedRequest(StreamSource):
             params = progress.params(has_prompt_logprobs=self._has_prompt_logprobs)
             source = attempt.replica.client.open(progress.ids, params, progress.options(self.request_id), self._delivery)
         except BaseException:
-            attempt.leave()
+            attempt.leave_replica()
             raise
         stay = _Stay(attempt, source, progress.num_tokens)
         source.waiter = partial(self._on_news, stay)
@@ -415,7 +415,7 @@ class RoutedRequest(StreamSource):
         if self._hedge is not None:
             hedge, self._hedge = self._hedge, None
             hedge.source.waiter = None
-            hedge.attempt.leave()
+            hedge.attempt.leave_replica()
             if not hedge.source.finished:
                 self._release(hedge.source)
                 hedge.source.cancel()

@@ -65,24 +65,24 @@ class RouterConfig:
         check = FieldChecks()
         given = [name for name in ("replicas", "ray", "backends") if getattr(self, name)]
         for name in given[1:]:
-            check.add(name, f"is not possible beside {given[0]}")
+            check.add_violation(name, f"is not possible beside {given[0]}")
         if self.hang_seconds < 2.0:
-            check.add("hang_seconds", f"{self.hang_seconds} is not at least 2: servers tell their load every second")
+            check.add_violation("hang_seconds", f"{self.hang_seconds} is not at least 2: servers tell their load every second")
         for name in ("backend_ca", "backend_cert", "backend_key", "backend_name"):
             if getattr(self, name) is not None and not self.backend_tls:
-                check.add(name, f"{getattr(self, name)!r} needs backend_tls as well")
+                check.add_violation(name, f"{getattr(self, name)!r} needs backend_tls as well")
         if (self.backend_cert is None) != (self.backend_key is None):
             missing = "backend_cert" if self.backend_cert is None else "backend_key"
-            check.add(missing, "is missing: certificate and key belong together")
+            check.add_violation(missing, "is missing: certificate and key belong together")
         for backend in self.backends:
             if backend.startswith(DNS):
                 if split_name(backend) is None:
-                    check.add("backends", f"{backend!r} is not dns:///host:port")
+                    check.add_violation("backends", f"{backend!r} is not dns:///host:port")
             elif not backend.startswith(FILE):
                 try:
                     ClientConfig(address=backend)
                 except ConfigError as error:
-                    check.add("backends", error.violations[0].description)
+                    check.add_violation("backends", error.violations[0].description)
         check.finish(ConfigError)
 
     def client_config(self, address: str, token: str | None) -> ClientConfig:

@@ -50,7 +50,7 @@ class RequestProgress:
     def seconds_left(self) -> float | None:
         return None if self._deadline is None else self._deadline - time.monotonic()
 
-    def add(self, token: Token) -> None:
+    def add_token(self, token: Token) -> None:
         if token.token_id >= 0:
             self._outputs[token.index].append(token.token_id)
         if token.finish_reason is not None:

@@ -97,7 +97,7 @@ class DraftLengths:
         return dict(zip(found, chosen.tolist(), strict=True))
 
     def observe(self, row: int, num_drafts: int, num_accepted: int) -> None:
-        self._acceptance[row].add(num_drafts, num_accepted)
+        self._acceptance[row].add_drafts(num_drafts, num_accepted)
 
     def look_took(self, seconds: float, num_rows: int, kind: StepKind) -> int:
         """Returns after how many steps there is credit to start to draft, if the next look finds that drafts would pay."""

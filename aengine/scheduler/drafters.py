@@ -84,7 +84,7 @@ class Acceptance:
         """The estimate with a prior that is known only now."""
         return (_PRIOR_WEIGHT * prior + self._accepted) / (_PRIOR_WEIGHT + self._decided)
 
-    def add(self, num_drafts: int, num_accepted: int) -> None:
+    def add_drafts(self, num_drafts: int, num_accepted: int) -> None:
         decided = num_decided(num_drafts, num_accepted)
         kept = math.exp(-decided / self._memory)
         self._decided = kept * self._decided + decided
@@ -133,7 +133,7 @@ class NgramDrafter:
         return Draft(following, DraftSource.NGRAM, self._acceptance[kind].value)
 
     def observe(self, row: int, num_tokens: int, draft: Draft, num_accepted: int) -> None:
-        self._acceptance[self._kinds[row]].add(len(draft.token_ids), num_accepted)
+        self._acceptance[self._kinds[row]].add_drafts(len(draft.token_ids), num_accepted)
 
 
 class _Index:
@@ -192,7 +192,7 @@ class ModelDrafter:
         return Draft(np.full(most, BY_MODEL, np.int32), self._source, self._acceptance.value)
 
     def observe(self, row: int, num_tokens: int, draft: Draft, num_accepted: int) -> None:
-        self._acceptance.add(len(draft.token_ids), num_accepted)
+        self._acceptance.add_drafts(len(draft.token_ids), num_accepted)
 
 
 class BestOfBoth:

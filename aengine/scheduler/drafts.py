@@ -82,7 +82,7 @@ class DraftProgress:
         self._planned.append((row, start, length, num_drafts))
         self._computed[row] = start + length
 
-    def take(self) -> DraftRows | None:
+    def take_rows(self) -> DraftRows | None:
         """What it computes in the step that was planned."""
         planned, self._planned, self._left = self._planned, [], self._most
         if not planned:
@@ -201,7 +201,7 @@ class Drafts:
 
     def take_rows(self) -> DraftRows | None:
         """What the draft model computes in the step that was planned."""
-        return None if self._progress is None else self._progress.take()
+        return None if self._progress is None else self._progress.take_rows()
 
     def observe(self, plan: StepPlan, result: StepResult, committed: IntArray, now: float) -> list[DraftCount]:
         """A step has returned at time `now`, in seconds; [n] tokens of its rows have their KV in pages. Returns what became of the drafts
@@ -300,7 +300,7 @@ class Drafts:
         of the draft's source."""
         self._lengths.observe(row, len(draft.token_ids), num_accepted)
         if draft.source is DraftSource.GRAMMAR:
-            self._forced_acceptance.add(len(draft.token_ids), num_accepted)
+            self._forced_acceptance.add_drafts(len(draft.token_ids), num_accepted)
         else:
             self._drafter.observe(row, num_tokens, draft, num_accepted)
 

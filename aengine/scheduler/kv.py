@@ -358,7 +358,7 @@ class KVCacheManager:
         self.changes.drop(sequence.row)
         self.cache.release(self.rows.pages(sequence.row).copy())
         self.rows.clear(sequence.row)
-        return self.adapters.leave(sequence.request.adapter)
+        return self.adapters.leave_row(sequence.request.adapter)
 
 
 def _age(sequence: Sequence) -> tuple[float, int]:

@@ -28,7 +28,7 @@ class MovingRatio:
         self._start = start
         self._numerator = self._denominator = 0.0
 
-    def add(self, numerator: float, denominator: float, amount: float) -> None:
+    def add_sums(self, numerator: float, denominator: float, amount: float) -> None:
         """Adds to the two sums, after both have faded by exp(-`amount` / `span`). `amount` is in the unit of `span`, such as tokens or
         steps."""
         left = math.exp(-amount / self._span)
@@ -57,13 +57,13 @@ class LiveSequences:
         self._kv_cache = kv_cache
         self._queue = queue
 
-    def add(self, request: Request) -> None:
+    def add_request(self, request: Request) -> None:
         """Makes the sequence of a request, which may have output already, and puts it into the waiting queue."""
         primary = self.by_key.get(request.fork_of) if request.fork_of is not None else None
         tokens = np.concatenate((request.prompt, request.output)) if len(request.output) else request.prompt
         sequence = self.by_key[request.key] = Sequence(request, primary, tokens)
         sequence.name_pages(self._config.page_size, self._kv_cache.version)
-        self._queue.enter(sequence)
+        self._queue.enter_sequence(sequence)
         self._expect_all(sequence)
 
     def expect(self, sequence: Sequence, num_tokens: int) -> None:
@@ -160,5 +160,5 @@ class LiveSequences:
         sequence.state = SequenceState.FINISHED
         key = sequence.request.key
         del self.by_key[key]
-        self._queue.leave(sequence)
+        self._queue.leave_sequence(sequence)
         self.updates.released.append(key)

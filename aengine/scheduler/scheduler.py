@@ -63,9 +63,9 @@ class Scheduler:
 
     def submit(self, request: Request) -> None:
         """Take a request that fits the context and the page pool; it waits."""
-        self._live.add(request)
+        self._live.add_request(request)
         if request.deadline is not None:
-            self._deadlines.add(request.deadline, request.key, self._live.by_key)
+            self._deadlines.add_deadline(request.deadline, request.key, self._live.by_key)
 
     def cancel(self, key: int) -> None:
         """End a request; unknown keys and repeated calls change nothing."""
@@ -117,7 +117,7 @@ class Scheduler:
         return bool(self._rows.active.any()) or any(sequence.begun for sequence in self._live.by_key.values())
 
     def end_draining(self) -> None:
-        self._queue.push(*self._kv_cache.draining.end())
+        self._queue.push(*self._kv_cache.draining.end_draining())
 
     def cancel_begun(self) -> None:
         """End the requests that have begun."""
@@ -297,7 +297,7 @@ class Scheduler:
             if sequence.request.fork_of is None:
                 self._num_prompt_tokens += prompt_len
                 self._num_cached_prompt_tokens += num_cached
-                self._live.uncached.add(prompt_len - num_cached, prompt_len, prompt_len)
+                self._live.uncached.add_sums(prompt_len - num_cached, prompt_len, prompt_len)
             self._queue.charge(self._rows.tenants[[sequence.row]], len(sequence.tokens) - num_computed)
             self._live.updates.started.append((sequence.request.key, num_cached, now))
 

@@ -46,8 +46,8 @@ class WaitingQueue:
     def __len__(self) -> int:
         return len(self._entries)
 
-    def enter(self, sequence: Sequence) -> None:
-        """A new sequence arrives; it is counted for its tenant until `leave`, and waits."""
+    def enter_sequence(self, sequence: Sequence) -> None:
+        """A new sequence arrives; it is counted for its tenant until `leave_sequence`, and waits."""
         tenant_id = self._register(sequence.request.tenant)
         if not self._alive[tenant_id]:
             others = self._served[self._alive > 0]
@@ -56,7 +56,7 @@ class WaitingQueue:
         self._alive[tenant_id] += 1
         self.push(sequence)
 
-    def leave(self, sequence: Sequence) -> None:
+    def leave_sequence(self, sequence: Sequence) -> None:
         """The sequence has finished (it must not be waiting any more)."""
         self._alive[self.tenant_id(sequence)] -= 1
 
@@ -184,7 +184,7 @@ class AdapterRoom:
         that may pass them."""
         self._num_passed += bool(self._waiting and sequence.request.adapter)
 
-    def leave(self, adapter: int) -> list[Sequence]:
+    def leave_row(self, adapter: int) -> list[Sequence]:
         """A row with the adapter is free. Returns the sequences that waited, if it was the last one."""
         if not adapter or adapter in self._rows.adapters:
             return []
@@ -216,7 +216,7 @@ class Deadlines:
         """The first, maybe of a key that is gone."""
         return self._heap[0][0] if self._heap else None
 
-    def add(self, deadline: float, key: int, keys: Collection[int]) -> None:
+    def add_deadline(self, deadline: float, key: int, keys: Collection[int]) -> None:
         """`keys`: all that are not gone."""
         if len(self._heap) > 2 * len(keys) + 64:  # mostly of those that are
             self._heap = [entry for entry in self._heap if entry[1] in keys]
@@ -251,7 +251,7 @@ class Draining:
         """The sequence no longer waits, if it did."""
         self._waiting.pop(sequence, None)
 
-    def end(self) -> list[Sequence]:
+    def end_draining(self) -> list[Sequence]:
         """Sequences may begin. Returns those that waited."""
         self.on = False
         woken, self._waiting = list(self._waiting), {}

@@ -32,7 +32,7 @@ class Chat:
 class View(Protocol):
     """Where the events of an answer are shown."""
 
-    def add(self, event: Event) -> None: ...
+    def add_event(self, event: Event) -> None: ...
 
     def finish(self) -> None:
         """Show what is not shown yet. Nothing more comes."""

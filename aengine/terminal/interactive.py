@@ -167,7 +167,7 @@ class _Terminal:
             try:
                 async with answer:
                     async for event in answer:
-                        view.add(event)
+                        view.add_event(event)
             finally:
                 self._on_interrupt = self._leave_prompt
                 view.finish()

@@ -17,7 +17,7 @@ class PlainView:
         self._at_start = True  # of a line
         self._is_terminal = sys.stdout.isatty()
 
-    def add(self, event: Event) -> None:
+    def add_event(self, event: Event) -> None:
         if isinstance(event, ContentDelta | ArgumentsDelta):
             self._write(event.text)
         elif isinstance(event, CallStarted):
@@ -46,7 +46,7 @@ async def answer_all(chat: Chat, questions: Sequence[str], make_view: Callable[[
             try:
                 async for event in answer:
                     if view is not None:
-                        view.add(event)
+                        view.add_event(event)
             finally:
                 if view is not None:
                     view.finish()

@@ -92,7 +92,7 @@ class TerminalView:
         self._next_draw = 0.0
         self._region.draw([], self._render(Text("…", "dim")))
 
-    def add(self, event: Event) -> None:
+    def add_event(self, event: Event) -> None:
         if isinstance(event, ArgumentsDelta):
             self._parts[-1].text += printable(event.text)
         elif isinstance(event, CallStarted):

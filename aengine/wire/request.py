@@ -256,20 +256,20 @@ def read_seconds(
     whole, nanos = duration.seconds, duration.nanos
     if abs(whole) > MAX_SECONDS or abs(nanos) > MAX_NANOS or whole * nanos < 0:
         rule = f"seconds must be in [-{MAX_SECONDS}, {MAX_SECONDS}], nanos in [-{MAX_NANOS}, {MAX_NANOS}], and both of one sign"
-        check.add(field, f"{whole} s and {nanos} ns are no duration: {rule}")
+        check.add_violation(field, f"{whole} s and {nanos} ns are no duration: {rule}")
         return None
     seconds = seconds_of(duration)
     if low <= seconds <= high and not (open_low and seconds == low):
         return seconds
     accepted = f"in {'(' if open_low else '['}{low:g}, {high:g}] s" if high < math.inf else f"{low:g} s or more"
-    check.add(field, f"{seconds:g} s is not {accepted}")
+    check.add_violation(field, f"{seconds:g} s is not {accepted}")
     return None
 
 
 def read_stream_options(options: generation_pb2.StreamOptions, check: FieldChecks) -> StreamPolicy:
     delta_tokens = options.max_tokens_per_delta if options.HasField("max_tokens_per_delta") else 1
     if not 1 <= delta_tokens <= MAX_DELTA_TOKENS:
-        check.add("spec.stream.max_tokens_per_delta", f"{delta_tokens} is not in [1, {MAX_DELTA_TOKENS}]")
+        check.add_violation("spec.stream.max_tokens_per_delta", f"{delta_tokens} is not in [1, {MAX_DELTA_TOKENS}]")
     delay = read_seconds(options.max_delay, "spec.stream.max_delay", check, 0, MAX_DELAY_SECONDS)
     retain = None
     if options.HasField("retain"):
@@ -281,7 +281,7 @@ def read_chat(chat: generation_pb2.ChatPrompt, path: str, check: FieldChecks) ->
     """The conversation as the tokenizer takes it. Violations have paths that begin with `path`. Whether there are messages is for the
     caller to say."""
     if len(chat.messages) > MAX_CHAT_MESSAGES:
-        check.add(f"{path}.messages", f"{len(chat.messages)} messages are more than {MAX_CHAT_MESSAGES}")
+        check.add_violation(f"{path}.messages", f"{len(chat.messages)} messages are more than {MAX_CHAT_MESSAGES}")
     messages = chat.messages[:MAX_CHAT_MESSAGES]
     if not _check_length(f"{path}.messages", (message.extra_fields for message in messages), MAX_EXTRA_CHARACTERS, check):
         return [{}]  # as good as any: it is refused
@@ -290,18 +290,18 @@ def read_chat(chat: generation_pb2.ChatPrompt, path: str, check: FieldChecks) ->
 
 def _read_message(message: generation_pb2.ChatMessage, path: str, check: FieldChecks) -> dict[str, Any]:
     if not message.role:
-        check.add(f"{path}.role", "must not be empty")
+        check.add_violation(f"{path}.role", "must not be empty")
     read: dict[str, Any] = {"role": message.role, "content": message.content}
     if message.parts:
         if message.content:
-            check.add(f"{path}.parts", "cannot be combined with content")
+            check.add_violation(f"{path}.parts", "cannot be combined with content")
         if any(part.WhichOneof("content") is None for part in message.parts):
-            check.add(f"{path}.parts", "each must have text")
+            check.add_violation(f"{path}.parts", "each must have text")
         read["content"] = [{"type": "text", "text": part.text} for part in message.parts]
     if message.extra_fields:
         extra = _read_object(message.extra_fields, f"{path}.extra_fields", check)
         if "role" in extra or extra.get("content") is not None or ("content" in extra and read["content"]):
-            check.add(f"{path}.extra_fields", "role and content have fields of their own")
+            check.add_violation(f"{path}.extra_fields", "role and content have fields of their own")
         read.update(extra)
     return read
 
@@ -323,9 +323,9 @@ def _check_length(path: str, texts: Iterable[str], most: int, check: FieldChecks
     given = [text for text in texts if text]
     characters, places = sum(map(len, given)), sum(text.count(mark) for text in given for mark in ",[{")
     if characters > most:
-        check.add(path, f"{characters} characters of JSON are more than {most}")
+        check.add_violation(path, f"{characters} characters of JSON are more than {most}")
     elif places > MAX_JSON_PLACES:
-        check.add(path, f"{places} commas and opening brackets of JSON are more than {MAX_JSON_PLACES}")
+        check.add_violation(path, f"{places} commas and opening brackets of JSON are more than {MAX_JSON_PLACES}")
     return characters <= most and places <= MAX_JSON_PLACES
 
 
@@ -334,10 +334,10 @@ def _read_object(text: str, path: str, check: FieldChecks) -> dict[str, Any]:
     try:
         value = json.loads(text)
     except (ValueError, RecursionError) as error:
-        check.add(path, f"{shown(text)} is not JSON: {error}")
+        check.add_violation(path, f"{shown(text)} is not JSON: {error}")
         return {}
     if not isinstance(value, dict):
-        check.add(path, f"{shown(text)} is not a JSON object")
+        check.add_violation(path, f"{shown(text)} is not a JSON object")
         return {}
     return value
 
@@ -350,7 +350,7 @@ def read_prompt(prompt: generation_pb2.Prompt, path: str, check: FieldChecks) ->
     """Violations have paths that begin with `path`."""
     form = prompt.WhichOneof("content")
     if form is None:
-        check.add(path, "exactly one of text, token_ids, chat must be set")
+        check.add_violation(path, "exactly one of text, token_ids, chat must be set")
         return ""
     content: Prompt
     if form == "chat":
@@ -358,7 +358,7 @@ def read_prompt(prompt: generation_pb2.Prompt, path: str, check: FieldChecks) ->
     else:
         content = prompt.text if form == "text" else np.asarray(prompt.token_ids.ids)  # type: ignore[assignment] # as quick as can be
     if not len(content):
-        check.add(f"{path}.{form}", "must not be empty")
+        check.add_violation(f"{path}.{form}", "must not be empty")
     return content
 
 
@@ -391,7 +391,7 @@ def _read_structured_output(spec: generation_pb2.GenerationSpec, check: FieldChe
     given: dict[str, Any]
     match message.WhichOneof("constraint"):
         case None:
-            check.add("spec.structured_output", "exactly one of json_schema, json_object, regex, choices, grammar must be set")
+            check.add_violation("spec.structured_output", "exactly one of json_schema, json_object, regex, choices, grammar must be set")
             return None
         case "json_object":
             given = {"json_object": True}
@@ -399,7 +399,7 @@ def _read_structured_output(spec: generation_pb2.GenerationSpec, check: FieldChe
             given = {"grammar": message.grammar.source}
         case "choices":
             if not 1 <= len(values := message.choices.values) <= MAX_CHOICES:
-                check.add("spec.structured_output.choices", f"{len(values)} choices are not 1 to {MAX_CHOICES}")
+                check.add_violation("spec.structured_output.choices", f"{len(values)} choices are not 1 to {MAX_CHOICES}")
                 return None
             given = {"choice": tuple(values)}
         case name:
@@ -428,7 +428,7 @@ def _read_chat_output(spec: generation_pb2.GenerationSpec, check: FieldChecks) -
         return None
     chat = spec.output.chat
     if not spec.prompt.HasField("chat"):
-        check.add("spec.output.chat", "is only possible with spec.prompt.chat")
+        check.add_violation("spec.output.chat", "is only possible with spec.prompt.chat")
         return None
     try:
         return ChatOutputOptions(
@@ -446,7 +446,7 @@ def _read_known_outputs(spec: generation_pb2.GenerationSpec, check: FieldChecks)
     path = path_of("known_outputs", spec)
     for index, known in enumerate(spec.known_outputs):
         if known.ended and known.token_ids:
-            check.add(f"{path}[{index}].token_ids", "must be empty where the sequence has ended")
+            check.add_violation(f"{path}[{index}].token_ids", "must be empty where the sequence has ended")
     return [None if known.ended else known.token_ids for known in spec.known_outputs] or None
 
 

@@ -131,7 +131,7 @@ class HookedRunner(OracleRunner):
             if plan.new_rows or len(plan.copy_from):
                 self.queue.compute_through()
             call: Any = HookedCall(self, plan)
-            return self.queue.add(call, call.result, can_run_ahead=True, overlaps=plan.num_decodes == len(plan.rows))
+            return self.queue.add_step(call, call.result, can_run_ahead=True, overlaps=plan.num_decodes == len(plan.rows))
         if self._ahead is Ahead.DEVICE:
             self.before_step(plan)
             return HookedFlight(super().launch(plan), lambda: None, overlaps=True)

@@ -30,9 +30,9 @@ def test_a_post_in_the_middle_of_any_line_is_delivered_and_blocks_nobody() -> No
         for _ in range(3):
             mailbox.post(Cancel(-1))
             mailbox.wait()
-            taken.extend(mailbox.take())
+            taken.extend(mailbox.take_commands())
         sys.settrace(None)
-        taken.extend(mailbox.take())
+        taken.extend(mailbox.take_commands())
 
     thread = threading.Thread(target=work, daemon=True)
     thread.start()
@@ -51,7 +51,7 @@ def test_a_wait_of_any_length_ends_with_a_post() -> None:
         mailbox.post(Cancel(1))
         waiter.join(HANG_SECONDS)
         assert not waiter.is_alive()
-        assert mailbox.take() == [Cancel(1)]
+        assert mailbox.take_commands() == [Cancel(1)]
 
 
 def test_on_post_is_called_when_the_command_is_there() -> None:
@@ -59,7 +59,7 @@ def test_on_post_is_called_when_the_command_is_there() -> None:
     mailbox.post(Cancel(1))
     seen: list[bool] = []
     mailbox.on_post = lambda: seen.append(mailbox.is_empty)
-    assert mailbox.take() == [Cancel(1)]
+    assert mailbox.take_commands() == [Cancel(1)]
     assert mailbox.is_empty
     mailbox.post(Cancel(2))
     assert seen == [False]
@@ -69,7 +69,7 @@ def test_what_was_taken_does_not_wake() -> None:
     mailbox = Mailbox()
     mailbox.post(Cancel(1))
     mailbox.post(Cancel(2))
-    assert mailbox.take() == [Cancel(1), Cancel(2)]
+    assert mailbox.take_commands() == [Cancel(1), Cancel(2)]
     waiter = threading.Thread(target=mailbox.wait, daemon=True)
     waiter.start()
     waiter.join(0.05)

@@ -38,7 +38,7 @@ async def test_everything_is_received_in_order() -> None:
 
     def report() -> None:
         for number in range(20_000):
-            queue.put(number)
+            queue.put_report(number)
 
     await anyio.to_thread.run_sync(report)
     await until(lambda: len(received) == 20_000)
@@ -50,7 +50,7 @@ async def test_everything_is_received_in_order() -> None:
 async def test_several_may_report() -> None:
     received: list[tuple[int, int]] = []
     queue = new_queue(received.append)
-    threads = [threading.Thread(target=lambda who=who: [queue.put((who, number)) for number in range(3000)]) for who in range(4)]
+    threads = [threading.Thread(target=lambda who=who: [queue.put_report((who, number)) for number in range(3000)]) for who in range(4)]
     for thread in threads:
         thread.start()
     await until(lambda: len(received) == 12_000)
@@ -67,7 +67,7 @@ async def test_the_thread_that_reports_goes_on_first() -> None:
 
     def report() -> None:
         for _ in range(30):
-            queue.put("received")
+            queue.put_report("received")
             order.append("went on")
             while order[-1] != "received":
                 os.sched_yield()  # releases the GIL
@@ -95,7 +95,7 @@ async def test_a_report_that_fails_holds_up_no_other() -> None:
 
     queue = new_queue(receive)
     for number in range(10):
-        queue.put(number)
+        queue.put_report(number)
     await until(lambda: len(received) == 6)
     assert [str(error) for error in errors] == ["0", "3", "6", "9"]
     queue.close()
@@ -107,7 +107,7 @@ async def test_nothing_is_received_from_a_closed_queue() -> None:
     queue = new_queue(received.append)
     queue.close()
     for number in range(100_000):  # more than a pipe holds
-        queue.put(number)
+        queue.put_report(number)
     await asyncio.sleep(0)
     assert not received
 

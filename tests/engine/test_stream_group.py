@@ -65,7 +65,7 @@ class TestReading:
                 assert not (got and stream.ended and got[-1].finish_reason)
                 got += tokens
             assert (ids(got), stream.ended, got[-1].finish_reason) == (engine.solo(1)[0], True, FinishReason.MAX_TOKENS)
-            assert (await stream.read(), stream.take()) == ([], [])
+            assert (await stream.read(), stream.take_tokens()) == ([], [])
             assert stream.completion().token_ids == tuple(ids(got))
 
     @also_with_drafts
@@ -73,15 +73,15 @@ class TestReading:
         async with OracleEngine() as engine:
             gate = StepGate(engine, at=6)
             async with engine.stream([1], some(1, 40)) as stream:
-                assert (stream.take(), stream.unread, stream.has_news) == ([], 0, False)
+                assert (stream.take_tokens(), stream.unread, stream.has_news) == ([], 0, False)
                 count = await received(engine, gate, stream)
-                tokens = stream.take(4)
+                tokens = stream.take_tokens(4)
                 assert (len(tokens), stream.unread, stream.has_news) == (4, count - 4, True)
-                tokens += stream.take()
-                assert (len(tokens), stream.take(), stream.ended) == (count, [], False)
+                tokens += stream.take_tokens()
+                assert (len(tokens), stream.take_tokens(), stream.ended) == (count, [], False)
                 gate.open()
                 await until(lambda: stream.unread == 40 - count)
-                tokens += stream.take()
+                tokens += stream.take_tokens()
                 assert (ids(tokens), stream.ended, stream.has_news) == (engine.solo(1)[0], True, False)
 
     @also_with_drafts
@@ -94,7 +94,7 @@ class TestReading:
                 with pytest.raises(CannotBuildError):
                     await _drain(stream)
                 assert stream.usage.completion_tokens == count >= 3
-                assert (stream.ended, stream.take(), stream.has_news) == (True, [], False)
+                assert (stream.ended, stream.take_tokens(), stream.has_news) == (True, [], False)
 
     @also_with_drafts
     async def test_a_closed_stream_gives_its_end(self) -> None:
@@ -102,8 +102,8 @@ class TestReading:
             stream = engine.stream([1], endless(1))
             await until(lambda: stream.unread)
             await stream.aclose()
-            assert stream.take() == [Token(0, -1, "", finish_reason=FinishReason.CANCELLED)]
-            assert (await stream.read(), stream.take(), stream.unread, stream.has_news) == ([], [], 0, False)
+            assert stream.take_tokens() == [Token(0, -1, "", finish_reason=FinishReason.CANCELLED)]
+            assert (await stream.read(), stream.take_tokens(), stream.unread, stream.has_news) == ([], [], 0, False)
             assert idle(engine)
 
     @also_with_drafts
@@ -135,7 +135,7 @@ class TestReading:
     async def test_lingering_ends_with_the_stream(self) -> None:
         async with OracleEngine() as engine, engine.stream([1], some(1, 4)) as stream:
             await stream.linger(5, 3600)
-            assert ids(stream.take()) == engine.solo(1)[0]
+            assert ids(stream.take_tokens()) == engine.solo(1)[0]
             await stream.linger(5, 3600)
 
     async def test_lingering_ends_with_a_failure(self) -> None:
@@ -143,7 +143,7 @@ class TestReading:
             fail_at(engine, 2)
             async with engine.stream([1], endless(1)) as stream:
                 await stream.linger(5, 3600)
-                assert len(stream.take()) >= 2
+                assert len(stream.take_tokens()) >= 2
 
     @also_with_drafts
     async def test_lingering_ends_with_its_time_and_the_request_goes_on(self) -> None:
@@ -165,11 +165,11 @@ class TestReading:
                         await reading()
                 group: StreamGroup[int] = StreamGroup()
                 with pytest.raises(EngineStateError, match="one reader at a time"):
-                    group.add(1, stream)
+                    group.add_stream(1, stream)
                 assert 1 not in group
                 tasks.cancel_scope.cancel()
             async with engine.stream([2], endless(2)) as stream, StreamGroup[int]() as group:
-                group.add(1, stream)
+                group.add_stream(1, stream)
                 with pytest.raises(EngineStateError, match="one reader at a time"):
                     await stream.read()
 
@@ -189,7 +189,7 @@ class TestGroup:
             await engine.pause()
             seeds = {f"tag {seed}": seed for seed in range(16)}
             for tag, seed in seeds.items():
-                group.add(tag, engine.stream([seed], some(seed, 30)))
+                group.add_stream(tag, engine.stream([seed], some(seed, 30)))
             assert [(reading.tag, reading.tokens) for reading in await group.read()] == [(tag, []) for tag in seeds]
             await engine.unpause()
             got: dict[str, list[int]] = {tag: [] for tag in seeds}
@@ -208,9 +208,9 @@ class TestGroup:
         async with OracleEngine(max_num_seqs=8) as engine, StreamGroup[int]() as group:
             got: dict[int, list[int]] = {}
             for seed in range(40):
-                group.add(seed, engine.stream([seed], some(seed, 1 + seed)))
+                group.add_stream(seed, engine.stream([seed], some(seed, 1 + seed)))
                 got[seed] = []
-                for reading in group.take():
+                for reading in group.take_readings():
                     got[reading.tag] += ids(reading.tokens)
             while len(group):
                 for reading in await group.read():
@@ -218,14 +218,14 @@ class TestGroup:
                     assert (reading.tag in group) == (not reading.stream.ended)
                     got[reading.tag] += ids(reading.tokens)
             assert got == {seed: engine.solo(seed)[0] for seed in got}
-            assert group.take() == []
+            assert group.take_readings() == []
             await until(lambda: idle(engine))
 
     @also_with_drafts
     async def test_what_is_not_taken_at_once_comes_next_time(self) -> None:
         async with OracleEngine() as engine, StreamGroup[int]() as group:
             stream = engine.stream([1], some(1, 10))
-            group.add(1, stream)
+            group.add_stream(1, stream)
             await until(lambda: stream.unread == 10)
             sizes = [len(reading.tokens) for _ in range(3) for reading in await group.read(4)]
             assert (sizes, len(group), stream.ended) == ([4, 4, 2], 0, True)
@@ -236,7 +236,7 @@ class TestGroup:
             fail_at(engine, 3)
             stream = engine.stream([1], endless(1))
             await until(lambda: stream.info().state is RequestState.FINISHED)
-            group.add(1, stream)
+            group.add_stream(1, stream)
             (before,), (failed,) = await group.read(), await group.read()
             assert (before.error, failed.tokens, type(failed.error)) == (None, [], CannotBuildError)
             assert ids(before.tokens) == engine.solo(1)[0][: len(before.tokens)]
@@ -248,7 +248,7 @@ class TestGroup:
         async with OracleEngine() as engine, StreamGroup[int]() as group:
             gate = StepGate(engine, at=2)
             for seed in range(8):
-                group.add(seed, engine.stream([seed], endless(seed)))
+                group.add_stream(seed, engine.stream([seed], endless(seed)))
             await until(gate.held.is_set)
 
             def die(plan: StepPlan) -> None:
@@ -266,9 +266,9 @@ class TestGroup:
         monkeypatch.setattr(requests, "INLINE_CHARACTERS", 1)
         async with OracleEngine() as engine, StreamGroup[str]() as group:
             await engine.pause()
-            group.add("bad", engine.stream("!" * 5000, some(1, 1)))
-            group.add("good", engine.stream("!" * 8, some(2, 1)))
-            assert group.take() == []
+            group.add_stream("bad", engine.stream("!" * 5000, some(1, 1)))
+            group.add_stream("good", engine.stream("!" * 8, some(2, 1)))
+            assert group.take_readings() == []
             readings: dict[str, Reading[str]] = {}
             while len(readings) < 2:
                 readings |= {reading.tag: reading for reading in await group.read()}
@@ -279,15 +279,15 @@ class TestGroup:
     async def test_a_tag_is_used_once(self) -> None:
         async with OracleEngine() as engine, StreamGroup[int]() as group:
             first, second = engine.stream([1], endless(1)), engine.stream([2], endless(2))
-            group.add(1, first)
+            group.add_stream(1, first)
             with pytest.raises(ValueError, match="1 is in use"):
-                group.add(1, second)
+                group.add_stream(1, second)
             group.discard(1)
             group.discard(1)
-            group.add(1, second)
+            group.add_stream(1, second)
             assert group[1] is second
             assert ids(await _drain(first)) == engine.solo(1)[0]  # read on its own, as before
-            assert all(reading.stream is second for reading in group.take())
+            assert all(reading.stream is second for reading in group.take_readings())
 
     async def test_waking_the_reader(self) -> None:
         group: StreamGroup[int] = StreamGroup()
@@ -309,7 +309,7 @@ class TestGroup:
             gate = StepGate(engine, at=5)
             group: StreamGroup[int] = StreamGroup()
             for seed in range(24):
-                group.add(seed, engine.stream([seed], endless(seed)))
+                group.add_stream(seed, engine.stream([seed], endless(seed)))
             await until(gate.held.is_set)
             launched: list[int] = []
             hold = engine.runner.before_step
@@ -325,7 +325,7 @@ class TestGroup:
     async def test_lagging_streams_park_and_go_on(self) -> None:
         async with OracleEngine(max_unread_tokens=8) as engine, StreamGroup[int]() as group:
             for seed in range(4):
-                group.add(seed, engine.stream([seed], some(seed, 60)))
+                group.add_stream(seed, engine.stream([seed], some(seed, 60)))
             got: dict[int, list[int]] = {seed: [] for seed in range(4)}
             for turn in itertools.count():
                 if turn % 5 == 0:

@@ -31,7 +31,7 @@ def collectives_on(device: torch.device) -> Iterator[Collectives]:
     timeout = datetime.timedelta(seconds=30)
     group = gloo_group(HashStore(), 0, 1, timeout, "127.0.0.1") if device.type == "cpu" else nccl_group(HashStore(), 0, 1, device)
     collectives = Collectives(Shard(0, 1, exact=False, splits_embedding=True), group)
-    with DeviceStream(device).enter():
+    with DeviceStream(device).enter_stream():
         yield collectives
         gc.collect()  # graphs go before the group
         collectives.close()

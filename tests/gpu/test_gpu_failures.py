@@ -178,7 +178,7 @@ async def main():
 
     def launch_and_break(step):
         flight = launch(step)
-        with executor._stream.enter():
+        with executor._stream.enter_stream():
             torch._assert_async(torch.zeros(1, device=executor._setup.device))
         return flight
 

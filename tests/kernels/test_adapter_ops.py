@@ -33,7 +33,7 @@ def table_of(ops: AdapterOps, device: str, dtype: torch.dtype) -> tuple[AdapterT
 
     def put(slot: int, adapter: dict[str, dict[int, tuple[Tensor, Tensor]]]) -> None:
         rows = {name: [range(*SHAPES[name].bounds[part : part + 2]) for part in each] for name, each in adapter.items()}
-        table.put(slot, table.pack({name: dict(zip(rows[name], each.values(), strict=True)) for name, each in adapter.items()}))
+        table.put_adapter(slot, table.pack({name: dict(zip(rows[name], each.values(), strict=True)) for name, each in adapter.items()}))
 
     full = {name: {part: matrices(name, part, LOW_RANK) for part in range(shape.num_parts)} for name, shape in SHAPES.items()}
     made = {
@@ -86,11 +86,11 @@ def test_some_tokens_of_a_pass(device: str) -> None:
     (a, b), x = made["down"][2][0], torch.randn(2, 2100)
     table.write_slots(np.array([2, 3, 0, 2], dtype=np.int32))
     table.begin(4)
-    found = table.add("down", torch.zeros(2, HIDDEN, device=device), x.to(device), torch.tensor([3, 1], device=device))
+    found = table.add_products("down", torch.zeros(2, HIDDEN, device=device), x.to(device), torch.tensor([3, 1], device=device))
     torch.testing.assert_close(found.cpu(), torch.stack((b @ (a @ x[0]), torch.zeros(HIDDEN))), atol=1e-5, rtol=1e-5)
     table.on = False
     table.begin(4)
-    assert not table.add("down", torch.zeros(4, HIDDEN, device=device), torch.randn(4, 2100, device=device)).any()
+    assert not table.add_products("down", torch.zeros(4, HIDDEN, device=device), torch.randn(4, 2100, device=device)).any()
 
 
 @pytest.mark.parametrize("device", DEVICES[1:])  # those of the interpreter depend on NumPy
@@ -102,7 +102,7 @@ def test_a_token_gets_the_same_bits_in_any_crowd(device: str) -> None:
     def added(some: slice) -> Tensor:
         table.write_slots(slots[some])
         table.begin(len(x[some]))
-        return table.add("down", torch.zeros(len(x[some]), HIDDEN, device=device), x[some])
+        return table.add_products("down", torch.zeros(len(x[some]), HIDDEN, device=device), x[some])
 
     together = added(slice(None))
     for begin in (0, 2, 40):

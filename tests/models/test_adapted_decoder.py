@@ -44,7 +44,7 @@ def adapters_of(name: str, path: pathlib.Path, spec: ModelSpec, shard: Shard) ->
 def table_of(spec: ModelSpec, shard: Shard, adapters: list[Adapter], ops: AdapterOps) -> AdapterTable:
     table = AdapterTable(adapter_shapes(spec, shard), NUM_SLOTS, LOW_RANK, 64, torch.float32, CPU, ops)
     for slot, adapter in zip((0, 2), adapters, strict=True):
-        table.put(slot, packed_adapter(table, adapter))
+        table.put_adapter(slot, packed_adapter(table, adapter))
     return table
 
 

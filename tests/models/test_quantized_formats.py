@@ -163,7 +163,7 @@ def packed(folder: pathlib.Path) -> PackedWeights:
     """The weights of a checkpoint as the CPU kernels have them in a bfloat16 model."""
     spec = load_spec(folder)
     weights = PackedWeights(spec, torch.bfloat16)
-    weights.take(Workspace(load_kernels(), 1), stored_weights(spec, folder, "auto", load_quantization(folder)), "none", lazy_bytes)
+    weights.pack_weights(Workspace(load_kernels(), 1), stored_weights(spec, folder, "auto", load_quantization(folder)), "none", lazy_bytes)
     return weights
 
 

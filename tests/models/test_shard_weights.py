@@ -125,7 +125,7 @@ def test_only_rows_that_a_rank_holds_are_decoded(tmp_path: pathlib.Path, monkeyp
 def packed(folder: pathlib.Path, shard: Shard, dtype: torch.dtype, quantization: str) -> tuple[PackedWeights, Workspace]:
     spec, workspace = load_spec(folder), Workspace(load_kernels(), 1)
     weights = PackedWeights(spec, dtype, shard)
-    weights.take(workspace, stored_weights(spec, folder, "auto", load_quantization(folder), shard), quantization, lazy_bytes)
+    weights.pack_weights(workspace, stored_weights(spec, folder, "auto", load_quantization(folder), shard), quantization, lazy_bytes)
     return weights, workspace
 
 

@@ -18,7 +18,7 @@ CODES = QuantizedRows(torch.randint(-9, 9, (30, 64), dtype=torch.int8), torch.ra
 def digest(*weights: tuple[str, Sequence[Rows]]) -> str:
     made = WeightsDigest()
     for name, parts in weights:
-        made.add(name, parts)
+        made.add_weight(name, parts)
     return made.hexdigest()
 
 

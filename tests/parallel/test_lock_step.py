@@ -47,10 +47,10 @@ class Replica:
             self._woken.clear()
             ends = self._ends
             if self._work:
-                self.log.append(self.lock_step.take(self._work.popleft()))
+                self.log.append(self.lock_step.take_turn(self._work.popleft()))
             elif self.lock_step.is_awaited:
                 self.joined += 1
-                self.log.append(self.lock_step.take(0))
+                self.log.append(self.lock_step.take_turn(0))
             elif ends:
                 return
             else:
@@ -98,9 +98,9 @@ def test_nobody_is_told_of_a_turn_that_all_take() -> None:
     told: list[int] = []
     lock_step = LockStep(lambda number: [number, 3], told.append)
     assert not lock_step.is_awaited
-    assert lock_step.take(2) == (2, 3)
+    assert lock_step.take_turn(2) == (2, 3)
     assert lock_step.is_awaited
-    assert lock_step.take(2) == (2, 3)
+    assert lock_step.take_turn(2) == (2, 3)
     assert told == [0]
 
 
@@ -108,7 +108,7 @@ def test_a_turn_that_is_over_is_no_longer_wanted() -> None:
     lock_step = LockStep(lambda number: [number, 0], lambda turn: None)
     lock_step.others_want(0)
     assert lock_step.is_awaited
-    lock_step.take(0)
+    lock_step.take_turn(0)
     assert not lock_step.is_awaited
     lock_step.others_want(0)
     assert not lock_step.is_awaited

@@ -116,7 +116,7 @@ class TestPolicies:
         placed = [place(routing, random_prompt(seed), replicas) for seed in range(6)]
         assert [replica.outstanding for replica in replicas] == [2, 2, 2]
         replica, placement = placed[0]
-        replica.end(placement, 1.0)
+        replica.end_request(placement, 1.0)
         assert chosen(routing, random_prompt(9), replicas) is replica
 
     def test_hashing_moves_only_the_prompts_of_a_replica_that_goes(self) -> None:
@@ -157,7 +157,7 @@ class TestPrefixes:
         for turn in range(8):
             replica, placement = place(by_prefix, prompt_of(history), replicas, float(turn))
             replica.first_token(placement, turn + 0.1)
-            replica.end(placement, turn + 0.5, output_tokens=60)
+            replica.end_request(placement, turn + 0.5, output_tokens=60)
             places.append(replica.name)
             history += range(1000 * turn, 1000 * turn + 160)
         assert len(set(places)) == 1
@@ -177,8 +177,8 @@ class TestPrefixes:
     def test_what_ended_without_a_token_is_not_expected_to_be_there(self) -> None:
         (replica,) = make_replicas(1)
         placement = replica.place(random_prompt(0), 1.0)
-        replica.end(placement, 1.5)
-        replica.end(placement, 1.5)
+        replica.end_request(placement, 1.5)
+        replica.end_request(placement, 1.5)
         replica.first_token(placement, 1.6)
         tell(replica, 3.0, pages=CachedPages(snapshot=True))
         assert (cached_tokens(replica, random_prompt(0)), replica.outstanding, replica.load(2.0)) == (0, 0, 0.0)
@@ -189,7 +189,7 @@ class TestPrefixes:
         for seed in range(3):  # of 19 pages each
             placement = replica.place(random_prompt(seed), seed)
             replica.first_token(placement, seed)
-            replica.end(placement, seed)
+            replica.end_request(placement, seed)
         assert [cached_tokens(replica, random_prompt(seed)) > 0 for seed in range(3)] == [False, True, True]
 
     def test_prefixes_of_an_adapter_have_its_key_at_each_replica(self, by_prefix: ReplicaRouting) -> None:
@@ -247,7 +247,7 @@ class TestLoad:
             if then != "wait":
                 replica.first_token(placement, now)
             if then == "end":
-                replica.end(placement, now, 50)
+                replica.end_request(placement, now, 50)
 
     def test_a_burst_is_spread_before_any_report(self, by_prefix: ReplicaRouting) -> None:
         replicas = make_replicas(5)
@@ -266,7 +266,7 @@ class TestLoad:
         for replica, cached in zip(replicas, (None, 300), strict=True):
             placement = replica.place(random_prompt(0), 0.0)
             replica.first_token(placement, 0.0)
-            replica.end(placement, 1.0, 50, cached)
+            replica.end_request(placement, 1.0, 50, cached)
         assert [replica.load(1.0) for replica in replicas] == [320 + 50, 20 + 50]
 
     @pytest.mark.parametrize(("factor", "least", "most"), [(4.0, 3.0, 5.0), (1.4, 0.9, 1.1)])
@@ -276,7 +276,7 @@ class TestLoad:
             for seed in range(40):
                 placement = replica.place(random_prompt(seed), 0.0)
                 replica.first_token(placement, 0.0)
-                replica.end(placement, seconds, 50)
+                replica.end_request(placement, seconds, 50)
         for seed in range(100, 200):
             place(by_prefix, random_prompt(seed), replicas, 2000.0)
         assert least < fast.outstanding / slow.outstanding < most
@@ -296,7 +296,7 @@ class TestLoad:
         holds(full, random_prompt(0))
         placement = full.place(random_prompt(0), 0.0)
         full.first_token(placement, 0.0)
-        full.end(placement, 200.0, output_tokens=500)
+        full.end_request(placement, 200.0, output_tokens=500)
         tell(full, 1000.0, running=64)
         assert chosen(by_prefix, random_prompt(0), replicas, 1000.0) is other
         tell(full, 1000.0, running=10)

@@ -89,7 +89,7 @@ class EagerCapture:
         self._tape.__enter__()  # type: ignore[no-untyped-call]
         _Tape.recording = self._tape
 
-    def end(self) -> Replay:
+    def end_capture(self) -> Replay:
         tape, self._tape, _Tape.recording = self._tape, None, None
         assert tape is not None, "begun"
         tape.__exit__(None, None, None)  # type: ignore[no-untyped-call]

@@ -78,7 +78,7 @@ def test_a_failed_capture_leaves_nothing_in_the_allocator(monkeypatch: pytest.Mo
     capture = CudaCapture(DEVICE)
     if not fails:
         capture.begin()
-        replay = capture.end()
+        replay = capture.end_capture()
         replay()
         assert (allocator.underway, allocator.users, Graph.replays) == ([], 1, 1)
         del replay
@@ -88,5 +88,5 @@ def test_a_failed_capture_leaves_nothing_in_the_allocator(monkeypatch: pytest.Mo
     else:
         capture.begin()
         with pytest.raises(RuntimeError, match="memory" if fails == "instantiating" else "previous error"):
-            capture.end()
+            capture.end_capture()
     assert (allocator.underway, allocator.users) == ([], 0)

@@ -13,7 +13,7 @@ pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(),
 
 def test_pieces_use_the_memory_again_that_the_work_gives_up() -> None:
     device = find_device("cuda")
-    with DeviceStream(device).enter():
+    with DeviceStream(device).enter_stream():
         capture = CudaCapture(device)
         pieces = Pieces(capture)
         x, out = (torch.ones(1 << 20, dtype=torch.bfloat16, device=device) for _ in range(2))
@@ -41,7 +41,7 @@ def test_pieces_use_the_memory_again_that_the_work_gives_up() -> None:
 
 def test_a_capture_that_fails_leaves_nothing_in_the_allocator() -> None:
     device = find_device("cuda")
-    with DeviceStream(device).enter():
+    with DeviceStream(device).enter_stream():
         x, out = (torch.ones(1 << 24, device=device) for _ in range(2))
         give_back_memory(device)
         before = torch.cuda.memory_reserved(device)

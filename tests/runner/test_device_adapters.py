@@ -68,8 +68,8 @@ def test_fewer_slots_than_adapters(tiny: pathlib.Path, monkeypatch: pytest.Monke
     assert len({str(output) for output in expected.values()}) == 4
     runner = add_adapters(torch_runner(tiny, 2), tiny, (1, 2, 3))
     adapters = runner._executor._adapters
-    slots, put, copied = adapters._slots, adapters.table.put, list[int]()
-    monkeypatch.setattr(adapters.table, "put", lambda slot, packed: (copied.append(slot), put(slot, packed)))
+    slots, put, copied = adapters._slots, adapters.table.put_adapter, list[int]()
+    monkeypatch.setattr(adapters.table, "put_adapter", lambda slot, packed: (copied.append(slot), put(slot, packed)))
     for keys, left, num_copied in (
         ((1, 2), {1, 2}, 2),
         ((3, 1), {3, 1}, 1),

@@ -466,7 +466,7 @@ class NothingRecorded(EagerCapture):
     def begin(self) -> None:
         pass
 
-    def end(self) -> Replay:
+    def end_capture(self) -> Replay:
         return lambda: None
 
 

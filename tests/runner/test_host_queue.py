@@ -47,7 +47,7 @@ class Call:
 
 def added(queue: HostQueue, events: list[str], number: int, *, can_run_ahead: bool = True) -> CpuStep:
     call: Any = Call(events, number)
-    return queue.add(call, lambda: StepResult(number, np.zeros(0, np.int32)), can_run_ahead=can_run_ahead, overlaps=can_run_ahead)
+    return queue.add_step(call, lambda: StepResult(number, np.zeros(0, np.int32)), can_run_ahead=can_run_ahead, overlaps=can_run_ahead)
 
 
 class TestOrder:

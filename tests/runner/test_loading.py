@@ -125,5 +125,5 @@ def test_progress_is_logged_now_and_then(monkeypatch: pytest.MonkeyPatch, caplog
     with weights.LoadProgress(8 << 30) as bar:
         for _ in range(16):
             now += 1.0
-            bar.add(1 << 29)
+            bar.add_bytes(1 << 29)
     assert caplog.messages == [f"loaded {gib} of 8.0 GiB of weights" for gib in ("2.5", "5.0", "7.5")]

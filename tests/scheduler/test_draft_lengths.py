@@ -45,7 +45,7 @@ class Planted:
 
     def observe(self, row: int, num_tokens: int, draft: Draft, num_accepted: int) -> None:
         if self.learns:
-            self._acceptance.add(len(draft.token_ids), num_accepted)
+            self._acceptance.add_drafts(len(draft.token_ids), num_accepted)
 
 
 class PlantedModel(Planted):

@@ -166,7 +166,7 @@ class FakeStream:
     def attach(self, waiter: Any) -> None:
         self._waiter = waiter
 
-    def take(self, most: int = sys.maxsize) -> list[Token]:
+    def take_tokens(self, most: int = sys.maxsize) -> list[Token]:
         tokens = self._take_tokens(most)
         if not tokens and self._items.qsize():
             self._take(self._items.get_nowait())  # raises it

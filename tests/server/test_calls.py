@@ -371,7 +371,7 @@ async def test_only_a_message_that_waits_counts_as_stalled() -> None:
         call = asking.call("chat", "wait")
         await until(lambda: len(asking.under_way) == 1)
         (found,) = asking.under_way._calls
-        under_way.add(found)
+        under_way.add_call(found)
         under_way.check(0.0)
         under_way.check(100.0)
         assert found.error is None

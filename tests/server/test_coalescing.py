@@ -157,7 +157,7 @@ def written(pieces: Sequence[Sequence[Token]], delta_tokens: int, *, text: bool 
     writer.begin()
     for piece in pieces:
         writer.write(piece)
-    writer.end()
+    writer.end_event()
     assert [event.event_number for event in events] == list(range(len(events)))
     return events
 

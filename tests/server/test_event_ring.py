@@ -27,7 +27,7 @@ def test_the_ring_keeps_what_was_not_sent_and_stays_in_bounds(moves: list[bytes 
             else:
                 assert position < len(model)  # or it would stand still for ever
         elif isinstance(move, int):
-            assert ring.take(move) == model[position : position + move]
+            assert ring.take_events(move) == model[position : position + move]
             position = min(position + move, len(model))
         else:
             (number,) = move

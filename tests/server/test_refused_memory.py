@@ -164,12 +164,12 @@ def test_no_memory_of_refused_calls_stays() -> None:
 @pytest.mark.anyio
 async def test_large_messages_wait_for_room(monkeypatch: pytest.MonkeyPatch) -> None:
     bounded = Decoding(300_000, 200_000)
-    first = await bounded.take(150_000, "a")
-    assert await bounded.take(1000, "a") is await bounded.take(1000, "b"), "small ones do not count"
-    own = asyncio.create_task(bounded.take(150_000, "a"))  # more than one caller may have
-    other = await asyncio.wait_for(bounded.take(150_000, "b"), HANG_SECONDS)
+    first = await bounded.take_room(150_000, "a")
+    assert await bounded.take_room(1000, "a") is await bounded.take_room(1000, "b"), "small ones do not count"
+    own = asyncio.create_task(bounded.take_room(150_000, "a"))  # more than one caller may have
+    other = await asyncio.wait_for(bounded.take_room(150_000, "b"), HANG_SECONDS)
     assert bounded.held_bytes == 300_000
-    third = asyncio.create_task(bounded.take(100_000, "c"))
+    third = asyncio.create_task(bounded.take_room(100_000, "c"))
     await asyncio.sleep(0)
     assert not own.done()
     assert not third.done()
@@ -177,11 +177,11 @@ async def test_large_messages_wait_for_room(monkeypatch: pytest.MonkeyPatch) -> 
     (await third)()
     first()
     (await own)()
-    huge = await bounded.take(10**9, "d")  # alone
+    huge = await bounded.take_room(10**9, "d")  # alone
     monkeypatch.setattr(decoding, "WAIT_SECONDS", 0.01)
     with pytest.raises(ServiceError, match="no answer yet"):
-        await bounded.take(100_000, "e")
-    cancelled = asyncio.create_task(bounded.take(100_000, "f"))
+        await bounded.take_room(100_000, "e")
+    cancelled = asyncio.create_task(bounded.take_room(100_000, "f"))
     await asyncio.sleep(0)
     cancelled.cancel()
     huge()

@@ -83,7 +83,7 @@ class Shown:
 
     async def add(self, *events: Event) -> str:
         for event in events:
-            self.view.add(event)
+            self.view.add_event(event)
         for _ in range(4):
             await asyncio.sleep(0)
         return self.look()
@@ -131,7 +131,7 @@ async def test_a_resized_terminal_gets_the_answer_anew(monkeypatch: pytest.Monke
 async def test_only_what_changes_is_written(monkeypatch: pytest.MonkeyPatch) -> None:
     shown = Shown(monkeypatch)
     await shown.add(ContentDelta(text="- one\n- two\n- th"))
-    shown.view.add(ContentDelta(text="ree"))
+    shown.view.add_event(ContentDelta(text="ree"))
     for _ in range(4):
         await asyncio.sleep(0)
     written = shown._file.getvalue()

@@ -48,7 +48,7 @@ class PlantedDrafter:
         return Draft(np.where(wrong, np.abs(following - 1), following), DraftSource.NGRAM, self._measured.value)
 
     def observe(self, row: int, num_tokens: int, draft: Draft, num_accepted: int) -> None:
-        self._measured.add(len(draft.token_ids), num_accepted)
+        self._measured.add_drafts(len(draft.token_ids), num_accepted)
 
 
 class EditDrafter:

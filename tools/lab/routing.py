@@ -198,7 +198,7 @@ class Simulation:
         for work in ended:
             request = self._requests.pop(work.key)
             assert request.placement is not None
-            load.end(request.placement, self._now, work.output_tokens, work.cached_tokens)
+            load.end_request(request.placement, self._now, work.output_tokens, work.cached_tokens)
             if request.turn + 1 < len(request.session.turns):
                 when = self._now + request.session.turns[request.turn + 1].think_seconds
                 self._at(when, _Event.ARRIVES, _Request(request.session, request.turn + 1, when))
@@ -272,5 +272,5 @@ def decisions_per_second(num_replicas: int = 8, prompt_tokens: int = 1024, num_d
         if len(under_way) > 32 * num_replicas:
             replica, placement = under_way.popleft()
             replica.first_token(placement, now)
-            replica.end(placement, now, 100)
+            replica.end_request(placement, now, 100)
     return num_decisions / (time.process_time() - began)

@@ -108,7 +108,7 @@ def _value(source: Source, quote: str, depth: int) -> Reading[bool]:
 
 def _list(source: Source, quote: str, depth: int, *, is_object: bool) -> Reading[bool]:
     closing = "}" if is_object else "]"
-    source.take(1)
+    source.take_text(1)
     yield from source.space()
     if (yield from source.accept(closing)):
         return True
@@ -147,7 +147,7 @@ def _string(source: Source, quote: str) -> Reading[bool]:
     while character := (yield from source.character()):
         if character == quote[0] and (yield from source.accept(quote, '"')):
             return True
-        source.take(1, json.dumps(character, ensure_ascii=False)[1:-1])
+        source.take_text(1, json.dumps(character, ensure_ascii=False)[1:-1])
     return False
 
 

@@ -31,7 +31,7 @@ class KvPool:
         keys, values = ((c_void_p * layers_per_page)(*part) for part in (pointers[:layers_per_page], pointers[layers_per_page:]))
         self.c = CPool(keys, values, layers_per_page, num_pages, page_size, num_kv_heads, *widths, PAGE_ELEMENTS[dtype])
 
-    def keep(self, pages: NDArray[np.int32]) -> None:
+    def keep_pages(self, pages: NDArray[np.int32]) -> None:
         """Returns the memory of all other pages to the system, until they are written again."""
         for memory in self.pages:
             keep_rows(memory, pages)

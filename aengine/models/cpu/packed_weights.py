@@ -73,7 +73,9 @@ class PackedWeights:
         if "head" in self._shared:
             del self.linears["head"]
 
-    def take(self, workspace: Workspace, weights: Iterable[tuple[str, Sequence[Rows]]], quantization: str, allocate: Allocate) -> None:
+    def pack_weights(
+        self, workspace: Workspace, weights: Iterable[tuple[str, Sequence[Rows]]], quantization: str, allocate: Allocate
+    ) -> None:
         """Packs each of `weights` as it comes, in the order of `sharded_weights`.
 
         Raises ValueError for weights that are missing, unknown or of another shape.

@@ -223,7 +223,7 @@ class DecoderStack:
         self.spec = self._weights.spec
         self.dtype = dtype
         self._groups = groups or layer_groups([None] * self.spec.num_layers)
-        self._weights.take(workspace, weights, quantization, allocate)
+        self._weights.pack_weights(workspace, weights, quantization, allocate)
         if target is not None:
             self._weights.share(target._weights)
         self._quantization = quantization
@@ -240,7 +240,7 @@ class DecoderStack:
     def pack(self, workspace: Workspace, weights: Iterable[tuple[str, Sequence[Rows]]]) -> tuple[PackedWeights, CpuProgram | None]:
         """Other weights of the same model, for `use`; as the stack was built. May run beside steps, in a workspace of its own."""
         packed = PackedWeights(self._weights.whole_spec, self.dtype, self._weights.shard)
-        packed.take(workspace, weights, self._quantization, lazy_bytes)
+        packed.pack_weights(workspace, weights, self._quantization, lazy_bytes)
         return packed, self._make_program(packed) if self._served[1] is None else None  # the head's weights may be others by then
 
     def use(self, weights: PackedWeights, program: CpuProgram | None) -> None:

@@ -203,7 +203,7 @@ def _stored_model(
         raise ModelLoadError(f"{not_finite} in {checkpoint.tensors[not_finite].file} has numbers that are not finite")
     if digest is not None:
         for name, rows in tensors.items():
-            digest.add(name, [rows])
+            digest.add_weight(name, [rows])
     for part in parts:
         rows = part.rows([tensors.pop(name) for name in part.endings])
         matrix = rows if isinstance(rows, Tensor) else rows.dequantized(dtype)

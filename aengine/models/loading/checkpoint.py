@@ -117,7 +117,7 @@ class MappedPages:
     def __init__(self) -> None:
         self._ranges: dict[tuple[int, int], None] = {}
 
-    def note(self, rows: Rows, file: pathlib.Path | None) -> None:
+    def note_rows(self, rows: Rows, file: pathlib.Path | None) -> None:
         """Note the mapped pages that `rows`, read from `file`, lie in. What is not mapped from there is left alone."""
         if file is None or not isinstance(rows, Tensor) or any(start <= rows.data_ptr() < end for start, end in self._ranges):
             return

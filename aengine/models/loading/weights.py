@@ -65,7 +65,7 @@ class LoadProgress:
 
             self._bar = tqdm(total=total, desc="Loading weights", unit="B", unit_scale=True, unit_divisor=1024, leave=False)
 
-    def add(self, size: int) -> None:
+    def add_bytes(self, size: int) -> None:
         self._loaded += size
         if self._report is not None:
             self._report(self._loaded, self._total)
@@ -185,12 +185,12 @@ def checkpoint_weights(
         for name, read in _read_ahead(readings):
             for reading, tensors in zip(readings[name], read, strict=True):
                 reading.check(tensors)
-                pages.note(tensors[0], reading.tensors[0].file)
+                pages.note_rows(tensors[0], reading.tensors[0].file)
             made = tuple(rows for reading, tensors in zip(readings[name], read, strict=True) for rows in reading.rows(tensors))
             with nullcontext() if digest is None or pool is None else digest.adding(name, chain.from_iterable(read), pool):
                 yield name, made
             nbytes = sum(reading.nbytes for reading in readings[name])
-            progress.add(nbytes)
+            progress.add_bytes(nbytes)
             unreturned += nbytes
             if unreturned > _RETURNED_BYTES:
                 pages.give_back()

@@ -28,7 +28,7 @@ class WeightsDigest:
     def __init__(self) -> None:
         self._hash = hashlib.sha256()
 
-    def add(self, name: str, parts: Iterable[Rows]) -> None:
+    def add_weight(self, name: str, parts: Iterable[Rows]) -> None:
         """A named weight: shapes, dtypes and values of its parts, on the CPU."""
         for part in parts:
             for field, tensor in _tensors(part):
@@ -38,7 +38,7 @@ class WeightsDigest:
     @contextmanager
     def adding(self, name: str, parts: Iterable[Rows], executor: Executor) -> Iterator[None]:
         """Adds them while the body runs, which may read them."""
-        added = executor.submit(self.add, name, parts)
+        added = executor.submit(self.add_weight, name, parts)
         try:
             yield
         finally:

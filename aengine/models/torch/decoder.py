@@ -229,7 +229,7 @@ class Decoder:
         return product if self._collectives is None else self._collectives.gathered(product, self._vocab_bounds)
 
     def _adapted_head(self, product: Tensor, hidden: Tensor, indices: Tensor | None) -> Tensor:
-        return product if self.adapters is None else self.adapters.add("head", product, hidden, indices)
+        return product if self.adapters is None else self.adapters.add_products("head", product, hidden, indices)
 
     def scaled_logits(self, product: Tensor) -> Tensor:
         """The logits of a `head_product`: float32 where the model scales or caps them, else the product as it is."""

@@ -196,7 +196,7 @@ class RayPlacement:
         finally:
             placed.forget()
             with anyio.CancelScope(shield=True):
-                await run_sync(placed.end)
+                await run_sync(placed.end_actors)
 
 
 class PlacedReplica:
@@ -263,7 +263,7 @@ class PlacedReplica:
             if not task.cancel() and not task.cancelled():
                 task.exception()  # so that nobody misses it
 
-    def end(self) -> None:
+    def end_actors(self) -> None:
         """End the actors at once. May block."""
         from ray.util.placement_group import remove_placement_group
 

@@ -39,7 +39,7 @@ class RayConfig:
         check_fields(self, ConfigError)
         check = FieldChecks()
         if self.max_replicas is not None and self.max_replicas < self.min_replicas:
-            check.add("max_replicas", f"{self.max_replicas} is less than min_replicas ({self.min_replicas})")
+            check.add_violation("max_replicas", f"{self.max_replicas} is less than min_replicas ({self.min_replicas})")
         check.finish(ConfigError)
 
     @property

@@ -75,7 +75,7 @@ class DraftModel:
     def sleep(self, level: int, pages: IntArray) -> None:
         """Gives back the memory of KV pages and of hidden states, except for those of `pages`. The draft model keeps its weights at every
         level."""
-        self._pool.keep(pages)
+        self._pool.keep_pages(pages)
         if self._kept_width:
             keep_rows(self._hidden.view(torch.uint8).flatten(1).numpy(), pages)
 

@@ -89,7 +89,7 @@ class HostQueue:
         """Not 0: a step that finishes does not begin the one after it. The kernels read it without the GIL, any thread may write it."""
         self._steps: deque[CpuStep] = deque()  # that are not computed
 
-    def add(self, prepared: PreparedStep, make_result: Callable[[], StepResult], *, can_run_ahead: bool, overlaps: bool) -> CpuStep:
+    def add_step(self, prepared: PreparedStep, make_result: Callable[[], StepResult], *, can_run_ahead: bool, overlaps: bool) -> CpuStep:
         """`make_result` is called when `prepared` has run. `can_run_ahead`: on the kernels' own threads, before its result is asked for.
         `overlaps`: the next step may be planned meanwhile."""
         step = CpuStep(self, prepared, make_result, can_run_ahead=can_run_ahead, overlaps=overlaps)
@@ -250,7 +250,7 @@ class CpuExecutor(CpuExecutorBase):
         else:
             make_result = functools.partial(self._torch_result, step, call.hidden)
         overlaps = can_run_ahead and step.layout.num_decodes == step.layout.num_rows
-        return self._queue.add(call, make_result, can_run_ahead=can_run_ahead, overlaps=overlaps)
+        return self._queue.add_step(call, make_result, can_run_ahead=can_run_ahead, overlaps=overlaps)
 
     def hold(self, held: bool) -> None:
         self._queue.hold.value = held

@@ -123,7 +123,7 @@ class PagedCpuModel:
 
     def sleep(self, level: int, pages: IntArray) -> None:
         """Gives back the memory of the workspace and of all KV pages but `pages`, with level 2 that of the weights, too."""
-        self._pool.keep(pages)
+        self._pool.keep_pages(pages)
         if self.draft is not None:
             self.draft.sleep(level, pages)
         if level == 2:

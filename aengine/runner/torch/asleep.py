@@ -68,7 +68,7 @@ class DeviceAdapters:
             if not self._free:
                 self._free.append(self._slots.pop(next(other for other in self._slots if other not in used)))
             slot = self._free.pop()
-            self.table.put(slot, self._packed[key])
+            self.table.put_adapter(slot, self._packed[key])
         self._slots[key] = slot
         return slot
 

@@ -31,7 +31,7 @@ class Capture(Protocol):
     def begin(self) -> None:
         """Operations are recorded from now on. They may not be executed."""
 
-    def end(self) -> Replay:
+    def end_capture(self) -> Replay:
         """Returns a replay of what was recorded since `begin`, which can be called any number of times."""
 
     def memory(self) -> int:
@@ -55,11 +55,11 @@ class Pieces:
             work()
         except BaseException:
             with contextlib.suppress(Exception):  # the first error is the one to raise
-                self._capture.end()
+                self._capture.end_capture()
             raise
         finally:
             self._recording = False
-        self._parts.append(self._capture.end())
+        self._parts.append(self._capture.end_capture())
 
     def interrupt(self, action: Callable[..., None], *tensors: Tensor) -> None:
         """To be called by the work: runs `action(*tensors)` now, and at this place of every replay.
@@ -69,7 +69,7 @@ class Pieces:
         """
         if not self._recording:
             return action(*tensors)
-        self._parts += (self._capture.end(), functools.partial(action, *map(_borrowed, tensors)))
+        self._parts += (self._capture.end_capture(), functools.partial(action, *map(_borrowed, tensors)))
         action(*tensors)
         self._capture.begin()
 
@@ -116,7 +116,7 @@ class CudaCapture:
             graph.capture_begin(pool=self._pool, capture_error_mode="thread_local")
         self._graph = graph
 
-    def end(self) -> Replay:
+    def end_capture(self) -> Replay:
         graph, self._graph = self._graph, None
         assert graph is not None, "begun"
         with self._releasing_pool():

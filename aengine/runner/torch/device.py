@@ -53,7 +53,7 @@ class DeviceStream:
     def __init__(self, device: torch.device) -> None:
         self._stream = None if device.type == "cpu" else torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
 
-    def enter(self) -> AbstractContextManager[object]:
+    def enter_stream(self) -> AbstractContextManager[object]:
         if self._stream is None:
             return torch.inference_mode()
         stack = ExitStack()

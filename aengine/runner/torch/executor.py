@@ -64,7 +64,7 @@ class TorchExecutor:
             setup = replace(setup, shard=self._collectives.shard)
         self._setup, self.shard, self.max_adapters = setup, setup.shard, setup.adapter_slots
         self._stream = DeviceStream(setup.device)
-        with self._stream.enter():
+        with self._stream.enter_stream():
             self._last_tokens = torch.zeros(setup.max_num_seqs + setup.max_num_batched_tokens + 1, dtype=torch.int32, device=setup.device)
             """As of `DecodeGraphs`."""
             self._no_tokens = self._last_tokens[:0]
@@ -98,21 +98,21 @@ class TorchExecutor:
         setup = self._setup
         if setup.device.type == "cpu":
             return cpu_budget() // setup.num_local
-        with self._stream.enter():
+        with self._stream.enter_stream():
             self._allocate_pages(1)
             graphs = functools.partial(self._recording.foresee, setup.max_model_len)
             return cuda_kv_budget(setup.device, setup.config.gpu_memory_utilization, self._run_widest, graphs)
 
     def allocate(self, num_pages: int, max_model_len: int) -> None:
         self._sizes = num_pages, max_model_len
-        with self._stream.enter():
+        with self._stream.enter_stream():
             self._allocate_pages(num_pages)
             self._recording.record(self._recording.sizes, max_model_len)
         if self._setup.device.type != "cpu":
             self.warm_up()
 
     def sleep(self, level: int, pages: IntArray) -> None:
-        with self._stream.enter():
+        with self._stream.enter_stream():
             if self._asleep is None:
                 available = free_host_memory() // self._setup.num_local
                 self._asleep = Asleep(self._models, self._draft, self._adapters, pages, level, available)
@@ -122,14 +122,14 @@ class TorchExecutor:
     def wake(self) -> None:
         assert self._asleep is not None
         num_pages, max_model_len = self._sizes
-        with self._stream.enter():
+        with self._stream.enter_stream():
             self._asleep.wake(num_pages)
             self._asleep = None
             self._recording.record(self._recording.sizes, max_model_len)
 
     def assign_rows(self, new_rows: Sequence[NewRow]) -> None:
         self._start_latest()
-        with self._stream.enter():
+        with self._stream.enter_stream():
             self._sampler.update(new_rows)
             self._scorer.update(new_rows)
 
@@ -145,7 +145,7 @@ class TorchExecutor:
 
     def copy_pages(self, sources: IntArray, destinations: IntArray) -> None:
         self._start_latest()
-        with self._stream.enter():
+        with self._stream.enter_stream():
             for model in self._models:
                 model.backend.copy_pages(sources, destinations)
             if self._draft is not None:
@@ -157,7 +157,7 @@ class TorchExecutor:
 
     def use_weights(self, prepared: object) -> None:
         self._start_latest()
-        with self._stream.enter():
+        with self._stream.enter_stream():
             if self._asleep is not None:
                 self._asleep.give_weights()
             weights = cast("dict[str, Weight]", prepared)
@@ -170,7 +170,7 @@ class TorchExecutor:
         """The tokens stay on the device until the step in which the model checks them; until then `BY_MODEL` stands for each."""
         assert self._draft is not None
         self._start_latest()
-        with self._stream.enter():
+        with self._stream.enter_stream():
             self._draft.run(step, self._sampler)
         return np.full(len(step.sampled_rows), BY_MODEL, np.int32)
 
@@ -195,7 +195,7 @@ class TorchExecutor:
 
     def start(self, step: Step, hidden: Tensor | None = None) -> Output:
         """Puts a step and the copies of its results on the stream, without waiting for the device. `hidden`: as of `_run`."""
-        with self._stream.enter():
+        with self._stream.enter_stream():
             self._begin(step)
             if self._setup.replicas is not None:
                 self._setup.replicas.begin_step(step.layout.num_tokens)
@@ -252,7 +252,7 @@ class TorchExecutor:
         """Runs dummy steps with every kind of row, so that no request waits for what is compiled or loaded at its first use, and the widest
         one, whose memory torch keeps for others: what does not fit beside the KV pages is found out now."""
         setup, begin = self._setup, time.perf_counter()
-        with self._stream.enter():
+        with self._stream.enter_stream():
             num_groups = self._model.backend.spec.num_groups
             for dummy in warm_up_steps(setup.max_num_seqs, setup.spec.vocab_size, setup.config.page_size, num_groups, setup.most_drafts):
                 self._run_dummy(dummy)
@@ -262,7 +262,7 @@ class TorchExecutor:
         _log.info("every kind of step was tried in %.1f s", time.perf_counter() - begin)
 
     def _compute_for_others(self) -> None:
-        with self._stream.enter():
+        with self._stream.enter_stream():
             assert isinstance(self._model.model, Decoder)
             self._model.model.compute_for_others()
 
@@ -277,7 +277,7 @@ class TorchExecutor:
 
     def _stage(self, step: Step, inputs: Tensor | None) -> Tensor:
         """Computes this stage of a step, as `Compute` says: `inputs` are the hidden states of the stage before, None on the first stage."""
-        with self._stream.enter():
+        with self._stream.enter_stream():
             self._begin(step)
             given = None if inputs is None else inputs.to(self._setup.device)
             forward = self._model.forward(step, self._token_ids(step), given)
@@ -288,7 +288,7 @@ class TorchExecutor:
 
     def _end(self, step: Step, hidden: Tensor) -> StepResult:
         """The result of a step of several stages, on the first one, from the `hidden` states that the last stage returns."""
-        with self._stream.enter():
+        with self._stream.enter_stream():
             given = hidden.to(self._setup.device)
         output = self.start(step, given)
         output[0].wait()
@@ -376,7 +376,7 @@ class TorchFollower(TorchExecutor):
         """Does nothing: rows matter to sampling alone, which the first rank does."""
 
     def start(self, step: Step, hidden: Tensor | None = None) -> Output:
-        with self._stream.enter():
+        with self._stream.enter_stream():
             self._begin(step)
             return self._nothing, *self._run(step, hidden)
 

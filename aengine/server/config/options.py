@@ -129,7 +129,7 @@ class ServerConfig:
         check_fields(self, ConfigError)
         check = FieldChecks()
         if self.port is None and self.http_port is None:
-            check.add("port", "either port or http_port must be set")
+            check.add_violation("port", "either port or http_port must be set")
         for name, needed in (
             ("tls_cert", "tls_key"),
             ("tls_key", "tls_cert"),
@@ -138,9 +138,9 @@ class ServerConfig:
             ("max_connection_age_grace", "max_connection_age"),
         ):
             if getattr(self, name) and not getattr(self, needed):
-                check.add(name, f"{getattr(self, name)!r} needs {needed} as well")
+                check.add_violation(name, f"{getattr(self, name)!r} needs {needed} as well")
         if not check.violations and self.exposed and not self.insecure:
-            check.add(
+            check.add_violation(
                 "host", f"{self.host!r} can be reached from elsewhere: it needs TLS (tls_cert and tls_key), or insecure for plain text"
             )
         check.finish(ConfigError)

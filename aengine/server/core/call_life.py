@@ -62,7 +62,7 @@ class CallLife:
 
     def admit(self, call: Call, num_bytes: int) -> None:
         """Count the call among those in flight. Raises `ServiceError`: TOO_MANY_CALLS, or METADATA_TOO_LARGE for `num_bytes` of headers."""
-        self._calls.add(call)
+        self._calls.add_call(call)
         if num_bytes > self._max_header_bytes:
             raise ServiceError("METADATA_TOO_LARGE", f"{num_bytes} bytes of headers are more than {self._max_header_bytes}")
 
@@ -78,7 +78,7 @@ class CallLife:
         forget_tracebacks(error)  # they hold the message, and the call, which holds them: both would stay until garbage is collected
         return failure
 
-    def end(self, call: Call, code: str, reason: str = "") -> None:
+    def end_call(self, call: Call, code: str, reason: str = "") -> None:
         """Complete the record of the call, and pass it on: before the client learns how it ended. Only the first time counts."""
         if call.code:
             return

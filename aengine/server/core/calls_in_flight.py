@@ -139,7 +139,7 @@ class Admission:
         self.idle.set()
 
     @contextmanager
-    def enter(self, num_sequences: int = 1) -> Iterator[None]:
+    def enter_generation(self, num_sequences: int = 1) -> Iterator[None]:
         """Held by a generation of so many sequences while it lives. Raises `ServiceError`: DRAINING once closed, and QUEUE_FULL for more
         than the caller may have."""
         if self.closed:
@@ -209,9 +209,9 @@ class Call(CallRecord):
     seen: tuple[str, int] | None = None  # what it waited for when it was last looked at
     waits_since: float = 0.0
 
-    async def take(self, decoding: Decoding, num_bytes: int) -> None:
-        """Take room for its message, until it is `answered`. Raises what `Decoding.take` raises."""
-        self.release = await decoding.take(num_bytes, self.owner)
+    async def take_room(self, decoding: Decoding, num_bytes: int) -> None:
+        """Take room for its message, until it is `answered`. Raises what `Decoding.take_room` raises."""
+        self.release = await decoding.take_room(num_bytes, self.owner)
 
     def answered(self) -> None:
         """Its message is no longer needed. To be called when it has an answer, or has ended."""
@@ -219,7 +219,7 @@ class Call(CallRecord):
         if release is not None:
             release()
 
-    def end(self, error: Exception) -> None:
+    def end_with(self, error: Exception) -> None:
         """Have it fail with `error`: at once, or where it is mute when it no longer is, unless it has come to its end then."""
         if self.error is None and self.task is not None:
             self.error = error
@@ -246,7 +246,7 @@ class CallsInFlight:
     def __len__(self) -> int:
         return len(self._calls)
 
-    def add(self, call: Call) -> None:
+    def add_call(self, call: Call) -> None:
         """Count a call that begins. Raises `ServiceError` (TOO_MANY_CALLS) where the limit is reached."""
         calls = self._apart if call.is_apart else self._calls
         if len(calls) >= self._max_calls:
@@ -260,7 +260,7 @@ class CallsInFlight:
         """Have all calls fail with `error`; returns when their clients are informed, or after `seconds`."""
         tasks = [call.task for call in self._calls if call.task is not None]
         for call in tuple(self._calls):
-            call.end(error)
+            call.end_with(error)
         if tasks:
             await asyncio.wait(tasks, timeout=seconds)
 

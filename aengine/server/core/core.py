@@ -49,7 +49,7 @@ class RequestIndex(Generic[Thing]):
     def __init__(self) -> None:
         self._by_id: dict[str, dict[Thing, str | None]] = {}  # with the name of the owner, in the order in which they came
 
-    def add(self, request_id: str, owner: Caller, thing: Thing) -> None:
+    def add_request(self, request_id: str, owner: Caller, thing: Thing) -> None:
         self._by_id.setdefault(request_id, {})[thing] = owner.name
 
     def discard(self, request_id: str, thing: Thing) -> None:

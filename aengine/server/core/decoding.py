@@ -43,7 +43,7 @@ class Decoding:
     def held_bytes(self) -> int:
         return self._held
 
-    async def take(self, num_bytes: int, caller: str) -> Callable[[], None]:
+    async def take_room(self, num_bytes: int, caller: str) -> Callable[[], None]:
         """Wait until there is room for a message of `caller`; returns what gives it back, to be called once. Raises `ServiceError`
         (TOO_MANY_CALLS) where that takes too long."""
         if num_bytes <= UNCOUNTED_BYTES:

@@ -60,7 +60,7 @@ async def embed_all(
                     timeout=timeout,
                     tenant=options.tenant or caller.tenant,
                 )
-                backend.embeddings.add(request_id, caller, engine_id)
+                backend.embeddings.add_request(request_id, caller, engine_id)
                 try:
                     found[index] = embedding = await engine.embed(prompt, options, **fields)
                 finally:
@@ -75,7 +75,7 @@ async def embed_all(
                 call.prompt_tokens += embedding.num_tokens
 
     at_once = min(len(inputs), limits.max_num_seqs, limits.max_queued_requests or MAX_AT_ONCE, MAX_AT_ONCE)
-    with backend.admission.enter(at_once):
+    with backend.admission.enter_generation(at_once):
         tasks = [asyncio.create_task(work()) for _ in range(at_once)]
         try:
             await asyncio.gather(*tasks)

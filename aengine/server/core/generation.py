@@ -30,7 +30,7 @@ READ_TOKENS = 64
 
 @dataclass(eq=False, slots=True)
 class Generation:
-    """One request in the engine, made by `submit`. Whoever reads `stream` calls `note` with what came."""
+    """One request in the engine, made by `submit`. Whoever reads `stream` calls `note_tokens` with what came."""
 
     backend: Backend
     model: str
@@ -45,7 +45,7 @@ class Generation:
     _last_tokens: float | None = field(default=None, init=False)  # when they came, on time.monotonic
     _parsers: dict[int, ChatParser] = field(default_factory=dict, init=False)  # by sequence
 
-    def note(self, tokens: Sequence[Token]) -> None:
+    def note_tokens(self, tokens: Sequence[Token]) -> None:
         """Record tokens that came together. Raises `ServiceError` (DEADLINE_PASSED) when the deadline of the call ended the request."""
         now = time.monotonic()
         if self._last_tokens is not None:
@@ -109,7 +109,7 @@ async def submit(backend: Backend, request: GenerationRequest, deadline: float |
     """Submit `request`, whose call ends at `deadline`, on time.monotonic. Raises what `AsyncEngine.stream` and `prepare_chat` raise, and
     `ServiceError`."""
     with ExitStack() as held:
-        held.enter_context(backend.admission.enter(len(request.options.live_sequences(request.params.n))))
+        held.enter_context(backend.admission.enter_generation(len(request.options.live_sequences(request.params.n))))
         engine, caller, start = backend.engine, current_caller(), time.monotonic()
         prompt, params, options, prepared = request.prompt, request.params, request.options, None
         model, adapter = backend.require_model(request.model, options.adapter)
@@ -142,7 +142,7 @@ async def submit(backend: Backend, request: GenerationRequest, deadline: float |
             violations = await engine.violations(prompt, params) if is_compiled else []
             raise (refusal(violations) if violations else error) from error
         request_id = options.request_id or stream.request_id
-        backend.streams.add(request_id, caller, stream)
+        backend.streams.add_request(request_id, caller, stream)
         record = GenerationRecord(request_id, start)
         name, num_open = adapter or model.name, len(options.live_sequences(params.n))
         generation = Generation(backend, name, request_id, stream, record, prepared, by_call, held.pop_all(), num_open, waits)

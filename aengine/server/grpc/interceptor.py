@@ -119,19 +119,19 @@ class CallInterceptor(aio.ServerInterceptor):
             except asyncio.CancelledError:
                 if call.error is None:
                     passed = context.time_remaining() == 0
-                    self._life.end(call, "DEADLINE_EXCEEDED" if passed else "CANCELLED")
+                    self._life.end_call(call, "DEADLINE_EXCEEDED" if passed else "CANCELLED")
                     raise
                 error = call.error
             except aio.AbortError:
-                self._life.end(call, (context.code() or grpc.StatusCode.UNKNOWN).name)
+                self._life.end_call(call, (context.code() or grpc.StatusCode.UNKNOWN).name)
                 raise
             except aio.BaseError as gone:  # while a message was on its way to the client
-                self._life.end(call, "CANCELLED")
+                self._life.end_call(call, "CANCELLED")
                 _cut(gone)
             except Exception as raised:
                 error = raised
             else:
-                self._life.end(call, "OK")
+                self._life.end_call(call, "OK")
                 return
             await self._abort(call, context, error)
 
@@ -142,7 +142,7 @@ class CallInterceptor(aio.ServerInterceptor):
         metadata = (*(status.trailing_metadata or ()), (REQUEST_ID_KEY, call.request_id))
         if failure.retry_delay is not None:
             metadata += ((PUSHBACK_KEY, str(int(failure.retry_delay.total_seconds() * 1000))),)
-        self._life.end(call, code_of(failure).name, failure.reason)
+        self._life.end_call(call, code_of(failure).name, failure.reason)
         if not call.mute:
             # In HTTP/2 the status comes after all messages, so where the client reads slowly it waits behind them.
             waits_behind = answered and failure.reason != "READER_STALLED"
@@ -169,7 +169,7 @@ def _work_of(inner: Any, decoding: Decoding, decode: Coder, encode: Coder) -> Wo
         call.waits = None
         if raw is aio.EOF:  # the client sent none, or one that gRPC has refused and ended the call for
             raise InvalidRequestError.of("request", "there is no message")
-        await call.take(decoding, len(raw))
+        await call.take_room(decoding, len(raw))
         return decode(raw)
 
     async def respond(call: Call, requests: AsyncIterator[Any], context: Context) -> None:

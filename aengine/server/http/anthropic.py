@@ -78,27 +78,27 @@ def read_request(given: Fields, check: FieldChecks, *, has_output: bool = True, 
     whether reasoning can have one. Raises `InvalidRequestError` with all violations."""
     parameters = BodyParameters(given)
     parameters.names["prompt"] = "messages"
-    model = given.take("model", STRING, "")
+    model = given.take_field("model", STRING, "")
     messages = read_messages(given)
     if messages and messages[-1]["role"] == "assistant" and not any(name in given for name in _TURN):
-        parameters.put("continue_final_message", True, "messages")
+        parameters.put_field("continue_final_message", True, "messages")
     if "system" in given:
         messages.insert(0, {"role": "system", "content": read_content(given, "system")})
     if tools := _read_tools(given, parameters):
-        parameters.put("tools", tools, "tools")
+        parameters.put_field("tools", tools, "tools")
     choice, parallel = _take_choice(given)
     choice = parameters.checked_choice(choice)
     if has_output and "max_tokens" not in given:
         given.refuse("max_tokens", "must be set")
     if "stop_sequences" in given:
-        parameters.put("stop", given.take("stop_sequences", LIST, ()), "stop_sequences")
+        parameters.put_field("stop", given.take_field("stop_sequences", LIST, ()), "stop_sequences")
     if "temperature" in given:
-        parameters.put("temperature", given.take("temperature", Range(0.0, 1.0)), "temperature")
+        parameters.put_field("temperature", given.take_field("temperature", Range(0.0, 1.0)), "temperature")
     budget = _take_thinking(given, parameters)
     _take_output_config(given, parameters)
-    if (metadata := given.sub("metadata")) is not None and (user := metadata.take("user_id", STRING)):
-        parameters.put("tenant", tenant_of(user), "metadata.user_id")
-    stream = given.take("stream", FLAG, False)
+    if (metadata := given.sub("metadata")) is not None and (user := metadata.take_field("user_id", STRING)):
+        parameters.put_field("tenant", tenant_of(user), "metadata.user_id")
+    stream = given.take_field("stream", FLAG, False)
     parameters.ignore(IGNORED)
     given.refuse_all(REFUSED)
     parameters.take_ours((*OPTIONS, *CHAT_OPTIONS))
@@ -112,7 +112,7 @@ def read_request(given: Fields, check: FieldChecks, *, has_output: bool = True, 
 def _read_tools(given: Fields, parameters: BodyParameters) -> list[dict[str, Any]]:
     tools = []
     for fields in given.objects("tools"):
-        kind = fields.take("type", STRING, "custom")
+        kind = fields.take_field("type", STRING, "custom")
         if kind == "custom":
             tools.append(read_function(fields, "input_schema"))
         else:
@@ -127,7 +127,7 @@ def _take_choice(given: Fields) -> tuple[str, bool]:
         return "auto", True
     kind = fields.need("type", one_of(*_CHOICES), "auto")
     choice = _CHOICES[kind] or fields.need("name", STRING, "")
-    parallel = not fields.take("disable_parallel_tool_use", FLAG, False)
+    parallel = not fields.take_field("disable_parallel_tool_use", FLAG, False)
     fields.refuse_rest(("type", "name", "disable_parallel_tool_use"), EXTRA)
     return choice, parallel
 
@@ -150,10 +150,10 @@ def _take_output_config(given: Fields, parameters: BodyParameters) -> None:
     fields = given.sub("output_config")
     if fields is None:
         return
-    parameters.put_effort(fields.take("effort", EFFORT), "output_config.effort")
+    parameters.put_effort(fields.take_field("effort", EFFORT), "output_config.effort")
     form = fields.sub("format")
     if form is not None and (structured := read_response_format(form, "")) is not None:
-        parameters.put("structured_output", structured, "output_config.format")
+        parameters.put_field("structured_output", structured, "output_config.format")
         parameters.names["structured_output.json_schema"] = "output_config.format.schema"
     parameters.ignore({"task_budget": "max_tokens is the limit"}, fields)
     fields.refuse_rest(("effort", "format"), EXTRA)

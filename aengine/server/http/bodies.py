@@ -202,7 +202,7 @@ class Fields:
     def __contains__(self, name: str) -> bool:
         return name in self._left
 
-    def take(self, name: str, rule: Rule, default: Any = None) -> Any:
+    def take_field(self, name: str, rule: Rule, default: Any = None) -> Any:
         """The value of a field as `rule` has it; `default` without one, and where it is refused."""
         if name not in self._left:
             return default
@@ -213,20 +213,20 @@ class Fields:
             return default
 
     def need(self, name: str, rule: Rule, default: Any = None) -> Any:
-        """`take`, of a field that must be there."""
+        """`take_field`, of a field that must be there."""
         if name not in self._left:
             self.refuse(name, "must be set")
             return default
-        return self.take(name, rule, default)
+        return self.take_field(name, rule, default)
 
     def sub(self, name: str) -> Fields | None:
         """The fields of an object; None if there is none."""
-        found = self.take(name, OBJECT)
+        found = self.take_field(name, OBJECT)
         return None if found is None else Fields(found, f"{self.path}{name}.", self.check)
 
     def objects(self, name: str) -> Iterator[Fields]:
         """The fields of each object of a list."""
-        return self._objects(name, self.take(name, LIST, ()))
+        return self._objects(name, self.take_field(name, LIST, ()))
 
     def text_or_objects(self, name: str) -> str | list[Fields]:
         """A text, or the fields of each object of a list. It must be there."""
@@ -257,7 +257,7 @@ class Fields:
         return self.take_all(list(self._left))
 
     def refuse(self, name: str, description: str) -> None:
-        self.check.add(self.path + name, description)
+        self.check.add_violation(self.path + name, description)
 
     def refuse_all(self, refused: Mapping[str, str]) -> None:
         """Take fields that are not possible, and add them to the violations with their reasons."""

@@ -97,7 +97,7 @@ class BodyParameters:
         `options` names."""
         for name, value in self._given.take_all(PARAMS).items():
             if name not in ("max_tokens", "seed") or value != UNLIMITED:
-                self.put(name, value, name)
+                self.put_field(name, value, name)
         self._take_others()
         self.take_options(options)
 
@@ -105,17 +105,17 @@ class BodyParameters:
         given = self._given
         self.ignore(IGNORED_OF_OTHERS)
         for name, value in given.take_all(_GRAMMARS).items():
-            self.put("structured_output", {_GRAMMARS[name]: value}, name)
+            self.put_field("structured_output", {_GRAMMARS[name]: value}, name)
             self.names[f"structured_output.{_GRAMMARS[name]}"] = name
         if (fields := given.sub("structured_outputs")) is not None:
             fields.drop(_WITHOUT_EFFECT)
             found = {_STRUCTURED_OUTPUTS[name]: value for name, value in fields.take_all(_STRUCTURED_OUTPUTS).items()}
             self.names["structured_output.json_schema"] = "structured_outputs.json"
             if found:
-                self.put("structured_output", found, "structured_outputs")
+                self.put_field("structured_output", found, "structured_outputs")
             fields.refuse_rest(_STRUCTURED_OUTPUTS)
         if "repeat_penalty" in given:
-            self.put("repetition_penalty", given.take_all(("repeat_penalty",))["repeat_penalty"], "repeat_penalty")
+            self.put_field("repetition_penalty", given.take_all(("repeat_penalty",))["repeat_penalty"], "repeat_penalty")
         self.take_limit("n_predict")
         for name, value in given.take_all(_NEUTRAL).items():
             if value != _NEUTRAL[name]:
@@ -123,10 +123,10 @@ class BodyParameters:
 
     def take_limit(self, name: str) -> int | None:
         """Take a limit of output tokens, which is max_tokens under another name. Returns the limit, if there is one."""
-        most: int | None = self._given.take(name, LIMIT)
+        most: int | None = self._given.take_field(name, LIMIT)
         if most is None or most == UNLIMITED:
             return None
-        self.put("max_tokens", most, name)
+        self.put_field("max_tokens", most, name)
         return most
 
     def ignore(self, table: Mapping[str, str], fields: Fields | None = None) -> None:
@@ -142,25 +142,25 @@ class BodyParameters:
     def take_options(self, options: tuple[str, ...]) -> None:
         """Take the options that `options` names, under our own names; also `template_kwargs` under vLLM's."""
         if "chat_template_kwargs" in self._given and "template_kwargs" in options:  # vLLM's name
-            self.put_variables(self._given.take("chat_template_kwargs", OBJECT, {}), "chat_template_kwargs")
+            self.put_variables(self._given.take_field("chat_template_kwargs", OBJECT, {}), "chat_template_kwargs")
         for name, value in self._given.take_all(options).items():
-            self.put(name, value, name)
+            self.put_field(name, value, name)
 
     def take_openai(self) -> str:
         """Take the fields that all of OpenAI's APIs have. Returns the service tier in use."""
         given = self._given
         self.ignore(IGNORED)
         if "user" in given:
-            self.put("tenant", tenant_of(given.take("user", STRING, "")), "user")
-        tier: str = given.take("service_tier", STRING, "auto")
+            self.put_field("tenant", tenant_of(given.take_field("user", STRING, "")), "user")
+        tier: str = given.take_field("service_tier", STRING, "auto")
         if tier not in SERVICE_TIERS:
             self.note_ignored("service_tier", f"there are {', '.join(SERVICE_TIERS)}")
             tier = "auto"
         if SERVICE_TIERS[tier]:
-            self.put("priority", SERVICE_TIERS[tier], "service_tier")
+            self.put_field("priority", SERVICE_TIERS[tier], "service_tier")
         return "default" if tier == "auto" else tier
 
-    def put(self, name: str, value: Any, given_as: str) -> None:
+    def put_field(self, name: str, value: Any, given_as: str) -> None:
         """Set a field of the engine's that the client calls `given_as`."""
         if name in self._params or name in self._options:
             self._given.refuse(given_as, f"cannot be combined with {self.names.get(name, name)}")
@@ -176,9 +176,9 @@ class BodyParameters:
 
     def put_variables(self, variables: Mapping[str, Any], given_as: str) -> None:
         """Set variables of the chat template. Those that the client sets itself stay."""
-        given = self._given.take("template_kwargs", OBJECT, {})
+        given = self._given.take_field("template_kwargs", OBJECT, {})
         before = self._options.pop("template_kwargs", {})
-        self.put("template_kwargs", {**before, **variables, **given}, "template_kwargs" if given else given_as)
+        self.put_field("template_kwargs", {**before, **variables, **given}, "template_kwargs" if given else given_as)
 
     def checked_choice(self, choice: str) -> str:
         """A choice of tools, as `ChatOutputOptions` have it, among the tools that were put here."""

@@ -128,7 +128,7 @@ class HttpApp:
             self._core.decoding,
             self._config.max_message_bytes,
             self._core.admission,
-            lambda status: self._life.end(call, str(status)),
+            lambda status: self._life.end_call(call, str(status)),
         )
         exchange.rest = rest
         assert call.task is not None
@@ -167,7 +167,7 @@ class HttpApp:
             return
         except asyncio.CancelledError:
             if call.error is None:
-                self._life.end(call, str(CLIENT_LEFT))
+                self._life.end_call(call, str(CLIENT_LEFT))
                 connection.abort()
                 return
             error = call.error
@@ -191,7 +191,7 @@ class HttpApp:
     async def _fail(self, exchange: HttpExchange, error: Exception, style: ErrorStyle) -> None:
         failure = self._life.fail(error, answered=exchange.answered)
         status = style.status(failure)
-        self._life.end(exchange.call, str(status), failure.reason)
+        self._life.end_call(exchange.call, str(status), failure.reason)
         if exchange.ended or failure.reason == "READER_STALLED":
             exchange.connection.abort()
             return

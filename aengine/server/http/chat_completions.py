@@ -96,7 +96,7 @@ async def chat_completions(core: Core, exchange: HttpExchange) -> None:
                     if chunks := b"".join([writer.chunk(piece) for piece in pieces]):
                         await exchange.send(chunks)
         if asked.stream:
-            await exchange.end_events(writer.chunks.end())
+            await exchange.end_events(writer.chunks.end_events())
         else:
             await exchange.respond(response)
 
@@ -105,27 +105,27 @@ def read_request(given: Fields, check: FieldChecks) -> ChatAsked:
     """Read the body of a request to `/v1/chat/completions`. Raises `InvalidRequestError` with all violations."""
     parameters = BodyParameters(given)
     parameters.names["prompt"] = "messages"
-    model = given.take("model", STRING, "")
+    model = given.take_field("model", STRING, "")
     messages = read_messages(given)
     tools = read_tools(given, parameters)
     choice, allowed = read_tool_choice(given)
     if tools := allowed_of(tools, allowed):
-        parameters.put("tools", tools, "tools")
+        parameters.put_field("tools", tools, "tools")
     chat = ChatOutputOptions(
         tool_choice=parameters.checked_choice(choice),
-        parallel_tool_calls=given.take("parallel_tool_calls", FLAG, True),
-        max_reasoning_tokens=given.take("max_reasoning_tokens", integer(0)),
+        parallel_tool_calls=given.take_field("parallel_tool_calls", FLAG, True),
+        max_reasoning_tokens=given.take_field("max_reasoning_tokens", integer(0)),
     )
     if parameters.take_limit("max_completion_tokens") is not None:
         given.drop(("max_tokens",))  # its old name
     _take_logprobs(given, parameters)
     if (form := given.sub("response_format")) is not None and (structured := read_response_format(form)) is not None:
-        parameters.put("structured_output", structured, "response_format")
+        parameters.put_field("structured_output", structured, "response_format")
         parameters.names["structured_output.json_schema"] = "response_format.json_schema.schema"
-    parameters.put_effort(given.take("reasoning_effort", EFFORT), "reasoning_effort")
-    given.take("modalities", Accepts(lambda value: value == ["text"], "['text'], all that the model makes"))
+    parameters.put_effort(given.take_field("reasoning_effort", EFFORT), "reasoning_effort")
+    given.take_field("modalities", Accepts(lambda value: value == ["text"], "['text'], all that the model makes"))
     stream = read_stream(given)
-    return_token_ids = given.take("return_token_ids", FLAG, False)
+    return_token_ids = given.take_field("return_token_ids", FLAG, False)
     parameters.ignore(IGNORED)
     parameters.take_openai()
     parameters.take_ours((*OPTIONS, *CHAT_OPTIONS))
@@ -138,11 +138,11 @@ def read_request(given: Fields, check: FieldChecks) -> ChatAsked:
 
 def read_stream(given: Fields) -> StreamAsked | None:
     """`stream` and `stream_options`; None without a stream."""
-    stream = given.take("stream", FLAG, False)
+    stream = given.take_field("stream", FLAG, False)
     options = given.sub("stream_options")
     if options is None:
         return StreamAsked() if stream else None
-    asked = StreamAsked(options.take("include_usage", FLAG, False), options.take("continuous_usage_stats", FLAG, False))
+    asked = StreamAsked(options.take_field("include_usage", FLAG, False), options.take_field("continuous_usage_stats", FLAG, False))
     options.drop(_IGNORED_OPTIONS)
     options.refuse_rest(("include_usage", "continuous_usage_stats"))
     return asked if stream else None
@@ -156,15 +156,15 @@ def refuse_others(given: Fields, refused: Mapping[str, str], taken: Sequence[str
 
 def _take_logprobs(given: Fields, parameters: BodyParameters) -> None:
     """OpenAI's `logprobs` is a flag, ours a number."""
-    wanted = given.take("logprobs", Accepts(lambda value: isinstance(value, int), "true, false, or a number of alternatives"))
-    top = given.take("top_logprobs", integer(0))
+    wanted = given.take_field("logprobs", Accepts(lambda value: isinstance(value, int), "true, false, or a number of alternatives"))
+    top = given.take_field("top_logprobs", integer(0))
     if wanted is None or isinstance(wanted, bool):
         if wanted:
-            parameters.put("logprobs", top or 0, "logprobs" if top is None else "top_logprobs")
+            parameters.put_field("logprobs", top or 0, "logprobs" if top is None else "top_logprobs")
         elif top:
             given.refuse("top_logprobs", "is only possible with logprobs: true")
     else:
-        parameters.put("logprobs", wanted, "logprobs")
+        parameters.put_field("logprobs", wanted, "logprobs")
 
 
 @dataclass(slots=True)
@@ -229,7 +229,7 @@ class _Writer:
                 sequence = self._sequences[piece.index]
                 sequence.tokens += piece.tokens
                 for event in piece.events:
-                    sequence.builder.add(event)
+                    sequence.builder.add_event(event)
         response: dict[str, Any] = {
             "id": self._id,
             "object": "chat.completion",

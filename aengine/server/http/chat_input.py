@@ -48,7 +48,7 @@ def _read_message(fields: Fields) -> dict[str, Any]:
     fields.drop(_IGNORED_IN_MESSAGES)
     for name in ("reasoning", "reasoning_content"):
         if name in fields:
-            message["reasoning_content"] = fields.take(name, STRING, "")
+            message["reasoning_content"] = fields.take_field(name, STRING, "")
     if "tool_calls" in fields:
         message["tool_calls"] = [_read_call(call) for call in fields.objects("tool_calls")]
     message["content"] = "" if role == "assistant" and "content" not in fields else read_content(fields)
@@ -58,13 +58,13 @@ def _read_message(fields: Fields) -> dict[str, Any]:
 
 
 def _read_call(fields: Fields) -> dict[str, Any]:
-    fields.take("type", one_of("function"))
+    fields.take_field("type", one_of("function"))
     identity = fields.need("id", STRING, "")
     function = fields.sub("function")
     if function is None:
         fields.refuse("function", "must be set")
         return call_of(identity, "", "{}")
-    return call_of(identity, function.need("name", STRING, ""), function.take("arguments", STRING, "{}"))
+    return call_of(identity, function.need("name", STRING, ""), function.take_field("arguments", STRING, "{}"))
 
 
 def call_of(identity: str, name: str, arguments: str) -> dict[str, Any]:
@@ -116,20 +116,20 @@ def read_function(fields: Fields, schema: str = "parameters") -> dict[str, Any]:
     if function["name"] in CHOICES:
         fields.refuse("name", f"{function['name']!r} is a choice of tools, not the name of one")
     if "description" in fields:
-        function["description"] = fields.take("description", STRING, "")
-    function["parameters"] = fields.take(schema, OBJECT, {"type": "object", "properties": {}})
-    fields.take("strict", FLAG)  # arguments of calls that are required always match
+        function["description"] = fields.take_field("description", STRING, "")
+    function["parameters"] = fields.take_field(schema, OBJECT, {"type": "object", "properties": {}})
+    fields.take_field("strict", FLAG)  # arguments of calls that are required always match
     return {"type": "function", "function": function}
 
 
 def read_tool_choice(given: Fields) -> tuple[str, Collection[str] | None]:
     """`tool_choice` of OpenAI's chat completions, as `ChatOutputOptions` have it, and the names of the tools that are allowed; None for
     all."""
-    choice = given.take("tool_choice", Accepts(lambda value: isinstance(value, str | dict), "a string or an object"), "auto")
+    choice = given.take_field("tool_choice", Accepts(lambda value: isinstance(value, str | dict), "a string or an object"), "auto")
     if not isinstance(choice, dict):
         return _CHOICES.get(choice, choice), None
     fields = Fields(choice, f"{given.path}tool_choice.", given.check)
-    kind = fields.take("type", one_of("function", "allowed_tools"), "function")
+    kind = fields.take_field("type", one_of("function", "allowed_tools"), "function")
     inner = fields.sub(kind)
     if inner is None:
         fields.refuse(kind, "must be set")
@@ -141,7 +141,7 @@ def read_allowed(fields: Fields) -> tuple[str, Collection[str]]:
     """The mode of a choice of OpenAI's that allows some tools, and their names."""
     mode = fields.need("mode", one_of("auto", "required"), "auto")
     tools = [tool if (function := tool.sub("function")) is None else function for tool in fields.objects("tools")]
-    return mode, [tool.take("name", STRING, "") for tool in tools]
+    return mode, [tool.take_field("name", STRING, "") for tool in tools]
 
 
 def allowed_of(tools: Sequence[dict[str, Any]], allowed: Collection[str] | None) -> list[dict[str, Any]]:
@@ -161,7 +161,7 @@ def read_response_format(fields: Fields, schema_in: str = "json_schema") -> Stru
     if holder is None:
         fields.refuse(schema_in, "must be set")
         return None
-    schema = holder.take("schema", OBJECT, {})
+    schema = holder.take_field("schema", OBJECT, {})
     try:
         return StructuredOutput(json_schema=schema)
     except InvalidRequestError as error:

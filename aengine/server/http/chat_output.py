@@ -40,7 +40,7 @@ class Block:
         """The text so far; of a call its arguments, as JSON."""
         return "".join(self._texts)
 
-    def add(self, text: str) -> None:
+    def add_text(self, text: str) -> None:
         self._texts.append(text)
 
 
@@ -94,7 +94,7 @@ class ContentBlocks:
                 block = Block(kind, len(self.all))
                 yield self._begin(block)
         assert block is not None
-        block.add(event.text)
+        block.add_text(event.text)
         block.tokens += tokens
         yield Change("added", block, event.text, tokens)
 
@@ -161,7 +161,7 @@ class OutputReader:
     async def pieces(self) -> AsyncIterator[list[Piece]]:
         """What there is to read, whenever there is something; a piece for each sequence that brought something."""
         generation = self.generation
-        read, note = generation.stream.read, generation.note
+        read, note = generation.stream.read, generation.note_tokens
         while tokens := await read(READ_TOKENS):  # for every token of every stream: what is added here is paid often
             note(tokens)
             if self._texts is not None:
@@ -268,7 +268,7 @@ class Chunks:
         tail = self._usage() if self._asked.continuous_usage else self._tail
         return self._head + text.encode("utf-8", "replace") + b"}" + tail
 
-    def end(self) -> bytes:
+    def end_events(self) -> bytes:
         """The last events. The chunk with the usage has no choice."""
         return (self._head + self._usage() if self._asked.include_usage else b"") + DONE
 

@@ -92,7 +92,7 @@ async def completions(core: Core, exchange: HttpExchange) -> None:
                 await exchange.begin_events()
                 await _for_each(generations, lambda index: writer.stream(index, exchange))
         if asked.stream:
-            await exchange.end_events(writer.chunks.end())
+            await exchange.end_events(writer.chunks.end_events())
         else:
             await exchange.respond(response)
 
@@ -100,22 +100,22 @@ async def completions(core: Core, exchange: HttpExchange) -> None:
 def read_request(given: Fields, check: FieldChecks) -> CompletionsAsked:
     """Read the body of a request to `/v1/completions`. Raises `InvalidRequestError` with all violations."""
     parameters = BodyParameters(given)
-    model = given.take("model", STRING, "")
+    model = given.take_field("model", STRING, "")
     prompts = _read_prompts(given)
-    echo = given.take("echo", FLAG, False)
-    most = given.take("max_tokens", integer(UNLIMITED), None if "n_predict" in given else DEFAULT_MAX_TOKENS)
+    echo = given.take_field("echo", FLAG, False)
+    most = given.take_field("max_tokens", integer(UNLIMITED), None if "n_predict" in given else DEFAULT_MAX_TOKENS)
     empty = most == 0
     if empty and not echo:
         given.refuse("max_tokens", "0 is only possible with echo: true")
     if most is not None and most != UNLIMITED:
-        parameters.put("max_tokens", max(most, 1), "max_tokens")
-    if (logprobs := given.take("logprobs", integer(0))) is not None:
-        parameters.put("logprobs", logprobs, "logprobs")
+        parameters.put_field("max_tokens", max(most, 1), "max_tokens")
+    if (logprobs := given.take_field("logprobs", integer(0))) is not None:
+        parameters.put_field("logprobs", logprobs, "logprobs")
         if echo and "prompt_logprobs" not in given:
-            parameters.put("prompt_logprobs", logprobs, "logprobs")
-    best_of = given.take("best_of", integer(1))
+            parameters.put_field("prompt_logprobs", logprobs, "logprobs")
+    best_of = given.take_field("best_of", integer(1))
     stream = read_stream(given)
-    return_token_ids = given.take("return_token_ids", FLAG, False)
+    return_token_ids = given.take_field("return_token_ids", FLAG, False)
     parameters.take_openai()
     parameters.take_ours(OPTIONS)
     refuse_others(given, REFUSED, (*TAKEN, *OPTIONS))

@@ -50,15 +50,15 @@ class ConnectionCounts:
         self.most = most
         self._connections: Counter[str] = Counter()
 
-    def enter(self, host: str) -> bool:
-        """Whether `host` may have another connection, which is counted until `leave`."""
+    def enter_connection(self, host: str) -> bool:
+        """Whether `host` may have another connection, which is counted until `leave_connection`."""
         key = _network_of(host)
         if self._connections[key] >= self.most:
             return False
         self._connections[key] += 1
         return True
 
-    def leave(self, host: str) -> None:
+    def leave_connection(self, host: str) -> None:
         key = _network_of(host)
         self._connections[key] -= 1
         if not self._connections[key]:
@@ -93,13 +93,13 @@ class Connection(HttpToolsProtocol):
         self._lingering: asyncio.TimerHandle | None = None
         super().connection_made(transport)
         transport.set_write_buffer_limits(MAX_BUFFERED_BYTES)
-        self._is_counted = self._addresses.enter(self._host)
+        self._is_counted = self._addresses.enter_connection(self._host)
         if not self._is_counted:
             self.refuse(HttpError("TOO_MANY_CALLS", f"{self._addresses.most} connections of one address are the limit", 429))
 
     def connection_lost(self, exc: Exception | None) -> None:
         if self._is_counted:
-            self._addresses.leave(self._host)
+            self._addresses.leave_connection(self._host)
         if self._lingering is not None:
             self._lingering.cancel()
         if self._running is not None:

@@ -76,18 +76,18 @@ def _written(embedding: Embedding, in_base64: bool) -> bytes:
 def read_request(given: Fields, check: FieldChecks) -> EmbeddingsAsked:
     """Read the body of a request to `/v1/embeddings`. Raises `InvalidRequestError` with all violations."""
     parameters = BodyParameters(given)
-    model = given.take("model", STRING, "")
+    model = given.take_field("model", STRING, "")
     value = given.need("input", _INPUT, " ")
     is_list = isinstance(value, list) and not IDS.test(value)
     prompts: list[Prompt] = value if is_list else [value]
     for index, prompt in enumerate(prompts):
         if not _PROMPT.test(prompt):
             given.refuse(f"input[{index}]" if is_list else "input", is_not(prompt, _PROMPT.words))
-    in_base64 = given.take("encoding_format", one_of("float", "base64"), "float") == "base64"
+    in_base64 = given.take_field("encoding_format", one_of("float", "base64"), "float") == "base64"
     fields = EmbeddingFields(
-        pooling=given.take("pooling", STRING),
-        normalize=given.take("normalize", FLAG, True),
-        dimensions=given.take("dimensions", integer(1)),
+        pooling=given.take_field("pooling", STRING),
+        normalize=given.take_field("normalize", FLAG, True),
+        dimensions=given.take_field("dimensions", integer(1)),
     )
     parameters.take_openai()
     parameters.take_options(OPTIONS)

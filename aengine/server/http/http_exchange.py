@@ -74,7 +74,7 @@ class HttpExchange:
         self._check_codings()
         for length in self.headers.get("content-length", ()):  # the parser lets one through, a number
             self._check_size(int(length))
-            await self.call.take(self.decoding, int(length))
+            await self.call.take_room(self.decoding, int(length))
         parts: list[bytes] = []
         num_bytes, start = 0, time.monotonic()
         while not self._read_all:
@@ -87,7 +87,7 @@ class HttpExchange:
             num_bytes += len(message["body"])
             self._check_size(num_bytes)
             if num_bytes > UNCOUNTED_BYTES and self.call.release is None:  # it comes in chunks, and could be as large as any
-                await self.call.take(self.decoding, self._max_body_bytes)
+                await self.call.take_room(self.decoding, self._max_body_bytes)
             self._read_all = not message["more_body"]
             if self._read_all:
                 break

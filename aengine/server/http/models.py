@@ -157,14 +157,14 @@ async def tokenize(core: Core, exchange: HttpExchange) -> None:
     `start_offsets` and `end_offsets`, in bytes of UTF-8."""
     check = FieldChecks()
     given = await read_body(exchange, check)
-    info, _ = core.backend.require_model(given.take("model", STRING, ""))
+    info, _ = core.backend.require_model(given.take_field("model", STRING, ""))
     found = await (_tokenize_chat if "messages" in given else _tokenize_text)(core, given)
     await exchange.respond_json({**found, "count": len(found["tokens"]), "max_model_len": info.max_model_len})
 
 
 async def _tokenize_text(core: Core, given: Fields) -> dict[str, Any]:
     text = given.need("prompt", STRING, "")
-    with_special, with_pieces = given.take("add_special_tokens", FLAG, True), given.take("with_pieces", FLAG, False)
+    with_special, with_pieces = given.take_field("add_special_tokens", FLAG, True), given.take_field("with_pieces", FLAG, False)
     _finish(given, _TEXT)
     try:
         if not with_pieces:
@@ -179,7 +179,7 @@ async def _tokenize_chat(core: Core, given: Fields) -> dict[str, Any]:
     parameters = BodyParameters(given)
     parameters.names["prompt"] = "messages"
     messages = read_messages(given)
-    parameters.put("tools", read_tools(given, parameters) or None, "tools")
+    parameters.put_field("tools", read_tools(given, parameters) or None, "tools")
     parameters.take_options(CHAT_OPTIONS)
     given.drop(("add_special_tokens",))  # the template writes those that there are
     options = parameters.options()
@@ -193,8 +193,8 @@ async def detokenize(core: Core, exchange: HttpExchange) -> None:
     """`/detokenize`: respond to `{"tokens": [ids]}` with `{"prompt": text}`."""
     check = FieldChecks()
     given = await read_body(exchange, check)
-    core.backend.require_model(given.take("model", STRING, ""))
-    ids, skips = given.need("tokens", IDS, ()), given.take("skip_special_tokens", FLAG, False)
+    core.backend.require_model(given.take_field("model", STRING, ""))
+    ids, skips = given.need("tokens", IDS, ()), given.take_field("skip_special_tokens", FLAG, False)
     _finish(given, ("model", "tokens", "skip_special_tokens"))
     try:
         text = await core.texts.detokenize(ids, skip_special_tokens=skips)

@@ -114,30 +114,30 @@ def read_request(given: Fields, check: FieldChecks) -> ResponseAsked:
     """Read the body of a request to `/v1/responses`. Raises `InvalidRequestError` with all violations."""
     parameters = BodyParameters(given)
     parameters.names["prompt"] = "input"
-    repeated: dict[str, Any] = {name: given.take(name, STRING) for name in ("instructions", "prompt_cache_key", "safety_identifier")}
-    repeated["metadata"] = given.take("metadata", _METADATA, {})
-    model = given.take("model", STRING, "")
+    repeated: dict[str, Any] = {name: given.take_field(name, STRING) for name in ("instructions", "prompt_cache_key", "safety_identifier")}
+    repeated["metadata"] = given.take_field("metadata", _METADATA, {})
+    model = given.take_field("model", STRING, "")
     messages = read_input(given)
     if repeated["instructions"]:
         messages.insert(0, {"role": "system", "content": repeated["instructions"]})
     choice, shapes = _take_tools(given, parameters, repeated)
-    repeated["parallel_tool_calls"] = given.take("parallel_tool_calls", FLAG, True)
+    repeated["parallel_tool_calls"] = given.take_field("parallel_tool_calls", FLAG, True)
     repeated["max_output_tokens"] = parameters.take_limit("max_output_tokens")
     _take_logprobs(given, parameters, repeated)
     repeated["text"] = _take_text(given, parameters)
     repeated["reasoning"] = _take_reasoning(given, parameters)
-    given.take("background", _NO_BACKGROUND)
-    if given.take("truncation", _TRUNCATIONS) == "auto":
+    given.take_field("background", _NO_BACKGROUND)
+    if given.take_field("truncation", _TRUNCATIONS) == "auto":
         parameters.note_ignored("truncation", "what is too long is refused")
     repeated["truncation"] = "disabled"
-    stream = given.take("stream", FLAG, False)
+    stream = given.take_field("stream", FLAG, False)
     if (options := given.sub("stream_options")) is not None:
-        options.take("include_obfuscation", FLAG)
+        options.take_field("include_obfuscation", FLAG)
         options.refuse_rest(("include_obfuscation",))
     chat = ChatOutputOptions(
         tool_choice=choice,
         parallel_tool_calls=repeated["parallel_tool_calls"],
-        max_reasoning_tokens=given.take("max_reasoning_tokens", integer(0)),
+        max_reasoning_tokens=given.take_field("max_reasoning_tokens", integer(0)),
     )
     parameters.ignore(IGNORED)
     repeated["service_tier"] = parameters.take_openai()
@@ -152,17 +152,17 @@ def read_request(given: Fields, check: FieldChecks) -> ResponseAsked:
 
 
 def _take_logprobs(given: Fields, parameters: BodyParameters, repeated: dict[str, Any]) -> None:
-    included = given.take("include", LIST, ())
+    included = given.take_field("include", LIST, ())
     for value in included:
         if value != _LOGPROBS:
             parameters.note_ignored(f"include: {value}", "there is nothing of it")
-    repeated["top_logprobs"] = top = given.take("top_logprobs", integer(0), 0)
+    repeated["top_logprobs"] = top = given.take_field("top_logprobs", integer(0), 0)
     if _LOGPROBS in included:
-        parameters.put("logprobs", top, "top_logprobs")
+        parameters.put_field("logprobs", top, "top_logprobs")
 
 
 def _take_text(given: Fields, parameters: BodyParameters) -> dict[str, Any]:
-    text: dict[str, Any] = given.take("text", OBJECT, {})
+    text: dict[str, Any] = given.take_field("text", OBJECT, {})
     fields = Fields(text, "text.", given.check)
     parameters.ignore({"verbosity": "the model knows none"}, fields)
     form = fields.sub("format")
@@ -170,7 +170,7 @@ def _take_text(given: Fields, parameters: BodyParameters) -> dict[str, Any]:
     if form is None:
         return {"format": {"type": "text"}, **text}
     if (structured := read_response_format(form, "")) is not None:
-        parameters.put("structured_output", structured, "text.format")
+        parameters.put_field("structured_output", structured, "text.format")
         parameters.names["structured_output.json_schema"] = "text.format.schema"
         if structured.json_schema is not None:
             form.need("name", STRING)
@@ -178,9 +178,9 @@ def _take_text(given: Fields, parameters: BodyParameters) -> dict[str, Any]:
 
 
 def _take_reasoning(given: Fields, parameters: BodyParameters) -> dict[str, Any]:
-    reasoning: dict[str, Any] = given.take("reasoning", OBJECT, {})
+    reasoning: dict[str, Any] = given.take_field("reasoning", OBJECT, {})
     fields = Fields(reasoning, "reasoning.", given.check)
-    effort = fields.take("effort", EFFORT)
+    effort = fields.take_field("effort", EFFORT)
     fields.drop(("summary", "generate_summary", "context", "mode"))
     fields.refuse_rest(("effort", "summary"))
     parameters.put_effort(effort, "reasoning.effort")
@@ -196,7 +196,7 @@ def _take_tools(given: Fields, parameters: BodyParameters, repeated: dict[str, A
     repeated["tools"] = [tool for fields in given.objects("tools") if (tool := read.add(fields)) is not None]
     choice, allowed = _take_choice(given, repeated)
     if tools := allowed_of(read.functions, allowed):
-        parameters.put("tools", tools, "tools")
+        parameters.put_field("tools", tools, "tools")
     return parameters.checked_choice(choice), read.shapes
 
 
@@ -214,18 +214,18 @@ class _Tools:
         if kind == "namespace" and namespace is None:
             name = fields.need("name", STRING, "")
             tools = [inner for tool in fields.objects("tools") if (inner := self.add(tool, name)) is not None]
-            return {"type": kind, "name": name, "description": fields.take("description", STRING, ""), "tools": tools}
+            return {"type": kind, "name": name, "description": fields.take_field("description", STRING, ""), "tools": tools}
         if kind not in ("function", "custom"):
             self._parameters.note_ignored(f"tools of type {kind}", NO_TOOLS)
             return None
-        strict = fields.take("strict", FLAG, False)
+        strict = fields.take_field("strict", FLAG, False)
         form = fields.sub("format") if kind == "custom" else None
         tool = read_function(fields)
         function = tool["function"]
         shape = ToolShape(function["name"], namespace, kind == "custom")
         told = {"type": kind, "description": None, **function, "strict": strict}
         if shape.custom:
-            definition = "" if form is None else form.take("definition", STRING, "")
+            definition = "" if form is None else form.take_field("definition", STRING, "")
             argument = {"type": "string", **({"description": definition} if definition else {})}
             function["parameters"] = {"type": "object", "properties": {_CUSTOM_INPUT: argument}, "required": [_CUSTOM_INPUT]}
             told = {"type": kind, "name": shape.name, "description": function.get("description", "")}
@@ -238,7 +238,7 @@ class _Tools:
 
 def _take_choice(given: Fields, repeated: dict[str, Any]) -> tuple[str, Collection[str] | None]:
     """With the names of the tools that are allowed; None for all."""
-    repeated["tool_choice"] = choice = given.take("tool_choice", _CHOICE, "auto")
+    repeated["tool_choice"] = choice = given.take_field("tool_choice", _CHOICE, "auto")
     if isinstance(choice, str):
         return choice, None
     fields = Fields(choice, "tool_choice.", given.check)
@@ -261,7 +261,7 @@ def read_input(given: Fields) -> list[dict[str, Any]]:
         return [{"role": "user", "content": read}]
     messages: list[dict[str, Any]] = []
     for fields in read:
-        kind = fields.take("type", STRING, "message")
+        kind = fields.take_field("type", STRING, "message")
         if kind in _ITEMS:
             _ITEMS[kind](fields, messages)
         else:
@@ -298,7 +298,7 @@ def _read_custom_call(fields: Fields, messages: list[dict[str, Any]]) -> None:
 
 def _shape_of(fields: Fields) -> ToolShape:
     """The name of a tool, where it is called or chosen."""
-    return ToolShape(fields.need("name", STRING, ""), fields.take("namespace", STRING))
+    return ToolShape(fields.need("name", STRING, ""), fields.take_field("namespace", STRING))
 
 
 def _add_call(call: dict[str, Any], messages: list[dict[str, Any]]) -> None:

@@ -50,11 +50,12 @@ def test_fields_are_taken_once_and_the_rest_is_unknown() -> None:
     fields = Fields(
         parse(json.dumps({"a": 1, "b": None, "c": "x", "d": {"e": 2}, "f": [{"g": 1}, 5], "temprature": 0}).encode()), "", check
     )
-    assert (fields.take("a", integer(0)), fields.take("b", STRING, "none"), fields.take("c", integer(0), 7)) == (1, "none", 7)
+    taken = fields.take_field("a", integer(0)), fields.take_field("b", STRING, "none"), fields.take_field("c", integer(0), 7)
+    assert taken == (1, "none", 7)
     inner = fields.sub("d")
     assert inner is not None
-    inner.take("e", STRING)
-    assert [one.take("g", integer(0)) for one in fields.objects("f")] == [1]
+    inner.take_field("e", STRING)
+    assert [one.take_field("g", integer(0)) for one in fields.objects("f")] == [1]
     fields.need("h", STRING)
     fields.refuse_rest(("temperature",))
     found = {violation.field: violation.description for violation in check.violations}

@@ -87,11 +87,11 @@ class MessageGeneration:
         num_bytes = 4 * stream.usage.prompt_tokens * (1 + output.prompt_logprobs.top_k) if output.HasField("prompt_logprobs") else 0
         built: defaultdict[int, MessageBuilder] = defaultdict(MessageBuilder)  # of an output that is parsed
         while tokens := await stream.read():
-            self.core.note(tokens)
+            self.core.note_tokens(tokens)
             if self.core.prepared is not None:
                 for token in tokens:
                     for event in self.core.parse((token,)):
-                        built[token.index].add(event)
+                        built[token.index].add_event(event)
             num_bytes += len(tokens) * token_bytes + (sum(len(token.text) for token in tokens) if text else 0)
             _check_size(num_bytes, max_bytes)
             while may_read is not None and not may_read.is_set():  # one of many that wait may clear it again
@@ -147,7 +147,7 @@ class EventWriter:
     def __init__(self, generation: MessageGeneration, new_event: Callable[[], GenerationEvent]) -> None:
         output = generation.spec.output
         self.generation = generation
-        self._note = generation.core.note
+        self._note = generation.core.note_tokens
         self._parse = generation.core.parse if output.HasField("chat") else None
         self._new_event = new_event
         self._text = wants_text(output)
@@ -190,7 +190,7 @@ class EventWriter:
             yield
 
     def write(self, tokens: Sequence[Token]) -> None:
-        """The deltas of tokens that came together, and the ends of the sequences that end with them. Raises what `Generation.note`
+        """The deltas of tokens that came together, and the ends of the sequences that end with them. Raises what `Generation.note_tokens`
         raises."""
         self._note(tokens)
         if self._delta_tokens == 1 or len(tokens) == 1:
@@ -200,7 +200,7 @@ class EventWriter:
             for run in _runs(tokens, self._delta_tokens):
                 self._run(run)
 
-    def end(self) -> None:
+    def end_event(self) -> None:
         """The last event. Everything was read and written."""
         self.generation.write_end(self._next().finished)
 
@@ -273,14 +273,14 @@ async def stream_responses(
         while tokens := await stream.read(most):  # once per token: what is added here is paid often
             if delay and (missing := policy.delta_tokens - len(tokens)) > 0 and not stream.ended:
                 await stream.linger(missing, delay)
-                tokens += stream.take(missing) if stream.unread else []
+                tokens += stream.take_tokens(missing) if stream.unread else []
             delay = policy.delay_seconds
             if writer.prompt_is_due:
                 for _ in writer.prompt():
                     yield ready.pop()
             writer.write(tokens)
             if stream.ended:
-                writer.end()
+                writer.end_event()
             # gRPC's own thread wakes for a write that stands alone, and takes the processor from the loop. When all streams that a step
             # feeds have written their events before the first of them is sent, their writes come together: a fifth less CPU time.
             await asyncio.sleep(0)
@@ -339,7 +339,7 @@ async def batch_responses(
         if unsent.qsize() >= MAX_UNSENT:
             may_read.clear()
 
-    with backend.admission.enter():  # until the last response was sent
+    with backend.admission.enter_generation():  # until the last response was sent
         try:
             named: dict[str, int] = {}  # by request id the first request that has it
             count = size = 0  # since the event loop last had its turn

@@ -68,7 +68,7 @@ class EventRing:
             self.num_bytes -= _size(self._events.popleft())
             self.first += 1
 
-    def take(self, most: int) -> list[bytes]:
+    def take_events(self, most: int) -> list[bytes]:
         """The next events to send, which count as sent from now on."""
         start = self.position - self.first
         events = [self._events[index] for index in range(start, min(start + most, len(self._events)))]
@@ -110,7 +110,7 @@ class Replay:
         self.ring.append(event)
         self._wake_reader()
 
-    def end(self, error: ServiceError | None = None) -> None:
+    def end_events(self, error: ServiceError | None = None) -> None:
         """Nothing follows; `error` is what every reader gets at the end. Ignored when it has ended."""
         if not self.ended:
             self.ended, self._error = True, error
@@ -131,7 +131,7 @@ class Replay:
         self._set_reader(reader)
         try:
             while self._reader is reader:
-                if events := self.ring.take(READ_EVENTS):
+                if events := self.ring.take_events(READ_EVENTS):
                     self._moved.set()
                     for event in events:
                         yield event
@@ -262,7 +262,7 @@ class ResumableStreams:
         check = FieldChecks()
         for name in ("request_id", "resume_token"):
             if not getattr(request, name):
-                check.add(name, "must not be empty")
+                check.add_violation(name, "must not be empty")
         check.finish(InvalidRequestError)
         caller = current_caller()
         found = self._begun.find(request.request_id, caller)
@@ -290,7 +290,7 @@ class ResumableStreams:
 
         def begin(generation: Generation) -> None:
             resumable.request_id, resumable.stream = generation.request_id, generation.stream
-            self._begun.add(resumable.request_id, resumable.owner, resumable)
+            self._begun.add_request(resumable.request_id, resumable.owner, resumable)
             self._on_change(resumable)
 
         try:
@@ -300,16 +300,16 @@ class ResumableStreams:
                     await replay.append(response.SerializeToString())
                     if response.event.HasField("finished"):
                         await replay.wait_sent()
-            replay.end()
+            replay.end_events()
         except Exception as error:  # every reader gets the same one
-            replay.end(describe(error, answered=replay.ring.end > 0))
+            replay.end_events(describe(error, answered=replay.ring.end > 0))
 
     def _on_pump_end(self, resumable: Resumable, pump: asyncio.Task[None]) -> None:
         self._pumps.discard(pump)
         resumable.pump = None
         if resumable.stream is not None:  # which holds all its tokens
             resumable.last_info, resumable.stream = resumable.stream.info(), None
-        resumable.replay.end(draining())  # where it was cancelled: a reader must not wait for ever
+        resumable.replay.end_events(draining())  # where it was cancelled: a reader must not wait for ever
 
     def _on_change(self, resumable: Resumable) -> None:
         """It has begun or ended, or its reader came or left."""

@@ -146,7 +146,7 @@ class _Session:
             self.group.wake()
         else:
             self._open[tag] = EventWriter(generation, new_event)
-            self.group.add(tag, generation.stream)
+            self.group.add_stream(tag, generation.stream)
 
     # ---- what is sent --------------------------------------------------------------------------------------------------
 
@@ -157,7 +157,7 @@ class _Session:
                 yield from self._write_error(tag, self._refused.pop(tag))
             for tag in list(self._gone):
                 yield from self._write_end(tag, self._gone.pop(tag))
-            for reading in self.group.take(READ_TOKENS):
+            for reading in self.group.take_readings(READ_TOKENS):
                 yield from self._write(reading)
             yield self._finish_message()
 
@@ -201,7 +201,7 @@ class _Session:
         """The last event of a request, of which the engine has nothing any more; its tag is free."""
         writer = self._open[tag]
         if error is None:
-            writer.end()
+            writer.end_event()
         self._ended.append((self._open.pop(tag).generation, error))
         if error is not None:
             yield from self._write_error(tag, to_error(located(error, writer.generation.spec), answered=writer.has_begun))

@@ -58,7 +58,7 @@ class AdminServicer(AdminServiceServicer):
         check = FieldChecks()
         grace = read_seconds(request.grace, "grace", check, 0) if request.HasField("grace") else None
         if grace is not None and request.replica:
-            check.add("grace", "cannot be combined with replica, whose requests go on elsewhere")
+            check.add_violation("grace", "cannot be combined with replica, whose requests go on elsewhere")
         check.finish(InvalidRequestError)
         if request.replica:
             return messages.DrainResponse(requests_in_flight=await self._engine.drain_replica(request.replica))

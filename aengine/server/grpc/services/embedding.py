@@ -50,7 +50,7 @@ async def _read_request(request: messages.EmbedRequest) -> tuple[list[tuple[Prom
     check = FieldChecks()
     pooling = POOLINGS.get(request.pooling)
     if request.pooling and pooling is None:
-        check.add("pooling", f"{request.pooling} is none of 1 to {max(POOLINGS)}")
+        check.add_violation("pooling", f"{request.pooling} is none of 1 to {max(POOLINGS)}")
     options = RequestOptions()
     try:
         salt, adapter = request.cache.salt or None, request.adapter or None

@@ -130,10 +130,10 @@ class EngineServicer(EngineServiceServicer):
         if not current_caller().sees_all:
             raise ServiceError("ADMIN_ONLY", "page_digests: which prompts are cached is told to administrators only")
         if not MIN_SALT_BYTES <= len(options.salt) <= MAX_SALT_BYTES:
-            check.add("page_digests.salt", f"{len(options.salt)} bytes are not in [{MIN_SALT_BYTES}, {MAX_SALT_BYTES}]")
+            check.add_violation("page_digests.salt", f"{len(options.salt)} bytes are not in [{MIN_SALT_BYTES}, {MAX_SALT_BYTES}]")
         most = options.most if options.HasField("most") else DEFAULT_DIGESTS
         if not 1 <= most <= MAX_DIGESTS:
-            check.add("page_digests.most", f"{most} is not in [1, {MAX_DIGESTS}]")
+            check.add_violation("page_digests.most", f"{most} is not in [1, {MAX_DIGESTS}]")
         return None if check.violations else self._engine.watch_pages(options.salt, most)
 
     def _load(self) -> messages.Load:

@@ -54,7 +54,7 @@ class TokenizerServicer(TokenizerServiceServicer):
         self._backend.require_model(request.model)
         check = FieldChecks()
         if not request.chat.messages:
-            check.add("chat.messages", "must not be empty")
+            check.add_violation("chat.messages", "must not be empty")
         check_size("chat", request.chat.ByteSize(), MAX_TEXT_BYTES)
         conversation = read_chat(request.chat, "chat", check)
         fields = read_chat_fields(request.chat, "chat", check)
