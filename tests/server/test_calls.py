@@ -232,7 +232,7 @@ async def test_a_call_that_is_ended_while_its_headers_are_sent_is_told_why(kind:
     send_headers = interceptor._send_headers
 
     async def ended_meanwhile(call: interceptor.Call, context: interceptor.Context) -> None:
-        asyncio.get_running_loop().call_soon(call.end, ServiceError("DRAINING", "the end"))
+        asyncio.get_running_loop().call_soon(call.end_with, ServiceError("DRAINING", "the end"))
         await send_headers(call, context)
 
     monkeypatch.setattr(interceptor, "_send_headers", ended_meanwhile)
