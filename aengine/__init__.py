@@ -9,6 +9,7 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
+from aengine.api import VERSION
 from aengine.api.config import EngineConfig
 from aengine.api.errors import (
     AdapterError,
@@ -60,7 +61,7 @@ if TYPE_CHECKING:
     from aengine.engine.async_engine import AsyncEngine
     from aengine.router.router import Router
 
-__version__ = "0.1.0"
+__version__ = VERSION
 
 __all__ = [
     "AEngineError",

@@ -13,7 +13,7 @@ import sys
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from aengine import __version__
+from aengine.api import VERSION
 from aengine.api.errors import ConfigError
 from aengine.kernels.cpu.compiler import KernelsUnavailableError, find_compiler, find_prebuilt, select_level
 
@@ -56,11 +56,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
         epilog=_commands(),
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("--version", action="version", version=f"aengine {__version__}")
+    parser.add_argument("--version", action="version", version=f"aengine {VERSION}")
     commands = [program.command for program in PROGRAMS]
     parser.add_argument("command", nargs="?", choices=[*commands, "info"], help=argparse.SUPPRESS)
     if parser.parse_args(given).command is None:
-        print(f"aengine {__version__}\n\n{_commands()}\n\nCPU kernels: {_expected_kernels()}")
+        print(f"aengine {VERSION}\n\n{_commands()}\n\nCPU kernels: {_expected_kernels()}")
     else:
         print("\n".join(f"{name:14}{text}" for name, text in _information()))
     return 0
@@ -98,7 +98,7 @@ def _information() -> list[tuple[str, str]]:
     devices = [torch.cuda.get_device_properties(number) for number in range(torch.cuda.device_count())]
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
     return [
-        ("aengine", f"{__version__} in {os.path.dirname(os.path.abspath(__file__))}"),
+        ("aengine", f"{VERSION} in {os.path.dirname(os.path.abspath(__file__))}"),
         ("Python", f"{platform.python_version()} at {sys.executable}"),
         *((name, importlib.metadata.version(name)) for name in ("torch", "transformers", "tokenizers", "grpcio")),
         ("extras", ", ".join(name for name, module in _EXTRAS.items() if importlib.util.find_spec(module)) or "none"),

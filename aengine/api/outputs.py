@@ -72,6 +72,16 @@ class TokenLogprob:
     top_logprobs: Mapping[int, float]  # token id -> logprob of the most likely tokens, most likely first
 
 
+class DraftSource(enum.Enum):
+    """Where a draft comes from. The value is its name in statistics."""
+
+    GRAMMAR = "grammar"  # text that a grammar forces
+    NGRAM = "ngram"  # what followed the same tokens before
+    MODEL = "draft"  # a smaller model
+    HEAD = "eagle"  # a head that reads hidden states of the model
+    MTP = "mtp"  # layers of the model's checkpoint for tokens after the next
+
+
 @dataclass(frozen=True, slots=True)
 class DraftUsage:
     """Drafts of one source: tokens that are proposed to follow those of a sequence, and that one step checks all at once."""

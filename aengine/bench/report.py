@@ -25,7 +25,7 @@ from typing import Any
 
 import numpy as np
 
-import aengine
+from aengine.api import VERSION
 from aengine.api.outputs import Drafted, DraftUsage
 from aengine.bench.load_run import RequestOutcome
 
@@ -190,7 +190,7 @@ def environment() -> dict[str, Any]:
         "platform": platform.platform(),
         "cpu_count": os.cpu_count(),
         "cpu": _cpu_name(),
-        "aengine": aengine.__version__,
+        "aengine": VERSION,
     }
     torch = sys.modules.get("torch")
     if torch is not None:

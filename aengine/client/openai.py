@@ -22,7 +22,7 @@ import anyio
 import httptools
 from anyio.abc import ByteStream
 
-from aengine import __version__
+from aengine.api import VERSION
 from aengine.api.errors import ConfigError, ConnectionLostError, ServerError
 from aengine.api.fields import POSITIVE, FieldChecks, Refusal, check_fields, is_not, shown
 from aengine.api.outputs import FinishReason, Timing, Usage
@@ -128,7 +128,7 @@ class HttpServer:
         head = [
             f"{method} {self._path}{path} HTTP/1.1",
             f"host: {self._authority}",
-            f"user-agent: aengine/{__version__}",
+            f"user-agent: aengine/{VERSION}",
             "accept: application/json, text/event-stream",
             "connection: close",
         ]

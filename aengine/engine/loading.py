@@ -20,7 +20,6 @@ from aengine.api.errors import AdapterError, ConfigError
 from aengine.api.outputs import AdapterInfo, LayerGroup, ModelInfo
 from aengine.api.params import SamplingParams
 from aengine.api.runtime import paused_collection
-from aengine.chat import ChatFormat
 from aengine.models.gguf.gguf_file import is_gguf
 from aengine.models.loading.hub import model_name, resolve_adapter, resolve_model
 from aengine.parallel.driver import start_ranks
@@ -116,7 +115,6 @@ def load_model(
             runner.close()
             raise
     num_parameters, num_active_parameters = parameter_counts(runner.spec)
-    format = ChatFormat.of_template(tokenizer.template) if tokenizer is not None else ChatFormat()
     info = ModelInfo(
         name=model_name(config.model),
         architecture=runner.spec.architecture,
@@ -135,8 +133,8 @@ def load_model(
         num_active_parameters=num_active_parameters,
         kv_bytes_per_token=runner.kv_bytes_per_token,
         quantization=runner.quantization,
-        call_format=format.calls,
-        reasoning_format=format.reasoning,
+        call_format="" if tokenizer is None else tokenizer.chat_format.calls,
+        reasoning_format="" if tokenizer is None else tokenizer.chat_format.reasoning,
         hidden_size=runner.spec.hidden_size,
         pooling=default_pooling(model_dir),
         output_head=runner.has_output_head,

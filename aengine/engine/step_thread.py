@@ -23,7 +23,7 @@ from typing import Any, NamedTuple
 
 from aengine.api.config import EngineConfig
 from aengine.api.errors import AEngineError, InsufficientMemoryError, InvalidRequestError, StepHangError
-from aengine.api.outputs import MemoryUse
+from aengine.api.outputs import DraftSource, MemoryUse
 from aengine.api.runtime import forget_locals
 from aengine.engine.edges import (
     Apply,
@@ -46,7 +46,7 @@ from aengine.engine.edges import (
 from aengine.engine.loading import WEIGHTS, LoadedModel, fingerprint_of
 from aengine.engine.step_stats import Identity, StepStats
 from aengine.runner.contract import InFlightStep, NewWeights, Prepared, Runner
-from aengine.scheduler.drafters import BestOfBoth, Drafter, DraftSource, ModelDrafter, NgramDrafter
+from aengine.scheduler.drafters import BestOfBoth, Drafter, ModelDrafter, NgramDrafter
 from aengine.scheduler.plan import RowsFailed, StepPlan
 from aengine.scheduler.scheduler import Scheduler
 from aengine.scheduler.sequence import SchedulerConfig, Updates

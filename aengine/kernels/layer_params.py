@@ -18,7 +18,6 @@ from torch import Tensor
 
 if TYPE_CHECKING:
     from aengine.kernels.triton.codes import Codes
-    from aengine.kernels.triton.experts import Grouping
 
 
 class Activation(Enum):
@@ -149,5 +148,5 @@ class AdapterMatrices:
     device_bounds: Tensor  # the same, int32
 
 
-TokenSlots: TypeAlias = "Tensor | Grouping"
-"""The slots of T tokens, as the `AdapterOps` want them."""
+TokenSlots: TypeAlias = object
+"""The slots of T tokens, as the `AdapterOps` that made it wants them; others do not look into it."""

@@ -17,7 +17,7 @@ from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import TypeVar
 
-from aengine import __version__
+from aengine.api import VERSION
 from aengine.api.config import EngineConfig
 from aengine.api.errors import AEngineError, ModelLoadError, RankDiedError, RankHungError
 from aengine.parallel.channel import Channel, ChannelClosedError, ChannelTimeoutError
@@ -94,7 +94,7 @@ def start_ranks(
             assert config.rank_secret_file is not None
             secret = read_secret(config.rank_secret_file)
             with listen(config.rank_address) as port:
-                for rank, channel, hello in accept_ranks(port, secret, set(range(num_local, shard.num_ranks)), __version__, check):
+                for rank, channel, hello in accept_ranks(port, secret, set(range(num_local, shard.num_ranks)), VERSION, check):
                     followers.append(Follower(rank, channel, None, hello.host))
             for follower in followers:
                 follower.channel.send(dataclasses.replace(task, store_host=""), config.step_timeout)

@@ -24,7 +24,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from typing import TypeVar
 
-from aengine import __version__
+from aengine.api import VERSION
 from aengine.api.config import EngineConfig
 from aengine.api.errors import AEngineError, ConfigError, ModelLoadError, RankDiedError
 from aengine.parallel.channel import Channel, ChannelClosedError, ChannelTimeoutError
@@ -85,7 +85,7 @@ def join_replicas(config: EngineConfig, report_failure: Callable[[BaseException]
         others, store = [], None
         if rank:
             try:
-                channel = join_driver(address, secret, rank, __version__, check=check)
+                channel = join_driver(address, secret, rank, VERSION, check=check)
             except JoinError as error:
                 raise ModelLoadError(f"rank {rank} does not reach rank 0: {error}") from None
             stack.callback(channel.close)
@@ -96,7 +96,7 @@ def join_replicas(config: EngineConfig, report_failure: Callable[[BaseException]
             host, port = store.getsockname()[:2]
             where = LOOPBACK.get(host, host), port
             with listen(address) as door:
-                for other, channel, hello in accept_ranks(door, secret, set(range(1, config.expert_parallel_size)), __version__, check):
+                for other, channel, hello in accept_ranks(door, secret, set(range(1, config.expert_parallel_size)), VERSION, check):
                     stack.callback(channel.close)
                     others.append(Follower(other, channel, None, hello.host))
             for follower in others:

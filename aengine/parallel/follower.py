@@ -19,7 +19,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from aengine import __version__
+from aengine.api import VERSION
 from aengine.api.config import EngineConfig
 from aengine.api.errors import AEngineError, ConfigError, FieldError, ModelLoadError, RankHungError
 from aengine.parallel.channel import Channel, ChannelClosedError
@@ -86,7 +86,7 @@ def _joined_ranks(given: argparse.Namespace) -> FollowerRanks:
     model_dir = None if given.model is None else Path(given.model)
     if model_dir is not None and not model_dir.exists():
         raise ConfigError.of("model", f"{given.model!r} does not exist")
-    channel = join_driver(given.driver, read_secret(given.secret_file), given.rank, __version__, given.timeout)
+    channel = join_driver(given.driver, read_secret(given.secret_file), given.rank, VERSION, given.timeout)
     return FollowerRanks(channel, given.rank, model_dir=model_dir, place=(given.local_rank, given.local_ranks))
 
 

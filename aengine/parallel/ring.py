@@ -14,7 +14,7 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
-from aengine import __version__
+from aengine.api import VERSION
 from aengine.api.config import EngineConfig
 from aengine.api.errors import ModelLoadError
 from aengine.parallel.channel import Channel, ChannelClosedError, ChannelTimeoutError
@@ -115,14 +115,14 @@ def connect_ring(
         host, number = split_address(json.loads(addresses.by_rank)[behind])
         own = port.getsockname()[0]
         try:
-            channel = join_driver(f"[{host or driver_host or LOOPBACK.get(own, own)}]:{number}", secret, shard.rank, __version__)
+            channel = join_driver(f"[{host or driver_host or LOOPBACK.get(own, own)}]:{number}", secret, shard.rank, VERSION)
         except JoinError as error:
             raise ModelLoadError(f"rank {shard.rank} does not reach rank {behind}: {error}") from None
         channel.peer = f"rank {behind}"
         return channel
 
     def accept() -> Channel:
-        return next(channel for _, channel, _ in accept_ranks(port, secret, {before}, __version__, check, _SILENT))
+        return next(channel for _, channel, _ in accept_ranks(port, secret, {before}, VERSION, check, _SILENT))
 
     with port:
         if shard.stage:

@@ -15,10 +15,9 @@ from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeAlias, TypeVar, ge
 import numpy as np
 from numpy.typing import NDArray
 
-from aengine.api.outputs import AdapterInfo
+from aengine.api.outputs import AdapterInfo, DraftSource
 from aengine.cache import Windows
 from aengine.parallel.shard import Shard
-from aengine.scheduler.drafters import DraftSource
 from aengine.scheduler.plan import NO_INTS, NewRow, StepPlan, StepResult
 
 if TYPE_CHECKING:

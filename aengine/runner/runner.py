@@ -18,9 +18,10 @@ from dataclasses import replace
 import numpy as np
 import torch
 
-from aengine import __version__
+from aengine.api import VERSION
 from aengine.api.config import EngineConfig
 from aengine.api.errors import ConfigError, InsufficientMemoryError, ModelLoadError
+from aengine.api.outputs import DraftSource
 from aengine.api.runtime import forget_locals
 from aengine.attention import Layouts
 from aengine.kernels.cpu.compiler import KernelsUnavailableError, select_level, sources_digest
@@ -41,7 +42,6 @@ from aengine.runner.torch.capture import Capture
 from aengine.runner.torch.device import device_kind, find_device, give_back_memory, used_cuda_memory
 from aengine.runner.torch.executor import TorchExecutor, TorchFollower
 from aengine.runner.weight_changes import Changing
-from aengine.scheduler.drafters import DraftSource
 from aengine.scheduler.plan import NewRow, RowsFailed, StepPlan
 
 _log = logging.getLogger("aengine")
@@ -171,7 +171,7 @@ class ModelRunner:
 
     def _facts(self, config: EngineConfig, model_dir: pathlib.Path) -> dict[str, str]:
         facts = {
-            "version": __version__,
+            "version": VERSION,
             "model": _digest(repr(self.spec)),
             "defaults": _digest(repr((self.eos_token_ids, sorted(self.sampling_defaults.items())))),
             "dtype": str(self.dtype).removeprefix("torch."),

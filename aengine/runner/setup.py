@@ -19,6 +19,7 @@ import torch
 
 from aengine.api.config import EngineConfig
 from aengine.api.errors import ConfigError, ModelLoadError
+from aengine.api.outputs import DraftSource
 from aengine.attention import AttentionSpec, build_layout
 from aengine.cache import LayerGroups, PageNeeds, layer_groups
 from aengine.kernels.quantized import Rows
@@ -38,7 +39,6 @@ from aengine.parallel.follower import FollowerRanks
 from aengine.parallel.shard import WHOLE, Shard
 from aengine.runner.contract import IntArray, Step
 from aengine.runner.torch.capture import Capture
-from aengine.scheduler.drafters import DraftSource
 from aengine.scheduler.plan import Features, NewRow, RowParams
 
 GREEDY = RowParams()

@@ -9,26 +9,16 @@ an index of each row's n-grams; adding a token and looking one up take a time th
 from __future__ import annotations
 
 import bisect
-import enum
 import math
 from typing import NamedTuple, Protocol
 
 import numpy as np
 
+from aengine.api.outputs import DraftSource
 from aengine.scheduler.plan import NO_INTS, IntArray
 
 BY_MODEL = -1
 """Stands for a token that a draft model will propose, when the step that checks it is launched."""
-
-
-class DraftSource(enum.Enum):
-    """Where a draft comes from. The value is its name in statistics."""
-
-    GRAMMAR = "grammar"  # text that a grammar forces
-    NGRAM = "ngram"  # what followed the same tokens before
-    MODEL = "draft"  # a smaller model
-    HEAD = "eagle"  # a head that reads hidden states of the model
-    MTP = "mtp"  # layers of the model's checkpoint for tokens after the next
 
 
 class Draft(NamedTuple):

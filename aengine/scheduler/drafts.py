@@ -11,10 +11,10 @@ from collections.abc import Callable, Mapping
 
 import numpy as np
 
-from aengine.api.outputs import DraftUsage
+from aengine.api.outputs import DraftSource, DraftUsage
 from aengine.cache import PageCache
 from aengine.scheduler.draft_lengths import DraftLengths, LookTimes, StepKind
-from aengine.scheduler.drafters import Acceptance, Draft, Drafter, DraftSource
+from aengine.scheduler.drafters import Acceptance, Draft, Drafter
 from aengine.scheduler.kv import Chunk, KVCacheManager
 from aengine.scheduler.plan import NO_INTS, DraftRows, Features, IntArray, StepPlan, StepResult
 from aengine.scheduler.rows import RowTable

@@ -10,9 +10,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from aengine.api.outputs import FinishReason
+from aengine.api.outputs import DraftSource, FinishReason
 from aengine.cache import PageChain, Windows
-from aengine.scheduler.drafters import DraftSource
 from aengine.scheduler.plan import NO_INTS, IntArray, PooledStates, PromptLogprobs, RowParams, TokenLogprobs
 
 

@@ -245,6 +245,11 @@ class Tokenizer:
             reason = controls.revealed(str(error)).text
             raise InvalidRequestError.of("prompt", f"the model's chat template refuses these messages: {reason}"[:MAX_REASON]) from error
 
+    @property
+    def chat_format(self) -> ChatFormat:
+        """How the model writes calls and reasoning, as far as its chat template tells."""
+        return ChatFormat.of_template(self.template)
+
     def _find_controls(self, template: str) -> ControlTokens:
         """Special tokens, and others that the template writes or that are spelled as control tokens are."""
         added = [token for token in self._codec.added_tokens() if token.content and not token.content.isspace()]

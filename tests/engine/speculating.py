@@ -17,9 +17,10 @@ from oracle_engine import OracleEngine
 from random_drafts import RandomDrafts
 
 from aengine import AsyncEngine
+from aengine.api.outputs import DraftSource
 from aengine.engine import step_thread
 from aengine.engine.loading import LoadedModel
-from aengine.scheduler.drafters import Draft, Drafter, DraftSource, ModelDrafter
+from aengine.scheduler.drafters import Draft, Drafter, ModelDrafter
 
 
 class SometimesRandom(ModelDrafter):

@@ -17,9 +17,9 @@ import pytest
 import torch
 
 from aengine import AsyncEngine, SamplingParams, StructuredOutput, TokenStream
-from aengine.api.outputs import FinishReason, Token, TokenLogprob
+from aengine.api.outputs import DraftSource, FinishReason, Token, TokenLogprob
 from aengine.engine import step_thread
-from aengine.scheduler.drafters import Draft, DraftSource
+from aengine.scheduler.drafters import Draft
 
 VOCAB_SIZE, EOS = 4096, 4093  # of the demo model
 CONTEXT = 144

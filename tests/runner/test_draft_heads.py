@@ -21,12 +21,13 @@ from test_greedy import make_runner
 from tiny_adapters import write_adapter
 
 from aengine.api.errors import ConfigError, ModelLoadError
+from aengine.api.outputs import DraftSource
 from aengine.attention import build_layout
 from aengine.models.cpu.stack import CpuLastTokens
 from aengine.runner.contract import InFlightStep, LoadAdapter, NewWeights
 from aengine.runner.cpu.executor import CpuExecutor
 from aengine.runner.runner import ModelRunner
-from aengine.scheduler.drafters import DraftSource, ModelDrafter
+from aengine.scheduler.drafters import ModelDrafter
 from aengine.scheduler.plan import RowParams, StepPlan
 from aengine.scheduler.scheduler import Scheduler
 from aengine.scheduler.sequence import Request, SchedulerConfig

@@ -18,10 +18,11 @@ from slow_cases import slow_but
 from test_graphs import graph_runner
 from test_greedy import make_runner
 
+from aengine.api.outputs import DraftSource
 from aengine.runner.contract import InFlightStep, Step
 from aengine.runner.runner import ModelRunner
 from aengine.runner.torch.graphs import DecodeGraphs, Forward
-from aengine.scheduler.drafters import Draft, DraftSource, ModelDrafter
+from aengine.scheduler.drafters import Draft, ModelDrafter
 from aengine.scheduler.plan import RowParams, StepPlan
 from aengine.scheduler.scheduler import Scheduler
 from aengine.scheduler.sequence import Request, SchedulerConfig

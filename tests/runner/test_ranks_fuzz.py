@@ -18,10 +18,10 @@ from simulation import FakeClock
 from slow_cases import slow_but
 
 from aengine.api.config import EngineConfig
-from aengine.api.outputs import FinishReason
+from aengine.api.outputs import DraftSource, FinishReason
 from aengine.parallel.messages import LastTokens, Plan
 from aengine.runner.runner import ModelRunner
-from aengine.scheduler.drafters import Draft, DraftSource
+from aengine.scheduler.drafters import Draft
 from aengine.scheduler.plan import RowParams, StepPlan
 from aengine.scheduler.scheduler import Scheduler
 from aengine.scheduler.sequence import Request, SchedulerConfig

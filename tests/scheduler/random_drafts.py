@@ -8,7 +8,8 @@ from collections.abc import Callable
 import numpy as np
 from kv_oracle import Truth
 
-from aengine.scheduler.drafters import BY_MODEL, Draft, DraftSource
+from aengine.api.outputs import DraftSource
+from aengine.scheduler.drafters import BY_MODEL, Draft
 
 
 class RandomDrafts:

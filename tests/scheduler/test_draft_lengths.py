@@ -10,8 +10,9 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from aengine.api.outputs import DraftSource
 from aengine.scheduler.draft_lengths import DraftLengths, StepKind
-from aengine.scheduler.drafters import BY_MODEL, Acceptance, Draft, DraftSource
+from aengine.scheduler.drafters import BY_MODEL, Acceptance, Draft
 from aengine.scheduler.plan import RowParams, StepPlan, StepResult
 from aengine.scheduler.scheduler import Scheduler
 from aengine.scheduler.sequence import Request, SchedulerConfig

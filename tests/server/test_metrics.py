@@ -28,8 +28,7 @@ from speculating import drafts_everywhere
 
 import aengine
 from aengine import EngineDeadError, FinishReason, SamplingParams
-from aengine.api.outputs import DraftUsage, EngineStats, HistogramSnapshot, LoadReport, ReplicaInfo, ReplicaState, Timing
-from aengine.scheduler.drafters import DraftSource
+from aengine.api.outputs import DraftSource, DraftUsage, EngineStats, HistogramSnapshot, LoadReport, ReplicaInfo, ReplicaState, Timing
 from aengine.server.core.calls_in_flight import Admission, CallRecord, GenerationRecord
 from aengine.server.core.core import Backend, BindError
 from aengine.server.grpc.door import METHODS

@@ -11,7 +11,8 @@ from typing import Protocol
 
 import numpy as np
 
-from aengine.scheduler.drafters import Acceptance, Draft, Drafter, DraftSource, NgramDrafter
+from aengine.api.outputs import DraftSource
+from aengine.scheduler.drafters import Acceptance, Draft, Drafter, NgramDrafter
 from aengine.scheduler.plan import IntArray
 
 PROMPT = 32

@@ -21,7 +21,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from aengine import __version__
+from aengine.api import VERSION
 from aengine.api.config import EngineConfig
 from aengine.api.errors import AEngineError, ConfigError
 from aengine.api.fields import SIZE_WORDS, Size, declared_fields, read_size
@@ -286,7 +286,7 @@ class ShowAll(argparse.Action):
 def add_general(parser: argparse.ArgumentParser, build_whole: Callable[[], argparse.ArgumentParser]) -> None:
     """`--help-all` and `--version`. `build_whole`: makes the parser whose help shows all."""
     parser.add_argument("--help-all", action=ShowAll, build=build_whole, help="show all options, by group, and exit")
-    parser.add_argument("--version", action="version", version=f"aengine {__version__}")
+    parser.add_argument("--version", action="version", version=f"aengine {VERSION}")
 
 
 def add_model(parser: argparse.ArgumentParser, metavar: str, text: str) -> None:

@@ -17,7 +17,7 @@ from typing import Any, cast
 
 from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 
-import aengine
+from aengine.api import VERSION
 from aengine.api.errors import InvalidRequestError
 from aengine.api.fields import FLAG, FieldChecks
 from aengine.api.request import ChatFields
@@ -77,7 +77,7 @@ def _model(core: Core, name: str) -> dict[str, Any]:
 
 async def version(core: Core, exchange: HttpExchange) -> None:
     """`/version`: respond with the version of this package."""
-    await exchange.respond_json({"version": aengine.__version__})
+    await exchange.respond_json({"version": VERSION})
 
 
 async def load(core: Core, exchange: HttpExchange) -> None:

@@ -25,10 +25,9 @@ from prometheus_client.platform_collector import PlatformCollector
 from prometheus_client.process_collector import ProcessCollector
 from prometheus_client.registry import Collector
 
-import aengine
+from aengine.api import VERSION
 from aengine.api.errors import EngineStateError
-from aengine.api.outputs import DraftUsage, FinishReason, Histogram, HistogramSnapshot, ReplicaState
-from aengine.scheduler.drafters import DraftSource
+from aengine.api.outputs import DraftSource, DraftUsage, FinishReason, Histogram, HistogramSnapshot, ReplicaState
 from aengine.server.core.calls_in_flight import ITL_BOUNDS, CallRecord, GenerationRecord
 from aengine.server.core.core import Backend, BindError, address_of
 
@@ -122,7 +121,7 @@ class Metrics:
 
     def families(self) -> Iterator[Metric]:
         """Every metric of ours, as it is now. To be called in the event loop, like everything else here."""
-        yield InfoMetricFamily("aengine_build", "What runs.", {"version": aengine.__version__})
+        yield InfoMetricFamily("aengine_build", "What runs.", {"version": VERSION})
         calls = CounterMetricFamily("aengine_calls", "Calls that ended, by method and status code.", labels=("method", "code"))
         for key, count in self._calls.items():
             calls.add_metric(key, count)

@@ -19,7 +19,7 @@ from grpc_health.v1.health_pb2 import HealthCheckRequest, HealthCheckResponse, H
 from grpc_health.v1.health_pb2_grpc import HealthServicer as Base
 from prometheus_client.process_collector import ProcessCollector
 
-import aengine
+from aengine.api import VERSION
 from aengine.api.errors import InvalidRequestError
 from aengine.api.fields import FieldChecks
 from aengine.api.outputs import CachedPages, EngineStats, ReplicaState
@@ -74,7 +74,7 @@ class EngineServicer(EngineServiceServicer):
 
     async def GetServerInfo(self, request: messages.GetServerInfoRequest, context: ServicerContext) -> messages.GetServerInfoResponse:
         model, info = self._backend.model_info, self._engine.engine_info
-        response = messages.GetServerInfoResponse(version=aengine.__version__, model=model.name, device=model.device)
+        response = messages.GetServerInfoResponse(version=VERSION, model=model.name, device=model.device)
         response.started.FromNanoseconds(self._started_ns)
         if info.speculative != "off":
             response.speculation.mode = info.speculative
