@@ -46,6 +46,15 @@ for num_decodes, lengths in ((1, [1]), (16, [1] * 16), (3, [1, 1, 1, 40, 1]), (1
         step.attend(0, query)
 """
 
+_LONG_PROMPT = """
+backend.allocate(520)
+lengths, table = np.array([8192], dtype=np.int32), np.arange(1, 513, dtype=np.int32).reshape(1, 1, 512)
+layout = build_layout(np.zeros(1, dtype=np.int32), 0, 0 * lengths, lengths, table, 16)
+names = ("qo_indptr", "kv_indptr", "kv_indices", "last_page_len", "slot_mapping")
+step = backend.plan(AttentionMetadata(layout, *(torch.from_numpy(getattr(layout, name)) for name in names)))
+step.attend(0, torch.empty(8192, 128, 576, dtype=torch.bfloat16))  # of which nothing is read
+"""
+
 
 @dataclass(frozen=True)
 class Case:
@@ -84,6 +93,7 @@ AHEAD = AheadOfTime(
     {
         **{str(case): case.backend() for case in (*CASES, *(case for case, _ in BUSY))},
         "steps": Case(4, 64, "bfloat16", False, 16, 0.0, window=None).backend() + _STEPS,
+        "long prompt": CASES[-1].backend() + _LONG_PROMPT,
     }
 )
 SMALL = AheadOfTime({str(case): case.backend(hopper=False) for case in CASES[:-1]}, capability=89)
@@ -114,3 +124,8 @@ def test_decodes_keep_memory_busy(case: Case, block_bytes: int) -> None:
 def test_steps_need_no_further_variants() -> None:
     """Index arrays are slices of one upload, so their alignment moves; the numbers of rows, tokens and shares move too."""
     assert AHEAD.kernels("steps") == _KERNELS
+
+
+def test_a_long_latent_prompt_can_be_launched() -> None:
+    """It has 65,536 tiles, more than the second dimension of a grid can have."""
+    assert AHEAD.kernels("long prompt") == _KERNELS

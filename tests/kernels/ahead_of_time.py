@@ -31,6 +31,7 @@ class Device:
     get_current_stream = staticmethod(lambda device: 0)
 
 def launch(kernel, grid):
+    assert all(0 < size <= limit for size, limit in zip(grid, (2**31 - 1, 65535, 65535))), f"CUDA launches no grid {grid}"
     def compile(*args, **options):
         binary = kernel.run(*args, grid=grid, warmup=True, **options)
         if binary.hash not in variants:

@@ -76,7 +76,7 @@ def attend_decodes(
     partial = torch.empty((max(work.num_partials, 1), num_heads, value_dim), dtype=torch.float32, device=query.device)
     partial_lse = torch.empty(partial.shape[:2], dtype=torch.float32, device=query.device)
     shared = {"SINKS": sinks is not None, "VALUE_DIM": value_dim, "DIM": width(value_dim)}
-    decode_kernel[(num_kv_heads * triton.cdiv(group, few), len(work.items))](
+    decode_kernel[(num_kv_heads * triton.cdiv(group, few) * len(work.items),)](
         *(query, cache.keys, cache.values, kv_indices, work.items, work.rows, num_rows),
         *(partial, partial_lse, query if sinks is None else sinks, query if slopes is None else slopes, out),
         *(query.stride(0), query.stride(1), scoring.scale * cache.key_scale, cache.value_scale),
@@ -98,7 +98,7 @@ def attend_decodes(
     )
     if not work.num_partials:
         return
-    combine_kernel[(num_heads, num_rows)](
+    combine_kernel[(num_heads * num_rows,)](
         *(partial, partial_lse, query if sinks is None else sinks, out, work.rows, num_rows, cache.value_scale),
         NUM_HEADS=num_heads,
         BLOCK=_COMBINED_NUMBERS // width(value_dim),
@@ -281,7 +281,7 @@ def attend_prefills(
     assert query.stride(2) == 1
     assert out.is_contiguous()
     assert tiles.is_contiguous()
-    prefill_kernel[(num_kv_heads, tiles.shape[1])](
+    prefill_kernel[(tiles.shape[1], num_kv_heads)](  # in this order: only the first dimension can have more than 65,535
         *(query, cache.keys, cache.values, query if sinks is None else sinks, query if slopes is None else slopes, out),
         *(qo_indptr, *lists, tiles[0], tiles[1]),
         *(query.stride(0), query.stride(1), scoring.scale * cache.key_scale, cache.value_scale),

@@ -185,11 +185,11 @@ def prefill_kernel(
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
 ):
-    """Grid (KV heads, tiles). A row's queries and the GROUP heads of each are one sequence of length * GROUP, query by query; a tile is
+    """Grid (tiles, KV heads). A row's queries and the GROUP heads of each are one sequence of length * GROUP, query by query; a tile is
     BLOCK_M of it, from `tile_begins` on, so that no group size leaves a tile half empty. Writes `out` [T, KV_HEADS * GROUP,
     VALUE_DIM]."""
-    kv_head = tl.program_id(0)
-    tile = tl.program_id(1)
+    tile = tl.program_id(0)
+    kv_head = tl.program_id(1)
     row = tl.load(tile_rows + tile)
     tile_begin = tl.load(tile_begins + tile)
     first_query = tl.load(qo_indptr + row)

@@ -123,13 +123,14 @@ def decode_kernel(
     BLOCK_N: tl.constexpr,
     ITEM_FIELDS: tl.constexpr,
 ):
-    """Grid (KV heads * parts, items): a part of the pairs of row and head of an item, FEW of them, or MANY where the item has more pairs
-    than that; then there is one part.
+    """Grid (items * KV heads * parts), all of an item behind each other: a part of the pairs of row and head of an item, FEW of them, or
+    MANY where the item has more pairs than that; then there is one part.
 
     Writes rows that have one item to `out` [rows, KV_HEADS * GROUP, VALUE_DIM]. Of the others writes `partial` [places, KV_HEADS * GROUP,
     VALUE_DIM] float32, and the log2-sum-exp2 of scores `partial_lse` [places, KV_HEADS * GROUP].
     """
-    item = items + tl.program_id(1) * ITEM_FIELDS
+    parts = tl.cdiv(GROUP, FEW)
+    item = items + tl.program_id(0) // (KV_HEADS * parts) * ITEM_FIELDS
     count = tl.load(item + 4)
     if count == 0:
         return
@@ -138,8 +139,7 @@ def decode_kernel(
     end = tl.load(item + 2)
     first = tl.load(item + 3)
     split = tl.load(item + 5)
-    parts = tl.cdiv(GROUP, FEW)
-    kv_head = tl.program_id(0) // parts
+    kv_head = tl.program_id(0) // parts % KV_HEADS
     part = tl.program_id(0) % parts
     if MANY == FEW or count * GROUP <= FEW:  # where they are equal no other branch is compiled
         _attend_item(
@@ -170,9 +170,10 @@ def combine_kernel(
     DIM: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """Grid (heads, rows): merges the partial results of a row that has several into `out` [rows, NUM_HEADS, VALUE_DIM], BLOCK at a time."""
-    head = tl.program_id(0)
-    row = tl.program_id(1)
+    """Grid (rows * heads): merges the partial results of a row that has several into `out` [rows, NUM_HEADS, VALUE_DIM], BLOCK at a
+    time."""
+    head = tl.program_id(0) % NUM_HEADS
+    row = tl.program_id(0) // NUM_HEADS
     place = tl.load(rows + num_rows + row)
     if place < 0:
         return
