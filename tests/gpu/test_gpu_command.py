@@ -32,6 +32,7 @@ from tools.gpu import modules, outcomes, running
 from tools.gpu.facts import facts
 from tools.gpu.flashinfer_folder import prebuilt_folder, unpack
 from tools.gpu.parts import CORE_TESTS, EVEN, GPU_TESTS, KEPT_FOR_SUMMARY, RAGGED, TOTAL, Part, all_parts
+from tools.gpu.prepare import VERSIONS
 from tools.gpu.running import run
 from tools.gpu.summary import PartResult, summary
 
@@ -417,4 +418,5 @@ def test_every_dependency_has_a_version_that_was_tested() -> None:
     (version,) = pinned["flashinfer-python"]
     assert flashinfer.specifier.contains(version.version)
     check_version(version.version)
+    assert f"flashinfer-python=={version.version}" in VERSIONS, "what a GPU machine gets is what was measured there"
     assert {Requirement(one).name for one in extras["dev"]} & {"flashinfer-python"} == set(), "a CPU does without it"
