@@ -30,7 +30,7 @@ from aengine.bench.steps import LeftOut, MeasuredStep, ModelSteps, StepFigures
 from tools.gpu import __main__ as command
 from tools.gpu import modules, outcomes, running
 from tools.gpu.facts import facts
-from tools.gpu.flashinfer_folder import prebuilt_folder, unpack
+from tools.gpu.flashinfer_folder import build_environment, prebuilt_folder, unpack
 from tools.gpu.parts import CORE_TESTS, EVEN, GPU_TESTS, KEPT_FOR_SUMMARY, RAGGED, TOTAL, Part, all_parts
 from tools.gpu.prepare import VERSIONS
 from tools.gpu.running import run
@@ -404,6 +404,11 @@ def test_flashinfer_is_unpacked_from_its_folder(tmp_path: Path) -> None:
         wheel.writestr("tvm_ffi/__init__.py", "")
     with pytest.raises(ValueError, match="is not for Python 3"):
         unpack(folder, site)
+
+
+def test_modules_are_linked_lazily(tmp_path: Path) -> None:
+    """Those of attention refer to instances that are not there."""
+    assert build_environment(tmp_path)["FLASHINFER_EXTRA_LDFLAGS"].split()[-1] == "-Wl,-z,lazy"
 
 
 def test_every_dependency_has_a_version_that_was_tested() -> None:

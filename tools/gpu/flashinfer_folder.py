@@ -55,8 +55,9 @@ def build_environment(scratch: Path, headers: Path | None = None) -> dict[str, s
         environment["CUDA_HOME"] = home
     if lacks_headers(environment) and headers.exists():
         environment |= dict.fromkeys(("FLASHINFER_EXTRA_CUDAFLAGS", "FLASHINFER_EXTRA_CFLAGS"), f"-isystem {headers}")
-    if link := _libcuda(scratch):
-        environment["FLASHINFER_EXTRA_LDFLAGS"] = f"-L{link}"
+    link = _libcuda(scratch)
+    # Modules of attention name instances that their templates do not make, and no step needs: bound at once they would not load.
+    environment["FLASHINFER_EXTRA_LDFLAGS"] = " ".join([*([f"-L{link}"] if link else []), "-Wl,-z,lazy"])
     return environment
 
 
