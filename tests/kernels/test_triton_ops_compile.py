@@ -109,7 +109,7 @@ def adapters(dtype, hidden, heads, low_rank):
     table = AdapterTable(shapes, 4, low_rank, 300, dtype, torch.device("cpu"), TritonAdapterOps())
     for tokens in (1, 2, 16, 33, 64, 300):
         table.begin(tokens)
-        table.add("qkv", torch.zeros(tokens, heads * 192, dtype=dtype), torch.zeros(tokens, hidden, dtype=dtype))
+        table.add_products("qkv", torch.zeros(tokens, heads * 192, dtype=dtype), torch.zeros(tokens, hidden, dtype=dtype))
 """
 _DRAWS = """
 import torch
