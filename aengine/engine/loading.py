@@ -115,6 +115,7 @@ def load_model(
             runner.close()
             raise
     num_parameters, num_active_parameters = parameter_counts(runner.spec)
+    chat_format = None if tokenizer is None else tokenizer.chat_format
     info = ModelInfo(
         name=model_name(config.model),
         architecture=runner.spec.architecture,
@@ -133,8 +134,8 @@ def load_model(
         num_active_parameters=num_active_parameters,
         kv_bytes_per_token=runner.kv_bytes_per_token,
         quantization=runner.quantization,
-        call_format="" if tokenizer is None else tokenizer.chat_format.calls,
-        reasoning_format="" if tokenizer is None else tokenizer.chat_format.reasoning,
+        call_format="" if chat_format is None else chat_format.calls,
+        reasoning_format="" if chat_format is None else chat_format.reasoning,
         hidden_size=runner.spec.hidden_size,
         pooling=default_pooling(model_dir),
         output_head=runner.has_output_head,

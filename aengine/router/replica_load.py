@@ -358,7 +358,7 @@ class ReplicaLoad:
         return placement
 
     def first_token(self, placement: RequestPlacement, now: float) -> None:
-        """Its first token came from there. Further calls, and calls after `end_request`, do nothing."""
+        """The request's first token came from this replica. Further calls, and calls after `end_request`, do nothing."""
         if placement.began is None and not placement.ended:
             placement.began = now
             self._remove_unreported(placement)

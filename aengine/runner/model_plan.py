@@ -31,7 +31,6 @@ from aengine.runner.contract import Executor
 from aengine.runner.memory import check_host_pool, size_pool
 from aengine.runner.setup import ExecutorSetup, with_draft_model
 from aengine.runner.torch.capture import Capture, CudaCapture
-from aengine.runner.torch.device import set_thread_count
 
 _log = logging.getLogger("aengine")
 CPU_TOKENS, ACCELERATOR_TOKENS = 512, 2048
@@ -128,12 +127,9 @@ def plan_pool(setup: ExecutorSetup, executor: Executor) -> PoolPlan:
     return PoolPlan(num_pages, max_model_len, len(setup.groups.windows) * of_all_ranks // config.page_size)
 
 
-def set_model_threads(threads: int | None, spec: AnySpec) -> None:
-    """Sets the number of torch's threads for this thread; other engines and the host program keep theirs."""
-    if threads is None and parameter_counts(spec)[0] < SINGLE_THREAD_PARAMETERS:
-        threads = 1
-    if threads is not None:
-        set_thread_count(threads)
+def plan_threads(threads: int | None, spec: AnySpec) -> int | None:
+    """The number of torch's threads for a model on a CPU: `threads` if given, else 1 for a small one; None for torch's own choice."""
+    return 1 if threads is None and parameter_counts(spec)[0] < SINGLE_THREAD_PARAMETERS else threads
 
 
 def _dtype(config: EngineConfig, spec: AnySpec, model_dir: pathlib.Path, device: torch.device) -> torch.dtype:

@@ -17,7 +17,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 from datetime import timedelta
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 import torch.nn.functional as F
@@ -205,7 +205,7 @@ class Stages:
         assert setup.ranks is not None
         return cls(setup, setup.ranks.connect_stages(), compute)
 
-    def launch(self, step: Step, make_result: Callable[[Tensor], StepResult]) -> LazyStep[Any]:
+    def launch(self, step: Step, make_result: Callable[[Tensor], StepResult]) -> InFlightStep:
         """Computes this stage of a step. Returns when its hidden states are on their way. `make_result`: on the first stage, its end, from
         what the last stage returns."""
         inputs = None if self._is_first else self._receive(step, step.layout.num_tokens)

@@ -35,11 +35,11 @@ from aengine.runner.contract import Change, Executor, InFlightStep, IntArray, Pr
 from aengine.runner.cpu.executor import CpuExecutor, CpuFollower
 from aengine.runner.draft_steps import with_drafts
 from aengine.runner.memory import resident_memory, show_bytes
-from aengine.runner.model_plan import plan_model, plan_pool, set_model_threads
+from aengine.runner.model_plan import plan_model, plan_pool, plan_threads
 from aengine.runner.rank_steps import DrivenStep, naming_ranks
 from aengine.runner.setup import ExecutorSetup, draft_source
 from aengine.runner.torch.capture import Capture
-from aengine.runner.torch.device import device_kind, find_device, give_back_memory, used_cuda_memory
+from aengine.runner.torch.device import device_kind, find_device, give_back_memory, set_thread_count, used_cuda_memory
 from aengine.runner.torch.executor import TorchExecutor, TorchFollower
 from aengine.runner.weight_changes import Changing
 from aengine.scheduler.plan import NewRow, RowsFailed, StepPlan
@@ -144,7 +144,9 @@ class ModelRunner:
         self.draft_source = draft_source(setup)
         self.draft_vocab_size = None if setup.draft is None else setup.draft.native_spec.vocab_size
         if self.device.type == "cpu":
-            set_model_threads(config.threads if self._ranks is None else self._ranks.threads, self.spec)
+            threads = plan_threads(config.threads if self._ranks is None else self._ranks.threads, self.spec)
+            if threads is not None:  # of this thread; other engines and the host program keep theirs
+                set_thread_count(threads)
         self._compare(config, model_dir)
         self._executor = build_executor(setup, warm, check)
         undo.callback(_close_failed, self._executor)

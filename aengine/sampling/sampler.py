@@ -432,7 +432,7 @@ def _counting(rows: NDArray[np.int32], accepted: NDArray[np.int32]) -> NDArray[n
 
 def _draw_params(params: RowParams, vocab_size: int) -> tuple[float, ...]:
     """A record of `DRAW_PARAMS`, of the row's parameters by their names, without the position."""
-    values = {name: getattr(params, name, 0) for name in DRAW_PARAMS.names or ()}
+    values = {name: 0 if name in ("position", "unused") else getattr(params, name) for name in DRAW_PARAMS.names or ()}
     values["temperature"] = params.temperature if params.temperature >= GREEDY_BELOW else 0.0
     values["top_k"] = params.top_k if params.top_k < vocab_size else 0
     return tuple(values.values())

@@ -1,6 +1,6 @@
 """`Drafts`: which rows of a step get drafts, and how many; and what their fate says about later ones. `DraftProgress`: how far the draft
-model has computed each row, and what it computes in a step. It has KV pages of its own under the numbers of the model's. What it lacks
-costs accepted drafts, and never changes an output.
+model has computed each row, and what it computes in a step. The draft model has KV pages of its own under the numbers of the model's.
+What it lacks costs accepted drafts, and never changes an output.
 
 Knows nothing of where drafts come from, of prompts or of budgets; of seconds only that a look has to wait.
 """
@@ -25,7 +25,8 @@ MOST_BEHIND = 32
 
 
 class DraftProgress:
-    """Its KV is there for the first `_computed` tokens of a row, steps in flight included, and for all tokens of `PageCache.marked` pages.
+    """How far the draft model is. Its KV is there for the first `_computed` tokens of a row, steps in flight included, and for all tokens
+    of `PageCache.marked` pages.
 
     In a step it computes at most as many tokens as the model, beside up to `MOST_BEHIND` of each row with drafts.
     """

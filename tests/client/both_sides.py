@@ -7,7 +7,7 @@ the client or the router in another one, as `on_asyncio` has it."""
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass
 from typing import Any, TypeVar
@@ -76,15 +76,11 @@ def _other(side: str, address: str, **overrides: Any) -> AsyncClient | Router:
 @asynccontextmanager
 async def _held(thread: LoopThread, make: Callable[[], AbstractAsyncContextManager[T]]) -> AsyncIterator[T]:
     """What `make` gives, entered and left in one task of the thread."""
-    held = await _call(thread, lambda: _begin(make))
+    held: _Held = await thread.call(lambda: _begin(make))
     try:
         yield held.value
     finally:
-        await _call(thread, held.end)
-
-
-async def _call(thread: LoopThread, function: Callable[[], Awaitable[T]]) -> T:
-    return await thread.call(function)
+        await thread.call(held.end)
 
 
 class _Held:

@@ -135,7 +135,7 @@ class HttpApp:
         connection.on_lost = call.task.cancel
         with self._life.hold(call):
             try:
-                await self._serve(scope, headers, num_bytes, found, route, exchange)
+                await self._serve(scope, num_bytes, found, route, exchange)
             finally:
                 connection.on_lost = None
                 exchange.stop_beat()
@@ -143,13 +143,12 @@ class HttpApp:
     async def _serve(
         self,
         scope: Mapping[str, Any],
-        headers: Mapping[str, list[str]],
         num_bytes: int,
         found: Mapping[str, Route],
         route: Route | None,
         exchange: HttpExchange,
     ) -> None:
-        call, connection = exchange.call, exchange.connection
+        call, connection, headers = exchange.call, exchange.connection, exchange.headers
         try:
             self._life.admit(call, num_bytes)
             if scope["http_version"] not in ("1.0", "1.1"):
