@@ -1,0 +1,1 @@
+"""Executes compiled GPU kernels on a CPU: see README.md."""
