@@ -1,0 +1,90 @@
+"""Hands launches of Triton kernels on CPU tensors to the executor, compiled for a GPU as they would be there.
+
+Knows Triton's launcher alone: which arguments a kernel has, and what becomes of tensors. It changes Triton for the whole process, so
+it is for processes of their own.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from triton.backends.compiler import GPUTarget
+from triton.runtime import driver
+from triton.runtime.jit import JITFunction
+
+from tools.ptx.executor import Launch, execute
+from tools.ptx.memory import DeviceMemory
+from tools.ptx.program import Kernel, read_kernels
+
+
+@dataclass
+class Launches:
+    """What was launched. `executed`: for each kernel that was compiled, by its hash, it and how often threads executed each instruction."""
+
+    edit: Callable[[str], str] = str
+    executed: dict[str, tuple[Kernel, NDArray[np.int64]]] = field(default_factory=dict)
+
+    def run(self, kernel: Any, grid: Sequence[int], arguments: Sequence[Any], options: Mapping[str, Any]) -> None:
+        """Compiles for these arguments, and executes with copies of their tensors, which it copies back."""
+        binary = kernel.run(*arguments, grid=grid, warmup=True, **options)
+        if binary.hash not in self.executed:
+            (code,) = read_kernels(self.edit(binary.asm["ptx"])).values()
+            self.executed[binary.hash] = code, np.zeros(len(code.instructions), np.int64)
+        code, executed = self.executed[binary.hash]
+        given = dict(zip(kernel.arg_names, arguments, strict=False)) | {name: options[name] for name in kernel.arg_names if name in options}
+        memory, copies = DeviceMemory(4 << 30), _Copies()
+        numbers = []
+        for name, kind in binary.src.signature.items():
+            if kind != "constexpr":
+                value = given[name]
+                numbers.append(copies.address(memory, value) if isinstance(value, torch.Tensor) else value)
+        numbers += [0] * (len(code.parameters) - len(numbers))  # scratch memory of the launcher, which no kernel here asks for
+        packed = tuple(_pack(number, one.type, one.size) for number, one in zip(numbers, code.parameters, strict=True))
+        x, y, z = (*grid, 1, 1)[:3]
+        launch = Launch((x, y, z), (32 * binary.metadata.num_warps, 1, 1), packed, binary.metadata.shared)
+        executed += execute(code, memory, launch)
+        copies.copy_back(memory)
+
+
+@dataclass
+class _Copies:
+    """Of the storages of tensors, by their addresses on the host."""
+
+    placed: dict[int, tuple[int, torch.Tensor]] = field(default_factory=dict)
+
+    def address(self, memory: DeviceMemory, tensor: torch.Tensor) -> int:
+        storage = tensor.untyped_storage()
+        if storage.data_ptr() not in self.placed:
+            raw = torch.empty(0, dtype=torch.uint8).set_(storage)
+            at = memory.allocate(raw.numel(), storage.data_ptr() % 16)  # as aligned as what Triton saw
+            memory.write(at, raw.numpy())
+            self.placed[storage.data_ptr()] = at, raw
+        return self.placed[storage.data_ptr()][0] + tensor.data_ptr() - storage.data_ptr()
+
+    def copy_back(self, memory: DeviceMemory) -> None:
+        for at, raw in self.placed.values():
+            raw.copy_(torch.from_numpy(memory.read(at, raw.numel())))
+
+
+def install(capability: int) -> Launches:
+    """From now on, kernels of this process are compiled for `capability` (90 for Hopper) and executed."""
+
+    class Device:
+        get_current_target = staticmethod(lambda: GPUTarget("cuda", capability, 32))
+        get_current_device = staticmethod(lambda: 0)
+        get_current_stream = staticmethod(lambda device: 0)
+
+    launches = Launches()
+    driver.set_active(Device())
+    JITFunction.__getitem__ = lambda kernel, grid: lambda *arguments, **options: launches.run(kernel, grid, arguments, options)
+    return launches
+
+
+def _pack(number: float, type: str, size: int) -> bytes:
+    return struct.pack("<f", number) if type == "f32" else (int(number) & (2 ** (8 * size) - 1)).to_bytes(size, "little")
