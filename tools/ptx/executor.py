@@ -227,6 +227,8 @@ class _Blocks:
                 self._write(target, part, doing)
         elif name == "cvta":
             self._write(operands[0], self._read(operands[1], opcode[-1]), doing)
+        elif not operands:
+            raise PtxError(f"{instruction} is not modelled")
         else:
             self._write(operands[0], evaluate(opcode, self._operands(opcode, operands[1:])), doing)
 

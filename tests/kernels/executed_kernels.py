@@ -1,0 +1,199 @@
+"""Triton kernels by their compiled PTX, executed on the CPU: a program for a process of its own, which prints what came out as JSON.
+
+Its arguments are a compute capability and the names of cases. Of each it prints the largest error, relative to the largest number, against
+plain torch in float32, and what became of bugs that are planted in the PTX.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import sys
+from collections.abc import Callable
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from tools.ptx import triton_launches
+from tools.ptx.executor import KernelFault
+
+LAUNCHES = triton_launches.install(int(sys.argv[1]))
+
+from aengine.attention import AttentionMetadata, AttentionSpec, Scoring, build_layout  # noqa: E402
+from aengine.attention import triton as backend_module  # noqa: E402
+from aengine.attention.triton import TritonBackend  # noqa: E402
+from aengine.kernels.layer_params import Activation, ExpertLinear, ExpertRouting, Rotation  # noqa: E402
+from aengine.kernels.paged_cache import KvTarget, PagedCache  # noqa: E402
+from aengine.kernels.triton import attention  # noqa: E402
+from aengine.kernels.triton.experts import Grouping, grouped_linear, route  # noqa: E402
+from aengine.kernels.triton.layer_ops import TritonOps  # noqa: E402
+from aengine.layers.ops import LayerOps, TorchOps  # noqa: E402
+from aengine.layers.rotary import RopeSpec, cos_sin_cache, unscaled  # noqa: E402
+
+attention.runs_on = lambda device: True
+backend_module.is_hopper = lambda device: sys.argv[1] == "90"
+CPU = torch.device("cpu")
+
+
+def error(found: Tensor, expected: Tensor) -> float:
+    """The largest one, of numbers as large as the largest expected."""
+    return float((found.float() - expected.float()).abs().max() / expected.float().abs().max())
+
+
+def norms(dtype: torch.dtype, tokens: int, size: int) -> float:
+    x, residual, weight = torch.randn(tokens, size).to(dtype), torch.randn(tokens, size).to(dtype), torch.randn(size).to(dtype)
+    plain, summed = TritonOps().rms_norm(x, weight, 1e-6), TritonOps().add_rms_norm(x.clone(), residual.clone(), weight, 1e-6)
+    expected = TorchOps().add_rms_norm(x, residual, weight, 1e-6)
+    return max(error(plain, TorchOps().rms_norm(x, weight, 1e-6)), *(error(*pair) for pair in zip(summed, expected, strict=True)))
+
+
+def activations(dtype: torch.dtype, size: int) -> float:
+    x = torch.randn(5, 2 * size).to(dtype)
+    return max(error(TritonOps().gated(x, one), TorchOps().gated(x, one)) for one in Activation)
+
+
+def rotation(dtype: torch.dtype, heads: int, kv_heads: int, head_dim: int) -> float:
+    cos_sin = cos_sin_cache(RopeSpec.of(unscaled(head_dim, 10000.0)), 1000, CPU)
+    positions = torch.tensor([0, 999, 7, 500], dtype=torch.int32)
+    query, key = torch.randn(4, heads, head_dim).to(dtype), torch.randn(4, kv_heads, head_dim).to(dtype)
+    params = Rotation(cos_sin, torch.randn(head_dim).to(dtype), torch.randn(head_dim).to(dtype), 1e-6)
+
+    def rotated(ops: LayerOps) -> tuple[Tensor, Tensor]:
+        return ops.rotate(query.clone(), key.clone(), params, positions)
+
+    return max(error(*pair) for pair in zip(rotated(TritonOps()), rotated(TorchOps()), strict=True))
+
+
+def pages(dtype: torch.dtype, cache_dtype: torch.dtype) -> float:
+    """A slot below 0 is not written, and no other number either."""
+    cache = PagedCache(*(torch.zeros(9, 16, 2, 64).to(cache_dtype) for _ in range(2)), 0.5, 2.0)
+    key, value, slots = (
+        torch.randn(5, 2, 64).to(dtype),
+        torch.randn(5, 2, 64).to(dtype),
+        torch.tensor([5, -1, 33, 2, 100], dtype=torch.int32),
+    )
+    attention.write(key, value, KvTarget(cache, slots))
+    expected = [torch.zeros(9 * 16, 2, 64).to(cache_dtype) for _ in range(2)]
+    for held, numbers, scale in zip(expected, (key, value), (0.5, 2.0), strict=True):
+        for token, slot in enumerate(slots.tolist()):
+            if slot >= 0:
+                held[slot] = (numbers[token].float() / scale).to(cache_dtype) if cache_dtype == torch.float8_e4m3fn else numbers[token]
+    return max(error(cache.keys.view(-1, 2, 64), expected[0]), error(cache.values.view(-1, 2, 64), expected[1]))
+
+
+def experts(dtype: torch.dtype, tokens: int) -> float:
+    logits = torch.randn(tokens, 16)
+    weights, chosen = route(logits, None, None, ExpertRouting(2))
+    if weights.dtype != torch.float32:
+        weights, chosen = chosen, weights
+    assert torch.equal(chosen.long(), torch.softmax(logits, -1).topk(2).indices)
+    x, matrices = torch.randn(tokens, 64).to(dtype), torch.randn(16, 96, 64).to(dtype)
+    outputs = grouped_linear(x, ExpertLinear(matrices, None), Grouping.of(chosen.long(), 16), 2)
+    expected = torch.einsum("tkod,td->tko", matrices[chosen.long()].float(), x.float()).view(-1, 96)
+    return error(outputs, expected)
+
+
+def attend(dtype: torch.dtype, rows: list[tuple[int, int]], spec: AttentionSpec, sinks: bool = False) -> float:
+    """Rows of (tokens before, new tokens), against a softmax written out."""
+    (scoring,), size, width = spec.scoring, spec.head_dim, spec.value_dim or spec.head_dim
+    backend = TritonBackend(spec)
+    backend.allocate(400)
+    table = np.random.default_rng(0).permutation(np.arange(1, 400))[: len(rows) * 60].astype(np.int32).reshape(1, len(rows), -1)
+    keys = [torch.randn(before + new, spec.num_kv_heads, size).to(dtype) for before, new in rows]
+    values = [one[..., size - width :] if spec.latent else torch.randn(len(one), spec.num_kv_heads, width).to(dtype) for one in keys]
+    order = np.arange(len(rows), dtype=np.int32)
+
+    def plan(num_decodes: int, before: list[int], new: list[int]) -> AttentionMetadata:
+        lengths = np.array(before, np.int32), np.array(new, np.int32)
+        return AttentionMetadata.of(build_layout(order, num_decodes, *lengths, table, spec.page_size), CPU)
+
+    backend.plan(plan(0, [0] * len(rows), [len(one) for one in keys])).write(0, torch.cat(keys), torch.cat(values))
+    query = torch.randn(sum(new for _, new in rows), spec.num_heads, size).to(dtype)
+    biases = torch.randn(spec.num_heads).to(dtype) if sinks else None
+    step = backend.plan(plan(sum(new == 1 for _, new in rows), [before for before, _ in rows], [new for _, new in rows]))
+    found, expected, group = step.attend(0, query, biases), [], spec.num_heads // spec.num_kv_heads
+    for (before, new), key, value in zip(rows, keys, values, strict=True):
+        if spec.kv_dtype is not None:
+            key, value = key.to(spec.kv_dtype), value.to(spec.kv_dtype)
+        for position in range(before, before + new):
+            first = max(0, position - scoring.window + 1) if scoring.window else 0
+            seen, held = (one[first : position + 1].float().repeat_interleave(group, 1) for one in (key, value))
+            scores = torch.einsum("hd,khd->hk", query[len(expected)].float(), seen) * scoring.scale
+            if scoring.soft_cap:
+                scores = scoring.soft_cap * torch.tanh(scores / scoring.soft_cap)
+            if biases is not None:
+                scores = torch.cat((scores, biases.float()[:, None]), 1)
+            expected.append(torch.einsum("hk,khd->hd", torch.softmax(scores, 1)[:, : len(seen)], held))
+    return error(found, torch.stack(expected))
+
+
+def spec(
+    dtype: torch.dtype = torch.bfloat16, head_dim: int = 64, kv_heads: int = 2, page_size: int = 16, **changes: object
+) -> AttentionSpec:
+    values: dict[str, object] = {"num_heads": 8, "scoring": (Scoring(head_dim**-0.5),), "device": CPU, **changes}
+    return AttentionSpec(num_kv_heads=kv_heads, head_dim=head_dim, page_size=page_size, dtype=dtype, **values)  # type: ignore[arg-type]
+
+
+ROWS = [(0, 1), (36, 1), (20, 25)]
+BF16, F16, F32 = torch.bfloat16, torch.float16, torch.float32
+CASES: dict[str, Callable[[], float]] = {
+    "norms": lambda: norms(BF16, 3, 1000),
+    "activations": lambda: activations(BF16, 300),
+    "rotation": lambda: rotation(BF16, 9, 3, 80),
+    "pages": lambda: pages(BF16, BF16),
+    "experts": lambda: experts(BF16, 5),
+    "attention": lambda: attend(BF16, ROWS, spec()),
+    "norms, float32": lambda: max(norms(F32, 1, 5120), norms(F32, 2, 1)),
+    "activations, float16": lambda: activations(F16, 77),
+    "rotation, float32": lambda: rotation(F32, 16, 8, 128),
+    "many experts, float32": lambda: experts(F32, 70),
+    "pages in float8": lambda: pages(BF16, torch.float8_e4m3fn),
+    "attention, float8": lambda: attend(BF16, ROWS, spec(head_dim=128, kv_dtype=torch.float8_e4m3fn)),
+    "attention, float32": lambda: attend(F32, ROWS, spec(F32)),
+    "attention, long": lambda: attend(F16, [(300, 1), (200, 90)], spec(F16, 128)),
+    "attention, window, cap and sinks": lambda: attend(
+        BF16, [(300, 1), (36, 1), (20, 45)], spec(page_size=7, scoring=(Scoring(0.125, 33, 20.0, True),)), True
+    ),
+    "attention, latent": lambda: attend(BF16, [(40, 1), (36, 9)], spec(BF16, 576, 1, num_heads=16, value_dim=512, latent=True)),
+}
+BUGS: dict[str, tuple[str, Callable[[str], str]]] = {  # the case in which it is seen, and what becomes of the PTX
+    "a store without its mask": ("norms", lambda text: re.sub(r"@%p\d+ (st\.global)", r"\1", text)),
+    "a load without its mask": ("activations", lambda text: re.sub(r"@%p\d+ (ld\.global)", r"\1", text)),
+    "a barrier left out": ("norms", lambda text: text.replace("bar.sync", "// bar.sync", 1)),
+    "no barriers": ("attention", lambda text: text.replace("bar.sync", "// bar.sync")),
+    "copies not waited for": ("attention", lambda text: re.sub(r"(?<=cp\.async\.wait_group )\t*\d+", "7", text)),
+    "copies waited for too late": ("experts", lambda text: re.sub(r"cp\.async\.commit_group", "// no commit", text)),
+    "transposed matrices": ("attention", lambda text: text.replace(".x4.trans.", ".x4.")),
+    "another lane in a shuffle": ("norms", lambda text: re.sub(r"(shfl\.sync\.bfly\.b32.*), (\d+), 31", r"\1, 0, 31", text)),
+}
+
+
+def outcome(case: Callable[[], float]) -> float | str:
+    torch.manual_seed(0)
+    try:
+        return case()
+    except KernelFault as fault:
+        return str(fault)
+    except Exception as failure:
+        if isinstance(failure.__cause__, KernelFault):
+            return str(failure.__cause__)
+        raise
+
+
+def main(names: list[str]) -> None:
+    results: dict[str, object] = {}
+    for name in names:
+        LAUNCHES.executed.clear()
+        if name in CASES:
+            results[name] = outcome(CASES[name])
+            results[f"{name}: reached"] = {kernel.name: float((executed > 0).mean()) for kernel, executed in LAUNCHES.executed.values()}
+        else:
+            case, LAUNCHES.edit = BUGS[name]
+            results[name] = outcome(CASES[case])
+            LAUNCHES.edit = str
+    print(json.dumps(results))
+
+
+if __name__ == "__main__":
+    main(sys.argv[2:])

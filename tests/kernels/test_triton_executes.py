@@ -1,0 +1,96 @@
+"""What Triton compiles for a GPU computes the right numbers, executed instruction by instruction on a machine without one."""
+
+from __future__ import annotations
+
+import json
+import os
+import pathlib
+import re
+import subprocess
+import sys
+from collections.abc import Sequence
+from functools import cache
+from typing import Any
+
+import pytest
+from triton_mode import INTERPRETED
+
+pytestmark = pytest.mark.skipif(not INTERPRETED, reason="the kernels run on the device where there is CUDA")
+
+_HERE = pathlib.Path(__file__).parent
+# Names of cases, and the largest error: what rounding to 16 bits makes of the largest number, or a few last places of float32.
+QUICK = {"norms": 4e-3, "activations": 4e-3, "rotation": 4e-3, "pages": 0.0, "experts": 4e-3, "attention": 4e-3}
+SLOW = {
+    "norms, float32": 1e-6,
+    "activations, float16": 1e-3,
+    "rotation, float32": 1e-6,
+    "many experts, float32": 1e-3,  # the tensor cores take float32 as tf32
+    "attention, float32": 1e-5,
+    "attention, long": 2e-3,
+    "attention, window, cap and sinks": 6e-3,
+    "attention, latent": 6e-3,
+}
+FLOAT8 = {"pages in float8": 0.0, "attention, float8": 6e-3}
+BUGS = {  # and what is seen of each: the message of a fault, with a line of our source or of Triton's library, or None for wrong numbers
+    "a store without its mask": "_rms_norm: store to address .* out of bounds: .*layer_ops.py:",
+    "a load without its mask": "_gated: load of address .* out of bounds: .*layer_ops.py:",
+    "a barrier left out": "_rms_norm: race: shared bytes that another warp wrote since the last barrier: .*standard.py:",
+    "no barriers": "_kernel: race: shared bytes that another warp wrote since the last barrier: .*attention_kernels.py:",
+    "copies not waited for": "_kernel: load of shared bytes that were never written, or whose copy is under way: .*attention_kernels.py:",
+    "copies waited for too late": "_grouped_linear: load of shared bytes that were never written, .*experts.py:",
+    "transposed matrices": None,
+    "another lane in a shuffle": "_rms_norm: race: several threads store different numbers to one shared place: .*standard.py:",
+}
+
+
+@cache
+def results(capability: int, names: Sequence[str]) -> dict[str, Any]:
+    """Of all cases, in one process: the driver that stands in for CUDA is the process's."""
+    environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
+    environment["PYTHONPATH"] = os.pathsep.join(filter(None, (str(_HERE.parents[1]), environment.get("PYTHONPATH"))))
+    command = [sys.executable, str(_HERE / "executed_kernels.py"), str(capability), *names]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    return dict(json.loads(done.stdout.splitlines()[-1]))
+
+
+def check(found: dict[str, Any], case: str, limit: float) -> None:
+    assert isinstance(found[case], float), found[case]
+    assert found[case] <= limit
+    for kernel, share in found[f"{case}: reached"].items():
+        assert share > 0.25, kernel  # of its instructions; a decode kernel has code for many splits, which short rows do not need
+
+
+@pytest.mark.parametrize("case", QUICK)
+def test_numbers(case: str) -> None:
+    check(results(80, (*QUICK, *BUGS)), case, QUICK[case])
+
+
+@pytest.mark.parametrize("bug", BUGS)
+def test_planted_bugs_are_seen(bug: str) -> None:
+    found, fault = results(80, (*QUICK, *BUGS))[bug], BUGS[bug]
+    if fault is None:
+        assert isinstance(found, float)
+        assert found > 0.1
+    else:
+        assert isinstance(found, str), found
+        assert re.search(fault, found), found
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("case", SLOW)
+def test_more_numbers(case: str) -> None:
+    check(results(80, tuple(SLOW)), case, SLOW[case])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("case", [*QUICK, *FLOAT8])
+def test_numbers_of_devices_with_float8(case: str) -> None:
+    check(results(89, (*QUICK, *FLOAT8)), case, {**QUICK, **FLOAT8}[case])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("case", ["norms", "activations", "rotation", "pages"])
+def test_numbers_on_hopper(case: str) -> None:
+    """Products and attention use wgmma there, which is not executed."""
+    check(results(90, ("norms", "activations", "rotation", "pages")), case, QUICK[case])
