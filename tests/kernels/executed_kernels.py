@@ -164,6 +164,8 @@ BUGS: dict[str, tuple[str, Callable[[str], str]]] = {  # the case in which it is
     "no barriers": ("attention", lambda text: text.replace("bar.sync", "// bar.sync")),
     "copies not waited for": ("attention", lambda text: re.sub(r"(?<=cp\.async\.wait_group )\t*\d+", "7", text)),
     "copies waited for too late": ("experts", lambda text: re.sub(r"cp\.async\.commit_group", "// no commit", text)),
+    "products not waited for": ("attention", lambda text: re.sub(r"(?<=wgmma\.wait_group\.sync\.aligned )\t*\d+", "7", text)),
+    "no fence before products": ("attention", lambda text: text.replace("fence.proxy", "// fence.proxy")),
     "transposed matrices": ("attention", lambda text: text.replace(".x4.trans.", ".x4.")),
     "another lane in a shuffle": ("norms", lambda text: re.sub(r"(shfl\.sync\.bfly\.b32.*), (\d+), 31", r"\1, 0, 31", text)),
 }

@@ -41,6 +41,11 @@ BUGS = {  # and what is seen of each: the message of a fault, with a line of our
     "transposed matrices": None,
     "another lane in a shuffle": "_rms_norm: race: several threads store different numbers to one shared place: .*standard.py:",
 }
+HOPPER_BUGS = {
+    "products not waited for": "prefill_kernel: .*attention_kernels.py:",
+    "no fence before products": "prefill_kernel: wgmma of shared bytes that no fence.proxy.async has passed .*attention_kernels.py:",
+    "copies not waited for": BUGS["copies not waited for"] or "",
+}
 
 
 @cache
@@ -90,7 +95,15 @@ def test_numbers_of_devices_with_float8(case: str) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("case", ["norms", "activations", "rotation", "pages"])
+@pytest.mark.parametrize("case", [*QUICK, *SLOW, *FLOAT8])
 def test_numbers_on_hopper(case: str) -> None:
-    """Products and attention use wgmma there, which is not executed."""
-    check(results(90, ("norms", "activations", "rotation", "pages")), case, QUICK[case])
+    """Where products of prefill are those of four warps together."""
+    check(results(90, (*QUICK, *SLOW, *FLOAT8, *HOPPER_BUGS)), case, {**QUICK, **SLOW, **FLOAT8}[case])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("bug", HOPPER_BUGS)
+def test_planted_bugs_are_seen_on_hopper(bug: str) -> None:
+    found = results(90, (*QUICK, *SLOW, *FLOAT8, *HOPPER_BUGS))[bug]
+    assert isinstance(found, str), found
+    assert re.search(HOPPER_BUGS[bug], found), found

@@ -117,7 +117,10 @@ HAND_OVER = """
         (COPY.replace("cp.async.commit_group;", ""), "load of shared bytes that were never written, or whose copy is under way"),
         (COPY.replace("bar.sync 0;", ""), "race: shared bytes that another warp wrote since the last barrier"),
         ("cp.async.ca.shared.global [%r1], [%rd1], 4; cp.async.commit_group;", "shared address 1 of 4 bytes"),
-        ("shl.b32 %r4, %r1, 2; cp.async.ca.shared.global [%r4], [%rd4], 4; cp.async.commit_group;", "a copy that no thread waits for"),
+        (
+            "shl.b32 %r4, %r1, 2; cp.async.ca.shared.global [%r4], [%rd4], 4; cp.async.commit_group;",
+            "a copy or product that is not waited for",
+        ),
         (HAND_OVER.replace("bar.sync 0;", ""), "race: shared bytes that another warp wrote since the last barrier: .*ld.shared.b32"),
         (HAND_OVER + "add.s32 %r6, %r6, 4; st.shared.b32 [%r4], %r6;", "race: store to shared bytes that another warp read"),
         (HAND_OVER.replace("63, %r1", "64, %r1"), "shared address 256 of 4 bytes: no multiple of them, or beyond 256"),

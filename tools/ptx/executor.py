@@ -15,12 +15,13 @@ from numpy.typing import NDArray
 
 from tools.ptx import matrices
 from tools.ptx.arithmetic import evaluate
+from tools.ptx.groups import AsyncGroups
 from tools.ptx.memory import DeviceMemory, MemoryFault, SharedMemory
 from tools.ptx.numbers import FLOATS, Bits, rounded, values
 from tools.ptx.program import SIZES, Address, Immediate, Instruction, Kernel, NumberKind, Operand, PtxError, Register, Symbol, Vector
 
 _U = np.uint64
-_LANES = 32
+_LANES, _WARP_GROUP = 32, 128
 _MOST_GRID = (2**31 - 1, 65535, 65535)
 _MOST_BLOCK = (1024, 1024, 64)
 _MOST_THREADS, _MOST_SHARED = 1024, 227 << 10
@@ -76,20 +77,6 @@ def _shared_layout(kernel: Kernel, dynamic: int) -> tuple[dict[str, int], int]:
     return places, at + dynamic
 
 
-@dataclass
-class _Copy:
-    """A cp.async that was issued. `groups`: [threads], how many groups each thread had committed before. `threads`: those for whom it is
-    not done. `whole`: those whose source is read; the others get zeros."""
-
-    to: Bits
-    source: Bits
-    size: int
-    whole: NDArray[np.bool_]
-    threads: NDArray[np.bool_]
-    groups: NDArray[np.int64]
-    instruction: Instruction
-
-
 class _Blocks:
     """Blocks that run together. Registers are [threads], the threads of each block behind one another."""
 
@@ -107,8 +94,7 @@ class _Blocks:
         self._waiting = np.zeros(self._threads, bool)
         self._end = len(kernel.instructions)
         self._executed = np.zeros(self._end, np.int64)
-        self._copies: list[_Copy] = []
-        self._committed = np.zeros(self._threads, np.int64)
+        self._copies, self._products = AsyncGroups(self._threads), AsyncGroups(self._threads)
 
     def _special(self, thread: NDArray[np.int64], block: NDArray[np.int64]) -> dict[str, Bits]:
         found: dict[str, NDArray[np.int64]] = {"%laneid": thread % _LANES, "%warpid": thread // _LANES}
@@ -138,8 +124,8 @@ class _Blocks:
                 if pc in targets:
                     self._pcs[active] = pc
                     break
-        for copy in self._copies:
-            raise self._fault(copy.instruction, "a copy that no thread waits for", copy.threads)
+        for one in (*self._copies.pending, *self._products.pending):
+            raise self._fault(one.instruction, "a copy or product that is not waited for", one.threads)
         return self._executed
 
     def _choose(self) -> NDArray[np.bool_] | None:
@@ -204,6 +190,8 @@ class _Blocks:
 
     def _compute(self, instruction: Instruction, doing: NDArray[np.bool_]) -> None:
         name, opcode, operands = instruction.opcode[0], instruction.opcode, instruction.operands
+        if name == "fence" and "proxy" in opcode:
+            self._shared.pass_fence(np.unique(self._block_of[doing]))
         if name in _NOTHING or name in ("bar", "barrier"):
             return
         if name == "ld":
@@ -212,6 +200,8 @@ class _Blocks:
             self._store(opcode, operands, doing)
         elif name == "cp":
             self._copy(instruction, doing)
+        elif name == "wgmma":
+            self._multiply(instruction, doing)
         elif name in ("atom", "red"):
             self._exchange(opcode, operands, doing)
         elif name in ("shfl", "redux", "vote"):
@@ -319,35 +309,70 @@ class _Blocks:
         self._memory_of(opcode).store(self._address(operands[0]), SIZES[kind], parts, doing)
 
     def _copy(self, instruction: Instruction, doing: NDArray[np.bool_]) -> None:
-        """A copy is made when its thread waits for it, the last moment that hardware may choose."""
         opcode, operands = instruction.opcode, instruction.operands
         if opcode[1] != "async" or "bulk" in opcode:
             raise PtxError(f"{'.'.join(opcode)} is not modelled")
         if "commit_group" in opcode or "wait_all" in opcode:
-            self._committed += doing
+            self._copies.commit(doing)
         if "wait_group" in opcode or "wait_all" in opcode:
-            newest = operands[0].bits if operands and isinstance(operands[0], Immediate) else 0
-            self._finish_copies(self._committed - newest, doing)
+            self._copies.wait(_integer(operands[0]) if operands else 0, doing)
         if "commit_group" in opcode or opcode[2].startswith("wait"):
             return
-        size = operands[2].bits if isinstance(operands[2], Immediate) else 0
+        size = _integer(operands[2])
         given = self._read(operands[3], "u32") if len(operands) > 3 else np.full(self._threads, size, _U)
         if (doing & (given != size) & (given != 0)).any():
             raise PtxError("a copy of a part of its size is not modelled")
-        to, source = self._address(operands[0]), self._address(operands[1])
-        self._shared.begin_copy(to, size, doing)
-        self._copies.append(_Copy(to, source, size, given != 0, doing.copy(), self._committed.copy(), instruction))
+        to, source, unit = self._address(operands[0]), self._address(operands[1]), min(size, 8)
 
-    def _finish_copies(self, before: NDArray[np.int64], doing: NDArray[np.bool_]) -> None:
-        """Those of groups with a number below `before`: [threads]."""
-        for copy in self._copies:
-            done = copy.threads & doing & (copy.groups < before)
-            if done.any():
-                unit = min(copy.size, 8)
-                parts = self._memory.load(copy.source, unit, copy.size // unit, done & copy.whole)
-                self._shared.finish_copy(copy.to, unit, parts, done)
-                copy.threads &= ~done
-        self._copies = [copy for copy in self._copies if copy.threads.any()]
+        def copy(now: NDArray[np.bool_]) -> None:
+            parts = self._memory.load(source, unit, size // unit, now & (given != 0))
+            self._shared.finish_copy(to, unit, parts, now)
+
+        self._shared.begin_copy(to, size, doing)
+        self._copies.issue(copy, doing, instruction)
+
+    def _multiply(self, instruction: Instruction, doing: NDArray[np.bool_]) -> None:
+        """wgmma: of four warps, B and perhaps A from shared memory. What it reads must stay as it is from its issue to its wait."""
+        opcode, operands = instruction.opcode, instruction.operands
+        if "commit_group" in opcode:
+            self._products.commit(doing)
+        elif "wait_group" in opcode:
+            self._products.wait(_integer(operands[0]), doing)
+        if opcode[1] != "mma_async":
+            return
+        groups = doing.reshape(-1, _WARP_GROUP)
+        if (groups.any(1) != groups.all(1)).any():
+            raise MemoryFault("an instruction of four whole warps, of which some threads are missing", doing)
+        shape, targets = (
+            matrices.GroupShape.of(opcode, [_integer(one) for one in operands[4:]], isinstance(operands[1], Vector)),
+            _parts(operands[0]),
+        )
+        kept = self._read(operands[3], "pred")
+        held = np.stack([self._read(one, "b32") for one in operands[1].parts]) if isinstance(operands[1], Vector) else None
+        descriptors = [None if held is not None else self._read(operands[1], "b64"), self._read(operands[2], "b64")]
+
+        def of_shared(which: int, group: int) -> NDArray[np.float32]:
+            descriptor = descriptors[which]
+            assert descriptor is not None
+            first = group * _WARP_GROUP
+            places = matrices.places(int(descriptor[first]), shape.rows[which], shape.turned[which])
+            return matrices.elements(self._shared.load_rows(first, places), shape.kinds[which], shape.turned[which])
+
+        def multiply(now: NDArray[np.bool_]) -> None:
+            results = np.zeros((len(targets), self._threads), np.float32)
+            for group in np.flatnonzero(now.reshape(-1, _WARP_GROUP)[:, 0]).tolist():
+                lanes = slice(group * _WARP_GROUP, (group + 1) * _WARP_GROUP)
+                left = of_shared(0, group) if held is None else matrices.held_rows(held[:, lanes], shape.kinds[0])
+                results[:, lanes] = matrices.spread_product(left, of_shared(1, group))
+            for target, part in zip(targets, results, strict=True):
+                before = np.where(kept != 0, self._read(target, "f32").astype(np.uint32).view(np.float32), np.float32(0))
+                self._write(target, (before + part).view(np.uint32).astype(_U), now)
+
+        for group in np.flatnonzero(groups[:, 0]).tolist():
+            for which in range(2):
+                if descriptors[which] is not None:
+                    of_shared(which, group)  # it may be read from now on
+        self._products.issue(multiply, doing, instruction)
 
     def _exchange(self, opcode: Sequence[str], operands: Sequence[Operand], doing: NDArray[np.bool_]) -> None:
         """One thread after another."""
@@ -429,6 +454,12 @@ class _Blocks:
             return np.repeat((flags << np.arange(_LANES, dtype=_U)).sum(1, dtype=_U), _LANES)
         whole = flags.all(1) if "all" in opcode else flags.any(1)
         return np.repeat(whole.astype(_U), _LANES)
+
+
+def _integer(operand: Operand) -> int:
+    if not isinstance(operand, Immediate):
+        raise PtxError("a number in a register is not modelled here")
+    return operand.bits
 
 
 def _parts(operand: Operand) -> tuple[Operand, ...]:

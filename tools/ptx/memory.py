@@ -110,7 +110,7 @@ class SharedMemory:
         self._size, self._stride = size, -(-max(size, 1) // 1024) * 1024
         self._bases, self._warps = block_of * self._stride, (warp_of + 1).astype(np.uint8)
         self._data = np.full(blocks * self._stride, 0xFF, np.uint8)
-        self._written = np.zeros(self._data.shape, bool)
+        self._written, self._unfenced = (np.zeros(self._data.shape, bool) for _ in range(2))  # unfenced: not yet for wgmma
         self._writers, self._readers = (np.zeros(self._data.shape, np.uint8) for _ in range(2))  # warps from 1; 255 is several
 
     def load(self, addresses: Bits, unit: int, count: int, active: NDArray[np.bool_]) -> list[Bits]:
@@ -147,7 +147,28 @@ class SharedMemory:
         self._data[places] = numbers
         self._refuse(self._data[places] != numbers, "race: several threads store different numbers to one shared place", active)
         self._writers[places] = np.broadcast_to(warps, places.shape)
-        self._written[places] = True
+        self._written[places] = self._unfenced[places] = True
+
+    def load_rows(self, thread: int, places: NDArray[np.int64]) -> NDArray[np.uint8]:
+        """16 bytes at each of `places`, [.., 16], as wgmma of the thread's block reads them: behind a fence and a barrier of all."""
+        bytes_at = int(self._bases[thread]) + places[..., None] + np.arange(16)
+        me = np.zeros(self._bases.shape, bool)
+        me[thread] = True
+        if places.min() < 0 or places.max() + 16 > self._size:
+            raise MemoryFault(f"a matrix of wgmma reaches to byte {int(places.max()) + 16} of {self._size} bytes of shared memory", me)
+        if not self._written[bytes_at].all():
+            raise MemoryFault("wgmma of shared bytes that were never written, or whose copy is under way", me)
+        if self._unfenced[bytes_at].any():
+            raise MemoryFault("wgmma of shared bytes that no fence.proxy.async has passed since they were written", me)
+        if self._writers[bytes_at].any():
+            raise MemoryFault("race: wgmma of shared bytes that were written since the last barrier", me)
+        self._readers[bytes_at] = 255
+        rows: NDArray[np.uint8] = self._data[bytes_at]
+        return rows
+
+    def pass_fence(self, blocks: NDArray[np.int64]) -> None:
+        """fence.proxy.async: what these blocks wrote is there for wgmma."""
+        self._unfenced.reshape(-1, self._stride)[blocks] = False
 
     def exchange(self, thread: int, address: int, unit: int, new: int) -> None:
         """Stores one number, where `load` has been."""
