@@ -13,6 +13,7 @@ from collections.abc import Callable
 
 import numpy as np
 import torch
+from quantized_cases import Kind
 from torch import Tensor
 
 from tools.ptx import triton_launches
@@ -23,13 +24,21 @@ LAUNCHES = triton_launches.install(int(sys.argv[1]))
 from aengine.attention import AttentionMetadata, AttentionSpec, Scoring, build_layout  # noqa: E402
 from aengine.attention import triton as backend_module  # noqa: E402
 from aengine.attention.triton import TritonBackend  # noqa: E402
+from aengine.kernels.draw_params import DrawParams  # noqa: E402
 from aengine.kernels.layer_params import Activation, ExpertLinear, ExpertRouting, Rotation  # noqa: E402
 from aengine.kernels.paged_cache import KvTarget, PagedCache  # noqa: E402
+from aengine.kernels.quantized import Float8Rows  # noqa: E402
 from aengine.kernels.triton import attention  # noqa: E402
+from aengine.kernels.triton.adapters import TritonAdapterOps  # noqa: E402
+from aengine.kernels.triton.code_products import code_linear  # noqa: E402
+from aengine.kernels.triton.codes import Codes  # noqa: E402
 from aengine.kernels.triton.experts import Grouping, grouped_linear, route  # noqa: E402
 from aengine.kernels.triton.layer_ops import TritonOps  # noqa: E402
+from aengine.layers.adapters import AdapterOps, AdapterShape, AdapterTable, TorchAdapterOps  # noqa: E402
 from aengine.layers.ops import LayerOps, TorchOps  # noqa: E402
 from aengine.layers.rotary import RopeSpec, cos_sin_cache, unscaled  # noqa: E402
+from aengine.sampling.torch_draw import TorchDraw  # noqa: E402
+from aengine.sampling.triton_draw import TritonDraw  # noqa: E402
 
 attention.runs_on = lambda device: True
 backend_module.is_hopper = lambda device: sys.argv[1] == "90"
@@ -94,6 +103,54 @@ def experts(dtype: torch.dtype, tokens: int) -> float:
     return error(outputs, expected)
 
 
+def codes(kind: Kind, rows: int, dtype: torch.dtype, float8: bool = False) -> float:
+    """Activations in float8 too if `float8`."""
+    quantized, x, bias = kind.rows(70, 200), torch.randn(rows, 200).to(dtype), torch.randn(70).to(dtype)
+    packed = Codes.of([quantized[:30], quantized[30:]], 1, CPU)
+    assert packed is not None
+    narrow = Float8Rows.of(x) if float8 else None
+    given, scales = (x, None) if narrow is None else (narrow.codes, narrow.scales)
+    found = code_linear(given, packed, bias, dtype, scales)
+    wide = x.float() if narrow is None else narrow.codes.float() * narrow.scales
+    return error(found, wide @ quantized.dequantized().t() + bias.float())
+
+
+def adapters(dtype: torch.dtype, tokens: int) -> float:
+    """Some tokens have none."""
+    slots, x, out = np.arange(tokens, dtype=np.int32) % 4, torch.randn(tokens, 72).to(dtype), torch.randn(tokens, 110).to(dtype)
+    a, b = torch.randn(17, 72).to(dtype) / 8, torch.randn(40, 17).to(dtype)
+
+    def added(ops: AdapterOps) -> Tensor:
+        table = AdapterTable({"qkv": AdapterShape(72, (0, 70, 110))}, 3, 40, 100, dtype, CPU, ops)
+        for slot in range(3):
+            table.put_adapter(slot, table.pack({"qkv": {range(70, 110): (a * slot, b)}}))
+        table.write_slots(slots)
+        table.begin(tokens)
+        return table.linear("qkv", lambda _: out.clone())(x)
+
+    with torch.inference_mode():
+        return error(added(TritonAdapterOps()), added(TorchAdapterOps()))
+
+
+def draws(rows: int, vocab_size: int) -> float:
+    """0 if all tokens are those that torch draws, of whole rows, of the likeliest and of a nucleus."""
+    params = DrawParams(torch.zeros(rows, 8, dtype=torch.int32), torch.arange(rows, dtype=torch.int32))
+    params.temperature.fill_(0.8)
+    params.top_p.fill_(1.0)
+    params.seed.copy_(torch.arange(rows) * 12345 - 7)
+    logits = torch.randn(rows, vocab_size) * 3
+    triton, torch_draw, wrong = TritonDraw(vocab_size, CPU), TorchDraw(vocab_size, CPU), 0
+    for top_k, top_p in ((0, 1.0), (5, 1.0), (0, 0.7)):
+        params.top_k.fill_(top_k)
+        params.top_p.fill_(top_p)
+        host = np.zeros(rows, [("top_k", np.int32), ("top_p", np.float32), ("min_p", np.float32), ("temperature", np.float32)])
+        host["top_k"], host["top_p"], host["temperature"] = top_k, top_p, 0.8
+        draw = triton.nucleus(logits, params, False) if top_p < 1 else triton.whole(logits, params, False)
+        found = triton.top_k(logits, params, top_k) if top_k else draw
+        wrong += int((found != torch_draw(logits, host, params)).sum())
+    return float(wrong)
+
+
 def attend(dtype: torch.dtype, rows: list[tuple[int, int]], spec: AttentionSpec, sinks: bool = False) -> float:
     """Rows of (tokens before, new tokens), against a softmax written out."""
     (scoring,), size, width = spec.scoring, spec.head_dim, spec.value_dim or spec.head_dim
@@ -138,6 +195,14 @@ def spec(
 ROWS = [(0, 1), (36, 1), (20, 25)]
 BF16, F16, F32 = torch.bfloat16, torch.float16, torch.float32
 CASES: dict[str, Callable[[], float]] = {
+    "int4": lambda: codes(Kind("int4", 32, "any"), 3, BF16),
+    "int4, ordered": lambda: codes(Kind("int4", 128, "zero", ordered=True), 40, BF16),
+    "fp4": lambda: codes(Kind("e2m1", 32), 2, F16),
+    "int8, float32": lambda: codes(Kind("int8", 16), 3, F32),
+    "float8 codes": lambda: codes(Kind("float8", 64), 20, BF16),
+    "float8 both": lambda: codes(Kind("float8", 128), 20, BF16, float8=True),
+    "adapters": lambda: adapters(BF16, 33),
+    "draws": lambda: draws(5, 1000),
     "norms": lambda: norms(BF16, 3, 1000),
     "activations": lambda: activations(BF16, 300),
     "rotation": lambda: rotation(BF16, 9, 3, 80),
