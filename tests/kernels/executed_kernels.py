@@ -6,9 +6,12 @@ plain torch in float32, and what became of bugs that are planted in the PTX.
 
 from __future__ import annotations
 
+import importlib.util
 import json
+import pathlib
 import re
 import sys
+import tempfile
 from collections.abc import Callable
 
 import numpy as np
@@ -28,7 +31,7 @@ from aengine.kernels.draw_params import DrawParams  # noqa: E402
 from aengine.kernels.layer_params import Activation, ExpertLinear, ExpertRouting, Rotation  # noqa: E402
 from aengine.kernels.paged_cache import KvTarget, PagedCache  # noqa: E402
 from aengine.kernels.quantized import Float8Rows  # noqa: E402
-from aengine.kernels.triton import attention  # noqa: E402
+from aengine.kernels.triton import attention, attention_kernels  # noqa: E402
 from aengine.kernels.triton.adapters import TritonAdapterOps  # noqa: E402
 from aengine.kernels.triton.code_products import code_linear  # noqa: E402
 from aengine.kernels.triton.codes import Codes  # noqa: E402
@@ -235,6 +238,29 @@ BUGS: dict[str, tuple[str, Callable[[str], str]]] = {  # the case in which it is
     "another lane in a shuffle": ("norms", lambda text: re.sub(r"(shfl\.sync\.bfly\.b32.*), (\d+), 31", r"\1, 0, 31", text)),
 }
 
+SOURCE_BUGS = {  # in prefill: what is replaced by what
+    "a wrong stride of pages": ("page.to(tl.int64) * PAGE_SIZE", "page.to(tl.int64) * (PAGE_SIZE + 1)"),
+    "a window one too wide": ("> position[:, None] - WINDOW", ">= position[:, None] - WINDOW"),
+    "a token that sees the next one": ("source[None, :] <= position[:, None])", "source[None, :] <= position[:, None] + 1)"),
+    "pages behind the end": ("tl.minimum(source + BLOCK_N, end - 1)", "tl.minimum(source + BLOCK_N, end + 4000)"),
+}
+
+
+def changed_prefill(old: str, new: str) -> object:
+    """The kernel of a copy of its module, in which `old` stands `new`."""
+    file = pathlib.Path(attention_kernels.__file__)
+    text = file.read_text(encoding="utf-8")
+    assert old in text
+    with tempfile.TemporaryDirectory() as folder:
+        copy = pathlib.Path(folder) / file.name
+        copy.write_text(text.replace(old, new), encoding="utf-8")
+        spec = importlib.util.spec_from_file_location("changed", copy)
+        assert spec is not None
+        assert spec.loader is not None
+        module = importlib.util.module_from_spec(spec)
+        spec.loader.exec_module(module)
+    return module.prefill_kernel
+
 
 def outcome(case: Callable[[], float]) -> float | str:
     torch.manual_seed(0)
@@ -255,6 +281,10 @@ def main(names: list[str]) -> None:
         if name in CASES:
             results[name] = outcome(CASES[name])
             results[f"{name}: reached"] = {kernel.name: float((executed > 0).mean()) for kernel, executed in LAUNCHES.executed.values()}
+        elif name in SOURCE_BUGS:
+            attention.prefill_kernel = changed_prefill(*SOURCE_BUGS[name])  # type: ignore[assignment]
+            results[name] = outcome(CASES["attention, window, cap and sinks"])
+            attention.prefill_kernel = attention_kernels.prefill_kernel
         else:
             case, LAUNCHES.edit = BUGS[name]
             results[name] = outcome(CASES[case])

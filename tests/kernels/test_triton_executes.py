@@ -47,10 +47,16 @@ BUGS = {  # and what is seen of each: the message of a fault, with a line of our
     "transposed matrices": None,
     "another lane in a shuffle": "_rms_norm: race: several threads store different numbers to one shared place: .*standard.py:",
 }
+SOURCE_BUGS = {
+    "a wrong stride of pages": None,
+    "a window one too wide": None,
+    "a token that sees the next one": None,
+    "pages behind the end": "prefill_kernel: load of address .*attention_kernels.py:",
+}
 HOPPER_BUGS = {
     "products not waited for": "prefill_kernel: .*attention_kernels.py:",
     "no fence before products": "prefill_kernel: wgmma of shared bytes that no fence.proxy.async has passed .*attention_kernels.py:",
-    "copies not waited for": BUGS["copies not waited for"] or "",
+    "copies not waited for": BUGS["copies not waited for"],
 }
 
 
@@ -72,6 +78,15 @@ def check(found: dict[str, Any], case: str, limit: float) -> None:
         assert share > LEAST.get(kernel, 0.8), kernel
 
 
+def check_bug(found: float | str, fault: str | None) -> None:
+    if fault is None:
+        assert isinstance(found, float), found
+        assert found > 0.02
+    else:
+        assert isinstance(found, str), found
+        assert re.search(fault, found), found
+
+
 @pytest.mark.parametrize("case", QUICK)
 def test_numbers(case: str) -> None:
     check(results(80, (*QUICK, *BUGS)), case, QUICK[case])
@@ -79,19 +94,19 @@ def test_numbers(case: str) -> None:
 
 @pytest.mark.parametrize("bug", BUGS)
 def test_planted_bugs_are_seen(bug: str) -> None:
-    found, fault = results(80, (*QUICK, *BUGS))[bug], BUGS[bug]
-    if fault is None:
-        assert isinstance(found, float)
-        assert found > 0.1
-    else:
-        assert isinstance(found, str), found
-        assert re.search(fault, found), found
+    check_bug(results(80, (*QUICK, *BUGS))[bug], BUGS[bug])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("bug", SOURCE_BUGS)
+def test_bugs_planted_in_the_source_are_seen(bug: str) -> None:
+    check_bug(results(80, (*SLOW, *SOURCE_BUGS))[bug], SOURCE_BUGS[bug])
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("case", SLOW)
 def test_more_numbers(case: str) -> None:
-    check(results(80, tuple(SLOW)), case, SLOW[case])
+    check(results(80, (*SLOW, *SOURCE_BUGS)), case, SLOW[case])
 
 
 @pytest.mark.slow
@@ -110,6 +125,4 @@ def test_numbers_on_hopper(case: str) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("bug", HOPPER_BUGS)
 def test_planted_bugs_are_seen_on_hopper(bug: str) -> None:
-    found = results(90, (*QUICK, *SLOW, *FLOAT8, *HOPPER_BUGS))[bug]
-    assert isinstance(found, str), found
-    assert re.search(HOPPER_BUGS[bug], found), found
+    check_bug(results(90, (*QUICK, *SLOW, *FLOAT8, *HOPPER_BUGS))[bug], HOPPER_BUGS[bug])
