@@ -16,6 +16,7 @@ from collections.abc import Callable
 
 import numpy as np
 import torch
+from cpu_reference import attention as dense_attention
 from quantized_cases import Kind
 from torch import Tensor
 
@@ -27,7 +28,7 @@ LAUNCHES = triton_launches.install(int(sys.argv[1]))
 from aengine.attention import AttentionMetadata, AttentionSpec, Scoring, build_layout  # noqa: E402
 from aengine.attention import triton as backend_module  # noqa: E402
 from aengine.attention.triton import TritonBackend  # noqa: E402
-from aengine.kernels.draw_params import DrawParams  # noqa: E402
+from aengine.kernels.draw_params import DRAW_PARAMS, DrawParams  # noqa: E402
 from aengine.kernels.layer_params import Activation, ExpertLinear, ExpertRouting, Rotation  # noqa: E402
 from aengine.kernels.paged_cache import KvTarget, PagedCache  # noqa: E402
 from aengine.kernels.quantized import Float8Rows  # noqa: E402
@@ -96,13 +97,11 @@ def pages(dtype: torch.dtype, cache_dtype: torch.dtype) -> float:
 
 def experts(dtype: torch.dtype, tokens: int) -> float:
     logits = torch.randn(tokens, 16)
-    weights, chosen = route(logits, None, None, ExpertRouting(2))
-    if weights.dtype != torch.float32:
-        weights, chosen = chosen, weights
-    assert torch.equal(chosen.long(), torch.softmax(logits, -1).topk(2).indices)
+    chosen, _ = route(logits, None, None, ExpertRouting(2))
+    assert torch.equal(chosen, torch.softmax(logits, -1).topk(2).indices)
     x, matrices = torch.randn(tokens, 64).to(dtype), torch.randn(16, 96, 64).to(dtype)
-    outputs = grouped_linear(x, ExpertLinear(matrices, None), Grouping.of(chosen.long(), 16), 2)
-    expected = torch.einsum("tkod,td->tko", matrices[chosen.long()].float(), x.float()).view(-1, 96)
+    outputs = grouped_linear(x, ExpertLinear(matrices, None), Grouping.of(chosen, 16), 2)
+    expected = torch.einsum("tkod,td->tko", matrices[chosen].float(), x.float()).view(-1, 96)
     return error(outputs, expected)
 
 
@@ -146,16 +145,16 @@ def draws(rows: int, vocab_size: int) -> float:
     for top_k, top_p in ((0, 1.0), (5, 1.0), (0, 0.7)):
         params.top_k.fill_(top_k)
         params.top_p.fill_(top_p)
-        host = np.zeros(rows, [("top_k", np.int32), ("top_p", np.float32), ("min_p", np.float32), ("temperature", np.float32)])
+        host = np.zeros(rows, DRAW_PARAMS)
         host["top_k"], host["top_p"], host["temperature"] = top_k, top_p, 0.8
-        draw = triton.nucleus(logits, params, False) if top_p < 1 else triton.whole(logits, params, False)
-        found = triton.top_k(logits, params, top_k) if top_k else draw
+        draw = triton.nucleus if top_p < 1 else triton.whole
+        found = triton.top_k(logits, params, top_k) if top_k else draw(logits, params, False)
         wrong += int((found != torch_draw(logits, host, params)).sum())
     return float(wrong)
 
 
 def attend(dtype: torch.dtype, rows: list[tuple[int, int]], spec: AttentionSpec, sinks: bool = False) -> float:
-    """Rows of (tokens before, new tokens), against a softmax written out."""
+    """Rows of (tokens before, new tokens), against the reference in float32."""
     (scoring,), size, width = spec.scoring, spec.head_dim, spec.value_dim or spec.head_dim
     backend = TritonBackend(spec)
     backend.allocate(400)
@@ -172,20 +171,18 @@ def attend(dtype: torch.dtype, rows: list[tuple[int, int]], spec: AttentionSpec,
     query = torch.randn(sum(new for _, new in rows), spec.num_heads, size).to(dtype)
     biases = torch.randn(spec.num_heads).to(dtype) if sinks else None
     step = backend.plan(plan(sum(new == 1 for _, new in rows), [before for before, _ in rows], [new for _, new in rows]))
-    found, expected, group = step.attend(0, query, biases), [], spec.num_heads // spec.num_kv_heads
-    for (before, new), key, value in zip(rows, keys, values, strict=True):
-        if spec.kv_dtype is not None:
-            key, value = key.to(spec.kv_dtype), value.to(spec.kv_dtype)
-        for position in range(before, before + new):
-            first = max(0, position - scoring.window + 1) if scoring.window else 0
-            seen, held = (one[first : position + 1].float().repeat_interleave(group, 1) for one in (key, value))
-            scores = torch.einsum("hd,khd->hk", query[len(expected)].float(), seen) * scoring.scale
-            if scoring.soft_cap:
-                scores = scoring.soft_cap * torch.tanh(scores / scoring.soft_cap)
-            if biases is not None:
-                scores = torch.cat((scores, biases.float()[:, None]), 1)
-            expected.append(torch.einsum("hk,khd->hd", torch.softmax(scores, 1)[:, : len(seen)], held))
-    return error(found, torch.stack(expected))
+    kept = spec.kv_dtype or dtype
+    expected = dense_attention(
+        query,
+        [one.to(kept).float() for one in keys],
+        [one.to(kept).float() for one in values],
+        [new for _, new in rows],
+        scale=scoring.scale,
+        window=scoring.window,
+        soft_cap=scoring.soft_cap,
+        sinks=biases,
+    )
+    return error(step.attend(0, query, biases), expected)
 
 
 def spec(

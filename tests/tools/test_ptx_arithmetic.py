@@ -190,6 +190,13 @@ def same(found: np.ndarray, expected: np.ndarray, kind: str) -> None:
     assert (found == np.where(nan, np.uint64(NAN[kind]), expected)).all()
 
 
+def fused(x: np.ndarray, y: np.ndarray, z: np.ndarray) -> np.ndarray:
+    """libm's, which rounds once."""
+    fma = ctypes.CDLL("libm.so.6").fmaf
+    fma.restype, fma.argtypes = ctypes.c_float, [ctypes.c_float] * 3
+    return np.array([fma(*row) for row in zip(x.tolist(), y.tolist(), z.tolist(), strict=True)], np.float32)
+
+
 def test_float32() -> None:
     """Sums and products against NumPy's; fused ones against libm's, which round once."""
     bits = floats(np.float32, np.uint32, 3)
@@ -199,9 +206,7 @@ def test_float32() -> None:
         for name, expected in (("add", x + y), ("sub", x - y), ("mul", x * y), ("div", x / y)):
             same(evaluate((name, "rn", "f32"), bits[:2]), expected.view(np.uint32).astype(np.uint64), "f32")
         same(evaluate(("sqrt", "rn", "f32"), bits[:1]), np.sqrt(x).view(np.uint32).astype(np.uint64), "f32")
-    fma = ctypes.CDLL("libm.so.6").fmaf
-    fma.restype, fma.argtypes = ctypes.c_float, [ctypes.c_float] * 3
-    expected = np.array([fma(*row) for row in zip(x.tolist(), y.tolist(), z.tolist(), strict=True)], np.float32)
+    expected = fused(x, y, z)
     same(evaluate(("fma", "rn", "f32"), bits), expected.view(np.uint32).astype(np.uint64), "f32")
 
 
@@ -212,9 +217,7 @@ def test_halfway_sums() -> None:
     y = (1 + random.integers(0, 2**11, NUMBER) * 2.0**-11 + 2.0**-12).astype(np.float32)
     z = (random.choice([-1, 1], NUMBER) * 2.0**-60).astype(np.float32)
     found = evaluate(("fma", "rn", "f32"), [one.view(np.uint32).astype(np.uint64) for one in (x, y, z)])
-    fma = ctypes.CDLL("libm.so.6").fmaf
-    fma.restype, fma.argtypes = ctypes.c_float, [ctypes.c_float] * 3
-    expected = np.array([fma(*row) for row in zip(x.tolist(), y.tolist(), z.tolist(), strict=True)], np.float32)
+    expected = fused(x, y, z)
     assert (found == expected.view(np.uint32)).all()
     twice = (x.astype(np.float64) * y + z).astype(np.float32)
     assert (twice != expected).any()

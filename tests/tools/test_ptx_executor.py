@@ -69,8 +69,8 @@ DONE:
 
 
 def test_some_end_early() -> None:
-    memory_of_others = "setp.ge.s32 %p1, %r1, 5; @%p1 exit; st.global.b32 [%rd5], %r1;"
-    assert run(memory_of_others, NUMBERS, size=5).tolist() == [0, 1, 2, 3, 4]
+    body = "setp.ge.s32 %p1, %r1, 5; @%p1 exit; st.global.b32 [%rd5], %r1;"
+    assert run(body, NUMBERS, size=5).tolist() == [0, 1, 2, 3, 4]
 
 
 def test_barriers_hand_numbers_over() -> None:
@@ -127,6 +127,7 @@ HAND_OVER = """
         (HAND_OVER.replace("st.shared.b32", "@%p1 st.shared.b32").replace("shl", "setp.lt.s32 %p1, %r1, 60; shl", 1), "never written"),
         ("setp.lt.s32 %p1, %r1, 9; @%p1 shfl.sync.idx.b32 %r4, %r1, 0, 31, -1;", "an instruction of whole warps, of which some threads"),
         ("tex.2d.v4.f32 %r4, %r1;", "tex.2d.v4.f32 is no instruction of registers"),
+        ("mov.u32 %r4, %smid;", "%smid is not modelled: .*mov.u32"),
         ("bar.sync 1, 32;", "a barrier of some threads is not modelled"),
     ],
 )

@@ -16,7 +16,6 @@ from tools.ptx.program import SIZES, PtxError
 
 _U = np.uint64
 _SHIFTS = {"shl", "shr"}
-_MODIFIERS = {"lo", "hi", "wide", "approx", "full", "rn", "uni", "to", "global", "shared", "local"}
 
 
 def evaluate(opcode: Sequence[str], operands: Sequence[Bits]) -> Bits:
@@ -24,7 +23,7 @@ def evaluate(opcode: Sequence[str], operands: Sequence[Bits]) -> Bits:
     0 or 1. The result of a signed type has its sign in all 64 bits. Raises PtxError for an instruction that is not known."""
     name, parts = opcode[0], tuple(opcode[1:])
     if name == "cvt":
-        return _convert(parts, operands[0] if len(operands) == 1 else operands)
+        return _convert(parts, operands)
     kind = parts[-1]
     if kind in ("bf16x2", "f16x2"):
         halves = [evaluate((name, *parts[:-1], kind[:-2]), [_U(0xFFFF) & (one >> _U(at)) for one in operands]) for at in (0, 16)]
@@ -73,7 +72,7 @@ def _integer(name: str, parts: tuple[str, ...], operands: Sequence[Bits]) -> Bit
     if name in ("popc", "clz", "brev"):
         return _count(name, _cut(operands[0], kind), bits)
     x = [_cut(one, kind) for one in operands]
-    if name == "mul" or name == "mad":
+    if name in ("mul", "mad"):
         if "wide" in parts:
             product = x[0] * x[1]  # of 32 bits with their signs: exact modulo 2**64
             return _cut(product + (operands[2] if name == "mad" else _U(0)), kind[0] + str(2 * bits))
@@ -278,23 +277,23 @@ _FUNCTIONS: dict[str, Callable[..., Floats]] = {
 _TO_INTEGERS = {"rni": np.rint, "rzi": np.trunc, "rmi": np.floor, "rpi": np.ceil}
 
 
-def _convert(parts: tuple[str, ...], operands: Bits | Sequence[Bits]) -> Bits:
+def _convert(parts: tuple[str, ...], operands: Sequence[Bits]) -> Bits:
     """Of pairs the first operand is the upper half."""
     to, source = parts[-2], parts[-1]
-    if not isinstance(operands, np.ndarray):
-        upper, lower = (_convert((*parts[:-2], to.removesuffix("x2"), source), one) for one in operands)
+    if len(operands) == 2:
+        upper, lower = (_convert((*parts[:-2], to.removesuffix("x2"), source), [one]) for one in operands)
         return lower | (upper << _U(WIDTHS[to.removesuffix("x2")]))
     if source.endswith("x2"):
         width, target = WIDTHS[source[:-2]], to[:-2]
-        halves = [_convert((*parts[:-2], target, source[:-2]), operands >> _U(at) & _U(2**width - 1)) for at in (0, width)]
+        halves = [_convert((*parts[:-2], target, source[:-2]), [operands[0] >> _U(at) & _U(2**width - 1)]) for at in (0, width)]
         return halves[0] | (halves[1] << _U(WIDTHS[target]))
     whole = next((part for part in parts if part in _TO_INTEGERS), None)
     if source not in FLOATS:
-        x = _cut(operands, source)
+        x = _cut(operands[0], source)
         if to not in FLOATS:
             return _cut(_saturated(x, source, to) if "sat" in parts else x, to)
         return _from_integer(x, source, to)
-    value = values(operands, source)
+    value = values(operands[0], source)
     if "ftz" in parts:
         value = flushed(value)
     if to not in FLOATS:

@@ -18,7 +18,20 @@ from tools.ptx.arithmetic import evaluate
 from tools.ptx.groups import AsyncGroups
 from tools.ptx.memory import DeviceMemory, MemoryFault, SharedMemory
 from tools.ptx.numbers import FLOATS, Bits, rounded, values
-from tools.ptx.program import SIZES, Address, Immediate, Instruction, Kernel, NumberKind, Operand, PtxError, Register, Symbol, Vector
+from tools.ptx.program import (
+    SIZES,
+    SPECIAL,
+    Address,
+    Immediate,
+    Instruction,
+    Kernel,
+    NumberKind,
+    Operand,
+    PtxError,
+    Register,
+    Symbol,
+    Vector,
+)
 
 _U = np.uint64
 _LANES, _WARP_GROUP = 32, 128
@@ -204,8 +217,12 @@ class _Blocks:
             self._multiply(instruction, doing)
         elif name in ("atom", "red"):
             self._exchange(opcode, operands, doing)
-        elif name in ("shfl", "redux", "vote"):
-            self._write(operands[0], getattr(self, f"_{name}")(opcode, operands, doing), doing)
+        elif name == "shfl":
+            self._write(operands[0], self._shuffle(opcode, operands, doing), doing)
+        elif name == "redux":
+            self._write(operands[0], self._reduce(opcode, operands, doing), doing)
+        elif name == "vote":
+            self._write(operands[0], self._vote(opcode, operands, doing), doing)
         elif name == "ldmatrix":
             self._load_matrices(opcode, operands, doing)
         elif name == "stmatrix":
@@ -240,6 +257,8 @@ class _Blocks:
         match operand:
             case Register(name, type):
                 if name not in self._registers:
+                    if name in SPECIAL:
+                        raise PtxError(f"{name} is not modelled")
                     self._registers[name] = np.full(self._threads, _POISON & _mask(type))
                 return self._registers[name]
             case Immediate(bits, of):
@@ -340,13 +359,9 @@ class _Blocks:
             self._products.wait(_integer(operands[0]), doing)
         if opcode[1] != "mma_async":
             return
-        groups = doing.reshape(-1, _WARP_GROUP)
-        if (groups.any(1) != groups.all(1)).any():
-            raise MemoryFault("an instruction of four whole warps, of which some threads are missing", doing)
-        shape, targets = (
-            matrices.GroupShape.of(opcode, [_integer(one) for one in operands[4:]], isinstance(operands[1], Vector)),
-            _parts(operands[0]),
-        )
+        self._whole_warps(doing, _WARP_GROUP)
+        shape = matrices.GroupShape.of(opcode, [_integer(one) for one in operands[4:]], isinstance(operands[1], Vector))
+        targets = _parts(operands[0])
         kept = self._read(operands[3], "pred")
         held = np.stack([self._read(one, "b32") for one in operands[1].parts]) if isinstance(operands[1], Vector) else None
         descriptors = [None if held is not None else self._read(operands[1], "b64"), self._read(operands[2], "b64")]
@@ -360,7 +375,7 @@ class _Blocks:
 
         def multiply(now: NDArray[np.bool_]) -> None:
             results = np.zeros((len(targets), self._threads), np.float32)
-            for group in np.flatnonzero(now.reshape(-1, _WARP_GROUP)[:, 0]).tolist():
+            for group in np.flatnonzero(now[::_WARP_GROUP]).tolist():
                 lanes = slice(group * _WARP_GROUP, (group + 1) * _WARP_GROUP)
                 left = of_shared(0, group) if held is None else matrices.held_rows(held[:, lanes], shape.kinds[0])
                 results[:, lanes] = matrices.spread_product(left, of_shared(1, group))
@@ -368,7 +383,7 @@ class _Blocks:
                 before = np.where(kept != 0, self._read(target, "f32").astype(np.uint32).view(np.float32), np.float32(0))
                 self._write(target, (before + part).view(np.uint32).astype(_U), now)
 
-        for group in np.flatnonzero(groups[:, 0]).tolist():
+        for group in np.flatnonzero(doing[::_WARP_GROUP]).tolist():
             for which in range(2):
                 if descriptors[which] is not None:
                     of_shared(which, group)  # it may be read from now on
@@ -390,10 +405,7 @@ class _Blocks:
                 new = first if what == "exch" else numbers[1][thread] if old == first & _mask(f"b{8 * SIZES[kind]}") else old
             else:
                 new = evaluate((what, kind), [np.array([old]), np.array([first])])[0]
-            if isinstance(memory, SharedMemory):
-                memory.exchange(int(thread), int(addresses[thread]), SIZES[kind], int(new))
-            else:
-                memory.exchange(int(addresses[thread]), SIZES[kind], int(new & _mask(f"b{8 * SIZES[kind]}")))
+            memory.exchange(int(thread), addresses, SIZES[kind], new)
             before[thread] = old
         self._write(target, before, doing)
 
@@ -419,13 +431,14 @@ class _Blocks:
 
     # What warps do together: [warps, lanes]
 
-    def _whole_warps(self, doing: NDArray[np.bool_]) -> None:
-        warps = doing.reshape(-1, _LANES)
+    def _whole_warps(self, doing: NDArray[np.bool_], threads: int = _LANES) -> None:
+        """`threads`: of a warp, or of the four that compute a product together."""
+        warps = doing.reshape(-1, threads)
         parted = warps.any(1) != warps.all(1)
         if parted.any():
-            raise MemoryFault("an instruction of whole warps, of which some threads are missing", np.repeat(parted, _LANES) & doing)
+            raise MemoryFault("an instruction of whole warps, of which some threads are missing", np.repeat(parted, threads) & doing)
 
-    def _shfl(self, opcode: Sequence[str], operands: Sequence[Operand], doing: NDArray[np.bool_]) -> Bits:
+    def _shuffle(self, opcode: Sequence[str], operands: Sequence[Operand], doing: NDArray[np.bool_]) -> Bits:
         self._whole_warps(doing)
         number, amount, bounds = (self._read(one, "b32").reshape(-1, _LANES).astype(np.int64) for one in operands[1:4])
         lane, clamp, segment = np.arange(_LANES), bounds & 31, bounds >> 8 & 31
@@ -438,7 +451,7 @@ class _Blocks:
             self._write(operands[0].parts[1], there.reshape(-1).astype(_U), doing)
         return result
 
-    def _redux(self, opcode: Sequence[str], operands: Sequence[Operand], doing: NDArray[np.bool_]) -> Bits:
+    def _reduce(self, opcode: Sequence[str], operands: Sequence[Operand], doing: NDArray[np.bool_]) -> Bits:
         self._whole_warps(doing)
         total = evaluate(("mov", opcode[-1]), [self._read(operands[1], opcode[-1])]).reshape(-1, _LANES)
         while total.shape[1] > 1:

@@ -42,9 +42,8 @@ def product(opcode: Sequence[str], a: Bits, b: Bits, c: Bits) -> Bits:
     left = np.concatenate([_rows(a[0::2], _KINDS[a_kind]), _rows(a[1::2], _KINDS[a_kind])], 1)  # [warps, 16, depth]
     right = _rows(b, _KINDS[b_kind])  # [warps, 8 columns, depth]
     with np.errstate(all="ignore"):
-        tile = np.matmul(left.astype(np.float32), right.astype(np.float32).swapaxes(1, 2)).reshape(
-            -1, 2, 8, 4, 2
-        )  # warp, half, g, t, element
+        tile = np.matmul(left.astype(np.float32), right.astype(np.float32).swapaxes(1, 2))
+        tile = tile.reshape(-1, 2, 8, 4, 2)  # warp, half, g, t, element
         parts = np.ascontiguousarray(tile.transpose(1, 4, 0, 2, 3)).reshape(4, -1)
         total = np.asarray(c.astype(np.uint32).view(np.float32) + parts, np.float32)
     return total.view(np.uint32).astype(np.uint64)

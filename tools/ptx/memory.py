@@ -71,9 +71,9 @@ class DeviceMemory:
                 raise MemoryFault("race: several threads store different numbers to one place", _spread(active, other))
             state[places + k] = int.from_bytes(bytes([_ALLOCATED | _WRITTEN]) * unit, "little")
 
-    def exchange(self, address: int, unit: int, new: int) -> None:
-        """Stores one number, where `load` has been."""
-        self._data.view(UNITS[unit])[(address - BASE) // unit] = new
+    def exchange(self, thread: int, addresses: Bits, unit: int, new: np.uint64) -> None:
+        """Stores the low bytes of a number for one thread, where `load` has been."""
+        self._data.view(UNITS[unit])[(int(addresses[thread]) - BASE) // unit] = new.astype(UNITS[unit])
 
     def _places(self, addresses: Bits, size: int, active: NDArray[np.bool_], written: bool) -> NDArray[np.int64]:
         """Offsets in the arena, GUARD of threads that are not active."""
@@ -170,10 +170,9 @@ class SharedMemory:
         """fence.proxy.async: what these blocks wrote is there for wgmma."""
         self._unfenced.reshape(-1, self._stride)[blocks] = False
 
-    def exchange(self, thread: int, address: int, unit: int, new: int) -> None:
-        """Stores one number, where `load` has been."""
-        at = int(self._bases[thread]) + address
-        self._data[at : at + unit] = np.frombuffer((new & ((1 << 8 * unit) - 1)).to_bytes(unit, "little"), np.uint8)
+    def exchange(self, thread: int, addresses: Bits, unit: int, new: np.uint64) -> None:
+        """Stores the low bytes of a number for one thread, where `load` has been."""
+        self._data.view(UNITS[unit])[(int(self._bases[thread]) + int(addresses[thread])) // unit] = new.astype(UNITS[unit])
 
     def pass_barrier(self, blocks: NDArray[np.bool_]) -> None:
         """`blocks`: [blocks], whose threads have all come."""
