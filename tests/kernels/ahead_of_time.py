@@ -21,23 +21,15 @@ _STACK_BYTES = 48  # a few values, which a compiler may put there outside of loo
 _SCRIPT = """
 import json, os, re, subprocess, sys, tempfile, traceback
 import triton
-from triton.backends.compiler import GPUTarget
-from triton.runtime import driver
-from triton.runtime.jit import JITFunction
+from tools.ptx.executor import MOST_GRID
+from tools.ptx.triton_launches import redirect
 
-class Device:
-    get_current_target = staticmethod(lambda: GPUTarget("cuda", int(sys.argv[1]), 32))
-    get_current_device = staticmethod(lambda: 0)
-    get_current_stream = staticmethod(lambda device: 0)
-
-def launch(kernel, grid):
-    assert all(0 < size <= limit for size, limit in zip(grid, (2**31 - 1, 65535, 65535))), f"CUDA launches no grid {grid}"
-    def compile(*args, **options):
-        binary = kernel.run(*args, grid=grid, warmup=True, **options)
-        if binary.hash not in variants:
-            of_thread = {"registers": usage("REG", binary), "stack_bytes": usage("STACK", binary)}
-            variants[binary.hash] = {"kernel": kernel.fn.__name__, "shared_bytes": binary.metadata.shared, **of_thread}
-    return compile
+def compile(kernel, grid, arguments, options):
+    assert all(0 < size <= limit for size, limit in zip(grid, MOST_GRID)), f"CUDA launches no grid {grid}"
+    binary = kernel.run(*arguments, grid=grid, warmup=True, **options)
+    if binary.hash not in variants:
+        of_thread = {"registers": usage("REG", binary), "stack_bytes": usage("STACK", binary)}
+        variants[binary.hash] = {"kernel": kernel.fn.__name__, "shared_bytes": binary.metadata.shared, **of_thread}
 
 def usage(what, binary):
     tool = os.path.join(os.path.dirname(triton.__file__), "backends", "nvidia", "bin", "cuobjdump")
@@ -47,8 +39,7 @@ def usage(what, binary):
         shown = subprocess.run([tool, "-res-usage", file.name], capture_output=True, text=True, check=True).stdout
     return int(re.search(what + r":(\\d+)", shown)[1])
 
-driver.set_active(Device())
-JITFunction.__getitem__ = launch
+redirect(int(sys.argv[1]), compile)
 results = {}
 for name, code in json.load(sys.stdin).items():
     variants = {}
@@ -67,6 +58,15 @@ class Variant:
     shared_bytes: int
     registers: int  # of a thread
     stack_bytes: int  # of a thread: what it has no registers for
+
+
+def compiling_environment(*first: str | None) -> dict[str, str]:
+    """Of a process that compiles Triton kernels, where this one may interpret them. `first`: folders to import from before all others."""
+    environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
+    here = os.path.dirname(__file__)
+    paths = [*first, here, os.path.join(here, "..", ".."), environment.get("PYTHONPATH")]
+    environment["PYTHONPATH"] = os.pathsep.join(filter(None, paths))
+    return environment
 
 
 class AheadOfTime:
@@ -90,10 +90,8 @@ class AheadOfTime:
 
     @cached_property
     def _results(self) -> dict[str, list[dict[str, object]] | str]:
-        environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
         other = os.environ.get(OTHER_TRITON)
-        paths = [other, os.path.dirname(__file__), environment.get("PYTHONPATH")]
-        environment["PYTHONPATH"] = os.pathsep.join(filter(None, paths))
+        environment = compiling_environment(other)
         command = [sys.executable, "-c", _SCRIPT, str(self.capability)]
         done = subprocess.run(command, env=environment, input=json.dumps(self.codes), capture_output=True, text=True)
         assert done.returncode == 0, done.stderr

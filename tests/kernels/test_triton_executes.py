@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import pathlib
 import re
 import subprocess
@@ -13,6 +12,7 @@ from functools import cache
 from typing import Any
 
 import pytest
+from ahead_of_time import compiling_environment
 from triton_mode import INTERPRETED
 
 pytestmark = pytest.mark.skipif(not INTERPRETED, reason="the kernels run on the device where there is CUDA")
@@ -63,10 +63,8 @@ HOPPER_BUGS = {
 @cache
 def results(capability: int, names: Sequence[str]) -> dict[str, Any]:
     """Of all cases, in one process: the driver that stands in for CUDA is the process's."""
-    environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
-    environment["PYTHONPATH"] = os.pathsep.join(filter(None, (str(_HERE.parents[1]), environment.get("PYTHONPATH"))))
     command = [sys.executable, str(_HERE / "executed_kernels.py"), str(capability), *names]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True)
+    done = subprocess.run(command, env=compiling_environment(), capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     return dict(json.loads(done.stdout.splitlines()[-1]))
 

@@ -35,7 +35,7 @@ from tools.ptx.program import (
 
 _U = np.uint64
 _LANES, _WARP_GROUP = 32, 128
-_MOST_GRID = (2**31 - 1, 65535, 65535)
+MOST_GRID = (2**31 - 1, 65535, 65535)
 _MOST_BLOCK = (1024, 1024, 64)
 _MOST_THREADS, _MOST_SHARED = 1024, 227 << 10
 _POISON = _U(0xDEADBEEFDEADBEEF)  # of registers that were never written: compilers fill up pairs with such
@@ -67,7 +67,7 @@ def execute(kernel: Kernel, memory: DeviceMemory, launch: Launch, together: int 
 
 
 def _check_limits(kernel: Kernel, launch: Launch) -> None:
-    for what, sizes, limits in (("grid", launch.grid, _MOST_GRID), ("block", launch.block, _MOST_BLOCK)):
+    for what, sizes, limits in (("grid", launch.grid, MOST_GRID), ("block", launch.block, _MOST_BLOCK)):
         if not all(1 <= size <= limit for size, limit in zip(sizes, limits, strict=True)):
             raise KernelFault(f"{kernel.name}: a {what} of {sizes} is beyond {limits}")
     threads, shared = int(np.prod(launch.block)), _shared_layout(kernel, launch.shared_bytes)[1]

@@ -74,16 +74,22 @@ class _Copies:
 
 def install(capability: int) -> Launches:
     """From now on, kernels of this process are compiled for `capability` (90 for Hopper) and executed."""
+    launches = Launches()
+    redirect(capability, launches.run)
+    return launches
+
+
+def redirect(capability: int, launch: Callable[[Any, Sequence[int], Sequence[Any], Mapping[str, Any]], None]) -> None:
+    """From now on, launches of this process go to `launch`, with kernel, grid, arguments and options. `kernel.run(warmup=True)` compiles
+    for `capability`."""
 
     class Device:
         get_current_target = staticmethod(lambda: GPUTarget("cuda", capability, 32))
         get_current_device = staticmethod(lambda: 0)
         get_current_stream = staticmethod(lambda device: 0)
 
-    launches = Launches()
     driver.set_active(Device())
-    JITFunction.__getitem__ = lambda kernel, grid: lambda *arguments, **options: launches.run(kernel, grid, arguments, options)
-    return launches
+    JITFunction.__getitem__ = lambda kernel, grid: lambda *arguments, **options: launch(kernel, grid, arguments, options)
 
 
 def _pack(number: float, type: str, size: int) -> bytes:
