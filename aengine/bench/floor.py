@@ -1,5 +1,5 @@
-"""The floor of a step and of a whole workload: bytes that must be moved over the bandwidth of a large copy or read, flops over the rate of
-a large matrix product, both measured on the spot. Knows the shapes of models, nothing of how steps are run."""
+"""The floor of a step and of a whole workload: bytes that must be moved over the bandwidth of a large read (of a copy, if that is more),
+flops over the rate of a large matrix product, both measured on the spot. Knows the shapes of models, nothing of how steps are run."""
 
 from __future__ import annotations
 
@@ -67,14 +67,15 @@ class MachineProbe:
         self._device = device
         size = 1 << 29 if device.type == "cuda" else 1 << 28
         if device.type == "cuda":
+            # A decode step reads and hardly writes, and a device may read faster than it copies, or torch's sum may be slower than memory.
             source = torch.ones(size // 4, dtype=torch.float32, device=device)
             target = torch.empty_like(source)
-            self._moved, self._move = 2 * size, lambda: target.copy_(source)
+            self._moves: list[tuple[int, Callable[[], object]]] = [(2 * size, lambda: target.copy_(source)), (size, source.sum)]
             self._width = 8192
         else:
-            # A decode step reads and hardly writes, so this is the sum of a buffer that fits no cache, in huge pages as packed weights are.
+            # The sum of a buffer that fits no cache, in huge pages as packed weights are.
             source = torch.from_numpy(lazy_bytes(size)).view(torch.float32).fill_(1.0)
-            self._moved, self._move = size, source.sum
+            self._moves = [(size, source.sum)]
             self._width = 1024
         # Not the generator of the device: after a recording that failed it takes everything for a part of it.
         generator = torch.Generator(device).manual_seed(0)
@@ -87,8 +88,8 @@ class MachineProbe:
 
     def measure(self, repeats: int = 3) -> Machine:
         """The best of `repeats` calls each."""
-        moving, multiplying = (best_seconds(action, self._device, repeats) for action in (self._move, self._multiply))
-        return Machine(self._moved / moving, 2 * self._width**3 / multiplying)
+        moved = max(size / best_seconds(move, self._device, repeats) for size, move in self._moves)
+        return Machine(moved, 2 * self._width**3 / best_seconds(self._multiply, self._device, repeats))
 
 
 def step_work(

@@ -1,8 +1,8 @@
 """Shapes of public models, so that a benchmark needs no download: a config.json with what decides their shape, and the demo tokenizer.
 
 Owns the numbers, which are those of the published config files, and the folder they are written to: Qwen/Qwen3-0.6B, Qwen/Qwen3-8B,
-meta-llama/Llama-3.1-8B, meta-llama/Llama-3.2-1B, google/gemma-3-1b-it, microsoft/Phi-4-mini-instruct, allenai/OLMoE-1B-7B-0924,
-openai/gpt-oss-20b. A name that ends with a number of layers is that of a model with fewer layers than the published one. Weights are
+Qwen/Qwen3-30B-A3B, meta-llama/Llama-3.1-8B, meta-llama/Llama-3.1-70B, meta-llama/Llama-3.2-1B, google/gemma-3-1b-it,
+microsoft/Phi-4-mini-instruct, allenai/OLMoE-1B-7B-0924, openai/gpt-oss-20b, deepseek-ai/DeepSeek-V3. A name that ends with a number of layers is that of a model with fewer layers than the published one. Weights are
 random (`load_format` dummy): a step takes as long whatever they are. The tokenizer knows far fewer ids than the models; ids that it lacks
 decode to nothing.
 """
@@ -139,6 +139,54 @@ _GPT_OSS: Mapping[str, Any] = {
     "torch_dtype": "bfloat16",
     "vocab_size": 201_088,
 }
+_QWEN3_MOE: Mapping[str, Any] = {
+    **_QWEN3,
+    "architectures": ["Qwen3MoeForCausalLM"],
+    "model_type": "qwen3_moe",
+    "moe_intermediate_size": 768,
+    "norm_topk_prob": True,
+    "num_experts": 128,
+    "num_experts_per_tok": 8,
+    "num_key_value_heads": 4,
+    "tie_word_embeddings": False,
+}
+_DEEPSEEK_V3: Mapping[str, Any] = {
+    "architectures": ["DeepseekV3ForCausalLM"],
+    "model_type": "deepseek_v3",
+    "eos_token_id": 1,
+    "first_k_dense_replace": 3,
+    "kv_lora_rank": 512,
+    "max_position_embeddings": 163840,
+    "moe_intermediate_size": 2048,
+    "n_group": 8,
+    "n_routed_experts": 256,
+    "n_shared_experts": 1,
+    "norm_topk_prob": True,
+    "num_experts_per_tok": 8,
+    "num_key_value_heads": 128,
+    "q_lora_rank": 1536,
+    "qk_nope_head_dim": 128,
+    "qk_rope_head_dim": 64,
+    "rms_norm_eps": 1e-06,
+    "rope_scaling": {
+        "beta_fast": 32,
+        "beta_slow": 1,
+        "factor": 40,
+        "mscale": 1.0,
+        "mscale_all_dim": 1.0,
+        "original_max_position_embeddings": 4096,
+        "type": "yarn",
+    },
+    "rope_theta": 10000,
+    "routed_scaling_factor": 2.5,
+    "scoring_func": "sigmoid",
+    "tie_word_embeddings": False,
+    "topk_group": 4,
+    "topk_method": "noaux_tc",
+    "torch_dtype": "bfloat16",
+    "v_head_dim": 128,
+    "vocab_size": 129_280,
+}
 _SMALL = {"head_dim": 64, "num_key_value_heads": 4, "vocab_size": 65_536, "eos_token_id": None}
 SHAPES: Mapping[str, Mapping[str, Any]] = {
     # qwen3-60m and gpt-oss-1.4b are of no published model: they are small enough for a CPU. The latter is gpt-oss-20b of half its width.
@@ -146,6 +194,9 @@ SHAPES: Mapping[str, Mapping[str, Any]] = {
     "qwen3-0.6b": {**_QWEN3, **_sizes(28, 1024, 3072, 16)},
     "qwen3-8b": {**_QWEN3, **_sizes(36, 4096, 12_288, 32), "tie_word_embeddings": False},
     "llama-3.1-8b": {**_LLAMA3, **_sizes(32, 4096, 14336, 32)},
+    "qwen3-30b-a3b": {**_QWEN3_MOE, **_sizes(48, 2048, 6144, 32)},
+    "llama-3.1-70b-20l": {**_LLAMA3, **_sizes(20, 8192, 28_672, 64)},
+    "deepseek-v3-4l": {**_DEEPSEEK_V3, **_sizes(4, 7168, 18_432, 128)},
     "llama-3.2-1b": {**_LLAMA3, **_LLAMA32, **_sizes(16, 2048, 8192, 32)},
     "gemma-3-1b": {**_GEMMA3, **_sizes(26, 1152, 6912, 4)},
     "phi-4-mini-8l": {**_PHI4_MINI, **_sizes(8, 3072, 8192, 24)},
@@ -160,7 +211,7 @@ def describe(name: str) -> str:
     """Describes a shape in one line for people: layers, sizes, heads, experts."""
     config = SHAPES[name]
     heads = f"{config['num_attention_heads']}/{config['num_key_value_heads']} heads"
-    count = config.get("num_experts", config.get("num_local_experts"))
+    count = next((config[key] for key in ("num_experts", "num_local_experts", "n_routed_experts") if key in config), None)
     experts = f", {config['num_experts_per_tok']}/{count} experts" if count else ""
     sizes = f"hidden {config['hidden_size']}, {heads}{experts}, vocabulary {config['vocab_size']}"
     return f"{name} ({config['num_hidden_layers']} layers, {sizes})"

@@ -49,6 +49,9 @@ PUBLISHED: dict[str, tuple[dict[str, int], int, int]] = {
     "qwen3-0.6b": ({}, 596_049_920, 114_688),
     "qwen3-8b": ({}, 8_190_735_360, 147_456),
     "llama-3.1-8b": ({}, 8_030_261_248, 131_072),
+    "qwen3-30b-a3b": ({}, 30_532_122_624, 98_304),
+    "llama-3.1-70b-20l": ({"num_hidden_layers": 80}, 70_553_706_496, 327_680),
+    "deepseek-v3-4l": ({"num_hidden_layers": 61}, 671_026_419_200, 70_272),
     "llama-3.2-1b": ({}, 1_235_814_400, 32_768),
     "gemma-3-1b": ({}, 999_885_952, 26_624),
     "phi-4-mini-8l": ({"num_hidden_layers": 32}, 3_836_021_760, 131_072),
@@ -73,8 +76,9 @@ def test_a_shape_is_the_published_one(name: str) -> None:
     assert f"{spec.num_layers} layers" in describe(name)
     published = spec_of(name, **changes)
     assert num_parameters(published) == parameters
-    attentions = [layer.attention for layer in published.layers]
-    assert 2 * sum(attention.num_kv_heads * (attention.key_dim + attention.value_dim) for attention in attentions) == kv_bytes
+    work = step_work(published, [1], [10_000], 1, 2).kv_bytes - step_work(published, [1], [9_999], 1, 2).kv_bytes
+    windowed = sum(2 * 2 * layer.attention.num_kv_heads * layer.attention.key_dim for layer in published.layers if layer.attention.window)
+    assert work + windowed == kv_bytes
 
 
 def test_ropes_contexts_and_windows() -> None:

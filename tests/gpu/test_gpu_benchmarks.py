@@ -29,5 +29,5 @@ def test_steps(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> No
         assert main(arguments) == 0
     (measured,) = json.loads(part.figures.read_text())["figures"]
     assert (measured["device"], measured["left_out"], measured["failed"]) == ("cuda:0", [], [])
-    assert len(measured["steps"]) == (4 if name == "step-fp8" else 10)
+    assert len(measured["steps"]) == (5 if name == "step-fp8" else 10)
     assert fake.replays > 0

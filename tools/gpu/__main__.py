@@ -1,4 +1,4 @@
-"""python -m tools.gpu [FOLDER] [PART...] [--dry-run]: the parts of a run one after another, each within its limit, and a summary.
+"""python -m tools.gpu [FOLDER] [STAGE or PART...] [--dry-run]: parts one after another, each within its limit, and a summary.
 
 Starts with the standard library alone. Every part is run, whatever became of the one before. Exits with 0 when all of them succeeded;
 without a CUDA device it tells what each part would do, and exits with 1.
@@ -13,7 +13,6 @@ import resource
 import signal
 import subprocess
 import sys
-import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
@@ -22,7 +21,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from tools.gpu import flashinfer_folder, outcomes
-from tools.gpu.parts import KEPT_FOR_SUMMARY, TOTAL, Part, all_parts
+from tools.gpu.parts import KEPT_FOR_SUMMARY, STAGE_SECONDS, STAGES, Part, all_parts
 from tools.gpu.running import run
 from tools.gpu.summary import PartResult, summary
 
@@ -35,16 +34,15 @@ WORKERS = 8  # of the tests: they compile more than they compute
 
 def main() -> int:
     begin = time.monotonic()
-    parser = argparse.ArgumentParser(prog="python -m tools.gpu", description="Check and measure on a CUDA device in less than ten minutes.")
+    parser = argparse.ArgumentParser(prog="python -m tools.gpu", description="Check and measure on a CUDA device.")
     parser.add_argument("folder", nargs="?", type=Path, default=Path("docs/results"), help="for the figures (default: docs/results)")
-    names = [part.name for part in all_parts("", Path(), "", 0)]
-    parser.add_argument("parts", nargs="*", metavar="PART", help=f"(default: all) {', '.join(names)}")
+    known = [*STAGES, *(part.name for part in all_parts("", Path(), "", 0))]
+    parser.add_argument("names", nargs="*", metavar="STAGE or PART", help=f"(default: all) {', '.join(known)}")
     parser.add_argument("--dry-run", action="store_true", help="tell what would be run, and with which limits")
-    parser.add_argument("--seconds", type=float, default=TOTAL, help=f"for all of it (default: {TOTAL:.0f})")
+    parser.add_argument("--seconds", type=float, help=f"for all of it (default: {STAGE_SECONDS:.0f} for each stage)")
     options = parser.parse_args()
-    if unknown := [name for name in options.parts if name not in names]:
-        parser.error(f"there is no part {unknown[0]}; there are {', '.join(names)}")
-    end = begin + options.seconds - KEPT_FOR_SUMMARY
+    if unknown := [name for name in options.names if name not in known]:
+        parser.error(f"there is no {unknown[0]}; there are {', '.join(known)}")
     resource.setrlimit(resource.RLIMIT_CORE, (0, resource.getrlimit(resource.RLIMIT_CORE)[1]))  # a core would take longer than the run
     site, problem = (None, None) if options.dry_run else _unpacked()
     environment = _environment(site)
@@ -52,9 +50,12 @@ def main() -> int:
     gpu = str(facts["gpu"]).lower().replace(" ", "-") if "gpu" in facts else "gpu"
     folder: Path = options.folder.resolve()
     workers = WORKERS if find_spec("xdist") is not None else 0
-    parts = [part for part in all_parts(sys.executable, folder, gpu, workers) if not options.parts or part.name in options.parts]
+    chosen = set(options.names) or set(STAGES)
+    parts = [part for part in all_parts(sys.executable, folder, gpu, workers) if chosen & {part.name, part.stage}]
+    seconds = options.seconds or STAGE_SECONDS * len({part.stage for part in parts})
+    end = begin + seconds - KEPT_FOR_SUMMARY
     if "gpu" not in facts or options.dry_run:
-        _tell(parts, problem)
+        _tell(parts, problem, seconds)
         if "gpu" not in facts:
             print(f"FAILED: torch finds no CUDA device with {sys.executable}", file=sys.stderr)
         return 0 if "gpu" in facts else 1
@@ -63,8 +64,7 @@ def main() -> int:
     results: list[PartResult] = []
     with (folder / f"{gpu}-log.txt").open("w") as log, _building(site, environment, log):
         for part in parts:
-            with _beside(part, end, environment, log):
-                results.append(_run_part(part, end, environment, log))
+            results.append(_run_part(part, end, environment, log))
         problems = [text for text in (problem, facts.get("problem")) if text]
         screen = summary(facts, results, time.monotonic() - begin, problems)
         log.write(screen + "\n")
@@ -113,20 +113,18 @@ def _facts(environment: Mapping[str, str]) -> dict[str, Any]:
     return dict(json.loads(done.stdout.splitlines()[-1])) if done.returncode == 0 else {}
 
 
-def _tell(parts: Sequence[Part], problem: str | None) -> None:
+def _tell(parts: Sequence[Part], problem: str | None, seconds: float) -> None:
     folder = ROOT / flashinfer_folder.FOLDER
     wheels, modules = (len(list(folder.glob(pattern))) for pattern in ("whl/*.whl", "aot/*/*.so"))
     held = problem or f"{wheels} wheels and {modules} prebuilt modules in {folder}"
     print(f"FlashInfer: {held}; missing modules are built beside the parts")
     for part in parts:
-        print(f"{part.name}: at most {part.limit:.0f} s, writes {part.figures.name}")
+        print(f"{part.stage}, {part.name}: at most {part.limit:.0f} s, writes {part.figures.name}")
         for command in part.commands:
             print(f"    {' '.join(command)}")
-        for command in part.beside:
-            print(f"    beside them: {' '.join(command)}")
         if part.alternative:
             print(f"    without figures once more, with {' '.join(part.alternative)}")
-    print(f"all parts together at most {TOTAL:.0f} s: the last one has what the others leave")
+    print(f"all parts together at most {seconds:.0f} s: the last one has what the others leave")
 
 
 @contextmanager
@@ -147,29 +145,6 @@ def _building(site: Path | None, environment: Mapping[str, str], log: IO[str]) -
             os.killpg(process.pid, signal.SIGKILL)
         process.wait()
         log.write(printed.read_text(errors="replace"))
-
-
-@contextmanager
-def _beside(part: Part, end: float, environment: Mapping[str, str], log: IO[str]) -> Iterator[None]:
-    """Runs what is to run beside a part; it has the part's limit, and is waited for."""
-    deadline = min(time.monotonic() + part.limit, end)
-    printed: list[str] = []
-
-    def run_all() -> None:
-        for command in part.beside:
-            if time.monotonic() > deadline:
-                break
-            printed.append(f"== beside {part.name}: {' '.join(command)}\n")
-            done = run(command, deadline - time.monotonic(), environment, printed.append)
-            printed.append(f"exit code {done.code} after {done.seconds:.0f} s\n")
-
-    thread = threading.Thread(target=run_all)
-    thread.start()
-    try:
-        yield
-    finally:
-        thread.join()
-        log.writelines(printed)
 
 
 def _run_part(part: Part, end: float, environment: Mapping[str, str], log: IO[str]) -> PartResult:

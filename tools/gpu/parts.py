@@ -1,6 +1,7 @@
-"""What a run consists of: the parts in their order, with their commands and time limits. Runs nothing.
+"""What a run consists of: three stages of parts in their order, with their commands and time limits. Runs nothing.
 
-Figures come before breadth, so that a run that is cut off has brought the figures.
+A stage ends within eight minutes, for machines that are lent for ten. Figures come before breadth, so that a run that is cut off has
+brought the figures; the first part needs nothing but PyTorch and Triton.
 """
 
 from __future__ import annotations
@@ -8,8 +9,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-TOTAL = 570.0
-"""Seconds of a whole run, beginning and summary included."""
+STAGES = ("figures", "shapes", "tests")
+STAGE_SECONDS = 470.0
+"""Of a whole stage, beginning and summary included."""
 KEPT_FOR_SUMMARY = 10.0
 
 # Rows of different lengths, and as many of the mean length; draws; decodes beside a chunk of a prompt.
@@ -35,11 +37,11 @@ class Part:
     """Commands that run one after another within `limit` seconds. `figures`: the file that they write; of tests, the outcomes."""
 
     name: str
+    stage: str
     limit: float
     commands: tuple[tuple[str, ...], ...]
     figures: Path
     alternative: tuple[str, ...] = ()  # added to the command, which is run again in what is left of the limit, when it brought no figures
-    beside: tuple[tuple[str, ...], ...] = ()  # commands that run at the same time, one after another, and whose outcome does not count
 
     @property
     def are_tests(self) -> bool:
@@ -52,48 +54,39 @@ def all_parts(python: str, folder: Path, gpu: str, workers: int) -> list[Part]:
     def figures(name: str) -> Path:
         return folder / f"{gpu}-{name}.json"
 
-    def bench(name: str, limit: float, *arguments: str, alternative: tuple[str, ...] = ("--eager",)) -> Part:
+    def bench(name: str, stage: str, limit: float, *arguments: str) -> Part:
         command = (python, "-m", "aengine.bench.cli", *arguments, "--device", "cuda", "--verbose", "--json", str(figures(name)))
-        return Part(name, limit, (command,), figures(name), alternative)
+        return Part(name, stage, limit, (command,), figures(name), ("--eager",))
 
-    def step(name: str, limit: float, *arguments: str) -> Part:
-        return bench(name, limit, "step", "--shape", "qwen3-8b", "--seconds", "0.6", *arguments)
+    def step(name: str, stage: str, limit: float, shape: str, *arguments: str) -> Part:
+        return bench(name, stage, limit, "step", "--shape", shape, "--seconds", "0.6", *arguments)
 
-    def tests(name: str, limit: float, *commands: tuple[str, ...], beside: tuple[tuple[str, ...], ...] = ()) -> Part:
+    def offline(shape: str, limit: float) -> Part:
+        return bench(f"offline-{shape}", "figures", limit, "offline", "--shape", shape, "--workload", "nano")
+
+    def tests(name: str, limit: float, *commands: tuple[str, ...]) -> Part:
         always = (python, "-m", "pytest", "-q", "-rsfE", "-p", "no:cacheprovider", "-p", "tools.gpu.outcomes")
-        return Part(name, limit, tuple((*always, *command) for command in commands), figures(name), beside=beside)
+        return Part(name, "tests", limit, tuple((*always, *command) for command in commands), figures(name))
 
-    # Triton compiles what the benchmarks need while tests, which are not timed, use the device: its cache is in the file system.
-    once = (
-        "--decode",
-        "1,32",
-        "--prefill",
-        "1024",
-        "--seconds",
-        "0.01",
-        "--kv-cache-memory",
-        str(8 << 30),
-        "--device",
-        "cuda",
-        "--verbose",
-    )
-    compiling = tuple(
-        (python, "-m", "aengine.bench.cli", "step", "--shape", "qwen3-8b", *once, *more)
-        for more in (("--attention-backend", "triton"), ("--attention-backend", "flashinfer"), ("--quantization", "fp8", "--eager"))
-    )
     several = ("-n", str(workers), "--maxschedchunk", "1") if workers else ()  # in order, whichever worker is free
     cases = [part for case in CASES for part in ("--case", case)]
-    usual = ("--decode", "1,32,256", "--prefill", "1024,8192", *cases, "--kernels", "1,256")
+    decodes = ("--decode", "1,32,256")
+    usual = (*decodes, "--prefill", "1024,8192", "--kernels", "1,256")
     shared = ("-m", "gpu and not whole_device", *several)
     core = [f"--deselect={test}" for test in CORE_TESTS if "::" in test] + [f"--ignore={test}" for test in CORE_TESTS if "::" not in test]
     return [
-        tests("core", 110, (*shared, *CORE_TESTS), beside=compiling),
-        step("step-flashinfer", 95, "--attention-backend", "flashinfer", *usual),
-        step("step-triton", 85, "--attention-backend", "triton", *usual),
-        step("step-fp8", 45, "--quantization", "fp8", "--decode", "1,32,256", "--prefill", "1024", "--kernels", "1"),
-        bench("offline-qwen3-8b", 62, "offline", "--shape", "qwen3-8b", "--workload", "nano"),
-        bench("offline-qwen3-0.6b", 40, "offline", "--shape", "qwen3-0.6b", "--workload", "nano"),
+        step("step-triton", "figures", 110, "qwen3-8b", "--attention-backend", "triton", *usual, *cases),
+        step("step-flashinfer", "figures", 110, "qwen3-8b", "--attention-backend", "flashinfer", *usual, *cases),
+        step("step-fp8", "figures", 60, "qwen3-8b", "--quantization", "fp8", *usual),
+        offline("qwen3-8b", 70),
+        offline("qwen3-0.6b", 50),
+        step("step-0.6b", "shapes", 50, "qwen3-0.6b", *usual),
+        step("step-moe", "shapes", 100, "qwen3-30b-a3b", *usual),
+        step("step-mla", "shapes", 100, "deepseek-v3-4l", *usual),
+        step("step-70b", "shapes", 90, "llama-3.1-70b-20l", *usual),
+        step("step-70b-fp8", "shapes", 90, "llama-3.1-70b-20l", "--quantization", "fp8", *usual),
+        tests("core", 130, (*shared, *CORE_TESTS)),
         tests(
-            "tests", 300, ("-m", "gpu and whole_device", "tests/runner"), (*shared, *core, "--continue-on-collection-errors", *GPU_TESTS)
+            "tests", 320, ("-m", "gpu and whole_device", "tests/runner"), (*shared, *core, "--continue-on-collection-errors", *GPU_TESTS)
         ),
     ]

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from tools.gpu.expected import DEVICE, surprises
 from tools.gpu.parts import EVEN, RAGGED, Part
 
 KERNELS = 5  # of each breakdown
@@ -42,6 +43,9 @@ def summary(facts: Mapping[str, Any], results: Sequence[PartResult], seconds: fl
         lines.append(f"{result.part.name:20}{result.seconds:4.0f} of {result.part.limit:.0f} s  {about}")
     lines += _failures(outcomes)
     lines += _steps(steps)
+    if facts.get("gpu") == DEVICE:
+        for name, model in steps.items():
+            lines += surprises(name, {_text(one["figures"]["case"]): one["figures"]["milliseconds"] for one in model.get("steps", ())})
     for name, model in steps.items():
         lines += [f"{name}: {line}" for line in model.get("start_up", ()) if "no graphs" in line or "attention backend" in line]
         lines += _kernels(name, model)
