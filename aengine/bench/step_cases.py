@@ -231,3 +231,20 @@ def step_plan(runner: ModelRunner, case: Case, step: int, *, given_tokens: bool,
         page_ids=pages.reshape(-1),
         adapters=1 + rows % case.adapters if case.adapters else np.zeros(0, np.int32),
     )
+
+
+def fill_pages(runner: ModelRunner, numbers: Iterator[int]) -> None:
+    """Computes a prompt, as long as a step can be, and copies its keys and values to all pages: a GPU reads zeros at less power, so faster.
+    `numbers` count the steps of the runner."""
+    last = runner.num_pages - 1
+    length = min(runner.max_num_batched_tokens, runner.max_model_len - 1, last * runner.page_size)
+    prompt = Case(1, length, 0)
+    runner.launch(step_plan(runner, prompt, next(numbers), given_tokens=True, new_rows=True)).result()
+    computed = filled = int(case_pages(runner, prompt).max())
+    one = Case(1, 1, 0)
+    while filled < last:
+        count = min(computed, last - filled)
+        plan = step_plan(runner, one, next(numbers), given_tokens=True, new_rows=True)
+        copies = np.arange(1, count + 1, dtype=np.int32)
+        runner.launch(replace(plan, copy_from=copies, copy_to=copies + filled)).result()
+        filled += count

@@ -1,7 +1,6 @@
 """Bare steps of a model against the floor: `aengine-bench step`. The runner alone, without scheduler, streams or text.
 
-The KV of a decode step's context is arbitrary: reading it takes as long whatever it holds. So are the numbers of its adapters, which are
-random ones in the files that PEFT writes.
+The KV of a decode step's context is arbitrary. So are the numbers of its adapters, which are random ones in the files that PEFT writes.
 
 The command `aengine-bench step`: its arguments, what it prints and the file that it writes."""
 
@@ -30,7 +29,7 @@ from aengine.bench.floor import Machine, MachineProbe, step_work
 from aengine.bench.load_options import add_engine_options, counts, engine_config
 from aengine.bench.probes import start_up_log
 from aengine.bench.report import table, write_json
-from aengine.bench.step_cases import Case, KernelTimes, kernel_times, step_plan, why_not
+from aengine.bench.step_cases import Case, KernelTimes, fill_pages, kernel_times, step_plan, why_not
 from aengine.models.loading.hub import resolve_model
 from aengine.models.loading.weight_bytes import quantized_bytes, weight_bytes
 from aengine.models.named_weights import named_weights
@@ -223,6 +222,8 @@ class StepBench:
         self._kv_cache_dtype, self._weights, self._adapter_bytes = kv_cache_dtype, weights, adapter_bytes
         self._probe = MachineProbe(runner.device, runner.dtype)
         self._numbers = itertools.count()
+        if runner.device.type == "cuda":
+            fill_pages(runner, self._numbers)
 
     def measure(self, case: Case) -> MeasuredStep:
         """Repeats a case for about `seconds`, in rounds."""

@@ -10,7 +10,7 @@ import pytest
 from aengine.api.config import EngineConfig
 from aengine.bench import steps
 from aengine.bench.floor import Machine, MachineProbe
-from aengine.bench.step_cases import Case, CaseRows, case_pages, step_plan, why_not
+from aengine.bench.step_cases import Case, CaseRows, case_pages, fill_pages, step_plan, why_not
 from aengine.bench.steps import ROUNDS, StepBench
 from aengine.models.config.model_config import load_spec
 from aengine.models.loading.hub import resolve_model
@@ -67,6 +67,25 @@ def test_rows_that_decode_begin_with_different_tokens(runner: ModelRunner, monke
         assert len(set(first.token_ids.tolist())) == CASES[0].rows
         assert others
         assert all((plan.num_decodes, len(plan.token_ids)) == (CASES[0].rows, 0) for plan in others)
+
+
+def test_all_pages_get_keys_and_values(runner: ModelRunner, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each page is copied from one that a prompt, or a copy before, has filled."""
+    plans: list[StepPlan] = []
+    launch = runner.launch
+
+    def record(plan: StepPlan) -> InFlightStep:
+        plans.append(plan)
+        return launch(plan)
+
+    monkeypatch.setattr(runner, "launch", record)
+    fill_pages(runner, itertools.count())
+    assert len(plans) > 2
+    filled = set(plans[0].page_ids.tolist())
+    for plan in plans[1:]:
+        assert set(plan.copy_from.tolist()) <= filled
+        filled |= set(plan.copy_to.tolist())
+    assert filled == set(range(1, runner.num_pages))
 
 
 @pytest.mark.slow
