@@ -44,6 +44,7 @@ from aengine.scheduler.plan import Features, NewRow, RowParams
 GREEDY = RowParams()
 _HEAVIEST = RowParams(temperature=1.0, top_p=0.9, logit_bias=((0, 1.0),), logprobs=20)
 _PROMPT_LEN = 2
+_FEW_TOKENS = (16, 32, 64, 65)
 
 
 class DummyStep(NamedTuple):
@@ -87,9 +88,12 @@ def warm_up_params(vocab_size: int) -> tuple[RowParams, ...]:
     )
 
 
-def warm_up_steps(max_num_seqs: int, vocab_size: int, page_size: int, num_groups: int, most_drafts: int = 0) -> Iterator[DummyStep]:
+def warm_up_steps(
+    max_num_seqs: int, vocab_size: int, page_size: int, num_groups: int, most_drafts: int = 0, most_tokens: int = 0
+) -> Iterator[DummyStep]:
     """For as many rows at a time as there may be: a step that computes their prompts, one that decodes some beside prompts, and one that
-    decodes all; with speculation also one that verifies a draft of each."""
+    decodes all; with speculation also one that verifies a draft of each. Then prompts of few tokens, up to `most_tokens`, for which GPUs
+    have kernels of their own."""
     params = warm_up_params(vocab_size)
     tokens = np.zeros(_PROMPT_LEN, dtype=np.int32)
     for begin in range(0, len(params), max_num_seqs):
@@ -105,6 +109,10 @@ def warm_up_steps(max_num_seqs: int, vocab_size: int, page_size: int, num_groups
             drafts = np.where(positions == 0, 0, -1).astype(np.int32)
             indices = np.arange(len(rows), dtype=np.int32)
             yield DummyStep(assigned, replace(step, logits_indices=indices, sampled_rows=rows, next_positions=positions + 1, drafts=drafts))
+    for length in _FEW_TOKENS:
+        if length <= most_tokens:
+            lengths = np.array([length], dtype=np.int32)
+            yield _dummy_step([NewRow(0, GREEDY)], 0, np.zeros_like(lengths), lengths, page_size, num_groups)
 
 
 def _dummy_step(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import pathlib
 import random
 from dataclasses import fields, replace
@@ -123,3 +124,5 @@ def test_every_parameter_is_tried() -> None:
     steps = list(warm_up_steps(4, VOCAB, 16, 1))
     assert len(steps) == 3 * -(-len(kinds) // 4)
     assert len(list(warm_up_steps(4, VOCAB, 16, 1, most_drafts=2))) == 4 * -(-len(kinds) // 4)
+    few = [int(step.layout.qo_indptr[-1]) for _, step in itertools.islice(warm_up_steps(4, VOCAB, 16, 1, most_tokens=64), len(steps), None)]
+    assert few == [16, 32, 64]

@@ -1,6 +1,7 @@
 """Products with `Codes`, which become numbers as a program reads them, and are never stored as wider numbers.
 
-What a group adds to a product is summed up in float32 before it is multiplied with the group's scale. Codes are exact in every dtype of
+Codes are the left factor of a product, and activations the right one: so a tile of 64 rows of codes is a whole tile of Hopper's tensor cores
+however few tokens there are, and float8 codes are multiplied where they were loaded to. What a group adds to a product is summed up in float32 before it is multiplied with the group's scale. Codes are exact in every dtype of
 activations; the numbers of a table are rounded to it. Nothing here waits for the device, and launches depend on shapes alone.
 """
 
@@ -13,11 +14,12 @@ from torch import Tensor
 
 from aengine.kernels.triton.codes import HALF, SHARED_BLOCKS, Codes, e2m1_numbers
 
-FEW_ROWS, FEW_COLUMNS, FEW_STAGES = 16, 64, 4  # of a program with few rows: a matrix is read as fast as memory gives it
-_SLICES, _SLICE = 4, 32  # of a program with few rows: warps, and columns that each reads at a time
-_STEP = 64  # columns that a program with many rows reads at a time
-_PROGRAMS = 2 * SHARED_BLOCKS  # of a product with few rows: as many as a GPU runs at once
+FEW_ROWS = 64
+"""Rows of a product that is as fast as memory gives it the matrix."""
+FEW_COLUMNS = 64  # of a program with few rows
 _SPLITS = 8  # the most programs that share a block of results
+_STEP = 128  # columns that a program with few rows reads at a time, and one with many half of it
+_AHEAD_BYTES = 49152  # that a program with few rows loads ahead
 
 
 def code_linear(x: Tensor, matrix: Codes, bias: Tensor | None, dtype: torch.dtype, x_scales: Tensor | None = None) -> Tensor:
@@ -30,49 +32,58 @@ def code_linear(x: Tensor, matrix: Codes, bias: Tensor | None, dtype: torch.dtyp
     if not rows:
         return out
     few, padded = rows <= FEW_ROWS, matrix.padded_features
-    block_m, block_n = (FEW_ROWS, FEW_COLUMNS) if few else (64, 128)
+    block_m, block_n = (few_block(rows), FEW_COLUMNS) if few else (64, 128)
+    options = code_options(matrix, few, x.dtype)
+    words = matrix.words.view(x.dtype) if x.dtype is torch.float8_e4m3fn else matrix.words
     splits, depth = shared_depth(rows, columns, padded)
     sums = torch.empty((splits, rows, columns) if splits > 1 else 1, dtype=torch.float32, device=x.device)
     _linear_codes[(triton.cdiv(columns, block_n), triton.cdiv(rows, block_m), splits)](
-        *(x, x_scales, x.stride(0), matrix.words, matrix.scales, matrix.offsets, matrix.order, matrix.table),
+        *(x, x_scales, x.stride(0), words, matrix.scales, matrix.offsets, matrix.order, matrix.table),
         *(bias, out, sums, matrix.arrivals, rows, columns, matrix.in_features, padded, depth),
-        **code_options(matrix, few, x.dtype),
+        **options,
         SPLITS=_SPLITS,
         BLOCK_M=block_m,
         BLOCK_N=block_n,
         num_warps=4 if few else 8,
-        num_stages=FEW_STAGES if few else 3,
+        num_stages=few_stages(matrix.format.bits, options["BLOCK_K"], block_m, x.itemsize) if few else 3,
     )
     return out
+
+
+def few_block(rows: int) -> int:
+    """Rows of the block of a program, of up to FEW_ROWS."""
+    return max(16, triton.next_power_of_2(rows))
+
+
+def few_stages(bits: int, block_k: int, block_m: int, itemsize: int) -> int:
+    """How many blocks of `block_k` columns a program with few rows loads ahead, and one more. `itemsize`: of activations."""
+    of_block = block_k * (FEW_COLUMNS * bits // 8 + block_m * itemsize)
+    return max(3, min(6, 1 + _AHEAD_BYTES // of_block))
 
 
 def shared_depth(rows: int, columns: int, padded: int) -> tuple[int, int]:
     """Among how many programs the depth of a block of results is shared, and how many of the padded columns each of them multiplies."""
     few = rows <= FEW_ROWS
-    blocks = triton.cdiv(rows, FEW_ROWS if few else 64) * triton.cdiv(columns, FEW_COLUMNS if few else 128)
-    step = _SLICES * _SLICE if few else _STEP
-    wanted = min(_SPLITS, max(1, (_PROGRAMS if few else _PROGRAMS // 2) // blocks))
-    depth = triton.cdiv(padded // step, wanted) * step
+    blocks = triton.cdiv(rows, few_block(rows) if few else 64) * triton.cdiv(columns, FEW_COLUMNS if few else 128)
+    wanted = min(_SPLITS, max(1, SHARED_BLOCKS // blocks))
+    depth = triton.cdiv(padded // _STEP, wanted) * _STEP
     return triton.cdiv(padded, depth), depth
 
 
 def code_options(matrix: Codes, few: bool, dtype: torch.dtype) -> dict[str, int]:
     """The constants of `code_sums` for a matrix and `few` rows of `dtype`, or many."""
     form = matrix.format
-    most = _SLICE if few else _STEP
+    most = _STEP if few else _STEP // 2
     if dtype is torch.float32:  # no tensor core multiplies it: each column takes registers
         most = 2 * HALF if form.bits == 4 else HALF
     block = min(most, form.group_size & -form.group_size) if form.group_size else most  # within a group, a power of two
-    slices = _SLICES if few else 1
     return {
         "KIND": form.kind,
         "BITS": form.bits,
         "GROUP": form.group_size,
         "ZERO": form.zero,
         "SIGNED": int(form.signed),
-        "SLICES": slices,
         "BLOCK_K": block,
-        "STEP": max(slices * block, _STEP),
         "HALF": HALF,
     }
 
@@ -101,9 +112,7 @@ def _linear_codes(
     GROUP: tl.constexpr,
     ZERO: tl.constexpr,
     SIGNED: tl.constexpr,
-    SLICES: tl.constexpr,
     BLOCK_K: tl.constexpr,
-    STEP: tl.constexpr,
     HALF: tl.constexpr,
     SPLITS: tl.constexpr,
     BLOCK_M: tl.constexpr,
@@ -118,7 +127,7 @@ def _linear_codes(
     end = tl.minimum(begin + split_depth, padded)
     total = code_sums(
         *(x, row * x_stride, present, words, scales, offsets, order, table, columns, depth, padded, column, inside, begin, end),
-        *(KIND, BITS, GROUP, ZERO, SIGNED, SLICES, BLOCK_K, STEP, HALF, BLOCK_M, BLOCK_N),
+        *(KIND, BITS, GROUP, ZERO, SIGNED, BLOCK_K, HALF, BLOCK_M, BLOCK_N),
     )
     if x_scales is not None:
         total *= tl.load(x_scales + row, mask=present, other=0.0)[:, None]
@@ -165,62 +174,46 @@ def code_sums(
     GROUP: tl.constexpr,
     ZERO: tl.constexpr,
     SIGNED: tl.constexpr,
-    SLICES: tl.constexpr,
     BLOCK_K: tl.constexpr,
-    STEP: tl.constexpr,
     HALF: tl.constexpr,
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
 ):
     """Rows of x, which begin at `x_rows` [BLOCK_M], times the rows `column` [BLOCK_N] of a matrix, over its columns from `begin` to `end`:
-    [BLOCK_M, BLOCK_N] float32.
-
-    SLICES > 1: so many warps have BLOCK_K columns each at a time, and all rows; what they add up is added at the end.
-    """
+    [BLOCK_M, BLOCK_N] float32."""
     per_word: tl.constexpr = codes_per_word(words.dtype.element_ty, BITS)
     word = tl.arange(0, BLOCK_K // per_word)
     byte = tl.arange(0, BLOCK_K * BITS // 8)
-    first = byte if BITS == 8 else byte // HALF * (2 * HALF) + byte % HALF
-    words_at = words + column.to(tl.int64) * (padded // per_word)
-    if SLICES > 1:
-        part = tl.arange(0, SLICES)[:, None, None]
-        words_at = words_at[None, None, :] + part * (BLOCK_K // per_word) + word[None, :, None]
-        first, in_group = part * BLOCK_K + first[None, None, :], part * BLOCK_K
-        x_rows, present, column, inside = x_rows[None, :, None], present[None, :, None], column[None, None, :], inside[None, None, :]
-        total = tl.zeros([SLICES, BLOCK_M, BLOCK_N], tl.float32)
-        x_sums = tl.zeros([SLICES, BLOCK_M, 1], tl.float32)
-    else:
-        words_at = words_at[None, :] + word[:, None]
-        first, in_group = first[None, :], 0
-        x_rows, present, column, inside = x_rows[:, None], present[:, None], column[None, :], inside[None, :]
-        total = tl.zeros([BLOCK_M, BLOCK_N], tl.float32)
-        x_sums = tl.zeros([BLOCK_M, 1], tl.float32)
+    first = (byte if BITS == 8 else byte // HALF * (2 * HALF) + byte % HALF)[:, None]
+    words_at = words + (column.to(tl.int64) * (padded // per_word))[:, None] + word[None, :]
+    x_rows, present, inside = x_rows[None, :], present[None, :], inside[:, None]
+    total = tl.zeros([BLOCK_N, BLOCK_M], tl.float32)
+    x_sums = tl.zeros([1, BLOCK_M], tl.float32)
     unit: tl.constexpr = _unit(x.dtype.element_ty, KIND)
-    for step in range(begin, end, STEP):
-        for block in tl.static_range(STEP // (SLICES * BLOCK_K)):
-            at = step + block * SLICES * BLOCK_K
-            read = tl.load(words_at + at // per_word, mask=inside, other=0)
-            sums = total if GROUP == 0 else tl.zeros_like(total)
-            of_rows = x_sums if GROUP == 0 else tl.zeros_like(x_sums)
-            for half in tl.static_range(8 // BITS):
-                rows = _columns_of(x, x_rows, present, order, at + first + half * HALF, depth)
-                numbers = _numbers(read, 4 * half, table, rows.dtype, KIND, BITS, ZERO, SIGNED)
-                sums = tl.dot(rows, numbers, sums, input_precision="ieee")
-                if offsets is not None:
-                    of_rows += tl.sum(rows.to(tl.float32), -1, keep_dims=True)
-            if GROUP == 0:
-                total = sums
-                x_sums = of_rows
-            else:
-                total += _scaled(sums, of_rows, scales, offsets, (at + in_group) // GROUP * columns + column, inside, unit)
+    for at in range(begin, end, BLOCK_K):
+        read = tl.load(words_at + at // per_word, mask=inside, other=0.0)
+        sums = total if GROUP == 0 else tl.zeros_like(total)
+        of_rows = x_sums if GROUP == 0 else tl.zeros_like(x_sums)
+        for half in tl.static_range(8 // BITS):
+            rows = _columns_of(x, x_rows, present, order, at + first + half * HALF, depth)
+            numbers = _numbers(read, 4 * half, table, rows.dtype, KIND, BITS, ZERO, SIGNED)
+            # Tensor cores add up products of float8 with few bits: what they have is added to a float32 after every block.
+            sums = tl.dot(numbers, rows, sums, input_precision="ieee", max_num_imprecise_acc=BLOCK_K)
+            if offsets is not None:
+                of_rows += tl.sum(rows.to(tl.float32), 0, keep_dims=True)
+        if GROUP == 0:
+            total = sums
+            x_sums = of_rows
+        else:
+            total += _scaled(sums, of_rows, scales, offsets, at // GROUP * columns + column[:, None], inside, unit)
     if GROUP == 0:
-        total = _scaled(total, x_sums, scales, offsets, column, inside, unit)
-    return tl.sum(total, 0) if SLICES > 1 else total
+        total = _scaled(total, x_sums, scales, offsets, column[:, None], inside, unit)
+    return tl.trans(total)
 
 
 @triton.jit
 def _columns_of(x, x_rows, present, order, column, depth):
-    """Columns of the activations, [..., rows, columns]."""
+    """Columns of the activations, [columns, rows]."""
     within = column < depth
     if order is not None:
         column = tl.load(order + column, mask=within, other=0)
@@ -249,7 +242,7 @@ def _numbers(
     than meant by the difference of the biases.
     """
     if dtype == tl.float8e4nv:
-        numbers = codes.to(tl.float8e4nv, bitcast=True)
+        numbers = codes
     elif KIND == 2:
         numbers = tl.load(table + ((codes >> shift) & 15).to(tl.int32)).to(dtype)
     elif KIND == 1 and BITS == 4:

@@ -35,19 +35,16 @@ def _at(codes: Tensor, sign: int, low: int) -> Tensor:
 
 @triton.jit
 def e2m1_numbers(words, second: tl.constexpr, dtype: tl.constexpr):
-    """The numbers [..., columns, rows] of the first 16 of each 32 columns, or of the second 16, of words [..., columns / 4, rows]."""
+    """The numbers [rows, columns] of the first 16 of each 32 columns, or of the second 16, of words [rows, columns / 4]."""
     words = words.to(tl.uint32, bitcast=True)
     if second:
         last = ((words << 1) & 0x80008000) | ((words >> 3) & 0x01800180) | ((words >> 7) & 0x00400040)
         numbers = tl.join(_halves(words << 6, dtype), _halves(last, dtype))
     else:
         numbers = tl.join(_halves(words, dtype), _halves(words << 3, dtype))
-    blocks: tl.constexpr = words.numel // (4 * words.shape[-1])
-    numbers = numbers.reshape([blocks, 4, words.shape[-1], 2, 2]).permute(0, 4, 1, 3, 2)
-    if len(words.shape) == 3:
-        return numbers.reshape([words.shape[0], 4 * words.shape[1], words.shape[2]])
-    else:
-        return numbers.reshape([4 * words.shape[0], words.shape[1]])
+    rows: tl.constexpr = words.shape[0]
+    columns: tl.constexpr = 4 * words.shape[1]
+    return numbers.reshape([rows, columns // 16, 4, 2, 2]).permute(0, 1, 4, 2, 3).reshape([rows, columns])
 
 
 @triton.jit

@@ -15,7 +15,7 @@ import triton.language as tl
 from torch import Tensor
 
 from aengine.kernels.layer_params import ExpertLinear, ExpertRouting, RouterScoring, SharedOutput
-from aengine.kernels.triton.code_products import FEW_STAGES, code_options, code_sums, codes_per_word
+from aengine.kernels.triton.code_products import code_options, code_sums, codes_per_word, few_stages
 from aengine.kernels.triton.codes import Codes
 
 
@@ -164,11 +164,12 @@ def grouped_linear(x: Tensor, linear: ExpertLinear, grouping: Grouping, share: i
     narrow = few or x.dtype is torch.float32  # no tensor core multiplies it: wide blocks take more registers than there are
     if isinstance(weight, Codes):
         columns, depth, options = weight.out_features, weight.in_features, code_options(weight, few, x.dtype)
+        stages = few_stages(weight.format.bits, options["BLOCK_K"], grouping.block, x.itemsize) if few else 3
         tensors, padded = (weight.words, weight.scales, weight.offsets, weight.order, weight.table), weight.padded_features
     else:
         _, columns, depth = weight.shape
-        options = dict.fromkeys(("KIND", "BITS", "GROUP", "ZERO", "SIGNED", "SLICES", "STEP", "HALF"), 0)
-        options["BLOCK_K"] = _DEPTH_BYTES // x.element_size()
+        options = dict.fromkeys(("KIND", "BITS", "GROUP", "ZERO", "SIGNED", "HALF"), 0)
+        options["BLOCK_K"], stages = _DEPTH_BYTES // x.element_size(), 4 if few else 3
         tensors, padded = (weight, None, None, None, None), depth
         assert weight.is_contiguous()
     choices, block = len(grouping.order), _FEW_COLUMNS if narrow else _COLUMNS
@@ -182,7 +183,7 @@ def grouped_linear(x: Tensor, linear: ExpertLinear, grouping: Grouping, share: i
             BLOCK_M=grouping.block,
             BLOCK_N=block,
             num_warps=4 if narrow else 8,
-            num_stages=FEW_STAGES if few else 3,
+            num_stages=stages,
         )
     return out
 
@@ -292,9 +293,7 @@ def _grouped_linear(
     GROUP: tl.constexpr,
     ZERO: tl.constexpr,
     SIGNED: tl.constexpr,
-    SLICES: tl.constexpr,
     BLOCK_K: tl.constexpr,
-    STEP: tl.constexpr,
     HALF: tl.constexpr,
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
@@ -316,18 +315,19 @@ def _grouped_linear(
             *(x, x_rows, present, weight + matrix * columns * (padded // codes_per_word(weight.dtype.element_ty, BITS)), scales + at),
             *(None if offsets is None else offsets + at, None if column_order is None else column_order + matrix * depth, table),
             *(columns, depth, padded, column, inside, 0, padded),
-            *(KIND, BITS, GROUP, ZERO, SIGNED, SLICES, BLOCK_K, STEP, HALF, BLOCK_M, BLOCK_N),
+            *(KIND, BITS, GROUP, ZERO, SIGNED, BLOCK_K, HALF, BLOCK_M, BLOCK_N),
         )
     else:
         at = tl.arange(0, BLOCK_K)
-        x_at = x + x_rows[:, None] + at[None, :]
-        weight_at = weight + (matrix * columns + column)[None, :] * depth + at[:, None]
-        total = tl.zeros([BLOCK_M, BLOCK_N], tl.float32)
+        x_at = x + x_rows[None, :] + at[:, None]
+        weight_at = weight + (matrix * columns + column)[:, None] * depth + at[None, :]
+        total = tl.zeros([BLOCK_N, BLOCK_M], tl.float32)  # weights are the left factor, as codes are
         for begin in range(0, depth, BLOCK_K):
             within = begin + at < depth
-            rows = tl.load(x_at + begin, mask=present[:, None] & within[None, :], other=0.0)
-            block = tl.load(weight_at + begin, mask=within[:, None] & inside[None, :], other=0.0)
-            total = tl.dot(rows, block, total, input_precision="ieee")
+            rows = tl.load(x_at + begin, mask=present[None, :] & within[:, None], other=0.0)
+            block = tl.load(weight_at + begin, mask=within[None, :] & inside[:, None], other=0.0)
+            total = tl.dot(block, rows, total, input_precision="ieee")
+        total = tl.trans(total)
     if bias is not None:
         total += tl.load(bias + matrix * columns + column, mask=inside, other=0.0).to(tl.float32)[None, :]
     tl.store(out + choice[:, None] * columns + column[None, :], total.to(out.dtype.element_ty), mask=present[:, None] & inside[None, :])

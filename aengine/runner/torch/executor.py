@@ -254,7 +254,9 @@ class TorchExecutor:
         setup, begin = self._setup, time.perf_counter()
         with self._stream.enter_stream():
             num_groups = self._model.backend.spec.num_groups
-            for dummy in warm_up_steps(setup.max_num_seqs, setup.spec.vocab_size, setup.config.page_size, num_groups, setup.most_drafts):
+            most_tokens = min(setup.max_num_batched_tokens, self._sizes[1])
+            sizes = setup.max_num_seqs, setup.spec.vocab_size, setup.config.page_size, num_groups
+            for dummy in warm_up_steps(*sizes, setup.most_drafts, most_tokens):
                 self._run_dummy(dummy)
             self._run_widest()
             self.assign_rows([NewRow(row, GREEDY) for row in range(setup.max_num_seqs)])  # so that no dummy parameters are left
