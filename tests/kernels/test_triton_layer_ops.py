@@ -263,7 +263,7 @@ def test_experts(device: str, dtype: torch.dtype, tokens: int, num_experts: int,
         torch.testing.assert_close(actual.float(), expected, rtol=tolerance, atol=tolerance)
 
 
-@pytest.mark.parametrize(("tokens", "num_experts", "top_k"), [(1, 8, 3), (90, 5, 2), (70, 40, 8), (200, 2, 1)])
+@pytest.mark.parametrize(("tokens", "num_experts", "top_k"), [(1, 8, 3), (90, 5, 2), (70, 40, 8), (200, 2, 1), (1200, 20, 4)])
 def test_choices_are_sorted_and_cut(device: str, dtype: torch.dtype, tokens: int, num_experts: int, top_k: int) -> None:
     """Blocks of one expert each, with all its choices in their order; experts without a choice have no block."""
     liked = numbers(device, torch.float32, tokens, num_experts) + 4.0 * numbers(device, torch.float32, num_experts, seed=1)

@@ -93,7 +93,7 @@ def attend_decodes(
         BLOCK_N=blocks.keys,
         ITEM_FIELDS=work.items.shape[1],
         **shared,
-        num_warps=4,
+        num_warps=blocks.warps,
         num_stages=blocks.stages,
     )
     if not work.num_partials:
@@ -214,6 +214,7 @@ class BlockSizes:
     least_queries: int = MIN_DOT  # room for pairs in a program of decode rows, at least
     prompt_queries: int = MIN_DOT  # pairs in a program of prompts
     stages: int = 3  # how many blocks of keys and values are loaded ahead, and one more
+    warps: int = 4  # of a program, at least
 
     @classmethod
     def of(cls, head_dim: int, value_dim: int, latent: bool, dtype: torch.dtype, cache_dtype: torch.dtype, hopper: bool) -> BlockSizes:
@@ -299,7 +300,7 @@ def attend_prefills(
         REST_DIM=width(query.shape[2] - value_dim),
         BLOCK_M=blocks.prompt_queries,
         BLOCK_N=blocks.keys,
-        num_warps=8 if blocks.prompt_queries > 64 else 4,
+        num_warps=8 if blocks.prompt_queries > 64 else blocks.warps,
         num_stages=blocks.stages,
     )
 

@@ -52,7 +52,7 @@ def code_linear(x: Tensor, matrix: Codes, bias: Tensor | None, dtype: torch.dtyp
 
 def few_block(rows: int) -> int:
     """Rows of the block of a program, of up to FEW_ROWS."""
-    return max(16, triton.next_power_of_2(rows))
+    return max(16, int(triton.next_power_of_2(rows)))
 
 
 def few_stages(bits: int, block_k: int, block_m: int, itemsize: int) -> int:

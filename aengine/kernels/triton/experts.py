@@ -118,7 +118,8 @@ def _best_groups(by_group, TOP_GROUPS: tl.constexpr, GROUP_TOP: tl.constexpr, RO
 
 _FEW, _MANY = 16, 64  # choices of a block
 _FEW_COLUMNS, _COLUMNS = 64, 128  # of a block: with few choices, and with many
-_SORTED, _READ = 32, 256  # choices that a program sorts, and that it compares them with at a time
+_SORTED, _READ = 32, 256  # choices that a program sorts at a time, and that it compares them with
+_PARTS = 16  # of all choices, whose counts a program adds up at a time
 _SUMMED = 1024  # columns of a program that adds up choices
 _DEPTH_BYTES = 128
 
@@ -142,13 +143,19 @@ class Grouping:
         num_blocks = min(choices, choices // block + num_experts)
         order, blocks = (torch.empty(shape, dtype=torch.int32, device=chosen.device) for shape in ((choices,), (3, num_blocks)))
         if choices:
-            _group_choices[(1 + triton.cdiv(choices, _SORTED),)](
-                *(chosen.contiguous(), order, blocks, choices, num_blocks),
+            chosen, parts, bins = chosen.contiguous(), triton.cdiv(choices, _READ), triton.next_power_of_2(num_experts + 1)
+            counts = None
+            if parts > 1:
+                counts = torch.empty((parts, bins), dtype=torch.int32, device=chosen.device)
+                _count_choices[(parts,)](chosen, counts, choices, EXPERTS=num_experts, BINS=bins, READ=_READ, num_warps=4)
+            _group_choices[(1 + parts,)](
+                *(chosen, counts, order, blocks, choices, num_blocks, parts),
                 EXPERTS=num_experts,
-                BINS=triton.next_power_of_2(num_experts + 1),
+                BINS=bins,
                 BLOCK=block,
                 SORTED=_SORTED,
                 READ=_READ,
+                PARTS=_PARTS,
                 num_warps=4,
             )
         experts, firsts, ends = blocks
@@ -203,52 +210,85 @@ def weighted_sums(outputs: Tensor, weights: Tensor, dtype: torch.dtype, shared: 
     return out
 
 
-@triton.jit(do_not_specialize=["choices", "num_blocks"])
+@triton.jit(do_not_specialize=["choices"])
+def _count_choices(chosen, counts, choices, EXPERTS: tl.constexpr, BINS: tl.constexpr, READ: tl.constexpr):
+    """Grid (parts of READ choices): how many choices of a part each expert has, [parts, BINS]."""
+    found = _count(chosen, choices, tl.program_id(0), EXPERTS, BINS, READ)
+    tl.store(counts + tl.program_id(0) * BINS + tl.arange(0, BINS), found)
+
+
+@triton.jit
+def _count(chosen, choices, part, EXPERTS: tl.constexpr, BINS: tl.constexpr, READ: tl.constexpr):
+    at = part * READ + tl.arange(0, READ)
+    return tl.histogram(tl.load(chosen + at, mask=at < choices, other=EXPERTS).to(tl.int32), BINS)
+
+
+@triton.jit
+def _sum_counts(counts, begin, end, BINS: tl.constexpr, PARTS: tl.constexpr):
+    """Of the parts from `begin` to `end`: [BINS]."""
+    total = tl.zeros([BINS], tl.int32)
+    for first in range(begin, end, PARTS):
+        part = first + tl.arange(0, PARTS)
+        found = tl.load(counts + part[:, None] * BINS + tl.arange(0, BINS)[None, :], mask=(part < end)[:, None], other=0)
+        total += tl.sum(found, 0)
+    return total
+
+
+@triton.jit(do_not_specialize=["choices", "num_blocks", "parts"])
 def _group_choices(
     chosen,
+    counts,
     order,
     blocks,
     choices,
     num_blocks,
+    parts,
     EXPERTS: tl.constexpr,
     BINS: tl.constexpr,
     BLOCK: tl.constexpr,
     SORTED: tl.constexpr,
     READ: tl.constexpr,
+    PARTS: tl.constexpr,
 ):
-    """Grid (1 + blocks of choices): the first program cuts experts into blocks, the others find the places of SORTED choices each, by
-    comparing them with all others: a sort would be several launches."""
+    """Grid (1 + parts of READ choices): the first program cuts experts into blocks, the others find the places of the choices of a part:
+    behind those of earlier experts, those of the same expert in earlier parts, and those before it in its own. `counts` of
+    `_count_choices`; None: there is one part."""
+    expert = tl.arange(0, BINS)
+    part = tl.maximum(tl.program_id(0) - 1, 0)
+    if counts is None:
+        before = tl.zeros([BINS], tl.int32)
+        total = _count(chosen, choices, 0, EXPERTS, BINS, READ)
+    else:
+        before = _sum_counts(counts, 0, part, BINS, PARTS)
+        total = before + _sum_counts(counts, part, parts, BINS, PARTS)
     if tl.program_id(0) == 0:
-        counts = tl.zeros([BINS], tl.int32)
-        for begin in range(0, choices, READ):
-            at = begin + tl.arange(0, READ)
-            counts += tl.histogram(tl.load(chosen + at, mask=at < choices, other=EXPERTS).to(tl.int32), BINS)
-        counts = tl.where(tl.arange(0, BINS) < EXPERTS, counts, 0)
-        ends = tl.cumsum(counts, 0)
-        num = tl.cdiv(counts, BLOCK)
+        total = tl.where(expert < EXPERTS, total, 0)
+        ends = tl.cumsum(total, 0)
+        num = tl.cdiv(total, BLOCK)
         block_ends = tl.cumsum(num, 0)
         for begin in range(0, num_blocks, 16):
             number = begin + tl.arange(0, 16)
             is_later = number[:, None] >= block_ends[None, :]
-            expert = tl.sum(is_later.to(tl.int32), 1)
-            mine = tl.arange(0, BINS)[None, :] == expert[:, None]
+            of_block = tl.sum(is_later.to(tl.int32), 1)
+            mine = expert[None, :] == of_block[:, None]
             end = tl.sum(tl.where(mine, ends[None, :], 0), 1)
             first_block = tl.sum(tl.where(mine, (block_ends - num)[None, :], 0), 1)
-            first = end - tl.sum(tl.where(mine, counts[None, :], 0), 1) + (number - first_block) * BLOCK
+            first = end - tl.sum(tl.where(mine, total[None, :], 0), 1) + (number - first_block) * BLOCK
             inside = number < num_blocks
-            tl.store(blocks + number, tl.where(expert < EXPERTS, expert, -1), mask=inside)
+            tl.store(blocks + number, tl.where(of_block < EXPERTS, of_block, -1), mask=inside)
             tl.store(blocks + num_blocks + number, first, mask=inside)
             tl.store(blocks + 2 * num_blocks + number, end, mask=inside)
     else:
-        number = (tl.program_id(0) - 1) * SORTED + tl.arange(0, SORTED)
-        mine = tl.load(chosen + number, mask=number < choices, other=EXPERTS).to(tl.int32)
-        place = tl.zeros([SORTED], tl.int32)
-        for begin in range(0, choices, READ):
-            at = begin + tl.arange(0, READ)
-            other = tl.load(chosen + at, mask=at < choices, other=EXPERTS).to(tl.int32)
-            is_before = (other[None, :] < mine[:, None]) | ((other[None, :] == mine[:, None]) & (at[None, :] < number[:, None]))
-            place += tl.sum(is_before.to(tl.int32), 1)
-        tl.store(order + place, number, mask=number < choices)
+        firsts = tl.cumsum(total, 0) - total + before
+        at = part * READ + tl.arange(0, READ)
+        other = tl.load(chosen + at, mask=at < choices, other=EXPERTS).to(tl.int32)
+        for begin in range(0, READ, SORTED):
+            number = part * READ + begin + tl.arange(0, SORTED)
+            mine = tl.load(chosen + number, mask=number < choices, other=EXPERTS).to(tl.int32)
+            is_before = (other[None, :] == mine[:, None]) & (at[None, :] < number[:, None])
+            place = tl.sum(is_before.to(tl.int32), 1)
+            place += tl.sum(tl.where(expert[None, :] == mine[:, None], firsts[None, :], 0), 1)
+            tl.store(order + place, number, mask=number < choices)
 
 
 @triton.jit
