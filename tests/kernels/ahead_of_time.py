@@ -69,6 +69,11 @@ def compiling_environment(*first: str | None) -> dict[str, str]:
     return environment
 
 
+def _most_stack_bytes(variant: Variant) -> int:
+    """Programs of 64 latent pairs, which alone have so much shared memory, spill, and are the fastest of those measured on an H200."""
+    return 400 if variant.kernel == "prefill_kernel" and variant.shared_bytes > 200 << 10 else _STACK_BYTES
+
+
 class AheadOfTime:
     """What running each of `codes`, which launch kernels on CPU tensors, compiles for a compute capability, times ten. All are run when the
     first is asked for."""
@@ -81,7 +86,7 @@ class AheadOfTime:
         found = self._results[name]
         assert isinstance(found, list), found
         variants = [Variant(**variant) for variant in found]
-        assert not [variant for variant in variants if variant.stack_bytes > _STACK_BYTES], variants
+        assert not [variant for variant in variants if variant.stack_bytes > _most_stack_bytes(variant)], variants
         return variants
 
     def kernels(self, name: str) -> Counter[str]:

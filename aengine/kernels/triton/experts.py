@@ -156,7 +156,7 @@ class Grouping:
                 SORTED=_SORTED,
                 READ=_READ,
                 PARTS=_PARTS,
-                num_warps=4,
+                num_warps=8,
             )
         experts, firsts, ends = blocks
         return cls(order, experts, firsts, ends, block)
@@ -266,23 +266,20 @@ def _group_choices(
         ends = tl.cumsum(total, 0)
         num = tl.cdiv(total, BLOCK)
         block_ends = tl.cumsum(num, 0)
-        for begin in range(0, num_blocks, 16):
-            number = begin + tl.arange(0, 16)
-            is_later = number[:, None] >= block_ends[None, :]
-            of_block = tl.sum(is_later.to(tl.int32), 1)
-            mine = expert[None, :] == of_block[:, None]
-            end = tl.sum(tl.where(mine, ends[None, :], 0), 1)
-            first_block = tl.sum(tl.where(mine, (block_ends - num)[None, :], 0), 1)
-            first = end - tl.sum(tl.where(mine, total[None, :], 0), 1) + (number - first_block) * BLOCK
-            inside = number < num_blocks
-            tl.store(blocks + number, tl.where(of_block < EXPERTS, of_block, -1), mask=inside)
-            tl.store(blocks + num_blocks + number, first, mask=inside)
-            tl.store(blocks + 2 * num_blocks + number, end, mask=inside)
+        first, first_block = ends - total, block_ends - num
+        for number in range(0, tl.max(num, 0)):
+            at = first_block + number
+            mine = number < num
+            tl.store(blocks + at, expert, mask=mine)
+            tl.store(blocks + num_blocks + at, first + number * BLOCK, mask=mine)
+            tl.store(blocks + 2 * num_blocks + at, ends, mask=mine)
+        for begin in range(tl.sum(num, 0), num_blocks, BINS):
+            tl.store(blocks + begin + expert, -1, mask=begin + expert < num_blocks)
     else:
         firsts = tl.cumsum(total, 0) - total + before
         at = part * READ + tl.arange(0, READ)
         other = tl.load(chosen + at, mask=at < choices, other=EXPERTS).to(tl.int32)
-        for begin in range(0, READ, SORTED):
+        for begin in range(0, tl.minimum(choices - part * READ, READ), SORTED):
             number = part * READ + begin + tl.arange(0, SORTED)
             mine = tl.load(chosen + number, mask=number < choices, other=EXPERTS).to(tl.int32)
             is_before = (other[None, :] == mine[:, None]) & (at[None, :] < number[:, None])
