@@ -2,9 +2,9 @@
 
 Owns the numbers, which are those of the published config files, and the folder they are written to: Qwen/Qwen3-0.6B, Qwen/Qwen3-8B,
 Qwen/Qwen3-30B-A3B, meta-llama/Llama-3.1-8B, meta-llama/Llama-3.1-70B, meta-llama/Llama-3.2-1B, google/gemma-3-1b-it,
-microsoft/Phi-4-mini-instruct, allenai/OLMoE-1B-7B-0924, openai/gpt-oss-20b, deepseek-ai/DeepSeek-V3. A name that ends with a number of layers is that of a model with fewer layers than the published one. Weights are
-random (`load_format` dummy): a step takes as long whatever they are. The tokenizer knows far fewer ids than the models; ids that it lacks
-decode to nothing.
+microsoft/Phi-4-mini-instruct, allenai/OLMoE-1B-7B-0924, openai/gpt-oss-20b, deepseek-ai/DeepSeek-V3. A name that ends with a number of
+layers is that of a model with fewer layers than the published one. Weights are random (`load_format` dummy): a step takes as long
+whatever they are. The tokenizer knows far fewer ids than the models; ids that it lacks decode to nothing.
 """
 
 from __future__ import annotations

@@ -1,8 +1,9 @@
 """Products with `Codes`, which become numbers as a program reads them, and are never stored as wider numbers.
 
-Codes are the left factor of a product, and activations the right one: so a tile of 64 rows of codes is a whole tile of Hopper's tensor cores
-however few tokens there are, and float8 codes are multiplied where they were loaded to. What a group adds to a product is summed up in float32 before it is multiplied with the group's scale. Codes are exact in every dtype of
-activations; the numbers of a table are rounded to it. Nothing here waits for the device, and launches depend on shapes alone.
+Codes are the left factor of a product, and activations the right one: so a tile of 64 rows of codes is a whole tile of Hopper's tensor
+cores however few tokens there are, and float8 codes are multiplied where they were loaded to. What a group adds to a product is summed up
+in float32 before it is multiplied with the group's scale. Codes are exact in every dtype of activations; the numbers of a table are
+rounded to it. Nothing here waits for the device, and launches depend on shapes alone.
 """
 
 from __future__ import annotations
