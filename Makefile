@@ -76,7 +76,7 @@ ifneq ($(filter gpu,$(MAKECMDGOALS)),)
 HAS_TORCH := $(shell $(PYTHON) -c 'import importlib.util; print(importlib.util.find_spec("torch") and "yes" or "")')
 FOR_GPU := $(if $(or $(HAS_TORCH),$(DRY_RUN)),,$(wildcard /dev/nvidia0))
 endif
-gpu: $(if $(FOR_GPU),$(CUDA)) ## on a CUDA device: tests and benchmarks of ten minutes into RESULTS=docs/results; DRY_RUN=1 tells what they are
+gpu: $(if $(FOR_GPU),$(CUDA)) ## on a CUDA device: benchmarks and tests in three stages of eight minutes into RESULTS=docs/results; DRY_RUN=1 tells what they are
 	@$(if $(FOR_GPU),$(BIN)/python,$(PYTHON)) -m tools.gpu $(if $(DRY_RUN),--dry-run )$(RESULTS)
 
 wheels: $(WHEELS)/.tools ## build the sdist and wheels with compiled kernels into dist/, and try the wheel of this machine without a compiler
