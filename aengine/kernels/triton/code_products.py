@@ -37,6 +37,7 @@ def code_linear(x: Tensor, matrix: Codes, bias: Tensor | None, dtype: torch.dtyp
     options = code_options(matrix, few, x.dtype)
     words = matrix.words.view(x.dtype) if x.dtype is torch.float8_e4m3fn else matrix.words
     splits, depth = shared_depth(rows, columns, padded)
+    gathers_many = few and block_m == FEW_ROWS and matrix.order is not None  # whose addresses four warps have no registers for
     sums = torch.empty((splits, rows, columns) if splits > 1 else 1, dtype=torch.float32, device=x.device)
     _linear_codes[(triton.cdiv(columns, block_n), triton.cdiv(rows, block_m), splits)](
         *(x, x_scales, x.stride(0), words, matrix.scales, matrix.offsets, matrix.order, matrix.table),
@@ -45,7 +46,7 @@ def code_linear(x: Tensor, matrix: Codes, bias: Tensor | None, dtype: torch.dtyp
         SPLITS=_SPLITS,
         BLOCK_M=block_m,
         BLOCK_N=block_n,
-        num_warps=4 if few else 8,
+        num_warps=4 if few and not gathers_many else 8,
         num_stages=few_stages(matrix.format.bits, options["BLOCK_K"], block_m, x.itemsize) if few else 3,
     )
     return out
