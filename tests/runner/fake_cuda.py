@@ -57,6 +57,7 @@ class FakeCuda:
             "device_count": lambda: 1,
             "current_device": lambda: 0,
             "get_device_capability": lambda *_: (9, 0),
+            "get_device_name": lambda *_: "fake",
             "get_device_properties": lambda *_: SimpleNamespace(
                 name="fake", multi_processor_count=132, major=9, minor=0, total_memory=80 << 30, L2_cache_size=50 << 20
             ),
@@ -65,8 +66,8 @@ class FakeCuda:
             "max_memory_reserved": lambda *_: 1 << 30,
             "reset_peak_memory_stats": lambda *_: None,
             "empty_cache": lambda: None,
-            "synchronize": lambda *_: self._wait("torch.cuda.synchronize"),
-            "Event": _Event,
+            "synchronize": lambda *_: torch.cuda.Stream().synchronize(),
+            "Event": type("Event", (_Event,), {"fake": self}),
             "Stream": type("Stream", (_Stream,), {"fake": self}),
             "current_stream": lambda *_: torch.cuda.Stream(),
             "stream": lambda _: ExitStack(),
@@ -122,6 +123,38 @@ class FakeCuda:
         if self.strict or self.capturing:
             raise HostWaitError(what)
 
+    # What a device with numbers does beside: here there are none.
+
+    def compute(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> None:
+        """An operation of torch, which is no view. `result`: of tensors without numbers."""
+
+    def launch(self, kernel: Any, grid: Any, args: tuple[Any, ...], options: dict[str, Any]) -> None:
+        """A kernel of Triton."""
+
+    def upload(self, source: Tensor, target: Tensor, waits: bool) -> None:
+        """From memory of the host."""
+
+    def download(self, source: Tensor, target: Tensor, waits: bool) -> None:
+        """To memory of the host."""
+        target.zero_()
+
+    def read_number(self, tensor: Tensor) -> Any:
+        return 0
+
+    def mark(self) -> int:
+        """A place in the order of all that was given to the device so far."""
+        return 0
+
+    def finish(self, mark: int | None = None) -> None:
+        """The host waits for what was given until then, or for everything."""
+
+    def begin_capture(self) -> None: ...
+
+    def end_capture(self) -> Any:
+        """What was given since `begin_capture`."""
+
+    def replay(self, captured: Any) -> None: ...
+
     def _launcher(self) -> Callable[[Any, Any], Callable[..., None]]:
         def of(kernel: Any, grid: Any) -> Callable[..., None]:
             def launch(*args: Any, **options: Any) -> None:
@@ -131,6 +164,7 @@ class FakeCuda:
                     assert tensor.device == CUDA, f"{kernel.fn.__name__} is given a tensor in host memory"
                 assert all(isinstance(size, int) and size > 0 for size in grid), f"{kernel.fn.__name__} has the grid {grid}"
                 self.launches.append(kernel.fn.__name__)
+                self.launch(kernel, grid, args, options)
 
             return launch
 
@@ -158,13 +192,14 @@ class _Operations(TorchDispatchMode):  # type: ignore[no-untyped-call]
             return self._copied(func, name, args, kwargs)
         if name == "_local_scalar_dense":
             self._fake._wait("a number is read")
-            return 0
+            return self._fake.read_number(args[0])
         for tensor in on_host:
             if tensor.dim():
                 self._fake._wait(f"{name} is given a tensor of shape {list(tensor.shape)} in host memory")
         result = func(*args, **kwargs)
         if name not in _NO_KERNEL and (func._schema.is_mutable or not _is_view(result, tensors)):
             self._fake.launches.append(name)
+            self._fake.compute(func, args, kwargs, result)
         return result
 
     def _on_host(self, func: Any, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -183,22 +218,33 @@ class _Operations(TorchDispatchMode):  # type: ignore[no-untyped-call]
         host = source if isinstance(target, FakeTensor) or (target is None and not isinstance(source, FakeTensor)) else target
         if source.numel() and (waits or host is None or not self._fake.is_pinned(host)):
             self._fake._wait(f"{list(source.shape)} numbers are copied {'to' if host is source else 'from'} the device")
+        dtype = kwargs.get("dtype") or source.dtype
         if host is source:
-            return torch.empty(source.shape, dtype=kwargs.get("dtype") or source.dtype, device=CUDA) if target is None else target
+            on_device = torch.empty(source.shape, dtype=dtype, device=CUDA) if target is None else target
+            self._fake.upload(source, on_device, waits)
+            return on_device
         with _disable_current_modes():  # type: ignore[no-untyped-call]
-            return torch.zeros(source.shape, dtype=kwargs.get("dtype") or source.dtype) if target is None else target.zero_()
+            on_host = torch.empty(source.shape, dtype=dtype) if target is None else target
+            self._fake.download(source, on_host, waits)
+            return on_host
 
 
 class _Event:
     """Waiting for one is how a host waits for what it needs, so that is no mistake."""
 
-    def __init__(self, **_: Any) -> None: ...
+    fake: FakeCuda
 
-    def record(self, *_: Any) -> None: ...
+    def __init__(self, **_: Any) -> None:
+        self._mark = 0
 
-    def synchronize(self) -> None: ...
+    def record(self, *_: Any) -> None:
+        self._mark = self.fake.mark()
+
+    def synchronize(self) -> None:
+        self.fake.finish(self._mark)
 
     def query(self) -> bool:
+        self.fake.finish(self._mark)
         return True
 
 
@@ -210,7 +256,8 @@ class _Stream:
     def __init__(self, *_: Any) -> None: ...
 
     def synchronize(self) -> None:
-        self.fake._wait("Stream.synchronize")
+        self.fake._wait("the host waits for all work")
+        self.fake.finish()
 
     def wait_event(self, event: Any) -> None: ...
 
@@ -223,14 +270,17 @@ class _Graph:
     def capture_begin(self, **_: Any) -> None:
         self.fake.capturing = True
         self._before, self.fake.launches = self.fake.launches, []
+        self.fake.begin_capture()
 
     def capture_end(self) -> None:
         self.fake.capturing = False
         self._captured, self.fake.launches = self.fake.launches, self._before
+        self._work = self.fake.end_capture()
 
     def replay(self) -> None:
         self.fake.replays += 1
         self.fake.launches += self._captured
+        self.fake.replay(self._work)
 
 
 _made = torch.tensor

@@ -16,6 +16,7 @@ BASE = 1 << 40
 GUARD = 4096  # bytes behind each allocation that belong to none
 UNITS = {1: np.uint8, 2: np.uint16, 4: np.uint32, 8: np.uint64}
 _ALLOCATED, _WRITTEN = 1, 2
+UNWRITTEN, WRITTEN = _ALLOCATED, _ALLOCATED | _WRITTEN
 _NO_RESERVE = 0x4000  # MAP_NORESERVE: pages are there once they are written
 
 
@@ -34,9 +35,14 @@ class DeviceMemory:
         flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | _NO_RESERVE
         self._data, self._state = (np.frombuffer(mmap.mmap(-1, size, flags=flags), np.uint8) for _ in range(2))
         self._next = GUARD
+        self._free: dict[int, list[int]] = {}  # places by size
 
     def allocate(self, size: int, offset: int = 0) -> int:
-        """The address of `size` bytes, `offset` behind a multiple of 512."""
+        """The address of `size` bytes, `offset` behind a multiple of 512. What stood there before is gone, or is not."""
+        if not offset and self._free.get(size):
+            at = self._free[size].pop()
+            self._state[at : at + size] = _ALLOCATED
+            return BASE + at
         at = -(-self._next // 512) * 512 + offset
         if at + size + GUARD > self._data.size:
             raise MemoryError(f"{size} bytes do not fit in what is left of {self._data.size}")
@@ -44,10 +50,21 @@ class DeviceMemory:
         self._state[at : at + size] = _ALLOCATED
         return BASE + at
 
+    def free(self, address: int, size: int) -> None:
+        """Gives back what `allocate` gave for `size` bytes: from now on each access is a fault, until they are allocated again."""
+        at = address - BASE
+        self._state[at : at + size] = 0
+        self._free.setdefault(size, []).append(at)
+
+    def bytes_at(self, address: int, size: int) -> tuple[NDArray[np.uint8], NDArray[np.uint8]]:
+        """The bytes themselves, and of each whether it was written, WRITTEN or UNWRITTEN: what changes here changes there."""
+        at = address - BASE
+        return self._data[at : at + size], self._state[at : at + size]
+
     def write(self, address: int, data: NDArray[np.uint8]) -> None:
         at = address - BASE
         self._data[at : at + data.size] = data
-        self._state[at : at + data.size] = _ALLOCATED | _WRITTEN
+        self._state[at : at + data.size] = WRITTEN
 
     def read(self, address: int, size: int) -> NDArray[np.uint8]:
         """A copy, with whatever stands in bytes that were never written."""
@@ -69,7 +86,7 @@ class DeviceMemory:
             other = numbers[places + k] != given
             if other.any():
                 raise MemoryFault("race: several threads store different numbers to one place", _spread(active, other))
-            state[places + k] = int.from_bytes(bytes([_ALLOCATED | _WRITTEN]) * unit, "little")
+            state[places + k] = int.from_bytes(bytes([WRITTEN]) * unit, "little")
 
     def exchange(self, thread: int, addresses: Bits, unit: int, new: np.uint64) -> None:
         """Stores the low bytes of a number for one thread, where `load` has been."""
@@ -84,7 +101,7 @@ class DeviceMemory:
         wrong = active & ((places < 0) | (places + size > self._data.size))
         places = np.where(active & ~wrong, places, GUARD - size)
         unit = min(size, 8)
-        state, needed = self._state.view(UNITS[unit]), (_ALLOCATED | _WRITTEN) if written else _ALLOCATED
+        state, needed = self._state.view(UNITS[unit]), WRITTEN if written else _ALLOCATED
         all_needed = int.from_bytes(bytes([needed]) * unit, "little")
         lacking = np.zeros(active.shape, bool)
         for part in range(size // unit):

@@ -32,24 +32,39 @@ class Launches:
 
     def run(self, kernel: Any, grid: Sequence[int], arguments: Sequence[Any], options: Mapping[str, Any]) -> None:
         """Compiles for these arguments, and executes with copies of their tensors, which it copies back."""
+        memory, copies = DeviceMemory(4 << 30), _Copies()
+        self.compiled(kernel, grid, arguments, options, lambda tensor: copies.address(memory, tensor))(memory)
+        copies.copy_back(memory)
+
+    def compiled(
+        self,
+        kernel: Any,
+        grid: Sequence[int],
+        arguments: Sequence[Any],
+        options: Mapping[str, Any],
+        address: Callable[[torch.Tensor], int],
+    ) -> Callable[[DeviceMemory], None]:
+        """Compiles for these arguments, and returns what executes the launch. `address`: of a tensor in the device's memory."""
         binary = kernel.run(*arguments, grid=grid, warmup=True, **options)
         if binary.hash not in self.executed:
             (code,) = read_kernels(self.edit(binary.asm["ptx"])).values()
             self.executed[binary.hash] = code, np.zeros(len(code.instructions), np.int64)
         code, executed = self.executed[binary.hash]
         given = dict(zip(kernel.arg_names, arguments, strict=False)) | {name: options[name] for name in kernel.arg_names if name in options}
-        memory, copies = DeviceMemory(4 << 30), _Copies()
         numbers = []
         for name, kind in binary.src.signature.items():
             if kind != "constexpr":
                 value = given[name]
-                numbers.append(copies.address(memory, value) if isinstance(value, torch.Tensor) else value)
+                numbers.append(address(value) if isinstance(value, torch.Tensor) else value)
         numbers += [0] * (len(code.parameters) - len(numbers))  # scratch memory of the launcher, which no kernel here asks for
         packed = tuple(_pack(number, one.type, one.size) for number, one in zip(numbers, code.parameters, strict=True))
         x, y, z = (*grid, 1, 1)[:3]
         launch = Launch((x, y, z), (32 * binary.metadata.num_warps, 1, 1), packed, binary.metadata.shared)
-        executed += execute(code, memory, launch)
-        copies.copy_back(memory)
+
+        def run(memory: DeviceMemory) -> None:
+            np.add(executed, execute(code, memory, launch), out=executed)
+
+        return run
 
 
 @dataclass
@@ -80,8 +95,13 @@ def install(capability: int) -> Launches:
 
 
 def redirect(capability: int, launch: Callable[[Any, Sequence[int], Sequence[Any], Mapping[str, Any]], None]) -> None:
-    """From now on, launches of this process go to `launch`, with kernel, grid, arguments and options. `kernel.run(warmup=True)` compiles
-    for `capability`."""
+    """From now on, launches of this process go to `launch`, with kernel, grid, arguments and options."""
+    compile_for(capability)
+    JITFunction.__getitem__ = lambda kernel, grid: lambda *arguments, **options: launch(kernel, grid, arguments, options)
+
+
+def compile_for(capability: int) -> None:
+    """From now on, `kernel.run(warmup=True)` in this process compiles for `capability`."""
 
     class Device:
         get_current_target = staticmethod(lambda: GPUTarget("cuda", capability, 32))
@@ -89,7 +109,6 @@ def redirect(capability: int, launch: Callable[[Any, Sequence[int], Sequence[Any
         get_current_stream = staticmethod(lambda device: 0)
 
     driver.set_active(Device())
-    JITFunction.__getitem__ = lambda kernel, grid: lambda *arguments, **options: launch(kernel, grid, arguments, options)
 
 
 def _pack(number: float, type: str, size: int) -> bytes:
