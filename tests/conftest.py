@@ -1,5 +1,7 @@
 """One OpenMP thread for the whole run: the models here are tiny, and threads that spin for each other cost more than they bring.
 
+With AENGINE_EXECUTE_PTX=1, tests of a GPU run without one: what their kernels are compiled to is executed.
+
 With `-m gpu`, test modules that need what a GPU host may lack are skipped, with the reason, instead of ending the run.
 """
 
@@ -24,6 +26,11 @@ from aengine.api.runtime import switch_often
 sys.dont_write_bytecode = False
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # read when torch is loaded, so before any test imports it
+if os.environ.get("AENGINE_EXECUTE_PTX"):  # before any module asks for a device
+    from computing_cuda import ComputingCuda
+
+    for_all_tests = ComputingCuda().in_all_threads()
+    for_all_tests.__enter__()
 switch_often()  # the loops here are busy more often than not
 
 

@@ -17,7 +17,7 @@ import torch
 INTERPRETED = not torch.cuda.is_available()
 
 if INTERPRETED:
-    os.environ.setdefault("TRITON_INTERPRET", "1")  # 0 where kernels are compiled and their PTX is executed
+    os.environ["TRITON_INTERPRET"] = "1"
 
 triton = pytest.importorskip("triton", reason="needs triton") if INTERPRETED else importlib.import_module("triton")
 

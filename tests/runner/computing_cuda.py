@@ -9,12 +9,15 @@ from __future__ import annotations
 
 import threading
 import weakref
+from collections.abc import Iterator
+from contextlib import contextmanager
 from collections import deque
 from collections.abc import Callable
 from typing import Any
+from unittest import mock
 
 import torch
-from fake_cuda import FakeCuda
+from fake_cuda import CUDA, FakeCuda
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils._python_dispatch import _disable_current_modes
@@ -161,6 +164,18 @@ class ComputingCuda(FakeCuda):
         for work in captured:
             self._give(work)
 
+    @contextmanager
+    def in_all_threads(self) -> Iterator[None]:
+        """Active for the whole process, as a real device is."""
+        bootstrap = threading.Thread._bootstrap_inner  # type: ignore[attr-defined]
+
+        def with_device(thread: threading.Thread) -> None:
+            with self.in_this_thread():
+                bootstrap(thread)
+
+        with self.active(), mock.patch.object(threading.Thread, "_bootstrap_inner", with_device), mock.patch.object(Tensor, "cuda", _cuda):
+            yield
+
     def _number_or_memory(self, value: Any) -> Any:
         if isinstance(value, FakeTensor):
             return self.memory(value).tensor(value)
@@ -189,3 +204,7 @@ class ComputingCuda(FakeCuda):
             self._given += 1
         if self._early:
             self.finish()
+
+
+def _cuda(tensor: Tensor, device: Any = CUDA, non_blocking: bool = False) -> Tensor:
+    return tensor.to(CUDA, non_blocking=non_blocking)

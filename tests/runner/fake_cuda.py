@@ -23,7 +23,6 @@ from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.utils._device import _device_constructors
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 from torch.utils._pytree import tree_leaves
-from triton_mode import triton
 
 from aengine.runner.torch import capture
 
@@ -48,6 +47,7 @@ class FakeCuda:
         self.strict = False
         """Whether what makes the host wait raises HostWaitError. While a graph is captured it does so always."""
         self.capturing = False
+        self._tensors = FakeTensorMode(allow_non_fake_inputs=True)
         self._pinned: dict[int, Tensor] = {}  # by address; kept, so that no address is used again
 
     @contextmanager
@@ -74,7 +74,8 @@ class FakeCuda:
             "graph_pool_handle": lambda: (0, 0),
             "CUDAGraph": type("CUDAGraph", (_Graph,), {"fake": self}),
         }
-        tensors = FakeTensorMode(allow_non_fake_inputs=True)
+        from triton.runtime.jit import KernelInterface  # here, once tests have said whether Triton interprets
+
         _device_constructors()  # the functions that obey `with torch.device(...)`, which torch keeps from its first look: not `_tensor`
         with ExitStack() as stack:
             for name, value in cuda.items():
@@ -83,11 +84,16 @@ class FakeCuda:
             stack.enter_context(mock.patch.object(torch, "tensor", _tensor))
             stack.enter_context(mock.patch.object(capture, "_borrowed", lambda tensor: tensor))  # there is no memory
             stack.enter_context(mock.patch.object(fake_tensor, "init_gpu_context"))  # nor a driver
-            stack.enter_context(mock.patch.object(triton.runtime.jit.KernelInterface, "__getitem__", self._launcher()))
+            stack.enter_context(mock.patch.object(KernelInterface, "__getitem__", self._launcher()))
             stack.enter_context(_device_guard())
-            stack.enter_context(tensors)
-            stack.enter_context(_Operations(self))
+            stack.enter_context(self.in_this_thread())
             yield self
+
+    @contextmanager
+    def in_this_thread(self) -> Iterator[None]:
+        """While the device is active: operations of another thread find it, too."""
+        with self._tensors, _Operations(self):
+            yield
 
     def library(self) -> Any:
         """A FlashInfer whose functions are launches; the `run` of a wrapper is two, of which the second combines splits."""
