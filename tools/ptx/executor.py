@@ -17,28 +17,15 @@ from tools.ptx import matrices
 from tools.ptx.arithmetic import evaluate
 from tools.ptx.groups import AsyncGroups
 from tools.ptx.memory import DeviceMemory, MemoryFault, SharedMemory
-from tools.ptx.numbers import FLOATS, Bits, rounded, values
-from tools.ptx.program import (
-    SIZES,
-    SPECIAL,
-    Address,
-    Immediate,
-    Instruction,
-    Kernel,
-    NumberKind,
-    Operand,
-    PtxError,
-    Register,
-    Symbol,
-    Vector,
-)
+from tools.ptx.numbers import Bits
+from tools.ptx.program import SIZES, Address, Immediate, Instruction, Kernel, NumberKind, Operand, PtxError, Symbol, Vector
+from tools.ptx.registers import Registers, mask
 
 _U = np.uint64
 _LANES, _WARP_GROUP = 32, 128
 MOST_GRID = (2**31 - 1, 65535, 65535)
 _MOST_BLOCK = (1024, 1024, 64)
 _MOST_THREADS, _MOST_SHARED = 1024, 227 << 10
-_POISON = _U(0xDEADBEEFDEADBEEF)  # of registers that were never written: compilers fill up pairs with such
 _NOTHING = {"membar", "fence", "prefetch", "nanosleep", "griddepcontrol"}
 
 
@@ -102,7 +89,7 @@ class _Blocks:
         self._places, shared = _shared_layout(kernel, launch.shared_bytes)
         self._shared = SharedMemory(shared, len(blocks), self._block_of, thread // _LANES)
         self._arguments = {one.name: argument for one, argument in zip(kernel.parameters, launch.arguments, strict=True)}
-        self._registers = self._special(thread, blocks[self._block_of])
+        self._registers = Registers(self._threads, self._special(thread, blocks[self._block_of]), self._places)
         self._pcs = np.zeros(self._threads, np.int64)
         self._waiting = np.zeros(self._threads, bool)
         self._end = len(kernel.instructions)
@@ -154,7 +141,7 @@ class _Blocks:
 
     def _guard(self, instruction: Instruction) -> NDArray[np.bool_]:
         assert instruction.guard is not None
-        guards: NDArray[np.bool_] = (self._read(instruction.guard.register, "pred") != 0) ^ instruction.guard.negated
+        guards: NDArray[np.bool_] = (self._registers.read(instruction.guard.register, "pred") != 0) ^ instruction.guard.negated
         return guards
 
     def _fault(self, instruction: Instruction, what: str, threads: NDArray[np.bool_]) -> KernelFault:
@@ -218,86 +205,32 @@ class _Blocks:
         elif name in ("atom", "red"):
             self._exchange(opcode, operands, doing)
         elif name == "shfl":
-            self._write(operands[0], self._shuffle(opcode, operands, doing), doing)
+            self._registers.write(operands[0], self._shuffle(opcode, operands, doing), doing)
         elif name == "redux":
-            self._write(operands[0], self._reduce(opcode, operands, doing), doing)
+            self._registers.write(operands[0], self._reduce(opcode, operands, doing), doing)
         elif name == "vote":
-            self._write(operands[0], self._vote(opcode, operands, doing), doing)
+            self._registers.write(operands[0], self._vote(opcode, operands, doing), doing)
         elif name == "ldmatrix":
             self._load_matrices(opcode, operands, doing)
         elif name == "stmatrix":
             self._store_matrices(opcode, operands, doing)
         elif name == "mma":
             self._whole_warps(doing)
-            a, b, c = (np.stack([self._read(part, "b32") for part in _parts(one)]) for one in operands[1:4])
+            a, b, c = (np.stack([self._registers.read(part, "b32") for part in _parts(one)]) for one in operands[1:4])
             for target, part in zip(_parts(operands[0]), matrices.product(opcode, a, b, c), strict=True):
-                self._write(target, part, doing)
+                self._registers.write(target, part, doing)
         elif name == "cvta":
-            self._write(operands[0], self._read(operands[1], opcode[-1]), doing)
+            self._registers.write(operands[0], self._registers.read(operands[1], opcode[-1]), doing)
         elif not operands:
             raise PtxError(f"{instruction} is not modelled")
         else:
-            self._write(operands[0], evaluate(opcode, self._operands(opcode, operands[1:])), doing)
-
-    def _operands(self, opcode: Sequence[str], operands: Sequence[Operand]) -> list[Bits]:
-        """Of all threads. Amounts of shifts, positions and predicates have types of their own."""
-        name, kind = opcode[0], opcode[-1]
-        kinds = [kind] * len(operands)
-        if name in ("shl", "shr", "bfe"):
-            kinds[1:] = ["u32"] * (len(kinds) - 1)
-        elif name == "bfi":
-            kinds[2:] = ["u32", "u32"]
-        elif name in ("selp", "setp"):
-            kinds[2:] = ["pred"] * (len(kinds) - 2)
-        elif name == "mad" and "wide" in opcode:
-            kinds[2] = kind[0] + str(2 * int(kind[1:]))
-        return [self._read(one, of) for one, of in zip(operands, kinds, strict=True)]
-
-    def _read(self, operand: Operand, kind: str) -> Bits:
-        match operand:
-            case Register(name, type):
-                if name not in self._registers:
-                    if name in SPECIAL:
-                        raise PtxError(f"{name} is not modelled")
-                    self._registers[name] = np.full(self._threads, _POISON & _mask(type))
-                return self._registers[name]
-            case Immediate(bits, of):
-                if of is NumberKind.FLOAT64 and kind in FLOATS and kind != "f64":
-                    return np.repeat(rounded(values(np.array([bits], _U), "f64"), kind), self._threads)
-                return np.full(self._threads, bits & (2**64 - 1), _U)
-            case Symbol(name):
-                if name not in self._places:
-                    raise PtxError(f"{name} is no array of shared memory")
-                return np.full(self._threads, self._places[name], _U)
-            case Vector(parts):
-                width = 8 * SIZES[kind] // len(parts)
-                whole = np.zeros(self._threads, _U)
-                for k, part in enumerate(parts):
-                    whole |= (self._read(part, f"b{width}") & _U(2**width - 1)) << _U(k * width)
-                return whole
-            case Address():
-                raise PtxError("an address where a number is expected")
-
-    def _write(self, target: Operand, bits: Bits, doing: NDArray[np.bool_]) -> None:
-        match target:
-            case Register(name, type):
-                old = self._registers.get(name)
-                bits = bits & _mask(type)
-                self._registers[name] = bits if doing.all() else np.where(doing, bits, _POISON & _mask(type) if old is None else old)
-            case Vector(parts):
-                types = [part.type for part in parts if isinstance(part, Register)]
-                for k, part in enumerate(parts):
-                    self._write(part, bits >> _U(k * 8 * SIZES[types[0]]), doing)
-            case Symbol("_"):
-                pass
-            case _:
-                raise PtxError("a result needs a register")
+            self._registers.write(operands[0], evaluate(opcode, self._registers.read_all(opcode, operands[1:])), doing)
 
     # Memory
 
     def _address(self, operand: Operand) -> Bits:
         assert isinstance(operand, Address)
-        base = np.zeros(self._threads, _U) if operand.base is None else self._read(operand.base, "u64")
+        base = np.zeros(self._threads, _U) if operand.base is None else self._registers.read(operand.base, "u64")
         return base + _U(operand.offset & (2**64 - 1))
 
     def _memory_of(self, opcode: Sequence[str]) -> DeviceMemory | SharedMemory:
@@ -320,11 +253,11 @@ class _Blocks:
         else:
             parts = self._memory_of(opcode).load(self._address(operands[1]), unit, len(targets), doing)
         for target, part in zip(targets, parts, strict=True):
-            self._write(target, evaluate(("mov", kind), [part]), doing)
+            self._registers.write(target, evaluate(("mov", kind), [part]), doing)
 
     def _store(self, opcode: Sequence[str], operands: Sequence[Operand], doing: NDArray[np.bool_]) -> None:
         kind = opcode[-1]
-        parts = [self._read(one, kind) for one in _parts(operands[1])]
+        parts = [self._registers.read(one, kind) for one in _parts(operands[1])]
         self._memory_of(opcode).store(self._address(operands[0]), SIZES[kind], parts, doing)
 
     def _copy(self, instruction: Instruction, doing: NDArray[np.bool_]) -> None:
@@ -338,7 +271,7 @@ class _Blocks:
         if "commit_group" in opcode or opcode[2].startswith("wait"):
             return
         size = _integer(operands[2])
-        given = self._read(operands[3], "u32") if len(operands) > 3 else np.full(self._threads, size, _U)
+        given = self._registers.read(operands[3], "u32") if len(operands) > 3 else np.full(self._threads, size, _U)
         if (doing & (given != size) & (given != 0)).any():
             raise PtxError("a copy of a part of its size is not modelled")
         to, source, unit = self._address(operands[0]), self._address(operands[1]), min(size, 8)
@@ -362,9 +295,9 @@ class _Blocks:
         self._whole_warps(doing, _WARP_GROUP)
         shape = matrices.GroupShape.of(opcode, [_integer(one) for one in operands[4:]], isinstance(operands[1], Vector))
         targets = _parts(operands[0])
-        kept = self._read(operands[3], "pred")
-        held = np.stack([self._read(one, "b32") for one in operands[1].parts]) if isinstance(operands[1], Vector) else None
-        descriptors = [None if held is not None else self._read(operands[1], "b64"), self._read(operands[2], "b64")]
+        kept = self._registers.read(operands[3], "pred")
+        held = np.stack([self._registers.read(one, "b32") for one in operands[1].parts]) if isinstance(operands[1], Vector) else None
+        descriptors = [None if held is not None else self._registers.read(operands[1], "b64"), self._registers.read(operands[2], "b64")]
 
         def of_shared(which: int, group: int) -> NDArray[np.float32]:
             descriptor = descriptors[which]
@@ -380,8 +313,8 @@ class _Blocks:
                 left = of_shared(0, group) if held is None else matrices.held_rows(held[:, lanes], shape.kinds[0])
                 results[:, lanes] = matrices.spread_product(left, of_shared(1, group))
             for target, part in zip(targets, results, strict=True):
-                before = np.where(kept != 0, self._read(target, "f32").astype(np.uint32).view(np.float32), np.float32(0))
-                self._write(target, (before + part).view(np.uint32).astype(_U), now)
+                before = np.where(kept != 0, self._registers.read(target, "f32").astype(np.uint32).view(np.float32), np.float32(0))
+                self._registers.write(target, (before + part).view(np.uint32).astype(_U), now)
 
         for group in np.flatnonzero(doing[::_WARP_GROUP]).tolist():
             for which in range(2):
@@ -394,7 +327,7 @@ class _Blocks:
         kind, memory = opcode[-1], self._memory_of(opcode)
         what = next(part for part in opcode if part in ("add", "min", "max", "and", "or", "xor", "exch", "cas"))
         target, (place, *given) = (operands[0], operands[1:]) if opcode[0] == "atom" else (Symbol("_"), operands)
-        addresses, numbers = self._address(place), [self._read(one, kind) for one in given]
+        addresses, numbers = self._address(place), [self._registers.read(one, kind) for one in given]
         before = np.zeros(self._threads, _U)
         for thread in np.flatnonzero(doing):
             alone = np.zeros(self._threads, bool)
@@ -402,12 +335,12 @@ class _Blocks:
             old = memory.load(addresses, SIZES[kind], 1, alone)[0][thread]
             first = numbers[0][thread]
             if what in ("exch", "cas"):
-                new = first if what == "exch" else numbers[1][thread] if old == first & _mask(f"b{8 * SIZES[kind]}") else old
+                new = first if what == "exch" else numbers[1][thread] if old == first & mask(f"b{8 * SIZES[kind]}") else old
             else:
                 new = evaluate((what, kind), [np.array([old]), np.array([first])])[0]
             memory.exchange(int(thread), addresses, SIZES[kind], new)
             before[thread] = old
-        self._write(target, before, doing)
+        self._registers.write(target, before, doing)
 
     def _load_matrices(self, opcode: Sequence[str], operands: Sequence[Operand], doing: NDArray[np.bool_]) -> None:
         """Of 8 x 8 elements of 16 bits: each eight lanes have the addresses of the rows of one."""
@@ -416,11 +349,11 @@ class _Blocks:
         words = self._shared.load(self._address(operands[1]), 4, 4, doing & self._first_lanes(8 * len(targets)))
         rows = np.stack(words, 1).astype(np.uint32).reshape(-1, 4, 8, 4)[:, : len(targets)]
         for target, part in zip(targets, matrices.spread(np.ascontiguousarray(rows), "trans" in opcode), strict=True):
-            self._write(target, part, doing)
+            self._registers.write(target, part, doing)
 
     def _store_matrices(self, opcode: Sequence[str], operands: Sequence[Operand], doing: NDArray[np.bool_]) -> None:
         self._whole_warps(doing)
-        held = np.stack([self._read(one, "b32") for one in _parts(operands[1])])
+        held = np.stack([self._registers.read(one, "b32") for one in _parts(operands[1])])
         rows = np.zeros((self._threads // _LANES, 4, 8, 4), np.uint32)
         rows[:, : len(held)] = matrices.gathered(held, "trans" in opcode)
         words = rows.reshape(self._threads, 4).T.astype(_U)
@@ -440,7 +373,7 @@ class _Blocks:
 
     def _shuffle(self, opcode: Sequence[str], operands: Sequence[Operand], doing: NDArray[np.bool_]) -> Bits:
         self._whole_warps(doing)
-        number, amount, bounds = (self._read(one, "b32").reshape(-1, _LANES).astype(np.int64) for one in operands[1:4])
+        number, amount, bounds = (self._registers.read(one, "b32").reshape(-1, _LANES).astype(np.int64) for one in operands[1:4])
         lane, clamp, segment = np.arange(_LANES), bounds & 31, bounds >> 8 & 31
         amount = amount & 31
         least, most = lane & segment, (lane & segment) | (clamp & ~segment)
@@ -448,12 +381,12 @@ class _Blocks:
         there = source >= most if opcode[2] == "up" else source <= most
         result = np.take_along_axis(number, np.where(there, source, lane), 1).reshape(-1).astype(_U)
         if isinstance(operands[0], Vector):
-            self._write(operands[0].parts[1], there.reshape(-1).astype(_U), doing)
+            self._registers.write(operands[0].parts[1], there.reshape(-1).astype(_U), doing)
         return result
 
     def _reduce(self, opcode: Sequence[str], operands: Sequence[Operand], doing: NDArray[np.bool_]) -> Bits:
         self._whole_warps(doing)
-        total = evaluate(("mov", opcode[-1]), [self._read(operands[1], opcode[-1])]).reshape(-1, _LANES)
+        total = evaluate(("mov", opcode[-1]), [self._registers.read(operands[1], opcode[-1])]).reshape(-1, _LANES)
         while total.shape[1] > 1:
             half = total.shape[1] // 2
             pair = [np.ascontiguousarray(one).reshape(-1) for one in (total[:, :half], total[:, half:])]
@@ -462,7 +395,7 @@ class _Blocks:
 
     def _vote(self, opcode: Sequence[str], operands: Sequence[Operand], doing: NDArray[np.bool_]) -> Bits:
         self._whole_warps(doing)
-        flags = self._read(operands[1], "pred").reshape(-1, _LANES) & _U(1)
+        flags = self._registers.read(operands[1], "pred").reshape(-1, _LANES) & _U(1)
         if "ballot" in opcode:
             return np.repeat((flags << np.arange(_LANES, dtype=_U)).sum(1, dtype=_U), _LANES)
         whole = flags.all(1) if "all" in opcode else flags.any(1)
@@ -477,7 +410,3 @@ def _integer(operand: Operand) -> int:
 
 def _parts(operand: Operand) -> tuple[Operand, ...]:
     return operand.parts if isinstance(operand, Vector) else (operand,)
-
-
-def _mask(type: str) -> np.uint64:
-    return _U(1 if type == "pred" else 2 ** (8 * SIZES[type]) - 1)

@@ -1,0 +1,199 @@
+// What an instruction computes of registers alone, for the types and forms that kernels use most: the rest is `tools/ptx/arithmetic.py`'s.
+#pragma once
+
+#include "numbers.h"
+
+// As in `native.py`. Those up to FALLBACK compute a result of registers alone.
+enum Code : int32_t {
+    MOV, ADD, SUB, MUL, MUL_WIDE, MAD, MAD_WIDE, FMA, NEG, ABS, MIN, MAX, DIV, REM, RCP, SQRT, RSQRT, EX2, LG2,
+    AND, OR, XOR, NOT, SHL, SHR, SETP, SELP, PRMT, LOP3, CVT,
+    FALLBACK, BRA, EXIT, BARRIER, NOTHING, FENCE, LOAD, STORE, PARAM, COPY, COMMIT, WAIT, MMA, WGMMA, WGMMA_COMMIT, WGMMA_WAIT,
+    ATOMIC, SHUFFLE, VOTE, LDMATRIX, STMATRIX,
+};
+enum Test : int32_t { EQ, NE, LT, LE, GT, GE };
+enum Flags : int32_t { FTZ = 1, NAN_SPREADS = 2, UNORDERED = 4, TOWARDS_ZERO = 8, WITH_AND = 16, WITH_OR = 32, WITH_XOR = 64, PAIR = 128 };
+
+struct Op {
+    int32_t code, kind, source_kind, flags, extra, guard, negated, first, count, unused;
+    int64_t offset;
+};
+
+template <class T>
+inline bool holds(int test, T x, T y) {
+    switch (test) {
+        case EQ: return x == y;
+        case NE: return x != y;
+        case LT: return x < y;
+        case LE: return x <= y;
+        case GT: return x > y;
+        default: return x >= y;
+    }
+}
+
+inline float least(float x, float y, bool spreads) {
+    if (std::isnan(x) || std::isnan(y)) return spreads || (std::isnan(x) && std::isnan(y)) ? NAN : std::isnan(x) ? y : x;
+    if (x == 0 && y == 0) return std::signbit(x) || std::signbit(y) ? -0.0f : 0.0f;
+    return x < y ? x : y;
+}
+inline float most(float x, float y, bool spreads) { return -least(-x, -y, spreads); }
+
+inline Bits permuted(Bits x, Bits y, Bits selectors) {
+    Bits both = (x & 0xFFFFFFFF) | y << 32, out = 0;
+    for (int at = 0; at < 4; at++) {
+        Bits selector = selectors >> (4 * at) & 15, byte = both >> (8 * (selector & 7)) & 255;
+        if (selector & 8) byte = (byte >> 7) * 255;
+        out |= byte << (8 * at);
+    }
+    return out;
+}
+inline Bits logic(Bits x, Bits y, Bits z, Bits table) {
+    Bits out = 0;
+    for (int combination = 0; combination < 8; combination++)
+        if (table >> combination & 1) out |= (combination & 4 ? x : ~x) & (combination & 2 ? y : ~y) & (combination & 1 ? z : ~z);
+    return out & 0xFFFFFFFF;
+}
+
+inline Bits to_integer(double x, int kind) {
+    int bits = bits_of(kind);
+    bool with_sign = is_signed(kind);
+    if (std::isnan(x)) return 0;
+    double below = with_sign ? -std::ldexp(1.0, bits - 1) : 0.0, beyond = std::ldexp(1.0, with_sign ? bits - 1 : bits);
+    Bits last = with_sign ? mask_of(bits - 1) : mask_of(bits), first = with_sign ? ~mask_of(bits - 1) : 0;
+    if (x >= beyond) return last;
+    if (x < below) return first;
+    return cut(with_sign ? Bits(int64_t(x)) : Bits(x), bits, with_sign);
+}
+
+// Calls `f(lane)` for the result of each lane, of which those that are doing get it.
+template <class F>
+inline void each(Bits* to, Bits mask, const uint8_t* doing, int lanes, F f) {
+    for (int lane = 0; lane < lanes; lane++)
+        if (doing[lane]) to[lane] = f(lane) & mask;
+}
+
+// One of the codes before FALLBACK. `x`: the operands; a predicate result has the mask 1.
+inline void compute(const Op& op, Bits* to, Bits mask, const Bits* const* x, const uint8_t* doing, int lanes) {
+    const Bits *a = x[0], *b = x[1], *c = x[2];
+    const int kind = op.kind, bits = bits_of(kind);
+    const bool with_sign = is_signed(kind), ftz = op.flags & FTZ;
+    auto lane_by_lane = [&](auto f) { each(to, mask, doing, lanes, f); };
+    auto in = [&](Bits number) { return ftz ? flushed(f32(number)) : f32(number); };
+    auto out = [&](float number) { return f32_bits(ftz ? flushed(number) : number); };
+    auto signed_cut = [&](Bits number) { return cut(number, bits, with_sign); };
+    if (kind == F32 && op.code < AND) {
+        switch (op.code) {
+            case ADD: return lane_by_lane([&](int i) { return out(in(a[i]) + in(b[i])); });
+            case SUB: return lane_by_lane([&](int i) { return out(in(a[i]) - in(b[i])); });
+            case MUL: return lane_by_lane([&](int i) { return out(in(a[i]) * in(b[i])); });
+            case FMA: return lane_by_lane([&](int i) { return out(std::fma(in(a[i]), in(b[i]), in(c[i]))); });
+            case MIN: return lane_by_lane([&](int i) { return f32_bits(least(in(a[i]), in(b[i]), op.flags & NAN_SPREADS)); });
+            case MAX: return lane_by_lane([&](int i) { return f32_bits(most(in(a[i]), in(b[i]), op.flags & NAN_SPREADS)); });
+            case NEG: return lane_by_lane([&](int i) { return ftz ? out(-in(a[i])) : (a[i] ^ 0x80000000u); });
+            case ABS: return lane_by_lane([&](int i) { return ftz ? out(std::fabs(in(a[i]))) : (a[i] & 0x7FFFFFFFu); });
+            case DIV: return lane_by_lane([&](int i) { return out(in(a[i]) / in(b[i])); });
+            case RCP: return lane_by_lane([&](int i) { return out(1.0f / in(a[i])); });
+            case SQRT: return lane_by_lane([&](int i) { return out(std::sqrt(in(a[i]))); });
+            case RSQRT: return lane_by_lane([&](int i) { return out(float(1.0 / std::sqrt(double(in(a[i]))))); });
+            case EX2: return lane_by_lane([&](int i) { return out(float(std::exp2(double(in(a[i]))))); });
+            case LG2: return lane_by_lane([&](int i) { return out(float(std::log2(double(in(a[i]))))); });
+            default: break;
+        }
+    }
+    switch (op.code) {
+        case MOV: return lane_by_lane([&](int i) { return signed_cut(a[i]); });
+        case ADD: return lane_by_lane([&](int i) { return a[i] + b[i]; });
+        case SUB: return lane_by_lane([&](int i) { return a[i] - b[i]; });
+        case MUL: return lane_by_lane([&](int i) { return a[i] * b[i]; });
+        case MUL_WIDE: return lane_by_lane([&](int i) { return signed_cut(a[i]) * signed_cut(b[i]); });
+        case MAD: return lane_by_lane([&](int i) { return a[i] * b[i] + c[i]; });
+        case MAD_WIDE: return lane_by_lane([&](int i) { return signed_cut(a[i]) * signed_cut(b[i]) + c[i]; });
+        case NEG: return lane_by_lane([&](int i) { return Bits(0) - a[i]; });
+        case ABS: return lane_by_lane([&](int i) { return Bits(std::llabs(int64_t(signed_cut(a[i])))); });
+        case MIN:
+        case MAX:
+            return lane_by_lane([&](int i) {
+                Bits p = signed_cut(a[i]), q = signed_cut(b[i]);
+                bool below = with_sign ? int64_t(p) < int64_t(q) : p < q;
+                return below == (op.code == MIN) ? p : q;
+            });
+        case DIV:
+        case REM:
+            return lane_by_lane([&](int i) {
+                Bits p = signed_cut(a[i]), q = signed_cut(b[i]);
+                if (!q) return op.code == DIV ? ~Bits(0) : p;
+                if (!with_sign) return op.code == DIV ? p / q : p % q;
+                if (q == ~Bits(0)) return op.code == DIV ? Bits(0) - p : Bits(0);
+                return Bits(op.code == DIV ? int64_t(p) / int64_t(q) : int64_t(p) % int64_t(q));
+            });
+        case AND: return lane_by_lane([&](int i) { return a[i] & b[i]; });
+        case OR: return lane_by_lane([&](int i) { return a[i] | b[i]; });
+        case XOR: return lane_by_lane([&](int i) { return a[i] ^ b[i]; });
+        case NOT: return lane_by_lane([&](int i) { return ~a[i]; });
+        case SHL:
+            return lane_by_lane([&](int i) { Bits by = b[i] & 0xFFFFFFFF; return by >= Bits(bits) ? 0 : cut(a[i], bits, false) << by; });
+        case SHR:
+            return lane_by_lane([&](int i) {
+                Bits by = b[i] & 0xFFFFFFFF;
+                if (with_sign) return Bits(int64_t(signed_cut(a[i])) >> std::min<Bits>(by, bits - 1));
+                return by >= Bits(bits) ? 0 : cut(a[i], bits, false) >> by;
+            });
+        case SELP: return lane_by_lane([&](int i) { return c[i] & 1 ? a[i] : b[i]; });
+        case PRMT: return lane_by_lane([&](int i) { return permuted(a[i], b[i], c[i]); });
+        case LOP3: return lane_by_lane([&](int i) { return logic(a[i], b[i], c[i], x[3][i]); });
+        case SETP:
+            return lane_by_lane([&](int i) {
+                bool found;
+                if (kind == F32) {
+                    float p = in(a[i]), q = in(b[i]);
+                    bool unordered = std::isnan(p) || std::isnan(q);
+                    found = unordered ? bool(op.flags & UNORDERED) : holds(op.extra, p, q);
+                } else {
+                    Bits p = signed_cut(a[i]), q = signed_cut(b[i]);
+                    found = with_sign ? holds(op.extra, int64_t(p), int64_t(q)) : holds(op.extra, p, q);
+                }
+                if (op.flags & WITH_AND) found = found && (c[i] & 1);
+                if (op.flags & WITH_OR) found = found || (c[i] & 1);
+                if (op.flags & WITH_XOR) found = found != bool(c[i] & 1);
+                return Bits(found);
+            });
+        case CVT: break;
+    }
+    // CVT: `kind` is what it becomes, `extra` how a float is made whole (0: not, 1: nearest, 2: towards zero, 3: down, 4: up)
+    const int from = op.source_kind, source_bits = bits_of(from);
+    const bool rz = op.flags & TOWARDS_ZERO, from_float = from == F32 || from == BF16 || from == F16;
+    auto whole = [&](double number) {
+        switch (op.extra) {
+            case 1: return std::nearbyint(number);
+            case 2: return std::trunc(number);
+            case 3: return std::floor(number);
+            case 4: return std::ceil(number);
+            default: return number;
+        }
+    };
+    auto made = [&](double number) -> Bits {
+        switch (kind) {
+            case F32: return out(float(number));
+            case BF16: return bf16_bits(number, rz);
+            case F16: return f16_bits(number);
+            default: return to_integer(op.extra ? number : std::trunc(number), kind);
+        }
+    };
+    if (op.flags & PAIR) {  // of two numbers of 16 bits, the upper one first
+        lane_by_lane([&](int i) { return made(value_of(b[i], from)) | made(value_of(a[i], from)) << 16; });
+    } else if (from_float) {
+        lane_by_lane([&](int i) {
+            float number = value_of(a[i], from);
+            return made(whole(ftz ? flushed(number) : number));
+        });
+    } else if (kind == F32) {
+        if (is_signed(from)) lane_by_lane([&](int i) { return f32_bits(float(int64_t(cut(a[i], source_bits, true)))); });
+        else lane_by_lane([&](int i) { return f32_bits(float(cut(a[i], source_bits, false))); });
+    } else if (kind == BF16 || kind == F16) {
+        lane_by_lane([&](int i) {
+            Bits number = cut(a[i], source_bits, is_signed(from));
+            return made(is_signed(from) ? double(int64_t(number)) : double(number));
+        });
+    } else {
+        lane_by_lane([&](int i) { return cut(cut(a[i], source_bits, is_signed(from)), bits, with_sign); });
+    }
+}
