@@ -45,7 +45,7 @@ class Launch:
 
 def execute(kernel: Kernel, memory: DeviceMemory, launch: Launch, together: int = 32) -> NDArray[np.int64]:
     """Runs all blocks, `together` at a time, and returns how often threads executed each instruction. Raises KernelFault."""
-    _check_limits(kernel, launch)
+    check_limits(kernel, launch)
     executed = np.zeros(len(kernel.instructions), np.int64)
     blocks = np.arange(np.prod(launch.grid, dtype=np.int64))
     for first in range(0, len(blocks), together):
@@ -53,11 +53,11 @@ def execute(kernel: Kernel, memory: DeviceMemory, launch: Launch, together: int 
     return executed
 
 
-def _check_limits(kernel: Kernel, launch: Launch) -> None:
+def check_limits(kernel: Kernel, launch: Launch) -> None:
     for what, sizes, limits in (("grid", launch.grid, MOST_GRID), ("block", launch.block, _MOST_BLOCK)):
         if not all(1 <= size <= limit for size, limit in zip(sizes, limits, strict=True)):
             raise KernelFault(f"{kernel.name}: a {what} of {sizes} is beyond {limits}")
-    threads, shared = int(np.prod(launch.block)), _shared_layout(kernel, launch.shared_bytes)[1]
+    threads, shared = int(np.prod(launch.block)), shared_layout(kernel, launch.shared_bytes)[1]
     if threads > _MOST_THREADS or threads % _LANES or threads != (kernel.threads or threads):
         raise KernelFault(f"{kernel.name}: {threads} threads of a block, of at most {_MOST_THREADS}, compiled for {kernel.threads}")
     if shared > _MOST_SHARED:
@@ -67,7 +67,16 @@ def _check_limits(kernel: Kernel, launch: Launch) -> None:
         raise KernelFault(f"{kernel.name}: arguments of {given} bytes for parameters of {declared}")
 
 
-def _shared_layout(kernel: Kernel, dynamic: int) -> tuple[dict[str, int], int]:
+def fault_of(kernel: Kernel, launch: Launch, instruction: Instruction, what: str, block: int, thread: int, threads: int) -> KernelFault:
+    """`block`, `thread`: the first one that does it, of as many `threads`."""
+    x, y, _ = launch.grid
+    who = f"block ({block % x}, {block // x % y}, {block // (x * y)}) thread {thread}" if threads else ""
+    who += f" and {threads - 1} more, " if threads > 1 else ", " if threads else ""
+    source = "" if instruction.source is None else f", {instruction.source.file}:{instruction.source.line}"
+    return KernelFault(f"{kernel.name}: {what}: {who}PTX line {instruction.line} ({instruction}){source}")
+
+
+def shared_layout(kernel: Kernel, dynamic: int) -> tuple[dict[str, int], int]:
     """Where each array begins, and the bytes of all. Arrays whose size a launch gives lie in one place, behind all others."""
     places, at = {}, 0
     for one in sorted(kernel.shared, key=lambda one: one.size == 0):
@@ -86,7 +95,7 @@ class _Blocks:
         self._threads = len(blocks) * self._per_block
         thread = np.arange(self._threads) % self._per_block
         self._block_of = np.arange(self._threads) // self._per_block
-        self._places, shared = _shared_layout(kernel, launch.shared_bytes)
+        self._places, shared = shared_layout(kernel, launch.shared_bytes)
         self._shared = SharedMemory(shared, len(blocks), self._block_of, thread // _LANES)
         self._arguments = {one.name: argument for one, argument in zip(kernel.parameters, launch.arguments, strict=True)}
         self._registers = Registers(self._threads, self._special(thread, blocks[self._block_of]), self._places)
@@ -145,14 +154,9 @@ class _Blocks:
         return guards
 
     def _fault(self, instruction: Instruction, what: str, threads: NDArray[np.bool_]) -> KernelFault:
-        who = ""
-        if threads.any():
-            first = int(np.flatnonzero(threads)[0])
-            block, (x, y, _) = int(self._numbers[first // self._per_block]), self._launch.grid
-            who = f"block ({block % x}, {block // x % y}, {block // (x * y)}) thread {first % self._per_block}"
-            who += f" and {int(threads.sum()) - 1} more, " if threads.sum() > 1 else ", "
-        source = "" if instruction.source is None else f", {instruction.source.file}:{instruction.source.line}"
-        return KernelFault(f"{self._kernel.name}: {what}: {who}PTX line {instruction.line} ({instruction}){source}")
+        first = int(np.flatnonzero(threads)[0]) if threads.any() else 0
+        block = int(self._numbers[first // self._per_block])
+        return fault_of(self._kernel, self._launch, instruction, what, block, first % self._per_block, int(threads.sum()))
 
     def _step(self, instruction: Instruction, active: NDArray[np.bool_], doing: NDArray[np.bool_], pc: int) -> bool:
         """Whether the same threads go on behind it. `active`: those that are there; `doing`: those whose guard lets them."""

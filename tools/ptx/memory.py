@@ -61,6 +61,11 @@ class DeviceMemory:
         at = address - BASE
         return self._data[at : at + size], self._state[at : at + size]
 
+    @property
+    def arrays(self) -> tuple[NDArray[np.uint8], NDArray[np.uint8]]:
+        """All bytes, and the state of each."""
+        return self._data, self._state
+
     def write(self, address: int, data: NDArray[np.uint8]) -> None:
         at = address - BASE
         self._data[at : at + data.size] = data

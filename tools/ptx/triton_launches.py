@@ -18,7 +18,8 @@ from triton.backends.compiler import GPUTarget
 from triton.runtime import driver
 from triton.runtime.jit import JITFunction
 
-from tools.ptx.executor import Launch, execute
+from tools.ptx import executor, native
+from tools.ptx.executor import Launch
 from tools.ptx.memory import DeviceMemory
 from tools.ptx.program import Kernel, read_kernels
 
@@ -28,6 +29,7 @@ class Launches:
     """What was launched. `executed`: for each kernel that was compiled, by its hash, it and how often threads executed each instruction."""
 
     edit: Callable[[str], str] = str
+    in_numpy: bool = False
     executed: dict[str, tuple[Kernel, NDArray[np.int64]]] = field(default_factory=dict)
 
     def run(self, kernel: Any, grid: Sequence[int], arguments: Sequence[Any], options: Mapping[str, Any]) -> None:
@@ -62,6 +64,7 @@ class Launches:
         launch = Launch((x, y, z), (32 * binary.metadata.num_warps, 1, 1), packed, binary.metadata.shared)
 
         def run(memory: DeviceMemory) -> None:
+            execute = executor.execute if self.in_numpy else native.execute
             np.add(executed, execute(code, memory, launch), out=executed)
 
         return run
