@@ -67,6 +67,16 @@ def check_limits(kernel: Kernel, launch: Launch) -> None:
         raise KernelFault(f"{kernel.name}: arguments of {given} bytes for parameters of {declared}")
 
 
+def reduced(opcode: Sequence[str], numbers: Bits) -> Bits:
+    """redux.sync: the sum, the least or the like of each warp, for all of its threads."""
+    total = evaluate(("mov", opcode[-1]), [numbers]).reshape(-1, _LANES)
+    while total.shape[1] > 1:
+        half = total.shape[1] // 2
+        pair = [np.ascontiguousarray(one).reshape(-1) for one in (total[:, :half], total[:, half:])]
+        total = evaluate((opcode[2], opcode[-1]), pair).reshape(-1, half)
+    return np.repeat(total[:, 0], _LANES)
+
+
 def fault_of(kernel: Kernel, launch: Launch, instruction: Instruction, what: str, block: int, thread: int, threads: int) -> KernelFault:
     """`block`, `thread`: the first one that does it, of as many `threads`."""
     x, y, _ = launch.grid
@@ -390,12 +400,7 @@ class _Blocks:
 
     def _reduce(self, opcode: Sequence[str], operands: Sequence[Operand], doing: NDArray[np.bool_]) -> Bits:
         self._whole_warps(doing)
-        total = evaluate(("mov", opcode[-1]), [self._registers.read(operands[1], opcode[-1])]).reshape(-1, _LANES)
-        while total.shape[1] > 1:
-            half = total.shape[1] // 2
-            pair = [np.ascontiguousarray(one).reshape(-1) for one in (total[:, :half], total[:, half:])]
-            total = evaluate((opcode[2], opcode[-1]), pair).reshape(-1, half)
-        return np.repeat(total[:, 0], _LANES)
+        return reduced(opcode, self._registers.read(operands[1], opcode[-1]))
 
     def _vote(self, opcode: Sequence[str], operands: Sequence[Operand], doing: NDArray[np.bool_]) -> Bits:
         self._whole_warps(doing)

@@ -1,7 +1,7 @@
 """Executes kernels in C++ (`core/`), 10 to 100 times as fast as `executor.py`, which is its reference.
 
-Owns how a kernel is written down for the core: registers, immediates and parameters are numbered registers, and each instruction is an `Op`.
-What the core does not know is computed by `arithmetic.py` when the core comes to it.
+Owns how a kernel is written down for the core: registers, immediates and parameters are numbered registers, and each instruction is an
+`Op`. What the core does not know is computed by `arithmetic.py` when the core comes to it.
 """
 
 from __future__ import annotations
@@ -20,9 +20,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tools.ptx.arithmetic import evaluate
-from tools.ptx.executor import Launch, check_limits, fault_of, shared_layout
+from tools.ptx.executor import Launch, check_limits, fault_of, reduced, shared_layout
 from tools.ptx.matrices import GroupShape
 from tools.ptx.memory import DeviceMemory
+from tools.ptx.numbers import Bits
 from tools.ptx.program import (
     SIZES,
     SPECIAL,
@@ -39,8 +40,11 @@ from tools.ptx.program import (
 )
 from tools.ptx.registers import Registers, immediate, mask, operand_kinds
 
-_KINDS = ["pred", "b8", "u8", "s8", "b16", "u16", "s16", "f16", "bf16", "b32", "u32", "s32", "f32", "b64", "u64", "s64", "f64", "e4m3", "e5m2", "tf32"]
-_CODES = ["mov", "add", "sub", "mul", "mul.wide", "mad", "mad.wide", "fma", "neg", "abs", "min", "max", "div", "rem", "rcp", "sqrt", "rsqrt", "ex2", "lg2", "and", "or", "xor", "not", "shl", "shr", "setp", "selp", "prmt", "lop3", "cvt", "fallback", "bra", "exit", "barrier", "nothing", "fence", "load", "store", "param", "copy", "commit", "wait", "mma", "wgmma", "wgmma.commit", "wgmma.wait", "atomic", "shuffle", "vote", "ldmatrix", "stmatrix"]
+_KINDS = tuple("pred b8 u8 s8 b16 u16 s16 f16 bf16 b32 u32 s32 f32 b64 u64 s64 f64 e4m3 e5m2 tf32".split())  # noqa: SIM905
+_CODE_NAMES = """mov add sub mul mul.wide mad mad.wide fma neg abs min max div rem rcp sqrt rsqrt ex2 lg2 and or xor not shl shr setp selp
+    prmt lop3 cvt fallback bra exit barrier nothing fence load store param copy commit wait mma wgmma wgmma.commit wgmma.wait atomic shuffle
+    vote ldmatrix stmatrix"""
+_CODES = _CODE_NAMES.split()  # as in arithmetic.h
 _TESTS = {name: at for at, name in enumerate(("eq", "ne", "lt", "le", "gt", "ge"))} | {"lo": 2, "ls": 3, "hi": 4, "hs": 5}
 _FTZ, _NAN, _UNORDERED, _TOWARDS_ZERO, _PAIR = 1, 2, 4, 8, 128
 _WITH = {"and": 16, "or": 32, "xor": 64}
@@ -49,9 +53,8 @@ _ATOMICS = ("add", "min", "max", "and", "or", "xor", "exch", "cas")
 _NOTHING = ("membar", "fence", "prefetch", "nanosleep", "griddepcontrol")
 _FLOAT_CODES = ("add", "sub", "mul", "fma", "min", "max", "neg", "abs", "div", "rcp", "sqrt", "rsqrt", "ex2", "lg2")
 _INTEGER_CODES = ("add", "sub", "mul", "mad", "neg", "abs", "min", "max", "div", "rem", "shl", "shr")
-_OP = np.dtype(
-    [(name, np.int32) for name in ["code", "kind", "source_kind", "flags", "extra", "guard", "negated", "first", "count", "unused"]] + [("offset", np.int64)]
-)
+_FIELDS = ("code", "kind", "source_kind", "flags", "extra", "guard", "negated", "first", "count", "unused")
+_OP = np.dtype([*((name, np.int32) for name in _FIELDS), ("offset", np.int64)])
 _ENDED, _NEEDS_CALLER = 0, 1
 
 
@@ -356,6 +359,18 @@ def _kind(name: str) -> int:
     return _KINDS.index(name)
 
 
+def _computed(one: Instruction, registers: Registers, threads: NDArray[np.bool_]) -> Bits:
+    """What the core does not know."""
+    if not one.operands:
+        raise PtxError(f"{one} is not modelled")
+    if one.opcode[0] != "redux":
+        return evaluate(one.opcode, registers.read_all(one.opcode, one.operands[1:]))
+    warps = threads.reshape(-1, 32)
+    if (warps.any(1) != warps.all(1)).any():
+        raise PtxError("an instruction of whole warps, of which some threads are missing")
+    return reduced(one.opcode, registers.read(one.operands[1], one.opcode[-1]))
+
+
 @functools.cache
 def library() -> ctypes.CDLL:
     """The core, compiled when it is first asked for and kept beside other temporary files."""
@@ -417,10 +432,10 @@ def execute(kernel: Kernel, memory: DeviceMemory, launch: Launch, encoded: Encod
                 what = None if status == _NEEDS_CALLER else core.ptx_message(state_of).decode()
                 if what is None:
                     try:
-                        by_name.write(one.operands[0], evaluate(one.opcode, by_name.read_all(one.opcode, one.operands[1:])), threads)
+                        by_name.write(one.operands[0], _computed(one, by_name, threads), threads)
                         continue
-                    except (PtxError, IndexError) as error:
-                        what = str(error) or f"{one} is not modelled"
+                    except PtxError as error:
+                        what = str(error)
                 raise fault_of(kernel, launch, one, what, block, int(threads.argmax()), int(threads.sum()))
     finally:
         core.ptx_delete(state_of)
