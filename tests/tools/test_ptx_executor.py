@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 
+from tools.ptx import native
 from tools.ptx.executor import KernelFault, Launch, execute
 from tools.ptx.memory import DeviceMemory
 from tools.ptx.program import Kernel, read_kernels
@@ -27,17 +28,46 @@ def kernel(body: str, threads: int = 64) -> Kernel:
 
 
 def run(
-    body: str, numbers: np.ndarray, size: int | None = None, blocks: int = 1, threads: int = 64, shared: int = 0, together: int = 32
+    body: str,
+    numbers: np.ndarray,
+    size: int | None = None,
+    blocks: int = 1,
+    threads: int = 64,
+    shared: int = 0,
+    together: int = 32,
+    products: bool = False,
 ) -> np.ndarray:
-    """What stands in `out`, of the type of `numbers`. `size`: of out, in numbers; as many as threads by default."""
+    """What stands in `out`, of the type of `numbers`, with both executors, which sum `products` in different orders. `size`: of out, in numbers; as many as threads by default."""
+    found, why = zip(*(_run(in_cpp, body, numbers, size, blocks, threads, shared, together) for in_cpp in (False, True)), strict=True)
+    if why[0] is not None:
+        assert why[1] == why[0] or all("is not modelled" in str(one) for one in why)
+        raise KernelFault(why[0])
+    assert found[1] is not None, why[1]
+    if products:
+        assert np.allclose(*(one.view(np.float32) for one in found), rtol=1e-5, atol=1e-5)
+    else:
+        assert (found[0] == found[1]).all()
+    return found[0]
+
+
+def _run(
+    in_cpp: bool, body: str, numbers: np.ndarray, size: int | None, blocks: int, threads: int, shared: int, together: int
+) -> tuple[np.ndarray | None, str | None]:
+    """And what fault there was."""
     memory = DeviceMemory(1 << 30)
     raw = numbers.reshape(-1).view(np.uint8)
     at, out_size = memory.allocate(raw.size), (blocks * threads if size is None else size) * numbers.itemsize
     memory.write(at, raw)
     out = memory.allocate(out_size)
     launch = Launch((blocks, 1, 1), (threads, 1, 1), (at.to_bytes(8, "little"), out.to_bytes(8, "little")), shared)
-    execute(kernel(body, threads), memory, launch, together)
-    return memory.read(out, out_size).view(numbers.dtype)
+    try:
+        if in_cpp:
+            native.execute(kernel(body, threads), memory, launch)
+        else:
+            execute(kernel(body, threads), memory, launch, together)
+    except KernelFault as fault:
+        return None, str(fault)
+    return memory.read(out, out_size).view(numbers.dtype), None
 
 
 NUMBERS = np.arange(64, dtype=np.uint32)
@@ -229,7 +259,7 @@ def test_products(kind: str, dtype: torch.dtype, depth: int) -> None:
     shape = f"m16n8k{depth}.row.col.f32.{kind}.{kind}.f32"
     body = f"""mul.wide.u32 %rd6, %r1, 40; add.s64 %rd6, %rd1, %rd6; mul.wide.u32 %rd7, %r1, 16; add.s64 %rd7, %rd2, %rd7; {loads}
     mma.sync.aligned.{shape} {{%r20, %r21, %r22, %r23}}, {{%r10, %r11, %r12, %r13}}, {{%r14, %r15}}, {{%r16, %r17, %r18, %r19}}; {stores}"""
-    found = torch.from_numpy(run(body, np.ascontiguousarray(given), size=128, threads=32).view(np.float32).reshape(32, 4))
+    found = torch.from_numpy(run(body, np.ascontiguousarray(given), size=128, threads=32, products=True).view(np.float32).reshape(32, 4))
     expected = a @ b + c
     for k in range(4):
         torch.testing.assert_close(found[:, k], expected[group + 8 * (k // 2), 2 * thread + k % 2], rtol=1e-5, atol=1e-5)

@@ -45,6 +45,7 @@ _CODE_NAMES = """mov add sub mul mul.wide mad mad.wide fma neg abs min max div r
     prmt lop3 cvt fallback bra exit barrier nothing fence load store param copy commit wait mma wgmma wgmma.commit wgmma.wait atomic shuffle
     vote ldmatrix stmatrix"""
 _CODES = _CODE_NAMES.split()  # as in arithmetic.h
+FALLBACK = _CODES.index("fallback")
 _TESTS = {name: at for at, name in enumerate(("eq", "ne", "lt", "le", "gt", "ge"))} | {"lo": 2, "ls": 3, "hi": 4, "hs": 5}
 _FTZ, _NAN, _UNORDERED, _TOWARDS_ZERO, _PAIR = 1, 2, 4, 8, 128
 _WITH = {"and": 16, "or": 32, "xor": 64}
@@ -56,6 +57,8 @@ _INTEGER_CODES = ("add", "sub", "mul", "mad", "neg", "abs", "min", "max", "div",
 _FIELDS = ("code", "kind", "source_kind", "flags", "extra", "guard", "negated", "first", "count", "unused")
 _OP = np.dtype([*((name, np.int32) for name in _FIELDS), ("offset", np.int64)])
 _ENDED, _NEEDS_CALLER = 0, 1
+_MODELLED = (*(f"%{name}.{axis}" for name in ("tid", "ntid", "ctaid", "nctaid") for axis in "xyz"), "%laneid", "%warpid")
+_NOT_OF_REGISTERS = {"bar", "barrier", "ld", "st", "cp", "mma", "wgmma", "atom", "red", "shfl", "vote", "ldmatrix", "stmatrix"}
 
 
 class _NotKnown(Exception):
@@ -87,14 +90,14 @@ class Encoded:
 
     def __post_init__(self) -> None:
         self._by_bits: dict[int, int] = {}
-        for name in (*SPECIAL,):
+        for name in _MODELLED:
             self._register(name, "u64")
         for one in self.kernel.instructions:  # constants first, so that those behind them are what a block begins anew
             self._form_or_none(one)
         self.num_kept = len(self.types)
         for one in self.kernel.instructions:
             for name, type in _named(one):
-                if name not in self.numbers:
+                if name not in self.numbers and name not in SPECIAL:
                     self._register(name, type)
         self._settled = True
         forms = [self._form_or_none(one) or _Form("fallback", []) for one in self.kernel.instructions]
@@ -142,6 +145,8 @@ class Encoded:
         """The register of an operand; before all constants are known, 0 for one of the kernel's."""
         match operand:
             case Register(name, _):
+                if name in SPECIAL and name not in _MODELLED:
+                    raise _NotKnown
                 if name in SPECIAL:
                     return self.numbers[name]
                 return self.numbers[name] if self._settled else 0
@@ -361,7 +366,7 @@ def _kind(name: str) -> int:
 
 def _computed(one: Instruction, registers: Registers, threads: NDArray[np.bool_]) -> Bits:
     """What the core does not know."""
-    if not one.operands:
+    if not one.operands or one.opcode[0] in _NOT_OF_REGISTERS:
         raise PtxError(f"{one} is not modelled")
     if one.opcode[0] != "redux":
         return evaluate(one.opcode, registers.read_all(one.opcode, one.operands[1:]))
@@ -407,7 +412,7 @@ def execute(kernel: Kernel, memory: DeviceMemory, launch: Launch, encoded: Encod
     arguments = {one.name: argument for one, argument in zip(kernel.parameters, launch.arguments, strict=True)}
     for (name, offset, size), number in encoded.parameters.items():
         registers[number] = int.from_bytes(arguments[name][offset : offset + size], "little")
-    named = {name: registers[number] for name, number in encoded.numbers.items() if not name.startswith("%clock")}
+    named = {name: registers[number] for name, number in encoded.numbers.items()}
     thread = np.arange(lanes)
     named["%laneid"][:], named["%warpid"][:] = thread % 32, thread // 32
     for axis, size, blocks in zip("xyz", launch.block, launch.grid, strict=True):

@@ -26,7 +26,9 @@ from tools.ptx.program import Kernel, read_kernels
 
 @dataclass
 class Launches:
-    """What was launched. `in_numpy`: by the reference. `executed`: for each kernel that was compiled, by its hash, it and how often threads executed each instruction."""
+    """What was launched. `in_numpy`: by the reference.
+
+    `executed`: for each kernel that was compiled, by its hash, it and how often threads executed each instruction."""
 
     edit: Callable[[str], str] = str
     in_numpy: bool = False
