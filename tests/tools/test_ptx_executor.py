@@ -37,7 +37,9 @@ def run(
     together: int = 32,
     products: bool = False,
 ) -> np.ndarray:
-    """What stands in `out`, of the type of `numbers`, with both executors, which sum `products` in different orders. `size`: of out, in numbers; as many as threads by default."""
+    """What stands in `out`, of the type of `numbers`, with both executors, which sum `products` in different orders.
+
+    `size`: of out, in numbers; as many as threads by default."""
     found, why = zip(*(_run(in_cpp, body, numbers, size, blocks, threads, shared, together) for in_cpp in (False, True)), strict=True)
     if why[0] is not None:
         assert why[1] == why[0] or all("is not modelled" in str(one) for one in why)
