@@ -1,0 +1,62 @@
+"""Tests of a GPU on a device that is executed from PTX, in processes of their own."""
+
+from __future__ import annotations
+
+import os
+import pathlib
+import subprocess
+import sys
+
+import pytest
+from triton_mode import INTERPRETED
+
+pytestmark = [pytest.mark.skipif(not INTERPRETED, reason="the tests run on the device where there is CUDA"), pytest.mark.slow]
+_ROOT = pathlib.Path(__file__).parents[2]
+
+
+def run_on_device(*command: str) -> str:
+    environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET" and not name.startswith("PYTEST")}
+    paths = os.pathsep.join([*sys.path, str(_ROOT)])
+    environment |= {"AENGINE_EXECUTE_PTX": "1", "PYTHONPATH": paths, "PYTHONDONTWRITEBYTECODE": ""}
+    done = subprocess.run([sys.executable, *command], cwd=_ROOT, env=environment, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
+    return done.stdout
+
+
+@pytest.mark.parametrize("name", ["opt", "qwen3-moe"])
+def test_a_family_against_transformers(name: str) -> None:
+    """Greedy tokens and logits, with graphs and without."""
+    test = f"tests/models/test_triton_families.py::test_on_a_gpu[{name}-cuda]"
+    assert "1 passed" in run_on_device("-m", "pytest", "-q", "-m", "gpu", "-p", "no:cacheprovider", test)
+
+
+_HAZARDS = """
+import torch
+from computing_cuda import ComputingCuda
+
+with ComputingCuda().active():
+    host = torch.ones(4, pin_memory=True)
+    device = host.to("cuda", non_blocking=True)
+    host.fill_(2.0)  # before it was copied
+    back, event = torch.zeros(4, pin_memory=True), torch.cuda.Event()
+    back.copy_(device, non_blocking=True)
+    event.record()
+    early = back.tolist()  # before the event
+    event.synchronize()
+    print(early, back.tolist())
+    x, graph = torch.zeros(4, device="cuda"), torch.cuda.CUDAGraph()
+    graph.capture_begin()
+    y = x + 1
+    x.add_(10)
+    graph.capture_end()
+    graph.replay()
+    graph.replay()
+    print(x.tolist(), y.tolist())
+"""
+
+
+def test_the_device_is_as_late_as_it_may_be() -> None:
+    assert run_on_device("-c", _HAZARDS).splitlines() == [
+        f"{[0.0] * 4} {[2.0] * 4}",
+        f"{[20.0] * 4} {[11.0] * 4}",
+    ]
