@@ -15,7 +15,7 @@ from unittest import mock
 import anyio
 import pytest
 import torch
-from fake_cuda import FakeCuda, _Operations
+from fake_cuda import FakeCuda
 from triton_mode import INTERPRETED
 
 from aengine import AsyncEngine, SamplingParams
@@ -38,7 +38,7 @@ def fake(monkeypatch: pytest.MonkeyPatch) -> FakeCuda:
             main(loop)
 
     def prepare_beside_device(runner: ModelRunner, change: Any) -> Any:
-        with _Operations(fake):
+        with fake.in_this_thread():
             return prepare(runner, change)
 
     monkeypatch.setattr(StepLoop, "_main", main_on_device)

@@ -2,7 +2,7 @@
 
 Each storage of the fake device has memory in an arena, where addresses out of bounds, reads of what was never written and uses of what was
 freed are faults. The device does nothing until the host waits for it: whoever reads a result too early, or writes again to memory that is
-still to be copied, gets wrong numbers each time. For processes in which Triton compiles (TRITON_INTERPRET=0).
+still to be copied, gets wrong numbers each time. For processes in which Triton compiles, and does not interpret.
 """
 
 from __future__ import annotations
@@ -60,11 +60,10 @@ class _Memory:
 
 
 class ComputingCuda(FakeCuda):
-    """`executed`: which kernels were compiled, and what of them was executed. `early`: whether the device does all at once."""
+    """`kernels`: those that were compiled, and what of them was executed."""
 
-    def __init__(self, early: bool = False) -> None:
+    def __init__(self) -> None:
         super().__init__()
-        self._early = early
         self._arena = DeviceMemory()
         self.kernels = Launches()
         self._work: deque[Work] = deque()
@@ -201,8 +200,6 @@ class ComputingCuda(FakeCuda):
         with self._lock:
             self._work.append(work)
             self._given += 1
-        if self._early:
-            self.finish()
 
 
 def _cuda(tensor: Tensor, device: Any = CUDA, non_blocking: bool = False) -> Tensor:

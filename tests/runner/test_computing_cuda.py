@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import os
 import pathlib
 import subprocess
 import sys
 
 import pytest
+from ahead_of_time import compiling_environment
 from triton_mode import INTERPRETED
 
 pytestmark = [pytest.mark.skipif(not INTERPRETED, reason="the tests run on the device where there is CUDA"), pytest.mark.slow]
@@ -15,9 +15,7 @@ _ROOT = pathlib.Path(__file__).parents[2]
 
 
 def run_on_device(*command: str) -> str:
-    environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET" and not name.startswith("PYTEST")}
-    paths = os.pathsep.join([*sys.path, str(_ROOT)])
-    environment |= {"AENGINE_EXECUTE_PTX": "1", "PYTHONPATH": paths, "PYTHONDONTWRITEBYTECODE": ""}
+    environment = compiling_environment(str(pathlib.Path(__file__).parent)) | {"AENGINE_EXECUTE_PTX": "1"}
     done = subprocess.run([sys.executable, *command], cwd=_ROOT, env=environment, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
     return done.stdout

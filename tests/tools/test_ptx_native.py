@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from tools.ptx import executor, native
+from tools.ptx.encoding import FALLBACK, Encoded
 from tools.ptx.executor import Launch, shared_layout
 from tools.ptx.memory import DeviceMemory
 from tools.ptx.program import SIZES, read_kernels
@@ -93,9 +94,9 @@ def _kernel(form: str) -> str:
 def test_an_instruction(form: str) -> None:
     (code,) = read_kernels(_kernel(form)).values()
     numbers = _operands(np.random.default_rng(sum(map(ord, form))))
-    encoded, found = native.Encoded(code, shared_layout(code, 0)[0]), []
+    encoded, found = Encoded(code, shared_layout(code, 0)[0]), []
     matching = [op["code"] for op, one in zip(encoded.ops, code.instructions, strict=True) if ".".join(one.opcode) == form]
-    assert native.FALLBACK not in matching
+    assert FALLBACK not in matching
     assert matching
     for execute in (executor.execute, native.execute):
         memory = DeviceMemory(1 << 24)

@@ -26,7 +26,7 @@ _LANES, _WARP_GROUP = 32, 128
 MOST_GRID = (2**31 - 1, 65535, 65535)
 _MOST_BLOCK = (1024, 1024, 64)
 _MOST_THREADS, _MOST_SHARED = 1024, 227 << 10
-_NOTHING = {"membar", "fence", "prefetch", "nanosleep", "griddepcontrol"}
+NO_EFFECT = {"membar", "fence", "prefetch", "nanosleep", "griddepcontrol"}
 
 
 class KernelFault(Exception):
@@ -206,7 +206,7 @@ class _Blocks:
         name, opcode, operands = instruction.opcode[0], instruction.opcode, instruction.operands
         if name == "fence" and "proxy" in opcode:
             self._shared.pass_fence(np.unique(self._block_of[doing]))
-        if name in _NOTHING or name in ("bar", "barrier"):
+        if name in NO_EFFECT or name in ("bar", "barrier"):
             return
         if name == "ld":
             self._load(opcode, operands, doing)
@@ -230,8 +230,8 @@ class _Blocks:
             self._store_matrices(opcode, operands, doing)
         elif name == "mma":
             self._whole_warps(doing)
-            a, b, c = (np.stack([self._registers.read(part, "b32") for part in _parts(one)]) for one in operands[1:4])
-            for target, part in zip(_parts(operands[0]), matrices.product(opcode, a, b, c), strict=True):
+            a, b, c = (np.stack([self._registers.read(part, "b32") for part in parts_of(one)]) for one in operands[1:4])
+            for target, part in zip(parts_of(operands[0]), matrices.product(opcode, a, b, c), strict=True):
                 self._registers.write(target, part, doing)
         elif name == "cvta":
             self._registers.write(operands[0], self._registers.read(operands[1], opcode[-1]), doing)
@@ -255,7 +255,7 @@ class _Blocks:
         return self._memory
 
     def _load(self, opcode: Sequence[str], operands: Sequence[Operand], doing: NDArray[np.bool_]) -> None:
-        kind, targets = opcode[-1], _parts(operands[0])
+        kind, targets = opcode[-1], parts_of(operands[0])
         unit = SIZES[kind]
         if "param" in opcode:
             address = operands[1]
@@ -271,7 +271,7 @@ class _Blocks:
 
     def _store(self, opcode: Sequence[str], operands: Sequence[Operand], doing: NDArray[np.bool_]) -> None:
         kind = opcode[-1]
-        parts = [self._registers.read(one, kind) for one in _parts(operands[1])]
+        parts = [self._registers.read(one, kind) for one in parts_of(operands[1])]
         self._memory_of(opcode).store(self._address(operands[0]), SIZES[kind], parts, doing)
 
     def _copy(self, instruction: Instruction, doing: NDArray[np.bool_]) -> None:
@@ -281,10 +281,10 @@ class _Blocks:
         if "commit_group" in opcode or "wait_all" in opcode:
             self._copies.commit(doing)
         if "wait_group" in opcode or "wait_all" in opcode:
-            self._copies.wait(_integer(operands[0]) if operands else 0, doing)
+            self._copies.wait(integer(operands[0]) if operands else 0, doing)
         if "commit_group" in opcode or opcode[2].startswith("wait"):
             return
-        size = _integer(operands[2])
+        size = integer(operands[2])
         given = self._registers.read(operands[3], "u32") if len(operands) > 3 else np.full(self._threads, size, _U)
         if (doing & (given != size) & (given != 0)).any():
             raise PtxError("a copy of a part of its size is not modelled")
@@ -303,12 +303,12 @@ class _Blocks:
         if "commit_group" in opcode:
             self._products.commit(doing)
         elif "wait_group" in opcode:
-            self._products.wait(_integer(operands[0]), doing)
+            self._products.wait(integer(operands[0]), doing)
         if opcode[1] != "mma_async":
             return
         self._whole_warps(doing, _WARP_GROUP)
-        shape = matrices.GroupShape.of(opcode, [_integer(one) for one in operands[4:]], isinstance(operands[1], Vector))
-        targets = _parts(operands[0])
+        shape = matrices.GroupShape.of(opcode, [integer(one) for one in operands[4:]], isinstance(operands[1], Vector))
+        targets = parts_of(operands[0])
         kept = self._registers.read(operands[3], "pred")
         held = np.stack([self._registers.read(one, "b32") for one in operands[1].parts]) if isinstance(operands[1], Vector) else None
         descriptors = [None if held is not None else self._registers.read(operands[1], "b64"), self._registers.read(operands[2], "b64")]
@@ -359,7 +359,7 @@ class _Blocks:
     def _load_matrices(self, opcode: Sequence[str], operands: Sequence[Operand], doing: NDArray[np.bool_]) -> None:
         """Of 8 x 8 elements of 16 bits: each eight lanes have the addresses of the rows of one."""
         self._whole_warps(doing)
-        targets = _parts(operands[0])
+        targets = parts_of(operands[0])
         words = self._shared.load(self._address(operands[1]), 4, 4, doing & self._first_lanes(8 * len(targets)))
         rows = np.stack(words, 1).astype(np.uint32).reshape(-1, 4, 8, 4)[:, : len(targets)]
         for target, part in zip(targets, matrices.spread(np.ascontiguousarray(rows), "trans" in opcode), strict=True):
@@ -367,7 +367,7 @@ class _Blocks:
 
     def _store_matrices(self, opcode: Sequence[str], operands: Sequence[Operand], doing: NDArray[np.bool_]) -> None:
         self._whole_warps(doing)
-        held = np.stack([self._registers.read(one, "b32") for one in _parts(operands[1])])
+        held = np.stack([self._registers.read(one, "b32") for one in parts_of(operands[1])])
         rows = np.zeros((self._threads // _LANES, 4, 8, 4), np.uint32)
         rows[:, : len(held)] = matrices.gathered(held, "trans" in opcode)
         words = rows.reshape(self._threads, 4).T.astype(_U)
@@ -411,11 +411,11 @@ class _Blocks:
         return np.repeat(whole.astype(_U), _LANES)
 
 
-def _integer(operand: Operand) -> int:
+def integer(operand: Operand) -> int:
     if not isinstance(operand, Immediate):
         raise PtxError("a number in a register is not modelled here")
     return operand.bits
 
 
-def _parts(operand: Operand) -> tuple[Operand, ...]:
+def parts_of(operand: Operand) -> tuple[Operand, ...]:
     return operand.parts if isinstance(operand, Vector) else (operand,)

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from tools.ptx.numbers import Bits, values
 from tools.ptx.program import PtxError
 
-_KINDS = {"f16": "f16", "bf16": "bf16", "tf32": "f32", "e4m3": "e4m3", "e5m2": "e5m2"}
+KINDS = {"f16": "f16", "bf16": "bf16", "tf32": "f32", "e4m3": "e4m3", "e5m2": "e5m2"}
 _UNITS = {"f16": np.uint16, "bf16": np.uint16, "f32": np.uint32, "e4m3": np.uint8, "e5m2": np.uint8}
 
 
@@ -37,10 +37,10 @@ def gathered(held: Bits, turned: bool) -> NDArray[np.uint32]:
 def product(opcode: Sequence[str], a: Bits, b: Bits, c: Bits) -> Bits:
     """mma.sync.aligned.m16n8k*.row.col.f32: registers [4, threads] of D, of those of A [4 or 2, threads], B [2 or 1, threads] and C."""
     shape, d_kind, a_kind, b_kind, c_kind = opcode[3], *opcode[-4:]
-    if not shape.startswith("m16n8k") or (d_kind, c_kind) != ("f32", "f32") or a_kind not in _KINDS or opcode[4:6] != ("row", "col"):
+    if not shape.startswith("m16n8k") or (d_kind, c_kind) != ("f32", "f32") or a_kind not in KINDS or opcode[4:6] != ("row", "col"):
         raise PtxError(f"{'.'.join(opcode)} is not modelled")
-    left = np.concatenate([_rows(a[0::2], _KINDS[a_kind]), _rows(a[1::2], _KINDS[a_kind])], 1)  # [warps, 16, depth]
-    right = _rows(b, _KINDS[b_kind])  # [warps, 8 columns, depth]
+    left = np.concatenate([_rows(a[0::2], KINDS[a_kind]), _rows(a[1::2], KINDS[a_kind])], 1)  # [warps, 16, depth]
+    right = _rows(b, KINDS[b_kind])  # [warps, 8 columns, depth]
     with np.errstate(all="ignore"):
         tile = np.matmul(left.astype(np.float32), right.astype(np.float32).swapaxes(1, 2))
         tile = tile.reshape(-1, 2, 8, 4, 2)  # warp, half, g, t, element
@@ -62,11 +62,11 @@ class GroupShape:
     def of(cls, opcode: Sequence[str], numbers: Sequence[int], in_registers: bool) -> GroupShape:
         """`numbers`: the signs of A and B, and what is transposed; of A only if it is in memory."""
         match = re.fullmatch(r"m64n(\d+)k\d+", opcode[4])
-        if match is None or opcode[5] != "f32" or any(kind not in _KINDS for kind in opcode[6:8]) or tuple(numbers[:2]) != (1, 1):
+        if match is None or opcode[5] != "f32" or any(kind not in KINDS for kind in opcode[6:8]) or tuple(numbers[:2]) != (1, 1):
             raise PtxError(f"{'.'.join(opcode)} is not modelled")
         turns = [bool(one) for one in numbers[2:]] or [False, False]
         turned = (False, turns[-1]) if in_registers else (turns[0], turns[1])
-        return cls((64, int(match[1])), turned, (_KINDS[opcode[6]], _KINDS[opcode[7]]))
+        return cls((64, int(match[1])), turned, (KINDS[opcode[6]], KINDS[opcode[7]]))
 
 
 def places(descriptor: int, rows: int, turned: bool) -> NDArray[np.int64]:

@@ -15,8 +15,8 @@ from tools.ptx.numbers import Bits
 BASE = 1 << 40
 GUARD = 4096  # bytes behind each allocation that belong to none
 UNITS = {1: np.uint8, 2: np.uint16, 4: np.uint32, 8: np.uint64}
-_ALLOCATED, _WRITTEN = 1, 2
-UNWRITTEN, WRITTEN = _ALLOCATED, _ALLOCATED | _WRITTEN
+_ALLOCATED = 1
+WRITTEN = _ALLOCATED | 2
 _NO_RESERVE = 0x4000  # MAP_NORESERVE: pages are there once they are written
 
 
@@ -57,7 +57,7 @@ class DeviceMemory:
         self._free.setdefault(size, []).append(at)
 
     def bytes_at(self, address: int, size: int) -> tuple[NDArray[np.uint8], NDArray[np.uint8]]:
-        """The bytes themselves, and of each whether it was written, WRITTEN or UNWRITTEN: what changes here changes there."""
+        """The bytes themselves, and the state of each, WRITTEN once it is: what changes here changes there."""
         at = address - BASE
         return self._data[at : at + size], self._state[at : at + size]
 

@@ -18,22 +18,20 @@ from triton.backends.compiler import GPUTarget
 from triton.runtime import driver
 from triton.runtime.jit import JITFunction
 
-from tools.ptx import executor, native
-from tools.ptx.executor import Launch
+from tools.ptx.encoding import Encoded
+from tools.ptx.executor import Launch, shared_layout
 from tools.ptx.memory import DeviceMemory
+from tools.ptx.native import execute
 from tools.ptx.program import Kernel, read_kernels
 
 
 @dataclass
 class Launches:
-    """What was launched. `in_numpy`: by the reference.
-
-    `executed`: for each kernel that was compiled, by its hash, it and how often threads executed each instruction."""
+    """What was launched. `executed`: for each kernel that was compiled, by its hash, it and how often threads executed each instruction."""
 
     edit: Callable[[str], str] = str
-    in_numpy: bool = False
     executed: dict[str, tuple[Kernel, NDArray[np.int64]]] = field(default_factory=dict)
-    _encoded: dict[str, native.Encoded] = field(default_factory=dict)
+    _encoded: dict[str, Encoded] = field(default_factory=dict)
 
     def run(self, kernel: Any, grid: Sequence[int], arguments: Sequence[Any], options: Mapping[str, Any]) -> None:
         """Compiles for these arguments, and executes with copies of their tensors, which it copies back."""
@@ -54,7 +52,7 @@ class Launches:
         if binary.hash not in self.executed:
             (code,) = read_kernels(self.edit(binary.asm["ptx"])).values()
             self.executed[binary.hash] = code, np.zeros(len(code.instructions), np.int64)
-            self._encoded[binary.hash] = native.Encoded(code, executor.shared_layout(code, 0)[0])
+            self._encoded[binary.hash] = Encoded(code, shared_layout(code, 0)[0])
         (code, executed), encoded = self.executed[binary.hash], self._encoded[binary.hash]
         given = dict(zip(kernel.arg_names, arguments, strict=False)) | {name: options[name] for name in kernel.arg_names if name in options}
         numbers = []
@@ -68,8 +66,7 @@ class Launches:
         launch = Launch((x, y, z), (32 * binary.metadata.num_warps, 1, 1), packed, binary.metadata.shared)
 
         def run(memory: DeviceMemory) -> None:
-            counts = executor.execute(code, memory, launch) if self.in_numpy else native.execute(code, memory, launch, encoded)
-            np.add(executed, counts, out=executed)
+            np.add(executed, execute(code, memory, launch, encoded), out=executed)
 
         return run
 

@@ -3,7 +3,7 @@
 
 #include "numbers.h"
 
-// As in `native.py`. Those up to FALLBACK compute a result of registers alone.
+// As in `encoding.py`. Those up to FALLBACK compute a result of registers alone.
 enum Code : int32_t {
     MOV, ADD, SUB, MUL, MUL_WIDE, MAD, MAD_WIDE, FMA, NEG, ABS, MIN, MAX, DIV, REM, RCP, SQRT, RSQRT, EX2, LG2,
     AND, OR, XOR, NOT, SHL, SHR, SETP, SELP, PRMT, LOP3, CVT,
@@ -14,7 +14,7 @@ enum Test : int32_t { EQ, NE, LT, LE, GT, GE };
 enum Flags : int32_t { FTZ = 1, NAN_SPREADS = 2, UNORDERED = 4, TOWARDS_ZERO = 8, WITH_AND = 16, WITH_OR = 32, WITH_XOR = 64, PAIR = 128 };
 
 struct Op {
-    int32_t code, kind, source_kind, flags, extra, guard, negated, first, count, unused;
+    int32_t code, kind, source_kind, flags, extra, guard, negated, first, count;
     int64_t offset;
 };
 

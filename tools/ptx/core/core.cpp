@@ -4,53 +4,13 @@
 // handed to the caller, who computes it and resumes. A fault ends the block.
 
 #include <algorithm>
-#include <deque>
 
 #include "arithmetic.h"
+#include "groups.h"
 #include "matrices.h"
-#include "memory.h"
 
 constexpr Bits POISON = 0xDEADBEEFDEADBEEF;
 enum Status : int32_t { ENDED, NEEDS_CALLER, FAULT };
-
-struct Pending {  // a copy or product that is issued and not waited for
-    int pc;
-    Lanes lanes;
-    std::vector<int32_t> groups;  // that each lane had committed
-    std::vector<Bits> to, from;
-    Lanes kept;  // of copies: which read their source; of products: which add to what is there
-    std::vector<Bits> held;
-};
-
-struct Groups {
-    std::deque<Pending> pending;
-    std::vector<int32_t> committed;
-
-    void begin(int lanes) {
-        pending.clear();
-        committed.assign(lanes, 0);
-    }
-    void commit(const Lanes& doing) {
-        for (size_t lane = 0; lane < doing.size(); lane++) committed[lane] += doing[lane];
-    }
-    template <class Action>
-    void wait(int newest, const Lanes& doing, Action action) {
-        for (auto& one : pending) {
-            Lanes now(doing.size());
-            bool any = false, left = false;
-            for (size_t lane = 0; lane < doing.size(); lane++) {
-                now[lane] = one.lanes[lane] && doing[lane] && one.groups[lane] < committed[lane] - newest;
-                any |= now[lane];
-                left |= one.lanes[lane] && !now[lane];
-            }
-            if (!any) continue;
-            action(one, now);
-            for (size_t lane = 0; lane < doing.size(); lane++) one.lanes[lane] &= !now[lane];
-            if (!left) one.pc = -1;
-        }
-        std::erase_if(pending, [](const Pending& one) { return one.pc < 0; });
-    }
-};
 
 struct Core {
     // What the caller gives
@@ -61,7 +21,7 @@ struct Core {
     Bits* registers;
     uint8_t* lanes_out;  // [lanes], for the caller
     int64_t* executed;
-    int num_ops, num_registers, lanes;
+    int num_ops, lanes;
     DeviceMemory memory;
     // Of the block
     SharedMemory shared;
@@ -353,7 +313,8 @@ struct Core {
                 now = old == (given & mask_of(8 * unit)) ? reg(op, 3)[lane] : old;
             } else if (op.extra != EXCH) {
                 static const int codes[] = {ADD, MIN, MAX, AND, OR, XOR};
-                const Op simple{codes[op.extra], op.kind, 0, 0, 0, 0, 0, 0, 0, 0, 0};
+                Op simple{};
+                simple.code = codes[op.extra], simple.kind = op.kind;
                 const Bits* x[] = {&old, &given, nullptr};
                 const uint8_t one = 1;
                 compute(simple, &now, ~Bits(0), x, &one, 1);
@@ -416,7 +377,8 @@ struct Core {
             case PARAM:
                 for (int k = 0; k < op.count / 2; k++) {
                     const Bits* x[] = {reg(op, op.count / 2 + k), nullptr, nullptr};
-                    const Op move{MOV, op.kind, 0, 0, 0, 0, 0, 0, 0, 0, 0};
+                    Op move{};
+                    move.code = MOV, move.kind = op.kind;
                     compute(move, reg(op, k), mask(op, k), x, doing.data(), lanes);
                 }
                 break;
@@ -490,15 +452,15 @@ struct Core {
 
 extern "C" {
 Core* ptx_new(const Op* ops, const int32_t* operands, const uint8_t* is_target, const Bits* masks, Bits* registers, uint8_t* lanes_out,
-              int64_t* executed, int num_ops, int num_registers, int lanes, uint8_t* data, uint8_t* state, Bits size) {
+              int64_t* executed, int num_ops, int lanes, uint8_t* data, uint8_t* state, Bits size) {
     auto* core = new Core{};
     core->ops = ops, core->operands = operands, core->is_target = is_target, core->masks = masks, core->registers = registers;
-    core->lanes_out = lanes_out, core->executed = executed, core->num_ops = num_ops, core->num_registers = num_registers, core->lanes = lanes;
+    core->lanes_out = lanes_out, core->executed = executed, core->num_ops = num_ops, core->lanes = lanes;
     core->memory = {data, state, size};
     return core;
 }
-void ptx_begin(Core* core, int shared_bytes, int num_kept) {
-    for (int one = num_kept; one < core->num_registers; one++)
+void ptx_begin(Core* core, int shared_bytes, int first, int end) {  // registers that were never written
+    for (int one = first; one < end; one++)
         std::fill_n(core->registers + Bits(one) * core->lanes, core->lanes, POISON & core->masks[one]);
     core->begin(shared_bytes);
 }

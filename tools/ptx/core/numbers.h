@@ -8,7 +8,7 @@
 
 using Bits = uint64_t;
 
-// As in `native.py`.
+// As in `encoding.py`.
 enum Kind : int32_t { PRED, B8, U8, S8, B16, U16, S16, F16, BF16, B32, U32, S32, F32, B64, U64, S64, F64, E4M3, E5M2, TF32 };
 
 inline int bits_of(int kind) {
