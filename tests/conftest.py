@@ -13,6 +13,8 @@ import os
 import sys
 from collections import Counter
 from collections.abc import Iterable, Sequence
+from contextlib import ExitStack
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -27,10 +29,15 @@ sys.dont_write_bytecode = False
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # read when torch is loaded, so before any test imports it
 if os.environ.get("AENGINE_EXECUTE_PTX"):  # before any module asks for a device
+    import computing_flashinfer
     from computing_cuda import ComputingCuda
 
-    for_all_tests = ComputingCuda().in_all_threads()
-    for_all_tests.__enter__()
+    for_all_tests = ExitStack()
+    device = ComputingCuda()
+    for_all_tests.enter_context(device.in_all_threads())
+    if find_spec("flashinfer"):
+        os.environ |= computing_flashinfer.build_environment()
+        for_all_tests.enter_context(computing_flashinfer.flashinfer_on(device))
 switch_often()  # the loops here are busy more often than not
 
 

@@ -120,6 +120,22 @@ class ComputingCuda(FakeCuda):
 
         self._do(work, ())
 
+    def give(self, work: Callable[[DeviceMemory], None], kept: Any) -> None:
+        """What a library launches or copies. `kept`: until then."""
+
+        def run() -> None:
+            assert kept is not None
+            work(self._arena)
+
+        self._do(run, ())
+
+    def pinned_at(self, address: int) -> Tensor | None:
+        """The pinned memory of the host there."""
+        for begin, tensor in list(self._pinned.items()):
+            if begin <= address < begin + tensor.untyped_storage().nbytes():
+                return tensor
+        return None
+
     def upload(self, source: Tensor, target: Tensor, waits: bool) -> None:
         with _disable_current_modes():  # type: ignore[no-untyped-call]
             given = source.clone() if waits else source
@@ -147,8 +163,8 @@ class ComputingCuda(FakeCuda):
             mark = self._given if mark is None else mark
             with torch.inference_mode(), _disable_current_modes():  # type: ignore[no-untyped-call]
                 while self._done < mark:
+                    self._done += 1  # a fault is told once, and what comes behind it goes on
                     self._work.popleft()()
-                    self._done += 1
 
     def begin_capture(self) -> None:
         self._recording = []

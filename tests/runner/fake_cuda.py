@@ -30,7 +30,7 @@ CUDA = torch.device("cuda", 0)
 _TYPE_CUDA, _TYPE_META = 1, 14  # numbers of `c10::DeviceType`
 _NO_KERNEL = frozenset(("empty", "empty_like", "empty_strided", "new_empty", "new_empty_strided", "detach", "alias", "lift_fresh", "set_"))
 _COMPOSITE = torch._C.DispatchKey.CompositeImplicitAutograd
-_OPTIONS = frozenset(("num_warps", "num_stages"))
+_OPTIONS = frozenset(("num_warps", "num_stages", "enable_fp_fusion"))
 
 
 class HostWaitError(AssertionError):

@@ -21,7 +21,8 @@ _FORMS = [
     *(f"mad.{form}" for form in ("lo.s32", "lo.u64", "wide.s32", "wide.u32")),
     *(f"{name}.b{bits}" for bits in (16, 32, 64) for name in ("and", "or", "xor", "not", "shl", "selp", "mov")),
     *(f"shr.{kind}" for kind in _WHOLE),
-    *("prmt.b32", "lop3.b32"),
+    *("prmt.b32", "lop3.b32", "bfi.b32", "bfi.b64"),
+    *(f"mul.hi.{kind}" for kind in ("u32", "s32", "u64", "s64")),
     *(f"setp.{test}.{kind}" for kind in _WHOLE for test in ("eq", "ne", "lt", "le", "gt", "ge")),
     *(f"setp.{test}.u32" for test in ("lo", "ls", "hi", "hs")),
     *(f"setp.{test}{end}.f32" for end in ("", "u", ".ftz") for test in ("eq", "ne", "lt", "le", "gt", "ge")),
@@ -66,7 +67,7 @@ def _kernel(form: str) -> str:
         kinds[1] = "u32"
     if "wide" in parts and name == "mad":
         kinds[2] = result
-    last = {"selp": ", %p1", "lop3": ", %third, 0x6a"}.get(name, "")
+    last = {"selp": ", %p1", "lop3": ", %third, 0x6a", "bfi": ", %third, 13"}.get(name, "")
     if name == "setp" and count == 3:
         kinds, last, count = kinds[:2], ", %p1", 2
     given = "".join(

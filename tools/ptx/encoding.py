@@ -5,7 +5,7 @@ instruction is an `Op` of `core/arithmetic.h`, or FALLBACK where the core does n
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -29,7 +29,7 @@ from tools.ptx.registers import immediate, mask, operand_kinds
 
 _KINDS = tuple("pred b8 u8 s8 b16 u16 s16 f16 bf16 b32 u32 s32 f32 b64 u64 s64 f64 e4m3 e5m2 tf32".split())  # noqa: SIM905
 _CODE_NAMES = """mov add sub mul mul.wide mad mad.wide fma neg abs min max div rem rcp sqrt rsqrt ex2 lg2 and or xor not shl shr setp selp
-    prmt lop3 cvt fallback bra exit barrier nothing fence load store param copy commit wait mma wgmma wgmma.commit wgmma.wait atomic shuffle
+    prmt lop3 mul.hi bfi cvt fallback bra exit barrier nothing fence pack unpack load store param copy commit wait mma wgmma wgmma.commit wgmma.wait atomic shuffle
     vote ldmatrix stmatrix"""
 _CODES = _CODE_NAMES.split()  # as in arithmetic.h
 FALLBACK = _CODES.index("fallback")
@@ -38,6 +38,7 @@ _FTZ, _NAN, _UNORDERED, _TOWARDS_ZERO, _PAIR = 1, 2, 4, 8, 128
 _WITH = {"and": 16, "or": 32, "xor": 64}
 _WHOLE = {"rni": 1, "rzi": 2, "rmi": 3, "rpi": 4}
 _ATOMICS = ("add", "min", "max", "and", "or", "xor", "exch", "cas")
+_OF_SHARED = ("load", "store", "copy", "ldmatrix", "stmatrix")  # whose flags are of what is allowed
 _FLOAT_CODES = ("add", "sub", "mul", "fma", "min", "max", "neg", "abs", "div", "rcp", "sqrt", "rsqrt", "ex2", "lg2")
 _INTEGER_CODES = ("add", "sub", "mul", "mad", "neg", "abs", "min", "max", "div", "rem", "shl", "shr")
 _FIELDS = ("code", "kind", "source_kind", "flags", "extra", "guard", "negated", "first", "count")
@@ -131,9 +132,10 @@ class Encoded:
 
     def _form(self, one: Instruction) -> _Form:
         try:
-            return _form(self, one)
+            form = _form(self, one)
         except (_NotKnown, PtxError):  # what is not modelled is a fault once it is executed
             return _Form("fallback", [])
+        return replace(form, flags=self.kernel.allowed.flags(one)) if form.code in _OF_SHARED else form
 
 
 def _named(one: Instruction) -> list[tuple[str, str]]:
@@ -261,9 +263,18 @@ def _form(encoded: Encoded, one: Instruction) -> _Form:
         base_number, offset = address(operands[name == "ldmatrix"])
         flat = [base_number, *numbers(parts_of(operands[name == "stmatrix"]), "b32")]
         return _Form(name, flat, extra=int("trans" in opcode), offset=offset)
+    if name == "mov" and len(operands) == 2 and (isinstance(operands[0], Vector) != isinstance(operands[1], Vector)):
+        packs = isinstance(operands[1], Vector)
+        whole, several = operands if packs else reversed(operands)
+        parts = parts_of(several)
+        of = f"b{8 * SIZES[kind] // len(parts)}"
+        return _Form("pack" if packs else "unpack", [number(whole, kind), *numbers(parts, of)], _kind(kind))
     if not operands or any(isinstance(operand, Vector) for operand in operands):
         raise _NotKnown
-    return _of_registers(encoded, opcode, operands)
+    form = _of_registers(encoded, opcode, operands)
+    if min(form.operands) < 0:
+        raise _NotKnown  # a result that nobody wants
+    return form
 
 
 def _of_registers(encoded: Encoded, opcode: tuple[str, ...], operands: tuple[Operand, ...]) -> _Form:
@@ -300,15 +311,15 @@ def _of_registers(encoded: Encoded, opcode: tuple[str, ...], operands: tuple[Ope
         for part in parts[1:-1]:
             flags |= _WITH.get(part, 0)
     elif name in ("mul", "mad"):
-        if "hi" in parts:
+        if "hi" in parts and name == "mad":
             raise _NotKnown
-        code = f"{name}.wide" if "wide" in parts else name
+        code = f"{name}.wide" if "wide" in parts else f"{name}.hi" if "hi" in parts else name
     elif name in ("min", "max"):
         flags |= _NAN * ("NaN" in parts)
     if kind == "f32" and name in _FLOAT_CODES:
         if set(parts) - {"rn", "ftz", "full", "approx", "NaN", "f32"}:
             raise _NotKnown
-    elif name in ("mov", "and", "or", "xor", "not", "selp", "prmt", "lop3", "setp"):
+    elif name in ("mov", "and", "or", "xor", "not", "selp", "prmt", "lop3", "bfi", "setp"):
         if name == "prmt" and parts != ("b32",):
             raise _NotKnown
     elif name not in _INTEGER_CODES or kind in ("f16", "bf16", "f32"):

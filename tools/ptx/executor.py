@@ -204,6 +204,8 @@ class _Blocks:
 
     def _compute(self, instruction: Instruction, doing: NDArray[np.bool_]) -> None:
         name, opcode, operands = instruction.opcode[0], instruction.opcode, instruction.operands
+        allowed = self._kernel.allowed
+        self._shared.allow(instruction.source in allowed.races, allowed.unwritten)
         if name == "fence" and "proxy" in opcode:
             self._shared.pass_fence(np.unique(self._block_of[doing]))
         if name in NO_EFFECT or name in ("bar", "barrier"):

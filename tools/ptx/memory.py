@@ -17,6 +17,7 @@ GUARD = 4096  # bytes behind each allocation that belong to none
 UNITS = {1: np.uint8, 2: np.uint16, 4: np.uint32, 8: np.uint64}
 _ALLOCATED = 1
 WRITTEN = _ALLOCATED | 2
+_NEVER, _WRITTEN_ONCE, _BEING_COPIED = np.uint8(0), np.uint8(1), np.uint8(2)  # of bytes of shared memory
 _NO_RESERVE = 0x4000  # MAP_NORESERVE: pages are there once they are written
 
 
@@ -132,16 +133,22 @@ class SharedMemory:
         self._size, self._stride = size, -(-max(size, 1) // 1024) * 1024
         self._bases, self._warps = block_of * self._stride, (warp_of + 1).astype(np.uint8)
         self._data = np.full(blocks * self._stride, 0xFF, np.uint8)
-        self._written, self._unfenced = (np.zeros(self._data.shape, bool) for _ in range(2))  # unfenced: not yet for wgmma
+        self._unfenced = np.zeros(self._data.shape, bool)  # not yet for wgmma
+        self._written = np.full(self._data.shape, _NEVER)
         self._writers, self._readers = (np.zeros(self._data.shape, np.uint8) for _ in range(2))  # warps from 1; 255 is several
+        self._races_are_known = self._reads_unwritten = False
+
+    def allow(self, races: bool, unwritten: bool) -> None:
+        """From the next access on."""
+        self._races_are_known, self._reads_unwritten = races, unwritten
 
     def load(self, addresses: Bits, unit: int, count: int, active: NDArray[np.bool_]) -> list[Bits]:
         places, warps = self._rows(addresses, unit * count, active), self._warps[active, None]
-        if not self._written[places].all():
-            why = "load of shared bytes that were never written, or whose copy is under way"
-            raise MemoryFault(why, _spread(active, np.any(~self._written[places], axis=1)))
+        states = self._written[places]
+        lacking = states == _BEING_COPIED if self._reads_unwritten else states != _WRITTEN_ONCE
+        self._refuse(lacking, "load of shared bytes that were never written, or whose copy is under way", active)
         writers = self._writers[places]
-        self._refuse((writers != 0) & (writers != warps), "race: shared bytes that another warp wrote since the last barrier", active)
+        self._refuse((not self._races_are_known) & (writers != 0) & (writers != warps), "race: shared bytes that another warp wrote since the last barrier", active)
         readers = self._readers[places]
         np.maximum.at(self._readers, places, np.where((readers == 0) | (readers == warps), warps, np.uint8(255)))
         mixed = self._readers[places] != warps  # several in this very instruction
@@ -159,9 +166,9 @@ class SharedMemory:
         """From now on the bytes are written at any time, until `finish_copy`."""
         places, warps = self._rows(addresses, size, active), self._warps[active, None]
         for others, verb in ((self._writers[places], "wrote"), (self._readers[places], "read")):
-            wrong = (others != 0) & (others != warps)
+            wrong = (not self._races_are_known) & (others != 0) & (others != warps)
             self._refuse(wrong, f"race: store to shared bytes that another warp {verb} since the last barrier", active)
-        self._written[places] = False
+        self._written[places] = _BEING_COPIED
 
     def finish_copy(self, addresses: Bits, unit: int, parts: list[Bits], active: NDArray[np.bool_]) -> None:
         places, warps = self._rows(addresses, unit * len(parts), active), self._warps[active, None]
@@ -169,7 +176,7 @@ class SharedMemory:
         self._data[places] = numbers
         self._refuse(self._data[places] != numbers, "race: several threads store different numbers to one shared place", active)
         self._writers[places] = np.broadcast_to(warps, places.shape)
-        self._written[places] = self._unfenced[places] = True
+        self._written[places], self._unfenced[places] = _WRITTEN_ONCE, True
 
     def load_rows(self, thread: int, places: NDArray[np.int64]) -> NDArray[np.uint8]:
         """16 bytes at each of `places`, [.., 16], as wgmma of the thread's block reads them: behind a fence and a barrier of all."""
@@ -178,7 +185,7 @@ class SharedMemory:
         me[thread] = True
         if places.min() < 0 or places.max() + 16 > self._size:
             raise MemoryFault(f"a matrix of wgmma reaches to byte {int(places.max()) + 16} of {self._size} bytes of shared memory", me)
-        if not self._written[bytes_at].all():
+        if (self._written[bytes_at] != _WRITTEN_ONCE).any():
             raise MemoryFault("wgmma of shared bytes that were never written, or whose copy is under way", me)
         if self._unfenced[bytes_at].any():
             raise MemoryFault("wgmma of shared bytes that no fence.proxy.async has passed since they were written", me)

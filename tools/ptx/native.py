@@ -12,6 +12,7 @@ import os
 import pathlib
 import subprocess
 import tempfile
+from collections.abc import Sequence
 
 import numpy as np
 from numpy.typing import NDArray
@@ -40,18 +41,22 @@ def _computed(one: Instruction, registers: Registers, threads: NDArray[np.bool_]
     return reduced(one.opcode, registers.read(one.operands[1], one.opcode[-1]))
 
 
-@functools.cache
-def library() -> ctypes.CDLL:
-    """The core, compiled when it is first asked for and kept beside other temporary files."""
-    folder = pathlib.Path(__file__).parent / "core"
+def compiled(folder: pathlib.Path, source: str, link: Sequence[str] = ()) -> pathlib.Path:
+    """A library of what is in a folder, compiled when it is first asked for and kept beside other temporary files."""
     text = b"".join(one.read_bytes() for one in sorted(folder.iterdir()))
     target = pathlib.Path(tempfile.gettempdir()) / f"aengine-ptx-{os.getuid()}-{hashlib.sha256(text).hexdigest()[:16]}.so"
     if not target.exists():
-        command = ["c++", "-std=c++20", "-O3", "-march=native", "-ffp-contract=off", "-fPIC", "-shared", str(folder / "core.cpp")]
+        command = ["c++", "-std=c++20", "-O3", "-march=native", "-ffp-contract=off", "-fPIC", "-shared", str(folder / source), *link]
         with tempfile.TemporaryDirectory(dir=target.parent) as made:
-            subprocess.run([*command, "-o", f"{made}/core.so"], check=True)
-            os.replace(f"{made}/core.so", target)
-    core = ctypes.CDLL(str(target))
+            subprocess.run([*command, "-o", f"{made}/made.so"], check=True)
+            os.replace(f"{made}/made.so", target)
+    return target
+
+
+@functools.cache
+def library() -> ctypes.CDLL:
+    """The core."""
+    core = ctypes.CDLL(str(compiled(pathlib.Path(__file__).parent / "core", "core.cpp")))
     pointer, whole = ctypes.c_void_p, ctypes.c_int
     core.ptx_new.argtypes = [pointer] * 7 + [whole] * 2 + [pointer, pointer, ctypes.c_uint64]
     core.ptx_new.restype = pointer

@@ -109,6 +109,19 @@ class Variable:
 
 
 @dataclass(frozen=True)
+class Allowed:
+    """What a library does and is no mistake of it. `races`: where its accesses of shared memory race without harm. `unwritten`: whether it
+    reads shared memory that was never written, of which nothing comes; it finds no numbers there."""
+
+    races: frozenset[Source] = frozenset()
+    unwritten: bool = False
+
+    def flags(self, instruction: Instruction) -> int:
+        """As the core in C++ has it."""
+        return int(instruction.source in self.races) + 2 * int(self.unwritten)
+
+
+@dataclass(frozen=True)
 class Kernel:
     """An entry. `labels`: the number of the instruction that follows each. `threads`: of a block, if the compiler fixed it."""
 
@@ -118,6 +131,7 @@ class Kernel:
     instructions: tuple[Instruction, ...]
     labels: Mapping[str, int]
     threads: int | None
+    allowed: Allowed = Allowed()
 
 
 SPECIAL = {f"%{name}.{axis}": "u32" for name in ("tid", "ntid", "ctaid", "nctaid") for axis in "xyz"} | dict.fromkeys(
@@ -135,12 +149,21 @@ _TOKEN = re.compile(
     )""",
     re.VERBOSE,
 )
+_ENTRY = re.compile(r"^(?:\.visible |\.weak )*\.entry (?P<name>[\w$]+)\(.*?^}\s*(?=^\.(?:visible|weak|entry|file|section|global|const|extern|func)\b|\Z)", re.MULTILINE | re.DOTALL)
 _BY_LINE = (".version", ".target", ".address_size", ".file", ".loc")  # directives that end with their line
 
 
 def read_kernels(text: str) -> dict[str, Kernel]:
     """The kernels of a PTX module, by their names. Raises PtxError for what is not understood."""
     return _Module(text).read()
+
+
+def read_kernel(text: str, name: str) -> Kernel:
+    """One of many kernels of a module, of which no other is read. Raises PtxError for what is not understood, and if there is none."""
+    kernels = read_kernels(_ENTRY.sub(lambda one: one[0] if one["name"] == name else "\n" * one[0].count("\n"), text))
+    if name not in kernels:
+        raise PtxError(f"there is no kernel {name}")
+    return kernels[name]
 
 
 @dataclass(frozen=True)

@@ -67,6 +67,7 @@ def rotate_latent(query: Tensor, out: Tensor, key: Tensor, rotation: Rotation, p
         LATENT_BLOCK=triton.next_power_of_2(latent),
         HEADS=_HEADS_AT_ONCE,
         num_warps=4,
+        enable_fp_fusion=False,  # a square fused into the sum over threads would give each thread a sum of its own
     )
 
 

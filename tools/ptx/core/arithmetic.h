@@ -6,8 +6,8 @@
 // As in `encoding.py`. Those up to FALLBACK compute a result of registers alone.
 enum Code : int32_t {
     MOV, ADD, SUB, MUL, MUL_WIDE, MAD, MAD_WIDE, FMA, NEG, ABS, MIN, MAX, DIV, REM, RCP, SQRT, RSQRT, EX2, LG2,
-    AND, OR, XOR, NOT, SHL, SHR, SETP, SELP, PRMT, LOP3, CVT,
-    FALLBACK, BRA, EXIT, BARRIER, NOTHING, FENCE, LOAD, STORE, PARAM, COPY, COMMIT, WAIT, MMA, WGMMA, WGMMA_COMMIT, WGMMA_WAIT,
+    AND, OR, XOR, NOT, SHL, SHR, SETP, SELP, PRMT, LOP3, MUL_HI, BFI, CVT,
+    FALLBACK, BRA, EXIT, BARRIER, NOTHING, FENCE, PACK, UNPACK, LOAD, STORE, PARAM, COPY, COMMIT, WAIT, MMA, WGMMA, WGMMA_COMMIT, WGMMA_WAIT,
     ATOMIC, SHUFFLE, VOTE, LDMATRIX, STMATRIX,
 };
 enum Test : int32_t { EQ, NE, LT, LE, GT, GE };
@@ -51,6 +51,13 @@ inline Bits logic(Bits x, Bits y, Bits z, Bits table) {
     for (int combination = 0; combination < 8; combination++)
         if (table >> combination & 1) out |= (combination & 4 ? x : ~x) & (combination & 2 ? y : ~y) & (combination & 1 ? z : ~z);
     return out & 0xFFFFFFFF;
+}
+
+inline Bits inserted(Bits what, Bits into, Bits at, Bits count, int bits) {
+    at &= 255, count &= 255;
+    if (at >= Bits(bits)) return into;
+    Bits covered = mask_of(std::min<int>(count, bits - at)) << at;
+    return (into & ~covered) | (what << at & covered);
 }
 
 inline Bits to_integer(double x, int kind) {
@@ -140,6 +147,12 @@ inline void compute(const Op& op, Bits* to, Bits mask, const Bits* const* x, con
         case SELP: return lane_by_lane([&](int i) { return c[i] & 1 ? a[i] : b[i]; });
         case PRMT: return lane_by_lane([&](int i) { return permuted(a[i], b[i], c[i]); });
         case LOP3: return lane_by_lane([&](int i) { return logic(a[i], b[i], c[i], x[3][i]); });
+        case BFI: return lane_by_lane([&](int i) { return inserted(a[i], b[i], c[i], x[3][i], bits); });
+        case MUL_HI:
+            return lane_by_lane([&](int i) {
+                Bits p = signed_cut(a[i]), q = signed_cut(b[i]);
+                return Bits(with_sign ? (__int128(int64_t(p)) * int64_t(q)) >> bits : ((unsigned __int128)(p) * q) >> bits);
+            });
         case SETP:
             return lane_by_lane([&](int i) {
                 bool found;

@@ -103,11 +103,32 @@ struct Core {
         return found;
     }
 
+    // A number of its parts, lowest first, and back. The whole is the first operand.
+    void pack(const Op& op) {
+        const int count = op.count - 1, part = bits_of(op.kind) / count;
+        Bits* to = reg(op, 0);
+        for (int lane = 0; lane < lanes; lane++) {
+            if (!doing[lane]) continue;
+            Bits whole = 0;
+            for (int k = 0; k < count; k++) whole |= cut(reg(op, k + 1)[lane], part, false) << (k * part);
+            to[lane] = whole & mask(op, 0);
+        }
+    }
+    void unpack(const Op& op) {
+        const int count = op.count - 1, part = bits_of(op.kind) / count;
+        const std::vector<Bits> whole(reg(op, 0), reg(op, 0) + lanes);
+        for (int k = 0; k < count; k++) {
+            if (is_none(op, k + 1)) continue;
+            for (int lane = 0; lane < lanes; lane++)
+                if (doing[lane]) reg(op, k + 1)[lane] = cut(whole[lane] >> (k * part), part, false) & mask(op, k + 1);
+        }
+    }
+
     // Loads and stores: the first operand is the base of the address, the others the numbers. `extra`: whether it is shared memory.
     void load(const Op& op) {
         int unit = bits_of(op.kind) / 8, count = op.count - 1;
         auto at = addresses(op, 0);
-        if (op.extra) shared.check_load(at.data(), unit * count, doing);
+        if (op.extra) shared.check_load(at.data(), unit * count, doing, op.flags);
         else memory.check(at.data(), unit * count, doing, true);
         for (int k = 0; k < count; k++) {
             if (is_none(op, k + 1)) continue;
@@ -124,7 +145,7 @@ struct Core {
         auto at = addresses(op, 0);
         std::vector<const Bits*> numbers;
         for (int k = 0; k < count; k++) numbers.push_back(reg(op, k + 1));
-        if (op.extra) store_shared(at, unit, numbers, doing);
+        if (op.extra) store_shared(at, unit, numbers, doing, op.flags);
         else store_global(at, unit, numbers);
     }
     void store_global(const std::vector<Bits>& at, int unit, const std::vector<const Bits*>& numbers) {
@@ -137,8 +158,8 @@ struct Core {
             refuse(doing, "race: several threads store different numbers to one place", differs);
         }
     }
-    void store_shared(const std::vector<Bits>& at, int unit, const std::vector<const Bits*>& numbers, const Lanes& now) {
-        shared.begin_copy(at.data(), unit * int(numbers.size()), now);
+    void store_shared(const std::vector<Bits>& at, int unit, const std::vector<const Bits*>& numbers, const Lanes& now, int allowed) {
+        shared.begin_copy(at.data(), unit * int(numbers.size()), now, allowed);
         finish_store(at, unit, numbers, now);
     }
     void finish_store(const std::vector<Bits>& at, int unit, const std::vector<const Bits*>& numbers, const Lanes& now) {
@@ -162,7 +183,7 @@ struct Core {
                 one.kept[lane] = given[lane] != 0;
             }
         }
-        shared.begin_copy(one.to.data(), op.kind, doing);
+        shared.begin_copy(one.to.data(), op.kind, doing, op.flags);
         copies.pending.push_back(std::move(one));
     }
     void finish_copy(const Pending& one, const Lanes& now) {
@@ -196,6 +217,7 @@ struct Core {
             for (int half = 0; half < 2; half++)
                 for (int e = 0; e < 2; e++) {
                     const int which = 2 * half + e;
+                    if (is_none(op, which)) continue;
                     Bits* to = reg(op, which);
                     const Bits* before = reg(op, 4 + op.extra + words + which);
                     for (int lane = 0; lane < 32; lane++) {
@@ -261,8 +283,9 @@ struct Core {
         auto at = addresses(op, 0);
         Lanes first(lanes);
         for (int lane = 0; lane < lanes; lane++) first[lane] = doing[lane] && lane % 32 < 8 * count;
-        shared.check_load(at.data(), 16, first);
+        shared.check_load(at.data(), 16, first, op.flags);
         for (int k = 0; k < count; k++) {
+            if (is_none(op, k + 1)) continue;
             Bits* to = reg(op, k + 1);
             for (int lane = 0; lane < lanes; lane++) {
                 if (!doing[lane]) continue;
@@ -291,7 +314,7 @@ struct Core {
         }
         std::vector<const Bits*> numbers;
         for (auto& part : parts) numbers.push_back(part.data());
-        store_shared(at, 4, numbers, first);
+        store_shared(at, 4, numbers, first, op.flags);
     }
 
     // The operands are the base, the old number (none: -1), and one or two given. `source_kind`: 1 of shared memory. `extra`: what is done.
@@ -304,7 +327,7 @@ struct Core {
             if (!doing[lane]) continue;
             Lanes alone(lanes);
             alone[lane] = 1;
-            if (op.source_kind) shared.check_load(at.data(), unit, alone);
+            if (op.source_kind) shared.check_load(at.data(), unit, alone, 0);
             else memory.check(at.data(), unit, alone, true);
             const Bits old = op.source_kind ? shared.load(at[lane], unit) : memory.load(at[lane], unit);
             const Bits given = reg(op, 2)[lane];
@@ -372,6 +395,8 @@ struct Core {
         switch (op.code) {
             case NOTHING: break;
             case FENCE: shared.pass_fence(); break;
+            case PACK: pack(op); break;
+            case UNPACK: unpack(op); break;
             case LOAD: load(op); break;
             case STORE: store(op); break;
             case PARAM:

@@ -70,9 +70,12 @@ struct DeviceMemory {
     }
 };
 
-// Of one block. Since its last barrier, a byte belongs to the warp that wrote it, and to those that read it.
+// Of one block. Since its last barrier, a byte belongs to the warp that wrote it, and to those that read it. `allowed`: of an instruction, bits
+// of `Allowed`.
+enum Allowed : int32_t { RACES = 1, UNWRITTEN = 2 };
 struct SharedMemory {
-    std::vector<uint8_t> data, written, unfenced, writers, readers;  // warps from 1; 255 is several
+    enum State : uint8_t { NEVER, WRITTEN_ONCE, BEING_COPIED };
+    std::vector<uint8_t> data, written, unfenced, writers, readers;  // `written`: a State; the others: warps from 1, 255 is several
 
     void begin(int size) {
         data.assign(size, 0xFF);
@@ -100,11 +103,13 @@ struct SharedMemory {
     }
     static uint8_t warp(size_t lane) { return uint8_t(lane / 32 + 1); }
 
-    void check_load(const Bits* addresses, int bytes, const Lanes& doing) {
+    void check_load(const Bits* addresses, int bytes, const Lanes& doing, int allowed) {
         check(addresses, bytes, doing);
-        auto unwritten = [&](size_t lane) { return any(addresses[lane], bytes, [&](Bits i) { return !written[i]; }); };
+        auto unwritten = [&](size_t lane) {
+            return any(addresses[lane], bytes, [&](Bits i) { return written[i] == BEING_COPIED || (written[i] == NEVER && !(allowed & UNWRITTEN)); });
+        };
         auto raced = [&](size_t lane) {
-            return any(addresses[lane], bytes, [&](Bits i) { return writers[i] && writers[i] != warp(lane); });
+            return !(allowed & RACES) && any(addresses[lane], bytes, [&](Bits i) { return writers[i] && writers[i] != warp(lane); });
         };
         for (size_t lane = 0; lane < doing.size(); lane++) {
             if (!doing[lane]) continue;
@@ -114,23 +119,23 @@ struct SharedMemory {
                 readers[i] = readers[i] == 0 || readers[i] == warp(lane) ? warp(lane) : 255;
         }
     }
-    void begin_copy(const Bits* addresses, int bytes, const Lanes& doing) {
+    void begin_copy(const Bits* addresses, int bytes, const Lanes& doing, int allowed) {
         check(addresses, bytes, doing);
         for (auto [marks, verb] : {std::pair(&writers, "wrote"), std::pair(&readers, "read")}) {
             auto raced = [&, marks = marks](size_t lane) {
                 return any(addresses[lane], bytes, [&](Bits i) { return (*marks)[i] && (*marks)[i] != warp(lane); });
             };
             for (size_t lane = 0; lane < doing.size(); lane++)
-                if (doing[lane] && raced(lane))
+                if (doing[lane] && !(allowed & RACES) && raced(lane))
                     refuse(doing, text("race: store to shared bytes that another warp %s since the last barrier", verb), raced);
         }
         for (size_t lane = 0; lane < doing.size(); lane++)
-            if (doing[lane]) std::memset(&written[addresses[lane]], 0, bytes);
+            if (doing[lane]) std::memset(&written[addresses[lane]], BEING_COPIED, bytes);
     }
     void store(Bits at, int unit, Bits number, size_t lane) {
         std::memcpy(&data[at], &number, unit);
         std::memset(&writers[at], warp(lane), unit);
-        std::memset(&written[at], 1, unit);
+        std::memset(&written[at], WRITTEN_ONCE, unit);
         std::memset(&unfenced[at], 1, unit);
     }
     Bits load(Bits at, int unit) const {
@@ -142,7 +147,7 @@ struct SharedMemory {
     void check_piece(int64_t at) {
         if (at < 0 || at + 16 > int64_t(data.size()))
             throw Fault{text("a matrix of wgmma reaches to byte %d of %d bytes of shared memory", int(at + 16), int(data.size())), {}};
-        if (any(at, 16, [&](Bits i) { return !written[i]; }))
+        if (any(at, 16, [&](Bits i) { return written[i] != WRITTEN_ONCE; }))
             throw Fault{"wgmma of shared bytes that were never written, or whose copy is under way", {}};
         if (any(at, 16, [&](Bits i) { return unfenced[i]; }))
             throw Fault{"wgmma of shared bytes that no fence.proxy.async has passed since they were written", {}};
