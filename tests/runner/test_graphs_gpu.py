@@ -66,7 +66,8 @@ def model_dir(tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
 
 @contextmanager
 def cuda_runner(model_dir: pathlib.Path, backend: str, **options: Any) -> Iterator[ModelRunner]:
-    settings = {"max_num_seqs": 24, "kv_cache_memory": 64 << 20, "graph_sizes": SIZES, "graph_tokens": 120, **options}
+    settings = {"max_num_seqs": 24, "kv_cache_memory": 64 << 20, "graph_sizes": SIZES, "graph_tokens": 120, "max_num_batched_tokens": 512}
+    settings |= options
     config = EngineConfig(model=str(model_dir), device="cuda", dtype="bfloat16", load_format="dummy", attention_backend=backend, **settings)
     runner = ModelRunner(config, model_dir)
     try:
@@ -209,7 +210,7 @@ def test_replays_that_verify_drafts(model_dir: pathlib.Path, backend: str, monke
 
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_pieces_up_to_the_chunk_size(model_dir: pathlib.Path, backend: str) -> None:
-    with cuda_runner(model_dir, backend, graph_tokens=2048, max_num_seqs=64, graph_sizes=(8, 64)) as runner:
+    with cuda_runner(model_dir, backend, graph_tokens=2048, max_num_batched_tokens=2048, max_num_seqs=64, graph_sizes=(8, 64)) as runner:
         counts = count_replays(runner)
         compared = compare_with_eager(runner)
         for num_rows, chunk in ((60, 34), (40, 30), (19, 34), (30, 11)):

@@ -22,6 +22,11 @@ _FORMS = [
     *(f"{name}.b{bits}" for bits in (16, 32, 64) for name in ("and", "or", "xor", "not", "shl", "selp", "mov")),
     *(f"shr.{kind}" for kind in _WHOLE),
     *("prmt.b32", "lop3.b32", "bfi.b32", "bfi.b64"),
+    *(f"{name}.{kind}" for kind in ("bf16", "f16", "bf16x2", "f16x2", "f64") for name in ("add", "sub", "mul")),
+    *(f"fma.rn.{kind}" for kind in ("bf16", "f16", "bf16x2", "f16x2")),
+    *(f"bfe.{kind}" for kind in ("u32", "s32", "u64", "s64")),
+    *(f"{name}.b{bits}" for name in ("popc", "clz", "brev") for bits in (32, 64)),
+    *("cvt.f64.f32", "cvt.rn.f32.f64", "cvt.rn.ftz.f32.f64", "cvt.ftz.f64.f32"),
     *(f"mul.hi.{kind}" for kind in ("u32", "s32", "u64", "s64")),
     *(f"setp.{test}.{kind}" for kind in _WHOLE for test in ("eq", "ne", "lt", "le", "gt", "ge")),
     *(f"setp.{test}.u32" for test in ("lo", "ls", "hi", "hs")),
@@ -59,15 +64,17 @@ def _kernel(form: str) -> str:
     result = {"setp": "pred"}.get(name, parts[-2] if name == "cvt" else kind)
     if "wide" in parts:
         result = {"16": "b32", "32": "b64"}[kind[1:]]
-    pair = result.endswith("x2")
-    count = 2 if pair else 1 if name in ("cvt", "neg", "abs", "not", "mov", "rcp", "sqrt", "rsqrt", "ex2", "lg2") else 2
+    if name in ("popc", "clz"):
+        result = "b32"
+    pair = name == "cvt" and result.endswith("x2")
+    count = 2 if pair else 1 if name in ("cvt", "neg", "abs", "not", "mov", "popc", "clz", "brev", "rcp", "sqrt", "rsqrt", "ex2", "lg2") else 2
     count = 3 if name in ("mad", "fma", "prmt") or any(part in ("and", "or", "xor") for part in parts[:-1]) else count
     kinds = [kind] * count
-    if name in ("shl", "shr"):
+    if name in ("shl", "shr", "bfe"):
         kinds[1] = "u32"
     if "wide" in parts and name == "mad":
         kinds[2] = result
-    last = {"selp": ", %p1", "lop3": ", %third, 0x6a", "bfi": ", %third, 13"}.get(name, "")
+    last = {"selp": ", %p1", "lop3": ", %third, 0x6a", "bfi": ", %third, 13", "bfe": ", 9"}.get(name, "")
     if name == "setp" and count == 3:
         kinds, last, count = kinds[:2], ", %p1", 2
     given = "".join(

@@ -29,7 +29,7 @@ from tools.ptx.registers import immediate, mask, operand_kinds
 
 _KINDS = tuple("pred b8 u8 s8 b16 u16 s16 f16 bf16 b32 u32 s32 f32 b64 u64 s64 f64 e4m3 e5m2 tf32".split())  # noqa: SIM905
 _CODE_NAMES = """mov add sub mul mul.wide mad mad.wide fma neg abs min max div rem rcp sqrt rsqrt ex2 lg2 and or xor not shl shr setp selp
-    prmt lop3 mul.hi bfi cvt fallback bra exit barrier nothing fence pack unpack load store param copy commit wait mma wgmma wgmma.commit wgmma.wait atomic shuffle
+    prmt lop3 mul.hi bfi bfe popc clz brev cvt fallback bra exit barrier nothing fence pack unpack load store param copy commit wait mma wgmma wgmma.commit wgmma.wait atomic shuffle
     vote ldmatrix stmatrix"""
 _CODES = _CODE_NAMES.split()  # as in arithmetic.h
 FALLBACK = _CODES.index("fallback")
@@ -40,7 +40,7 @@ _WHOLE = {"rni": 1, "rzi": 2, "rmi": 3, "rpi": 4}
 _ATOMICS = ("add", "min", "max", "and", "or", "xor", "exch", "cas")
 _OF_SHARED = ("load", "store", "copy", "ldmatrix", "stmatrix")  # whose flags are of what is allowed
 _FLOAT_CODES = ("add", "sub", "mul", "fma", "min", "max", "neg", "abs", "div", "rcp", "sqrt", "rsqrt", "ex2", "lg2")
-_INTEGER_CODES = ("add", "sub", "mul", "mad", "neg", "abs", "min", "max", "div", "rem", "shl", "shr")
+_INTEGER_CODES = ("add", "sub", "mul", "mad", "neg", "abs", "min", "max", "div", "rem", "shl", "shr", "bfe", "popc", "clz", "brev")
 _FIELDS = ("code", "kind", "source_kind", "flags", "extra", "guard", "negated", "first", "count")
 _OP = np.dtype([*((name, np.int32) for name in _FIELDS), ("offset", np.int64)], align=True)
 _MODELLED = (*(f"%{name}.{axis}" for name in ("tid", "ntid", "ctaid", "nctaid") for axis in "xyz"), "%laneid", "%warpid")
@@ -285,6 +285,9 @@ def _of_registers(encoded: Encoded, opcode: tuple[str, ...], operands: tuple[Ope
         return _Form("mov", [encoded.number(operands[0], kind), encoded.number(operands[1], kind)], _kind("b64"))
     if name == "cvt":
         to, source = parts[-2:]
+        if {to, source} == {"f64", "f32"} and set(parts[:-2]) <= {"rn", "ftz"}:
+            flat = [encoded.number(operands[0], to), encoded.number(operands[1], source)]
+            return _Form("cvt", flat, _kind(to), _kind(source), flags)
         known = set(parts[:-2]) <= {"rn", "rz", "ftz", *_WHOLE}
         if not known or source in ("f64", "e4m3", "e5m2") or ("rz" in parts and to != "bf16"):
             raise _NotKnown
@@ -298,6 +301,11 @@ def _of_registers(encoded: Encoded, opcode: tuple[str, ...], operands: tuple[Ope
         whole = next((_WHOLE[part] for part in parts if part in _WHOLE), 0)
         flat = [encoded.number(operands[0], to), *(encoded.number(operand, source) for operand in operands[1:])]
         return _Form("cvt", flat, _kind(to), _kind(source), flags, whole)
+    if name in ("add", "sub", "mul", "fma") and kind.removesuffix("x2") in ("f16", "bf16", "f64") and (name, kind) != ("fma", "f64"):
+        if set(parts[:-1]) - {"rn"}:
+            raise _NotKnown
+        flat = [encoded.number(operand, kind) for operand in operands]
+        return _Form(name, flat, _kind(kind.removesuffix("x2")), 0, _PAIR * kind.endswith("x2"))
     if kind not in _KINDS or kind in ("f64", "e4m3", "e5m2", "tf32"):
         raise _NotKnown
     extra, code = 0, name

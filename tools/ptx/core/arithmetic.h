@@ -6,7 +6,7 @@
 // As in `encoding.py`. Those up to FALLBACK compute a result of registers alone.
 enum Code : int32_t {
     MOV, ADD, SUB, MUL, MUL_WIDE, MAD, MAD_WIDE, FMA, NEG, ABS, MIN, MAX, DIV, REM, RCP, SQRT, RSQRT, EX2, LG2,
-    AND, OR, XOR, NOT, SHL, SHR, SETP, SELP, PRMT, LOP3, MUL_HI, BFI, CVT,
+    AND, OR, XOR, NOT, SHL, SHR, SETP, SELP, PRMT, LOP3, MUL_HI, BFI, BFE, POPC, CLZ, BREV, CVT,
     FALLBACK, BRA, EXIT, BARRIER, NOTHING, FENCE, PACK, UNPACK, LOAD, STORE, PARAM, COPY, COMMIT, WAIT, MMA, WGMMA, WGMMA_COMMIT, WGMMA_WAIT,
     ATOMIC, SHUFFLE, VOTE, LDMATRIX, STMATRIX,
 };
@@ -60,6 +60,40 @@ inline Bits inserted(Bits what, Bits into, Bits at, Bits count, int bits) {
     return (into & ~covered) | (what << at & covered);
 }
 
+inline Bits extracted(Bits from, Bits at, Bits count, int bits, bool with_sign) {
+    at &= 255, count &= 255;
+    if (!count) return 0;
+    const Bits field = mask_of(std::min<int>(count, 64));
+    Bits shifted = with_sign ? Bits(int64_t(from) >> std::min<Bits>(at, bits - 1)) : at >= Bits(bits) ? 0 : from >> at;
+    const bool negative = with_sign && (from >> std::min<Bits>(at + count - 1, bits - 1) & 1);
+    return negative ? shifted | ~field : shifted & field;
+}
+inline Bits counted(int code, Bits x, int bits) {
+    if (code == POPC) return __builtin_popcountll(x);
+    if (code == CLZ) return x ? __builtin_clzll(x) - (64 - bits) : bits;
+    Bits out = 0;
+    for (int at = 0; at < bits; at++) out |= (x >> at & 1) << (bits - 1 - at);
+    return out;
+}
+
+// a * b + c of numbers whose products are exact in float64, rounded to odd: a second rounding is then that of the exact number.
+inline double fused(double a, double b, double c) {
+    const double product = a * b, total = product + c, back = total - product;
+    const double error = (product - (total - back)) + (c - back);
+    auto bits = cast<int64_t>(total);
+    if (!std::isfinite(total) || !(error != 0) || (bits & 1)) return total;
+    return cast<double>(bits + ((error > 0) == (total > 0) ? 1 : -1));
+}
+inline double summed(int code, double a, double b, double c) {
+    switch (code) {
+        case ADD: return fused(a, 1, b);
+        case SUB: return fused(a, 1, -b);
+        case MUL: return a * b;
+        default: return fused(a, b, c);
+    }
+}
+inline Bits f64_bits(double x) { return std::isnan(x) ? 0x7FF8000000000000 : cast<Bits>(x); }
+
 inline Bits to_integer(double x, int kind) {
     int bits = bits_of(kind);
     bool with_sign = is_signed(kind);
@@ -106,6 +140,23 @@ inline void compute(const Op& op, Bits* to, Bits mask, const Bits* const* x, con
             default: break;
         }
     }
+    if ((kind == BF16 || kind == F16) && (op.code == ADD || op.code == SUB || op.code == MUL || op.code == FMA)) {
+        auto half = [&](int i, int at) {
+            auto value = [&](const Bits* of) { return of ? double(value_of(of[i] >> at & 0xFFFF, kind)) : 0.0; };
+            const double sum = summed(op.code, value(a), value(b), value(op.code == FMA ? c : nullptr));
+            return kind == BF16 ? bf16_bits(sum) : f16_bits(sum);
+        };
+        if (op.flags & PAIR) return lane_by_lane([&](int i) { return half(i, 0) | half(i, 16) << 16; });
+        return lane_by_lane([&](int i) { return half(i, 0); });
+    }
+    if (kind == F64 && op.code < AND) {
+        auto wide = [](Bits x) { return cast<double>(x); };
+        switch (op.code) {
+            case ADD: return lane_by_lane([&](int i) { return f64_bits(wide(a[i]) + wide(b[i])); });
+            case SUB: return lane_by_lane([&](int i) { return f64_bits(wide(a[i]) - wide(b[i])); });
+            default: return lane_by_lane([&](int i) { return f64_bits(wide(a[i]) * wide(b[i])); });
+        }
+    }
     switch (op.code) {
         case MOV: return lane_by_lane([&](int i) { return signed_cut(a[i]); });
         case ADD: return lane_by_lane([&](int i) { return a[i] + b[i]; });
@@ -147,6 +198,10 @@ inline void compute(const Op& op, Bits* to, Bits mask, const Bits* const* x, con
         case SELP: return lane_by_lane([&](int i) { return c[i] & 1 ? a[i] : b[i]; });
         case PRMT: return lane_by_lane([&](int i) { return permuted(a[i], b[i], c[i]); });
         case LOP3: return lane_by_lane([&](int i) { return logic(a[i], b[i], c[i], x[3][i]); });
+        case BFE: return lane_by_lane([&](int i) { return extracted(signed_cut(a[i]), b[i], c[i], bits, with_sign); });
+        case POPC:
+        case CLZ:
+        case BREV: return lane_by_lane([&](int i) { return counted(op.code, cut(a[i], bits, false), bits); });
         case BFI: return lane_by_lane([&](int i) { return inserted(a[i], b[i], c[i], x[3][i], bits); });
         case MUL_HI:
             return lane_by_lane([&](int i) {
@@ -173,6 +228,13 @@ inline void compute(const Op& op, Bits* to, Bits mask, const Bits* const* x, con
     }
     // CVT: `kind` is what it becomes, `extra` how a float is made whole (0: not, 1: nearest, 2: towards zero, 3: down, 4: up)
     const int from = op.source_kind, source_bits = bits_of(from);
+    if (kind == F64) return lane_by_lane([&](int i) { return f64_bits(ftz ? flushed(f32(a[i])) : f32(a[i])); });
+    if (from == F64) {
+        return lane_by_lane([&](int i) {
+            const double number = cast<double>(a[i]);
+            return out(float(ftz && std::fabs(number) < 0x1p-126 ? std::copysign(0.0, number) : number));
+        });
+    }
     const bool rz = op.flags & TOWARDS_ZERO, from_float = from == F32 || from == BF16 || from == F16;
     auto whole = [&](double number) {
         switch (op.extra) {
