@@ -105,9 +105,14 @@ inline Bits to_integer(double x, int kind) {
     return cut(with_sign ? Bits(int64_t(x)) : Bits(x), bits, with_sign);
 }
 
-// Calls `f(lane)` for the result of each lane, of which those that are doing get it.
+// Calls `f(lane)` for the result of each lane, of which those that are doing get it: all, if `doing` is null.
 template <class F>
 inline void each(Bits* to, Bits mask, const uint8_t* doing, int lanes, F f) {
+    if (!doing) {
+#pragma GCC ivdep
+        for (int lane = 0; lane < lanes; lane++) to[lane] = f(lane) & mask;
+        return;
+    }
     for (int lane = 0; lane < lanes; lane++)
         if (doing[lane]) to[lane] = f(lane) & mask;
 }

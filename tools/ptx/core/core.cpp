@@ -422,7 +422,7 @@ struct Core {
             default: {
                 const Bits* x[4] = {};
                 for (int k = 1; k < op.count; k++) x[k - 1] = reg(op, k);
-                compute(op, reg(op, 0), mask(op, 0), x, doing.data(), lanes);
+                compute(op, reg(op, 0), mask(op, 0), x, count == lanes ? nullptr : doing.data(), lanes);
             }
         }
         return true;
