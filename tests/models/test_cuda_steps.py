@@ -138,6 +138,13 @@ def test_launches_of_a_layer(
     assert steps[1] - steps[0] == Counter([*layer, *["mm"] * 4])
 
 
+def test_decodes_without_adapters_launch_what_a_model_without_them_does(fake: FakeCuda, tmp_path: pathlib.Path) -> None:
+    case = Case("launches", "Qwen3", {"head_dim": 64})
+    with fake.active():
+        without, with_some = (launches_of_decode(fake, make_runner(case, tmp_path, max_adapters=count)) for count in (0, 4))
+    assert Counter(with_some) == Counter(without)
+
+
 _LATENT = ["_rotate_latent", "bmm", "decode_kernel", "combine_kernel", "bmm"]
 
 

@@ -80,7 +80,7 @@ class FakeCuda:
         with ExitStack() as stack:
             for name, value in cuda.items():
                 stack.enter_context(mock.patch.object(torch.cuda, name, value))
-            stack.enter_context(mock.patch.object(torch._C, "_host_emptyCache", lambda: None, create=True))
+            stack.enter_context(mock.patch.object(torch._C, "_host_emptyCache", create=True))
             stack.enter_context(mock.patch.object(torch, "Generator", _Generator))
             stack.enter_context(mock.patch.object(torch, "tensor", _tensor))
             stack.enter_context(mock.patch.object(capture, "_borrowed", lambda tensor: tensor))  # there is no memory

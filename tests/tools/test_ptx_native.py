@@ -67,7 +67,9 @@ def _kernel(form: str) -> str:
     if name in ("popc", "clz"):
         result = "b32"
     pair = name == "cvt" and result.endswith("x2")
-    count = 2 if pair else 1 if name in ("cvt", "neg", "abs", "not", "mov", "popc", "clz", "brev", "rcp", "sqrt", "rsqrt", "ex2", "lg2") else 2
+    count = (
+        2 if pair else 1 if name in ("cvt", "neg", "abs", "not", "mov", "popc", "clz", "brev", "rcp", "sqrt", "rsqrt", "ex2", "lg2") else 2
+    )
     count = 3 if name in ("mad", "fma", "prmt") or any(part in ("and", "or", "xor") for part in parts[:-1]) else count
     kinds = [kind] * count
     if name in ("shl", "shr", "bfe"):

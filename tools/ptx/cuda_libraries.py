@@ -49,7 +49,8 @@ class CudaRuntime:
         pointer, number, size = ctypes.c_void_p, ctypes.c_int, ctypes.c_size_t
         sizes = ctypes.POINTER(ctypes.c_uint)
         launch = ctypes.CFUNCTYPE(number, pointer, ctypes.c_char_p, sizes, size, number, ctypes.POINTER(pointer))
-        copy, fill = ctypes.CFUNCTYPE(number, ctypes.c_uint64, ctypes.c_uint64, size, number), ctypes.CFUNCTYPE(number, ctypes.c_uint64, number, size)
+        copy = ctypes.CFUNCTYPE(number, ctypes.c_uint64, ctypes.c_uint64, size, number)
+        fill = ctypes.CFUNCTYPE(number, ctypes.c_uint64, number, size)
         self._handlers = launch(self._told(self._launch)), copy(self._told(self._copy)), fill(self._told(self._fill))
         self._library.set_handlers(*self._handlers)
 

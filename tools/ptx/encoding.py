@@ -28,9 +28,9 @@ from tools.ptx.program import (
 from tools.ptx.registers import immediate, mask, operand_kinds
 
 _KINDS = tuple("pred b8 u8 s8 b16 u16 s16 f16 bf16 b32 u32 s32 f32 b64 u64 s64 f64 e4m3 e5m2 tf32".split())  # noqa: SIM905
-_CODE_NAMES = """mov add sub mul mul.wide mad mad.wide fma neg abs min max div rem rcp sqrt rsqrt ex2 lg2 and or xor not shl shr setp selp
-    prmt lop3 mul.hi bfi bfe popc clz brev cvt fallback bra exit barrier nothing fence pack unpack load store param copy commit wait mma wgmma wgmma.commit wgmma.wait atomic shuffle
-    vote ldmatrix stmatrix"""
+_CODE_NAMES = """mov add sub mul mul.wide mad mad.wide fma neg abs min max div rem rcp sqrt rsqrt ex2 lg2 and or xor not shl shr setp
+    selp prmt lop3 mul.hi bfi bfe popc clz brev cvt fallback bra exit barrier nothing fence pack unpack load store param
+    copy commit wait mma wgmma wgmma.commit wgmma.wait atomic shuffle vote ldmatrix stmatrix"""
 _CODES = _CODE_NAMES.split()  # as in arithmetic.h
 FALLBACK = _CODES.index("fallback")
 _TESTS = {name: at for at, name in enumerate(("eq", "ne", "lt", "le", "gt", "ge"))} | {"lo": 2, "ls": 3, "hi": 4, "hs": 5}

@@ -148,7 +148,8 @@ class SharedMemory:
         lacking = states == _BEING_COPIED if self._reads_unwritten else states != _WRITTEN_ONCE
         self._refuse(lacking, "load of shared bytes that were never written, or whose copy is under way", active)
         writers = self._writers[places]
-        self._refuse((not self._races_are_known) & (writers != 0) & (writers != warps), "race: shared bytes that another warp wrote since the last barrier", active)
+        raced = (not self._races_are_known) & (writers != 0) & (writers != warps)
+        self._refuse(raced, "race: shared bytes that another warp wrote since the last barrier", active)
         readers = self._readers[places]
         np.maximum.at(self._readers, places, np.where((readers == 0) | (readers == warps), warps, np.uint8(255)))
         mixed = self._readers[places] != warps  # several in this very instruction

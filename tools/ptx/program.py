@@ -149,7 +149,10 @@ _TOKEN = re.compile(
     )""",
     re.VERBOSE,
 )
-_ENTRY = re.compile(r"^(?:\.visible |\.weak )*\.entry (?P<name>[\w$]+)\(.*?^}\s*(?=^\.(?:visible|weak|entry|file|section|global|const|extern|func)\b|\Z)", re.MULTILINE | re.DOTALL)
+_ENTRY = re.compile(  # up to what follows on the level of the module
+    r"^(?:\.visible |\.weak )*\.entry (?P<name>[\w$]+)\(.*?^}\s*(?=^\.(?:visible|weak|entry|file|section|global|const|extern|func)\b|\Z)",
+    re.MULTILINE | re.DOTALL,
+)
 _BY_LINE = (".version", ".target", ".address_size", ".file", ".loc")  # directives that end with their line
 
 

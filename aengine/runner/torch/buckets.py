@@ -20,30 +20,39 @@ from aengine.runner.contract import IntArray
 
 ArrayT = TypeVar("ArrayT", IntArray, Tensor)
 _VERIFIED_TOKENS = 128
+_MOST_PLAIN = 64  # rows, from which on the launches that adapters add are a small part of a step
 _ALIGNMENT = 32  # int32 numbers: 128 bytes, the alignment that kernels may rely on
 
 
 @dataclass(frozen=True, slots=True)
 class GraphSizes:
-    """The sizes of steps for which graphs are recorded. All ascending; `tokens` and `uneven` may be empty."""
+    """The sizes of steps for which graphs are recorded. All ascending; all but `rows` may be empty."""
 
     rows: tuple[int, ...]  # of decode steps, and of those that verify drafts
     tokens: tuple[int, ...]  # of steps with prompt tokens
     uneven: tuple[int, ...] = ()  # as `rows`, of steps whose lengths differ much, where the attention backend has other kernels for them
+    plain: tuple[int, ...] = ()  # as `rows`, of steps without adapters, where the model has some
 
     @classmethod
     def of(
-        cls, graph_sizes: tuple[int, ...] | None, graph_tokens: int, max_num_seqs: int, max_num_batched_tokens: int, most_drafts: int = 0
+        cls,
+        graph_sizes: tuple[int, ...] | None,
+        graph_tokens: int,
+        max_num_seqs: int,
+        max_num_batched_tokens: int,
+        most_drafts: int = 0,
+        adapters: bool = False,
     ) -> GraphSizes:
-        """From the fields of an `EngineConfig`. In a step that verifies drafts each token is a row: there are graphs of up to
-        `_VERIFIED_TOKENS` of them, since drafts do not pay in wider steps."""
+        """From the fields of an `EngineConfig`. `adapters`: whether the model has some. In a step that verifies drafts each token is a row:
+        there are graphs of up to `_VERIFIED_TOKENS` of them, since drafts do not pay in wider steps."""
         most = max(max_num_seqs, min(max_num_seqs * (1 + most_drafts), _VERIFIED_TOKENS, max_num_batched_tokens))
         rows = tuple(sorted(set(graph_sizes))) if graph_sizes is not None else decode_sizes(most)
-        return cls(rows, token_sizes(min(graph_tokens, max_num_batched_tokens)), uneven_sizes(rows[-1]))
+        plain = tuple(size for size in rows if size <= _MOST_PLAIN) if adapters else ()
+        return cls(rows, token_sizes(min(graph_tokens, max_num_batched_tokens)), uneven_sizes(rows[-1]), plain)
 
     def largest_two(self) -> GraphSizes:
         """The largest two of each kind."""
-        return GraphSizes(self.rows[-2:], self.tokens[-2:], self.uneven[-2:])
+        return GraphSizes(self.rows[-2:], self.tokens[-2:], self.uneven[-2:], self.plain[-2:])
 
 
 def decode_sizes(most: int) -> tuple[int, ...]:
@@ -84,14 +93,19 @@ class GraphBytes:
     rows: tuple[int, ...]  # by graph of decodes, largest first; those after the first use its memory again
     tokens: tuple[int, ...]  # by graph of steps with prompt tokens, in the same way
     uneven: tuple[int, ...] = ()  # by graph of uneven decodes; none where the attention backend has no other kernels for them
+    plain: tuple[int, ...] = ()  # by graph of decodes without adapters
 
     def __add__(self, other: GraphBytes) -> GraphBytes:
         """The sum of what graphs of two models take, which have the same sizes."""
-        pairs = (self.rows, other.rows), (self.tokens, other.tokens), (self.uneven, other.uneven)
+        pairs = zip(self._kinds, other._kinds, strict=True)
         return GraphBytes(self.buffers + other.buffers, *(tuple(map(sum, zip_longest(*pair, fillvalue=0))) for pair in pairs))
 
+    @property
+    def _kinds(self) -> tuple[tuple[int, ...], ...]:
+        return self.rows, self.tokens, self.uneven, self.plain
+
     def total(self) -> int:
-        return self.buffers + sum(self.rows) + sum(self.tokens) + sum(self.uneven)
+        return self.buffers + sum(map(sum, self._kinds))
 
     def of_all(self, sizes: GraphSizes) -> int:
         """What graphs of all sizes would take, when these are of the two largest of each kind, or of all there are.
@@ -99,7 +113,7 @@ class GraphBytes:
         The others take what the second of their kind took.
         """
         total = self.total()
-        for taken, every in ((self.rows, sizes.rows), (self.tokens, sizes.tokens), (self.uneven, sizes.uneven)):
+        for taken, every in zip(self._kinds, (sizes.rows, sizes.tokens, sizes.uneven, sizes.plain), strict=True):
             if len(taken) > 1:
                 total += taken[1] * len(every[:-2])
         return total

@@ -25,6 +25,7 @@ from torch import Tensor
 from aengine.attention import AttentionBackend, AttentionMetadata, AttentionStep, GraphStep, StepLayout, as_decodes, empty_layout
 from aengine.kernels.paged_cache import KvTarget
 from aengine.kernels.upload import upload
+from aengine.layers.adapters import AdapterTable
 from aengine.models.torch.decoder import ForwardBatch
 from aengine.parallel.shard import WHOLE, Shard
 from aengine.runner.contract import IntArray, Step
@@ -84,7 +85,7 @@ class _Graph:
 
 class DecodeGraphs:
     """`record` makes a graph of one size, largest size first; from then on `run` uses it. `record_uneven` does so for the other kernels of
-    the attention backend, if it has any."""
+    the attention backend, if it has any, and `record_plain` for steps without adapters, whose graphs have fewer kernels."""
 
     def __init__(
         self,
@@ -96,11 +97,13 @@ class DecodeGraphs:
         capture: Capture,
         num_rows: int,
         shard: Shard = WHOLE,
+        adapters: AdapterTable | None = None,
     ) -> None:
-        """`sizes`: those of `rows` and `uneven` count. `last_tokens`: int32 on the device: by row, then room for the given ids of a step,
+        """`sizes`: all but those of `tokens` count. `last_tokens`: int32 on the device: by row, then room for the given ids of a step,
         then that of the spare row, which belongs to no sequence. `pages_per_row`: the most that a row may have. `num_rows`: those of
-        sequences. `shard`: what the model is of the whole one."""
+        sequences. `shard`: what the model is of the whole one. `adapters`: those of the model, which are on."""
         self._model = model
+        self._adapters = adapters
         self._backend = backend
         self._sizes = sizes
         self._last_tokens = last_tokens
@@ -125,6 +128,7 @@ class DecodeGraphs:
         self._chosen = torch.zeros(largest, dtype=dtype, device=device)  # the logits of these tokens
         self._graphs: dict[int, _Graph] = {}
         self._uneven: dict[int, _Graph] = {}
+        self._plain: dict[int, _Graph] = {}
 
     def record(self, size: int) -> bool:
         """Records a graph for steps of up to `size` rows; `size` is one of the sizes. False: the attention backend is not for graphs."""
@@ -137,6 +141,18 @@ class DecodeGraphs:
 
     def drop_uneven(self) -> None:
         self._uneven.clear()
+
+    def record_plain(self, size: int) -> bool:
+        """Records a graph for steps of up to `size` rows without adapters; `size` is one of the sizes. False as of `record`."""
+        assert self._adapters is not None
+        self._adapters.on = False
+        try:
+            return self._record(size, self._backend.graph_step, self._plain)
+        finally:
+            self._adapters.on = True
+
+    def drop_plain(self) -> None:
+        self._plain.clear()
 
     def _record(self, size: int, step_over: Callable[[AttentionMetadata], GraphStep | None], graphs: dict[int, _Graph]) -> bool:
         nothing = empty_layout(self._frame.num_groups, self._backend.spec.page_size)
@@ -172,7 +188,7 @@ class DecodeGraphs:
             given = np.arange(self._num_rows, self._num_rows + len(token_ids), dtype=np.int32)
             layout, places = as_decodes(layout), np.concatenate((step.rows[: layout.num_decodes], given))
             self._last_tokens[self._num_rows : self._num_rows + len(token_ids)].copy_(token_ids)
-        graph, size = self._graph_for(layout)
+        graph, size = self._graph_for(layout, plain=len(step.adapters) == 0)
         if next_slots is not None:
             self._next_slots[:count].copy_(next_slots)
             self._next_slots[count:size].fill_(-1)
@@ -195,13 +211,15 @@ class DecodeGraphs:
         greedy = SampledTokens(self._tokens.index_select(0, indices), self._chosen.index_select(0, indices))
         return Forward(logits, indices, rows, positions, greedy)
 
-    def _graph_for(self, layout: StepLayout) -> tuple[_Graph, int]:
-        """The smallest graph that holds a step of decodes, and its size."""
+    def _graph_for(self, layout: StepLayout, plain: bool) -> tuple[_Graph, int]:
+        """The smallest graph that holds a step of decodes, and its size. `plain`: no row has an adapter."""
         if self._uneven and self._backend.is_uneven(layout):
             graphs, size = self._uneven, fitting(self._sizes.uneven, layout.num_rows)
+        elif plain and self._plain and layout.num_rows <= self._sizes.plain[-1]:
+            graphs, size = self._plain, fitting(self._sizes.plain, layout.num_rows)
         else:
             graphs, size = self._graphs, fitting(self._sizes.rows, layout.num_rows)
-        assert size is not None, "the largest graphs of both kinds hold as many rows"
+        assert size is not None, "the largest graphs of rows and of uneven ones hold as many"
         return graphs[size], size
 
     def _prepare(self, graph: _Graph, layout: StepLayout, rows: IntArray, size: int) -> None:

@@ -17,6 +17,7 @@ from torch import Tensor
 from aengine.api.errors import ModelLoadError
 from aengine.attention import AttentionBackend, AttentionMetadata
 from aengine.kernels.upload import to_device, upload
+from aengine.layers.adapters import AdapterTable
 from aengine.layers.collectives import Collectives, ExpertExchange
 from aengine.models.draft_heads import draft_token_ids
 from aengine.models.spec import ModelSpec
@@ -68,12 +69,13 @@ class PagedTorchModel:
         assert isinstance(self.model, Decoder)
         self.model.copy(prepared)
 
-    def record(self, sizes: GraphSizes, max_model_len: int, capture: Capture) -> GraphBytes | None:
-        """Records graphs of steps over the pages that there are. None: the backend does not support them."""
+    def record(self, sizes: GraphSizes, max_model_len: int, capture: Capture, adapters: AdapterTable | None) -> GraphBytes | None:
+        """Records graphs of steps over the pages that there are. None: the backend does not support them. `adapters`: those of the model,
+        which are on."""
         setup = self._setup
         pages_per_row = -(-max_model_len // setup.config.page_size)
         rows = setup.max_num_seqs
-        recorded = record_graphs(self.model, self.backend, sizes, self._last_tokens, pages_per_row, capture, rows, setup.shard)
+        recorded = record_graphs(self.model, self.backend, sizes, self._last_tokens, pages_per_row, capture, rows, setup.shard, adapters)
         if recorded is None:
             return None
         self.graphs, taken = recorded

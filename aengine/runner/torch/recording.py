@@ -28,7 +28,12 @@ class Recording:
         self._capture = setup.capture
         config = setup.config
         self.sizes = GraphSizes.of(
-            config.graph_sizes, config.graph_tokens, setup.max_num_seqs, setup.max_num_batched_tokens, setup.most_drafts
+            config.graph_sizes,
+            config.graph_tokens,
+            setup.max_num_seqs,
+            setup.max_num_batched_tokens,
+            setup.most_drafts,
+            adapters=adapters is not None,
         )
 
     def record(self, sizes: GraphSizes, max_model_len: int) -> GraphBytes | None:
@@ -38,11 +43,13 @@ class Recording:
         self.drop()
         if self._capture is None:
             return None
-        if self._adapters is not None:
-            self._adapters.table.on = True
+        table = None if self._adapters is None else self._adapters.table
+        if table is not None:
+            table.on = True
         try:
             capture = self._capture(self._setup.device)
-            taken = [model.record(sizes, max_model_len, capture) for model in self._models]
+            others = replace(sizes, plain=())  # draft heads have no adapters
+            taken = [model.record(others if at else sizes, max_model_len, capture, table) for at, model in enumerate(self._models)]
         except Exception as error:  # the same steps run without graphs
             if self._setup.shard.size > 1:
                 raise
@@ -54,7 +61,8 @@ class Recording:
             self._capture = None
             return None
         every: GraphBytes = functools.reduce(operator.add, recorded)
-        self.sizes = replace(self.sizes, tokens=self.sizes.tokens if every.tokens else (), uneven=self.sizes.uneven if every.uneven else ())
+        kept = {kind: getattr(self.sizes, kind) if getattr(every, kind) else () for kind in ("tokens", "uneven", "plain")}
+        self.sizes = replace(self.sizes, **kept)
         return every
 
     def foresee(self, max_model_len: int) -> int:

@@ -11,6 +11,7 @@ from typing import NamedTuple
 from torch import Tensor
 
 from aengine.attention import AttentionBackend
+from aengine.layers.adapters import AdapterTable
 from aengine.parallel.shard import WHOLE, Shard
 from aengine.runner.memory import show_bytes
 from aengine.runner.torch.buckets import GraphBytes, GraphSizes
@@ -43,22 +44,23 @@ def record_graphs(
     capture: Capture,
     num_rows: int,
     shard: Shard = WHOLE,
+    adapters: AdapterTable | None = None,
 ) -> tuple[StepGraphs, GraphBytes] | None:
     """Graphs of all sizes, the largest recorded first; at least one of decodes. None: the attention backend does not support graphs.
 
-    `last_tokens`, `pages_per_row`, `num_rows`, `shard`: as of `DecodeGraphs`. If one of decodes cannot be recorded, an error says which;
-    none may be used then. If one of another kind cannot be, a warning does, and there are none of this kind. With other ranks, which may
-    have them, that is an error, too.
+    `last_tokens`, `pages_per_row`, `num_rows`, `shard`, `adapters`: as of `DecodeGraphs`. If one of decodes cannot be recorded, an error
+    says which; none may be used then. If one of another kind cannot be, a warning does, and there are none of this kind. With other ranks,
+    which may have them, that is an error, too.
     """
     from tqdm import tqdm  # type: ignore[import-untyped]
 
     begin = time.perf_counter()
     before = capture.memory()
-    decodes = DecodeGraphs(model, backend, sizes, last_tokens, pages_per_row, capture, num_rows, shard)
+    decodes = DecodeGraphs(model, backend, sizes, last_tokens, pages_per_row, capture, num_rows, shard, adapters)
     pieces = PiecewiseGraphs(model, backend, sizes.tokens, capture, shard) if sizes.tokens else None
     buffers = capture.memory() - before
     record_others = _record if shard.size > 1 else _record_or_warn
-    count = sum(map(len, (sizes.rows, sizes.tokens, sizes.uneven)))
+    count = sum(map(len, (sizes.rows, sizes.tokens, sizes.uneven, sizes.plain)))
     with capture.session(), tqdm(total=count, desc="Recording graphs", unit="graph", leave=False, disable=not sys.stderr.isatty()) as bar:
         of_rows = _record(_Kind(decodes.record, sizes.rows, "sequences"), capture, bar.update)
         if not of_rows:
@@ -66,13 +68,17 @@ def record_graphs(
             return None
         of_tokens = () if pieces is None else record_others(_Kind(pieces.record, sizes.tokens, "tokens"), capture, bar.update)
         of_uneven = record_others(_Kind(decodes.record_uneven, sizes.uneven, "uneven sequences"), capture, bar.update)
+        of_plain = record_others(_Kind(decodes.record_plain, sizes.plain, "sequences without adapters"), capture, bar.update)
     if not of_uneven:
         decodes.drop_uneven()
-    taken = GraphBytes(buffers, of_rows, of_tokens, of_uneven)
+    if not of_plain:
+        decodes.drop_plain()
+    taken = GraphBytes(buffers, of_rows, of_tokens, of_uneven, of_plain)
     _log.info(
-        "recorded graphs of decode steps for %s sequences%s and of steps for %s tokens in %.1f s: %s",
+        "recorded graphs of decode steps for %s sequences%s%s and of steps for %s tokens in %.1f s: %s",
         _range(sizes.rows),
         f", or {_range(sizes.uneven)} of uneven lengths," if of_uneven else "",
+        f", or {_range(sizes.plain)} without adapters," if of_plain else "",
         _range(sizes.tokens if of_tokens else ()),
         time.perf_counter() - begin,
         show_bytes(taken.total()),
