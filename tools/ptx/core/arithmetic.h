@@ -154,12 +154,13 @@ inline void compute(const Op& op, Bits* to, Bits mask, const Bits* const* x, con
         if (op.flags & PAIR) return lane_by_lane([&](int i) { return half(i, 0) | half(i, 16) << 16; });
         return lane_by_lane([&](int i) { return half(i, 0); });
     }
-    if (kind == F64 && op.code < AND) {
+    if (kind == F64) {
         auto wide = [](Bits x) { return cast<double>(x); };
         switch (op.code) {
             case ADD: return lane_by_lane([&](int i) { return f64_bits(wide(a[i]) + wide(b[i])); });
             case SUB: return lane_by_lane([&](int i) { return f64_bits(wide(a[i]) - wide(b[i])); });
-            default: return lane_by_lane([&](int i) { return f64_bits(wide(a[i]) * wide(b[i])); });
+            case MUL: return lane_by_lane([&](int i) { return f64_bits(wide(a[i]) * wide(b[i])); });
+            default: break;
         }
     }
     switch (op.code) {
