@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import pathlib
+import shutil
 import subprocess
 import sys
+from importlib.util import find_spec
 
 import pytest
 from ahead_of_time import compiling_environment
@@ -26,6 +28,14 @@ def test_a_family_against_transformers(name: str) -> None:
     """Greedy tokens and logits, with graphs and without."""
     test = f"tests/models/test_triton_families.py::test_on_a_gpu[{name}-cuda]"
     assert "1 passed" in run_on_device("-m", "pytest", "-q", "-m", "gpu", "-p", "no:cacheprovider", test)
+
+
+@pytest.mark.skipif(not (find_spec("flashinfer") and shutil.which("nvcc")), reason="needs FlashInfer and nvcc")
+def test_flashinfer_against_torch() -> None:
+    """Steps of decodes and chunks, rows that are split, and graphs."""
+    names = "ragged_steps and (mixed or decode or prefill or one_KV) or long_rows or graphs and plain"
+    test = "tests/attention/test_flashinfer_gpu.py"
+    print(run_on_device("-m", "pytest", "-q", "-m", "gpu", "-p", "no:cacheprovider", "-o", "faulthandler_timeout=0", "-k", names, test))
 
 
 _HAZARDS = """

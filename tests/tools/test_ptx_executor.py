@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -11,11 +12,14 @@ import torch
 from tools.ptx import native
 from tools.ptx.executor import KernelFault, Launch, execute
 from tools.ptx.memory import DeviceMemory
-from tools.ptx.program import Kernel, read_kernels
+from tools.ptx.program import Allowed, Kernel, Source, read_kernels
+
+NOTHING = Allowed()
 
 
-def kernel(body: str, threads: int = 64) -> Kernel:
+def kernel(body: str, threads: int = 64, allowed: Allowed = NOTHING) -> Kernel:
     text = f"""
+.file 1 "source.cuh"
 .extern .shared .align 16 .b8 dynamic[];
 .visible .entry tried(.param .u64 in, .param .u64 out) .reqntid {threads} {{
     .reg .pred %p<9>; .reg .b16 %rs<9>; .reg .b32 %r<40>; .reg .b64 %rd<9>;
@@ -24,7 +28,7 @@ def kernel(body: str, threads: int = 64) -> Kernel:
 {body}
     ret;
 }}"""
-    return read_kernels(text)["tried"]
+    return replace(read_kernels(text)["tried"], allowed=allowed)
 
 
 def run(
@@ -36,11 +40,13 @@ def run(
     shared: int = 0,
     together: int = 32,
     products: bool = False,
+    allowed: Allowed = NOTHING,
 ) -> np.ndarray:
     """What stands in `out`, of the type of `numbers`, with both executors, which sum `products` in different orders.
 
     `size`: of out, in numbers; as many as threads by default."""
-    found, why = zip(*(_run(in_cpp, body, numbers, size, blocks, threads, shared, together) for in_cpp in (False, True)), strict=True)
+    each = (_run(in_cpp, kernel(body, threads, allowed), numbers, size, blocks, threads, shared, together) for in_cpp in (False, True))
+    found, why = zip(*each, strict=True)
     if why[0] is not None:
         assert why[1] == why[0] or all("is not modelled" in str(one) for one in why)
         raise KernelFault(why[0])
@@ -53,7 +59,7 @@ def run(
 
 
 def _run(
-    in_cpp: bool, body: str, numbers: np.ndarray, size: int | None, blocks: int, threads: int, shared: int, together: int
+    in_cpp: bool, code: Kernel, numbers: np.ndarray, size: int | None, blocks: int, threads: int, shared: int, together: int
 ) -> tuple[np.ndarray | None, str | None]:
     """And what fault there was."""
     memory = DeviceMemory(1 << 30)
@@ -64,9 +70,9 @@ def _run(
     launch = Launch((blocks, 1, 1), (threads, 1, 1), (at.to_bytes(8, "little"), out.to_bytes(8, "little")), shared)
     try:
         if in_cpp:
-            native.execute(kernel(body, threads), memory, launch)
+            native.execute(code, memory, launch)
         else:
-            execute(kernel(body, threads), memory, launch, together)
+            execute(code, memory, launch, together)
     except KernelFault as fault:
         return None, str(fault)
     return memory.read(out, out_size).view(numbers.dtype), None
@@ -168,9 +174,30 @@ def test_faults(body: str, why: str) -> None:
         run(body, NUMBERS, shared=256)
 
 
+def test_parts_of_numbers() -> None:
+    body = """mov.b64 %rd6, {%r1, %r3}; mov.b64 {_, %r4}, %rd6; mov.b32 {%rs1, %rs2}, %r4; add.s16 %rs2, %rs2, 3;
+    mov.b32 %r5, {%rs2, %rs1}; st.global.b32 [%rd5], %r5;"""
+    assert (run(body, NUMBERS, blocks=1) == (NUMBERS << 16) + 3).all()
+
+
+def test_what_a_library_is_allowed() -> None:
+    """Reading what was never written gives no number, but not what is being copied; races are allowed on lines of the source alone."""
+    empty = "shl.b32 %r4, %r1, 2; ld.shared.b32 %r7, [%r4]; st.global.b32 [%rd5], %r7;"
+    assert (run(empty, NUMBERS, shared=256, allowed=Allowed(unwritten=True)) == 0xFFFFFFFF).all()
+    for body in (empty, COPY.replace("wait_group 0", "wait_group 1")):
+        with pytest.raises(KernelFault, match="load of shared bytes that were never written, or whose copy is under way"):
+            run(body, NUMBERS, shared=256, allowed=Allowed(unwritten=body != empty))
+    raced = HAND_OVER.replace("bar.sync 0;", "\n.loc 1 7 0\n") + "\n.loc 1 8 0\nst.shared.b32 [%r6], %r6;"
+    races = frozenset((Source("source.cuh", 7), Source("source.cuh", 8)))
+    run(raced, NUMBERS, shared=256, allowed=Allowed(races))
+    for line, verb in ((7, "wrote|read"), (8, "that another warp wrote")):
+        with pytest.raises(KernelFault, match=verb):
+            run(raced, NUMBERS, shared=256, allowed=Allowed(races - {Source("source.cuh", line)}))
+
+
 def test_a_fault_names_its_line() -> None:
     text = ".loc 1 77 0\n st.global.b32 [%rd5+4], %r1;"
-    with pytest.raises(KernelFault, match=r"thread 63, PTX line 8 \(st\.global\.b32\), \?:77"):
+    with pytest.raises(KernelFault, match=r"thread 63, PTX line 9 \(st\.global\.b32\), source\.cuh:77"):
         run(text, NUMBERS)
 
 
@@ -263,5 +290,8 @@ def test_products(kind: str, dtype: torch.dtype, depth: int) -> None:
     mma.sync.aligned.{shape} {{%r20, %r21, %r22, %r23}}, {{%r10, %r11, %r12, %r13}}, {{%r14, %r15}}, {{%r16, %r17, %r18, %r19}}; {stores}"""
     found = torch.from_numpy(run(body, np.ascontiguousarray(given), size=128, threads=32, products=True).view(np.float32).reshape(32, 4))
     expected = a @ b + c
+    none = body.replace("%r21, %r22", "_, %r22").replace("%r21;", "%r1;")  # a result that nobody wants
+    rest = run(none, np.ascontiguousarray(given), size=128, threads=32, products=True).view(np.float32).reshape(32, 4)
+    assert (rest[:, [0, 2, 3]] == found.numpy()[:, [0, 2, 3]]).all()
     for k in range(4):
         torch.testing.assert_close(found[:, k], expected[group + 8 * (k // 2), 2 * thread + k % 2], rtol=1e-5, atol=1e-5)

@@ -266,9 +266,8 @@ def _form(encoded: Encoded, one: Instruction) -> _Form:
     if name == "mov" and len(operands) == 2 and (isinstance(operands[0], Vector) != isinstance(operands[1], Vector)):
         packs = isinstance(operands[1], Vector)
         whole, several = operands if packs else reversed(operands)
-        parts = parts_of(several)
-        of = f"b{8 * SIZES[kind] // len(parts)}"
-        return _Form("pack" if packs else "unpack", [number(whole, kind), *numbers(parts, of)], _kind(kind))
+        part = f"b{8 * SIZES[kind] // len(parts_of(several))}"
+        return _Form("pack" if packs else "unpack", [number(whole, kind), *numbers(parts_of(several), part)], _kind(kind))
     if not operands or any(isinstance(operand, Vector) for operand in operands):
         raise _NotKnown
     form = _of_registers(encoded, opcode, operands)
