@@ -71,6 +71,7 @@ class FakeCuda:
             "Stream": type("Stream", (_Stream,), {"fake": self}),
             "current_stream": lambda *_: torch.cuda.Stream(),
             "stream": lambda _: ExitStack(),
+            "_sleep": lambda cycles: None,  # nothing is done before it is waited for, anyway
             "graph_pool_handle": lambda: (0, 0),
             "CUDAGraph": type("CUDAGraph", (_Graph,), {"fake": self}),
         }
