@@ -12,7 +12,9 @@ import pathlib
 import re
 import sys
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
+from unittest import mock
 
 import numpy as np
 import torch
@@ -22,6 +24,7 @@ from torch import Tensor
 
 from tools.ptx import triton_launches
 from tools.ptx.executor import KernelFault
+from tools.ptx.memory import DeviceMemory
 
 LAUNCHES = triton_launches.install(int(sys.argv[1]))
 
@@ -153,12 +156,33 @@ def draws(rows: int, vocab_size: int) -> float:
     return float(wrong)
 
 
-def attend(dtype: torch.dtype, rows: list[tuple[int, int]], spec: AttentionSpec, sinks: bool = False) -> float:
-    """Rows of (tokens before, new tokens), against the reference in float32."""
+FAR = 5 << 30  # elements: more than 32 bits hold, with a sign and without
+
+
+@contextmanager
+def far_from_its_begin(backend: TritonBackend) -> Iterator[None]:
+    """The pool as if its pages were the last of a larger one, which begins FAR elements before."""
+    (cache,) = backend.caches
+    address, far = triton_launches._Copies.address, {tensor.untyped_storage().data_ptr(): tensor for tensor in (cache.keys, cache.values)}
+
+    def shifted(copies: triton_launches._Copies, memory: DeviceMemory, tensor: Tensor) -> int:
+        moved = FAR * tensor.element_size() if tensor.untyped_storage().data_ptr() in far else 0
+        return address(copies, memory, tensor) - moved
+
+    with mock.patch.object(triton_launches._Copies, "address", shifted):
+        yield
+
+
+def attend(dtype: torch.dtype, rows: list[tuple[int, int]], spec: AttentionSpec, sinks: bool = False, is_far: bool = False) -> float:
+    """Rows of (tokens before, new tokens), against the reference in float32. `is_far`: in a pool of more than 2^32 elements."""
     (scoring,), size, width = spec.scoring, spec.head_dim, spec.value_dim or spec.head_dim
     backend = TritonBackend(spec)
     backend.allocate(400)
     table = np.random.default_rng(0).permutation(np.arange(1, 400))[: len(rows) * 60].astype(np.int32).reshape(1, len(rows), -1)
+    if is_far:
+        per_page = spec.page_size * spec.num_kv_heads * size
+        assert FAR % per_page == 0
+        table += FAR // per_page
     keys = [torch.randn(before + new, spec.num_kv_heads, size).to(dtype) for before, new in rows]
     values = [one[..., size - width :] if spec.latent else torch.randn(len(one), spec.num_kv_heads, width).to(dtype) for one in keys]
     order = np.arange(len(rows), dtype=np.int32)
@@ -167,7 +191,8 @@ def attend(dtype: torch.dtype, rows: list[tuple[int, int]], spec: AttentionSpec,
         lengths = np.array(before, np.int32), np.array(new, np.int32)
         return AttentionMetadata.of(build_layout(order, num_decodes, *lengths, table, spec.page_size), CPU)
 
-    backend.plan(plan(0, [0] * len(rows), [len(one) for one in keys])).write(0, torch.cat(keys), torch.cat(values))
+    with far_from_its_begin(backend) if is_far else nullcontext():
+        backend.plan(plan(0, [0] * len(rows), [len(one) for one in keys])).write(0, torch.cat(keys), torch.cat(values))
     query = torch.randn(sum(new for _, new in rows), spec.num_heads, size).to(dtype)
     biases = torch.randn(spec.num_heads).to(dtype) if sinks else None
     step = backend.plan(plan(sum(new == 1 for _, new in rows), [before for before, _ in rows], [new for _, new in rows]))
@@ -182,7 +207,8 @@ def attend(dtype: torch.dtype, rows: list[tuple[int, int]], spec: AttentionSpec,
         soft_cap=scoring.soft_cap,
         sinks=biases,
     )
-    return error(step.attend(0, query, biases), expected)
+    with far_from_its_begin(backend) if is_far else nullcontext():
+        return error(step.attend(0, query, biases), expected)
 
 
 def spec(
@@ -220,6 +246,7 @@ CASES: dict[str, Callable[[], float]] = {
     "attention, window, cap and sinks": lambda: attend(
         BF16, [(300, 1), (36, 1), (20, 45)], spec(page_size=7, scoring=(Scoring(0.125, 33, 20.0, True),)), True
     ),
+    "attention, large pool": lambda: attend(BF16, ROWS, spec(), is_far=True),
     "attention, latent": lambda: attend(BF16, [(40, 1), (36, 9)], spec(BF16, 576, 1, num_heads=16, value_dim=512, latent=True)),
 }
 BUGS: dict[str, tuple[str, Callable[[str], str]]] = {  # the case in which it is seen, and what becomes of the PTX
@@ -235,11 +262,13 @@ BUGS: dict[str, tuple[str, Callable[[str], str]]] = {  # the case in which it is
     "another lane in a shuffle": ("norms", lambda text: re.sub(r"(shfl\.sync\.bfly\.b32.*), (\d+), 31", r"\1, 0, 31", text)),
 }
 
-SOURCE_BUGS = {  # in prefill: what is replaced by what
-    "a wrong stride of pages": ("page.to(tl.int64) * PAGE_SIZE", "page.to(tl.int64) * (PAGE_SIZE + 1)"),
-    "a window one too wide": ("> position[:, None] - WINDOW", ">= position[:, None] - WINDOW"),
-    "a token that sees the next one": ("source[None, :] <= position[:, None])", "source[None, :] <= position[:, None] + 1)"),
-    "pages behind the end": ("tl.minimum(source + BLOCK_N, end - 1)", "tl.minimum(source + BLOCK_N, end + 4000)"),
+OF_ALL = "attention, window, cap and sinks"
+SOURCE_BUGS = {  # in prefill: what is replaced by what, and the case in which it is seen
+    "a wrong stride of pages": ("page.to(tl.int64) * PAGE_SIZE", "page.to(tl.int64) * (PAGE_SIZE + 1)", OF_ALL),
+    "addresses in 32 bits": ("page.to(tl.int64) * PAGE_SIZE", "page * PAGE_SIZE", "attention, large pool"),
+    "a window one too wide": ("> position[:, None] - WINDOW", ">= position[:, None] - WINDOW", OF_ALL),
+    "a token that sees the next one": ("source[None, :] <= position[:, None])", "source[None, :] <= position[:, None] + 1)", OF_ALL),
+    "pages behind the end": ("tl.minimum(source + BLOCK_N, end - 1)", "tl.minimum(source + BLOCK_N, end + 4000)", OF_ALL),
 }
 
 
@@ -279,8 +308,9 @@ def main(names: list[str]) -> None:
             results[name] = outcome(CASES[name])
             results[f"{name}: reached"] = {kernel.name: float((executed > 0).mean()) for kernel, executed in LAUNCHES.executed.values()}
         elif name in SOURCE_BUGS:
-            attention.prefill_kernel = changed_prefill(*SOURCE_BUGS[name])  # type: ignore[assignment]
-            results[name] = outcome(CASES["attention, window, cap and sinks"])
+            old, new, case = SOURCE_BUGS[name]
+            attention.prefill_kernel = changed_prefill(old, new)  # type: ignore[assignment]
+            results[name] = outcome(CASES[case])
             attention.prefill_kernel = attention_kernels.prefill_kernel
         else:
             case, LAUNCHES.edit = BUGS[name]
