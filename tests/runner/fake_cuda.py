@@ -71,6 +71,8 @@ class FakeCuda:
             "Stream": type("Stream", (_Stream,), {"fake": self}),
             "current_stream": lambda *_: torch.cuda.Stream(),
             "stream": lambda _: ExitStack(),
+            "set_sync_debug_mode": lambda mode: setattr(self, "strict", mode == "error"),
+            "get_sync_debug_mode": lambda: 2 if self.strict else 0,
             "_sleep": lambda cycles: None,  # nothing is done before it is waited for, anyway
             "graph_pool_handle": lambda: (0, 0),
             "CUDAGraph": type("CUDAGraph", (_Graph,), {"fake": self}),
