@@ -116,7 +116,7 @@ class ComputingCuda(FakeCuda):
 
         def work() -> None:
             assert len(kept) == len(addresses)  # this holds their memory, for replays too
-            launch(self._arena)
+            launch(self._arena, False)
 
         self._do(work, ())
 

@@ -116,6 +116,42 @@ def test_barriers_hand_numbers_over() -> None:
     assert (run(HAND_OVER, NUMBERS, shared=256) == 63 - NUMBERS).all()
 
 
+SOME = """
+    setp.ge.s32 %p1, %r1, 32; shl.b32 %r4, %r1, 2; and.b32 %r4, %r4, 127; mov.b32 %r5, 64;
+    @%p1 bra READ;
+    st.shared.b32 [%r4], %r1; bar.arrive 1, 64; bar.sync 2, 32; st.global.b32 [%rd5], %r1; bra END;
+READ:
+    bar.sync 1, %r5; ld.shared.b32 %r7, [%r4]; st.global.b32 [%rd5], %r7;
+END:
+    mov.b32 %r8, 0;"""
+
+
+def test_barriers_of_some_threads() -> None:
+    """One warp hands over and goes on, another waits for it."""
+    assert (run(SOME, NUMBERS, shared=128) == NUMBERS % 32).all()
+    assert (run(SOME, NUMBERS, shared=128, blocks=3, size=192).reshape(3, 64) == NUMBERS % 32).all()
+    with pytest.raises(KernelFault, match="race: shared bytes that another warp wrote"):
+        run(SOME.replace("bar.sync 1, %r5", "bar.sync 3, 32"), NUMBERS, shared=128)
+    with pytest.raises(KernelFault, match="not all threads reach"):
+        run(SOME.replace("bar.arrive 1, 64;", ""), NUMBERS, shared=128)
+    with pytest.raises(KernelFault, match="barrier 16 of 16"):
+        run("bar.sync 16, 64;", NUMBERS)
+
+
+def test_copies_are_made_at_their_wait_or_at_their_issue() -> None:
+    """It differs where their source changes between."""
+    late = "mov.b32 %r8, 7; st.global.b32 [%rd4], %r8; cp.async.wait_group 0;"
+    found = []
+    for early in (False, True):
+        memory = DeviceMemory(1 << 20)
+        at, out = memory.allocate(256), memory.allocate(256)
+        memory.write(at, NUMBERS.view(np.uint8))
+        launch = Launch((1, 1, 1), (64, 1, 1), (at.to_bytes(8, "little"), out.to_bytes(8, "little")), 256)
+        native.execute(kernel(COPY.replace("cp.async.wait_group 0;", late)), memory, launch, early=early)
+        found.append(memory.read(out, 256).view(np.uint32).tolist())
+    assert found == [[7] * 64, (63 - NUMBERS).tolist()]
+
+
 @pytest.mark.parametrize(("size", "expected"), [("4", 1), ("4, %r9", 0)])
 def test_copies(size: str, expected: int) -> None:
     """Nothing is read, and zeros are written, where the size of the source is 0."""
@@ -166,7 +202,7 @@ HAND_OVER = """
         ("setp.lt.s32 %p1, %r1, 9; @%p1 shfl.sync.idx.b32 %r4, %r1, 0, 31, -1;", "an instruction of whole warps, of which some threads"),
         ("tex.2d.v4.f32 %r4, %r1;", "tex.2d.v4.f32 is no instruction of registers"),
         ("mov.u32 %r4, %smid;", "%smid is not modelled: .*mov.u32"),
-        ("bar.sync 1, 32;", "a barrier of some threads is not modelled"),
+        ("bar.sync 1, 32;", "a barrier of 32 threads that 64 reach"),
     ],
 )
 def test_faults(body: str, why: str) -> None:

@@ -18,7 +18,6 @@ from tools.ptx.program import (
     Immediate,
     Instruction,
     Kernel,
-    NumberKind,
     Operand,
     PtxError,
     Register,
@@ -184,9 +183,9 @@ def _form(encoded: Encoded, one: Instruction) -> _Form:
         case ("ret" | "exit", *_):
             return _Form("exit", [])
         case ("bar" | "barrier", *rest) if "warp" not in rest:
-            if tuple(rest) not in (("sync",), ("sync", "aligned")) or operands != (Immediate(0, NumberKind.INTEGER),):
+            if "sync" not in rest and "arrive" not in rest:
                 raise _NotKnown
-            return _Form("barrier", [])
+            return _Form("barrier", numbers(operands, "u32"), extra=int("arrive" in rest))
         case ("bar" | "barrier", *_):
             return _Form("nothing", [])
         case ("fence", *rest) if "proxy" in rest:

@@ -18,11 +18,12 @@ from tools.ptx.arithmetic import evaluate
 from tools.ptx.groups import AsyncGroups
 from tools.ptx.memory import DeviceMemory, MemoryFault, SharedMemory
 from tools.ptx.numbers import Bits
-from tools.ptx.program import SIZES, Address, Immediate, Instruction, Kernel, NumberKind, Operand, PtxError, Symbol, Vector
+from tools.ptx.program import SIZES, Address, Immediate, Instruction, Kernel, Operand, PtxError, Symbol, Vector
 from tools.ptx.registers import Registers, mask
 
 _U = np.uint64
 _LANES, _WARP_GROUP = 32, 128
+_MOST_BARRIERS = 16
 MOST_GRID = (2**31 - 1, 65535, 65535)
 _MOST_BLOCK = (1024, 1024, 64)
 _MOST_THREADS, _MOST_SHARED = 1024, 227 << 10
@@ -111,6 +112,7 @@ class _Blocks:
         self._registers = Registers(self._threads, self._special(thread, blocks[self._block_of]), self._places)
         self._pcs = np.zeros(self._threads, np.int64)
         self._waiting = np.zeros(self._threads, bool)
+        self._arrived = np.zeros((_MOST_BARRIERS, self._threads), bool)
         self._end = len(kernel.instructions)
         self._executed = np.zeros(self._end, np.int64)
         self._copies, self._products = AsyncGroups(self._threads), AsyncGroups(self._threads)
@@ -188,19 +190,32 @@ class _Blocks:
                 return True
 
     def _arrive(self, instruction: Instruction, active: NDArray[np.bool_], doing: NDArray[np.bool_], pc: int) -> None:
-        """At the barrier of all threads of a block."""
-        if instruction.opcode[1:] not in (("sync",), ("sync", "aligned")) or instruction.operands != (Immediate(0, NumberKind.INTEGER),):
-            raise PtxError("a barrier of some threads is not modelled")
+        """At a barrier, the first operand, of as many threads as the second says, or of all of a block."""
+        if "sync" not in instruction.opcode and "arrive" not in instruction.opcode:
+            raise PtxError(f"{instruction} is not modelled")
         if (active != doing).any():
             raise PtxError("a barrier with a guard is not modelled")
+        numbers = [self._registers.read(one, "u32")[active] for one in instruction.operands]
+        if any((one != one[0]).any() for one in numbers):
+            raise PtxError("threads that are together at several barriers are not modelled")
+        number, count = int(numbers[0][0]), int(numbers[1][0]) if len(numbers) > 1 else self._per_block
+        if number >= _MOST_BARRIERS:
+            raise PtxError(f"barrier {number} of {_MOST_BARRIERS}")
+        here = self._arrived[number]
         self._pcs[active] = pc + 1
-        self._waiting |= active
-        waiting, ended = (one.reshape(-1, self._per_block) for one in (self._waiting, self._pcs == self._end))
-        complete = np.asarray((waiting | ended).all(1) & waiting.any(1))
-        if ended[complete].any():
+        here |= active
+        if "sync" in instruction.opcode:
+            self._waiting |= active
+        have = here.reshape(-1, self._per_block).sum(1)
+        if (have > count).any():
+            raise PtxError(f"a barrier of {count} threads that {have.max()} reach")
+        ended = ((self._pcs == self._end) & ~here).reshape(-1, self._per_block)
+        if len(numbers) == 1 and (ended.any(1) & (ended | here.reshape(ended.shape)).all(1) & (have > 0)).any():
             raise self._fault(instruction, "a barrier that threads never reach, as they have ended", self._waiting)
-        self._shared.pass_barrier(complete)
-        self._waiting[np.repeat(complete, self._per_block)] = False
+        complete = np.asarray(have == count)
+        self._shared.pass_barrier(complete, here)
+        through = np.repeat(complete, self._per_block) & here
+        self._waiting[through] = here[through] = False
 
     def _compute(self, instruction: Instruction, doing: NDArray[np.bool_]) -> None:
         name, opcode, operands = instruction.opcode[0], instruction.opcode, instruction.operands

@@ -204,10 +204,19 @@ class SharedMemory:
         """Stores the low bytes of a number for one thread, where `load` has been."""
         self._data.view(UNITS[unit])[(int(self._bases[thread]) + int(addresses[thread])) // unit] = new.astype(UNITS[unit])
 
-    def pass_barrier(self, blocks: NDArray[np.bool_]) -> None:
-        """`blocks`: [blocks], whose threads have all come."""
-        for marks in (self._writers, self._readers):
-            marks.reshape(blocks.size, -1)[blocks] = 0
+    def pass_barrier(self, blocks: NDArray[np.bool_], threads: NDArray[np.bool_]) -> None:
+        """`blocks`: [blocks], where enough have come. `threads`: who has; of fewer than all, what their warps did is behind them, and
+        taken as behind all others, too. Of bytes that several warps have touched it is not known which, so those are forgotten."""
+        of_block = threads.reshape(blocks.size, -1)
+        for block in np.flatnonzero(blocks).tolist():
+            together = np.unique(self._warps.reshape(blocks.size, -1)[block][of_block[block]])
+            if len(together) < 2 and not of_block[block].all():
+                continue
+            warps = np.zeros(256, bool)
+            warps[together] = warps[255] = True
+            for marks in (self._writers, self._readers):
+                own = marks.reshape(blocks.size, -1)[block]
+                own[np.ones(own.shape, bool) if of_block[block].all() else warps[own]] = 0
 
     def _rows(self, addresses: Bits, size: int, active: NDArray[np.bool_]) -> NDArray[np.int64]:
         """[active threads, size], the place of each byte."""

@@ -58,7 +58,7 @@ def library() -> ctypes.CDLL:
     """The core."""
     core = ctypes.CDLL(str(compiled(pathlib.Path(__file__).parent / "core", "core.cpp")))
     pointer, whole = ctypes.c_void_p, ctypes.c_int
-    core.ptx_new.argtypes = [pointer] * 7 + [whole] * 2 + [pointer, pointer, ctypes.c_uint64]
+    core.ptx_new.argtypes = [pointer] * 7 + [whole] * 3 + [pointer, pointer, ctypes.c_uint64]
     core.ptx_new.restype = pointer
     core.ptx_begin.argtypes = [pointer, whole, whole, whole]
     core.ptx_begin.restype = None
@@ -68,9 +68,9 @@ def library() -> ctypes.CDLL:
     return core
 
 
-def execute(kernel: Kernel, memory: DeviceMemory, launch: Launch, encoded: Encoded | None = None) -> NDArray[np.int64]:
+def execute(kernel: Kernel, memory: DeviceMemory, launch: Launch, encoded: Encoded | None = None, early: bool = False) -> NDArray[np.int64]:
     """Runs all blocks, one after another, and returns how often threads executed each instruction. Raises KernelFault. `encoded`: what
-    `Encoded` has made of the kernel."""
+    `Encoded` has made of the kernel. `early`: whether copies and products are made when they are issued, not when they are waited for."""
     check_limits(kernel, launch)
     places, shared = shared_layout(kernel, launch.shared_bytes)
     encoded = encoded or Encoded(kernel, places)
@@ -92,7 +92,8 @@ def execute(kernel: Kernel, memory: DeviceMemory, launch: Launch, encoded: Encod
     core = library()
     data, state = memory.arrays
     given = (encoded.ops, encoded.operands, encoded.is_target, encoded.masks, registers, doing, executed)
-    state_of = core.ptx_new(*(one.ctypes.data for one in given), len(encoded.ops), lanes, data.ctypes.data, state.ctypes.data, data.size)
+    sizes = len(encoded.ops), lanes, int(early)
+    state_of = core.ptx_new(*(one.ctypes.data for one in given), *sizes, data.ctypes.data, state.ctypes.data, data.size)
     try:
         for block in range(int(np.prod(launch.grid))):
             left = block

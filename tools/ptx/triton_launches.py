@@ -19,7 +19,7 @@ from triton.runtime import driver
 from triton.runtime.jit import JITFunction
 
 from tools.ptx.encoding import Encoded
-from tools.ptx.executor import Launch, shared_layout
+from tools.ptx.executor import KernelFault, Launch, shared_layout
 from tools.ptx.memory import DeviceMemory
 from tools.ptx.native import execute
 from tools.ptx.program import Kernel, read_kernels
@@ -34,9 +34,18 @@ class Launches:
     _encoded: dict[str, Encoded] = field(default_factory=dict)
 
     def run(self, kernel: Any, grid: Sequence[int], arguments: Sequence[Any], options: Mapping[str, Any]) -> None:
-        """Compiles for these arguments, and executes with copies of their tensors, which it copies back."""
-        memory, copies = DeviceMemory(4 << 30), _Copies()
-        self.compiled(kernel, grid, arguments, options, lambda tensor: copies.address(memory, tensor))(memory)
+        """Compiles for these arguments, and executes with copies of their tensors, which it copies back. It does so twice, with
+        asynchronous copies and products at their wait and at their issue. Raises KernelFault where that gives other numbers."""
+
+        def executed(early: bool) -> tuple[DeviceMemory, _Copies]:
+            memory, copies = DeviceMemory(4 << 30), _Copies()
+            self.compiled(kernel, grid, arguments, options, lambda tensor: copies.address(memory, tensor))(memory, early)
+            return memory, copies
+
+        (memory, copies), (memory_of_early, copies_of_early) = executed(early=False), executed(early=True)
+        pairs = zip(copies.found(memory), copies_of_early.found(memory_of_early), strict=True)
+        if any((late != early).any() for late, early in pairs):
+            raise KernelFault(f"{kernel.fn.__name__}: other numbers where copies or products are made when they are issued")
         copies.copy_back(memory)
 
     def compiled(
@@ -46,8 +55,9 @@ class Launches:
         arguments: Sequence[Any],
         options: Mapping[str, Any],
         address: Callable[[torch.Tensor], int],
-    ) -> Callable[[DeviceMemory], None]:
-        """Compiles for these arguments, and returns what executes the launch. `address`: of a tensor in the device's memory."""
+    ) -> Callable[[DeviceMemory, bool], None]:
+        """Compiles for these arguments, and returns what executes the launch, as `native.execute` with `early`. `address`: of a tensor in
+        the device's memory."""
         binary = kernel.run(*arguments, grid=grid, warmup=True, **options)
         if binary.hash not in self.executed:
             (code,) = read_kernels(self.edit(binary.asm["ptx"])).values()
@@ -65,8 +75,8 @@ class Launches:
         x, y, z = (*grid, 1, 1)[:3]
         launch = Launch((x, y, z), (32 * binary.metadata.num_warps, 1, 1), packed, binary.metadata.shared)
 
-        def run(memory: DeviceMemory) -> None:
-            np.add(executed, execute(code, memory, launch, encoded), out=executed)
+        def run(memory: DeviceMemory, early: bool) -> None:
+            np.add(executed, execute(code, memory, launch, encoded, early), out=executed)
 
         return run
 
@@ -85,6 +95,9 @@ class _Copies:
             memory.write(at, raw.numpy())
             self.placed[storage.data_ptr()] = at, raw
         return self.placed[storage.data_ptr()][0] + tensor.data_ptr() - storage.data_ptr()
+
+    def found(self, memory: DeviceMemory) -> list[NDArray[np.uint8]]:
+        return [memory.read(at, raw.numel()) for at, raw in self.placed.values()]
 
     def copy_back(self, memory: DeviceMemory) -> None:
         for at, raw in self.placed.values():

@@ -10,6 +10,7 @@
 #include "matrices.h"
 
 constexpr Bits POISON = 0xDEADBEEFDEADBEEF;
+constexpr int MOST_BARRIERS = 16;
 enum Status : int32_t { ENDED, NEEDS_CALLER, FAULT };
 
 struct Core {
@@ -22,11 +23,13 @@ struct Core {
     uint8_t* lanes_out;  // [lanes], for the caller
     int64_t* executed;
     int num_ops, lanes;
+    bool early;  // whether copies and products are made when they are issued, not when they are waited for
     DeviceMemory memory;
     // Of the block
     SharedMemory shared;
     std::vector<int32_t> pcs;
-    Lanes active, doing, waiting;
+    Lanes active, doing, waiting;  // `waiting`: for the barrier of this number and 1
+    std::vector<Lanes> arrived;  // at each barrier
     Groups copies, products;
     int pc = 0;
     bool going = false, caller_did = false;
@@ -40,6 +43,7 @@ struct Core {
         shared.begin(shared_bytes);
         pcs.assign(lanes, 0);
         for (auto* one : {&active, &doing, &waiting}) one->assign(lanes, 0);
+        arrived.assign(MOST_BARRIERS, Lanes(lanes));
         copies.begin(lanes);
         products.begin(lanes);
         going = caller_did = false;
@@ -67,19 +71,45 @@ struct Core {
         return true;
     }
 
-    void arrive() {
+    // At a barrier, the first operand, of as many threads as the second says, or of all. `extra`: 1 to go on without waiting.
+    void arrive(const Op& op) {
         if (active != doing) throw Fault{"a barrier with a guard is not modelled", {}};
-        bool complete = true, ended = false;
+        const Bits* numbers = reg(op, 0);
+        const Bits* counts = op.count > 1 ? reg(op, 1) : nullptr;
+        const size_t first = std::find(active.begin(), active.end(), 1) - active.begin();
+        const Bits number = numbers[first], count = counts ? counts[first] : Bits(lanes);
+        for (int lane = 0; lane < lanes; lane++)
+            if (active[lane] && (numbers[lane] != number || (counts && counts[lane] != count))) throw Fault{"threads that are together at several barriers are not modelled", {}};
+        if (number >= MOST_BARRIERS) throw Fault{text("barrier %d of %d", int(number), MOST_BARRIERS), {}};
+        Lanes& here = arrived[number];
+        Bits have = 0;
+        bool ended = false;
         for (int lane = 0; lane < lanes; lane++) {
-            if (active[lane]) pcs[lane] = pc + 1, waiting[lane] = 1;
-            bool has_ended = pcs[lane] == num_ops && !waiting[lane];
-            complete &= waiting[lane] || has_ended;
-            ended |= has_ended;
+            if (active[lane]) {
+                pcs[lane] = pc + 1;
+                here[lane] = 1;
+                if (!op.extra) waiting[lane] = uint8_t(number + 1);
+            }
+            have += here[lane];
+            ended |= pcs[lane] == num_ops && !waiting[lane] && !here[lane];
         }
-        if (!complete) return;
-        if (ended) throw Fault{"a barrier that threads never reach, as they have ended", waiting};
-        shared.pass_barrier();
-        std::fill(waiting.begin(), waiting.end(), 0);
+        if (have > count) throw Fault{text("a barrier of %d threads that %d reach", int(count), int(have)), {}};
+        if (have < count) {
+            bool all_here = !counts;
+            for (int lane = 0; lane < lanes; lane++) all_here &= here[lane] || pcs[lane] == num_ops;
+            if (all_here && ended) throw Fault{"a barrier that threads never reach, as they have ended", waiting};
+            return;
+        }
+        if (have == Bits(lanes)) {
+            shared.pass_barrier();
+        } else {
+            std::vector<uint8_t> warps(lanes / 32);
+            for (int lane = 0; lane < lanes; lane++) warps[lane / 32] |= uint8_t(here[lane] != 0);
+            shared.pass_barrier_of(warps);
+        }
+        for (int lane = 0; lane < lanes; lane++)
+            if (waiting[lane] == number + 1) waiting[lane] = 0;
+        std::fill(here.begin(), here.end(), 0);
     }
 
     void whole_warps(int threads) {
@@ -184,9 +214,19 @@ struct Core {
             }
         }
         shared.begin_copy(one.to.data(), op.kind, doing, op.flags);
+        if (early) {
+            make_copy(one, doing);
+            for (int lane = 0; lane < lanes; lane++)  // not to be read yet
+                if (doing[lane]) std::memset(&shared.written[one.to[lane]], SharedMemory::BEING_COPIED, op.kind);
+        }
         copies.pending.push_back(std::move(one));
     }
     void finish_copy(const Pending& one, const Lanes& now) {
+        if (!early) return make_copy(one, now);
+        for (int lane = 0; lane < lanes; lane++)
+            if (now[lane]) shared.mark_copied(one.to[lane], ops[one.pc].kind, lane);
+    }
+    void make_copy(const Pending& one, const Lanes& now) {
         int size = ops[one.pc].kind, unit = std::min(size, 8);
         Lanes reading(lanes);
         for (int lane = 0; lane < lanes; lane++) reading[lane] = now[lane] && one.kept[lane];
@@ -245,9 +285,13 @@ struct Core {
             if (!in_registers) shared_rows(unused.data(), shared, one.from[begin], 64, op.flags & 1, op.kind);
             shared_rows(unused.data(), shared, one.to[begin], op.extra, op.flags & 2, op.source_kind);
         }
+        if (early) make_product(one, doing);
         products.pending.push_back(std::move(one));
     }
     void finish_product(const Pending& one, const Lanes& now) {
+        if (!early) make_product(one, now);
+    }
+    void make_product(const Pending& one, const Lanes& now) {
         const Op& op = ops[one.pc];
         const bool in_registers = op.flags & 4;
         const int columns = op.extra, depth = 32 / (bits_of(op.kind) / 8), first = in_registers ? 6 : 3;
@@ -389,7 +433,7 @@ struct Core {
                 for (int lane = 0; lane < lanes; lane++)
                     if (active[lane]) pcs[lane] = doing[lane] ? (op.code == BRA ? op.extra : num_ops) : pc + 1;
                 return false;
-            case BARRIER: arrive(); return false;
+            case BARRIER: arrive(op); return false;
         }
         if (!count) return true;
         switch (op.code) {
@@ -477,10 +521,10 @@ struct Core {
 
 extern "C" {
 Core* ptx_new(const Op* ops, const int32_t* operands, const uint8_t* is_target, const Bits* masks, Bits* registers, uint8_t* lanes_out,
-              int64_t* executed, int num_ops, int lanes, uint8_t* data, uint8_t* state, Bits size) {
+              int64_t* executed, int num_ops, int lanes, int early, uint8_t* data, uint8_t* state, Bits size) {
     auto* core = new Core{};
     core->ops = ops, core->operands = operands, core->is_target = is_target, core->masks = masks, core->registers = registers;
-    core->lanes_out = lanes_out, core->executed = executed, core->num_ops = num_ops, core->lanes = lanes;
+    core->lanes_out = lanes_out, core->executed = executed, core->num_ops = num_ops, core->lanes = lanes, core->early = early;
     core->memory = {data, state, size};
     return core;
 }

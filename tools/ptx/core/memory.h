@@ -84,6 +84,14 @@ struct SharedMemory {
     void pass_barrier() {
         for (auto* marks : {&writers, &readers}) std::fill(marks->begin(), marks->end(), 0);
     }
+    // Of some warps: what they did is behind them, and taken as behind all others, too. Of bytes that several warps have touched it is not
+    // known which, so those are forgotten.
+    void pass_barrier_of(const std::vector<uint8_t>& warps) {
+        if (std::count(warps.begin(), warps.end(), 1) < 2) return;
+        for (auto* marks : {&writers, &readers})
+            for (auto& mark : *marks)
+                if (mark == 255 || (mark && warps[mark - 1])) mark = 0;
+    }
     void pass_fence() { std::fill(unfenced.begin(), unfenced.end(), 0); }
 
     bool inside(Bits at, int bytes) const { return at + bytes <= data.size() && !(at & (bytes - 1)); }
@@ -134,9 +142,13 @@ struct SharedMemory {
     }
     void store(Bits at, int unit, Bits number, size_t lane) {
         std::memcpy(&data[at], &number, unit);
-        std::memset(&writers[at], warp(lane), unit);
-        std::memset(&written[at], WRITTEN_ONCE, unit);
-        std::memset(&unfenced[at], 1, unit);
+        mark_copied(at, unit, lane);
+    }
+    // Of a copy that was made before: it is there from now on.
+    void mark_copied(Bits at, int bytes, size_t lane) {
+        std::memset(&writers[at], warp(lane), bytes);
+        std::memset(&written[at], WRITTEN_ONCE, bytes);
+        std::memset(&unfenced[at], 1, bytes);
     }
     Bits load(Bits at, int unit) const {
         Bits out = 0;
