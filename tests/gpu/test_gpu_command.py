@@ -9,6 +9,7 @@ import re
 import signal
 import subprocess
 import sys
+import tarfile
 import threading
 import time
 import zipfile
@@ -29,12 +30,12 @@ from aengine.bench.report import write_json
 from aengine.bench.step_cases import Case, KernelTime, KernelTimes
 from aengine.bench.steps import LeftOut, MeasuredStep, ModelSteps, StepFigures
 from tools.gpu import __main__ as command
-from tools.gpu import modules, outcomes, running
+from tools.gpu import modules, outcomes, prepare, running
 from tools.gpu.expected import DEVICE, EXPECTED, surprises
 from tools.gpu.facts import facts
 from tools.gpu.flashinfer_folder import build_environment, prebuilt_folder, unpack
 from tools.gpu.parts import CORE_TESTS, EVEN, GPU_TESTS, KEPT_FOR_SUMMARY, RAGGED, STAGE_SECONDS, STAGES, Part, all_parts
-from tools.gpu.prepare import VERSIONS
+from tools.gpu.prepare import VERSIONS, write_archive
 from tools.gpu.running import run
 from tools.gpu.summary import PartResult, summary
 
@@ -423,3 +424,27 @@ def test_every_dependency_has_a_version_that_was_tested() -> None:
     check_version(version.version)
     assert f"flashinfer-python=={version.version}" in VERSIONS, "what a GPU machine gets is what was measured there"
     assert {Requirement(one).name for one in extras["dev"]} & {"flashinfer-python"} == set(), "a CPU does without it"
+
+
+def test_the_archive_for_another_machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What git has, as it stands, and FlashInfer's folder."""
+    root, folder, archive = tmp_path / "checkout", tmp_path / "elsewhere", tmp_path / "all.tar.gz"
+    (root / "aengine").mkdir(parents=True)
+    (folder / "whl").mkdir(parents=True)
+    for path, text in (("aengine/one.py", "1"), ("gone.py", "2"), ("not-git's", "3")):
+        (root / path).write_text(text)
+    for git in (["init", "-q"], ["add", "aengine/one.py", "gone.py"]):
+        subprocess.run(["git", *git], cwd=root, check=True)
+    (root / "gone.py").unlink()
+    (root / "aengine/one.py").write_text("changed")
+    (folder / "whl" / "a.whl").write_text("wheel")
+    assert write_archive(archive, folder, root) == archive.stat().st_size
+    with tarfile.open(archive) as tar:
+        assert {name for name in tar.getnames() if "." in name.lstrip(".")} == {"aengine/one.py", ".fi/whl/a.whl"}
+        one = tar.extractfile("aengine/one.py")
+        assert one is not None
+        assert one.read() == b"changed"
+    monkeypatch.setattr(prepare, "MOST_BYTES", 10)
+    with pytest.raises(ValueError, match="of at most 0: build fewer modules"):
+        write_archive(archive, folder, root)
+    assert not archive.exists()

@@ -25,6 +25,7 @@ from torch import Tensor
 from tools.ptx import triton_launches
 from tools.ptx.executor import KernelFault
 from tools.ptx.memory import DeviceMemory
+from tools.ptx.program import Source
 
 LAUNCHES = triton_launches.install(int(sys.argv[1]))
 
@@ -302,10 +303,13 @@ def outcome(case: Callable[[], float]) -> float | str:
 
 def main(names: list[str]) -> None:
     results: dict[str, object] = {}
+    reached: dict[Source, bool] = {}
     for name in names:
         LAUNCHES.executed.clear()
         if name in CASES:
             results[name] = outcome(CASES[name])
+            for line, is_reached in triton_launches.lines_reached(LAUNCHES.executed.values()).items():
+                reached[line] = reached.get(line, False) or is_reached
             results[f"{name}: reached"] = {kernel.name: float((executed > 0).mean()) for kernel, executed in LAUNCHES.executed.values()}
         elif name in SOURCE_BUGS:
             old, new, case = SOURCE_BUGS[name]
@@ -316,6 +320,11 @@ def main(names: list[str]) -> None:
             case, LAUNCHES.edit = BUGS[name]
             results[name] = outcome(CASES[case])
             LAUNCHES.edit = str
+    ours = {path.name for path in pathlib.Path(attention_kernels.__file__).parent.iterdir()}
+    results["not reached"] = sorted(
+        f"{line.file}:{line.line}" for line, is_reached in reached.items() if line.file in ours and not is_reached
+    )
+    results["lines"] = sum(line.file in ours for line in reached)
     print(json.dumps(results))
 
 

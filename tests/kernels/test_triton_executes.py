@@ -126,3 +126,10 @@ def test_numbers_on_hopper(case: str) -> None:
 @pytest.mark.parametrize("bug", HOPPER_BUGS)
 def test_planted_bugs_are_seen_on_hopper(bug: str) -> None:
     check_bug(results(90, (*QUICK, *SLOW, *FLOAT8, *HOPPER_BUGS))[bug], HOPPER_BUGS[bug])
+
+
+@pytest.mark.slow
+def test_nearly_all_lines_of_the_kernels_are_executed() -> None:
+    found = results(90, (*QUICK, *SLOW, *FLOAT8, *HOPPER_BUGS))
+    assert found["lines"] > 400
+    assert len(found["not reached"]) < 0.02 * found["lines"], found["not reached"]

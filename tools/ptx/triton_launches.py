@@ -7,7 +7,7 @@ it is for processes of their own.
 from __future__ import annotations
 
 import struct
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -22,7 +22,7 @@ from tools.ptx.encoding import Encoded
 from tools.ptx.executor import KernelFault, Launch, shared_layout
 from tools.ptx.memory import DeviceMemory
 from tools.ptx.native import execute
-from tools.ptx.program import Kernel, read_kernels
+from tools.ptx.program import Kernel, Source, read_kernels
 
 
 @dataclass
@@ -79,6 +79,16 @@ class Launches:
             np.add(executed, execute(code, memory, launch, encoded, early), out=executed)
 
         return run
+
+
+def lines_reached(executed: Iterable[tuple[Kernel, NDArray[np.int64]]]) -> dict[Source, bool]:
+    """Of each line of the source from which there are instructions, whether threads have executed any of them."""
+    reached: dict[Source, bool] = {}
+    for kernel, counts in executed:
+        for instruction, count in zip(kernel.instructions, counts.tolist(), strict=True):
+            if instruction.source is not None:
+                reached[instruction.source] = reached.get(instruction.source, False) or count > 0
+    return reached
 
 
 @dataclass
