@@ -101,4 +101,9 @@ CASES = [
         },
     ),
     Case("cohere2", "Cohere2", {"num_hidden_layers": 5, "sliding_window": 12, "logit_scale": 0.3}),
+    Case("seed-oss", "SeedOss", {"head_dim": 32, "mlp_bias": True}),
+    Case("arcee", "Arcee", {"attention_bias": True, "mlp_bias": True}),
+    Case("ernie4-5", "Ernie4_5", {"head_dim": 32, "use_bias": True}),
+    Case("exaone4", "Exaone4", {"num_hidden_layers": 5, "sliding_window": 12, "tie_word_embeddings": True}),
+    Case("exaone4-full", "Exaone4", {"sliding_window": None, "layer_types": [FULL] * 3}),
 ]

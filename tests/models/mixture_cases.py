@@ -26,6 +26,14 @@ def _adjust(model: transformers.PreTrainedModel) -> None:
 
 _YARN = {"rope_type": "yarn", "rope_theta": 10000.0, "factor": 4.0, "original_max_position_embeddings": 32}
 _EXPERTS = {"num_experts": 8, "num_experts_per_tok": 3, "moe_intermediate_size": 32}
+_ERNIE = {"moe_num_experts": 8, "moe_k": 3, "moe_intermediate_size": 32}
+_SIGMOID = {
+    "n_routed_experts": 8,
+    "num_experts_per_tok": 3,
+    "moe_intermediate_size": 32,
+    "n_shared_experts": 2,
+    "routed_scaling_factor": 1.4,
+}
 _DEEPSEEK = {
     **{"num_key_value_heads": 4, "kv_lora_rank": 32, "q_lora_rank": 40, "qk_nope_head_dim": 16, "qk_rope_head_dim": 16, "v_head_dim": 20},
     **{"n_routed_experts": 8, "num_experts_per_tok": 3, "moe_intermediate_size": 32, "n_shared_experts": 2, "first_k_dense_replace": 1},
@@ -83,4 +91,30 @@ CASES = [
         },
         adjust=_adjust,
     ),
+    Case(
+        "minimax-m2",
+        "MiniMaxM2",
+        {"num_local_experts": 8, "num_experts_per_tok": 3, "head_dim": 32, "rotary_dim": 16},
+        adjust=_adjust,
+    ),
+    Case(
+        "dots1",
+        "Dots1",
+        {**_SIGMOID, "n_group": 2, "topk_group": 1, "first_k_dense_replace": 1, "sliding_window": 12, "max_window_layers": 1},
+        adjust=_adjust,
+    ),
+    Case("solar-open", "SolarOpen", {**_SIGMOID, "head_dim": 32, "attention_bias": True}, adjust=_adjust),
+    Case(
+        "exaone-moe",
+        "ExaoneMoe",
+        {**_EXPERTS, "num_hidden_layers": 5, "sliding_window": 12, "num_shared_experts": 2},
+        adjust=_adjust,
+    ),
+    Case(
+        "ernie4-5-moe",
+        "Ernie4_5_Moe",
+        {**_ERNIE, "num_hidden_layers": 4, "moe_layer_interval": 2, "use_bias": True},
+        adjust=_adjust,
+    ),
+    Case("ernie4-5-moe-no-shared", "Ernie4_5_Moe", {**_ERNIE, "moe_num_shared_experts": 0, "moe_layer_end_index": 1}, adjust=_adjust),
 ]

@@ -1,9 +1,11 @@
-"""Mixtures of experts with grouped-query attention: Mixtral, Qwen2-MoE, Qwen3-MoE, OLMoE, GPT-OSS and GLM-4.5-MoE."""
+"""Mixtures of experts with grouped-query attention: Mixtral, Qwen2-MoE, Qwen3-MoE, OLMoE, GPT-OSS, GLM-4.5-MoE, MiniMax-M2, dots.llm1,
+Solar Open, EXAONE-MoE and ERNIE 4.5 MoE."""
 
 from __future__ import annotations
 
 import functools
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 from torch import Tensor
@@ -19,12 +21,15 @@ from aengine.models.families.family import (
     attention,
     decoder_spec,
     gated_mlp,
+    halves,
     head_sizes,
     part_sizes,
     rms_norm,
     rope_and_context,
+    window_of,
 )
 from aengine.models.families.llama import uniform_windows
+from aengine.models.families.variants import exaone_attention
 from aengine.models.spec import Experts, Layer, Mlp, ModelSpec, QkNorm
 
 _MOST_EXPERTS = 1 << 18  # several times those of any model
@@ -235,6 +240,73 @@ def _glm4_moe(reader: ConfigReader) -> ModelSpec:
     return _spec(reader, block, dense=dense, partial=True, qkv_bias=bias, qk_norm=qk_norm)
 
 
+def _minimax_m2(reader: ConfigReader) -> ModelSpec:
+    if reader.get("rotary_dim") is not None:
+        factor = reader.positive("rotary_dim") / head_sizes(reader)[2]
+        reader = replace(reader, config={"partial_rotary_factor": factor, **reader.config})
+    block = experts(reader, routing(reader, scoring=RouterScoring.SIGMOID), size="intermediate_size", correction=True)
+    return _spec(reader, block, partial=True, qk_norm=QkNorm(rms_norm(reader), whole=True))
+
+
+def _dots1(reader: ConfigReader) -> ModelSpec:
+    num_layers, window = reader.positive("num_hidden_layers"), reader.positive_or_none("sliding_window")
+    first = reader.count("max_window_layers")
+    kinds = reader.layer_types(num_layers) or [
+        "full_attention" if window is None or layer < first else "sliding_attention" for layer in range(num_layers)
+    ]
+    return _spec(
+        reader,
+        sigmoid_experts(reader),
+        dense=dense_layers(reader),
+        windows=[window_of(reader, kind) for kind in kinds],
+        qkv_bias=reader.flag("attention_bias"),
+        output_bias=reader.flag("attention_bias"),
+        qk_norm=QkNorm(rms_norm(reader)),
+    )
+
+
+def _solar_open(reader: ConfigReader) -> ModelSpec:
+    return _spec(reader, sigmoid_experts(reader), partial=True, qkv_bias=reader.flag("attention_bias"))
+
+
+def _exaone_moe(reader: ConfigReader) -> ModelSpec:
+    attentions, context = exaone_attention(reader)
+    listed = replace(reader, keys={**reader.keys, "layer_types": "mlp_layer_types"}).layer_types(len(attentions), ("dense", "sparse"))
+    dense = dense_layers(reader) if listed is None else [kind == "dense" for kind in listed]
+    norm, block, mlp = rms_norm(reader), sigmoid_experts(reader), gated_mlp(reader)
+    layers = [Layer(one, mlp if is_dense else block, norm, norm) for one, is_dense in zip(attentions, dense, strict=True)]
+    return decoder_spec(reader, layers, max_position_embeddings=context)
+
+
+def _ernie4_5_moe(reader: ConfigReader) -> ModelSpec:
+    num_layers, bias = reader.positive("num_hidden_layers"), reader.flag("use_bias")
+    first, last, step = reader.count("moe_layer_start_index"), reader.get("moe_layer_end_index"), reader.positive("moe_layer_interval")
+    if not isinstance(last, int) or not -1 <= last < num_layers:
+        raise reader.unusable("moe_layer_end_index", last, f"-1 or an integer below {num_layers}")
+    last = num_layers - 1 if last == -1 else last
+    dense = [(layer + 1) % step > 0 or not first <= layer <= last for layer in range(num_layers)]
+    size, shared = reader.positive("moe_intermediate_size"), reader.count("n_shared_experts")
+    block = experts(
+        reader,
+        routing(reader),
+        correction=True,
+        expert=gated_mlp(reader, size="moe_intermediate_size"),
+        shared=Mlp(shared * size, reader.activation(), up_bias=bias, down_bias=bias) if shared else None,
+    )
+    rope, context = rope_and_context(reader, head_sizes(reader)[2])
+    norm, mlp, attended = rms_norm(reader), gated_mlp(reader, bias=bias), attention(reader, rope, qkv_bias=bias, output_bias=bias)
+    layers = [Layer(attended, mlp if is_dense else block, norm, norm) for is_dense in dense]
+    return decoder_spec(reader, layers, max_position_embeddings=context, head_bias=bias)
+
+
+def _ernie_transform(spec: ModelSpec, layer: Layer | None, name: str, part: int, shape: tuple[int, ...]) -> Transform | None:
+    """Its rope pairs neighbours, and a router's correction is a row of a matrix."""
+    if name == "router_correction":
+        return Transform((1, *shape), lambda tensor: tensor[0])
+    return halves(spec, layer, name, part, shape)
+
+
+_SIGMOID = {"n_group": 1, "topk_group": 1, "routed_scaling_factor": 1.0, "norm_topk_prob": True, "rms_norm_eps": 1e-5}
 _QWEN = {"max_position_embeddings": 32768, "sliding_window": 4096, "rms_norm_eps": 1e-6}
 _QWEN_VL = {"max_position_embeddings": 128_000, "rms_norm_eps": 1e-6, "norm_topk_prob": True}
 FAMILIES = (
@@ -338,5 +410,60 @@ FAMILIES = (
         },
         DEEPSEEK_NAMES,
         mtp_names=MTP_NAMES,
+    ),
+    Family(
+        "minimax_m2",
+        "MiniMaxM2ForCausalLM",
+        _minimax_m2,
+        {
+            "max_position_embeddings": 196_608,
+            "num_key_value_heads": 8,
+            "head_dim": 128,
+            "num_local_experts": 256,
+            "num_experts_per_tok": 8,
+            "rope_theta": 5e6,
+        },
+        {**_MIXTRAL_NAMES, "router_correction": "block_sparse_moe.e_score_correction_bias"},
+    ),
+    Family(
+        "dots1",
+        "Dots1ForCausalLM",
+        _dots1,
+        {**_SIGMOID, "max_position_embeddings": 2048, "num_key_value_heads": 32, "sliding_window": 4096, "max_window_layers": 62}
+        | {"norm_topk_prob": False, "rms_norm_eps": 1e-6},
+        DEEPSEEK_NAMES,
+    ),
+    Family(
+        "solar_open",
+        "SolarOpenForCausalLM",
+        _solar_open,
+        {**_SIGMOID, "max_position_embeddings": 131_072, "num_key_value_heads": 8, "head_dim": 128, "n_routed_experts": 128}
+        | {"num_experts_per_tok": 8, "n_shared_experts": 1, "rope_theta": 1e6},
+        DEEPSEEK_NAMES,
+    ),
+    Family(
+        "exaone_moe",
+        "ExaoneMoeForCausalLM",
+        _exaone_moe,
+        {**_SIGMOID, "max_position_embeddings": 2048, "num_key_value_heads": 32, "num_experts": 64, "num_experts_per_tok": 8}
+        | {"num_shared_experts": 1, "moe_intermediate_size": 1024, "first_k_dense_replace": 1, "routed_scaling_factor": 2.5}
+        | {"sliding_window": 4096, "sliding_window_pattern": 4},
+        {**DEEPSEEK_NAMES, "router_correction": "mlp.e_score_correction_bias"},
+        ignored=r".*\.rotary_emb\.inv_freq|mtp\..*",
+        keys={"n_shared_experts": "num_shared_experts"},
+    ),
+    Family(
+        "ernie4_5_moe",
+        "Ernie4_5_MoeForCausalLM",
+        _ernie4_5_moe,
+        {
+            **{"max_position_embeddings": 131_072, "num_key_value_heads": 4, "rms_norm_eps": 1e-5, "rope_theta": 5e5},
+            **{"moe_intermediate_size": 1536, "moe_k": 6, "moe_num_experts": 64, "moe_num_shared_experts": 2},
+            **{"moe_layer_start_index": 1, "moe_layer_end_index": -1, "moe_layer_interval": 1, "tie_word_embeddings": True},
+        },
+        {**DEEPSEEK_NAMES, "router_correction": "mlp.moe_statics.e_score_correction_bias"},
+        _ernie_transform,
+        ignored=r".*\.rotary_emb\.inv_freq|model\.mtp_.*",
+        keys={"num_experts": "moe_num_experts", "num_experts_per_tok": "moe_k", "n_shared_experts": "moe_num_shared_experts"},
     ),
 )

@@ -1,6 +1,7 @@
 """StarCoder 2 and StableLM: as Llama, with LayerNorms.
 
-Dense decoders that differ from Llama in a few blocks: Ministral, SmolLM3, Granite, Phi-3 and 4, GLM-4, OLMo 2 and 3, Cohere 2."""
+Dense decoders that differ from Llama in a few blocks: Ministral, SmolLM3, Granite, Phi-3 and 4, GLM-4, OLMo 2 and 3, Cohere 2, Seed-OSS,
+AFM, ERNIE 4.5 and EXAONE 4."""
 
 from __future__ import annotations
 
@@ -26,7 +27,7 @@ from aengine.models.families.family import (
     window_of,
 )
 from aengine.models.families.llama import uniform_windows
-from aengine.models.spec import Layer, ModelSpec, Norm, NormKind, QkNorm
+from aengine.models.spec import Attention, Layer, ModelSpec, Norm, NormKind, QkNorm
 
 
 def _starcoder2(reader: ConfigReader) -> ModelSpec:
@@ -225,6 +226,50 @@ def _cohere2(reader: ConfigReader) -> ModelSpec:
     return decoder_spec(reader, layers, norm=norm, max_position_embeddings=context, logit_scale=scale)
 
 
+def _llama_with_biases(reader: ConfigReader, *, output: str, mlp: str, gated: bool = True) -> ModelSpec:
+    """As Llama; `output` and `mlp` are the keys of whether these have biases, beside `attention_bias`."""
+    rope, context = rope_and_context(reader, head_sizes(reader)[2])
+    norm, bias = rms_norm(reader), reader.flag(mlp)
+    layer = Layer(
+        attention=attention(reader, rope, qkv_bias=reader.flag("attention_bias"), output_bias=reader.flag(output)),
+        mlp=gated_mlp(reader, bias=bias) if gated else plain_mlp(reader, bias=bias),
+        attention_norm=norm,
+        mlp_norm=norm,
+    )
+    return decoder_spec(reader, [layer] * reader.positive("num_hidden_layers"), max_position_embeddings=context)
+
+
+def _seed_oss(reader: ConfigReader) -> ModelSpec:
+    return _llama_with_biases(reader, output="attention_out_bias", mlp="mlp_bias")
+
+
+def _arcee(reader: ConfigReader) -> ModelSpec:
+    return _llama_with_biases(reader, output="attention_bias", mlp="mlp_bias", gated=False)
+
+
+def _ernie4_5(reader: ConfigReader) -> ModelSpec:
+    return _llama_with_biases(reader, output="attention_bias", mlp="attention_bias")
+
+
+def exaone_attention(reader: ConfigReader) -> tuple[list[Attention], int]:
+    """Of each layer of EXAONE 4, and the longest context. Where some layers have windows, the others have no rope."""
+    rope, context = rope_and_context(reader, head_sizes(reader)[2])
+    pattern, slides = reader.get("sliding_window_pattern"), reader.get("sliding_window") is not None
+    full_every = len(pattern) if isinstance(pattern, str) else reader.positive_or_none("sliding_window_pattern")  # or "LLLG"
+    kinds = layer_kinds(reader, full_every) if slides else ["full_attention"] * reader.positive("num_hidden_layers")
+    qk_norm = QkNorm(rms_norm(reader))
+    windows = [window_of(reader, kind) for kind in kinds]
+    rotated = [rope if window or not slides else None for window in windows]
+    return [attention(reader, one, window=window, qk_norm=qk_norm) for one, window in zip(rotated, windows, strict=True)], context
+
+
+def _exaone4(reader: ConfigReader) -> ModelSpec:
+    norm, mlp = rms_norm(reader), gated_mlp(reader)
+    attentions, context = exaone_attention(reader)
+    layers = [Layer(one, mlp, attention_norm=None, mlp_norm=None, post_attention_norm=norm, post_mlp_norm=norm) for one in attentions]
+    return decoder_spec(reader, layers, max_position_embeddings=context)
+
+
 _OLMO = {"rms_norm_eps": 1e-5, "max_position_embeddings": 2048}
 _OLMO_NAMES = {**LLAMA_NAMES, "post_attention_norm": "post_attention_layernorm", "post_mlp_norm": "post_feedforward_layernorm"}
 _GLM = {
@@ -310,5 +355,40 @@ FAMILIES = (
         },
         transform=halves,
         part_defaults=part_sizes(256_000, 8192, 22_528, 40, 64),
+    ),
+    Family(
+        "seed_oss",
+        "SeedOssForCausalLM",
+        _seed_oss,
+        {"num_key_value_heads": 8, "head_dim": 128, "max_position_embeddings": 524_288, "attention_bias": True},
+    ),
+    Family("arcee", "ArceeForCausalLM", _arcee, {"hidden_act": "relu2", "max_position_embeddings": 4096, "rms_norm_eps": 1e-5}),
+    Family(
+        "ernie4_5",
+        "Ernie4_5ForCausalLM",
+        _ernie4_5,
+        {
+            "num_key_value_heads": 2,
+            "head_dim": 128,
+            "max_position_embeddings": 131_072,
+            "rms_norm_eps": 1e-5,
+            "rope_theta": 5e5,
+            "tie_word_embeddings": True,
+        },
+        transform=halves,
+        keys={"attention_bias": "use_bias"},
+    ),
+    Family(
+        "exaone4",
+        "Exaone4ForCausalLM",
+        _exaone4,
+        {
+            "num_key_value_heads": 32,
+            "max_position_embeddings": 2048,
+            "rms_norm_eps": 1e-5,
+            "sliding_window": 4096,
+            "sliding_window_pattern": 4,
+        },
+        _OLMO_NAMES,
     ),
 )
