@@ -26,6 +26,7 @@ def _adjust(model: transformers.PreTrainedModel) -> None:
 
 _YARN = {"rope_type": "yarn", "rope_theta": 10000.0, "factor": 4.0, "original_max_position_embeddings": 32}
 _EXPERTS = {"num_experts": 8, "num_experts_per_tok": 3, "moe_intermediate_size": 32}
+_GRANITE = {"attention_multiplier": 0.4, "residual_multiplier": 0.6, "embedding_multiplier": 5.0, "logits_scaling": 3.0}
 _ERNIE = {"moe_num_experts": 8, "moe_k": 3, "moe_intermediate_size": 32}
 _SIGMOID = {
     "n_routed_experts": 8,
@@ -117,4 +118,34 @@ CASES = [
         adjust=_adjust,
     ),
     Case("ernie4-5-moe-no-shared", "Ernie4_5_Moe", {**_ERNIE, "moe_num_shared_experts": 0, "moe_layer_end_index": 1}, adjust=_adjust),
+    Case(
+        "cohere2-moe",
+        "Cohere2Moe",
+        {
+            **{
+                "num_hidden_layers": 6,
+                "head_dim": 32,
+                "sliding_window": 12,
+                "logit_scale": 0.3,
+                "num_experts": 8,
+                "num_experts_per_tok": 3,
+            },
+            **{"first_k_dense_replace": 1, "prefix_dense_intermediate_size": 80, "num_shared_experts": 2},
+            **{"shared_expert_combination_strategy": "sum", "expert_selection_fn": "sigmoid"},
+        },
+    ),
+    Case("cohere2-moe-softmax", "Cohere2Moe", {"head_dim": 32, "sliding_window": 12, "logit_scale": 0.3, "rms_norm_eps": 1e-5}),
+    Case("granitemoe", "GraniteMoe", {**_GRANITE, "num_local_experts": 6, "num_experts_per_tok": 3}),
+    Case("granitemoeshared", "GraniteMoeShared", {**_GRANITE, "num_local_experts": 6, "shared_intermediate_size": 40}),
+    Case(
+        "granite4",
+        "GraniteMoeHybrid",
+        {**_GRANITE, "num_local_experts": 0, "shared_intermediate_size": 80, "layer_types": ["attention"] * 3}
+        | {"position_embedding_type": "rope"},
+    ),
+    Case(
+        "granite4-moe-nope",
+        "GraniteMoeHybrid",
+        {**_GRANITE, "num_local_experts": 6, "shared_intermediate_size": 40, "layer_types": ["attention"] * 3},
+    ),
 ]

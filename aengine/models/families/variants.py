@@ -1,6 +1,6 @@
 """StarCoder 2 and StableLM: as Llama, with LayerNorms.
 
-Dense decoders that differ from Llama in a few blocks: Ministral, SmolLM3, Granite, Phi-3 and 4, GLM-4, OLMo 2 and 3, Cohere 2, Seed-OSS,
+Dense decoders that differ from Llama in a few blocks: Ministral, SmolLM3, Phi-3 and 4, GLM-4, OLMo 2 and 3, Cohere 2, Seed-OSS,
 AFM, ERNIE 4.5 and EXAONE 4."""
 
 from __future__ import annotations
@@ -124,25 +124,6 @@ def _smollm3(reader: ConfigReader) -> ModelSpec:
         for one, kind in zip(rotated, kinds, strict=True)
     ]
     return decoder_spec(reader, layers, max_position_embeddings=context)
-
-
-def _granite(reader: ConfigReader) -> ModelSpec:
-    rope, context = rope_and_context(reader, head_sizes(reader)[2])
-    norm, bias = rms_norm(reader), reader.flag("attention_bias")
-    layer = Layer(
-        attention=attention(reader, rope, scale=reader.number("attention_multiplier"), qkv_bias=bias, output_bias=bias),
-        mlp=gated_mlp(reader, bias=reader.flag("mlp_bias")),
-        attention_norm=norm,
-        mlp_norm=norm,
-        residual_multiplier=reader.number("residual_multiplier"),
-    )
-    return decoder_spec(
-        reader,
-        [layer] * reader.positive("num_hidden_layers"),
-        max_position_embeddings=context,
-        embedding_scale=reader.number("embedding_multiplier"),
-        logit_scale=1.0 / reader.positive_number("logits_scaling"),
-    )
 
 
 def _phi3(reader: ConfigReader) -> ModelSpec:
@@ -301,19 +282,6 @@ FAMILIES = (
             "no_rope_layer_interval": 4,
             "tie_word_embeddings": True,
         },
-    ),
-    Family(
-        "granite",
-        "GraniteForCausalLM",
-        _granite,
-        {
-            "max_position_embeddings": 2048,
-            "attention_multiplier": 1.0,
-            "residual_multiplier": 1.0,
-            "embedding_multiplier": 1.0,
-            "logits_scaling": 1.0,
-        },
-        part_defaults=part_sizes(32_000, 4096, 11_008, 32, 32),
     ),
     Family(
         "phi3",
