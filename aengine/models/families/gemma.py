@@ -1,4 +1,5 @@
-"""Gemma 2 and 3: norms with 1 + weight before and after each block, windows in most layers, a scaled embedding."""
+"""Gemma: as Llama, with norms of 1 + weight and a scaled embedding. Gemma 2 and 3: norms before and after each block, and windows in most
+layers, too."""
 
 from __future__ import annotations
 
@@ -62,6 +63,15 @@ def _spec(reader: ConfigReader, kinds: list[str], ropes: Mapping[str, RopeSpec],
     )
 
 
+def _gemma(reader: ConfigReader) -> ModelSpec:
+    reader.refuse(use_bidirectional_attention=None)
+    rope, context = rope_and_context(reader, head_sizes(reader)[2])
+    norm, bias = rms_norm(reader, unit_offset=True), reader.flag("attention_bias")
+    layer = Layer(attention(reader, rope, qkv_bias=bias, output_bias=bias), gated_mlp(reader), norm, norm)
+    layers, scale = [layer] * reader.positive("num_hidden_layers"), reader.positive("hidden_size") ** 0.5
+    return decoder_spec(reader, layers, norm=norm, max_position_embeddings=context, embedding_scale=scale)
+
+
 def _gemma2(reader: ConfigReader) -> ModelSpec:
     rope, context = rope_and_context(reader, head_sizes(reader)[2])
     kinds = layer_kinds(reader, full_every=2)
@@ -94,6 +104,18 @@ _COMMON = {
 _GEMMA3 = {**_COMMON, "vocab_size": 262_208, "max_position_embeddings": 131_072}
 _KEYS = {"hidden_act": "hidden_activation"}
 FAMILIES = (
+    Family(
+        "gemma",
+        "GemmaForCausalLM",
+        _gemma,
+        {
+            "hidden_act": "gelu_pytorch_tanh",
+            "num_key_value_heads": 16,
+            "head_dim": 256,
+            "max_position_embeddings": 8192,
+            "tie_word_embeddings": True,
+        },
+    ),
     Family(
         "gemma2",
         "Gemma2ForCausalLM",

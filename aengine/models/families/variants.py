@@ -1,6 +1,6 @@
-"""StarCoder 2 and StableLM: as Llama, with LayerNorms.
+"""StarCoder 2, StableLM, Phi 1 and 2, and Nemotron: as Llama, with LayerNorms.
 
-Dense decoders that differ from Llama in a few blocks: Ministral, SmolLM3, Phi-3 and 4, GLM-4, OLMo 2 and 3, Cohere 2, Seed-OSS,
+Dense decoders that differ from Llama in a few blocks: Ministral, SmolLM3, Phi-3 and 4, GLM-4, OLMo 2 and 3, Cohere and Cohere 2, Seed-OSS,
 AFM, ERNIE 4.5 and EXAONE 4."""
 
 from __future__ import annotations
@@ -60,7 +60,46 @@ def _stablelm(reader: ConfigReader) -> ModelSpec:
     return decoder_spec(reader, layers, norm=norm, max_position_embeddings=context)
 
 
+def _phi(reader: ConfigReader) -> ModelSpec:
+    """Attention and MLP are parallel, and all products have biases."""
+    reader.refuse(qk_layernorm=False)
+    rope, context = rope_and_context(reader, head_sizes(reader)[2], partial=True)
+    norm = layer_norm(reader)
+    attended = attention(reader, rope, qkv_bias=True, output_bias=True)
+    layer = Layer(attended, plain_mlp(reader, bias=True), attention_norm=norm, mlp_norm=None, parallel=True)
+    layers = [layer] * reader.positive("num_hidden_layers")
+    return decoder_spec(reader, layers, norm=norm, max_position_embeddings=context, head_bias=True)
+
+
+def _nemotron(reader: ConfigReader) -> ModelSpec:
+    rope, context = rope_and_context(reader, head_sizes(reader)[2], partial=True)
+    norm, bias = Norm(NormKind.LAYER, reader.number("norm_eps"), bias=True, unit_offset=True), reader.flag("attention_bias")
+    attended, mlp = attention(reader, rope, qkv_bias=bias, output_bias=bias), plain_mlp(reader, bias=reader.flag("mlp_bias"))
+    layers = [Layer(attended, mlp, norm, norm)] * reader.positive("num_hidden_layers")
+    return decoder_spec(reader, layers, norm=norm, max_position_embeddings=context)
+
+
 _LAYER_NORM_FAMILIES = (
+    Family(
+        "phi",
+        "PhiForCausalLM",
+        _phi,
+        {"hidden_act": "gelu_new", "max_position_embeddings": 2048, "layer_norm_eps": 1e-5, "partial_rotary_factor": 0.5},
+        {
+            **LLAMA_NAMES,
+            "norm": "model.final_layernorm",
+            "output": "self_attn.dense",
+            "up": "mlp.fc1",
+            "down": "mlp.fc2",
+        },
+    ),
+    Family(
+        "nemotron",
+        "NemotronForCausalLM",
+        _nemotron,
+        {"hidden_act": "relu2", "max_position_embeddings": 4096, "norm_eps": 1e-5, "partial_rotary_factor": 0.5}
+        | {"initializer_range": 0.0134},
+    ),
     Family(
         "starcoder2",
         "Starcoder2ForCausalLM",
@@ -189,6 +228,16 @@ def _olmo_layer(reader: ConfigReader, **changes: Any) -> Layer:
     )
 
 
+def _cohere(reader: ConfigReader) -> ModelSpec:
+    reader.refuse(use_qk_norm=False)
+    rope, context = rope_and_context(reader, head_sizes(reader)[2])
+    norm, bias = Norm(NormKind.LAYER, reader.number("layer_norm_eps")), reader.flag("attention_bias")
+    attended = attention(reader, rope, qkv_bias=bias, output_bias=bias)
+    layers = [Layer(attended, gated_mlp(reader), norm, None, parallel=True)] * reader.positive("num_hidden_layers")
+    scale = reader.number("logit_scale")
+    return decoder_spec(reader, layers, norm=norm, max_position_embeddings=context, logit_scale=scale)
+
+
 def _cohere2(reader: ConfigReader) -> ModelSpec:
     """Attention and MLP are parallel; layers without a window have no rope."""
     rope, context = rope_and_context(reader, head_sizes(reader)[2])
@@ -310,6 +359,13 @@ FAMILIES = (
     ),
     Family("olmo2", "Olmo2ForCausalLM", _olmo2, _OLMO, _OLMO_NAMES),
     Family("olmo3", "Olmo3ForCausalLM", _olmo3, {**_OLMO, "sliding_window": 4096}, _OLMO_NAMES),
+    Family(
+        "cohere",
+        "CohereForCausalLM",
+        _cohere,
+        {"max_position_embeddings": 8192, "layer_norm_eps": 1e-5, "logit_scale": 0.0625, "rope_theta": 5e5} | {"tie_word_embeddings": True},
+        transform=halves,
+    ),
     Family(
         "cohere2",
         "Cohere2ForCausalLM",
