@@ -32,8 +32,8 @@ MAX_RANK = 256
 _FILE = "adapter_model.safetensors"
 _MATRICES = frozenset({"qkv", "output", "gate_up", "up", "down", "q", "q_down", "q_up", "kv_down", "shared.gate_up", "shared.down"})
 """Of layers, those that can have an adapter."""
-_NAME = re.compile(r"base_model\.model\.(.+)\.(lora_[AB]\.weight|lora_embedding_[AB]|base_layer\.weight)")
-_COPY = "base_layer.weight"  # the model's own embedding or head, which PEFT may store beside its adapter
+_NAME = re.compile(r"base_model\.model\.(.+)\.(lora_[AB]\.weight|lora_embedding_[AB]|base_layer\.(?:weight|bias))")
+_COPY, _COPY_OF_BIAS = "base_layer.weight", "base_layer.bias"  # the model's own embedding or head, which PEFT may store beside its adapter
 
 
 @dataclass(frozen=True, slots=True)
@@ -188,6 +188,8 @@ def _pairs(
         lacking += [f"{module}.{kind}" for kind in kinds if kind not in tensors]
         if target.name in ("embedding.weight", "head.weight"):
             expected[_COPY] = target.part.matrix_shape
+        if target.name == "head.weight" and spec.head_bias:
+            expected[_COPY_OF_BIAS] = target.part.matrix_shape[:1]
         for kind, tensor in tensors.items():
             if kind not in expected:
                 unknown.append(f"{module}.{kind}")

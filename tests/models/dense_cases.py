@@ -108,6 +108,6 @@ CASES = [
     Case("exaone4-full", "Exaone4", {"sliding_window": None, "layer_types": [FULL] * 3}),
     Case("gemma", "Gemma", {"head_dim": 32, "num_key_value_heads": 1}),
     Case("phi", "Phi", {"rope_parameters": {"rope_type": "default", "rope_theta": 1e4, "partial_rotary_factor": 0.5}}),
-    Case("nemotron", "Nemotron", {"mlp_bias": True, "head_dim": 32}),
+    Case("nemotron", "Nemotron", {"mlp_bias": True, "head_dim": 32, "intermediate_size": 24, "num_hidden_layers": 2}),
     Case("cohere", "Cohere", {"logit_scale": 0.3, "attention_bias": True}),
 ]
