@@ -198,6 +198,13 @@ UNREAD = {
     "deepseek_v2": "head_dim intermediate_size n_group num_key_value_heads topk_group",
     "deepseek_v3": "head_dim num_key_value_heads",
     "glm4_moe_lite": "head_dim num_key_value_heads",
+    "cohere2_moe": "norm_topk_prob prefix_dense_intermediate_size shared_expert_combination_strategy",
+    "ernie4_5_moe": "num_experts_per_tok",
+    "dots1": "intermediate_size",
+    "solar_open": "intermediate_size",
+    # Of recurrent layers.
+    "granitemoehybrid": "layers_block_type mamba_chunk_size mamba_conv_bias mamba_d_conv mamba_d_head mamba_d_state mamba_expand "
+    "mamba_n_groups mamba_n_heads mamba_proj_bias time_step_limit",
     # Without meaning for the model: another precision, images, a mask.
     "gpt_neox": "is_decoder",
     "gemma3_text": "get_text_config image_token_id mm_tokens_per_image text_config vision_config",

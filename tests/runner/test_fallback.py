@@ -122,7 +122,7 @@ def test_on_cuda(model_type: str, backend: str, tmp_path: pathlib.Path) -> None:
 
 
 def test_auto_takes_the_fallback_where_there_is_no_native_model(tmp_path: pathlib.Path, caplog: pytest.LogCaptureFixture) -> None:
-    for model_type, expected in (("llama", "native"), ("arcee", "transformers")):
+    for model_type, expected in (("llama", "native"), ("apertus", "transformers")):
         path = tmp_path / model_type
         tiny_config(model_type).save_pretrained(path)
         caplog.clear()
@@ -130,7 +130,7 @@ def test_auto_takes_the_fallback_where_there_is_no_native_model(tmp_path: pathli
         assert implementation_of(runner.spec) == expected
         said = [message for message in caplog.messages if "runs in the code of transformers" in message]
         assert len(said) == (expected == "transformers")
-        assert all("'arcee' has no native implementation" in message for message in said)
+        assert all("'apertus' has no native implementation" in message for message in said)
         runner.close()
 
 

@@ -1,10 +1,14 @@
-"""Granite: as Llama, with multipliers; with experts, with experts and an MLP for all tokens; and Granite 4 where no layer is recurrent."""
+"""Granite: as Llama, with multipliers; with experts, with experts and an MLP for all tokens; and Granite 4 where no layer is recurrent. And
+Cohere 2 with experts."""
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from torch import Tensor
 
-from aengine.models.config.reader import ConfigReader
+from aengine.kernels.layer_params import RouterScoring
+from aengine.models.config.reader import ConfigReader, NotNativeError
 from aengine.models.families.family import (
     LLAMA_NAMES,
     Family,
@@ -12,13 +16,15 @@ from aengine.models.families.family import (
     attention,
     decoder_spec,
     gated_mlp,
+    halves,
     head_sizes,
     part_sizes,
     rms_norm,
     rope_and_context,
+    window_of,
 )
-from aengine.models.families.mixtures import experts, routing
-from aengine.models.spec import Experts, Layer, Mlp, ModelSpec
+from aengine.models.families.mixtures import DEEPSEEK_NAMES, experts, routing
+from aengine.models.spec import Experts, Layer, Mlp, ModelSpec, Norm, NormKind
 
 
 def _spec(reader: ConfigReader, mlp: Mlp | Experts, *, rotated: bool = True) -> ModelSpec:
@@ -75,6 +81,47 @@ def _transform(spec: ModelSpec, layer: Layer | None, name: str, part: int, shape
     return Transform((count, shape[0] // count, *shape[1:]), apply)
 
 
+def _cohere2_moe(reader: ConfigReader) -> ModelSpec:
+    """Attention and MLP are parallel, and layers without a window have no rope, but for dense ones at the begin."""
+    dense, num_layers = reader.count("first_k_dense_replace", 0), reader.positive("num_hidden_layers")
+    patterns = reader.positive("prefix_dense_sliding_window_pattern"), reader.positive("sliding_window_pattern")
+    kinds = reader.layer_types(num_layers) or [
+        "sliding_attention" if (layer + 1) % pattern else "full_attention"
+        for pattern, count in zip(patterns, (dense, num_layers - dense), strict=True)
+        for layer in range(count)
+    ]
+    listed = replace(reader, keys={**reader.keys, "layer_types": "mlp_layer_types"}).layer_types(num_layers, ("dense", "sparse"))
+    is_dense = [layer < dense for layer in range(num_layers)] if listed is None else [kind == "dense" for kind in listed]
+    shared, norm = reader.count("n_shared_experts"), _cohere_norm(reader)
+    if shared and reader.get("shared_expert_combination_strategy") != "sum":
+        raise NotNativeError(
+            f"shared_expert_combination_strategy {reader.get('shared_expert_combination_strategy')!r} in {reader.source.file} is not "
+            "supported; supported is 'sum'"
+        )
+    sigmoid = reader.get("expert_selection_fn") == "sigmoid"
+    how = routing(
+        reader,
+        scoring=RouterScoring.SIGMOID if sigmoid else RouterScoring.SOFTMAX,
+        normalize=not sigmoid or reader.flag("norm_topk_prob"),
+    )
+    width = reader.positive("intermediate_size")
+    block = experts(reader, how, size="intermediate_size", shared=Mlp(shared * width, reader.activation()) if shared else None)
+    mlp = gated_mlp(reader, size="prefix_dense_intermediate_size") if any(is_dense) else None
+    rope, context = rope_and_context(reader, head_sizes(reader)[2])
+    bias, layers = reader.flag("attention_bias"), []
+    for kind, one in zip(kinds, is_dense, strict=True):
+        window = window_of(reader, kind)
+        rotated = rope if window or (one and patterns[0] == 1) else None
+        attended = attention(reader, rotated, window=window, qkv_bias=bias, output_bias=bias)
+        layers.append(Layer(attended, mlp if one and mlp is not None else block, norm, None, parallel=True))
+    scale = reader.number("logit_scale")
+    return decoder_spec(reader, layers, norm=norm, max_position_embeddings=context, logit_scale=scale)
+
+
+def _cohere_norm(reader: ConfigReader) -> Norm:
+    return rms_norm(reader) if reader.get("rms_norm_eps") is not None else Norm(NormKind.LAYER, reader.number("layer_norm_eps"))
+
+
 _DEFAULTS = {
     "max_position_embeddings": 2048,
     "attention_multiplier": 1.0,
@@ -104,5 +151,19 @@ FAMILIES = (
         {**_EXPERTS, "shared_intermediate_size": 1024},
         _NAMES,
         _transform,
+    ),
+    Family(
+        "cohere2_moe",
+        "Cohere2MoeForCausalLM",
+        _cohere2_moe,
+        {
+            **{"max_position_embeddings": 8192, "head_dim": 128, "layer_norm_eps": 1e-5, "logit_scale": 0.0625, "sliding_window": 4096},
+            **{"sliding_window_pattern": 4, "prefix_dense_sliding_window_pattern": 1, "tie_word_embeddings": True},
+            **{"num_experts": 8, "num_experts_per_tok": 2, "num_shared_experts": 0, "norm_topk_prob": True},
+            **{"shared_expert_combination_strategy": "average", "expert_selection_fn": "softmax"},
+        },
+        DEEPSEEK_NAMES,
+        halves,
+        keys={"n_shared_experts": "num_shared_experts"},
     ),
 )

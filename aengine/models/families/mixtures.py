@@ -1,5 +1,5 @@
 """Mixtures of experts with grouped-query attention: Mixtral, Qwen2-MoE, Qwen3-MoE, OLMoE, GPT-OSS, GLM-4.5-MoE, MiniMax-M2, dots.llm1,
-Solar Open, EXAONE-MoE, ERNIE 4.5 MoE and Cohere 2 MoE."""
+Solar Open, EXAONE-MoE and ERNIE 4.5 MoE."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from aengine.models.families.family import (
 )
 from aengine.models.families.llama import uniform_windows
 from aengine.models.families.variants import exaone_attention
-from aengine.models.spec import Experts, Layer, Mlp, ModelSpec, Norm, NormKind, QkNorm
+from aengine.models.spec import Experts, Layer, Mlp, ModelSpec, QkNorm
 
 _MOST_EXPERTS = 1 << 18  # several times those of any model
 _COUNTS = ("num_experts", "num_local_experts", "n_routed_experts")
@@ -74,7 +74,8 @@ def routing(reader: ConfigReader, **others: Any) -> ExpertRouting:
 def experts(reader: ConfigReader, routing: ExpertRouting, *, size: str = "moe_intermediate_size", **others: Any) -> Experts:
     """Experts with the sizes of the config; `others` are other fields of `Experts`. Raises ModelLoadError for counts that do not fit."""
     places = (reader.config, reader.defaults)
-    key = next((key for place in places for key in _COUNTS if place.get(key) is not None), _COUNTS[0])
+    named = [key for place in places for key in _COUNTS if key in place]
+    key = next((key for place in places for key in _COUNTS if place.get(key) is not None), (*named, _COUNTS[0])[0])
     count = reader.positive(key)
     if count * reader.positive("num_hidden_layers") > _MOST_EXPERTS:
         raise reader.unusable(key, count, f"at most {_MOST_EXPERTS} in all layers")
@@ -279,6 +280,7 @@ def _exaone_moe(reader: ConfigReader) -> ModelSpec:
 
 
 def _ernie4_5_moe(reader: ConfigReader) -> ModelSpec:
+    reader.refuse(moe_norm_min=1e-12)
     num_layers, bias = reader.positive("num_hidden_layers"), reader.flag("use_bias")
     first, last, step = reader.count("moe_layer_start_index"), reader.get("moe_layer_end_index"), reader.positive("moe_layer_interval")
     if not isinstance(last, int) or not -1 <= last < num_layers:
@@ -297,47 +299,6 @@ def _ernie4_5_moe(reader: ConfigReader) -> ModelSpec:
     norm, mlp, attended = rms_norm(reader), gated_mlp(reader, bias=bias), attention(reader, rope, qkv_bias=bias, output_bias=bias)
     layers = [Layer(attended, mlp if is_dense else block, norm, norm) for is_dense in dense]
     return decoder_spec(reader, layers, max_position_embeddings=context, head_bias=bias)
-
-
-def _cohere2_moe(reader: ConfigReader) -> ModelSpec:
-    """As Cohere 2: attention and MLP are parallel, and layers without a window have no rope, but for dense ones at the begin."""
-    dense, num_layers = reader.count("first_k_dense_replace", 0), reader.positive("num_hidden_layers")
-    patterns = reader.positive("prefix_dense_sliding_window_pattern"), reader.positive("sliding_window_pattern")
-    kinds = reader.layer_types(num_layers) or [
-        "sliding_attention" if (layer + 1) % pattern else "full_attention"
-        for pattern, count in zip(patterns, (dense, num_layers - dense), strict=True)
-        for layer in range(count)
-    ]
-    listed = replace(reader, keys={**reader.keys, "layer_types": "mlp_layer_types"}).layer_types(num_layers, ("dense", "sparse"))
-    is_dense = [layer < dense for layer in range(num_layers)] if listed is None else [kind == "dense" for kind in listed]
-    shared, norm = reader.count("n_shared_experts"), _cohere_norm(reader)
-    if shared and reader.get("shared_expert_combination_strategy") != "sum":
-        raise NotNativeError(
-            f"shared_expert_combination_strategy {reader.get('shared_expert_combination_strategy')!r} in {reader.source.file} is not "
-            "supported; supported is 'sum'"
-        )
-    sigmoid = reader.get("expert_selection_fn") == "sigmoid"
-    how = routing(
-        reader,
-        scoring=RouterScoring.SIGMOID if sigmoid else RouterScoring.SOFTMAX,
-        normalize=not sigmoid or reader.flag("norm_topk_prob"),
-    )
-    width = reader.positive("intermediate_size")
-    block = experts(reader, how, size="intermediate_size", shared=Mlp(shared * width, reader.activation()) if shared else None)
-    mlp = gated_mlp(reader, size="prefix_dense_intermediate_size") if any(is_dense) else None
-    rope, context = rope_and_context(reader, head_sizes(reader)[2])
-    bias, layers = reader.flag("attention_bias"), []
-    for kind, one in zip(kinds, is_dense, strict=True):
-        window = window_of(reader, kind)
-        rotated = rope if window or (one and patterns[0] == 1) else None
-        attended = attention(reader, rotated, window=window, qkv_bias=bias, output_bias=bias)
-        layers.append(Layer(attended, mlp if one and mlp is not None else block, norm, None, parallel=True))
-    scale = reader.number("logit_scale")
-    return decoder_spec(reader, layers, norm=norm, max_position_embeddings=context, logit_scale=scale)
-
-
-def _cohere_norm(reader: ConfigReader) -> Norm:
-    return rms_norm(reader) if reader.get("rms_norm_eps") is not None else Norm(NormKind.LAYER, reader.number("layer_norm_eps"))
 
 
 def _ernie_transform(spec: ModelSpec, layer: Layer | None, name: str, part: int, shape: tuple[int, ...]) -> Transform | None:
@@ -471,7 +432,8 @@ FAMILIES = (
         "Dots1ForCausalLM",
         _dots1,
         {**_SIGMOID, "max_position_embeddings": 2048, "num_key_value_heads": 32, "sliding_window": 4096, "max_window_layers": 62}
-        | {"norm_topk_prob": False, "rms_norm_eps": 1e-6},
+        | {"norm_topk_prob": False, "rms_norm_eps": 1e-6, "moe_intermediate_size": 1408, "first_k_dense_replace": 0}
+        | {"n_routed_experts": None},
         DEEPSEEK_NAMES,
     ),
     Family(
@@ -479,7 +441,7 @@ FAMILIES = (
         "SolarOpenForCausalLM",
         _solar_open,
         {**_SIGMOID, "max_position_embeddings": 131_072, "num_key_value_heads": 8, "head_dim": 128, "n_routed_experts": 128}
-        | {"num_experts_per_tok": 8, "n_shared_experts": 1, "rope_theta": 1e6},
+        | {"num_experts_per_tok": 8, "n_shared_experts": 1, "moe_intermediate_size": 1280, "rope_theta": 1e6},
         DEEPSEEK_NAMES,
     ),
     Family(
@@ -500,25 +462,17 @@ FAMILIES = (
         {
             **{"max_position_embeddings": 131_072, "num_key_value_heads": 4, "rms_norm_eps": 1e-5, "rope_theta": 5e5},
             **{"moe_intermediate_size": 1536, "moe_k": 6, "moe_num_experts": 64, "moe_num_shared_experts": 2},
-            **{"moe_layer_start_index": 1, "moe_layer_end_index": -1, "moe_layer_interval": 1, "tie_word_embeddings": True},
+            **{
+                "moe_layer_start_index": 1,
+                "moe_layer_end_index": -1,
+                "moe_layer_interval": 1,
+                "moe_norm_min": 1e-12,
+                "tie_word_embeddings": True,
+            },
         },
         {**DEEPSEEK_NAMES, "router_correction": "mlp.moe_statics.e_score_correction_bias"},
         _ernie_transform,
         ignored=r".*\.rotary_emb\.inv_freq|model\.mtp_.*",
         keys={"num_experts": "moe_num_experts", "num_experts_per_tok": "moe_k", "n_shared_experts": "moe_num_shared_experts"},
-    ),
-    Family(
-        "cohere2_moe",
-        "Cohere2MoeForCausalLM",
-        _cohere2_moe,
-        {
-            **{"max_position_embeddings": 8192, "head_dim": 128, "layer_norm_eps": 1e-5, "logit_scale": 0.0625, "sliding_window": 4096},
-            **{"sliding_window_pattern": 4, "prefix_dense_sliding_window_pattern": 1, "tie_word_embeddings": True},
-            **{"num_experts": 8, "num_experts_per_tok": 2, "num_shared_experts": 0, "norm_topk_prob": True},
-            **{"shared_expert_combination_strategy": "average", "expert_selection_fn": "softmax"},
-        },
-        DEEPSEEK_NAMES,
-        halves,
-        keys={"n_shared_experts": "num_shared_experts"},
     ),
 )

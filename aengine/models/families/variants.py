@@ -257,7 +257,7 @@ def _cohere2(reader: ConfigReader) -> ModelSpec:
 
 
 def _llama_with_biases(reader: ConfigReader, *, output: str, mlp: str, gated: bool = True) -> ModelSpec:
-    """As Llama; `output` and `mlp` are the keys of whether these have biases, beside `attention_bias`."""
+    """Llama with biases; `output` and `mlp` are the keys of whether these have some, beside `attention_bias`."""
     rope, context = rope_and_context(reader, head_sizes(reader)[2])
     norm, bias = rms_norm(reader), reader.flag(mlp)
     layer = Layer(
@@ -282,7 +282,7 @@ def _ernie4_5(reader: ConfigReader) -> ModelSpec:
 
 
 def exaone_attention(reader: ConfigReader) -> tuple[list[Attention], int]:
-    """Of each layer of EXAONE 4, and the longest context. Where some layers have windows, the others have no rope."""
+    """Return the attention of each layer of EXAONE 4, and the longest context. Where some layers have windows, the others have no rope."""
     rope, context = rope_and_context(reader, head_sizes(reader)[2])
     pattern, slides = reader.get("sliding_window_pattern"), reader.get("sliding_window") is not None
     full_every = len(pattern) if isinstance(pattern, str) else reader.positive_or_none("sliding_window_pattern")  # or "LLLG"
