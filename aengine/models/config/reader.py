@@ -152,9 +152,11 @@ class ConfigReader:
             raise self.unusable(key, config, "an object")
         return replace(self, config={**config, **changes})
 
-    def layer_types(self, num_layers: int, known: Sequence[str] = ("full_attention", "sliding_attention")) -> list[str] | None:
-        """The entries of `layer_types`, one per layer; None if it is absent."""
-        kinds, name = self.get("layer_types"), self.name("layer_types")
+    def layer_types(
+        self, num_layers: int, known: Sequence[str] = ("full_attention", "sliding_attention"), key: str = "layer_types"
+    ) -> list[str] | None:
+        """The entries of `key`, one per layer; None if it is absent."""
+        kinds, name = self.get(key), self.name(key)
         if kinds is None:
             return None
         if not isinstance(kinds, list) or len(kinds) != num_layers:

@@ -80,7 +80,7 @@ def _v3(reader: ConfigReader) -> ModelSpec:
 
 def _glm4_moe_lite(reader: ConfigReader) -> ModelSpec:
     num_layers = reader.positive("num_hidden_layers")
-    kinds = reader.layer_types(num_layers, ("dense", "sparse")) or ["dense"] + ["sparse"] * (num_layers - 1)
+    kinds = reader.layer_types(num_layers, ("dense", "sparse"), "mlp_layer_types") or ["dense"] + ["sparse"] * (num_layers - 1)
     return _spec(reader, sigmoid_experts(reader), [kind == "dense" for kind in kinds])
 
 
@@ -159,7 +159,6 @@ FAMILIES = (
         },
         _NAMES,
         _transform,
-        keys={"layer_types": "mlp_layer_types"},
         mtp_names=MTP_NAMES,
     ),
 )

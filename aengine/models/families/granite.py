@@ -3,8 +3,6 @@ Cohere 2 with experts."""
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 from torch import Tensor
 
 from aengine.kernels.layer_params import RouterScoring
@@ -23,7 +21,7 @@ from aengine.models.families.family import (
     rope_and_context,
     window_of,
 )
-from aengine.models.families.mixtures import DEEPSEEK_NAMES, experts, routing
+from aengine.models.families.mixtures import DEEPSEEK_NAMES, experts, listed_dense_layers, routing
 from aengine.models.spec import Experts, Layer, Mlp, ModelSpec, Norm, NormKind
 
 
@@ -62,9 +60,7 @@ def _granitemoe(reader: ConfigReader) -> ModelSpec:
 
 def _granitemoehybrid(reader: ConfigReader) -> ModelSpec:
     """Raises NotNativeError for a layer that is recurrent."""
-    num_layers = reader.positive("num_hidden_layers")
-    known = ("attention", "full_attention")
-    reader.layer_types(num_layers, known)
+    reader.layer_types(reader.positive("num_hidden_layers"), ("attention", "full_attention"))
     mlp = _experts(reader) if reader.positive_or_none("num_local_experts") else gated_mlp(reader, size="shared_intermediate_size")
     return _spec(reader, mlp, rotated=reader.get("position_embedding_type") == "rope")
 
@@ -90,8 +86,7 @@ def _cohere2_moe(reader: ConfigReader) -> ModelSpec:
         for pattern, count in zip(patterns, (dense, num_layers - dense), strict=True)
         for layer in range(count)
     ]
-    listed = replace(reader, keys={**reader.keys, "layer_types": "mlp_layer_types"}).layer_types(num_layers, ("dense", "sparse"))
-    is_dense = [layer < dense for layer in range(num_layers)] if listed is None else [kind == "dense" for kind in listed]
+    is_dense = listed_dense_layers(reader)
     shared, norm = reader.count("n_shared_experts"), _cohere_norm(reader)
     if shared and reader.get("shared_expert_combination_strategy") != "sum":
         raise NotNativeError(

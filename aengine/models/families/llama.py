@@ -68,15 +68,18 @@ def uniform_windows(reader: ConfigReader, window: int | None) -> list[int | None
     return [window] * num_layers
 
 
+def late_windows(reader: ConfigReader, window: int | None) -> list[str]:
+    """Return the kind of each layer: by layer_types, or with a window from max_window_layers on, if there is one."""
+    num_layers = reader.positive("num_hidden_layers")
+    first = reader.count("max_window_layers", num_layers)
+    default = ["sliding_attention" if window and layer >= first else "full_attention" for layer in range(num_layers)]
+    return reader.layer_types(num_layers) or default
+
+
 def qwen_windows(reader: ConfigReader) -> list[int | None]:
     """Return the window of each layer, by use_sliding_window, max_window_layers and layer_types."""
-    num_layers = reader.positive("num_hidden_layers")
     window = reader.positive_or_none("sliding_window") if reader.flag("use_sliding_window") else None
-    kinds = reader.layer_types(num_layers)
-    if kinds is None:
-        first = reader.count("max_window_layers", num_layers)
-        kinds = ["sliding_attention" if window and layer >= first else "full_attention" for layer in range(num_layers)]
-    return [window if kind == "sliding_attention" else None for kind in kinds]
+    return [window if kind == "sliding_attention" else None for kind in late_windows(reader, window)]
 
 
 def _qwen2(reader: ConfigReader) -> ModelSpec:

@@ -28,7 +28,7 @@ from aengine.models.families.family import (
     rope_and_context,
     window_of,
 )
-from aengine.models.families.llama import uniform_windows
+from aengine.models.families.llama import late_windows, uniform_windows
 from aengine.models.families.variants import exaone_attention
 from aengine.models.spec import Experts, Layer, Mlp, ModelSpec, QkNorm
 
@@ -115,6 +115,12 @@ def dense_layers(reader: ConfigReader) -> list[bool]:
     reader.refuse(moe_layer_freq=1)
     count = reader.count("first_k_dense_replace", 0)
     return [layer < count for layer in range(reader.positive("num_hidden_layers"))]
+
+
+def listed_dense_layers(reader: ConfigReader) -> list[bool]:
+    """Return which layers have no experts: by `mlp_layer_types`, or as `dense_layers` says."""
+    kinds = reader.layer_types(reader.positive("num_hidden_layers"), ("dense", "sparse"), "mlp_layer_types")
+    return dense_layers(reader) if kinds is None else [kind == "dense" for kind in kinds]
 
 
 def _qwen_dense_layers(reader: ConfigReader) -> list[bool]:
@@ -250,11 +256,7 @@ def _minimax_m2(reader: ConfigReader) -> ModelSpec:
 
 
 def _dots1(reader: ConfigReader) -> ModelSpec:
-    num_layers, window = reader.positive("num_hidden_layers"), reader.positive_or_none("sliding_window")
-    first = reader.count("max_window_layers")
-    kinds = reader.layer_types(num_layers) or [
-        "full_attention" if window is None or layer < first else "sliding_attention" for layer in range(num_layers)
-    ]
+    kinds = late_windows(reader, reader.positive_or_none("sliding_window"))
     return _spec(
         reader,
         sigmoid_experts(reader),
@@ -272,8 +274,7 @@ def _solar_open(reader: ConfigReader) -> ModelSpec:
 
 def _exaone_moe(reader: ConfigReader) -> ModelSpec:
     attentions, context = exaone_attention(reader)
-    listed = replace(reader, keys={**reader.keys, "layer_types": "mlp_layer_types"}).layer_types(len(attentions), ("dense", "sparse"))
-    dense = dense_layers(reader) if listed is None else [kind == "dense" for kind in listed]
+    dense = listed_dense_layers(reader)
     norm, block, mlp = rms_norm(reader), sigmoid_experts(reader), gated_mlp(reader)
     layers = [Layer(one, mlp if is_dense else block, norm, norm) for one, is_dense in zip(attentions, dense, strict=True)]
     return decoder_spec(reader, layers, max_position_embeddings=context)
@@ -302,7 +303,7 @@ def _ernie4_5_moe(reader: ConfigReader) -> ModelSpec:
 
 
 def _ernie_transform(spec: ModelSpec, layer: Layer | None, name: str, part: int, shape: tuple[int, ...]) -> Transform | None:
-    """Its rope pairs neighbours, and a router's correction is a row of a matrix."""
+    """ERNIE's rope pairs neighbours, and the correction of its router is the row of a matrix."""
     if name == "router_correction":
         return Transform((1, *shape), lambda tensor: tensor[0])
     return halves(spec, layer, name, part, shape)

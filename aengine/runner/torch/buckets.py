@@ -52,7 +52,12 @@ class GraphSizes:
 
     def largest_two(self) -> GraphSizes:
         """The largest two of each kind."""
-        return GraphSizes(self.rows[-2:], self.tokens[-2:], self.uneven[-2:], self.plain[-2:])
+        return GraphSizes(*(sizes[-2:] for sizes in self.kinds))
+
+    @property
+    def kinds(self) -> tuple[tuple[int, ...], ...]:
+        """The sizes of each kind, in the order of those of `GraphBytes`."""
+        return self.rows, self.tokens, self.uneven, self.plain
 
 
 def decode_sizes(most: int) -> tuple[int, ...]:
@@ -113,7 +118,7 @@ class GraphBytes:
         The others take what the second of their kind took.
         """
         total = self.total()
-        for taken, every in zip(self._kinds, (sizes.rows, sizes.tokens, sizes.uneven, sizes.plain), strict=True):
+        for taken, every in zip(self._kinds, sizes.kinds, strict=True):
             if len(taken) > 1:
                 total += taken[1] * len(every[:-2])
         return total

@@ -60,7 +60,7 @@ def record_graphs(
     pieces = PiecewiseGraphs(model, backend, sizes.tokens, capture, shard) if sizes.tokens else None
     buffers = capture.memory() - before
     record_others = _record if shard.size > 1 else _record_or_warn
-    count = sum(map(len, (sizes.rows, sizes.tokens, sizes.uneven, sizes.plain)))
+    count = sum(map(len, sizes.kinds))
     with capture.session(), tqdm(total=count, desc="Recording graphs", unit="graph", leave=False, disable=not sys.stderr.isatty()) as bar:
         of_rows = _record(_Kind(decodes.record, sizes.rows, "sequences"), capture, bar.update)
         if not of_rows:
