@@ -44,12 +44,11 @@ def fake(monkeypatch: pytest.MonkeyPatch) -> FakeCuda:
     monkeypatch.setattr(StepLoop, "_main", main_on_device)
     monkeypatch.setattr(ModelRunner, "prepare", prepare_beside_device)
     monkeypatch.setattr(Decoder, "check_same_form", lambda *given: None)  # which takes a tensor without numbers for another kind
-    monkeypatch.setattr(torch._C, "_host_emptyCache", lambda: None, raising=False)
     return fake
 
 
 def noting_threads(monkeypatch: pytest.MonkeyPatch, names: set[str]) -> None:
-    """Of all threads that call functions which may wait for the driver of a device."""
+    """Of all threads that call functions which may wait for the driver of a device; and "pinned" once pinned memory was given back."""
 
     def noted(call: Callable[..., Any]) -> Callable[..., Any]:
         def wrapper(*given: Any, **named: Any) -> Any:
@@ -65,6 +64,7 @@ def noting_threads(monkeypatch: pytest.MonkeyPatch, names: set[str]) -> None:
         with active(fake), ExitStack() as stack:  # in this order, so that what is there at the end is what was there before
             for name in ("mem_get_info", "empty_cache", "memory_reserved", "current_stream", "is_available"):
                 stack.enter_context(mock.patch.object(torch.cuda, name, noted(getattr(torch.cuda, name))))
+            stack.enter_context(mock.patch.object(torch._C, "_host_emptyCache", lambda: names.add("pinned"), create=True))
             yield fake
 
     monkeypatch.setattr(FakeCuda, "active", active_and_noted)
@@ -75,7 +75,6 @@ async def test_from_start_to_end(fake: FakeCuda, monkeypatch: pytest.MonkeyPatch
     names: set[str] = set()
     noting_threads(monkeypatch, names)
     sizes = {"max_num_seqs": 4, "graph_sizes": (1, 4), "graph_tokens": 16}
-    monkeypatch.setattr(torch._C, "_host_emptyCache", lambda: names.add("pinned"))
     with caplog.at_level(logging.INFO, "aengine"):
         engine = AsyncEngine("demo", device="auto", attention_backend="triton", **sizes)
         await engine.start()
