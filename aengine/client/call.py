@@ -178,6 +178,7 @@ class CallFeed(Feed):
         except asyncio.CancelledError:
             with suppress(AEngineError), anyio.move_on_after(active_request.CLOSE_SECONDS):
                 await self._call.cancel()
+            self._end(ServerError("the call was cancelled", "CANCELLED"))  # unless it has ended: gRPC cancels calls for reasons of its own
         except Exception as error:
             self._end(error)
 

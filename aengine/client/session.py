@@ -127,6 +127,7 @@ class _Session:
 
     def __init__(self, link: Link) -> None:
         self.closed = False  # it takes no further request
+        self._is_cancelled = False  # by `aclose`
         self._link = link
         self._tags = itertools.count(1)
         self._feeds: dict[int, _SessionFeed] = {}  # by tag
@@ -174,6 +175,7 @@ class _Session:
         self._changed.set()
         if not self._feeds:
             await asyncio.wait({self._task}, timeout=active_request.CLOSE_SECONDS)
+        self._is_cancelled = True
         self._task.cancel()
         await asyncio.wait({self._task})
 
@@ -221,20 +223,22 @@ class _Session:
             call.cancel()
 
     def _on_end(self, task: asyncio.Task[None]) -> None:
-        """Requests that are still open failed with the call, or are cancelled where the task was."""
+        """Requests that are still open failed with the call, or are cancelled where `aclose` cancelled it."""
         self.closed = True
-        failure = None if task.cancelled() else task.exception()
+        failure = asyncio.CancelledError() if task.cancelled() else task.exception()  # gRPC raises that, too, for reasons of its own
         for tag, feed in list(self._feeds.items()):
             if feed.preparing is not None:
                 feed.preparing.cancel()
             self.release(tag)
-            feed.end(None if task.cancelled() else self._error(failure))
+            feed.end(None if self._is_cancelled else self._error(failure))
 
     def _error(self, failure: BaseException | None) -> Exception:
         """A new one for each request, for it gets the traceback of whoever raises it."""
         match failure:
             case aio.AioRpcError():
                 return self._link.failure(failure).error
+            case asyncio.CancelledError():
+                return ServerError("the session was cancelled", "CANCELLED")
             case None:
                 return ServerError("the session ended before the request", "DATA_LOSS")
             case _:

@@ -59,12 +59,15 @@ def noting_threads(monkeypatch: pytest.MonkeyPatch, names: set[str]) -> None:
 
     active = FakeCuda.active
 
+    def noted_as_pinned() -> None:
+        names.add("pinned")
+
     @contextmanager
     def active_and_noted(fake: FakeCuda) -> Iterator[FakeCuda]:
         with active(fake), ExitStack() as stack:  # in this order, so that what is there at the end is what was there before
             for name in ("mem_get_info", "empty_cache", "memory_reserved", "current_stream", "is_available"):
                 stack.enter_context(mock.patch.object(torch.cuda, name, noted(getattr(torch.cuda, name))))
-            stack.enter_context(mock.patch.object(torch._C, "_host_emptyCache", lambda: names.add("pinned"), create=True))
+            stack.enter_context(mock.patch.object(torch._C, "_host_emptyCache", noted_as_pinned, create=True))
             yield fake
 
     monkeypatch.setattr(FakeCuda, "active", active_and_noted)

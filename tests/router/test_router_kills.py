@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import random
 import signal
 from collections.abc import AsyncGenerator
@@ -26,6 +27,7 @@ from aengine.router.discovery import merged
 from aengine.router.processes import run_replicas
 
 pytestmark = pytest.mark.anyio
+_log = logging.getLogger(__name__)
 
 MEMORY = 64 << 20
 PROMPT = "In the beginning God created the heaven and the earth."
@@ -52,6 +54,8 @@ async def test_kills_change_nothing(num_cases: int, num_kills: int, capsys: pyte
     known, embedding, _ = await undisturbed(cases)
     random_ = random.Random(5)
     kills, pause, first, num_streams = 0, 0.0, 0.0, 0
+    open_streams: set[int] = set()
+    left: set[int] = set()  # of those, that have brought nothing since the last kill: the next one could make them suspects, not victims
 
     async with AsyncExitStack() as stack:
         router = await stack.enter_async_context(Router("demo", replicas=3, kv_cache_memory=MEMORY, wait_seconds=120.0))
@@ -65,19 +69,30 @@ async def test_kills_change_nothing(num_cases: int, num_kills: int, capsys: pyte
             nonlocal kills
             while kills < num_kills:
                 await anyio.sleep(random_.uniform(0.1, 1.0))
-                if sum(replica.state is ReplicaState.SERVING for replica in router.replicas()) >= 2:
+                if sum(replica.state is ReplicaState.SERVING for replica in router.replicas()) >= 2 and not left:
                     end(random_.choice(pids_of_replicas()), signal.SIGKILL)
                     kills += 1
+                    left.update(open_streams)
 
-        async def read(index: int) -> None:
+        async def read(stream: int) -> None:
             nonlocal pause, first, num_streams
-            result = await run_case(readers[index % len(readers)], cases[index])
+            index, reader = stream % num_cases, readers[stream % len(readers)]
+            open_streams.add(stream)
+            result = await run_case(reader, cases[index], lambda: left.discard(stream))
+            open_streams.discard(stream)
+            left.discard(stream)
+            if result.facts() != known[index].facts():  # the difference is long, and says it last
+                ends = [tokens[-1] if tokens else None for tokens in result.tokens]
+                _log.error("case %d of %s ended with %s after %d tokens", index, type(reader).__name__, ends, sum(map(len, result.tokens)))
             assert result.facts() == known[index].facts(), (index, cases[index])
             pause, first, num_streams = max(pause, result.pause), max(first, result.first), num_streams + 1
 
         async def embed() -> None:
             while kills < num_kills:
+                open_streams.add(-1)
                 found = await router.embed(PROMPT)
+                open_streams.discard(-1)
+                left.discard(-1)
                 np.testing.assert_allclose(found.values, embedding.values, atol=1e-5)
                 await anyio.sleep(0.05)
 
@@ -92,7 +107,7 @@ async def test_kills_change_nothing(num_cases: int, num_kills: int, capsys: pyte
 
                     async def one(index: int = index) -> None:
                         try:
-                            await read(index % num_cases)
+                            await read(index)
                         finally:
                             limit.release_on_behalf_of(index)
 
@@ -127,6 +142,8 @@ async def test_replicas_that_differ(
     assert len(known) == 4
     random_ = random.Random(5)
     kills, updates, ended, counts = 0, 0, 0, dict.fromkeys(known, 0)
+    open_streams: set[int] = set()
+    left: set[int] = set()  # as above
     token = "secret"
 
     async def addresses() -> AsyncGenerator[frozenset[str], None]:
@@ -146,23 +163,29 @@ async def test_replicas_that_differ(
                     async with AsyncClient(random_.choice(serving), token=token) as client:
                         await client.update_weights(str(changed), running="finish")
                         updates += 1
-                elif len(serving) >= 2:
+                elif len(serving) >= 2 and not left:
                     end(random_.choice(pids_of_replicas()), signal.SIGKILL)
                     kills += 1
+                    left.update(open_streams)
 
-        async def read(index: int) -> None:
+        async def read(number: int) -> None:
             nonlocal ended
+            index = number % num_cases
             case, whole = cases[index], True
+            open_streams.add(number)
             found: list[list[int]] = [[] for _ in range(case.params.n)]
             models: set[str] = set()
             try:
                 async with router.stream(case.prompt, case.params) as stream:
                     async for token in stream:
+                        left.discard(number)
                         load, version = stream._source._made_by  # type: ignore[attr-defined]
                         models.add(load.generation_of(version))
                         found[token.index].append(token.token_id)
             except NoReplicaError:
                 whole, ended = False, ended + 1
+            open_streams.discard(number)
+            left.discard(number)
             if models:
                 (model,) = models
                 alone = [[token.token_id for token in one] for one in known[model][index].tokens]
@@ -178,7 +201,7 @@ async def test_replicas_that_differ(
 
                 async def one(index: int = index) -> None:
                     try:
-                        await read(index % num_cases)
+                        await read(index)
                     finally:
                         limit.release_on_behalf_of(index)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -86,7 +87,7 @@ def make_cases(count: int, seed: int, most_tokens: int = 150) -> list[Case]:
     return cases
 
 
-async def run_case(engine: EngineBase, case: Case) -> Result:
+async def run_case(engine: EngineBase, case: Case, on_token: Callable[[], object] = lambda: None) -> Result:
     tokens: list[list[Token]] = [[] for _ in range(case.params.n)]
     longest, first = 0.0, None
     begin = last = time.monotonic()
@@ -98,6 +99,7 @@ async def run_case(engine: EngineBase, case: Case) -> Result:
             else:
                 longest = max(longest, now - last)
             last = now
+            on_token()
             tokens[token.index].append(token)
     return Result(tokens, stream.completion(), first or 0.0, longest)
 
