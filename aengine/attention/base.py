@@ -34,7 +34,7 @@ class AttentionSpec:
     num_heads: int
     num_kv_heads: int  # divides num_heads; query head h reads KV head h // (num_heads // num_kv_heads)
     head_dim: int  # of queries and keys
-    scoring: tuple[Scoring, ...]  # by layer
+    scoring: tuple[Scoring, ...]  # by layer with attention; elsewhere here "by layer" is by place, of which those of attention come first
     page_size: int  # in tokens
     dtype: torch.dtype  # of queries, keys and values, and of the output
     device: torch.device
@@ -85,6 +85,10 @@ class AttentionStep(Protocol):
     def write(self, layer: int, key: Tensor, value: Tensor) -> None:
         """Stores [T, num_kv_heads, head_dim] keys and [T, num_kv_heads, value_dim] values at the step's slots; tokens with slot -1 are
         skipped."""
+
+    def convolve(self, places: range, inputs: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        """Stores the [T, channels] inputs of a causal depthwise convolution with `weight` [channels, taps] at the step's slots in some
+        places, and returns its outputs [T, channels], which are summed in float32 from the oldest input to the newest."""
 
     def target(self, layer: int) -> KvTarget | None:
         """Where `write` stores a layer's keys and values, for kernels that do so in its place; None: nothing else can."""

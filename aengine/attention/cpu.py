@@ -52,6 +52,8 @@ class CpuBackend(AttentionBackend):
             raise BackendUnavailableError(f"the CPU kernels are for bfloat16 and float32, not {spec.dtype} with KV of {spec.cache_dtype}")
         if spec.head_dim % 2 or spec.head_dim > MAX_KEY_DIM or spec.value_dim > MAX_VALUE_DIM:
             raise BackendUnavailableError(f"head_dim {spec.head_dim} is not an even number up to {MAX_VALUE_DIM}")
+        if len(spec.places) > len(spec.scoring):
+            raise BackendUnavailableError("convolutions are computed by the CPU kernels in a whole model alone, not in a layer of torch")
         super().__init__(spec)
         try:
             self.workspace = Workspace(load_kernels(), torch.get_num_threads())
@@ -115,6 +117,9 @@ class _Step:
         op = CAttentionOp(None, None, None, CNorm(), CNorm(), 0, *spec.places[layer], *heads)
         op.query, op.key, op.value = 0, 0, 1  # queries are neither normed nor rotated, so any buffer will do
         self._run([key, value], (library.ROTATE, op), spec.num_kv_heads * spec.value_dim)
+
+    def convolve(self, places: range, inputs: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        raise AssertionError("the backend refuses models with convolutions")
 
     def target(self, layer: int) -> None:
         """Pages have a layout of their own."""

@@ -20,6 +20,7 @@ from aengine.attention.base import (
     check_graph_layout,
     first_line,
 )
+from aengine.attention.convolution import StepConvolutions
 from aengine.attention.decode_work import ITEM_FIELDS, ROW_FIELDS, DecodeWork, WorkBounds, plan_decodes
 from aengine.attention.metadata import AttentionMetadata, StepLayout
 from aengine.kernels.paged_cache import KvTarget, PagedCache
@@ -40,7 +41,7 @@ class TritonDecodes:
     def __init__(self, spec: AttentionSpec, processors: int, blocks: BlockSizes | None = None) -> None:
         self.spec = spec
         self.blocks = blocks or blocks_of(spec)
-        kinds = [(group, scoring.window) for (group, _), scoring in zip(spec.places, spec.scoring, strict=True)]  # by layer
+        kinds = [(group, scoring.window) for (group, _), scoring in zip(spec.places, spec.scoring, strict=False)]  # by layer
         self.kinds = list(dict.fromkeys(kinds))  # layers of a kind have the same work
         self.kind_of = [self.kinds.index(kind) for kind in kinds]
         group = spec.num_heads // spec.num_kv_heads
@@ -157,6 +158,7 @@ class _Step:
         host, spec = metadata.host, backend.spec
         self._backend = backend
         self._metadata = metadata
+        self._convolutions = StepConvolutions(backend, metadata)
         self._decodes = decodes
         self._lists = [kernels.PageLists(metadata.kv_indptr, indices, metadata.last_page_len) for indices in metadata.kv_indices]
         self._tiles: Tensor | None = None  # of all rows that are not decoding
@@ -168,6 +170,9 @@ class _Step:
 
     def write(self, layer: int, key: Tensor, value: Tensor) -> None:
         attention.write(key, value, self.target(layer))
+
+    def convolve(self, places: range, inputs: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        return self._convolutions(places, inputs, weight, bias)
 
     def target(self, layer: int) -> KvTarget:
         group, _ = self._backend.spec.places[layer]

@@ -172,7 +172,7 @@ def _attention_work(
     A latent counts once, although it is a part of the key and the value: one read of it is enough.
     """
     kv_bytes = flops = 0
-    for kind, count in Counter(layer.attention for layer in spec.layers).items():
+    for kind, count in Counter(spec.attentions).items():
         widths = kind.key_dim + kind.value_dim
         heads, numbers = (1, kind.key_dim) if isinstance(kind, LatentAttention) else (2 * kind.num_kv_heads, widths)
         numbers *= kind.num_kv_heads

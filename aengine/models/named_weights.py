@@ -15,7 +15,18 @@ from torch import Tensor
 from aengine.kernels.quantized import Rows
 from aengine.models.families import FAMILIES
 from aengine.models.families.family import Family, Transform
-from aengine.models.spec import Attention, Experts, HeadKind, LatentAttention, Layer, Mlp, ModelSpec, Norm, QkNorm
+from aengine.models.spec import (
+    Attention,
+    Experts,
+    HeadKind,
+    LatentAttention,
+    Layer,
+    Mlp,
+    ModelSpec,
+    Norm,
+    QkNorm,
+    ShortConvolution,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +84,8 @@ def named_weights(spec: ModelSpec) -> dict[str, NamedWeight]:
     A linear layer is [out_features, in_features]. Experts are [num_experts, out_features, in_features], their biases
     [num_experts, out_features]; `gate_up` has the rows of the gate, then those of up. A `LatentAttention` projects its queries with `q`, or
     with `q_down` and `q_up` if it has a q_lora_rank; they have the rotated part of each head first, as `kv_down` has the rotated key first.
-    `key_up` is [heads, kv_lora_rank, nope_dim], `value_up` [heads, v_dim, kv_lora_rank].
+    `key_up` is [heads, kv_lora_rank, nope_dim], `value_up` [heads, v_dim, kv_lora_rank]. The rows of `conv_in` are those of b, c and x of a
+    `ShortConvolution`; `conv` is [channels, taps].
 
     A draft head has no embedding and no head if these are its target's. `fuse` is [hidden_size, taps of target_size], `combine`
     [hidden_size, 2 * hidden_size], as are the columns of qkv of EAGLE3: those of the embedding come first.
@@ -100,6 +112,8 @@ def named_weights(spec: ModelSpec) -> dict[str, NamedWeight]:
         found.norm("attention_norm", layer.attention_norm, hidden)
         if isinstance(layer.attention, Attention):
             _attention(found, layer.attention, inputs, hidden)
+        elif isinstance(layer.attention, ShortConvolution):
+            _convolution(found, layer.attention, hidden)
         else:
             _latent_attention(found, layer.attention, hidden)
         found.norm("post_attention_norm", layer.post_attention_norm, hidden)
@@ -142,6 +156,13 @@ def _latent_attention(found: _Parameters, attention: LatentAttention, hidden: in
     found.add("key_up.weight", (heads, rank, attention.nope_dim), (heads * rank,), None)
     found.add("value_up.weight", (heads, attention.v_dim, rank), (heads * attention.v_dim,), None)
     found.linear("output", (hidden,), heads * attention.v_dim, bias=attention.bias)
+
+
+def _convolution(found: _Parameters, convolution: ShortConvolution, hidden: int) -> None:
+    channels, bias = convolution.channels, convolution.bias
+    found.linear("conv_in", (channels,) * 3, hidden, bias=bias)
+    found.linear("conv", (channels,), convolution.taps, bias=bias)
+    found.linear("output", (hidden,), channels, bias=bias)
 
 
 def _mlp(found: _Parameters, prefix: str, mlp: Mlp, hidden: int) -> None:
@@ -255,8 +276,9 @@ def kv_scale_of(source: str, spec: ModelSpec) -> tuple[int, str] | None:
     return int(match[1]), match[2] or match[3] or match[4]
 
 
-NEVER_QUANTIZED = frozenset({"positions", "router", "shared_gate", "key_up", "value_up"})
-"""Matrices that are read row by row, decide which weights are read, or multiply heads, which would be quantised together."""
+NEVER_QUANTIZED = frozenset({"positions", "router", "shared_gate", "key_up", "value_up", "conv"})
+"""Matrices that are read row by row, decide which weights are read, or multiply heads, which would be quantised together; and the weights
+of convolutions, which are few."""
 
 
 def num_parameters(spec: ModelSpec) -> int:

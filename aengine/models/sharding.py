@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from bisect import bisect_right
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate
 
@@ -17,7 +17,7 @@ from torch import Tensor
 from aengine.api.errors import ConfigError
 from aengine.kernels.quantized import Rows
 from aengine.models.named_weights import named_weights
-from aengine.models.spec import Attention, Experts, FallbackSpec, LatentAttention, Layer, Mlp, ModelSpec
+from aengine.models.spec import Attention, Experts, FallbackSpec, LatentAttention, Layer, Mlp, ModelSpec, ShortConvolution
 from aengine.parallel.shard import WHOLE, Shard
 
 _UNITS = (64, 32, 16)  # rows of which the kernels pack 64 together, 32 of a gate with 32 of up
@@ -44,6 +44,9 @@ def check_shards(spec: ModelSpec | FallbackSpec, tensor_parallel_size: int, num_
     if isinstance(spec, FallbackSpec):
         field = "tensor_parallel_size" if tensor_parallel_size > 1 else "pipeline_parallel_size"
         raise ConfigError.of(field, f"{spec.architecture} runs in the code of transformers, which is not divided over ranks; choose 1")
+    if spec.convolutions:
+        field = "tensor_parallel_size" if tensor_parallel_size > 1 else "pipeline_parallel_size"
+        raise ConfigError.of(field, f"{spec.architecture} has convolutions, which are not divided over ranks; choose 1")
     if num_stages > spec.num_layers:
         raise ConfigError.of("pipeline_parallel_size", f"{num_stages} is more than the model's num_layers {spec.num_layers}")
     reason = _refusal(spec, tensor_parallel_size)
@@ -68,6 +71,7 @@ def check_replicas(spec: ModelSpec | FallbackSpec, size: int) -> None:
 def _refusal(spec: ModelSpec, size: int) -> str | None:
     """Why a model cannot be divided over `size` ranks; None: it can."""
     for index, layer in enumerate(spec.layers):
+        assert not isinstance(layer.attention, ShortConvolution), "checked by `check_shards`"
         heads, kv_heads = layer.attention.num_heads, layer.attention.num_kv_heads
         if heads % size:
             return f"{size} does not divide num_heads {heads} of layer {index}"
@@ -164,7 +168,8 @@ def sharded_spec(spec: ModelSpec, shard: Shard) -> ModelSpec:
 
 
 def _sharded_layer(layer: Layer, shard: Shard) -> Layer:
-    attention: Attention | LatentAttention = layer.attention
+    attention = layer.attention
+    assert not isinstance(attention, ShortConvolution), "checked by `check_shards`"
     heads = attention.num_heads // shard.size
     if isinstance(attention, LatentAttention):
         attention = replace(attention, num_heads=heads)
@@ -265,7 +270,16 @@ def _layer_cuts(layer: Layer, spec: ModelSpec, shard: Shard) -> dict[str, _Cut]:
         blocks = range(each * experts.start, each * experts.stop)
         return {f"{prefix}{first}": _Cut(tuple(_moved(width, block * size) for block in blocks)), f"{prefix}down": last(width, experts)}
 
-    attention = layer.attention
+    cuts = {} if isinstance(layer.attention, ShortConvolution) else _attention_cuts(layer.attention, shard, last)
+    if isinstance(layer.mlp, Mlp):
+        return cuts | mlp("", layer.mlp)
+    held = shard.experts(layer.mlp.num_experts)
+    cuts |= {name: replace(cut, experts=len(held)) for name, cut in mlp("experts.", layer.mlp.expert, held).items()}
+    return cuts | ({} if layer.mlp.shared is None else mlp("shared.", layer.mlp.shared))
+
+
+def _attention_cuts(attention: Attention | LatentAttention, shard: Shard, last: Callable[[range], _Cut]) -> dict[str, _Cut]:
+    """`last` gives the cut of matrices whose inputs are divided."""
     cuts = {"output": last(own(attended_bounds(attention, shard), shard))}
     heads = own(shard.bounds(attention.num_heads), shard)
     if isinstance(attention, LatentAttention):
@@ -280,11 +294,7 @@ def _layer_cuts(layer: Layer, spec: ModelSpec, shard: Shard) -> dict[str, _Cut]:
         cuts["sinks"] = _Cut((heads,))
         if attention.qk_norm is not None and attention.qk_norm.head_weights:
             cuts |= {"q_norm": _Cut((q,)), "k_norm": _Cut((kv,))}
-    if isinstance(layer.mlp, Mlp):
-        return cuts | mlp("", layer.mlp)
-    held = shard.experts(layer.mlp.num_experts)
-    cuts |= {name: replace(cut, experts=len(held)) for name, cut in mlp("experts.", layer.mlp.expert, held).items()}
-    return cuts | ({} if layer.mlp.shared is None else mlp("shared.", layer.mlp.shared))
+    return cuts
 
 
 def _times(one: range, factor: int) -> range:

@@ -110,6 +110,26 @@ class LatentAttention:
 
 
 @dataclass(frozen=True, slots=True)
+class ShortConvolution:
+    """A gated causal convolution of a few tokens in place of attention (LFM2, 2025): output(c * conv(b * x)).
+
+    b, c and x of each token, [channels] each, are projected from the hidden state by `conv_in`. A channel of conv is the sum of the latest
+    `taps` inputs of that channel, each times a weight of its own, the newest with the last one.
+    """
+
+    channels: int
+    taps: int
+    bias: bool = False  # of conv_in, conv and output
+
+    rope = None
+
+    @property
+    def window(self) -> int:
+        """The latest tokens that one sees, itself included."""
+        return self.taps
+
+
+@dataclass(frozen=True, slots=True)
 class Mlp:
     """An MLP: down(activation(gate(x)) * up(x)), or without a gate down(activation(up(x)))."""
 
@@ -141,7 +161,7 @@ class Layer:
     `parallel`: x += m * (attention(attention_norm(x)) + mlp(mlp_norm(x))) instead; mlp_norm None then means the attention's normed input.
     """
 
-    attention: Attention | LatentAttention
+    attention: Attention | LatentAttention | ShortConvolution
     mlp: Mlp | Experts
     attention_norm: Norm | None
     mlp_norm: Norm | None
@@ -218,14 +238,50 @@ class ModelSpec:
         return len(self.layers)
 
     @property
+    def attentions(self) -> tuple[Attention | LatentAttention, ...]:
+        """Those of the layers that have attention, of which there is at least one."""
+        return tuple(layer.attention for layer in self.layers if not isinstance(layer.attention, ShortConvolution))
+
+    @property
+    def convolutions(self) -> tuple[ShortConvolution, ...]:
+        return tuple(layer.attention for layer in self.layers if isinstance(layer.attention, ShortConvolution))
+
+    @property
+    def places(self) -> tuple[range, ...]:
+        """By layer, its places: what KV pages have of it, in units of the keys and values of one attention. Those of `attentions` come
+        first, then those of `convolutions`, which keep their inputs of each token where others keep keys and values."""
+        first, place_width, places = len(self.attentions), width_of_place(self.attentions[0]), []
+        numbers = iter(range(first))
+        for layer in self.layers:
+            if isinstance(layer.attention, ShortConvolution):
+                places.append(range(first, first + -(-layer.attention.channels // place_width)))
+                first = places[-1].stop
+            else:
+                number = next(numbers)
+                places.append(range(number, number + 1))
+        return tuple(places)
+
+    @property
     def windows(self) -> tuple[int | None, ...]:
-        """The sliding window of each layer in tokens; None: all tokens."""
+        """The sliding window of each layer in tokens, which of a convolution are its taps; None: all tokens."""
         return tuple(layer.attention.window for layer in self.layers)
+
+    @property
+    def place_windows(self) -> tuple[int | None, ...]:
+        """The windows of the layers by place."""
+        by_place = {place: window for places, window in zip(self.places, self.windows, strict=True) for place in places}
+        return tuple(by_place[place] for place in range(len(by_place)))
 
     @property
     def ropes(self) -> tuple[RopeSpec, ...]:
         """The different ropes of the layers, in the order of their first layers."""
         return tuple(dict.fromkeys(layer.attention.rope for layer in self.layers if layer.attention.rope is not None))
+
+
+def width_of_place(attention: Attention | LatentAttention) -> int:
+    """How many numbers of a token a KV page has for each layer."""
+    widths = attention.key_dim + (0 if isinstance(attention, LatentAttention) else attention.value_dim)
+    return attention.num_kv_heads * widths
 
 
 @dataclass(frozen=True, slots=True)
@@ -263,3 +319,8 @@ class FallbackSpec:
     def windows(self) -> tuple[int | None, ...]:
         """The sliding window of each layer in tokens; None: all tokens."""
         return tuple(call.scoring.window for call in self.attention)
+
+    @property
+    def place_windows(self) -> tuple[int | None, ...]:
+        """Those of the layers, each of which has one place."""
+        return self.windows

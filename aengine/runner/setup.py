@@ -206,8 +206,8 @@ class ExecutorSetup:
 
     @property
     def groups(self) -> LayerGroups:
-        """The layers of this rank's stage, grouped by their windows. A window that no sequence outgrows counts as none."""
-        windows = self.spec.windows
+        """The places of layers of this rank's stage, grouped by their windows. A window that no sequence outgrows counts as none."""
+        windows = self.spec.place_windows
         groups = layer_groups([None if window is None or self.is_draft or window >= self.max_model_len else window for window in windows])
         return groups if self.shard.num_stages == 1 else groups.of_layers(self.shard.layers(len(windows)))
 
@@ -253,7 +253,7 @@ class ExecutorSetup:
             attention, scoring = spec.attention[0], tuple(call.scoring for call in spec.attention)
             _check_equal_shapes(spec)
         else:
-            kinds = [layer.attention for layer in sharded_spec(spec, self.shard).layers]
+            kinds = sharded_spec(spec, self.shard).attentions
             attention, scoring = kinds[0], tuple(each.scoring for each in kinds)
             if fp8 and self.config.load_format != "dummy":
                 scales = stored_kv_scales(spec, self.model_dir, self.config.load_format)

@@ -25,6 +25,7 @@ from aengine.attention.base import (
     check_graph_layout,
     first_line,
 )
+from aengine.attention.convolution import StepConvolutions
 from aengine.attention.flashinfer.library import building, load_flashinfer, missing_fa3, require_int32, require_kernels, suits_fa3
 from aengine.attention.flashinfer.wrappers import DecodeWrapper, PrefillWrapper, UnevenDecodes, WrapperRows, WrapperSetup
 from aengine.attention.metadata import AttentionMetadata, StepLayout
@@ -139,7 +140,7 @@ class FlashInferBackend(AttentionBackend):
             rows = WrapperRows.of(host, metadata.kv_indices, host.num_decodes, host.num_rows)
             for (group, _), prefill in prefills.items():
                 prefill.plan(rows, group)
-        return _Step(self, metadata.slot_mapping, decodes, host.num_decodes, prefills)
+        return _Step(self, metadata, decodes, host.num_decodes, prefills)
 
     def graph_step(self, buffers: AttentionMetadata) -> GraphStep | None:
         require_int32(
@@ -192,15 +193,21 @@ class _WrapperDecodes:
 class _Step:
     """The first `num_decodes` queries are computed by `decodes`, the others by `prefills`."""
 
-    def __init__(self, backend: FlashInferBackend, slots: Tensor, decodes: Decodes, num_decodes: int, prefills: Prefills) -> None:
+    def __init__(
+        self, backend: FlashInferBackend, metadata: AttentionMetadata, decodes: Decodes, num_decodes: int, prefills: Prefills
+    ) -> None:
         self._backend = backend
-        self._slots = slots
+        self._slots = metadata.slot_mapping
+        self._convolutions = StepConvolutions(backend, metadata)
         self._decodes = decodes
         self._num_decodes = num_decodes
         self._prefills = prefills
 
     def write(self, layer: int, key: Tensor, value: Tensor) -> None:
         self._backend.kv_write(key, value, self.target(layer))
+
+    def convolve(self, places: range, inputs: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        return self._convolutions(places, inputs, weight, bias)
 
     def target(self, layer: int) -> KvTarget:
         group, _ = self._backend.kinds[layer]
@@ -221,7 +228,7 @@ class _GraphStep(_Step):
         self, backend: FlashInferBackend, buffers: AttentionMetadata, decodes: Decodes, plan: Callable[[StepLayout], None]
     ) -> None:
         """`plan`: of the decodes, before each capture and replay."""
-        super().__init__(backend, buffers.slot_mapping, decodes, len(buffers.last_page_len), {})
+        super().__init__(backend, buffers, decodes, len(buffers.last_page_len), {})
         self._buffers = buffers
         self._plan = plan
 

@@ -221,7 +221,7 @@ class UnevenDecodes:
         """How many keys need not be read again, where rows share the first half of an average row: those with the same page at its end,
         because pages are shared as prefixes."""
         group = next(
-            (group for (group, _), scoring in zip(self.spec.places, self.spec.scoring, strict=True) if scoring.window is None), None
+            (group for (group, _), scoring in zip(self.spec.places, self.spec.scoring, strict=False) if scoring.window is None), None
         )
         begins = layout.kv_indptr[: layout.num_decodes]
         column = int(layout.kv_indptr[layout.num_decodes]) // (2 * layout.num_decodes) - 1

@@ -89,7 +89,7 @@ class CpuProgram(Operations):
         self._reader = reader
         self._tables = {rope: cos_sin_cache(rope, num_positions, _CPU) for rope in spec.ropes}
         self._write(spec)
-        attention = spec.layers[0].attention
+        attention = spec.attentions[0]
         self._c_ops = (COp * len(self._ops))(*(COp(kind, ctypes.addressof(item)) for kind, item in self._ops))
         self._c_strides = (c_int64 * len(self._strides))(*self._strides)
         self.c = CModel(

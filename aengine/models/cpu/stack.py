@@ -39,7 +39,7 @@ from aengine.models.adapters import Adapter
 from aengine.models.cpu.packed_weights import PackedWeights, pack_adapter
 from aengine.models.cpu.program import CpuProgram
 from aengine.models.sharding import vocab_bounds
-from aengine.models.spec import DraftHead, Experts, LatentAttention, Layer, ModelSpec
+from aengine.models.spec import DraftHead, Experts, LatentAttention, Layer, ModelSpec, ShortConvolution
 from aengine.parallel.shard import WHOLE, Shard
 
 IntArray = NDArray[np.int32]
@@ -49,10 +49,10 @@ def unsupported(spec: ModelSpec, dtype: torch.dtype) -> str | None:
     """Why the kernels cannot run a model, in one line; None: they can."""
     if dtype not in ELEMENTS:
         return f"dtype {str(dtype).removeprefix('torch.')} is not one of theirs; choose dtype bfloat16 or float32"
-    attention = spec.layers[0].attention
+    attention = spec.attentions[0]
     if attention.key_dim % 2 or attention.key_dim > MAX_KEY_DIM or attention.value_dim > MAX_VALUE_DIM:
         return f"head_dim {attention.key_dim} is not an even number up to {MAX_VALUE_DIM}"
-    if len({(one.num_heads, one.num_kv_heads, one.key_dim, one.value_dim) for one in (layer.attention for layer in spec.layers)}) > 1:
+    if len({(one.num_heads, one.num_kv_heads, one.key_dim, one.value_dim) for one in spec.attentions}) > 1:
         return "its layers differ in the number or width of their heads"
     if spec.norm is None and spec.logit_scale != 1.0:
         return "logit_scale without a norm before the head"
@@ -61,6 +61,8 @@ def unsupported(spec: ModelSpec, dtype: torch.dtype) -> str | None:
 
 def _unsupported_layer(layer: Layer) -> str | None:
     attention = layer.attention
+    if isinstance(attention, ShortConvolution):
+        return "convolutions"
     if isinstance(attention, LatentAttention):
         if attention.kv_lora_rank % BLOCK or attention.nope_dim % BLOCK or attention.num_heads > MAX_HEADS:
             widths = f"kv_lora_rank {attention.kv_lora_rank} and nope_dim {attention.nope_dim}"

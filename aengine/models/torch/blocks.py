@@ -22,7 +22,7 @@ from aengine.kernels.quantized import Float8Rows
 from aengine.layers.adapters import AdapterTable
 from aengine.layers.collectives import ONE_RANK, Collectives, ExpertExchange, RowParallel
 from aengine.layers.ops import Activations, LayerOps, LinearMethod
-from aengine.models.spec import Attention, Experts, LatentAttention, Mlp, Norm, NormKind
+from aengine.models.spec import Attention, Experts, LatentAttention, Mlp, Norm, NormKind, ShortConvolution
 
 if TYPE_CHECKING:
     from aengine.kernels.triton.codes import Codes
@@ -290,6 +290,21 @@ class ExpertsBlock:
 def _between(expert: Mlp, row_parallel: RowParallel, ops: LayerOps, rows: Tensor) -> Tensor:
     """What is between the two products of experts."""
     return row_parallel.before(activate(expert, rows, ops))
+
+
+class ConvolutionBlock:
+    """A gated short convolution, which stands where other layers have attention."""
+
+    def __init__(self, convolution: ShortConvolution, places: range, weights: Weights) -> None:
+        """`places`: those of its inputs in KV pages."""
+        self._channels, self._places = convolution.channels, places
+        self._inputs, self._output = weights.linear("conv_in"), weights.linear("output")
+        self._weight, self._bias = weights["conv.weight"], weights.get("conv.bias")
+        self.takes_float8 = weights.takes_float8("conv_in")
+
+    def __call__(self, x: Activations, positions: Tensor, step: AttentionStep) -> Tensor:
+        b, c, x = torch.split(self._inputs(x), self._channels, dim=-1)
+        return self._output(c * step.convolve(self._places, b * x, self._weight, self._bias))
 
 
 class LatentAttentionBlock:

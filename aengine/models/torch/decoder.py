@@ -22,10 +22,11 @@ from aengine.layers.collectives import ONE_RANK, Collectives, ExpertExchange, Ro
 from aengine.layers.ops import Activations, LayerOps, TorchOps
 from aengine.layers.rotary import RopeSpec, cos_sin_cache
 from aengine.models.sharding import attended_bounds, hidden_bounds, sharded_spec, sharded_weights, vocab_bounds, width_bounds
-from aengine.models.spec import DraftHead, Experts, HeadKind, LatentAttention, Layer, ModelSpec, Norm
+from aengine.models.spec import DraftHead, Experts, HeadKind, LatentAttention, Layer, ModelSpec, Norm, ShortConvolution
 from aengine.models.torch.blocks import (
     PLUS_ONE,
     AttentionBlock,
+    ConvolutionBlock,
     ExpertsBlock,
     LatentAttentionBlock,
     Linear,
@@ -138,7 +139,7 @@ class Decoder:
         for index, (whole, layer) in enumerate(zip(wholes, held.layers, strict=True)):
             divided = _divisions(spec, whole, collectives, exchange)
             of_layer = Weights(weights, f"layers.{index}.", adapters)
-            self._layers.append(_Layer(layer, index, of_layer, tables, ops, divided))
+            self._layers.append(_Layer(layer, held.places[index], of_layer, tables, ops, divided))
         embedding_norm = None if shard.stage else spec.embedding_norm
         self._embedding_norm = _norm_or_identity(embedding_norm, self._weights, "embedding_norm", ops)
         self._norm = _Join(held.norm, self._weights, "norm", ops)
@@ -305,14 +306,14 @@ class _Layer:
     def __init__(
         self,
         layer: Layer,
-        index: int,
+        places: range,
         weights: Weights,
         tables: Mapping[RopeSpec, Tensor],
         ops: LayerOps,
         divided: _Divisions,
     ) -> None:
-        """`tables` are the [num_positions, rotary_dim] cos and sin of each rope."""
-        self._attention = _attention_block(layer, index, weights, tables, ops, divided.attention)
+        """`places`: those of the layer in KV pages. `tables` are the [num_positions, rotary_dim] cos and sin of each rope."""
+        self._attention = _attention_block(layer, places, weights, tables, ops, divided.attention)
         self._mlp = _mlp_block(layer, weights, ops, divided)
         self._parallel, self._multiplier = layer.parallel, layer.residual_multiplier
         self._shared_norm = layer.parallel and layer.mlp_norm is None
@@ -363,6 +364,7 @@ def _divisions(spec: ModelSpec, layer: Layer, collectives: Collectives | None, e
     if collectives is None:
         return _Divisions(ONE_RANK, ONE_RANK, ONE_RANK, exchange)
     shard, mlp = collectives.shard, layer.mlp
+    assert not isinstance(layer.attention, ShortConvolution), "checked by `check_shards`"
     mlps = (mlp.expert, mlp.shared or mlp.expert) if isinstance(mlp, Experts) else (mlp, mlp)
     inputs = attended_bounds(layer.attention, shard), *(width_bounds(each, shard) for each in mlps)
     attention, routed, shared = (RowParallel(collectives, each, hidden_bounds(spec, shard)) for each in inputs)
@@ -370,9 +372,11 @@ def _divisions(spec: ModelSpec, layer: Layer, collectives: Collectives | None, e
 
 
 def _attention_block(
-    layer: Layer, index: int, weights: Weights, tables: Mapping[RopeSpec, Tensor], ops: LayerOps, row_parallel: RowParallel
-) -> AttentionBlock | LatentAttentionBlock:
-    attention = layer.attention
+    layer: Layer, places: range, weights: Weights, tables: Mapping[RopeSpec, Tensor], ops: LayerOps, row_parallel: RowParallel
+) -> AttentionBlock | LatentAttentionBlock | ConvolutionBlock:
+    attention, index = layer.attention, places.start
+    if isinstance(attention, ShortConvolution):
+        return ConvolutionBlock(attention, places, weights)
     if isinstance(attention, LatentAttention):
         return LatentAttentionBlock(attention, index, weights, tables[attention.rope], ops, row_parallel)
     return AttentionBlock(attention, index, weights, None if attention.rope is None else tables[attention.rope], ops, row_parallel)

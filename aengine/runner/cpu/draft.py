@@ -32,7 +32,7 @@ class DraftModel:
         reason = unsupported(spec, dtype)
         if reason is not None:
             raise ConfigError.of("speculative_model", f"{str(setup.model_dir)!r} is not possible: {reason}")
-        attention = spec.layers[0].attention
+        attention = spec.attentions[0]
         self._workspace = workspace
         self._page_shape = (setup.config.page_size, attention.num_kv_heads, attention.key_dim, attention.value_dim, setup.kv_dtype or dtype)
         self._groups = setup.groups

@@ -50,7 +50,7 @@ class PagedCpuModel:
         self._shard = shard
         kernels = load_kernels()
         self.workspace = Workspace(kernels, torch.get_num_threads(), None if shard.size == 1 else exchange_of(setup, kernels))
-        attention = sharded_spec(spec, shard).layers[0].attention
+        attention = sharded_spec(spec, shard).attentions[0]
         kv_dtype = setup.kv_dtype or dtype
         self._page_shape = (setup.config.page_size, attention.num_kv_heads, attention.key_dim, attention.value_dim, kv_dtype)
         self._layers_per_page = setup.groups.layers_per_page

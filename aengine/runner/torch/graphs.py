@@ -288,6 +288,16 @@ class _Attention:
         self.pieces.interrupt(run, query, *written)
         return attended
 
+    def convolve(self, places: range, inputs: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        convolved = torch.empty_like(inputs)
+
+        def run(inputs: Tensor) -> None:
+            if self.step is not None:
+                convolved[: self.num_tokens].copy_(self.step.convolve(places, inputs[: self.num_tokens], weight, bias))
+
+        self.pieces.interrupt(run, inputs)
+        return convolved
+
 
 class PiecewiseGraphs:
     """`record` makes the graphs of one size, largest size first; from then on `forward` uses them."""
