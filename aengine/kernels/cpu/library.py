@@ -28,6 +28,7 @@ _log = logging.getLogger("aengine")
 PANEL = 64  # output columns that are packed together; rows of activations are padded to it
 BLOCK = 16  # tokens of a KV block
 MAX_KEY_DIM, MAX_VALUE_DIM = 576, 512  # of a head
+MAX_TAPS = 16  # of a convolution
 MAX_EXPERTS, MAX_HEADS = 1024, 256  # of a layer; of heads with a matrix each
 MAX_BUFFERS = 32  # of a model's activations
 ELEMENTS = {torch.bfloat16: 0, torch.float32: 1}
@@ -37,7 +38,8 @@ BF16_PAIRS, F32_WORDS, INT8_QUADS, INT4_CODES, INT8_CODES, FLOAT8_CODES = range(
 SCALE_KINDS = (torch.bfloat16, torch.float32, torch.float16)  # by `ScaleKind`
 MAX_ACTIVATION_GROUP = 128
 _BYTES = ctypes.c_char * 0
-EMBED, NORM, LINEAR, ROTATE, ATTEND, GATHER, EXPERTS, HEADS, COPY, READ_KEPT, WRITE_KEPT, GATHER_RANKS, SUM_RANKS = range(13)  # `OpKind`
+EMBED, NORM, LINEAR, ROTATE, ATTEND, GATHER, EXPERTS, HEADS, COPY, READ_KEPT, WRITE_KEPT, GATHER_RANKS, SUM_RANKS, CONVOLVE = range(14)
+"""`OpKind`."""
 EMBEDDING, HEAD, NO_MATRIX = 0, 1, -1  # numbers of matrices, for adapters
 STORE, ADD, ACTIVATE, GATED, PARTIAL = range(5)  # `Epilogue`
 SILU, GELU, GELU_TANH, RELU, RELU_SQUARED, CLIPPED_SWIGLU = range(6)  # `Activation`
@@ -119,6 +121,14 @@ class CCopyOp(Structure):
     _fields_ = _fields((c_int64, "in_first out_first width"), (c_int32, "in out"))
 
 
+class CConvolvePart(Structure):
+    _fields_ = _fields((c_int64, "group place of_values first width"))
+
+
+class CConvolveOp(Structure):
+    _fields_ = _fields((c_void_p, "weights bias parts"), (c_int64, "num_parts channels taps"), (c_int32, "in out"))
+
+
 class CKeptOp(Structure):
     _fields_ = _fields((c_int64, "first width"), (c_int32, "rows"))
 
@@ -185,7 +195,10 @@ class CStep(Structure):
     )
 
 
-_OPS = (COp, CEmbedOp, CNormOp, CLinearOp, CAttentionOp, CGatherOp, CExpertsOp, CHeadsOp, CCopyOp, CKeptOp, CGatherRanksOp, CSumRanksOp)
+_OPS = (
+    *(COp, CEmbedOp, CNormOp, CLinearOp, CAttentionOp, CGatherOp, CExpertsOp, CHeadsOp, CCopyOp, CConvolvePart, CConvolveOp, CKeptOp),
+    *(CGatherRanksOp, CSumRanksOp),
+)
 _OTHERS = (CExchange, CSharedRanks, CModel, CPool, CLowRankBlock, CLowRank, CStepAdapters, CStep)
 
 

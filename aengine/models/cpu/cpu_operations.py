@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import ctypes
 from ctypes import Structure
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -38,6 +39,7 @@ class Operations:
         self._spec = weights.spec
         self._weights = weights
         self._tensors: list[Tensor] = []  # what the operations point to besides the weights
+        self._arrays: list[ctypes.Array[Any]] = []
         self._norms: list[CNormOp] = []
         self._ops: list[tuple[int, Structure]] = []
         self._buffers: dict[str, int] = {}
@@ -135,6 +137,11 @@ class Operations:
         """The address of a tensor, which lives as long as the program."""
         self._tensors.append(tensor)
         return tensor.data_ptr()
+
+    def _keep_structures(self, array: ctypes.Array[Any]) -> int:
+        """The address of structs, which live as long as the program."""
+        self._arrays.append(array)
+        return ctypes.addressof(array)
 
     def _add(self, kind: int, item: Structure) -> None:
         """Norms that follow each other are one pass over the rows."""

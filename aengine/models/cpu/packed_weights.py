@@ -124,6 +124,9 @@ class PackedWeights:
         if name in ("router", "shared_gate"):
             self._routers.setdefault(f"{layer}.router", []).extend(_dequantized(rows, torch.float32))
             return
+        if name == "conv":
+            self.vectors[f"{stem}.weight"] = torch.cat(_dequantized(rows, torch.float32)).float()
+            return
         quantizable = name not in NEVER_QUANTIZED
         in_int8 = quantization == "int8" or (quantization == "int4" and stem == "head")
         if quantizable and not in_int8 and quantization != "none":

@@ -18,6 +18,8 @@ from aengine.kernels.cpu import library
 from aengine.kernels.cpu.library import (
     ELEMENTS,
     CAttentionOp,
+    CConvolveOp,
+    CConvolvePart,
     CEmbedOp,
     CExpertsOp,
     CHeadsOp,
@@ -42,6 +44,7 @@ from aengine.models.spec import (
     Mlp,
     ModelSpec,
     Norm,
+    ShortConvolution,
 )
 
 _CPU = torch.device("cpu")
@@ -198,6 +201,8 @@ class CpuProgram(Operations):
         attention, mlp = layer.attention, layer.mlp
         if isinstance(attention, Attention):
             self._attention(name, index, attention, source)
+        elif isinstance(attention, ShortConvolution):
+            self._convolution(name, index, attention, source)
         else:
             self._latent_attention(name, index, attention, source)
         if gathers:
@@ -207,7 +212,8 @@ class CpuProgram(Operations):
         if isinstance(attention, LatentAttention):
             attended = self._heads(f"{name}value_up", attention.num_heads, 0, "attended", "values")
         whole, multiplier = self._whole_layers[index], layer.residual_multiplier
-        attended = self._all_columns(attended, attended_bounds(whole.attention, self._shard))
+        if not isinstance(whole.attention, ShortConvolution):
+            attended = self._all_columns(attended, attended_bounds(whole.attention, self._shard))
         output = self._product(f"{name}output", attended, multiplier)
         if layer.parallel:
             self._add_branch([output, self._mlp(name, mlp, whole.mlp, mlp_source, multiplier)], "", None, multiplier)
@@ -236,13 +242,37 @@ class CpuProgram(Operations):
             None if rope is None else self._tables[rope].data_ptr(),
             self._weights.vectors[f"{name}sinks"].data_ptr() if attention.sinks else None,
             self._keep(torch.tensor(attention.slopes)) if attention.slopes else None,
-            *(*norms, stride, *self._places[index], heads, kv_heads, dim, dim),
+            *(*norms, stride, *self._place(index), heads, kv_heads, dim, dim),
             *(0 if rope is None else 2 * len(rope.frequencies), attention.window or 0),
             *(key_first, (heads + kv_heads) * dim, attention.scale, attention.soft_cap),
             *(self._buffers[query], self._buffers[key], self._buffers["qkv"], self._buffer("attended", heads * dim)),
         )
         self._add(library.ROTATE, op)
         self._add(library.ATTEND, op)
+
+    def _place(self, index: int) -> tuple[int, int]:
+        """The group and the place in a page of a layer that has one."""
+        return self._places[self._spec.places[index].start]
+
+    def _convolution(self, name: str, index: int, convolution: ShortConvolution, source: str) -> None:
+        """From `source` to `attended`."""
+        self._linear(f"{name}conv_in", source, "convolved")
+        channels, attention = convolution.channels, self._spec.attentions[0]
+        parts, first = [], 0
+        for place in self._spec.places[index]:
+            for of_values, dim in ((0, attention.key_dim), (1, attention.value_dim)):
+                width = min(attention.num_kv_heads * stored_dim(dim), channels - first)
+                if width:
+                    parts.append(CConvolvePart(*self._places[place], of_values, first, width))
+                    first += width
+        bias = self._weights.vectors.get(f"{name}conv.bias")
+        op = CConvolveOp(
+            self._keep(self._weights.vectors[f"{name}conv.weight"].t().contiguous()),
+            None if bias is None else self._keep(bias),
+            self._keep_structures((CConvolvePart * len(parts))(*parts)),
+            *(len(parts), channels, convolution.taps, self._buffers["convolved"], self._buffer("attended", channels)),
+        )
+        self._add(library.CONVOLVE, op)
 
     def _norm_all_heads(self, name: str, index: int, norm: Norm, width: int) -> tuple[str, str, int]:
         """Normalises the queries of all ranks together, and the keys. Returns the buffers of this rank's, which has `width` columns of
@@ -274,7 +304,7 @@ class CpuProgram(Operations):
         op = CAttentionOp(
             self._tables[attention.rope].data_ptr(),
             self._weights.vectors[f"{name}sinks"].data_ptr() if attention.sinks else None,
-            *(None, CNorm(), CNorm(), 0, *self._places[index], heads, 1, key_dim, rank, rope_dim, attention.window or 0),
+            *(None, CNorm(), CNorm(), 0, *self._place(index), heads, 1, key_dim, rank, rope_dim, attention.window or 0),
             *(0, rope_dim, attention.scale, attention.soft_cap),
             *(self._buffers["query"], latent, latent, self._buffer("attended", heads * rank)),
         )

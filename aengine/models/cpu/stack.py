@@ -24,6 +24,7 @@ from aengine.kernels.cpu.library import (
     MAX_EXPERTS,
     MAX_HEADS,
     MAX_KEY_DIM,
+    MAX_TAPS,
     MAX_VALUE_DIM,
     PAGE_ELEMENTS,
     CStep,
@@ -62,8 +63,9 @@ def unsupported(spec: ModelSpec, dtype: torch.dtype) -> str | None:
 def _unsupported_layer(layer: Layer) -> str | None:
     attention = layer.attention
     if isinstance(attention, ShortConvolution):
-        return "convolutions"
-    if isinstance(attention, LatentAttention):
+        if attention.channels % BLOCK or attention.taps > MAX_TAPS:
+            return f"a convolution of {attention.channels} channels, which are to be a multiple of {BLOCK}, or of more than {MAX_TAPS} taps"
+    elif isinstance(attention, LatentAttention):
         if attention.kv_lora_rank % BLOCK or attention.nope_dim % BLOCK or attention.num_heads > MAX_HEADS:
             widths = f"kv_lora_rank {attention.kv_lora_rank} and nope_dim {attention.nope_dim}"
             return f"latent attention with {widths}, which are to be multiples of {BLOCK}, or with more than {MAX_HEADS} heads"

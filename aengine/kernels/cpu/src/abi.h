@@ -123,7 +123,7 @@ struct Norm {
 // GATHER on for each logits index.
 enum OpKind : i32 {
   EMBED = 0, NORM = 1, LINEAR = 2, ROTATE = 3, ATTEND = 4, GATHER = 5, EXPERTS = 6, HEADS = 7, COPY = 8, READ_KEPT = 9, WRITE_KEPT = 10,
-  GATHER_RANKS = 11, SUM_RANKS = 12
+  GATHER_RANKS = 11, SUM_RANKS = 12, CONVOLVE = 13
 };
 
 struct Op {
@@ -246,6 +246,23 @@ struct SumRanksOp {
   i64 width;
   i32 out, epilogue;
   float multiplier;
+};
+
+constexpr i64 MAX_TAPS = 16;  // of a convolution
+
+// Channels first .. first + width of a convolution, whose inputs are where a place has keys or values; `width` is a multiple of 16.
+struct ConvolvePart {
+  i64 group, place, of_values, first, width;
+};
+
+// out = c * conv(b * x), where b, c and x follow each other in the rows of `in`, each of `channels` columns, a multiple of 16, and conv is
+// causal and depthwise. The inputs b * x of the step go to pages.
+struct ConvolveOp {
+  const float* weights;  // [taps][channels], the last is of the newest input
+  const float* bias;     // [channels]; null: none
+  const ConvolvePart* parts;
+  i64 num_parts, channels, taps;
+  i32 in, out;
 };
 
 // How the ranks that compute parts of a step meet: each writes to its slot of a round, calls `meet`, and then reads the slots of all.

@@ -129,6 +129,21 @@ constexpr const char* LAYOUT_NAMES =
     "CopyOp.in "
     "CopyOp.out "
     "CopyOp "
+    "ConvolvePart.group "
+    "ConvolvePart.place "
+    "ConvolvePart.of_values "
+    "ConvolvePart.first "
+    "ConvolvePart.width "
+    "ConvolvePart "
+    "ConvolveOp.weights "
+    "ConvolveOp.bias "
+    "ConvolveOp.parts "
+    "ConvolveOp.num_parts "
+    "ConvolveOp.channels "
+    "ConvolveOp.taps "
+    "ConvolveOp.in "
+    "ConvolveOp.out "
+    "ConvolveOp "
     "KeptOp.first "
     "KeptOp.width "
     "KeptOp.rows "
@@ -355,6 +370,21 @@ constexpr i64 LAYOUT_PLACES[] = {
     offsetof(CopyOp, in),
     offsetof(CopyOp, out),
     sizeof(CopyOp),
+    offsetof(ConvolvePart, group),
+    offsetof(ConvolvePart, place),
+    offsetof(ConvolvePart, of_values),
+    offsetof(ConvolvePart, first),
+    offsetof(ConvolvePart, width),
+    sizeof(ConvolvePart),
+    offsetof(ConvolveOp, weights),
+    offsetof(ConvolveOp, bias),
+    offsetof(ConvolveOp, parts),
+    offsetof(ConvolveOp, num_parts),
+    offsetof(ConvolveOp, channels),
+    offsetof(ConvolveOp, taps),
+    offsetof(ConvolveOp, in),
+    offsetof(ConvolveOp, out),
+    sizeof(ConvolveOp),
     offsetof(KeptOp, first),
     offsetof(KeptOp, width),
     offsetof(KeptOp, rows),

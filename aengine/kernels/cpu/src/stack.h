@@ -3,6 +3,7 @@
 #pragma once
 #include "adapters.h"
 #include "attention.h"
+#include "convolution.h"
 #include "draw.h"
 #include "exchange.h"
 #include "experts.h"
@@ -110,6 +111,7 @@ class Stack {
         case READ_KEPT: read_kept(member, op->as<KeptOp>()); break;
         case WRITE_KEPT: write_kept(member, op->as<KeptOp>()); break;
         case GATHER_RANKS: gather_columns(member, op->as<GatherRanksOp>(), rows); break;
+        case CONVOLVE: convolve(member, op->as<ConvolveOp>(), pool_, step_, rows_); break;
         case SUM_RANKS: sum(member, op->as<SumRanksOp>(), rows); break;
       }
     }
