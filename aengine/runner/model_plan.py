@@ -74,6 +74,9 @@ def plan_model(
         where = "attention_backend 'cpu'" if on_cpu else f"device {device.type}"
         raise ConfigError.of("expert_parallel_size", f"{config.expert_parallel_size} is not possible with {where}; choose 1")
     check_shards(spec, config.tensor_parallel_size, config.pipeline_parallel_size)
+    if isinstance(spec, ModelSpec) and spec.convolutions and config.kv_cache_dtype != "auto":
+        reason = f"{config.kv_cache_dtype!r} is not possible: {spec.architecture} keeps inputs of convolutions there; choose 'auto'"
+        raise ConfigError.of("kv_cache_dtype", reason)
     eos_token_ids, sampling_defaults = load_generation(model_dir, spec.eos_token_ids)
     context = spec.max_position_embeddings
     if config.max_model_len is not None and config.max_model_len > context:

@@ -336,6 +336,8 @@ def _of_directory(setup: ExecutorSetup, model: str) -> tuple[ExecutorSetup | Non
             return None, _NOT_NATIVE
         return replace(setup, spec=eagle_spec(model_dir, setup.spec, config.load_format), model_dir=model_dir), ""
     spec = find_spec(model_dir, "native", setup.max_model_len)
+    if isinstance(spec, ModelSpec) and spec.convolutions:
+        return None, "it has convolutions, whose inputs its pages have no room for"
     if spec.max_position_embeddings < setup.max_model_len:
         lengths = f"{spec.max_position_embeddings} tokens, and sequences may have {setup.max_model_len}"
         return None, f"it has a context of {lengths}: lower max_model_len"

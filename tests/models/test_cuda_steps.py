@@ -11,6 +11,7 @@ from dataclasses import replace
 from typing import Any
 
 import dense_cases
+import hybrid_cases
 import mixture_cases
 import plain_cases
 import pytest
@@ -27,7 +28,7 @@ from aengine.attention.flashinfer.wrappers import UnevenDecodes
 from aengine.runner.runner import ModelRunner
 from aengine.scheduler.plan import RowParams
 
-CASES = {case.name: case for case in (*dense_cases.CASES, *mixture_cases.CASES, *plain_cases.CASES)}
+CASES = {case.name: case for case in (*dense_cases.CASES, *mixture_cases.CASES, *plain_cases.CASES, *hybrid_cases.CASES)}
 IN_CI = ["gemma2", "gpt-oss", "deepseek-v3", "opt"]
 
 pytestmark = [pytest.mark.skipif(not INTERPRETED, reason="there is a device"), pytest.mark.slow]

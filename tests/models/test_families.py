@@ -10,6 +10,7 @@ import pathlib
 from typing import Any
 
 import dense_cases
+import hybrid_cases
 import mixture_cases
 import plain_cases
 import pytest
@@ -26,7 +27,7 @@ from aengine.layers.ops import TorchOps
 from aengine.runner.runner import ModelRunner
 from aengine.runner.torch import loading
 
-CASES = {case.name: case for case in (*dense_cases.CASES, *mixture_cases.CASES, *plain_cases.CASES)}
+CASES = {case.name: case for case in (*dense_cases.CASES, *mixture_cases.CASES, *plain_cases.CASES, *hybrid_cases.CASES)}
 BACKENDS = ("auto", "torch_native")  # auto: the CPU kernels
 
 
@@ -110,8 +111,8 @@ def test_in_chunks(made: tuple[Case, Reference], turn: int) -> None:
 @pytest.mark.parametrize(
     "name",
     slow_but(
-        ["gemma2", "olmo3", "gpt-oss", "deepseek-v3"],
-        ["gemma2", "olmo3", "cohere2", "granite", "phi4-partial", "gpt-oss", "deepseek-v3", "bloom"],
+        ["gemma2", "olmo3", "gpt-oss", "deepseek-v3", "lfm2"],
+        ["gemma2", "olmo3", "cohere2", "granite", "phi4-partial", "gpt-oss", "deepseek-v3", "bloom", "lfm2", "lfm2-wide"],
     ),
 )
 def test_recorded_steps(name: str, tmp_path: pathlib.Path) -> None:

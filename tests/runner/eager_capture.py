@@ -18,6 +18,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from aengine.attention import AttentionMetadata, AttentionStep, StepLayout, TorchNativeBackend
+from aengine.attention.convolution import StepConvolutions
 from aengine.layers.ops import TorchOps
 from aengine.runner.torch.capture import Replay
 
@@ -44,6 +45,10 @@ class PlannedStep:
 
     def write(self, layer: int, key: Tensor, value: Tensor) -> None:
         self._written = key, value
+
+    def convolve(self, places: range, inputs: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        """Recorded as on a GPU: what it reads of the step is in the buffers."""
+        return StepConvolutions(self._backend, self._buffers)(places, inputs, weight, bias)
 
     def target(self, layer: int) -> None:
         """Nothing is written before a replay."""

@@ -1,0 +1,40 @@
+"""Cases of models whose layers do not all have attention."""
+
+from __future__ import annotations
+
+import torch
+import transformers
+from family_cases import Case
+
+
+@torch.no_grad()
+def _adjust(model: transformers.PreTrainedModel) -> None:
+    """Corrections of the routers' scores, which are buffers, change choices."""
+    generator = torch.Generator().manual_seed(3)
+    for name, buffer in model.named_buffers():
+        if name.endswith("expert_bias"):
+            buffer.normal_(0.0, 0.2, generator=generator)
+
+
+_CONV, _FULL = "conv", "full_attention"
+CASES = [
+    Case("lfm2", "Lfm2", {"num_hidden_layers": 5, "layer_types": [_CONV, _CONV, _FULL, _CONV, _FULL], "block_multiple_of": 16}),
+    Case(
+        "lfm2-wide",  # the inputs of a convolution take two places, the second of them in part
+        "Lfm2",
+        {
+            **{"num_hidden_layers": 4, "full_attn_idxs": [1, 3], "conv_bias": True, "conv_L_cache": 4, "block_auto_adjust_ff_dim": False},
+            **{"hidden_size": 96, "num_key_value_heads": 1, "num_attention_heads": 3, "tie_word_embeddings": False},
+        },
+        lengths=(33,) * 8,  # Transformers adds biases to padding, which convolutions see
+    ),
+    Case(
+        "lfm2-moe",
+        "Lfm2Moe",
+        {
+            **{"num_hidden_layers": 4, "layer_types": [_CONV, _FULL, _CONV, _FULL], "num_dense_layers": 1, "num_experts": 8},
+            **{"num_experts_per_tok": 3, "moe_intermediate_size": 32, "routed_scaling_factor": 1.4},
+        },
+        adjust=_adjust,
+    ),
+]
