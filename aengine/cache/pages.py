@@ -189,7 +189,7 @@ class LayerGroups:
     layers_per_page: int
     places: tuple[tuple[int, int], ...]  # by layer: its group, and which of the layers of a page it is
 
-    def of_layers(self, layers: range) -> LayerGroups:
+    def of_layers(self, layers: Iterable[int]) -> LayerGroups:
         """Return these groups for some of the layers alone, which are spread evenly over the groups of their window."""
         seen: Counter[int | None] = Counter()
         places = []

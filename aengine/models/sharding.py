@@ -23,6 +23,8 @@ from aengine.parallel.shard import WHOLE, Shard
 _UNITS = (64, 32, 16)  # rows of which the kernels pack 64 together, 32 of a gate with 32 of up
 _LEAST_UNITS = 8  # of a rank whose part may be a unit smaller than those of others
 
+_CHANNELS = 16  # of a convolution, that the kernels take together
+
 Bounds = tuple[int, ...]
 """[size + 1]: where the columns of each rank begin in what all ranks have together, and the end."""
 
@@ -44,11 +46,11 @@ def check_shards(spec: ModelSpec | FallbackSpec, tensor_parallel_size: int, num_
     if isinstance(spec, FallbackSpec):
         field = "tensor_parallel_size" if tensor_parallel_size > 1 else "pipeline_parallel_size"
         raise ConfigError.of(field, f"{spec.architecture} runs in the code of transformers, which is not divided over ranks; choose 1")
-    if spec.convolutions:
-        field = "tensor_parallel_size" if tensor_parallel_size > 1 else "pipeline_parallel_size"
-        raise ConfigError.of(field, f"{spec.architecture} has convolutions, which are not divided over ranks; choose 1")
     if num_stages > spec.num_layers:
         raise ConfigError.of("pipeline_parallel_size", f"{num_stages} is more than the model's num_layers {spec.num_layers}")
+    stages = [Shard(stage=stage, num_stages=num_stages).layers(spec.num_layers) for stage in range(num_stages)]
+    if any(all(isinstance(spec.layers[index].attention, ShortConvolution) for index in stage) for stage in stages):
+        raise ConfigError.of("pipeline_parallel_size", f"{num_stages} leaves some ranks layers of convolutions alone; choose fewer")
     reason = _refusal(spec, tensor_parallel_size)
     if reason is not None:
         sizes = [size for size in range(1, 65) if _refusal(spec, size) is None]
@@ -71,10 +73,15 @@ def check_replicas(spec: ModelSpec | FallbackSpec, size: int) -> None:
 def _refusal(spec: ModelSpec, size: int) -> str | None:
     """Why a model cannot be divided over `size` ranks; None: it can."""
     for index, layer in enumerate(spec.layers):
-        assert not isinstance(layer.attention, ShortConvolution), "checked by `check_shards`"
+        if isinstance(layer.attention, ShortConvolution):
+            if layer.attention.channels % (_CHANNELS * size):
+                return f"{size} does not divide the channels {layer.attention.channels} of layer {index} into multiples of {_CHANNELS}"
+            continue
         heads, kv_heads = layer.attention.num_heads, layer.attention.num_kv_heads
         if heads % size:
             return f"{size} does not divide num_heads {heads} of layer {index}"
+        if kv_heads % size and spec.convolutions:  # whose inputs would find other room in pages
+            return f"{size} does not divide num_kv_heads {kv_heads} of layer {index}, beside convolutions"
         if kv_heads % size and size % kv_heads:
             return f"{size} neither divides num_kv_heads {kv_heads} of layer {index} nor is a multiple of it"
     smallest = min(_sizes(spec), key=lambda item: item[1])
@@ -130,8 +137,10 @@ def key_bounds(attention: Attention, shard: Shard) -> Bounds:
     return tuple(-(-index * attention.num_kv_heads // shard.size) * attention.head_dim for index in range(shard.size + 1))
 
 
-def attended_bounds(attention: Attention | LatentAttention, shard: Shard) -> Bounds:
-    """Return the bounds of what the `output` of attention is given."""
+def attended_bounds(attention: Attention | LatentAttention | ShortConvolution, shard: Shard) -> Bounds:
+    """Return the bounds of what the `output` of attention, or of what stands in its place, is given."""
+    if isinstance(attention, ShortConvolution):
+        return shard.bounds(attention.channels)
     return query_bounds(attention, shard, attention.v_dim if isinstance(attention, LatentAttention) else attention.head_dim)
 
 
@@ -169,11 +178,12 @@ def sharded_spec(spec: ModelSpec, shard: Shard) -> ModelSpec:
 
 def _sharded_layer(layer: Layer, shard: Shard) -> Layer:
     attention = layer.attention
-    assert not isinstance(attention, ShortConvolution), "checked by `check_shards`"
-    heads = attention.num_heads // shard.size
-    if isinstance(attention, LatentAttention):
-        attention = replace(attention, num_heads=heads)
+    if isinstance(attention, ShortConvolution):
+        attention = replace(attention, channels=attention.channels // shard.size)
+    elif isinstance(attention, LatentAttention):
+        attention = replace(attention, num_heads=attention.num_heads // shard.size)
     else:
+        heads = attention.num_heads // shard.size
         slopes = attention.slopes[shard.index * heads : (shard.index + 1) * heads]
         attention = replace(attention, num_heads=heads, num_kv_heads=len(_kv_heads(attention, shard)), slopes=slopes)
     mlp = layer.mlp
@@ -270,7 +280,7 @@ def _layer_cuts(layer: Layer, spec: ModelSpec, shard: Shard) -> dict[str, _Cut]:
         blocks = range(each * experts.start, each * experts.stop)
         return {f"{prefix}{first}": _Cut(tuple(_moved(width, block * size) for block in blocks)), f"{prefix}down": last(width, experts)}
 
-    cuts = {} if isinstance(layer.attention, ShortConvolution) else _attention_cuts(layer.attention, shard, last)
+    cuts = _attention_cuts(layer.attention, shard, last)
     if isinstance(layer.mlp, Mlp):
         return cuts | mlp("", layer.mlp)
     held = shard.experts(layer.mlp.num_experts)
@@ -278,9 +288,15 @@ def _layer_cuts(layer: Layer, spec: ModelSpec, shard: Shard) -> dict[str, _Cut]:
     return cuts | ({} if layer.mlp.shared is None else mlp("shared.", layer.mlp.shared))
 
 
-def _attention_cuts(attention: Attention | LatentAttention, shard: Shard, last: Callable[[range], _Cut]) -> dict[str, _Cut]:
+def _attention_cuts(
+    attention: Attention | LatentAttention | ShortConvolution, shard: Shard, last: Callable[[range], _Cut]
+) -> dict[str, _Cut]:
     """`last` gives the cut of matrices whose inputs are divided."""
-    cuts = {"output": last(own(attended_bounds(attention, shard), shard))}
+    attended = own(attended_bounds(attention, shard), shard)
+    cuts = {"output": last(attended)}
+    if isinstance(attention, ShortConvolution):
+        inputs = tuple(_moved(attended, number * attention.channels) for number in range(3))
+        return cuts | {"conv_in": _Cut(inputs), "conv": _Cut((attended,))}
     heads = own(shard.bounds(attention.num_heads), shard)
     if isinstance(attention, LatentAttention):
         queries = _Cut((_times(heads, attention.rope_dim + attention.nope_dim),))

@@ -8,6 +8,7 @@ from dataclasses import replace
 from typing import Any
 
 import dense_cases
+import hybrid_cases
 import mixture_cases
 import numpy as np
 import plain_cases
@@ -26,7 +27,7 @@ from aengine.api.config import EngineConfig
 from aengine.api.errors import ConfigError
 from aengine.runner.runner import ModelRunner
 
-CASES = {case.name: case for case in (*dense_cases.CASES, *mixture_cases.CASES, *plain_cases.CASES)}
+CASES = {case.name: case for case in (*dense_cases.CASES, *mixture_cases.CASES, *plain_cases.CASES, *hybrid_cases.CASES)}
 DRAWN = replace(GREEDY, temperature=0.8, top_k=50, seed=5)
 LENGTHS = (2, 11, 30)
 COUNT = 16
@@ -80,7 +81,7 @@ def check_equal(found: Generated, expected: Generated) -> None:
     assert all(torch.equal(one, other) for one, other in zip(found[1], expected[1], strict=True))
 
 
-QUICK = [("cohere2", 4), ("deepseek-v3", 2)]  # fewer KV heads than ranks; latent attention and experts
+QUICK = [("cohere2", 4), ("deepseek-v3", 2), ("lfm2", 2)]  # fewer KV heads than ranks; latent attention and experts; convolutions
 
 
 @pytest.mark.quick_cases(1)
@@ -90,13 +91,22 @@ def test_exact_mode(checkpoint: Callable[[str], pathlib.Path], name: str, size: 
     check_equal(on_ranks(path, size), on_one(path))
 
 
-@pytest.mark.parametrize("name", slow_but([], list(CASES)[::6]))
+@pytest.mark.parametrize("name", slow_but([], [*list(CASES)[::6], "lfm2-moe"]))
 def test_fast_mode(checkpoint: Callable[[str], pathlib.Path], name: str) -> None:
     """The same greedy tokens, and the same of everything again."""
     path = checkpoint(name)
     expected, first, again = on_one(path), *(on_ranks(path, 2, tensor_parallel_mode="fast") for _ in range(2))
     check_equal(again, first)
     assert first[0][: len(LENGTHS)] == expected[0][: len(LENGTHS)]
+
+
+def test_convolutions_on_two_stages(checkpoint: Callable[[str], pathlib.Path]) -> None:
+    """Which have other places in pages than those of the whole model."""
+    path = checkpoint("lfm2-moe")
+    with runner_on_ranks(config_of(path, pipeline_parallel_size=2), path) as ranked:
+        check_equal(generated(ranked.runner), on_one(path))
+    with pytest.raises(ConfigError, match=r"^pipeline_parallel_size: 2 leaves some ranks layers of convolutions alone; choose fewer$"):
+        on_ranks(checkpoint("lfm2"), 1, pipeline_parallel_size=2)
 
 
 QUANTISED = [
@@ -147,3 +157,10 @@ def test_gguf(tmp_path: pathlib.Path, name: str) -> None:
 def test_heads_that_do_not_divide_are_refused(checkpoint: Callable[[str], pathlib.Path], size: int) -> None:
     with pytest.raises(ConfigError, match=rf"^tensor_parallel_size: {size} does not divide num_heads 4 of layer 0; possible are 1, 2, 4$"):
         on_ranks(checkpoint("cohere2"), size)
+
+
+def test_convolutions_that_do_not_divide_are_refused(checkpoint: Callable[[str], pathlib.Path]) -> None:
+    with pytest.raises(ConfigError, match=r"^tensor_parallel_size: 4 does not divide num_kv_heads 2 of layer 2, beside convolutions;"):
+        on_ranks(checkpoint("lfm2"), 4)
+    with pytest.raises(ConfigError, match=r"^tensor_parallel_size: 3 does not divide the channels 64 of layer 0 into multiples of 16; "):
+        on_ranks(checkpoint("lfm2-moe"), 3)

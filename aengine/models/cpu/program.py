@@ -212,8 +212,7 @@ class CpuProgram(Operations):
         if isinstance(attention, LatentAttention):
             attended = self._heads(f"{name}value_up", attention.num_heads, 0, "attended", "values")
         whole, multiplier = self._whole_layers[index], layer.residual_multiplier
-        if not isinstance(whole.attention, ShortConvolution):
-            attended = self._all_columns(attended, attended_bounds(whole.attention, self._shard))
+        attended = self._all_columns(attended, attended_bounds(whole.attention, self._shard))
         output = self._product(f"{name}output", attended, multiplier)
         if layer.parallel:
             self._add_branch([output, self._mlp(name, mlp, whole.mlp, mlp_source, multiplier)], "", None, multiplier)

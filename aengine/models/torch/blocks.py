@@ -295,8 +295,9 @@ def _between(expert: Mlp, row_parallel: RowParallel, ops: LayerOps, rows: Tensor
 class ConvolutionBlock:
     """A gated short convolution, which stands where other layers have attention."""
 
-    def __init__(self, convolution: ShortConvolution, places: range, weights: Weights) -> None:
-        """`places`: those of its inputs in KV pages."""
+    def __init__(self, convolution: ShortConvolution, places: range, weights: Weights, row_parallel: RowParallel) -> None:
+        """`places`: those of its inputs in KV pages. Of several ranks each has some of the channels, whose outputs `row_parallel` joins."""
+        self._row_parallel = row_parallel
         self._channels, self._places = convolution.channels, places
         self._inputs, self._output = weights.linear("conv_in"), weights.linear("output")
         self._weight, self._bias = weights["conv.weight"], weights.get("conv.bias")
@@ -304,7 +305,8 @@ class ConvolutionBlock:
 
     def __call__(self, x: Activations, positions: Tensor, step: AttentionStep) -> Tensor:
         b, c, x = torch.split(self._inputs(x), self._channels, dim=-1)
-        return self._output(c * step.convolve(self._places, b * x, self._weight, self._bias))
+        convolved = c * step.convolve(self._places, b * x, self._weight, self._bias)
+        return self._row_parallel.after(self._output(self._row_parallel.before(convolved)))
 
 
 class LatentAttentionBlock:

@@ -364,7 +364,6 @@ def _divisions(spec: ModelSpec, layer: Layer, collectives: Collectives | None, e
     if collectives is None:
         return _Divisions(ONE_RANK, ONE_RANK, ONE_RANK, exchange)
     shard, mlp = collectives.shard, layer.mlp
-    assert not isinstance(layer.attention, ShortConvolution), "checked by `check_shards`"
     mlps = (mlp.expert, mlp.shared or mlp.expert) if isinstance(mlp, Experts) else (mlp, mlp)
     inputs = attended_bounds(layer.attention, shard), *(width_bounds(each, shard) for each in mlps)
     attention, routed, shared = (RowParallel(collectives, each, hidden_bounds(spec, shard)) for each in inputs)
@@ -376,7 +375,7 @@ def _attention_block(
 ) -> AttentionBlock | LatentAttentionBlock | ConvolutionBlock:
     attention, index = layer.attention, places.start
     if isinstance(attention, ShortConvolution):
-        return ConvolutionBlock(attention, places, weights)
+        return ConvolutionBlock(attention, places, weights, row_parallel)
     if isinstance(attention, LatentAttention):
         return LatentAttentionBlock(attention, index, weights, tables[attention.rope], ops, row_parallel)
     return AttentionBlock(attention, index, weights, None if attention.rope is None else tables[attention.rope], ops, row_parallel)

@@ -1,0 +1,156 @@
+"""Models with convolutions: whatever happens to a request, its tokens and their logprobs are those of a run that nothing disturbed, bit by
+bit. What such a run says is compared with Transformers in `tests/models/test_families.py`."""
+
+from __future__ import annotations
+
+import asyncio
+import pathlib
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+from family_cases import VOCAB
+from hybrid_cases import CASES
+
+from aengine import AsyncEngine, Completion, SamplingParams
+from aengine.api.errors import ConfigError
+
+Facts = list[tuple[int, float]]
+PARAMS = SamplingParams(temperature=0.8, seed=3, max_tokens=30, ignore_eos=True, detokenize=False, logprobs=0)
+PAGE = 4
+
+
+@pytest.fixture(scope="module", params=["lfm2", "lfm2-wide"])
+def model(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
+    path = tmp_path_factory.mktemp(request.param)
+    next(case for case in CASES if case.name == request.param).make().save_pretrained(path)
+    return path
+
+
+def engine_of(path: pathlib.Path, **options: Any) -> AsyncEngine:
+    settings: dict[str, Any] = {"dtype": "bfloat16", "page_size": PAGE, "kv_cache_memory": 8 << 20, **options}
+    return AsyncEngine(str(path), **settings)
+
+
+def facts(completion: Completion) -> Facts:
+    assert completion.logprobs is not None
+    return [(each.token_id, each.logprob) for each in completion.logprobs]
+
+
+def prompts_of(lengths: Sequence[int]) -> list[list[int]]:
+    rng = np.random.default_rng(5)
+    return [rng.integers(0, VOCAB, length).tolist() for length in lengths]
+
+
+async def run_all(engine: AsyncEngine, prompts: Sequence[Sequence[int]], params: SamplingParams = PARAMS) -> list[Facts]:
+    return [facts(each) for each in await asyncio.gather(*(engine.generate(list(prompt), params) for prompt in prompts))]
+
+
+async def alone(path: pathlib.Path, prompts: Sequence[Sequence[int]], **options: Any) -> list[Facts]:
+    """Each whole, in one step, by itself, without a prefix."""
+    async with engine_of(path, enable_prefix_cache=False, **options) as engine:
+        return [facts(await engine.generate(list(prompt), PARAMS)) for prompt in prompts]
+
+
+LENGTHS = (1, 2, 3, 4, 5, 8, 13, 16, 31, 40)
+
+
+def test_batches_and_chunks(model: pathlib.Path) -> None:
+    async def run() -> None:
+        prompts = prompts_of(LENGTHS)
+        expected = await alone(model, prompts)
+        for most in (1, 3, 7, 64):
+            async with engine_of(model, max_num_batched_tokens=most, max_num_seqs=min(most, 8)) as engine:
+                assert await run_all(engine, prompts) == expected, most
+
+    asyncio.run(run())
+
+
+def test_prefixes_of_any_length(model: pathlib.Path) -> None:
+    """Of each page end of a prompt and of what was generated behind it."""
+
+    async def run() -> None:
+        (first,) = prompts_of([30])
+        async with engine_of(model) as engine:
+            said = [token for token, _ in (await run_all(engine, [first]))[0]]
+            whole = [*first, *said]
+            prompts = [[*whole[:length], 7] for length in range(1, len(whole), 2)]
+            expected = await alone(model, prompts)
+            for prompt, known in zip(prompts, expected, strict=True):
+                completion = await engine.generate(prompt, PARAMS)
+                assert facts(completion) == known, len(prompt)
+                assert completion.usage.cached_prompt_tokens == (len(prompt) - 1) // PAGE * PAGE
+
+    asyncio.run(run())
+
+
+def test_forks(model: pathlib.Path) -> None:
+    """Which go on from copies of a page, beside whole ones."""
+
+    async def run() -> None:
+        params, prompts = replace(PARAMS, n=3), prompts_of([6, 8, 21])
+        found = []
+        for options in ({}, {"max_num_seqs": 1, "enable_prefix_cache": False}):  # the latter computes each sequence whole
+            async with engine_of(model, **options) as engine:
+                completions = [await engine.generate(prompt, params) for prompt in prompts]
+                found.append([facts(each) for one in completions for each in (one, *one.others)])
+        assert found[0] == found[1]
+        assert found[0][0] != found[0][1]
+
+    asyncio.run(run())
+
+
+def test_preemption(model: pathlib.Path) -> None:
+    async def run() -> None:
+        prompts = prompts_of([9, 14, 18, 22, 25])
+        expected = await alone(model, prompts)
+        async with engine_of(model, max_num_seqs=5, max_num_batched_tokens=16, max_model_len=64, kv_cache_memory=60_000) as engine:
+            assert await run_all(engine, prompts) == expected
+            assert engine.stats().preemptions > 0
+
+    asyncio.run(run())
+
+
+def test_drafts(model: pathlib.Path) -> None:
+    """Rejected ones leave inputs behind that nothing may see."""
+
+    async def run() -> None:
+        repeated = [prompt * 4 for prompt in prompts_of([5, 7, 10])]
+        params = replace(PARAMS, allowed_token_ids=(5, 6), max_tokens=80)
+        async with engine_of(model, speculative="off") as engine:
+            expected = [(await run_all(engine, [prompt], params))[0] for prompt in repeated]
+        async with engine_of(model, speculative="ngram") as engine:
+            assert await run_all(engine, repeated, params) == expected
+            stats = engine.stats()
+            assert 0 < stats.accepted_draft_tokens < stats.draft_tokens
+
+    asyncio.run(run())
+
+
+def test_sleep_in_between(model: pathlib.Path) -> None:
+    async def run() -> None:
+        prompts = prompts_of([9, 17])
+        expected = await alone(model, prompts)
+        async with engine_of(model) as engine:
+            streams = [engine.stream(prompt, PARAMS) for prompt in prompts]
+            for stream in streams:
+                await stream.__anext__()
+            await engine.sleep(1)
+            await engine.wake()
+            for stream, known in zip(streams, expected, strict=True):
+                async for _ in stream:
+                    pass
+                assert facts(stream.completion()) == known
+
+    asyncio.run(run())
+
+
+@pytest.mark.parametrize("kind", ["int8", "fp8"])
+def test_what_a_kv_cache_cannot_hold(model: pathlib.Path, kind: str) -> None:
+    async def run() -> None:
+        with pytest.raises(ConfigError, match=rf"^kv_cache_dtype: '{kind}' is not possible: Lfm2ForCausalLM keeps inputs of convolutions"):
+            await engine_of(model, kv_cache_dtype=kind).start()
+
+    asyncio.run(run())
