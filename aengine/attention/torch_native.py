@@ -16,8 +16,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from aengine.attention.base import AttentionBackend, AttentionSpec, AttentionStep
-from aengine.attention.convolution import StepConvolutions
+from aengine.attention.base import AttentionBackend, AttentionSpec, AttentionStep, StepConvolutions
 from aengine.attention.metadata import AttentionMetadata, StepLayout
 from aengine.kernels.paged_cache import PagedCache, Scoring, as_bytes, loaded, stored
 from aengine.kernels.upload import to_device

@@ -17,10 +17,10 @@ from aengine.attention.base import (
     AttentionStep,
     BackendUnavailableError,
     GraphStep,
+    StepConvolutions,
     check_graph_layout,
     first_line,
 )
-from aengine.attention.convolution import StepConvolutions
 from aengine.attention.decode_work import ITEM_FIELDS, ROW_FIELDS, DecodeWork, WorkBounds, plan_decodes
 from aengine.attention.metadata import AttentionMetadata, StepLayout
 from aengine.kernels.paged_cache import KvTarget, PagedCache

@@ -25,7 +25,7 @@ from aengine.models.loading.hub import model_name, resolve_adapter, resolve_mode
 from aengine.parallel.driver import start_ranks
 from aengine.parallel.expert_replicas import join_replicas
 from aengine.runner.contract import LoadAdapter, Runner
-from aengine.runner.cpu.warm_weights import warm_weights
+from aengine.runner.memory import warm_weights
 from aengine.scheduler.drafters import Drafter
 from aengine.tokenizer.tokenizer import TOKENIZER_FILES, Tokenizer
 

@@ -239,7 +239,7 @@ class ModelSpec:
 
     @property
     def attentions(self) -> tuple[Attention | LatentAttention, ...]:
-        """Those of the layers that have attention, of which there is at least one."""
+        """The attention of the layers that have one, of which there is at least one."""
         return tuple(layer.attention for layer in self.layers if not isinstance(layer.attention, ShortConvolution))
 
     @property
@@ -322,5 +322,5 @@ class FallbackSpec:
 
     @property
     def place_windows(self) -> tuple[int | None, ...]:
-        """Those of the layers, each of which has one place."""
+        """The windows of the layers, each of which has one place."""
         return self.windows

@@ -76,6 +76,7 @@ _NATIVE = (
         "blip-2",
         "deepseek_vl",
         "deepseek_vl_hybrid",
+        "exaone4_5",
         "fast_vlm",
         "fun_asr_nano",
         "gemma3",
@@ -84,6 +85,7 @@ _NATIVE = (
         "glmasr",
         "glmga",
         "got_ocr2",
+        "lfm2_vl",
     ),
     *("granite_speech", "granite_speech_plus", "idefics2", "idefics3", "instructblip", "instructblipvideo", "internvl", "janus"),
     *("lighton_ocr", "llava", "llava_next", "llava_next_video", "llava_onevision", "mistral3", "moss_transcribe_diarize", "ovis2"),
@@ -91,8 +93,8 @@ _NATIVE = (
     *("qwen3_vl", "shieldgemma2", "smolvlm", "video_llama_3", "video_llava", "vipllava", "voxtral"),
 )
 _IN_TRANSFORMERS = (
-    *("aria", "aya_vision", "chameleon", "cohere2_vision", "cosmos3_edge", "cosmos3_omni", "ernie4_5_vl_moe", "exaone4_5", "fuyu"),
-    *("glm4v_moe", "glm_ocr", "granite_docling", "hunyuan_vl", "hyperclovax_vision_v2", "kimi_k25", "lfm2_vl", "minimax_m3_vl", "mllama"),
+    *("aria", "aya_vision", "chameleon", "cohere2_vision", "cosmos3_edge", "cosmos3_omni", "ernie4_5_vl_moe", "fuyu"),
+    *("glm4v_moe", "glm_ocr", "granite_docling", "hunyuan_vl", "hyperclovax_vision_v2", "kimi_k25", "minimax_m3_vl", "mllama"),
     *("molmo2", "muse_glimmer", "paddleocr_vl", "paligemma", "phi4_multimodal", "qianfan_ocr", "qwen3_vl_moe", "step3p7"),
 )
 LOADED = dict.fromkeys(_NATIVE, "native") | dict.fromkeys(_IN_TRANSFORMERS, "transformers")

@@ -18,7 +18,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from aengine.attention import AttentionMetadata, AttentionStep, StepLayout, TorchNativeBackend
-from aengine.attention.convolution import StepConvolutions
+from aengine.attention.base import StepConvolutions
 from aengine.layers.ops import TorchOps
 from aengine.runner.torch.capture import Replay
 

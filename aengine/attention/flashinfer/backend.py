@@ -22,10 +22,10 @@ from aengine.attention.base import (
     AttentionStep,
     BackendUnavailableError,
     GraphStep,
+    StepConvolutions,
     check_graph_layout,
     first_line,
 )
-from aengine.attention.convolution import StepConvolutions
 from aengine.attention.flashinfer.library import building, load_flashinfer, missing_fa3, require_int32, require_kernels, suits_fa3
 from aengine.attention.flashinfer.wrappers import DecodeWrapper, PrefillWrapper, UnevenDecodes, WrapperRows, WrapperSetup
 from aengine.attention.metadata import AttentionMetadata, StepLayout

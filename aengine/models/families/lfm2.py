@@ -26,7 +26,7 @@ def _layers(reader: ConfigReader, mlps: list[Mlp | Experts]) -> ModelSpec:
     norm, num_layers = rms_norm(reader), reader.positive("num_hidden_layers")
     kinds = reader.layer_types(num_layers, ("conv", "full_attention"))
     if kinds is None:
-        full = reader.integers("full_attn_idxs", range(num_layers))
+        full = reader.integers("full_attn_idxs", list(range(num_layers)))
         kinds = ["full_attention" if index in full else "conv" for index in range(num_layers)]
     if "full_attention" not in kinds:
         raise NotNativeError("layers of convolutions alone, without any full_attention in layer_types, are not supported")
@@ -36,11 +36,16 @@ def _layers(reader: ConfigReader, mlps: list[Mlp | Experts]) -> ModelSpec:
         Layer(attention=convolution if kind == "conv" else attended, mlp=mlp, attention_norm=norm, mlp_norm=norm)
         for kind, mlp in zip(kinds, mlps, strict=True)
     ]
-    return decoder_spec(reader, layers, max_position_embeddings=context)
+    tied = reader.flag("tie_embedding", reader.flag("tie_word_embeddings"))  # the older name wins
+    return decoder_spec(reader, layers, max_position_embeddings=context, tied_head=tied)
+
+
+def _width(reader: ConfigReader) -> int:
+    return reader.positive("intermediate_size" if reader.get("block_ff_dim") is None else "block_ff_dim")
 
 
 def _lfm2(reader: ConfigReader) -> ModelSpec:
-    size = reader.positive("intermediate_size")
+    size = _width(reader)
     if reader.flag("block_auto_adjust_ff_dim", True):
         multiple = reader.positive("block_multiple_of")
         size = int(reader.positive_number("block_ffn_dim_multiplier", 1.0) * int(2 * size / 3))
@@ -58,7 +63,7 @@ def _lfm2_moe(reader: ConfigReader) -> ModelSpec:
     expert = Mlp(reader.positive("moe_intermediate_size"))
     experts = Experts(reader.positive("num_experts"), expert, routing, correction=reader.flag("use_expert_bias"))
     num_layers, dense = reader.positive("num_hidden_layers"), reader.count("num_dense_layers")
-    mlp = Mlp(reader.positive("intermediate_size"))
+    mlp = Mlp(_width(reader))
     return _layers(reader, [mlp if index < dense else experts for index in range(num_layers)])
 
 
@@ -91,7 +96,7 @@ def _layer_names(layer: Layer) -> Mapping[str, str]:
 
 
 def _family(model_type: str, architecture: str, read: Any, sizes: dict[str, Any], **defaults: Any) -> Family:
-    common = {"tie_embedding": True, "norm_eps": 1e-5, "num_key_value_heads": 8, "conv_L_cache": 3, "rope_theta": 1e6}
+    common = {"tie_word_embeddings": True, "norm_eps": 1e-5, "num_key_value_heads": 8, "conv_L_cache": 3, "rope_theta": 1e6}
     return Family(
         model_type,
         architecture,
@@ -101,11 +106,7 @@ def _family(model_type: str, architecture: str, read: Any, sizes: dict[str, Any]
         transform=_transform,
         layer_names=_layer_names,
         part_defaults=sizes,
-        keys={
-            "rms_norm_eps": "norm_eps",
-            "tie_word_embeddings": "tie_embedding tie_word_embeddings",
-            "intermediate_size": "block_ff_dim intermediate_size",
-        },
+        keys={"rms_norm_eps": "norm_eps"},
     )
 
 
@@ -114,14 +115,16 @@ FAMILIES = (
         "lfm2",
         "Lfm2ForCausalLM",
         _lfm2,
-        part_sizes(65_536, 2560, 12_288, 32, 32, block_ff_dim=12_288),
+        part_sizes(65_536, 2560, 12_288, 32, 32),
         block_multiple_of=256,
     ),
     _family(
         "lfm2_moe",
         "Lfm2MoeForCausalLM",
         _lfm2_moe,
-        part_sizes(65_536, 2048, 7168, 32, 32, block_ff_dim=7168, moe_intermediate_size=1792, num_experts=32),
+        part_sizes(65_536, 2048, 7168, 32, 32),
+        num_experts=32,
+        moe_intermediate_size=1792,
         num_experts_per_tok=4,
         num_dense_layers=2,
         norm_topk_prob=True,
