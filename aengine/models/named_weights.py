@@ -162,7 +162,7 @@ def _convolution(found: _Parameters, convolution: ShortConvolution, hidden: int)
     channels, bias = convolution.channels, convolution.bias
     found.linear("conv_in", (channels,) * 3, hidden, bias=bias)
     found.linear("conv", (channels,), convolution.taps, bias=bias)
-    found.linear("output", (hidden,), channels, bias=bias)
+    found.linear("conv_out", (hidden,), channels, bias=bias)
 
 
 def _mlp(found: _Parameters, prefix: str, mlp: Mlp, hidden: int) -> None:

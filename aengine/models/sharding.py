@@ -293,10 +293,10 @@ def _attention_cuts(
 ) -> dict[str, _Cut]:
     """`last` gives the cut of matrices whose inputs are divided."""
     attended = own(attended_bounds(attention, shard), shard)
-    cuts = {"output": last(attended)}
     if isinstance(attention, ShortConvolution):
         inputs = tuple(_moved(attended, number * attention.channels) for number in range(3))
-        return cuts | {"conv_in": _Cut(inputs), "conv": _Cut((attended,))}
+        return {"conv_in": _Cut(inputs), "conv": _Cut((attended,)), "conv_out": last(attended)}
+    cuts = {"output": last(attended)}
     heads = own(shard.bounds(attention.num_heads), shard)
     if isinstance(attention, LatentAttention):
         queries = _Cut((_times(heads, attention.rope_dim + attention.nope_dim),))

@@ -111,7 +111,7 @@ class LatentAttention:
 
 @dataclass(frozen=True, slots=True)
 class ShortConvolution:
-    """A gated causal convolution of a few tokens in place of attention (LFM2, 2025): output(c * conv(b * x)).
+    """A gated causal convolution of a few tokens in place of attention (LFM2, 2025): conv_out(c * conv(b * x)).
 
     b, c and x of each token, [channels] each, are projected from the hidden state by `conv_in`. A channel of conv is the sum of the latest
     `taps` inputs of that channel, each times a weight of its own, the newest with the last one.
@@ -119,7 +119,7 @@ class ShortConvolution:
 
     channels: int
     taps: int
-    bias: bool = False  # of conv_in, conv and output
+    bias: bool = False  # of conv_in, conv and conv_out
 
     rope = None
 

@@ -78,6 +78,23 @@ def _name_correction(name: str, tensor: Tensor) -> dict[str, Tensor]:
     return {name.replace("e_score_correction_bias", "correction.bias"): tensor}
 
 
+def _cut_lfm2(name: str, tensor: Tensor) -> dict[str, Tensor]:
+    return {name.replace("expert_bias", "expert_bias.bias"): tensor.squeeze(1) if "conv.conv." in name else tensor}
+
+
+_LFM2 = {
+    **{
+        "model.embedding_norm": "token_embd_norm",
+        "operator_norm": "attn_norm",
+        "ffn_norm": "ffn_norm",
+        "self_attn.out_proj": "attn_output",
+    },
+    **{"self_attn.q_layernorm": "attn_q_norm", "self_attn.k_layernorm": "attn_k_norm", "feed_forward.gate": "ffn_gate_inp"},
+    **{f"conv.{name}": f"shortconv.{name}" for name in ("in_proj", "conv", "out_proj")},
+    **{f"feed_forward.{ours}": f"ffn_{name}" for ours, name in (("w1", "gate"), ("w3", "up"), ("w2", "down"))},
+    **{f"feed_forward.experts.{ours}": f"ffn_{name}_exps" for ours, name in (("w1", "gate"), ("w3", "up"), ("w2", "down"))},
+    "feed_forward.expert_bias": "exp_probs_b",
+}
 _DEEPSEEK = {
     **{"num_key_value_heads": 4, "kv_lora_rank": 32, "q_lora_rank": 64, "qk_nope_head_dim": 32, "qk_rope_head_dim": 16, "v_head_dim": 24},
     **{"n_routed_experts": 8, "num_experts_per_tok": 3, "moe_intermediate_size": 32, "n_shared_experts": 2, "first_k_dense_replace": 1},
@@ -286,6 +303,33 @@ CASES = {
         keys=(*_EXPERT_KEYS, ("expert_count", "num_local_experts")),
         modules=_EXPERTS,
     ),
+    "lfm2": Written(
+        "lfm2",
+        "Lfm2",
+        {
+            **{"num_hidden_layers": 4, "layer_types": ["conv", "full_attention", "conv", "full_attention"]},
+            **{"intermediate_size": 96, "block_multiple_of": 32, "tie_word_embeddings": True},
+        },
+        keys=(("shortconv.l_cache", "conv_L_cache"), ("attention.layer_norm_rms_epsilon", "norm_eps")),
+        modules=_LFM2,
+        metadata={"lfm2.attention.head_count_kv": [0, 2, 0, 2], "lfm2.feed_forward_length": 64},
+        cut=_cut_lfm2,
+    ),
+    "lfm2moe": Written(
+        "lfm2moe",
+        "Lfm2Moe",
+        {
+            **{"num_hidden_layers": 4, "layer_types": ["conv", "full_attention", "conv", "full_attention"], "num_dense_layers": 1},
+            **{"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32},
+        },
+        keys=(
+            *(("shortconv.l_cache", "conv_L_cache"), ("attention.layer_norm_rms_epsilon", "norm_eps"), ("expert_count", "num_experts")),
+            *(*_EXPERT_KEYS, ("leading_dense_block_count", "num_dense_layers")),
+        ),
+        modules=_LFM2,
+        metadata={"lfm2moe.attention.head_count_kv": [0, 2, 0, 2]},
+        cut=_cut_lfm2,
+    ),
     "olmoe": Written(
         *("olmoe", "Olmoe", {"num_experts": 4, "num_experts_per_tok": 2}),
         keys=(("expert_count", "num_experts"), ("expert_used_count", "num_experts_per_tok")),
@@ -330,13 +374,14 @@ def assert_same(path: pathlib.Path, model_dir: pathlib.Path, architecture: str) 
     for layer, other in zip(found.layers, expected.layers, strict=True):
         rope, other_rope = layer.attention.rope, other.attention.rope
         assert (rope is None) == (other_rope is None)
-        if rope is not None and other_rope is not None:  # factors and thetas are float32 in the file
+        if rope is None or other_rope is None:
+            assert layer == other
+        else:  # factors and thetas are float32 in the file
             assert rope.frequencies == pytest.approx(other_rope.frequencies, rel=1e-6)
             assert replace(rope, frequencies=(), attention_factor=0) == replace(other_rope, frequencies=(), attention_factor=0)
             assert rope.attention_factor == pytest.approx(other_rope.attention_factor, rel=1e-6)
-        assert replace(layer, attention=replace(layer.attention, rope=None)) == replace(
-            other, attention=replace(other.attention, rope=None)
-        )
+            ours, theirs = (replace(each, attention=replace(each.attention, rope=None)) for each in (layer, other))
+            assert ours == theirs
     changes = {"layers": (), "initializer_range": 0.0, "dtype": None, "eos_token_ids": ()}
     assert replace(found, **changes) == replace(expected, **changes)
     device = torch.device("cpu")

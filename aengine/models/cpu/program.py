@@ -213,7 +213,8 @@ class CpuProgram(Operations):
             attended = self._heads(f"{name}value_up", attention.num_heads, 0, "attended", "values")
         whole, multiplier = self._whole_layers[index], layer.residual_multiplier
         attended = self._all_columns(attended, attended_bounds(whole.attention, self._shard))
-        output = self._product(f"{name}output", attended, multiplier)
+        last = "conv_out" if isinstance(attention, ShortConvolution) else "output"
+        output = self._product(f"{name}{last}", attended, multiplier)
         if layer.parallel:
             self._add_branch([output, self._mlp(name, mlp, whole.mlp, mlp_source, multiplier)], "", None, multiplier)
             return

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any
 
 from aengine.kernels.layer_params import ExpertRouting, RouterScoring
@@ -18,7 +17,7 @@ from aengine.models.families.family import (
     rms_norm,
     rope_and_context,
 )
-from aengine.models.spec import Attention, Experts, Layer, Mlp, ModelSpec, QkNorm, ShortConvolution
+from aengine.models.spec import Experts, Layer, Mlp, ModelSpec, QkNorm, ShortConvolution
 
 
 def _layers(reader: ConfigReader, mlps: list[Mlp | Experts]) -> ModelSpec:
@@ -82,6 +81,7 @@ _NAMES = {
     "output": "self_attn.out_proj",
     "conv_in": "conv.in_proj",
     "conv": "conv.conv",
+    "conv_out": "conv.out_proj",
     "gate_up": "feed_forward.w1 feed_forward.w3",
     "down": "feed_forward.w2",
     "router": "feed_forward.gate",
@@ -89,10 +89,6 @@ _NAMES = {
     "experts.gate_up": "feed_forward.experts.{index}.w1 feed_forward.experts.{index}.w3",
     "experts.down": "feed_forward.experts.{index}.w2",
 }
-
-
-def _layer_names(layer: Layer) -> Mapping[str, str]:
-    return {} if isinstance(layer.attention, Attention) else {"output": "conv.out_proj"}
 
 
 def _family(model_type: str, architecture: str, read: Any, sizes: dict[str, Any], **defaults: Any) -> Family:
@@ -104,7 +100,6 @@ def _family(model_type: str, architecture: str, read: Any, sizes: dict[str, Any]
         defaults={"max_position_embeddings": 128_000, "eos_token_id": 2, **common, **defaults},
         names=_NAMES,
         transform=_transform,
-        layer_names=_layer_names,
         part_defaults=sizes,
         keys={"rms_norm_eps": "norm_eps"},
     )

@@ -48,6 +48,7 @@ _KEYS: Mapping[str, str] = {
     "residual_scale": "residual_multiplier",
     "logit_scale": "logit_scale",
     "use_parallel_residual": "use_parallel_residual",
+    "shortconv.l_cache": "conv_L_cache",
 }
 """Keys behind the architecture's name -> keys of config.json."""
 _ROPE_KEYS = {
@@ -201,6 +202,21 @@ def _deepseek2(file: GgufFile, config: dict[str, Any]) -> None:
         scaling["mscale"] = scaling["mscale_all_dim"] = round(10 * weight, 6)
 
 
+def _lfm2(file: GgufFile, config: dict[str, Any]) -> None:
+    """Layers without KV heads are convolutions."""
+    heads = file.get(f"{file.architecture}.attention.head_count_kv", np.ndarray)
+    if heads is None:
+        raise ModelLoadError(f"{file.path.name} lacks {file.architecture}.attention.head_count_kv, an array with a number for each layer")
+    config["layer_types"] = ["full_attention" if count else "conv" for count in heads.tolist()]
+    config["block_auto_adjust_ff_dim"] = False  # the length of its files is the width
+
+
+def _lfm2_moe(file: GgufFile, config: dict[str, Any]) -> None:
+    _lfm2(file, config)
+    config["num_dense_layers"] = config.pop("first_k_dense_replace", 0)
+    config["use_expert_bias"] = any(name.endswith(".exp_probs_b.bias") for name in file.tensors)
+
+
 def _add_layer_types(file: GgufFile, config: dict[str, Any]) -> None:
     """From a pattern that has a number for each layer, not 0 where there is a window; without one the family knows them."""
     pattern = file.get(f"{file.architecture}.attention.sliding_window_pattern", np.ndarray)
@@ -212,6 +228,10 @@ def _normalized(value: bool) -> Mapping[str, Any]:
     return {"norm_topk_prob": value}
 
 
+_CONVOLUTIONS = {
+    **{"shortconv.in_proj": ("conv_in", 0), "shortconv.conv": ("conv", 0), "shortconv.out_proj": ("conv_out", 0)},
+    "token_embd_norm": ("norm", 0),
+}
 _BEFORE_MLP = {"post_attention_norm": ("mlp_norm", 0)}
 ARCHITECTURES: Mapping[str, Architecture] = {
     "llama": Architecture("llama", change=_llama, pairs_neighbours=True),
@@ -236,6 +256,8 @@ ARCHITECTURES: Mapping[str, Architecture] = {
     "olmoe": Architecture("olmoe", _normalized(False)),
     "gpt-oss": Architecture("gpt_oss", change=_gpt_oss, modules=_BEFORE_MLP, transposed=3),
     "glm4moe": Architecture("glm4_moe", {"n_group": 1, "topk_group": 1}, _glm4_moe, _BEFORE_MLP),
+    "lfm2": Architecture("lfm2", change=_lfm2, modules=_CONVOLUTIONS),
+    "lfm2moe": Architecture("lfm2_moe", change=_lfm2_moe, modules=_CONVOLUTIONS),
     "deepseek2": Architecture("deepseek_v3", change=_deepseek2, modules={"attn_q": ("q", 0)}),
 }
 """By llama.cpp's name."""
@@ -264,7 +286,7 @@ def config_of(file: GgufFile) -> tuple[dict[str, Any], ConfigSource]:
     for theirs, ours in _KEYS.items():
         value = file.metadata.get(prefix + theirs)
         if value is not None:
-            config[ours] = _one(prefix + theirs, value)
+            config[ours] = _one(prefix + theirs, value, besides=0 if ours == "num_key_value_heads" else None)
     named = {ours: prefix + theirs for theirs, ours in {**_KEYS, **_ROPE_KEYS}.items()}
     named |= dict.fromkeys(("num_local_experts", "n_routed_experts"), f"{prefix}expert_count")
     reader = ConfigReader(config, {}, source=ConfigSource(file.path.name, named))
@@ -291,11 +313,11 @@ def config_of(file: GgufFile) -> tuple[dict[str, Any], ConfigSource]:
     return {family.keys.get(key, key): value for key, value in config.items()}, source
 
 
-def _one(key: str, value: Any) -> Any:
-    """A value of all layers; some files have one for each layer."""
+def _one(key: str, value: Any, besides: int | None = None) -> Any:
+    """A value of all layers; some files have one for each layer. `besides`: what layers that have no such thing may have."""
     if not isinstance(value, np.ndarray):
         return value
-    distinct = np.unique(value)
+    distinct = np.unique(value if besides is None else value[value != besides])
     if len(distinct) != 1:
         raise ModelLoadError(f"{key} differs between layers: {distinct.tolist()[:8]}; supported is one value")
     return distinct[0].item()

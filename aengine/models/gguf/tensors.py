@@ -169,7 +169,7 @@ _LAYER_MODULES: dict[str, tuple[str | None, int]] = {
 _WITHOUT_ENDING = ("sinks", "router_correction")
 _IGNORED = re.compile(r"rope_freqs\.weight|rope_factors_(long|short)\.weight")  # read with the config
 _NORM = re.compile(r".*norm\.weight")
-_STORED = re.compile(r"(?:blk\.(\d{1,4})\.)?(\w+)\.(weight|bias)")
+_STORED = re.compile(r"(?:blk\.(\d{1,4})\.)?([\w.]+)\.(weight|bias)")
 StoredRows = tuple[str, tuple[int, ...], str, Callable[[], Rows], Callable[[range], Rows] | None]
 """Name, shape, type, and how to get the rows; and some of the rows, unless these are to be made of all of them."""
 Joint = tuple[tuple[int, ...], str, Callable[[], Rows]]
@@ -198,6 +198,8 @@ def read_tensors(path: pathlib.Path) -> Iterator[StoredRows]:
                 yield place.layer + place.name.format(index=index), part.shape, _kind(part), get, get
             continue
         shape = (1, *tensor.shape) if place.module == "ffn_gate_inp_shexp" and len(tensor.shape) == 1 else tensor.shape
+        if place.module == "shortconv.conv":
+            shape = (shape[0], 1, *shape[1:])  # of one input channel for each output channel
         whole = replace(tensor, shape=shape)
         subtracted = 1.0 if architecture.unit_offset and _NORM.fullmatch(stored) else 0.0
         get = partial(_get, whole, _order(architecture, place.module, whole, config), subtracted)
@@ -219,7 +221,7 @@ def _place(stored: str, architecture: Architecture, names: Mapping[str, str], is
     ours: str | None = None
     part = 0
     if match is not None and match[1] is None:
-        ours = _MODULES.get(match[2])
+        ours, part = {**{name: (module, 0) for name, module in _MODULES.items()}, **architecture.modules}.get(match[2], (None, 0))
     elif match is not None:
         ours, part = {**_LAYER_MODULES, **architecture.modules}.get(match[2], (None, 0))
     if match is None or ours is None:

@@ -299,7 +299,7 @@ class ConvolutionBlock:
         """`places`: those of its inputs in KV pages. Of several ranks each has some of the channels, whose outputs `row_parallel` joins."""
         self._row_parallel = row_parallel
         self._channels, self._places = convolution.channels, places
-        self._inputs, self._output = weights.linear("conv_in"), weights.linear("output")
+        self._inputs, self._output = weights.linear("conv_in"), weights.linear("conv_out")
         self._weight, self._bias = weights["conv.weight"], weights.get("conv.bias")
         self.takes_float8 = weights.takes_float8("conv_in")
 
