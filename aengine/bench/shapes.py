@@ -98,6 +98,20 @@ _PHI4_MINI: Mapping[str, Any] = {
     "torch_dtype": "bfloat16",
     "vocab_size": 200064,
 }
+_LFM2: Mapping[str, Any] = {
+    "architectures": ["Lfm2ForCausalLM"],
+    "model_type": "lfm2",
+    "conv_L_cache": 3,
+    "eos_token_id": 7,
+    "full_attn_idxs": [2, 5, 8, 10, 12, 14],
+    "max_position_embeddings": 128_000,
+    "norm_eps": 1e-05,
+    "num_key_value_heads": 8,
+    "rope_theta": 1000000.0,
+    "tie_word_embeddings": True,
+    "torch_dtype": "bfloat16",
+    "vocab_size": 65_536,
+}
 _OLMOE: Mapping[str, Any] = {
     "architectures": ["OlmoeForCausalLM"],
     "model_type": "olmoe",
@@ -197,6 +211,7 @@ SHAPES: Mapping[str, Mapping[str, Any]] = {
     "qwen3-30b-a3b": {**_QWEN3_MOE, **_sizes(48, 2048, 6144, 32)},
     "llama-3.1-70b-20l": {**_LLAMA3, **_sizes(20, 8192, 28_672, 64)},
     "deepseek-v3-4l": {**_DEEPSEEK_V3, **_sizes(4, 7168, 18_432, 128)},
+    "lfm2-1.2b": {**_LFM2, **_sizes(16, 2048, 12_288, 32)},
     "llama-3.2-1b": {**_LLAMA3, **_LLAMA32, **_sizes(16, 2048, 8192, 32)},
     "gemma-3-1b": {**_GEMMA3, **_sizes(26, 1152, 6912, 4)},
     "phi-4-mini-8l": {**_PHI4_MINI, **_sizes(8, 3072, 8192, 24)},

@@ -52,6 +52,7 @@ PUBLISHED: dict[str, tuple[dict[str, int], int, int]] = {
     "qwen3-30b-a3b": ({}, 30_532_122_624, 98_304),
     "llama-3.1-70b-20l": ({"num_hidden_layers": 80}, 70_553_706_496, 327_680),
     "deepseek-v3-4l": ({"num_hidden_layers": 61}, 671_026_419_200, 70_272),
+    "lfm2-1.2b": ({}, 1_170_340_608, 12_288),
     "llama-3.2-1b": ({}, 1_235_814_400, 32_768),
     "gemma-3-1b": ({}, 999_885_952, 26_624),
     "phi-4-mini-8l": ({"num_hidden_layers": 32}, 3_836_021_760, 131_072),
@@ -77,7 +78,7 @@ def test_a_shape_is_the_published_one(name: str) -> None:
     published = spec_of(name, **changes)
     assert num_parameters(published) == parameters
     work = step_work(published, [1], [10_000], 1, 2).kv_bytes - step_work(published, [1], [9_999], 1, 2).kv_bytes
-    windowed = sum(2 * 2 * layer.attention.num_kv_heads * layer.attention.key_dim for layer in published.layers if layer.attention.window)
+    windowed = sum(2 * 2 * attention.num_kv_heads * attention.key_dim for attention in published.attentions if attention.window)
     assert work + windowed == kv_bytes
 
 
