@@ -7,9 +7,9 @@ Page 0 is reserved: padding points at it and it is never handed out. All operati
 Layer groups: which layers of a model share pages, and how many pages a sequence needs in each group.
 
 All pages of a pool have the same size: `page_size` tokens of K and V of `layers_per_page` layers. A group is that many layers, which keep
-the same tokens: all of them, or those of one sliding window, which a convolution has, too. A sequence has a list of pages for each group. Every page can serve any
-group, so there is one pool. (Kwon et al., "Efficient Memory Management for Large Language Model Serving with PagedAttention", 2023, has
-one group.) Layers with a state of fixed size per sequence would be a further kind of group."""
+the same tokens: all of them, or those of one sliding window, which a convolution has, too. A sequence has a list of pages for each group.
+Every page can serve any group, so there is one pool. (Kwon et al., "Efficient Memory Management for Large Language Model Serving with
+PagedAttention", 2023, has one group.) Layers with a state of fixed size per sequence would be a further kind of group."""
 
 from __future__ import annotations
 
