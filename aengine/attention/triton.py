@@ -17,7 +17,6 @@ from aengine.attention.base import (
     AttentionStep,
     BackendUnavailableError,
     GraphStep,
-    StepConvolutions,
     check_graph_layout,
     first_line,
 )
@@ -118,6 +117,19 @@ class GraphDecodes(PlannedDecodes):
 _INTERPRETED_PROCESSORS = 16  # of a small device, so that work is divided in tests as it is on one
 
 
+def convolve_in_pages(
+    backend: AttentionBackend, metadata: AttentionMetadata, places: range, inputs: Tensor, weight: Tensor, bias: Tensor | None
+) -> Tensor:
+    """Do what `AttentionStep.convolve` says, by one launch for each place."""
+    out, first = torch.empty(inputs.shape, dtype=inputs.dtype, device=inputs.device), 0
+    for place in places:
+        group, _ = backend.spec.places[place]
+        target = KvTarget(backend.caches[place], metadata.slot_mapping[group])
+        lists = kernels.PageLists(metadata.kv_indptr, metadata.kv_indices[group], metadata.last_page_len)
+        first = kernels.convolve(inputs, weight, bias, out, first, target, lists, metadata.qo_indptr)
+    return out
+
+
 class TritonBackend(AttentionBackend):
     """Runs on CUDA, and on a CPU in Triton's interpreter, which is for tests. Caches are [num_pages, page_size, num_kv_heads, width]."""
 
@@ -158,7 +170,6 @@ class _Step:
         host, spec = metadata.host, backend.spec
         self._backend = backend
         self._metadata = metadata
-        self._convolutions = StepConvolutions(backend, metadata)
         self._decodes = decodes
         self._lists = [kernels.PageLists(metadata.kv_indptr, indices, metadata.last_page_len) for indices in metadata.kv_indices]
         self._tiles: Tensor | None = None  # of all rows that are not decoding
@@ -172,7 +183,7 @@ class _Step:
         attention.write(key, value, self.target(layer))
 
     def convolve(self, places: range, inputs: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-        return self._convolutions(places, inputs, weight, bias)
+        return convolve_in_pages(self._backend, self._metadata, places, inputs, weight, bias)
 
     def target(self, layer: int) -> KvTarget:
         group, _ = self._backend.spec.places[layer]

@@ -12,7 +12,16 @@ from ragged import Crowd, metadata_on
 from slow_cases import slow_but
 from triton_mode import DEVICES
 
-from aengine.attention import AttentionMetadata, AttentionSpec, BackendUnavailableError, Scoring, StepLayout
+from aengine.attention import (
+    AttentionBackend,
+    AttentionMetadata,
+    AttentionSpec,
+    BackendUnavailableError,
+    Scoring,
+    StepLayout,
+    TorchNativeBackend,
+    build_layout,
+)
 from aengine.attention.triton import TritonBackend
 from aengine.kernels.paged_cache import KvTarget
 from aengine.kernels.triton import attention
@@ -407,3 +416,37 @@ def test_what_it_cannot_run(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(attention, "write", broken)
     with pytest.raises(BackendUnavailableError, match=r"do not run here: RuntimeError: Failed to find C compiler\.$"):
         TritonBackend(spec)
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("biased", [False, True])
+@pytest.mark.parametrize(("channels", "taps"), [(64, 3), (72, 7), (30, 1)], ids=str)
+@pytest.mark.parametrize("kind", [TritonBackend, TorchNativeBackend])
+def test_convolutions(device: str, kind: type[AttentionBackend], channels: int, taps: int, biased: bool) -> None:
+    """Over steps of chunks and decodes of several rows, whose inputs lie in one place of pages or in two, the second one in part. Pages
+    that nothing was written to hold NaN."""
+    generator, page, num_rows = torch.Generator().manual_seed(channels), 4, 3
+    spec = make_spec(device, (2, 2), head_dim=16, page_size=page, places=((0, 0), (1, 0), (1, 1)))
+    backend = kind(spec)
+    backend.allocate(100)
+    for cache in backend.caches:
+        for pages in (cache.keys, cache.values):
+            pages.select(backend.page_axis, 0).zero_()
+            pages.narrow(backend.page_axis, 1, 99).fill_(torch.nan)
+    weight = torch.randn(channels, taps, generator=generator)
+    bias = torch.randn(channels, generator=generator) if biased else None
+    whole = torch.randn(num_rows, 40, channels, generator=generator)
+    padded = torch.nn.functional.pad(whole.transpose(1, 2), (taps - 1, 0))
+    expected = torch.nn.functional.conv1d(padded, weight.unsqueeze(1), bias, groups=channels).transpose(1, 2)
+    table = np.random.default_rng(1).permutation(np.arange(1, 61, dtype=np.int32)).reshape(2, num_rows, 10)
+    places = range(1, 2 if channels <= 64 else 3)
+    done = np.zeros(num_rows, dtype=np.int32)
+    for num_decodes, lengths in ((0, [5, 1, 9]), (1, [1, 2, 4]), (3, [1, 1, 1]), (2, [1, 1, 11]), (3, [1, 1, 1]), (0, [17, 20, 3])):
+        rows, taken = np.arange(num_rows, dtype=np.int32), np.array(lengths, dtype=np.int32)
+        layout = build_layout(rows, num_decodes, done, taken, table, page)
+        spans = [(row, slice(start, start + length)) for row, (start, length) in enumerate(zip(done.tolist(), lengths, strict=True))]
+        step = backend.plan(metadata_on(spec.device, layout))
+        given = torch.cat([whole[row, span] for row, span in spans]).to(device)
+        found = step.convolve(places, given, weight.to(device), None if bias is None else bias.to(device))
+        torch.testing.assert_close(found.cpu(), torch.cat([expected[row, span] for row, span in spans]), rtol=1e-5, atol=1e-5)
+        done = done + taken

@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
+from contextlib import suppress
+from functools import partial
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -198,7 +200,7 @@ class _Step:
     ) -> None:
         self._backend = backend
         self._slots = metadata.slot_mapping
-        self._convolutions = StepConvolutions(backend, metadata)
+        self._convolve = _convolutions_for(backend, metadata)
         self._decodes = decodes
         self._num_decodes = num_decodes
         self._prefills = prefills
@@ -207,7 +209,7 @@ class _Step:
         self._backend.kv_write(key, value, self.target(layer))
 
     def convolve(self, places: range, inputs: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-        return self._convolutions(places, inputs, weight, bias)
+        return self._convolve(places, inputs, weight, bias)
 
     def target(self, layer: int) -> KvTarget:
         group, _ = self._backend.kinds[layer]
@@ -257,3 +259,13 @@ def _kv_write_for(device: torch.device) -> KvWrite:
     except ImportError:
         return write_torch
     return write
+
+
+def _convolutions_for(backend: FlashInferBackend, metadata: AttentionMetadata) -> Callable[[range, Tensor, Tensor, Tensor | None], Tensor]:
+    """Our Triton kernel on CUDA where triton is installed, else plain torch."""
+    if backend.spec.device.type == "cuda":
+        with suppress(ImportError):
+            from aengine.attention.triton import convolve_in_pages
+
+            return partial(convolve_in_pages, backend, metadata)
+    return StepConvolutions(backend, metadata)

@@ -26,7 +26,7 @@ from torch import Tensor
 from triton.runtime.interpreter import InterpretedFunction
 
 from aengine.kernels.paged_cache import KvTarget, PagedCache, Scoring
-from aengine.kernels.triton.attention_kernels import prefill_kernel
+from aengine.kernels.triton.attention_kernels import convolve_kernel, prefill_kernel
 from aengine.kernels.triton.decode_kernels import combine_kernel, decode_kernel
 
 _COMBINED_NUMBERS = 8192
@@ -313,3 +313,47 @@ def attend_prefills(
 def width(head_dim: int) -> int:
     """The width of a head, or of a part of it, in a matrix product."""
     return max(MIN_DOT, int(triton.next_power_of_2(head_dim)))
+
+
+def convolve(
+    inputs: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    out: Tensor,
+    first: int,
+    target: KvTarget,
+    lists: PageLists,
+    qo_indptr: Tensor,
+) -> int:
+    """The causal depthwise convolution with `weight` [channels, taps] of [T, channels] inputs, to `out`, in the channels from `first` on
+    for which the target has room: their inputs are stored there, and those before the step read. Returns the first channel behind these.
+    """
+    tokens, channels = inputs.shape
+    cache = target.cache
+    key_width, value_width = (0 if pages is None else pages.shape[2] * pages.shape[3] for pages in (cache.keys, _values_of(cache)))
+    behind = min(channels, first + key_width + value_width)
+    if not tokens:
+        return behind
+    assert inputs.stride(1) == 1
+    assert out.is_contiguous()
+    assert weight.is_contiguous()
+    block = 256
+    convolve_kernel[(tokens, triton.cdiv(behind - first, block))](
+        *(inputs, weight, weight if bias is None else bias, out, cache.keys, cache.values, target.slots, qo_indptr, *lists),
+        *(len(lists.last_page_len), inputs.stride(0)),
+        FIRST=first,
+        CHANNELS=channels,
+        TAPS=weight.shape[1],
+        KEY_WIDTH=key_width,
+        VALUE_WIDTH=value_width,
+        PAGE_SIZE=cache.keys.shape[1],
+        BIAS=bias is not None,
+        BLOCK=block,
+        num_warps=4,
+    )
+    return behind
+
+
+def _values_of(cache: PagedCache) -> Tensor | None:
+    """Where values have room of their own."""
+    return None if cache.latent else cache.values

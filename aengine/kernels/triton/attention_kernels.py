@@ -224,3 +224,65 @@ def prefill_kernel(
     result = acc * (value_scale / total)[:, None]
     out_at = (token * (KV_HEADS * GROUP) + head)[:, None] * VALUE_DIM + dim[None, :]
     tl.store(out + out_at, result.to(out.dtype.element_ty), mask=mask)
+
+
+@triton.jit(do_not_specialize=["num_rows", "slots", "qo_indptr", "kv_indptr", "kv_indices", "last_page_len"])
+def convolve_kernel(
+    inputs,
+    weight,
+    bias,
+    out,
+    key_cache,
+    value_cache,
+    slots,
+    qo_indptr,
+    kv_indptr,
+    kv_indices,
+    last_page_len,
+    num_rows,
+    token_stride,
+    FIRST: tl.constexpr,
+    CHANNELS: tl.constexpr,
+    TAPS: tl.constexpr,
+    KEY_WIDTH: tl.constexpr,
+    VALUE_WIDTH: tl.constexpr,
+    PAGE_SIZE: tl.constexpr,
+    BIAS: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
+    """Program (t, b): the causal convolution of token t in a block of the channels FIRST .. whose inputs are in one place of pages, keys
+    before values. Inputs of the step come from `inputs` [T, CHANNELS], so no program waits for what another one stores."""
+    token = tl.program_id(0)
+    column = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    channel = FIRST + column
+    present = (column < KEY_WIDTH + VALUE_WIDTH) & (channel < CHANNELS)
+    is_key = column < KEY_WIDTH
+    row, behind = token * 0, token * 0 + num_rows  # the row of the token is in row .. behind - 1
+    while behind - row > 1:
+        middle = (row + behind) // 2
+        below = tl.load(qo_indptr + middle) <= token
+        row = tl.where(below, middle, row)
+        behind = tl.where(below, behind, middle)
+    first_token = tl.load(qo_indptr + row)
+    first_page, length = _seq_len(kv_indptr, last_page_len, row, PAGE_SIZE)
+    position = length - (tl.load(qo_indptr + row + 1) - token)
+    total = tl.zeros((BLOCK,), tl.float32)
+    for tap in tl.static_range(TAPS):
+        back = TAPS - 1 - tap
+        source, earlier = column * 0 + token - back, column * 0 + position - back
+        in_step = present & (source >= first_token)
+        is_stored = present & (earlier >= 0) & (source < first_token)
+        given = tl.load(inputs + source.to(tl.int64) * token_stride + channel, mask=in_step, other=0.0).to(tl.float32)
+        stored_at = tl.maximum(position - back, 0)  # of an input that there is; the others are masked
+        slot = tl.load(kv_indices + first_page + stored_at // PAGE_SIZE).to(tl.int64) * PAGE_SIZE + stored_at % PAGE_SIZE
+        key = tl.load(key_cache + slot * KEY_WIDTH + column, mask=is_stored & is_key, other=0.0).to(tl.float32)
+        value_at = value_cache + slot * VALUE_WIDTH + column - KEY_WIDTH
+        value = tl.load(value_at, mask=is_stored & (column >= KEY_WIDTH), other=0.0).to(tl.float32)
+        total += (given + key + value) * tl.load(weight + channel * TAPS + tap, mask=present, other=0.0).to(tl.float32)
+    if BIAS:
+        total += tl.load(bias + channel, mask=present, other=0.0).to(tl.float32)
+    tl.store(out + token.to(tl.int64) * CHANNELS + channel, total, mask=present)
+    own = tl.load(inputs + token.to(tl.int64) * token_stride + channel, mask=present, other=0.0)
+    slot = column * 0 + tl.load(slots + token).to(tl.int64)
+    tl.store(key_cache + slot * KEY_WIDTH + column, own, mask=present & is_key & (slot >= 0))
+    tl.store(value_cache + slot * VALUE_WIDTH + column - KEY_WIDTH, own, mask=present & (column >= KEY_WIDTH) & (slot >= 0))
