@@ -55,6 +55,17 @@ step = backend.plan(AttentionMetadata(layout, *(torch.from_numpy(getattr(layout,
 step.attend(0, torch.empty(8192, 128, 576, dtype=torch.bfloat16))  # of which nothing is read
 """
 
+_CONVOLUTION = """
+import dataclasses
+backend = TritonBackend(dataclasses.replace(backend.spec, places=((0, 0), (1, 0), (1, 1))))
+backend.allocate(100)
+for num_rows in (1, 3, 16):
+    lengths, table = np.ones(num_rows, dtype=np.int32), np.arange(1, 97, dtype=np.int32).reshape(2, 16, 3)
+    layout = build_layout(np.arange(num_rows, dtype=np.int32), num_rows, lengths * 20, lengths, table, 16)
+    step = backend.plan(AttentionMetadata.of(layout, torch.device("cpu")))
+    step.convolve(range(1, 3), *(torch.zeros(size, dtype=torch.bfloat16) for size in ((num_rows, 400), (400, 3))), None)
+"""
+
 
 @dataclass(frozen=True)
 class Case:
@@ -94,6 +105,7 @@ AHEAD = AheadOfTime(
         **{str(case): case.backend() for case in (*CASES, *(case for case, _ in BUSY))},
         "steps": Case(4, 64, "bfloat16", False, 16, 0.0, window=None).backend() + _STEPS,
         "long prompt": CASES[-1].backend() + _LONG_PROMPT,
+        "convolution": Case(4, 64, "bfloat16", False, 16, 0.0, window=None).backend() + _CONVOLUTION,
     }
 )
 SMALL = AheadOfTime({str(case): case.backend(hopper=False) for case in CASES[:-1]}, capability=89)
@@ -129,3 +141,7 @@ def test_steps_need_no_further_variants() -> None:
 def test_a_long_latent_prompt_can_be_launched() -> None:
     """It has 65,536 tiles, more than the second dimension of a grid can have."""
     assert AHEAD.kernels("long prompt") == _KERNELS
+
+
+def test_convolutions_compile_once_for_each_place() -> None:
+    assert AHEAD.kernels("convolution") == {**_KERNELS, "convolve_kernel": 2}

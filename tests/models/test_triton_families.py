@@ -36,6 +36,7 @@ def test_tokens_and_logits(name: str, device: str, tmp_path: pathlib.Path, monke
 OF_EACH_BLOCK = [
     *("gemma2", "gemma3", "phi4-partial", "glm4", "olmo2", "smollm3", "granite", "cohere2", "qwen2-moe", "qwen3-moe", "gpt-oss"),
     *("deepseek-v2-lite", "deepseek-v3", "glm4-moe", "stablelm-parallel", "gpt2", "gpt-neox", "opt", "bloom", "falcon-new", "codegen"),
+    "lfm2",
 ]
 """Families that have between them every kind of block, norm, rope and head."""
 
