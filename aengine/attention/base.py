@@ -219,81 +219,63 @@ class AttentionBackend(ABC):
         self.free()
 
 
-class StepConvolutions:
-    """The causal depthwise convolutions of one step, in plain torch, over inputs that lie in pages where attention has keys and values.
-    What depends on the step is computed on the device, so that graphs can be recorded.
+def convolve_torch(
+    backend: AttentionBackend, metadata: AttentionMetadata, places: range, inputs: Tensor, weight: Tensor, bias: Tensor | None
+) -> Tensor:
+    """Do what `AttentionStep.convolve` says, in plain torch. What depends on the step is computed on the device, so that graphs can be
+    recorded.
 
     A convolution sees what a sliding window of as many tokens as it has taps sees, so pages, prefixes, forks and rejected drafts are as
     those of attention with a window.
     """
-
-    def __init__(self, backend: AttentionBackend, metadata: AttentionMetadata) -> None:
-        self._backend = backend
-        self._metadata = metadata
-
-    def __call__(self, places: range, inputs: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-        """Do what `AttentionStep.convolve` says."""
-        taps, total = weight.shape[1], torch.zeros_like(inputs, dtype=torch.float32)
-        self._write(places, inputs)
-        wide = weight.float()
-        for tap in range(taps):
-            back = taps - 1 - tap
-            total += (self._earlier(places, back, inputs.shape[1]) if back else inputs.float()) * wide[:, tap]
-        return (total if bias is None else total + bias.float()).to(inputs.dtype)
-
-    def _write(self, places: Sequence[int], inputs: Tensor) -> None:
-        first = 0
-        for place in places:
-            group, _ = self._backend.spec.places[place]
-            slots = self._metadata.slot_mapping[group][: len(inputs)].clamp(min=0).long()  # without one: the reserved page 0
-            for pages in _halves(self._backend.caches[place]):
-                heads, width = _heads_and_width(pages, self._backend.page_axis)
-                part = inputs[:, first : first + heads * width]
-                if part.shape[1] < heads * width:
-                    part = torch.nn.functional.pad(part, (0, heads * width - part.shape[1]))
-                rows = part.view(len(part), heads, width)
-                if self._backend.page_axis:
-                    pages.view(heads, -1, width).index_copy_(1, slots, rows.transpose(0, 1))
-                else:
-                    pages.view(-1, heads, width).index_copy_(0, slots, rows)
-                first += heads * width
-
-    def _earlier(self, places: Sequence[int], back: int, channels: int) -> Tensor:
-        """[T, channels] float32: the inputs `back` tokens before each of the step; zeros before the first of a sequence."""
-        parts = []
-        for place in places:
-            group, _ = self._backend.spec.places[place]
-            slots, exists = self._slots_before(group, back)
-            for pages in _halves(self._backend.caches[place]):
-                heads, width = _heads_and_width(pages, self._backend.page_axis)
-                if self._backend.page_axis:
-                    rows = pages.view(heads, -1, width).index_select(1, slots).transpose(0, 1)
-                else:
-                    rows = pages.view(-1, heads, width).index_select(0, slots)
-                parts.append(rows.flatten(1).float().masked_fill_(~exists, 0.0))
-        return torch.cat(parts, 1)[:, :channels]
-
-    def _slots_before(self, group: int, back: int) -> tuple[Tensor, Tensor]:
-        """[T] int64 slots of the tokens that are `back` positions before those of the step; and [T, 1], whether there are such tokens."""
-        step, page_size = self._metadata, self._backend.spec.page_size
-        num_tokens = step.slot_mapping.shape[1]
-        tokens = torch.arange(num_tokens, device=step.slot_mapping.device, dtype=torch.int32)
-        rows = torch.searchsorted(step.qo_indptr[1:].contiguous(), tokens, right=True).clamp(max=len(step.last_page_len) - 1)
-        first_pages = step.kv_indptr[:-1].index_select(0, rows)
-        num_pages = step.kv_indptr[1:].index_select(0, rows) - first_pages
-        lengths = (num_pages - 1) * page_size + step.last_page_len.index_select(0, rows)
-        positions = lengths - (step.qo_indptr[1:].index_select(0, rows) - tokens) - back
-        exists, positions = positions >= 0, positions.clamp(min=0)
-        pages = step.kv_indices[group].index_select(0, first_pages + positions // page_size).long()
-        return pages * page_size + positions % page_size, exists.unsqueeze(1)
+    taps, channels = weight.shape[1], inputs.shape[1]
+    halves = [(backend.spec.places[place][0], _by_slot(pages, backend.page_axis)) for place in places for pages in _halves(backend, place)]
+    first = 0
+    for group, stored in halves:
+        slots = metadata.slot_mapping[group][: len(inputs)].clamp(min=0).long()  # without one: the reserved page 0
+        part = inputs[:, first : first + stored[0].numel()]
+        padded = torch.nn.functional.pad(part, (0, stored[0].numel() - part.shape[1]))
+        stored.index_copy_(0, slots, padded.view(-1, *stored.shape[1:]))
+        first += stored[0].numel()
+    positions, first_pages = _token_positions(metadata, backend.spec.page_size)
+    wide, total = weight.float(), torch.zeros_like(inputs, dtype=torch.float32)
+    for tap in range(taps):
+        back = taps - 1 - tap
+        earlier = inputs.float()
+        if back:
+            at = positions - back
+            earlier = torch.cat([_stored_at(metadata.kv_indices[group], stored, first_pages, at, backend) for group, stored in halves], 1)
+            earlier = earlier[:, :channels].masked_fill((at < 0).unsqueeze(1), 0.0)
+        total += earlier * wide[:, tap]
+    return (total if bias is None else total + bias.float()).to(inputs.dtype)
 
 
-def _halves(cache: PagedCache) -> Sequence[Tensor]:
+def _halves(backend: AttentionBackend, place: int) -> Sequence[Tensor]:
+    """What a place has room for: keys, and values that are not parts of these."""
+    cache = backend.caches[place]
     return (cache.keys,) if cache.latent else (cache.keys, cache.values)
 
 
-def _heads_and_width(pages: Tensor, page_axis: int) -> tuple[int, int]:
-    return pages.shape[0 if page_axis else 2], pages.shape[3]
+def _by_slot(pages: Tensor, page_axis: int) -> Tensor:
+    """A view [slots, num_kv_heads, width] of pages."""
+    return pages.flatten(1, 2).transpose(0, 1) if page_axis else pages.flatten(0, 1)
+
+
+def _token_positions(metadata: AttentionMetadata, page_size: int) -> tuple[Tensor, Tensor]:
+    """[T] each: the positions of the tokens of a step, and where the pages of their rows begin in a group of `kv_indices`."""
+    ends = metadata.qo_indptr[1:].contiguous()
+    tokens = torch.arange(metadata.slot_mapping.shape[1], device=ends.device, dtype=torch.int32)
+    rows = torch.searchsorted(ends, tokens, right=True).clamp(max=len(ends) - 1)
+    first_pages, pages_end = (part.index_select(0, rows) for part in (metadata.kv_indptr[:-1], metadata.kv_indptr[1:]))
+    lengths = (pages_end - first_pages - 1) * page_size + metadata.last_page_len.index_select(0, rows)
+    return lengths - (ends.index_select(0, rows) - tokens), first_pages
+
+
+def _stored_at(kv_indices: Tensor, stored: Tensor, first_pages: Tensor, positions: Tensor, backend: AttentionBackend) -> Tensor:
+    """[T, width of all heads] float32: what is stored of the positions; of negative ones anything."""
+    page_size, positions = backend.spec.page_size, positions.clamp(min=0)
+    pages = kv_indices.index_select(0, first_pages + positions // page_size).long()
+    return stored.index_select(0, pages * page_size + positions % page_size).flatten(1).float()
 
 
 def check_graph_layout(layout: StepLayout, buffers: AttentionMetadata) -> None:

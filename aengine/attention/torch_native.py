@@ -16,7 +16,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from aengine.attention.base import AttentionBackend, AttentionSpec, AttentionStep, StepConvolutions
+from aengine.attention.base import AttentionBackend, AttentionSpec, AttentionStep, convolve_torch
 from aengine.attention.metadata import AttentionMetadata, StepLayout
 from aengine.kernels.paged_cache import PagedCache, Scoring, as_bytes, loaded, stored
 from aengine.kernels.upload import to_device
@@ -71,7 +71,7 @@ class _Step:
     def __init__(self, backend: TorchNativeBackend, metadata: AttentionMetadata) -> None:
         self._backend = backend
         spec, host = backend.spec, metadata.host
-        self._convolutions = StepConvolutions(backend, metadata)
+        self._metadata = metadata
         self._slots = metadata.slot_mapping.long()
         self._written: Tensor | None = None  # the tokens with a slot, where not all have one
         if host.num_tokens and host.slot_mapping.min() < 0:
@@ -89,7 +89,7 @@ class _Step:
             _put(pages, scale, slots, new if self._written is None else new.index_select(0, self._written))
 
     def convolve(self, places: range, inputs: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-        return self._convolutions(places, inputs, weight, bias)
+        return convolve_torch(self._backend, self._metadata, places, inputs, weight, bias)
 
     def target(self, layer: int) -> None:
         """Pages lie in another order here."""

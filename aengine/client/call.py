@@ -144,7 +144,8 @@ class CallFeed(Feed):
         self._room = asyncio.Event()  # events are wanted
         self._room.set()
         self._task = asyncio.get_running_loop().create_task(self._run())
-        self._task.add_done_callback(lambda _: self._end())  # where it was cancelled from elsewhere, before it began or while it ran
+        # Where it was cancelled from elsewhere, before it began or while it ran: gRPC cancels calls for reasons of its own.
+        self._task.add_done_callback(lambda _: self._end(ServerError("the call was cancelled", "CANCELLED")))
         self._task.add_done_callback(lambda _: on_done(request))
 
     def hold(self, held: bool) -> None:
@@ -178,10 +179,9 @@ class CallFeed(Feed):
         except asyncio.CancelledError:
             with suppress(AEngineError), anyio.move_on_after(active_request.CLOSE_SECONDS):
                 await self._call.cancel()
-            self._end(ServerError("the call was cancelled", "CANCELLED"))  # unless it has ended: gRPC cancels calls for reasons of its own
         except Exception as error:
             self._end(error)
 
-    def _end(self, error: Exception | None = None) -> None:
+    def _end(self, error: Exception) -> None:
         self._request.end_stream(error)
         self._request.notify()

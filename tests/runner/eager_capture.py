@@ -18,7 +18,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from aengine.attention import AttentionMetadata, AttentionStep, StepLayout, TorchNativeBackend
-from aengine.attention.base import StepConvolutions
+from aengine.attention.base import convolve_torch
 from aengine.layers.ops import TorchOps
 from aengine.runner.torch.capture import Replay
 
@@ -48,7 +48,7 @@ class PlannedStep:
 
     def convolve(self, places: range, inputs: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         """Recorded as on a GPU: what it reads of the step is in the buffers."""
-        return StepConvolutions(self._backend, self._buffers)(places, inputs, weight, bias)
+        return convolve_torch(self._backend, self._buffers, places, inputs, weight, bias)
 
     def target(self, layer: int) -> None:
         """Nothing is written before a replay."""

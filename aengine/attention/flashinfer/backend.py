@@ -9,8 +9,6 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
-from contextlib import suppress
-from functools import partial
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -24,8 +22,8 @@ from aengine.attention.base import (
     AttentionStep,
     BackendUnavailableError,
     GraphStep,
-    StepConvolutions,
     check_graph_layout,
+    convolve_torch,
     first_line,
 )
 from aengine.attention.flashinfer.library import building, load_flashinfer, missing_fa3, require_int32, require_kernels, suits_fa3
@@ -76,7 +74,7 @@ class FlashInferBackend(AttentionBackend):
             raise BackendUnavailableError(f"FlashInfer reads a KV cache of {spec.dtype} or float8_e4m3fn here, not {spec.cache_dtype}")
         library = library or load_flashinfer(spec.device)
         super().__init__(spec)
-        self.kv_write = _kv_write_for(spec.device)
+        self.kv_write, self.convolve = _kv_write_for(spec.device), _convolve_for(spec.device)
         with building(library, "attention", spec.device):
             self._device = device or torch.cuda.get_device_properties(spec.device)
             self._setup = WrapperSetup(library, spec, event or torch.cuda.Event, self._device)
@@ -200,7 +198,7 @@ class _Step:
     ) -> None:
         self._backend = backend
         self._slots = metadata.slot_mapping
-        self._convolve = _convolutions_for(backend, metadata)
+        self._metadata = metadata
         self._decodes = decodes
         self._num_decodes = num_decodes
         self._prefills = prefills
@@ -209,7 +207,7 @@ class _Step:
         self._backend.kv_write(key, value, self.target(layer))
 
     def convolve(self, places: range, inputs: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-        return self._convolve(places, inputs, weight, bias)
+        return self._backend.convolve(self._backend, self._metadata, places, inputs, weight, bias)
 
     def target(self, layer: int) -> KvTarget:
         group, _ = self._backend.kinds[layer]
@@ -261,11 +259,12 @@ def _kv_write_for(device: torch.device) -> KvWrite:
     return write
 
 
-def _convolutions_for(backend: FlashInferBackend, metadata: AttentionMetadata) -> Callable[[range, Tensor, Tensor, Tensor | None], Tensor]:
+def _convolve_for(device: torch.device) -> Callable[[AttentionBackend, AttentionMetadata, range, Tensor, Tensor, Tensor | None], Tensor]:
     """Our Triton kernel on CUDA where triton is installed, else plain torch."""
-    if backend.spec.device.type == "cuda":
-        with suppress(ImportError):
-            from aengine.attention.triton import convolve_in_pages
-
-            return partial(convolve_in_pages, backend, metadata)
-    return StepConvolutions(backend, metadata)
+    if device.type != "cuda":
+        return convolve_torch
+    try:
+        from aengine.attention.triton import convolve_in_pages
+    except ImportError:
+        return convolve_torch
+    return convolve_in_pages

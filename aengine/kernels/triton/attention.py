@@ -330,7 +330,8 @@ def convolve(
     """
     tokens, channels = inputs.shape
     cache = target.cache
-    key_width, value_width = (0 if pages is None else pages.shape[2] * pages.shape[3] for pages in (cache.keys, _values_of(cache)))
+    key_width, value_width = (pages.shape[2] * pages.shape[3] for pages in (cache.keys, cache.values))
+    value_width = 0 if cache.latent else value_width  # they have no room of their own
     behind = min(channels, first + key_width + value_width)
     if not tokens:
         return behind
@@ -352,8 +353,3 @@ def convolve(
         num_warps=4,
     )
     return behind
-
-
-def _values_of(cache: PagedCache) -> Tensor | None:
-    """Where values have room of their own."""
-    return None if cache.latent else cache.values

@@ -87,7 +87,7 @@ class CpuProgram(Operations):
         self._whole_layers = [weights.whole_spec.layers[index] for index in shard.layers(weights.whole_spec.num_layers)]
         if spec.learned_positions is not None:
             num_positions = min(num_positions, spec.learned_positions.count)
-        self._places = groups.places
+        self._places = [[groups.places[place] for place in places] for places in spec.places]  # by layer, in groups of pages
         self._read = read
         self._reader = reader
         self._tables = {rope: cos_sin_cache(rope, num_positions, _CPU) for rope in spec.ropes}
@@ -242,7 +242,7 @@ class CpuProgram(Operations):
             None if rope is None else self._tables[rope].data_ptr(),
             self._weights.vectors[f"{name}sinks"].data_ptr() if attention.sinks else None,
             self._keep(torch.tensor(attention.slopes)) if attention.slopes else None,
-            *(*norms, stride, *self._place(index), heads, kv_heads, dim, dim),
+            *(*norms, stride, *self._places[index][0], heads, kv_heads, dim, dim),
             *(0 if rope is None else 2 * len(rope.frequencies), attention.window or 0),
             *(key_first, (heads + kv_heads) * dim, attention.scale, attention.soft_cap),
             *(self._buffers[query], self._buffers[key], self._buffers["qkv"], self._buffer("attended", heads * dim)),
@@ -250,20 +250,16 @@ class CpuProgram(Operations):
         self._add(library.ROTATE, op)
         self._add(library.ATTEND, op)
 
-    def _place(self, index: int) -> tuple[int, int]:
-        """The group and the place in a page of a layer that has one."""
-        return self._places[self._spec.places[index].start]
-
     def _convolution(self, name: str, index: int, convolution: ShortConvolution, source: str) -> None:
         """From `source` to `attended`."""
         self._linear(f"{name}conv_in", source, "convolved")
         channels, attention = convolution.channels, self._spec.attentions[0]
         parts, first = [], 0
-        for place in self._spec.places[index]:
+        for place in self._places[index]:
             for of_values, dim in ((0, attention.key_dim), (1, attention.value_dim)):
                 width = min(attention.num_kv_heads * stored_dim(dim), channels - first)
                 if width:
-                    parts.append(CConvolvePart(*self._places[place], of_values, first, width))
+                    parts.append(CConvolvePart(*place, of_values, first, width))
                     first += width
         bias = self._weights.vectors.get(f"{name}conv.bias")
         op = CConvolveOp(
@@ -304,7 +300,7 @@ class CpuProgram(Operations):
         op = CAttentionOp(
             self._tables[attention.rope].data_ptr(),
             self._weights.vectors[f"{name}sinks"].data_ptr() if attention.sinks else None,
-            *(None, CNorm(), CNorm(), 0, *self._place(index), heads, 1, key_dim, rank, rope_dim, attention.window or 0),
+            *(None, CNorm(), CNorm(), 0, *self._places[index][0], heads, 1, key_dim, rank, rope_dim, attention.window or 0),
             *(0, rope_dim, attention.scale, attention.soft_cap),
             *(self._buffers["query"], latent, latent, self._buffer("attended", heads * rank)),
         )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from aengine.kernels.layer_params import ExpertRouting, RouterScoring
+from aengine.kernels.layer_params import RouterScoring
 from aengine.models.config.reader import ConfigReader, NotNativeError
 from aengine.models.families.family import (
     LLAMA_NAMES,
@@ -17,6 +17,7 @@ from aengine.models.families.family import (
     rms_norm,
     rope_and_context,
 )
+from aengine.models.families.mixtures import dense_layers, experts, routing
 from aengine.models.spec import Experts, Layer, Mlp, ModelSpec, QkNorm, ShortConvolution
 
 
@@ -53,17 +54,14 @@ def _lfm2(reader: ConfigReader) -> ModelSpec:
 
 
 def _lfm2_moe(reader: ConfigReader) -> ModelSpec:
-    routing = ExpertRouting(
-        top_k=reader.positive("num_experts_per_tok"),
+    how = routing(
+        reader,
         scoring=RouterScoring.SIGMOID,
         normalize=reader.flag("norm_topk_prob"),
         scaling=reader.number("routed_scaling_factor", 1.0),
     )
-    expert = Mlp(reader.positive("moe_intermediate_size"))
-    experts = Experts(reader.positive("num_experts"), expert, routing, correction=reader.flag("use_expert_bias"))
-    num_layers, dense = reader.positive("num_hidden_layers"), reader.count("num_dense_layers")
-    mlp = Mlp(_width(reader))
-    return _layers(reader, [mlp if index < dense else experts for index in range(num_layers)])
+    block, mlp = experts(reader, how, correction=reader.flag("use_expert_bias")), Mlp(_width(reader))
+    return _layers(reader, [mlp if dense else block for dense in dense_layers(reader)])
 
 
 def _transform(spec: ModelSpec, layer: Layer | None, name: str, part: int, shape: tuple[int, ...]) -> Transform | None:
@@ -101,7 +99,7 @@ def _family(model_type: str, architecture: str, read: Any, sizes: dict[str, Any]
         names=_NAMES,
         transform=_transform,
         part_defaults=sizes,
-        keys={"rms_norm_eps": "norm_eps"},
+        keys={"rms_norm_eps": "norm_eps", "first_k_dense_replace": "num_dense_layers"},
     )
 
 

@@ -91,6 +91,7 @@ class Architecture:
     by_head: bool = False  # the family has the rows of q, k and v head by head; the file has all of q, then of k, then of v
     transposed: int = 0  # tensors of layers with so many dimensions are [..., in_features, out_features] in the family, in the file never
     unit_offset: bool = False  # 1 is added to the weights of norms
+    without_attention: bool = False  # some layers are, which have 0 KV heads
 
 
 def _llama(file: GgufFile, config: dict[str, Any]) -> None:
@@ -213,7 +214,7 @@ def _lfm2(file: GgufFile, config: dict[str, Any]) -> None:
 
 def _lfm2_moe(file: GgufFile, config: dict[str, Any]) -> None:
     _lfm2(file, config)
-    config["num_dense_layers"] = config.pop("first_k_dense_replace", 0)
+    config.setdefault("first_k_dense_replace", 0)
     config["use_expert_bias"] = any(name.endswith(".exp_probs_b.bias") for name in file.tensors)
 
 
@@ -256,8 +257,8 @@ ARCHITECTURES: Mapping[str, Architecture] = {
     "olmoe": Architecture("olmoe", _normalized(False)),
     "gpt-oss": Architecture("gpt_oss", change=_gpt_oss, modules=_BEFORE_MLP, transposed=3),
     "glm4moe": Architecture("glm4_moe", {"n_group": 1, "topk_group": 1}, _glm4_moe, _BEFORE_MLP),
-    "lfm2": Architecture("lfm2", change=_lfm2, modules=_CONVOLUTIONS),
-    "lfm2moe": Architecture("lfm2_moe", change=_lfm2_moe, modules=_CONVOLUTIONS),
+    "lfm2": Architecture("lfm2", change=_lfm2, modules=_CONVOLUTIONS, without_attention=True),
+    "lfm2moe": Architecture("lfm2_moe", change=_lfm2_moe, modules=_CONVOLUTIONS, without_attention=True),
     "deepseek2": Architecture("deepseek_v3", change=_deepseek2, modules={"attn_q": ("q", 0)}),
 }
 """By llama.cpp's name."""
@@ -286,7 +287,8 @@ def config_of(file: GgufFile) -> tuple[dict[str, Any], ConfigSource]:
     for theirs, ours in _KEYS.items():
         value = file.metadata.get(prefix + theirs)
         if value is not None:
-            config[ours] = _one(prefix + theirs, value, besides=0 if ours == "num_key_value_heads" else None)
+            some = architecture.without_attention and ours == "num_key_value_heads"
+            config[ours] = _one(prefix + theirs, value[value != 0] if some and isinstance(value, np.ndarray) else value)
     named = {ours: prefix + theirs for theirs, ours in {**_KEYS, **_ROPE_KEYS}.items()}
     named |= dict.fromkeys(("num_local_experts", "n_routed_experts"), f"{prefix}expert_count")
     reader = ConfigReader(config, {}, source=ConfigSource(file.path.name, named))
@@ -313,11 +315,11 @@ def config_of(file: GgufFile) -> tuple[dict[str, Any], ConfigSource]:
     return {family.keys.get(key, key): value for key, value in config.items()}, source
 
 
-def _one(key: str, value: Any, besides: int | None = None) -> Any:
-    """A value of all layers; some files have one for each layer. `besides`: what layers that have no such thing may have."""
+def _one(key: str, value: Any) -> Any:
+    """A value of all layers; some files have one for each layer."""
     if not isinstance(value, np.ndarray):
         return value
-    distinct = np.unique(value if besides is None else value[value != besides])
+    distinct = np.unique(value)
     if len(distinct) != 1:
         raise ModelLoadError(f"{key} differs between layers: {distinct.tolist()[:8]}; supported is one value")
     return distinct[0].item()

@@ -152,7 +152,9 @@ _READERS = {
 }
 
 
-_MODULES = {"token_embd": "embedding", "position_embd": "positions", "output_norm": "norm", "output": "head"}
+_MODULES: dict[str, tuple[str | None, int]] = {
+    **{"token_embd": ("embedding", 0), "position_embd": ("positions", 0), "output_norm": ("norm", 0), "output": ("head", 0)},
+}
 _LAYER_MODULES: dict[str, tuple[str | None, int]] = {
     **{"attn_norm": ("attention_norm", 0), "post_attention_norm": ("post_attention_norm", 0)},
     **{"ffn_norm": ("mlp_norm", 0), "post_ffw_norm": ("post_mlp_norm", 0)},
@@ -220,10 +222,9 @@ def _place(stored: str, architecture: Architecture, names: Mapping[str, str], is
     match = _STORED.fullmatch(stored)
     ours: str | None = None
     part = 0
-    if match is not None and match[1] is None:
-        ours, part = {**{name: (module, 0) for name, module in _MODULES.items()}, **architecture.modules}.get(match[2], (None, 0))
-    elif match is not None:
-        ours, part = {**_LAYER_MODULES, **architecture.modules}.get(match[2], (None, 0))
+    if match is not None:
+        common = _MODULES if match[1] is None else _LAYER_MODULES
+        ours, part = {**common, **architecture.modules}.get(match[2], (None, 0))
     if match is None or ours is None:
         raise ModelLoadError(f"the GGUF file has a tensor {stored}, which is not known")
     if ours == "gate_up" and not is_gated and len(names.get(ours, "gate up").split()) > 1:

@@ -136,10 +136,10 @@ class Decoder:
         tables = {rope: cos_sin_cache(rope, num_positions, device) for rope in spec.ropes}
         self._layers = []
         held, wholes = sharded_spec(spec, shard), (spec.layers[index] for index in shard.layers(spec.num_layers))
-        for index, (whole, layer) in enumerate(zip(wholes, held.layers, strict=True)):
+        for index, (whole, layer, places) in enumerate(zip(wholes, held.layers, held.places, strict=True)):
             divided = _divisions(spec, whole, collectives, exchange)
             of_layer = Weights(weights, f"layers.{index}.", adapters)
-            self._layers.append(_Layer(layer, held.places[index], of_layer, tables, ops, divided))
+            self._layers.append(_Layer(layer, places, of_layer, tables, ops, divided))
         embedding_norm = None if shard.stage else spec.embedding_norm
         self._embedding_norm = _norm_or_identity(embedding_norm, self._weights, "embedding_norm", ops)
         self._norm = _Join(held.norm, self._weights, "norm", ops)
