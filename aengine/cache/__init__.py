@@ -3,8 +3,8 @@
 Owns page numbers and their bookkeeping. Must not know what a page contains on the device, nor why a sequence wants one.
 """
 
-from aengine.cache.pages import LayerGroups, OutOfPages, PageCache, PageNeeds, WindowKind, Windows, layer_groups
-from aengine.cache.prefix import PageChain, PrefixIndex, published_digest
+from aengine.cache.pages import LayerGroups, OutOfPages, PageCache, PageNeeds, Prefix, WindowKind, Windows, layer_groups
+from aengine.cache.prefix import PageChain, PrefixIndex, page_name, published_digest
 
 __all__ = [
     "LayerGroups",
@@ -12,9 +12,11 @@ __all__ = [
     "PageCache",
     "PageChain",
     "PageNeeds",
+    "Prefix",
     "PrefixIndex",
     "WindowKind",
     "Windows",
     "layer_groups",
+    "page_name",
     "published_digest",
 ]

@@ -9,7 +9,10 @@ Layer groups: which layers of a model share pages, and how many pages a sequence
 All pages of a pool have the same size: `page_size` tokens of K and V of `layers_per_page` layers. A group is that many layers, which keep
 the same tokens: all of them, or those of one sliding window, which a convolution has, too. A sequence has a list of pages for each group.
 Every page can serve any group, so there is one pool. (Kwon et al., "Efficient Memory Management for Large Language Model Serving with
-PagedAttention", 2023, has one group.) Layers with a state of fixed size per sequence would be a further kind of group."""
+PagedAttention", 2023, has one group.)
+
+States: what recurrent layers have of a sequence takes the same number of whole pages, however long the sequence is. A state that was kept
+as it was at the end of a column is named like a page of a further group; its pages are referenced, cached and evicted together."""
 
 from __future__ import annotations
 
@@ -26,10 +29,30 @@ from numpy.typing import NDArray
 from aengine.cache.prefix import PageChain, PrefixIndex, page_name
 
 IntArray = NDArray[np.int32]
+NO_PAGES: IntArray = np.zeros(0, np.int32)
 
 
 class OutOfPages(Exception):
     """More pages were asked for than are available."""
+
+
+@dataclass(frozen=True, slots=True)
+class Prefix:
+    """Pages of tokens that need not be computed, not yet referenced by who asked for them (see `retain`)."""
+
+    pages: IntArray  # [groups, columns]; 0 where the first token behind the prefix does not see the page, because of the group's window
+    state: IntArray  # [state_pages], what recurrent layers have of the prefix; empty where there is none, or no prefix
+    num_found: int  # columns whose pages were found; those behind the prefix are of no use without a state
+
+    @property
+    def num_columns(self) -> int:
+        return int(self.pages.shape[1])
+
+    @property
+    def held(self) -> IntArray:
+        """All of the pages, each once."""
+        pages = self.pages[self.pages > 0]
+        return np.concatenate((pages, self.state)) if len(self.state) else pages
 
 
 class PageCache:
@@ -46,7 +69,9 @@ class PageCache:
         )  # by who uses it, for what else the page holds; not any more when it is handed out again
         self._free = np.arange(num_pages - 1, 0, -1, dtype=np.int32)  # a stack, without the reserved page 0
         self._num_free = num_pages - 1
-        self._cached: OrderedDict[int, None] = OrderedDict()  # least recently released first
+        self._cached: OrderedDict[int, None] = OrderedDict()  # least recently released first; of a state its first page
+        self._num_cached = 0  # pages, with all of states
+        self._states: dict[int, IntArray] = {}  # by its first page: all pages of a published state
         self.index = PrefixIndex()
 
     @property
@@ -57,7 +82,7 @@ class PageCache:
     @property
     def available(self) -> int:
         """Pages that `allocate` could hand out now."""
-        return self._num_free + len(self._cached)
+        return self._num_free + self._num_cached
 
     @property
     def referenced(self) -> int:
@@ -66,12 +91,14 @@ class PageCache:
     @property
     def cached_tokens(self) -> int:
         """Tokens whose KV lies in pages that nobody holds."""
-        return len(self._cached) * self.page_size
+        return sum(page not in self._states for page in self._cached) * self.page_size
 
     def allocate(self, count: int) -> IntArray:
         """`count` pages with one reference each; free ones first, then the least recently used cached ones."""
         if count > self.available:
             raise OutOfPages(f"{count} pages asked for, {self.available} available")
+        while self._num_free < count and self._states:
+            self._evict(next(iter(self._cached)))
         taken = min(count, self._num_free)
         pages = np.empty(count, np.int32)
         self._num_free -= taken
@@ -80,6 +107,7 @@ class PageCache:
             page, _ = self._cached.popitem(last=False)
             self.index.remove(page)
             pages[i] = page
+        self._num_cached -= count - taken
         self.refs[pages] = 1
         self.marked[pages] = False
         return pages
@@ -95,20 +123,50 @@ class PageCache:
         for page in dropped[::-1].tolist():
             if page in self.index:
                 self._cached[page] = None
+                self._num_cached += 1
             else:
                 free.append(page)
         self._push_free(np.array(free, np.int32))
+
+    def release_state(self, pages: IntArray) -> None:
+        """Give up one reference to all pages of a state."""
+        self.refs[pages] -= 1
+        if self.refs[pages[0]]:
+            return
+        if int(pages[0]) in self.index:
+            self._cached[int(pages[0])] = None
+            self._num_cached += len(pages)
+        else:
+            self._push_free(pages)
+
+    def use_again(self, first_page: int, name: bytes) -> None:
+        """If the state of that name is cached there, it is evicted as late as if it had been released now."""
+        if self._is_cached(first_page, name):
+            self._cached.move_to_end(first_page)
+
+    def drop_state(self, first_page: int, name: bytes) -> None:
+        """If the state of that name is cached there, it becomes free."""
+        if self._is_cached(first_page, name):
+            self._evict(first_page)
+
+    def _is_cached(self, first_page: int, name: bytes) -> bool:
+        return first_page in self._cached and self.index.name_of(first_page) == name
+
+    def _evict(self, page: int) -> None:
+        """A cached page, or the state that it is the first page of, becomes free."""
+        del self._cached[page]
+        self.index.remove(page)
+        pages = self._states.pop(page, None)
+        freed = np.array([page], np.int32) if pages is None else pages
+        self._num_cached -= len(freed)
+        self._push_free(freed)
 
     def _push_free(self, pages: IntArray) -> None:
         self._free[self._num_free : self._num_free + len(pages)] = pages
         self._num_free += len(pages)
 
-    def match(self, chain: PageChain, tokens: IntArray, needs: PageNeeds) -> IntArray:
-        """The pages [groups, columns] that hold the longest published prefix of `tokens`, not yet referenced by the caller (see `retain`).
-
-        0 where the first token after the prefix does not see the page, because it is behind the group's window. The last token is never
-        covered: it must be computed to have logits.
-        """
+    def match(self, chain: PageChain, tokens: IntArray, needs: PageNeeds) -> Prefix:
+        """The longest published prefix of `tokens`. The last token is never covered: it must be computed to have logits."""
         size = self.page_size * tokens.itemsize
         raw = tokens.tobytes()
         length = min((len(tokens) - 1) // self.page_size, len(chain.digests))
@@ -125,32 +183,38 @@ class PageCache:
                     length = column
                     break
                 full[-1].append(page)
-        if not needs.kinds:
-            return np.array([pages[:length] for pages in full], np.int32)
+        num_found = length
+        if not needs.kinds and not needs.state_pages:
+            return Prefix(np.array([pages[:length] for pages in full], np.int32), NO_PAGES, num_found)
         hits = np.zeros((needs.num_groups, length), np.int32)
         for group, pages in enumerate(full):
             hits[group] = pages[:length]
 
         def missing() -> int | None:
-            """The first column that a window lacks. Every longer prefix needs it, too."""
+            """The first column that a window or the state lacks. Every longer prefix needs that of a window, too."""
             for kind in needs.kinds:
                 for column in range(kind.first_column(length * self.page_size), length):
                     for group in range(kind.begin, kind.end):
                         hits[group, column] = hits[group, column] or find(group, column)
                         if not hits[group, column]:
                             return column
+            if length and needs.state_pages and not find(needs.num_groups, length - 1):
+                return length - 1
             return None
 
         while (lacking := missing()) is not None:
             length = lacking
         for kind in needs.kinds:
             hits[kind.begin : kind.end, : kind.first_column(length * self.page_size)] = 0
-        return hits[:, :length]
+        state = self._states[find(needs.num_groups, length - 1)] if length and needs.state_pages else NO_PAGES
+        return Prefix(hits[:, :length], state, num_found)
 
     def retain(self, pages: IntArray) -> None:
         """Take one more reference to each of these matched pages, no two of which are the same."""
         for page in pages[self.refs[pages] == 0].tolist():
-            del self._cached[page]
+            if page in self._cached:  # of a state all pages go with the first
+                del self._cached[page]
+                self._num_cached -= len(self._states.get(page, (page,)))
         self.refs[pages] += 1
 
     def num_unreferenced(self, pages: IntArray) -> int:
@@ -165,12 +229,21 @@ class PageCache:
         for group, page in enumerate(pages):
             self.index.publish_page(page, page_name(digest, group), page_tokens)
 
+    def publish_state(self, pages: IntArray, name: bytes, page_tokens: bytes) -> None:
+        """Offer to others what recurrent layers have of the tokens up to the end of a column, whose pages `publish` has or had."""
+        first = int(pages[0])
+        self.index.publish_page(first, name, page_tokens)
+        if first in self.index:
+            self._states[first] = pages
+
     def flush(self) -> int:
         """Drop every cached page; referenced pages stay, unpublished. Returns the number of pages that became free."""
-        flushed = list(self._cached)
+        flushed = np.concatenate([NO_PAGES, *(self._states.get(page, np.array([page], np.int32)) for page in self._cached)])
         self._cached.clear()
+        self._num_cached = 0
+        self._states.clear()
         self.index.clear()
-        self._push_free(np.array(flushed, np.int32))
+        self._push_free(flushed)
         return len(flushed)
 
 
@@ -245,10 +318,12 @@ class WindowKind:
 
 
 class PageNeeds:
-    """The arithmetic of pages for groups with `windows`. A column is `page_size` consecutive tokens: one page in each group."""
+    """The arithmetic of pages for groups with `windows`. A column is `page_size` consecutive tokens: one page in each group. A state takes
+    `state_pages`, whatever its length."""
 
-    def __init__(self, windows: Windows, page_size: int, max_num_batched_tokens: int) -> None:
+    def __init__(self, windows: Windows, page_size: int, max_num_batched_tokens: int, state_pages: int = 0) -> None:
         self.page_size = page_size
+        self.state_pages = state_pages  # 0: the model has no recurrent layers
         self.num_groups = len(windows)
         self.num_full = windows.count(None)  # groups without a window
         kinds: list[WindowKind] = []
@@ -267,8 +342,9 @@ class PageNeeds:
         return -(-num_tokens // self.page_size)
 
     def pages(self, columns: int) -> int:
-        """The most pages that a sequence holds at a time while it computes so many columns."""
-        return self.num_full * columns + self.windowed_pages(columns)
+        """The most pages that a sequence holds at a time while it computes so many columns: its state and another one that is kept, or
+        that it begins with."""
+        return self.num_full * columns + self.windowed_pages(columns) + 2 * self.state_pages
 
     def windowed_pages(self, columns: int) -> int:
         """The most pages in groups with windows that a sequence holds at a time while it computes so many columns."""

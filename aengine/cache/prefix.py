@@ -76,6 +76,9 @@ class PrefixIndex:
         entry = self._by_name.get(name)
         return entry[0] if entry is not None and entry[1] == page_tokens else 0
 
+    def name_of(self, page: int) -> bytes | None:
+        return self._by_page.get(page)
+
     def publish_page(self, page: int, name: bytes, page_tokens: bytes) -> None:
         """Publish `page` under `name`. If another page is published under it already, `page` stays private."""
         if name not in self._by_name:

@@ -10,11 +10,12 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from aengine.cache import PageCache, PageNeeds
+from aengine.cache import PageCache, PageNeeds, Prefix
 from aengine.scheduler.drafters import NO_DRAFT, Draft
-from aengine.scheduler.plan import NO_INTS, DraftRows, Features, IntArray, NewRow, StepPlan
+from aengine.scheduler.plan import NO_INTS, DraftRows, Features, IntArray, NewRow, StateRows, StepPlan
 from aengine.scheduler.rows import RowTable
 from aengine.scheduler.sequence import Sequence, SequenceState
+from aengine.scheduler.states import RowStates
 from aengine.scheduler.waiting import AdapterRoom, Draining, PrefixesInFlight
 
 
@@ -57,7 +58,14 @@ runs, the same holds for all others, so nothing runs out of pages and it is neve
 
 class KVCacheManager:
     def __init__(
-        self, rows: RowTable, cache: PageCache, needs: PageNeeds, *, enable_prefix_cache: bool, max_adapters: int | None = None
+        self,
+        rows: RowTable,
+        cache: PageCache,
+        needs: PageNeeds,
+        *,
+        enable_prefix_cache: bool,
+        max_adapters: int | None = None,
+        state_interval: int = 0,
     ) -> None:
         self.rows = rows
         self.cache = cache
@@ -70,13 +78,16 @@ class KVCacheManager:
         self._watermark = max(1, cache.usable // 100)
         self._num_protected = 0  # running sequences that were preempted MAX_PREEMPTIONS times
         self.changes = RowChanges()
+        self.states: RowStates | None = None
+        if needs.state_pages:
+            self.states = RowStates(rows, cache, needs, interval=state_interval, enabled=enable_prefix_cache)
         self.short = False  # a chunk of the step that is planned found no pages in the groups with windows
 
     # ---- admission ---------------------------------------------------------------------------------------------------
 
-    def prefix(self, sequence: Sequence) -> tuple[IntArray, Sequence | None]:
-        """The pages [groups, columns] that a waiting sequence need not compute, as `PageCache.match` finds them. Or for a fork those of the
-        tokens that it shares with the running sequence that computed its prompt, with that sequence."""
+    def prefix(self, sequence: Sequence) -> tuple[Prefix, Sequence | None]:
+        """What a waiting sequence need not compute, as `PageCache.match` finds it. Or for a fork that of the tokens that it shares with the
+        running sequence that computed its prompt, with that sequence."""
         if self._enable_prefix_cache:
             sequence.hash_pages()
         rows, primary = self.rows, sequence.primary
@@ -85,10 +96,11 @@ class KVCacheManager:
             forks = False  # the primary goes on with KV of other weights
         if primary is not None and forks and rows.num_committed[primary.row] >= len(sequence.request.prompt):
             hits = self._prompt_pages(primary.row, sequence.num_shared)
-            if hits is not None:
-                return hits, primary
+            state = NO_INTS if self.states is None else self.states.of_fork(primary.row, sequence.num_shared)
+            if hits is not None and state is not None:
+                return Prefix(hits, state, hits.shape[1]), primary
         if not self._enable_prefix_cache or sequence.request.params.needs_whole_prompt:
-            return np.zeros((self.needs.num_groups, 0), np.int32), None
+            return Prefix(np.zeros((self.needs.num_groups, 0), np.int32), NO_INTS, 0), None
         return self.cache.match(sequence.chain, sequence.tokens, self.needs), None
 
     def _prompt_pages(self, row: int, num_tokens: int) -> IntArray | None:
@@ -112,6 +124,8 @@ class KVCacheManager:
         """Whether a running sequence is computing the page after the hits; if so, the sequence waits for it."""
         if num_hits == (len(sequence.tokens) - 1) // self.cache.page_size or num_hits == len(sequence.chain.digests):
             return False  # the rest must be computed anyway
+        if self.states is not None:
+            return any(self.prefixes.wait(sequence, name) for name in self.states.names_from(sequence, num_hits))
         return self.prefixes.wait(sequence, sequence.chain.digests[num_hits])
 
     @property
@@ -125,7 +139,7 @@ class KVCacheManager:
         self.adapters.stop_waiting(sequence)
         self.draining.stop_waiting(sequence)
 
-    def has_room(self, sequence: Sequence, hits: IntArray, spared: int = 0) -> bool:
+    def has_room(self, sequence: Sequence, prefix: Prefix, spared: int = 0) -> bool:
         """Whether the sequence can be admitted now: with its known tokens, and enough to grow that it is not soon preempted; and `spared`
         pages are left to others."""
         rows, needs = self.rows, self.needs
@@ -136,14 +150,14 @@ class KVCacheManager:
             needed = needs.pages(known)
         elif self._num_protected or sequence.preemptions >= MAX_PREEMPTIONS:
             growth = int((needs.columns(rows.limit[rows.active]) - rows.num_pages[rows.active]).sum())
-            needed = needs.num_full * (limit + growth) + self._windows_to_grow(limit) + int(np.count_nonzero(hits[needs.num_full :]))
+            needed = needs.num_full * (limit + growth) + self._windows_to_grow(limit) + 2 * needs.state_pages
+            needed += int(np.count_nonzero(prefix.pages[needs.num_full :]))
         else:
             # The headroom doubles with every preemption, so that two that do not fit together soon run one after the other.
             columns = min(known + 2**sequence.preemptions - 1, limit)
             needed = needs.pages(columns) + self._watermark + self._windows_of_chunks()
-        if hits.size:
-            hit_pages = hits[hits > 0]
-            needed += self.cache.num_unreferenced(hit_pages) - len(hit_pages)
+        if prefix.num_columns or len(prefix.state):
+            needed += self.cache.num_unreferenced(prefix.held) - len(prefix.held)
         return needed + spared <= self.cache.available
 
     def _windows_to_grow(self, columns: int) -> int:
@@ -168,20 +182,20 @@ class KVCacheManager:
             missing += kind.num_groups * int((np.minimum(columns, begins + kind.most_columns) - ends).clip(0).sum())
         return missing
 
-    def admit(self, sequence: Sequence, hits: IntArray, tenant_id: int, primary: Sequence | None = None) -> None:
-        """Give the sequence a row, the pages it matched, and pages for its other known tokens; in groups with windows these come with each
-        chunk (`extend`).
+    def admit(self, sequence: Sequence, prefix: Prefix, tenant_id: int, primary: Sequence | None = None) -> None:
+        """Give the sequence a row, the pages of its prefix, and pages for its other known tokens; in groups with windows these come with
+        each chunk (`extend`).
 
         With `primary`, from which the hits are shared, the pages that both fill differently are copied, and only what it does not
         share is left to compute.
         """
-        rows, needs, num_hits = self.rows, self.needs, hits.shape[1]
+        rows, needs, hits, num_hits = self.rows, self.needs, prefix.pages, prefix.num_columns
         request, tokens = sequence.request, sequence.tokens
         row = rows.assign(sequence, tenant_id)
         self.adapters.admit(sequence)
         num_full, columns = needs.num_full, needs.columns(len(tokens))
-        if hits.size:
-            self.cache.retain(hits[hits > 0])
+        if num_hits or len(prefix.state):
+            self.cache.retain(prefix.held)
         pages = np.empty((num_full, columns), np.int32)
         pages[:, :num_hits] = hits[:num_full]
         pages[:, num_hits:] = self.cache.allocate(num_full * (columns - num_hits)).reshape(num_full, columns - num_hits)
@@ -204,6 +218,10 @@ class KVCacheManager:
         rows.num_published[row] = num_hits
         rows.num_computed[row] = rows.num_committed[row] = num_computed
         claims = sequence.chain.digests[num_hits:]
+        if self.states is not None:
+            source = prefix.state if len(prefix.state) else None
+            self.states.begin(row, sequence, num_computed, source, prefix.num_found * self.cache.page_size)
+            claims = self.states.names(sequence, row)
         self.prefixes.claim(sequence, [*claims, fork_digest(request.key)] if request.num_forks else claims)
         self._num_protected += sequence.preemptions >= MAX_PREEMPTIONS
         history = tokens if request.params.features & Features.HISTORY else NO_INTS
@@ -316,10 +334,27 @@ class KVCacheManager:
                 woken += self.prefixes.settle(sequence, digests[column])
         return woken
 
+    def publish_states(self, plan_rows: IntArray, committed: IntArray) -> list[Sequence]:
+        """The same for the states that the step kept, after `publish`."""
+        published = [] if self.states is None else self.states.commit(plan_rows, committed)
+        return [woken for sequence, name in published for woken in self.prefixes.settle(sequence, name)]
+
     def held_pages(self) -> IntArray:
         """The ids of the pages that a sequence holds or that are still to be copied to one, ascending."""
         sources = [pages for pages, _ in self.changes.copies.values()]
         return np.union1d(np.flatnonzero(self.cache.refs), np.concatenate([NO_INTS, *sources])).astype(np.int32)
+
+    def keep_states(self, decodes: IntArray, chunks: list[Chunk]) -> list[Sequence]:
+        """Keep states that the step which is planned computes. Returns the sequences that waited for those for which there are no pages."""
+        woken: list[Sequence] = []
+        if self.states is not None:
+            self.states.keep_of_decodes(decodes)
+            for chunk in chunks:
+                for name in self.states.keep_of_chunk(chunk.row, chunk.start, chunk.length):
+                    sequence = self.rows.sequences[chunk.row]
+                    assert sequence is not None
+                    woken += self.prefixes.settle(sequence, name)
+        return woken
 
     # ---- the end -----------------------------------------------------------------------------------------------------
 
@@ -355,9 +390,17 @@ class KVCacheManager:
         """Take row and pages from a stopped sequence that no step in flight computes. Returns the sequences that waited for the place of
         its adapter."""
         assert self.rows.flights[sequence.row] == 0
-        self.changes.drop(sequence.row)
-        self.cache.release(self.rows.pages(sequence.row).copy())
-        self.rows.clear(sequence.row)
+        row, rows = sequence.row, self.rows
+        self.changes.drop(row)
+        pages, published = rows.pages(row).copy(), {} if self.states is None else self.states.release(row)
+        for column, state in sorted(published.items(), reverse=True):  # so that a state is evicted with the pages behind it
+            later = slice(self.needs.num_full * (column + 1), self.needs.num_full * int(rows.num_pages[row]))
+            self.cache.release(pages[later])
+            pages = np.delete(pages, later)
+            rows.num_pages[row] = min(column + 1, rows.num_pages[row])
+            self.cache.use_again(*state)
+        self.cache.release(pages)
+        rows.clear(row)
         return self.adapters.leave_row(sequence.request.adapter)
 
 
@@ -396,7 +439,15 @@ class PlanBuilder:
         self._ones = np.ones(len(rows.sequences), np.int32)  # of a step of decodes alone: their lengths, and how many tokens each samples
 
     def build(
-        self, step: int, decodes: IntArray, chunks: list[Chunk], changes: RowChanges, draft_rows: DraftRows | None, *, wants_forced: bool
+        self,
+        step: int,
+        decodes: IntArray,
+        chunks: list[Chunk],
+        changes: RowChanges,
+        draft_rows: DraftRows | None,
+        states: StateRows | None,
+        *,
+        wants_forced: bool,
     ) -> StepPlan:
         """Counts what the step computes and samples as computed and sampled. What grammars force it only wants to know if there are any."""
         rows = self._rows
@@ -442,5 +493,6 @@ class PlanBuilder:
             draft_rows=draft_rows,
             wants_forced=wants_forced and rows.num_grammars > 0 and bool(np.count_nonzero(rows.features[plan_rows] & _GRAMMAR)),
             scores_prompts=scores_prompts,
+            states=states,
             adapters=rows.adapters_of(plan_rows),
         )

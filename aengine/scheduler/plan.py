@@ -119,6 +119,19 @@ class DraftRows:
 
 
 @dataclass(frozen=True, slots=True)
+class StateRows:
+    """Where recurrent states are; a state has p pages. A row's state of all tokens before a step is read and that of all tokens behind it
+    is written to the same pages, but that the first step of a row reads it from others."""
+
+    rows: IntArray  # [r], which compute their first step
+    pages: IntArray  # [r, p], from now on
+    sources: IntArray  # [r, p], that this step reads; page 0: the row begins without tokens before
+    kept_rows: IntArray  # [k], of which the step writes another state, too:
+    kept_lengths: IntArray  # [k], that of so many tokens of the row, the last of which the step computes
+    kept_pages: IntArray  # [k, p]
+
+
+@dataclass(frozen=True, slots=True)
 class StepPlan:
     """One forward pass over a mixed batch of n rows with T tokens.
 
@@ -147,6 +160,7 @@ class StepPlan:
     # Pages whose content is copied before the step, and after the copies of steps before: copy_from[i] to copy_to[i].
     copy_from: IntArray = field(default_factory=lambda: NO_INTS)  # [c]
     copy_to: IntArray = field(default_factory=lambda: NO_INTS)  # [c]
+    states: StateRows | None = None  # changes of where recurrent states are
     draft_rows: DraftRows | None = None  # the drafts that are proposed for them are -1 in token_ids
     wants_forced: bool = False  # the result should say what grammars force to follow
     scores_prompts: bool = False  # some rows have a part of a prompt whose logprobs or hidden states are asked for

@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping
 import numpy as np
 
 from aengine.api.outputs import EngineStats, FinishReason
-from aengine.cache import PageCache, PageNeeds, PrefixIndex
+from aengine.cache import PageCache, PageNeeds, Prefix, PrefixIndex
 from aengine.scheduler.drafters import Drafter
 from aengine.scheduler.drafts import DraftProgress, Drafts
 from aengine.scheduler.kv import Chunk, KVCacheManager, PlanBuilder, RowChanges, fork_digest
@@ -22,6 +22,7 @@ from aengine.scheduler.live_sequences import LiveSequences
 from aengine.scheduler.plan import IntArray, StepPlan, StepResult
 from aengine.scheduler.rows import RowTable, new_tokens
 from aengine.scheduler.sequence import Request, SchedulerConfig, Sequence, SequenceState, Updates
+from aengine.scheduler.states import StateChanges
 from aengine.scheduler.waiting import Deadlines, WaitingQueue
 
 KEPT_SHARE = 16
@@ -35,13 +36,18 @@ class Scheduler:
     def __init__(self, config: SchedulerConfig, clock: Callable[[], float] = time.monotonic, drafter: Drafter | None = None) -> None:
         self._config = config
         self._clock = clock
-        needs = PageNeeds(config.windows, config.page_size, config.max_num_batched_tokens)
+        needs = PageNeeds(config.windows, config.page_size, config.max_num_batched_tokens, config.state_pages)
         self._rows = RowTable(
             config.max_num_seqs, config.max_model_len, needs, 0 if drafter is None else config.max_drafts, config.max_in_flight
         )
         self._cache = PageCache(config.num_pages, config.page_size)
         self._kv_cache = KVCacheManager(
-            self._rows, self._cache, needs, enable_prefix_cache=config.enable_prefix_cache, max_adapters=config.max_adapters
+            self._rows,
+            self._cache,
+            needs,
+            enable_prefix_cache=config.enable_prefix_cache,
+            max_adapters=config.max_adapters,
+            state_interval=config.state_interval,
         )
         self._builder = PlanBuilder(self._rows)
         progress = None
@@ -57,6 +63,7 @@ class Scheduler:
         self._num_prompt_tokens = 0
         self._num_cached_prompt_tokens = 0
         self._sent = RowChanges()  # in the latest plan
+        self._sent_states = StateChanges()  # the same
         self._lacking: Sequence | None = None  # was next in the latest plan, and found no pages
 
     # ---- requests ----------------------------------------------------------------------------------------------------
@@ -229,20 +236,20 @@ class Scheduler:
             if kv_cache.adapters.wait(sequence):
                 self._preempt_parked_adapter()
                 continue
-            hits, primary = kv_cache.prefix(sequence)
-            self._live.expect(sequence, len(sequence.tokens) - hits.shape[1] * self._config.page_size)
-            if primary is None and kv_cache.awaits_page(sequence, hits.shape[1]):
+            prefix, primary = kv_cache.prefix(sequence)
+            self._live.expect(sequence, len(sequence.tokens) - prefix.num_columns * self._config.page_size)
+            if primary is None and kv_cache.awaits_page(sequence, prefix.num_columns):
                 continue
-            while not (has_room := kv_cache.has_room(sequence, hits)) and kv_cache.has_parked():
+            while not (has_room := kv_cache.has_room(sequence, prefix)) and kv_cache.has_parked():
                 self._live.preempt(kv_cache.victim())
-                hits, primary = kv_cache.prefix(sequence)  # its pages may have been among the hits
+                prefix, primary = kv_cache.prefix(sequence)  # its pages may have been among the hits
             if not has_room:
                 self._queue.push(sequence)
                 if hogging is None and (hogging := self._hogging()) == self._queue.tenant_id(sequence):
                     continue  # it waits for its own tenant, and others do not
                 self._lacking = sequence
                 break
-            self._admit(sequence, hits, primary, now)
+            self._admit(sequence, prefix, primary, now)
             budget -= self._add_chunk(sequence, budget, chunks)
         if chunks:
             self._live.prefilling = [sequence for sequence in self._live.prefilling if not self._rows.decoding[sequence.row]]
@@ -283,8 +290,8 @@ class Scheduler:
         for parked in self._kv_cache.adapters.parked():
             self._live.preempt(parked)
 
-    def _admit(self, sequence: Sequence, hits: IntArray, primary: Sequence | None, now: float) -> None:
-        self._kv_cache.admit(sequence, hits, self._queue.tenant_id(sequence), primary)
+    def _admit(self, sequence: Sequence, prefix: Prefix, primary: Sequence | None, now: float) -> None:
+        self._kv_cache.admit(sequence, prefix, self._queue.tenant_id(sequence), primary)
         self._live.expect(sequence, 0)
         sequence.state = SequenceState.RUNNING
         self._live.prefilling.append(sequence)
@@ -316,11 +323,16 @@ class Scheduler:
         return length
 
     def _make_plan(self, decodes: IntArray, chunks: list[Chunk]) -> StepPlan:
-        self._sent = self._kv_cache.changes
-        self._kv_cache.changes = RowChanges()
+        kv_cache = self._kv_cache
+        self._queue.push(*kv_cache.keep_states(decodes, chunks))
+        self._sent, kv_cache.changes = kv_cache.changes, RowChanges()
+        states = None
+        if kv_cache.states is not None:
+            self._sent_states, kv_cache.states.changes = kv_cache.states.changes, StateChanges()
+            states = self._sent_states.rows(self._config.state_pages)
         drafts = self._drafts
         draft_rows, wants_forced = (None, False) if drafts is None else (drafts.take_rows(), drafts.wants_forced)
-        plan = self._builder.build(self._num_steps, decodes, chunks, self._sent, draft_rows, wants_forced=wants_forced)
+        plan = self._builder.build(self._num_steps, decodes, chunks, self._sent, draft_rows, states, wants_forced=wants_forced)
         self._num_steps += 1
         self._num_in_flight += 1
         self._queue.charge(self._rows.tenants[plan.decoding_rows])
@@ -333,8 +345,7 @@ class Scheduler:
         rows.flights[plan.rows] -= 1
         new, committed = new_tokens(rows, plan, result)
         rows.num_committed[plan.rows] = committed
-        if result.accepted is not None:
-            self._settle_drafts(plan, committed)
+        again = [] if result.accepted is None else self._settle_drafts(plan, committed)
         for prompt_logprobs in result.prompt_logprobs:
             if rows.active[prompt_logprobs.row]:
                 updates.prompt_logprobs.append((int(rows.keys[prompt_logprobs.row]), prompt_logprobs))
@@ -354,6 +365,7 @@ class Scheduler:
         updates.token_ids.extend(new.tokens.tolist())
         updates.logprobs = new.logprobs
         self._queue.push(*self._kv_cache.publish(plan.rows, committed))
+        self._queue.push(*self._kv_cache.publish_states(plan.rows, committed))
         self._kv_cache.leave_behind(plan.rows, committed)
         if plan.num_decodes < len(plan.rows):
             self._settle_forks(plan)
@@ -368,11 +380,14 @@ class Scheduler:
                 sequence = rows.sequences[row]
                 if sequence is not None and sequence.state is SequenceState.LEAVING:
                     self._live.release(sequence)
+        for sequence in again:
+            if sequence.state is SequenceState.RUNNING:
+                self._live.give_up_row(sequence)
 
-    def _settle_drafts(self, plan: StepPlan, committed: IntArray) -> None:
+    def _settle_drafts(self, plan: StepPlan, committed: IntArray) -> list[Sequence]:
         """A step has returned with drafts, or with rows that got no token: these compute their last token again in the next step, as a
-        chunk of its own."""
-        rows = self._rows
+        chunk of its own. Returns those of them that cannot, since their recurrent states have it already."""
+        rows, again = self._rows, list[Sequence]()
         missing = plan.starts + np.where(plan.num_sampled > 1, 1, plan.lengths) - committed  # negative: as many drafts were accepted
         rows.num_computed[plan.rows] -= missing
         rows.num_tokens[plan.rows] -= missing
@@ -381,8 +396,10 @@ class Scheduler:
             if sequence is not None and sequence.state is SequenceState.RUNNING:
                 rows.set_decoding(row, False)
                 self._live.prefilling.insert(0, sequence)
+                again.append(sequence)
         self._queue.charge(np.repeat(rows.tenants[plan.rows], np.maximum(-missing, 0)))
         self._kv_cache.give_back(plan.rows[plan.num_sampled > 1])
+        return again if self._kv_cache.states is not None else []
 
     def _settle_forks(self, plan: StepPlan) -> None:
         """Forks of a prompt that this step completed can start."""
@@ -426,4 +443,7 @@ class Scheduler:
             rows.set_decoding(row, False)
         self._live.prefilling[:0] = [sequence for row in completed if (sequence := rows.sequences[row]) is not None]
         self._kv_cache.changes = self._sent
+        if self._kv_cache.states is not None:
+            self._kv_cache.states.undo_keeping(self._sent_states)
+            self._kv_cache.states.changes = self._sent_states
         self._live.fail_rows(errors)

@@ -23,6 +23,8 @@ class SchedulerConfig:
     num_pages: int  # the reserved page 0 included
     page_size: int
     windows: Windows = (None,)
+    state_pages: int = 0  # of a recurrent state; 0: the model has none
+    state_interval: int = 0  # every so many tokens of a prompt its state is kept, a multiple of page_size; 0: none is for that reason
     enable_prefix_cache: bool = True
     max_in_flight: int = 1  # steps of different rows; with 1 a step may be planned ahead that has the rows of the one in flight
     max_drafts: int = 0  # of a sequence in a step

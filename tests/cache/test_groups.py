@@ -115,7 +115,7 @@ def test_prefixes_need_the_pages_of_their_windows_alone() -> None:
         expected = max(
             length for length in range(9) if all(published[group, list(columns)].all() for group, columns in enumerate(needed(length)))
         )
-        hits = cache.match(chain, tokens, needs)
+        hits = cache.match(chain, tokens, needs).pages
         assert hits.shape == (len(windows), expected)
         for group, columns in enumerate(needed(expected)):
             assert hits[group].tolist() == [published[group, column] if column in columns else 0 for column in range(expected)]

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 from page_invariants import check_pages
 
-from aengine.cache import OutOfPages, PageCache, PageChain, PageNeeds
+from aengine.cache import OutOfPages, PageCache, PageChain, PageNeeds, page_name
 
 PAGE_SIZE = 2
 ONE_GROUP = PageNeeds((None,), PAGE_SIZE, 8)
@@ -27,7 +27,7 @@ def chain_of(tokens: np.ndarray, salt: str = "") -> PageChain:
 
 
 def match(cache: PageCache, tokens: np.ndarray, salt: str = "") -> list[int]:
-    return cache.match(chain_of(tokens, salt), tokens, ONE_GROUP)[0].tolist()
+    return cache.match(chain_of(tokens, salt), tokens, ONE_GROUP).pages[0].tolist()
 
 
 def store(cache: PageCache, tokens: np.ndarray, salt: str = "") -> np.ndarray:
@@ -66,7 +66,7 @@ class TestPrefix:
         store(cache, tokens_of(1, 2))
         forged = chain_of(tokens_of(1, 2))
         asked = tokens_of(7, 2, 3)
-        assert cache.match(forged, asked, ONE_GROUP).tolist() == [[]]
+        assert cache.match(forged, asked, ONE_GROUP).pages.tolist() == [[]]
 
     def test_hashes_are_computed_once_and_extended(self) -> None:
         tokens = tokens_of(1, 2, 3)
@@ -149,7 +149,7 @@ class PageCacheMachine(RuleBasedStateMachine):
     def come(self, content: list[int], salt: str, publish: bool) -> None:
         tokens = tokens_of(*content)
         chain = chain_of(tokens, salt)
-        found = self.cache.match(chain, tokens, ONE_GROUP)[0]
+        found = self.cache.match(chain, tokens, ONE_GROUP).pages[0]
         hits = found.tolist()
         for i, page in enumerate(hits):
             assert self.content[page] == (salt, tuple(content[: i + 1])), "a hit holds something else"
@@ -192,3 +192,57 @@ class PageCacheMachine(RuleBasedStateMachine):
 
 TestPageCacheMachine = PageCacheMachine.TestCase
 TestPageCacheMachine.settings = settings(max_examples=80, stateful_step_count=30, deadline=None)
+
+
+class TestStates:
+    NEEDS = PageNeeds((None,), 4, 16, state_pages=3)
+
+    @staticmethod
+    def chain(tokens: np.ndarray) -> PageChain:
+        chain = PageChain(4)
+        chain.extend(tokens)
+        return chain
+
+    def published(self, cache: PageCache, tokens: np.ndarray, *columns: int) -> dict[int, np.ndarray]:
+        """A sequence of full pages, with states at the ends of some of its columns; all of it is released."""
+        chain = self.chain(tokens)
+        pages = cache.allocate(len(chain.digests))
+        states = {}
+        for column, page in enumerate(pages.tolist()):
+            raw = tokens[4 * column : 4 * column + 4].tobytes()
+            cache.publish([page], chain.digests[column], raw)
+            if column in columns:
+                states[column] = cache.allocate(3)
+                cache.publish_state(states[column], page_name(chain.digests[column], 1), raw)
+                cache.release_state(states[column])
+        cache.release(pages)
+        check_pages(cache)
+        return states
+
+    def test_a_prefix_ends_where_there_is_a_state(self) -> None:
+        cache, tokens = PageCache(40, 4), np.arange(21, dtype=np.int32)
+        states = self.published(cache, tokens, 1, 3)
+        found = cache.match(self.chain(tokens), tokens, self.NEEDS)
+        assert (found.num_columns, found.num_found) == (4, 5)
+        assert found.state.tolist() == states[3].tolist()
+        assert cache.num_unreferenced(found.held) == 7
+        shorter = cache.match(self.chain(tokens[:16]), tokens[:16], self.NEEDS)  # its last token is computed
+        assert (shorter.num_columns, shorter.num_found) == (2, 3)
+        assert shorter.state.tolist() == states[1].tolist()
+
+    def test_all_pages_of_a_state_are_evicted_together(self) -> None:
+        cache, tokens = PageCache(11, 4), np.arange(17, dtype=np.int32)
+        self.published(cache, tokens, 0, 2)
+        assert cache.available == 10
+        cache.allocate(1)
+        check_pages(cache)
+        found = cache.match(self.chain(tokens), tokens, self.NEEDS)
+        assert (found.num_columns, found.num_found) == (3, 4)
+        cache.retain(found.held)
+        check_pages(cache)
+        assert cache.available == 10 - 1 - 6
+        cache.release_state(found.state)
+        cache.release(found.pages[0])
+        check_pages(cache)
+        assert cache.flush() > 0
+        assert cache.available == 9

@@ -1,7 +1,8 @@
 """The KV-content oracle: a runner without a model that knows what every page slot must hold.
 
 A slot's content is the hash of the salt, of the adapter, of the layer group and of every token up to its own position, and of the versions
-of the weights that computed these. So a read of a wrong, stale or foreign slot is seen at once. The next token is a function of the hash
+of the weights that computed these. A page of a recurrent state has the hash of all tokens that the state is of, and of which of the state's
+pages it is. So a read of a wrong, stale or foreign slot is seen at once. The next token is a function of the hash
 without the versions, so the right output of a request is known in advance: its solo run. Requests are told apart by their seed, which is
 their key.
 """
@@ -86,6 +87,7 @@ class OracleFlight:
             for group, window in enumerate(runner.windows)
             for first in [0 if window is None else max(0, start - window + 1)]
         ]
+        self._sources = [] if plan.states is None else [(pages, runner.states[pages]) for pages in plan.states.sources]
         self.check()
 
     def check(self) -> None:
@@ -93,6 +95,8 @@ class OracleFlight:
         for slots, hashes in self._reads:
             if not np.array_equal(self._runner.slots[slots], hashes):
                 raise OracleError(f"step {self._plan.step} reads wrong KV")
+        if any(not np.array_equal(self._runner.states[pages], content) for pages, content in self._sources):
+            raise OracleError(f"a state that step {self._plan.step} begins with was given away")
 
     def result(self) -> StepResult:
         self.check()
@@ -112,7 +116,11 @@ class OracleRunner:
         windows: Windows = (None,),
         max_in_flight: int = 1,
         max_adapters: int | None = None,
+        state_pages: int = 0,
     ) -> None:
+        self.state_pages = state_pages
+        self.states = np.full(num_pages, -1, np.int64)  # by page
+        self._state_of: dict[int, np.ndarray] = {}  # row -> the pages that its next step reads
         self.max_in_flight = max_in_flight
         self.max_adapters = max_adapters
         self.page_size = page_size
@@ -170,6 +178,7 @@ class OracleRunner:
         for slots in (self.slots, self.draft_slots):
             by_page = slots.reshape(-1, self.page_size)
             by_page[np.setdiff1d(np.arange(len(by_page)), pages)] = -1
+        self.states[np.setdiff1d(np.arange(len(self.states)), pages)] = -1
 
     def launch(self, plan: StepPlan) -> OracleFlight:
         assert plan.step == self._next_step
@@ -183,6 +192,7 @@ class OracleRunner:
             size = self.page_size
             for slots in (self.slots, self.draft_slots):
                 slots[target * size : (target + 1) * size] = slots[source * size : (source + 1) * size]
+            self.states[target] = self.states[source]
         for new in plan.new_rows:
             self._key[new.row], self._pages[new.row] = new.params.seed, [[] for _ in self.windows]
             self._versions[new.row] = []
@@ -194,6 +204,8 @@ class OracleRunner:
             assert not page or column <= len(pages)
             pages[column : column + 1] = [page]
         self._check_adapters(plan)
+        if plan.states is not None:
+            self._state_of.update(zip(plan.states.rows.tolist(), plan.states.sources, strict=True))
         proposed = {} if plan.draft_rows is None else self._propose(plan.draft_rows)
         given = 0
         tokens: list[int] = []
@@ -221,10 +233,14 @@ class OracleRunner:
             while right < num_drafts and following[right : right + 1] == [ids[certain + right]]:
                 right += 1
             self._compute(row, start, start + certain + right)
+            if self.state_pages:
+                self._continue_state(plan, row, start, start + certain + right)
             for group in range(len(self.windows)):
                 contents = np.full(length, -2)  # at wrong drafts, and behind them
                 contents[: certain + right] = self.contents_of(row, group, start, start + certain + right)
-                self.slots[self.slots_of(row, group, start, start + length)] = contents
+                slots = self.slots_of(row, group, start, start + length)
+                self.slots[slots] = contents
+                self.states[slots // self.page_size] = -1
             ends.append(start + certain + right)
             self.num_computed += length
             if num_sampled:
@@ -240,6 +256,31 @@ class OracleRunner:
             self.last_tokens |= sampled
             sampled = {}
         return OracleFlight(self, plan, ends, sampled, result)
+
+    def _continue_state(self, plan: StepPlan, row: int, start: int, end: int) -> None:
+        """Reads a row's state of its first `start` tokens, and writes those that the step makes of more of them."""
+        states = plan.states
+
+        def content(length: int) -> np.ndarray:
+            of_tokens = int(self.contents_of(row, len(self.windows), length - 1, length)[0])
+            return np.array([_mix(of_tokens, number) for number in range(self.state_pages)], np.int64)
+
+        def write(pages: np.ndarray, length: int) -> None:
+            assert len(set(pages.tolist())) == len(pages) == self.state_pages
+            assert pages.all(), "the reserved page was handed out"
+            self.states[pages] = content(length)
+            self.slots.reshape(-1, self.page_size)[pages] = -1
+
+        read = self._state_of[row]
+        if (not read.any()) != (start == 0) or (start and not np.array_equal(self.states[read], content(start))):
+            raise OracleError(f"step {plan.step} continues a wrong state of row {row} at {start}")
+        if states is not None:
+            for kept in np.flatnonzero(states.kept_rows == row).tolist():
+                assert start < states.kept_lengths[kept] <= end
+                write(states.kept_pages[kept], int(states.kept_lengths[kept]))
+            for begun in np.flatnonzero(states.rows == row).tolist():
+                self._state_of[row] = states.pages[begun]
+        write(self._state_of[row], end)
 
     def _check_adapters(self, plan: StepPlan) -> None:
         expected = [self.truth_of(row).request.adapter for row in plan.rows.tolist()]

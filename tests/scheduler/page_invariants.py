@@ -12,7 +12,14 @@ def check_pages(cache: PageCache) -> None:
     assert len(set(free)) == len(free), "a page is free twice"
     assert not set(free) & set(cache._cached), "a page is free and cached"
     assert all(cache.refs[page] == 0 for page in [*free, *cache._cached]), "an available page is referenced"
-    assert int((cache.refs > 0).sum()) + len(free) + len(cache._cached) == cache.usable, "a page is lost"
+    num_cached = sum(len(cache._states.get(page, (page,))) for page in cache._cached)
+    assert cache._num_cached == num_cached, "cached pages are counted wrong"
+    assert int((cache.refs > 0).sum()) + len(free) + num_cached == cache.usable, "a page is lost"
+    for first, pages in cache._states.items():
+        assert first == pages[0]
+        assert first in cache.index, "a state that is not published is kept"
+        assert len(set(cache.refs[pages].tolist())) == 1, "pages of a state are referenced more often than others"
+        assert not set(free) & set(pages.tolist()), "a page of a state is free"
     assert (cache.refs >= 0).all(), "a page was released more often than taken"
     assert all(page in cache.index for page in cache._cached), "a cached page is not published"
     assert not any(page in cache.index for page in free), "a free page is published"

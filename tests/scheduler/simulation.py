@@ -42,7 +42,7 @@ class Simulation:
         self.config = config
         self.clock = FakeClock()
         sizes = config.num_pages, config.page_size, config.max_num_seqs, config.max_num_batched_tokens
-        self.runner = OracleRunner(*sizes, config.windows, config.max_in_flight, config.max_adapters)
+        self.runner = OracleRunner(*sizes, config.windows, config.max_in_flight, config.max_adapters, config.state_pages)
         self.runner.draft_is_head = config.has_draft_head
         drafter = None if drafts is None else RandomDrafts(self.runner.truth_of, drafts, has_model=config.has_draft_model)
         self.scheduler = Scheduler(config, self.clock, drafter)
@@ -156,10 +156,12 @@ class Simulation:
     def _check(self) -> None:
         rows, cache = self.scheduler._rows, self.scheduler._cache
         check_pages(cache)
-        refs = np.zeros_like(cache.refs)
+        refs, states = np.zeros_like(cache.refs), self.scheduler._kv_cache.states
         for row, sequence in enumerate(rows.sequences):
             if sequence is not None:
                 np.add.at(refs, rows.pages(row), 1)
+                for pages in [] if states is None else states.pages(row):
+                    np.add.at(refs, pages, 1)
         assert np.array_equal(refs, cache.refs), "ref counts do not add up"
         assert self.config.max_adapters is None or len(rows.adapters) <= self.config.max_adapters
         windows_end = rows.window_ends[rows.decoding & rows.active]

@@ -15,13 +15,14 @@ from slow_cases import slow_but
 import aengine.scheduler.scheduler as scheduler_module
 import aengine.scheduler.sequence as request_module
 from aengine.api.outputs import FinishReason
-from aengine.cache import PageCache, PageChain, PageNeeds, Windows
+from aengine.cache import PageCache, PageChain, PageNeeds, Prefix, PrefixIndex, Windows
 from aengine.scheduler.drafts import DraftProgress
 from aengine.scheduler.kv import KVCacheManager
 from aengine.scheduler.live_sequences import LiveSequences
 from aengine.scheduler.plan import StepPlan, StepResult
 from aengine.scheduler.scheduler import Scheduler
 from aengine.scheduler.sequence import Request, SchedulerConfig, Sequence
+from aengine.scheduler.states import RowStates
 
 WORKLOADS = 3000
 PARTS = 60
@@ -51,6 +52,19 @@ def random_config(rng: random.Random, max_in_flight: int = 1) -> SchedulerConfig
         has_draft_model=windows[0] is None and (drawn := rng.random()) < 0.6,
         has_draft_head=windows[0] is None and drawn < 0.2 and max_in_flight == 1,
         max_adapters=rng.choice([None, None, 1, 2]),
+    )
+
+
+def with_states(config: SchedulerConfig, rng: random.Random) -> SchedulerConfig:
+    """The configuration for a model with recurrent states."""
+    state_pages = rng.choice([1, 4])
+    return dataclasses.replace(
+        config,
+        state_pages=state_pages,
+        state_interval=config.page_size * rng.choice([0, 1, 2, 4]),
+        num_pages=config.num_pages + state_pages * rng.choice([2, 2, 3, 10, 30]),
+        has_draft_model=False,
+        has_draft_head=False,
     )
 
 
@@ -100,6 +114,8 @@ def run_workload(seed: int, max_in_flight: int = 1) -> Simulation:
     rng = random.Random(seed)
     config = random_config(rng, max_in_flight)
     drafts = random.Random(seed) if seed % 2 else None
+    if seed % 4 == 2:
+        config = with_states(config, random.Random(seed))
     simulation = Simulation(config, overlap=rng.random() < 0.5, rng=rng if rng.random() < 0.3 else None, drafts=drafts)
     prefixes = [[rng.randrange(50) for _ in range(config.max_model_len)] for _ in range(rng.randint(1, 3))]
     p_submit, p_cancel, p_park = rng.choice([0.3, 1.0]), rng.choice([0.0, 0.0, 0.1]), rng.choice([0.0, 0.1, 0.3])
@@ -184,8 +200,8 @@ class TestTheOracleCanFail:
     def test_publish_early(self, monkeypatch: pytest.MonkeyPatch) -> None:
         real = KVCacheManager.admit
 
-        def admit(self: KVCacheManager, sequence: Sequence, hits: np.ndarray, tenant_id: int, primary: Sequence | None = None) -> None:
-            real(self, sequence, hits, tenant_id, primary)
+        def admit(self: KVCacheManager, sequence: Sequence, prefix: Prefix, tenant_id: int, primary: Sequence | None = None) -> None:
+            real(self, sequence, prefix, tenant_id, primary)
             row = np.array([sequence.row], np.int32)
             self.publish(row, self.rows.num_known[row])
 
@@ -196,7 +212,7 @@ class TestTheOracleCanFail:
         def retain(self: PageCache, pages: np.ndarray) -> None:
             for page in pages.tolist():
                 if self.refs[page] == 0:
-                    del self._cached[page]
+                    self._cached.pop(page, None)
                     self.refs[page] = 1
 
         monkeypatch.setattr(PageCache, "retain", retain)
@@ -205,8 +221,8 @@ class TestTheOracleCanFail:
     def test_fork_without_its_copy(self, monkeypatch: pytest.MonkeyPatch) -> None:
         real = KVCacheManager.admit
 
-        def admit(self: KVCacheManager, sequence: Sequence, hits: np.ndarray, tenant_id: int, primary: Sequence | None = None) -> None:
-            real(self, sequence, hits, tenant_id, primary)
+        def admit(self: KVCacheManager, sequence: Sequence, prefix: Prefix, tenant_id: int, primary: Sequence | None = None) -> None:
+            real(self, sequence, prefix, tenant_id, primary)
             self.changes.copies.clear()
 
         monkeypatch.setattr(KVCacheManager, "admit", admit)
@@ -238,9 +254,9 @@ class TestTheOracleCanFail:
         """A window one token shorter when prefixes are looked up."""
         real = PageCache.match
 
-        def match(self: PageCache, chain: PageChain, tokens: np.ndarray, needs: PageNeeds) -> np.ndarray:
+        def match(self: PageCache, chain: PageChain, tokens: np.ndarray, needs: PageNeeds) -> Prefix:
             windows = [None] * needs.num_full + [max(1, kind.window - 1) for kind in needs.kinds for _ in range(kind.num_groups)]
-            return real(self, chain, tokens, PageNeeds(tuple(windows), needs.page_size, 1))
+            return real(self, chain, tokens, PageNeeds(tuple(windows), needs.page_size, 1, needs.state_pages))
 
         monkeypatch.setattr(PageCache, "match", match)
         assert fails(range(200))
@@ -309,3 +325,41 @@ class TestTheOracleCanFail:
 
         monkeypatch.setattr(DraftProgress, "commit", commit)
         assert fails(range(100))
+
+    def test_a_state_is_taken_for_that_of_more_tokens(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        real = PageCache.publish_state
+        names: list[bytes] = []
+
+        def publish_state(self: PageCache, pages: np.ndarray, name: bytes, page_tokens: bytes) -> None:
+            names.append(name)
+            real(self, pages, names[-2] if len(names) > 1 else name, page_tokens)
+
+        monkeypatch.setattr(PageCache, "publish_state", publish_state)
+        monkeypatch.setattr(PrefixIndex, "find", lambda index, name, _: index._by_name.get(name, (0,))[0])
+        assert fails(range(60))
+
+    def test_a_state_is_released_before_the_step_that_begins_with_it(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        real = RowStates.begin
+
+        def begin(self: RowStates, row: int, sequence: Sequence, num_computed: int, source: np.ndarray | None, num_found: int) -> None:
+            real(self, row, sequence, num_computed, source, num_found)
+            if source is not None:
+                self._cache.release_state(source)
+                self._rows[row].source = None
+
+        monkeypatch.setattr(RowStates, "begin", begin)
+        assert fails(range(2, 600, 4))
+
+    def test_a_row_without_a_token_goes_on_with_its_state(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        real = Scheduler._settle_drafts
+
+        def settle(self: Scheduler, plan: StepPlan, committed: np.ndarray) -> list[Sequence]:
+            real(self, plan, committed)
+            return []
+
+        monkeypatch.setattr(Scheduler, "_settle_drafts", settle)
+        assert fails(range(2, 400, 4))
+
+    def test_a_state_is_kept_after_another_token(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(RowStates, "_wanted", lambda self, sequence, num_computed, num_found: [num_computed + 1])
+        assert fails(range(60))
