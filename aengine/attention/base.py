@@ -19,6 +19,7 @@ from torch import Tensor
 
 from aengine.attention.metadata import AttentionMetadata, StepLayout, build_layout
 from aengine.kernels.paged_cache import SCALE_BYTES, KvTarget, PagedCache, Scoring, as_bytes
+from aengine.kernels.state_pages import StateLayout, StateMemory
 from aengine.kernels.upload import to_device
 from aengine.kernels.warm_memory import lazy_bytes
 
@@ -46,6 +47,7 @@ class AttentionSpec:
     """By layer its group and which of the layers of a page it is, as in `LayerGroups`. None given: all layers are in one group."""
     num_groups: int = 0  # of the whole model, where a rank has no layers of some; 0: those of `places`, which it becomes
     latent: bool = False  # a value is the last value_dim numbers of its key; a backend may store it there alone
+    states: StateLayout | None = None  # of recurrent layers; None: there are none
 
     def __post_init__(self) -> None:
         if not self.value_dim:
@@ -79,6 +81,15 @@ class AttentionSpec:
         return (self.kv_scales[layer][0],) * 2 if self.latent else self.kv_scales[layer]
 
 
+class Recurrence(Protocol):
+    """What a recurrent layer computes of its inputs and its states, such as `layers.recurrence.DeltaRule`."""
+
+    @property
+    def width(self) -> int: ...
+
+    def advance(self, matrices: Tensor, tails: Tensor, inputs: Sequence[Tensor]) -> tuple[Tensor, Tensor, Tensor]: ...
+
+
 class AttentionStep(Protocol):
     """The attention of one step, planned once and used by every layer."""
 
@@ -89,6 +100,10 @@ class AttentionStep(Protocol):
     def convolve(self, places: range, inputs: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         """Stores the [T, channels] inputs of a causal depthwise convolution with `weight` [channels, taps] at the step's slots in some
         places, and returns its outputs [T, channels], which are summed in float32 from the oldest input to the newest."""
+
+    def recur(self, layer: int, rule: Recurrence, inputs: Sequence[Tensor]) -> Tensor:
+        """What a recurrence makes [T, width] of the `inputs` [T, ...] of all tokens. `layer` counts the recurrent layers alone. Reads and
+        writes the states of the step's rows, and writes those that are kept."""
 
     def target(self, layer: int) -> KvTarget | None:
         """Where `write` stores a layer's keys and values, for kernels that do so in its place; None: nothing else can."""
@@ -126,6 +141,7 @@ class AttentionBackend(ABC):
         self.spec = spec
         self.caches: list[PagedCache] = []  # by layer; layers at the same place of different groups share tensors
         self._tensors: list[Tensor] = []  # all of them, each once
+        self._states: StateMemory | None = None  # in these tensors
         kinds = {scoring.slopes for scoring in spec.scoring if scoring.slopes}
         slopes = {kind: torch.tensor(kind, dtype=torch.float32, device=spec.device) for kind in kinds}
         self.slopes = [slopes.get(scoring.slopes) for scoring in spec.scoring]
@@ -153,10 +169,17 @@ class AttentionBackend(ABC):
         self.caches = [
             PagedCache(keys[index], values[index], *spec.scales(layer), spec.shares_latent) for layer, (_, index) in enumerate(spec.places)
         ]
+        if spec.states is not None:
+            self._states = StateMemory(spec.states, self._tensors, self.page_axis, spec.dtype)
 
     def free(self) -> None:
         """Frees the KV tensors, if there are any."""
-        self.caches, self._tensors = [], []
+        self.caches, self._tensors, self._states = [], [], None
+
+    @property
+    def states(self) -> StateMemory:
+        assert self._states is not None, "allocated, of a model with recurrent layers"
+        return self._states
 
     def read_pages(self, pages: NDArray[np.int32]) -> list[Tensor]:
         """The content of [n] pages, in host memory, after the writes of steps before; for `write_pages`."""
@@ -217,6 +240,36 @@ class AttentionBackend(ABC):
             step.write(layer, key, value[..., : spec.value_dim])
             step.attend(layer, query, torch.zeros(spec.num_heads, dtype=spec.dtype, device=spec.device) if scoring.sinks else None)
         self.free()
+
+
+def recur_torch(backend: AttentionBackend, metadata: AttentionMetadata, layer: int, rule: Recurrence, inputs: Sequence[Tensor]) -> Tensor:
+    """Do what `AttentionStep.recur` says, in plain torch."""
+    host, memory = metadata.host, backend.states
+    states = host.states
+    assert states is not None, "of a step of a model with recurrent layers"
+    outputs = inputs[0].new_empty(len(inputs[0]), rule.width)
+    device, starts = outputs.device, host.seq_lens - np.diff(host.qo_indptr)
+    begin = 0  # rows of one token each are computed together
+    if host.num_decodes and not (states.kept_rows < host.num_decodes).any():
+        begin, tokens = host.num_decodes, slice(0, host.num_decodes)
+        before = memory.load(layer, to_device(states.reads[tokens], device))
+        made, *after = rule.advance(*before, [one[tokens].unsqueeze(1) for one in inputs])
+        outputs[tokens] = made.squeeze(1)
+        memory.store(layer, to_device(states.writes[tokens], device), *after)
+    for row in range(begin, host.num_rows):
+        first, end = host.qo_indptr[row : row + 2].tolist()
+        matrices, tails = memory.load(layer, to_device(states.reads[row : row + 1], device))
+        if not starts[row]:
+            matrices, tails = torch.zeros_like(matrices), torch.zeros_like(tails)
+        for number in [*np.flatnonzero(states.kept_rows == row).tolist(), None]:
+            stop = end if number is None else int(host.qo_indptr[row] + states.kept_lengths[number])
+            if stop > first:
+                made, matrices, tails = rule.advance(matrices, tails, [one[first:stop].unsqueeze(0) for one in inputs])
+                outputs[first:stop] = made.squeeze(0)
+            pages = states.writes[row : row + 1] if number is None else states.kept_pages[number : number + 1]
+            memory.store(layer, to_device(pages, device), matrices, tails)
+            first = stop
+    return outputs
 
 
 def convolve_torch(

@@ -7,6 +7,7 @@ buffers (as rows of embeddings, which are copied), and writes or attends.
 from __future__ import annotations
 
 import ctypes
+from collections.abc import Sequence
 from ctypes import c_int64
 
 import numpy as np
@@ -14,7 +15,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from aengine.attention.base import AttentionBackend, AttentionSpec, AttentionStep, BackendUnavailableError
+from aengine.attention.base import AttentionBackend, AttentionSpec, AttentionStep, BackendUnavailableError, Recurrence, recur_torch
 from aengine.attention.metadata import AttentionMetadata
 from aengine.kernels.cpu import library
 from aengine.kernels.cpu.compiler import KernelsUnavailableError
@@ -35,6 +36,7 @@ from aengine.kernels.cpu.library import (
     load_kernels,
 )
 from aengine.kernels.cpu.pool import KvPool, page_bytes
+from aengine.kernels.state_pages import StateMemory
 
 _NO_ROWS = np.zeros(1, np.int32)
 
@@ -78,6 +80,8 @@ class CpuBackend(AttentionBackend):
             dtype=spec.cache_dtype,
         )
         self._tensors = [torch.from_numpy(pages) for pages in self.pool.pages]
+        if spec.states is not None:
+            self._states = StateMemory(spec.states, self._tensors, self.page_axis, spec.dtype)
 
     def free(self) -> None:
         super().free()
@@ -97,7 +101,7 @@ class CpuBackend(AttentionBackend):
 class _Step:
     def __init__(self, backend: CpuBackend, metadata: AttentionMetadata) -> None:
         layout = metadata.host
-        self._backend = backend
+        self._backend, self._metadata = backend, metadata
         tokens = np.arange(layout.num_tokens, dtype=np.int32)
         given = (tokens, layout.positions, layout.slot_mapping, layout.qo_indptr, layout.kv_indptr, layout.kv_indices, layout.last_page_len)
         self._arrays = [np.ascontiguousarray(array, dtype=np.int32) for array in (*given, tokens, _NO_ROWS, _NO_ROWS, _NO_ROWS)]
@@ -120,6 +124,9 @@ class _Step:
 
     def convolve(self, places: range, inputs: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         raise AssertionError("the backend refuses models with convolutions")
+
+    def recur(self, layer: int, rule: Recurrence, inputs: Sequence[Tensor]) -> Tensor:
+        return recur_torch(self._backend, self._metadata, layer, rule, inputs)
 
     def target(self, layer: int) -> None:
         """Pages have a layout of their own."""

@@ -12,6 +12,7 @@ no query of the row sees, because it is behind the group's window.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Protocol
 
 import numpy as np
 import torch
@@ -21,6 +22,38 @@ from torch import Tensor
 from aengine.kernels.upload import to_device
 
 IntArray = NDArray[np.int32]
+
+
+class StateChanges(Protocol):
+    """How the pages of states change before a step, as the scheduler's `StateRows` says it."""
+
+    @property
+    def rows(self) -> IntArray: ...
+    @property
+    def pages(self) -> IntArray: ...
+    @property
+    def sources(self) -> IntArray: ...
+    @property
+    def kept_rows(self) -> IntArray: ...
+    @property
+    def kept_lengths(self) -> IntArray: ...
+    @property
+    def kept_pages(self) -> IntArray: ...
+
+
+@dataclass(frozen=True, slots=True)
+class StepStates:
+    """Where the recurrent states of a step's n rows are; a state has p pages. All arrays are int32.
+
+    A row reads the state of its tokens before the step from `reads`, unless it has none, and writes that of all its tokens to `writes`,
+    which may be the same pages. Beside that, k states of some of the step's tokens are kept elsewhere.
+    """
+
+    reads: IntArray  # [n, p]
+    writes: IntArray  # [n, p]
+    kept_rows: IntArray  # [k], each 0..n-1, ascending
+    kept_lengths: IntArray  # [k]: after how many of the row's tokens in this step, ascending within a row
+    kept_pages: IntArray  # [k, p]
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,6 +72,7 @@ class StepLayout:
     seq_lens: IntArray  # [n], tokens of a row up to its last query
     positions: IntArray  # [T]
     slot_mapping: IntArray  # [G, T], page * page_size + offset that a token's KV is written to; -1 writes nothing
+    states: StepStates | None = None  # of a model with recurrent layers
 
     @property
     def num_rows(self) -> int:
@@ -94,6 +128,35 @@ def build_layout(rows: IntArray, num_decodes: int, starts: IntArray, lengths: In
         positions=positions,
         slot_mapping=written_pages * page_size + positions % page_size,
     )
+
+
+class StateTable:
+    """Which pages the recurrent states of rows are in, from step to step."""
+
+    def __init__(self, num_rows: int, num_pages: int) -> None:
+        """`num_pages`: of a state."""
+        self._pages = np.zeros((num_rows, num_pages), dtype=np.int32)
+
+    def of_step(self, rows: IntArray, starts: IntArray, changes: StateChanges | None) -> StepStates:
+        """The states of a step's rows, which compute positions from `starts` on, after `changes`."""
+        nothing = np.zeros(0, dtype=np.int32)
+        if changes is None:
+            pages = self._pages[rows]
+            return StepStates(pages, pages, nothing, nothing, pages[:0])
+        self._pages[changes.rows] = changes.sources
+        reads = self._pages[rows]
+        self._pages[changes.rows] = changes.pages
+        numbers = np.full(len(self._pages), -1, dtype=np.int32)
+        numbers[rows] = np.arange(len(rows), dtype=np.int32)
+        kept = numbers[changes.kept_rows]
+        lengths = changes.kept_lengths - starts[kept]
+        order = np.lexsort((lengths, kept))
+        return StepStates(reads, self._pages[rows], kept[order], lengths[order], changes.kept_pages[order])
+
+
+def no_states(num_rows: int, num_pages: int) -> StepStates:
+    """States that are on page 0, which belongs to no sequence."""
+    return StateTable(num_rows, num_pages).of_step(np.arange(num_rows, dtype=np.int32), np.zeros(num_rows, dtype=np.int32), None)
 
 
 def empty_layout(num_groups: int, page_size: int) -> StepLayout:

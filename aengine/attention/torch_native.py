@@ -8,6 +8,7 @@ gathered pages are a batch of matrices without another copy.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 
@@ -16,7 +17,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from aengine.attention.base import AttentionBackend, AttentionSpec, AttentionStep, convolve_torch
+from aengine.attention.base import AttentionBackend, AttentionSpec, AttentionStep, Recurrence, convolve_torch, recur_torch
 from aengine.attention.metadata import AttentionMetadata, StepLayout
 from aengine.kernels.paged_cache import PagedCache, Scoring, as_bytes, loaded, stored
 from aengine.kernels.upload import to_device
@@ -90,6 +91,9 @@ class _Step:
 
     def convolve(self, places: range, inputs: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         return convolve_torch(self._backend, self._metadata, places, inputs, weight, bias)
+
+    def recur(self, layer: int, rule: Recurrence, inputs: Sequence[Tensor]) -> Tensor:
+        return recur_torch(self._backend, self._metadata, layer, rule, inputs)
 
     def target(self, layer: int) -> None:
         """Pages lie in another order here."""

@@ -7,6 +7,8 @@ in `aengine/kernels/triton`. Importing this needs triton.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 import torch
 from torch import Tensor
@@ -17,8 +19,10 @@ from aengine.attention.base import (
     AttentionStep,
     BackendUnavailableError,
     GraphStep,
+    Recurrence,
     check_graph_layout,
     first_line,
+    recur_torch,
 )
 from aengine.attention.decode_work import ITEM_FIELDS, ROW_FIELDS, DecodeWork, WorkBounds, plan_decodes
 from aengine.attention.metadata import AttentionMetadata, StepLayout
@@ -184,6 +188,9 @@ class _Step:
 
     def convolve(self, places: range, inputs: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         return convolve_in_pages(self._backend, self._metadata, places, inputs, weight, bias)
+
+    def recur(self, layer: int, rule: Recurrence, inputs: Sequence[Tensor]) -> Tensor:
+        return recur_torch(self._backend, self._metadata, layer, rule, inputs)
 
     def target(self, layer: int) -> KvTarget:
         group, _ = self._backend.spec.places[layer]

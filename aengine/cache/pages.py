@@ -16,6 +16,7 @@ as it was at the end of a column is named like a page of a further group; its pa
 
 from __future__ import annotations
 
+import math
 from bisect import bisect_right
 from collections import Counter, OrderedDict
 from collections.abc import Iterable, Sequence
@@ -349,6 +350,14 @@ class PageNeeds:
     def windowed_pages(self, columns: int) -> int:
         """The most pages in groups with windows that a sequence holds at a time while it computes so many columns."""
         return sum(kind.num_groups * min(columns, kind.most_columns) for kind in self.kinds)
+
+    @property
+    def state_interval(self) -> int:
+        """Tokens, a power of two, of which the KV takes twice the memory of a state or more. 0: there are no states."""
+        if not self.state_pages:
+            return 0
+        columns = 2 * self.state_pages / max(self.num_full, 1)
+        return self.page_size << max(0, math.ceil(math.log2(columns)))
 
     def longest(self, num_pages: int, limit: int) -> int:
         """How many tokens the longest sequence has that `num_pages` pages suffice for; `limit` at most."""

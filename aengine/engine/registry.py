@@ -100,7 +100,7 @@ class Registry:
             read = functools.partial(read_vocabulary, loaded.tokenizer, loaded.info.vocab_size)
             within = functools.partial(ids_within, loaded.tokenizer)
             self._grammars = GrammarCompiler(read, loaded.info.eos_token_ids, text_of_tokens(loaded.tokenizer), within)
-        needs = PageNeeds(runner.windows, runner.page_size, runner.max_num_batched_tokens)
+        needs = PageNeeds(runner.windows, runner.page_size, runner.max_num_batched_tokens, runner.state_pages)
         kv_tokens = needs.longest(runner.num_pages - 1, runner.max_model_len)
         self.limits = Limits(loaded.info, kv_tokens, config.max_logprobs)
         self._streams: dict[int, StreamState] = {}  # every request that is not released, by the key of each of its sequences

@@ -467,7 +467,7 @@ def _close(runner: Runner, kind: type[BaseException] | None, error: BaseExceptio
 def _drafter(config: EngineConfig, loaded: LoadedModel) -> Drafter | None:
     if loaded.drafter is not None:
         return loaded.drafter
-    if config.speculative == "off":
+    if config.speculative == "off" or loaded.runner.state_pages:  # a recurrent state cannot be taken back
         return None
     source = loaded.runner.draft_source
     model = None if source is None else ModelDrafter(source)
@@ -485,6 +485,8 @@ def _scheduler_config(config: EngineConfig, runner: Runner) -> SchedulerConfig:
         num_pages=runner.num_pages,
         page_size=runner.page_size,
         windows=runner.windows,
+        state_pages=runner.state_pages,
+        state_interval=runner.state_interval,
         max_in_flight=runner.max_in_flight,
         max_adapters=runner.max_adapters or None,
         enable_prefix_cache=config.enable_prefix_cache,

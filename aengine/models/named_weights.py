@@ -18,6 +18,7 @@ from aengine.models.families.family import Family, Transform
 from aengine.models.spec import (
     Attention,
     Experts,
+    GatedDelta,
     HeadKind,
     LatentAttention,
     Layer,
@@ -114,6 +115,8 @@ def named_weights(spec: ModelSpec) -> dict[str, NamedWeight]:
             _attention(found, layer.attention, inputs, hidden)
         elif isinstance(layer.attention, ShortConvolution):
             _convolution(found, layer.attention, hidden)
+        elif isinstance(layer.attention, GatedDelta):
+            _gated_delta(found, layer.attention, hidden)
         else:
             _latent_attention(found, layer.attention, hidden)
         found.norm("post_attention_norm", layer.post_attention_norm, hidden)
@@ -134,7 +137,8 @@ def named_weights(spec: ModelSpec) -> dict[str, NamedWeight]:
 
 def _attention(found: _Parameters, attention: Attention, inputs: int, hidden: int) -> None:
     q_size, kv_size = attention.num_heads * attention.head_dim, attention.num_kv_heads * attention.head_dim
-    found.linear("qkv", (q_size, kv_size, kv_size), inputs, bias=attention.qkv_bias)
+    sizes = (q_size, kv_size, kv_size, q_size) if attention.output_gate else (q_size, kv_size, kv_size)
+    found.linear("qkv", sizes, inputs, bias=attention.qkv_bias)
     found.qk_norm("q_norm", attention.qk_norm, attention.num_heads, attention.head_dim)
     found.qk_norm("k_norm", attention.qk_norm, attention.num_kv_heads, attention.head_dim)
     if attention.sinks:
@@ -163,6 +167,17 @@ def _convolution(found: _Parameters, convolution: ShortConvolution, hidden: int)
     found.linear("conv_in", (channels,) * 3, hidden, bias=bias)
     found.linear("conv", (channels,), convolution.taps, bias=bias)
     found.linear("conv_out", (hidden,), channels, bias=bias)
+
+
+def _gated_delta(found: _Parameters, delta: GatedDelta, hidden: int) -> None:
+    heads, size = delta.num_heads, delta.num_heads * delta.value_dim
+    found.linear("delta_in", (delta.channels, size), hidden)
+    found.linear("delta_gates", (heads, heads), hidden)
+    found.linear("conv", (delta.channels,), delta.taps)
+    found.add("delta_log_decay", (heads,), (heads,), 0.0, float32=True)
+    found.add("delta_step_bias", (heads,), (heads,), 1.0, float32=True)
+    found.norm("delta_norm", delta.norm, delta.value_dim)
+    found.linear("delta_out", (hidden,), size)
 
 
 def _mlp(found: _Parameters, prefix: str, mlp: Mlp, hidden: int) -> None:
@@ -276,9 +291,9 @@ def kv_scale_of(source: str, spec: ModelSpec) -> tuple[int, str] | None:
     return int(match[1]), match[2] or match[3] or match[4]
 
 
-NEVER_QUANTIZED = frozenset({"positions", "router", "shared_gate", "key_up", "value_up", "conv"})
-"""Matrices that are read row by row, decide which weights are read, or multiply heads, which would be quantised together; and the weights
-of convolutions, which are few."""
+NEVER_QUANTIZED = frozenset({"positions", "router", "shared_gate", "key_up", "value_up", "conv", "delta_gates"})
+"""Matrices that are read row by row, decide which weights are read, or multiply heads, which would be quantised together; and those of
+convolutions and of decays, which are few."""
 
 
 def num_parameters(spec: ModelSpec) -> int:

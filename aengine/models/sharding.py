@@ -17,7 +17,7 @@ from torch import Tensor
 from aengine.api.errors import ConfigError
 from aengine.kernels.quantized import Rows
 from aengine.models.named_weights import named_weights
-from aengine.models.spec import Attention, Experts, FallbackSpec, LatentAttention, Layer, Mlp, ModelSpec, ShortConvolution
+from aengine.models.spec import Attention, Experts, FallbackSpec, GatedDelta, LatentAttention, Layer, Mlp, ModelSpec, ShortConvolution
 from aengine.parallel.shard import WHOLE, Shard
 
 _UNITS = (64, 32, 16)  # rows of which the kernels pack 64 together, 32 of a gate with 32 of up
@@ -49,8 +49,8 @@ def check_shards(spec: ModelSpec | FallbackSpec, tensor_parallel_size: int, num_
     if num_stages > spec.num_layers:
         raise ConfigError.of("pipeline_parallel_size", f"{num_stages} is more than the model's num_layers {spec.num_layers}")
     stages = [Shard(stage=stage, num_stages=num_stages).layers(spec.num_layers) for stage in range(num_stages)]
-    if any(all(isinstance(spec.layers[index].attention, ShortConvolution) for index in stage) for stage in stages):
-        raise ConfigError.of("pipeline_parallel_size", f"{num_stages} leaves some ranks layers of convolutions alone; choose fewer")
+    if any(all(isinstance(spec.layers[index].attention, ShortConvolution | GatedDelta) for index in stage) for stage in stages):
+        raise ConfigError.of("pipeline_parallel_size", f"{num_stages} leaves some ranks no layer of attention; choose fewer")
     reason = _refusal(spec, tensor_parallel_size)
     if reason is not None:
         sizes = [size for size in range(1, 65) if _refusal(spec, size) is None]
@@ -76,6 +76,10 @@ def _refusal(spec: ModelSpec, size: int) -> str | None:
         if isinstance(layer.attention, ShortConvolution):
             if layer.attention.channels % (_CHANNELS * size):
                 return f"{size} does not divide the channels {layer.attention.channels} of layer {index} into multiples of {_CHANNELS}"
+            continue
+        if isinstance(layer.attention, GatedDelta):
+            if layer.attention.num_key_heads % size:
+                return f"{size} does not divide num_key_heads {layer.attention.num_key_heads} of layer {index}"
             continue
         heads, kv_heads = layer.attention.num_heads, layer.attention.num_kv_heads
         if heads % size:
@@ -137,8 +141,10 @@ def key_bounds(attention: Attention, shard: Shard) -> Bounds:
     return tuple(-(-index * attention.num_kv_heads // shard.size) * attention.head_dim for index in range(shard.size + 1))
 
 
-def attended_bounds(attention: Attention | LatentAttention | ShortConvolution, shard: Shard) -> Bounds:
+def attended_bounds(attention: Attention | LatentAttention | ShortConvolution | GatedDelta, shard: Shard) -> Bounds:
     """Return the bounds of what the `output` of attention, or of what stands in its place, is given."""
+    if isinstance(attention, GatedDelta):
+        return tuple(bound * attention.value_dim for bound in shard.bounds(attention.num_heads))
     if isinstance(attention, ShortConvolution):
         return shard.bounds(attention.channels)
     return query_bounds(attention, shard, attention.v_dim if isinstance(attention, LatentAttention) else attention.head_dim)
@@ -182,6 +188,9 @@ def _sharded_layer(layer: Layer, shard: Shard) -> Layer:
         attention = replace(attention, channels=attention.channels // shard.size)
     elif isinstance(attention, LatentAttention):
         attention = replace(attention, num_heads=attention.num_heads // shard.size)
+    elif isinstance(attention, GatedDelta):
+        heads, key_heads = attention.num_heads // shard.size, attention.num_key_heads // shard.size
+        attention = replace(attention, num_heads=heads, num_key_heads=key_heads)
     else:
         heads = attention.num_heads // shard.size
         slopes = attention.slopes[shard.index * heads : (shard.index + 1) * heads]
@@ -289,13 +298,20 @@ def _layer_cuts(layer: Layer, spec: ModelSpec, shard: Shard) -> dict[str, _Cut]:
 
 
 def _attention_cuts(
-    attention: Attention | LatentAttention | ShortConvolution, shard: Shard, last: Callable[[range], _Cut]
+    attention: Attention | LatentAttention | ShortConvolution | GatedDelta, shard: Shard, last: Callable[[range], _Cut]
 ) -> dict[str, _Cut]:
     """`last` gives the cut of matrices whose inputs are divided."""
     attended = own(attended_bounds(attention, shard), shard)
     if isinstance(attention, ShortConvolution):
         inputs = tuple(_moved(attended, number * attention.channels) for number in range(3))
         return {"conv_in": _Cut(inputs), "conv": _Cut((attended,)), "conv_out": last(attended)}
+    if isinstance(attention, GatedDelta):
+        heads, key_dim = own(shard.bounds(attention.num_heads), shard), attention.key_dim
+        keys, k_size = _times(own(shard.bounds(attention.num_key_heads), shard), key_dim), attention.num_key_heads * key_dim
+        convolved = (keys, _moved(keys, k_size), _moved(attended, 2 * k_size))
+        cuts = {name: _Cut((heads,)) for name in ("delta_log_decay", "delta_step_bias")}
+        cuts |= {"delta_in": _Cut((*convolved, _moved(attended, attention.channels))), "conv": _Cut(convolved)}
+        return cuts | {"delta_gates": _Cut((heads, _moved(heads, attention.num_heads))), "delta_out": last(attended)}
     cuts = {"output": last(attended)}
     heads = own(shard.bounds(attention.num_heads), shard)
     if isinstance(attention, LatentAttention):
@@ -306,7 +322,8 @@ def _attention_cuts(
         dim = attention.head_dim
         q, kv = _times(heads, dim), _times(_kv_heads(attention, shard), dim)
         q_size, kv_size = attention.num_heads * dim, attention.num_kv_heads * dim
-        cuts["qkv"] = _Cut((q, _moved(kv, q_size), _moved(kv, q_size + kv_size)))
+        gate = (_moved(q, q_size + 2 * kv_size),) if attention.output_gate else ()
+        cuts["qkv"] = _Cut((q, _moved(kv, q_size), _moved(kv, q_size + kv_size), *gate))
         cuts["sinks"] = _Cut((heads,))
         if attention.qk_norm is not None and attention.qk_norm.head_weights:
             cuts |= {"q_norm": _Cut((q,)), "k_norm": _Cut((kv,))}

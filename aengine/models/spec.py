@@ -13,6 +13,7 @@ from typing import Any
 
 from aengine.kernels.layer_params import Activation, ExpertRouting
 from aengine.kernels.paged_cache import Scoring
+from aengine.kernels.state_pages import StateShape
 from aengine.layers.rotary import RopeSpec
 
 
@@ -53,6 +54,7 @@ class Attention:
     slopes: tuple[float, ...] = ()  # by head what a score loses for each position between key and query (ALiBi); empty: nothing
     qkv_bias: bool = False
     output_bias: bool = False
+    output_gate: bool = False  # what was attended is multiplied by sigmoid(g), where the last rows of qkv make g (Qwen3-Next)
     qk_norm: QkNorm | None = None
 
     @property
@@ -130,6 +132,40 @@ class ShortConvolution:
 
 
 @dataclass(frozen=True, slots=True)
+class GatedDelta:
+    """Linear attention with the gated delta rule (Yang et al., "Gated Delta Networks", 2024, arXiv 2412.06464), as in Qwen3-Next.
+
+    `delta_in` projects q and k of each key head, v and the gate z of each head; `delta_gates` b and a of each head. A causal convolution of
+    `taps` tokens with SiLU is applied to each number of q, k and v; then q and k are divided by their lengths, and q by sqrt(key_dim). A
+    head has a state S [key_dim, value_dim] in float32, which begins as zero. Of each token, with decay = exp(-exp(`delta_log_decay`) *
+    softplus(a + `delta_step_bias`)):
+
+        S = decay * S;  S = S + outer(k, sigmoid(b) * (v - S^T k));  o = S^T q
+
+    `delta_out` projects norm(o) * silu(z), normed over each head.
+    """
+
+    num_heads: int
+    num_key_heads: int  # head h reads key head h // (num_heads // num_key_heads)
+    key_dim: int
+    value_dim: int
+    taps: int
+    norm: Norm
+
+    rope = None
+    window = None
+
+    @property
+    def channels(self) -> int:
+        """How many numbers of a token are convolved: q, k and v."""
+        return 2 * self.num_key_heads * self.key_dim + self.num_heads * self.value_dim
+
+    @property
+    def state(self) -> StateShape:
+        return StateShape(self.num_heads, self.key_dim, self.value_dim, self.channels, self.taps)
+
+
+@dataclass(frozen=True, slots=True)
 class Mlp:
     """An MLP: down(activation(gate(x)) * up(x)), or without a gate down(activation(up(x)))."""
 
@@ -161,7 +197,7 @@ class Layer:
     `parallel`: x += m * (attention(attention_norm(x)) + mlp(mlp_norm(x))) instead; mlp_norm None then means the attention's normed input.
     """
 
-    attention: Attention | LatentAttention | ShortConvolution
+    attention: Attention | LatentAttention | ShortConvolution | GatedDelta
     mlp: Mlp | Experts
     attention_norm: Norm | None
     mlp_norm: Norm | None
@@ -240,22 +276,30 @@ class ModelSpec:
     @property
     def attentions(self) -> tuple[Attention | LatentAttention, ...]:
         """The attention of the layers that have one, of which there is at least one."""
-        return tuple(layer.attention for layer in self.layers if not isinstance(layer.attention, ShortConvolution))
+        return tuple(layer.attention for layer in self.layers if isinstance(layer.attention, Attention | LatentAttention))
 
     @property
     def convolutions(self) -> tuple[ShortConvolution, ...]:
         return tuple(layer.attention for layer in self.layers if isinstance(layer.attention, ShortConvolution))
 
     @property
+    def states(self) -> tuple[StateShape, ...]:
+        """What each of the recurrent layers keeps of a sequence."""
+        return tuple(layer.attention.state for layer in self.layers if isinstance(layer.attention, GatedDelta))
+
+    @property
     def places(self) -> tuple[range, ...]:
         """By layer, its places: what KV pages have of it, in units of the keys and values of one attention. Those of `attentions` come
-        first, then those of `convolutions`, which keep their inputs of each token where others keep keys and values."""
+        first, then those of `convolutions`, which keep their inputs of each token where others keep keys and values. Recurrent layers have
+        none."""
         first, place_width, places = len(self.attentions), width_of_place(self.attentions[0]), []
         numbers = iter(range(first))
         for layer in self.layers:
             if isinstance(layer.attention, ShortConvolution):
                 places.append(range(first, first + -(-layer.attention.channels // place_width)))
                 first = places[-1].stop
+            elif isinstance(layer.attention, GatedDelta):
+                places.append(range(0))
             else:
                 number = next(numbers)
                 places.append(range(number, number + 1))

@@ -12,7 +12,7 @@ from typing import Any, get_args
 
 import numpy as np
 
-from aengine.scheduler.plan import IntArray, StepPlan
+from aengine.scheduler.plan import NO_INTS, IntArray, StateRows, StepPlan
 
 FRAME = struct.Struct("<II")
 MAX_MESSAGE = 1 << 28  # bytes behind the frame's header
@@ -117,16 +117,34 @@ class Plan:
     copy_to: IntArray
     scores_prompts: bool
     adapters: IntArray
+    # As in `StateRows`, which is None where there is nothing; pages of states one after the other.
+    state_rows: IntArray
+    state_pages: IntArray
+    state_sources: IntArray
+    kept_rows: IntArray
+    kept_lengths: IntArray
+    kept_pages: IntArray
 
     @classmethod
     def of(cls, plan: StepPlan) -> Plan:
-        return cls(*[getattr(plan, name) for name in _PLAN_FIELDS])
+        states = plan.states
+        of_states = [NO_INTS] * 6
+        if states is not None:
+            tables = (states.pages.ravel(), states.sources.ravel(), states.kept_rows, states.kept_lengths, states.kept_pages.ravel())
+            of_states = [states.rows, *tables]
+        return cls(*[getattr(plan, name) for name in _PLAN_FIELDS], *of_states)
 
     def step_plan(self) -> StepPlan:
-        return StepPlan(new_rows=(), **{name: getattr(self, name) for name in _PLAN_FIELDS})
+        states, count = None, len(self.state_rows) + len(self.kept_rows)
+        if count:
+            size = (len(self.state_pages) + len(self.kept_pages)) // count
+            written, sources, kept = (one.reshape(-1, size) for one in (self.state_pages, self.state_sources, self.kept_pages))
+            states = StateRows(self.state_rows, written, sources, self.kept_rows, self.kept_lengths, kept)
+        return StepPlan(new_rows=(), states=states, **{name: getattr(self, name) for name in _PLAN_FIELDS})
 
 
-_PLAN_FIELDS = tuple(field.name for field in fields(Plan))
+_STATE_FIELDS = ("state_rows", "state_pages", "state_sources", "kept_rows", "kept_lengths", "kept_pages")
+_PLAN_FIELDS = tuple(field.name for field in fields(Plan) if field.name not in _STATE_FIELDS)
 
 
 @dataclass(frozen=True, slots=True)

@@ -141,6 +141,8 @@ class Runner(Protocol):
     num_pages: int  # of the pool, the reserved page 0 included
     page_size: int  # tokens
     windows: Windows  # of the layer groups
+    state_pages: int  # of a recurrent state; 0: the model has none
+    state_interval: int  # tokens of a prompt between states that are kept; 0: none are
     max_model_len: int  # tokens
     max_num_seqs: int  # rows are 0 .. max_num_seqs - 1
     max_num_batched_tokens: int  # of one step

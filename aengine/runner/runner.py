@@ -23,7 +23,7 @@ from aengine.api.config import EngineConfig
 from aengine.api.errors import ConfigError, InsufficientMemoryError, ModelLoadError
 from aengine.api.outputs import DraftSource
 from aengine.api.runtime import forget_locals
-from aengine.attention import Layouts
+from aengine.attention import Layouts, StateTable
 from aengine.kernels.cpu.compiler import KernelsUnavailableError, select_level, sources_digest
 from aengine.kernels.warm_memory import WarmMemory
 from aengine.models.loading.hub import checkpoint_digest
@@ -138,7 +138,7 @@ class ModelRunner:
         setup = plan.setup
         self.spec, self.dtype, self.quantization = setup.spec, setup.dtype, setup.quantization
         self.has_output_head, self.eos_token_ids, self.sampling_defaults = plan.has_output_head, plan.eos_token_ids, plan.sampling_defaults
-        self.page_size, self.windows = config.page_size, setup.groups.windows
+        self.page_size, self.windows, self.state_pages = config.page_size, setup.groups.windows, setup.state_pages
         self.max_num_seqs, self.max_num_batched_tokens = setup.max_num_seqs, setup.max_num_batched_tokens
         self.max_in_flight = config.pipeline_parallel_size
         self.draft_source = draft_source(setup)
@@ -158,6 +158,8 @@ class ModelRunner:
         columns = -(-self.max_model_len // self.page_size)
         self._page_table = np.zeros((len(self.windows), self.max_num_seqs, columns), dtype=np.int32)
         self._layouts = Layouts(self._page_table, self.page_size)
+        self.state_interval = setup.needs.state_interval if config.enable_prefix_cache else 0
+        self._states = StateTable(self.max_num_seqs, self.state_pages) if self.state_pages else None
         _log.info(
             "%s: %s weights on %s, %d KV pages of %d tokens%s (%s)",
             self.spec.architecture,
@@ -230,6 +232,8 @@ class ModelRunner:
         if len(plan.page_rows):
             self._page_table[plan.page_groups, plan.page_rows, plan.page_cols] = plan.page_ids
         layout = self._layouts.build(plan.rows, plan.num_decodes, plan.starts, plan.lengths, same_pages=not len(plan.page_rows))
+        if self._states is not None:
+            layout = replace(layout, states=self._states.of_step(plan.rows, plan.starts, plan.states))
         if plan.draft_rows is not None:
             is_head = self.draft_source in (DraftSource.HEAD, DraftSource.MTP)
             table = self._page_table[:1]

@@ -20,9 +20,10 @@ import torch
 from aengine.api.config import EngineConfig
 from aengine.api.errors import ConfigError, ModelLoadError
 from aengine.api.outputs import DraftSource
-from aengine.attention import AttentionSpec, build_layout
+from aengine.attention import AttentionSpec, build_layout, no_states
 from aengine.cache import LayerGroups, PageNeeds, layer_groups
 from aengine.kernels.quantized import Rows
+from aengine.kernels.state_pages import StateLayout
 from aengine.models.choice import AnySpec, find_spec
 from aengine.models.config.model_config import load_spec
 from aengine.models.draft_heads import eagle_spec, mtp_spec
@@ -52,7 +53,9 @@ class DummyStep(NamedTuple):
     step: Step
 
 
-def widest_step(max_num_seqs: int, max_num_batched_tokens: int, max_model_len: int, page_size: int, num_groups: int) -> DummyStep:
+def widest_step(
+    max_num_seqs: int, max_num_batched_tokens: int, max_model_len: int, page_size: int, num_groups: int, state_pages: int = 0
+) -> DummyStep:
     """All tokens of a step's budget over as many rows as may run, all sampled, one of them at the end of its context."""
     count = min(max_num_seqs, max_num_batched_tokens)
     lengths = np.full(count, max_num_batched_tokens // count, dtype=np.int32)
@@ -60,7 +63,7 @@ def widest_step(max_num_seqs: int, max_num_batched_tokens: int, max_model_len: i
     lengths = np.minimum(lengths, max_model_len).astype(np.int32)
     starts = np.zeros(count, dtype=np.int32)
     starts[0] = max_model_len - lengths[0]
-    return _dummy_step([NewRow(row, _HEAVIEST) for row in range(count)], 0, starts, lengths, page_size, num_groups)
+    return _dummy_step([NewRow(row, _HEAVIEST) for row in range(count)], 0, starts, lengths, page_size, num_groups, state_pages)
 
 
 def warm_up_params(vocab_size: int) -> tuple[RowParams, ...]:
@@ -89,7 +92,13 @@ def warm_up_params(vocab_size: int) -> tuple[RowParams, ...]:
 
 
 def warm_up_steps(
-    max_num_seqs: int, vocab_size: int, page_size: int, num_groups: int, most_drafts: int = 0, most_tokens: int = 0
+    max_num_seqs: int,
+    vocab_size: int,
+    page_size: int,
+    num_groups: int,
+    state_pages: int = 0,
+    most_drafts: int = 0,
+    most_tokens: int = 0,
 ) -> Iterator[DummyStep]:
     """For as many rows at a time as there may be: a step that computes their prompts, one that decodes some beside prompts, and one that
     decodes all; with speculation also one that verifies a draft of each. Then prompts of few tokens, up to `most_tokens`, for which GPUs
@@ -102,9 +111,9 @@ def warm_up_steps(
             decodes = np.arange(len(new_rows)) < num_decodes
             starts = np.where(decodes, _PROMPT_LEN, 0).astype(np.int32)
             lengths = np.where(decodes, 1, _PROMPT_LEN).astype(np.int32)
-            yield _dummy_step(new_rows, num_decodes, starts, lengths, page_size, num_groups)
+            yield _dummy_step(new_rows, num_decodes, starts, lengths, page_size, num_groups, state_pages)
         if most_drafts:
-            assigned, step = _dummy_step(new_rows, 0, np.zeros_like(lengths), np.full_like(lengths, 2), page_size, num_groups)
+            assigned, step = _dummy_step(new_rows, 0, np.zeros_like(lengths), np.full_like(lengths, 2), page_size, num_groups, state_pages)
             rows, positions = np.repeat(step.rows, 2), step.layout.positions
             drafts = np.where(positions == 0, 0, -1).astype(np.int32)
             indices = np.arange(len(rows), dtype=np.int32)
@@ -112,17 +121,19 @@ def warm_up_steps(
     for length in _FEW_TOKENS:
         if length <= most_tokens:
             lengths = np.array([length], dtype=np.int32)
-            yield _dummy_step([NewRow(0, GREEDY)], 0, np.zeros_like(lengths), lengths, page_size, num_groups)
+            yield _dummy_step([NewRow(0, GREEDY)], 0, np.zeros_like(lengths), lengths, page_size, num_groups, state_pages)
 
 
 def _dummy_step(
-    new_rows: Sequence[NewRow], num_decodes: int, starts: IntArray, lengths: IntArray, page_size: int, num_groups: int
+    new_rows: Sequence[NewRow], num_decodes: int, starts: IntArray, lengths: IntArray, page_size: int, num_groups: int, state_pages: int
 ) -> DummyStep:
     count = len(new_rows)
     rows = np.arange(count, dtype=np.int32)
     page_table = np.zeros((num_groups, count, -(-int((starts + lengths).max()) // page_size)), dtype=np.int32)
     layout = build_layout(rows, num_decodes, starts, lengths, page_table, page_size)
     layout.slot_mapping.fill(-1)
+    if state_pages:
+        layout = replace(layout, states=no_states(count, state_pages))
     token_ids = np.zeros(int(lengths[num_decodes:].sum()), dtype=np.int32)
     ends = layout.qo_indptr[1:] - 1
     scores_prompts = any(bool(new_row.params.features & Features.OF_PROMPTS) for new_row in new_rows[num_decodes:])
@@ -216,7 +227,26 @@ class ExecutorSetup:
 
     @property
     def needs(self) -> PageNeeds:
-        return PageNeeds(self.groups.windows, self.config.page_size, self.max_num_batched_tokens)
+        return PageNeeds(self.groups.windows, self.config.page_size, self.max_num_batched_tokens, self.state_pages)
+
+    @property
+    def states(self) -> StateLayout | None:
+        """Where the recurrent states of the layers that this rank holds are in its pages; None: the model has no such layers."""
+        if not isinstance(self.spec, ModelSpec) or not self.spec.states:
+            return None
+        held = sharded_spec(self.spec, self.shard)
+        attention, dtype = held.attentions[0], self.kv_dtype or self.dtype
+        is_latent = isinstance(attention, LatentAttention)
+        width = attention.key_dim if is_latent else min(attention.key_dim, attention.value_dim)
+        pieces = self.groups.layers_per_page * (1 if is_latent else 2)
+        piece_bytes = self.config.page_size * attention.num_kv_heads * width * dtype.itemsize
+        return StateLayout.of(held.states, pieces, piece_bytes, self.dtype.itemsize)
+
+    @property
+    def state_pages(self) -> int:
+        """Pages of a recurrent state, the most that it takes of any rank; 0: the model has no recurrent layers."""
+        ranks = {replace(self.shard, stage=stage) for stage in range(self.shard.num_stages)}
+        return max(0 if (layout := self.of(rank).states) is None else layout.num_pages for rank in ranks)
 
     def of(self, shard: Shard) -> ExecutorSetup:
         return self if shard == self.shard else replace(self, shard=shard)
@@ -277,6 +307,7 @@ class ExecutorSetup:
             places=self.groups.places,
             num_groups=len(self.groups.windows),
             latent=isinstance(attention, LatentAttention),
+            states=self.states,
         )
 
 
@@ -339,8 +370,8 @@ def _of_directory(setup: ExecutorSetup, model: str) -> tuple[ExecutorSetup | Non
             return None, _NOT_NATIVE
         return replace(setup, spec=eagle_spec(model_dir, setup.spec, config.load_format), model_dir=model_dir), ""
     spec = find_spec(model_dir, "native", setup.max_model_len)
-    if isinstance(spec, ModelSpec) and spec.convolutions:
-        return None, "it has convolutions, whose inputs its pages have no room for"
+    if isinstance(spec, ModelSpec) and (spec.convolutions or spec.states):
+        return None, "it has convolutions or recurrent layers, for whose states its pages have no room"
     if spec.max_position_embeddings < setup.max_model_len:
         lengths = f"{spec.max_position_embeddings} tokens, and sequences may have {setup.max_model_len}"
         return None, f"it has a context of {lengths}: lower max_model_len"

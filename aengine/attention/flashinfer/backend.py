@@ -8,7 +8,7 @@ here belongs to one thread and one stream.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -22,9 +22,11 @@ from aengine.attention.base import (
     AttentionStep,
     BackendUnavailableError,
     GraphStep,
+    Recurrence,
     check_graph_layout,
     convolve_torch,
     first_line,
+    recur_torch,
 )
 from aengine.attention.flashinfer.library import building, load_flashinfer, missing_fa3, require_int32, require_kernels, suits_fa3
 from aengine.attention.flashinfer.wrappers import DecodeWrapper, PrefillWrapper, UnevenDecodes, WrapperRows, WrapperSetup
@@ -208,6 +210,9 @@ class _Step:
 
     def convolve(self, places: range, inputs: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         return self._backend.convolve(self._backend, self._metadata, places, inputs, weight, bias)
+
+    def recur(self, layer: int, rule: Recurrence, inputs: Sequence[Tensor]) -> Tensor:
+        return recur_torch(self._backend, self._metadata, layer, rule, inputs)
 
     def target(self, layer: int) -> KvTarget:
         group, _ = self._backend.kinds[layer]

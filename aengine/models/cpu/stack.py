@@ -40,7 +40,7 @@ from aengine.models.adapters import Adapter
 from aengine.models.cpu.packed_weights import PackedWeights, pack_adapter
 from aengine.models.cpu.program import CpuProgram
 from aengine.models.sharding import vocab_bounds
-from aengine.models.spec import DraftHead, Experts, LatentAttention, Layer, ModelSpec, ShortConvolution
+from aengine.models.spec import DraftHead, Experts, GatedDelta, LatentAttention, Layer, ModelSpec, ShortConvolution
 from aengine.parallel.shard import WHOLE, Shard
 
 IntArray = NDArray[np.int32]
@@ -62,6 +62,8 @@ def unsupported(spec: ModelSpec, dtype: torch.dtype) -> str | None:
 
 def _unsupported_layer(layer: Layer) -> str | None:
     attention = layer.attention
+    if isinstance(attention, GatedDelta):
+        return "recurrent layers"
     if isinstance(attention, ShortConvolution):
         if attention.channels % BLOCK or attention.taps > MAX_TAPS:
             return f"a convolution of {attention.channels} channels, which are to be a multiple of {BLOCK}, or of more than {MAX_TAPS} taps"

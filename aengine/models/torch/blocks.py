@@ -22,7 +22,8 @@ from aengine.kernels.quantized import Float8Rows
 from aengine.layers.adapters import AdapterTable
 from aengine.layers.collectives import ONE_RANK, Collectives, ExpertExchange, RowParallel
 from aengine.layers.ops import Activations, LayerOps, LinearMethod
-from aengine.models.spec import Attention, Experts, LatentAttention, Mlp, Norm, NormKind, ShortConvolution
+from aengine.layers.recurrence import DeltaRule
+from aengine.models.spec import Attention, Experts, GatedDelta, LatentAttention, Mlp, Norm, NormKind, ShortConvolution
 
 if TYPE_CHECKING:
     from aengine.kernels.triton.codes import Codes
@@ -159,7 +160,9 @@ class AttentionBlock:
         self._ops = ops
         self._row_parallel = row_parallel
         self._head_dim = attention.head_dim
-        self._qkv_sizes = [heads * attention.head_dim for heads in (attention.num_heads, attention.num_kv_heads, attention.num_kv_heads)]
+        gated = (attention.num_heads,) if attention.output_gate else ()
+        heads = (attention.num_heads, attention.num_kv_heads, attention.num_kv_heads, *gated)
+        self._qkv_sizes = [count * attention.head_dim for count in heads]
         self._qkv, self._output = weights.linear("qkv"), weights.linear("output")
         self.takes_float8 = weights.takes_float8("qkv")
         self._sinks = weights.get("sinks")
@@ -174,8 +177,8 @@ class AttentionBlock:
                 self._rotation = Rotation(cos_sin, q_norm.weight, k_norm.weight, qk_norm.norm.eps)
 
     def __call__(self, x: Activations, positions: Tensor, step: AttentionStep) -> Tensor:
-        qkv = torch.split(self._qkv(x), self._qkv_sizes, dim=-1)
-        q, k, v = (part.view(len(x), -1, self._head_dim) for part in qkv)
+        *qkv, gate = (*torch.split(self._qkv(x), self._qkv_sizes, dim=-1), None)[:4]
+        q, k, v = (part.view(len(x), -1, self._head_dim) for part in qkv if part is not None)
         if self._norms is not None:
             q, k = self._norms[0](q), self._norms[1](k)
         target = step.target(self._index)
@@ -186,6 +189,8 @@ class AttentionBlock:
                 q, k = self._ops.rotate(q, k, self._rotation, positions)
             step.write(self._index, k, v)
         attended = step.attend(self._index, q, self._sinks).flatten(1)
+        if gate is not None:
+            attended = attended * torch.sigmoid(gate)
         return self._row_parallel.after(self._output(self._row_parallel.before(attended)))
 
 
@@ -307,6 +312,29 @@ class ConvolutionBlock:
         b, c, x = torch.split(self._inputs(x), self._channels, dim=-1)
         convolved = c * step.convolve(self._places, b * x, self._weight, self._bias)
         return self._row_parallel.after(self._output(self._row_parallel.before(convolved)))
+
+
+class DeltaBlock:
+    """The gated delta rule of one layer, or a rank's heads of it."""
+
+    def __init__(self, delta: GatedDelta, index: int, weights: Weights, ops: LayerOps, row_parallel: RowParallel) -> None:
+        """`index`: among the recurrent layers. Of several ranks each has some of the heads, whose outputs `row_parallel` joins."""
+        self._index = index
+        self._row_parallel = row_parallel
+        self._sizes = [delta.channels, delta.num_heads * delta.value_dim]
+        self._in, self._gates, self._out = (weights.linear(name) for name in ("delta_in", "delta_gates", "delta_out"))
+        self._norm, self._value_dim = Normalize(delta.norm, weights, "delta_norm", ops), delta.value_dim
+        decays = weights["delta_log_decay"], weights["delta_step_bias"]
+        sizes = delta.num_heads, delta.num_key_heads, delta.key_dim, delta.value_dim
+        self._rule = DeltaRule(*sizes, weights["conv.weight"], *decays)
+        self.takes_float8 = False
+
+    def __call__(self, x: Activations, positions: Tensor, step: AttentionStep) -> Tensor:
+        assert isinstance(x, Tensor)
+        mixed, z = torch.split(self._in(x), self._sizes, dim=-1)
+        heads = step.recur(self._index, self._rule, (mixed, self._gates(x))).view(-1, self._value_dim)
+        gated = self._norm(heads).view(z.shape).float() * F.silu(z.float())
+        return self._row_parallel.after(self._out(self._row_parallel.before(gated.to(x.dtype))))
 
 
 class LatentAttentionBlock:

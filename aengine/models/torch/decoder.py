@@ -22,11 +22,12 @@ from aengine.layers.collectives import ONE_RANK, Collectives, ExpertExchange, Ro
 from aengine.layers.ops import Activations, LayerOps, TorchOps
 from aengine.layers.rotary import RopeSpec, cos_sin_cache
 from aengine.models.sharding import attended_bounds, hidden_bounds, sharded_spec, sharded_weights, vocab_bounds, width_bounds
-from aengine.models.spec import DraftHead, Experts, HeadKind, LatentAttention, Layer, ModelSpec, Norm, ShortConvolution
+from aengine.models.spec import DraftHead, Experts, GatedDelta, HeadKind, LatentAttention, Layer, ModelSpec, Norm, ShortConvolution
 from aengine.models.torch.blocks import (
     PLUS_ONE,
     AttentionBlock,
     ConvolutionBlock,
+    DeltaBlock,
     ExpertsBlock,
     LatentAttentionBlock,
     Linear,
@@ -136,7 +137,10 @@ class Decoder:
         tables = {rope: cos_sin_cache(rope, num_positions, device) for rope in spec.ropes}
         self._layers = []
         held, wholes = sharded_spec(spec, shard), (spec.layers[index] for index in shard.layers(spec.num_layers))
+        num_recurrent = 0
         for index, (whole, layer, places) in enumerate(zip(wholes, held.layers, held.places, strict=True)):
+            if isinstance(layer.attention, GatedDelta):
+                places, num_recurrent = range(num_recurrent, num_recurrent + 1), num_recurrent + 1
             divided = _divisions(spec, whole, collectives, exchange)
             of_layer = Weights(weights, f"layers.{index}.", adapters)
             self._layers.append(_Layer(layer, places, of_layer, tables, ops, divided))
@@ -312,7 +316,8 @@ class _Layer:
         ops: LayerOps,
         divided: _Divisions,
     ) -> None:
-        """`places`: those of the layer in KV pages. `tables` are the [num_positions, rotary_dim] cos and sin of each rope."""
+        """`places`: those of the layer in KV pages; of a recurrent one its number among these. `tables` are the [num_positions,
+        rotary_dim] cos and sin of each rope."""
         self._attention = _attention_block(layer, places, weights, tables, ops, divided.attention)
         self._mlp = _mlp_block(layer, weights, ops, divided)
         self._parallel, self._multiplier = layer.parallel, layer.residual_multiplier
@@ -372,10 +377,12 @@ def _divisions(spec: ModelSpec, layer: Layer, collectives: Collectives | None, e
 
 def _attention_block(
     layer: Layer, places: range, weights: Weights, tables: Mapping[RopeSpec, Tensor], ops: LayerOps, row_parallel: RowParallel
-) -> AttentionBlock | LatentAttentionBlock | ConvolutionBlock:
+) -> AttentionBlock | LatentAttentionBlock | ConvolutionBlock | DeltaBlock:
     attention, index = layer.attention, places.start
     if isinstance(attention, ShortConvolution):
         return ConvolutionBlock(attention, places, weights, row_parallel)
+    if isinstance(attention, GatedDelta):
+        return DeltaBlock(attention, index, weights, ops, row_parallel)
     if isinstance(attention, LatentAttention):
         return LatentAttentionBlock(attention, index, weights, tables[attention.rope], ops, row_parallel)
     return AttentionBlock(attention, index, weights, None if attention.rope is None else tables[attention.rope], ops, row_parallel)

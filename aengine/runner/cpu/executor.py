@@ -212,7 +212,7 @@ class CpuExecutor(CpuExecutorBase):
         """Runs the first dummy steps, which have every kind of row where there are as many, so that no request waits for what is loaded,
         and memory that is touched, at its first use."""
         setup, num_groups = self._setup, len(self._setup.groups.windows)
-        steps = warm_up_steps(setup.max_num_seqs, setup.spec.vocab_size, setup.config.page_size, num_groups)
+        steps = warm_up_steps(setup.max_num_seqs, setup.spec.vocab_size, setup.config.page_size, num_groups, setup.state_pages)
         for dummy in itertools.islice(steps, 3):  # prompts, decodes beside prompts, decodes
             dummy.step.layout.slot_mapping.fill(0)  # in page 0: these kernels write every token
             self.assign_rows(dummy.new_rows)

@@ -255,7 +255,7 @@ class TorchExecutor:
         with self._stream.enter_stream():
             num_groups = self._model.backend.spec.num_groups
             most_tokens = min(setup.max_num_batched_tokens, self._sizes[1])
-            sizes = setup.max_num_seqs, setup.spec.vocab_size, setup.config.page_size, num_groups
+            sizes = setup.max_num_seqs, setup.spec.vocab_size, setup.config.page_size, num_groups, setup.state_pages
             for dummy in warm_up_steps(*sizes, setup.most_drafts, most_tokens):
                 self._run_dummy(dummy)
             self._run_widest()
@@ -326,7 +326,7 @@ class TorchExecutor:
 
     def _run_widest(self) -> None:
         setup, num_groups = self._setup, self._model.backend.spec.num_groups
-        sizes = setup.max_model_len, setup.config.page_size, num_groups
+        sizes = setup.max_model_len, setup.config.page_size, num_groups, setup.state_pages
         widest = widest_step(setup.max_num_seqs, setup.max_num_batched_tokens, *sizes)
         self.assign_rows(widest.new_rows)
         self._run_alone(widest.step)

@@ -15,14 +15,23 @@ only, and the padding has no slots in the KV cache. Knows nothing of rows."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from aengine.attention import AttentionBackend, AttentionMetadata, AttentionStep, GraphStep, StepLayout, as_decodes, empty_layout
+from aengine.attention import (
+    AttentionBackend,
+    AttentionMetadata,
+    AttentionStep,
+    GraphStep,
+    Recurrence,
+    StepLayout,
+    as_decodes,
+    empty_layout,
+)
 from aengine.kernels.paged_cache import KvTarget
 from aengine.kernels.upload import upload
 from aengine.layers.adapters import AdapterTable
@@ -287,6 +296,9 @@ class _Attention:
 
         self.pieces.interrupt(run, query, *written)
         return attended
+
+    def recur(self, layer: int, rule: Recurrence, inputs: Sequence[Tensor]) -> Tensor:
+        raise AssertionError("steps of models with recurrent layers are not recorded")
 
     def convolve(self, places: range, inputs: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         convolved = torch.empty_like(inputs)

@@ -1,0 +1,153 @@
+"""Where the recurrent states of a model lie in the pages of its KV pool.
+
+A page is made of pieces: what each of its layers has of keys, then what each has of values. A state takes whole pages, the same number
+for every sequence. A layer's part of it begins with a new piece: first the matrix of each head, in blocks of some value columns, which are
+[key dimensions][columns] in float32; then, with another piece, the latest inputs of its convolution, in the dtype of the activations, in
+lines of 64 bytes: [lines of channels][taps - 1].
+
+Owns that layout, which the kernels of the CPU have, too (`src/state.h`), and the loading and storing of it in torch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from aengine.kernels.paged_cache import as_bytes
+
+LINE_BYTES = 64
+_FLOATS = LINE_BYTES // 4  # of a line
+_WIDTHS = (64, 32, 16)  # columns of a block; one of 128 keys and 64 columns fits the first cache of a core
+_BLOCK_BYTES = 32 << 10
+
+
+@dataclass(frozen=True, slots=True)
+class StateShape:
+    """What a recurrent layer keeps of a sequence: a matrix [key_dim, value_dim] for each head, and the inputs [taps - 1, channels] of a
+    causal convolution."""
+
+    heads: int
+    key_dim: int
+    value_dim: int
+    channels: int
+    taps: int
+
+
+@dataclass(frozen=True, slots=True)
+class LayerState:
+    """Where a layer's part lies: pieces are counted over all pages of a state."""
+
+    shape: StateShape
+    width: int  # columns of a block
+    first: int  # piece of the blocks
+    blocks_per_piece: int  # 0: a block takes several pieces
+    pieces_per_block: int
+    tail: int  # piece that the inputs of the convolution begin with
+
+    @property
+    def num_blocks(self) -> int:
+        return self.shape.heads * -(-self.shape.value_dim // self.width)
+
+
+@dataclass(frozen=True, slots=True)
+class StateLayout:
+    layers: tuple[LayerState, ...]  # of recurrent layers alone
+    lines_per_piece: int  # that are used
+    pieces_per_page: int
+    num_pages: int  # of a state
+
+    @classmethod
+    def of(cls, shapes: Sequence[StateShape], pieces_per_page: int, piece_bytes: int, itemsize: int) -> StateLayout:
+        """`piece_bytes`: of the smallest piece. `itemsize`: bytes of an activation."""
+        lines, first, layers = piece_bytes // LINE_BYTES, 0, []
+        for shape in shapes:
+            layers.append(_layer_state(shape, first, lines, itemsize))
+            tail_lines = -(-shape.channels * itemsize // LINE_BYTES) * (shape.taps - 1)
+            first = layers[-1].tail + -(-tail_lines // lines)
+        return cls(tuple(layers), lines, pieces_per_page, -(-first // pieces_per_page))
+
+
+def _layer_state(shape: StateShape, first: int, lines: int, itemsize: int) -> LayerState:
+    fitting = (width for width in _WIDTHS if 4 * width * shape.key_dim <= min(_BLOCK_BYTES, lines * LINE_BYTES))
+    width = min(next(fitting, _FLOATS), max(1, -(-shape.value_dim // _FLOATS)) * _FLOATS)
+    block_lines = shape.key_dim * width // _FLOATS
+    per_piece = lines // block_lines if block_lines else 1
+    state = LayerState(shape, width, first, per_piece, -(-block_lines // lines), first)
+    pieces = -(-state.num_blocks // per_piece) if per_piece else state.num_blocks * state.pieces_per_block
+    return LayerState(shape, width, first, per_piece, state.pieces_per_block, first + pieces)
+
+
+class StateMemory:
+    """The states in the tensors of a pool's pages."""
+
+    def __init__(self, layout: StateLayout, tensors: Sequence[Tensor], page_axis: int, dtype: torch.dtype) -> None:
+        """`tensors` [.., num_pages, ..], each of which has the pieces of one layer of a page, with the pages in dimension `page_axis`.
+        `dtype`: of the inputs of convolutions."""
+        self._layout = layout
+        self._tensors = [as_bytes(tensor) for tensor in tensors[: layout.pieces_per_page]]
+        self._page_axis = page_axis
+        self._dtype = dtype
+
+    def load(self, layer: int, pages: Tensor) -> tuple[Tensor, Tensor]:
+        """What a recurrent layer has in n states with the given `pages` [n, pages of a state]: matrices [n, heads, key_dim, value_dim] in
+        float32, and inputs [n, taps - 1, channels]."""
+        at = self._layout.layers[layer]
+        shape, count = at.shape, len(pages)
+        found = self._pieces(pages, at.first, at.tail)
+        block = shape.key_dim * at.width
+        if at.blocks_per_piece:
+            found = found[:, :, : at.blocks_per_piece * block]
+        else:
+            found = found.view(count, -1, at.pieces_per_block * found.shape[-1])[:, :, :block]
+        blocks = found.reshape(count, -1, shape.key_dim, at.width)[:, : at.num_blocks]
+        matrices = blocks.view(count, shape.heads, -1, shape.key_dim, at.width).transpose(2, 3).flatten(3)
+        per_line = LINE_BYTES // self._dtype.itemsize
+        num_lines = -(-shape.channels // per_line)
+        tail_pieces = -(-num_lines * (shape.taps - 1) // self._layout.lines_per_piece)
+        lines = self._pieces(pages, at.tail, at.tail + tail_pieces).flatten(1).view(self._dtype).view(count, -1, per_line)
+        inputs = lines[:, : num_lines * (shape.taps - 1)].view(count, num_lines, shape.taps - 1, per_line).transpose(1, 2)
+        return matrices[..., : shape.value_dim].contiguous(), inputs.reshape(count, shape.taps - 1, -1)[..., : shape.channels]
+
+    def store(self, layer: int, pages: Tensor, matrices: Tensor, inputs: Tensor) -> None:
+        """Writes what `load` returns of n states, no page of which is another's."""
+        at = self._layout.layers[layer]
+        shape, count, words = at.shape, len(pages), self._layout.lines_per_piece * _FLOATS
+        columns = -(-shape.value_dim // at.width) * at.width
+        padded = torch.nn.functional.pad(matrices, (0, columns - shape.value_dim))
+        blocks = padded.view(count, shape.heads, shape.key_dim, -1, at.width).transpose(2, 3).reshape(count, at.num_blocks, -1)
+        per_piece = at.blocks_per_piece or 1
+        missing = (at.tail - at.first) // at.pieces_per_block * per_piece - at.num_blocks
+        blocks = torch.nn.functional.pad(blocks, (0, 0, 0, missing)).view(count, -1, per_piece * blocks.shape[-1])
+        padded = torch.nn.functional.pad(blocks, (0, at.pieces_per_block * words - blocks.shape[-1]))
+        self._write(pages, at.first, padded.view(count, -1, words))
+        per_line = LINE_BYTES // self._dtype.itemsize
+        num_lines = -(-shape.channels // per_line)
+        wide = torch.nn.functional.pad(inputs, (0, num_lines * per_line - shape.channels))
+        lines = wide.view(count, shape.taps - 1, num_lines, per_line).transpose(1, 2).reshape(count, -1)
+        tail_pieces = -(-num_lines * (shape.taps - 1) // self._layout.lines_per_piece)
+        lines = torch.nn.functional.pad(lines, (0, tail_pieces * words * 4 // self._dtype.itemsize - lines.shape[1]))
+        self._write(pages, at.tail, lines.view(torch.float32).view(count, -1, words))
+
+    def _pieces(self, pages: Tensor, begin: int, end: int) -> Tensor:
+        """[n, pieces, floats]"""
+        words = self._layout.lines_per_piece * _FLOATS
+        found = []
+        for piece in range(begin, end):
+            tensor, read = self._tensors[piece % self._layout.pieces_per_page], pages[:, piece // self._layout.pieces_per_page]
+            raw = tensor.index_select(self._page_axis, read).movedim(self._page_axis, 0).flatten(1)
+            found.append(raw.contiguous().view(torch.uint8)[:, : words * 4].contiguous().view(torch.float32))
+        return torch.stack(found, 1) if found else torch.zeros(len(pages), 0, words, device=pages.device)
+
+    def _write(self, pages: Tensor, begin: int, content: Tensor) -> None:
+        """`content` [n, pieces, floats]; what a piece has beside these becomes zero."""
+        for number in range(content.shape[1]):
+            piece = begin + number
+            tensor, to = self._tensors[piece % self._layout.pieces_per_page], pages[:, piece // self._layout.pieces_per_page]
+            shape = tensor.movedim(self._page_axis, 0).shape[1:]
+            raw = content[:, number].contiguous().view(torch.uint8)
+            raw = torch.nn.functional.pad(raw, (0, shape.numel() * tensor.dtype.itemsize - raw.shape[1]))
+            rows = raw.view(tensor.dtype).view(-1, *shape).movedim(0, self._page_axis)
+            tensor.index_copy_(self._page_axis, to.long(), rows)

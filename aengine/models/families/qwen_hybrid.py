@@ -1,0 +1,151 @@
+"""Qwen3-Next and Qwen3.5: layers of the gated delta rule among layers of gated attention, with a gated MLP or experts."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from aengine.kernels.layer_params import RouterScoring
+from aengine.models.config.reader import ConfigReader, NotNativeError
+from aengine.models.families.family import (
+    Family,
+    Transform,
+    attention,
+    decoder_spec,
+    gated_mlp,
+    head_sizes,
+    part_sizes,
+    rms_norm,
+    rope_and_context,
+)
+from aengine.models.families.mixtures import QWEN_NAMES, experts, routing
+from aengine.models.spec import Attention, Experts, GatedDelta, Layer, Mlp, ModelSpec, Norm, QkNorm
+
+_KINDS = ("linear_attention", "full_attention")
+
+
+def _delta(reader: ConfigReader) -> GatedDelta:
+    if reader.get("hidden_act", "silu") != "silu":
+        reader.refuse(hidden_act="silu")
+    heads, key_heads = reader.positive("linear_num_value_heads"), reader.positive("linear_num_key_heads")
+    if heads % key_heads:
+        raise reader.unusable("linear_num_value_heads", heads, f"a multiple of {reader.name('linear_num_key_heads')} {key_heads}")
+    key_dim, value_dim, taps = map(reader.positive, ("linear_key_head_dim", "linear_value_head_dim", "linear_conv_kernel_dim"))
+    return GatedDelta(heads, key_heads, key_dim, value_dim, taps, Norm(eps=reader.number("rms_norm_eps", 1e-6)))
+
+
+def _layers(reader: ConfigReader, mlp: Callable[[int], Mlp | Experts]) -> ModelSpec:
+    reader.refuse(attention_bias=False)
+    num_layers, every = reader.positive("num_hidden_layers"), reader.positive("full_attention_interval", 4)
+    kinds = reader.layer_types(num_layers, _KINDS)
+    if kinds is None:
+        kinds = [_KINDS[(index + 1) % every == 0] for index in range(num_layers)]
+    if "full_attention" not in kinds:
+        raise NotNativeError("linear_attention in all layers, without any full_attention in layer_types, is not supported")
+    rope, context = rope_and_context(reader, head_sizes(reader)[2], partial=True)
+    norm = rms_norm(reader, unit_offset=True)
+    attended = attention(reader, rope, qk_norm=QkNorm(norm), output_gate=True)
+    delta = _delta(reader) if "linear_attention" in kinds else None
+    layers = []
+    for index, kind in enumerate(kinds):
+        mixer = attended if kind == "full_attention" or delta is None else delta
+        layers.append(Layer(attention=mixer, mlp=mlp(index), attention_norm=norm, mlp_norm=norm))
+    return decoder_spec(reader, layers, norm=norm, max_position_embeddings=context)
+
+
+def _experts(reader: ConfigReader, *, normalize: bool) -> Experts:
+    how = routing(reader, scoring=RouterScoring.SOFTMAX, normalize=normalize)
+    shared = gated_mlp(reader, size="shared_expert_intermediate_size")
+    return experts(reader, how, shared=shared, shared_gate=True)
+
+
+def _qwen3_next(reader: ConfigReader) -> ModelSpec:
+    block, step = _experts(reader, normalize=reader.flag("norm_topk_prob", True)), reader.positive("decoder_sparse_step", 1)
+    plain, dense = gated_mlp(reader), reader.integers("mlp_only_layers", [])
+    return _layers(reader, lambda index: plain if index in dense or (index + 1) % step else block)
+
+
+def _qwen3_5(reader: ConfigReader) -> ModelSpec:
+    mlp = gated_mlp(reader)
+    return _layers(reader, lambda index: mlp)
+
+
+def _qwen3_5_moe(reader: ConfigReader) -> ModelSpec:
+    block = _experts(reader, normalize=True)
+    return _layers(reader, lambda index: block)
+
+
+def _transform(spec: ModelSpec, layer: Layer | None, name: str, part: int, shape: tuple[int, ...]) -> Transform | None:
+    """Queries and their gates are one tensor, in turns by head. The checkpoint's convolution is one of one input channel for each."""
+    mixer = None if layer is None else layer.attention
+    if isinstance(mixer, GatedDelta) and name == "conv.weight":
+        return Transform((shape[0], 1, shape[1]), lambda rows: rows.flatten(1))
+    if not isinstance(mixer, Attention) or name != "qkv.weight" or part in (1, 2):
+        return None
+    dim, number = mixer.head_dim, int(part == 3)
+    return Transform((2 * shape[0], shape[1]), lambda rows: rows.view(-1, 2, dim, *rows.shape[1:])[:, number].flatten(0, 1))
+
+
+def _next_transform(spec: ModelSpec, layer: Layer | None, name: str, part: int, shape: tuple[int, ...]) -> Transform | None:
+    """The projections of the delta rule have the rows of each key head together."""
+    mixer = None if layer is None else layer.attention
+    if not isinstance(mixer, GatedDelta) or name not in ("delta_in.weight", "delta_gates.weight"):
+        return _transform(spec, layer, name, part, shape)
+    per_key, key_heads = mixer.num_heads // mixer.num_key_heads, mixer.num_key_heads
+    values = per_key * mixer.value_dim
+    sizes = [mixer.key_dim, mixer.key_dim, values, values] if name == "delta_in.weight" else [per_key, per_key]
+
+    def apply(rows: Tensor) -> Tensor:
+        by_head = rows.view(key_heads, sum(sizes), *rows.shape[1:])
+        return torch.cat([part.flatten(0, 1) for part in torch.split(by_head, sizes, 1)])
+
+    return Transform(shape, apply)
+
+
+_NAMES: Mapping[str, str] = {
+    **QWEN_NAMES,
+    "qkv": "self_attn.q_proj self_attn.k_proj self_attn.v_proj self_attn.q_proj",
+    "delta_in": "linear_attn.in_proj_qkv linear_attn.in_proj_z",
+    "delta_gates": "linear_attn.in_proj_b linear_attn.in_proj_a",
+    "conv": "linear_attn.conv1d",
+    "delta_log_decay": "linear_attn.A_log",
+    "delta_step_bias": "linear_attn.dt_bias",
+    "delta_norm": "linear_attn.norm",
+    "delta_out": "linear_attn.out_proj",
+}
+_NEXT_NAMES = {**_NAMES, "delta_in": "linear_attn.in_proj_qkvz", "delta_gates": "linear_attn.in_proj_ba"}
+_FUSED = {**_NAMES, "experts.gate_up.weight": "mlp.experts.gate_up_proj", "experts.down.weight": "mlp.experts.down_proj"}
+_COMMON = {
+    **{"rms_norm_eps": 1e-6, "max_position_embeddings": 32_768, "partial_rotary_factor": 0.25, "rope_theta": 1e4, "head_dim": 256},
+    **{"linear_conv_kernel_dim": 4, "linear_key_head_dim": 128, "linear_value_head_dim": 128},
+    **{"linear_num_key_heads": 16, "linear_num_value_heads": 32},
+}
+
+
+def _family(model_type: str, architecture: str, read: Any, names: Mapping[str, str], transform: Any, **others: Any) -> Family:
+    defaults = {**_COMMON, **others.pop("defaults")}
+    ignored = r"(model\.)?mtp\..*|.*\.rotary_emb\.inv_freq"
+    return Family(model_type, architecture, read, defaults=defaults, names=names, transform=transform, ignored=ignored, **others)
+
+
+_MOE = {"moe_intermediate_size": 512, "shared_expert_intermediate_size": 512}
+_DENSE = {"defaults": {"num_key_value_heads": 4}, "part_defaults": part_sizes(248_320, 4096, 12_288, 32, 16)}
+_MIXED = {
+    "defaults": {"num_key_value_heads": 2, "num_experts": 256, "num_experts_per_tok": 8, **_MOE},
+    "part_defaults": part_sizes(248_320, 2048, 5632, 40, 16),
+}
+FAMILIES = (
+    _family(
+        "qwen3_next",
+        "Qwen3NextForCausalLM",
+        _qwen3_next,
+        _NEXT_NAMES,
+        _next_transform,
+        defaults={"num_key_value_heads": 2, "num_experts": 512, "num_experts_per_tok": 10, "norm_topk_prob": True, **_MOE},
+    ),
+    _family("qwen3_5_text", "Qwen3_5ForCausalLM", _qwen3_5, _NAMES, _transform, **_DENSE),
+    _family("qwen3_5_moe_text", "Qwen3_5MoeForCausalLM", _qwen3_5_moe, _FUSED, _transform, **_MIXED),
+)
