@@ -23,7 +23,7 @@ from aengine.bench.report import table
 from aengine.runner.contract import InFlightStep
 from aengine.runner.runner import ModelRunner
 from aengine.runner.setup import GREEDY
-from aengine.scheduler.plan import NewRow, StepPlan
+from aengine.scheduler.plan import NewRow, StateRows, StepPlan
 
 STEPS = 5
 _LONGEST_NAME = 160  # of a template's instance
@@ -187,7 +187,7 @@ def why_not(runner: ModelRunner, case: Case) -> str | None:
         return f"max_num_batched_tokens is {runner.max_num_batched_tokens}"
     if (case.contexts + case.lengths).max() >= runner.max_model_len:
         return f"max_model_len is {runner.max_model_len}"
-    pages = int(case_pages(runner, case).max())
+    pages = int(case_pages(runner, case).max()) + case.num_rows * runner.state_pages
     if pages > runner.num_pages - 1:
         return f"it needs {pages} KV pages of {runner.page_size} tokens, and there are {runner.num_pages - 1}"
     return None
@@ -229,15 +229,24 @@ def step_plan(runner: ModelRunner, case: Case, step: int, *, given_tokens: bool,
         page_rows=page_rows,
         page_cols=columns,
         page_ids=pages.reshape(-1),
+        states=_states(runner, case, int(pages.max())) if new_rows and runner.state_pages else None,
         adapters=1 + rows % case.adapters if case.adapters else np.zeros(0, np.int32),
     )
+
+
+def _states(runner: ModelRunner, case: Case, last_page: int) -> StateRows:
+    """The rows' recurrent states, in pages behind `last_page`."""
+    rows, nothing = np.arange(case.num_rows, dtype=np.int32), np.zeros(0, np.int32)
+    pages = last_page + 1 + np.arange(case.num_rows * runner.state_pages, dtype=np.int32).reshape(case.num_rows, -1)
+    return StateRows(rows, pages, pages, nothing, nothing, pages[:0])
 
 
 def fill_pages(runner: ModelRunner, numbers: Iterator[int]) -> None:
     """Computes a prompt, as long as a step can be, and copies its keys and values to all pages: a GPU reads zeros at less power, so faster.
     `numbers` count the steps of the runner."""
     last = runner.num_pages - 1
-    length = min(runner.max_num_batched_tokens, runner.max_model_len - 1, last * runner.page_size)
+    room = (last - runner.state_pages) // len(runner.windows) * runner.page_size
+    length = min(runner.max_num_batched_tokens, runner.max_model_len - 1, room)
     prompt = Case(1, length, 0)
     runner.launch(step_plan(runner, prompt, next(numbers), given_tokens=True, new_rows=True)).result()
     computed = filled = int(case_pages(runner, prompt).max())

@@ -57,7 +57,7 @@ CASES = [
         "Qwen3_5Text",
         {
             **{**_DELTA, "num_hidden_layers": 3, "layer_types": [_LINEAR, _FULL, _LINEAR], "linear_num_value_heads": 8},
-            **{"linear_key_head_dim": 24, "linear_value_head_dim": 48, "linear_conv_kernel_dim": 3},
+            **{"linear_key_head_dim": 32, "linear_value_head_dim": 48, "linear_conv_kernel_dim": 3},
         },
         adjust=_spread,
     ),

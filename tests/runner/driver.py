@@ -10,7 +10,7 @@ import torch
 
 from aengine.runner.contract import Runner
 from aengine.runner.runner import ModelRunner
-from aengine.scheduler.plan import NO_INTS, Features, NewRow, RowParams, StepPlan, StepResult
+from aengine.scheduler.plan import NO_INTS, Features, NewRow, RowParams, StateRows, StepPlan, StepResult
 
 GREEDY = RowParams(temperature=0.0, top_k=0, top_p=1.0, min_p=0.0, seed=0)
 
@@ -94,9 +94,10 @@ class Driver:
         return [s.output for s in sequences]
 
     def _plan(self, entries: list[tuple[Sequence_, int]], num_decodes: int) -> StepPlan:
-        writes, new_rows = [], []  # groups, rows, columns and pages
+        writes, new_rows, states = [], [], []  # groups, rows, columns and pages; rows and pages of states
         for s, length in entries:
             if not s.known:
+                states.append((s.row, [self.free_pages.pop() for _ in range(self.runner.state_pages)]))
                 tokens = s.tokens if s.params.features & Features.HISTORY else []
                 new_rows.append(NewRow(s.row, s.params, len(s.prompt), _int32(tokens)))
                 s.known = True
@@ -125,11 +126,18 @@ class Driver:
             page_rows=page_rows,
             page_cols=page_cols,
             page_ids=page_ids,
+            states=begun_states(*zip(*states, strict=True)) if states and self.runner.state_pages else None,
             adapters=_int32(s.adapter for s, _ in entries) if any(s.adapter for s, _ in entries) else NO_INTS,
             scores_prompts=any(s.params.features & (Features.PROMPT_LOGPROBS | Features.POOLED) for s, _ in entries[num_decodes:]),
         )
         self.step += 1
         return plan
+
+
+def begun_states(rows: Sequence[int], pages: Sequence[Sequence[int]]) -> StateRows:
+    """Rows begin without tokens before, each with the given pages of its state."""
+    written = np.array(pages, np.int32)
+    return StateRows(_int32(rows), written, np.zeros_like(written), NO_INTS, NO_INTS, written[:0])
 
 
 def sampled(seed: int, temperature: float = 1.0, **changes: float) -> RowParams:

@@ -29,6 +29,8 @@ PANEL = 64  # output columns that are packed together; rows of activations are p
 BLOCK = 16  # tokens of a KV block
 MAX_KEY_DIM, MAX_VALUE_DIM = 576, 512  # of a head
 MAX_TAPS = 16  # of a convolution
+MAX_STATE_KEYS = 256  # key_dim of a recurrent layer
+CHANNELS = 32  # a multiple of those of a recurrent layer that its kernels read together
 MAX_EXPERTS, MAX_HEADS = 1024, 256  # of a layer; of heads with a matrix each
 MAX_BUFFERS = 32  # of a model's activations
 ELEMENTS = {torch.bfloat16: 0, torch.float32: 1}
@@ -38,7 +40,8 @@ BF16_PAIRS, F32_WORDS, INT8_QUADS, INT4_CODES, INT8_CODES, FLOAT8_CODES = range(
 SCALE_KINDS = (torch.bfloat16, torch.float32, torch.float16)  # by `ScaleKind`
 MAX_ACTIVATION_GROUP = 128
 _BYTES = ctypes.c_char * 0
-EMBED, NORM, LINEAR, ROTATE, ATTEND, GATHER, EXPERTS, HEADS, COPY, READ_KEPT, WRITE_KEPT, GATHER_RANKS, SUM_RANKS, CONVOLVE = range(14)
+EMBED, NORM, LINEAR, ROTATE, ATTEND, GATHER, EXPERTS, HEADS, COPY, READ_KEPT, WRITE_KEPT = range(11)
+GATHER_RANKS, SUM_RANKS, CONVOLVE, CONVOLVE_STATES, RECUR, GATE = range(11, 17)
 """`OpKind`."""
 EMBEDDING, HEAD, NO_MATRIX = 0, 1, -1  # numbers of matrices, for adapters
 STORE, ADD, ACTIVATE, GATED, PARTIAL = range(5)  # `Epilogue`
@@ -129,6 +132,23 @@ class CConvolveOp(Structure):
     _fields_ = _fields((c_void_p, "weights bias parts"), (c_int64, "num_parts channels taps"), (c_int32, "in out"))
 
 
+class CStateLayer(Structure):
+    _fields_ = _fields(
+        (c_int64, "first blocks_per_piece pieces_per_block tail lines_per_piece pieces_per_page width heads key_heads key_dim value_dim"),
+        (c_int64, "channels taps"),
+    )
+
+
+class CRecurOp(Structure):
+    _fields_ = _fields(
+        (CStateLayer, "state"), (c_void_p, "conv rates step_bias"), (c_int64, "conv_stride"), (c_int32, "mixed convolved gates out")
+    )
+
+
+class CGateOp(Structure):
+    _fields_ = _fields((CNorm, "norm"), (c_int64, "heads width first"), (c_int32, "gate out sigmoid"))
+
+
 class CKeptOp(Structure):
     _fields_ = _fields((c_int64, "first width"), (c_int32, "rows"))
 
@@ -191,13 +211,15 @@ class CStep(Structure):
         (c_void_p, "token_ids positions slots qo_indptr kv_indptr kv_indices last_page_len"),
         (c_void_p, "logits_indices last_tokens input_rows output_rows hidden sampled draw_params kept kept_slots inputs"),
         (POINTER(CStepAdapters), "adapters"),
+        (c_void_p, "state_reads state_writes kept_state_rows kept_state_lengths kept_state_pages"),
         (c_int64, "num_tokens num_rows num_logits num_last_tokens num_input_rows num_output_rows num_groups num_kept"),
+        (c_int64, "state_pages num_kept_states"),
     )
 
 
 _OPS = (
     *(COp, CEmbedOp, CNormOp, CLinearOp, CAttentionOp, CGatherOp, CExpertsOp, CHeadsOp, CCopyOp, CConvolvePart, CConvolveOp, CKeptOp),
-    *(CGatherRanksOp, CSumRanksOp),
+    *(CGatherRanksOp, CSumRanksOp, CStateLayer, CRecurOp, CGateOp),
 )
 _OTHERS = (CExchange, CSharedRanks, CModel, CPool, CLowRankBlock, CLowRank, CStepAdapters, CStep)
 

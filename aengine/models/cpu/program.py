@@ -22,14 +22,18 @@ from aengine.kernels.cpu.library import (
     CConvolvePart,
     CEmbedOp,
     CExpertsOp,
+    CGateOp,
     CHeadsOp,
     CKeptOp,
     CModel,
     CNorm,
     COp,
+    CRecurOp,
+    CStateLayer,
 )
 from aengine.kernels.cpu.pool import stored_dim
 from aengine.kernels.layer_params import Activation, RouterScoring
+from aengine.kernels.state_pages import StateLayout
 from aengine.layers.rotary import cos_sin_cache
 from aengine.models.cpu.cpu_operations import Operations
 from aengine.models.cpu.packed_weights import PackedWeights
@@ -38,6 +42,7 @@ from aengine.models.spec import (
     Attention,
     DraftHead,
     Experts,
+    GatedDelta,
     HeadKind,
     LatentAttention,
     Layer,
@@ -60,6 +65,10 @@ _Product = Callable[[str, int], None]  # writes to a buffer, with an epilogue
 _SCORINGS = {RouterScoring.SOFTMAX: library.SOFTMAX, RouterScoring.SIGMOID: library.SIGMOID}
 
 
+_LAST = {ShortConvolution: "conv_out", GatedDelta: "delta_out"}
+"""The matrices that stand last in place of `output`."""
+
+
 class CpuProgram(Operations):
     """The operations of a model as a `CModel`, with all that it points to; on one of several ranks, those of its part.
 
@@ -77,10 +86,12 @@ class CpuProgram(Operations):
         weights: PackedWeights,
         num_positions: int,
         groups: LayerGroups,
+        states: StateLayout | None = None,
         read: DraftHead | None = None,
         reader: PackedWeights | None = None,
     ) -> None:
-        """`groups` are those of the KV pages. `read`: the draft head whose target the model is, and `reader` its weights, where it runs."""
+        """`groups` are those of the KV pages, and `states` where recurrent layers have theirs. `read`: the draft head
+        whose target the model is, and `reader` its weights, where it runs."""
         super().__init__(weights)
         spec, shard = weights.spec, weights.shard
         self._shard = shard
@@ -88,6 +99,7 @@ class CpuProgram(Operations):
         if spec.learned_positions is not None:
             num_positions = min(num_positions, spec.learned_positions.count)
         self._places = [[groups.places[place] for place in places] for places in spec.places]  # by layer, in groups of pages
+        self._states, self._num_recurrent = states, 0
         self._read = read
         self._reader = reader
         self._tables = {rope: cos_sin_cache(rope, num_positions, _CPU) for rope in spec.ropes}
@@ -203,6 +215,8 @@ class CpuProgram(Operations):
             self._attention(name, index, attention, source)
         elif isinstance(attention, ShortConvolution):
             self._convolution(name, index, attention, source)
+        elif isinstance(attention, GatedDelta):
+            self._gated_delta(name, attention, source)
         else:
             self._latent_attention(name, index, attention, source)
         if gathers:
@@ -213,8 +227,7 @@ class CpuProgram(Operations):
             attended = self._heads(f"{name}value_up", attention.num_heads, 0, "attended", "values")
         whole, multiplier = self._whole_layers[index], layer.residual_multiplier
         attended = self._all_columns(attended, attended_bounds(whole.attention, self._shard))
-        last = "conv_out" if isinstance(attention, ShortConvolution) else "output"
-        output = self._product(f"{name}{last}", attended, multiplier)
+        output = self._product(f"{name}{_LAST.get(type(attention), 'output')}", attended, multiplier)
         if layer.parallel:
             self._add_branch([output, self._mlp(name, mlp, whole.mlp, mlp_source, multiplier)], "", None, multiplier)
             return
@@ -249,6 +262,34 @@ class CpuProgram(Operations):
         )
         self._add(library.ROTATE, op)
         self._add(library.ATTEND, op)
+        if attention.output_gate:
+            gate = 1, heads * dim, (heads + 2 * kv_heads) * dim, self._buffers["qkv"]
+            self._add(library.GATE, CGateOp(CNorm(), *gate, self._buffers["attended"], True))
+
+    def _gated_delta(self, name: str, delta: GatedDelta, source: str) -> None:
+        """From `source` to `attended`."""
+        self._linear(f"{name}delta_in", source, "mixed")
+        self._linear(f"{name}delta_gates", source, "gates")
+        vectors, layout = self._weights.vectors, self._states
+        assert layout is not None
+        at = layout.layers[self._num_recurrent]
+        self._num_recurrent += 1
+        stride = -(-delta.channels // library.CHANNELS) * library.CHANNELS
+        conv = torch.nn.functional.pad(vectors[f"{name}conv.weight"].t(), (0, stride - delta.channels)).contiguous()
+        state = CStateLayer(
+            *(at.first, at.blocks_per_piece, at.pieces_per_block, at.tail, layout.lines_per_piece, layout.pieces_per_page, at.width),
+            *(delta.num_heads, delta.num_key_heads, delta.key_dim, delta.value_dim, delta.channels, delta.taps),
+        )
+        rates = vectors[f"{name}delta_log_decay"].exp()
+        pointers = self._keep(conv), self._keep(rates), vectors[f"{name}delta_step_bias"].data_ptr()
+        width = delta.num_heads * delta.value_dim
+        buffers = self._buffers["mixed"], self._buffer("convolved", stride), self._buffers["gates"], self._buffer("attended", width)
+        op = CRecurOp(state, *pointers, stride, *buffers)
+        self._add(library.CONVOLVE_STATES, op)
+        self._add(library.RECUR, op)
+        norm = self._c_norm(f"{name}delta_norm", delta.norm, delta.value_dim)
+        gate = delta.num_heads, delta.value_dim, delta.channels, self._buffers["mixed"]
+        self._add(library.GATE, CGateOp(norm, *gate, self._buffers["attended"], False))
 
     def _convolution(self, name: str, index: int, convolution: ShortConvolution, source: str) -> None:
         """From `source` to `attended`."""

@@ -24,6 +24,7 @@ from aengine.kernels.cpu.library import (
     MAX_EXPERTS,
     MAX_HEADS,
     MAX_KEY_DIM,
+    MAX_STATE_KEYS,
     MAX_TAPS,
     MAX_VALUE_DIM,
     PAGE_ELEMENTS,
@@ -35,6 +36,7 @@ from aengine.kernels.cpu.library import (
 from aengine.kernels.cpu.ops import PackedCpuAdapter, StepAdapters
 from aengine.kernels.cpu.pool import KvPool
 from aengine.kernels.quantized import Rows
+from aengine.kernels.state_pages import StateLayout
 from aengine.kernels.warm_memory import Allocate, lazy_bytes
 from aengine.models.adapters import Adapter
 from aengine.models.cpu.packed_weights import PackedWeights, pack_adapter
@@ -63,7 +65,10 @@ def unsupported(spec: ModelSpec, dtype: torch.dtype) -> str | None:
 def _unsupported_layer(layer: Layer) -> str | None:
     attention = layer.attention
     if isinstance(attention, GatedDelta):
-        return "recurrent layers"
+        if attention.key_dim % BLOCK or attention.value_dim % BLOCK or attention.key_dim > MAX_STATE_KEYS or attention.taps > MAX_TAPS:
+            widths = f"key_dim {attention.key_dim} and value_dim {attention.value_dim}, which are to be multiples of {BLOCK}"
+            return f"linear attention with {widths}, with key_dim above {MAX_STATE_KEYS}, or with more than {MAX_TAPS} taps"
+        return None
     if isinstance(attention, ShortConvolution):
         if attention.channels % BLOCK or attention.taps > MAX_TAPS:
             return f"a convolution of {attention.channels} channels, which are to be a multiple of {BLOCK}, or of more than {MAX_TAPS} taps"
@@ -82,6 +87,9 @@ def _unsupported_layer(layer: Layer) -> str | None:
     if layer.parallel and (layer.post_attention_norm or layer.post_mlp_norm):
         return "norms after parallel blocks"
     return None
+
+
+_STATES = ("reads", "writes", "kept_rows", "kept_lengths", "kept_pages")  # of `StepStates`, in the order of the fields of `CStep`
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,7 +132,9 @@ class StepArguments:
         given = (token_ids, layout.positions, layout.slot_mapping, *indices, logits_indices, *rows)  # as the fields of `CStep`
         arrays = [np.ascontiguousarray(array, dtype=np.int32) for array in given]
         kept_slots = None if kept is None else np.ascontiguousarray(kept.slots, dtype=np.int32)
-        self._keep = (arrays, hidden, sampled, draw_params, kept, kept_slots, inputs, adapters)
+        states = layout.states
+        of_states = [] if states is None else [np.ascontiguousarray(getattr(states, name)) for name in _STATES]
+        self._keep = (arrays, of_states, hidden, sampled, draw_params, kept, kept_slots, inputs, adapters)
         num_tokens, num_logits = layout.num_tokens, len(logits_indices)
         tokens, num_inputs, num_outputs = map(len, rows)
         self.c = CStep(
@@ -136,8 +146,10 @@ class StepArguments:
             None if kept_slots is None else address(kept_slots),
             None if inputs is None else inputs.data_ptr(),
             None if adapters is None else ctypes.pointer(adapters.c),
+            *(map(address, of_states) if of_states else [None] * len(_STATES)),
             *(num_tokens, len(layout.last_page_len), num_logits, tokens, num_inputs, num_outputs, len(layout.kv_indices)),
             0 if kept_slots is None else len(kept_slots),
+            *(0, 0) if states is None else (states.reads.shape[1], len(states.kept_rows)),
         )
         if len(token_ids) != num_tokens:
             raise ValueError(f"there are {len(token_ids)} token ids for {num_tokens} positions")
@@ -209,6 +221,7 @@ class DecoderStack:
         *,
         dtype: torch.dtype,
         groups: LayerGroups | None = None,
+        states: StateLayout | None = None,
         quantization: str = "none",
         allocate: Allocate = lazy_bytes,
         target: DecoderStack | None = None,
@@ -217,9 +230,9 @@ class DecoderStack:
         """Packs each of `weights` as it comes: the names of `sharded_weights(spec, shard)` with their parts, consecutive rows of a
         parameter. Only the embedding is kept unpacked: if it has `dtype` it is not copied, so it may stay in a mapped file.
 
-        It can be called with positions below `num_positions`. `groups`: of the KV; None: all layers are in one. `quantization` is
-        that of `EngineConfig`. `allocate` makes the memory of packed matrices. `target`: of a draft head. `shard`: what this rank computes
-        of the model `spec`; positions, groups and KV are those of its layers and heads.
+        It can be called with positions below `num_positions`. `groups`: of the KV; None: all layers are in one. `states`: of recurrent
+        layers. `quantization` is that of `EngineConfig`. `allocate` makes the memory of packed matrices. `target`: of a draft head.
+        `shard`: what this rank computes of the model `spec`; positions, groups and KV are those of its layers and heads.
         Raises ValueError for a model that `unsupported` names, and for weights that are missing, unknown or of another shape.
         """
         reason = unsupported(spec, dtype)
@@ -228,7 +241,7 @@ class DecoderStack:
         self._weights = PackedWeights(spec, dtype, shard)
         self.spec = self._weights.spec
         self.dtype = dtype
-        self._groups = groups or layer_groups([None] * self.spec.num_layers)
+        self._groups, self._states = groups or layer_groups([None] * self.spec.num_layers), states
         self._weights.pack_weights(workspace, weights, quantization, allocate)
         if target is not None:
             self._weights.share(target._weights)
@@ -270,7 +283,7 @@ class DecoderStack:
 
     def _make_program(self, weights: PackedWeights) -> CpuProgram:
         head, stack = self._served
-        return CpuProgram(weights, self._num_positions, self._groups, head, None if stack is None else stack._weights)
+        return CpuProgram(weights, self._num_positions, self._groups, self._states, head, None if stack is None else stack._weights)
 
     def pack_adapter(self, adapter: Adapter) -> PackedCpuAdapter:
         """What steps of this stack take. From any thread, while steps run. Raises AdapterError for one that does not fit the model."""
@@ -314,6 +327,8 @@ class DecoderStack:
         shape, elements = (c.layers_per_page, c.kv_heads, c.key_dim, c.value_dim), (ELEMENTS[self.dtype], PAGE_ELEMENTS[torch.int8])
         if shape != self._program.kv_shape or c.element not in elements:
             raise ValueError("the pool's layers, KV heads, widths or dtype are not the model's")
+        if (layout.states is None) != (self._states is None):
+            raise ValueError("the layout has no states, or the model has none")
         if len(layout.kv_indices) != len(self._groups.windows):
             raise ValueError(f"the layout has {len(layout.kv_indices)} layer groups, not {len(self._groups.windows)}")
         self._check_kept(kept, pool, layout.num_tokens if self.spec.draft_head is None else len(logits_indices))

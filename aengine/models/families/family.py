@@ -88,6 +88,9 @@ class Family:
     layer_names: Callable[[Layer], Mapping[str, str]] = lambda layer: {}
     """What takes the place of `names` in a layer."""
     other_names: Mapping[str, str] = field(default_factory=dict)  # how names begin in some checkpoints -> how they begin in `names`
+    joined: Mapping[str, str] = field(default_factory=dict)
+    """Endings of names of tensors that some checkpoints have for all experts of a layer, [experts, rows, columns] -> how the names of those
+    end that they stand for, {index} being that of an expert; several share the rows evenly."""
     part_defaults: Mapping[str, Any] = field(default_factory=dict)
     """Defaults for keys that only the text part of another model may lack: its config has what differs from the HF class alone."""
     mtp_names: Mapping[str, str] = field(default_factory=dict)

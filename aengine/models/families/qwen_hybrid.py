@@ -117,7 +117,10 @@ _NAMES: Mapping[str, str] = {
     "delta_out": "linear_attn.out_proj",
 }
 _NEXT_NAMES = {**_NAMES, "delta_in": "linear_attn.in_proj_qkvz", "delta_gates": "linear_attn.in_proj_ba"}
-_FUSED = {**_NAMES, "experts.gate_up.weight": "mlp.experts.gate_up_proj", "experts.down.weight": "mlp.experts.down_proj"}
+_JOINED = {
+    "mlp.experts.gate_up_proj": "mlp.experts.{index}.gate_proj.weight mlp.experts.{index}.up_proj.weight",
+    "mlp.experts.down_proj": "mlp.experts.{index}.down_proj.weight",
+}
 _COMMON = {
     **{"rms_norm_eps": 1e-6, "max_position_embeddings": 32_768, "partial_rotary_factor": 0.25, "rope_theta": 1e4, "head_dim": 256},
     **{"linear_conv_kernel_dim": 4, "linear_key_head_dim": 128, "linear_value_head_dim": 128},
@@ -147,5 +150,5 @@ FAMILIES = (
         defaults={"num_key_value_heads": 2, "num_experts": 512, "num_experts_per_tok": 10, "norm_topk_prob": True, **_MOE},
     ),
     _family("qwen3_5_text", "Qwen3_5ForCausalLM", _qwen3_5, _NAMES, _transform, **_DENSE),
-    _family("qwen3_5_moe_text", "Qwen3_5MoeForCausalLM", _qwen3_5_moe, _FUSED, _transform, **_MIXED),
+    _family("qwen3_5_moe_text", "Qwen3_5MoeForCausalLM", _qwen3_5_moe, _NAMES, _transform, joined=_JOINED, **_MIXED),
 )

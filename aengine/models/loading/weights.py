@@ -18,6 +18,7 @@ from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Se
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, nullcontext
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import chain
 from types import TracebackType
 from typing import TYPE_CHECKING
@@ -110,10 +111,29 @@ def with_family_names(spec: ModelSpec, checkpoint: Checkpoint) -> Checkpoint:
         name = family.own_name(stored)
         if is_bare and not name.startswith(f"{family.names['head']}."):
             name = first_word + dot + name
-        if name in tensors:
-            duplicates.append(name)
-        tensors[name] = tensor
+        for each, stored_tensor in _disjoined(family.joined, name, tensor):
+            if each in tensors:
+                duplicates.append(each)
+            tensors[each] = stored_tensor
     return Checkpoint(tensors, tuple(duplicates))
+
+
+def _disjoined(joined: Mapping[str, str], name: str, tensor: StoredTensor) -> Iterator[tuple[str, StoredTensor]]:
+    """The tensors that one for all experts of a layer stands for, or itself."""
+    ending = next((ending for ending in joined if name.endswith(ending)), None)
+    if ending is None or len(tensor.shape) != 3:
+        yield name, tensor
+        return
+    ends = joined[ending].split()
+    experts, rows, columns = tensor.shape[0], tensor.shape[1] // len(ends), tensor.shape[2]
+
+    def get(expert: int, first: int) -> Rows:
+        return tensor.tensor()[expert][first : first + rows]
+
+    for expert in range(experts):
+        for number, end in enumerate(ends):
+            part = replace(tensor, shape=(rows, columns), get=partial(get, expert, number * rows), part=None)
+            yield name.removesuffix(ending) + end.format(index=expert), part
 
 
 def text_tensors(checkpoint: Checkpoint, embedding: str, head: str, embedding_shape: tuple[int, ...]) -> Checkpoint:

@@ -79,6 +79,7 @@ class PagedCpuModel:
                 setup.max_model_len,
                 dtype=dtype,
                 groups=setup.groups,
+                states=setup.states,
                 quantization=quantization,
                 allocate=allocate,
                 shard=shard,

@@ -123,7 +123,7 @@ struct Norm {
 // GATHER on for each logits index.
 enum OpKind : i32 {
   EMBED = 0, NORM = 1, LINEAR = 2, ROTATE = 3, ATTEND = 4, GATHER = 5, EXPERTS = 6, HEADS = 7, COPY = 8, READ_KEPT = 9, WRITE_KEPT = 10,
-  GATHER_RANKS = 11, SUM_RANKS = 12, CONVOLVE = 13
+  GATHER_RANKS = 11, SUM_RANKS = 12, CONVOLVE = 13, CONVOLVE_STATES = 14, RECUR = 15, GATE = 16
 };
 
 struct Op {
@@ -265,6 +265,34 @@ struct ConvolveOp {
   i32 in, out;
 };
 
+// Where a layer's part of a recurrent state lies, as `LayerState` of state_pages.py says it, and its sizes.
+struct StateLayer {
+  i64 first, blocks_per_piece, pieces_per_block, tail, lines_per_piece, pieces_per_page;
+  i64 width;  // columns of a block
+  i64 heads, key_heads, key_dim, value_dim;  // key_dim and value_dim are multiples of 16
+  i64 channels, taps;
+};
+constexpr i64 MAX_BLOCK_FLOATS = 8192;
+
+// CONVOLVE_STATES: convolved = silu(conv(mixed)), causal and depthwise, of the first columns of `mixed`. RECUR: out = what the gated delta
+// rule makes of q, k and v in `convolved` and of b and a in `gates`.
+struct RecurOp {
+  StateLayer state;
+  const float* conv;       // [taps, conv_stride], the last is of the newest input
+  const float* rates;      // [heads], how fast each forgets
+  const float* step_bias;  // [heads]
+  i64 conv_stride;         // a multiple of 32
+  i32 mixed, convolved, gates, out;
+};
+
+// out = norm(out) * activation(gate), each of `heads` by itself; the gates are in columns from `first` on. `width` is a multiple of 16 if
+// there is more than one head.
+struct GateOp {
+  Norm norm;  // without a weight: none
+  i64 heads, width, first;
+  i32 gate, out, sigmoid;  // else silu
+};
+
 // How the ranks that compute parts of a step meet: each writes to its slot of a round, calls `meet`, and then reads the slots of all.
 struct Exchange {
   void* self;
@@ -341,7 +369,13 @@ struct Step {
   const i32* kept_slots;   // [num_kept], where WRITE_KEPT writes its rows; -1: nowhere
   const void* inputs;      // [num_tokens, width], in place of the rows of an embedding; null: there are none
   const StepAdapters* adapters;  // null: no token has one
+  const i32* state_reads;   // [num_rows, state_pages], of the recurrent state of the tokens before the step, which a row without any has not
+  const i32* state_writes;  // [num_rows, state_pages], of that of all tokens; may be the same pages
+  const i32* kept_state_rows;     // [num_kept_states], ascending: rows of which another state is written,
+  const i32* kept_state_lengths;  // of so many of the row's tokens in this step, ascending within a row,
+  const i32* kept_state_pages;    // [num_kept_states, state_pages], to these pages
   i64 num_tokens, num_rows, num_logits, num_last_tokens, num_input_rows, num_output_rows, num_groups, num_kept;
+  i64 state_pages, num_kept_states;
 
   const i32* group_slots(i64 group) const { return slots + group * num_tokens; }
   const i32* group_pages(i64 group) const { return kv_indices + group * kv_indptr[num_rows]; }

@@ -159,6 +159,38 @@ constexpr const char* LAYOUT_NAMES =
     "SumRanksOp.epilogue "
     "SumRanksOp.multiplier "
     "SumRanksOp "
+    "StateLayer.first "
+    "StateLayer.blocks_per_piece "
+    "StateLayer.pieces_per_block "
+    "StateLayer.tail "
+    "StateLayer.lines_per_piece "
+    "StateLayer.pieces_per_page "
+    "StateLayer.width "
+    "StateLayer.heads "
+    "StateLayer.key_heads "
+    "StateLayer.key_dim "
+    "StateLayer.value_dim "
+    "StateLayer.channels "
+    "StateLayer.taps "
+    "StateLayer "
+    "RecurOp.state "
+    "RecurOp.conv "
+    "RecurOp.rates "
+    "RecurOp.step_bias "
+    "RecurOp.conv_stride "
+    "RecurOp.mixed "
+    "RecurOp.convolved "
+    "RecurOp.gates "
+    "RecurOp.out "
+    "RecurOp "
+    "GateOp.norm "
+    "GateOp.heads "
+    "GateOp.width "
+    "GateOp.first "
+    "GateOp.gate "
+    "GateOp.out "
+    "GateOp.sigmoid "
+    "GateOp "
     "Exchange.self "
     "Exchange.meet "
     "Exchange.slots "
@@ -230,6 +262,11 @@ constexpr const char* LAYOUT_NAMES =
     "Step.kept_slots "
     "Step.inputs "
     "Step.adapters "
+    "Step.state_reads "
+    "Step.state_writes "
+    "Step.kept_state_rows "
+    "Step.kept_state_lengths "
+    "Step.kept_state_pages "
     "Step.num_tokens "
     "Step.num_rows "
     "Step.num_logits "
@@ -238,6 +275,8 @@ constexpr const char* LAYOUT_NAMES =
     "Step.num_output_rows "
     "Step.num_groups "
     "Step.num_kept "
+    "Step.state_pages "
+    "Step.num_kept_states "
     "Step "
     "DrawParams.temperature "
     "DrawParams.top_p "
@@ -400,6 +439,38 @@ constexpr i64 LAYOUT_PLACES[] = {
     offsetof(SumRanksOp, epilogue),
     offsetof(SumRanksOp, multiplier),
     sizeof(SumRanksOp),
+    offsetof(StateLayer, first),
+    offsetof(StateLayer, blocks_per_piece),
+    offsetof(StateLayer, pieces_per_block),
+    offsetof(StateLayer, tail),
+    offsetof(StateLayer, lines_per_piece),
+    offsetof(StateLayer, pieces_per_page),
+    offsetof(StateLayer, width),
+    offsetof(StateLayer, heads),
+    offsetof(StateLayer, key_heads),
+    offsetof(StateLayer, key_dim),
+    offsetof(StateLayer, value_dim),
+    offsetof(StateLayer, channels),
+    offsetof(StateLayer, taps),
+    sizeof(StateLayer),
+    offsetof(RecurOp, state),
+    offsetof(RecurOp, conv),
+    offsetof(RecurOp, rates),
+    offsetof(RecurOp, step_bias),
+    offsetof(RecurOp, conv_stride),
+    offsetof(RecurOp, mixed),
+    offsetof(RecurOp, convolved),
+    offsetof(RecurOp, gates),
+    offsetof(RecurOp, out),
+    sizeof(RecurOp),
+    offsetof(GateOp, norm),
+    offsetof(GateOp, heads),
+    offsetof(GateOp, width),
+    offsetof(GateOp, first),
+    offsetof(GateOp, gate),
+    offsetof(GateOp, out),
+    offsetof(GateOp, sigmoid),
+    sizeof(GateOp),
     offsetof(Exchange, self),
     offsetof(Exchange, meet),
     offsetof(Exchange, slots),
@@ -471,6 +542,11 @@ constexpr i64 LAYOUT_PLACES[] = {
     offsetof(Step, kept_slots),
     offsetof(Step, inputs),
     offsetof(Step, adapters),
+    offsetof(Step, state_reads),
+    offsetof(Step, state_writes),
+    offsetof(Step, kept_state_rows),
+    offsetof(Step, kept_state_lengths),
+    offsetof(Step, kept_state_pages),
     offsetof(Step, num_tokens),
     offsetof(Step, num_rows),
     offsetof(Step, num_logits),
@@ -479,6 +555,8 @@ constexpr i64 LAYOUT_PLACES[] = {
     offsetof(Step, num_output_rows),
     offsetof(Step, num_groups),
     offsetof(Step, num_kept),
+    offsetof(Step, state_pages),
+    offsetof(Step, num_kept_states),
     sizeof(Step),
     offsetof(DrawParams, temperature),
     offsetof(DrawParams, top_p),

@@ -9,6 +9,7 @@
 #include "experts.h"
 #include "heads.h"
 #include "norm.h"
+#include "state.h"
 #include "workspace.h"
 
 namespace aengine {
@@ -44,6 +45,21 @@ inline Status check_ids(const Model& model, const Step& step) {
   return OK;
 }
 
+// The pages of a step's recurrent states, and the tokens that those which are kept are of.
+inline Status check_states(const Pool& pool, const Step& step) {
+  const auto exist = [&](const i32* pages, i64 count) {
+    return std::all_of(pages, pages + count * step.state_pages, [&](i32 page) { return page >= 0 && page < pool.num_pages; });
+  };
+  if (!exist(step.state_reads, step.num_rows) || !exist(step.state_writes, step.num_rows)) return BAD_PAGE;
+  if (!exist(step.kept_state_pages, step.num_kept_states)) return BAD_PAGE;
+  for (i64 i = 0; i < step.num_kept_states; i++) {
+    const i64 row = step.kept_state_rows[i], length = step.kept_state_lengths[i];
+    if (row < 0 || row >= step.num_rows || (i && row < step.kept_state_rows[i - 1])) return BAD_ROW_LENGTH;
+    if (length < 1 || length > step.qo_indptr[row + 1] - step.qo_indptr[row]) return BAD_ROW_LENGTH;
+  }
+  return OK;
+}
+
 // The rows of a step: that lengths are those of pages that exist, and queries no more than a row has tokens.
 inline Status check_rows(const Pool& pool, const Step& step) {
   if (step.qo_indptr[0] != 0 || step.qo_indptr[step.num_rows] != step.num_tokens) return BAD_ROW_LENGTH;
@@ -55,7 +71,7 @@ inline Status check_rows(const Pool& pool, const Step& step) {
   for (i64 i = 0; i < step.num_groups * step.kv_indptr[step.num_rows]; i++) {
     if (step.kv_indices[i] < 0 || step.kv_indices[i] >= pool.num_pages) return BAD_PAGE;
   }
-  return OK;
+  return check_states(pool, step);
 }
 
 // The adapters of a step's tokens, and of those at its logits indices.
@@ -111,6 +127,9 @@ class Stack {
         case READ_KEPT: read_kept(member, op->as<KeptOp>()); break;
         case WRITE_KEPT: write_kept(member, op->as<KeptOp>()); break;
         case GATHER_RANKS: gather_columns(member, op->as<GatherRanksOp>(), rows); break;
+        case CONVOLVE_STATES: convolve_states(member, op->as<RecurOp>(), pool_, step_, rows_); break;
+        case RECUR: recur(member, op->as<RecurOp>(), pool_, step_, rows_); break;
+        case GATE: gate_rows(member, op->as<GateOp>(), rows_, rows); break;
         case CONVOLVE: convolve(member, op->as<ConvolveOp>(), pool_, step_, rows_); break;
         case SUM_RANKS: sum(member, op->as<SumRanksOp>(), rows); break;
       }

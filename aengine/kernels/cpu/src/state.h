@@ -1,0 +1,317 @@
+// Recurrent layers: causal convolutions over the latest inputs, and the gated delta rule. Both read a row's state of the tokens before the
+// step from its pages, and write that of all tokens; `state_pages.py` says where what lies.
+//
+// A head's matrix is computed in blocks of columns, one token after the other, so that the bits do not depend on how tokens are cut into
+// steps, on rows or on threads.
+#pragma once
+#include "activations.h"
+#include "attention_plan.h"
+#include "norm.h"
+
+namespace aengine {
+
+constexpr i64 STATE_LINE = 64;  // bytes
+
+// The lines of states in the pool's pages.
+class StatePages {
+ public:
+  StatePages(const Pool& pool, const StateLayer& layer) : pool_(pool), layer_(layer) {}
+
+  i64 lines_per_piece() const { return layer_.lines_per_piece; }
+
+  // Line `line` behind the beginning of a piece of a state with these pages.
+  u8* line(const i32* pages, i64 piece, i64 line) const {
+    piece += line / layer_.lines_per_piece;
+    const i64 number = piece % layer_.pieces_per_page, page = pages[piece / layer_.pieces_per_page];
+    const bool of_keys = number < pool_.layers_per_page;
+    void* base = of_keys ? pool_.keys[number] : pool_.values[number - pool_.layers_per_page];
+    const i64 token = pool_.kv_heads * (of_keys ? pool_.key_bytes() : pool_.value_bytes());
+    return static_cast<u8*>(base) + page * pool_.page_size * token + line % layer_.lines_per_piece * STATE_LINE;
+  }
+
+  bool whole_blocks() const { return layer_.blocks_per_piece > 0; }
+
+  // A block, which is in one piece, or its first line.
+  float* block(const i32* pages, i64 number) const {
+    const i64 per_piece = layer_.blocks_per_piece;
+    const i64 piece = layer_.first + (per_piece ? number / per_piece : number * layer_.pieces_per_block);
+    return reinterpret_cast<float*>(line(pages, piece, per_piece ? number % per_piece * block_lines() : 0));
+  }
+
+  // Copies a block from or to pages, wherever its lines are.
+  void load_block(const i32* pages, i64 number, float* to) const {
+    each_run(pages, number, [&](u8* stored, i64 at, i64 bytes) { memcpy(reinterpret_cast<u8*>(to) + at, stored, (size_t)bytes); });
+  }
+  void store_block(const i32* pages, i64 number, const float* from) const {
+    each_run(pages, number, [&](u8* stored, i64 at, i64 bytes) { memcpy(stored, reinterpret_cast<const u8*>(from) + at, (size_t)bytes); });
+  }
+
+ private:
+  i64 block_lines() const { return layer_.key_dim * layer_.width * 4 / STATE_LINE; }
+
+  template <class F>
+  void each_run(const i32* pages, i64 number, F&& f) const {
+    if (whole_blocks()) return f(reinterpret_cast<u8*>(block(pages, number)), 0, block_lines() * STATE_LINE);
+    const i64 piece = layer_.first + number * layer_.pieces_per_block;
+    for (i64 begin = 0; begin < block_lines(); begin += layer_.lines_per_piece) {
+      const i64 count = smaller(layer_.lines_per_piece, block_lines() - begin);
+      f(line(pages, piece, begin), begin * STATE_LINE, count * STATE_LINE);
+    }
+  }
+
+  const Pool& pool_;
+  const StateLayer& layer_;
+};
+
+// The tokens of a row of a step, and where its states are.
+struct StateRow {
+  StateRow(const Step& step, const Pool& pool, i64 row)
+      : first(step.qo_indptr[row]), count(step.qo_indptr[row + 1] - first), begins(sequence_length(step, row, pool.page_size) == count),
+        reads(step.state_reads + row * step.state_pages), writes(step.state_writes + row * step.state_pages), step_(step) {
+    const i32* rows = step.kept_state_rows;
+    kept_ = std::lower_bound(rows, rows + step.num_kept_states, (i32)row) - rows;
+    while (kept_ + num_kept_ < step.num_kept_states && rows[kept_ + num_kept_] == row) num_kept_++;
+  }
+
+  // Calls f(begin, end, pages) for the tokens up to each state that is kept, and its pages, and for the others, with null.
+  template <class F>
+  void each_part(F&& f) const {
+    i64 begin = 0;
+    for (i64 i = kept_; i < kept_ + num_kept_; i++) {
+      const i64 end = step_.kept_state_lengths[i];
+      f(begin, end, step_.kept_state_pages + i * step_.state_pages);
+      begin = end;
+    }
+    f(begin, count, (const i32*)nullptr);
+  }
+
+  const i64 first, count;  // tokens of the step
+  const bool begins;       // there are no tokens before
+  const i32 *reads, *writes;
+
+ private:
+  const Step& step_;
+  i64 kept_ = 0, num_kept_ = 0;
+};
+
+constexpr i64 CHANNEL_RUN = 256;
+
+// A task is a row in some of the channels.
+template <class E>
+void convolve_states(const Member& member, const RecurOp& op, const Pool& pool, const Step& step, const StepRows<E>& buffers) {
+  constexpr i64 PER_LINE = STATE_LINE / (i64)sizeof(E);
+  const StateLayer& layer = op.state;
+  const StatePages states(pool, layer);
+  const Rows<E>&in = buffers[op.mixed], &out = buffers[op.convolved];
+  const i64 padded = round_up(layer.channels, PER_LINE), runs = ceil_div(padded, CHANNEL_RUN), before = layer.taps - 1;
+  member.each(step.num_rows * runs, [&](i64 task) {
+    const StateRow row(step, pool, task / runs);
+    const i64 channel = task % runs * CHANNEL_RUN, width = smaller(CHANNEL_RUN, padded - channel);
+    alignas(64) E earlier[MAX_TAPS - 1][CHANNEL_RUN];
+    const auto each_line = [&](const i32* pages, const auto& f) {
+      for (i64 i = 0; i < width; i += PER_LINE) {
+        for (i64 j = 0; j < before; j++) f(states.line(pages, layer.tail, (channel + i) / PER_LINE * before + j), j, i);
+      }
+    };
+    if (row.begins) {
+      memset(static_cast<void*>(earlier), 0, sizeof earlier);
+    } else {
+      each_line(row.reads, [&](const u8* line, i64 j, i64 i) { memcpy(static_cast<void*>(earlier[j] + i), line, STATE_LINE); });
+    }
+    // The input of a token of the row, which is before the step if it is negative.
+    const auto input = [&](i64 token) -> const E* { return token < 0 ? earlier[before + token] : in.row(row.first + token) + channel; };
+    row.each_part([&](i64 begin, i64 end, const i32* kept) {
+      for (i64 token = begin; token < end; token++) {
+        const E* inputs[MAX_TAPS];
+        for (i64 tap = 0; tap < layer.taps; tap++) inputs[tap] = input(token - before + tap);
+        E* to = out.row(row.first + token) + channel;
+        for (i64 i = 0; i < width; i += LANES) {
+          VecF total = load(inputs[0] + i) * load(op.conv + channel + i);
+          for (i64 tap = 1; tap < layer.taps; tap++) total = total + load(inputs[tap] + i) * load(op.conv + tap * op.conv_stride + channel + i);
+          store(to + i, silu(total));
+        }
+      }
+      if (kept) each_line(kept, [&](u8* line, i64 j, i64 i) { memcpy(line, input(end - before + j) + i, STATE_LINE); });
+    });
+    // The new inputs may take the place of earlier ones that they are made of.
+    alignas(64) E latest[MAX_TAPS - 1][CHANNEL_RUN];
+    for (i64 j = 0; j < before; j++) memcpy(static_cast<void*>(latest[j]), input(row.count - before + j), (size_t)width * sizeof(E));
+    each_line(row.writes, [&](u8* line, i64 j, i64 i) { memcpy(line, latest[j] + i, STATE_LINE); });
+  });
+}
+
+// Keeps the compiler from choosing which of two products is fused with their sum: equal numbers are to have equal bits everywhere.
+AE_INLINE VecF rounded_product(VecF a, VecF b) {
+  VecF product = a * b;
+#if defined(__AVX512F__)
+  asm("" : "+v"(product));
+#elif defined(__x86_64__)
+  asm("" : "+x"(product));
+#elif defined(__aarch64__)
+  asm("" : "+w"(product));
+#endif
+  return product;
+}
+
+constexpr i64 DELTA_RUN = 16, MAX_STATE_KEYS = 256;
+
+// What all blocks of a head need of some tokens: q and k, divided by their lengths; what the state is multiplied with; how much of what is
+// missing is added; and the product of q and k.
+struct DeltaTokens {
+  alignas(64) float q[DELTA_RUN][MAX_STATE_KEYS], k[DELTA_RUN][MAX_STATE_KEYS];
+  float decay[DELTA_RUN], rate[DELTA_RUN], qk[DELTA_RUN];
+};
+
+// The numbers of a head divided by their length, and multiplied.
+template <class E>
+AE_INLINE void to_unit(const E* x, i64 size, float factor, float* out) {
+  VecF squares = {};
+  for (i64 i = 0; i < size; i += LANES) {
+    const VecF v = load(x + i);
+    squares += v * v;
+  }
+  const float scale = factor / std::sqrt(sum(squares) + 1e-6f);
+  for (i64 i = 0; i < size; i += LANES) store(out + i, load(x + i) * scale);
+}
+
+template <class E>
+AE_NOINLINE void prepare_delta(const RecurOp& op, i64 head, const E* convolved, i64 stride, const E* gates, i64 gates_stride, i64 count,
+                               DeltaTokens& tokens) {
+  const StateLayer& layer = op.state;
+  const i64 key_head = head / (layer.heads / layer.key_heads), dim = layer.key_dim;
+  const float step = op.rates[head], bias = op.step_bias[head], scale = 1.f / std::sqrt((float)dim);
+  for (i64 t = 0; t < count; t++) {
+    const E *row = convolved + t * stride, *gate = gates + t * gates_stride;
+    to_unit(row + key_head * dim, dim, scale, tokens.q[t]);
+    to_unit(row + (layer.key_heads + key_head) * dim, dim, 1.f, tokens.k[t]);
+    VecF products = {};
+    for (i64 i = 0; i < dim; i += LANES) products += load(tokens.q[t] + i) * load(tokens.k[t] + i);
+    tokens.qk[t] = sum(products);
+    const float x = widen(gate[layer.heads + head]) + bias;
+    tokens.decay[t] = std::exp(-step * (x > 20.f ? x : std::log1p(std::exp(x))));
+    tokens.rate[t] = 1.f / (1.f + std::exp(-widen(gate[head])));
+  }
+}
+
+// Some columns of a block over `count` tokens: from `from` to `to`, which may be the same. `v` are the tokens' values in these columns, and
+// `out` their outputs. What a token adds to the state is added in the pass that multiplies the state with q and k of the next one.
+template <int VECTORS, class E>
+AE_INLINE void delta_columns(const DeltaTokens& tokens, i64 count, i64 dim, i64 width, const float* from, float* to, const E* v, i64 stride,
+                             E* out, i64 out_stride) {
+  VecF by_k[VECTORS] = {}, by_q[VECTORS] = {};
+  for (i64 i = 0; i < dim; i++) {
+    const VecF k = splat(tokens.k[0][i]), q = splat(tokens.q[0][i]);
+    for (int j = 0; j < VECTORS; j++) {
+      const VecF s = load(from + i * width + j * LANES);
+      by_k[j] += s * k, by_q[j] += s * q;
+    }
+  }
+  for (i64 t = 0; t < count; t++) {
+    const VecF decay = splat(tokens.decay[t]);
+    VecF added[VECTORS];
+    for (int j = 0; j < VECTORS; j++) {
+      added[j] = splat(tokens.rate[t]) * (load(v + t * stride + j * LANES) - decay * by_k[j]);
+      store(out + t * out_stride + j * LANES, rounded_product(decay, by_q[j]) + splat(tokens.qk[t]) * added[j]);
+      by_k[j] = by_q[j] = VecF{};
+    }
+    const float *keys = tokens.k[t], *next_k = tokens.k[t + 1 < count ? t + 1 : t], *next_q = tokens.q[t + 1 < count ? t + 1 : t];
+    for (i64 i = 0; i < dim; i++) {
+      const VecF key = splat(keys[i]), k = splat(next_k[i]), q = splat(next_q[i]);
+      for (int j = 0; j < VECTORS; j++) {
+        const VecF s = rounded_product(decay, load(from + i * width + j * LANES)) + key * added[j];
+        store(to + i * width + j * LANES, s);
+        by_k[j] += s * k, by_q[j] += s * q;
+      }
+    }
+    from = to;
+  }
+}
+
+template <class E>
+AE_NOINLINE void delta_block(const DeltaTokens& tokens, i64 count, i64 dim, i64 width, i64 columns, const float* from, float* to, const E* v,
+                             i64 stride, E* out, i64 out_stride) {
+  constexpr int MOST = 4;
+  i64 column = 0;
+  const auto run = [&](auto vectors) {
+    for (; column + decltype(vectors)::value * LANES <= columns; column += decltype(vectors)::value * LANES) {
+      delta_columns<decltype(vectors)::value>(tokens, count, dim, width, from + column, to + column, v + column, stride, out + column, out_stride);
+    }
+  };
+  run(std::integral_constant<int, MOST>{});
+  run(std::integral_constant<int, 2>{});
+  run(std::integral_constant<int, 1>{});
+}
+
+// A task is a row in some blocks of a head.
+template <class E>
+void recur(const Member& member, const RecurOp& op, const Pool& pool, const Step& step, const StepRows<E>& buffers) {
+  const StateLayer& layer = op.state;
+  const StatePages states(pool, layer);
+  const Rows<E>&convolved = buffers[op.convolved], &gates = buffers[op.gates], &out = buffers[op.out];
+  const i64 blocks = ceil_div(layer.value_dim, layer.width), values = 2 * layer.key_heads * layer.key_dim;
+  i64 split = 1;
+  while (split < blocks && step.num_rows * layer.heads * split < 4 * member.size()) split *= 2;
+  const i64 per_task = ceil_div(blocks, split);
+  split = ceil_div(blocks, per_task);
+  member.each(step.num_rows * layer.heads * split, [&](i64 task) {
+    const StateRow row(step, pool, task / (layer.heads * split));
+    const i64 head = task / split % layer.heads, begin_block = task % split * per_task, end_block = smaller(blocks, begin_block + per_task);
+    DeltaTokens tokens;
+    alignas(64) float scratch[MAX_BLOCK_FLOATS];
+    const i32* from_pages = row.reads;
+    bool begins = row.begins;
+    row.each_part([&](i64 begin, i64 end, const i32* kept) {
+      for (i64 token = begin; token < end; token += DELTA_RUN) {
+        const i64 count = smaller(DELTA_RUN, end - token), first = row.first + token;
+        prepare_delta(op, head, convolved.row(first), convolved.stride, gates.row(first), gates.stride, count, tokens);
+        for (i64 block = begin_block; block < end_block; block++) {
+          const i64 number = head * blocks + block, column = block * layer.width, columns = smaller(layer.width, layer.value_dim - column);
+          float* to = states.whole_blocks() ? states.block(row.writes, number) : scratch;
+          const float* from = states.whole_blocks() ? states.block(from_pages, number) : scratch;
+          if (begins) {
+            memset(to, 0, (size_t)(layer.key_dim * layer.width) * sizeof(float));
+            from = to;
+          } else if (!states.whole_blocks()) {
+            states.load_block(from_pages, number, scratch);
+          }
+          const i64 channel = head * layer.value_dim + column;
+          delta_block(tokens, count, layer.key_dim, layer.width, columns, from, to, convolved.row(first) + values + channel, convolved.stride,
+                      out.row(first) + channel, out.stride);
+          if (!states.whole_blocks()) states.store_block(row.writes, number, scratch);
+        }
+        from_pages = row.writes;
+        begins = false;
+      }
+      for (i64 block = begin_block; kept && block < end_block; block++) {
+        const i64 number = head * blocks + block;
+        if (states.whole_blocks()) {
+          states.store_block(kept, number, states.block(row.writes, number));
+        } else {
+          states.load_block(row.writes, number, scratch);
+          states.store_block(kept, number, scratch);
+        }
+      }
+    });
+  });
+}
+
+// out = norm(out) * activation(gate), head by head.
+template <class E>
+void gate_rows(const Member& member, const GateOp& op, const StepRows<E>& buffers, i64 rows) {
+  const Rows<E>&out = buffers[op.out], &gates = buffers[op.gate];
+  member.each_run(rows, 2, [&](i64 begin, i64 end) {
+    for (i64 row = begin; row < end; row++) {
+      for (i64 head = 0; head < op.heads; head++) {
+        E* x = out.row(row) + head * op.width;
+        const E* gate = gates.row(row) + op.first + head * op.width;
+        const Moments moments = op.norm.weight ? moments_of(x, op.width, op.norm.eps, op.norm.kind) : Moments{};
+        for (i64 i = 0; i < op.width; i += LANES) {
+          const VecF g = load(gate + i), factor = op.sigmoid ? 1.f / (1.f + exp(-g)) : silu(g);
+          store(x + i, (op.norm.weight ? normed(x, i, op.norm, moments) : load(x + i)) * factor);
+        }
+      }
+    }
+  });
+}
+
+}  // namespace aengine
