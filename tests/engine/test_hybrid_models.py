@@ -1,4 +1,4 @@
-"""Models with convolutions: whatever happens to a request, its tokens and their logprobs are those of a run that nothing disturbed, bit by
+"""Models with convolutions or recurrent states: whatever happens to a request, its tokens and their logprobs are those of a run that nothing disturbed, bit by
 bit. What such a run says is compared with Transformers in `tests/models/test_families.py`."""
 
 from __future__ import annotations
@@ -20,11 +20,13 @@ from aengine.api.errors import ConfigError
 Facts = list[tuple[int, float]]
 PARAMS = SamplingParams(temperature=0.8, seed=3, max_tokens=30, ignore_eos=True, detokenize=False, logprobs=0)
 PAGE = 4
+MEMORY = {"lfm2": 60_000, "lfm2-wide": 60_000, "qwen3.5": 110_000, "qwen3.5-heads": 240_000, "qwen3-next": 90_000}
+"""Bytes of KV that hold one sequence of 64 tokens, and not two."""
 
 
-@pytest.fixture(scope="module", params=["lfm2", "lfm2-wide"])
+@pytest.fixture(scope="module", params=["lfm2", "lfm2-wide", "qwen3.5", "qwen3.5-heads", "qwen3-next"])
 def model(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
-    path = tmp_path_factory.mktemp(request.param)
+    path = tmp_path_factory.mktemp(request.param, numbered=False)
     next(case for case in CASES if case.name == request.param).make().save_pretrained(path)
     return path
 
@@ -57,6 +59,11 @@ async def alone(path: pathlib.Path, prompts: Sequence[Sequence[int]], **options:
 LENGTHS = (1, 2, 3, 4, 5, 8, 13, 16, 31, 40)
 
 
+def keeps_states(model: pathlib.Path) -> bool:
+    """Whether a prefix ends where there is a state of it."""
+    return model.name.startswith("qwen")
+
+
 def test_batches_and_chunks(model: pathlib.Path) -> None:
     async def run() -> None:
         prompts = prompts_of(LENGTHS)
@@ -81,7 +88,27 @@ def test_prefixes_of_any_length(model: pathlib.Path) -> None:
             for prompt, known in zip(prompts, expected, strict=True):
                 completion = await engine.generate(prompt, PARAMS)
                 assert facts(completion) == known, len(prompt)
+                if keeps_states(model):  # that one has found where prompts part, and left a state there
+                    completion = await engine.generate(prompt, PARAMS)
+                    assert facts(completion) == known, len(prompt)
                 assert completion.usage.cached_prompt_tokens == (len(prompt) - 1) // PAGE * PAGE
+
+    asyncio.run(run())
+
+
+def test_next_turns(model: pathlib.Path) -> None:
+    """Prompts that go on from what was said before, and part from it a few tokens before its end."""
+
+    async def run() -> None:
+        (chat,) = prompts_of([18])
+        async with engine_of(model) as engine:
+            for turn in range(2):
+                (expected,) = await alone(model, [chat])
+                completion = await engine.generate(chat, PARAMS)
+                assert facts(completion) == expected
+                if turn:
+                    assert completion.usage.cached_prompt_tokens >= len(chat) - 11 - 16 - PAGE, turn
+                chat = [*chat, *(token for token, _ in expected[:-2]), *prompts_of([11])[0]]
 
     asyncio.run(run())
 
@@ -106,8 +133,15 @@ def test_preemption(model: pathlib.Path) -> None:
     async def run() -> None:
         prompts = prompts_of([9, 14, 18, 22, 25])
         expected = await alone(model, prompts)
-        async with engine_of(model, max_num_seqs=5, max_num_batched_tokens=16, max_model_len=64, kv_cache_memory=60_000) as engine:
-            assert await run_all(engine, prompts) == expected
+        small: dict[str, Any] = {"max_num_seqs": 5, "max_num_batched_tokens": 16, "max_model_len": 64, "max_unread_tokens": 4}
+        async with engine_of(model, **small, kv_cache_memory=MEMORY[model.name]) as engine:
+            slow = engine.stream(prompts[0], PARAMS)
+            while not engine.stats().parked:
+                await asyncio.sleep(0)
+            assert await run_all(engine, prompts[1:]) == expected[1:]  # which need the pages of the one that nobody reads
+            async for _ in slow:
+                pass
+            assert facts(slow.completion()) == expected[0]
             assert engine.stats().preemptions > 0
 
     asyncio.run(run())
@@ -115,6 +149,9 @@ def test_preemption(model: pathlib.Path) -> None:
 
 def test_drafts(model: pathlib.Path) -> None:
     """Rejected ones leave inputs behind that nothing may see."""
+
+    if keeps_states(model):
+        pytest.skip("states cannot be taken back")
 
     async def run() -> None:
         repeated = [prompt * 4 for prompt in prompts_of([5, 7, 10])]
@@ -149,6 +186,9 @@ def test_sleep_in_between(model: pathlib.Path) -> None:
 
 @pytest.mark.parametrize("kind", ["int8", "fp8"])
 def test_what_a_kv_cache_cannot_hold(model: pathlib.Path, kind: str) -> None:
+    if keeps_states(model):
+        pytest.skip("it can")
+
     async def run() -> None:
         with pytest.raises(ConfigError, match=rf"^kv_cache_dtype: '{kind}' is not possible: Lfm2ForCausalLM keeps inputs of convolutions"):
             await engine_of(model, kv_cache_dtype=kind).start()
