@@ -51,7 +51,12 @@ CASES = [
         adjust=_adjust,
     ),
     Case("qwen3-next", "Qwen3Next", {**_DELTA, **_EXPERTS, "num_hidden_layers": 4, "decoder_sparse_step": 2}, adjust=_spread),
-    Case("qwen3.5", "Qwen3_5Text", {**_DELTA, "num_hidden_layers": 5, "tie_word_embeddings": True}, adjust=_spread),
+    Case(
+        "qwen3.5",
+        "Qwen3_5Text",
+        {**_DELTA, "num_hidden_layers": 5, "full_attention_interval": 2, "tie_word_embeddings": True},
+        adjust=_spread,
+    ),
     Case(
         "qwen3.5-heads",
         "Qwen3_5Text",

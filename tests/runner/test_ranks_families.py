@@ -81,7 +81,8 @@ def check_equal(found: Generated, expected: Generated) -> None:
     assert all(torch.equal(one, other) for one, other in zip(found[1], expected[1], strict=True))
 
 
-QUICK = [("cohere2", 4), ("deepseek-v3", 2), ("lfm2", 2)]  # fewer KV heads than ranks; latent attention and experts; convolutions
+QUICK = [("cohere2", 4), ("deepseek-v3", 2), ("lfm2", 2), ("qwen3-next", 2)]
+"""Fewer KV heads than ranks; latent attention and experts; convolutions; recurrent states and experts."""
 
 
 @pytest.mark.quick_cases(1)
@@ -100,12 +101,13 @@ def test_fast_mode(checkpoint: Callable[[str], pathlib.Path], name: str) -> None
     assert first[0][: len(LENGTHS)] == expected[0][: len(LENGTHS)]
 
 
-def test_convolutions_on_two_stages(checkpoint: Callable[[str], pathlib.Path]) -> None:
+@pytest.mark.parametrize("name", ["lfm2-moe", "qwen3.5"])
+def test_hybrids_on_two_stages(checkpoint: Callable[[str], pathlib.Path], name: str) -> None:
     """Which have other places in pages than those of the whole model."""
-    path = checkpoint("lfm2-moe")
+    path = checkpoint(name)
     with runner_on_ranks(config_of(path, pipeline_parallel_size=2), path) as ranked:
         check_equal(generated(ranked.runner), on_one(path))
-    with pytest.raises(ConfigError, match=r"^pipeline_parallel_size: 2 leaves some ranks layers of convolutions alone; choose fewer$"):
+    with pytest.raises(ConfigError, match=r"^pipeline_parallel_size: 2 leaves some ranks no layer of attention; choose fewer$"):
         on_ranks(checkpoint("lfm2"), 1, pipeline_parallel_size=2)
 
 
