@@ -112,6 +112,21 @@ _LFM2: Mapping[str, Any] = {
     "torch_dtype": "bfloat16",
     "vocab_size": 65_536,
 }
+_QWEN35: Mapping[str, Any] = {
+    "architectures": ["Qwen3_5ForCausalLM"],
+    "model_type": "qwen3_5_text",
+    "eos_token_id": 248_044,
+    "head_dim": 256,
+    "linear_num_key_heads": 16,
+    "linear_num_value_heads": 16,
+    "max_position_embeddings": 262_144,
+    "num_key_value_heads": 2,
+    "rms_norm_eps": 1e-06,
+    "rope_parameters": {"rope_type": "default", "rope_theta": 10_000_000, "partial_rotary_factor": 0.25},
+    "tie_word_embeddings": True,
+    "torch_dtype": "bfloat16",
+    "vocab_size": 248_320,
+}
 _OLMOE: Mapping[str, Any] = {
     "architectures": ["OlmoeForCausalLM"],
     "model_type": "olmoe",
@@ -212,6 +227,7 @@ SHAPES: Mapping[str, Mapping[str, Any]] = {
     "llama-3.1-70b-20l": {**_LLAMA3, **_sizes(20, 8192, 28_672, 64)},
     "deepseek-v3-4l": {**_DEEPSEEK_V3, **_sizes(4, 7168, 18_432, 128)},
     "lfm2-1.2b": {**_LFM2, **_sizes(16, 2048, 12_288, 32)},
+    "qwen3.5-0.8b": {**_QWEN35, **_sizes(24, 1024, 3584, 8)},
     "llama-3.2-1b": {**_LLAMA3, **_LLAMA32, **_sizes(16, 2048, 8192, 32)},
     "gemma-3-1b": {**_GEMMA3, **_sizes(26, 1152, 6912, 4)},
     "phi-4-mini-8l": {**_PHI4_MINI, **_sizes(8, 3072, 8192, 24)},

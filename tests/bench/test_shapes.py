@@ -53,6 +53,7 @@ PUBLISHED: dict[str, tuple[dict[str, int], int, int]] = {
     "llama-3.1-70b-20l": ({"num_hidden_layers": 80}, 70_553_706_496, 327_680),
     "deepseek-v3-4l": ({"num_hidden_layers": 61}, 671_026_419_200, 70_272),
     "lfm2-1.2b": ({}, 1_170_340_608, 12_288),
+    "qwen3.5-0.8b": ({}, 752_393_024, 12_288),
     "llama-3.2-1b": ({}, 1_235_814_400, 32_768),
     "gemma-3-1b": ({}, 999_885_952, 26_624),
     "phi-4-mini-8l": ({"num_hidden_layers": 32}, 3_836_021_760, 131_072),
