@@ -19,7 +19,7 @@ from torch import Tensor
 
 from aengine.attention.metadata import AttentionMetadata, StepLayout, build_layout
 from aengine.kernels.paged_cache import SCALE_BYTES, KvTarget, PagedCache, Scoring, as_bytes
-from aengine.kernels.state_pages import StateLayout, StateMemory
+from aengine.kernels.recurrence import StateLayout, StateMemory
 from aengine.kernels.upload import to_device
 from aengine.kernels.warm_memory import lazy_bytes
 
@@ -82,7 +82,7 @@ class AttentionSpec:
 
 
 class Recurrence(Protocol):
-    """What a recurrent layer computes of its inputs and its states, such as `layers.recurrence.DeltaRule`."""
+    """What a recurrent layer computes of its inputs and its states, such as `kernels.recurrence.DeltaRule`."""
 
     @property
     def width(self) -> int: ...

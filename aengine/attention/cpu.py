@@ -30,13 +30,14 @@ from aengine.kernels.cpu.library import (
     CNorm,
     COp,
     CStep,
+    KvPool,
     Workspace,
     address,
     check,
     load_kernels,
+    page_bytes,
 )
-from aengine.kernels.cpu.pool import KvPool, page_bytes
-from aengine.kernels.state_pages import StateMemory
+from aengine.kernels.recurrence import StateMemory
 
 _NO_ROWS = np.zeros(1, np.int32)
 

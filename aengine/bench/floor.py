@@ -157,6 +157,9 @@ def generation_floor(config: EngineConfig, info: ModelInfo, items: Sequence[Item
     return GenerationFloor(machine, seconds, sum(outputs) / seconds, seconds / duration if duration else 0.0)
 
 
+_FLOPS_OF_STATE = 7  # of each number in the state of a gated delta rule, for a token: a product with the decay, and three sums of products
+
+
 def _pairs(length: int, context: int, window: int | None) -> int:
     """How many pairs of a query and a position that it attends to one layer has, for `length` queries behind `context` positions."""
     seen = np.arange(context + 1, context + length + 1)
@@ -166,8 +169,8 @@ def _pairs(length: int, context: int, window: int | None) -> int:
 def _attention_work(
     spec: ModelSpec, lengths: Sequence[int], contexts: Sequence[int], item_bytes: int, kv_cache_dtype: str, *, one_by_one: bool
 ) -> tuple[int, int]:
-    """Bytes of the KV cache that are read, and flops, for `lengths[i]` queries behind `contexts[i]` positions: all of a row in one step,
-    which reads a position once, or `one_by_one` in steps of their own.
+    """Bytes of the KV cache that are read, and of recurrent states that are read and written; and flops. For `lengths[i]` queries behind
+    `contexts[i]` positions: all of a row in one step, which reads a position once, or `one_by_one` in steps of their own.
 
     A latent counts once, although it is a part of the key and the value: one read of it is enough.
     """
@@ -182,6 +185,11 @@ def _attention_work(
             seen = pairs if one_by_one else min(context + length, (kind.window or context + 1) + length - 1)
             kv_bytes += count * seen * of_position
             flops += 2 * count * pairs * kind.num_heads * widths
+    for shape, count in Counter(spec.states).items():
+        matrices = shape.heads * shape.key_dim * shape.value_dim
+        state = 4 * matrices + item_bytes * (shape.taps - 1) * shape.channels
+        kv_bytes += 2 * count * state * (sum(lengths) if one_by_one else len(lengths))
+        flops += _FLOPS_OF_STATE * count * matrices * sum(lengths)
     return kv_bytes, flops
 
 

@@ -13,7 +13,7 @@ from typing import Any
 
 from aengine.kernels.layer_params import Activation, ExpertRouting
 from aengine.kernels.paged_cache import Scoring
-from aengine.kernels.state_pages import StateShape
+from aengine.kernels.recurrence import StateShape
 from aengine.layers.rotary import RopeSpec
 
 

@@ -23,7 +23,7 @@ from aengine.api.outputs import DraftSource
 from aengine.attention import AttentionSpec, build_layout, no_states
 from aengine.cache import LayerGroups, PageNeeds, layer_groups
 from aengine.kernels.quantized import Rows
-from aengine.kernels.state_pages import StateLayout
+from aengine.kernels.recurrence import StateLayout
 from aengine.models.choice import AnySpec, find_spec
 from aengine.models.config.model_config import load_spec
 from aengine.models.draft_heads import eagle_spec, mtp_spec

@@ -22,10 +22,9 @@ from aengine.api.errors import NothingToChooseError
 from aengine.api.params import GREEDY_BELOW
 from aengine.kernels.draw_params import DRAW_PARAMS, DrawParams
 from aengine.kernels.upload import to_device
-from aengine.sampling.draw import Draw, select_draw
+from aengine.sampling.draw import Draw, select_draw, top_candidates
 from aengine.sampling.grammar import Grammars
 from aengine.sampling.processors import CustomProcessors, Masks, Penalties, Processor, StepRows
-from aengine.sampling.torch_draw import top_candidates
 from aengine.scheduler.plan import Features, NewRow, RowParams, TokenLogprobs
 
 _BLOCK_ELEMENTS = 1 << 20  # logits worked on at a time: 4 MiB, so that the passes over them meet in a cache

@@ -15,7 +15,7 @@ from aengine.kernels.draw_params import DRAW_PARAMS, DrawParams
 from aengine.kernels.triton.sampling import draw_from_nucleus, draw_in_blocks
 from aengine.kernels.triton.top_k import MOST, draw_from_top_k
 from aengine.kernels.upload import to_device
-from aengine.sampling.torch_draw import TorchDraw
+from aengine.sampling.draw import TorchDraw
 
 
 class TritonDraw(TorchDraw):

@@ -335,7 +335,7 @@ class KVCacheManager:
         return woken
 
     def publish_states(self, plan_rows: IntArray, committed: IntArray) -> list[Sequence]:
-        """The same for the states that the step kept, after `publish`."""
+        """Offer the states that a returned step kept to others, after `publish`. Returns the waiting sequences that can now use one."""
         published = [] if self.states is None else self.states.commit(plan_rows, committed)
         return [woken for sequence, name in published for woken in self.prefixes.settle(sequence, name)]
 

@@ -22,7 +22,7 @@ from aengine.scheduler.live_sequences import LiveSequences
 from aengine.scheduler.plan import IntArray, StepPlan, StepResult
 from aengine.scheduler.rows import RowTable, new_tokens
 from aengine.scheduler.sequence import Request, SchedulerConfig, Sequence, SequenceState, Updates
-from aengine.scheduler.states import StateChanges
+from aengine.scheduler.states import UnsentStates
 from aengine.scheduler.waiting import Deadlines, WaitingQueue
 
 KEPT_SHARE = 16
@@ -63,7 +63,7 @@ class Scheduler:
         self._num_prompt_tokens = 0
         self._num_cached_prompt_tokens = 0
         self._sent = RowChanges()  # in the latest plan
-        self._sent_states = StateChanges()  # the same
+        self._sent_states = UnsentStates()  # the same
         self._lacking: Sequence | None = None  # was next in the latest plan, and found no pages
 
     # ---- requests ----------------------------------------------------------------------------------------------------
@@ -328,7 +328,7 @@ class Scheduler:
         self._sent, kv_cache.changes = kv_cache.changes, RowChanges()
         states = None
         if kv_cache.states is not None:
-            self._sent_states, kv_cache.states.changes = kv_cache.states.changes, StateChanges()
+            self._sent_states, kv_cache.states.changes = kv_cache.states.changes, UnsentStates()
             states = self._sent_states.rows(self._config.state_pages)
         drafts = self._drafts
         draft_rows, wants_forced = (None, False) if drafts is None else (drafts.take_rows(), drafts.wants_forced)

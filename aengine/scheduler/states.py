@@ -24,7 +24,7 @@ the end, since templates end a prompt with the beginning of an answer."""
 
 
 @dataclass(slots=True)
-class StateChanges:
+class UnsentStates:
     """Changes that were not sent to the runner yet."""
 
     begun: dict[int, tuple[IntArray, IntArray]] = field(default_factory=dict)
@@ -63,7 +63,7 @@ class _Row:
 class RowStates:
     def __init__(self, rows: RowTable, cache: PageCache, needs: PageNeeds, *, interval: int, enabled: bool) -> None:
         """`interval`: every so many tokens of a prompt a state is kept, 0: none. `enabled`: states are kept for others at all."""
-        self.changes = StateChanges()
+        self.changes = UnsentStates()
         self.size = needs.state_pages
         self._table = rows
         self._cache = cache
@@ -162,7 +162,7 @@ class RowStates:
         self.changes.kept.append((row, length, pages))
         return True
 
-    def undo_keeping(self, sent: StateChanges) -> None:
+    def undo_keeping(self, sent: UnsentStates) -> None:
         """The step that was to keep these states does not run."""
         for row, length, pages in sent.kept:
             state = self._rows[row]

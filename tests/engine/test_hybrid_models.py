@@ -1,5 +1,5 @@
-"""Models with convolutions or recurrent states: whatever happens to a request, its tokens and their logprobs are those of a run that nothing disturbed, bit by
-bit. What such a run says is compared with Transformers in `tests/models/test_families.py`."""
+"""Models with convolutions or recurrent states: whatever happens to a request, its tokens and their logprobs are those of a run that nothing
+disturbed, bit by bit. What such a run says is compared with Transformers in `tests/models/test_families.py`."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 from family_cases import VOCAB
 from hybrid_cases import CASES
+from oracle_engine import until
 
 from aengine import AsyncEngine, Completion, SamplingParams
 from aengine.api.errors import ConfigError
@@ -136,8 +137,7 @@ def test_preemption(model: pathlib.Path) -> None:
         small: dict[str, Any] = {"max_num_seqs": 5, "max_num_batched_tokens": 16, "max_model_len": 64, "max_unread_tokens": 4}
         async with engine_of(model, **small, kv_cache_memory=MEMORY[model.name]) as engine:
             slow = engine.stream(prompts[0], PARAMS)
-            while not engine.stats().parked:
-                await asyncio.sleep(0)
+            await until(lambda: engine.stats().parked > 0)
             assert await run_all(engine, prompts[1:]) == expected[1:]  # which need the pages of the one that nobody reads
             async for _ in slow:
                 pass

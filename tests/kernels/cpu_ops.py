@@ -28,12 +28,13 @@ from aengine.kernels.cpu.library import (
     CNorm,
     CNormOp,
     COp,
+    KvPool,
     Workspace,
     check,
+    stored_dim,
 )
 from aengine.kernels.cpu.ops import norm_weight
 from aengine.kernels.cpu.packing import PackedLinear
-from aengine.kernels.cpu.pool import KvPool, stored_dim
 from aengine.models.cpu.stack import CpuLastTokens, StepArguments
 
 NO_TOKENS = np.zeros(0, np.int32)

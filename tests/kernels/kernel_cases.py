@@ -11,8 +11,7 @@ import torch
 from torch import Tensor
 
 from aengine.attention import StepLayout, build_layout
-from aengine.kernels.cpu.library import Workspace
-from aengine.kernels.cpu.pool import KvPool
+from aengine.kernels.cpu.library import KvPool, Workspace
 
 
 @dataclass

@@ -16,8 +16,7 @@ from kernel_cases import Case, as_int8, paged_case, write
 from slow_cases import slow_but
 
 from aengine.attention import build_layout
-from aengine.kernels.cpu.library import PAGE_ELEMENTS, CpuKernels, Workspace
-from aengine.kernels.cpu.pool import KvPool, page_bytes
+from aengine.kernels.cpu.library import PAGE_ELEMENTS, CpuKernels, KvPool, Workspace, page_bytes
 from aengine.layers.rotary import RopeSpec, cos_sin_cache, unscaled
 
 DTYPES = [torch.float32, torch.bfloat16]

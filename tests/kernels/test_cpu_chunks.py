@@ -16,8 +16,7 @@ from test_cpu_stack import random_weights
 from torch import Tensor
 
 from aengine.attention import build_layout
-from aengine.kernels.cpu.library import CpuKernels, Workspace
-from aengine.kernels.cpu.pool import KvPool
+from aengine.kernels.cpu.library import CpuKernels, KvPool, Workspace
 from aengine.models.config.model_config import read_spec
 from aengine.models.cpu.stack import DecoderStack
 from aengine.models.spec import ModelSpec

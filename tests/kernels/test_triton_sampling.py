@@ -16,8 +16,7 @@ import aengine.kernels.triton.sampling as device_noise
 from aengine.kernels.draw_params import DrawParams
 from aengine.kernels.triton.sampling import draw_from_nucleus, draw_in_blocks
 from aengine.kernels.triton.top_k import draw_from_top_k
-from aengine.sampling.sampler import Sampler
-from aengine.sampling.torch_draw import (
+from aengine.sampling.draw import (
     MassDraw,
     TorchDraw,
     kept_candidates,
@@ -27,6 +26,7 @@ from aengine.sampling.torch_draw import (
     top_candidates,
     uniform_bits,
 )
+from aengine.sampling.sampler import Sampler
 from aengine.sampling.triton_draw import TritonDraw
 from aengine.scheduler.plan import NewRow, RowParams
 

@@ -21,7 +21,7 @@ from workloads import VOCAB, random_steps
 
 from aengine.runner.runner import ModelRunner
 from aengine.runner.setup import warm_up_params, warm_up_steps
-from aengine.sampling.torch_draw import TorchDraw
+from aengine.sampling.draw import TorchDraw
 from aengine.scheduler.plan import RowParams
 
 KINDS = (

@@ -7,7 +7,7 @@ import math
 import pytest
 import torch
 
-from aengine.sampling.torch_draw import kept_candidates, top_candidates
+from aengine.sampling.draw import kept_candidates, top_candidates
 
 
 @pytest.mark.parametrize("count", [1, 7, 30])

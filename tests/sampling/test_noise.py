@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from aengine.sampling.torch_draw import log_exponential, row_keys, token_hashes, uniform_bits
+from aengine.sampling.draw import log_exponential, row_keys, token_hashes, uniform_bits
 
 CPU = torch.device("cpu")
 
@@ -58,7 +58,7 @@ def test_exponential_is_finite_and_has_its_moments() -> None:
 
 def test_extreme_bits_are_finite(monkeypatch: pytest.MonkeyPatch) -> None:
     extremes = torch.tensor([[0, 1, 2**31 - 1, 2**31 - 64]], dtype=torch.int32)
-    monkeypatch.setattr("aengine.sampling.torch_draw.uniform_bits", lambda *_: extremes)
+    monkeypatch.setattr("aengine.sampling.draw.uniform_bits", lambda *_: extremes)
     noise = log_exponential(keys([0], [0]), extremes)
     assert noise.isfinite().all()
     assert noise[0].argsort().tolist()[:2] == [0, 1]

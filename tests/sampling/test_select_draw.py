@@ -5,8 +5,7 @@ import pytest
 import torch
 
 from aengine.kernels.draw_params import DRAW_PARAMS, DrawParams
-from aengine.sampling.draw import select_draw
-from aengine.sampling.torch_draw import TorchDraw
+from aengine.sampling.draw import TorchDraw, select_draw
 
 CPU = torch.device("cpu")
 

@@ -18,8 +18,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from aengine.kernels.draw_params import DRAW_PARAMS
 from aengine.runner.setup import warm_up_params
+from aengine.sampling.draw import TorchDraw
 from aengine.sampling.sampler import SampledTokens, Sampler
-from aengine.sampling.torch_draw import TorchDraw
 from aengine.scheduler.plan import Features, NewRow, RowParams
 
 META = torch.device("meta")

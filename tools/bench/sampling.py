@@ -26,10 +26,9 @@ from aengine.kernels.cpu import ops
 from aengine.kernels.cpu.compiler import KernelsUnavailableError
 from aengine.kernels.cpu.library import Workspace, load_kernels
 from aengine.models.config.model_config import load_spec
-from aengine.sampling.draw import Draw
+from aengine.sampling.draw import Draw, with_chosen
 from aengine.sampling.grammar import CompiledGrammar
 from aengine.sampling.sampler import Sampler
-from aengine.sampling.torch_draw import with_chosen
 from aengine.scheduler.plan import Features, NewRow, RowParams
 
 VOCAB = 151_936

@@ -1,11 +1,11 @@
-"""What kernels that sample share: the parameters of a row, the highest of scores, and the noise of `aengine.sampling.torch_draw` with the
+"""What kernels that sample share: the parameters of a row, the highest of scores, and the noise of `aengine.sampling.draw` with the
 same bits for the same (seed, position, stream, token id).
 
 Integers are unsigned in the hashes, so that products wrap around and shifts bring in zeros.
 
 Draws from the nucleus of a row (top-p, Holtzman et al. 2020), without finding where the nucleus ends.
 
-The nucleus is that of `aengine.sampling.torch_draw.kept_candidates`: tokens in the order of (logit, -id) until their mass reaches top_p. So
+The nucleus is that of `aengine.sampling.draw.kept_candidates`: tokens in the order of (logit, -id) until their mass reaches top_p. So
 the token to be drawn is the argmax of the perturbed scores in a beginning of that order. The argmax of all tokens is in the nucleus if the
 mass before it is less than top_p. If it is not, nothing behind it is either, and the argmax of the tokens before it is tried next. Each is
 in the nucleus with a probability of top_p at least, so two are tried by programs for parts of rows, and the few rows that need more are
@@ -13,7 +13,7 @@ finished by one program each.
 
 Draws from whole rows of logits, in two launches: parts of rows, then rows.
 
-A block of neighbouring ids is drawn by its mass and then a token in it, as `aengine.sampling.torch_draw.MassDraw` does, with the same
+A block of neighbouring ids is drawn by its mass and then a token in it, as `aengine.sampling.draw.MassDraw` does, with the same
 noise. Rows are independent; the order of sums depends on V alone."""
 
 from __future__ import annotations
@@ -307,7 +307,7 @@ def _partials(rows: int, parts: int, device: torch.device) -> tuple[Tensor, Tens
 @triton.jit
 def _scores(logits, logits_stride, packed, best, row, at, vocab_size):
     """Logits of a row over its temperature, divided as torch divides; -inf beyond the vocabulary and, where `best` has the highest logits
-    of the rows, for tokens below min_p (as in `aengine.sampling.torch_draw.kept_candidates`)."""
+    of the rows, for tokens below min_p (as in `aengine.sampling.draw.kept_candidates`)."""
     temperature = load_temperature(packed, row)
     logit = tl.load(logits + row * logits_stride + at, mask=at < vocab_size, other=float("-inf")).to(tl.float32)
     score = tl.div_rn(logit, temperature)

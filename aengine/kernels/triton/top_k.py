@@ -31,7 +31,7 @@ _BITS = {torch.bfloat16: 16, torch.float16: 19}  # the upper ones of float32 tha
 
 
 def draw_from_top_k(logits: Tensor, params: DrawParams, chosen: Tensor | None = None) -> Tensor:
-    """[m] int64: of the tokens that `aengine.sampling.torch_draw.kept_candidates` keeps, the argmax of logits / temperature - log E, E of
+    """[m] int64: of the tokens that `aengine.sampling.draw.kept_candidates` keeps, the argmax of logits / temperature - log E, E of
     stream 0; the lowest id of a tie.
 
     `logits` [m, V] have contiguous rows; top_k is 1 to `MOST` in all of them. The mass that top_p refers to is that of the tokens that

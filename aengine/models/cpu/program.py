@@ -30,10 +30,10 @@ from aengine.kernels.cpu.library import (
     COp,
     CRecurOp,
     CStateLayer,
+    stored_dim,
 )
-from aengine.kernels.cpu.pool import stored_dim
 from aengine.kernels.layer_params import Activation, RouterScoring
-from aengine.kernels.state_pages import StateLayout
+from aengine.kernels.recurrence import StateLayout
 from aengine.layers.rotary import cos_sin_cache
 from aengine.models.cpu.cpu_operations import Operations
 from aengine.models.cpu.packed_weights import PackedWeights

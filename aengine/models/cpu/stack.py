@@ -29,14 +29,14 @@ from aengine.kernels.cpu.library import (
     MAX_VALUE_DIM,
     PAGE_ELEMENTS,
     CStep,
+    KvPool,
     Workspace,
     address,
     address_of_params,
 )
 from aengine.kernels.cpu.ops import PackedCpuAdapter, StepAdapters
-from aengine.kernels.cpu.pool import KvPool
 from aengine.kernels.quantized import Rows
-from aengine.kernels.state_pages import StateLayout
+from aengine.kernels.recurrence import StateLayout
 from aengine.kernels.warm_memory import Allocate, lazy_bytes
 from aengine.models.adapters import Adapter
 from aengine.models.cpu.packed_weights import PackedWeights, pack_adapter

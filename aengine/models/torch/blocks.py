@@ -19,10 +19,10 @@ from torch import Tensor
 from aengine.attention import AttentionStep
 from aengine.kernels.layer_params import ExpertLinear, ExpertMlp, Rotation, SharedOutput, activated
 from aengine.kernels.quantized import Float8Rows
+from aengine.kernels.recurrence import DeltaRule
 from aengine.layers.adapters import AdapterTable
 from aengine.layers.collectives import ONE_RANK, Collectives, ExpertExchange, RowParallel
 from aengine.layers.ops import Activations, LayerOps, LinearMethod
-from aengine.layers.recurrence import DeltaRule
 from aengine.models.spec import Attention, Experts, GatedDelta, LatentAttention, Mlp, Norm, NormKind, ShortConvolution
 
 if TYPE_CHECKING:

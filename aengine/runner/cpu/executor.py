@@ -34,8 +34,8 @@ from aengine.runner.prompt_scores import PromptScorer
 from aengine.runner.rank_steps import Stages
 from aengine.runner.results import step_result
 from aengine.runner.setup import GREEDY, ExecutorSetup, warm_up_steps
+from aengine.sampling.draw import with_chosen
 from aengine.sampling.sampler import SampledTokens, Sampler, num_accepted_on_host
-from aengine.sampling.torch_draw import with_chosen
 from aengine.scheduler.plan import NO_INTS, NewRow, StepResult
 
 

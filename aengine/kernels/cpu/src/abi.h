@@ -265,7 +265,7 @@ struct ConvolveOp {
   i32 in, out;
 };
 
-// Where a layer's part of a recurrent state lies, as `LayerState` of state_pages.py says it, and its sizes.
+// Where a layer's part of a recurrent state lies, as `LayerState` of recurrence.py says it, and its sizes.
 struct StateLayer {
   i64 first, blocks_per_piece, pieces_per_block, tail, lines_per_piece, pieces_per_page;
   i64 width;  // columns of a block

@@ -1,4 +1,4 @@
-// Draws from logits: what aengine/sampling/torch_draw.py draws, up to the rounding of sums, without sorting whole rows.
+// Draws from logits: what aengine/sampling/draw.py draws, up to the rounding of sums, without sorting whole rows.
 #pragma once
 #include "buffers.h"
 #include "team.h"

@@ -1,4 +1,4 @@
-// Counter-based noise: the bits of aengine/sampling/torch_draw.py, a hash of (seed, position, token id).
+// Counter-based noise: the bits of aengine/sampling/draw.py, a hash of (seed, position, token id).
 #pragma once
 #include "simd.h"
 

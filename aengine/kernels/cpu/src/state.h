@@ -1,5 +1,5 @@
 // Recurrent layers: causal convolutions over the latest inputs, and the gated delta rule. Both read a row's state of the tokens before the
-// step from its pages, and write that of all tokens; `state_pages.py` says where what lies.
+// step from its pages, and write that of all tokens; `recurrence.py` says where what lies.
 //
 // A head's matrix is computed in blocks of columns, one token after the other, so that the bits do not depend on how tokens are cut into
 // steps, on rows or on threads.
@@ -230,14 +230,12 @@ AE_INLINE void delta_columns(const DeltaTokens& tokens, i64 count, i64 dim, i64 
 template <class E>
 AE_NOINLINE void delta_block(const DeltaTokens& tokens, i64 count, i64 dim, i64 width, i64 columns, const float* from, float* to, const E* v,
                              i64 stride, E* out, i64 out_stride) {
-  constexpr int MOST = 4;
   i64 column = 0;
   const auto run = [&](auto vectors) {
     for (; column + decltype(vectors)::value * LANES <= columns; column += decltype(vectors)::value * LANES) {
       delta_columns<decltype(vectors)::value>(tokens, count, dim, width, from + column, to + column, v + column, stride, out + column, out_stride);
     }
   };
-  run(std::integral_constant<int, MOST>{});
   run(std::integral_constant<int, 2>{});
   run(std::integral_constant<int, 1>{});
 }

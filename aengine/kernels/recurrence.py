@@ -1,11 +1,12 @@
-"""Where the recurrent states of a model lie in the pages of its KV pool.
+"""The recurrent states of a model: where they lie in the pages of its KV pool, and in plain torch what the inputs of some tokens make of
+them, one token after the other.
 
 A page is made of pieces: what each of its layers has of keys, then what each has of values. A state takes whole pages, the same number
 for every sequence. A layer's part of it begins with a new piece: first the matrix of each head, in blocks of some value columns, which are
 [key dimensions][columns] in float32; then, with another piece, the latest inputs of its convolution, in the dtype of the activations, in
 lines of 64 bytes: [lines of channels][taps - 1].
 
-Owns that layout, which the kernels of the CPU have, too (`src/state.h`), and the loading and storing of it in torch.
+The kernels of the CPU have the same layout (`src/state.h`), and the recurrences here are their reference. Knows nothing of rows of a step.
 """
 
 from __future__ import annotations
@@ -14,10 +15,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from aengine.kernels.paged_cache import as_bytes
 
+_LEAST_SQUARE = 1e-6  # of what is divided by its length
 LINE_BYTES = 64
 _FLOATS = LINE_BYTES // 4  # of a line
 _WIDTHS = (64, 32, 16)  # columns of a block; one of 128 keys and 64 columns fits the first cache of a core
@@ -116,19 +119,19 @@ class StateMemory:
         at = self._layout.layers[layer]
         shape, count, words = at.shape, len(pages), self._layout.lines_per_piece * _FLOATS
         columns = -(-shape.value_dim // at.width) * at.width
-        padded = torch.nn.functional.pad(matrices, (0, columns - shape.value_dim))
+        padded = F.pad(matrices, (0, columns - shape.value_dim))
         blocks = padded.view(count, shape.heads, shape.key_dim, -1, at.width).transpose(2, 3).reshape(count, at.num_blocks, -1)
         per_piece = at.blocks_per_piece or 1
         missing = (at.tail - at.first) // at.pieces_per_block * per_piece - at.num_blocks
-        blocks = torch.nn.functional.pad(blocks, (0, 0, 0, missing)).view(count, -1, per_piece * blocks.shape[-1])
-        padded = torch.nn.functional.pad(blocks, (0, at.pieces_per_block * words - blocks.shape[-1]))
+        blocks = F.pad(blocks, (0, 0, 0, missing)).view(count, -1, per_piece * blocks.shape[-1])
+        padded = F.pad(blocks, (0, at.pieces_per_block * words - blocks.shape[-1]))
         self._write(pages, at.first, padded.view(count, -1, words))
         per_line = LINE_BYTES // self._dtype.itemsize
         num_lines = -(-shape.channels // per_line)
-        wide = torch.nn.functional.pad(inputs, (0, num_lines * per_line - shape.channels))
+        wide = F.pad(inputs, (0, num_lines * per_line - shape.channels))
         lines = wide.view(count, shape.taps - 1, num_lines, per_line).transpose(1, 2).reshape(count, -1)
         tail_pieces = -(-num_lines * (shape.taps - 1) // self._layout.lines_per_piece)
-        lines = torch.nn.functional.pad(lines, (0, tail_pieces * words * 4 // self._dtype.itemsize - lines.shape[1]))
+        lines = F.pad(lines, (0, tail_pieces * words * 4 // self._dtype.itemsize - lines.shape[1]))
         self._write(pages, at.tail, lines.view(torch.float32).view(count, -1, words))
 
     def _pieces(self, pages: Tensor, begin: int, end: int) -> Tensor:
@@ -148,6 +151,63 @@ class StateMemory:
             tensor, to = self._tensors[piece % self._layout.pieces_per_page], pages[:, piece // self._layout.pieces_per_page]
             shape = tensor.movedim(self._page_axis, 0).shape[1:]
             raw = content[:, number].contiguous().view(torch.uint8)
-            raw = torch.nn.functional.pad(raw, (0, shape.numel() * tensor.dtype.itemsize - raw.shape[1]))
+            raw = F.pad(raw, (0, shape.numel() * tensor.dtype.itemsize - raw.shape[1]))
             rows = raw.view(tensor.dtype).view(-1, *shape).movedim(0, self._page_axis)
             tensor.index_copy_(self._page_axis, to.long(), rows)
+
+
+@dataclass(frozen=True, slots=True)
+class DeltaRule:
+    """The gated delta rule, as `models/spec.py` has it. Its inputs are numbers to convolve [n, t, channels], and b and a
+    [n, t, 2 * heads]."""
+
+    heads: int
+    key_heads: int
+    key_dim: int
+    value_dim: int
+    conv: Tensor  # [channels, taps]
+    log_decay: Tensor  # [heads] float32
+    step_bias: Tensor  # [heads] float32
+
+    @property
+    def width(self) -> int:
+        """How many numbers it makes of a token."""
+        return self.heads * self.value_dim
+
+    def advance(self, matrices: Tensor, tails: Tensor, inputs: Sequence[Tensor]) -> tuple[Tensor, Tensor, Tensor]:
+        """The outputs [n, t, heads * value_dim] of t tokens of n rows, and their states behind these: matrices [n, heads, key_dim,
+        value_dim] in float32 and inputs of the convolution [n, taps - 1, channels], which are given as they were before."""
+        mixed, gates = inputs
+        rows, length, _ = mixed.shape
+        convolved, tails = convolve(mixed, tails, self.conv)
+        keys = self.key_heads * self.key_dim
+        q, k, v = torch.split(convolved.float(), [keys, keys, self.width], -1)
+        q, k = (_unit(part.view(rows, length, self.key_heads, self.key_dim)) for part in (q, k))
+        q = q * self.key_dim**-0.5
+        q, k = (part.repeat_interleave(self.heads // self.key_heads, 2) for part in (q, k))
+        v = v.view(rows, length, self.heads, self.value_dim)
+        b, a = torch.split(gates.float(), self.heads, -1)
+        decay, rate = torch.exp(-self.log_decay.exp() * F.softplus(a + self.step_bias)), b.sigmoid()
+        outputs = torch.empty(rows, length, self.heads, self.value_dim, device=mixed.device)
+        for at in range(length):
+            matrices = matrices * decay[:, at, :, None, None]
+            missing = v[:, at] - torch.einsum("nhkv,nhk->nhv", matrices, k[:, at])
+            matrices = matrices + k[:, at, :, :, None] * (rate[:, at, :, None] * missing)[:, :, None]
+            outputs[:, at] = torch.einsum("nhkv,nhk->nhv", matrices, q[:, at])
+        return outputs.flatten(2).to(mixed.dtype), matrices, tails
+
+
+def convolve(inputs: Tensor, tails: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
+    """A causal depthwise convolution with SiLU of `inputs` [n, t, channels], behind [n, taps - 1, channels] earlier ones. Returns its
+    outputs, and the latest inputs. Sums are made in float32 from the oldest input to the newest."""
+    taps, length = weight.shape[1], inputs.shape[1]
+    every = torch.cat((tails, inputs), 1)
+    wide = every.float()
+    total = torch.zeros_like(inputs, dtype=torch.float32)
+    for tap in range(taps):
+        total += wide[:, tap : tap + length] * weight[:, tap].float()
+    return F.silu(total).to(inputs.dtype), every[:, length:]
+
+
+def _unit(x: Tensor) -> Tensor:
+    return x * torch.rsqrt(x.square().sum(-1, keepdim=True) + _LEAST_SQUARE)

@@ -1,4 +1,5 @@
-"""Qwen3-Next and Qwen3.5: layers of the gated delta rule among layers of gated attention, with a gated MLP or experts."""
+"""Layers of attention among others: LFM2 has short convolutions, Qwen3-Next and Qwen3.5 have the gated delta rule. MLPs are gated, or there
+are experts."""
 
 from __future__ import annotations
 
@@ -11,6 +12,7 @@ from torch import Tensor
 from aengine.kernels.layer_params import RouterScoring
 from aengine.models.config.reader import ConfigReader, NotNativeError
 from aengine.models.families.family import (
+    LLAMA_NAMES,
     Family,
     Transform,
     attention,
@@ -21,8 +23,91 @@ from aengine.models.families.family import (
     rms_norm,
     rope_and_context,
 )
-from aengine.models.families.mixtures import QWEN_NAMES, experts, routing
-from aengine.models.spec import Attention, Experts, GatedDelta, Layer, Mlp, ModelSpec, Norm, QkNorm
+from aengine.models.families.mixtures import QWEN_NAMES, dense_layers, experts, routing
+from aengine.models.spec import Attention, Experts, GatedDelta, Layer, Mlp, ModelSpec, Norm, QkNorm, ShortConvolution
+
+
+def _lfm2_layers(reader: ConfigReader, mlps: list[Mlp | Experts]) -> ModelSpec:
+    rope, context = rope_and_context(reader, head_sizes(reader)[2])
+    norm, num_layers = rms_norm(reader), reader.positive("num_hidden_layers")
+    kinds = reader.layer_types(num_layers, ("conv", "full_attention"))
+    if kinds is None:
+        full = reader.integers("full_attn_idxs", list(range(num_layers)))
+        kinds = ["full_attention" if index in full else "conv" for index in range(num_layers)]
+    if "full_attention" not in kinds:
+        raise NotNativeError("layers of convolutions alone, without any full_attention in layer_types, are not supported")
+    convolution = ShortConvolution(reader.positive("hidden_size"), reader.positive("conv_L_cache"), reader.flag("conv_bias"))
+    attended = attention(reader, rope, qk_norm=QkNorm(norm))
+    layers = [
+        Layer(attention=convolution if kind == "conv" else attended, mlp=mlp, attention_norm=norm, mlp_norm=norm)
+        for kind, mlp in zip(kinds, mlps, strict=True)
+    ]
+    tied = reader.flag("tie_embedding", reader.flag("tie_word_embeddings"))  # the older name wins
+    return decoder_spec(reader, layers, max_position_embeddings=context, tied_head=tied)
+
+
+def _width(reader: ConfigReader) -> int:
+    return reader.positive("intermediate_size" if reader.get("block_ff_dim") is None else "block_ff_dim")
+
+
+def _lfm2(reader: ConfigReader) -> ModelSpec:
+    size = _width(reader)
+    if reader.flag("block_auto_adjust_ff_dim", True):
+        multiple = reader.positive("block_multiple_of")
+        size = int(reader.positive_number("block_ffn_dim_multiplier", 1.0) * int(2 * size / 3))
+        size = -(-size // multiple) * multiple
+    return _lfm2_layers(reader, [Mlp(size)] * reader.positive("num_hidden_layers"))
+
+
+def _lfm2_moe(reader: ConfigReader) -> ModelSpec:
+    how = routing(
+        reader,
+        scoring=RouterScoring.SIGMOID,
+        normalize=reader.flag("norm_topk_prob"),
+        scaling=reader.number("routed_scaling_factor", 1.0),
+    )
+    block, mlp = experts(reader, how, correction=reader.flag("use_expert_bias")), Mlp(_width(reader))
+    return _lfm2_layers(reader, [mlp if dense else block for dense in dense_layers(reader)])
+
+
+def _lfm2_transform(spec: ModelSpec, layer: Layer | None, name: str, part: int, shape: tuple[int, ...]) -> Transform | None:
+    """The checkpoint's convolution is one of one input channel for each output channel."""
+    return Transform((shape[0], 1, shape[1]), lambda rows: rows.flatten(1)) if name == "conv.weight" else None
+
+
+_LFM2_NAMES = {
+    **LLAMA_NAMES,
+    "norm": "model.embedding_norm",
+    "attention_norm": "operator_norm",
+    "mlp_norm": "ffn_norm",
+    "q_norm": "self_attn.q_layernorm",
+    "k_norm": "self_attn.k_layernorm",
+    "output": "self_attn.out_proj",
+    "conv_in": "conv.in_proj",
+    "conv": "conv.conv",
+    "conv_out": "conv.out_proj",
+    "gate_up": "feed_forward.w1 feed_forward.w3",
+    "down": "feed_forward.w2",
+    "router": "feed_forward.gate",
+    "router_correction": "feed_forward.expert_bias",
+    "experts.gate_up": "feed_forward.experts.{index}.w1 feed_forward.experts.{index}.w3",
+    "experts.down": "feed_forward.experts.{index}.w2",
+}
+
+
+def _lfm2_family(model_type: str, architecture: str, read: Any, sizes: dict[str, Any], **defaults: Any) -> Family:
+    common = {"tie_word_embeddings": True, "norm_eps": 1e-5, "num_key_value_heads": 8, "conv_L_cache": 3, "rope_theta": 1e6}
+    return Family(
+        model_type,
+        architecture,
+        read,
+        defaults={"max_position_embeddings": 128_000, "eos_token_id": 2, **common, **defaults},
+        names=_LFM2_NAMES,
+        transform=_lfm2_transform,
+        part_defaults=sizes,
+        keys={"rms_norm_eps": "norm_eps", "first_k_dense_replace": "num_dense_layers"},
+    )
+
 
 _KINDS = ("linear_attention", "full_attention")
 
@@ -37,7 +122,7 @@ def _delta(reader: ConfigReader) -> GatedDelta:
     return GatedDelta(heads, key_heads, key_dim, value_dim, taps, Norm(eps=reader.number("rms_norm_eps", 1e-6)))
 
 
-def _layers(reader: ConfigReader, mlp: Callable[[int], Mlp | Experts]) -> ModelSpec:
+def _qwen_layers(reader: ConfigReader, mlp: Callable[[int], Mlp | Experts]) -> ModelSpec:
     reader.refuse(attention_bias=False)
     num_layers, every = reader.positive("num_hidden_layers"), reader.positive("full_attention_interval", 4)
     kinds = reader.layer_types(num_layers, _KINDS)
@@ -65,20 +150,20 @@ def _experts(reader: ConfigReader, *, normalize: bool) -> Experts:
 def _qwen3_next(reader: ConfigReader) -> ModelSpec:
     block, step = _experts(reader, normalize=reader.flag("norm_topk_prob", True)), reader.positive("decoder_sparse_step", 1)
     plain, dense = gated_mlp(reader), reader.integers("mlp_only_layers", [])
-    return _layers(reader, lambda index: plain if index in dense or (index + 1) % step else block)
+    return _qwen_layers(reader, lambda index: plain if index in dense or (index + 1) % step else block)
 
 
 def _qwen3_5(reader: ConfigReader) -> ModelSpec:
     mlp = gated_mlp(reader)
-    return _layers(reader, lambda index: mlp)
+    return _qwen_layers(reader, lambda index: mlp)
 
 
 def _qwen3_5_moe(reader: ConfigReader) -> ModelSpec:
     block = _experts(reader, normalize=True)
-    return _layers(reader, lambda index: block)
+    return _qwen_layers(reader, lambda index: block)
 
 
-def _transform(spec: ModelSpec, layer: Layer | None, name: str, part: int, shape: tuple[int, ...]) -> Transform | None:
+def _qwen_transform(spec: ModelSpec, layer: Layer | None, name: str, part: int, shape: tuple[int, ...]) -> Transform | None:
     """Queries and their gates are one tensor, in turns by head. The checkpoint's convolution is one of one input channel for each."""
     mixer = None if layer is None else layer.attention
     if isinstance(mixer, GatedDelta) and name == "conv.weight":
@@ -93,7 +178,7 @@ def _next_transform(spec: ModelSpec, layer: Layer | None, name: str, part: int, 
     """The projections of the delta rule have the rows of each key head together."""
     mixer = None if layer is None else layer.attention
     if not isinstance(mixer, GatedDelta) or name not in ("delta_in.weight", "delta_gates.weight"):
-        return _transform(spec, layer, name, part, shape)
+        return _qwen_transform(spec, layer, name, part, shape)
     per_key, key_heads = mixer.num_heads // mixer.num_key_heads, mixer.num_key_heads
     values = per_key * mixer.value_dim
     sizes = [mixer.key_dim, mixer.key_dim, values, values] if name == "delta_in.weight" else [per_key, per_key]
@@ -105,7 +190,7 @@ def _next_transform(spec: ModelSpec, layer: Layer | None, name: str, part: int, 
     return Transform(shape, apply)
 
 
-_NAMES: Mapping[str, str] = {
+_QWEN_NAMES: Mapping[str, str] = {
     **QWEN_NAMES,
     "qkv": "self_attn.q_proj self_attn.k_proj self_attn.v_proj self_attn.q_proj",
     "delta_in": "linear_attn.in_proj_qkv linear_attn.in_proj_z",
@@ -116,7 +201,7 @@ _NAMES: Mapping[str, str] = {
     "delta_norm": "linear_attn.norm",
     "delta_out": "linear_attn.out_proj",
 }
-_NEXT_NAMES = {**_NAMES, "delta_in": "linear_attn.in_proj_qkvz", "delta_gates": "linear_attn.in_proj_ba"}
+_NEXT_NAMES = {**_QWEN_NAMES, "delta_in": "linear_attn.in_proj_qkvz", "delta_gates": "linear_attn.in_proj_ba"}
 _JOINED = {
     "mlp.experts.gate_up_proj": "mlp.experts.{index}.gate_proj.weight mlp.experts.{index}.up_proj.weight",
     "mlp.experts.down_proj": "mlp.experts.{index}.down_proj.weight",
@@ -128,7 +213,7 @@ _COMMON = {
 }
 
 
-def _family(model_type: str, architecture: str, read: Any, names: Mapping[str, str], transform: Any, **others: Any) -> Family:
+def _qwen_family(model_type: str, architecture: str, read: Any, names: Mapping[str, str], transform: Any, **others: Any) -> Family:
     defaults = {**_COMMON, **others.pop("defaults")}
     ignored = r"(model\.)?mtp\..*|.*\.rotary_emb\.inv_freq"
     return Family(model_type, architecture, read, defaults=defaults, names=names, transform=transform, ignored=ignored, **others)
@@ -141,7 +226,26 @@ _MIXED = {
     "part_defaults": part_sizes(248_320, 2048, 5632, 40, 16),
 }
 FAMILIES = (
-    _family(
+    _lfm2_family(
+        "lfm2",
+        "Lfm2ForCausalLM",
+        _lfm2,
+        part_sizes(65_536, 2560, 12_288, 32, 32),
+        block_multiple_of=256,
+    ),
+    _lfm2_family(
+        "lfm2_moe",
+        "Lfm2MoeForCausalLM",
+        _lfm2_moe,
+        part_sizes(65_536, 2048, 7168, 32, 32),
+        num_experts=32,
+        moe_intermediate_size=1792,
+        num_experts_per_tok=4,
+        num_dense_layers=2,
+        norm_topk_prob=True,
+        use_expert_bias=True,
+    ),
+    _qwen_family(
         "qwen3_next",
         "Qwen3NextForCausalLM",
         _qwen3_next,
@@ -149,6 +253,6 @@ FAMILIES = (
         _next_transform,
         defaults={"num_key_value_heads": 2, "num_experts": 512, "num_experts_per_tok": 10, "norm_topk_prob": True, **_MOE},
     ),
-    _family("qwen3_5_text", "Qwen3_5ForCausalLM", _qwen3_5, _NAMES, _transform, **_DENSE),
-    _family("qwen3_5_moe_text", "Qwen3_5MoeForCausalLM", _qwen3_5_moe, _NAMES, _transform, joined=_JOINED, **_MIXED),
+    _qwen_family("qwen3_5_text", "Qwen3_5ForCausalLM", _qwen3_5, _QWEN_NAMES, _qwen_transform, **_DENSE),
+    _qwen_family("qwen3_5_moe_text", "Qwen3_5MoeForCausalLM", _qwen3_5_moe, _QWEN_NAMES, _qwen_transform, joined=_JOINED, **_MIXED),
 )
