@@ -381,7 +381,8 @@ class ModelInfo:
     executor: str = ""  # what computes its layers: cpu (our kernels) or torch
     num_active_parameters: int = 0  # that one token uses; fewer than num_parameters if there are experts
     kv_bytes_per_token: int = 0  # of all layers on all ranks, K and V
-    layer_groups: tuple[LayerGroup, ...] = ()  # all layers, by window
+    state_bytes: int = 0  # that recurrent layers keep of a sequence, on all ranks, in whole pages; 0: there are none
+    layer_groups: tuple[LayerGroup, ...] = ()  # all layers but recurrent ones, by window
     quantization: str = (
         ""  # of its weights: quant_method of the checkpoint, what `EngineConfig.quantization` made of the others, or both; empty: none
     )
@@ -397,12 +398,13 @@ class ModelInfo:
             f"{group.num_layers} layer{'' if group.num_layers == 1 else 's'}"
             + ("" if group.window is None else f" (window {group.window})")
             for group in self.layer_groups
-        )
+        ) + (" with KV" if self.state_bytes else "")
         active = f" ({self.num_active_parameters:,} active)" if self.num_active_parameters != self.num_parameters else ""
         end_ids = ", ".join(map(str, self.eos_token_ids)) or "none"
         dtype = f"{self.dtype} ({self.quantization})" if self.quantization else self.dtype
+        state = f" and {self.state_bytes:,} of the states of recurrent layers per sequence" if self.state_bytes else ""
         return (
             f"{self.name}: {self.family} ({self.architecture}), {self.num_parameters:,} parameters{active} in {dtype}, {groups}, "
-            f"context of {self.max_model_len} tokens, {self.kv_bytes_per_token:,} bytes of KV per token, EOS ids {end_ids}; "
+            f"context of {self.max_model_len} tokens, {self.kv_bytes_per_token:,} bytes of KV per token{state}, EOS ids {end_ids}; "
             f"{self.implementation}, executor {self.executor}"
         )

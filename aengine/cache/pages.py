@@ -351,11 +351,13 @@ class PageNeeds:
         """The most pages in groups with windows that a sequence holds at a time while it computes so many columns."""
         return sum(kind.num_groups * min(columns, kind.most_columns) for kind in self.kinds)
 
-    @property
-    def state_interval(self) -> int:
-        """Tokens, a power of two, of which the KV takes twice the memory of a state or more. 0: there are no states."""
+    def state_interval(self, tokens: int | None) -> int:
+        """So many `tokens` in whole pages; None: a power of two, of which the KV takes twice the memory of a state or more. 0: there are no
+        states."""
         if not self.state_pages:
             return 0
+        if tokens is not None:
+            return self.columns(tokens) * self.page_size
         columns = 2 * self.state_pages / max(self.num_full, 1)
         return self.page_size << max(0, math.ceil(math.log2(columns)))
 

@@ -133,6 +133,7 @@ def load_model(
         executor=runner.executor_name,
         num_active_parameters=num_active_parameters,
         kv_bytes_per_token=runner.kv_bytes_per_token,
+        state_bytes=runner.state_bytes,
         quantization=runner.quantization,
         call_format="" if chat_format is None else chat_format.calls,
         reasoning_format="" if chat_format is None else chat_format.reasoning,

@@ -307,13 +307,14 @@ class ModelSpec:
 
     @property
     def windows(self) -> tuple[int | None, ...]:
-        """The sliding window of each layer in tokens, which of a convolution are its taps; None: all tokens."""
-        return tuple(layer.attention.window for layer in self.layers)
+        """The sliding window in tokens, which of a convolution are its taps, of each layer but recurrent ones; None: all tokens."""
+        return tuple(layer.attention.window for layer in self.layers if not isinstance(layer.attention, GatedDelta))
 
     @property
     def place_windows(self) -> tuple[int | None, ...]:
         """The windows of the layers by place."""
-        by_place = {place: window for places, window in zip(self.places, self.windows, strict=True) for place in places}
+        held = [places for places in self.places if places]
+        by_place = {place: window for places, window in zip(held, self.windows, strict=True) for place in places}
         return tuple(by_place[place] for place in range(len(by_place)))
 
     @property

@@ -142,6 +142,7 @@ class Runner(Protocol):
     page_size: int  # tokens
     windows: Windows  # of the layer groups
     state_pages: int  # of a recurrent state; 0: the model has none
+    state_bytes: int  # the same in bytes of all ranks
     state_interval: int  # tokens of a prompt between states that are kept; 0: none are
     max_model_len: int  # tokens
     max_num_seqs: int  # rows are 0 .. max_num_seqs - 1

@@ -53,6 +53,7 @@ class PoolPlan:
     num_pages: int  # of each rank, the reserved page 0 included
     max_model_len: int  # tokens
     bytes_per_token: int  # of K and V, of all ranks and layers
+    state_bytes: int  # of the recurrent state of a sequence, of all ranks and layers
 
 
 def plan_model(
@@ -127,7 +128,8 @@ def plan_pool(setup: ExecutorSetup, executor: Executor) -> PoolPlan:
         max_model_len = setup.replicas.agree(max_model_len)
     if max_model_len < requested_len:
         _log.warning("max_model_len lowered from %d to %d tokens: that is what the KV cache holds", requested_len, max_model_len)
-    return PoolPlan(num_pages, max_model_len, len(setup.groups.windows) * of_all_ranks // config.page_size)
+    bytes_per_token = len(setup.groups.windows) * of_all_ranks // config.page_size
+    return PoolPlan(num_pages, max_model_len, bytes_per_token, setup.state_pages * of_all_ranks)
 
 
 def plan_threads(threads: int | None, spec: AnySpec) -> int | None:

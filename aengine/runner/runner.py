@@ -153,12 +153,13 @@ class ModelRunner:
         self._changing = Changing(setup, self._executor, check)
         self.executor_name, self.max_adapters = self._executor.name, self._executor.max_adapters
         pool = plan_pool(setup, self._executor)
-        self.num_pages, self.max_model_len, self.kv_bytes_per_token = pool.num_pages, pool.max_model_len, pool.bytes_per_token
+        self.num_pages, self.max_model_len = pool.num_pages, pool.max_model_len
+        self.kv_bytes_per_token, self.state_bytes = pool.bytes_per_token, pool.state_bytes
         self._executor.allocate(self.num_pages, self.max_model_len)
         columns = -(-self.max_model_len // self.page_size)
         self._page_table = np.zeros((len(self.windows), self.max_num_seqs, columns), dtype=np.int32)
         self._layouts = Layouts(self._page_table, self.page_size)
-        self.state_interval = setup.needs.state_interval if config.enable_prefix_cache else 0
+        self.state_interval = setup.needs.state_interval(config.state_interval)
         self._states = StateTable(self.max_num_seqs, self.state_pages) if self.state_pages else None
         _log.info(
             "%s: %s weights on %s, %d KV pages of %d tokens%s (%s)",

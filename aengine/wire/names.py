@@ -43,7 +43,7 @@ DEFAULTS: Mapping[str, str] = {name: ours for name, ours in SAMPLING.items() if 
 # The fields of a model with the same name and meaning on both sides.
 MODEL = (
     *("name", "architecture", "family", "implementation", "executor", "dtype", "max_model_len", "vocab_size"),
-    *("num_parameters", "num_active_parameters", "kv_bytes_per_token", "quantization"),
+    *("num_parameters", "num_active_parameters", "kv_bytes_per_token", "state_bytes", "quantization"),
     *("call_format", "reasoning_format", "hidden_size", "pooling"),
 )
 

@@ -130,7 +130,7 @@ class ScriptedServer(GenerationServiceServicer, ModelServiceServicer, EngineServ
         model.MergeFrom(
             Model(max_model_len=100, vocab_size=100, eos_token_ids=[7], num_parameters=3_000_000_000, num_active_parameters=1000)
         )
-        model.MergeFrom(Model(kv_bytes_per_token=2048, layer_groups=groups))
+        model.MergeFrom(Model(kv_bytes_per_token=2048, state_bytes=1024, layer_groups=groups))
         model.MergeFrom(self.model)
         return GetModelResponse(model=model)
 

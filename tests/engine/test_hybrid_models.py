@@ -1,5 +1,5 @@
-"""Models with convolutions or recurrent states: whatever happens to a request, its tokens and their logprobs are those of a run that nothing
-disturbed, bit by bit. What such a run says is compared with Transformers in `tests/models/test_families.py`."""
+"""Models with convolutions or recurrent states: whatever happens to a request, its tokens and their logprobs are those of a run that
+nothing disturbed, bit by bit. What such a run says is compared with Transformers in `tests/models/test_families.py`."""
 
 from __future__ import annotations
 
@@ -11,9 +11,12 @@ from typing import Any
 
 import numpy as np
 import pytest
-from family_cases import VOCAB
-from hybrid_cases import CASES
+import torch
+import transformers
+from family_cases import TINY, VOCAB, randomize
+from hybrid_cases import CASES, DELTA, EXPERTS
 from oracle_engine import until
+from safetensors.torch import load_file, save_file
 
 from aengine import AsyncEngine, Completion, SamplingParams
 from aengine.api.errors import ConfigError
@@ -192,5 +195,44 @@ def test_what_a_kv_cache_cannot_hold(model: pathlib.Path, kind: str) -> None:
     async def run() -> None:
         with pytest.raises(ConfigError, match=rf"^kv_cache_dtype: '{kind}' is not possible: Lfm2ForCausalLM keeps inputs of convolutions"):
             await engine_of(model, kv_cache_dtype=kind).start()
+
+    asyncio.run(run())
+
+
+@pytest.mark.parametrize("fused", [False, True])
+def test_the_text_part_of_a_model_for_images(fused: bool, tmp_path: pathlib.Path) -> None:
+    """With experts one by one, as Transformers stores them, or all of a layer together, as published."""
+    sizes = {**TINY, **DELTA, "num_hidden_layers": 4, "tie_word_embeddings": False}
+    rope = {"rope_type": "default", "rope_theta": 1e4, "partial_rotary_factor": 0.25, "mrope_section": [2, 1, 1], "mrope_interleaved": True}
+    vision = {"depth": 1, "hidden_size": 32, "intermediate_size": 32, "num_heads": 2, "out_hidden_size": 64, "num_position_embeddings": 16}
+    text = {**sizes, **EXPERTS, "rope_parameters": rope}
+    config = transformers.Qwen3_5MoeConfig(text_config=text, vision_config=vision, tie_word_embeddings=False)
+    model = transformers.Qwen3_5MoeForConditionalGeneration(config).float().eval()
+    randomize(model, 3)
+    model.save_pretrained(tmp_path)
+    if fused:
+        file = tmp_path / "model.safetensors"
+        weights = load_file(file)
+        names = {name for name in weights if ".experts." in name}
+        joined = {name: tensor for name, tensor in weights.items() if name not in names}
+        for layer in sorted({name.split(".experts.")[0] for name in names}):
+            numbers = range(EXPERTS["num_experts"])
+            gates, ups, downs = (
+                torch.stack([weights[f"{layer}.experts.{number}.{which}_proj.weight"] for number in numbers])
+                for which in ("gate", "up", "down")
+            )
+            joined |= {f"{layer}.experts.gate_up_proj": torch.cat((gates, ups), 1), f"{layer}.experts.down_proj": downs}
+        save_file(joined, file, metadata={"format": "pt"})
+    (prompt,) = prompts_of([20])
+    with torch.no_grad():
+        expected = model.generate(torch.tensor([prompt]), max_new_tokens=16, do_sample=False)[0, 20:].tolist()
+
+    async def run() -> None:
+        async with engine_of(tmp_path, dtype="float32") as engine:
+            assert engine.model_info.implementation == "native"
+            assert "1 layer with KV" in engine.model_info.describe()
+            assert engine.model_info.state_bytes > 3 * 4 * 4 * 16 * 32
+            params = SamplingParams(temperature=0, max_tokens=16, ignore_eos=True, detokenize=False)
+            assert list((await engine.generate(prompt, params)).token_ids) == expected
 
     asyncio.run(run())

@@ -25,11 +25,11 @@ def _spread(model: transformers.PreTrainedModel) -> None:
 
 
 _CONV, _LINEAR, _FULL = "conv", "linear_attention", "full_attention"
-_DELTA = {
+DELTA = {
     **{"head_dim": 32, "linear_num_key_heads": 2, "linear_num_value_heads": 4, "linear_key_head_dim": 16, "linear_value_head_dim": 32},
     **{"partial_rotary_factor": 0.25},
 }
-_EXPERTS = {"num_experts": 8, "num_experts_per_tok": 3, "moe_intermediate_size": 32, "shared_expert_intermediate_size": 48}
+EXPERTS = {"num_experts": 8, "num_experts_per_tok": 3, "moe_intermediate_size": 32, "shared_expert_intermediate_size": 48}
 CASES = [
     Case("lfm2", "Lfm2", {"num_hidden_layers": 5, "layer_types": [_CONV, _CONV, _FULL, _CONV, _FULL], "block_multiple_of": 16}),
     Case(
@@ -50,21 +50,21 @@ CASES = [
         },
         adjust=_adjust,
     ),
-    Case("qwen3-next", "Qwen3Next", {**_DELTA, **_EXPERTS, "num_hidden_layers": 4, "decoder_sparse_step": 2}, adjust=_spread),
+    Case("qwen3-next", "Qwen3Next", {**DELTA, **EXPERTS, "num_hidden_layers": 4, "decoder_sparse_step": 2}, adjust=_spread),
     Case(
         "qwen3.5",
         "Qwen3_5Text",
-        {**_DELTA, "num_hidden_layers": 5, "full_attention_interval": 2, "tie_word_embeddings": True},
+        {**DELTA, "num_hidden_layers": 5, "full_attention_interval": 2, "tie_word_embeddings": True},
         adjust=_spread,
     ),
     Case(
         "qwen3.5-heads",
         "Qwen3_5Text",
         {
-            **{**_DELTA, "num_hidden_layers": 3, "layer_types": [_LINEAR, _FULL, _LINEAR], "linear_num_value_heads": 8},
+            **{**DELTA, "num_hidden_layers": 3, "layer_types": [_LINEAR, _FULL, _LINEAR], "linear_num_value_heads": 8},
             **{"linear_key_head_dim": 32, "linear_value_head_dim": 48, "linear_conv_kernel_dim": 3},
         },
         adjust=_spread,
     ),
-    Case("qwen3.5-moe", "Qwen3_5MoeText", {**_DELTA, **_EXPERTS, "num_hidden_layers": 4}, adjust=_spread),
+    Case("qwen3.5-moe", "Qwen3_5MoeText", {**DELTA, **EXPERTS, "num_hidden_layers": 4}, adjust=_spread),
 ]

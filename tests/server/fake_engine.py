@@ -46,6 +46,7 @@ INFO = ModelInfo(
     executor="torch",
     num_active_parameters=5,
     kv_bytes_per_token=96,
+    state_bytes=4096,
     layer_groups=(LayerGroup(2, 16), LayerGroup(1)),
 )
 

@@ -75,7 +75,7 @@ async def test_get_model(engine: FakeEngine) -> None:
             assert (model.name, model.architecture, model.max_model_len, model.vocab_size) == ("fake", "FakeForCausalLM", 512, 1000)
             assert (list(model.eos_token_ids), model.dtype, model.num_parameters, model.has_chat_template) == ([1, 2], "float32", 7, True)
             assert (model.family, model.implementation, model.executor) == ("fake", "native", "torch")
-            assert (model.num_active_parameters, model.kv_bytes_per_token) == (5, 96)
+            assert (model.num_active_parameters, model.kv_bytes_per_token, model.state_bytes) == (5, 96, 4096)
             assert [(group.num_layers, group.HasField("window"), group.window) for group in model.layer_groups] == [
                 (2, True, 16),
                 (1, False, 0),
