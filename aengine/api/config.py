@@ -145,7 +145,8 @@ class EngineConfig:
     """Keep the KV of finished sequences while memory allows, and use it for requests that begin with the same tokens."""
     state_interval: Annotated[int | None, integer(0)] = None
     """The states of recurrent layers are kept after every so many tokens of a prompt, rounded up to whole pages, for requests that begin
-    with the same tokens; 0: only near its end, and where prompts were seen to part. None: so many that they take half the memory of the KV."""
+    with the same tokens; 0: only near its end, and where prompts were seen to part. None: so many that they take half the memory of the
+    KV."""
     max_queued_requests: Annotated[int | None, integer(1)] = 4096
     """Most sequences that wait for their first step; a request with n > 1 counts as n. A request that would exceed it is refused with
     QueueFullError, unless no other request waits. None: no limit."""

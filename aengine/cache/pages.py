@@ -72,6 +72,7 @@ class PageCache:
         self._num_free = num_pages - 1
         self._cached: OrderedDict[int, None] = OrderedDict()  # least recently released first; of a state its first page
         self._num_cached = 0  # pages, with all of states
+        self._num_cached_of_states = 0
         self._states: dict[int, IntArray] = {}  # by its first page: all pages of a published state
         self.index = PrefixIndex()
 
@@ -92,7 +93,7 @@ class PageCache:
     @property
     def cached_tokens(self) -> int:
         """Tokens whose KV lies in pages that nobody holds."""
-        return sum(page not in self._states for page in self._cached) * self.page_size
+        return (self._num_cached - self._num_cached_of_states) * self.page_size
 
     def allocate(self, count: int) -> IntArray:
         """`count` pages with one reference each; free ones first, then the least recently used cached ones."""
@@ -136,7 +137,7 @@ class PageCache:
             return
         if int(pages[0]) in self.index:
             self._cached[int(pages[0])] = None
-            self._num_cached += len(pages)
+            self._count_state(len(pages))
         else:
             self._push_free(pages)
 
@@ -158,9 +159,17 @@ class PageCache:
         del self._cached[page]
         self.index.remove(page)
         pages = self._states.pop(page, None)
-        freed = np.array([page], np.int32) if pages is None else pages
-        self._num_cached -= len(freed)
-        self._push_free(freed)
+        if pages is None:
+            self._num_cached -= 1
+            self._push_free(np.array([page], np.int32))
+        else:
+            self._count_state(-len(pages))
+            self._push_free(pages)
+
+    def _count_state(self, num_pages: int) -> None:
+        """So many pages more are of cached states."""
+        self._num_cached += num_pages
+        self._num_cached_of_states += num_pages
 
     def _push_free(self, pages: IntArray) -> None:
         self._free[self._num_free : self._num_free + len(pages)] = pages
@@ -215,7 +224,10 @@ class PageCache:
         for page in pages[self.refs[pages] == 0].tolist():
             if page in self._cached:  # of a state all pages go with the first
                 del self._cached[page]
-                self._num_cached -= len(self._states.get(page, (page,)))
+                if page in self._states:
+                    self._count_state(-len(self._states[page]))
+                else:
+                    self._num_cached -= 1
         self.refs[pages] += 1
 
     def num_unreferenced(self, pages: IntArray) -> int:
@@ -241,7 +253,7 @@ class PageCache:
         """Drop every cached page; referenced pages stay, unpublished. Returns the number of pages that became free."""
         flushed = np.concatenate([NO_PAGES, *(self._states.get(page, np.array([page], np.int32)) for page in self._cached)])
         self._cached.clear()
-        self._num_cached = 0
+        self._num_cached = self._num_cached_of_states = 0
         self._states.clear()
         self.index.clear()
         self._push_free(flushed)

@@ -118,7 +118,7 @@ class OracleRunner:
         max_adapters: int | None = None,
         state_pages: int = 0,
     ) -> None:
-        self.state_pages = state_pages
+        self.state_pages, self.state_bytes, self.state_interval = state_pages, 0, 0
         self.states = np.full(num_pages, -1, np.int64)  # by page
         self._state_of: dict[int, np.ndarray] = {}  # row -> the pages that its next step reads
         self.max_in_flight = max_in_flight

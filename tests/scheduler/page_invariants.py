@@ -14,6 +14,7 @@ def check_pages(cache: PageCache) -> None:
     assert all(cache.refs[page] == 0 for page in [*free, *cache._cached]), "an available page is referenced"
     num_cached = sum(len(cache._states.get(page, (page,))) for page in cache._cached)
     assert cache._num_cached == num_cached, "cached pages are counted wrong"
+    assert cache.cached_tokens == sum(page not in cache._states for page in cache._cached) * cache.page_size
     assert int((cache.refs > 0).sum()) + len(free) + num_cached == cache.usable, "a page is lost"
     for first, pages in cache._states.items():
         assert first == pages[0]

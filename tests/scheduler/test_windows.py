@@ -98,9 +98,7 @@ class TestPrefixes:
         cache = simulation.scheduler._cache
         windowed = [page for page in cache._cached if len(cache.index._by_page[page]) > 16]
         for page in windowed[:-5]:  # all that were left behind, as in the order of their use
-            del cache._cached[page]
-            cache.index.remove(page)
-            cache._push_free(cache.refs[:1] * 0 + page)
+            cache._evict(page)
         simulation.submit(make_request(1, [*prompt[:60], 3], 1))
         simulation.submit(make_request(2, [*prompt[:98], 3], 1))
         simulation.run()

@@ -64,6 +64,7 @@ class PacedRunner:
         self.max_in_flight = 1
         self.max_adapters = 0
         self.draft_source = None
+        self.state_pages = self.state_bytes = self.state_interval = 0
         self.weights_digest = ""
         self.steps_per_second: float | None = None  # None: as the event loop keeps up. May be changed in any thread
         self._token_ids = np.array(token_ids, np.int32)
