@@ -328,9 +328,14 @@ def with_draft_model(setup: ExecutorSetup) -> ExecutorSetup:
     """The setup, with the draft model or draft head of `EngineConfig.speculative` if there is one. Raises ModelLoadError, and ConfigError
     for one that is not possible."""
     config = setup.config
+    named = "speculative_model" if config.speculative_model is not None else "speculative"
+    if isinstance(setup.spec, ModelSpec) and setup.spec.states:
+        if config.speculative == "off" or (named, config.speculative) == ("speculative", "auto"):
+            return setup
+        reason = f"{setup.spec.architecture} has recurrent layers, whose states go no step back"
+        raise ConfigError.of(named, f"{getattr(config, named)!r} is not possible: {reason}; choose speculative 'off'")
     if config.speculative in ("off", "ngram"):
         return setup
-    named = "speculative_model" if config.speculative_model is not None else "speculative"
     draft, reason = _of_checkpoint(setup) if config.speculative_model is None else _of_directory(setup, config.speculative_model)
     head = None if draft is None else draft.native_spec.draft_head
     if head is not None and setup.shard.num_stages > 1:

@@ -1,5 +1,4 @@
-"""`Draw`: how random tokens are drawn on a device, and which implementation a device has. `TorchDraw` is that in plain torch: for the
-CPU, and where Triton cannot run.
+"""`Draw`: how random tokens are drawn on a device. `TorchDraw` does it in plain torch: on the CPU, and where Triton cannot run.
 
 Owns top-k, top-p and min-p, in an order of tokens that depends on nothing but the row: ties are broken by the lower token id, everywhere,
 so that a filter keeps the same tokens whatever the device, the algorithm behind topk, or the neighbours. On a CPU the nucleus is searched
@@ -16,7 +15,6 @@ are the same on every device; wrap-around of int32 and int64 products is relied 
 from __future__ import annotations
 
 import itertools
-import logging
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -28,8 +26,6 @@ from torch import Tensor
 
 from aengine.kernels.draw_params import DrawParams
 from aengine.kernels.upload import to_device
-
-_log = logging.getLogger("aengine")
 
 Draw = Callable[[Tensor, NDArray[np.void], DrawParams, Tensor | None], Tensor]
 """[m, V] logits of any floating dtype, which stay as they are, and the parameters of the m rows, [m] `DRAW_PARAMS` on the host and again on
@@ -335,21 +331,3 @@ class TorchDraw:
                     tokens[i] = token
                     break
         return tokens
-
-
-def select_draw(vocab_size: int, device: torch.device, dtype: torch.dtype = torch.float32) -> Draw:
-    """For this device, with one log line where there is a choice. `dtype`: that of logits as the model gives them, beside float32."""
-    if device.type == "cpu":
-        return TorchDraw(vocab_size, device)
-    try:
-        from aengine.sampling.triton_draw import TritonDraw
-
-        draw = TritonDraw(vocab_size, device)
-        draw.run_once({torch.float32, dtype})
-    except torch.cuda.OutOfMemoryError:
-        raise
-    except Exception as reason:  # not installed, or no compiler for it
-        _log.warning("sampling: torch, which sorts whole rows for top_p, because triton cannot run: %s", reason)
-        return TorchDraw(vocab_size, device)
-    _log.debug("sampling: triton")
-    return draw

@@ -8,6 +8,7 @@ row alone; of a row with drafts those count up to the first that is not its draf
 
 from __future__ import annotations
 
+import logging
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -22,10 +23,12 @@ from aengine.api.errors import NothingToChooseError
 from aengine.api.params import GREEDY_BELOW
 from aengine.kernels.draw_params import DRAW_PARAMS, DrawParams
 from aengine.kernels.upload import to_device
-from aengine.sampling.draw import Draw, select_draw, top_candidates
+from aengine.sampling.draw import Draw, TorchDraw, top_candidates
 from aengine.sampling.grammar import Grammars
 from aengine.sampling.processors import CustomProcessors, Masks, Penalties, Processor, StepRows
 from aengine.scheduler.plan import Features, NewRow, RowParams, TokenLogprobs
+
+_log = logging.getLogger("aengine")
 
 _BLOCK_ELEMENTS = 1 << 20  # logits worked on at a time: 4 MiB, so that the passes over them meet in a cache
 LogSums = Callable[[Tensor], Tensor]
@@ -435,3 +438,21 @@ def _draw_params(params: RowParams, vocab_size: int) -> tuple[float, ...]:
     values["temperature"] = params.temperature if params.temperature >= GREEDY_BELOW else 0.0
     values["top_k"] = params.top_k if params.top_k < vocab_size else 0
     return tuple(values.values())
+
+
+def select_draw(vocab_size: int, device: torch.device, dtype: torch.dtype = torch.float32) -> Draw:
+    """For this device, with one log line where there is a choice. `dtype`: that of logits as the model gives them, beside float32."""
+    if device.type == "cpu":
+        return TorchDraw(vocab_size, device)
+    try:
+        from aengine.sampling.triton_draw import TritonDraw
+
+        draw = TritonDraw(vocab_size, device)
+        draw.run_once({torch.float32, dtype})
+    except torch.cuda.OutOfMemoryError:
+        raise
+    except Exception as reason:  # not installed, or no compiler for it
+        _log.warning("sampling: torch, which sorts whole rows for top_p, because triton cannot run: %s", reason)
+        return TorchDraw(vocab_size, device)
+    _log.debug("sampling: triton")
+    return draw

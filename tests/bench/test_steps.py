@@ -100,7 +100,7 @@ def test_real_steps(runner: ModelRunner) -> None:
 
 
 def test_pages_behind_windows_are_not_needed() -> None:
-    runner = SimpleNamespace(windows=(None, 8), page_size=4, num_pages=1 + 2 * (6 + 3))
+    runner = SimpleNamespace(windows=(None, 8), page_size=4, num_pages=1 + 2 * (6 + 3), state_pages=0)
     runner.max_num_seqs = runner.max_num_batched_tokens = runner.max_model_len = 100
     case = Case(rows=2, length=1, context=20)  # a query at position 20 sees positions from 13 on, in page 3
     pages = case_pages(runner, case)

@@ -81,10 +81,10 @@ def test_flashinfer_that_is_not_possible(tried: list[LayerOps], caplog: pytest.L
 def test_nothing_of_a_device_is_imported_for_a_cpu() -> None:
     code = """
 import sys, torch
-import aengine.layers.select, aengine.sampling.draw, aengine.runner.torch.executor
+import aengine.layers.select, aengine.sampling.sampler, aengine.runner.torch.executor
 cpu = torch.device("cpu")
 aengine.layers.select.select_ops("torch_native", torch.float32, 64, cpu)
-aengine.sampling.draw.select_draw(100, cpu)
+aengine.sampling.sampler.select_draw(100, cpu)
 assert not {"triton", "flashinfer"} & set(sys.modules)
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)

@@ -194,7 +194,7 @@ UNREAD = {
     **dict.fromkeys(("qwen2", "qwen3", "mimo", "smollm3", "qwen2_vl_text", "qwen2_5_vl_text", "qwen2_5_omni_text"), "sliding_window"),
     "qwen2_moe": "intermediate_size sliding_window",
     "qwen3_moe": "intermediate_size sliding_window",
-    **dict.fromkeys(("qwen3_vl_moe_text", "qwen3_omni_moe_text"), "intermediate_size"),
+    **dict.fromkeys(("qwen3_vl_moe_text", "qwen3_omni_moe_text", "qwen3_5_moe_text"), "intermediate_size"),
     "deepseek_v2": "head_dim intermediate_size n_group num_key_value_heads topk_group",
     "deepseek_v3": "head_dim num_key_value_heads",
     "glm4_moe_lite": "head_dim num_key_value_heads",
@@ -221,7 +221,7 @@ def test_what_transformers_reads_is_read(model_type: str) -> None:
     source = inspect.getsource(importlib.import_module(module))
     used = set(re.findall(r"\bconfig\.(\w+)|getattr\((?:self\.)?config, \"(\w+)\"", source))
     keys = {key for pair in used for key in pair if key} - NOT_OF_A_FORWARD_PASS
-    if not FAMILIES[model_type].architecture:  # the module has the other parts of the model, too
+    if not FAMILIES[model_type].architecture or model_type.startswith("qwen3_5"):  # the module has the other parts of the model, too
         keys &= config.keys()
     assert len(keys) > 6
     unread = keys - config.keys_read - {"rope_parameters"} - set(UNREAD.get(model_type, "").split())

@@ -38,8 +38,7 @@ from aengine.runner.torch.graphs import Forward
 from aengine.runner.torch.model import PagedTorchModel, TorchDraftModel
 from aengine.runner.torch.recording import Recording
 from aengine.runner.torch.sampling import Results, TorchSampling
-from aengine.sampling.draw import select_draw
-from aengine.sampling.sampler import SampledTokens, Sampler
+from aengine.sampling.sampler import SampledTokens, Sampler, select_draw
 from aengine.scheduler.drafters import BY_MODEL
 from aengine.scheduler.drafts import MOST_BEHIND
 from aengine.scheduler.plan import NO_INTS, NewRow, StepResult
