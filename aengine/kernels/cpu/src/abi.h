@@ -272,7 +272,7 @@ struct StateLayer {
   i64 heads, key_heads, key_dim, value_dim;  // key_dim and value_dim are multiples of 16
   i64 channels, taps;
 };
-constexpr i64 MAX_BLOCK_FLOATS = 8192;
+constexpr i64 MAX_BLOCK_FLOATS = 8192, MAX_BLOCK_COLUMNS = 64;
 
 // CONVOLVE_STATES: convolved = silu(conv(mixed)), causal and depthwise, of the first columns of `mixed`. RECUR: out = what the gated delta
 // rule makes of q, k and v in `convolved` and of b and a in `gates`.

@@ -193,19 +193,32 @@ AE_NOINLINE void prepare_delta(const RecurOp& op, i64 head, const E* convolved, 
   }
 }
 
-// Some columns of a block over `count` tokens: from `from` to `to`, which may be the same. `v` are the tokens' values in these columns, and
-// `out` their outputs. What a token adds to the state is added in the pass that multiplies the state with q and k of the next one.
-template <int VECTORS, class E>
-AE_INLINE void delta_columns(const DeltaTokens& tokens, i64 count, i64 dim, i64 width, const float* from, float* to, const E* v, i64 stride,
-                             E* out, i64 out_stride) {
-  VecF by_k[VECTORS] = {}, by_q[VECTORS] = {};
+// The products of some columns of a block with k and q of the first token, by column. The block comes from memory: other columns of its rows
+// do so at once, and later rows ahead of their turn.
+template <int VECTORS>
+AE_INLINE void first_products(const DeltaTokens& tokens, i64 dim, i64 width, const float* from, float* by_k, float* by_q) {
+  constexpr i64 AHEAD = 16;
+  VecF of_k[VECTORS] = {}, of_q[VECTORS] = {};
   for (i64 i = 0; i < dim; i++) {
     const VecF k = splat(tokens.k[0][i]), q = splat(tokens.q[0][i]);
     for (int j = 0; j < VECTORS; j++) {
-      const VecF s = load(from + i * width + j * LANES);
-      by_k[j] += s * k, by_q[j] += s * q;
+      const float* at = from + i * width + j * LANES;
+      if (j * LANES % 16 == 0) __builtin_prefetch(at + AHEAD * width);
+      const VecF s = load(at);
+      of_k[j] += s * k, of_q[j] += s * q;
     }
   }
+  for (int j = 0; j < VECTORS; j++) store(by_k + j * LANES, of_k[j]), store(by_q + j * LANES, of_q[j]);
+}
+
+// Some columns of a block over `count` tokens: from `from` to `to`, which may be the same. `v` are the tokens' values in these columns, and
+// `out` their outputs. What a token adds to the state is added in the pass that multiplies the state with q and k of the next one; those
+// of the first one are given.
+template <int VECTORS, class E>
+AE_INLINE void delta_columns(const DeltaTokens& tokens, i64 count, i64 dim, i64 width, const float* from, float* to, const float* first_by_k,
+                             const float* first_by_q, const E* v, i64 stride, E* out, i64 out_stride) {
+  VecF by_k[VECTORS], by_q[VECTORS];
+  for (int j = 0; j < VECTORS; j++) by_k[j] = load(first_by_k + j * LANES), by_q[j] = load(first_by_q + j * LANES);
   for (i64 t = 0; t < count; t++) {
     const VecF decay = splat(tokens.decay[t]);
     VecF added[VECTORS];
@@ -230,10 +243,22 @@ AE_INLINE void delta_columns(const DeltaTokens& tokens, i64 count, i64 dim, i64 
 template <class E>
 AE_NOINLINE void delta_block(const DeltaTokens& tokens, i64 count, i64 dim, i64 width, i64 columns, const float* from, float* to, const E* v,
                              i64 stride, E* out, i64 out_stride) {
+  alignas(64) float by_k[MAX_BLOCK_COLUMNS], by_q[MAX_BLOCK_COLUMNS];
   i64 column = 0;
+  const auto multiply = [&](auto vectors) {
+    constexpr int VECTORS = decltype(vectors)::value;
+    for (; column + VECTORS * LANES <= columns; column += VECTORS * LANES) {
+      first_products<VECTORS>(tokens, dim, width, from + column, by_k + column, by_q + column);
+    }
+  };
+  multiply(std::integral_constant<int, 4>{});
+  multiply(std::integral_constant<int, 1>{});
+  column = 0;
   const auto run = [&](auto vectors) {
-    for (; column + decltype(vectors)::value * LANES <= columns; column += decltype(vectors)::value * LANES) {
-      delta_columns<decltype(vectors)::value>(tokens, count, dim, width, from + column, to + column, v + column, stride, out + column, out_stride);
+    constexpr int VECTORS = decltype(vectors)::value;
+    for (; column + VECTORS * LANES <= columns; column += VECTORS * LANES) {
+      delta_columns<VECTORS>(tokens, count, dim, width, from + column, to + column, by_k + column, by_q + column, v + column, stride,
+                             out + column, out_stride);
     }
   };
   run(std::integral_constant<int, 2>{});
