@@ -4,6 +4,7 @@ nothing disturbed, bit by bit. What such a run says is compared with Transformer
 from __future__ import annotations
 
 import asyncio
+import os
 import pathlib
 from collections.abc import Sequence
 from dataclasses import replace
@@ -30,6 +31,8 @@ MEMORY = {"lfm2": 60_000, "lfm2-wide": 60_000, "qwen3.5": 110_000, "qwen3.5-head
 
 @pytest.fixture(scope="module", params=["lfm2", "lfm2-wide", "qwen3.5", "qwen3.5-heads", "qwen3-next"])
 def model(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
+    if os.environ.get("AENGINE_CPU_LEVEL") == "torch" and request.param.startswith("qwen"):
+        pytest.skip("the products of torch depend on the number of rows, and states remember every bit")
     path = tmp_path_factory.mktemp(request.param, numbered=False)
     next(case for case in CASES if case.name == request.param).make().save_pretrained(path)
     return path
