@@ -135,23 +135,24 @@ class StateTable:
 
     def __init__(self, num_rows: int, num_pages: int) -> None:
         """`num_pages`: of a state."""
-        self._pages = np.zeros((num_rows, num_pages), dtype=np.int32)
+        self._pages = np.zeros((num_rows, num_pages), dtype=np.int32)  # that the rows write
+        self._reads = self._pages.copy()  # that their next steps read
 
     def of_step(self, rows: IntArray, starts: IntArray, changes: StateChanges | None) -> StepStates:
         """The states of a step's rows, which compute positions from `starts` on, after `changes`."""
-        nothing = np.zeros(0, dtype=np.int32)
+        if changes is not None:  # rows that begin may compute nothing before a later step
+            self._pages[changes.rows], self._reads[changes.rows] = changes.pages, changes.sources
+        reads, writes = self._reads[rows], self._pages[rows]
+        self._reads[rows] = writes
         if changes is None:
-            pages = self._pages[rows]
-            return StepStates(pages, pages, nothing, nothing, pages[:0])
-        self._pages[changes.rows] = changes.sources
-        reads = self._pages[rows]
-        self._pages[changes.rows] = changes.pages
+            nothing = np.zeros(0, dtype=np.int32)
+            return StepStates(reads, writes, nothing, nothing, writes[:0])
         numbers = np.full(len(self._pages), -1, dtype=np.int32)
         numbers[rows] = np.arange(len(rows), dtype=np.int32)
         kept = numbers[changes.kept_rows]
         lengths = changes.kept_lengths - starts[kept]
         order = np.lexsort((lengths, kept))
-        return StepStates(reads, self._pages[rows], kept[order], lengths[order], changes.kept_pages[order])
+        return StepStates(reads, writes, kept[order], lengths[order], changes.kept_pages[order])
 
 
 def no_states(num_rows: int, num_pages: int) -> StepStates:

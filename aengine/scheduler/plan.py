@@ -123,9 +123,9 @@ class StateRows:
     """Where recurrent states are; a state has p pages. A row's state of all tokens before a step is read and that of all tokens behind it
     is written to the same pages, but that the first step of a row reads it from others."""
 
-    rows: IntArray  # [r], which compute their first step
+    rows: IntArray  # [r], whose first step this is, or one of those that follow
     pages: IntArray  # [r, p], from now on
-    sources: IntArray  # [r, p], that this step reads; page 0: the row begins without tokens before
+    sources: IntArray  # [r, p], that their first step reads; page 0: the row begins without tokens before
     kept_rows: IntArray  # [k], of which the step writes another state, too:
     kept_lengths: IntArray  # [k], that of so many tokens of the row, the last of which the step computes
     kept_pages: IntArray  # [k, p]

@@ -7,7 +7,8 @@ from dataclasses import fields
 import numpy as np
 import pytest
 
-from aengine.attention import Layouts, StepLayout, build_layout
+from aengine.attention import Layouts, StateTable, StepLayout, build_layout
+from aengine.scheduler.plan import NO_INTS, StateRows
 
 PAGE_SIZE = 4
 MAX_ROWS, MAX_PAGES = 6, 10
@@ -97,3 +98,14 @@ def test_what_did_not_change_is_kept() -> None:
     steps.ends[0] = 4
     pages = [id(steps.step(np.array([0]), 1)[0].kv_indices) for _ in range(8)]
     assert len(set(pages)) == 2  # one for each page of the row
+
+
+def test_a_row_reads_what_it_begins_with_in_its_first_step() -> None:
+    """Which may be a later one than that which says so, as where the row is parked in between."""
+    table, row = StateTable(3, 2), np.array([1], np.int32)
+    pages, source = np.array([[4, 5]], np.int32), np.array([[8, 9]], np.int32)
+    table.of_step(np.array([0], np.int32), np.array([7], np.int32), StateRows(row, pages, source, NO_INTS, NO_INTS, pages[:0]))
+    first = table.of_step(row, np.array([16], np.int32), None)
+    assert (first.reads.tolist(), first.writes.tolist()) == ([[8, 9]], [[4, 5]])
+    second = table.of_step(row, np.array([17], np.int32), None)
+    assert (second.reads.tolist(), second.writes.tolist()) == ([[4, 5]], [[4, 5]])

@@ -120,7 +120,8 @@ class OracleRunner:
     ) -> None:
         self.state_pages, self.state_bytes, self.state_interval = state_pages, 0, 0
         self.states = np.full(num_pages, -1, np.int64)  # by page
-        self._state_of: dict[int, np.ndarray] = {}  # row -> the pages that its next step reads
+        self._state_of: dict[int, np.ndarray] = {}  # row -> the pages that its next step reads,
+        self._next_state_of: dict[int, np.ndarray] = {}  # and those that it writes
         self.max_in_flight = max_in_flight
         self.max_adapters = max_adapters
         self.page_size = page_size
@@ -206,6 +207,7 @@ class OracleRunner:
         self._check_adapters(plan)
         if plan.states is not None:
             self._state_of.update(zip(plan.states.rows.tolist(), plan.states.sources, strict=True))
+            self._next_state_of.update(zip(plan.states.rows.tolist(), plan.states.pages, strict=True))
         proposed = {} if plan.draft_rows is None else self._propose(plan.draft_rows)
         given = 0
         tokens: list[int] = []
@@ -278,8 +280,7 @@ class OracleRunner:
             for kept in np.flatnonzero(states.kept_rows == row).tolist():
                 assert start < states.kept_lengths[kept] <= end
                 write(states.kept_pages[kept], int(states.kept_lengths[kept]))
-            for begun in np.flatnonzero(states.rows == row).tolist():
-                self._state_of[row] = states.pages[begun]
+        self._state_of[row] = self._next_state_of[row]
         write(self._state_of[row], end)
 
     def _check_adapters(self, plan: StepPlan) -> None:

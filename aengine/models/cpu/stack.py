@@ -68,8 +68,7 @@ def _unsupported_layer(layer: Layer) -> str | None:
         if attention.key_dim % BLOCK or attention.value_dim % BLOCK or attention.key_dim > MAX_STATE_KEYS or attention.taps > MAX_TAPS:
             widths = f"key_dim {attention.key_dim} and value_dim {attention.value_dim}, which are to be multiples of {BLOCK}"
             return f"linear attention with {widths}, with key_dim above {MAX_STATE_KEYS}, or with more than {MAX_TAPS} taps"
-        return None
-    if isinstance(attention, ShortConvolution):
+    elif isinstance(attention, ShortConvolution):
         if attention.channels % BLOCK or attention.taps > MAX_TAPS:
             return f"a convolution of {attention.channels} channels, which are to be a multiple of {BLOCK}, or of more than {MAX_TAPS} taps"
     elif isinstance(attention, LatentAttention):
