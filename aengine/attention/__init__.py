@@ -9,8 +9,8 @@ import logging
 from collections.abc import Callable, Mapping
 
 from aengine.api.errors import ConfigError
-from aengine.attention.base import AttentionBackend, AttentionSpec, AttentionStep, BackendUnavailableError, GraphStep, Recurrence
-from aengine.attention.metadata import AttentionMetadata, Layouts, StateTable, StepLayout, as_decodes, build_layout, empty_layout, no_states
+from aengine.attention.base import AttentionBackend, AttentionSpec, AttentionStep, BackendUnavailableError, GraphStep
+from aengine.attention.metadata import AttentionMetadata, Layouts, StepLayout, StepStates, as_decodes, build_layout, empty_layout
 from aengine.attention.torch_native import TorchNativeBackend
 from aengine.kernels.paged_cache import Scoring
 
@@ -22,14 +22,12 @@ __all__ = [
     "BackendUnavailableError",
     "GraphStep",
     "Layouts",
-    "Recurrence",
     "Scoring",
-    "StateTable",
     "StepLayout",
+    "StepStates",
     "as_decodes",
     "build_layout",
     "empty_layout",
-    "no_states",
     "select_backend",
 ]
 

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from aengine.attention.metadata import AttentionMetadata, StepLayout, build_layout
 from aengine.kernels.paged_cache import SCALE_BYTES, KvTarget, PagedCache, Scoring, as_bytes
-from aengine.kernels.recurrence import StateLayout, StateMemory
+from aengine.kernels.recurrence import DeltaRule, StateLayout, StateMemory
 from aengine.kernels.upload import to_device
 from aengine.kernels.warm_memory import lazy_bytes
 
@@ -81,15 +81,6 @@ class AttentionSpec:
         return (self.kv_scales[layer][0],) * 2 if self.latent else self.kv_scales[layer]
 
 
-class Recurrence(Protocol):
-    """What a recurrent layer computes of its inputs and its states, such as `kernels.recurrence.DeltaRule`."""
-
-    @property
-    def width(self) -> int: ...
-
-    def advance(self, matrices: Tensor, tails: Tensor, inputs: Sequence[Tensor]) -> tuple[Tensor, Tensor, Tensor]: ...
-
-
 class AttentionStep(Protocol):
     """The attention of one step, planned once and used by every layer."""
 
@@ -101,7 +92,7 @@ class AttentionStep(Protocol):
         """Stores the [T, channels] inputs of a causal depthwise convolution with `weight` [channels, taps] at the step's slots in some
         places, and returns its outputs [T, channels], which are summed in float32 from the oldest input to the newest."""
 
-    def recur(self, layer: int, rule: Recurrence, inputs: Sequence[Tensor]) -> Tensor:
+    def recur(self, layer: int, rule: DeltaRule, inputs: Sequence[Tensor]) -> Tensor:
         """What a recurrence makes [T, width] of the `inputs` [T, ...] of all tokens. `layer` counts the recurrent layers alone. Reads and
         writes the states of the step's rows, and writes those that are kept."""
 
@@ -141,7 +132,6 @@ class AttentionBackend(ABC):
         self.spec = spec
         self.caches: list[PagedCache] = []  # by layer; layers at the same place of different groups share tensors
         self._tensors: list[Tensor] = []  # all of them, each once
-        self._states: StateMemory | None = None  # in these tensors
         kinds = {scoring.slopes for scoring in spec.scoring if scoring.slopes}
         slopes = {kind: torch.tensor(kind, dtype=torch.float32, device=spec.device) for kind in kinds}
         self.slopes = [slopes.get(scoring.slopes) for scoring in spec.scoring]
@@ -169,17 +159,16 @@ class AttentionBackend(ABC):
         self.caches = [
             PagedCache(keys[index], values[index], *spec.scales(layer), spec.shares_latent) for layer, (_, index) in enumerate(spec.places)
         ]
-        if spec.states is not None:
-            self._states = StateMemory(spec.states, self._tensors, self.page_axis, spec.dtype)
 
     def free(self) -> None:
         """Frees the KV tensors, if there are any."""
-        self.caches, self._tensors, self._states = [], [], None
+        self.caches, self._tensors = [], []
 
     @property
     def states(self) -> StateMemory:
-        assert self._states is not None, "allocated, of a model with recurrent layers"
-        return self._states
+        """The states of recurrent layers, which are in the KV tensors."""
+        assert self.spec.states is not None, "of a model with recurrent layers"
+        return StateMemory(self.spec.states, self._tensors, self.page_axis, self.spec.dtype)
 
     def read_pages(self, pages: NDArray[np.int32]) -> list[Tensor]:
         """The content of [n] pages, in host memory, after the writes of steps before; for `write_pages`."""
@@ -242,7 +231,7 @@ class AttentionBackend(ABC):
         self.free()
 
 
-def recur_torch(backend: AttentionBackend, metadata: AttentionMetadata, layer: int, rule: Recurrence, inputs: Sequence[Tensor]) -> Tensor:
+def recur_torch(backend: AttentionBackend, metadata: AttentionMetadata, layer: int, rule: DeltaRule, inputs: Sequence[Tensor]) -> Tensor:
     """Do what `AttentionStep.recur` says, in plain torch."""
     host, memory = metadata.host, backend.states
     states = host.states

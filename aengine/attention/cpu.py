@@ -15,7 +15,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from aengine.attention.base import AttentionBackend, AttentionSpec, AttentionStep, BackendUnavailableError, Recurrence, recur_torch
+from aengine.attention.base import AttentionBackend, AttentionSpec, AttentionStep, BackendUnavailableError, recur_torch
 from aengine.attention.metadata import AttentionMetadata
 from aengine.kernels.cpu import library
 from aengine.kernels.cpu.compiler import KernelsUnavailableError
@@ -37,7 +37,7 @@ from aengine.kernels.cpu.library import (
     load_kernels,
     page_bytes,
 )
-from aengine.kernels.recurrence import StateMemory
+from aengine.kernels.recurrence import DeltaRule
 
 _NO_ROWS = np.zeros(1, np.int32)
 
@@ -81,8 +81,6 @@ class CpuBackend(AttentionBackend):
             dtype=spec.cache_dtype,
         )
         self._tensors = [torch.from_numpy(pages) for pages in self.pool.pages]
-        if spec.states is not None:
-            self._states = StateMemory(spec.states, self._tensors, self.page_axis, spec.dtype)
 
     def free(self) -> None:
         super().free()
@@ -126,7 +124,7 @@ class _Step:
     def convolve(self, places: range, inputs: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         raise AssertionError("the backend refuses models with convolutions")
 
-    def recur(self, layer: int, rule: Recurrence, inputs: Sequence[Tensor]) -> Tensor:
+    def recur(self, layer: int, rule: DeltaRule, inputs: Sequence[Tensor]) -> Tensor:
         return recur_torch(self._backend, self._metadata, layer, rule, inputs)
 
     def target(self, layer: int) -> None:

@@ -12,7 +12,6 @@ no query of the row sees, because it is behind the group's window.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Protocol
 
 import numpy as np
 import torch
@@ -22,23 +21,6 @@ from torch import Tensor
 from aengine.kernels.upload import to_device
 
 IntArray = NDArray[np.int32]
-
-
-class StateChanges(Protocol):
-    """How the pages of states change before a step, as the scheduler's `StateRows` says it."""
-
-    @property
-    def rows(self) -> IntArray: ...
-    @property
-    def pages(self) -> IntArray: ...
-    @property
-    def sources(self) -> IntArray: ...
-    @property
-    def kept_rows(self) -> IntArray: ...
-    @property
-    def kept_lengths(self) -> IntArray: ...
-    @property
-    def kept_pages(self) -> IntArray: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,36 +110,6 @@ def build_layout(rows: IntArray, num_decodes: int, starts: IntArray, lengths: In
         positions=positions,
         slot_mapping=written_pages * page_size + positions % page_size,
     )
-
-
-class StateTable:
-    """Which pages the recurrent states of rows are in, from step to step."""
-
-    def __init__(self, num_rows: int, num_pages: int) -> None:
-        """`num_pages`: of a state."""
-        self._pages = np.zeros((num_rows, num_pages), dtype=np.int32)  # that the rows write
-        self._reads = self._pages.copy()  # that their next steps read
-
-    def of_step(self, rows: IntArray, starts: IntArray, changes: StateChanges | None) -> StepStates:
-        """The states of a step's rows, which compute positions from `starts` on, after `changes`."""
-        if changes is not None:  # rows that begin may compute nothing before a later step
-            self._pages[changes.rows], self._reads[changes.rows] = changes.pages, changes.sources
-        reads, writes = self._reads[rows], self._pages[rows]
-        self._reads[rows] = writes
-        if changes is None:
-            nothing = np.zeros(0, dtype=np.int32)
-            return StepStates(reads, writes, nothing, nothing, writes[:0])
-        numbers = np.full(len(self._pages), -1, dtype=np.int32)
-        numbers[rows] = np.arange(len(rows), dtype=np.int32)
-        kept = numbers[changes.kept_rows]
-        lengths = changes.kept_lengths - starts[kept]
-        order = np.lexsort((lengths, kept))
-        return StepStates(reads, writes, kept[order], lengths[order], changes.kept_pages[order])
-
-
-def no_states(num_rows: int, num_pages: int) -> StepStates:
-    """States that are on page 0, which belongs to no sequence."""
-    return StateTable(num_rows, num_pages).of_step(np.arange(num_rows, dtype=np.int32), np.zeros(num_rows, dtype=np.int32), None)
 
 
 def empty_layout(num_groups: int, page_size: int) -> StepLayout:

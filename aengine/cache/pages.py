@@ -137,7 +137,8 @@ class PageCache:
             return
         if int(pages[0]) in self.index:
             self._cached[int(pages[0])] = None
-            self._count_state(len(pages))
+            self._num_cached += len(pages)
+            self._num_cached_of_states += len(pages)
         else:
             self._push_free(pages)
 
@@ -156,20 +157,16 @@ class PageCache:
 
     def _evict(self, page: int) -> None:
         """A cached page, or the state that it is the first page of, becomes free."""
-        del self._cached[page]
+        self._take_out(page)
         self.index.remove(page)
-        pages = self._states.pop(page, None)
-        if pages is None:
-            self._num_cached -= 1
-            self._push_free(np.array([page], np.int32))
-        else:
-            self._count_state(-len(pages))
-            self._push_free(pages)
+        self._push_free(self._states.pop(page, np.array([page], np.int32)))
 
-    def _count_state(self, num_pages: int) -> None:
-        """So many pages more are of cached states."""
-        self._num_cached += num_pages
-        self._num_cached_of_states += num_pages
+    def _take_out(self, page: int) -> None:
+        """Take a page, or the state that it is the first page of, from those that are cached."""
+        del self._cached[page]
+        state = self._states.get(page, NO_PAGES)
+        self._num_cached -= len(state) or 1
+        self._num_cached_of_states -= len(state)
 
     def _push_free(self, pages: IntArray) -> None:
         self._free[self._num_free : self._num_free + len(pages)] = pages
@@ -223,11 +220,7 @@ class PageCache:
         """Take one more reference to each of these matched pages, no two of which are the same."""
         for page in pages[self.refs[pages] == 0].tolist():
             if page in self._cached:  # of a state all pages go with the first
-                del self._cached[page]
-                if page in self._states:
-                    self._count_state(-len(self._states[page]))
-                else:
-                    self._num_cached -= 1
+                self._take_out(page)
         self.refs[pages] += 1
 
     def num_unreferenced(self, pages: IntArray) -> int:
@@ -364,8 +357,8 @@ class PageNeeds:
         return sum(kind.num_groups * min(columns, kind.most_columns) for kind in self.kinds)
 
     def state_interval(self, tokens: int | None) -> int:
-        """So many `tokens` in whole pages; None: a power of two, of which the KV takes twice the memory of a state or more. 0: there are no
-        states."""
+        """Return `tokens` rounded up to whole pages, or if that is None a power of two tokens, the KV of which takes twice the memory of a
+        state or more; 0 if there are no states."""
         if not self.state_pages:
             return 0
         if tokens is not None:

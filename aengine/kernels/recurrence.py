@@ -45,14 +45,13 @@ class LayerState:
 
     shape: StateShape
     width: int  # columns of a block
+    num_blocks: int
     first: int  # piece of the blocks
     blocks_per_piece: int  # 0: a block takes several pieces
     pieces_per_block: int
     tail: int  # piece that the inputs of the convolution begin with
-
-    @property
-    def num_blocks(self) -> int:
-        return self.shape.heads * -(-self.shape.value_dim // self.width)
+    channel_lines: int  # that the channels of one input take
+    end: int  # piece behind all of it
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,19 +67,19 @@ class StateLayout:
         lines, first, layers = piece_bytes // LINE_BYTES, 0, []
         for shape in shapes:
             layers.append(_layer_state(shape, first, lines, itemsize))
-            tail_lines = -(-shape.channels * itemsize // LINE_BYTES) * (shape.taps - 1)
-            first = layers[-1].tail + -(-tail_lines // lines)
+            first = layers[-1].end
         return cls(tuple(layers), lines, pieces_per_page, -(-first // pieces_per_page))
 
 
 def _layer_state(shape: StateShape, first: int, lines: int, itemsize: int) -> LayerState:
     fitting = (width for width in _WIDTHS if 4 * width * shape.key_dim <= min(_BLOCK_BYTES, lines * LINE_BYTES))
-    width = min(next(fitting, _FLOATS), max(1, -(-shape.value_dim // _FLOATS)) * _FLOATS)
-    block_lines = shape.key_dim * width // _FLOATS
-    per_piece = lines // block_lines if block_lines else 1
-    state = LayerState(shape, width, first, per_piece, -(-block_lines // lines), first)
-    pieces = -(-state.num_blocks // per_piece) if per_piece else state.num_blocks * state.pieces_per_block
-    return LayerState(shape, width, first, per_piece, state.pieces_per_block, first + pieces)
+    width = min(next(fitting, _FLOATS), -(-shape.value_dim // _FLOATS) * _FLOATS)
+    num_blocks, block_lines = shape.heads * -(-shape.value_dim // width), shape.key_dim * width // _FLOATS
+    per_piece, per_block = lines // block_lines, -(-block_lines // lines)
+    tail = first + (-(-num_blocks // per_piece) if per_piece else num_blocks * per_block)
+    channel_lines = -(-shape.channels * itemsize // LINE_BYTES)
+    end = tail + -(-channel_lines * (shape.taps - 1) // lines)
+    return LayerState(shape, width, num_blocks, first, per_piece, per_block, tail, channel_lines, end)
 
 
 class StateMemory:
@@ -108,10 +107,8 @@ class StateMemory:
         blocks = found.reshape(count, -1, shape.key_dim, at.width)[:, : at.num_blocks]
         matrices = blocks.view(count, shape.heads, -1, shape.key_dim, at.width).transpose(2, 3).flatten(3)
         per_line = LINE_BYTES // self._dtype.itemsize
-        num_lines = -(-shape.channels // per_line)
-        tail_pieces = -(-num_lines * (shape.taps - 1) // self._layout.lines_per_piece)
-        lines = self._pieces(pages, at.tail, at.tail + tail_pieces).flatten(1).view(self._dtype).view(count, -1, per_line)
-        inputs = lines[:, : num_lines * (shape.taps - 1)].view(count, num_lines, shape.taps - 1, per_line).transpose(1, 2)
+        lines = self._pieces(pages, at.tail, at.end).flatten(1).view(self._dtype).view(count, -1, per_line)
+        inputs = lines[:, : at.channel_lines * (shape.taps - 1)].view(count, at.channel_lines, shape.taps - 1, per_line).transpose(1, 2)
         return matrices[..., : shape.value_dim].contiguous(), inputs.reshape(count, shape.taps - 1, -1)[..., : shape.channels]
 
     def store(self, layer: int, pages: Tensor, matrices: Tensor, inputs: Tensor) -> None:
@@ -127,11 +124,9 @@ class StateMemory:
         padded = F.pad(blocks, (0, at.pieces_per_block * words - blocks.shape[-1]))
         self._write(pages, at.first, padded.view(count, -1, words))
         per_line = LINE_BYTES // self._dtype.itemsize
-        num_lines = -(-shape.channels // per_line)
-        wide = F.pad(inputs, (0, num_lines * per_line - shape.channels))
-        lines = wide.view(count, shape.taps - 1, num_lines, per_line).transpose(1, 2).reshape(count, -1)
-        tail_pieces = -(-num_lines * (shape.taps - 1) // self._layout.lines_per_piece)
-        lines = F.pad(lines, (0, tail_pieces * words * 4 // self._dtype.itemsize - lines.shape[1]))
+        wide = F.pad(inputs, (0, at.channel_lines * per_line - shape.channels))
+        lines = wide.view(count, shape.taps - 1, at.channel_lines, per_line).transpose(1, 2).reshape(count, -1)
+        lines = F.pad(lines, (0, (at.end - at.tail) * words * 4 // self._dtype.itemsize - lines.shape[1]))
         self._write(pages, at.tail, lines.view(torch.float32).view(count, -1, words))
 
     def _pieces(self, pages: Tensor, begin: int, end: int) -> Tensor:

@@ -23,7 +23,7 @@ from aengine.api.config import EngineConfig
 from aengine.api.errors import ConfigError, InsufficientMemoryError, ModelLoadError
 from aengine.api.outputs import DraftSource
 from aengine.api.runtime import forget_locals
-from aengine.attention import Layouts, StateTable
+from aengine.attention import Layouts, StepStates
 from aengine.kernels.cpu.compiler import KernelsUnavailableError, select_level, sources_digest
 from aengine.kernels.warm_memory import WarmMemory
 from aengine.models.loading.hub import checkpoint_digest
@@ -42,7 +42,7 @@ from aengine.runner.torch.capture import Capture
 from aengine.runner.torch.device import device_kind, find_device, give_back_memory, set_thread_count, used_cuda_memory
 from aengine.runner.torch.executor import TorchExecutor, TorchFollower
 from aengine.runner.weight_changes import Changing
-from aengine.scheduler.plan import NewRow, RowsFailed, StepPlan
+from aengine.scheduler.plan import NO_INTS, NewRow, RowsFailed, StateRows, StepPlan
 
 _log = logging.getLogger("aengine")
 _DEVICE_BOUND = {
@@ -81,6 +81,30 @@ def build_executor(setup: ExecutorSetup, warm: WarmMemory | None, check: Callabl
         needs = " and ".join(["the CPU kernels"] * on_cpu + ["a native model"] * fallback)
         raise ConfigError.of("quantization", f"{config.quantization!r} needs {needs}")
     return TorchFollower(setup, setup.ranks, check) if isinstance(setup.ranks, FollowerRanks) else TorchExecutor(setup, check)
+
+
+class StateTable:
+    """Which pages the recurrent states of rows are in, from step to step."""
+
+    def __init__(self, num_rows: int, num_pages: int) -> None:
+        """`num_pages`: of a state."""
+        self._pages = np.zeros((num_rows, num_pages), dtype=np.int32)  # that the rows write
+        self._reads = self._pages.copy()  # that their next steps read
+
+    def of_step(self, rows: IntArray, starts: IntArray, changes: StateRows | None) -> StepStates:
+        """The states of a step's rows, which compute positions from `starts` on, after `changes`."""
+        if changes is not None:  # rows that begin may compute nothing before a later step
+            self._pages[changes.rows], self._reads[changes.rows] = changes.pages, changes.sources
+        reads, writes = self._reads[rows], self._pages[rows]
+        self._reads[rows] = writes
+        if changes is None:
+            return StepStates(reads, writes, NO_INTS, NO_INTS, writes[:0])
+        numbers = np.full(len(self._pages), -1, dtype=np.int32)
+        numbers[rows] = np.arange(len(rows), dtype=np.int32)
+        kept = numbers[changes.kept_rows]
+        lengths = changes.kept_lengths - starts[kept]
+        order = np.lexsort((lengths, kept))
+        return StepStates(reads, writes, kept[order], lengths[order], changes.kept_pages[order])
 
 
 class ModelRunner:

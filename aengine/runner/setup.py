@@ -20,7 +20,7 @@ import torch
 from aengine.api.config import EngineConfig
 from aengine.api.errors import ConfigError, ModelLoadError
 from aengine.api.outputs import DraftSource
-from aengine.attention import AttentionSpec, build_layout, no_states
+from aengine.attention import AttentionSpec, StepStates, build_layout
 from aengine.cache import LayerGroups, PageNeeds, layer_groups
 from aengine.kernels.quantized import Rows
 from aengine.kernels.recurrence import StateLayout
@@ -40,7 +40,7 @@ from aengine.parallel.follower import FollowerRanks
 from aengine.parallel.shard import WHOLE, Shard
 from aengine.runner.contract import IntArray, Step
 from aengine.runner.torch.capture import Capture
-from aengine.scheduler.plan import Features, NewRow, RowParams
+from aengine.scheduler.plan import NO_INTS, Features, NewRow, RowParams
 
 GREEDY = RowParams()
 _HEAVIEST = RowParams(temperature=1.0, top_p=0.9, logit_bias=((0, 1.0),), logprobs=20)
@@ -133,7 +133,8 @@ def _dummy_step(
     layout = build_layout(rows, num_decodes, starts, lengths, page_table, page_size)
     layout.slot_mapping.fill(-1)
     if state_pages:
-        layout = replace(layout, states=no_states(count, state_pages))
+        pages = np.zeros((count, state_pages), dtype=np.int32)
+        layout = replace(layout, states=StepStates(pages, pages, NO_INTS, NO_INTS, pages[:0]))
     token_ids = np.zeros(int(lengths[num_decodes:].sum()), dtype=np.int32)
     ends = layout.qo_indptr[1:] - 1
     scores_prompts = any(bool(new_row.params.features & Features.OF_PROMPTS) for new_row in new_rows[num_decodes:])

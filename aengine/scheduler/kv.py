@@ -156,8 +156,8 @@ class KVCacheManager:
             # The headroom doubles with every preemption, so that two that do not fit together soon run one after the other.
             columns = min(known + 2**sequence.preemptions - 1, limit)
             needed = needs.pages(columns) + self._watermark + self._windows_of_chunks()
-        if prefix.num_columns or len(prefix.state):
-            needed += self.cache.num_unreferenced(prefix.held) - len(prefix.held)
+        if len(held := prefix.held):
+            needed += self.cache.num_unreferenced(held) - len(held)
         return needed + spared <= self.cache.available
 
     def _windows_to_grow(self, columns: int) -> int:
@@ -194,8 +194,8 @@ class KVCacheManager:
         row = rows.assign(sequence, tenant_id)
         self.adapters.admit(sequence)
         num_full, columns = needs.num_full, needs.columns(len(tokens))
-        if num_hits or len(prefix.state):
-            self.cache.retain(prefix.held)
+        if len(held := prefix.held):
+            self.cache.retain(held)
         pages = np.empty((num_full, columns), np.int32)
         pages[:, :num_hits] = hits[:num_full]
         pages[:, num_hits:] = self.cache.allocate(num_full * (columns - num_hits)).reshape(num_full, columns - num_hits)
@@ -393,13 +393,13 @@ class KVCacheManager:
         row, rows = sequence.row, self.rows
         self.changes.drop(row)
         pages, published = rows.pages(row).copy(), {} if self.states is None else self.states.release(row)
+        end = end_of_full = self.needs.num_full * int(rows.num_pages[row])
         for column, state in sorted(published.items(), reverse=True):  # so that a state is evicted with the pages behind it
-            later = slice(self.needs.num_full * (column + 1), self.needs.num_full * int(rows.num_pages[row]))
-            self.cache.release(pages[later])
-            pages = np.delete(pages, later)
-            rows.num_pages[row] = min(column + 1, rows.num_pages[row])
+            begin = min(end, self.needs.num_full * (column + 1))
+            self.cache.release(pages[begin:end])
             self.cache.use_again(*state)
-        self.cache.release(pages)
+            end = begin
+        self.cache.release(np.concatenate((pages[:end], pages[end_of_full:])))
         rows.clear(row)
         return self.adapters.leave_row(sequence.request.adapter)
 

@@ -22,7 +22,6 @@ from aengine.scheduler.live_sequences import LiveSequences
 from aengine.scheduler.plan import IntArray, StepPlan, StepResult
 from aengine.scheduler.rows import RowTable, new_tokens
 from aengine.scheduler.sequence import Request, SchedulerConfig, Sequence, SequenceState, Updates
-from aengine.scheduler.states import UnsentStates
 from aengine.scheduler.waiting import Deadlines, WaitingQueue
 
 KEPT_SHARE = 16
@@ -63,7 +62,6 @@ class Scheduler:
         self._num_prompt_tokens = 0
         self._num_cached_prompt_tokens = 0
         self._sent = RowChanges()  # in the latest plan
-        self._sent_states = UnsentStates()  # the same
         self._lacking: Sequence | None = None  # was next in the latest plan, and found no pages
 
     # ---- requests ----------------------------------------------------------------------------------------------------
@@ -326,10 +324,7 @@ class Scheduler:
         kv_cache = self._kv_cache
         self._queue.push(*kv_cache.keep_states(decodes, chunks))
         self._sent, kv_cache.changes = kv_cache.changes, RowChanges()
-        states = None
-        if kv_cache.states is not None:
-            self._sent_states, kv_cache.states.changes = kv_cache.states.changes, UnsentStates()
-            states = self._sent_states.rows(self._config.state_pages)
+        states = None if kv_cache.states is None else kv_cache.states.take_changes()
         drafts = self._drafts
         draft_rows, wants_forced = (None, False) if drafts is None else (drafts.take_rows(), drafts.wants_forced)
         plan = self._builder.build(self._num_steps, decodes, chunks, self._sent, draft_rows, states, wants_forced=wants_forced)
@@ -444,6 +439,5 @@ class Scheduler:
         self._live.prefilling[:0] = [sequence for row in completed if (sequence := rows.sequences[row]) is not None]
         self._kv_cache.changes = self._sent
         if self._kv_cache.states is not None:
-            self._kv_cache.states.undo_keeping(self._sent_states)
-            self._kv_cache.states.changes = self._sent_states
+            self._kv_cache.states.rollback()
         self._live.fail_rows(errors)

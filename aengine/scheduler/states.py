@@ -63,7 +63,7 @@ class _Row:
 class RowStates:
     def __init__(self, rows: RowTable, cache: PageCache, needs: PageNeeds, *, interval: int, enabled: bool) -> None:
         """`interval`: every so many tokens of a prompt a state is kept, 0: none. `enabled`: states are kept for others at all."""
-        self.changes = UnsentStates()
+        self._unsent, self._sent = UnsentStates(), UnsentStates()  # the latter in the latest plan
         self.size = needs.state_pages
         self._table = rows
         self._cache = cache
@@ -77,15 +77,14 @@ class RowStates:
     def begin(self, row: int, sequence: Sequence, num_computed: int, source: IntArray | None, num_found: int) -> None:
         """The row has `num_computed` tokens, whose state is in the pages `source`, which it holds; or none. `num_found`: tokens whose KV
         was found."""
-        size, page_size = self.size, self._cache.page_size
+        size = self.size
         state = _Row(self._cache.allocate(size), source, self._wanted(sequence, num_computed, num_found))
         self._rows[row] = state
         if sequence.request.num_forks:
             before_last = len(sequence.request.prompt) - 1
             if before_last > num_computed and before_last not in state.wanted:
                 state.wanted = sorted((*state.wanted, before_last))
-        assert all(end % page_size == 0 or end == len(sequence.request.prompt) - 1 for end in state.wanted)
-        self.changes.begun[row] = state.pages, np.zeros(size, np.int32) if source is None else source
+        self._unsent.begun[row] = state.pages, np.zeros(size, np.int32) if source is None else source
 
     def _wanted(self, sequence: Sequence, num_computed: int, num_found: int) -> list[int]:
         if not self._enabled:
@@ -99,9 +98,7 @@ class RowStates:
 
     def names(self, sequence: Sequence, row: int) -> list[bytes]:
         """What stands for the states of its prompt that the row will publish."""
-        digests, page_size = sequence.chain.digests, self._cache.page_size
-        columns = (end // page_size - 1 for end in self._rows[row].wanted if end % page_size == 0)
-        return [self._name(digests[column]) for column in columns if column < len(digests)]
+        return [name for end in self._rows[row].wanted if (name := self._name_at(sequence, end)) is not None]
 
     def names_from(self, sequence: Sequence, column: int) -> Iterable[bytes]:
         """The names of the states of a prompt at the ends of its columns from one on, the last one first."""
@@ -110,6 +107,11 @@ class RowStates:
 
     def _name(self, digest: bytes) -> bytes:
         return page_name(digest, self._needs.num_groups)
+
+    def _name_at(self, sequence: Sequence, length: int) -> bytes | None:
+        """The name of the state after so many tokens; None: it is for forks alone."""
+        column, rest = divmod(length, self._cache.page_size)
+        return None if rest or not self._enabled else self._name(sequence.chain.digests[column - 1])
 
     def of_fork(self, row: int, num_tokens: int) -> IntArray | None:
         """The pages of the row's state after so many tokens, if it is held for forks."""
@@ -124,8 +126,8 @@ class RowStates:
 
     def release(self, row: int) -> dict[int, tuple[int, bytes]]:
         """Gives up all that the row holds. Returns the first pages and names of the states that it published, by column."""
-        self.changes.begun.pop(row, None)
-        self.changes.kept = [kept for kept in self.changes.kept if kept[0] != row]
+        self._unsent.begun.pop(row, None)
+        self._unsent.kept = [kept for kept in self._unsent.kept if kept[0] != row]
         for pages in self.pages(row):
             self._cache.release_state(pages)
         return self._rows.pop(row).published
@@ -147,9 +149,8 @@ class RowStates:
             if not self._keep(row, end):
                 sequence = self._table.sequences[row]
                 assert sequence is not None
-                column = end // self._cache.page_size - 1
-                if end % self._cache.page_size == 0 and column < len(sequence.chain.digests):
-                    missing.append(self._name(sequence.chain.digests[column]))
+                if (name := self._name_at(sequence, end)) is not None:
+                    missing.append(name)
         return missing
 
     def _keep(self, row: int, length: int) -> bool:
@@ -159,16 +160,21 @@ class RowStates:
             return False
         pages = cache.allocate(self.size)
         self._rows[row].in_flight.append((length, pages))
-        self.changes.kept.append((row, length, pages))
+        self._unsent.kept.append((row, length, pages))
         return True
 
-    def undo_keeping(self, sent: UnsentStates) -> None:
-        """The step that was to keep these states does not run."""
-        for row, length, pages in sent.kept:
+    def take_changes(self) -> StateRows | None:
+        """What the step that is planned has to know, and later ones need not."""
+        self._sent, self._unsent = self._unsent, UnsentStates()
+        return self._sent.rows(self.size)
+
+    def rollback(self) -> None:
+        """The latest plan does not run: the next one has to know the same, and that step keeps no states."""
+        for row, length, pages in self._sent.kept:
             state = self._rows[row]
             state.in_flight = [kept for kept in state.in_flight if kept[0] != length]
             self._cache.release_state(pages)
-        sent.kept = []
+        self._unsent = UnsentStates(self._sent.begun)
 
     def commit(self, plan_rows: IntArray, committed: IntArray) -> list[tuple[Sequence, bytes]]:
         """A step has returned: its rows have `committed` tokens now, whose pages are published. Returns the sequences that published
@@ -193,9 +199,8 @@ class RowStates:
         sequence = table.sequences[row]
         assert sequence is not None
         published = []
-        if self._enabled and length % page_size == 0 and table.active[row]:
+        if table.active[row] and (name := self._name_at(sequence, length)) is not None:
             column = length // page_size - 1
-            name = self._name(sequence.chain.digests[column])
             self._cache.publish_state(pages, name, table.tokens[row, column * page_size : length].tobytes())
             published.append((sequence, name))
             if length not in state.wanted:

@@ -7,7 +7,8 @@ from dataclasses import fields
 import numpy as np
 import pytest
 
-from aengine.attention import Layouts, StateTable, StepLayout, build_layout
+from aengine.attention import Layouts, StepLayout, build_layout
+from aengine.runner.runner import StateTable
 from aengine.scheduler.plan import NO_INTS, StateRows
 
 PAGE_SIZE = 4

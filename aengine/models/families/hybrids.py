@@ -3,7 +3,7 @@ are experts."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -23,11 +23,11 @@ from aengine.models.families.family import (
     rms_norm,
     rope_and_context,
 )
-from aengine.models.families.mixtures import QWEN_NAMES, dense_layers, experts, routing
+from aengine.models.families.mixtures import QWEN_NAMES, dense_layers, experts, qwen_dense_layers, routing
 from aengine.models.spec import Attention, Experts, GatedDelta, Layer, Mlp, ModelSpec, Norm, QkNorm, ShortConvolution
 
 
-def _lfm2_layers(reader: ConfigReader, mlps: list[Mlp | Experts]) -> ModelSpec:
+def _lfm2_layers(reader: ConfigReader, mlps: Sequence[Mlp | Experts]) -> ModelSpec:
     rope, context = rope_and_context(reader, head_sizes(reader)[2])
     norm, num_layers = rms_norm(reader), reader.positive("num_hidden_layers")
     kinds = reader.layer_types(num_layers, ("conv", "full_attention"))
@@ -70,7 +70,7 @@ def _lfm2_moe(reader: ConfigReader) -> ModelSpec:
     return _lfm2_layers(reader, [mlp if dense else block for dense in dense_layers(reader)])
 
 
-def _lfm2_transform(spec: ModelSpec, layer: Layer | None, name: str, part: int, shape: tuple[int, ...]) -> Transform | None:
+def _one_channel(spec: ModelSpec, layer: Layer | None, name: str, part: int, shape: tuple[int, ...]) -> Transform | None:
     """The checkpoint's convolution is one of one input channel for each output channel."""
     return Transform((shape[0], 1, shape[1]), lambda rows: rows.flatten(1)) if name == "conv.weight" else None
 
@@ -103,7 +103,7 @@ def _lfm2_family(model_type: str, architecture: str, read: Any, sizes: dict[str,
         read,
         defaults={"max_position_embeddings": 128_000, "eos_token_id": 2, **common, **defaults},
         names=_LFM2_NAMES,
-        transform=_lfm2_transform,
+        transform=_one_channel,
         part_defaults=sizes,
         keys={"rms_norm_eps": "norm_eps", "first_k_dense_replace": "num_dense_layers"},
     )
@@ -113,8 +113,7 @@ _KINDS = ("linear_attention", "full_attention")
 
 
 def _delta(reader: ConfigReader) -> GatedDelta:
-    if reader.get("hidden_act", "silu") != "silu":
-        reader.refuse(hidden_act="silu")
+    reader.refuse(hidden_act="silu")
     heads, key_heads = reader.positive("linear_num_value_heads"), reader.positive("linear_num_key_heads")
     if heads % key_heads:
         raise reader.unusable("linear_num_value_heads", heads, f"a multiple of {reader.name('linear_num_key_heads')} {key_heads}")
@@ -122,7 +121,7 @@ def _delta(reader: ConfigReader) -> GatedDelta:
     return GatedDelta(heads, key_heads, key_dim, value_dim, taps, Norm(eps=reader.number("rms_norm_eps", 1e-6)))
 
 
-def _qwen_layers(reader: ConfigReader, mlp: Callable[[int], Mlp | Experts]) -> ModelSpec:
+def _qwen_layers(reader: ConfigReader, mlps: Sequence[Mlp | Experts]) -> ModelSpec:
     reader.refuse(attention_bias=False)
     num_layers, every = reader.positive("num_hidden_layers"), reader.positive("full_attention_interval", 4)
     kinds = reader.layer_types(num_layers, _KINDS)
@@ -134,10 +133,8 @@ def _qwen_layers(reader: ConfigReader, mlp: Callable[[int], Mlp | Experts]) -> M
     norm = rms_norm(reader, unit_offset=True)
     attended = attention(reader, rope, qk_norm=QkNorm(norm), output_gate=True)
     delta = _delta(reader) if "linear_attention" in kinds else None
-    layers = []
-    for index, kind in enumerate(kinds):
-        mixer = attended if kind == "full_attention" or delta is None else delta
-        layers.append(Layer(attention=mixer, mlp=mlp(index), attention_norm=norm, mlp_norm=norm))
+    mixers = [attended if delta is None or kind == "full_attention" else delta for kind in kinds]
+    layers = [Layer(mixer, mlp, attention_norm=norm, mlp_norm=norm) for mixer, mlp in zip(mixers, mlps, strict=True)]
     return decoder_spec(reader, layers, norm=norm, max_position_embeddings=context)
 
 
@@ -148,28 +145,23 @@ def _experts(reader: ConfigReader, *, normalize: bool) -> Experts:
 
 
 def _qwen3_next(reader: ConfigReader) -> ModelSpec:
-    block, step = _experts(reader, normalize=reader.flag("norm_topk_prob", True)), reader.positive("decoder_sparse_step", 1)
-    plain, dense = gated_mlp(reader), reader.integers("mlp_only_layers", [])
-    return _qwen_layers(reader, lambda index: plain if index in dense or (index + 1) % step else block)
+    block, plain = _experts(reader, normalize=reader.flag("norm_topk_prob", True)), gated_mlp(reader)
+    return _qwen_layers(reader, [plain if dense else block for dense in qwen_dense_layers(reader)])
 
 
 def _qwen3_5(reader: ConfigReader) -> ModelSpec:
-    mlp = gated_mlp(reader)
-    return _qwen_layers(reader, lambda index: mlp)
+    return _qwen_layers(reader, [gated_mlp(reader)] * reader.positive("num_hidden_layers"))
 
 
 def _qwen3_5_moe(reader: ConfigReader) -> ModelSpec:
-    block = _experts(reader, normalize=True)
-    return _qwen_layers(reader, lambda index: block)
+    return _qwen_layers(reader, [_experts(reader, normalize=True)] * reader.positive("num_hidden_layers"))
 
 
 def _qwen_transform(spec: ModelSpec, layer: Layer | None, name: str, part: int, shape: tuple[int, ...]) -> Transform | None:
-    """Queries and their gates are one tensor, in turns by head. The checkpoint's convolution is one of one input channel for each."""
+    """Queries and their gates are one tensor, in turns by head."""
     mixer = None if layer is None else layer.attention
-    if isinstance(mixer, GatedDelta) and name == "conv.weight":
-        return Transform((shape[0], 1, shape[1]), lambda rows: rows.flatten(1))
     if not isinstance(mixer, Attention) or name != "qkv.weight" or part in (1, 2):
-        return None
+        return _one_channel(spec, layer, name, part, shape)
     dim, number = mixer.head_dim, int(part == 3)
     return Transform((2 * shape[0], shape[1]), lambda rows: rows.view(-1, 2, dim, *rows.shape[1:])[:, number].flatten(0, 1))
 

@@ -123,7 +123,7 @@ def listed_dense_layers(reader: ConfigReader) -> list[bool]:
     return dense_layers(reader) if kinds is None else [kind == "dense" for kind in kinds]
 
 
-def _qwen_dense_layers(reader: ConfigReader) -> list[bool]:
+def qwen_dense_layers(reader: ConfigReader) -> list[bool]:
     """Return for each layer whether it has a dense MLP: those of `mlp_only_layers`, and all but every `decoder_sparse_step`-th."""
     step, listed = reader.positive("decoder_sparse_step", 1), reader.integers("mlp_only_layers", ())
     return [layer in listed or (layer + 1) % step > 0 for layer in range(reader.positive("num_hidden_layers"))]
@@ -176,7 +176,7 @@ def _qwen2_moe(reader: ConfigReader) -> ModelSpec:
     )
     windows = [window if is_windowed else None for is_windowed in windowed]
     bias = reader.flag("qkv_bias", True)
-    return _spec(reader, block, dense=_qwen_dense_layers(reader), windows=windows, qkv_bias=bias)
+    return _spec(reader, block, dense=qwen_dense_layers(reader), windows=windows, qkv_bias=bias)
 
 
 def _qwen3_moe(reader: ConfigReader) -> ModelSpec:
@@ -186,7 +186,7 @@ def _qwen3_moe(reader: ConfigReader) -> ModelSpec:
     return _spec(
         reader,
         block,
-        dense=_qwen_dense_layers(reader),
+        dense=qwen_dense_layers(reader),
         windows=uniform_windows(reader, window),
         qkv_bias=bias,
         output_bias=bias,

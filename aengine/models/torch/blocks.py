@@ -177,8 +177,8 @@ class AttentionBlock:
                 self._rotation = Rotation(cos_sin, q_norm.weight, k_norm.weight, qk_norm.norm.eps)
 
     def __call__(self, x: Activations, positions: Tensor, step: AttentionStep) -> Tensor:
-        *qkv, gate = (*torch.split(self._qkv(x), self._qkv_sizes, dim=-1), None)[:4]
-        q, k, v = (part.view(len(x), -1, self._head_dim) for part in qkv if part is not None)
+        qkv = torch.split(self._qkv(x), self._qkv_sizes, dim=-1)
+        q, k, v = (part.view(len(x), -1, self._head_dim) for part in qkv[:3])
         if self._norms is not None:
             q, k = self._norms[0](q), self._norms[1](k)
         target = step.target(self._index)
@@ -189,8 +189,8 @@ class AttentionBlock:
                 q, k = self._ops.rotate(q, k, self._rotation, positions)
             step.write(self._index, k, v)
         attended = step.attend(self._index, q, self._sinks).flatten(1)
-        if gate is not None:
-            attended = attended * torch.sigmoid(gate)
+        if len(qkv) > 3:
+            attended = attended * torch.sigmoid(qkv[3])
         return self._row_parallel.after(self._output(self._row_parallel.before(attended)))
 
 

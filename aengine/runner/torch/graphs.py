@@ -27,12 +27,12 @@ from aengine.attention import (
     AttentionMetadata,
     AttentionStep,
     GraphStep,
-    Recurrence,
     StepLayout,
     as_decodes,
     empty_layout,
 )
 from aengine.kernels.paged_cache import KvTarget
+from aengine.kernels.recurrence import DeltaRule
 from aengine.kernels.upload import upload
 from aengine.layers.adapters import AdapterTable
 from aengine.models.torch.decoder import ForwardBatch
@@ -297,7 +297,7 @@ class _Attention:
         self.pieces.interrupt(run, query, *written)
         return attended
 
-    def recur(self, layer: int, rule: Recurrence, inputs: Sequence[Tensor]) -> Tensor:
+    def recur(self, layer: int, rule: DeltaRule, inputs: Sequence[Tensor]) -> Tensor:
         raise AssertionError("steps of models with recurrent layers are not recorded")
 
     def convolve(self, places: range, inputs: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
