@@ -122,8 +122,9 @@ async def test_info() -> None:
         code, text, errors = await run("--info", "--address", script.address)
         assert (code, errors, script.calls) == (0, "", [])
         assert text == (
-            "scripted: new (NewForCausalLM), 3,000,000,000 parameters (1,000 active) in bfloat16, 5 layers (window 128), 1 layer, "
-            "context of 100 tokens, 2,048 bytes of KV per token, EOS ids 7; native, executor cpu\n"
+            "scripted: new (NewForCausalLM), 3,000,000,000 parameters (1,000 active) in bfloat16, 5 layers (window 128), 1 layer with KV, "
+            "context of 100 tokens, 2,048 bytes of KV per token and 1,024 of the states of recurrent layers per "
+            "sequence, EOS ids 7; native, executor cpu\n"
         )
         for arguments in ((), ("--info", "prompt")):
             code, text, errors = await run(*arguments, "--address", script.address)
