@@ -19,7 +19,7 @@ from torch import Tensor
 
 from aengine.attention.metadata import AttentionMetadata, StepLayout, build_layout
 from aengine.kernels.paged_cache import SCALE_BYTES, KvTarget, PagedCache, Scoring, as_bytes
-from aengine.kernels.recurrence import DeltaRule, StateLayout, StateMemory
+from aengine.kernels.recurrence import RecurrentRule, StateLayout, StateMemory
 from aengine.kernels.upload import to_device
 from aengine.kernels.warm_memory import lazy_bytes
 
@@ -92,7 +92,7 @@ class AttentionStep(Protocol):
         """Stores the [T, channels] inputs of a causal depthwise convolution with `weight` [channels, taps] at the step's slots in some
         places, and returns its outputs [T, channels], which are summed in float32 from the oldest input to the newest."""
 
-    def recur(self, layer: int, rule: DeltaRule, inputs: Sequence[Tensor]) -> Tensor:
+    def recur(self, layer: int, rule: RecurrentRule, inputs: Sequence[Tensor]) -> Tensor:
         """What a recurrence makes [T, width] of the `inputs` [T, ...] of all tokens. `layer` counts the recurrent layers alone. Reads and
         writes the states of the step's rows, and writes those that are kept."""
 
@@ -231,7 +231,7 @@ class AttentionBackend(ABC):
         self.free()
 
 
-def recur_torch(backend: AttentionBackend, metadata: AttentionMetadata, layer: int, rule: DeltaRule, inputs: Sequence[Tensor]) -> Tensor:
+def recur_torch(backend: AttentionBackend, metadata: AttentionMetadata, layer: int, rule: RecurrentRule, inputs: Sequence[Tensor]) -> Tensor:
     """Do what `AttentionStep.recur` says, in plain torch."""
     host, memory = metadata.host, backend.states
     states = host.states

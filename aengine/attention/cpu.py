@@ -37,7 +37,7 @@ from aengine.kernels.cpu.library import (
     load_kernels,
     page_bytes,
 )
-from aengine.kernels.recurrence import DeltaRule
+from aengine.kernels.recurrence import RecurrentRule
 
 _NO_ROWS = np.zeros(1, np.int32)
 
@@ -124,7 +124,7 @@ class _Step:
     def convolve(self, places: range, inputs: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         raise AssertionError("the backend refuses models with convolutions")
 
-    def recur(self, layer: int, rule: DeltaRule, inputs: Sequence[Tensor]) -> Tensor:
+    def recur(self, layer: int, rule: RecurrentRule, inputs: Sequence[Tensor]) -> Tensor:
         return recur_torch(self._backend, self._metadata, layer, rule, inputs)
 
     def target(self, layer: int) -> None:

@@ -20,7 +20,7 @@ from torch import Tensor
 from aengine.attention.base import AttentionBackend, AttentionSpec, AttentionStep, convolve_torch, recur_torch
 from aengine.attention.metadata import AttentionMetadata, StepLayout
 from aengine.kernels.paged_cache import PagedCache, Scoring, as_bytes, loaded, stored
-from aengine.kernels.recurrence import DeltaRule
+from aengine.kernels.recurrence import RecurrentRule
 from aengine.kernels.upload import to_device
 
 _GATHER_ELEMENTS = 1 << 23  # the most elements of the padded K (or V) of a part of the decode rows: 32 MiB in float32
@@ -93,7 +93,7 @@ class _Step:
     def convolve(self, places: range, inputs: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         return convolve_torch(self._backend, self._metadata, places, inputs, weight, bias)
 
-    def recur(self, layer: int, rule: DeltaRule, inputs: Sequence[Tensor]) -> Tensor:
+    def recur(self, layer: int, rule: RecurrentRule, inputs: Sequence[Tensor]) -> Tensor:
         return recur_torch(self._backend, self._metadata, layer, rule, inputs)
 
     def target(self, layer: int) -> None:

@@ -26,7 +26,7 @@ from aengine.attention.base import (
 from aengine.attention.decode_work import ITEM_FIELDS, ROW_FIELDS, DecodeWork, WorkBounds, plan_decodes
 from aengine.attention.metadata import AttentionMetadata, StepLayout
 from aengine.kernels.paged_cache import KvTarget, PagedCache
-from aengine.kernels.recurrence import DeltaRule
+from aengine.kernels.recurrence import RecurrentRule
 from aengine.kernels.triton import attention
 from aengine.kernels.triton import attention as kernels
 from aengine.kernels.triton.attention import BlockSizes, DeviceDecodeWork, attend_decodes, decode_block, is_hopper
@@ -189,7 +189,7 @@ class _Step:
     def convolve(self, places: range, inputs: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         return convolve_in_pages(self._backend, self._metadata, places, inputs, weight, bias)
 
-    def recur(self, layer: int, rule: DeltaRule, inputs: Sequence[Tensor]) -> Tensor:
+    def recur(self, layer: int, rule: RecurrentRule, inputs: Sequence[Tensor]) -> Tensor:
         return recur_torch(self._backend, self._metadata, layer, rule, inputs)
 
     def target(self, layer: int) -> KvTarget:

@@ -152,17 +152,19 @@ class StateMemory:
 
 
 @dataclass(frozen=True, slots=True)
-class DeltaRule:
-    """The gated delta rule, as `models/spec.py` has it. Its inputs are numbers to convolve [n, t, channels], and b and a
-    [n, t, 2 * heads]."""
+class RecurrentRule:
+    """What a recurrent layer does with its state, as `models/spec.py: Recurrence` has it. Its inputs are the numbers to convolve
+    [n, t, channels], and the gates [n, t, heads], of the gated delta rule [n, t, 2 * heads]."""
 
     heads: int
     key_heads: int
     key_dim: int
     value_dim: int
-    conv: Tensor  # [channels, taps]
+    conv: Tensor  # [channels, taps] float32
+    conv_bias: Tensor | None  # [channels] float32
     log_decay: Tensor  # [heads] float32
     step_bias: Tensor  # [heads] float32
+    skip: Tensor | None  # [heads] float32, of Mamba-2; None: the gated delta rule
 
     @property
     def width(self) -> int:
@@ -174,33 +176,40 @@ class DeltaRule:
         value_dim] in float32 and inputs of the convolution [n, taps - 1, channels], which are given as they were before."""
         mixed, gates = inputs
         rows, length, _ = mixed.shape
-        convolved, tails = convolve(mixed, tails, self.conv)
+        convolved, tails = convolve(mixed, tails, self.conv, self.conv_bias)
         keys = self.key_heads * self.key_dim
         q, k, v = torch.split(convolved.float(), [keys, keys, self.width], -1)
-        q, k = (_unit(part.view(rows, length, self.key_heads, self.key_dim)) for part in (q, k))
-        q = q * self.key_dim**-0.5
-        q, k = (part.repeat_interleave(self.heads // self.key_heads, 2) for part in (q, k))
+        q, k = (part.view(rows, length, self.key_heads, self.key_dim) for part in (q, k))
         v = v.view(rows, length, self.heads, self.value_dim)
-        b, a = torch.split(gates.float(), self.heads, -1)
-        decay, rate = torch.exp(-self.log_decay.exp() * F.softplus(a + self.step_bias)), b.sigmoid()
+        steps = F.softplus(gates[..., -self.heads :].float() + self.step_bias)
+        decay = torch.exp(-self.log_decay.exp() * steps)
+        if self.skip is None:
+            q, k, rate = _unit(q) * self.key_dim**-0.5, _unit(k), gates[..., : self.heads].float().sigmoid()
+        else:
+            rate = steps
+        q, k = (part.repeat_interleave(self.heads // self.key_heads, 2) for part in (q, k))
         outputs = torch.empty(rows, length, self.heads, self.value_dim, device=mixed.device)
         for at in range(length):
             matrices = matrices * decay[:, at, :, None, None]
-            missing = v[:, at] - torch.einsum("nhkv,nhk->nhv", matrices, k[:, at])
-            matrices = matrices + k[:, at, :, :, None] * (rate[:, at, :, None] * missing)[:, :, None]
+            added = v[:, at] if self.skip is not None else v[:, at] - torch.einsum("nhkv,nhk->nhv", matrices, k[:, at])
+            matrices = matrices + k[:, at, :, :, None] * (rate[:, at, :, None] * added)[:, :, None]
             outputs[:, at] = torch.einsum("nhkv,nhk->nhv", matrices, q[:, at])
+        if self.skip is not None:
+            outputs += self.skip[:, None] * v
         return outputs.flatten(2).to(mixed.dtype), matrices, tails
 
 
-def convolve(inputs: Tensor, tails: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
+def convolve(inputs: Tensor, tails: Tensor, weight: Tensor, bias: Tensor | None) -> tuple[Tensor, Tensor]:
     """A causal depthwise convolution with SiLU of `inputs` [n, t, channels], behind [n, taps - 1, channels] earlier ones. Returns its
-    outputs, and the latest inputs. Sums are made in float32 from the oldest input to the newest."""
+    outputs, and the latest inputs. Sums are made in float32 from the oldest input to the newest, and the bias is added last."""
     taps, length = weight.shape[1], inputs.shape[1]
     every = torch.cat((tails, inputs), 1)
     wide = every.float()
     total = torch.zeros_like(inputs, dtype=torch.float32)
     for tap in range(taps):
-        total += wide[:, tap : tap + length] * weight[:, tap].float()
+        total += wide[:, tap : tap + length] * weight[:, tap]
+    if bias is not None:
+        total += bias
     return F.silu(total).to(inputs.dtype), every[:, length:]
 
 

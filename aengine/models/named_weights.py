@@ -18,7 +18,6 @@ from aengine.models.families.family import Family, Transform
 from aengine.models.spec import (
     Attention,
     Experts,
-    GatedDelta,
     HeadKind,
     LatentAttention,
     Layer,
@@ -26,6 +25,8 @@ from aengine.models.spec import (
     ModelSpec,
     Norm,
     QkNorm,
+    Recurrence,
+    RecurrenceKind,
     ShortConvolution,
 )
 
@@ -115,15 +116,15 @@ def named_weights(spec: ModelSpec) -> dict[str, NamedWeight]:
             _attention(found, layer.attention, inputs, hidden)
         elif isinstance(layer.attention, ShortConvolution):
             _convolution(found, layer.attention, hidden)
-        elif isinstance(layer.attention, GatedDelta):
-            _gated_delta(found, layer.attention, hidden)
-        else:
+        elif layer.attention is not None:
             _latent_attention(found, layer.attention, hidden)
+        if layer.recurrence is not None:
+            _recurrence(found, layer.recurrence, hidden)
         found.norm("post_attention_norm", layer.post_attention_norm, hidden)
         found.norm("mlp_norm", layer.mlp_norm, hidden)
         if isinstance(layer.mlp, Mlp):
             _mlp(found, "", layer.mlp, hidden)
-        else:
+        elif layer.mlp is not None:
             _experts(found, layer.mlp, hidden)
         found.norm("post_mlp_norm", layer.post_mlp_norm, hidden)
     found.leave()
@@ -169,15 +170,19 @@ def _convolution(found: _Parameters, convolution: ShortConvolution, hidden: int)
     found.linear("conv_out", (hidden,), channels, bias=bias)
 
 
-def _gated_delta(found: _Parameters, delta: GatedDelta, hidden: int) -> None:
-    heads, size = delta.num_heads, delta.num_heads * delta.value_dim
-    found.linear("delta_in", (delta.channels, size), hidden)
-    found.linear("delta_gates", (heads, heads), hidden)
-    found.linear("conv", (delta.channels,), delta.taps)
-    found.add("delta_log_decay", (heads,), (heads,), 0.0, float32=True)
-    found.add("delta_step_bias", (heads,), (heads,), 1.0, float32=True)
-    found.norm("delta_norm", delta.norm, delta.value_dim)
-    found.linear("delta_out", (hidden,), size)
+def _recurrence(found: _Parameters, recurrence: Recurrence, hidden: int) -> None:
+    heads, channels, width, bias = recurrence.num_heads, recurrence.channels, recurrence.width, recurrence.bias
+    found.linear("recur_in", (channels, width), hidden, bias=bias)
+    found.linear("recur_gates", (heads,) * (recurrence.num_gates // heads), hidden, bias=bias)
+    found.add("conv.weight", (channels, recurrence.taps), (channels,), None, float32=True)
+    if recurrence.conv_bias:
+        found.add("conv.bias", (channels,), (channels,), 0.0, float32=True)
+    found.add("log_decay", (heads,), (heads,), 0.0, float32=True)
+    found.add("step_bias", (heads,), (heads,), 1.0, float32=True)
+    if recurrence.kind is RecurrenceKind.MAMBA2:
+        found.add("skip", (heads,), (heads,), 1.0, float32=True)
+    found.norm("recur_norm", recurrence.norm, recurrence.value_dim if recurrence.norm_groups is None else width)
+    found.linear("recur_out", (hidden,), width, bias=bias)
 
 
 def _mlp(found: _Parameters, prefix: str, mlp: Mlp, hidden: int) -> None:
@@ -291,7 +296,7 @@ def kv_scale_of(source: str, spec: ModelSpec) -> tuple[int, str] | None:
     return int(match[1]), match[2] or match[3] or match[4]
 
 
-NEVER_QUANTIZED = frozenset({"positions", "router", "shared_gate", "key_up", "value_up", "conv", "delta_gates"})
+NEVER_QUANTIZED = frozenset({"positions", "router", "shared_gate", "key_up", "value_up", "conv", "recur_gates"})
 """Matrices that are read row by row, decide which weights are read, or multiply heads, which would be quantised together; and those of
 convolutions and of decays, which are few."""
 

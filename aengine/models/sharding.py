@@ -17,7 +17,7 @@ from torch import Tensor
 from aengine.api.errors import ConfigError
 from aengine.kernels.quantized import Rows
 from aengine.models.named_weights import named_weights
-from aengine.models.spec import Attention, Experts, FallbackSpec, GatedDelta, LatentAttention, Layer, Mlp, ModelSpec, ShortConvolution
+from aengine.models.spec import Attention, Experts, FallbackSpec, LatentAttention, Layer, Mlp, ModelSpec, Recurrence, ShortConvolution
 from aengine.parallel.shard import WHOLE, Shard
 
 _UNITS = (64, 32, 16)  # rows of which the kernels pack 64 together, 32 of a gate with 32 of up
@@ -49,7 +49,7 @@ def check_shards(spec: ModelSpec | FallbackSpec, tensor_parallel_size: int, num_
     if num_stages > spec.num_layers:
         raise ConfigError.of("pipeline_parallel_size", f"{num_stages} is more than the model's num_layers {spec.num_layers}")
     stages = [Shard(stage=stage, num_stages=num_stages).layers(spec.num_layers) for stage in range(num_stages)]
-    if any(all(isinstance(spec.layers[index].attention, ShortConvolution | GatedDelta) for index in stage) for stage in stages):
+    if not all(any(isinstance(spec.layers[index].attention, Attention | LatentAttention) for index in stage) for stage in stages):
         raise ConfigError.of("pipeline_parallel_size", f"{num_stages} leaves some ranks no layer of attention; choose fewer")
     reason = _refusal(spec, tensor_parallel_size)
     if reason is not None:
@@ -77,9 +77,9 @@ def _refusal(spec: ModelSpec, size: int) -> str | None:
             if layer.attention.channels % (_CHANNELS * size):
                 return f"{size} does not divide the channels {layer.attention.channels} of layer {index} into multiples of {_CHANNELS}"
             continue
-        if isinstance(layer.attention, GatedDelta):
-            if layer.attention.num_key_heads % size:
-                return f"{size} does not divide num_key_heads {layer.attention.num_key_heads} of layer {index}"
+        if layer.recurrence is not None and (reason := _recurrence_refusal(layer.recurrence, size)) is not None:
+            return f"{reason} of layer {index}"
+        if layer.attention is None:
             continue
         heads, kv_heads = layer.attention.num_heads, layer.attention.num_kv_heads
         if heads % size:
@@ -92,19 +92,28 @@ def _refusal(spec: ModelSpec, size: int) -> str | None:
     return f"{size} is more than {smallest[0]} {smallest[1]}" if smallest[1] < size else None
 
 
+def _recurrence_refusal(recurrence: Recurrence, size: int) -> str | None:
+    key_heads, groups = recurrence.num_key_heads, recurrence.norm_groups or size
+    if recurrence.num_heads % size:
+        return f"{size} does not divide num_heads {recurrence.num_heads} of the recurrence"
+    if key_heads % size and size % key_heads:
+        return f"{size} neither divides num_key_heads {key_heads} of the recurrence nor is a multiple of it"
+    return f"{size} does not divide norm_groups {groups} of the recurrence" if groups > 1 and groups % size else None
+
+
 def _sizes(spec: ModelSpec) -> Iterator[tuple[str, int]]:
     yield from (("hidden_size", spec.hidden_size), ("vocab_size", spec.vocab_size))
     for layer in spec.layers:
         yield from (("intermediate_size", mlp.intermediate_size) for mlp in _mlps(layer.mlp))
 
 
-def _mlps(mlp: Mlp | Experts) -> Iterator[Mlp]:
+def _mlps(mlp: Mlp | Experts | None) -> Iterator[Mlp]:
     if isinstance(mlp, Mlp):
         yield mlp
-        return
-    yield mlp.expert
-    if mlp.shared is not None:
-        yield mlp.shared
+    elif mlp is not None:
+        yield mlp.expert
+        if mlp.shared is not None:
+            yield mlp.shared
 
 
 def hidden_bounds(spec: ModelSpec, shard: Shard) -> Bounds:
@@ -141,10 +150,18 @@ def key_bounds(attention: Attention, shard: Shard) -> Bounds:
     return tuple(-(-index * attention.num_kv_heads // shard.size) * attention.head_dim for index in range(shard.size + 1))
 
 
-def attended_bounds(attention: Attention | LatentAttention | ShortConvolution | GatedDelta, shard: Shard) -> Bounds:
+def recurrence_bounds(recurrence: Recurrence, shard: Shard) -> Bounds:
+    """Return the bounds of what `recur_out` is given."""
+    return tuple(bound * recurrence.value_dim for bound in shard.bounds(recurrence.num_heads))
+
+
+def is_normed_whole(recurrence: Recurrence, shard: Shard) -> bool:
+    """Whether the outputs of the heads of all ranks are normed together; `recurrence` is that of all ranks."""
+    return recurrence.norm_groups is not None and recurrence.norm_groups % shard.size > 0
+
+
+def attended_bounds(attention: Attention | LatentAttention | ShortConvolution, shard: Shard) -> Bounds:
     """Return the bounds of what the `output` of attention, or of what stands in its place, is given."""
-    if isinstance(attention, GatedDelta):
-        return tuple(bound * attention.value_dim for bound in shard.bounds(attention.num_heads))
     if isinstance(attention, ShortConvolution):
         return shard.bounds(attention.channels)
     return query_bounds(attention, shard, attention.v_dim if isinstance(attention, LatentAttention) else attention.head_dim)
@@ -163,10 +180,10 @@ def own(bounds: Bounds, shard: Shard) -> range:
     return range(*bounds[shard.index : shard.index + 2])
 
 
-def _kv_heads(attention: Attention | LatentAttention, shard: Shard) -> range:
-    """Fewer KV heads than ranks are held by several ranks each."""
-    first = shard.index * attention.num_kv_heads // shard.size
-    return range(first, first + max(attention.num_kv_heads // shard.size, 1))
+def _shared_heads(num_heads: int, shard: Shard) -> range:
+    """Fewer KV heads, or key heads, than ranks are held by several ranks each."""
+    first = shard.index * num_heads // shard.size
+    return range(first, first + max(num_heads // shard.size, 1))
 
 
 def sharded_spec(spec: ModelSpec, shard: Shard) -> ModelSpec:
@@ -183,23 +200,30 @@ def sharded_spec(spec: ModelSpec, shard: Shard) -> ModelSpec:
 
 
 def _sharded_layer(layer: Layer, shard: Shard) -> Layer:
-    attention = layer.attention
+    attention, recurrence = layer.attention, layer.recurrence
     if isinstance(attention, ShortConvolution):
         attention = replace(attention, channels=attention.channels // shard.size)
     elif isinstance(attention, LatentAttention):
         attention = replace(attention, num_heads=attention.num_heads // shard.size)
-    elif isinstance(attention, GatedDelta):
-        heads, key_heads = attention.num_heads // shard.size, attention.num_key_heads // shard.size
-        attention = replace(attention, num_heads=heads, num_key_heads=key_heads)
-    else:
+    elif attention is not None:
         heads = attention.num_heads // shard.size
         slopes = attention.slopes[shard.index * heads : (shard.index + 1) * heads]
-        attention = replace(attention, num_heads=heads, num_kv_heads=len(_kv_heads(attention, shard)), slopes=slopes)
+        attention = replace(attention, num_heads=heads, num_kv_heads=len(_shared_heads(attention.num_kv_heads, shard)), slopes=slopes)
+    if recurrence is not None:
+        groups = recurrence.norm_groups
+        recurrence = replace(
+            recurrence,
+            num_heads=recurrence.num_heads // shard.size,
+            num_key_heads=len(_shared_heads(recurrence.num_key_heads, shard)),
+            norm_groups=groups if groups is None else max(groups // shard.size, 1),
+        )
     mlp = layer.mlp
     if isinstance(mlp, Mlp):
-        return replace(layer, attention=attention, mlp=_sharded_mlp(mlp, shard))
-    shared = None if mlp.shared is None else _sharded_mlp(mlp.shared, shard)
-    return replace(layer, attention=attention, mlp=replace(mlp, expert=_sharded_mlp(mlp.expert, shard), shared=shared))
+        mlp = _sharded_mlp(mlp, shard)
+    elif mlp is not None:
+        shared = None if mlp.shared is None else _sharded_mlp(mlp.shared, shard)
+        mlp = replace(mlp, expert=_sharded_mlp(mlp.expert, shard), shared=shared)
+    return replace(layer, attention=attention, recurrence=recurrence, mlp=mlp)
 
 
 def _sharded_mlp(mlp: Mlp, shard: Shard) -> Mlp:
@@ -289,7 +313,11 @@ def _layer_cuts(layer: Layer, spec: ModelSpec, shard: Shard) -> dict[str, _Cut]:
         blocks = range(each * experts.start, each * experts.stop)
         return {f"{prefix}{first}": _Cut(tuple(_moved(width, block * size) for block in blocks)), f"{prefix}down": last(width, experts)}
 
-    cuts = _attention_cuts(layer.attention, shard, last)
+    cuts = {} if layer.attention is None else _attention_cuts(layer.attention, shard, last)
+    if layer.recurrence is not None:
+        cuts |= _recurrence_cuts(layer.recurrence, shard, last)
+    if layer.mlp is None:
+        return cuts
     if isinstance(layer.mlp, Mlp):
         return cuts | mlp("", layer.mlp)
     held = shard.experts(layer.mlp.num_experts)
@@ -297,21 +325,27 @@ def _layer_cuts(layer: Layer, spec: ModelSpec, shard: Shard) -> dict[str, _Cut]:
     return cuts | ({} if layer.mlp.shared is None else mlp("shared.", layer.mlp.shared))
 
 
+def _recurrence_cuts(recurrence: Recurrence, shard: Shard, last: Callable[[range], _Cut]) -> dict[str, _Cut]:
+    values, heads = own(recurrence_bounds(recurrence, shard), shard), own(shard.bounds(recurrence.num_heads), shard)
+    keys = _times(_shared_heads(recurrence.num_key_heads, shard), recurrence.key_dim)
+    k_size = recurrence.num_key_heads * recurrence.key_dim
+    convolved = (keys, _moved(keys, k_size), _moved(values, 2 * k_size))
+    cuts = {name: _Cut((heads,)) for name in ("log_decay", "step_bias", "skip")}
+    gates = tuple(_moved(heads, first) for first in range(0, recurrence.num_gates, recurrence.num_heads))
+    cuts |= {"recur_in": _Cut((*convolved, _moved(values, recurrence.channels))), "conv": _Cut(convolved), "recur_gates": _Cut(gates)}
+    if recurrence.norm_groups is not None and not is_normed_whole(recurrence, shard):
+        cuts["recur_norm"] = _Cut((values,))
+    return cuts | {"recur_out": last(values)}
+
+
 def _attention_cuts(
-    attention: Attention | LatentAttention | ShortConvolution | GatedDelta, shard: Shard, last: Callable[[range], _Cut]
+    attention: Attention | LatentAttention | ShortConvolution, shard: Shard, last: Callable[[range], _Cut]
 ) -> dict[str, _Cut]:
     """`last` gives the cut of matrices whose inputs are divided."""
     attended = own(attended_bounds(attention, shard), shard)
     if isinstance(attention, ShortConvolution):
         inputs = tuple(_moved(attended, number * attention.channels) for number in range(3))
         return {"conv_in": _Cut(inputs), "conv": _Cut((attended,)), "conv_out": last(attended)}
-    if isinstance(attention, GatedDelta):
-        heads, key_dim = own(shard.bounds(attention.num_heads), shard), attention.key_dim
-        keys, k_size = _times(own(shard.bounds(attention.num_key_heads), shard), key_dim), attention.num_key_heads * key_dim
-        convolved = (keys, _moved(keys, k_size), _moved(attended, 2 * k_size))
-        cuts = {name: _Cut((heads,)) for name in ("delta_log_decay", "delta_step_bias")}
-        cuts |= {"delta_in": _Cut((*convolved, _moved(attended, attention.channels))), "conv": _Cut(convolved)}
-        return cuts | {"delta_gates": _Cut((heads, _moved(heads, attention.num_heads))), "delta_out": last(attended)}
     cuts = {"output": last(attended)}
     heads = own(shard.bounds(attention.num_heads), shard)
     if isinstance(attention, LatentAttention):
@@ -320,7 +354,7 @@ def _attention_cuts(
         cuts |= {"key_up": _Cut((_times(heads, attention.kv_lora_rank),)), "value_up": _Cut((_times(heads, attention.v_dim),))}
     else:
         dim = attention.head_dim
-        q, kv = _times(heads, dim), _times(_kv_heads(attention, shard), dim)
+        q, kv = _times(heads, dim), _times(_shared_heads(attention.num_kv_heads, shard), dim)
         q_size, kv_size = attention.num_heads * dim, attention.num_kv_heads * dim
         gate = (_moved(q, q_size + 2 * kv_size),) if attention.output_gate else ()
         cuts["qkv"] = _Cut((q, _moved(kv, q_size), _moved(kv, q_size + kv_size), *gate))

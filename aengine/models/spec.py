@@ -131,34 +131,53 @@ class ShortConvolution:
         return self.taps
 
 
+class RecurrenceKind(Enum):
+    GATED_DELTA = "gated_delta"  # Yang et al., "Gated Delta Networks", 2024 (arXiv 2412.06464)
+    MAMBA2 = "mamba2"  # Dao and Gu, "Transformers are SSMs", 2024 (arXiv 2405.21060)
+
+
 @dataclass(frozen=True, slots=True)
-class GatedDelta:
-    """Linear attention with the gated delta rule (Yang et al., "Gated Delta Networks", 2024, arXiv 2412.06464), as in Qwen3-Next.
+class Recurrence:
+    """A layer's mixer with a state in place of keys and values: for each head a matrix S [key_dim, value_dim] in float32, which begins as
+    zero.
 
-    `delta_in` projects q and k of each key head, v and the gate z of each head; `delta_gates` b and a of each head. A causal convolution of
-    `taps` tokens with SiLU is applied to each number of q, k and v; then q and k are divided by their lengths, and q by sqrt(key_dim). A
-    head has a state S [key_dim, value_dim] in float32, which begins as zero. Of each token, with decay = exp(-exp(`delta_log_decay`) *
-    softplus(a + `delta_step_bias`)):
+    `recur_in` projects q and k of each key head, v and the gate z of each head, and `recur_gates` a of each head, of GATED_DELTA b before
+    them. A causal convolution of `taps` tokens with SiLU is applied to each number of q, k and v. Of each token, with the step
+    dt = softplus(a + `step_bias`) and decay = exp(-exp(`log_decay`) * dt):
 
-        S = decay * S;  S = S + outer(k, sigmoid(b) * (v - S^T k));  o = S^T q
+    - GATED_DELTA divides q and k by their lengths, and q by sqrt(key_dim).
+      S = decay * S;  S = S + outer(k, sigmoid(b) * (v - S^T k));  o = S^T q
+    - MAMBA2, whose papers name q C, k B and v x:
+      S = decay * S + outer(k, dt * v);  o = S^T q + `skip` * v
 
-    `delta_out` projects norm(o) * silu(z), normed over each head.
+    `recur_out` projects norm(o) * silu(z), or if `gated_first` norm(o * silu(z)).
     """
 
+    kind: RecurrenceKind
     num_heads: int
     num_key_heads: int  # head h reads key head h // (num_heads // num_key_heads)
     key_dim: int
     value_dim: int
     taps: int
-    norm: Norm
+    norm: Norm | None
+    norm_groups: int | None = None  # equal parts of the outputs of all heads that are normed apart; None: each head, by the same weights
+    gated_first: bool = False
+    conv_bias: bool = False
+    bias: bool = False  # of recur_in, recur_gates and recur_out
 
-    rope = None
-    window = None
+    @property
+    def width(self) -> int:
+        """How many numbers of a token all heads have."""
+        return self.num_heads * self.value_dim
 
     @property
     def channels(self) -> int:
         """How many numbers of a token are convolved: q, k and v."""
-        return 2 * self.num_key_heads * self.key_dim + self.num_heads * self.value_dim
+        return 2 * self.num_key_heads * self.key_dim + self.width
+
+    @property
+    def num_gates(self) -> int:
+        return self.num_heads * (2 if self.kind is RecurrenceKind.GATED_DELTA else 1)
 
     @property
     def state(self) -> StateShape:
@@ -191,20 +210,22 @@ class Experts:
 
 @dataclass(frozen=True, slots=True)
 class Layer:
-    """x += m * post_attention_norm(attention(attention_norm(x))), then x += m * post_mlp_norm(mlp(mlp_norm(x))), where m is the
-    `residual_multiplier`. A norm that is None is the identity.
+    """x += m * post_attention_norm(mixers(attention_norm(x))), then x += m * post_mlp_norm(mlp(mlp_norm(x))), where m is the
+    `residual_multiplier`, and what mixes tokens is the sum of attention and recurrence. What is None is left out; a norm that is None is
+    the identity.
 
-    `parallel`: x += m * (attention(attention_norm(x)) + mlp(mlp_norm(x))) instead; mlp_norm None then means the attention's normed input.
+    `parallel`: x += m * (mixers(attention_norm(x)) + mlp(mlp_norm(x))) instead; mlp_norm None then means the attention's normed input.
     """
 
-    attention: Attention | LatentAttention | ShortConvolution | GatedDelta
-    mlp: Mlp | Experts
+    attention: Attention | LatentAttention | ShortConvolution | None
+    mlp: Mlp | Experts | None
     attention_norm: Norm | None
     mlp_norm: Norm | None
     post_attention_norm: Norm | None = None
     post_mlp_norm: Norm | None = None
     parallel: bool = False
     residual_multiplier: float = 1.0
+    recurrence: Recurrence | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -285,20 +306,20 @@ class ModelSpec:
     @property
     def states(self) -> tuple[StateShape, ...]:
         """What each of the recurrent layers keeps of a sequence."""
-        return tuple(layer.attention.state for layer in self.layers if isinstance(layer.attention, GatedDelta))
+        return tuple(layer.recurrence.state for layer in self.layers if layer.recurrence is not None)
 
     @property
     def places(self) -> tuple[range, ...]:
         """By layer, its places: what KV pages have of it, in units of the keys and values of one attention. Those of `attentions` come
-        first, then those of `convolutions`, which keep their inputs of each token where others keep keys and values. Recurrent layers have
-        none."""
+        first, then those of `convolutions`, which keep their inputs of each token where others keep keys and values. A layer without
+        either has none."""
         first, place_width, places = len(self.attentions), width_of_place(self.attentions[0]), []
         numbers = iter(range(first))
         for layer in self.layers:
             if isinstance(layer.attention, ShortConvolution):
                 places.append(range(first, first + -(-layer.attention.channels // place_width)))
                 first = places[-1].stop
-            elif isinstance(layer.attention, GatedDelta):
+            elif layer.attention is None:
                 places.append(range(0))
             else:
                 number = next(numbers)
@@ -307,8 +328,8 @@ class ModelSpec:
 
     @property
     def windows(self) -> tuple[int | None, ...]:
-        """The sliding window in tokens, which of a convolution are its taps, of each layer but recurrent ones; None: all tokens."""
-        return tuple(layer.attention.window for layer in self.layers if not isinstance(layer.attention, GatedDelta))
+        """The sliding window in tokens, which of a convolution are its taps, of each layer that has either; None: all tokens."""
+        return tuple(layer.attention.window for layer in self.layers if layer.attention is not None)
 
     @property
     def place_windows(self) -> tuple[int | None, ...]:
@@ -320,7 +341,8 @@ class ModelSpec:
     @property
     def ropes(self) -> tuple[RopeSpec, ...]:
         """The different ropes of the layers, in the order of their first layers."""
-        return tuple(dict.fromkeys(layer.attention.rope for layer in self.layers if layer.attention.rope is not None))
+        attentions = (layer.attention for layer in self.layers if layer.attention is not None)
+        return tuple(dict.fromkeys(attention.rope for attention in attentions if attention.rope is not None))
 
 
 def width_of_place(attention: Attention | LatentAttention) -> int:

@@ -31,7 +31,7 @@ from aengine.attention.flashinfer.library import building, load_flashinfer, miss
 from aengine.attention.flashinfer.wrappers import DecodeWrapper, PrefillWrapper, UnevenDecodes, WrapperRows, WrapperSetup
 from aengine.attention.metadata import AttentionMetadata, StepLayout
 from aengine.kernels.paged_cache import KvTarget, PagedCache, Scoring, write_torch
-from aengine.kernels.recurrence import DeltaRule
+from aengine.kernels.recurrence import RecurrentRule
 
 if TYPE_CHECKING:
     from aengine.attention.triton import TritonDecodes
@@ -211,7 +211,7 @@ class _Step:
     def convolve(self, places: range, inputs: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         return self._backend.convolve(self._backend, self._metadata, places, inputs, weight, bias)
 
-    def recur(self, layer: int, rule: DeltaRule, inputs: Sequence[Tensor]) -> Tensor:
+    def recur(self, layer: int, rule: RecurrentRule, inputs: Sequence[Tensor]) -> Tensor:
         return recur_torch(self._backend, self._metadata, layer, rule, inputs)
 
     def target(self, layer: int) -> KvTarget:

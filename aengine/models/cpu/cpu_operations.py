@@ -70,6 +70,14 @@ class Operations:
         self._add(library.NORM, CNormOp(c_norm, None, first, self._buffers[source], into, adds, multiplier))
         return out
 
+    def _norm_parts(self, name: str, norm: Norm, rows: str, width: int, parts: int) -> None:
+        """Normalises each of the equal parts of a buffer's `width` columns, in place."""
+        size, buffer = width // parts, self._buffers[rows]
+        first = self._c_norm(name, norm, size, rows=parts)
+        for part in range(parts):
+            c_norm = CNorm(first.weight + part * 4 * size, None, size, norm.eps, first.kind)
+            self._add(library.NORM, CNormOp(c_norm, None, part * size, buffer, buffer, False, 1.0))
+
     def _linear(
         self,
         name: str,

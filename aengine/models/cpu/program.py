@@ -12,6 +12,7 @@ from ctypes import c_int64
 from functools import partial
 
 import torch
+from torch.nn import functional
 
 from aengine.cache import LayerGroups
 from aengine.kernels.cpu import library
@@ -37,18 +38,29 @@ from aengine.kernels.recurrence import StateLayout
 from aengine.layers.rotary import cos_sin_cache
 from aengine.models.cpu.cpu_operations import Operations
 from aengine.models.cpu.packed_weights import PackedWeights
-from aengine.models.sharding import Bounds, attended_bounds, hidden_bounds, key_bounds, own, query_bounds, width_bounds
+from aengine.models.sharding import (
+    Bounds,
+    attended_bounds,
+    hidden_bounds,
+    is_normed_whole,
+    key_bounds,
+    own,
+    query_bounds,
+    recurrence_bounds,
+    width_bounds,
+)
 from aengine.models.spec import (
     Attention,
     DraftHead,
     Experts,
-    GatedDelta,
     HeadKind,
     LatentAttention,
     Layer,
     Mlp,
     ModelSpec,
     Norm,
+    Recurrence,
+    RecurrenceKind,
     ShortConvolution,
 )
 
@@ -63,10 +75,6 @@ _ACTIVATIONS = {
 }
 _Product = Callable[[str, int], None]  # writes to a buffer, with an epilogue
 _SCORINGS = {RouterScoring.SOFTMAX: library.SOFTMAX, RouterScoring.SIGMOID: library.SIGMOID}
-
-
-_LAST = {ShortConvolution: "conv_out", GatedDelta: "delta_out"}
-"""The matrices that stand last in place of `output`."""
 
 
 class CpuProgram(Operations):
@@ -210,31 +218,49 @@ class CpuProgram(Operations):
             mlp_source = self._norm(f"{name}mlp_norm", layer.mlp_norm, "residual", "mlp_normed")
         else:
             mlp_source = source
-        attention, mlp = layer.attention, layer.mlp
+        attention, recurrence, whole = layer.attention, layer.recurrence, self._whole_layers[index]
+        mixed = []
+        if attention is not None:
+            self._attend(name, index, attention, source)
+            mixed.append("attended")
+        if recurrence is not None:
+            assert whole.recurrence is not None
+            self._recur(name, recurrence, whole.recurrence, source)
+            mixed.append("recurred")
+        if gathers:
+            for buffer in dict.fromkeys(("residual", *mixed, *((mlp_source,) if layer.parallel else ()))):
+                self._gather(buffer)
+        multiplier, outputs = layer.residual_multiplier, []
+        if attention is not None:
+            assert whole.attention is not None
+            attended = "attended"
+            if isinstance(attention, LatentAttention):
+                attended = self._heads(f"{name}value_up", attention.num_heads, 0, "attended", "values")
+            attended = self._all_columns(attended, attended_bounds(whole.attention, self._shard))
+            last = "conv_out" if isinstance(attention, ShortConvolution) else "output"
+            outputs.append(self._product(f"{name}{last}", attended, multiplier))
+        if whole.recurrence is not None:
+            recurred = self._all_columns("recurred", recurrence_bounds(whole.recurrence, self._shard))
+            outputs.append(self._product(f"{name}recur_out", recurred, multiplier))
+        if layer.parallel and layer.mlp is not None:
+            down = self._mlp(name, layer.mlp, whole.mlp, mlp_source, multiplier)
+            self._add_branch([*outputs, down], "", None, multiplier)
+            return
+        if outputs:
+            self._add_branch(outputs, f"{name}post_attention_norm", layer.post_attention_norm, multiplier)
+        if layer.mlp is not None:
+            mlp_source = self._norm(f"{name}mlp_norm", layer.mlp_norm, "residual", "normed")
+            down = self._mlp(name, layer.mlp, whole.mlp, mlp_source, multiplier)
+            self._add_branch([down], f"{name}post_mlp_norm", layer.post_mlp_norm, multiplier)
+
+    def _attend(self, name: str, index: int, attention: Attention | LatentAttention | ShortConvolution, source: str) -> None:
+        """From `source` to `attended`."""
         if isinstance(attention, Attention):
             self._attention(name, index, attention, source)
         elif isinstance(attention, ShortConvolution):
             self._convolution(name, index, attention, source)
-        elif isinstance(attention, GatedDelta):
-            self._gated_delta(name, attention, source)
         else:
             self._latent_attention(name, index, attention, source)
-        if gathers:
-            for buffer in dict.fromkeys(("residual", "attended", *((mlp_source,) if layer.parallel else ()))):
-                self._gather(buffer)
-        attended = "attended"
-        if isinstance(attention, LatentAttention):
-            attended = self._heads(f"{name}value_up", attention.num_heads, 0, "attended", "values")
-        whole, multiplier = self._whole_layers[index], layer.residual_multiplier
-        attended = self._all_columns(attended, attended_bounds(whole.attention, self._shard))
-        output = self._product(f"{name}{_LAST.get(type(attention), 'output')}", attended, multiplier)
-        if layer.parallel:
-            self._add_branch([output, self._mlp(name, mlp, whole.mlp, mlp_source, multiplier)], "", None, multiplier)
-            return
-        self._add_branch([output], f"{name}post_attention_norm", layer.post_attention_norm, multiplier)
-        mlp_source = self._norm(f"{name}mlp_norm", layer.mlp_norm, "residual", "normed")
-        down = self._mlp(name, mlp, whole.mlp, mlp_source, multiplier)
-        self._add_branch([down], f"{name}post_mlp_norm", layer.post_mlp_norm, multiplier)
 
     def _attention(self, name: str, index: int, attention: Attention, source: str) -> None:
         """From `source` to `attended`."""
@@ -266,30 +292,54 @@ class CpuProgram(Operations):
             gate = 1, heads * dim, (heads + 2 * kv_heads) * dim, self._buffers["qkv"]
             self._add(library.GATE, CGateOp(CNorm(), *gate, self._buffers["attended"], True))
 
-    def _gated_delta(self, name: str, delta: GatedDelta, source: str) -> None:
-        """From `source` to `attended`."""
-        self._linear(f"{name}delta_in", source, "mixed")
-        self._linear(f"{name}delta_gates", source, "gates")
+    def _recur(self, name: str, recurrence: Recurrence, whole: Recurrence, source: str) -> None:
+        """From `source` to `recurred`. `whole`: of all ranks."""
+        self._linear(f"{name}recur_in", source, "mixed")
+        self._linear(f"{name}recur_gates", source, "gates")
         vectors, layout = self._weights.vectors, self._states
         assert layout is not None
         at = layout.layers[self._num_recurrent]
         self._num_recurrent += 1
-        stride = -(-delta.channels // library.CHANNELS) * library.CHANNELS
-        conv = torch.nn.functional.pad(vectors[f"{name}conv.weight"].t(), (0, stride - delta.channels)).contiguous()
+        channels, width = recurrence.channels, recurrence.width
+        stride = -(-channels // library.CHANNELS) * library.CHANNELS
+        padded = (0, stride - channels)
+        conv, bias = vectors[f"{name}conv.weight"].t(), vectors.get(f"{name}conv.bias")
+        skip = vectors[f"{name}skip"].data_ptr() if recurrence.kind is RecurrenceKind.MAMBA2 else None
         state = CStateLayer(
             *(at.first, at.blocks_per_piece, at.pieces_per_block, at.tail, layout.lines_per_piece, layout.pieces_per_page, at.width),
-            *(delta.num_heads, delta.num_key_heads, delta.key_dim, delta.value_dim, delta.channels, delta.taps),
+            *(recurrence.num_heads, recurrence.num_key_heads, recurrence.key_dim, recurrence.value_dim, channels, recurrence.taps),
         )
-        rates = vectors[f"{name}delta_log_decay"].exp()
-        pointers = self._keep(conv), self._keep(rates), vectors[f"{name}delta_step_bias"].data_ptr()
-        width = delta.num_heads * delta.value_dim
-        buffers = self._buffers["mixed"], self._buffer("convolved", stride), self._buffers["gates"], self._buffer("attended", width)
-        op = CRecurOp(state, *pointers, stride, *buffers)
+        op = CRecurOp(
+            *(state, self._keep(functional.pad(conv, padded).contiguous())),
+            None if bias is None else self._keep(functional.pad(bias, padded)),
+            *(self._keep(vectors[f"{name}log_decay"].exp()), vectors[f"{name}step_bias"].data_ptr(), skip, stride),
+            *(self._buffers["mixed"], self._buffer("convolved", stride), self._buffers["gates"], self._buffer("recurred", width)),
+        )
         self._add(library.CONVOLVE_STATES, op)
         self._add(library.RECUR, op)
-        norm = self._c_norm(f"{name}delta_norm", delta.norm, delta.value_dim)
-        gate = delta.num_heads, delta.value_dim, delta.channels, self._buffers["mixed"]
-        self._add(library.GATE, CGateOp(norm, *gate, self._buffers["attended"], False))
+        norm, groups, no_norm = recurrence.norm, recurrence.norm_groups, CNorm()
+        gate = channels, self._buffers["mixed"], self._buffers["recurred"], False
+        if norm is not None and groups is None:
+            each = self._c_norm(f"{name}recur_norm", norm, recurrence.value_dim)
+            self._add(library.GATE, CGateOp(each, recurrence.num_heads, recurrence.value_dim, *gate))
+            return
+        if recurrence.gated_first or norm is None:
+            self._add(library.GATE, CGateOp(no_norm, 1, width, *gate))
+        if norm is not None and groups is not None:
+            self._norm_groups(name, norm, groups, whole, width)
+        if norm is not None and not recurrence.gated_first:
+            self._add(library.GATE, CGateOp(no_norm, 1, width, *gate))
+
+    def _norm_groups(self, name: str, norm: Norm, groups: int, whole: Recurrence, width: int) -> None:
+        """Normalises equal parts of what `recurred`; of all ranks together if the parts are those of all."""
+        shard = self._shard
+        if not is_normed_whole(whole, shard):
+            self._norm_parts(f"{name}recur_norm", norm, "recurred", width, groups)
+            return
+        bounds = recurrence_bounds(whole, shard)
+        self._gather_ranks("recurred", bounds, "all_recurred")
+        self._norm_parts(f"{name}recur_norm", norm, "all_recurred", whole.width, groups)
+        self._copy("all_recurred", bounds[shard.index], "recurred", 0, width)
 
     def _convolution(self, name: str, index: int, convolution: ShortConvolution, source: str) -> None:
         """From `source` to `attended`."""
@@ -358,7 +408,7 @@ class CpuProgram(Operations):
         self._add(library.HEADS, op)
         return out
 
-    def _mlp(self, name: str, mlp: Mlp | Experts, whole: Mlp | Experts, source: str, multiplier: float) -> _Product:
+    def _mlp(self, name: str, mlp: Mlp | Experts, whole: Mlp | Experts | None, source: str, multiplier: float) -> _Product:
         """The last product, from what is computed now. `whole`: of all ranks."""
         if isinstance(mlp, Experts):
             assert isinstance(whole, Experts)

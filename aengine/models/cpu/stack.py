@@ -42,7 +42,7 @@ from aengine.models.adapters import Adapter
 from aengine.models.cpu.packed_weights import PackedWeights, pack_adapter
 from aengine.models.cpu.program import CpuProgram
 from aengine.models.sharding import vocab_bounds
-from aengine.models.spec import DraftHead, Experts, GatedDelta, LatentAttention, Layer, ModelSpec, ShortConvolution
+from aengine.models.spec import DraftHead, Experts, LatentAttention, Layer, ModelSpec, ShortConvolution
 from aengine.parallel.shard import WHOLE, Shard
 
 IntArray = NDArray[np.int32]
@@ -63,19 +63,21 @@ def unsupported(spec: ModelSpec, dtype: torch.dtype) -> str | None:
 
 
 def _unsupported_layer(layer: Layer) -> str | None:
-    attention = layer.attention
-    if isinstance(attention, GatedDelta):
-        if attention.key_dim % BLOCK or attention.value_dim % BLOCK or attention.key_dim > MAX_STATE_KEYS or attention.taps > MAX_TAPS:
-            widths = f"key_dim {attention.key_dim} and value_dim {attention.value_dim}, which are to be multiples of {BLOCK}"
-            return f"linear attention with {widths}, with key_dim above {MAX_STATE_KEYS}, or with more than {MAX_TAPS} taps"
-    elif isinstance(attention, ShortConvolution):
+    attention, recurrence = layer.attention, layer.recurrence
+    if recurrence is not None:
+        if recurrence.key_dim % BLOCK or recurrence.value_dim % BLOCK or recurrence.key_dim > MAX_STATE_KEYS or recurrence.taps > MAX_TAPS:
+            widths = f"key_dim {recurrence.key_dim} and value_dim {recurrence.value_dim}, which are to be multiples of {BLOCK}"
+            return f"a recurrence with {widths}, with key_dim above {MAX_STATE_KEYS}, or with more than {MAX_TAPS} taps"
+        if recurrence.norm_groups and recurrence.width // recurrence.norm_groups % BLOCK:
+            return f"norms of {recurrence.width // recurrence.norm_groups} outputs, which are to be a multiple of {BLOCK}"
+    if isinstance(attention, ShortConvolution):
         if attention.channels % BLOCK or attention.taps > MAX_TAPS:
             return f"a convolution of {attention.channels} channels, which are to be a multiple of {BLOCK}, or of more than {MAX_TAPS} taps"
     elif isinstance(attention, LatentAttention):
         if attention.kv_lora_rank % BLOCK or attention.nope_dim % BLOCK or attention.num_heads > MAX_HEADS:
             widths = f"kv_lora_rank {attention.kv_lora_rank} and nope_dim {attention.nope_dim}"
             return f"latent attention with {widths}, which are to be multiples of {BLOCK}, or with more than {MAX_HEADS} heads"
-    elif attention.qk_norm is not None and attention.qk_norm.whole and attention.num_kv_heads * attention.head_dim % BLOCK:
+    elif attention is not None and attention.qk_norm is not None and attention.qk_norm.whole and attention.num_kv_heads * attention.head_dim % BLOCK:
         return f"a norm of all keys of a token whose width {attention.num_kv_heads * attention.head_dim} is not a multiple of {BLOCK}"
     if isinstance(layer.mlp, Experts):
         shared = layer.mlp.shared or layer.mlp.expert

@@ -16,7 +16,7 @@ from aengine.api.errors import ModelLoadError
 from aengine.layers.rotary import RopeSpec
 from aengine.models.config.reader import ConfigReader, NotNativeError, read_token_ids
 from aengine.models.config.rope import read_rope
-from aengine.models.spec import Attention, GatedDelta, Layer, Mlp, ModelSpec, Norm, NormKind, ShortConvolution
+from aengine.models.spec import Attention, Layer, Mlp, ModelSpec, Norm, NormKind, ShortConvolution
 
 LLAMA_NAMES: Mapping[str, str] = {
     "embedding": "model.embed_tokens",
@@ -120,10 +120,10 @@ def decoder_spec(reader: ConfigReader, layers: Sequence[Layer], **changes: Any) 
 
 def _without_idle_window(layer: Layer, context: int) -> Layer:
     """A window that no sequence is longer than is none."""
-    window = layer.attention.window
-    if window is None or window < context or isinstance(layer.attention, ShortConvolution | GatedDelta):
+    attention = layer.attention
+    if attention is None or isinstance(attention, ShortConvolution) or attention.window is None or attention.window < context:
         return layer
-    return replace(layer, attention=replace(layer.attention, window=None))
+    return replace(layer, attention=replace(attention, window=None))
 
 
 def rms_norm(reader: ConfigReader, key: str = "rms_norm_eps", *, unit_offset: bool = False) -> Norm:

@@ -24,7 +24,7 @@ from aengine.models.families.family import (
     rope_and_context,
 )
 from aengine.models.families.mixtures import QWEN_NAMES, dense_layers, experts, qwen_dense_layers, routing
-from aengine.models.spec import Attention, Experts, GatedDelta, Layer, Mlp, ModelSpec, Norm, QkNorm, ShortConvolution
+from aengine.models.spec import Attention, Experts, Layer, Mlp, ModelSpec, Norm, QkNorm, Recurrence, RecurrenceKind, ShortConvolution
 
 
 def _lfm2_layers(reader: ConfigReader, mlps: Sequence[Mlp | Experts]) -> ModelSpec:
@@ -112,13 +112,14 @@ def _lfm2_family(model_type: str, architecture: str, read: Any, sizes: dict[str,
 _KINDS = ("linear_attention", "full_attention")
 
 
-def _delta(reader: ConfigReader) -> GatedDelta:
+def _delta(reader: ConfigReader) -> Recurrence:
     reader.refuse(hidden_act="silu")
     heads, key_heads = reader.positive("linear_num_value_heads"), reader.positive("linear_num_key_heads")
     if heads % key_heads:
         raise reader.unusable("linear_num_value_heads", heads, f"a multiple of {reader.name('linear_num_key_heads')} {key_heads}")
     key_dim, value_dim, taps = map(reader.positive, ("linear_key_head_dim", "linear_value_head_dim", "linear_conv_kernel_dim"))
-    return GatedDelta(heads, key_heads, key_dim, value_dim, taps, Norm(eps=reader.number("rms_norm_eps", 1e-6)))
+    norm = Norm(eps=reader.number("rms_norm_eps", 1e-6))
+    return Recurrence(RecurrenceKind.GATED_DELTA, heads, key_heads, key_dim, value_dim, taps, norm)
 
 
 def _qwen_layers(reader: ConfigReader, mlps: Sequence[Mlp | Experts]) -> ModelSpec:
@@ -133,8 +134,8 @@ def _qwen_layers(reader: ConfigReader, mlps: Sequence[Mlp | Experts]) -> ModelSp
     norm = rms_norm(reader, unit_offset=True)
     attended = attention(reader, rope, qk_norm=QkNorm(norm), output_gate=True)
     delta = _delta(reader) if "linear_attention" in kinds else None
-    mixers = [attended if delta is None or kind == "full_attention" else delta for kind in kinds]
-    layers = [Layer(mixer, mlp, attention_norm=norm, mlp_norm=norm) for mixer, mlp in zip(mixers, mlps, strict=True)]
+    mixers = [(attended, None) if kind == "full_attention" else (None, delta) for kind in kinds]
+    layers = [Layer(one, mlp, norm, norm, recurrence=other) for (one, other), mlp in zip(mixers, mlps, strict=True)]
     return decoder_spec(reader, layers, norm=norm, max_position_embeddings=context)
 
 
@@ -168,12 +169,12 @@ def _qwen_transform(spec: ModelSpec, layer: Layer | None, name: str, part: int, 
 
 def _next_transform(spec: ModelSpec, layer: Layer | None, name: str, part: int, shape: tuple[int, ...]) -> Transform | None:
     """The projections of the delta rule have the rows of each key head together."""
-    mixer = None if layer is None else layer.attention
-    if not isinstance(mixer, GatedDelta) or name not in ("delta_in.weight", "delta_gates.weight"):
+    mixer = None if layer is None else layer.recurrence
+    if mixer is None or name not in ("recur_in.weight", "recur_gates.weight"):
         return _qwen_transform(spec, layer, name, part, shape)
     per_key, key_heads = mixer.num_heads // mixer.num_key_heads, mixer.num_key_heads
     values = per_key * mixer.value_dim
-    sizes = [mixer.key_dim, mixer.key_dim, values, values] if name == "delta_in.weight" else [per_key, per_key]
+    sizes = [mixer.key_dim, mixer.key_dim, values, values] if name == "recur_in.weight" else [per_key, per_key]
 
     def apply(rows: Tensor) -> Tensor:
         by_head = rows.view(key_heads, sum(sizes), *rows.shape[1:])
@@ -185,15 +186,15 @@ def _next_transform(spec: ModelSpec, layer: Layer | None, name: str, part: int, 
 _QWEN_NAMES: Mapping[str, str] = {
     **QWEN_NAMES,
     "qkv": "self_attn.q_proj self_attn.k_proj self_attn.v_proj self_attn.q_proj",
-    "delta_in": "linear_attn.in_proj_qkv linear_attn.in_proj_z",
-    "delta_gates": "linear_attn.in_proj_b linear_attn.in_proj_a",
+    "recur_in": "linear_attn.in_proj_qkv linear_attn.in_proj_z",
+    "recur_gates": "linear_attn.in_proj_b linear_attn.in_proj_a",
     "conv": "linear_attn.conv1d",
-    "delta_log_decay": "linear_attn.A_log",
-    "delta_step_bias": "linear_attn.dt_bias",
-    "delta_norm": "linear_attn.norm",
-    "delta_out": "linear_attn.out_proj",
+    "log_decay": "linear_attn.A_log",
+    "step_bias": "linear_attn.dt_bias",
+    "recur_norm": "linear_attn.norm",
+    "recur_out": "linear_attn.out_proj",
 }
-_NEXT_NAMES = {**_QWEN_NAMES, "delta_in": "linear_attn.in_proj_qkvz", "delta_gates": "linear_attn.in_proj_ba"}
+_NEXT_NAMES = {**_QWEN_NAMES, "recur_in": "linear_attn.in_proj_qkvz", "recur_gates": "linear_attn.in_proj_ba"}
 _JOINED = {
     "mlp.experts.gate_up_proj": "mlp.experts.{index}.gate_proj.weight mlp.experts.{index}.up_proj.weight",
     "mlp.experts.down_proj": "mlp.experts.{index}.down_proj.weight",

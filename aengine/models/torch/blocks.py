@@ -19,11 +19,11 @@ from torch import Tensor
 from aengine.attention import AttentionStep
 from aengine.kernels.layer_params import ExpertLinear, ExpertMlp, Rotation, SharedOutput, activated
 from aengine.kernels.quantized import Float8Rows
-from aengine.kernels.recurrence import DeltaRule
+from aengine.kernels.recurrence import RecurrentRule
 from aengine.layers.adapters import AdapterTable
 from aengine.layers.collectives import ONE_RANK, Collectives, ExpertExchange, RowParallel
 from aengine.layers.ops import Activations, LayerOps, LinearMethod
-from aengine.models.spec import Attention, Experts, GatedDelta, LatentAttention, Mlp, Norm, NormKind, ShortConvolution
+from aengine.models.spec import Attention, Experts, LatentAttention, Mlp, Norm, NormKind, Recurrence, ShortConvolution
 
 if TYPE_CHECKING:
     from aengine.kernels.triton.codes import Codes
@@ -107,6 +107,19 @@ class Normalize:
             return self._ops.rms_norm(x, self.weight, self._norm.eps)
         return F.layer_norm(x, x.shape[-1:], self.weight, self._bias, self._norm.eps)
 
+    def by_group(self, x: Tensor, groups: int, collectives: Collectives | None) -> Tensor:
+        """Of [T, width], whose equal parts are normed apart. Where the weight is that of all ranks, each of which has as many columns, all
+        columns are normed together."""
+        assert self._norm.kind is NormKind.RMS, "the only kind that models have"
+        wide, weight = x.float().view(len(x), groups, -1), self.weight
+        mean = wide.square().mean(-1, keepdim=True)
+        if collectives is not None and len(weight) > x.shape[-1]:
+            size, width = collectives.shard.size, x.shape[-1]
+            mean = collectives.summed(mean.flatten(1)).unsqueeze(-1) / size
+            first = collectives.shard.index * len(weight) // size  # several ranks may have the same head
+            weight = weight[first // width * width :][:width]
+        return (weight * (wide * torch.rsqrt(mean + self._norm.eps)).flatten(1).to(weight.dtype)).to(x.dtype)
+
     def of_sum(self, x: Tensor, residual: Tensor) -> tuple[Tensor, Tensor]:
         """The norm of the sum of both, and the sum. Both are given up."""
         if self._norm.kind is NormKind.RMS:
@@ -128,24 +141,13 @@ class NormalizeHeads(Normalize):
     def __call__(self, heads: Tensor) -> Tensor:
         tokens, num_heads, head_dim = heads.shape
         if self._qk_norm.whole and self._collectives is not None:
-            return self._whole(heads, self._collectives)
+            return self.by_group(heads.flatten(1), 1, self._collectives).view(heads.shape)
         if self._qk_norm.whole:
             return super().__call__(heads.flatten(1)).view(tokens, num_heads, head_dim)
         if self._qk_norm.head_weights:
             assert self._norm.kind is NormKind.LAYER, "the only kind that models have with weights for each head"
             return F.layer_norm(heads, (head_dim,), eps=self._norm.eps) * self.weight.view(num_heads, head_dim)
         return super().__call__(heads.reshape(-1, head_dim)).view(tokens, num_heads, head_dim)
-
-    def _whole(self, heads: Tensor, collectives: Collectives) -> Tensor:
-        """Normalise heads together with those of other ranks."""
-        assert self._norm.kind is NormKind.RMS, "the only kind that models have over all heads"
-        _, num_heads, head_dim = heads.shape
-        shard, wide = collectives.shard, heads.float()
-        # Each head is on equally many ranks, so the mean of the ranks' means is that of all heads.
-        mean = collectives.summed(wide.square().mean((1, 2)).unsqueeze(-1)) / shard.size
-        first = shard.index * (len(self.weight) // head_dim) // shard.size
-        weight = self.weight.view(-1, head_dim)[first : first + num_heads]
-        return (weight * (wide * torch.rsqrt(mean + self._norm.eps).unsqueeze(-1)).to(weight.dtype)).to(heads.dtype)
 
 
 class AttentionBlock:
@@ -314,27 +316,41 @@ class ConvolutionBlock:
         return self._row_parallel.after(self._output(self._row_parallel.before(convolved)))
 
 
-class DeltaBlock:
-    """The gated delta rule of one layer, or a rank's heads of it."""
+class RecurrenceBlock:
+    """The recurrence of one layer, or a rank's heads of it."""
 
-    def __init__(self, delta: GatedDelta, index: int, weights: Weights, ops: LayerOps, row_parallel: RowParallel) -> None:
+    takes_float8 = False
+
+    def __init__(self, recurrence: Recurrence, index: int, weights: Weights, ops: LayerOps, row_parallel: RowParallel) -> None:
         """`index`: among the recurrent layers. Of several ranks each has some of the heads, whose outputs `row_parallel` joins."""
-        self._index = index
+        self._recurrence, self._index = recurrence, index
         self._row_parallel = row_parallel
-        self._sizes = [delta.channels, delta.num_heads * delta.value_dim]
-        self._in, self._gates, self._out = (weights.linear(name) for name in ("delta_in", "delta_gates", "delta_out"))
-        self._norm, self._value_dim = Normalize(delta.norm, weights, "delta_norm", ops), delta.value_dim
-        decays = weights["delta_log_decay"], weights["delta_step_bias"]
-        sizes = delta.num_heads, delta.num_key_heads, delta.key_dim, delta.value_dim
-        self._rule = DeltaRule(*sizes, weights["conv.weight"], *decays)
-        self.takes_float8 = False
+        self._in, self._gates, self._out = (weights.linear(name) for name in ("recur_in", "recur_gates", "recur_out"))
+        self._norm = None if recurrence.norm is None else Normalize(recurrence.norm, weights, "recur_norm", ops)
+        decays = weights["log_decay"], weights["step_bias"], weights.get("skip")
+        sizes = recurrence.num_heads, recurrence.num_key_heads, recurrence.key_dim, recurrence.value_dim
+        self._rule = RecurrentRule(*sizes, weights["conv.weight"], weights.get("conv.bias"), *decays)
 
     def __call__(self, x: Activations, positions: Tensor, step: AttentionStep) -> Tensor:
         assert isinstance(x, Tensor)
-        mixed, z = torch.split(self._in(x), self._sizes, dim=-1)
-        heads = step.recur(self._index, self._rule, (mixed, self._gates(x))).view(-1, self._value_dim)
-        gated = self._norm(heads).view(z.shape).float() * F.silu(z.float())
-        return self._row_parallel.after(self._out(self._row_parallel.before(gated.to(x.dtype))))
+        recurrence = self._recurrence
+        mixed, z = torch.split(self._in(x), [recurrence.channels, recurrence.width], dim=-1)
+        made = step.recur(self._index, self._rule, (mixed, self._gates(x)))
+        gate = F.silu(z.float())
+        if recurrence.gated_first:
+            gated = self._normed((made.float() * gate).to(x.dtype))
+        else:
+            gated = (self._normed(made).float() * gate).to(x.dtype)
+        return self._row_parallel.after(self._out(self._row_parallel.before(gated)))
+
+    def _normed(self, x: Tensor) -> Tensor:
+        """`x` is [T, width]."""
+        norm, groups = self._norm, self._recurrence.norm_groups
+        if norm is None:
+            return x
+        if groups is None:
+            return norm(x.reshape(-1, self._recurrence.value_dim)).view(x.shape)
+        return norm.by_group(x, groups, self._row_parallel.collectives)
 
 
 class LatentAttentionBlock:

@@ -7,7 +7,9 @@ outside.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import functools
+import itertools
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -21,18 +23,18 @@ from aengine.layers.adapters import AdapterTable
 from aengine.layers.collectives import ONE_RANK, Collectives, ExpertExchange, RowParallel
 from aengine.layers.ops import Activations, LayerOps, TorchOps
 from aengine.layers.rotary import RopeSpec, cos_sin_cache
-from aengine.models.sharding import attended_bounds, hidden_bounds, sharded_spec, sharded_weights, vocab_bounds, width_bounds
-from aengine.models.spec import DraftHead, Experts, GatedDelta, HeadKind, LatentAttention, Layer, ModelSpec, Norm, ShortConvolution
+from aengine.models.sharding import attended_bounds, hidden_bounds, recurrence_bounds, sharded_spec, sharded_weights, vocab_bounds, width_bounds
+from aengine.models.spec import Attention, DraftHead, Experts, HeadKind, LatentAttention, Layer, Mlp, ModelSpec, Norm, ShortConvolution
 from aengine.models.torch.blocks import (
     PLUS_ONE,
     AttentionBlock,
     ConvolutionBlock,
-    DeltaBlock,
     ExpertsBlock,
     LatentAttentionBlock,
     Linear,
     MlpBlock,
     Normalize,
+    RecurrenceBlock,
     Weight,
     Weights,
     same_form,
@@ -137,13 +139,16 @@ class Decoder:
         tables = {rope: cos_sin_cache(rope, num_positions, device) for rope in spec.ropes}
         self._layers = []
         held, wholes = sharded_spec(spec, shard), (spec.layers[index] for index in shard.layers(spec.num_layers))
-        num_recurrent = 0
+        recurrent = itertools.count()
         for index, (whole, layer, places) in enumerate(zip(wholes, held.layers, held.places, strict=True)):
-            if isinstance(layer.attention, GatedDelta):
-                places, num_recurrent = range(num_recurrent, num_recurrent + 1), num_recurrent + 1
             divided = _divisions(spec, whole, collectives, exchange)
             of_layer = Weights(weights, f"layers.{index}.", adapters)
-            self._layers.append(_Layer(layer, places, of_layer, tables, ops, divided))
+            mixers: list[_Mixer] = []
+            if layer.attention is not None:
+                mixers.append(_attention_block(layer.attention, places, of_layer, tables, ops, divided.attention))
+            if layer.recurrence is not None:
+                mixers.append(RecurrenceBlock(layer.recurrence, next(recurrent), of_layer, ops, divided.recurrence))
+            self._layers.append(_Layer(layer, mixers, of_layer, ops, divided))
         embedding_norm = None if shard.stage else spec.embedding_norm
         self._embedding_norm = _norm_or_identity(embedding_norm, self._weights, "embedding_norm", ops)
         self._norm = _Join(held.norm, self._weights, "norm", ops)
@@ -310,36 +315,38 @@ class _Layer:
     def __init__(
         self,
         layer: Layer,
-        places: range,
+        mixers: Sequence[_Mixer],
         weights: Weights,
-        tables: Mapping[RopeSpec, Tensor],
         ops: LayerOps,
         divided: _Divisions,
     ) -> None:
-        """`places`: those of the layer in KV pages; of a recurrent one its number among these. `tables` are the [num_positions,
-        rotary_dim] cos and sin of each rope."""
-        self._attention = _attention_block(layer, places, weights, tables, ops, divided.attention)
-        self._mlp = _mlp_block(layer, weights, ops, divided)
+        self._mixers = mixers
+        self._mlp = None if layer.mlp is None else _mlp_block(layer.mlp, weights, ops, divided)
         self._parallel, self._multiplier = layer.parallel, layer.residual_multiplier
         self._shared_norm = layer.parallel and layer.mlp_norm is None
-        for_both = self._mlp.takes_float8 or not self._shared_norm
-        float8 = self._attention.takes_float8 and for_both
+        mlp_float8 = self._mlp is not None and self._mlp.takes_float8
+        for_both = mlp_float8 or not self._shared_norm
+        float8 = for_both and all(mixer.takes_float8 for mixer in mixers)
         self._join_attention = _Join(layer.attention_norm, weights, "attention_norm", ops, float8=float8)
-        self._join_mlp = _Join(layer.mlp_norm, weights, "mlp_norm", ops, float8=self._mlp.takes_float8)
+        self._join_mlp = _Join(layer.mlp_norm, weights, "mlp_norm", ops, float8=mlp_float8)
         self._post_attention = _norm_or_identity(layer.post_attention_norm, weights, "post_attention_norm", ops)
         self._post_mlp = _norm_or_identity(layer.post_mlp_norm, weights, "post_mlp_norm", ops)
 
     def __call__(
         self, pending: Tensor | None, residual: Tensor, batch: ForwardBatch, inputs: Tensor | None = None
-    ) -> tuple[Tensor, Tensor]:
-        """What is to be added to the residual, and the residual: [T, hidden_size] each. Those given are given up. Attention reads `inputs`;
-        None: the normed residual."""
-        x, residual = self._join_attention(pending, residual) if inputs is None else (inputs, residual)
-        attended = self._post_attention(self._attention(x, batch.positions, batch.attention))
-        if self._parallel:
-            x = x if self._shared_norm else self._join_mlp(None, residual)[0]
-            return self._scaled(attended + self._mlp(x)), residual
-        x, residual = self._join_mlp(self._scaled(attended), residual)
+    ) -> tuple[Tensor | None, Tensor]:
+        """What is to be added to the residual, if anything, and the residual: [T, hidden_size] each. Those given are given up. Mixers read
+        `inputs`; None: the normed residual."""
+        if self._mixers:
+            x, residual = self._join_attention(pending, residual) if inputs is None else (inputs, residual)
+            mixed = self._post_attention(functools.reduce(torch.add, (mixer(x, batch.positions, batch.attention) for mixer in self._mixers)))
+            if self._parallel and self._mlp is not None:
+                x = x if self._shared_norm else self._join_mlp(None, residual)[0]
+                return self._scaled(mixed + self._mlp(x)), residual
+            pending = self._scaled(mixed)
+        if self._mlp is None:
+            return pending, residual
+        x, residual = self._join_mlp(pending, residual)
         return self._scaled(self._post_mlp(self._mlp(x))), residual
 
     def compute_for_others(self) -> None:
@@ -359,6 +366,7 @@ class _Divisions(NamedTuple):
     """Where what is divided of a layer meets."""
 
     attention: RowParallel
+    recurrence: RowParallel
     mlp: RowParallel  # of experts, if it has any
     shared: RowParallel  # of shared experts
     experts: ExpertExchange | None
@@ -367,28 +375,39 @@ class _Divisions(NamedTuple):
 def _divisions(spec: ModelSpec, layer: Layer, collectives: Collectives | None, exchange: ExpertExchange | None) -> _Divisions:
     """`layer` as all ranks together have it."""
     if collectives is None:
-        return _Divisions(ONE_RANK, ONE_RANK, ONE_RANK, exchange)
+        return _Divisions(ONE_RANK, ONE_RANK, ONE_RANK, ONE_RANK, exchange)
     shard, mlp = collectives.shard, layer.mlp
     mlps = (mlp.expert, mlp.shared or mlp.expert) if isinstance(mlp, Experts) else (mlp, mlp)
-    inputs = attended_bounds(layer.attention, shard), *(width_bounds(each, shard) for each in mlps)
-    attention, routed, shared = (RowParallel(collectives, each, hidden_bounds(spec, shard)) for each in inputs)
-    return _Divisions(attention, routed, shared, exchange)
+    inputs = (
+        () if layer.attention is None else attended_bounds(layer.attention, shard),
+        () if layer.recurrence is None else recurrence_bounds(layer.recurrence, shard),
+        *(() if each is None else width_bounds(each, shard) for each in mlps),
+    )
+    attention, recurrence, routed, shared = (RowParallel(collectives, each, hidden_bounds(spec, shard)) for each in inputs)
+    return _Divisions(attention, recurrence, routed, shared, exchange)
+
+
+_Mixer = AttentionBlock | LatentAttentionBlock | ConvolutionBlock | RecurrenceBlock
 
 
 def _attention_block(
-    layer: Layer, places: range, weights: Weights, tables: Mapping[RopeSpec, Tensor], ops: LayerOps, row_parallel: RowParallel
-) -> AttentionBlock | LatentAttentionBlock | ConvolutionBlock | DeltaBlock:
-    attention, index = layer.attention, places.start
+    attention: Attention | LatentAttention | ShortConvolution,
+    places: range,
+    weights: Weights,
+    tables: Mapping[RopeSpec, Tensor],
+    ops: LayerOps,
+    row_parallel: RowParallel,
+) -> AttentionBlock | LatentAttentionBlock | ConvolutionBlock:
+    """`places`: those of the layer in KV pages. `tables` are the [num_positions, rotary_dim] cos and sin of each rope."""
+    index = places.start
     if isinstance(attention, ShortConvolution):
         return ConvolutionBlock(attention, places, weights, row_parallel)
-    if isinstance(attention, GatedDelta):
-        return DeltaBlock(attention, index, weights, ops, row_parallel)
     if isinstance(attention, LatentAttention):
         return LatentAttentionBlock(attention, index, weights, tables[attention.rope], ops, row_parallel)
     return AttentionBlock(attention, index, weights, None if attention.rope is None else tables[attention.rope], ops, row_parallel)
 
 
-def _mlp_block(layer: Layer, weights: Weights, ops: LayerOps, divided: _Divisions) -> MlpBlock | ExpertsBlock:
-    if isinstance(layer.mlp, Experts):
-        return ExpertsBlock(layer.mlp, weights, ops, divided.mlp, divided.shared, divided.experts)
-    return MlpBlock(layer.mlp, weights, ops, divided.mlp)
+def _mlp_block(mlp: Mlp | Experts, weights: Weights, ops: LayerOps, divided: _Divisions) -> MlpBlock | ExpertsBlock:
+    if isinstance(mlp, Experts):
+        return ExpertsBlock(mlp, weights, ops, divided.mlp, divided.shared, divided.experts)
+    return MlpBlock(mlp, weights, ops, divided.mlp)

@@ -32,7 +32,7 @@ from aengine.attention import (
     empty_layout,
 )
 from aengine.kernels.paged_cache import KvTarget
-from aengine.kernels.recurrence import DeltaRule
+from aengine.kernels.recurrence import RecurrentRule
 from aengine.kernels.upload import upload
 from aengine.layers.adapters import AdapterTable
 from aengine.models.torch.decoder import ForwardBatch
@@ -297,7 +297,7 @@ class _Attention:
         self.pieces.interrupt(run, query, *written)
         return attended
 
-    def recur(self, layer: int, rule: DeltaRule, inputs: Sequence[Tensor]) -> Tensor:
+    def recur(self, layer: int, rule: RecurrentRule, inputs: Sequence[Tensor]) -> Tensor:
         raise AssertionError("steps of models with recurrent layers are not recorded")
 
     def convolve(self, places: range, inputs: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:

@@ -274,13 +274,15 @@ struct StateLayer {
 };
 constexpr i64 MAX_BLOCK_FLOATS = 8192, MAX_BLOCK_COLUMNS = 64;
 
-// CONVOLVE_STATES: convolved = silu(conv(mixed)), causal and depthwise, of the first columns of `mixed`. RECUR: out = what the gated delta
-// rule makes of q, k and v in `convolved` and of b and a in `gates`.
+// CONVOLVE_STATES: convolved = silu(conv(mixed)), causal and depthwise, of the first columns of `mixed`. RECUR: out = what Mamba-2 makes of
+// C, B and x in `convolved` and of dt in `gates`, or without a `skip` the gated delta rule of q, k and v and of b and a.
 struct RecurOp {
   StateLayer state;
   const float* conv;       // [taps, conv_stride], the last is of the newest input
+  const float* conv_bias;  // [conv_stride]; null: none
   const float* rates;      // [heads], how fast each forgets
   const float* step_bias;  // [heads]
+  const float* skip;       // [heads]
   i64 conv_stride;         // a multiple of 32
   i32 mixed, convolved, gates, out;
 };

@@ -175,8 +175,10 @@ constexpr const char* LAYOUT_NAMES =
     "StateLayer "
     "RecurOp.state "
     "RecurOp.conv "
+    "RecurOp.conv_bias "
     "RecurOp.rates "
     "RecurOp.step_bias "
+    "RecurOp.skip "
     "RecurOp.conv_stride "
     "RecurOp.mixed "
     "RecurOp.convolved "
@@ -455,8 +457,10 @@ constexpr i64 LAYOUT_PLACES[] = {
     sizeof(StateLayer),
     offsetof(RecurOp, state),
     offsetof(RecurOp, conv),
+    offsetof(RecurOp, conv_bias),
     offsetof(RecurOp, rates),
     offsetof(RecurOp, step_bias),
+    offsetof(RecurOp, skip),
     offsetof(RecurOp, conv_stride),
     offsetof(RecurOp, mixed),
     offsetof(RecurOp, convolved),

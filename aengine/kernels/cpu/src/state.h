@@ -1,5 +1,5 @@
-// Recurrent layers: causal convolutions over the latest inputs, and the gated delta rule. Both read a row's state of the tokens before the
-// step from its pages, and write that of all tokens; `recurrence.py` says where what lies.
+// Recurrent layers: causal convolutions over the latest inputs, and the gated delta rule or Mamba-2. Both read a row's state of the tokens
+// before the step from its pages, and write that of all tokens; `recurrence.py` says where what lies.
 //
 // A head's matrix is computed in blocks of columns, one token after the other, so that the bits do not depend on how tokens are cut into
 // steps, on rows or on threads.
@@ -128,7 +128,7 @@ void convolve_states(const Member& member, const RecurOp& op, const Pool& pool, 
         for (i64 i = 0; i < width; i += LANES) {
           VecF total = load(inputs[0] + i) * load(op.conv + channel + i);
           for (i64 tap = 1; tap < layer.taps; tap++) total = total + load(inputs[tap] + i) * load(op.conv + tap * op.conv_stride + channel + i);
-          store(to + i, silu(total));
+          store(to + i, silu(op.conv_bias ? total + load(op.conv_bias + channel + i) : total));
         }
       }
       if (kept) each_line(kept, [&](u8* line, i64 j, i64 i) { memcpy(line, input(end - before + j) + i, STATE_LINE); });
@@ -153,13 +153,13 @@ AE_INLINE VecF rounded_product(VecF a, VecF b) {
   return product;
 }
 
-constexpr i64 DELTA_RUN = 16, MAX_STATE_KEYS = 256;
+constexpr i64 RECUR_RUN = 16, MAX_STATE_KEYS = 256;
 
-// What all blocks of a head need of some tokens: q and k, divided by their lengths; what the state is multiplied with; how much of what is
-// missing is added; and the product of q and k.
-struct DeltaTokens {
-  alignas(64) float q[DELTA_RUN][MAX_STATE_KEYS], k[DELTA_RUN][MAX_STATE_KEYS];
-  float decay[DELTA_RUN], rate[DELTA_RUN], qk[DELTA_RUN];
+// What all blocks of a head need of some tokens: q and k; what the state is multiplied with; how much of v, or of what is missing of it, is
+// added; the product of q and k; and what is added of v to the outputs.
+struct RecurTokens {
+  alignas(64) float q[RECUR_RUN][MAX_STATE_KEYS], k[RECUR_RUN][MAX_STATE_KEYS];
+  float decay[RECUR_RUN], rate[RECUR_RUN], qk[RECUR_RUN], skip;
 };
 
 // The numbers of a head divided by their length, and multiplied.
@@ -175,28 +175,34 @@ AE_INLINE void to_unit(const E* x, i64 size, float factor, float* out) {
 }
 
 template <class E>
-AE_NOINLINE void prepare_delta(const RecurOp& op, i64 head, const E* convolved, i64 stride, const E* gates, i64 gates_stride, i64 count,
-                               DeltaTokens& tokens) {
+AE_NOINLINE void prepare_tokens(const RecurOp& op, i64 head, const E* convolved, i64 stride, const E* gates, i64 gates_stride, i64 count,
+                                RecurTokens& tokens) {
   const StateLayer& layer = op.state;
   const i64 key_head = head / (layer.heads / layer.key_heads), dim = layer.key_dim;
-  const float step = op.rates[head], bias = op.step_bias[head], scale = 1.f / std::sqrt((float)dim);
+  const float rate = op.rates[head], bias = op.step_bias[head], scale = 1.f / std::sqrt((float)dim);
+  tokens.skip = op.skip ? op.skip[head] : 0.f;
   for (i64 t = 0; t < count; t++) {
     const E *row = convolved + t * stride, *gate = gates + t * gates_stride;
-    to_unit(row + key_head * dim, dim, scale, tokens.q[t]);
-    to_unit(row + (layer.key_heads + key_head) * dim, dim, 1.f, tokens.k[t]);
+    const E *q = row + key_head * dim, *k = row + (layer.key_heads + key_head) * dim;
+    if (op.skip) {
+      for (i64 i = 0; i < dim; i += LANES) store(tokens.q[t] + i, load(q + i)), store(tokens.k[t] + i, load(k + i));
+    } else {
+      to_unit(q, dim, scale, tokens.q[t]);
+      to_unit(k, dim, 1.f, tokens.k[t]);
+    }
     VecF products = {};
     for (i64 i = 0; i < dim; i += LANES) products += load(tokens.q[t] + i) * load(tokens.k[t] + i);
     tokens.qk[t] = sum(products);
-    const float x = widen(gate[layer.heads + head]) + bias;
-    tokens.decay[t] = std::exp(-step * (x > 20.f ? x : std::log1p(std::exp(x))));
-    tokens.rate[t] = 1.f / (1.f + std::exp(-widen(gate[head])));
+    const float x = widen(gate[op.skip ? head : layer.heads + head]) + bias, dt = x > 20.f ? x : std::log1p(std::exp(x));
+    tokens.decay[t] = std::exp(-rate * dt);
+    tokens.rate[t] = op.skip ? dt : 1.f / (1.f + std::exp(-widen(gate[head])));
   }
 }
 
 // The products of some columns of a block with k and q of the first token, by column. The block comes from memory: other columns of its rows
 // do so at once, and later rows ahead of their turn.
-template <int VECTORS>
-AE_INLINE void first_products(const DeltaTokens& tokens, i64 dim, i64 width, const float* from, float* by_k, float* by_q) {
+template <bool DELTA, int VECTORS>
+AE_INLINE void first_products(const RecurTokens& tokens, i64 dim, i64 width, const float* from, float* by_k, float* by_q) {
   constexpr i64 AHEAD = 16;
   VecF of_k[VECTORS] = {}, of_q[VECTORS] = {};
   for (i64 i = 0; i < dim; i++) {
@@ -205,7 +211,8 @@ AE_INLINE void first_products(const DeltaTokens& tokens, i64 dim, i64 width, con
       const float* at = from + i * width + j * LANES;
       if (j * LANES % 16 == 0) __builtin_prefetch(at + AHEAD * width);
       const VecF s = load(at);
-      of_k[j] += s * k, of_q[j] += s * q;
+      if constexpr (DELTA) of_k[j] += s * k;
+      of_q[j] += s * q;
     }
   }
   for (int j = 0; j < VECTORS; j++) store(by_k + j * LANES, of_k[j]), store(by_q + j * LANES, of_q[j]);
@@ -213,9 +220,9 @@ AE_INLINE void first_products(const DeltaTokens& tokens, i64 dim, i64 width, con
 
 // Some columns of a block over `count` tokens: from `from` to `to`, which may be the same. `v` are the tokens' values in these columns, and
 // `out` their outputs. What a token adds to the state is added in the pass that multiplies the state with q and k of the next one; those
-// of the first one are given.
-template <int VECTORS, class E>
-AE_INLINE void delta_columns(const DeltaTokens& tokens, i64 count, i64 dim, i64 width, const float* from, float* to, const float* first_by_k,
+// of the first one are given. DELTA: what the state has of v is missing no more, and k is not needed otherwise.
+template <bool DELTA, int VECTORS, class E>
+AE_INLINE void recur_columns(const RecurTokens& tokens, i64 count, i64 dim, i64 width, const float* from, float* to, const float* first_by_k,
                              const float* first_by_q, const E* v, i64 stride, E* out, i64 out_stride) {
   VecF by_k[VECTORS], by_q[VECTORS];
   for (int j = 0; j < VECTORS; j++) by_k[j] = load(first_by_k + j * LANES), by_q[j] = load(first_by_q + j * LANES);
@@ -223,8 +230,10 @@ AE_INLINE void delta_columns(const DeltaTokens& tokens, i64 count, i64 dim, i64 
     const VecF decay = splat(tokens.decay[t]);
     VecF added[VECTORS];
     for (int j = 0; j < VECTORS; j++) {
-      added[j] = splat(tokens.rate[t]) * (load(v + t * stride + j * LANES) - decay * by_k[j]);
-      store(out + t * out_stride + j * LANES, rounded_product(decay, by_q[j]) + splat(tokens.qk[t]) * added[j]);
+      const VecF value = load(v + t * stride + j * LANES);
+      added[j] = splat(tokens.rate[t]) * (DELTA ? value - decay * by_k[j] : value);
+      const VecF product = rounded_product(decay, by_q[j]) + splat(tokens.qk[t]) * added[j];
+      store(out + t * out_stride + j * LANES, DELTA ? product : rounded_product(splat(tokens.skip), value) + product);
       by_k[j] = by_q[j] = VecF{};
     }
     const float *keys = tokens.k[t], *next_k = tokens.k[t + 1 < count ? t + 1 : t], *next_q = tokens.q[t + 1 < count ? t + 1 : t];
@@ -233,22 +242,23 @@ AE_INLINE void delta_columns(const DeltaTokens& tokens, i64 count, i64 dim, i64 
       for (int j = 0; j < VECTORS; j++) {
         const VecF s = rounded_product(decay, load(from + i * width + j * LANES)) + key * added[j];
         store(to + i * width + j * LANES, s);
-        by_k[j] += s * k, by_q[j] += s * q;
+        if constexpr (DELTA) by_k[j] += s * k;
+        by_q[j] += s * q;
       }
     }
     from = to;
   }
 }
 
-template <class E>
-AE_NOINLINE void delta_block(const DeltaTokens& tokens, i64 count, i64 dim, i64 width, i64 columns, const float* from, float* to, const E* v,
+template <bool DELTA, class E>
+AE_NOINLINE void recur_block(const RecurTokens& tokens, i64 count, i64 dim, i64 width, i64 columns, const float* from, float* to, const E* v,
                              i64 stride, E* out, i64 out_stride) {
   alignas(64) float by_k[MAX_BLOCK_COLUMNS], by_q[MAX_BLOCK_COLUMNS];
   i64 column = 0;
   const auto multiply = [&](auto vectors) {
     constexpr int VECTORS = decltype(vectors)::value;
     for (; column + VECTORS * LANES <= columns; column += VECTORS * LANES) {
-      first_products<VECTORS>(tokens, dim, width, from + column, by_k + column, by_q + column);
+      first_products<DELTA, VECTORS>(tokens, dim, width, from + column, by_k + column, by_q + column);
     }
   };
   multiply(std::integral_constant<int, 4>{});
@@ -257,8 +267,8 @@ AE_NOINLINE void delta_block(const DeltaTokens& tokens, i64 count, i64 dim, i64 
   const auto run = [&](auto vectors) {
     constexpr int VECTORS = decltype(vectors)::value;
     for (; column + VECTORS * LANES <= columns; column += VECTORS * LANES) {
-      delta_columns<VECTORS>(tokens, count, dim, width, from + column, to + column, by_k + column, by_q + column, v + column, stride,
-                             out + column, out_stride);
+      recur_columns<DELTA, VECTORS>(tokens, count, dim, width, from + column, to + column, by_k + column, by_q + column, v + column, stride,
+                                    out + column, out_stride);
     }
   };
   run(std::integral_constant<int, 2>{});
@@ -279,14 +289,14 @@ void recur(const Member& member, const RecurOp& op, const Pool& pool, const Step
   member.each(step.num_rows * layer.heads * split, [&](i64 task) {
     const StateRow row(step, pool, task / (layer.heads * split));
     const i64 head = task / split % layer.heads, begin_block = task % split * per_task, end_block = smaller(blocks, begin_block + per_task);
-    DeltaTokens tokens;
+    RecurTokens tokens;
     alignas(64) float scratch[MAX_BLOCK_FLOATS];
     const i32* from_pages = row.reads;
     bool begins = row.begins;
     row.each_part([&](i64 begin, i64 end, const i32* kept) {
-      for (i64 token = begin; token < end; token += DELTA_RUN) {
-        const i64 count = smaller(DELTA_RUN, end - token), first = row.first + token;
-        prepare_delta(op, head, convolved.row(first), convolved.stride, gates.row(first), gates.stride, count, tokens);
+      for (i64 token = begin; token < end; token += RECUR_RUN) {
+        const i64 count = smaller(RECUR_RUN, end - token), first = row.first + token;
+        prepare_tokens(op, head, convolved.row(first), convolved.stride, gates.row(first), gates.stride, count, tokens);
         for (i64 block = begin_block; block < end_block; block++) {
           const i64 number = head * blocks + block, column = block * layer.width, columns = smaller(layer.width, layer.value_dim - column);
           float* to = states.whole_blocks() ? states.block(row.writes, number) : scratch;
@@ -298,8 +308,9 @@ void recur(const Member& member, const RecurOp& op, const Pool& pool, const Step
             states.load_block(from_pages, number, scratch);
           }
           const i64 channel = head * layer.value_dim + column;
-          delta_block(tokens, count, layer.key_dim, layer.width, columns, from, to, convolved.row(first) + values + channel, convolved.stride,
-                      out.row(first) + channel, out.stride);
+          const auto run = op.skip ? recur_block<false, E> : recur_block<true, E>;
+          run(tokens, count, layer.key_dim, layer.width, columns, from, to, convolved.row(first) + values + channel, convolved.stride,
+              out.row(first) + channel, out.stride);
           if (!states.whole_blocks()) states.store_block(row.writes, number, scratch);
         }
         from_pages = row.writes;
