@@ -231,7 +231,9 @@ class AttentionBackend(ABC):
         self.free()
 
 
-def recur_torch(backend: AttentionBackend, metadata: AttentionMetadata, layer: int, rule: RecurrentRule, inputs: Sequence[Tensor]) -> Tensor:
+def recur_torch(
+    backend: AttentionBackend, metadata: AttentionMetadata, layer: int, rule: RecurrentRule, inputs: Sequence[Tensor]
+) -> Tensor:
     """Do what `AttentionStep.recur` says, in plain torch."""
     host, memory = metadata.host, backend.states
     states = host.states

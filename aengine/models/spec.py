@@ -226,6 +226,7 @@ class Layer:
     parallel: bool = False
     residual_multiplier: float = 1.0
     recurrence: Recurrence | None = None
+    weight_factors: tuple[float, ...] = ()  # by which the `Family.transform` multiplies weights of the checkpoint
 
 
 @dataclass(frozen=True, slots=True)

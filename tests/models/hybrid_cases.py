@@ -30,6 +30,13 @@ DELTA = {
     **{"partial_rotary_factor": 0.25},
 }
 EXPERTS = {"num_experts": 8, "num_experts_per_tok": 3, "moe_intermediate_size": 32, "shared_expert_intermediate_size": 48}
+MAMBA2 = {"mamba_n_heads": 4, "mamba_n_groups": 2, "mamba_d_state": 16, "mamba_d_head": "auto"}
+MULTIPLIERS = {"embedding_multiplier": 3.0, "logits_scaling": 2.0, "residual_multiplier": 0.5, "attention_multiplier": 0.2}
+FALCON = {
+    **{"ssm_multipliers": [0.5, 0.7, 1.3, 0.9, 1.1], "ssm_in_multiplier": 1.2, "ssm_out_multiplier": 0.8, "key_multiplier": 0.6},
+    **{"attention_in_multiplier": 1.4, "attention_out_multiplier": 0.9, "mlp_multipliers": [1.3, 0.7], "embedding_multiplier": 2.0},
+    "lm_head_multiplier": 0.4,
+}
 CASES = [
     Case("lfm2", "Lfm2", {"num_hidden_layers": 5, "layer_types": [_CONV, _CONV, _FULL, _CONV, _FULL], "block_multiple_of": 16}),
     Case(
@@ -67,4 +74,45 @@ CASES = [
         adjust=_spread,
     ),
     Case("qwen3.5-moe", "Qwen3_5MoeText", {**DELTA, **EXPERTS, "num_hidden_layers": 4}, adjust=_spread),
+    Case(
+        "granite-hybrid",
+        "GraniteMoeHybrid",
+        {
+            **{**MAMBA2, **MULTIPLIERS, "num_hidden_layers": 4, "layer_types": [_LINEAR, _FULL, _LINEAR, _LINEAR], "num_local_experts": 0},
+            **{"mamba_proj_bias": True, "mamba_n_groups": 1, "shared_intermediate_size": 96, "tie_word_embeddings": True},
+        },
+        lengths=(33,) * 8,  # Transformers adds biases to padding, which convolutions see
+        adjust=_spread,
+    ),
+    Case(
+        "granite-hybrid-moe",
+        "GraniteMoeHybrid",
+        {
+            **{**MAMBA2, "num_hidden_layers": 3, "layer_types": [_LINEAR, _LINEAR, _FULL], "num_local_experts": 8},
+            **{"num_experts_per_tok": 3, "position_embedding_type": "rope", "shared_intermediate_size": 48, "intermediate_size": 32},
+        },
+        adjust=_spread,
+    ),
+    Case(
+        "bamba",
+        "Bamba",
+        {**MAMBA2, "num_hidden_layers": 4, "attn_layer_indices": [1, 3], "mamba_conv_bias": False, "mamba_d_state": 32},
+        adjust=_spread,
+    ),
+    Case("falcon-h1", "FalconH1", {**MAMBA2, **FALCON, "num_hidden_layers": 3, "mamba_d_ssm": 192, "mamba_d_head": 48}, adjust=_spread),
+    Case(
+        "falcon-h1-normed",
+        "FalconH1",
+        {**MAMBA2, "num_hidden_layers": 2, "mamba_d_ssm": 128, "mamba_rms_norm": True, "mamba_norm_before_gate": True},
+        adjust=_spread,
+    ),
+    Case(
+        "nemotron-h",
+        "NemotronH",
+        {
+            **{"layers_block_type": [_LINEAR, "mlp", _LINEAR, _FULL, "mlp", _LINEAR], "mamba_num_heads": 4, "mamba_head_dim": 48},
+            **{"n_groups": 2, "ssm_state_size": 16, "head_dim": 32, "time_step_min": 1e-12},  # Transformers clamps steps of prompts to it
+        },
+        adjust=_spread,
+    ),
 ]

@@ -143,7 +143,10 @@ class CStateLayer(Structure):
 
 class CRecurOp(Structure):
     _fields_ = _fields(
-        (CStateLayer, "state"), (c_void_p, "conv conv_bias rates step_bias skip"), (c_int64, "conv_stride"), (c_int32, "mixed convolved gates out")
+        (CStateLayer, "state"),
+        (c_void_p, "conv conv_bias rates step_bias skip"),
+        (c_int64, "conv_stride"),
+        (c_int32, "mixed convolved gates out"),
     )
 
 

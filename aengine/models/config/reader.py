@@ -104,6 +104,13 @@ class ConfigReader:
             raise self.unusable(key, value, "a list of integers")
         return value
 
+    def numbers(self, key: str, fallback: Sequence[float]) -> Sequence[float]:
+        """As many numbers as `fallback` has."""
+        value = self._present(key, fallback)
+        if not isinstance(value, list | tuple) or not all(map(is_number, value)) or len(value) != len(fallback):
+            raise self.unusable(key, value, f"a list of {len(fallback)} numbers")
+        return [float(one) for one in value]
+
     def number(self, key: str, fallback: float | None = None) -> float:
         value = self._present(key, fallback)
         if not is_number(value) or value < 0:

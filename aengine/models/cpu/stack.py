@@ -77,7 +77,12 @@ def _unsupported_layer(layer: Layer) -> str | None:
         if attention.kv_lora_rank % BLOCK or attention.nope_dim % BLOCK or attention.num_heads > MAX_HEADS:
             widths = f"kv_lora_rank {attention.kv_lora_rank} and nope_dim {attention.nope_dim}"
             return f"latent attention with {widths}, which are to be multiples of {BLOCK}, or with more than {MAX_HEADS} heads"
-    elif attention is not None and attention.qk_norm is not None and attention.qk_norm.whole and attention.num_kv_heads * attention.head_dim % BLOCK:
+    elif (
+        attention is not None
+        and attention.qk_norm is not None
+        and attention.qk_norm.whole
+        and attention.num_kv_heads * attention.head_dim % BLOCK
+    ):
         return f"a norm of all keys of a token whose width {attention.num_kv_heads * attention.head_dim} is not a multiple of {BLOCK}"
     if isinstance(layer.mlp, Experts):
         shared = layer.mlp.shared or layer.mlp.expert

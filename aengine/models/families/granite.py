@@ -1,7 +1,10 @@
-"""Granite: as Llama, with multipliers; with experts, with experts and an MLP for all tokens; and Granite 4 where no layer is recurrent. And
-Cohere 2 with experts."""
+"""Granite: as Llama, with multipliers; with experts, with experts and an MLP for all tokens; and Granite 4, where most layers have Mamba-2.
+And Cohere 2 with experts."""
 
 from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
 
 from torch import Tensor
 
@@ -21,11 +24,15 @@ from aengine.models.families.family import (
     rope_and_context,
     window_of,
 )
+from aengine.models.families.hybrids import MAMBA2_DEFAULTS, MAMBA2_NAMES, mamba2, mamba2_transform
 from aengine.models.families.mixtures import DEEPSEEK_NAMES, experts, listed_dense_layers, routing
-from aengine.models.spec import Experts, Layer, Mlp, ModelSpec, Norm, NormKind
+from aengine.models.spec import Experts, Layer, Mlp, ModelSpec, Norm, NormKind, Recurrence
 
 
-def _spec(reader: ConfigReader, mlp: Mlp | Experts, *, rotated: bool = True) -> ModelSpec:
+def _spec(
+    reader: ConfigReader, mlp: Mlp | Experts, *, rotated: bool = True, recurrence: Recurrence | None = None, attends: Sequence[bool] = ()
+) -> ModelSpec:
+    """`attends`: by layer, whether it has attention, or else the recurrence."""
     rope, context = rope_and_context(reader, head_sizes(reader)[2])
     norm, bias = rms_norm(reader), reader.flag("attention_bias")
     scale = reader.number("attention_multiplier")
@@ -36,9 +43,10 @@ def _spec(reader: ConfigReader, mlp: Mlp | Experts, *, rotated: bool = True) -> 
         mlp_norm=norm,
         residual_multiplier=reader.number("residual_multiplier"),
     )
+    recurrent = replace(layer, attention=None, recurrence=recurrence)
     return decoder_spec(
         reader,
-        [layer] * reader.positive("num_hidden_layers"),
+        [layer if one else recurrent for one in attends or [True] * reader.positive("num_hidden_layers")],
         max_position_embeddings=context,
         embedding_scale=reader.number("embedding_multiplier"),
         logit_scale=1.0 / reader.positive_number("logits_scaling"),
@@ -59,16 +67,21 @@ def _granitemoe(reader: ConfigReader) -> ModelSpec:
 
 
 def _granitemoehybrid(reader: ConfigReader) -> ModelSpec:
-    """Raises NotNativeError for a layer that is recurrent."""
-    reader.layer_types(reader.positive("num_hidden_layers"), ("attention", "full_attention"))
+    num_layers = reader.positive("num_hidden_layers")
+    kinds = reader.layer_types(num_layers, ("mamba", "linear_attention", "attention", "full_attention")) or ["mamba"] * num_layers
+    attends = [kind in ("attention", "full_attention") for kind in kinds]
+    if not any(attends):
+        raise NotNativeError("no layer has attention by layer_types, which is not supported")
     mlp = _experts(reader) if reader.positive_or_none("num_local_experts") else gated_mlp(reader, size="shared_intermediate_size")
-    return _spec(reader, mlp, rotated=reader.get("position_embedding_type") == "rope")
+    rotated = reader.get("position_embedding_type") == "rope"
+    width = reader.positive("mamba_expand") * reader.positive("hidden_size")
+    return _spec(reader, mlp, rotated=rotated, recurrence=None if all(attends) else mamba2(reader, width=width), attends=attends)
 
 
 def _transform(spec: ModelSpec, layer: Layer | None, name: str, part: int, shape: tuple[int, ...]) -> Transform | None:
     """A tensor holds all experts: [experts, out, in]."""
     if layer is None or not name.startswith("experts.") or not isinstance(layer.mlp, Experts):
-        return None
+        return mamba2_transform(spec, layer, name, part, shape)
     count = layer.mlp.num_experts
 
     def apply(tensor: Tensor) -> Tensor:
@@ -127,6 +140,7 @@ _DEFAULTS = {
 _EXPERTS = {**_DEFAULTS, "num_local_experts": 8, "num_experts_per_tok": 2}
 _NAMES = {
     **LLAMA_NAMES,
+    **MAMBA2_NAMES,
     "router": "block_sparse_moe.router.layer",
     "experts.gate_up": "block_sparse_moe.input_linear",
     "experts.down": "block_sparse_moe.output_linear",
@@ -143,7 +157,7 @@ FAMILIES = (
         "granitemoehybrid",
         "GraniteMoeHybridForCausalLM",
         _granitemoehybrid,
-        {**_EXPERTS, "shared_intermediate_size": 1024},
+        {**_EXPERTS, **MAMBA2_DEFAULTS, "shared_intermediate_size": 1024},
         _NAMES,
         _transform,
     ),

@@ -23,7 +23,15 @@ from aengine.layers.adapters import AdapterTable
 from aengine.layers.collectives import ONE_RANK, Collectives, ExpertExchange, RowParallel
 from aengine.layers.ops import Activations, LayerOps, TorchOps
 from aengine.layers.rotary import RopeSpec, cos_sin_cache
-from aengine.models.sharding import attended_bounds, hidden_bounds, recurrence_bounds, sharded_spec, sharded_weights, vocab_bounds, width_bounds
+from aengine.models.sharding import (
+    attended_bounds,
+    hidden_bounds,
+    recurrence_bounds,
+    sharded_spec,
+    sharded_weights,
+    vocab_bounds,
+    width_bounds,
+)
 from aengine.models.spec import Attention, DraftHead, Experts, HeadKind, LatentAttention, Layer, Mlp, ModelSpec, Norm, ShortConvolution
 from aengine.models.torch.blocks import (
     PLUS_ONE,
@@ -339,7 +347,9 @@ class _Layer:
         `inputs`; None: the normed residual."""
         if self._mixers:
             x, residual = self._join_attention(pending, residual) if inputs is None else (inputs, residual)
-            mixed = self._post_attention(functools.reduce(torch.add, (mixer(x, batch.positions, batch.attention) for mixer in self._mixers)))
+            mixed = self._post_attention(
+                functools.reduce(torch.add, (mixer(x, batch.positions, batch.attention) for mixer in self._mixers))
+            )
             if self._parallel and self._mlp is not None:
                 x = x if self._shared_norm else self._join_mlp(None, residual)[0]
                 return self._scaled(mixed + self._mlp(x)), residual
