@@ -81,8 +81,9 @@ def check_equal(found: Generated, expected: Generated) -> None:
     assert all(torch.equal(one, other) for one, other in zip(found[1], expected[1], strict=True))
 
 
-QUICK = [("cohere2", 4), ("deepseek-v3", 2), ("lfm2", 2), ("qwen3-next", 2)]
-"""Fewer KV heads than ranks; latent attention and experts; convolutions; recurrent states and experts."""
+QUICK = [("cohere2", 4), ("deepseek-v3", 2), ("lfm2", 2), ("qwen3-next", 2), ("granite-hybrid", 2), ("falcon-h1", 2), ("nemotron-h", 2)]
+"""Fewer KV heads than ranks; latent attention and experts; convolutions; recurrent states and experts; these normed over all ranks; beside
+attention; and layers of one block."""
 
 
 @pytest.mark.quick_cases(1)
@@ -101,7 +102,7 @@ def test_fast_mode(checkpoint: Callable[[str], pathlib.Path], name: str) -> None
     assert first[0][: len(LENGTHS)] == expected[0][: len(LENGTHS)]
 
 
-@pytest.mark.parametrize("name", ["lfm2-moe", "qwen3.5"])
+@pytest.mark.parametrize("name", ["lfm2-moe", "qwen3.5", "falcon-h1"])
 def test_hybrids_on_two_stages(checkpoint: Callable[[str], pathlib.Path], name: str) -> None:
     """Which have other places in pages than those of the whole model."""
     path = checkpoint(name)
