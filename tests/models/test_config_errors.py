@@ -202,9 +202,14 @@ UNREAD = {
     "ernie4_5_moe": "num_experts_per_tok",
     "dots1": "intermediate_size",
     "solar_open": "intermediate_size",
-    # Of recurrent layers.
-    "granitemoehybrid": "layers_block_type mamba_chunk_size mamba_conv_bias mamba_d_conv mamba_d_head mamba_d_state mamba_expand "
-    "mamba_n_groups mamba_n_heads mamba_proj_bias time_step_limit",
+    # Of recurrent layers: how Transformers computes prompts, and limits of its steps there.
+    "granitemoehybrid": "layers_block_type mamba_chunk_size",
+    "bamba": "layer_types layers_block_type mamba_chunk_size num_logits_to_keep z_loss_coefficient",
+    "falcon_h1": "get_text_config layer_types mamba_chunk_size mamba_expand mamba_norm_before_gate num_logits_to_keep",
+    "nemotron_h": "num_hidden_layers layer_types chunk_size time_step_min time_step_max time_step_floor rescale_prenorm_residual num_logits_to_keep residual_in_fp32 use_mamba_kernels get_text_config "
+    # Of experts, which are refused.
+    "moe_intermediate_size moe_latent_size moe_shared_expert_intermediate_size n_group n_routed_experts norm_topk_prob num_experts_per_tok "
+    "num_local_experts routed_scaling_factor topk_group",
     # Without meaning for the model: another precision, images, a mask.
     "gpt_neox": "is_decoder",
     "gemma3_text": "get_text_config image_token_id mm_tokens_per_image text_config vision_config",

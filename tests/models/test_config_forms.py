@@ -38,7 +38,9 @@ NAMES = {  # in config.json, of families that do not say it as most do
     **{key: {**SIZES, "moe_intermediate_size": 48} for key in MIXTURES},
     "deepseek_v2": {**SIZES, "moe_intermediate_size": 48, "num_experts_per_tok": 2},
     "dots1": {**SIZES, "n_routed_experts": 8, "num_experts_per_tok": 2},
-    "granitemoehybrid": {**SIZES, "layer_types": ["attention"] * SIZES["num_hidden_layers"]},
+    "granitemoehybrid": {**SIZES, "layer_types": ["attention", "mamba"] * (SIZES["num_hidden_layers"] // 2), "mamba_n_heads": 16},
+    "bamba": {**SIZES, "attn_layer_indices": [1, 3], "mamba_n_heads": 16},
+    "nemotron_h": {**SIZES, "layers_block_type": ["linear_attention", "mlp", "full_attention"]},
     "llama_eagle3": {
         **{**SIZES, "num_hidden_layers": 1, "target_hidden_size": 96, "draft_vocab_size": 200, "norm_before_residual": True},
         **{"eagle_aux_hidden_state_layer_ids": [1, 2, 3], "eagle_config": {}},

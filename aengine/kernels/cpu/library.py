@@ -1,5 +1,4 @@
-"""The compiled kernels as Python sees them: the structs and signatures of the C interface, `load_kernels`, and
-the memory that calls work on, a `Workspace` and a `KvPool`.
+"""The compiled kernels as Python sees them: structs and signatures of the C interface, and the memory that calls work on.
 
 Owns the mirror of `src/abi.h` and the errors for status codes. Does not know what tensors mean.
 """

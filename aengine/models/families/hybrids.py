@@ -226,7 +226,7 @@ def mamba2(reader: ConfigReader, *, gated_first: bool = True, normed: bool = Tru
     fixed = reader.get("mamba_d_head") not in (None, "auto")
     head_dim = reader.positive("mamba_d_head") if fixed or width is None else width // heads
     if width is not None and head_dim * heads != width:
-        raise reader.unusable("mamba_d_head", head_dim, f"{width // heads}, which {heads} heads of the width {width} have")
+        raise reader.unusable("mamba_d_head", head_dim, f"{width // heads}: {reader.name('mamba_n_heads')} {heads} have {width} outputs")
     return Recurrence(
         *(RecurrenceKind.MAMBA2, heads, groups, state, head_dim, taps, rms_norm(reader) if normed else None),
         norm_groups=groups if normed else None,
@@ -281,7 +281,10 @@ def _bamba(reader: ConfigReader) -> ModelSpec:
     rope, context = rope_and_context(reader, head_sizes(reader)[2], partial=True)
     bias, norm = reader.flag("attention_bias"), rms_norm(reader)
     attended = attention(reader, rope, qkv_bias=bias, output_bias=bias)
-    mixed, mlp = mamba2(reader, width=reader.positive("mamba_expand") * reader.positive("hidden_size")), gated_mlp(reader, bias=False)
+    mixed, mlp = (
+        mamba2(reader, width=reader.positive("mamba_expand") * reader.positive("hidden_size")),
+        gated_mlp(reader, bias=reader.flag("mlp_bias")),
+    )
     layers = [
         Layer(attended, mlp, norm, norm) if index in attending else Layer(None, mlp, norm, norm, recurrence=mixed)
         for index in range(num_layers)
@@ -469,7 +472,7 @@ FAMILIES = (
         keys={
             **{"rms_norm_eps": "layer_norm_epsilon", "mamba_n_heads": "mamba_num_heads", "mamba_n_groups": "n_groups"},
             **{"mamba_d_state": "ssm_state_size", "mamba_d_conv": "conv_kernel", "mamba_d_head": "mamba_head_dim"},
-            **{"mamba_conv_bias": "use_conv_bias"},
+            **{"mamba_conv_bias": "use_conv_bias", "hidden_act": "mamba_hidden_act"},
         },
     ),
 )
