@@ -7,7 +7,7 @@ import pathlib
 import pytest
 import torch
 from driver import Driver, record_logits
-from family_cases import COUNT, reference
+from family_cases import reference
 from slow_cases import slow_but
 from test_families import CASES, assert_near, config_of
 from triton_mode import DEVICES  # before triton is imported
@@ -39,6 +39,7 @@ OF_EACH_BLOCK = [
     "lfm2",
 ]
 """Families that have between them every kind of block, norm, rope and head."""
+FEW = 16  # tokens of each prompt
 
 
 @pytest.mark.parametrize("device", DEVICES[1:])
@@ -48,9 +49,10 @@ def test_on_a_gpu(name: str, device: str, tmp_path: pathlib.Path) -> None:
     expected = reference(CASES[name], tmp_path)
     sizes = {"max_num_seqs": 8, "graph_sizes": (8,), "graph_tokens": 16}
     runner = ModelRunner(config_of(CASES[name], tmp_path, "triton", device=device, **sizes), tmp_path)
-    assert Driver(runner, chunk=12).generate(expected.prompts, COUNT) == expected.tokens
+    known = [tokens[:FEW] for tokens in expected.tokens]
+    assert Driver(runner, chunk=12).generate(expected.prompts, FEW) == known
     seen = record_logits(runner)
-    assert Driver(runner).generate(expected.prompts, COUNT) == expected.tokens
+    assert Driver(runner).generate(expected.prompts, FEW) == known
     for step, logits in enumerate(seen):
         assert_near(logits.cpu(), torch.stack([of_prompt[step] for of_prompt in expected.logits]))
     runner.close()

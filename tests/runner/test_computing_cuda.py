@@ -44,14 +44,14 @@ import asyncio
 from computing_cuda import ComputingCuda
 from aengine import AsyncEngine, SamplingParams
 
-prompts = ["It is a truth universally acknowledged", "The", "In a hole in the ground there"]
+prompts = ["It is a truth", "The", "In a hole in the ground"]
 
 async def texts(device):
     options = dict(dtype="float32", max_num_seqs=4, max_num_batched_tokens=16, graph_sizes=(1, 4), graph_tokens=16, kv_cache_memory=2 << 20)
     backend = "triton" if device == "cuda" else "torch_native"
     async with AsyncEngine("demo", device=device, attention_backend=backend, **options) as engine:
         assert engine.model_info.device.startswith(device)
-        params = [SamplingParams(temperature=0.8 * (at % 2), seed=at, max_tokens=6 + 3 * at, ignore_eos=True) for at in range(3)]
+        params = [SamplingParams(temperature=0.8 * (at % 2), seed=at, max_tokens=3 + 2 * at, ignore_eos=True) for at in range(3)]
         return [one.token_ids for one in await asyncio.gather(*map(engine.generate, prompts, params))]
 
 expected = asyncio.run(texts("cpu"))
@@ -66,7 +66,7 @@ print(device.replays, sorted(kernel.name for kernel, _ in device.kernels.execute
 def test_an_engine_in_its_own_thread() -> None:
     """Its streams, of which one is drawn, are those of the same model on the CPU."""
     replays, kernels = run_on_device("-c", _ENGINE).split(" ", 1)
-    assert int(replays) > 10
+    assert int(replays) > 3
     assert all(name in kernels for name in ("decode_kernel", "prefill_kernel", "_draw_from_likeliest"))
 
 
