@@ -92,7 +92,7 @@ class AttentionStep(Protocol):
         """Stores the [T, channels] inputs of a causal depthwise convolution with `weight` [channels, taps] at the step's slots in some
         places, and returns its outputs [T, channels], which are summed in float32 from the oldest input to the newest."""
 
-    def recur(self, layer: int, rule: RecurrentRule, inputs: Sequence[Tensor]) -> Tensor:
+    def recur(self, layer: int, rule: RecurrentRule, inputs: Tensor) -> Tensor:
         """What a recurrence makes [T, width] of the `inputs` [T, ...] of all tokens. `layer` counts the recurrent layers alone. Reads and
         writes the states of the step's rows, and writes those that are kept."""
 
@@ -231,35 +231,42 @@ class AttentionBackend(ABC):
         self.free()
 
 
-def recur_torch(
-    backend: AttentionBackend, metadata: AttentionMetadata, layer: int, rule: RecurrentRule, inputs: Sequence[Tensor]
-) -> Tensor:
+def recur_torch(backend: AttentionBackend, metadata: AttentionMetadata, layer: int, rule: RecurrentRule, inputs: Tensor) -> Tensor:
     """Do what `AttentionStep.recur` says, in plain torch."""
     host, memory = metadata.host, backend.states
     states = host.states
     assert states is not None, "of a step of a model with recurrent layers"
-    outputs = inputs[0].new_empty(len(inputs[0]), rule.width)
+    outputs, before = inputs.new_empty(len(inputs), rule.width), rule.taps - 1
     device, starts = outputs.device, host.seq_lens - np.diff(host.qo_indptr)
     begin = 0  # rows of one token each are computed together
-    if host.num_decodes and not (states.kept_rows < host.num_decodes).any():
+    if host.num_decodes and not (states.kept_rows < host.num_decodes).any() and not states.replays[: host.num_decodes].any():
         begin, tokens = host.num_decodes, slice(0, host.num_decodes)
-        before = memory.load(layer, to_device(states.reads[tokens], device))
-        made, *after = rule.advance(*before, [one[tokens].unsqueeze(1) for one in inputs])
-        outputs[tokens] = made.squeeze(1)
-        memory.store(layer, to_device(states.writes[tokens], device), *after)
+        matrices, latest = memory.load(layer, to_device(states.reads[tokens], device))
+        known = torch.cat((latest[:, :before], inputs[tokens].unsqueeze(1)), 1)
+        outputs_of_decodes, matrices = rule.advance(matrices, known)
+        outputs[tokens] = outputs_of_decodes.squeeze(1)
+        memory.store(layer, to_device(states.writes[tokens], device), matrices, known[:, 1:])
     for row in range(begin, host.num_rows):
         first, end = host.qo_indptr[row : row + 2].tolist()
-        matrices, tails = memory.load(layer, to_device(states.reads[row : row + 1], device))
+        replays, is_draft = int(states.replays[row]), bool(states.drafts[row])
+        matrices, latest = memory.load(layer, to_device(states.reads[row : row + 1], device))
         if not starts[row]:
-            matrices, tails = torch.zeros_like(matrices), torch.zeros_like(tails)
+            matrices, latest = torch.zeros_like(matrices), torch.zeros_like(latest)
+        known = torch.cat((latest[:, : before + replays], inputs[first:end].unsqueeze(0)), 1)
+        made: list[Tensor] = []
+        at, certain = 0, replays if is_draft else replays + end - first
         for number in [*np.flatnonzero(states.kept_rows == row).tolist(), None]:
-            stop = end if number is None else int(host.qo_indptr[row] + states.kept_lengths[number])
-            if stop > first:
-                made, matrices, tails = rule.advance(matrices, tails, [one[first:stop].unsqueeze(0) for one in inputs])
-                outputs[first:stop] = made.squeeze(0)
+            stop = certain if number is None else int(states.kept_lengths[number])
+            if stop > at:
+                part, matrices = rule.advance(matrices, known[:, at : before + stop])
+                made.append(part)
             pages = states.writes[row : row + 1] if number is None else states.kept_pages[number : number + 1]
-            memory.store(layer, to_device(pages, device), matrices, tails)
-            first = stop
+            kept = known[:, stop:] if is_draft and number is None else known[:, stop : stop + before]
+            memory.store(layer, to_device(pages, device), matrices, kept)
+            at = stop
+        if is_draft:
+            made.append(rule.advance(matrices, known[:, certain:])[0])
+        outputs[first:end] = torch.cat(made, 1)[0, replays:]
     return outputs
 
 

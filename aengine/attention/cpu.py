@@ -7,7 +7,6 @@ buffers (as rows of embeddings, which are copied), and writes or attends.
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Sequence
 from ctypes import c_int64
 
 import numpy as np
@@ -124,7 +123,7 @@ class _Step:
     def convolve(self, places: range, inputs: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         raise AssertionError("the backend refuses models with convolutions")
 
-    def recur(self, layer: int, rule: RecurrentRule, inputs: Sequence[Tensor]) -> Tensor:
+    def recur(self, layer: int, rule: RecurrentRule, inputs: Tensor) -> Tensor:
         return recur_torch(self._backend, self._metadata, layer, rule, inputs)
 
     def target(self, layer: int) -> None:

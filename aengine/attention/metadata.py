@@ -29,12 +29,17 @@ class StepStates:
 
     A row reads the state of its tokens before the step from `reads`, unless it has none, and writes that of all its tokens to `writes`,
     which may be the same pages. Beside that, k states of some of the step's tokens are kept elsewhere.
+
+    The matrices of a state may lack its latest tokens, of which it has the inputs: a row computes the first `replays` of these before its
+    own, without outputs. Of a row with `drafts` the matrices get none of its own tokens, whose inputs are written instead.
     """
 
     reads: IntArray  # [n, p]
     writes: IntArray  # [n, p]
+    replays: IntArray  # [n]
+    drafts: IntArray  # [n], 0 or 1
     kept_rows: IntArray  # [k], each 0..n-1, ascending
-    kept_lengths: IntArray  # [k]: after how many of the row's tokens in this step, ascending within a row
+    kept_lengths: IntArray  # [k]: after how many of the row's tokens, replayed ones included, ascending within a row
     kept_pages: IntArray  # [k, p]
 
 

@@ -8,7 +8,6 @@ gathered pages are a batch of matrices without another copy.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 
@@ -93,7 +92,7 @@ class _Step:
     def convolve(self, places: range, inputs: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         return convolve_torch(self._backend, self._metadata, places, inputs, weight, bias)
 
-    def recur(self, layer: int, rule: RecurrentRule, inputs: Sequence[Tensor]) -> Tensor:
+    def recur(self, layer: int, rule: RecurrentRule, inputs: Tensor) -> Tensor:
         return recur_torch(self._backend, self._metadata, layer, rule, inputs)
 
     def target(self, layer: int) -> None:

@@ -7,8 +7,6 @@ in `aengine/kernels/triton`. Importing this needs triton.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import numpy as np
 import torch
 from torch import Tensor
@@ -189,7 +187,7 @@ class _Step:
     def convolve(self, places: range, inputs: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         return convolve_in_pages(self._backend, self._metadata, places, inputs, weight, bias)
 
-    def recur(self, layer: int, rule: RecurrentRule, inputs: Sequence[Tensor]) -> Tensor:
+    def recur(self, layer: int, rule: RecurrentRule, inputs: Tensor) -> Tensor:
         return recur_torch(self._backend, self._metadata, layer, rule, inputs)
 
     def target(self, layer: int) -> KvTarget:

@@ -187,7 +187,7 @@ def _attention_work(
             flops += 2 * count * pairs * kind.num_heads * widths
     for shape, count in Counter(spec.states).items():
         matrices = shape.heads * shape.key_dim * shape.value_dim
-        state = 4 * matrices + item_bytes * (shape.taps - 1) * shape.channels
+        state = 4 * matrices + item_bytes * (shape.taps - 1) * shape.width
         kv_bytes += 2 * count * state * (sum(lengths) if one_by_one else len(lengths))
         flops += _FLOPS_OF_STATE * count * matrices * sum(lengths)
     return kv_bytes, flops

@@ -229,15 +229,15 @@ def step_plan(runner: ModelRunner, case: Case, step: int, *, given_tokens: bool,
         page_rows=page_rows,
         page_cols=columns,
         page_ids=pages.reshape(-1),
-        states=_states(runner, case, int(pages.max())) if new_rows and runner.state_pages else None,
+        states=_states(runner, case) if runner.state_pages else None,
         adapters=1 + rows % case.adapters if case.adapters else np.zeros(0, np.int32),
     )
 
 
-def _states(runner: ModelRunner, case: Case, last_page: int) -> StateRows:
-    """The rows' recurrent states, in pages behind `last_page`."""
+def _states(runner: ModelRunner, case: Case) -> StateRows:
+    """The rows' recurrent states, in pages behind all others; as if the rows began, since the same tokens come again."""
     rows, nothing = np.arange(case.num_rows, dtype=np.int32), np.zeros(0, np.int32)
-    pages = last_page + 1 + np.arange(case.num_rows * runner.state_pages, dtype=np.int32).reshape(case.num_rows, -1)
+    pages = int(case_pages(runner, case).max()) + 1 + np.arange(case.num_rows * runner.state_pages, dtype=np.int32).reshape(case.num_rows, -1)
     return StateRows(rows, pages, pages, nothing, nothing, pages[:0])
 
 

@@ -467,7 +467,7 @@ def _close(runner: Runner, kind: type[BaseException] | None, error: BaseExceptio
 def _drafter(config: EngineConfig, loaded: LoadedModel) -> Drafter | None:
     if loaded.drafter is not None:
         return loaded.drafter
-    if config.speculative == "off" or loaded.runner.state_pages:  # a recurrent state cannot be taken back
+    if config.speculative == "off":
         return None
     source = loaded.runner.draft_source
     model = None if source is None else ModelDrafter(source)

@@ -3,8 +3,10 @@ them, one token after the other.
 
 A page is made of pieces: what each of its layers has of keys, then what each has of values. A state takes whole pages, the same number
 for every sequence. A layer's part of it begins with a new piece: first the matrix of each head, in blocks of some value columns, which are
-[key dimensions][columns] in float32; then, with another piece, the latest inputs of its convolution, in the dtype of the activations, in
-lines of 64 bytes: [lines of channels][taps - 1].
+[key dimensions][columns] in float32; then, with another piece, the latest inputs, in the dtype of the activations, in lines of 64 bytes:
+[lines of an input][inputs]. An input is what a convolution is given of a token, and its gates. They are the `taps` - 1 before the next
+token, and where drafts are checked those of tokens behind these that the matrices do not have: when it is known how many of them count,
+the next step computes these again, from their inputs.
 
 The kernels of the CPU have the same layout (`src/state.h`), and the recurrences here are their reference. Knows nothing of rows of a step.
 """
@@ -29,14 +31,13 @@ _BLOCK_BYTES = 32 << 10
 
 @dataclass(frozen=True, slots=True)
 class StateShape:
-    """What a recurrent layer keeps of a sequence: a matrix [key_dim, value_dim] for each head, and the inputs [taps - 1, channels] of a
-    causal convolution."""
+    """What a recurrent layer keeps of a sequence: a matrix [key_dim, value_dim] for each head, and inputs [.., width] of tokens."""
 
     heads: int
     key_dim: int
     value_dim: int
-    channels: int
-    taps: int
+    width: int
+    taps: int  # of the causal convolution
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,8 +50,9 @@ class LayerState:
     first: int  # piece of the blocks
     blocks_per_piece: int  # 0: a block takes several pieces
     pieces_per_block: int
-    tail: int  # piece that the inputs of the convolution begin with
-    channel_lines: int  # that the channels of one input take
+    tail: int  # piece that the inputs begin with
+    num_inputs: int
+    input_lines: int  # that one input takes
     end: int  # piece behind all of it
 
 
@@ -62,24 +64,25 @@ class StateLayout:
     num_pages: int  # of a state
 
     @classmethod
-    def of(cls, shapes: Sequence[StateShape], pieces_per_page: int, piece_bytes: int, itemsize: int) -> StateLayout:
-        """`piece_bytes`: of the smallest piece. `itemsize`: bytes of an activation."""
+    def of(cls, shapes: Sequence[StateShape], pieces_per_page: int, piece_bytes: int, itemsize: int, pending: int = 0) -> StateLayout:
+        """`piece_bytes`: of the smallest piece. `itemsize`: bytes of an activation. `pending`: most tokens of which there are inputs that
+        the matrices do not have."""
         lines, first, layers = piece_bytes // LINE_BYTES, 0, []
         for shape in shapes:
-            layers.append(_layer_state(shape, first, lines, itemsize))
+            layers.append(_layer_state(shape, first, lines, itemsize, pending))
             first = layers[-1].end
         return cls(tuple(layers), lines, pieces_per_page, -(-first // pieces_per_page))
 
 
-def _layer_state(shape: StateShape, first: int, lines: int, itemsize: int) -> LayerState:
+def _layer_state(shape: StateShape, first: int, lines: int, itemsize: int, pending: int) -> LayerState:
     fitting = (width for width in _WIDTHS if 4 * width * shape.key_dim <= min(_BLOCK_BYTES, lines * LINE_BYTES))
     width = min(next(fitting, _FLOATS), -(-shape.value_dim // _FLOATS) * _FLOATS)
     num_blocks, block_lines = shape.heads * -(-shape.value_dim // width), shape.key_dim * width // _FLOATS
     per_piece, per_block = lines // block_lines, -(-block_lines // lines)
     tail = first + (-(-num_blocks // per_piece) if per_piece else num_blocks * per_block)
-    channel_lines = -(-shape.channels * itemsize // LINE_BYTES)
-    end = tail + -(-channel_lines * (shape.taps - 1) // lines)
-    return LayerState(shape, width, num_blocks, first, per_piece, per_block, tail, channel_lines, end)
+    num_inputs, input_lines = shape.taps - 1 + pending, -(-shape.width * itemsize // LINE_BYTES)
+    end = tail + -(-input_lines * num_inputs // lines)
+    return LayerState(shape, width, num_blocks, first, per_piece, per_block, tail, num_inputs, input_lines, end)
 
 
 class StateMemory:
@@ -95,7 +98,7 @@ class StateMemory:
 
     def load(self, layer: int, pages: Tensor) -> tuple[Tensor, Tensor]:
         """What a recurrent layer has in n states with the given `pages` [n, pages of a state]: matrices [n, heads, key_dim, value_dim] in
-        float32, and inputs [n, taps - 1, channels]."""
+        float32, and inputs [n, taps - 1 and those pending, width]."""
         at = self._layout.layers[layer]
         shape, count = at.shape, len(pages)
         found = self._pieces(pages, at.first, at.tail)
@@ -108,11 +111,11 @@ class StateMemory:
         matrices = blocks.view(count, shape.heads, -1, shape.key_dim, at.width).transpose(2, 3).flatten(3)
         per_line = LINE_BYTES // self._dtype.itemsize
         lines = self._pieces(pages, at.tail, at.end).flatten(1).view(self._dtype).view(count, -1, per_line)
-        inputs = lines[:, : at.channel_lines * (shape.taps - 1)].view(count, at.channel_lines, shape.taps - 1, per_line).transpose(1, 2)
-        return matrices[..., : shape.value_dim].contiguous(), inputs.reshape(count, shape.taps - 1, -1)[..., : shape.channels]
+        inputs = lines[:, : at.input_lines * at.num_inputs].view(count, at.input_lines, at.num_inputs, per_line).transpose(1, 2)
+        return matrices[..., : shape.value_dim].contiguous(), inputs.reshape(count, at.num_inputs, -1)[..., : shape.width]
 
     def store(self, layer: int, pages: Tensor, matrices: Tensor, inputs: Tensor) -> None:
-        """Writes what `load` returns of n states, no page of which is another's."""
+        """Writes what `load` returns of n states, no page of which is another's; there may be fewer inputs."""
         at = self._layout.layers[layer]
         shape, count, words = at.shape, len(pages), self._layout.lines_per_piece * _FLOATS
         columns = -(-shape.value_dim // at.width) * at.width
@@ -124,8 +127,8 @@ class StateMemory:
         padded = F.pad(blocks, (0, at.pieces_per_block * words - blocks.shape[-1]))
         self._write(pages, at.first, padded.view(count, -1, words))
         per_line = LINE_BYTES // self._dtype.itemsize
-        wide = F.pad(inputs, (0, at.channel_lines * per_line - shape.channels))
-        lines = wide.view(count, shape.taps - 1, at.channel_lines, per_line).transpose(1, 2).reshape(count, -1)
+        wide = F.pad(inputs, (0, at.input_lines * per_line - shape.width, 0, at.num_inputs - inputs.shape[1]))
+        lines = wide.view(count, at.num_inputs, at.input_lines, per_line).transpose(1, 2).reshape(count, -1)
         lines = F.pad(lines, (0, (at.end - at.tail) * words * 4 // self._dtype.itemsize - lines.shape[1]))
         self._write(pages, at.tail, lines.view(torch.float32).view(count, -1, words))
 
@@ -153,8 +156,8 @@ class StateMemory:
 
 @dataclass(frozen=True, slots=True)
 class RecurrentRule:
-    """What a recurrent layer does with its state, as `models/spec.py: Recurrence` has it. Its inputs are the numbers to convolve
-    [n, t, channels], and the gates [n, t, heads], of the gated delta rule [n, t, 2 * heads]."""
+    """What a recurrent layer does with its state, as `models/spec.py: Recurrence` has it. An input has the numbers to convolve, and a gate
+    of each head, of the gated delta rule two."""
 
     heads: int
     key_heads: int
@@ -171,12 +174,17 @@ class RecurrentRule:
         """How many numbers it makes of a token."""
         return self.heads * self.value_dim
 
-    def advance(self, matrices: Tensor, tails: Tensor, inputs: Sequence[Tensor]) -> tuple[Tensor, Tensor, Tensor]:
-        """The outputs [n, t, heads * value_dim] of t tokens of n rows, and their states behind these: matrices [n, heads, key_dim,
-        value_dim] in float32 and inputs of the convolution [n, taps - 1, channels], which are given as they were before."""
-        mixed, gates = inputs
-        rows, length, _ = mixed.shape
-        convolved, tails = convolve(mixed, tails, self.conv, self.conv_bias)
+    @property
+    def taps(self) -> int:
+        return self.conv.shape[1]
+
+    def advance(self, matrices: Tensor, inputs: Tensor) -> tuple[Tensor, Tensor]:
+        """The outputs [n, t, heads * value_dim] of t tokens of n rows, and their matrices [n, heads, key_dim, value_dim] in float32 behind
+        these, which are given as they were before; `inputs` [n, taps - 1 + t, channels and gates] of the tokens and of those before."""
+        channels = len(self.conv)
+        mixed, gates = inputs[..., :channels], inputs[:, self.taps - 1 :, channels:]
+        convolved = convolve(mixed, self.conv, self.conv_bias)
+        rows, length, _ = convolved.shape
         keys = self.key_heads * self.key_dim
         q, k, v = torch.split(convolved.float(), [keys, keys, self.width], -1)
         q, k = (part.view(rows, length, self.key_heads, self.key_dim) for part in (q, k))
@@ -188,7 +196,7 @@ class RecurrentRule:
         else:
             rate = steps
         q, k = (part.repeat_interleave(self.heads // self.key_heads, 2) for part in (q, k))
-        outputs = torch.empty(rows, length, self.heads, self.value_dim, device=mixed.device)
+        outputs = torch.empty(rows, length, self.heads, self.value_dim, device=inputs.device)
         for at in range(length):
             matrices = matrices * decay[:, at, :, None, None]
             added = v[:, at] if self.skip is not None else v[:, at] - torch.einsum("nhkv,nhk->nhv", matrices, k[:, at])
@@ -196,21 +204,20 @@ class RecurrentRule:
             outputs[:, at] = torch.einsum("nhkv,nhk->nhv", matrices, q[:, at])
         if self.skip is not None:
             outputs += self.skip[:, None] * v
-        return outputs.flatten(2).to(mixed.dtype), matrices, tails
+        return outputs.flatten(2).to(inputs.dtype), matrices
 
 
-def convolve(inputs: Tensor, tails: Tensor, weight: Tensor, bias: Tensor | None) -> tuple[Tensor, Tensor]:
-    """A causal depthwise convolution with SiLU of `inputs` [n, t, channels], behind [n, taps - 1, channels] earlier ones. Returns its
-    outputs, and the latest inputs. Sums are made in float32 from the oldest input to the newest, and the bias is added last."""
-    taps, length = weight.shape[1], inputs.shape[1]
-    every = torch.cat((tails, inputs), 1)
-    wide = every.float()
-    total = torch.zeros_like(inputs, dtype=torch.float32)
+def convolve(inputs: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    """A causal depthwise convolution with SiLU: [n, taps - 1 + t, channels] -> [n, t, channels]. Sums are made in float32 from the oldest
+    input to the newest, and the bias is added last."""
+    taps, wide = weight.shape[1], inputs.float()
+    length = inputs.shape[1] - taps + 1
+    total = torch.zeros_like(wide[:, :length])
     for tap in range(taps):
         total += wide[:, tap : tap + length] * weight[:, tap]
     if bias is not None:
         total += bias
-    return F.silu(total).to(inputs.dtype), every[:, length:]
+    return F.silu(total).to(inputs.dtype)
 
 
 def _unit(x: Tensor) -> Tensor:

@@ -181,7 +181,7 @@ class Recurrence:
 
     @property
     def state(self) -> StateShape:
-        return StateShape(self.num_heads, self.key_dim, self.value_dim, self.channels, self.taps)
+        return StateShape(self.num_heads, self.key_dim, self.value_dim, self.channels + self.num_gates, self.taps)
 
 
 @dataclass(frozen=True, slots=True)

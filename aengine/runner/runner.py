@@ -42,7 +42,7 @@ from aengine.runner.torch.capture import Capture
 from aengine.runner.torch.device import device_kind, find_device, give_back_memory, set_thread_count, used_cuda_memory
 from aengine.runner.torch.executor import TorchExecutor, TorchFollower
 from aengine.runner.weight_changes import Changing
-from aengine.scheduler.plan import NO_INTS, NewRow, RowsFailed, StateRows, StepPlan
+from aengine.scheduler.plan import NO_INTS, NewRow, RowsFailed, StepPlan
 
 _log = logging.getLogger("aengine")
 _DEVICE_BOUND = {
@@ -84,27 +84,30 @@ def build_executor(setup: ExecutorSetup, warm: WarmMemory | None, check: Callabl
 
 
 class StateTable:
-    """Which pages the recurrent states of rows are in, from step to step."""
+    """Which pages the recurrent states of rows are in, from step to step, and how many tokens their matrices have."""
 
     def __init__(self, num_rows: int, num_pages: int) -> None:
         """`num_pages`: of a state."""
         self._pages = np.zeros((num_rows, num_pages), dtype=np.int32)  # that the rows write
         self._reads = self._pages.copy()  # that their next steps read
+        self._lengths = np.zeros(num_rows, dtype=np.int32)  # of what the matrices have, in tokens; -1: as many as precede the next step
 
-    def of_step(self, rows: IntArray, starts: IntArray, changes: StateRows | None) -> StepStates:
-        """The states of a step's rows, which compute positions from `starts` on, after `changes`."""
+    def of_step(self, plan: StepPlan) -> StepStates:
+        rows, starts, changes = plan.rows, plan.starts, plan.states
         if changes is not None:  # rows that begin may compute nothing before a later step
-            self._pages[changes.rows], self._reads[changes.rows] = changes.pages, changes.sources
-        reads, writes = self._reads[rows], self._pages[rows]
+            self._pages[changes.rows], self._reads[changes.rows], self._lengths[changes.rows] = changes.pages, changes.sources, -1
+        reads, writes, known = self._reads[rows], self._pages[rows], self._lengths[rows]
+        replays, drafts = np.where(known < 0, 0, starts - known), (plan.num_sampled > 1).astype(np.int32)
         self._reads[rows] = writes
+        self._lengths[rows] = np.where(drafts, starts, starts + plan.lengths)
         if changes is None:
-            return StepStates(reads, writes, NO_INTS, NO_INTS, writes[:0])
+            return StepStates(reads, writes, replays, drafts, NO_INTS, NO_INTS, writes[:0])
         numbers = np.full(len(self._pages), -1, dtype=np.int32)
         numbers[rows] = np.arange(len(rows), dtype=np.int32)
         kept = numbers[changes.kept_rows]
-        lengths = changes.kept_lengths - starts[kept]
+        lengths = changes.kept_lengths - (starts - replays)[kept]
         order = np.lexsort((lengths, kept))
-        return StepStates(reads, writes, kept[order], lengths[order], changes.kept_pages[order])
+        return StepStates(reads, writes, replays, drafts, kept[order], lengths[order], changes.kept_pages[order])
 
 
 class ModelRunner:
@@ -258,7 +261,7 @@ class ModelRunner:
             self._page_table[plan.page_groups, plan.page_rows, plan.page_cols] = plan.page_ids
         layout = self._layouts.build(plan.rows, plan.num_decodes, plan.starts, plan.lengths, same_pages=not len(plan.page_rows))
         if self._states is not None:
-            layout = replace(layout, states=self._states.of_step(plan.rows, plan.starts, plan.states))
+            layout = replace(layout, states=self._states.of_step(plan))
         if plan.draft_rows is not None:
             is_head = self.draft_source in (DraftSource.HEAD, DraftSource.MTP)
             table = self._page_table[:1]

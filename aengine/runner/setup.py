@@ -134,7 +134,8 @@ def _dummy_step(
     layout.slot_mapping.fill(-1)
     if state_pages:
         pages = np.zeros((count, state_pages), dtype=np.int32)
-        layout = replace(layout, states=StepStates(pages, pages, NO_INTS, NO_INTS, pages[:0]))
+        none = np.zeros(len(pages), np.int32)
+        layout = replace(layout, states=StepStates(pages, pages, none, none, NO_INTS, NO_INTS, pages[:0]))
     token_ids = np.zeros(int(lengths[num_decodes:].sum()), dtype=np.int32)
     ends = layout.qo_indptr[1:] - 1
     scores_prompts = any(bool(new_row.params.features & Features.OF_PROMPTS) for new_row in new_rows[num_decodes:])
@@ -241,7 +242,8 @@ class ExecutorSetup:
         width = attention.key_dim if is_latent else min(attention.key_dim, attention.value_dim)
         pieces = self.groups.layers_per_page * (1 if is_latent else 2)
         piece_bytes = self.config.page_size * attention.num_kv_heads * width * dtype.itemsize
-        return StateLayout.of(held.states, pieces, piece_bytes, self.dtype.itemsize)
+        pending = self.most_drafts and self.most_drafts + 1
+        return StateLayout.of(held.states, pieces, piece_bytes, self.dtype.itemsize, pending)
 
     @property
     def state_pages(self) -> int:
@@ -330,11 +332,6 @@ def with_draft_model(setup: ExecutorSetup) -> ExecutorSetup:
     for one that is not possible."""
     config = setup.config
     named = "speculative_model" if config.speculative_model is not None else "speculative"
-    if isinstance(setup.spec, ModelSpec) and setup.spec.states:
-        if config.speculative == "off" or (named, config.speculative) == ("speculative", "auto"):
-            return setup
-        reason = f"{setup.spec.architecture} has recurrent layers, whose states go no step back"
-        raise ConfigError.of(named, f"{getattr(config, named)!r} is not possible: {reason}; choose speculative 'off'")
     if config.speculative in ("off", "ngram"):
         return setup
     draft, reason = _of_checkpoint(setup) if config.speculative_model is None else _of_directory(setup, config.speculative_model)

@@ -350,7 +350,7 @@ class KVCacheManager:
         if self.states is not None:
             self.states.keep_of_decodes(decodes)
             for chunk in chunks:
-                for name in self.states.keep_of_chunk(chunk.row, chunk.start, chunk.length):
+                for name in self.states.keep_of_chunk(chunk.row, chunk.start, chunk.length, has_drafts=chunk.num_sampled > 1):
                     sequence = self.rows.sequences[chunk.row]
                     assert sequence is not None
                     woken += self.prefixes.settle(sequence, name)

@@ -29,6 +29,7 @@ class RowTable:
 
     def __init__(self, num_rows: int, max_model_len: int, needs: PageNeeds, max_drafts: int = 0, max_in_flight: int = 1) -> None:
         self._max_drafts = max_drafts
+        self._max_forced = min(MOST_FORCED, max_drafts) if needs.state_pages else MOST_FORCED  # as many as states have inputs of
         self._max_in_flight = max_in_flight
         self.sequences: list[Sequence | None] = [None] * num_rows
         self.keys = np.zeros(num_rows, np.int64)
@@ -86,7 +87,7 @@ class RowTable:
         self.decoding[row] = self._ready[row] = False
         self.parked[row] = sequence.parked
         self.max_drafts[row] = self._max_drafts if request.max_drafts is None else min(request.max_drafts, self._max_drafts)
-        self.max_forced[row] = MOST_FORCED if request.max_drafts is None else request.max_drafts
+        self.max_forced[row] = self._max_forced if request.max_drafts is None else min(request.max_drafts, self._max_forced)
         self.features[row] = request.params.features
         self.num_processed += bool(request.params.features & ~Features.RANDOM)
         self.num_grammars += bool(request.params.features & Features.GRAMMAR)

@@ -386,12 +386,13 @@ class Scheduler:
         missing = plan.starts + np.where(plan.num_sampled > 1, 1, plan.lengths) - committed  # negative: as many drafts were accepted
         rows.num_computed[plan.rows] -= missing
         rows.num_tokens[plan.rows] -= missing
-        for row in plan.rows[missing == 1].tolist():
+        for row, has_drafts in zip(plan.rows[missing == 1].tolist(), (plan.num_sampled[missing == 1] > 1).tolist(), strict=True):
             sequence = rows.sequences[row]
             if sequence is not None and sequence.state is SequenceState.RUNNING:
                 rows.set_decoding(row, False)
                 self._live.prefilling.insert(0, sequence)
-                again.append(sequence)
+                if not has_drafts:
+                    again.append(sequence)
         self._queue.charge(np.repeat(rows.tenants[plan.rows], np.maximum(-missing, 0)))
         self._kv_cache.give_back(plan.rows[plan.num_sampled > 1])
         return again if self._kv_cache.states is not None else []

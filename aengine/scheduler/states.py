@@ -3,7 +3,9 @@ or the same one after it lost its row, can begin there.
 
 Owns which pages hold them. A row's state is written where it is from step to step. A kept state is written to pages of its own by the step
 that computes the last token before it, and published when that step has returned; from then on it is cached, and nobody holds it. It is
-never worth the memory of a sequence: where pages are scarce none is kept. Knows nothing of what a state is, and of the order of steps.
+never worth the memory of a sequence: where pages are scarce none is kept. A step that checks drafts leaves a state as it was before it; the
+next one computes again what counts, so a state is kept by the first step that begins behind its last token. Knows nothing of what a state
+is, and of the order of steps.
 """
 
 from __future__ import annotations
@@ -71,6 +73,8 @@ class RowStates:
         self._interval = interval
         self._enabled = enabled
         self._rows: dict[int, _Row] = {}
+        self._lengths = np.zeros(len(rows.num_computed), np.int32)  # by row, tokens that its state has behind the latest plan
+        self._before = self._lengths.copy()  # this plan
 
     # ---- a row gets and loses its state ------------------------------------------------------------------------------
 
@@ -80,6 +84,7 @@ class RowStates:
         size = self.size
         state = _Row(self._cache.allocate(size), source, self._wanted(sequence, num_computed, num_found))
         self._rows[row] = state
+        self._lengths[row] = num_computed
         if sequence.request.num_forks:
             before_last = len(sequence.request.prompt) - 1
             if before_last > num_computed and before_last not in state.wanted:
@@ -135,16 +140,27 @@ class RowStates:
     # ---- steps -------------------------------------------------------------------------------------------------------
 
     def keep_of_decodes(self, decodes: IntArray) -> None:
-        """Keeps the states of rows whose next token is the last one of a column."""
-        if self._enabled and len(decodes):
-            lengths = self._table.num_computed[decodes] + 1
-            for i in np.flatnonzero(lengths % self._cache.page_size == 0).tolist():
-                self._keep(int(decodes[i]), int(lengths[i]))
+        """Keeps the states at the latest page ends that the step reaches. Called for each plan, before `keep_of_chunk`."""
+        self._before = self._lengths.copy()
+        if len(decodes):
+            self._keep_page_ends(decodes, self._table.num_computed[decodes] + 1)
 
-    def keep_of_chunk(self, row: int, start: int, length: int) -> list[bytes]:
-        """Keeps the states that are wanted of `length` tokens of a prompt from position `start` on. Returns the names of those for which
-        there are no pages."""
+    def _keep_page_ends(self, rows: IntArray, lengths: IntArray) -> None:
+        """The states of rows will have so many tokens."""
+        ends, known = lengths // self._cache.page_size * self._cache.page_size, self._lengths[rows]
+        self._lengths[rows] = lengths
+        if self._enabled:
+            for i in np.flatnonzero(ends > known).tolist():
+                self._keep(int(rows[i]), int(ends[i]))
+
+    def keep_of_chunk(self, row: int, start: int, length: int, *, has_drafts: bool) -> list[bytes]:
+        """Keeps the states that are wanted of `length` tokens of a prompt from position `start` on, or in a step with drafts of tokens
+        before these. Returns the names of those for which there are no pages."""
+        if has_drafts:
+            self._keep_page_ends(np.array([row]), np.array([start], np.int32))
+            return []
         state, missing = self._rows[row], []
+        self._lengths[row] = start + length
         for end in [end for end in state.wanted if start < end <= start + length]:
             if not self._keep(row, end):
                 sequence = self._table.sequences[row]
@@ -170,6 +186,7 @@ class RowStates:
 
     def rollback(self) -> None:
         """The latest plan does not run: the next one has to know the same, and that step keeps no states."""
+        self._lengths = self._before
         for row, length, pages in self._sent.kept:
             state = self._rows[row]
             state.in_flight = [kept for kept in state.in_flight if kept[0] != length]

@@ -159,12 +159,6 @@ def test_preemption(model: pathlib.Path) -> None:
 def test_drafts(model: pathlib.Path) -> None:
     """Rejected ones leave inputs behind that nothing may see."""
 
-    if keeps_states(model):
-        refused = r"^speculative: 'ngram' is not possible: .* has recurrent layers, whose states go no step back; choose speculative 'off'$"
-        with pytest.raises(ConfigError, match=refused):
-            asyncio.run(engine_of(model, speculative="ngram").start())
-        return
-
     async def run() -> None:
         repeated = [prompt * 4 for prompt in prompts_of([5, 7, 10])]
         params = replace(PARAMS, allowed_token_ids=(5, 6), max_tokens=80)

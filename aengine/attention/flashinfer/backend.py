@@ -8,7 +8,7 @@ here belongs to one thread and one stream.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -211,7 +211,7 @@ class _Step:
     def convolve(self, places: range, inputs: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         return self._backend.convolve(self._backend, self._metadata, places, inputs, weight, bias)
 
-    def recur(self, layer: int, rule: RecurrentRule, inputs: Sequence[Tensor]) -> Tensor:
+    def recur(self, layer: int, rule: RecurrentRule, inputs: Tensor) -> Tensor:
         return recur_torch(self._backend, self._metadata, layer, rule, inputs)
 
     def target(self, layer: int) -> KvTarget:

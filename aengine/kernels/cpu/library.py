@@ -42,7 +42,7 @@ SCALE_KINDS = (torch.bfloat16, torch.float32, torch.float16)  # by `ScaleKind`
 MAX_ACTIVATION_GROUP = 128
 _BYTES = ctypes.c_char * 0
 EMBED, NORM, LINEAR, ROTATE, ATTEND, GATHER, EXPERTS, HEADS, COPY, READ_KEPT, WRITE_KEPT = range(11)
-GATHER_RANKS, SUM_RANKS, CONVOLVE, CONVOLVE_STATES, RECUR, GATE = range(11, 17)
+GATHER_RANKS, SUM_RANKS, CONVOLVE, CONVOLVE_STATES, RECUR, GATE, KEEP_INPUTS = range(11, 18)
 """`OpKind`."""
 EMBEDDING, HEAD, NO_MATRIX = 0, 1, -1  # numbers of matrices, for adapters
 STORE, ADD, ACTIVATE, GATED, PARTIAL = range(5)  # `Epilogue`
@@ -136,7 +136,7 @@ class CConvolveOp(Structure):
 class CStateLayer(Structure):
     _fields_ = _fields(
         (c_int64, "first blocks_per_piece pieces_per_block tail lines_per_piece pieces_per_page width heads key_heads key_dim value_dim"),
-        (c_int64, "channels taps"),
+        (c_int64, "channels gates taps num_inputs"),
     )
 
 
@@ -215,7 +215,7 @@ class CStep(Structure):
         (c_void_p, "token_ids positions slots qo_indptr kv_indptr kv_indices last_page_len"),
         (c_void_p, "logits_indices last_tokens input_rows output_rows hidden sampled draw_params kept kept_slots inputs"),
         (POINTER(CStepAdapters), "adapters"),
-        (c_void_p, "state_reads state_writes kept_state_rows kept_state_lengths kept_state_pages"),
+        (c_void_p, "state_reads state_writes state_replays state_drafts kept_state_rows kept_state_lengths kept_state_pages"),
         (c_int64, "num_tokens num_rows num_logits num_last_tokens num_input_rows num_output_rows num_groups num_kept"),
         (c_int64, "state_pages num_kept_states"),
     )

@@ -307,7 +307,8 @@ class CpuProgram(Operations):
         skip = vectors[f"{name}skip"].data_ptr() if recurrence.kind is RecurrenceKind.MAMBA2 else None
         state = CStateLayer(
             *(at.first, at.blocks_per_piece, at.pieces_per_block, at.tail, layout.lines_per_piece, layout.pieces_per_page, at.width),
-            *(recurrence.num_heads, recurrence.num_key_heads, recurrence.key_dim, recurrence.value_dim, channels, recurrence.taps),
+            *(recurrence.num_heads, recurrence.num_key_heads, recurrence.key_dim, recurrence.value_dim, channels, recurrence.num_gates),
+            *(recurrence.taps, at.num_inputs),
         )
         op = CRecurOp(
             *(state, self._keep(functional.pad(conv, padded).contiguous())),
@@ -317,6 +318,7 @@ class CpuProgram(Operations):
         )
         self._add(library.CONVOLVE_STATES, op)
         self._add(library.RECUR, op)
+        self._add(library.KEEP_INPUTS, op)
         norm, groups, no_norm = recurrence.norm, recurrence.norm_groups, CNorm()
         gate = channels, self._buffers["mixed"], self._buffers["recurred"], False
         if norm is not None and groups is None:

@@ -95,7 +95,15 @@ def _unsupported_layer(layer: Layer) -> str | None:
     return None
 
 
-_STATES = ("reads", "writes", "kept_rows", "kept_lengths", "kept_pages")  # of `StepStates`, in the order of the fields of `CStep`
+_STATES = (
+    "reads",
+    "writes",
+    "replays",
+    "drafts",
+    "kept_rows",
+    "kept_lengths",
+    "kept_pages",
+)  # of `StepStates`, in the order of the fields of `CStep`
 
 
 @dataclass(frozen=True, slots=True)

@@ -335,7 +335,7 @@ class RecurrenceBlock:
         assert isinstance(x, Tensor)
         recurrence = self._recurrence
         mixed, z = torch.split(self._in(x), [recurrence.channels, recurrence.width], dim=-1)
-        made = step.recur(self._index, self._rule, (mixed, self._gates(x)))
+        made = step.recur(self._index, self._rule, torch.cat((mixed, self._gates(x)), -1))
         gate = F.silu(z.float())
         if recurrence.gated_first:
             gated = self._normed((made.float() * gate).to(x.dtype))

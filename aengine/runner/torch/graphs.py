@@ -15,7 +15,7 @@ only, and the padding has no slots in the KV cache. Knows nothing of rows."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -297,7 +297,7 @@ class _Attention:
         self.pieces.interrupt(run, query, *written)
         return attended
 
-    def recur(self, layer: int, rule: RecurrentRule, inputs: Sequence[Tensor]) -> Tensor:
+    def recur(self, layer: int, rule: RecurrentRule, inputs: Tensor) -> Tensor:
         raise AssertionError("steps of models with recurrent layers are not recorded")
 
     def convolve(self, places: range, inputs: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:

@@ -123,7 +123,7 @@ struct Norm {
 // GATHER on for each logits index.
 enum OpKind : i32 {
   EMBED = 0, NORM = 1, LINEAR = 2, ROTATE = 3, ATTEND = 4, GATHER = 5, EXPERTS = 6, HEADS = 7, COPY = 8, READ_KEPT = 9, WRITE_KEPT = 10,
-  GATHER_RANKS = 11, SUM_RANKS = 12, CONVOLVE = 13, CONVOLVE_STATES = 14, RECUR = 15, GATE = 16
+  GATHER_RANKS = 11, SUM_RANKS = 12, CONVOLVE = 13, CONVOLVE_STATES = 14, RECUR = 15, GATE = 16, KEEP_INPUTS = 17
 };
 
 struct Op {
@@ -270,12 +270,14 @@ struct StateLayer {
   i64 first, blocks_per_piece, pieces_per_block, tail, lines_per_piece, pieces_per_page;
   i64 width;  // columns of a block
   i64 heads, key_heads, key_dim, value_dim;  // key_dim and value_dim are multiples of 16
-  i64 channels, taps;
+  i64 channels, gates, taps;  // channels and gates are an input
+  i64 num_inputs;             // that a state has
 };
 constexpr i64 MAX_BLOCK_FLOATS = 8192, MAX_BLOCK_COLUMNS = 64;
 
 // CONVOLVE_STATES: convolved = silu(conv(mixed)), causal and depthwise, of the first columns of `mixed`. RECUR: out = what Mamba-2 makes of
-// C, B and x in `convolved` and of dt in `gates`, or without a `skip` the gated delta rule of q, k and v and of b and a.
+// C, B and x in `convolved` and of dt in `gates`, or without a `skip` the gated delta rule of q, k and v and of b and a. KEEP_INPUTS
+// follows: what states have of `mixed` and `gates`.
 struct RecurOp {
   StateLayer state;
   const float* conv;       // [taps, conv_stride], the last is of the newest input
@@ -373,8 +375,10 @@ struct Step {
   const StepAdapters* adapters;  // null: no token has one
   const i32* state_reads;   // [num_rows, state_pages], of the recurrent state of the tokens before the step, which a row without any has not
   const i32* state_writes;  // [num_rows, state_pages], of that of all tokens; may be the same pages
+  const i32* state_replays;       // [num_rows], how many tokens are computed before those of the step, from inputs that the states have
+  const i32* state_drafts;        // [num_rows]; if not 0, the states get the inputs of the step's tokens alone, at most 17
   const i32* kept_state_rows;     // [num_kept_states], ascending: rows of which another state is written,
-  const i32* kept_state_lengths;  // of so many of the row's tokens in this step, ascending within a row,
+  const i32* kept_state_lengths;  // of so many of the row's tokens, replayed ones included, ascending within a row,
   const i32* kept_state_pages;    // [num_kept_states, state_pages], to these pages
   i64 num_tokens, num_rows, num_logits, num_last_tokens, num_input_rows, num_output_rows, num_groups, num_kept;
   i64 state_pages, num_kept_states;

@@ -171,7 +171,9 @@ constexpr const char* LAYOUT_NAMES =
     "StateLayer.key_dim "
     "StateLayer.value_dim "
     "StateLayer.channels "
+    "StateLayer.gates "
     "StateLayer.taps "
+    "StateLayer.num_inputs "
     "StateLayer "
     "RecurOp.state "
     "RecurOp.conv "
@@ -266,6 +268,8 @@ constexpr const char* LAYOUT_NAMES =
     "Step.adapters "
     "Step.state_reads "
     "Step.state_writes "
+    "Step.state_replays "
+    "Step.state_drafts "
     "Step.kept_state_rows "
     "Step.kept_state_lengths "
     "Step.kept_state_pages "
@@ -453,7 +457,9 @@ constexpr i64 LAYOUT_PLACES[] = {
     offsetof(StateLayer, key_dim),
     offsetof(StateLayer, value_dim),
     offsetof(StateLayer, channels),
+    offsetof(StateLayer, gates),
     offsetof(StateLayer, taps),
+    offsetof(StateLayer, num_inputs),
     sizeof(StateLayer),
     offsetof(RecurOp, state),
     offsetof(RecurOp, conv),
@@ -548,6 +554,8 @@ constexpr i64 LAYOUT_PLACES[] = {
     offsetof(Step, adapters),
     offsetof(Step, state_reads),
     offsetof(Step, state_writes),
+    offsetof(Step, state_replays),
+    offsetof(Step, state_drafts),
     offsetof(Step, kept_state_rows),
     offsetof(Step, kept_state_lengths),
     offsetof(Step, kept_state_pages),

@@ -52,10 +52,15 @@ inline Status check_states(const Pool& pool, const Step& step) {
   };
   if (!exist(step.state_reads, step.num_rows) || !exist(step.state_writes, step.num_rows)) return BAD_PAGE;
   if (!exist(step.kept_state_pages, step.num_kept_states)) return BAD_PAGE;
+  const auto tokens = [&](i64 row) { return step.qo_indptr[row + 1] - step.qo_indptr[row]; };
+  for (i64 row = 0; row < step.num_rows && step.state_replays; row++) {
+    if (step.state_replays[row] < 0 || step.state_replays[row] > MAX_PENDING) return BAD_ROW_LENGTH;
+    if (step.state_drafts[row] && tokens(row) > MAX_PENDING) return BAD_ROW_LENGTH;
+  }
   for (i64 i = 0; i < step.num_kept_states; i++) {
     const i64 row = step.kept_state_rows[i], length = step.kept_state_lengths[i];
     if (row < 0 || row >= step.num_rows || (i && row < step.kept_state_rows[i - 1])) return BAD_ROW_LENGTH;
-    if (length < 1 || length > step.qo_indptr[row + 1] - step.qo_indptr[row]) return BAD_ROW_LENGTH;
+    if (length < 1 || length > step.state_replays[row] + (step.state_drafts[row] ? 0 : tokens(row))) return BAD_ROW_LENGTH;
   }
   return OK;
 }
@@ -129,6 +134,7 @@ class Stack {
         case GATHER_RANKS: gather_columns(member, op->as<GatherRanksOp>(), rows); break;
         case CONVOLVE_STATES: convolve_states(member, op->as<RecurOp>(), pool_, step_, rows_); break;
         case RECUR: recur(member, op->as<RecurOp>(), pool_, step_, rows_); break;
+        case KEEP_INPUTS: keep_inputs(member, op->as<RecurOp>(), pool_, step_, rows_); break;
         case GATE: gate_rows(member, op->as<GateOp>(), rows_, rows); break;
         case CONVOLVE: convolve(member, op->as<ConvolveOp>(), pool_, step_, rows_); break;
         case SUM_RANKS: sum(member, op->as<SumRanksOp>(), rows); break;

@@ -1,5 +1,6 @@
-// Recurrent layers: causal convolutions over the latest inputs, and the gated delta rule or Mamba-2. Both read a row's state of the tokens
-// before the step from its pages, and write that of all tokens; `recurrence.py` says where what lies.
+// Recurrent layers: causal convolutions over the latest inputs, and the gated delta rule or Mamba-2. They read a row's state of the tokens
+// before the step from its pages, and write that of all tokens; `recurrence.py` says where what lies. Of the latest of these tokens a state
+// may have the inputs alone: they are replayed before those of the step, which do the same if they are drafts.
 //
 // A head's matrix is computed in blocks of columns, one token after the other, so that the bits do not depend on how tokens are cut into
 // steps, on rows or on threads.
@@ -28,6 +29,9 @@ class StatePages {
     const i64 token = pool_.kv_heads * (of_keys ? pool_.key_bytes() : pool_.value_bytes());
     return static_cast<u8*>(base) + page * pool_.page_size * token + line % layer_.lines_per_piece * STATE_LINE;
   }
+
+  // A line of the input of a token that is in the pages.
+  u8* input(const i32* pages, i64 number, i64 input) const { return line(pages, layer_.tail, number * layer_.num_inputs + input); }
 
   bool whole_blocks() const { return layer_.blocks_per_piece > 0; }
 
@@ -67,13 +71,17 @@ class StatePages {
 struct StateRow {
   StateRow(const Step& step, const Pool& pool, i64 row)
       : first(step.qo_indptr[row]), count(step.qo_indptr[row + 1] - first), begins(sequence_length(step, row, pool.page_size) == count),
-        reads(step.state_reads + row * step.state_pages), writes(step.state_writes + row * step.state_pages), step_(step) {
+        replays(step.state_replays[row]), drafts(step.state_drafts[row] != 0), reads(step.state_reads + row * step.state_pages),
+        writes(step.state_writes + row * step.state_pages), step_(step) {
     const i32* rows = step.kept_state_rows;
     kept_ = std::lower_bound(rows, rows + step.num_kept_states, (i32)row) - rows;
     while (kept_ + num_kept_ < step.num_kept_states && rows[kept_ + num_kept_] == row) num_kept_++;
   }
 
-  // Calls f(begin, end, pages) for the tokens up to each state that is kept, and its pages, and for the others, with null.
+  // How many tokens the matrices get, from the first replayed one on.
+  i64 certain() const { return replays + (drafts ? 0 : count); }
+
+  // Calls f(begin, end, pages) for the certain tokens up to each state that is kept, and its pages, and for the others, with null.
   template <class F>
   void each_part(F&& f) const {
     i64 begin = 0;
@@ -82,11 +90,13 @@ struct StateRow {
       f(begin, end, step_.kept_state_pages + i * step_.state_pages);
       begin = end;
     }
-    f(begin, count, (const i32*)nullptr);
+    f(begin, certain(), (const i32*)nullptr);
   }
 
   const i64 first, count;  // tokens of the step
   const bool begins;       // there are no tokens before
+  const i64 replays;       // tokens before those of the step that the matrices do not have yet
+  const bool drafts;
   const i32 *reads, *writes;
 
  private:
@@ -94,7 +104,15 @@ struct StateRow {
   i64 kept_ = 0, num_kept_ = 0;
 };
 
-constexpr i64 CHANNEL_RUN = 256;
+constexpr i64 CHANNEL_RUN = 256, MAX_PENDING = 17;
+
+// Some channels of a token, from the inputs of all taps: those from `i` on of each, which have the weights from `channel` on.
+template <class E>
+AE_INLINE VecF convolved_channels(const RecurOp& op, const E* const* inputs, i64 i, i64 channel) {
+  VecF total = load(inputs[0] + i) * load(op.conv + channel);
+  for (i64 tap = 1; tap < op.state.taps; tap++) total = total + load(inputs[tap] + i) * load(op.conv + tap * op.conv_stride + channel);
+  return silu(op.conv_bias ? total + load(op.conv_bias + channel) : total);
+}
 
 // A task is a row in some of the channels.
 template <class E>
@@ -108,35 +126,78 @@ void convolve_states(const Member& member, const RecurOp& op, const Pool& pool, 
     const StateRow row(step, pool, task / runs);
     const i64 channel = task % runs * CHANNEL_RUN, width = smaller(CHANNEL_RUN, padded - channel);
     alignas(64) E earlier[MAX_TAPS - 1][CHANNEL_RUN];
-    const auto each_line = [&](const i32* pages, const auto& f) {
+    if (row.begins) memset(static_cast<void*>(earlier), 0, sizeof earlier);
+    for (i64 i = 0; i < width && !row.begins; i += PER_LINE) {
+      for (i64 j = 0; j < before; j++) {
+        memcpy(static_cast<void*>(earlier[j] + i), states.input(row.reads, (channel + i) / PER_LINE, row.replays + j), STATE_LINE);
+      }
+    }
+    for (i64 token = 0; token < row.count; token++) {
+      const E* inputs[MAX_TAPS];
+      for (i64 tap = 0; tap < layer.taps; tap++) {
+        const i64 at = token - before + tap;
+        inputs[tap] = at < 0 ? earlier[before + at] : in.row(row.first + at) + channel;
+      }
+      E* to = out.row(row.first + token) + channel;
+      for (i64 i = 0; i < width; i += LANES) store(to + i, convolved_channels(op, inputs, i, channel + i));
+    }
+  });
+}
+
+// Some channels of `count` replayed tokens from the `first` on, to rows of `out`.
+template <class E>
+AE_NOINLINE void convolve_replayed(const RecurOp& op, const StatePages& states, const i32* pages, i64 first, i64 count, i64 channel, i64 width,
+                                   E* out, i64 stride) {
+  constexpr i64 PER_LINE = STATE_LINE / (i64)sizeof(E);
+  const E* inputs[MAX_TAPS - 1 + MAX_PENDING];
+  for (i64 i = 0; i < width;) {
+    const i64 within = (channel + i) % PER_LINE, end = i + smaller(width - i, PER_LINE - within);
+    for (i64 j = 0; j < op.state.taps - 1 + count; j++) {
+      inputs[j] = reinterpret_cast<const E*>(states.input(pages, (channel + i) / PER_LINE, first + j)) + within;
+    }
+    for (i64 begin = i; i < end; i += LANES) {
+      for (i64 t = 0; t < count; t++) store(out + t * stride + i, convolved_channels(op, inputs + t, i - begin, channel + i));
+    }
+  }
+}
+
+// Writes the inputs that states have, when nobody reads earlier ones any more. A task is a row in some elements of these.
+template <class E>
+void keep_inputs(const Member& member, const RecurOp& op, const Pool& pool, const Step& step, const StepRows<E>& buffers) {
+  constexpr i64 PER_LINE = STATE_LINE / (i64)sizeof(E);
+  const StateLayer& layer = op.state;
+  const StatePages states(pool, layer);
+  const Rows<E>&mixed = buffers[op.mixed], &gates = buffers[op.gates];
+  const i64 padded = round_up(layer.channels + layer.gates, PER_LINE), runs = ceil_div(padded, CHANNEL_RUN), before = layer.taps - 1;
+  member.each(step.num_rows * runs, [&](i64 task) {
+    const StateRow row(step, pool, task / runs);
+    const i64 first = task % runs * CHANNEL_RUN, width = smaller(CHANNEL_RUN, padded - first);
+    const i64 of_mixed = smaller(width, larger((i64)0, layer.channels - first));
+    alignas(64) E known[MAX_TAPS - 1 + MAX_PENDING][CHANNEL_RUN];
+    for (i64 j = 0; j < before + row.replays; j++) {
       for (i64 i = 0; i < width; i += PER_LINE) {
-        for (i64 j = 0; j < before; j++) f(states.line(pages, layer.tail, (channel + i) / PER_LINE * before + j), j, i);
+        void* to = known[j] + i;
+        row.begins ? memset(to, 0, STATE_LINE) : memcpy(to, states.input(row.reads, (first + i) / PER_LINE, j), STATE_LINE);
+      }
+    }
+    // The inputs of `count` tokens from one on, which is counted from the first replayed one.
+    const auto write = [&](const i32* pages, i64 token, i64 count) {
+      for (i64 j = 0; j < count; j++) {
+        alignas(64) E own[CHANNEL_RUN];
+        const i64 at = token + j - row.replays;  // negative: before the step
+        if (at >= 0) {
+          memcpy(static_cast<void*>(own), mixed.row(row.first + at) + first, (size_t)of_mixed * sizeof(E));
+          const E* behind = gates.row(row.first + at) + (first + of_mixed - layer.channels);
+          if (of_mixed < width) memcpy(static_cast<void*>(own + of_mixed), behind, (size_t)(width - of_mixed) * sizeof(E));
+        }
+        const E* from = at < 0 ? known[before + token + j] : own;
+        for (i64 i = 0; i < width; i += PER_LINE) memcpy(states.input(pages, (first + i) / PER_LINE, j), from + i, STATE_LINE);
       }
     };
-    if (row.begins) {
-      memset(static_cast<void*>(earlier), 0, sizeof earlier);
-    } else {
-      each_line(row.reads, [&](const u8* line, i64 j, i64 i) { memcpy(static_cast<void*>(earlier[j] + i), line, STATE_LINE); });
-    }
-    // The input of a token of the row, which is before the step if it is negative.
-    const auto input = [&](i64 token) -> const E* { return token < 0 ? earlier[before + token] : in.row(row.first + token) + channel; };
-    row.each_part([&](i64 begin, i64 end, const i32* kept) {
-      for (i64 token = begin; token < end; token++) {
-        const E* inputs[MAX_TAPS];
-        for (i64 tap = 0; tap < layer.taps; tap++) inputs[tap] = input(token - before + tap);
-        E* to = out.row(row.first + token) + channel;
-        for (i64 i = 0; i < width; i += LANES) {
-          VecF total = load(inputs[0] + i) * load(op.conv + channel + i);
-          for (i64 tap = 1; tap < layer.taps; tap++) total = total + load(inputs[tap] + i) * load(op.conv + tap * op.conv_stride + channel + i);
-          store(to + i, silu(op.conv_bias ? total + load(op.conv_bias + channel + i) : total));
-        }
-      }
-      if (kept) each_line(kept, [&](u8* line, i64 j, i64 i) { memcpy(line, input(end - before + j) + i, STATE_LINE); });
+    row.each_part([&](i64, i64 end, const i32* kept) {
+      if (kept) write(kept, end - before, before);
     });
-    // The new inputs may take the place of earlier ones that they are made of.
-    alignas(64) E latest[MAX_TAPS - 1][CHANNEL_RUN];
-    for (i64 j = 0; j < before; j++) memcpy(static_cast<void*>(latest[j]), input(row.count - before + j), (size_t)width * sizeof(E));
-    each_line(row.writes, [&](u8* line, i64 j, i64 i) { memcpy(line, latest[j] + i, STATE_LINE); });
+    write(row.writes, row.certain() - before, before + (row.drafts ? row.count : 0));
   });
 }
 
@@ -158,8 +219,17 @@ constexpr i64 RECUR_RUN = 16, MAX_STATE_KEYS = 256;
 // What all blocks of a head need of some tokens: q and k; what the state is multiplied with; how much of v, or of what is missing of it, is
 // added; the product of q and k; and what is added of v to the outputs.
 struct RecurTokens {
-  alignas(64) float q[RECUR_RUN][MAX_STATE_KEYS], k[RECUR_RUN][MAX_STATE_KEYS];
-  float decay[RECUR_RUN], rate[RECUR_RUN], qk[RECUR_RUN], skip;
+  alignas(64) float q[MAX_PENDING][MAX_STATE_KEYS], k[MAX_PENDING][MAX_STATE_KEYS];
+  float decay[MAX_PENDING], rate[MAX_PENDING], qk[MAX_PENDING], skip;
+};
+
+// What a head reads of some tokens: q and k, and a gate for the decay and, of the gated delta rule, one for the rate.
+template <class E>
+struct HeadInputs {
+  const E *q, *k;
+  i64 stride;
+  const E *step, *rate;
+  i64 gate_stride;
 };
 
 // The numbers of a head divided by their length, and multiplied.
@@ -175,15 +245,12 @@ AE_INLINE void to_unit(const E* x, i64 size, float factor, float* out) {
 }
 
 template <class E>
-AE_NOINLINE void prepare_tokens(const RecurOp& op, i64 head, const E* convolved, i64 stride, const E* gates, i64 gates_stride, i64 count,
-                                RecurTokens& tokens) {
-  const StateLayer& layer = op.state;
-  const i64 key_head = head / (layer.heads / layer.key_heads), dim = layer.key_dim;
+AE_NOINLINE void prepare_tokens(const RecurOp& op, i64 head, const HeadInputs<E>& inputs, i64 count, RecurTokens& tokens) {
+  const i64 dim = op.state.key_dim;
   const float rate = op.rates[head], bias = op.step_bias[head], scale = 1.f / std::sqrt((float)dim);
   tokens.skip = op.skip ? op.skip[head] : 0.f;
   for (i64 t = 0; t < count; t++) {
-    const E *row = convolved + t * stride, *gate = gates + t * gates_stride;
-    const E *q = row + key_head * dim, *k = row + (layer.key_heads + key_head) * dim;
+    const E *q = inputs.q + t * inputs.stride, *k = inputs.k + t * inputs.stride;
     if (op.skip) {
       for (i64 i = 0; i < dim; i += LANES) store(tokens.q[t] + i, load(q + i)), store(tokens.k[t] + i, load(k + i));
     } else {
@@ -193,11 +260,33 @@ AE_NOINLINE void prepare_tokens(const RecurOp& op, i64 head, const E* convolved,
     VecF products = {};
     for (i64 i = 0; i < dim; i += LANES) products += load(tokens.q[t] + i) * load(tokens.k[t] + i);
     tokens.qk[t] = sum(products);
-    const float x = widen(gate[op.skip ? head : layer.heads + head]) + bias, dt = x > 20.f ? x : std::log1p(std::exp(x));
+    const float x = widen(inputs.step[t * inputs.gate_stride]) + bias, dt = x > 20.f ? x : std::log1p(std::exp(x));
     tokens.decay[t] = std::exp(-rate * dt);
-    tokens.rate[t] = op.skip ? dt : 1.f / (1.f + std::exp(-widen(gate[head])));
+    tokens.rate[t] = op.skip ? dt : 1.f / (1.f + std::exp(-widen(inputs.rate[t * inputs.gate_stride])));
   }
 }
+
+// Of replayed tokens, which are in pages.
+template <class E>
+struct ReplayedTokens {
+  alignas(64) E q[MAX_PENDING][MAX_STATE_KEYS], k[MAX_PENDING][MAX_STATE_KEYS], v[MAX_PENDING][MAX_BLOCK_COLUMNS];
+  alignas(64) E out[MAX_PENDING][MAX_BLOCK_COLUMNS];  // nobody reads it
+  E step[MAX_PENDING], rate[MAX_PENDING];
+
+  HeadInputs<E> load(const RecurOp& op, const StatePages& states, const i32* pages, i64 head, i64 first, i64 count) {
+    constexpr i64 PER_LINE = STATE_LINE / (i64)sizeof(E);
+    const StateLayer& layer = op.state;
+    const i64 key_head = head / (layer.heads / layer.key_heads), dim = layer.key_dim;
+    convolve_replayed(op, states, pages, first, count, key_head * dim, dim, q[0], MAX_STATE_KEYS);
+    convolve_replayed(op, states, pages, first, count, (layer.key_heads + key_head) * dim, dim, k[0], MAX_STATE_KEYS);
+    const auto gate = [&](i64 token, i64 number) {
+      const i64 at = layer.channels + number;
+      return reinterpret_cast<const E*>(states.input(pages, at / PER_LINE, layer.taps - 1 + token))[at % PER_LINE];
+    };
+    for (i64 t = 0; t < count; t++) step[t] = gate(first + t, op.skip ? head : layer.heads + head), rate[t] = gate(first + t, head);
+    return {q[0], k[0], MAX_STATE_KEYS, step, rate, 1};
+  }
+};
 
 // The products of some columns of a block with k and q of the first token, by column. The block comes from memory: other columns of its rows
 // do so at once, and later rows ahead of their turn.
@@ -281,7 +370,8 @@ void recur(const Member& member, const RecurOp& op, const Pool& pool, const Step
   const StateLayer& layer = op.state;
   const StatePages states(pool, layer);
   const Rows<E>&convolved = buffers[op.convolved], &gates = buffers[op.gates], &out = buffers[op.out];
-  const i64 blocks = ceil_div(layer.value_dim, layer.width), values = 2 * layer.key_heads * layer.key_dim;
+  const i64 blocks = ceil_div(layer.value_dim, layer.width), keys = layer.key_heads * layer.key_dim;
+  const auto run = op.skip ? recur_block<false, E> : recur_block<true, E>;
   i64 split = 1;
   while (split < blocks && step.num_rows * layer.heads * split < 4 * member.size()) split *= 2;
   const i64 per_task = ceil_div(blocks, split);
@@ -289,28 +379,43 @@ void recur(const Member& member, const RecurOp& op, const Pool& pool, const Step
   member.each(step.num_rows * layer.heads * split, [&](i64 task) {
     const StateRow row(step, pool, task / (layer.heads * split));
     const i64 head = task / split % layer.heads, begin_block = task % split * per_task, end_block = smaller(blocks, begin_block + per_task);
+    const i64 key_head = head / (layer.heads / layer.key_heads);
     RecurTokens tokens;
+    ReplayedTokens<E> replayed;
     alignas(64) float scratch[MAX_BLOCK_FLOATS];
     const i32* from_pages = row.reads;
     bool begins = row.begins;
+    const auto own_inputs = [&](i64 at) -> HeadInputs<E> {
+      const E *one = convolved.row(at), *gate = gates.row(at);
+      const E* step_gate = gate + (op.skip ? head : layer.heads + head);
+      return {one + key_head * layer.key_dim, one + keys + key_head * layer.key_dim, convolved.stride, step_gate, gate + head, gates.stride};
+    };
+    // The block of the state before what is computed now, in pages or scratch; `to` is where zeros are written if there is none.
+    const auto block_before = [&](i64 number, float* to) -> const float* {
+      if (begins) return static_cast<const float*>(memset(to, 0, (size_t)(layer.key_dim * layer.width) * sizeof(float)));
+      if (states.whole_blocks()) return states.block(from_pages, number);
+      states.load_block(from_pages, number, scratch);
+      return scratch;
+    };
     row.each_part([&](i64 begin, i64 end, const i32* kept) {
-      for (i64 token = begin; token < end; token += RECUR_RUN) {
-        const i64 count = smaller(RECUR_RUN, end - token), first = row.first + token;
-        prepare_tokens(op, head, convolved.row(first), convolved.stride, gates.row(first), gates.stride, count, tokens);
+      for (i64 token = begin, count; token < end; token += count) {
+        const i64 own = token - row.replays;  // negative: replayed
+        count = smaller(RECUR_RUN, (own < 0 ? smaller(end, row.replays) : end) - token);
+        const auto inputs = own < 0 ? replayed.load(op, states, row.reads, head, token, count) : own_inputs(row.first + own);
+        prepare_tokens(op, head, inputs, count, tokens);
         for (i64 block = begin_block; block < end_block; block++) {
           const i64 number = head * blocks + block, column = block * layer.width, columns = smaller(layer.width, layer.value_dim - column);
-          float* to = states.whole_blocks() ? states.block(row.writes, number) : scratch;
-          const float* from = states.whole_blocks() ? states.block(from_pages, number) : scratch;
-          if (begins) {
-            memset(to, 0, (size_t)(layer.key_dim * layer.width) * sizeof(float));
-            from = to;
-          } else if (!states.whole_blocks()) {
-            states.load_block(from_pages, number, scratch);
-          }
           const i64 channel = head * layer.value_dim + column;
-          const auto run = op.skip ? recur_block<false, E> : recur_block<true, E>;
-          run(tokens, count, layer.key_dim, layer.width, columns, from, to, convolved.row(first) + values + channel, convolved.stride,
-              out.row(first) + channel, out.stride);
+          float* to = states.whole_blocks() ? states.block(row.writes, number) : scratch;
+          const float* from = block_before(number, to);
+          if (own < 0) {
+            convolve_replayed(op, states, row.reads, token, count, 2 * keys + channel, columns, replayed.v[0], MAX_BLOCK_COLUMNS);
+            run(tokens, count, layer.key_dim, layer.width, columns, from, to, replayed.v[0], MAX_BLOCK_COLUMNS, replayed.out[0],
+                MAX_BLOCK_COLUMNS);
+          } else {
+            run(tokens, count, layer.key_dim, layer.width, columns, from, to, convolved.row(row.first + own) + 2 * keys + channel,
+                convolved.stride, out.row(row.first + own) + channel, out.stride);
+          }
           if (!states.whole_blocks()) states.store_block(row.writes, number, scratch);
         }
         from_pages = row.writes;
@@ -326,6 +431,16 @@ void recur(const Member& member, const RecurOp& op, const Pool& pool, const Step
         }
       }
     });
+    if (!row.drafts) return;
+    prepare_tokens(op, head, own_inputs(row.first), row.count, tokens);
+    for (i64 block = begin_block; block < end_block; block++) {
+      const i64 number = head * blocks + block, column = block * layer.width, columns = smaller(layer.width, layer.value_dim - column);
+      const i64 channel = head * layer.value_dim + column;
+      const float* from = block_before(number, scratch);
+      if (from_pages != row.writes || begins) states.store_block(row.writes, number, from);
+      run(tokens, row.count, layer.key_dim, layer.width, columns, from, scratch, convolved.row(row.first) + 2 * keys + channel,
+          convolved.stride, out.row(row.first) + channel, out.stride);
+    }
   });
 }
 
