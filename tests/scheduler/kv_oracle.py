@@ -122,6 +122,7 @@ class OracleRunner:
         self.states = np.full(num_pages, -1, np.int64)  # by page
         self._state_of: dict[int, np.ndarray] = {}  # row -> the pages that its next step reads,
         self._next_state_of: dict[int, np.ndarray] = {}  # and those that it writes
+        self._inputs_of: dict[int, tuple[int, list[int]]] = {}  # row -> of how many tokens its state is, and those behind them
         self.max_in_flight = max_in_flight
         self.max_adapters = max_adapters
         self.page_size = page_size
@@ -208,6 +209,8 @@ class OracleRunner:
         if plan.states is not None:
             self._state_of.update(zip(plan.states.rows.tolist(), plan.states.sources, strict=True))
             self._next_state_of.update(zip(plan.states.rows.tolist(), plan.states.pages, strict=True))
+            for row in plan.states.rows.tolist():
+                self._inputs_of.pop(row, None)
         proposed = {} if plan.draft_rows is None else self._propose(plan.draft_rows)
         given = 0
         tokens: list[int] = []
@@ -236,7 +239,7 @@ class OracleRunner:
                 right += 1
             self._compute(row, start, start + certain + right)
             if self.state_pages:
-                self._continue_state(plan, row, start, start + certain + right)
+                self._continue_state(plan, row, start, ids, has_drafts=num_sampled > 1)
             for group in range(len(self.windows)):
                 contents = np.full(length, -2)  # at wrong drafts, and behind them
                 contents[: certain + right] = self.contents_of(row, group, start, start + certain + right)
@@ -259,8 +262,9 @@ class OracleRunner:
             sampled = {}
         return OracleFlight(self, plan, ends, sampled, result)
 
-    def _continue_state(self, plan: StepPlan, row: int, start: int, end: int) -> None:
-        """Reads a row's state of its first `start` tokens, and writes those that the step makes of more of them."""
+    def _continue_state(self, plan: StepPlan, row: int, start: int, ids: list[int], *, has_drafts: bool) -> None:
+        """Reads a row's state, and writes that of the tokens which are certain: all of the first `start`, and if there are no drafts those
+        of the step, `ids`. With drafts the state gets the inputs of these, some of which the next step computes again."""
         states = plan.states
 
         def content(length: int) -> np.ndarray:
@@ -274,14 +278,21 @@ class OracleRunner:
             self.slots.reshape(-1, self.page_size)[pages] = -1
 
         read = self._state_of[row]
-        if (not read.any()) != (start == 0) or (start and not np.array_equal(self.states[read], content(start))):
-            raise OracleError(f"step {plan.step} continues a wrong state of row {row} at {start}")
+        known, inputs = self._inputs_of.get(row, (start, []))
+        if start < known:
+            raise OracleError(f"step {plan.step} continues the state of row {row} before its end, at {start}")
+        if inputs[: start - known] != self.truth_of(row).tokens[known:start].tolist():
+            raise OracleError(f"step {plan.step} computes other tokens of row {row} again than the sequence has at {known}")
+        if (not read.any()) != (known == 0) or (known and not np.array_equal(self.states[read], content(known))):
+            raise OracleError(f"step {plan.step} continues a wrong state of row {row} at {known}")
+        end = start if has_drafts else start + len(ids)
         if states is not None:
             for kept in np.flatnonzero(states.kept_rows == row).tolist():
-                assert start < states.kept_lengths[kept] <= end
+                assert known < states.kept_lengths[kept] <= end
                 write(states.kept_pages[kept], int(states.kept_lengths[kept]))
         self._state_of[row] = self._next_state_of[row]
         write(self._state_of[row], end)
+        self._inputs_of[row] = end, ids if has_drafts else []
 
     def _check_adapters(self, plan: StepPlan) -> None:
         expected = [self.truth_of(row).request.adapter for row in plan.rows.tolist()]

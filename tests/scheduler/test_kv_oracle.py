@@ -63,8 +63,6 @@ def with_states(config: SchedulerConfig, rng: random.Random) -> SchedulerConfig:
         state_pages=state_pages,
         state_interval=config.page_size * rng.choice([0, 1, 2, 4]),
         num_pages=config.num_pages + state_pages * rng.choice([2, 2, 3, 10, 30]),
-        has_draft_model=False,
-        has_draft_head=False,
     )
 
 
@@ -114,7 +112,7 @@ def run_workload(seed: int, max_in_flight: int = 1) -> Simulation:
     rng = random.Random(seed)
     config = random_config(rng, max_in_flight)
     drafts = random.Random(seed) if seed % 2 else None
-    if seed % 4 == 2:
+    if seed % 4 == 2 or seed % 8 == 5:  # without drafts and with them
         config = with_states(config, random.Random(seed))
     simulation = Simulation(config, overlap=rng.random() < 0.5, rng=rng if rng.random() < 0.3 else None, drafts=drafts)
     prefixes = [[rng.randrange(50) for _ in range(config.max_model_len)] for _ in range(rng.randint(1, 3))]
@@ -359,6 +357,14 @@ class TestTheOracleCanFail:
 
         monkeypatch.setattr(Scheduler, "_settle_drafts", settle)
         assert fails(range(2, 400, 4))
+
+    def test_a_state_is_kept_behind_drafts(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        def keep_of_chunk(self: RowStates, row: int, start: int, length: int, *, has_drafts: bool) -> list[bytes]:
+            return real(self, row, start + has_drafts * length, length, has_drafts=has_drafts)
+
+        real = RowStates.keep_of_chunk
+        monkeypatch.setattr(RowStates, "keep_of_chunk", keep_of_chunk)
+        assert fails(range(5, 400, 8))
 
     def test_a_state_is_found_after_fewer_tokens_than_it_is_of(self, monkeypatch: pytest.MonkeyPatch) -> None:
         real = RowStates._name_at
