@@ -164,10 +164,16 @@ def test_drafts(model: pathlib.Path) -> None:
         params = replace(PARAMS, allowed_token_ids=(5, 6), max_tokens=80)
         async with engine_of(model, speculative="off") as engine:
             expected = [(await run_all(engine, [prompt], params))[0] for prompt in repeated]
-        async with engine_of(model, speculative="ngram") as engine:
-            assert await run_all(engine, repeated, params) == expected
-            stats = engine.stats()
-            assert 0 < stats.accepted_draft_tokens < stats.draft_tokens
+        for most in (9, 64):
+            async with engine_of(model, speculative="ngram", max_num_batched_tokens=most, max_num_seqs=8) as engine:
+                assert await run_all(engine, repeated, params) == expected
+                stats = engine.stats()
+                assert 0 < stats.accepted_draft_tokens < stats.draft_tokens
+                turn = [*repeated[0], *(token for token, _ in expected[0]), 7]
+                completion = await engine.generate(turn, replace(params, max_tokens=9))
+                assert completion.usage.cached_prompt_tokens >= len(turn) - 10 - PAGE  # what the last step checked was not computed again
+                async with engine_of(model, enable_prefix_cache=False) as undisturbed:
+                    assert facts(completion) == facts(await undisturbed.generate(turn, replace(params, max_tokens=9)))
 
     asyncio.run(run())
 
