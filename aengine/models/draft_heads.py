@@ -57,7 +57,9 @@ def mtp_spec(model_dir: pathlib.Path, target: ModelSpec, load_format: str = "aut
 
     Embedding and output head are the model's: those that some checkpoints have beside the layer are copies. Raises ModelLoadError.
     """
-    if not FAMILIES[target.family].mtp_names or not read_text_config(model_dir).get("num_nextn_predict_layers"):
+    config = read_text_config(model_dir)
+    named = any(config.get(key) for key in ("num_nextn_predict_layers", "mtp_num_hidden_layers"))
+    if not FAMILIES[target.family].mtp_names or not named or target.layers[-1].attention is None:
         return None
     assert target.norm is not None, "all of these families have one"
     head = DraftHead(HeadKind.MTP, target.norm, target_size=target.hidden_size, target_layers=target.num_layers)

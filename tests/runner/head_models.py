@@ -11,6 +11,7 @@ from dataclasses import dataclass
 import torch
 import torch.nn.functional as F
 import transformers
+from hybrid_cases import DELTA, EXPERTS
 from reference import FAMILIES, TINY, save_random
 from safetensors.torch import load_file, save_file
 from torch import Tensor
@@ -140,6 +141,20 @@ MTP = {  # family of transformers, config, names of the layer with {layer} for i
         ("enorm", "hnorm", "eh_proj", "shared_head.norm"),
         False,
     ),
+    "qwen3.5": (
+        "Qwen3_5Text",
+        {**DELTA, "num_hidden_layers": 5, "layer_types": ["linear_attention", "full_attention"] * 2 + ["full_attention"]},
+        "mtp.layers.0",
+        ("pre_fc_norm_embedding", "pre_fc_norm_hidden", "fc", "norm"),
+        False,
+    ),
+    "qwen3-next": (
+        "Qwen3Next",
+        {**DELTA, **EXPERTS, "num_hidden_layers": 3, "layer_types": ["linear_attention", "full_attention", "full_attention"]},
+        "mtp.layers.0",
+        ("pre_fc_norm_embedding", "pre_fc_norm_hidden", "fc", "norm"),
+        False,
+    ),
     "mimo": (
         "Qwen2",
         {},
@@ -156,7 +171,7 @@ def mtp(path: pathlib.Path, name: str, *, from_last_token: bool = False) -> Draf
     `from_last_token`: the next token depends on the last one alone, and the MTP layer says the same as the model.
     """
     prefix, changes, layer_name, (enorm, hnorm, combine, norm), hidden_first = MTP[name]
-    config = {**TINY, **changes}
+    config, offset = {**TINY, **changes}, float(name.startswith("qwen"))  # of the weights of norms
     num_layers = config["num_hidden_layers"] - 1
     larger = save_random(prefix, config, path, 3, dtype=torch.float32)
     weights = load_file(path / "model.safetensors")
@@ -173,12 +188,13 @@ def mtp(path: pathlib.Path, name: str, *, from_last_token: bool = False) -> Draf
         identity, zeros = torch.eye(SIZE), torch.zeros(SIZE, SIZE)
         own |= {enorm: torch.ones(SIZE), norm: weights["model.norm.weight"]}
         own[combine] = torch.cat((zeros, identity) if hidden_first else (identity, zeros), 1)
-    weights |= {f"{ours}{key}.weight": tensor.clone() for key, tensor in own.items()}
+    around = ours.removesuffix("layers.0.") if ours.startswith("mtp.") else ours
+    weights |= {f"{around}{key}.weight": tensor.clone() for key, tensor in own.items()}
     if layer_name.startswith("model.layers"):  # copies that nobody reads
         weights |= {f"{ours}embed_tokens.weight": torch.zeros(1), f"{ours}shared_head.head.weight": torch.zeros(1)}
     save_file(weights, path / "model.safetensors", {"format": "pt"})
     written = json.loads((path / "config.json").read_text())
-    written |= {"num_hidden_layers": num_layers, "num_nextn_predict_layers": 1}
+    written |= {"num_hidden_layers": num_layers, "mtp_num_hidden_layers" if name == "qwen3.5" else "num_nextn_predict_layers": 1}
     if name == "mimo":
         written["architectures"] = ["MiMoForCausalLM"]
     for key in ("layer_types", "mlp_layer_types"):
@@ -187,7 +203,9 @@ def mtp(path: pathlib.Path, name: str, *, from_last_token: bool = False) -> Draf
     (path / "config.json").write_text(json.dumps(written))
     config_class = type(larger.config)
     model_class = type(larger)
-    model = model_class(config_class(**{**config, "num_hidden_layers": num_layers})).eval()
+    kinds = config.pop("layer_types", None)
+    some_kinds, last_kind = ({}, {}) if kinds is None else ({"layer_types": kinds[:num_layers]}, {"layer_types": kinds[num_layers:]})
+    model = model_class(config_class(**{**config, **some_kinds, "num_hidden_layers": num_layers})).eval()
     model.load_state_dict({key: tensor for key, tensor in larger.state_dict().items() if not key.startswith(theirs)})
     layer = larger.model.layers[num_layers]
     if from_last_token:
@@ -196,14 +214,16 @@ def mtp(path: pathlib.Path, name: str, *, from_last_token: bool = False) -> Draf
                 for key, parameter in each.named_parameters():
                     if key.endswith(("o_proj.weight", "down_proj.weight", "down_proj")):
                         parameter.zero_()
-    alone = model_class(config_class(**{**config, "num_hidden_layers": 1})).eval()  # the layer of the head with what stands around it
+    alone = model_class(
+        config_class(**{**config, **last_kind, "num_hidden_layers": 1})
+    ).eval()  # the layer of the head with what stands around it
     layer.self_attn.layer_idx = 0
     alone.model.layers[0] = layer
     alone.model.norm.weight.data = own[norm]
     alone.lm_head.weight.data = model.lm_head.weight.data
 
     def head(embeddings: Tensor, hidden: Tensor) -> tuple[Tensor, Tensor]:
-        x = [rms(embeddings, own[enorm]), rms(hidden, own[hnorm])]
+        x = [rms(embeddings, own[enorm] + offset), rms(hidden, own[hnorm] + offset)]
         out = alone(inputs_embeds=F.linear(torch.cat(x[::-1] if hidden_first else x, -1), own[combine])[None], output_hidden_states=True)
         return out.logits[0], out.hidden_states[-1][0]
 

@@ -38,10 +38,13 @@ MADE: dict[str, Callable[[pathlib.Path], Drafting]] = {
     "deepseek-v3": lambda path: mtp(path, "deepseek-v3"),
     "glm4-moe": lambda path: mtp(path, "glm4-moe"),
     "mimo": lambda path: mtp(path, "mimo"),
+    "qwen3.5": lambda path: mtp(path, "qwen3.5"),
+    "qwen3-next": lambda path: mtp(path, "qwen3-next"),
 }
 pytestmark = pytest.mark.usefixtures("every_draft")
 BACKENDS = ("cpu", "torch_native", "graphs")
-QUICK = [("eagle", "cpu"), ("deepseek-v3", "cpu"), ("mimo", "cpu"), ("eagle", "graphs"), ("mimo", "torch_native")]
+QUICK = [("eagle", "cpu"), ("deepseek-v3", "cpu"), ("qwen3.5", "cpu"), ("mimo", "cpu"), ("eagle", "graphs"), ("mimo", "torch_native")]
+EVERY = [(name, backend) for name in MADE for backend in BACKENDS if (name[:4], backend) != ("qwen", "graphs")]  # recurrences have none
 
 
 @pytest.fixture
@@ -62,6 +65,7 @@ class Run:
         self.config = SchedulerConfig(
             *(runner.max_num_seqs, runner.max_num_batched_tokens, runner.max_model_len, num_pages, runner.page_size),
             max_drafts=max_drafts,
+            state_pages=runner.state_pages,
             has_draft_model=runner.draft_source is not None,
             has_draft_head=runner.draft_source in (DraftSource.HEAD, DraftSource.MTP),
         )
@@ -143,7 +147,7 @@ def make(drafting: Drafting, backend: str) -> Iterator[Callable[..., ModelRunner
 
 
 @pytest.mark.quick_cases(1)
-@pytest.mark.parametrize(("drafting", "backend"), slow_but(QUICK, itertools.product(MADE, BACKENDS)), indirect=["drafting"])
+@pytest.mark.parametrize(("drafting", "backend"), slow_but(QUICK, EVERY), indirect=["drafting"])
 def test_a_head_proposes_what_plain_torch_does(drafting: Drafting, backend: str, make: Callable[..., ModelRunner]) -> None:
     """In chunks and waves, with preemption and shared prefixes; and outputs are those without it.
 
@@ -245,7 +249,7 @@ def test_drafts_of_a_head_that_is_right_are_accepted(tmp_path: pathlib.Path) -> 
 @pytest.mark.quick_cases(1)
 @pytest.mark.parametrize(
     ("drafting", "backend"),
-    slow_but([("mimo", "cpu"), ("mimo", "torch_native")], itertools.product(MADE, BACKENDS)),
+    slow_but([("mimo", "cpu"), ("mimo", "torch_native")], EVERY),
     indirect=["drafting"],
 )
 def test_forks_have_the_hidden_states_of_their_prompt(drafting: Drafting, make: Callable[..., ModelRunner]) -> None:

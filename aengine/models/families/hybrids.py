@@ -209,7 +209,7 @@ _COMMON = {
 def _qwen_family(model_type: str, architecture: str, read: Any, names: Mapping[str, str], transform: Any, **others: Any) -> Family:
     defaults = {**_COMMON, **others.pop("defaults")}
     ignored = r"(model\.)?mtp\..*|.*\.rotary_emb\.inv_freq"
-    return Family(model_type, architecture, read, defaults=defaults, names=names, transform=transform, ignored=ignored, **others)
+    return Family(model_type, architecture, read, defaults=defaults, names=names, transform=transform, ignored=ignored, mtp_names=_MTP_NAMES, **others)
 
 
 def mamba2(reader: ConfigReader, *, gated_first: bool = True, normed: bool = True, width: int | None = None) -> Recurrence:
@@ -384,6 +384,13 @@ def _nemotron_h(reader: ConfigReader) -> ModelSpec:
     return decoder_spec(reader, layers, max_position_embeddings=reader.positive("max_position_embeddings"))
 
 
+_MTP_NAMES = {
+    "layer": "mtp.layers.0",
+    "embedding_norm": "mtp.pre_fc_norm_embedding",
+    "hidden_norm": "mtp.pre_fc_norm_hidden",
+    "combine": "mtp.fc",
+    "norm": "mtp.norm",
+}
 _MOE = {"moe_intermediate_size": 512, "shared_expert_intermediate_size": 512}
 _DENSE = {"defaults": {"num_key_value_heads": 4}, "part_defaults": part_sizes(248_320, 4096, 12_288, 32, 16)}
 _MIXED = {
