@@ -74,8 +74,8 @@ def save_tiny(name: str, path: pathlib.Path, *, dtype: torch.dtype = torch.float
 
 
 def save_random(prefix: str, config: dict, path: pathlib.Path, seed: int, *, dtype: torch.dtype, **saving) -> transformers.PreTrainedModel:
-    """Makes a `{prefix}ForCausalLM`, without "Text" at the end of the prefix, all of its parameters random (norms and biases too), and saves
-    it to `path`."""
+    """Makes a `{prefix}ForCausalLM`, without "Text" at the end of the prefix, all of its parameters random (norms and biases too), and
+    saves it to `path`."""
     torch.manual_seed(seed)
     model = (
         getattr(transformers, f"{prefix.removesuffix('Text')}ForCausalLM")(getattr(transformers, f"{prefix}Config")(**config))
