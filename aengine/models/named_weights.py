@@ -199,9 +199,10 @@ def _experts(found: _Parameters, experts: Experts, hidden: int) -> None:
     found.linear("router", (count,), hidden, bias=experts.router_bias)
     if experts.correction:
         found.add("router_correction", (count,), (count,), 0.0, float32=True)
-    found.add("experts.gate_up.weight", (count, 2 * size, hidden), (size, size) * count, None)
+    first, each = ("gate_up", 2) if experts.expert.gated else ("up", 1)
+    found.add(f"experts.{first}.weight", (count, each * size, hidden), (size,) * (each * count), None)
     if experts.expert.up_bias:
-        found.add("experts.gate_up.bias", (count, 2 * size), (size, size) * count, 0.0)
+        found.add(f"experts.{first}.bias", (count, each * size), (size,) * (each * count), 0.0)
     found.add("experts.down.weight", (count, hidden, size), (hidden,) * count, None)
     if experts.expert.down_bias:
         found.add("experts.down.bias", (count, hidden), (hidden,) * count, 0.0)

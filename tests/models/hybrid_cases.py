@@ -12,7 +12,7 @@ def _adjust(model: transformers.PreTrainedModel) -> None:
     """Corrections of the routers' scores, which are buffers, change choices."""
     generator = torch.Generator().manual_seed(3)
     for name, buffer in model.named_buffers():
-        if name.endswith("expert_bias"):
+        if name.endswith(("expert_bias", "correction_bias")):
             buffer.normal_(0.0, 0.2, generator=generator)
 
 
@@ -105,6 +105,16 @@ CASES = [
         "FalconH1",
         {**MAMBA2, "num_hidden_layers": 2, "mamba_d_ssm": 128, "mamba_rms_norm": True, "mamba_norm_before_gate": True},
         adjust=_spread,
+    ),
+    Case(
+        "nemotron-h-moe",
+        "NemotronH",
+        {
+            **{"layers_block_type": [_LINEAR, "moe", _FULL, "moe"], "mamba_num_heads": 4, "mamba_head_dim": 48, "time_step_min": 1e-12},
+            **{"n_groups": 2, "ssm_state_size": 16, "head_dim": 32, "n_routed_experts": 8, "num_experts_per_tok": 3, "n_group": 2},
+            **{"moe_intermediate_size": 48, "moe_shared_expert_intermediate_size": 80, "routed_scaling_factor": 1.5, "topk_group": 1},
+        },
+        adjust=_adjust,
     ),
     Case(
         "nemotron-h",

@@ -206,9 +206,8 @@ UNREAD = {
     "granitemoehybrid": "layers_block_type mamba_chunk_size",
     "bamba": "layer_types layers_block_type mamba_chunk_size num_logits_to_keep z_loss_coefficient",
     "falcon_h1": "get_text_config layer_types mamba_chunk_size mamba_expand mamba_norm_before_gate num_logits_to_keep",
-    "nemotron_h": "chunk_size get_text_config layer_types num_hidden_layers num_logits_to_keep rescale_prenorm_residual residual_in_fp32 "
-    "time_step_floor time_step_max time_step_min use_mamba_kernels moe_intermediate_size moe_latent_size n_group n_routed_experts "
-    "moe_shared_expert_intermediate_size norm_topk_prob num_experts_per_tok num_local_experts routed_scaling_factor topk_group",
+    "nemotron_h": "chunk_size get_text_config layer_types num_local_experts num_logits_to_keep rescale_prenorm_residual residual_in_fp32 "
+    "time_step_floor time_step_max time_step_min use_mamba_kernels",
     # Without meaning for the model: another precision, images, a mask.
     "gpt_neox": "is_decoder",
     "gemma3_text": "get_text_config image_token_id mm_tokens_per_image text_config vision_config",

@@ -40,7 +40,7 @@ NAMES = {  # in config.json, of families that do not say it as most do
     "dots1": {**SIZES, "n_routed_experts": 8, "num_experts_per_tok": 2},
     "granitemoehybrid": {**SIZES, "layer_types": ["attention", "mamba"] * (SIZES["num_hidden_layers"] // 2), "mamba_n_heads": 16},
     "bamba": {**SIZES, "attn_layer_indices": [1, 3], "mamba_n_heads": 16},
-    "nemotron_h": {**SIZES, "layers_block_type": ["linear_attention", "mlp", "full_attention"]},
+    "nemotron_h": {**SIZES, "layers_block_type": ["linear_attention", "mlp", "full_attention", "moe"]},
     "llama_eagle3": {
         **{**SIZES, "num_hidden_layers": 1, "target_hidden_size": 96, "draft_vocab_size": 200, "norm_before_residual": True},
         **{"eagle_aux_hidden_state_layer_ids": [1, 2, 3], "eagle_config": {}},

@@ -105,7 +105,7 @@ class ConfigReader:
         return value
 
     def numbers(self, key: str, fallback: Sequence[float]) -> Sequence[float]:
-        """As many numbers as `fallback` has."""
+        """A list of as many numbers as `fallback` has."""
         value = self._present(key, fallback)
         if not isinstance(value, list | tuple) or not all(map(is_number, value)) or len(value) != len(fallback):
             raise self.unusable(key, value, f"a list of {len(fallback)} numbers")

@@ -423,11 +423,12 @@ class CpuProgram(Operations):
     def _experts(self, name: str, experts: Experts, whole: Experts, source: str, multiplier: float, out: str, epilogue: int) -> None:
         weights, shard = self._weights, self._shard
         correction = weights.vectors[f"{name}router_correction"].data_ptr() if experts.correction else None
-        matrices = [weights.grouped[f"{name}experts.{which}"] for which in ("gate_up", "down")]
+        first = "gate_up" if experts.expert.gated else "up"
+        matrices = [weights.grouped[f"{name}experts.{which}"] for which in (first, "down")]
         addresses = [ctypes.addressof(each.c) for each in matrices]
         shared = [library.NO_MATRIX] * 2
         if experts.shared is not None:
-            names = [f"{name}shared.{which}" for which in ("gate_up", "down")]
+            names = [f"{name}shared.{which}" for which in (first, "down")]
             addresses += [ctypes.addressof(weights.linears[each].c) for each in names]
             shared = [self._number(each) for each in names]
         firsts: list[int | None] = [None, None]

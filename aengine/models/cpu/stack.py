@@ -88,8 +88,8 @@ def _unsupported_layer(layer: Layer) -> str | None:
         shared = layer.mlp.shared or layer.mlp.expert
         if layer.mlp.num_experts > MAX_EXPERTS:
             return f"{layer.mlp.num_experts} experts; the most is {MAX_EXPERTS}"
-        if not (shared.gated and layer.mlp.expert.gated and shared.activation is layer.mlp.expert.activation):
-            return "experts that are not gated, or have other activations than the shared one"
+        if (shared.gated, shared.activation) != (layer.mlp.expert.gated, layer.mlp.expert.activation):
+            return "experts that have other activations than the shared one, or gates where it has none"
     if layer.parallel and (layer.post_attention_norm or layer.post_mlp_norm):
         return "norms after parallel blocks"
     return None

@@ -1,4 +1,5 @@
-"""DeepSeek V2 and V3, and GLM-4.7-Flash: multi-head latent attention, and experts in all layers but the first ones."""
+"""DeepSeek V2 and V3, and GLM-4.7-Flash: multi-head latent attention, and experts in all layers but the first ones. And Cohere 2 with
+experts."""
 
 from __future__ import annotations
 
@@ -8,10 +9,32 @@ import torch
 from torch import Tensor
 
 from aengine.api.errors import ModelLoadError
+from aengine.kernels.layer_params import RouterScoring
 from aengine.models.config.reader import ConfigReader, NotNativeError
-from aengine.models.families.family import MTP_NAMES, Family, Transform, decoder_spec, gated_mlp, part_sizes, rms_norm, rope_and_context
-from aengine.models.families.mixtures import DEEPSEEK_NAMES, dense_layers, experts, routing, shared_experts, sigmoid_experts
-from aengine.models.spec import Experts, LatentAttention, Layer, ModelSpec, Norm
+from aengine.models.families.family import (
+    MTP_NAMES,
+    Family,
+    Transform,
+    attention,
+    decoder_spec,
+    gated_mlp,
+    halves,
+    head_sizes,
+    part_sizes,
+    rms_norm,
+    rope_and_context,
+    window_of,
+)
+from aengine.models.families.mixtures import (
+    DEEPSEEK_NAMES,
+    dense_layers,
+    experts,
+    listed_dense_layers,
+    routing,
+    shared_experts,
+    sigmoid_experts,
+)
+from aengine.models.spec import Experts, LatentAttention, Layer, Mlp, ModelSpec, Norm, NormKind
 
 _NAMES = {
     **DEEPSEEK_NAMES,
@@ -111,6 +134,48 @@ def _rope_first(tensor: Tensor, others: int) -> Tensor:
 
 
 _SIZES = {"kv_lora_rank": 512, "q_lora_rank": 1536, "qk_nope_head_dim": 128, "qk_rope_head_dim": 64, "v_head_dim": 128}
+
+
+def _cohere2_moe(reader: ConfigReader) -> ModelSpec:
+    """Attention and MLP are parallel, and layers without a window have no rope, but for dense ones at the begin."""
+    dense, num_layers = reader.count("first_k_dense_replace", 0), reader.positive("num_hidden_layers")
+    patterns = reader.positive("prefix_dense_sliding_window_pattern"), reader.positive("sliding_window_pattern")
+    kinds = reader.layer_types(num_layers) or [
+        "sliding_attention" if (layer + 1) % pattern else "full_attention"
+        for pattern, count in zip(patterns, (dense, num_layers - dense), strict=True)
+        for layer in range(count)
+    ]
+    is_dense = listed_dense_layers(reader)
+    shared, norm = reader.count("n_shared_experts"), _cohere_norm(reader)
+    if shared and reader.get("shared_expert_combination_strategy") != "sum":
+        raise NotNativeError(
+            f"shared_expert_combination_strategy {reader.get('shared_expert_combination_strategy')!r} in {reader.source.file} is not "
+            "supported; supported is 'sum'"
+        )
+    sigmoid = reader.get("expert_selection_fn") == "sigmoid"
+    how = routing(
+        reader,
+        scoring=RouterScoring.SIGMOID if sigmoid else RouterScoring.SOFTMAX,
+        normalize=not sigmoid or reader.flag("norm_topk_prob"),
+    )
+    width = reader.positive("intermediate_size")
+    block = experts(reader, how, size="intermediate_size", shared=Mlp(shared * width, reader.activation()) if shared else None)
+    mlp = gated_mlp(reader, size="prefix_dense_intermediate_size") if any(is_dense) else None
+    rope, context = rope_and_context(reader, head_sizes(reader)[2])
+    bias, layers = reader.flag("attention_bias"), []
+    for kind, one in zip(kinds, is_dense, strict=True):
+        window = window_of(reader, kind)
+        rotated = rope if window or (one and patterns[0] == 1) else None
+        attended = attention(reader, rotated, window=window, qkv_bias=bias, output_bias=bias)
+        layers.append(Layer(attended, mlp if one and mlp is not None else block, norm, None, parallel=True))
+    scale = reader.number("logit_scale")
+    return decoder_spec(reader, layers, norm=norm, max_position_embeddings=context, logit_scale=scale)
+
+
+def _cohere_norm(reader: ConfigReader) -> Norm:
+    return rms_norm(reader) if reader.get("rms_norm_eps") is not None else Norm(NormKind.LAYER, reader.number("layer_norm_eps"))
+
+
 FAMILIES = (
     Family(
         "deepseek_v2",
@@ -160,5 +225,19 @@ FAMILIES = (
         _NAMES,
         _transform,
         mtp_names=MTP_NAMES,
+    ),
+    Family(
+        "cohere2_moe",
+        "Cohere2MoeForCausalLM",
+        _cohere2_moe,
+        {
+            **{"max_position_embeddings": 8192, "head_dim": 128, "layer_norm_eps": 1e-5, "logit_scale": 0.0625, "sliding_window": 4096},
+            **{"sliding_window_pattern": 4, "prefix_dense_sliding_window_pattern": 1, "tie_word_embeddings": True},
+            **{"num_experts": 8, "num_experts_per_tok": 2, "num_shared_experts": 0, "norm_topk_prob": True},
+            **{"shared_expert_combination_strategy": "average", "expert_selection_fn": "softmax"},
+        },
+        DEEPSEEK_NAMES,
+        halves,
+        keys={"n_shared_experts": "num_shared_experts"},
     ),
 )

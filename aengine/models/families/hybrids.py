@@ -1,5 +1,4 @@
-"""Layers of attention among others: LFM2 has short convolutions, Qwen3-Next and Qwen3.5 have the gated delta rule, and Bamba, Falcon-H1 and
-Nemotron-H have Mamba-2, as Granite 4 has."""
+"""Layers of attention among others: LFM2 has short convolutions, Qwen3-Next and Qwen3.5 have the gated delta rule."""
 
 from __future__ import annotations
 
@@ -10,7 +9,7 @@ import torch
 from torch import Tensor
 
 from aengine.kernels.layer_params import RouterScoring
-from aengine.models.config.reader import ConfigReader, NotNativeError, is_number
+from aengine.models.config.reader import ConfigReader, NotNativeError
 from aengine.models.families.family import (
     LLAMA_NAMES,
     Family,
@@ -209,179 +208,9 @@ _COMMON = {
 def _qwen_family(model_type: str, architecture: str, read: Any, names: Mapping[str, str], transform: Any, **others: Any) -> Family:
     defaults = {**_COMMON, **others.pop("defaults")}
     ignored = r"(model\.)?mtp\..*|.*\.rotary_emb\.inv_freq"
-    return Family(model_type, architecture, read, defaults=defaults, names=names, transform=transform, ignored=ignored, mtp_names=_MTP_NAMES, **others)
-
-
-def mamba2(reader: ConfigReader, *, gated_first: bool = True, normed: bool = True, width: int | None = None) -> Recurrence:
-    """`width`: of the outputs of all heads, which give the width of each if the config does not."""
-    reader.refuse(hidden_act="silu")
-    limits = reader.get("time_step_limit")
-    if isinstance(limits, list) and (limits[:1] != [0.0] or any(map(is_number, limits[1:]))):  # infinity is none
-        raise NotNativeError(f"time_step_limit {limits} in {reader.source.file} is not supported: steps are not limited")
-    heads, groups, state, taps = map(reader.positive, ("mamba_n_heads", "mamba_n_groups", "mamba_d_state", "mamba_d_conv"))
-    if heads % groups:
-        raise reader.unusable("mamba_n_heads", heads, f"a multiple of {reader.name('mamba_n_groups')} {groups}")
-    if width is not None and width % heads:
-        raise reader.unusable("mamba_n_heads", heads, f"a divisor of the width {width} of all heads")
-    fixed = reader.get("mamba_d_head") not in (None, "auto")
-    head_dim = reader.positive("mamba_d_head") if fixed or width is None else width // heads
-    if width is not None and head_dim * heads != width:
-        raise reader.unusable("mamba_d_head", head_dim, f"{width // heads}: {reader.name('mamba_n_heads')} {heads} have {width} outputs")
-    return Recurrence(
-        *(RecurrenceKind.MAMBA2, heads, groups, state, head_dim, taps, rms_norm(reader) if normed else None),
-        norm_groups=groups if normed else None,
-        gated_first=gated_first,
-        conv_bias=reader.flag("mamba_conv_bias", True),
-        bias=reader.flag("mamba_proj_bias"),
+    return Family(
+        model_type, architecture, read, defaults=defaults, names=names, transform=transform, ignored=ignored, mtp_names=_MTP_NAMES, **others
     )
-
-
-def mamba2_transform(spec: ModelSpec, layer: Layer | None, name: str, part: int, shape: tuple[int, ...]) -> Transform | None:
-    """One projection has z, x, B, C and dt, and the convolution is of x, B and C: `Recurrence` has C, B, x, then z; and dt by itself."""
-    recurrence = None if layer is None else layer.recurrence
-    stem, _, kind = name.rpartition(".")
-    if recurrence is None or stem not in ("recur_in", "recur_gates", "conv"):
-        return None
-    width, keys = recurrence.width, recurrence.num_key_heads * recurrence.key_dim
-
-    def convolved(rows: Tensor) -> Tensor:
-        x, b, c = torch.split(rows, [width, keys, keys])
-        return torch.cat((c, b, x))
-
-    channels = recurrence.channels
-    if stem == "conv":
-        wide = (1,) if kind == "weight" else ()
-        return Transform((channels, *wide, *shape[1:]), lambda rows: convolved(rows.flatten(1) if wide else rows))
-    whole = (width + channels + recurrence.num_heads, *shape[1:])
-    if stem == "recur_gates":
-        return Transform(whole, lambda rows: rows[width + channels :])
-    if part == 1:
-        return Transform(whole, lambda rows: rows[:width])
-    return Transform(whole, lambda rows: convolved(rows[width : width + channels]))
-
-
-MAMBA2_NAMES = {
-    "recur_in": "mamba.in_proj mamba.in_proj",
-    "recur_gates": "mamba.in_proj",
-    "conv": "mamba.conv1d",
-    "log_decay": "mamba.A_log",
-    "step_bias": "mamba.dt_bias",
-    "skip": "mamba.D",
-    "recur_norm": "mamba.norm",
-    "recur_out": "mamba.out_proj",
-}
-MAMBA2_DEFAULTS = {
-    **{"mamba_n_heads": 128, "mamba_n_groups": 1, "mamba_d_state": 256, "mamba_d_conv": 4, "mamba_expand": 2, "mamba_conv_bias": True},
-    "mamba_proj_bias": False,
-}
-
-
-def _bamba(reader: ConfigReader) -> ModelSpec:
-    num_layers, attending = reader.positive("num_hidden_layers"), reader.integers("attn_layer_indices", [])
-    rope, context = rope_and_context(reader, head_sizes(reader)[2], partial=True)
-    bias, norm = reader.flag("attention_bias"), rms_norm(reader)
-    attended = attention(reader, rope, qkv_bias=bias, output_bias=bias)
-    mixed, mlp = (
-        mamba2(reader, width=reader.positive("mamba_expand") * reader.positive("hidden_size")),
-        gated_mlp(reader, bias=reader.flag("mlp_bias")),
-    )
-    layers = [
-        Layer(attended, mlp, norm, norm) if index in attending else Layer(None, mlp, norm, norm, recurrence=mixed)
-        for index in range(num_layers)
-    ]
-    _check_attends(layers, "attn_layer_indices")
-    return decoder_spec(reader, layers, max_position_embeddings=context)
-
-
-def _check_attends(layers: Sequence[Layer], key: str) -> None:
-    if all(layer.attention is None for layer in layers):
-        raise NotNativeError(f"no layer has attention by {key}, which is not supported")
-
-
-def _falcon_h1(reader: ConfigReader) -> ModelSpec:
-    """The multipliers that are not those of `ModelSpec` are of weights: `Layer.weight_factors` of z, x, B, C, dt, of the outputs of both
-    mixers, and of gate and down of the MLP."""
-    reader.refuse(attention_bias=False, mlp_bias=False, mamba_proj_bias=False, projectors_bias=False)
-    rope, context = rope_and_context(reader, head_sizes(reader)[2])
-    ssm_in, ssm_out, attention_in, attention_out, of_keys = (
-        reader.number(f"{name}_multiplier", 1.0) for name in ("ssm_in", "ssm_out", "attention_in", "attention_out", "key")
-    )
-    of_inputs, of_mlp = reader.numbers("ssm_multipliers", [1.0] * 5), reader.numbers("mlp_multipliers", [1.0] * 2)
-    scale = head_sizes(reader)[2] ** -0.5 * of_keys * attention_in**2
-    width = reader.positive_or_none("mamba_d_ssm") or reader.positive("mamba_expand") * reader.positive("hidden_size")
-    normed, norm = reader.flag("mamba_rms_norm"), rms_norm(reader)
-    layer = Layer(
-        *(attention(reader, rope, scale=scale), gated_mlp(reader), norm, norm),
-        recurrence=mamba2(reader, width=width, normed=normed, gated_first=not (normed and reader.flag("mamba_norm_before_gate", True))),
-        weight_factors=(*(ssm_in * factor for factor in of_inputs), ssm_out, attention_out * attention_in, *of_mlp),
-    )
-    return decoder_spec(
-        reader,
-        [layer] * reader.positive("num_hidden_layers"),
-        max_position_embeddings=context,
-        embedding_scale=reader.number("embedding_multiplier", 1.0),
-        logit_scale=reader.number("lm_head_multiplier", 1.0),
-    )
-
-
-def _falcon_transform(spec: ModelSpec, layer: Layer | None, name: str, part: int, shape: tuple[int, ...]) -> Transform | None:
-    transform = mamba2_transform(spec, layer, name, part, shape)
-    if layer is None or layer.recurrence is None:
-        return transform
-    z, x, b, c, dt, ssm_out, attention_out, gate, down = layer.weight_factors
-    keys = layer.recurrence.num_key_heads * layer.recurrence.key_dim
-    factors = {("recur_in", 1): z, ("recur_gates", 0): dt, ("recur_out", 0): ssm_out, ("output", 0): attention_out}
-    factors |= {("gate_up", 0): gate, ("down", 0): down}
-    factor: Tensor | float = factors.get((name.removesuffix(".weight"), part), 1.0)
-    if name == "conv.weight":
-        counts = torch.tensor([keys, keys, layer.recurrence.width])
-        factor = torch.repeat_interleave(torch.tensor([c, b, x]), counts).unsqueeze(1)
-    elif factor == 1.0:
-        return transform
-    taken = transform or Transform(shape, lambda rows: rows)
-    return Transform(taken.shape, lambda rows: taken.apply(rows).float() * factor, by_rows=False)
-
-
-_BLOCKS = {"M": "mamba", "*": "attention", "-": "mlp", "E": "moe"}
-_BLOCK_NAMES = {"linear_attention": "mamba", "full_attention": "attention"}
-
-
-def _nemotron_h(reader: ConfigReader) -> ModelSpec:
-    """A layer is one block."""
-    reader.refuse(use_bias=False, sliding_window=None)
-    pattern, key = reader.get("hybrid_override_pattern"), "layers_block_type"
-    kinds = reader.get(key)
-    if kinds is None and isinstance(pattern, str):
-        key, kinds = "hybrid_override_pattern", [_BLOCKS.get(letter, letter) for letter in pattern]
-    if not isinstance(kinds, list) or not kinds:
-        raise reader.unusable(key, kinds, "a block for each layer")
-    kinds = [_BLOCK_NAMES.get(kind, kind) for kind in kinds]
-    for kind in kinds:
-        if kind not in ("mamba", "attention", "mlp"):
-            raise NotNativeError(
-                f"a block {kind!r} by {key} in {reader.source.file} is not supported; supported are mamba, attention and mlp"
-            )
-    norm, bias, mlp_bias = rms_norm(reader), reader.flag("attention_bias"), reader.flag("mlp_bias")
-    mixed = mamba2(reader)
-    blocks = {
-        "mamba": Layer(None, None, norm, None, recurrence=mixed),
-        "attention": Layer(attention(reader, None, qkv_bias=bias, output_bias=bias), None, norm, None),
-        "mlp": Layer(
-            None,
-            Mlp(
-                reader.positive("intermediate_size"),
-                reader.activation("mlp_hidden_act", "relu2"),
-                gated=False,
-                up_bias=mlp_bias,
-                down_bias=mlp_bias,
-            ),
-            None,
-            norm,
-        ),
-    }
-    layers = [blocks[kind] for kind in kinds]
-    _check_attends(layers, key)
-    return decoder_spec(reader, layers, max_position_embeddings=reader.positive("max_position_embeddings"))
 
 
 _MTP_NAMES = {
@@ -427,59 +256,4 @@ FAMILIES = (
     ),
     _qwen_family("qwen3_5_text", "Qwen3_5ForCausalLM", _qwen3_5, _QWEN_NAMES, _qwen_transform, **_DENSE),
     _qwen_family("qwen3_5_moe_text", "Qwen3_5MoeForCausalLM", _qwen3_5_moe, _QWEN_NAMES, _qwen_transform, joined=_JOINED, **_MIXED),
-    Family(
-        "bamba",
-        "BambaForCausalLM",
-        _bamba,
-        defaults={
-            **MAMBA2_DEFAULTS,
-            "max_position_embeddings": 262_144,
-            "partial_rotary_factor": 0.5,
-            "num_key_value_heads": 8,
-            "rms_norm_eps": 1e-5,
-        },
-        names={
-            **{**LLAMA_NAMES, **MAMBA2_NAMES, "norm": "model.final_layernorm", "mlp_norm": "pre_ff_layernorm"},
-            **{"gate_up": "feed_forward.gate_proj feed_forward.up_proj", "down": "feed_forward.down_proj"},
-        },
-        transform=mamba2_transform,
-    ),
-    Family(
-        "falcon_h1",
-        "FalconH1ForCausalLM",
-        _falcon_h1,
-        defaults={**MAMBA2_DEFAULTS, "max_position_embeddings": 8192, "num_key_value_heads": 8, "rms_norm_eps": 1e-5, "mamba_d_ssm": 1024},
-        names={
-            **{**LLAMA_NAMES, **MAMBA2_NAMES, "norm": "model.final_layernorm", "mlp_norm": "pre_ff_layernorm"},
-            **{"gate_up": "feed_forward.gate_proj feed_forward.up_proj", "down": "feed_forward.down_proj"},
-        },
-        transform=_falcon_transform,
-    ),
-    Family(
-        "nemotron_h",
-        "NemotronHForCausalLM",
-        _nemotron_h,
-        defaults={
-            **{
-                "max_position_embeddings": 4096,
-                "num_key_value_heads": 8,
-                "head_dim": 128,
-                "layer_norm_epsilon": 1e-5,
-                "intermediate_size": 21_504,
-            },
-            **{"ssm_state_size": 128, "mamba_num_heads": 128, "mamba_head_dim": 64, "n_groups": 8, "conv_kernel": 4, "use_conv_bias": True},
-        },
-        names={
-            **{**LLAMA_NAMES, **{ours: theirs.replace("mamba.", "mixer.") for ours, theirs in MAMBA2_NAMES.items()}},
-            **{"layer": "backbone.layers.{layer}", "embedding": "backbone.embeddings", "norm": "backbone.norm_f"},
-            **{"attention_norm": "norm", "mlp_norm": "norm", "qkv": "mixer.q_proj mixer.k_proj mixer.v_proj", "output": "mixer.o_proj"},
-            **{"up": "mixer.up_proj", "down": "mixer.down_proj"},
-        },
-        transform=mamba2_transform,
-        keys={
-            **{"rms_norm_eps": "layer_norm_epsilon", "mamba_n_heads": "mamba_num_heads", "mamba_n_groups": "n_groups"},
-            **{"mamba_d_state": "ssm_state_size", "mamba_d_conv": "conv_kernel", "mamba_d_head": "mamba_head_dim"},
-            **{"mamba_conv_bias": "use_conv_bias", "hidden_act": "mamba_hidden_act"},
-        },
-    ),
 )

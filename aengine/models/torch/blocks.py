@@ -108,8 +108,8 @@ class Normalize:
         return F.layer_norm(x, x.shape[-1:], self.weight, self._bias, self._norm.eps)
 
     def by_group(self, x: Tensor, groups: int, collectives: Collectives | None) -> Tensor:
-        """Of [T, width], whose equal parts are normed apart. Where the weight is that of all ranks, each of which has as many columns, all
-        columns are normed together."""
+        """The norm of [T, width], whose equal parts are normed apart. Where the weight is that of all ranks, each of which has as many
+        columns, all of these are normed together."""
         assert self._norm.kind is NormKind.RMS, "the only kind that models have"
         wide, weight = x.float().view(len(x), groups, -1), self.weight
         mean = wide.square().mean(-1, keepdim=True)
@@ -247,7 +247,9 @@ class ExpertsBlock:
         self._router, self._router_bias = weights["router.weight"], weights.get("router.bias")
         self._correction = weights.get("router_correction")
         self._mlp = ExpertMlp(
-            weights.experts("experts.gate_up"), weights.experts("experts.down"), partial(_between, experts.expert, row_parallel, ops)
+            weights.experts("experts.gate_up" if experts.expert.gated else "experts.up"),
+            weights.experts("experts.down"),
+            partial(_between, experts.expert, row_parallel, ops),
         )
         self._row_parallel = row_parallel
         self._exchange = exchange

@@ -7,6 +7,9 @@
 
 namespace aengine {
 
+// How many inner activations the first product of an MLP makes, which has a gate for each or none.
+static i64 inner_features(const PackedLinear& first) { return first.out_features / (first.interleaved ? 2 : 1); }
+
 // How large the buffers of a layer of experts are, in elements.
 struct ExpertSizes {
   i64 rows, choices, num_groups;  // at most
@@ -18,8 +21,8 @@ struct ExpertSizes {
         logits_stride(round_up(e.router->out_features, PANEL)),
         gated_stride(round_up(e.down->in_features, PANEL)),
         shared_stride(e.shared_down ? round_up(e.shared_down->in_features, PANEL) : 0),
-        own_gated_stride(e.gated_firsts ? round_up(e.gate_up->out_features / 2, PANEL) : gated_stride),
-        own_shared_stride(e.shared_firsts ? round_up(e.shared_gate_up->out_features / 2, PANEL) : shared_stride),
+        own_gated_stride(e.gated_firsts ? round_up(inner_features(*e.gate_up), PANEL) : gated_stride),
+        own_shared_stride(e.shared_firsts ? round_up(inner_features(*e.shared_gate_up), PANEL) : shared_stride),
         out_stride(round_up(e.down->out_features, PANEL)) {}
 };
 
@@ -199,12 +202,17 @@ void run_experts(const Member& member, const ExpertsOp& e, const StepRows<E>& bu
   member.each(1, [&](i64) { group_choices(e, b); });
   const i32* orders = e.gate_up_orders;
   const Rows<E> x = orders ? order_columns(member, gate_up, e.gate_up, orders, in, b.tokens, space) : in;
-  with_activation(e.activation, [&](auto kind) {
-    multiply_groups(member, x.data, x.stride, orders ? b.choices : rows, e.gate_up->in_features, gate_up, *e.gate_up,
-                    StoreGated<E, kind>(b.own_gated), space);
+  const auto multiply_first = [&](const auto& to, const auto& to_shared) {
+    multiply_groups(member, x.data, x.stride, orders ? b.choices : rows, e.gate_up->in_features, gate_up, *e.gate_up, to, space);
     if (!e.shared_down) return;
-    const StoreGated<E, kind> to(b.own_shared);
-    multiply_adapted(member, in.data, in.stride, rows, *e.shared_gate_up, e.shared_gate_up_matrix, adapted, to, space);
+    multiply_adapted(member, in.data, in.stride, rows, *e.shared_gate_up, e.shared_gate_up_matrix, adapted, to_shared, space);
+  };
+  with_activation(e.activation, [&](auto kind) {
+    if (e.gate_up->interleaved) {
+      multiply_first(StoreGated<E, kind>(b.own_gated), StoreGated<E, kind>(b.own_shared));
+    } else {
+      multiply_first(StoreActivated<E, kind>(b.own_gated), StoreActivated<E, kind>(b.own_shared));
+    }
   });
   const auto gather = [&](const i64* firsts, const Rows<E>& own, i64 count, const Rows<E>& all) {
     if (firsts) gather_ranks(member, *space.exchange, own.data, own.stride, count, firsts, all.data, all.stride, all.stride);
