@@ -126,10 +126,11 @@ def converted_name(name: str, modules: Mapping[str, str] | None = None) -> str:
     """llama.cpp's name of a parameter of transformers; `modules` are those of a model that differ."""
     module, _, ending = name.rpartition(".")
     known = {**_MODULES, **(modules or {})}
-    if not module.startswith(("model.layers.", "transformer.h.", "gpt_neox.layers.")):
+    if not module.startswith(("model.layers.", "transformer.h.", "gpt_neox.layers.", "backbone.layers.")):
         return f"{known[module]}.{ending}"
-    _, _, number, rest = module.split(".", 3)
-    return f"blk.{number}.{known[rest]}.{ending}"
+    _, _, number, rest = f"{module}.".split(".", 3)
+    whole = f"{rest}{ending}"  # of some that is the name of a module
+    return f"blk.{number}.{known[whole] if whole in known else f'{known[rest[:-1]]}.{ending}'}"
 
 
 def permuted(rows: Tensor, heads: int) -> Tensor:

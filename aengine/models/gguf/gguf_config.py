@@ -92,6 +92,7 @@ class Architecture:
     transposed: int = 0  # tensors of layers with so many dimensions are [..., in_features, out_features] in the family, in the file never
     unit_offset: bool = False  # 1 is added to the weights of norms
     without_attention: bool = False  # some layers are, which have 0 KV heads
+    tiled_heads: bool = False  # of a recurrence: head h reads key head h % their number; in the family all that read one are together
 
 
 def _llama(file: GgufFile, config: dict[str, Any]) -> None:
@@ -203,12 +204,76 @@ def _deepseek2(file: GgufFile, config: dict[str, Any]) -> None:
         scaling["mscale"] = scaling["mscale_all_dim"] = round(10 * weight, 6)
 
 
+def _by_layer(file: GgufFile, key: str) -> list[int]:
+    numbers = file.get(f"{file.architecture}.{key}", np.ndarray)
+    if numbers is None:
+        raise ModelLoadError(f"{file.path.name} lacks {file.architecture}.{key}, an array with a number for each layer")
+    return list(map(int, numbers.tolist()))
+
+
+def _recurrence(file: GgufFile) -> tuple[int, int, int, int, int]:
+    """Heads, key heads, key_dim, value_dim and taps."""
+    keys = ("time_step_rank", "group_count", "state_size", "inner_size", "conv_kernel")
+    found = [file.get(f"{file.architecture}.ssm.{key}", int, 0) for key in keys]
+    heads, key_heads, key_dim, width, taps = found
+    if min(found) < 1 or width % heads:
+        raise ModelLoadError(f"{file.architecture}.ssm.{', '.join(keys)} {found} in {file.path.name} are not the sizes of a recurrence")
+    return heads, key_heads, key_dim, width // heads, taps
+
+
+def _qwen35(file: GgufFile, config: dict[str, Any]) -> None:
+    keys = ("num_value_heads", "num_key_heads", "key_head_dim", "value_head_dim", "conv_kernel_dim")
+    config |= {f"linear_{key}": number for key, number in zip(keys, _recurrence(file), strict=True)}
+    config["full_attention_interval"] = file.get(f"{file.architecture}.full_attention_interval", int, 4)
+
+
+def _mamba2(file: GgufFile, config: dict[str, Any]) -> None:
+    keys = ("n_heads", "n_groups", "d_state", "d_head", "d_conv")
+    config |= {f"mamba_{key}": number for key, number in zip(keys, _recurrence(file), strict=True)}
+    config["mamba_conv_bias"] = any(name.endswith(".ssm_conv1d.bias") for name in file.tensors)
+
+
+def _granite_hybrid(file: GgufFile, config: dict[str, Any]) -> None:
+    """Its converter takes Bamba, too, which has a rope on a part of each head, and whose rows of q and k it orders as if that were all."""
+    if file.get("granitehybrid.rope.scaling.finetuned", bool, False):
+        raise NotNativeError(
+            f"granitehybrid.rope.scaling.finetuned in {file.path.name} is not supported: it is a Bamba, whose rope is lost"
+        )
+    _mamba2(file, config)
+    _granite(file, config)
+    config["layer_types"] = ["attention" if count else "mamba" for count in _by_layer(file, "attention.head_count_kv")]
+    config["num_local_experts"] = config.pop("num_experts", 0)
+    shared = config.pop("shared_expert_intermediate_size", None)
+    config["shared_intermediate_size"] = config.get("intermediate_size") if shared is None else shared
+    config["mamba_expand"], rest = divmod(config["mamba_n_heads"] * config["mamba_d_head"], config["hidden_size"])
+    if rest:
+        raise ModelLoadError(f"granitehybrid.ssm.inner_size in {file.path.name} is no multiple of embedding_length {config['hidden_size']}")
+
+
+def _nemotron_h(file: GgufFile, config: dict[str, Any]) -> None:
+    """A layer with neither KV heads nor a width of an MLP is of Mamba-2."""
+    _mamba2(file, config)
+    widths, heads = _by_layer(file, "feed_forward_length"), _by_layer(file, "attention.head_count_kv")
+    block = "moe" if file.architecture == "nemotron_h_moe" else "mlp"
+    config["layers_block_type"] = [
+        "attention" if count else block if width else "mamba" for width, count in zip(widths, heads, strict=False)
+    ]
+    config["intermediate_size"] = max(widths)
+    config["n_routed_experts"] = config.pop("num_experts", None)
+    config["moe_shared_expert_intermediate_size"] = config.pop("shared_expert_intermediate_size", None)
+
+
+def _falcon_h1(file: GgufFile, config: dict[str, Any]) -> None:
+    """All multipliers are in the weights."""
+    _mamba2(file, config)
+    config["mamba_d_ssm"] = config["mamba_n_heads"] * config["mamba_d_head"]
+    config["mamba_rms_norm"] = any(name.endswith(".ssm_norm.weight") for name in file.tensors)
+    config["mamba_norm_before_gate"] = False
+
+
 def _lfm2(file: GgufFile, config: dict[str, Any]) -> None:
     """Layers without KV heads are convolutions."""
-    heads = file.get(f"{file.architecture}.attention.head_count_kv", np.ndarray)
-    if heads is None:
-        raise ModelLoadError(f"{file.path.name} lacks {file.architecture}.attention.head_count_kv, an array with a number for each layer")
-    config["layer_types"] = ["full_attention" if count else "conv" for count in heads.tolist()]
+    config["layer_types"] = ["full_attention" if count else "conv" for count in _by_layer(file, "attention.head_count_kv")]
     config["block_auto_adjust_ff_dim"] = False  # the length of its files is the width
 
 
@@ -234,6 +299,16 @@ _CONVOLUTIONS = {
     "token_embd_norm": ("norm", 0),
 }
 _BEFORE_MLP = {"post_attention_norm": ("mlp_norm", 0)}
+_OF_STATES = {
+    **{"ssm_conv1d": ("conv", 0), "ssm_a": ("log_decay", 0), "ssm_dt": ("step_bias", 0), "ssm_norm": ("recur_norm", 0)},
+    "ssm_out": ("recur_out", 0),
+}
+_DELTA = {
+    **{**_OF_STATES, **_BEFORE_MLP, "attn_qkv": ("recur_in", 0), "attn_gate": ("recur_in", 1)},
+    **{"ssm_beta": ("recur_gates", 0), "ssm_alpha": ("recur_gates", 1)},
+}
+_MAMBA2 = {**_OF_STATES, "ssm_in": ("recur_in", 0), "ssm_d": ("skip", 0)}
+_UNGATED = {"ffn_up_exps": ("experts.up", 0), "ffn_up_shexp": ("shared.up", 0), "ffn_down_shexp": ("shared.down", 0)}
 ARCHITECTURES: Mapping[str, Architecture] = {
     "llama": Architecture("llama", change=_llama, pairs_neighbours=True),
     "mistral3": Architecture("llama", change=_mistral3, pairs_neighbours=True),
@@ -259,6 +334,14 @@ ARCHITECTURES: Mapping[str, Architecture] = {
     "glm4moe": Architecture("glm4_moe", {"n_group": 1, "topk_group": 1}, _glm4_moe, _BEFORE_MLP),
     "lfm2": Architecture("lfm2", change=_lfm2, modules=_CONVOLUTIONS, without_attention=True),
     "lfm2moe": Architecture("lfm2_moe", change=_lfm2_moe, modules=_CONVOLUTIONS, without_attention=True),
+    "qwen35": Architecture("qwen3_5_text", {}, _qwen35, _DELTA, unit_offset=True, tiled_heads=True),
+    "qwen35moe": Architecture("qwen3_5_moe_text", {}, _qwen35, _DELTA, unit_offset=True, tiled_heads=True),
+    # The same blocks as Qwen3.5's, which has their projections apart as the file has.
+    "qwen3next": Architecture("qwen3_5_moe_text", {}, _qwen35, _DELTA, unit_offset=True),
+    "granitehybrid": Architecture("granitemoehybrid", {}, _granite_hybrid, _MAMBA2, pairs_neighbours=True, without_attention=True),
+    "nemotron_h": Architecture("nemotron_h", {}, _nemotron_h, _MAMBA2, pairs_neighbours=True, without_attention=True),
+    "nemotron_h_moe": Architecture("nemotron_h", {}, _nemotron_h, {**_MAMBA2, **_UNGATED}, pairs_neighbours=True, without_attention=True),
+    "falcon-h1": Architecture("falcon_h1", {}, _falcon_h1, _MAMBA2),
     "deepseek2": Architecture("deepseek_v3", change=_deepseek2, modules={"attn_q": ("q", 0)}),
 }
 """By llama.cpp's name."""
@@ -287,7 +370,7 @@ def config_of(file: GgufFile) -> tuple[dict[str, Any], ConfigSource]:
     for theirs, ours in _KEYS.items():
         value = file.metadata.get(prefix + theirs)
         if value is not None:
-            some = architecture.without_attention and ours == "num_key_value_heads"
+            some = architecture.without_attention and ours in ("num_key_value_heads", "intermediate_size")
             config[ours] = _one(prefix + theirs, value[value != 0] if some and isinstance(value, np.ndarray) else value)
     named = {ours: prefix + theirs for theirs, ours in {**_KEYS, **_ROPE_KEYS}.items()}
     named |= dict.fromkeys(("num_local_experts", "n_routed_experts"), f"{prefix}expert_count")

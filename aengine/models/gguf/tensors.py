@@ -168,10 +168,12 @@ _LAYER_MODULES: dict[str, tuple[str | None, int]] = {
     **{"ffn_gate_shexp": ("shared.gate_up", 0), "ffn_up_shexp": ("shared.gate_up", 1), "ffn_down_shexp": ("shared.down", 0)},
 }
 """llama.cpp's names of modules -> ours, and which of the tensors that `Family.names` has for it."""
-_WITHOUT_ENDING = ("sinks", "router_correction")
+_WITHOUT_ENDING = ("sinks", "router_correction", "log_decay", "step_bias", "skip")
+_ONE_CHANNEL = ("shortconv.conv", "ssm_conv1d")  # convolutions of one input channel for each output channel, which files leave out
+_VECTORS = ("ssm_a", "ssm_d", "ssm_norm")  # which some files have as matrices
 _IGNORED = re.compile(r"rope_freqs\.weight|rope_factors_(long|short)\.weight")  # read with the config
-_NORM = re.compile(r".*norm\.weight")
-_STORED = re.compile(r"(?:blk\.(\d{1,4})\.)?([\w.]+)\.(weight|bias)")
+_NORM = re.compile(r".*(?<!ssm_)norm\.weight")
+_STORED = re.compile(r"(?:blk\.(\d{1,4})\.)?(?:([\w.]+)\.(weight|bias)|(ssm_[ad]))")
 StoredRows = tuple[str, tuple[int, ...], str, Callable[[], Rows], Callable[[range], Rows] | None]
 """Name, shape, type, and how to get the rows; and some of the rows, unless these are to be made of all of them."""
 Joint = tuple[tuple[int, ...], str, Callable[[], Rows]]
@@ -185,6 +187,7 @@ def read_tensors(path: pathlib.Path) -> Iterator[StoredRows]:
     is_gated = any(".ffn_gate." in stored for stored in file.tensors)
     tensors = _of_layers(file, config)
     _cut_qkv(tensors, config, names)
+    _cut_ba(tensors, config)
     joined = {stored: joint for stored in list(tensors) if (joint := _joint(stored, tensors, names)) is not None}
     for stored, (shape, kind, get) in joined.items():
         place = _place(stored.replace("attn_k_b", "attn_kv_b"), architecture, names, is_gated)
@@ -200,11 +203,17 @@ def read_tensors(path: pathlib.Path) -> Iterator[StoredRows]:
                 yield place.layer + place.name.format(index=index), part.shape, _kind(part), get, get
             continue
         shape = (1, *tensor.shape) if place.module == "ffn_gate_inp_shexp" and len(tensor.shape) == 1 else tensor.shape
-        if place.module == "shortconv.conv":
-            shape = (shape[0], 1, *shape[1:])  # of one input channel for each output channel
+        if place.module in _ONE_CHANNEL and len(shape) == 2:
+            shape = (shape[0], 1, *shape[1:])
+        if place.module in _VECTORS:
+            shape = (math.prod(shape),)
         whole = replace(tensor, shape=shape)
         subtracted = 1.0 if architecture.unit_offset and _NORM.fullmatch(stored) else 0.0
         get = partial(_get, whole, _order(architecture, place.module, whole, config), subtracted)
+        if place.module == "ssm_a":
+            get = partial(_log_decay, get)
+        elif place.module == "ssm_out" and architecture.tiled_heads:
+            get = partial(_with_columns, get, _grouped(config, config["linear_value_head_dim"], shape[-1]))
         if architecture.transposed == len(shape) and place.layer:
             yield place.layer + place.name, (*shape[:-2], shape[-1], shape[-2]), _kind(whole), partial(_transposed, get), None
         else:
@@ -224,7 +233,7 @@ def _place(stored: str, architecture: Architecture, names: Mapping[str, str], is
     part = 0
     if match is not None:
         common = _MODULES if match[1] is None else _LAYER_MODULES
-        ours, part = {**common, **architecture.modules}.get(match[2], (None, 0))
+        ours, part = {**common, **architecture.modules}.get(match[2] or match[4], (None, 0))
     if match is None or ours is None:
         raise ModelLoadError(f"the GGUF file has a tensor {stored}, which is not known")
     if ours == "gate_up" and not is_gated and len(names.get(ours, "gate up").split()) > 1:
@@ -236,7 +245,7 @@ def _place(stored: str, architecture: Architecture, names: Mapping[str, str], is
         raise ModelLoadError(f"the GGUF file has a tensor {stored}, which models of its architecture do not have")
     templates = names[ours].split()
     template = templates[min(part, len(templates) - 1)]
-    return _Place(match[2], layer, template if ours in _WITHOUT_ENDING else f"{template}.{match[3]}")
+    return _Place(match[2] or match[4], layer, template if ours in _WITHOUT_ENDING else f"{template}.{match[3]}")
 
 
 def _of_layers(file: GgufFile, config: Mapping[str, Any]) -> dict[str, GgufTensor]:
@@ -253,7 +262,7 @@ def _of_layers(file: GgufFile, config: Mapping[str, Any]) -> dict[str, GgufTenso
 
 def _cut_qkv(tensors: dict[str, GgufTensor], config: Mapping[str, Any], names: Mapping[str, str]) -> None:
     """Rows of q, then k, then v in one tensor, where the family has three."""
-    if len(names["qkv"].split()) < 3:
+    if len(names["qkv"].split()) < 3 or "linear_num_key_heads" in config:  # what is called so has those of a recurrence
         return
     head_dim = config["head_dim"]
     sizes = [config[f"num_{kind}_heads"] * head_dim for kind in ("attention", "key_value", "key_value")]
@@ -263,6 +272,18 @@ def _cut_qkv(tensors: dict[str, GgufTensor], config: Mapping[str, Any], names: M
             raise ModelLoadError(f"the GGUF file has {stored} of shape {list(whole.shape)} in {whole.type} instead of {sum(sizes)} rows")
         for name, end, count in zip("qkv", accumulate(sizes), sizes, strict=True):
             tensors[stored.replace("qkv", name)] = _slice(whole, end - count, count, (count, *whole.shape[1:]))
+
+
+def _cut_ba(tensors: dict[str, GgufTensor], config: Mapping[str, Any]) -> None:
+    """Rows of b and of a in one tensor, those of the heads that read a key head together."""
+    for stored in [stored for stored in tensors if ".ssm_ba." in stored]:
+        whole = tensors.pop(stored)
+        if whole.shape[0] != 2 * config["linear_num_value_heads"]:
+            raise ModelLoadError(f"the GGUF file has {stored} of shape {list(whole.shape)}, not of two rows for each head")
+        rows = whole.rows.reshape(config["linear_num_key_heads"], 2, -1, whole.rows.shape[-1])
+        for number, name in enumerate(("ssm_beta", "ssm_alpha")):
+            shape = (whole.shape[0] // 2, *whole.shape[1:])
+            tensors[stored.replace("ssm_ba", name)] = GgufTensor(shape, whole.type, rows[:, number].reshape(-1))
 
 
 def _slice(tensor: GgufTensor, start: int, count: int, shape: tuple[int, ...]) -> GgufTensor:
@@ -277,6 +298,8 @@ def _joint(stored: str, tensors: dict[str, GgufTensor], names: Mapping[str, str]
     match = _STORED.fullmatch(stored)
     module, ending = ("", "") if match is None else match.group(2, 3)
     is_key = module == "attn_k_b"
+    if module in _GATES and len(names.get(_GATES[module], "gate up").split()) == 1 and "{" not in names[_GATES[module]]:
+        return _behind(stored, stored.replace("ffn_gate", "ffn_up"), tensors)
     if not is_key and (module != "ffn_gate_exps" or f"experts.gate_up.{ending}" not in names):
         return None
     other = stored.replace(module, "attn_v_b" if is_key else "ffn_up_exps")
@@ -297,6 +320,31 @@ def _joint(stored: str, tensors: dict[str, GgufTensor], names: Mapping[str, str]
     raise ModelLoadError(
         f"the GGUF file has {stored} of shape {list(first.shape)}, to which {other} of {list(second.shape)} does not belong"
     )
+
+
+_GATES = {"ffn_gate": "gate_up", "ffn_gate_shexp": "shared.gate_up", "ffn_gate_exps": "experts.gate_up"}
+
+
+def _behind(stored: str, other: str, tensors: dict[str, GgufTensor]) -> Joint | None:
+    """The rows of up follow those of the gate, for each expert."""
+    if other not in tensors or f"{tensors[stored].shape}" != f"{tensors[other].shape}":
+        return None
+    gate, up = tensors.pop(stored), tensors.pop(other)
+    *experts, rows, columns = gate.shape
+    kind = _kind(gate) if gate.type == up.type else "float32"
+    return (*experts, 2 * rows, columns), kind, partial(_concatenated, gate, up, math.prod(experts))
+
+
+def _concatenated(gate: GgufTensor, up: GgufTensor, count: int) -> Rows:
+    one, other = (_get(tensor, None, 0.0) for tensor in (gate, up))
+
+    def both(first: Tensor, second: Tensor) -> Tensor:
+        return torch.cat([each.view(count, -1, *each.shape[1:]) for each in (first, second)], 1).flatten(0, 1)
+
+    if isinstance(one, QuantizedRows) and isinstance(other, QuantizedRows) and gate.type == up.type:
+        offsets = None if one.offsets is None or other.offsets is None else both(one.offsets, other.offsets)
+        return replace(one, codes=both(one.codes, other.codes), scales=both(one.scales, other.scales), offsets=offsets)
+    return torch.cat((_get_numbers(gate), _get_numbers(up)), dim=-2)
 
 
 def _key_and_value_up(key: GgufTensor, value: GgufTensor) -> Tensor:
@@ -331,6 +379,9 @@ def _kind(tensor: GgufTensor) -> str:
 def _order(architecture: Architecture, module: str, tensor: GgufTensor, config: Mapping[str, Any]) -> Tensor | None:
     """The rows of q, k and v in the order that the family wants them in: for a rope that pairs halves, or by head. None: as they are."""
     heads, count = int(config.get("num_attention_heads", 0)), tensor.shape[0]
+    if architecture.tiled_heads and module in _TILED:
+        dim = config["linear_value_head_dim"] if module in ("attn_qkv", "attn_gate", "ssm_conv1d") else 1
+        return _grouped(config, dim, count)
     if architecture.by_head and module == "attn_qkv":
         shape, axes = (3, heads, -1), (0, 1)
     elif architecture.pairs_neighbours and module in ("attn_q", "attn_k"):
@@ -341,6 +392,38 @@ def _order(architecture: Architecture, module: str, tensor: GgufTensor, config: 
     if not heads or count % (heads * (3 if architecture.by_head else 2)):
         raise ModelLoadError(f"the rows of q and k of the GGUF file, {count}, are not those of {heads} heads of even size")
     return torch.arange(count).view(shape).transpose(*axes).flatten()
+
+
+_TILED = ("attn_qkv", "attn_gate", "ssm_conv1d", "ssm_beta", "ssm_alpha", "ssm_a", "ssm_dt")
+
+
+def _grouped(config: Mapping[str, Any], dim: int, count: int) -> Tensor:
+    """Where each of `count` numbers is in a file with tiled heads, the last of which are `dim` of each head."""
+    heads, key_heads = config["linear_num_value_heads"], config["linear_num_key_heads"]
+    first = count - heads * dim
+    if first < 0 or heads % key_heads:
+        raise ModelLoadError(f"the GGUF file has {count} rows of {heads} heads of {dim}, which read {key_heads} key heads")
+    tiled = torch.arange(first, count).view(heads // key_heads, key_heads, dim)
+    return torch.cat((torch.arange(first), tiled.transpose(0, 1).flatten()))
+
+
+def _with_columns(get: Callable[..., Rows], order: Tensor, of: range | None = None) -> Rows:
+    rows = get(of=of)
+    if not isinstance(rows, QuantizedRows):
+        return rows[..., order]
+    groups = rows.scales.shape[-1]
+    of_groups = order.view(groups, -1)[:, 0] // (len(order) // groups)
+    if not torch.equal(order.view(groups, -1), of_groups[:, None] * (len(order) // groups) + torch.arange(len(order) // groups)):
+        return rows.dequantized()[..., order]  # heads are no whole groups
+    offsets = None if rows.offsets is None else rows.offsets[..., of_groups]
+    return replace(rows, codes=rows.codes[..., order], scales=rows.scales[..., of_groups], offsets=offsets)
+
+
+def _log_decay(get: Callable[..., Rows], of: range | None = None) -> Rows:
+    numbers = get(of=of)
+    if not isinstance(numbers, Tensor) or not bool((numbers < 0).all()):
+        raise ModelLoadError("the GGUF file has ssm_a with numbers that are not negative")
+    return torch.log(-numbers)
 
 
 def _get(tensor: GgufTensor, order: Tensor | None, subtracted: float, of: range | None = None) -> Rows:
