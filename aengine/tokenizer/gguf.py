@@ -19,6 +19,7 @@ from aengine.models.gguf.gguf_file import GgufFile, LazyStrings, open_gguf
 
 _GPT2 = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
 _WORDS = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}%s| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+_WITH_MARKS = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?[\p{L}\p{M}]+|\p{N}| ?[^\s\p{L}\p{M}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 _UPPER, _LOWER = r"[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]", r"[\p{Ll}\p{Lm}\p{Lo}\p{M}]"
 _CASES = (
     rf"[^\r\n\p{{L}}\p{{N}}]?{_UPPER}*{_LOWER}+%s|[^\r\n\p{{L}}\p{{N}}]?{_UPPER}+{_LOWER}*%s|\p{{N}}%s"
@@ -33,11 +34,13 @@ _DEEPSEEK3 = (
     r"[!\"#$%&'()*+,\-./:;<=>?@\[\\\]^_`{|}~][A-Za-z]+|[^\r\n\p{L}\p{P}\p{S}]?[\p{L}\p{M}]+| ?[\p{P}\p{S}]+[\r\n]*"
     r"|\s*[\r\n]+|\s+(?!\S)|\s+"
 )
+_AS_LLAMA3 = ("llama-bpe", "llama3", "llama-v3", "pixtral", "falcon3", "falcon-h1", "lfm2", "midm-2.0")
 _PATTERNS: Mapping[str, tuple[str, ...]] = {
-    **dict.fromkeys(("gpt-2", "olmo", "phi-2", "mpt", "gigachat"), (_GPT2,)),
-    **dict.fromkeys(("llama-bpe", "llama3", "llama-v3", "pixtral", "dbrx", "smaug-bpe", "falcon3"), (_WORDS % "{1,3}",)),
+    **dict.fromkeys(("gpt-2", "olmo", "phi-2", "mpt", "gigachat", "granite-docling"), (_GPT2,)),
+    **dict.fromkeys((*_AS_LLAMA3, "dbrx", "smaug-bpe"), (_WORDS % "{1,3}",)),
     **dict.fromkeys(("glm4", "chatglm-bpe"), (_WORDS % "{1,3}",)),
     **dict.fromkeys(("qwen2", "stablelm2", "hunyuan", "deepseek-r1-qwen", "megrez"), (_WORDS % "",)),
+    "qwen35": (_WITH_MARKS,),
     **dict.fromkeys(("smollm", "starcoder", "refact", "command-r", "codeshell", "exaone", "minerva-7b"), (_DIGITS, _GPT2)),
     "tekken": (_CASES % ("", "", ""),),
     **dict.fromkeys(("gpt-4o", "llama4", "kanana2"), (_CASES % (_ENDINGS, _ENDINGS, "{1,3}"),)),
@@ -53,7 +56,7 @@ _PATTERNS: Mapping[str, tuple[str, ...]] = {
     "deepseek-v3": (r"\p{N}{1,3}", r"[\x{4e00}-\x{9fa5}\x{3040}-\x{309f}\x{30a0}-\x{30ff}]+", _DEEPSEEK3),
 }
 """By `tokenizer.ggml.pre`: regular expressions that cut a text one after another; those of llama.cpp (llama-vocab.cpp)."""
-_BEGIN = frozenset(("llama-bpe", "llama3", "llama-v3", "pixtral", "tekken", "falcon3"))
+_BEGIN = frozenset((*_AS_LLAMA3, "tekken"))
 """Where a text begins with BOS unless the file says something else."""
 _WHOLE_WORDS = _BEGIN | {"glm4"}
 """Where a word that is a token is not merged from its parts."""

@@ -88,6 +88,8 @@ def test_special_tokens(tmp_path: pathlib.Path) -> None:
     [
         ("gpt-2", ["it", "'s", " 12345", " IT", "'", "S", " HelloWorld", " ...", "\n", "\n", "x"]),
         ("llama-bpe", ["it", "'s", " ", "123", "45", " IT", "'S", " HelloWorld", " ...\n\n", "x"]),
+        ("lfm2", ["it", "'s", " ", "123", "45", " IT", "'S", " HelloWorld", " ...\n\n", "x"]),
+        ("qwen35", ["it", "'s", " ", "1", "2", " IT", "'S", " cafe\u0301s", " ...\n\n", "x"]),
         ("qwen2", ["it", "'s", " ", "1", "2", "3", "4", "5", " IT", "'S", " HelloWorld", " ...\n\n", "x"]),
         ("smollm", ["it", "'s", " ", "1", "2", "3", "4", "5", " IT", "'", "S", " HelloWorld", " ...", "\n", "\n", "x"]),
         ("tekken", ["it", "'s", " ", "1", "2", "3", "4", "5", " IT", "'S", " Hello", "World", " ...\n\n", "x"]),
