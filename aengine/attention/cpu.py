@@ -116,7 +116,7 @@ class _Step:
     def write(self, layer: int, key: Tensor, value: Tensor) -> None:
         spec = self._backend.spec
         heads = (spec.num_heads, spec.num_kv_heads, spec.head_dim, spec.value_dim)
-        op = CAttentionOp(None, None, None, CNorm(), CNorm(), 0, *spec.places[layer], *heads)
+        op = CAttentionOp(None, None, None, None, CNorm(), CNorm(), 0, *spec.places[layer], *heads)
         op.query, op.key, op.value = 0, 0, 1  # queries are neither normed nor rotated, so any buffer will do
         self._run([key, value], (library.ROTATE, op), spec.num_kv_heads * spec.value_dim)
 
@@ -133,7 +133,14 @@ class _Step:
         spec, scoring = self._backend.spec, self._backend.spec.scoring[layer]
         scores, slopes = None if sinks is None else sinks.float().contiguous(), self._backend.slopes[layer]
         op = CAttentionOp(
-            *(None, *(None if each is None else each.data_ptr() for each in (scores, slopes)), CNorm(), CNorm(), 0, *spec.places[layer]),
+            *(
+                None,
+                *(None if each is None else each.data_ptr() for each in (scores, None, slopes)),
+                CNorm(),
+                CNorm(),
+                0,
+                *spec.places[layer],
+            ),
             *(spec.num_heads, spec.num_kv_heads, spec.head_dim, spec.value_dim),
             window=scoring.window or 0,
             scale=scoring.scale,

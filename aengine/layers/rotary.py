@@ -35,6 +35,20 @@ def dynamic(rotary_dim: int, theta: float, factor: float, growth: float) -> Tens
     return unscaled(rotary_dim, theta * (factor * growth - (factor - 1)) ** (rotary_dim / (rotary_dim - 2)))
 
 
+@dataclass(frozen=True, slots=True)
+class QueryScale:
+    """Queries at position p are multiplied by 1 + beta * log(1 + floor(p / length)) when they are rotated (Ministral 3, 2025)."""
+
+    beta: float
+    length: int  # positions
+
+
+def query_scales(scale: QueryScale, num_positions: int, device: torch.device) -> Tensor:
+    """[num_positions] float32."""
+    positions = torch.arange(num_positions, dtype=torch.float32)
+    return (1 + scale.beta * torch.log1p(torch.floor(positions / scale.length))).to(device)
+
+
 def cos_sin_cache(spec: RopeSpec, num_positions: int, device: torch.device) -> Tensor:
     """[num_positions, rotary_dim] float32: the cosines, then the sines, of every position's angles."""
     positions = torch.arange(num_positions, dtype=torch.float32)

@@ -14,7 +14,7 @@ from typing import Any
 from aengine.kernels.layer_params import Activation, ExpertRouting
 from aengine.kernels.paged_cache import Scoring
 from aengine.kernels.recurrence import StateShape
-from aengine.layers.rotary import RopeSpec
+from aengine.layers.rotary import QueryScale, RopeSpec
 
 
 class NormKind(Enum):
@@ -56,6 +56,7 @@ class Attention:
     output_bias: bool = False
     output_gate: bool = False  # what was attended is multiplied by sigmoid(g), where the last rows of qkv make g (Qwen3-Next)
     qk_norm: QkNorm | None = None
+    query_scale: QueryScale | None = None
 
     @property
     def scoring(self) -> Scoring:

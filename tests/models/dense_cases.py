@@ -36,6 +36,27 @@ CASES = [
     Case("qwen2", "Qwen2", {"tie_word_embeddings": True, "rope_parameters": YARN}),
     Case("qwen3", "Qwen3", {"head_dim": 32, "use_sliding_window": True, "sliding_window": 12, "max_window_layers": 1}),
     Case("gemma2", "Gemma2", {**GEMMA, "attn_logit_softcapping": 2.0}),
+    Case("vaultgemma", "VaultGemma", {**GEMMA, "attn_logit_softcapping": 2.0}),
+    Case(
+        "ministral3",
+        "Ministral3",
+        {
+            **{"head_dim": 24, "max_position_embeddings": 128},
+            "rope_parameters": {
+                **{"rope_type": "yarn", "rope_theta": 1e4, "factor": 8.0, "original_max_position_embeddings": 16, "beta_fast": 32.0},
+                **{"beta_slow": 1.0, "mscale": 1.0, "mscale_all_dim": 1.0, "llama_4_scaling_beta": 0.4},
+            },
+        },
+    ),
+    Case("cwm", "Cwm", {"head_dim": 32, "num_hidden_layers": 5, "sliding_window": 12, "rope_parameters": LLAMA3}),
+    Case("internlm3", "InternLM3", {"head_dim": 32, "attention_bias": True, "mlp_bias": True}),
+    Case("helium", "Helium", {"head_dim": 16, "bos_token_id": 1}),
+    Case("iquestcoder", "IQuestCoder", {"head_dim": 32}),
+    Case(
+        "hyperclovax",
+        "HyperCLOVAX",
+        {"attention_multiplier": 0.3, "residual_multiplier": 0.6, "embedding_multiplier": 3.0, "logits_scaling": 0.5, "head_dim": 16},
+    ),
     Case("gemma2-biased", "Gemma2", {**GEMMA, "attention_bias": True, "final_logit_softcapping": None, "layer_types": [FULL, SLIDING] * 2}),
     Case(
         "gemma3",

@@ -355,6 +355,16 @@ CASES = {
         },
     ),
     "mistral3": Written("mistral3", "Llama", {"head_dim": 32}),
+    "ministral3": Written(
+        "mistral3",
+        "Ministral3",
+        {"head_dim": 32, "rope_parameters": {**YARN, "mscale": 1.0, "mscale_all_dim": 1.0, "llama_4_scaling_beta": 0.5}},
+        metadata={
+            **{"mistral3.rope.scaling.type": "yarn", "mistral3.rope.scaling.factor": 4.0, "mistral3.rope.freq_base": 1e4},
+            **{"mistral3.rope.scaling.original_context_length": 32, "mistral3.rope.scaling.yarn_log_multiplier": 1.0},
+            "mistral3.attention.temperature_scale": 0.5,
+        },
+    ),
     "chatglm": Written("chatglm", "Glm", {"head_dim": 16, "attention_bias": True}, metadata={"chatglm.rope.dimension_count": 8}),
     "chatglm-qkv": Written(
         *("chatglm", "Glm", {"head_dim": 16, "attention_bias": True}), metadata={"chatglm.rope.dimension_count": 8}, one_qkv=True

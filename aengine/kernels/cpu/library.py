@@ -94,7 +94,7 @@ class CLinearOp(Structure):
 
 class CAttentionOp(Structure):
     _fields_ = _fields(
-        (c_void_p, "cos_sin sinks slopes"),
+        (c_void_p, "cos_sin sinks query_scales slopes"),
         (CNorm, "q_norm k_norm"),
         (c_int64, "norm_stride group place heads kv_heads key_dim value_dim rotary_dim window key_first value_first"),
         (c_float, "scale soft_cap"),

@@ -35,7 +35,7 @@ from aengine.kernels.cpu.library import (
 )
 from aengine.kernels.layer_params import Activation, RouterScoring
 from aengine.kernels.recurrence import StateLayout
-from aengine.layers.rotary import cos_sin_cache
+from aengine.layers.rotary import cos_sin_cache, query_scales
 from aengine.models.cpu.cpu_operations import Operations
 from aengine.models.cpu.packed_weights import PackedWeights
 from aengine.models.sharding import (
@@ -110,6 +110,7 @@ class CpuProgram(Operations):
         self._states, self._num_recurrent = states, 0
         self._read = read
         self._reader = reader
+        self._num_positions = num_positions
         self._tables = {rope: cos_sin_cache(rope, num_positions, _CPU) for rope in spec.ropes}
         self._write(spec)
         attention = spec.attentions[0]
@@ -280,6 +281,7 @@ class CpuProgram(Operations):
         op = CAttentionOp(
             None if rope is None else self._tables[rope].data_ptr(),
             self._weights.vectors[f"{name}sinks"].data_ptr() if attention.sinks else None,
+            None if attention.query_scale is None else self._keep(query_scales(attention.query_scale, self._num_positions, _CPU)),
             self._keep(torch.tensor(attention.slopes)) if attention.slopes else None,
             *(*norms, stride, *self._places[index][0], heads, kv_heads, dim, dim),
             *(0 if rope is None else 2 * len(rope.frequencies), attention.window or 0),
@@ -393,7 +395,7 @@ class CpuProgram(Operations):
         op = CAttentionOp(
             self._tables[attention.rope].data_ptr(),
             self._weights.vectors[f"{name}sinks"].data_ptr() if attention.sinks else None,
-            *(None, CNorm(), CNorm(), 0, *self._places[index][0], heads, 1, key_dim, rank, rope_dim, attention.window or 0),
+            *(None, None, CNorm(), CNorm(), 0, *self._places[index][0], heads, 1, key_dim, rank, rope_dim, attention.window or 0),
             *(0, rope_dim, attention.scale, attention.soft_cap),
             *(self._buffers["query"], latent, latent, self._buffer("attended", heads * rank)),
         )

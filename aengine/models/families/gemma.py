@@ -4,6 +4,7 @@ layers, too."""
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 
 from aengine.layers.rotary import RopeSpec
 from aengine.models.config.reader import ConfigReader
@@ -78,6 +79,12 @@ def _gemma2(reader: ConfigReader) -> ModelSpec:
     return _spec(reader, kinds, dict.fromkeys(kinds, rope), context, qk_norm=False)
 
 
+def _vaultgemma(reader: ConfigReader) -> ModelSpec:
+    """Gemma 2 without norms behind its blocks."""
+    spec = _gemma2(reader)
+    return replace(spec, layers=tuple(replace(layer, post_attention_norm=None, post_mlp_norm=None) for layer in spec.layers))
+
+
 def _gemma3(reader: ConfigReader) -> ModelSpec:
     reader.refuse(attn_logit_softcapping=None)  # transformers has no effect of it
     older = {
@@ -102,6 +109,10 @@ _COMMON = {
     "tie_word_embeddings": True,
 }
 _GEMMA3 = {**_COMMON, "vocab_size": 262_208, "max_position_embeddings": 131_072}
+_GEMMA2 = {
+    **{**_COMMON, "vocab_size": 256_000, "max_position_embeddings": 8192},
+    **{"attn_logit_softcapping": 50.0, "final_logit_softcapping": 30.0},
+}
 _KEYS = {"hidden_act": "hidden_activation"}
 FAMILIES = (
     Family(
@@ -120,15 +131,12 @@ FAMILIES = (
         "gemma2",
         "Gemma2ForCausalLM",
         _gemma2,
-        {
-            **_COMMON,
-            "vocab_size": 256_000,
-            "max_position_embeddings": 8192,
-            "attn_logit_softcapping": 50.0,
-            "final_logit_softcapping": 30.0,
-        },
+        _GEMMA2,
         _NAMES,
         keys=_KEYS,
     ),
     Family("gemma3_text", "Gemma3ForCausalLM", _gemma3, _GEMMA3, _NAMES, keys=_KEYS),
+    Family(
+        "vaultgemma", "VaultGemmaForCausalLM", _vaultgemma, _GEMMA2, {**LLAMA_NAMES, "mlp_norm": "pre_feedforward_layernorm"}, keys=_KEYS
+    ),
 )

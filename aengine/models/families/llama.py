@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from collections import ChainMap
+from collections.abc import Mapping
 from dataclasses import replace
+from typing import Any
 
 import torch
 
+from aengine.layers.rotary import QueryScale
 from aengine.models.config.reader import ConfigReader, NotNativeError
 from aengine.models.families.family import (
     LLAMA_NAMES,
@@ -14,10 +18,12 @@ from aengine.models.families.family import (
     attention,
     decoder_spec,
     gated_mlp,
+    halves,
     head_sizes,
     part_sizes,
     rms_norm,
     rope_and_context,
+    window_of,
 )
 from aengine.models.spec import DraftHead, HeadKind, Layer, ModelSpec, QkNorm
 
@@ -56,6 +62,36 @@ def _llama(reader: ConfigReader) -> ModelSpec:
 def _mistral(reader: ConfigReader) -> ModelSpec:
     window = reader.positive_or_none("sliding_window")
     return _spec(reader, uniform_windows(reader, window), qkv_bias=False, output_bias=False)
+
+
+def _ministral3(reader: ConfigReader) -> ModelSpec:
+    """Queries grow with their positions, beyond the context that the rope was made for."""
+    key = "rope_scaling" if reader.get("rope_scaling") else "rope_parameters"
+    given = reader.get(key)
+    if not isinstance(given, dict):
+        return _mistral(reader)
+    others = {name: value for name, value in given.items() if name not in ("llama_4_scaling_beta", "max_position_embeddings")}
+    spec = _mistral(with_rope(reader, key, others))
+    if given.get("llama_4_scaling_beta") is None:
+        return spec
+    rope = replace(reader, config=given, defaults={})
+    scale = QueryScale(rope.number("llama_4_scaling_beta"), rope.positive("original_max_position_embeddings"))
+    layers = [replace(layer, attention=replace(layer.attention, query_scale=scale)) for layer in spec.layers]  # type: ignore[type-var]
+    return replace(spec, layers=tuple(layers))
+
+
+def with_rope(reader: ConfigReader, key: str, rope: Mapping[str, Any]) -> ConfigReader:
+    """The reader of the same config with another rope."""
+    return replace(reader, config=ChainMap({key: rope}, reader.config))  # type: ignore[arg-type]
+
+
+def _cwm(reader: ConfigReader) -> ModelSpec:
+    if reader.get("rope_scaling") is None:
+        reader = with_rope(reader, "rope_parameters", reader.get("rope_parameters"))  # with the family's
+    kinds = reader.layer_types(num_layers := reader.positive("num_hidden_layers"))
+    kinds = kinds or ["sliding_attention" if layer % 4 else "full_attention" for layer in range(num_layers)]
+    windows = [window_of(reader, kind) for kind in kinds]
+    return _spec(reader, windows, qkv_bias=False, output_bias=False, mlp_bias=reader.flag("mlp_bias"))
 
 
 def uniform_windows(reader: ConfigReader, window: int | None) -> list[int | None]:
@@ -149,6 +185,51 @@ FAMILIES = (
         _mistral,
         {"max_position_embeddings": 131072, "num_key_value_heads": 8, "sliding_window": 4096},
         part_defaults=part_sizes(32_000, 4096, 14_336, 32, 32),
+    ),
+    Family(
+        "ministral3",
+        "Ministral3ForCausalLM",
+        _ministral3,
+        {
+            **{"max_position_embeddings": 262_144, "num_key_value_heads": 8, "head_dim": 128, "rms_norm_eps": 1e-5},
+            "rope_parameters": {
+                **{"type": "yarn", "rope_theta": 1e6, "factor": 16.0, "original_max_position_embeddings": 16_384, "beta_fast": 32.0},
+                **{"beta_slow": 1.0, "mscale_all_dim": 1.0, "mscale": 1.0, "llama_4_scaling_beta": 0.1},
+            },
+        },
+        part_defaults=part_sizes(131_072, 4096, 14_336, 34, 32),
+    ),
+    Family(
+        "cwm",
+        "CwmForCausalLM",
+        _cwm,
+        {
+            **{"max_position_embeddings": 131_072, "num_key_value_heads": 8, "head_dim": 128, "rms_norm_eps": 1e-5, "sliding_window": 8192},
+            "rope_parameters": {
+                **{"rope_type": "llama3", "rope_theta": 1e6, "factor": 16.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0},
+                "original_max_position_embeddings": 8192,
+            },
+        },
+    ),
+    Family(
+        "internlm3",
+        "InternLM3ForCausalLM",
+        _llama,
+        {"max_position_embeddings": 32_768, "num_key_value_heads": 2, "head_dim": 128, "rms_norm_eps": 1e-5},
+        keys={"attention_bias": "qkv_bias attention_bias", "mlp_bias": "bias mlp_bias"},
+    ),
+    Family(
+        "iquestcoder",
+        "IQuestCoderForCausalLM",
+        _llama,
+        {"max_position_embeddings": 131_072, "num_key_value_heads": 8, "head_dim": 128, "rms_norm_eps": 1e-5},
+    ),
+    Family(
+        "helium",
+        "HeliumForCausalLM",
+        _llama,
+        {"max_position_embeddings": 4096, "head_dim": 128, "rms_norm_eps": 1e-8, "rope_theta": 1e5},
+        transform=halves,
     ),
     # The text parts of Qwen2-VL, 2.5-VL, 2.5-Omni and 3-VL.
     Family("qwen2_vl_text", "", _qwen2, _QWEN_VL, part_defaults=_QWEN_VL_SIZES),

@@ -32,7 +32,7 @@ def _spec(
     """`attends`: by layer, whether it has attention, or else the recurrence."""
     rope, context = rope_and_context(reader, head_sizes(reader)[2])
     norm, bias = rms_norm(reader), reader.flag("attention_bias")
-    scale = reader.number("attention_multiplier")
+    scale = reader.number("attention_multiplier", head_sizes(reader)[2] ** -0.5)
     layer = Layer(
         attention=attention(reader, rope if rotated else None, scale=scale, qkv_bias=bias, output_bias=bias),
         mlp=mlp,
@@ -52,6 +52,14 @@ def _spec(
 
 def _granite(reader: ConfigReader) -> ModelSpec:
     return _spec(reader, gated_mlp(reader, bias=reader.flag("mlp_bias")))
+
+
+def _hyperclovax(reader: ConfigReader) -> ModelSpec:
+    """Granite whose logits are multiplied, with norms behind its blocks."""
+    spec = _granite(reader)
+    norm = rms_norm(reader) if reader.flag("use_post_norm", True) else None
+    layers = tuple(replace(layer, post_attention_norm=norm, post_mlp_norm=norm) for layer in spec.layers)
+    return replace(spec, layers=layers, logit_scale=1 / spec.logit_scale)
 
 
 def _experts(reader: ConfigReader) -> Experts:
@@ -292,6 +300,13 @@ FAMILIES = (
     Family("granite", "GraniteForCausalLM", _granite, _DEFAULTS, part_defaults=part_sizes(32_000, 4096, 11_008, 32, 32)),
     Family("granitemoe", "GraniteMoeForCausalLM", _granitemoe, _EXPERTS, _NAMES, _transform),
     Family("granitemoeshared", "GraniteMoeSharedForCausalLM", _granitemoe, _EXPERTS, _NAMES, _transform),
+    Family(
+        "hyperclovax",
+        "HyperCLOVAXForCausalLM",
+        _hyperclovax,
+        {**_DEFAULTS, "attention_multiplier": None, "use_post_norm": True},
+        {**LLAMA_NAMES, "post_attention_norm": "post_norm1", "post_mlp_norm": "post_norm2"},
+    ),
     Family(
         "granitemoehybrid",
         "GraniteMoeHybridForCausalLM",

@@ -105,9 +105,16 @@ def _llama(file: GgufFile, config: dict[str, Any]) -> None:
 
 
 def _mistral3(file: GgufFile, config: dict[str, Any]) -> None:
-    if file.metadata.get("mistral3.attention.temperature_scale"):
-        raise NotNativeError("mistral3.attention.temperature_scale is not supported: queries are not scaled by their positions")
-    _llama(file, config)
+    """Ministral 3 if queries grow with their positions."""
+    beta = file.get("mistral3.attention.temperature_scale", float, 0.0)
+    if not beta:
+        _llama(file, config)
+        return
+    config["model_type"] = "ministral3"
+    scaling = {**config.get("rope_scaling", {}), "llama_4_scaling_beta": beta}
+    weight = file.get("mistral3.rope.scaling.yarn_log_multiplier", float, 0.0)
+    config["rope_scaling"] = {**scaling, "mscale": 1.0, "mscale_all_dim": weight} if weight else scaling
+    config["sliding_window"] = None
 
 
 def _granite(file: GgufFile, config: dict[str, Any]) -> None:

@@ -154,9 +154,17 @@ class AttentionBlock:
     """Grouped-query attention of one layer, or a rank's heads of it."""
 
     def __init__(
-        self, attention: Attention, index: int, weights: Weights, cos_sin: Tensor | None, ops: LayerOps, row_parallel: RowParallel
+        self,
+        attention: Attention,
+        index: int,
+        weights: Weights,
+        cos_sin: Tensor | None,
+        ops: LayerOps,
+        row_parallel: RowParallel,
+        query_scales: Tensor | None = None,
     ) -> None:
-        """`cos_sin` [num_positions, rotary_dim] is the table of the layer's rope. Of several ranks each has some of the heads, whose
+        """`cos_sin` [num_positions, rotary_dim] is the table of the layer's rope, `query_scales` [num_positions] that of its
+        `Attention.query_scale`. Of several ranks each has some of the heads, whose
         outputs `row_parallel` joins."""
         self._index = index
         self._ops = ops
@@ -167,7 +175,7 @@ class AttentionBlock:
         self._qkv_sizes = [count * attention.head_dim for count in heads]
         self._qkv, self._output = weights.linear("qkv"), weights.linear("output")
         self.takes_float8 = weights.takes_float8("qkv")
-        self._sinks = weights.get("sinks")
+        self._sinks, self._query_scales = weights.get("sinks"), query_scales
         self._norms: tuple[NormalizeHeads, NormalizeHeads] | None = None
         self._rotation = None if cos_sin is None else Rotation(cos_sin)
         qk_norm = attention.qk_norm
@@ -190,6 +198,8 @@ class AttentionBlock:
             if self._rotation is not None:
                 q, k = self._ops.rotate(q, k, self._rotation, positions)
             step.write(self._index, k, v)
+        if self._query_scales is not None:
+            q = (q.float() * self._query_scales[positions, None, None]).to(q.dtype)
         attended = step.attend(self._index, q, self._sinks).flatten(1)
         if len(qkv) > 3:
             attended = attended * torch.sigmoid(qkv[3])

@@ -22,7 +22,7 @@ from aengine.attention import AttentionStep
 from aengine.layers.adapters import AdapterTable
 from aengine.layers.collectives import ONE_RANK, Collectives, ExpertExchange, RowParallel
 from aengine.layers.ops import Activations, LayerOps, TorchOps
-from aengine.layers.rotary import RopeSpec, cos_sin_cache
+from aengine.layers.rotary import RopeSpec, cos_sin_cache, query_scales
 from aengine.models.sharding import (
     attended_bounds,
     hidden_bounds,
@@ -153,7 +153,7 @@ class Decoder:
             of_layer = Weights(weights, f"layers.{index}.", adapters)
             mixers: list[_Mixer] = []
             if layer.attention is not None:
-                mixers.append(_attention_block(layer.attention, places, of_layer, tables, ops, divided.attention))
+                mixers.append(_attention_block(layer.attention, places, of_layer, tables, num_positions, ops, divided.attention))
             if layer.recurrence is not None:
                 mixers.append(RecurrenceBlock(layer.recurrence, next(recurrent), of_layer, ops, divided.recurrence))
             self._layers.append(_Layer(layer, mixers, of_layer, ops, divided))
@@ -405,6 +405,7 @@ def _attention_block(
     places: range,
     weights: Weights,
     tables: Mapping[RopeSpec, Tensor],
+    num_positions: int,
     ops: LayerOps,
     row_parallel: RowParallel,
 ) -> AttentionBlock | LatentAttentionBlock | ConvolutionBlock:
@@ -414,7 +415,10 @@ def _attention_block(
         return ConvolutionBlock(attention, places, weights, row_parallel)
     if isinstance(attention, LatentAttention):
         return LatentAttentionBlock(attention, index, weights, tables[attention.rope], ops, row_parallel)
-    return AttentionBlock(attention, index, weights, None if attention.rope is None else tables[attention.rope], ops, row_parallel)
+    cos_sin = None if attention.rope is None else tables[attention.rope]
+    device = weights["output.weight"].device
+    scales = None if attention.query_scale is None else query_scales(attention.query_scale, num_positions, device)
+    return AttentionBlock(attention, index, weights, cos_sin, ops, row_parallel, scales)
 
 
 def _mlp_block(mlp: Mlp | Experts, weights: Weights, ops: LayerOps, divided: _Divisions) -> MlpBlock | ExpertsBlock:

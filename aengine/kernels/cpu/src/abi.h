@@ -168,6 +168,7 @@ struct LinearOp {
 struct AttentionOp {
   const float* cos_sin;  // [num_positions, rotary_dim]: cosines, then sines; null: no rotation
   const float* sinks;    // [heads], logits that take part in the softmax without a value; null: none
+  const float* query_scales;  // [num_positions], by which rotated queries are multiplied; null: nothing
   const float* slopes;   // [heads], what a score loses for each position between key and query, after the soft cap; null: nothing
   Norm q_norm, k_norm;   // of each head; without a weight: none
   i64 norm_stride;       // from the weights and biases of one head's norm to those of the next; 0: all heads share them

@@ -62,6 +62,7 @@ constexpr const char* LAYOUT_NAMES =
     "LinearOp "
     "AttentionOp.cos_sin "
     "AttentionOp.sinks "
+    "AttentionOp.query_scales "
     "AttentionOp.slopes "
     "AttentionOp.q_norm "
     "AttentionOp.k_norm "
@@ -348,6 +349,7 @@ constexpr i64 LAYOUT_PLACES[] = {
     sizeof(LinearOp),
     offsetof(AttentionOp, cos_sin),
     offsetof(AttentionOp, sinks),
+    offsetof(AttentionOp, query_scales),
     offsetof(AttentionOp, slopes),
     offsetof(AttentionOp, q_norm),
     offsetof(AttentionOp, k_norm),

@@ -7,17 +7,17 @@
 namespace aengine {
 
 // One head in place: its norm if there is one, then the rotation of its first `rotary` elements, which pairs their halves
-// (the "neox" form).
+// (the "neox" form), and the product with `scale`.
 template <class E>
-void rotate_head(E* head, i64 head_dim, const Norm& norm, i64 rotary, const float* cos_sin) {
+void rotate_head(E* head, i64 head_dim, const Norm& norm, i64 rotary, const float* cos_sin, float scale) {
   alignas(64) float x[MAX_KEY_DIM], y[MAX_KEY_DIM];
-  const i64 size = norm.weight ? head_dim : cos_sin ? rotary : 0;  // what is changed
+  const i64 size = norm.weight || scale != 1.f ? head_dim : cos_sin ? rotary : 0;  // what is changed
   load_padded(head, size, x);
   if (norm.weight) {
     const Moments moments = moments_of(x, head_dim, norm.eps, norm.kind);
     for (i64 i = 0; i < head_dim; i += LANES) store(x + i, normed(x, i, norm, moments));
   }
-  if (!cos_sin) return store_scaled(x, 1.f, size, head);
+  if (!cos_sin) return store_scaled(x, scale, size, head);
   const i64 half = rotary / 2;
   const float *cos = cos_sin, *sin = cos_sin + half;
   for (i64 i = 0; i < half; i++) {
@@ -25,7 +25,7 @@ void rotate_head(E* head, i64 head_dim, const Norm& norm, i64 rotary, const floa
     y[half + i] = x[half + i] * cos[i] + x[i] * sin[i];
   }
   if (rotary < size) memcpy(y + rotary, x + rotary, (size_t)(size - rotary) * sizeof(float));
-  store_scaled(y, 1.f, size, head);
+  store_scaled(y, scale, size, head);
 }
 
 // The key and the value of a head, wider by zeros in the pages where they do not fill them.
@@ -68,10 +68,11 @@ void rotate_and_write(const Member& member, const AttentionOp& op, const Pool& p
       E* key = rows[op.key].row(token) + op.key_first + head * dim;
       const E* value = rows[op.value].row(token) + op.value_first + head * op.value_dim;
       const float* cos_sin = op.cos_sin ? op.cos_sin + step.positions[token] * op.rotary_dim : nullptr;
+      const float scale = op.query_scales ? op.query_scales[step.positions[token]] : 1.f;
       for (i64 q = head * group; q < (head + 1) * group; q++) {
-        rotate_head(query + q * dim, dim, norm_of(op.q_norm, q), op.rotary_dim, cos_sin);
+        rotate_head(query + q * dim, dim, norm_of(op.q_norm, q), op.rotary_dim, cos_sin, scale);
       }
-      rotate_head(key, dim, norm_of(op.k_norm, head), op.rotary_dim, cos_sin);
+      rotate_head(key, dim, norm_of(op.k_norm, head), op.rotary_dim, cos_sin, 1.f);
       if (slots[token] < 0) continue;
       with_pages<E>(pool, op.place, [&](const auto& pages) { write_padded(pages, slots[token], head, op, key, value); });
     }
