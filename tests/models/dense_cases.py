@@ -48,7 +48,7 @@ CASES = [
             },
         },
     ),
-    Case("cwm", "Cwm", {"head_dim": 32, "num_hidden_layers": 5, "sliding_window": 12, "rope_parameters": LLAMA3}),
+    Case("cwm", "Cwm", {"head_dim": 32, "bos_token_id": 1, "num_hidden_layers": 5, "sliding_window": 12, "rope_parameters": LLAMA3}),
     Case("internlm3", "InternLM3", {"head_dim": 32, "attention_bias": True, "mlp_bias": True}),
     Case("helium", "Helium", {"head_dim": 16, "bos_token_id": 1}),
     Case("iquestcoder", "IQuestCoder", {"head_dim": 32}),

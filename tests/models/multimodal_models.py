@@ -87,14 +87,24 @@ _NATIVE = (
         "got_ocr2",
         "lfm2_vl",
     ),
-    *("granite_speech", "granite_speech_plus", "idefics2", "idefics3", "instructblip", "instructblipvideo", "internvl", "janus"),
+    *(
+        "hyperclovax_vision_v2",
+        "granite_speech",
+        "granite_speech_plus",
+        "idefics2",
+        "idefics3",
+        "instructblip",
+        "instructblipvideo",
+        "internvl",
+        "janus",
+    ),
     *("lighton_ocr", "llava", "llava_next", "llava_next_video", "llava_onevision", "mistral3", "moss_transcribe_diarize", "ovis2"),
     *("pp_chart2table", "qwen2_5_omni_thinker", "qwen2_5_vl", "qwen2_audio", "qwen2_vl", "qwen3_asr", "qwen3_omni_moe_thinker"),
     *("qwen3_vl", "shieldgemma2", "smolvlm", "video_llama_3", "video_llava", "vipllava", "voxtral"),
 )
 _IN_TRANSFORMERS = (
     *("aria", "aya_vision", "chameleon", "cohere2_vision", "cosmos3_edge", "cosmos3_omni", "ernie4_5_vl_moe", "fuyu"),
-    *("glm4v_moe", "glm_ocr", "granite_docling", "hunyuan_vl", "hyperclovax_vision_v2", "kimi_k25", "minimax_m3_vl", "mllama"),
+    *("glm4v_moe", "glm_ocr", "granite_docling", "hunyuan_vl", "kimi_k25", "minimax_m3_vl", "mllama"),
     *("molmo2", "muse_glimmer", "paddleocr_vl", "paligemma", "phi4_multimodal", "qianfan_ocr", "qwen3_vl_moe", "step3p7"),
 )
 LOADED = dict.fromkeys(_NATIVE, "native") | dict.fromkeys(_IN_TRANSFORMERS, "transformers")
@@ -109,7 +119,7 @@ _OTHER_INPUTS = "cannot be probed with tokens and position_ids alone"
 REFUSED = {
     **dict.fromkeys(("florence2", "pix2struct", "pp_formulanet", "t5gemma2", "udop", "vision-encoder-decoder"), _ENCODER_DECODER),
     **dict.fromkeys(("dots3_note", "glm5_next", "mistral_large4", "qwen4_exp"), _INDEXED),
-    **dict.fromkeys(("minicpm_ocr", "minicpmv4_6", "minicpmv4_7", "nemo_speechlm", "nemotron_h_omni", "qwen3_5", "qwen3_5_moe"), _LINEAR),
+    "nemotron_h_omni": _LINEAR,
     "lfm3_vl": _CONV,
     "inkling2": "has layers of the type 'hybrid'",
     "inkling_mm_model": "has layers of the type 'hybrid_sliding'",
@@ -123,6 +133,7 @@ REFUSED = {
 """Types that are refused -> what their sentence says."""
 DESCRIBED = {
     **dict.fromkeys(("perception_lm", "qwen2_5_omni", "vibevoice_asr"), "native"),
+    **dict.fromkeys(("minicpm_ocr", "minicpmv4_6", "minicpmv4_7", "nemo_speechlm", "qwen3_5", "qwen3_5_moe"), "native"),
     **dict.fromkeys(("gemma3n", "gemma4", "gemma4_unified", "muse_spark"), "transformers"),
 }
 """Types of which no small model can be made here, with their implementation by their config alone. The heads of Gemma 4 differ by layer,
