@@ -18,6 +18,7 @@ from family_cases import TINY, VOCAB, randomize
 from hybrid_cases import CASES, DELTA, EXPERTS
 from oracle_engine import until
 from safetensors.torch import load_file, save_file
+from slow_cases import slow_but
 
 from aengine import AsyncEngine, Completion, SamplingParams
 from aengine.api.errors import ConfigError
@@ -30,9 +31,10 @@ MEMORY = {
     **{"granite-hybrid": 110_000, "falcon-h1": 110_000, "nemotron-h": 110_000},
 }
 """Bytes of KV that hold one sequence of 64 tokens, and not two."""
+QUICK = ("lfm2", "qwen3.5", "qwen3.5-heads", "falcon-h1")
 
 
-@pytest.fixture(scope="module", params=list(MEMORY))
+@pytest.fixture(scope="module", params=slow_but(QUICK, MEMORY))
 def model(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
     if os.environ.get("AENGINE_CPU_LEVEL") == "torch" and not request.param.startswith("lfm2"):
         pytest.skip("the products of torch depend on the number of rows, and states remember every bit")
