@@ -53,6 +53,22 @@ CASES = [
     Case("helium", "Helium", {"head_dim": 16, "bos_token_id": 1}),
     Case("iquestcoder", "IQuestCoder", {"head_dim": 32}),
     Case(
+        "granite-swa",
+        "GraniteSWA",
+        {
+            **{"num_hidden_layers": 4, "sliding_window": 12, "layer_rope_theta": [1e4, 0, 300.0, 1e4], "attention_multiplier": 0.3},
+            **{"embedding_multiplier": 2.0, "head_dim": 16},
+        },
+    ),
+    Case(
+        "granitemoe-swa",
+        "GraniteMoeSWA",
+        {
+            **{"num_hidden_layers": 3, "sliding_window": 12, "layer_types": [SLIDING, FULL, SLIDING], "num_local_experts": 4},
+            **{"shared_intermediate_size": 48, "intermediate_size": 32, "attention_multiplier": 0.25},
+        },
+    ),
+    Case(
         "hyperclovax",
         "HyperCLOVAX",
         {"attention_multiplier": 0.3, "residual_multiplier": 0.6, "embedding_multiplier": 3.0, "logits_scaling": 0.5, "head_dim": 16},

@@ -5,6 +5,7 @@ Owns the parts of a description that most families share. Knows nothing of files
 
 from __future__ import annotations
 
+from collections import ChainMap
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -160,6 +161,11 @@ def head_sizes(reader: ConfigReader) -> tuple[int, int, int]:
     if head_dim % 2:
         raise ModelLoadError(f"{reader.name('head_dim')} {head_dim} is odd; rotary embedding needs an even one")
     return num_heads, num_kv_heads, head_dim
+
+
+def with_rope(reader: ConfigReader, key: str, rope: Mapping[str, Any]) -> ConfigReader:
+    """The reader of the same config with another rope."""
+    return replace(reader, config=ChainMap({key: rope}, reader.config))  # type: ignore[arg-type]
 
 
 def attention(reader: ConfigReader, rope: RopeSpec | None, **changes: Any) -> Attention:

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-from collections import ChainMap
-from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any
 
 import torch
 
@@ -24,6 +21,7 @@ from aengine.models.families.family import (
     rms_norm,
     rope_and_context,
     window_of,
+    with_rope,
 )
 from aengine.models.spec import DraftHead, HeadKind, Layer, ModelSpec, QkNorm
 
@@ -78,11 +76,6 @@ def _ministral3(reader: ConfigReader) -> ModelSpec:
     scale = QueryScale(rope.number("llama_4_scaling_beta"), rope.positive("original_max_position_embeddings"))
     layers = [replace(layer, attention=replace(layer.attention, query_scale=scale)) for layer in spec.layers]  # type: ignore[type-var]
     return replace(spec, layers=tuple(layers))
-
-
-def with_rope(reader: ConfigReader, key: str, rope: Mapping[str, Any]) -> ConfigReader:
-    """The reader of the same config with another rope."""
-    return replace(reader, config=ChainMap({key: rope}, reader.config))  # type: ignore[arg-type]
 
 
 def _cwm(reader: ConfigReader) -> ModelSpec:

@@ -21,9 +21,11 @@ from aengine.models.families.family import (
     part_sizes,
     rms_norm,
     rope_and_context,
+    window_of,
+    with_rope,
 )
 from aengine.models.families.mixtures import experts, routing, sigmoid_experts
-from aengine.models.spec import Experts, Layer, Mlp, ModelSpec, Recurrence, RecurrenceKind
+from aengine.models.spec import Attention, Experts, Layer, Mlp, ModelSpec, Recurrence, RecurrenceKind
 
 
 def _spec(
@@ -93,6 +95,24 @@ def _transform(spec: ModelSpec, layer: Layer | None, name: str, part: int, shape
         return tensor.reshape(-1, tensor.shape[-1])
 
     return Transform((count, shape[0] // count, *shape[1:]), apply)
+
+
+def _granite_swa(reader: ConfigReader) -> ModelSpec:
+    """Windows, sinks, and a rope of each layer's own theta, 0 for none."""
+    num_layers = reader.positive("num_hidden_layers")
+    kinds = reader.layer_types(num_layers) or ["sliding_attention" if layer % 4 else "full_attention" for layer in range(num_layers)]
+    thetas = None if reader.get("layer_rope_theta") is None else reader.numbers("layer_rope_theta", [0.0] * num_layers)
+    spec = _granite(reader) if reader.get("num_local_experts") is None else _granitemoe(reader)
+    given, layers = reader.get("rope_parameters") or {"rope_type": "default"}, []
+    for number, (kind, layer) in enumerate(zip(kinds, spec.layers, strict=True)):
+        attended = layer.attention
+        assert isinstance(attended, Attention)
+        rope = attended.rope
+        if thetas is not None:
+            own = with_rope(reader, "rope_parameters", {**given, "rope_theta": thetas[number]})
+            rope = rope_and_context(own, attended.head_dim)[0] if thetas[number] else None
+        layers.append(replace(layer, attention=replace(attended, window=window_of(reader, kind), sinks=True, rope=rope)))
+    return replace(spec, layers=tuple(layers))
 
 
 def _mamba2(reader: ConfigReader, *, gated_first: bool = True, normed: bool = True, width: int | None = None) -> Recurrence:
@@ -300,6 +320,27 @@ FAMILIES = (
     Family("granite", "GraniteForCausalLM", _granite, _DEFAULTS, part_defaults=part_sizes(32_000, 4096, 11_008, 32, 32)),
     Family("granitemoe", "GraniteMoeForCausalLM", _granitemoe, _EXPERTS, _NAMES, _transform),
     Family("granitemoeshared", "GraniteMoeSharedForCausalLM", _granitemoe, _EXPERTS, _NAMES, _transform),
+    Family(
+        "granite_swa",
+        "GraniteSWAForCausalLM",
+        _granite_swa,
+        {
+            **{**_DEFAULTS, "max_position_embeddings": 8192, "num_key_value_heads": 4, "rms_norm_eps": 1e-5, "tie_word_embeddings": True},
+            "sliding_window": 128,
+        },
+        {**LLAMA_NAMES, "sinks": "self_attn.sinks"},
+    ),
+    Family(
+        "granitemoe_swa",
+        "GraniteMoeSWAForCausalLM",
+        _granite_swa,
+        {**_EXPERTS, "sliding_window": 128, "shared_intermediate_size": 0},
+        {
+            **{**_NAMES, "sinks": "self_attn.sinks", "router": "block_sparse_moe.router"},
+            **{f"experts.{name}.weight": f"block_sparse_moe.experts.{name}_proj" for name in ("gate_up", "down")},
+        },
+        _transform,
+    ),
     Family(
         "hyperclovax",
         "HyperCLOVAXForCausalLM",
