@@ -156,8 +156,8 @@ class StateMemory:
 
 @dataclass(frozen=True, slots=True)
 class RecurrentRule:
-    """What a recurrent layer does with its state, as `models/spec.py: Recurrence` has it. An input has the numbers to convolve, and a gate
-    of each head, of the gated delta rule two."""
+    """What a recurrent layer does with its state, as `models/spec.py: Recurrence` has it. An input has the numbers to convolve, and the
+    gates. There is a decay for each head, or for each row of its matrix if `step_bias` is as long."""
 
     heads: int
     key_heads: int
@@ -166,7 +166,7 @@ class RecurrentRule:
     conv: Tensor  # [channels, taps] float32
     conv_bias: Tensor | None  # [channels] float32
     log_decay: Tensor  # [heads] float32
-    step_bias: Tensor  # [heads] float32
+    step_bias: Tensor  # [heads] or [heads * key_dim] float32
     skip: Tensor | None  # [heads] float32, of Mamba-2; None: the gated delta rule
 
     @property
@@ -189,16 +189,21 @@ class RecurrentRule:
         q, k, v = torch.split(convolved.float(), [keys, keys, self.width], -1)
         q, k = (part.view(rows, length, self.key_heads, self.key_dim) for part in (q, k))
         v = v.view(rows, length, self.heads, self.value_dim)
-        steps = F.softplus(gates[..., -self.heads :].float() + self.step_bias)
-        decay = torch.exp(-self.log_decay.exp() * steps)
-        if self.skip is None:
-            q, k, rate = _unit(q) * self.key_dim**-0.5, _unit(k), gates[..., : self.heads].float().sigmoid()
+        count, gates = len(self.step_bias), gates.float()
+        if count > self.heads:
+            a, rates = torch.split(gates, [count, self.heads], -1)
         else:
-            rate = steps
+            rates, a = torch.split(gates, [gates.shape[-1] - count, count], -1)
+        steps = F.softplus(a + self.step_bias).view(rows, length, self.heads, -1)
+        decay = torch.exp(-self.log_decay.exp().unsqueeze(-1) * steps)  # [n, t, heads, 1 or key_dim]
+        if self.skip is None:
+            q, k, rate = _unit(q) * self.key_dim**-0.5, _unit(k), rates.sigmoid()
+        else:
+            rate = steps.squeeze(-1)
         q, k = (part.repeat_interleave(self.heads // self.key_heads, 2) for part in (q, k))
         outputs = torch.empty(rows, length, self.heads, self.value_dim, device=inputs.device)
         for at in range(length):
-            matrices = matrices * decay[:, at, :, None, None]
+            matrices = matrices * decay[:, at, :, :, None]
             added = v[:, at] if self.skip is not None else v[:, at] - torch.einsum("nhkv,nhk->nhv", matrices, k[:, at])
             matrices = matrices + k[:, at, :, :, None] * (rate[:, at, :, None] * added)[:, :, None]
             outputs[:, at] = torch.einsum("nhkv,nhk->nhv", matrices, q[:, at])

@@ -172,13 +172,23 @@ def _convolution(found: _Parameters, convolution: ShortConvolution, hidden: int)
 
 def _recurrence(found: _Parameters, recurrence: Recurrence, hidden: int) -> None:
     heads, channels, width, bias = recurrence.num_heads, recurrence.channels, recurrence.width, recurrence.bias
-    found.linear("recur_in", (channels, width), hidden, bias=bias)
-    found.linear("recur_gates", (heads,) * (recurrence.num_gates // heads), hidden, bias=bias)
-    found.add("conv.weight", (channels, recurrence.taps), (channels,), None, float32=True)
+    keys, rank, steps = recurrence.num_key_heads * recurrence.key_dim, recurrence.gate_rank, heads
+    conv_rows: tuple[int, ...] = (channels,)
+    if recurrence.by_channel:
+        conv_rows, steps = (keys, keys, width), heads * recurrence.key_dim
+        found.linear("recur_in", conv_rows, hidden, bias=bias)
+        found.linear("recur_gates", (heads,), hidden, bias=bias)
+        for name, size in (("decay", steps), ("z", width)):
+            found.linear(f"{name}_down", (rank,), hidden)
+            found.linear(f"{name}_up", (size,), rank)
+    else:
+        found.linear("recur_in", (channels, width), hidden, bias=bias)
+        found.linear("recur_gates", (heads,) * (recurrence.num_gates // heads), hidden, bias=bias)
+    found.add("conv.weight", (channels, recurrence.taps), conv_rows, None, float32=True)
     if recurrence.conv_bias:
-        found.add("conv.bias", (channels,), (channels,), 0.0, float32=True)
+        found.add("conv.bias", (channels,), conv_rows, 0.0, float32=True)
     found.add("log_decay", (heads,), (heads,), 0.0, float32=True)
-    found.add("step_bias", (heads,), (heads,), 1.0, float32=True)
+    found.add("step_bias", (steps,), (steps,), 1.0, float32=True)
     if recurrence.kind is RecurrenceKind.MAMBA2:
         found.add("skip", (heads,), (heads,), 1.0, float32=True)
     found.norm("recur_norm", recurrence.norm, recurrence.value_dim if recurrence.norm_groups is None else width)
@@ -297,7 +307,7 @@ def kv_scale_of(source: str, spec: ModelSpec) -> tuple[int, str] | None:
     return int(match[1]), match[2] or match[3] or match[4]
 
 
-NEVER_QUANTIZED = frozenset({"positions", "router", "shared_gate", "key_up", "value_up", "conv", "recur_gates"})
+NEVER_QUANTIZED = frozenset({"positions", "router", "shared_gate", "key_up", "value_up", "conv", "recur_gates", "decay_down", "decay_up"})
 """Matrices that are read row by row, decide which weights are read, or multiply heads, which would be quantised together; and those of
 convolutions and of decays, which are few."""
 

@@ -333,6 +333,9 @@ def _recurrence_cuts(recurrence: Recurrence, shard: Shard, last: Callable[[range
     cuts = {name: _Cut((heads,)) for name in ("log_decay", "step_bias", "skip")}
     gates = tuple(_moved(heads, first) for first in range(0, recurrence.num_gates, recurrence.num_heads))
     cuts |= {"recur_in": _Cut((*convolved, _moved(values, recurrence.channels))), "conv": _Cut(convolved), "recur_gates": _Cut(gates)}
+    if recurrence.by_channel:
+        steps = _Cut((_times(heads, recurrence.key_dim),))
+        cuts |= {"recur_in": _Cut(convolved), "recur_gates": _Cut((heads,)), "decay_up": steps, "step_bias": steps, "z_up": _Cut((values,))}
     if recurrence.norm_groups is not None and not is_normed_whole(recurrence, shard):
         cuts["recur_norm"] = _Cut((values,))
     return cuts | {"recur_out": last(values)}

@@ -134,6 +134,7 @@ class ShortConvolution:
 
 class RecurrenceKind(Enum):
     GATED_DELTA = "gated_delta"  # Yang et al., "Gated Delta Networks", 2024 (arXiv 2412.06464)
+    KIMI_DELTA = "kimi_delta"  # Kimi Team, "Kimi Linear", 2025 (arXiv 2510.26692)
     MAMBA2 = "mamba2"  # Dao and Gu, "Transformers are SSMs", 2024 (arXiv 2405.21060)
 
 
@@ -148,10 +149,12 @@ class Recurrence:
 
     - GATED_DELTA divides q and k by their lengths, and q by sqrt(key_dim).
       S = decay * S;  S = S + outer(k, sigmoid(b) * (v - S^T k));  o = S^T q
+    - KIMI_DELTA is GATED_DELTA with a decay for each of the key_dim rows of S. Its a, [key_dim] of each head, comes before b; a and z are
+      projected by two matrices each, `decay_down` and `decay_up`, `z_down` and `z_up`, with `gate_rank` numbers between them.
     - MAMBA2, whose papers name q C, k B and v x:
       S = decay * S + outer(k, dt * v);  o = S^T q + `skip` * v
 
-    `recur_out` projects norm(o) * silu(z), or if `gated_first` norm(o * silu(z)).
+    `recur_out` projects norm(o) * silu(z), or if `gated_first` norm(o * silu(z)); of KIMI_DELTA norm(o) * sigmoid(z).
     """
 
     kind: RecurrenceKind
@@ -165,6 +168,7 @@ class Recurrence:
     gated_first: bool = False
     conv_bias: bool = False
     bias: bool = False  # of recur_in, recur_gates and recur_out
+    gate_rank: int = 0
 
     @property
     def width(self) -> int:
@@ -178,7 +182,18 @@ class Recurrence:
 
     @property
     def num_gates(self) -> int:
-        return self.num_heads * (2 if self.kind is RecurrenceKind.GATED_DELTA else 1)
+        match self.kind:
+            case RecurrenceKind.GATED_DELTA:
+                return 2 * self.num_heads
+            case RecurrenceKind.KIMI_DELTA:
+                return (self.key_dim + 1) * self.num_heads
+            case RecurrenceKind.MAMBA2:
+                return self.num_heads
+
+    @property
+    def by_channel(self) -> bool:
+        """Whether each of the key_dim rows of S has a decay of its own."""
+        return self.kind is RecurrenceKind.KIMI_DELTA
 
     @property
     def state(self) -> StateShape:

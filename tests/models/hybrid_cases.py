@@ -24,6 +24,16 @@ def _spread(model: transformers.PreTrainedModel) -> None:
             parameter.copy_(torch.linspace(-4.0, 1.0, len(parameter)))
 
 
+@torch.no_grad()
+def _kimi(model: transformers.PreTrainedModel) -> None:
+    _adjust(model)
+    for name, parameter in model.named_parameters():
+        if name.endswith("A_log"):
+            parameter.copy_(torch.linspace(-4.0, 1.0, parameter.numel()).view(parameter.shape))
+        elif name.endswith("dt_bias"):
+            parameter.normal_(0.0, 0.5, generator=torch.Generator().manual_seed(5))
+
+
 _CONV, _LINEAR, _FULL = "conv", "linear_attention", "full_attention"
 DELTA = {
     **{"head_dim": 32, "linear_num_key_heads": 2, "linear_num_value_heads": 4, "linear_key_head_dim": 16, "linear_value_head_dim": 32},
@@ -98,6 +108,17 @@ CASES = [
         "Bamba",
         {**MAMBA2, "num_hidden_layers": 4, "attn_layer_indices": [1, 3], "mamba_conv_bias": False, "mamba_d_state": 32},
         adjust=_spread,
+    ),
+    Case(
+        "kimi-linear",
+        "KimiLinear",
+        {
+            **{"num_hidden_layers": 4, "layer_types": [_LINEAR, _FULL, _LINEAR, _FULL], "num_key_value_heads": 4, "kv_lora_rank": 32},
+            **{"qk_nope_head_dim": 32, "qk_rope_head_dim": 16, "v_head_dim": 24, "linear_head_dim": 32, "linear_num_heads": 4},
+            **{"num_experts": 8, "num_experts_per_token": 3, "moe_intermediate_size": 32, "routed_scaling_factor": 1.4},
+            "mlp_layer_types": ["sparse"] * 4,  # Transformers saves dense ones under another name than they are published with
+        },
+        adjust=_kimi,
     ),
     Case("falcon-h1", "FalconH1", {**MAMBA2, **FALCON, "num_hidden_layers": 3, "mamba_d_ssm": 192, "mamba_d_head": 48}, adjust=_spread),
     Case(

@@ -81,9 +81,18 @@ def check_equal(found: Generated, expected: Generated) -> None:
     assert all(torch.equal(one, other) for one, other in zip(found[1], expected[1], strict=True))
 
 
-QUICK = [("cohere2", 4), ("deepseek-v3", 2), ("lfm2", 2), ("qwen3-next", 2), ("granite-hybrid", 2), ("falcon-h1", 2), ("nemotron-h", 2)]
+QUICK = [
+    ("cohere2", 4),
+    ("deepseek-v3", 2),
+    ("lfm2", 2),
+    ("qwen3-next", 2),
+    ("granite-hybrid", 2),
+    ("falcon-h1", 2),
+    ("nemotron-h", 2),
+    ("kimi-linear", 2),
+]
 """Fewer KV heads than ranks; latent attention and experts; convolutions; recurrent states and experts; these normed over all ranks; beside
-attention; and layers of one block."""
+attention; layers of one block; and decays by channel."""
 
 
 @pytest.mark.quick_cases(1)

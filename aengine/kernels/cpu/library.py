@@ -145,7 +145,7 @@ class CRecurOp(Structure):
         (CStateLayer, "state"),
         (c_void_p, "conv conv_bias rates step_bias skip"),
         (c_int64, "conv_stride"),
-        (c_int32, "mixed convolved gates out"),
+        (c_int32, "mixed convolved gates out by_channel"),
     )
 
 

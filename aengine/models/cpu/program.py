@@ -297,7 +297,17 @@ class CpuProgram(Operations):
     def _recur(self, name: str, recurrence: Recurrence, whole: Recurrence, source: str) -> None:
         """From `source` to `recurred`. `whole`: of all ranks."""
         self._linear(f"{name}recur_in", source, "mixed")
-        self._linear(f"{name}recur_gates", source, "gates")
+        if recurrence.by_channel:
+            steps = recurrence.num_heads * recurrence.key_dim
+            self._buffer("gates", recurrence.num_gates)
+            self._linear(f"{name}decay_down", source, "rank")
+            self._linear(f"{name}decay_up", "rank", "gates")
+            self._linear(f"{name}recur_gates", source, "rates")
+            self._copy("rates", 0, "gates", steps, recurrence.num_heads)
+            self._linear(f"{name}z_down", source, "rank")
+            self._linear(f"{name}z_up", "rank", "z")
+        else:
+            self._linear(f"{name}recur_gates", source, "gates")
         vectors, layout = self._weights.vectors, self._states
         assert layout is not None
         at = layout.layers[self._num_recurrent]
@@ -317,12 +327,14 @@ class CpuProgram(Operations):
             None if bias is None else self._keep(functional.pad(bias, padded)),
             *(self._keep(vectors[f"{name}log_decay"].exp()), vectors[f"{name}step_bias"].data_ptr(), skip, stride),
             *(self._buffers["mixed"], self._buffer("convolved", stride), self._buffers["gates"], self._buffer("recurred", width)),
+            recurrence.by_channel,
         )
         self._add(library.CONVOLVE_STATES, op)
         self._add(library.RECUR, op)
         self._add(library.KEEP_INPUTS, op)
         norm, groups, no_norm = recurrence.norm, recurrence.norm_groups, CNorm()
-        gate = channels, self._buffers["mixed"], self._buffers["recurred"], False
+        first, z = (0, "z") if recurrence.by_channel else (channels, "mixed")
+        gate = first, self._buffers[z], self._buffers["recurred"], recurrence.by_channel
         if norm is not None and groups is None:
             each = self._c_norm(f"{name}recur_norm", norm, recurrence.value_dim)
             self._add(library.GATE, CGateOp(each, recurrence.num_heads, recurrence.value_dim, *gate))

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from aengine.api.errors import ModelLoadError
 from aengine.kernels.layer_params import RouterScoring
+from aengine.layers.rotary import RopeSpec
 from aengine.models.config.reader import ConfigReader, NotNativeError
 from aengine.models.families.family import (
     MTP_NAMES,
@@ -34,7 +35,7 @@ from aengine.models.families.mixtures import (
     shared_experts,
     sigmoid_experts,
 )
-from aengine.models.spec import Experts, LatentAttention, Layer, Mlp, ModelSpec, Norm, NormKind
+from aengine.models.spec import Experts, LatentAttention, Layer, Mlp, ModelSpec, Norm, NormKind, Recurrence, RecurrenceKind
 
 _NAMES = {
     **DEEPSEEK_NAMES,
@@ -51,9 +52,15 @@ _NAMES = {
 
 def _spec(reader: ConfigReader, block: Experts, dense: list[bool]) -> ModelSpec:
     reader.refuse(rope_interleave=True)
+    rope, context = rope_and_context(reader, reader.positive("qk_rope_head_dim"))
+    attention, norm = _latent_attention(reader, rope), rms_norm(reader)
+    layers = [Layer(attention, gated_mlp(reader) if is_dense else block, norm, norm) for is_dense in dense]
+    return decoder_spec(reader, layers, max_position_embeddings=context)
+
+
+def _latent_attention(reader: ConfigReader, rope: RopeSpec) -> LatentAttention:
     nope_dim, rope_dim = reader.positive("qk_nope_head_dim"), reader.positive("qk_rope_head_dim")
-    rope, context = rope_and_context(reader, rope_dim)
-    attention = LatentAttention(
+    return LatentAttention(
         num_heads=reader.positive("num_attention_heads"),
         q_lora_rank=None if reader.get("q_lora_rank") is None else reader.positive("q_lora_rank"),
         kv_lora_rank=reader.positive("kv_lora_rank"),
@@ -65,9 +72,43 @@ def _spec(reader: ConfigReader, block: Experts, dense: list[bool]) -> ModelSpec:
         norm=Norm(eps=1e-6),  # whatever the config's rms_norm_eps is
         bias=reader.flag("attention_bias"),
     )
-    norm = rms_norm(reader)
-    layers = [Layer(attention, gated_mlp(reader) if is_dense else block, norm, norm) for is_dense in dense]
-    return decoder_spec(reader, layers, max_position_embeddings=context)
+
+
+def _kimi_linear(reader: ConfigReader) -> ModelSpec:
+    """Latent attention without a rotation among recurrent layers."""
+    reader.refuse(hidden_act="silu")
+    num_layers, given = reader.positive("num_hidden_layers"), reader.get("linear_attn_config") or {}
+    kinds = reader.layer_types(num_layers, ("linear_attention", "full_attention"))
+    if kinds is None:
+        attending = given.get("full_attn_layers", [number + 1 for number in range(num_layers) if number and not number % 4])
+        kinds = ["full_attention" if number + 1 in attending else "linear_attention" for number in range(num_layers)]
+    if "full_attention" not in kinds:
+        raise NotNativeError("linear_attention in all layers, without any full_attention in layer_types, is not supported")
+    of_states = ConfigReader(given, {}, source=reader.source)
+    heads, dim, taps = (
+        of_states.positive(older, reader.positive(name))
+        for older, name in (
+            *(("num_heads", "linear_num_heads"), ("head_dim", "linear_head_dim")),
+            ("short_conv_kernel_size", "linear_conv_kernel_dim"),
+        )
+    )
+    norm, rope_dim = rms_norm(reader), reader.positive("qk_rope_head_dim")
+    mixed = Recurrence(RecurrenceKind.KIMI_DELTA, heads, heads, dim, dim, taps, norm, gate_rank=dim)
+    attended = _latent_attention(reader, RopeSpec((0.0,) * (rope_dim // 2)))
+    block, plain = sigmoid_experts(reader), gated_mlp(reader)
+    layers = []
+    for kind, is_dense in zip(kinds, listed_dense_layers(reader), strict=True):
+        one, other = (attended, None) if kind == "full_attention" else (None, mixed)
+        layers.append(Layer(one, plain if is_dense else block, norm, norm, recurrence=other))
+    return decoder_spec(reader, layers, max_position_embeddings=reader.positive("max_position_embeddings"))
+
+
+def _kimi_transform(spec: ModelSpec, layer: Layer | None, name: str, part: int, shape: tuple[int, ...]) -> Transform | None:
+    if name == "conv.weight":
+        return Transform((shape[0], 1, shape[1]), lambda rows: rows.flatten(1))
+    if name == "log_decay":
+        return Transform((1, 1, shape[0], 1), lambda rows: rows.flatten())
+    return _transform(spec, layer, name, part, shape)
 
 
 def _mscale(reader: ConfigReader) -> float:
@@ -239,5 +280,36 @@ FAMILIES = (
         DEEPSEEK_NAMES,
         halves,
         keys={"n_shared_experts": "num_shared_experts"},
+    ),
+    Family(
+        "kimi_linear",
+        "KimiLinearForCausalLM",
+        _kimi_linear,
+        {
+            **{"kv_lora_rank": 512, "q_lora_rank": None, "qk_nope_head_dim": 128, "qk_rope_head_dim": 64, "v_head_dim": 128},
+            **{"model_max_length": 1_048_576, "rms_norm_eps": 1e-5, "num_shared_experts": 1, "first_k_dense_replace": 1},
+            **{"num_experts": 256, "num_experts_per_token": 8, "moe_intermediate_size": 1024, "num_expert_group": 1, "topk_group": 1},
+            **{"routed_scaling_factor": 2.446, "moe_renormalize": True},
+            **{"linear_head_dim": 128, "linear_num_heads": 32, "linear_conv_kernel_dim": 4},
+        },
+        {
+            **_NAMES,
+            **{"recur_in": "self_attn.q_proj self_attn.k_proj self_attn.v_proj", "recur_gates": "self_attn.b_proj"},
+            **{"decay_down": "self_attn.f_a_proj", "decay_up": "self_attn.f_b_proj", "z_down": "self_attn.g_a_proj"},
+            **{"z_up": "self_attn.g_b_proj", "recur_norm": "self_attn.o_norm", "recur_out": "self_attn.o_proj"},
+            **{"conv": "self_attn.q_conv1d self_attn.k_conv1d self_attn.v_conv1d", "log_decay": "self_attn.A_log"},
+            **{"step_bias": "self_attn.dt_bias", "router": "block_sparse_moe.gate"},
+            **{"router_correction": "block_sparse_moe.gate.e_score_correction_bias"},
+            "experts.gate_up": "block_sparse_moe.experts.{index}.w1 block_sparse_moe.experts.{index}.w3",
+            "experts.down": "block_sparse_moe.experts.{index}.w2",
+            "shared.gate_up": "block_sparse_moe.shared_experts.gate_proj block_sparse_moe.shared_experts.up_proj",
+            "shared.down": "block_sparse_moe.shared_experts.down_proj",
+        },
+        _kimi_transform,
+        keys={
+            **{"max_position_embeddings": "model_max_length max_position_embeddings", "norm_topk_prob": "moe_renormalize norm_topk_prob"},
+            **{"n_group": "num_expert_group n_group", "num_experts_per_tok": "num_experts_per_token num_experts_per_tok"},
+            "n_shared_experts": "num_shared_experts n_shared_experts",
+        },
     ),
 )

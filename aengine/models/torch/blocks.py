@@ -338,6 +338,8 @@ class RecurrenceBlock:
         self._recurrence, self._index = recurrence, index
         self._row_parallel = row_parallel
         self._in, self._gates, self._out = (weights.linear(name) for name in ("recur_in", "recur_gates", "recur_out"))
+        low_rank = ("decay_down", "decay_up", "z_down", "z_up") if recurrence.by_channel else ()
+        self._low_rank = [weights.linear(name) for name in low_rank]
         self._norm = None if recurrence.norm is None else Normalize(recurrence.norm, weights, "recur_norm", ops)
         decays = weights["log_decay"], weights["step_bias"], weights.get("skip")
         sizes = recurrence.num_heads, recurrence.num_key_heads, recurrence.key_dim, recurrence.value_dim
@@ -346,9 +348,14 @@ class RecurrenceBlock:
     def __call__(self, x: Activations, positions: Tensor, step: AttentionStep) -> Tensor:
         assert isinstance(x, Tensor)
         recurrence = self._recurrence
-        mixed, z = torch.split(self._in(x), [recurrence.channels, recurrence.width], dim=-1)
-        made = step.recur(self._index, self._rule, torch.cat((mixed, self._gates(x)), -1))
-        gate = F.silu(z.float())
+        if recurrence.by_channel:
+            decay_down, decay_up, z_down, z_up = self._low_rank
+            inputs = torch.cat((self._in(x), decay_up(decay_down(x)), self._gates(x)), -1)
+            gate = z_up(z_down(x)).float().sigmoid()
+        else:
+            mixed, z = torch.split(self._in(x), [recurrence.channels, recurrence.width], dim=-1)
+            inputs, gate = torch.cat((mixed, self._gates(x)), -1), F.silu(z.float())
+        made = step.recur(self._index, self._rule, inputs)
         if recurrence.gated_first:
             gated = self._normed((made.float() * gate).to(x.dtype))
         else:

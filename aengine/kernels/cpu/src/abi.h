@@ -284,10 +284,11 @@ struct RecurOp {
   const float* conv;       // [taps, conv_stride], the last is of the newest input
   const float* conv_bias;  // [conv_stride]; null: none
   const float* rates;      // [heads], how fast each forgets
-  const float* step_bias;  // [heads]
+  const float* step_bias;  // [heads], or [heads, key_dim]
   const float* skip;       // [heads]
   i64 conv_stride;         // a multiple of 32
   i32 mixed, convolved, gates, out;
+  i32 by_channel;  // a is [heads, key_dim], and comes before b: each row of a matrix has a decay of its own
 };
 
 // out = norm(out) * activation(gate), each of `heads` by itself; the gates are in columns from `first` on. `width` is a multiple of 16 if

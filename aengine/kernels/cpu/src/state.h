@@ -220,8 +220,20 @@ constexpr i64 RECUR_RUN = 16, MAX_STATE_KEYS = 256;
 // added; the product of q and k; and what is added of v to the outputs.
 struct RecurTokens {
   alignas(64) float q[MAX_PENDING][MAX_STATE_KEYS], k[MAX_PENDING][MAX_STATE_KEYS];
+  // With a decay for each row: these, and what q and k are after their product with them.
+  alignas(64) float decays[MAX_PENDING][MAX_STATE_KEYS], decayed_q[MAX_PENDING][MAX_STATE_KEYS], decayed_k[MAX_PENDING][MAX_STATE_KEYS];
   float decay[MAX_PENDING], rate[MAX_PENDING], qk[MAX_PENDING], skip;
 };
+
+enum class Rule { DELTA, BY_CHANNEL, MAMBA2 };
+
+// log(1 + exp(x)): the logarithm by the series of the inverse hyperbolic tangent.
+AE_INLINE VecF softplus(VecF x) {
+  const VecF magnitude = larger(x, -x), y = exp(-magnitude), z = y / (2.f + y), s = z * z;
+  VecF series = splat(1.f / 13.f);
+  for (const float coefficient : {1.f / 11.f, 1.f / 9.f, 1.f / 7.f, 1.f / 5.f, 1.f / 3.f, 1.f}) series = series * s + coefficient;
+  return larger(x, VecF{}) + 2.f * z * series;
+}
 
 // What a head reads of some tokens: q and k, and a gate for the decay and, of the gated delta rule, one for the rate.
 template <class E>
@@ -247,7 +259,7 @@ AE_INLINE void to_unit(const E* x, i64 size, float factor, float* out) {
 template <class E>
 AE_NOINLINE void prepare_tokens(const RecurOp& op, i64 head, const HeadInputs<E>& inputs, i64 count, RecurTokens& tokens) {
   const i64 dim = op.state.key_dim;
-  const float rate = op.rates[head], bias = op.step_bias[head], scale = 1.f / std::sqrt((float)dim);
+  const float rate = op.rates[head], bias = op.by_channel ? 0.f : op.step_bias[head], scale = 1.f / std::sqrt((float)dim);
   tokens.skip = op.skip ? op.skip[head] : 0.f;
   for (i64 t = 0; t < count; t++) {
     const E *q = inputs.q + t * inputs.stride, *k = inputs.k + t * inputs.stride;
@@ -260,6 +272,16 @@ AE_NOINLINE void prepare_tokens(const RecurOp& op, i64 head, const HeadInputs<E>
     VecF products = {};
     for (i64 i = 0; i < dim; i += LANES) products += load(tokens.q[t] + i) * load(tokens.k[t] + i);
     tokens.qk[t] = sum(products);
+    if (op.by_channel) {
+      for (i64 i = 0; i < dim; i += LANES) {
+        const VecF decay = exp(-rate * softplus(load(inputs.step + t * inputs.gate_stride + i) + load(op.step_bias + head * dim + i)));
+        store(tokens.decays[t] + i, decay);
+        store(tokens.decayed_q[t] + i, rounded_product(decay, load(tokens.q[t] + i)));
+        store(tokens.decayed_k[t] + i, rounded_product(decay, load(tokens.k[t] + i)));
+      }
+      tokens.rate[t] = 1.f / (1.f + std::exp(-widen(inputs.rate[t * inputs.gate_stride])));
+      continue;
+    }
     const float x = widen(inputs.step[t * inputs.gate_stride]) + bias, dt = x > 20.f ? x : std::log1p(std::exp(x));
     tokens.decay[t] = std::exp(-rate * dt);
     tokens.rate[t] = op.skip ? dt : 1.f / (1.f + std::exp(-widen(inputs.rate[t * inputs.gate_stride])));
@@ -271,7 +293,8 @@ template <class E>
 struct ReplayedTokens {
   alignas(64) E q[MAX_PENDING][MAX_STATE_KEYS], k[MAX_PENDING][MAX_STATE_KEYS], v[MAX_PENDING][MAX_BLOCK_COLUMNS];
   alignas(64) E out[MAX_PENDING][MAX_BLOCK_COLUMNS];  // nobody reads it
-  E step[MAX_PENDING], rate[MAX_PENDING];
+  alignas(64) E step[MAX_PENDING][MAX_STATE_KEYS];
+  E rate[MAX_PENDING][MAX_STATE_KEYS];  // the first of each
 
   HeadInputs<E> load(const RecurOp& op, const StatePages& states, const i32* pages, i64 head, i64 first, i64 count) {
     constexpr i64 PER_LINE = STATE_LINE / (i64)sizeof(E);
@@ -283,24 +306,30 @@ struct ReplayedTokens {
       const i64 at = layer.channels + number;
       return reinterpret_cast<const E*>(states.input(pages, at / PER_LINE, layer.taps - 1 + token))[at % PER_LINE];
     };
-    for (i64 t = 0; t < count; t++) step[t] = gate(first + t, op.skip ? head : layer.heads + head), rate[t] = gate(first + t, head);
-    return {q[0], k[0], MAX_STATE_KEYS, step, rate, 1};
+    const i64 steps = op.by_channel ? dim : 1, of_step = op.by_channel ? head * dim : op.skip ? head : layer.heads + head;
+    for (i64 t = 0; t < count; t++) {
+      for (i64 i = 0; i < steps; i++) step[t][i] = gate(first + t, of_step + i);
+      rate[t][0] = gate(first + t, (op.by_channel ? layer.heads * dim : 0) + head);
+    }
+    return {q[0], k[0], MAX_STATE_KEYS, step[0], rate[0], MAX_STATE_KEYS};
   }
 };
 
 // The products of some columns of a block with k and q of the first token, by column. The block comes from memory: other columns of its rows
 // do so at once, and later rows ahead of their turn.
-template <bool DELTA, int VECTORS>
+template <Rule RULE, int VECTORS>
 AE_INLINE void first_products(const RecurTokens& tokens, i64 dim, i64 width, const float* from, float* by_k, float* by_q) {
   constexpr i64 AHEAD = 16;
   VecF of_k[VECTORS] = {}, of_q[VECTORS] = {};
+  constexpr bool BY_CHANNEL = RULE == Rule::BY_CHANNEL;
+  const float *keys = BY_CHANNEL ? tokens.decayed_k[0] : tokens.k[0], *queries = BY_CHANNEL ? tokens.decayed_q[0] : tokens.q[0];
   for (i64 i = 0; i < dim; i++) {
-    const VecF k = splat(tokens.k[0][i]), q = splat(tokens.q[0][i]);
+    const VecF k = splat(keys[i]), q = splat(queries[i]);
     for (int j = 0; j < VECTORS; j++) {
       const float* at = from + i * width + j * LANES;
       if (j * LANES % 16 == 0) __builtin_prefetch(at + AHEAD * width);
       const VecF s = load(at);
-      if constexpr (DELTA) of_k[j] += s * k;
+      if constexpr (RULE != Rule::MAMBA2) of_k[j] += s * k;
       of_q[j] += s * q;
     }
   }
@@ -309,29 +338,33 @@ AE_INLINE void first_products(const RecurTokens& tokens, i64 dim, i64 width, con
 
 // Some columns of a block over `count` tokens: from `from` to `to`, which may be the same. `v` are the tokens' values in these columns, and
 // `out` their outputs. What a token adds to the state is added in the pass that multiplies the state with q and k of the next one; those
-// of the first one are given. DELTA: what the state has of v is missing no more, and k is not needed otherwise.
-template <bool DELTA, int VECTORS, class E>
+// of the first one are given. Of Mamba-2 all of v is added, not what is missing of it.
+template <Rule RULE, int VECTORS, class E>
 AE_INLINE void recur_columns(const RecurTokens& tokens, i64 count, i64 dim, i64 width, const float* from, float* to, const float* first_by_k,
                              const float* first_by_q, const E* v, i64 stride, E* out, i64 out_stride) {
   VecF by_k[VECTORS], by_q[VECTORS];
   for (int j = 0; j < VECTORS; j++) by_k[j] = load(first_by_k + j * LANES), by_q[j] = load(first_by_q + j * LANES);
   for (i64 t = 0; t < count; t++) {
-    const VecF decay = splat(tokens.decay[t]);
+    constexpr bool DELTA = RULE == Rule::DELTA, BY_CHANNEL = RULE == Rule::BY_CHANNEL;
+    const VecF decay = splat(BY_CHANNEL ? 1.f : tokens.decay[t]);
     VecF added[VECTORS];
     for (int j = 0; j < VECTORS; j++) {
       const VecF value = load(v + t * stride + j * LANES);
-      added[j] = splat(tokens.rate[t]) * (DELTA ? value - decay * by_k[j] : value);
-      const VecF product = rounded_product(decay, by_q[j]) + splat(tokens.qk[t]) * added[j];
-      store(out + t * out_stride + j * LANES, DELTA ? product : rounded_product(splat(tokens.skip), value) + product);
+      added[j] = splat(tokens.rate[t]) * (DELTA ? value - decay * by_k[j] : BY_CHANNEL ? value - by_k[j] : value);
+      const VecF product = (BY_CHANNEL ? by_q[j] : rounded_product(decay, by_q[j])) + splat(tokens.qk[t]) * added[j];
+      store(out + t * out_stride + j * LANES, DELTA || BY_CHANNEL ? product : rounded_product(splat(tokens.skip), value) + product);
       by_k[j] = by_q[j] = VecF{};
     }
-    const float *keys = tokens.k[t], *next_k = tokens.k[t + 1 < count ? t + 1 : t], *next_q = tokens.q[t + 1 < count ? t + 1 : t];
+    const i64 next = t + 1 < count ? t + 1 : t;
+    const float* keys = tokens.k[t];
+    const float *next_k = BY_CHANNEL ? tokens.decayed_k[next] : tokens.k[next], *next_q = BY_CHANNEL ? tokens.decayed_q[next] : tokens.q[next];
     for (i64 i = 0; i < dim; i++) {
+      const VecF forgets = BY_CHANNEL ? splat(tokens.decays[t][i]) : decay;
       const VecF key = splat(keys[i]), k = splat(next_k[i]), q = splat(next_q[i]);
       for (int j = 0; j < VECTORS; j++) {
-        const VecF s = rounded_product(decay, load(from + i * width + j * LANES)) + key * added[j];
+        const VecF s = rounded_product(forgets, load(from + i * width + j * LANES)) + key * added[j];
         store(to + i * width + j * LANES, s);
-        if constexpr (DELTA) by_k[j] += s * k;
+        if constexpr (RULE != Rule::MAMBA2) by_k[j] += s * k;
         by_q[j] += s * q;
       }
     }
@@ -339,7 +372,7 @@ AE_INLINE void recur_columns(const RecurTokens& tokens, i64 count, i64 dim, i64 
   }
 }
 
-template <bool DELTA, class E>
+template <Rule RULE, class E>
 AE_NOINLINE void recur_block(const RecurTokens& tokens, i64 count, i64 dim, i64 width, i64 columns, const float* from, float* to, const E* v,
                              i64 stride, E* out, i64 out_stride) {
   alignas(64) float by_k[MAX_BLOCK_COLUMNS], by_q[MAX_BLOCK_COLUMNS];
@@ -347,7 +380,7 @@ AE_NOINLINE void recur_block(const RecurTokens& tokens, i64 count, i64 dim, i64 
   const auto multiply = [&](auto vectors) {
     constexpr int VECTORS = decltype(vectors)::value;
     for (; column + VECTORS * LANES <= columns; column += VECTORS * LANES) {
-      first_products<DELTA, VECTORS>(tokens, dim, width, from + column, by_k + column, by_q + column);
+      first_products<RULE, VECTORS>(tokens, dim, width, from + column, by_k + column, by_q + column);
     }
   };
   multiply(std::integral_constant<int, 4>{});
@@ -356,7 +389,7 @@ AE_NOINLINE void recur_block(const RecurTokens& tokens, i64 count, i64 dim, i64 
   const auto run = [&](auto vectors) {
     constexpr int VECTORS = decltype(vectors)::value;
     for (; column + VECTORS * LANES <= columns; column += VECTORS * LANES) {
-      recur_columns<DELTA, VECTORS>(tokens, count, dim, width, from + column, to + column, by_k + column, by_q + column, v + column, stride,
+      recur_columns<RULE, VECTORS>(tokens, count, dim, width, from + column, to + column, by_k + column, by_q + column, v + column, stride,
                                     out + column, out_stride);
     }
   };
@@ -371,7 +404,7 @@ void recur(const Member& member, const RecurOp& op, const Pool& pool, const Step
   const StatePages states(pool, layer);
   const Rows<E>&convolved = buffers[op.convolved], &gates = buffers[op.gates], &out = buffers[op.out];
   const i64 blocks = ceil_div(layer.value_dim, layer.width), keys = layer.key_heads * layer.key_dim;
-  const auto run = op.skip ? recur_block<false, E> : recur_block<true, E>;
+  const auto run = op.skip ? recur_block<Rule::MAMBA2, E> : op.by_channel ? recur_block<Rule::BY_CHANNEL, E> : recur_block<Rule::DELTA, E>;
   i64 split = 1;
   while (split < blocks && step.num_rows * layer.heads * split < 4 * member.size()) split *= 2;
   const i64 per_task = ceil_div(blocks, split);
@@ -387,8 +420,9 @@ void recur(const Member& member, const RecurOp& op, const Pool& pool, const Step
     bool begins = row.begins;
     const auto own_inputs = [&](i64 at) -> HeadInputs<E> {
       const E *one = convolved.row(at), *gate = gates.row(at);
-      const E* step_gate = gate + (op.skip ? head : layer.heads + head);
-      return {one + key_head * layer.key_dim, one + keys + key_head * layer.key_dim, convolved.stride, step_gate, gate + head, gates.stride};
+      const E* step_gate = gate + (op.by_channel ? head * layer.key_dim : op.skip ? head : layer.heads + head);
+      const E* rate_gate = gate + (op.by_channel ? layer.heads * layer.key_dim : 0) + head;
+      return {one + key_head * layer.key_dim, one + keys + key_head * layer.key_dim, convolved.stride, step_gate, rate_gate, gates.stride};
     };
     // The block of the state before what is computed now, in pages or scratch; `to` is where zeros are written if there is none.
     const auto block_before = [&](i64 number, float* to) -> const float* {
