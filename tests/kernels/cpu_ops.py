@@ -172,7 +172,7 @@ def rotate_and_write(
     weights = [None if weight is None else norm_weight(weight) for weight in (q_norm, k_norm)]
     norms = [CNorm(None if weight is None else weight.data_ptr(), None, dim, eps, library.RMS_NORM) for weight in weights]
     table = cos_sin.contiguous()
-    op = CAttentionOp(table.data_ptr(), None, None, *norms, 0, 0, layer, heads, kv_heads, dim, dim, dim)
+    op = CAttentionOp(table.data_ptr(), None, None, None, *norms, 0, 0, layer, heads, kv_heads, dim, dim, dim)
     op.key_first, op.value_first = heads * dim, (heads + kv_heads) * dim
     attended = (pool, layout, heads)
     qkv.copy_(run(workspace, [qkv], [], (library.ROTATE, op), attention=attended, num_positions=len(table)))
@@ -181,7 +181,7 @@ def rotate_and_write(
 def write(workspace: Workspace, queries: Tensor, keys: Tensor, values: Tensor, pool: KvPool, layer: int, layout: StepLayout) -> None:
     """Writes [T, kv heads, width] keys and values to the pages of `layer`, as a model without rope does; queries are [T, heads * width]."""
     heads, (kv_heads, dim), width = queries.shape[1] // keys.shape[2], keys.shape[1:], values.shape[2]
-    op = CAttentionOp(None, None, None, CNorm(), CNorm(), 0, 0, layer, heads, kv_heads, dim, width)
+    op = CAttentionOp(None, None, None, None, CNorm(), CNorm(), 0, 0, layer, heads, kv_heads, dim, width)
     op.key, op.value = 1, 2
     run(workspace, [queries, keys.flatten(1), values.flatten(1)], [], (library.ROTATE, op), attention=(pool, layout, heads))
 
@@ -210,7 +210,7 @@ def attention(
         raise ValueError(f"queries of shape {tuple(query.shape)} and dtype {query.dtype} do not fit the pool")
     width = dim if value_dim is None else value_dim
     given = [None if each is None else each.data_ptr() for each in (sinks, slopes)]
-    op = CAttentionOp(None, *given, CNorm(), CNorm(), 0, 0, layer, heads, pool.c.kv_heads, dim, width)
+    op = CAttentionOp(None, given[0], None, given[1], CNorm(), CNorm(), 0, 0, layer, heads, pool.c.kv_heads, dim, width)
     op.window, op.scale, op.soft_cap, op.out = window or 0, scale, soft_cap, 1
     attended = (pool, layout, heads)
     return run(workspace, [query.flatten(1)], [heads * width], (library.ATTEND, op), attention=attended).view(-1, heads, width)
