@@ -9,7 +9,7 @@ import pytest
 
 from aengine.attention import Layouts, StepLayout, build_layout
 from aengine.runner.runner import StateTable
-from aengine.scheduler.plan import NO_INTS, StateRows
+from aengine.scheduler.plan import NO_INTS, StateRows, StepPlan
 
 PAGE_SIZE = 4
 MAX_ROWS, MAX_PAGES = 6, 10
@@ -101,12 +101,31 @@ def test_what_did_not_change_is_kept() -> None:
     assert len(set(pages)) == 2  # one for each page of the row
 
 
+def step_of(row: int, start: int, length: int = 1, *, num_sampled: int = 1, states: StateRows | None = None) -> StepPlan:
+    numbers = (np.array([number], np.int32) for number in (start, length, num_sampled))
+    return StepPlan(0, np.array([row], np.int32), 0, *numbers, NO_INTS, (), NO_INTS, NO_INTS, NO_INTS, NO_INTS, states=states)
+
+
 def test_a_row_reads_what_it_begins_with_in_its_first_step() -> None:
     """Which may be a later one than that which says so, as where the row is parked in between."""
     table, row = StateTable(3, 2), np.array([1], np.int32)
     pages, source = np.array([[4, 5]], np.int32), np.array([[8, 9]], np.int32)
-    table.of_step(np.array([0], np.int32), np.array([7], np.int32), StateRows(row, pages, source, NO_INTS, NO_INTS, pages[:0]))
-    first = table.of_step(row, np.array([16], np.int32), None)
+    table.of_step(step_of(0, 7, states=StateRows(row, pages, source, NO_INTS, NO_INTS, pages[:0])))
+    first = table.of_step(step_of(1, 16))
     assert (first.reads.tolist(), first.writes.tolist()) == ([[8, 9]], [[4, 5]])
-    second = table.of_step(row, np.array([17], np.int32), None)
+    second = table.of_step(step_of(1, 17))
     assert (second.reads.tolist(), second.writes.tolist()) == ([[4, 5]], [[4, 5]])
+
+
+def test_a_row_computes_again_what_counts_of_a_step_with_drafts() -> None:
+    """A state that is kept is told from the first of these tokens on."""
+    table, row = StateTable(3, 2), np.array([1], np.int32)
+    pages, kept = np.array([[4, 5]], np.int32), np.array([[6, 7]], np.int32)
+    table.of_step(step_of(1, 0, 8, states=StateRows(row, pages, np.zeros((1, 2), np.int32), NO_INTS, NO_INTS, pages[:0])))
+    drafts = table.of_step(step_of(1, 8, 4, num_sampled=4))
+    assert (drafts.replays.tolist(), drafts.drafts.tolist()) == ([0], [1])
+    again = table.of_step(step_of(1, 11, 3, num_sampled=3, states=StateRows(NO_INTS, pages[:0], pages[:0], row, row * 10, kept)))
+    assert (again.replays.tolist(), again.drafts.tolist(), again.kept_lengths.tolist()) == ([3], [1], [2])
+    plain = table.of_step(step_of(1, 12))
+    assert (plain.replays.tolist(), plain.drafts.tolist()) == ([1], [0])
+    assert table.of_step(step_of(1, 13)).replays.tolist() == [0]

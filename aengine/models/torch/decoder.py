@@ -153,7 +153,7 @@ class Decoder:
             of_layer = Weights(weights, f"layers.{index}.", adapters)
             mixers: list[_Mixer] = []
             if layer.attention is not None:
-                mixers.append(_attention_block(layer.attention, places, of_layer, tables, num_positions, ops, divided.attention))
+                mixers.append(_attention_block(layer.attention, places, of_layer, tables, num_positions, device, ops, divided.attention))
             if layer.recurrence is not None:
                 mixers.append(RecurrenceBlock(layer.recurrence, next(recurrent), of_layer, ops, divided.recurrence))
             self._layers.append(_Layer(layer, mixers, of_layer, ops, divided))
@@ -406,6 +406,7 @@ def _attention_block(
     weights: Weights,
     tables: Mapping[RopeSpec, Tensor],
     num_positions: int,
+    device: torch.device,
     ops: LayerOps,
     row_parallel: RowParallel,
 ) -> AttentionBlock | LatentAttentionBlock | ConvolutionBlock:
@@ -416,7 +417,6 @@ def _attention_block(
     if isinstance(attention, LatentAttention):
         return LatentAttentionBlock(attention, index, weights, tables[attention.rope], ops, row_parallel)
     cos_sin = None if attention.rope is None else tables[attention.rope]
-    device = weights["output.weight"].device
     scales = None if attention.query_scale is None else query_scales(attention.query_scale, num_positions, device)
     return AttentionBlock(attention, index, weights, cos_sin, ops, row_parallel, scales)
 
