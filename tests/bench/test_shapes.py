@@ -122,7 +122,7 @@ def test_the_floor_of_windows_and_latents() -> None:
     assert step_work(latent, [1], [99], 1, 2).kv_bytes == 2 * 3 * 100 * (512 + 64)
     assert step_work(latent, [1], [99], 1, 2, "int8").kv_bytes == 3 * 100 * (512 + 64 + 4)
     recurrent = step_work(spec_of("qwen3.5-0.8b"), [1, 5], [0, 99], 2, 2)
-    states = 2 * 18 * (4 * 16 * 128 * 128 + 2 * 3 * 6144)  # of each row read and written
+    states = 2 * 18 * (4 * 16 * 128 * 128 + 2 * 3 * (6144 + 32))  # of each row read and written
     assert recurrent.kv_bytes == 2 * states + 6 * 2 * 2 * 2 * 256 * (1 + 104)
 
 
