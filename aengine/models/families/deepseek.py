@@ -21,6 +21,7 @@ from aengine.models.families.family import (
     gated_mlp,
     halves,
     head_sizes,
+    one_channel,
     part_sizes,
     rms_norm,
     rope_and_context,
@@ -104,11 +105,9 @@ def _kimi_linear(reader: ConfigReader) -> ModelSpec:
 
 
 def _kimi_transform(spec: ModelSpec, layer: Layer | None, name: str, part: int, shape: tuple[int, ...]) -> Transform | None:
-    if name == "conv.weight":
-        return Transform((shape[0], 1, shape[1]), lambda rows: rows.flatten(1))
     if name == "log_decay":
         return Transform((1, 1, shape[0], 1), lambda rows: rows.flatten())
-    return _transform(spec, layer, name, part, shape)
+    return one_channel(spec, layer, name, part, shape) or _transform(spec, layer, name, part, shape)
 
 
 def _mscale(reader: ConfigReader) -> float:

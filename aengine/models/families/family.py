@@ -175,18 +175,25 @@ def attention(reader: ConfigReader, rope: RopeSpec | None, **changes: Any) -> At
     return Attention(**{**fields, **changes})
 
 
-def layer_kinds(reader: ConfigReader, full_every: int | None) -> list[str]:
-    """The `layer_types`; if they are absent, every layer slides but each `full_every`-th; None: no layer is full."""
+def layer_kinds(reader: ConfigReader, full_every: int | None, *, first: bool = False) -> list[str]:
+    """The `layer_types`; if they are absent, every layer slides but each `full_every`-th; None: no layer is full. `first`: counted from the
+    first layer, which is full."""
     num_layers = reader.positive("num_hidden_layers")
     kinds = reader.layer_types(num_layers)
     if kinds is not None:
         return kinds
-    return ["full_attention" if full_every and not (layer + 1) % full_every else "sliding_attention" for layer in range(num_layers)]
+    is_full = [bool(full_every) and not (layer + (not first)) % (full_every or 1) for layer in range(num_layers)]
+    return ["full_attention" if one else "sliding_attention" for one in is_full]
 
 
 def window_of(reader: ConfigReader, kind: str) -> int | None:
     """The window of layers of this kind."""
     return reader.positive("sliding_window") if kind == "sliding_attention" else None
+
+
+def one_channel(spec: ModelSpec, layer: Layer | None, name: str, part: int, shape: tuple[int, ...]) -> Transform | None:
+    """The checkpoint's convolution is one of one input channel for each output channel."""
+    return Transform((shape[0], 1, shape[1]), lambda rows: rows.flatten(1)) if name == "conv.weight" else None
 
 
 def halves(spec: ModelSpec, layer: Layer | None, name: str, part: int, shape: tuple[int, ...]) -> Transform | None:

@@ -18,6 +18,7 @@ from aengine.models.families.family import (
     decoder_spec,
     gated_mlp,
     head_sizes,
+    one_channel,
     part_sizes,
     rms_norm,
     rope_and_context,
@@ -69,11 +70,6 @@ def _lfm2_moe(reader: ConfigReader) -> ModelSpec:
     return _lfm2_layers(reader, [mlp if dense else block for dense in dense_layers(reader)])
 
 
-def _one_channel(spec: ModelSpec, layer: Layer | None, name: str, part: int, shape: tuple[int, ...]) -> Transform | None:
-    """The checkpoint's convolution is one of one input channel for each output channel."""
-    return Transform((shape[0], 1, shape[1]), lambda rows: rows.flatten(1)) if name == "conv.weight" else None
-
-
 _LFM2_NAMES = {
     **LLAMA_NAMES,
     "norm": "model.embedding_norm",
@@ -102,7 +98,7 @@ def _lfm2_family(model_type: str, architecture: str, read: Any, sizes: dict[str,
         read,
         defaults={"max_position_embeddings": 128_000, "eos_token_id": 2, **common, **defaults},
         names=_LFM2_NAMES,
-        transform=_one_channel,
+        transform=one_channel,
         part_defaults=sizes,
         keys={"rms_norm_eps": "norm_eps", "first_k_dense_replace": "num_dense_layers"},
     )
@@ -161,7 +157,7 @@ def _qwen_transform(spec: ModelSpec, layer: Layer | None, name: str, part: int, 
     """Queries and their gates are one tensor, in turns by head."""
     mixer = None if layer is None else layer.attention
     if not isinstance(mixer, Attention) or name != "qkv.weight" or part in (1, 2):
-        return _one_channel(spec, layer, name, part, shape)
+        return one_channel(spec, layer, name, part, shape)
     dim, number = mixer.head_dim, int(part == 3)
     return Transform((2 * shape[0], shape[1]), lambda rows: rows.view(-1, 2, dim, *rows.shape[1:])[:, number].flatten(0, 1))
 

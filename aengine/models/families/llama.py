@@ -17,6 +17,7 @@ from aengine.models.families.family import (
     gated_mlp,
     halves,
     head_sizes,
+    layer_kinds,
     part_sizes,
     rms_norm,
     rope_and_context,
@@ -81,9 +82,7 @@ def _ministral3(reader: ConfigReader) -> ModelSpec:
 def _cwm(reader: ConfigReader) -> ModelSpec:
     if reader.get("rope_scaling") is None:
         reader = with_rope(reader, "rope_parameters", reader.get("rope_parameters"))  # with the family's
-    kinds = reader.layer_types(num_layers := reader.positive("num_hidden_layers"))
-    kinds = kinds or ["sliding_attention" if layer % 4 else "full_attention" for layer in range(num_layers)]
-    windows = [window_of(reader, kind) for kind in kinds]
+    windows = [window_of(reader, kind) for kind in layer_kinds(reader, 4, first=True)]
     return _spec(reader, windows, qkv_bias=False, output_bias=False, mlp_bias=reader.flag("mlp_bias"))
 
 

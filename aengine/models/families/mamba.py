@@ -18,6 +18,7 @@ from aengine.models.families.family import (
     decoder_spec,
     gated_mlp,
     head_sizes,
+    layer_kinds,
     part_sizes,
     rms_norm,
     rope_and_context,
@@ -77,8 +78,7 @@ def _granitemoehybrid(reader: ConfigReader) -> ModelSpec:
     num_layers = reader.positive("num_hidden_layers")
     kinds = reader.layer_types(num_layers, ("mamba", "linear_attention", "attention", "full_attention")) or ["mamba"] * num_layers
     attends = [kind in ("attention", "full_attention") for kind in kinds]
-    if not any(attends):
-        raise NotNativeError("no layer has attention by layer_types, which is not supported")
+    _check_attends(attends, "layer_types")
     mlp = _experts(reader) if reader.positive_or_none("num_local_experts") else gated_mlp(reader, size="shared_intermediate_size")
     rotated = reader.get("position_embedding_type") == "rope"
     width = reader.positive("mamba_expand") * reader.positive("hidden_size")
@@ -99,9 +99,8 @@ def _transform(spec: ModelSpec, layer: Layer | None, name: str, part: int, shape
 
 def _granite_swa(reader: ConfigReader) -> ModelSpec:
     """Windows, sinks, and a rope of each layer's own theta, 0 for none."""
-    num_layers = reader.positive("num_hidden_layers")
-    kinds = reader.layer_types(num_layers) or ["sliding_attention" if layer % 4 else "full_attention" for layer in range(num_layers)]
-    thetas = None if reader.get("layer_rope_theta") is None else reader.numbers("layer_rope_theta", [0.0] * num_layers)
+    kinds = layer_kinds(reader, 4, first=True)
+    thetas = None if reader.get("layer_rope_theta") is None else reader.numbers("layer_rope_theta", [0.0] * len(kinds))
     spec = _granite(reader) if reader.get("num_local_experts") is None else _granitemoe(reader)
     given, layers = reader.get("rope_parameters") or {"rope_type": "default"}, []
     for number, (kind, layer) in enumerate(zip(kinds, spec.layers, strict=True)):
@@ -173,6 +172,10 @@ _MAMBA2_NAMES = {
     "recur_norm": "mamba.norm",
     "recur_out": "mamba.out_proj",
 }
+_FEED_FORWARD_NAMES = {
+    **{**LLAMA_NAMES, **_MAMBA2_NAMES, "norm": "model.final_layernorm", "mlp_norm": "pre_ff_layernorm"},
+    **{"gate_up": "feed_forward.gate_proj feed_forward.up_proj", "down": "feed_forward.down_proj"},
+}
 _MAMBA2_DEFAULTS = {
     **{"mamba_n_heads": 128, "mamba_n_groups": 1, "mamba_d_state": 256, "mamba_d_conv": 4, "mamba_expand": 2, "mamba_conv_bias": True},
     "mamba_proj_bias": False,
@@ -192,12 +195,12 @@ def _bamba(reader: ConfigReader) -> ModelSpec:
         Layer(attended, mlp, norm, norm) if index in attending else Layer(None, mlp, norm, norm, recurrence=mixed)
         for index in range(num_layers)
     ]
-    _check_attends(layers, "attn_layer_indices")
+    _check_attends([layer.attention is not None for layer in layers], "attn_layer_indices")
     return decoder_spec(reader, layers, max_position_embeddings=context)
 
 
-def _check_attends(layers: Sequence[Layer], key: str) -> None:
-    if all(layer.attention is None for layer in layers):
+def _check_attends(attends: Sequence[bool], key: str) -> None:
+    if not any(attends):
         raise NotNativeError(f"no layer has attention by {key}, which is not supported")
 
 
@@ -293,7 +296,7 @@ def _nemotron_h(reader: ConfigReader) -> ModelSpec:
     if "moe" in kinds:
         blocks["moe"] = Layer(None, _relu_experts(reader, blocks["mlp"].mlp), None, norm)
     layers = [blocks[kind] for kind in kinds]
-    _check_attends(layers, key)
+    _check_attends([kind == "attention" for kind in kinds], key)
     return decoder_spec(reader, layers, max_position_embeddings=reader.positive("max_position_embeddings"))
 
 
@@ -367,10 +370,7 @@ FAMILIES = (
             "num_key_value_heads": 8,
             "rms_norm_eps": 1e-5,
         },
-        names={
-            **{**LLAMA_NAMES, **_MAMBA2_NAMES, "norm": "model.final_layernorm", "mlp_norm": "pre_ff_layernorm"},
-            **{"gate_up": "feed_forward.gate_proj feed_forward.up_proj", "down": "feed_forward.down_proj"},
-        },
+        names=_FEED_FORWARD_NAMES,
         transform=_mamba2_transform,
     ),
     Family(
@@ -378,10 +378,7 @@ FAMILIES = (
         "FalconH1ForCausalLM",
         _falcon_h1,
         defaults={**_MAMBA2_DEFAULTS, "max_position_embeddings": 8192, "num_key_value_heads": 8, "rms_norm_eps": 1e-5, "mamba_d_ssm": 1024},
-        names={
-            **{**LLAMA_NAMES, **_MAMBA2_NAMES, "norm": "model.final_layernorm", "mlp_norm": "pre_ff_layernorm"},
-            **{"gate_up": "feed_forward.gate_proj feed_forward.up_proj", "down": "feed_forward.down_proj"},
-        },
+        names=_FEED_FORWARD_NAMES,
         transform=_falcon_transform,
     ),
     Family(

@@ -327,7 +327,7 @@ _GATES = {"ffn_gate": "gate_up", "ffn_gate_shexp": "shared.gate_up", "ffn_gate_e
 
 def _behind(stored: str, other: str, tensors: dict[str, GgufTensor]) -> Joint | None:
     """The rows of up follow those of the gate, for each expert."""
-    if other not in tensors or f"{tensors[stored].shape}" != f"{tensors[other].shape}":
+    if other not in tensors or tensors[stored].shape != tensors[other].shape:
         return None
     gate, up = tensors.pop(stored), tensors.pop(other)
     *experts, rows, columns = gate.shape
