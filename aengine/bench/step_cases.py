@@ -235,11 +235,9 @@ def step_plan(runner: ModelRunner, case: Case, step: int, *, given_tokens: bool,
 
 
 def _states(runner: ModelRunner, case: Case) -> StateRows:
-    """The rows' recurrent states, in pages behind all others; as if the rows began, since the same tokens come again."""
+    """The rows' recurrent states, in the last pages; as if the rows began, since the same tokens come again."""
     rows, nothing = np.arange(case.num_rows, dtype=np.int32), np.zeros(0, np.int32)
-    pages = (
-        int(case_pages(runner, case).max()) + 1 + np.arange(case.num_rows * runner.state_pages, dtype=np.int32).reshape(case.num_rows, -1)
-    )
+    pages = np.arange(runner.num_pages - case.num_rows * runner.state_pages, runner.num_pages, dtype=np.int32).reshape(case.num_rows, -1)
     return StateRows(rows, pages, pages, nothing, nothing, pages[:0])
 
 

@@ -189,11 +189,8 @@ class RecurrentRule:
         q, k, v = torch.split(convolved.float(), [keys, keys, self.width], -1)
         q, k = (part.view(rows, length, self.key_heads, self.key_dim) for part in (q, k))
         v = v.view(rows, length, self.heads, self.value_dim)
-        count, gates = len(self.step_bias), gates.float()
-        if count > self.heads:
-            a, rates = torch.split(gates, [count, self.heads], -1)
-        else:
-            rates, a = torch.split(gates, [gates.shape[-1] - count, count], -1)
+        count = len(self.step_bias)
+        rates, a = torch.split(gates.float(), [gates.shape[-1] - count, count], -1)
         steps = F.softplus(a + self.step_bias).view(rows, length, self.heads, -1)
         decay = torch.exp(-self.log_decay.exp().unsqueeze(-1) * steps)  # [n, t, heads, 1 or key_dim]
         if self.skip is None:

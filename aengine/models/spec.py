@@ -149,8 +149,8 @@ class Recurrence:
 
     - GATED_DELTA divides q and k by their lengths, and q by sqrt(key_dim).
       S = decay * S;  S = S + outer(k, sigmoid(b) * (v - S^T k));  o = S^T q
-    - KIMI_DELTA is GATED_DELTA with a decay for each of the key_dim rows of S. Its a, [key_dim] of each head, comes before b; a and z are
-      projected by two matrices each, `decay_down` and `decay_up`, `z_down` and `z_up`, with `gate_rank` numbers between them.
+    - KIMI_DELTA is GATED_DELTA with a decay for each of the key_dim rows of S. Its a, [key_dim] of each head, and its z are projected by
+      two matrices each, `decay_down` and `decay_up`, `z_down` and `z_up`, with `gate_rank` numbers between them.
     - MAMBA2, whose papers name q C, k B and v x:
       S = decay * S + outer(k, dt * v);  o = S^T q + `skip` * v
 
@@ -354,6 +354,12 @@ class ModelSpec:
         held = [places for places in self.places if places]
         by_place = {place: window for places, window in zip(held, self.windows, strict=True) for place in places}
         return tuple(by_place[place] for place in range(len(by_place)))
+
+    @property
+    def query_scales(self) -> frozenset[QueryScale]:
+        """The different query scales of the layers."""
+        scales = (layer.attention.query_scale for layer in self.layers if isinstance(layer.attention, Attention))
+        return frozenset(scale for scale in scales if scale is not None)
 
     @property
     def ropes(self) -> tuple[RopeSpec, ...]:

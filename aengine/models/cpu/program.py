@@ -110,8 +110,8 @@ class CpuProgram(Operations):
         self._states, self._num_recurrent = states, 0
         self._read = read
         self._reader = reader
-        self._num_positions = num_positions
         self._tables = {rope: cos_sin_cache(rope, num_positions, _CPU) for rope in spec.ropes}
+        self._query_scales = {scale: query_scales(scale, num_positions, _CPU) for scale in spec.query_scales}
         self._write(spec)
         attention = spec.attentions[0]
         self._c_ops = (COp * len(self._ops))(*(COp(kind, ctypes.addressof(item)) for kind, item in self._ops))
@@ -281,7 +281,7 @@ class CpuProgram(Operations):
         op = CAttentionOp(
             None if rope is None else self._tables[rope].data_ptr(),
             self._weights.vectors[f"{name}sinks"].data_ptr() if attention.sinks else None,
-            None if attention.query_scale is None else self._keep(query_scales(attention.query_scale, self._num_positions, _CPU)),
+            None if attention.query_scale is None else self._query_scales[attention.query_scale].data_ptr(),
             self._keep(torch.tensor(attention.slopes)) if attention.slopes else None,
             *(*norms, stride, *self._places[index][0], heads, kv_heads, dim, dim),
             *(0 if rope is None else 2 * len(rope.frequencies), attention.window or 0),
@@ -297,17 +297,13 @@ class CpuProgram(Operations):
     def _recur(self, name: str, recurrence: Recurrence, whole: Recurrence, source: str) -> None:
         """From `source` to `recurred`. `whole`: of all ranks."""
         self._linear(f"{name}recur_in", source, "mixed")
+        self._linear(f"{name}recur_gates", source, "gates")
         if recurrence.by_channel:
-            steps = recurrence.num_heads * recurrence.key_dim
-            self._buffer("gates", recurrence.num_gates)
             self._linear(f"{name}decay_down", source, "rank")
-            self._linear(f"{name}decay_up", "rank", "gates")
-            self._linear(f"{name}recur_gates", source, "rates")
-            self._copy("rates", 0, "gates", steps, recurrence.num_heads)
+            self._linear(f"{name}decay_up", "rank", "decays")
+            self._copy("decays", 0, "gates", recurrence.num_heads, recurrence.num_heads * recurrence.key_dim)
             self._linear(f"{name}z_down", source, "rank")
             self._linear(f"{name}z_up", "rank", "z")
-        else:
-            self._linear(f"{name}recur_gates", source, "gates")
         vectors, layout = self._weights.vectors, self._states
         assert layout is not None
         at = layout.layers[self._num_recurrent]

@@ -21,6 +21,7 @@ from aengine.models.families.family import (
     gated_mlp,
     halves,
     head_sizes,
+    mixed_layers,
     one_channel,
     part_sizes,
     rms_norm,
@@ -83,8 +84,6 @@ def _kimi_linear(reader: ConfigReader) -> ModelSpec:
     if kinds is None:
         attending = given.get("full_attn_layers", [number + 1 for number in range(num_layers) if number and not number % 4])
         kinds = ["full_attention" if number + 1 in attending else "linear_attention" for number in range(num_layers)]
-    if "full_attention" not in kinds:
-        raise NotNativeError("linear_attention in all layers, without any full_attention in layer_types, is not supported")
     of_states = ConfigReader(given, {}, source=reader.source)
     heads, dim, taps = (
         of_states.positive(older, reader.positive(name))
@@ -97,10 +96,8 @@ def _kimi_linear(reader: ConfigReader) -> ModelSpec:
     mixed = Recurrence(RecurrenceKind.KIMI_DELTA, heads, heads, dim, dim, taps, norm, gate_rank=dim)
     attended = _latent_attention(reader, RopeSpec((0.0,) * (rope_dim // 2)))
     block, plain = sigmoid_experts(reader), gated_mlp(reader)
-    layers = []
-    for kind, is_dense in zip(kinds, listed_dense_layers(reader), strict=True):
-        one, other = (attended, None) if kind == "full_attention" else (None, mixed)
-        layers.append(Layer(one, plain if is_dense else block, norm, norm, recurrence=other))
+    mlps = [plain if is_dense else block for is_dense in listed_dense_layers(reader)]
+    layers = mixed_layers([kind == "full_attention" for kind in kinds], "layer_types", attended, mixed, mlps, norm)
     return decoder_spec(reader, layers, max_position_embeddings=reader.positive("max_position_embeddings"))
 
 

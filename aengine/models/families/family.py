@@ -17,7 +17,7 @@ from aengine.api.errors import ModelLoadError
 from aengine.layers.rotary import RopeSpec
 from aengine.models.config.reader import ConfigReader, NotNativeError, read_token_ids
 from aengine.models.config.rope import read_rope
-from aengine.models.spec import Attention, Layer, Mlp, ModelSpec, Norm, NormKind, ShortConvolution
+from aengine.models.spec import Attention, Experts, LatentAttention, Layer, Mlp, ModelSpec, Norm, NormKind, Recurrence, ShortConvolution
 
 LLAMA_NAMES: Mapping[str, str] = {
     "embedding": "model.embed_tokens",
@@ -165,7 +165,29 @@ def head_sizes(reader: ConfigReader) -> tuple[int, int, int]:
 
 def with_rope(reader: ConfigReader, key: str, rope: Mapping[str, Any]) -> ConfigReader:
     """The reader of the same config with another rope."""
-    return replace(reader, config=ChainMap({key: rope}, reader.config))  # type: ignore[arg-type]
+    return replace(reader, config=ChainMap({key: rope}, reader.config))  # type: ignore[arg-type]  # a Mapping is enough to read
+
+
+def mixed_layers(
+    attends: Sequence[bool],
+    key: str,
+    attended: Attention | LatentAttention,
+    recurrence: Recurrence | None,
+    mlps: Sequence[Mlp | Experts],
+    norm: Norm,
+) -> list[Layer]:
+    """Layers that have attention where they are to attend by the config's `key`, else the recurrence. Raises NotNativeError if none is."""
+    check_attends(attends, key)
+    return [
+        Layer(attended if one else None, mlp, norm, norm, recurrence=None if one else recurrence)
+        for one, mlp in zip(attends, mlps, strict=True)
+    ]
+
+
+def check_attends(attends: Sequence[bool], key: str) -> None:
+    """Raises NotNativeError if no layer has attention."""
+    if not any(attends):
+        raise NotNativeError(f"no layer has attention by {key}, which is not supported")
 
 
 def attention(reader: ConfigReader, rope: RopeSpec | None, **changes: Any) -> Attention:

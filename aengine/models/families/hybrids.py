@@ -9,15 +9,17 @@ import torch
 from torch import Tensor
 
 from aengine.kernels.layer_params import RouterScoring
-from aengine.models.config.reader import ConfigReader, NotNativeError
+from aengine.models.config.reader import ConfigReader
 from aengine.models.families.family import (
     LLAMA_NAMES,
     Family,
     Transform,
     attention,
+    check_attends,
     decoder_spec,
     gated_mlp,
     head_sizes,
+    mixed_layers,
     one_channel,
     part_sizes,
     rms_norm,
@@ -34,8 +36,7 @@ def _lfm2_layers(reader: ConfigReader, mlps: Sequence[Mlp | Experts]) -> ModelSp
     if kinds is None:
         full = reader.integers("full_attn_idxs", list(range(num_layers)))
         kinds = ["full_attention" if index in full else "conv" for index in range(num_layers)]
-    if "full_attention" not in kinds:
-        raise NotNativeError("layers of convolutions alone, without any full_attention in layer_types, are not supported")
+    check_attends([kind == "full_attention" for kind in kinds], "layer_types")
     convolution = ShortConvolution(reader.positive("hidden_size"), reader.positive("conv_L_cache"), reader.flag("conv_bias"))
     attended = attention(reader, rope, qk_norm=QkNorm(norm))
     layers = [
@@ -123,14 +124,11 @@ def _qwen_layers(reader: ConfigReader, mlps: Sequence[Mlp | Experts]) -> ModelSp
     kinds = reader.layer_types(num_layers, _KINDS)
     if kinds is None:
         kinds = [_KINDS[(index + 1) % every == 0] for index in range(num_layers)]
-    if "full_attention" not in kinds:
-        raise NotNativeError("linear_attention in all layers, without any full_attention in layer_types, is not supported")
     rope, context = rope_and_context(reader, head_sizes(reader)[2], partial=True)
     norm = rms_norm(reader, unit_offset=True)
     attended = attention(reader, rope, qk_norm=QkNorm(norm), output_gate=True)
     delta = _delta(reader) if "linear_attention" in kinds else None
-    mixers = [(attended, None) if kind == "full_attention" else (None, delta) for kind in kinds]
-    layers = [Layer(one, mlp, norm, norm, recurrence=other) for (one, other), mlp in zip(mixers, mlps, strict=True)]
+    layers = mixed_layers([kind == "full_attention" for kind in kinds], "layer_types", attended, delta, mlps, norm)
     return decoder_spec(reader, layers, norm=norm, max_position_embeddings=context)
 
 

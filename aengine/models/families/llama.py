@@ -35,6 +35,7 @@ def _spec(
     output_bias: bool,
     mlp_bias: bool = False,
     qk_norm: bool = False,
+    query_scale: QueryScale | None = None,
 ) -> ModelSpec:
     """Layers that differ in their windows alone."""
     rope, context = rope_and_context(reader, head_sizes(reader)[2])
@@ -42,7 +43,13 @@ def _spec(
     layers = [
         Layer(
             attention=attention(
-                reader, rope, window=window, qkv_bias=qkv_bias, output_bias=output_bias, qk_norm=QkNorm(norm) if qk_norm else None
+                reader,
+                rope,
+                window=window,
+                qkv_bias=qkv_bias,
+                output_bias=output_bias,
+                qk_norm=QkNorm(norm) if qk_norm else None,
+                query_scale=query_scale,
             ),
             mlp=gated_mlp(reader, bias=mlp_bias),
             attention_norm=norm,
@@ -58,9 +65,9 @@ def _llama(reader: ConfigReader) -> ModelSpec:
     return _spec(reader, uniform_windows(reader, None), qkv_bias=bias, output_bias=bias, mlp_bias=reader.flag("mlp_bias"))
 
 
-def _mistral(reader: ConfigReader) -> ModelSpec:
+def _mistral(reader: ConfigReader, query_scale: QueryScale | None = None) -> ModelSpec:
     window = reader.positive_or_none("sliding_window")
-    return _spec(reader, uniform_windows(reader, window), qkv_bias=False, output_bias=False)
+    return _spec(reader, uniform_windows(reader, window), qkv_bias=False, output_bias=False, query_scale=query_scale)
 
 
 def _ministral3(reader: ConfigReader) -> ModelSpec:
@@ -70,13 +77,11 @@ def _ministral3(reader: ConfigReader) -> ModelSpec:
     if not isinstance(given, dict):
         return _mistral(reader)
     others = {name: value for name, value in given.items() if name not in ("llama_4_scaling_beta", "max_position_embeddings")}
-    spec = _mistral(with_rope(reader, key, others))
-    if given.get("llama_4_scaling_beta") is None:
-        return spec
-    rope = replace(reader, config=given, defaults={})
-    scale = QueryScale(rope.number("llama_4_scaling_beta"), rope.positive("original_max_position_embeddings"))
-    layers = [replace(layer, attention=replace(layer.attention, query_scale=scale)) for layer in spec.layers]  # type: ignore[type-var]
-    return replace(spec, layers=tuple(layers))
+    scale = None
+    if given.get("llama_4_scaling_beta") is not None:
+        rope = replace(reader, config=given, defaults={})
+        scale = QueryScale(rope.number("llama_4_scaling_beta"), rope.positive("original_max_position_embeddings"))
+    return _mistral(with_rope(reader, key, others), scale)
 
 
 def _cwm(reader: ConfigReader) -> ModelSpec:

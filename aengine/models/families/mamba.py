@@ -15,10 +15,12 @@ from aengine.models.families.family import (
     Family,
     Transform,
     attention,
+    check_attends,
     decoder_spec,
     gated_mlp,
     head_sizes,
     layer_kinds,
+    mixed_layers,
     part_sizes,
     rms_norm,
     rope_and_context,
@@ -78,7 +80,7 @@ def _granitemoehybrid(reader: ConfigReader) -> ModelSpec:
     num_layers = reader.positive("num_hidden_layers")
     kinds = reader.layer_types(num_layers, ("mamba", "linear_attention", "attention", "full_attention")) or ["mamba"] * num_layers
     attends = [kind in ("attention", "full_attention") for kind in kinds]
-    _check_attends(attends, "layer_types")
+    check_attends(attends, "layer_types")
     mlp = _experts(reader) if reader.positive_or_none("num_local_experts") else gated_mlp(reader, size="shared_intermediate_size")
     rotated = reader.get("position_embedding_type") == "rope"
     width = reader.positive("mamba_expand") * reader.positive("hidden_size")
@@ -187,21 +189,11 @@ def _bamba(reader: ConfigReader) -> ModelSpec:
     rope, context = rope_and_context(reader, head_sizes(reader)[2], partial=True)
     bias, norm = reader.flag("attention_bias"), rms_norm(reader)
     attended = attention(reader, rope, qkv_bias=bias, output_bias=bias)
-    mixed, mlp = (
-        _mamba2(reader, width=reader.positive("mamba_expand") * reader.positive("hidden_size")),
-        gated_mlp(reader, bias=reader.flag("mlp_bias")),
-    )
-    layers = [
-        Layer(attended, mlp, norm, norm) if index in attending else Layer(None, mlp, norm, norm, recurrence=mixed)
-        for index in range(num_layers)
-    ]
-    _check_attends([layer.attention is not None for layer in layers], "attn_layer_indices")
+    mixed = _mamba2(reader, width=reader.positive("mamba_expand") * reader.positive("hidden_size"))
+    attends = [index in attending for index in range(num_layers)]
+    mlps = [gated_mlp(reader, bias=reader.flag("mlp_bias"))] * num_layers
+    layers = mixed_layers(attends, "attn_layer_indices", attended, mixed, mlps, norm)
     return decoder_spec(reader, layers, max_position_embeddings=context)
-
-
-def _check_attends(attends: Sequence[bool], key: str) -> None:
-    if not any(attends):
-        raise NotNativeError(f"no layer has attention by {key}, which is not supported")
 
 
 def _falcon_h1(reader: ConfigReader) -> ModelSpec:
@@ -296,7 +288,7 @@ def _nemotron_h(reader: ConfigReader) -> ModelSpec:
     if "moe" in kinds:
         blocks["moe"] = Layer(None, _relu_experts(reader, blocks["mlp"].mlp), None, norm)
     layers = [blocks[kind] for kind in kinds]
-    _check_attends([kind == "attention" for kind in kinds], key)
+    check_attends([kind == "attention" for kind in kinds], key)
     return decoder_spec(reader, layers, max_position_embeddings=reader.positive("max_position_embeddings"))
 
 

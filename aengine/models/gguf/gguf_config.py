@@ -241,7 +241,8 @@ def _mamba2(file: GgufFile, config: dict[str, Any]) -> None:
 
 
 def _granite_hybrid(file: GgufFile, config: dict[str, Any]) -> None:
-    """Its converter takes Bamba, too, which has a rope on a part of each head, and whose rows of q and k it orders as if that were all."""
+    """Refuses Bamba, whose files say the same architecture: the rope is on a part of each head, and rows of q and k are ordered as if it
+    were on all of it."""
     if file.get("granitehybrid.rope.scaling.finetuned", bool, False):
         raise NotNativeError(
             f"granitehybrid.rope.scaling.finetuned in {file.path.name} is not supported: it is a Bamba, whose rope is lost"

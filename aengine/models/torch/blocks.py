@@ -350,7 +350,7 @@ class RecurrenceBlock:
         recurrence = self._recurrence
         if recurrence.by_channel:
             decay_down, decay_up, z_down, z_up = self._low_rank
-            inputs = torch.cat((self._in(x), decay_up(decay_down(x)), self._gates(x)), -1)
+            inputs = torch.cat((self._in(x), self._gates(x), decay_up(decay_down(x))), -1)
             gate = z_up(z_down(x)).float().sigmoid()
         else:
             mixed, z = torch.split(self._in(x), [recurrence.channels, recurrence.width], dim=-1)

@@ -22,7 +22,7 @@ from aengine.attention import AttentionStep
 from aengine.layers.adapters import AdapterTable
 from aengine.layers.collectives import ONE_RANK, Collectives, ExpertExchange, RowParallel
 from aengine.layers.ops import Activations, LayerOps, TorchOps
-from aengine.layers.rotary import RopeSpec, cos_sin_cache, query_scales
+from aengine.layers.rotary import QueryScale, RopeSpec, cos_sin_cache, query_scales
 from aengine.models.sharding import (
     attended_bounds,
     hidden_bounds,
@@ -144,7 +144,8 @@ class Decoder:
         self._head = head if head is None or isinstance(head, Tensor) else self._weights.linear("head")
         ops = ops or TorchOps()
         device = next(weight.device for weight in weights.values() if isinstance(weight, Tensor))
-        tables = {rope: cos_sin_cache(rope, num_positions, device) for rope in spec.ropes}
+        tables: dict[RopeSpec | QueryScale, Tensor] = {rope: cos_sin_cache(rope, num_positions, device) for rope in spec.ropes}
+        tables |= {scale: query_scales(scale, num_positions, device) for scale in spec.query_scales}
         self._layers = []
         held, wholes = sharded_spec(spec, shard), (spec.layers[index] for index in shard.layers(spec.num_layers))
         recurrent = itertools.count()
@@ -153,7 +154,7 @@ class Decoder:
             of_layer = Weights(weights, f"layers.{index}.", adapters)
             mixers: list[_Mixer] = []
             if layer.attention is not None:
-                mixers.append(_attention_block(layer.attention, places, of_layer, tables, num_positions, device, ops, divided.attention))
+                mixers.append(_attention_block(layer.attention, places, of_layer, tables, ops, divided.attention))
             if layer.recurrence is not None:
                 mixers.append(RecurrenceBlock(layer.recurrence, next(recurrent), of_layer, ops, divided.recurrence))
             self._layers.append(_Layer(layer, mixers, of_layer, ops, divided))
@@ -404,20 +405,19 @@ def _attention_block(
     attention: Attention | LatentAttention | ShortConvolution,
     places: range,
     weights: Weights,
-    tables: Mapping[RopeSpec, Tensor],
-    num_positions: int,
-    device: torch.device,
+    tables: Mapping[RopeSpec | QueryScale, Tensor],
     ops: LayerOps,
     row_parallel: RowParallel,
 ) -> AttentionBlock | LatentAttentionBlock | ConvolutionBlock:
-    """`places`: those of the layer in KV pages. `tables` are the [num_positions, rotary_dim] cos and sin of each rope."""
+    """`places`: those of the layer in KV pages. `tables` are the [num_positions, rotary_dim] cos and sin of each rope, and
+    the [num_positions] factors of each query scale."""
     index = places.start
     if isinstance(attention, ShortConvolution):
         return ConvolutionBlock(attention, places, weights, row_parallel)
     if isinstance(attention, LatentAttention):
         return LatentAttentionBlock(attention, index, weights, tables[attention.rope], ops, row_parallel)
     cos_sin = None if attention.rope is None else tables[attention.rope]
-    scales = None if attention.query_scale is None else query_scales(attention.query_scale, num_positions, device)
+    scales = None if attention.query_scale is None else tables[attention.query_scale]
     return AttentionBlock(attention, index, weights, cos_sin, ops, row_parallel, scales)
 
 

@@ -288,7 +288,7 @@ struct RecurOp {
   const float* skip;       // [heads]
   i64 conv_stride;         // a multiple of 32
   i32 mixed, convolved, gates, out;
-  i32 by_channel;  // a is [heads, key_dim], and comes before b: each row of a matrix has a decay of its own
+  i32 by_channel;  // a is [heads, key_dim]: each row of a matrix has a decay of its own
 };
 
 // out = norm(out) * activation(gate), each of `heads` by itself; the gates are in columns from `first` on. `width` is a multiple of 16 if

@@ -114,6 +114,18 @@ AE_INLINE VecF convolved_channels(const RecurOp& op, const E* const* inputs, i64
   return silu(op.conv_bias ? total + load(op.conv_bias + channel) : total);
 }
 
+// Some elements of `count` inputs that the state before the step has, from the `first` on; zeros of a row without one.
+template <class E>
+void load_inputs(const StatePages& states, const StateRow& row, i64 first, i64 count, i64 element, i64 width, E (*to)[CHANNEL_RUN]) {
+  constexpr i64 PER_LINE = STATE_LINE / (i64)sizeof(E);
+  for (i64 i = 0; i < width; i += PER_LINE) {
+    for (i64 j = 0; j < count; j++) {
+      void* line = to[j] + i;
+      row.begins ? memset(line, 0, STATE_LINE) : memcpy(line, states.input(row.reads, (element + i) / PER_LINE, first + j), STATE_LINE);
+    }
+  }
+}
+
 // A task is a row in some of the channels.
 template <class E>
 void convolve_states(const Member& member, const RecurOp& op, const Pool& pool, const Step& step, const StepRows<E>& buffers) {
@@ -126,12 +138,7 @@ void convolve_states(const Member& member, const RecurOp& op, const Pool& pool, 
     const StateRow row(step, pool, task / runs);
     const i64 channel = task % runs * CHANNEL_RUN, width = smaller(CHANNEL_RUN, padded - channel);
     alignas(64) E earlier[MAX_TAPS - 1][CHANNEL_RUN];
-    if (row.begins) memset(static_cast<void*>(earlier), 0, sizeof earlier);
-    for (i64 i = 0; i < width && !row.begins; i += PER_LINE) {
-      for (i64 j = 0; j < before; j++) {
-        memcpy(static_cast<void*>(earlier[j] + i), states.input(row.reads, (channel + i) / PER_LINE, row.replays + j), STATE_LINE);
-      }
-    }
+    load_inputs(states, row, row.replays, before, channel, width, earlier);
     for (i64 token = 0; token < row.count; token++) {
       const E* inputs[MAX_TAPS];
       for (i64 tap = 0; tap < layer.taps; tap++) {
@@ -174,12 +181,7 @@ void keep_inputs(const Member& member, const RecurOp& op, const Pool& pool, cons
     const i64 first = task % runs * CHANNEL_RUN, width = smaller(CHANNEL_RUN, padded - first);
     const i64 of_mixed = smaller(width, larger((i64)0, layer.channels - first));
     alignas(64) E known[MAX_TAPS - 1 + MAX_PENDING][CHANNEL_RUN];
-    for (i64 j = 0; j < before + row.replays; j++) {
-      for (i64 i = 0; i < width; i += PER_LINE) {
-        void* to = known[j] + i;
-        row.begins ? memset(to, 0, STATE_LINE) : memcpy(to, states.input(row.reads, (first + i) / PER_LINE, j), STATE_LINE);
-      }
-    }
+    load_inputs(states, row, 0, before + row.replays, first, width, known);
     // The inputs of `count` tokens from one on, which is counted from the first replayed one.
     const auto write = [&](const i32* pages, i64 token, i64 count) {
       for (i64 j = 0; j < count; j++) {
@@ -235,13 +237,20 @@ AE_INLINE VecF softplus(VecF x) {
   return larger(x, VecF{}) + 2.f * z * series;
 }
 
-// What a head reads of some tokens: q and k, and a gate for the decay and, of the gated delta rule, one for the rate.
+// What a head reads of some tokens: q and k, and gates for the decay and, of the gated delta rule, one for the rate.
 template <class E>
 struct HeadInputs {
   const E *q, *k;
   i64 stride;
   const E *step, *rate;
   i64 gate_stride;
+};
+
+// Which of a token's gates a head reads: those for the decay are the last ones of all heads.
+struct HeadGates {
+  HeadGates(const RecurOp& op, i64 head)
+      : num_steps(op.by_channel ? op.state.key_dim : 1), step(op.state.gates - (op.state.heads - head) * num_steps), rate(head) {}
+  const i64 num_steps, step, rate;
 };
 
 // The numbers of a head divided by their length, and multiplied.
@@ -306,10 +315,10 @@ struct ReplayedTokens {
       const i64 at = layer.channels + number;
       return reinterpret_cast<const E*>(states.input(pages, at / PER_LINE, layer.taps - 1 + token))[at % PER_LINE];
     };
-    const i64 steps = op.by_channel ? dim : 1, of_step = op.by_channel ? head * dim : op.skip ? head : layer.heads + head;
+    const HeadGates gates(op, head);
     for (i64 t = 0; t < count; t++) {
-      for (i64 i = 0; i < steps; i++) step[t][i] = gate(first + t, of_step + i);
-      rate[t][0] = gate(first + t, (op.by_channel ? layer.heads * dim : 0) + head);
+      for (i64 i = 0; i < gates.num_steps; i++) step[t][i] = gate(first + t, gates.step + i);
+      rate[t][0] = gate(first + t, gates.rate);
     }
     return {q[0], k[0], MAX_STATE_KEYS, step[0], rate[0], MAX_STATE_KEYS};
   }
@@ -420,9 +429,9 @@ void recur(const Member& member, const RecurOp& op, const Pool& pool, const Step
     bool begins = row.begins;
     const auto own_inputs = [&](i64 at) -> HeadInputs<E> {
       const E *one = convolved.row(at), *gate = gates.row(at);
-      const E* step_gate = gate + (op.by_channel ? head * layer.key_dim : op.skip ? head : layer.heads + head);
-      const E* rate_gate = gate + (op.by_channel ? layer.heads * layer.key_dim : 0) + head;
-      return {one + key_head * layer.key_dim, one + keys + key_head * layer.key_dim, convolved.stride, step_gate, rate_gate, gates.stride};
+      const HeadGates of(op, head);
+      const E *q = one + key_head * layer.key_dim, *k = q + keys;
+      return {q, k, convolved.stride, gate + of.step, gate + of.rate, gates.stride};
     };
     // The block of the state before what is computed now, in pages or scratch; `to` is where zeros are written if there is none.
     const auto block_before = [&](i64 number, float* to) -> const float* {
