@@ -10,7 +10,7 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import ClassVar, Protocol
+from typing import ClassVar, Protocol, TypeAlias
 
 import numpy as np
 import torch
@@ -19,7 +19,7 @@ from torch import Tensor
 
 from aengine.attention.metadata import AttentionMetadata, StepLayout, build_layout
 from aengine.kernels.paged_cache import SCALE_BYTES, KvTarget, PagedCache, Scoring, as_bytes
-from aengine.kernels.recurrence import RecurrentRule, StateLayout, StateMemory
+from aengine.kernels.recurrence import RecurrentRule, StateLayout, StateMemory, convolve
 from aengine.kernels.upload import to_device
 from aengine.kernels.warm_memory import lazy_bytes
 
@@ -81,6 +81,10 @@ class AttentionSpec:
         return (self.kv_scales[layer][0],) * 2 if self.latent else self.kv_scales[layer]
 
 
+Gates: TypeAlias = "Tensor | Callable[[Tensor], Tensor]"
+"""The gates of a recurrence [T, ...], or what makes them of what was convolved [T, channels]."""
+
+
 class AttentionStep(Protocol):
     """The attention of one step, planned once and used by every layer."""
 
@@ -92,9 +96,9 @@ class AttentionStep(Protocol):
         """Stores the [T, channels] inputs of a causal depthwise convolution with `weight` [channels, taps] at the step's slots in some
         places, and returns its outputs [T, channels], which are summed in float32 from the oldest input to the newest."""
 
-    def recur(self, layer: int, rule: RecurrentRule, inputs: Tensor) -> Tensor:
-        """What a recurrence makes [T, width] of the `inputs` [T, ...] of all tokens. `layer` counts the recurrent layers alone. Reads and
-        writes the states of the step's rows, and writes those that are kept."""
+    def recur(self, layer: int, rule: RecurrentRule, mixed: Tensor, gates: Gates) -> Tensor:
+        """What a recurrence makes [T, width] of all tokens, of what is convolved of them, `mixed` [T, channels], and their gates. `layer`
+        counts the recurrent layers alone. Reads and writes the states of the step's rows, and writes those that are kept."""
 
     def target(self, layer: int) -> KvTarget | None:
         """Where `write` stores a layer's keys and values, for kernels that do so in its place; None: nothing else can."""
@@ -231,11 +235,16 @@ class AttentionBackend(ABC):
         self.free()
 
 
-def recur_torch(backend: AttentionBackend, metadata: AttentionMetadata, layer: int, rule: RecurrentRule, inputs: Tensor) -> Tensor:
+def recur_torch(
+    backend: AttentionBackend, metadata: AttentionMetadata, layer: int, rule: RecurrentRule, mixed: Tensor, gates: Gates
+) -> Tensor:
     """Do what `AttentionStep.recur` says, in plain torch."""
     host, memory = metadata.host, backend.states
     states = host.states
     assert states is not None, "of a step of a model with recurrent layers"
+    if not isinstance(gates, Tensor):
+        gates = gates(_convolved(memory, host, layer, rule, mixed))
+    inputs = torch.cat((mixed, gates), -1)
     outputs, before = inputs.new_empty(len(inputs), rule.width), rule.taps - 1
     device, starts = outputs.device, host.seq_lens - np.diff(host.qo_indptr)
     begin = 0  # rows of one token each are computed together
@@ -268,6 +277,21 @@ def recur_torch(backend: AttentionBackend, metadata: AttentionMetadata, layer: i
             made.append(rule.advance(matrices, known[:, certain:])[0])
         outputs[first:end] = torch.cat(made, 1)[0, replays:]
     return outputs
+
+
+def _convolved(memory: StateMemory, host: StepLayout, layer: int, rule: RecurrentRule, mixed: Tensor) -> Tensor:
+    """[T, channels]: `mixed` after the convolution of a recurrence."""
+    assert host.states is not None
+    convolved, before, channels = torch.empty_like(mixed), rule.taps - 1, mixed.shape[1]
+    for row in range(host.num_rows):
+        first, end = host.qo_indptr[row : row + 2].tolist()
+        replays = int(host.states.replays[row])
+        latest = memory.load(layer, to_device(host.states.reads[row : row + 1], mixed.device))[1][:, replays : replays + before, :channels]
+        if host.seq_lens[row] == end - first:
+            latest = torch.zeros_like(latest)
+        known = torch.cat((latest, mixed[first:end].unsqueeze(0)), 1)
+        convolved[first:end] = convolve(known, rule.conv, rule.conv_bias)[0]
+    return convolved
 
 
 def convolve_torch(

@@ -14,7 +14,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from aengine.attention.base import AttentionBackend, AttentionSpec, AttentionStep, BackendUnavailableError, recur_torch
+from aengine.attention.base import AttentionBackend, AttentionSpec, AttentionStep, BackendUnavailableError, Gates, recur_torch
 from aengine.attention.metadata import AttentionMetadata
 from aengine.kernels.cpu import library
 from aengine.kernels.cpu.compiler import KernelsUnavailableError
@@ -123,8 +123,8 @@ class _Step:
     def convolve(self, places: range, inputs: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         raise AssertionError("the backend refuses models with convolutions")
 
-    def recur(self, layer: int, rule: RecurrentRule, inputs: Tensor) -> Tensor:
-        return recur_torch(self._backend, self._metadata, layer, rule, inputs)
+    def recur(self, layer: int, rule: RecurrentRule, mixed: Tensor, gates: Gates) -> Tensor:
+        return recur_torch(self._backend, self._metadata, layer, rule, mixed, gates)
 
     def target(self, layer: int) -> None:
         """Pages have a layout of their own."""

@@ -16,7 +16,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from aengine.attention.base import AttentionBackend, AttentionSpec, AttentionStep, convolve_torch, recur_torch
+from aengine.attention.base import AttentionBackend, AttentionSpec, AttentionStep, Gates, convolve_torch, recur_torch
 from aengine.attention.metadata import AttentionMetadata, StepLayout
 from aengine.kernels.paged_cache import PagedCache, Scoring, as_bytes, loaded, stored
 from aengine.kernels.recurrence import RecurrentRule
@@ -92,8 +92,8 @@ class _Step:
     def convolve(self, places: range, inputs: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         return convolve_torch(self._backend, self._metadata, places, inputs, weight, bias)
 
-    def recur(self, layer: int, rule: RecurrentRule, inputs: Tensor) -> Tensor:
-        return recur_torch(self._backend, self._metadata, layer, rule, inputs)
+    def recur(self, layer: int, rule: RecurrentRule, mixed: Tensor, gates: Gates) -> Tensor:
+        return recur_torch(self._backend, self._metadata, layer, rule, mixed, gates)
 
     def target(self, layer: int) -> None:
         """Pages lie in another order here."""

@@ -16,6 +16,7 @@ from aengine.attention.base import (
     AttentionSpec,
     AttentionStep,
     BackendUnavailableError,
+    Gates,
     GraphStep,
     check_graph_layout,
     first_line,
@@ -187,8 +188,8 @@ class _Step:
     def convolve(self, places: range, inputs: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         return convolve_in_pages(self._backend, self._metadata, places, inputs, weight, bias)
 
-    def recur(self, layer: int, rule: RecurrentRule, inputs: Tensor) -> Tensor:
-        return recur_torch(self._backend, self._metadata, layer, rule, inputs)
+    def recur(self, layer: int, rule: RecurrentRule, mixed: Tensor, gates: Gates) -> Tensor:
+        return recur_torch(self._backend, self._metadata, layer, rule, mixed, gates)
 
     def target(self, layer: int) -> KvTarget:
         group, _ = self._backend.spec.places[layer]

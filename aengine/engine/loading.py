@@ -92,8 +92,7 @@ def load_model(
         # A collection would traverse the many objects that importing torch creates, again and again.
         with nullcontext() if "torch" in sys.modules else paused_collection():
             # Imported here, because it imports torch, which importing the engine should not do.
-            from aengine.models.choice import implementation_of, parameter_counts
-            from aengine.models.loading.embedding_checkpoint import default_pooling
+            from aengine.models.choice import default_pooling, implementation_of, parameter_counts
             from aengine.runner.runner import ModelRunner
 
         def check_all() -> None:

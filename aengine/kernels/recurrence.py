@@ -110,9 +110,11 @@ class StateMemory:
         blocks = found.reshape(count, -1, shape.key_dim, at.width)[:, : at.num_blocks]
         matrices = blocks.view(count, shape.heads, -1, shape.key_dim, at.width).transpose(2, 3).flatten(3)
         per_line = LINE_BYTES // self._dtype.itemsize
-        lines = self._pieces(pages, at.tail, at.end).flatten(1).view(self._dtype).view(count, -1, per_line)
+        found = self._pieces(pages, at.tail, at.end).flatten(1).view(self._dtype)
+        lines = found.view(count, found.shape[1] // per_line, per_line)
         inputs = lines[:, : at.input_lines * at.num_inputs].view(count, at.input_lines, at.num_inputs, per_line).transpose(1, 2)
-        return matrices[..., : shape.value_dim].contiguous(), inputs.reshape(count, at.num_inputs, -1)[..., : shape.width]
+        inputs = inputs.reshape(count, at.num_inputs, at.input_lines * per_line)[..., : shape.width]
+        return matrices[..., : shape.value_dim].contiguous(), inputs
 
     def store(self, layer: int, pages: Tensor, matrices: Tensor, inputs: Tensor) -> None:
         """Writes what `load` returns of n states, no page of which is another's; there may be fewer inputs."""
@@ -128,9 +130,9 @@ class StateMemory:
         self._write(pages, at.first, padded.view(count, -1, words))
         per_line = LINE_BYTES // self._dtype.itemsize
         wide = F.pad(inputs, (0, at.input_lines * per_line - shape.width, 0, at.num_inputs - inputs.shape[1]))
-        lines = wide.view(count, at.num_inputs, at.input_lines, per_line).transpose(1, 2).reshape(count, -1)
+        lines = wide.view(count, at.num_inputs, at.input_lines, per_line).transpose(1, 2).flatten(1)
         lines = F.pad(lines, (0, (at.end - at.tail) * words * 4 // self._dtype.itemsize - lines.shape[1]))
-        self._write(pages, at.tail, lines.view(torch.float32).view(count, -1, words))
+        self._write(pages, at.tail, lines.view(torch.float32).view(count, at.end - at.tail, words))
 
     def _pieces(self, pages: Tensor, begin: int, end: int) -> Tensor:
         """[n, pieces, floats]"""
@@ -157,7 +159,8 @@ class StateMemory:
 @dataclass(frozen=True, slots=True)
 class RecurrentRule:
     """What a recurrent layer does with its state, as `models/spec.py: Recurrence` has it. An input has the numbers to convolve, and the
-    gates. There is a decay for each head, or for each row of its matrix if `step_bias` is as long."""
+    gates, of which those for the steps are the last ones: one for each head, for each row of its matrix, or without `delta` for each
+    column. If v alone is convolved, q and k are the first gates."""
 
     heads: int
     key_heads: int
@@ -165,9 +168,10 @@ class RecurrentRule:
     value_dim: int
     conv: Tensor  # [channels, taps] float32
     conv_bias: Tensor | None  # [channels] float32
-    log_decay: Tensor  # [heads] float32
-    step_bias: Tensor  # [heads] or [heads * key_dim] float32
-    skip: Tensor | None  # [heads] float32, of Mamba-2; None: the gated delta rule
+    log_decay: Tensor  # float32 [heads], or [heads * value_dim, key_dim]
+    step_bias: Tensor | None  # float32, as long as there are gates for the steps; None: there are none, and steps are 1
+    skip: Tensor | None  # float32 [heads] or [heads * value_dim], of what is added of v to the outputs
+    delta: bool  # the gated delta rule: what is missing of v is added to the matrix
 
     @property
     def width(self) -> int:
@@ -181,32 +185,47 @@ class RecurrentRule:
     def advance(self, matrices: Tensor, inputs: Tensor) -> tuple[Tensor, Tensor]:
         """The outputs [n, t, heads * value_dim] of t tokens of n rows, and their matrices [n, heads, key_dim, value_dim] in float32 behind
         these, which are given as they were before; `inputs` [n, taps - 1 + t, channels and gates] of the tokens and of those before."""
-        channels = len(self.conv)
-        mixed, gates = inputs[..., :channels], inputs[:, self.taps - 1 :, channels:]
-        convolved = convolve(mixed, self.conv, self.conv_bias)
-        rows, length, _ = convolved.shape
-        keys = self.key_heads * self.key_dim
-        q, k, v = torch.split(convolved.float(), [keys, keys, self.width], -1)
-        q, k = (part.view(rows, length, self.key_heads, self.key_dim) for part in (q, k))
-        v = v.view(rows, length, self.heads, self.value_dim)
-        count = len(self.step_bias)
-        rates, a = torch.split(gates.float(), [gates.shape[-1] - count, count], -1)
-        steps = F.softplus(a + self.step_bias).view(rows, length, self.heads, -1)
-        decay = torch.exp(-self.log_decay.exp().unsqueeze(-1) * steps)  # [n, t, heads, 1 or key_dim]
-        if self.skip is None:
-            q, k, rate = _unit(q) * self.key_dim**-0.5, _unit(k), rates.sigmoid()
+        channels, keys = len(self.conv), self.key_heads * self.key_dim
+        v = convolve(inputs[..., :channels], self.conv, self.conv_bias).float()
+        gates = inputs[:, self.taps - 1 :, channels:].float()
+        rows, length, _ = v.shape
+        if channels == self.width:
+            q, k, gates = torch.split(gates, [keys, keys, gates.shape[-1] - 2 * keys], -1)
         else:
-            rate = steps.squeeze(-1)
+            q, k, v = torch.split(v, [keys, keys, self.width], -1)
+        q, k = (part.view(rows, length, self.key_heads, self.key_dim) for part in (q, k))
+        v, steps, log_decay = v.view(rows, length, self.heads, self.value_dim), self._steps(gates), self._log_decay
+        if self.delta:
+            rates = gates[..., : self.heads].sigmoid().unsqueeze(-1)
+            q, k = _unit(q) * self.key_dim**-0.5, _unit(k)
+        else:
+            rates = steps.squeeze(-2)
         q, k = (part.repeat_interleave(self.heads // self.key_heads, 2) for part in (q, k))
         outputs = torch.empty(rows, length, self.heads, self.value_dim, device=inputs.device)
         for at in range(length):
-            matrices = matrices * decay[:, at, :, :, None]
-            added = v[:, at] if self.skip is not None else v[:, at] - torch.einsum("nhkv,nhk->nhv", matrices, k[:, at])
-            matrices = matrices + k[:, at, :, :, None] * (rate[:, at, :, None] * added)[:, :, None]
+            matrices = matrices * torch.exp(-log_decay.exp() * steps[:, at])
+            added = v[:, at] if not self.delta else v[:, at] - torch.einsum("nhkv,nhk->nhv", matrices, k[:, at])
+            matrices = matrices + k[:, at, :, :, None] * (rates[:, at] * added)[:, :, None]
             outputs[:, at] = torch.einsum("nhkv,nhk->nhv", matrices, q[:, at])
         if self.skip is not None:
-            outputs += self.skip[:, None] * v
+            outputs += self.skip.view(self.heads, -1) * v
         return outputs.flatten(2).to(inputs.dtype), matrices
+
+    def _steps(self, gates: Tensor) -> Tensor:
+        """[n, t, heads, key_dim or 1, value_dim or 1]"""
+        rows, length, count = gates.shape
+        if self.step_bias is None:
+            return gates.new_ones(rows, length, self.heads, 1, 1)
+        number = len(self.step_bias)
+        steps = F.softplus(gates[..., count - number :] + self.step_bias).view(rows, length, self.heads, number // self.heads)
+        return steps.unsqueeze(-1 if self.delta else -2)
+
+    @property
+    def _log_decay(self) -> Tensor:
+        """[heads, key_dim or 1, value_dim or 1]"""
+        if self.log_decay.ndim == 1:
+            return self.log_decay.view(self.heads, 1, 1)
+        return self.log_decay.view(self.heads, self.value_dim, self.key_dim).transpose(1, 2)
 
 
 def convolve(inputs: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:

@@ -16,7 +16,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from aengine.kernels.layer_params import AdapterMatrices, TokenSlots
+from aengine.kernels.params import AdapterMatrices, TokenSlots
 from aengine.kernels.upload import to_device
 from aengine.layers.ops import Activations
 

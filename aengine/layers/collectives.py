@@ -204,6 +204,10 @@ class RowParallel:
             return x
         return self.collectives.gathered(x, self._outputs) if self.gathers else self.collectives.summed(x)
 
+    def gathered(self, x: Tensor) -> Tensor:
+        """The columns of all ranks, for a product that every rank computes whole."""
+        return x if self.collectives is None else self.collectives.gathered(x, self._inputs)
+
 
 ONE_RANK = RowParallel()
 

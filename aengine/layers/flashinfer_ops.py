@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from aengine.attention.flashinfer.library import building, load_flashinfer, require_kernels
-from aengine.kernels.layer_params import Activation
+from aengine.kernels.params import Activation
 from aengine.kernels.triton.layer_ops import TritonOps
 from aengine.layers.ops import run_once
 

@@ -11,8 +11,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from aengine.kernels.layer_params import Activation, ExpertLinear, ExpertMlp, ExpertRouting, Rotation, SharedOutput, gated, route
 from aengine.kernels.paged_cache import KvTarget, PagedCache, write_torch
+from aengine.kernels.params import Activation, ExpertLinear, ExpertMlp, ExpertRouting, Rotation, SharedOutput, gated, route
 from aengine.kernels.quantized import Float8Rows
 from aengine.layers.rotary import apply_rotary
 
@@ -76,7 +76,7 @@ class LayerOps(Protocol):
         overwrites them, or goes to the target alone, whose cache holds values as parts of keys. Last dimensions are contiguous."""
 
     def gated(self, gate_up: Tensor, activation: Activation) -> Tensor:
-        """Applies a gated activation to [T, 2 * size], the gate's half first, as `aengine.kernels.layer_params.gated` does: [T, size]."""
+        """Applies a gated activation to [T, 2 * size], the gate's half first, as `aengine.kernels.params.gated` does: [T, size]."""
 
     def float8(self, x: Tensor) -> Float8Rows:
         """[T, size] as `Float8Rows.of` makes them."""
@@ -89,7 +89,7 @@ class LayerOps(Protocol):
 
     def route(self, logits: Tensor, bias: Tensor | None, correction: Tensor | None, routing: ExpertRouting) -> tuple[Tensor, Tensor]:
         """Chooses the experts of each token by a router's logits [T, num_experts] float32: their numbers [T, top_k] int64 and their
-        weights, float32. The arguments and results are those of `aengine.kernels.layer_params.route`."""
+        weights, float32. The arguments and results are those of `aengine.kernels.params.route`."""
 
     def experts(
         self, x: Tensor, chosen: Tensor, weights: Tensor, mlp: ExpertMlp, dtype: torch.dtype, shared: SharedOutput | None = None

@@ -172,25 +172,47 @@ def _convolution(found: _Parameters, convolution: ShortConvolution, hidden: int)
 
 def _recurrence(found: _Parameters, recurrence: Recurrence, hidden: int) -> None:
     heads, channels, width, bias = recurrence.num_heads, recurrence.channels, recurrence.width, recurrence.bias
-    keys, rank, steps = recurrence.num_key_heads * recurrence.key_dim, recurrence.gate_rank, heads
+    keys, rank, kind = recurrence.num_key_heads * recurrence.key_dim, recurrence.gate_rank, recurrence.kind
     conv_rows: tuple[int, ...] = (channels,)
-    if recurrence.by_channel:
-        conv_rows, steps = (keys, keys, width), heads * recurrence.key_dim
+    if kind is RecurrenceKind.KIMI_DELTA:
+        conv_rows = (keys, keys, width)
         found.linear("recur_in", conv_rows, hidden, bias=bias)
-        found.linear("recur_gates", (heads,), hidden, bias=bias)
-        for name, size in (("decay", steps), ("z", width)):
-            found.linear(f"{name}_down", (rank,), hidden)
-            found.linear(f"{name}_up", (size,), rank)
     else:
         found.linear("recur_in", (channels, width), hidden, bias=bias)
-        found.linear("recur_gates", (heads,) * (recurrence.num_gates // heads), hidden, bias=bias)
-    found.add("conv.weight", (channels, recurrence.taps), conv_rows, None, float32=True)
+    steps = heads
+    match kind:
+        case RecurrenceKind.GATED_DELTA:
+            found.linear("recur_gates", (heads, heads), hidden, bias=bias)
+        case RecurrenceKind.MAMBA2:
+            found.linear("recur_gates", (heads,), hidden, bias=bias)
+        case RecurrenceKind.KIMI_DELTA:
+            assert rank is not None
+            steps = heads * recurrence.key_dim
+            found.linear("recur_gates", (heads,), hidden, bias=bias)
+            for name, size in (("decay", steps), ("z", width)):
+                found.linear(f"{name}_down", (rank,), hidden)
+                found.linear(f"{name}_up", (size,), rank)
+        case RecurrenceKind.MAMBA1:
+            assert rank is not None
+            steps = width
+            found.linear("recur_gates", (keys, keys), width)
+            found.linear("decay_down", (rank,), width)
+            for name, size in (("gate_q_norm", keys), ("gate_k_norm", keys), ("decay_norm", rank)):
+                found.norm(name, recurrence.gate_norm, size)
+            found.linear("decay_up", (width,), rank)
+        case RecurrenceKind.LIGHTNING:
+            steps = 0
+    if recurrence.taps > 1:
+        found.add("conv.weight", (channels, recurrence.taps), conv_rows, None, float32=True)
     if recurrence.conv_bias:
         found.add("conv.bias", (channels,), conv_rows, 0.0, float32=True)
-    found.add("log_decay", (heads,), (heads,), 0.0, float32=True)
-    found.add("step_bias", (steps,), (steps,), 1.0, float32=True)
-    if recurrence.kind is RecurrenceKind.MAMBA2:
-        found.add("skip", (heads,), (heads,), 1.0, float32=True)
+    if steps:
+        decays = (width, recurrence.key_dim) if kind is RecurrenceKind.MAMBA1 else (heads,)
+        found.add("log_decay", decays, decays[:1], 0.0, float32=True)
+        found.add("step_bias", (steps,), (steps,), 1.0, float32=True)
+    if kind in (RecurrenceKind.MAMBA1, RecurrenceKind.MAMBA2):
+        skips = width if kind is RecurrenceKind.MAMBA1 else heads
+        found.add("skip", (skips,), (skips,), 1.0, float32=True)
     found.norm("recur_norm", recurrence.norm, recurrence.value_dim if recurrence.norm_groups is None else width)
     found.linear("recur_out", (hidden,), width, bias=bias)
 

@@ -17,7 +17,18 @@ from torch import Tensor
 from aengine.api.errors import ConfigError
 from aengine.kernels.quantized import Rows
 from aengine.models.named_weights import named_weights
-from aengine.models.spec import Attention, Experts, FallbackSpec, LatentAttention, Layer, Mlp, ModelSpec, Recurrence, ShortConvolution
+from aengine.models.spec import (
+    Attention,
+    Experts,
+    FallbackSpec,
+    LatentAttention,
+    Layer,
+    Mlp,
+    ModelSpec,
+    Recurrence,
+    RecurrenceKind,
+    ShortConvolution,
+)
 from aengine.parallel.shard import WHOLE, Shard
 
 _UNITS = (64, 32, 16)  # rows of which the kernels pack 64 together, 32 of a gate with 32 of up
@@ -49,7 +60,7 @@ def check_shards(spec: ModelSpec | FallbackSpec, tensor_parallel_size: int, num_
     if num_stages > spec.num_layers:
         raise ConfigError.of("pipeline_parallel_size", f"{num_stages} is more than the model's num_layers {spec.num_layers}")
     stages = [Shard(stage=stage, num_stages=num_stages).layers(spec.num_layers) for stage in range(num_stages)]
-    if not all(any(isinstance(spec.layers[index].attention, Attention | LatentAttention) for index in stage) for stage in stages):
+    if spec.attends and not all(replace(spec, layers=tuple(spec.layers[index] for index in stage)).attends for stage in stages):
         raise ConfigError.of("pipeline_parallel_size", f"{num_stages} leaves some ranks no layer of attention; choose fewer")
     reason = _refusal(spec, tensor_parallel_size)
     if reason is not None:
@@ -210,10 +221,11 @@ def _sharded_layer(layer: Layer, shard: Shard) -> Layer:
         slopes = attention.slopes[shard.index * heads : (shard.index + 1) * heads]
         attention = replace(attention, num_heads=heads, num_kv_heads=len(_shared_heads(attention.num_kv_heads, shard)), slopes=slopes)
     if recurrence is not None:
-        groups = recurrence.norm_groups
+        groups, heads = recurrence.norm_groups, recurrence.num_heads // shard.size
         recurrence = replace(
             recurrence,
-            num_heads=recurrence.num_heads // shard.size,
+            slopes=recurrence.slopes[shard.index * heads : (shard.index + 1) * heads],
+            num_heads=heads,
             num_key_heads=len(_shared_heads(recurrence.num_key_heads, shard)),
             norm_groups=groups if groups is None else max(groups // shard.size, 1),
         )
@@ -329,16 +341,26 @@ def _recurrence_cuts(recurrence: Recurrence, shard: Shard, last: Callable[[range
     values, heads = own(recurrence_bounds(recurrence, shard), shard), own(shard.bounds(recurrence.num_heads), shard)
     keys = _times(_shared_heads(recurrence.num_key_heads, shard), recurrence.key_dim)
     k_size = recurrence.num_key_heads * recurrence.key_dim
-    convolved = (keys, _moved(keys, k_size), _moved(values, 2 * k_size))
-    cuts = {name: _Cut((heads,)) for name in ("log_decay", "step_bias", "skip")}
-    gates = tuple(_moved(heads, first) for first in range(0, recurrence.num_gates, recurrence.num_heads))
-    cuts |= {"recur_in": _Cut((*convolved, _moved(values, recurrence.channels))), "conv": _Cut(convolved), "recur_gates": _Cut(gates)}
-    if recurrence.by_channel:
-        steps = _Cut((_times(heads, recurrence.key_dim),))
-        cuts |= {"recur_in": _Cut(convolved), "recur_gates": _Cut((heads,)), "decay_up": steps, "step_bias": steps, "z_up": _Cut((values,))}
+    convolved: tuple[range, ...] = (keys, _moved(keys, k_size), _moved(values, 2 * k_size))
+    if recurrence.kind is RecurrenceKind.MAMBA1:
+        convolved = (values,)
+    z = _moved(values, recurrence.channels)
+    cuts = {"conv": _Cut(convolved), "recur_in": _Cut((*convolved, z)), "recur_gates": _Cut((heads,)), "recur_out": last(values)}
+    cuts |= {name: _Cut((heads,)) for name in ("log_decay", "step_bias", "skip")}
+    match recurrence.kind:
+        case RecurrenceKind.GATED_DELTA:
+            cuts["recur_gates"] = _Cut((heads, _moved(heads, recurrence.num_heads)))
+        case RecurrenceKind.KIMI_DELTA:
+            steps = _Cut((_times(heads, recurrence.key_dim),))
+            cuts |= {"recur_in": _Cut(convolved), "decay_up": steps, "step_bias": steps, "z_up": _Cut((values,))}
+        case RecurrenceKind.MAMBA1:
+            cuts |= {name: _Cut((values,)) for name in ("decay_up", "log_decay", "step_bias", "skip")}
+            cuts["recur_gates"] = _Cut()  # every rank has all of what is convolved
+        case RecurrenceKind.MAMBA2 | RecurrenceKind.LIGHTNING:
+            pass
     if recurrence.norm_groups is not None and not is_normed_whole(recurrence, shard):
         cuts["recur_norm"] = _Cut((values,))
-    return cuts | {"recur_out": last(values)}
+    return cuts
 
 
 def _attention_cuts(

@@ -7,14 +7,18 @@ without importing that. Knows nothing of files, weights or devices.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import Enum
 from typing import Any
 
-from aengine.kernels.layer_params import Activation, ExpertRouting
 from aengine.kernels.paged_cache import Scoring
+from aengine.kernels.params import Activation, ExpertRouting
 from aengine.kernels.recurrence import StateShape
 from aengine.layers.rotary import QueryScale, RopeSpec
+
+_PAGE_HEAD_DIM, _MAX_PAGE_HEADS, _NUMBERS_PER_HEAD = 128, 32, 8192
+"""Of the pages of models without attention: a state of one layer takes about four pages, or more if it is large."""
 
 
 class NormKind(Enum):
@@ -135,7 +139,9 @@ class ShortConvolution:
 class RecurrenceKind(Enum):
     GATED_DELTA = "gated_delta"  # Yang et al., "Gated Delta Networks", 2024 (arXiv 2412.06464)
     KIMI_DELTA = "kimi_delta"  # Kimi Team, "Kimi Linear", 2025 (arXiv 2510.26692)
+    MAMBA1 = "mamba1"  # Gu and Dao, "Mamba", 2023 (arXiv 2312.00752)
     MAMBA2 = "mamba2"  # Dao and Gu, "Transformers are SSMs", 2024 (arXiv 2405.21060)
+    LIGHTNING = "lightning"  # Qin et al., "Lightning Attention-2", 2024 (arXiv 2401.04658)
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,8 +159,13 @@ class Recurrence:
       two matrices each, `decay_down` and `decay_up`, `z_down` and `z_up`, with `gate_rank` numbers between them.
     - MAMBA2, whose papers name q C, k B and v x:
       S = decay * S + outer(k, dt * v);  o = S^T q + `skip` * v
+    - MAMBA1 is MAMBA2 with an a, `step_bias` and `skip` for each of the value_dim columns of S, and a `log_decay` for each of its numbers;
+      a head is some of the channels. v alone is convolved: `recur_gates` projects q and k from it, and `decay_down` and `decay_up` a.
+      With a `gate_norm`, what `decay_down` makes, q and k are normed by `decay_norm`, `gate_q_norm` and `gate_k_norm`.
+    - LIGHTNING has no gates, and no convolution, but SiLU: `taps` is 1. The decay of a head is exp(-slope), by `slopes`.
+      S = decay * S + outer(k, v);  o = S^T q
 
-    `recur_out` projects norm(o) * silu(z), or if `gated_first` norm(o * silu(z)); of KIMI_DELTA norm(o) * sigmoid(z).
+    `recur_out` projects norm(o) * silu(z), or if `gated_first` norm(o * silu(z)); of KIMI_DELTA and LIGHTNING norm(o) * sigmoid(z).
     """
 
     kind: RecurrenceKind
@@ -168,7 +179,9 @@ class Recurrence:
     gated_first: bool = False
     conv_bias: bool = False
     bias: bool = False  # of recur_in, recur_gates and recur_out
-    gate_rank: int = 0
+    gate_rank: int | None = None
+    gate_norm: Norm | None = None
+    slopes: tuple[float, ...] = ()
 
     @property
     def width(self) -> int:
@@ -177,8 +190,8 @@ class Recurrence:
 
     @property
     def channels(self) -> int:
-        """How many numbers of a token are convolved: q, k and v."""
-        return 2 * self.num_key_heads * self.key_dim + self.width
+        """How many numbers of a token are convolved: q, k and v; of MAMBA1 v."""
+        return self.width + (0 if self.kind is RecurrenceKind.MAMBA1 else 2 * self.num_key_heads * self.key_dim)
 
     @property
     def num_gates(self) -> int:
@@ -187,13 +200,17 @@ class Recurrence:
                 return 2 * self.num_heads
             case RecurrenceKind.KIMI_DELTA:
                 return (self.key_dim + 1) * self.num_heads
+            case RecurrenceKind.MAMBA1:
+                return 2 * self.num_key_heads * self.key_dim + self.width
             case RecurrenceKind.MAMBA2:
                 return self.num_heads
+            case RecurrenceKind.LIGHTNING:
+                return 0
 
     @property
-    def by_channel(self) -> bool:
-        """Whether each of the key_dim rows of S has a decay of its own."""
-        return self.kind is RecurrenceKind.KIMI_DELTA
+    def gated_by_sigmoid(self) -> bool:
+        """Whether z gates by its sigmoid; else by its SiLU."""
+        return self.kind in (RecurrenceKind.KIMI_DELTA, RecurrenceKind.LIGHTNING)
 
     @property
     def state(self) -> StateShape:
@@ -231,6 +248,7 @@ class Layer:
     the identity.
 
     `parallel`: x += m * (mixers(attention_norm(x)) + mlp(mlp_norm(x))) instead; mlp_norm None then means the attention's normed input.
+    `normed_residuals`: x = factor * attention_norm(x) + m * .., then x = factor * mlp_norm(x) + m * .., by a factor for each.
     """
 
     attention: Attention | LatentAttention | ShortConvolution | None
@@ -242,6 +260,7 @@ class Layer:
     parallel: bool = False
     residual_multiplier: float = 1.0
     recurrence: Recurrence | None = None
+    normed_residuals: tuple[float, float] | None = None
     weight_factors: tuple[float, ...] = ()  # by which the `Family.transform` multiplies weights of the checkpoint
 
 
@@ -313,8 +332,9 @@ class ModelSpec:
 
     @property
     def attentions(self) -> tuple[Attention | LatentAttention, ...]:
-        """The attention of the layers that have one, of which there is at least one."""
-        return tuple(layer.attention for layer in self.layers if isinstance(layer.attention, Attention | LatentAttention))
+        """The attention of the layers that have one. Where none has, one that no layer calls: it says how wide a page is."""
+        found = tuple(layer.attention for layer in self.layers if isinstance(layer.attention, Attention | LatentAttention))
+        return found or (_page_of_states(self.states),)
 
     @property
     def convolutions(self) -> tuple[ShortConvolution, ...]:
@@ -349,10 +369,16 @@ class ModelSpec:
         return tuple(layer.attention.window for layer in self.layers if layer.attention is not None)
 
     @property
+    def attends(self) -> bool:
+        """Whether a layer has attention."""
+        return any(isinstance(layer.attention, Attention | LatentAttention) for layer in self.layers)
+
+    @property
     def place_windows(self) -> tuple[int | None, ...]:
         """The windows of the layers by place."""
         held = [places for places in self.places if places]
-        by_place = {place: window for places, window in zip(held, self.windows, strict=True) for place in places}
+        by_place = {} if self.attends else {0: self.attentions[0].window}
+        by_place |= {place: window for places, window in zip(held, self.windows, strict=True) for place in places}
         return tuple(by_place[place] for place in range(len(by_place)))
 
     @property
@@ -366,6 +392,13 @@ class ModelSpec:
         """The different ropes of the layers, in the order of their first layers."""
         attentions = (layer.attention for layer in self.layers if layer.attention is not None)
         return tuple(dict.fromkeys(attention.rope for attention in attentions if attention.rope is not None))
+
+
+def _page_of_states(states: Sequence[StateShape]) -> Attention:
+    """One that sees one token, and as wide as it takes for a state of few pages."""
+    largest = max((state.heads * state.key_dim * state.value_dim for state in states), default=0)
+    heads = min(max(largest // _NUMBERS_PER_HEAD, 1), _MAX_PAGE_HEADS)
+    return Attention(heads, heads, _PAGE_HEAD_DIM, scale=1.0, rope=None, window=1)
 
 
 def width_of_place(attention: Attention | LatentAttention) -> int:

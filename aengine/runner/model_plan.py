@@ -14,10 +14,9 @@ import torch
 
 from aengine.api.config import EngineConfig
 from aengine.api.errors import ConfigError, ModelLoadError
-from aengine.models.choice import AnySpec, find_spec, parameter_counts, quantization_of
+from aengine.models.choice import AnySpec, find_spec, has_output_head, parameter_counts, quantization_of
 from aengine.models.config.model_config import load_generation
 from aengine.models.loading.checkpoint import checkpoint_dtype
-from aengine.models.loading.embedding_checkpoint import has_output_head
 from aengine.models.loading.weights import grouped
 from aengine.models.loading.weights_digest import WeightsDigest
 from aengine.models.quantization.quantization_config import load_quantization

@@ -222,7 +222,7 @@ class ExecutorSetup:
         """The places of layers of this rank's stage, grouped by their windows. A window that no sequence outgrows counts as none."""
         windows = self.spec.place_windows
         groups = layer_groups([None if window is None or self.is_draft or window >= self.max_model_len else window for window in windows])
-        if self.shard.num_stages == 1:
+        if self.shard.num_stages == 1 or not self.native_spec.attends:
             return groups
         of_layers = self.native_spec.places
         return groups.of_layers(sorted(place for index in self.shard.layers(len(of_layers)) for place in of_layers[index]))

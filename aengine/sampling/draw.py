@@ -24,7 +24,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from aengine.kernels.draw_params import DrawParams
+from aengine.kernels.params import DrawParams
 from aengine.kernels.upload import to_device
 
 Draw = Callable[[Tensor, NDArray[np.void], DrawParams, Tensor | None], Tensor]

@@ -28,7 +28,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from aengine.api.params import LogitsProcessor
-from aengine.kernels.draw_params import HIGHEST_LOGIT
+from aengine.kernels.params import HIGHEST_LOGIT
 from aengine.kernels.upload import to_device
 from aengine.scheduler.plan import Features, NewRow, RowParams
 

@@ -21,7 +21,7 @@ from torch import Tensor
 
 from aengine.api.errors import NothingToChooseError
 from aengine.api.params import GREEDY_BELOW
-from aengine.kernels.draw_params import DRAW_PARAMS, DrawParams
+from aengine.kernels.params import DRAW_PARAMS, DrawParams
 from aengine.kernels.upload import to_device
 from aengine.sampling.draw import Draw, TorchDraw, top_candidates
 from aengine.sampling.grammar import Grammars

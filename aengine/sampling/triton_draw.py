@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from aengine.kernels.draw_params import DRAW_PARAMS, DrawParams
+from aengine.kernels.params import DRAW_PARAMS, DrawParams
 from aengine.kernels.triton.sampling import draw_from_nucleus, draw_in_blocks
 from aengine.kernels.triton.top_k import MOST, draw_from_top_k
 from aengine.kernels.upload import to_device

@@ -10,7 +10,7 @@ from torch import Tensor
 from triton_mode import INTERPRETER, needs_interpreter
 
 from aengine.attention import BackendUnavailableError
-from aengine.kernels.layer_params import Activation
+from aengine.kernels.params import Activation
 from aengine.layers.flashinfer_ops import FlashInferOps
 from aengine.layers.ops import LayerOps, TorchOps
 

@@ -22,7 +22,7 @@ from slow_cases import slow_but
 from tokenizers.processors import TemplateProcessing
 
 from aengine import AsyncEngine, ContextLengthError, Embedding, InvalidRequestError, RequestEndedError, SamplingParams
-from aengine.models.loading.embedding_checkpoint import default_pooling
+from aengine.models.choice import default_pooling
 
 pytestmark = pytest.mark.anyio
 ASYNCIO = pytest.mark.parametrize("anyio_backend", ["asyncio"])

@@ -29,6 +29,7 @@ PAGE = 4
 MEMORY = {
     **{"lfm2": 60_000, "lfm2-wide": 60_000, "qwen3.5": 110_000, "qwen3.5-heads": 240_000, "qwen3-next": 90_000},
     **{"granite-hybrid": 110_000, "falcon-h1": 130_000, "nemotron-h": 110_000, "kimi-linear": 200_000},
+    **{"mamba": 150_000, "falcon-mamba": 150_000, "mamba2": 150_000, "jamba": 150_000, "minimax": 90_000},
 }
 """Bytes of KV that hold one sequence of 64 tokens, and not two."""
 QUICK = ("lfm2", "qwen3.5", "qwen3.5-heads", "falcon-h1")

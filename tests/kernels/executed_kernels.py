@@ -32,9 +32,8 @@ LAUNCHES = triton_launches.install(int(sys.argv[1]))
 from aengine.attention import AttentionMetadata, AttentionSpec, Scoring, build_layout  # noqa: E402
 from aengine.attention import triton as backend_module  # noqa: E402
 from aengine.attention.triton import TritonBackend  # noqa: E402
-from aengine.kernels.draw_params import DRAW_PARAMS, DrawParams  # noqa: E402
-from aengine.kernels.layer_params import Activation, ExpertLinear, ExpertRouting, Rotation  # noqa: E402
 from aengine.kernels.paged_cache import KvTarget, PagedCache  # noqa: E402
+from aengine.kernels.params import DRAW_PARAMS, Activation, DrawParams, ExpertLinear, ExpertRouting, Rotation  # noqa: E402  # noqa: E402
 from aengine.kernels.quantized import Float8Rows  # noqa: E402
 from aengine.kernels.triton import attention, attention_kernels  # noqa: E402
 from aengine.kernels.triton.adapters import TritonAdapterOps  # noqa: E402

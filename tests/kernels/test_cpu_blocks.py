@@ -26,8 +26,7 @@ from test_cpu_stack import (
 
 from aengine.kernels.cpu import ops
 from aengine.kernels.cpu.library import CpuKernels, Workspace
-from aengine.kernels.draw_params import DRAW_PARAMS
-from aengine.kernels.layer_params import Activation, ExpertRouting, RouterScoring
+from aengine.kernels.params import DRAW_PARAMS, Activation, ExpertRouting, RouterScoring
 from aengine.layers.rotary import RopeSpec, unscaled
 from aengine.models.cpu.stack import unsupported
 from aengine.models.families import FAMILIES

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from aengine.kernels.cpu import ops
 from aengine.kernels.cpu.library import CpuKernels, Workspace
-from aengine.kernels.draw_params import DRAW_PARAMS
+from aengine.kernels.params import DRAW_PARAMS
 from aengine.sampling.draw import Draw, TorchDraw, log_exponential, row_keys, token_hashes, with_chosen
 from aengine.sampling.sampler import Sampler
 from aengine.scheduler.plan import NewRow, RowParams

@@ -11,7 +11,7 @@ from slow_cases import slow_but
 from torch import Tensor
 from triton_mode import DEVICES, INTERPRETED
 
-from aengine.kernels.layer_params import Activation, ExpertLinear
+from aengine.kernels.params import Activation, ExpertLinear
 from aengine.kernels.quantized import Float8Rows
 from aengine.kernels.triton.code_products import code_linear, shared_depth
 from aengine.kernels.triton.codes import Codes

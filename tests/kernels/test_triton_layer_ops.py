@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 from triton_mode import DEVICES, INTERPRETED
 
-from aengine.kernels.layer_params import Activation, ExpertLinear, ExpertMlp, Rotation, SharedOutput
 from aengine.kernels.paged_cache import KvTarget, PagedCache
+from aengine.kernels.params import Activation, ExpertLinear, ExpertMlp, Rotation, SharedOutput
 from aengine.kernels.triton import attention
 from aengine.kernels.triton.experts import Grouping
 from aengine.kernels.triton.layer_ops import TritonOps

@@ -13,9 +13,9 @@ pytestmark = [pytest.mark.skipif(not INTERPRETED, reason="the kernels run compil
 
 _LAYER_OPS = """
 import torch
-from aengine.kernels.layer_params import Rotation
+from aengine.kernels.params import Rotation
 from aengine.kernels.paged_cache import KvTarget, PagedCache
-from aengine.kernels.layer_params import Activation
+from aengine.kernels.params import Activation
 from aengine.kernels.triton.layer_ops import TritonOps
 
 def layer_ops(dtype, tokens, hidden, heads, kv_heads, head_dim, norms, positions):
@@ -44,8 +44,8 @@ def latent(dtype, heads, rotary_dim, size, cache_dtype, positions):
 """
 _EXPERTS = """
 import torch
-from aengine.kernels.layer_params import ExpertLinear, SharedOutput
-from aengine.kernels.layer_params import ExpertRouting
+from aengine.kernels.params import ExpertLinear, SharedOutput
+from aengine.kernels.params import ExpertRouting
 from aengine.kernels.triton.experts import Grouping, grouped_linear, weighted_sums
 from aengine.kernels.triton.experts import route
 
@@ -62,7 +62,7 @@ def experts(dtype, tokens, hidden, inner, num_experts, top_k, biased):
 """
 _ROUTES = """
 import torch
-from aengine.kernels.layer_params import ExpertRouting, RouterScoring
+from aengine.kernels.params import ExpertRouting, RouterScoring
 from aengine.kernels.triton.experts import route
 
 def routes(num_experts, routing):
@@ -72,11 +72,11 @@ def routes(num_experts, routing):
 _CODES = """
 import torch
 from quantized_cases import Kind
-from aengine.kernels.layer_params import ExpertLinear
+from aengine.kernels.params import ExpertLinear
 from aengine.kernels.triton.code_products import code_linear
 from aengine.kernels.triton.codes import Codes
 from aengine.kernels.triton.experts import Grouping, grouped_linear
-from aengine.kernels.layer_params import Activation
+from aengine.kernels.params import Activation
 from aengine.kernels.triton.layer_ops import TritonOps
 
 CPU = torch.device("cpu")
@@ -113,7 +113,7 @@ def adapters(dtype, hidden, heads, low_rank):
 """
 _DRAWS = """
 import torch
-from aengine.kernels.draw_params import DrawParams
+from aengine.kernels.params import DrawParams
 from aengine.sampling.triton_draw import TritonDraw
 
 def draws(rows, vocab_size, positions, dtype=torch.float32):

@@ -10,8 +10,8 @@ import transformers
 from torch import Tensor
 from triton_mode import DEVICES  # before triton is imported
 
-from aengine.kernels import layer_params as plain
-from aengine.kernels.layer_params import ExpertRouting, RouterScoring
+from aengine.kernels import params as plain
+from aengine.kernels.params import ExpertRouting, RouterScoring
 from aengine.kernels.triton import experts as in_triton
 
 pytestmark = pytest.mark.slow

@@ -13,7 +13,7 @@ from torch import Tensor
 from triton_mode import DEVICES, triton
 
 import aengine.kernels.triton.sampling as device_noise
-from aengine.kernels.draw_params import DrawParams
+from aengine.kernels.params import DrawParams
 from aengine.kernels.triton.sampling import draw_from_nucleus, draw_in_blocks
 from aengine.kernels.triton.top_k import draw_from_top_k
 from aengine.sampling.draw import (

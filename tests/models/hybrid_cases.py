@@ -21,7 +21,9 @@ def _spread(model: transformers.PreTrainedModel) -> None:
     """Decays of some heads that forget in a few tokens, and of others that remember hundreds."""
     for name, parameter in model.named_parameters():
         if name.endswith("A_log"):
-            parameter.copy_(torch.linspace(-4.0, 1.0, len(parameter)))
+            parameter.copy_(torch.linspace(-4.0, 1.0, parameter.numel()).view(parameter.shape))
+        elif name.endswith("dt_proj.bias"):
+            parameter.uniform_(-3.0, 0.0, generator=torch.Generator().manual_seed(5))
 
 
 @torch.no_grad()
@@ -145,5 +147,28 @@ CASES = [
             **{"n_groups": 2, "ssm_state_size": 16, "head_dim": 32, "time_step_min": 1e-12},  # Transformers clamps steps of prompts to it
         },
         adjust=_spread,
+    ),
+    Case("mamba", "Mamba", {"use_conv_bias": False, "intermediate_size": 128}, lengths=(33,) * 8, adjust=_spread),
+    Case("mamba-rank", "Mamba", {"time_step_rank": 5, "use_bias": True, "conv_kernel": 3}, lengths=(33,) * 8, adjust=_spread),
+    Case("falcon-mamba", "FalconMamba", lengths=(33,) * 8, adjust=_spread),
+    Case("mamba2", "Mamba2", {"num_heads": 4, "head_dim": 32, "n_groups": 2, "state_size": 16}, lengths=(33,) * 8, adjust=_spread),
+    Case(
+        "jamba",
+        "Jamba",
+        {
+            **{"num_hidden_layers": 4, "attn_layer_period": 4, "attn_layer_offset": 2, "num_experts": 4, "num_experts_per_tok": 2},
+            **{"mamba_dt_rank": 6, "use_mamba_kernels": False},
+        },
+        lengths=(33,) * 8,
+        adjust=_spread,
+    ),
+    Case(
+        "minimax",
+        "MiniMax",
+        {
+            **{"num_hidden_layers": 4, "num_local_experts": 4, "block_size": 16, "mlp_alpha_factor": 0.5, "full_attn_alpha_factor": 1.5},
+            "linear_attn_alpha_factor": 2.5,
+        },
+        lengths=(33,) * 8,
     ),
 ]

@@ -208,6 +208,13 @@ UNREAD = {
     "falcon_h1": "get_text_config layer_types mamba_chunk_size mamba_expand mamba_norm_before_gate num_logits_to_keep",
     "nemotron_h": "chunk_size get_text_config layer_types num_local_experts num_logits_to_keep rescale_prenorm_residual residual_in_fp32 "
     "time_step_floor time_step_max time_step_min use_mamba_kernels",
+    **dict.fromkeys(
+        ("mamba", "falcon_mamba", "mamba2"),
+        "chunk_size intermediate_size layer_types rescale_prenorm_residual residual_in_fp32 time_step_floor time_step_init_scheme "
+        "time_step_limit time_step_max time_step_min time_step_rank time_step_scale use_associative_scan use_mamba_kernels use_mambapy",
+    ),
+    "jamba": "layer_types layers_block_type layers_num_experts use_associative_scan use_mamba_kernels use_mambapy",
+    "minimax": "block_size",
     "kimi_linear": "n_group n_shared_experts norm_topk_prob num_experts_per_tok num_key_value_heads",  # by the names of its files
     # Without meaning for the model: another precision, images, a mask.
     "gpt_neox": "is_decoder",

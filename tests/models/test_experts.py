@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from aengine.kernels.layer_params import ExpertRouting, RouterScoring, route
+from aengine.kernels.params import ExpertRouting, RouterScoring, route
 from aengine.layers.ops import TorchOps
 from aengine.models.spec import Experts, Mlp
 from aengine.models.torch.blocks import ExpertsBlock, Weights

@@ -14,7 +14,7 @@ from safetensors.torch import save_file
 from aengine.api.config import EngineConfig
 from aengine.api.errors import ModelLoadError
 from aengine.engine.loading import load_model
-from aengine.kernels.layer_params import ExpertRouting, RouterScoring
+from aengine.kernels.params import ExpertRouting, RouterScoring
 from aengine.models.config.model_config import read_spec
 from aengine.models.loading.weights import fused, stored_weights
 from aengine.models.named_weights import named_weights, num_active_parameters, num_parameters

@@ -90,6 +90,10 @@ QUICK = [
     ("falcon-h1", 2),
     ("nemotron-h", 2),
     ("kimi-linear", 2),
+    ("jamba", 2),
+    ("minimax", 2),
+    ("mamba", 2),
+    ("mamba2", 2),
 ]
 """Fewer KV heads than ranks; latent attention and experts; convolutions; recurrent states and experts; these normed over all ranks; beside
 attention; layers of one block; and decays by channel."""
@@ -102,7 +106,7 @@ def test_exact_mode(checkpoint: Callable[[str], pathlib.Path], name: str, size: 
     check_equal(on_ranks(path, size), on_one(path))
 
 
-@pytest.mark.parametrize("name", slow_but([], [*list(CASES)[::6], "lfm2-moe"]))
+@pytest.mark.parametrize("name", slow_but([], [*list(CASES)[::6], "lfm2-moe", "jamba"]))
 def test_fast_mode(checkpoint: Callable[[str], pathlib.Path], name: str) -> None:
     """The same greedy tokens, and the same of everything again."""
     path = checkpoint(name)
@@ -111,7 +115,7 @@ def test_fast_mode(checkpoint: Callable[[str], pathlib.Path], name: str) -> None
     assert first[0][: len(LENGTHS)] == expected[0][: len(LENGTHS)]
 
 
-@pytest.mark.parametrize("name", ["lfm2-moe", "qwen3.5", "falcon-h1"])
+@pytest.mark.parametrize("name", ["lfm2-moe", "qwen3.5", "falcon-h1", "mamba"])
 def test_hybrids_on_two_stages(checkpoint: Callable[[str], pathlib.Path], name: str) -> None:
     """Which have other places in pages than those of the whole model."""
     path = checkpoint(name)

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from aengine.kernels.draw_params import DRAW_PARAMS, DrawParams
+from aengine.kernels.params import DRAW_PARAMS, DrawParams
 from aengine.sampling.draw import TorchDraw
 from aengine.sampling.sampler import select_draw
 

@@ -16,7 +16,7 @@ from parity import TakingTurns
 from plain import GREEDY
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from aengine.kernels.draw_params import DRAW_PARAMS
+from aengine.kernels.params import DRAW_PARAMS
 from aengine.runner.setup import warm_up_params
 from aengine.sampling.draw import TorchDraw
 from aengine.sampling.sampler import SampledTokens, Sampler

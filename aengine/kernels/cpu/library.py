@@ -22,15 +22,14 @@ from numpy.typing import NDArray
 
 from aengine.api.errors import AEngineError
 from aengine.kernels.cpu.compiler import PREBUILT, KernelsUnavailableError, Level, build, find_prebuilt, select_level
-from aengine.kernels.draw_params import DRAW_PARAMS
+from aengine.kernels.params import DRAW_PARAMS
 from aengine.kernels.warm_memory import keep_rows, lazy_bytes
 
 _log = logging.getLogger("aengine")
 PANEL = 64  # output columns that are packed together; rows of activations are padded to it
 BLOCK = 16  # tokens of a KV block
 MAX_KEY_DIM, MAX_VALUE_DIM = 576, 512  # of a head
-MAX_TAPS = 16  # of a convolution
-MAX_STATE_KEYS = 256  # key_dim of a recurrent layer
+MAX_TAPS, MAX_STATE_KEYS = 16, 256  # of a convolution; key_dim of a recurrent layer
 CHANNELS = 32  # a multiple of those of a recurrent layer that its kernels read together
 MAX_EXPERTS, MAX_HEADS = 1024, 256  # of a layer; of heads with a matrix each
 MAX_BUFFERS = 32  # of a model's activations
@@ -41,6 +40,7 @@ BF16_PAIRS, F32_WORDS, INT8_QUADS, INT4_CODES, INT8_CODES, FLOAT8_CODES = range(
 SCALE_KINDS = (torch.bfloat16, torch.float32, torch.float16)  # by `ScaleKind`
 MAX_ACTIVATION_GROUP = 128
 _BYTES = ctypes.c_char * 0
+DELTA, KIMI_DELTA, MAMBA1, MAMBA2 = range(4)  # `Rule`
 EMBED, NORM, LINEAR, ROTATE, ATTEND, GATHER, EXPERTS, HEADS, COPY, READ_KEPT, WRITE_KEPT = range(11)
 GATHER_RANKS, SUM_RANKS, CONVOLVE, CONVOLVE_STATES, RECUR, GATE, KEEP_INPUTS = range(11, 18)
 """`OpKind`."""
@@ -145,7 +145,7 @@ class CRecurOp(Structure):
         (CStateLayer, "state"),
         (c_void_p, "conv conv_bias rates step_bias skip"),
         (c_int64, "conv_stride"),
-        (c_int32, "mixed convolved gates out by_channel"),
+        (c_int32, "mixed convolved gates out rule"),
     )
 
 

@@ -13,7 +13,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from aengine.kernels.layer_params import AdapterMatrices, TokenSlots
+from aengine.kernels.params import AdapterMatrices, TokenSlots
 from aengine.kernels.triton.experts import Grouping
 
 _DEPTH_BYTES = 128  # of activations that a program reads of a token at a time

@@ -14,13 +14,13 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from aengine.kernels.layer_params import ExpertLinear, ExpertRouting, RouterScoring, SharedOutput
+from aengine.kernels.params import ExpertLinear, ExpertRouting, RouterScoring, SharedOutput
 from aengine.kernels.triton.code_products import code_options, code_sums, codes_per_word, few_stages
 from aengine.kernels.triton.codes import Codes
 
 
 def route(logits: Tensor, bias: Tensor | None, correction: Tensor | None, routing: ExpertRouting) -> tuple[Tensor, Tensor]:
-    """Chooses the experts of each token as `route` of `kernels/layer_params.py` does, in one launch. Of equal scores, of experts and of
+    """Chooses the experts of each token as `route` of `kernels/params.py` does, in one launch. Of equal scores, of experts and of
     groups, the first are chosen."""
     tokens, num_experts = logits.shape
     chosen = torch.empty((tokens, routing.top_k), dtype=torch.int64, device=logits.device)

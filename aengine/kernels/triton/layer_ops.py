@@ -11,8 +11,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from aengine.kernels.layer_params import Activation, ExpertMlp, ExpertRouting, Rotation, SharedOutput
 from aengine.kernels.paged_cache import KvTarget
+from aengine.kernels.params import Activation, ExpertMlp, ExpertRouting, Rotation, SharedOutput
 from aengine.kernels.quantized import LARGEST, Float8Rows
 from aengine.kernels.triton import rotary
 from aengine.kernels.triton.experts import Grouping, grouped_linear, route, weighted_sums

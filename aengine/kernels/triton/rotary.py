@@ -9,8 +9,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from aengine.kernels.layer_params import Rotation
 from aengine.kernels.paged_cache import KvTarget
+from aengine.kernels.params import Rotation
 from aengine.kernels.triton.attention import limit_of, stored
 
 _HEADS_AT_ONCE = 8

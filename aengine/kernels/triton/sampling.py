@@ -25,7 +25,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from aengine.kernels.draw_params import DrawParams
+from aengine.kernels.params import DrawParams
 
 _GOLDEN = tl.constexpr(0x9E3779B97F4A7C15)  # odd fraction of 2^64
 _GOLDEN_32 = tl.constexpr(0x9E3779B9)

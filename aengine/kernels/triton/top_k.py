@@ -12,7 +12,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from aengine.kernels.draw_params import DrawParams
+from aengine.kernels.params import DrawParams
 from aengine.kernels.triton.sampling import (
     best_of,
     load_min_p,

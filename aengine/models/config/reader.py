@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from aengine.api.errors import ModelLoadError
-from aengine.kernels.layer_params import Activation
+from aengine.kernels.params import Activation
 
 _LARGEST = sys.float_info.max
 _LARGEST_INTEGER = 2**31 - 1

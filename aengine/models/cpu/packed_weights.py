@@ -96,7 +96,7 @@ class PackedWeights:
                 self.linears[stem].set_bias(tensors)
             elif kind == "bias" and stem in self.grouped:
                 self.grouped[stem].set_biases(tensors)
-            elif flat:
+            elif flat or kind == "log_decay":
                 self.vectors[name] = torch.cat(tensors).float()
             else:
                 count = expected.shape[0] if len(expected.shape) == 3 else None

@@ -12,7 +12,6 @@ from ctypes import c_int64
 from functools import partial
 
 import torch
-from torch.nn import functional
 
 from aengine.cache import LayerGroups
 from aengine.kernels.cpu import library
@@ -29,20 +28,17 @@ from aengine.kernels.cpu.library import (
     CModel,
     CNorm,
     COp,
-    CRecurOp,
-    CStateLayer,
     stored_dim,
 )
-from aengine.kernels.layer_params import Activation, RouterScoring
+from aengine.kernels.params import Activation, RouterScoring
 from aengine.kernels.recurrence import StateLayout
 from aengine.layers.rotary import cos_sin_cache, query_scales
-from aengine.models.cpu.cpu_operations import Operations
 from aengine.models.cpu.packed_weights import PackedWeights
+from aengine.models.cpu.recurrent_operations import RecurrentOperations
 from aengine.models.sharding import (
     Bounds,
     attended_bounds,
     hidden_bounds,
-    is_normed_whole,
     key_bounds,
     own,
     query_bounds,
@@ -59,8 +55,6 @@ from aengine.models.spec import (
     Mlp,
     ModelSpec,
     Norm,
-    Recurrence,
-    RecurrenceKind,
     ShortConvolution,
 )
 
@@ -77,7 +71,7 @@ _Product = Callable[[str, int], None]  # writes to a buffer, with an epilogue
 _SCORINGS = {RouterScoring.SOFTMAX: library.SOFTMAX, RouterScoring.SIGMOID: library.SIGMOID}
 
 
-class CpuProgram(Operations):
+class CpuProgram(RecurrentOperations):
     """The operations of a model as a `CModel`, with all that it points to; on one of several ranks, those of its part.
 
     Buffers have names while it is written: the `residual`, what a block reads (`normed`), `qkv`, what was `attended`, the `gated` inner
@@ -100,14 +94,12 @@ class CpuProgram(Operations):
     ) -> None:
         """`groups` are those of the KV pages, and `states` where recurrent layers have theirs. `read`: the draft head
         whose target the model is, and `reader` its weights, where it runs."""
-        super().__init__(weights)
+        super().__init__(weights, states)
         spec, shard = weights.spec, weights.shard
-        self._shard = shard
         self._whole_layers = [weights.whole_spec.layers[index] for index in shard.layers(weights.whole_spec.num_layers)]
         if spec.learned_positions is not None:
             num_positions = min(num_positions, spec.learned_positions.count)
         self._places = [[groups.places[place] for place in places] for places in spec.places]  # by layer, in groups of pages
-        self._states, self._num_recurrent = states, 0
         self._read = read
         self._reader = reader
         self._tables = {rope: cos_sin_cache(rope, num_positions, _CPU) for rope in spec.ropes}
@@ -214,7 +206,7 @@ class CpuProgram(Operations):
         if head is not None and head.kind is HeadKind.EAGLE3:
             source = "inputs"
         else:
-            source = self._norm(f"{name}attention_norm", layer.attention_norm, "residual", "normed")
+            source = self._norm_first(f"{name}attention_norm", layer, layer.attention_norm, 0)
         if layer.parallel and layer.mlp_norm is not None:
             mlp_source = self._norm(f"{name}mlp_norm", layer.mlp_norm, "residual", "mlp_normed")
         else:
@@ -250,9 +242,16 @@ class CpuProgram(Operations):
         if outputs:
             self._add_branch(outputs, f"{name}post_attention_norm", layer.post_attention_norm, multiplier)
         if layer.mlp is not None:
-            mlp_source = self._norm(f"{name}mlp_norm", layer.mlp_norm, "residual", "normed")
+            mlp_source = self._norm_first(f"{name}mlp_norm", layer, layer.mlp_norm, 1)
             down = self._mlp(name, layer.mlp, whole.mlp, mlp_source, multiplier)
             self._add_branch([down], f"{name}post_mlp_norm", layer.post_mlp_norm, multiplier)
+
+    def _norm_first(self, name: str, layer: Layer, norm: Norm | None, block: int) -> str:
+        """Where the normed input of a block is."""
+        source = self._norm(name, norm, "residual", "normed")
+        if layer.normed_residuals is not None:
+            self._norm(name, norm, "residual", "residual", factor=layer.normed_residuals[block])
+        return source
 
     def _attend(self, name: str, index: int, attention: Attention | LatentAttention | ShortConvolution, source: str) -> None:
         """From `source` to `attended`."""
@@ -293,65 +292,6 @@ class CpuProgram(Operations):
         if attention.output_gate:
             gate = 1, heads * dim, (heads + 2 * kv_heads) * dim, self._buffers["qkv"]
             self._add(library.GATE, CGateOp(CNorm(), *gate, self._buffers["attended"], True))
-
-    def _recur(self, name: str, recurrence: Recurrence, whole: Recurrence, source: str) -> None:
-        """From `source` to `recurred`. `whole`: of all ranks."""
-        self._linear(f"{name}recur_in", source, "mixed")
-        self._linear(f"{name}recur_gates", source, "gates")
-        if recurrence.by_channel:
-            self._linear(f"{name}decay_down", source, "rank")
-            self._linear(f"{name}decay_up", "rank", "decays")
-            self._copy("decays", 0, "gates", recurrence.num_heads, recurrence.num_heads * recurrence.key_dim)
-            self._linear(f"{name}z_down", source, "rank")
-            self._linear(f"{name}z_up", "rank", "z")
-        vectors, layout = self._weights.vectors, self._states
-        assert layout is not None
-        at = layout.layers[self._num_recurrent]
-        self._num_recurrent += 1
-        channels, width = recurrence.channels, recurrence.width
-        stride = -(-channels // library.CHANNELS) * library.CHANNELS
-        padded = (0, stride - channels)
-        conv, bias = vectors[f"{name}conv.weight"].t(), vectors.get(f"{name}conv.bias")
-        skip = vectors[f"{name}skip"].data_ptr() if recurrence.kind is RecurrenceKind.MAMBA2 else None
-        state = CStateLayer(
-            *(at.first, at.blocks_per_piece, at.pieces_per_block, at.tail, layout.lines_per_piece, layout.pieces_per_page, at.width),
-            *(recurrence.num_heads, recurrence.num_key_heads, recurrence.key_dim, recurrence.value_dim, channels, recurrence.num_gates),
-            *(recurrence.taps, at.num_inputs),
-        )
-        op = CRecurOp(
-            *(state, self._keep(functional.pad(conv, padded).contiguous())),
-            None if bias is None else self._keep(functional.pad(bias, padded)),
-            *(self._keep(vectors[f"{name}log_decay"].exp()), vectors[f"{name}step_bias"].data_ptr(), skip, stride),
-            *(self._buffers["mixed"], self._buffer("convolved", stride), self._buffers["gates"], self._buffer("recurred", width)),
-            recurrence.by_channel,
-        )
-        self._add(library.CONVOLVE_STATES, op)
-        self._add(library.RECUR, op)
-        self._add(library.KEEP_INPUTS, op)
-        norm, groups, no_norm = recurrence.norm, recurrence.norm_groups, CNorm()
-        first, z = (0, "z") if recurrence.by_channel else (channels, "mixed")
-        gate = first, self._buffers[z], self._buffers["recurred"], recurrence.by_channel
-        if norm is not None and groups is None:
-            each = self._c_norm(f"{name}recur_norm", norm, recurrence.value_dim)
-            self._add(library.GATE, CGateOp(each, recurrence.num_heads, recurrence.value_dim, *gate))
-            return
-        if recurrence.gated_first or norm is None:
-            self._add(library.GATE, CGateOp(no_norm, 1, width, *gate))
-        if norm is not None and groups is not None:
-            self._norm_groups(name, norm, groups, whole, width)
-        if norm is not None and not recurrence.gated_first:
-            self._add(library.GATE, CGateOp(no_norm, 1, width, *gate))
-
-    def _norm_groups(self, name: str, norm: Norm, groups: int, whole: Recurrence, width: int) -> None:
-        """Normalises equal parts of what `recurred`; of all ranks together if the parts are those of all."""
-        shard = self._shard
-        if not is_normed_whole(whole, shard):
-            self._norm_parts(f"{name}recur_norm", norm, "recurred", width, groups)
-            return
-        bounds = recurrence_bounds(whole, shard)
-        self._gather_ranks("recurred", bounds, "all_recurred")
-        self._norm_parts(f"{name}recur_norm", norm, "all_recurred", whole.width, groups)
-        self._copy("all_recurred", bounds[shard.index], "recurred", 0, width)
 
     def _convolution(self, name: str, index: int, convolution: ShortConvolution, source: str) -> None:
         """From `source` to `attended`."""

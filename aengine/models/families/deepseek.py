@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from aengine.api.errors import ModelLoadError
-from aengine.kernels.layer_params import RouterScoring
+from aengine.kernels.params import RouterScoring
 from aengine.layers.rotary import RopeSpec
 from aengine.models.config.reader import ConfigReader, NotNativeError
 from aengine.models.families.family import (

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from aengine.kernels.layer_params import Activation
+from aengine.kernels.params import Activation
 from aengine.layers.rotary import RopeSpec, unscaled
 from aengine.models.config.reader import ConfigReader
 from aengine.models.families.family import (

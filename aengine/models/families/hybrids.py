@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from aengine.kernels.layer_params import RouterScoring
+from aengine.kernels.params import RouterScoring
 from aengine.models.config.reader import ConfigReader
 from aengine.models.families.family import (
     LLAMA_NAMES,

@@ -84,13 +84,13 @@ def _granitemoehybrid(reader: ConfigReader) -> ModelSpec:
     mlp = _experts(reader) if reader.positive_or_none("num_local_experts") else gated_mlp(reader, size="shared_intermediate_size")
     rotated = reader.get("position_embedding_type") == "rope"
     width = reader.positive("mamba_expand") * reader.positive("hidden_size")
-    return _spec(reader, mlp, rotated=rotated, recurrence=None if all(attends) else _mamba2(reader, width=width), attends=attends)
+    return _spec(reader, mlp, rotated=rotated, recurrence=None if all(attends) else mamba2(reader, width=width), attends=attends)
 
 
 def _transform(spec: ModelSpec, layer: Layer | None, name: str, part: int, shape: tuple[int, ...]) -> Transform | None:
     """A tensor holds all experts: [experts, out, in]."""
     if layer is None or not name.startswith("experts.") or not isinstance(layer.mlp, Experts):
-        return _mamba2_transform(spec, layer, name, part, shape)
+        return mamba2_transform(spec, layer, name, part, shape)
     count = layer.mlp.num_experts
 
     def apply(tensor: Tensor) -> Tensor:
@@ -116,7 +116,7 @@ def _granite_swa(reader: ConfigReader) -> ModelSpec:
     return replace(spec, layers=tuple(layers))
 
 
-def _mamba2(reader: ConfigReader, *, gated_first: bool = True, normed: bool = True, width: int | None = None) -> Recurrence:
+def mamba2(reader: ConfigReader, *, gated_first: bool = True, normed: bool = True, width: int | None = None) -> Recurrence:
     """`width`: of the outputs of all heads, which give the width of each if the config does not."""
     reader.refuse(hidden_act="silu")
     limits = reader.get("time_step_limit")
@@ -140,7 +140,7 @@ def _mamba2(reader: ConfigReader, *, gated_first: bool = True, normed: bool = Tr
     )
 
 
-def _mamba2_transform(spec: ModelSpec, layer: Layer | None, name: str, part: int, shape: tuple[int, ...]) -> Transform | None:
+def mamba2_transform(spec: ModelSpec, layer: Layer | None, name: str, part: int, shape: tuple[int, ...]) -> Transform | None:
     """One projection has z, x, B, C and dt, and the convolution is of x, B and C: `Recurrence` has C, B, x, then z; and dt by itself."""
     recurrence = None if layer is None else layer.recurrence
     stem, _, kind = name.rpartition(".")
@@ -164,7 +164,7 @@ def _mamba2_transform(spec: ModelSpec, layer: Layer | None, name: str, part: int
     return Transform(whole, lambda rows: convolved(rows[width : width + channels]))
 
 
-_MAMBA2_NAMES = {
+MAMBA2_NAMES = {
     "recur_in": "mamba.in_proj mamba.in_proj",
     "recur_gates": "mamba.in_proj",
     "conv": "mamba.conv1d",
@@ -175,7 +175,7 @@ _MAMBA2_NAMES = {
     "recur_out": "mamba.out_proj",
 }
 _FEED_FORWARD_NAMES = {
-    **{**LLAMA_NAMES, **_MAMBA2_NAMES, "norm": "model.final_layernorm", "mlp_norm": "pre_ff_layernorm"},
+    **{**LLAMA_NAMES, **MAMBA2_NAMES, "norm": "model.final_layernorm", "mlp_norm": "pre_ff_layernorm"},
     **{"gate_up": "feed_forward.gate_proj feed_forward.up_proj", "down": "feed_forward.down_proj"},
 }
 _MAMBA2_DEFAULTS = {
@@ -189,7 +189,7 @@ def _bamba(reader: ConfigReader) -> ModelSpec:
     rope, context = rope_and_context(reader, head_sizes(reader)[2], partial=True)
     bias, norm = reader.flag("attention_bias"), rms_norm(reader)
     attended = attention(reader, rope, qkv_bias=bias, output_bias=bias)
-    mixed = _mamba2(reader, width=reader.positive("mamba_expand") * reader.positive("hidden_size"))
+    mixed = mamba2(reader, width=reader.positive("mamba_expand") * reader.positive("hidden_size"))
     attends = [index in attending for index in range(num_layers)]
     mlps = [gated_mlp(reader, bias=reader.flag("mlp_bias"))] * num_layers
     layers = mixed_layers(attends, "attn_layer_indices", attended, mixed, mlps, norm)
@@ -210,7 +210,7 @@ def _falcon_h1(reader: ConfigReader) -> ModelSpec:
     normed, norm = reader.flag("mamba_rms_norm"), rms_norm(reader)
     layer = Layer(
         *(attention(reader, rope, scale=scale), gated_mlp(reader), norm, norm),
-        recurrence=_mamba2(reader, width=width, normed=normed, gated_first=not (normed and reader.flag("mamba_norm_before_gate", True))),
+        recurrence=mamba2(reader, width=width, normed=normed, gated_first=not (normed and reader.flag("mamba_norm_before_gate", True))),
         weight_factors=(*(ssm_in * factor for factor in of_inputs), ssm_out, attention_out * attention_in, *of_mlp),
     )
     return decoder_spec(
@@ -223,7 +223,7 @@ def _falcon_h1(reader: ConfigReader) -> ModelSpec:
 
 
 def _falcon_transform(spec: ModelSpec, layer: Layer | None, name: str, part: int, shape: tuple[int, ...]) -> Transform | None:
-    transform = _mamba2_transform(spec, layer, name, part, shape)
+    transform = mamba2_transform(spec, layer, name, part, shape)
     if layer is None or layer.recurrence is None:
         return transform
     z, x, b, c, dt, ssm_out, attention_out, gate, down = layer.weight_factors
@@ -268,7 +268,7 @@ def _nemotron_h(reader: ConfigReader) -> ModelSpec:
         if kind not in _BLOCKS.values():
             raise NotNativeError(f"a block {kind!r} by {key} in {reader.source.file} is not one of {', '.join(_BLOCKS.values())}")
     norm, bias, mlp_bias = rms_norm(reader), reader.flag("attention_bias"), reader.flag("mlp_bias")
-    mixed = _mamba2(reader)
+    mixed = mamba2(reader)
     blocks = {
         "mamba": Layer(None, None, norm, None, recurrence=mixed),
         "attention": Layer(attention(reader, None, qkv_bias=bias, output_bias=bias), None, norm, None),
@@ -302,7 +302,7 @@ _DEFAULTS = {
 _EXPERTS = {**_DEFAULTS, "num_local_experts": 8, "num_experts_per_tok": 2}
 _NAMES = {
     **LLAMA_NAMES,
-    **_MAMBA2_NAMES,
+    **MAMBA2_NAMES,
     "router": "block_sparse_moe.router.layer",
     "experts.gate_up": "block_sparse_moe.input_linear",
     "experts.down": "block_sparse_moe.output_linear",
@@ -363,7 +363,7 @@ FAMILIES = (
             "rms_norm_eps": 1e-5,
         },
         names=_FEED_FORWARD_NAMES,
-        transform=_mamba2_transform,
+        transform=mamba2_transform,
     ),
     Family(
         "falcon_h1",
@@ -390,7 +390,7 @@ FAMILIES = (
             **{"ssm_state_size": 128, "mamba_num_heads": 128, "mamba_head_dim": 64, "n_groups": 8, "conv_kernel": 4, "use_conv_bias": True},
         },
         names={
-            **{**LLAMA_NAMES, **{ours: theirs.replace("mamba.", "mixer.") for ours, theirs in _MAMBA2_NAMES.items()}},
+            **{**LLAMA_NAMES, **{ours: theirs.replace("mamba.", "mixer.") for ours, theirs in MAMBA2_NAMES.items()}},
             **{"layer": "backbone.layers.{layer}", "embedding": "backbone.embeddings", "norm": "backbone.norm_f"},
             **{"attention_norm": "norm", "mlp_norm": "norm", "qkv": "mixer.q_proj mixer.k_proj mixer.v_proj", "output": "mixer.o_proj"},
             **{"up": "mixer.up_proj", "down": "mixer.down_proj", "router": "mixer.gate"},
@@ -398,7 +398,7 @@ FAMILIES = (
             **{"experts.down": "mixer.experts.{index}.down_proj", "shared.up": "mixer.shared_experts.up_proj"},
             "shared.down": "mixer.shared_experts.down_proj",
         },
-        transform=_mamba2_transform,
+        transform=mamba2_transform,
         keys={
             **{"rms_norm_eps": "layer_norm_epsilon", "mamba_n_heads": "mamba_num_heads", "mamba_n_groups": "n_groups"},
             **{"mamba_d_state": "ssm_state_size", "mamba_d_conv": "conv_kernel", "mamba_d_head": "mamba_head_dim"},

@@ -11,7 +11,7 @@ from typing import Any
 from torch import Tensor
 
 from aengine.api.errors import ModelLoadError
-from aengine.kernels.layer_params import Activation, ExpertRouting, RouterScoring
+from aengine.kernels.params import Activation, ExpertRouting, RouterScoring
 from aengine.models.config.reader import ConfigReader, NotNativeError
 from aengine.models.families.family import (
     LLAMA_NAMES,
@@ -49,7 +49,7 @@ DEEPSEEK_NAMES = {
     "shared.gate_up": "mlp.shared_experts.gate_proj mlp.shared_experts.up_proj",
     "shared.down": "mlp.shared_experts.down_proj",
 }
-_MIXTRAL_NAMES = {
+MIXTRAL_NAMES = {
     **LLAMA_NAMES,
     "router": "block_sparse_moe.gate",
     "experts.gate_up": "block_sparse_moe.experts.{index}.w1 block_sparse_moe.experts.{index}.w3",
@@ -325,7 +325,7 @@ FAMILIES = (
             "rms_norm_eps": 1e-5,
             "rope_theta": 1e6,
         },
-        _MIXTRAL_NAMES,
+        MIXTRAL_NAMES,
     ),
     Family(
         "qwen2_moe",
@@ -426,7 +426,7 @@ FAMILIES = (
             "num_experts_per_tok": 8,
             "rope_theta": 5e6,
         },
-        {**_MIXTRAL_NAMES, "router_correction": "block_sparse_moe.e_score_correction_bias"},
+        {**MIXTRAL_NAMES, "router_correction": "block_sparse_moe.e_score_correction_bias"},
     ),
     Family(
         "dots1",

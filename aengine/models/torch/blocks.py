@@ -17,13 +17,13 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from aengine.attention import AttentionStep
-from aengine.kernels.layer_params import ExpertLinear, ExpertMlp, Rotation, SharedOutput, activated
+from aengine.kernels.params import ExpertLinear, ExpertMlp, Rotation, SharedOutput, activated
 from aengine.kernels.quantized import Float8Rows
 from aengine.kernels.recurrence import RecurrentRule
 from aengine.layers.adapters import AdapterTable
 from aengine.layers.collectives import ONE_RANK, Collectives, ExpertExchange, RowParallel
 from aengine.layers.ops import Activations, LayerOps, LinearMethod
-from aengine.models.spec import Attention, Experts, LatentAttention, Mlp, Norm, NormKind, Recurrence, ShortConvolution
+from aengine.models.spec import Attention, Experts, LatentAttention, Mlp, Norm, NormKind, Recurrence, RecurrenceKind, ShortConvolution
 
 if TYPE_CHECKING:
     from aengine.kernels.triton.codes import Codes
@@ -337,30 +337,61 @@ class RecurrenceBlock:
         """`index`: among the recurrent layers. Of several ranks each has some of the heads, whose outputs `row_parallel` joins."""
         self._recurrence, self._index = recurrence, index
         self._row_parallel = row_parallel
-        self._in, self._gates, self._out = (weights.linear(name) for name in ("recur_in", "recur_gates", "recur_out"))
-        low_rank = ("decay_down", "decay_up", "z_down", "z_up") if recurrence.by_channel else ()
-        self._low_rank = [weights.linear(name) for name in low_rank]
+        is_mamba1, is_kimi = recurrence.kind is RecurrenceKind.MAMBA1, recurrence.kind is RecurrenceKind.KIMI_DELTA
+        self._in, self._out = weights.linear("recur_in"), weights.linear("recur_out")
+        self._gates = weights.linear("recur_gates") if recurrence.num_gates else None
+        self._decay = [weights.linear(name) for name in ("decay_down", "decay_up") if is_mamba1 or is_kimi]
+        self._z = [weights.linear(name) for name in ("z_down", "z_up") if is_kimi]
         self._norm = None if recurrence.norm is None else Normalize(recurrence.norm, weights, "recur_norm", ops)
-        decays = weights["log_decay"], weights["step_bias"], weights.get("skip")
-        sizes = recurrence.num_heads, recurrence.num_key_heads, recurrence.key_dim, recurrence.value_dim
-        self._rule = RecurrentRule(*sizes, weights["conv.weight"], weights.get("conv.bias"), *decays)
+        names, norm = ("gate_q_norm", "gate_k_norm", "decay_norm"), recurrence.gate_norm
+        self._gate_norms = [] if norm is None else [Normalize(norm, weights, name, ops) for name in names]
+        if recurrence.kind is RecurrenceKind.LIGHTNING:
+            device = weights["recur_norm.weight"].device
+            conv, log_decay = torch.ones(recurrence.channels, 1, device=device), torch.tensor(recurrence.slopes, device=device).log()
+        else:
+            conv, log_decay = weights["conv.weight"], weights["log_decay"]
+        self._rule = RecurrentRule(
+            *(recurrence.num_heads, recurrence.num_key_heads, recurrence.key_dim, recurrence.value_dim),
+            conv,
+            weights.get("conv.bias"),
+            log_decay,
+            weights.get("step_bias"),
+            weights.get("skip"),
+            delta=is_kimi or recurrence.kind is RecurrenceKind.GATED_DELTA,
+        )
 
     def __call__(self, x: Activations, positions: Tensor, step: AttentionStep) -> Tensor:
         assert isinstance(x, Tensor)
-        recurrence = self._recurrence
-        if recurrence.by_channel:
-            decay_down, decay_up, z_down, z_up = self._low_rank
-            inputs = torch.cat((self._in(x), self._gates(x), decay_up(decay_down(x))), -1)
-            gate = z_up(z_down(x)).float().sigmoid()
-        else:
-            mixed, z = torch.split(self._in(x), [recurrence.channels, recurrence.width], dim=-1)
-            inputs, gate = torch.cat((mixed, self._gates(x)), -1), F.silu(z.float())
-        made = step.recur(self._index, self._rule, inputs)
+        recurrence, made_in = self._recurrence, self._in(x)
+        mixed, z = made_in[:, : recurrence.channels], made_in[:, recurrence.channels :]
+        for linear in self._z:
+            z = linear(x if linear is self._z[0] else z)
+        gates = self._gates_of_convolved if recurrence.kind is RecurrenceKind.MAMBA1 else self._gates_of(x)
+        made = step.recur(self._index, self._rule, mixed, gates)
+        gate = z.float().sigmoid() if recurrence.gated_by_sigmoid else F.silu(z.float())
         if recurrence.gated_first:
             gated = self._normed((made.float() * gate).to(x.dtype))
         else:
             gated = (self._normed(made).float() * gate).to(x.dtype)
         return self._row_parallel.after(self._out(self._row_parallel.before(gated)))
+
+    def _gates_of(self, x: Tensor) -> Tensor:
+        if self._gates is None:
+            return x[:, :0]
+        gates = self._gates(x)
+        if not self._decay:
+            return gates
+        down, up = self._decay
+        return torch.cat((gates, up(down(x))), -1)
+
+    def _gates_of_convolved(self, convolved: Tensor) -> Tensor:
+        """The gates of MAMBA1."""
+        assert self._gates is not None
+        x, (down, up) = self._row_parallel.gathered(convolved), self._decay
+        (q, k), a = self._gates(x).chunk(2, -1), down(x)
+        if self._gate_norms:
+            q, k, a = (norm(part.contiguous()) for norm, part in zip(self._gate_norms, (q, k, a), strict=True))
+        return torch.cat((q, k, up(a)), -1)
 
     def _normed(self, x: Tensor) -> Tensor:
         """`x` is [T, width]."""

@@ -334,10 +334,11 @@ class _Layer:
         self._parallel, self._multiplier = layer.parallel, layer.residual_multiplier
         self._shared_norm = layer.parallel and layer.mlp_norm is None
         mlp_float8 = self._mlp is not None and self._mlp.takes_float8
-        for_both = mlp_float8 or not self._shared_norm
+        self._normed_residuals = layer.normed_residuals
+        for_both = (mlp_float8 or not self._shared_norm) and self._normed_residuals is None
         float8 = for_both and all(mixer.takes_float8 for mixer in mixers)
         self._join_attention = _Join(layer.attention_norm, weights, "attention_norm", ops, float8=float8)
-        self._join_mlp = _Join(layer.mlp_norm, weights, "mlp_norm", ops, float8=mlp_float8)
+        self._join_mlp = _Join(layer.mlp_norm, weights, "mlp_norm", ops, float8=mlp_float8 and self._normed_residuals is None)
         self._post_attention = _norm_or_identity(layer.post_attention_norm, weights, "post_attention_norm", ops)
         self._post_mlp = _norm_or_identity(layer.post_mlp_norm, weights, "post_mlp_norm", ops)
 
@@ -348,6 +349,9 @@ class _Layer:
         `inputs`; None: the normed residual."""
         if self._mixers:
             x, residual = self._join_attention(pending, residual) if inputs is None else (inputs, residual)
+            if self._normed_residuals is not None:
+                assert isinstance(x, Tensor)
+                residual = x * self._normed_residuals[0]
             mixed = self._post_attention(
                 functools.reduce(torch.add, (mixer(x, batch.positions, batch.attention) for mixer in self._mixers))
             )
@@ -358,6 +362,9 @@ class _Layer:
         if self._mlp is None:
             return pending, residual
         x, residual = self._join_mlp(pending, residual)
+        if self._normed_residuals is not None:
+            assert isinstance(x, Tensor)
+            residual = x * self._normed_residuals[1]
         return self._scaled(self._post_mlp(self._mlp(x))), residual
 
     def compute_for_others(self) -> None:

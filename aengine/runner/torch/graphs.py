@@ -26,6 +26,7 @@ from aengine.attention import (
     AttentionBackend,
     AttentionMetadata,
     AttentionStep,
+    Gates,
     GraphStep,
     StepLayout,
     as_decodes,
@@ -297,7 +298,7 @@ class _Attention:
         self.pieces.interrupt(run, query, *written)
         return attended
 
-    def recur(self, layer: int, rule: RecurrentRule, inputs: Tensor) -> Tensor:
+    def recur(self, layer: int, rule: RecurrentRule, mixed: Tensor, gates: Gates) -> Tensor:
         raise AssertionError("steps of models with recurrent layers are not recorded")
 
     def convolve(self, places: range, inputs: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:

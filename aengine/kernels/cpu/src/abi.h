@@ -276,19 +276,22 @@ struct StateLayer {
 };
 constexpr i64 MAX_BLOCK_FLOATS = 8192, MAX_BLOCK_COLUMNS = 64;
 
-// CONVOLVE_STATES: convolved = silu(conv(mixed)), causal and depthwise, of the first columns of `mixed`. RECUR: out = what Mamba-2 makes of
-// C, B and x in `convolved` and of dt in `gates`, or without a `skip` the gated delta rule of q, k and v and of b and a. KEEP_INPUTS
-// follows: what states have of `mixed` and `gates`.
+// The kinds of `Recurrence` in spec.py; MAMBA2 without a `step_bias` and a `skip` is lightning attention.
+enum class Rule : i32 { DELTA, KIMI_DELTA, MAMBA1, MAMBA2 };
+
+// CONVOLVE_STATES: convolved = silu(conv(mixed)), causal and depthwise, of the first columns of `mixed`. RECUR: out = what the rule makes of
+// q, k and v in `convolved`, and of the gates; of MAMBA1 of v alone, where q and k are the first gates. Those for the steps are the last
+// ones. KEEP_INPUTS follows: what states have of `mixed` and `gates`.
 struct RecurOp {
   StateLayer state;
   const float* conv;       // [taps, conv_stride], the last is of the newest input
   const float* conv_bias;  // [conv_stride]; null: none
-  const float* rates;      // [heads], how fast each forgets
-  const float* step_bias;  // [heads], or [heads, key_dim]
-  const float* skip;       // [heads]
+  const float* rates;      // [heads], how fast each forgets; of MAMBA1 [key_dim, heads * value_dim]
+  const float* step_bias;  // [heads]; of KIMI_DELTA [heads, key_dim], of MAMBA1 [heads, value_dim]; null: steps are 1
+  const float* skip;       // [heads]; of MAMBA1 [heads, value_dim]; null: nothing is added
   i64 conv_stride;         // a multiple of 32
   i32 mixed, convolved, gates, out;
-  i32 by_channel;  // a is [heads, key_dim]: each row of a matrix has a decay of its own
+  Rule rule;
 };
 
 // out = norm(out) * activation(gate), each of `heads` by itself; the gates are in columns from `first` on. `width` is a multiple of 16 if

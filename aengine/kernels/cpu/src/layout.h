@@ -187,7 +187,7 @@ constexpr const char* LAYOUT_NAMES =
     "RecurOp.convolved "
     "RecurOp.gates "
     "RecurOp.out "
-    "RecurOp.by_channel "
+    "RecurOp.rule "
     "RecurOp "
     "GateOp.norm "
     "GateOp.heads "
@@ -475,7 +475,7 @@ constexpr i64 LAYOUT_PLACES[] = {
     offsetof(RecurOp, convolved),
     offsetof(RecurOp, gates),
     offsetof(RecurOp, out),
-    offsetof(RecurOp, by_channel),
+    offsetof(RecurOp, rule),
     sizeof(RecurOp),
     offsetof(GateOp, norm),
     offsetof(GateOp, heads),

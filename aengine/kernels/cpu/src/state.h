@@ -1,4 +1,4 @@
-// Recurrent layers: causal convolutions over the latest inputs, and the gated delta rule or Mamba-2. They read a row's state of the tokens
+// Recurrent layers: causal convolutions over the latest inputs, and the rules of `RecurOp`. They read a row's state of the tokens
 // before the step from its pages, and write that of all tokens; `recurrence.py` says where what lies. Of the latest of these tokens a state
 // may have the inputs alone: they are replayed before those of the step, which do the same if they are drafts.
 //
@@ -227,8 +227,6 @@ struct RecurTokens {
   float decay[MAX_PENDING], rate[MAX_PENDING], qk[MAX_PENDING], skip;
 };
 
-enum class Rule { DELTA, BY_CHANNEL, MAMBA2 };
-
 // log(1 + exp(x)): the logarithm by the series of the inverse hyperbolic tangent.
 AE_INLINE VecF softplus(VecF x) {
   const VecF magnitude = larger(x, -x), y = exp(-magnitude), z = y / (2.f + y), s = z * z;
@@ -237,7 +235,7 @@ AE_INLINE VecF softplus(VecF x) {
   return larger(x, VecF{}) + 2.f * z * series;
 }
 
-// What a head reads of some tokens: q and k, and gates for the decay and, of the gated delta rule, one for the rate.
+// What a head reads of some tokens: q and k, and gates for its steps and, of the gated delta rule, one for the rate.
 template <class E>
 struct HeadInputs {
   const E *q, *k;
@@ -246,12 +244,15 @@ struct HeadInputs {
   i64 gate_stride;
 };
 
-// Which of a token's gates a head reads: those for the decay are the last ones of all heads.
+// Which of a token's gates a head reads.
 struct HeadGates {
   HeadGates(const RecurOp& op, i64 head)
-      : num_steps(op.by_channel ? op.state.key_dim : 1), step(op.state.gates - (op.state.heads - head) * num_steps), rate(head) {}
+      : num_steps(!op.step_bias ? 0 : op.rule == Rule::KIMI_DELTA ? op.state.key_dim : op.rule == Rule::MAMBA1 ? op.state.value_dim : 1),
+        step(op.state.gates - (op.state.heads - head) * num_steps), rate(head) {}
   const i64 num_steps, step, rate;
 };
+
+constexpr bool is_delta(Rule rule) { return rule == Rule::DELTA || rule == Rule::KIMI_DELTA; }
 
 // The numbers of a head divided by their length, and multiplied.
 template <class E>
@@ -268,20 +269,21 @@ AE_INLINE void to_unit(const E* x, i64 size, float factor, float* out) {
 template <class E>
 AE_NOINLINE void prepare_tokens(const RecurOp& op, i64 head, const HeadInputs<E>& inputs, i64 count, RecurTokens& tokens) {
   const i64 dim = op.state.key_dim;
-  const float rate = op.rates[head], bias = op.by_channel ? 0.f : op.step_bias[head], scale = 1.f / std::sqrt((float)dim);
+  const float rate = op.rates[head], scale = 1.f / std::sqrt((float)dim);
   tokens.skip = op.skip ? op.skip[head] : 0.f;
   for (i64 t = 0; t < count; t++) {
     const E *q = inputs.q + t * inputs.stride, *k = inputs.k + t * inputs.stride;
-    if (op.skip) {
-      for (i64 i = 0; i < dim; i += LANES) store(tokens.q[t] + i, load(q + i)), store(tokens.k[t] + i, load(k + i));
-    } else {
+    if (is_delta(op.rule)) {
       to_unit(q, dim, scale, tokens.q[t]);
       to_unit(k, dim, 1.f, tokens.k[t]);
+    } else {
+      for (i64 i = 0; i < dim; i += LANES) store(tokens.q[t] + i, load(q + i)), store(tokens.k[t] + i, load(k + i));
     }
+    if (op.rule == Rule::MAMBA1) continue;
     VecF products = {};
     for (i64 i = 0; i < dim; i += LANES) products += load(tokens.q[t] + i) * load(tokens.k[t] + i);
     tokens.qk[t] = sum(products);
-    if (op.by_channel) {
+    if (op.rule == Rule::KIMI_DELTA) {
       for (i64 i = 0; i < dim; i += LANES) {
         const VecF decay = exp(-rate * softplus(load(inputs.step + t * inputs.gate_stride + i) + load(op.step_bias + head * dim + i)));
         store(tokens.decays[t] + i, decay);
@@ -291,9 +293,13 @@ AE_NOINLINE void prepare_tokens(const RecurOp& op, i64 head, const HeadInputs<E>
       tokens.rate[t] = 1.f / (1.f + std::exp(-widen(inputs.rate[t * inputs.gate_stride])));
       continue;
     }
-    const float x = widen(inputs.step[t * inputs.gate_stride]) + bias, dt = x > 20.f ? x : std::log1p(std::exp(x));
+    float dt = 1.f;
+    if (op.step_bias) {
+      const float x = widen(inputs.step[t * inputs.gate_stride]) + op.step_bias[head];
+      dt = x > 20.f ? x : std::log1p(std::exp(x));
+    }
     tokens.decay[t] = std::exp(-rate * dt);
-    tokens.rate[t] = op.skip ? dt : 1.f / (1.f + std::exp(-widen(inputs.rate[t * inputs.gate_stride])));
+    tokens.rate[t] = op.rule == Rule::MAMBA2 ? dt : 1.f / (1.f + std::exp(-widen(inputs.rate[t * inputs.gate_stride])));
   }
 }
 
@@ -309,16 +315,22 @@ struct ReplayedTokens {
     constexpr i64 PER_LINE = STATE_LINE / (i64)sizeof(E);
     const StateLayer& layer = op.state;
     const i64 key_head = head / (layer.heads / layer.key_heads), dim = layer.key_dim;
-    convolve_replayed(op, states, pages, first, count, key_head * dim, dim, q[0], MAX_STATE_KEYS);
-    convolve_replayed(op, states, pages, first, count, (layer.key_heads + key_head) * dim, dim, k[0], MAX_STATE_KEYS);
     const auto gate = [&](i64 token, i64 number) {
       const i64 at = layer.channels + number;
       return reinterpret_cast<const E*>(states.input(pages, at / PER_LINE, layer.taps - 1 + token))[at % PER_LINE];
     };
     const HeadGates gates(op, head);
+    if (op.rule == Rule::MAMBA1) {
+      for (i64 t = 0; t < count; t++) {
+        for (i64 i = 0; i < dim; i++) q[t][i] = gate(first + t, key_head * dim + i), k[t][i] = gate(first + t, (layer.key_heads + key_head) * dim + i);
+      }
+    } else {
+      convolve_replayed(op, states, pages, first, count, key_head * dim, dim, q[0], MAX_STATE_KEYS);
+      convolve_replayed(op, states, pages, first, count, (layer.key_heads + key_head) * dim, dim, k[0], MAX_STATE_KEYS);
+    }
     for (i64 t = 0; t < count; t++) {
       for (i64 i = 0; i < gates.num_steps; i++) step[t][i] = gate(first + t, gates.step + i);
-      rate[t][0] = gate(first + t, gates.rate);
+      if (is_delta(op.rule)) rate[t][0] = gate(first + t, gates.rate);
     }
     return {q[0], k[0], MAX_STATE_KEYS, step[0], rate[0], MAX_STATE_KEYS};
   }
@@ -330,7 +342,7 @@ template <Rule RULE, int VECTORS>
 AE_INLINE void first_products(const RecurTokens& tokens, i64 dim, i64 width, const float* from, float* by_k, float* by_q) {
   constexpr i64 AHEAD = 16;
   VecF of_k[VECTORS] = {}, of_q[VECTORS] = {};
-  constexpr bool BY_CHANNEL = RULE == Rule::BY_CHANNEL;
+  constexpr bool BY_CHANNEL = RULE == Rule::KIMI_DELTA;
   const float *keys = BY_CHANNEL ? tokens.decayed_k[0] : tokens.k[0], *queries = BY_CHANNEL ? tokens.decayed_q[0] : tokens.q[0];
   for (i64 i = 0; i < dim; i++) {
     const VecF k = splat(keys[i]), q = splat(queries[i]);
@@ -354,7 +366,7 @@ AE_INLINE void recur_columns(const RecurTokens& tokens, i64 count, i64 dim, i64 
   VecF by_k[VECTORS], by_q[VECTORS];
   for (int j = 0; j < VECTORS; j++) by_k[j] = load(first_by_k + j * LANES), by_q[j] = load(first_by_q + j * LANES);
   for (i64 t = 0; t < count; t++) {
-    constexpr bool DELTA = RULE == Rule::DELTA, BY_CHANNEL = RULE == Rule::BY_CHANNEL;
+    constexpr bool DELTA = RULE == Rule::DELTA, BY_CHANNEL = RULE == Rule::KIMI_DELTA;
     const VecF decay = splat(BY_CHANNEL ? 1.f : tokens.decay[t]);
     VecF added[VECTORS];
     for (int j = 0; j < VECTORS; j++) {
@@ -406,6 +418,30 @@ AE_NOINLINE void recur_block(const RecurTokens& tokens, i64 count, i64 dim, i64 
   run(std::integral_constant<int, 1>{});
 }
 
+// Some columns of a block of MAMBA1 over `count` tokens, as `recur_block`. `column`: the first one among those of all heads.
+template <class E>
+AE_NOINLINE void recur_channels(const RecurOp& op, const RecurTokens& tokens, const E* steps, i64 step_stride, i64 count, i64 columns, i64 column,
+                                const float* from, float* to, const E* v, i64 stride, E* out, i64 out_stride) {
+  const i64 dim = op.state.key_dim, width = op.state.width, all = op.state.heads * op.state.value_dim;
+  for (i64 at = 0; at < columns; at += LANES) {
+    const VecF bias = load(op.step_bias + column + at), skip = load(op.skip + column + at);
+    const float* before = from + at;
+    for (i64 t = 0; t < count; t++) {
+      const VecF value = load(v + t * stride + at), dt = softplus(load(steps + t * step_stride + at) + bias);
+      const VecF added = rounded_product(dt, value);
+      VecF sum = {};
+      for (i64 i = 0; i < dim; i++) {
+        const VecF decay = exp(-load(op.rates + i * all + column + at) * dt);
+        const VecF s = rounded_product(decay, load(before + i * width)) + splat(tokens.k[t][i]) * added;
+        store(to + i * width + at, s);
+        sum += s * splat(tokens.q[t][i]);
+      }
+      store(out + t * out_stride + at, rounded_product(skip, value) + sum);
+      before = to + at;
+    }
+  }
+}
+
 // A task is a row in some blocks of a head.
 template <class E>
 void recur(const Member& member, const RecurOp& op, const Pool& pool, const Step& step, const StepRows<E>& buffers) {
@@ -413,7 +449,7 @@ void recur(const Member& member, const RecurOp& op, const Pool& pool, const Step
   const StatePages states(pool, layer);
   const Rows<E>&convolved = buffers[op.convolved], &gates = buffers[op.gates], &out = buffers[op.out];
   const i64 blocks = ceil_div(layer.value_dim, layer.width), keys = layer.key_heads * layer.key_dim;
-  const auto run = op.skip ? recur_block<Rule::MAMBA2, E> : op.by_channel ? recur_block<Rule::BY_CHANNEL, E> : recur_block<Rule::DELTA, E>;
+  const i64 values = op.rule == Rule::MAMBA1 ? 0 : 2 * keys;  // channel of the first one
   i64 split = 1;
   while (split < blocks && step.num_rows * layer.heads * split < 4 * member.size()) split *= 2;
   const i64 per_task = ceil_div(blocks, split);
@@ -430,8 +466,24 @@ void recur(const Member& member, const RecurOp& op, const Pool& pool, const Step
     const auto own_inputs = [&](i64 at) -> HeadInputs<E> {
       const E *one = convolved.row(at), *gate = gates.row(at);
       const HeadGates of(op, head);
-      const E *q = one + key_head * layer.key_dim, *k = q + keys;
-      return {q, k, convolved.stride, gate + of.step, gate + of.rate, gates.stride};
+      const bool are_gates = op.rule == Rule::MAMBA1;
+      const E *q = (are_gates ? gate : one) + key_head * layer.key_dim, *k = q + keys;
+      return {q, k, are_gates ? gates.stride : convolved.stride, gate + of.step, gate + of.rate, gates.stride};
+    };
+    const auto run = [&](const HeadInputs<E>& inputs, i64 count, i64 column, const float* from, float* to, const E* v, i64 stride, E* to_out,
+                         i64 out_stride) {
+      const i64 columns = smaller(layer.width, layer.value_dim - column);
+      const auto rule = [&](auto of) {
+        recur_block<decltype(of)::value>(tokens, count, layer.key_dim, layer.width, columns, from, to, v, stride, to_out, out_stride);
+      };
+      switch (op.rule) {
+        case Rule::DELTA: return rule(std::integral_constant<Rule, Rule::DELTA>{});
+        case Rule::KIMI_DELTA: return rule(std::integral_constant<Rule, Rule::KIMI_DELTA>{});
+        case Rule::MAMBA2: return rule(std::integral_constant<Rule, Rule::MAMBA2>{});
+        case Rule::MAMBA1:
+          recur_channels(op, tokens, inputs.step + column, inputs.gate_stride, count, columns, head * layer.value_dim + column, from, to, v, stride,
+                         to_out, out_stride);
+      }
     };
     // The block of the state before what is computed now, in pages or scratch; `to` is where zeros are written if there is none.
     const auto block_before = [&](i64 number, float* to) -> const float* {
@@ -447,17 +499,16 @@ void recur(const Member& member, const RecurOp& op, const Pool& pool, const Step
         const auto inputs = own < 0 ? replayed.load(op, states, row.reads, head, token, count) : own_inputs(row.first + own);
         prepare_tokens(op, head, inputs, count, tokens);
         for (i64 block = begin_block; block < end_block; block++) {
-          const i64 number = head * blocks + block, column = block * layer.width, columns = smaller(layer.width, layer.value_dim - column);
-          const i64 channel = head * layer.value_dim + column;
+          const i64 number = head * blocks + block, column = block * layer.width, channel = head * layer.value_dim + column;
           float* to = states.whole_blocks() ? states.block(row.writes, number) : scratch;
           const float* from = block_before(number, to);
           if (own < 0) {
-            convolve_replayed(op, states, row.reads, token, count, 2 * keys + channel, columns, replayed.v[0], MAX_BLOCK_COLUMNS);
-            run(tokens, count, layer.key_dim, layer.width, columns, from, to, replayed.v[0], MAX_BLOCK_COLUMNS, replayed.out[0],
-                MAX_BLOCK_COLUMNS);
+            const i64 columns = smaller(layer.width, layer.value_dim - column);
+            convolve_replayed(op, states, row.reads, token, count, values + channel, columns, replayed.v[0], MAX_BLOCK_COLUMNS);
+            run(inputs, count, column, from, to, replayed.v[0], MAX_BLOCK_COLUMNS, replayed.out[0], MAX_BLOCK_COLUMNS);
           } else {
-            run(tokens, count, layer.key_dim, layer.width, columns, from, to, convolved.row(row.first + own) + 2 * keys + channel,
-                convolved.stride, out.row(row.first + own) + channel, out.stride);
+            const i64 at = row.first + own;
+            run(inputs, count, column, from, to, convolved.row(at) + values + channel, convolved.stride, out.row(at) + channel, out.stride);
           }
           if (!states.whole_blocks()) states.store_block(row.writes, number, scratch);
         }
@@ -475,14 +526,14 @@ void recur(const Member& member, const RecurOp& op, const Pool& pool, const Step
       }
     });
     if (!row.drafts) return;
-    prepare_tokens(op, head, own_inputs(row.first), row.count, tokens);
+    const auto inputs = own_inputs(row.first);
+    prepare_tokens(op, head, inputs, row.count, tokens);
     for (i64 block = begin_block; block < end_block; block++) {
-      const i64 number = head * blocks + block, column = block * layer.width, columns = smaller(layer.width, layer.value_dim - column);
-      const i64 channel = head * layer.value_dim + column;
+      const i64 number = head * blocks + block, column = block * layer.width, channel = head * layer.value_dim + column;
       const float* from = block_before(number, scratch);
       if (from_pages != row.writes || begins) states.store_block(row.writes, number, from);
-      run(tokens, row.count, layer.key_dim, layer.width, columns, from, scratch, convolved.row(row.first) + 2 * keys + channel,
-          convolved.stride, out.row(row.first) + channel, out.stride);
+      run(inputs, row.count, column, from, scratch, convolved.row(row.first) + values + channel, convolved.stride, out.row(row.first) + channel,
+          out.stride);
     }
   });
 }

@@ -2,7 +2,9 @@
 
 `ExpertRouting`: how the scores of a router choose experts for a token, and the choice in plain torch, which is the reference.
 
-What layers and their kernels both know of a layer's operations: what they are given beside activations."""
+`DrawParams`: the parameters of a draw, one record per row, in one layout on the host and on a device.
+
+What kernels and those who call them both know: what kernels are given beside activations and logits."""
 
 from __future__ import annotations
 
@@ -12,6 +14,7 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import TYPE_CHECKING, TypeAlias
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -150,3 +153,54 @@ class AdapterMatrices:
 
 TokenSlots: TypeAlias = object
 """The slots of T tokens, as the `AdapterOps` that made it wants them; others do not look into it."""
+
+
+DRAW_PARAMS = np.dtype(
+    [
+        ("temperature", "<f4"),  # 0: greedy; any other is GREEDY_BELOW at least
+        ("top_p", "<f4"),  # 1: off; 0, which is what float32 makes of the least: greedy
+        ("min_p", "<f4"),  # 0: off
+        ("top_k", "<i4"),  # 0: off
+        ("seed", "<u8"),  # keys the noise, with the position
+        ("position", "<i4"),  # of the token in its sequence
+        ("unused", "<i4"),
+    ]
+)
+
+HIGHEST_LOGIT = 1e30
+"""Higher logits become this before a draw: it is still finite when divided by the lowest temperature."""
+
+
+@dataclass(frozen=True, slots=True)
+class DrawParams:
+    """The records of m rows on a device."""
+
+    packed: Tensor  # [m, 8] int32, contiguous: `DRAW_PARAMS`, without the positions
+    positions: Tensor  # [m] int32, of the tokens to be drawn
+
+    @property
+    def temperature(self) -> Tensor:
+        return self.packed.view(torch.float32)[:, 0]
+
+    @property
+    def top_p(self) -> Tensor:
+        return self.packed.view(torch.float32)[:, 1]
+
+    @property
+    def min_p(self) -> Tensor:
+        return self.packed.view(torch.float32)[:, 2]
+
+    @property
+    def top_k(self) -> Tensor:
+        return self.packed[:, 3]
+
+    @property
+    def seed(self) -> Tensor:
+        return self.packed.view(torch.int64)[:, 2]
+
+    def __getitem__(self, rows: slice) -> DrawParams:
+        return DrawParams(self.packed[rows], self.positions[rows])
+
+    def select(self, rows: Tensor) -> DrawParams:
+        """The records of the [n] int64 `rows`, which are indices into the m records."""
+        return DrawParams(self.packed.index_select(0, rows), self.positions.index_select(0, rows))
