@@ -23,6 +23,8 @@ from aengine.kernels.recurrence import RecurrentRule, StateLayout, StateMemory, 
 from aengine.kernels.upload import to_device
 from aengine.kernels.warm_memory import lazy_bytes
 
+_ALIGNMENT = 64  # bytes, of the tensors of a pool
+
 
 class BackendUnavailableError(Exception):
     """A backend cannot run on this machine or cannot run this model; the message says why in one line."""
@@ -135,7 +137,8 @@ class AttentionBackend(ABC):
     def __init__(self, spec: AttentionSpec) -> None:
         self.spec = spec
         self.caches: list[PagedCache] = []  # by layer; layers at the same place of different groups share tensors
-        self._tensors: list[Tensor] = []  # all of them, each once
+        self.tensors: list[Tensor] = []  # all of them, each once
+        self.memory = torch.empty(0, dtype=torch.uint8, device=spec.device)  # that these are parts of
         kinds = {scoring.slopes for scoring in spec.scoring if scoring.slopes}
         slopes = {kind: torch.tensor(kind, dtype=torch.float32, device=spec.device) for kind in kinds}
         self.slopes = [slopes.get(scoring.slopes) for scoring in spec.scoring]
@@ -153,36 +156,40 @@ class AttentionBackend(ABC):
         spec = self.spec
         pages = (num_pages, spec.page_size)
         shape = (*pages, spec.num_kv_heads) if self.page_axis == 0 else (spec.num_kv_heads, *pages)
-
-        def zeros(width: int) -> Tensor:
-            return _zeros((*shape, spec.stored_width(width)), spec.cache_dtype, spec.device)
-
-        keys = [zeros(spec.head_dim) for _ in range(spec.layers_per_page)]
-        values = [each[..., -spec.value_dim :] if spec.shares_latent else zeros(spec.value_dim) for each in keys]
-        self._tensors = keys if spec.shares_latent else keys + values
+        widths = [spec.stored_width(spec.head_dim)] * spec.layers_per_page
+        widths += [] if spec.shares_latent else [spec.stored_width(spec.value_dim)] * spec.layers_per_page
+        sizes = [math.prod(shape) * width * spec.cache_dtype.itemsize for width in widths]
+        places = [-(-size // _ALIGNMENT) * _ALIGNMENT for size in sizes]
+        self.memory = _zeros((sum(places),), torch.uint8, spec.device)
+        parts = zip(torch.split(self.memory, places), sizes, widths, strict=True)
+        made = [part[:size].view(spec.cache_dtype).view(*shape, width) for part, size, width in parts]
+        keys, values = made[: spec.layers_per_page], made[spec.layers_per_page :]
+        if spec.shares_latent:
+            values = [each[..., -spec.value_dim :] for each in keys]
+        self.tensors = keys if spec.shares_latent else keys + values
         self.caches = [
             PagedCache(keys[index], values[index], *spec.scales(layer), spec.shares_latent) for layer, (_, index) in enumerate(spec.places)
         ]
 
     def free(self) -> None:
         """Frees the KV tensors, if there are any."""
-        self.caches, self._tensors = [], []
+        self.caches, self.tensors, self.memory = [], [], self.memory[:0].clone()
 
     @property
     def states(self) -> StateMemory:
         """The states of recurrent layers, which are in the KV tensors."""
         assert self.spec.states is not None, "of a model with recurrent layers"
-        return StateMemory(self.spec.states, self._tensors, self.page_axis, self.spec.dtype)
+        return StateMemory(self.spec.states, self.tensors, self.page_axis, self.spec.dtype)
 
     def read_pages(self, pages: NDArray[np.int32]) -> list[Tensor]:
         """The content of [n] pages, in host memory, after the writes of steps before; for `write_pages`."""
         read = to_device(pages, self.spec.device)
-        return [as_bytes(tensor).index_select(self.page_axis, read).cpu() for tensor in self._tensors]
+        return [as_bytes(tensor).index_select(self.page_axis, read).cpu() for tensor in self.tensors]
 
     def write_pages(self, pages: NDArray[np.int32], content: list[Tensor]) -> None:
         """Writes what was read of as many pages."""
         write = to_device(pages.astype(np.int64), self.spec.device)
-        for tensor, rows in zip(self._tensors, content, strict=True):
+        for tensor, rows in zip(self.tensors, content, strict=True):
             as_bytes(tensor).index_copy_(self.page_axis, write, rows.to(tensor.device))
 
     def copy_pages(self, sources: NDArray[np.int32], destinations: NDArray[np.int32]) -> None:
@@ -191,7 +198,7 @@ class AttentionBackend(ABC):
         No page is twice a destination, and all sources are read before any destination is written.
         """
         read, write = to_device(np.stack((sources, destinations)).astype(np.int64), self.spec.device)
-        for pages in map(as_bytes, self._tensors):
+        for pages in map(as_bytes, self.tensors):
             pages.index_copy_(self.page_axis, write, pages.index_select(self.page_axis, read))
 
     @abstractmethod

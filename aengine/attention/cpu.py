@@ -79,7 +79,7 @@ class CpuBackend(AttentionBackend):
             value_dim=spec.value_dim,
             dtype=spec.cache_dtype,
         )
-        self._tensors = [torch.from_numpy(pages) for pages in self.pool.pages]
+        self.tensors = [torch.from_numpy(pages) for pages in self.pool.pages]
 
     def free(self) -> None:
         super().free()

@@ -7,6 +7,8 @@ in `aengine/kernels/triton`. Importing this needs triton.
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import torch
 from torch import Tensor
@@ -20,15 +22,15 @@ from aengine.attention.base import (
     GraphStep,
     check_graph_layout,
     first_line,
-    recur_torch,
 )
 from aengine.attention.decode_work import ITEM_FIELDS, ROW_FIELDS, DecodeWork, WorkBounds, plan_decodes
-from aengine.attention.metadata import AttentionMetadata, StepLayout
+from aengine.attention.metadata import AttentionMetadata, IntArray, StepLayout, StepStates
 from aengine.kernels.paged_cache import KvTarget, PagedCache
 from aengine.kernels.recurrence import RecurrentRule
 from aengine.kernels.triton import attention
 from aengine.kernels.triton import attention as kernels
 from aengine.kernels.triton.attention import BlockSizes, DeviceDecodeWork, attend_decodes, decode_block, is_hopper
+from aengine.kernels.triton.recurrence import StateRows, StateTensors, recur
 from aengine.kernels.upload import staged, to_device, upload
 
 
@@ -133,6 +135,74 @@ def convolve_in_pages(
     return out
 
 
+class TritonStates:
+    """The recurrent states of a step, which `kernels/triton/recurrence.py` reads and writes; made once the pool has its tensors."""
+
+    def __init__(self, backend: AttentionBackend, qo_indptr: Tensor, layout: StepLayout) -> None:
+        assert backend.spec.states is not None
+        assert layout.states is not None
+        self._tensors = StateTensors.of(backend.spec.states, backend.memory, backend.tensors)
+        rows, kept = upload(packed_states(layout), backend.spec.device)
+        most = int(np.diff(layout.qo_indptr).max(initial=0))
+        self._rows = StateRows(rows, kept, qo_indptr, most, bool(layout.states.replays.any()))
+
+    @staticmethod
+    def of_graph(backend: AttentionBackend, buffers: AttentionMetadata) -> GraphStates:
+        """Those for graphs that read `buffers`."""
+        return GraphStates(backend, buffers)
+
+    def recur(self, layer: int, rule: RecurrentRule, mixed: Tensor, gates: Gates) -> Tensor:
+        """Do what `AttentionStep.recur` says."""
+        return recur(self._tensors, self._rows, layer, rule, mixed, gates)
+
+
+class GraphStates(TritonStates):
+    """Those of steps of as many decode rows as the buffers have, each of which keeps one state at most."""
+
+    def __init__(self, backend: AttentionBackend, buffers: AttentionMetadata) -> None:
+        assert backend.spec.states is not None
+        pages = backend.spec.states.num_pages
+        super().__init__(backend, buffers.qo_indptr, without_states(buffers.host, pages))
+        kept = torch.full((buffers.host.num_rows, 1 + pages), -1, dtype=torch.int32, device=backend.spec.device)
+        self._rows = self._rows._replace(kept=kept, replays=True)
+
+    def prepare(self, layout: StepLayout) -> None:
+        """Before each capture and replay: copies where the rows' states are, on the current stream."""
+        states, num_rows, device = layout.states, layout.num_rows, self._rows.rows.device
+        if states is None:
+            layout = without_states(layout, self._rows.kept.shape[1] - 1)
+            states = layout.states
+        assert states is not None
+        rows, kept = packed_states(layout)
+        fixed = np.zeros((num_rows, kept.shape[1]), dtype=np.int32)
+        fixed[:, 0] = -1
+        fixed[states.kept_rows] = kept
+        rows[:, 3] = np.arange(num_rows)
+        rows[:, 4] = rows[:, 3] + 1
+        uploaded = staged((rows.reshape(-1), fixed.reshape(-1)), device)
+        for to, values in zip((self._rows.rows, self._rows.kept), torch.split(uploaded, [rows.size, fixed.size]), strict=True):
+            to.copy_(values.view(to.shape), non_blocking=True)
+
+
+def packed_states(layout: StepLayout) -> tuple[IntArray, IntArray]:
+    """The `rows` and `kept` of `StateRows`, [n, ..] and [k, ..]."""
+    states = layout.states
+    assert states is not None
+    begins = layout.seq_lens == np.diff(layout.qo_indptr)
+    kept = np.searchsorted(states.kept_rows, np.arange(layout.num_rows + 1)).astype(np.int32)
+    fields = np.stack((states.replays, states.drafts, begins, kept[:-1], kept[1:]), 1)
+    return (
+        np.concatenate((fields, states.reads, states.writes), 1, dtype=np.int32),
+        np.concatenate((states.kept_lengths[:, None], states.kept_pages), 1, dtype=np.int32),
+    )
+
+
+def without_states(layout: StepLayout, num_pages: int) -> StepLayout:
+    """The layout of rows that pad a step: they have no states, which page 0 stands for."""
+    pages, none, nothing = (np.zeros(shape, dtype=np.int32) for shape in ((layout.num_rows, num_pages), layout.num_rows, 0))
+    return replace(layout, states=StepStates(pages, pages, none, none, nothing, nothing, pages[:0]))
+
+
 class TritonBackend(AttentionBackend):
     """Runs on CUDA, and on a CPU in Triton's interpreter, which is for tests. Caches are [num_pages, page_size, num_kv_heads, width]."""
 
@@ -175,6 +245,9 @@ class _Step:
         self._metadata = metadata
         self._decodes = decodes
         self._lists = [kernels.PageLists(metadata.kv_indptr, indices, metadata.last_page_len) for indices in metadata.kv_indices]
+        self._states: TritonStates | None = None
+        if host.states is not None:
+            self._states = TritonStates(backend, metadata.qo_indptr, host)
         self._tiles: Tensor | None = None  # of all rows that are not decoding
         if host.num_decodes < host.num_rows:
             lengths = np.diff(host.qo_indptr[host.num_decodes :])
@@ -189,7 +262,8 @@ class _Step:
         return convolve_in_pages(self._backend, self._metadata, places, inputs, weight, bias)
 
     def recur(self, layer: int, rule: RecurrentRule, mixed: Tensor, gates: Gates) -> Tensor:
-        return recur_torch(self._backend, self._metadata, layer, rule, mixed, gates)
+        assert self._states is not None, "of a step of a model with recurrent layers"
+        return self._states.recur(layer, rule, mixed, gates)
 
     def target(self, layer: int) -> KvTarget:
         group, _ = self._backend.spec.places[layer]
@@ -212,7 +286,11 @@ class _GraphStep(_Step):
     def __init__(self, backend: TritonBackend, buffers: AttentionMetadata, decodes: GraphDecodes) -> None:
         super().__init__(backend, buffers, decodes)
         self._graph_decodes = decodes
+        if backend.spec.states is not None:
+            self._states = self._graph_states = GraphStates(backend, buffers)
 
     def prepare(self, layout: StepLayout) -> None:
         check_graph_layout(layout, self._metadata)
         self._graph_decodes.prepare(layout)
+        if self._states is not None:
+            self._graph_states.prepare(layout)

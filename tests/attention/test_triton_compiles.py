@@ -66,6 +66,38 @@ for num_rows in (1, 3, 16):
     step.convolve(range(1, 3), *(torch.zeros(size, dtype=torch.bfloat16) for size in ((num_rows, 400), (400, 3))), None)
 """
 
+_STATES = """
+import dataclasses
+from aengine.attention import StepStates
+from aengine.kernels.recurrence import RecurrentRule, StateLayout, StateShape
+heads, key_heads, keys, values, gates, channels, taps, per_head, of_numbers, delta = {sizes}
+width = heads * values
+states = StateLayout.of([StateShape(heads, keys, values, channels + gates, taps)], 12, 16 * 2 * 128 * 2, 2, {pending})
+places = tuple((0, index) for index in range(6))
+backend = TritonBackend(dataclasses.replace(backend.spec, states=states, places=places, scoring=backend.spec.scoring * 6))
+backend.allocate(10)
+float32 = lambda *shape: torch.zeros(shape)
+rule = RecurrentRule(
+    heads, key_heads, keys, values, float32(channels, taps), None, float32(width, keys) if of_numbers else float32(heads),
+    float32(heads * per_head) if per_head else None, None if delta else float32(width if of_numbers else heads), delta,
+)
+for lengths in ([1], [1] * 16, [1, 700], [3, 17]):
+    count, lengths = len(lengths), np.array(lengths, dtype=np.int32)
+    layout = build_layout(np.arange(count, dtype=np.int32), 0, lengths * 0, lengths, np.zeros((1, count, 50), dtype=np.int32), 16)
+    pages, none = np.zeros((count, states.num_pages), dtype=np.int32), np.zeros(count, dtype=np.int32)
+    held = StepStates(pages, pages, none + {pending}, none, none, none + 1, pages)
+    step = backend.plan(AttentionMetadata.of(dataclasses.replace(layout, states=held), torch.device("cpu")))
+    mixed, gated = (torch.zeros(layout.num_tokens, size, dtype=torch.bfloat16) for size in (channels + width, gates))
+    step.recur(0, rule, mixed[:, :channels], gated)
+"""
+RECURRENCES = {  # heads, key heads, their width, that of values, gates, channels, taps, gates of a head's steps, these of numbers, delta
+    "Qwen3.5": (16, 16, 128, 128, 32, 6144, 4, 1, False, True),
+    "Kimi Linear": (32, 32, 128, 128, 32 + 4096, 12_288, 4, 128, False, True),
+    "Granite 4": (128, 1, 128, 64, 128, 8448, 4, 1, False, False),
+    "Jamba": (128, 1, 16, 64, 32 + 8192, 8192, 4, 64, True, False),
+    "MiniMax": (64, 64, 128, 128, 0, 24_576, 1, 0, False, False),
+}
+
 
 @dataclass(frozen=True)
 class Case:
@@ -105,6 +137,10 @@ AHEAD = AheadOfTime(
         **{str(case): case.backend() for case in (*CASES, *(case for case, _ in BUSY))},
         "steps": Case(4, 64, "bfloat16", False, 16, 0.0, window=None).backend() + _STEPS,
         "long prompt": CASES[-1].backend() + _LONG_PROMPT,
+        **{
+            name: Case(4, 128, "bfloat16", False, 16, 0.0, window=None).backend() + _STATES.format(sizes=sizes, pending=5)
+            for name, sizes in RECURRENCES.items()
+        },
         "convolution": Case(4, 64, "bfloat16", False, 16, 0.0, window=None).backend() + _CONVOLUTION,
     }
 )
@@ -145,3 +181,12 @@ def test_a_long_latent_prompt_can_be_launched() -> None:
 
 def test_convolutions_compile_once_for_each_place() -> None:
     assert AHEAD.kernels("convolution") == {**_KERNELS, "convolve_kernel": 2}
+
+
+@pytest.mark.parametrize("name", RECURRENCES)
+def test_recurrences_compile_once(name: str) -> None:
+    """Whatever the rows of a step are. What a thread has of a matrix stays in its registers."""
+    compiled = {"_convolve": 1, "_replay": 1, "_recur": 1, "_keep": 1}
+    assert {kernel: count for kernel, count in AHEAD.kernels(name).items() if kernel not in _KERNELS} == compiled
+    registers = {variant.kernel: variant.registers for variant in AHEAD.variants(name) if variant.kernel in compiled}
+    assert max(registers.values()) <= 128, registers

@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 import torch
 import transformers
+from every_draft import use_every_draft
 from family_cases import TINY, VOCAB, randomize
 from hybrid_cases import CASES, DELTA, EXPERTS
 from oracle_engine import until
@@ -159,8 +160,9 @@ def test_preemption(model: pathlib.Path) -> None:
     asyncio.run(run())
 
 
-def test_drafts(model: pathlib.Path) -> None:
+def test_drafts(model: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Rejected ones leave inputs behind that nothing may see."""
+    use_every_draft(monkeypatch)
 
     async def run() -> None:
         repeated = [prompt * 4 for prompt in prompts_of([5, 7, 10])]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import pathlib
 import shutil
 import subprocess
@@ -23,7 +24,7 @@ def run_on_device(*command: str) -> str:
     return done.stdout
 
 
-@pytest.mark.parametrize("name", ["opt", "qwen3-moe", "lfm2"])
+@pytest.mark.parametrize("name", ["qwen3.5", "opt", "qwen3-moe", "lfm2", "jamba", "kimi-linear"])
 def test_a_family_against_transformers(name: str) -> None:
     """Greedy tokens and logits, with graphs and without."""
     test = f"tests/models/test_triton_families.py::test_on_a_gpu[{name}-cuda]"
@@ -63,6 +64,7 @@ print(device.replays, sorted(kernel.name for kernel, _ in device.kernels.execute
 """
 
 
+@pytest.mark.skipif("CI" in os.environ, reason="takes long; run by `make test-slow`")
 def test_an_engine_in_its_own_thread() -> None:
     """Its streams, of which one is drawn, are those of the same model on the CPU."""
     replays, kernels = run_on_device("-c", _ENGINE).split(" ", 1)

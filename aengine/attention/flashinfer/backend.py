@@ -35,7 +35,7 @@ from aengine.kernels.paged_cache import KvTarget, PagedCache, Scoring, write_tor
 from aengine.kernels.recurrence import RecurrentRule
 
 if TYPE_CHECKING:
-    from aengine.attention.triton import TritonDecodes
+    from aengine.attention.triton import GraphStates, TritonDecodes, TritonStates
 
 _log = logging.getLogger("aengine")
 
@@ -77,7 +77,7 @@ class FlashInferBackend(AttentionBackend):
             raise BackendUnavailableError(f"FlashInfer reads a KV cache of {spec.dtype} or float8_e4m3fn here, not {spec.cache_dtype}")
         library = library or load_flashinfer(spec.device)
         super().__init__(spec)
-        self.kv_write, self.convolve = _kv_write_for(spec.device), _convolve_for(spec.device)
+        self.kv_write, self.convolve, self.triton_states = _kv_write_for(spec.device), _convolve_for(spec.device), _triton_states(spec)
         with building(library, "attention", spec.device):
             self._device = device or torch.cuda.get_device_properties(spec.device)
             self._setup = WrapperSetup(library, spec, event or torch.cuda.Event, self._device)
@@ -146,6 +146,8 @@ class FlashInferBackend(AttentionBackend):
         return _Step(self, metadata, decodes, host.num_decodes, prefills)
 
     def graph_step(self, buffers: AttentionMetadata) -> GraphStep | None:
+        if self.spec.states is not None and self.triton_states is None:
+            return None  # recurrences in torch need to know rows on the host
         require_int32(
             kv_indptr=buffers.kv_indptr,
             kv_indices=buffers.kv_indices,
@@ -205,6 +207,9 @@ class _Step:
         self._decodes = decodes
         self._num_decodes = num_decodes
         self._prefills = prefills
+        self._states: TritonStates | None = None
+        if metadata.host.states is not None and backend.triton_states is not None:
+            self._states = backend.triton_states(backend, metadata.qo_indptr, metadata.host)
 
     def write(self, layer: int, key: Tensor, value: Tensor) -> None:
         self._backend.kv_write(key, value, self.target(layer))
@@ -213,7 +218,9 @@ class _Step:
         return self._backend.convolve(self._backend, self._metadata, places, inputs, weight, bias)
 
     def recur(self, layer: int, rule: RecurrentRule, mixed: Tensor, gates: Gates) -> Tensor:
-        return recur_torch(self._backend, self._metadata, layer, rule, mixed, gates)
+        if self._states is None:
+            return recur_torch(self._backend, self._metadata, layer, rule, mixed, gates)
+        return self._states.recur(layer, rule, mixed, gates)
 
     def target(self, layer: int) -> KvTarget:
         group, _ = self._backend.kinds[layer]
@@ -237,10 +244,15 @@ class _GraphStep(_Step):
         super().__init__(backend, buffers, decodes, len(buffers.last_page_len), {})
         self._buffers = buffers
         self._plan = plan
+        self._graph_states: GraphStates | None = None
+        if backend.triton_states is not None:
+            self._states = self._graph_states = backend.triton_states.of_graph(backend, buffers)
 
     def prepare(self, layout: StepLayout) -> None:
         check_graph_layout(layout, self._buffers)
         self._plan(layout)
+        if self._graph_states is not None:
+            self._graph_states.prepare(layout)
 
 
 def triton_decodes(spec: AttentionSpec, processors: int) -> TritonDecodes | None:
@@ -274,3 +286,14 @@ def _convolve_for(device: torch.device) -> Callable[[AttentionBackend, Attention
     except ImportError:
         return convolve_torch
     return convolve_in_pages
+
+
+def _triton_states(spec: AttentionSpec) -> type[TritonStates] | None:
+    """Our Triton kernels for the states of recurrent layers, if there are any, on CUDA where triton is installed."""
+    if spec.states is None or spec.device.type != "cuda":
+        return None
+    try:
+        from aengine.attention.triton import TritonStates
+    except ImportError:
+        return None
+    return TritonStates

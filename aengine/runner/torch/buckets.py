@@ -8,14 +8,14 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import zip_longest
 from typing import Generic, TypeVar
 
 import numpy as np
 from torch import Tensor
 
-from aengine.attention import StepLayout
+from aengine.attention import StepLayout, StepStates
 from aengine.runner.contract import IntArray
 
 ArrayT = TypeVar("ArrayT", IntArray, Tensor)
@@ -194,7 +194,20 @@ class DecodeFrame:
             seq_lens=arrays.seq_lens,
             positions=arrays.positions,
             slot_mapping=arrays.slot_mapping,
+            states=None if layout.states is None else _padded(layout.states, size),
         )
+
+
+def _padded(states: StepStates, size: int) -> StepStates:
+    """The states of `size` rows, of which those behind the given ones have none, which page 0 stands for."""
+    more = (0, size - len(states.replays))
+    return replace(
+        states,
+        reads=np.pad(states.reads, (more, (0, 0))),
+        writes=np.pad(states.writes, (more, (0, 0))),
+        replays=np.pad(states.replays, more),
+        drafts=np.pad(states.drafts, more),
+    )
 
 
 def aligned(count: int) -> int:

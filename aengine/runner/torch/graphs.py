@@ -29,6 +29,7 @@ from aengine.attention import (
     Gates,
     GraphStep,
     StepLayout,
+    StepStates,
     as_decodes,
     empty_layout,
 )
@@ -191,9 +192,9 @@ class DecodeGraphs:
         """`token_ids` int32 are those of the step, on the device; `next_slots` and `inputs` as of `ForwardBatch`. None: no graph holds
         it."""
         layout, places, count = step.layout, step.rows, step.layout.num_tokens
-        if count > self._sizes.rows[-1]:
-            return None
         only_decodes = len(token_ids) == 0
+        if count > self._sizes.rows[-1] or (layout.states is not None and not _may_replay(layout.states, only_decodes)):
+            return None
         if not only_decodes:
             given = np.arange(self._num_rows, self._num_rows + len(token_ids), dtype=np.int32)
             layout, places = as_decodes(layout), np.concatenate((step.rows[: layout.num_decodes], given))
@@ -299,7 +300,16 @@ class _Attention:
         return attended
 
     def recur(self, layer: int, rule: RecurrentRule, mixed: Tensor, gates: Gates) -> Tensor:
-        raise AssertionError("steps of models with recurrent layers are not recorded")
+        made = mixed.new_zeros(len(mixed), rule.width)  # those of padding are normed
+
+        def run(mixed: Tensor, *gates_of_tokens: Tensor) -> None:
+            if self.step is not None:
+                count = self.num_tokens
+                given = gates if callable(gates) else gates_of_tokens[0][:count]
+                made[:count].copy_(self.step.recur(layer, rule, mixed[:count], given))
+
+        self.pieces.interrupt(run, mixed, *(() if callable(gates) else (gates,)))
+        return made
 
     def convolve(self, places: range, inputs: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         convolved = torch.empty_like(inputs)
@@ -310,6 +320,11 @@ class _Attention:
 
         self.pieces.interrupt(run, inputs)
         return convolved
+
+
+def _may_replay(states: StepStates, only_decodes: bool) -> bool:
+    """Whether graphs of decodes hold a step of a model with recurrent layers: its rows keep one state each at most."""
+    return only_decodes and bool((np.diff(states.kept_rows) > 0).all())
 
 
 class PiecewiseGraphs:

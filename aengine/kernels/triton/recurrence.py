@@ -1,0 +1,404 @@
+"""Recurrent layers on CUDA: what `RecurrentRule` says, over the states in a pool's pages, whose layout is that of `StateLayout`.
+
+A program has some columns of a head's matrix of a row in registers, and computes one token after the other in an order of sums that depends
+on neither rows nor cuts into steps. It reads the matrix once, and writes it once, and where it is kept. Launches depend on shapes alone, so
+that graphs can be captured.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from aengine.kernels.recurrence import LINE_BYTES, RecurrentRule, StateLayout
+
+ROW_FIELDS = 5
+"""Of a row, before the pages that it reads and writes: how many tokens it replays, whether it has drafts, whether there is no state before
+it, and where its kept states begin and end."""
+_COLUMNS = 32  # of a matrix that a program has
+_CHANNELS, _TOKENS = 128, 16  # that a program convolves
+_DELTA, _BY_ROW, _ADDED, _BY_NUMBER = range(4)  # the gated delta rule with a decay for each head, or row; Mamba-2; Mamba-1
+
+
+class StateRows(NamedTuple):
+    """The n rows of a step and their states, as in `StepStates`, on a device. Of a row that writes to page 0 nothing is computed."""
+
+    rows: Tensor  # [n, ROW_FIELDS and the pages read and written] int32
+    kept: Tensor  # [k, 1 + pages] int32: after how many tokens of the row, and where
+    qo_indptr: Tensor  # [n + 1] int32
+    most_tokens: int  # of the step that a row has
+    replays: bool  # whether any row may replay some
+
+
+class StateTensors(NamedTuple):
+    """Where the tensors of a pool's pages are, which states lie in. All are parts of `memory`."""
+
+    layout: StateLayout
+    memory: Tensor  # uint8
+    firsts: Tensor  # [pieces of a page] int64: where in `memory` a tensor begins, in units of 4 bytes
+    strides: Tensor  # [pieces of a page] int64: from page to page, in the same
+
+    @classmethod
+    def of(cls, layout: StateLayout, memory: Tensor, tensors: Sequence[Tensor]) -> StateTensors:
+        """`tensors` [num_pages, ..] as of `StateMemory`, whose pages are contiguous."""
+        held = tensors[: layout.pieces_per_page]
+        assert all(tensor[0].is_contiguous() for tensor in held)
+        places = [[tensor.storage_offset() * tensor.itemsize, tensor.stride(0) * tensor.itemsize] for tensor in held]
+        firsts, strides = (torch.tensor(places) // 4).t().contiguous().to(memory.device)
+        return cls(layout, memory, firsts, strides)
+
+
+def recur(
+    tensors: StateTensors, states: StateRows, layer: int, rule: RecurrentRule, mixed: Tensor, gates: Tensor | Callable[[Tensor], Tensor]
+) -> Tensor:
+    """The outputs [T, width] of all tokens of a step, from what is convolved of them, `mixed` [T, channels], and their gates [T, ..], or
+    what makes these of what was convolved. `layer` counts the recurrent layers alone."""
+    at, num_rows, device = tensors.layout.layers[layer], len(states.rows), mixed.device
+    shape, channels, taps = at.shape, len(rule.conv), rule.taps
+    convolved, out = (torch.empty(len(mixed), width, dtype=mixed.dtype, device=device) for width in (channels, rule.width))
+    if not len(mixed):
+        return out
+    pages = tensors.layout.num_pages
+    numbers, inputs = tensors.memory.view(torch.float32), tensors.memory.view(mixed.dtype)
+    memory = (states.rows, states.qo_indptr, inputs, tensors.firsts, tensors.strides)
+    places = {
+        **{"STATE_PAGES": pages, "PIECES": tensors.layout.pieces_per_page, "LINES": tensors.layout.lines_per_piece},
+        **{"TAIL": at.tail, "INPUTS": at.num_inputs, "TAPS": taps, "CHANNELS": channels, "PER_LINE": LINE_BYTES // mixed.itemsize},
+        "HEAD": ROW_FIELDS,
+    }
+    bias, has_bias = (rule.conv if rule.conv_bias is None else rule.conv_bias), rule.conv_bias is not None
+    chunks = triton.cdiv(states.most_tokens, _TOKENS)
+    _convolve[(num_rows, chunks, triton.cdiv(channels, _CHANNELS))](
+        *(mixed, convolved, rule.conv, bias, *memory, mixed.stride(0)), **places, BIAS=has_bias, BT=_TOKENS, BC=_CHANNELS, num_warps=4
+    )
+    if not isinstance(gates, Tensor):
+        gates = gates(convolved)
+    assert mixed.stride(1) == 1
+    assert gates.stride(1) == 1 or not gates.shape[1]
+    pending = at.num_inputs - taps + 1
+    replayed = convolved
+    if states.replays and pending:
+        replayed = torch.empty(num_rows * pending, shape.width, dtype=mixed.dtype, device=device)
+        _replay[(num_rows, triton.cdiv(shape.width, _CHANNELS))](
+            *(replayed, rule.conv, bias, *memory), **places, WIDTH=shape.width, PENDING=pending, BIAS=has_bias, BC=_CHANNELS, num_warps=4
+        )
+    per_head = 0 if rule.step_bias is None else len(rule.step_bias) // rule.heads
+    kinds = (_DELTA, _BY_ROW) if rule.delta else (_ADDED, _BY_NUMBER)
+    kind = kinds[per_head > 1]
+    width = min(_COLUMNS, at.width)
+    step_bias, skip = (rule.log_decay if each is None else each for each in (rule.step_bias, rule.skip))
+    _recur[(num_rows, rule.heads, triton.cdiv(rule.value_dim, width))](
+        *(
+            convolved,
+            gates,
+            replayed,
+            out,
+            rule.log_decay,
+            step_bias,
+            skip,
+            states.rows,
+            states.qo_indptr,
+            numbers,
+            *memory[3:],
+            states.kept,
+            gates.stride(0),
+            replayed.stride(0),
+        ),
+        **{name: places[name] for name in ("STATE_PAGES", "PIECES", "LINES", "CHANNELS", "HEAD")},
+        FIRST=at.first,
+        PER_PIECE=at.blocks_per_piece,
+        PER_BLOCK=at.pieces_per_block,
+        WIDTH=at.width,
+        BLOCKS=triton.cdiv(rule.value_dim, at.width),
+        HEADS=rule.heads,
+        KEY_HEADS=rule.key_heads,
+        KEYS=rule.key_dim,
+        VALUES=rule.value_dim,
+        GATES=gates.shape[1],
+        STEPS=per_head,
+        PENDING=pending if states.replays else 0,
+        KIND=kind,
+        SKIP=rule.skip is not None,
+        BK=triton.next_power_of_2(rule.key_dim),
+        BV=width,
+        num_warps=4,
+    )
+    if at.num_inputs:
+        _keep[(num_rows, triton.cdiv(shape.width, _CHANNELS))](
+            *(mixed, gates, *memory, states.kept, mixed.stride(0), gates.stride(0)),
+            **places,
+            WIDTH=shape.width,
+            BJ=triton.next_power_of_2(at.num_inputs),
+            BC=_CHANNELS,
+            num_warps=4,
+        )
+    return out
+
+
+@triton.jit
+def _lines(firsts, strides, pages, piece, line, mask, PIECES: tl.constexpr, LINES: tl.constexpr):
+    """Where lines of a state are, counted from a piece on, in units of 4 bytes; `pages` points to its pages."""
+    piece = piece + line // LINES
+    number = piece % PIECES
+    page = tl.load(pages + piece // PIECES, mask=mask, other=0).to(tl.int64)
+    return tl.load(firsts + number) + page * tl.load(strides + number) + line % LINES * 16
+
+
+@triton.jit
+def _inputs(
+    firsts, strides, pages, element, number, mask,
+    TAIL: tl.constexpr, INPUTS: tl.constexpr, PER_LINE: tl.constexpr, PIECES: tl.constexpr, LINES: tl.constexpr,
+):  # fmt: skip
+    """Where elements of inputs are that a state has, in units of an element."""
+    place = _lines(firsts, strides, pages, TAIL + 0 * element, element // PER_LINE * INPUTS + number, mask, PIECES, LINES)
+    return place * (PER_LINE // 16) + element % PER_LINE
+
+
+@triton.jit
+def _silu(x):
+    return x / (1.0 + tl.exp(-x))
+
+
+@triton.jit
+def _convolve(
+    mixed, out, weight, bias, rows, qo_indptr, memory, firsts, strides, mixed_stride,
+    STATE_PAGES: tl.constexpr, PIECES: tl.constexpr, LINES: tl.constexpr, TAIL: tl.constexpr, INPUTS: tl.constexpr, TAPS: tl.constexpr,
+    CHANNELS: tl.constexpr, PER_LINE: tl.constexpr, HEAD: tl.constexpr, BIAS: tl.constexpr, BT: tl.constexpr, BC: tl.constexpr,
+):  # fmt: skip
+    """Some tokens of a row in some channels."""
+    row, chunk = tl.program_id(0), tl.program_id(1)
+    fields = rows + row * (HEAD + 2 * STATE_PAGES)
+    first = tl.load(qo_indptr + row).to(tl.int64)
+    count = tl.load(qo_indptr + row + 1) - first
+    token = chunk * BT + tl.arange(0, BT)
+    channel = tl.program_id(2) * BC + tl.arange(0, BC)
+    within = channel < CHANNELS
+    if chunk * BT < count:
+        replays, begins = tl.load(fields), tl.load(fields + 2)
+        total = tl.zeros([BT, BC], dtype=tl.float32)
+        for tap in tl.static_range(TAPS):
+            at = token - (TAPS - 1) + tap
+            own = (at >= 0) & (token < count)
+            x = tl.load(mixed + (first + at)[:, None] * mixed_stride + channel[None, :], own[:, None] & within[None, :], 0.0).to(tl.float32)
+            if chunk * BT < TAPS - 1:
+                known = ((at < 0) & (token < tl.where(begins == 0, count, 0)))[:, None] & within[None, :]
+                number, element = tl.broadcast(at[:, None] + (TAPS - 1) + replays, channel[None, :])
+                places = _inputs(firsts, strides, fields + HEAD, element, number, known, TAIL, INPUTS, PER_LINE, PIECES, LINES)
+                x += tl.load(memory + places, known, 0.0).to(tl.float32)
+            total += x * tl.load(weight + channel * TAPS + tap, within, 0.0)[None, :]
+        if BIAS:
+            total += tl.load(bias + channel, within, 0.0)[None, :]
+        mask = (token < count)[:, None] & within[None, :]
+        tl.store(out + (first + token)[:, None] * CHANNELS + channel[None, :], _silu(total).to(out.dtype.element_ty), mask)
+
+
+@triton.jit
+def _replay(
+    out, weight, bias, rows, qo_indptr, memory, firsts, strides,
+    STATE_PAGES: tl.constexpr, PIECES: tl.constexpr, LINES: tl.constexpr, TAIL: tl.constexpr, INPUTS: tl.constexpr, TAPS: tl.constexpr,
+    CHANNELS: tl.constexpr, PER_LINE: tl.constexpr, HEAD: tl.constexpr, WIDTH: tl.constexpr, PENDING: tl.constexpr, BIAS: tl.constexpr,
+    BC: tl.constexpr,
+):  # fmt: skip
+    """Some channels, convolved, and gates of the tokens that a row replays."""
+    row = tl.program_id(0)
+    fields = rows + row * (HEAD + 2 * STATE_PAGES)
+    element = tl.program_id(1) * BC + tl.arange(0, BC)
+    is_mixed, within = element < CHANNELS, element < WIDTH
+    for token in range(0, tl.load(fields)):
+        total = tl.zeros([BC], dtype=tl.float32)
+        newest = total
+        for tap in tl.static_range(TAPS):
+            places = _inputs(firsts, strides, fields + HEAD, element, token + tap, within, TAIL, INPUTS, PER_LINE, PIECES, LINES)
+            newest = tl.load(memory + places, within, 0.0).to(tl.float32)
+            total += newest * tl.load(weight + element * TAPS + tap, is_mixed, 0.0)
+        if BIAS:
+            total += tl.load(bias + element, is_mixed, 0.0)
+        made = tl.where(is_mixed, _silu(total), newest)
+        tl.store(out + (row.to(tl.int64) * PENDING + token) * WIDTH + element, made.to(out.dtype.element_ty), within)
+
+
+@triton.jit
+def _softplus(x):
+    """As torch's: x above 20."""
+    y = tl.exp(tl.minimum(x, 20.0))
+    sum = 1.0 + y
+    small = tl.where(sum == 1.0, y, tl.log(sum) * (y / tl.where(sum == 1.0, 1.0, sum - 1.0)))
+    return tl.where(x > 20.0, x, small)
+
+
+@triton.jit
+def _advance(
+    matrix, mixed, gates, head, key, column, log_decay, step_bias, skip,
+    HEADS: tl.constexpr, KEY_HEADS: tl.constexpr, KEYS: tl.constexpr, VALUES: tl.constexpr, GATES: tl.constexpr, STEPS: tl.constexpr,
+    KIND: tl.constexpr, SKIP: tl.constexpr,
+):  # fmt: skip
+    """The matrix behind a token, and its outputs. `mixed` and `gates` point to what is convolved of the token, and to its gates."""
+    is_key, is_value = key < KEYS, column < VALUES
+    key_head = head // (HEADS // KEY_HEADS)
+    keys = gates if KIND == 3 else mixed
+    values = mixed if KIND == 3 else mixed + 2 * KEY_HEADS * KEYS
+    q = tl.load(keys + key_head * KEYS + key, is_key, 0.0).to(tl.float32)
+    k = tl.load(keys + (KEY_HEADS + key_head) * KEYS + key, is_key, 0.0).to(tl.float32)
+    v = tl.load(values + head * VALUES + column, is_value, 0.0).to(tl.float32)
+    steps = gates + GATES - HEADS * STEPS + head * STEPS
+    if KIND == 0:
+        step = _softplus(tl.load(steps).to(tl.float32) + tl.load(step_bias + head))
+        matrix *= tl.exp(-tl.exp(tl.load(log_decay + head)) * step)
+    elif KIND == 1:
+        step = _softplus(tl.load(steps + key, is_key, 0.0).to(tl.float32) + tl.load(step_bias + head * KEYS + key, is_key, 0.0))
+        matrix *= tl.exp(-tl.exp(tl.load(log_decay + head)) * step)[:, None]
+    elif KIND == 2:
+        rate = tl.exp(tl.load(log_decay + head))
+        if STEPS:
+            step = _softplus(tl.load(steps).to(tl.float32) + tl.load(step_bias + head))
+            matrix *= tl.exp(-rate * step)
+            v_added = step * v
+        else:
+            matrix *= tl.exp(-rate)
+            v_added = v
+    else:
+        number = head * VALUES + column
+        step = _softplus(tl.load(steps + column, is_value, 0.0).to(tl.float32) + tl.load(step_bias + number, is_value, 0.0))
+        of_all = is_key[:, None] & is_value[None, :]
+        rates = tl.exp(tl.load(log_decay + number[None, :] * KEYS + key[:, None], of_all, 0.0))
+        matrix *= tl.exp(-rates * step[None, :])
+        v_added = step * v
+    if KIND < 2:
+        q = q * (1.0 / tl.sqrt(tl.sum(q * q) + 1e-6)) * (1.0 / tl.sqrt(KEYS * 1.0))
+        k = k * (1.0 / tl.sqrt(tl.sum(k * k) + 1e-6))
+        rate = 1.0 / (1.0 + tl.exp(-tl.load(gates + head).to(tl.float32)))
+        v_added = rate * (v - tl.sum(matrix * k[:, None], 0))
+    matrix += k[:, None] * v_added[None, :]
+    made = tl.sum(matrix * q[:, None], 0)
+    if SKIP:
+        if KIND == 3:
+            made += tl.load(skip + head * VALUES + column, is_value, 0.0) * v
+        else:
+            made += tl.load(skip + head) * v
+    return matrix, made
+
+
+@triton.jit
+def _recur(
+    convolved, gates, replayed, out, log_decay, step_bias, skip, rows, qo_indptr, memory, firsts, strides, kept, gates_stride,
+    replayed_stride,
+    STATE_PAGES: tl.constexpr, PIECES: tl.constexpr, LINES: tl.constexpr, CHANNELS: tl.constexpr, HEAD: tl.constexpr,
+    FIRST: tl.constexpr, PER_PIECE: tl.constexpr, PER_BLOCK: tl.constexpr, WIDTH: tl.constexpr, BLOCKS: tl.constexpr,
+    HEADS: tl.constexpr, KEY_HEADS: tl.constexpr, KEYS: tl.constexpr, VALUES: tl.constexpr, GATES: tl.constexpr, STEPS: tl.constexpr,
+    PENDING: tl.constexpr, KIND: tl.constexpr, SKIP: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr,
+):  # fmt: skip
+    """Some columns of a head's matrix of a row, over all tokens of the row."""
+    row, head, part = tl.program_id(0), tl.program_id(1), tl.program_id(2)
+    fields = rows + row * (HEAD + 2 * STATE_PAGES)
+    reads, writes = fields + HEAD, fields + HEAD + STATE_PAGES
+    replays, has_drafts, begins = tl.load(fields), tl.load(fields + 1), tl.load(fields + 2)
+    kept_at, kept_end = tl.load(fields + 3), tl.load(fields + 4)
+    first, end = tl.load(qo_indptr + row), tl.load(qo_indptr + row + 1)
+    key, column = tl.arange(0, BK), part * BV + tl.arange(0, BV)
+    is_key = (key < KEYS)[:, None] & (column >= 0)[None, :]
+    is_live = tl.load(writes) > 0
+    known = (key < tl.where(is_live & (begins == 0), KEYS, 0))[:, None] & (column >= 0)[None, :]
+    written = (key < tl.where(is_live, KEYS, 0))[:, None] & (column >= 0)[None, :]
+    number = head * BLOCKS + part * BV // WIDTH
+    flat = key[:, None] * WIDTH + (part * BV % WIDTH + tl.arange(0, BV))[None, :]
+    if PER_PIECE:
+        piece = FIRST + number // PER_PIECE + 0 * flat
+        line = number % PER_PIECE * (KEYS * WIDTH // 16) + flat // 16
+    else:
+        piece = FIRST + number * PER_BLOCK + 0 * flat
+        line = flat // 16
+    within = flat % 16
+    matrix = tl.load(memory + _lines(firsts, strides, reads, piece, line, known, PIECES, LINES) + within, known, 0.0)
+    keep_after = tl.load(kept + kept_at * (1 + STATE_PAGES), kept_at < kept_end, -1)
+    if PENDING:
+        for token in range(0, replays):
+            given = replayed + (row.to(tl.int64) * PENDING + token) * replayed_stride
+            matrix, _ = _advance(
+                matrix, given, given + CHANNELS, head, key, column, log_decay, step_bias, skip,
+                HEADS, KEY_HEADS, KEYS, VALUES, GATES, STEPS, KIND, SKIP,
+            )  # fmt: skip
+            if token + 1 == keep_after:
+                pages = kept + kept_at * (1 + STATE_PAGES) + 1
+                place = _lines(firsts, strides, pages, piece, line, is_key, PIECES, LINES) + within
+                tl.store(memory + place, matrix, is_key)
+                kept_at += 1
+                keep_after = tl.load(kept + kept_at * (1 + STATE_PAGES), kept_at < kept_end, -1)
+    target = memory + _lines(firsts, strides, writes, piece, line, written, PIECES, LINES) + within
+    if has_drafts:
+        tl.store(target, matrix, written)
+    for token in range(first, end):
+        at = first.to(tl.int64) + (token - first)
+        matrix, made = _advance(
+            matrix, convolved + at * CHANNELS, gates + at * gates_stride, head, key, column, log_decay, step_bias, skip,
+            HEADS, KEY_HEADS, KEYS, VALUES, GATES, STEPS, KIND, SKIP,
+        )  # fmt: skip
+        tl.store(out + at * HEADS * VALUES + head * VALUES + column, made.to(out.dtype.element_ty), column < VALUES)
+        if replays + token - first + 1 == keep_after:
+            pages = kept + kept_at * (1 + STATE_PAGES) + 1
+            place = _lines(firsts, strides, pages, piece, line, is_key, PIECES, LINES) + within
+            tl.store(memory + place, matrix, is_key)
+            kept_at += 1
+            keep_after = tl.load(kept + kept_at * (1 + STATE_PAGES), kept_at < kept_end, -1)
+    if has_drafts == 0:
+        tl.store(target, matrix, written)
+
+
+@triton.jit
+def _keep_inputs(
+    mixed, gates, fields, pages, first, replays, begins, behind, count, element, mixed_stride, gates_stride, memory, firsts, strides,
+    STATE_PAGES: tl.constexpr, PIECES: tl.constexpr, LINES: tl.constexpr, TAIL: tl.constexpr, INPUTS: tl.constexpr, TAPS: tl.constexpr,
+    CHANNELS: tl.constexpr, PER_LINE: tl.constexpr, HEAD: tl.constexpr, WIDTH: tl.constexpr, BJ: tl.constexpr,
+):  # fmt: skip
+    """Writes `count` inputs to a state: those of `TAPS` - 1 tokens before token `behind`, as replayed ones are counted, and from it on."""
+    number = tl.arange(0, BJ)
+    token = behind - (TAPS - 1) + number
+    at = token - replays
+    wanted = (number < count)[:, None] & (element < WIDTH)[None, :]
+    own = wanted & (at >= 0)[:, None]
+    place = first + at.to(tl.int64)
+    x = tl.load(mixed + place[:, None] * mixed_stride + element[None, :], own & (element < CHANNELS)[None, :], 0.0)
+    gate = tl.load(gates + place[:, None] * gates_stride + (element - CHANNELS)[None, :], own & (element >= CHANNELS)[None, :], 0.0)
+    known = wanted & (at < tl.where(begins == 0, 0, -(1 << 30)))[:, None]
+    source, wide = tl.broadcast((token + (TAPS - 1))[:, None], element[None, :])
+    earlier = tl.load(
+        memory + _inputs(firsts, strides, fields + HEAD, wide, source, known, TAIL, INPUTS, PER_LINE, PIECES, LINES), known, 0.0
+    )
+    tl.debug_barrier()  # inputs move to places that other threads read
+    to, wide = tl.broadcast(number[:, None], element[None, :])
+    places = _inputs(firsts, strides, pages, wide, to, wanted, TAIL, INPUTS, PER_LINE, PIECES, LINES)
+    tl.store(memory + places, x + gate + earlier, wanted)
+
+
+@triton.jit
+def _keep(
+    mixed, gates, rows, qo_indptr, memory, firsts, strides, kept, mixed_stride, gates_stride,
+    STATE_PAGES: tl.constexpr, PIECES: tl.constexpr, LINES: tl.constexpr, TAIL: tl.constexpr, INPUTS: tl.constexpr, TAPS: tl.constexpr,
+    CHANNELS: tl.constexpr, PER_LINE: tl.constexpr, HEAD: tl.constexpr, WIDTH: tl.constexpr, BJ: tl.constexpr, BC: tl.constexpr,
+):  # fmt: skip
+    """Some elements of the inputs that the states of a row have, when nobody reads earlier ones any more."""
+    row = tl.program_id(0)
+    fields = rows + row * (HEAD + 2 * STATE_PAGES)
+    writes = fields + HEAD + STATE_PAGES
+    element = tl.program_id(1) * BC + tl.arange(0, BC)
+    replays, has_drafts, begins = tl.load(fields), tl.load(fields + 1), tl.load(fields + 2)
+    first = tl.load(qo_indptr + row).to(tl.int64)
+    count = tl.load(qo_indptr + row + 1) - first
+    if tl.load(writes) > 0:
+        for state in range(tl.load(fields + 3), tl.load(fields + 4)):
+            pages = kept + state * (1 + STATE_PAGES) + 1
+            behind = tl.load(pages - 1)
+            if behind >= 0:
+                _keep_inputs(
+                    mixed, gates, fields, pages, first, replays, begins, behind, TAPS - 1, element, mixed_stride, gates_stride, memory,
+                    firsts, strides, STATE_PAGES, PIECES, LINES, TAIL, INPUTS, TAPS, CHANNELS, PER_LINE, HEAD, WIDTH, BJ,
+                )  # fmt: skip
+        certain = replays + tl.where(has_drafts, 0, count)
+        _keep_inputs(
+            mixed, gates, fields, writes, first, replays, begins, certain, TAPS - 1 + tl.where(has_drafts, count, 0), element, mixed_stride,
+            gates_stride, memory, firsts, strides, STATE_PAGES, PIECES, LINES, TAIL, INPUTS, TAPS, CHANNELS, PER_LINE, HEAD, WIDTH, BJ,
+        )  # fmt: skip
