@@ -138,7 +138,7 @@ class AttentionBackend(ABC):
         self.spec = spec
         self.caches: list[PagedCache] = []  # by layer; layers at the same place of different groups share tensors
         self.tensors: list[Tensor] = []  # all of them, each once
-        self.memory = torch.empty(0, dtype=torch.uint8, device=spec.device)  # that these are parts of
+        self.memory = torch.empty(0, dtype=torch.uint8)  # that these are parts of, where they are of torch
         kinds = {scoring.slopes for scoring in spec.scoring if scoring.slopes}
         slopes = {kind: torch.tensor(kind, dtype=torch.float32, device=spec.device) for kind in kinds}
         self.slopes = [slopes.get(scoring.slopes) for scoring in spec.scoring]
@@ -173,7 +173,7 @@ class AttentionBackend(ABC):
 
     def free(self) -> None:
         """Frees the KV tensors, if there are any."""
-        self.caches, self.tensors, self.memory = [], [], self.memory[:0].clone()
+        self.caches, self.tensors, self.memory = [], [], torch.empty(0, dtype=torch.uint8)
 
     @property
     def states(self) -> StateMemory:

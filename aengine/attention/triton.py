@@ -141,7 +141,7 @@ class TritonStates:
     def __init__(self, backend: AttentionBackend, qo_indptr: Tensor, layout: StepLayout) -> None:
         assert backend.spec.states is not None
         assert layout.states is not None
-        self._tensors = StateTensors.of(backend.spec.states, backend.memory, backend.tensors)
+        self._tensors = StateTensors.of(backend.spec.states, backend.memory, backend.tensors, backend.spec.layers_per_page)
         rows, kept = upload(packed_states(layout), backend.spec.device)
         most = int(np.diff(layout.qo_indptr).max(initial=0))
         self._rows = StateRows(rows, kept, qo_indptr, most, bool(layout.states.replays.any()))

@@ -8,6 +8,7 @@ that graphs can be captured.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from itertools import pairwise
 from typing import NamedTuple
 
 import torch
@@ -40,17 +41,21 @@ class StateTensors(NamedTuple):
 
     layout: StateLayout
     memory: Tensor  # uint8
-    firsts: Tensor  # [pieces of a page] int64: where in `memory` a tensor begins, in units of 4 bytes
-    strides: Tensor  # [pieces of a page] int64: from page to page, in the same
+    num_keys: int  # tensors of keys, which come before those of values
+    places: tuple[int, int, int, int]
+    """In units of 4 bytes, of keys and of values: from tensor to tensor; then from page to page."""
 
     @classmethod
-    def of(cls, layout: StateLayout, memory: Tensor, tensors: Sequence[Tensor]) -> StateTensors:
-        """`tensors` [num_pages, ..] as of `StateMemory`, whose pages are contiguous."""
-        held = tensors[: layout.pieces_per_page]
-        assert all(tensor[0].is_contiguous() for tensor in held)
-        places = [[tensor.storage_offset() * tensor.itemsize, tensor.stride(0) * tensor.itemsize] for tensor in held]
-        firsts, strides = (torch.tensor(places) // 4).t().contiguous().to(memory.device)
-        return cls(layout, memory, firsts, strides)
+    def of(cls, layout: StateLayout, memory: Tensor, tensors: Sequence[Tensor], num_keys: int) -> StateTensors:
+        """`tensors` [num_pages, ..] as of `StateMemory`, one behind the other, whose pages are contiguous."""
+        assert all(tensor[0].is_contiguous() for tensor in tensors)
+        begins = [tensor.storage_offset() * tensor.itemsize for tensor in tensors]
+        between = [*(after - begin for begin, after in pairwise(begins)), 0]
+        key, value = 0, len(tensors) - 1
+        strides = (tensors[at].stride(0) * tensors[at].itemsize for at in (key, value))
+        sizes = between[key], between[num_keys] if num_keys < len(tensors) else 0
+        keys, values, key_page, value_page = (number // 4 for number in (*sizes, *strides))
+        return cls(layout, memory, num_keys, (keys, values, key_page, value_page))
 
 
 def recur(
@@ -65,11 +70,11 @@ def recur(
         return out
     pages = tensors.layout.num_pages
     numbers, inputs = tensors.memory.view(torch.float32), tensors.memory.view(mixed.dtype)
-    memory = (states.rows, states.qo_indptr, inputs, tensors.firsts, tensors.strides)
+    memory = (states.rows, states.qo_indptr, inputs, *tensors.places)
     places = {
         **{"STATE_PAGES": pages, "PIECES": tensors.layout.pieces_per_page, "LINES": tensors.layout.lines_per_piece},
         **{"TAIL": at.tail, "INPUTS": at.num_inputs, "TAPS": taps, "CHANNELS": channels, "PER_LINE": LINE_BYTES // mixed.itemsize},
-        "HEAD": ROW_FIELDS,
+        **{"HEAD": ROW_FIELDS, "KEY_TENSORS": tensors.num_keys},
     }
     bias, has_bias = (rule.conv if rule.conv_bias is None else rule.conv_bias), rule.conv_bias is not None
     chunks = triton.cdiv(states.most_tokens, _TOKENS)
@@ -109,7 +114,7 @@ def recur(
             gates.stride(0),
             replayed.stride(0),
         ),
-        **{name: places[name] for name in ("STATE_PAGES", "PIECES", "LINES", "CHANNELS", "HEAD")},
+        **{name: places[name] for name in ("STATE_PAGES", "PIECES", "LINES", "KEY_TENSORS", "CHANNELS", "HEAD")},
         FIRST=at.first,
         PER_PIECE=at.blocks_per_piece,
         PER_BLOCK=at.pieces_per_block,
@@ -141,21 +146,39 @@ def recur(
 
 
 @triton.jit
-def _lines(firsts, strides, pages, piece, line, mask, PIECES: tl.constexpr, LINES: tl.constexpr):
+def _lines(
+    key_size, value_size, key_page, value_page, pages, piece, line, mask,
+    PIECES: tl.constexpr, LINES: tl.constexpr, KEY_TENSORS: tl.constexpr,
+):  # fmt: skip
     """Where lines of a state are, counted from a piece on, in units of 4 bytes; `pages` points to its pages."""
     piece = piece + line // LINES
-    number = piece % PIECES
+    number = (piece % PIECES).to(tl.int64)
     page = tl.load(pages + piece // PIECES, mask=mask, other=0).to(tl.int64)
-    return tl.load(firsts + number) + page * tl.load(strides + number) + line % LINES * 16
+    of_keys = number * key_size + page * key_page
+    of_values = KEY_TENSORS * key_size + (number - KEY_TENSORS) * value_size + page * value_page
+    return tl.where(number < KEY_TENSORS, of_keys, of_values) + line % LINES * 16
 
 
 @triton.jit
 def _inputs(
-    firsts, strides, pages, element, number, mask,
+    key_size, value_size, key_page, value_page, pages, element, number, mask,
     TAIL: tl.constexpr, INPUTS: tl.constexpr, PER_LINE: tl.constexpr, PIECES: tl.constexpr, LINES: tl.constexpr,
+    KEY_TENSORS: tl.constexpr,
 ):  # fmt: skip
     """Where elements of inputs are that a state has, in units of an element."""
-    place = _lines(firsts, strides, pages, TAIL + 0 * element, element // PER_LINE * INPUTS + number, mask, PIECES, LINES)
+    place = _lines(
+        key_size,
+        value_size,
+        key_page,
+        value_page,
+        pages,
+        TAIL + 0 * element,
+        element // PER_LINE * INPUTS + number,
+        mask,
+        PIECES,
+        LINES,
+        KEY_TENSORS,
+    )
     return place * (PER_LINE // 16) + element % PER_LINE
 
 
@@ -166,8 +189,9 @@ def _silu(x):
 
 @triton.jit
 def _convolve(
-    mixed, out, weight, bias, rows, qo_indptr, memory, firsts, strides, mixed_stride,
-    STATE_PAGES: tl.constexpr, PIECES: tl.constexpr, LINES: tl.constexpr, TAIL: tl.constexpr, INPUTS: tl.constexpr, TAPS: tl.constexpr,
+    mixed, out, weight, bias, rows, qo_indptr, memory, key_size, value_size, key_page, value_page, mixed_stride,
+    STATE_PAGES: tl.constexpr, PIECES: tl.constexpr, LINES: tl.constexpr, KEY_TENSORS: tl.constexpr, TAIL: tl.constexpr,
+    INPUTS: tl.constexpr, TAPS: tl.constexpr,
     CHANNELS: tl.constexpr, PER_LINE: tl.constexpr, HEAD: tl.constexpr, BIAS: tl.constexpr, BT: tl.constexpr, BC: tl.constexpr,
 ):  # fmt: skip
     """Some tokens of a row in some channels."""
@@ -188,7 +212,22 @@ def _convolve(
             if chunk * BT < TAPS - 1:
                 known = ((at < 0) & (token < tl.where(begins == 0, count, 0)))[:, None] & within[None, :]
                 number, element = tl.broadcast(at[:, None] + (TAPS - 1) + replays, channel[None, :])
-                places = _inputs(firsts, strides, fields + HEAD, element, number, known, TAIL, INPUTS, PER_LINE, PIECES, LINES)
+                places = _inputs(
+                    key_size,
+                    value_size,
+                    key_page,
+                    value_page,
+                    fields + HEAD,
+                    element,
+                    number,
+                    known,
+                    TAIL,
+                    INPUTS,
+                    PER_LINE,
+                    PIECES,
+                    LINES,
+                    KEY_TENSORS,
+                )
                 x += tl.load(memory + places, known, 0.0).to(tl.float32)
             total += x * tl.load(weight + channel * TAPS + tap, within, 0.0)[None, :]
         if BIAS:
@@ -199,8 +238,9 @@ def _convolve(
 
 @triton.jit
 def _replay(
-    out, weight, bias, rows, qo_indptr, memory, firsts, strides,
-    STATE_PAGES: tl.constexpr, PIECES: tl.constexpr, LINES: tl.constexpr, TAIL: tl.constexpr, INPUTS: tl.constexpr, TAPS: tl.constexpr,
+    out, weight, bias, rows, qo_indptr, memory, key_size, value_size, key_page, value_page,
+    STATE_PAGES: tl.constexpr, PIECES: tl.constexpr, LINES: tl.constexpr, KEY_TENSORS: tl.constexpr, TAIL: tl.constexpr,
+    INPUTS: tl.constexpr, TAPS: tl.constexpr,
     CHANNELS: tl.constexpr, PER_LINE: tl.constexpr, HEAD: tl.constexpr, WIDTH: tl.constexpr, PENDING: tl.constexpr, BIAS: tl.constexpr,
     BC: tl.constexpr,
 ):  # fmt: skip
@@ -213,7 +253,22 @@ def _replay(
         total = tl.zeros([BC], dtype=tl.float32)
         newest = total
         for tap in tl.static_range(TAPS):
-            places = _inputs(firsts, strides, fields + HEAD, element, token + tap, within, TAIL, INPUTS, PER_LINE, PIECES, LINES)
+            places = _inputs(
+                key_size,
+                value_size,
+                key_page,
+                value_page,
+                fields + HEAD,
+                element,
+                token + tap,
+                within,
+                TAIL,
+                INPUTS,
+                PER_LINE,
+                PIECES,
+                LINES,
+                KEY_TENSORS,
+            )
             newest = tl.load(memory + places, within, 0.0).to(tl.float32)
             total += newest * tl.load(weight + element * TAPS + tap, is_mixed, 0.0)
         if BIAS:
@@ -285,9 +340,10 @@ def _advance(
 
 @triton.jit
 def _recur(
-    convolved, gates, replayed, out, log_decay, step_bias, skip, rows, qo_indptr, memory, firsts, strides, kept, gates_stride,
-    replayed_stride,
-    STATE_PAGES: tl.constexpr, PIECES: tl.constexpr, LINES: tl.constexpr, CHANNELS: tl.constexpr, HEAD: tl.constexpr,
+    convolved, gates, replayed, out, log_decay, step_bias, skip, rows, qo_indptr, memory, key_size, value_size, key_page, value_page,
+    kept, gates_stride, replayed_stride,
+    STATE_PAGES: tl.constexpr, PIECES: tl.constexpr, LINES: tl.constexpr, KEY_TENSORS: tl.constexpr, CHANNELS: tl.constexpr,
+    HEAD: tl.constexpr,
     FIRST: tl.constexpr, PER_PIECE: tl.constexpr, PER_BLOCK: tl.constexpr, WIDTH: tl.constexpr, BLOCKS: tl.constexpr,
     HEADS: tl.constexpr, KEY_HEADS: tl.constexpr, KEYS: tl.constexpr, VALUES: tl.constexpr, GATES: tl.constexpr, STEPS: tl.constexpr,
     PENDING: tl.constexpr, KIND: tl.constexpr, SKIP: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr,
@@ -313,7 +369,11 @@ def _recur(
         piece = FIRST + number * PER_BLOCK + 0 * flat
         line = flat // 16
     within = flat % 16
-    matrix = tl.load(memory + _lines(firsts, strides, reads, piece, line, known, PIECES, LINES) + within, known, 0.0)
+    matrix = tl.load(
+        memory + _lines(key_size, value_size, key_page, value_page, reads, piece, line, known, PIECES, LINES, KEY_TENSORS) + within,
+        known,
+        0.0,
+    )
     keep_after = tl.load(kept + kept_at * (1 + STATE_PAGES), kept_at < kept_end, -1)
     if PENDING:
         for token in range(0, replays):
@@ -324,11 +384,11 @@ def _recur(
             )  # fmt: skip
             if token + 1 == keep_after:
                 pages = kept + kept_at * (1 + STATE_PAGES) + 1
-                place = _lines(firsts, strides, pages, piece, line, is_key, PIECES, LINES) + within
+                place = _lines(key_size, value_size, key_page, value_page, pages, piece, line, is_key, PIECES, LINES, KEY_TENSORS) + within
                 tl.store(memory + place, matrix, is_key)
                 kept_at += 1
                 keep_after = tl.load(kept + kept_at * (1 + STATE_PAGES), kept_at < kept_end, -1)
-    target = memory + _lines(firsts, strides, writes, piece, line, written, PIECES, LINES) + within
+    target = memory + _lines(key_size, value_size, key_page, value_page, writes, piece, line, written, PIECES, LINES, KEY_TENSORS) + within
     if has_drafts:
         tl.store(target, matrix, written)
     for token in range(first, end):
@@ -340,7 +400,7 @@ def _recur(
         tl.store(out + at * HEADS * VALUES + head * VALUES + column, made.to(out.dtype.element_ty), column < VALUES)
         if replays + token - first + 1 == keep_after:
             pages = kept + kept_at * (1 + STATE_PAGES) + 1
-            place = _lines(firsts, strides, pages, piece, line, is_key, PIECES, LINES) + within
+            place = _lines(key_size, value_size, key_page, value_page, pages, piece, line, is_key, PIECES, LINES, KEY_TENSORS) + within
             tl.store(memory + place, matrix, is_key)
             kept_at += 1
             keep_after = tl.load(kept + kept_at * (1 + STATE_PAGES), kept_at < kept_end, -1)
@@ -350,8 +410,10 @@ def _recur(
 
 @triton.jit
 def _keep_inputs(
-    mixed, gates, fields, pages, first, replays, begins, behind, count, element, mixed_stride, gates_stride, memory, firsts, strides,
-    STATE_PAGES: tl.constexpr, PIECES: tl.constexpr, LINES: tl.constexpr, TAIL: tl.constexpr, INPUTS: tl.constexpr, TAPS: tl.constexpr,
+    mixed, gates, fields, pages, first, replays, begins, behind, count, element, mixed_stride, gates_stride, memory, key_size,
+    value_size, key_page, value_page,
+    STATE_PAGES: tl.constexpr, PIECES: tl.constexpr, LINES: tl.constexpr, KEY_TENSORS: tl.constexpr, TAIL: tl.constexpr,
+    INPUTS: tl.constexpr, TAPS: tl.constexpr,
     CHANNELS: tl.constexpr, PER_LINE: tl.constexpr, HEAD: tl.constexpr, WIDTH: tl.constexpr, BJ: tl.constexpr,
 ):  # fmt: skip
     """Writes `count` inputs to a state: those of `TAPS` - 1 tokens before token `behind`, as replayed ones are counted, and from it on."""
@@ -366,18 +428,39 @@ def _keep_inputs(
     known = wanted & (at < tl.where(begins == 0, 0, -(1 << 30)))[:, None]
     source, wide = tl.broadcast((token + (TAPS - 1))[:, None], element[None, :])
     earlier = tl.load(
-        memory + _inputs(firsts, strides, fields + HEAD, wide, source, known, TAIL, INPUTS, PER_LINE, PIECES, LINES), known, 0.0
+        memory
+        + _inputs(
+            key_size,
+            value_size,
+            key_page,
+            value_page,
+            fields + HEAD,
+            wide,
+            source,
+            known,
+            TAIL,
+            INPUTS,
+            PER_LINE,
+            PIECES,
+            LINES,
+            KEY_TENSORS,
+        ),
+        known,
+        0.0,
     )
     tl.debug_barrier()  # inputs move to places that other threads read
     to, wide = tl.broadcast(number[:, None], element[None, :])
-    places = _inputs(firsts, strides, pages, wide, to, wanted, TAIL, INPUTS, PER_LINE, PIECES, LINES)
+    places = _inputs(
+        key_size, value_size, key_page, value_page, pages, wide, to, wanted, TAIL, INPUTS, PER_LINE, PIECES, LINES, KEY_TENSORS
+    )
     tl.store(memory + places, x + gate + earlier, wanted)
 
 
 @triton.jit
 def _keep(
-    mixed, gates, rows, qo_indptr, memory, firsts, strides, kept, mixed_stride, gates_stride,
-    STATE_PAGES: tl.constexpr, PIECES: tl.constexpr, LINES: tl.constexpr, TAIL: tl.constexpr, INPUTS: tl.constexpr, TAPS: tl.constexpr,
+    mixed, gates, rows, qo_indptr, memory, key_size, value_size, key_page, value_page, kept, mixed_stride, gates_stride,
+    STATE_PAGES: tl.constexpr, PIECES: tl.constexpr, LINES: tl.constexpr, KEY_TENSORS: tl.constexpr, TAIL: tl.constexpr,
+    INPUTS: tl.constexpr, TAPS: tl.constexpr,
     CHANNELS: tl.constexpr, PER_LINE: tl.constexpr, HEAD: tl.constexpr, WIDTH: tl.constexpr, BJ: tl.constexpr, BC: tl.constexpr,
 ):  # fmt: skip
     """Some elements of the inputs that the states of a row have, when nobody reads earlier ones any more."""
@@ -395,10 +478,12 @@ def _keep(
             if behind >= 0:
                 _keep_inputs(
                     mixed, gates, fields, pages, first, replays, begins, behind, TAPS - 1, element, mixed_stride, gates_stride, memory,
-                    firsts, strides, STATE_PAGES, PIECES, LINES, TAIL, INPUTS, TAPS, CHANNELS, PER_LINE, HEAD, WIDTH, BJ,
+                    key_size, value_size, key_page, value_page, STATE_PAGES, PIECES, LINES, KEY_TENSORS, TAIL, INPUTS, TAPS, CHANNELS,
+                    PER_LINE, HEAD, WIDTH, BJ,
                 )  # fmt: skip
         certain = replays + tl.where(has_drafts, 0, count)
         _keep_inputs(
             mixed, gates, fields, writes, first, replays, begins, certain, TAPS - 1 + tl.where(has_drafts, count, 0), element, mixed_stride,
-            gates_stride, memory, firsts, strides, STATE_PAGES, PIECES, LINES, TAIL, INPUTS, TAPS, CHANNELS, PER_LINE, HEAD, WIDTH, BJ,
+            gates_stride, memory, key_size, value_size, key_page, value_page, STATE_PAGES, PIECES, LINES, KEY_TENSORS, TAIL, INPUTS,
+            TAPS, CHANNELS, PER_LINE, HEAD, WIDTH, BJ,
         )  # fmt: skip
