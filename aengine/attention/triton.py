@@ -30,7 +30,7 @@ from aengine.kernels.recurrence import RecurrentRule
 from aengine.kernels.triton import attention
 from aengine.kernels.triton import attention as kernels
 from aengine.kernels.triton.attention import BlockSizes, DeviceDecodeWork, attend_decodes, decode_block, is_hopper
-from aengine.kernels.triton.recurrence import StateRows, StateTensors, recur
+from aengine.kernels.triton.recurrence import DeviceStates, StateTensors, recur
 from aengine.kernels.upload import staged, to_device, upload
 
 
@@ -144,11 +144,11 @@ class TritonStates:
         self._tensors = StateTensors.of(backend.spec.states, backend.memory, backend.tensors, backend.spec.layers_per_page)
         rows, kept = upload(packed_states(layout), backend.spec.device)
         most = int(np.diff(layout.qo_indptr).max(initial=0))
-        self._rows = StateRows(rows, kept, qo_indptr, most, bool(layout.states.replays.any()))
+        self._rows = DeviceStates(rows, kept, qo_indptr, most, bool(layout.states.replays.any()))
 
     @staticmethod
     def of_graph(backend: AttentionBackend, buffers: AttentionMetadata) -> GraphStates:
-        """Those for graphs that read `buffers`."""
+        """Makes those for graphs that read `buffers`."""
         return GraphStates(backend, buffers)
 
     def recur(self, layer: int, rule: RecurrentRule, mixed: Tensor, gates: Gates) -> Tensor:
@@ -157,7 +157,7 @@ class TritonStates:
 
 
 class GraphStates(TritonStates):
-    """Those of steps of as many decode rows as the buffers have, each of which keeps one state at most."""
+    """The states of steps of as many decode rows as the buffers have, each of which keeps one state at most."""
 
     def __init__(self, backend: AttentionBackend, buffers: AttentionMetadata) -> None:
         assert backend.spec.states is not None
@@ -185,7 +185,7 @@ class GraphStates(TritonStates):
 
 
 def packed_states(layout: StepLayout) -> tuple[IntArray, IntArray]:
-    """The `rows` and `kept` of `StateRows`, [n, ..] and [k, ..]."""
+    """The `rows` and `kept` of `DeviceStates`, [n, ..] and [k, ..]."""
     states = layout.states
     assert states is not None
     begins = layout.seq_lens == np.diff(layout.qo_indptr)

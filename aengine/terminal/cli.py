@@ -127,7 +127,7 @@ def _questions(given: argparse.Namespace) -> list[str]:
 
 
 async def _answer_all(chat: Chat, questions: list[str], *, as_json: bool) -> None:
-    from aengine.terminal.pipe import PlainView, answer_all
+    from aengine.terminal.answers import PlainView, answer_all
 
     make_view: Callable[[], View] | None = None if as_json else PlainView
     if not as_json and sys.stdout.isatty() and not _is_dumb():

@@ -26,7 +26,7 @@ _CHANNELS, _TOKENS = 128, 16  # that a program convolves
 _DELTA, _BY_ROW, _ADDED, _BY_NUMBER = range(4)  # the gated delta rule with a decay for each head, or row; Mamba-2; Mamba-1
 
 
-class StateRows(NamedTuple):
+class DeviceStates(NamedTuple):
     """The n rows of a step and their states, as in `StepStates`, on a device. Of a row that writes to page 0 nothing is computed."""
 
     rows: Tensor  # [n, ROW_FIELDS and the pages read and written] int32
@@ -59,7 +59,7 @@ class StateTensors(NamedTuple):
 
 
 def recur(
-    tensors: StateTensors, states: StateRows, layer: int, rule: RecurrentRule, mixed: Tensor, gates: Tensor | Callable[[Tensor], Tensor]
+    tensors: StateTensors, states: DeviceStates, layer: int, rule: RecurrentRule, mixed: Tensor, gates: Tensor | Callable[[Tensor], Tensor]
 ) -> Tensor:
     """The outputs [T, width] of all tokens of a step, from what is convolved of them, `mixed` [T, channels], and their gates [T, ..], or
     what makes these of what was convolved. `layer` counts the recurrent layers alone."""
