@@ -206,6 +206,19 @@ _NEMOTRON = {
 }
 
 
+_MAMBA1 = {
+    **{"conv1d": "ssm_conv1d", "A_log": "ssm_a", "D": "ssm_d", "x_proj": "ssm_x", "dt_proj": "ssm_dt", "out_proj": "ssm_out"},
+    **{"in_proj": "ssm_in", "dt_layernorm": "ssm_dt_norm", "b_layernorm": "ssm_b_norm", "c_layernorm": "ssm_c_norm"},
+}
+_STATES_ALONE = {"backbone.embeddings": "token_embd", "backbone.norm_f": "output_norm", "norm": "attn_norm"}
+
+
+def _states(architecture: str, rank: int, state: int, width: int) -> dict[str, Any]:
+    sizes = {"time_step_rank": rank, "state_size": state, "inner_size": width, "conv_kernel": 4}
+    nothing = {f"{architecture}.{key}": 0 for key in ("attention.head_count", "feed_forward_length")}
+    return {**{f"{architecture}.ssm.{key}": number for key, number in sizes.items()}, **nothing}
+
+
 def _sizes(architecture: str, heads: int, groups: int, state: int, width: int, taps: int = 4) -> dict[str, Any]:
     sizes = {"time_step_rank": heads, "group_count": groups, "state_size": state, "inner_size": heads * width, "conv_kernel": taps}
     return {f"{architecture}.ssm.{key}": number for key, number in sizes.items()}
@@ -230,6 +243,46 @@ CASES = {
         modules=_QWEN35,
         metadata={**_sizes("qwen35moe", 4, 2, 16, 32), "qwen35moe.rope.dimension_count": 8, "qwen35moe.rope.freq_base": 1e4},
         cut=_cut_qwen35,
+    ),
+    "mamba": Written(
+        *("mamba", "Mamba", {"intermediate_size": 128}, (("attention.layer_norm_rms_epsilon", "layer_norm_epsilon"),)),
+        modules={**_STATES_ALONE, **{f"mixer.{ours}": theirs for ours, theirs in _MAMBA1.items()}},
+        metadata=_states("mamba", 4, 16, 128),
+        cut=_cut_recurrence,
+    ),
+    "falcon-mamba": Written(
+        *("mamba", "FalconMamba", {"intermediate_size": 128, "mixer_rms_eps": 1e-5}),
+        keys=(("attention.layer_norm_rms_epsilon", "layer_norm_epsilon"),),
+        modules={**_STATES_ALONE, **{f"mixer.{ours}": theirs for ours, theirs in _MAMBA1.items()}},
+        metadata={**_states("mamba", 4, 16, 128), "mamba.ssm.dt_b_c_rms": True},
+        cut=_cut_recurrence,
+    ),
+    "mamba2": Written(
+        *("mamba2", "Mamba2", {"num_heads": 4, "head_dim": 32, "n_groups": 2, "state_size": 16}),
+        keys=(("attention.layer_norm_rms_epsilon", "layer_norm_epsilon"),),
+        modules={**_STATES_ALONE, **{f"mixer.{ours}": theirs for ours, theirs in _OF_RECURRENCES.items()}},
+        metadata={**_states("mamba2", 4, 16, 128), "mamba2.ssm.group_count": 2},
+        cut=_cut_mamba2,
+    ),
+    "jamba": Written(
+        "jamba",
+        "Jamba",
+        {
+            **{"num_hidden_layers": 4, "attn_layer_period": 4, "attn_layer_offset": 2, "num_experts": 4, "num_experts_per_tok": 2},
+            **{"mamba_dt_rank": 6, "use_mamba_kernels": False},
+        },
+        keys=(("expert_count", "num_experts"), ("expert_used_count", "num_experts_per_tok")),
+        modules={
+            **{f"mamba.{ours}": theirs for ours, theirs in _MAMBA1.items()},
+            **{f"feed_forward.{name}_proj": f"ffn_{name}" for name in ("gate", "up", "down")},
+            **{f"feed_forward.experts.{name}_proj": f"ffn_{name}_exps" for name in ("gate", "up", "down")},
+            **{"feed_forward.router": "ffn_gate_inp", "pre_ff_layernorm": "ffn_norm", "model.final_layernorm": "output_norm"},
+        },
+        metadata={
+            **{key: value for key, value in _states("jamba", 6, 16, 128).items() if ".ssm." in key},
+            "jamba.attention.head_count_kv": [0, 0, 2, 0],
+        },
+        cut=_cut_recurrence,
     ),
     "granitehybrid": Written(
         "granitehybrid",
@@ -580,7 +633,11 @@ def assert_same(path: pathlib.Path, model_dir: pathlib.Path, architecture: str) 
     others = fused(expected, stored_weights(expected, model_dir), torch.float32, device)
     for name, tensor in fused(expected, stored_weights(expected, model_dir), torch.float32, device).items():
         torch.testing.assert_close(
-            weights[name], tensor, rtol=0, atol=2e-7 if architecture.startswith(("gemma", "qwen35", "gran", "nemo")) else 0, msg=name
+            weights[name],
+            tensor,
+            rtol=0,
+            atol=2e-7 if architecture.startswith(("gemma", "qwen35", "gran", "nemo", "mamba", "jamba")) else 0,
+            msg=name,
         )
     assert weights.keys() == others.keys()
 

@@ -15,7 +15,7 @@ import numpy as np
 from aengine.api.errors import ModelLoadError
 from aengine.models.config.reader import ConfigReader, ConfigSource, NotNativeError
 from aengine.models.families import FAMILIES
-from aengine.models.gguf.gguf_file import GgufFile, GgufTensor, LazyStrings, open_gguf
+from aengine.models.gguf.gguf_file import GgufFile, GgufTensor, end_tokens, open_gguf
 
 _KEYS: Mapping[str, str] = {
     "context_length": "max_position_embeddings",
@@ -61,22 +61,6 @@ _ROPE_KEYS = {
 """Those of the rope, by which errors call them."""
 _FACTORS = {"both": "rope_freqs", "long": "rope_factors_long", "short": "rope_factors_short"}
 _MOST_FACTORS = 32_768
-_ENDS = ("eos", "eot", "eom")
-_END_TEXTS = frozenset(
-    (
-        "<|eot_id|>",
-        "<|im_end|>",
-        "<|end|>",
-        "<end_of_turn>",
-        "<|endoftext|>",
-        "<|end_of_text|>",
-        "<|eom_id|>",
-        "<EOT>",
-        "<|END_OF_TURN_TOKEN|>",
-    )
-)
-"""Control tokens that end a turn in the chats of some model, which a file need not name otherwise."""
-_CONTROL = 3
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,6 +76,7 @@ class Architecture:
     transposed: int = 0  # tensors of layers with so many dimensions are [..., in_features, out_features] in the family, in the file never
     unit_offset: bool = False  # 1 is added to the weights of norms
     without_attention: bool = False  # some layers are, which have 0 KV heads
+    states_alone: bool = False  # no layer has attention
     tiled_heads: bool = False  # of a recurrence: head h reads key head h % their number; in the family all that read one are together
 
 
@@ -240,6 +225,41 @@ def _mamba2(file: GgufFile, config: dict[str, Any]) -> None:
     config["mamba_conv_bias"] = any(name.endswith(".ssm_conv1d.bias") for name in file.tensors)
 
 
+def _mamba1(file: GgufFile, config: dict[str, Any]) -> None:
+    names = {"conv_kernel": "mamba_d_conv", "state_size": "mamba_d_state", "time_step_rank": "mamba_dt_rank", "inner_size": "width"}
+    found = {ours: file.get(f"{file.architecture}.ssm.{theirs}", int, 0) for theirs, ours in names.items()}
+    if min(found.values()) < 1:
+        raise ModelLoadError(f"{file.architecture}.ssm.{', '.join(names)} {[*found.values()]} in {file.path.name} are not those of Mamba")
+    config["mamba_expand"] = found.pop("width") / config["hidden_size"]
+    config |= {**found, "mamba_conv_bias": any(name.endswith(".ssm_conv1d.bias") for name in file.tensors)}
+
+
+def _states(file: GgufFile, config: dict[str, Any]) -> None:
+    """Falcon Mamba is Mamba whose dt, B and C are normed, by the epsilon of all norms."""
+    config.pop("intermediate_size", None)
+    config["mamba_proj_bias"] = any(name.endswith(".ssm_in.bias") for name in file.tensors)
+    if config["model_type"] == "mamba2":
+        _mamba2(file, config)
+        config["mamba_expand"] = config["mamba_n_heads"] * config["mamba_d_head"] / config["hidden_size"]
+        return
+    _mamba1(file, config)
+    if file.get("mamba.ssm.dt_b_c_rms", bool, False):
+        config |= {"model_type": "falcon_mamba", "mixer_rms_eps": config.get("rms_norm_eps")}
+
+
+def _jamba(file: GgufFile, config: dict[str, Any]) -> None:
+    _mamba1(file, config)
+    attending = [bool(count) for count in _by_layer(file, "attention.head_count_kv")]
+    routed = [f"blk.{layer}.ffn_gate_inp.weight" in file.tensors for layer in range(len(attending))]
+    for kind, chosen in (("attn", attending), ("expert", routed)):
+        layers = [layer for layer, one in enumerate(chosen) if one] or [0]
+        period = layers[1] - layers[0] if len(layers) > 1 else len(chosen)
+        if any(chosen) and chosen != [layer % period == layers[0] for layer in range(len(chosen))]:
+            raise NotNativeError(f"the layers {layers} with {kind} in {file.path.name} are not supported: they have no period")
+        config |= {f"{kind}_layer_period": period, f"{kind}_layer_offset": layers[0]}
+    config.setdefault("num_experts", 1)
+
+
 def _granite_hybrid(file: GgufFile, config: dict[str, Any]) -> None:
     """Refuses Bamba, whose files say the same architecture: the rope is on a part of each head, and rows of q and k are ordered as if it
     were on all of it."""
@@ -316,6 +336,10 @@ _DELTA = {
     **{"ssm_beta": ("recur_gates", 0), "ssm_alpha": ("recur_gates", 1)},
 }
 _MAMBA2 = {**_OF_STATES, "ssm_in": ("recur_in", 0), "ssm_d": ("skip", 0)}
+_MAMBA1 = {
+    **{**_OF_STATES, "ssm_in": ("recur_in", 0), "ssm_d": ("skip", 0), "ssm_x": ("recur_gates", 0), "ssm_dt": ("decay_up", 0)},
+    **{"ssm_dt_norm": ("decay_norm", 0), "ssm_b_norm": ("gate_k_norm", 0), "ssm_c_norm": ("gate_q_norm", 0)},
+}
 _UNGATED = {"ffn_up_exps": ("experts.up", 0), "ffn_up_shexp": ("shared.up", 0), "ffn_down_shexp": ("shared.down", 0)}
 ARCHITECTURES: Mapping[str, Architecture] = {
     "llama": Architecture("llama", change=_llama, pairs_neighbours=True),
@@ -349,6 +373,9 @@ ARCHITECTURES: Mapping[str, Architecture] = {
     "granitehybrid": Architecture("granitemoehybrid", {}, _granite_hybrid, _MAMBA2, pairs_neighbours=True, without_attention=True),
     "nemotron_h": Architecture("nemotron_h", {}, _nemotron_h, _MAMBA2, pairs_neighbours=True, without_attention=True),
     "nemotron_h_moe": Architecture("nemotron_h", {}, _nemotron_h, {**_MAMBA2, **_UNGATED}, pairs_neighbours=True, without_attention=True),
+    "mamba": Architecture("mamba", {}, _states, _MAMBA1, states_alone=True),
+    "mamba2": Architecture("mamba2", {}, _states, _MAMBA2, states_alone=True),
+    "jamba": Architecture("jamba", {}, _jamba, _MAMBA1, without_attention=True),
     "falcon-h1": Architecture("falcon_h1", {}, _falcon_h1, _MAMBA2),
     "deepseek2": Architecture("deepseek_v3", change=_deepseek2, modules={"attn_q": ("q", 0)}),
 }
@@ -388,17 +415,21 @@ def config_of(file: GgufFile) -> tuple[dict[str, Any], ConfigSource]:
     config["num_hidden_layers"] -= file.get(f"{prefix}nextn_predict_layers", int, 0)  # the last layers, which predict further tokens
     if file.metadata.get(f"{prefix}attention.causal") is False:
         raise NotNativeError(f"{prefix}attention.causal False in {file.path.name} is not supported: it is no model that continues texts")
-    heads = reader.positive("num_attention_heads")
-    config["num_key_value_heads"] = reader.positive("num_key_value_heads", heads)
-    config["head_dim"] = reader.positive("head_dim", reader.positive("hidden_size") // heads)
+    if architecture.states_alone:
+        config = {key: value for key, value in config.items() if key not in ("num_attention_heads", "num_key_value_heads", "head_dim")}
+    else:
+        heads = reader.positive("num_attention_heads")
+        config["num_key_value_heads"] = reader.positive("num_key_value_heads", heads)
+        config["head_dim"] = reader.positive("head_dim", reader.positive("hidden_size") // heads)
     config.setdefault("rope_theta", 1e4)
     config["vocab_size"] = embedding.shape[0]
     config["tie_word_embeddings"] = "output.weight" not in file.tensors
     config["dtype"] = _dtype(file)
     if not {tensor.type for tensor in file.tensors.values()} <= {"F32", "F16", "BF16", "F64"}:
         config["quantization_config"] = {"quant_method": "gguf"}
-    config["eos_token_id"] = _ends(file)
-    _add_rope(file, prefix, config)
+    config["eos_token_id"] = end_tokens(file)
+    if not architecture.states_alone:
+        _add_rope(file, prefix, config)
     architecture.change(file, config)
     family = FAMILIES[config["model_type"]]
     config["architectures"] = [family.architecture]
@@ -420,14 +451,6 @@ def _dtype(file: GgufFile) -> str:
     """That of the matrices if they are not quantised: bfloat16, which all kernels have, if they are."""
     types = {tensor.type for tensor in file.tensors.values() if len(tensor.shape) > 1}
     return "float32" if types == {"F32"} else "float16" if types == {"F16"} else "bfloat16"
-
-
-def _ends(file: GgufFile) -> list[int]:
-    named = [file.get(f"tokenizer.ggml.{name}_token_id", int) for name in _ENDS]
-    ids = {token_id for token_id in named if token_id is not None}
-    tokens, kinds = file.get("tokenizer.ggml.tokens", LazyStrings, ()), file.get("tokenizer.ggml.token_type", np.ndarray, np.zeros(0))
-    ids.update(int(number) for number in np.flatnonzero(kinds[: len(tokens)] == _CONTROL) if tokens[number] in _END_TEXTS)
-    return sorted(ids)
 
 
 def _add_rope(file: GgufFile, prefix: str, config: dict[str, Any]) -> None:

@@ -1,7 +1,7 @@
 """`GgufFile`: the metadata and the tensors of a GGUF file, mapped, with every count, length and offset checked against the file.
 
-A model may be cut into several files. Knows nothing of what the other metadata mean or of how a block of a quantised type is made. Imports
-no torch.
+A model may be cut into several files. Beside these it knows which tokens end a text, and nothing of what other metadata mean or of how a
+block of a quantised type is made. Imports no torch.
 """
 
 from __future__ import annotations
@@ -280,3 +280,30 @@ class _Reader:
 
     def _error(self, what: str) -> ModelLoadError:
         return ModelLoadError(f"{self._path} {what}")
+
+
+_ENDS = ("eos", "eot", "eom")
+_END_TEXTS = frozenset(
+    [
+        "<|eot_id|>",
+        "<|im_end|>",
+        "<|end|>",
+        "<end_of_turn>",
+        "<|endoftext|>",
+        "<|end_of_text|>",
+        "<|eom_id|>",
+        "<EOT>",
+        "<|END_OF_TURN_TOKEN|>",
+    ]
+)
+"""Control tokens that end a turn in the chats of some model, which a file need not name otherwise."""
+_CONTROL = 3
+
+
+def end_tokens(file: GgufFile) -> list[int]:
+    """The ids of the tokens that end a text or a turn, ascending."""
+    named = [file.get(f"tokenizer.ggml.{name}_token_id", int) for name in _ENDS]
+    ids = {token_id for token_id in named if token_id is not None}
+    tokens, kinds = file.get("tokenizer.ggml.tokens", LazyStrings, ()), file.get("tokenizer.ggml.token_type", np.ndarray, np.zeros(0))
+    ids.update(int(number) for number in np.flatnonzero(kinds[: len(tokens)] == _CONTROL) if tokens[number] in _END_TEXTS)
+    return sorted(ids)

@@ -170,7 +170,7 @@ _LAYER_MODULES: dict[str, tuple[str | None, int]] = {
 """llama.cpp's names of modules -> ours, and which of the tensors that `Family.names` has for it."""
 _WITHOUT_ENDING = ("sinks", "router_correction", "log_decay", "step_bias", "skip")
 _ONE_CHANNEL = ("shortconv.conv", "ssm_conv1d")  # convolutions of one input channel for each output channel, which files leave out
-_VECTORS = ("ssm_a", "ssm_d", "ssm_norm")  # which some files have as matrices
+_COLUMNS = ("ssm_a", "ssm_d")  # vectors that some files have as matrices of one column
 _IGNORED = re.compile(r"rope_freqs\.weight|rope_factors_(long|short)\.weight")  # read with the config
 _NORM = re.compile(r".*(?<!ssm_)norm\.weight")
 _STORED = re.compile(r"(?:blk\.(\d{1,4})\.)?(?:([\w.]+)\.(weight|bias)|(ssm_[ad]))")
@@ -205,7 +205,7 @@ def read_tensors(path: pathlib.Path) -> Iterator[StoredRows]:
         shape = (1, *tensor.shape) if place.module == "ffn_gate_inp_shexp" and len(tensor.shape) == 1 else tensor.shape
         if place.module in _ONE_CHANNEL and len(shape) == 2:
             shape = (shape[0], 1, *shape[1:])
-        if place.module in _VECTORS:
+        if place.module == "ssm_norm" or (place.module in _COLUMNS and shape[-1] == 1):
             shape = (math.prod(shape),)
         whole = replace(tensor, shape=shape)
         subtracted = 1.0 if architecture.unit_offset and _NORM.fullmatch(stored) else 0.0
@@ -262,7 +262,7 @@ def _of_layers(file: GgufFile, config: Mapping[str, Any]) -> dict[str, GgufTenso
 
 def _cut_qkv(tensors: dict[str, GgufTensor], config: Mapping[str, Any], names: Mapping[str, str]) -> None:
     """Rows of q, then k, then v in one tensor, where the family has three."""
-    if len(names["qkv"].split()) < 3 or "linear_num_key_heads" in config:  # what is called so has those of a recurrence
+    if len(names.get("qkv", "").split()) < 3 or "linear_num_key_heads" in config:  # what is called so has those of a recurrence
         return
     head_dim = config["head_dim"]
     sizes = [config[f"num_{kind}_heads"] * head_dim for kind in ("attention", "key_value", "key_value")]
