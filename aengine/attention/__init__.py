@@ -9,7 +9,7 @@ import logging
 from collections.abc import Callable, Mapping
 
 from aengine.api.errors import ConfigError
-from aengine.attention.base import AttentionBackend, AttentionSpec, AttentionStep, BackendUnavailableError, Gates, GraphStep
+from aengine.attention.base import AttentionBackend, AttentionSpec, AttentionStep, BackendUnavailableError, Gates, GraphStep, IndexQuery
 from aengine.attention.metadata import AttentionMetadata, Layouts, StepLayout, StepStates, as_decodes, build_layout, empty_layout
 from aengine.attention.torch_native import TorchNativeBackend
 from aengine.kernels.paged_cache import Scoring
@@ -22,6 +22,7 @@ __all__ = [
     "BackendUnavailableError",
     "Gates",
     "GraphStep",
+    "IndexQuery",
     "Layouts",
     "Scoring",
     "StepLayout",

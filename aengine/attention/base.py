@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from aengine.attention.metadata import AttentionMetadata, StepLayout, build_layout
-from aengine.kernels.paged_cache import SCALE_BYTES, KvTarget, PagedCache, Scoring, as_bytes
+from aengine.kernels.paged_cache import SCALE_BYTES, KvTarget, PagedCache, Scoring, as_bytes, loaded
 from aengine.kernels.recurrence import RecurrentRule, StateLayout, StateMemory, convolve
 from aengine.kernels.upload import to_device
 from aengine.kernels.warm_memory import lazy_bytes
@@ -50,6 +50,7 @@ class AttentionSpec:
     num_groups: int = 0  # of the whole model, where a rank has no layers of some; 0: those of `places`, which it becomes
     latent: bool = False  # a value is the last value_dim numbers of its key; a backend may store it there alone
     states: StateLayout | None = None  # of recurrent layers; None: there are none
+    is_sparse: bool = False  # whether an index may choose some of a query's tokens
 
     def __post_init__(self) -> None:
         if not self.value_dim:
@@ -87,6 +88,15 @@ Gates: TypeAlias = "Tensor | Callable[[Tensor], Tensor]"
 """The gates of a recurrence [T, ...], or what makes them of what was convolved [T, channels]."""
 
 
+@dataclass(frozen=True, slots=True)
+class IndexQuery:
+    """What chooses the tokens that queries see, as `models/spec.py: SparseIndex` says. A token's key begins with that of the index."""
+
+    query: Tensor  # [T, index heads, head_dim]
+    weights: Tensor  # [T, index heads] float32, by which the scores of heads are added
+    top_k: int
+
+
 class AttentionStep(Protocol):
     """The attention of one step, planned once and used by every layer."""
 
@@ -112,6 +122,10 @@ class AttentionStep(Protocol):
         `sinks` [num_heads] are the scores of a layer whose `Scoring` has sinks. Reads what was written in this step and in all steps
         before, and nothing beyond a row's length.
         """
+
+    def attend_chosen(self, layer: int, query: Tensor, index: IndexQuery, attended: Tensor) -> None:
+        """Overwrites what was `attended` to, as `attend` returns it, where queries see more than the index's `top_k` tokens: these see the
+        chosen ones alone."""
 
 
 class GraphStep(AttentionStep, Protocol):
@@ -284,6 +298,34 @@ def recur_torch(
             made.append(rule.advance(matrices, known[:, certain:])[0])
         outputs[first:end] = torch.cat(made, 1)[0, replays:]
     return outputs
+
+
+_QUERIES = 16  # that are computed at a time
+
+
+def attend_chosen_torch(
+    backend: AttentionBackend, metadata: AttentionMetadata, layer: int, query: Tensor, index: IndexQuery, attended: Tensor
+) -> None:
+    """Do what `AttentionStep.attend_chosen` says, in plain torch."""
+    host, spec = metadata.host, backend.spec
+    cache, scoring, (group, _) = backend.caches[layer], spec.scoring[layer], spec.places[layer]
+    for row in np.flatnonzero(host.seq_lens > index.top_k).tolist():
+        length, (first, end) = int(host.seq_lens[row]), host.qo_indptr[row : row + 2].tolist()
+        pages = metadata.kv_indices[group][host.kv_indptr[row] : host.kv_indptr[row + 1]]
+        stored = as_bytes(cache.keys).index_select(backend.page_axis, pages)
+        keys = loaded(stored, cache.keys.dtype, spec.scales(layer)[0]).flatten(0, -2)[:length].float()
+        index_keys = keys[:, : index.query.shape[-1]]
+        places = torch.arange(length, device=keys.device)
+        for begin in range(first, end, _QUERIES):
+            tokens = slice(begin, min(begin + _QUERIES, end))
+            positions = length - end + torch.arange(tokens.start, tokens.stop, device=keys.device)
+            scores = torch.relu(index.query[tokens].float() @ index_keys.t() * index_keys.shape[1] ** -0.5)
+            scores = torch.einsum("th,thl->tl", index.weights[tokens], scores)
+            scores = scores.masked_fill(places > positions[:, None], -math.inf)
+            chosen = scores.sort(dim=-1, descending=True, stable=True).indices[:, : index.top_k]
+            seen = torch.zeros_like(scores, dtype=torch.bool).scatter_(1, chosen, value=True) & (places <= positions[:, None])
+            weights = (query[tokens].float() @ keys.t() * scoring.scale).masked_fill(~seen[:, None], -math.inf).softmax(-1)
+            attended[tokens] = (weights @ keys[:, -spec.value_dim :]).to(attended.dtype)
 
 
 def _convolved(memory: StateMemory, host: StepLayout, layer: int, rule: RecurrentRule, mixed: Tensor) -> Tensor:

@@ -14,7 +14,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from aengine.attention.base import AttentionBackend, AttentionSpec, AttentionStep, BackendUnavailableError, Gates, recur_torch
+from aengine.attention.base import AttentionBackend, AttentionSpec, AttentionStep, BackendUnavailableError, Gates, IndexQuery, recur_torch
 from aengine.attention.metadata import AttentionMetadata
 from aengine.kernels.cpu import library
 from aengine.kernels.cpu.compiler import KernelsUnavailableError
@@ -54,6 +54,8 @@ class CpuBackend(AttentionBackend):
             raise BackendUnavailableError(f"the CPU kernels are for bfloat16 and float32, not {spec.dtype} with KV of {spec.cache_dtype}")
         if spec.head_dim % 2 or spec.head_dim > MAX_KEY_DIM or spec.value_dim > MAX_VALUE_DIM:
             raise BackendUnavailableError(f"head_dim {spec.head_dim} is not an even number up to {MAX_VALUE_DIM}")
+        if spec.is_sparse:
+            raise BackendUnavailableError("the CPU kernels attend to all tokens, and not to those that an index chooses")
         if len(spec.places) > len(spec.scoring):
             raise BackendUnavailableError("convolutions are computed by the CPU kernels in a whole model alone, not in a layer of torch")
         super().__init__(spec)
@@ -122,6 +124,9 @@ class _Step:
 
     def convolve(self, places: range, inputs: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         raise AssertionError("the backend refuses models with convolutions")
+
+    def attend_chosen(self, layer: int, query: Tensor, index: IndexQuery, attended: Tensor) -> None:
+        """Does nothing: the backend is not for models in which an index chooses some tokens."""
 
     def recur(self, layer: int, rule: RecurrentRule, mixed: Tensor, gates: Gates) -> Tensor:
         return recur_torch(self._backend, self._metadata, layer, rule, mixed, gates)

@@ -16,7 +16,16 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from aengine.attention.base import AttentionBackend, AttentionSpec, AttentionStep, Gates, convolve_torch, recur_torch
+from aengine.attention.base import (
+    AttentionBackend,
+    AttentionSpec,
+    AttentionStep,
+    Gates,
+    IndexQuery,
+    attend_chosen_torch,
+    convolve_torch,
+    recur_torch,
+)
 from aengine.attention.metadata import AttentionMetadata, StepLayout
 from aengine.kernels.paged_cache import PagedCache, Scoring, as_bytes, loaded, stored
 from aengine.kernels.recurrence import RecurrentRule
@@ -91,6 +100,9 @@ class _Step:
 
     def convolve(self, places: range, inputs: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         return convolve_torch(self._backend, self._metadata, places, inputs, weight, bias)
+
+    def attend_chosen(self, layer: int, query: Tensor, index: IndexQuery, attended: Tensor) -> None:
+        attend_chosen_torch(self._backend, self._metadata, layer, query, index, attended)
 
     def recur(self, layer: int, rule: RecurrentRule, mixed: Tensor, gates: Gates) -> Tensor:
         return recur_torch(self._backend, self._metadata, layer, rule, mixed, gates)

@@ -20,6 +20,8 @@ from aengine.attention.base import (
     BackendUnavailableError,
     Gates,
     GraphStep,
+    IndexQuery,
+    attend_chosen_torch,
     check_graph_layout,
     first_line,
 )
@@ -260,6 +262,9 @@ class _Step:
 
     def convolve(self, places: range, inputs: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         return convolve_in_pages(self._backend, self._metadata, places, inputs, weight, bias)
+
+    def attend_chosen(self, layer: int, query: Tensor, index: IndexQuery, attended: Tensor) -> None:
+        attend_chosen_torch(self._backend, self._metadata, layer, query, index, attended)
 
     def recur(self, layer: int, rule: RecurrentRule, mixed: Tensor, gates: Gates) -> Tensor:
         assert self._states is not None, "of a step of a model with recurrent layers"

@@ -156,6 +156,12 @@ def _latent_attention(found: _Parameters, attention: LatentAttention, hidden: in
         found.linear("q_down", (attention.q_lora_rank,), hidden, bias=attention.bias)
         found.norm("q_down_norm", attention.norm, attention.q_lora_rank)
         found.linear("q_up", (q_size,), attention.q_lora_rank)
+    index = attention.index
+    if index is not None and attention.q_lora_rank is not None:
+        found.linear("index_q", (index.num_heads * index.head_dim,), attention.q_lora_rank)
+        found.linear("index_k", (index.head_dim,), hidden)
+        found.norm("index_k_norm", index.norm, index.head_dim)
+        found.linear("index_weights", (index.num_heads,), hidden)
     found.linear("kv_down", (attention.rope_dim + rank,), hidden, bias=attention.bias)
     found.norm("kv_down_norm", attention.norm, rank)
     found.add("key_up.weight", (heads, rank, attention.nope_dim), (heads * rank,), None)

@@ -78,6 +78,22 @@ class Attention:
 
 
 @dataclass(frozen=True, slots=True)
+class SparseIndex:
+    """What chooses the tokens that a query of latent attention sees (DeepSeek-V3.2, 2025): the `top_k` with the highest scores, the earlier
+    ones where scores are equal, or all of fewer.
+
+    The score of a token is the sum over the index heads of relu(q . k / sqrt(head_dim)) * w / sqrt(num_heads). `index_q` projects q of each
+    head from the normed `q_down`, `index_k` one k, which `index_k_norm` norms, and `index_weights` w of each head. The first rope_dim
+    numbers of q and k are rotated. A token's k is kept before its latent key.
+    """
+
+    num_heads: int
+    head_dim: int
+    top_k: int
+    norm: Norm  # of index_k_norm
+
+
+@dataclass(frozen=True, slots=True)
 class LatentAttention:
     """Multi-head latent attention (DeepSeek-V2, 2024) in its absorbed form, which is grouped-query attention with one KV head.
 
@@ -98,6 +114,7 @@ class LatentAttention:
     window: int | None = None
     soft_cap: float = 0.0
     sinks: bool = False
+    index: SparseIndex | None = None
 
     @property
     def scoring(self) -> Scoring:
@@ -109,7 +126,7 @@ class LatentAttention:
 
     @property
     def key_dim(self) -> int:
-        return self.rope_dim + self.kv_lora_rank
+        return (0 if self.index is None else self.index.head_dim) + self.rope_dim + self.kv_lora_rank
 
     @property
     def value_dim(self) -> int:

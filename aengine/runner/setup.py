@@ -246,6 +246,13 @@ class ExecutorSetup:
         return StateLayout.of(held.states, pieces, piece_bytes, self.dtype.itemsize, pending)
 
     @property
+    def is_sparse(self) -> bool:
+        """Whether an index chooses some tokens of a sequence that is as long as may be."""
+        attentions = self.spec.attentions if isinstance(self.spec, ModelSpec) else ()
+        indices = (attention.index for attention in attentions if isinstance(attention, LatentAttention))
+        return any(index is not None and index.top_k < self.max_model_len for index in indices)
+
+    @property
     def state_pages(self) -> int:
         """Pages of a recurrent state, the most that it takes of any rank; 0: the model has no recurrent layers."""
         ranks = {replace(self.shard, stage=stage) for stage in range(self.shard.num_stages)}
@@ -311,6 +318,7 @@ class ExecutorSetup:
             num_groups=len(self.groups.windows),
             latent=isinstance(attention, LatentAttention),
             states=self.states,
+            is_sparse=self.is_sparse,
         )
 
 

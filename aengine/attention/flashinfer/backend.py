@@ -23,6 +23,8 @@ from aengine.attention.base import (
     BackendUnavailableError,
     Gates,
     GraphStep,
+    IndexQuery,
+    attend_chosen_torch,
     check_graph_layout,
     convolve_torch,
     first_line,
@@ -216,6 +218,9 @@ class _Step:
 
     def convolve(self, places: range, inputs: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         return self._backend.convolve(self._backend, self._metadata, places, inputs, weight, bias)
+
+    def attend_chosen(self, layer: int, query: Tensor, index: IndexQuery, attended: Tensor) -> None:
+        attend_chosen_torch(self._backend, self._metadata, layer, query, index, attended)
 
     def recur(self, layer: int, rule: RecurrentRule, mixed: Tensor, gates: Gates) -> Tensor:
         if self._states is None:

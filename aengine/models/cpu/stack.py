@@ -74,6 +74,8 @@ def _unsupported_layer(layer: Layer) -> str | None:
         if attention.channels % BLOCK or attention.taps > MAX_TAPS:
             return f"a convolution of {attention.channels} channels, which are to be a multiple of {BLOCK}, or of more than {MAX_TAPS} taps"
     elif isinstance(attention, LatentAttention):
+        if attention.index is not None:
+            return "attention to tokens that an index chooses"
         if attention.kv_lora_rank % BLOCK or attention.nope_dim % BLOCK or attention.num_heads > MAX_HEADS:
             widths = f"kv_lora_rank {attention.kv_lora_rank} and nope_dim {attention.nope_dim}"
             return f"latent attention with {widths}, which are to be multiples of {BLOCK}, or with more than {MAX_HEADS} heads"

@@ -1,9 +1,10 @@
-"""DeepSeek V2 and V3, and GLM-4.7-Flash: multi-head latent attention, and experts in all layers but the first ones. And Cohere 2 with
+"""DeepSeek V2, V3 and V3.2, and GLM-4.7-Flash: multi-head latent attention, and experts in all layers but the first ones. And Cohere 2 with
 experts."""
 
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import torch
 from torch import Tensor
@@ -37,7 +38,7 @@ from aengine.models.families.mixtures import (
     shared_experts,
     sigmoid_experts,
 )
-from aengine.models.spec import Experts, LatentAttention, Layer, Mlp, ModelSpec, Norm, NormKind, Recurrence, RecurrenceKind
+from aengine.models.spec import Experts, LatentAttention, Layer, Mlp, ModelSpec, Norm, NormKind, Recurrence, RecurrenceKind, SparseIndex
 
 _NAMES = {
     **DEEPSEEK_NAMES,
@@ -136,6 +137,23 @@ def _v2(reader: ConfigReader) -> ModelSpec:
 
 def _v3(reader: ConfigReader) -> ModelSpec:
     return _spec(reader, sigmoid_experts(reader), dense_layers(reader))
+
+
+def _v32(reader: ConfigReader) -> ModelSpec:
+    """DeepSeek-V3 with an index."""
+    kinds = reader.layer_types(reader.positive("num_hidden_layers"), ("dense", "sparse"), "mlp_layer_types")
+    dense = dense_layers(reader) if kinds is None else [kind == "dense" for kind in kinds]
+    spec, layers = _spec(reader, sigmoid_experts(reader), dense), []
+    heads, head_dim, top_k = map(reader.positive, ("index_n_heads", "index_head_dim", "index_topk"))
+    index = SparseIndex(heads, head_dim, top_k, Norm(NormKind.LAYER, eps=1e-6, bias=True))
+    for layer in spec.layers:
+        assert isinstance(layer.attention, LatentAttention)
+        if layer.attention.q_lora_rank is None:
+            raise reader.unusable("q_lora_rank", None, "a positive integer: the index reads it")
+        if index.head_dim < layer.attention.rope_dim:
+            raise reader.unusable("index_head_dim", index.head_dim, f"{reader.name('qk_rope_head_dim')} {layer.attention.rope_dim} or more")
+        layers.append(replace(layer, attention=replace(layer.attention, index=index)))
+    return replace(spec, layers=tuple(layers))
 
 
 def _glm4_moe_lite(reader: ConfigReader) -> ModelSpec:
@@ -242,6 +260,22 @@ FAMILIES = (
         _transform,
         mtp_names=MTP_NAMES,
         part_defaults=part_sizes(129_280, 7168, 18_432, 61, 128, moe_intermediate_size=2048),
+    ),
+    Family(
+        "deepseek_v32",
+        "DeepseekV32ForCausalLM",
+        _v32,
+        {
+            **{**_SIZES, "max_position_embeddings": 163_840, "n_routed_experts": 256, "n_shared_experts": 1, "num_experts_per_tok": 8},
+            **{"n_group": 8, "topk_group": 4, "routed_scaling_factor": 2.5, "norm_topk_prob": True, "first_k_dense_replace": 3},
+            **{"index_n_heads": 64, "index_head_dim": 128, "index_topk": 2048, "moe_intermediate_size": 2048},
+        },
+        {
+            **{**_NAMES, "index_q": "self_attn.indexer.wq_b", "index_k": "self_attn.indexer.wk"},
+            **{"index_k_norm": "self_attn.indexer.k_norm", "index_weights": "self_attn.indexer.weights_proj"},
+        },
+        _transform,
+        mtp_names=MTP_NAMES,
     ),
     Family(
         "glm4_moe_lite",

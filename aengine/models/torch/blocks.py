@@ -16,14 +16,25 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from aengine.attention import AttentionStep
+from aengine.attention import AttentionStep, IndexQuery
 from aengine.kernels.params import ExpertLinear, ExpertMlp, Rotation, SharedOutput, activated
 from aengine.kernels.quantized import Float8Rows
 from aengine.kernels.recurrence import RecurrentRule
 from aengine.layers.adapters import AdapterTable
 from aengine.layers.collectives import ONE_RANK, Collectives, ExpertExchange, RowParallel
 from aengine.layers.ops import Activations, LayerOps, LinearMethod
-from aengine.models.spec import Attention, Experts, LatentAttention, Mlp, Norm, NormKind, Recurrence, RecurrenceKind, ShortConvolution
+from aengine.models.spec import (
+    Attention,
+    Experts,
+    LatentAttention,
+    Mlp,
+    Norm,
+    NormKind,
+    Recurrence,
+    RecurrenceKind,
+    ShortConvolution,
+    SparseIndex,
+)
 
 if TYPE_CHECKING:
     from aengine.kernels.triton.codes import Codes
@@ -403,6 +414,22 @@ class RecurrenceBlock:
         return norm.by_group(x, groups, self._row_parallel.collectives)
 
 
+class _Indexer:
+    """What chooses the tokens that queries see, from the hidden states and from what queries are projected from; and [T, 1, head_dim] keys
+    of the index, which are kept."""
+
+    def __init__(self, index: SparseIndex, weights: Weights, rotation: Rotation, ops: LayerOps) -> None:
+        self._index, self._rotation, self._ops = index, rotation, ops
+        self._q, self._k, self._weights = (weights.linear(name) for name in ("index_q", "index_k", "index_weights"))
+        self._norm = Normalize(index.norm, weights, "index_k_norm", ops)
+
+    def __call__(self, x: Tensor, q: Tensor, positions: Tensor) -> tuple[IndexQuery, Tensor]:
+        index = self._index
+        query = self._q(q).view(len(x), index.num_heads, index.head_dim)
+        query, key = self._ops.rotate(query, self._norm(self._k(x)).unsqueeze(1), self._rotation, positions)
+        return IndexQuery(query, self._weights(x).float() * index.num_heads**-0.5, index.top_k), key
+
+
 class LatentAttentionBlock:
     """Multi-head latent attention of one layer."""
 
@@ -427,20 +454,33 @@ class LatentAttentionBlock:
         self._kv_down, self._rotation = weights.linear("kv_down"), Rotation(cos_sin, key_norm=norm.weight, eps=attention.norm.eps)
         self._key_up, self._value_up = weights["key_up.weight"], weights["value_up.weight"]
         self._output = weights.linear("output")
+        self._indexer: Callable[[Tensor, Tensor, Tensor], tuple[IndexQuery, Tensor]] | None = None
+        if attention.index is not None:
+            self._indexer = _Indexer(attention.index, weights, Rotation(cos_sin), ops)
 
     def __call__(self, x: Activations, positions: Tensor, step: AttentionStep) -> Tensor:
         attention, q = self._attention, x
         assert isinstance(q, Tensor)
-        for layer in self._q:
+        *before, last = self._q
+        for layer in before:
             q = layer(q)
-        heads = q.view(len(x), attention.num_heads, attention.rope_dim + attention.nope_dim)
-        query = heads.new_empty(len(x), attention.num_heads, attention.rope_dim + attention.kv_lora_rank)
+        index, found = 0, None
+        if self._indexer is not None and attention.index is not None:
+            assert isinstance(x, Tensor)
+            index, found = attention.index.head_dim, self._indexer(x, q, positions)
+        heads = last(q).view(len(x), attention.num_heads, attention.rope_dim + attention.nope_dim)
+        query = heads.new_zeros(len(x), attention.num_heads, index + attention.rope_dim + attention.kv_lora_rank)
+        latent = query[..., index:]  # what is before it multiplies the keys of the index
         rope, target, key = slice(attention.rope_dim), step.target(self._index), self._kv_down(x).unsqueeze(1)
-        self._ops.rotate_latent(heads[..., rope], query[..., rope], key, self._rotation, positions, target)
+        target = None if found is not None else target
+        self._ops.rotate_latent(heads[..., rope], latent[..., rope], key, self._rotation, positions, target)
         if target is None:
-            step.write(self._index, key, key[..., attention.rope_dim :])
-        _by_head(heads[..., attention.rope_dim :], self._key_up, query[..., attention.rope_dim :])
+            written = key if found is None else torch.cat((found[1], key), -1)
+            step.write(self._index, written, key[..., attention.rope_dim :])
+        _by_head(heads[..., attention.rope_dim :], self._key_up, latent[..., attention.rope_dim :])
         attended = step.attend(self._index, query)
+        if found is not None:
+            step.attend_chosen(self._index, query, found[0], attended)
         values = attended.new_empty(len(x), attention.num_heads, attention.v_dim)
         _by_head(attended, self._value_up, values)
         return self._row_parallel.after(self._output(self._row_parallel.before(values.flatten(1))))

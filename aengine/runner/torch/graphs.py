@@ -28,6 +28,7 @@ from aengine.attention import (
     AttentionStep,
     Gates,
     GraphStep,
+    IndexQuery,
     StepLayout,
     StepStates,
     as_decodes,
@@ -298,6 +299,9 @@ class _Attention:
 
         self.pieces.interrupt(run, query, *written)
         return attended
+
+    def attend_chosen(self, layer: int, query: Tensor, index: IndexQuery, attended: Tensor) -> None:
+        """Does nothing: no steps are recorded of models in which an index chooses some tokens."""
 
     def recur(self, layer: int, rule: RecurrentRule, mixed: Tensor, gates: Gates) -> Tensor:
         made = mixed.new_zeros(len(mixed), rule.width)  # those of padding are normed
