@@ -197,7 +197,7 @@ UNREAD = {
     **dict.fromkeys(("qwen3_vl_moe_text", "qwen3_omni_moe_text", "qwen3_5_moe_text"), "intermediate_size"),
     "deepseek_v2": "head_dim intermediate_size n_group num_key_value_heads topk_group",
     "deepseek_v3": "head_dim num_key_value_heads",
-    "deepseek_v32": "head_dim num_key_value_heads",
+    **dict.fromkeys(("deepseek_v32", "glm_moe_dsa"), "head_dim num_key_value_heads"),
     "glm4_moe_lite": "head_dim num_key_value_heads",
     "cohere2_moe": "norm_topk_prob prefix_dense_intermediate_size shared_expert_combination_strategy",
     "ernie4_5_moe": "num_experts_per_tok",

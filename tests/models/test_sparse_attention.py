@@ -29,6 +29,7 @@ SIZES: dict[str, Any] = {
     **{"first_k_dense_replace": 1, "index_topk": 12, "index_head_dim": 32, "index_n_heads": 16},
 }
 CASE = Case("deepseek-v32", "DeepseekV32", SIZES, lengths=(33,) * 8)
+GLM = Case("glm-moe-dsa", "GlmMoeDsa", {**SIZES, "n_group": 1, "mlp_layer_types": ["dense", "sparse", "sparse"]}, lengths=(33,) * 8)
 
 
 @pytest.fixture(scope="module")
@@ -45,6 +46,14 @@ def test_tokens_and_logits(known: Reference, chunk: int | None) -> None:
     driver = Driver(runner) if chunk is None else Driver(runner, chunk=chunk)
     assert driver.generate(known.prompts[some], 40) == known.tokens[some]
     assert_near(seen[-1], torch.stack([of_prompt[-1] for of_prompt in known.logits[some]]))
+
+
+def test_another_rope(tmp_path: pathlib.Path) -> None:
+    expected = reference(GLM, tmp_path)
+    runner = ModelRunner(config_of(GLM, tmp_path, "torch_native"), tmp_path)
+    seen = record_logits(runner)
+    assert Driver(runner).generate(expected.prompts, 40) == expected.tokens
+    assert_near(seen[-1], torch.stack([of_prompt[-1] for of_prompt in expected.logits]))
 
 
 def test_chosen_tokens_matter(known: Reference) -> None:

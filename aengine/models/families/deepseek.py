@@ -52,6 +52,11 @@ _NAMES = {
     "value_up": "self_attn.kv_b_proj",
 }
 
+_INDEX_NAMES = {
+    **{**_NAMES, "index_q": "self_attn.indexer.wq_b", "index_k": "self_attn.indexer.wk"},
+    **{"index_k_norm": "self_attn.indexer.k_norm", "index_weights": "self_attn.indexer.weights_proj"},
+}
+
 
 def _spec(reader: ConfigReader, block: Experts, dense: list[bool]) -> ModelSpec:
     reader.refuse(rope_interleave=True)
@@ -154,6 +159,28 @@ def _v32(reader: ConfigReader) -> ModelSpec:
             raise reader.unusable("index_head_dim", index.head_dim, f"{reader.name('qk_rope_head_dim')} {layer.attention.rope_dim} or more")
         layers.append(replace(layer, attention=replace(layer.attention, index=index)))
     return replace(spec, layers=tuple(layers))
+
+
+def _glm_moe_dsa(reader: ConfigReader) -> ModelSpec:
+    """DeepSeek-V3.2 whose index pairs neighbours in its rope."""
+    num_layers = reader.positive("num_hidden_layers")
+    kinds = reader.layer_types(num_layers, ("full", "shared"), "indexer_types") or []
+    if "shared" in kinds or reader.get("index_topk_pattern") is not None or reader.number("index_topk_freq") > 1:
+        raise NotNativeError(f"layers by {reader.source.file} that see what the index of an earlier one chose are not supported")
+    return _v32(reader)
+
+
+def _glm_transform(spec: ModelSpec, layer: Layer | None, name: str, part: int, shape: tuple[int, ...]) -> Transform | None:
+    attention, stem = None if layer is None else layer.attention, name.partition(".")[0]
+    if not isinstance(attention, LatentAttention) or attention.index is None or stem not in ("index_q", "index_k", "index_k_norm"):
+        return _transform(spec, layer, name, part, shape)
+    heads, rope = (attention.index.num_heads if stem == "index_q" else 1), attention.rope_dim
+
+    def apply(rows: Tensor) -> Tensor:
+        by_head = rows.view(heads, -1, *rows.shape[1:])
+        return torch.cat((by_head[:, :rope:2], by_head[:, 1:rope:2], by_head[:, rope:]), 1).reshape(rows.shape)
+
+    return Transform(shape, apply)
 
 
 def _glm4_moe_lite(reader: ConfigReader) -> ModelSpec:
@@ -270,11 +297,23 @@ FAMILIES = (
             **{"n_group": 8, "topk_group": 4, "routed_scaling_factor": 2.5, "norm_topk_prob": True, "first_k_dense_replace": 3},
             **{"index_n_heads": 64, "index_head_dim": 128, "index_topk": 2048, "moe_intermediate_size": 2048},
         },
-        {
-            **{**_NAMES, "index_q": "self_attn.indexer.wq_b", "index_k": "self_attn.indexer.wk"},
-            **{"index_k_norm": "self_attn.indexer.k_norm", "index_weights": "self_attn.indexer.weights_proj"},
-        },
+        _INDEX_NAMES,
         _transform,
+        mtp_names=MTP_NAMES,
+    ),
+    Family(
+        "glm_moe_dsa",
+        "GlmMoeDsaForCausalLM",
+        _glm_moe_dsa,
+        {
+            **{"kv_lora_rank": 512, "q_lora_rank": 2048, "qk_nope_head_dim": 192, "qk_rope_head_dim": 64, "v_head_dim": 256},
+            **{"max_position_embeddings": 202_752, "n_routed_experts": 256, "n_shared_experts": 1, "num_experts_per_tok": 8},
+            **{"n_group": 1, "topk_group": 1, "routed_scaling_factor": 2.5, "norm_topk_prob": True, "first_k_dense_replace": 3},
+            **{"index_n_heads": 32, "index_head_dim": 128, "index_topk": 2048, "index_topk_freq": 1, "moe_intermediate_size": 2048},
+            "rms_norm_eps": 1e-5,
+        },
+        _INDEX_NAMES,
+        _glm_transform,
         mtp_names=MTP_NAMES,
     ),
     Family(
