@@ -127,7 +127,7 @@ def plan_pool(setup: ExecutorSetup, executor: Executor) -> PoolPlan:
         max_model_len = setup.replicas.agree(max_model_len)
     if max_model_len < requested_len:
         _log.warning("max_model_len lowered from %d to %d tokens: that is what the KV cache holds", requested_len, max_model_len)
-    bytes_per_token = len(setup.groups.windows) * of_all_ranks // config.page_size
+    bytes_per_token = len(setup.groups.windows) * of_all_ranks // config.page_size if setup.spec.windows else 0
     return PoolPlan(num_pages, max_model_len, bytes_per_token, setup.state_pages * of_all_ranks)
 
 

@@ -258,3 +258,23 @@ def test_the_text_part_of_a_model_for_images(fused: bool, tmp_path: pathlib.Path
             assert list((await engine.generate(prompt, params)).token_ids) == expected
 
     asyncio.run(run())
+
+
+def test_states_alone_take_the_same_memory(tmp_path: pathlib.Path) -> None:
+    """However long a sequence of a model without attention is."""
+    next(case for case in CASES if case.name == "mamba").make().save_pretrained(tmp_path)
+
+    async def run() -> None:
+        used = []
+        async with engine_of(tmp_path, enable_prefix_cache=False) as engine:
+            assert engine.model_info.kv_bytes_per_token == 0
+            for prompt in prompts_of([5, 90]):
+                stream = engine.stream(prompt, PARAMS)
+                await stream.__anext__()
+                used.append(engine.stats().pages_used)
+                await stream.aclose()
+                await until(lambda: engine.stats().pages_used == 0)
+        assert used[0] > 0
+        assert max(used) - min(used) <= 1  # the page that the window of the latest token begins in
+
+    asyncio.run(run())
