@@ -5,6 +5,8 @@ Owns the order of these operations, which is that of `Recurrence`. Knows nothing
 
 from __future__ import annotations
 
+import math
+
 import torch
 from torch.nn import functional
 
@@ -85,7 +87,7 @@ class RecurrentOperations(Operations):
         return CRecurOp(
             *(state, self._keep(functional.pad(conv, (0, stride - channels)).contiguous())),
             None if conv_bias is None else self._keep(functional.pad(conv_bias, (0, stride - channels))),
-            self._keep(rates.t().contiguous() if rates.ndim > 1 else rates),
+            self._keep(rates.t().contiguous() * -math.log2(math.e) if rates.ndim > 1 else rates),
             *(None if vector is None else vector.data_ptr() for vector in (step_bias, skip)),
             *(stride, self._buffers["mixed"], self._buffer("convolved", stride), self._buffers["gates"]),
             self._buffer("recurred", recurrence.width),

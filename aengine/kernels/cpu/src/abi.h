@@ -286,7 +286,7 @@ struct RecurOp {
   StateLayer state;
   const float* conv;       // [taps, conv_stride], the last is of the newest input
   const float* conv_bias;  // [conv_stride]; null: none
-  const float* rates;      // [heads], how fast each forgets; of MAMBA1 [key_dim, heads * value_dim]
+  const float* rates;      // [heads], how fast each forgets; of MAMBA1 [key_dim, heads * value_dim], times -log2(e)
   const float* step_bias;  // [heads]; of KIMI_DELTA [heads, key_dim], of MAMBA1 [heads, value_dim]; null: steps are 1
   const float* skip;       // [heads]; of MAMBA1 [heads, value_dim]; null: nothing is added
   i64 conv_stride;         // a multiple of 32

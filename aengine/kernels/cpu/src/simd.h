@@ -155,10 +155,8 @@ AE_INLINE E narrow(float x) {
 }
 
 // e^x with a relative error of about 2e-7 near 0; clamped to 2^-126 .. 2^126, NaN for NaN.
-AE_INLINE VecF exp(VecF x) {
-  VecF y = x * 1.44269504088896f;
-  y = y < splat(-126.f) ? splat(-126.f) : y;
-  y = y > splat(126.f) ? splat(126.f) : y;
+// 2^y of y in [-126, 126].
+AE_INLINE VecF exp2(VecF y) {
   const float round = 12582912.f;  // 1.5 * 2^23: adding it leaves the nearest integer in the low bits
   const VecF shifted = y + round;
   const VecF f = y - (shifted - round);
@@ -169,7 +167,14 @@ AE_INLINE VecF exp(VecF x) {
   p = p * f + 6.9314718e-1f;
   p = p * f + 1.f;
   const VecI n = (VecI)shifted - 0x4b400000;
-  return y == y ? (VecF)((VecI)p + (VecI)((VecU)n << 23)) : y;
+  return (VecF)((VecI)p + (VecI)((VecU)n << 23));
+}
+
+AE_INLINE VecF exp(VecF x) {
+  VecF y = x * 1.44269504088896f;
+  y = y < splat(-126.f) ? splat(-126.f) : y;
+  y = y > splat(126.f) ? splat(126.f) : y;
+  return y == y ? exp2(y) : y;
 }
 
 AE_INLINE VecF tanh(VecF x) { return 1.f - 2.f / (exp(2.f * x) + 1.f); }

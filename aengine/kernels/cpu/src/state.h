@@ -431,7 +431,7 @@ AE_NOINLINE void recur_channels(const RecurOp& op, const RecurTokens& tokens, co
       const VecF added = rounded_product(dt, value);
       VecF sum = {};
       for (i64 i = 0; i < dim; i++) {
-        const VecF decay = exp(-load(op.rates + i * all + column + at) * dt);
+        const VecF decay = exp2(larger(load(op.rates + i * all + column + at) * dt, splat(-126.f)));
         const VecF s = rounded_product(decay, load(before + i * width)) + splat(tokens.k[t][i]) * added;
         store(to + i * width + at, s);
         sum += s * splat(tokens.q[t][i]);
