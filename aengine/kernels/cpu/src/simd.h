@@ -154,8 +154,7 @@ AE_INLINE E narrow(float x) {
   }
 }
 
-// e^x with a relative error of about 2e-7 near 0; clamped to 2^-126 .. 2^126, NaN for NaN.
-// 2^y of y in [-126, 126].
+// 2^y with a relative error of about 2e-7 near 0, of y in [-126, 126].
 AE_INLINE VecF exp2(VecF y) {
   const float round = 12582912.f;  // 1.5 * 2^23: adding it leaves the nearest integer in the low bits
   const VecF shifted = y + round;
@@ -170,6 +169,7 @@ AE_INLINE VecF exp2(VecF y) {
   return (VecF)((VecI)p + (VecI)((VecU)n << 23));
 }
 
+// e^x; clamped to 2^-126 .. 2^126, NaN for NaN.
 AE_INLINE VecF exp(VecF x) {
   VecF y = x * 1.44269504088896f;
   y = y < splat(-126.f) ? splat(-126.f) : y;
