@@ -469,7 +469,9 @@ class LatentAttentionBlock:
             assert isinstance(x, Tensor)
             index, found = attention.index.head_dim, self._indexer(x, q, positions)
         heads = last(q).view(len(x), attention.num_heads, attention.rope_dim + attention.nope_dim)
-        query = heads.new_zeros(len(x), attention.num_heads, index + attention.rope_dim + attention.kv_lora_rank)
+        query = heads.new_empty(len(x), attention.num_heads, index + attention.rope_dim + attention.kv_lora_rank)
+        if index:
+            query[..., :index] = 0.0
         latent = query[..., index:]  # what is before it multiplies the keys of the index
         rope, target, key = slice(attention.rope_dim), step.target(self._index), self._kv_down(x).unsqueeze(1)
         target = None if found is not None else target
