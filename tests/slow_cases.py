@@ -60,5 +60,6 @@ def some_in_ci(items: Iterable[pytest.Item]) -> None:
             seen.add(tests[id(item)])
 
 
-BY_HAND = (pytest.mark.slow, pytest.mark.skipif("CI" in os.environ, reason="takes long; run by `make test-slow`"))
+NOT_IN_CI = pytest.mark.skipif("CI" in os.environ, reason="takes long; run by `make test-slow`")
+BY_HAND = (pytest.mark.slow, NOT_IN_CI)
 """Marks of cases that take half a minute and more beside others of the same kind, which CI does without."""

@@ -335,7 +335,8 @@ def _convolved(memory: StateMemory, host: StepLayout, layer: int, rule: Recurren
     for row in range(host.num_rows):
         first, end = host.qo_indptr[row : row + 2].tolist()
         replays = int(host.states.replays[row])
-        latest = memory.load(layer, to_device(host.states.reads[row : row + 1], mixed.device))[1][:, replays : replays + before, :channels]
+        inputs = memory.load_inputs(layer, to_device(host.states.reads[row : row + 1], mixed.device))
+        latest = inputs[:, replays : replays + before, :channels]
         if host.seq_lens[row] == end - first:
             latest = torch.zeros_like(latest)
         known = torch.cat((latest, mixed[first:end].unsqueeze(0)), 1)

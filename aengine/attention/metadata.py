@@ -42,6 +42,12 @@ class StepStates:
     kept_lengths: IntArray  # [k]: after how many of the row's tokens, replayed ones included, ascending within a row
     kept_pages: IntArray  # [k, p]
 
+    @classmethod
+    def none(cls, num_rows: int, num_pages: int) -> StepStates:
+        """The states of rows that have none, which page 0 stands for; `num_pages`: of a state."""
+        pages, numbers, nothing = (np.zeros(shape, dtype=np.int32) for shape in ((num_rows, num_pages), num_rows, 0))
+        return cls(pages, pages, numbers, numbers, nothing, nothing, pages[:0])
+
 
 @dataclass(frozen=True, slots=True)
 class StepLayout:

@@ -141,12 +141,13 @@ class TritonStates:
     """The recurrent states of a step, which `kernels/triton/recurrence.py` reads and writes; made once the pool has its tensors."""
 
     def __init__(self, backend: AttentionBackend, qo_indptr: Tensor, layout: StepLayout) -> None:
+        states = layout.states
         assert backend.spec.states is not None
-        assert layout.states is not None
+        assert states is not None
         self._tensors = StateTensors.of(backend.spec.states, backend.memory, backend.tensors, backend.spec.layers_per_page)
-        rows, kept = upload(packed_states(layout), backend.spec.device)
+        rows, kept = upload(packed_states(layout, states), backend.spec.device)
         most = int(np.diff(layout.qo_indptr).max(initial=0))
-        self._rows = DeviceStates(rows, kept, qo_indptr, most, bool(layout.states.replays.any()))
+        self._rows = DeviceStates(rows, kept, qo_indptr, most, bool(states.replays.any()))
 
     @staticmethod
     def of_graph(backend: AttentionBackend, buffers: AttentionMetadata) -> GraphStates:
@@ -163,33 +164,28 @@ class GraphStates(TritonStates):
 
     def __init__(self, backend: AttentionBackend, buffers: AttentionMetadata) -> None:
         assert backend.spec.states is not None
-        pages = backend.spec.states.num_pages
-        super().__init__(backend, buffers.qo_indptr, without_states(buffers.host, pages))
-        kept = torch.full((buffers.host.num_rows, 1 + pages), -1, dtype=torch.int32, device=backend.spec.device)
+        host = buffers.host
+        self._none = StepStates.none(host.num_rows, backend.spec.states.num_pages)
+        super().__init__(backend, buffers.qo_indptr, replace(host, states=self._none))
+        kept = torch.full((host.num_rows, 1 + backend.spec.states.num_pages), -1, dtype=torch.int32, device=backend.spec.device)
         self._rows = self._rows._replace(kept=kept, replays=True)
 
     def prepare(self, layout: StepLayout) -> None:
         """Before each capture and replay: copies where the rows' states are, on the current stream."""
-        states, num_rows, device = layout.states, layout.num_rows, self._rows.rows.device
-        if states is None:
-            layout = without_states(layout, self._rows.kept.shape[1] - 1)
-            states = layout.states
-        assert states is not None
-        rows, kept = packed_states(layout)
-        fixed = np.zeros((num_rows, kept.shape[1]), dtype=np.int32)
+        states = self._none if layout.states is None else layout.states
+        rows, kept = packed_states(layout, states)
+        fixed = np.zeros((layout.num_rows, kept.shape[1]), dtype=np.int32)
         fixed[:, 0] = -1
         fixed[states.kept_rows] = kept
-        rows[:, 3] = np.arange(num_rows)
+        rows[:, 3] = np.arange(layout.num_rows)
         rows[:, 4] = rows[:, 3] + 1
-        uploaded = staged((rows.reshape(-1), fixed.reshape(-1)), device)
+        uploaded = staged((rows.reshape(-1), fixed.reshape(-1)), self._rows.rows.device)
         for to, values in zip((self._rows.rows, self._rows.kept), torch.split(uploaded, [rows.size, fixed.size]), strict=True):
             to.copy_(values.view(to.shape), non_blocking=True)
 
 
-def packed_states(layout: StepLayout) -> tuple[IntArray, IntArray]:
-    """The `rows` and `kept` of `DeviceStates`, [n, ..] and [k, ..]."""
-    states = layout.states
-    assert states is not None
+def packed_states(layout: StepLayout, states: StepStates) -> tuple[IntArray, IntArray]:
+    """The `rows` and `kept` of `DeviceStates`, [n, ..] and [k, ..], of a step with these states."""
     begins = layout.seq_lens == np.diff(layout.qo_indptr)
     kept = np.searchsorted(states.kept_rows, np.arange(layout.num_rows + 1)).astype(np.int32)
     fields = np.stack((states.replays, states.drafts, begins, kept[:-1], kept[1:]), 1)
@@ -197,12 +193,6 @@ def packed_states(layout: StepLayout) -> tuple[IntArray, IntArray]:
         np.concatenate((fields, states.reads, states.writes), 1, dtype=np.int32),
         np.concatenate((states.kept_lengths[:, None], states.kept_pages), 1, dtype=np.int32),
     )
-
-
-def without_states(layout: StepLayout, num_pages: int) -> StepLayout:
-    """The layout of rows that pad a step: they have no states, which page 0 stands for."""
-    pages, none, nothing = (np.zeros(shape, dtype=np.int32) for shape in ((layout.num_rows, num_pages), layout.num_rows, 0))
-    return replace(layout, states=StepStates(pages, pages, none, none, nothing, nothing, pages[:0]))
 
 
 class TritonBackend(AttentionBackend):
@@ -291,11 +281,12 @@ class _GraphStep(_Step):
     def __init__(self, backend: TritonBackend, buffers: AttentionMetadata, decodes: GraphDecodes) -> None:
         super().__init__(backend, buffers, decodes)
         self._graph_decodes = decodes
+        self._graph_states: GraphStates | None = None
         if backend.spec.states is not None:
             self._states = self._graph_states = GraphStates(backend, buffers)
 
     def prepare(self, layout: StepLayout) -> None:
         check_graph_layout(layout, self._metadata)
         self._graph_decodes.prepare(layout)
-        if self._states is not None:
+        if self._graph_states is not None:
             self._graph_states.prepare(layout)

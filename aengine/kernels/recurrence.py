@@ -109,12 +109,15 @@ class StateMemory:
             found = found.view(count, -1, at.pieces_per_block * found.shape[-1])[:, :, :block]
         blocks = found.reshape(count, -1, shape.key_dim, at.width)[:, : at.num_blocks]
         matrices = blocks.view(count, shape.heads, -1, shape.key_dim, at.width).transpose(2, 3).flatten(3)
-        per_line = LINE_BYTES // self._dtype.itemsize
+        return matrices[..., : shape.value_dim].contiguous(), self.load_inputs(layer, pages)
+
+    def load_inputs(self, layer: int, pages: Tensor) -> Tensor:
+        """The inputs of what `load` returns."""
+        at, count, per_line = self._layout.layers[layer], len(pages), LINE_BYTES // self._dtype.itemsize
         found = self._pieces(pages, at.tail, at.end).flatten(1).view(self._dtype)
         lines = found.view(count, found.shape[1] // per_line, per_line)
         inputs = lines[:, : at.input_lines * at.num_inputs].view(count, at.input_lines, at.num_inputs, per_line).transpose(1, 2)
-        inputs = inputs.reshape(count, at.num_inputs, at.input_lines * per_line)[..., : shape.width]
-        return matrices[..., : shape.value_dim].contiguous(), inputs
+        return inputs.reshape(count, at.num_inputs, at.input_lines * per_line)[..., : at.shape.width]
 
     def store(self, layer: int, pages: Tensor, matrices: Tensor, inputs: Tensor) -> None:
         """Writes what `load` returns of n states, no page of which is another's; there may be fewer inputs."""
@@ -194,7 +197,7 @@ class RecurrentRule:
         else:
             q, k, v = torch.split(v, [keys, keys, self.width], -1)
         q, k = (part.view(rows, length, self.key_heads, self.key_dim) for part in (q, k))
-        v, steps, log_decay = v.view(rows, length, self.heads, self.value_dim), self._steps(gates), self._log_decay
+        v, steps, speeds = v.view(rows, length, self.heads, self.value_dim), self._steps(gates), self._log_decay.exp()
         if self.delta:
             rates = gates[..., : self.heads].sigmoid().unsqueeze(-1)
             q, k = _unit(q) * self.key_dim**-0.5, _unit(k)
@@ -203,7 +206,7 @@ class RecurrentRule:
         q, k = (part.repeat_interleave(self.heads // self.key_heads, 2) for part in (q, k))
         outputs = torch.empty(rows, length, self.heads, self.value_dim, device=inputs.device)
         for at in range(length):
-            matrices = matrices * torch.exp(-log_decay.exp() * steps[:, at])
+            matrices = matrices * torch.exp(-speeds * steps[:, at])
             added = v[:, at] if not self.delta else v[:, at] - torch.einsum("nhkv,nhk->nhv", matrices, k[:, at])
             matrices = matrices + k[:, at, :, :, None] * (rates[:, at] * added)[:, :, None]
             outputs[:, at] = torch.einsum("nhkv,nhk->nhv", matrices, q[:, at])

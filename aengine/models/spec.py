@@ -18,7 +18,7 @@ from aengine.kernels.recurrence import StateShape
 from aengine.layers.rotary import QueryScale, RopeSpec
 
 _PAGE_HEAD_DIM, _MAX_PAGE_HEADS, _NUMBERS_PER_HEAD = 128, 32, 8192
-"""Of the pages of models without attention: a state of one layer takes about four pages, or more if it is large."""
+"""The sizes of pages of models without attention: a state of one layer takes about four pages, or more if it is large."""
 
 
 class NormKind(Enum):

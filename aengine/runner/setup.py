@@ -40,7 +40,7 @@ from aengine.parallel.follower import FollowerRanks
 from aengine.parallel.shard import WHOLE, Shard
 from aengine.runner.contract import IntArray, Step
 from aengine.runner.torch.capture import Capture
-from aengine.scheduler.plan import NO_INTS, Features, NewRow, RowParams
+from aengine.scheduler.plan import Features, NewRow, RowParams
 
 GREEDY = RowParams()
 _HEAVIEST = RowParams(temperature=1.0, top_p=0.9, logit_bias=((0, 1.0),), logprobs=20)
@@ -133,9 +133,7 @@ def _dummy_step(
     layout = build_layout(rows, num_decodes, starts, lengths, page_table, page_size)
     layout.slot_mapping.fill(-1)
     if state_pages:
-        pages = np.zeros((count, state_pages), dtype=np.int32)
-        none = np.zeros(len(pages), np.int32)
-        layout = replace(layout, states=StepStates(pages, pages, none, none, NO_INTS, NO_INTS, pages[:0]))
+        layout = replace(layout, states=StepStates.none(count, state_pages))
     token_ids = np.zeros(int(lengths[num_decodes:].sum()), dtype=np.int32)
     ends = layout.qo_indptr[1:] - 1
     scores_prompts = any(bool(new_row.params.features & Features.OF_PROMPTS) for new_row in new_rows[num_decodes:])

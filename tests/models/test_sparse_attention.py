@@ -13,15 +13,13 @@ from driver import Driver, record_logits
 from family_cases import Case, Reference, reference
 from runner_ranks import runner_on_ranks
 from test_families import assert_near, config_of
+from test_triton_families import use_triton
 from triton_mode import DEVICES  # before triton is imported
 
 from aengine import AsyncEngine, SamplingParams
-from aengine.attention.triton import TritonBackend
-from aengine.kernels.triton.layer_ops import TritonOps
 from aengine.models.config.model_config import load_spec
 from aengine.models.spec import LatentAttention
 from aengine.runner.runner import ModelRunner
-from aengine.runner.torch import loading
 
 SIZES: dict[str, Any] = {
     **{"kv_lora_rank": 32, "q_lora_rank": 48, "qk_rope_head_dim": 16, "qk_nope_head_dim": 32, "v_head_dim": 24, "num_key_value_heads": 4},
@@ -73,8 +71,7 @@ def test_chosen_tokens_matter(known: Reference) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("device", DEVICES[:1])
 def test_triton(known: Reference, device: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(loading, "select_backend", lambda name, spec: TritonBackend(spec))
-    monkeypatch.setattr(loading, "select_ops", lambda *given: TritonOps())
+    use_triton(monkeypatch)
     runner = ModelRunner(config_of(CASE, known.path, "torch_native"), known.path)
     assert Driver(runner, chunk=17).generate(known.prompts[:1], 2) == [known.tokens[0][:2]]
 

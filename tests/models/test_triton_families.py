@@ -20,12 +20,17 @@ from aengine.runner.torch import loading
 pytestmark = pytest.mark.slow
 
 
+def use_triton(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Attention and layers are Triton's on any device."""
+    monkeypatch.setattr(loading, "select_backend", lambda name, spec: TritonBackend(spec))
+    monkeypatch.setattr(loading, "select_ops", lambda *given: TritonOps())
+
+
 @pytest.mark.parametrize("device", DEVICES[:1])
 @pytest.mark.parametrize("name", slow_but(["deepseek-v3"], ["gpt-oss", "deepseek-v3", "bloom"]))
 def test_tokens_and_logits(name: str, device: str, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
     expected = reference(CASES[name], tmp_path)
-    monkeypatch.setattr(loading, "select_backend", lambda name, spec: TritonBackend(spec))
-    monkeypatch.setattr(loading, "select_ops", lambda *given: TritonOps())
+    use_triton(monkeypatch)
     runner = ModelRunner(config_of(CASES[name], tmp_path, "torch_native"), tmp_path)
     seen = record_logits(runner)
     some = slice(2, 4)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import pathlib
 import shutil
 import subprocess
@@ -11,6 +10,7 @@ from importlib.util import find_spec
 
 import pytest
 from ahead_of_time import compiling_environment
+from slow_cases import NOT_IN_CI
 from triton_mode import INTERPRETED
 
 pytestmark = [pytest.mark.skipif(not INTERPRETED, reason="the tests run on the device where there is CUDA"), pytest.mark.slow]
@@ -64,7 +64,7 @@ print(device.replays, sorted(kernel.name for kernel, _ in device.kernels.execute
 """
 
 
-@pytest.mark.skipif("CI" in os.environ, reason="takes long; run by `make test-slow`")
+@NOT_IN_CI
 def test_an_engine_in_its_own_thread() -> None:
     """Its streams, of which one is drawn, are those of the same model on the CPU."""
     replays, kernels = run_on_device("-c", _ENGINE).split(" ", 1)

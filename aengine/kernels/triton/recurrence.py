@@ -8,7 +8,6 @@ that graphs can be captured.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from itertools import pairwise
 from typing import NamedTuple
 
 import torch
@@ -19,8 +18,8 @@ from torch import Tensor
 from aengine.kernels.recurrence import LINE_BYTES, RecurrentRule, StateLayout
 
 ROW_FIELDS = 5
-"""Of a row, before the pages that it reads and writes: how many tokens it replays, whether it has drafts, whether there is no state before
-it, and where its kept states begin and end."""
+"""How many numbers a row has before the pages that it reads and writes: how many tokens it replays, whether it has drafts, whether there is
+no state before it, and where its kept states begin and end."""
 _COLUMNS = 32  # of a matrix that a program has
 _CHANNELS, _TOKENS = 128, 16  # that a program convolves
 _DELTA, _BY_ROW, _ADDED, _BY_NUMBER = range(4)  # the gated delta rule with a decay for each head, or row; Mamba-2; Mamba-1
@@ -48,14 +47,16 @@ class StateTensors(NamedTuple):
     @classmethod
     def of(cls, layout: StateLayout, memory: Tensor, tensors: Sequence[Tensor], num_keys: int) -> StateTensors:
         """`tensors` [num_pages, ..] as of `StateMemory`, one behind the other, whose pages are contiguous."""
-        assert all(tensor[0].is_contiguous() for tensor in tensors)
-        begins = [tensor.storage_offset() * tensor.itemsize for tensor in tensors]
-        between = [*(after - begin for begin, after in pairwise(begins)), 0]
-        key, value = 0, len(tensors) - 1
-        strides = (tensors[at].stride(0) * tensors[at].itemsize for at in (key, value))
-        sizes = between[key], between[num_keys] if num_keys < len(tensors) else 0
-        keys, values, key_page, value_page = (number // 4 for number in (*sizes, *strides))
-        return cls(layout, memory, num_keys, (keys, values, key_page, value_page))
+        (of_keys, key_page), (of_values, value_page) = map(_strides, (tensors, tensors[num_keys:] or tensors))
+        return cls(layout, memory, num_keys, (of_keys, of_values, key_page, value_page))
+
+
+def _strides(tensors: Sequence[Tensor]) -> tuple[int, int]:
+    """From the first tensor to the second one, or 0, and from page to page of the first, in units of 4 bytes."""
+    first, second = tensors[0], tensors[min(1, len(tensors) - 1)]
+    assert first[0].is_contiguous()
+    between = second.storage_offset() - first.storage_offset()
+    return between * first.itemsize // 4, first.stride(0) * first.itemsize // 4
 
 
 def recur(
@@ -98,22 +99,8 @@ def recur(
     width = min(_COLUMNS, at.width)
     step_bias, skip = (rule.log_decay if each is None else each for each in (rule.step_bias, rule.skip))
     _recur[(num_rows, rule.heads, triton.cdiv(rule.value_dim, width))](
-        *(
-            convolved,
-            gates,
-            replayed,
-            out,
-            rule.log_decay,
-            step_bias,
-            skip,
-            states.rows,
-            states.qo_indptr,
-            numbers,
-            *memory[3:],
-            states.kept,
-            gates.stride(0),
-            replayed.stride(0),
-        ),
+        *(convolved, gates, replayed, out, rule.log_decay, step_bias, skip),
+        *(states.rows, states.qo_indptr, numbers, *tensors.places, states.kept, gates.stride(0), replayed.stride(0)),
         **{name: places[name] for name in ("STATE_PAGES", "PIECES", "LINES", "KEY_TENSORS", "CHANNELS", "HEAD")},
         FIRST=at.first,
         PER_PIECE=at.blocks_per_piece,
@@ -279,7 +266,7 @@ def _replay(
 
 @triton.jit
 def _softplus(x):
-    """As torch's: x above 20."""
+    """log(1 + exp(x)), which above 20 is x, as torch has it."""
     y = tl.exp(tl.minimum(x, 20.0))
     sum = 1.0 + y
     small = tl.where(sum == 1.0, y, tl.log(sum) * (y / tl.where(sum == 1.0, 1.0, sum - 1.0)))
@@ -339,6 +326,18 @@ def _advance(
 
 
 @triton.jit
+def _keep_matrix(
+    matrix, memory, key_size, value_size, key_page, value_page, kept, kept_at, piece, line, within, mask,
+    STATE_PAGES: tl.constexpr, PIECES: tl.constexpr, LINES: tl.constexpr, KEY_TENSORS: tl.constexpr,
+):  # fmt: skip
+    """Writes the matrix to a kept state; returns the number of the next one."""
+    pages = kept + kept_at * (1 + STATE_PAGES) + 1
+    place = _lines(key_size, value_size, key_page, value_page, pages, piece, line, mask, PIECES, LINES, KEY_TENSORS)
+    tl.store(memory + place + within, matrix, mask)
+    return kept_at + 1
+
+
+@triton.jit
 def _recur(
     convolved, gates, replayed, out, log_decay, step_bias, skip, rows, qo_indptr, memory, key_size, value_size, key_page, value_page,
     kept, gates_stride, replayed_stride,
@@ -383,10 +382,10 @@ def _recur(
                 HEADS, KEY_HEADS, KEYS, VALUES, GATES, STEPS, KIND, SKIP,
             )  # fmt: skip
             if token + 1 == keep_after:
-                pages = kept + kept_at * (1 + STATE_PAGES) + 1
-                place = _lines(key_size, value_size, key_page, value_page, pages, piece, line, is_key, PIECES, LINES, KEY_TENSORS) + within
-                tl.store(memory + place, matrix, is_key)
-                kept_at += 1
+                kept_at = _keep_matrix(
+                    matrix, memory, key_size, value_size, key_page, value_page, kept, kept_at, piece, line, within, is_key,
+                    STATE_PAGES, PIECES, LINES, KEY_TENSORS,
+                )  # fmt: skip
                 keep_after = tl.load(kept + kept_at * (1 + STATE_PAGES), kept_at < kept_end, -1)
     target = memory + _lines(key_size, value_size, key_page, value_page, writes, piece, line, written, PIECES, LINES, KEY_TENSORS) + within
     if has_drafts:
@@ -399,10 +398,10 @@ def _recur(
         )  # fmt: skip
         tl.store(out + at * HEADS * VALUES + head * VALUES + column, made.to(out.dtype.element_ty), column < VALUES)
         if replays + token - first + 1 == keep_after:
-            pages = kept + kept_at * (1 + STATE_PAGES) + 1
-            place = _lines(key_size, value_size, key_page, value_page, pages, piece, line, is_key, PIECES, LINES, KEY_TENSORS) + within
-            tl.store(memory + place, matrix, is_key)
-            kept_at += 1
+            kept_at = _keep_matrix(
+                matrix, memory, key_size, value_size, key_page, value_page, kept, kept_at, piece, line, within, is_key,
+                STATE_PAGES, PIECES, LINES, KEY_TENSORS,
+            )  # fmt: skip
             keep_after = tl.load(kept + kept_at * (1 + STATE_PAGES), kept_at < kept_end, -1)
     if has_drafts == 0:
         tl.store(target, matrix, written)

@@ -146,9 +146,7 @@ def _v3(reader: ConfigReader) -> ModelSpec:
 
 def _v32(reader: ConfigReader) -> ModelSpec:
     """DeepSeek-V3 with an index."""
-    kinds = reader.layer_types(reader.positive("num_hidden_layers"), ("dense", "sparse"), "mlp_layer_types")
-    dense = dense_layers(reader) if kinds is None else [kind == "dense" for kind in kinds]
-    spec, layers = _spec(reader, sigmoid_experts(reader), dense), []
+    spec, layers = _spec(reader, sigmoid_experts(reader), listed_dense_layers(reader)), []
     heads, head_dim, top_k = map(reader.positive, ("index_n_heads", "index_head_dim", "index_topk"))
     index = SparseIndex(heads, head_dim, top_k, Norm(NormKind.LAYER, eps=1e-6, bias=True))
     for layer in spec.layers:

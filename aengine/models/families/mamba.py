@@ -3,7 +3,7 @@ experts; with experts and an MLP for all tokens."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 import torch
@@ -174,6 +174,13 @@ MAMBA2_NAMES = {
     "recur_norm": "mamba.norm",
     "recur_out": "mamba.out_proj",
 }
+
+
+def mixer_names(names: Mapping[str, str]) -> dict[str, str]:
+    """The names of models that call a layer's recurrence its mixer."""
+    return {ours: theirs.replace("mamba.", "mixer.") for ours, theirs in names.items()}
+
+
 _FEED_FORWARD_NAMES = {
     **{**LLAMA_NAMES, **MAMBA2_NAMES, "norm": "model.final_layernorm", "mlp_norm": "pre_ff_layernorm"},
     **{"gate_up": "feed_forward.gate_proj feed_forward.up_proj", "down": "feed_forward.down_proj"},
@@ -390,7 +397,7 @@ FAMILIES = (
             **{"ssm_state_size": 128, "mamba_num_heads": 128, "mamba_head_dim": 64, "n_groups": 8, "conv_kernel": 4, "use_conv_bias": True},
         },
         names={
-            **{**LLAMA_NAMES, **{ours: theirs.replace("mamba.", "mixer.") for ours, theirs in MAMBA2_NAMES.items()}},
+            **{**LLAMA_NAMES, **mixer_names(MAMBA2_NAMES)},
             **{"layer": "backbone.layers.{layer}", "embedding": "backbone.embeddings", "norm": "backbone.norm_f"},
             **{"attention_norm": "norm", "mlp_norm": "norm", "qkv": "mixer.q_proj mixer.k_proj mixer.v_proj", "output": "mixer.o_proj"},
             **{"up": "mixer.up_proj", "down": "mixer.down_proj", "router": "mixer.gate"},

@@ -16,10 +16,11 @@ from aengine.models.families.family import (
     gated_mlp,
     head_sizes,
     mixed_layers,
+    one_channel,
     rms_norm,
     rope_and_context,
 )
-from aengine.models.families.mamba import MAMBA2_NAMES, mamba2, mamba2_transform
+from aengine.models.families.mamba import MAMBA2_NAMES, mamba2, mamba2_transform, mixer_names
 from aengine.models.families.mixtures import MIXTRAL_NAMES, experts, routing
 from aengine.models.spec import Layer, ModelSpec, Norm, Recurrence, RecurrenceKind
 
@@ -61,11 +62,9 @@ def _mamba1_transform(spec: ModelSpec, layer: Layer | None, name: str, part: int
             return Transform(projected, lambda rows: rows[first : first + count])
         case "decay_down.weight":
             return Transform(projected, lambda rows: rows[:rank])
-        case "conv.weight":
-            return Transform((width, 1, recurrence.taps), lambda rows: rows.flatten(1))
         case "gate_q_norm.weight" | "gate_k_norm.weight" | "decay_norm.weight" if spec.family == "falcon_mamba":
             return Transform(projected, lambda rows: torch.ones(shape), by_rows=False)  # its norms have no weights
-    return None
+    return one_channel(spec, layer, name, part, shape)
 
 
 def _state_spec(reader: ConfigReader, recurrence: Recurrence) -> ModelSpec:
@@ -172,18 +171,16 @@ _STATE_DEFAULTS = {
 }
 
 
-def _of_mixer(names: dict[str, str]) -> dict[str, str]:
-    return {**_STATE_NAMES, **{ours: theirs.replace("mamba.", "mixer.") for ours, theirs in names.items()}}
-
-
 FAMILIES = (
-    Family("mamba", "MambaForCausalLM", _mamba, _STATE_DEFAULTS, _of_mixer(_MAMBA1_NAMES), _mamba1_transform, keys=_STATE_KEYS),
+    Family(
+        "mamba", "MambaForCausalLM", _mamba, _STATE_DEFAULTS, _STATE_NAMES | mixer_names(_MAMBA1_NAMES), _mamba1_transform, keys=_STATE_KEYS
+    ),
     Family(
         "falcon_mamba",
         "FalconMambaForCausalLM",
         _falcon_mamba,
         {**_STATE_DEFAULTS, "mixer_rms_eps": 1e-6},
-        _of_mixer(_MAMBA1_NAMES | {"gate_q_norm": "mamba.x_proj", "gate_k_norm": "mamba.x_proj", "decay_norm": "mamba.x_proj"}),
+        _STATE_NAMES | mixer_names(_MAMBA1_NAMES | dict.fromkeys(("gate_q_norm", "gate_k_norm", "decay_norm"), "mamba.x_proj")),
         _mamba1_transform,
         keys=_STATE_KEYS,
     ),
@@ -195,7 +192,7 @@ FAMILIES = (
             **{**_STATE_DEFAULTS, "vocab_size": 32_768, "hidden_size": 4096, "num_hidden_layers": 64, "state_size": 128},
             **{"num_heads": 128, "head_dim": 64, "n_groups": 8, "tie_word_embeddings": False},
         },
-        _of_mixer(MAMBA2_NAMES),
+        _STATE_NAMES | mixer_names(MAMBA2_NAMES),
         mamba2_transform,
         keys={**_STATE_KEYS, "mamba_n_heads": "num_heads", "mamba_d_head": "head_dim", "mamba_n_groups": "n_groups"},
     ),

@@ -176,7 +176,7 @@ def _deepseek2(file: GgufFile, config: dict[str, Any]) -> None:
     """DeepSeek V2 and V3, and GLM-4.7-Flash, which is V3 with other sizes. The lengths of keys are those of the heads, or, in a file with
     another name for these, those of the cache."""
     gating = file.get("deepseek2.expert_gating_func", int, 0)
-    corrected = any(name.endswith(".exp_probs_b.bias") for name in file.tensors)
+    corrected = file.has(".exp_probs_b.bias")
     config["scoring_func"] = {0: "sigmoid" if corrected else "softmax", 1: "softmax", 2: "sigmoid"}.get(gating, gating)
     config["model_type"] = "deepseek_v2" if config["scoring_func"] == "softmax" else "deepseek_v3"
     config["n_routed_experts"] = config.pop("num_experts", None)
@@ -222,7 +222,7 @@ def _qwen35(file: GgufFile, config: dict[str, Any]) -> None:
 def _mamba2(file: GgufFile, config: dict[str, Any]) -> None:
     keys = ("n_heads", "n_groups", "d_state", "d_head", "d_conv")
     config |= {f"mamba_{key}": number for key, number in zip(keys, _recurrence(file), strict=True)}
-    config["mamba_conv_bias"] = any(name.endswith(".ssm_conv1d.bias") for name in file.tensors)
+    config["mamba_conv_bias"] = file.has(".ssm_conv1d.bias")
 
 
 def _mamba1(file: GgufFile, config: dict[str, Any]) -> None:
@@ -231,13 +231,13 @@ def _mamba1(file: GgufFile, config: dict[str, Any]) -> None:
     if min(found.values()) < 1:
         raise ModelLoadError(f"{file.architecture}.ssm.{', '.join(names)} {[*found.values()]} in {file.path.name} are not those of Mamba")
     config["mamba_expand"] = found.pop("width") / config["hidden_size"]
-    config |= {**found, "mamba_conv_bias": any(name.endswith(".ssm_conv1d.bias") for name in file.tensors)}
+    config |= {**found, "mamba_conv_bias": file.has(".ssm_conv1d.bias")}
 
 
 def _states(file: GgufFile, config: dict[str, Any]) -> None:
     """Falcon Mamba is Mamba whose dt, B and C are normed, by the epsilon of all norms."""
     config.pop("intermediate_size", None)
-    config["mamba_proj_bias"] = any(name.endswith(".ssm_in.bias") for name in file.tensors)
+    config["mamba_proj_bias"] = file.has(".ssm_in.bias")
     if config["model_type"] == "mamba2":
         _mamba2(file, config)
         config["mamba_expand"] = config["mamba_n_heads"] * config["mamba_d_head"] / config["hidden_size"]
@@ -295,7 +295,7 @@ def _falcon_h1(file: GgufFile, config: dict[str, Any]) -> None:
     """All multipliers are in the weights."""
     _mamba2(file, config)
     config["mamba_d_ssm"] = config["mamba_n_heads"] * config["mamba_d_head"]
-    config["mamba_rms_norm"] = any(name.endswith(".ssm_norm.weight") for name in file.tensors)
+    config["mamba_rms_norm"] = file.has(".ssm_norm.weight")
     config["mamba_norm_before_gate"] = False
 
 
@@ -308,7 +308,7 @@ def _lfm2(file: GgufFile, config: dict[str, Any]) -> None:
 def _lfm2_moe(file: GgufFile, config: dict[str, Any]) -> None:
     _lfm2(file, config)
     config.setdefault("first_k_dense_replace", 0)
-    config["use_expert_bias"] = any(name.endswith(".exp_probs_b.bias") for name in file.tensors)
+    config["use_expert_bias"] = file.has(".exp_probs_b.bias")
 
 
 def _add_layer_types(file: GgufFile, config: dict[str, Any]) -> None:

@@ -91,6 +91,10 @@ class GgufFile:
     metadata: Mapping[str, Any]  # arrays of numbers are NumPy arrays, those of strings `LazyStrings`
     tensors: Mapping[str, GgufTensor]
 
+    def has(self, ending: str) -> bool:
+        """Whether the name of a tensor ends so."""
+        return any(name.endswith(ending) for name in self.tensors)
+
     def get(self, key: str, kind: type | tuple[type, ...], fallback: Any = None) -> Any:
         """A value of the metadata; `fallback` if it is absent. Raises ModelLoadError for one that is not of `kind`."""
         value = self.metadata.get(key, fallback)

@@ -454,9 +454,7 @@ class LatentAttentionBlock:
         self._kv_down, self._rotation = weights.linear("kv_down"), Rotation(cos_sin, key_norm=norm.weight, eps=attention.norm.eps)
         self._key_up, self._value_up = weights["key_up.weight"], weights["value_up.weight"]
         self._output = weights.linear("output")
-        self._indexer: Callable[[Tensor, Tensor, Tensor], tuple[IndexQuery, Tensor]] | None = None
-        if attention.index is not None:
-            self._indexer = _Indexer(attention.index, weights, Rotation(cos_sin), ops)
+        self._indexer = None if attention.index is None else _Indexer(attention.index, weights, Rotation(cos_sin), ops)
 
     def __call__(self, x: Activations, positions: Tensor, step: AttentionStep) -> Tensor:
         attention, q = self._attention, x
@@ -465,16 +463,16 @@ class LatentAttentionBlock:
         for layer in before:
             q = layer(q)
         index, found = 0, None
-        if self._indexer is not None and attention.index is not None:
+        if self._indexer is not None:
             assert isinstance(x, Tensor)
-            index, found = attention.index.head_dim, self._indexer(x, q, positions)
+            found = self._indexer(x, q, positions)
+            index = found[1].shape[-1]
         heads = last(q).view(len(x), attention.num_heads, attention.rope_dim + attention.nope_dim)
         query = heads.new_empty(len(x), attention.num_heads, index + attention.rope_dim + attention.kv_lora_rank)
         if index:
             query[..., :index] = 0.0
         latent = query[..., index:]  # what is before it multiplies the keys of the index
-        rope, target, key = slice(attention.rope_dim), step.target(self._index), self._kv_down(x).unsqueeze(1)
-        target = None if found is not None else target
+        rope, target, key = slice(attention.rope_dim), step.target(self._index) if found is None else None, self._kv_down(x).unsqueeze(1)
         self._ops.rotate_latent(heads[..., rope], latent[..., rope], key, self._rotation, positions, target)
         if target is None:
             written = key if found is None else torch.cat((found[1], key), -1)
