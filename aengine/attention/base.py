@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from aengine.attention.metadata import AttentionMetadata, StepLayout, build_layout
-from aengine.kernels.paged_cache import SCALE_BYTES, KvTarget, PagedCache, Scoring, as_bytes, loaded
+from aengine.kernels.paged_cache import SCALE_BYTES, Heads, KvTarget, PagedCache, Scoring, as_bytes, loaded
 from aengine.kernels.recurrence import RecurrentRule, StateLayout, StateMemory, convolve
 from aengine.kernels.upload import to_device
 from aengine.kernels.warm_memory import lazy_bytes
@@ -34,8 +34,8 @@ class BackendUnavailableError(Exception):
 class AttentionSpec:
     """What a backend must know of a model and of the page pool."""
 
-    num_heads: int
-    num_kv_heads: int  # divides num_heads; query head h reads KV head h // (num_heads // num_kv_heads)
+    num_heads: int  # this and what else is said of heads: of the layer that keeps most of a token
+    num_kv_heads: int
     head_dim: int  # of queries and keys
     scoring: tuple[Scoring, ...]  # by layer with attention; elsewhere here "by layer" is by place, of which those of attention come first
     page_size: int  # in tokens
@@ -46,7 +46,9 @@ class AttentionSpec:
     """The scales of K and V by layer: a float8 cache holds value / scale, saturated. None: all scales are 1."""
     value_dim: int = 0  # of a head's values and results; 0: head_dim, which it becomes
     places: tuple[tuple[int, int], ...] = ()
-    """By layer its group and which of the layers of a page it is, as in `LayerGroups`. None given: all layers are in one group."""
+    """By layer its group and which of the places of a page it has, as in `LayerGroups`. None given: all layers are in one group."""
+    parts: tuple[int, ...] = ()  # by layer, which part of its place it has, as in `LayerGroups`; none given: the first
+    heads: tuple[Heads, ...] = ()  # by layer; none given: all have the same
     num_groups: int = 0  # of the whole model, where a rank has no layers of some; 0: those of `places`, which it becomes
     latent: bool = False  # a value is the last value_dim numbers of its key; a backend may store it there alone
     states: StateLayout | None = None  # of recurrent layers; None: there are none
@@ -63,6 +65,29 @@ class AttentionSpec:
     @property
     def layers_per_page(self) -> int:
         return 1 + max(index for _, index in self.places)
+
+    @property
+    def heads_differ(self) -> bool:
+        return len(set(self.heads)) > 1
+
+    def heads_of(self, layer: int) -> Heads:
+        return self.heads[layer] if self.heads else Heads(self.num_heads, self.num_kv_heads, self.head_dim, self.value_dim)
+
+    def part_of(self, layer: int) -> int:
+        """Which part of its place a layer has."""
+        return self.parts[layer] if self.parts else 0
+
+    def part_widths(self, layer: int) -> tuple[int, int]:
+        """Numbers of a layer in a page, of keys and of values that are not parts of these, as they are stored."""
+        heads = self.heads_of(layer)
+        tokens, value_width = self.page_size * heads.num_kv_heads, 0 if self.shares_latent else self.stored_width(heads.value_dim)
+        return tokens * self.stored_width(heads.key_dim), tokens * value_width
+
+    @property
+    def page_widths(self) -> tuple[int, int]:
+        """Numbers of a place in a page, of keys and of values, as they are stored."""
+        parts = [[(self.part_of(layer) + 1) * width for width in self.part_widths(layer)] for layer in range(len(self.places))]
+        return max(keys for keys, _ in parts), max(values for _, values in parts)
 
     @property
     def cache_dtype(self) -> torch.dtype:
@@ -144,14 +169,13 @@ class AttentionBackend(ABC):
     """KV storage of all layers and the attention over it."""
 
     name: ClassVar[str]
-    page_axis: ClassVar[int] = 0
-    """The dimension of pages in the tensors of `caches`, which are [num_pages, page_size, num_kv_heads, head_dim or value_dim], or where
-    this is 1 [num_kv_heads, num_pages, page_size, head_dim or value_dim]."""
+    by_head: ClassVar[bool] = False
+    """Whether a page of a layer is [num_kv_heads, page_size, width] of keys or values; else it is [page_size, num_kv_heads, width]."""
 
     def __init__(self, spec: AttentionSpec) -> None:
         self.spec = spec
-        self.caches: list[PagedCache] = []  # by layer; layers at the same place of different groups share tensors
-        self.tensors: list[Tensor] = []  # all of them, each once
+        self.caches: list[PagedCache] = []  # by layer, [num_pages, ..] each; layers at the same place of different groups share memory
+        self.tensors: list[Tensor] = []  # [num_pages, numbers of a page] each: by place those of keys, then those of values
         self.memory = torch.empty(0, dtype=torch.uint8)  # that these are parts of, where they are of torch
         kinds = {scoring.slopes for scoring in spec.scoring if scoring.slopes}
         slopes = {kind: torch.tensor(kind, dtype=torch.float32, device=spec.device) for kind in kinds}
@@ -161,29 +185,37 @@ class AttentionBackend(ABC):
     def bytes_per_page(self) -> int:
         """Bytes of one page: K and V of `layers_per_page` layers."""
         spec = self.spec
-        widths = spec.stored_width(spec.head_dim) + (0 if spec.shares_latent else spec.stored_width(spec.value_dim))
-        return spec.layers_per_page * spec.page_size * spec.num_kv_heads * widths * spec.cache_dtype.itemsize
+        return spec.layers_per_page * sum(spec.page_widths) * spec.cache_dtype.itemsize
 
     def allocate(self, num_pages: int) -> None:
         """Creates the KV tensors, zeroed; `num_pages` includes the reserved page 0. Frees what was allocated before."""
         self.free()  # before the new pool is allocated
         spec = self.spec
-        pages = (num_pages, spec.page_size)
-        shape = (*pages, spec.num_kv_heads) if self.page_axis == 0 else (spec.num_kv_heads, *pages)
-        widths = [spec.stored_width(spec.head_dim)] * spec.layers_per_page
-        widths += [] if spec.shares_latent else [spec.stored_width(spec.value_dim)] * spec.layers_per_page
-        sizes = [math.prod(shape) * width * spec.cache_dtype.itemsize for width in widths]
+        widths = [width for width in spec.page_widths for _ in range(spec.layers_per_page) if width]
+        sizes = [num_pages * width * spec.cache_dtype.itemsize for width in widths]
         places = [-(-size // _ALIGNMENT) * _ALIGNMENT for size in sizes]
         self.memory = _zeros((sum(places),), torch.uint8, spec.device)
         parts = zip(torch.split(self.memory, places), sizes, widths, strict=True)
-        made = [part[:size].view(spec.cache_dtype).view(*shape, width) for part, size, width in parts]
-        keys, values = made[: spec.layers_per_page], made[spec.layers_per_page :]
+        self.tensors = [part[:size].view(spec.cache_dtype).view(num_pages, width) for part, size, width in parts]
+        self.caches = [self._cache(layer) for layer in range(len(spec.places))]
+
+    def _cache(self, layer: int) -> PagedCache:
+        spec = self.spec
+        heads, index = spec.heads_of(layer), spec.places[layer][1]
+        keys = self._pages(self.tensors[index], layer, spec.stored_width(heads.key_dim))
         if spec.shares_latent:
-            values = [each[..., -spec.value_dim :] for each in keys]
-        self.tensors = keys if spec.shares_latent else keys + values
-        self.caches = [
-            PagedCache(keys[index], values[index], *spec.scales(layer), spec.shares_latent) for layer, (_, index) in enumerate(spec.places)
-        ]
+            values = keys[..., -heads.value_dim :]
+        else:
+            values = self._pages(self.tensors[spec.layers_per_page + index], layer, spec.stored_width(heads.value_dim))
+        return PagedCache(keys, values, *spec.scales(layer), spec.shares_latent)
+
+    def _pages(self, tensor: Tensor, layer: int, width: int) -> Tensor:
+        """A layer's part of a tensor of pages."""
+        spec = self.spec
+        shape = spec.page_size, spec.heads_of(layer).num_kv_heads, width
+        shape = (shape[1], shape[0], width) if self.by_head else shape
+        size = math.prod(shape)
+        return tensor[:, spec.part_of(layer) * size :][:, :size].unflatten(1, shape)
 
     def free(self) -> None:
         """Frees the KV tensors, if there are any."""
@@ -193,18 +225,18 @@ class AttentionBackend(ABC):
     def states(self) -> StateMemory:
         """The states of recurrent layers, which are in the KV tensors."""
         assert self.spec.states is not None, "of a model with recurrent layers"
-        return StateMemory(self.spec.states, self.tensors, self.page_axis, self.spec.dtype)
+        return StateMemory(self.spec.states, self.tensors, self.spec.dtype)
 
     def read_pages(self, pages: NDArray[np.int32]) -> list[Tensor]:
         """The content of [n] pages, in host memory, after the writes of steps before; for `write_pages`."""
         read = to_device(pages, self.spec.device)
-        return [as_bytes(tensor).index_select(self.page_axis, read).cpu() for tensor in self.tensors]
+        return [as_bytes(tensor).index_select(0, read).cpu() for tensor in self.tensors]
 
     def write_pages(self, pages: NDArray[np.int32], content: list[Tensor]) -> None:
         """Writes what was read of as many pages."""
         write = to_device(pages.astype(np.int64), self.spec.device)
         for tensor, rows in zip(self.tensors, content, strict=True):
-            as_bytes(tensor).index_copy_(self.page_axis, write, rows.to(tensor.device))
+            as_bytes(tensor).index_copy_(0, write, rows.to(tensor.device))
 
     def copy_pages(self, sources: NDArray[np.int32], destinations: NDArray[np.int32]) -> None:
         """Copies page sources[i] to page destinations[i], [c] each, K and V of all its layers, after the writes of steps before.
@@ -213,7 +245,7 @@ class AttentionBackend(ABC):
         """
         read, write = to_device(np.stack((sources, destinations)).astype(np.int64), self.spec.device)
         for pages in map(as_bytes, self.tensors):
-            pages.index_copy_(self.page_axis, write, pages.index_select(self.page_axis, read))
+            pages.index_copy_(0, write, pages.index_select(0, read))
 
     @abstractmethod
     def plan(self, metadata: AttentionMetadata) -> AttentionStep:
@@ -245,14 +277,15 @@ class AttentionBackend(ABC):
         table[:, 1, :2] = 2, 3
         starts, lengths = np.array([decoded - 1, 0], dtype=np.int32), np.array([1, 2], dtype=np.int32)
         layout = build_layout(np.arange(2, dtype=np.int32), 1, starts, lengths, table, spec.page_size)
-        heads = [spec.num_heads, spec.num_kv_heads, spec.num_kv_heads]
-        fused = torch.zeros((layout.num_tokens, sum(heads), spec.head_dim), dtype=spec.dtype, device=spec.device)
-        query, key, value = torch.split(fused, heads, dim=1)
         self.allocate(4)
         step = plan(AttentionMetadata.of(layout, spec.device))
-        for scoring, layer in {scoring: layer for layer, scoring in enumerate(spec.scoring)}.items():
-            step.write(layer, key, value[..., : spec.value_dim])
-            step.attend(layer, query, torch.zeros(spec.num_heads, dtype=spec.dtype, device=spec.device) if scoring.sinks else None)
+        kinds = {(scoring, spec.heads_of(layer)): layer for layer, scoring in enumerate(spec.scoring)}
+        for (scoring, heads), layer in kinds.items():
+            counts = [heads.num_heads, heads.num_kv_heads, heads.num_kv_heads]
+            fused = torch.zeros((layout.num_tokens, sum(counts), heads.key_dim), dtype=spec.dtype, device=spec.device)
+            query, key, value = torch.split(fused, counts, dim=1)
+            step.write(layer, key, value[..., : heads.value_dim])
+            step.attend(layer, query, torch.zeros(heads.num_heads, dtype=spec.dtype, device=spec.device) if scoring.sinks else None)
         self.free()
 
 
@@ -312,7 +345,7 @@ def attend_chosen_torch(
     for row in np.flatnonzero(host.seq_lens > index.top_k).tolist():
         length, (first, end) = int(host.seq_lens[row]), host.qo_indptr[row : row + 2].tolist()
         pages = metadata.kv_indices[group][host.kv_indptr[row] : host.kv_indptr[row + 1]]
-        stored = as_bytes(cache.keys).index_select(backend.page_axis, pages)
+        stored = as_bytes(cache.keys).index_select(0, pages)
         keys = loaded(stored, cache.keys.dtype, spec.scales(layer)[0]).flatten(0, -2)[:length].float()
         index_keys = keys[:, : index.query.shape[-1]]
         places = torch.arange(length, device=keys.device)
@@ -354,14 +387,13 @@ def convolve_torch(
     those of attention with a window.
     """
     taps, channels = weight.shape[1], inputs.shape[1]
-    halves = [(backend.spec.places[place][0], _by_slot(pages, backend.page_axis)) for place in places for pages in _halves(backend, place)]
+    halves = [(backend.spec.places[place][0], half) for place in places for half in _halves(backend, place)]
     first = 0
     for group, stored in halves:
         slots = metadata.slot_mapping[group][: len(inputs)].clamp(min=0).long()  # without one: the reserved page 0
-        part = inputs[:, first : first + stored[0].numel()]
-        padded = torch.nn.functional.pad(part, (0, stored[0].numel() - part.shape[1]))
-        stored.index_copy_(0, slots, padded.view(-1, *stored.shape[1:]))
-        first += stored[0].numel()
+        part = inputs[:, first : first + stored.shape[1]]
+        stored.index_copy_(0, slots, torch.nn.functional.pad(part, (0, stored.shape[1] - part.shape[1])))
+        first += stored.shape[1]
     positions, first_pages = _token_positions(metadata, backend.spec.page_size)
     wide, total = weight.float(), torch.zeros_like(inputs, dtype=torch.float32)
     for tap in range(taps):
@@ -376,14 +408,9 @@ def convolve_torch(
 
 
 def _halves(backend: AttentionBackend, place: int) -> Sequence[Tensor]:
-    """What a place has room for: keys, and values that are not parts of these."""
-    cache = backend.caches[place]
-    return (cache.keys,) if cache.latent else (cache.keys, cache.values)
-
-
-def _by_slot(pages: Tensor, page_axis: int) -> Tensor:
-    """A view [slots, num_kv_heads, width] of pages."""
-    return pages.flatten(1, 2).transpose(0, 1) if page_axis else pages.flatten(0, 1)
+    """What a place has room for, [slots, numbers] each: keys, and values that are not parts of these."""
+    spec, index = backend.spec, backend.spec.places[place][1]
+    return [pages.view(-1, pages.shape[1] // spec.page_size) for pages in backend.tensors[index :: spec.layers_per_page]]
 
 
 def _token_positions(metadata: AttentionMetadata, page_size: int) -> tuple[Tensor, Tensor]:
@@ -397,10 +424,10 @@ def _token_positions(metadata: AttentionMetadata, page_size: int) -> tuple[Tenso
 
 
 def _stored_at(kv_indices: Tensor, stored: Tensor, first_pages: Tensor, positions: Tensor, backend: AttentionBackend) -> Tensor:
-    """[T, width of all heads] float32: what is stored of the positions; of negative ones anything."""
+    """[T, numbers] float32: what is stored of the positions; of negative ones anything."""
     page_size, positions = backend.spec.page_size, positions.clamp(min=0)
     pages = kv_indices.index_select(0, first_pages + positions // page_size).long()
-    return stored.index_select(0, pages * page_size + positions % page_size).flatten(1).float()
+    return stored.index_select(0, pages * page_size + positions % page_size).float()
 
 
 def check_graph_layout(layout: StepLayout, buffers: AttentionMetadata) -> None:

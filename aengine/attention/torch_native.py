@@ -1,8 +1,7 @@
 """Attention in plain torch: the float32-exact reference, and the backend that runs everywhere.
 
 Scores, softmax and the weighted sum are computed in float32 whatever the storage dtype. Decode rows are computed together, padded to a
-common number of pages; prefill rows one by one, in blocks of queries. Caches are [num_kv_heads, num_pages, page_size, head_dim], so that
-gathered pages are a batch of matrices without another copy.
+common number of pages; prefill rows one by one, in blocks of queries.
 """
 
 from __future__ import annotations
@@ -39,7 +38,7 @@ class TorchNativeBackend(AttentionBackend):
     """Attention in plain torch for every device. It supports no graphs."""
 
     name = "torch_native"
-    page_axis = 1
+    by_head = True
 
     def plan(self, metadata: AttentionMetadata) -> AttentionStep:
         return _Step(self, metadata)
@@ -50,13 +49,13 @@ class TorchNativeBackend(AttentionBackend):
 
 def _put(cache: Tensor, scale: float, slots: Tensor, rows: Tensor) -> None:
     """Stores [n, num_kv_heads, width] at the slots [n] int64."""
-    flat = as_bytes(cache).view(cache.shape[0], -1, cache.shape[3])
-    flat.index_copy_(1, slots, stored(rows, cache.dtype, scale).transpose(0, 1))
+    page_size = cache.shape[2]
+    as_bytes(cache)[slots // page_size, :, slots % page_size] = stored(rows, cache.dtype, scale)
 
 
 def _take(cache: Tensor, scale: float, pages: Tensor) -> Tensor:
     """The pages [n] as [num_kv_heads, n, page_size, width] float32."""
-    return loaded(as_bytes(cache).index_select(1, pages), cache.dtype, scale)
+    return loaded(as_bytes(cache).transpose(0, 1).index_select(1, pages), cache.dtype, scale)
 
 
 def _take_both(cache: PagedCache, pages: Tensor) -> tuple[Tensor, Tensor]:
@@ -113,10 +112,10 @@ class _Step:
     def attend(self, layer: int, query: Tensor, sinks: Tensor | None = None, out: Tensor | None = None) -> Tensor:
         spec = self._backend.spec
         cache, scoring, group = self._backend.caches[layer], spec.scoring[layer], spec.places[layer][0]
-        by_kv_head = None if sinks is None else sinks.float().view(spec.num_kv_heads, -1)
-        slopes = self._backend.slopes[layer]
-        slopes = None if slopes is None else slopes.view(spec.num_kv_heads, -1)
-        out = query.new_empty(*query.shape[:2], spec.value_dim) if out is None else out
+        heads, slopes = spec.heads_of(layer), self._backend.slopes[layer]
+        by_kv_head = None if sinks is None else sinks.float().view(heads.num_kv_heads, -1)
+        slopes = None if slopes is None else slopes.view(heads.num_kv_heads, -1)
+        out = query.new_empty(*query.shape[:2], heads.value_dim) if out is None else out
         for decodes in self._decodes[scoring.window]:
             attended = decodes.attend(query.index_select(0, decodes.rows), cache, decodes.pages[group], scoring, by_kv_head, slopes)
             out.index_copy_(0, decodes.rows, attended)

@@ -212,6 +212,8 @@ class TritonBackend(AttentionBackend):
         if not kernels.fits(spec.head_dim, spec.value_dim):
             widths = f"keys of {spec.head_dim} and values of {spec.value_dim} numbers"
             raise BackendUnavailableError(f"our Triton kernels have no room for {widths}")
+        if spec.heads_differ:
+            raise BackendUnavailableError("our Triton kernels are for layers with the same heads")
         super().__init__(spec)
         on_cuda = spec.device.type == "cuda"
         try:

@@ -6,8 +6,8 @@ Page 0 is reserved: padding points at it and it is never handed out. All operati
 
 Layer groups: which layers of a model share pages, and how many pages a sequence needs in each group.
 
-All pages of a pool have the same size: `page_size` tokens of K and V of `layers_per_page` layers. A group is that many layers, which keep
-the same tokens: all of them, or those of one sliding window, which a convolution has, too. A sequence has a list of pages for each group.
+All pages of a pool have the same size: `page_size` tokens of K and V of `layers_per_page` layers, or where layers keep less of a token
+than others, of several such in the place of one. A group is that many layers, which keep the same tokens: all of them, or those of one sliding window, which a convolution has, too. A sequence has a list of pages for each group.
 Every page can serve any group, so there is one pool. (Kwon et al., "Efficient Memory Management for Large Language Model Serving with
 PagedAttention", 2023, has one group.)
 
@@ -266,28 +266,34 @@ Fewer layers per page leave fewer places unused, but mean more groups, and more 
 class LayerGroups:
     windows: Windows
     layers_per_page: int
-    places: tuple[tuple[int, int], ...]  # by layer: its group, and which of the layers of a page it is
+    places: tuple[tuple[int, int], ...]  # by layer: its group, and which of the places of a page it has
+    per_place: tuple[int, ...]  # by layer: how many such as it share a place, because they keep less of a token
+    parts: tuple[int, ...]  # by layer: which of them it is
 
     def of_layers(self, layers: Iterable[int]) -> LayerGroups:
         """Return these groups for some of the layers alone, which are spread evenly over the groups of their window."""
+        held = list(layers)
+        windows, per_place = [self.windows[self.places[layer][0]] for layer in held], [self.per_place[layer] for layer in held]
         seen: Counter[int | None] = Counter()
-        places = []
-        for layer in layers:
-            window = self.windows[self.places[layer][0]]
+        found = []
+        for window, _ in (sharing := _sharing(windows, per_place)):
             number, place = seen[window] % self.windows.count(window), seen[window] // self.windows.count(window)
-            places.append((self.windows.index(window) + number, place))
+            found.append((self.windows.index(window) + number, place))
             seen[window] += 1
-        return LayerGroups(self.windows, 1 + max(place for _, place in places), tuple(places))
+        return _with_parts(self.windows, 1 + max(place for _, place in found), found, sharing, per_place)
 
 
-def layer_groups(windows: Sequence[int | None]) -> LayerGroups:
-    """The groups of layers with these windows (one per layer), of which there is at least one."""
-    sizes = Counter(windows)
+def layer_groups(windows: Sequence[int | None], per_place: Sequence[int] = ()) -> LayerGroups:
+    """The groups of layers with these windows (one per layer), of which there is at least one; `per_place` as in `LayerGroups`, or empty if
+    each layer has a place of its own."""
+    per_place = tuple(per_place) or (1,) * len(windows)
+    sharing = _sharing(windows, per_place)
+    sizes = Counter(window for window, _ in sharing)
 
     def fits(layers_per_page: int) -> bool:
         unused = {window: -size % layers_per_page for window, size in sizes.items()}
         full, unused_full = sizes[None], unused.pop(None, 0)
-        return unused_full <= FULL_PADDING * full and sum(unused.values()) <= WINDOW_PADDING * (len(windows) - full)
+        return unused_full <= FULL_PADDING * full and sum(unused.values()) <= WINDOW_PADDING * (len(sharing) - full)
 
     layers_per_page = next(filter(fits, range(min(sizes.values()), 0, -1)))
     begins: dict[int | None, int] = {}
@@ -297,10 +303,31 @@ def layer_groups(windows: Sequence[int | None]) -> LayerGroups:
         groups += [window] * -(-sizes[window] // layers_per_page)
     seen: Counter[int | None] = Counter()
     places = []
-    for window in windows:
+    for window, _ in sharing:
         places.append((begins[window] + seen[window] // layers_per_page, seen[window] % layers_per_page))
         seen[window] += 1
-    return LayerGroups(tuple(groups), layers_per_page, tuple(places))
+    return _with_parts(tuple(groups), layers_per_page, places, sharing, per_place)
+
+
+def _sharing(windows: Sequence[int | None], per_place: Sequence[int]) -> list[tuple[int | None, list[int]]]:
+    """The layers that share a place, with their window: consecutive ones among those of a kind."""
+    found: list[tuple[int | None, list[int]]] = []
+    latest: dict[tuple[int | None, int], list[int]] = {}
+    for layer, kind in enumerate(zip(windows, per_place, strict=True)):
+        if len(latest.get(kind, ())) % kind[1] == 0:
+            latest[kind] = []
+            found.append((kind[0], latest[kind]))
+        latest[kind].append(layer)
+    return found
+
+
+def _with_parts(
+    windows: Windows, layers_per_page: int, places: Sequence[tuple[int, int]], sharing: Sequence[tuple[int | None, list[int]]], per_place: Sequence[int]
+) -> LayerGroups:
+    """The groups of layers that share `places`, one for each entry of `sharing`."""
+    by_layer = {layer: (place, part) for place, (_, layers) in zip(places, sharing, strict=True) for part, layer in enumerate(layers)}
+    found, parts = zip(*(by_layer[layer] for layer in range(len(by_layer))), strict=True)
+    return LayerGroups(windows, layers_per_page, found, tuple(per_place), parts)
 
 
 @dataclass(frozen=True, slots=True)

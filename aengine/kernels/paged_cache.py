@@ -9,6 +9,15 @@ import torch
 from torch import Tensor
 
 
+class Heads(NamedTuple):
+    """The heads of a layer. Query head h reads KV head h // (num_heads // num_kv_heads)."""
+
+    num_heads: int
+    num_kv_heads: int  # divides num_heads
+    key_dim: int  # of a query and of a key
+    value_dim: int  # of a value and of what is attended
+
+
 @dataclass(frozen=True, slots=True)
 class PagedCache:
     """The order of the dimensions (pages, tokens of a page, KV heads, head_dim) depends on the attention backend. In int8 a head of a token
@@ -24,7 +33,7 @@ class PagedCache:
 class KvTarget(NamedTuple):
     """Where a layer's keys and values of T tokens are written."""
 
-    cache: PagedCache  # of tensors [num_pages, page_size, num_kv_heads, width], contiguous
+    cache: PagedCache  # of tensors [num_pages, page_size, num_kv_heads, width], each page of which is contiguous
     slots: Tensor  # [at least T] int32, page * page_size + offset; -1: the token is skipped
 
 

@@ -88,12 +88,11 @@ def _layer_state(shape: StateShape, first: int, lines: int, itemsize: int, pendi
 class StateMemory:
     """The states in the tensors of a pool's pages."""
 
-    def __init__(self, layout: StateLayout, tensors: Sequence[Tensor], page_axis: int, dtype: torch.dtype) -> None:
-        """`tensors` [.., num_pages, ..], each of which has the pieces of one layer of a page, with the pages in dimension `page_axis`.
-        `dtype`: of the inputs of convolutions."""
+    def __init__(self, layout: StateLayout, tensors: Sequence[Tensor], dtype: torch.dtype) -> None:
+        """`tensors` [num_pages, numbers of a page], each of which has the pieces of one layer of a page. `dtype`: of the inputs of
+        convolutions."""
         self._layout = layout
         self._tensors = [as_bytes(tensor) for tensor in tensors[: layout.pieces_per_page]]
-        self._page_axis = page_axis
         self._dtype = dtype
 
     def load(self, layer: int, pages: Tensor) -> tuple[Tensor, Tensor]:
@@ -143,8 +142,8 @@ class StateMemory:
         found = []
         for piece in range(begin, end):
             tensor, read = self._tensors[piece % self._layout.pieces_per_page], pages[:, piece // self._layout.pieces_per_page]
-            raw = tensor.index_select(self._page_axis, read).movedim(self._page_axis, 0).flatten(1)
-            found.append(raw.contiguous().view(torch.uint8)[:, : words * 4].contiguous().view(torch.float32))
+            raw = tensor.index_select(0, read)
+            found.append(raw.view(torch.uint8)[:, : words * 4].contiguous().view(torch.float32))
         return torch.stack(found, 1) if found else torch.zeros(len(pages), 0, words, device=pages.device)
 
     def _write(self, pages: Tensor, begin: int, content: Tensor) -> None:
@@ -152,11 +151,9 @@ class StateMemory:
         for number in range(content.shape[1]):
             piece = begin + number
             tensor, to = self._tensors[piece % self._layout.pieces_per_page], pages[:, piece // self._layout.pieces_per_page]
-            shape = tensor.movedim(self._page_axis, 0).shape[1:]
             raw = content[:, number].contiguous().view(torch.uint8)
-            raw = F.pad(raw, (0, shape.numel() * tensor.dtype.itemsize - raw.shape[1]))
-            rows = raw.view(tensor.dtype).view(-1, *shape).movedim(0, self._page_axis)
-            tensor.index_copy_(self._page_axis, to.long(), rows)
+            raw = F.pad(raw, (0, tensor.shape[1] * tensor.dtype.itemsize - raw.shape[1]))
+            tensor.index_copy_(0, to.long(), raw.view(tensor.dtype))
 
 
 @dataclass(frozen=True, slots=True)

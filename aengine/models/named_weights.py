@@ -87,7 +87,8 @@ def named_weights(spec: ModelSpec) -> dict[str, NamedWeight]:
     [num_experts, out_features]; `gate_up` has the rows of the gate, then those of up. A `LatentAttention` projects its queries with `q`, or
     with `q_down` and `q_up` if it has a q_lora_rank; they have the rotated part of each head first, as `kv_down` has the rotated key first.
     `key_up` is [heads, kv_lora_rank, nope_dim], `value_up` [heads, v_dim, kv_lora_rank]. The rows of `conv_in` are those of b, c and x of a
-    `ShortConvolution`; `conv` is [channels, taps].
+    `ShortConvolution`; `conv` is [channels, taps]. `layer_embedding` [vocab_size, layers of width] and `layer_inputs` [layers of width,
+    hidden_size] have what is one layer's together. Without keys and values of its own, a layer's qkv has the rows of q alone.
 
     A draft head has no embedding and no head if these are its target's. `fuse` is [hidden_size, taps of target_size], `combine`
     [hidden_size, 2 * hidden_size], as are the columns of qkv of EAGLE3: those of the embedding come first.
@@ -109,6 +110,11 @@ def named_weights(spec: ModelSpec) -> dict[str, NamedWeight]:
     if spec.learned_positions is not None:
         found.linear("positions", (spec.learned_positions.count + spec.learned_positions.offset,), hidden)
     found.norm("embedding_norm", spec.embedding_norm, hidden)
+    if spec.layer_inputs is not None:
+        width = spec.layer_inputs.width
+        found.linear("layer_embedding", (spec.vocab_size,), spec.num_layers * width)
+        found.linear("layer_inputs", (spec.num_layers * width,), hidden)
+        found.norm("layer_inputs_norm", spec.layer_inputs.norm, width)
     for index, layer in enumerate(spec.layers):
         found.enter(index, layer)
         found.norm("attention_norm", layer.attention_norm, hidden)
@@ -127,6 +133,13 @@ def named_weights(spec: ModelSpec) -> dict[str, NamedWeight]:
         elif layer.mlp is not None:
             _experts(found, layer.mlp, hidden)
         found.norm("post_mlp_norm", layer.post_mlp_norm, hidden)
+        if layer.input_gate is not None:
+            assert spec.layer_inputs is not None
+            found.linear("input_gate", (spec.layer_inputs.width,), hidden)
+            found.linear("input_out", (hidden,), spec.layer_inputs.width)
+            found.norm("input_norm", layer.input_gate.norm, hidden)
+        if layer.scaled:
+            found.add("scale", (1,), (1,), 1.0, float32=True)
     found.leave()
     found.norm("norm", spec.norm, hidden)
     if num_head_rows:
@@ -137,14 +150,16 @@ def named_weights(spec: ModelSpec) -> dict[str, NamedWeight]:
 
 
 def _attention(found: _Parameters, attention: Attention, inputs: int, hidden: int) -> None:
-    q_size, kv_size = attention.num_heads * attention.head_dim, attention.num_kv_heads * attention.head_dim
-    sizes = (q_size, kv_size, kv_size, q_size) if attention.output_gate else (q_size, kv_size, kv_size)
+    kv_heads, dim, attended = attention.num_kv_heads, attention.head_dim, attention.num_heads * attention.value_dim
+    has_kv, q_size = not attention.kv_distance, attention.num_heads * dim
+    sizes = (q_size, *((kv_heads * dim, kv_heads * attention.value_dim) if has_kv else ()), *((q_size,) if attention.output_gate else ()))
     found.linear("qkv", sizes, inputs, bias=attention.qkv_bias)
-    found.qk_norm("q_norm", attention.qk_norm, attention.num_heads, attention.head_dim)
-    found.qk_norm("k_norm", attention.qk_norm, attention.num_kv_heads, attention.head_dim)
+    found.qk_norm("q_norm", attention.qk_norm, attention.num_heads, dim)
+    if has_kv:
+        found.qk_norm("k_norm", attention.qk_norm, kv_heads, dim)
     if attention.sinks:
         found.add("sinks", (attention.num_heads,), (attention.num_heads,), None)
-    found.linear("output", (hidden,), q_size, bias=attention.output_bias)
+    found.linear("output", (hidden,), attended, bias=attention.output_bias)
 
 
 def _latent_attention(found: _Parameters, attention: LatentAttention, hidden: int) -> None:
@@ -234,6 +249,10 @@ def _mlp(found: _Parameters, prefix: str, mlp: Mlp, hidden: int) -> None:
 
 def _experts(found: _Parameters, experts: Experts, hidden: int) -> None:
     count, size = experts.num_experts, experts.expert.intermediate_size
+    for name in ("shared_norm", "shared_out_norm", "router_norm", "experts_norm", "experts_out_norm"):
+        found.norm(name, experts.branch_norm, hidden)
+    if experts.branch_norm is not None:
+        found.add("expert_scale", (count,), (count,), 1.0, float32=True)
     found.linear("router", (count,), hidden, bias=experts.router_bias)
     if experts.correction:
         found.add("router_correction", (count,), (count,), 0.0, float32=True)

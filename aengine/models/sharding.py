@@ -62,6 +62,14 @@ def check_shards(spec: ModelSpec | FallbackSpec, tensor_parallel_size: int, num_
     stages = [Shard(stage=stage, num_stages=num_stages).layers(spec.num_layers) for stage in range(num_stages)]
     if spec.attends and not all(replace(spec, layers=tuple(spec.layers[index] for index in stage)).attends for stage in stages):
         raise ConfigError.of("pipeline_parallel_size", f"{num_stages} leaves some ranks no layer of attention; choose fewer")
+    for stage in stages:
+        for index in stage:
+            attention = spec.layers[index].attention
+            if isinstance(attention, Attention) and index - attention.kv_distance < stage.start:
+                reason = f"{num_stages} parts layer {index} from layer {index - attention.kv_distance}, whose keys and values it reads"
+                raise ConfigError.of("pipeline_parallel_size", f"{reason}; choose fewer, or 1")
+    if num_stages > 1 and spec.layer_inputs is not None:
+        raise ConfigError.of("pipeline_parallel_size", f"{num_stages} is not possible where each layer has an input of its own; choose 1")
     reason = _refusal(spec, tensor_parallel_size)
     if reason is not None:
         sizes = [size for size in range(1, 65) if _refusal(spec, size) is None]
@@ -175,7 +183,7 @@ def attended_bounds(attention: Attention | LatentAttention | ShortConvolution, s
     """Return the bounds of what the `output` of attention, or of what stands in its place, is given."""
     if isinstance(attention, ShortConvolution):
         return shard.bounds(attention.channels)
-    return query_bounds(attention, shard, attention.v_dim if isinstance(attention, LatentAttention) else attention.head_dim)
+    return query_bounds(attention, shard, attention.v_dim if isinstance(attention, LatentAttention) else attention.value_dim)
 
 
 def _unit(total: int, size: int, group: int = 1) -> int:
@@ -378,11 +386,15 @@ def _attention_cuts(
         cuts |= {"q": queries, "q_up": queries}
         cuts |= {"key_up": _Cut((_times(heads, attention.kv_lora_rank),)), "value_up": _Cut((_times(heads, attention.v_dim),))}
     else:
-        dim = attention.head_dim
-        q, kv = _times(heads, dim), _times(_shared_heads(attention.num_kv_heads, shard), dim)
-        q_size, kv_size = attention.num_heads * dim, attention.num_kv_heads * dim
-        gate = (_moved(q, q_size + 2 * kv_size),) if attention.output_gate else ()
-        cuts["qkv"] = _Cut((q, _moved(kv, q_size), _moved(kv, q_size + kv_size), *gate))
+        dim, kv_heads = attention.head_dim, _shared_heads(attention.num_kv_heads, shard)
+        q, kv = _times(heads, dim), _times(kv_heads, dim)
+        rows, end = [q], attention.num_heads * dim
+        for one in () if attention.kv_distance else (dim, attention.value_dim):
+            rows.append(_moved(_times(kv_heads, one), end))
+            end += attention.num_kv_heads * one
+        if attention.output_gate:
+            rows.append(_moved(q, end))
+        cuts["qkv"] = _Cut(tuple(rows))
         cuts["sinks"] = _Cut((heads,))
         if attention.qk_norm is not None and attention.qk_norm.head_weights:
             cuts |= {"q_norm": _Cut((q,)), "k_norm": _Cut((kv,))}

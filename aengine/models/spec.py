@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import Enum
-from typing import Any
+from typing import Any, TypeGuard
 
 from aengine.kernels.paged_cache import Scoring
 from aengine.kernels.params import Activation, ExpertRouting
@@ -49,7 +49,7 @@ class Attention:
 
     num_heads: int
     num_kv_heads: int
-    head_dim: int
+    head_dim: int  # of queries and keys, and of values unless `v_dim` says otherwise
     scale: float
     rope: RopeSpec | None  # of the first 2 * len(frequencies) dimensions of a head, halves paired; None: no rotation
     window: int | None = None  # latest tokens that a query attends to, itself included; None: all
@@ -61,6 +61,10 @@ class Attention:
     output_gate: bool = False  # what was attended is multiplied by sigmoid(g), where the last rows of qkv make g (Qwen3-Next)
     qk_norm: QkNorm | None = None
     query_scale: QueryScale | None = None
+    v_dim: int | None = None
+    value_norm: Norm | None = None  # of each value head, without weights (Gemma 4)
+    keys_as_values: bool = False  # keys and values are projected by the same weights (Gemma 4)
+    kv_distance: int = 0  # a layer without keys and values of its own reads those of the layer so many before it (Gemma 4); 0: it has them
 
     @property
     def scoring(self) -> Scoring:
@@ -74,7 +78,7 @@ class Attention:
     @property
     def value_dim(self) -> int:
         """The width of a cached value of one KV head."""
-        return self.head_dim
+        return self.head_dim if self.v_dim is None else self.v_dim
 
 
 @dataclass(frozen=True, slots=True)
@@ -256,6 +260,28 @@ class Experts:
     correction: bool = False  # an expert's bias that is added to its score to choose experts, not to weight them (DeepSeek-V3)
     shared: Mlp | None = None  # added for every token
     shared_gate: bool = False  # the shared output is multiplied by sigmoid(shared_gate(x)) (Qwen2-MoE)
+    branch_norm: Norm | None = None
+    """The router, the experts and the shared MLP read x each after a norm of its own, `router_norm`, `experts_norm` and `shared_norm`, and
+    what experts and shared MLP make is normed by `experts_out_norm` and `shared_out_norm` before it is added (Gemma 4). Each expert that
+    was chosen has its weight multiplied by its `expert_scale`."""
+
+
+@dataclass(frozen=True, slots=True)
+class InputGate:
+    """What a layer adds of its own input, see `LayerInputs`, after its blocks (Gemma 3n, 2025):
+    x += input_norm(input_out(activation(input_gate(x)) * input))."""
+
+    activation: Activation
+    norm: Norm
+
+
+@dataclass(frozen=True, slots=True)
+class LayerInputs:
+    """A `width` of numbers for each layer and token, (layer_inputs_norm(projected) + sqrt(width) * embedded) / sqrt(2), where `layer_inputs`
+    projects x as the first layer has it, times hidden_size ** -0.5, and `layer_embedding` embeds the token."""
+
+    width: int
+    norm: Norm  # of each layer's numbers, by the same weights
 
 
 @dataclass(frozen=True, slots=True)
@@ -266,6 +292,7 @@ class Layer:
 
     `parallel`: x += m * (mixers(attention_norm(x)) + mlp(mlp_norm(x))) instead; mlp_norm None then means the attention's normed input.
     `normed_residuals`: x = factor * attention_norm(x) + m * .., then x = factor * mlp_norm(x) + m * .., by a factor for each.
+    `input_gate` and at last `scaled`, x *= the learned number `scale`, come after that.
     """
 
     attention: Attention | LatentAttention | ShortConvolution | None
@@ -278,6 +305,8 @@ class Layer:
     residual_multiplier: float = 1.0
     recurrence: Recurrence | None = None
     normed_residuals: tuple[float, float] | None = None
+    input_gate: InputGate | None = None
+    scaled: bool = False
     weight_factors: tuple[float, ...] = ()  # by which the `Family.transform` multiplies weights of the checkpoint
 
 
@@ -333,6 +362,7 @@ class ModelSpec:
     tied_head: bool  # the output head is the embedding
     head_bias: bool = False
     learned_positions: LearnedPositions | None = None
+    layer_inputs: LayerInputs | None = None
     embedding_norm: Norm | None = None
     embedding_scale: float = 1.0  # rounded to the dtype of the weights before it is used
     logit_scale: float = 1.0
@@ -349,9 +379,22 @@ class ModelSpec:
 
     @property
     def attentions(self) -> tuple[Attention | LatentAttention, ...]:
-        """The attention of the layers that have one. Where none has, one that no layer calls: it says how wide a page is."""
+        """The attention of the layers that have one, with keys and values of its own. Where none has, one that no layer calls: it says how
+        wide a page is."""
         found = tuple(layer.attention for layer in self.layers if isinstance(layer.attention, Attention | LatentAttention))
-        return found or (_page_of_states(self.states),)
+        return tuple(one for one in found if not _reads_other_layer(one)) or (_page_of_states(self.states),)
+
+    @property
+    def widest_attention(self) -> Attention | LatentAttention:
+        """The one of `attentions` that keeps most of a token."""
+        return max(self.attentions, key=width_of_place)
+
+    @property
+    def layers_per_place(self) -> tuple[int, ...]:
+        """By place, how many layers such as its own have room in it, because they keep less of a token than the widest attention."""
+        widest = width_of_place(self.widest_attention)
+        of_attentions = (widest // width_of_place(attention) for attention in self.attentions)
+        return (*of_attentions, *(1 for _ in range(len(self.attentions), len(self.place_windows))))
 
     @property
     def convolutions(self) -> tuple[ShortConvolution, ...]:
@@ -366,8 +409,9 @@ class ModelSpec:
     def places(self) -> tuple[range, ...]:
         """By layer, its places: what KV pages have of it, in units of the keys and values of one attention. Those of `attentions` come
         first, then those of `convolutions`, which keep their inputs of each token where others keep keys and values. A layer without
-        either has none."""
-        first, place_width, places = len(self.attentions), width_of_place(self.attentions[0]), []
+        either has none, and one without keys and values of its own that of the layer whose it reads."""
+        first, place_width = len(self.attentions), width_of_place(self.widest_attention)
+        places: list[range] = []
         numbers = iter(range(first))
         for layer in self.layers:
             if isinstance(layer.attention, ShortConvolution):
@@ -375,6 +419,8 @@ class ModelSpec:
                 first = places[-1].stop
             elif layer.attention is None:
                 places.append(range(0))
+            elif _reads_other_layer(layer.attention):
+                places.append(places[-layer.attention.kv_distance])
             else:
                 number = next(numbers)
                 places.append(range(number, number + 1))
@@ -411,6 +457,10 @@ class ModelSpec:
         return tuple(dict.fromkeys(attention.rope for attention in attentions if attention.rope is not None))
 
 
+def _reads_other_layer(attention: Attention | LatentAttention) -> TypeGuard[Attention]:
+    return isinstance(attention, Attention) and attention.kv_distance > 0
+
+
 def _page_of_states(states: Sequence[StateShape]) -> Attention:
     """One that sees one token, and as wide as it takes for a state of few pages."""
     largest = max((state.heads * state.key_dim * state.value_dim for state in states), default=0)
@@ -419,7 +469,7 @@ def _page_of_states(states: Sequence[StateShape]) -> Attention:
 
 
 def width_of_place(attention: Attention | LatentAttention) -> int:
-    """How many numbers of a token a KV page has for each layer."""
+    """How many numbers of a token a KV page has for a layer."""
     widths = attention.key_dim + (0 if isinstance(attention, LatentAttention) else attention.value_dim)
     return attention.num_kv_heads * widths
 

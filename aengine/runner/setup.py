@@ -22,6 +22,7 @@ from aengine.api.errors import ConfigError, ModelLoadError
 from aengine.api.outputs import DraftSource
 from aengine.attention import AttentionSpec, StepStates, build_layout
 from aengine.cache import LayerGroups, PageNeeds, layer_groups
+from aengine.kernels.paged_cache import Heads
 from aengine.kernels.quantized import Rows
 from aengine.kernels.recurrence import StateLayout
 from aengine.models.choice import AnySpec, find_spec
@@ -218,12 +219,14 @@ class ExecutorSetup:
     @property
     def groups(self) -> LayerGroups:
         """The places of layers of this rank's stage, grouped by their windows. A window that no sequence outgrows counts as none."""
-        windows = self.spec.place_windows
-        groups = layer_groups([None if window is None or self.is_draft or window >= self.max_model_len else window for window in windows])
+        per_place = self.spec.layers_per_place if isinstance(self.spec, ModelSpec) else ()
+        limit = 0 if self.is_draft else self.max_model_len
+        windows = [None if window is None or window >= limit else window for window in self.spec.place_windows]
+        groups = layer_groups(windows, per_place)
         if self.shard.num_stages == 1 or not self.native_spec.attends:
             return groups
         of_layers = self.native_spec.places
-        return groups.of_layers(sorted(place for index in self.shard.layers(len(of_layers)) for place in of_layers[index]))
+        return groups.of_layers(sorted({place for index in self.shard.layers(len(of_layers)) for place in of_layers[index]}))
 
     @property
     def needs(self) -> PageNeeds:
@@ -235,7 +238,7 @@ class ExecutorSetup:
         if not isinstance(self.spec, ModelSpec) or not self.spec.states:
             return None
         held = sharded_spec(self.spec, self.shard)
-        attention, dtype = held.attentions[0], self.kv_dtype or self.dtype
+        attention, dtype = held.widest_attention, self.kv_dtype or self.dtype
         is_latent = isinstance(attention, LatentAttention)
         width = attention.key_dim if is_latent else min(attention.key_dim, attention.value_dim)
         pieces = self.groups.layers_per_page * (1 if is_latent else 2)
@@ -290,30 +293,37 @@ class ExecutorSetup:
         spec, fp8 = self.spec, self.kv_dtype is torch.float8_e4m3fn
         scales = None
         attention: LayerCall | Attention | LatentAttention
+        kinds: Sequence[LayerCall | Attention | LatentAttention]
         if isinstance(spec, FallbackSpec):
-            attention, scoring = spec.attention[0], tuple(call.scoring for call in spec.attention)
+            attention, kinds = spec.attention[0], spec.attention
             _check_equal_shapes(spec)
         else:
-            kinds = sharded_spec(spec, self.shard).attentions
-            attention, scoring = kinds[0], tuple(each.scoring for each in kinds)
+            held = sharded_spec(spec, self.shard)
+            attention, kinds = held.widest_attention, held.attentions
             if fp8 and self.config.load_format != "dummy":
                 scales = stored_kv_scales(spec, self.model_dir, self.config.load_format)
                 scales = scales and tuple(scales[index] for index in self.shard.layers(spec.num_layers))
         if fp8:
             _log.info("fp8 KV cache: %s", "its scales are 1" if scales is None else "scaled as the checkpoint says")
+        groups = self.groups
+        heads = [Heads(each.num_heads, each.num_kv_heads, each.key_dim, each.value_dim) for each in kinds]
+        if len(set(heads)) == 1:
+            heads = []
         return AttentionSpec(
             num_heads=attention.num_heads,
             num_kv_heads=attention.num_kv_heads,
             head_dim=attention.key_dim,
-            scoring=scoring,
+            scoring=tuple(each.scoring for each in kinds),
             page_size=self.config.page_size,
             dtype=self.dtype,
             device=self.device,
             kv_dtype=self.kv_dtype,
             kv_scales=scales,
             value_dim=attention.value_dim,
-            places=self.groups.places,
-            num_groups=len(self.groups.windows),
+            places=groups.places,
+            parts=groups.parts,
+            heads=tuple(heads),
+            num_groups=len(groups.windows),
             latent=isinstance(attention, LatentAttention),
             states=self.states,
             is_sparse=self.is_sparse,

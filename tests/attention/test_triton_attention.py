@@ -431,8 +431,8 @@ def test_convolutions(device: str, kind: type[AttentionBackend], channels: int, 
     backend.allocate(100)
     for cache in backend.caches:
         for pages in (cache.keys, cache.values):
-            pages.select(backend.page_axis, 0).zero_()
-            pages.narrow(backend.page_axis, 1, 99).fill_(torch.nan)
+            pages[0].zero_()
+            pages[1:].fill_(torch.nan)
     weight = torch.randn(channels, taps, generator=generator)
     bias = torch.randn(channels, generator=generator) if biased else None
     whole = torch.randn(num_rows, 40, channels, generator=generator)

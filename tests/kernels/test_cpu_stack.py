@@ -166,7 +166,7 @@ def test_layers_in_groups_give_the_same_bits(kernels: CpuKernels, page_size: int
     """Each group has pages of its own; those behind its window are the reserved page. One layer of a page is not used."""
     spec = tiny_spec("qwen3-partly-windowed")
     weights, steps, workspace = random_weights(spec), layouts(page_size), Workspace(kernels, 2)
-    groups = LayerGroups((None, 9, 9), 1, ((0, 0), (1, 0), (2, 0)))
+    groups = LayerGroups((None, 9, 9), 1, ((0, 0), (1, 0), (2, 0)), (1, 1, 1), (0, 0, 0))
     assert layer_groups(spec.windows) == groups
     grouped = []
     for layout in steps:

@@ -28,6 +28,7 @@ _KEYS = {  # by rope type, beside the common ones
     "yarn": "factor original_max_position_embeddings attention_factor beta_fast beta_slow mscale mscale_all_dim truncate",
     "dynamic": "factor",
     "longrope": "factor original_max_position_embeddings attention_factor short_factor long_factor",
+    "proportional": "",
 }
 
 
@@ -114,6 +115,9 @@ def _read_rope(
             return RopeSpec.of(frequencies / torch.tensor(factors), number("attention_factor", wider)), context
         case "linear":
             frequencies /= number("factor")
+        case "proportional":  # the others of all dimensions, which stand behind those, are not rotated
+            rotated = unscaled(head_dim, theta)[: rotary_dim // 2]
+            frequencies = torch.cat((rotated, torch.zeros(head_dim // 2 - len(rotated))))
         case "llama3":
             frequencies = llama3(frequencies, number("factor"), number("low_freq_factor"), number("high_freq_factor"), original)
         case "yarn":

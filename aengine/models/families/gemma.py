@@ -1,10 +1,12 @@
 """Gemma: as Llama, with norms of 1 + weight and a scaled embedding. Gemma 2 and 3: norms before and after each block, and windows in most
-layers, too."""
+layers, too. Gemma 4: other heads in the layers without a window, keys and values that several layers read, inputs of each layer, and experts
+beside an MLP."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
+from typing import Any
 
 from aengine.layers.rotary import RopeSpec
 from aengine.models.config.reader import ConfigReader
@@ -12,6 +14,7 @@ from aengine.models.config.rope import read_ropes
 from aengine.models.families.family import (
     LLAMA_NAMES,
     Family,
+    Transform,
     attention,
     decoder_spec,
     gated_mlp,
@@ -21,7 +24,8 @@ from aengine.models.families.family import (
     rope_and_context,
     window_of,
 )
-from aengine.models.spec import Layer, ModelSpec, QkNorm
+from aengine.models.families.mixtures import experts, routing
+from aengine.models.spec import Attention, Experts, InputGate, Layer, LayerInputs, Mlp, ModelSpec, Norm, QkNorm
 
 _NAMES = {
     **LLAMA_NAMES,
@@ -96,6 +100,124 @@ def _gemma3(reader: ConfigReader) -> ModelSpec:
     return _spec(reader, kinds, ropes, context, qk_norm=True)
 
 
+def _gemma4(reader: ConfigReader) -> ModelSpec:
+    if reader.get("use_bidirectional_attention") != "vision":  # which is of images alone
+        reader.refuse(use_bidirectional_attention=None)
+    norm, kinds = rms_norm(reader), layer_kinds(reader, full_every=6)
+    kinds[-1] = "full_attention"  # as transformers has it
+    readers = {kind: _gemma4_heads(reader, kinds, kind) for kind in dict.fromkeys(kinds)}
+    ropes, context = {}, 0
+    for kind, of_kind in readers.items():
+        found, context = read_ropes(of_kind, head_sizes(of_kind)[2], {kind: _GEMMA4_ROPES[kind]})
+        ropes |= found
+    first_shared = len(kinds) - reader.count("num_kv_shared_layers", 0)
+    sources = {kind: index for index, kind in enumerate(kinds[: max(first_shared, 0)])}
+    if first_shared < len(kinds) and not set(kinds) <= sources.keys():
+        raise reader.unusable("num_kv_shared_layers", len(kinds) - first_shared, "a number that leaves a layer of each kind before these")
+    inputs, wide, bias = reader.positive_or_none("hidden_size_per_layer_input"), reader.flag("use_double_wide_mlp"), reader.flag("attention_bias")
+    if inputs is not None:
+        reader.refuse(vocab_size_per_layer_input=reader.positive("vocab_size"))
+    mlp = gated_mlp(reader)
+    block = _gemma4_experts(reader, mlp, norm) if reader.flag("enable_moe_block") else None
+    layers = []
+    for index, kind in enumerate(kinds):
+        shares = index >= first_shared
+        attended = attention(
+            readers[kind],
+            ropes[kind],
+            scale=1.0,
+            window=window_of(reader, kind),
+            qkv_bias=bias,
+            output_bias=bias,
+            qk_norm=QkNorm(norm),
+            value_norm=norm,
+            keys_as_values=reader.flag("attention_k_eq_v") and kind == "full_attention",
+            kv_distance=index - sources[kind] if shares else 0,
+        )
+        own_mlp = replace(mlp, intermediate_size=2 * mlp.intermediate_size) if wide and shares else mlp
+        layers.append(
+            Layer(
+                attended,
+                own_mlp if block is None else replace(block, shared=own_mlp),
+                attention_norm=norm,
+                post_attention_norm=norm,
+                mlp_norm=norm if block is None else None,
+                post_mlp_norm=norm,
+                input_gate=None if inputs is None else InputGate(mlp.activation, norm),
+                scaled=True,
+            )
+        )
+    return decoder_spec(
+        reader,
+        layers,
+        norm=norm,
+        max_position_embeddings=context,
+        embedding_scale=reader.positive("hidden_size") ** 0.5,
+        logit_soft_cap=reader.number("final_logit_softcapping", 0.0),
+        layer_inputs=None if inputs is None else LayerInputs(inputs, norm),
+    )
+
+
+def _gemma4_heads(reader: ConfigReader, kinds: list[str], kind: str) -> ConfigReader:
+    """The reader of the heads of layers of this kind. Configs give those of full attention by names of their own, or layer by layer."""
+    config = reader.config
+    if "per_layer_config" in config:
+        others = reader.part("per_layer_config")
+        given = [others.part(str(index)).config if others.get(str(index)) else {} for index in range(len(kinds))]
+        of_kind = [each for each, name in zip(given, kinds, strict=True) if name == kind]
+        if any(each != of_kind[0] for each in of_kind) or not set(of_kind[0]) <= {"head_dim", "num_key_value_heads"}:
+            raise reader.unusable("per_layer_config", config["per_layer_config"], "a head_dim and num_key_value_heads for each kind of layer")
+        return replace(reader, config={**config, **of_kind[0]})
+    if kind != "full_attention":
+        return reader
+    changes: dict[str, Any] = {"head_dim": reader.positive("global_head_dim")}
+    if reader.flag("attention_k_eq_v") and reader.get("num_global_key_value_heads") is not None:
+        changes["num_key_value_heads"] = reader.positive("num_global_key_value_heads")
+    return replace(reader, config={**config, **changes})
+
+
+def _gemma4_experts(reader: ConfigReader, mlp: Mlp, norm: Norm) -> Experts:
+    return experts(reader, routing(reader, normalize=True), shared=mlp, branch_norm=norm)
+
+
+def _gemma4_names(layer: Layer) -> Mapping[str, str]:
+    attended = layer.attention
+    assert isinstance(attended, Attention)
+    if attended.kv_distance:
+        return {"qkv": "self_attn.q_proj"}
+    return {"qkv": "self_attn.q_proj self_attn.k_proj self_attn.k_proj"} if attended.keys_as_values else {}
+
+
+def _gemma4_transform(spec: ModelSpec, layer: Layer | None, name: str, part: int, shape: tuple[int, ...]) -> Transform | None:
+    """The router of the checkpoint has its norm without weights, and then multiplies by them and by hidden_size ** -0.5."""
+    return Transform(shape, lambda scale: scale.float() * spec.hidden_size**-0.5) if name == "router_norm.weight" else None
+
+
+_GEMMA4_ROPES: Mapping[str, Mapping[str, Any]] = {
+    "sliding_attention": {"rope_theta": 1e4},
+    "full_attention": {"rope_parameters": {"rope_type": "proportional", "partial_rotary_factor": 0.25, "rope_theta": 1e6}},
+}
+_GEMMA4_NAMES = {
+    **_NAMES,
+    "layer_embedding": "model.embed_tokens_per_layer",
+    "layer_inputs": "model.per_layer_model_projection",
+    "layer_inputs_norm": "model.per_layer_projection_norm",
+    "input_gate": "per_layer_input_gate",
+    "input_out": "per_layer_projection",
+    "input_norm": "post_per_layer_input_norm",
+    "scale": "layer_scalar",
+    "shared_norm": "pre_feedforward_layernorm",
+    "shared.gate_up": "mlp.gate_proj mlp.up_proj",
+    "shared.down": "mlp.down_proj",
+    "shared_out_norm": "post_feedforward_layernorm_1",
+    "router_norm.weight": "router.scale",
+    "router": "router.proj",
+    "expert_scale": "router.per_expert_scale",
+    "experts_norm": "pre_feedforward_layernorm_2",
+    "experts.gate_up": "experts.{index}.gate_proj experts.{index}.up_proj",
+    "experts.down": "experts.{index}.down_proj",
+    "experts_out_norm": "post_feedforward_layernorm_2",
+}
 _COMMON = {
     "num_attention_heads": 8,
     "num_key_value_heads": 4,
@@ -136,6 +258,24 @@ FAMILIES = (
         keys=_KEYS,
     ),
     Family("gemma3_text", "Gemma3ForCausalLM", _gemma3, _GEMMA3, _NAMES, keys=_KEYS),
+    Family(
+        "gemma4_text",
+        "Gemma4ForCausalLM",
+        _gemma4,
+        {
+            **{**_COMMON, "num_hidden_layers": 30, "vocab_size": 262_144, "max_position_embeddings": 131_072, "sliding_window": 512},
+            **{"global_head_dim": 512, "hidden_size_per_layer_input": 256, "vocab_size_per_layer_input": 262_144},
+        },
+        _GEMMA4_NAMES,
+        _gemma4_transform,
+        ignored=r".*\.rotary_emb\.inv_freq|.*\.self_attn\.[kv]_(proj|norm)\.weight",  # of layers that read those of others
+        keys={**_KEYS, "num_experts_per_tok": "top_k_experts"},
+        layer_names=_gemma4_names,
+        joined={
+            ".experts.gate_up_proj": ".experts.{index}.gate_proj.weight .experts.{index}.up_proj.weight",
+            ".experts.down_proj": ".experts.{index}.down_proj.weight",
+        },
+    ),
     Family(
         "vaultgemma", "VaultGemmaForCausalLM", _vaultgemma, _GEMMA2, {**LLAMA_NAMES, "mlp_norm": "pre_feedforward_layernorm"}, keys=_KEYS
     ),

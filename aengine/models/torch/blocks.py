@@ -180,18 +180,22 @@ class AttentionBlock:
         self._index = index
         self._ops = ops
         self._row_parallel = row_parallel
-        self._head_dim = attention.head_dim
-        gated = (attention.num_heads,) if attention.output_gate else ()
-        heads = (attention.num_heads, attention.num_kv_heads, attention.num_kv_heads, *gated)
-        self._qkv_sizes = [count * attention.head_dim for count in heads]
+        self._head_dim, self._value_dim, kv_heads = attention.head_dim, attention.value_dim, attention.num_kv_heads
+        q_size, self._has_kv, self._is_gated = attention.num_heads * attention.head_dim, not attention.kv_distance, attention.output_gate
+        kv_sizes = (kv_heads * attention.head_dim, kv_heads * attention.value_dim) if self._has_kv else ()
+        self._qkv_sizes = [q_size, *kv_sizes, *((q_size,) if attention.output_gate else ())]
         self._qkv, self._output = weights.linear("qkv"), weights.linear("output")
         self.takes_float8 = weights.takes_float8("qkv")
         self._sinks, self._query_scales = weights.get("sinks"), query_scales
         self._norms: tuple[NormalizeHeads, NormalizeHeads] | None = None
         self._rotation = None if cos_sin is None else Rotation(cos_sin)
-        qk_norm = attention.qk_norm
+        qk_norm, self._value_norm = attention.qk_norm, None
+        if attention.value_norm is not None and self._has_kv:
+            ones = torch.ones_like(weights["q_norm.weight"][:1]).expand(attention.value_dim).contiguous()
+            self._value_norm = partial(ops.rms_norm, weight=ones, eps=attention.value_norm.eps)
         if qk_norm is not None:
-            q_norm, k_norm = (NormalizeHeads(attention, weights, name, ops, row_parallel.collectives) for name in ("q_norm", "k_norm"))
+            names = ("q_norm", "k_norm" if self._has_kv else "q_norm")
+            q_norm, k_norm = (NormalizeHeads(attention, weights, name, ops, row_parallel.collectives) for name in names)
             if cos_sin is None or qk_norm.whole or qk_norm.norm.kind is not NormKind.RMS:
                 self._norms = q_norm, k_norm
             else:  # the norm of each head alone is fused with the rotation
@@ -199,22 +203,34 @@ class AttentionBlock:
 
     def __call__(self, x: Activations, positions: Tensor, step: AttentionStep) -> Tensor:
         qkv = torch.split(self._qkv(x), self._qkv_sizes, dim=-1)
-        q, k, v = (part.view(len(x), -1, self._head_dim) for part in qkv[:3])
-        if self._norms is not None:
-            q, k = self._norms[0](q), self._norms[1](k)
-        target = step.target(self._index)
-        if self._rotation is not None and target is not None:
-            q = self._ops.rotate_and_write(q, k, v, self._rotation, positions, target)
-        else:
-            if self._rotation is not None:
-                q, k = self._ops.rotate(q, k, self._rotation, positions)
-            step.write(self._index, k, v)
+        q = qkv[0].view(len(x), -1, self._head_dim)
+        q = self._with_kv(q, qkv[1], qkv[2], positions, step) if self._has_kv else self._query_alone(q, positions)
         if self._query_scales is not None:
             q = (q.float() * self._query_scales[positions, None, None]).to(q.dtype)
         attended = step.attend(self._index, q, self._sinks).flatten(1)
-        if len(qkv) > 3:
-            attended = attended * torch.sigmoid(qkv[3])
+        if self._is_gated:
+            attended = attended * torch.sigmoid(qkv[-1])
         return self._row_parallel.after(self._output(self._row_parallel.before(attended)))
+
+    def _with_kv(self, q: Tensor, k: Tensor, v: Tensor, positions: Tensor, step: AttentionStep) -> Tensor:
+        """The queries, normed and rotated; keys and values are written."""
+        k, v = k.view(len(q), -1, self._head_dim), v.view(len(q), -1, self._value_dim)
+        if self._norms is not None:
+            q, k = self._norms[0](q), self._norms[1](k)
+        if self._value_norm is not None:
+            v = self._value_norm(v.reshape(-1, self._value_dim)).view(v.shape)
+        target = step.target(self._index)
+        if self._rotation is not None and target is not None:
+            return self._ops.rotate_and_write(q, k, v, self._rotation, positions, target)
+        if self._rotation is not None:
+            q, k = self._ops.rotate(q, k, self._rotation, positions)
+        step.write(self._index, k, v)
+        return q
+
+    def _query_alone(self, q: Tensor, positions: Tensor) -> Tensor:
+        if self._norms is not None:
+            q = self._norms[0](q)
+        return q if self._rotation is None else self._ops.rotate(q, q[:, :0], self._rotation, positions)[0]
 
 
 class MlpBlock:
@@ -275,6 +291,11 @@ class ExpertsBlock:
         self._row_parallel = row_parallel
         self._exchange = exchange
         self._shared: MlpBlock | None = None
+        self._expert_scale = weights.get("expert_scale")
+        self._norms: dict[str, Normalize] = {}
+        if experts.branch_norm is not None:
+            names = ("router_norm", "experts_norm", "experts_out_norm", "shared_norm", "shared_out_norm")
+            self._norms = {name: Normalize(experts.branch_norm, weights, name, ops) for name in names}
         if experts.shared is not None:
             self._shared = MlpBlock(experts.shared, weights.below("shared."), ops, for_shared)
         self._shared_gate = weights.linear("shared_gate") if experts.shared_gate else None
@@ -282,6 +303,8 @@ class ExpertsBlock:
     def __call__(self, x: Activations) -> Tensor:
         """The router and the sums are computed in float32."""
         assert isinstance(x, Tensor)
+        if self._norms:
+            return self._normed_branches(x)
         chosen, weights = self._route(x)
         shared = self._shared_output(x)
         if self._exchange is None:
@@ -290,6 +313,19 @@ class ExpertsBlock:
             sums = self._exchanged(self._exchange, x, chosen, weights)
             out = (sums if shared is None else shared.added_to(sums)).to(x.dtype)
         return self._row_parallel.after(out)
+
+    def _normed_branches(self, x: Tensor) -> Tensor:
+        """Experts and shared MLP as `Experts.branch_norm` says."""
+        assert self._shared is not None
+        norms = self._norms
+        chosen, weights = self._route(norms["router_norm"](x))
+        rows = norms["experts_norm"](x)
+        if self._exchange is None:
+            routed = self._ops.experts(rows, chosen, weights, self._mlp, x.dtype, None)
+        else:
+            routed = self._exchanged(self._exchange, rows, chosen, weights).to(x.dtype)
+        routed = norms["experts_out_norm"](self._row_parallel.after(routed))
+        return routed + norms["shared_out_norm"](self._shared(norms["shared_norm"](x)))
 
     def _shared_output(self, x: Tensor) -> SharedOutput | None:
         if self._shared is None:
@@ -301,7 +337,8 @@ class ExpertsBlock:
             logits = torch.mm(x, self._router.t(), out_dtype=torch.float32)  # the same sums as of float32 copies
         else:
             logits = F.linear(x.float(), self._router.float())
-        return self._ops.route(logits, self._router_bias, self._correction, self._experts.routing)
+        chosen, weights = self._ops.route(logits, self._router_bias, self._correction, self._experts.routing)
+        return chosen, weights if self._expert_scale is None else weights * self._expert_scale[chosen]
 
     def compute_for_others(self) -> None:
         """The part of this replica in a step in which it has no tokens."""

@@ -10,7 +10,7 @@ from __future__ import annotations
 import functools
 import itertools
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 import torch
@@ -19,6 +19,7 @@ from torch import Tensor
 
 from aengine.api.errors import ModelLoadError
 from aengine.attention import AttentionStep
+from aengine.kernels.params import activated
 from aengine.layers.adapters import AdapterTable
 from aengine.layers.collectives import ONE_RANK, Collectives, ExpertExchange, RowParallel
 from aengine.layers.ops import Activations, LayerOps, TorchOps
@@ -32,7 +33,19 @@ from aengine.models.sharding import (
     vocab_bounds,
     width_bounds,
 )
-from aengine.models.spec import Attention, DraftHead, Experts, HeadKind, LatentAttention, Layer, Mlp, ModelSpec, Norm, ShortConvolution
+from aengine.models.spec import (
+    Attention,
+    DraftHead,
+    Experts,
+    HeadKind,
+    LatentAttention,
+    Layer,
+    LayerInputs,
+    Mlp,
+    ModelSpec,
+    Norm,
+    ShortConvolution,
+)
 from aengine.models.torch.blocks import (
     PLUS_ONE,
     AttentionBlock,
@@ -158,6 +171,7 @@ class Decoder:
             if layer.recurrence is not None:
                 mixers.append(RecurrenceBlock(layer.recurrence, next(recurrent), of_layer, ops, divided.recurrence))
             self._layers.append(_Layer(layer, mixers, of_layer, ops, divided))
+        self._layer_inputs = None if spec.layer_inputs is None or shard.stage else _LayerInputs(spec.layer_inputs, self._weights, ops)
         embedding_norm = None if shard.stage else spec.embedding_norm
         self._embedding_norm = _norm_or_identity(embedding_norm, self._weights, "embedding_norm", ops)
         self._norm = _Join(held.norm, self._weights, "norm", ops)
@@ -199,13 +213,14 @@ class Decoder:
             assert batch.slots is not None
             inputs, residual = self._head_inputs(residual, self.kept.read(batch.slots))
         tapped: dict[int, Tensor] = {}
+        layer_inputs = None if self._layer_inputs is None else self._layer_inputs(batch.input_ids, residual)
         for index, layer in enumerate(self._layers):
             if index in self._taps:
                 tapped[index] = residual.clone() if pending is None else residual + pending
             pending, residual = layer(pending, residual, batch, inputs)
-        assert pending is not None, "there are layers"
+            pending, residual = layer.end(pending, residual, None if layer_inputs is None else layer_inputs[:, index])
         if len(self._layers) in self._taps:
-            tapped[len(self._layers)] = residual + pending
+            tapped[len(self._layers)] = residual.clone() if pending is None else residual + pending
         hidden, residual = self._norm(pending, residual)
         assert isinstance(hidden, Tensor)
         if self.kept is not None and self._head_inputs is not None:
@@ -300,6 +315,22 @@ class Decoder:
         return embedded if self.adapters is None else self.adapters.add_embedded(embedded, ids)
 
 
+class _LayerInputs:
+    """What `LayerInputs` says, of all layers."""
+
+    def __init__(self, described: LayerInputs, weights: Weights, ops: LayerOps) -> None:
+        self._width, self._table = described.width, weights["layer_embedding.weight"]
+        self._project, columns = weights.linear("layer_inputs"), weights["layer_inputs.weight"].shape[1]
+        # The factor hidden_size ** -0.5 of what is normed is one of the epsilon.
+        self._norm = Normalize(replace(described.norm, eps=described.norm.eps * columns), weights, "layer_inputs_norm", ops)
+
+    def __call__(self, ids: Tensor, embedded: Tensor) -> Tensor:
+        """Return [T, layers, width]."""
+        projected = self._norm(self._project(embedded).view(-1, self._width)).view(len(ids), -1, self._width)
+        looked_up = F.embedding(ids, self._table).view(projected.shape)
+        return ((projected.float() + looked_up.float() * self._width**0.5) * 2**-0.5).to(embedded.dtype)
+
+
 class _Join:
     """What stands at the beginning of a block: adds what is `pending` to the residual, and norms the sum. None: the identity."""
 
@@ -341,6 +372,10 @@ class _Layer:
         self._join_mlp = _Join(layer.mlp_norm, weights, "mlp_norm", ops, float8=mlp_float8 and self._normed_residuals is None)
         self._post_attention = _norm_or_identity(layer.post_attention_norm, weights, "post_attention_norm", ops)
         self._post_mlp = _norm_or_identity(layer.post_mlp_norm, weights, "post_mlp_norm", ops)
+        self._gate, self._scale = None, weights["scale"] if layer.scaled else None
+        if layer.input_gate is not None:
+            self._gate = layer.input_gate, weights.linear("input_gate"), weights.linear("input_out")
+            self._post_input = Normalize(layer.input_gate.norm, weights, "input_norm", ops)
 
     def __call__(
         self, pending: Tensor | None, residual: Tensor, batch: ForwardBatch, inputs: Tensor | None = None
@@ -366,6 +401,18 @@ class _Layer:
             assert isinstance(x, Tensor)
             residual = x * self._normed_residuals[1]
         return self._scaled(self._post_mlp(self._mlp(x))), residual
+
+    def end(self, pending: Tensor | None, residual: Tensor, layer_input: Tensor | None) -> tuple[Tensor | None, Tensor]:
+        """What comes after the blocks of a layer; as `__call__`, with its input [T, width] if layers have one."""
+        if self._gate is not None:
+            assert layer_input is not None
+            residual = residual if pending is None else residual + pending
+            described, gate, out = self._gate
+            pending = self._post_input(out(activated(gate(residual), described.activation) * layer_input))
+        if self._scale is None:
+            return pending, residual
+        total = residual if pending is None else residual + pending
+        return None, (total.float() * self._scale).to(total.dtype)
 
     def compute_for_others(self) -> None:
         """Do the layer's part of `Decoder.compute_for_others`: only experts have one."""
