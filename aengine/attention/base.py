@@ -215,7 +215,7 @@ class AttentionBackend(ABC):
         shape = spec.page_size, spec.heads_of(layer).num_kv_heads, width
         shape = (shape[1], shape[0], width) if self.by_head else shape
         size = math.prod(shape)
-        return tensor[:, spec.part_of(layer) * size :][:, :size].unflatten(1, shape)
+        return tensor[:, spec.part_of(layer) * size :][:, :size].view(-1, *shape)
 
     def free(self) -> None:
         """Frees the KV tensors, if there are any."""

@@ -33,9 +33,11 @@ from aengine.kernels.cpu.library import (
     Workspace,
     address,
     check,
+    head_kind,
     load_kernels,
-    page_bytes,
+    place_bytes,
 )
+from aengine.kernels.paged_cache import Heads
 from aengine.kernels.recurrence import RecurrentRule
 
 _NO_ROWS = np.zeros(1, np.int32)
@@ -67,7 +69,7 @@ class CpuBackend(AttentionBackend):
 
     def bytes_per_page(self) -> int:
         spec = self.spec
-        return spec.layers_per_page * page_bytes(spec.page_size, spec.num_kv_heads, spec.head_dim, spec.value_dim, spec.cache_dtype)
+        return spec.layers_per_page * sum(place_bytes(spec.page_size, self._parts(), spec.cache_dtype))
 
     def allocate(self, num_pages: int) -> None:
         spec = self.spec
@@ -76,12 +78,13 @@ class CpuBackend(AttentionBackend):
             layers_per_page=spec.layers_per_page,
             num_pages=num_pages,
             page_size=spec.page_size,
-            num_kv_heads=spec.num_kv_heads,
-            key_dim=spec.head_dim,
-            value_dim=spec.value_dim,
+            parts=self._parts(),
             dtype=spec.cache_dtype,
         )
         self.tensors = [torch.from_numpy(pages) for pages in self.pool.pages]
+
+    def _parts(self) -> list[tuple[int, Heads]]:
+        return [(self.spec.part_of(layer), self.spec.heads_of(layer)) for layer in range(len(self.spec.places))]
 
     def free(self) -> None:
         super().free()
@@ -117,10 +120,10 @@ class _Step:
 
     def write(self, layer: int, key: Tensor, value: Tensor) -> None:
         spec = self._backend.spec
-        heads = (spec.num_heads, spec.num_kv_heads, spec.head_dim, spec.value_dim)
-        op = CAttentionOp(None, None, None, None, CNorm(), CNorm(), 0, *spec.places[layer], *heads)
+        heads = spec.heads_of(layer)
+        op = CAttentionOp(None, None, None, None, CNorm(), CNorm(), CNorm(), 0, *spec.places[layer], spec.part_of(layer), *heads)
         op.query, op.key, op.value = 0, 0, 1  # queries are neither normed nor rotated, so any buffer will do
-        self._run([key, value], (library.ROTATE, op), spec.num_kv_heads * spec.value_dim)
+        self._run([key, value], (library.ROTATE, op), heads.num_kv_heads * heads.value_dim, heads)
 
     def convolve(self, places: range, inputs: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         raise AssertionError("the backend refuses models with convolutions")
@@ -136,27 +139,25 @@ class _Step:
 
     def attend(self, layer: int, query: Tensor, sinks: Tensor | None = None, out: Tensor | None = None) -> Tensor:
         spec, scoring = self._backend.spec, self._backend.spec.scoring[layer]
+        heads = spec.heads_of(layer)
         scores, slopes = None if sinks is None else sinks.float().contiguous(), self._backend.slopes[layer]
         op = CAttentionOp(
             *(
                 None,
                 *(None if each is None else each.data_ptr() for each in (scores, None, slopes)),
-                CNorm(),
-                CNorm(),
-                0,
-                *spec.places[layer],
+                *(CNorm(), CNorm(), CNorm(), 0, *spec.places[layer], spec.part_of(layer)),
             ),
-            *(spec.num_heads, spec.num_kv_heads, spec.head_dim, spec.value_dim),
+            *heads,
             window=scoring.window or 0,
             scale=scoring.scale,
             soft_cap=scoring.soft_cap,
             out=1,
         )
-        width = spec.num_heads * spec.value_dim
-        attended = self._run([query], (library.ATTEND, op), width)[:, :width].view(-1, spec.num_heads, spec.value_dim)
+        width = heads.num_heads * heads.value_dim
+        attended = self._run([query], (library.ATTEND, op), width, heads)[:, :width].view(-1, heads.num_heads, heads.value_dim)
         return attended if out is None else out.copy_(attended)
 
-    def _run(self, inputs: list[Tensor], op: tuple[int, ctypes.Structure], width: int) -> Tensor:
+    def _run(self, inputs: list[Tensor], op: tuple[int, ctypes.Structure], width: int, heads: Heads) -> Tensor:
         """Runs `op` on the rows of `inputs` [T, heads, width], which become the first buffers. Returns the last buffer, of `width` columns
         and padding."""
         spec, pool, workspace = self._backend.spec, self._backend.pool, self._backend.workspace
@@ -172,8 +173,8 @@ class _Step:
             strides=(c_int64 * len(strides))(*strides),
             num_ops=len(program),
             num_buffers=len(strides),
-            heads=spec.num_heads,
-            kv_heads=spec.num_kv_heads,
+            head_kinds=ctypes.pointer(head_kind(heads)),
+            num_head_kinds=1,
             vocab=max(1, self._num_tokens),
             num_positions=1 << 30,
             hidden=len(strides) - 1,

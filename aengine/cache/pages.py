@@ -6,10 +6,10 @@ Page 0 is reserved: padding points at it and it is never handed out. All operati
 
 Layer groups: which layers of a model share pages, and how many pages a sequence needs in each group.
 
-All pages of a pool have the same size: `page_size` tokens of K and V of `layers_per_page` layers, or where layers keep less of a token
-than others, of several such in the place of one. A group is that many layers, which keep the same tokens: all of them, or those of one sliding window, which a convolution has, too. A sequence has a list of pages for each group.
-Every page can serve any group, so there is one pool. (Kwon et al., "Efficient Memory Management for Large Language Model Serving with
-PagedAttention", 2023, has one group.)
+All pages of a pool have the same size: `page_size` tokens of K and V of `layers_per_page` layers, or where layers keep less of a token than
+others, of several such in the place of one. A group is that many layers, which keep the same tokens: all of them, or those of one sliding
+window, which a convolution has, too. A sequence has a list of pages for each group. Every page can serve any group, so there is one pool.
+(Kwon et al., "Efficient Memory Management for Large Language Model Serving with PagedAttention", 2023, has one group.)
 
 States: what recurrent layers have of a sequence takes the same number of whole pages, however long the sequence is. A state that was kept
 as it was at the end of a column is named like a page of a further group; its pages are referenced, cached and evicted together."""
@@ -321,8 +321,11 @@ def _sharing(windows: Sequence[int | None], per_place: Sequence[int]) -> list[tu
     return found
 
 
+_Sharing = Sequence[tuple[int | None, list[int]]]
+
+
 def _with_parts(
-    windows: Windows, layers_per_page: int, places: Sequence[tuple[int, int]], sharing: Sequence[tuple[int | None, list[int]]], per_place: Sequence[int]
+    windows: Windows, layers_per_page: int, places: Sequence[tuple[int, int]], sharing: _Sharing, per_place: Sequence[int]
 ) -> LayerGroups:
     """The groups of layers that share `places`, one for each entry of `sharing`."""
     by_layer = {layer: (place, part) for place, (_, layers) in zip(places, sharing, strict=True) for part, layer in enumerate(layers)}

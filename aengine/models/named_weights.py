@@ -354,7 +354,9 @@ def kv_scale_of(source: str, spec: ModelSpec) -> tuple[int, str] | None:
     return int(match[1]), match[2] or match[3] or match[4]
 
 
-NEVER_QUANTIZED = frozenset({"positions", "router", "shared_gate", "key_up", "value_up", "conv", "recur_gates", "decay_down", "decay_up"})
+NEVER_QUANTIZED = frozenset(
+    {"positions", "layer_embedding", "router", "shared_gate", "key_up", "value_up", "conv", "recur_gates", "decay_down", "decay_up"}
+)
 """Matrices that are read row by row, decide which weights are read, or multiply heads, which would be quantised together; and those of
 convolutions and of decays, which are few."""
 

@@ -66,8 +66,8 @@ def check_shards(spec: ModelSpec | FallbackSpec, tensor_parallel_size: int, num_
         for index in stage:
             attention = spec.layers[index].attention
             if isinstance(attention, Attention) and index - attention.kv_distance < stage.start:
-                reason = f"{num_stages} parts layer {index} from layer {index - attention.kv_distance}, whose keys and values it reads"
-                raise ConfigError.of("pipeline_parallel_size", f"{reason}; choose fewer, or 1")
+                parted = f"{num_stages} parts layer {index} from layer {index - attention.kv_distance}, whose keys and values it reads"
+                raise ConfigError.of("pipeline_parallel_size", f"{parted}; choose fewer, or 1")
     if num_stages > 1 and spec.layer_inputs is not None:
         raise ConfigError.of("pipeline_parallel_size", f"{num_stages} is not possible where each layer has an input of its own; choose 1")
     reason = _refusal(spec, tensor_parallel_size)

@@ -277,7 +277,7 @@ class InputGate:
 
 @dataclass(frozen=True, slots=True)
 class LayerInputs:
-    """A `width` of numbers for each layer and token, (layer_inputs_norm(projected) + sqrt(width) * embedded) / sqrt(2), where `layer_inputs`
+    """`width` numbers for each layer and token, (layer_inputs_norm(projected) + sqrt(width) * embedded) / sqrt(2), where `layer_inputs`
     projects x as the first layer has it, times hidden_size ** -0.5, and `layer_embedding` embeds the token."""
 
     width: int

@@ -229,6 +229,13 @@ class ExecutorSetup:
         return groups.of_layers(sorted({place for index in self.shard.layers(len(of_layers)) for place in of_layers[index]}))
 
     @property
+    def page_parts(self) -> list[tuple[int, Heads]]:
+        """By layer with attention of this rank's stage, which part of its place in a page it has, and its heads."""
+        held = sharded_spec(self.native_spec, self.shard).attentions
+        heads = [Heads(each.num_heads, each.num_kv_heads, each.key_dim, each.value_dim) for each in held]
+        return list(zip(self.groups.parts, heads, strict=False))
+
+    @property
     def needs(self) -> PageNeeds:
         return PageNeeds(self.groups.windows, self.config.page_size, self.max_num_batched_tokens, self.state_pages)
 

@@ -41,7 +41,7 @@ from aengine.runner.torch.device import set_thread_count
 
 _MAY_DIFFER = ("architecture", "dtype", "eos_token_ids", "initializer_range", "max_position_embeddings")
 """The fields of a `ModelSpec` that new weights may have otherwise; with another field changed they are of another model."""
-_TABLES = ("embedding.weight", "positions.weight")  # executors may read them where they are
+_TABLES = ("embedding.weight", "positions.weight", "layer_embedding.weight")  # executors may read them where they are
 _SHARED = "/dev/shm"
 
 

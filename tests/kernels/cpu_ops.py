@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import ctypes
 from ctypes import c_int64
+from typing import Any
 
 import numpy as np
 import torch
@@ -31,14 +32,21 @@ from aengine.kernels.cpu.library import (
     KvPool,
     Workspace,
     check,
+    head_kind,
     stored_dim,
 )
 from aengine.kernels.cpu.ops import norm_weight
 from aengine.kernels.cpu.packing import PackedLinear
+from aengine.kernels.paged_cache import Heads
 from aengine.models.cpu.stack import CpuLastTokens, StepArguments
 
 NO_TOKENS = np.zeros(0, np.int32)
 NO_LAST_TOKENS = CpuLastTokens(NO_TOKENS, NO_TOKENS, NO_TOKENS)
+
+
+def pool_of_heads(num_kv_heads: int, key_dim: int, value_dim: int, **options: Any) -> KvPool:
+    """A pool for layers with these heads."""
+    return KvPool(parts=[(0, Heads(num_kv_heads, num_kv_heads, key_dim, value_dim))], **options)
 
 
 def run(
@@ -60,7 +68,7 @@ def run(
     inputs = [x.contiguous() for x in inputs]
     if attention is None:
         pages = max(1, -(-rows // BLOCK))
-        pool = KvPool(layers_per_page=1, num_pages=1, page_size=BLOCK, num_kv_heads=1, key_dim=BLOCK, value_dim=BLOCK, dtype=dtype)
+        pool = KvPool(layers_per_page=1, num_pages=1, page_size=BLOCK, parts=[(0, Heads(1, 1, BLOCK, BLOCK))], dtype=dtype)
         count = np.array([rows] if rows else [], np.int32)
         attention = (pool, build_layout(count * 0, 0, count * 0, count, np.zeros((1, 1, pages), np.int32), BLOCK), 1)
     pool, layout, heads = attention
@@ -74,8 +82,8 @@ def run(
         strides=(c_int64 * len(strides))(*strides),
         num_ops=len(program),
         num_buffers=len(strides),
-        heads=heads,
-        kv_heads=pool.c.kv_heads,
+        head_kinds=ctypes.pointer(head_kind(pool.parts[0][1]._replace(num_heads=heads))),
+        num_head_kinds=1,
         vocab=max(1, rows),
         num_positions=num_positions,
         hidden=len(strides) - 1,
@@ -139,9 +147,9 @@ def norm(
     rows = [norm_weight(weight), torch.empty(0) if bias is None else norm_weight(bias)]
     c_norm = CNorm(rows[0].data_ptr(), None if bias is None else rows[1].data_ptr(), len(weight), eps, kind)
     if residual is None:
-        return run(workspace, [x], [len(weight)], (library.NORM, CNormOp(c_norm, None, 0, 0, 1)))
-    after = CNormOp(c_norm, None, 0, 1, 2)
-    add = CNormOp(c_norm, ctypes.addressof(after), 0, 0, 1, True, 0.7)
+        return run(workspace, [x], [len(weight)], (library.NORM, CNormOp(c_norm, None, 0, 0, 1, scale=1.0)))
+    after = CNormOp(c_norm, None, 0, 1, 2, scale=1.0)
+    add = CNormOp(c_norm, ctypes.addressof(after), 0, 0, 1, True, 0.7, 1.0)
     return run(workspace, [x, residual], [len(weight)], (library.NORM, add))
 
 
@@ -165,14 +173,14 @@ def rotate_and_write(
 
     `qkv` is [T, (q heads + 2 kv heads) * head_dim] with contiguous columns; `cos_sin` is [positions, head_dim] float32.
     """
-    kv_heads, dim = pool.c.kv_heads, cos_sin.shape[1]
+    kv_heads, dim = pool.parts[0][1].num_kv_heads, cos_sin.shape[1]
     if qkv.stride(1) != 1 or qkv.shape[1] % dim or not _fits(pool, qkv.dtype):
         raise ValueError(f"qkv of shape {tuple(qkv.shape)} and dtype {qkv.dtype} does not fit the pool")
     heads = qkv.shape[1] // dim - 2 * kv_heads
     weights = [None if weight is None else norm_weight(weight) for weight in (q_norm, k_norm)]
     norms = [CNorm(None if weight is None else weight.data_ptr(), None, dim, eps, library.RMS_NORM) for weight in weights]
     table = cos_sin.contiguous()
-    op = CAttentionOp(table.data_ptr(), None, None, None, *norms, 0, 0, layer, heads, kv_heads, dim, dim, dim)
+    op = CAttentionOp(table.data_ptr(), None, None, None, *norms, CNorm(), 0, 0, layer, 0, heads, kv_heads, dim, dim, dim)
     op.key_first, op.value_first = heads * dim, (heads + kv_heads) * dim
     attended = (pool, layout, heads)
     qkv.copy_(run(workspace, [qkv], [], (library.ROTATE, op), attention=attended, num_positions=len(table)))
@@ -181,7 +189,7 @@ def rotate_and_write(
 def write(workspace: Workspace, queries: Tensor, keys: Tensor, values: Tensor, pool: KvPool, layer: int, layout: StepLayout) -> None:
     """Writes [T, kv heads, width] keys and values to the pages of `layer`, as a model without rope does; queries are [T, heads * width]."""
     heads, (kv_heads, dim), width = queries.shape[1] // keys.shape[2], keys.shape[1:], values.shape[2]
-    op = CAttentionOp(None, None, None, None, CNorm(), CNorm(), 0, 0, layer, heads, kv_heads, dim, width)
+    op = CAttentionOp(None, None, None, None, CNorm(), CNorm(), CNorm(), 0, 0, layer, 0, heads, kv_heads, dim, width)
     op.key, op.value = 1, 2
     run(workspace, [queries, keys.flatten(1), values.flatten(1)], [], (library.ROTATE, op), attention=(pool, layout, heads))
 
@@ -206,11 +214,13 @@ def attention(
     and `slopes` are [heads] float32.
     """
     heads, dim = query.shape[1:]
-    if stored_dim(dim) != pool.c.key_dim or heads % pool.c.kv_heads or not _fits(pool, query.dtype):
+    if stored_dim(dim) != pool.c.key_dim or heads % pool.parts[0][1].num_kv_heads or not _fits(pool, query.dtype):
         raise ValueError(f"queries of shape {tuple(query.shape)} and dtype {query.dtype} do not fit the pool")
     width = dim if value_dim is None else value_dim
     given = [None if each is None else each.data_ptr() for each in (sinks, slopes)]
-    op = CAttentionOp(None, given[0], None, given[1], CNorm(), CNorm(), 0, 0, layer, heads, pool.c.kv_heads, dim, width)
+    op = CAttentionOp(
+        None, given[0], None, given[1], CNorm(), CNorm(), CNorm(), 0, 0, layer, 0, heads, pool.parts[0][1].num_kv_heads, dim, width
+    )
     op.window, op.scale, op.soft_cap, op.out = window or 0, scale, soft_cap, 1
     attended = (pool, layout, heads)
     return run(workspace, [query.flatten(1)], [heads * width], (library.ATTEND, op), attention=attended).view(-1, heads, width)

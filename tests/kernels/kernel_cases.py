@@ -53,7 +53,8 @@ def paged_case(
     table = (1 + rng.permutation(num_pages - 1)).reshape(1, -1, per_row).astype(np.int32)
     widths = {"key_dim": head_dim, "value_dim": head_dim if value_dim is None else value_dim}
     kv_dtype = torch.int8 if int8 else dtype
-    pool = KvPool(layers_per_page=2, num_pages=num_pages, page_size=page_size, num_kv_heads=kv_heads, **widths, dtype=kv_dtype)
+    pool_size = {"layers_per_page": 2, "num_pages": num_pages, "page_size": page_size}
+    pool = cpu_ops.pool_of_heads(kv_heads, *widths.values(), **pool_size, dtype=kv_dtype)
     poison(workspace, pool, heads, dtype)
     indices = np.arange(len(rows), dtype=np.int32)
     everything = build_layout(indices, 0, starts * 0, starts + lengths, table, page_size)

@@ -16,7 +16,7 @@ from kernel_cases import Case, as_int8, paged_case, write
 from slow_cases import slow_but
 
 from aengine.attention import build_layout
-from aengine.kernels.cpu.library import PAGE_ELEMENTS, CpuKernels, KvPool, Workspace, page_bytes
+from aengine.kernels.cpu.library import PAGE_ELEMENTS, CpuKernels, Workspace, place_bytes
 from aengine.layers.rotary import RopeSpec, cos_sin_cache, unscaled
 
 DTYPES = [torch.float32, torch.bfloat16]
@@ -201,7 +201,7 @@ def test_rotate_and_write(kernels: CpuKernels, count, kv_heads, group, head_dim,
     workspace = Workspace(kernels, threads)
     heads = kv_heads * group
     table = cos_sin_cache(RopeSpec.of(unscaled(head_dim, 10000.0)), 200, torch.device("cpu"))
-    pool = KvPool(
+    pool = cpu_ops.pool_of_heads(
         layers_per_page=2, num_pages=42, page_size=page_size, num_kv_heads=kv_heads, key_dim=head_dim, value_dim=head_dim, dtype=kv_dtype
     )
     layout = one_token_rows(np.random.default_rng(count), count, page_size)
@@ -273,7 +273,9 @@ def test_a_pool_costs_nothing_until_it_is_written() -> None:
             return int(file.read().split()[1]) * 4096
 
     before = resident()
-    pool = KvPool(layers_per_page=4, num_pages=4096, page_size=16, num_kv_heads=8, key_dim=128, value_dim=128, dtype=torch.bfloat16)
+    pool = cpu_ops.pool_of_heads(
+        layers_per_page=4, num_pages=4096, page_size=16, num_kv_heads=8, key_dim=128, value_dim=128, dtype=torch.bfloat16
+    )
     assert sum(len(memory) for memory in pool._memory) == 4 * 2 * 4096 * 16 * 8 * 128 * 2
     assert resident() - before < 16 << 20
 
@@ -281,9 +283,9 @@ def test_a_pool_costs_nothing_until_it_is_written() -> None:
 def test_the_bytes_of_int8_pages() -> None:
     """A byte of each number, padded to 16, and two float32 scales."""
     shape = {"page_size": 4, "num_kv_heads": 2, "key_dim": 40, "value_dim": 16, "dtype": torch.int8}
-    pool = KvPool(layers_per_page=3, num_pages=5, **shape)
-    assert page_bytes(*shape.values()) == 4 * 2 * (48 + 16 + 8)
-    assert sum(len(memory) for memory in pool._memory) == 3 * 5 * page_bytes(*shape.values())
+    pool = cpu_ops.pool_of_heads(layers_per_page=3, num_pages=5, **shape)
+    assert sum(place_bytes(4, pool.parts, torch.int8)) == 4 * 2 * (48 + 16 + 8)
+    assert sum(len(memory) for memory in pool._memory) == 3 * 5 * sum(place_bytes(4, pool.parts, torch.int8))
 
 
 def test_attention_is_as_near_as_torch_in_bf16(kernels: CpuKernels) -> None:

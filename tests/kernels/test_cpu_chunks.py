@@ -10,13 +10,13 @@ import itertools
 import numpy as np
 import pytest
 import torch
-from cpu_ops import NO_LAST_TOKENS
+from cpu_ops import NO_LAST_TOKENS, pool_of_heads
 from slow_cases import slow_but
 from test_cpu_stack import random_weights
 from torch import Tensor
 
 from aengine.attention import build_layout
-from aengine.kernels.cpu.library import CpuKernels, KvPool, Workspace
+from aengine.kernels.cpu.library import CpuKernels, Workspace
 from aengine.models.config.model_config import read_spec
 from aengine.models.cpu.stack import DecoderStack
 from aengine.models.spec import ModelSpec
@@ -69,7 +69,7 @@ class Sequences:
         columns = -(-(int(self.starts.max()) + MOST) // page_size)
         self.table = (1 + rng.permutation(ROWS * columns)).reshape(1, ROWS, columns).astype(np.int32)
         attention = stack.spec.layers[0].attention
-        self.pool = KvPool(
+        self.pool = pool_of_heads(
             layers_per_page=stack.spec.num_layers,
             num_pages=1 + ROWS * columns,
             page_size=page_size,

@@ -8,7 +8,7 @@ import itertools
 import numpy as np
 import pytest
 import torch
-from cpu_ops import NO_LAST_TOKENS
+from cpu_ops import NO_LAST_TOKENS, pool_of_heads
 from numpy.typing import NDArray
 from slow_cases import slow_but
 from torch import Tensor
@@ -131,7 +131,7 @@ def pool_of(spec: ModelSpec, dtype: torch.dtype, page_size: int) -> KvPool:
     attention = spec.layers[0].attention
     shape = {"layers_per_page": spec.num_layers, "num_kv_heads": attention.num_kv_heads}
     shape |= {"key_dim": attention.key_dim, "value_dim": attention.value_dim}
-    return KvPool(**shape, num_pages=num_pages(page_size), page_size=page_size, dtype=dtype)
+    return pool_of_heads(**shape, num_pages=num_pages(page_size), page_size=page_size, dtype=dtype)
 
 
 def run_step(stack: DecoderStack, workspace: Workspace, pool: KvPool, layout: StepLayout, ids: IntArray, indices: IntArray) -> Tensor:
@@ -177,7 +177,7 @@ def test_layers_in_groups_give_the_same_bits(kernels: CpuKernels, page_size: int
             pages[1:, layout.kv_indptr[row] :][:, : max(0, first_query - 8) // page_size] = 0
         grouped.append(dataclasses.replace(layout, kv_indices=pages, slot_mapping=(layout.slot_mapping + far * page_size).astype(np.int32)))
     pool = {"num_kv_heads": 2, "key_dim": 16, "value_dim": 16, "page_size": page_size, "dtype": torch.float32}
-    big = KvPool(layers_per_page=1, num_pages=3 * num_pages(page_size), **pool)
+    big = pool_of_heads(layers_per_page=1, num_pages=3 * num_pages(page_size), **pool)
     expected = hidden_states(workspace, stack_of(workspace, spec, weights, torch.float32), pool_of(spec, torch.float32, page_size), steps)
     stack = stack_of(workspace, spec, weights, torch.float32, groups=groups)
     for mine, other in zip(hidden_states(workspace, stack, big, grouped), expected, strict=True):

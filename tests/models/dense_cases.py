@@ -27,7 +27,6 @@ GEMMA = {
 }
 
 
-
 @torch.no_grad()
 def _gemma4_scales(model: transformers.PreTrainedModel) -> None:
     """Numbers that multiply whole layers, and others that multiply what routers read and give."""
@@ -48,7 +47,7 @@ CASES = [
         "Gemma4Text",
         {
             **GEMMA4,
-            **{"hidden_size_per_layer_input": 24, "num_kv_shared_layers": 2, "use_double_wide_mlp": True, "num_key_value_heads": 1},
+            **{"hidden_size_per_layer_input": 32, "num_kv_shared_layers": 2, "use_double_wide_mlp": True, "num_key_value_heads": 1},
         },
         adjust=_gemma4_scales,
     ),

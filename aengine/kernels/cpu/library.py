@@ -11,7 +11,7 @@ import logging
 import os
 import pathlib
 import weakref
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from ctypes import POINTER, Structure, c_char_p, c_double, c_float, c_int, c_int32, c_int64, c_uint16, c_uint32, c_void_p
 from typing import Any, Protocol
@@ -22,6 +22,7 @@ from numpy.typing import NDArray
 
 from aengine.api.errors import AEngineError
 from aengine.kernels.cpu.compiler import PREBUILT, KernelsUnavailableError, Level, build, find_prebuilt, select_level
+from aengine.kernels.paged_cache import Heads
 from aengine.kernels.params import DRAW_PARAMS
 from aengine.kernels.warm_memory import keep_rows, lazy_bytes
 
@@ -32,7 +33,7 @@ MAX_KEY_DIM, MAX_VALUE_DIM = 576, 512  # of a head
 MAX_TAPS, MAX_STATE_KEYS = 16, 256  # of a convolution; key_dim of a recurrent layer
 CHANNELS = 32  # a multiple of those of a recurrent layer that its kernels read together
 MAX_EXPERTS, MAX_HEADS = 1024, 256  # of a layer; of heads with a matrix each
-MAX_BUFFERS = 32  # of a model's activations
+MAX_BUFFERS, MAX_HEAD_KINDS = 32, 4  # of a model's activations; of its layers of attention
 ELEMENTS = {torch.bfloat16: 0, torch.float32: 1}
 PAGE_ELEMENTS = {**ELEMENTS, torch.int8: 2}
 KV_SCALE_BYTES = 8  # of a head of a token in int8 pages
@@ -45,7 +46,7 @@ EMBED, NORM, LINEAR, ROTATE, ATTEND, GATHER, EXPERTS, HEADS, COPY, READ_KEPT, WR
 GATHER_RANKS, SUM_RANKS, CONVOLVE, CONVOLVE_STATES, RECUR, GATE, KEEP_INPUTS = range(11, 18)
 """`OpKind`."""
 EMBEDDING, HEAD, NO_MATRIX = 0, 1, -1  # numbers of matrices, for adapters
-STORE, ADD, ACTIVATE, GATED, PARTIAL = range(5)  # `Epilogue`
+STORE, ADD, ACTIVATE, GATED, PARTIAL, MULTIPLY = range(6)  # `Epilogue`
 SILU, GELU, GELU_TANH, RELU, RELU_SQUARED, CLIPPED_SWIGLU = range(6)  # `Activation`
 RMS_NORM, LAYER_NORM = range(2)  # `NormKind`
 SOFTMAX, SIGMOID = range(2)  # `Scoring`
@@ -85,7 +86,7 @@ class CEmbedOp(Structure):
 
 
 class CNormOp(Structure):
-    _fields_ = _fields((CNorm, "norm"), (c_void_p, "next"), (c_int64, "first"), (c_int32, "in out adds"), (c_float, "multiplier"))
+    _fields_ = _fields((CNorm, "norm"), (c_void_p, "next"), (c_int64, "first"), (c_int32, "in out adds"), (c_float, "multiplier scale"))
 
 
 class CLinearOp(Structure):
@@ -95,10 +96,10 @@ class CLinearOp(Structure):
 class CAttentionOp(Structure):
     _fields_ = _fields(
         (c_void_p, "cos_sin sinks query_scales slopes"),
-        (CNorm, "q_norm k_norm"),
-        (c_int64, "norm_stride group place heads kv_heads key_dim value_dim rotary_dim window key_first value_first"),
+        (CNorm, "q_norm k_norm v_norm"),
+        (c_int64, "norm_stride group place part heads kv_heads key_dim value_dim rotary_dim window key_first value_first"),
         (c_float, "scale soft_cap"),
-        (c_int32, "query key value out"),
+        (c_int32, "kind query key value out"),
     )
 
 
@@ -108,10 +109,10 @@ class CGatherOp(Structure):
 
 class CExpertsOp(Structure):
     _fields_ = _fields(
-        (c_void_p, "router correction gate_up down shared_gate_up shared_down"),
+        (c_void_p, "router correction expert_scale gate_up down shared_gate_up shared_down"),
         (c_int64, "num_experts top_k num_groups top_groups group_top"),
         (c_float, "scaling"),
-        (c_int32, "scoring normalize shared_gate shared_gate_up_matrix shared_down_matrix in out epilogue activation"),
+        (c_int32, "scoring normalize shared_gate shared_gate_up_matrix shared_down_matrix router_in in out epilogue activation"),
         (c_float, "multiplier"),
         (c_void_p, "gate_up_orders down_orders gated_firsts shared_firsts"),
     )
@@ -179,12 +180,17 @@ class CSharedRanks(Structure):
     _fields_ = _fields((c_void_p, "memory"), (c_double, "timeout"), (c_int32, "index size yields"))
 
 
+class CHeadKind(Structure):
+    _fields_ = _fields((c_int64, "heads kv_heads key_dim value_dim"))
+
+
 class CModel(Structure):
     _fields_ = _fields(
         (POINTER(COp), "ops"),
         (POINTER(CPackedLinear), "head"),
         (POINTER(c_int64), "strides"),
-        (c_int64, "num_ops num_buffers heads kv_heads vocab num_positions"),
+        (POINTER(CHeadKind), "head_kinds"),
+        (c_int64, "num_ops num_buffers num_head_kinds vocab num_positions"),
         (c_float, "logit_soft_cap"),
         (c_int32, "hidden element"),
     )
@@ -193,7 +199,7 @@ class CModel(Structure):
 class CPool(Structure):
     _fields_ = _fields(
         (POINTER(c_void_p), "keys values"),
-        (c_int64, "layers_per_page num_pages page_size kv_heads key_dim value_dim"),
+        (c_int64, "layers_per_page num_pages page_size key_page_bytes value_page_bytes"),
         (c_int32, "element"),
     )
 
@@ -447,23 +453,25 @@ def _open(path: pathlib.Path) -> ctypes.CDLL:
         raise KernelsUnavailableError(f"cannot load {path}: {error}") from error
 
 
+PageParts = Sequence[tuple[int, Heads]]
+"""By layer with attention, which part of its place in a page it has, and its heads."""
+
+
 class KvPool:
     """Pages of keys and values, whose layout is in `src/abi.h`, initially zero; memory is committed when it is first written."""
 
-    def __init__(
-        self, layers_per_page: int, num_pages: int, page_size: int, num_kv_heads: int, key_dim: int, value_dim: int, dtype: torch.dtype
-    ) -> None:
-        """`page_size` is in tokens, fastest if a multiple of 16; `key_dim` and `value_dim` are the widths of a head of the model.
-        `dtype` is that of the model, bfloat16 or float32; or int8: each head of a token is rounded to integers with scales of its own."""
-        self.num_pages = num_pages
-        widths = stored_dim(key_dim), stored_dim(value_dim)
-        sizes = [num_pages * page_size * num_kv_heads * size for size in _head_bytes(key_dim, value_dim, dtype)]
+    def __init__(self, layers_per_page: int, num_pages: int, page_size: int, parts: PageParts, dtype: torch.dtype) -> None:
+        """`page_size` is in tokens, fastest if a multiple of 16; `dtype` is that of the model, bfloat16 or
+        float32; or int8: each head of a token is rounded to integers with scales of its own."""
+        self.num_pages, self.parts = num_pages, parts
+        of_place = place_bytes(page_size, parts, dtype)
+        sizes = [num_pages * size for size in of_place]
         self._memory = [lazy_bytes(size) for size in sizes for _ in range(layers_per_page)]
         self.pages = [memory.reshape(num_pages, -1) for memory in self._memory]
         """[num_pages, bytes of a page] of the keys of each layer, then of the values."""
         pointers = [memory.ctypes.data for memory in self._memory]
         keys, values = ((c_void_p * layers_per_page)(*part) for part in (pointers[:layers_per_page], pointers[layers_per_page:]))
-        self.c = CPool(keys, values, layers_per_page, num_pages, page_size, num_kv_heads, *widths, PAGE_ELEMENTS[dtype])
+        self.c = CPool(keys, values, layers_per_page, num_pages, page_size, *of_place, PAGE_ELEMENTS[dtype])
 
     def keep_pages(self, pages: NDArray[np.int32]) -> None:
         """Returns the memory of all other pages to the system, until they are written again."""
@@ -489,12 +497,14 @@ def stored_dim(head_dim: int) -> int:
     return -(-head_dim // BLOCK) * BLOCK
 
 
-def page_bytes(page_size: int, num_kv_heads: int, key_dim: int, value_dim: int, dtype: torch.dtype) -> int:
-    """Bytes of a page for each of its layers."""
-    return page_size * num_kv_heads * sum(_head_bytes(key_dim, value_dim, dtype))
+def head_kind(heads: Heads) -> CHeadKind:
+    """The kind of layers with these heads."""
+    return CHeadKind(heads.num_heads, heads.num_kv_heads, stored_dim(heads.key_dim), stored_dim(heads.value_dim))
 
 
-def _head_bytes(key_dim: int, value_dim: int, dtype: torch.dtype) -> tuple[int, int]:
-    """Bytes of the key, with scales, and of the value of one head of a token."""
+def place_bytes(page_size: int, parts: PageParts, dtype: torch.dtype) -> tuple[int, int]:
+    """Bytes of a place of a page, of keys with their scales and of values."""
     scales = KV_SCALE_BYTES if dtype is torch.int8 else 0
-    return stored_dim(key_dim) * dtype.itemsize + scales, stored_dim(value_dim) * dtype.itemsize
+    ends = [((part + 1) * page_size * heads.num_kv_heads, heads) for part, heads in parts]
+    keys = max(tokens * (stored_dim(heads.key_dim) * dtype.itemsize + scales) for tokens, heads in ends)
+    return keys, max(tokens * stored_dim(heads.value_dim) for tokens, heads in ends) * dtype.itemsize

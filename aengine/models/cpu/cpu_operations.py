@@ -59,15 +59,16 @@ class Operations:
         factor: float = 1.0,
         adds: bool = False,
         multiplier: float = 1.0,
+        scale: float = 1.0,
     ) -> str:
-        """Writes `factor` times the norm of `width` columns (None: of hidden_size) to `out`. Returns where the normed rows are: in `source`
-        if there is no norm."""
+        """Writes `factor` times the norm of `width` columns (None: of hidden_size) to `out`. Or adds it, times the `multiplier`, and
+        multiplies the sum by `scale`. Returns where the normed rows are: in `source` if there is no norm."""
         if norm is None:
             return source
         size = self._spec.hidden_size if width is None else width
         c_norm = self._c_norm(name, norm, size, factor=factor)
         into = self._buffers[out] if out == source else self._buffer(out, size)
-        self._add(library.NORM, CNormOp(c_norm, None, first, self._buffers[source], into, adds, multiplier))
+        self._add(library.NORM, CNormOp(c_norm, None, first, self._buffers[source], into, adds, multiplier, scale))
         return out
 
     def _norm_parts(self, name: str, norm: Norm, rows: str, width: int, parts: int) -> None:
@@ -76,7 +77,7 @@ class Operations:
         first = self._c_norm(name, norm, size, rows=parts)
         for part in range(parts):
             c_norm = CNorm(first.weight + part * 4 * size, None, size, norm.eps, first.kind)
-            self._add(library.NORM, CNormOp(c_norm, None, part * size, buffer, buffer, False, 1.0))
+            self._add(library.NORM, CNormOp(c_norm, None, part * size, buffer, buffer, False, 1.0, 1.0))
 
     def _linear(
         self,

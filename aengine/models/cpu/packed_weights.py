@@ -29,7 +29,7 @@ from aengine.models.spec import ModelSpec
 from aengine.parallel.shard import WHOLE, Shard
 
 _log = logging.getLogger("aengine")
-_TABLES = ("embedding", "positions")  # rows are read by number
+_TABLES = ("embedding", "positions", "layer_embedding")  # rows are read by number
 
 
 class PackedWeights:

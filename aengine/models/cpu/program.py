@@ -9,6 +9,7 @@ from __future__ import annotations
 import ctypes
 from collections.abc import Callable, Sequence
 from ctypes import c_int64
+from dataclasses import replace
 from functools import partial
 
 import torch
@@ -23,13 +24,18 @@ from aengine.kernels.cpu.library import (
     CEmbedOp,
     CExpertsOp,
     CGateOp,
+    CHeadKind,
     CHeadsOp,
     CKeptOp,
     CModel,
     CNorm,
     COp,
+    PageParts,
+    head_kind,
     stored_dim,
 )
+from aengine.kernels.cpu.ops import norm_weight
+from aengine.kernels.paged_cache import Heads
 from aengine.kernels.params import Activation, RouterScoring
 from aengine.kernels.recurrence import StateLayout
 from aengine.layers.rotary import cos_sin_cache, query_scales
@@ -50,8 +56,10 @@ from aengine.models.spec import (
     DraftHead,
     Experts,
     HeadKind,
+    InputGate,
     LatentAttention,
     Layer,
+    LayerInputs,
     Mlp,
     ModelSpec,
     Norm,
@@ -100,31 +108,33 @@ class CpuProgram(RecurrentOperations):
         if spec.learned_positions is not None:
             num_positions = min(num_positions, spec.learned_positions.count)
         self._places = [[groups.places[place] for place in places] for places in spec.places]  # by layer, in groups of pages
+        self._parts = [groups.parts[places.start] if places else 0 for places in spec.places]  # by layer
         self._read = read
         self._reader = reader
         self._tables = {rope: cos_sin_cache(rope, num_positions, _CPU) for rope in spec.ropes}
         self._query_scales = {scale: query_scales(scale, num_positions, _CPU) for scale in spec.query_scales}
+        heads = [Heads(each.num_heads, each.num_kv_heads, each.key_dim, each.value_dim) for each in spec.attentions]
+        self._kinds = list(dict.fromkeys(heads))
+        self._c_kinds = (CHeadKind * len(self._kinds))(*map(head_kind, self._kinds))
+        self.parts: PageParts = list(zip(groups.parts, heads, strict=False))
+        """As of `KvPool`."""
         self._write(spec)
-        attention = spec.attentions[0]
         self._c_ops = (COp * len(self._ops))(*(COp(kind, ctypes.addressof(item)) for kind, item in self._ops))
         self._c_strides = (c_int64 * len(self._strides))(*self._strides)
         self.c = CModel(
             ops=self._c_ops,
             head=ctypes.pointer(weights.linears["head"].c) if "head" in weights.linears else None,
             strides=self._c_strides,
+            head_kinds=self._c_kinds,
             num_ops=len(self._ops),
             num_buffers=len(self._strides),
-            heads=attention.num_heads,
-            kv_heads=attention.num_kv_heads,
+            num_head_kinds=len(self._kinds),
             vocab=spec.vocab_size,
             num_positions=num_positions,
             logit_soft_cap=spec.logit_soft_cap,
             hidden=self._buffers["hidden"],
             element=ELEMENTS[weights.dtype],
         )
-        widths = stored_dim(attention.key_dim), stored_dim(attention.value_dim)
-        self.kv_shape = (groups.layers_per_page, attention.num_kv_heads, *widths)
-        """Layers per page, KV heads, and widths of a head's key and value of a pool for the model."""
 
     @property
     def kept_width(self) -> int:
@@ -143,6 +153,8 @@ class CpuProgram(RecurrentOperations):
         if spec.draft_head is None:
             self._embed(spec, "residual")
             self._norm("embedding_norm", None if self._shard.stage else spec.embedding_norm, "residual", "residual")
+            if spec.layer_inputs is not None:
+                self._layer_inputs(spec, spec.layer_inputs)
         else:
             self._head_inputs(spec, spec.draft_head)
         gathers = is_last_stage and (read is None or (read.kind is HeadKind.EAGLE3 and spec.num_layers not in read.taps))
@@ -159,6 +171,19 @@ class CpuProgram(RecurrentOperations):
             self._kept(library.WRITE_KEPT, "hidden")
         if is_last_stage and not gathers:
             self._gather("hidden")
+
+    def _layer_inputs(self, spec: ModelSpec, inputs: LayerInputs) -> None:
+        """The inputs of all layers, to `layer_inputs`. Both terms have their factor 2 ** -0.5, and that of what is normed is one of the
+        epsilon."""
+        width, columns = inputs.width, spec.num_layers * inputs.width
+        out = self._buffer("layer_inputs", columns)
+        table, scale = self._weights.tables["layer_embedding"], (width / 2) ** 0.5
+        self._add(library.EMBED, CEmbedOp(table.data_ptr(), None, columns, out, scale))
+        self._linear("layer_inputs", "residual", "layer_projected")
+        norm = replace(inputs.norm, eps=inputs.norm.eps * spec.hidden_size)
+        for layer in range(spec.num_layers):
+            where = "layer_projected", "layer_inputs"
+            self._norm("layer_inputs_norm", norm, *where, first=layer * width, width=width, adds=True, multiplier=2**-0.5)
 
     def _head_inputs(self, spec: ModelSpec, head: DraftHead) -> None:
         """What a draft head reads, and the residual that its layer begins with."""
@@ -221,7 +246,8 @@ class CpuProgram(RecurrentOperations):
             self._recur(name, recurrence, whole.recurrence, source)
             mixed.append("recurred")
         if gathers:
-            for buffer in dict.fromkeys(("residual", *mixed, *((mlp_source,) if layer.parallel else ()))):
+            inputs = ("layer_inputs",) if layer.input_gate is not None else ()
+            for buffer in dict.fromkeys(("residual", *mixed, *((mlp_source,) if layer.parallel else ()), *inputs)):
                 self._gather(buffer)
         multiplier, outputs = layer.residual_multiplier, []
         if attention is not None:
@@ -241,10 +267,23 @@ class CpuProgram(RecurrentOperations):
             return
         if outputs:
             self._add_branch(outputs, f"{name}post_attention_norm", layer.post_attention_norm, multiplier)
+        scale = self._weights.vectors[f"{name}scale"].item() if layer.scaled else 1.0
         if layer.mlp is not None:
             mlp_source = self._norm_first(f"{name}mlp_norm", layer, layer.mlp_norm, 1)
             down = self._mlp(name, layer.mlp, whole.mlp, mlp_source, multiplier)
-            self._add_branch([down], f"{name}post_mlp_norm", layer.post_mlp_norm, multiplier)
+            mlp_scale = 1.0 if layer.input_gate is not None else scale
+            self._add_branch([down], f"{name}post_mlp_norm", layer.post_mlp_norm, multiplier, mlp_scale)
+        if layer.input_gate is not None:
+            self._input_gate(name, index, layer.input_gate, scale)
+
+    def _input_gate(self, name: str, index: int, gate: InputGate, scale: float) -> None:
+        """Adds what a layer makes of its own input to the residual, which is multiplied by `scale`."""
+        assert self._spec.layer_inputs is not None
+        width = self._spec.layer_inputs.width
+        self._copy("layer_inputs", index * width, "layer_input", 0, width)
+        self._linear(f"{name}input_gate", "residual", "layer_input", library.MULTIPLY, activation=_ACTIVATIONS[gate.activation])
+        self._linear(f"{name}input_out", "layer_input", "branch")
+        self._norm(f"{name}input_norm", gate.norm, "branch", "residual", adds=True, scale=scale)
 
     def _norm_first(self, name: str, layer: Layer, norm: Norm | None, block: int) -> str:
         """Where the normed input of a block is."""
@@ -266,7 +305,7 @@ class CpuProgram(RecurrentOperations):
         """From `source` to `attended`."""
         heads, kv_heads, dim = attention.num_heads, attention.num_kv_heads, attention.head_dim
         self._linear(f"{name}qkv", source, "qkv")
-        norms, stride = [CNorm(), CNorm()], 0
+        norms, stride, has_kv, value_dim = [CNorm(), CNorm()], 0, not attention.kv_distance, attention.value_dim
         qk_norm, query, key, key_first = attention.qk_norm, "qkv", "qkv", heads * dim
         if qk_norm is not None and qk_norm.whole and self._shard.size > 1:
             query, key, key_first = self._norm_all_heads(name, index, qk_norm.norm, heads * dim)
@@ -274,29 +313,36 @@ class CpuProgram(RecurrentOperations):
             for which, first, width in (("q_norm", 0, heads * dim), ("k_norm", heads * dim, kv_heads * dim)):
                 self._norm(f"{name}{which}", qk_norm.norm, "qkv", "qkv", first=first, width=width)
         elif qk_norm is not None:
-            norms = [self._head_norm(f"{name}{which}", qk_norm, dim) for which in ("q_norm", "k_norm")]
+            norms = [self._head_norm(f"{name}{which}", qk_norm, dim) for which in ("q_norm", "k_norm" if has_kv else "q_norm")]
             stride = stored_dim(dim) if qk_norm.head_weights else 0
-        rope = attention.rope
+        rope, value_norm = attention.rope, attention.value_norm
+        if value_norm is None:
+            norms.append(CNorm())
+        else:
+            ones = self._keep(norm_weight(torch.ones(1, value_dim)))
+            norms.append(CNorm(ones, None, value_dim, value_norm.eps, library.RMS_NORM))
+        end = (heads + kv_heads) * dim
         op = CAttentionOp(
             None if rope is None else self._tables[rope].data_ptr(),
             self._weights.vectors[f"{name}sinks"].data_ptr() if attention.sinks else None,
             None if attention.query_scale is None else self._query_scales[attention.query_scale].data_ptr(),
             self._keep(torch.tensor(attention.slopes)) if attention.slopes else None,
-            *(*norms, stride, *self._places[index][0], heads, kv_heads, dim, dim),
+            *(*norms, stride, *self._places[index][0], self._parts[index], heads, kv_heads, dim, value_dim),
             *(0 if rope is None else 2 * len(rope.frequencies), attention.window or 0),
-            *(key_first, (heads + kv_heads) * dim, attention.scale, attention.soft_cap),
-            *(self._buffers[query], self._buffers[key], self._buffers["qkv"], self._buffer("attended", heads * dim)),
+            *(key_first, end, attention.scale, attention.soft_cap, self._kinds.index(Heads(heads, kv_heads, dim, value_dim))),
+            *(self._buffers[query], self._buffers[key] if has_kv else -1, self._buffers["qkv"]),
+            self._buffer("attended", heads * value_dim),
         )
         self._add(library.ROTATE, op)
         self._add(library.ATTEND, op)
         if attention.output_gate:
-            gate = 1, heads * dim, (heads + 2 * kv_heads) * dim, self._buffers["qkv"]
+            gate = 1, heads * dim, end + kv_heads * value_dim if has_kv else heads * dim, self._buffers["qkv"]
             self._add(library.GATE, CGateOp(CNorm(), *gate, self._buffers["attended"], True))
 
     def _convolution(self, name: str, index: int, convolution: ShortConvolution, source: str) -> None:
         """From `source` to `attended`."""
         self._linear(f"{name}conv_in", source, "convolved")
-        channels, attention = convolution.channels, self._spec.attentions[0]
+        channels, attention = convolution.channels, self._spec.widest_attention
         parts, first = [], 0
         for place in self._places[index]:
             for of_values, dim in ((0, attention.key_dim), (1, attention.value_dim)):
@@ -343,8 +389,8 @@ class CpuProgram(RecurrentOperations):
         op = CAttentionOp(
             self._tables[attention.rope].data_ptr(),
             self._weights.vectors[f"{name}sinks"].data_ptr() if attention.sinks else None,
-            *(None, None, CNorm(), CNorm(), 0, *self._places[index][0], heads, 1, key_dim, rank, rope_dim, attention.window or 0),
-            *(0, rope_dim, attention.scale, attention.soft_cap),
+            *(None, None, CNorm(), CNorm(), CNorm(), 0, *self._places[index][0], 0, heads, 1, key_dim, rank, rope_dim),
+            *(attention.window or 0, 0, rope_dim, attention.scale, attention.soft_cap, 0),
             *(self._buffers["query"], latent, latent, self._buffer("attended", heads * rank)),
         )
         self._add(library.ROTATE, op)
@@ -364,15 +410,37 @@ class CpuProgram(RecurrentOperations):
         """The last product, from what is computed now. `whole`: of all ranks."""
         if isinstance(mlp, Experts):
             assert isinstance(whole, Experts)
-            return partial(self._experts, name, mlp, whole, source, multiplier)
+            if mlp.branch_norm is not None:
+                return self._normed_branches(name, mlp, whole, mlp.branch_norm)
+            return partial(self._experts, name, mlp, whole, source, source, multiplier)
         assert isinstance(whole, Mlp)
         epilogue = library.GATED if mlp.gated else library.ACTIVATE
         self._linear(f"{name}gate_up" if mlp.gated else f"{name}up", source, "gated", epilogue, activation=_ACTIVATIONS[mlp.activation])
         return self._product(f"{name}down", self._all_columns("gated", width_bounds(whole, self._shard)), multiplier)
 
-    def _experts(self, name: str, experts: Experts, whole: Experts, source: str, multiplier: float, out: str, epilogue: int) -> None:
+    def _normed_branches(self, name: str, experts: Experts, whole: Experts, norm: Norm) -> _Product:
+        """Experts and shared MLP as `Experts.branch_norm` says, whose sum is in `branch`."""
+        assert experts.shared is not None
+        assert whole.shared is not None
+        for which in ("shared", "router", "experts"):
+            self._norm(f"{name}{which}_norm", norm, "residual", f"{which}_normed")
+        shared = self._mlp(f"{name}shared.", experts.shared, whole.shared, "shared_normed", 1.0)
+        self._join([shared], "branch", library.STORE, 1.0)
+        routed = partial(self._experts, name, replace(experts, shared=None), whole, "experts_normed", "router_normed", 1.0)
+        self._join([routed], "routed", library.STORE, 1.0)
+        self._norm(f"{name}shared_out_norm", norm, "branch", "branch")
+        self._norm(f"{name}experts_out_norm", norm, "routed", "branch", adds=True)
+        return self._nothing_more
+
+    def _nothing_more(self, out: str, epilogue: int) -> None:
+        """The last product of what is in `branch`."""
+
+    def _experts(
+        self, name: str, experts: Experts, whole: Experts, source: str, router_source: str, multiplier: float, out: str, epilogue: int
+    ) -> None:
         weights, shard = self._weights, self._shard
         correction = weights.vectors[f"{name}router_correction"].data_ptr() if experts.correction else None
+        scale = None if experts.branch_norm is None else weights.vectors[f"{name}expert_scale"].data_ptr()
         first = "gate_up" if experts.expert.gated else "up"
         matrices = [weights.grouped[f"{name}experts.{which}"] for which in (first, "down")]
         addresses = [ctypes.addressof(each.c) for each in matrices]
@@ -387,10 +455,10 @@ class CpuProgram(RecurrentOperations):
             firsts = [None if mlp is None else self._keep_bounds(width_bounds(mlp, shard)) for mlp in mlps]
         routing = experts.routing
         op = CExpertsOp(
-            *(ctypes.addressof(weights.linears[f"{name}router"].c), correction, *addresses, *([None] * (4 - len(addresses)))),
+            *(ctypes.addressof(weights.linears[f"{name}router"].c), correction, scale, *addresses, *([None] * (4 - len(addresses)))),
             *(experts.num_experts, routing.top_k, routing.num_groups, routing.top_groups, routing.group_top, routing.scaling),
             *(_SCORINGS[routing.scoring], routing.normalize, experts.shared_gate, *shared),
-            *(self._buffers[source], self._buffer(out, matrices[1].linears[0].out_features)),
+            *(self._buffers[router_source], self._buffers[source], self._buffer(out, matrices[1].linears[0].out_features)),
             *(epilogue, _ACTIVATIONS[experts.expert.activation], multiplier),
             *(None if each.orders is None else each.orders.data_ptr() for each in matrices),
             *firsts,
@@ -407,14 +475,24 @@ class CpuProgram(RecurrentOperations):
         self._gather_ranks(name, bounds, f"all_{name}")
         return f"all_{name}"
 
-    def _add_branch(self, products: Sequence[_Product], norm_name: str, norm: Norm | None, multiplier: float) -> None:
-        """Adds the last products of a block, or of parallel ones, to the residual; normed if there is a norm."""
-        out, epilogue = ("residual", library.ADD) if norm is None else ("branch", library.STORE)
+    def _add_branch(self, products: Sequence[_Product], norm_name: str, norm: Norm | None, multiplier: float, scale: float = 1.0) -> None:
+        """Adds the last products of a block, or of parallel ones, to the residual; normed if there is a norm, then all times `scale`."""
+        if norm is None:
+            assert scale == 1.0, "layers that are scaled have norms at their end"
+            self._join(products, "residual", library.ADD, multiplier)
+        else:
+            self._join(products, "branch", library.STORE, multiplier)
+            self._norm(norm_name, norm, "branch", "residual", adds=True, multiplier=multiplier, scale=scale)
+
+    def _join(self, products: Sequence[_Product], out: str, epilogue: int, multiplier: float) -> None:
+        """The last products, of all ranks, to a buffer that is as wide as the residual."""
         shard, bounds = self._shard, hidden_bounds(self._spec, self._shard)
+        if self._nothing_more in products:
+            return
         if shard.size > 1 and shard.exact:
-            if norm is None:
+            if epilogue == library.ADD:
                 columns = own(bounds, shard)
-                self._copy("residual", columns.start, "slice", 0, len(columns))
+                self._copy(out, columns.start, "slice", 0, len(columns))
             for product in products:
                 product("slice", epilogue)
             self._gather_ranks("slice", bounds, out)
@@ -423,5 +501,3 @@ class CpuProgram(RecurrentOperations):
                 product(out, epilogue if shard.size == 1 else library.PARTIAL)
                 if shard.size > 1:
                     self._sum_ranks(out, epilogue, multiplier)
-        if norm is not None:
-            self._norm(norm_name, norm, "branch", "residual", adds=True, multiplier=multiplier)

@@ -22,6 +22,7 @@ from aengine.kernels.cpu.library import (
     BLOCK,
     ELEMENTS,
     MAX_EXPERTS,
+    MAX_HEAD_KINDS,
     MAX_HEADS,
     MAX_KEY_DIM,
     MAX_STATE_KEYS,
@@ -33,6 +34,7 @@ from aengine.kernels.cpu.library import (
     Workspace,
     address,
     address_of_params,
+    place_bytes,
 )
 from aengine.kernels.cpu.ops import PackedCpuAdapter, StepAdapters
 from aengine.kernels.quantized import Rows
@@ -52,11 +54,14 @@ def unsupported(spec: ModelSpec, dtype: torch.dtype) -> str | None:
     """Why the kernels cannot run a model, in one line; None: they can."""
     if dtype not in ELEMENTS:
         return f"dtype {str(dtype).removeprefix('torch.')} is not one of theirs; choose dtype bfloat16 or float32"
-    attention = spec.attentions[0]
-    if attention.key_dim % 2 or attention.key_dim > MAX_KEY_DIM or attention.value_dim > MAX_VALUE_DIM:
-        return f"head_dim {attention.key_dim} is not an even number up to {MAX_VALUE_DIM}"
-    if len({(one.num_heads, one.num_kv_heads, one.key_dim, one.value_dim) for one in spec.attentions}) > 1:
-        return "its layers differ in the number or width of their heads"
+    for attention in spec.attentions:
+        if attention.key_dim % 2 or attention.key_dim > MAX_KEY_DIM or attention.value_dim > MAX_VALUE_DIM:
+            return f"head_dim {attention.key_dim} is not an even number up to {MAX_VALUE_DIM}"
+    kinds = {(each.num_heads, each.num_kv_heads, each.key_dim, each.value_dim) for each in spec.attentions}
+    if len(kinds) > MAX_HEAD_KINDS:
+        return f"its layers have {len(kinds)} kinds of heads; the most is {MAX_HEAD_KINDS}"
+    if spec.layer_inputs is not None and spec.layer_inputs.width % BLOCK:
+        return f"inputs of layers of {spec.layer_inputs.width} numbers, which are to be a multiple of {BLOCK}"
     if spec.norm is None and spec.logit_scale != 1.0:
         return "logit_scale without a norm before the head"
     return next((reason for reason in map(_unsupported_layer, spec.layers) if reason is not None), None)
@@ -340,8 +345,9 @@ class DecoderStack:
         Raises ValueError for a pool or hidden states of another shape, and for another number of ids, draws or slots than there are tokens.
         """
         c = pool.c
-        shape, elements = (c.layers_per_page, c.kv_heads, c.key_dim, c.value_dim), (ELEMENTS[self.dtype], PAGE_ELEMENTS[torch.int8])
-        if shape != self._program.kv_shape or c.element not in elements:
+        dtype = next((dtype for dtype in (self.dtype, torch.int8) if PAGE_ELEMENTS[dtype] == c.element), None)
+        shape = c.layers_per_page, c.key_page_bytes, c.value_page_bytes
+        if dtype is None or shape != (self._groups.layers_per_page, *place_bytes(c.page_size, self._program.parts, dtype)):
             raise ValueError("the pool's layers, KV heads, widths or dtype are not the model's")
         if (layout.states is None) != (self._states is None):
             raise ValueError("the layout has no states, or the model has none")

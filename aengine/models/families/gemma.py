@@ -1,6 +1,6 @@
 """Gemma: as Llama, with norms of 1 + weight and a scaled embedding. Gemma 2 and 3: norms before and after each block, and windows in most
-layers, too. Gemma 4: other heads in the layers without a window, keys and values that several layers read, inputs of each layer, and experts
-beside an MLP."""
+layers, too. Gemma 4: other heads in the layers without a window, keys and values that several layers read, inputs of each layer, and
+experts beside an MLP."""
 
 from __future__ import annotations
 
@@ -106,7 +106,8 @@ def _gemma4(reader: ConfigReader) -> ModelSpec:
     norm, kinds = rms_norm(reader), layer_kinds(reader, full_every=6)
     kinds[-1] = "full_attention"  # as transformers has it
     readers = {kind: _gemma4_heads(reader, kinds, kind) for kind in dict.fromkeys(kinds)}
-    ropes, context = {}, 0
+    ropes: dict[str, RopeSpec] = {}
+    context = 0
     for kind, of_kind in readers.items():
         found, context = read_ropes(of_kind, head_sizes(of_kind)[2], {kind: _GEMMA4_ROPES[kind]})
         ropes |= found
@@ -114,7 +115,8 @@ def _gemma4(reader: ConfigReader) -> ModelSpec:
     sources = {kind: index for index, kind in enumerate(kinds[: max(first_shared, 0)])}
     if first_shared < len(kinds) and not set(kinds) <= sources.keys():
         raise reader.unusable("num_kv_shared_layers", len(kinds) - first_shared, "a number that leaves a layer of each kind before these")
-    inputs, wide, bias = reader.positive_or_none("hidden_size_per_layer_input"), reader.flag("use_double_wide_mlp"), reader.flag("attention_bias")
+    inputs, bias = reader.positive_or_none("hidden_size_per_layer_input"), reader.flag("attention_bias")
+    wide, as_values = reader.flag("use_double_wide_mlp"), reader.flag("attention_k_eq_v")
     if inputs is not None:
         reader.refuse(vocab_size_per_layer_input=reader.positive("vocab_size"))
     mlp = gated_mlp(reader)
@@ -131,7 +133,7 @@ def _gemma4(reader: ConfigReader) -> ModelSpec:
             output_bias=bias,
             qk_norm=QkNorm(norm),
             value_norm=norm,
-            keys_as_values=reader.flag("attention_k_eq_v") and kind == "full_attention",
+            keys_as_values=as_values and kind == "full_attention",
             kv_distance=index - sources[kind] if shares else 0,
         )
         own_mlp = replace(mlp, intermediate_size=2 * mlp.intermediate_size) if wide and shares else mlp
@@ -166,7 +168,7 @@ def _gemma4_heads(reader: ConfigReader, kinds: list[str], kind: str) -> ConfigRe
         given = [others.part(str(index)).config if others.get(str(index)) else {} for index in range(len(kinds))]
         of_kind = [each for each, name in zip(given, kinds, strict=True) if name == kind]
         if any(each != of_kind[0] for each in of_kind) or not set(of_kind[0]) <= {"head_dim", "num_key_value_heads"}:
-            raise reader.unusable("per_layer_config", config["per_layer_config"], "a head_dim and num_key_value_heads for each kind of layer")
+            raise reader.unusable("per_layer_config", config["per_layer_config"], "head_dim and num_key_value_heads by kind of layer")
         return replace(reader, config={**config, **of_kind[0]})
     if kind != "full_attention":
         return reader

@@ -327,8 +327,8 @@ class _LayerInputs:
     def __call__(self, ids: Tensor, embedded: Tensor) -> Tensor:
         """Return [T, layers, width]."""
         projected = self._norm(self._project(embedded).view(-1, self._width)).view(len(ids), -1, self._width)
-        looked_up = F.embedding(ids, self._table).view(projected.shape)
-        return ((projected.float() + looked_up.float() * self._width**0.5) * 2**-0.5).to(embedded.dtype)
+        looked_up = F.embedding(ids, self._table).view(projected.shape).float()
+        return (projected.float().add_(looked_up, alpha=self._width**0.5) * 2**-0.5).to(embedded.dtype)
 
 
 class _Join:

@@ -10,7 +10,7 @@ import torch
 from numpy.typing import NDArray
 
 from aengine.api.errors import ConfigError
-from aengine.kernels.cpu.library import KvPool, Workspace, page_bytes
+from aengine.kernels.cpu.library import KvPool, Workspace, place_bytes
 from aengine.kernels.cpu.ops import draw
 from aengine.kernels.warm_memory import keep_rows, lazy_bytes
 from aengine.models.cpu.stack import CpuLastTokens, DecoderStack, KeptHidden, PreparedStep, unsupported
@@ -31,9 +31,8 @@ class DraftModel:
         reason = unsupported(spec, dtype)
         if reason is not None:
             raise ConfigError.of("speculative_model", f"{str(setup.model_dir)!r} is not possible: {reason}")
-        attention = spec.attentions[0]
         self._workspace = workspace
-        self._page_shape = (setup.config.page_size, attention.num_kv_heads, attention.key_dim, attention.value_dim, setup.kv_dtype or dtype)
+        self._page_shape = (setup.config.page_size, setup.page_parts, setup.kv_dtype or dtype)
         self._groups = setup.groups
         self._vocab_size = vocab_size
         self._kept_width = 0 if spec.draft_head is None else spec.hidden_size
@@ -64,7 +63,7 @@ class DraftModel:
 
     def bytes_per_page(self) -> int:
         hidden = self._setup.config.page_size * self._kept_width * self._setup.dtype.itemsize
-        return self._groups.layers_per_page * page_bytes(*self._page_shape) + hidden
+        return self._groups.layers_per_page * sum(place_bytes(*self._page_shape)) + hidden
 
     def allocate(self, num_pages: int) -> None:
         self._pool = KvPool(self._groups.layers_per_page, num_pages, *self._page_shape)

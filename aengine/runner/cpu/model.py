@@ -18,7 +18,7 @@ from torch import Tensor
 
 from aengine.api.runtime import trim_heap
 from aengine.kernels.cpu.compiler import KernelsUnavailableError
-from aengine.kernels.cpu.library import KvPool, Workspace, load_kernels, page_bytes
+from aengine.kernels.cpu.library import KvPool, Workspace, load_kernels, place_bytes
 from aengine.kernels.cpu.ops import PackedCpuAdapter, StepAdapters
 from aengine.kernels.warm_memory import WarmMemory, lazy_bytes
 from aengine.models.adapters import Adapter
@@ -26,7 +26,6 @@ from aengine.models.cpu.packed_weights import PackedWeights
 from aengine.models.cpu.program import CpuProgram
 from aengine.models.cpu.stack import CpuLastTokens, DecoderStack, PreparedStep, unsupported
 from aengine.models.loading.weight_bytes import quantized_bytes, weight_bytes
-from aengine.models.sharding import sharded_spec
 from aengine.runner.contract import IntArray, ReadWeights, Step
 from aengine.runner.cpu.draft import DraftModel
 from aengine.runner.memory import check_addition, check_memory, cpu_budget, free_host_memory, show_bytes
@@ -49,9 +48,7 @@ class PagedCpuModel:
         self._shard = shard
         kernels = load_kernels()
         self.workspace = Workspace(kernels, torch.get_num_threads(), None if shard.size == 1 else exchange_of(setup, kernels))
-        attention = sharded_spec(spec, shard).attentions[0]
-        kv_dtype = setup.kv_dtype or dtype
-        self._page_shape = (setup.config.page_size, attention.num_kv_heads, attention.key_dim, attention.value_dim, kv_dtype)
+        self._page_shape = (setup.config.page_size, setup.page_parts, setup.kv_dtype or dtype)
         self._layers_per_page = setup.groups.layers_per_page
         quantization = setup.config.quantization
         quantized = quantized_bytes(setup.config, spec, setup.model_dir)
@@ -99,7 +96,7 @@ class PagedCpuModel:
         )
 
     def bytes_per_page(self) -> int:
-        own = self._layers_per_page * page_bytes(*self._page_shape)
+        own = self._layers_per_page * sum(place_bytes(*self._page_shape))
         return own if self.draft is None else own + self.draft.bytes_per_page()
 
     def kv_budget(self) -> int:

@@ -45,8 +45,8 @@ enum Status : i32 {
 };
 
 // What becomes of a product: stored; added to what is there, times a multiplier; an activation of it stored, or of its gate times up; stored in
-// float32 for SUM_RANKS.
-enum Epilogue : i32 { STORE = 0, ADD = 1, ACTIVATE = 2, GATED = 3, PARTIAL = 4 };
+// float32 for SUM_RANKS; what is there is multiplied by an activation of it.
+enum Epilogue : i32 { STORE = 0, ADD = 1, ACTIVATE = 2, GATED = 3, PARTIAL = 4, MULTIPLY = 5 };
 
 // See activations.h.
 enum Activation : i32 { SILU = 0, GELU = 1, GELU_TANH = 2, RELU = 3, RELU_SQUARED = 4, CLIPPED_SWIGLU = 5 };
@@ -146,13 +146,13 @@ struct EmbedOp {
   float scale;
 };
 
-// out = norm(in), or out += multiplier * norm(in), from column `first` of both on. In place if `in` is `out`.
+// out = norm(in), or out = scale * (out + multiplier * norm(in)), from column `first` of both on. In place if `in` is `out`.
 struct NormOp {
   Norm norm;
   const NormOp* next;  // done right after it for the same row; null: nothing
   i64 first;
   i32 in, out, adds;
-  float multiplier;
+  float multiplier, scale;
 };
 
 // out = what the epilogue makes of W in + b.
@@ -170,14 +170,15 @@ struct AttentionOp {
   const float* sinks;    // [heads], logits that take part in the softmax without a value; null: none
   const float* query_scales;  // [num_positions], by which rotated queries are multiplied; null: nothing
   const float* slopes;   // [heads], what a score loses for each position between key and query, after the soft cap; null: nothing
-  Norm q_norm, k_norm;   // of each head; without a weight: none
+  Norm q_norm, k_norm, v_norm;  // of each head; without a weight: none
   i64 norm_stride;       // from the weights and biases of one head's norm to those of the next; 0: all heads share them
-  i64 group, place;      // of the layer, see Pool
+  i64 group, place, part;  // of the layer, see Pool
   i64 heads, kv_heads, key_dim, value_dim, rotary_dim;
   i64 window;                  // latest positions that a query attends to, itself included; 0: all
   i64 key_first, value_first;  // columns of their buffers
   float scale, soft_cap;       // soft_cap 0: none
-  i32 query, key, value, out;
+  i32 kind;                    // of the model's head kinds
+  i32 query, key, value, out;  // without a key, -1, none is written: it and its value are in the pages
 };
 
 // out = the rows of `in` at the logits indices.
@@ -190,8 +191,9 @@ enum Scoring : i32 { SOFTMAX = 0, SIGMOID = 1 };
 // out = the outputs of the MLPs that a router chooses for a row of `in`, added with their weights, or as the epilogue ADD has it. Matrices
 // `gate_up` are interleaved.
 struct ExpertsOp {
-  const PackedLinear* router;          // [num_experts, hidden], and one row more if there is a shared gate
+  const PackedLinear* router;          // [num_experts, hidden], and one row more if there is a shared gate; of the rows of `router_in`
   const float* correction;             // [num_experts], added to scores for the choice alone; null: none
+  const float* expert_scale;           // [num_experts], by which weights are multiplied at last; null: nothing
   const PackedLinear* gate_up;         // [num_experts]
   const PackedLinear* down;            // [num_experts]
   const PackedLinear* shared_gate_up;  // of an MLP of all tokens, as shared_down; null: none
@@ -204,7 +206,7 @@ struct ExpertsOp {
   i32 normalize;    // the chosen's scores are divided by their sum
   i32 shared_gate;  // the last output of the router is a logit, the sigmoid of which is the weight of the shared MLP, otherwise 1
   i32 shared_gate_up_matrix, shared_down_matrix;  // as in LinearOp
-  i32 in, out, epilogue, activation;
+  i32 router_in, in, out, epilogue, activation;
   float multiplier;
   const i32* gate_up_orders;  // [num_experts, in_features], as `order` of a PackedLinear, where experts have orders of their own; null: they
   const i32* down_orders;     // have none, or that of their matrices
@@ -314,11 +316,19 @@ struct Exchange {
   i64 nanoseconds;   // that this rank has spent so far: copying, and waiting for others
 };
 
+// Layers whose attention is cut into tasks alike.
+struct HeadKind {
+  i64 heads, kv_heads;
+  i64 key_dim, value_dim;  // in the pages
+};
+constexpr i64 MAX_HEAD_KINDS = 4;
+
 struct Model {
   const Op* ops;
   const PackedLinear* head;  // null: it is not computed here
   const i64* strides;  // [num_buffers], of rows of activations, multiples of PANEL
-  i64 num_ops, num_buffers, heads, kv_heads, vocab, num_positions;
+  const HeadKind* head_kinds;
+  i64 num_ops, num_buffers, num_head_kinds, vocab, num_positions;
   float logit_soft_cap;  // 0: none
   i32 hidden;            // the buffer in which the hidden states are that the head reads
   i32 element;
@@ -326,7 +336,8 @@ struct Model {
 
 constexpr i64 KV_SCALE_BYTES = 8;
 
-// Pages of layers_per_page layers: each layer has a place in the pages of its group. Where page_size is a multiple of 16 a page of a layer
+// Pages of layers_per_page places: each layer has one in the pages of its group, or a part of one: layers whose heads take less room share
+// it. Where page_size is a multiple of 16 a page of a layer
 // is, for each KV head, blocks of 16 tokens: keys [key_dim / 2][16][2] and values [8][value_dim][2] in bf16, keys [key_dim][16] and values
 // [16][value_dim] in float32. Otherwise it is [kv_heads][page_size][key_dim], and the same of values. Both widths are multiples
 // of 16; what a head does not fill is zero. INT8 is the bytes of integers in -127 .. 127, four in a word (see kv.h): a key ends with two
@@ -334,12 +345,13 @@ constexpr i64 KV_SCALE_BYTES = 8;
 struct Pool {
   void* const* keys;  // [layers_per_page]
   void* const* values;
-  i64 layers_per_page, num_pages, page_size, kv_heads, key_dim, value_dim;
+  i64 layers_per_page, num_pages, page_size;
+  i64 key_page_bytes, value_page_bytes;  // of a place of a page
   i32 element;
 
-  // Of a head of a token.
-  i64 key_bytes() const { return element == INT8 ? key_dim + KV_SCALE_BYTES : key_dim * (element == BF16 ? 2 : 4); }
-  i64 value_bytes() const { return value_dim * (element == INT8 ? 1 : element == BF16 ? 2 : 4); }
+  // Of a head of a token that is `dim` wide in the pages.
+  i64 key_bytes(i64 dim) const { return element == INT8 ? dim + KV_SCALE_BYTES : dim * (element == BF16 ? 2 : 4); }
+  i64 value_bytes(i64 dim) const { return dim * (element == INT8 ? 1 : element == BF16 ? 2 : 4); }
 };
 
 // How a token is drawn: `DRAW_PARAMS` of aengine/kernels/draw_params.py.

@@ -349,8 +349,8 @@ void attend_pages(const Member& member, const AttentionOp& op, const LayerPages<
 template <class E>
 void attend(const Member& member, const AttentionOp& op, const Pool& pool, const Step& step, const StepRows<E>& rows,
             const AttentionPlan& plan, const Buffers& space) {
-  u8* gathered = space.gathered.as<u8>() + member.index() * gathered_bytes(pool);
-  with_pages<E>(pool, op.place, [&](const auto& pages) {
+  u8* gathered = space.gathered.as<u8>() + member.index() * gathered_bytes(pool, stored_dim(op.key_dim), stored_dim(op.value_dim));
+  with_pages<E>(pool, op, [&](const auto& pages) {
     attend_pages(member, op, pages, step, rows, plan, reinterpret_cast<decltype(pages.keys)>(gathered));
   });
 }

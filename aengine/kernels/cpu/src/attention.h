@@ -8,8 +8,10 @@ namespace aengine {
 constexpr i64 MAX_KEY_DIM = 576, MAX_VALUE_DIM = 512;  // of a head
 constexpr i64 KV_RUN = 128;                            // tokens scored at a time
 
-// Bytes of scratch that each thread needs where pages are not blocked.
-inline i64 gathered_bytes(const Pool& pool) { return KV_RUN * (pool.key_bytes() + pool.value_bytes()); }
+// Bytes of scratch that each thread needs where pages are not blocked, for heads of these widths in them.
+inline i64 gathered_bytes(const Pool& pool, i64 key_dim, i64 value_dim) {
+  return KV_RUN * (pool.key_bytes(key_dim) + pool.value_bytes(value_dim));
+}
 
 // Softmax(q k^T) v for all query rows of a plan. Needs `plan_attention` and, where pages are not blocked, `gathered_bytes` per thread.
 template <class E>

@@ -1,4 +1,4 @@
-// How a step's attention is cut into tasks. Planned once per step, used by every layer.
+// How a step's attention is cut into tasks. Planned once per step and head kind, used by every layer of the kind.
 //
 // Per KV head the queries of a row are (tokens x group) query rows: number r is token r / group of the row. A tile is up to 32 of
 // them. A tile's KV is cut at multiples of PARTITION tokens; partitions are merged in order with the same arithmetic whether one
@@ -43,8 +43,8 @@ inline i64 sequence_length(const Step& step, i64 row, i64 page_size) {
 }
 
 // Fails only for lack of memory.
-inline bool plan_attention(const Step& step, i64 heads, const Pool& pool, int threads, Buffers& space, AttentionPlan& plan) {
-  const i64 kv_heads = pool.kv_heads, page_size = pool.page_size, group = heads / kv_heads;
+inline bool plan_attention(const Step& step, const HeadKind& kind, i64 page_size, int threads, PlanBuffers& space, AttentionPlan& plan) {
+  const i64 kv_heads = kind.kv_heads, group = kind.heads / kv_heads;
   i64 num_tiles = 0;
   for (i64 row = 0; row < step.num_rows; row++) {
     num_tiles += ceil_div((step.qo_indptr[row + 1] - step.qo_indptr[row]) * group, TILE_QUERIES);
@@ -77,7 +77,7 @@ inline bool plan_attention(const Step& step, i64 heads, const Pool& pool, int th
     if (!split) tasks[next++] = {(i32)tile, -1};
     else for (i32 partition = 0; partition < tiles[tile].partitions; partition++) tasks[next++] = {(i32)tile, partition};
   }
-  const i64 partial_stride = most_queries * (pool.value_dim + 2);
+  const i64 partial_stride = most_queries * (kind.value_dim + 2);
   if (split && !space.partials.reserve<float>(num_tasks * kv_heads * partial_stride)) return false;
   i64 heads_per_task = kv_heads;
   while (heads_per_task % 2 == 0 && num_tasks * (kv_heads / heads_per_task) < 4 * threads) heads_per_task /= 2;

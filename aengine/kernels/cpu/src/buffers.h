@@ -35,10 +35,16 @@ class Buffer {
 
 constexpr i64 MAX_BUFFERS = 32;  // of a model's activations
 
+// Of the attention of a step, for one head kind.
+struct PlanBuffers {
+  Buffer tiles, tasks, partials;
+};
+
 struct Buffers {
   Buffer activations[MAX_BUFFERS];                // of a step
   Buffer prepared, row_scales;                    // activations as a Dot reads them
-  Buffer tiles, tasks, partials, gathered;        // attention
+  PlanBuffers plans[MAX_HEAD_KINDS];
+  Buffer gathered;                                // keys and values of pages that are not blocked
   Buffer routing, choices, groups, expert_ordered, expert_gated, expert_outputs;  // of experts
   Buffer expert_own_gated;                        // of experts whose columns are on several ranks
   Buffer adapted_tokens, adapted_logits, low_rank, deltas;  // which rows have which adapters, and their low-rank products

@@ -53,7 +53,7 @@ void convolve(const Member& member, const ConvolveOp& op, const Pool& pool, cons
     const ConvolvePart& part = op.parts[task % op.num_parts];
     const i32* slots = step.group_slots(part.group);
     E* const pages = static_cast<E*>((part.of_values ? pool.values : pool.keys)[part.place]);
-    const i64 stride = pool.kv_heads * (part.of_values ? pool.value_dim : pool.key_dim), begin = task / op.num_parts * run;
+    const i64 stride = (part.of_values ? pool.value_page_bytes : pool.key_page_bytes) / page_size / (i64)sizeof(E), begin = task / op.num_parts * run;
     i64 row = std::upper_bound(step.qo_indptr, step.qo_indptr + step.num_rows + 1, (i32)begin) - step.qo_indptr - 1;
     for (i64 token = begin; token < smaller(step.num_tokens, begin + run); token++) {
       while (token >= step.qo_indptr[row + 1]) row++;

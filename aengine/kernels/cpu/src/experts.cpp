@@ -109,7 +109,7 @@ void choose_experts(const ExpertsOp& e, float* logits, i32* chosen, float* weigh
     total += logits[best];
   }
   const float factor = e.normalize ? e.scaling / total : e.scaling;
-  for (i64 k = 0; k < e.top_k; k++) weights[k] = logits[chosen[k]] * factor;
+  for (i64 k = 0; k < e.top_k; k++) weights[k] = logits[chosen[k]] * factor * (e.expert_scale ? e.expert_scale[chosen[k]] : 1.f);
   weights[e.top_k] = gate;
 }
 
@@ -189,11 +189,11 @@ bool reserve_experts(Buffers& space, const ExpertsOp& e, i64 rows) {
 template <class E>
 void run_experts(const Member& member, const ExpertsOp& e, const StepRows<E>& buffers, i64 rows, const AdaptedRows& adapted,
                  const Workspace& space) {
-  const Rows<E>&in = buffers[e.in], &out = buffers[e.out];
+  const Rows<E>&in = buffers[e.in], &out = buffers[e.out], &router_in = buffers[e.router_in];
   const ExpertBuffers<E> b(space, e, rows);
   const Groups gate_up = {b.groups, b.num_groups, rows}, down = {b.groups + b.num_groups, b.num_groups, rows};
   const Rows<float> shared_outputs = {b.outputs.row(b.choices), b.out_stride};
-  multiply(member, in.data, in.stride, rows, *e.router, StoreRows<float, false>({b.logits, b.logits_stride}, 1.f), space);
+  multiply(member, router_in.data, router_in.stride, rows, *e.router, StoreRows<float, false>({b.logits, b.logits_stride}, 1.f), space);
   member.each_run(rows, 8, [&](i64 begin, i64 end) {
     for (i64 row = begin; row < end; row++) {
       choose_experts(e, b.logits + row * b.logits_stride, b.chosen + row * e.top_k, b.weights + row * (e.top_k + 1));

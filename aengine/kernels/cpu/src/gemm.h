@@ -93,15 +93,19 @@ struct StoreGated final : RowOutput<StoreGated<E, KIND>> {
   Rows<E> out;
 };
 
-// out[row] = activation(values).
+// out[row] = activation(values), or out[row] *= activation(values).
 template <class E, i32 KIND>
 struct StoreActivated final : RowOutput<StoreActivated<E, KIND>> {
-  explicit StoreActivated(const Rows<E>& to) : out(to) {}
+  explicit StoreActivated(const Rows<E>& to, bool times = false) : out(to), multiplies(times) {}
   void put_row(i64 row, i64 panel, const float* values) const {
     E* p = out.row(row) + panel * PANEL;
-    for (int j = 0; j < PANEL; j += LANES) store(p + j, activate<KIND>(load(values + j)));
+    for (int j = 0; j < PANEL; j += LANES) {
+      const VecF v = activate<KIND>(load(values + j));
+      store(p + j, multiplies ? v * load(p + j) : v);
+    }
   }
   Rows<E> out;
+  bool multiplies;
 };
 
 // Calls `f` with the output that brings a product's values to `out` as the operation says.
@@ -110,7 +114,8 @@ void with_output(const LinearOp& op, const Rows<E>& out, F&& f) {
   switch (static_cast<Epilogue>(op.epilogue)) {
     case STORE: return f(StoreRows<E, false>(out, 1.f));
     case ADD: return f(StoreRows<E, true>(out, op.multiplier));
-    case ACTIVATE: return with_activation(op.activation, [&](auto kind) { f(StoreActivated<E, kind>(out)); });
+    case ACTIVATE:
+    case MULTIPLY: return with_activation(op.activation, [&](auto kind) { f(StoreActivated<E, kind>(out, op.epilogue == MULTIPLY)); });
     case GATED: return with_activation(op.activation, [&](auto kind) { f(StoreGated<E, kind>(out)); });
     case PARTIAL: return;  // not to rows of E
   }

@@ -137,7 +137,7 @@ i32 aengine_finish_and_begin(const Model* model, const Pool* pool, const Step* n
 
 // Copies page sources[i] to page destinations[i], all sources before any destination.
 i32 aengine_copy_pages(const Pool* pool, const i32* sources, const i32* destinations, i64 count, Workspace* space, int threads) {
-  const i64 heads = pool->kv_heads * pool->page_size, staged_bytes = count * heads * larger(pool->key_bytes(), pool->value_bytes());
+  const i64 staged_bytes = count * larger(pool->key_page_bytes, pool->value_page_bytes);
   if (space->workers.busy()) return BUSY;
   if (!space->gathered.reserve<u8>(threads * staged_bytes)) return OUT_OF_MEMORY;
   for (i64 i = 0; i < count; i++) {
@@ -146,7 +146,7 @@ i32 aengine_copy_pages(const Pool* pool, const i32* sources, const i32* destinat
   run_team(threads, [&](const Member& member) {
     u8* staged = space->gathered.as<u8>() + member.index() * staged_bytes;
     member.each(2 * pool->layers_per_page, [&](i64 task) {
-      const i64 bytes = heads * (task % 2 ? pool->value_bytes() : pool->key_bytes());
+      const i64 bytes = task % 2 ? pool->value_page_bytes : pool->key_page_bytes;
       u8* pages = static_cast<u8*>((task % 2 ? pool->values : pool->keys)[task / 2]);
       for (i64 i = 0; i < count; i++) memcpy(staged + i * bytes, pages + sources[i] * bytes, (size_t)bytes);
       for (i64 i = 0; i < count; i++) memcpy(pages + destinations[i] * bytes, staged + i * bytes, (size_t)bytes);

@@ -13,6 +13,7 @@ template <class P>
 struct LayerPages {
   P* keys;
   P* values;
+  i64 key_stride, value_stride;  // elements from page to page
   i64 kv_heads, key_dim, value_dim, page_size;
 
   static constexpr i64 PER_WORD = 4 / sizeof(P);
@@ -22,12 +23,13 @@ struct LayerPages {
 
   bool blocked() const { return page_size % BLOCK == 0; }
 
-  // Where `dim` elements of each token of a head begin in a page.
-  i64 head_offset(i64 page, i64 head, i64 dim) const { return (page * kv_heads + head) * page_size * dim; }
+  // Where the keys and the values of a head begin in a page.
+  P* head_keys(i64 page, i64 head) const { return keys + page * key_stride + head * page_size * key_width(); }
+  P* head_values(i64 page, i64 head) const { return values + page * value_stride + head * page_size * value_dim; }
 
   // The blocks of token `offset` of a page; only where pages are blocked.
-  const u32* key_block(i64 page, i64 head, i64 offset) const { return block(keys, page, head, offset, key_width()); }
-  const u32* value_block(i64 page, i64 head, i64 offset) const { return block(values, page, head, offset, value_dim); }
+  const u32* key_block(i64 page, i64 head, i64 offset) const { return block(head_keys(page, head), offset, key_width()); }
+  const u32* value_block(i64 page, i64 head, i64 offset) const { return block(head_values(page, head), offset, value_dim); }
 
   void put_key(P* block, i64 token, const P* key) const {
     for (i64 i = 0; i < key_width(); i += PER_WORD) {
@@ -50,7 +52,7 @@ struct LayerPages {
   // Stores one head's key, with its scales, and value of a token at slot = page * page_size + offset.
   void write(i64 slot, i64 head, const P* key, const P* value) const {
     const i64 page = slot / page_size, offset = slot % page_size;
-    P *key_page = keys + head_offset(page, head, key_width()), *value_page = values + head_offset(page, head, value_dim);
+    P *key_page = head_keys(page, head), *value_page = head_values(page, head);
     if (blocked()) {
       const i64 first = offset / BLOCK * BLOCK;
       put_key(key_page + first * key_width(), offset % BLOCK, key);
@@ -67,27 +69,32 @@ struct LayerPages {
     if (begin > first) memset(static_cast<void*>(value_blocks), 0, (size_t)(BLOCK * value_dim) * sizeof(P));
     for (i64 token = begin; token < end; token++) {
       const i64 page = pages[token / page_size], offset = token % page_size, to = (token - first) / BLOCK * BLOCK;
-      put_key(key_blocks + to * key_width(), token % BLOCK, keys + head_offset(page, head, key_width()) + offset * key_width());
-      put_value(value_blocks + to * value_dim, token % BLOCK, values + head_offset(page, head, value_dim) + offset * value_dim);
+      put_key(key_blocks + to * key_width(), token % BLOCK, head_keys(page, head) + offset * key_width());
+      put_value(value_blocks + to * value_dim, token % BLOCK, head_values(page, head) + offset * value_dim);
     }
   }
 
  private:
-  const u32* block(const P* cache, i64 page, i64 head, i64 offset, i64 dim) const {
-    return reinterpret_cast<const u32*>(cache + head_offset(page, head, dim) + offset / BLOCK * BLOCK * dim);
-  }
+  static const u32* block(const P* of_head, i64 offset, i64 dim) { return reinterpret_cast<const u32*>(of_head + offset / BLOCK * BLOCK * dim); }
 };
 
+// How wide `dim` elements of a head are in the pages.
+inline i64 stored_dim(i64 dim) { return round_up(dim, BLOCK); }
+
 template <class P>
-LayerPages<P> layer_pages(const Pool& pool, i64 place) {
-  P *keys = static_cast<P*>(pool.keys[place]), *values = static_cast<P*>(pool.values[place]);
-  return {keys, values, pool.kv_heads, pool.key_dim, pool.value_dim, pool.page_size};
+LayerPages<P> layer_pages(const Pool& pool, const AttentionOp& op) {
+  const i64 key_dim = stored_dim(op.key_dim), value_dim = stored_dim(op.value_dim), size = (i64)sizeof(P);
+  const i64 keys = op.part * op.kv_heads * pool.page_size * pool.key_bytes(key_dim);
+  const i64 values = op.part * op.kv_heads * pool.page_size * pool.value_bytes(value_dim);
+  u8 *key_pages = static_cast<u8*>(pool.keys[op.place]), *value_pages = static_cast<u8*>(pool.values[op.place]);
+  return {reinterpret_cast<P*>(key_pages + keys), reinterpret_cast<P*>(value_pages + values), pool.key_page_bytes / size,
+          pool.value_page_bytes / size, op.kv_heads, key_dim, value_dim, pool.page_size};
 }
 
 // Calls `f` with a layer's pages in the pool of a model of `E`.
 template <class E, class F>
-AE_INLINE void with_pages(const Pool& pool, i64 place, F&& f) {
-  pool.element == INT8 ? f(layer_pages<i8>(pool, place)) : f(layer_pages<E>(pool, place));
+AE_INLINE void with_pages(const Pool& pool, const AttentionOp& op, F&& f) {
+  pool.element == INT8 ? f(layer_pages<i8>(pool, op)) : f(layer_pages<E>(pool, op));
 }
 
 }  // namespace aengine

@@ -51,6 +51,7 @@ constexpr const char* LAYOUT_NAMES =
     "NormOp.out "
     "NormOp.adds "
     "NormOp.multiplier "
+    "NormOp.scale "
     "NormOp "
     "LinearOp.weight "
     "LinearOp.matrix "
@@ -66,9 +67,11 @@ constexpr const char* LAYOUT_NAMES =
     "AttentionOp.slopes "
     "AttentionOp.q_norm "
     "AttentionOp.k_norm "
+    "AttentionOp.v_norm "
     "AttentionOp.norm_stride "
     "AttentionOp.group "
     "AttentionOp.place "
+    "AttentionOp.part "
     "AttentionOp.heads "
     "AttentionOp.kv_heads "
     "AttentionOp.key_dim "
@@ -79,6 +82,7 @@ constexpr const char* LAYOUT_NAMES =
     "AttentionOp.value_first "
     "AttentionOp.scale "
     "AttentionOp.soft_cap "
+    "AttentionOp.kind "
     "AttentionOp.query "
     "AttentionOp.key "
     "AttentionOp.value "
@@ -89,6 +93,7 @@ constexpr const char* LAYOUT_NAMES =
     "GatherOp "
     "ExpertsOp.router "
     "ExpertsOp.correction "
+    "ExpertsOp.expert_scale "
     "ExpertsOp.gate_up "
     "ExpertsOp.down "
     "ExpertsOp.shared_gate_up "
@@ -104,6 +109,7 @@ constexpr const char* LAYOUT_NAMES =
     "ExpertsOp.shared_gate "
     "ExpertsOp.shared_gate_up_matrix "
     "ExpertsOp.shared_down_matrix "
+    "ExpertsOp.router_in "
     "ExpertsOp.in "
     "ExpertsOp.out "
     "ExpertsOp.epilogue "
@@ -216,10 +222,10 @@ constexpr const char* LAYOUT_NAMES =
     "Model.ops "
     "Model.head "
     "Model.strides "
+    "Model.head_kinds "
     "Model.num_ops "
     "Model.num_buffers "
-    "Model.heads "
-    "Model.kv_heads "
+    "Model.num_head_kinds "
     "Model.vocab "
     "Model.num_positions "
     "Model.logit_soft_cap "
@@ -231,9 +237,8 @@ constexpr const char* LAYOUT_NAMES =
     "Pool.layers_per_page "
     "Pool.num_pages "
     "Pool.page_size "
-    "Pool.kv_heads "
-    "Pool.key_dim "
-    "Pool.value_dim "
+    "Pool.key_page_bytes "
+    "Pool.value_page_bytes "
     "Pool.element "
     "Pool "
     "LowRankBlock.row "
@@ -339,6 +344,7 @@ constexpr i64 LAYOUT_PLACES[] = {
     offsetof(NormOp, out),
     offsetof(NormOp, adds),
     offsetof(NormOp, multiplier),
+    offsetof(NormOp, scale),
     sizeof(NormOp),
     offsetof(LinearOp, weight),
     offsetof(LinearOp, matrix),
@@ -354,9 +360,11 @@ constexpr i64 LAYOUT_PLACES[] = {
     offsetof(AttentionOp, slopes),
     offsetof(AttentionOp, q_norm),
     offsetof(AttentionOp, k_norm),
+    offsetof(AttentionOp, v_norm),
     offsetof(AttentionOp, norm_stride),
     offsetof(AttentionOp, group),
     offsetof(AttentionOp, place),
+    offsetof(AttentionOp, part),
     offsetof(AttentionOp, heads),
     offsetof(AttentionOp, kv_heads),
     offsetof(AttentionOp, key_dim),
@@ -367,6 +375,7 @@ constexpr i64 LAYOUT_PLACES[] = {
     offsetof(AttentionOp, value_first),
     offsetof(AttentionOp, scale),
     offsetof(AttentionOp, soft_cap),
+    offsetof(AttentionOp, kind),
     offsetof(AttentionOp, query),
     offsetof(AttentionOp, key),
     offsetof(AttentionOp, value),
@@ -377,6 +386,7 @@ constexpr i64 LAYOUT_PLACES[] = {
     sizeof(GatherOp),
     offsetof(ExpertsOp, router),
     offsetof(ExpertsOp, correction),
+    offsetof(ExpertsOp, expert_scale),
     offsetof(ExpertsOp, gate_up),
     offsetof(ExpertsOp, down),
     offsetof(ExpertsOp, shared_gate_up),
@@ -392,6 +402,7 @@ constexpr i64 LAYOUT_PLACES[] = {
     offsetof(ExpertsOp, shared_gate),
     offsetof(ExpertsOp, shared_gate_up_matrix),
     offsetof(ExpertsOp, shared_down_matrix),
+    offsetof(ExpertsOp, router_in),
     offsetof(ExpertsOp, in),
     offsetof(ExpertsOp, out),
     offsetof(ExpertsOp, epilogue),
@@ -504,10 +515,10 @@ constexpr i64 LAYOUT_PLACES[] = {
     offsetof(Model, ops),
     offsetof(Model, head),
     offsetof(Model, strides),
+    offsetof(Model, head_kinds),
     offsetof(Model, num_ops),
     offsetof(Model, num_buffers),
-    offsetof(Model, heads),
-    offsetof(Model, kv_heads),
+    offsetof(Model, num_head_kinds),
     offsetof(Model, vocab),
     offsetof(Model, num_positions),
     offsetof(Model, logit_soft_cap),
@@ -519,9 +530,8 @@ constexpr i64 LAYOUT_PLACES[] = {
     offsetof(Pool, layers_per_page),
     offsetof(Pool, num_pages),
     offsetof(Pool, page_size),
-    offsetof(Pool, kv_heads),
-    offsetof(Pool, key_dim),
-    offsetof(Pool, value_dim),
+    offsetof(Pool, key_page_bytes),
+    offsetof(Pool, value_page_bytes),
     offsetof(Pool, element),
     sizeof(Pool),
     offsetof(LowRankBlock, row),

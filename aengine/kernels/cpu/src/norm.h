@@ -49,7 +49,7 @@ void norm_row(const NormOp& op, const E* x, E* out) {
   const Moments moments = moments_of(x, norm.size, norm.eps, norm.kind);
   for (i64 i = 0; i < round_up(norm.size, 16); i += LANES) {
     const VecF v = normed(x, i, norm, moments);
-    store(out + i, op.adds ? load(out + i) + v * op.multiplier : v);
+    store(out + i, op.adds ? (load(out + i) + v * op.multiplier) * op.scale : v);
   }
 }
 

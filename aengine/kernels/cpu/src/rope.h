@@ -65,16 +65,18 @@ void rotate_and_write(const Member& member, const AttentionOp& op, const Pool& p
     const i64 head = task % op.kv_heads, begin = task / op.kv_heads * run;
     for (i64 token = begin; token < smaller(num_tokens, begin + run); token++) {
       E* query = rows[op.query].row(token);
-      E* key = rows[op.key].row(token) + op.key_first + head * dim;
-      const E* value = rows[op.value].row(token) + op.value_first + head * op.value_dim;
       const float* cos_sin = op.cos_sin ? op.cos_sin + step.positions[token] * op.rotary_dim : nullptr;
       const float scale = op.query_scales ? op.query_scales[step.positions[token]] : 1.f;
       for (i64 q = head * group; q < (head + 1) * group; q++) {
         rotate_head(query + q * dim, dim, norm_of(op.q_norm, q), op.rotary_dim, cos_sin, scale);
       }
+      if (op.key < 0) continue;
+      E* key = rows[op.key].row(token) + op.key_first + head * dim;
+      E* value = rows[op.value].row(token) + op.value_first + head * op.value_dim;
       rotate_head(key, dim, norm_of(op.k_norm, head), op.rotary_dim, cos_sin, 1.f);
+      if (op.v_norm.weight) rotate_head(value, op.value_dim, op.v_norm, 0, nullptr, 1.f);
       if (slots[token] < 0) continue;
-      with_pages<E>(pool, op.place, [&](const auto& pages) { write_padded(pages, slots[token], head, op, key, value); });
+      with_pages<E>(pool, op, [&](const auto& pages) { write_padded(pages, slots[token], head, op, key, value); });
     }
   });
 }

@@ -98,14 +98,18 @@ bool reserve_step(Workspace& space, const Model& model, const Pool& pool, const 
     if (op->kind == SUM_RANKS && !space.rank_partials.reserve<float>(rows * partial_rows(space, op->as<SumRanksOp>().width).stride)) return false;
   }
   if (step.adapters && !reserve_low_rank(space, *step.adapters, rows)) return false;
-  return reserve_prepared(space, rows, widest) && space.gathered.reserve<u8>(threads * gathered_bytes(pool));
+  i64 gathered = 0;
+  for (i64 i = 0; i < model.num_head_kinds; i++) {
+    gathered = larger(gathered, gathered_bytes(pool, model.head_kinds[i].key_dim, model.head_kinds[i].value_dim));
+  }
+  return reserve_prepared(space, rows, widest) && space.gathered.reserve<u8>(threads * gathered);
 }
 
 template <class E>
 class Stack {
  public:
-  Stack(const Model& model, const Pool& pool, const Step& step, const AttentionPlan& plan, const StepAdapted& adapted, const Workspace& space)
-      : m_(model), pool_(pool), step_(step), plan_(plan), adapted_(adapted), space_(space), rows_(model, space, step.hidden) {}
+  Stack(const Model& model, const Pool& pool, const Step& step, const AttentionPlan* plans, const StepAdapted& adapted, const Workspace& space)
+      : m_(model), pool_(pool), step_(step), plans_(plans), adapted_(adapted), space_(space), rows_(model, space, step.hidden) {}
 
   // Runs all operations, then samples the next tokens at the logits indices if the step does. When the exchange with other ranks fails, a
   // thread leaves out what is left.
@@ -124,7 +128,7 @@ class Stack {
         case NORM: norm_rows(member, op->as<NormOp>(), rows_, rows); break;
         case LINEAR: multiply_rows(member, op->as<LinearOp>(), rows, *adapted); break;
         case ROTATE: rotate_and_write(member, op->as<AttentionOp>(), pool_, step_, rows_); break;
-        case ATTEND: attend(member, op->as<AttentionOp>(), pool_, step_, rows_, plan_, space_); break;
+        case ATTEND: attend(member, op->as<AttentionOp>(), pool_, step_, rows_, plans_[op->as<AttentionOp>().kind], space_); break;
         case GATHER: gather(member, op->as<GatherOp>()), rows = step_.num_logits, adapted = &adapted_.logits; break;
         case EXPERTS: run_experts(member, op->as<ExpertsOp>(), rows_, rows, *adapted, space_); break;
         case HEADS: multiply_heads(member, op->as<HeadsOp>(), rows_, rows, space_); break;
@@ -254,7 +258,7 @@ class Stack {
   const Model& m_;
   const Pool& pool_;
   const Step& step_;
-  const AttentionPlan& plan_;
+  const AttentionPlan* plans_;  // by head kind
   const StepAdapted& adapted_;
   const Workspace& space_;
   const StepRows<E> rows_;
@@ -268,7 +272,9 @@ class StackJob final : public Job {
 
   Status prepare(int threads) {
     if (!reserve_step<E>(space_, m_, pool_, step_, threads) || !plan_step_adapters()) return OUT_OF_MEMORY;
-    if (!plan_attention(step_, m_.heads, pool_, threads, space_, plan_)) return OUT_OF_MEMORY;
+    for (i64 i = 0; i < m_.num_head_kinds; i++) {
+      if (!plan_attention(step_, m_.head_kinds[i], pool_.page_size, threads, space_.plans[i], plans_[i])) return OUT_OF_MEMORY;
+    }
     if (has_draw_params()) {
       const i64 vocab = m_.head->out_features;
       if (!space_.logits.reserve<float>(step_.num_logits * vocab)) return OUT_OF_MEMORY;
@@ -278,7 +284,7 @@ class StackJob final : public Job {
     }
     return OK;
   }
-  AE_NOINLINE void work(const Member& member) const override { Stack<E>(m_, pool_, step_, plan_, adapted_, space_).run(member); }
+  AE_NOINLINE void work(const Member& member) const override { Stack<E>(m_, pool_, step_, plans_, adapted_, space_).run(member); }
   Status end() const override {
     if (has_failed(space_)) return (Status)failure_of(*space_.exchange);
     if (step_.sampled && !has_draw_params()) StoreArgmax::finish(step_.sampled, step_.num_logits);
@@ -301,7 +307,7 @@ class StackJob final : public Job {
   const Pool& pool_;
   const Step& step_;
   Workspace& space_;
-  AttentionPlan plan_;
+  AttentionPlan plans_[MAX_HEAD_KINDS];
   StepAdapted adapted_;
 };
 

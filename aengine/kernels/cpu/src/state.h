@@ -26,8 +26,7 @@ class StatePages {
     const i64 number = piece % layer_.pieces_per_page, page = pages[piece / layer_.pieces_per_page];
     const bool of_keys = number < pool_.layers_per_page;
     void* base = of_keys ? pool_.keys[number] : pool_.values[number - pool_.layers_per_page];
-    const i64 token = pool_.kv_heads * (of_keys ? pool_.key_bytes() : pool_.value_bytes());
-    return static_cast<u8*>(base) + page * pool_.page_size * token + line % layer_.lines_per_piece * STATE_LINE;
+    return static_cast<u8*>(base) + page * (of_keys ? pool_.key_page_bytes : pool_.value_page_bytes) + line % layer_.lines_per_piece * STATE_LINE;
   }
 
   // A line of the input of a token that is in the pages.
