@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import torch
-import transformers
 from family_cases import TINY, Case
 from reference import LLAMA3
 
@@ -26,41 +24,7 @@ GEMMA = {
     "hidden_activation": "gelu_pytorch_tanh",
 }
 
-
-@torch.no_grad()
-def _gemma4_scales(model: transformers.PreTrainedModel) -> None:
-    """Numbers that multiply whole layers, and others that multiply what routers read and give."""
-    generator = torch.Generator().manual_seed(4)
-    for name, tensor in (*model.named_parameters(), *model.named_buffers()):
-        if name.endswith(("layer_scalar", "router.scale", "per_expert_scale")):
-            tensor.copy_(0.7 + 0.6 * torch.rand(tensor.shape, generator=generator))
-
-
-GEMMA4 = {
-    **{"head_dim": 16, "global_head_dim": 32, "sliding_window": 12, "final_logit_softcapping": 3.0},
-    **{"vocab_size_per_layer_input": 199, "hidden_size_per_layer_input": 0, "layer_types": [SLIDING, SLIDING, FULL, SLIDING, FULL]},
-    "num_hidden_layers": 5,
-}
 CASES = [
-    Case(
-        "gemma4",
-        "Gemma4Text",
-        {
-            **GEMMA4,
-            **{"hidden_size_per_layer_input": 32, "num_kv_shared_layers": 2, "use_double_wide_mlp": True, "num_key_value_heads": 1},
-        },
-        adjust=_gemma4_scales,
-    ),
-    Case(
-        "gemma4-experts",
-        "Gemma4Text",
-        {
-            **GEMMA4,
-            **{"attention_k_eq_v": True, "num_global_key_value_heads": 1, "num_key_value_heads": 4, "enable_moe_block": True},
-            **{"num_experts": 6, "top_k_experts": 2, "moe_intermediate_size": 24},
-        },
-        adjust=_gemma4_scales,
-    ),
     Case("llama", "Llama", {"attention_bias": True, "mlp_bias": True, "rope_parameters": LLAMA3}),
     Case("llama-dynamic", "Llama", {"rope_parameters": {"rope_type": "dynamic", "rope_theta": 1e4, "factor": 4.0}}),
     Case("mistral", "Mistral", {"sliding_window": 12, "head_dim": 32}),

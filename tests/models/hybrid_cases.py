@@ -1,4 +1,4 @@
-"""Cases of models whose layers do not all have attention."""
+"""Cases of models whose layers are of several kinds: some without attention, or with other heads than the rest."""
 
 from __future__ import annotations
 
@@ -36,7 +36,16 @@ def _kimi(model: transformers.PreTrainedModel) -> None:
             parameter.normal_(0.0, 0.5, generator=torch.Generator().manual_seed(5))
 
 
-_CONV, _LINEAR, _FULL = "conv", "linear_attention", "full_attention"
+@torch.no_grad()
+def _gemma4_scales(model: transformers.PreTrainedModel) -> None:
+    """Numbers that multiply whole layers, and others that multiply what routers read and give."""
+    generator = torch.Generator().manual_seed(4)
+    for name, tensor in (*model.named_parameters(), *model.named_buffers()):
+        if name.endswith(("layer_scalar", "router.scale", "per_expert_scale")):
+            tensor.copy_(0.7 + 0.6 * torch.rand(tensor.shape, generator=generator))
+
+
+_CONV, _LINEAR, _FULL, _SLIDING = "conv", "linear_attention", "full_attention", "sliding_attention"
 DELTA = {
     **{"head_dim": 32, "linear_num_key_heads": 2, "linear_num_value_heads": 4, "linear_key_head_dim": 16, "linear_value_head_dim": 32},
     **{"partial_rotary_factor": 0.25},
@@ -49,7 +58,40 @@ FALCON = {
     **{"attention_in_multiplier": 1.4, "attention_out_multiplier": 0.9, "mlp_multipliers": [1.3, 0.7], "embedding_multiplier": 2.0},
     "lm_head_multiplier": 0.4,
 }
+_GEMMA4 = {
+    **{"head_dim": 16, "global_head_dim": 32, "sliding_window": 12, "final_logit_softcapping": 3.0},
+    **{"vocab_size_per_layer_input": 199, "hidden_size_per_layer_input": 0, "layer_types": [_SLIDING, _SLIDING, _FULL, _SLIDING, _FULL]},
+    "num_hidden_layers": 5,
+}
 CASES = [
+    Case(
+        "gemma4",
+        "Gemma4Text",
+        {
+            **_GEMMA4,
+            **{"hidden_size_per_layer_input": 32, "num_kv_shared_layers": 2, "use_double_wide_mlp": True, "num_key_value_heads": 1},
+        },
+        adjust=_gemma4_scales,
+    ),
+    Case(
+        "gemma4-experts",
+        "Gemma4Text",
+        {
+            **_GEMMA4,
+            **{"attention_k_eq_v": True, "num_global_key_value_heads": 1, "num_key_value_heads": 4, "enable_moe_block": True},
+            **{"num_experts": 6, "top_k_experts": 2, "moe_intermediate_size": 24},
+        },
+        adjust=_gemma4_scales,
+    ),
+    Case(
+        "mimo-v2",
+        "MiMoV2Flash",
+        {
+            **{"num_hidden_layers": 4, "layer_types": [_FULL, _SLIDING, _SLIDING, _FULL], "sliding_window": 12, "head_dim": 48},
+            **{"v_head_dim": 32, "n_routed_experts": 6, "num_experts_per_tok": 2, "moe_intermediate_size": 24},
+        },
+        adjust=_adjust,
+    ),
     Case("lfm2", "Lfm2", {"num_hidden_layers": 5, "layer_types": [_CONV, _CONV, _FULL, _CONV, _FULL], "block_multiple_of": 16}),
     Case(
         "lfm2-wide",  # the inputs of a convolution take two places, the second of them in part

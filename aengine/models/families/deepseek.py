@@ -1,5 +1,5 @@
 """DeepSeek V2, V3 and V3.2, and GLM-4.7-Flash: multi-head latent attention, and experts in all layers but the first ones. And Cohere 2 with
-experts."""
+experts, and MiMo-V2."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from aengine.api.errors import ModelLoadError
 from aengine.kernels.params import RouterScoring
 from aengine.layers.rotary import RopeSpec
 from aengine.models.config.reader import ConfigReader, NotNativeError
+from aengine.models.config.rope import read_ropes
 from aengine.models.families.family import (
     MTP_NAMES,
     Family,
@@ -22,6 +23,7 @@ from aengine.models.families.family import (
     gated_mlp,
     halves,
     head_sizes,
+    layer_kinds,
     mixed_layers,
     one_channel,
     part_sizes,
@@ -256,6 +258,52 @@ def _cohere_norm(reader: ConfigReader) -> Norm:
     return rms_norm(reader) if reader.get("rms_norm_eps") is not None else Norm(NormKind.LAYER, reader.number("layer_norm_eps"))
 
 
+def _mimo_v2(reader: ConfigReader) -> ModelSpec:
+    """Twice the KV heads, and sinks, in layers with a window; values are narrower than keys."""
+    count, norm = reader.positive("num_hidden_layers"), rms_norm(reader)
+    kinds = layer_kinds(reader, full_every=6)
+    if reader.get("layer_types") is None:
+        kinds[0] = "full_attention"
+    size = reader.positive_or_none("sliding_window_size")
+    window = reader.positive("sliding_window") if size is None else size + 1
+    heads = head_sizes(reader)
+    same = {"swa_num_key_value_heads": 2 * heads[1], "swa_num_attention_heads": heads[0], "swa_head_dim": heads[2]}
+    reader.refuse(**same, add_swa_attention_sink_bias=True, add_full_attention_sink_bias=False)
+    theta = {"full_attention": reader.get("rope_theta", 5e6), "sliding_attention": reader.get("swa_rope_theta", 1e4)}
+    partial = reader.get("partial_rotary_factor", 0.334)
+    older = {kind: {"rope_theta": theta[kind], "partial_rotary_factor": partial} for kind in dict.fromkeys(kinds)}
+    ropes, context = read_ropes(reader, heads[2], older)
+    dense = reader.layer_types(count, ("dense", "sparse"), "mlp_layer_types") or ["dense"] + ["sparse"] * (count - 1)
+    mlp, block, bias = gated_mlp(reader), sigmoid_experts(reader), reader.flag("attention_bias")
+    factor = reader.positive_number("attention_value_scale", 1.0)
+    of_windows = {"num_kv_heads": 2 * heads[1], "window": window, "sinks": True}
+    layers = [
+        Layer(
+            attention(
+                reader,
+                ropes[kind],
+                v_dim=reader.positive("v_head_dim"),
+                qkv_bias=bias,
+                **(of_windows if kind == "sliding_attention" else {}),
+            ),
+            mlp if is_dense == "dense" else block,
+            attention_norm=norm,
+            mlp_norm=norm,
+            weight_factors=(factor,),
+        )
+        for kind, is_dense in zip(kinds, dense, strict=True)
+    ]
+    return decoder_spec(reader, layers, max_position_embeddings=context)
+
+
+def _mimo_transform(spec: ModelSpec, layer: Layer | None, name: str, part: int, shape: tuple[int, ...]) -> Transform | None:
+    """Values have a factor, which becomes one of their weights."""
+    if layer is None or not name.startswith("qkv.") or part != 2 or layer.weight_factors == (1.0,):
+        return None
+    (factor,) = layer.weight_factors
+    return Transform(shape, lambda rows: rows.float() * factor, by_rows=False)
+
+
 FAMILIES = (
     Family(
         "deepseek_v2",
@@ -313,6 +361,19 @@ FAMILIES = (
         _INDEX_NAMES,
         _glm_transform,
         mtp_names=MTP_NAMES,
+    ),
+    Family(
+        "mimo_v2_flash",
+        "MiMoV2FlashForCausalLM",
+        _mimo_v2,
+        {
+            **{"rms_norm_eps": 1e-5, "max_position_embeddings": 131_072, "num_key_value_heads": 4, "head_dim": 192, "v_head_dim": 128},
+            **{"sliding_window": 129, "attention_value_scale": 0.707, "n_routed_experts": 256, "num_experts_per_tok": 8},
+            **{"moe_intermediate_size": 2048, "n_group": 1, "topk_group": 1, "routed_scaling_factor": 1.0, "norm_topk_prob": True},
+        },
+        {**DEEPSEEK_NAMES, "sinks": "self_attn.attention_sink_bias"},
+        _mimo_transform,
+        keys={"rms_norm_eps": "layernorm_epsilon rms_norm_eps"},
     ),
     Family(
         "glm4_moe_lite",
