@@ -214,7 +214,7 @@ def attention(
     and `slopes` are [heads] float32.
     """
     heads, dim = query.shape[1:]
-    if stored_dim(dim) != pool.c.key_dim or heads % pool.parts[0][1].num_kv_heads or not _fits(pool, query.dtype):
+    if stored_dim(dim) != stored_dim(pool.parts[0][1].key_dim) or heads % pool.parts[0][1].num_kv_heads or not _fits(pool, query.dtype):
         raise ValueError(f"queries of shape {tuple(query.shape)} and dtype {query.dtype} do not fit the pool")
     width = dim if value_dim is None else value_dim
     given = [None if each is None else each.data_ptr() for each in (sinks, slopes)]

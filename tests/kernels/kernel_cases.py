@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from aengine.attention import StepLayout, build_layout
-from aengine.kernels.cpu.library import KvPool, Workspace
+from aengine.kernels.cpu.library import KvPool, Workspace, stored_dim
 
 
 @dataclass
@@ -87,6 +87,6 @@ def poison(workspace: Workspace, pool: KvPool, heads: int, dtype: torch.dtype) -
         return
     one = np.ones(1, dtype=np.int32)
     layout = build_layout(one * 0, 0, one * 0, one * (count * size), np.arange(1, count + 1, dtype=np.int32)[None, None], size)
-    widths = (pool.c.key_dim, pool.c.value_dim)
-    bad = (torch.full((layout.num_tokens, pool.c.kv_heads, width), torch.nan, dtype=dtype) for width in widths)
+    _, kv_heads, *widths = pool.parts[0][1]
+    bad = (torch.full((layout.num_tokens, kv_heads, stored_dim(width)), torch.nan, dtype=dtype) for width in widths)
     write(workspace, pool, layout, heads, *bad)

@@ -115,7 +115,7 @@ def test_fast_mode(checkpoint: Callable[[str], pathlib.Path], name: str) -> None
     assert first[0][: len(LENGTHS)] == expected[0][: len(LENGTHS)]
 
 
-@pytest.mark.parametrize("name", ["lfm2-moe", "qwen3.5", "falcon-h1", "mamba"])
+@pytest.mark.parametrize("name", ["lfm2-moe", "qwen3.5", "falcon-h1", "mamba", "gemma4-experts"])
 def test_hybrids_on_two_stages(checkpoint: Callable[[str], pathlib.Path], name: str) -> None:
     """Which have other places in pages than those of the whole model."""
     path = checkpoint(name)
