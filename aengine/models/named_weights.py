@@ -88,7 +88,8 @@ def named_weights(spec: ModelSpec) -> dict[str, NamedWeight]:
     with `q_down` and `q_up` if it has a q_lora_rank; they have the rotated part of each head first, as `kv_down` has the rotated key first.
     `key_up` is [heads, kv_lora_rank, nope_dim], `value_up` [heads, v_dim, kv_lora_rank]. The rows of `conv_in` are those of b, c and x of a
     `ShortConvolution`; `conv` is [channels, taps]. `layer_embedding` [vocab_size, layers of width] and `layer_inputs` [layers of width,
-    hidden_size] have what is one layer's together. Without keys and values of its own, a layer's qkv has the rows of q alone.
+    hidden_size] have what is one layer's together. A layer's qkv has the rows of keys and values that it has of
+    its own.
 
     A draft head has no embedding and no head if these are its target's. `fuse` is [hidden_size, taps of target_size], `combine`
     [hidden_size, 2 * hidden_size], as are the columns of qkv of EAGLE3: those of the embedding come first.
@@ -112,7 +113,7 @@ def named_weights(spec: ModelSpec) -> dict[str, NamedWeight]:
     found.norm("embedding_norm", spec.embedding_norm, hidden)
     if spec.layer_inputs is not None:
         width = spec.layer_inputs.width
-        found.linear("layer_embedding", (spec.vocab_size,), spec.num_layers * width)
+        found.linear("layer_embedding", (spec.layer_inputs.vocab_size,), spec.num_layers * width)
         found.linear("layer_inputs", (spec.num_layers * width,), hidden)
         found.norm("layer_inputs_norm", spec.layer_inputs.norm, width)
     for index, layer in enumerate(spec.layers):
@@ -152,7 +153,7 @@ def named_weights(spec: ModelSpec) -> dict[str, NamedWeight]:
 def _attention(found: _Parameters, attention: Attention, inputs: int, hidden: int) -> None:
     kv_heads, dim, attended = attention.num_kv_heads, attention.head_dim, attention.num_heads * attention.value_dim
     has_kv, q_size = not attention.kv_distance, attention.num_heads * dim
-    sizes = (q_size, *((kv_heads * dim, kv_heads * attention.value_dim) if has_kv else ()), *((q_size,) if attention.output_gate else ()))
+    sizes = (q_size, *(kv_heads * each for each in attention.kv_widths), *((q_size,) if attention.output_gate else ()))
     found.linear("qkv", sizes, inputs, bias=attention.qkv_bias)
     found.qk_norm("q_norm", attention.qk_norm, attention.num_heads, dim)
     if has_kv:

@@ -389,7 +389,7 @@ def _attention_cuts(
         dim, kv_heads = attention.head_dim, _shared_heads(attention.num_kv_heads, shard)
         q, kv = _times(heads, dim), _times(kv_heads, dim)
         rows, end = [q], attention.num_heads * dim
-        for one in () if attention.kv_distance else (dim, attention.value_dim):
+        for one in attention.kv_widths:
             rows.append(_moved(_times(kv_heads, one), end))
             end += attention.num_kv_heads * one
         if attention.output_gate:

@@ -62,8 +62,8 @@ class Attention:
     qk_norm: QkNorm | None = None
     query_scale: QueryScale | None = None
     v_dim: int | None = None
-    value_norm: Norm | None = None  # of each value head, without weights (Gemma 4)
-    keys_as_values: bool = False  # keys and values are projected by the same weights (Gemma 4)
+    value_eps: float | None = None  # of an RMSNorm of each value head, without weights (Gemma 4); None: there is none
+    keys_as_values: bool = False  # a value is its key as it is projected (Gemma 4); needs a value_eps
     kv_distance: int = 0  # a layer without keys and values of its own reads those of the layer so many before it (Gemma 4); 0: it has them
 
     @property
@@ -74,6 +74,11 @@ class Attention:
     def key_dim(self) -> int:
         """The width of a cached key of one KV head."""
         return self.head_dim
+
+    @property
+    def kv_widths(self) -> tuple[int, ...]:
+        """The widths of what is projected of each KV head: a key and a value, or the former, or nothing."""
+        return () if self.kv_distance else (self.head_dim,) if self.keys_as_values else (self.head_dim, self.value_dim)
 
     @property
     def value_dim(self) -> int:
@@ -281,6 +286,7 @@ class LayerInputs:
     projects x as the first layer has it, times hidden_size ** -0.5, and `layer_embedding` embeds the token."""
 
     width: int
+    vocab_size: int  # of the embedding
     norm: Norm  # of each layer's numbers, by the same weights
 
 

@@ -235,7 +235,9 @@ def test_what_transformers_reads_is_read(model_type: str) -> None:
     source = inspect.getsource(importlib.import_module(module))
     used = set(re.findall(r"\bconfig\.(\w+)|getattr\((?:self\.)?config, \"(\w+)\"", source))
     keys = {key for pair in used for key in pair if key} - NOT_OF_A_FORWARD_PASS
-    if not FAMILIES[model_type].architecture or model_type.startswith("qwen3_5"):  # the module has the other parts of the model, too
+    if not FAMILIES[model_type].architecture or model_type.startswith(
+        ("qwen3_5", "gemma4")
+    ):  # the module has the other parts of the model, too
         keys &= config.keys()
     assert len(keys) > 6
     unread = keys - config.keys_read - {"rope_parameters"} - set(UNREAD.get(model_type, "").split())

@@ -315,13 +315,13 @@ class CpuProgram(RecurrentOperations):
         elif qk_norm is not None:
             norms = [self._head_norm(f"{name}{which}", qk_norm, dim) for which in ("q_norm", "k_norm" if has_kv else "q_norm")]
             stride = stored_dim(dim) if qk_norm.head_weights else 0
-        rope, value_norm = attention.rope, attention.value_norm
-        if value_norm is None:
+        rope = attention.rope
+        if attention.value_eps is None:
             norms.append(CNorm())
         else:
             ones = self._keep(norm_weight(torch.ones(1, value_dim)))
-            norms.append(CNorm(ones, None, value_dim, value_norm.eps, library.RMS_NORM))
-        end = (heads + kv_heads) * dim
+            norms.append(CNorm(ones, None, value_dim, attention.value_eps, library.RMS_NORM))
+        value_first = (heads + (not attention.keys_as_values) * kv_heads) * dim
         op = CAttentionOp(
             None if rope is None else self._tables[rope].data_ptr(),
             self._weights.vectors[f"{name}sinks"].data_ptr() if attention.sinks else None,
@@ -329,14 +329,14 @@ class CpuProgram(RecurrentOperations):
             self._keep(torch.tensor(attention.slopes)) if attention.slopes else None,
             *(*norms, stride, *self._places[index][0], self._parts[index], heads, kv_heads, dim, value_dim),
             *(0 if rope is None else 2 * len(rope.frequencies), attention.window or 0),
-            *(key_first, end, attention.scale, attention.soft_cap, self._kinds.index(Heads(heads, kv_heads, dim, value_dim))),
+            *(key_first, value_first, attention.scale, attention.soft_cap, self._kinds.index(Heads(heads, kv_heads, dim, value_dim))),
             *(self._buffers[query], self._buffers[key] if has_kv else -1, self._buffers["qkv"]),
             self._buffer("attended", heads * value_dim),
         )
         self._add(library.ROTATE, op)
         self._add(library.ATTEND, op)
         if attention.output_gate:
-            gate = 1, heads * dim, end + kv_heads * value_dim if has_kv else heads * dim, self._buffers["qkv"]
+            gate = 1, heads * dim, heads * dim + kv_heads * sum(attention.kv_widths), self._buffers["qkv"]
             self._add(library.GATE, CGateOp(CNorm(), *gate, self._buffers["attended"], True))
 
     def _convolution(self, name: str, index: int, convolution: ShortConvolution, source: str) -> None:

@@ -373,7 +373,7 @@ FAMILIES = (
         },
         {**DEEPSEEK_NAMES, "sinks": "self_attn.attention_sink_bias"},
         _mimo_transform,
-        keys={"rms_norm_eps": "layernorm_epsilon rms_norm_eps"},
+        keys={"rms_norm_eps": "rms_norm_eps layernorm_epsilon"},
     ),
     Family(
         "glm4_moe_lite",

@@ -117,8 +117,12 @@ def _gemma4(reader: ConfigReader) -> ModelSpec:
         raise reader.unusable("num_kv_shared_layers", len(kinds) - first_shared, "a number that leaves a layer of each kind before these")
     inputs, bias = reader.positive_or_none("hidden_size_per_layer_input"), reader.flag("attention_bias")
     wide, as_values = reader.flag("use_double_wide_mlp"), reader.flag("attention_k_eq_v")
+    layer_inputs = None
     if inputs is not None:
-        reader.refuse(vocab_size_per_layer_input=reader.positive("vocab_size"))
+        layer_inputs = LayerInputs(inputs, reader.positive("vocab_size_per_layer_input"), norm)
+        if layer_inputs.vocab_size < reader.positive("vocab_size"):
+            least = f"at least vocab_size {reader.positive('vocab_size')}"
+            raise reader.unusable("vocab_size_per_layer_input", layer_inputs.vocab_size, least)
     mlp = gated_mlp(reader)
     block = _gemma4_experts(reader, mlp, norm) if reader.flag("enable_moe_block") else None
     layers = []
@@ -132,7 +136,7 @@ def _gemma4(reader: ConfigReader) -> ModelSpec:
             qkv_bias=bias,
             output_bias=bias,
             qk_norm=QkNorm(norm),
-            value_norm=norm,
+            value_eps=norm.eps,
             keys_as_values=as_values and kind == "full_attention",
             kv_distance=index - sources[kind] if shares else 0,
         )
@@ -156,7 +160,7 @@ def _gemma4(reader: ConfigReader) -> ModelSpec:
         max_position_embeddings=context,
         embedding_scale=reader.positive("hidden_size") ** 0.5,
         logit_soft_cap=reader.number("final_logit_softcapping", 0.0),
-        layer_inputs=None if inputs is None else LayerInputs(inputs, norm),
+        layer_inputs=layer_inputs,
     )
 
 
@@ -165,7 +169,10 @@ def _gemma4_heads(reader: ConfigReader, kinds: list[str], kind: str) -> ConfigRe
     config = reader.config
     if "per_layer_config" in config:
         others = reader.part("per_layer_config")
-        given = [others.part(str(index)).config if others.get(str(index)) else {} for index in range(len(kinds))]
+        numbers = {int(key): key for key in others.config if key.isdecimal()}
+        if len(numbers) < len(others.config) or not set(numbers) <= set(range(len(kinds))):
+            raise reader.unusable("per_layer_config", config["per_layer_config"], "an object by number of layer")
+        given = [others.part(numbers[index]).config if index in numbers else {} for index in range(len(kinds))]
         of_kind = [each for each, name in zip(given, kinds, strict=True) if name == kind]
         if any(each != of_kind[0] for each in of_kind) or not set(of_kind[0]) <= {"head_dim", "num_key_value_heads"}:
             raise reader.unusable("per_layer_config", config["per_layer_config"], "head_dim and num_key_value_heads by kind of layer")
@@ -187,7 +194,7 @@ def _gemma4_names(layer: Layer) -> Mapping[str, str]:
     assert isinstance(attended, Attention)
     if attended.kv_distance:
         return {"qkv": "self_attn.q_proj"}
-    return {"qkv": "self_attn.q_proj self_attn.k_proj self_attn.k_proj"} if attended.keys_as_values else {}
+    return {"qkv": "self_attn.q_proj self_attn.k_proj"} if attended.keys_as_values else {}
 
 
 def _gemma4_transform(spec: ModelSpec, layer: Layer | None, name: str, part: int, shape: tuple[int, ...]) -> Transform | None:
@@ -238,6 +245,26 @@ _GEMMA2 = {
     **{"attn_logit_softcapping": 50.0, "final_logit_softcapping": 30.0},
 }
 _KEYS = {"hidden_act": "hidden_activation"}
+
+
+def _gemma4_family(model_type: str, architecture: str, defaults: dict[str, Any]) -> Family:
+    return Family(
+        model_type,
+        architecture,
+        _gemma4,
+        {**_COMMON, "num_hidden_layers": 30, "vocab_size": 262_144, "global_head_dim": 512, **defaults},
+        _GEMMA4_NAMES,
+        _gemma4_transform,
+        ignored=r".*\.rotary_emb\.inv_freq|.*\.self_attn\.[kv]_(proj|norm)\.weight",  # of layers that read those of others
+        keys={**_KEYS, "num_experts_per_tok": "top_k_experts"},
+        layer_names=_gemma4_names,
+        joined={
+            ".experts.gate_up_proj": ".experts.{index}.gate_proj.weight .experts.{index}.up_proj.weight",
+            ".experts.down_proj": ".experts.{index}.down_proj.weight",
+        },
+    )
+
+
 FAMILIES = (
     Family(
         "gemma",
@@ -260,24 +287,15 @@ FAMILIES = (
         keys=_KEYS,
     ),
     Family("gemma3_text", "Gemma3ForCausalLM", _gemma3, _GEMMA3, _NAMES, keys=_KEYS),
-    Family(
+    _gemma4_family(
         "gemma4_text",
         "Gemma4ForCausalLM",
-        _gemma4,
         {
-            **{**_COMMON, "num_hidden_layers": 30, "vocab_size": 262_144, "max_position_embeddings": 131_072, "sliding_window": 512},
-            **{"global_head_dim": 512, "hidden_size_per_layer_input": 256, "vocab_size_per_layer_input": 262_144},
-        },
-        _GEMMA4_NAMES,
-        _gemma4_transform,
-        ignored=r".*\.rotary_emb\.inv_freq|.*\.self_attn\.[kv]_(proj|norm)\.weight",  # of layers that read those of others
-        keys={**_KEYS, "num_experts_per_tok": "top_k_experts"},
-        layer_names=_gemma4_names,
-        joined={
-            ".experts.gate_up_proj": ".experts.{index}.gate_proj.weight .experts.{index}.up_proj.weight",
-            ".experts.down_proj": ".experts.{index}.down_proj.weight",
+            **{"max_position_embeddings": 131_072, "sliding_window": 512},
+            **{"hidden_size_per_layer_input": 256, "vocab_size_per_layer_input": 262_144},
         },
     ),
+    _gemma4_family("gemma4_unified_text", "Gemma4UnifiedForCausalLM", {"max_position_embeddings": 262_144, "sliding_window": 1024}),
     Family(
         "vaultgemma", "VaultGemmaForCausalLM", _vaultgemma, _GEMMA2, {**LLAMA_NAMES, "mlp_norm": "pre_feedforward_layernorm"}, keys=_KEYS
     ),

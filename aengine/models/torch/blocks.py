@@ -182,17 +182,17 @@ class AttentionBlock:
         self._row_parallel = row_parallel
         self._head_dim, self._value_dim, kv_heads = attention.head_dim, attention.value_dim, attention.num_kv_heads
         q_size, self._has_kv, self._is_gated = attention.num_heads * attention.head_dim, not attention.kv_distance, attention.output_gate
-        kv_sizes = (kv_heads * attention.head_dim, kv_heads * attention.value_dim) if self._has_kv else ()
-        self._qkv_sizes = [q_size, *kv_sizes, *((q_size,) if attention.output_gate else ())]
+        kv_sizes = [kv_heads * width for width in attention.kv_widths]
+        self._qkv_sizes, self._num_kv = [q_size, *kv_sizes, *((q_size,) if attention.output_gate else ())], len(kv_sizes)
         self._qkv, self._output = weights.linear("qkv"), weights.linear("output")
         self.takes_float8 = weights.takes_float8("qkv")
         self._sinks, self._query_scales = weights.get("sinks"), query_scales
         self._norms: tuple[NormalizeHeads, NormalizeHeads] | None = None
         self._rotation = None if cos_sin is None else Rotation(cos_sin)
         qk_norm, self._value_norm = attention.qk_norm, None
-        if attention.value_norm is not None and self._has_kv:
+        if attention.value_eps is not None and self._has_kv:
             ones = torch.ones_like(weights["q_norm.weight"][:1]).expand(attention.value_dim).contiguous()
-            self._value_norm = partial(ops.rms_norm, weight=ones, eps=attention.value_norm.eps)
+            self._value_norm = partial(ops.rms_norm, weight=ones, eps=attention.value_eps)
         if qk_norm is not None:
             names = ("q_norm", "k_norm" if self._has_kv else "q_norm")
             q_norm, k_norm = (NormalizeHeads(attention, weights, name, ops, row_parallel.collectives) for name in names)
@@ -204,7 +204,7 @@ class AttentionBlock:
     def __call__(self, x: Activations, positions: Tensor, step: AttentionStep) -> Tensor:
         qkv = torch.split(self._qkv(x), self._qkv_sizes, dim=-1)
         q = qkv[0].view(len(x), -1, self._head_dim)
-        q = self._with_kv(q, qkv[1], qkv[2], positions, step) if self._has_kv else self._query_alone(q, positions)
+        q = self._with_kv(q, qkv[1], qkv[self._num_kv], positions, step) if self._has_kv else self._query_alone(q, positions)
         if self._query_scales is not None:
             q = (q.float() * self._query_scales[positions, None, None]).to(q.dtype)
         attended = step.attend(self._index, q, self._sinks).flatten(1)

@@ -163,7 +163,7 @@ struct LinearOp {
 };
 
 // ROTATE: heads of queries and keys are normalised, their first `rotary_dim` elements are rotated, all in place, and keys and values go to
-// their pages. ATTEND: attention of the queries over the pages. In a row, heads follow each other: queries and keys of key_dim elements,
+// their pages. With a v_norm, values may be what keys were before. ATTEND: attention of the queries over the pages. In a row, heads follow each other: queries and keys of key_dim elements,
 // values and what was attended of value_dim.
 struct AttentionOp {
   const float* cos_sin;  // [num_positions, rotary_dim]: cosines, then sines; null: no rotation

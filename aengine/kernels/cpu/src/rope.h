@@ -72,9 +72,14 @@ void rotate_and_write(const Member& member, const AttentionOp& op, const Pool& p
       }
       if (op.key < 0) continue;
       E* key = rows[op.key].row(token) + op.key_first + head * dim;
-      E* value = rows[op.value].row(token) + op.value_first + head * op.value_dim;
+      const E* value = rows[op.value].row(token) + op.value_first + head * op.value_dim;
+      E own_value[MAX_VALUE_DIM];  // the value may be what the key was
+      if (op.v_norm.weight) {
+        memcpy(static_cast<void*>(own_value), value, (size_t)op.value_dim * sizeof(E));
+        rotate_head(own_value, op.value_dim, op.v_norm, 0, nullptr, 1.f);
+        value = own_value;
+      }
       rotate_head(key, dim, norm_of(op.k_norm, head), op.rotary_dim, cos_sin, 1.f);
-      if (op.v_norm.weight) rotate_head(value, op.value_dim, op.v_norm, 0, nullptr, 1.f);
       if (slots[token] < 0) continue;
       with_pages<E>(pool, op, [&](const auto& pages) { write_padded(pages, slots[token], head, op, key, value); });
     }
