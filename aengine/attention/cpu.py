@@ -29,14 +29,12 @@ from aengine.kernels.cpu.library import (
     CNorm,
     COp,
     CStep,
-    KvPool,
     Workspace,
     address,
     check,
-    head_kind,
     load_kernels,
-    place_bytes,
 )
+from aengine.kernels.cpu.ops import KvPool, head_kind, place_bytes
 from aengine.kernels.paged_cache import Heads
 from aengine.kernels.recurrence import RecurrentRule
 

@@ -19,12 +19,13 @@ from torch import Tensor
 from aengine.api.errors import AdapterError, ModelLoadError
 from aengine.layers.adapters import AdapterShape, AdapterTable, PackedAdapter
 from aengine.models.config.adapter import AdapterConfig, read_adapter_config
+from aengine.models.fallback import FallbackSpec
 from aengine.models.families import FAMILIES
 from aengine.models.loading.checkpoint import DTYPES, StoredTensor, read_safetensors
 from aengine.models.loading.hub import described_problems
 from aengine.models.named_weights import NEVER_QUANTIZED, Part, named_weights
 from aengine.models.sharding import WeightPart, own, pieces, sharded_weights, vocab_bounds
-from aengine.models.spec import FallbackSpec, ModelSpec
+from aengine.models.spec import ModelSpec
 from aengine.models.text_part import text_module
 from aengine.parallel.shard import WHOLE, Shard
 

@@ -16,11 +16,11 @@ from torch import Tensor
 
 from aengine.api.errors import ConfigError
 from aengine.kernels.quantized import Rows
+from aengine.models.fallback import FallbackSpec
 from aengine.models.named_weights import named_weights
 from aengine.models.spec import (
     Attention,
     Experts,
-    FallbackSpec,
     LatentAttention,
     Layer,
     Mlp,

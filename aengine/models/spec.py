@@ -1,8 +1,7 @@
 """`ModelSpec`: the description of a decoder-only transformer, made of kinds of blocks.
 
 Both decoders (torch in `models/torch/decoder.py`, the CPU stack in `models/cpu/stack.py`) execute this description; `named_weights.py`
-derives the parameters from it, `families/` makes it from a config.json. `FallbackSpec` describes a model in the code of transformers,
-without importing that. Knows nothing of files, weights or devices.
+derives the parameters from it, `families/` makes it from a config.json. Knows nothing of files, weights or devices.
 """
 
 from __future__ import annotations
@@ -10,9 +9,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import Enum
-from typing import Any, TypeGuard
+from typing import TypeGuard
 
-from aengine.kernels.paged_cache import Scoring
+from aengine.kernels.paged_cache import Heads, Scoring
 from aengine.kernels.params import Activation, ExpertRouting
 from aengine.kernels.recurrence import StateShape
 from aengine.layers.rotary import QueryScale, RopeSpec
@@ -65,6 +64,10 @@ class Attention:
     value_eps: float | None = None  # of an RMSNorm of each value head, without weights (Gemma 4); None: there is none
     keys_as_values: bool = False  # a value is its key as it is projected (Gemma 4); needs a value_eps
     kv_distance: int = 0  # a layer without keys and values of its own reads those of the layer so many before it (Gemma 4); 0: it has them
+
+    @property
+    def heads(self) -> Heads:
+        return Heads(self.num_heads, self.num_kv_heads, self.key_dim, self.value_dim)
 
     @property
     def scoring(self) -> Scoring:
@@ -124,6 +127,10 @@ class LatentAttention:
     soft_cap: float = 0.0
     sinks: bool = False
     index: SparseIndex | None = None
+
+    @property
+    def heads(self) -> Heads:
+        return Heads(self.num_heads, self.num_kv_heads, self.key_dim, self.value_dim)
 
     @property
     def scoring(self) -> Scoring:
@@ -478,45 +485,3 @@ def width_of_place(attention: Attention | LatentAttention) -> int:
     """How many numbers of a token a KV page has for a layer."""
     widths = attention.key_dim + (0 if isinstance(attention, LatentAttention) else attention.value_dim)
     return attention.num_kv_heads * widths
-
-
-@dataclass(frozen=True, slots=True)
-class LayerCall:
-    """What a layer calls the attention function with."""
-
-    name: str  # of its module
-    num_heads: int
-    num_kv_heads: int
-    key_dim: int
-    value_dim: int
-    scoring: Scoring
-
-
-@dataclass(frozen=True, slots=True)
-class FallbackSpec:
-    """What is known of a model in the code of transformers before its weights are read. Fields that a `ModelSpec` has too have the same
-    meaning."""
-
-    config: Any  # of transformers
-    family: str
-    architecture: str
-    vocab_size: int
-    hidden_size: int  # that the output head reads
-    max_position_embeddings: int
-    attention: tuple[LayerCall, ...]  # by layer
-    num_parameters: int
-    num_active_parameters: int
-    dtype: str | None
-    eos_token_ids: tuple[int, ...]
-    unused: tuple[str, ...] = ()  # names of models inside the model that text does not enter
-    is_part: bool = False  # the text part of a model, whose checkpoint has it under other names, beside tensors that are not looked at
-
-    @property
-    def windows(self) -> tuple[int | None, ...]:
-        """The sliding window of each layer in tokens; None: all tokens."""
-        return tuple(call.scoring.window for call in self.attention)
-
-    @property
-    def place_windows(self) -> tuple[int | None, ...]:
-        """The windows of the layers, each of which has one place."""
-        return self.windows

@@ -1,17 +1,176 @@
-"""How the tensors of a step become a `StepResult`, and the host memory that they are copied to. Knows nothing of models."""
+"""How the tensors of a step become a `StepResult`, and the host memory that they are copied to; and what is read of whole prompts: the
+logprob of each prompt token but the first, given those before it, and pooling, one vector of the hidden states of a prompt, of which a
+step gives a part for each chunk.
+
+Owns the prompts of rows with prompt logprobs, and which rows ask for pooling, and how. The logits at a position predict the next token;
+those at a prompt's last position are for the sampler. Logits are computed for a block of positions at a time. Knows nothing of models.
+"""
 
 from __future__ import annotations
 
-from dataclasses import replace
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
+from aengine.attention import StepLayout
+from aengine.kernels.upload import to_device
 from aengine.runner.contract import Step
-from aengine.runner.prompt_scores import PromptScores
-from aengine.sampling.sampler import DeviceLogprobs, SampledTokens, Sampler
-from aengine.scheduler.plan import StepResult, TokenLogprobs
+from aengine.sampling.sampler import DeviceLogprobs, LogSums, SampledTokens, Sampler, join, log_sums, token_logprobs
+from aengine.scheduler.plan import NewRow, PooledStates, PromptLogprobs, StepResult, TokenLogprobs
+
+
+@dataclass(frozen=True, slots=True)
+class DevicePooled:
+    """The pooled hidden states of k chunks of a step, of which `on_host` makes `PooledStates`."""
+
+    rows: tuple[tuple[int, int], ...]  # [k]: the row, and the position that its chunk begins at
+    states: Tensor  # [k, hidden_size] float64
+
+    def on_host(self) -> tuple[PooledStates, ...]:
+        """The tensor must be in host memory."""
+        return tuple(PooledStates(row, start, states) for (row, start), states in zip(self.rows, self.states.numpy(), strict=True))
+
+
+class Pooler:
+    def __init__(self, device: torch.device, factor: float = 1.0) -> None:
+        """`factor`: that the hidden states are given with."""
+        self._device = device
+        self._factor = factor
+        self._wanted: dict[int, tuple[str, int]] = {}  # row -> its pooling, the length of its prompt
+
+    def update(self, new_rows: Sequence[NewRow]) -> None:
+        """Notes the pooling that the sequences of new rows ask for, in place of what these rows had before."""
+        for new in new_rows:
+            self._wanted.pop(new.row, None)
+            if new.params.pooling is not None:
+                self._wanted[new.row] = new.params.pooling, new.prompt_len
+
+    def pool(self, rows: NDArray[np.int32], layout: StepLayout, hidden: Tensor) -> DevicePooled | None:
+        """The pooled states of the step's chunks of prompts, from `hidden` [T, hidden_size]: with pooling mean the sum over a chunk, with
+        last that of the prompt's last token. None if no row asks for any."""
+        found, indices, counts = [], [], []
+        for i in range(layout.num_decodes, len(rows)):
+            pooling, prompt_len = self._wanted.get(int(rows[i]), ("", 0))
+            first, end = int(layout.qo_indptr[i]), int(layout.qo_indptr[i + 1])
+            if pooling == "last" and layout.seq_lens[i] == prompt_len:
+                first = end - 1
+            elif pooling != "mean":
+                continue
+            found.append((int(rows[i]), int(layout.seq_lens[i]) - (end - int(layout.qo_indptr[i]))))
+            indices.append(np.arange(first, end, dtype=np.int32))
+            counts.append(end - first)
+        if not found:
+            return None
+        states = hidden.index_select(0, to_device(np.concatenate(indices), self._device)).double()
+        # Sums of doubles, in which those of float32 are exact but for what no float32 shows: where a chunk ends does not show either.
+        sums = [one.sum(0) for one in torch.split(states, counts)]
+        return DevicePooled(tuple(found), torch.stack(sums).div_(self._factor))
+
+
+_BLOCK_ELEMENTS = 1 << 24  # logits at a time: 64 MiB in float32
+
+
+@dataclass(frozen=True, slots=True)
+class _Span:
+    """`count` tokens of a row's prompt from position `start` on, with `width` alternatives each."""
+
+    row: int
+    start: int
+    count: int
+    width: int
+
+
+@dataclass(frozen=True, slots=True)
+class PromptScores:
+    """The logprobs of all spans of a step, one span after the other, and what is pooled of its chunks."""
+
+    spans: tuple[_Span, ...]
+    logprobs: DeviceLogprobs | None  # None: there are no spans
+    pooled: DevicePooled | None
+
+    def copied(self, copy: Callable[[Tensor], Tensor]) -> PromptScores:
+        """With what `copy` makes of each tensor."""
+        logprobs = None if self.logprobs is None else DeviceLogprobs(*map(copy, self.logprobs))
+        return PromptScores(self.spans, logprobs, None if self.pooled is None else replace(self.pooled, states=copy(self.pooled.states)))
+
+    def logprobs_on_host(self) -> tuple[PromptLogprobs, ...]:
+        """By span. The tensors must be in host memory."""
+        if self.logprobs is None:
+            return ()
+        everything = self.logprobs.on_host()
+        out = []
+        begin = 0
+        for span in self.spans:
+            part = slice(begin, begin + span.count)
+            logprobs = TokenLogprobs(
+                everything.token_logprobs[part],
+                everything.ranks[part],
+                everything.top_ids[part, : span.width],
+                everything.top_logprobs[part, : span.width],
+            )
+            out.append(PromptLogprobs(span.row, span.start, logprobs))
+            begin += span.count
+        return tuple(out)
+
+
+class PromptScorer:
+    def __init__(self, vocab_size: int, device: torch.device, hidden_factor: float = 1.0, sums: LogSums = log_sums) -> None:
+        """`hidden_factor`: that hidden states are given with. `sums`: as of `token_logprobs`."""
+        self._sums = sums
+        self._pooler = Pooler(device, hidden_factor)
+        self._vocab_size = vocab_size
+        self._device = device
+        self._prompts: dict[int, tuple[NDArray[np.int32], int]] = {}  # row -> its prompt, how many alternatives
+
+    def update(self, new_rows: Sequence[NewRow]) -> None:
+        """Notes the prompt logprobs and the pooling that the sequences of new rows ask for, in place of what these rows had before."""
+        self._pooler.update(new_rows)
+        for new in new_rows:
+            self._prompts.pop(new.row, None)
+            if new.params.prompt_logprobs is not None:
+                self._prompts[new.row] = new.tokens[: new.prompt_len], new.params.prompt_logprobs
+
+    def score(
+        self, rows: NDArray[np.int32], layout: StepLayout, logits: Callable[[Tensor], Tensor], hidden: Tensor | None
+    ) -> PromptScores | None:
+        """The prompt logprobs and pooled states of the step's chunks of prompts; None if no row asks for any.
+
+        `logits`: [m] int32 indices of the step's tokens -> [m, vocab_size]. `hidden`: [T, hidden_size] behind the last norm, of a step that
+        scores prompts.
+        """
+        pooled = None if hidden is None else self._pooler.pool(rows, layout, hidden)
+        spans, logprobs = self._score(rows, layout, logits) if self._prompts else ((), None)
+        return PromptScores(spans, logprobs, pooled) if spans or pooled is not None else None
+
+    def _score(
+        self, rows: NDArray[np.int32], layout: StepLayout, logits: Callable[[Tensor], Tensor]
+    ) -> tuple[tuple[_Span, ...], DeviceLogprobs | None]:
+        spans, indices, targets = [], [], []
+        for i in range(layout.num_decodes, len(rows)):
+            prompt, width = self._prompts.get(int(rows[i]), (None, 0))
+            if prompt is None:
+                continue
+            first, end = int(layout.qo_indptr[i]), int(layout.qo_indptr[i + 1])
+            start = int(layout.seq_lens[i]) - (end - first) + 1  # position of the first predicted token
+            count = min(end - first, len(prompt) - start)
+            if layout.seq_lens[i] >= len(prompt):
+                del self._prompts[int(rows[i])]  # this is its last chunk
+            if count > 0:
+                spans.append(_Span(int(rows[i]), start, count, width))
+                indices.append(np.arange(first, first + count, dtype=np.int32))
+                targets.append(prompt[start : start + count].astype(np.int64))
+        if not spans:
+            return (), None
+        at = to_device(np.concatenate(indices), self._device)
+        tokens = to_device(np.concatenate(targets), self._device)
+        most = max(span.width for span in spans)
+        block = max(1, _BLOCK_ELEMENTS // self._vocab_size)
+        blocks = [slice(begin, begin + block) for begin in range(0, len(tokens), block)]
+        return tuple(spans), join([token_logprobs(logits(at[one]), tokens[one], most, self._sums) for one in blocks])
 
 
 class ResultBuffer:

@@ -26,8 +26,8 @@ from aengine.api.runtime import forget_locals
 from aengine.attention import Layouts, StepStates
 from aengine.kernels.cpu.compiler import KernelsUnavailableError, select_level, sources_digest
 from aengine.kernels.warm_memory import WarmMemory
+from aengine.models.fallback import FallbackSpec
 from aengine.models.loading.hub import checkpoint_digest
-from aengine.models.spec import FallbackSpec
 from aengine.parallel.driver import DriverRanks, start_ranks
 from aengine.parallel.expert_replicas import Replicas, join_replicas
 from aengine.parallel.follower import FollowerRanks

@@ -18,7 +18,7 @@ import numpy as np
 import torch
 
 from aengine.api.config import EngineConfig
-from aengine.api.errors import ConfigError, ModelLoadError
+from aengine.api.errors import ConfigError
 from aengine.api.outputs import DraftSource
 from aengine.attention import AttentionSpec, StepStates, build_layout
 from aengine.cache import LayerGroups, PageNeeds, layer_groups
@@ -28,13 +28,14 @@ from aengine.kernels.recurrence import StateLayout
 from aengine.models.choice import AnySpec, find_spec
 from aengine.models.config.model_config import load_spec
 from aengine.models.draft_heads import eagle_spec, mtp_spec
+from aengine.models.fallback import FallbackSpec, LayerCall
 from aengine.models.loading.hub import resolve_model
 from aengine.models.loading.weights import random_weights, stored_kv_scales, stored_weights
 from aengine.models.loading.weights_digest import WeightsDigest
 from aengine.models.named_weights import named_weights
 from aengine.models.quantization.quantization_config import load_quantization
 from aengine.models.sharding import sharded_spec
-from aengine.models.spec import Attention, FallbackSpec, HeadKind, LatentAttention, LayerCall, ModelSpec
+from aengine.models.spec import Attention, HeadKind, LatentAttention, ModelSpec
 from aengine.parallel.driver import DriverRanks
 from aengine.parallel.expert_replicas import Replicas
 from aengine.parallel.follower import FollowerRanks
@@ -219,10 +220,9 @@ class ExecutorSetup:
     @property
     def groups(self) -> LayerGroups:
         """The places of layers of this rank's stage, grouped by their windows. A window that no sequence outgrows counts as none."""
-        per_place = self.spec.layers_per_place if isinstance(self.spec, ModelSpec) else ()
         limit = 0 if self.is_draft else self.max_model_len
         windows = [None if window is None or window >= limit else window for window in self.spec.place_windows]
-        groups = layer_groups(windows, per_place)
+        groups = layer_groups(windows, self.spec.layers_per_place)
         if self.shard.num_stages == 1 or not self.native_spec.attends:
             return groups
         of_layers = self.native_spec.places
@@ -232,8 +232,7 @@ class ExecutorSetup:
     def page_parts(self) -> list[tuple[int, Heads]]:
         """By layer with attention of this rank's stage, which part of its place in a page it has, and its heads."""
         held = sharded_spec(self.native_spec, self.shard).attentions
-        heads = [Heads(each.num_heads, each.num_kv_heads, each.key_dim, each.value_dim) for each in held]
-        return list(zip(self.groups.parts, heads, strict=False))
+        return list(zip(self.groups.parts, (each.heads for each in held), strict=False))
 
     @property
     def needs(self) -> PageNeeds:
@@ -299,52 +298,38 @@ class ExecutorSetup:
         ModelLoadError."""
         spec, fp8 = self.spec, self.kv_dtype is torch.float8_e4m3fn
         scales = None
-        attention: LayerCall | Attention | LatentAttention
         kinds: Sequence[LayerCall | Attention | LatentAttention]
         if isinstance(spec, FallbackSpec):
-            attention, kinds = spec.attention[0], spec.attention
-            _check_equal_shapes(spec)
+            kinds = spec.attention
         else:
-            held = sharded_spec(spec, self.shard)
-            attention, kinds = held.widest_attention, held.attentions
+            kinds = sharded_spec(spec, self.shard).attentions
             if fp8 and self.config.load_format != "dummy":
                 scales = stored_kv_scales(spec, self.model_dir, self.config.load_format)
                 scales = scales and tuple(scales[index] for index in self.shard.layers(spec.num_layers))
         if fp8:
             _log.info("fp8 KV cache: %s", "its scales are 1" if scales is None else "scaled as the checkpoint says")
         groups = self.groups
-        heads = [Heads(each.num_heads, each.num_kv_heads, each.key_dim, each.value_dim) for each in kinds]
-        if len(set(heads)) == 1:
-            heads = []
+        heads = [each.heads for each in kinds]
+        widest = max(heads, key=lambda each: each.num_kv_heads * (each.key_dim + each.value_dim))
         return AttentionSpec(
-            num_heads=attention.num_heads,
-            num_kv_heads=attention.num_kv_heads,
-            head_dim=attention.key_dim,
+            num_heads=widest.num_heads,
+            num_kv_heads=widest.num_kv_heads,
+            head_dim=widest.key_dim,
             scoring=tuple(each.scoring for each in kinds),
             page_size=self.config.page_size,
             dtype=self.dtype,
             device=self.device,
             kv_dtype=self.kv_dtype,
             kv_scales=scales,
-            value_dim=attention.value_dim,
+            value_dim=widest.value_dim,
             places=groups.places,
             parts=groups.parts,
-            heads=tuple(heads),
+            heads=tuple(heads) if len(set(heads)) > 1 else (),
             num_groups=len(groups.windows),
-            latent=isinstance(attention, LatentAttention),
+            latent=isinstance(kinds[0], LatentAttention),
             states=self.states,
             is_sparse=self.is_sparse,
         )
-
-
-def _check_equal_shapes(spec: FallbackSpec) -> None:
-    first = spec.attention[0]
-    for call in spec.attention:
-        if replace(call, name=first.name, scoring=first.scoring) != first:
-            raise ModelLoadError(
-                f"{call.name} has {call.num_heads} heads and {call.num_kv_heads} KV heads of {call.key_dim} numbers, {first.name} has"
-                f" {first.num_heads} and {first.num_kv_heads} of {first.key_dim}: heads that differ by layer are not supported"
-            )
 
 
 _NOT_NATIVE = "the model runs in the code of transformers, where no hidden states are read"

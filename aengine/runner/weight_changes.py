@@ -24,13 +24,14 @@ from aengine.api.weight_sources import GroupWeights, SharedWeights
 from aengine.kernels.quantized import Rows
 from aengine.models.adapters import load_adapter
 from aengine.models.config.model_config import load_spec
+from aengine.models.fallback import FallbackSpec
 from aengine.models.gguf.gguf_file import is_gguf
 from aengine.models.loading.checkpoint import Checkpoint, StoredTensor, open_checkpoint, read_safetensors
 from aengine.models.loading.hub import resolve_model
 from aengine.models.loading.weights import checkpoint_weights, with_family_names
 from aengine.models.loading.weights_digest import WeightsDigest
 from aengine.models.quantization.quantization_config import Quantization, load_quantization
-from aengine.models.spec import FallbackSpec, ModelSpec
+from aengine.models.spec import ModelSpec
 from aengine.parallel.driver import DriverRanks
 from aengine.parallel.shard import Shard
 from aengine.runner.contract import Change, Executor, IntArray, LoadAdapter, NewWeights, Prepared, UnloadAdapter, change_to_json

@@ -29,13 +29,11 @@ from aengine.kernels.cpu.library import (
     CNorm,
     CNormOp,
     COp,
-    KvPool,
     Workspace,
     check,
-    head_kind,
     stored_dim,
 )
-from aengine.kernels.cpu.ops import norm_weight
+from aengine.kernels.cpu.ops import KvPool, head_kind, norm_weight
 from aengine.kernels.cpu.packing import PackedLinear
 from aengine.kernels.paged_cache import Heads
 from aengine.models.cpu.stack import CpuLastTokens, StepArguments

@@ -11,7 +11,8 @@ import torch
 from torch import Tensor
 
 from aengine.attention import StepLayout, build_layout
-from aengine.kernels.cpu.library import KvPool, Workspace, stored_dim
+from aengine.kernels.cpu.library import Workspace, stored_dim
+from aengine.kernels.cpu.ops import KvPool
 
 
 @dataclass

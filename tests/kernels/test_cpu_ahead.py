@@ -16,7 +16,8 @@ from slow_cases import slow_but
 from test_cpu_stack import everything, hidden_states, layouts, pool_of, random_weights, run_step, stack_of, tiny_spec, token_ids
 
 from aengine.attention import StepLayout, build_layout
-from aengine.kernels.cpu.library import CpuKernels, KvPool, Workspace
+from aengine.kernels.cpu.library import CpuKernels, Workspace
+from aengine.kernels.cpu.ops import KvPool
 from aengine.models.cpu.stack import CpuLastTokens, DecoderStack, PreparedStep
 
 

@@ -16,7 +16,8 @@ from kernel_cases import Case, as_int8, paged_case, write
 from slow_cases import slow_but
 
 from aengine.attention import build_layout
-from aengine.kernels.cpu.library import PAGE_ELEMENTS, CpuKernels, Workspace, place_bytes
+from aengine.kernels.cpu.library import PAGE_ELEMENTS, CpuKernels, Workspace
+from aengine.kernels.cpu.ops import place_bytes
 from aengine.layers.rotary import RopeSpec, cos_sin_cache, unscaled
 
 DTYPES = [torch.float32, torch.bfloat16]

@@ -15,7 +15,8 @@ from torch import Tensor
 
 from aengine.attention import AttentionMetadata, AttentionSpec, StepLayout, TorchNativeBackend, build_layout
 from aengine.cache import LayerGroups, layer_groups
-from aengine.kernels.cpu.library import CpuKernels, KvPool, Workspace
+from aengine.kernels.cpu.library import CpuKernels, Workspace
+from aengine.kernels.cpu.ops import KvPool
 from aengine.models.config.model_config import read_spec
 from aengine.models.cpu.stack import DecoderStack, unsupported
 from aengine.models.loading.weights import fused

@@ -21,6 +21,7 @@ from aengine.layers.collectives import ONE_RANK
 from aengine.layers.ops import TorchOps
 from aengine.layers.rotary import cos_sin_cache
 from aengine.models.config.model_config import read_spec
+from aengine.models.fallback import FallbackSpec
 from aengine.models.named_weights import named_weights
 from aengine.models.sharding import (
     check_replicas,
@@ -32,7 +33,7 @@ from aengine.models.sharding import (
     vocab_bounds,
     width_bounds,
 )
-from aengine.models.spec import Attention, Experts, FallbackSpec, LatentAttention, Mlp, ModelSpec
+from aengine.models.spec import Attention, Experts, LatentAttention, Mlp, ModelSpec
 from aengine.models.torch.blocks import AttentionBlock, ExpertsBlock, LatentAttentionBlock, MlpBlock, Weights
 from aengine.parallel.shard import WHOLE, Shard
 

@@ -70,6 +70,8 @@ TYPES: dict[str, dict[str, Any]] = {
         "layer_types": ["sliding_attention", "full_attention"] * 2,
     },
     "youtu": {**_LATENT, "head_dim": 8, "pad_token_id": None},
+    # Heads that differ by layer:
+    "mimo_v2_flash": {"head_dim": 16, "v_head_dim": 12, "layer_types": _HALF_WINDOWED},
     # Sinks, and windows of a pattern:
     "gpt_oss": {"layer_types": _HALF_WINDOWED},
     # Without memory for their weights they cannot be probed:
@@ -79,7 +81,7 @@ TYPES: dict[str, dict[str, Any]] = {
 """Model types with the values that make what is theirs active."""
 DISTINCT = (
     *("afmoe", "bitnet", "cohere", "exaone4", "gemma", "glm4_moe_lite", "gpt_bigcode", "gpt_oss"),
-    *("granitemoe", "minicpm3", "modernbert-decoder", "olmo", "opt", "phimoe", "vaultgemma"),
+    *("granitemoe", "mimo_v2_flash", "minicpm3", "modernbert-decoder", "olmo", "opt", "phimoe", "vaultgemma"),
 )
 """Those that differ most from one another."""
 

@@ -16,7 +16,7 @@ from test_greedy import make_runner
 from aengine.api.errors import NothingToChooseError
 from aengine.attention import AttentionMetadata, AttentionSpec, Scoring, build_layout
 from aengine.attention.torch_native import TorchNativeBackend
-from aengine.runner import prompt_scores
+from aengine.runner import results
 from aengine.scheduler.plan import NewRow, PromptLogprobs, StepPlan, StepResult, TokenLogprobs
 
 Tiny = tuple[pathlib.Path, object]
@@ -85,7 +85,7 @@ def run_prompts(driver: Driver, sequences: list[Sequence_]) -> dict[int, list[Pr
 @pytest.mark.parametrize("chunk", [None, 1, 7])
 @pytest.mark.parametrize("block", [1 << 24, 3 * 199])
 def test_prompt_logprobs(tiny: Tiny, chunk: int | None, block: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(prompt_scores, "_BLOCK_ELEMENTS", block)
+    monkeypatch.setattr(results, "_BLOCK_ELEMENTS", block)
     path, model = tiny
     rng = np.random.default_rng(1)
     driver = Driver(make_runner(path), chunk=chunk)

@@ -209,14 +209,6 @@ def test_pytorch_files(tmp_path: pathlib.Path) -> None:
     make_runner(tmp_path).close()
 
 
-@pytest.mark.skipif("mimo_v2_flash" not in CONFIG_MAPPING, reason="transformers does not know the model")
-def test_heads_that_differ_by_layer_are_refused(tmp_path: pathlib.Path) -> None:
-    config = tiny_config("mimo_v2_flash", head_dim=16, v_head_dim=12)
-    config.save_pretrained(tmp_path)
-    with pytest.raises(ModelLoadError, match=r"model.layers.1.self_attn has 4 heads and . KV heads of 16 .* heads that differ by layer"):
-        make_runner(tmp_path, load_format="dummy")
-
-
 def causal(first: int):
     """A mask function whose queries see the latest tokens from `first(query)` on."""
     return lambda batch, head, query, key: (key <= query) & (key >= first(int(query)))

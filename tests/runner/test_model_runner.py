@@ -17,7 +17,7 @@ from reference import greedy, save_tiny
 from test_greedy import make_runner
 
 from aengine.api.errors import ConfigError, InsufficientMemoryError, ModelLoadError
-from aengine.kernels.cpu.library import KvPool
+from aengine.kernels.cpu.ops import KvPool
 from aengine.models.cpu.stack import DecoderStack
 from aengine.models.loading.hub import resolve_model
 from aengine.runner import memory

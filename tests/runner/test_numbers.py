@@ -27,7 +27,7 @@ from aengine.attention import build_layout
 from aengine.models.loading import weights
 from aengine.runner.contract import NewWeights
 from aengine.runner.cpu.executor import CpuExecutor
-from aengine.runner.prompt_scores import Pooler
+from aengine.runner.results import Pooler
 from aengine.runner.runner import ModelRunner
 from aengine.scheduler.plan import NewRow
 

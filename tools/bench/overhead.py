@@ -30,7 +30,8 @@ from aengine.bench.shapes import SHAPES, shape_folder
 from aengine.engine.async_engine import AsyncEngine
 from aengine.engine.core import EngineCore
 from aengine.engine.loading import LoadedModel
-from aengine.kernels.cpu.library import KvPool, Workspace
+from aengine.kernels.cpu.library import Workspace
+from aengine.kernels.cpu.ops import KvPool
 from aengine.models.cpu.stack import PreparedStep
 from aengine.runner.cpu.executor import CpuExecutor
 

@@ -11,7 +11,7 @@ import logging
 import os
 import pathlib
 import weakref
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from contextlib import suppress
 from ctypes import POINTER, Structure, c_char_p, c_double, c_float, c_int, c_int32, c_int64, c_uint16, c_uint32, c_void_p
 from typing import Any, Protocol
@@ -22,9 +22,7 @@ from numpy.typing import NDArray
 
 from aengine.api.errors import AEngineError
 from aengine.kernels.cpu.compiler import PREBUILT, KernelsUnavailableError, Level, build, find_prebuilt, select_level
-from aengine.kernels.paged_cache import Heads
 from aengine.kernels.params import DRAW_PARAMS
-from aengine.kernels.warm_memory import keep_rows, lazy_bytes
 
 _log = logging.getLogger("aengine")
 PANEL = 64  # output columns that are packed together; rows of activations are padded to it
@@ -392,7 +390,7 @@ class Workspace:
     """The `PreparedStep` that has begun and is not finished; the reference keeps its memory."""
 
     def __init__(self, kernels: CpuKernels, threads: int, exchange: RankExchange | None = None) -> None:
-        """`exchange`: with the other ranks of a model, of which this one computes a part. No other workspace uses it."""
+        """`exchange`: with the other ranks of a model, which no other workspace uses."""
         if threads < 1:
             raise ValueError(f"threads {threads} is not an integer >= 1")
         handle = kernels.workspace_create(None if exchange is None else ctypes.byref(exchange.c))
@@ -453,58 +451,6 @@ def _open(path: pathlib.Path) -> ctypes.CDLL:
         raise KernelsUnavailableError(f"cannot load {path}: {error}") from error
 
 
-PageParts = Sequence[tuple[int, Heads]]
-"""By layer with attention, which part of its place in a page it has, and its heads."""
-
-
-class KvPool:
-    """Pages of keys and values, whose layout is in `src/abi.h`, initially zero; memory is committed when it is first written."""
-
-    def __init__(self, layers_per_page: int, num_pages: int, page_size: int, parts: PageParts, dtype: torch.dtype) -> None:
-        """`page_size` is in tokens, fastest if a multiple of 16; `dtype` is that of the model, bfloat16 or
-        float32; or int8: each head of a token is rounded to integers with scales of its own."""
-        self.num_pages, self.parts = num_pages, parts
-        of_place = place_bytes(page_size, parts, dtype)
-        sizes = [num_pages * size for size in of_place]
-        self._memory = [lazy_bytes(size) for size in sizes for _ in range(layers_per_page)]
-        self.pages = [memory.reshape(num_pages, -1) for memory in self._memory]
-        """[num_pages, bytes of a page] of the keys of each layer, then of the values."""
-        pointers = [memory.ctypes.data for memory in self._memory]
-        keys, values = ((c_void_p * layers_per_page)(*part) for part in (pointers[:layers_per_page], pointers[layers_per_page:]))
-        self.c = CPool(keys, values, layers_per_page, num_pages, page_size, *of_place, PAGE_ELEMENTS[dtype])
-
-    def keep_pages(self, pages: NDArray[np.int32]) -> None:
-        """Returns the memory of all other pages to the system, until they are written again."""
-        for memory in self.pages:
-            keep_rows(memory, pages)
-
-    def copy_pages(self, workspace: Workspace, sources: NDArray[np.int32], destinations: NDArray[np.int32]) -> None:
-        """Copies page sources[i] to page destinations[i]; all sources are read before any destination is written.
-
-        No page is twice a destination. Raises ValueError for pages that are not in the pool.
-        """
-        read, write = (np.ascontiguousarray(pages, dtype=np.int32) for pages in (sources, destinations))
-        if read.shape != write.shape:
-            raise ValueError(f"{len(read)} sources do not match {len(write)} destinations")
-        status = workspace.kernels.copy_pages(
-            ctypes.byref(self.c), read.ctypes.data, write.ctypes.data, len(read), workspace.handle, workspace.threads
-        )
-        check(status)
-
-
 def stored_dim(head_dim: int) -> int:
     """How wide a head of keys or values is in a page."""
     return -(-head_dim // BLOCK) * BLOCK
-
-
-def head_kind(heads: Heads) -> CHeadKind:
-    """The kind of layers with these heads."""
-    return CHeadKind(heads.num_heads, heads.num_kv_heads, stored_dim(heads.key_dim), stored_dim(heads.value_dim))
-
-
-def place_bytes(page_size: int, parts: PageParts, dtype: torch.dtype) -> tuple[int, int]:
-    """Bytes of a place of a page, of keys with their scales and of values."""
-    scales = KV_SCALE_BYTES if dtype is torch.int8 else 0
-    ends = [((part + 1) * page_size * heads.num_kv_heads, heads) for part, heads in parts]
-    keys = max(tokens * (stored_dim(heads.key_dim) * dtype.itemsize + scales) for tokens, heads in ends)
-    return keys, max(tokens * stored_dim(heads.value_dim) for tokens, heads in ends) * dtype.itemsize

@@ -1,5 +1,5 @@
 """The output head and the draw of tokens as single kernels, for the steps that do not sample within `DecoderStack`; and low-rank adapters
-as the kernels read them, whose layout is in `src/abi.h` and whose products are in `src/adapters.cpp`.
+as the kernels read them, whose layout is in `src/abi.h` and whose products are in `src/adapters.cpp`; and KV pages.
 
 Shapes and dtypes are checked, results allocated. Activations are bf16 or float32.
 """
@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Mapping, Sequence
+from ctypes import c_void_p
 
 import numpy as np
 import torch
@@ -15,8 +16,24 @@ import torch.nn.functional as F
 from numpy.typing import NDArray
 from torch import Tensor
 
-from aengine.kernels.cpu.library import BLOCK, ELEMENTS, CLowRank, CStepAdapters, Workspace, address, address_of_params, check
+from aengine.kernels.cpu.library import (
+    BLOCK,
+    ELEMENTS,
+    KV_SCALE_BYTES,
+    PAGE_ELEMENTS,
+    CHeadKind,
+    CLowRank,
+    CPool,
+    CStepAdapters,
+    Workspace,
+    address,
+    address_of_params,
+    check,
+    stored_dim,
+)
 from aengine.kernels.cpu.packing import PackedLinear
+from aengine.kernels.paged_cache import Heads
+from aengine.kernels.warm_memory import keep_rows, lazy_bytes
 
 
 class PackedCpuAdapter:
@@ -127,3 +144,55 @@ def as_rows(x: Tensor, width: int, dtype: torch.dtype) -> Tensor:
 def row_stride(rows: Tensor) -> int:
     """Elements from one row of `as_rows` to the next."""
     return rows.stride(0) if len(rows) > 1 else rows.shape[1]
+
+
+PageParts = Sequence[tuple[int, Heads]]
+"""By layer with attention, which part of its place in a page it has, and its heads."""
+
+
+class KvPool:
+    """Pages of keys and values, whose layout is in `src/abi.h`, initially zero; memory is committed when it is first written."""
+
+    def __init__(self, layers_per_page: int, num_pages: int, page_size: int, parts: PageParts, dtype: torch.dtype) -> None:
+        """`page_size` is in tokens, fastest if a multiple of 16; `dtype` is that of the model, bfloat16 or
+        float32; or int8: each head of a token is rounded to integers with scales of its own."""
+        self.num_pages, self.parts = num_pages, parts
+        of_place = place_bytes(page_size, parts, dtype)
+        sizes = [num_pages * size for size in of_place]
+        self._memory = [lazy_bytes(size) for size in sizes for _ in range(layers_per_page)]
+        self.pages = [memory.reshape(num_pages, -1) for memory in self._memory]
+        """[num_pages, bytes of a page] of the keys of each layer, then of the values."""
+        pointers = [memory.ctypes.data for memory in self._memory]
+        keys, values = ((c_void_p * layers_per_page)(*part) for part in (pointers[:layers_per_page], pointers[layers_per_page:]))
+        self.c = CPool(keys, values, layers_per_page, num_pages, page_size, *of_place, PAGE_ELEMENTS[dtype])
+
+    def keep_pages(self, pages: NDArray[np.int32]) -> None:
+        """Returns the memory of all other pages to the system, until they are written again."""
+        for memory in self.pages:
+            keep_rows(memory, pages)
+
+    def copy_pages(self, workspace: Workspace, sources: NDArray[np.int32], destinations: NDArray[np.int32]) -> None:
+        """Copies page sources[i] to page destinations[i]; all sources are read before any destination is written.
+
+        No page is twice a destination. Raises ValueError for pages that are not in the pool.
+        """
+        read, write = (np.ascontiguousarray(pages, dtype=np.int32) for pages in (sources, destinations))
+        if read.shape != write.shape:
+            raise ValueError(f"{len(read)} sources do not match {len(write)} destinations")
+        status = workspace.kernels.copy_pages(
+            ctypes.byref(self.c), read.ctypes.data, write.ctypes.data, len(read), workspace.handle, workspace.threads
+        )
+        check(status)
+
+
+def head_kind(heads: Heads) -> CHeadKind:
+    """The kind of layers with these heads."""
+    return CHeadKind(heads.num_heads, heads.num_kv_heads, stored_dim(heads.key_dim), stored_dim(heads.value_dim))
+
+
+def place_bytes(page_size: int, parts: PageParts, dtype: torch.dtype) -> tuple[int, int]:
+    """Bytes of a place of a page, of keys with their scales and of values."""
+    scales = KV_SCALE_BYTES if dtype is torch.int8 else 0
+    ends = [((part + 1) * page_size * heads.num_kv_heads, heads) for part, heads in parts]
+    keys = max(tokens * (stored_dim(heads.key_dim) * dtype.itemsize + scales) for tokens, heads in ends)
+    return keys, max(tokens * stored_dim(heads.value_dim) for tokens, heads in ends) * dtype.itemsize

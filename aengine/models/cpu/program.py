@@ -30,12 +30,9 @@ from aengine.kernels.cpu.library import (
     CModel,
     CNorm,
     COp,
-    PageParts,
-    head_kind,
     stored_dim,
 )
-from aengine.kernels.cpu.ops import norm_weight
-from aengine.kernels.paged_cache import Heads
+from aengine.kernels.cpu.ops import PageParts, head_kind, norm_weight
 from aengine.kernels.params import Activation, RouterScoring
 from aengine.kernels.recurrence import StateLayout
 from aengine.layers.rotary import cos_sin_cache, query_scales
@@ -113,7 +110,7 @@ class CpuProgram(RecurrentOperations):
         self._reader = reader
         self._tables = {rope: cos_sin_cache(rope, num_positions, _CPU) for rope in spec.ropes}
         self._query_scales = {scale: query_scales(scale, num_positions, _CPU) for scale in spec.query_scales}
-        heads = [Heads(each.num_heads, each.num_kv_heads, each.key_dim, each.value_dim) for each in spec.attentions]
+        heads = [each.heads for each in spec.attentions]
         self._kinds = list(dict.fromkeys(heads))
         self._c_kinds = (CHeadKind * len(self._kinds))(*map(head_kind, self._kinds))
         self.parts: PageParts = list(zip(groups.parts, heads, strict=False))
@@ -329,7 +326,7 @@ class CpuProgram(RecurrentOperations):
             self._keep(torch.tensor(attention.slopes)) if attention.slopes else None,
             *(*norms, stride, *self._places[index][0], self._parts[index], heads, kv_heads, dim, value_dim),
             *(0 if rope is None else 2 * len(rope.frequencies), attention.window or 0),
-            *(key_first, value_first, attention.scale, attention.soft_cap, self._kinds.index(Heads(heads, kv_heads, dim, value_dim))),
+            *(key_first, value_first, attention.scale, attention.soft_cap, self._kinds.index(attention.heads)),
             *(self._buffers[query], self._buffers[key] if has_kv else -1, self._buffers["qkv"]),
             self._buffer("attended", heads * value_dim),
         )

@@ -30,13 +30,11 @@ from aengine.kernels.cpu.library import (
     MAX_VALUE_DIM,
     PAGE_ELEMENTS,
     CStep,
-    KvPool,
     Workspace,
     address,
     address_of_params,
-    place_bytes,
 )
-from aengine.kernels.cpu.ops import PackedCpuAdapter, StepAdapters
+from aengine.kernels.cpu.ops import KvPool, PackedCpuAdapter, StepAdapters, place_bytes
 from aengine.kernels.quantized import Rows
 from aengine.kernels.recurrence import StateLayout
 from aengine.kernels.warm_memory import Allocate, lazy_bytes
@@ -57,7 +55,7 @@ def unsupported(spec: ModelSpec, dtype: torch.dtype) -> str | None:
     for attention in spec.attentions:
         if attention.key_dim % 2 or attention.key_dim > MAX_KEY_DIM or attention.value_dim > MAX_VALUE_DIM:
             return f"head_dim {attention.key_dim} is not an even number up to {MAX_VALUE_DIM}"
-    kinds = {(each.num_heads, each.num_kv_heads, each.key_dim, each.value_dim) for each in spec.attentions}
+    kinds = {attention.heads for attention in spec.attentions}
     if len(kinds) > MAX_HEAD_KINDS:
         return f"its layers have {len(kinds)} kinds of heads; the most is {MAX_HEAD_KINDS}"
     if spec.layer_inputs is not None and spec.layer_inputs.width % BLOCK:

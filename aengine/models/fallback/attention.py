@@ -17,7 +17,7 @@ from transformers import AttentionInterface, AttentionMaskInterface
 
 from aengine.api.errors import ModelLoadError
 from aengine.attention import AttentionStep, Scoring
-from aengine.models.spec import LayerCall
+from aengine.models.fallback import LayerCall
 
 OURS, PROBE = "aengine", "aengine_probe"  # names of attention functions
 _ATTRIBUTE, _WINDOW = "aengine_attention", "aengine_window"

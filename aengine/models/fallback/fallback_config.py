@@ -26,6 +26,7 @@ from transformers.pytorch_utils import Conv1D
 from aengine.api.errors import ModelLoadError, one_line
 from aengine.models.config.json_file import read_json
 from aengine.models.config.reader import MOST_POSITIONS, read_token_ids
+from aengine.models.fallback import FallbackSpec, LayerCall
 from aengine.models.fallback.attention import PROBE, recording, register
 from aengine.models.families.family import Transform
 from aengine.models.loading.checkpoint import StoredTensor
@@ -34,7 +35,6 @@ from aengine.models.loading.stored_parts import StoredPart, stored_parts
 from aengine.models.named_weights import NamedWeight, Part
 from aengine.models.quantization.quantization_config import Quantization, read_quantization
 from aengine.models.quantization.scheme import Stored
-from aengine.models.spec import FallbackSpec, LayerCall
 
 
 def quantized_parts(model: Any, quantization: Quantization, tensors: Mapping[str, StoredTensor]) -> tuple[StoredPart, ...]:

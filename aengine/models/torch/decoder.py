@@ -50,10 +50,8 @@ from aengine.models.torch.blocks import (
     PLUS_ONE,
     AttentionBlock,
     ConvolutionBlock,
-    ExpertsBlock,
     LatentAttentionBlock,
     Linear,
-    MlpBlock,
     Normalize,
     RecurrenceBlock,
     Weight,
@@ -61,6 +59,7 @@ from aengine.models.torch.blocks import (
     same_form,
     tensors_of,
 )
+from aengine.models.torch.mlps import ExpertsBlock, MlpBlock
 from aengine.parallel.shard import WHOLE, Shard
 
 

@@ -10,8 +10,8 @@ import torch
 from numpy.typing import NDArray
 
 from aengine.api.errors import ConfigError
-from aengine.kernels.cpu.library import KvPool, Workspace, place_bytes
-from aengine.kernels.cpu.ops import draw
+from aengine.kernels.cpu.library import Workspace
+from aengine.kernels.cpu.ops import KvPool, draw, place_bytes
 from aengine.kernels.warm_memory import keep_rows, lazy_bytes
 from aengine.models.cpu.stack import CpuLastTokens, DecoderStack, KeptHidden, PreparedStep, unsupported
 from aengine.models.draft_heads import draft_token_ids

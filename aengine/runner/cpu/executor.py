@@ -30,9 +30,8 @@ from aengine.parallel.follower import FollowerRanks
 from aengine.parallel.messages import Logits
 from aengine.runner.contract import InFlightStep, IntArray, LazyStep, ReadWeights, Step
 from aengine.runner.cpu.model import PagedCpuModel
-from aengine.runner.prompt_scores import PromptScorer
 from aengine.runner.rank_steps import Stages
-from aengine.runner.results import step_result
+from aengine.runner.results import PromptScorer, step_result
 from aengine.runner.setup import GREEDY, ExecutorSetup, warm_up_steps
 from aengine.sampling.draw import with_chosen
 from aengine.sampling.sampler import SampledTokens, Sampler, num_accepted_on_host

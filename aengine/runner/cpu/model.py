@@ -18,8 +18,8 @@ from torch import Tensor
 
 from aengine.api.runtime import trim_heap
 from aengine.kernels.cpu.compiler import KernelsUnavailableError
-from aengine.kernels.cpu.library import KvPool, Workspace, load_kernels, place_bytes
-from aengine.kernels.cpu.ops import PackedCpuAdapter, StepAdapters
+from aengine.kernels.cpu.library import Workspace, load_kernels
+from aengine.kernels.cpu.ops import KvPool, PackedCpuAdapter, StepAdapters, place_bytes
 from aengine.kernels.warm_memory import WarmMemory, lazy_bytes
 from aengine.models.adapters import Adapter
 from aengine.models.cpu.packed_weights import PackedWeights

@@ -28,9 +28,8 @@ from aengine.parallel.follower import FollowerRanks
 from aengine.parallel.messages import Logits
 from aengine.runner.contract import InFlightStep, IntArray, LazyStep, ReadWeights, Step
 from aengine.runner.memory import cpu_budget, free_host_memory
-from aengine.runner.prompt_scores import PromptScorer, PromptScores
 from aengine.runner.rank_steps import Stages, connect_ranks, connect_replicas
-from aengine.runner.results import ResultBuffer, step_result
+from aengine.runner.results import PromptScorer, PromptScores, ResultBuffer, step_result
 from aengine.runner.setup import GREEDY, DummyStep, ExecutorSetup, warm_up_steps, widest_step
 from aengine.runner.torch.asleep import Asleep, DeviceAdapters
 from aengine.runner.torch.device import DeviceStream, cuda_kv_budget, give_back_memory, give_back_pinned_memory

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from aengine.kernels.upload import upload
 from aengine.runner.contract import Step
-from aengine.runner.prompt_scores import PromptScorer, PromptScores
+from aengine.runner.results import PromptScorer, PromptScores
 from aengine.runner.setup import ExecutorSetup
 from aengine.runner.torch.graphs import Forward
 from aengine.runner.torch.model import TorchDraftModel
