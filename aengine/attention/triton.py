@@ -8,6 +8,7 @@ in `aengine/kernels/triton`. Importing this needs triton.
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -27,7 +28,7 @@ from aengine.attention.base import (
 )
 from aengine.attention.decode_work import ITEM_FIELDS, ROW_FIELDS, DecodeWork, WorkBounds, plan_decodes
 from aengine.attention.metadata import AttentionMetadata, IntArray, StepLayout, StepStates
-from aengine.kernels.paged_cache import KvTarget, PagedCache
+from aengine.kernels.paged_cache import Heads, KvTarget, PagedCache
 from aengine.kernels.recurrence import RecurrentRule
 from aengine.kernels.triton import attention
 from aengine.kernels.triton import attention as kernels
@@ -36,32 +37,50 @@ from aengine.kernels.triton.recurrence import DeviceStates, StateTensors, recur
 from aengine.kernels.upload import staged, to_device, upload
 
 
-def blocks_of(spec: AttentionSpec) -> BlockSizes:
-    """The blocks of a model on its device."""
-    return BlockSizes.of(spec.head_dim, spec.value_dim, spec.latent, spec.dtype, spec.cache_dtype, is_hopper(spec.device))
+def blocks_of(spec: AttentionSpec, heads: Heads) -> BlockSizes:
+    """The blocks of layers with these heads on the model's device."""
+    return BlockSizes.of(heads.key_dim, heads.value_dim, spec.latent, spec.dtype, spec.cache_dtype, is_hopper(spec.device))
+
+
+class DecodeKind(NamedTuple):
+    """Layers that have the same work."""
+
+    group: int
+    window: int | None
+    heads: Heads
 
 
 class TritonDecodes:
     """The decode rows of a model's steps, on a device with so many multiprocessors."""
 
     def __init__(self, spec: AttentionSpec, processors: int, blocks: BlockSizes | None = None) -> None:
+        """`blocks`: those of all layers; None: of each by its heads."""
         self.spec = spec
-        self.blocks = blocks or blocks_of(spec)
-        kinds = [(group, scoring.window) for (group, _), scoring in zip(spec.places, spec.scoring, strict=False)]  # by layer
-        self.kinds = list(dict.fromkeys(kinds))  # layers of a kind have the same work
+        places = enumerate(zip(spec.places, spec.scoring, strict=False))
+        kinds = [DecodeKind(group, scoring.window, spec.heads_of(layer)) for layer, ((group, _), scoring) in places]  # by layer
+        self.kinds = list(dict.fromkeys(kinds))
         self.kind_of = [self.kinds.index(kind) for kind in kinds]
-        group = spec.num_heads // spec.num_kv_heads
-        self.bounds = WorkBounds.of(
-            programs_per_item=spec.num_kv_heads * -(-group // decode_block(group, self.blocks)),
+        self.blocks = {kind.heads: blocks or blocks_of(spec, kind.heads) for kind in self.kinds}
+        self.bounds = {heads: self._bounds(heads, processors) for heads in self.blocks}
+
+    def _bounds(self, heads: Heads, processors: int) -> WorkBounds:
+        group, blocks = heads.num_heads // heads.num_kv_heads, self.blocks[heads]
+        return WorkBounds.of(
+            programs_per_item=heads.num_kv_heads * -(-group // decode_block(group, blocks)),
             processors=processors,
-            rows_per_item=max(1, self.blocks.queries // group),
-            least_keys=self.blocks.split_keys,
-            key_block=self.blocks.keys,
+            rows_per_item=max(1, blocks.queries // group),
+            least_keys=blocks.split_keys,
+            key_block=blocks.keys,
         )
+
+    @property
+    def least_keys(self) -> int:
+        """The most keys of a row that no layer splits."""
+        return max(bounds.least_keys for bounds in self.bounds.values())
 
     def host_plan(self, layout: StepLayout, num_rows: int) -> list[DecodeWork]:
         """By kind the work of the first `num_rows` rows."""
-        return [plan_decodes(layout, num_rows, group, window, self.bounds) for group, window in self.kinds]
+        return [plan_decodes(layout, num_rows, kind.group, kind.window, self.bounds[kind.heads]) for kind in self.kinds]
 
     def plan(self, metadata: AttentionMetadata) -> PlannedDecodes:
         """For the decode rows of a step, at least one."""
@@ -91,32 +110,31 @@ class PlannedDecodes:
         """Attention of the step's first rows, one query of [T, num_heads, head_dim] each, to `out` [T, num_heads, value_dim]."""
         decodes = self._decodes
         kind = decodes.kind_of[layer]
-        pages = self._kv_indices[decodes.kinds[kind][0]]
-        attend_decodes(query, out, cache, pages, self._works[kind], decodes.spec.scoring[layer], sinks, slopes, decodes.blocks)
+        group, _, heads = decodes.kinds[kind]
+        pages, blocks = self._kv_indices[group], decodes.blocks[heads]
+        attend_decodes(query, out, cache, pages, self._works[kind], decodes.spec.scoring[layer], sinks, slopes, blocks)
 
 
 class GraphDecodes(PlannedDecodes):
     """Steps of a fixed number of rows, whose work is copied to the same place: launches depend on the number of rows alone."""
 
     def __init__(self, decodes: TritonDecodes, buffers: AttentionMetadata) -> None:
-        self._num_rows = len(buffers.last_page_len)
-        bounds = decodes.bounds
-        self._num_items = bounds.max_items(self._num_rows)
-        self._length = self._num_items * ITEM_FIELDS + ROW_FIELDS * self._num_rows  # of the work of a kind
-        self._memory = torch.zeros(len(decodes.kinds) * self._length, dtype=torch.int32, device=decodes.spec.device)
+        self._num_rows = rows = len(buffers.last_page_len)
+        self._num_items = [decodes.bounds[kind.heads].max_items(rows) for kind in decodes.kinds]
+        lengths = [items * ITEM_FIELDS + ROW_FIELDS * rows for items in self._num_items]  # of the work of a kind
+        self._memory = torch.zeros(sum(lengths), dtype=torch.int32, device=decodes.spec.device)
         works = []
-        for (_, window), part in zip(decodes.kinds, torch.split(self._memory, self._length), strict=True):
-            items, rows = torch.split(part, [self._num_items * ITEM_FIELDS, ROW_FIELDS * self._num_rows])
-            works.append(
-                DeviceDecodeWork(items.view(-1, ITEM_FIELDS), rows.view(ROW_FIELDS, -1), bounds.max_partials(self._num_rows, window))
-            )
+        for kind, num_items, part in zip(decodes.kinds, self._num_items, torch.split(self._memory, lengths), strict=True):
+            items, of_rows = torch.split(part, [num_items * ITEM_FIELDS, ROW_FIELDS * rows])
+            partials = decodes.bounds[kind.heads].max_partials(rows, kind.window)
+            works.append(DeviceDecodeWork(items.view(-1, ITEM_FIELDS), of_rows.view(ROW_FIELDS, -1), partials))
         super().__init__(decodes, buffers.kv_indices, works)
 
     def prepare(self, layout: StepLayout) -> None:
         """Before each capture and replay: plans a step of as many decode rows, and copies its work on the current stream."""
         arrays = []
-        for work in self._decodes.host_plan(layout, self._num_rows):
-            unused = np.zeros(ITEM_FIELDS * (self._num_items - len(work.items)), dtype=np.int32)
+        for num_items, work in zip(self._num_items, self._decodes.host_plan(layout, self._num_rows), strict=True):
+            unused = np.zeros(ITEM_FIELDS * (num_items - len(work.items)), dtype=np.int32)
             arrays += [work.items.reshape(-1), unused, work.rows.reshape(-1)]
         self._memory.copy_(staged(arrays, self._memory.device), non_blocking=True)
 
@@ -209,18 +227,14 @@ class TritonBackend(AttentionBackend):
             raise BackendUnavailableError(f"Triton has no kernels for device {spec.device.type}")
         if spec.cache_dtype is torch.int8:
             raise BackendUnavailableError(f"our Triton kernels read a KV cache of {spec.dtype} or float8_e4m3fn, not {spec.cache_dtype}")
-        if not kernels.fits(spec.head_dim, spec.value_dim):
-            widths = f"keys of {spec.head_dim} and values of {spec.value_dim} numbers"
-            raise BackendUnavailableError(f"our Triton kernels have no room for {widths}")
-        if spec.heads_differ:
-            raise BackendUnavailableError("our Triton kernels are for layers with the same heads")
+        for layer in range(len(spec.places)):
+            _check_layer(spec, layer)
         super().__init__(spec)
         on_cuda = spec.device.type == "cuda"
         try:
-            self.blocks = blocks or blocks_of(spec)
             processors = torch.cuda.get_device_properties(spec.device).multi_processor_count if on_cuda else _INTERPRETED_PROCESSORS
-            self.decodes = TritonDecodes(spec, processors, self.blocks)
-            self._run_once(self.plan, decoded=self.decodes.bounds.least_keys + 1)  # a row that is split, if any is
+            self.decodes = TritonDecodes(spec, processors, blocks)
+            self._run_once(self.plan, decoded=self.decodes.least_keys + 1)  # a row that is split, if any is
         except Exception as error:  # whatever a compiler, its absence, or a driver has to say
             raise BackendUnavailableError(f"our Triton kernels do not run here: {first_line(error)}") from error
 
@@ -230,6 +244,17 @@ class TritonBackend(AttentionBackend):
     def graph_step(self, buffers: AttentionMetadata) -> GraphStep | None:
         check_graph_layout(buffers.host, buffers)
         return _GraphStep(self, buffers, self.decodes.graph(buffers))
+
+
+def _check_layer(spec: AttentionSpec, layer: int) -> None:
+    """Raises BackendUnavailableError for a layer that there are no kernels for."""
+    heads, own = spec.heads_of(layer), spec.part_widths(layer)
+    if not kernels.fits(heads.key_dim, heads.value_dim):
+        widths = f"keys of {heads.key_dim} and values of {heads.value_dim} numbers"
+        raise BackendUnavailableError(f"our Triton kernels have no room for {widths}")
+    strides = {divmod(whole * spec.page_size, part) for whole, part in zip(spec.page_widths, own, strict=True) if part}  # in tokens
+    if len(strides) > 1 or any(rest for _, rest in strides):
+        raise BackendUnavailableError("our Triton kernels need keys and values that are the same share of those of the widest layer")
 
 
 class _Step:
@@ -242,12 +267,13 @@ class _Step:
         self._states: TritonStates | None = None
         if host.states is not None:
             self._states = TritonStates(backend, metadata.qo_indptr, host)
-        self._tiles: Tensor | None = None  # of all rows that are not decoding
+        self._tiles: dict[Heads, Tensor] = {}  # of all rows that are not decoding
         if host.num_decodes < host.num_rows:
             lengths = np.diff(host.qo_indptr[host.num_decodes :])
             seq_lens = host.seq_lens[host.num_decodes :]
-            tiles = kernels.prefill_tiles(lengths, seq_lens, host.num_decodes, spec.num_heads // spec.num_kv_heads, backend.blocks)
-            self._tiles = to_device(tiles, spec.device)
+            for heads, blocks in backend.decodes.blocks.items():
+                tiles = kernels.prefill_tiles(lengths, seq_lens, host.num_decodes, heads.num_heads // heads.num_kv_heads, blocks)
+                self._tiles[heads] = to_device(tiles, spec.device)
 
     def write(self, layer: int, key: Tensor, value: Tensor) -> None:
         attention.write(key, value, self.target(layer))
@@ -268,14 +294,14 @@ class _Step:
 
     def attend(self, layer: int, query: Tensor, sinks: Tensor | None = None, out: Tensor | None = None) -> Tensor:
         backend = self._backend
-        cache, scoring, blocks = backend.caches[layer], backend.spec.scoring[layer], backend.blocks
-        out = query.new_empty(*query.shape[:2], backend.spec.value_dim) if out is None else out
+        cache, scoring, heads = backend.caches[layer], backend.spec.scoring[layer], backend.spec.heads_of(layer)
+        out = query.new_empty(*query.shape[:2], heads.value_dim) if out is None else out
         if self._decodes is not None:
             self._decodes.attend(layer, query, out, cache, sinks, backend.slopes[layer])
-        if self._tiles is not None:
+        if self._tiles:
             lists = self._lists[backend.spec.places[layer][0]]
-            tiles, given = self._tiles, (sinks, backend.slopes[layer])
-            kernels.attend_prefills(query, out, cache, lists, self._metadata.qo_indptr, tiles, scoring, *given, blocks)
+            given = self._tiles[heads], scoring, sinks, backend.slopes[layer], backend.decodes.blocks[heads]
+            kernels.attend_prefills(query, out, cache, lists, self._metadata.qo_indptr, *given)
         return out
 
 

@@ -27,7 +27,7 @@ def use_triton(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize("device", DEVICES[:1])
-@pytest.mark.parametrize("name", slow_but(["deepseek-v3"], ["gpt-oss", "deepseek-v3", "bloom"]))
+@pytest.mark.parametrize("name", slow_but(["deepseek-v3"], ["gpt-oss", "deepseek-v3", "bloom", "gemma4", "gemma4-experts", "mimo-v2"]))
 def test_tokens_and_logits(name: str, device: str, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
     expected = reference(CASES[name], tmp_path)
     use_triton(monkeypatch)
@@ -41,7 +41,7 @@ def test_tokens_and_logits(name: str, device: str, tmp_path: pathlib.Path, monke
 OF_EACH_BLOCK = [
     *("gemma2", "gemma3", "phi4-partial", "glm4", "olmo2", "smollm3", "granite", "cohere2", "qwen2-moe", "qwen3-moe", "gpt-oss"),
     *("deepseek-v2-lite", "deepseek-v3", "glm4-moe", "stablelm-parallel", "gpt2", "gpt-neox", "opt", "bloom", "falcon-new", "codegen"),
-    "lfm2",
+    *("lfm2", "gemma4", "gemma4-experts", "mimo-v2"),
 ]
 """Families that have between them every kind of block, norm, rope and head."""
 FEW = 16  # tokens of each prompt

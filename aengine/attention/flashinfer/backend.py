@@ -71,6 +71,8 @@ class FlashInferBackend(AttentionBackend):
             raise BackendUnavailableError(
                 f"FlashInfer has no kernels here for keys of {spec.head_dim} and values of {spec.value_dim} numbers"
             )
+        if spec.heads_differ:
+            raise BackendUnavailableError("FlashInfer is planned here for layers with the same heads")
         if any(scoring.sinks for scoring in spec.scoring):
             raise BackendUnavailableError("FlashInfer's paged attention has no sinks here")
         if any(scoring.slopes for scoring in spec.scoring):
@@ -112,9 +114,7 @@ class FlashInferBackend(AttentionBackend):
         decodes = triton_decodes(self.spec, self._device.multi_processor_count)
         if decodes is not None:
             try:
-                self._run_once(
-                    lambda metadata: self._planned(metadata, self._prefills, uneven=decodes), decoded=decodes.bounds.least_keys + 1
-                )
+                self._run_once(lambda metadata: self._planned(metadata, self._prefills, uneven=decodes), decoded=decodes.least_keys + 1)
             except torch.OutOfMemoryError:
                 raise
             except Exception as error:  # whatever a compiler, its absence, or a driver has to say

@@ -83,6 +83,7 @@ def attend_decodes(
         SOFT_CAP=scoring.soft_cap,
         SLOPES=slopes is not None,
         PAGE_SIZE=page_size,
+        PAGE_STRIDE=page_stride(cache),
         KV_HEADS=num_kv_heads,
         GROUP=group,
         LATENT=cache.latent,
@@ -124,12 +125,30 @@ def write(key: Tensor, value: Tensor, target: KvTarget) -> None:
         *(key.stride(0), key.stride(1), value.stride(0), value.stride(1)),
         *(cache.key_scale, cache.value_scale),
         LIMIT=limit_of(cache.keys.dtype),
+        PAGE_SIZE=cache.keys.shape[1],
+        PAGE_STRIDE=page_stride(cache),
         KV_HEADS=num_kv_heads,
         HEAD_DIM=head_dim,
         VALUE_DIM=0 if cache.latent else value.shape[2],
         HEADS=triton.next_power_of_2(num_kv_heads),
         DIM=triton.next_power_of_2(max(head_dim, value.shape[2])),
     )
+
+
+def page_stride(cache: PagedCache) -> int:
+    """From page to page of a layer, in tokens: those of a page, or more where layers share a place of a page."""
+    of_keys, of_values = (divmod(pages.stride(0), pages.stride(1)) for pages in (cache.keys, cache.values))
+    assert of_keys == of_values
+    assert not of_keys[1]
+    return of_keys[0]
+
+
+@triton.jit
+def strided_slot(slot, PAGE_SIZE: tl.constexpr, PAGE_STRIDE: tl.constexpr):
+    """Where a token is in a layer's pages, which are PAGE_STRIDE tokens apart."""
+    if PAGE_STRIDE != PAGE_SIZE:
+        slot = slot // PAGE_SIZE * PAGE_STRIDE + slot % PAGE_SIZE
+    return slot
 
 
 def limit_of(dtype: torch.dtype) -> float:
@@ -151,6 +170,8 @@ def write_kernel(
     key_scale,
     value_scale,
     LIMIT: tl.constexpr,
+    PAGE_SIZE: tl.constexpr,
+    PAGE_STRIDE: tl.constexpr,
     KV_HEADS: tl.constexpr,
     HEAD_DIM: tl.constexpr,
     VALUE_DIM: tl.constexpr,
@@ -162,6 +183,7 @@ def write_kernel(
     slot = tl.load(slots + token).to(tl.int64)
     if slot < 0:
         return
+    slot = strided_slot(slot, PAGE_SIZE, PAGE_STRIDE)
     head = tl.arange(0, HEADS)[:, None]
     dim = tl.arange(0, DIM)[None, :]
     in_key = (head < KV_HEADS) & (dim < HEAD_DIM)
@@ -188,8 +210,8 @@ def stored(x, scale, dtype: tl.constexpr, LIMIT: tl.constexpr):
 
 
 MAX_HEAD_DIM = 256
-"""With larger heads two blocks of keys and values do not fit into the shared memory of every device."""
-MAX_LATENT, MAX_REST = 512, 64
+"""With larger heads three blocks of keys and values do not fit into the shared memory of every device."""
+MAX_WIDTH, MAX_REST = 512, 64
 """The same for the values of a latent cache, and for what its keys have more."""
 MIN_DOT = 16  # rows and columns of the smallest product of matrices
 _BLOCK_BYTES = 16384  # of queries, keys or values in a program
@@ -228,7 +250,7 @@ class BlockSizes:
         wide = narrow and not latent
         # Products of 64 rows on Hopper need each number of a float8 cache converted once, which is less work than products of 16 rows.
         least = queries if wide and queries == 64 and cache_dtype.itemsize == 1 else MIN_DOT
-        stages = 3 if value_dim <= MAX_HEAD_DIM or dtype.itemsize == 2 else 2
+        stages = 3 if value_dim <= MAX_HEAD_DIM or (dtype.itemsize == 2 and (latent or hopper)) else 2
         if keys * (width(head_dim) + width(value_dim)) * cache_dtype.itemsize < _LEAST_AHEAD:
             stages += 1
         found = cls(keys, queries, 256, least, stages, 128 if wide else queries, keys, stages)
@@ -242,8 +264,8 @@ def is_hopper(device: torch.device) -> bool:
 
 
 def fits(head_dim: int, value_dim: int) -> bool:
-    """Whether there are kernels for keys and values of these widths: equal ones, or those of a latent cache."""
-    return value_dim == head_dim <= MAX_HEAD_DIM or (value_dim <= MAX_LATENT and 0 < head_dim - value_dim <= MAX_REST)
+    """Whether there are kernels for keys and values of these widths."""
+    return value_dim <= MAX_WIDTH and 0 <= head_dim - value_dim <= MAX_REST
 
 
 def runs_on(device: torch.device) -> bool:
@@ -296,6 +318,7 @@ def attend_prefills(
         SINKS=sinks is not None,
         SLOPES=slopes is not None,
         PAGE_SIZE=page_size,
+        PAGE_STRIDE=page_stride(cache),
         KV_HEADS=num_kv_heads,
         GROUP=num_heads // num_kv_heads,
         VALUE_DIM=value_dim,

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from aengine.kernels.paged_cache import KvTarget
 from aengine.kernels.params import Rotation
-from aengine.kernels.triton.attention import limit_of, stored
+from aengine.kernels.triton.attention import limit_of, page_stride, stored, strided_slot
 
 _HEADS_AT_ONCE = 8
 
@@ -35,6 +35,8 @@ def rotate(query: Tensor, key: Tensor, value: Tensor | None, rotation: Rotation,
         *((None, None, 1.0, 1.0) if cache is None else (cache.keys, cache.values, cache.key_scale, cache.value_scale)),
         *(slots, cos_sin, cos_sin.stride(0), positions, rotation.eps, query_blocks),
         LIMIT=0.0 if cache is None else limit_of(cache.keys.dtype),
+        PAGE_SIZE=1 if cache is None else cache.keys.shape[1],
+        PAGE_STRIDE=1 if cache is None else page_stride(cache),
         HALF=size // 2,
         BLOCK=triton.next_power_of_2(size // 2),
         REST=head_dim - size,
@@ -97,6 +99,8 @@ def _rotate(
     eps,
     query_blocks,
     LIMIT: tl.constexpr,
+    PAGE_SIZE: tl.constexpr,
+    PAGE_STRIDE: tl.constexpr,
     HALF: tl.constexpr,
     BLOCK: tl.constexpr,
     REST: tl.constexpr,
@@ -123,6 +127,7 @@ def _rotate(
         else:
             slot = tl.load(slots + token).to(tl.int64)
             head, present = _block_of(block - query_blocks, tl.where(slot < 0, 0, key_heads), HEADS)
+            slot = strided_slot(slot, PAGE_SIZE, PAGE_STRIDE)
             dim = tl.arange(0, VALUE_BLOCK)
             in_value = present[:, None] & (dim < VALUE_DIM)[None, :]
             values = tl.load(value + token * value_stride + head[:, None] * value_head_stride + dim[None, :], mask=in_value, other=0.0)

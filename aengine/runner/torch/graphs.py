@@ -15,6 +15,7 @@ only, and the padding has no slots in the KV cache. Knows nothing of rows."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
@@ -34,7 +35,7 @@ from aengine.attention import (
     as_decodes,
     empty_layout,
 )
-from aengine.kernels.paged_cache import KvTarget
+from aengine.kernels.paged_cache import Heads, KvTarget
 from aengine.kernels.recurrence import RecurrentRule
 from aengine.kernels.upload import upload
 from aengine.layers.adapters import AdapterTable
@@ -272,8 +273,9 @@ class _Attention:
     pieces: Pieces  # that are recorded now
     targets: AttentionStep  # of what is recorded now
 
-    def __init__(self, out: Tensor) -> None:
-        """`out` [at least T, num_heads, value_dim] is the output of every layer: it is read before the next layer writes it."""
+    def __init__(self, out: Tensor, heads_of: Callable[[int], Heads]) -> None:
+        """`out`, with room for T tokens of all heads of a layer, is the output of every layer: it is read before the next one writes it."""
+        self._heads_of = heads_of
         self.step: AttentionStep | None = None  # None: nothing is run
         self.num_tokens = 0
         self._out = out
@@ -287,7 +289,8 @@ class _Attention:
 
     def attend(self, layer: int, query: Tensor, sinks: Tensor | None = None, out: Tensor | None = None) -> Tensor:
         written, self._written = self._written or (), None
-        attended = self._out[: len(query)] if out is None else out
+        shape = (len(query), query.shape[1], self._heads_of(layer).value_dim)
+        attended = self._out[: math.prod(shape)].view(shape) if out is None else out
 
         def run(query: Tensor, *written: Tensor) -> None:
             if self.step is not None:
@@ -350,10 +353,11 @@ class PiecewiseGraphs:
         self._slots = torch.full((spec.num_groups, largest), -1, dtype=torch.int32, device=device)
         self._layers = {group: layer for layer, (group, _) in enumerate(spec.places)}  # one of each group
         self._next_slots = torch.full((largest,), -1, dtype=torch.int32, device=device)
-        self._attended = torch.zeros(largest, spec.num_heads, spec.value_dim, dtype=dtype, device=device)
+        heads = (spec.heads_of(layer) for layer in range(len(spec.scoring)))
+        self._attended = torch.zeros(largest * max(each.num_heads * each.value_dim for each in heads), dtype=dtype, device=device)
         self._hidden = torch.zeros(largest, model.head_shape[1], dtype=dtype, device=device)
         self._given = torch.zeros_like(self._hidden) if shard.stage else None  # `inputs` of a batch
-        self._attention = _Attention(self._attended)
+        self._attention = _Attention(self._attended, spec.heads_of)
         self._pieces: dict[int, Pieces] = {}
 
     def record(self, size: int) -> bool:
