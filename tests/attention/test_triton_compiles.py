@@ -123,6 +123,7 @@ CASES = [
     Case(2, 256, "float16", True, 7, 0.0, sinks=True),
     Case(2, 256, "float32", False, 256, 0.0),
     Case(32, 128, "bfloat16", False, 16, 0.0, None, kv_heads=32, slopes=True),
+    Case(16, 512, "bfloat16", False, 16, 0.0, None),
     Case(16, 576, "bfloat16", False, 16, 0.0, None, kv_heads=1, value_dim=512),
     Case(128, 576, "bfloat16", False, 16, 0.0, None, kv_heads=1, value_dim=512),
 ]
