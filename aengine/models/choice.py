@@ -10,15 +10,14 @@ import pathlib
 
 from aengine.api.config import EngineConfig
 from aengine.api.errors import ModelLoadError
-from aengine.models.config.json_file import read_json
 from aengine.models.config.model_config import load_spec
 from aengine.models.config.reader import NotNativeError
 from aengine.models.fallback import FallbackSpec
 from aengine.models.families import FAMILIES
 from aengine.models.gguf.gguf_file import is_gguf
 from aengine.models.loading.weights import open_weights
+from aengine.models.model_files import read_json, refuse_config
 from aengine.models.named_weights import num_active_parameters, num_parameters
-from aengine.models.other_formats import refuse_config
 from aengine.models.quantization.quantization_config import load_quantization
 from aengine.models.spec import ModelSpec
 

@@ -11,11 +11,11 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from aengine.api.errors import ModelLoadError
-from aengine.models.config.json_file import read_json
 from aengine.models.config.reader import CONFIG_JSON, ConfigSource
 from aengine.models.gguf.gguf_config import read_config as read_gguf
 from aengine.models.gguf.gguf_file import is_gguf
 from aengine.models.loading.hub import shortened
+from aengine.models.model_files import read_json
 
 _KEYS = ("text_config", "llm_config", "language_config", "thinker_config")
 _FLAT = {"qwen2_vl": "qwen2_vl_text", "qwen2_5_vl": "qwen2_5_vl_text"}

@@ -29,8 +29,8 @@ from aengine.api.errors import InvalidRequestError, ModelLoadError, one_line
 from aengine.api.outputs import RenderedChat, TokenizedText
 from aengine.api.request import ChatFields, ChatOptions, read_messages
 from aengine.chat.formats import REASONING, ChatFormat
-from aengine.models.config.json_file import require_regular
 from aengine.models.gguf.gguf_file import is_gguf
+from aengine.models.model_files import require_regular
 from aengine.tokenizer.caller_text import ControlTokens
 from aengine.tokenizer.chat_template import MAX_SECONDS, ChatTemplate, TemplateTimeError
 from aengine.tokenizer.codecs import Codec, TokenizersCodec, TransformersCodec

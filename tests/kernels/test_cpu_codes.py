@@ -150,7 +150,15 @@ def test_experts_of_codes(kernels: CpuKernels, kind: str, ordered: bool) -> None
     assert (packed_gate_up.orders is not None, packed_down.orders is not None) == (ordered, ordered)
     router = torch.randn(experts, hidden)
     packed_router = PackedLinear(kernels, [router], **options)
-    pointers = [ctypes.addressof(packed_router.c), None, ctypes.addressof(packed_gate_up.c), ctypes.addressof(packed_down.c), None, None]
+    pointers = [
+        ctypes.addressof(packed_router.c),
+        None,
+        None,
+        ctypes.addressof(packed_gate_up.c),
+        ctypes.addressof(packed_down.c),
+        None,
+        None,
+    ]
     op = CExpertsOp(*pointers, experts, 2, 1, 1, 1, 1.0, SOFTMAX, True, False, multiplier=1.0)
     if ordered:
         op.gate_up_orders, op.down_orders = packed_gate_up.orders.data_ptr(), packed_down.orders.data_ptr()

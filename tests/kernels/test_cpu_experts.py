@@ -40,6 +40,7 @@ class Layer:
     group_top: int = 1
     normalize: bool = False
     scaling: float = 1.0
+    scaled: bool = False  # each expert by a number of its own
 
     def __post_init__(self) -> None:
         experts, hidden, inner = self.num_experts, self.hidden, self.intermediate
@@ -51,6 +52,7 @@ class Layer:
         self.down_bias = self._random(experts, hidden, 1)[..., 0] if self.biases else None
         self.shared_gate_up, self.shared_down = self._random(2 * self.shared, hidden), self._random(hidden, self.shared)
         self.gate = torch.randn(1, hidden) / 4
+        self.expert_scale = torch.rand(experts) + 0.5
         self._pack()
 
     def _random(self, *shape: int) -> Tensor:
@@ -67,6 +69,7 @@ class Layer:
             self._gate_up.set_biases([self.gate_up_bias.flatten()])
             self._down.set_biases(in_parts(self.down_bias.flatten()))
         pointers = [ctypes.addressof(self._router.c), self.bias.data_ptr() if self.correction else None]
+        pointers += [self.expert_scale.data_ptr() if self.scaled else None]
         pointers += [ctypes.addressof(self._gate_up.c), ctypes.addressof(self._down.c)]
         if self.shared:
             self._shared_gate_up = PackedLinear(self.kernels, [self.shared_gate_up], interleaved=True, **options)
@@ -85,7 +88,7 @@ class Layer:
         return out + shared * (cpu_reference.linear(x, self.gate).sigmoid() if self.shared_gate else 1.0)
 
     def routed(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        return cpu_reference.route(
+        chosen, weights = cpu_reference.route(
             cpu_reference.linear(x, self.router, self.router_bias),
             self.top_k,
             sigmoid=self.sigmoid,
@@ -96,12 +99,14 @@ class Layer:
             normalize=self.normalize,
             scaling=self.scaling,
         )
+        return chosen, weights * self.expert_scale[chosen] if self.scaled else weights
 
 
 ROUTERS = {
     "mixtral": {"normalize": True},
     "qwen2-moe": {"shared": 72, "shared_gate": True},
     "olmoe": {"top_k": 5},
+    "gemma4": {"normalize": True, "scaled": True, "num_experts": 12, "top_k": 3},
     "gpt-oss": {"normalize": True, "biases": True},
     "deepseek-v2": {"num_groups": 4, "top_groups": 2, "shared": 16, "scaling": 2.5, "num_experts": 12, "top_k": 4},
     "deepseek-v3": {

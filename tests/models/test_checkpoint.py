@@ -14,9 +14,9 @@ from safetensors.torch import save_file
 from test_weights import Tensors, load, spec_of, tensors_of
 
 from aengine.api.errors import ModelLoadError
-from aengine.models.config.json_file import read_json
 from aengine.models.loading.checkpoint import checkpoint_dtype, open_checkpoint
 from aengine.models.loading.hub import checkpoint_digest, find_checkpoint
+from aengine.models.model_files import read_json
 
 
 def save(path: pathlib.Path, tensors: Tensors) -> None:

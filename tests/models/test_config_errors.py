@@ -219,6 +219,7 @@ UNREAD = {
     "kimi_linear": "n_group n_shared_experts norm_topk_prob num_experts_per_tok num_key_value_heads",  # by the names of its files
     # Without meaning for the model: another precision, images, a mask.
     "gpt_neox": "is_decoder",
+    "gemma4_text": "moe_intermediate_size num_experts top_k_experts",  # where it has experts
     "gemma3_text": "get_text_config image_token_id mm_tokens_per_image text_config vision_config",
     "olmoe": "num_local_experts sliding_window",
 }

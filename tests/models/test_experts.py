@@ -8,7 +8,8 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from aengine.kernels.params import ExpertRouting, RouterScoring, route
 from aengine.layers.ops import TorchOps
 from aengine.models.spec import Experts, Mlp
-from aengine.models.torch.blocks import ExpertsBlock, Weights
+from aengine.models.torch.blocks import Weights
+from aengine.models.torch.mlps import ExpertsBlock
 
 ROUTING = ExpertRouting(3, RouterScoring.SIGMOID, num_groups=4, top_groups=2, group_top=2)
 EXPERTS = Experts(8, Mlp(16), ROUTING, correction=True, shared=Mlp(24))

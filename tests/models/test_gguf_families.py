@@ -15,6 +15,7 @@ from dense_cases import LLAMA3, LONGROPE, YARN
 from driver import Driver
 from family_cases import Case, reference
 from gguf_files import config_metadata, converted_name, gguf_bytes, permuted, quantize, stored
+from hybrid_cases import CASES as HYBRIDS
 from hybrid_cases import DELTA, EXPERTS, FALCON, MAMBA2, MULTIPLIERS
 from safetensors.torch import load_file
 from torch import Tensor
@@ -23,7 +24,7 @@ from aengine.api.config import EngineConfig
 from aengine.api.errors import ModelLoadError
 from aengine.kernels.quantized import QuantizedRows
 from aengine.models.config.model_config import load_spec
-from aengine.models.gguf.gguf_config import ARCHITECTURES
+from aengine.models.gguf.architectures import ARCHITECTURES
 from aengine.models.loading.weights import fused, stored_weights
 from aengine.runner.runner import ModelRunner
 
@@ -55,6 +56,22 @@ class Written:
     tensors: dict[str, Tensor] = field(default_factory=dict)  # beside those of the model
     cut: Callable[[str, Tensor], dict[str, Tensor]] = lambda name, tensor: {name: tensor}  # one of the model's becomes these
     one_qkv: bool = False  # q, k and v are one tensor
+
+
+_GEMMA4 = {
+    **{**_GEMMA, "model.embed_tokens_per_layer": "per_layer_token_embd", "model.per_layer_model_projection": "per_layer_model_proj"},
+    **{"model.per_layer_projection_norm": "per_layer_proj_norm", "per_layer_input_gate": "inp_gate", "per_layer_projection": "proj"},
+    **{"post_per_layer_input_norm": "post_norm", "layer_scalar": "layer_output_scale.weight", "router.proj": "ffn_gate_inp"},
+    **{"router.scale": "ffn_gate_inp.scale", "router.per_expert_scale": "ffn_down_exps.scale"},
+    **{"experts.gate_up_proj": "ffn_gate_up_exps.weight", "experts.down_proj": "ffn_down_exps.weight"},
+    **{"pre_feedforward_layernorm_2": "pre_ffw_norm_2"},
+    **{f"post_feedforward_layernorm_{number}": f"post_ffw_norm_{number}" for number in (1, 2)},
+}
+_GEMMA4_METADATA = {
+    **{"gemma4.attention.key_length": 32, "gemma4.attention.key_length_swa": 16, "gemma4.rope.dimension_count": 32},
+    **{"gemma4.rope.freq_base": 1e6, "gemma4.rope.freq_base_swa": 1e4, "gemma4.attention.sliding_window_pattern": [1, 1, 0, 1, 0]},
+}
+_GEMMA4_FACTORS = {"rope_freqs.weight": torch.tensor([1.0] * 4 + [1e30] * 12)}
 
 
 def _cut_gpt_oss(name: str, tensor: Tensor) -> dict[str, Tensor]:
@@ -378,6 +395,26 @@ CASES = {
         keys=(_WINDOW,),
         modules=_GEMMA,
     ),
+    "gemma4": Written(
+        *("gemma4", "Gemma4Text", next(case.changes for case in HYBRIDS if case.name == "gemma4")),
+        keys=(
+            *(_WINDOW, ("final_logit_softcapping", "final_logit_softcapping"), ("attention.shared_kv_layers", "num_kv_shared_layers")),
+            ("embedding_length_per_layer_input", "hidden_size_per_layer_input"),
+        ),
+        modules=_GEMMA4,
+        metadata={**_GEMMA4_METADATA, "gemma4.feed_forward_length": [96, 96, 96, 192, 192]},
+        tensors=_GEMMA4_FACTORS,
+    ),
+    "gemma4-experts": Written(
+        *("gemma4", "Gemma4Text", next(case.changes for case in HYBRIDS if case.name == "gemma4-experts")),
+        keys=(
+            *(_WINDOW, ("final_logit_softcapping", "final_logit_softcapping"), ("expert_count", "num_experts")),
+            *(("expert_used_count", "top_k_experts"), ("expert_feed_forward_length", "moe_intermediate_size")),
+        ),
+        modules=_GEMMA4,
+        metadata={**_GEMMA4_METADATA, "gemma4.attention.head_count_kv": [4, 4, 1, 4, 1], "gemma4.attention.shared_kv_layers": 0},
+        tensors=_GEMMA4_FACTORS,
+    ),
     "phi3": Written("phi3", "Phi3", {"sliding_window": 12}, keys=(_WINDOW,)),
     "phi3-long": Written(
         *("phi3", "Phi3", {"rope_parameters": LONGROPE, "original_max_position_embeddings": 16}),
@@ -600,7 +637,11 @@ def converted(model_dir: pathlib.Path, written: Written, kind: str = "F32") -> b
             found := re.search(r"(?:self_attn|mixer)\.(q|k)_proj", name)
         ):
             tensor = permuted(tensor, config["num_attention_heads" if found[1] == "q" else "num_key_value_heads"])
-        if written.architecture.startswith(("gemma", "qwen35", "qwen3next")) and name.endswith("norm.weight") and "linear_attn" not in name:
+        if (
+            written.architecture.startswith(("gemma2", "gemma3", "qwen35", "qwen3next"))
+            and name.endswith("norm.weight")
+            and "linear_attn" not in name
+        ):
             tensor = tensor + 1
         if written.architecture == "gpt2" and ".h." in name and tensor.dim() == 2:
             tensor = tensor.t().contiguous()

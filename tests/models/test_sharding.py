@@ -34,7 +34,8 @@ from aengine.models.sharding import (
     width_bounds,
 )
 from aengine.models.spec import Attention, Experts, LatentAttention, Mlp, ModelSpec
-from aengine.models.torch.blocks import AttentionBlock, ExpertsBlock, LatentAttentionBlock, MlpBlock, Weights
+from aengine.models.torch.blocks import AttentionBlock, LatentAttentionBlock, Weights
+from aengine.models.torch.mlps import ExpertsBlock, MlpBlock
 from aengine.parallel.shard import WHOLE, Shard
 
 CASES = {case.name: case for case in (*dense_cases.CASES, *mixture_cases.CASES, *plain_cases.CASES)}

@@ -101,7 +101,7 @@ REFUSED = [
     (config(quantization_config={"quant_method": "compressed-tensors", "kv_cache_scheme": 8}), "kv_cache_scheme 8"),
     (config(quantization_config={"quant_method": "quark"}), "quantization_config .*'quark'"),
     (config(hidden_act="softplus"), "hidden_act 'softplus' .* silu"),
-    (config(rope_scaling={"rope_type": "proportional"}), "rope type 'proportional' .* default, linear, llama3, yarn, dynamic, longrope"),
+    (config(rope_scaling={"rope_type": "spiral"}), "rope type 'spiral' .* default, linear, llama3, yarn, dynamic, longrope"),
     (
         config(rope_scaling={"type": "longrope", "long_factor": [1.0]}),
         "rope parameter short_factor None is not a list of 8 positive numbers",

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from aengine.api.errors import AdapterError, ModelLoadError
-from aengine.models.config.json_file import read_json
+from aengine.models.model_files import read_json
 from aengine.models.quantization.expressions import Expression, share_work
 
 CONFIG = "adapter_config.json"

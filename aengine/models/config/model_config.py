@@ -10,12 +10,12 @@ from typing import Any
 
 from aengine.api.errors import InvalidRequestError, ModelLoadError
 from aengine.api.params import SamplingParams
-from aengine.models.config.json_file import read_json
 from aengine.models.config.reader import CONFIG_JSON, ConfigReader, ConfigSource, NotNativeError, read_token_ids
 from aengine.models.families import FAMILIES
 from aengine.models.families.family import Family
 from aengine.models.loading.hub import shortened
 from aengine.models.loading.weights import has_own_head, open_weights, unlike_modules
+from aengine.models.model_files import read_json
 from aengine.models.quantization.quantization_config import read_quantization
 from aengine.models.spec import ModelSpec
 from aengine.models.text_part import read_config, text_config

@@ -24,7 +24,6 @@ from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, MODEL_FOR_MULTIMODAL_LM_MA
 from transformers.pytorch_utils import Conv1D
 
 from aengine.api.errors import ModelLoadError, one_line
-from aengine.models.config.json_file import read_json
 from aengine.models.config.reader import MOST_POSITIONS, read_token_ids
 from aengine.models.fallback import FallbackSpec, LayerCall
 from aengine.models.fallback.attention import PROBE, recording, register
@@ -32,6 +31,7 @@ from aengine.models.families.family import Transform
 from aengine.models.loading.checkpoint import StoredTensor
 from aengine.models.loading.hub import described_problems
 from aengine.models.loading.stored_parts import StoredPart, stored_parts
+from aengine.models.model_files import read_json
 from aengine.models.named_weights import NamedWeight, Part
 from aengine.models.quantization.quantization_config import Quantization, read_quantization
 from aengine.models.quantization.scheme import Stored

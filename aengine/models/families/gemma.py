@@ -4,6 +4,7 @@ experts beside an MLP."""
 
 from __future__ import annotations
 
+from collections import ChainMap
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
@@ -176,13 +177,13 @@ def _gemma4_heads(reader: ConfigReader, kinds: list[str], kind: str) -> ConfigRe
         of_kind = [each for each, name in zip(given, kinds, strict=True) if name == kind]
         if any(each != of_kind[0] for each in of_kind) or not set(of_kind[0]) <= {"head_dim", "num_key_value_heads"}:
             raise reader.unusable("per_layer_config", config["per_layer_config"], "head_dim and num_key_value_heads by kind of layer")
-        return replace(reader, config={**config, **of_kind[0]})
+        return replace(reader, config=ChainMap(of_kind[0], config))  # type: ignore[arg-type]  # a Mapping is enough to read
     if kind != "full_attention":
         return reader
     changes: dict[str, Any] = {"head_dim": reader.positive("global_head_dim")}
     if reader.flag("attention_k_eq_v") and reader.get("num_global_key_value_heads") is not None:
         changes["num_key_value_heads"] = reader.positive("num_global_key_value_heads")
-    return replace(reader, config={**config, **changes})
+    return replace(reader, config=ChainMap(changes, config))  # type: ignore[arg-type]
 
 
 def _gemma4_experts(reader: ConfigReader, mlp: Mlp, norm: Norm) -> Experts:

@@ -20,7 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from aengine.api.errors import ModelLoadError
-from aengine.models.config.json_file import require_regular
+from aengine.models.model_files import require_regular
 
 TYPES: Mapping[int, tuple[str, int, int]] = {
     **{0: ("F32", 1, 4), 1: ("F16", 1, 2), 2: ("Q4_0", 32, 18), 3: ("Q4_1", 32, 20), 6: ("Q5_0", 32, 22), 7: ("Q5_1", 32, 24)},

@@ -25,7 +25,8 @@ from torch import Tensor
 from aengine.api.errors import ModelLoadError
 from aengine.kernels.quantized import QuantizedRows, Rows
 from aengine.models.families import FAMILIES
-from aengine.models.gguf.gguf_config import Architecture, architecture_of, config_of
+from aengine.models.gguf.architectures import Architecture
+from aengine.models.gguf.gguf_config import architecture_of, config_of
 from aengine.models.gguf.gguf_file import BLOCKS, GgufFile, GgufTensor, open_gguf
 
 DTYPES = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16, "F64": torch.float64}
@@ -168,12 +169,12 @@ _LAYER_MODULES: dict[str, tuple[str | None, int]] = {
     **{"ffn_gate_shexp": ("shared.gate_up", 0), "ffn_up_shexp": ("shared.gate_up", 1), "ffn_down_shexp": ("shared.down", 0)},
 }
 """llama.cpp's names of modules -> ours, and which of the tensors that `Family.names` has for it."""
-_WITHOUT_ENDING = ("sinks", "router_correction", "log_decay", "step_bias", "skip")
+_WITHOUT_ENDING = ("sinks", "router_correction", "log_decay", "step_bias", "skip", "scale", "expert_scale", "router_norm.weight")
 _ONE_CHANNEL = ("shortconv.conv", "ssm_conv1d")  # convolutions of one input channel for each output channel, which files leave out
 _COLUMNS = ("ssm_a", "ssm_d")  # vectors that some files have as matrices of one column
 _IGNORED = re.compile(r"rope_freqs\.weight|rope_factors_(long|short)\.weight")  # read with the config
 _NORM = re.compile(r".*(?<!ssm_)norm\.weight")
-_STORED = re.compile(r"(?:blk\.(\d{1,4})\.)?(?:([\w.]+)\.(weight|bias)|(ssm_[ad]))")
+_STORED = re.compile(r"(?:blk\.(\d{1,4})\.)?(?:([\w.]+)\.(weight|bias)|(ssm_[ad]|ffn_(?:gate_inp|down_exps)\.scale))")
 StoredRows = tuple[str, tuple[int, ...], str, Callable[[], Rows], Callable[[range], Rows] | None]
 """Name, shape, type, and how to get the rows; and some of the rows, unless these are to be made of all of them."""
 Joint = tuple[tuple[int, ...], str, Callable[[], Rows]]
@@ -188,6 +189,7 @@ def read_tensors(path: pathlib.Path) -> Iterator[StoredRows]:
     tensors = _of_layers(file, config)
     _cut_qkv(tensors, config, names)
     _cut_ba(tensors, config)
+    _cut_gate_up(tensors)
     joined = {stored: joint for stored in list(tensors) if (joint := _joint(stored, tensors, names)) is not None}
     for stored, (shape, kind, get) in joined.items():
         place = _place(stored.replace("attn_k_b", "attn_kv_b"), architecture, names, is_gated)
@@ -284,6 +286,18 @@ def _cut_ba(tensors: dict[str, GgufTensor], config: Mapping[str, Any]) -> None:
         for number, name in enumerate(("ssm_beta", "ssm_alpha")):
             shape = (whole.shape[0] // 2, *whole.shape[1:])
             tensors[stored.replace("ssm_ba", name)] = GgufTensor(shape, whole.type, rows[:, number].reshape(-1))
+
+
+def _cut_gate_up(tensors: dict[str, GgufTensor]) -> None:
+    """Rows of gate and of up of each expert in one tensor."""
+    for stored in [stored for stored in tensors if ".ffn_gate_up_exps." in stored]:
+        whole = tensors.pop(stored)
+        if len(whole.shape) != 3 or whole.shape[1] % 2:
+            raise ModelLoadError(f"the GGUF file has {stored} of shape {list(whole.shape)}, not of rows of gate and up of each expert")
+        rows = whole.rows.reshape(whole.shape[0], 2, whole.shape[1] // 2, -1)
+        for number, name in enumerate(("gate", "up")):
+            shape = (whole.shape[0], whole.shape[1] // 2, whole.shape[2])
+            tensors[stored.replace("gate_up", name)] = GgufTensor(shape, whole.type, rows[:, number].reshape(-1))
 
 
 def _slice(tensor: GgufTensor, start: int, count: int, shape: tuple[int, ...]) -> GgufTensor:

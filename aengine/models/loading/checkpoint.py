@@ -24,11 +24,10 @@ from torch import Tensor
 
 from aengine.api.errors import ModelLoadError, one_line
 from aengine.kernels.quantized import Rows
-from aengine.models.config.json_file import require_regular
 from aengine.models.gguf.gguf_file import BLOCKS
 from aengine.models.gguf.tensors import read_tensors
 from aengine.models.loading.hub import find_checkpoint, shortened
-from aengine.models.other_formats import format_of_tensors
+from aengine.models.model_files import format_of_tensors, require_regular
 
 DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16, "float64": torch.float64}
 """Those of weights that are not quantised, by the names that `StoredTensor` has for them."""

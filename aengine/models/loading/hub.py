@@ -17,9 +17,8 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 
 from aengine.api.errors import AdapterError, ModelLoadError, one_line
-from aengine.models.config.json_file import read_json
 from aengine.models.gguf.gguf_file import is_gguf
-from aengine.models.other_formats import format_without_config
+from aengine.models.model_files import format_without_config, read_json
 
 _STEMS = {".safetensors": "model", ".bin": "pytorch_model", ".pt": "pytorch_model", ".pth": "pytorch_model"}
 """Suffixes in the order of preference, each with the usual name of its files."""

@@ -1,10 +1,13 @@
-"""What a model is that cannot be loaded as it is: checkpoints in the formats of other programs, and models that generate no text.
+"""Files of a model: regular ones, and those that are JSON. And what a model is that cannot be loaded as it is: checkpoints in the formats
+of other programs, and models that generate no text.
 
 Owns one sentence for each, which names what the files are and what to take instead. Imports no torch.
 """
 
 from __future__ import annotations
 
+import json
+import pathlib
 import re
 from collections.abc import Collection, Mapping
 from typing import Any
@@ -78,3 +81,23 @@ def format_of_tensors(names: Collection[str]) -> str:
     if any(name.endswith(".scales") for name in names) and any(name.endswith(".biases") for name in names):
         return _MLX
     return ""
+
+
+def require_regular(path: pathlib.Path) -> None:
+    """Raises ModelLoadError for what is there and is no file of bytes: to read a pipe or a device may never end."""
+    if path.exists() and not path.is_file():
+        raise ModelLoadError(f"{path} is not a regular file")
+
+
+def read_json(path: pathlib.Path) -> dict[str, Any]:
+    """A JSON object. Raises ModelLoadError when the file is missing or is something else."""
+    require_regular(path)
+    try:
+        value = json.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise ModelLoadError(f"cannot read {path}: {error.strerror or error}") from error
+    except (ValueError, RecursionError) as error:
+        raise ModelLoadError(f"{path} is not valid JSON: {error}") from error
+    if not isinstance(value, dict):
+        raise ModelLoadError(f"{path} does not hold a JSON object")
+    return value
