@@ -87,10 +87,11 @@ def read_tokenizer(path: Path) -> tuple[tokenizers.Tokenizer, dict[str, str]] | 
     kind = file.get(f"{_PREFIX}model", str)
     if kind == "gpt2":
         core, default_bos = _byte_level(file, vocabulary)
-    elif kind == "llama":
-        core, default_bos = _sentence_piece(file, vocabulary, tokens, kinds), True
+    elif kind in ("llama", "gemma4"):
+        merges = _merges(file, vocabulary) if kind == "gemma4" else _merges_by_scores(file, vocabulary, tokens, kinds)
+        core, default_bos = _sentence_piece(file, vocabulary, merges, tokens, kinds), True
     else:
-        raise ModelLoadError(f"{_PREFIX}model {kind!r} is not supported; supported are gpt2 and llama")
+        raise ModelLoadError(f"{_PREFIX}model {kind!r} is not supported; supported are gpt2, llama and gemma4")
     special = [AddedToken(token, normalized=False, special=True) for token, of in zip(tokens, kinds, strict=True) if of == _CONTROL]
     core.add_special_tokens(special)
     core.add_tokens([AddedToken(token, normalized=False) for token, of in zip(tokens, kinds, strict=True) if of == _USER_DEFINED])
@@ -129,6 +130,15 @@ def _byte_level(file: GgufFile, vocabulary: dict[str, int]) -> tuple[tokenizers.
     pre = file.get(f"{_PREFIX}pre", str, "gpt-2")
     if pre not in _PATTERNS:
         raise ModelLoadError(f"{_PREFIX}pre {pre!r} is not supported; supported are {', '.join(_PATTERNS)}")
+    core = tokenizers.Tokenizer(models.BPE(vocabulary, _merges(file, vocabulary), ignore_merges=pre in _WHOLE_WORDS))
+    splits = [pre_tokenizers.Split(tokenizers.Regex(pattern), "isolated") for pattern in _PATTERNS[pre]]
+    core.pre_tokenizer = pre_tokenizers.Sequence([*splits, pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)])
+    core.decoder = decoders.ByteLevel()
+    return core, pre in _BEGIN
+
+
+def _merges(file: GgufFile, vocabulary: dict[str, int]) -> list[Any]:
+    """Pairs of tokens, those that are merged first in front."""
     merges: list[Any] = [tuple(merge.split(" ")) for merge in _strings(file, "merges")]
     wrong = next((merge for merge in merges if len(merge) != 2 or "".join(merge) not in vocabulary), None)
     if wrong is not None:
@@ -136,14 +146,11 @@ def _byte_level(file: GgufFile, vocabulary: dict[str, int]) -> tuple[tokenizers.
     missing = next((part for merge in merges for part in merge if part not in vocabulary), None)
     if missing is not None:
         raise ModelLoadError(f"{_PREFIX}merges merges {missing!r}, which is no token")
-    core = tokenizers.Tokenizer(models.BPE(vocabulary, merges, ignore_merges=pre in _WHOLE_WORDS))
-    splits = [pre_tokenizers.Split(tokenizers.Regex(pattern), "isolated") for pattern in _PATTERNS[pre]]
-    core.pre_tokenizer = pre_tokenizers.Sequence([*splits, pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)])
-    core.decoder = decoders.ByteLevel()
-    return core, pre in _BEGIN
+    return merges
 
 
-def _sentence_piece(file: GgufFile, vocabulary: dict[str, int], tokens: Sequence[str], kinds: Sequence[int]) -> tokenizers.Tokenizer:
+def _merges_by_scores(file: GgufFile, vocabulary: dict[str, int], tokens: Sequence[str], kinds: Sequence[int]) -> list[Any]:
+    """The pairs that SentencePiece's BPE merges, which has scores of pieces alone."""
     scores = file.get(f"{_PREFIX}scores", np.ndarray)
     if scores is None or len(scores) != len(tokens) or not np.isfinite(scores).all():
         raise ModelLoadError(f"{file.path} does not have a number in {_PREFIX}scores for each of {len(tokens)} tokens")
@@ -160,8 +167,15 @@ def _sentence_piece(file: GgufFile, vocabulary: dict[str, int], tokens: Sequence
         known.sort(key=lambda pair: (pieces[pair[0]], pieces[pair[1]]))
         merges += [(float(scores[number]), pair) for pair in known]
     merges.sort(key=lambda merge: (merge[0], len(merge[1][0]), len(merge[1][1])), reverse=True)
+    return [pair for _, pair in merges]
+
+
+def _sentence_piece(
+    file: GgufFile, vocabulary: dict[str, int], merges: list[Any], tokens: Sequence[str], kinds: Sequence[int]
+) -> tokenizers.Tokenizer:
+    """Spaces are characters, and what is no token becomes its bytes."""
     unknown = _named(file, "unknown", tokens) or next((token for token, of in zip(tokens, kinds, strict=True) if of == _UNKNOWN), None)
-    model = models.BPE(vocabulary, [pair for _, pair in merges], unk_token=unknown, fuse_unk=True, byte_fallback=_BYTE in kinds)
+    model = models.BPE(vocabulary, merges, unk_token=unknown, fuse_unk=True, byte_fallback=_BYTE in kinds)
     core = tokenizers.Tokenizer(model)
     spaces = normalizers.Replace(" ", _SPACE)
     steps = [decoders.Replace(_SPACE, " "), decoders.ByteFallback(), decoders.Fuse()]

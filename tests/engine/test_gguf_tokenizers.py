@@ -9,6 +9,7 @@ import pytest
 import torch
 from gguf_files import gguf_bytes, stored
 
+from aengine.api.errors import ModelLoadError
 from aengine.tokenizer.gguf import read_tokenizer
 from aengine.tokenizer.tokenizer import Tokenizer
 
@@ -72,6 +73,19 @@ def test_pieces_are_merged_by_their_scores(tmp_path: pathlib.Path, text: str, pr
     ids = found.encode(text, add_special_tokens=False)
     assert [TOKENS[token] for token in ids] == by_scores(" " + text if prefix else text)
     assert found.decode(ids) == text
+
+
+def test_pieces_with_merges_of_their_own(tmp_path: pathlib.Path) -> None:
+    """Gemma 4's, which SentencePiece's scores do not order: `th` comes before `he`, and no scores are read."""
+    merges = ["t h", "th e", f"{SPACE} the", "h e", "a t"]
+    kind = {"model": "gemma4", "merges": merges, "scores": [0.0] * len(TOKENS), "add_space_prefix": False}
+    found = tokenizer(tmp_path / "model.gguf", **kind)
+    ids = found.encode("the the\nhe \u65e5", add_special_tokens=False)
+    spelled = ["the", f"{SPACE}the", "\n", "he", SPACE, "<0xE6>", "<0x97>", "<0xA5>"]
+    assert [TOKENS[token] for token in ids] == spelled
+    assert found.decode(ids) == "the the\nhe \u65e5"
+    with pytest.raises(ModelLoadError, match=r"merges has 'a zz', which does not merge"):
+        tokenizer(tmp_path / "model.gguf", **{**kind, "merges": ["a zz"]})
 
 
 def test_special_tokens(tmp_path: pathlib.Path) -> None:

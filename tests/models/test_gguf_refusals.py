@@ -203,7 +203,7 @@ TOKENS = {"tokenizer.ggml.model": "gpt2", "tokenizer.ggml.pre": "qwen2", "tokeni
 @pytest.mark.parametrize(
     ("metadata", "message"),
     [
-        ({**TOKENS, "tokenizer.ggml.model": "t5"}, "tokenizer.ggml.model 't5' is not supported; supported are gpt2 and llama"),
+        ({**TOKENS, "tokenizer.ggml.model": "t5"}, "tokenizer.ggml.model 't5' is not supported; supported are gpt2, llama and gemma4"),
         ({**TOKENS, "tokenizer.ggml.pre": "viking"}, "tokenizer.ggml.pre 'viking' is not supported"),
         ({**TOKENS}, "no list of strings tokenizer.ggml.merges"),
         ({**TOKENS, "tokenizer.ggml.merges": ["a c"]}, "'a c', which does not merge two tokens into one"),
