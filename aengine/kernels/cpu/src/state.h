@@ -215,7 +215,7 @@ AE_INLINE VecF rounded_product(VecF a, VecF b) {
   return product;
 }
 
-constexpr i64 RECUR_RUN = 16, MAX_STATE_KEYS = 256;
+constexpr i64 RECUR_RUN = 16, MAX_STATE_KEYS = 256, LEAST_MOVED = 4;
 
 // What all blocks of a head need of some tokens: q and k; what the state is multiplied with; how much of v, or of what is missing of it, is
 // added; the product of q and k; and what is added of v to the outputs.
@@ -406,13 +406,27 @@ AE_NOINLINE void recur_block(const RecurTokens& tokens, i64 count, i64 dim, i64 
   multiply(std::integral_constant<int, 4>{});
   multiply(std::integral_constant<int, 1>{});
   column = 0;
+  // The columns of several tokens are moved together: in their block they are so far apart that they fill few sets of the L1 cache.
+  alignas(64) float together[MAX_STATE_KEYS * 4 * LANES];
   const auto run = [&](auto vectors) {
     constexpr int VECTORS = decltype(vectors)::value;
-    for (; column + VECTORS * LANES <= columns; column += VECTORS * LANES) {
-      recur_columns<RULE, VECTORS>(tokens, count, dim, width, from + column, to + column, by_k + column, by_q + column, v + column, stride,
-                                    out + column, out_stride);
+    constexpr i64 SIZE = VECTORS * LANES;
+    const bool moves = count >= LEAST_MOVED && width > SIZE;
+    for (; column + SIZE <= columns; column += SIZE) {
+      const auto recur = [&](i64 stride_of_state, const float* before, float* after) {
+        recur_columns<RULE, VECTORS>(tokens, count, dim, stride_of_state, before, after, by_k + column, by_q + column, v + column, stride,
+                                     out + column, out_stride);
+      };
+      if (!moves) {
+        recur(width, from + column, to + column);
+        continue;
+      }
+      for (i64 i = 0; i < dim; i++) memcpy(together + i * SIZE, from + i * width + column, sizeof(float) * SIZE);
+      recur(SIZE, together, together);
+      for (i64 i = 0; i < dim; i++) memcpy(to + i * width + column, together + i * SIZE, sizeof(float) * SIZE);
     }
   };
+  if constexpr (RULE == Rule::MAMBA2) run(std::integral_constant<int, 4>{});
   run(std::integral_constant<int, 2>{});
   run(std::integral_constant<int, 1>{});
 }
