@@ -60,6 +60,24 @@ class TestLayerGroups:
             assert groups.windows[group] == window
             assert index < layers_per_page
 
+    def test_layers_that_keep_less_share_places(self) -> None:
+        """Two sliding layers in the place of a full one; of seven the last has a place for itself."""
+        windows, per_place = [8, 8, None, 8, 8, None, 8, 8, 8], [2, 2, 1, 2, 2, 1, 2, 2, 2]
+        groups = layer_groups(windows, per_place)
+        assert (groups.windows, groups.layers_per_page) == ((None, 8, 8), 2)
+        assert groups.places == ((1, 0), (1, 0), (0, 0), (1, 1), (1, 1), (0, 1), (2, 0), (2, 0), (2, 1))
+        assert groups.parts == (0, 1, 0, 0, 1, 0, 0, 1, 0)
+        part = groups.of_layers(range(4, 9))
+        assert (part.windows, part.layers_per_page) == (groups.windows, 1)
+        assert (part.places, part.parts) == (((1, 0), (0, 0), (1, 0), (2, 0), (2, 0)), (0, 0, 1, 0, 1))
+
+    def test_layers_of_other_shares_have_other_places(self) -> None:
+        """Even where they keep the same tokens."""
+        groups = layer_groups([None] * 5, [2, 1, 2, 1, 2])
+        assert groups.parts == (0, 0, 1, 0, 0)
+        assert len(set(zip(groups.places, groups.parts, strict=True))) == 5
+        assert groups.places[0] == groups.places[2]
+
 
 class TestPageNeeds:
     def test_one_group_without_a_window_needs_a_page_for_each_column(self) -> None:
