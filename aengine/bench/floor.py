@@ -23,7 +23,7 @@ from aengine.models.config.model_config import load_spec
 from aengine.models.loading.hub import resolve_model
 from aengine.models.loading.weight_bytes import quantized_bytes, weight_bytes
 from aengine.models.named_weights import experts_of, named_weights
-from aengine.models.spec import LatentAttention, ModelSpec
+from aengine.models.spec import Attention, LatentAttention, ModelSpec
 
 
 @dataclass(frozen=True, slots=True)
@@ -175,7 +175,8 @@ def _attention_work(
     A latent counts once, although it is a part of the key and the value: one read of it is enough.
     """
     kv_bytes = flops = 0
-    for kind, count in Counter(spec.attentions).items():
+    attentions = (layer.attention for layer in spec.layers if isinstance(layer.attention, Attention | LatentAttention))
+    for kind, count in Counter(attentions).items():
         widths = kind.key_dim + kind.value_dim
         heads, numbers = (1, kind.key_dim) if isinstance(kind, LatentAttention) else (2 * kind.num_kv_heads, widths)
         numbers *= kind.num_kv_heads
@@ -226,7 +227,7 @@ def _summed(spec: ModelSpec, sizes: Mapping[str, int]) -> _Parameters:
     for name, size in sizes.items():
         if (mixture := experts_of(spec, name)) is not None:
             experts[mixture.routing.top_k / mixture.num_experts] += size
-        elif name.startswith("layers.") or name.startswith("norm."):
+        elif name.startswith(("layers.", "norm.", "layer_inputs")):
             always += size
     return _Parameters(always, experts, sizes["embedding.weight" if spec.tied_head else "head.weight"])
 
