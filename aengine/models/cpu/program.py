@@ -260,7 +260,7 @@ class CpuProgram(RecurrentOperations):
             outputs.append(self._product(f"{name}recur_out", recurred, multiplier))
         if layer.parallel and layer.mlp is not None:
             down = self._mlp(name, layer.mlp, whole.mlp, mlp_source, multiplier)
-            self._add_branch([*outputs, down], "", None, multiplier)
+            self._add_branch([*outputs, *down], "", None, multiplier)
             return
         if outputs:
             self._add_branch(outputs, f"{name}post_attention_norm", layer.post_attention_norm, multiplier)
@@ -269,7 +269,7 @@ class CpuProgram(RecurrentOperations):
             mlp_source = self._norm_first(f"{name}mlp_norm", layer, layer.mlp_norm, 1)
             down = self._mlp(name, layer.mlp, whole.mlp, mlp_source, multiplier)
             mlp_scale = 1.0 if layer.input_gate is not None else scale
-            self._add_branch([down], f"{name}post_mlp_norm", layer.post_mlp_norm, multiplier, mlp_scale)
+            self._add_branch(down, f"{name}post_mlp_norm", layer.post_mlp_norm, multiplier, mlp_scale)
         if layer.input_gate is not None:
             self._input_gate(name, index, layer.input_gate, scale)
 
@@ -403,34 +403,31 @@ class CpuProgram(RecurrentOperations):
         self._add(library.HEADS, op)
         return out
 
-    def _mlp(self, name: str, mlp: Mlp | Experts, whole: Mlp | Experts | None, source: str, multiplier: float) -> _Product:
-        """The last product, from what is computed now. `whole`: of all ranks."""
+    def _mlp(self, name: str, mlp: Mlp | Experts, whole: Mlp | Experts | None, source: str, multiplier: float) -> list[_Product]:
+        """The last product, from what is computed now; none if it is in `branch`. `whole`: of all ranks."""
         if isinstance(mlp, Experts):
             assert isinstance(whole, Experts)
             if mlp.branch_norm is not None:
-                return self._normed_branches(name, mlp, whole, mlp.branch_norm)
-            return partial(self._experts, name, mlp, whole, source, source, multiplier)
+                self._normed_branches(name, mlp, whole, mlp.branch_norm)
+                return []
+            return [partial(self._experts, name, mlp, whole, source, source, multiplier)]
         assert isinstance(whole, Mlp)
         epilogue = library.GATED if mlp.gated else library.ACTIVATE
         self._linear(f"{name}gate_up" if mlp.gated else f"{name}up", source, "gated", epilogue, activation=_ACTIVATIONS[mlp.activation])
-        return self._product(f"{name}down", self._all_columns("gated", width_bounds(whole, self._shard)), multiplier)
+        return [self._product(f"{name}down", self._all_columns("gated", width_bounds(whole, self._shard)), multiplier)]
 
-    def _normed_branches(self, name: str, experts: Experts, whole: Experts, norm: Norm) -> _Product:
+    def _normed_branches(self, name: str, experts: Experts, whole: Experts, norm: Norm) -> None:
         """Experts and shared MLP as `Experts.branch_norm` says, whose sum is in `branch`."""
         assert experts.shared is not None
         assert whole.shared is not None
         for which in ("shared", "router", "experts"):
             self._norm(f"{name}{which}_norm", norm, "residual", f"{which}_normed")
         shared = self._mlp(f"{name}shared.", experts.shared, whole.shared, "shared_normed", 1.0)
-        self._join([shared], "branch", library.STORE, 1.0)
+        self._join(shared, "branch", library.STORE, 1.0)
         routed = partial(self._experts, name, replace(experts, shared=None), whole, "experts_normed", "router_normed", 1.0)
         self._join([routed], "routed", library.STORE, 1.0)
         self._norm(f"{name}shared_out_norm", norm, "branch", "branch")
         self._norm(f"{name}experts_out_norm", norm, "routed", "branch", adds=True)
-        return self._nothing_more
-
-    def _nothing_more(self, out: str, epilogue: int) -> None:
-        """The last product of what is in `branch`."""
 
     def _experts(
         self, name: str, experts: Experts, whole: Experts, source: str, router_source: str, multiplier: float, out: str, epilogue: int
@@ -482,9 +479,9 @@ class CpuProgram(RecurrentOperations):
             self._norm(norm_name, norm, "branch", "residual", adds=True, multiplier=multiplier, scale=scale)
 
     def _join(self, products: Sequence[_Product], out: str, epilogue: int, multiplier: float) -> None:
-        """The last products, of all ranks, to a buffer that is as wide as the residual."""
+        """The last products, of all ranks, to a buffer that is as wide as the residual. Without any, what is there is complete."""
         shard, bounds = self._shard, hidden_bounds(self._spec, self._shard)
-        if self._nothing_more in products:
+        if not products:
             return
         if shard.size > 1 and shard.exact:
             if epilogue == library.ADD:
