@@ -91,7 +91,9 @@ def backend_of(spec: ModelSpec) -> TorchNativeBackend:
     kinds = [layer.attention for layer in spec.layers]
     scoring = tuple(kind.scoring for kind in kinds)
     shape = kinds[0].num_heads, kinds[0].num_kv_heads, kinds[0].key_dim
-    backend = TorchNativeBackend(AttentionSpec(*shape, scoring, PAGE, torch.float32, CPU, value_dim=kinds[0].value_dim))
+    heads = tuple(kind.heads for kind in kinds)
+    described = AttentionSpec(*shape, scoring, PAGE, torch.float32, CPU, value_dim=kinds[0].value_dim, heads=heads)
+    backend = TorchNativeBackend(described)
     backend.allocate(1 + 4 * POSITIONS // PAGE)
     return backend
 

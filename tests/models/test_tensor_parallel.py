@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 
 import dense_cases
+import hybrid_cases
 import mixture_cases
 import plain_cases
 import pytest
@@ -19,8 +20,9 @@ from aengine.models.spec import ModelSpec
 
 ODD = {"hidden_size": 52, "head_dim": 12, "intermediate_size": 71, "vocab_size": 101}
 CASES = {case.name: case for case in (*dense_cases.CASES, *mixture_cases.CASES, *plain_cases.CASES)}
+CASES |= {case.name: case for case in hybrid_cases.CASES if case.name in ("gemma4", "gemma4-experts", "mimo-v2")}
 CASES["llama-odd"] = Case("llama-odd", "Llama", {**ODD, "tie_word_embeddings": True, "attention_bias": True, "mlp_bias": True})
-QUICK = ("llama-odd", "gemma3", "olmo2", "qwen2-moe", "gpt-oss", "deepseek-v3", "stablelm-parallel", "gpt2", "bloom")
+QUICK = ("llama-odd", "gemma3", "gemma4-experts", "olmo2", "qwen2-moe", "gpt-oss", "deepseek-v3", "stablelm-parallel", "gpt2", "bloom")
 CHUNKS = [[(0, 17)], [(0, 1), (1, 9), (2, 3)], [(0, 1), (1, 1), (2, 1)]]
 
 
@@ -49,4 +51,5 @@ def test_logits_are_those_of_one_rank(name: str, size: int, exact: bool) -> None
         ours = found[0][step]
         assert all(torch.equal(ours, others[step]) for others in found[1:])
         assert torch.equal(ours.argmax(-1), whole.argmax(-1))
-        assert ((ours - whole).abs().amax() / whole.abs().amax()).item() < 1e-5
+        limit = 1e-4 if name.startswith("gemma4") else 1e-5  # norms of what each block makes magnify what is rounded
+        assert ((ours - whole).abs().amax() / whole.abs().amax()).item() < limit
