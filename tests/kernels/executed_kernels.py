@@ -264,8 +264,8 @@ BUGS: dict[str, tuple[str, Callable[[str], str]]] = {  # the case in which it is
 
 OF_ALL = "attention, window, cap and sinks"
 SOURCE_BUGS = {  # in prefill: what is replaced by what, and the case in which it is seen
-    "a wrong stride of pages": ("page.to(tl.int64) * PAGE_SIZE", "page.to(tl.int64) * (PAGE_SIZE + 1)", OF_ALL),
-    "addresses in 32 bits": ("page.to(tl.int64) * PAGE_SIZE", "page * PAGE_SIZE", "attention, large pool"),
+    "a wrong stride of pages": ("page.to(tl.int64) * PAGE_STRIDE", "page.to(tl.int64) * (PAGE_STRIDE + 1)", OF_ALL),
+    "addresses in 32 bits": ("page.to(tl.int64) * PAGE_STRIDE", "page * PAGE_STRIDE", "attention, large pool"),
     "a window one too wide": ("> position[:, None] - WINDOW", ">= position[:, None] - WINDOW", OF_ALL),
     "a token that sees the next one": ("source[None, :] <= position[:, None])", "source[None, :] <= position[:, None] + 1)", OF_ALL),
     "pages behind the end": ("tl.minimum(source + BLOCK_N, end - 1)", "tl.minimum(source + BLOCK_N, end + 4000)", OF_ALL),
