@@ -309,9 +309,13 @@ def layer_groups(windows: Sequence[int | None], per_place: Sequence[int] = ()) -
     return _with_parts(tuple(groups), layers_per_page, places, sharing, per_place)
 
 
-def _sharing(windows: Sequence[int | None], per_place: Sequence[int]) -> list[tuple[int | None, list[int]]]:
-    """The layers that share a place, with their window: consecutive ones among those of a kind."""
-    found: list[tuple[int | None, list[int]]] = []
+_Sharing = list[tuple[int | None, list[int]]]
+"""Of each place its window and the layers that share it."""
+
+
+def _sharing(windows: Sequence[int | None], per_place: Sequence[int]) -> _Sharing:
+    """Each place has consecutive layers among those of a kind."""
+    found: _Sharing = []
     latest: dict[tuple[int | None, int], list[int]] = {}
     for layer, kind in enumerate(zip(windows, per_place, strict=True)):
         if len(latest.get(kind, ())) % kind[1] == 0:
@@ -319,9 +323,6 @@ def _sharing(windows: Sequence[int | None], per_place: Sequence[int]) -> list[tu
             found.append((kind[0], latest[kind]))
         latest[kind].append(layer)
     return found
-
-
-_Sharing = Sequence[tuple[int | None, list[int]]]
 
 
 def _with_parts(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -16,6 +17,17 @@ class Heads(NamedTuple):
     num_kv_heads: int  # divides num_heads
     key_dim: int  # of a query and of a key
     value_dim: int  # of a value and of what is attended
+
+    @property
+    def width(self) -> int:
+        """Numbers of a token's keys and values together."""
+        return self.num_kv_heads * (self.key_dim + self.value_dim)
+
+
+def layers_per_place(heads: Sequence[Heads]) -> tuple[int, ...]:
+    """By layer, how many such as it have room where the widest one has its keys and values."""
+    widest = max(each.width for each in heads)
+    return tuple(widest // each.width for each in heads)
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import TypeGuard
 
-from aengine.kernels.paged_cache import Heads, Scoring
+from aengine.kernels.paged_cache import Heads, Scoring, layers_per_place
 from aengine.kernels.params import Activation, ExpertRouting
 from aengine.kernels.recurrence import StateShape
 from aengine.layers.rotary import QueryScale, RopeSpec
@@ -405,8 +405,7 @@ class ModelSpec:
     @property
     def layers_per_place(self) -> tuple[int, ...]:
         """By place, how many layers such as its own have room in it, because they keep less of a token than the widest attention."""
-        widest = width_of_place(self.widest_attention)
-        of_attentions = (widest // width_of_place(attention) for attention in self.attentions)
+        of_attentions = layers_per_place([attention.heads for attention in self.attentions])
         return (*of_attentions, *(1 for _ in range(len(self.attentions), len(self.place_windows))))
 
     @property

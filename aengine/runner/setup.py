@@ -22,7 +22,6 @@ from aengine.api.errors import ConfigError
 from aengine.api.outputs import DraftSource
 from aengine.attention import AttentionSpec, StepStates, build_layout
 from aengine.cache import LayerGroups, PageNeeds, layer_groups
-from aengine.kernels.paged_cache import Heads
 from aengine.kernels.quantized import Rows
 from aengine.kernels.recurrence import StateLayout
 from aengine.models.choice import AnySpec, find_spec
@@ -229,12 +228,6 @@ class ExecutorSetup:
         return groups.of_layers(sorted({place for index in self.shard.layers(len(of_layers)) for place in of_layers[index]}))
 
     @property
-    def page_parts(self) -> list[tuple[int, Heads]]:
-        """By layer with attention of this rank's stage, which part of its place in a page it has, and its heads."""
-        held = sharded_spec(self.native_spec, self.shard).attentions
-        return list(zip(self.groups.parts, (each.heads for each in held), strict=False))
-
-    @property
     def needs(self) -> PageNeeds:
         return PageNeeds(self.groups.windows, self.config.page_size, self.max_num_batched_tokens, self.state_pages)
 
@@ -310,7 +303,7 @@ class ExecutorSetup:
             _log.info("fp8 KV cache: %s", "its scales are 1" if scales is None else "scaled as the checkpoint says")
         groups = self.groups
         heads = [each.heads for each in kinds]
-        widest = max(heads, key=lambda each: each.num_kv_heads * (each.key_dim + each.value_dim))
+        widest = max(heads, key=lambda each: each.width)
         return AttentionSpec(
             num_heads=widest.num_heads,
             num_kv_heads=widest.num_kv_heads,

@@ -212,7 +212,7 @@ def stored(x, scale, dtype: tl.constexpr, LIMIT: tl.constexpr):
 MAX_HEAD_DIM = 256
 """With larger heads three blocks of keys and values do not fit into the shared memory of every device."""
 MAX_WIDTH, MAX_REST = 512, 64
-"""The same for the values of a latent cache, and for what its keys have more."""
+"""The widest values, and the most numbers that a key has more."""
 MIN_DOT = 16  # rows and columns of the smallest product of matrices
 _BLOCK_BYTES = 16384  # of queries, keys or values in a program
 _LEAST_AHEAD = 16384  # bytes of keys and values that a program loads at once; with fewer it loads further ahead

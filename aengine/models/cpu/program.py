@@ -76,6 +76,11 @@ _Product = Callable[[str, int], None]  # writes to a buffer, with an epilogue
 _SCORINGS = {RouterScoring.SOFTMAX: library.SOFTMAX, RouterScoring.SIGMOID: library.SIGMOID}
 
 
+def page_parts(spec: ModelSpec, groups: LayerGroups) -> PageParts:
+    """The parts of pages that a pool for the model has, with these groups."""
+    return list(zip(groups.parts, (each.heads for each in spec.attentions), strict=False))
+
+
 class CpuProgram(RecurrentOperations):
     """The operations of a model as a `CModel`, with all that it points to; on one of several ranks, those of its part.
 
@@ -110,11 +115,8 @@ class CpuProgram(RecurrentOperations):
         self._reader = reader
         self._tables = {rope: cos_sin_cache(rope, num_positions, _CPU) for rope in spec.ropes}
         self._query_scales = {scale: query_scales(scale, num_positions, _CPU) for scale in spec.query_scales}
-        heads = [each.heads for each in spec.attentions]
-        self._kinds = list(dict.fromkeys(heads))
+        self._kinds = list(dict.fromkeys(each.heads for each in spec.attentions))
         self._c_kinds = (CHeadKind * len(self._kinds))(*map(head_kind, self._kinds))
-        self.parts: PageParts = list(zip(groups.parts, heads, strict=False))
-        """As of `KvPool`."""
         self._write(spec)
         self._c_ops = (COp * len(self._ops))(*(COp(kind, ctypes.addressof(item)) for kind, item in self._ops))
         self._c_strides = (c_int64 * len(self._strides))(*self._strides)

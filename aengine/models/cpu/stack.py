@@ -6,6 +6,7 @@ Owns the packed weights of a model and the C struct that describes it. KV pages 
 from __future__ import annotations
 
 import ctypes
+import functools
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -40,7 +41,7 @@ from aengine.kernels.recurrence import StateLayout
 from aengine.kernels.warm_memory import Allocate, lazy_bytes
 from aengine.models.adapters import Adapter
 from aengine.models.cpu.packed_weights import PackedWeights, pack_adapter
-from aengine.models.cpu.program import CpuProgram
+from aengine.models.cpu.program import CpuProgram, page_parts
 from aengine.models.sharding import vocab_bounds
 from aengine.models.spec import DraftHead, Experts, LatentAttention, Layer, ModelSpec, ShortConvolution
 from aengine.parallel.shard import WHOLE, Shard
@@ -261,6 +262,8 @@ class DecoderStack:
         self.spec = self._weights.spec
         self.dtype = dtype
         self._groups, self._states = groups or layer_groups([None] * self.spec.num_layers), states
+        parts = page_parts(self.spec, self._groups)
+        self._place_bytes = functools.cache(lambda page_size, dtype: place_bytes(page_size, parts, dtype))  # each step asks for the same
         self._weights.pack_weights(workspace, weights, quantization, allocate)
         if target is not None:
             self._weights.share(target._weights)
@@ -345,7 +348,7 @@ class DecoderStack:
         c = pool.c
         dtype = next((dtype for dtype in (self.dtype, torch.int8) if PAGE_ELEMENTS[dtype] == c.element), None)
         shape = c.layers_per_page, c.key_page_bytes, c.value_page_bytes
-        if dtype is None or shape != (self._groups.layers_per_page, *place_bytes(c.page_size, self._program.parts, dtype)):
+        if dtype is None or shape != (self._groups.layers_per_page, *self._place_bytes(c.page_size, dtype)):
             raise ValueError("the pool's layers, KV heads, widths or dtype are not the model's")
         if (layout.states is None) != (self._states is None):
             raise ValueError("the layout has no states, or the model has none")

@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from aengine.kernels.paged_cache import Heads, Scoring
+from aengine.kernels.paged_cache import Heads, Scoring, layers_per_place
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,8 +55,7 @@ class FallbackSpec:
     @property
     def layers_per_place(self) -> tuple[int, ...]:
         """By layer, how many such as it have room in the place of the widest, see `LayerGroups`."""
-        widths = [call.num_kv_heads * (call.key_dim + call.value_dim) for call in self.attention]
-        return tuple(max(widths) // width for width in widths)
+        return layers_per_place([call.heads for call in self.attention])
 
     @property
     def place_windows(self) -> tuple[int | None, ...]:

@@ -163,9 +163,9 @@ def head_sizes(reader: ConfigReader) -> tuple[int, int, int]:
     return num_heads, num_kv_heads, head_dim
 
 
-def with_rope(reader: ConfigReader, key: str, rope: Mapping[str, Any]) -> ConfigReader:
-    """The reader of the same config with another rope."""
-    return replace(reader, config=ChainMap({key: rope}, reader.config))  # type: ignore[arg-type]  # a Mapping is enough to read
+def with_keys(reader: ConfigReader, changes: dict[str, Any]) -> ConfigReader:
+    """The reader of the same config with other values of some keys."""
+    return replace(reader, config=ChainMap(changes, reader.config))  # type: ignore[arg-type]  # a Mapping is enough to read
 
 
 def mixed_layers(

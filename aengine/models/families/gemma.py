@@ -4,7 +4,6 @@ experts beside an MLP."""
 
 from __future__ import annotations
 
-from collections import ChainMap
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
@@ -24,6 +23,7 @@ from aengine.models.families.family import (
     rms_norm,
     rope_and_context,
     window_of,
+    with_keys,
 )
 from aengine.models.families.mixtures import experts, routing
 from aengine.models.spec import Attention, Experts, InputGate, Layer, LayerInputs, Mlp, ModelSpec, Norm, QkNorm
@@ -59,14 +59,13 @@ def _spec(reader: ConfigReader, kinds: list[str], ropes: Mapping[str, RopeSpec],
         )
         for kind in kinds
     ]
-    return decoder_spec(
-        reader,
-        layers,
-        norm=norm,
-        max_position_embeddings=context,
-        embedding_scale=reader.positive("hidden_size") ** 0.5,
-        logit_soft_cap=reader.number("final_logit_softcapping", 0.0),
-    )
+    return _scaled_and_capped(reader, layers, norm, context)
+
+
+def _scaled_and_capped(reader: ConfigReader, layers: list[Layer], norm: Norm, context: int, **changes: Any) -> ModelSpec:
+    """A model with a scaled embedding and capped logits; `changes` as of `decoder_spec`."""
+    scale, cap = reader.positive("hidden_size") ** 0.5, reader.number("final_logit_softcapping", 0.0)
+    return decoder_spec(reader, layers, norm=norm, max_position_embeddings=context, embedding_scale=scale, logit_soft_cap=cap, **changes)
 
 
 def _gemma(reader: ConfigReader) -> ModelSpec:
@@ -154,15 +153,7 @@ def _gemma4(reader: ConfigReader) -> ModelSpec:
                 scaled=True,
             )
         )
-    return decoder_spec(
-        reader,
-        layers,
-        norm=norm,
-        max_position_embeddings=context,
-        embedding_scale=reader.positive("hidden_size") ** 0.5,
-        logit_soft_cap=reader.number("final_logit_softcapping", 0.0),
-        layer_inputs=layer_inputs,
-    )
+    return _scaled_and_capped(reader, layers, norm, context, layer_inputs=layer_inputs)
 
 
 def _gemma4_heads(reader: ConfigReader, kinds: list[str], kind: str) -> ConfigReader:
@@ -177,13 +168,13 @@ def _gemma4_heads(reader: ConfigReader, kinds: list[str], kind: str) -> ConfigRe
         of_kind = [each for each, name in zip(given, kinds, strict=True) if name == kind]
         if any(each != of_kind[0] for each in of_kind) or not set(of_kind[0]) <= {"head_dim", "num_key_value_heads"}:
             raise reader.unusable("per_layer_config", config["per_layer_config"], "head_dim and num_key_value_heads by kind of layer")
-        return replace(reader, config=ChainMap(of_kind[0], config))  # type: ignore[arg-type]  # a Mapping is enough to read
+        return with_keys(reader, dict(of_kind[0]))
     if kind != "full_attention":
         return reader
     changes: dict[str, Any] = {"head_dim": reader.positive("global_head_dim")}
     if reader.flag("attention_k_eq_v") and reader.get("num_global_key_value_heads") is not None:
         changes["num_key_value_heads"] = reader.positive("num_global_key_value_heads")
-    return replace(reader, config=ChainMap(changes, config))  # type: ignore[arg-type]
+    return with_keys(reader, changes)
 
 
 def _gemma4_experts(reader: ConfigReader, mlp: Mlp, norm: Norm) -> Experts:

@@ -22,7 +22,7 @@ from aengine.models.families.family import (
     rms_norm,
     rope_and_context,
     window_of,
-    with_rope,
+    with_keys,
 )
 from aengine.models.spec import DraftHead, HeadKind, Layer, ModelSpec, QkNorm
 
@@ -81,12 +81,12 @@ def _ministral3(reader: ConfigReader) -> ModelSpec:
     if given.get("llama_4_scaling_beta") is not None:
         rope = replace(reader, config=given, defaults={})
         scale = QueryScale(rope.number("llama_4_scaling_beta"), rope.positive("original_max_position_embeddings"))
-    return _mistral(with_rope(reader, key, others), scale)
+    return _mistral(with_keys(reader, {key: others}), scale)
 
 
 def _cwm(reader: ConfigReader) -> ModelSpec:
     if reader.get("rope_scaling") is None:
-        reader = with_rope(reader, "rope_parameters", reader.get("rope_parameters"))  # with the family's
+        reader = with_keys(reader, {"rope_parameters": reader.get("rope_parameters")})  # with the family's
     windows = [window_of(reader, kind) for kind in layer_kinds(reader, 4, first=True)]
     return _spec(reader, windows, qkv_bias=False, output_bias=False, mlp_bias=reader.flag("mlp_bias"))
 

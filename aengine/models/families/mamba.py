@@ -25,7 +25,7 @@ from aengine.models.families.family import (
     rms_norm,
     rope_and_context,
     window_of,
-    with_rope,
+    with_keys,
 )
 from aengine.models.families.mixtures import experts, routing, sigmoid_experts
 from aengine.models.spec import Attention, Experts, Layer, Mlp, ModelSpec, Recurrence, RecurrenceKind
@@ -110,7 +110,7 @@ def _granite_swa(reader: ConfigReader) -> ModelSpec:
         assert isinstance(attended, Attention)
         rope = attended.rope
         if thetas is not None:
-            own = with_rope(reader, "rope_parameters", {**given, "rope_theta": thetas[number]})
+            own = with_keys(reader, {"rope_parameters": {**given, "rope_theta": thetas[number]}})
             rope = rope_and_context(own, attended.head_dim)[0] if thetas[number] else None
         layers.append(replace(layer, attention=replace(attended, window=window_of(reader, kind), sinks=True, rope=rope)))
     return replace(spec, layers=tuple(layers))

@@ -92,7 +92,10 @@ class ExpertsBlock:
         if self._norms:
             return self._normed_branches(x)
         chosen, weights = self._route(x)
-        shared = self._shared_output(x)
+        return self._sums(x, chosen, weights, self._shared_output(x))
+
+    def _sums(self, x: Tensor, chosen: Tensor, weights: Tensor, shared: SharedOutput | None) -> Tensor:
+        """What the chosen experts make of x, and the shared output, added up over all ranks and replicas."""
         if self._exchange is None:
             out = self._ops.experts(x, chosen, weights, self._mlp, x.dtype, shared)
         else:
@@ -105,12 +108,7 @@ class ExpertsBlock:
         assert self._shared is not None
         norms = self._norms
         chosen, weights = self._route(norms["router_norm"](x))
-        rows = norms["experts_norm"](x)
-        if self._exchange is None:
-            routed = self._ops.experts(rows, chosen, weights, self._mlp, x.dtype, None)
-        else:
-            routed = self._exchanged(self._exchange, rows, chosen, weights).to(x.dtype)
-        routed = norms["experts_out_norm"](self._row_parallel.after(routed))
+        routed = norms["experts_out_norm"](self._sums(norms["experts_norm"](x), chosen, weights, None))
         return routed + norms["shared_out_norm"](self._shared(norms["shared_norm"](x)))
 
     def _shared_output(self, x: Tensor) -> SharedOutput | None:

@@ -13,6 +13,7 @@ from aengine.api.errors import ConfigError
 from aengine.kernels.cpu.library import Workspace
 from aengine.kernels.cpu.ops import KvPool, draw, place_bytes
 from aengine.kernels.warm_memory import keep_rows, lazy_bytes
+from aengine.models.cpu.program import page_parts
 from aengine.models.cpu.stack import CpuLastTokens, DecoderStack, KeptHidden, PreparedStep, unsupported
 from aengine.models.draft_heads import draft_token_ids
 from aengine.models.loading.weight_bytes import quantized_bytes, weight_bytes
@@ -32,7 +33,7 @@ class DraftModel:
         if reason is not None:
             raise ConfigError.of("speculative_model", f"{str(setup.model_dir)!r} is not possible: {reason}")
         self._workspace = workspace
-        self._page_shape = (setup.config.page_size, setup.page_parts, setup.kv_dtype or dtype)
+        self._page_shape = (setup.config.page_size, page_parts(spec, setup.groups), setup.kv_dtype or dtype)
         self._groups = setup.groups
         self._vocab_size = vocab_size
         self._kept_width = 0 if spec.draft_head is None else spec.hidden_size

@@ -23,9 +23,10 @@ from aengine.kernels.cpu.ops import KvPool, PackedCpuAdapter, StepAdapters, plac
 from aengine.kernels.warm_memory import WarmMemory, lazy_bytes
 from aengine.models.adapters import Adapter
 from aengine.models.cpu.packed_weights import PackedWeights
-from aengine.models.cpu.program import CpuProgram
+from aengine.models.cpu.program import CpuProgram, page_parts
 from aengine.models.cpu.stack import CpuLastTokens, DecoderStack, PreparedStep, unsupported
 from aengine.models.loading.weight_bytes import quantized_bytes, weight_bytes
+from aengine.models.sharding import sharded_spec
 from aengine.runner.contract import IntArray, ReadWeights, Step
 from aengine.runner.cpu.draft import DraftModel
 from aengine.runner.memory import check_addition, check_memory, cpu_budget, free_host_memory, show_bytes
@@ -48,7 +49,7 @@ class PagedCpuModel:
         self._shard = shard
         kernels = load_kernels()
         self.workspace = Workspace(kernels, torch.get_num_threads(), None if shard.size == 1 else exchange_of(setup, kernels))
-        self._page_shape = (setup.config.page_size, setup.page_parts, setup.kv_dtype or dtype)
+        self._page_shape = (setup.config.page_size, page_parts(sharded_spec(spec, shard), setup.groups), setup.kv_dtype or dtype)
         self._layers_per_page = setup.groups.layers_per_page
         quantization = setup.config.quantization
         quantized = quantized_bytes(setup.config, spec, setup.model_dir)
