@@ -204,9 +204,9 @@ class GraphStates(TritonStates):
 
 def packed_states(layout: StepLayout, states: StepStates) -> tuple[IntArray, IntArray]:
     """The `rows` and `kept` of `DeviceStates`, [n, ..] and [k, ..], of a step with these states."""
-    begins = layout.seq_lens == np.diff(layout.qo_indptr)
+    first = layout.seq_lens - np.diff(layout.qo_indptr)
     kept = np.searchsorted(states.kept_rows, np.arange(layout.num_rows + 1)).astype(np.int32)
-    fields = np.stack((states.replays, states.drafts, begins, kept[:-1], kept[1:]), 1)
+    fields = np.stack((states.replays, states.drafts, first == 0, kept[:-1], kept[1:], first), 1)
     return (
         np.concatenate((fields, states.reads, states.writes), 1, dtype=np.int32),
         np.concatenate((states.kept_lengths[:, None], states.kept_pages), 1, dtype=np.int32),

@@ -186,8 +186,10 @@ def test_convolutions_compile_once_for_each_place() -> None:
 
 @pytest.mark.parametrize("name", RECURRENCES)
 def test_recurrences_compile_once(name: str) -> None:
-    """Whatever the rows of a step are. What a thread has of a matrix stays in its registers."""
+    """Whatever the rows of a step are, but for prompts, which most recurrences compute in blocks."""
     compiled = {"_convolve": 1, "_replay": 1, "_recur": 1, "_keep": 1}
+    if name != "Jamba":
+        compiled |= {"_recur": 2, "relate_blocks": 1}
     assert {kernel: count for kernel, count in AHEAD.kernels(name).items() if kernel not in _KERNELS} == compiled
-    registers = {variant.kernel: variant.registers for variant in AHEAD.variants(name) if variant.kernel in compiled}
-    assert max(registers.values()) <= 128, registers
+    registers = [variant.registers for variant in AHEAD.variants(name) if variant.kernel in compiled and variant.shared_bytes < 8 << 10]
+    assert max(registers) <= 128, "what a thread has of a matrix, and of tokens one by one, leaves room for a second program"

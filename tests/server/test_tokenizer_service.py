@@ -31,7 +31,7 @@ from aengine.engine.requests import Limits
 from aengine.engine.text import MAX_NAMED_IDS, Texts
 from aengine.server.core import texts
 from aengine.server.core.texts import MAX_PIECES_TEXT_BYTES, MAX_TEXT_BYTES, MAX_TOKEN_IDS
-from aengine.server.grpc.services import tokenizer as service
+from aengine.server.grpc.services import text as service
 from aengine.tokenizer.tokenizer import Tokenizer
 from aengine.v1.generation_pb2 import ChatMessage, ChatPrompt, ContentPart, GenerationSpec, LogprobOptions, OutputOptions, TokenIds
 from aengine.v1.generation_service_pb2 import GenerateRequest

@@ -1,8 +1,8 @@
 """Recurrent layers on CUDA: what `RecurrentRule` says, over the states in a pool's pages, whose layout is that of `StateLayout`.
 
-A program has some columns of a head's matrix of a row in registers, and computes one token after the other in an order of sums that depends
-on neither rows nor cuts into steps. It reads the matrix once, and writes it once, and where it is kept. Launches depend on shapes alone, so
-that graphs can be captured.
+A program has some columns of a head's matrix of a row in registers, and computes one token after the other, or those of a prompt block by
+block, in an order of sums that depends on no other row. It reads the matrix once, and writes it once, and where it is kept. Launches depend
+on shapes alone, so that graphs can be captured.
 """
 
 from __future__ import annotations
@@ -16,11 +16,12 @@ import triton.language as tl
 from torch import Tensor
 
 from aengine.kernels.recurrence import LINE_BYTES, RecurrentRule, StateLayout
+from aengine.kernels.triton.state_updates import BLOCK, add_block, advance_token, by_blocks, read_block, relate_blocks
 
-ROW_FIELDS = 5
+ROW_FIELDS = 6
 """How many numbers a row has before the pages that it reads and writes: how many tokens it replays, whether it has drafts, whether there is
-no state before it, and where its kept states begin and end."""
-_COLUMNS = 32  # of a matrix that a program has
+no state before it, where its kept states begin and end, and the position of its first token."""
+_COLUMNS, _BLOCK_COLUMNS = 32, 16  # of a matrix that a program has: token by token, and of prompts
 _CHANNELS, _TOKENS = 128, 16  # that a program convolves
 _DELTA, _BY_ROW, _ADDED, _BY_NUMBER = range(4)  # the gated delta rule with a decay for each head, or row; Mamba-2; Mamba-1
 
@@ -96,27 +97,38 @@ def recur(
     per_head = 0 if rule.step_bias is None else len(rule.step_bias) // rule.heads
     kinds = (_DELTA, _BY_ROW) if rule.delta else (_ADDED, _BY_NUMBER)
     kind = kinds[per_head > 1]
-    width = min(_COLUMNS, at.width)
     step_bias, skip = (rule.log_decay if each is None else each for each in (rule.step_bias, rule.skip))
+    sizes = {
+        **{"HEADS": rule.heads, "KEY_HEADS": rule.key_heads, "KEYS": rule.key_dim, "CHANNELS": channels, "GATES": gates.shape[1]},
+        **{"STEPS": per_head, "KIND": kind, "BK": max(16, triton.next_power_of_2(rule.key_dim)), "BLOCK": BLOCK},
+        "PRECISION": "ieee" if mixed.dtype is torch.float32 else "tf32",
+    }
+    solved = scores = out
+    has_blocks = states.most_tokens > BLOCK and kind != _BY_NUMBER
+    width = min(_BLOCK_COLUMNS if has_blocks else _COLUMNS, at.width)
+    if has_blocks:
+        scores = torch.empty(len(mixed), rule.heads, BLOCK, device=device)
+        solved = torch.empty_like(scores) if rule.delta else scores
+        relate_blocks[(num_rows, triton.cdiv(states.most_tokens, BLOCK) + 1, rule.heads)](
+            *(convolved, gates, solved, scores, rule.log_decay, step_bias, states.rows, states.qo_indptr, gates.stride(0)),
+            **sizes,
+            FIELDS=states.rows.shape[1],
+            num_warps=4,
+        )
     _recur[(num_rows, rule.heads, triton.cdiv(rule.value_dim, width))](
-        *(convolved, gates, replayed, out, rule.log_decay, step_bias, skip),
+        *(convolved, gates, replayed, out, solved, scores, rule.log_decay, step_bias, skip),
         *(states.rows, states.qo_indptr, numbers, *tensors.places, states.kept, gates.stride(0), replayed.stride(0)),
-        **{name: places[name] for name in ("STATE_PAGES", "PIECES", "LINES", "KEY_TENSORS", "CHANNELS", "HEAD")},
+        **{name: places[name] for name in ("STATE_PAGES", "PIECES", "LINES", "KEY_TENSORS", "HEAD")},
+        **sizes,
         FIRST=at.first,
         PER_PIECE=at.blocks_per_piece,
         PER_BLOCK=at.pieces_per_block,
         WIDTH=at.width,
         BLOCKS=triton.cdiv(rule.value_dim, at.width),
-        HEADS=rule.heads,
-        KEY_HEADS=rule.key_heads,
-        KEYS=rule.key_dim,
         VALUES=rule.value_dim,
-        GATES=gates.shape[1],
-        STEPS=per_head,
         PENDING=pending if states.replays else 0,
-        KIND=kind,
+        HAS_BLOCKS=has_blocks,
         SKIP=rule.skip is not None,
-        BK=triton.next_power_of_2(rule.key_dim),
         BV=width,
         num_warps=4,
     )
@@ -265,87 +277,25 @@ def _replay(
 
 
 @triton.jit
-def _softplus(x):
-    """log(1 + exp(x)), which above 20 is x, as torch has it."""
-    y = tl.exp(tl.minimum(x, 20.0))
-    sum = 1.0 + y
-    small = tl.where(sum == 1.0, y, tl.log(sum) * (y / tl.where(sum == 1.0, 1.0, sum - 1.0)))
-    return tl.where(x > 20.0, x, small)
-
-
-@triton.jit
-def _advance(
-    matrix, mixed, gates, head, key, column, log_decay, step_bias, skip,
-    HEADS: tl.constexpr, KEY_HEADS: tl.constexpr, KEYS: tl.constexpr, VALUES: tl.constexpr, GATES: tl.constexpr, STEPS: tl.constexpr,
-    KIND: tl.constexpr, SKIP: tl.constexpr,
+def _store_matrix(
+    matrix, memory, key_size, value_size, key_page, value_page, pages, piece, line, within, mask,
+    PIECES: tl.constexpr, LINES: tl.constexpr, KEY_TENSORS: tl.constexpr,
 ):  # fmt: skip
-    """The matrix behind a token, and its outputs. `mixed` and `gates` point to what is convolved of the token, and to its gates."""
-    is_key, is_value = key < KEYS, column < VALUES
-    key_head = head // (HEADS // KEY_HEADS)
-    keys = gates if KIND == 3 else mixed
-    values = mixed if KIND == 3 else mixed + 2 * KEY_HEADS * KEYS
-    q = tl.load(keys + key_head * KEYS + key, is_key, 0.0).to(tl.float32)
-    k = tl.load(keys + (KEY_HEADS + key_head) * KEYS + key, is_key, 0.0).to(tl.float32)
-    v = tl.load(values + head * VALUES + column, is_value, 0.0).to(tl.float32)
-    steps = gates + GATES - HEADS * STEPS + head * STEPS
-    if KIND == 0:
-        step = _softplus(tl.load(steps).to(tl.float32) + tl.load(step_bias + head))
-        matrix *= tl.exp(-tl.exp(tl.load(log_decay + head)) * step)
-    elif KIND == 1:
-        step = _softplus(tl.load(steps + key, is_key, 0.0).to(tl.float32) + tl.load(step_bias + head * KEYS + key, is_key, 0.0))
-        matrix *= tl.exp(-tl.exp(tl.load(log_decay + head)) * step)[:, None]
-    elif KIND == 2:
-        rate = tl.exp(tl.load(log_decay + head))
-        if STEPS:
-            step = _softplus(tl.load(steps).to(tl.float32) + tl.load(step_bias + head))
-            matrix *= tl.exp(-rate * step)
-            v_added = step * v
-        else:
-            matrix *= tl.exp(-rate)
-            v_added = v
-    else:
-        number = head * VALUES + column
-        step = _softplus(tl.load(steps + column, is_value, 0.0).to(tl.float32) + tl.load(step_bias + number, is_value, 0.0))
-        of_all = is_key[:, None] & is_value[None, :]
-        rates = tl.exp(tl.load(log_decay + number[None, :] * KEYS + key[:, None], of_all, 0.0))
-        matrix *= tl.exp(-rates * step[None, :])
-        v_added = step * v
-    if KIND < 2:
-        q = q * (1.0 / tl.sqrt(tl.sum(q * q) + 1e-6)) * (1.0 / tl.sqrt(KEYS * 1.0))
-        k = k * (1.0 / tl.sqrt(tl.sum(k * k) + 1e-6))
-        rate = 1.0 / (1.0 + tl.exp(-tl.load(gates + head).to(tl.float32)))
-        v_added = rate * (v - tl.sum(matrix * k[:, None], 0))
-    matrix += k[:, None] * v_added[None, :]
-    made = tl.sum(matrix * q[:, None], 0)
-    if SKIP:
-        if KIND == 3:
-            made += tl.load(skip + head * VALUES + column, is_value, 0.0) * v
-        else:
-            made += tl.load(skip + head) * v
-    return matrix, made
-
-
-@triton.jit
-def _keep_matrix(
-    matrix, memory, key_size, value_size, key_page, value_page, kept, kept_at, piece, line, within, mask,
-    STATE_PAGES: tl.constexpr, PIECES: tl.constexpr, LINES: tl.constexpr, KEY_TENSORS: tl.constexpr,
-):  # fmt: skip
-    """Writes the matrix to a kept state; returns the number of the next one."""
-    pages = kept + kept_at * (1 + STATE_PAGES) + 1
+    """Writes the matrix to the state with these pages."""
     place = _lines(key_size, value_size, key_page, value_page, pages, piece, line, mask, PIECES, LINES, KEY_TENSORS)
     tl.store(memory + place + within, matrix, mask)
-    return kept_at + 1
 
 
 @triton.jit
 def _recur(
-    convolved, gates, replayed, out, log_decay, step_bias, skip, rows, qo_indptr, memory, key_size, value_size, key_page, value_page,
-    kept, gates_stride, replayed_stride,
+    convolved, gates, replayed, out, solved, scores, log_decay, step_bias, skip, rows, qo_indptr, memory, key_size, value_size, key_page,
+    value_page, kept, gates_stride, replayed_stride,
     STATE_PAGES: tl.constexpr, PIECES: tl.constexpr, LINES: tl.constexpr, KEY_TENSORS: tl.constexpr, CHANNELS: tl.constexpr,
     HEAD: tl.constexpr,
     FIRST: tl.constexpr, PER_PIECE: tl.constexpr, PER_BLOCK: tl.constexpr, WIDTH: tl.constexpr, BLOCKS: tl.constexpr,
     HEADS: tl.constexpr, KEY_HEADS: tl.constexpr, KEYS: tl.constexpr, VALUES: tl.constexpr, GATES: tl.constexpr, STEPS: tl.constexpr,
-    PENDING: tl.constexpr, KIND: tl.constexpr, SKIP: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr,
+    PENDING: tl.constexpr, KIND: tl.constexpr, SKIP: tl.constexpr, HAS_BLOCKS: tl.constexpr, PRECISION: tl.constexpr,
+    BK: tl.constexpr, BV: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     """Some columns of a head's matrix of a row, over all tokens of the row."""
     row, head, part = tl.program_id(0), tl.program_id(1), tl.program_id(2)
@@ -377,34 +327,88 @@ def _recur(
     if PENDING:
         for token in range(0, replays):
             given = replayed + (row.to(tl.int64) * PENDING + token) * replayed_stride
-            matrix, _ = _advance(
+            matrix, _ = advance_token(
                 matrix, given, given + CHANNELS, head, key, column, log_decay, step_bias, skip,
                 HEADS, KEY_HEADS, KEYS, VALUES, GATES, STEPS, KIND, SKIP,
             )  # fmt: skip
             if token + 1 == keep_after:
-                kept_at = _keep_matrix(
-                    matrix, memory, key_size, value_size, key_page, value_page, kept, kept_at, piece, line, within, is_key,
-                    STATE_PAGES, PIECES, LINES, KEY_TENSORS,
-                )  # fmt: skip
+                pages = kept + kept_at * (1 + STATE_PAGES) + 1
+                _store_matrix(
+                    matrix,
+                    memory,
+                    key_size,
+                    value_size,
+                    key_page,
+                    value_page,
+                    pages,
+                    piece,
+                    line,
+                    within,
+                    is_key,
+                    PIECES,
+                    LINES,
+                    KEY_TENSORS,
+                )
+                kept_at += 1
                 keep_after = tl.load(kept + kept_at * (1 + STATE_PAGES), kept_at < kept_end, -1)
-    target = memory + _lines(key_size, value_size, key_page, value_page, writes, piece, line, written, PIECES, LINES, KEY_TENSORS) + within
     if has_drafts:
-        tl.store(target, matrix, written)
-    for token in range(first, end):
+        _store_matrix(
+            matrix, memory, key_size, value_size, key_page, value_page, writes, piece, line, within, written, PIECES, LINES, KEY_TENSORS
+        )
+    alone = first  # where tokens begin that are computed one after the other
+    if HAS_BLOCKS:
+        count, index = end - first, tl.arange(0, BLOCK)
+        if by_blocks(fields, count, BLOCK):
+            for begin in range(-(tl.load(fields + 5) % BLOCK), count, BLOCK):
+                own = (begin + index >= 0) & (begin + index < count)
+                tokens = first.to(tl.int64) + begin + index
+                outputs, k, fall, added = read_block(
+                    matrix, convolved, gates, solved, scores, gates_stride, tokens, own, head, key, column, index, log_decay, step_bias,
+                    skip, CHANNELS, HEADS, KEY_HEADS, KEYS, VALUES, GATES, STEPS, KIND, SKIP, PRECISION, BLOCK,
+                )  # fmt: skip
+                to = out + (tokens * HEADS * VALUES + head * VALUES)[:, None] + column[None, :]
+                tl.store(to, outputs.to(out.dtype.element_ty), own[:, None] & (column < VALUES)[None, :])
+                while (keep_after > 0) & (keep_after <= begin + BLOCK):
+                    inner = add_block(matrix, k, fall, added, keep_after - 1 - begin, index, PRECISION)
+                    pages = kept + kept_at * (1 + STATE_PAGES) + 1
+                    _store_matrix(
+                        inner,
+                        memory,
+                        key_size,
+                        value_size,
+                        key_page,
+                        value_page,
+                        pages,
+                        piece,
+                        line,
+                        within,
+                        is_key,
+                        PIECES,
+                        LINES,
+                        KEY_TENSORS,
+                    )
+                    kept_at += 1
+                    keep_after = tl.load(kept + kept_at * (1 + STATE_PAGES), kept_at < kept_end, -1)
+                matrix = add_block(matrix, k, fall, added, BLOCK - 1, index, PRECISION)
+            alone = end
+    for token in range(alone, end):
         at = first.to(tl.int64) + (token - first)
-        matrix, made = _advance(
+        matrix, made = advance_token(
             matrix, convolved + at * CHANNELS, gates + at * gates_stride, head, key, column, log_decay, step_bias, skip,
             HEADS, KEY_HEADS, KEYS, VALUES, GATES, STEPS, KIND, SKIP,
         )  # fmt: skip
         tl.store(out + at * HEADS * VALUES + head * VALUES + column, made.to(out.dtype.element_ty), column < VALUES)
         if replays + token - first + 1 == keep_after:
-            kept_at = _keep_matrix(
-                matrix, memory, key_size, value_size, key_page, value_page, kept, kept_at, piece, line, within, is_key,
-                STATE_PAGES, PIECES, LINES, KEY_TENSORS,
-            )  # fmt: skip
+            pages = kept + kept_at * (1 + STATE_PAGES) + 1
+            _store_matrix(
+                matrix, memory, key_size, value_size, key_page, value_page, pages, piece, line, within, is_key, PIECES, LINES, KEY_TENSORS
+            )
+            kept_at += 1
             keep_after = tl.load(kept + kept_at * (1 + STATE_PAGES), kept_at < kept_end, -1)
     if has_drafts == 0:
-        tl.store(target, matrix, written)
+        _store_matrix(
+            matrix, memory, key_size, value_size, key_page, value_page, writes, piece, line, within, written, PIECES, LINES, KEY_TENSORS
+        )
 
 
 @triton.jit
@@ -480,9 +484,9 @@ def _keep(
                     key_size, value_size, key_page, value_page, STATE_PAGES, PIECES, LINES, KEY_TENSORS, TAIL, INPUTS, TAPS, CHANNELS,
                     PER_LINE, HEAD, WIDTH, BJ,
                 )  # fmt: skip
-        certain = replays + tl.where(has_drafts, 0, count)
+        certain = replays + tl.where(has_drafts > 0, 0, count)
         _keep_inputs(
-            mixed, gates, fields, writes, first, replays, begins, certain, TAPS - 1 + tl.where(has_drafts, count, 0), element, mixed_stride,
-            gates_stride, memory, key_size, value_size, key_page, value_page, STATE_PAGES, PIECES, LINES, KEY_TENSORS, TAIL, INPUTS,
-            TAPS, CHANNELS, PER_LINE, HEAD, WIDTH, BJ,
+            mixed, gates, fields, writes, first, replays, begins, certain, TAPS - 1 + tl.where(has_drafts > 0, count, 0), element,
+            mixed_stride, gates_stride, memory, key_size, value_size, key_page, value_page, STATE_PAGES, PIECES, LINES, KEY_TENSORS, TAIL,
+            INPUTS, TAPS, CHANNELS, PER_LINE, HEAD, WIDTH, BJ,
         )  # fmt: skip

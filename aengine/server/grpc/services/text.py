@@ -1,0 +1,140 @@
+"""The services that generate nothing: `EmbeddingService`, embeddings of the served model, and `TokenizerService`, its tokenizer and chat
+template as generation uses them."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from dataclasses import replace
+from functools import partial
+
+from grpc import ServicerContext
+
+from aengine.api.engine import EmbeddingFields
+from aengine.api.errors import InvalidRequestError
+from aengine.api.fields import FieldChecks
+from aengine.api.request import Prompt, RequestOptions
+from aengine.server.core.core import Backend
+from aengine.server.core.embeddings import MAX_INPUTS, embed_all, of_input
+from aengine.server.core.texts import MAX_TEXT_BYTES, ServedTexts, check_size
+from aengine.v1 import embedding_service_pb2 as embeddings_v1
+from aengine.v1 import tokenizer_service_pb2 as tokenizer_v1
+from aengine.v1.embedding_service_pb2_grpc import EmbeddingServiceServicer
+from aengine.v1.tokenizer_service_pb2_grpc import TokenizerServiceServicer
+from aengine.wire.names import CHAT, POOLINGS
+from aengine.wire.request import read_chat, read_chat_fields, read_prompt
+
+READ_AT_ONCE = 16
+"""Inputs that are read before the event loop gets its turn."""
+
+
+class EmbeddingServicer(EmbeddingServiceServicer):
+    """`EmbeddingService` on the engine of a backend."""
+
+    def __init__(self, backend: Backend) -> None:
+        self._backend = backend
+
+    async def Embed(self, request: embeddings_v1.EmbedRequest, context: ServicerContext) -> embeddings_v1.EmbedResponse:
+        remaining = context.time_remaining()
+        deadline = None if remaining is None else time.monotonic() + remaining
+        inputs, fields = await _read_request(request)
+        try:
+            model, embeddings = await embed_all(self._backend, request.model, inputs, fields, deadline)
+        except InvalidRequestError as error:
+            raise error.moved(_path_of) from error
+        response = embeddings_v1.EmbedResponse(model=model)
+        for one in embeddings:
+            response.embeddings.add(values=one.values.tolist(), num_tokens=one.num_tokens, cached_tokens=one.cached_tokens)
+            await asyncio.sleep(0)  # thousands of numbers take a while to write
+        return response
+
+
+async def _read_request(request: embeddings_v1.EmbedRequest) -> tuple[list[tuple[Prompt, RequestOptions]], EmbeddingFields]:
+    """Raises `InvalidRequestError` with every violation that shows in the message."""
+    check = FieldChecks()
+    pooling = POOLINGS.get(request.pooling)
+    if request.pooling and pooling is None:
+        check.add_violation("pooling", f"{request.pooling} is none of 1 to {max(POOLINGS)}")
+    options = RequestOptions()
+    try:
+        salt, adapter = request.cache.salt or None, request.adapter or None
+        options = RequestOptions(priority=request.priority, tenant=request.tenant, cache_salt=salt, adapter=adapter)
+    except InvalidRequestError as error:
+        check.violations += error.moved(_path_of).violations
+    inputs: list[tuple[Prompt, RequestOptions]] = []
+    for index, message in enumerate(request.inputs[: MAX_INPUTS + 1]):  # with one too many it is refused
+        if index % READ_AT_ONCE == 0:
+            await asyncio.sleep(0)
+        path = f"inputs[{index}]"
+        prompt = read_prompt(message, path, check)
+        chat = read_chat_fields(message.chat, f"{path}.chat", check) if message.HasField("chat") else {}
+        try:
+            inputs.append((prompt, replace(options, **chat) if chat else options))
+        except InvalidRequestError as error:
+            check.violations += error.moved(partial(of_input, index)).moved(_path_of).violations
+    check.finish(InvalidRequestError)
+    fields = EmbeddingFields(pooling=pooling, normalize=request.normalize if request.HasField("normalize") else True)
+    if request.HasField("dimensions"):
+        fields["dimensions"] = request.dimensions
+    return inputs, fields
+
+
+def _path_of(field: str) -> str:
+    """Where a field of `embed_all` is found in the message."""
+    return "cache.salt" if field == "cache_salt" else field.replace("].", "].chat.")
+
+
+_CHAT_PATHS = {"prompt": "chat", **{name: f"chat.{name}" for name in CHAT}}
+
+
+class TokenizerServicer(TokenizerServiceServicer):
+    """Serves the tokenizer of the backend's engine, with which `texts` works."""
+
+    def __init__(self, backend: Backend, texts: ServedTexts) -> None:
+        self._backend = backend
+        self._texts = texts
+
+    async def Tokenize(self, request: tokenizer_v1.TokenizeRequest, context: ServicerContext) -> tokenizer_v1.TokenizeResponse:
+        self._backend.require_model(request.model)
+        with_special = request.add_special_tokens if request.HasField("add_special_tokens") else True
+        if request.count_only and request.with_pieces:
+            raise InvalidRequestError.of("with_pieces", "cannot be combined with count_only, which answers with the number alone")
+        if request.with_pieces and request.literals:
+            raise InvalidRequestError.of("literals", "cannot be combined with with_pieces")
+        if request.with_pieces:
+            tokens = await self._texts.locate(request.text, add_special_tokens=with_special)
+            return tokenizer_v1.TokenizeResponse(
+                num_tokens=len(tokens.ids), token_ids=tokens.ids, pieces=tokens.pieces, start_offsets=tokens.starts, end_offsets=tokens.ends
+            )
+        ids = await self._texts.tokenize(
+            request.text, add_special_tokens=with_special, literals=[(place.start, place.end) for place in request.literals]
+        )
+        return tokenizer_v1.TokenizeResponse(num_tokens=len(ids), token_ids=() if request.count_only else ids)
+
+    async def Detokenize(self, request: tokenizer_v1.DetokenizeRequest, context: ServicerContext) -> tokenizer_v1.DetokenizeResponse:
+        self._backend.require_model(request.model)
+        skip_special = request.skip_special_tokens if request.HasField("skip_special_tokens") else True
+        ids = request.token_ids
+        response = tokenizer_v1.DetokenizeResponse(text=await self._texts.detokenize(ids, skip_special_tokens=skip_special))
+        if request.with_token_bytes:
+            known = await self._backend.engine.token_bytes(set(ids))
+            response.token_bytes.extend([known[token_id] for token_id in ids])
+        return response
+
+    async def RenderChat(self, request: tokenizer_v1.RenderChatRequest, context: ServicerContext) -> tokenizer_v1.RenderChatResponse:
+        self._backend.require_model(request.model)
+        check = FieldChecks()
+        if not request.chat.messages:
+            check.add_violation("chat.messages", "must not be empty")
+        check_size("chat", request.chat.ByteSize(), MAX_TEXT_BYTES)
+        conversation = read_chat(request.chat, "chat", check)
+        fields = read_chat_fields(request.chat, "chat", check)
+        check.finish(InvalidRequestError)
+        if request.HasField("add_generation_prompt"):
+            fields["add_generation_prompt"] = request.add_generation_prompt
+        try:
+            text, token_ids = await self._texts.render(conversation, fields)
+        except InvalidRequestError as error:
+            raise error.moved(lambda field: _CHAT_PATHS.get(field, field)) from error
+        literals = [tokenizer_v1.TextSpan(start=start, end=end) for start, end in text.literals]
+        return tokenizer_v1.RenderChatResponse(text=text.text, token_ids=token_ids, literals=literals)
