@@ -9,7 +9,16 @@ import logging
 from collections.abc import Callable, Mapping
 
 from aengine.api.errors import ConfigError
-from aengine.attention.base import AttentionBackend, AttentionSpec, AttentionStep, BackendUnavailableError, Gates, GraphStep, IndexQuery
+from aengine.attention.base import (
+    AttentionBackend,
+    AttentionSpec,
+    AttentionStep,
+    BackendUnavailableError,
+    Gates,
+    GraphStep,
+    IndexQuery,
+    IndexShape,
+)
 from aengine.attention.metadata import AttentionMetadata, Layouts, StepLayout, StepStates, as_decodes, build_layout, empty_layout
 from aengine.attention.torch_native import TorchNativeBackend
 from aengine.kernels.paged_cache import Scoring
@@ -23,6 +32,7 @@ __all__ = [
     "Gates",
     "GraphStep",
     "IndexQuery",
+    "IndexShape",
     "Layouts",
     "Scoring",
     "StepLayout",

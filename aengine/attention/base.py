@@ -10,7 +10,7 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import ClassVar, Protocol, TypeAlias
+from typing import ClassVar, NamedTuple, Protocol, TypeAlias
 
 import numpy as np
 import torch
@@ -28,6 +28,14 @@ _ALIGNMENT = 64  # bytes, of the tensors of a pool
 
 class BackendUnavailableError(Exception):
     """A backend cannot run on this machine or cannot run this model; the message says why in one line."""
+
+
+class IndexShape(NamedTuple):
+    """Of `models/spec.py: SparseIndex`."""
+
+    num_heads: int
+    head_dim: int
+    top_k: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +60,7 @@ class AttentionSpec:
     num_groups: int = 0  # of the whole model, where a rank has no layers of some; 0: those of `places`, which it becomes
     latent: bool = False  # a value is the last value_dim numbers of its key; a backend may store it there alone
     states: StateLayout | None = None  # of recurrent layers; None: there are none
-    is_sparse: bool = False  # whether an index may choose some of a query's tokens
+    index: IndexShape | None = None  # what may choose some of a query's tokens
 
     def __post_init__(self) -> None:
         if not self.value_dim:
@@ -113,13 +121,11 @@ Gates: TypeAlias = "Tensor | Callable[[Tensor], Tensor]"
 """The gates of a recurrence [T, ...], or what makes them of what was convolved [T, channels]."""
 
 
-@dataclass(frozen=True, slots=True)
-class IndexQuery:
-    """What chooses the tokens that queries see, as `models/spec.py: SparseIndex` says. A token's key begins with that of the index."""
+class IndexQuery(NamedTuple):
+    """What chooses the tokens that queries see, as `AttentionSpec.index` says. A token's key begins with that of the index."""
 
     query: Tensor  # [T, index heads, head_dim]
     weights: Tensor  # [T, index heads] float32, by which the scores of heads are added
-    top_k: int
 
 
 class AttentionStep(Protocol):
@@ -140,17 +146,16 @@ class AttentionStep(Protocol):
     def target(self, layer: int) -> KvTarget | None:
         """Where `write` stores a layer's keys and values, for kernels that do so in its place; None: nothing else can."""
 
-    def attend(self, layer: int, query: Tensor, sinks: Tensor | None = None, out: Tensor | None = None) -> Tensor:
+    def attend(
+        self, layer: int, query: Tensor, sinks: Tensor | None = None, out: Tensor | None = None, index: IndexQuery | None = None
+    ) -> Tensor:
         """Causal attention of the [T, num_heads, head_dim] queries over their rows' pages; returns [T, num_heads, value_dim], `out` if it
         is given, which is contiguous.
 
         `sinks` [num_heads] are the scores of a layer whose `Scoring` has sinks. Reads what was written in this step and in all steps
-        before, and nothing beyond a row's length.
+        before, and nothing beyond a row's length. With an `index`, queries that would see more than its `top_k` tokens see the chosen ones
+        alone.
         """
-
-    def attend_chosen(self, layer: int, query: Tensor, index: IndexQuery, attended: Tensor) -> None:
-        """Overwrites what was `attended` to, as `attend` returns it, where queries see more than the index's `top_k` tokens: these see the
-        chosen ones alone."""
 
 
 class GraphStep(AttentionStep, Protocol):
@@ -278,6 +283,11 @@ class AttentionBackend(ABC):
         starts, lengths = np.array([decoded - 1, 0], dtype=np.int32), np.array([1, 2], dtype=np.int32)
         layout = build_layout(np.arange(2, dtype=np.int32), 1, starts, lengths, table, spec.page_size)
         self.allocate(4)
+        index = None
+        if spec.index is not None:
+            shape = layout.num_tokens, spec.index.num_heads
+            query = torch.zeros((*shape, spec.index.head_dim), dtype=spec.dtype, device=spec.device)
+            index = IndexQuery(query, torch.zeros(shape, dtype=torch.float32, device=spec.device))
         step = plan(AttentionMetadata.of(layout, spec.device))
         kinds = {(scoring, spec.heads_of(layer)): layer for layer, scoring in enumerate(spec.scoring)}
         for (scoring, heads), layer in kinds.items():
@@ -285,7 +295,8 @@ class AttentionBackend(ABC):
             fused = torch.zeros((layout.num_tokens, sum(counts), heads.key_dim), dtype=spec.dtype, device=spec.device)
             query, key, value = torch.split(fused, counts, dim=1)
             step.write(layer, key, value[..., : heads.value_dim])
-            step.attend(layer, query, torch.zeros(heads.num_heads, dtype=spec.dtype, device=spec.device) if scoring.sinks else None)
+            sinks = torch.zeros(heads.num_heads, dtype=spec.dtype, device=spec.device) if scoring.sinks else None
+            step.attend(layer, query, sinks, index=index)
         self.free()
 
 
@@ -339,10 +350,12 @@ _QUERIES = 16  # that are computed at a time
 def attend_chosen_torch(
     backend: AttentionBackend, metadata: AttentionMetadata, layer: int, query: Tensor, index: IndexQuery, attended: Tensor
 ) -> None:
-    """Do what `AttentionStep.attend_chosen` says, in plain torch."""
+    """Overwrites what was `attended` to where an `index` chooses some tokens, in plain torch."""
     host, spec = metadata.host, backend.spec
+    assert spec.index is not None
+    top_k = spec.index.top_k
     cache, scoring, (group, _) = backend.caches[layer], spec.scoring[layer], spec.places[layer]
-    for row in np.flatnonzero(host.seq_lens > index.top_k).tolist():
+    for row in np.flatnonzero(host.seq_lens > top_k).tolist():
         length, (first, end) = int(host.seq_lens[row]), host.qo_indptr[row : row + 2].tolist()
         pages = metadata.kv_indices[group][host.kv_indptr[row] : host.kv_indptr[row + 1]]
         stored = as_bytes(cache.keys).index_select(0, pages)
@@ -355,7 +368,7 @@ def attend_chosen_torch(
             scores = torch.relu(index.query[tokens].float() @ index_keys.t() * index_keys.shape[1] ** -0.5)
             scores = torch.einsum("th,thl->tl", index.weights[tokens], scores)
             scores = scores.masked_fill(places > positions[:, None], -math.inf)
-            chosen = scores.sort(dim=-1, descending=True, stable=True).indices[:, : index.top_k]
+            chosen = scores.sort(dim=-1, descending=True, stable=True).indices[:, :top_k]
             seen = torch.zeros_like(scores, dtype=torch.bool).scatter_(1, chosen, value=True) & (places <= positions[:, None])
             weights = (query[tokens].float() @ keys.t() * scoring.scale).masked_fill(~seen[:, None], -math.inf).softmax(-1)
             attended[tokens] = (weights @ keys[:, -spec.value_dim :]).to(attended.dtype)

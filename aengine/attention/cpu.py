@@ -54,7 +54,7 @@ class CpuBackend(AttentionBackend):
             raise BackendUnavailableError(f"the CPU kernels are for bfloat16 and float32, not {spec.dtype} with KV of {spec.cache_dtype}")
         if spec.head_dim % 2 or spec.head_dim > MAX_KEY_DIM or spec.value_dim > MAX_VALUE_DIM:
             raise BackendUnavailableError(f"head_dim {spec.head_dim} is not an even number up to {MAX_VALUE_DIM}")
-        if spec.is_sparse:
+        if spec.index is not None:
             raise BackendUnavailableError("the CPU kernels attend to all tokens, and not to those that an index chooses")
         if len(spec.places) > len(spec.scoring):
             raise BackendUnavailableError("convolutions are computed by the CPU kernels in a whole model alone, not in a layer of torch")
@@ -126,16 +126,15 @@ class _Step:
     def convolve(self, places: range, inputs: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         raise AssertionError("the backend refuses models with convolutions")
 
-    def attend_chosen(self, layer: int, query: Tensor, index: IndexQuery, attended: Tensor) -> None:
-        """Does nothing: the backend is not for models in which an index chooses some tokens."""
-
     def recur(self, layer: int, rule: RecurrentRule, mixed: Tensor, gates: Gates) -> Tensor:
         return recur_torch(self._backend, self._metadata, layer, rule, mixed, gates)
 
     def target(self, layer: int) -> None:
         """Pages have a layout of their own."""
 
-    def attend(self, layer: int, query: Tensor, sinks: Tensor | None = None, out: Tensor | None = None) -> Tensor:
+    def attend(
+        self, layer: int, query: Tensor, sinks: Tensor | None = None, out: Tensor | None = None, index: IndexQuery | None = None
+    ) -> Tensor:
         spec, scoring = self._backend.spec, self._backend.spec.scoring[layer]
         heads = spec.heads_of(layer)
         scores, slopes = None if sinks is None else sinks.float().contiguous(), self._backend.slopes[layer]

@@ -100,16 +100,15 @@ class _Step:
     def convolve(self, places: range, inputs: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         return convolve_torch(self._backend, self._metadata, places, inputs, weight, bias)
 
-    def attend_chosen(self, layer: int, query: Tensor, index: IndexQuery, attended: Tensor) -> None:
-        attend_chosen_torch(self._backend, self._metadata, layer, query, index, attended)
-
     def recur(self, layer: int, rule: RecurrentRule, mixed: Tensor, gates: Gates) -> Tensor:
         return recur_torch(self._backend, self._metadata, layer, rule, mixed, gates)
 
     def target(self, layer: int) -> None:
         """Pages lie in another order here."""
 
-    def attend(self, layer: int, query: Tensor, sinks: Tensor | None = None, out: Tensor | None = None) -> Tensor:
+    def attend(
+        self, layer: int, query: Tensor, sinks: Tensor | None = None, out: Tensor | None = None, index: IndexQuery | None = None
+    ) -> Tensor:
         spec = self._backend.spec
         cache, scoring, group = self._backend.caches[layer], spec.scoring[layer], spec.places[layer][0]
         heads, slopes = spec.heads_of(layer), self._backend.slopes[layer]
@@ -121,6 +120,8 @@ class _Step:
             out.index_copy_(0, decodes.rows, attended)
         for prefill in self._prefills[scoring.window]:
             prefill.attend(query, cache, prefill.pages[group], scoring, by_kv_head, slopes, out)
+        if index is not None:
+            attend_chosen_torch(self._backend, self._metadata, layer, query, index, out)
         return out
 
 

@@ -22,7 +22,6 @@ from aengine.attention.base import (
     Gates,
     GraphStep,
     IndexQuery,
-    attend_chosen_torch,
     check_graph_layout,
     first_line,
 )
@@ -33,6 +32,7 @@ from aengine.kernels.recurrence import RecurrentRule
 from aengine.kernels.triton import attention
 from aengine.kernels.triton import attention as kernels
 from aengine.kernels.triton.attention import BlockSizes, DeviceDecodeWork, attend_decodes, decode_block, is_hopper
+from aengine.kernels.triton.chosen import choose
 from aengine.kernels.triton.recurrence import DeviceStates, StateTensors, recur
 from aengine.kernels.upload import staged, to_device, upload
 
@@ -53,9 +53,10 @@ class DecodeKind(NamedTuple):
 class TritonDecodes:
     """The decode rows of a model's steps, on a device with so many multiprocessors."""
 
-    def __init__(self, spec: AttentionSpec, processors: int, blocks: BlockSizes | None = None) -> None:
-        """`blocks`: those of all layers; None: of each by its heads."""
-        self.spec = spec
+    def __init__(self, spec: AttentionSpec, processors: int, blocks: BlockSizes | None = None, top_k: int = 0) -> None:
+        """`blocks`: those of all layers; None: of each by its heads. `top_k`: of the index that chooses the tokens which each row sees on
+        its own; 0: rows see all."""
+        self.spec, self.top_k = spec, top_k
         places = enumerate(zip(spec.places, spec.scoring, strict=False))
         kinds = [DecodeKind(group, scoring.window, spec.heads_of(layer)) for layer, ((group, _), scoring) in places]  # by layer
         self.kinds = list(dict.fromkeys(kinds))
@@ -68,7 +69,7 @@ class TritonDecodes:
         return WorkBounds.of(
             programs_per_item=heads.num_kv_heads * -(-group // decode_block(group, blocks)),
             processors=processors,
-            rows_per_item=max(1, blocks.queries // group),
+            rows_per_item=1 if self.top_k else max(1, blocks.queries // group),
             least_keys=blocks.split_keys,
             key_block=blocks.keys,
         )
@@ -82,14 +83,14 @@ class TritonDecodes:
         """By kind the work of the first `num_rows` rows."""
         return [plan_decodes(layout, num_rows, kind.group, kind.window, self.bounds[kind.heads]) for kind in self.kinds]
 
-    def plan(self, metadata: AttentionMetadata) -> PlannedDecodes:
-        """For the decode rows of a step, at least one."""
-        planned = self.host_plan(metadata.host, metadata.host.num_decodes)
+    def plan(self, layout: StepLayout, kv_indices: Tensor) -> PlannedDecodes:
+        """For the decode rows of a step, at least one. `kv_indices` [groups, pages]: those of the layout, on the device."""
+        planned = self.host_plan(layout, layout.num_decodes)
         arrays = upload([array for work in planned for array in (work.items, work.rows)], self.spec.device)
         works = [
             DeviceDecodeWork(items, rows, work.num_partials) for items, rows, work in zip(arrays[::2], arrays[1::2], planned, strict=True)
         ]
-        return PlannedDecodes(self, metadata.kv_indices, works)
+        return PlannedDecodes(self, kv_indices, works)
 
     def graph(self, buffers: AttentionMetadata) -> GraphDecodes:
         """For graphs of as many rows as the buffers have."""
@@ -105,13 +106,21 @@ class PlannedDecodes:
         self._works = works  # by kind
 
     def attend(
-        self, layer: int, query: Tensor, out: Tensor, cache: PagedCache, sinks: Tensor | None = None, slopes: Tensor | None = None
+        self,
+        layer: int,
+        query: Tensor,
+        out: Tensor,
+        cache: PagedCache,
+        sinks: Tensor | None = None,
+        slopes: Tensor | None = None,
+        pages: Tensor | None = None,
     ) -> None:
-        """Attention of the step's first rows, one query of [T, num_heads, head_dim] each, to `out` [T, num_heads, value_dim]."""
+        """Attention of the step's first rows, one query of [T, num_heads, head_dim] each, to `out` [T, num_heads, value_dim]. `pages`: if
+        they are not those of the step."""
         decodes = self._decodes
         kind = decodes.kind_of[layer]
         group, _, heads = decodes.kinds[kind]
-        pages, blocks = self._kv_indices[group], decodes.blocks[heads]
+        pages, blocks = self._kv_indices[group] if pages is None else pages, decodes.blocks[heads]
         attend_decodes(query, out, cache, pages, self._works[kind], decodes.spec.scoring[layer], sinks, slopes, blocks)
 
 
@@ -153,6 +162,56 @@ def convolve_in_pages(
         lists = kernels.PageLists(metadata.kv_indptr, metadata.kv_indices[group], metadata.last_page_len)
         first = kernels.convolve(inputs, weight, bias, out, first, target, lists, metadata.qo_indptr)
     return out
+
+
+def _as_chosen(layout: StepLayout, top_k: int) -> StepLayout:
+    """Each token of a step as a decode row of its own, whose pages are the slots of the tokens that it sees: of a list that has room for
+    `top_k` of each."""
+    tokens, seen = np.arange(layout.num_tokens + 1, dtype=np.int32), np.minimum(layout.positions + 1, top_k)
+    none = np.zeros((len(layout.kv_indices), 0), dtype=np.int32)
+    return StepLayout(1, layout.num_tokens, tokens, tokens * top_k, none, np.ones_like(seen), seen, layout.positions, layout.slot_mapping)
+
+
+def _tokens_of(layout: StepLayout) -> IntArray:
+    """`tokens` of `kernels/triton/chosen.py: choose`."""
+    return np.stack((layout.positions, np.repeat(layout.kv_indptr[:-1], np.diff(layout.qo_indptr))), dtype=np.int32)
+
+
+def _as_slots(pages: Tensor) -> Tensor:
+    """Pages of one token each."""
+    return pages.as_strided((1, 1, *pages.shape[2:]), (pages.stride(1), *pages.stride()[1:]))
+
+
+class ChosenTokens:
+    """The attention of a step's queries to the tokens that an index chooses for each of them."""
+
+    def __init__(self, decodes: TritonDecodes, metadata: AttentionMetadata) -> None:
+        device, host = decodes.spec.device, metadata.host
+        self._decodes, self._pages, self._longest = decodes, metadata.kv_indices, int(host.seq_lens.max(initial=0))
+        self._tokens = to_device(_tokens_of(host), device)
+        self._planned = decodes.plan(_as_chosen(host, decodes.top_k), self._pages)
+
+    def attend(self, layer: int, query: Tensor, index: IndexQuery, out: Tensor, cache: PagedCache) -> None:
+        """Attention of [T, num_heads, head_dim] queries, T those of the step, to `out` [T, num_heads, value_dim]."""
+        pages = self._pages[self._decodes.spec.places[layer][0]]
+        slots = choose(index.query, index.weights, cache, pages, self._tokens, self._decodes.top_k, self._longest)
+        of_slots = replace(cache, keys=_as_slots(cache.keys), values=_as_slots(cache.values))
+        self._planned.attend(layer, query, out, of_slots, pages=slots.view(-1))
+
+
+class GraphChosenTokens(ChosenTokens):
+    """Those of steps of a fixed number of decode rows, whose work is copied to the same place."""
+
+    def __init__(self, decodes: TritonDecodes, buffers: AttentionMetadata) -> None:
+        self._decodes, self._pages = decodes, buffers.kv_indices
+        self._longest = buffers.kv_indices.shape[1] * decodes.spec.page_size
+        self._tokens = torch.zeros((2, len(buffers.last_page_len)), dtype=torch.int32, device=decodes.spec.device)
+        self._planned = self._graph_decodes = decodes.graph(buffers)
+
+    def prepare(self, layout: StepLayout) -> None:
+        """Before each capture and replay: as `GraphDecodes.prepare`."""
+        self._graph_decodes.prepare(_as_chosen(layout, self._decodes.top_k))
+        self._tokens.copy_(staged((_tokens_of(layout).reshape(-1),), self._tokens.device).view_as(self._tokens), non_blocking=True)
 
 
 class TritonStates:
@@ -234,12 +293,15 @@ class TritonBackend(AttentionBackend):
         try:
             processors = torch.cuda.get_device_properties(spec.device).multi_processor_count if on_cuda else _INTERPRETED_PROCESSORS
             self.decodes = TritonDecodes(spec, processors, blocks)
+            self.chosen_decodes = None if spec.index is None else TritonDecodes(spec, processors, blocks, spec.index.top_k)
             self._run_once(self.plan, decoded=self.decodes.least_keys + 1)  # a row that is split, if any is
+            if spec.index is not None:
+                self._run_once(self.plan, decoded=spec.index.top_k + 1)
         except Exception as error:  # whatever a compiler, its absence, or a driver has to say
             raise BackendUnavailableError(f"our Triton kernels do not run here: {first_line(error)}") from error
 
     def plan(self, metadata: AttentionMetadata) -> AttentionStep:
-        return _Step(self, metadata, self.decodes.plan(metadata) if metadata.host.num_decodes else None)
+        return _Step(self, metadata, self.decodes.plan(metadata.host, metadata.kv_indices) if metadata.host.num_decodes else None)
 
     def graph_step(self, buffers: AttentionMetadata) -> GraphStep | None:
         check_graph_layout(buffers.host, buffers)
@@ -264,6 +326,9 @@ class _Step:
         self._metadata = metadata
         self._decodes = decodes
         self._lists = [kernels.PageLists(metadata.kv_indptr, indices, metadata.last_page_len) for indices in metadata.kv_indices]
+        self._chosen: ChosenTokens | None = None
+        if backend.chosen_decodes is not None and host.seq_lens.max(initial=0) > backend.chosen_decodes.top_k:
+            self._chosen = ChosenTokens(backend.chosen_decodes, metadata)
         self._states: TritonStates | None = None
         if host.states is not None:
             self._states = TritonStates(backend, metadata.qo_indptr, host)
@@ -281,9 +346,6 @@ class _Step:
     def convolve(self, places: range, inputs: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         return convolve_in_pages(self._backend, self._metadata, places, inputs, weight, bias)
 
-    def attend_chosen(self, layer: int, query: Tensor, index: IndexQuery, attended: Tensor) -> None:
-        attend_chosen_torch(self._backend, self._metadata, layer, query, index, attended)
-
     def recur(self, layer: int, rule: RecurrentRule, mixed: Tensor, gates: Gates) -> Tensor:
         assert self._states is not None, "of a step of a model with recurrent layers"
         return self._states.recur(layer, rule, mixed, gates)
@@ -292,10 +354,15 @@ class _Step:
         group, _ = self._backend.spec.places[layer]
         return KvTarget(self._backend.caches[layer], self._metadata.slot_mapping[group])
 
-    def attend(self, layer: int, query: Tensor, sinks: Tensor | None = None, out: Tensor | None = None) -> Tensor:
+    def attend(
+        self, layer: int, query: Tensor, sinks: Tensor | None = None, out: Tensor | None = None, index: IndexQuery | None = None
+    ) -> Tensor:
         backend = self._backend
         cache, scoring, heads = backend.caches[layer], backend.spec.scoring[layer], backend.spec.heads_of(layer)
         out = query.new_empty(*query.shape[:2], heads.value_dim) if out is None else out
+        if index is not None and self._chosen is not None:
+            self._chosen.attend(layer, query, index, out, cache)
+            return out
         if self._decodes is not None:
             self._decodes.attend(layer, query, out, cache, sinks, backend.slopes[layer])
         if self._tiles:
@@ -312,9 +379,14 @@ class _GraphStep(_Step):
         self._graph_states: GraphStates | None = None
         if backend.spec.states is not None:
             self._states = self._graph_states = GraphStates(backend, buffers)
+        self._graph_chosen: GraphChosenTokens | None = None
+        if backend.chosen_decodes is not None:
+            self._chosen = self._graph_chosen = GraphChosenTokens(backend.chosen_decodes, buffers)
 
     def prepare(self, layout: StepLayout) -> None:
         check_graph_layout(layout, self._metadata)
         self._graph_decodes.prepare(layout)
         if self._graph_states is not None:
             self._graph_states.prepare(layout)
+        if self._graph_chosen is not None:
+            self._graph_chosen.prepare(layout)

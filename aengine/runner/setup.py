@@ -20,7 +20,7 @@ import torch
 from aengine.api.config import EngineConfig
 from aengine.api.errors import ConfigError
 from aengine.api.outputs import DraftSource
-from aengine.attention import AttentionSpec, StepStates, build_layout
+from aengine.attention import AttentionSpec, IndexShape, StepStates, build_layout
 from aengine.cache import LayerGroups, PageNeeds, layer_groups
 from aengine.kernels.quantized import Rows
 from aengine.kernels.recurrence import StateLayout
@@ -246,11 +246,12 @@ class ExecutorSetup:
         return StateLayout.of(held.states, pieces, piece_bytes, self.dtype.itemsize, pending)
 
     @property
-    def is_sparse(self) -> bool:
-        """Whether an index chooses some tokens of a sequence that is as long as may be."""
+    def index(self) -> IndexShape | None:
+        """What chooses some tokens of a sequence that is as long as may be."""
         attentions = self.spec.attentions if isinstance(self.spec, ModelSpec) else ()
-        indices = (attention.index for attention in attentions if isinstance(attention, LatentAttention))
-        return any(index is not None and index.top_k < self.max_model_len for index in indices)
+        found = {attention.index for attention in attentions if isinstance(attention, LatentAttention) and attention.index is not None}
+        shapes = (IndexShape(index.num_heads, index.head_dim, index.top_k) for index in found)
+        return next((shape for shape in shapes if shape.top_k < self.max_model_len), None)
 
     @property
     def state_pages(self) -> int:
@@ -321,7 +322,7 @@ class ExecutorSetup:
             num_groups=len(groups.windows),
             latent=isinstance(kinds[0], LatentAttention),
             states=self.states,
-            is_sparse=self.is_sparse,
+            index=self.index,
         )
 
 

@@ -24,7 +24,6 @@ from aengine.attention.base import (
     Gates,
     GraphStep,
     IndexQuery,
-    attend_chosen_torch,
     check_graph_layout,
     convolve_torch,
     first_line,
@@ -138,7 +137,7 @@ class FlashInferBackend(AttentionBackend):
         require_int32(kv_indices=metadata.kv_indices, slot_mapping=metadata.slot_mapping)
         decodes: Decodes = self._decodes
         if host.num_decodes and uneven is not None:
-            decodes = uneven.plan(metadata)
+            decodes = uneven.plan(host, metadata.kv_indices)
         elif host.num_decodes:
             self._decodes.plan(WrapperRows.of(host, metadata.kv_indices, 0, host.num_decodes))
         if host.num_decodes < host.num_rows:
@@ -219,9 +218,6 @@ class _Step:
     def convolve(self, places: range, inputs: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         return self._backend.convolve(self._backend, self._metadata, places, inputs, weight, bias)
 
-    def attend_chosen(self, layer: int, query: Tensor, index: IndexQuery, attended: Tensor) -> None:
-        attend_chosen_torch(self._backend, self._metadata, layer, query, index, attended)
-
     def recur(self, layer: int, rule: RecurrentRule, mixed: Tensor, gates: Gates) -> Tensor:
         if self._states is None:
             return recur_torch(self._backend, self._metadata, layer, rule, mixed, gates)
@@ -231,7 +227,9 @@ class _Step:
         group, _ = self._backend.kinds[layer]
         return KvTarget(self._backend.caches[layer], self._slots[group])
 
-    def attend(self, layer: int, query: Tensor, sinks: Tensor | None = None, out: Tensor | None = None) -> Tensor:
+    def attend(
+        self, layer: int, query: Tensor, sinks: Tensor | None = None, out: Tensor | None = None, index: IndexQuery | None = None
+    ) -> Tensor:
         cache, first = self._backend.caches[layer], self._num_decodes
         out = torch.empty(query.shape, dtype=query.dtype, device=query.device) if out is None else out
         if first:

@@ -336,7 +336,7 @@ class _Indexer:
         index = self._index
         query = self._q(q).view(len(x), index.num_heads, index.head_dim)
         query, key = self._ops.rotate(query, self._norm(self._k(x)).unsqueeze(1), self._rotation, positions)
-        return IndexQuery(query, self._weights(x).float() * index.num_heads**-0.5, index.top_k), key
+        return IndexQuery(query, self._weights(x).float() * index.num_heads**-0.5), key
 
 
 class LatentAttentionBlock:
@@ -387,9 +387,7 @@ class LatentAttentionBlock:
             written = key if found is None else torch.cat((found[1], key), -1)
             step.write(self._index, written, key[..., attention.rope_dim :])
         _by_head(heads[..., attention.rope_dim :], self._key_up, latent[..., attention.rope_dim :])
-        attended = step.attend(self._index, query)
-        if found is not None:
-            step.attend_chosen(self._index, query, found[0], attended)
+        attended = step.attend(self._index, query, index=None if found is None else found[0])
         values = attended.new_empty(len(x), attention.num_heads, attention.v_dim)
         _by_head(attended, self._value_up, values)
         return self._row_parallel.after(self._output(self._row_parallel.before(values.flatten(1))))

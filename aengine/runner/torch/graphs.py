@@ -287,24 +287,25 @@ class _Attention:
     def target(self, layer: int) -> KvTarget | None:
         return self.targets.target(layer)
 
-    def attend(self, layer: int, query: Tensor, sinks: Tensor | None = None, out: Tensor | None = None) -> Tensor:
+    def attend(
+        self, layer: int, query: Tensor, sinks: Tensor | None = None, out: Tensor | None = None, index: IndexQuery | None = None
+    ) -> Tensor:
         written, self._written = self._written or (), None
+        has_index, has_written = index is not None, bool(written)  # alone kept: the tensors are those of a part that is recorded
         shape = (len(query), query.shape[1], self._heads_of(layer).value_dim)
         attended = self._out[: math.prod(shape)].view(shape) if out is None else out
 
-        def run(query: Tensor, *written: Tensor) -> None:
+        def run(query: Tensor, *others: Tensor) -> None:
             if self.step is not None:
                 count = self.num_tokens
-                if written:
-                    key, value = written
-                    self.step.write(layer, key[:count], value[:count])
-                self.step.attend(layer, query[:count], sinks, attended[:count])
+                query, others = query[:count], tuple(each[:count] for each in others)
+                if has_written:
+                    self.step.write(layer, *others[-2:])
+                given = IndexQuery(*others[:2]) if has_index else None
+                self.step.attend(layer, query, sinks, attended[:count], given)
 
-        self.pieces.interrupt(run, query, *written)
+        self.pieces.interrupt(run, query, *(index or ()), *written)
         return attended
-
-    def attend_chosen(self, layer: int, query: Tensor, index: IndexQuery, attended: Tensor) -> None:
-        """Does nothing: no steps are recorded of models in which an index chooses some tokens."""
 
     def recur(self, layer: int, rule: RecurrentRule, mixed: Tensor, gates: Gates) -> Tensor:
         made = mixed.new_zeros(len(mixed), rule.width)  # those of padding are normed

@@ -25,7 +25,7 @@ class Recording:
         self._setup = setup
         self._models = models
         self._adapters = adapters
-        self._capture = None if setup.is_sparse else setup.capture  # what an index chooses is computed from rows on the host
+        self._capture = setup.capture
         config = setup.config
         self.sizes = GraphSizes.of(
             config.graph_sizes,
