@@ -31,11 +31,11 @@ class BackendUnavailableError(Exception):
 
 
 class IndexShape(NamedTuple):
-    """Of `models/spec.py: SparseIndex`."""
+    """Of `models/spec.py: SparseIndex`. A key begins with that of the index, where a query has zeros."""
 
     num_heads: int
     head_dim: int
-    top_k: int
+    top_k: int  # 0: no sequence becomes longer than that, so all tokens are seen
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,6 +80,11 @@ class AttentionSpec:
 
     def heads_of(self, layer: int) -> Heads:
         return self.heads[layer] if self.heads else Heads(self.num_heads, self.num_kv_heads, self.head_dim, self.value_dim)
+
+    @property
+    def top_k(self) -> int:
+        """How many tokens a query sees at most, 0: all."""
+        return 0 if self.index is None else self.index.top_k
 
     def part_of(self, layer: int) -> int:
         """Which part of its place a layer has."""
@@ -352,10 +357,8 @@ def attend_chosen_torch(
 ) -> None:
     """Overwrites what was `attended` to where an `index` chooses some tokens, in plain torch."""
     host, spec = metadata.host, backend.spec
-    assert spec.index is not None
-    top_k = spec.index.top_k
     cache, scoring, (group, _) = backend.caches[layer], spec.scoring[layer], spec.places[layer]
-    for row in np.flatnonzero(host.seq_lens > top_k).tolist():
+    for row in np.flatnonzero(host.seq_lens > spec.top_k).tolist():
         length, (first, end) = int(host.seq_lens[row]), host.qo_indptr[row : row + 2].tolist()
         pages = metadata.kv_indices[group][host.kv_indptr[row] : host.kv_indptr[row + 1]]
         stored = as_bytes(cache.keys).index_select(0, pages)
@@ -368,7 +371,7 @@ def attend_chosen_torch(
             scores = torch.relu(index.query[tokens].float() @ index_keys.t() * index_keys.shape[1] ** -0.5)
             scores = torch.einsum("th,thl->tl", index.weights[tokens], scores)
             scores = scores.masked_fill(places > positions[:, None], -math.inf)
-            chosen = scores.sort(dim=-1, descending=True, stable=True).indices[:, :top_k]
+            chosen = scores.sort(dim=-1, descending=True, stable=True).indices[:, : spec.top_k]
             seen = torch.zeros_like(scores, dtype=torch.bool).scatter_(1, chosen, value=True) & (places <= positions[:, None])
             weights = (query[tokens].float() @ keys.t() * scoring.scale).masked_fill(~seen[:, None], -math.inf).softmax(-1)
             attended[tokens] = (weights @ keys[:, -spec.value_dim :]).to(attended.dtype)

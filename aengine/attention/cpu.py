@@ -54,7 +54,7 @@ class CpuBackend(AttentionBackend):
             raise BackendUnavailableError(f"the CPU kernels are for bfloat16 and float32, not {spec.dtype} with KV of {spec.cache_dtype}")
         if spec.head_dim % 2 or spec.head_dim > MAX_KEY_DIM or spec.value_dim > MAX_VALUE_DIM:
             raise BackendUnavailableError(f"head_dim {spec.head_dim} is not an even number up to {MAX_VALUE_DIM}")
-        if spec.index is not None:
+        if spec.top_k:
             raise BackendUnavailableError("the CPU kernels attend to all tokens, and not to those that an index chooses")
         if len(spec.places) > len(spec.scoring):
             raise BackendUnavailableError("convolutions are computed by the CPU kernels in a whole model alone, not in a layer of torch")

@@ -120,7 +120,7 @@ class _Step:
             out.index_copy_(0, decodes.rows, attended)
         for prefill in self._prefills[scoring.window]:
             prefill.attend(query, cache, prefill.pages[group], scoring, by_kv_head, slopes, out)
-        if index is not None:
+        if index is not None and spec.top_k:
             attend_chosen_torch(self._backend, self._metadata, layer, query, index, out)
         return out
 

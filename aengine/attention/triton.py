@@ -37,9 +37,14 @@ from aengine.kernels.triton.recurrence import DeviceStates, StateTensors, recur
 from aengine.kernels.upload import staged, to_device, upload
 
 
+def _read_keys(spec: AttentionSpec, heads: Heads) -> int:
+    """How many numbers of a key are read: not those of an index, which a query has zeros for."""
+    return heads.key_dim - (0 if spec.index is None else spec.index.head_dim)
+
+
 def blocks_of(spec: AttentionSpec, heads: Heads) -> BlockSizes:
     """The blocks of layers with these heads on the model's device."""
-    return BlockSizes.of(heads.key_dim, heads.value_dim, spec.latent, spec.dtype, spec.cache_dtype, is_hopper(spec.device))
+    return BlockSizes.of(_read_keys(spec, heads), heads.value_dim, spec.latent, spec.dtype, spec.cache_dtype, is_hopper(spec.device))
 
 
 class DecodeKind(NamedTuple):
@@ -195,8 +200,9 @@ class ChosenTokens:
         """Attention of [T, num_heads, head_dim] queries, T those of the step, to `out` [T, num_heads, value_dim]."""
         pages = self._pages[self._decodes.spec.places[layer][0]]
         slots = choose(index.query, index.weights, cache, pages, self._tokens, self._decodes.top_k, self._longest)
-        of_slots = replace(cache, keys=_as_slots(cache.keys), values=_as_slots(cache.values))
-        self._planned.attend(layer, query, out, of_slots, pages=slots.view(-1))
+        width = _read_keys(self._decodes.spec, self._decodes.spec.heads_of(layer))
+        of_slots = replace(cache, keys=_as_slots(cache.keys[..., -width:]), values=_as_slots(cache.values))
+        self._planned.attend(layer, query[..., -width:], out, of_slots, pages=slots.view(-1))
 
 
 class GraphChosenTokens(ChosenTokens):
@@ -293,10 +299,10 @@ class TritonBackend(AttentionBackend):
         try:
             processors = torch.cuda.get_device_properties(spec.device).multi_processor_count if on_cuda else _INTERPRETED_PROCESSORS
             self.decodes = TritonDecodes(spec, processors, blocks)
-            self.chosen_decodes = None if spec.index is None else TritonDecodes(spec, processors, blocks, spec.index.top_k)
+            self.chosen_decodes = TritonDecodes(spec, processors, blocks, spec.top_k) if spec.top_k else None
             self._run_once(self.plan, decoded=self.decodes.least_keys + 1)  # a row that is split, if any is
-            if spec.index is not None:
-                self._run_once(self.plan, decoded=spec.index.top_k + 1)
+            if spec.top_k:
+                self._run_once(self.plan, decoded=spec.top_k + 1)
         except Exception as error:  # whatever a compiler, its absence, or a driver has to say
             raise BackendUnavailableError(f"our Triton kernels do not run here: {first_line(error)}") from error
 
@@ -311,7 +317,7 @@ class TritonBackend(AttentionBackend):
 def _check_layer(spec: AttentionSpec, layer: int) -> None:
     """Raises BackendUnavailableError for a layer that there are no kernels for."""
     heads, own = spec.heads_of(layer), spec.part_widths(layer)
-    if not kernels.fits(heads.key_dim, heads.value_dim):
+    if not kernels.fits(_read_keys(spec, heads), heads.value_dim):
         widths = f"keys of {heads.key_dim} and values of {heads.value_dim} numbers"
         raise BackendUnavailableError(f"our Triton kernels have no room for {widths}")
     strides = {divmod(whole * spec.page_size, part) for whole, part in zip(spec.page_widths, own, strict=True) if part}  # in tokens
@@ -363,6 +369,8 @@ class _Step:
         if index is not None and self._chosen is not None:
             self._chosen.attend(layer, query, index, out, cache)
             return out
+        width = _read_keys(backend.spec, heads)
+        query, cache = query[..., -width:], replace(cache, keys=cache.keys[..., -width:])
         if self._decodes is not None:
             self._decodes.attend(layer, query, out, cache, sinks, backend.slopes[layer])
         if self._tiles:

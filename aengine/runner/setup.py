@@ -247,11 +247,11 @@ class ExecutorSetup:
 
     @property
     def index(self) -> IndexShape | None:
-        """What chooses some tokens of a sequence that is as long as may be."""
+        """What chooses some of the tokens of a sequence."""
         attentions = self.spec.attentions if isinstance(self.spec, ModelSpec) else ()
         found = {attention.index for attention in attentions if isinstance(attention, LatentAttention) and attention.index is not None}
-        shapes = (IndexShape(index.num_heads, index.head_dim, index.top_k) for index in found)
-        return next((shape for shape in shapes if shape.top_k < self.max_model_len), None)
+        most = self.max_model_len
+        return next((IndexShape(index.num_heads, index.head_dim, index.top_k * (index.top_k < most)) for index in found), None)
 
     @property
     def state_pages(self) -> int:

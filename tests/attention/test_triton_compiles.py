@@ -90,6 +90,18 @@ for lengths in ([1], [1] * 16, [1, 700], [3, 17]):
     mixed, gated = (torch.zeros(layout.num_tokens, size, dtype=torch.bfloat16) for size in (channels + width, gates))
     step.recur(0, rule, mixed[:, :channels], gated)
 """
+_CHOSEN = """
+import dataclasses
+from aengine.attention import IndexQuery, IndexShape
+backend = TritonBackend(dataclasses.replace(backend.spec, head_dim=704, index=IndexShape(64, 128, 2048)))
+backend.allocate(520)
+for starts, lengths in ([4000], [1]), ([4000] * 16, [1] * 16), ([100, 3000], [1, 700]):
+    count, starts, lengths = len(starts), np.array(starts, dtype=np.int32), np.array(lengths, dtype=np.int32)
+    layout = build_layout(np.arange(count, dtype=np.int32), 0, starts, lengths, np.zeros((1, count, 300), dtype=np.int32), 16)
+    step, tokens = backend.plan(AttentionMetadata.of(layout, torch.device("cpu"))), layout.num_tokens
+    query, weights = torch.zeros(tokens, 128, 704, dtype=torch.bfloat16), torch.zeros(tokens, 64)
+    step.attend(0, query, index=IndexQuery(query[:, :64, :128], weights))
+"""
 RECURRENCES = {  # heads, key heads, their width, that of values, gates, channels, taps, gates of a head's steps, these of numbers, delta
     "Qwen3.5": (16, 16, 128, 128, 32, 6144, 4, 1, False, True),
     "Kimi Linear": (32, 32, 128, 128, 32 + 4096, 12_288, 4, 128, False, True),
@@ -142,6 +154,7 @@ AHEAD = AheadOfTime(
             name: Case(4, 128, "bfloat16", False, 16, 0.0, window=None).backend() + _STATES.format(sizes=sizes, pending=5)
             for name, sizes in RECURRENCES.items()
         },
+        "chosen tokens": CASES[-1].backend() + _CHOSEN,
         "convolution": Case(4, 64, "bfloat16", False, 16, 0.0, window=None).backend() + _CONVOLUTION,
     }
 )
@@ -182,6 +195,13 @@ def test_a_long_latent_prompt_can_be_launched() -> None:
 
 def test_convolutions_compile_once_for_each_place() -> None:
     assert AHEAD.kernels("convolution") == {**_KERNELS, "convolve_kernel": 2}
+
+
+def test_chosen_tokens_compile_once() -> None:
+    """Of DeepSeek-V3.2, whatever the rows of a step are; decodes of other keys and of pages of one token are two more."""
+    compiled = AHEAD.kernels("chosen tokens")
+    assert (compiled["score_kernel"], compiled["choose_kernel"]) == (1, 1)
+    assert compiled["decode_kernel"] == 3
 
 
 @pytest.mark.parametrize("name", RECURRENCES)

@@ -13,7 +13,6 @@ from driver import Driver, record_logits
 from family_cases import Case, Reference, reference
 from runner_ranks import runner_on_ranks
 from test_families import assert_near, config_of
-from test_triton_families import use_triton
 from triton_mode import DEVICES  # before triton is imported
 
 from aengine import AsyncEngine, SamplingParams
@@ -68,12 +67,15 @@ def test_chosen_tokens_matter(known: Reference) -> None:
         (known.path / "kept.json").rename(known.path / "config.json")
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("device", DEVICES[:1])
-def test_triton(known: Reference, device: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    use_triton(monkeypatch)
-    runner = ModelRunner(config_of(CASE, known.path, "torch_native"), known.path)
-    assert Driver(runner, chunk=17).generate(known.prompts[:1], 2) == [known.tokens[0][:2]]
+@pytest.mark.parametrize("device", DEVICES[1:])
+def test_on_a_gpu(known: Reference, device: str) -> None:
+    """Chunks of prompts and decodes, in graphs."""
+    sizes = {"max_num_seqs": 4, "graph_sizes": (4,), "graph_tokens": 16, "max_model_len": 64}
+    runner = ModelRunner(config_of(CASE, known.path, "triton", device=device, **sizes), known.path)
+    seen = record_logits(runner)
+    assert Driver(runner, chunk=12).generate(known.prompts[:4], 6) == [tokens[:6] for tokens in known.tokens[:4]]
+    assert_near(seen[-1].cpu(), torch.stack([of_prompt[5] for of_prompt in known.logits[:4]]))
+    runner.close()
 
 
 def test_in_an_engine(known: Reference) -> None:

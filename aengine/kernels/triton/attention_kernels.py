@@ -1,8 +1,8 @@
 """The device code of paged attention. Knows nothing of steps, layers or torch.
 
-Caches are [num_pages, PAGE_SIZE, KV_HEADS, width], contiguous but for the pages, which are PAGE_STRIDE tokens apart. Values have VALUE_DIM
-numbers; queries and keys have REST more, which come first: a latent cache (DeepSeek-V2, arXiv 2405.04434) is multiplied in two parts,
-because blocks are powers of 2. Row r has the pages `kv_indices[kv_indptr[r]:kv_indptr[r+1]]`, the last of which holds `last_page_len[r]`
+Caches are [num_pages, PAGE_SIZE, KV_HEADS, width], contiguous but for the pages, which are PAGE_STRIDE tokens apart, and keys, which may be
+parts of what is stored and are KEY_STRIDE numbers apart. Values have VALUE_DIM numbers; queries and keys have REST more, which come first: a
+latent cache (DeepSeek-V2, arXiv 2405.04434) is multiplied in two parts, because blocks are powers of 2. Row r has the pages `kv_indices[kv_indptr[r]:kv_indptr[r+1]]`, the last of which holds `last_page_len[r]`
 tokens; all index arrays are int32. Lengths are read on the device, so a launch depends only on the number of rows. Addresses are computed
 in int64: a pool may have more than 2^31 elements. Nothing is read at or beyond a row's length, where a page may hold anything.
 
@@ -77,6 +77,7 @@ def attend_keys(
     PAGE_SIZE: tl.constexpr,
     PAGE_STRIDE: tl.constexpr,
     KV_HEADS: tl.constexpr,
+    KEY_STRIDE: tl.constexpr,
     VALUE_DIM: tl.constexpr,
     DIM: tl.constexpr,
     LATENT: tl.constexpr,
@@ -109,7 +110,7 @@ def attend_keys(
         slot = page.to(tl.int64) * PAGE_STRIDE + tl.minimum(source, end - 1).to(tl.uint32) % PAGE_SIZE
         page = _pages_of(pages, tl.minimum(source + BLOCK_N, end - 1), PAGE_SIZE)
         at = (slot * KV_HEADS + kv_head)[:, None]
-        key_at = key_cache + at * (REST + VALUE_DIM)
+        key_at = key_cache + at * KEY_STRIDE
         key = _loaded(key_at + REST + dim, dim < VALUE_DIM, query.dtype)
         scores = tl.dot(query, tl.trans(key), input_precision="ieee")
         if REST > 0:
@@ -178,6 +179,7 @@ def prefill_kernel(
     PAGE_SIZE: tl.constexpr,
     PAGE_STRIDE: tl.constexpr,
     KV_HEADS: tl.constexpr,
+    KEY_STRIDE: tl.constexpr,
     GROUP: tl.constexpr,
     VALUE_DIM: tl.constexpr,
     DIM: tl.constexpr,
@@ -218,7 +220,7 @@ def prefill_kernel(
     slope = load_slopes(slopes, head, flat < length * GROUP, SLOPES)
     acc, total, top = attend_keys(
         q, q_rest, slope, position, start + tile_begin // GROUP + 1, key_cache, value_cache, pages, kv_head, low, high, scale,
-        WINDOW, SOFT_CAP, SLOPES, PAGE_SIZE, PAGE_STRIDE, KV_HEADS, VALUE_DIM, DIM, LATENT, REST, REST_DIM, BLOCK_M, BLOCK_N,
+        WINDOW, SOFT_CAP, SLOPES, PAGE_SIZE, PAGE_STRIDE, KV_HEADS, KEY_STRIDE, VALUE_DIM, DIM, LATENT, REST, REST_DIM, BLOCK_M, BLOCK_N,
     )  # fmt: skip
     if SINKS:
         fade, total = with_sink(total, top, tl.load(sinks + head))

@@ -44,6 +44,7 @@ def _attend_item(
     PAGE_SIZE: tl.constexpr,
     PAGE_STRIDE: tl.constexpr,
     KV_HEADS: tl.constexpr,
+    KEY_STRIDE: tl.constexpr,
     GROUP: tl.constexpr,
     VALUE_DIM: tl.constexpr,
     DIM: tl.constexpr,
@@ -71,7 +72,7 @@ def _attend_item(
     slope = load_slopes(slopes, head, there, SLOPES)
     acc, total, top = attend_keys(
         q, q_rest, slope, position, end, key_cache, value_cache, pages, kv_head, begin, end, scale,
-        0, SOFT_CAP, SLOPES, PAGE_SIZE, PAGE_STRIDE, KV_HEADS, VALUE_DIM, DIM, LATENT, REST, REST_DIM, BLOCK_M, BLOCK_N,
+        0, SOFT_CAP, SLOPES, PAGE_SIZE, PAGE_STRIDE, KV_HEADS, KEY_STRIDE, VALUE_DIM, DIM, LATENT, REST, REST_DIM, BLOCK_M, BLOCK_N,
     )  # fmt: skip
 
     row = tl.load(rows + first + flat // GROUP, mask=there, other=0, volatile=True)  # again, for it would take registers until here
@@ -114,6 +115,7 @@ def decode_kernel(
     PAGE_SIZE: tl.constexpr,
     PAGE_STRIDE: tl.constexpr,
     KV_HEADS: tl.constexpr,
+    KEY_STRIDE: tl.constexpr,
     GROUP: tl.constexpr,
     VALUE_DIM: tl.constexpr,
     DIM: tl.constexpr,
@@ -147,13 +149,13 @@ def decode_kernel(
         _attend_item(
             query, key_cache, value_cache, pages, begin, end, first, count, split, rows, num_rows, partial, partial_lse, sinks, slopes,
             out, query_token_stride, query_head_stride, scale, value_scale, kv_head, part, SOFT_CAP, SINKS, SLOPES, PAGE_SIZE,
-            PAGE_STRIDE, KV_HEADS, GROUP, VALUE_DIM, DIM, LATENT, REST, REST_DIM, FEW, BLOCK_N,
+            PAGE_STRIDE, KV_HEADS, KEY_STRIDE, GROUP, VALUE_DIM, DIM, LATENT, REST, REST_DIM, FEW, BLOCK_N,
         )  # fmt: skip
     else:
         _attend_item(
             query, key_cache, value_cache, pages, begin, end, first, count, split, rows, num_rows, partial, partial_lse, sinks, slopes,
             out, query_token_stride, query_head_stride, scale, value_scale, kv_head, part, SOFT_CAP, SINKS, SLOPES, PAGE_SIZE,
-            PAGE_STRIDE, KV_HEADS, GROUP, VALUE_DIM, DIM, LATENT, REST, REST_DIM, MANY, BLOCK_N,
+            PAGE_STRIDE, KV_HEADS, KEY_STRIDE, GROUP, VALUE_DIM, DIM, LATENT, REST, REST_DIM, MANY, BLOCK_N,
         )  # fmt: skip
 
 
