@@ -1,10 +1,11 @@
 """The device code of paged attention. Knows nothing of steps, layers or torch.
 
 Caches are [num_pages, PAGE_SIZE, KV_HEADS, width], contiguous but for the pages, which are PAGE_STRIDE tokens apart, and keys, which may be
-parts of what is stored and are KEY_STRIDE numbers apart. Values have VALUE_DIM numbers; queries and keys have REST more, which come first: a
-latent cache (DeepSeek-V2, arXiv 2405.04434) is multiplied in two parts, because blocks are powers of 2. Row r has the pages `kv_indices[kv_indptr[r]:kv_indptr[r+1]]`, the last of which holds `last_page_len[r]`
-tokens; all index arrays are int32. Lengths are read on the device, so a launch depends only on the number of rows. Addresses are computed
-in int64: a pool may have more than 2^31 elements. Nothing is read at or beyond a row's length, where a page may hold anything.
+parts of what is stored and are KEY_STRIDE numbers apart. Values have VALUE_DIM numbers; queries and keys have REST more, which come first:
+a latent cache (DeepSeek-V2, arXiv 2405.04434) is multiplied in two parts, because blocks are powers of 2. Row r has the pages
+`kv_indices[kv_indptr[r]:kv_indptr[r+1]]`, the last of which holds `last_page_len[r]` tokens; all index arrays are int32. Lengths are read
+on the device, so a launch depends only on the number of rows. Addresses are computed in int64: a pool may have more than 2^31 elements.
+Nothing is read at or beyond a row's length, where a page may hold anything.
 
 Scores are kept in units of log2(e), so that every exponential is an exp2. The recurrence over blocks of keys is that of FlashAttention
 (Dao et al. 2022, arXiv 2205.14135), the split over keys that of Flash-Decoding.
