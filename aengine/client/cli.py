@@ -24,8 +24,19 @@ from aengine.api.params import SamplingParams
 from aengine.api.request import Prompt, RequestOptions
 from aengine.chat.text_source import CallEnded, CallStarted
 from aengine.client.client import AsyncClient
-from aengine.client.client_config import DEFAULT_ADDRESS, ClientConfig, is_url
-from aengine.client.flags import INTERRUPTED, add_server_flags, client_config, exit_code, http_config, read_file, read_json, read_stdin
+from aengine.client.client_config import (
+    DEFAULT_ADDRESS,
+    INTERRUPTED,
+    ClientConfig,
+    add_server_flags,
+    client_config,
+    exit_code,
+    http_config,
+    is_url,
+    read_file,
+    read_json,
+    read_stdin,
+)
 
 _PARAMS = ("max_tokens", "temperature", "top_p", "top_k", "seed", "stop")
 

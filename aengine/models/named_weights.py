@@ -28,6 +28,7 @@ from aengine.models.spec import (
     Recurrence,
     RecurrenceKind,
     ShortConvolution,
+    Streams,
 )
 
 
@@ -87,8 +88,9 @@ def named_weights(spec: ModelSpec) -> dict[str, NamedWeight]:
     [num_experts, out_features]; `gate_up` has the rows of the gate, then those of up. A `LatentAttention` projects its queries with `q`, or
     with `q_down` and `q_up` if it has a q_lora_rank; they have the rotated part of each head first, as `kv_down` has the rotated key first.
     `key_up` is [heads, kv_lora_rank, nope_dim], `value_up` [heads, v_dim, kv_lora_rank]. The rows of `conv_in` are those of b, c and x of a
-    `ShortConvolution`; `conv` is [channels, taps]. `layer_embedding` [vocab_size, layers of width] and `layer_inputs` [layers of width,
-    hidden_size] have what is one layer's together. A layer's qkv has the rows of keys and values that it has of
+    `ShortConvolution`; `conv` is [channels, taps].
+    `layer_embedding` [vocab_size, layers of width] and `layer_inputs` [layers of width, hidden_size] have what is one layer's together.
+    `streams_in` and `streams_out` are [streams - 1, hidden_size, hidden_size]. A layer's qkv has the rows of keys and values that it has of
     its own.
 
     A draft head has no embedding and no head if these are its target's. `fuse` is [hidden_size, taps of target_size], `combine`
@@ -116,8 +118,13 @@ def named_weights(spec: ModelSpec) -> dict[str, NamedWeight]:
         found.linear("layer_embedding", (spec.layer_inputs.vocab_size,), spec.num_layers * width)
         found.linear("layer_inputs", (spec.num_layers * width,), hidden)
         found.norm("layer_inputs_norm", spec.layer_inputs.norm, width)
+    if spec.streams is not None:
+        for name in ("streams_in", "streams_out"):
+            found.add(f"{name}.weight", (spec.streams.count - 1, hidden, hidden), (hidden,) * (spec.streams.count - 1), None)
     for index, layer in enumerate(spec.layers):
         found.enter(index, layer)
+        if spec.streams is not None:
+            _streams(found, spec.streams, hidden)
         found.norm("attention_norm", layer.attention_norm, hidden)
         if isinstance(layer.attention, Attention):
             _attention(found, layer.attention, inputs, hidden)
@@ -148,6 +155,17 @@ def named_weights(spec: ModelSpec) -> dict[str, NamedWeight]:
     if spec.head_bias:
         found.add("head.bias", (spec.vocab_size,), (spec.vocab_size,), 0.0)
     return found.weights
+
+
+def _streams(found: _Parameters, streams: Streams, hidden: int) -> None:
+    found.norm("streams_norm", streams.norm, hidden)
+    found.linear("streams_router", (streams.count,), hidden)
+    found.linear("streams_predict", (streams.count**2,), streams.count)
+    found.linear("streams_correct", (streams.count,), streams.count)
+    found.add("streams_scale", (hidden,), (hidden,), 1.0)
+    found.linear("laurel_down", (streams.laurel_rank,), hidden)
+    found.linear("laurel_up", (hidden,), streams.laurel_rank)
+    found.norm("laurel_norm", streams.norm, hidden)
 
 
 def _attention(found: _Parameters, attention: Attention, inputs: int, hidden: int) -> None:
@@ -356,10 +374,13 @@ def kv_scale_of(source: str, spec: ModelSpec) -> tuple[int, str] | None:
 
 
 NEVER_QUANTIZED = frozenset(
-    {"positions", "layer_embedding", "router", "shared_gate", "key_up", "value_up", "conv", "recur_gates", "decay_down", "decay_up"}
+    {
+        *("positions", "layer_embedding", "router", "shared_gate", "key_up", "value_up", "conv", "recur_gates", "decay_down", "decay_up"),
+        *("streams_in", "streams_out", "streams_router", "streams_predict", "streams_correct"),
+    }
 )
-"""Matrices that are read row by row, decide which weights are read, or multiply heads, which would be quantised together; and those of
-convolutions and of decays, which are few."""
+"""Matrices that are read row by row, decide which weights are read, or multiply heads or streams, which would be quantised together; and
+those of convolutions and of decays, which are few."""
 
 
 def num_parameters(spec: ModelSpec) -> int:

@@ -91,6 +91,8 @@ def check_replicas(spec: ModelSpec | FallbackSpec, size: int) -> None:
 
 def _refusal(spec: ModelSpec, size: int) -> str | None:
     """Why a model cannot be divided over `size` ranks; None: it can."""
+    if spec.streams is not None and size > 1:
+        return f"{size} is not possible with several residual streams"
     for index, layer in enumerate(spec.layers):
         if isinstance(layer.attention, ShortConvolution):
             if layer.attention.channels % (_CHANNELS * size):

@@ -259,6 +259,8 @@ class Mlp:
     gated: bool = True
     up_bias: bool = False  # of gate and up
     down_bias: bool = False
+    sparsity: float = 0.0
+    """Above 0: gate(x) becomes relu(gate(x) - its mean - z * its deviation), z being the normal quantile of this share (Gemma 3n)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -273,18 +275,31 @@ class Experts:
     shared: Mlp | None = None  # added for every token
     shared_gate: bool = False  # the shared output is multiplied by sigmoid(shared_gate(x)) (Qwen2-MoE)
     branch_norm: Norm | None = None
-    """The router, the experts and the shared MLP read x each after a norm of its own, `router_norm`, `experts_norm` and `shared_norm`, and
-    what experts and shared MLP make is normed by `experts_out_norm` and `shared_out_norm` before it is added (Gemma 4). Each expert that
-    was chosen has its weight multiplied by its `expert_scale`."""
+    """Router, experts and shared MLP read x each after a norm of its own, `router_norm`, `experts_norm` and `shared_norm`; what the latter
+    two make is normed by `experts_out_norm` and `shared_out_norm`; weights are multiplied by an `expert_scale` (Gemma 4)."""
 
 
 @dataclass(frozen=True, slots=True)
 class InputGate:
-    """What a layer adds of its own input, see `LayerInputs`, after its blocks (Gemma 3n, 2025):
-    x += input_norm(input_out(activation(input_gate(x)) * input))."""
+    """x += input_norm(input_out(activation(input_gate(x)) * input)) after a layer's blocks, see `LayerInputs` (Gemma 3n, 2025)."""
 
     activation: Activation
     norm: Norm
+
+
+@dataclass(frozen=True, slots=True)
+class Streams:
+    """x as several streams, of which a layer's blocks compute the first (Baykal et al., "Alternating Updates", 2023; Gemma 3n).
+
+    The others begin as `streams_in` of the embedding, each as long as that. In a layer, with c = tanh(streams_router(streams_norm(x[0]) /
+    hidden_size)), x[i] += sum of streams_predict(c)[i, j] x[j]. The blocks make y of x[0], where the first one has a path beside it: x[0] =
+    (x[0] + mixed + n + laurel_norm(laurel_up(laurel_down(n)))) / sqrt(2), n being what mixers read (LAuReL, 2024). With c of y, x[i] +=
+    (y - x[0]) * (streams_correct(c)[i] + 1). The `input_gate` reads x[0] * streams_scale, and adds to the others. At last x is the mean of
+    the first stream and of `streams_out` of the others, each as long as the first."""
+
+    count: int
+    norm: Norm
+    laurel_rank: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -293,15 +308,14 @@ class LayerInputs:
     projects x as the first layer has it, times hidden_size ** -0.5, and `layer_embedding` embeds the token."""
 
     width: int
-    vocab_size: int  # of the embedding
+    vocab_size: int  # of the embedding; tokens that it has no row for have row 0
     norm: Norm  # of each layer's numbers, by the same weights
 
 
 @dataclass(frozen=True, slots=True)
 class Layer:
-    """x += m * post_attention_norm(mixers(attention_norm(x))), then x += m * post_mlp_norm(mlp(mlp_norm(x))), where m is the
-    `residual_multiplier`, and what mixes tokens is the sum of attention and recurrence. What is None is left out; a norm that is None is
-    the identity.
+    """x += m * post_attention_norm(mixers(attention_norm(x))), then x += m * post_mlp_norm(mlp(mlp_norm(x))), m the `residual_multiplier`.
+    What mixes tokens is the sum of attention and recurrence. What is None is left out; a norm that is None is the identity.
 
     `parallel`: x += m * (mixers(attention_norm(x)) + mlp(mlp_norm(x))) instead; mlp_norm None then means the attention's normed input.
     `normed_residuals`: x = factor * attention_norm(x) + m * .., then x = factor * mlp_norm(x) + m * .., by a factor for each.
@@ -376,6 +390,7 @@ class ModelSpec:
     head_bias: bool = False
     learned_positions: LearnedPositions | None = None
     layer_inputs: LayerInputs | None = None
+    streams: Streams | None = None
     embedding_norm: Norm | None = None
     embedding_scale: float = 1.0  # rounded to the dtype of the weights before it is used
     logit_scale: float = 1.0
@@ -482,5 +497,4 @@ def _page_of_states(states: Sequence[StateShape]) -> Attention:
 
 def width_of_place(attention: Attention | LatentAttention) -> int:
     """How many numbers of a token a KV page has for a layer."""
-    widths = attention.key_dim + (0 if isinstance(attention, LatentAttention) else attention.value_dim)
-    return attention.num_kv_heads * widths
+    return attention.num_kv_heads * (attention.key_dim + (0 if isinstance(attention, LatentAttention) else attention.value_dim))

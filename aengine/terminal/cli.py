@@ -15,8 +15,17 @@ from functools import partial
 
 from aengine.api.errors import ConfigError
 from aengine.api.request import RequestOptions
-from aengine.client.client_config import is_url
-from aengine.client.flags import GRPC, add_server_flags, client_config, exit_code, http_config, read_file, read_json, read_stdin
+from aengine.client.client_config import (
+    GRPC,
+    add_server_flags,
+    client_config,
+    exit_code,
+    http_config,
+    is_url,
+    read_file,
+    read_json,
+    read_stdin,
+)
 from aengine.client.openai import OpenAIClient
 from aengine.server.config.settings import Option, add_general, add_model, add_options, options, parse, read_settings
 from aengine.terminal.answers import Chat, View

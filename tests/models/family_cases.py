@@ -42,6 +42,7 @@ class Case:
     lengths: tuple[int, ...] = (1, 2, 5, 9, 17, 24, 33, 48)  # of the prompts; windows are to be a third of the longest sequence at most
     attention: str = "eager"  # the implementation of Transformers: others leave out soft caps or sinks
     adjust: Callable[[transformers.PreTrainedModel], None] = lambda model: None  # to weights that `randomize` does not draw well
+    in_kernels: bool = True  # of the CPU; else it runs in torch
 
     def make(self) -> transformers.PreTrainedModel:
         """The model, float32."""

@@ -45,6 +45,17 @@ def _gemma4_scales(model: transformers.PreTrainedModel) -> None:
             tensor.copy_(0.7 + 0.6 * torch.rand(tensor.shape, generator=generator))
 
 
+@torch.no_grad()
+def _gemma3n(model: transformers.PreTrainedModel) -> None:
+    """What is 0 or 1 in new models."""
+    generator = torch.Generator().manual_seed(4)
+    for name, parameter in model.named_parameters():
+        if name.endswith("correct_output_scale"):
+            parameter.copy_(0.7 + 0.6 * torch.rand(parameter.shape, generator=generator))
+        elif name.endswith("_coefs.weight"):
+            parameter.copy_(0.3 * torch.randn(parameter.shape, generator=generator))
+
+
 _CONV, _LINEAR, _FULL, _SLIDING = "conv", "linear_attention", "full_attention", "sliding_attention"
 DELTA = {
     **{"head_dim": 32, "linear_num_key_heads": 2, "linear_num_value_heads": 4, "linear_key_head_dim": 16, "linear_value_head_dim": 32},
@@ -82,6 +93,18 @@ CASES = [
             **{"num_experts": 6, "top_k_experts": 2, "moe_intermediate_size": 24},
         },
         adjust=_gemma4_scales,
+    ),
+    Case(
+        "gemma3n",
+        "Gemma3nText",
+        {
+            **{"head_dim": 16, "sliding_window": 12, "final_logit_softcapping": 3.0, "num_hidden_layers": 5, "num_key_value_heads": 1},
+            **{"layer_types": [_SLIDING, _SLIDING, _FULL, _SLIDING, _FULL], "num_kv_shared_layers": 2, "vocab_size_per_layer_input": 150},
+            **{"hidden_size_per_layer_input": 24, "altup_num_inputs": 3, "laurel_rank": 8, "rms_norm_eps": 1e-5},
+            **{"activation_sparsity_pattern": [0.8, 0.0, 0.5, 0.0, 0.9], "intermediate_size": [96, 96, 80, 96, 112]},
+        },
+        adjust=_gemma3n,
+        in_kernels=False,
     ),
     Case(
         "mimo-v2",

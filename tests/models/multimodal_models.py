@@ -134,9 +134,10 @@ REFUSED = {
 DESCRIBED = {
     **dict.fromkeys(("perception_lm", "qwen2_5_omni", "vibevoice_asr"), "native"),
     **dict.fromkeys(
-        ("minicpm_ocr", "minicpmv4_6", "minicpmv4_7", "nemo_speechlm", "qwen3_5", "qwen3_5_moe", "gemma4", "gemma4_unified"), "native"
+        ("minicpm_ocr", "minicpmv4_6", "minicpmv4_7", "nemo_speechlm", "qwen3_5", "qwen3_5_moe", "gemma3n", "gemma4", "gemma4_unified"),
+        "native",
     ),
-    **dict.fromkeys(("gemma3n", "muse_spark"), "transformers"),
+    "muse_spark": "transformers",
 }
 """Types of which no small model can be made here, with their implementation by their config alone."""
 NOT_MADE = frozenset({"cohere_compass", "emu3", "granite4_vision", "kyutai_speech_to_text", "qwen3_omni_moe"})

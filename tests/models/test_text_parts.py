@@ -89,7 +89,7 @@ def test_a_type_is_described(model_type: str, tmp_path: pathlib.Path) -> None:
 
 @pytest.mark.slow
 def test_a_part_whose_whole_cannot_be_built(tmp_path: pathlib.Path) -> None:
-    """Gemma 3n, whose vision tower needs a library that is not there: its text part runs in the class of a model for text alone."""
+    """Gemma 3n, whose vision tower needs a library that is not there."""
     config = tiny_config("gemma3n")
     text = AutoModelForCausalLM.from_config(config.text_config, attn_implementation="eager").float().eval()
     for parameter in text.parameters():
@@ -101,7 +101,7 @@ def test_a_part_whose_whole_cannot_be_built(tmp_path: pathlib.Path) -> None:
     renamed = {name.replace("model.", "model.language_model.", 1): tensor for name, tensor in stored.items()}
     save_file({**renamed, "model.vision_tower.weight": torch.zeros(1)}, tmp_path / "model.safetensors", {"format": "pt"})
     runner = make_runner(tmp_path)
-    assert implementation_of(runner.spec) == "transformers"
+    assert implementation_of(runner.spec) == "native"
     check(runner, text)
     runner.close()
 

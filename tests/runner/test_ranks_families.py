@@ -27,7 +27,7 @@ from aengine.api.config import EngineConfig
 from aengine.api.errors import ConfigError
 from aengine.runner.runner import ModelRunner
 
-CASES = {case.name: case for case in (*dense_cases.CASES, *mixture_cases.CASES, *plain_cases.CASES, *hybrid_cases.CASES)}
+CASES = {case.name: case for case in (*dense_cases.CASES, *mixture_cases.CASES, *plain_cases.CASES, *hybrid_cases.CASES) if case.in_kernels}
 DRAWN = replace(GREEDY, temperature=0.8, top_k=50, seed=5)
 LENGTHS = (2, 11, 30)
 COUNT = 16
@@ -173,6 +173,12 @@ def test_gguf(tmp_path: pathlib.Path, name: str) -> None:
 def test_heads_that_do_not_divide_are_refused(checkpoint: Callable[[str], pathlib.Path], size: int) -> None:
     with pytest.raises(ConfigError, match=rf"^tensor_parallel_size: {size} does not divide num_heads 4 of layer 0; possible are 1, 2, 4$"):
         on_ranks(checkpoint("cohere2"), size)
+
+
+def test_several_streams_are_refused(tmp_path: pathlib.Path) -> None:
+    next(case for case in hybrid_cases.CASES if case.name == "gemma3n").make().save_pretrained(tmp_path)
+    with pytest.raises(ConfigError, match=r"^tensor_parallel_size: 2 is not possible with several residual streams; possible are 1$"):
+        on_ranks(tmp_path, 2)
 
 
 def test_convolutions_that_do_not_divide_are_refused(checkpoint: Callable[[str], pathlib.Path]) -> None:

@@ -61,6 +61,8 @@ def unsupported(spec: ModelSpec, dtype: torch.dtype) -> str | None:
         return f"its layers have {len(kinds)} kinds of heads; the most is {MAX_HEAD_KINDS}"
     if spec.layer_inputs is not None and spec.layer_inputs.width % BLOCK:
         return f"inputs of layers of {spec.layer_inputs.width} numbers, which are to be a multiple of {BLOCK}"
+    if spec.streams is not None:
+        return "several residual streams"
     if spec.norm is None and spec.logit_scale != 1.0:
         return "logit_scale without a norm before the head"
     return next((reason for reason in map(_unsupported_layer, spec.layers) if reason is not None), None)

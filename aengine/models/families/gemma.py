@@ -1,6 +1,6 @@
 """Gemma: as Llama, with norms of 1 + weight and a scaled embedding. Gemma 2 and 3: norms before and after each block, and windows in most
 layers, too. Gemma 4: other heads in the layers without a window, keys and values that several layers read, inputs of each layer, and
-experts beside an MLP."""
+experts beside an MLP. Gemma 3n: some of that, with several residual streams."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from aengine.models.families.family import (
     with_keys,
 )
 from aengine.models.families.mixtures import experts, routing
-from aengine.models.spec import Attention, Experts, InputGate, Layer, LayerInputs, Mlp, ModelSpec, Norm, QkNorm
+from aengine.models.spec import Attention, Experts, InputGate, Layer, LayerInputs, Mlp, ModelSpec, Norm, QkNorm, Streams
 
 _NAMES = {
     **LLAMA_NAMES,
@@ -91,13 +91,17 @@ def _vaultgemma(reader: ConfigReader) -> ModelSpec:
 
 def _gemma3(reader: ConfigReader) -> ModelSpec:
     reader.refuse(attn_logit_softcapping=None)  # transformers has no effect of it
-    older = {
+    ropes, context = read_ropes(reader, head_sizes(reader)[2], _local_and_global(reader))
+    kinds = layer_kinds(reader, reader.positive("sliding_window_pattern", 6))
+    return _spec(reader, kinds, ropes, context, qk_norm=True)
+
+
+def _local_and_global(reader: ConfigReader) -> dict[str, dict[str, Any]]:
+    """The ropes of configs that have them by older keys."""
+    return {
         "sliding_attention": {"rope_theta": reader.get("rope_local_base_freq", 1e4)},
         "full_attention": {"rope_theta": reader.get("rope_theta", 1e6), "rope_scaling": reader.get("rope_scaling")},
     }
-    ropes, context = read_ropes(reader, head_sizes(reader)[2], older)
-    kinds = layer_kinds(reader, reader.positive("sliding_window_pattern", 6))
-    return _spec(reader, kinds, ropes, context, qk_norm=True)
 
 
 def _gemma4(reader: ConfigReader) -> ModelSpec:
@@ -111,10 +115,7 @@ def _gemma4(reader: ConfigReader) -> ModelSpec:
     for kind, of_kind in readers.items():
         found, context = read_ropes(of_kind, head_sizes(of_kind)[2], {kind: _GEMMA4_ROPES[kind]})
         ropes |= found
-    first_shared = len(kinds) - reader.count("num_kv_shared_layers", 0)
-    sources = {kind: index for index, kind in enumerate(kinds[: max(first_shared, 0)])}
-    if first_shared < len(kinds) and not set(kinds) <= sources.keys():
-        raise reader.unusable("num_kv_shared_layers", len(kinds) - first_shared, "a number that leaves a layer of each kind before these")
+    first_shared, sources = _sources(reader, kinds)
     inputs, bias = reader.positive_or_none("hidden_size_per_layer_input"), reader.flag("attention_bias")
     wide, as_values = reader.flag("use_double_wide_mlp"), reader.flag("attention_k_eq_v")
     layer_inputs = None
@@ -154,6 +155,58 @@ def _gemma4(reader: ConfigReader) -> ModelSpec:
             )
         )
     return _scaled_and_capped(reader, layers, norm, context, layer_inputs=layer_inputs)
+
+
+def _sources(reader: ConfigReader, kinds: list[str]) -> tuple[int, dict[str, int]]:
+    """The first layer that reads keys and values of others, and by kind which these are."""
+    first_shared = len(kinds) - reader.count("num_kv_shared_layers", 0)
+    sources = {kind: index for index, kind in enumerate(kinds[: max(first_shared, 0)])}
+    if first_shared < len(kinds) and not set(kinds) <= sources.keys():
+        raise reader.unusable("num_kv_shared_layers", len(kinds) - first_shared, "a number that leaves a layer of each kind before these")
+    return first_shared, sources
+
+
+def _gemma3n(reader: ConfigReader) -> ModelSpec:
+    reader.refuse(use_bidirectional_attention=False, altup_active_idx=0, altup_correct_scale=True)
+    norm, kinds = rms_norm(reader), layer_kinds(reader, full_every=5)
+    ropes, context = read_ropes(reader, head_sizes(reader)[2], _local_and_global(reader))
+    first_shared, sources = _sources(reader, kinds)
+    bias, activation = reader.flag("attention_bias"), reader.activation()
+    sizes = [reader.positive("intermediate_size")] * len(kinds) if isinstance(reader.get("intermediate_size"), int) else []
+    sizes = sizes or list(reader.integers("intermediate_size", ()))
+    sparse = 10 if len(kinds) > 10 else 0
+    sparsities = list(reader.numbers("activation_sparsity_pattern", [0.95] * sparse + [0.0] * (len(kinds) - sparse)))
+    for key, numbers, valid in (
+        ("intermediate_size", sizes, all(size > 0 for size in sizes)),
+        ("activation_sparsity_pattern", sparsities, all(0 <= share < 1 for share in sparsities)),
+    ):
+        if len(numbers) != len(kinds) or not valid:
+            raise reader.unusable(key, numbers, f"{len(kinds)} numbers, one for each layer")
+    layers = [
+        Layer(
+            attention(
+                reader,
+                ropes[kind],
+                scale=1.0,
+                window=window_of(reader, kind),
+                qkv_bias=bias,
+                output_bias=bias,
+                qk_norm=QkNorm(norm),
+                value_eps=norm.eps,
+                kv_distance=index - sources[kind] if index >= first_shared else 0,
+            ),
+            Mlp(size, activation, sparsity=sparsity),
+            attention_norm=norm,
+            post_attention_norm=norm,
+            mlp_norm=norm,
+            post_mlp_norm=norm,
+            input_gate=InputGate(activation, norm),
+        )
+        for index, (kind, size, sparsity) in enumerate(zip(kinds, sizes, sparsities, strict=True))
+    ]
+    inputs = LayerInputs(reader.positive("hidden_size_per_layer_input"), reader.positive("vocab_size_per_layer_input"), norm)
+    streams = Streams(reader.positive("altup_num_inputs"), norm, reader.positive("laurel_rank"))
+    return _scaled_and_capped(reader, layers, norm, context, layer_inputs=inputs, streams=streams)
 
 
 def _gemma4_heads(reader: ConfigReader, kinds: list[str], kind: str) -> ConfigReader:
@@ -219,6 +272,19 @@ _GEMMA4_NAMES = {
     "experts.down": "experts.{index}.down_proj",
     "experts_out_norm": "post_feedforward_layernorm_2",
 }
+_GEMMA3N_NAMES = {
+    **_GEMMA4_NAMES,
+    "streams_in": "model.altup_projections.{index}",
+    "streams_out": "model.altup_unembed_projections.{index}",
+    "streams_norm": "altup.router_norm",
+    "streams_router": "altup.modality_router",
+    "streams_predict": "altup.prediction_coefs",
+    "streams_correct": "altup.correction_coefs",
+    "streams_scale": "altup.correct_output_scale",
+    "laurel_down": "laurel.linear_left",
+    "laurel_up": "laurel.linear_right",
+    "laurel_norm": "laurel.post_laurel_norm",
+}
 _COMMON = {
     "num_attention_heads": 8,
     "num_key_value_heads": 4,
@@ -237,6 +303,7 @@ _GEMMA2 = {
     **{"attn_logit_softcapping": 50.0, "final_logit_softcapping": 30.0},
 }
 _KEYS = {"hidden_act": "hidden_activation"}
+_OTHERS_KEYS = r".*\.rotary_emb\.inv_freq|.*\.self_attn\.[kv]_(proj|norm)\.weight"  # of layers that read those of others
 
 
 def _gemma4_family(model_type: str, architecture: str, defaults: dict[str, Any]) -> Family:
@@ -247,7 +314,7 @@ def _gemma4_family(model_type: str, architecture: str, defaults: dict[str, Any])
         {**_COMMON, "num_hidden_layers": 30, "vocab_size": 262_144, "global_head_dim": 512, **defaults},
         _GEMMA4_NAMES,
         _gemma4_transform,
-        ignored=r".*\.rotary_emb\.inv_freq|.*\.self_attn\.[kv]_(proj|norm)\.weight",  # of layers that read those of others
+        ignored=_OTHERS_KEYS,
         keys={**_KEYS, "num_experts_per_tok": "top_k_experts"},
         layer_names=_gemma4_names,
         joined={
@@ -279,6 +346,21 @@ FAMILIES = (
         keys=_KEYS,
     ),
     Family("gemma3_text", "Gemma3ForCausalLM", _gemma3, _GEMMA3, _NAMES, keys=_KEYS),
+    Family(
+        "gemma3n_text",
+        "Gemma3nForCausalLM",
+        _gemma3n,
+        {
+            **{key: value for key, value in _COMMON.items() if key != "query_pre_attn_scalar"},
+            **{"hidden_size": 2048, "intermediate_size": 16_384, "num_hidden_layers": 35, "num_key_value_heads": 2, "sliding_window": 512},
+            **{"vocab_size": 262_400, "max_position_embeddings": 32_768, "final_logit_softcapping": 30.0, "num_kv_shared_layers": 15},
+            **{"vocab_size_per_layer_input": 262_144, "hidden_size_per_layer_input": 256, "altup_num_inputs": 4, "laurel_rank": 64},
+        },
+        _GEMMA3N_NAMES,
+        ignored=_OTHERS_KEYS,
+        keys=_KEYS,
+        layer_names=_gemma4_names,
+    ),
     _gemma4_family(
         "gemma4_text",
         "Gemma4ForCausalLM",

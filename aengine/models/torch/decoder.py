@@ -10,7 +10,7 @@ from __future__ import annotations
 import functools
 import itertools
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import NamedTuple
 
 import torch
@@ -40,7 +40,6 @@ from aengine.models.spec import (
     HeadKind,
     LatentAttention,
     Layer,
-    LayerInputs,
     Mlp,
     ModelSpec,
     Norm,
@@ -59,7 +58,7 @@ from aengine.models.torch.blocks import (
     same_form,
     tensors_of,
 )
-from aengine.models.torch.mlps import ExpertsBlock, MlpBlock
+from aengine.models.torch.mlps import ExpertsBlock, LayerInputsBlock, MlpBlock, StreamsBlock, begin_streams, end_streams
 from aengine.parallel.shard import WHOLE, Shard
 
 
@@ -169,8 +168,9 @@ class Decoder:
                 mixers.append(_attention_block(layer.attention, places, of_layer, tables, ops, divided.attention))
             if layer.recurrence is not None:
                 mixers.append(RecurrenceBlock(layer.recurrence, next(recurrent), of_layer, ops, divided.recurrence))
-            self._layers.append(_Layer(layer, mixers, of_layer, ops, divided))
-        self._layer_inputs = None if spec.layer_inputs is None or shard.stage else _LayerInputs(spec.layer_inputs, self._weights, ops)
+            streams = None if spec.streams is None else StreamsBlock(spec.streams, of_layer, ops)
+            self._layers.append(_Layer(layer, mixers, of_layer, ops, divided, streams))
+        self._layer_inputs = None if spec.layer_inputs is None or shard.stage else LayerInputsBlock(spec.layer_inputs, self._weights, ops)
         embedding_norm = None if shard.stage else spec.embedding_norm
         self._embedding_norm = _norm_or_identity(embedding_norm, self._weights, "embedding_norm", ops)
         self._norm = _Join(held.norm, self._weights, "norm", ops)
@@ -213,11 +213,17 @@ class Decoder:
             inputs, residual = self._head_inputs(residual, self.kept.read(batch.slots))
         tapped: dict[int, Tensor] = {}
         layer_inputs = None if self._layer_inputs is None else self._layer_inputs(batch.input_ids, residual)
+        streams = None if self._spec.streams is None else begin_streams(residual, self._weights)
         for index, layer in enumerate(self._layers):
+            if streams is not None:
+                streams = layer.of_streams(streams, batch, None if layer_inputs is None else layer_inputs[:, index])
+                continue
             if index in self._taps:
                 tapped[index] = residual.clone() if pending is None else residual + pending
             pending, residual = layer(pending, residual, batch, inputs)
             pending, residual = layer.end(pending, residual, None if layer_inputs is None else layer_inputs[:, index])
+        if streams is not None:
+            residual = end_streams(streams, self._weights)
         if len(self._layers) in self._taps:
             tapped[len(self._layers)] = residual.clone() if pending is None else residual + pending
         hidden, residual = self._norm(pending, residual)
@@ -314,22 +320,6 @@ class Decoder:
         return embedded if self.adapters is None else self.adapters.add_embedded(embedded, ids)
 
 
-class _LayerInputs:
-    """What `LayerInputs` says, of all layers."""
-
-    def __init__(self, described: LayerInputs, weights: Weights, ops: LayerOps) -> None:
-        self._width, self._table = described.width, weights["layer_embedding.weight"]
-        self._project, columns = weights.linear("layer_inputs"), weights["layer_inputs.weight"].shape[1]
-        # The factor hidden_size ** -0.5 of what is normed is one of the epsilon.
-        self._norm = Normalize(replace(described.norm, eps=described.norm.eps * columns), weights, "layer_inputs_norm", ops)
-
-    def __call__(self, ids: Tensor, embedded: Tensor) -> Tensor:
-        """Return [T, layers, width]."""
-        projected = self._norm(self._project(embedded).view(-1, self._width)).view(len(ids), -1, self._width)
-        looked_up = F.embedding(ids, self._table).view(projected.shape).float()
-        return (projected.float().add_(looked_up, alpha=self._width**0.5) * 2**-0.5).to(embedded.dtype)
-
-
 class _Join:
     """What stands at the beginning of a block: adds what is `pending` to the residual, and norms the sum. None: the identity."""
 
@@ -358,8 +348,9 @@ class _Layer:
         weights: Weights,
         ops: LayerOps,
         divided: _Divisions,
+        streams: StreamsBlock | None,
     ) -> None:
-        self._mixers = mixers
+        self._mixers, self._streams = mixers, streams
         self._mlp = None if layer.mlp is None else _mlp_block(layer.mlp, weights, ops, divided)
         self._parallel, self._multiplier = layer.parallel, layer.residual_multiplier
         self._shared_norm = layer.parallel and layer.mlp_norm is None
@@ -386,6 +377,7 @@ class _Layer:
             if self._normed_residuals is not None:
                 assert isinstance(x, Tensor)
                 residual = x * self._normed_residuals[0]
+            beside = None if self._streams is None else self._streams.beside(x)
             mixed = self._post_attention(
                 functools.reduce(torch.add, (mixer(x, batch.positions, batch.attention) for mixer in self._mixers))
             )
@@ -393,6 +385,8 @@ class _Layer:
                 x = x if self._shared_norm else self._join_mlp(None, residual)[0]
                 return self._scaled(mixed + self._mlp(x)), residual
             pending = self._scaled(mixed)
+            if beside is not None:
+                pending, residual = None, (residual + mixed + beside) * 2**-0.5
         if self._mlp is None:
             return pending, residual
         x, residual = self._join_mlp(pending, residual)
@@ -406,12 +400,27 @@ class _Layer:
         if self._gate is not None:
             assert layer_input is not None
             residual = residual if pending is None else residual + pending
-            described, gate, out = self._gate
-            pending = self._post_input(out(activated(gate(residual), described.activation) * layer_input))
+            pending = self._gated(residual, layer_input)
         if self._scale is None:
             return pending, residual
         total = residual if pending is None else residual + pending
         return None, (total.float() * self._scale).to(total.dtype)
+
+    def of_streams(self, x: Tensor, batch: ForwardBatch, layer_input: Tensor | None) -> Tensor:
+        """What the layer makes of several streams [streams, T, hidden_size]."""
+        assert self._streams is not None
+        x = self._streams.predicted(x)
+        pending, residual = self(None, x[0].clone(), batch)
+        x = self._streams.corrected(x, residual if pending is None else residual + pending)
+        if layer_input is not None:
+            x[1:] += self._gated(self._streams.gate_input(x), layer_input)
+        return x
+
+    def _gated(self, x: Tensor, layer_input: Tensor) -> Tensor:
+        """What `InputGate` adds."""
+        assert self._gate is not None
+        described, gate, out = self._gate
+        return self._post_input(out(activated(gate(x), described.activation) * layer_input))
 
     def compute_for_others(self) -> None:
         """Do the layer's part of `Decoder.compute_for_others`: only experts have one."""

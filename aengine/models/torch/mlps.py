@@ -1,4 +1,5 @@
-"""Blocks of the torch decoder that take each token by itself: MLPs, and experts, where a router gives each token to a few of many MLPs.
+"""Blocks of the torch decoder that take each token by itself: MLPs, experts, where a router gives each token to a few of many MLPs, inputs
+of layers, and what several residual streams add to a layer.
 
 A block is built from its description and its layer's weights, and maps activations [T, hidden_size] to the same shape. Does not know
 where its result is added.
@@ -6,7 +7,9 @@ where its result is added.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import partial
+from statistics import NormalDist
 
 import torch
 import torch.nn.functional as F
@@ -15,8 +18,10 @@ from torch import Tensor
 from aengine.kernels.params import ExpertMlp, SharedOutput, activated
 from aengine.layers.collectives import ONE_RANK, ExpertExchange, RowParallel
 from aengine.layers.ops import Activations, LayerOps
-from aengine.models.spec import Experts, Mlp
+from aengine.models.spec import Experts, LayerInputs, Mlp, Streams
 from aengine.models.torch.blocks import Normalize, Weights
+
+_LEAST_SQUARE = 1e-5  # of a stream that is to be as long as another one
 
 
 class MlpBlock:
@@ -30,7 +35,7 @@ class MlpBlock:
         up = "gate_up" if mlp.gated else "up"
         self._up, self._down = weights.linear(up), weights.linear("down")
         self.takes_float8 = weights.takes_float8(up)
-        self._quantizes = mlp.gated and weights.takes_float8("down") and not row_parallel.gathers
+        self._quantizes = mlp.gated and not mlp.sparsity and weights.takes_float8("down") and not row_parallel.gathers
 
     def __call__(self, x: Activations) -> Tensor:
         return self._row_parallel.after(self.partial(x))
@@ -45,6 +50,10 @@ class MlpBlock:
 
 def activate(mlp: Mlp, x: Tensor, ops: LayerOps) -> Tensor:
     """What `down` is given: [T, 2 * intermediate_size] of gate and up, or [T, intermediate_size] of up alone -> the latter shape."""
+    if mlp.sparsity:
+        gate, up = x.chunk(2, -1)
+        deviation, mean = torch.std_mean(gate, -1, correction=0, keepdim=True)
+        return activated(F.relu(gate - (mean + deviation * NormalDist().inv_cdf(mlp.sparsity))), mlp.activation) * up
     return ops.gated(x, mlp.activation) if mlp.gated else activated(x, mlp.activation)
 
 
@@ -141,3 +150,70 @@ class ExpertsBlock:
 def _between(expert: Mlp, row_parallel: RowParallel, ops: LayerOps, rows: Tensor) -> Tensor:
     """What is between the two products of experts."""
     return row_parallel.before(activate(expert, rows, ops))
+
+
+class StreamsBlock:
+    """What `Streams` says of one layer: x [streams, T, hidden_size]."""
+
+    def __init__(self, streams: Streams, weights: Weights, ops: LayerOps) -> None:
+        self._count, self._norm = streams.count, Normalize(streams.norm, weights, "streams_norm", ops)
+        self._router, self._predict, self._correct = (weights[f"streams_{name}.weight"] for name in ("router", "predict", "correct"))
+        self._scale = weights["streams_scale"]
+        self._down, self._up = weights.linear("laurel_down"), weights.linear("laurel_up")
+        self._laurel_norm = Normalize(streams.norm, weights, "laurel_norm", ops)
+
+    def predicted(self, x: Tensor) -> Tensor:
+        weights = F.linear(self._routed(x[0]), self._predict).view(-1, self._count, self._count)
+        return x + torch.einsum("tij,jth->ith", weights, x)
+
+    def corrected(self, x: Tensor, made: Tensor) -> Tensor:
+        """`x` as it was predicted, and what the blocks made [T, hidden_size] of its first stream."""
+        weights = F.linear(self._routed(made), self._correct) + 1.0
+        return x + (made - x[0]) * weights.t().unsqueeze(-1)
+
+    def beside(self, x: Activations) -> Tensor:
+        """What the path beside the mixers, which read x, adds to what they make [T, hidden_size]."""
+        assert isinstance(x, Tensor)
+        return x + self._laurel_norm(self._up(self._down(x)))
+
+    def gate_input(self, x: Tensor) -> Tensor:
+        """What the layer's `InputGate` reads [T, hidden_size]."""
+        return x[0] * self._scale
+
+    def _routed(self, x: Tensor) -> Tensor:
+        """[T, streams]"""
+        return F.linear(self._norm(x.clone()) * x.shape[-1] ** -1.0, self._router).float().tanh().to(x.dtype)
+
+
+def begin_streams(x: Tensor, weights: Weights) -> Tensor:
+    """[T, hidden_size] -> [streams, T, hidden_size]."""
+    others = torch.einsum("soh,th->sto", weights["streams_in.weight"], x)
+    return torch.cat((x.unsqueeze(0), _as_long(others, x)))
+
+
+def end_streams(x: Tensor, weights: Weights) -> Tensor:
+    """[streams, T, hidden_size] -> [T, hidden_size]."""
+    others = torch.einsum("soh,sth->sto", weights["streams_out.weight"], x[1:])
+    return torch.cat((x[:1], _as_long(others, x[0]))).mean(0)
+
+
+def _as_long(x: Tensor, like: Tensor) -> Tensor:
+    """x [.., T, hidden_size] with the lengths of `like` [T, hidden_size]."""
+    wanted = like.square().mean(-1, keepdim=True).sqrt()
+    return x * wanted / x.square().mean(-1, keepdim=True).clamp(min=_LEAST_SQUARE).sqrt()
+
+
+class LayerInputsBlock:
+    """What `LayerInputs` says, of all layers."""
+
+    def __init__(self, described: LayerInputs, weights: Weights, ops: LayerOps) -> None:
+        self._width, self._table = described.width, weights["layer_embedding.weight"]
+        self._project, columns = weights.linear("layer_inputs"), weights["layer_inputs.weight"].shape[1]
+        # The factor hidden_size ** -0.5 of what is normed is one of the epsilon.
+        self._norm = Normalize(replace(described.norm, eps=described.norm.eps * columns), weights, "layer_inputs_norm", ops)
+
+    def __call__(self, ids: Tensor, embedded: Tensor) -> Tensor:
+        """Return [T, layers, width]."""
+        projected = self._norm(self._project(embedded).view(-1, self._width)).view(len(ids), -1, self._width)
+        looked_up = F.embedding(torch.where(ids < len(self._table), ids, 0), self._table).view(projected.shape).float()
+        return (projected.float().add_(looked_up, alpha=self._width**0.5) * 2**-0.5).to(embedded.dtype)
