@@ -31,7 +31,7 @@ class BackendUnavailableError(Exception):
 
 
 class IndexShape(NamedTuple):
-    """Of `models/spec.py: SparseIndex`. A key begins with that of the index, where a query has zeros."""
+    """An index that chooses tokens, see `models/spec.py: SparseIndex`. A key begins with that of the index, where a query has zeros."""
 
     num_heads: int
     head_dim: int

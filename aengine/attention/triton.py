@@ -206,7 +206,7 @@ class ChosenTokens:
 
 
 class GraphChosenTokens(ChosenTokens):
-    """Those of steps of a fixed number of decode rows, whose work is copied to the same place."""
+    """The attention of steps of a fixed number of decode rows to the tokens that an index chooses; work is copied to one place."""
 
     def __init__(self, decodes: TritonDecodes, buffers: AttentionMetadata) -> None:
         self._decodes, self._pages = decodes, buffers.kv_indices

@@ -31,8 +31,11 @@ NO_EFFECT = {
     "is_part",  # it says how a checkpoint is read
     *("layer_inputs.vocab_size", "layer_inputs.norm.bias"),  # rows that no token has; of no model
 }
-NORMED_AGAIN = ("layers.attention_norm.eps", "layers.mlp.routing.scaling")
-"""Of Gemma 4: what only multiplies what is normed."""
+NORMED_AGAIN = {
+    "gemma4_text": ("layers.attention_norm.eps", "layers.mlp.routing.scaling"),
+    "gemma3n_text": ("layers.attention_norm.eps", "norm.eps", "embedding_scale"),
+}
+"""By family what only multiplies what is normed."""
 
 
 def paths(described: Any) -> Iterator[tuple[str, ...]]:
@@ -98,7 +101,7 @@ def test_every_field_has_an_effect(case: Case, tmp_path: pathlib.Path, monkeypat
     for name, changed in alterations(spec).items():
         has_no_effect = (
             name in NO_EFFECT
-            or (spec.family == "gemma4_text" and name in NORMED_AGAIN)
+            or name in NORMED_AGAIN.get(spec.family, ())
             or (name == "embedding_scale" and spec.embedding_norm is not None)
         )
         found = None if has_no_effect else logits(changed)

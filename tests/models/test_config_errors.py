@@ -219,6 +219,7 @@ UNREAD = {
     "kimi_linear": "n_group n_shared_experts norm_topk_prob num_experts_per_tok num_key_value_heads",  # by the names of its files
     # Without meaning for the model: another precision, images, a mask.
     "gpt_neox": "is_decoder",
+    "gemma3n_text": "altup_coef_clip",  # of training
     "gemma4_text": "moe_intermediate_size num_experts top_k_experts",  # where it has experts
     "gemma3_text": "get_text_config image_token_id mm_tokens_per_image text_config vision_config",
     "olmoe": "num_local_experts sliding_window",
@@ -237,7 +238,7 @@ def test_what_transformers_reads_is_read(model_type: str) -> None:
     used = set(re.findall(r"\bconfig\.(\w+)|getattr\((?:self\.)?config, \"(\w+)\"", source))
     keys = {key for pair in used for key in pair if key} - NOT_OF_A_FORWARD_PASS
     if not FAMILIES[model_type].architecture or model_type.startswith(
-        ("qwen3_5", "gemma4")
+        ("qwen3_5", "gemma3n", "gemma4")
     ):  # the module has the other parts of the model, too
         keys &= config.keys()
     assert len(keys) > 6

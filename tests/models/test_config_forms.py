@@ -39,6 +39,7 @@ NAMES = {  # in config.json, of families that do not say it as most do
     "deepseek_v2": {**SIZES, "moe_intermediate_size": 48, "num_experts_per_tok": 2},
     "dots1": {**SIZES, "n_routed_experts": 8, "num_experts_per_tok": 2},
     "granitemoehybrid": {**SIZES, "layer_types": ["attention", "mamba"] * (SIZES["num_hidden_layers"] // 2), "mamba_n_heads": 16},
+    "gemma3n_text": {**SIZES, "num_kv_shared_layers": 4},
     "helium": {**SIZES, "num_key_value_heads": 32},
     "mamba2": {"vocab_size": 300, "hidden_size": 512, "num_hidden_layers": 12, "num_heads": 16},
     "bamba": {**SIZES, "attn_layer_indices": [1, 3], "mamba_n_heads": 16},

@@ -93,7 +93,8 @@ def _part_family(architectures: Sequence[str], config: Mapping[str, Any], part: 
 
 def _as_part(spec: ModelSpec) -> ModelSpec:
     """Whether a model around its text part scales and caps logits as that part does alone depends on its type."""
-    if spec.draft_head is not None or spec.logit_scale != 1.0 or spec.logit_soft_cap:
+    capped = (spec.logit_scale != 1.0 or spec.logit_soft_cap) and not FAMILIES[spec.family].capped_as_part
+    if spec.draft_head is not None or capped:
         raise NotNativeError(
             f"a text part of the model_type {spec.family!r} whose logits are scaled or capped has no native implementation"
         )

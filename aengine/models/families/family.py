@@ -92,6 +92,7 @@ class Family:
     joined: Mapping[str, str] = field(default_factory=dict)
     """Endings of names of tensors that some checkpoints have for all experts of a layer, [experts, rows, columns] -> how the names of those
     end that they stand for, {index} being that of an expert; several share the rows evenly."""
+    capped_as_part: bool = False  # a model whose text part this is scales and caps logits as the part alone does
     part_defaults: Mapping[str, Any] = field(default_factory=dict)
     """Defaults for keys that only the text part of another model may lack: its config has what differs from the HF class alone."""
     mtp_names: Mapping[str, str] = field(default_factory=dict)

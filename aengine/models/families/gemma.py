@@ -315,6 +315,7 @@ def _gemma4_family(model_type: str, architecture: str, defaults: dict[str, Any])
         _GEMMA4_NAMES,
         _gemma4_transform,
         ignored=_OTHERS_KEYS,
+        capped_as_part=True,
         keys={**_KEYS, "num_experts_per_tok": "top_k_experts"},
         layer_names=_gemma4_names,
         joined={
@@ -358,6 +359,7 @@ FAMILIES = (
         },
         _GEMMA3N_NAMES,
         ignored=_OTHERS_KEYS,
+        capped_as_part=True,
         keys=_KEYS,
         layer_names=_gemma4_names,
     ),
