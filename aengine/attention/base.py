@@ -36,6 +36,7 @@ class IndexShape(NamedTuple):
     num_heads: int
     head_dim: int
     top_k: int  # 0: no sequence becomes longer than that, so all tokens are seen
+    longest: int  # sequence, in tokens
 
 
 @dataclass(frozen=True, slots=True)

@@ -210,7 +210,8 @@ class GraphChosenTokens(ChosenTokens):
 
     def __init__(self, decodes: TritonDecodes, buffers: AttentionMetadata) -> None:
         self._decodes, self._pages = decodes, buffers.kv_indices
-        self._longest = buffers.kv_indices.shape[1] * decodes.spec.page_size
+        assert decodes.spec.index is not None
+        self._longest = decodes.spec.index.longest
         self._tokens = torch.zeros((2, len(buffers.last_page_len)), dtype=torch.int32, device=decodes.spec.device)
         self._planned = self._graph_decodes = decodes.graph(buffers)
 

@@ -251,7 +251,7 @@ class ExecutorSetup:
         attentions = self.spec.attentions if isinstance(self.spec, ModelSpec) else ()
         found = {attention.index for attention in attentions if isinstance(attention, LatentAttention) and attention.index is not None}
         most = self.max_model_len
-        return next((IndexShape(index.num_heads, index.head_dim, index.top_k * (index.top_k < most)) for index in found), None)
+        return next((IndexShape(index.num_heads, index.head_dim, index.top_k * (index.top_k < most), most) for index in found), None)
 
     @property
     def state_pages(self) -> int:

@@ -93,7 +93,7 @@ for lengths in ([1], [1] * 16, [1, 700], [3, 17]):
 _CHOSEN = """
 import dataclasses
 from aengine.attention import IndexQuery, IndexShape
-backend = TritonBackend(dataclasses.replace(backend.spec, head_dim=704, index=IndexShape(64, 128, 2048)))
+backend = TritonBackend(dataclasses.replace(backend.spec, head_dim=704, index=IndexShape(64, 128, 2048, 4800)))
 backend.allocate(520)
 for starts, lengths in ([4000], [1]), ([4000] * 16, [1] * 16), ([100, 3000], [1, 700]):
     count, starts, lengths = len(starts), np.array(starts, dtype=np.int32), np.array(lengths, dtype=np.int32)

@@ -28,7 +28,7 @@ def backend_of(device: str, dtype: torch.dtype, top_k: int) -> TritonBackend:
         dtype=dtype,
         device=torch.device(device),
         latent=True,
-        index=IndexShape(3, INDEX, top_k),
+        index=IndexShape(3, INDEX, top_k, 100),
     )
     backend = TritonBackend(spec)
     backend.allocate(NUM_PAGES)

@@ -15,7 +15,7 @@ from torch import Tensor
 from aengine.kernels.paged_cache import PagedCache
 from aengine.kernels.triton.attention import page_stride, width
 
-_KEYS, _SCANNED = 64, 4096  # that a program scores, and that one looks at at once
+_KEYS, _SCANNED = 128, 4096  # that a program scores, and that one looks at at once
 _MOST_SCORES = 64 << 20  # that there is room for: those of other tokens are computed behind these
 
 
