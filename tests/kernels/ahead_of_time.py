@@ -72,7 +72,7 @@ def compiling_environment(*first: str | None) -> dict[str, str]:
 def _most_stack_bytes(variant: Variant) -> int:
     """Programs of 64 latent pairs, which alone have so much shared memory, spill, and are the fastest of those measured on an H200; those
     of a recurrence in blocks spill where each key has a decay."""
-    allowed = {("prefill_kernel", variant.shared_bytes > 200 << 10): 400, ("_recur", variant.shared_bytes > 8 << 10): 320}
+    allowed = {("prefill_kernel", variant.shared_bytes > 200 << 10): 400, ("_recur", variant.shared_bytes > 8 << 10): 400}
     return allowed.get((variant.kernel, True), _STACK_BYTES)
 
 

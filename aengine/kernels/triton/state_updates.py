@@ -99,11 +99,11 @@ def _block(
     if KIND == 1:
         bias = tl.load(step_bias + head * KEYS + key, is_key, 0.0)
         step = _softplus(tl.load(steps[:, None] + key[None, :], within, 0.0).to(tl.float32) + bias[None, :])
+        fall = tl.cumsum(tl.where(within, -speed * step, 0.0), 0)
     else:
         if STEPS:
             rate = _softplus(tl.load(steps, own, 0.0).to(tl.float32) + tl.load(step_bias + head))
-        step = rate[:, None]
-    fall = tl.cumsum(tl.where(own[:, None], -speed * step, 0.0), 0)
+        fall = tl.cumsum(tl.where(own, -speed * rate, 0.0), 0)[:, None]
     if KIND < 2:
         q = q * (1.0 / tl.sqrt(tl.sum(q * q, 1) + 1e-6) * (1.0 / tl.sqrt(KEYS * 1.0)))[:, None]
         k = k * (1.0 / tl.sqrt(tl.sum(k * k, 1) + 1e-6))[:, None]
