@@ -31,7 +31,7 @@ from aengine.client.client_config import (
     add_server_flags,
     client_config,
     exit_code,
-    http_config,
+    http_fields,
     is_url,
     read_file,
     read_json,
@@ -115,9 +115,9 @@ async def _ask(options: argparse.Namespace, config: ClientConfig, prompt: Prompt
 
 
 async def _ask_over_http(options: argparse.Namespace, params: dict[str, Any], prompt: Prompt, request: RequestOptions) -> None:
-    from aengine.client.openai import OpenAIClient
+    from aengine.client.openai import HttpConfig, OpenAIClient
 
-    client = OpenAIClient(http_config(options), options.model)
+    client = OpenAIClient(HttpConfig(**http_fields(options)), options.model)
     await client.start()
     if options.info:
         print(client.model.describe())

@@ -15,13 +15,10 @@ import sys
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 from aengine.api.errors import AEngineError, ConfigError
 from aengine.api.fields import POSITIVE, Accepts, FieldChecks, Refusal, check_fields, check_names, integer, is_not, shown
-
-if TYPE_CHECKING:
-    from aengine.client.openai import HttpConfig
 
 TOKEN_VARIABLE = "AENGINE_TOKEN"
 """The variable with the token that a server requires."""
@@ -122,7 +119,7 @@ def exit_code(program: str, run: Callable[[], int]) -> int:
 
 
 def add_server_flags(group: argparse._ArgumentGroup, address: str | None, *, whole: bool = True) -> None:
-    """The flags that `client_config` and `http_config` read; `address` is the default. Without `whole` the help shows the first two."""
+    """The flags that `client_config` and `http_fields` read; `address` is the default. Without `whole` the help shows the first two."""
 
     def add(flag: str, text: str, **fields: Any) -> None:
         shown = whole or flag in ("--address", "--token-file")
@@ -147,15 +144,13 @@ def client_config(options: argparse.Namespace, **fields: Any) -> ClientConfig:
     return ClientConfig(address=options.address.removeprefix(GRPC), token=_token(options), tls=options.tls_ca or options.tls, **fields)
 
 
-def http_config(options: argparse.Namespace) -> HttpConfig:
-    """The configuration of an HTTP client, from the same flags. Raises `ConfigError`."""
-    from aengine.client.openai import HttpConfig
-
+def http_fields(options: argparse.Namespace) -> dict[str, Any]:
+    """The fields of an `HttpConfig`, from the same flags. Raises `ConfigError`."""
     for name in ("tls", "server_name"):
         if getattr(options, name):
             raise ConfigError.of(name, "is for gRPC: https:// is TLS, and its certificate has the name of the host")
     names = ("address", "tls_ca", "client_cert", "client_key", "connect_timeout")
-    return HttpConfig(token=_token(options), **{name: getattr(options, name) for name in names})
+    return {"token": _token(options), **{name: getattr(options, name) for name in names}}
 
 
 def _token(options: argparse.Namespace) -> str | None:

@@ -20,13 +20,13 @@ from aengine.client.client_config import (
     add_server_flags,
     client_config,
     exit_code,
-    http_config,
+    http_fields,
     is_url,
     read_file,
     read_json,
     read_stdin,
 )
-from aengine.client.openai import OpenAIClient
+from aengine.client.openai import HttpConfig, OpenAIClient
 from aengine.server.config.settings import Option, add_general, add_model, add_options, options, parse, read_settings
 from aengine.terminal.answers import Chat, View
 from aengine.terminal.chat_parameters import ChatParameters
@@ -116,7 +116,7 @@ def _partner(given: argparse.Namespace) -> Partner:
     if flags:
         raise ConfigError.of(next(iter(flags)), "is for an engine in this process, and not for the server of --address")
     if over_http:
-        return HttpPartner(OpenAIClient(http_config(given), model))
+        return HttpPartner(OpenAIClient(HttpConfig(**http_fields(given)), model))
     os.environ.setdefault("GRPC_VERBOSITY", "NONE")  # gRPC core would report a lost connection beside our own message
     from aengine.client.client import AsyncClient
 

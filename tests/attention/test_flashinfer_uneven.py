@@ -146,7 +146,7 @@ def test_without_our_kernel_all_decodes_are_flashinfers() -> None:
 
 
 def test_a_kernel_that_does_not_run_is_left_out(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
-    def broken(self: TritonDecodes, metadata: object) -> None:
+    def broken(self: TritonDecodes, *given: object) -> None:
         raise RuntimeError("no compiler\nat all")
 
     monkeypatch.setattr("aengine.attention.flashinfer.backend.triton_decodes", TritonDecodes)

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 from fake_cuda import FakeCuda
+from slow_cases import NOT_IN_CI
 from triton_mode import INTERPRETED
 
 from aengine.bench.cli import main
@@ -16,6 +17,7 @@ from tools.gpu.parts import all_parts
 pytestmark = [pytest.mark.slow, pytest.mark.skipif(not INTERPRETED, reason="there is a device")]
 
 
+@NOT_IN_CI
 @pytest.mark.parametrize("name", ["step-flashinfer", "step-triton", "step-fp8"])
 def test_steps(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (part,) = (part for part in all_parts("python3", tmp_path, "some-gpu", workers=0) if part.name == name)

@@ -28,7 +28,7 @@ def collect(*arguments: str) -> subprocess.CompletedProcess[str]:
 def test_every_gpu_test_is_collected_where_packages_are_missing() -> None:
     marks = re.compile(r"pytest\.mark\.gpu|backend_(marks|param)\(")
     files = {str(path.relative_to(ROOT)) for path in (ROOT / "tests").rglob("test_*.py") if marks.search(path.read_text())}
-    done = collect("-m", "gpu", *sorted(files))
+    done = collect("-m", "gpu", "tests/gpu", "tests/cache", *sorted(files))
     assert done.returncode == 0, done.stdout[-3000:] + done.stderr
     collected = {line.partition("::")[0] for line in done.stdout.splitlines() if "::" in line}
     needs_grammars = "tests/sampling/test_grammar.py"  # nothing to run there without llguidance

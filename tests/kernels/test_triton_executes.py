@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 from ahead_of_time import compiling_environment
+from slow_cases import NOT_IN_CI
 from triton_mode import INTERPRETED
 
 pytestmark = pytest.mark.skipif(not INTERPRETED, reason="the kernels run on the device where there is CUDA")
@@ -97,6 +98,7 @@ def test_planted_bugs_are_seen(bug: str) -> None:
     check_bug(results(80, (*QUICK, *BUGS))[bug], BUGS[bug])
 
 
+@NOT_IN_CI
 @pytest.mark.slow
 @pytest.mark.parametrize("bug", SOURCE_BUGS)
 def test_bugs_planted_in_the_source_are_seen(bug: str) -> None:
@@ -109,12 +111,14 @@ def test_more_numbers(case: str) -> None:
     check(results(80, (*SLOW, *SOURCE_BUGS)), case, SLOW[case])
 
 
+@NOT_IN_CI
 @pytest.mark.slow
 @pytest.mark.parametrize("case", [*QUICK, *FLOAT8])
 def test_numbers_of_devices_with_float8(case: str) -> None:
     check(results(89, (*QUICK, *FLOAT8)), case, {**QUICK, **FLOAT8}[case])
 
 
+@NOT_IN_CI
 @pytest.mark.slow
 @pytest.mark.parametrize("case", [*QUICK, *SLOW, *FLOAT8])
 def test_numbers_on_hopper(case: str) -> None:

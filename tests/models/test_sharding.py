@@ -115,7 +115,7 @@ class Scores:
     def target(self, layer: int) -> None:
         pass
 
-    def attend(self, layer: int, query: Tensor, sinks: Tensor | None = None) -> Tensor:
+    def attend(self, layer: int, query: Tensor, sinks: Tensor | None = None, index: object = None) -> Tensor:
         repeats = query.shape[1] // self._key.shape[1]
         key, value = (each.repeat_interleave(repeats, 1) for each in (self._key, self._value))
         scores = torch.einsum("thd,shd->hts", query, key)

@@ -24,7 +24,7 @@ def run_on_device(*command: str) -> str:
     return done.stdout
 
 
-@pytest.mark.parametrize("name", ["qwen3.5", "opt", "qwen3-moe", "lfm2", "jamba", "kimi-linear"])
+@pytest.mark.parametrize("name", ["opt", "qwen3.5", "qwen3-moe", "lfm2", "jamba", "kimi-linear"])
 def test_a_family_against_transformers(name: str) -> None:
     """Greedy tokens and logits, with graphs and without."""
     test = f"tests/models/test_triton_families.py::test_on_a_gpu[{name}-cuda]"
