@@ -310,7 +310,7 @@ def layer_groups(windows: Sequence[int | None], per_place: Sequence[int] = ()) -
 
 
 _Sharing = list[tuple[int | None, list[int]]]
-"""Of each place its window and the layers that share it."""
+"""The window of each place, and the layers that share it."""
 
 
 def _sharing(windows: Sequence[int | None], per_place: Sequence[int]) -> _Sharing:

@@ -250,8 +250,11 @@ class ExecutorSetup:
         """What chooses some of the tokens of a sequence."""
         attentions = self.spec.attentions if isinstance(self.spec, ModelSpec) else ()
         found = {attention.index for attention in attentions if isinstance(attention, LatentAttention) and attention.index is not None}
-        most = self.max_model_len
-        return next((IndexShape(index.num_heads, index.head_dim, index.top_k * (index.top_k < most), most) for index in found), None)
+        if not found:
+            return None
+        (index,) = found
+        top_k = index.top_k if index.top_k < self.max_model_len else 0
+        return IndexShape(index.num_heads, index.head_dim, top_k, self.max_model_len)
 
     @property
     def state_pages(self) -> int:

@@ -287,6 +287,23 @@ def _store_matrix(
 
 
 @triton.jit
+def _keep_after(kept, kept_at, kept_end, STATE_PAGES: tl.constexpr):
+    """After how many tokens of the row the next state is kept; -1: none is."""
+    return tl.load(kept + kept_at * (1 + STATE_PAGES), kept_at < kept_end, -1)
+
+
+@triton.jit
+def _keep_matrix(
+    matrix, memory, key_size, value_size, key_page, value_page, kept, kept_at, kept_end, piece, line, within, mask,
+    STATE_PAGES: tl.constexpr, PIECES: tl.constexpr, LINES: tl.constexpr, KEY_TENSORS: tl.constexpr,
+):  # fmt: skip
+    """Writes the matrix to a kept state; returns the number of the next one, and `_keep_after` of it."""
+    pages = kept + kept_at * (1 + STATE_PAGES) + 1
+    _store_matrix(matrix, memory, key_size, value_size, key_page, value_page, pages, piece, line, within, mask, PIECES, LINES, KEY_TENSORS)
+    return kept_at + 1, _keep_after(kept, kept_at + 1, kept_end, STATE_PAGES)
+
+
+@triton.jit
 def _recur(
     convolved, gates, replayed, out, solved, scores, log_decay, step_bias, skip, rows, qo_indptr, memory, key_size, value_size, key_page,
     value_page, kept, gates_stride, replayed_stride,
@@ -323,7 +340,7 @@ def _recur(
         known,
         0.0,
     )
-    keep_after = tl.load(kept + kept_at * (1 + STATE_PAGES), kept_at < kept_end, -1)
+    keep_after = _keep_after(kept, kept_at, kept_end, STATE_PAGES)
     if PENDING:
         for token in range(0, replays):
             given = replayed + (row.to(tl.int64) * PENDING + token) * replayed_stride
@@ -332,25 +349,10 @@ def _recur(
                 HEADS, KEY_HEADS, KEYS, VALUES, GATES, STEPS, KIND, SKIP,
             )  # fmt: skip
             if token + 1 == keep_after:
-                pages = kept + kept_at * (1 + STATE_PAGES) + 1
-                _store_matrix(
-                    matrix,
-                    memory,
-                    key_size,
-                    value_size,
-                    key_page,
-                    value_page,
-                    pages,
-                    piece,
-                    line,
-                    within,
-                    is_key,
-                    PIECES,
-                    LINES,
-                    KEY_TENSORS,
-                )
-                kept_at += 1
-                keep_after = tl.load(kept + kept_at * (1 + STATE_PAGES), kept_at < kept_end, -1)
+                kept_at, keep_after = _keep_matrix(
+                    matrix, memory, key_size, value_size, key_page, value_page, kept, kept_at, kept_end, piece, line, within, is_key,
+                    STATE_PAGES, PIECES, LINES, KEY_TENSORS,
+                )  # fmt: skip
     if has_drafts:
         _store_matrix(
             matrix, memory, key_size, value_size, key_page, value_page, writes, piece, line, within, written, PIECES, LINES, KEY_TENSORS
@@ -370,25 +372,10 @@ def _recur(
                 tl.store(to, outputs.to(out.dtype.element_ty), own[:, None] & (column < VALUES)[None, :])
                 while (keep_after > 0) & (keep_after <= begin + BLOCK):
                     inner = add_block(matrix, k, fall, added, keep_after - 1 - begin, index, PRECISION)
-                    pages = kept + kept_at * (1 + STATE_PAGES) + 1
-                    _store_matrix(
-                        inner,
-                        memory,
-                        key_size,
-                        value_size,
-                        key_page,
-                        value_page,
-                        pages,
-                        piece,
-                        line,
-                        within,
-                        is_key,
-                        PIECES,
-                        LINES,
-                        KEY_TENSORS,
-                    )
-                    kept_at += 1
-                    keep_after = tl.load(kept + kept_at * (1 + STATE_PAGES), kept_at < kept_end, -1)
+                    kept_at, keep_after = _keep_matrix(
+                        inner, memory, key_size, value_size, key_page, value_page, kept, kept_at, kept_end, piece, line, within, is_key,
+                        STATE_PAGES, PIECES, LINES, KEY_TENSORS,
+                    )  # fmt: skip
                 matrix = add_block(matrix, k, fall, added, BLOCK - 1, index, PRECISION)
             alone = end
     for token in range(alone, end):
@@ -399,12 +386,10 @@ def _recur(
         )  # fmt: skip
         tl.store(out + at * HEADS * VALUES + head * VALUES + column, made.to(out.dtype.element_ty), column < VALUES)
         if replays + token - first + 1 == keep_after:
-            pages = kept + kept_at * (1 + STATE_PAGES) + 1
-            _store_matrix(
-                matrix, memory, key_size, value_size, key_page, value_page, pages, piece, line, within, is_key, PIECES, LINES, KEY_TENSORS
-            )
-            kept_at += 1
-            keep_after = tl.load(kept + kept_at * (1 + STATE_PAGES), kept_at < kept_end, -1)
+            kept_at, keep_after = _keep_matrix(
+                matrix, memory, key_size, value_size, key_page, value_page, kept, kept_at, kept_end, piece, line, within, is_key,
+                STATE_PAGES, PIECES, LINES, KEY_TENSORS,
+            )  # fmt: skip
     if has_drafts == 0:
         _store_matrix(
             matrix, memory, key_size, value_size, key_page, value_page, writes, piece, line, within, written, PIECES, LINES, KEY_TENSORS

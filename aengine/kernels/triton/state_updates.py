@@ -86,8 +86,8 @@ def _block(
     CHANNELS: tl.constexpr, HEADS: tl.constexpr, KEY_HEADS: tl.constexpr, KEYS: tl.constexpr, GATES: tl.constexpr, STEPS: tl.constexpr,
     KIND: tl.constexpr,
 ):  # fmt: skip
-    """Of the tokens of a block that are the row's `own`: q and k [tokens, keys], the logarithms of the decays from the block's beginning
-    on [tokens, 1 or keys], and the rates [tokens]. Those of others are 0, and decay nothing."""
+    """q and k [tokens, keys] of the tokens of a block that are the row's `own`, the logarithms of the decays from the block's beginning on
+    [tokens, 1 or keys], and the rates [tokens]. Those of others are 0, and decay nothing."""
     within, is_key = own[:, None] & (key < KEYS)[None, :], key < KEYS
     place = convolved + token[:, None] * CHANNELS + (head // (HEADS // KEY_HEADS) * KEYS + key)[None, :]
     q = tl.load(place, within, 0.0).to(tl.float32)
@@ -123,7 +123,7 @@ def relate_blocks(
     FIELDS: tl.constexpr, CHANNELS: tl.constexpr, HEADS: tl.constexpr, KEY_HEADS: tl.constexpr, KEYS: tl.constexpr,
     GATES: tl.constexpr, STEPS: tl.constexpr, KIND: tl.constexpr, PRECISION: tl.constexpr, BK: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """T and P of a block of a row in a head, which `advance_block` takes: `solved` and `scores` [all tokens, heads, BLOCK]."""
+    """T and P of a block of a row in a head, which `read_block` takes: `solved` and `scores` [all tokens, heads, BLOCK]."""
     row, head = tl.program_id(0), tl.program_id(2)
     first = tl.load(qo_indptr + row).to(tl.int64)
     count = tl.load(qo_indptr + row + 1) - first

@@ -172,16 +172,14 @@ def _gemma3n(reader: ConfigReader) -> ModelSpec:
     ropes, context = read_ropes(reader, head_sizes(reader)[2], _local_and_global(reader))
     first_shared, sources = _sources(reader, kinds)
     bias, activation = reader.flag("attention_bias"), reader.activation()
-    sizes = [reader.positive("intermediate_size")] * len(kinds) if isinstance(reader.get("intermediate_size"), int) else []
-    sizes = sizes or list(reader.integers("intermediate_size", ()))
+    is_list = isinstance(reader.get("intermediate_size"), list)
+    sizes = list(reader.integers("intermediate_size", ())) if is_list else [reader.positive("intermediate_size")] * len(kinds)
     sparse = 10 if len(kinds) > 10 else 0
-    sparsities = list(reader.numbers("activation_sparsity_pattern", [0.95] * sparse + [0.0] * (len(kinds) - sparse)))
-    for key, numbers, valid in (
-        ("intermediate_size", sizes, all(size > 0 for size in sizes)),
-        ("activation_sparsity_pattern", sparsities, all(0 <= share < 1 for share in sparsities)),
-    ):
-        if len(numbers) != len(kinds) or not valid:
-            raise reader.unusable(key, numbers, f"{len(kinds)} numbers, one for each layer")
+    sparsities = reader.numbers("activation_sparsity_pattern", [0.95] * sparse + [0.0] * (len(kinds) - sparse))
+    if len(sizes) != len(kinds) or not all(size > 0 for size in sizes):
+        raise reader.unusable("intermediate_size", sizes, f"{len(kinds)} positive numbers")
+    if not all(0 <= share < 1 for share in sparsities):
+        raise reader.unusable("activation_sparsity_pattern", sparsities, "numbers in [0, 1)")
     layers = [
         Layer(
             attention(

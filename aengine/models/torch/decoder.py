@@ -384,7 +384,7 @@ class _Layer:
             if self._parallel and self._mlp is not None:
                 x = x if self._shared_norm else self._join_mlp(None, residual)[0]
                 return self._scaled(mixed + self._mlp(x)), residual
-            pending = self._scaled(mixed)
+            pending = mixed = self._scaled(mixed)
             if beside is not None:
                 pending, residual = None, (residual + mixed + beside) * 2**-0.5
         if self._mlp is None:
