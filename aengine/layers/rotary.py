@@ -19,6 +19,7 @@ class RopeSpec:
 
     frequencies: tuple[float, ...]  # rotary_dim / 2
     attention_factor: float = 1.0  # multiplies cos and sin
+    axes: tuple[int, ...] = ()  # of tokens with three positions, which of these each frequency takes (M-RoPE, 2024); empty: there are none
 
     @classmethod
     def of(cls, frequencies: Tensor, attention_factor: float = 1.0) -> RopeSpec:
@@ -52,8 +53,18 @@ def query_scales(scale: QueryScale, num_positions: int, device: torch.device) ->
 def cos_sin_cache(spec: RopeSpec, num_positions: int, device: torch.device) -> Tensor:
     """[num_positions, rotary_dim] float32: the cosines, then the sines, of every position's angles."""
     positions = torch.arange(num_positions, dtype=torch.float32)
-    angles = positions[:, None] * torch.tensor(spec.frequencies, dtype=torch.float32)[None, :]
-    return (torch.cat((angles.cos(), angles.sin()), dim=-1) * spec.attention_factor).to(device)
+    return _cos_sin(spec, positions[:, None]).to(device)
+
+
+def mixed_cos_sin(spec: RopeSpec, positions: Tensor) -> Tensor:
+    """[n, rotary_dim] float32, as of `cos_sin_cache`, of tokens that have three `positions` each, [3, n]."""
+    return _cos_sin(spec, positions.float()[list(spec.axes)].t() if spec.axes else positions[0].float()[:, None])
+
+
+def _cos_sin(spec: RopeSpec, positions: Tensor) -> Tensor:
+    """`positions`: one of each token [n, 1], or one for each frequency [n, rotary_dim / 2]."""
+    angles = positions * torch.tensor(spec.frequencies, dtype=torch.float32)[None, :]
+    return torch.cat((angles.cos(), angles.sin()), dim=-1) * spec.attention_factor
 
 
 def apply_rotary(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:

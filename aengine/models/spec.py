@@ -15,6 +15,7 @@ from aengine.kernels.paged_cache import Heads, Scoring, layers_per_place
 from aengine.kernels.params import Activation, ExpertRouting
 from aengine.kernels.recurrence import StateShape
 from aengine.layers.rotary import QueryScale, RopeSpec
+from aengine.models.images import ImageInput, ImagePositions
 
 _PAGE_HEAD_DIM, _MAX_PAGE_HEADS, _NUMBERS_PER_HEAD = 128, 32, 8192
 """The sizes of pages of models without attention: a state of one layer takes about four pages, or more if it is large."""
@@ -400,6 +401,7 @@ class ModelSpec:
     eos_token_ids: tuple[int, ...] = ()  # of config.json; those of a generation_config.json override them
     draft_head: DraftHead | None = None  # None: a model that runs on its own
     is_part: bool = False  # of a model for images or audio as well, whose checkpoint has tensors that are not looked at
+    images: ImageInput | None = None  # None: it takes none
 
     @property
     def num_layers(self) -> int:
@@ -457,6 +459,11 @@ class ModelSpec:
     def windows(self) -> tuple[int | None, ...]:
         """The sliding window in tokens, which of a convolution are its taps, of each layer that has either; None: all tokens."""
         return tuple(layer.attention.window for layer in self.layers if layer.attention is not None)
+
+    @property
+    def mixes_positions(self) -> bool:
+        """Whether the tokens of an image have three positions each."""
+        return self.images is not None and self.images.positions is ImagePositions.GRID
 
     @property
     def attends(self) -> bool:

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from aengine.attention import StepLayout
     from aengine.kernels.quantized import Rows
     from aengine.models.adapters import Adapter
+    from aengine.models.images import StepImages
 
 
 @dataclass(frozen=True, slots=True)
@@ -208,7 +209,7 @@ class Step:
     number: int
     layout: StepLayout
     rows: IntArray  # [n]
-    token_ids: IntArray  # of the chunks, in the order of rows
+    token_ids: IntArray  # of the chunks, in the order of rows; ~i: row i of the images
     logits_indices: IntArray  # [m], the tokens of the step from whose logits the next token is sampled
     sampled_rows: IntArray  # [m], their rows; several tokens of a row follow each other
     next_positions: IntArray  # [m], positions of the tokens to be sampled
@@ -217,6 +218,13 @@ class Step:
     drafts: IntArray | None = None  # [m], the drafts at these positions, -1 where there is none; None: there are none at all
     kept_slots: IntArray = field(default_factory=lambda: NO_INTS)  # [m], of a draft head: the slots that its next positions have
     adapters: IntArray = field(default_factory=lambda: NO_INTS)  # as of the plan
+    positions: IntArray | None = None  # [T], the rows of tables of angles, where they are not the positions of the layout
+    images: StepImages | None = None
+
+    @property
+    def angles(self) -> IntArray:
+        """[T], of each token its row in tables of angles, or of learned positions."""
+        return self.layout.positions if self.positions is None else self.positions
 
     @classmethod
     def of(cls, plan: StepPlan, layout: StepLayout) -> Step:

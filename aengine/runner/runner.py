@@ -37,6 +37,7 @@ from aengine.runner.draft_steps import with_drafts
 from aengine.runner.memory import resident_memory, show_bytes
 from aengine.runner.model_plan import plan_model, plan_pool, plan_threads
 from aengine.runner.rank_steps import DrivenStep, naming_ranks
+from aengine.runner.row_images import RowImages
 from aengine.runner.setup import ExecutorSetup, draft_source
 from aengine.runner.torch.capture import Capture
 from aengine.runner.torch.device import device_kind, find_device, give_back_memory, set_thread_count, used_cuda_memory
@@ -186,6 +187,7 @@ class ModelRunner:
         columns = -(-self.max_model_len // self.page_size)
         self._page_table = np.zeros((len(self.windows), self.max_num_seqs, columns), dtype=np.int32)
         self._layouts = Layouts(self._page_table, self.page_size)
+        self._images = RowImages(setup.max_model_len)
         self.state_interval = setup.needs.state_interval(config.state_interval)
         self._states = StateTable(self.max_num_seqs, self.state_pages) if self.state_pages else None
         _log.info(
@@ -245,6 +247,7 @@ class ModelRunner:
         """Raises `RowsFailed` for new rows that cannot be assigned, and for all rows of a step that the device has no memory for."""
         if plan.new_rows:
             self._assign_rows(plan.new_rows)
+            self._images.assign(plan.new_rows)
         try:
             return self._launch(plan)
         except torch.OutOfMemoryError as error:
@@ -267,7 +270,7 @@ class ModelRunner:
             table = self._page_table[:1]
             token_ids = with_drafts(plan, plan.draft_rows, table, self.page_size, self._executor.draft, is_head=is_head)
             plan = replace(plan, token_ids=token_ids)
-        step = Step.of(plan, layout)
+        step = self._images.added(Step.of(plan, layout))
         if self._replicas is not None:
             with naming_ranks(self._replicas):
                 return DrivenStep(self._executor.launch(step), self._replicas)

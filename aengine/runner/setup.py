@@ -217,6 +217,12 @@ class ExecutorSetup:
         return self.quantization or str(self.dtype).removeprefix("torch.")
 
     @property
+    def num_positions(self) -> int:
+        """Rows of tables of angles: one for each position, and for each token of a step that has three of its own."""
+        mixes = isinstance(self.spec, ModelSpec) and self.spec.mixes_positions
+        return self.max_model_len + mixes * self.max_num_batched_tokens
+
+    @property
     def groups(self) -> LayerGroups:
         """The places of layers of this rank's stage, grouped by their windows. A window that no sequence outgrows counts as none."""
         limit = 0 if self.is_draft else self.max_model_len

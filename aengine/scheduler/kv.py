@@ -224,8 +224,9 @@ class KVCacheManager:
             claims = self.states.names(sequence, row)
         self.prefixes.claim(sequence, [*claims, fork_digest(request.key)] if request.num_forks else claims)
         self._num_protected += sequence.preemptions >= MAX_PREEMPTIONS
-        history = tokens if request.params.features & Features.HISTORY else NO_INTS
-        self.changes.new_rows[row] = NewRow(row, request.params, len(request.prompt), history)
+        history, images = tokens if request.params.features & Features.HISTORY else NO_INTS, request.images
+        history = history if images is None else images.shown(history)
+        self.changes.new_rows[row] = NewRow(row, request.params, len(request.prompt), history, images)
 
     # ---- running -----------------------------------------------------------------------------------------------------
 

@@ -9,11 +9,15 @@ from __future__ import annotations
 import enum
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
 
 from aengine.api.params import GREEDY_BELOW, NEUTRAL, LogitsProcessor
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 IntArray = NDArray[np.int32]
 FloatArray = NDArray[np.float32]
@@ -96,6 +100,23 @@ class RowParams:
         return self.prompt_logprobs is not None or self.pooling == "mean"
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class PromptImages:
+    """What the tokens of images in a prompt are computed from. In the prompt their ids are below -1: they name the image, as ids name text,
+    so that pages of KV are shared where the images are the same."""
+
+    tokens: IntArray  # [k], ascending: which tokens of the prompt
+    rows: Tensor  # [k, hidden_size], in host memory: inputs in place of the embedding
+    additions: Tensor | None  # [layers, k, hidden_size], what is added after each of the first layers; None: nothing is
+    placeholder: int  # the id that these tokens have for whoever counts or prints ids
+    positions: IntArray | None = None  # [3, p], time, row and column of all tokens of the prompt; None: they count on
+    whole: tuple[tuple[int, int], ...] = ()  # tokens that see each other, so that one step computes them: begin and end of each image
+
+    def shown(self, token_ids: IntArray) -> IntArray:
+        """`token_ids` with the placeholder where an image is named."""
+        return np.where(token_ids < -1, np.int32(self.placeholder), token_ids)
+
+
 @dataclass(frozen=True, slots=True)
 class NewRow:
     """A row that is assigned to a new sequence in this step. What the runner holds of the row from before is void."""
@@ -104,6 +125,7 @@ class NewRow:
     params: RowParams
     prompt_len: int = 0  # how many tokens of the sequence are its prompt; later ones are output that it has already
     tokens: IntArray = field(default_factory=lambda: NO_INTS)  # every token so far, with Features.HISTORY; else empty
+    images: PromptImages | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,7 +171,7 @@ class StepPlan:
     starts: IntArray  # [n]
     lengths: IntArray  # [n], >= 1; 1 for decodes
     num_sampled: IntArray  # [n], 0 .. lengths[i]; 1 for decodes, lengths[i] for rows with drafts
-    token_ids: IntArray  # [sum(lengths[num_decodes:])], in the order of rows
+    token_ids: IntArray  # [sum(lengths[num_decodes:])], in the order of rows; below -1 where a prompt has an image
     new_rows: tuple[NewRow, ...]
     # Page-table writes that precede the step: in layer group page_groups[i], row page_rows[i] has page page_ids[i] at index page_cols[i].
     # Page 0 stands for one behind the group's window. Writes of a new row start at column 0 and void what the row had before.

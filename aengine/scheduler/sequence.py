@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 from aengine.api.outputs import DraftSource, FinishReason
 from aengine.cache import PageChain, Windows
-from aengine.scheduler.plan import NO_INTS, IntArray, PooledStates, PromptLogprobs, RowParams, TokenLogprobs
+from aengine.scheduler.plan import NO_INTS, IntArray, PooledStates, PromptImages, PromptLogprobs, RowParams, TokenLogprobs
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +40,7 @@ class Request:
     """A validated request: it fits the context and the page pool, and every default is applied."""
 
     key: int  # unique for the life of the engine
-    prompt: IntArray  # [p], p >= 1
+    prompt: IntArray  # [p], p >= 1; below -1 at the tokens of images
     params: RowParams
     max_tokens: int  # p + max_tokens fits the context; 0: it ends when its prompt is computed
     output: IntArray = field(default_factory=lambda: NO_INTS)  # that it has already, of the max_tokens, and fewer than these
@@ -54,6 +54,7 @@ class Request:
     cache_salt: str = ""
     adapter: int = 0  # its key; 0: none
     max_drafts: int | None = None  # in a step; None: as many as the scheduler's
+    images: PromptImages | None = None
     num_forks: int = 0  # requests with the same prompt and adapter that name this one in `fork_of`
     fork_of: int | None = None  # key of a request with the same prompt, submitted before, whose prompt pages are shared
 

@@ -41,7 +41,7 @@ MAX_ACTIVATION_GROUP = 128
 _BYTES = ctypes.c_char * 0
 DELTA, KIMI_DELTA, MAMBA1, MAMBA2 = range(4)  # `Rule`
 EMBED, NORM, LINEAR, ROTATE, ATTEND, GATHER, EXPERTS, HEADS, COPY, READ_KEPT, WRITE_KEPT = range(11)
-GATHER_RANKS, SUM_RANKS, CONVOLVE, CONVOLVE_STATES, RECUR, GATE, KEEP_INPUTS = range(11, 18)
+GATHER_RANKS, SUM_RANKS, CONVOLVE, CONVOLVE_STATES, RECUR, GATE, KEEP_INPUTS, ADD_IMAGES = range(11, 19)
 """`OpKind`."""
 EMBEDDING, HEAD, NO_MATRIX = 0, 1, -1  # numbers of matrices, for adapters
 STORE, ADD, ACTIVATE, GATED, PARTIAL, MULTIPLY = range(6)  # `Epilogue`
@@ -80,7 +80,11 @@ class COp(Structure):
 
 
 class CEmbedOp(Structure):
-    _fields_ = _fields((c_void_p, "embedding positions"), (c_int64, "width"), (c_int32, "out"), (c_float, "scale"))
+    _fields_ = _fields((c_void_p, "embedding positions"), (c_int64, "width image_id"), (c_int32, "out"), (c_float, "scale"))
+
+
+class CAddImagesOp(Structure):
+    _fields_ = _fields((c_int64, "addition width"), (c_int32, "out"))
 
 
 class CNormOp(Structure):
@@ -219,15 +223,16 @@ class CStep(Structure):
         (c_void_p, "token_ids positions slots qo_indptr kv_indptr kv_indices last_page_len"),
         (c_void_p, "logits_indices last_tokens input_rows output_rows hidden sampled draw_params kept kept_slots inputs"),
         (POINTER(CStepAdapters), "adapters"),
+        (c_void_p, "image_rows image_layers"),
         (c_void_p, "state_reads state_writes state_replays state_drafts kept_state_rows kept_state_lengths kept_state_pages"),
         (c_int64, "num_tokens num_rows num_logits num_last_tokens num_input_rows num_output_rows num_groups num_kept"),
-        (c_int64, "state_pages num_kept_states"),
+        (c_int64, "state_pages num_kept_states num_image_rows"),
     )
 
 
 _OPS = (
-    *(COp, CEmbedOp, CNormOp, CLinearOp, CAttentionOp, CGatherOp, CExpertsOp, CHeadsOp, CCopyOp, CConvolvePart, CConvolveOp, CKeptOp),
-    *(CGatherRanksOp, CSumRanksOp, CStateLayer, CRecurOp, CGateOp),
+    *(COp, CEmbedOp, CAddImagesOp, CNormOp, CLinearOp, CAttentionOp, CGatherOp, CExpertsOp, CHeadsOp, CCopyOp, CConvolvePart),
+    *(CConvolveOp, CKeptOp, CGatherRanksOp, CSumRanksOp, CStateLayer, CRecurOp, CGateOp),
 )
 _OTHERS = (CExchange, CSharedRanks, CModel, CPool, CLowRankBlock, CLowRank, CStepAdapters, CStep)
 

@@ -13,6 +13,7 @@ from aengine.api.params import SamplingParams
 from aengine.models.config.reader import CONFIG_JSON, ConfigReader, ConfigSource, NotNativeError, read_token_ids
 from aengine.models.families import FAMILIES
 from aengine.models.families.family import Family
+from aengine.models.images import read_image_input
 from aengine.models.loading.hub import shortened
 from aengine.models.loading.weights import has_own_head, open_weights, unlike_modules
 from aengine.models.model_files import read_json
@@ -58,7 +59,7 @@ def read_spec(config: Mapping[str, Any], max_model_len: int | None = None, sourc
         spec = family.read(ConfigReader(part or config, defaults, family.keys, max_model_len, *named, source))
     except (OverflowError, RecursionError) as error:
         raise ModelLoadError(f"config.json has a number that is too large, or is nested too deeply: {error}") from error
-    return spec if part is None else _as_part(spec)
+    return spec if part is None else replace(_as_part(spec), images=read_image_input(config))
 
 
 def _architectures(config: Mapping[str, Any]) -> list[str]:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -19,6 +20,8 @@ _DEFAULT_THETA = 10000.0
 _COMMON_KEYS = frozenset({"rope_type", "type", "rope_theta", "partial_rotary_factor"})
 _MROPE_KEYS = frozenset({"mrope_section", "mrope_interleaved", "interleaved"})
 """Beside an mrope_section: which of a token's three positions rotates which part of a head. For text the three are equal."""
+_INTERLEAVED = {"qwen3_vl": (24, 20, 20), "qwen3_5": (11, 11, 10)}
+"""How the model types begin whose mrope_section is interleaved, whatever their config.json says -> the one that they have by default."""
 _OTHER_NAMES = {"su": "longrope", "mrope": "default"}
 """The first name of longrope, and the default one of a model that also takes images."""
 _KEYS = {  # by rope type, beside the common ones
@@ -51,11 +54,26 @@ def read_rope(
         rope, context = _read_rope(config, head_dim, max_position_embeddings, max_model_len, source)
     except (ArithmeticError, ValueError) as error:
         raise ModelLoadError(f"the rope parameters in {source.file} are out of range: {error}") from error
+    rope = replace(rope, axes=_axes(config, len(rope.frequencies)))
     if not all(map(math.isfinite, (*rope.frequencies, rope.attention_factor))):
         raise ModelLoadError(f"the rope parameters in {source.file} are out of range: they make frequencies that are no numbers")
     if context > MOST_POSITIONS:
         raise ModelLoadError(f"the rope parameters in {source.file} are for {context} positions; supported are {MOST_POSITIONS}")
     return rope, context
+
+
+def _axes(config: Mapping[str, Any], num_frequencies: int) -> tuple[int, ...]:
+    """`RopeSpec.axes`: an mrope_section says how many frequencies each of the three positions has, one behind the other; or interleaved, as
+    in Qwen3-VL and Qwen3.5, every third one, where the first position also has those that are left."""
+    parameters, model_type = config.get("rope_scaling") or config.get("rope_parameters") or {}, config.get("model_type")
+    interleaved = next((sections for name, sections in _INTERLEAVED.items() if str(model_type).startswith(name)), None)
+    sections = parameters.get("mrope_section", interleaved) if isinstance(parameters, Mapping) else None
+    if not isinstance(sections, list | tuple) or len(sections) != 3 or not all(isinstance(size, int) and size >= 0 for size in sections):
+        return ()
+    if interleaved is None:
+        axes = tuple(axis for axis, size in enumerate(sections) for _ in range(size))
+        return axes if len(axes) == num_frequencies else ()
+    return tuple(number % 3 if number < 3 * sections[number % 3] else 0 for number in range(num_frequencies))
 
 
 def _read_rope(

@@ -12,12 +12,15 @@ from ctypes import c_int64
 from dataclasses import replace
 from functools import partial
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from aengine.cache import LayerGroups
 from aengine.kernels.cpu import library
 from aengine.kernels.cpu.library import (
     ELEMENTS,
+    CAddImagesOp,
     CAttentionOp,
     CConvolveOp,
     CConvolvePart,
@@ -35,7 +38,7 @@ from aengine.kernels.cpu.library import (
 from aengine.kernels.cpu.ops import PageParts, head_kind, norm_weight
 from aengine.kernels.params import Activation, RouterScoring
 from aengine.kernels.recurrence import StateLayout
-from aengine.layers.rotary import cos_sin_cache, query_scales
+from aengine.layers.rotary import cos_sin_cache, mixed_cos_sin, query_scales
 from aengine.models.cpu.packed_weights import PackedWeights
 from aengine.models.cpu.recurrent_operations import RecurrentOperations
 from aengine.models.sharding import (
@@ -135,6 +138,11 @@ class CpuProgram(RecurrentOperations):
             element=ELEMENTS[weights.dtype],
         )
 
+    def mix_positions(self, first: int, positions: NDArray[np.int32]) -> None:
+        """Rows `first` and following of tables of angles become those of [3, n] `positions`."""
+        for rope, table in self._tables.items():
+            table[first : first + positions.shape[1]] = mixed_cos_sin(rope, torch.from_numpy(positions))
+
     @property
     def kept_width(self) -> int:
         """The width of hidden states that it keeps by slot; 0: none."""
@@ -156,10 +164,13 @@ class CpuProgram(RecurrentOperations):
                 self._layer_inputs(spec, spec.layer_inputs)
         else:
             self._head_inputs(spec, spec.draft_head)
-        gathers = is_last_stage and (read is None or (read.kind is HeadKind.EAGLE3 and spec.num_layers not in read.taps))
+        num_additions = 0 if spec.images is None else spec.images.num_additions
+        gathers = is_last_stage and num_additions < spec.num_layers and (read is None or (read.kind is HeadKind.EAGLE3 and spec.num_layers not in read.taps))
         for index, layer in enumerate(spec.layers):
             self._tap(index, taps)
             self._layer(f"layers.{index}.", index, layer, gathers=gathers and index + 1 == spec.num_layers)
+            if index < num_additions:
+                self._add(library.ADD_IMAGES, CAddImagesOp(index, spec.hidden_size, self._buffers["residual"]))
         self._tap(spec.num_layers, taps)
         if spec.draft_head is not None and spec.draft_head.kind is HeadKind.EAGLE3:
             self._kept(library.WRITE_KEPT, "residual")
@@ -177,7 +188,8 @@ class CpuProgram(RecurrentOperations):
         width, columns = inputs.width, spec.num_layers * inputs.width
         out = self._buffer("layer_inputs", columns)
         table, scale = self._weights.tables["layer_embedding"], (width / 2) ** 0.5
-        self._add(library.EMBED, CEmbedOp(table.data_ptr(), None, columns, out, scale))
+        pad = None if spec.images is None else spec.images.layer_input_id
+        self._add(library.EMBED, CEmbedOp(table.data_ptr(), None, columns, -1 if pad is None else pad, out, scale))
         self._linear("layer_inputs", "residual", "layer_projected")
         norm = replace(inputs.norm, eps=inputs.norm.eps * spec.hidden_size)
         for layer in range(spec.num_layers):
@@ -217,12 +229,12 @@ class CpuProgram(RecurrentOperations):
         """To the first columns of a buffer that is `width` wide, or wide enough; what follows them becomes zero."""
         tables, learned = self._weights.tables, spec.learned_positions
         if self._shard.stage:
-            self._add(library.EMBED, CEmbedOp(None, None, spec.hidden_size, self._buffer(name, spec.hidden_size), 1.0))
+            self._add(library.EMBED, CEmbedOp(None, None, spec.hidden_size, -1, self._buffer(name, spec.hidden_size), 1.0))
             return
         positions = None if learned is None else self._keep(tables["positions"][learned.offset :])
         scale = torch.tensor(spec.embedding_scale, dtype=self._weights.dtype).item()
         out = self._buffer(name, max(width, spec.hidden_size))
-        self._add(library.EMBED, CEmbedOp(tables["embedding"].data_ptr(), positions, spec.hidden_size, out, scale))
+        self._add(library.EMBED, CEmbedOp(tables["embedding"].data_ptr(), positions, spec.hidden_size, -1, out, scale))
 
     def _layer(self, name: str, index: int, layer: Layer, *, gathers: bool) -> None:
         """`gathers`: what is computed behind its attention is asked for at the logits indices alone."""

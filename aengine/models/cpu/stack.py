@@ -42,6 +42,7 @@ from aengine.kernels.warm_memory import Allocate, lazy_bytes
 from aengine.models.adapters import Adapter
 from aengine.models.cpu.packed_weights import PackedWeights, pack_adapter
 from aengine.models.cpu.program import CpuProgram, page_parts
+from aengine.models.images import StepImages
 from aengine.models.sharding import vocab_bounds
 from aengine.models.spec import DraftHead, Experts, LatentAttention, Layer, ModelSpec, ShortConvolution
 from aengine.parallel.shard import WHOLE, Shard
@@ -146,17 +147,20 @@ class StepArguments:
         kept: KeptHidden | None = None,
         inputs: Tensor | None = None,
         adapters: StepAdapters | None = None,
+        positions: IntArray | None = None,
+        images: tuple[Tensor, Tensor | None] | None = None,
     ) -> None:
-        """`draw_params` are of `DRAW_PARAMS`. Raises ValueError for too many or too few ids, draws or rows, and for last tokens that could
+        """`images`: rows and additions. `draw_params` are of `DRAW_PARAMS`. Raises ValueError for too many or too few ids, draws or rows, and for last tokens that could
         not be written back."""
         indices = (layout.qo_indptr, layout.kv_indptr, layout.kv_indices, layout.last_page_len)
         rows = (last_tokens.tokens, last_tokens.input_rows, last_tokens.output_rows)
-        given = (token_ids, layout.positions, layout.slot_mapping, *indices, logits_indices, *rows)  # as the fields of `CStep`
+        positions = layout.positions if positions is None else positions
+        given = (token_ids, positions, layout.slot_mapping, *indices, logits_indices, *rows)  # as the fields of `CStep`
         arrays = [np.ascontiguousarray(array, dtype=np.int32) for array in given]
         kept_slots = None if kept is None else np.ascontiguousarray(kept.slots, dtype=np.int32)
         states = layout.states
         of_states = [] if states is None else [np.ascontiguousarray(getattr(states, name)) for name in _STATES]
-        self._keep = (arrays, of_states, hidden, sampled, draw_params, kept, kept_slots, inputs, adapters)
+        self._keep = (arrays, of_states, hidden, sampled, draw_params, kept, kept_slots, inputs, adapters, images)
         num_tokens, num_logits = layout.num_tokens, len(logits_indices)
         tokens, num_inputs, num_outputs = map(len, rows)
         self.c = CStep(
@@ -168,10 +172,12 @@ class StepArguments:
             None if kept_slots is None else address(kept_slots),
             None if inputs is None else inputs.data_ptr(),
             None if adapters is None else ctypes.pointer(adapters.c),
+            *(None if each is None else each.data_ptr() for each in images or (None, None)),
             *(map(address, of_states) if of_states else [None] * len(_STATES)),
             *(num_tokens, len(layout.last_page_len), num_logits, tokens, num_inputs, num_outputs, len(layout.kv_indices)),
             0 if kept_slots is None else len(kept_slots),
             *(0, 0) if states is None else (states.reads.shape[1], len(states.kept_rows)),
+            0 if images is None else len(images[0]),
         )
         if len(token_ids) != num_tokens:
             raise ValueError(f"there are {len(token_ids)} token ids for {num_tokens} positions")
@@ -337,6 +343,8 @@ class DecoderStack:
         kept: KeptHidden | None = None,
         inputs: Tensor | None = None,
         adapters: StepAdapters | None = None,
+        positions: IntArray | None = None,
+        images: StepImages | None = None,
     ) -> PreparedStep:
         """A step that writes keys and values of [T] `token_ids` at the layout's slots.
 
@@ -344,7 +352,8 @@ class DecoderStack:
         What a token gets depends on its own sequence alone: not on other rows, the cut into chunks, or the number of threads. `kept` is for
         a draft head, and for the model that it reads hidden states of. Of several stages, those but the last bring the residual [T,
         hidden_size] of all tokens, and those but the first are given it as `inputs`, contiguous.
-        `adapters` are those of the tokens.
+        `adapters` are those of the tokens. `positions` [T]: their rows in tables of angles; None: the layout's. `images`: what the ids below
+        0 stand for; those of steps that were prepared before must not be needed any more.
         Raises ValueError for a pool or hidden states of another shape, and for another number of ids, draws or slots than there are tokens.
         """
         c = pool.c
@@ -365,10 +374,20 @@ class DecoderStack:
         num_rows = len(logits_indices) if shard.is_last_stage else layout.num_tokens
         hidden = None if samples else torch.empty(num_rows, self._program.hidden_stride, dtype=self.dtype)
         sampled = np.empty(len(logits_indices), np.int64) if samples else None
-        step = StepArguments(layout, token_ids, logits_indices, hidden, sampled, draw_params, last_tokens, kept, inputs, adapters)
+        of_images = None if images is None else self._of_images(images)
+        angles = layout.positions if positions is None else positions
+        step = StepArguments(
+            layout, token_ids, logits_indices, hidden, sampled, draw_params, last_tokens, kept, inputs, adapters, angles, of_images
+        )
         arguments = (ctypes.byref(self._program.c), ctypes.byref(pool.c), ctypes.byref(step.c), workspace.handle, workspace.threads)
         used = None if hidden is None else hidden[:, : self.spec.hidden_size]
         return PreparedStep(workspace, arguments, (self, pool, step), used, sampled)
+
+    def _of_images(self, images: StepImages) -> tuple[Tensor, Tensor | None]:
+        """The rows and additions of a step's images, as the kernels take them; tables of angles get those that the step names."""
+        self._program.mix_positions(images.first_mixed, images.mixed)
+        rows = images.rows.to(self.dtype).contiguous()
+        return rows, None if images.additions is None else images.additions.to(self.dtype).contiguous()
 
     def _check_kept(self, kept: KeptHidden | None, pool: KvPool, num_rows: int) -> None:
         width = self.kept_width

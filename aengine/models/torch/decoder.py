@@ -23,7 +23,7 @@ from aengine.kernels.params import activated
 from aengine.layers.adapters import AdapterTable
 from aengine.layers.collectives import ONE_RANK, Collectives, ExpertExchange, RowParallel
 from aengine.layers.ops import Activations, LayerOps, TorchOps
-from aengine.layers.rotary import QueryScale, RopeSpec, cos_sin_cache, query_scales
+from aengine.layers.rotary import QueryScale, RopeSpec, cos_sin_cache, mixed_cos_sin, query_scales
 from aengine.models.sharding import (
     attended_bounds,
     hidden_bounds,
@@ -104,6 +104,14 @@ class Kept:
         self.states.index_copy_(0, slots.clamp(min=0).long(), states)
 
 
+class ImageTensors(NamedTuple):
+    """The images of a step, on the device. `input_ids` have the ids whose `LayerInputs` their tokens have."""
+
+    tokens: Tensor  # [k] int64, the tokens of the step
+    rows: Tensor  # [k, hidden_size], their inputs
+    additions: Tensor | None  # [layers, k, hidden_size], what is added to the residual after each of the first layers
+
+
 @dataclass(frozen=True, slots=True)
 class ForwardBatch:
     """T tokens of a mixed batch; the tokens of a row are consecutive."""
@@ -115,6 +123,7 @@ class ForwardBatch:
     slots: Tensor | None = None  # [T] int32, where KV is written in the first layer group, -1: nowhere; for a draft head and its target
     next_slots: Tensor | None = None  # [T] int32, where a draft head keeps what it carries to the next position; -1: nowhere
     inputs: Tensor | None = None  # [T, hidden_size], the hidden states of the stage before, which are kept; of the first stage None
+    images: ImageTensors | None = None
 
 
 class Decoder:
@@ -155,7 +164,8 @@ class Decoder:
         self._head = head if head is None or isinstance(head, Tensor) else self._weights.linear("head")
         ops = ops or TorchOps()
         device = next(weight.device for weight in weights.values() if isinstance(weight, Tensor))
-        tables: dict[RopeSpec | QueryScale, Tensor] = {rope: cos_sin_cache(rope, num_positions, device) for rope in spec.ropes}
+        self._angles = {rope: cos_sin_cache(rope, num_positions, device) for rope in spec.ropes}
+        tables: dict[RopeSpec | QueryScale, Tensor] = dict(self._angles.items())
         tables |= {scale: query_scales(scale, num_positions, device) for scale in spec.query_scales}
         self._layers = []
         held, wholes = sharded_spec(spec, shard), (spec.layers[index] for index in shard.layers(spec.num_layers))
@@ -222,6 +232,8 @@ class Decoder:
                 tapped[index] = residual.clone() if pending is None else residual + pending
             pending, residual = layer(pending, residual, batch, inputs)
             pending, residual = layer.end(pending, residual, None if layer_inputs is None else layer_inputs[:, index])
+            if batch.images is not None and batch.images.additions is not None and index < len(batch.images.additions):
+                residual = residual.index_add(0, batch.images.tokens, batch.images.additions[index])
         if streams is not None:
             residual = end_streams(streams, self._weights)
         if len(self._layers) in self._taps:
@@ -235,6 +247,11 @@ class Decoder:
             assert batch.slots is not None
             self.kept.of_target(batch.slots, tapped, hidden)
         return hidden
+
+    def mix_positions(self, first: int, positions: Tensor) -> None:
+        """Rows `first` and following of tables of angles become those of [3, n] `positions`, in host memory."""
+        for rope, table in self._angles.items():
+            table[first : first + positions.shape[1]] = mixed_cos_sin(rope, positions).to(table.device)
 
     def compute_for_others(self) -> None:
         """In place of a forward pass, while other replicas have one: their tokens meet the experts that are held here."""
@@ -303,6 +320,8 @@ class Decoder:
             embedded *= torch.tensor(self._spec.embedding_scale, dtype=embedded.dtype).item()
         if self._spec.learned_positions is not None:
             embedded += F.embedding(batch.positions + self._spec.learned_positions.offset, self._weights["positions.weight"])
+        if batch.images is not None:
+            embedded.index_copy_(0, batch.images.tokens, batch.images.rows)
         return self._embedding_norm(embedded)
 
     def _embedded(self, ids: Tensor) -> Tensor:

@@ -73,7 +73,7 @@ class PagedCpuModel:
                 self.workspace,
                 spec,
                 setup.weights(check),
-                setup.max_model_len,
+                setup.num_positions,
                 dtype=dtype,
                 groups=setup.groups,
                 states=setup.states,
@@ -181,6 +181,8 @@ class PagedCpuModel:
             kept=None if self.draft is None else self.draft.kept(step.layout.slot_mapping[0]),
             inputs=inputs,
             adapters=self._adapters_of(step),
+            positions=step.angles,
+            images=step.images,
         )
 
     def stage(self, step: Step, inputs: Tensor | None) -> Tensor:

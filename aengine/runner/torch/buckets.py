@@ -162,17 +162,19 @@ class DecodeFrame:
         """The length of an array with room for so many page ids in each group."""
         return self.begin + self.num_groups * num_pages
 
-    def pack(self, layout: StepLayout, rows: IntArray, size: int, spare_row: int, out: IntArray) -> StepLayout:
+    def pack(
+        self, layout: StepLayout, rows: IntArray, size: int, spare_row: int, out: IntArray, angles: IntArray | None = None
+    ) -> StepLayout:
         """Writes a decode step, padded to `size` rows, to the beginning of `out`; returns its layout, whose arrays are parts of `out`.
 
-        A padding row has length 1, page 0, slot -1, position 0. `out` must hold `length(pages of the rows + padding rows)`.
+        `angles` are written in place of positions, if they are given. A padding row has length 1, page 0, slot -1, position 0. `out` must hold `length(pages of the rows + padding rows)`.
         """
         count = layout.num_rows
         num_pages = int(layout.kv_indptr[count])
         arrays = self.split(out, size, num_pages + size - count)
         for to, values, padding in (
             (arrays.rows, rows, spare_row),
-            (arrays.positions, layout.positions, 0),
+            (arrays.positions, layout.positions if angles is None else angles, 0),
             (arrays.last_page_len, layout.last_page_len, 1),
             (arrays.seq_lens, layout.seq_lens, 1),
         ):
@@ -192,7 +194,7 @@ class DecodeFrame:
             kv_indices=arrays.kv_indices,
             last_page_len=arrays.last_page_len,
             seq_lens=arrays.seq_lens,
-            positions=arrays.positions,
+            positions=arrays.positions if angles is None else arrays.seq_lens - 1,
             slot_mapping=arrays.slot_mapping,
             states=None if layout.states is None else _padded(layout.states, size),
         )

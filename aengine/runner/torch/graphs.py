@@ -208,7 +208,7 @@ class DecodeGraphs:
         if inputs is not None:
             assert self._given is not None
             self._given[:count].copy_(inputs)
-        self._prepare(graph, layout, places, size)
+        self._prepare(graph, layout, places, size, step.positions)
         graph.pieces.replay()
 
         def logits(indices: Tensor) -> Tensor:
@@ -235,11 +235,11 @@ class DecodeGraphs:
         assert size is not None, "the largest graphs of rows and of uneven ones hold as many"
         return graphs[size], size
 
-    def _prepare(self, graph: _Graph, layout: StepLayout, rows: IntArray, size: int) -> None:
+    def _prepare(self, graph: _Graph, layout: StepLayout, rows: IntArray, size: int, angles: IntArray | None = None) -> None:
         frame, num_pages = self._frame, layout.kv_indices.shape[1] + size - layout.num_rows
         staging = self._staging[self._num_steps % len(self._staging)]
         self._num_steps += 1
-        padded = frame.pack(layout, rows, size, self._spare_row, staging.prepare(frame.length(num_pages)))
+        padded = frame.pack(layout, rows, size, self._spare_row, staging.prepare(frame.length(num_pages)), angles)
         staging.send(0, self._inputs[: frame.begin + num_pages])  # with the page ids of the first group
         for group in range(1, frame.num_groups):
             staging.send(frame.begin + group * num_pages, graph.inputs.kv_indices[group, :num_pages])

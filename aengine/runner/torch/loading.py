@@ -92,7 +92,7 @@ def load_torch_model(
         _log.info("%d quantised matrices take %s", len(kept), show_bytes(sum(kept)))
     if spec.draft_head is None:
         table = _adapter_table(setup, ops)
-        return Decoder(spec, weights, setup.max_model_len, ops, collectives, table, setup.shard, exchange), backend, linears
+        return Decoder(spec, weights, setup.num_positions, ops, collectives, table, setup.shard, exchange), backend, linears
     assert isinstance(target, Decoder), "models of transformers have no draft heads"
     head = Decoder(spec, {**target.shared_weights, **weights}, setup.max_model_len, ops)
     target.serve(head)

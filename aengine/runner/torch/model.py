@@ -20,9 +20,10 @@ from aengine.kernels.upload import to_device, upload
 from aengine.layers.adapters import AdapterTable
 from aengine.layers.collectives import Collectives, ExpertExchange
 from aengine.models.draft_heads import draft_token_ids
+from aengine.models.images import StepImages
 from aengine.models.spec import ModelSpec
 from aengine.models.torch.blocks import Weight
-from aengine.models.torch.decoder import Decoder, ForwardBatch
+from aengine.models.torch.decoder import Decoder, ForwardBatch, ImageTensors
 from aengine.runner.contract import IntArray, ReadWeights, Step
 from aengine.runner.setup import ExecutorSetup
 from aengine.runner.torch.buckets import GraphBytes, GraphSizes
@@ -84,7 +85,7 @@ class PagedTorchModel:
         """Replays a graph if one holds the step, else runs the model over uploaded arrays. `token_ids` int32 are the step's, on the
         device; `inputs` as of `ForwardBatch`."""
         layout, graphs, next_slots = step.layout, self.graphs, self._next_slots(step)
-        if graphs is not None and not step.scores_prompts and self._is_short(step):
+        if graphs is not None and step.images is None and not step.scores_prompts and self._is_short(step):
             replayed = graphs.decodes.run(step, token_ids, next_slots, inputs)
             if replayed is not None:
                 return replayed
@@ -94,7 +95,7 @@ class PagedTorchModel:
             layout.kv_indices,
             layout.last_page_len,
             layout.slot_mapping,
-            layout.positions,
+            step.angles,
             step.rows[: layout.num_decodes],
             step.logits_indices,
             step.sampled_rows,
@@ -104,11 +105,26 @@ class PagedTorchModel:
         input_ids = torch.cat((self._last_tokens.index_select(0, decode_rows), token_ids)) if layout.num_decodes else token_ids
         slots = metadata[-1][0] if isinstance(self.model, Decoder) and self.model.kept is not None else None
         attention = self.backend.plan(AttentionMetadata(layout, *metadata))
-        batch = ForwardBatch(input_ids, positions, logits_indices, attention, slots, next_slots, inputs)
-        in_pieces = None if graphs is None or graphs.pieces is None else graphs.pieces.forward(batch)
+        images = None if step.images is None else self._upload_images(step.images)
+        if step.images is not None and images is not None:
+            input_ids.index_fill_(0, images.tokens, self._layer_input_id(step.images))
+        batch = ForwardBatch(input_ids, positions, logits_indices, attention, slots, next_slots, inputs, images)
+        in_pieces = None if graphs is None or graphs.pieces is None or images is not None else graphs.pieces.forward(batch)
         hidden = self.model(batch) if in_pieces is None else in_pieces
 
         return Forward(functools.partial(self.model.logits, hidden), logits_indices, rows, next_positions, hidden=hidden)
+
+    def _upload_images(self, images: StepImages) -> ImageTensors:
+        """A step's images on the device; tables of angles get the rows that the step names."""
+        assert isinstance(self.model, Decoder)
+        device, dtype = self._setup.device, self._setup.dtype
+        self.model.mix_positions(images.first_mixed, torch.from_numpy(images.mixed))
+        rows, additions = images.rows.to(device, dtype), None if images.additions is None else images.additions.to(device, dtype)
+        return ImageTensors(to_device(images.tokens.astype(np.int64), device), rows, additions)
+
+    def _layer_input_id(self, images: StepImages) -> int:
+        described = self._setup.native_spec.images
+        return images.placeholder if described is None or described.layer_input_id is None else described.layer_input_id
 
     def of_stages(self, step: Step, hidden: Tensor) -> Forward:
         """A step, on the first stage, from the hidden states on the device that the last one returns."""

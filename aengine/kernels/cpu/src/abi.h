@@ -123,7 +123,8 @@ struct Norm {
 // GATHER on for each logits index.
 enum OpKind : i32 {
   EMBED = 0, NORM = 1, LINEAR = 2, ROTATE = 3, ATTEND = 4, GATHER = 5, EXPERTS = 6, HEADS = 7, COPY = 8, READ_KEPT = 9, WRITE_KEPT = 10,
-  GATHER_RANKS = 11, SUM_RANKS = 12, CONVOLVE = 13, CONVOLVE_STATES = 14, RECUR = 15, GATE = 16, KEEP_INPUTS = 17
+  GATHER_RANKS = 11, SUM_RANKS = 12, CONVOLVE = 13, CONVOLVE_STATES = 14, RECUR = 15, GATE = 16, KEEP_INPUTS = 17,
+  ADD_IMAGES = 18
 };
 
 struct Op {
@@ -137,13 +138,20 @@ struct Op {
 // The numbers of two matrices to which adapters add something; those of linears follow.
 constexpr i32 EMBEDDING = 0, HEAD = 1;
 
-// out = the rows of the token ids times `scale`, plus those of the positions.
+// out = the rows of the token ids times `scale`, plus those of the positions. The row of an id below 0 is row ~id of the step's images.
 struct EmbedOp {
   const void* embedding;  // [vocab, width]; null: the rows are the step's inputs
   const void* positions;  // [num_positions, width]; null: none
   i64 width;
+  i64 image_id;  // whose row is that of all images; -1: they have rows of their own, which are not scaled
   i32 out;
   float scale;
+};
+
+// out += addition number `addition` of the step's images, at the tokens that have one.
+struct AddImagesOp {
+  i64 addition, width;
+  i32 out;
 };
 
 // out = norm(in), or out = scale * (out + multiplier * norm(in)), from column `first` of both on. In place if `in` is `out`.
@@ -372,7 +380,7 @@ struct StepAdapters {
 
 // A step's rows, as `StepLayout` has them.
 struct Step {
-  i32* token_ids;  // [num_tokens]
+  i32* token_ids;  // [num_tokens]; ~i: row i of `image_rows`
   const i32* positions;
   const i32* slots;  // [num_groups, num_tokens]
   const i32* qo_indptr;  // [num_rows + 1]
@@ -390,6 +398,8 @@ struct Step {
   const i32* kept_slots;   // [num_kept], where WRITE_KEPT writes its rows; -1: nowhere
   const void* inputs;      // [num_tokens, width], in place of the rows of an embedding; null: there are none
   const StepAdapters* adapters;  // null: no token has one
+  const void* image_rows;        // [num_image_rows, width]
+  const void* image_layers;      // [additions of the model, num_image_rows, width], what ADD_IMAGES adds
   const i32* state_reads;   // [num_rows, state_pages], of the recurrent state of the tokens before the step, which a row without any has not
   const i32* state_writes;  // [num_rows, state_pages], of that of all tokens; may be the same pages
   const i32* state_replays;       // [num_rows], how many tokens are computed before those of the step, from inputs that the states have
@@ -398,7 +408,7 @@ struct Step {
   const i32* kept_state_lengths;  // of so many of the row's tokens, replayed ones included, ascending within a row,
   const i32* kept_state_pages;    // [num_kept_states, state_pages], to these pages
   i64 num_tokens, num_rows, num_logits, num_last_tokens, num_input_rows, num_output_rows, num_groups, num_kept;
-  i64 state_pages, num_kept_states;
+  i64 state_pages, num_kept_states, num_image_rows;
 
   const i32* group_slots(i64 group) const { return slots + group * num_tokens; }
   const i32* group_pages(i64 group) const { return kv_indices + group * kv_indptr[num_rows]; }

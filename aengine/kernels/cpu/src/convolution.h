@@ -3,7 +3,7 @@
 #pragma once
 #include <algorithm>
 
-#include "kv.h"
+#include "attention_plan.h"
 #include "rows.h"
 
 namespace aengine {
@@ -57,10 +57,11 @@ void convolve(const Member& member, const ConvolveOp& op, const Pool& pool, cons
     i64 row = std::upper_bound(step.qo_indptr, step.qo_indptr + step.num_rows + 1, (i32)begin) - step.qo_indptr - 1;
     for (i64 token = begin; token < smaller(step.num_tokens, begin + run); token++) {
       while (token >= step.qo_indptr[row + 1]) row++;
+      const i64 ends = sequence_length(step, row, page_size) - step.qo_indptr[row + 1];  // a position less the number of its token
       const i32* list = step.group_pages(part.group) + step.kv_indptr[row];
       ConvolutionInput<E> inputs[MAX_TAPS];
       for (i64 back = op.taps - 1; back >= 0; back--) {
-        const i64 earlier = step.positions[token] - back;
+        const i64 earlier = ends + token - back;
         const bool in_step = token - back >= step.qo_indptr[row];
         const E* stored = in_step || earlier < 0 ? nullptr : pages + (list[earlier / page_size] * page_size + earlier % page_size) * stride;
         inputs[op.taps - 1 - back] = {in_step ? in.row(token - back) : nullptr, stored};

@@ -41,9 +41,14 @@ constexpr const char* LAYOUT_NAMES =
     "EmbedOp.embedding "
     "EmbedOp.positions "
     "EmbedOp.width "
+    "EmbedOp.image_id "
     "EmbedOp.out "
     "EmbedOp.scale "
     "EmbedOp "
+    "AddImagesOp.addition "
+    "AddImagesOp.width "
+    "AddImagesOp.out "
+    "AddImagesOp "
     "NormOp.norm "
     "NormOp.next "
     "NormOp.first "
@@ -273,6 +278,8 @@ constexpr const char* LAYOUT_NAMES =
     "Step.kept_slots "
     "Step.inputs "
     "Step.adapters "
+    "Step.image_rows "
+    "Step.image_layers "
     "Step.state_reads "
     "Step.state_writes "
     "Step.state_replays "
@@ -290,6 +297,7 @@ constexpr const char* LAYOUT_NAMES =
     "Step.num_kept "
     "Step.state_pages "
     "Step.num_kept_states "
+    "Step.num_image_rows "
     "Step "
     "DrawParams.temperature "
     "DrawParams.top_p "
@@ -334,9 +342,14 @@ constexpr i64 LAYOUT_PLACES[] = {
     offsetof(EmbedOp, embedding),
     offsetof(EmbedOp, positions),
     offsetof(EmbedOp, width),
+    offsetof(EmbedOp, image_id),
     offsetof(EmbedOp, out),
     offsetof(EmbedOp, scale),
     sizeof(EmbedOp),
+    offsetof(AddImagesOp, addition),
+    offsetof(AddImagesOp, width),
+    offsetof(AddImagesOp, out),
+    sizeof(AddImagesOp),
     offsetof(NormOp, norm),
     offsetof(NormOp, next),
     offsetof(NormOp, first),
@@ -566,6 +579,8 @@ constexpr i64 LAYOUT_PLACES[] = {
     offsetof(Step, kept_slots),
     offsetof(Step, inputs),
     offsetof(Step, adapters),
+    offsetof(Step, image_rows),
+    offsetof(Step, image_layers),
     offsetof(Step, state_reads),
     offsetof(Step, state_writes),
     offsetof(Step, state_replays),
@@ -583,6 +598,7 @@ constexpr i64 LAYOUT_PLACES[] = {
     offsetof(Step, num_kept),
     offsetof(Step, state_pages),
     offsetof(Step, num_kept_states),
+    offsetof(Step, num_image_rows),
     sizeof(Step),
     offsetof(DrawParams, temperature),
     offsetof(DrawParams, top_p),

@@ -37,7 +37,7 @@ inline Status read_last_tokens(const Step& step) {
 // Token ids and logits indices of a step.
 inline Status check_ids(const Model& model, const Step& step) {
   for (i64 i = 0; i < step.num_tokens && !step.inputs; i++) {
-    if (step.token_ids[i] < 0 || step.token_ids[i] >= model.vocab) return BAD_TOKEN_ID;
+    if (step.token_ids[i] < -step.num_image_rows || step.token_ids[i] >= model.vocab) return BAD_TOKEN_ID;
   }
   for (i64 i = 0; i < step.num_logits; i++) {
     if (step.logits_indices[i] < 0 || step.logits_indices[i] >= step.num_tokens) return BAD_LOGITS_INDEX;
@@ -142,6 +142,7 @@ class Stack {
         case GATE: gate_rows(member, op->as<GateOp>(), rows_, rows); break;
         case CONVOLVE: convolve(member, op->as<ConvolveOp>(), pool_, step_, rows_); break;
         case SUM_RANKS: sum(member, op->as<SumRanksOp>(), rows); break;
+        case ADD_IMAGES: add_images(member, op->as<AddImagesOp>()); break;
       }
     }
   }
@@ -166,14 +167,29 @@ class Stack {
         for (i64 i = begin; i < end; i++) put_columns(static_cast<const E*>(step_.inputs) + i * op.width, op.width, out, i, 0);
       });
     }
-    if (op.scale == 1.f && !positions) return gather_rows(member, embedding, op.width, step_.token_ids, step_.num_tokens, op.width, out);
+    const E* const images = static_cast<const E*>(step_.image_rows);
     member.each_run(step_.num_tokens, 16, [&](i64 begin, i64 end) {
       for (i64 token = begin; token < end; token++) {
-        const E* from = embedding + step_.token_ids[token] * op.width;
+        const i64 id = step_.token_ids[token];
+        const bool is_image = id < 0 && op.image_id < 0;
+        const E* from = is_image ? images + ~id * op.width : embedding + (id < 0 ? op.image_id : id) * op.width;
         const E* position = positions ? positions + step_.positions[token] * op.width : nullptr;
         E* to = out.row(token);
-        for (i64 i = 0; i < op.width; i++) to[i] = narrow<E>(widen(from[i]) * op.scale + (position ? widen(position[i]) : 0.f));
+        const float scale = is_image ? 1.f : op.scale;
+        if (scale == 1.f && !position) memcpy(static_cast<void*>(to), from, (size_t)op.width * sizeof(E));
+        else for (i64 i = 0; i < op.width; i++) to[i] = narrow<E>(widen(from[i]) * scale + (position ? widen(position[i]) : 0.f));
         memset(static_cast<void*>(to + op.width), 0, (size_t)(out.stride - op.width) * sizeof(E));
+      }
+    });
+  }
+  void add_images(const Member& member, const AddImagesOp& op) const {
+    const E* const added = static_cast<const E*>(step_.image_layers) + op.addition * step_.num_image_rows * op.width;
+    member.each_run(step_.num_image_rows ? step_.num_tokens : 0, 16, [&](i64 begin, i64 end) {
+      for (i64 token = begin; token < end; token++) {
+        const i64 row = ~(i64)step_.token_ids[token];
+        if (row < 0) continue;
+        E* to = rows_[op.out].row(token);
+        for (i64 i = 0; i < op.width; i++) to[i] = narrow<E>(widen(to[i]) + widen(added[row * op.width + i]));
       }
     });
   }
@@ -185,9 +201,9 @@ class Stack {
     if (!most) return;
     member.each_run(step_.num_tokens, 16, [&](i64 begin, i64 end) {
       for (i64 token = begin; token < end; token++) {
-        if (adapted.of_rows[token] < 0) continue;
-        const LowRank& low = adapted.of(adapted.of_rows[token], EMBEDDING);
         const i64 id = step_.token_ids[token];
+        if (adapted.of_rows[token] < 0 || id < 0) continue;
+        const LowRank& low = adapted.of(adapted.of_rows[token], EMBEDDING);
         float* u = space_.low_rank.as<float>() + token * most;
         for (i64 i = 0; i < low.size; i++) u[i] = widen(static_cast<const E*>(low.a)[id * low.size + i]);
         for (i64 first = 0; first < op.width && low.size; first += PANEL) {

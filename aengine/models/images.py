@@ -1,0 +1,95 @@
+"""What a model does with images in its prompts: `ImageInput`, read from a config.json, and what one step is given of them, `StepImages`.
+
+Owns which families take images, and how the positions of an image's tokens become angles. Knows nothing of pixels or encoders: an image
+is some tokens of a prompt whose inputs are given rows instead of those of the embedding.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from enum import Enum
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from torch import Tensor
+
+IntArray = NDArray[np.int32]
+
+
+class ImagePositions(Enum):
+    PLAIN = "plain"  # an image's tokens have the positions that text has
+    GRID = "grid"  # a time, a row and a column each (M-RoPE, Wang et al., "Qwen2-VL", 2024)
+
+
+class SeenWithin(Enum):
+    """Which layers let a token of an image see the later tokens of that image."""
+
+    NONE = "none"
+    SLIDING = "sliding"  # those with a window
+    ALL = "all"
+
+
+@dataclass(frozen=True, slots=True)
+class ImageInput:
+    positions: ImagePositions = ImagePositions.PLAIN
+    num_additions: int = 0  # after each of so many first layers, rows are added to the residual at an image's tokens (Qwen3-VL, 2025)
+    within: SeenWithin = SeenWithin.NONE
+    layer_input_id: int | None = None  # the token whose `LayerInputs` an image's tokens have; None: their placeholder
+
+
+_GRID = ImageInput(ImagePositions.GRID)
+_FAMILIES = {
+    **dict.fromkeys(("qwen2_vl", "qwen2_5_vl", "qwen3_vl", "qwen3_vl_moe", "qwen3_5", "qwen3_5_moe"), _GRID),
+    **dict.fromkeys(("mistral3", "llava", "llava_onevision", "internvl", "idefics3", "smolvlm", "llama4"), ImageInput()),
+    "gemma3": ImageInput(within=SeenWithin.ALL),
+    "gemma4": ImageInput(),
+}
+IMAGE_FAMILIES = tuple(_FAMILIES)
+"""The model types that take images."""
+_DEEPSTACK = {"qwen3_vl": (8, 16, 24), "qwen3_vl_moe": (8, 16, 24)}
+"""Those whose vision_config has deepstack_visual_indexes, with the ones that it has by default."""
+
+
+def read_image_input(config: Mapping[str, Any]) -> ImageInput | None:
+    """What the model of a config.json does with images; None: it takes none, or is of a family that is not known to."""
+    model_type, vision, text = (config.get(key) for key in ("model_type", "vision_config", "text_config"))
+    known = _FAMILIES.get(model_type) if isinstance(model_type, str) else None
+    vision, text = (part if isinstance(part, Mapping) else {} for part in (vision, text))
+    if known is None or "vision_config" not in config:
+        return None
+    num_additions = len(vision.get("deepstack_visual_indexes", _DEEPSTACK[model_type])) if model_type in _DEEPSTACK else 0
+    within, layer_input_id = known.within, known.layer_input_id
+    if model_type == "gemma4":
+        layer_input_id = text.get("pad_token_id", 0)
+        within = SeenWithin.SLIDING if text.get("use_bidirectional_attention") == "vision" else SeenWithin.NONE
+    return ImageInput(known.positions, num_additions, within, layer_input_id)
+
+
+def grid_positions(num_tokens: int, grids: Sequence[tuple[int, int, int]]) -> IntArray:
+    """[3, num_tokens]: time, row and column of each token of a prompt, whose images are `grids`: the first token, rows and columns.
+
+    The formula of `get_rope_index` in transformers: text counts on, an image takes as many positions as its longer side has tokens.
+    """
+    positions, place, at = np.empty((3, num_tokens), np.int32), 0, 0
+    for first, rows, columns in grids:
+        positions[:, at:first] = np.arange(place, place + first - at)
+        place, at = place + first - at, first + rows * columns
+        inside = np.stack((np.zeros(rows * columns, np.int32), *np.divmod(np.arange(rows * columns, dtype=np.int32), columns)))
+        positions[:, first:at] = place + inside
+        place += max(rows, columns)
+    positions[:, at:] = np.arange(place, place + num_tokens - at)
+    return positions
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class StepImages:
+    """The images of a step: token id ~i stands for row i. All arrays are on the host."""
+
+    rows: Tensor  # [k, hidden_size]
+    additions: Tensor | None  # [num_additions, k, hidden_size]
+    mixed: IntArray  # [3, a], the positions of tokens whose three differ: rows of tables of angles behind those of all positions
+    first_mixed: int  # the number of the first of these rows
+    tokens: IntArray  # [k], which tokens of the step
+    placeholder: int  # a token id
