@@ -141,6 +141,13 @@ class EngineConfig:
     should be a private network."""
     rank_secret_file: Annotated[str | None, text("a path")] = None
     """File with a secret of at least 16 bytes that those who join have, too."""
+    max_images: Annotated[int, integer(0, 32)] = 32
+    """Most images of a request, of models that take images. 0: none are taken, and their part of the model is never loaded."""
+    image_max_tokens: Annotated[int | None, integer(16, 65536)] = None
+    """Most tokens of an image, of models that take images of any size: larger ones are made smaller. Default: 1024 on a CPU, 4096 on
+    CUDA."""
+    image_cache_memory: Annotated[int, Size(0)] = 256 << 20
+    """Bytes of host memory, or a size such as 1GB, for what images became, so that the next turn about one does not encode it again."""
     enable_prefix_cache: bool = True
     """Keep the KV of finished sequences while memory allows, and use it for requests that begin with the same tokens."""
     state_interval: Annotated[int | None, integer(0)] = None

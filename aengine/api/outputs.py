@@ -287,10 +287,12 @@ class RenderedChat:
     literals: tuple[tuple[int, int], ...] = ()
     """Places in the text, from one character to before another, in their order: what the caller wrote there is no part of a control token.
     Empty where the caller wrote nothing that could be."""
+    images: tuple[object, ...] = ()
+    """Those whose tokens the text has, as the model takes them, for `RequestOptions.images`."""
 
     def __add__(self, text: str) -> RenderedChat:
         """With text of the template's own behind it."""
-        return RenderedChat(self.text + text, self.literals)
+        return RenderedChat(self.text + text, self.literals, self.images)
 
 
 @dataclass(frozen=True, slots=True)
@@ -390,6 +392,7 @@ class ModelInfo:
     reasoning_format: str = ""  # the same for reasoning: a name of `aengine.chat.formats.REASONING`
     hidden_size: int = 0  # of its hidden states, and so of embeddings
     pooling: str = "last"  # of embeddings that ask for none; other than last and mean: what the checkpoint says, which is not supported
+    max_images: int = 0  # of a chat; 0: the model takes text alone
     output_head: bool = True  # whether the checkpoint has one; without it the model only makes embeddings
 
     def describe(self) -> str:

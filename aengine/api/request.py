@@ -7,11 +7,13 @@ The reading of token ids. Knows no model."""
 
 from __future__ import annotations
 
+import base64
 import math
 import re
 import sys
 from collections.abc import Mapping, Sequence, Sized
 from dataclasses import dataclass, fields, replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, TypedDict
 
 from aengine.api.config import ADAPTER_NAME
@@ -39,8 +41,54 @@ RESERVED = frozenset(
 """What `apply_chat_template` of transformers and its renderer call parameters of their own, which are no variables of a template."""
 
 
+IMAGE = {"type": "image"}
+
+
+def images_of(messages: Sequence[Mapping[str, Any]]) -> list[Any]:
+    """The images of a chat, in their order: the bytes of a file, a `pathlib.Path`, or a picture of PIL each. Raises `InvalidRequestError`
+    (prompt).
+
+    A part `{"type": "image", "image": ...}` of a content has any of these, the name of a file, or a `data:` URL.
+    """
+    found: list[Any] = []
+    for message in messages:
+        content = message.get("content") if isinstance(message, Mapping) else None
+        for part in content if isinstance(content, list | tuple) else ():
+            if isinstance(part, Mapping) and part.get("type") == "image":
+                found.append(_image(part.get("image"), len(found)))
+    return found
+
+
+def _image(value: Any, number: int) -> Any:
+    if isinstance(value, str):
+        if not value[:5].lower() == "data:":
+            return Path(value)
+        try:
+            return data_of_url(value)
+        except ValueError as error:
+            raise InvalidRequestError.of("prompt", f"image {number} {error}") from None
+    if isinstance(value, bytearray | memoryview):
+        return bytes(value)
+    if isinstance(value, bytes | Path) or (hasattr(value, "convert") and hasattr(value, "getexif")):
+        return value
+    raise InvalidRequestError.of(
+        "prompt", f"image {number} is a {type(value).__name__}, not bytes, a path, a data: URL or a picture of PIL"
+    )
+
+
+def data_of_url(url: str) -> bytes:
+    """The bytes of a `data:` URL in base64. Raises ValueError with what is wrong, as it goes on behind the name of an image."""
+    head, comma, encoded = url.partition(",")
+    if head[:5].lower() != "data:" or not comma or not head.lower().endswith(";base64"):
+        raise ValueError("is no URL such as data:image/png;base64,... with an image in base64")
+    try:
+        return base64.b64decode(encoded, validate=True)
+    except ValueError:
+        raise ValueError("is a data: URL whose base64 is not valid") from None
+
+
 def read_messages(messages: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """A copy of the messages. Raises `InvalidRequestError` (prompt) for what is no conversation."""
+    """A copy of the messages, in which an image is a part `{"type": "image"}`. Raises `InvalidRequestError` (prompt) for what is no conversation."""
     if not messages:
         raise InvalidRequestError.of("prompt", "there are no messages")
     check_count(messages)
@@ -56,10 +104,17 @@ def read_messages(messages: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]
             name = type(content).__name__
             raise InvalidRequestError.of("prompt", f"message {index} has content of type {name}, not a string or a list of parts")
     try:
-        copied: list[dict[str, Any]] = _plain(messages, MAX_CHAT_CHARACTERS)
+        copied: list[dict[str, Any]] = _plain(list(map(_without_images, messages)), MAX_CHAT_CHARACTERS)
     except Refusal as refusal:
         raise InvalidRequestError.of("prompt", f"the messages hold {refusal}") from None
     return copied
+
+
+def _without_images(message: Mapping[str, Any]) -> Mapping[str, Any]:
+    content = message.get("content")
+    if not isinstance(content, list | tuple) or not any(part.get("type") == "image" for part in content):
+        return message
+    return {**message, "content": [IMAGE if part.get("type") == "image" else part for part in content]}
 
 
 def check_count(messages: Sized) -> None:
@@ -70,8 +125,10 @@ def check_count(messages: Sized) -> None:
 
 def _check_parts(parts: Sequence[Mapping[str, Any]], what: str) -> None:
     for part in parts:
+        if part.get("type") == "image" and set(part) <= {"type", "image"}:
+            continue
         if part.get("type") != "text":
-            raise InvalidRequestError.of("prompt", f"{what} of type {shown(part.get('type'))}; only 'text' is possible")
+            raise InvalidRequestError.of("prompt", f"{what} of type {shown(part.get('type'))}; only 'text' and 'image' are possible")
         if len(part) != 2 or not isinstance(part.get("text"), str):
             raise InvalidRequestError.of("prompt", f"{what} {shown(dict(part))}, which is not {{'type': 'text', 'text': a string}}")
 
@@ -235,6 +292,12 @@ def _plain_ids(index: int, ids: Any) -> tuple[int, ...]:
     return plain
 
 
+def _images(value: Any) -> Any:
+    if not isinstance(value, list | tuple) or not all(hasattr(one, "digest") for one in value):
+        raise Refusal(is_not(value, "a list of images as a rendered chat has them"))
+    return tuple(value)
+
+
 class OptionFields(ChatFields, total=False):
     """The fields of `RequestOptions` as keyword arguments."""
 
@@ -245,6 +308,7 @@ class OptionFields(ChatFields, total=False):
     cache_salt: str | None
     adapter: str | None
     known_outputs: Sequence[Sequence[int] | None] | None
+    images: Sequence[Any]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -266,6 +330,9 @@ class RequestOptions(ChatOptions):
     known_outputs: Annotated[Sequence[Sequence[int] | None] | None, _known_outputs] = None
     """Output that the sequences of the request have already, as token ids, one entry for each of the `n` sequences; the request goes on
     behind it. None: that sequence has ended and gets nothing. Default: none has any."""
+
+    images: Annotated[Sequence[Any], _images] = ()
+    """Prompts of token ids only: what `RenderedChat.images` has of the chat that the ids are of. Default: none."""
 
     def live_sequences(self, n: int) -> Sequence[int]:
         """Return the indexes of the sequences that get tokens, in a request with `n` sequences."""

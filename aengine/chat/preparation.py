@@ -265,7 +265,7 @@ async def prepare_chat(
     return PreparedChat(
         prompt=token_ids,
         params=replace(params, structured_output=grammar, reasoning=reasoning or params.reasoning),
-        options=options.for_ids(timeout=timeout),
+        options=options.for_ids(timeout=timeout, images=prompt.images),
         format=format,
         tools=options.tools if choice != "none" else None,
         opened=opened,

@@ -50,6 +50,8 @@ class Serving:
         self.changes.end_changes(reason)
         self.registry.end_all(reason)
         self.texts.close()
+        if self.model.images is not None:
+            self.model.images.close()
 
 
 class EnginePhase(enum.Enum):
@@ -167,7 +169,7 @@ class EngineCore:
         adapters = Adapters(model.adapters, changes, edge)
         registry = Registry(self.config, model, adapters, edge, steps.post, self.workers)
         weights = ModelWeights(runner, changes, registry, commands.run, sleep_level)
-        texts = Texts(model.tokenizer, registry.limits, edge)
+        texts = Texts(model.tokenizer, registry.limits, edge, model.images)
         return Serving(edge, steps, commands, self.pages, model, registry, changes, adapters, weights, texts)
 
     def _on_stopped(self, error: BaseException | None) -> None:

@@ -14,6 +14,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from aengine.api.config import EngineConfig
 from aengine.api.errors import AdapterError, ConfigError
@@ -28,6 +29,10 @@ from aengine.runner.contract import LoadAdapter, Runner
 from aengine.runner.memory import warm_weights
 from aengine.scheduler.drafters import Drafter
 from aengine.tokenizer.tokenizer import TOKENIZER_FILES, Tokenizer
+
+if TYPE_CHECKING:
+    from aengine.images.encoder import ImageEncoder
+    from aengine.models.images import ImageInput
 
 WEIGHTS = "weights"
 """The part that changes while an engine runs."""
@@ -67,6 +72,8 @@ class LoadedModel:
     adapters: tuple[AdapterInfo, ...] = ()  # their keys are 1, 2, ..
     drafter: Drafter | None = None  # in place of what `EngineConfig.speculative` stands for
     facts: Mapping[str, str] = field(default_factory=dict)  # parts of the fingerprint, without the weights
+    images: ImageEncoder | None = None  # None: the model takes none
+    image_input: ImageInput | None = None
 
 
 def load_model(
@@ -92,6 +99,7 @@ def load_model(
         # A collection would traverse the many objects that importing torch creates, again and again.
         with nullcontext() if "torch" in sys.modules else paused_collection():
             # Imported here, because it imports torch, which importing the engine should not do.
+            from aengine.images.encoder import find_image_input, make_encoder
             from aengine.models.choice import default_pooling, implementation_of, parameter_counts
             from aengine.runner.runner import ModelRunner
 
@@ -113,6 +121,8 @@ def load_model(
         except BaseException:
             runner.close()
             raise
+    image_input = find_image_input(config, runner.spec, tokenizer is not None)
+    encoder = None if image_input is None else make_encoder(config, model_dir, runner.dtype, runner.device)
     num_parameters, num_active_parameters = parameter_counts(runner.spec)
     chat_format = None if tokenizer is None else tokenizer.chat_format
     info = ModelInfo(
@@ -139,10 +149,11 @@ def load_model(
         hidden_size=runner.spec.hidden_size,
         pooling=default_pooling(model_dir),
         output_head=runner.has_output_head,
+        max_images=0 if encoder is None else config.max_images,
         layer_groups=tuple(LayerGroup(count, window) for window, count in Counter(runner.spec.windows).items()),
     )
     _log.info("%s", info.describe())
-    return LoadedModel(runner, tokenizer, info, adapters, facts=facts)
+    return LoadedModel(runner, tokenizer, info, adapters, facts=facts, images=encoder, image_input=image_input)
 
 
 def _load_adapters(config: EngineConfig, runner: Runner, check: Callable[[], object]) -> tuple[AdapterInfo, ...]:

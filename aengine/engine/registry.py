@@ -37,6 +37,7 @@ from aengine.structured.grammars import GrammarCompiler
 from aengine.tokenizer.vocabulary import ids_within, read_vocabulary, text_of_tokens
 
 if TYPE_CHECKING:
+    from aengine.images.encoder import ImageEncoder
     from aengine.sampling.grammar import Compiled
     from aengine.sampling.reasoning import CompiledReasoning
 
@@ -102,7 +103,7 @@ class Registry:
             self._grammars = GrammarCompiler(read, loaded.info.eos_token_ids, text_of_tokens(loaded.tokenizer), within)
         needs = PageNeeds(runner.windows, runner.page_size, runner.max_num_batched_tokens, runner.state_pages)
         kv_tokens = needs.longest(runner.num_pages - 1, runner.max_model_len)
-        self.limits = Limits(loaded.info, kv_tokens, config.max_logprobs)
+        self.limits = Limits(loaded.info, kv_tokens, config.max_logprobs, image_input=loaded.image_input)
         self._streams: dict[int, StreamState] = {}  # every request that is not released, by the key of each of its sequences
         self._by_id: dict[str, StreamState] = {}
         self._preparations: dict[int, ExitStack] = {}  # by the key of a request's first sequence: what is to be cancelled when it ends
@@ -240,16 +241,17 @@ class Registry:
         self._by_id[request_id] = state
         self._streams.update(dict.fromkeys(state.keys, state))
         waits = None if options.adapter is None else self._adapters.enter_request(options.adapter, state.key)
-        if waits is not None or request.size or params.structured_output is not None or params.reasoning is not None:
+        images = self._loaded.images if request.form == "chat" and request.images else None
+        if images is not None or waits is not None or request.size or params.structured_output is not None or params.reasoning is not None:
             preparation = self._preparations[state.key] = ExitStack()
             if state.deadline is not None:  # of which the step thread does not know yet
                 seconds = state.deadline - time.monotonic()
                 preparation.callback(self._edge.call_later(seconds, self._drop, state, None, FinishReason.DEADLINE))
         try:
             if waits is not None:
-                self._go_on(state, waits, lambda _: self._begin(state, request))
+                self._go_on(state, waits, lambda _: self._encode(state, request, images))
             else:
-                self._begin(state, request)
+                self._encode(state, request, images)
         except BaseException:
             self._forget(state)
             raise
@@ -265,15 +267,23 @@ class Registry:
 
     def _submit(self, state: StreamState, prepared: tuple[list[Request], Mapping[int, OutputPlace]]) -> None:
         requests, places = prepared
-        prompt = requests[0].prompt
+        prompt, images = requests[0].prompt, requests[0].images
+        prompt = prompt if images is None else images.shown(prompt)
         self._bound.add_tokens(state.keys, len(prompt) + state.num_known_tokens)
         self._end_preparation(state)
         state.submit(prompt, places)
         self.num_submitted += len(requests)
         self._post(Submit(requests))
 
+    def _encode(self, state: StreamState, request: CheckedRequest, images: ImageEncoder | None) -> None:
+        """The adapter that it asks for is there. `images`: what encodes those of the request; None: there are none to be encoded."""
+        if images is None:
+            self._begin(state, request)
+        else:
+            self._go_on(state, images.encode(request.images), lambda encoded: self._begin(state, replace(request, images=encoded)))
+
     def _begin(self, state: StreamState, request: CheckedRequest) -> None:
-        """What it asks for is there."""
+        """What it asks for is there, and its images are encoded."""
         compiling = self._compile(request.params)
         if compiling is None:
             self._prepare(state, request, None)

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from hashlib import blake2b
 from itertools import islice
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,12 +20,16 @@ from aengine.api.errors import CapacityViolation, ContextLengthError, FieldViola
 from aengine.api.fields import shown
 from aengine.api.outputs import ModelInfo, RenderedChat
 from aengine.api.params import SamplingParams
-from aengine.api.request import NO_OUTPUT, ChatOptions, Form, Prompt, RequestOptions, form_of, read_token_ids
+from aengine.api.request import NO_OUTPUT, ChatOptions, Form, Prompt, RequestOptions, form_of, images_of, read_token_ids
 from aengine.engine.workers import Steps
-from aengine.scheduler.plan import NO_INTS, RowParams
+from aengine.scheduler.plan import NO_INTS, PromptImages, RowParams
 from aengine.scheduler.sequence import Request
 from aengine.tokenizer.chat_template import QUICK_SECONDS, TemplateTimeError
 from aengine.tokenizer.tokenizer import PIECE_CHARACTERS, Tokenizer
+
+if TYPE_CHECKING:
+    from aengine.images.encoder import EncodedImage
+    from aengine.models.images import ImageInput
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,6 +40,7 @@ class Limits:
     kv_tokens: int  # of the longest sequence that the page pool holds
     max_logprobs: int
     least_output: int = 1  # tokens, that a prompt leaves room for
+    image_input: ImageInput | None = None  # None: prompts have no images
 
     @property
     def tokens(self) -> int:
@@ -121,6 +126,7 @@ class CheckedRequest:
     params: SamplingParams  # with every default and a seed
     size: int  # of what is left to do in a worker thread, in characters; 0 where it takes well under a millisecond
     known: Mapping[int, NDArray[np.int32]]  # output that sequences have already, by index, of those that have some
+    images: Sequence[Any] = ()  # of a chat, as `images_of` has them; once they are encoded, `EncodedImage`s
     pooling: str | None = None  # as of `RowParams`: then there is no output, and most parameters mean nothing
 
 
@@ -151,6 +157,13 @@ def check_request(
     except InvalidRequestError as error:
         named = {violation.field for violation in found}
         found.extend(violation for violation in error.violations if violation.field not in named)
+    images: Sequence[Any] = ()
+    try:
+        images = check_images(prompt, limits.model) if form == "chat" else () if options is None else options.images  # type: ignore[arg-type]
+        if options is not None and options.images and form != "token_ids":
+            found.append(FieldViolation("images", f"it is for token ids, and the prompt is {form}"))
+    except InvalidRequestError as error:
+        found.extend(error.violations)
     known: Mapping[int, NDArray[np.int32]] = {}
     try:
         known = limits.read_known(None if options is None else options.known_outputs, params)
@@ -159,7 +172,16 @@ def check_request(
     violations.extend(found)
     if (num_known := sum(map(len, known.values()))) > INLINE_OUTPUT:
         size += num_known
-    return CheckedRequest(form, checked, params if violations else params.with_seed(), size, known)
+    return CheckedRequest(form, checked, params if violations else params.with_seed(), size, known, images)
+
+
+def check_images(messages: Sequence[Mapping[str, Any]], model: ModelInfo) -> list[Any]:
+    """The images of a chat, which are not encoded. Raises `InvalidRequestError` (prompt), also for a model that takes none."""
+    images = images_of(messages)
+    if len(images) > model.max_images:
+        most = f"at most {model.max_images} are possible" if model.max_images else "the model takes text alone"
+        raise InvalidRequestError.of("prompt", f"it has {len(images)} images; {most}")
+    return images
 
 
 def check_literals(literals: Sequence[tuple[int, int]], length: int) -> None:
@@ -235,13 +257,20 @@ def prepare(
             bad_words.update(dict.fromkeys(spellings))
         literals: Sequence[tuple[int, int]] = ()
         if request.form == "chat":
-            rendered = yield from render_chat(prompt, tokenizer, options)  # type: ignore[arg-type]
+            rendered = yield from render_chat(prompt, tokenizer, options, request.images)  # type: ignore[arg-type]
             prompt, literals = rendered.text, rendered.literals
             yield len(prompt)
         if isinstance(prompt, str):
             with_special = request.form == "text"
             prompt = yield from encode_text(prompt, tokenizer, limits, add_special_tokens=with_special, literals=literals)
-    ids = prompt if isinstance(prompt, np.ndarray) else limits.read_ids(prompt)  # type: ignore[arg-type] # no text by now
+    images: PromptImages | None = None
+    if request.images and limits.image_input is not None:
+        from aengine.images.prompts import place_images  # imports torch, which importing the engine should not do
+
+        ids, images = place_images(np.asarray(prompt, np.int32), request.images, limits.image_input)
+        limits.read_ids(ids[ids >= 0])
+    else:
+        ids = prompt if isinstance(prompt, np.ndarray) else limits.read_ids(prompt)  # type: ignore[arg-type] # no text by now
     limits.check(params, len(ids), num_known=max(map(len, request.known.values()), default=0))
     model = limits.model
     eos_token_ids = frozenset() if params.ignore_eos else frozenset(model.eos_token_ids)
@@ -287,6 +316,7 @@ def prepare(
             cache_salt=options.cache_salt or "",
             adapter=adapter,
             max_drafts=params.max_drafts,
+            images=images,
             num_forks=len(sequences) - 1 if key == first else 0,
             fork_of=None if key == first else first,
         )
@@ -309,13 +339,20 @@ def encode_text(
     return tokenizer.encode(text, add_special_tokens=add_special_tokens, literals=literals)
 
 
-def render_chat(messages: Sequence[Mapping[str, Any]], tokenizer: Tokenizer, options: ChatOptions) -> Steps[RenderedChat]:
-    """What takes a template long is done again, as work that small work does not wait for."""
+def render_chat(
+    messages: Sequence[Mapping[str, Any]], tokenizer: Tokenizer, options: ChatOptions, images: Sequence[EncodedImage] = ()
+) -> Steps[RenderedChat]:
+    """What takes a template long is done again, as work that small work does not wait for. `images`: of the messages."""
     try:
-        return tokenizer.render_chat(messages, options, QUICK_SECONDS)
+        rendered = tokenizer.render_chat(messages, options, QUICK_SECONDS)
     except TemplateTimeError:
         yield QUICK_CHARACTERS + 1
-    return tokenizer.render_chat(messages, options)
+        rendered = tokenizer.render_chat(messages, options)
+    if not images:
+        return rendered
+    from aengine.images.prompts import with_images  # imports torch
+
+    return with_images(rendered, images)
 
 
 def derive_seed(seed: int, index: int) -> int:

@@ -28,7 +28,7 @@ from aengine.api.errors import EngineStateError, InvalidRequestError, NoTokenize
 from aengine.api.fields import FieldChecks, shown
 from aengine.api.outputs import RenderedChat, TokenizedText
 from aengine.api.request import ChatFields, ChatOptions
-from aengine.engine.requests import QUICK_CHARACTERS, Limits, chat_size, check_literals, encode_text, render_chat
+from aengine.engine.requests import QUICK_CHARACTERS, Limits, chat_size, check_images, check_literals, encode_text, render_chat
 from aengine.engine.workers import Steps, Workers
 from aengine.sampling.markers import Phase, ReasoningMarkers, ReasoningPlace
 from aengine.tokenizer.detokenizer import Detokenizer
@@ -38,6 +38,7 @@ from aengine.tokenizer.vocabulary import TokenBytes
 if TYPE_CHECKING:
     from typing_extensions import Unpack
 
+    from aengine.images.encoder import ImageEncoder
     from aengine.sampling.grammar import Compiled
 
 
@@ -258,7 +259,9 @@ class Texts:
     """Works with `tokenizer`, if there is one. To be used in the loop of `edge`. Methods raise `NoTokenizerError`, and `EngineStateError`
     once it is closed."""
 
-    def __init__(self, tokenizer: Tokenizer | None, limits: Limits, edge: LoopEdge) -> None:
+    def __init__(self, tokenizer: Tokenizer | None, limits: Limits, edge: LoopEdge, images: ImageEncoder | None = None) -> None:
+        """`images`: what encodes images; None: the model takes none."""
+        self._images = images
         self._tokenizer = tokenizer
         self._limits = limits
         self._edge = edge
@@ -290,8 +293,9 @@ class Texts:
         return await self._run(_read_bytes(self._bytes, tuple(token_ids)), len(token_ids))
 
     async def render_chat(self, messages: Sequence[Mapping[str, Any]], **fields: Unpack[ChatFields]) -> RenderedChat:
-        options = ChatOptions(**fields)
-        return await self._run(render_chat(messages, self.tokenizer, options), chat_size(messages, options))
+        options, images = ChatOptions(**fields), check_images(messages, self._limits.model)
+        encoded = await self._edge.wait(self._images.encode(images)) if images and self._images is not None else ()
+        return await self._run(render_chat(messages, self.tokenizer, options, encoded), chat_size(messages, options))
 
     @cached_property
     def _bytes(self) -> TokenBytes:

@@ -118,6 +118,10 @@ class NgramDrafter:
             return NO_DRAFT
         kind = self._kinds[row] = bisect.bisect(_LENGTHS, length)
         following = tokens[place : place + most].copy()
+        if len(images := np.flatnonzero(following < 0)):  # what names one is no token that can be sampled
+            following = following[: images[0]]
+            if not len(following):
+                return NO_DRAFT
         if len(following) < most:
             following = np.resize(following, most)  # where they reach the end, they go on as they began
         return Draft(following, DraftSource.NGRAM, self._acceptance[kind].value)

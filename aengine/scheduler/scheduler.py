@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 
 import numpy as np
 
@@ -68,6 +69,8 @@ class Scheduler:
 
     def submit(self, request: Request) -> None:
         """Take a request that fits the context and the page pool; it waits."""
+        if request.images is not None and self._config.has_draft_model:  # which sees no images
+            request = replace(request, max_drafts=0)
         self._live.add_request(request)
         if request.deadline is not None:
             self._deadlines.add_deadline(request.deadline, request.key, self._live.by_key)

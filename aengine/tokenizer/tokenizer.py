@@ -428,4 +428,4 @@ def _reads_parts(render: Callable[[list[dict[str, Any]]], str]) -> bool:
 
 def _text_of(content: Any) -> Any:
     """The text of content parts, joined; other content as it is."""
-    return "".join(part["text"] for part in content) if isinstance(content, list) else content
+    return "".join(part.get("text", "") for part in content) if isinstance(content, list) else content

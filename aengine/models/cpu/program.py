@@ -140,8 +140,9 @@ class CpuProgram(RecurrentOperations):
 
     def mix_positions(self, first: int, positions: NDArray[np.int32]) -> None:
         """Rows `first` and following of tables of angles become those of [3, n] `positions`."""
-        for rope, table in self._tables.items():
-            table[first : first + positions.shape[1]] = mixed_cos_sin(rope, torch.from_numpy(positions))
+        with torch.inference_mode():
+            for rope, table in self._tables.items():
+                table[first : first + positions.shape[1]] = mixed_cos_sin(rope, torch.from_numpy(positions))
 
     @property
     def kept_width(self) -> int:
@@ -165,7 +166,11 @@ class CpuProgram(RecurrentOperations):
         else:
             self._head_inputs(spec, spec.draft_head)
         num_additions = 0 if spec.images is None else spec.images.num_additions
-        gathers = is_last_stage and num_additions < spec.num_layers and (read is None or (read.kind is HeadKind.EAGLE3 and spec.num_layers not in read.taps))
+        gathers = (
+            is_last_stage
+            and num_additions < spec.num_layers
+            and (read is None or (read.kind is HeadKind.EAGLE3 and spec.num_layers not in read.taps))
+        )
         for index, layer in enumerate(spec.layers):
             self._tap(index, taps)
             self._layer(f"layers.{index}.", index, layer, gathers=gathers and index + 1 == spec.num_layers)

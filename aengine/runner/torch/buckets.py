@@ -167,7 +167,8 @@ class DecodeFrame:
     ) -> StepLayout:
         """Writes a decode step, padded to `size` rows, to the beginning of `out`; returns its layout, whose arrays are parts of `out`.
 
-        `angles` are written in place of positions, if they are given. A padding row has length 1, page 0, slot -1, position 0. `out` must hold `length(pages of the rows + padding rows)`.
+        `angles` are written in place of positions, if they are given.
+        A padding row has length 1, page 0, slot -1, position 0. `out` must hold `length(pages of the rows + padding rows)`.
         """
         count = layout.num_rows
         num_pages = int(layout.kv_indptr[count])

@@ -1,0 +1,144 @@
+"""`ImageProcessor`: what the image processor of transformers makes of pixels, and the text that stands for an image in a prompt.
+
+Owns how the processor of a model is built where torchvision is missing, which most of them ask for because of videos, and the most tokens
+that an image may take. Knows nothing of weights. All methods belong to one thread.
+"""
+
+from __future__ import annotations
+
+import inspect
+import math
+import pathlib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+from transformers.processing_utils import ProcessorMixin
+
+from aengine.api.errors import ModelLoadError, one_line
+
+_FIXED = {"smolvlm": "Idefics3Processor"}
+"""By model type a processor that writes the same text for images, and needs no package that the model's own needs for videos."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class ProcessedImage:
+    text: str  # that stands in a prompt where the chat template has written `ImageProcessor.placeholder`
+    num_tokens: int  # how many of the text's tokens are of the image
+    inputs: Mapping[str, Tensor]  # of the tower
+    grid: tuple[int, int] | None  # rows and columns of the image's tokens, where the model gives them positions by these
+
+
+class ImageProcessor:
+    def __init__(self, model_dir: pathlib.Path, max_tokens: int) -> None:
+        """`max_tokens`: of an image, where the model can make images smaller. Raises ModelLoadError for a directory without the files of an
+        image processor, or of a tokenizer that transformers reads."""
+        from transformers import AutoConfig, AutoImageProcessor, AutoTokenizer
+        from transformers.models.auto import processing_auto
+
+        try:
+            config = AutoConfig.from_pretrained(model_dir)
+            model_type = config.model_type
+            images: Any = AutoImageProcessor
+            self._images: Any = images.from_pretrained(model_dir, backend="pil")
+            tokenizer = AutoTokenizer.from_pretrained(model_dir)
+            kind = _processor_class(_FIXED.get(model_type) or processing_auto.PROCESSOR_MAPPING_NAMES[model_type])
+            saved, _ = kind.get_processor_dict(model_dir)
+            parts = {"image_processor": self._images, "tokenizer": tokenizer}
+            known = _parameters(kind)
+            own = {name: value for name, value in saved.items() if name in known and name not in (*parts, "video_processor")}
+            others = {name: None for name in ("video_processor", "feature_extractor") if name in known}
+            if kind is _PixtralProcessor:
+                own = {"patch_size": config.vision_config.patch_size, "spatial_merge_size": config.spatial_merge_size, **own}
+            if "image_seq_length" in known and "image_seq_length" not in own and hasattr(self._images, "image_seq_length"):
+                own["image_seq_length"] = self._images.image_seq_length
+            self._processor: Any = kind(**parts, **others, **own)
+        except Exception as error:  # of code and files of others
+            raise ModelLoadError(
+                f"images are not possible: the image processor of {model_dir} cannot be used: {one_line(error)}"
+            ) from error
+        self._settings: dict[str, Any] = dict(self._processor._merge_kwargs(tokenizer_init_kwargs=tokenizer.init_kwargs)["images_kwargs"])
+        self._settings.pop("return_tensors", None)
+        self._merge = int(getattr(self._images, "merge_size", 0) or 0)
+        self._limit_tokens(max_tokens)
+        self.placeholder: str = self._processor.image_token
+        self.token_id = int(config.image_token_id)
+        self.token = str(tokenizer.convert_ids_to_tokens(self.token_id))
+        self.alone_differs = model_type == "llava_onevision"
+        """Whether an image that is the only one of a prompt is cut into more tiles than one of several."""
+
+    def _limit_tokens(self, most: int) -> None:
+        """Has large images made smaller, where the model takes images of any size."""
+        side = self._merge * int(getattr(self._images, "patch_size", 0) or 0) if self._merge else 0
+        size = getattr(self._images, "size", None)
+        longest = None if size is None else getattr(size, "longest_edge", None)
+        if side and longest is not None and longest > 65536:  # Qwen: an area in pixels
+            shortest = getattr(size, "shortest_edge", None) or side * side
+            self._settings["size"] = {"longest_edge": max(min(longest, most * side * side), shortest), "shortest_edge": shortest}
+        elif longest is not None and isinstance(self._processor, _PixtralProcessor):  # a side in pixels
+            self._settings["size"] = {"longest_edge": min(longest, max(math.isqrt(most), 1) * self._processor.side)}
+
+    def process(self, pixels: NDArray[np.uint8], *, alone: bool) -> ProcessedImage:
+        """`pixels` [height, width, 3]; `alone`: it is the only image of its prompt."""
+        from PIL import Image
+
+        image = Image.fromarray(pixels)
+        given: Any = [image]
+        if self.alone_differs and not alone:
+            given = [[image, image.resize((1, 1))]]
+        with torch.inference_mode():
+            made, texts = self._processor._process_images(given, return_tensors="pt", **self._settings)
+        inputs = {name: value for name, value in made.items() if isinstance(value, Tensor)}
+        if self.alone_differs:
+            inputs = {name: value[:1] for name, value in inputs.items() if name != "batch_num_images"}
+            inputs["batch_num_images"] = torch.tensor([1 if alone else 2])
+        grid = made.get("image_grid_thw")
+        cells = None if grid is None or not self._merge else (int(grid[0][1]) // self._merge, int(grid[0][2]) // self._merge)
+        return ProcessedImage(texts[0], texts[0].count(self.token), inputs, cells)
+
+
+def _processor_class(name: str) -> Any:
+    """A processor that does not insist on a video processor."""
+    import transformers
+
+    if name == "PixtralProcessor":
+        return _PixtralProcessor
+    kind: Any = getattr(transformers, name)
+    return type(kind.__name__, (kind,), {"check_argument_for_proper_class": lambda self, *_: None, "get_attributes": kind.get_attributes})
+
+
+class _PixtralProcessor:
+    """In place of the processor of Pixtral and Mistral 3, which cannot be imported without torchvision: a break after each row of an
+    image's tokens, and an end after the last."""
+
+    get_processor_dict = ProcessorMixin.get_processor_dict
+
+    def __init__(
+        self,
+        image_processor: Any,
+        tokenizer: Any,
+        patch_size: int = 14,
+        spatial_merge_size: int = 1,
+        image_token: str = "[IMG]",
+        image_break_token: str = "[IMG_BREAK]",
+        image_end_token: str = "[IMG_END]",
+    ) -> None:
+        self.image_processor, self.side = image_processor, patch_size * spatial_merge_size
+        self.image_token, self.marks = image_token, (image_break_token, image_end_token)
+
+    def _merge_kwargs(self, **_: Any) -> dict[str, dict[str, Any]]:
+        return {"images_kwargs": {}}
+
+    def _process_images(self, images: Any, **settings: Any) -> tuple[Any, list[str]]:
+        made = self.image_processor(images, patch_size=self.side, **settings)
+        between, end = self.marks
+        sizes = [(int(height) // self.side, int(width) // self.side) for height, width in made["image_sizes"]]
+        return made, [between.join([self.image_token * columns] * rows) + end for rows, columns in sizes]
+
+
+def _parameters(kind: Any) -> frozenset[str]:
+    return frozenset(inspect.signature(kind.__init__).parameters)

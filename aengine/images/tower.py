@@ -1,0 +1,104 @@
+"""`Tower`: the part of a model of transformers that makes rows of hidden size from what an image processor has made of an image.
+
+Owns how this part is built and loaded without the text part, and what its families return. All methods belong to one thread.
+"""
+
+from __future__ import annotations
+
+import inspect
+import logging
+import pathlib
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from aengine.api.errors import ModelLoadError, one_line
+
+_TEXT_PARTS = ("language_model", "text_model")
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class ImageRows:
+    """What a model computes an image's tokens with; in host memory."""
+
+    rows: Tensor  # [k, hidden_size]
+    additions: Tensor | None  # [layers, k, hidden_size], as of `PromptImages`
+
+    @property
+    def nbytes(self) -> int:
+        return self.rows.nbytes + (0 if self.additions is None else self.additions.nbytes)
+
+
+class Tower:
+    def __init__(self, model_dir: pathlib.Path, load_format: str, dtype: torch.dtype, device: torch.device, seed: int = 0) -> None:
+        """`load_format` and `seed`: as of `EngineConfig`. Raises ModelLoadError."""
+        from transformers import AutoConfig, AutoModel
+
+        self._device = device
+        try:
+            config = AutoConfig.from_pretrained(model_dir)
+            kind = _without_text(AutoModel._model_mapping[type(config)])
+            if load_format == "dummy":
+                torch.manual_seed(seed)
+                model = kind._from_config(config, dtype=dtype)
+            else:
+                with _quiet():
+                    model = kind.from_pretrained(model_dir, config=config, dtype=dtype, attn_implementation="sdpa")
+            self._model: Any = model.to(device).eval()
+        except Exception as error:  # of code and files of others
+            raise ModelLoadError(f"images are not possible: their part of {model_dir} cannot be loaded: {one_line(error)}") from error
+        self._takes = frozenset(inspect.signature(self._model.get_image_features).parameters)
+
+    def encode(self, inputs: Mapping[str, Tensor]) -> ImageRows:
+        """`inputs`: as of `ProcessedImage`, of one image."""
+        given = {name: value.to(self._device) for name, value in inputs.items() if name in self._takes}
+        with torch.inference_mode():
+            found = self._model.get_image_features(**given, return_dict=True)
+            rows = found.pooler_output
+            layers = getattr(found, "deepstack_features", None)
+            additions = torch.stack([_joined(one) for one in layers]).cpu() if layers else None
+            return ImageRows(_joined(rows).cpu(), additions)
+
+
+def _joined(rows: Any) -> Tensor:
+    """[k, hidden_size]."""
+    parts = list(rows) if isinstance(rows, list | tuple) else [rows]
+    return torch.cat([part.reshape(-1, part.shape[-1]) for part in parts])
+
+
+def _without_text(kind: Any) -> Any:
+    """The class of transformers for a model, without the layers and the embedding of its text part, whose weights stay where they are."""
+
+    class VisionOnly(kind):  # type: ignore[misc]
+        _tied_weights_keys: Mapping[str, str] = {}
+
+        def __init__(self, config: Any, *args: Any, **named: Any) -> None:
+            super().__init__(config, *args, **named)
+            for name in _TEXT_PARTS:
+                if hasattr(self, name):
+                    setattr(self, name, nn.Module())
+
+        def get_input_embeddings(self) -> None:
+            return None
+
+        def tie_weights(self, *args: Any, **named: Any) -> None:
+            pass
+
+    VisionOnly.__name__ = kind.__name__
+    return VisionOnly
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Without what transformers says of the weights that it was not to load."""
+    log = logging.getLogger("transformers.modeling_utils")
+    level = log.level
+    log.setLevel(logging.ERROR)
+    try:
+        yield
+    finally:
+        log.setLevel(level)
