@@ -115,6 +115,9 @@ class _Step:
             num_last_tokens=1,
             num_groups=len(layout.kv_indices),
         )
+        if layout.seen is not None:
+            self._arrays.append(np.ascontiguousarray(layout.seen, dtype=np.int32))
+            self._c.seen = address(self._arrays[-1])
 
     def write(self, layer: int, key: Tensor, value: Tensor) -> None:
         spec = self._backend.spec
@@ -146,6 +149,7 @@ class _Step:
             ),
             *heads,
             window=scoring.window or 0,
+            sees_images=scoring.within_images,
             scale=scoring.scale,
             soft_cap=scoring.soft_cap,
             out=1,

@@ -66,6 +66,7 @@ class StepLayout:
     positions: IntArray  # [T]
     slot_mapping: IntArray  # [G, T], page * page_size + offset that a token's KV is written to; -1 writes nothing
     states: StepStates | None = None  # of a model with recurrent layers
+    seen: IntArray | None = None  # [T], how many tokens of its row each sees, in layers that see within images; None: those up to itself
 
     @property
     def num_rows(self) -> int:

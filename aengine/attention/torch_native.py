@@ -169,6 +169,7 @@ class _Prefill:
     length: int
     begin: int  # position of the first token of the pages
     pages: Tensor  # [groups, P] int32
+    seen: NDArray[np.int32] | None  # [length], as of `StepLayout`
 
     def attend(
         self, query: Tensor, cache: PagedCache, pages: Tensor, scoring: Scoring, sinks: Tensor | None, slopes: Tensor | None, out: Tensor
@@ -184,12 +185,15 @@ class _Prefill:
             size = min(block, self.length - begin)
             first_position = self.start + begin
             high = first_position + size
+            seen = None if self.seen is None or not scoring.within_images else self.seen[begin : begin + size]
+            if seen is not None:
+                high = max(high, int(seen.max()))
             low = 0 if window is None else max(0, first_position - window + 1)
             rows = slice(self.first + begin, self.first + begin + size)
             grouped = query[rows].float().view(size, num_kv_heads, -1, head_dim).permute(1, 2, 0, 3)  # [Hkv, group, size, D]
-            at = torch.arange(first_position, high, device=query.device)[:, None]
+            at = torch.arange(first_position, first_position + size, device=query.device)[:, None]
             source = torch.arange(low, high, device=query.device)[None, :]
-            masked = source > at
+            masked = source > at if seen is None else source >= to_device(seen, query.device)[:, None]
             if window is not None:
                 masked |= source <= at - window
             group = num_heads // num_kv_heads
@@ -197,9 +201,9 @@ class _Prefill:
             by_query = None if sinks is None else sinks.repeat_interleave(size, 1).unsqueeze(-1)
             bias = None if slopes is None else (slopes[:, :, None, None] * (source - at)).flatten(1, 2)
             queries = grouped.reshape(num_kv_heads, -1, head_dim)
-            seen = slice(low - self.begin, high - self.begin)
-            weights = _weights(scoring, queries, key[:, seen], masked.repeat(group, 1), by_query, bias)
-            summed = torch.matmul(weights, value[:, seen]).view(num_kv_heads, -1, size, value.shape[-1])
+            read = slice(low - self.begin, high - self.begin)
+            weights = _weights(scoring, queries, key[:, read], masked.repeat(group, 1), by_query, bias)
+            summed = torch.matmul(weights, value[:, read]).view(num_kv_heads, -1, size, value.shape[-1])
             out[rows] = summed.permute(2, 0, 1, 3).reshape(size, num_heads, -1)
 
 
@@ -251,7 +255,8 @@ def _plan_prefills(host: StepLayout, kv_indices: Tensor, window: int | None) -> 
         start = int(host.seq_lens[row]) - (end - first)
         skipped = int(_pages_behind(window, np.int32(start), host.page_size))
         pages = kv_indices[:, int(host.kv_indptr[row]) + skipped : int(host.kv_indptr[row + 1])]
-        prefills.append(_Prefill(first, start, end - first, skipped * host.page_size, pages))
+        seen = None if host.seen is None else host.seen[first:end]
+        prefills.append(_Prefill(first, start, end - first, skipped * host.page_size, pages, seen))
     return prefills
 
 

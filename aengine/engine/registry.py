@@ -103,7 +103,8 @@ class Registry:
             self._grammars = GrammarCompiler(read, loaded.info.eos_token_ids, text_of_tokens(loaded.tokenizer), within)
         needs = PageNeeds(runner.windows, runner.page_size, runner.max_num_batched_tokens, runner.state_pages)
         kv_tokens = needs.longest(runner.num_pages - 1, runner.max_model_len)
-        self.limits = Limits(loaded.info, kv_tokens, config.max_logprobs, image_input=loaded.image_input)
+        most = runner.max_num_batched_tokens
+        self.limits = Limits(loaded.info, kv_tokens, config.max_logprobs, image_input=loaded.image_input, step_tokens=most)
         self._streams: dict[int, StreamState] = {}  # every request that is not released, by the key of each of its sequences
         self._by_id: dict[str, StreamState] = {}
         self._preparations: dict[int, ExitStack] = {}  # by the key of a request's first sequence: what is to be cancelled when it ends

@@ -41,6 +41,7 @@ class Limits:
     max_logprobs: int
     least_output: int = 1  # tokens, that a prompt leaves room for
     image_input: ImageInput | None = None  # None: prompts have no images
+    step_tokens: int = 0  # that one step computes at most
 
     @property
     def tokens(self) -> int:
@@ -268,6 +269,10 @@ def prepare(
         from aengine.images.prompts import place_images  # imports torch, which importing the engine should not do
 
         ids, images = place_images(np.asarray(prompt, np.int32), request.images, limits.image_input)
+        most = max((end - begin for begin, end in images.whole), default=0)
+        if most > limits.step_tokens:
+            few = f"max_num_batched_tokens ({limits.step_tokens})"
+            raise InvalidRequestError.of("prompt", f"an image of {most} tokens, which one step has to compute together, exceeds {few}")
         limits.read_ids(ids[ids >= 0])
     else:
         ids = prompt if isinstance(prompt, np.ndarray) else limits.read_ids(prompt)  # type: ignore[arg-type] # no text by now

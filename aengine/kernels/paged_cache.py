@@ -61,6 +61,7 @@ class Scoring:
     slopes: tuple[float, ...] = ()
     """By head what the score of a key loses for each position that it is behind its query, after the soft cap (ALiBi, Press et al. 2022).
     Empty: nothing."""
+    within_images: bool = False  # a query sees what the step's layout says that its token sees: in an image, all of that image (Gemma 3)
 
 
 SCALE_BYTES = 4  # float32

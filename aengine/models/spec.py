@@ -64,6 +64,7 @@ class Attention:
     v_dim: int | None = None
     value_eps: float | None = None  # of an RMSNorm of each value head, without weights (Gemma 4); None: there is none
     keys_as_values: bool = False  # a value is its key as it is projected (Gemma 4); needs a value_eps
+    within_images: bool = False  # a token of an image sees all of that image, within its window backwards (Gemma 3)
     kv_distance: int = 0  # a layer without keys and values of its own reads those of the layer so many before it (Gemma 4); 0: it has them
 
     @property
@@ -72,7 +73,7 @@ class Attention:
 
     @property
     def scoring(self) -> Scoring:
-        return Scoring(self.scale, self.window, self.soft_cap, self.sinks, self.slopes)
+        return Scoring(self.scale, self.window, self.soft_cap, self.sinks, self.slopes, self.within_images)
 
     @property
     def key_dim(self) -> int:

@@ -36,6 +36,7 @@ class RowImages:
             return step
         layout, num_decodes = step.layout, step.layout.num_decodes
         positions, token_ids = layout.positions.copy(), step.token_ids.copy()
+        seen = layout.positions + 1
         parts: list[tuple[PromptImages, slice]] = []
         tokens: list[IntArray] = []
         mixed: list[IntArray] = []
@@ -51,6 +52,10 @@ class RowImages:
                 positions[begin + several] = self._first_mixed + num_mixed + np.arange(len(several))
                 mixed.append(three[:, several])
                 num_mixed += len(several)
+            if images.whole:
+                for whole in images.whole:
+                    inside = slice(begin + max(whole[0] - first, 0), min(begin + max(whole[1] - first, 0), end))
+                    seen[inside] = whole[1]
             part = slice(*np.searchsorted(images.tokens, (first, first + end - begin)).tolist())
             if number < num_decodes or part.start == part.stop:
                 continue
@@ -71,7 +76,9 @@ class RowImages:
                 np.concatenate(tokens),
                 next(images.placeholder for images in self._rows.values()),
             )
-        return replace(step, token_ids=token_ids, positions=positions, images=found)
+        if (seen != layout.positions + 1).any():
+            layout = replace(layout, seen=seen)
+        return replace(step, layout=layout, token_ids=token_ids, positions=positions, images=found)
 
 
 def _positions(of_prompt: IntArray, first: int, count: int) -> IntArray:

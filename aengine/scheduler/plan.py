@@ -112,6 +112,12 @@ class PromptImages:
     positions: IntArray | None = None  # [3, p], time, row and column of all tokens of the prompt; None: they count on
     whole: tuple[tuple[int, int], ...] = ()  # tokens that see each other, so that one step computes them: begin and end of each image
 
+    def chunk(self, start: int, length: int) -> int:
+        """How many of `length` tokens from `start` on a step can compute, which none of an image that it does not compute to its end is
+        among."""
+        end = start + length
+        return next((max(begin - start, 0) for begin, after in self.whole if begin < end < after), length)
+
     def shown(self, token_ids: IntArray) -> IntArray:
         """`token_ids` with the placeholder where an image is named."""
         return np.where(token_ids < -1, np.int32(self.placeholder), token_ids)

@@ -313,7 +313,11 @@ class Scheduler:
         rows, row = self._rows, sequence.row
         start = int(rows.num_computed[row])
         missing = int(rows.num_tokens[row]) - start
-        length = self._kv_cache.extend(row, start, min(missing, budget))
+        images, length = sequence.request.images, min(missing, budget)
+        if images is None:
+            length = self._kv_cache.extend(row, start, length)
+        elif length := images.chunk(start, length):
+            length = images.chunk(start, self._kv_cache.extend(row, start, length))
         if not length:
             return 0
         decodes = length == missing and bool(rows.num_tokens[row] < rows.limit[row])

@@ -99,7 +99,8 @@ class CAttentionOp(Structure):
     _fields_ = _fields(
         (c_void_p, "cos_sin sinks query_scales slopes"),
         (CNorm, "q_norm k_norm v_norm"),
-        (c_int64, "norm_stride group place part heads kv_heads key_dim value_dim rotary_dim window key_first value_first"),
+        (c_int64, "norm_stride group place part heads kv_heads key_dim value_dim rotary_dim window sees_images"),
+        (c_int64, "key_first value_first"),
         (c_float, "scale soft_cap"),
         (c_int32, "kind query key value out"),
     )
@@ -223,7 +224,7 @@ class CStep(Structure):
         (c_void_p, "token_ids positions slots qo_indptr kv_indptr kv_indices last_page_len"),
         (c_void_p, "logits_indices last_tokens input_rows output_rows hidden sampled draw_params kept kept_slots inputs"),
         (POINTER(CStepAdapters), "adapters"),
-        (c_void_p, "image_rows image_layers"),
+        (c_void_p, "image_rows seen image_layers"),
         (c_void_p, "state_reads state_writes state_replays state_drafts kept_state_rows kept_state_lengths kept_state_pages"),
         (c_int64, "num_tokens num_rows num_logits num_last_tokens num_input_rows num_output_rows num_groups num_kept"),
         (c_int64, "state_pages num_kept_states num_image_rows"),

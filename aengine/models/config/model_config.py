@@ -13,12 +13,12 @@ from aengine.api.params import SamplingParams
 from aengine.models.config.reader import CONFIG_JSON, ConfigReader, ConfigSource, NotNativeError, read_token_ids
 from aengine.models.families import FAMILIES
 from aengine.models.families.family import Family
-from aengine.models.images import read_image_input
+from aengine.models.images import ImageInput, SeenWithin, read_image_input
 from aengine.models.loading.hub import shortened
 from aengine.models.loading.weights import has_own_head, open_weights, unlike_modules
 from aengine.models.model_files import read_json
 from aengine.models.quantization.quantization_config import read_quantization
-from aengine.models.spec import ModelSpec
+from aengine.models.spec import Attention, ModelSpec
 from aengine.models.text_part import read_config, text_config
 
 _SAMPLING_KEYS = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
@@ -59,7 +59,7 @@ def read_spec(config: Mapping[str, Any], max_model_len: int | None = None, sourc
         spec = family.read(ConfigReader(part or config, defaults, family.keys, max_model_len, *named, source))
     except (OverflowError, RecursionError) as error:
         raise ModelLoadError(f"config.json has a number that is too large, or is nested too deeply: {error}") from error
-    return spec if part is None else replace(_as_part(spec), images=read_image_input(config))
+    return spec if part is None else _with_images(_as_part(spec), read_image_input(config))
 
 
 def _architectures(config: Mapping[str, Any]) -> list[str]:
@@ -100,6 +100,17 @@ def _as_part(spec: ModelSpec) -> ModelSpec:
             f"a text part of the model_type {spec.family!r} whose logits are scaled or capped has no native implementation"
         )
     return replace(spec, is_part=True)
+
+
+def _with_images(spec: ModelSpec, images: ImageInput | None) -> ModelSpec:
+    """The spec of a model that also takes images, as said."""
+    if images is None or images.within is SeenWithin.NONE:
+        return replace(spec, images=images)
+    layers = list(spec.layers)
+    for index, layer in enumerate(layers):
+        if isinstance(layer.attention, Attention) and (images.within is SeenWithin.ALL or layer.attention.window is not None):
+            layers[index] = replace(layer, attention=replace(layer.attention, within_images=True))
+    return replace(spec, images=images, layers=tuple(layers))
 
 
 def load_generation(model_dir: pathlib.Path, eos_token_ids: tuple[int, ...]) -> tuple[tuple[int, ...], Mapping[str, Any]]:

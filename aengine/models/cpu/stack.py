@@ -159,8 +159,9 @@ class StepArguments:
         arrays = [np.ascontiguousarray(array, dtype=np.int32) for array in given]
         kept_slots = None if kept is None else np.ascontiguousarray(kept.slots, dtype=np.int32)
         states = layout.states
+        seen = None if layout.seen is None else np.ascontiguousarray(layout.seen, dtype=np.int32)
         of_states = [] if states is None else [np.ascontiguousarray(getattr(states, name)) for name in _STATES]
-        self._keep = (arrays, of_states, hidden, sampled, draw_params, kept, kept_slots, inputs, adapters, images)
+        self._keep = (arrays, of_states, hidden, sampled, draw_params, kept, kept_slots, inputs, adapters, images, seen)
         num_tokens, num_logits = layout.num_tokens, len(logits_indices)
         tokens, num_inputs, num_outputs = map(len, rows)
         self.c = CStep(
@@ -172,7 +173,9 @@ class StepArguments:
             None if kept_slots is None else address(kept_slots),
             None if inputs is None else inputs.data_ptr(),
             None if adapters is None else ctypes.pointer(adapters.c),
-            *(None if each is None else each.data_ptr() for each in images or (None, None)),
+            None if images is None else images[0].data_ptr(),
+            None if seen is None else address(seen),
+            None if images is None or images[1] is None else images[1].data_ptr(),
             *(map(address, of_states) if of_states else [None] * len(_STATES)),
             *(num_tokens, len(layout.last_page_len), num_logits, tokens, num_inputs, num_outputs, len(layout.kv_indices)),
             0 if kept_slots is None else len(kept_slots),

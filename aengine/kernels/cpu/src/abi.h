@@ -183,6 +183,7 @@ struct AttentionOp {
   i64 group, place, part;  // of the layer, see Pool
   i64 heads, kv_heads, key_dim, value_dim, rotary_dim;
   i64 window;                  // latest positions that a query attends to, itself included; 0: all
+  i64 sees_images;             // if not 0, a query attends to what the step says that its token sees
   i64 key_first, value_first;  // columns of their buffers
   float scale, soft_cap;       // soft_cap 0: none
   i32 kind;                    // of the model's head kinds
@@ -399,6 +400,7 @@ struct Step {
   const void* inputs;      // [num_tokens, width], in place of the rows of an embedding; null: there are none
   const StepAdapters* adapters;  // null: no token has one
   const void* image_rows;        // [num_image_rows, width]
+  const i32* seen;               // [num_tokens], tokens of its row that each token sees, itself included; null: those up to itself
   const void* image_layers;      // [additions of the model, num_image_rows, width], what ADD_IMAGES adds
   const i32* state_reads;   // [num_rows, state_pages], of the recurrent state of the tokens before the step, which a row without any has not
   const i32* state_writes;  // [num_rows, state_pages], of that of all tokens; may be the same pages

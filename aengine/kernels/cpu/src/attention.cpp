@@ -121,7 +121,9 @@ class TileAttention {
     page_ids_ = step.group_pages(op.group) + step.kv_indptr[tile.row];
     first_token_ = step.qo_indptr[tile.row];
     start_ = sequence_length(step, tile.row, pages.page_size) - (step.qo_indptr[tile.row + 1] - first_token_);
+    seen_ = op.sees_images ? step.seen : nullptr;
     end_ = position(tile.count - 1) + 1;
+    for (i64 r = 0; seen_ && r < tile.count; r++) end_ = larger(end_, seen(r));
     begin_ = lowest(0) / BLOCK * BLOCK;
   }
 
@@ -184,6 +186,7 @@ class TileAttention {
   i64 token(i64 r) const { return first_token_ + (tile_.first + r) / group_; }
   i64 query_head(i64 r) const { return head_ * group_ + (tile_.first + r) % group_; }
   i64 position(i64 r) const { return start_ + (tile_.first + r) / group_; }
+  i64 seen(i64 r) const { return seen_ ? seen_[token(r)] : position(r) + 1; }
   i64 lowest(i64 r) const { return op_.window ? larger(0, position(r) - op_.window + 1) : 0; }
 
   const u32* key_block(i64 token, i64 head) const {
@@ -233,7 +236,7 @@ class TileAttention {
       const i64 r0 = part * tile_.count / parts, rows = (part + 1) * tile_.count / parts - r0;
       with_rows(rows, [&](auto n) { score<Dot, n>(query_ + r0 * key_dim, key_dim, run, part == 0 && pages_.blocked(), scores); });
       for (i64 i = 0; i < rows; i++) {
-        const i64 r = r0 + i, high = smaller(position(r) + 1, run.end);
+        const i64 r = r0 + i, high = smaller(seen(r), run.end);
         const float slope = op_.slopes ? op_.slopes[query_head(r)] : 0.f;
         const auto weigh = [&](auto&& scales, auto&& put) __attribute__((always_inline)) {
           return softmax_weights(scores + i * KV_RUN, scales, put, run.first, run.end, lowest(r), high, op_.soft_cap, slope, position(r),
@@ -275,6 +278,7 @@ class TileAttention {
   P* gathered_;       // blocks of keys, then of values, of this thread
   const u32* const* upcoming_ = nullptr;  // [RUN_BLOCKS]
   const i32* page_ids_;                   // of the row
+  const i32* seen_;                       // as of Step; null: queries see what is up to themselves
   i64 first_token_, start_, begin_, end_, head_ = 0;
   float query_scales_[TILE_QUERIES];                 // of quantised queries
   alignas(64) X query_[TILE_QUERIES * MAX_KEY_DIM];  // [count][key_dim]

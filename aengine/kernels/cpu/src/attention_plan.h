@@ -56,7 +56,11 @@ inline bool plan_attention(const Step& step, const HeadKind& kind, i64 page_size
     const i64 length = step.qo_indptr[row + 1] - step.qo_indptr[row], queries = length * group;
     const i64 start = sequence_length(step, row, page_size) - length;
     for (i64 first = 0; first < queries; first += TILE_QUERIES) {
-      const i64 count = smaller(TILE_QUERIES, queries - first), limit = start + (first + count - 1) / group + 1;
+      const i64 count = smaller(TILE_QUERIES, queries - first);
+      i64 limit = start + (first + count - 1) / group + 1;
+      for (i64 query = first; step.seen && query < first + count; query++) {
+        limit = larger(limit, step.seen[step.qo_indptr[row] + query / group]);
+      }
       tiles[index++] = {(i32)row, (i32)first, (i32)count, (i32)ceil_div(limit, PARTITION), 0};
       partitions += ceil_div(limit, PARTITION);
       most_queries = larger(most_queries, count);

@@ -83,6 +83,7 @@ constexpr const char* LAYOUT_NAMES =
     "AttentionOp.value_dim "
     "AttentionOp.rotary_dim "
     "AttentionOp.window "
+    "AttentionOp.sees_images "
     "AttentionOp.key_first "
     "AttentionOp.value_first "
     "AttentionOp.scale "
@@ -279,6 +280,7 @@ constexpr const char* LAYOUT_NAMES =
     "Step.inputs "
     "Step.adapters "
     "Step.image_rows "
+    "Step.seen "
     "Step.image_layers "
     "Step.state_reads "
     "Step.state_writes "
@@ -384,6 +386,7 @@ constexpr i64 LAYOUT_PLACES[] = {
     offsetof(AttentionOp, value_dim),
     offsetof(AttentionOp, rotary_dim),
     offsetof(AttentionOp, window),
+    offsetof(AttentionOp, sees_images),
     offsetof(AttentionOp, key_first),
     offsetof(AttentionOp, value_first),
     offsetof(AttentionOp, scale),
@@ -580,6 +583,7 @@ constexpr i64 LAYOUT_PLACES[] = {
     offsetof(Step, inputs),
     offsetof(Step, adapters),
     offsetof(Step, image_rows),
+    offsetof(Step, seen),
     offsetof(Step, image_layers),
     offsetof(Step, state_reads),
     offsetof(Step, state_writes),

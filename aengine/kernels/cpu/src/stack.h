@@ -71,7 +71,11 @@ inline Status check_rows(const Pool& pool, const Step& step) {
   for (i64 row = 0; row < step.num_rows; row++) {
     const i64 queries = step.qo_indptr[row + 1] - step.qo_indptr[row], last = step.last_page_len[row];
     if (queries < 0 || step.kv_indptr[row + 1] <= step.kv_indptr[row] || last < 1 || last > pool.page_size) return BAD_ROW_LENGTH;
-    if (sequence_length(step, row, pool.page_size) < queries) return BAD_ROW_LENGTH;
+    const i64 length = sequence_length(step, row, pool.page_size);
+    if (length < queries) return BAD_ROW_LENGTH;
+    for (i64 token = step.qo_indptr[row]; step.seen && token < step.qo_indptr[row + 1]; token++) {
+      if (step.seen[token] <= length - (step.qo_indptr[row + 1] - token) || step.seen[token] > length) return BAD_ROW_LENGTH;
+    }
   }
   for (i64 i = 0; i < step.num_groups * step.kv_indptr[step.num_rows]; i++) {
     if (step.kv_indices[i] < 0 || step.kv_indices[i] >= pool.num_pages) return BAD_PAGE;
