@@ -269,7 +269,8 @@ class _BridgedSource(StreamSource):
         inner = self.feed.inner
         if inner is not None:
             self.prompt_tokens, self.cached_prompt_tokens = inner.prompt_tokens, inner.cached_prompt_tokens
-            self.reasoning_tokens, self.drafts, self.prompt_logprobs = inner.reasoning_tokens, inner.drafts, inner.prompt_logprobs
+            self.reasoning_tokens, self.image_tokens = inner.reasoning_tokens, inner.image_tokens
+            self.drafts, self.prompt_logprobs = inner.drafts, inner.prompt_logprobs
 
 
 class LoopBridge(EngineBase):

@@ -126,6 +126,7 @@ class Usage(Drafted):
     cached_prompt_tokens: int = 0  # prompt tokens whose KV was found in the prefix cache
     completion_tokens: int = 0
     reasoning_tokens: int = 0  # those of them up to the end of the reasoning, where the request said how that is marked
+    image_tokens: int = 0  # those of the prompt that are of images
 
 
 @dataclass(frozen=True, slots=True)
@@ -288,7 +289,7 @@ class RenderedChat:
     """Places in the text, from one character to before another, in their order: what the caller wrote there is no part of a control token.
     Empty where the caller wrote nothing that could be."""
     images: tuple[object, ...] = ()
-    """Those whose tokens the text has, as the model takes them, for `RequestOptions.images`."""
+    """Those whose tokens the text has, for `RequestOptions.images`."""
 
     def __add__(self, text: str) -> RenderedChat:
         """With text of the template's own behind it."""

@@ -8,6 +8,7 @@ The reading of token ids. Knows no model."""
 from __future__ import annotations
 
 import base64
+import io
 import math
 import re
 import sys
@@ -44,9 +45,30 @@ RESERVED = frozenset(
 IMAGE = {"type": "image"}
 
 
+@dataclass(frozen=True, slots=True)
+class RemoteImage:
+    """An image that whoever serves the request is to fetch."""
+
+    url: str
+
+
+def image_file(image: Any) -> bytes:
+    """The file of one of `images_of`. Raises `InvalidRequestError` (prompt) for one that cannot be read."""
+    if isinstance(image, bytes):
+        return image
+    try:
+        if isinstance(image, Path):
+            return image.read_bytes()
+        held = io.BytesIO()
+        image.save(held, "PNG")
+        return held.getvalue()
+    except (OSError, ValueError) as error:
+        raise InvalidRequestError.of("prompt", f"an image cannot be read: {error}") from None
+
+
 def images_of(messages: Sequence[Mapping[str, Any]]) -> list[Any]:
-    """The images of a chat, in their order: the bytes of a file, a `pathlib.Path`, or a picture of PIL each. Raises `InvalidRequestError`
-    (prompt).
+    """The images of a chat, in their order: the bytes of a file, a `pathlib.Path`, a picture of PIL, or a `RemoteImage` each. Raises
+    `InvalidRequestError` (prompt).
 
     A part `{"type": "image", "image": ...}` of a content has any of these, the name of a file, or a `data:` URL.
     """
@@ -61,14 +83,16 @@ def images_of(messages: Sequence[Mapping[str, Any]]) -> list[Any]:
 
 def _image(value: Any, number: int) -> Any:
     if isinstance(value, str):
-        if not value[:5].lower() == "data:":
+        if value[:5].lower() != "data:":
             return Path(value)
         try:
-            return data_of_url(value)
+            return image_of_url(value)
         except ValueError as error:
             raise InvalidRequestError.of("prompt", f"image {number} {error}") from None
     if isinstance(value, bytearray | memoryview):
         return bytes(value)
+    if isinstance(value, RemoteImage):
+        return value
     if isinstance(value, bytes | Path) or (hasattr(value, "convert") and hasattr(value, "getexif")):
         return value
     raise InvalidRequestError.of(
@@ -76,10 +100,13 @@ def _image(value: Any, number: int) -> Any:
     )
 
 
-def data_of_url(url: str) -> bytes:
-    """The bytes of a `data:` URL in base64. Raises ValueError with what is wrong, as it goes on behind the name of an image."""
+def image_of_url(url: str) -> bytes | RemoteImage:
+    """What a `data:` URL in base64 holds, or another URL to be fetched. Raises ValueError with what is wrong, as it goes on behind the name
+    of an image."""
+    if url[:5].lower() != "data:":
+        return RemoteImage(url)
     head, comma, encoded = url.partition(",")
-    if head[:5].lower() != "data:" or not comma or not head.lower().endswith(";base64"):
+    if not comma or not head.lower().endswith(";base64"):
         raise ValueError("is no URL such as data:image/png;base64,... with an image in base64")
     try:
         return base64.b64decode(encoded, validate=True)
@@ -88,7 +115,8 @@ def data_of_url(url: str) -> bytes:
 
 
 def read_messages(messages: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """A copy of the messages, in which an image is a part `{"type": "image"}`. Raises `InvalidRequestError` (prompt) for what is no conversation."""
+    """A copy of the messages, in which an image is a part `{"type": "image"}`. Raises `InvalidRequestError` (prompt) for what is no
+    conversation."""
     if not messages:
         raise InvalidRequestError.of("prompt", "there are no messages")
     check_count(messages)
@@ -293,9 +321,12 @@ def _plain_ids(index: int, ids: Any) -> tuple[int, ...]:
 
 
 def _images(value: Any) -> Any:
-    if not isinstance(value, list | tuple) or not all(hasattr(one, "digest") for one in value):
-        raise Refusal(is_not(value, "a list of images as a rendered chat has them"))
-    return tuple(value)
+    if not isinstance(value, list | tuple):
+        raise Refusal(is_not(value, "a list of images"))
+    try:
+        return tuple(_image(one, number) for number, one in enumerate(value))
+    except InvalidRequestError as error:
+        raise Refusal(error.violations[0].description) from None
 
 
 class OptionFields(ChatFields, total=False):
@@ -332,7 +363,7 @@ class RequestOptions(ChatOptions):
     behind it. None: that sequence has ended and gets nothing. Default: none has any."""
 
     images: Annotated[Sequence[Any], _images] = ()
-    """Prompts of token ids only: what `RenderedChat.images` has of the chat that the ids are of. Default: none."""
+    """Prompts of token ids only: the images whose tokens are among the ids, in their order, each as in a part of a chat. Default: none."""
 
     def live_sequences(self, n: int) -> Sequence[int]:
         """Return the indexes of the sequences that get tokens, in a request with `n` sequences."""

@@ -25,7 +25,7 @@ from aengine.v1.generation_pb2 import GenerationEvent, GenerationSpec
 from aengine.v1.generation_service_pb2 import CancelRequestsRequest, ResumeGenerateRequest, StreamGenerateRequest
 from aengine.v1.tokenizer_service_pb2 import RenderChatRequest, TokenizeRequest
 from aengine.wire.names import field_of
-from aengine.wire.request import write_token_ids
+from aengine.wire.request import images_in, write_token_ids
 
 
 def needs_prompt_ids(spec: GenerationSpec) -> bool:
@@ -40,7 +40,8 @@ async def write_prompt_ids(link: Link, spec: GenerationSpec) -> Sequence[int]:
             case "text":
                 write_token_ids((await link.ask(link.tokenizer.Tokenize, TokenizeRequest(text=prompt.text))).token_ids, prompt)
             case "chat":
-                write_token_ids((await link.ask(link.tokenizer.RenderChat, RenderChatRequest(chat=prompt.chat))).token_ids, prompt)
+                rendered = await link.ask(link.tokenizer.RenderChat, RenderChatRequest(chat=prompt.chat))
+                write_token_ids(rendered.token_ids, prompt, images_in(prompt.chat))
     except InvalidRequestError as error:
         raise error.moved(lambda field: field_of(f"spec.prompt.{field}")) from error
     return prompt.token_ids.ids

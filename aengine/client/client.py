@@ -37,7 +37,7 @@ from aengine.api.outputs import (
     TokenizedText,
 )
 from aengine.api.params import EmbeddingParams, SamplingParams
-from aengine.api.request import ChatFields, ChatOptions, OptionFields, Prompt, RequestOptions, check_params
+from aengine.api.request import ChatFields, ChatOptions, OptionFields, Prompt, RequestOptions, check_params, images_of
 from aengine.client.active_request import ActiveRequest, Feed
 from aengine.client.call import CallFeed, GenerationCall, write_prompt_ids
 from aengine.client.client_config import DEFAULT_ADDRESS, ClientConfig
@@ -142,7 +142,8 @@ class ServerCalls(ABC):
         request = RenderChatRequest()
         write_chat(messages, ChatOptions(**fields), request.chat)
         found = await self._ask(lambda link: link.tokenizer.RenderChat, request)
-        return RenderedChat(found.text, tuple([(place.start, place.end) for place in found.literals]))
+        literals = tuple([(place.start, place.end) for place in found.literals])
+        return RenderedChat(found.text, literals, tuple(images_of(messages)))
 
     async def adapters(self) -> tuple[AdapterInfo, ...]:
         """Return the server's adapters, which requests can name."""

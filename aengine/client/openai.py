@@ -448,6 +448,7 @@ def _usage(usage: Mapping[str, Any]) -> Usage:
         cached_prompt_tokens=int(prompt.get("cached_tokens") or 0),
         completion_tokens=int(usage.get("completion_tokens") or 0),
         reasoning_tokens=int(completion.get("reasoning_tokens") or 0),
+        image_tokens=int(prompt.get("image_tokens") or 0),
     )
 
 

@@ -122,7 +122,7 @@ def load_model(
             runner.close()
             raise
     image_input = find_image_input(config, runner.spec, tokenizer is not None)
-    encoder = None if image_input is None else make_encoder(config, model_dir, runner.dtype, runner.device)
+    encoder = None if image_input is None else make_encoder(config, image_input, model_dir, runner.dtype, runner.device)
     num_parameters, num_active_parameters = parameter_counts(runner.spec)
     chat_format = None if tokenizer is None else tokenizer.chat_format
     info = ModelInfo(

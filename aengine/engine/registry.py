@@ -103,7 +103,7 @@ class Registry:
             self._grammars = GrammarCompiler(read, loaded.info.eos_token_ids, text_of_tokens(loaded.tokenizer), within)
         needs = PageNeeds(runner.windows, runner.page_size, runner.max_num_batched_tokens, runner.state_pages)
         kv_tokens = needs.longest(runner.num_pages - 1, runner.max_model_len)
-        most = runner.max_num_batched_tokens
+        most = runner.max_num_batched_tokens - (runner.max_num_seqs - 1)  # beside what all others decode
         self.limits = Limits(loaded.info, kv_tokens, config.max_logprobs, image_input=loaded.image_input, step_tokens=most)
         self._streams: dict[int, StreamState] = {}  # every request that is not released, by the key of each of its sequences
         self._by_id: dict[str, StreamState] = {}
@@ -242,7 +242,7 @@ class Registry:
         self._by_id[request_id] = state
         self._streams.update(dict.fromkeys(state.keys, state))
         waits = None if options.adapter is None else self._adapters.enter_request(options.adapter, state.key)
-        images = self._loaded.images if request.form == "chat" and request.images else None
+        images = self._loaded.images if request.images else None
         if images is not None or waits is not None or request.size or params.structured_output is not None or params.reasoning is not None:
             preparation = self._preparations[state.key] = ExitStack()
             if state.deadline is not None:  # of which the step thread does not know yet
@@ -272,7 +272,7 @@ class Registry:
         prompt = prompt if images is None else images.shown(prompt)
         self._bound.add_tokens(state.keys, len(prompt) + state.num_known_tokens)
         self._end_preparation(state)
-        state.submit(prompt, places)
+        state.submit(prompt, 0 if images is None else len(images.tokens), places)
         self.num_submitted += len(requests)
         self._post(Submit(requests))
 

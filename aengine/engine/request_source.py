@@ -141,14 +141,15 @@ class StreamState(StreamSource):
         usage = self.usage_with(self._num_tokens)
         return RequestInfo(self.request_id, state, usage, self.timing, self._arrival_time)
 
-    def submit(self, prompt: NDArray[np.int32], places: Mapping[int, OutputPlace]) -> None:
-        """The request is valid and goes to the step thread. `prompt`: its ids. `places`: where sequences are that have output, by index."""
+    def submit(self, prompt: NDArray[np.int32], image_tokens: int, places: Mapping[int, OutputPlace]) -> None:
+        """The request is valid and goes to the step thread. `prompt`: its ids, of which so many are of images. `places`: where sequences
+        are that have output, by index."""
         for index, place in places.items():
             self._texts[index] = place.text
             if place.reasoning is not None:
                 self._places[index] = place.reasoning
         self._count_reasoning()
-        self.prompt_tokens = len(prompt)
+        self.prompt_tokens, self.image_tokens = len(prompt), image_tokens
         if self.params.prompt_logprobs is not None:
             self.prompt = prompt.tolist()
         self.prompt_logprobs = [None]

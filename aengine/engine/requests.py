@@ -20,7 +20,7 @@ from aengine.api.errors import CapacityViolation, ContextLengthError, FieldViola
 from aengine.api.fields import shown
 from aengine.api.outputs import ModelInfo, RenderedChat
 from aengine.api.params import SamplingParams
-from aengine.api.request import NO_OUTPUT, ChatOptions, Form, Prompt, RequestOptions, form_of, images_of, read_token_ids
+from aengine.api.request import NO_OUTPUT, ChatOptions, Form, Prompt, RemoteImage, RequestOptions, form_of, images_of, read_token_ids
 from aengine.engine.workers import Steps
 from aengine.scheduler.plan import NO_INTS, PromptImages, RowParams
 from aengine.scheduler.sequence import Request
@@ -28,7 +28,7 @@ from aengine.tokenizer.chat_template import QUICK_SECONDS, TemplateTimeError
 from aengine.tokenizer.tokenizer import PIECE_CHARACTERS, Tokenizer
 
 if TYPE_CHECKING:
-    from aengine.images.encoder import EncodedImage
+    from aengine.images.encoder import ImageText
     from aengine.models.images import ImageInput
 
 
@@ -41,7 +41,7 @@ class Limits:
     max_logprobs: int
     least_output: int = 1  # tokens, that a prompt leaves room for
     image_input: ImageInput | None = None  # None: prompts have no images
-    step_tokens: int = 0  # that one step computes at most
+    step_tokens: int = 0  # that one step can always compute of a prompt
 
     @property
     def tokens(self) -> int:
@@ -127,7 +127,7 @@ class CheckedRequest:
     params: SamplingParams  # with every default and a seed
     size: int  # of what is left to do in a worker thread, in characters; 0 where it takes well under a millisecond
     known: Mapping[int, NDArray[np.int32]]  # output that sequences have already, by index, of those that have some
-    images: Sequence[Any] = ()  # of a chat, as `images_of` has them; once they are encoded, `EncodedImage`s
+    images: Sequence[Any] = ()  # as `images_of` has them; once they are encoded, `EncodedImage`s
     pooling: str | None = None  # as of `RowParams`: then there is no output, and most parameters mean nothing
 
 
@@ -160,7 +160,8 @@ def check_request(
         found.extend(violation for violation in error.violations if violation.field not in named)
     images: Sequence[Any] = ()
     try:
-        images = check_images(prompt, limits.model) if form == "chat" else () if options is None else options.images  # type: ignore[arg-type]
+        given = images_of(prompt) if form == "chat" else () if options is None else options.images  # type: ignore[arg-type]
+        images = check_images(given, limits.model)
         if options is not None and options.images and form != "token_ids":
             found.append(FieldViolation("images", f"it is for token ids, and the prompt is {form}"))
     except InvalidRequestError as error:
@@ -176,12 +177,14 @@ def check_request(
     return CheckedRequest(form, checked, params if violations else params.with_seed(), size, known, images)
 
 
-def check_images(messages: Sequence[Mapping[str, Any]], model: ModelInfo) -> list[Any]:
-    """The images of a chat, which are not encoded. Raises `InvalidRequestError` (prompt), also for a model that takes none."""
-    images = images_of(messages)
+def check_images(images: Sequence[Any], model: ModelInfo) -> Sequence[Any]:
+    """Return the images, which may be none. Raises `InvalidRequestError` (prompt), for any of a model that takes none."""
     if len(images) > model.max_images:
         most = f"at most {model.max_images} are possible" if model.max_images else "the model takes text alone"
-        raise InvalidRequestError.of("prompt", f"it has {len(images)} images; {most}")
+        raise InvalidRequestError.of("prompt", f"it has {len(images)} image{'s' * (len(images) > 1)}; {most}")
+    for number, image in enumerate(images):
+        if isinstance(image, RemoteImage):
+            raise InvalidRequestError.of("prompt", f"image {number} is a URL, and URLs are not fetched here")
     return images
 
 
@@ -258,7 +261,7 @@ def prepare(
             bad_words.update(dict.fromkeys(spellings))
         literals: Sequence[tuple[int, int]] = ()
         if request.form == "chat":
-            rendered = yield from render_chat(prompt, tokenizer, options, request.images)  # type: ignore[arg-type]
+            rendered = yield from render_chat(prompt, tokenizer, options, [image.said for image in request.images])  # type: ignore[arg-type]
             prompt, literals = rendered.text, rendered.literals
             yield len(prompt)
         if isinstance(prompt, str):
@@ -271,8 +274,8 @@ def prepare(
         ids, images = place_images(np.asarray(prompt, np.int32), request.images, limits.image_input)
         most = max((end - begin for begin, end in images.whole), default=0)
         if most > limits.step_tokens:
-            few = f"max_num_batched_tokens ({limits.step_tokens})"
-            raise InvalidRequestError.of("prompt", f"an image of {most} tokens, which one step has to compute together, exceeds {few}")
+            room = f"{limits.step_tokens} tokens, which max_num_batched_tokens leaves beside max_num_seqs"
+            raise InvalidRequestError.of("prompt", f"an image of {most} tokens, which one step has to compute together, exceeds the {room}")
         limits.read_ids(ids[ids >= 0])
     else:
         ids = prompt if isinstance(prompt, np.ndarray) else limits.read_ids(prompt)  # type: ignore[arg-type] # no text by now
@@ -345,7 +348,7 @@ def encode_text(
 
 
 def render_chat(
-    messages: Sequence[Mapping[str, Any]], tokenizer: Tokenizer, options: ChatOptions, images: Sequence[EncodedImage] = ()
+    messages: Sequence[Mapping[str, Any]], tokenizer: Tokenizer, options: ChatOptions, images: Sequence[ImageText] = ()
 ) -> Steps[RenderedChat]:
     """What takes a template long is done again, as work that small work does not wait for. `images`: of the messages."""
     try:

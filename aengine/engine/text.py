@@ -16,6 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import CancelledError
+from dataclasses import replace
 from functools import cached_property
 from itertools import islice
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
@@ -27,7 +28,7 @@ from aengine.aio.edge import LoopEdge
 from aengine.api.errors import EngineStateError, InvalidRequestError, NoTokenizerError
 from aengine.api.fields import FieldChecks, shown
 from aengine.api.outputs import RenderedChat, TokenizedText
-from aengine.api.request import ChatFields, ChatOptions
+from aengine.api.request import ChatFields, ChatOptions, images_of
 from aengine.engine.requests import QUICK_CHARACTERS, Limits, chat_size, check_images, check_literals, encode_text, render_chat
 from aengine.engine.workers import Steps, Workers
 from aengine.sampling.markers import Phase, ReasoningMarkers, ReasoningPlace
@@ -293,9 +294,10 @@ class Texts:
         return await self._run(_read_bytes(self._bytes, tuple(token_ids)), len(token_ids))
 
     async def render_chat(self, messages: Sequence[Mapping[str, Any]], **fields: Unpack[ChatFields]) -> RenderedChat:
-        options, images = ChatOptions(**fields), check_images(messages, self._limits.model)
-        encoded = await self._edge.wait(self._images.encode(images)) if images and self._images is not None else ()
-        return await self._run(render_chat(messages, self.tokenizer, options, encoded), chat_size(messages, options))
+        options, images = ChatOptions(**fields), check_images(images_of(messages), self._limits.model)
+        said = await self._edge.wait(self._images.describe(images)) if images and self._images is not None else ()
+        rendered = await self._run(render_chat(messages, self.tokenizer, options, said), chat_size(messages, options))
+        return replace(rendered, images=tuple(images))
 
     @cached_property
     def _bytes(self) -> TokenBytes:

@@ -12,12 +12,12 @@ import pathlib
 import threading
 import time
 from collections import OrderedDict, deque
-from collections.abc import Callable, Sequence
-from concurrent.futures import Future
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, field
 from hashlib import blake2b
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 import numpy as np
 import torch
@@ -42,36 +42,57 @@ MAX_REQUEST_BYTES = 64 << 20
 MAX_REQUEST_PIXELS = 100_000_000
 _CPU_TOKENS, _GPU_TOKENS = 1024, 4096  # that an image has at most, where the model can make it smaller
 _NICENESS = 10
+_REMEMBERED = 4096  # files, and texts of images, which are small
 _log = logging.getLogger("aengine")
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class EncodedImage:
-    """An image as a prompt takes it. It does not change."""
+@dataclass(frozen=True, slots=True)
+class ImageText:
+    """What a prompt says of an image."""
 
     digest: bytes
     text: str  # in place of the placeholder that a chat template writes
     placeholder: str
-    token_id: int  # of the text's tokens that the rows are for
+    token_id: int  # of the text's tokens that are of the image
+    num_tokens: int  # of these
+    grid: tuple[int, int] | None  # rows and columns of these, where the model gives them positions by them
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class EncodedImage:
+    """What a model computes an image's tokens with. It does not change."""
+
+    said: ImageText
     rows: Tensor  # [k, hidden_size], in host memory
     additions: Tensor | None  # [layers, k, hidden_size], as of `PromptImages`
-    grid: tuple[int, int] | None  # rows and columns of its tokens, where the model gives them positions by these
 
     @property
     def nbytes(self) -> int:
         return self.rows.nbytes + (0 if self.additions is None else self.additions.nbytes)
 
 
+T = TypeVar("T")
+
+
 @dataclass(slots=True)
-class _Job:
+class _Job(Generic[T]):
     """The images of one request."""
 
     sources: Sequence[ImageSource]
-    future: Future[tuple[EncodedImage, ...]]
-    pixels: list[Pixels | bytes] = field(default_factory=list)  # of those that are read; the digest of one that is known
-    found: list[EncodedImage] = field(default_factory=list)
-    num_pixels: int = 0
-    num_bytes: int = 0
+    future: Future[tuple[T, ...]]
+    step: Callable[[_Image], T]
+    images: list[_Image] = field(default_factory=list)  # those that are read
+    found: list[T] = field(default_factory=list)
+
+
+@dataclass(slots=True)
+class _Image:
+    digest: bytes
+    num_pixels: int
+    num_bytes: int  # of its file
+    pixels: Pixels | None  # None: it is known, and is read again if it is not any more
+    source: ImageSource
+    alone: bool
 
 
 def find_image_input(config: EngineConfig, spec: AnySpec, has_tokenizer: bool) -> ImageInput | None:
@@ -81,7 +102,9 @@ def find_image_input(config: EngineConfig, spec: AnySpec, has_tokenizer: bool) -
     return spec.images
 
 
-def make_encoder(config: EngineConfig, model_dir: pathlib.Path, dtype: torch.dtype, device: torch.device) -> ImageEncoder:
+def make_encoder(
+    config: EngineConfig, described: ImageInput, model_dir: pathlib.Path, dtype: torch.dtype, device: torch.device
+) -> ImageEncoder:
     """`dtype` and `device`: of the model. Nothing is loaded before the first image."""
     most = config.image_max_tokens or (_CPU_TOKENS if device.type == "cpu" else _GPU_TOKENS)
 
@@ -89,91 +112,103 @@ def make_encoder(config: EngineConfig, model_dir: pathlib.Path, dtype: torch.dty
         from aengine.images.processor import ImageProcessor
         from aengine.images.tower import Tower
 
-        return ImageProcessor(model_dir, most), Tower(model_dir, config.load_format, dtype, device, config.seed)
+        return ImageProcessor(model_dir, most, alone_differs=described.alone_differs), Tower(
+            model_dir, config.load_format, dtype, device, config.seed
+        )
 
-    return ImageEncoder(load, config.image_cache_memory)
+    return ImageEncoder(load, config.image_cache_memory, alone_differs=described.alone_differs)
 
 
 class ImageEncoder:
     """`encode` and `close` may be called from any thread."""
 
-    def __init__(self, load: Callable[[], tuple[ImageProcessor, Tower]], cache_bytes: int) -> None:
-        """`load` is called in the thread, with the first image."""
-        self._load = load
+    def __init__(self, load: Callable[[], tuple[ImageProcessor, Tower]], cache_bytes: int, *, alone_differs: bool = False) -> None:
+        """`load` is called in the thread, with the first image. `alone_differs`: as of `ImageInput`."""
+        self._load, self._alone_differs = load, alone_differs
         self._loaded: tuple[ImageProcessor, Tower] | None = None
         self._decoder = ImageDecoder()
-        self._cache: OrderedDict[bytes, EncodedImage] = OrderedDict()
+        self._encoded: OrderedDict[bytes, EncodedImage] = OrderedDict()
         self._cache_bytes, self._left = cache_bytes, cache_bytes
-        self._digests: OrderedDict[bytes, tuple[bytes, int]] = OrderedDict()  # of files -> of their pixels, and how many these are
-        self._jobs: deque[_Job] = deque()
-        self._changed = threading.Condition()
+        self._said: OrderedDict[bytes, ImageText] = OrderedDict()
+        self._inputs: tuple[bytes, Mapping[str, Tensor]] | None = None  # of the tower, of the image that was processed last
+        self._files: OrderedDict[bytes, tuple[bytes, int]] = OrderedDict()  # digests -> of their pixels, and how many these are
+        self._jobs: deque[_Job[Any]] = deque()
+        self._lock = threading.Lock()  # of the jobs and of what is encoded
         self._closed = False
-        self._thread: threading.Thread | None = None
+        self._thread = ThreadPoolExecutor(1, "aengine-images", _come_last)
         self.num_encoded = 0
         """Images that the tower has run for."""
 
+    def describe(self, sources: Sequence[ImageSource]) -> Future[tuple[ImageText, ...]]:
+        """What a prompt says of its images, in their order. Of its errors InvalidRequestError (prompt) says which one is refused. A future
+        that is cancelled is left out."""
+        return self._submit(_Job(sources, Future(), self._text))
+
     def encode(self, sources: Sequence[ImageSource]) -> Future[tuple[EncodedImage, ...]]:
-        """The images of one prompt, in their order. Of its errors InvalidRequestError (prompt) says which image is refused; a future that
-        is cancelled is left out of the work."""
-        future: Future[tuple[EncodedImage, ...]] = Future()
-        with self._changed:
+        """The images of one prompt, in their order. Errors and cancelling are as of `describe`."""
+        return self._submit(_Job(sources, Future(), self._encode))
+
+    def _submit(self, job: _Job[T]) -> Future[tuple[T, ...]]:
+        with self._lock:
             if self._closed:
-                future.cancel()
-                return future
-            self._jobs.append(_Job(sources, future))
-            if self._thread is None:
-                self._thread = threading.Thread(target=self._run, name="aengine-images", daemon=True)
-                self._thread.start()
-            self._changed.notify()
-        return future
+                job.future.cancel()
+            else:
+                self._add(job)
+        return job.future
+
+    def _add(self, job: _Job[Any]) -> None:
+        self._jobs.append(job)
+        self._thread.submit(self._turn)
 
     def forget(self) -> None:
         """Forget all images: the next ones are encoded again."""
-        with self._changed:
-            self._cache.clear()
+        with self._lock:
+            self._encoded.clear()
             self._left = self._cache_bytes
 
     def close(self) -> None:
         """End the thread, after the image that it is at; what waits is cancelled."""
-        with self._changed:
+        with self._lock:
+            if self._closed:
+                return
             self._closed = True
             jobs = list(self._jobs)
             self._jobs.clear()
-            self._changed.notify()
+            self._thread.submit(self._end)
+            self._thread.shutdown(wait=False)
         for job in jobs:
             job.future.cancel()
 
     # ---- in the thread ---------------------------------------------------------------------------------------------------
 
-    def _run(self) -> None:
-        with suppress(OSError, AttributeError):  # steps come first where cores are few
-            os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _NICENESS)
-        while True:
-            with self._changed:
-                while not self._jobs and not self._closed:
-                    self._changed.wait()
-                if self._closed:
-                    break
-                job = self._jobs.popleft()
-            if self._advance(job):
-                with self._changed:  # the images of other requests come between
-                    if not self._closed:
-                        self._jobs.append(job)
-                        continue
-                job.future.cancel()
-        self._decoder.close()
-        self._loaded = None
+    def _turn(self) -> None:
+        with self._lock:
+            if not self._jobs:
+                return
+            job = self._jobs.popleft()
+        if self._advance(job):
+            with self._lock:
+                if not self._closed:
+                    self._add(job)  # the images of other requests come between
+                    return
+            job.future.cancel()
 
-    def _advance(self, job: _Job) -> bool:
+    def _end(self) -> None:
+        self._decoder.close()
+        self._loaded = self._inputs = None
+
+    def _advance(self, job: _Job[Any]) -> bool:
         """Do the next part of a job. False: it has ended."""
         if job.future.cancelled():
             return False
         try:
-            if len(job.pixels) < len(job.sources):
+            if len(job.images) < len(job.sources):
                 self._read(job)
                 return True
             if len(job.found) < len(job.sources):
-                job.found.append(self._image(job))
+                image = job.images[len(job.found)]
+                job.found.append(job.step(image))
+                image.pixels = None
             if len(job.found) < len(job.sources):
                 return True
             if job.future.set_running_or_notify_cancel():
@@ -185,21 +220,20 @@ class ImageEncoder:
                 job.future.set_exception(error if isinstance(error, Exception) else RuntimeError(str(error)))
         return False
 
-    def _read(self, job: _Job) -> None:
-        number = len(job.pixels)
+    def _read(self, job: _Job[Any]) -> None:
+        number = len(job.images)
         try:
-            pixels, num_pixels, num_bytes = self._pixels(job.sources[number], alone=len(job.sources) == 1)
+            job.images.append(self._image(job.sources[number], alone=len(job.sources) == 1))
         except (ImageError, Refused) as error:
             raise refused(number, str(error.args[0])) from None
-        job.pixels.append(pixels)
-        job.num_pixels += num_pixels
-        job.num_bytes += num_bytes
-        for name, count, most in (("pixels", job.num_pixels, MAX_REQUEST_PIXELS), ("bytes", job.num_bytes, MAX_REQUEST_BYTES)):
+        pixels, size = (sum(counts) for counts in zip(*((each.num_pixels, each.num_bytes) for each in job.images), strict=True))
+        for name, count, most in (("pixels", pixels, MAX_REQUEST_PIXELS), ("bytes", size, MAX_REQUEST_BYTES)):
             if count > most:
                 raise InvalidRequestError.of("prompt", f"its images have {count} {name} together; at most {most} are possible")
 
-    def _pixels(self, source: ImageSource, *, alone: bool) -> tuple[Pixels | bytes, int, int]:
-        """The pixels of an image, or the digest of one that is cached; how many pixels these are, and how many bytes its file has."""
+    def _image(self, source: ImageSource, *, alone: bool, fresh: bool = False) -> _Image:
+        """`fresh`: with its pixels, however well it is known."""
+        given, alone = source, alone and self._alone_differs
         if isinstance(source, pathlib.Path):
             try:
                 if source.stat().st_size > MAX_FILE_BYTES:
@@ -211,42 +245,56 @@ class ImageEncoder:
             width, height = source.size
             check_size(width, height, MAX_PIXELS, MAX_SIDE)
             pixels: Pixels = np.asarray(to_rgb(source))
-            return pixels, pixels.size // 3, 0
+            return _Image(digest_of(pixels, alone=alone), width * height, 0, pixels, given, alone)
         if len(source) > MAX_FILE_BYTES:
             raise ImageError(f"has {len(source)} bytes; at most {MAX_FILE_BYTES} are possible")
         name = blake2b(source, digest_size=32, key=b"alone" if alone else b"").digest()
-        if (known := self._digests.get(name)) is not None and known[0] in self._cache:
-            return known[0], known[1], len(source)
+        if not fresh and (known := self._files.get(name)) is not None and known[0] in self._said:
+            return _Image(*known, len(source), None, given, alone)
         pixels = self._decoder.decode(source)
-        self._digests[name] = digest_of(pixels, alone=alone), pixels.size // 3
-        if len(self._digests) > 4096:
-            self._digests.popitem(last=False)
-        return pixels, pixels.size // 3, len(source)
+        digest, num_pixels = digest_of(pixels, alone=alone), pixels.size // 3
+        _remember(self._files, name, (digest, num_pixels))
+        return _Image(digest, num_pixels, len(source), pixels, given, alone)
 
-    def _image(self, job: _Job) -> EncodedImage:
-        pixels, alone = job.pixels[len(job.found)], len(job.sources) == 1
-        digest = pixels if isinstance(pixels, bytes) else digest_of(pixels, alone=alone)
-        with self._changed:
-            if (cached := self._cache.get(digest)) is not None:
-                self._cache.move_to_end(digest)
-                return cached
-        if isinstance(pixels, bytes):  # it has left the cache since
-            read, _, _ = self._pixels(job.sources[len(job.found)], alone=alone)
-            assert not isinstance(read, bytes)
-            pixels = read
-        processor, tower = self._parts()
+    def _text(self, image: _Image) -> ImageText:
+        """Also keeps the inputs of the tower, in case that the image is encoded next."""
+        if (known := self._said.get(image.digest)) is not None:
+            return known
+        return self._process(image)[0]
+
+    def _process(self, image: _Image) -> tuple[ImageText, Mapping[str, Tensor]]:
+        pixels = image.pixels
+        if pixels is None:  # what it became has left the cache since
+            pixels = self._image(image.source, alone=image.alone, fresh=True).pixels
+            assert pixels is not None
+        processor, _ = self._parts()
         begin = time.perf_counter()
-        processed = processor.process(pixels, alone=alone)
-        between = time.perf_counter()
-        made = tower.encode(processed.inputs)
-        took = between - begin, time.perf_counter() - between
-        _log.debug("an image of %d tokens: processed in %.3f s, encoded in %.3f s", processed.num_tokens, *took)
-        if len(made.rows) != processed.num_tokens:
-            raise RuntimeError(f"an image has {len(made.rows)} rows for {processed.num_tokens} tokens")
+        made = processor.process(pixels, alone=image.alone)
+        said = ImageText(image.digest, made.text, processor.placeholder, processor.token_id, made.num_tokens, made.grid)
+        _log.debug("an image of %d tokens is processed in %.3f s", said.num_tokens, time.perf_counter() - begin)
+        _remember(self._said, image.digest, said)
+        self._inputs = image.digest, made.inputs
+        return said, made.inputs
+
+    def _encode(self, image: _Image) -> EncodedImage:
+        with self._lock:
+            if (known := self._encoded.get(image.digest)) is not None:
+                self._encoded.move_to_end(image.digest)
+                return known
+        if self._inputs is not None and self._inputs[0] == image.digest:
+            said, inputs = self._said[image.digest], self._inputs[1]
+        else:
+            said, inputs = self._process(image)
+        self._inputs = None
+        begin = time.perf_counter()
+        made = self._parts()[1].encode(inputs)
+        _log.debug("an image of %d tokens is encoded in %.3f s", said.num_tokens, time.perf_counter() - begin)
+        if len(made.rows) != said.num_tokens:
+            raise RuntimeError(f"an image has {len(made.rows)} rows for {said.num_tokens} tokens")
         self.num_encoded += 1
-        image = EncodedImage(digest, processed.text, processor.placeholder, processor.token_id, made.rows, made.additions, processed.grid)
-        self._keep(image)
-        return image
+        encoded = EncodedImage(said, made.rows, made.additions)
+        self._keep(encoded)
+        return encoded
 
     def _parts(self) -> tuple[ImageProcessor, Tower]:
         if self._loaded is None:
@@ -256,13 +304,25 @@ class ImageEncoder:
         return self._loaded
 
     def _keep(self, image: EncodedImage) -> None:
-        with self._changed:
+        with self._lock:
             if image.nbytes > self._cache_bytes:
                 return
-            self._cache[image.digest] = image
+            self._encoded[image.said.digest] = image
             self._left -= image.nbytes
             while self._left < 0:
-                self._left += self._cache.popitem(last=False)[1].nbytes
+                self._left += self._encoded.popitem(last=False)[1].nbytes
+
+
+def _come_last() -> None:
+    """Steps of the model come before the work of this thread where cores are few."""
+    with suppress(OSError, AttributeError):
+        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _NICENESS)
+
+
+def _remember(known: OrderedDict[bytes, T], name: bytes, value: T) -> None:
+    known[name] = value
+    if len(known) > _REMEMBERED:
+        known.popitem(last=False)
 
 
 def digest_of(pixels: Pixels, *, alone: bool) -> bytes:

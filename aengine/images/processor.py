@@ -34,11 +34,11 @@ class ProcessedImage:
 
 
 class ImageProcessor:
-    def __init__(self, model_dir: pathlib.Path, max_tokens: int) -> None:
-        """`max_tokens`: of an image, where the model can make images smaller. Raises ModelLoadError for a directory without the files of an
-        image processor, or of a tokenizer that transformers reads."""
+    def __init__(self, model_dir: pathlib.Path, max_tokens: int, *, alone_differs: bool = False) -> None:
+        """`max_tokens`: of an image, where the model can make it smaller. `alone_differs`: as of `ImageInput`. Raises ModelLoadError for a
+        directory without the files of an image processor, or of a tokenizer that transformers reads."""
         from transformers import AutoConfig, AutoImageProcessor, AutoTokenizer
-        from transformers.models.auto import processing_auto
+        from transformers.models.auto.processing_auto import PROCESSOR_MAPPING_NAMES  # type: ignore[attr-defined]
 
         try:
             config = AutoConfig.from_pretrained(model_dir)
@@ -46,7 +46,7 @@ class ImageProcessor:
             images: Any = AutoImageProcessor
             self._images: Any = images.from_pretrained(model_dir, backend="pil")
             tokenizer = AutoTokenizer.from_pretrained(model_dir)
-            kind = _processor_class(_FIXED.get(model_type) or processing_auto.PROCESSOR_MAPPING_NAMES[model_type])
+            kind = _processor_class(_FIXED.get(model_type) or PROCESSOR_MAPPING_NAMES[model_type])
             saved, _ = kind.get_processor_dict(model_dir)
             parts = {"image_processor": self._images, "tokenizer": tokenizer}
             known = _parameters(kind)
@@ -68,8 +68,7 @@ class ImageProcessor:
         self.placeholder: str = self._processor.image_token
         self.token_id = int(config.image_token_id)
         self.token = str(tokenizer.convert_ids_to_tokens(self.token_id))
-        self.alone_differs = model_type == "llava_onevision"
-        """Whether an image that is the only one of a prompt is cut into more tiles than one of several."""
+        self._alone_differs = alone_differs
 
     def _limit_tokens(self, most: int) -> None:
         """Has large images made smaller, where the model takes images of any size."""
@@ -88,12 +87,12 @@ class ImageProcessor:
 
         image = Image.fromarray(pixels)
         given: Any = [image]
-        if self.alone_differs and not alone:
+        if self._alone_differs and not alone:
             given = [[image, image.resize((1, 1))]]
         with torch.inference_mode():
             made, texts = self._processor._process_images(given, return_tensors="pt", **self._settings)
         inputs = {name: value for name, value in made.items() if isinstance(value, Tensor)}
-        if self.alone_differs:
+        if self._alone_differs:
             inputs = {name: value[:1] for name, value in inputs.items() if name != "batch_num_images"}
             inputs["batch_num_images"] = torch.tensor([1 if alone else 2])
         grid = made.get("image_grid_thw")

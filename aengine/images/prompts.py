@@ -15,14 +15,14 @@ from numpy.typing import NDArray
 
 from aengine.api.errors import InvalidRequestError
 from aengine.api.outputs import RenderedChat
-from aengine.images.encoder import EncodedImage
+from aengine.images.encoder import EncodedImage, ImageText
 from aengine.models.images import ImageInput, ImagePositions, SeenWithin, grid_positions
 from aengine.scheduler.plan import PromptImages
 
 IntArray = NDArray[np.int32]
 
 
-def with_images(rendered: RenderedChat, images: Sequence[EncodedImage]) -> RenderedChat:
+def with_images(rendered: RenderedChat, images: Sequence[ImageText]) -> RenderedChat:
     """The chat with the text of its `images` where the template has written a placeholder for each. What the caller wrote that reads like
     one is none. Raises `InvalidRequestError` (prompt) for a template that has written more or fewer."""
     if not images:
@@ -44,7 +44,7 @@ def with_images(rendered: RenderedChat, images: Sequence[EncodedImage]) -> Rende
     shift = [0, *(moved for _, moved in shifts)]
     ends = [end for end, _ in shifts]
     places = tuple((start + shift[_count(ends, start)], end + shift[_count(ends, start)]) for start, end in rendered.literals)
-    return RenderedChat("".join(pieces), places, tuple(images))
+    return RenderedChat("".join(pieces), places)
 
 
 def _count(ends: Sequence[int], place: int) -> int:
@@ -54,16 +54,16 @@ def _count(ends: Sequence[int], place: int) -> int:
 def place_images(ids: IntArray, images: Sequence[EncodedImage], described: ImageInput) -> tuple[IntArray, PromptImages]:
     """The prompt as the scheduler takes it, whose ids name the images, and what it computes these with. Raises `InvalidRequestError`
     (prompt) if it has another number of tokens for images than they have rows."""
-    at = np.flatnonzero(ids == images[0].token_id).astype(np.int32)
+    at = np.flatnonzero(ids == images[0].said.token_id).astype(np.int32)
     counts = [len(image.rows) for image in images]
     if len(at) != sum(counts):
         raise InvalidRequestError.of("prompt", f"it has {len(at)} tokens of images, whose images are of {sum(counts)} tokens")
     named = ids.copy()
-    named[at] = np.concatenate([names_of(image.digest, len(image.rows)) for image in images])
+    named[at] = np.concatenate([names_of(image.said.digest, len(image.rows)) for image in images])
     firsts = np.cumsum([0, *counts])
     positions = None
     if described.positions is ImagePositions.GRID:
-        grids = [(int(at[first]), *image.grid) for first, image in zip(firsts, images, strict=False) if image.grid is not None]
+        grids = [(int(at[first]), *image.said.grid) for first, image in zip(firsts, images, strict=False) if image.said.grid is not None]
         positions = grid_positions(len(ids), grids)
     whole: tuple[tuple[int, int], ...] = ()
     if described.within is not SeenWithin.NONE:
@@ -73,7 +73,7 @@ def place_images(ids: IntArray, images: Sequence[EncodedImage], described: Image
         at,
         torch.cat([image.rows for image in images]),
         torch.cat(additions, 1) if additions else None,
-        images[0].token_id,
+        images[0].said.token_id,
         positions,
         whole,
     )

@@ -7,7 +7,7 @@ is some tokens of a prompt whose inputs are given rows instead of those of the e
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum
 from typing import Any
 
@@ -36,13 +36,15 @@ class ImageInput:
     positions: ImagePositions = ImagePositions.PLAIN
     num_additions: int = 0  # after each of so many first layers, rows are added to the residual at an image's tokens (Qwen3-VL, 2025)
     within: SeenWithin = SeenWithin.NONE
+    alone_differs: bool = False  # an image that is the only one of a prompt has more tokens than one of several (LLaVA-OneVision)
     layer_input_id: int | None = None  # the token whose `LayerInputs` an image's tokens have; None: their placeholder
 
 
 _GRID = ImageInput(ImagePositions.GRID)
 _FAMILIES = {
     **dict.fromkeys(("qwen2_vl", "qwen2_5_vl", "qwen3_vl", "qwen3_vl_moe", "qwen3_5", "qwen3_5_moe"), _GRID),
-    **dict.fromkeys(("mistral3", "llava", "llava_onevision", "internvl", "idefics3", "smolvlm", "llama4"), ImageInput()),
+    **dict.fromkeys(("mistral3", "llava", "internvl", "idefics3", "smolvlm", "llama4"), ImageInput()),
+    "llava_onevision": ImageInput(alone_differs=True),
     "gemma3": ImageInput(within=SeenWithin.ALL),
     "gemma4": ImageInput(),
 }
@@ -64,7 +66,7 @@ def read_image_input(config: Mapping[str, Any]) -> ImageInput | None:
     if model_type == "gemma4":
         layer_input_id = text.get("pad_token_id", 0)
         within = SeenWithin.SLIDING if text.get("use_bidirectional_attention") == "vision" else SeenWithin.NONE
-    return ImageInput(known.positions, num_additions, within, layer_input_id)
+    return replace(known, num_additions=num_additions, within=within, layer_input_id=layer_input_id)
 
 
 def grid_positions(num_tokens: int, grids: Sequence[tuple[int, int, int]]) -> IntArray:

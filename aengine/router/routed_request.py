@@ -250,7 +250,7 @@ class RoutedRequest(StreamSource):
             if stay is self._hedge:
                 return  # it has brought nothing: it was cancelled
             self.cached_prompt_tokens = stay.source.cached_prompt_tokens
-            self.reasoning_tokens = stay.source.reasoning_tokens
+            self.reasoning_tokens, self.image_tokens = stay.source.reasoning_tokens, stay.source.image_tokens
             self.drafts = stay.source.drafts
             self._finish()
         else:

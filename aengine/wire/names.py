@@ -44,7 +44,7 @@ DEFAULTS: Mapping[str, str] = {name: ours for name, ours in SAMPLING.items() if 
 MODEL = (
     *("name", "architecture", "family", "implementation", "executor", "dtype", "max_model_len", "vocab_size"),
     *("num_parameters", "num_active_parameters", "kv_bytes_per_token", "state_bytes", "quantization"),
-    *("call_format", "reasoning_format", "hidden_size", "pooling"),
+    *("call_format", "reasoning_format", "hidden_size", "pooling", "max_images"),
 )
 
 # What limits the requests of an engine, with the same name and meaning on both sides.

@@ -27,8 +27,12 @@ from aengine.api.request import (
     ChatFields,
     ChatOptions,
     Prompt,
+    RemoteImage,
     RequestOptions,
     form_of,
+    image_file,
+    image_of_url,
+    images_of,
     read_messages,
     read_token_ids,
 )
@@ -135,14 +139,28 @@ def write_mode(modes: Any, prefix: str, field: str, name: str) -> Any:
     return modes.Value(f"{prefix}_{name.upper()}")
 
 
-def write_token_ids(ids: Sequence[int], message: generation_pb2.Prompt) -> None:
-    """Make `ids` the prompt, in place of what is there."""
+def write_token_ids(ids: Sequence[int], message: generation_pb2.Prompt, images: Iterable[generation_pb2.Image] = ()) -> None:
+    """Make `ids` and the images whose tokens they have the prompt, in place of what is there."""
+    images = list(images)
     message.token_ids.SetInParent()
     message.token_ids.ids.extend(ids)
+    message.token_ids.images.extend(images)
+
+
+def images_in(chat: generation_pb2.ChatPrompt) -> list[generation_pb2.Image]:
+    """The images of a chat, in their order."""
+    return [part.image for message in chat.messages for part in message.parts if part.HasField("image")]
+
+
+def _write_image(image: Any) -> generation_pb2.Image:
+    if isinstance(image, RemoteImage):
+        return generation_pb2.Image(url=image.url)
+    return generation_pb2.Image(data=image_file(image))
 
 
 def write_chat(messages: Sequence[Mapping[str, Any]], options: ChatOptions, message: generation_pb2.ChatPrompt) -> None:
     """Write a chat and its options into `message`. Raises `InvalidRequestError` for what cannot be sent."""
+    images = iter(images_of(messages))
     for index, one in enumerate(read_messages(messages)):
         content = one.get("content")
         extra = {name: value for name, value in one.items() if name not in ("role", "content")}
@@ -153,7 +171,11 @@ def write_chat(messages: Sequence[Mapping[str, Any]], options: ChatOptions, mess
             if isinstance(content, str):
                 sent.content = content
             else:
-                sent.parts.extend(generation_pb2.ContentPart(text=part["text"]) for part in content or ())
+                for part in content or ():
+                    if part["type"] == "image":
+                        sent.parts.add(image=_write_image(next(images)))
+                    else:
+                        sent.parts.add(text=part["text"])
     with _unicode("tools", "a string"):
         message.tools.extend(map(_json, options.tools or ()))
     if options.add_generation_prompt is not None:
@@ -176,7 +198,8 @@ def write_prompt(prompt: Prompt, options: ChatOptions, message: generation_pb2.P
     elif form == "chat":
         write_chat(prompt, options, message.chat)  # type: ignore[arg-type]
     else:
-        write_token_ids(read_prompt_ids(prompt), message)  # type: ignore[arg-type]
+        images = options.images if isinstance(options, RequestOptions) else ()
+        write_token_ids(read_prompt_ids(prompt), message, map(_write_image, images))  # type: ignore[arg-type]
 
 
 def read_prompt_ids(ids: Sequence[int]) -> list[int]:
@@ -296,14 +319,33 @@ def _read_message(message: generation_pb2.ChatMessage, path: str, check: FieldCh
         if message.content:
             check.add_violation(f"{path}.parts", "cannot be combined with content")
         if any(part.WhichOneof("content") is None for part in message.parts):
-            check.add_violation(f"{path}.parts", "each must have text")
-        read["content"] = [{"type": "text", "text": part.text} for part in message.parts]
+            check.add_violation(f"{path}.parts", "each must have text or an image")
+        read["content"] = [
+            {"type": "image", "image": _read_image(part.image, f"{path}.parts[{index}].image", check)}
+            if part.HasField("image")
+            else {"type": "text", "text": part.text}
+            for index, part in enumerate(message.parts)
+        ]
     if message.extra_fields:
         extra = _read_object(message.extra_fields, f"{path}.extra_fields", check)
         if "role" in extra or extra.get("content") is not None or ("content" in extra and read["content"]):
             check.add_violation(f"{path}.extra_fields", "role and content have fields of their own")
         read.update(extra)
     return read
+
+
+def _read_image(image: generation_pb2.Image, path: str, check: FieldChecks) -> bytes | RemoteImage:
+    match image.WhichOneof("source"):
+        case "data":
+            return image.data
+        case "url":
+            try:
+                return image_of_url(image.url)
+            except ValueError as error:
+                check.add_violation(f"{path}.url", str(error))
+        case None:
+            check.add_violation(path, "exactly one of data, url must be set")
+    return b""
 
 
 def read_chat_fields(chat: generation_pb2.ChatPrompt, path: str, check: FieldChecks) -> ChatFields:
@@ -463,6 +505,10 @@ def read_options(request: MessageRequest, check: FieldChecks) -> RequestOptions 
             cache_salt=spec.cache.salt or None,
             adapter=spec.adapter or None,
             known_outputs=_read_known_outputs(spec, check),
+            images=[
+                _read_image(image, f"spec.prompt.token_ids.images[{index}]", check)
+                for index, image in enumerate(spec.prompt.token_ids.images)
+            ],
             **(read_chat_fields(spec.prompt.chat, "spec.prompt.chat", check) if spec.prompt.HasField("chat") else {}),
         )
     except InvalidRequestError as error:

@@ -73,6 +73,7 @@ def write_usage(usage: Usage, message: messages.Usage) -> None:
     message.cached_prompt_tokens = usage.cached_prompt_tokens
     message.completion_tokens = usage.completion_tokens
     message.reasoning_tokens = usage.reasoning_tokens
+    message.image_tokens = usage.image_tokens
     message.drafts.extend(draft_messages(usage.drafts))
 
 

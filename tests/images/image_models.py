@@ -56,7 +56,12 @@ _QWEN_IDS = {"image_token_id": 300, "vision_start_token_id": 301, "vision_end_to
 _QWEN_PART = "<|vision_start|><|image_pad|><|vision_end|>"
 _QWEN3_VISION = {"depth": 4, "hidden_size": 32, "num_heads": 2, "intermediate_size": 48, "patch_size": 16, "out_hidden_size": HIDDEN}
 _QWEN3_VISION |= {"num_position_embeddings": 64}
-_QWEN3 = {"size": {"shortest_edge": 32 * 32, "longest_edge": 32 * 32 * 40}, "patch_size": 16, "image_mean": [0.5] * 3, "image_std": [0.5] * 3}
+_QWEN3 = {
+    "size": {"shortest_edge": 32 * 32, "longest_edge": 32 * 32 * 40},
+    "patch_size": 16,
+    "image_mean": [0.5] * 3,
+    "image_std": [0.5] * 3,
+}
 _HYBRID = {"linear_key_head_dim": 16, "linear_value_head_dim": 16, "linear_num_key_heads": 2, "linear_num_value_heads": 4}
 _HYBRID |= {"layer_types": ["linear_attention", "full_attention"] * 2, "head_dim": 32}
 _MOE = {"moe_intermediate_size": 32, "num_experts": 4, "num_experts_per_tok": 2}
@@ -171,7 +176,14 @@ FAMILIES = {
         "Gemma4ImageProcessorPil",
         {"patch_size": 16, "pooling_kernel_size": 3, "max_soft_tokens": 70},
         {**_SMALL, "head_dim": 16, "num_key_value_heads": 2, "patch_size": 16, "pooling_kernel_size": 3, "position_embedding_size": 64},
-        {"image_token_id": 300, "boi_token_id": 301, "eoi_token_id": 302, "video_token_id": 303, "audio_token_id": 304, "audio_config": None},
+        {
+            "image_token_id": 300,
+            "boi_token_id": 301,
+            "eoi_token_id": 302,
+            "video_token_id": 303,
+            "audio_token_id": 304,
+            "audio_config": None,
+        },
         {"sliding_window": 8, "layer_types": ["sliding_attention", "full_attention"] * 2, "hidden_size_per_layer_input": 16}
         | {"vocab_size_per_layer_input": 400, "global_head_dim": 16, "num_kv_shared_layers": 0, "final_logit_softcapping": None},
         {"image_token": "<|image|>", "boi_token": "<|image>", "eoi_token": "<image|>", "video_token": "<|video|>"}

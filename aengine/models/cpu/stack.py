@@ -150,8 +150,8 @@ class StepArguments:
         positions: IntArray | None = None,
         images: tuple[Tensor, Tensor | None] | None = None,
     ) -> None:
-        """`images`: rows and additions. `draw_params` are of `DRAW_PARAMS`. Raises ValueError for too many or too few ids, draws or rows, and for last tokens that could
-        not be written back."""
+        """`images`: rows and additions. `draw_params` are of `DRAW_PARAMS`. Raises ValueError for too many or too few ids, draws or rows,
+        and for last tokens that could not be written back."""
         indices = (layout.qo_indptr, layout.kv_indptr, layout.kv_indices, layout.last_page_len)
         rows = (last_tokens.tokens, last_tokens.input_rows, last_tokens.output_rows)
         positions = layout.positions if positions is None else positions
@@ -355,8 +355,8 @@ class DecoderStack:
         What a token gets depends on its own sequence alone: not on other rows, the cut into chunks, or the number of threads. `kept` is for
         a draft head, and for the model that it reads hidden states of. Of several stages, those but the last bring the residual [T,
         hidden_size] of all tokens, and those but the first are given it as `inputs`, contiguous.
-        `adapters` are those of the tokens. `positions` [T]: their rows in tables of angles; None: the layout's. `images`: what the ids below
-        0 stand for; those of steps that were prepared before must not be needed any more.
+        `adapters` are those of the tokens. `positions` [T]: their rows in tables of angles; None: the layout's. `images`: what the ids
+        below 0 stand for; those of steps that were prepared before must not be needed any more.
         Raises ValueError for a pool or hidden states of another shape, and for another number of ids, draws or slots than there are tokens.
         """
         c = pool.c

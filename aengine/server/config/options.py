@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ipaddress
+import re
 from dataclasses import dataclass, replace
 from typing import Annotated, Any
 
@@ -21,6 +22,8 @@ from aengine.api.fields import (
     text,
 )
 
+IMAGE_URL = re.compile(r"https://([A-Za-z0-9](?:[A-Za-z0-9.-]{0,252}[A-Za-z0-9])?)(?::([0-9]{1,5}))?(/[!-\[\]-~]*)?")
+"""A URL that an image may have: its host, its port and its path, in ASCII, without a user or what parsers read differently."""
 GROUPS = {
     "host": "address",
     "tls_cert": "security",
@@ -30,6 +33,10 @@ GROUPS = {
     "metrics_host": "metrics",
 }
 """The first field of each group, and the title of the group, for the help."""
+_IMAGE_URLS = Accepts(
+    lambda urls: isinstance(urls, tuple) and all(isinstance(url, str) and IMAGE_URL.fullmatch(url) for url in urls),
+    "a tuple of https://host/, each perhaps with a port or a part of the path",
+)
 _NAMES = Accepts(lambda names: isinstance(names, tuple) and all(isinstance(name, str) and name for name in names), "a tuple of names")
 
 
@@ -52,6 +59,9 @@ class ServerConfig:
     """Names, beside those of this machine, that requests over HTTP may have in Host, such as that of a proxy before the server;
     * for all. On a loopback address without tokens or clients' certificates, and with this set, others are refused, and so are
     pages of other origins than those of http_cors_origins."""
+    image_urls: Annotated[tuple[str, ...], _IMAGE_URLS] = ()
+    """How URLs begin that images are fetched from, each https://host/, or with a port or a part of the path. None: no images are fetched;
+    clients send the images themselves, or data: URLs."""
     chat_page: bool = True
     """Serve a page to chat on at / over HTTP."""
     insecure: bool = False

@@ -29,6 +29,7 @@ from aengine.server.core.call_life import CallLife
 from aengine.server.core.calls_in_flight import Admission, Caller, CallsInFlight, Observers
 from aengine.server.core.decoding import Decoding
 from aengine.server.core.errors import ServiceError, clip
+from aengine.server.core.image_urls import ImageUrls
 from aengine.server.core.texts import ServedTexts
 
 
@@ -79,6 +80,7 @@ class Backend:
     max_message_bytes: int = 16 * 1024 * 1024  # of one message
     streams: RequestIndex[TokenStream] = field(default_factory=RequestIndex)  # of the generations in flight
     embeddings: RequestIndex[str] = field(default_factory=RequestIndex)  # in flight, by the ids that the engine has for them
+    image_urls: ImageUrls = field(default_factory=ImageUrls)
     served_names: tuple[str, ...] = ()  # of the model, in place of the one that the engine has for it
 
     @property
@@ -181,8 +183,10 @@ class Core:
         self.calls = CallsInFlight(config.max_calls, config.stall_seconds)
         self.life = CallLife(self.authenticator, self.calls, self.observers, config.max_metadata_bytes)
         names = tuple(dict.fromkeys(config.served_model_name))
-        self.backend = Backend(engine, self.admission, self.observers, config.max_message_bytes, served_names=names)
-        self.texts = ServedTexts(engine)
+        urls = ImageUrls(config.image_urls)
+        limit = config.max_message_bytes
+        self.backend = Backend(engine, self.admission, self.observers, limit, image_urls=urls, served_names=names)
+        self.texts = ServedTexts(engine, urls)
         self.decoding = Decoding(config.max_decoding_bytes, config.max_decoding_bytes_per_caller)
         self.metrics: CollectorRegistry | None = None  # to be read in other threads; None until a door shows them
         self._logged: set[str] = set()

@@ -15,7 +15,7 @@ from typing import Any, cast
 
 from aengine.api.errors import InvalidRequestError, RequestIdInUseError, refusal
 from aengine.api.outputs import FinishReason, Token
-from aengine.api.request import Prompt
+from aengine.api.request import Prompt, RemoteImage
 from aengine.api.stream import TokenStream
 from aengine.chat.parser import ChatParser
 from aengine.chat.preparation import GenerationRequest, PreparedChat, prepare_chat
@@ -102,6 +102,7 @@ async def count_prompt_tokens(backend: Backend, request: GenerationRequest) -> i
     assert request.chat is not None
     backend.require_model(request.model)
     messages = cast(Sequence[Mapping[str, Any]], request.prompt)
+    messages = await backend.image_urls.resolved(messages)
     return len((await prepare_chat(backend.engine, messages, request.params, request.options, request.chat)).prompt)
 
 
@@ -117,6 +118,10 @@ async def submit(backend: Backend, request: GenerationRequest, deadline: float |
             options = replace(options, adapter=adapter)
         if not options.tenant:
             options = replace(options, tenant=caller.tenant)
+        if not isinstance(prompt, str) and len(prompt) and isinstance(prompt[0], Mapping):
+            prompt = await backend.image_urls.resolved(cast(Sequence[Mapping[str, Any]], prompt))
+        if any(isinstance(image, RemoteImage) for image in options.images):
+            options = replace(options, images=await backend.image_urls.fetched(options.images))
         if request.chat is not None:
             messages = cast(Sequence[Mapping[str, Any]], prompt)
             prepared = await prepare_chat(engine, messages, params, options, request.chat)

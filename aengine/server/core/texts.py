@@ -10,6 +10,7 @@ from aengine.api.engine import ServedEngine
 from aengine.api.errors import InvalidRequestError
 from aengine.api.outputs import RenderedChat, TokenizedText
 from aengine.api.request import ChatFields
+from aengine.server.core.image_urls import ImageUrls
 
 MAX_TEXT_BYTES = 4 * 1024 * 1024
 MAX_PIECES_TEXT_BYTES = 256 * 1024
@@ -27,8 +28,9 @@ class TokenizedChat(NamedTuple):
 class ServedTexts:
     """Asks `engine`. Fields in errors have the names of the arguments."""
 
-    def __init__(self, engine: ServedEngine) -> None:
+    def __init__(self, engine: ServedEngine, image_urls: ImageUrls) -> None:
         self._engine = engine
+        self._image_urls = image_urls
 
     async def tokenize(self, text: str, *, add_special_tokens: bool = True, literals: Sequence[tuple[int, int]] = ()) -> list[int]:
         """The token ids of a text. Raises `InvalidRequestError` for one of more than MAX_TEXT_BYTES, and what the engine raises."""
@@ -51,7 +53,7 @@ class ServedTexts:
     async def render(self, messages: Sequence[Mapping[str, Any]], fields: ChatFields) -> TokenizedChat:
         """A chat as the model's template writes it, with its token ids. Raises `InvalidRequestError`, of `prompt` for the messages and of
         the names of `fields`."""
-        chat = await self._engine.render_chat(messages, **fields)
+        chat = await self._engine.render_chat(await self._image_urls.resolved(messages), **fields)
         return TokenizedChat(chat, await self._engine.tokenize(chat.text, add_special_tokens=False, literals=chat.literals))
 
 

@@ -17,7 +17,7 @@ from aengine.server.core.core import Core
 from aengine.server.core.generation import Generation, count_prompt_tokens, submit
 from aengine.server.http.bodies import LIST, OBJECT, STRING, Fields, read_body
 from aengine.server.http.body_parameters import CHAT_OPTIONS, EFFORT, OF_OTHERS, OPTIONS, PARAMS, BodyParameters, tenant_of
-from aengine.server.http.chat_input import NO_TOOLS, name_results, read_content, read_function, read_response_format
+from aengine.server.http.chat_input import NO_TOOLS, name_results, read_content, read_function, read_part, read_response_format
 from aengine.server.http.chat_output import Block, Change, ContentBlocks, OutputReader, Piece
 from aengine.server.http.http_errors import to_json
 from aengine.server.http.http_exchange import HttpExchange
@@ -209,13 +209,13 @@ def _read_blocks(role: str, blocks: list[Fields]) -> list[dict[str, Any]]:
         if kind == "tool_result" and role == "user":
             content = read_content(block) if "content" in block else ""
             messages.append({"role": "tool", "tool_call_id": block.need("tool_use_id", STRING, ""), "content": content})
-        elif kind != "text":
-            known = "text and tool_result" if role == "user" else "text"
+        elif kind not in ("text", "image"):
+            known = "text, images and tool_result" if role == "user" else "text"
             block.refuse("type", f"{shown(kind)} is not possible: there {'are' if role == 'user' else 'is'} {known}")
         else:
             if not messages or messages[-1]["role"] != role:
                 messages.append({"role": role, "content": []})
-            messages[-1]["content"].append({"type": "text", "text": block.need("text", STRING, "")})
+            messages[-1]["content"].append(read_part(block))
     return messages or [{"role": role, "content": ""}]
 
 

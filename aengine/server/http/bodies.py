@@ -155,6 +155,7 @@ IDS = Accepts(
     lambda value: isinstance(value, list) and all(type(one) is int and abs(one) <= MAX_INT32 for one in value), "a list of token ids"
 )
 TEXT_OR_LIST = Accepts(lambda value: isinstance(value, str | list), "a string or a list of objects")
+TEXT_OR_OBJECT = Accepts(lambda value: isinstance(value, str | dict), "a string or an object")
 
 _AS_ZEROS = bytes.maketrans(b"123456789", b"000000000")
 
@@ -222,7 +223,11 @@ class Fields:
     def sub(self, name: str) -> Fields | None:
         """The fields of an object; None if there is none."""
         found = self.take_field(name, OBJECT)
-        return None if found is None else Fields(found, f"{self.path}{name}.", self.check)
+        return None if found is None else self.within(name, found)
+
+    def within(self, name: str, values: Mapping[str, Any]) -> Fields:
+        """The fields `values` of an object `name` that was taken."""
+        return Fields(values, f"{self.path}{name}.", self.check)
 
     def objects(self, name: str) -> Iterator[Fields]:
         """The fields of each object of a list."""

@@ -5,15 +5,17 @@ A message of ours is what chat templates take. What is refused is added to the v
 
 from __future__ import annotations
 
+import base64
 import json
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 from aengine.api.errors import InvalidRequestError
-from aengine.api.fields import FLAG, Accepts, one_of, shown, text
+from aengine.api.fields import FLAG, one_of, shown, text
 from aengine.api.params import StructuredOutput
+from aengine.api.request import RemoteImage, image_of_url
 from aengine.chat.preparation import CHOICES
-from aengine.server.http.bodies import OBJECT, STRING, Fields
+from aengine.server.http.bodies import OBJECT, STRING, TEXT_OR_OBJECT, Fields
 from aengine.server.http.body_parameters import BodyParameters
 
 ROLES: Mapping[str, str] = {"system": "system", "developer": "system", "user": "user", "assistant": "assistant", "tool": "tool"}
@@ -77,19 +79,59 @@ def call_of(identity: str, name: str, arguments: str) -> dict[str, Any]:
 
 
 def read_content(given: Fields, name: str = "content") -> list[dict[str, Any]] | str:
-    """A text, or its parts, which are text; without any, an empty string."""
+    """A text, or its parts, which are text and images; without any, an empty string."""
     found = given.text_or_objects(name)
     if isinstance(found, str):
         return found
-    return [{"type": "text", "text": _read_part(fields)} for fields in found] or ""
+    return [read_part(fields) for fields in found] or ""
 
 
-def _read_part(fields: Fields) -> str:
+def read_part(fields: Fields) -> dict[str, Any]:
+    """Read a part of a content: a text or an image, by the names of any API."""
     kind = fields.need("type", STRING, "text")
     if kind in TEXT_PARTS or kind == "refusal":
-        return str(fields.need("refusal" if kind == "refusal" else "text", STRING, ""))
-    fields.refuse("type", f"{shown(kind)} is not possible: the model takes text alone")
-    return ""
+        return {"type": "text", "text": str(fields.need("refusal" if kind == "refusal" else "text", STRING, ""))}
+    if kind == "image_url":  # of chat completions
+        given = fields.need("image_url", TEXT_OR_OBJECT, "")
+        return {"type": "image", "image": read_image_url(fields.within("image_url", given if isinstance(given, dict) else {"url": given}))}
+    if kind == "input_image" and "file_id" not in fields:  # of responses
+        return {"type": "image", "image": read_image_url(fields, "image_url")}
+    if kind == "image":  # of Anthropic
+        return {"type": "image", "image": _read_source(fields)}
+    files = "; files are not kept here: send the image" if kind == "input_image" else ""
+    fields.refuse("type", f"{shown(kind)} is not possible: there are text and images{files}")
+    return {"type": "text", "text": ""}
+
+
+def read_image_url(fields: Fields, name: str = "url") -> bytes | RemoteImage:
+    """Read the field `name`, a `data:` URL with an image or another one that the server may fetch; takes a `detail`, by which nothing
+    changes."""
+    fields.drop(("detail",))
+    url = str(fields.need(name, STRING, ""))
+    try:
+        return image_of_url(url)
+    except ValueError as error:
+        fields.refuse(name, str(error))
+    return b""
+
+
+def _read_source(fields: Fields) -> bytes | RemoteImage:
+    """The `source` of Anthropic's images."""
+    source = fields.sub("source")
+    if source is None:
+        fields.refuse("source", "must be set")
+        return b""
+    match source.need("type", one_of("base64", "url"), ""):
+        case "base64":
+            source.drop(("media_type",))  # what it is shows by its content
+            data = str(source.need("data", STRING, ""))
+            try:
+                return base64.b64decode(data, validate=True)
+            except ValueError:
+                source.refuse("data", "is not valid base64")
+        case "url":
+            return read_image_url(source)
+    return b""
 
 
 # ---- tools -------------------------------------------------------------------------------------------------------------
@@ -125,7 +167,7 @@ def read_function(fields: Fields, schema: str = "parameters") -> dict[str, Any]:
 def read_tool_choice(given: Fields) -> tuple[str, Collection[str] | None]:
     """`tool_choice` of OpenAI's chat completions, as `ChatOutputOptions` have it, and the names of the tools that are allowed; None for
     all."""
-    choice = given.take_field("tool_choice", Accepts(lambda value: isinstance(value, str | dict), "a string or an object"), "auto")
+    choice = given.take_field("tool_choice", TEXT_OR_OBJECT, "auto")
     if not isinstance(choice, dict):
         return _CHOICES.get(choice, choice), None
     fields = Fields(choice, f"{given.path}tool_choice.", given.check)

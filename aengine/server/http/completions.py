@@ -267,6 +267,7 @@ class _Writer:
             cached_prompt_tokens=sum(one.cached_prompt_tokens for one in every),
             completion_tokens=0 if self._asked.empty else sum(one.completion_tokens for one in every),
             reasoning_tokens=sum(one.reasoning_tokens for one in every),
+            image_tokens=sum(one.image_tokens for one in every),
         )
         return usage_of(total)
 

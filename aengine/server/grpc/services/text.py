@@ -22,7 +22,7 @@ from aengine.v1 import tokenizer_service_pb2 as tokenizer_v1
 from aengine.v1.embedding_service_pb2_grpc import EmbeddingServiceServicer
 from aengine.v1.tokenizer_service_pb2_grpc import TokenizerServiceServicer
 from aengine.wire.names import CHAT, POOLINGS
-from aengine.wire.request import read_chat, read_chat_fields, read_prompt
+from aengine.wire.request import images_in, read_chat, read_chat_fields, read_prompt
 
 READ_AT_ONCE = 16
 """Inputs that are read before the event loop gets its turn."""
@@ -126,7 +126,7 @@ class TokenizerServicer(TokenizerServiceServicer):
         check = FieldChecks()
         if not request.chat.messages:
             check.add_violation("chat.messages", "must not be empty")
-        check_size("chat", request.chat.ByteSize(), MAX_TEXT_BYTES)
+        check_size("chat", request.chat.ByteSize() - sum(image.ByteSize() for image in images_in(request.chat)), MAX_TEXT_BYTES)
         conversation = read_chat(request.chat, "chat", check)
         fields = read_chat_fields(request.chat, "chat", check)
         check.finish(InvalidRequestError)
