@@ -94,11 +94,18 @@ def _without_text(kind: Any) -> Any:
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """Without what transformers says of the weights that it was not to load."""
-    log = logging.getLogger("transformers.modeling_utils")
-    level = log.level
-    log.setLevel(logging.ERROR)
+    """Without what transformers says of the weights that it was not to load, and without its bar."""
+    from transformers.utils import logging as of_transformers
+
+    logs = [logging.getLogger(f"transformers.{name}") for name in ("modeling_utils", "distributed.tensor_parallel")]
+    levels, had_bar = [log.level for log in logs], of_transformers.is_progress_bar_enabled()
+    for log in logs:
+        log.setLevel(logging.ERROR)
+    of_transformers.disable_progress_bar()
     try:
         yield
     finally:
-        log.setLevel(level)
+        for log, level in zip(logs, levels, strict=True):
+            log.setLevel(level)
+        if had_bar:
+            of_transformers.enable_progress_bar()

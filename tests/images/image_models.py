@@ -1,7 +1,9 @@
-"""Small random models of every family that takes images: checkpoint, tokenizer, image processor and chat template, as they are published."""
+"""Small random models of every family that takes images: checkpoint, tokenizer, image processor and chat template, as they are published;
+and what transformers makes of a chat."""
 
 from __future__ import annotations
 
+import io
 import json
 import pathlib
 from collections.abc import Mapping, Sequence
@@ -15,6 +17,8 @@ from numpy.typing import NDArray
 from PIL import Image
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import CONFIG_MAPPING, PreTrainedTokenizerFast
+
+from aengine.images.processor import ImageProcessor
 
 HIDDEN = 64
 _TEXT: dict[str, Any] = {
@@ -252,8 +256,66 @@ def picture(width: int, height: int, seed: int = 0) -> NDArray[np.uint8]:
 
 
 def as_file(pixels: NDArray[np.uint8], kind: str = "PNG", **options: Any) -> bytes:
-    import io
-
     out = io.BytesIO()
     Image.fromarray(pixels).save(out, kind, **options)
     return out.getvalue()
+
+
+Part = str | int
+"""Text, or the number of a picture."""
+
+
+def chat_of(parts: Sequence[Part], pictures: Sequence[Any]) -> list[dict[str, Any]]:
+    content = [{"type": "text", "text": part} if isinstance(part, str) else {"type": "image", "image": pictures[part]} for part in parts]
+    return [{"role": "user", "content": content}]
+
+
+@dataclass(frozen=True)
+class Expected:
+    num_prompt_tokens: int
+    token_ids: list[int]
+    logprobs: torch.Tensor  # [tokens, vocab_size]
+
+
+class Reference:
+    """A saved model in the code of transformers; tokens that follow a chat are the likeliest."""
+
+    def __init__(self, model_type: str, folder: pathlib.Path) -> None:
+        self._type, self.folder = model_type, folder
+        kind = transformers.AutoModelForImageTextToText
+        self._model = kind.from_pretrained(folder, dtype=torch.float32, attn_implementation="eager").eval()
+        self._tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
+        self.processor = ImageProcessor(folder, 1024)
+
+    def generate(self, parts: Sequence[Part], pictures: Sequence[NDArray[np.uint8]], num_tokens: int) -> Expected:
+        shown = [{"type": "text", "text": part} if isinstance(part, str) else {"type": "image"} for part in parts]
+        chat = [{"role": "user", "content": shown}]
+        text, given = self._tokenizer.apply_chat_template(chat, tokenize=False, add_generation_prompt=True), {}
+        images = [Image.fromarray(pictures[part]) for part in parts if not isinstance(part, str)]
+        if images:
+            processor = self.processor
+            made, texts = processor._processor._process_images(
+                [images] if self._type == "llava_onevision" else images, return_tensors="pt", **processor._settings
+            )
+            pieces = text.split(processor.placeholder)
+            text = pieces[0] + "".join(one + piece for one, piece in zip(texts, pieces[1:], strict=True))
+            unused = ("num_crops", "num_patches", "num_soft_tokens_per_image")
+            given = {name: value for name, value in made.items() if isinstance(value, torch.Tensor) and name not in unused}
+        ids = self._tokenizer(text, return_tensors="pt", add_special_tokens=False).input_ids
+        if self._type.startswith(("qwen", "gemma")):
+            name = "token_type_ids" if self._type == "gemma3" else "mm_token_type_ids"
+            given[name] = (ids == self.processor.token_id).long()
+        self._model.generation_config.eos_token_id = None
+        with torch.inference_mode():
+            found = self._model.generate(
+                input_ids=ids,
+                attention_mask=torch.ones_like(ids),
+                max_new_tokens=num_tokens,
+                do_sample=False,
+                output_logits=True,
+                return_dict_in_generate=True,
+                pad_token_id=0,
+                **given,
+            )
+        logprobs = torch.stack(found.logits)[:, 0].log_softmax(-1)
+        return Expected(ids.shape[1], found.sequences[0, ids.shape[1] :].tolist(), logprobs)

@@ -1,0 +1,136 @@
+"""Chats with images, by the small random model of each family: tokens and logprobs are those of transformers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any
+
+import anyio
+import anyio.lowlevel
+import numpy as np
+import pytest
+from image_models import FAMILIES, Expected, Part, Reference, as_file, chat_of, picture
+from PIL import Image
+
+from aengine import AsyncEngine, Completion, SamplingParams
+from aengine.engine.requests import derive_seed
+
+pytestmark = [pytest.mark.anyio, pytest.mark.parametrize("anyio_backend", ["asyncio"])]
+NUM_TOKENS = 6
+GREEDY = SamplingParams(max_tokens=NUM_TOKENS, temperature=0.0, logprobs=1, ignore_eos=True)
+PICTURES = [picture(37, 91, 0), picture(120, 60, 1), picture(64, 64, 2), picture(99, 33, 3)]
+CHATS: Sequence[Sequence[Part]] = [
+    ["What is this? ", 0, " and why?"],
+    [1, "hello there ", 2, "?"],
+    ["only text"],
+    [0, 1, 2, 3],
+]
+SIZES = {"dtype": "float32", "device": "cpu", "max_model_len": 512, "page_size": 4, "kv_cache_memory": "32MiB", "max_num_seqs": 8}
+Find = Callable[[str], Reference]
+
+
+def check(output: Completion, expected: Expected) -> None:
+    assert output.usage.prompt_tokens == expected.num_prompt_tokens
+    assert list(output.token_ids) == expected.token_ids
+    assert output.logprobs is not None
+    for token_id, logprob, row in zip(output.token_ids, output.logprobs, expected.logprobs, strict=True):
+        assert abs(logprob.logprob - float(row[token_id])) < 1e-4
+
+
+async def run_all(engine: AsyncEngine, chats: Sequence[Any], params: SamplingParams = GREEDY) -> list[Completion]:
+    """All of them at the same time."""
+    outputs: list[Completion | None] = [None] * len(chats)
+
+    async def run(number: int) -> None:
+        outputs[number] = await engine.generate(chats[number], params)
+
+    async with anyio.create_task_group() as group:
+        for number in range(len(chats)):
+            group.start_soon(run, number)
+    return [output for output in outputs if output is not None]
+
+
+async def run_into(engine: AsyncEngine, chats: Sequence[Any], params: SamplingParams, outputs: list[Completion]) -> None:
+    outputs += await run_all(engine, chats, params)
+
+
+@pytest.mark.parametrize("model_type", sorted(FAMILIES))
+async def test_tokens_are_those_of_transformers(model_type: str, reference: Find, anyio_backend: str) -> None:
+    """Batched with text; again, with prefixes that are found; in chunks; from torch."""
+    known = reference(model_type)
+    expected = [known.generate(chat, PICTURES, NUM_TOKENS) for chat in CHATS]
+    chats = [chat_of(chat, [Image.fromarray(pixels) for pixels in PICTURES]) for chat in CHATS]
+    for backend, step in (("auto", 512), ("auto", 24 if model_type == "gemma3" else 9), ("torch_native", 24)):
+        async with AsyncEngine(str(known.folder), attention_backend=backend, max_num_batched_tokens=step, **SIZES) as engine:
+            for output, wanted in zip(await run_all(engine, chats), expected, strict=True):
+                check(output, wanted)
+            again = await engine.generate(chats[0], GREEDY)
+            check(again, expected[0])
+            assert again.usage.cached_prompt_tokens >= again.usage.prompt_tokens - 36, "a page, or a step of recurrent states, is missing"
+            assert again.usage.image_tokens > 0
+
+
+@pytest.mark.parametrize("model_type", ["qwen3_vl", "gemma3", "llava_onevision"])
+async def test_which_image_it_is_matters_and_not_its_file(model_type: str, reference: Find, anyio_backend: str) -> None:
+    known = reference(model_type)
+    files = [as_file(PICTURES[1]), as_file(PICTURES[3])]
+    async with AsyncEngine(str(known.folder), max_num_batched_tokens=64, **SIZES) as engine:
+        encoder = engine._started().model.images
+        assert encoder is not None
+        outputs = [await engine.generate(chat_of(["a", first, "b", second], files), GREEDY) for first, second in ((0, 1), (1, 0))]
+        assert encoder.num_encoded == 2
+        assert outputs[0].logprobs != outputs[1].logprobs, "two images were taken for each other"
+        check(outputs[1], known.generate(["a", 3, "b", 1], PICTURES, NUM_TOKENS))
+        others = [as_file(PICTURES[1], "WEBP", lossless=True), Image.fromarray(PICTURES[3])]
+        same = await engine.generate(chat_of(["a", 0, "b", 1], others), GREEDY)
+        assert encoder.num_encoded == 2, "an image was encoded again"
+        assert same.token_ids == outputs[0].token_ids
+        assert same.usage.cached_prompt_tokens >= same.usage.prompt_tokens - 8
+        turned = [np.ascontiguousarray(PICTURES[1].reshape(120, 60, 3)), PICTURES[3]]
+        turned_files = [as_file(pixels) for pixels in turned]  # the same bytes in other rows
+        check(
+            await engine.generate(chat_of(["a", 0, "b", 1], turned_files), GREEDY),
+            known.generate(["a", 0, "b", 1], turned, NUM_TOKENS),
+        )
+        assert encoder.num_encoded == 3
+
+
+async def test_preempted(reference: Find, anyio_backend: str) -> None:
+    known = reference("qwen2_5_vl")
+    expected = [known.generate(chat, PICTURES, 24) for chat in CHATS[:2]]
+    chats = [chat_of(chat, [Image.fromarray(pixels) for pixels in PICTURES]) for chat in CHATS[:2]]
+    few_pages = {**SIZES, "enable_prefix_cache": False, "kv_cache_memory": 110_000, "max_model_len": 96}
+    async with AsyncEngine(str(known.folder), max_num_batched_tokens=64, **few_pages) as engine:
+        await engine.pause()
+        outputs: list[Completion] = []
+        async with anyio.create_task_group() as group:
+            group.start_soon(run_into, engine, chats, replace(GREEDY, max_tokens=24), outputs)
+            while engine.stats().waiting < len(chats) or engine._started().registry.num_preparing:
+                await anyio.lowlevel.checkpoint()
+            await engine.unpause()
+        for output, wanted in zip(outputs, expected, strict=True):
+            check(output, wanted)
+        assert engine.stats().preemptions > 0
+
+
+@pytest.mark.parametrize("model_type", ["qwen2_5_vl", "qwen3_5", "gemma3"])
+async def test_forked(model_type: str, reference: Find, anyio_backend: str) -> None:
+    known = reference(model_type)
+    chat = chat_of(CHATS[1], [Image.fromarray(pixels) for pixels in PICTURES])
+    drawn = SamplingParams(max_tokens=8, temperature=1.0, seed=5, ignore_eos=True)
+    async with AsyncEngine(str(known.folder), max_num_batched_tokens=64, **SIZES) as engine:
+        forks: list[list[int]] = [[], [], []]
+        async for token in engine.stream(chat, replace(drawn, n=3)):
+            forks[token.index].append(token.token_id)
+        alone = [await engine.generate(chat, replace(drawn, seed=seed)) for seed in (5, derive_seed(5, 1), derive_seed(5, 2))]
+        assert forks == [list(one.token_ids) for one in alone]
+
+
+async def test_speculation_looks_nothing_up_in_images(reference: Find, anyio_backend: str) -> None:
+    known = reference("qwen2_5_vl")
+    chat = ["abcabcabc ", 0, "abcabcabc ", 0, "abc"]
+    expected = known.generate(chat, PICTURES, 24)
+    params = SamplingParams(max_tokens=24, temperature=0.0, logprobs=1, ignore_eos=True, presence_penalty=0.0)
+    async with AsyncEngine(str(known.folder), speculative="ngram", max_num_batched_tokens=64, **SIZES) as engine:
+        check(await engine.generate(chat_of(chat, [as_file(pixels) for pixels in PICTURES]), params), expected)
