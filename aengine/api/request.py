@@ -7,19 +7,17 @@ The reading of token ids. Knows no model."""
 
 from __future__ import annotations
 
-import base64
-import io
 import math
 import re
 import sys
 from collections.abc import Mapping, Sequence, Sized
 from dataclasses import dataclass, fields, replace
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, TypedDict
 
 from aengine.api.config import ADAPTER_NAME
 from aengine.api.errors import FieldViolation, InvalidRequestError
 from aengine.api.fields import MAX_INT32, Accepts, Refusal, check_fields, integer, is_not, is_positive, shown, text, to_int
+from aengine.api.images import read_image
 from aengine.api.params import SamplingParams
 
 if TYPE_CHECKING:
@@ -31,6 +29,7 @@ MAX_CHAT_CHARACTERS = 4 << 20
 """Most characters and other values in the messages of a chat. A template may leave out most of them, so the context does not bound this."""
 MAX_OPTION_CHARACTERS = 1 << 18
 """Most of them in the tools, and in the template_kwargs."""
+_IMAGE = {"type": "image"}
 _SURROGATE = re.compile("[\ud800-\udfff]")
 MAX_DEPTH = 64
 """Most lists and dicts within each other."""
@@ -40,78 +39,6 @@ RESERVED = frozenset(
     | {"return_assistant_tokens_mask", "tokenizer_kwargs"}
 )
 """What `apply_chat_template` of transformers and its renderer call parameters of their own, which are no variables of a template."""
-
-
-IMAGE = {"type": "image"}
-
-
-@dataclass(frozen=True, slots=True)
-class RemoteImage:
-    """An image that whoever serves the request is to fetch."""
-
-    url: str
-
-
-def image_file(image: Any) -> bytes:
-    """The file of one of `images_of`. Raises `InvalidRequestError` (prompt) for one that cannot be read."""
-    if isinstance(image, bytes):
-        return image
-    try:
-        if isinstance(image, Path):
-            return image.read_bytes()
-        held = io.BytesIO()
-        image.save(held, "PNG")
-        return held.getvalue()
-    except (OSError, ValueError) as error:
-        raise InvalidRequestError.of("prompt", f"an image cannot be read: {error}") from None
-
-
-def images_of(messages: Sequence[Mapping[str, Any]]) -> list[Any]:
-    """The images of a chat, in their order: the bytes of a file, a `pathlib.Path`, a picture of PIL, or a `RemoteImage` each. Raises
-    `InvalidRequestError` (prompt).
-
-    A part `{"type": "image", "image": ...}` of a content has any of these, the name of a file, or a `data:` URL.
-    """
-    found: list[Any] = []
-    for message in messages:
-        content = message.get("content") if isinstance(message, Mapping) else None
-        for part in content if isinstance(content, list | tuple) else ():
-            if isinstance(part, Mapping) and part.get("type") == "image":
-                found.append(_image(part.get("image"), len(found)))
-    return found
-
-
-def _image(value: Any, number: int) -> Any:
-    if isinstance(value, str):
-        if value[:5].lower() != "data:":
-            return Path(value)
-        try:
-            return image_of_url(value)
-        except ValueError as error:
-            raise InvalidRequestError.of("prompt", f"image {number} {error}") from None
-    if isinstance(value, bytearray | memoryview):
-        return bytes(value)
-    if isinstance(value, RemoteImage):
-        return value
-    if isinstance(value, bytes | Path) or (hasattr(value, "convert") and hasattr(value, "getexif")):
-        return value
-    raise InvalidRequestError.of(
-        "prompt", f"image {number} is a {type(value).__name__}, not bytes, a path, a data: URL or a picture of PIL"
-    )
-
-
-def image_of_url(url: str) -> bytes | RemoteImage:
-    """What a `data:` URL in base64 holds, or another URL to be fetched. Raises ValueError with what is wrong, as it goes on behind the name
-    of an image."""
-    if url[:5].lower() != "data:":
-        return RemoteImage(url)
-    head, comma, encoded = url.partition(",")
-    if not comma or not head.lower().endswith(";base64"):
-        raise ValueError("is no URL such as data:image/png;base64,... with an image in base64")
-    try:
-        return base64.b64decode(encoded, validate=True)
-    except ValueError:
-        raise ValueError("is a data: URL whose base64 is not valid") from None
 
 
 def read_messages(messages: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
@@ -142,7 +69,7 @@ def _without_images(message: Mapping[str, Any]) -> Mapping[str, Any]:
     content = message.get("content")
     if not isinstance(content, list | tuple) or not any(part.get("type") == "image" for part in content):
         return message
-    return {**message, "content": [IMAGE if part.get("type") == "image" else part for part in content]}
+    return {**message, "content": [dict(_IMAGE) if part.get("type") == "image" else part for part in content]}
 
 
 def check_count(messages: Sized) -> None:
@@ -324,7 +251,7 @@ def _images(value: Any) -> Any:
     if not isinstance(value, list | tuple):
         raise Refusal(is_not(value, "a list of images"))
     try:
-        return tuple(_image(one, number) for number, one in enumerate(value))
+        return tuple(read_image(one, number) for number, one in enumerate(value))
     except InvalidRequestError as error:
         raise Refusal(error.violations[0].description) from None
 

@@ -56,6 +56,9 @@ def build_parser(name: str = "aengine-client") -> argparse.ArgumentParser:
     parser.add_argument("prompt", nargs="?", help="the text to go on from; - reads it from stdin")
     parser.add_argument("--info", action="store_true", help="print one line about the model that the server serves, without a prompt")
     parser.add_argument("--chat", action="store_true", help="the prompt is a user's message to a chat model")
+    parser.add_argument(
+        "--image", action="append", default=[], metavar="FILE", help="with --chat: an image before the prompt; may be repeated"
+    )
     parser.add_argument("--system", metavar="TEXT", help="with --chat: the system's message before it")
     parser.add_argument("--tools", metavar="FILE", help="with --chat: a JSON file with the list of tools that the model may call")
     variables = """with --chat: variables for the model's chat template, such as '{"enable_thinking": false}'"""
@@ -168,10 +171,12 @@ def _facts(reason: FinishReason | None, num_tokens: int, start: float, times: Se
 def _read_prompt(options: argparse.Namespace) -> Prompt:
     text = read_stdin() if options.prompt == "-" else options.prompt or ""
     if not options.chat:
-        if options.system is not None:
-            raise ConfigError.of("system", "is possible with --chat")
+        for name in ("system", "image"):
+            if getattr(options, name):
+                raise ConfigError.of(name, "is possible with --chat")
         return text
-    messages = [{"role": "user", "content": text}]
+    images = [{"type": "image", "image": path} for path in options.image]
+    messages: list[dict[str, Any]] = [{"role": "user", "content": [*images, {"type": "text", "text": text}] if images else text}]
     return messages if options.system is None else [{"role": "system", "content": options.system}, *messages]
 
 

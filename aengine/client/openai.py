@@ -25,6 +25,7 @@ from anyio.abc import ByteStream
 from aengine.api import VERSION
 from aengine.api.errors import ConfigError, ConnectionLostError, ServerError
 from aengine.api.fields import POSITIVE, FieldChecks, Refusal, check_fields, is_not, shown
+from aengine.api.images import RemoteImage, image_file, images_of, url_of_image
 from aengine.api.outputs import FinishReason, Timing, Usage
 from aengine.api.params import StructuredOutput
 from aengine.chat.text_source import (
@@ -433,7 +434,17 @@ def _message(message: Mapping[str, Any]) -> dict[str, Any]:
     written = {name: value for name, value in message.items() if name not in ("reasoning_content", "tool_calls")}
     if calls := message.get("tool_calls"):
         written["tool_calls"] = [{**call, "function": {**call["function"], "arguments": _as_text(call)}} for call in calls]
+    if isinstance(content := message.get("content"), list | tuple):
+        written["content"] = [_part(part) for part in content]
     return written
+
+
+def _part(part: Mapping[str, Any]) -> Mapping[str, Any]:
+    if part.get("type") != "image":
+        return part
+    (image,) = images_of([{"content": [part]}])
+    url = image.url if isinstance(image, RemoteImage) else url_of_image(image_file(image))
+    return {"type": "image_url", "image_url": {"url": url}}
 
 
 def _as_text(call: Mapping[str, Any]) -> str:

@@ -95,7 +95,9 @@ def _without_text(kind: Any) -> Any:
 @contextmanager
 def _quiet() -> Iterator[None]:
     """Without what transformers says of the weights that it was not to load, and without its bar."""
-    from transformers.utils import logging as of_transformers
+    from transformers.utils import logging as utils
+
+    of_transformers: Any = utils
 
     logs = [logging.getLogger(f"transformers.{name}") for name in ("modeling_utils", "distributed.tensor_parallel")]
     levels, had_bar = [log.level for log in logs], of_transformers.is_progress_bar_enabled()

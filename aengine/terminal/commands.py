@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from aengine.api.errors import AEngineError
+from aengine.api.images import url_of_image
 from aengine.server.config.settings import nearest
 from aengine.terminal.answers import Chat
 from aengine.terminal.conversation import CommandError, Conversation
@@ -100,6 +101,18 @@ def _load(chat: Chat, argument: str) -> CommandOutcome:
     return CommandOutcome(f"Loaded {len(chat.conversation.messages)} messages from {path}.")
 
 
+def _image(chat: Chat, argument: str) -> CommandOutcome:
+    path = _path(argument)
+    try:
+        data = path.read_bytes()
+    except OSError as error:
+        raise CommandError(f"cannot read {path}: {error.strerror}") from None
+    if not (url := url_of_image(data)).startswith("data:image/"):
+        raise CommandError(f"{path} is no PNG, JPEG, WEBP or GIF")
+    chat.conversation.images.append(url)
+    return CommandOutcome(f"{path.name} goes with the next question.")
+
+
 def _clear(chat: Chat, argument: str) -> CommandOutcome:
     chat.conversation.clear()
     return CommandOutcome("A new conversation." + (" The system message stays." if chat.conversation.system is not None else ""))
@@ -121,6 +134,7 @@ COMMANDS = {
     "undo": Command("/undo", "take the last question and its answer back", _undo),
     "save": Command("/save FILE", "write the conversation to a JSON file", _save, takes_file=True),
     "load": Command("/load FILE", "go on with the conversation of a file", _load, takes_file=True),
+    "image": Command("/image FILE", "send an image with the next question", _image, takes_file=True),
     "clear": Command("/clear", "begin a new conversation", _clear),
     "model": Command("/model", "describe the model", _model),
     "quit": Command("/quit", "leave", _quit),

@@ -24,6 +24,7 @@ class Conversation:
         self.system = system
         self.exchanges: list[list[Message]] = []
         self.unanswered: list[Message] = []
+        self.images: list[str] = []  # of the next question, as `data:` URLs
 
     @property
     def messages(self) -> list[Message]:
@@ -37,8 +38,10 @@ class Conversation:
         return "\n".join(map(_text_of, self.messages))
 
     def ask(self, text: str) -> None:
-        """Begin an exchange. One that got no answer is dropped."""
-        self.unanswered = [{"role": "user", "content": text}]
+        """Begin an exchange, with the images that were added. One that got no answer is dropped."""
+        images = [{"type": "image", "image": image} for image in self.images]
+        self.images = []
+        self.unanswered = [{"role": "user", "content": [*images, {"type": "text", "text": text}] if images else text}]
 
     def add_calls(self, message: Message, results: Sequence[str]) -> None:
         """Add a message of the assistant that calls tools, with their results. The exchange goes on."""
@@ -71,7 +74,7 @@ class Conversation:
 
     def clear(self) -> None:
         """Forget everything but the system's message."""
-        self.exchanges, self.unanswered = [], []
+        self.exchanges, self.unanswered, self.images = [], [], []
 
     def to_json(self) -> str:
         return json.dumps(self.messages, ensure_ascii=False, indent=2) + "\n"
@@ -85,7 +88,13 @@ class Conversation:
             raise CommandError(f"this is not JSON: {error}") from None
         if not isinstance(value, list):
             raise CommandError("this is no list of messages")
-        messages = read_messages(value) if value else []
+        messages = value
+        if value:
+            read_messages(value)
+            for message in messages:
+                for part in message["content"] if isinstance(message["content"], list) else ():
+                    if part["type"] == "image" and not str(part.get("image")).startswith("data:"):
+                        raise CommandError("an image in it is no data: URL")
         found = cls()
         if messages and messages[0]["role"] == "system":
             found.system = _text_of(messages.pop(0))
@@ -108,4 +117,4 @@ class Conversation:
 
 def _text_of(message: Message) -> str:
     content = message["content"]
-    return content if isinstance(content, str) else "".join(part["text"] for part in content or ())
+    return content if isinstance(content, str) else "".join(part.get("text", "[image] ") for part in content or ())

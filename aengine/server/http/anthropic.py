@@ -215,7 +215,7 @@ def _read_blocks(role: str, blocks: list[Fields]) -> list[dict[str, Any]]:
         else:
             if not messages or messages[-1]["role"] != role:
                 messages.append({"role": role, "content": []})
-            messages[-1]["content"].append(read_part(block))
+            messages[-1]["content"].append(read_part(block, kind))
     return messages or [{"role": role, "content": ""}]
 
 

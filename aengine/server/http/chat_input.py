@@ -12,8 +12,8 @@ from typing import Any
 
 from aengine.api.errors import InvalidRequestError
 from aengine.api.fields import FLAG, one_of, shown, text
+from aengine.api.images import RemoteImage, image_of_url
 from aengine.api.params import StructuredOutput
-from aengine.api.request import RemoteImage, image_of_url
 from aengine.chat.preparation import CHOICES
 from aengine.server.http.bodies import OBJECT, STRING, TEXT_OR_OBJECT, Fields
 from aengine.server.http.body_parameters import BodyParameters
@@ -86,9 +86,9 @@ def read_content(given: Fields, name: str = "content") -> list[dict[str, Any]] |
     return [read_part(fields) for fields in found] or ""
 
 
-def read_part(fields: Fields) -> dict[str, Any]:
-    """Read a part of a content: a text or an image, by the names of any API."""
-    kind = fields.need("type", STRING, "text")
+def read_part(fields: Fields, kind: str | None = None) -> dict[str, Any]:
+    """Read a part of a content: a text or an image, by the names of any API. `kind`: its type, where that was taken."""
+    kind = fields.need("type", STRING, "text") if kind is None else kind
     if kind in TEXT_PARTS or kind == "refusal":
         return {"type": "text", "text": str(fields.need("refusal" if kind == "refusal" else "text", STRING, ""))}
     if kind == "image_url":  # of chat completions

@@ -65,6 +65,7 @@ def _model(core: Core, name: str) -> dict[str, Any]:
         # Ours.
         "max_model_len": info.max_model_len,
         "chat_template": info.chat_template,
+        "max_images": info.max_images,
         # Anthropic's.
         "type": "model",
         "display_name": name,

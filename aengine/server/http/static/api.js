@@ -82,6 +82,10 @@ export const served = {
   get context() {
     return this.model?.max_model_len ?? Infinity;
   },
+  /** Most images of a conversation; 0: the model takes text alone. */
+  get maxImages() {
+    return this.model?.max_images ?? 0;
+  },
 };
 
 export async function loadModels() {

@@ -115,7 +115,7 @@ const object = (fields) => (value) =>
   typeof value === "object" && value !== null && !Array.isArray(value) && Object.entries(fields).every(([name, check]) => check(value[name]));
 const row = (...checks) => (value) => Array.isArray(value) && value.length === checks.length && checks.every((check, i) => check(value[i]));
 
-const FILE = object({ name: isText, text: isText });
+const FILE = (value) => object({ name: isText, text: isText })(value) || object({ name: isText, image: (url) => isText(url) && url.startsWith("data:image/") })(value);
 const DRAFT = object({ text: isText, files: listOf(FILE) });
 const RESULT = object({ role: isText, tool_call_id: isText, content: isText });
 const CALL = object({ id: maybe(isText), name: isText, text: isText, result: isText });

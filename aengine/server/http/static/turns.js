@@ -55,15 +55,20 @@ class Turn {
   }
 }
 
+const isText = (value) => typeof value === "string";
+
 /** What was sent: a message with its files, or the results of tools. */
 export class Sent extends Turn {
   constructor(parent, { text = "", files = [], results = null }, id) {
     super(parent, "user", results ? "Results of tools" : "You", id);
     this.content = { text, files, results };
     this.messages = results ?? [{ role: "user", content: messageOf(text, files) }];
-    this.text = this.messages.map((message) => message.content).join("\n");
+    this.text = this.messages.map(({ content }) => (isText(content) ? content : content.map((part) => part.text ?? "").join(""))).join("\n");
     this.body = make("div", { class: "text" }, results ? this.text : text);
-    const file = ({ name, text }) => make("details", { class: "file" }, make("summary", {}, name), make("pre", { class: "code", tabindex: "0" }, text));
+    const file = ({ name, text, image }) =>
+      image
+        ? make("img", { class: "picture", src: image, alt: name, title: name })
+        : make("details", { class: "file" }, make("summary", {}, name), make("pre", { class: "code", tabindex: "0" }, text));
     this.element.append(this.body, ...files.map(file), this.actions);
     if (!results) this.action("Edit", () => this.edit());
     const button = this.action("Copy", () => copy(this.text, button));
