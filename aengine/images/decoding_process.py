@@ -1,6 +1,6 @@
 """The process that decodes files of images: run as a program by `ImageDecoder`, which speaks with it over its standard input and output.
 
-Decoders of image formats are where hostile files do harm, so they run here: with a limit of memory and of processor time, and without the
+Decoders of image formats are where hostile files do harm, so they run here: with limits of memory and of processor time, and without the
 right to open files. Imports nothing of the package, so that it starts quickly.
 
 A message in is a length of 8 bytes, big-endian, and a file. A message out is a JSON object in a line, and then the pixels [height, width, 3]
@@ -20,15 +20,15 @@ _MEMORY = 1 << 31  # bytes of addresses, beside those that the process begins wi
 _SECONDS = 10  # of processor time, for a file
 
 
-class Refused(Exception):
+class BadImage(Exception):
     """The file is no image that is taken; the argument says what it is, as a sentence goes on behind "it"."""
 
 
 def check_size(width: int, height: int, max_pixels: int, max_side: int) -> None:
-    """Raises Refused."""
+    """Raises BadImage."""
     if not (1 <= width <= max_side and 1 <= height <= max_side) or width * height > max_pixels:
         limit = f"each side is in [1, {max_side}], and they are at most {max_pixels} pixels"
-        raise Refused(f"is {width} by {height} pixels; {limit}")
+        raise BadImage(f"is {width} by {height} pixels; {limit}")
 
 
 def to_rgb(image: Any) -> Any:
@@ -45,7 +45,7 @@ def to_rgb(image: Any) -> Any:
 
 
 def decode(data: bytes, max_pixels: int, max_side: int) -> Any:
-    """The first frame of a file as a PIL image. Raises Refused."""
+    """The first frame of a file as a PIL image. Raises BadImage."""
     from PIL import Image, UnidentifiedImageError
 
     Image.MAX_IMAGE_PIXELS = None  # the limit is ours
@@ -54,12 +54,12 @@ def decode(data: bytes, max_pixels: int, max_side: int) -> Any:
             check_size(*image.size, max_pixels, max_side)
             image.load()
             return to_rgb(image)
-    except (Refused, MemoryError):
+    except (BadImage, MemoryError):
         raise
     except UnidentifiedImageError:
-        raise Refused(f"is no {', '.join(FORMATS[:-1])} or {FORMATS[-1]}") from None
+        raise BadImage(f"is no {', '.join(FORMATS[:-1])} or {FORMATS[-1]}") from None
     except Exception:  # whatever a decoder raises; its text may hold addresses
-        raise Refused("is broken: it cannot be decoded to its end") from None
+        raise BadImage("is broken: it cannot be decoded to its end") from None
 
 
 def _confine() -> None:
@@ -94,7 +94,7 @@ def _serve(source: BinaryIO, out: BinaryIO, max_pixels: int, max_side: int) -> N
             said: dict[str, Any] = {"width": image.width, "height": image.height}
             pixels = image.tobytes()
             del image
-        except Refused as refused:
+        except BadImage as refused:
             said = {"refused": refused.args[0]}
         except MemoryError:
             said = {"refused": "takes more memory than a picture may"}

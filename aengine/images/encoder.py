@@ -26,7 +26,7 @@ from torch import Tensor
 from aengine.api.config import EngineConfig
 from aengine.api.errors import InsufficientMemoryError, InvalidRequestError
 from aengine.images.decoder import MAX_PIXELS, MAX_SIDE, ImageDecoder, ImageError, Pixels
-from aengine.images.decoding_process import Refused, check_size, to_rgb
+from aengine.images.decoding_process import BadImage, check_size, to_rgb
 from aengine.models.choice import AnySpec
 from aengine.models.images import ImageInput
 from aengine.models.spec import ModelSpec
@@ -224,7 +224,7 @@ class ImageEncoder:
         number = len(job.images)
         try:
             job.images.append(self._image(job.sources[number], alone=len(job.sources) == 1))
-        except (ImageError, Refused) as error:
+        except (ImageError, BadImage) as error:
             raise refused(number, str(error.args[0])) from None
         pixels, size = (sum(counts) for counts in zip(*((each.num_pixels, each.num_bytes) for each in job.images), strict=True))
         for name, count, most in (("pixels", pixels, MAX_REQUEST_PIXELS), ("bytes", size, MAX_REQUEST_BYTES)):

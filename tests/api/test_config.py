@@ -23,6 +23,9 @@ INTEGERS: dict[str, tuple[int, int | None, bool]] = {  # lowest, highest, whethe
     "max_num_batched_tokens": (1, None, True),
     "kv_cache_memory": (1, None, True),
     "state_interval": (0, None, True),
+    "max_images": (0, 32, False),
+    "image_max_tokens": (16, 65536, True),
+    "image_cache_memory": (0, None, False),
     "max_queued_requests": (1, None, True),
     "max_queued_tokens": (1, None, True),
     "graph_tokens": (0, 8192, False),
@@ -110,6 +113,9 @@ def test_defaults() -> None:
         "local_ranks": None,
         "rank_address": None,
         "rank_secret_file": None,
+        "max_images": 32,
+        "image_max_tokens": None,
+        "image_cache_memory": 256 << 20,
         "enable_prefix_cache": True,
         "state_interval": None,
         "max_queued_requests": 4096,
@@ -133,7 +139,7 @@ def test_integers(name: str) -> None:
     accepted(name, high or 2**40)
     range_said = f"is not an integer >= {low}" if high is None else f"is not an integer in [{low}, {high}]"
     outside: list[Any] = [low - 1, -(2**40), 16.0, 1.5, True, [16], math.nan] + ([] if high is None else [high + 1, HUGE])
-    if name != "kv_cache_memory":  # which is a size
+    if not name.endswith("_memory"):  # which are sizes
         outside.append("16")
     for value in outside:
         assert refused(**{name: value}) == {name: f"{shown(value)} {range_said}"}

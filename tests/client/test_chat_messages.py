@@ -93,7 +93,7 @@ async def test_options_that_cannot_be_read(chat: dict[str, Any], path: str, sent
     ("message", "path", "sentence"),
     [
         (ChatMessage(content="a", parts=[ContentPart(text="b")]), "[0].parts", "cannot be combined with content"),
-        (ChatMessage(parts=[ContentPart(text="b"), ContentPart()]), "[0].parts", "each must have text"),
+        (ChatMessage(parts=[ContentPart(text="b"), ContentPart()]), "[0].parts", "each must have text or an image"),
         (ChatMessage(extra_fields="[]"), "[0].extra_fields", "'[]' is not a JSON object"),
         (ChatMessage(extra_fields='{"role": "tool"}'), "[0].extra_fields", "role and content have fields of their own"),
         (ChatMessage(extra_fields='{"content": "a"}'), "[0].extra_fields", "role and content have fields of their own"),

@@ -80,7 +80,7 @@ class COp(Structure):
 
 
 class CEmbedOp(Structure):
-    _fields_ = _fields((c_void_p, "embedding positions"), (c_int64, "width image_id"), (c_int32, "out"), (c_float, "scale"))
+    _fields_ = _fields((c_void_p, "embedding positions"), (c_int64, "width"), (c_int32, "out"), (c_float, "scale"), (c_int64, "image_id"))
 
 
 class CAddImagesOp(Structure):

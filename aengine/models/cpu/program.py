@@ -194,7 +194,7 @@ class CpuProgram(RecurrentOperations):
         out = self._buffer("layer_inputs", columns)
         table, scale = self._weights.tables["layer_embedding"], (width / 2) ** 0.5
         pad = None if spec.images is None else spec.images.layer_input_id
-        self._add(library.EMBED, CEmbedOp(table.data_ptr(), None, columns, -1 if pad is None else pad, out, scale))
+        self._add(library.EMBED, CEmbedOp(table.data_ptr(), None, columns, out, scale, -1 if pad is None else pad))
         self._linear("layer_inputs", "residual", "layer_projected")
         norm = replace(inputs.norm, eps=inputs.norm.eps * spec.hidden_size)
         for layer in range(spec.num_layers):
@@ -234,12 +234,12 @@ class CpuProgram(RecurrentOperations):
         """To the first columns of a buffer that is `width` wide, or wide enough; what follows them becomes zero."""
         tables, learned = self._weights.tables, spec.learned_positions
         if self._shard.stage:
-            self._add(library.EMBED, CEmbedOp(None, None, spec.hidden_size, -1, self._buffer(name, spec.hidden_size), 1.0))
+            self._add(library.EMBED, CEmbedOp(None, None, spec.hidden_size, self._buffer(name, spec.hidden_size), 1.0, -1))
             return
         positions = None if learned is None else self._keep(tables["positions"][learned.offset :])
         scale = torch.tensor(spec.embedding_scale, dtype=self._weights.dtype).item()
         out = self._buffer(name, max(width, spec.hidden_size))
-        self._add(library.EMBED, CEmbedOp(tables["embedding"].data_ptr(), positions, spec.hidden_size, -1, out, scale))
+        self._add(library.EMBED, CEmbedOp(tables["embedding"].data_ptr(), positions, spec.hidden_size, out, scale, -1))
 
     def _layer(self, name: str, index: int, layer: Layer, *, gathers: bool) -> None:
         """`gathers`: what is computed behind its attention is asked for at the logits indices alone."""

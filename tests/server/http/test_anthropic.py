@@ -147,7 +147,7 @@ async def test_an_adapter_is_a_model() -> None:
 async def test_all_that_is_wrong_has_its_path() -> None:
     body = {
         "messages": [
-            {"role": "user", "content": [{"type": "image", "source": {}}]},
+            {"role": "user", "content": [{"type": "document", "source": {}}]},
             {"role": "assistant", "content": [{"type": "tool_use", "id": "c", "name": "x", "input": "y"}], "name": "me"},
         ],
         "tools": [{"type": "web_search_20250305", "name": "web_search"}, {"name": "a b"}],

@@ -167,7 +167,7 @@ REFUSED: list[tuple[str, dict[str, Any], list[str]]] = [
     (CHAT, {}, ["messages"]),
     (CHAT, {"messages": [{"role": "user"}, "x", {"role": "tool", "content": "y"}]},
      ["messages[1]", "messages[0].content", "messages[2].tool_call_id"]),
-    (CHAT, {"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "x"}}]}]},
+    (CHAT, {"messages": [{"role": "user", "content": [{"type": "video_url", "video_url": {"url": "x"}}]}]},
      ["messages[0].content[0].type"]),
     (CHAT, {"messages": MESSAGES, "tool_choice": "required"}, ["tool_choice"]),
     (CHAT, {"messages": MESSAGES, "tool_choice": "required", "tools": [{"type": "web"}]}, ["tool_choice"]),

@@ -115,7 +115,7 @@ async def test_input_is_the_chat_that_it_means() -> None:
 
 async def test_all_that_is_wrong_has_its_path() -> None:
     body = {
-        "input": [{"role": "user", "content": [{"type": "input_image"}]}, {"type": "item_reference", "id": "x"}, 3],
+        "input": [{"role": "user", "content": [{"type": "input_file"}]}, {"type": "item_reference", "id": "x"}, 3],
         "tools": [{"type": "web_search"}, {"type": "custom"}, {"type": "namespace", "name": "n", "tools": [{"type": "function"}]}],
         "tool_choice": {"type": "function", "name": "x"},
         "text": {"format": {"type": "json_schema", "schema": {"type": "no such"}}, "verbosity": "low"},

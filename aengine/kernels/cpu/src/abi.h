@@ -143,9 +143,9 @@ struct EmbedOp {
   const void* embedding;  // [vocab, width]; null: the rows are the step's inputs
   const void* positions;  // [num_positions, width]; null: none
   i64 width;
-  i64 image_id;  // whose row is that of all images; -1: they have rows of their own, which are not scaled
   i32 out;
   float scale;
+  i64 image_id;  // whose row is that of all images; -1: they have rows of their own, which are not scaled
 };
 
 // out += addition number `addition` of the step's images, at the tokens that have one.

@@ -41,9 +41,9 @@ constexpr const char* LAYOUT_NAMES =
     "EmbedOp.embedding "
     "EmbedOp.positions "
     "EmbedOp.width "
-    "EmbedOp.image_id "
     "EmbedOp.out "
     "EmbedOp.scale "
+    "EmbedOp.image_id "
     "EmbedOp "
     "AddImagesOp.addition "
     "AddImagesOp.width "
@@ -344,9 +344,9 @@ constexpr i64 LAYOUT_PLACES[] = {
     offsetof(EmbedOp, embedding),
     offsetof(EmbedOp, positions),
     offsetof(EmbedOp, width),
-    offsetof(EmbedOp, image_id),
     offsetof(EmbedOp, out),
     offsetof(EmbedOp, scale),
+    offsetof(EmbedOp, image_id),
     sizeof(EmbedOp),
     offsetof(AddImagesOp, addition),
     offsetof(AddImagesOp, width),
