@@ -244,7 +244,7 @@ def _startup(options: argparse.Namespace, command: list[str]) -> int:
 
 def _quality(options: argparse.Namespace, command: list[str]) -> int:
     """Every combination of the lists; the first one is what the others are compared with."""
-    from aengine.bench.quality import HEADER, HELD_TEXT, Quality, Scores, Windows, score_text
+    from aengine.bench.probes import HEADER, HELD_TEXT, Quality, Scores, Windows, score_text
 
     text = (options.text or HELD_TEXT).read_text(encoding="utf-8")
     windows = Windows(options.window, options.stride)

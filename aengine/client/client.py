@@ -24,7 +24,6 @@ from aengine.aio.bridge import AsyncioEngine, LoopBridge, asked, iterated
 from aengine.aio.edge import AsyncioLife
 from aengine.api.engine import EmbeddingFields
 from aengine.api.errors import ConnectionLostError, EngineStateError, RequestEndedError, ServerError
-from aengine.api.images import images_of
 from aengine.api.outputs import (
     AdapterInfo,
     Embedding,
@@ -38,7 +37,7 @@ from aengine.api.outputs import (
     TokenizedText,
 )
 from aengine.api.params import EmbeddingParams, SamplingParams
-from aengine.api.request import ChatFields, ChatOptions, OptionFields, Prompt, RequestOptions, check_params
+from aengine.api.request import ChatFields, ChatOptions, OptionFields, Prompt, RequestOptions, check_params, images_of
 from aengine.client.active_request import ActiveRequest, Feed
 from aengine.client.call import CallFeed, GenerationCall, write_prompt_ids
 from aengine.client.client_config import DEFAULT_ADDRESS, ClientConfig

@@ -25,9 +25,9 @@ from anyio.abc import ByteStream
 from aengine.api import VERSION
 from aengine.api.errors import ConfigError, ConnectionLostError, ServerError
 from aengine.api.fields import POSITIVE, FieldChecks, Refusal, check_fields, is_not, shown
-from aengine.api.images import RemoteImage, image_file, images_of, url_of_image
 from aengine.api.outputs import FinishReason, Timing, Usage
 from aengine.api.params import StructuredOutput
+from aengine.api.request import RemoteImage, image_file, images_of, url_of_image
 from aengine.chat.text_source import (
     ArgumentsDelta,
     CallEnded,

@@ -18,10 +18,9 @@ from numpy.typing import NDArray
 
 from aengine.api.errors import CapacityViolation, ContextLengthError, FieldViolation, InvalidRequestError, KVCapacityError, refusal
 from aengine.api.fields import shown
-from aengine.api.images import RemoteImage, images_of
 from aengine.api.outputs import ModelInfo, RenderedChat
 from aengine.api.params import SamplingParams
-from aengine.api.request import NO_OUTPUT, ChatOptions, Form, Prompt, RequestOptions, form_of, read_token_ids
+from aengine.api.request import NO_OUTPUT, ChatOptions, Form, Prompt, RemoteImage, RequestOptions, form_of, images_of, read_token_ids
 from aengine.engine.workers import Steps
 from aengine.scheduler.plan import NO_INTS, PromptImages, RowParams
 from aengine.scheduler.sequence import Request

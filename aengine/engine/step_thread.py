@@ -31,11 +31,13 @@ from aengine.engine.edges import (
     Command,
     Fail,
     FlushCache,
+    Identity,
     Mailbox,
     Park,
     Pause,
     RunningRequests,
     Sleep,
+    StepStats,
     Stop,
     Submit,
     Unpause,
@@ -44,7 +46,6 @@ from aengine.engine.edges import (
     WatchPages,
 )
 from aengine.engine.loading import WEIGHTS, LoadedModel, fingerprint_of
-from aengine.engine.step_stats import Identity, StepStats
 from aengine.runner.contract import InFlightStep, NewWeights, Prepared, Runner
 from aengine.scheduler.drafters import BestOfBoth, Drafter, ModelDrafter, NgramDrafter
 from aengine.scheduler.plan import RowsFailed, StepPlan

@@ -27,9 +27,8 @@ from numpy.typing import NDArray
 from aengine.aio.edge import LoopEdge
 from aengine.api.errors import EngineStateError, InvalidRequestError, NoTokenizerError
 from aengine.api.fields import FieldChecks, shown
-from aengine.api.images import images_of
 from aengine.api.outputs import RenderedChat, TokenizedText
-from aengine.api.request import ChatFields, ChatOptions
+from aengine.api.request import ChatFields, ChatOptions, images_of
 from aengine.engine.requests import QUICK_CHARACTERS, Limits, chat_size, check_images, check_literals, encode_text, render_chat
 from aengine.engine.workers import Steps, Workers
 from aengine.sampling.markers import Phase, ReasoningMarkers, ReasoningPlace

@@ -15,10 +15,9 @@ from dataclasses import dataclass, replace
 import anyio
 
 from aengine.api.errors import InvalidRequestError, RequestEndedError, RequestIdInUseError
-from aengine.api.images import images_of
 from aengine.api.outputs import Embedding, ModelInfo, RequestInfo, RequestState, Timing, Usage
 from aengine.api.params import EmbeddingParams, SamplingParams
-from aengine.api.request import Prompt, RequestOptions, check_params, form_of, read_messages
+from aengine.api.request import Prompt, RequestOptions, check_params, form_of, images_of, read_messages
 from aengine.router.fleet import Fleet
 from aengine.router.replica_load import PagePrefix, RoutedPrompt
 from aengine.router.routed_request import RoutedRequest, Tokenize

@@ -14,8 +14,7 @@ from aengine.api.engine import ServedEngine
 from aengine.server.config.options import ServerConfig
 from aengine.server.core.core import Core
 from aengine.server.core.errors import draining
-from aengine.server.telemetry.logs import log_call
-from aengine.server.telemetry.metrics import Metrics, registry_of, serve_metrics
+from aengine.server.telemetry.metrics import Metrics, log_call, registry_of, serve_metrics
 
 if TYPE_CHECKING:
     from aengine.server.grpc.generation.resume import ResumableStreams

@@ -79,7 +79,7 @@ def serve(settings: Settings) -> int:
     # Before gRPC is imported: its core reports a failed bind in its own words, beside ours.
     os.environ.setdefault("GRPC_VERBOSITY", "NONE")
     from aengine.server.process import run_process
-    from aengine.server.telemetry.logs import configure_logging
+    from aengine.server.telemetry.metrics import configure_logging
 
     configure_logging(settings.server)
     code = run_process(settings)

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from aengine.api.errors import AEngineError
-from aengine.api.images import url_of_image
+from aengine.api.request import url_of_image
 from aengine.server.config.settings import nearest
 from aengine.terminal.answers import Chat
 from aengine.terminal.conversation import CommandError, Conversation

@@ -19,7 +19,6 @@ from google.protobuf.duration_pb2 import Duration
 from aengine.api.engine import ServedEngine
 from aengine.api.errors import FieldError, FieldViolation, InvalidRequestError
 from aengine.api.fields import FieldChecks, is_not, shown
-from aengine.api.images import RemoteImage, image_file, image_of_url, images_of
 from aengine.api.params import MAX_CHOICES, EmbeddingParams, Reasoning, SamplingParams, StructuredOutput
 from aengine.api.request import (
     MAX_CHAT_MESSAGES,
@@ -28,8 +27,12 @@ from aengine.api.request import (
     ChatFields,
     ChatOptions,
     Prompt,
+    RemoteImage,
     RequestOptions,
     form_of,
+    image_file,
+    image_of_url,
+    images_of,
     read_messages,
     read_token_ids,
 )

@@ -14,7 +14,7 @@ import transformers
 
 from aengine.api.config import EngineConfig
 from aengine.bench import cli
-from aengine.bench.quality import HELD_TEXT, Quality, Scores, Windows, score_text
+from aengine.bench.probes import HELD_TEXT, Quality, Scores, Windows, score_text
 from aengine.models.loading.hub import resolve_model
 
 CONFIG = EngineConfig(model="demo", device="cpu", dtype="float32", kv_cache_memory=16 << 20)

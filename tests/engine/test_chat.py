@@ -134,7 +134,10 @@ def test_parts_are_for_the_template_to_read_and_text_for_others(family: str, fol
 @pytest.mark.parametrize(
     ("content", "sentence"),
     [
-        ([{"type": "image_url", "image_url": {"url": "a"}}], "message 1 has a content part of type 'image_url'; only 'text' and 'image' are"),
+        (
+            [{"type": "image_url", "image_url": {"url": "a"}}],
+            "message 1 has a content part of type 'image_url'; only 'text' and 'image' are",
+        ),
         ([{"type": "text", "text": "a"}, {"type": "video"}], "message 1 has a content part of type 'video'; only 'text' and 'image' are"),
         ([{"text": "a"}], "message 1 has a content part of type None; only 'text' and 'image' are possible"),
         ([{"type": "text", "text": 1}], "message 1 has a content part {'text': 1, 'type': 'text'}, which is not"),

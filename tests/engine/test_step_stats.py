@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from aengine.api.outputs import EngineStats
-from aengine.engine.step_stats import StepStats
+from aengine.engine.edges import StepStats
 
 
 def published(stats: StepStats) -> EngineStats:

@@ -26,9 +26,8 @@ from aengine.api.config import EngineConfig
 from aengine.runner.contract import InFlightStep
 from aengine.runner.runner import ModelRunner
 from aengine.runner.torch.buckets import GraphBytes
-from aengine.runner.torch.executor import TorchExecutor
+from aengine.runner.torch.executor import Recording, TorchExecutor
 from aengine.runner.torch.graphs import DecodeGraphs
-from aengine.runner.torch.recording import Recording
 from aengine.scheduler.drafters import ModelDrafter
 from aengine.scheduler.plan import RowParams, StepPlan
 from aengine.scheduler.sequence import Request

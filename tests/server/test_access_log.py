@@ -15,7 +15,7 @@ from raw_h2 import framed, raw_connection
 
 from aengine.api.outputs import DraftUsage
 from aengine.server.core.calls_in_flight import Caller, CallRecord
-from aengine.server.telemetry.logs import FIELDS, JsonFormatter, TextFormatter, is_fit, log_call
+from aengine.server.telemetry.metrics import FIELDS, JsonFormatter, TextFormatter, is_fit, log_call
 from aengine.v1.model_service_pb2 import GetModelRequest
 
 pytestmark = pytest.mark.anyio
@@ -134,7 +134,7 @@ def test_json_holds_tracebacks_in_the_same_line() -> None:
 def test_the_format_is_that_of_the_whole_log() -> None:
     code = """
 import logging, warnings
-from aengine.server.telemetry.logs import configure_logging
+from aengine.server.telemetry.metrics import configure_logging
 from aengine.server.config.options import ServerConfig
 configure_logging(ServerConfig(log_format="json", log_level="warning"))
 logging.getLogger("someone.else").warning("here")

@@ -24,8 +24,8 @@ from aengine.api.errors import InvalidRequestError, QueueFullError
 from aengine.api.outputs import Token
 from aengine.server.config.options import ServerConfig
 from aengine.server.core.auth import Authenticator
-from aengine.server.core.call_life import CallLife
 from aengine.server.core.calls_in_flight import CURRENT_CALL, CallsInFlight, Observers
+from aengine.server.core.core import CallLife
 from aengine.server.core.decoding import Decoding
 from aengine.server.core.errors import ServiceError
 from aengine.server.grpc import interceptor

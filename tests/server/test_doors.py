@@ -30,7 +30,7 @@ from aengine.api.errors import (
 )
 from aengine.api.outputs import EngineStats
 from aengine.server.core import auth
-from aengine.server.telemetry.logs import FIELDS
+from aengine.server.telemetry.metrics import FIELDS
 from aengine.v1.generation_service_pb2 import CancelRequestsRequest
 from aengine.v1.generation_service_pb2_grpc import GenerationServiceStub
 

@@ -27,7 +27,7 @@ from raw_h2 import FRAME_HEADER, GENERATION, framed, raw_connection
 from slow_cases import slow_but
 
 from aengine import SamplingParams
-from aengine.server.telemetry.logs import is_fit
+from aengine.server.telemetry.metrics import is_fit
 from aengine.v1 import engine_service_pb2, generation_service_pb2, model_service_pb2, tokenizer_service_pb2
 
 pytestmark = pytest.mark.anyio

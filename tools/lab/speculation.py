@@ -20,7 +20,7 @@ from aengine.api.config import EngineConfig
 from aengine.api.outputs import DraftUsage
 from aengine.api.params import SamplingParams, StructuredOutput
 from aengine.bench.load_run import LengthRange, Lengths, random_lengths
-from aengine.bench.quality import HELD_TEXT
+from aengine.bench.probes import HELD_TEXT
 from aengine.bench.report import Speculation
 from aengine.engine.async_engine import AsyncEngine
 from aengine.engine.core import EngineCore

@@ -2,12 +2,17 @@
 and runs on CPUs without our kernels. `TorchFollower` is one on a rank that follows another one, which samples.
 
 Owns the upload of a step and the rows' last tokens, from which decodes go on without the host, and the step from its launch to its result.
+
+`Recording`: the graphs of all models of an executor.
+
+Owns which sizes are recorded, what follows where one cannot be, and how much memory all will take. To be used on the stream of the steps.
 """
 
 from __future__ import annotations
 
 import functools
 import logging
+import operator
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
@@ -27,20 +32,83 @@ from aengine.models.torch.decoder import Decoder
 from aengine.parallel.follower import FollowerRanks
 from aengine.parallel.messages import Logits
 from aengine.runner.contract import InFlightStep, IntArray, LazyStep, ReadWeights, Step
-from aengine.runner.memory import cpu_budget, free_host_memory
+from aengine.runner.memory import cpu_budget, free_host_memory, show_bytes
 from aengine.runner.rank_steps import Stages, connect_ranks, connect_replicas
 from aengine.runner.results import PromptScorer, PromptScores, ResultBuffer, step_result
 from aengine.runner.setup import GREEDY, DummyStep, ExecutorSetup, warm_up_steps, widest_step
 from aengine.runner.torch.asleep import Asleep, DeviceAdapters
+from aengine.runner.torch.buckets import GraphBytes, GraphSizes
 from aengine.runner.torch.device import DeviceStream, cuda_kv_budget, give_back_memory, give_back_pinned_memory
 from aengine.runner.torch.graphs import Forward
 from aengine.runner.torch.model import PagedTorchModel, TorchDraftModel
-from aengine.runner.torch.recording import Recording
 from aengine.runner.torch.sampling import Results, TorchSampling
 from aengine.sampling.sampler import SampledTokens, Sampler, select_draw
 from aengine.scheduler.drafters import BY_MODEL
 from aengine.scheduler.drafts import MOST_BEHIND
 from aengine.scheduler.plan import NO_INTS, NewRow, StepResult
+
+_log = logging.getLogger("aengine")
+
+
+class Recording:
+    def __init__(self, setup: ExecutorSetup, models: Sequence[PagedTorchModel], adapters: DeviceAdapters | None) -> None:
+        self._setup = setup
+        self._models = models
+        self._adapters = adapters
+        self._capture = setup.capture
+        config = setup.config
+        self.sizes = GraphSizes.of(
+            config.graph_sizes,
+            config.graph_tokens,
+            setup.max_num_seqs,
+            setup.max_num_batched_tokens,
+            setup.most_drafts,
+            adapters=adapters is not None,
+        )
+
+    def record(self, sizes: GraphSizes, max_model_len: int) -> GraphBytes | None:
+        """Records graphs of steps over the pages that there are. None: there is nothing that records, or one of decodes could not be
+        recorded; then none is used. Raises that error if there are other ranks, which may have graphs. What could not be recorded is not
+        tried again."""
+        self.drop()
+        if self._capture is None:
+            return None
+        table = None if self._adapters is None else self._adapters.table
+        if table is not None:
+            table.on = True
+        try:
+            capture = self._capture(self._setup.device)
+            others = replace(sizes, plain=())  # draft heads have no adapters
+            taken = [model.record(others if at else sizes, max_model_len, capture, table) for at, model in enumerate(self._models)]
+        except Exception as error:  # the same steps run without graphs
+            if self._setup.shard.size > 1:
+                raise
+            _log.warning("no graphs, so that steps take longer: %s", str(error), exc_info=_log.isEnabledFor(logging.DEBUG))
+            taken = [None]
+        recorded = [one for one in taken if one is not None]
+        if len(recorded) < len(taken):
+            self.drop()
+            self._capture = None
+            return None
+        every: GraphBytes = functools.reduce(operator.add, recorded)
+        kept = {kind: getattr(self.sizes, kind) if getattr(every, kind) else () for kind in ("tokens", "uneven", "plain")}
+        self.sizes = replace(self.sizes, **kept)
+        return every
+
+    def foresee(self, max_model_len: int) -> int:
+        """Bytes that all graphs will take, from recording the largest two of each kind, which are dropped again."""
+        taken = self.record(self.sizes.largest_two(), max_model_len)
+        self.drop()
+        if taken is None:
+            return 0
+        needed = taken.of_all(self.sizes)
+        _log.info("graphs are expected to take %s", show_bytes(needed))
+        return needed
+
+    def drop(self) -> None:
+        for model in self._models:
+            model.graphs = None
+
 
 Output = tuple[ResultBuffer, SampledTokens | None, PromptScores | None]
 """Tensors are in host memory once the buffer's `wait` has returned."""

@@ -14,9 +14,8 @@ from types import TracebackType
 from typing import Any, cast
 
 from aengine.api.errors import InvalidRequestError, RequestIdInUseError, refusal
-from aengine.api.images import RemoteImage
 from aengine.api.outputs import FinishReason, Token
-from aengine.api.request import Prompt
+from aengine.api.request import Prompt, RemoteImage
 from aengine.api.stream import TokenStream
 from aengine.chat.parser import ChatParser
 from aengine.chat.preparation import GenerationRequest, PreparedChat, prepare_chat

@@ -20,7 +20,7 @@ import anyio.to_thread
 
 from aengine.api.errors import InvalidRequestError
 from aengine.api.fields import shown
-from aengine.api.images import RemoteImage
+from aengine.api.request import RemoteImage
 from aengine.server.config.options import IMAGE_URL
 
 CONNECT_SECONDS = 5.0

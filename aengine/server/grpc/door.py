@@ -1,21 +1,32 @@
-"""The gRPC door: services, health, reflection, channel options, and the life of their port."""
+"""The gRPC door: services, health, reflection, channel options, and the life of their port.
+
+gRPC's server for asyncio, but for how calls are accepted.
+
+`grpc.aio` accepts one call of each method in a turn of the event loop, dies of a path that is not UTF-8, with every call that it serves,
+and cannot end a call whose client takes nothing. Here several are accepted at a time, paths of methods that do not exist are not looked at,
+and a `Carrier` ends its call.
+
+Owns all that is used of grpc's private modules, in the releases that `make_server` uses it with. Does not know what calls do.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Mapping, Sequence
-from typing import cast
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from typing import Any, cast
 
 import grpc
 from grpc import aio
+from grpc._cython import cygrpc
+from grpc.aio._server import Server
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from aengine.server.config.options import ServerConfig
 from aengine.server.core.auth import CertificateFiles, Loaded
 from aengine.server.core.core import BindError, Core, address_of
 from aengine.server.grpc.generation.resume import ResumableStreams
-from aengine.server.grpc.interceptor import CallInterceptor
+from aengine.server.grpc.interceptor import CARRIER, NO_METHOD, CallInterceptor, Carrier
 from aengine.server.grpc.services.admin import AdminServicer
 from aengine.server.grpc.services.engine_info import EngineServicer, HealthServicer, ModelServicer
 from aengine.server.grpc.services.generation import GenerationServicer
@@ -35,6 +46,66 @@ from aengine.v1.engine_service_pb2_grpc import add_EngineServiceServicer_to_serv
 from aengine.v1.generation_service_pb2_grpc import add_GenerationServiceServicer_to_server
 from aengine.v1.model_service_pb2_grpc import add_ModelServiceServicer_to_server
 from aengine.v1.tokenizer_service_pb2_grpc import add_TokenizerServiceServicer_to_server
+
+ACCEPT_AT_ONCE = 8
+"""Calls of one method that are accepted in a turn of the event loop."""
+
+
+class PrivateServer(Server):
+    def __init__(self, interceptors: tuple[aio.ServerInterceptor, ...], options: tuple[tuple[str, int], ...]) -> None:
+        self._loop = cygrpc.get_working_loop()
+        self._server = _Core(self._loop, interceptors, options)
+
+
+class _Core(cygrpc.AioServer):  # type: ignore[misc]
+    """The methods that it overrides are those that its base class waits with for the next call; here they do so for good."""
+
+    def __init__(
+        self, loop: asyncio.AbstractEventLoop, interceptors: tuple[aio.ServerInterceptor, ...], options: tuple[tuple[str, int], ...]
+    ) -> None:
+        super().__init__(loop, None, (), interceptors, options, None)
+        self._accept_loop = loop
+        self._chain = interceptors
+        self._methods: dict[str, Any] = {}
+        self._carried: set[asyncio.Task[None]] = set()
+
+    def add_registered_method_handlers(self, handlers: Mapping[str, Any]) -> None:
+        super().add_registered_method_handlers(handlers)
+        self._methods.update(handlers)
+
+    def resolve_handler(self, details: Any) -> Any:
+        """Called by grpc: the handler of a method, None if there is none."""
+        return self._methods.get(details.method)
+
+    async def _request_registered_call(self, method: bytes) -> None:
+        request = super()._request_registered_call
+        await self._accept(lambda: request(method), method.decode())
+
+    async def _request_call(self) -> None:
+        await self._accept(super()._request_call, NO_METHOD)
+
+    async def _accept(self, request: Callable[[], Awaitable[Any]], method: str) -> None:
+        """Take calls until the server shuts down, and `request` raises."""
+
+        async def accept() -> None:
+            while True:
+                self._begin(await request(), method)
+
+        await asyncio.gather(*(accept() for _ in range(ACCEPT_AT_ONCE)))
+
+    def _begin(self, state: Any, method: str) -> None:
+        carrier = Carrier()
+        CARRIER.set(carrier)
+        work = cygrpc._handle_rpc(method, self, self._chain, state, self._accept_loop, False)
+        carrier.task = self._accept_loop.create_task(cygrpc._schedule_rpc_coro(work, state, self._accept_loop, method))
+        self._carried.add(carrier.task)
+
+        def forget(task: asyncio.Task[None]) -> None:
+            self._carried.discard(task)
+            carrier.task = None
+
+        carrier.task.add_done_callback(forget)
+
 
 SCHEMA = (
     admin_service_pb2,
@@ -69,7 +140,7 @@ def make_server(interceptors: Sequence[aio.ServerInterceptor], options: Sequence
     """A server of calls that the last of `interceptors` may `cut`, where the release of grpcio is one that `PrivateServer` is for; with
     any other, that of `aio.server`, which a line in the log tells."""
     if grpc.__version__.startswith(KNOWN_RELEASES):
-        from aengine.server.grpc.private_server import PrivateServer
+        from aengine.server.grpc.door import PrivateServer
 
         return cast(aio.Server, PrivateServer(tuple(interceptors), tuple(options)))
     logger.warning(

@@ -23,8 +23,8 @@ from grpc_status import rpc_status
 from aengine.api.errors import InvalidRequestError
 from aengine.server.config.options import ServerConfig
 from aengine.server.core.auth import certificate_name
-from aengine.server.core.call_life import CallLife
 from aengine.server.core.calls_in_flight import REQUEST_ID_KEY, Call
+from aengine.server.core.core import CallLife
 from aengine.server.core.decoding import Decoding
 from aengine.server.core.errors import ServiceError
 from aengine.server.grpc.status import check_fields, code_of, size_of, to_status, values_of

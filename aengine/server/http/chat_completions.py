@@ -25,12 +25,14 @@ from aengine.server.http.chat_output import (
     OutputReader,
     Piece,
     StreamAsked,
+    TokenTexts,
+    chat_logprobs,
     delta_of,
+    prompt_entries,
     stop_reason_of,
     write_choices,
 )
 from aengine.server.http.http_exchange import HttpExchange
-from aengine.server.http.logprobs import TokenTexts, chat_logprobs, prompt_entries
 
 TAKEN: Mapping[str, str] = {
     "model": "the served model or an adapter; empty: the served model",

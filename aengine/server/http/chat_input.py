@@ -12,8 +12,8 @@ from typing import Any
 
 from aengine.api.errors import InvalidRequestError
 from aengine.api.fields import FLAG, one_of, shown, text
-from aengine.api.images import RemoteImage, image_of_url
 from aengine.api.params import StructuredOutput
+from aengine.api.request import RemoteImage, image_of_url
 from aengine.chat.preparation import CHOICES
 from aengine.server.http.bodies import OBJECT, STRING, TEXT_OR_OBJECT, Fields
 from aengine.server.http.body_parameters import BodyParameters

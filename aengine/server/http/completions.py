@@ -23,16 +23,19 @@ from aengine.server.http.chat_completions import read_stream, refuse_others
 from aengine.server.http.chat_output import (
     FINISH_REASONS,
     Chunks,
+    CompletionLogprobs,
     OutputReader,
     Piece,
     StreamAsked,
+    TokenTexts,
+    chat_logprobs,
+    prompt_entries,
     quote,
     stop_reason_of,
     usage_of,
     write_choices,
 )
 from aengine.server.http.http_exchange import HttpExchange
-from aengine.server.http.logprobs import CompletionLogprobs, TokenTexts, chat_logprobs, prompt_entries
 
 MAX_PROMPTS = 1024
 DEFAULT_MAX_TOKENS = 16

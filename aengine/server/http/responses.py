@@ -12,10 +12,9 @@ from aengine.server.core.core import Core
 from aengine.server.core.errors import ServiceError
 from aengine.server.core.generation import Generation, count_prompt_tokens, submit
 from aengine.server.http.bodies import read_body
-from aengine.server.http.chat_output import Block, Change, ContentBlocks, OutputReader, Piece, stop_reason_of
+from aengine.server.http.chat_output import Block, Change, ContentBlocks, OutputReader, Piece, TokenTexts, chat_logprobs, stop_reason_of
 from aengine.server.http.http_errors import to_json
 from aengine.server.http.http_exchange import HttpExchange
-from aengine.server.http.logprobs import TokenTexts, chat_logprobs
 from aengine.server.http.responses_input import ResponseAsked, ToolShape, read_request
 
 _PREFIXES: Mapping[str, str] = {"reasoning": "rs", "text": "msg", "call": "fc"}

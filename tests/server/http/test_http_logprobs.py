@@ -9,7 +9,7 @@ import pytest
 import tiny_tokenizers
 
 from aengine.api.outputs import TokenLogprob
-from aengine.server.http.logprobs import CompletionLogprobs, TokenTexts
+from aengine.server.http.chat_output import CompletionLogprobs, TokenTexts
 from aengine.tokenizer.codecs import TokenizersCodec
 from aengine.tokenizer.tokenizer import Tokenizer
 from aengine.tokenizer.vocabulary import TokenBytes
