@@ -24,8 +24,9 @@ from aengine.client.link import Backoff, Failure, Link
 from aengine.v1.generation_pb2 import GenerationEvent, GenerationSpec
 from aengine.v1.generation_service_pb2 import CancelRequestsRequest, ResumeGenerateRequest, StreamGenerateRequest
 from aengine.v1.tokenizer_service_pb2 import RenderChatRequest, TokenizeRequest
+from aengine.wire.images import images_in
 from aengine.wire.names import field_of
-from aengine.wire.request import images_in, write_token_ids
+from aengine.wire.request import write_token_ids
 
 
 def needs_prompt_ids(spec: GenerationSpec) -> bool:

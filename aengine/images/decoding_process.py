@@ -1,10 +1,10 @@
 """The process that decodes files of images: run as a program by `ImageDecoder`, which speaks with it over its standard input and output.
 
-Decoders of image formats are where hostile files do harm, so they run here: with limits of memory and of processor time, and without the
-right to open files. Imports nothing of the package, so that it starts quickly.
+Decoders of image formats are where hostile files do harm, so they run here: with limits of memory and of processor time, and without
+the right to open files. Imports nothing of the package, so that it starts quickly.
 
-A message in is a length of 8 bytes, big-endian, and a file. A message out is a JSON object in a line, and then the pixels [height, width, 3]
-if it has a width. `to_rgb` also serves images that a program has in memory.
+A message in is a length of 8 bytes, big-endian, and a file. A message out is a JSON object in a line, and then the pixels [height,
+width, 3] if it has a width. `to_rgb` also serves images that a program has in memory.
 """
 
 from __future__ import annotations

@@ -15,10 +15,10 @@ from aengine.kernels.paged_cache import Heads, Scoring, layers_per_place
 from aengine.kernels.params import Activation, ExpertRouting
 from aengine.kernels.recurrence import StateShape
 from aengine.layers.rotary import QueryScale, RopeSpec
-from aengine.models.images import ImageInput, ImagePositions
+from aengine.models.images import ImageInput
 
+# Of pages of models without attention: a state of one layer takes about four pages, or more if it is large.
 _PAGE_HEAD_DIM, _MAX_PAGE_HEADS, _NUMBERS_PER_HEAD = 128, 32, 8192
-"""The sizes of pages of models without attention: a state of one layer takes about four pages, or more if it is large."""
 
 
 class NormKind(Enum):
@@ -77,7 +77,6 @@ class Attention:
 
     @property
     def key_dim(self) -> int:
-        """The width of a cached key of one KV head."""
         return self.head_dim
 
     @property
@@ -87,7 +86,6 @@ class Attention:
 
     @property
     def value_dim(self) -> int:
-        """The width of a cached value of one KV head."""
         return self.head_dim if self.v_dim is None else self.v_dim
 
 
@@ -402,7 +400,7 @@ class ModelSpec:
     eos_token_ids: tuple[int, ...] = ()  # of config.json; those of a generation_config.json override them
     draft_head: DraftHead | None = None  # None: a model that runs on its own
     is_part: bool = False  # of a model for images or audio as well, whose checkpoint has tensors that are not looked at
-    images: ImageInput | None = None  # None: it takes none
+    images: ImageInput | None = None
 
     @property
     def num_layers(self) -> int:
@@ -412,8 +410,8 @@ class ModelSpec:
     def attentions(self) -> tuple[Attention | LatentAttention, ...]:
         """The attention of the layers that have one, with keys and values of its own. Where none has, one that no layer calls: it says how
         wide a page is."""
-        found = tuple(layer.attention for layer in self.layers if isinstance(layer.attention, Attention | LatentAttention))
-        return tuple(one for one in found if not _reads_other_layer(one)) or (_page_of_states(self.states),)
+        every = (layer.attention for layer in self.layers if isinstance(layer.attention, Attention | LatentAttention))
+        return tuple(one for one in every if not _reads_other_layer(one)) or (_page_of_states(self.states),)
 
     @property
     def widest_attention(self) -> Attention | LatentAttention:
@@ -423,8 +421,8 @@ class ModelSpec:
     @property
     def layers_per_place(self) -> tuple[int, ...]:
         """By place, how many layers such as its own have room in it, because they keep less of a token than the widest attention."""
-        of_attentions = layers_per_place([attention.heads for attention in self.attentions])
-        return (*of_attentions, *(1 for _ in range(len(self.attentions), len(self.place_windows))))
+        rest = len(self.place_windows) - len(self.attentions)
+        return (*layers_per_place([attention.heads for attention in self.attentions]), *(1,) * rest)
 
     @property
     def convolutions(self) -> tuple[ShortConvolution, ...]:
@@ -440,8 +438,7 @@ class ModelSpec:
         """By layer, its places: what KV pages have of it, in units of the keys and values of one attention. Those of `attentions` come
         first, then those of `convolutions`, which keep their inputs of each token where others keep keys and values. A layer without
         either has none, and one without keys and values of its own that of the layer whose it reads."""
-        first, place_width = len(self.attentions), width_of_place(self.widest_attention)
-        places: list[range] = []
+        first, place_width, places = len(self.attentions), width_of_place(self.widest_attention), list[range]()
         numbers = iter(range(first))
         for layer in self.layers:
             if isinstance(layer.attention, ShortConvolution):
@@ -462,11 +459,6 @@ class ModelSpec:
         return tuple(layer.attention.window for layer in self.layers if layer.attention is not None)
 
     @property
-    def mixes_positions(self) -> bool:
-        """Whether the tokens of an image have three positions each."""
-        return self.images is not None and self.images.positions is ImagePositions.GRID
-
-    @property
     def attends(self) -> bool:
         """Whether a layer has attention."""
         return any(isinstance(layer.attention, Attention | LatentAttention) for layer in self.layers)
@@ -482,8 +474,8 @@ class ModelSpec:
     @property
     def query_scales(self) -> frozenset[QueryScale]:
         """The different query scales of the layers."""
-        scales = (layer.attention.query_scale for layer in self.layers if isinstance(layer.attention, Attention))
-        return frozenset(scale for scale in scales if scale is not None)
+        every = (layer.attention for layer in self.layers if isinstance(layer.attention, Attention))
+        return frozenset(one.query_scale for one in every if one.query_scale is not None)
 
     @property
     def ropes(self) -> tuple[RopeSpec, ...]:
@@ -498,8 +490,8 @@ def _reads_other_layer(attention: Attention | LatentAttention) -> TypeGuard[Atte
 
 def _page_of_states(states: Sequence[StateShape]) -> Attention:
     """One that sees one token, and as wide as it takes for a state of few pages."""
-    largest = max((state.heads * state.key_dim * state.value_dim for state in states), default=0)
-    heads = min(max(largest // _NUMBERS_PER_HEAD, 1), _MAX_PAGE_HEADS)
+    largest = max((state.heads * state.key_dim * state.value_dim for state in states), default=0) // _NUMBERS_PER_HEAD
+    heads = min(max(largest, 1), _MAX_PAGE_HEADS)
     return Attention(heads, heads, _PAGE_HEAD_DIM, scale=1.0, rope=None, window=1)
 
 

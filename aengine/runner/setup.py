@@ -28,6 +28,7 @@ from aengine.models.choice import AnySpec, find_spec
 from aengine.models.config.model_config import load_spec
 from aengine.models.draft_heads import eagle_spec, mtp_spec
 from aengine.models.fallback import FallbackSpec, LayerCall
+from aengine.models.images import ImagePositions
 from aengine.models.loading.hub import resolve_model
 from aengine.models.loading.weights import random_weights, stored_kv_scales, stored_weights
 from aengine.models.loading.weights_digest import WeightsDigest
@@ -219,7 +220,8 @@ class ExecutorSetup:
     @property
     def num_positions(self) -> int:
         """Rows of tables of angles: one for each position, and for each token of a step that has three of its own."""
-        mixes = isinstance(self.spec, ModelSpec) and self.spec.mixes_positions
+        images = self.spec.images if isinstance(self.spec, ModelSpec) else None
+        mixes = images is not None and images.positions is ImagePositions.GRID
         return self.max_model_len + mixes * self.max_num_batched_tokens
 
     @property

@@ -27,11 +27,8 @@ from aengine.api.request import (
     ChatFields,
     ChatOptions,
     Prompt,
-    RemoteImage,
     RequestOptions,
     form_of,
-    image_file,
-    image_of_url,
     images_of,
     read_messages,
     read_token_ids,
@@ -42,6 +39,7 @@ from aengine.v1 import generation_pb2, generation_service_pb2, sampling_pb2
 from aengine.v1.embedding_service_pb2 import EmbedRequest, Pooling
 from aengine.v1.engine_service_pb2 import WatchLoadRequest
 from aengine.v1.generation_service_pb2 import StreamGenerateRequest
+from aengine.wire.images import read_image, write_image
 from aengine.wire.names import SAMPLING, STOPPING, path_of, read_params, seconds_of, write_params
 
 MAX_UINT32 = 2**32 - 1
@@ -147,17 +145,6 @@ def write_token_ids(ids: Sequence[int], message: generation_pb2.Prompt, images: 
     message.token_ids.images.extend(images)
 
 
-def images_in(chat: generation_pb2.ChatPrompt) -> list[generation_pb2.Image]:
-    """The images of a chat, in their order."""
-    return [part.image for message in chat.messages for part in message.parts if part.HasField("image")]
-
-
-def _write_image(image: Any) -> generation_pb2.Image:
-    if isinstance(image, RemoteImage):
-        return generation_pb2.Image(url=image.url)
-    return generation_pb2.Image(data=image_file(image))
-
-
 def write_chat(messages: Sequence[Mapping[str, Any]], options: ChatOptions, message: generation_pb2.ChatPrompt) -> None:
     """Write a chat and its options into `message`. Raises `InvalidRequestError` for what cannot be sent."""
     images = iter(images_of(messages))
@@ -173,7 +160,7 @@ def write_chat(messages: Sequence[Mapping[str, Any]], options: ChatOptions, mess
             else:
                 for part in content or ():
                     if part["type"] == "image":
-                        sent.parts.add(image=_write_image(next(images)))
+                        sent.parts.add(image=write_image(next(images)))
                     else:
                         sent.parts.add(text=part["text"])
     with _unicode("tools", "a string"):
@@ -199,7 +186,7 @@ def write_prompt(prompt: Prompt, options: ChatOptions, message: generation_pb2.P
         write_chat(prompt, options, message.chat)  # type: ignore[arg-type]
     else:
         images = options.images if isinstance(options, RequestOptions) else ()
-        write_token_ids(read_prompt_ids(prompt), message, map(_write_image, images))  # type: ignore[arg-type]
+        write_token_ids(read_prompt_ids(prompt), message, map(write_image, images))  # type: ignore[arg-type]
 
 
 def read_prompt_ids(ids: Sequence[int]) -> list[int]:
@@ -321,7 +308,7 @@ def _read_message(message: generation_pb2.ChatMessage, path: str, check: FieldCh
         if any(part.WhichOneof("content") is None for part in message.parts):
             check.add_violation(f"{path}.parts", "each must have text or an image")
         read["content"] = [
-            {"type": "image", "image": _read_image(part.image, f"{path}.parts[{index}].image", check)}
+            {"type": "image", "image": read_image(part.image, f"{path}.parts[{index}].image", check)}
             if part.HasField("image")
             else {"type": "text", "text": part.text}
             for index, part in enumerate(message.parts)
@@ -332,20 +319,6 @@ def _read_message(message: generation_pb2.ChatMessage, path: str, check: FieldCh
             check.add_violation(f"{path}.extra_fields", "role and content have fields of their own")
         read.update(extra)
     return read
-
-
-def _read_image(image: generation_pb2.Image, path: str, check: FieldChecks) -> bytes | RemoteImage:
-    match image.WhichOneof("source"):
-        case "data":
-            return image.data
-        case "url":
-            try:
-                return image_of_url(image.url)
-            except ValueError as error:
-                check.add_violation(f"{path}.url", str(error))
-        case None:
-            check.add_violation(path, "exactly one of data, url must be set")
-    return b""
 
 
 def read_chat_fields(chat: generation_pb2.ChatPrompt, path: str, check: FieldChecks) -> ChatFields:
@@ -506,7 +479,7 @@ def read_options(request: MessageRequest, check: FieldChecks) -> RequestOptions 
             adapter=spec.adapter or None,
             known_outputs=_read_known_outputs(spec, check),
             images=[
-                _read_image(image, f"spec.prompt.token_ids.images[{index}]", check)
+                read_image(image, f"spec.prompt.token_ids.images[{index}]", check)
                 for index, image in enumerate(spec.prompt.token_ids.images)
             ],
             **(read_chat_fields(spec.prompt.chat, "spec.prompt.chat", check) if spec.prompt.HasField("chat") else {}),

@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from aengine.cache import LayerGroups
 from aengine.kernels.cpu import library
 from aengine.kernels.cpu.library import (
     MAX_BUFFERS,
@@ -24,12 +25,28 @@ from aengine.kernels.cpu.library import (
     CNormOp,
     CSumRanksOp,
 )
-from aengine.kernels.cpu.ops import norm_weight
+from aengine.kernels.cpu.ops import PageParts, norm_weight
+from aengine.kernels.params import Activation, RouterScoring
 from aengine.models.cpu.packed_weights import PackedWeights
 from aengine.models.sharding import Bounds
-from aengine.models.spec import Norm, NormKind, QkNorm
+from aengine.models.spec import ModelSpec, Norm, NormKind, QkNorm
 
 _NORM_KINDS = {NormKind.RMS: library.RMS_NORM, NormKind.LAYER: library.LAYER_NORM}
+
+ACTIVATIONS = {
+    Activation.SILU: library.SILU,
+    Activation.GELU: library.GELU,
+    Activation.GELU_TANH: library.GELU_TANH,
+    Activation.RELU: library.RELU,
+    Activation.RELU_SQUARED: library.RELU_SQUARED,
+    Activation.CLIPPED_SWIGLU: library.CLIPPED_SWIGLU,
+}
+SCORINGS = {RouterScoring.SOFTMAX: library.SOFTMAX, RouterScoring.SIGMOID: library.SIGMOID}
+
+
+def page_parts(spec: ModelSpec, groups: LayerGroups) -> PageParts:
+    """The parts of pages that a pool for the model has, with these groups."""
+    return list(zip(groups.parts, (each.heads for each in spec.attentions), strict=False))
 
 
 class Operations:

@@ -35,10 +35,10 @@ from aengine.kernels.cpu.library import (
     COp,
     stored_dim,
 )
-from aengine.kernels.cpu.ops import PageParts, head_kind, norm_weight
-from aengine.kernels.params import Activation, RouterScoring
+from aengine.kernels.cpu.ops import head_kind, norm_weight
 from aengine.kernels.recurrence import StateLayout
 from aengine.layers.rotary import cos_sin_cache, mixed_cos_sin, query_scales
+from aengine.models.cpu.cpu_operations import ACTIVATIONS, SCORINGS
 from aengine.models.cpu.packed_weights import PackedWeights
 from aengine.models.cpu.recurrent_operations import RecurrentOperations
 from aengine.models.sharding import (
@@ -67,21 +67,7 @@ from aengine.models.spec import (
 )
 
 _CPU = torch.device("cpu")
-_ACTIVATIONS = {
-    Activation.SILU: library.SILU,
-    Activation.GELU: library.GELU,
-    Activation.GELU_TANH: library.GELU_TANH,
-    Activation.RELU: library.RELU,
-    Activation.RELU_SQUARED: library.RELU_SQUARED,
-    Activation.CLIPPED_SWIGLU: library.CLIPPED_SWIGLU,
-}
 _Product = Callable[[str, int], None]  # writes to a buffer, with an epilogue
-_SCORINGS = {RouterScoring.SOFTMAX: library.SOFTMAX, RouterScoring.SIGMOID: library.SIGMOID}
-
-
-def page_parts(spec: ModelSpec, groups: LayerGroups) -> PageParts:
-    """The parts of pages that a pool for the model has, with these groups."""
-    return list(zip(groups.parts, (each.heads for each in spec.attentions), strict=False))
 
 
 class CpuProgram(RecurrentOperations):
@@ -166,11 +152,8 @@ class CpuProgram(RecurrentOperations):
         else:
             self._head_inputs(spec, spec.draft_head)
         num_additions = 0 if spec.images is None else spec.images.num_additions
-        gathers = (
-            is_last_stage
-            and num_additions < spec.num_layers
-            and (read is None or (read.kind is HeadKind.EAGLE3 and spec.num_layers not in read.taps))
-        )
+        is_read = read is not None and not (read.kind is HeadKind.EAGLE3 and spec.num_layers not in read.taps)
+        gathers = is_last_stage and num_additions < spec.num_layers and not is_read
         for index, layer in enumerate(spec.layers):
             self._tap(index, taps)
             self._layer(f"layers.{index}.", index, layer, gathers=gathers and index + 1 == spec.num_layers)
@@ -297,7 +280,7 @@ class CpuProgram(RecurrentOperations):
         assert self._spec.layer_inputs is not None
         width = self._spec.layer_inputs.width
         self._copy("layer_inputs", index * width, "layer_input", 0, width)
-        self._linear(f"{name}input_gate", "residual", "layer_input", library.MULTIPLY, activation=_ACTIVATIONS[gate.activation])
+        self._linear(f"{name}input_gate", "residual", "layer_input", library.MULTIPLY, activation=ACTIVATIONS[gate.activation])
         self._linear(f"{name}input_out", "layer_input", "branch")
         self._norm(f"{name}input_norm", gate.norm, "branch", "residual", adds=True, scale=scale)
 
@@ -432,7 +415,7 @@ class CpuProgram(RecurrentOperations):
             return [partial(self._experts, name, mlp, whole, source, source, multiplier)]
         assert isinstance(whole, Mlp)
         epilogue = library.GATED if mlp.gated else library.ACTIVATE
-        self._linear(f"{name}gate_up" if mlp.gated else f"{name}up", source, "gated", epilogue, activation=_ACTIVATIONS[mlp.activation])
+        self._linear(f"{name}gate_up" if mlp.gated else f"{name}up", source, "gated", epilogue, activation=ACTIVATIONS[mlp.activation])
         return [self._product(f"{name}down", self._all_columns("gated", width_bounds(whole, self._shard)), multiplier)]
 
     def _normed_branches(self, name: str, experts: Experts, whole: Experts, norm: Norm) -> None:
@@ -470,9 +453,9 @@ class CpuProgram(RecurrentOperations):
         op = CExpertsOp(
             *(ctypes.addressof(weights.linears[f"{name}router"].c), correction, scale, *addresses, *([None] * (4 - len(addresses)))),
             *(experts.num_experts, routing.top_k, routing.num_groups, routing.top_groups, routing.group_top, routing.scaling),
-            *(_SCORINGS[routing.scoring], routing.normalize, experts.shared_gate, *shared),
+            *(SCORINGS[routing.scoring], routing.normalize, experts.shared_gate, *shared),
             *(self._buffers[router_source], self._buffers[source], self._buffer(out, matrices[1].linears[0].out_features)),
-            *(epilogue, _ACTIVATIONS[experts.expert.activation], multiplier),
+            *(epilogue, ACTIVATIONS[experts.expert.activation], multiplier),
             *(None if each.orders is None else each.orders.data_ptr() for each in matrices),
             *firsts,
         )

@@ -40,8 +40,9 @@ from aengine.kernels.quantized import Rows
 from aengine.kernels.recurrence import StateLayout
 from aengine.kernels.warm_memory import Allocate, lazy_bytes
 from aengine.models.adapters import Adapter
+from aengine.models.cpu.cpu_operations import page_parts
 from aengine.models.cpu.packed_weights import PackedWeights, pack_adapter
-from aengine.models.cpu.program import CpuProgram, page_parts
+from aengine.models.cpu.program import CpuProgram
 from aengine.models.images import StepImages
 from aengine.models.sharding import vocab_bounds
 from aengine.models.spec import DraftHead, Experts, LatentAttention, Layer, ModelSpec, ShortConvolution

@@ -25,6 +25,8 @@ from aengine.layers.collectives import Collectives, RowParallel
 from aengine.layers.ops import Activations, LayerOps, LinearMethod
 from aengine.models.spec import (
     Attention,
+    DraftHead,
+    HeadKind,
     LatentAttention,
     Norm,
     NormKind,
@@ -396,3 +398,19 @@ class LatentAttentionBlock:
 def _by_head(x: Tensor, weight: Tensor, out: Tensor) -> None:
     """[T, heads, in] times [heads, out, in] to `out` [T, heads, out], whose last dimension is contiguous."""
     torch.bmm(x.transpose(0, 1), weight.transpose(1, 2), out=out.transpose(0, 1))
+
+
+class HeadInputs:
+    def __init__(self, head: DraftHead, weights: Weights, ops: LayerOps) -> None:
+        self._norms = [Normalize(head.norm, weights, name, ops) for name in ("embedding_norm", "hidden_norm")]
+        self._combine = weights.linear("combine") if head.kind is HeadKind.MTP else None
+        self._normed_residual = head.normed_residual
+
+    def __call__(self, embedded: Tensor, hidden: Tensor) -> tuple[Tensor | None, Tensor]:
+        """[T, hidden_size] each, given up -> what q, k and v of the layer are projected from, and the residual it begins with. None: they
+        are projected from the normed residual."""
+        normed = self._norms[1](hidden)
+        x = torch.cat((self._norms[0](embedded), normed), -1)
+        if self._combine is not None:
+            return None, self._combine(x)
+        return x, normed if self._normed_residual else hidden

@@ -49,6 +49,7 @@ from aengine.models.torch.blocks import (
     PLUS_ONE,
     AttentionBlock,
     ConvolutionBlock,
+    HeadInputs,
     LatentAttentionBlock,
     Linear,
     Normalize,
@@ -60,22 +61,6 @@ from aengine.models.torch.blocks import (
 )
 from aengine.models.torch.mlps import ExpertsBlock, LayerInputsBlock, MlpBlock, StreamsBlock, begin_streams, end_streams
 from aengine.parallel.shard import WHOLE, Shard
-
-
-class HeadInputs:
-    def __init__(self, head: DraftHead, weights: Weights, ops: LayerOps) -> None:
-        self._norms = [Normalize(head.norm, weights, name, ops) for name in ("embedding_norm", "hidden_norm")]
-        self._combine = weights.linear("combine") if head.kind is HeadKind.MTP else None
-        self._normed_residual = head.normed_residual
-
-    def __call__(self, embedded: Tensor, hidden: Tensor) -> tuple[Tensor | None, Tensor]:
-        """[T, hidden_size] each, given up -> what q, k and v of the layer are projected from, and the residual it begins with. None: they
-        are projected from the normed residual."""
-        normed = self._norms[1](hidden)
-        x = torch.cat((self._norms[0](embedded), normed), -1)
-        if self._combine is not None:
-            return None, self._combine(x)
-        return x, normed if self._normed_residual else hidden
 
 
 class Kept:

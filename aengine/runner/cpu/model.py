@@ -22,8 +22,9 @@ from aengine.kernels.cpu.library import Workspace, load_kernels
 from aengine.kernels.cpu.ops import KvPool, PackedCpuAdapter, StepAdapters, place_bytes
 from aengine.kernels.warm_memory import WarmMemory, lazy_bytes
 from aengine.models.adapters import Adapter
+from aengine.models.cpu.cpu_operations import page_parts
 from aengine.models.cpu.packed_weights import PackedWeights
-from aengine.models.cpu.program import CpuProgram, page_parts
+from aengine.models.cpu.program import CpuProgram
 from aengine.models.cpu.stack import CpuLastTokens, DecoderStack, PreparedStep, unsupported
 from aengine.models.loading.weight_bytes import quantized_bytes, weight_bytes
 from aengine.models.sharding import sharded_spec

@@ -13,7 +13,7 @@ from aengine.api.fields import FLAG, Accepts, FieldChecks, integer, is_not, one_
 from aengine.api.outputs import Embedding
 from aengine.api.request import Prompt, RequestOptions
 from aengine.server.core.core import Core
-from aengine.server.core.embeddings import embed_all
+from aengine.server.core.generation import embed_all
 from aengine.server.http.bodies import IDS, STRING, Fields, read_body
 from aengine.server.http.body_parameters import OPTIONS, BodyParameters
 from aengine.server.http.http_errors import to_json

@@ -15,14 +15,15 @@ from aengine.api.errors import InvalidRequestError
 from aengine.api.fields import FieldChecks
 from aengine.api.request import Prompt, RequestOptions
 from aengine.server.core.core import Backend
-from aengine.server.core.embeddings import MAX_INPUTS, embed_all, of_input
+from aengine.server.core.generation import MAX_INPUTS, embed_all, of_input
 from aengine.server.core.texts import MAX_TEXT_BYTES, ServedTexts, check_size
 from aengine.v1 import embedding_service_pb2 as embeddings_v1
 from aengine.v1 import tokenizer_service_pb2 as tokenizer_v1
 from aengine.v1.embedding_service_pb2_grpc import EmbeddingServiceServicer
 from aengine.v1.tokenizer_service_pb2_grpc import TokenizerServiceServicer
+from aengine.wire.images import images_in
 from aengine.wire.names import CHAT, POOLINGS
-from aengine.wire.request import images_in, read_chat, read_chat_fields, read_prompt
+from aengine.wire.request import read_chat, read_chat_fields, read_prompt
 
 READ_AT_ONCE = 16
 """Inputs that are read before the event loop gets its turn."""
