@@ -339,6 +339,7 @@ class _Step:
         self._states: TritonStates | None = None
         if host.states is not None:
             self._states = TritonStates(backend, metadata.qo_indptr, host)
+        self._seen = None if host.seen is None else to_device(host.seen, spec.device)
         self._tiles: dict[Heads, Tensor] = {}  # of all rows that are not decoding
         if host.num_decodes < host.num_rows:
             lengths = np.diff(host.qo_indptr[host.num_decodes :])
@@ -377,7 +378,8 @@ class _Step:
         if self._tiles:
             lists = self._lists[backend.spec.places[layer][0]]
             given = self._tiles[heads], scoring, sinks, backend.slopes[layer], backend.decodes.blocks[heads]
-            kernels.attend_prefills(query, out, cache, lists, self._metadata.qo_indptr, *given)
+            seen = self._seen if scoring.within_images else None
+            kernels.attend_prefills(query, out, cache, lists, self._metadata.qo_indptr, *given, seen)
         return out
 
 

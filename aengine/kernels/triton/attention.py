@@ -301,11 +301,13 @@ def attend_prefills(
     sinks: Tensor | None,
     slopes: Tensor | None,
     blocks: BlockSizes,
+    seen: Tensor | None = None,
 ) -> None:
     """Attention of the queries of the rows in `tiles` (`prefill_tiles`, on the device), which are the last of their rows, to `out`
     (contiguous).
 
     `query` is [T, num_heads, head_dim]; row r has queries `qo_indptr[r]:qo_indptr[r+1]`. `sinks` and `slopes` as of `attend_decodes`.
+    `seen` [T] int32: how many keys of its row each query sees; None: those up to its own.
     """
     num_heads, value_dim = out.shape[1:]
     num_kv_heads, page_size = cache.keys.shape[2], cache.keys.shape[1]
@@ -314,12 +316,13 @@ def attend_prefills(
     assert tiles.is_contiguous()
     prefill_kernel[(tiles.shape[1], num_kv_heads)](  # in this order: only the first dimension can have more than 65,535
         *(query, cache.keys, cache.values, query if sinks is None else sinks, query if slopes is None else slopes, out),
-        *(qo_indptr, *lists, tiles[0], tiles[1]),
+        *(qo_indptr, *lists, tiles[0], tiles[1], qo_indptr if seen is None else seen),
         *(query.stride(0), query.stride(1), scoring.scale * cache.key_scale, cache.value_scale),
         WINDOW=scoring.window or 0,
         SOFT_CAP=scoring.soft_cap,
         SINKS=sinks is not None,
         SLOPES=slopes is not None,
+        SEEN=seen is not None,
         PAGE_SIZE=page_size,
         PAGE_STRIDE=page_stride(cache),
         KV_HEADS=num_kv_heads,

@@ -64,6 +64,7 @@ def attend_keys(
     query_rest,
     slope,
     position,
+    last,
     seen,
     key_cache,
     value_cache,
@@ -87,7 +88,7 @@ def attend_keys(
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
 ):
-    """Attention of queries at `position` [BLOCK_M] of a row over the keys `begin` to `end` in its `pages`. `query` [BLOCK_M, DIM] are their
+    """Attention of queries at `position` [BLOCK_M] of a row over the keys `begin` to `end` in its `pages`, up to `last` [BLOCK_M]. `query` [BLOCK_M, DIM] are their
     last VALUE_DIM numbers, `query_rest` [BLOCK_M, REST_DIM] those before, if there are any. LATENT: values are the last numbers of keys.
     All queries attend to the first `seen` keys of the row, or those of them in their windows. SLOPES: scores lose `slope` [BLOCK_M] for
     each position between key and query.
@@ -125,7 +126,7 @@ def attend_keys(
                 scores = scores * scale
             scores = scores + slope[:, None] * (source[None, :] - position[:, None]).to(tl.float32)
         if WINDOW > 0 or block + BLOCK_N > seen:
-            visible = (source[None, :] < end) & (source[None, :] <= position[:, None])
+            visible = (source[None, :] < end) & (source[None, :] <= last[:, None])
             if WINDOW > 0:
                 visible = visible & (source[None, :] > position[:, None] - WINDOW)
             scores = tl.where(visible, scores, -float("inf"))
@@ -155,7 +156,7 @@ def with_sink(total, top, sink):
     return fade, total * fade + tl.exp2(sink - new_top)
 
 
-@triton.jit(do_not_specialize=["qo_indptr", "kv_indptr", "kv_indices", "last_page_len", "tile_rows", "tile_begins"])
+@triton.jit(do_not_specialize=["qo_indptr", "kv_indptr", "kv_indices", "last_page_len", "tile_rows", "tile_begins", "seen"])
 def prefill_kernel(
     query,
     key_cache,
@@ -169,6 +170,7 @@ def prefill_kernel(
     last_page_len,
     tile_rows,
     tile_begins,
+    seen,
     query_token_stride,
     query_head_stride,
     scale,
@@ -177,6 +179,7 @@ def prefill_kernel(
     SOFT_CAP: tl.constexpr,
     SINKS: tl.constexpr,
     SLOPES: tl.constexpr,
+    SEEN: tl.constexpr,
     PAGE_SIZE: tl.constexpr,
     PAGE_STRIDE: tl.constexpr,
     KV_HEADS: tl.constexpr,
@@ -190,7 +193,7 @@ def prefill_kernel(
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
 ):
-    """Grid (tiles, KV heads). A row's queries and the GROUP heads of each are one sequence of length * GROUP, query by query; a tile is
+    """Grid (tiles, KV heads). SEEN: the token of query t sees the first `seen[t]` keys of its row. A row's queries and the GROUP heads of each are one sequence of length * GROUP, query by query; a tile is
     BLOCK_M of it, from `tile_begins` on, so that no group size leaves a tile half empty. Writes `out` [T, KV_HEADS * GROUP,
     VALUE_DIM]."""
     tile = tl.program_id(0)
@@ -217,10 +220,14 @@ def prefill_kernel(
     if WINDOW > 0:
         low = tl.maximum(start + tile_begin // GROUP - WINDOW + 1, 0)
     position = start + local
+    last = position
+    if SEEN:
+        last = tl.load(seen + first_query + local) - 1
+        high = tl.max(last) + 1
     pages = kv_indices + first_page
     slope = load_slopes(slopes, head, flat < length * GROUP, SLOPES)
     acc, total, top = attend_keys(
-        q, q_rest, slope, position, start + tile_begin // GROUP + 1, key_cache, value_cache, pages, kv_head, low, high, scale,
+        q, q_rest, slope, position, last, start + tile_begin // GROUP + 1, key_cache, value_cache, pages, kv_head, low, high, scale,
         WINDOW, SOFT_CAP, SLOPES, PAGE_SIZE, PAGE_STRIDE, KV_HEADS, KEY_STRIDE, VALUE_DIM, DIM, LATENT, REST, REST_DIM, BLOCK_M, BLOCK_N,
     )  # fmt: skip
     if SINKS:
