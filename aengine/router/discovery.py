@@ -1,8 +1,6 @@
 """Which addresses there are, over time: fixed ones, those of a name, those in a file. Knows nothing of what is there.
 
 A source is an asynchronous iterator of sets of addresses; each set replaces the one before.
-
-`RouterConfig`: which replicas there are and what a router does when one is lost. Validates what can be known without the network.
 """
 
 from __future__ import annotations
@@ -10,119 +8,14 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
-import re
 import socket
 from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from contextlib import AsyncExitStack
-from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Annotated, Any
 
 from aengine.api.errors import ConfigError
-from aengine.api.fields import NOT_NEGATIVE, POSITIVE, Accepts, FieldChecks, check_fields, check_names, integer, one_of, text
 from aengine.client.client_config import ClientConfig
-from aengine.router.replica_load import RoutingPolicy
-
-MOST_REPLICAS = 4096
-FILE, DNS = "file:", "dns:"
-_NAME = re.compile(r"dns:(///)?(?P<host>\[[0-9A-Fa-f:.%]+\]|[^\s:/\[\]]+):(?P<port>\d{1,5})")
-_BACKENDS = Accepts(
-    lambda backends: isinstance(backends, tuple) and all(isinstance(one, str) and one.strip() for one in backends),
-    "a tuple of addresses",
-)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RouterConfig:
-    """Everything that is fixed for the life of a router. Raises `ConfigError` naming every field that is out of range."""
-
-    replicas: Annotated[int | None, integer(1, MOST_REPLICAS)] = None
-    """Engines to run as processes on this host, which share its cores and GPUs. Default: none, but those of `backends`."""
-    ray: bool = False
-    """Run the engines as actors of a Ray cluster."""
-    backends: Annotated[tuple[str, ...], _BACKENDS] = ()
-    """Addresses of running servers: host:port; dns:///host:port for all addresses of a name, which is resolved every few seconds;
-    file:PATH for those in a file, one a line, which is read again when it changes."""
-    backend_token_file: Annotated[str | None, text("a path")] = None
-    """File with the token that is sent to the servers with every call. Those that take it for an administrator's tell what is in their
-    caches."""
-    backend_tls: bool = False
-    """Whether the connections to the servers have TLS."""
-    backend_ca: Annotated[str | None, text("a path")] = None
-    """PEM file with the authorities that sign the servers' certificates. Default: those of gRPC."""
-    backend_cert: Annotated[str | None, text("a path")] = None
-    """PEM file with the router's certificate, for servers that ask for one."""
-    backend_key: Annotated[str | None, text("a path")] = None
-    """PEM file with its private key."""
-    backend_name: Annotated[str | None, text("a name")] = None
-    """The name that the servers' certificates must have, where it is not the one in their addresses."""
-    routing_policy: Annotated[str, one_of(*(policy.value for policy in RoutingPolicy))] = RoutingPolicy.PREFIX.value
-    """How replicas are chosen: prefix (where the first token is expected soonest, by cached prefixes and load), round_robin,
-    least_loaded, hash (by the beginning of the prompt)."""
-    connect_timeout: Annotated[float, POSITIVE] = 30.0
-    """Seconds that start() waits for a first replica that serves. Processes of this host may take longer, as long as they load."""
-    hang_seconds: Annotated[float, POSITIVE] = 10.0
-    """A replica that says nothing for so long is taken to be lost, at least 2: servers tell their load every second."""
-    wait_seconds: Annotated[float, NOT_NEGATIVE] = 30.0
-    """How long a request waits while no replica can take it; then it fails with NoReplicaError."""
-    max_moves: Annotated[int, integer(0, 1000)] = 8
-    """How often a request goes on at another replica before its next token; then it fails."""
-    hedge_seconds: Annotated[float | None, POSITIVE] = None
-    """A request without a first token after so long is sent to a second replica, too, and the first token wins. None: never."""
-    slow_start_seconds: Annotated[float, NOT_NEGATIVE] = 10.0
-    """A replica that has come back gets less than its share for so long."""
-
-    def __post_init__(self) -> None:
-        check_fields(self, ConfigError)
-        check = FieldChecks()
-        given = [name for name in ("replicas", "ray", "backends") if getattr(self, name)]
-        for name in given[1:]:
-            check.add_violation(name, f"is not possible beside {given[0]}")
-        if self.hang_seconds < 2.0:
-            check.add_violation("hang_seconds", f"{self.hang_seconds} is not at least 2: servers tell their load every second")
-        for name in ("backend_ca", "backend_cert", "backend_key", "backend_name"):
-            if getattr(self, name) is not None and not self.backend_tls:
-                check.add_violation(name, f"{getattr(self, name)!r} needs backend_tls as well")
-        if (self.backend_cert is None) != (self.backend_key is None):
-            missing = "backend_cert" if self.backend_cert is None else "backend_key"
-            check.add_violation(missing, "is missing: certificate and key belong together")
-        for backend in self.backends:
-            if backend.startswith(DNS):
-                if split_name(backend) is None:
-                    check.add_violation("backends", f"{backend!r} is not dns:///host:port")
-            elif not backend.startswith(FILE):
-                try:
-                    ClientConfig(address=backend)
-                except ConfigError as error:
-                    check.add_violation("backends", error.violations[0].description)
-        check.finish(ConfigError)
-
-    def client_config(self, address: str, token: str | None) -> ClientConfig:
-        """The configuration of the client for the replica at `address`, with the `token` that it wants. Raises `ConfigError`."""
-        return ClientConfig(
-            address=address,
-            token=token,
-            tls=self.backend_ca or self.backend_tls,
-            client_cert=self.backend_cert,
-            client_key=self.backend_key,
-            server_name=self.backend_name,
-            connect_timeout=min(self.hang_seconds, self.connect_timeout / 2),
-            multiplex=True,
-            max_retries=0,  # another replica is asked instead
-        )
-
-    @classmethod
-    def of(cls, config: RouterConfig | None, **overrides: Any) -> RouterConfig:
-        """A config with some fields replaced. Raises `ConfigError` for unknown names."""
-        check_names(cls, overrides)
-        return cls(**overrides) if config is None else replace(config, **overrides)
-
-
-def split_name(backend: str) -> tuple[str, int] | None:
-    """Host and port of dns:///host:port; None if it is something else."""
-    match = _NAME.fullmatch(backend)
-    return (match["host"].strip("[]"), int(match["port"])) if match and int(match["port"]) <= 65535 else None
-
+from aengine.router.router_config import DNS, FILE, split_name
 
 RESOLVE_SECONDS = 5.0
 """Between two times that a name is resolved."""

@@ -35,9 +35,9 @@ from aengine.api.outputs import AdapterInfo, EngineStats, ModelInfo, ReplicaInfo
 from aengine.api.params import SamplingParams
 from aengine.client import AsyncClient
 from aengine.client.link import FIRST_BACKOFF, LONGEST_BACKOFF
-from aengine.router.discovery import RouterConfig
 from aengine.router.replica import Attempt, Replica
 from aengine.router.replica_load import ReplicaLoad, ReplicaRouting, RoutedPrompt, RoutingPolicy
+from aengine.router.router_config import RouterConfig
 from aengine.router.work import FailoverDecision, OtherTextsError, RoutedWork, check_blame
 
 _log = logging.getLogger("aengine")

@@ -39,13 +39,14 @@ from aengine.api.outputs import (
 from aengine.api.params import EmbeddingParams, SamplingParams
 from aengine.api.request import ChatFields, OptionFields, Prompt, RequestOptions
 from aengine.client import AsyncClient
-from aengine.router.discovery import AddressSource, RouterConfig, discover
+from aengine.router.discovery import AddressSource, discover
 from aengine.router.fleet import Fleet, FleetInfo
 from aengine.router.in_flight import RequestsInFlight
 from aengine.router.processes import run_replicas
-from aengine.router.ray.placement import RayConfig
+from aengine.router.ray.ray_config import RayConfig
 from aengine.router.ray.replicas import ray_replicas
 from aengine.router.routed_request import RoutedRequest
+from aengine.router.router_config import RouterConfig
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack

@@ -13,7 +13,7 @@ from speculating import also_with_drafts
 
 from aengine import SamplingParams
 from aengine.api.outputs import EngineStats
-from aengine.engine import step_stats
+from aengine.engine import edges
 from aengine.runner.cpu.executor import HostQueue
 from aengine.scheduler.plan import StepPlan
 from aengine.scheduler.sequence import Updates
@@ -164,7 +164,7 @@ async def test_stats_know_of_requests_at_once(monkeypatch: pytest.MonkeyPatch) -
     """And of tokens now and then."""
     params = SamplingParams(seed=1, max_tokens=100, ignore_eos=True)
     known: list[EngineStats] = []
-    monkeypatch.setattr(step_stats, "PUBLISH_SECONDS", 1e9)
+    monkeypatch.setattr(edges, "PUBLISH_SECONDS", 1e9)
     async with OracleEngine() as engine:
         engine.runner.before_launch = lambda plan: known.append(engine._core.steps.stats.published[0])
         await engine.generate([1, 2], params)
@@ -172,7 +172,7 @@ async def test_stats_know_of_requests_at_once(monkeypatch: pytest.MonkeyPatch) -
         stats = engine.stats()
         assert (stats.running, stats.completion_tokens) == (0, 100)
     known.clear()
-    monkeypatch.setattr(step_stats, "PUBLISH_SECONDS", 0.0)
+    monkeypatch.setattr(edges, "PUBLISH_SECONDS", 0.0)
     async with OracleEngine() as engine:
         engine.runner.before_launch = lambda plan: known.append(engine._core.steps.stats.published[0])
         await engine.generate([1, 2], params)
@@ -180,4 +180,4 @@ async def test_stats_know_of_requests_at_once(monkeypatch: pytest.MonkeyPatch) -
 
 
 def test_the_age_of_stats_is_what_is_documented() -> None:
-    assert f"at most {step_stats.PUBLISH_SECONDS * 1000:g} ms before" in (EngineStats.__doc__ or "")
+    assert f"at most {edges.PUBLISH_SECONDS * 1000:g} ms before" in (EngineStats.__doc__ or "")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
@@ -10,6 +11,7 @@ import anyio
 import anyio.lowlevel
 import numpy as np
 import pytest
+import torch
 from image_models import FAMILIES, Expected, Part, Reference, as_file, chat_of, picture
 from PIL import Image
 
@@ -134,3 +136,17 @@ async def test_speculation_looks_nothing_up_in_images(reference: Find, anyio_bac
     params = SamplingParams(max_tokens=24, temperature=0.0, logprobs=1, ignore_eos=True, presence_penalty=0.0)
     async with AsyncEngine(str(known.folder), speculative="ngram", max_num_batched_tokens=64, **SIZES) as engine:
         check(await engine.generate(chat_of(chat, [as_file(pixels) for pixels in PICTURES]), params), expected)
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+@pytest.mark.skipif("AENGINE_EXECUTE_PTX" in os.environ, reason="transformers cannot load models on a device whose kernels are executed")
+@pytest.mark.parametrize("model_type", ["qwen3_vl", "gemma3", "mistral3"])
+async def test_on_a_gpu(model_type: str, reference: Find, anyio_backend: str) -> None:
+    """In graphs, but for the steps that compute an image's tokens."""
+    known = reference(model_type)
+    chats = [chat_of(chat, [Image.fromarray(pixels) for pixels in PICTURES]) for chat in CHATS[:3]]
+    sizes = {**SIZES, "device": "cuda", "attention_backend": "triton", "max_num_batched_tokens": 24, "graph_tokens": 16}
+    async with AsyncEngine(str(known.folder), **sizes) as engine:
+        for given, chat in zip(chats, CHATS, strict=False):
+            check(await engine.generate(given, GREEDY), known.generate(chat, PICTURES, NUM_TOKENS))

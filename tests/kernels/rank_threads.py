@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from typing import TypeVar
 
 from aengine.kernels.cpu.library import CpuKernels
-from aengine.kernels.cpu.rank_exchange import SharedMemoryExchange, exchange_bytes
+from aengine.runner.rank_steps import SharedMemoryExchange, exchange_bytes
 
 T = TypeVar("T")
 

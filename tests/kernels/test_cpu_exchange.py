@@ -16,9 +16,9 @@ from hang_guard import HANG_SECONDS, growing
 from rank_threads import exchanges, on_ranks, shared_file
 
 from aengine.kernels.cpu import ops
-from aengine.kernels.cpu import rank_exchange as module
 from aengine.kernels.cpu.library import CpuKernels, ExchangeError, RankExchange, Workspace, load_kernels
-from aengine.kernels.cpu.rank_exchange import GroupExchange, SharedMemoryExchange
+from aengine.runner import rank_steps as module
+from aengine.runner.rank_steps import GroupExchange, SharedMemoryExchange
 
 
 @pytest.fixture(scope="module")

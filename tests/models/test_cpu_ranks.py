@@ -19,12 +19,12 @@ from torch import Tensor
 
 from aengine.attention import StepLayout, build_layout
 from aengine.kernels.cpu.library import CpuKernels, ExchangeError, Workspace, load_kernels
-from aengine.kernels.cpu.rank_exchange import SharedMemoryExchange
 from aengine.kernels.quantized import Rows
 from aengine.models.cpu.stack import DecoderStack
 from aengine.models.sharding import sharded_weights, take_part
 from aengine.models.spec import ModelSpec
 from aengine.parallel.shard import WHOLE, Shard
+from aengine.runner.rank_steps import SharedMemoryExchange
 
 POSITIONS, PAGE = 64, 16
 CHUNKS = [[(0, 19)], [(0, 1), (1, 7), (2, 3)], [(0, 1), (1, 1), (2, 1)]]  # per step: a row, and how many of its tokens are computed

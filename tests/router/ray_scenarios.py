@@ -17,7 +17,7 @@ from ray_cluster import RayCluster
 from aengine import AsyncEngine, Completion, EngineConfig, Router, SamplingParams
 from aengine.api.outputs import ReplicaState
 from aengine.client import AsyncClient
-from aengine.router.ray.placement import RayConfig
+from aengine.router.ray.ray_config import RayConfig
 from aengine.router.ray.replicas import ray_replicas
 
 TOKEN = "a-token-for-tests"

@@ -88,10 +88,10 @@ def attend_keys(
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
 ):
-    """Attention of queries at `position` [BLOCK_M] of a row over the keys `begin` to `end` in its `pages`, up to `last` [BLOCK_M]. `query` [BLOCK_M, DIM] are their
-    last VALUE_DIM numbers, `query_rest` [BLOCK_M, REST_DIM] those before, if there are any. LATENT: values are the last numbers of keys.
-    All queries attend to the first `seen` keys of the row, or those of them in their windows. SLOPES: scores lose `slope` [BLOCK_M] for
-    each position between key and query.
+    """Attention of queries at `position` [BLOCK_M] of a row over the keys `begin` to `end` in its `pages`, up to `last`
+    [BLOCK_M]. `query` [BLOCK_M, DIM] are their last VALUE_DIM numbers, `query_rest` [BLOCK_M, REST_DIM] those before, if there are any.
+    LATENT: values are the last numbers of keys. All queries attend to the first `seen` keys of the row, or those of them in their windows.
+    SLOPES: scores lose `slope` [BLOCK_M] for each position between key and query.
 
     Returns the weighted sum of values [BLOCK_M, DIM], the sum of weights, and the largest score [BLOCK_M], by which weights are divided.
     """
@@ -193,7 +193,9 @@ def prefill_kernel(
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
 ):
-    """Grid (tiles, KV heads). SEEN: the token of query t sees the first `seen[t]` keys of its row. A row's queries and the GROUP heads of each are one sequence of length * GROUP, query by query; a tile is
+    """Grid (tiles, KV heads). SEEN: query t sees the first `seen[t]` keys of its row.
+
+    A row's queries and the GROUP heads of each are one sequence of length * GROUP, query by query; a tile is
     BLOCK_M of it, from `tile_begins` on, so that no group size leaves a tile half empty. Writes `out` [T, KV_HEADS * GROUP,
     VALUE_DIM]."""
     tile = tl.program_id(0)

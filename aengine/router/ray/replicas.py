@@ -18,7 +18,8 @@ from aengine.api.errors import AEngineError, ConfigError, ModelLoadError
 from aengine.api.outputs import EngineStats
 from aengine.client.client import AsyncClient
 from aengine.client.link import Backoff
-from aengine.router.ray.placement import PlacedReplica, RayConfig, RayPlacement, ReplicaEndedError, Scale, connected_to_ray, next_scale
+from aengine.router.ray.placement import PlacedReplica, RayPlacement, ReplicaEndedError, connected_to_ray
+from aengine.router.ray.ray_config import RayConfig, Scale, next_scale
 
 logger = logging.getLogger("aengine.router")
 
