@@ -9,6 +9,7 @@ width, 3] if it has a width. `to_rgb` also serves images that a program has in m
 
 from __future__ import annotations
 
+import importlib
 import io
 import json
 import sys
@@ -18,6 +19,13 @@ from typing import Any, BinaryIO
 FORMATS = ("PNG", "JPEG", "WEBP", "GIF")
 _MEMORY = 1 << 31  # bytes of addresses, beside those that the process begins with
 _SECONDS = 10  # of processor time, for a file
+
+
+_MODULES = (
+    *("GifImagePlugin", "JpegImagePlugin", "MpoImagePlugin", "PngImagePlugin", "TiffImagePlugin", "WebPImagePlugin"),
+    *("ExifTags", "ImageChops", "ImageFile", "ImageMath", "ImageMode", "ImageOps", "ImagePalette", "ImageSequence", "TiffTags"),
+)
+"""What Pillow imports when it meets some file."""
 
 
 class BadImage(Exception):
@@ -104,11 +112,10 @@ def _serve(source: BinaryIO, out: BinaryIO, max_pixels: int, max_side: int) -> N
 
 
 def main() -> None:
-    from PIL import GifImagePlugin, Image, JpegImagePlugin, PngImagePlugin, WebPImagePlugin
+    from PIL import Image
 
-    Image.preinit()
-    for module in (GifImagePlugin, JpegImagePlugin, PngImagePlugin, WebPImagePlugin):
-        assert module  # imported before files cannot be opened any more
+    for name in _MODULES:
+        importlib.import_module(f"PIL.{name}")  # before files cannot be opened any more
     buffer = io.BytesIO()
     for kind in FORMATS:
         buffer.seek(0)

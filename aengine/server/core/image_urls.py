@@ -175,6 +175,8 @@ def _read(response: http.client.HTTPResponse, secured: ssl.SSLSocket, end: float
         secured.settimeout(_left(end))
         part = response.read1(1 << 16)
         if not part:
+            if response.length:
+                raise http.client.IncompleteRead(bytes(data), response.length)
             return bytes(data)
         data += part
         if len(data) > MAX_BYTES:
