@@ -41,7 +41,7 @@ MAX_FILE_BYTES = 20 << 20
 MAX_REQUEST_BYTES = 64 << 20
 MAX_REQUEST_PIXELS = 100_000_000
 _CPU_TOKENS, _GPU_TOKENS = 1024, 4096  # that an image has at most, where the model can make it smaller
-_NICENESS = 10
+_NICENESS = 15
 _REMEMBERED = 4096  # files, and texts of images, which are small
 _log = logging.getLogger("aengine")
 

@@ -36,7 +36,7 @@ from aengine.server.http.http_exchange import HttpExchange
 
 TAKEN: Mapping[str, str] = {
     "model": "the served model or an adapter; empty: the served model",
-    "messages": "text alone; the role developer is system",
+    "messages": "text, and images for models that take some; the role developer is system",
     "max_completion_tokens": "max_tokens; -1: no limit",
     "max_tokens": "max_tokens; -1: no limit",
     "logprobs": "with top_logprobs: logprobs",
