@@ -46,14 +46,16 @@ class ImageProcessor:
             images: Any = AutoImageProcessor
             self._images: Any = images.from_pretrained(model_dir, backend="pil")
             tokenizer = AutoTokenizer.from_pretrained(model_dir)
-            kind = _processor_class(_FIXED.get(model_type) or PROCESSOR_MAPPING_NAMES[model_type])
+            name = _FIXED.get(model_type) or PROCESSOR_MAPPING_NAMES[model_type]
+            is_pixtral = getattr(config.vision_config, "model_type", "") == "pixtral"  # also of a model of type llava
+            kind = _PixtralProcessor if is_pixtral else _processor_class(name)
             saved, _ = kind.get_processor_dict(model_dir)
             parts = {"image_processor": self._images, "tokenizer": tokenizer}
             known = _parameters(kind)
             own = {name: value for name, value in saved.items() if name in known and name not in (*parts, "video_processor")}
             others = {name: None for name in ("video_processor", "feature_extractor") if name in known}
             if kind is _PixtralProcessor:
-                own = {"patch_size": config.vision_config.patch_size, "spatial_merge_size": config.spatial_merge_size, **own}
+                own = {"patch_size": config.vision_config.patch_size, "spatial_merge_size": getattr(config, "spatial_merge_size", 1), **own}
             if "image_seq_length" in known and "image_seq_length" not in own and hasattr(self._images, "image_seq_length"):
                 own["image_seq_length"] = self._images.image_seq_length
             self._processor: Any = kind(**parts, **others, **own)
@@ -104,8 +106,6 @@ def _processor_class(name: str) -> Any:
     """A processor that does not insist on a video processor."""
     import transformers
 
-    if name == "PixtralProcessor":
-        return _PixtralProcessor
     kind: Any = getattr(transformers, name)
     return type(kind.__name__, (kind,), {"check_argument_for_proper_class": lambda self, *_: None, "get_attributes": kind.get_attributes})
 

@@ -3,7 +3,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import pytest
-from image_models import Reference, save_model
+from image_models import Reference, publish, save_model
 
 
 @pytest.fixture(scope="session")
@@ -16,6 +16,7 @@ def reference(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Refer
             folder = tmp_path_factory.mktemp(model_type)
             save_model(model_type, folder)
             made[model_type] = Reference(model_type, folder)
+            publish(model_type, folder)
         return made[model_type]
 
     return find

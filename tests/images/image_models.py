@@ -7,7 +7,7 @@ import io
 import json
 import pathlib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -15,6 +15,7 @@ import torch
 import transformers
 from numpy.typing import NDArray
 from PIL import Image
+from safetensors.torch import load_file, save_file
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import CONFIG_MAPPING, PreTrainedTokenizerFast
 
@@ -94,6 +95,15 @@ FAMILIES = {
         _QWEN_IDS,
         _mrope(4, 2, 2, mrope_interleaved=True),
     ),
+    "qwen3_vl_moe": Family(
+        _QWEN_TOKENS,
+        _QWEN_PART,
+        "Qwen2VLImageProcessorPil",
+        _QWEN3,
+        {**_QWEN3_VISION, "deepstack_visual_indexes": [0, 1]},
+        _QWEN_IDS,
+        {**_mrope(4, 2, 2, mrope_interleaved=True), **_MOE, "decoder_sparse_step": 1, "mlp_only_layers": [], "moe_intermediate_size": 48},
+    ),
     "qwen3_5": Family(
         _QWEN_TOKENS,
         _QWEN_PART,
@@ -132,6 +142,16 @@ FAMILIES = {
         {"image_token_index": 300, "spatial_merge_size": 2},
         {"model_type": "mistral", "sliding_window": None},
         own={"patch_size": 14, "spatial_merge_size": 2},
+    ),
+    "llava": Family(  # Pixtral
+        ("[IMG]", "[IMG_BREAK]", "[IMG_END]"),
+        "[IMG]",
+        "PixtralImageProcessorPil",
+        {"size": {"longest_edge": 224}, "patch_size": {"height": 14, "width": 14}},
+        {"model_type": "pixtral", **_SMALL, "image_size": 224, "patch_size": 14, "head_dim": 16},
+        {"image_token_index": 300, "vision_feature_layer": -1, "vision_feature_select_strategy": "full"},
+        {"model_type": "mistral", "sliding_window": None},
+        own={"patch_size": 14, "processor_class": "PixtralProcessor"},
     ),
     "llava_onevision": Family(
         ("<image>", "<video>"),
@@ -196,6 +216,10 @@ FAMILIES = {
     ),
 }
 
+FAMILIES["gemma4 with images that see themselves"] = replace(
+    FAMILIES["gemma4"], text={**FAMILIES["gemma4"].text, "use_bidirectional_attention": "vision"}
+)
+
 
 def tokenizer_of(family: Family) -> PreTrainedTokenizerFast:
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
@@ -220,7 +244,7 @@ def template_of(family: Family) -> str:
 
 def config_of(model_type: str, **text: Any) -> Any:
     family = FAMILIES[model_type]
-    return CONFIG_MAPPING[model_type](
+    return CONFIG_MAPPING[model_type.partition(" ")[0]](
         text_config={**_TEXT, **family.text, **text}, vision_config=dict(family.vision), tie_word_embeddings=False, **family.whole
     )
 
@@ -246,6 +270,15 @@ def save_model(model_type: str, folder: pathlib.Path, seed: int = 0, **text: Any
     if family.own:
         (folder / "processor_config.json").write_text(json.dumps(dict(family.own)))
     return model
+
+
+def publish(model_type: str, folder: pathlib.Path) -> None:
+    """Stores a saved model as it is published, where transformers saves it otherwise: Qwen3-VL's experts are [experts, in, out]."""
+    if model_type == "qwen3_vl_moe":
+        path = folder / "model.safetensors"
+        tensors = load_file(path)
+        moved = {name: tensor.mT.contiguous() if ".experts." in name else tensor for name, tensor in tensors.items()}
+        save_file(moved, path, {"format": "pt"})
 
 
 def picture(width: int, height: int, seed: int = 0) -> NDArray[np.uint8]:
