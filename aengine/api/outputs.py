@@ -289,7 +289,7 @@ class RenderedChat:
     """Places in the text, from one character to before another, in their order: what the caller wrote there is no part of a control token.
     Empty where the caller wrote nothing that could be."""
     images: tuple[object, ...] = ()
-    """Those whose tokens the text has, for `RequestOptions.images`."""
+    """Those whose tokens the text has, each a `NamedImage`, for `RequestOptions.images`."""
 
     def __add__(self, text: str) -> RenderedChat:
         """With text of the template's own behind it."""

@@ -42,8 +42,28 @@ class RemoteImage:
     url: str
 
 
+@dataclass(frozen=True, slots=True)
+class NamedImage:
+    """An image, with what stands for its tokens in the names of cached pages."""
+
+    image: Any  # as of `images_of`
+    token_id: int  # of its tokens
+    names: tuple[int, ...]  # of each of these, below -1
+
+
+def page_names(token_ids: Sequence[int], images: Sequence[Any]) -> Sequence[int]:
+    """The ids with the names of each `NamedImage` in place of its tokens, as replicas name pages."""
+    names = [(image.token_id, name) for image in images if isinstance(image, NamedImage) for name in image.names]
+    if not names:
+        return token_ids
+    rest = iter(names)
+    return [next(rest, (0, one))[1] if one == names[0][0] else one for one in token_ids]
+
+
 def image_file(image: Any) -> bytes:
     """The file of one of `images_of`. Raises `InvalidRequestError` (prompt) for one that cannot be read."""
+    if isinstance(image, NamedImage):
+        image = image.image
     if isinstance(image, bytes):
         return image
     try:
@@ -81,7 +101,7 @@ def read_image(value: Any, number: int) -> Any:
             raise InvalidRequestError.of("prompt", f"image {number} {error}") from None
     if isinstance(value, bytearray | memoryview):
         return bytes(value)
-    if isinstance(value, RemoteImage):
+    if isinstance(value, RemoteImage | NamedImage):
         return value
     if isinstance(value, bytes | Path) or (hasattr(value, "convert") and hasattr(value, "getexif")):
         return value

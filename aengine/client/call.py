@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncGenerator, Callable, Sequence
+from collections.abc import AsyncGenerator, Callable, Iterable, Sequence
 from contextlib import aclosing, suppress
 from typing import Any
 
@@ -18,12 +18,13 @@ import grpc
 from grpc import aio
 
 from aengine.api.errors import AEngineError, EngineDeadError, InvalidRequestError, RequestIdInUseError, ServerError
+from aengine.api.request import NamedImage
 from aengine.client import active_request
 from aengine.client.active_request import ActiveRequest, Feed
 from aengine.client.link import Backoff, Failure, Link
 from aengine.v1.generation_pb2 import GenerationEvent, GenerationSpec
 from aengine.v1.generation_service_pb2 import CancelRequestsRequest, ResumeGenerateRequest, StreamGenerateRequest
-from aengine.v1.tokenizer_service_pb2 import RenderChatRequest, TokenizeRequest
+from aengine.v1.tokenizer_service_pb2 import ImageNames, RenderChatRequest, TokenizeRequest
 from aengine.wire.images import images_in
 from aengine.wire.names import field_of
 from aengine.wire.request import write_token_ids
@@ -33,9 +34,19 @@ def needs_prompt_ids(spec: GenerationSpec) -> bool:
     return spec.output.HasField("prompt_logprobs")
 
 
+def named_images(images: Sequence[Any], names: Iterable[ImageNames]) -> tuple[NamedImage, ...]:
+    """The images of a chat with what a server has called them."""
+    return tuple([NamedImage(image, one.token_id, tuple(one.names)) for image, one in zip(images, names, strict=False)])
+
+
 async def write_prompt_ids(link: Link, spec: GenerationSpec) -> Sequence[int]:
     """Have the server turn the prompt of `spec` into ids, and put them in its place. Raises `AEngineError`."""
-    prompt = spec.prompt
+    return (await write_named_prompt(link, spec))[0]
+
+
+async def write_named_prompt(link: Link, spec: GenerationSpec) -> tuple[Sequence[int], Sequence[ImageNames]]:
+    """What `write_prompt_ids` does; returns the names of the prompt's images, too."""
+    prompt, names = spec.prompt, list[ImageNames]()
     try:
         match prompt.WhichOneof("content"):
             case "text":
@@ -43,9 +54,10 @@ async def write_prompt_ids(link: Link, spec: GenerationSpec) -> Sequence[int]:
             case "chat":
                 rendered = await link.ask(link.tokenizer.RenderChat, RenderChatRequest(chat=prompt.chat))
                 write_token_ids(rendered.token_ids, prompt, images_in(prompt.chat))
+                names = list(rendered.images)
     except InvalidRequestError as error:
         raise error.moved(lambda field: field_of(f"spec.prompt.{field}")) from error
-    return prompt.token_ids.ids
+    return prompt.token_ids.ids, names
 
 
 DEADLINE_GRACE = 10.0

@@ -37,9 +37,9 @@ from aengine.api.outputs import (
     TokenizedText,
 )
 from aengine.api.params import EmbeddingParams, SamplingParams
-from aengine.api.request import ChatFields, ChatOptions, OptionFields, Prompt, RequestOptions, check_params, images_of
+from aengine.api.request import ChatFields, ChatOptions, NamedImage, OptionFields, Prompt, RequestOptions, check_params, form_of, images_of
 from aengine.client.active_request import ActiveRequest, Feed
-from aengine.client.call import CallFeed, GenerationCall, write_prompt_ids
+from aengine.client.call import CallFeed, GenerationCall, named_images, write_named_prompt, write_prompt_ids
 from aengine.client.client_config import DEFAULT_ADDRESS, ClientConfig
 from aengine.client.link import HealthWatch, Link, open_link, watch_load
 from aengine.client.session import MAX_SUBMIT_BYTES, Sessions
@@ -120,6 +120,14 @@ class ServerCalls(ABC):
         write_prompt(prompt, options or ChatOptions(), spec.prompt)
         return list(await write_prompt_ids(self._running_link(), spec))
 
+    async def named_prompt(self, prompt: Prompt, options: ChatOptions | None = None) -> tuple[Sequence[int], Sequence[NamedImage]]:
+        """The ids of a prompt, and its images with what they are called in the names of pages. Raises what `prompt_ids()` raises."""
+        spec, options = GenerationSpec(), options or ChatOptions()
+        write_prompt(prompt, options, spec.prompt)
+        ids, names = await write_named_prompt(self._running_link(), spec)
+        images = images_of(prompt) if form_of(prompt, options) == "chat" else ()  # type: ignore[arg-type]
+        return list(ids), named_images(images, names)
+
     async def detokenize(self, token_ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
         """The text of ids; bytes that are not UTF-8 become U+FFFD."""
         request = DetokenizeRequest(token_ids=token_ids, skip_special_tokens=skip_special_tokens)
@@ -143,7 +151,7 @@ class ServerCalls(ABC):
         write_chat(messages, ChatOptions(**fields), request.chat)
         found = await self._ask(lambda link: link.tokenizer.RenderChat, request)
         literals = tuple([(place.start, place.end) for place in found.literals])
-        return RenderedChat(found.text, literals, tuple(images_of(messages)))
+        return RenderedChat(found.text, literals, named_images(images_of(messages), found.images))
 
     async def adapters(self) -> tuple[AdapterInfo, ...]:
         """Return the server's adapters, which requests can name."""
@@ -232,6 +240,7 @@ class ClientBridge(LoopBridge):
     drain = asked(ServerCalls.drain)
     drain_replica = asked(ServerCalls.drain_replica)
     prompt_ids = asked(ServerCalls.prompt_ids)
+    named_prompt = asked(ServerCalls.named_prompt)
     watch_load = iterated(ServerCalls.watch_load)
 
 

@@ -20,7 +20,18 @@ from aengine.api.errors import CapacityViolation, ContextLengthError, FieldViola
 from aengine.api.fields import shown
 from aengine.api.outputs import ModelInfo, RenderedChat
 from aengine.api.params import SamplingParams
-from aengine.api.request import NO_OUTPUT, ChatOptions, Form, Prompt, RemoteImage, RequestOptions, form_of, images_of, read_token_ids
+from aengine.api.request import (
+    NO_OUTPUT,
+    ChatOptions,
+    Form,
+    NamedImage,
+    Prompt,
+    RemoteImage,
+    RequestOptions,
+    form_of,
+    images_of,
+    read_token_ids,
+)
 from aengine.engine.workers import Steps
 from aengine.scheduler.plan import NO_INTS, PromptImages, RowParams
 from aengine.scheduler.sequence import Request
@@ -182,10 +193,11 @@ def check_images(images: Sequence[Any], model: ModelInfo) -> Sequence[Any]:
     if len(images) > model.max_images:
         most = f"at most {model.max_images} are possible" if model.max_images else "the model takes text alone"
         raise InvalidRequestError.of("prompt", f"it has {len(images)} image{'s' * (len(images) > 1)}; {most}")
-    for number, image in enumerate(images):
+    found = [image.image if isinstance(image, NamedImage) else image for image in images]
+    for number, image in enumerate(found):
         if isinstance(image, RemoteImage):
             raise InvalidRequestError.of("prompt", f"image {number} is a URL, and URLs are not fetched here")
-    return images
+    return found
 
 
 def check_literals(literals: Sequence[tuple[int, int]], length: int) -> None:

@@ -28,7 +28,7 @@ from aengine.aio.edge import LoopEdge
 from aengine.api.errors import EngineStateError, InvalidRequestError, NoTokenizerError
 from aengine.api.fields import FieldChecks, shown
 from aengine.api.outputs import RenderedChat, TokenizedText
-from aengine.api.request import ChatFields, ChatOptions, images_of
+from aengine.api.request import ChatFields, ChatOptions, NamedImage, images_of
 from aengine.engine.requests import QUICK_CHARACTERS, Limits, chat_size, check_images, check_literals, encode_text, render_chat
 from aengine.engine.workers import Steps, Workers
 from aengine.sampling.markers import Phase, ReasoningMarkers, ReasoningPlace
@@ -39,7 +39,7 @@ from aengine.tokenizer.vocabulary import TokenBytes
 if TYPE_CHECKING:
     from typing_extensions import Unpack
 
-    from aengine.images.encoder import ImageEncoder
+    from aengine.images.encoder import ImageEncoder, ImageText
     from aengine.sampling.grammar import Compiled
 
 
@@ -297,7 +297,7 @@ class Texts:
         options, images = ChatOptions(**fields), check_images(images_of(messages), self._limits.model)
         said = await self._edge.wait(self._images.describe(images)) if images and self._images is not None else ()
         rendered = await self._run(render_chat(messages, self.tokenizer, options, said), chat_size(messages, options))
-        return replace(rendered, images=tuple(images))
+        return replace(rendered, images=tuple(map(_named, images, said)))
 
     @cached_property
     def _bytes(self) -> TokenBytes:
@@ -308,6 +308,12 @@ class Texts:
             return await self._edge.wait(self._workers.submit(steps, size))
         except CancelledError:  # of the work: the threads have ended
             raise EngineStateError("the engine is closed") from None
+
+
+def _named(image: Any, said: ImageText) -> NamedImage:
+    from aengine.images.prompts import names_of  # imports torch
+
+    return NamedImage(image, said.token_id, tuple(names_of(said.digest, said.num_tokens).tolist()))
 
 
 def _locate(tokenizer: Tokenizer, text: str, add_special_tokens: bool) -> Steps[TokenizedText]:

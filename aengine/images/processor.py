@@ -48,7 +48,7 @@ class ImageProcessor:
             tokenizer = AutoTokenizer.from_pretrained(model_dir)
             name = _FIXED.get(model_type) or PROCESSOR_MAPPING_NAMES[model_type]
             is_pixtral = getattr(config.vision_config, "model_type", "") == "pixtral"  # also of a model of type llava
-            kind = _PixtralProcessor if is_pixtral else _processor_class(name)
+            kind: Any = _PixtralProcessor if is_pixtral else _processor_class(name)
             saved, _ = kind.get_processor_dict(model_dir)
             parts = {"image_processor": self._images, "tokenizer": tokenizer}
             known = _parameters(kind)

@@ -10,14 +10,14 @@ import time
 import uuid
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import anyio
 
 from aengine.api.errors import InvalidRequestError, RequestEndedError, RequestIdInUseError
 from aengine.api.outputs import Embedding, ModelInfo, RequestInfo, RequestState, Timing, Usage
 from aengine.api.params import EmbeddingParams, SamplingParams
-from aengine.api.request import Prompt, RequestOptions, check_params, form_of, images_of, read_messages
+from aengine.api.request import Prompt, RequestOptions, check_params, form_of, read_messages
 from aengine.router.fleet import Fleet
 from aengine.router.replica_load import PagePrefix, RoutedPrompt
 from aengine.router.routed_request import RoutedRequest, Tokenize
@@ -58,7 +58,7 @@ class RequestsInFlight:
         try:
             with embedding.scope:
                 while True:
-                    found, texts = (ids, None) if tokenize is None else await tokenize()
+                    (found, _), texts = ((ids, ()), None) if tokenize is None else await tokenize()
                     assert found is not None
                     with suppress(OtherTextsError):
                         return await self._embed(found, texts, params, options)
@@ -95,8 +95,6 @@ class RequestsInFlight:
             await embedding.ended.wait()
 
     def open(self, prompt: Prompt, params: SamplingParams | None, options: RequestOptions, *, few_messages: bool) -> RoutedRequest:
-        if form_of(prompt, options) == "chat":
-            options = replace(options, images=images_of(prompt))  # type: ignore[arg-type] # they go with the ids
         sent = check_params(params).with_seed()
         effective, ids, tokenize = self.check(prompt, sent, options)
         request_id = self._free_id(options)
@@ -151,7 +149,7 @@ class RequestsInFlight:
             case "token_ids":
                 return read_prompt_ids(prompt), None  # type: ignore[arg-type]
             case "text":
-                return None, lambda: self._fleet.ask_any(lambda client: client.prompt_ids(prompt, options))
+                return None, lambda: self._fleet.ask_any(lambda client: client.named_prompt(prompt, options))
             case "chat":
                 read_messages(prompt)  # type: ignore[arg-type]
-                return None, lambda: self._fleet.ask_any(lambda client: client.prompt_ids(prompt, options))
+                return None, lambda: self._fleet.ask_any(lambda client: client.named_prompt(prompt, options))

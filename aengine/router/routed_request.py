@@ -19,7 +19,7 @@ import anyio
 from aengine.api.errors import AEngineError
 from aengine.api.outputs import FinishReason, RequestInfo, RequestState, Timing, Token
 from aengine.api.params import SamplingParams
-from aengine.api.request import RequestOptions
+from aengine.api.request import NamedImage, RequestOptions
 from aengine.api.stream import StreamSource, end_from_outside
 from aengine.client.active_request import ActiveRequest
 from aengine.client.client import EACH_TOKEN, FEW_MESSAGES
@@ -28,7 +28,7 @@ from aengine.router.replica import Attempt
 from aengine.router.replica_load import ReplicaLoad
 from aengine.router.work import OtherTextsError, RequestProgress, RoutedWork
 
-Tokenize = Callable[[], Awaitable[tuple[Sequence[int], str]]]
+Tokenize = Callable[[], Awaitable[tuple[tuple[Sequence[int], Sequence[NamedImage]], str]]]
 """Gives the ids of a prompt, and `ReplicaLoad.texts` of the replica that made them."""
 
 
@@ -169,7 +169,7 @@ class RoutedRequest(StreamSource):
         """Submit it, at once where a replica takes it and the ids of its prompt are known; else when `tokenize` has given them. Raises
         `InvalidRequestError`."""
         if ids is not None:
-            self._set_ids(ids)
+            self._set_prompt(ids)
             if self._board():
                 return
         self._tokenize = tokenize
@@ -338,8 +338,8 @@ class RoutedRequest(StreamSource):
 
     # ---- replicas ------------------------------------------------------------------------------------------------------
 
-    def _set_ids(self, ids: Sequence[int]) -> None:
-        self._progress.ids = ids
+    def _set_prompt(self, ids: Sequence[int], images: Sequence[NamedImage] | None = None) -> None:
+        self._progress.set_prompt(ids, images)
         self.prompt_tokens = len(ids)
 
     async def _settle(self) -> None:
@@ -350,8 +350,8 @@ class RoutedRequest(StreamSource):
                 while attempt is None:
                     if self._progress.ids is None:
                         assert self._tokenize is not None
-                        ids, self._texts = await self._tokenize()
-                        self._set_ids(ids)
+                        prompt, self._texts = await self._tokenize()
+                        self._set_prompt(*prompt)
                     try:
                         attempt = await self._fleet.find(self._refresh_work(), self._on_lost)
                     except OtherTextsError:  # it has no token yet

@@ -26,7 +26,7 @@ from aengine.api.errors import (
 )
 from aengine.api.outputs import Token
 from aengine.api.params import SamplingParams
-from aengine.api.request import RequestOptions
+from aengine.api.request import NamedImage, RequestOptions, page_names
 from aengine.router.replica_load import PagePrefix, RoutedPrompt
 
 
@@ -36,11 +36,19 @@ class RequestProgress:
     def __init__(self, sent: SamplingParams, options: RequestOptions, live_sequences: Iterable[int]) -> None:
         """`sent`: the parameters as they were given, with the seed."""
         self.ids: Sequence[int] | None = None  # of the prompt, once they are known
+        self._names: Sequence[int] = ()  # the same, with the names of images in place of their tokens
         self.open = set(live_sequences)  # sequences whose end has not come
         self._outputs: list[list[int]] = [list(ids or ()) for ids in options.known_outputs or [()] * sent.n]  # of the sequences
         self._sent = sent
         self._options = options
         self._deadline = None if options.timeout is None else time.monotonic() + options.timeout
+
+    def set_prompt(self, ids: Sequence[int], images: Sequence[NamedImage] | None) -> None:
+        """`images`: whose tokens are among the ids; None: those of the options."""
+        self.ids = ids
+        if images is not None:
+            self._options = replace(self._options, images=images)
+        self._names = page_names(ids, self._options.images)
 
     @property
     def num_tokens(self) -> int:
@@ -63,7 +71,7 @@ class RequestProgress:
         assert self.ids is not None
         options = self._options
         longest = max(self._outputs, key=len)
-        tokens = [*self.ids, *longest] if longest else self.ids
+        tokens = [*self._names, *longest] if longest else self._names
         pages = PagePrefix(tokens, options.cache_salt or "", digest_salt)
         return RoutedPrompt(len(tokens), pages.beginning, pages.digests, options.adapter, generation, texts)
 

@@ -261,6 +261,7 @@ class RenderChatResponse(_message.Message):
     TEXT_FIELD_NUMBER: _builtins.int
     TOKEN_IDS_FIELD_NUMBER: _builtins.int
     LITERALS_FIELD_NUMBER: _builtins.int
+    IMAGES_FIELD_NUMBER: _builtins.int
     text: _builtins.str
     """The conversation as text, special tokens written out."""
     @_builtins.property
@@ -273,17 +274,50 @@ class RenderChatResponse(_message.Message):
         TokenizeRequest, which with them gives these ids. Empty for most conversations.
         """
 
+    @_builtins.property
+    def images(self) -> _containers.RepeatedCompositeFieldContainer[Global___ImageNames]:
+        """What names each image in the names of cached pages, in their order."""
+
     def __init__(
         self,
         *,
         text: _builtins.str = ...,
         token_ids: _abc.Iterable[_builtins.int] | None = ...,
         literals: _abc.Iterable[Global___TextSpan] | None = ...,
+        images: _abc.Iterable[Global___ImageNames] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["literals", b"literals", "text", b"text", "token_ids", b"token_ids"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["images", b"images", "literals", b"literals", "text", b"text", "token_ids", b"token_ids"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___RenderChatResponse: _TypeAlias = RenderChatResponse  # noqa: Y015
+
+@_typing.final
+class ImageNames(_message.Message):
+    """What stands for an image in the names of pages (CachedPages), in place of its token ids."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    TOKEN_ID_FIELD_NUMBER: _builtins.int
+    NAMES_FIELD_NUMBER: _builtins.int
+    token_id: _builtins.int
+    """The id of its tokens in token_ids."""
+    @_builtins.property
+    def names(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """For each of these tokens a number below -1."""
+
+    def __init__(
+        self,
+        *,
+        token_id: _builtins.int = ...,
+        names: _abc.Iterable[_builtins.int] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["names", b"names", "token_id", b"token_id"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ImageNames: _TypeAlias = ImageNames  # noqa: Y015

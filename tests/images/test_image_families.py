@@ -42,7 +42,7 @@ def check(output: Completion, expected: Expected) -> None:
         assert abs(logprob.logprob - float(row[token_id])) < 1e-4
 
 
-async def run_all(engine: AsyncEngine, chats: Sequence[Any], params: SamplingParams = GREEDY) -> list[Completion]:
+async def run_all(engine: Any, chats: Sequence[Any], params: SamplingParams = GREEDY) -> list[Completion]:
     """All of them at the same time."""
     outputs: list[Completion | None] = [None] * len(chats)
 

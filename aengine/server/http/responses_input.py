@@ -30,7 +30,7 @@ from aengine.server.http.chat_input import (
 
 TAKEN: Mapping[str, str] = {
     "model": "the served model or an adapter; empty: the served model",
-    "input": "a text, or items: message, reasoning, calls of functions and custom tools, and their outputs; text, and images for models that take some",
+    "input": "a text, or items: message, reasoning, calls of functions and custom tools, their outputs; images for models that take some",
     "instructions": "the first message, of the system",
     "max_output_tokens": "max_tokens; -1: no limit",
     "include": "message.output_text.logprobs; others are ignored",

@@ -13,7 +13,7 @@ from grpc import ServicerContext
 from aengine.api.engine import EmbeddingFields
 from aengine.api.errors import InvalidRequestError
 from aengine.api.fields import FieldChecks
-from aengine.api.request import Prompt, RequestOptions
+from aengine.api.request import NamedImage, Prompt, RequestOptions
 from aengine.server.core.core import Backend
 from aengine.server.core.generation import MAX_INPUTS, embed_all, of_input
 from aengine.server.core.texts import MAX_TEXT_BYTES, ServedTexts, check_size
@@ -138,4 +138,5 @@ class TokenizerServicer(TokenizerServiceServicer):
         except InvalidRequestError as error:
             raise error.moved(lambda field: _CHAT_PATHS.get(field, field)) from error
         literals = [tokenizer_v1.TextSpan(start=start, end=end) for start, end in text.literals]
-        return tokenizer_v1.RenderChatResponse(text=text.text, token_ids=token_ids, literals=literals)
+        images = [tokenizer_v1.ImageNames(token_id=one.token_id, names=one.names) for one in text.images if isinstance(one, NamedImage)]
+        return tokenizer_v1.RenderChatResponse(text=text.text, token_ids=token_ids, literals=literals, images=images)
