@@ -12,7 +12,7 @@ import pathlib
 import threading
 import time
 from collections import OrderedDict, deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -32,7 +32,7 @@ from aengine.models.images import ImageInput
 from aengine.models.spec import ModelSpec
 
 if TYPE_CHECKING:
-    from aengine.images.processor import ImageProcessor
+    from aengine.images.processor import ImageProcessor, ProcessedImage
     from aengine.images.tower import Tower
 
 ImageSource = Any
@@ -41,6 +41,7 @@ MAX_FILE_BYTES = 20 << 20
 MAX_REQUEST_BYTES = 64 << 20
 MAX_REQUEST_PIXELS = 100_000_000
 _CPU_TOKENS, _GPU_TOKENS = 1024, 4096  # that an image has at most, where the model can make it smaller
+_TOGETHER = 8  # images that a GPU encodes at a time; a CPU is busy with one
 _NICENESS = 15
 _REMEMBERED = 4096  # files, and texts of images, which are small
 _log = logging.getLogger("aengine")
@@ -116,21 +117,26 @@ def make_encoder(
             model_dir, config.load_format, dtype, device, config.seed
         )
 
-    return ImageEncoder(load, config.image_cache_memory, alone_differs=described.alone_differs)
+    together = 1 if device.type == "cpu" else _TOGETHER
+    return ImageEncoder(load, config.image_cache_memory, alone_differs=described.alone_differs, most_together=together)
 
 
 class ImageEncoder:
     """`encode` and `close` may be called from any thread."""
 
-    def __init__(self, load: Callable[[], tuple[ImageProcessor, Tower]], cache_bytes: int, *, alone_differs: bool = False) -> None:
-        """`load` is called in the thread, with the first image. `alone_differs`: as of `ImageInput`."""
-        self._load, self._alone_differs = load, alone_differs
+    def __init__(
+        self, load: Callable[[], tuple[ImageProcessor, Tower]], cache_bytes: int, *, alone_differs: bool = False, most_together: int = 1
+    ) -> None:
+        """`load` is called in the thread, with the first image. `alone_differs`: as of `ImageInput`. `most_together`: images of different
+        requests that are encoded together, if they have the same size."""
+        self._load, self._alone_differs, self._most_together = load, alone_differs, most_together
         self._loaded: tuple[ImageProcessor, Tower] | None = None
         self._decoder = ImageDecoder()
         self._encoded: OrderedDict[bytes, EncodedImage] = OrderedDict()
         self._cache_bytes, self._left = cache_bytes, cache_bytes
         self._said: OrderedDict[bytes, ImageText] = OrderedDict()
-        self._inputs: tuple[bytes, Mapping[str, Tensor]] | None = None  # of the tower, of the image that was processed last
+        self._processed: tuple[ImageText, ProcessedImage] | None = None  # the image that was processed last
+        self._ahead: dict[bytes, EncodedImage] = {}  # that were encoded together with others, before their turns
         self._files: OrderedDict[bytes, tuple[bytes, int]] = OrderedDict()  # digests -> of their pixels, and how many these are
         self._jobs: deque[_Job[Any]] = deque()
         self._lock = threading.Lock()  # of the jobs and of what is encoded
@@ -184,7 +190,7 @@ class ImageEncoder:
     def _turn(self) -> None:
         with self._lock:
             if not self._jobs:
-                return
+                return  # closed
             job = self._jobs.popleft()
         if self._advance(job):
             with self._lock:
@@ -192,10 +198,13 @@ class ImageEncoder:
                     self._add(job)  # the images of other requests come between
                     return
             job.future.cancel()
+        elif not self._jobs:
+            self._ahead.clear()  # of requests that went away
 
     def _end(self) -> None:
         self._decoder.close()
-        self._loaded = self._inputs = None
+        self._loaded = self._processed = None
+        self._ahead.clear()
 
     def _advance(self, job: _Job[Any]) -> bool:
         """Do the next part of a job. False: it has ended."""
@@ -257,12 +266,14 @@ class ImageEncoder:
         return _Image(digest, num_pixels, len(source), pixels, given, alone)
 
     def _text(self, image: _Image) -> ImageText:
-        """Also keeps the inputs of the tower, in case that the image is encoded next."""
+        """Also keeps what the image became, in case that it is encoded next."""
         if (known := self._said.get(image.digest)) is not None:
             return known
         return self._process(image)[0]
 
-    def _process(self, image: _Image) -> tuple[ImageText, Mapping[str, Tensor]]:
+    def _process(self, image: _Image) -> tuple[ImageText, ProcessedImage]:
+        if self._processed is not None and self._processed[0].digest == image.digest:
+            return self._processed
         pixels = image.pixels
         if pixels is None:  # what it became has left the cache since
             pixels = self._image(image.source, alone=image.alone, fresh=True).pixels
@@ -273,28 +284,44 @@ class ImageEncoder:
         said = ImageText(image.digest, made.text, processor.placeholder, processor.token_id, made.num_tokens, made.grid)
         _log.debug("an image of %d tokens is processed in %.3f s", said.num_tokens, time.perf_counter() - begin)
         _remember(self._said, image.digest, said)
-        self._inputs = image.digest, made.inputs
-        return said, made.inputs
+        self._processed = said, made
+        return said, made
 
     def _encode(self, image: _Image) -> EncodedImage:
         with self._lock:
-            if (known := self._encoded.get(image.digest)) is not None:
-                self._encoded.move_to_end(image.digest)
+            known = self._ahead.pop(image.digest, None) or self._encoded.get(image.digest)
+            if known is not None:
+                if image.digest in self._encoded:
+                    self._encoded.move_to_end(image.digest)
                 return known
-        if self._inputs is not None and self._inputs[0] == image.digest:
-            said, inputs = self._said[image.digest], self._inputs[1]
-        else:
-            said, inputs = self._process(image)
-        self._inputs = None
+        batch = [self._process(image)]
+        for other in self._next_images(image):
+            said, made = self._process(other)
+            if {name: value.shape for name, value in made.inputs.items()} == {
+                name: value.shape for name, value in batch[0][1].inputs.items()
+            }:
+                batch.append((said, made))
+        self._processed = None
         begin = time.perf_counter()
-        made = self._parts()[1].encode(inputs)
-        _log.debug("an image of %d tokens is encoded in %.3f s", said.num_tokens, time.perf_counter() - begin)
-        if len(made.rows) != said.num_tokens:
-            raise RuntimeError(f"an image has {len(made.rows)} rows for {said.num_tokens} tokens")
-        self.num_encoded += 1
-        encoded = EncodedImage(said, made.rows, made.additions)
-        self._keep(encoded)
-        return encoded
+        found = self._parts()[1].encode([made for _, made in batch])
+        _log.debug("%d images of %d tokens are encoded in %.3f s", len(batch), batch[0][0].num_tokens, time.perf_counter() - begin)
+        self.num_encoded += len(batch)
+        images = [EncodedImage(said, made.rows, made.additions) for (said, _), made in zip(batch, found, strict=True)]
+        for encoded in images:
+            self._keep(encoded)
+        self._ahead |= {encoded.said.digest: encoded for encoded in images[1:]}
+        return images[0]
+
+    def _next_images(self, first: _Image) -> list[_Image]:
+        """Others that wait to be encoded, the next of each request: at most as many as are encoded together, besides the first."""
+        found = {first.digest: first}
+        with self._lock:
+            for job in self._jobs:
+                if len(found) < self._most_together and job.step == self._encode and len(job.images) == len(job.sources):
+                    image = job.images[len(job.found)]
+                    if image.digest not in self._encoded and image.digest not in self._ahead:
+                        found.setdefault(image.digest, image)
+        return list(found.values())[1:]
 
     def _parts(self) -> tuple[ImageProcessor, Tower]:
         if self._loaded is None:

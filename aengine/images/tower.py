@@ -8,7 +8,7 @@ from __future__ import annotations
 import inspect
 import logging
 import pathlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -17,6 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from aengine.api.errors import ModelLoadError, one_line
+from aengine.images.processor import ProcessedImage
 
 _TEXT_PARTS = ("language_model", "text_model")
 
@@ -53,15 +54,20 @@ class Tower:
             raise ModelLoadError(f"images are not possible: their part of {model_dir} cannot be loaded: {one_line(error)}") from error
         self._takes = frozenset(inspect.signature(self._model.get_image_features).parameters)
 
-    def encode(self, inputs: Mapping[str, Tensor]) -> ImageRows:
-        """`inputs`: as of `ProcessedImage`, of one image."""
-        given = {name: value.to(self._device) for name, value in inputs.items() if name in self._takes}
+    def encode(self, images: Sequence[ProcessedImage]) -> list[ImageRows]:
+        """Images whose inputs have the same shapes, together. Raises RuntimeError if they have other numbers of rows than of tokens."""
+        together = {name: torch.cat([image.inputs[name] for image in images]) for name in images[0].inputs if name in self._takes}
+        given = {name: value.to(self._device) for name, value in together.items()}
         with torch.inference_mode():
             found = self._model.get_image_features(**given, return_dict=True)
             rows = found.pooler_output
             layers = getattr(found, "deepstack_features", None)
             additions = torch.stack([_joined(one) for one in layers]).cpu() if layers else None
-            return ImageRows(_joined(rows).cpu(), additions)
+            joined, counts = _joined(rows).cpu(), [image.num_tokens for image in images]
+            if len(joined) != sum(counts):
+                raise RuntimeError(f"images of {counts} tokens have {len(joined)} rows")
+            added = [None] * len(images) if additions is None else [part.clone() for part in torch.split(additions, counts, 1)]
+            return [ImageRows(part.clone(), more) for part, more in zip(torch.split(joined, counts), added, strict=True)]
 
 
 def _joined(rows: Any) -> Tensor:
