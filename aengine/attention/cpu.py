@@ -149,6 +149,7 @@ class _Step:
             ),
             *heads,
             window=scoring.window or 0,
+            chunked=scoring.chunked,
             sees_images=scoring.within_images,
             scale=scoring.scale,
             soft_cap=scoring.soft_cap,

@@ -15,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from aengine.attention.metadata import IntArray, StepLayout
+from aengine.kernels.paged_cache import Span
 
 Indices = NDArray[np.int64]
 _ROUNDS = 3  # the most choices of a length; rows that are in no group then are read one by one
@@ -177,11 +178,11 @@ class WorkBounds:
         return 2 * num_rows + self.rows_per_item * self.splits
 
 
-def plan_decodes(layout: StepLayout, num_rows: int, group: int, window: int | None, bounds: WorkBounds) -> DecodeWork:
-    """The work of the first `num_rows` rows of a layout, each with one query, in the layers of a group and window. There are at most
-    `bounds.max_items(num_rows)` items and `bounds.max_partials(num_rows, window)` partial results."""
+def plan_decodes(layout: StepLayout, num_rows: int, group: int, span: Span, bounds: WorkBounds) -> DecodeWork:
+    """The work of the first `num_rows` rows of a layout, each with one query, in the layers of a group and span. There are at most
+    `bounds.max_items(num_rows)` items and `bounds.max_partials(num_rows, span.window)` partial results."""
     lengths = layout.seq_lens[:num_rows].astype(np.int64)
-    begins = np.zeros_like(lengths) if window is None else np.maximum(lengths - window, 0)
+    begins = span.first(lengths - 1)
     members, first, count, keys = _prefixes(layout, lengths, begins, group, bounds)
     reads = -(-count // bounds.rows_per_item)
     in_prefix = members[np.arange(count.sum()) + np.repeat(first - np.cumsum(count) + count, count)]

@@ -26,7 +26,7 @@ from aengine.attention.base import (
     recur_torch,
 )
 from aengine.attention.metadata import AttentionMetadata, StepLayout
-from aengine.kernels.paged_cache import PagedCache, Scoring, as_bytes, loaded, stored
+from aengine.kernels.paged_cache import PagedCache, Scoring, Span, as_bytes, loaded, stored
 from aengine.kernels.recurrence import RecurrentRule
 from aengine.kernels.upload import to_device
 
@@ -87,9 +87,9 @@ class _Step:
             written = np.flatnonzero(host.slot_mapping[0] >= 0)
             self._written = to_device(written, spec.device)
             self._slots = to_device(host.slot_mapping[:, written], spec.device).long()
-        windows = {scoring.window for scoring in spec.scoring}
-        self._decodes = {window: _plan_decodes(spec, host, window) for window in windows}
-        self._prefills = {window: _plan_prefills(host, metadata.kv_indices, window) for window in windows}
+        spans = {scoring.span for scoring in spec.scoring}
+        self._decodes = {span: _plan_decodes(spec, host, span) for span in spans}
+        self._prefills = {span: _plan_prefills(host, metadata.kv_indices, span) for span in spans}
 
     def write(self, layer: int, key: Tensor, value: Tensor) -> None:
         cache, slots = self._backend.caches[layer], self._slots[self._backend.spec.places[layer][0]]
@@ -115,10 +115,10 @@ class _Step:
         by_kv_head = None if sinks is None else sinks.float().view(heads.num_kv_heads, -1)
         slopes = None if slopes is None else slopes.view(heads.num_kv_heads, -1)
         out = query.new_empty(*query.shape[:2], heads.value_dim) if out is None else out
-        for decodes in self._decodes[scoring.window]:
+        for decodes in self._decodes[scoring.span]:
             attended = decodes.attend(query.index_select(0, decodes.rows), cache, decodes.pages[group], scoring, by_kv_head, slopes)
             out.index_copy_(0, decodes.rows, attended)
-        for prefill in self._prefills[scoring.window]:
+        for prefill in self._prefills[scoring.span]:
             prefill.attend(query, cache, prefill.pages[group], scoring, by_kv_head, slopes, out)
         if index is not None and spec.top_k:
             attend_chosen_torch(self._backend, self._metadata, layer, query, index, out)
@@ -133,6 +133,7 @@ class _Decodes:
     rows: Tensor  # [g] int64, row = query index
     pages: Tensor  # [groups, g * P] int32
     seq_lens: Tensor  # [g, 1] int32
+    first_seen: Tensor  # [g, 1] int32, the first position that a row sees
     last_pages: Tensor  # [g] int64, where in `pages` a row's last page is
     unused: Tensor  # [g, page_size, 1] bool, the slots of the last page beyond the row's length
     offsets: Tensor  # [P * page_size] int32, 0, 1, ...
@@ -152,7 +153,7 @@ class _Decodes:
         grouped = query.float().view(rows, num_kv_heads, -1, head_dim).transpose(0, 1)  # [Hkv, g, group, D]
         masked = self.offsets >= self.seq_lens  # [g, P * page_size]
         if scoring.window is not None:
-            masked = masked | (self.offsets < self.seq_lens - scoring.window)
+            masked = masked | (self.offsets < self.first_seen)
         if sinks is not None:
             sinks = sinks[:, None, :, None].expand(-1, rows, -1, -1)
         bias = None if slopes is None else slopes[:, None, :, None] * (self.offsets - (self.seq_lens - 1))[:, None, :]
@@ -188,14 +189,14 @@ class _Prefill:
             seen = None if self.seen is None or not scoring.within_images else self.seen[begin : begin + size]
             if seen is not None:
                 high = max(high, int(seen.max()))
-            low = 0 if window is None else max(0, first_position - window + 1)
+            low = int(scoring.span.first(np.array(first_position)))
             rows = slice(self.first + begin, self.first + begin + size)
             grouped = query[rows].float().view(size, num_kv_heads, -1, head_dim).permute(1, 2, 0, 3)  # [Hkv, group, size, D]
             at = torch.arange(first_position, first_position + size, device=query.device)[:, None]
             source = torch.arange(low, high, device=query.device)[None, :]
             masked = source > at if seen is None else source >= to_device(seen, query.device)[:, None]
             if window is not None:
-                masked |= source <= at - window
+                masked |= source < (at - at % window if scoring.chunked else at - window + 1)
             group = num_heads // num_kv_heads
             # One matrix per KV head, with the queries of all its heads
             by_query = None if sinks is None else sinks.repeat_interleave(size, 1).unsqueeze(-1)
@@ -207,11 +208,12 @@ class _Prefill:
             out[rows] = summed.permute(2, 0, 1, 3).reshape(size, num_heads, -1)
 
 
-def _plan_decodes(spec: AttentionSpec, host: StepLayout, window: int | None) -> list[_Decodes]:
+def _plan_decodes(spec: AttentionSpec, host: StepLayout, span: Span) -> list[_Decodes]:
     """Splits the decode rows into parts whose padded gather stays small and at most half padding."""
     if host.num_decodes == 0:
         return []
-    skipped = _pages_behind(window, host.seq_lens[: host.num_decodes] - 1, spec.page_size)
+    first_seen = span.first(host.seq_lens[: host.num_decodes] - 1)
+    skipped = first_seen // spec.page_size
     num_pages = np.diff(host.kv_indptr[: host.num_decodes + 1]) - skipped
     order = np.argsort(-num_pages, kind="stable")
     descending = num_pages[order]
@@ -223,13 +225,14 @@ def _plan_decodes(spec: AttentionSpec, host: StepLayout, window: int | None) -> 
         fitting = max(1, _GATHER_ELEMENTS // (width * page_elements))
         long_enough = int(np.searchsorted(-descending, -(width // 2), side="right"))
         end = min(begin + fitting, max(long_enough, begin + 1))
-        parts.append(_pad_decodes(spec, host, order[begin:end], skipped[order[begin:end]], width))
+        parts.append(_pad_decodes(spec, host, order[begin:end], first_seen[order[begin:end]], width))
         begin = end
     return parts
 
 
-def _pad_decodes(spec: AttentionSpec, host: StepLayout, rows: NDArray[np.int64], skipped: NDArray[np.int32], width: int) -> _Decodes:
-    """`skipped` are the pages of each row that it does not see."""
+def _pad_decodes(spec: AttentionSpec, host: StepLayout, rows: NDArray[np.int64], first_seen: NDArray[np.int32], width: int) -> _Decodes:
+    """`first_seen` are the first positions that the rows see; no pages before these are read."""
+    skipped = first_seen // host.page_size
     begins = host.kv_indptr[rows] + skipped
     counts = host.kv_indptr[rows + 1] - begins
     columns = np.arange(width, dtype=np.int32)
@@ -242,25 +245,20 @@ def _pad_decodes(spec: AttentionSpec, host: StepLayout, rows: NDArray[np.int64],
         rows=put(rows),
         pages=put(pages.reshape(len(pages), -1)),
         seq_lens=put((host.seq_lens[rows] - skipped * host.page_size)[:, None]),
+        first_seen=put((first_seen - skipped * host.page_size)[:, None]),
         last_pages=put(last_pages),
         unused=put(unused[:, :, None]),
         offsets=put(np.arange(width * host.page_size, dtype=np.int32)),
     )
 
 
-def _plan_prefills(host: StepLayout, kv_indices: Tensor, window: int | None) -> list[_Prefill]:
+def _plan_prefills(host: StepLayout, kv_indices: Tensor, span: Span) -> list[_Prefill]:
     prefills = []
     for row in range(host.num_decodes, host.num_rows):
         first, end = int(host.qo_indptr[row]), int(host.qo_indptr[row + 1])
         start = int(host.seq_lens[row]) - (end - first)
-        skipped = int(_pages_behind(window, np.int32(start), host.page_size))
+        skipped = int(span.first(np.array(start))) // host.page_size
         pages = kv_indices[:, int(host.kv_indptr[row]) + skipped : int(host.kv_indptr[row + 1])]
         seen = None if host.seen is None else host.seen[first:end]
         prefills.append(_Prefill(first, start, end - first, skipped * host.page_size, pages, seen))
     return prefills
-
-
-def _pages_behind(window: int | None, positions: NDArray[np.int32] | np.int32, page_size: int) -> NDArray[np.int32]:
-    """How many pages of a row a query at each position does not see."""
-    first = np.asarray(positions) * 0 if window is None else np.maximum(positions - (window - 1), 0)
-    return (first // page_size).astype(np.int32)

@@ -27,7 +27,7 @@ from aengine.attention.base import (
 )
 from aengine.attention.decode_work import ITEM_FIELDS, ROW_FIELDS, DecodeWork, WorkBounds, plan_decodes
 from aengine.attention.metadata import AttentionMetadata, IntArray, StepLayout, StepStates
-from aengine.kernels.paged_cache import Heads, KvTarget, PagedCache
+from aengine.kernels.paged_cache import Heads, KvTarget, PagedCache, Span
 from aengine.kernels.recurrence import RecurrentRule
 from aengine.kernels.triton import attention
 from aengine.kernels.triton import attention as kernels
@@ -51,7 +51,7 @@ class DecodeKind(NamedTuple):
     """Layers that have the same work."""
 
     group: int
-    window: int | None
+    span: Span
     heads: Heads
 
 
@@ -63,7 +63,7 @@ class TritonDecodes:
         its own; 0: rows see all."""
         self.spec, self.top_k = spec, top_k
         places = enumerate(zip(spec.places, spec.scoring, strict=False))
-        kinds = [DecodeKind(group, scoring.window, spec.heads_of(layer)) for layer, ((group, _), scoring) in places]  # by layer
+        kinds = [DecodeKind(group, scoring.span, spec.heads_of(layer)) for layer, ((group, _), scoring) in places]  # by layer
         self.kinds = list(dict.fromkeys(kinds))
         self.kind_of = [self.kinds.index(kind) for kind in kinds]
         self.blocks = {kind.heads: blocks or blocks_of(spec, kind.heads) for kind in self.kinds}
@@ -86,7 +86,7 @@ class TritonDecodes:
 
     def host_plan(self, layout: StepLayout, num_rows: int) -> list[DecodeWork]:
         """By kind the work of the first `num_rows` rows."""
-        return [plan_decodes(layout, num_rows, kind.group, kind.window, self.bounds[kind.heads]) for kind in self.kinds]
+        return [plan_decodes(layout, num_rows, kind.group, kind.span, self.bounds[kind.heads]) for kind in self.kinds]
 
     def plan(self, layout: StepLayout, kv_indices: Tensor) -> PlannedDecodes:
         """For the decode rows of a step, at least one. `kv_indices` [groups, pages]: those of the layout, on the device."""
@@ -140,7 +140,7 @@ class GraphDecodes(PlannedDecodes):
         works = []
         for kind, num_items, part in zip(decodes.kinds, self._num_items, torch.split(self._memory, lengths), strict=True):
             items, of_rows = torch.split(part, [num_items * ITEM_FIELDS, ROW_FIELDS * rows])
-            partials = decodes.bounds[kind.heads].max_partials(rows, kind.window)
+            partials = decodes.bounds[kind.heads].max_partials(rows, kind.span.window)
             works.append(DeviceDecodeWork(items.view(-1, ITEM_FIELDS), of_rows.view(ROW_FIELDS, -1), partials))
         super().__init__(decodes, buffers.kv_indices, works)
 

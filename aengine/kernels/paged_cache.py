@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 
@@ -49,6 +51,20 @@ class KvTarget(NamedTuple):
     slots: Tensor  # [at least T] int32, page * page_size + offset; -1: the token is skipped
 
 
+class Span(NamedTuple):
+    """Which of the positions up to its own a query sees, as `Scoring` says."""
+
+    window: int | None
+    chunked: bool = False
+
+    def first(self, positions: NDArray[Any]) -> NDArray[Any]:
+        """The first position that a query at each position sees."""
+        if self.window is None:
+            return np.zeros_like(positions)
+        chunk: NDArray[Any] = positions - positions % self.window
+        return chunk if self.chunked else np.maximum(positions - (self.window - 1), 0)
+
+
 @dataclass(frozen=True, slots=True)
 class Scoring:
     """How the attention of a layer scores keys, and which of them a query sees."""
@@ -62,6 +78,11 @@ class Scoring:
     """By head what the score of a key loses for each position that it is behind its query, after the soft cap (ALiBi, Press et al. 2022).
     Empty: nothing."""
     within_images: bool = False  # a query sees what the step's layout says that its token sees: in an image, all of that image (Gemma 3)
+    chunked: bool = False  # a query sees nothing before the last position that is a multiple of the window (Llama 4)
+
+    @property
+    def span(self) -> Span:
+        return Span(self.window, self.chunked)
 
 
 SCALE_BYTES = 4  # float32

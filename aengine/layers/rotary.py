@@ -38,16 +38,18 @@ def dynamic(rotary_dim: int, theta: float, factor: float, growth: float) -> Tens
 
 @dataclass(frozen=True, slots=True)
 class QueryScale:
-    """Queries at position p are multiplied by 1 + beta * log(1 + floor(p / length)) when they are rotated (Ministral 3, 2025)."""
+    """Queries at position p are multiplied by 1 + beta * log(1 + floor((p + ahead) / length)) where others are rotated (Ministral 3, 2025;
+    Llama 4, where `ahead` is 1)."""
 
     beta: float
     length: int  # positions
+    ahead: int = 0
 
 
 def query_scales(scale: QueryScale, num_positions: int, device: torch.device) -> Tensor:
     """[num_positions] float32."""
     positions = torch.arange(num_positions, dtype=torch.float32)
-    return (1 + scale.beta * torch.log1p(torch.floor(positions / scale.length))).to(device)
+    return (1 + scale.beta * torch.log1p(torch.floor((positions + scale.ahead) / scale.length))).to(device)
 
 
 def cos_sin_cache(spec: RopeSpec, num_positions: int, device: torch.device) -> Tensor:

@@ -313,7 +313,7 @@ class _Parameters:
         self._ours = self._theirs = ""
 
     def norm(self, name: str, norm: Norm | None, size: int) -> None:
-        if norm is not None:
+        if norm is not None and norm.weighted:
             self.add(f"{name}.weight", (size,), (size,), 0.0 if norm.unit_offset else 1.0)
             if norm.bias:
                 self.add(f"{name}.bias", (size,), (size,), 0.0)

@@ -32,6 +32,7 @@ class Norm:
     eps: float = 1e-6
     bias: bool = False
     unit_offset: bool = False  # the factor is 1 + weight (Gemma)
+    weighted: bool = True  # has weights; else they are 1 (Llama 4)
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,6 +54,7 @@ class Attention:
     scale: float
     rope: RopeSpec | None  # of the first 2 * len(frequencies) dimensions of a head, halves paired; None: no rotation
     window: int | None = None  # latest tokens that a query attends to, itself included; None: all
+    chunked: bool = False  # of these, only those from the last position on that is a multiple of the window (Llama 4)
     soft_cap: float = 0.0  # scores become cap * tanh(scores / cap); 0: off
     sinks: bool = False  # a logit per head in the denominator of the softmax (GPT-OSS)
     slopes: tuple[float, ...] = ()  # by head what a score loses for each position between key and query (ALiBi); empty: nothing
@@ -73,7 +75,7 @@ class Attention:
 
     @property
     def scoring(self) -> Scoring:
-        return Scoring(self.scale, self.window, self.soft_cap, self.sinks, self.slopes, self.within_images)
+        return Scoring(self.scale, self.window, self.soft_cap, self.sinks, self.slopes, self.within_images, self.chunked)
 
     @property
     def key_dim(self) -> int:
@@ -273,6 +275,7 @@ class Experts:
     router_bias: bool = False
     correction: bool = False  # an expert's bias that is added to its score to choose experts, not to weight them (DeepSeek-V3)
     shared: Mlp | None = None  # added for every token
+    scaled_inputs: bool = False  # an expert's weight multiplies what it reads, not what it makes (Llama 4)
     shared_gate: bool = False  # the shared output is multiplied by sigmoid(shared_gate(x)) (Qwen2-MoE)
     branch_norm: Norm | None = None
     """Router, experts and shared MLP read x each after a norm of its own, `router_norm`, `experts_norm` and `shared_norm`; what the latter
@@ -360,8 +363,7 @@ class DraftHead:
 
     - EAGLE3: the target's h is fuse([inputs of its layers `taps`]). q, k and v are projected from x, the residual begins as h, and what is
       carried is the residual before the norm of the `ModelSpec`.
-    - MTP: the target's h is what its output head reads. The residual begins as combine(x), and what is carried is what the head's own
-      output head reads.
+    - MTP: the target's h is what its output head reads. The residual begins as combine(x); carried is what the head's output head reads.
     """
 
     kind: HeadKind
@@ -408,8 +410,7 @@ class ModelSpec:
 
     @property
     def attentions(self) -> tuple[Attention | LatentAttention, ...]:
-        """The attention of the layers that have one, with keys and values of its own. Where none has, one that no layer calls: it says how
-        wide a page is."""
+        """The attention of the layers that have their own keys and values. Where none has, one that no layer calls, as wide as a page."""
         every = (layer.attention for layer in self.layers if isinstance(layer.attention, Attention | LatentAttention))
         return tuple(one for one in every if not _reads_other_layer(one)) or (_page_of_states(self.states),)
 
@@ -449,8 +450,7 @@ class ModelSpec:
             elif _reads_other_layer(layer.attention):
                 places.append(places[-layer.attention.kv_distance])
             else:
-                number = next(numbers)
-                places.append(range(number, number + 1))
+                places.append(range(number := next(numbers), number + 1))
         return tuple(places)
 
     @property

@@ -42,6 +42,7 @@ class Case:
     lengths: tuple[int, ...] = (1, 2, 5, 9, 17, 24, 33, 48)  # of the prompts; windows are to be a third of the longest sequence at most
     attention: str = "eager"  # the implementation of Transformers: others leave out soft caps or sinks
     adjust: Callable[[transformers.PreTrainedModel], None] = lambda model: None  # to weights that `randomize` does not draw well
+    padded: bool = True  # Transformers generates for all prompts at once; else it counts padding as positions, and each runs alone
     in_kernels: bool = True  # of the CPU; else it runs in torch
 
     def make(self) -> transformers.PreTrainedModel:
@@ -92,7 +93,8 @@ def reference(case: Case, path: pathlib.Path) -> Reference:
     rng = np.random.default_rng(1)
     vocab_size = model.get_output_embeddings().weight.shape[0]
     prompts = [rng.integers(0, vocab_size, length).tolist() for length in case.lengths]
-    tokens = generate(model, prompts)
+    batches = [prompts] if case.padded else [[prompt] for prompt in prompts]
+    tokens = [row for batch in batches for row in generate(model, batch)]
     whole = [prompt + output for prompt, output in zip(prompts, tokens, strict=True)]
     longest = max(map(len, whole))
     padded = torch.tensor([ids + [0] * (longest - len(ids)) for ids in whole])  # on the right, which causal attention does not see

@@ -40,6 +40,15 @@ _DEEPSEEK = {
     **{"n_routed_experts": 8, "num_experts_per_tok": 3, "moe_intermediate_size": 32, "n_shared_experts": 2, "first_k_dense_replace": 1},
     **{"routed_scaling_factor": 1.7, "rms_norm_eps": 1e-5},
 }
+_LLAMA4 = {
+    **{"num_hidden_layers": 4, "no_rope_layers": [1, 0, 1, 1], "moe_layers": [0, 1, 3], "attention_chunk_size": 9, "head_dim": 16},
+    **{"num_local_experts": 5, "num_experts_per_tok": 1, "intermediate_size": 32, "intermediate_size_mlp": 96},
+    **{"attn_scale": 0.7, "floor_scale": 7, "rms_norm_eps": 1e-5},
+    "rope_parameters": {
+        **{"rope_type": "llama3", "rope_theta": 1e4, "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0},
+        "original_max_position_embeddings": 32,
+    },
+}
 CASES = [
     Case("mixtral", "Mixtral", {"num_local_experts": 6, "sliding_window": 12}),
     Case(
@@ -52,6 +61,8 @@ CASES = [
     ),
     Case("qwen3-moe", "Qwen3Moe", {**_EXPERTS, "norm_topk_prob": True, "decoder_sparse_step": 2, "num_hidden_layers": 4, "head_dim": 32}),
     Case("qwen3-moe-windowed", "Qwen3Moe", {**_EXPERTS, "attention_bias": True, "use_sliding_window": True, "sliding_window": 11}),
+    Case("llama4", "Llama4Text", _LLAMA4, padded=False),
+    Case("llama4-without-norms", "Llama4Text", {**_LLAMA4, "use_qk_norm": False, "attn_temperature_tuning": False, "num_experts_per_tok": 2}),
     Case("olmoe", "Olmoe", {"num_experts": 8, "num_experts_per_tok": 3}),
     Case(
         "gpt-oss",

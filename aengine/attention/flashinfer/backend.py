@@ -78,6 +78,8 @@ class FlashInferBackend(AttentionBackend):
             raise BackendUnavailableError("FlashInfer's paged attention has no slopes (ALiBi) here")
         if any(scoring.within_images for scoring in spec.scoring):
             raise BackendUnavailableError("FlashInfer's paged attention is causal here, also within images")
+        if any(scoring.chunked for scoring in spec.scoring):
+            raise BackendUnavailableError("FlashInfer's paged attention has windows here, none that begin at multiples of their size")
         if spec.cache_dtype not in (spec.dtype, torch.float8_e4m3fn):
             raise BackendUnavailableError(f"FlashInfer reads a KV cache of {spec.dtype} or float8_e4m3fn here, not {spec.cache_dtype}")
         library = library or load_flashinfer(spec.device)

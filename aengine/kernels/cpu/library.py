@@ -99,7 +99,7 @@ class CAttentionOp(Structure):
     _fields_ = _fields(
         (c_void_p, "cos_sin sinks query_scales slopes"),
         (CNorm, "q_norm k_norm v_norm"),
-        (c_int64, "norm_stride group place part heads kv_heads key_dim value_dim rotary_dim window sees_images"),
+        (c_int64, "norm_stride group place part heads kv_heads key_dim value_dim rotary_dim window chunked sees_images"),
         (c_int64, "key_first value_first"),
         (c_float, "scale soft_cap"),
         (c_int32, "kind query key value out"),
@@ -115,7 +115,10 @@ class CExpertsOp(Structure):
         (c_void_p, "router correction expert_scale gate_up down shared_gate_up shared_down"),
         (c_int64, "num_experts top_k num_groups top_groups group_top"),
         (c_float, "scaling"),
-        (c_int32, "scoring normalize shared_gate shared_gate_up_matrix shared_down_matrix router_in in out epilogue activation"),
+        (
+            c_int32,
+            "scoring normalize shared_gate scaled_inputs shared_gate_up_matrix shared_down_matrix router_in in out epilogue activation",
+        ),
         (c_float, "multiplier"),
         (c_void_p, "gate_up_orders down_orders gated_firsts shared_firsts"),
     )

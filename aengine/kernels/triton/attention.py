@@ -319,6 +319,7 @@ def attend_prefills(
         *(qo_indptr, *lists, tiles[0], tiles[1], qo_indptr if seen is None else seen),
         *(query.stride(0), query.stride(1), scoring.scale * cache.key_scale, cache.value_scale),
         WINDOW=scoring.window or 0,
+        CHUNKED=scoring.chunked,
         SOFT_CAP=scoring.soft_cap,
         SINKS=sinks is not None,
         SLOPES=slopes is not None,

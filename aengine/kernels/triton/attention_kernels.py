@@ -74,6 +74,7 @@ def attend_keys(
     end,
     scale,
     WINDOW: tl.constexpr,
+    CHUNKED: tl.constexpr,
     SOFT_CAP: tl.constexpr,
     SLOPES: tl.constexpr,
     PAGE_SIZE: tl.constexpr,
@@ -128,7 +129,8 @@ def attend_keys(
         if WINDOW > 0 or block + BLOCK_N > seen:
             visible = (source[None, :] < end) & (source[None, :] <= last[:, None])
             if WINDOW > 0:
-                visible = visible & (source[None, :] > position[:, None] - WINDOW)
+                first = position - position % WINDOW if CHUNKED else position - WINDOW + 1
+                visible = visible & (source[None, :] >= first[:, None])
             scores = tl.where(visible, scores, -float("inf"))
 
         new_top = tl.maximum(top, tl.max(scores, 1) * unit)
@@ -176,6 +178,7 @@ def prefill_kernel(
     scale,
     value_scale,
     WINDOW: tl.constexpr,
+    CHUNKED: tl.constexpr,
     SOFT_CAP: tl.constexpr,
     SINKS: tl.constexpr,
     SLOPES: tl.constexpr,
@@ -220,7 +223,8 @@ def prefill_kernel(
     high = start + tl.minimum((tile_begin + BLOCK_M - 1) // GROUP, length - 1) + 1
     low = 0
     if WINDOW > 0:
-        low = tl.maximum(start + tile_begin // GROUP - WINDOW + 1, 0)
+        low = start + tile_begin // GROUP
+        low = low - low % WINDOW if CHUNKED else tl.maximum(low - WINDOW + 1, 0)
     position = start + local
     last = position
     if SEEN:
@@ -230,7 +234,8 @@ def prefill_kernel(
     slope = load_slopes(slopes, head, flat < length * GROUP, SLOPES)
     acc, total, top = attend_keys(
         q, q_rest, slope, position, last, start + tile_begin // GROUP + 1, key_cache, value_cache, pages, kv_head, low, high, scale,
-        WINDOW, SOFT_CAP, SLOPES, PAGE_SIZE, PAGE_STRIDE, KV_HEADS, KEY_STRIDE, VALUE_DIM, DIM, LATENT, REST, REST_DIM, BLOCK_M, BLOCK_N,
+        WINDOW, CHUNKED, SOFT_CAP, SLOPES, PAGE_SIZE, PAGE_STRIDE, KV_HEADS, KEY_STRIDE, VALUE_DIM, DIM, LATENT, REST, REST_DIM, BLOCK_M,
+        BLOCK_N,
     )  # fmt: skip
     if SINKS:
         fade, total = with_sink(total, top, tl.load(sinks + head))

@@ -72,7 +72,7 @@ def _attend_item(
     slope = load_slopes(slopes, head, there, SLOPES)
     acc, total, top = attend_keys(
         q, q_rest, slope, position, position, end, key_cache, value_cache, pages, kv_head, begin, end, scale,
-        0, SOFT_CAP, SLOPES, PAGE_SIZE, PAGE_STRIDE, KV_HEADS, KEY_STRIDE, VALUE_DIM, DIM, LATENT, REST, REST_DIM, BLOCK_M, BLOCK_N,
+        0, False, SOFT_CAP, SLOPES, PAGE_SIZE, PAGE_STRIDE, KV_HEADS, KEY_STRIDE, VALUE_DIM, DIM, LATENT, REST, REST_DIM, BLOCK_M, BLOCK_N,
     )  # fmt: skip
 
     row = tl.load(rows + first + flat // GROUP, mask=there, other=0, volatile=True)  # again, for it would take registers until here

@@ -122,7 +122,8 @@ class Operations:
 
     def _c_norm(self, name: str, norm: Norm, size: int, *, factor: float = 1.0, rows: int = 1) -> CNorm:
         """A norm of `size` elements, whose weights are multiplied by a factor; they are `rows` of that size (-1: as many as there are)."""
-        weight, bias = self._weights.vectors[f"{name}.weight"], self._weights.vectors.get(f"{name}.bias")
+        weight = self._weights.vectors[f"{name}.weight"] if norm.weighted else torch.ones(size)
+        bias = self._weights.vectors.get(f"{name}.bias")
         weights = [(weight + 1.0 if norm.unit_offset else weight) * factor, None if bias is None else bias * factor]
         pointers = [None if one is None else self._keep(norm_weight(one.view(rows, size))) for one in weights]
         return CNorm(*pointers, size, norm.eps, _NORM_KINDS[norm.kind])

@@ -327,7 +327,7 @@ class CpuProgram(RecurrentOperations):
             None if attention.query_scale is None else self._query_scales[attention.query_scale].data_ptr(),
             self._keep(torch.tensor(attention.slopes)) if attention.slopes else None,
             *(*norms, stride, *self._places[index][0], self._parts[index], heads, kv_heads, dim, value_dim),
-            *(0 if rope is None else 2 * len(rope.frequencies), attention.window or 0, attention.within_images),
+            *(0 if rope is None else 2 * len(rope.frequencies), attention.window or 0, attention.chunked, attention.within_images),
             *(key_first, value_first, attention.scale, attention.soft_cap, self._kinds.index(attention.heads)),
             *(self._buffers[query], self._buffers[key] if has_kv else -1, self._buffers["qkv"]),
             self._buffer("attended", heads * value_dim),
@@ -389,7 +389,7 @@ class CpuProgram(RecurrentOperations):
             self._tables[attention.rope].data_ptr(),
             self._weights.vectors[f"{name}sinks"].data_ptr() if attention.sinks else None,
             *(None, None, CNorm(), CNorm(), CNorm(), 0, *self._places[index][0], 0, heads, 1, key_dim, rank, rope_dim),
-            *(attention.window or 0, 0, 0, rope_dim, attention.scale, attention.soft_cap, 0),
+            *(attention.window or 0, False, 0, 0, rope_dim, attention.scale, attention.soft_cap, 0),
             *(self._buffers["query"], latent, latent, self._buffer("attended", heads * rank)),
         )
         self._add(library.ROTATE, op)
@@ -453,7 +453,7 @@ class CpuProgram(RecurrentOperations):
         op = CExpertsOp(
             *(ctypes.addressof(weights.linears[f"{name}router"].c), correction, scale, *addresses, *([None] * (4 - len(addresses)))),
             *(experts.num_experts, routing.top_k, routing.num_groups, routing.top_groups, routing.group_top, routing.scaling),
-            *(SCORINGS[routing.scoring], routing.normalize, experts.shared_gate, *shared),
+            *(SCORINGS[routing.scoring], routing.normalize, experts.shared_gate, experts.scaled_inputs, *shared),
             *(self._buffers[router_source], self._buffers[source], self._buffer(out, matrices[1].linears[0].out_features)),
             *(epilogue, ACTIVATIONS[experts.expert.activation], multiplier),
             *(None if each.orders is None else each.orders.data_ptr() for each in matrices),

@@ -20,6 +20,7 @@ from aengine.models.families.family import (
     Transform,
     attention,
     decoder_spec,
+    experts,
     gated_mlp,
     halves,
     head_sizes,
@@ -29,14 +30,13 @@ from aengine.models.families.family import (
     part_sizes,
     rms_norm,
     rope_and_context,
+    routing,
     window_of,
 )
 from aengine.models.families.mixtures import (
     DEEPSEEK_NAMES,
     dense_layers,
-    experts,
     listed_dense_layers,
-    routing,
     shared_experts,
     sigmoid_experts,
 )

@@ -14,11 +14,14 @@ import torch
 from torch import Tensor
 
 from aengine.api.errors import ModelLoadError
+from aengine.kernels.params import ExpertRouting
 from aengine.layers.rotary import RopeSpec
 from aengine.models.config.reader import ConfigReader, NotNativeError, read_token_ids
 from aengine.models.config.rope import read_rope
 from aengine.models.spec import Attention, Experts, LatentAttention, Layer, Mlp, ModelSpec, Norm, NormKind, Recurrence, ShortConvolution
 
+_MOST_EXPERTS = 1 << 18  # several times those of any model
+_COUNTS = ("num_experts", "num_local_experts", "n_routed_experts")
 LLAMA_NAMES: Mapping[str, str] = {
     "embedding": "model.embed_tokens",
     "norm": "model.norm",
@@ -269,3 +272,44 @@ def plain_mlp(reader: ConfigReader, *, bias: bool, size: int | None = None) -> M
 
 def gated_mlp(reader: ConfigReader, *, bias: bool = False, size: str = "intermediate_size") -> Mlp:
     return Mlp(reader.positive(size), reader.activation(), up_bias=bias, down_bias=bias)
+
+
+def routing(reader: ConfigReader, **others: Any) -> ExpertRouting:
+    """Describe routing to num_experts_per_tok experts; `others` are fields of `ExpertRouting` beside `top_k`."""
+    return ExpertRouting(reader.positive("num_experts_per_tok"), **others)
+
+
+def experts(reader: ConfigReader, routing: ExpertRouting, *, size: str = "moe_intermediate_size", **others: Any) -> Experts:
+    """Experts with the sizes of the config; `others` are other fields of `Experts`. Raises ModelLoadError for counts that do not fit."""
+    places = (reader.config, reader.defaults)
+    named = [key for place in places for key in _COUNTS if key in place]
+    key = next((key for place in places for key in _COUNTS if place.get(key) is not None), (*named, _COUNTS[0])[0])
+    count = reader.positive(key)
+    if count * reader.positive("num_hidden_layers") > _MOST_EXPERTS:
+        raise reader.unusable(key, count, f"at most {_MOST_EXPERTS} in all layers")
+    groups, chosen, top_k = routing.num_groups, routing.top_groups, routing.top_k
+    if count % groups or chosen > groups or routing.group_top > count // groups:
+        raise ModelLoadError(f"{count} experts in n_group {groups} groups, of which topk_group {chosen} are chosen, do not fit together")
+    if top_k > count // groups * chosen:
+        raise ModelLoadError(
+            f"{reader.name('num_experts_per_tok')} {top_k} is more than the {count // groups * chosen} experts that it chooses from"
+        )
+    return Experts(**{"num_experts": count, "expert": gated_mlp(reader, size=size), "routing": routing, **others})
+
+
+def transposed_experts(
+    spec: ModelSpec, layer: Layer | None, name: str, part: int, shape: tuple[int, ...], *, alternating: bool
+) -> Transform | None:
+    """A tensor holds all experts, transposed: [experts, in, out]. The columns of gate and up alternate, or those of gate come first."""
+    if layer is None or not name.startswith("experts.") or not isinstance(layer.mlp, Experts):
+        return None
+    count, gated, is_bias = layer.mlp.num_experts, "gate_up" in name, name.endswith("bias")
+    rows = shape[0] // count
+
+    def apply(tensor: Tensor) -> Tensor:
+        whole = tensor if is_bias else tensor.transpose(1, 2)
+        if gated and alternating:
+            whole = whole.reshape(count, rows // 2, 2, *whole.shape[2:]).transpose(1, 2)
+        return whole.reshape(-1) if is_bias else whole.reshape(count * rows, -1)
+
+    return Transform((count, rows) if is_bias else (count, shape[1], rows), apply, transposed=not is_bias)

@@ -17,15 +17,16 @@ from aengine.models.families.family import (
     Transform,
     attention,
     decoder_spec,
+    experts,
     gated_mlp,
     head_sizes,
     layer_kinds,
     rms_norm,
     rope_and_context,
+    routing,
     window_of,
     with_keys,
 )
-from aengine.models.families.mixtures import experts, routing
 from aengine.models.spec import Attention, Experts, InputGate, Layer, LayerInputs, Mlp, ModelSpec, Norm, QkNorm, Streams
 
 _NAMES = {

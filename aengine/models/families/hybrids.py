@@ -17,6 +17,7 @@ from aengine.models.families.family import (
     attention,
     check_attends,
     decoder_spec,
+    experts,
     gated_mlp,
     head_sizes,
     mixed_layers,
@@ -24,8 +25,9 @@ from aengine.models.families.family import (
     part_sizes,
     rms_norm,
     rope_and_context,
+    routing,
 )
-from aengine.models.families.mixtures import QWEN_NAMES, dense_layers, experts, qwen_dense_layers, routing
+from aengine.models.families.mixtures import QWEN_NAMES, dense_layers, qwen_dense_layers
 from aengine.models.spec import Attention, Experts, Layer, Mlp, ModelSpec, Norm, QkNorm, Recurrence, RecurrenceKind, ShortConvolution
 
 

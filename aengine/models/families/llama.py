@@ -1,11 +1,16 @@
-"""Llama 2 and 3, Mistral, Qwen2, Qwen3, MiMo: pre-norm blocks of grouped-query attention and a gated MLP. EAGLE-3 heads, of one block."""
+"""Llama 2 to 4, Mistral, Qwen2, Qwen3, MiMo: pre-norm blocks of grouped-query attention and a gated MLP, or experts (Llama 4).
+
+Also EAGLE-3 heads, of one block."""
 
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import torch
 
+from aengine.api.errors import ModelLoadError
+from aengine.kernels.params import RouterScoring
 from aengine.layers.rotary import QueryScale
 from aengine.models.config.reader import ConfigReader, NotNativeError
 from aengine.models.families.family import (
@@ -14,6 +19,7 @@ from aengine.models.families.family import (
     Transform,
     attention,
     decoder_spec,
+    experts,
     gated_mlp,
     halves,
     head_sizes,
@@ -21,10 +27,12 @@ from aengine.models.families.family import (
     part_sizes,
     rms_norm,
     rope_and_context,
+    routing,
+    transposed_experts,
     window_of,
     with_keys,
 )
-from aengine.models.spec import DraftHead, HeadKind, Layer, ModelSpec, QkNorm
+from aengine.models.spec import DraftHead, HeadKind, Layer, ModelSpec, Norm, QkNorm
 
 
 def _spec(
@@ -89,6 +97,58 @@ def _cwm(reader: ConfigReader) -> ModelSpec:
         reader = with_keys(reader, {"rope_parameters": reader.get("rope_parameters")})  # with the family's
     windows = [window_of(reader, kind) for kind in layer_kinds(reader, 4, first=True)]
     return _spec(reader, windows, qkv_bias=False, output_bias=False, mlp_bias=reader.flag("mlp_bias"))
+
+
+def _llama4(reader: ConfigReader) -> ModelSpec:
+    """Layers with a rope attend within chunks of positions. Those without attend to all, and their queries grow with their positions."""
+    num_layers, head_dim = reader.positive("num_hidden_layers"), head_sizes(reader)[2]
+    rope, context = rope_and_context(reader, head_dim)
+    rotated = no_rope_layers(reader)
+    default = ["chunked_attention" if one else "full_attention" for one in rotated]
+    kinds = reader.layer_types(num_layers, ("full_attention", "chunked_attention")) or default
+    chunk, bias, norm = reader.positive_or_none("attention_chunk_size"), reader.flag("attention_bias"), rms_norm(reader)
+    # transformers norms what was rotated: the same, for a rotation keeps the length of a head.
+    qk_norm = QkNorm(Norm(eps=norm.eps, weighted=False)) if reader.flag("use_qk_norm") else None
+    scale = None
+    if reader.get("attn_temperature_tuning"):  # true, or 4 in the first checkpoints
+        scale = QueryScale(reader.number("attn_scale"), reader.positive("floor_scale"), ahead=1)
+    attentions = {
+        (bool(one), kind): attention(
+            reader,
+            rope if one else None,
+            window=chunk if kind == "chunked_attention" else None,
+            chunked=kind == "chunked_attention" and chunk is not None,
+            qkv_bias=bias,
+            output_bias=bias,
+            qk_norm=qk_norm if one else None,
+            query_scale=None if one else scale,
+        )
+        for one, kind in zip(rotated, kinds, strict=True)
+    }
+    step = reader.positive("interleave_moe_layer_step")
+    sparse = reader.integers("moe_layers", range(step - 1, num_layers, step))
+    how = routing(reader, scoring=RouterScoring.SIGMOID, normalize=False)
+    block = experts(reader, how, size="intermediate_size", shared=gated_mlp(reader), scaled_inputs=True)
+    dense = gated_mlp(reader, size="intermediate_size_mlp")
+    layers = [
+        Layer(attentions[bool(one), kind], block if layer in sparse else dense, norm, norm)
+        for layer, (one, kind) in enumerate(zip(rotated, kinds, strict=True))
+    ]
+    return decoder_spec(reader, layers, max_position_embeddings=context)
+
+
+def no_rope_layers(reader: ConfigReader) -> list[Any]:
+    """Return for each layer whether it has a rope: by `no_rope_layers`, or all but each `no_rope_layer_interval`-th."""
+    num_layers, interval = reader.positive("num_hidden_layers"), reader.positive("no_rope_layer_interval")
+    rotated = reader.get("no_rope_layers") or [(layer + 1) % interval != 0 for layer in range(num_layers)]
+    if not isinstance(rotated, list) or len(rotated) != num_layers:
+        raise ModelLoadError(f"no_rope_layers {rotated!r} in {reader.source.file} does not have an entry for each of {num_layers} layers")
+    return rotated
+
+
+def _llama4_transform(spec: ModelSpec, layer: Layer | None, name: str, part: int, shape: tuple[int, ...]) -> Transform | None:
+    found = transposed_experts(spec, layer, name, part, shape, alternating=False)
+    return halves(spec, layer, name, part, shape) if found is None else found
 
 
 def uniform_windows(reader: ConfigReader, window: int | None) -> list[int | None]:
@@ -168,6 +228,16 @@ _MIMO_MTP_NAMES = {
     "combine": "model.mtp_layers.0.input_proj",
     "norm": "model.mtp_layers.0.final_layernorm",
 }
+_LLAMA4_NAMES = {
+    **LLAMA_NAMES,
+    "gate_up": "feed_forward.gate_proj feed_forward.up_proj",
+    "down": "feed_forward.down_proj",
+    "router": "feed_forward.router",
+    "experts.gate_up.weight": "feed_forward.experts.gate_up_proj",
+    "experts.down.weight": "feed_forward.experts.down_proj",
+    "shared.gate_up": "feed_forward.shared_expert.gate_proj feed_forward.shared_expert.up_proj",
+    "shared.down": "feed_forward.shared_expert.down_proj",
+}
 _QWEN = {"max_position_embeddings": 32768, "sliding_window": 4096, "max_window_layers": 28, "num_key_value_heads": 32}
 _QWEN_VL = {**_QWEN, "num_key_value_heads": 8, "max_window_layers": 80, "rms_norm_eps": 1e-5, "rope_theta": 1e6}
 _OMNI = {**_QWEN, "num_key_value_heads": 4, "sliding_window": 32768, "rope_theta": 1e6, "tie_word_embeddings": True}
@@ -176,6 +246,20 @@ FAMILIES = (
     Family("qwen3", "Qwen3ForCausalLM", _qwen3, {**_QWEN, "head_dim": 128}, part_defaults=_QWEN_SIZES),
     Family("qwen2", "Qwen2ForCausalLM", _qwen2, _QWEN, part_defaults=_QWEN_SIZES),
     Family("llama", "LlamaForCausalLM", _llama, {"max_position_embeddings": 2048}, part_defaults=part_sizes(32_000, 4096, 11_008, 32, 32)),
+    Family(
+        "llama4_text",
+        "Llama4ForCausalLM",
+        _llama4,
+        {
+            **{"max_position_embeddings": 131_072, "num_key_value_heads": 8, "head_dim": 128, "rms_norm_eps": 1e-5, "rope_theta": 5e5},
+            **{"num_local_experts": 16, "num_experts_per_tok": 1, "intermediate_size_mlp": 16_384, "interleave_moe_layer_step": 1},
+            **{"use_qk_norm": True, "no_rope_layer_interval": 4, "attention_chunk_size": 8192},
+            **{"attn_temperature_tuning": True, "floor_scale": 8192, "attn_scale": 0.1},
+        },
+        _LLAMA4_NAMES,
+        _llama4_transform,
+        part_defaults=part_sizes(202_048, 5120, 8192, 48, 40),
+    ),
     Family(
         "mistral",
         "MistralForCausalLM",

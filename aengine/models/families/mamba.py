@@ -17,6 +17,7 @@ from aengine.models.families.family import (
     attention,
     check_attends,
     decoder_spec,
+    experts,
     gated_mlp,
     head_sizes,
     layer_kinds,
@@ -24,10 +25,11 @@ from aengine.models.families.family import (
     part_sizes,
     rms_norm,
     rope_and_context,
+    routing,
     window_of,
     with_keys,
 )
-from aengine.models.families.mixtures import experts, routing, sigmoid_experts
+from aengine.models.families.mixtures import sigmoid_experts
 from aengine.models.spec import Attention, Experts, Layer, Mlp, ModelSpec, Recurrence, RecurrenceKind
 
 

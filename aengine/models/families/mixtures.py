@@ -8,10 +8,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-from torch import Tensor
-
-from aengine.api.errors import ModelLoadError
-from aengine.kernels.params import Activation, ExpertRouting, RouterScoring
+from aengine.kernels.params import Activation, RouterScoring
 from aengine.models.config.reader import ConfigReader, NotNativeError
 from aengine.models.families.family import (
     LLAMA_NAMES,
@@ -20,20 +17,21 @@ from aengine.models.families.family import (
     Transform,
     attention,
     decoder_spec,
+    experts,
     gated_mlp,
     halves,
     head_sizes,
     part_sizes,
     rms_norm,
     rope_and_context,
+    routing,
+    transposed_experts,
     window_of,
 )
 from aengine.models.families.llama import late_windows, uniform_windows
 from aengine.models.families.variants import exaone_attention
 from aengine.models.spec import Experts, Layer, Mlp, ModelSpec, QkNorm
 
-_MOST_EXPERTS = 1 << 18  # several times those of any model
-_COUNTS = ("num_experts", "num_local_experts", "n_routed_experts")
 QWEN_NAMES = {
     **LLAMA_NAMES,
     "router": "mlp.gate",
@@ -64,29 +62,6 @@ _GPT_OSS_NAMES = {
     "experts.down.weight": "mlp.experts.down_proj",
     "experts.down.bias": "mlp.experts.down_proj_bias",
 }
-
-
-def routing(reader: ConfigReader, **others: Any) -> ExpertRouting:
-    """Describe routing to num_experts_per_tok experts; `others` are fields of `ExpertRouting` beside `top_k`."""
-    return ExpertRouting(reader.positive("num_experts_per_tok"), **others)
-
-
-def experts(reader: ConfigReader, routing: ExpertRouting, *, size: str = "moe_intermediate_size", **others: Any) -> Experts:
-    """Experts with the sizes of the config; `others` are other fields of `Experts`. Raises ModelLoadError for counts that do not fit."""
-    places = (reader.config, reader.defaults)
-    named = [key for place in places for key in _COUNTS if key in place]
-    key = next((key for place in places for key in _COUNTS if place.get(key) is not None), (*named, _COUNTS[0])[0])
-    count = reader.positive(key)
-    if count * reader.positive("num_hidden_layers") > _MOST_EXPERTS:
-        raise reader.unusable(key, count, f"at most {_MOST_EXPERTS} in all layers")
-    groups, chosen, top_k = routing.num_groups, routing.top_groups, routing.top_k
-    if count % groups or chosen > groups or routing.group_top > count // groups:
-        raise ModelLoadError(f"{count} experts in n_group {groups} groups, of which topk_group {chosen} are chosen, do not fit together")
-    if top_k > count // groups * chosen:
-        raise ModelLoadError(
-            f"{reader.name('num_experts_per_tok')} {top_k} is more than the {count // groups * chosen} experts that it chooses from"
-        )
-    return Experts(**{"num_experts": count, "expert": gated_mlp(reader, size=size), "routing": routing, **others})
 
 
 def sigmoid_experts(reader: ConfigReader) -> Experts:
@@ -223,24 +198,6 @@ def _qwen3_omni_moe(reader: ConfigReader) -> ModelSpec:
     return _qwen3_moe(reader)
 
 
-def _transposed_experts(
-    spec: ModelSpec, layer: Layer | None, name: str, part: int, shape: tuple[int, ...], *, alternating: bool
-) -> Transform | None:
-    """A tensor holds all experts, transposed: [experts, in, out]. The columns of gate and up alternate, or those of gate come first."""
-    if layer is None or not name.startswith("experts.") or not isinstance(layer.mlp, Experts):
-        return None
-    count, gated, is_bias = layer.mlp.num_experts, "gate_up" in name, name.endswith("bias")
-    rows = shape[0] // count
-
-    def apply(tensor: Tensor) -> Tensor:
-        whole = tensor if is_bias else tensor.transpose(1, 2)
-        if gated and alternating:
-            whole = whole.reshape(count, rows // 2, 2, *whole.shape[2:]).transpose(1, 2)
-        return whole.reshape(-1) if is_bias else whole.reshape(count * rows, -1)
-
-    return Transform((count, rows) if is_bias else (count, shape[1], rows), apply, transposed=not is_bias)
-
-
 def _glm4_moe(reader: ConfigReader) -> ModelSpec:
     qk_norm = QkNorm(rms_norm(reader)) if reader.flag("use_qk_norm") else None
     bias, block, dense = reader.flag("attention_bias"), sigmoid_experts(reader), dense_layers(reader)
@@ -356,7 +313,7 @@ FAMILIES = (
             "tie_word_embeddings": True,
         },
         {**QWEN_NAMES, "experts.gate_up.weight": "mlp.experts.gate_up_proj", "experts.down.weight": "mlp.experts.down_proj"},
-        functools.partial(_transposed_experts, alternating=False),
+        functools.partial(transposed_experts, alternating=False),
         part_defaults=part_sizes(151_936, 2048, 5632, 24, 16, moe_intermediate_size=1408),
     ),
     Family(
@@ -391,7 +348,7 @@ FAMILIES = (
             "rope_parameters": {"rope_type": "yarn", "factor": 32.0, "truncate": False, "original_max_position_embeddings": 4096},
         },
         _GPT_OSS_NAMES,
-        functools.partial(_transposed_experts, alternating=True),
+        functools.partial(transposed_experts, alternating=True),
     ),
     Family(
         "glm4_moe",

@@ -13,15 +13,17 @@ from aengine.models.families.family import (
     Transform,
     attention,
     decoder_spec,
+    experts,
     gated_mlp,
     head_sizes,
     mixed_layers,
     one_channel,
     rms_norm,
     rope_and_context,
+    routing,
 )
 from aengine.models.families.mamba import MAMBA2_NAMES, mamba2, mamba2_transform, mixer_names
-from aengine.models.families.mixtures import MIXTRAL_NAMES, experts, routing
+from aengine.models.families.mixtures import MIXTRAL_NAMES
 from aengine.models.spec import Layer, ModelSpec, Norm, Recurrence, RecurrenceKind
 
 _CONTEXT = 131_072

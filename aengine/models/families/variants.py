@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from typing import Any
 
-from aengine.api.errors import ModelLoadError
 from aengine.models.config.reader import ConfigReader
 from aengine.models.config.rope import read_ropes
 from aengine.models.families.family import (
@@ -26,7 +25,7 @@ from aengine.models.families.family import (
     rope_and_context,
     window_of,
 )
-from aengine.models.families.llama import uniform_windows
+from aengine.models.families.llama import no_rope_layers, uniform_windows
 from aengine.models.spec import Attention, Layer, ModelSpec, Norm, NormKind, QkNorm
 
 
@@ -146,10 +145,7 @@ def _ministral(reader: ConfigReader) -> ModelSpec:
 def _smollm3(reader: ConfigReader) -> ModelSpec:
     rope, context = rope_and_context(reader, head_sizes(reader)[2])
     norm, bias, num_layers = rms_norm(reader), reader.flag("attention_bias"), reader.positive("num_hidden_layers")
-    interval = reader.positive("no_rope_layer_interval")
-    rotated = reader.get("no_rope_layers", [(layer + 1) % interval != 0 for layer in range(num_layers)])  # 1 where there is a rope
-    if not isinstance(rotated, list) or len(rotated) != num_layers:
-        raise ModelLoadError(f"no_rope_layers {rotated!r} in {reader.source.file} does not have an entry for each of {num_layers} layers")
+    rotated = no_rope_layers(reader)
     slides = reader.flag("use_sliding_window") and reader.get("sliding_window") is not None
     default = ["sliding_attention" if slides and not one else "full_attention" for one in rotated]
     kinds = reader.layer_types(num_layers) or default

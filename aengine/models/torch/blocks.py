@@ -79,6 +79,10 @@ class Weights:
     def get(self, name: str) -> Tensor | None:
         return self[name] if self.prefix + name in self.all else None
 
+    def ones(self, size: int) -> Tensor:
+        """[size], as the weights of a norm beside the others of this layer."""
+        return self["attention_norm.weight"].new_ones(size)
+
     def plus_one(self, name: str) -> Tensor:
         """1 + w in float32, which is kept among the weights."""
         return cast(Tensor, self.all.setdefault(f"{self.prefix}{name}{PLUS_ONE}", self[name].float() + 1.0))
@@ -101,11 +105,16 @@ class Weights:
 class Normalize:
     """A norm over the last dimension of activations."""
 
-    def __init__(self, norm: Norm, weights: Weights, name: str, ops: LayerOps) -> None:
+    def __init__(self, norm: Norm, weights: Weights, name: str, ops: LayerOps, size: int = 0) -> None:
+        """`size`: of the dimension, for a norm without weights."""
         self._norm = norm
         self._ops = ops
         stored = f"{name}.weight"
-        self.weight, self._bias = weights.plus_one(stored) if norm.unit_offset else weights[stored], weights.get(f"{name}.bias")
+        if norm.weighted:
+            self.weight = weights.plus_one(stored) if norm.unit_offset else weights[stored]
+        else:
+            self.weight = weights.ones(size)
+        self._bias = weights.get(f"{name}.bias")
 
     def float8(self, x: Tensor, residual: Tensor | None) -> Float8Rows:
         """What the norm of x makes, or that of its sum with a residual, which the sum overwrites."""
@@ -145,7 +154,7 @@ class NormalizeHeads(Normalize):
     def __init__(self, attention: Attention, weights: Weights, name: str, ops: LayerOps, collectives: Collectives | None = None) -> None:
         """`collectives`: of ranks that have some of the heads each. The weight of a norm over all heads is that of all."""
         assert attention.qk_norm is not None
-        super().__init__(attention.qk_norm.norm, weights, name, ops)
+        super().__init__(attention.qk_norm.norm, weights, name, ops, attention.head_dim)
         self._qk_norm = attention.qk_norm
         self._collectives = collectives
 

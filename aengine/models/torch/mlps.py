@@ -105,12 +105,25 @@ class ExpertsBlock:
 
     def _sums(self, x: Tensor, chosen: Tensor, weights: Tensor, shared: SharedOutput | None) -> Tensor:
         """What the chosen experts make of x, and the shared output, added up over all ranks and replicas."""
-        if self._exchange is None:
+        if self._experts.scaled_inputs:
+            out = self._sums_of_scaled(x, chosen, weights, shared)
+        elif self._exchange is None:
             out = self._ops.experts(x, chosen, weights, self._mlp, x.dtype, shared)
         else:
             sums = self._exchanged(self._exchange, x, chosen, weights)
             out = (sums if shared is None else shared.added_to(sums)).to(x.dtype)
         return self._row_parallel.after(out)
+
+    def _sums_of_scaled(self, x: Tensor, chosen: Tensor, weights: Tensor, shared: SharedOutput | None) -> Tensor:
+        """The sums where weights multiply what experts read: each choice is a row of its own."""
+        rows = (x.unsqueeze(1) * weights.unsqueeze(-1)).to(x.dtype).flatten(0, 1)
+        chosen, ones = chosen.view(-1, 1), torch.ones_like(weights).view(-1, 1)
+        if self._exchange is None:
+            made = self._ops.experts(rows, chosen, ones, self._mlp, torch.float32)
+        else:
+            made = self._exchanged(self._exchange, rows, chosen, ones)
+        sums = made.view(*weights.shape, -1).sum(1)
+        return (sums if shared is None else shared.added_to(sums)).to(x.dtype)
 
     def _normed_branches(self, x: Tensor) -> Tensor:
         """Experts and shared MLP as `Experts.branch_norm` says."""
@@ -135,7 +148,7 @@ class ExpertsBlock:
 
     def compute_for_others(self) -> None:
         """The part of this replica in a step in which it has no tokens."""
-        x, top_k = self._router.new_empty(0, self._router.shape[1]), self._experts.routing.top_k
+        x, top_k = self._router.new_empty(0, self._router.shape[1]), 1 if self._experts.scaled_inputs else self._experts.routing.top_k
         assert self._exchange is not None
         self._exchanged(self._exchange, x, x.new_empty(0, top_k, dtype=torch.int64), x.new_empty(0, top_k, dtype=torch.float32))
 

@@ -183,6 +183,7 @@ struct AttentionOp {
   i64 group, place, part;  // of the layer, see Pool
   i64 heads, kv_heads, key_dim, value_dim, rotary_dim;
   i64 window;                  // latest positions that a query attends to, itself included; 0: all
+  i64 chunked;                 // of these, only those from the last position on that is a multiple of the window
   i64 sees_images;             // if not 0, a query attends to what the step says that its token sees
   i64 key_first, value_first;  // columns of their buffers
   float scale, soft_cap;       // soft_cap 0: none
@@ -214,6 +215,7 @@ struct ExpertsOp {
   i32 scoring;
   i32 normalize;    // the chosen's scores are divided by their sum
   i32 shared_gate;  // the last output of the router is a logit, the sigmoid of which is the weight of the shared MLP, otherwise 1
+  i32 scaled_inputs;  // the weights multiply what experts read, not what they make
   i32 shared_gate_up_matrix, shared_down_matrix;  // as in LinearOp
   i32 router_in, in, out, epilogue, activation;
   float multiplier;

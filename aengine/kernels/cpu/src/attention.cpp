@@ -187,7 +187,10 @@ class TileAttention {
   i64 query_head(i64 r) const { return head_ * group_ + (tile_.first + r) % group_; }
   i64 position(i64 r) const { return start_ + (tile_.first + r) / group_; }
   i64 seen(i64 r) const { return seen_ ? seen_[token(r)] : position(r) + 1; }
-  i64 lowest(i64 r) const { return op_.window ? larger(0, position(r) - op_.window + 1) : 0; }
+  i64 lowest(i64 r) const {
+    if (!op_.window) return 0;
+    return op_.chunked ? position(r) - position(r) % op_.window : larger(0, position(r) - op_.window + 1);
+  }
 
   const u32* key_block(i64 token, i64 head) const {
     return pages_.key_block(page_ids_[token / pages_.page_size], head, token % pages_.page_size);

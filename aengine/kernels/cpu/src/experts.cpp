@@ -26,6 +26,9 @@ struct ExpertSizes {
         out_stride(round_up(e.down->out_features, PANEL)) {}
 };
 
+// Whether the first product reads a row of each choice, not of each token.
+static bool has_own_rows(const ExpertsOp& e) { return e.gate_up_orders || e.scaled_inputs; }
+
 // A choice is a token and one of its top_k. Sorted by expert, each has a place.
 template <class E>
 struct ExpertBuffers : ExpertSizes {
@@ -123,7 +126,7 @@ void group_choices(const ExpertsOp& e, const ExpertBuffers<E>& b) {
   for (i64 expert = 0; expert < e.num_experts; expert++) {
     const i64 count = ends[expert];
     if (count) {
-      *gate_up++ = {e.gate_up + expert, e.gate_up_orders ? nullptr : b.tokens + place, count, place, 0};
+      *gate_up++ = {e.gate_up + expert, has_own_rows(e) ? nullptr : b.tokens + place, count, place, 0};
       *down++ = {e.down + expert, nullptr, count, place, 0};
     }
     ends[expert] = place;
@@ -156,6 +159,23 @@ Rows<E> order_columns(const Member& member, const Groups& groups, const PackedLi
   return out;
 }
 
+// For each choice its row of `in`, times its weight, at its place. `ordered`: `in` has the rows of places already.
+template <class E>
+Rows<E> scale_inputs(const Member& member, const ExpertsOp& e, const ExpertBuffers<E>& b, const Rows<E>& in, bool ordered,
+                     const Buffers& space) {
+  const i64 width = e.gate_up->in_features;
+  const Rows<E> out = {space.expert_ordered.as<E>(), round_up(width, PANEL)};
+  member.each(b.choices, [&](i64 choice) {
+    const i64 token = choice / e.top_k, place = b.places[choice];
+    const E* from = in.row(ordered ? place : token);
+    const float weight = b.weights[token * (e.top_k + 1) + choice % e.top_k];
+    E* to = out.row(place);
+    for (i64 i = 0; i < width; i += LANES) store(to + i, load(from + i) * weight);
+    std::fill(to + width, to + out.stride, E{});
+  });
+  return out;
+}
+
 // The sum of a token's choices from column `begin` on, to `out`.
 template <class E, class Out>
 AE_NOINLINE void add_choices(const ExpertBuffers<E>& b, const ExpertsOp& e, i64 token, i64 begin, i64 end, Out* out) {
@@ -165,7 +185,7 @@ AE_NOINLINE void add_choices(const ExpertBuffers<E>& b, const ExpertsOp& e, i64 
     VecF total = {};
     for (i64 k = 0; k < count; k++) {
       const i64 row = k < e.top_k ? b.places[token * e.top_k + k] : b.choices + token;
-      total += load(b.outputs.row(row) + column) * weights[k];
+      total += load(b.outputs.row(row) + column) * (k < e.top_k && e.scaled_inputs ? 1.f : weights[k]);
     }
     store(out + column, e.epilogue == ADD ? total * e.multiplier + load(out + column) : total);
   }
@@ -178,8 +198,8 @@ bool reserve_experts(Buffers& space, const ExpertsOp& e, i64 rows) {
   const ExpertSizes n(e, rows);
   return space.routing.reserve<float>(rows * (n.logits_stride + e.top_k + 1)) && space.choices.reserve<i32>(3 * n.choices) &&
          space.groups.reserve<Group>(2 * n.num_groups) && reserve_prepared(space, rows, larger(e.gate_up->in_features, n.shared_stride)) &&
-         reserve_prepared(space, n.choices, n.gated_stride) && (!e.gate_up_orders || reserve_prepared(space, n.choices, e.gate_up->in_features)) &&
-         space.expert_ordered.reserve<E>(n.choices * larger(e.gate_up_orders ? round_up(e.gate_up->in_features, PANEL) : 0,
+         reserve_prepared(space, n.choices, n.gated_stride) && (!has_own_rows(e) || reserve_prepared(space, n.choices, e.gate_up->in_features)) &&
+         space.expert_ordered.reserve<E>(n.choices * larger(has_own_rows(e) ? round_up(e.gate_up->in_features, PANEL) : 0,
                                                             e.down_orders ? n.gated_stride : 0)) &&
          space.expert_own_gated.reserve<E>((e.gated_firsts ? n.choices * n.own_gated_stride : 0) + (e.shared_firsts ? rows * n.own_shared_stride : 0)) &&
          space.expert_gated.reserve<E>(n.choices * n.gated_stride + rows * n.shared_stride) &&
@@ -201,9 +221,10 @@ void run_experts(const Member& member, const ExpertsOp& e, const StepRows<E>& bu
   });
   member.each(1, [&](i64) { group_choices(e, b); });
   const i32* orders = e.gate_up_orders;
-  const Rows<E> x = orders ? order_columns(member, gate_up, e.gate_up, orders, in, b.tokens, space) : in;
+  Rows<E> x = orders ? order_columns(member, gate_up, e.gate_up, orders, in, b.tokens, space) : in;
+  if (e.scaled_inputs) x = scale_inputs(member, e, b, x, orders != nullptr, space);
   const auto multiply_first = [&](const auto& to, const auto& to_shared) {
-    multiply_groups(member, x.data, x.stride, orders ? b.choices : rows, e.gate_up->in_features, gate_up, *e.gate_up, to, space);
+    multiply_groups(member, x.data, x.stride, has_own_rows(e) ? b.choices : rows, e.gate_up->in_features, gate_up, *e.gate_up, to, space);
     if (!e.shared_down) return;
     multiply_adapted(member, in.data, in.stride, rows, *e.shared_gate_up, e.shared_gate_up_matrix, adapted, to_shared, space);
   };

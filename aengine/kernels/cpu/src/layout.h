@@ -83,6 +83,7 @@ constexpr const char* LAYOUT_NAMES =
     "AttentionOp.value_dim "
     "AttentionOp.rotary_dim "
     "AttentionOp.window "
+    "AttentionOp.chunked "
     "AttentionOp.sees_images "
     "AttentionOp.key_first "
     "AttentionOp.value_first "
@@ -113,6 +114,7 @@ constexpr const char* LAYOUT_NAMES =
     "ExpertsOp.scoring "
     "ExpertsOp.normalize "
     "ExpertsOp.shared_gate "
+    "ExpertsOp.scaled_inputs "
     "ExpertsOp.shared_gate_up_matrix "
     "ExpertsOp.shared_down_matrix "
     "ExpertsOp.router_in "
@@ -386,6 +388,7 @@ constexpr i64 LAYOUT_PLACES[] = {
     offsetof(AttentionOp, value_dim),
     offsetof(AttentionOp, rotary_dim),
     offsetof(AttentionOp, window),
+    offsetof(AttentionOp, chunked),
     offsetof(AttentionOp, sees_images),
     offsetof(AttentionOp, key_first),
     offsetof(AttentionOp, value_first),
@@ -416,6 +419,7 @@ constexpr i64 LAYOUT_PLACES[] = {
     offsetof(ExpertsOp, scoring),
     offsetof(ExpertsOp, normalize),
     offsetof(ExpertsOp, shared_gate),
+    offsetof(ExpertsOp, scaled_inputs),
     offsetof(ExpertsOp, shared_gate_up_matrix),
     offsetof(ExpertsOp, shared_down_matrix),
     offsetof(ExpertsOp, router_in),
