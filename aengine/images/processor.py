@@ -25,6 +25,10 @@ _FIXED = {"smolvlm": "Idefics3Processor"}
 """By model type a processor that writes the same text for images, and needs no package that the model's own needs for videos."""
 
 
+_WITH_TORCHVISION = ("llama4",)
+"""Model types whose image processor is written for torchvision alone."""
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class ProcessedImage:
     text: str  # that stands in a prompt where the chat template has written `ImageProcessor.placeholder`
@@ -44,7 +48,8 @@ class ImageProcessor:
             config = AutoConfig.from_pretrained(model_dir)
             model_type = config.model_type
             images: Any = AutoImageProcessor
-            self._images: Any = images.from_pretrained(model_dir, backend="pil")
+            backend = "torchvision" if model_type in _WITH_TORCHVISION else "pil"
+            self._images: Any = images.from_pretrained(model_dir, backend=backend)
             tokenizer = AutoTokenizer.from_pretrained(model_dir)
             name = _FIXED.get(model_type) or PROCESSOR_MAPPING_NAMES[model_type]
             is_pixtral = getattr(config.vision_config, "model_type", "") == "pixtral"  # also of a model of type llava

@@ -57,10 +57,13 @@ class Tower:
     def encode(self, images: Sequence[ProcessedImage]) -> list[ImageRows]:
         """Images whose inputs have the same shapes, together. Raises RuntimeError if they have other numbers of rows than of tokens."""
         together = {name: torch.cat([image.inputs[name] for image in images]) for name in images[0].inputs if name in self._takes}
-        given = {name: value.to(self._device) for name, value in together.items()}
+        dtype = self._model.dtype
+        given = {name: value.to(self._device, dtype if value.is_floating_point() else None) for name, value in together.items()}
         with torch.inference_mode():
             found = self._model.get_image_features(**given, return_dict=True)
             rows = found.pooler_output
+            if rows is None:  # of Llama 4, whose projector is not among the methods for images
+                rows = self._model.multi_modal_projector(found.last_hidden_state)
             layers = getattr(found, "deepstack_features", None)
             additions = torch.stack([_joined(one) for one in layers]).cpu() if layers else None
             joined, counts = _joined(rows).cpu(), [image.num_tokens for image in images]

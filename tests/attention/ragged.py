@@ -140,6 +140,7 @@ class Crowd:
             lengths,
             scale=scoring.scale,
             window=scoring.window,
+            chunked=scoring.chunked,
             soft_cap=scoring.soft_cap,
             sinks=None if sinks is None else sinks.cpu(),
             slopes=torch.tensor(scoring.slopes) if scoring.slopes else None,

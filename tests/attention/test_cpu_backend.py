@@ -16,7 +16,7 @@ CPU = torch.device("cpu")
 
 def make_spec(dtype: torch.dtype = torch.float32, *, head_dim: int = 20, page_size: int = 16, **options: Any) -> AttentionSpec:
     """Of three layers, the second of which is in a group of its own."""
-    scoring = (Scoring(0.3, slopes=(4.0, 1.0, 0.5, 0.2, 0.1, 0.01)), Scoring(0.5, 7, 1.5), Scoring(0.2, sinks=True))
+    scoring = (Scoring(0.3, slopes=(4.0, 1.0, 0.5, 0.2, 0.1, 0.01)), Scoring(0.5, 7, 1.5), Scoring(0.2, 9, sinks=True, chunked=True))
     return AttentionSpec(6, 2, head_dim, scoring, page_size, dtype, CPU, places=((0, 0), (1, 0), (0, 1)), **options)
 
 

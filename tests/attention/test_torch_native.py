@@ -35,7 +35,7 @@ def make_spec(
         num_heads=6,
         num_kv_heads=2,
         head_dim=10,
-        scoring=(Scoring(0.8, None, **capped), Scoring(0.8, 7, **capped), Scoring(0.3, 9, soft_cap / 2, sinks=True)),
+        scoring=(Scoring(0.8, None, **capped), Scoring(0.8, 7, **capped), Scoring(0.3, 9, soft_cap / 2, sinks=True, chunked=True)),
         page_size=4,
         dtype=torch.float32,
         device=torch.device(device),

@@ -1,4 +1,4 @@
-"""Tokens of an image that see all of it (`Scoring.within_images`), in every backend, against a softmax in float32."""
+"""What tokens see, all of their image (`Scoring.within_images`) or their chunk (`chunked`): every backend against a softmax in float32."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from aengine.attention.torch_native import TorchNativeBackend
 from aengine.attention.triton import TritonBackend
 from aengine.kernels.triton import attention as kernels
 
-SCORINGS = (Scoring(0.3, within_images=True), Scoring(0.4, 6, within_images=True), Scoring(0.5))
+SCORINGS = (Scoring(0.3, within_images=True), Scoring(0.4, 6, within_images=True), Scoring(0.5), Scoring(0.4, 6, chunked=True))
 FINE = kernels.BlockSizes(keys=16, queries=16, split_keys=16)
 
 
@@ -26,7 +26,8 @@ def expected(query: Tensor, key: Tensor, value: Tensor, scoring: Scoring, seen: 
     out = torch.empty(query.shape)
     for token in range(len(query)):
         high = int(seen[token]) if scoring.within_images else token + 1
-        low = 0 if scoring.window is None else max(0, token - scoring.window + 1)
+        window = scoring.window or len(query)
+        low = token // window * window if scoring.chunked else max(0, token - window + 1)
         for head in range(4):
             weights = (key[low:high, head // 2] @ query[token, head] * scoring.scale).softmax(0)
             out[token, head] = weights @ value[low:high, head // 2]

@@ -194,6 +194,16 @@ FAMILIES = {
         {"model_type": "llama"},
         own={"image_seq_len": 4},
     ),
+    "llama4": Family(
+        ("<|patch|>", "<|image|>", "<|image_start|>", "<|image_end|>", "<|tile_x_separator|>", "<|tile_y_separator|>"),
+        "<|image|>",
+        "Llama4ImageProcessor",
+        {"size": {"height": 56, "width": 56}, "max_patches": 4},
+        {**_SMALL, "image_size": 56, "patch_size": 14, "vision_output_dim": 32, "projector_input_dim": 32, "projector_output_dim": 32}
+        | {"intermediate_size": 128, "rope_parameters": {"rope_type": "default", "rope_theta": 1e4}},
+        {"image_token_index": 300, "boi_token_index": 302, "eoi_token_index": 303},
+        {"attention_chunk_size": 21, "num_local_experts": 4, "intermediate_size": 32, "intermediate_size_mlp": 96, "floor_scale": 16},
+    ),
     "gemma4": Family(
         ("<|image|>", "<|image>", "<image|>", "<|video|>", "<|audio|>", "<|audio>", "<audio|>"),
         "<|image|>",
@@ -332,8 +342,9 @@ class Reference:
             )
             pieces = text.split(processor.placeholder)
             text = pieces[0] + "".join(one + piece for one, piece in zip(texts, pieces[1:], strict=True))
-            unused = ("num_crops", "num_patches", "num_soft_tokens_per_image")
+            unused = ("num_crops", "num_patches", "num_soft_tokens_per_image", "aspect_ratios")
             given = {name: value for name, value in made.items() if isinstance(value, torch.Tensor) and name not in unused}
+            given = {name: value.float() if value.is_floating_point() else value for name, value in given.items()}
         ids = self._tokenizer(text, return_tensors="pt", add_special_tokens=False).input_ids
         if self._type.startswith(("qwen", "gemma")):
             name = "token_type_ids" if self._type == "gemma3" else "mm_token_type_ids"

@@ -121,6 +121,7 @@ def attention(
     scale: float,
     window: int | None,
     soft_cap: float,
+    chunked: bool = False,
     sinks: Tensor | None = None,
     slopes: Tensor | None = None,
 ) -> Tensor:
@@ -141,7 +142,7 @@ def attention(
             scores = scores - slopes[:, None, None] * (at - source)
         hidden = source > at
         if window is not None:
-            hidden |= source <= at - window
+            hidden |= source < at // window * window if chunked else source <= at - window
         scores = scores.masked_fill(hidden, -math.inf)
         if sinks is not None:
             scores = torch.cat((scores, sinks.float()[:, None, None].expand(-1, len(rows), 1)), dim=-1)

@@ -204,6 +204,7 @@ def attend(dtype: torch.dtype, rows: list[tuple[int, int]], spec: AttentionSpec,
         [new for _, new in rows],
         scale=scoring.scale,
         window=scoring.window,
+        chunked=scoring.chunked,
         soft_cap=scoring.soft_cap,
         sinks=biases,
     )
@@ -246,6 +247,7 @@ CASES: dict[str, Callable[[], float]] = {
     "attention, window, cap and sinks": lambda: attend(
         BF16, [(300, 1), (36, 1), (20, 45)], spec(page_size=7, scoring=(Scoring(0.125, 33, 20.0, True),)), True
     ),
+    "attention, chunked": lambda: attend(BF16, [(300, 1), (66, 1), (20, 45)], spec(scoring=(Scoring(0.125, 33, chunked=True),))),
     "attention, large pool": lambda: attend(BF16, ROWS, spec(), is_far=True),
     "attention, latent": lambda: attend(BF16, [(40, 1), (36, 9)], spec(BF16, 576, 1, num_heads=16, value_dim=512, latent=True)),
 }
@@ -266,8 +268,8 @@ OF_ALL = "attention, window, cap and sinks"
 SOURCE_BUGS = {  # in prefill: what is replaced by what, and the case in which it is seen
     "a wrong stride of pages": ("page.to(tl.int64) * PAGE_STRIDE", "page.to(tl.int64) * (PAGE_STRIDE + 1)", OF_ALL),
     "addresses in 32 bits": ("page.to(tl.int64) * PAGE_STRIDE", "page * PAGE_STRIDE", "attention, large pool"),
-    "a window one too wide": ("> position[:, None] - WINDOW", ">= position[:, None] - WINDOW", OF_ALL),
-    "a token that sees the next one": ("source[None, :] <= position[:, None])", "source[None, :] <= position[:, None] + 1)", OF_ALL),
+    "a window one too wide": ("else position - WINDOW + 1", "else position - WINDOW", OF_ALL),
+    "a token that sees the next one": ("source[None, :] <= last[:, None])", "source[None, :] <= last[:, None] + 1)", OF_ALL),
     "pages behind the end": ("tl.minimum(source + BLOCK_N, end - 1)", "tl.minimum(source + BLOCK_N, end + 4000)", OF_ALL),
 }
 

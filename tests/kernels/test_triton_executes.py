@@ -33,6 +33,7 @@ SLOW = {
     "attention, float32": 1e-5,
     "attention, long": 2e-3,
     "attention, window, cap and sinks": 6e-3,
+    "attention, chunked": 6e-3,
     "attention, large pool": 4e-3,
     "attention, latent": 6e-3,
 }

@@ -62,7 +62,9 @@ CASES = [
     Case("qwen3-moe", "Qwen3Moe", {**_EXPERTS, "norm_topk_prob": True, "decoder_sparse_step": 2, "num_hidden_layers": 4, "head_dim": 32}),
     Case("qwen3-moe-windowed", "Qwen3Moe", {**_EXPERTS, "attention_bias": True, "use_sliding_window": True, "sliding_window": 11}),
     Case("llama4", "Llama4Text", _LLAMA4, padded=False),
-    Case("llama4-without-norms", "Llama4Text", {**_LLAMA4, "use_qk_norm": False, "attn_temperature_tuning": False, "num_experts_per_tok": 2}),
+    Case(
+        "llama4-without-norms", "Llama4Text", {**_LLAMA4, "use_qk_norm": False, "attn_temperature_tuning": False, "num_experts_per_tok": 2}
+    ),
     Case("olmoe", "Olmoe", {"num_experts": 8, "num_experts_per_tok": 3}),
     Case(
         "gpt-oss",

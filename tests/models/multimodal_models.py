@@ -98,7 +98,7 @@ _NATIVE = (
         "internvl",
         "janus",
     ),
-    *("lighton_ocr", "llava", "llava_next", "llava_next_video", "llava_onevision", "mistral3", "moss_transcribe_diarize", "ovis2"),
+    *("lighton_ocr", "llama4", "llava", "llava_next", "llava_next_video", "llava_onevision", "mistral3", "moss_transcribe_diarize", "ovis2"),
     *("pp_chart2table", "qwen2_5_omni_thinker", "qwen2_5_vl", "qwen2_audio", "qwen2_vl", "qwen3_asr", "qwen3_omni_moe_thinker"),
     *("qwen3_vl", "shieldgemma2", "smolvlm", "video_llama_3", "video_llava", "vipllava", "voxtral"),
 )
@@ -123,7 +123,6 @@ REFUSED = {
     "lfm3_vl": _CONV,
     "inkling2": "has layers of the type 'hybrid'",
     "inkling_mm_model": "has layers of the type 'hybrid_sliding'",
-    "llama4": "has layers of the type 'chunked_attention'",
     "unlimited_ocr": "has layers of the type 'reference_sliding_attention'",
     **dict.fromkeys(("blip", "kosmos-2", "kosmos-2.5"), _NO_BASE),
     **dict.fromkeys(("diffusion_gemma", "idefics", "mistral4", "pi0", "voxtral_realtime"), _OTHER_INPUTS),

@@ -72,7 +72,7 @@ def save_config(model_type: str, path: pathlib.Path) -> None:
     config.save_pretrained(path)
 
 
-@pytest.mark.parametrize("model_type", slow_but(("llama4", "florence2"), REFUSED))
+@pytest.mark.parametrize("model_type", slow_but(("inkling2", "florence2"), REFUSED))
 def test_a_type_is_refused_in_a_sentence(model_type: str, tmp_path: pathlib.Path) -> None:
     save_config(model_type, tmp_path)
     with pytest.raises(ModelLoadError) as caught:

@@ -27,7 +27,9 @@ def use_triton(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize("device", DEVICES[:1])
-@pytest.mark.parametrize("name", slow_but(["deepseek-v3"], ["gpt-oss", "deepseek-v3", "bloom", "gemma4", "gemma4-experts", "mimo-v2"]))
+@pytest.mark.parametrize(
+    "name", slow_but(["deepseek-v3"], ["gpt-oss", "llama4", "deepseek-v3", "bloom", "gemma4", "gemma4-experts", "mimo-v2"])
+)
 def test_tokens_and_logits(name: str, device: str, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
     expected = reference(CASES[name], tmp_path)
     use_triton(monkeypatch)
@@ -39,7 +41,7 @@ def test_tokens_and_logits(name: str, device: str, tmp_path: pathlib.Path, monke
 
 
 OF_EACH_BLOCK = [
-    *("gemma2", "gemma3", "phi4-partial", "glm4", "olmo2", "smollm3", "granite", "cohere2", "qwen2-moe", "qwen3-moe", "gpt-oss"),
+    *("gemma2", "gemma3", "phi4-partial", "glm4", "olmo2", "smollm3", "granite", "cohere2", "qwen2-moe", "qwen3-moe", "gpt-oss", "llama4"),
     *("deepseek-v2-lite", "deepseek-v3", "glm4-moe", "stablelm-parallel", "gpt2", "gpt-neox", "opt", "bloom", "falcon-new", "codegen"),
     *("lfm2", "gemma4", "gemma4-experts", "mimo-v2"),
 ]

@@ -126,7 +126,7 @@ def _llama4(reader: ConfigReader) -> ModelSpec:
         for one, kind in zip(rotated, kinds, strict=True)
     }
     step = reader.positive("interleave_moe_layer_step")
-    sparse = reader.integers("moe_layers", range(step - 1, num_layers, step))
+    sparse = reader.integers("moe_layers", list(range(step - 1, num_layers, step)))
     how = routing(reader, scoring=RouterScoring.SIGMOID, normalize=False)
     block = experts(reader, how, size="intermediate_size", shared=gated_mlp(reader), scaled_inputs=True)
     dense = gated_mlp(reader, size="intermediate_size_mlp")
