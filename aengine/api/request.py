@@ -8,7 +8,7 @@ The reading of token ids. Knows no model.
 Images in messages: the forms in which callers give them, and what they are sent as. Knows no pixels.
 
 A part of a content is `{"type": "image", "image": ...}`, with the bytes of a file, its name or a `pathlib.Path`, a picture of PIL, a
-`data:` URL, or a `RemoteImage`.
+`data:` URL, or a `RemoteImage`; or `{"type": "video", "video": [...], "fps": 2.0}`, with such images.
 """
 
 from __future__ import annotations
@@ -32,6 +32,9 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
+MAX_FRAMES = 256
+MAX_FPS = 1000.0
+DEFAULT_FPS = 2.0
 _SIGNATURES = {b"\x89PNG": "png", b"\xff\xd8": "jpeg", b"GIF8": "gif", b"RIFF": "webp"}
 
 
@@ -40,6 +43,24 @@ class RemoteImage:
     """An image that whoever serves the request is to fetch."""
 
     url: str
+
+
+@dataclass(frozen=True, slots=True)
+class Video:
+    """Frames at equal distances in time, for models that take videos. Raises `InvalidRequestError` (prompt)."""
+
+    frames: Sequence[Any]  # 1..`MAX_FRAMES`, each as an image of a part, of one size
+    fps: float = DEFAULT_FPS  # frames per second, > 0
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.frames, list | tuple) or not 1 <= len(self.frames) <= MAX_FRAMES:
+            raise InvalidRequestError.of("prompt", f"a video is a list of 1 to {MAX_FRAMES} frames")
+        if not is_positive(self.fps) or self.fps > MAX_FPS:
+            raise InvalidRequestError.of("prompt", f"the fps of a video is {shown(self.fps)}, which is not a number in (0, {MAX_FPS}]")
+        frames = tuple(read_image(frame, number) for number, frame in enumerate(self.frames))
+        if any(isinstance(frame, RemoteImage | NamedImage | Video) for frame in frames):
+            raise InvalidRequestError.of("prompt", "a frame of a video is an image itself, not a URL to fetch")
+        object.__setattr__(self, "frames", frames)
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,10 +98,11 @@ def image_file(image: Any) -> bytes:
 
 
 def images_of(messages: Sequence[Mapping[str, Any]]) -> list[Any]:
-    """The images of a chat, in their order: the bytes of a file, a `pathlib.Path`, a picture of PIL, or a `RemoteImage` each. Raises
-    `InvalidRequestError` (prompt).
+    """The images of a chat, in their order: the bytes of a file, a `pathlib.Path`, a picture of PIL, a `RemoteImage` or a `Video` each.
+    Raises `InvalidRequestError` (prompt).
 
-    A part `{"type": "image", "image": ...}` of a content has any of these, the name of a file, or a `data:` URL.
+    A part `{"type": "image", "image": ...}` of a content has any of these, the name of a file, or a `data:` URL. A part
+    `{"type": "video", "video": [frames], "fps": 2.0}` has the fields of a `Video`.
     """
     found: list[Any] = []
     for message in messages:
@@ -88,7 +110,16 @@ def images_of(messages: Sequence[Mapping[str, Any]]) -> list[Any]:
         for part in content if isinstance(content, list | tuple) else ():
             if isinstance(part, Mapping) and part.get("type") == "image":
                 found.append(read_image(part.get("image"), len(found)))
+            elif isinstance(part, Mapping) and part.get("type") == "video":
+                found.append(Video(part.get("video"), part.get("fps", DEFAULT_FPS)))  # type: ignore[arg-type]  # which it checks
     return found
+
+
+def image_part(image: Any) -> dict[str, Any]:
+    """The part of a content that has one of `images_of`."""
+    if isinstance(image, Video):
+        return {"type": "video", "video": list(image.frames), "fps": image.fps}
+    return {"type": "image", "image": image}
 
 
 def read_image(value: Any, number: int) -> Any:
@@ -101,7 +132,7 @@ def read_image(value: Any, number: int) -> Any:
             raise InvalidRequestError.of("prompt", f"image {number} {error}") from None
     if isinstance(value, bytearray | memoryview):
         return bytes(value)
-    if isinstance(value, RemoteImage | NamedImage):
+    if isinstance(value, RemoteImage | NamedImage | Video):
         return value
     if isinstance(value, bytes | Path) or (hasattr(value, "convert") and hasattr(value, "getexif")):
         return value
@@ -135,7 +166,8 @@ MAX_CHAT_CHARACTERS = 4 << 20
 """Most characters and other values in the messages of a chat. A template may leave out most of them, so the context does not bound this."""
 MAX_OPTION_CHARACTERS = 1 << 18
 """Most of them in the tools, and in the template_kwargs."""
-_IMAGE = {"type": "image"}
+_IMAGE_PARTS = {"image": {"image"}, "video": {"video", "fps"}}
+"""The types of parts that are no text -> what they have beside their type."""
 _SURROGATE = re.compile("[\ud800-\udfff]")
 MAX_DEPTH = 64
 """Most lists and dicts within each other."""
@@ -148,8 +180,8 @@ RESERVED = frozenset(
 
 
 def read_messages(messages: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """A copy of the messages, in which an image is a part `{"type": "image"}`. Raises `InvalidRequestError` (prompt) for what is no
-    conversation."""
+    """A copy of the messages, in which images and videos are parts with their types alone. Raises `InvalidRequestError` (prompt) for what
+    is no conversation."""
     if not messages:
         raise InvalidRequestError.of("prompt", "there are no messages")
     check_count(messages)
@@ -173,9 +205,9 @@ def read_messages(messages: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]
 
 def _without_images(message: Mapping[str, Any]) -> Mapping[str, Any]:
     content = message.get("content")
-    if not isinstance(content, list | tuple) or not any(part.get("type") == "image" for part in content):
+    if not isinstance(content, list | tuple) or not any(part.get("type") in _IMAGE_PARTS for part in content):
         return message
-    return {**message, "content": [dict(_IMAGE) if part.get("type") == "image" else part for part in content]}
+    return {**message, "content": [{"type": part["type"]} if part.get("type") in _IMAGE_PARTS else part for part in content]}
 
 
 def check_count(messages: Sized) -> None:
@@ -186,10 +218,11 @@ def check_count(messages: Sized) -> None:
 
 def _check_parts(parts: Sequence[Mapping[str, Any]], what: str) -> None:
     for part in parts:
-        if part.get("type") == "image" and set(part) <= {"type", "image"}:
+        kind = part.get("type")
+        if isinstance(kind, str) and kind in _IMAGE_PARTS and set(part) - {"type"} <= _IMAGE_PARTS[kind]:
             continue
-        if part.get("type") != "text":
-            raise InvalidRequestError.of("prompt", f"{what} of type {shown(part.get('type'))}; only 'text' and 'image' are possible")
+        if kind != "text":
+            raise InvalidRequestError.of("prompt", f"{what} of type {shown(kind)}; only 'text', 'image' and 'video' are possible")
         if len(part) != 2 or not isinstance(part.get("text"), str):
             raise InvalidRequestError.of("prompt", f"{what} {shown(dict(part))}, which is not {{'type': 'text', 'text': a string}}")
 

@@ -27,7 +27,7 @@ from aengine.api.errors import ConfigError, ConnectionLostError, ServerError
 from aengine.api.fields import POSITIVE, FieldChecks, Refusal, check_fields, is_not, shown
 from aengine.api.outputs import FinishReason, Timing, Usage
 from aengine.api.params import StructuredOutput
-from aengine.api.request import RemoteImage, image_file, images_of, url_of_image
+from aengine.api.request import RemoteImage, Video, image_file, images_of, url_of_image
 from aengine.chat.text_source import (
     ArgumentsDelta,
     CallEnded,
@@ -440,9 +440,11 @@ def _message(message: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _part(part: Mapping[str, Any]) -> Mapping[str, Any]:
-    if part.get("type") != "image":
+    if part.get("type") == "text":
         return part
     (image,) = images_of([{"content": [part]}])
+    if isinstance(image, Video):
+        return {"type": "video", "video": [url_of_image(image_file(frame)) for frame in image.frames], "fps": image.fps}
     url = image.url if isinstance(image, RemoteImage) else url_of_image(image_file(image))
     return {"type": "image_url", "image_url": {"url": url}}
 

@@ -28,6 +28,7 @@ from aengine.api.request import (
     Prompt,
     RemoteImage,
     RequestOptions,
+    Video,
     form_of,
     images_of,
     read_token_ids,
@@ -172,7 +173,7 @@ def check_request(
     images: Sequence[Any] = ()
     try:
         given = images_of(prompt) if form == "chat" else () if options is None else options.images  # type: ignore[arg-type]
-        images = check_images(given, limits.model)
+        images = check_images(given, limits)
         if options is not None and options.images and form != "token_ids":
             found.append(FieldViolation("images", f"it is for token ids, and the prompt is {form}"))
     except InvalidRequestError as error:
@@ -188,8 +189,9 @@ def check_request(
     return CheckedRequest(form, checked, params if violations else params.with_seed(), size, known, images)
 
 
-def check_images(images: Sequence[Any], model: ModelInfo) -> Sequence[Any]:
+def check_images(images: Sequence[Any], limits: Limits) -> Sequence[Any]:
     """Return the images, which may be none. Raises `InvalidRequestError` (prompt), for any of a model that takes none."""
+    model, described = limits.model, limits.image_input
     if len(images) > model.max_images:
         most = f"at most {model.max_images} are possible" if model.max_images else "the model takes text alone"
         raise InvalidRequestError.of("prompt", f"it has {len(images)} image{'s' * (len(images) > 1)}; {most}")
@@ -197,6 +199,8 @@ def check_images(images: Sequence[Any], model: ModelInfo) -> Sequence[Any]:
     for number, image in enumerate(found):
         if isinstance(image, RemoteImage):
             raise InvalidRequestError.of("prompt", f"image {number} is a URL, and URLs are not fetched here")
+        if isinstance(image, Video) and (described is None or not described.takes_videos):
+            raise InvalidRequestError.of("prompt", f"image {number} is a video, and the model takes no videos")
     return found
 
 

@@ -294,7 +294,7 @@ class Texts:
         return await self._run(_read_bytes(self._bytes, tuple(token_ids)), len(token_ids))
 
     async def render_chat(self, messages: Sequence[Mapping[str, Any]], **fields: Unpack[ChatFields]) -> RenderedChat:
-        options, images = ChatOptions(**fields), check_images(images_of(messages), self._limits.model)
+        options, images = ChatOptions(**fields), check_images(images_of(messages), self._limits)
         said = await self._edge.wait(self._images.describe(images)) if images and self._images is not None else ()
         rendered = await self._run(render_chat(messages, self.tokenizer, options, said), chat_size(messages, options))
         return replace(rendered, images=tuple(map(_named, images, said)))

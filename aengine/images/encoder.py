@@ -25,10 +25,11 @@ from torch import Tensor
 
 from aengine.api.config import EngineConfig
 from aengine.api.errors import InsufficientMemoryError, InvalidRequestError
+from aengine.api.request import Video
 from aengine.images.decoder import MAX_PIXELS, MAX_SIDE, ImageDecoder, ImageError, Pixels
 from aengine.images.decoding_process import BadImage, check_size, to_rgb
 from aengine.models.choice import AnySpec
-from aengine.models.images import ImageInput
+from aengine.models.images import Grid, ImageInput
 from aengine.models.spec import ModelSpec
 
 if TYPE_CHECKING:
@@ -36,7 +37,7 @@ if TYPE_CHECKING:
     from aengine.images.tower import Tower
 
 ImageSource = Any
-"""The bytes of a file, its path (`pathlib.Path`), or a picture of PIL."""
+"""The bytes of a file, its path (`pathlib.Path`), a picture of PIL, or a `Video`."""
 MAX_FILE_BYTES = 20 << 20
 MAX_REQUEST_BYTES = 64 << 20
 MAX_REQUEST_PIXELS = 100_000_000
@@ -56,7 +57,7 @@ class ImageText:
     placeholder: str
     token_id: int  # of the text's tokens that are of the image
     num_tokens: int  # of these
-    grid: tuple[int, int] | None  # rows and columns of these, where the model gives them positions by them
+    grid: Grid | None  # of these, where the model gives them positions by it
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -91,7 +92,7 @@ class _Image:
     digest: bytes
     num_pixels: int
     num_bytes: int  # of its file
-    pixels: Pixels | None  # None: it is known, and is read again if it is not any more
+    pixels: Pixels | None  # [height, width, 3], of a video [frames, ...]; None: it is known, and is read again if it is not any more
     source: ImageSource
     alone: bool
 
@@ -113,9 +114,7 @@ def make_encoder(
         from aengine.images.processor import ImageProcessor
         from aengine.images.tower import Tower
 
-        return ImageProcessor(model_dir, most, alone_differs=described.alone_differs), Tower(
-            model_dir, config.load_format, dtype, device, config.seed
-        )
+        return ImageProcessor(model_dir, most, described), Tower(model_dir, config.load_format, dtype, device, config.seed)
 
     together = 1 if device.type == "cpu" else _TOGETHER
     return ImageEncoder(load, config.image_cache_memory, alone_differs=described.alone_differs, most_together=together)
@@ -242,6 +241,8 @@ class ImageEncoder:
 
     def _image(self, source: ImageSource, *, alone: bool, fresh: bool = False) -> _Image:
         """`fresh`: with its pixels, however well it is known."""
+        if isinstance(source, Video):
+            return self._video(source)
         given, alone = source, alone and self._alone_differs
         if isinstance(source, pathlib.Path):
             try:
@@ -254,16 +255,33 @@ class ImageEncoder:
             width, height = source.size
             check_size(width, height, MAX_PIXELS, MAX_SIDE)
             pixels: Pixels = np.asarray(to_rgb(source))
-            return _Image(digest_of(pixels, alone=alone), width * height, 0, pixels, given, alone)
+            return _Image(digest_of(pixels, alone), width * height, 0, pixels, given, alone)
         if len(source) > MAX_FILE_BYTES:
             raise ImageError(f"has {len(source)} bytes; at most {MAX_FILE_BYTES} are possible")
         name = blake2b(source, digest_size=32, key=b"alone" if alone else b"").digest()
         if not fresh and (known := self._files.get(name)) is not None and known[0] in self._said:
             return _Image(*known, len(source), None, given, alone)
         pixels = self._decoder.decode(source)
-        digest, num_pixels = digest_of(pixels, alone=alone), pixels.size // 3
+        digest, num_pixels = digest_of(pixels, alone), pixels.size // 3
         _remember(self._files, name, (digest, num_pixels))
         return _Image(digest, num_pixels, len(source), pixels, given, alone)
+
+    def _video(self, video: Video) -> _Image:
+        frames: list[_Image] = []
+        for number, source in enumerate(video.frames):
+            try:
+                frames.append(self._image(source, alone=False, fresh=True))
+            except (ImageError, BadImage) as error:
+                raise ImageError(f"is a video whose frame {number} {error.args[0]}") from None
+            if (count := sum(frame.num_pixels for frame in frames)) > MAX_REQUEST_PIXELS:
+                raise ImageError(f"is a video of {count} pixels and more; at most {MAX_REQUEST_PIXELS} are possible")
+        shapes = {frame.pixels.shape for frame in frames if frame.pixels is not None}
+        if len(shapes) > 1:
+            first, second = (f"{width}x{height}" for height, width, _ in sorted(shapes)[:2])
+            raise ImageError(f"is a video whose frames have different sizes, such as {first} and {second}")
+        pixels = np.stack([frame.pixels for frame in frames if frame.pixels is not None])
+        size = sum(frame.num_bytes for frame in frames)
+        return _Image(digest_of(pixels, video.fps), pixels.size // 3, size, pixels, video, False)
 
     def _text(self, image: _Image) -> ImageText:
         """Also keeps what the image became, in case that it is encoded next."""
@@ -280,8 +298,11 @@ class ImageEncoder:
             assert pixels is not None
         processor, _ = self._parts()
         begin = time.perf_counter()
-        made = processor.process(pixels, alone=image.alone)
-        said = ImageText(image.digest, made.text, processor.placeholder, processor.token_id, made.num_tokens, made.grid)
+        if isinstance(image.source, Video):
+            made = processor.process_video(pixels, image.source.fps)
+        else:
+            made = processor.process(pixels, alone=image.alone)
+        said = ImageText(image.digest, made.text, made.placeholder, processor.token_id, made.num_tokens, made.grid)
         _log.debug("an image of %d tokens is processed in %.3f s", said.num_tokens, time.perf_counter() - begin)
         _remember(self._said, image.digest, said)
         self._processed = said, made
@@ -352,9 +373,10 @@ def _remember(known: OrderedDict[bytes, T], name: bytes, value: T) -> None:
         known.popitem(last=False)
 
 
-def digest_of(pixels: Pixels, *, alone: bool) -> bytes:
-    """Tells an image from all others of one model: 32 bytes of BLAKE2b over its size, its pixels, and whether it is alone."""
-    digest = blake2b(repr((pixels.shape, alone)).encode(), digest_size=32)
+def digest_of(pixels: Pixels, kind: bool | float) -> bytes:
+    """Tells an image from all others of one model: 32 bytes of BLAKE2b over its size, its pixels, and whether it is alone; or a video, over
+    its frames per second."""
+    digest = blake2b(repr((pixels.shape, kind)).encode(), digest_size=32)
     digest.update(np.ascontiguousarray(pixels).data)
     return digest.digest()
 

@@ -20,27 +20,30 @@ from torch import Tensor
 from transformers.processing_utils import ProcessorMixin
 
 from aengine.api.errors import ModelLoadError, one_line
+from aengine.models.images import Grid, ImageInput, VideoForm
 
 _FIXED = {"smolvlm": "Idefics3Processor"}
 """By model type a processor that writes the same text for images, and needs no package that the model's own needs for videos."""
 
 
+_VIDEO_IMAGES = 4  # a video has as many tokens as so many images, at most
 _WITH_TORCHVISION = ("llama4",)
 """Model types whose image processor is written for torchvision alone."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ProcessedImage:
-    text: str  # that stands in a prompt where the chat template has written `ImageProcessor.placeholder`
+    text: str  # that stands in a prompt where the chat template has written the placeholder
     num_tokens: int  # how many of the text's tokens are of the image
     inputs: Mapping[str, Tensor]  # of the tower
-    grid: tuple[int, int] | None  # rows and columns of the image's tokens, where the model gives them positions by these
+    grid: Grid | None  # of the image's tokens, where the model gives them positions by it
+    placeholder: str  # that a chat template writes
 
 
 class ImageProcessor:
-    def __init__(self, model_dir: pathlib.Path, max_tokens: int, *, alone_differs: bool = False) -> None:
-        """`max_tokens`: of an image, where the model can make it smaller. `alone_differs`: as of `ImageInput`. Raises ModelLoadError for a
-        directory without the files of an image processor, or of a tokenizer that transformers reads."""
+    def __init__(self, model_dir: pathlib.Path, max_tokens: int, described: ImageInput | None = None) -> None:
+        """`max_tokens`: of an image, where the model can make it smaller. `described`: what the model does with images. Raises
+        ModelLoadError for a directory without the files of an image processor, or of a tokenizer that transformers reads."""
         from transformers import AutoConfig, AutoImageProcessor, AutoTokenizer
         from transformers.models.auto.processing_auto import PROCESSOR_MAPPING_NAMES  # type: ignore[attr-defined]
 
@@ -75,18 +78,23 @@ class ImageProcessor:
         self.placeholder: str = self._processor.image_token
         self.token_id = int(config.image_token_id)
         self.token = str(tokenizer.convert_ids_to_tokens(self.token_id))
-        self._alone_differs = alone_differs
+        self._described, self._max_tokens = described or ImageInput(), max_tokens
+        self._alone_differs = self._described.alone_differs
 
     def _limit_tokens(self, most: int) -> None:
         """Has large images made smaller, where the model takes images of any size."""
-        side = self._merge * int(getattr(self._images, "patch_size", 0) or 0) if self._merge else 0
         size = getattr(self._images, "size", None)
         longest = None if size is None else getattr(size, "longest_edge", None)
-        if side and longest is not None and longest > 65536:  # Qwen: an area in pixels
-            shortest = getattr(size, "shortest_edge", None) or side * side
-            self._settings["size"] = {"longest_edge": max(min(longest, most * side * side), shortest), "shortest_edge": shortest}
+        if self._merge and longest is not None and longest > 65536:  # Qwen
+            self._settings["size"] = self._area(most)
         elif longest is not None and isinstance(self._processor, _PixtralProcessor):  # a side in pixels
             self._settings["size"] = {"longest_edge": min(longest, max(math.isqrt(most), 1) * self._processor.side)}
+
+    def _area(self, most: int) -> dict[str, int]:
+        """The sizes in pixels that an image of at most so many tokens may have."""
+        size, area = self._images.size, (self._merge * self._images.patch_size) ** 2
+        shortest = getattr(size, "shortest_edge", None) or area
+        return {"longest_edge": max(min(size.longest_edge, most * area), shortest), "shortest_edge": shortest}
 
     def process(self, pixels: NDArray[np.uint8], *, alone: bool) -> ProcessedImage:
         """`pixels` [height, width, 3]; `alone`: it is the only image of its prompt."""
@@ -103,8 +111,39 @@ class ImageProcessor:
             inputs = {name: value[:1] for name, value in inputs.items() if name != "batch_num_images"}
             inputs["batch_num_images"] = torch.tensor([1 if alone else 2])
         grid = made.get("image_grid_thw")
-        cells = None if grid is None or not self._merge else (int(grid[0][1]) // self._merge, int(grid[0][2]) // self._merge)
-        return ProcessedImage(texts[0], texts[0].count(self.token), inputs, cells)
+        cells = None if grid is None or not self._merge else Grid(int(grid[0][1]) // self._merge, int(grid[0][2]) // self._merge)
+        return ProcessedImage(texts[0], texts[0].count(self.token), inputs, cells, self.placeholder)
+
+    def process_video(self, frames: NDArray[np.uint8], fps: float) -> ProcessedImage:
+        """`frames` [count, height, width, 3], so many per second. As many as stand in one patch, two, become one image of the tower: the
+        numbers of a patch that the image processor has made of each frame. The last frame is repeated to fill up."""
+        from PIL import Image
+
+        together: int = self._images.temporal_patch_size
+        count = -(-len(frames) // together)  # of images
+        settings = {**self._settings, "size": self._area(min(self._max_tokens, max(_VIDEO_IMAGES * self._max_tokens // count, 1)))}
+        values = []
+        with torch.inference_mode():
+            for number in range(count * together):
+                if number < len(frames):
+                    given: Any = [Image.fromarray(frames[number])]
+                    made, _ = self._processor._process_images(given, return_tensors="pt", **settings)
+                values.append(made["pixel_values"].view(made["pixel_values"].shape[0], 3, together, -1))
+        own = [[values[first + slot][:, :, slot] for slot in range(together)] for first in range(0, len(values), together)]
+        patches = torch.cat([torch.stack(slots, 2).flatten(1) for slots in own])
+        inputs = {"pixel_values": patches, "image_grid_thw": made["image_grid_thw"].expand(count, 3)}
+        rows, columns = (int(side) // self._merge for side in made["image_grid_thw"][0][1:])
+        run, processor = self.token * (rows * columns), self._processor
+        if self._described.video is VideoForm.TOGETHER:
+            per_second = self._described.tokens_per_second
+            interval = 1.0 if per_second is None else per_second * together / fps
+            return ProcessedImage(run * count, count * rows * columns, inputs, Grid(rows, columns, count, interval), processor.video_token)
+        moments = [min(number, len(frames) - 1) / fps for number in range(count * together)]
+        times = [(moments[first] + moments[first + together - 1]) / 2 for first in range(0, len(moments), together)]
+        begin, end = processor.vision_start_token, processor.vision_end_token
+        text = "".join(f"<{moment:.1f} seconds>{begin}{run}{end}" for moment in times)
+        placeholder = f"{begin}{processor.video_token}{end}"
+        return ProcessedImage(text, count * rows * columns, inputs, Grid(rows, columns, count), placeholder)
 
 
 def _processor_class(name: str) -> Any:

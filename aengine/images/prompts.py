@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from aengine.api.errors import InvalidRequestError
 from aengine.api.outputs import RenderedChat
 from aengine.images.encoder import EncodedImage, ImageText
-from aengine.models.images import ImageInput, ImagePositions, SeenWithin, grid_positions
+from aengine.models.images import Grid, ImageInput, ImagePositions, SeenWithin, grid_positions
 from aengine.scheduler.plan import PromptImages
 
 IntArray = NDArray[np.int32]
@@ -28,12 +28,12 @@ def with_images(rendered: RenderedChat, images: Sequence[ImageText]) -> Rendered
     if not images:
         return rendered
     literals = {place for start, end in rendered.literals for place in range(start, end)}
-    found = [
-        match.span() for match in re.finditer(re.escape(images[0].placeholder), rendered.text) if literals.isdisjoint(range(*match.span()))
-    ]
-    if len(found) != len(images):
-        counts = f"{len(images)} images, of which the model's chat template has written {len(found)}"
+    pattern = "|".join(re.escape(placeholder) for placeholder in sorted({image.placeholder for image in images}, key=len, reverse=True))
+    matches = [match for match in re.finditer(pattern, rendered.text) if literals.isdisjoint(range(*match.span()))]
+    if [match.group() for match in matches] != [image.placeholder for image in images]:
+        counts = f"{len(images)} images and videos, of which the model's chat template has written {len(matches)}"
         raise InvalidRequestError.of("prompt", f"the messages have {counts}")
+    found = [match.span() for match in matches]
     pieces: list[str] = []
     at, moved, shifts = 0, 0, []  # where each text begins, and how far what is behind it moves
     for (start, end), image in zip(found, images, strict=True):
@@ -63,7 +63,15 @@ def place_images(ids: IntArray, images: Sequence[EncodedImage], described: Image
     firsts = np.cumsum([0, *counts])
     positions = None
     if described.positions is ImagePositions.GRID:
-        grids = [(int(at[first]), *image.said.grid) for first, image in zip(firsts, images, strict=False) if image.said.grid is not None]
+        grids: list[tuple[int, Grid]] = []
+        for first, image in zip(firsts, images, strict=False):
+            grid = image.said.grid
+            assert grid is not None, "of a model that gives positions by grids"
+            if grid.interval is None:  # images apart
+                cells = Grid(grid.rows, grid.columns)
+                grids += [(int(at[first + frame * cells.size]), cells) for frame in range(grid.frames)]
+            else:
+                grids.append((int(at[first]), grid))
         positions = grid_positions(len(ids), grids)
     whole: tuple[tuple[int, int], ...] = ()
     if described.within is not SeenWithin.NONE:

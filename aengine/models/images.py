@@ -23,6 +23,28 @@ class ImagePositions(Enum):
     GRID = "grid"  # a time, a row and a column each (M-RoPE, Wang et al., "Qwen2-VL", 2024)
 
 
+class VideoForm(Enum):
+    """How a prompt has a video, whose frames are images of two each."""
+
+    NONE = "none"  # it has none
+    TOGETHER = "together"  # as one run of tokens, whose positions in time are those of the frames (Qwen2-VL, Qwen2.5-VL)
+    STAMPED = "stamped"  # as an image behind its time, each (Qwen3-VL, 2025)
+
+
+@dataclass(frozen=True, slots=True)
+class Grid:
+    """The places of an image's tokens; those of a video are `frames` such grids."""
+
+    rows: int
+    columns: int
+    frames: int = 1
+    interval: float | None = None  # positions in time from one to the next; None: each is an image of its own
+
+    @property
+    def size(self) -> int:
+        return self.frames * self.rows * self.columns
+
+
 class SeenWithin(Enum):
     """Which layers let a token of an image see the later tokens of that image."""
 
@@ -37,12 +59,18 @@ class ImageInput:
     num_additions: int = 0  # after each of so many first layers, rows are added to the residual at an image's tokens (Qwen3-VL, 2025)
     within: SeenWithin = SeenWithin.NONE
     alone_differs: bool = False  # an image that is the only one of a prompt has more tokens than one of several (LLaVA-OneVision)
+    video: VideoForm = VideoForm.NONE
+    tokens_per_second: float | None = None  # positions in time of a video that is together; None: one for each two frames
     layer_input_id: int | None = None  # the token whose `LayerInputs` an image's tokens have; None: their placeholder
 
+    @property
+    def takes_videos(self) -> bool:
+        return self.video is not VideoForm.NONE
 
-_GRID = ImageInput(ImagePositions.GRID)
+
 _FAMILIES = {
-    **dict.fromkeys(("qwen2_vl", "qwen2_5_vl", "qwen3_vl", "qwen3_vl_moe", "qwen3_5", "qwen3_5_moe"), _GRID),
+    **dict.fromkeys(("qwen2_vl", "qwen2_5_vl"), ImageInput(ImagePositions.GRID, video=VideoForm.TOGETHER)),
+    **dict.fromkeys(("qwen3_vl", "qwen3_vl_moe", "qwen3_5", "qwen3_5_moe"), ImageInput(ImagePositions.GRID, video=VideoForm.STAMPED)),
     **dict.fromkeys(("mistral3", "llava", "internvl", "idefics3", "smolvlm", "llama4"), ImageInput()),
     "llava_onevision": ImageInput(alone_differs=True),
     "gemma3": ImageInput(within=SeenWithin.ALL),
@@ -63,24 +91,27 @@ def read_image_input(config: Mapping[str, Any]) -> ImageInput | None:
         return None
     num_additions = len(vision.get("deepstack_visual_indexes", _DEEPSTACK[model_type])) if model_type in _DEEPSTACK else 0
     within, layer_input_id = known.within, known.layer_input_id
+    per_second = vision.get("tokens_per_second", 4) if model_type == "qwen2_5_vl" else None
     if model_type == "gemma4":
         layer_input_id = text.get("pad_token_id", 0)
         within = SeenWithin.SLIDING if text.get("use_bidirectional_attention") == "vision" else SeenWithin.NONE
-    return replace(known, num_additions=num_additions, within=within, layer_input_id=layer_input_id)
+    return replace(known, num_additions=num_additions, within=within, layer_input_id=layer_input_id, tokens_per_second=per_second)
 
 
-def grid_positions(num_tokens: int, grids: Sequence[tuple[int, int, int]]) -> IntArray:
-    """[3, num_tokens]: time, row and column of each token of a prompt, whose images are `grids`: the first token, rows and columns.
+def grid_positions(num_tokens: int, grids: Sequence[tuple[int, Grid]]) -> IntArray:
+    """[3, num_tokens]: time, row and column of each token of a prompt, whose images are `grids`, each with its first token.
 
-    The formula of `get_rope_index` in transformers: text counts on, an image takes as many positions as its longer side has tokens.
+    The formula of `get_rope_index` in transformers: text counts on, an image takes as many positions as its longer side has tokens; so does
+    a video, however long it is (as in transformers 5.23; earlier ones counted its time, too).
     """
     positions, place, at = np.empty((3, num_tokens), np.int32), 0, 0
-    for first, rows, columns in grids:
+    for first, grid in grids:
         positions[:, at:first] = np.arange(place, place + first - at)
-        place, at = place + first - at, first + rows * columns
-        inside = np.stack((np.zeros(rows * columns, np.int32), *np.divmod(np.arange(rows * columns, dtype=np.int32), columns)))
-        positions[:, first:at] = place + inside
-        place += max(rows, columns)
+        place, at = place + first - at, first + grid.size
+        frame, cell = np.divmod(np.arange(grid.size, dtype=np.int32), grid.rows * grid.columns)
+        moment = (frame.astype(np.float32) * np.float32(grid.interval or 0)).astype(np.int32)
+        positions[:, first:at] = place + np.stack((moment, *np.divmod(cell, grid.columns)))
+        place += max(grid.rows, grid.columns)
     positions[:, at:] = np.arange(place, place + num_tokens - at)
     return positions
 

@@ -385,7 +385,7 @@ class ContentPart(_message.Message):
     """Text."""
     @_builtins.property
     def image(self) -> Global___Image:
-        """An image, for models that take images (Model.max_images)."""
+        """An image or a video, for models that take them (Model.max_images)."""
 
     def __init__(
         self,
@@ -413,6 +413,7 @@ class Image(_message.Message):
 
     DATA_FIELD_NUMBER: _builtins.int
     URL_FIELD_NUMBER: _builtins.int
+    FRAMES_FIELD_NUMBER: _builtins.int
     MEDIA_TYPE_FIELD_NUMBER: _builtins.int
     data: _builtins.bytes
     """The bytes of a file."""
@@ -424,22 +425,57 @@ class Image(_message.Message):
     """What the client takes the file for, such as image/png. What it is is found by its content. Default:
     empty.
     """
+    @_builtins.property
+    def frames(self) -> Global___Frames:
+        """A video, for models that take videos. It counts as one image."""
+
     def __init__(
         self,
         *,
         data: _builtins.bytes = ...,
         url: _builtins.str = ...,
+        frames: Global___Frames | None = ...,
         media_type: _builtins.str = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["data", b"data", "source", b"source", "url", b"url"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["data", b"data", "frames", b"frames", "source", b"source", "url", b"url"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["data", b"data", "media_type", b"media_type", "source", b"source", "url", b"url"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["data", b"data", "frames", b"frames", "media_type", b"media_type", "source", b"source", "url", b"url"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_source: _TypeAlias = _typing.Literal["data", "url"]  # noqa: Y015
+    _WhichOneofReturnType_source: _TypeAlias = _typing.Literal["data", "url", "frames"]  # noqa: Y015
     _WhichOneofArgType_source: _TypeAlias = _typing.Literal["source", b"source"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_source) -> _WhichOneofReturnType_source | None: ...
 
 Global___Image: _TypeAlias = Image  # noqa: Y015
+
+@_typing.final
+class Frames(_message.Message):
+    """A video as pictures at equal distances in time."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    IMAGES_FIELD_NUMBER: _builtins.int
+    PER_SECOND_FIELD_NUMBER: _builtins.int
+    per_second: _builtins.float
+    """In (0, 1000]. Default: 2."""
+    @_builtins.property
+    def images(self) -> _containers.RepeatedCompositeFieldContainer[Global___Image]:
+        """1..256, all of one size, each with data or a data: URL."""
+
+    def __init__(
+        self,
+        *,
+        images: _abc.Iterable[Global___Image] | None = ...,
+        per_second: _builtins.float | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_per_second", b"_per_second", "per_second", b"per_second"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_per_second", b"_per_second", "images", b"images", "per_second", b"per_second"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__per_second: _TypeAlias = _typing.Literal["per_second"]  # noqa: Y015
+    _WhichOneofArgType__per_second: _TypeAlias = _typing.Literal["_per_second", b"_per_second"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__per_second) -> _WhichOneofReturnType__per_second | None: ...
+
+Global___Frames: _TypeAlias = Frames  # noqa: Y015
 
 @_typing.final
 class OutputOptions(_message.Message):

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
+from aengine.api.errors import InvalidRequestError
 from aengine.api.fields import FieldChecks
-from aengine.api.request import RemoteImage, image_file, image_of_url
+from aengine.api.request import DEFAULT_FPS, NamedImage, RemoteImage, Video, image_file, image_of_url
 from aengine.v1 import generation_pb2
 
 
@@ -15,12 +16,16 @@ def images_in(chat: generation_pb2.ChatPrompt) -> list[generation_pb2.Image]:
 
 
 def write_image(image: Any) -> generation_pb2.Image:
+    if isinstance(image, NamedImage):
+        image = image.image
     if isinstance(image, RemoteImage):
         return generation_pb2.Image(url=image.url)
+    if isinstance(image, Video):
+        return generation_pb2.Image(frames=generation_pb2.Frames(images=map(write_image, image.frames), per_second=image.fps))
     return generation_pb2.Image(data=image_file(image))
 
 
-def read_image(image: generation_pb2.Image, path: str, check: FieldChecks) -> bytes | RemoteImage:
+def read_image(image: generation_pb2.Image, path: str, check: FieldChecks) -> bytes | RemoteImage | Video:
     match image.WhichOneof("source"):
         case "data":
             return image.data
@@ -29,6 +34,20 @@ def read_image(image: generation_pb2.Image, path: str, check: FieldChecks) -> by
                 return image_of_url(image.url)
             except ValueError as error:
                 check.add_violation(f"{path}.url", str(error))
+        case "frames":
+            return _read_frames(image.frames, f"{path}.frames", check)
         case None:
-            check.add_violation(path, "exactly one of data, url must be set")
+            check.add_violation(path, "exactly one of data, url, frames must be set")
+    return b""
+
+
+def _read_frames(frames: generation_pb2.Frames, path: str, check: FieldChecks) -> bytes | Video:
+    of_frames = enumerate(frames.images)
+    found = [b"" if image.HasField("frames") else read_image(image, f"{path}.images[{index}]", check) for index, image in of_frames]
+    if any(image.HasField("frames") for image in frames.images):
+        check.add_violation(f"{path}.images", "a frame is no video")
+    try:
+        return Video(found, frames.per_second if frames.HasField("per_second") else DEFAULT_FPS)
+    except InvalidRequestError as error:
+        check.add_violation(path, error.violations[0].description)
     return b""

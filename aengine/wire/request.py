@@ -29,6 +29,7 @@ from aengine.api.request import (
     Prompt,
     RequestOptions,
     form_of,
+    image_part,
     images_of,
     read_messages,
     read_token_ids,
@@ -159,10 +160,10 @@ def write_chat(messages: Sequence[Mapping[str, Any]], options: ChatOptions, mess
                 sent.content = content
             else:
                 for part in content or ():
-                    if part["type"] == "image":
-                        sent.parts.add(image=write_image(next(images)))
-                    else:
+                    if part["type"] == "text":
                         sent.parts.add(text=part["text"])
+                    else:
+                        sent.parts.add(image=write_image(next(images)))
     with _unicode("tools", "a string"):
         message.tools.extend(map(_json, options.tools or ()))
     if options.add_generation_prompt is not None:
@@ -308,7 +309,7 @@ def _read_message(message: generation_pb2.ChatMessage, path: str, check: FieldCh
         if any(part.WhichOneof("content") is None for part in message.parts):
             check.add_violation(f"{path}.parts", "each must have text or an image")
         read["content"] = [
-            {"type": "image", "image": read_image(part.image, f"{path}.parts[{index}].image", check)}
+            image_part(read_image(part.image, f"{path}.parts[{index}].image", check))
             if part.HasField("image")
             else {"type": "text", "text": part.text}
             for index, part in enumerate(message.parts)

@@ -59,6 +59,7 @@ def _mrope(*sections: int, **others: Any) -> dict[str, Any]:
 _QWEN_TOKENS = ("<|image_pad|>", "<|vision_start|>", "<|vision_end|>", "<|video_pad|>")
 _QWEN_IDS = {"image_token_id": 300, "vision_start_token_id": 301, "vision_end_token_id": 302, "video_token_id": 303}
 _QWEN_PART = "<|vision_start|><|image_pad|><|vision_end|>"
+VIDEO_PART = "<|vision_start|><|video_pad|><|vision_end|>"
 _QWEN3_VISION = {"depth": 4, "hidden_size": 32, "num_heads": 2, "intermediate_size": 48, "patch_size": 16, "out_hidden_size": HIDDEN}
 _QWEN3_VISION |= {"num_position_embeddings": 64}
 _QWEN3 = {
@@ -247,7 +248,11 @@ def template_of(family: Family) -> str:
     return (
         "{% for message in messages %}<bos>{{ message['role'] }}\n"
         "{% if message['content'] is string %}{{ message['content'] }}{% else %}{% for part in message['content'] %}"
-        "{% if part['type'] == 'image' %}" + family.part + "{% else %}{{ part['text'] }}{% endif %}{% endfor %}{% endif %}<eos>"
+        "{% if part['type'] == 'image' %}"
+        + family.part
+        + "{% elif part['type'] == 'video' %}"
+        + VIDEO_PART
+        + "{% else %}{{ part['text'] }}{% endif %}{% endfor %}{% endif %}<eos>"
         "{% endfor %}{% if add_generation_prompt %}<bos>assistant\n{% endif %}"
     )
 
@@ -349,6 +354,34 @@ class Reference:
         if self._type.startswith(("qwen", "gemma")):
             name = "token_type_ids" if self._type == "gemma3" else "mm_token_type_ids"
             given[name] = (ids == self.processor.token_id).long()
+        return self._run(ids, given, num_tokens)
+
+    def generate_after_video(self, question: str, frames: Sequence[NDArray[np.uint8]], fps: float, num_tokens: int) -> Expected:
+        """Of frames whose sides are multiples of what a token covers, which are not resized. What a prompt has for them is as in
+        `processing_qwen3_vl.py` of transformers 4.57 and in `processing_qwen2_5_vl.py`."""
+        vision, together = self._model.config.vision_config, 2
+        side, merge = vision.patch_size, vision.spatial_merge_size
+        settings = self.processor._images
+        pixels = torch.from_numpy(np.stack([*frames, *([frames[-1]] * (len(frames) % together))])).permute(0, 3, 1, 2).float() / 255
+        mean, std = (torch.tensor(one).view(1, 3, 1, 1) for one in (settings.image_mean, settings.image_std))
+        count, (rows, columns) = len(pixels) // together, (length // side for length in pixels.shape[2:])
+        split = ((pixels - mean) / std).view(count, together, 3, rows // merge, merge, side, columns // merge, merge, side)
+        patches = split.permute(0, 3, 6, 4, 7, 2, 1, 5, 8).reshape(count * rows * columns, -1)
+        run = "<|video_pad|>" * (rows * columns // merge**2)
+        given: dict[str, Any] = {"pixel_values_videos": patches, "video_grid_thw": torch.tensor([[count, rows, columns]])}
+        if self._type == "qwen2_5_vl":
+            given["second_per_grid_ts"] = torch.tensor([together / fps])
+            shown = f"<|vision_start|>{run * count}<|vision_end|>"
+        else:
+            times = [(min(2 * one, len(frames) - 1) + min(2 * one + 1, len(frames) - 1)) / 2 / fps for one in range(count)]
+            shown = "".join(f"<{time:.1f} seconds><|vision_start|>{run}<|vision_end|>" for time in times)
+        chat = [{"role": "user", "content": [{"type": "video"}, {"type": "text", "text": question}]}]
+        text = self._tokenizer.apply_chat_template(chat, tokenize=False, add_generation_prompt=True).replace(VIDEO_PART, shown)
+        ids = self._tokenizer(text, return_tensors="pt", add_special_tokens=False).input_ids
+        given["mm_token_type_ids"] = 2 * (ids == self._tokenizer.convert_tokens_to_ids("<|video_pad|>")).long()
+        return self._run(ids, given, num_tokens)
+
+    def _run(self, ids: torch.Tensor, given: Mapping[str, Any], num_tokens: int) -> Expected:
         self._model.generation_config.eos_token_id = None
         with torch.inference_mode():
             found = self._model.generate(

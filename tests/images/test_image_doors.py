@@ -115,6 +115,44 @@ async def test_our_clients(reference: Find, tmp_path: Path, anyio_backend: str) 
         assert stream.message.content == expected.text
 
 
+async def test_videos(reference: Find, anyio_backend: str) -> None:
+    frames = [as_file(picture(64, 96, seed)) for seed in range(5)]
+    async with serving(reference, port=0) as (engine, serve):
+        text = {"type": "text", "text": "What?"}
+        chat = [{"role": "user", "content": [{"type": "video", "video": frames, "fps": 1.5}, text]}]
+        expected = await engine.generate(chat, GREEDY)
+        assert expected.usage.image_tokens == 3 * 6
+        async with AsyncClient(serve.server.address) as client:
+            output = await client.generate(chat, GREEDY)
+            assert (output.text, output.usage.image_tokens) == (expected.text, expected.usage.image_tokens)
+            rendered = await client.render_chat(chat)
+            assert "<0.3 seconds><|vision_start|>" in rendered.text
+            ids = await client.tokenize(rendered.text, add_special_tokens=False, literals=rendered.literals)
+            assert (await client.generate(ids, GREEDY, images=rendered.images)).text == expected.text
+            with pytest.raises(InvalidRequestError, match="a video whose frame 1 is no PNG, JPEG"):
+                await client.generate([{"role": "user", "content": [{"type": "video", "video": [frames[0], b"x"]}]}], GREEDY)
+        address = f"http://{serve.server.http_address}/v1"
+        http = OpenAIClient(HttpConfig(address=address))
+        await http.start()
+        stream = http.chat(chat, SAID)
+        async for _ in stream:
+            pass
+        assert stream.message.content == expected.text
+        async with openai.AsyncOpenAI(base_url=address, api_key="none", max_retries=0) as others:
+            refused: list[tuple[dict[str, Any], str]] = [
+                ({"video": []}, r"messages\[0\]\.content\[0\]\.video.*a video is a list of 1 to 256 frames"),
+                ({"video": "data:"}, "is not a list"),
+                ({"video": [{}]}, "image 0 is a dict, not bytes"),
+                ({"video": ["https://a.b/c.png"]}, "a frame of a video is an image itself, not a URL to fetch"),
+                ({"video": ["data:image/png;base64,?"]}, "a frame is a data: URL whose base64 is not valid"),
+                ({"video": [url_of(frames[0])], "fps": -1}, r"\.fps"),
+            ]
+            for part, why in refused:
+                messages: Any = [{"role": "user", "content": [{"type": "video", **part}]}]
+                with pytest.raises(openai.BadRequestError, match=why):
+                    await others.chat.completions.create(model="", messages=messages)
+
+
 async def test_the_terminal(tmp_path: Path, anyio_backend: str) -> None:
     path, text = tmp_path / "picture.png", tmp_path / "notes.txt"
     path.write_bytes(FILES[0])

@@ -15,7 +15,7 @@ import torch
 from image_models import FAMILIES, Expected, Part, Reference, as_file, chat_of, picture
 from PIL import Image
 
-from aengine import AsyncEngine, Completion, SamplingParams
+from aengine import AsyncEngine, Completion, InvalidRequestError, SamplingParams
 from aengine.engine.requests import derive_seed
 
 pytestmark = [pytest.mark.anyio, pytest.mark.parametrize("anyio_backend", ["asyncio"])]
@@ -98,6 +98,55 @@ async def test_which_image_it_is_matters_and_not_its_file(model_type: str, refer
             known.generate(["a", 0, "b", 1], turned, NUM_TOKENS),
         )
         assert encoder.num_encoded == 3
+
+
+@pytest.mark.parametrize("model_type", ["qwen2_5_vl", "qwen3_vl", "qwen3_5"])
+@pytest.mark.parametrize(("num_frames", "fps"), [(1, 2.0), (6, 2.0), (5, 0.7)])
+async def test_videos(model_type: str, num_frames: int, fps: float, reference: Find, anyio_backend: str) -> None:
+    """Whole, in chunks, and beside an image; again without the encoder; another rate is another video."""
+    known = reference(model_type)
+    side = 28 if model_type == "qwen2_5_vl" else 32
+    frames = [picture(3 * side, 2 * side, seed) for seed in range(num_frames)]
+    expected = known.generate_after_video("what happens?", frames, fps, NUM_TOKENS)
+    part = {"type": "video", "video": [as_file(frame) for frame in frames], "fps": fps}
+    chat = [{"role": "user", "content": [part, {"type": "text", "text": "what happens?"}]}]
+    for backend, step in (("auto", 512), ("auto", 9), ("torch_native", 24)):
+        async with AsyncEngine(str(known.folder), attention_backend=backend, max_num_batched_tokens=step, **SIZES) as engine:
+            outputs = await run_all(engine, [chat, chat_of(["x", 0], [Image.fromarray(PICTURES[0])])])
+            check(outputs[0], expected)
+            check(outputs[1], known.generate(["x", 0], PICTURES, NUM_TOKENS))
+            check(await engine.generate(chat, GREEDY), expected)
+            encoder = engine._started().model.images
+            assert encoder is not None
+            assert encoder.num_encoded == 2
+            faster = {**part, "video": [Image.fromarray(frame) for frame in frames], "fps": 1.1 * fps}
+            await engine.generate([{"role": "user", "content": [faster]}], GREEDY)
+            assert encoder.num_encoded == 3
+
+
+@pytest.mark.parametrize(
+    ("part", "why"),
+    [
+        ({"video": []}, "a video is a list of 1 to 256 frames"),
+        ({"video": "clip.mp4"}, "a video is a list of 1 to 256 frames"),
+        ({"video": [as_file(PICTURES[0])] * 257}, "a video is a list of 1 to 256 frames"),
+        ({"video": [as_file(PICTURES[0])], "fps": 0}, "the fps of a video is 0, which is not a number in"),
+        ({"video": [as_file(PICTURES[0]), b"x"]}, "image 0 is a video whose frame 1 "),
+        ({"video": [as_file(PICTURES[0]), as_file(PICTURES[1])]}, "image 0 is a video whose frames have different sizes, such as 120x60 and 37x91"),
+        ({"video": ["https://host/a.png"]}, "image 0 is a video whose frame 0 cannot be read: No such file"),
+    ],
+)  # fmt: skip
+async def test_videos_that_are_refused(part: dict[str, Any], why: str, reference: Find, anyio_backend: str) -> None:
+    async with AsyncEngine(str(reference("qwen3_vl").folder), **SIZES) as engine:
+        with pytest.raises(InvalidRequestError, match=why):
+            await engine.generate([{"role": "user", "content": [{"type": "video", **part}]}], GREEDY)
+        assert (await engine.generate("x", GREEDY)).token_ids
+
+
+async def test_a_model_without_videos(reference: Find, anyio_backend: str) -> None:
+    async with AsyncEngine(str(reference("gemma3").folder), **SIZES) as engine:
+        with pytest.raises(InvalidRequestError, match="image 0 is a video, and the model takes no videos"):
+            await engine.generate([{"role": "user", "content": [{"type": "video", "video": [as_file(PICTURES[0])]}]}], GREEDY)
 
 
 async def test_preempted(reference: Find, anyio_backend: str) -> None:

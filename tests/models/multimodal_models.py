@@ -98,7 +98,17 @@ _NATIVE = (
         "internvl",
         "janus",
     ),
-    *("lighton_ocr", "llama4", "llava", "llava_next", "llava_next_video", "llava_onevision", "mistral3", "moss_transcribe_diarize", "ovis2"),
+    *(
+        "lighton_ocr",
+        "llama4",
+        "llava",
+        "llava_next",
+        "llava_next_video",
+        "llava_onevision",
+        "mistral3",
+        "moss_transcribe_diarize",
+        "ovis2",
+    ),
     *("pp_chart2table", "qwen2_5_omni_thinker", "qwen2_5_vl", "qwen2_audio", "qwen2_vl", "qwen3_asr", "qwen3_omni_moe_thinker"),
     *("qwen3_vl", "shieldgemma2", "smolvlm", "video_llama_3", "video_llava", "vipllava", "voxtral"),
 )

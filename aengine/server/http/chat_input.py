@@ -11,11 +11,11 @@ from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 from aengine.api.errors import InvalidRequestError
-from aengine.api.fields import FLAG, one_of, shown, text
+from aengine.api.fields import FLAG, POSITIVE, one_of, shown, text
 from aengine.api.params import StructuredOutput
-from aengine.api.request import RemoteImage, image_of_url
+from aengine.api.request import DEFAULT_FPS, RemoteImage, Video, image_of_url, image_part
 from aengine.chat.preparation import CHOICES
-from aengine.server.http.bodies import OBJECT, STRING, TEXT_OR_OBJECT, Fields
+from aengine.server.http.bodies import LIST, OBJECT, STRING, TEXT_OR_OBJECT, Fields
 from aengine.server.http.body_parameters import BodyParameters
 
 ROLES: Mapping[str, str] = {"system": "system", "developer": "system", "user": "user", "assistant": "assistant", "tool": "tool"}
@@ -87,7 +87,7 @@ def read_content(given: Fields, name: str = "content") -> list[dict[str, Any]] |
 
 
 def read_part(fields: Fields, kind: str | None = None) -> dict[str, Any]:
-    """Read a part of a content: a text or an image, by the names of any API. `kind`: its type, where that was taken."""
+    """Read a part of a content: a text, an image or a video, by the names of any API. `kind`: its type, where that was taken."""
     kind = fields.need("type", STRING, "text") if kind is None else kind
     if kind in TEXT_PARTS or kind == "refusal":
         return {"type": "text", "text": str(fields.need("refusal" if kind == "refusal" else "text", STRING, ""))}
@@ -98,8 +98,10 @@ def read_part(fields: Fields, kind: str | None = None) -> dict[str, Any]:
         return {"type": "image", "image": read_image_url(fields, "image_url")}
     if kind == "image":  # of Anthropic
         return {"type": "image", "image": _read_source(fields)}
+    if kind == "video":  # frames, as in the API of Qwen
+        return image_part(_read_video(fields))
     files = "; files are not kept here: send the image" if kind == "input_image" else ""
-    fields.refuse("type", f"{shown(kind)} is not possible: there are text and images{files}")
+    fields.refuse("type", f"{shown(kind)} is not possible: there are text, images and video as frames{files}")
     return {"type": "text", "text": ""}
 
 
@@ -112,6 +114,19 @@ def read_image_url(fields: Fields, name: str = "url") -> bytes | RemoteImage:
         return image_of_url(url)
     except ValueError as error:
         fields.refuse(name, str(error))
+    return b""
+
+
+def _read_video(fields: Fields) -> bytes | Video:
+    """Its frames, `data:` URLs in a list."""
+    frames, fps = fields.need("video", LIST, ()), fields.take_field("fps", POSITIVE, DEFAULT_FPS)
+    try:
+        found = [image_of_url(frame) if isinstance(frame, str) else frame for frame in frames]
+        return Video(found, fps)
+    except InvalidRequestError as error:
+        fields.refuse("video", error.violations[0].description)
+    except ValueError as error:
+        fields.refuse("video", f"a frame {error}")
     return b""
 
 

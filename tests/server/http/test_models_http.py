@@ -70,7 +70,7 @@ async def test_texts_and_ids(demo: AsyncEngine, serve: Serving, prefix: str) -> 
         ("/tokenize", {"prompt": 3, "text": "x"}, {"prompt", "text"}),
         (
             "/tokenize",
-            {"messages": [{"role": "user", "content": [{"type": "video"}]}], "with_pieces": True},
+            {"messages": [{"role": "user", "content": [{"type": "audio"}]}], "with_pieces": True},
             {"messages[0].content[0].type", "with_pieces"},
         ),
         ("/tokenize", {"messages": []}, {"messages"}),
