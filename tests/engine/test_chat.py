@@ -136,10 +136,10 @@ def test_parts_are_for_the_template_to_read_and_text_for_others(family: str, fol
     [
         (
             [{"type": "image_url", "image_url": {"url": "a"}}],
-            "message 1 has a content part of type 'image_url'; only 'text' and 'image' are",
+            "message 1 has a content part of type 'image_url'; only 'text', 'image' and 'video' are",
         ),
-        ([{"type": "text", "text": "a"}, {"type": "video"}], "message 1 has a content part of type 'video'; only 'text' and 'image' are"),
-        ([{"text": "a"}], "message 1 has a content part of type None; only 'text' and 'image' are possible"),
+        ([{"type": "text", "text": "a"}, {"type": "audio"}], "message 1 has a content part of type 'audio'; only 'text', 'image' and 'video' are"),
+        ([{"text": "a"}], "message 1 has a content part of type None; only 'text', 'image' and 'video' are possible"),
         ([{"type": "text", "text": 1}], "message 1 has a content part {'text': 1, 'type': 'text'}, which is not"),
         ([{"type": "text", "text": "a", "more": 1}], "message 1 has a content part {'more': 1, 'text': 'a', 'type': 'text'}, which is not"),
         ([], "message 1 has content of type list, not a string or a list of parts"),
