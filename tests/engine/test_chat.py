@@ -138,7 +138,10 @@ def test_parts_are_for_the_template_to_read_and_text_for_others(family: str, fol
             [{"type": "image_url", "image_url": {"url": "a"}}],
             "message 1 has a content part of type 'image_url'; only 'text', 'image' and 'video' are",
         ),
-        ([{"type": "text", "text": "a"}, {"type": "audio"}], "message 1 has a content part of type 'audio'; only 'text', 'image' and 'video' are"),
+        (
+            [{"type": "text", "text": "a"}, {"type": "audio"}],
+            "message 1 has a content part of type 'audio'; only 'text', 'image' and 'video' are",
+        ),
         ([{"text": "a"}], "message 1 has a content part of type None; only 'text', 'image' and 'video' are possible"),
         ([{"type": "text", "text": 1}], "message 1 has a content part {'text': 1, 'type': 'text'}, which is not"),
         ([{"type": "text", "text": "a", "more": 1}], "message 1 has a content part {'more': 1, 'text': 'a', 'type': 'text'}, which is not"),
