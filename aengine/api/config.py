@@ -150,6 +150,14 @@ class EngineConfig:
     """Bytes of host memory, or a size such as 1GB, for what images became, so that the next turn about one does not encode it again."""
     enable_prefix_cache: bool = True
     """Keep the KV of finished sequences while memory allows, and use it for requests that begin with the same tokens."""
+    host_kv_memory: Annotated[int, Size(0)] = 0
+    """Bytes of host memory, or a size such as 8GB, for the KV of prefixes that leave the pool, from which they come back faster than they
+    are computed; for GPUs. 0: none."""
+    kv_disk_path: Annotated[str | None, text("a path")] = None
+    """A directory in which the KV of prefixes is kept, also for later engines with the same model and settings, of one user. None: it is
+    not."""
+    kv_disk_size: Annotated[int, Size(1 << 20)] = 16 << 30
+    """Most bytes, or a size such as 100GB, of the files below kv_disk_path; those that were used longest ago give way."""
     state_interval: Annotated[int | None, integer(0)] = None
     """The states of recurrent layers are kept after every so many tokens of a prompt, rounded up to whole pages, for requests that begin
     with the same tokens; 0: only near its end, and where prompts were seen to part. None: so many that they take half the memory of the

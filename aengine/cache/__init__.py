@@ -1,19 +1,24 @@
 """Pages of KV: who holds them, which are free, and which still carry a prefix that another sequence can use.
 
-Owns page numbers and their bookkeeping. Must not know what a page contains on the device, nor why a sequence wants one.
+Owns page numbers and their bookkeeping, and what pages held (`tiers.py`). Must not know what a page means on the device, nor why a
+sequence wants one.
 """
 
 from aengine.cache.pages import LayerGroups, OutOfPages, PageCache, PageNeeds, Prefix, WindowKind, Windows, layer_groups
 from aengine.cache.prefix import PageChain, PrefixIndex, page_name, published_digest
+from aengine.cache.tiers import Column, PageTiers, TierCounts
 
 __all__ = [
+    "Column",
     "LayerGroups",
     "OutOfPages",
     "PageCache",
     "PageChain",
     "PageNeeds",
+    "PageTiers",
     "Prefix",
     "PrefixIndex",
+    "TierCounts",
     "WindowKind",
     "Windows",
     "layer_groups",

@@ -288,6 +288,11 @@ class StepStats:
         # Fades by tokens and not by steps, so that long chunks, which tell best how fast prompts are computed, are not soon outnumbered.
         self._prefill_rate = MovingRatio(MEAN_OF_PREFILL_TOKENS)
 
+    @property
+    def prefill_rate(self) -> float:
+        """Prompt tokens per second, of the latest steps; 0.0: there were none."""
+        return self._prefill_rate.value
+
     def add_step(self, seconds: float, num_tokens: int, num_prefill: int) -> None:
         """`num_prefill`: those of the tokens that are of prompts, or computed again."""
         self._num_steps += 1

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 
 from aengine.api.config import EngineConfig
 from aengine.api.errors import AdapterError, ConfigError
-from aengine.api.outputs import AdapterInfo, LayerGroup, ModelInfo
+from aengine.api.outputs import AdapterInfo, DraftSource, LayerGroup, ModelInfo
 from aengine.api.params import SamplingParams
 from aengine.api.runtime import paused_collection
 from aengine.models.gguf.gguf_file import is_gguf
@@ -27,7 +27,8 @@ from aengine.parallel.driver import start_ranks
 from aengine.parallel.expert_replicas import join_replicas
 from aengine.runner.contract import LoadAdapter, Runner
 from aengine.runner.memory import warm_weights
-from aengine.scheduler.drafters import Drafter
+from aengine.scheduler.drafters import BestOfBoth, Drafter, ModelDrafter, NgramDrafter
+from aengine.scheduler.sequence import SchedulerConfig
 from aengine.tokenizer.tokenizer import TOKENIZER_FILES, Tokenizer
 
 if TYPE_CHECKING:
@@ -184,3 +185,39 @@ def _read_tokenizers(config: EngineConfig, model_dir: Path) -> tuple[Tokenizer |
     if difference is not None:
         raise ConfigError.of("speculative_model", f"{config.speculative_model!r} is not possible: its vocabulary is another: {difference}")
     return tokenizer, True
+
+
+def drafter_of(config: EngineConfig, loaded: LoadedModel) -> Drafter | None:
+    """What proposes drafts; None: nothing does."""
+    if loaded.drafter is not None:
+        return loaded.drafter
+    if config.speculative == "off":
+        return None
+    source = loaded.runner.draft_source
+    model = None if source is None else ModelDrafter(source)
+    if model is not None and config.speculative != "auto":
+        return model
+    ngram = NgramDrafter(loaded.info.vocab_size, loaded.runner.max_num_seqs)
+    return ngram if model is None else BestOfBoth(ngram, model)
+
+
+def scheduler_config(config: EngineConfig, runner: Runner) -> SchedulerConfig:
+    """The limits of the runner, and what the configuration says of scheduling."""
+    return SchedulerConfig(
+        max_num_seqs=runner.max_num_seqs,
+        max_num_batched_tokens=runner.max_num_batched_tokens,
+        max_model_len=runner.max_model_len,
+        num_pages=runner.num_pages,
+        page_size=runner.page_size,
+        windows=runner.windows,
+        state_pages=runner.state_pages,
+        state_interval=runner.state_interval,
+        max_in_flight=runner.max_in_flight,
+        max_adapters=runner.max_adapters or None,
+        enable_prefix_cache=config.enable_prefix_cache,
+        max_drafts=config.max_drafts,
+        has_draft_model=runner.draft_source is not None,
+        has_draft_head=runner.draft_source in (DraftSource.HEAD, DraftSource.MTP),
+        tenant_weights=config.tenant_weights,
+        ageing_seconds=config.ageing_seconds,
+    )

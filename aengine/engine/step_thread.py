@@ -23,8 +23,9 @@ from typing import Any, NamedTuple
 
 from aengine.api.config import EngineConfig
 from aengine.api.errors import AEngineError, InsufficientMemoryError, InvalidRequestError, StepHangError
-from aengine.api.outputs import DraftSource, MemoryUse
+from aengine.api.outputs import MemoryUse
 from aengine.api.runtime import forget_locals
+from aengine.cache import PageTiers
 from aengine.engine.edges import (
     Apply,
     Cancel,
@@ -45,12 +46,14 @@ from aengine.engine.edges import (
     Wake,
     WatchPages,
 )
-from aengine.engine.loading import WEIGHTS, LoadedModel, fingerprint_of
+from aengine.engine.loading import WEIGHTS, LoadedModel, drafter_of, fingerprint_of, scheduler_config
+from aengine.engine.tier_traffic import TierTraffic, tiers_of
 from aengine.runner.contract import InFlightStep, NewWeights, Prepared, Runner
-from aengine.scheduler.drafters import BestOfBoth, Drafter, ModelDrafter, NgramDrafter
 from aengine.scheduler.plan import RowsFailed, StepPlan
 from aengine.scheduler.scheduler import Scheduler
-from aengine.scheduler.sequence import SchedulerConfig, Updates
+from aengine.scheduler.sequence import Updates
+
+_OF_TEXTS = ("texts", "defaults", "max_model_len")  # parts of the fingerprint that KV does not depend on
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,8 +106,10 @@ class StepDriver:
         stats: StepStats,
         report: Callable[[StepReport], None],
         facts: Mapping[str, str] | None = None,
+        open_tiers: Callable[[str], PageTiers] | None = None,
     ) -> None:
-        """`report` must not block or raise. `facts`: parts of the fingerprint beside the weights."""
+        """`report` must not block or raise. `facts`: parts of the fingerprint beside the weights. `open_tiers`: the tiers of KV for an
+        identity of the model; None: there are none."""
         self.busy_since: float | None = None  # when the turn began, on time.monotonic; None while the thread waits for commands
         self._scheduler = scheduler
         self._runner = runner
@@ -122,6 +127,7 @@ class StepDriver:
         self._committed = 0.0  # when the last step was, on time.monotonic
         self._facts = dict(facts or {})
         # A step that has not begun when a command comes is withdrawn (`_commit`), so that the command need not wait for it.
+        self._open_tiers, self._tiers = open_tiers, None if open_tiers is None else TierTraffic(scheduler, runner, stats, mailbox.wake_up)
         mailbox.on_post = partial(runner.hold, True)
         runner.on_wanted(mailbox.wake_up)
         self._identify()
@@ -214,7 +220,11 @@ class StepDriver:
             if not self._flights:
                 self._end_pauses()
             return False
+        if self._tiers is not None:
+            self._tiers.write_loaded()
         plan = self._scheduler.schedule()
+        if self._tiers is not None:
+            self._tiers.begin_loads()
         if plan is None:
             return False
         launched = time.monotonic()
@@ -237,6 +247,8 @@ class StepDriver:
         if self._flights and not self._mailbox.is_empty and self._flights[-1].step.withdraw():
             self._scheduler.rollback(self._flights.pop().plan, {})
         self._scheduler.commit(plan, step.result())
+        if self._tiers is not None:
+            self._tiers.save()
         before, self._committed = self._committed, time.monotonic()
         self._stats.add_step(self._committed - max(launched, before), plan.num_decodes + len(plan.token_ids), plan.num_prefill)
 
@@ -295,6 +307,7 @@ class StepDriver:
                 if command.replaces:
                     self._version_changed()
             elif command.level > self._sleep_level:
+                self._scheduler.abandon_loads()
                 self._scheduler.flush_cache()
                 self._runner.sleep(command.level, self._scheduler.held_pages())
                 self._sleep_level = command.level
@@ -318,7 +331,14 @@ class StepDriver:
     def _identify(self) -> None:
         """Other weights came into use."""
         parts = {**self._facts, WEIGHTS: self._runner.weights_digest}
+        if self._tiers is not None and self._open_tiers is not None:
+            self._tiers.use(self._open_tiers(fingerprint_of({name: part for name, part in parts.items() if name not in _OF_TEXTS})))
         self._stats.identity = Identity(fingerprint_of(parts), parts, time.time())
+
+    def close(self) -> None:
+        """The tiers; the runner belongs to others."""
+        if self._tiers is not None:
+            self._tiers.close()
 
     def _publish(self) -> None:
         self._stats.publish(self._scheduler.stats(), paused=self._paused, sleep_level=self._sleep_level)
@@ -414,8 +434,10 @@ class StepLoop:
             self._abandon = loaded.runner.abandon
             with ExitStack() as stack:
                 stack.push(partial(_close, loaded.runner))
-                scheduler = Scheduler(_scheduler_config(self._config, loaded.runner), drafter=_drafter(self._config, loaded))
-                driver = StepDriver(scheduler, loaded.runner, self._mailbox, self.stats, self._notify, loaded.facts)
+                scheduler = Scheduler(scheduler_config(self._config, loaded.runner), drafter=drafter_of(self._config, loaded))
+                tiers = tiers_of(self._config, loaded.runner)
+                driver = StepDriver(scheduler, loaded.runner, self._mailbox, self.stats, self._notify, loaded.facts, tiers)
+                stack.callback(driver.close)
                 stack.callback(driver.notify)
                 self._notify(loaded)
                 stack.enter_context(watchdog(self._config.step_timeout, lambda: driver.busy_since, self._give_up))
@@ -463,37 +485,3 @@ def _close(runner: Runner, kind: type[BaseException] | None, error: BaseExceptio
         runner.close()
     except Exception as second:  # comes of the first
         _log.warning("closing a runner that has failed: %s: %s", type(second).__name__, second)
-
-
-def _drafter(config: EngineConfig, loaded: LoadedModel) -> Drafter | None:
-    if loaded.drafter is not None:
-        return loaded.drafter
-    if config.speculative == "off":
-        return None
-    source = loaded.runner.draft_source
-    model = None if source is None else ModelDrafter(source)
-    if model is not None and config.speculative != "auto":
-        return model
-    ngram = NgramDrafter(loaded.info.vocab_size, loaded.runner.max_num_seqs)
-    return ngram if model is None else BestOfBoth(ngram, model)
-
-
-def _scheduler_config(config: EngineConfig, runner: Runner) -> SchedulerConfig:
-    return SchedulerConfig(
-        max_num_seqs=runner.max_num_seqs,
-        max_num_batched_tokens=runner.max_num_batched_tokens,
-        max_model_len=runner.max_model_len,
-        num_pages=runner.num_pages,
-        page_size=runner.page_size,
-        windows=runner.windows,
-        state_pages=runner.state_pages,
-        state_interval=runner.state_interval,
-        max_in_flight=runner.max_in_flight,
-        max_adapters=runner.max_adapters or None,
-        enable_prefix_cache=config.enable_prefix_cache,
-        max_drafts=config.max_drafts,
-        has_draft_model=runner.draft_source is not None,
-        has_draft_head=runner.draft_source in (DraftSource.HEAD, DraftSource.MTP),
-        tenant_weights=config.tenant_weights,
-        ageing_seconds=config.ageing_seconds,
-    )

@@ -179,6 +179,16 @@ class Runner(Protocol):
     def discard(self, prepared: Prepared) -> None:
         """In place of `apply`. May be called from any thread."""
 
+    @property
+    def page_bytes(self) -> int:
+        """Bytes of a KV page, as `read_pages` reads it."""
+
+    def read_pages(self, pages: IntArray) -> NDArray[np.uint8]:
+        """[n, page_bytes] of pages that committed steps have written."""
+
+    def write_pages(self, pages: IntArray, content: NDArray[np.uint8]) -> None:
+        """Writes what was read of as many pages, for steps that are launched from now on. No step in flight has these pages."""
+
     def sleep(self, level: int, pages: IntArray) -> None:
         """Gives memory back: KV pages and what steps need beside them, with level 2 the weights, too. No step is in flight, and none is
         launched before `wake`. The content of `pages` is kept in host memory. May be called again with a higher level. Raises
@@ -287,6 +297,12 @@ class Executor(Protocol):
 
     def set_adapter(self, key: int, packed: object | None) -> None:
         """From now on rows of steps can have the adapter with this key; None: they have it no more."""
+
+    def read_pages(self, pages: IntArray) -> NDArray[np.uint8]:
+        """[n, bytes of a page] of pages that steps whose results were asked for have written, as `write_pages` takes them."""
+
+    def write_pages(self, pages: IntArray, content: NDArray[np.uint8]) -> None:
+        """Writes what was read of as many pages, for steps that are launched from now on. No step in flight has these pages."""
 
     def copy_pages(self, sources: IntArray, destinations: IntArray) -> None:
         """Copies page sources[i] to page destinations[i], all of its layers, after the writes of the steps before. No page is twice a

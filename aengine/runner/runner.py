@@ -378,6 +378,16 @@ class ModelRunner:
     def discard(self, prepared: Prepared) -> None:
         self._changing.discard(prepared)
 
+    @property
+    def page_bytes(self) -> int:
+        return self._executor.bytes_per_page()
+
+    def read_pages(self, pages: IntArray) -> NDArray[np.uint8]:
+        return self._executor.read_pages(pages)
+
+    def write_pages(self, pages: IntArray, content: NDArray[np.uint8]) -> None:
+        self._executor.write_pages(pages, content)
+
     def sleep(self, level: int, pages: IntArray) -> None:
         self._changing.sleep(level, pages)
 

@@ -16,6 +16,7 @@ from aengine.scheduler.plan import NO_INTS, DraftRows, Features, IntArray, NewRo
 from aengine.scheduler.rows import RowTable
 from aengine.scheduler.sequence import Sequence, SequenceState
 from aengine.scheduler.states import RowStates
+from aengine.scheduler.tier_loads import TierLoads
 from aengine.scheduler.waiting import AdapterRoom, Draining, PrefixesInFlight
 
 
@@ -76,11 +77,12 @@ class KVCacheManager:
         self.version = 0  # of the weights
         self._enable_prefix_cache = enable_prefix_cache
         self._watermark = max(1, cache.usable // 100)
-        self._num_protected = 0  # running sequences that were preempted MAX_PREEMPTIONS times
+        self.num_protected = 0  # running sequences that were preempted MAX_PREEMPTIONS times
         self.changes = RowChanges()
         self.states: RowStates | None = None
         if needs.state_pages:
             self.states = RowStates(rows, cache, needs, interval=state_interval, enabled=enable_prefix_cache)
+        self.loads: TierLoads | None = None  # None: there are no tiers
         self.short = False  # a chunk of the step that is planned found no pages in the groups with windows
 
     # ---- admission ---------------------------------------------------------------------------------------------------
@@ -148,7 +150,7 @@ class KVCacheManager:
         known, limit = needs.columns(len(sequence.tokens)), needs.columns(sequence.limit)
         if not rows.active.any():
             needed = needs.pages(known)
-        elif self._num_protected or sequence.preemptions >= MAX_PREEMPTIONS:
+        elif self.num_protected or sequence.preemptions >= MAX_PREEMPTIONS:
             growth = int((needs.columns(rows.limit[rows.active]) - rows.num_pages[rows.active]).sum())
             needed = needs.num_full * (limit + growth) + self._windows_to_grow(limit) + 2 * needs.state_pages
             needed += int(np.count_nonzero(prefix.pages[needs.num_full :]))
@@ -223,7 +225,7 @@ class KVCacheManager:
             self.states.begin(row, sequence, num_computed, source, prefix.num_found * self.cache.page_size)
             claims = self.states.names(sequence, row)
         self.prefixes.claim(sequence, [*claims, fork_digest(request.key)] if request.num_forks else claims)
-        self._num_protected += sequence.preemptions >= MAX_PREEMPTIONS
+        self.num_protected += sequence.preemptions >= MAX_PREEMPTIONS
         history, images = tokens if request.params.features & Features.HISTORY else NO_INTS, request.images
         history = history if images is None else images.shown(history)
         self.changes.new_rows[row] = NewRow(row, request.params, len(request.prompt), history, images)
@@ -311,11 +313,9 @@ class KVCacheManager:
         can now use one."""
         rows, size = self.rows, self.cache.page_size
         woken: list[Sequence] = []
-        if not self._enable_prefix_cache:
-            return woken
         num_full = committed // size
         due = num_full > rows.num_published[plan_rows]
-        if not np.count_nonzero(due):
+        if not self._enable_prefix_cache or not np.count_nonzero(due):
             return woken
         due &= rows.active[plan_rows]
         due_rows, last = plan_rows[due], num_full[due]
@@ -331,7 +331,9 @@ class KVCacheManager:
                 page_tokens = raw[(column - start) * page_bytes : (column - start + 1) * page_bytes]
                 if len(digests) == column:
                     sequence.chain.append(page_tokens)
-                self.cache.publish(rows.page_table[:, row, column].tolist(), digests[column], page_tokens)
+                self.cache.publish((pages := rows.page_table[:, row, column]).tolist(), digests[column], page_tokens)
+                if self.loads is not None and sequence.chain.version == self.version:
+                    self.loads.save(sequence, digests[column], page_tokens, pages)
                 woken += self.prefixes.settle(sequence, digests[column])
         return woken
 
@@ -379,12 +381,11 @@ class KVCacheManager:
 
     def has_parked(self) -> bool:
         """Whether a parked sequence could be preempted now."""
-        rows = self.rows
-        return bool((rows.active & rows.parked & (rows.flights == 0)).any())
+        return bool((self.rows.active & self.rows.parked & (self.rows.flights == 0)).any())
 
     def stop(self, sequence: Sequence) -> list[Sequence]:
         """A running sequence computes no further. Returns the sequences that waited for pages it would have computed."""
-        self._num_protected -= sequence.preemptions >= MAX_PREEMPTIONS
+        self.num_protected -= sequence.preemptions >= MAX_PREEMPTIONS
         return self.prefixes.abandon(sequence)
 
     def release(self, sequence: Sequence) -> list[Sequence]:

@@ -15,7 +15,7 @@ from dataclasses import replace
 import numpy as np
 
 from aengine.api.outputs import EngineStats, FinishReason
-from aengine.cache import PageCache, PageNeeds, Prefix, PrefixIndex
+from aengine.cache import PageCache, PageNeeds, PageTiers, Prefix, PrefixIndex
 from aengine.scheduler.drafters import Drafter
 from aengine.scheduler.drafts import DraftProgress, Drafts
 from aengine.scheduler.kv import Chunk, KVCacheManager, PlanBuilder, RowChanges, fork_digest
@@ -23,6 +23,7 @@ from aengine.scheduler.live_sequences import LiveSequences
 from aengine.scheduler.plan import IntArray, StepPlan, StepResult
 from aengine.scheduler.rows import RowTable, new_tokens
 from aengine.scheduler.sequence import Request, SchedulerConfig, Sequence, SequenceState, Updates
+from aengine.scheduler.tier_loads import PageLoad, PageSave, TierLoads
 from aengine.scheduler.waiting import Deadlines, WaitingQueue
 
 KEPT_SHARE = 16
@@ -90,6 +91,42 @@ class Scheduler:
     def flush_cache(self) -> int:
         """Drop the prefixes that no sequence holds; returns how many pages that freed."""
         return self._cache.flush()
+
+    # ---- tiers -------------------------------------------------------------------------------------------------------
+
+    def use_tiers(self, tiers: PageTiers | None, is_worth: Callable[[int], bool]) -> None:
+        """Pages come from these tiers and go there from now on. `is_worth`: as of `TierLoads`. No load goes on."""
+        self.abandon_loads()
+        kv_cache = self._kv_cache
+        if tiers is not None and self._config.enable_prefix_cache:
+            kv_cache.loads = TierLoads(self._cache, kv_cache.needs, kv_cache.prefixes, tiers.find, tiers.keeps, is_worth)
+        else:
+            kv_cache.loads = None
+
+    def take_loads(self) -> list[PageLoad]:
+        """The loads that have begun since the last call."""
+        return [] if self._kv_cache.loads is None else self._kv_cache.loads.take_loads()
+
+    def take_saves(self) -> list[PageSave]:
+        """The columns to save, whose pages hold them until the next step is planned."""
+        return [] if self._kv_cache.loads is None else self._kv_cache.loads.take_saves()
+
+    def is_loading(self, load: PageLoad) -> bool:
+        """Whether the pages of a load are still its own."""
+        return self._kv_cache.loads is not None and self._kv_cache.loads.is_loading(load)
+
+    def end_load(self, load: PageLoad, num_loaded: int) -> None:
+        """The first columns of a load are in their pages; sequences that waited for it are scheduled."""
+        if self._kv_cache.loads is not None:
+            self._queue.push(*self._kv_cache.loads.end(load, num_loaded))
+
+    def abandon_loads(self) -> bool:
+        """Sequences that wait for tiers compute what they wait for, and the pages of their loads are free. False: there are none."""
+        loads = self._kv_cache.loads
+        if loads is None or not loads.num_loads:
+            return False
+        self._queue.push(*loads.abandon())
+        return True
 
     @property
     def prefix_index(self) -> PrefixIndex:
@@ -190,7 +227,8 @@ class Scheduler:
                 if self._drafts is not None and not self._num_in_flight:
                     self._drafts.idle()
                 return None
-            self._live.preempt(self._kv_cache.victim(self._hogging()))
+            if not self.abandon_loads():
+                self._live.preempt(self._kv_cache.victim(self._hogging()))
 
     def pause(self) -> None:
         """In place of `schedule()` while no step is to run. Requests still end at their deadlines."""
@@ -214,7 +252,8 @@ class Scheduler:
                 return decodes
             if self._num_in_flight:
                 return None
-            self._live.preempt(self._kv_cache.victim(self._hogging()))
+            if not self.abandon_loads():
+                self._live.preempt(self._kv_cache.victim(self._hogging()))
 
     def _plan_prefills(self, budget: int, now: float) -> list[Chunk]:
         chunks: list[Chunk] = []
@@ -239,7 +278,7 @@ class Scheduler:
                 continue
             prefix, primary = kv_cache.prefix(sequence)
             self._live.expect(sequence, len(sequence.tokens) - prefix.num_columns * self._config.page_size)
-            if primary is None and kv_cache.awaits_page(sequence, prefix.num_columns):
+            if primary is None and (kv_cache.awaits_page(sequence, prefix.num_columns) or self._begin_load(sequence, prefix)):
                 continue
             while not (has_room := kv_cache.has_room(sequence, prefix)) and kv_cache.has_parked():
                 self._live.preempt(kv_cache.victim())
@@ -255,6 +294,13 @@ class Scheduler:
         if chunks:
             self._live.prefilling = [sequence for sequence in self._live.prefilling if not self._rows.decoding[sequence.row]]
         return chunks
+
+    def _begin_load(self, sequence: Sequence, prefix: Prefix) -> bool:
+        loads, needs = self._kv_cache.loads, self._kv_cache.needs
+        if loads is None or self._kv_cache.num_protected:  # whose pages to grow are spoken for
+            return False
+        spared = needs.num_groups * int(np.count_nonzero(self._rows.active))  # what the next step may take
+        return loads.begin(sequence, prefix, spared)
 
     def _crowding(self) -> int | None:
         """The tenant that gets no further row, so that another one's first request finds one."""

@@ -81,7 +81,8 @@ class Sequence:
     preemptions: int = 0
     started: bool = False  # it held a row before
     num_expected: int = 0  # tokens that it has to compute once it is admitted, as far as is known; 0 unless it waits
-    awaits: bytes | None = None  # digest of the page that another sequence is computing for it
+    awaits: bytes | None = None  # digest of the page that another sequence is computing for it, or that is loaded
+    num_loads: int = 0  # from tiers, since it last held a row
 
     @property
     def begun(self) -> bool:

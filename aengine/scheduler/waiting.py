@@ -259,20 +259,19 @@ class Draining:
 
 
 class PrefixesInFlight:
-    """A running sequence claims the digests it is going to publish; another that needs one waits for its page."""
+    """A running sequence, or a load from a tier, claims the digests that it will publish; a sequence that needs one waits for it."""
 
     def __init__(self) -> None:
-        self._owner: dict[bytes, Sequence] = {}
-        self._claims: dict[Sequence, list[bytes]] = {}
+        self._owner: dict[bytes, object] = {}
+        self._claims: dict[object, list[bytes]] = {}
         self._awaiting: dict[bytes, list[Sequence]] = {}
 
     @property
     def num_awaiting(self) -> int:
         return sum(len(waiting) for waiting in self._awaiting.values())
 
-    def claim(self, sequence: Sequence, digests: list[bytes]) -> None:
-        mine = [digest for digest in digests if self._owner.setdefault(digest, sequence) is sequence]
-        self._claims[sequence] = mine
+    def claim(self, owner: object, digests: list[bytes]) -> None:
+        self._claims[owner] = [digest for digest in digests if self._owner.setdefault(digest, owner) is owner]
 
     def wait(self, sequence: Sequence, digest: bytes) -> bool:
         """Whether a running sequence is computing the page; if so, `sequence` waits for it."""
@@ -293,9 +292,9 @@ class PrefixesInFlight:
         if not waiting:
             del self._awaiting[digest]
 
-    def settle(self, sequence: Sequence, digest: bytes) -> list[Sequence]:
-        """`sequence` published the page. Returns those that waited for it."""
-        if self._owner.get(digest) is not sequence:
+    def settle(self, owner: object, digest: bytes) -> list[Sequence]:
+        """The page was published. Returns those that waited for it."""
+        if self._owner.get(digest) is not owner:
             return []
         del self._owner[digest]
         woken = self._awaiting.pop(digest, [])
@@ -303,9 +302,9 @@ class PrefixesInFlight:
             waiting.awaits = None
         return woken
 
-    def abandon(self, sequence: Sequence) -> list[Sequence]:
-        """`sequence` computes no further pages. Returns those that waited for one of them."""
+    def abandon(self, owner: object) -> list[Sequence]:
+        """The owner publishes no further pages. Returns those that waited for one of them."""
         woken: list[Sequence] = []
-        for digest in self._claims.pop(sequence, ()):
-            woken.extend(self.settle(sequence, digest))
+        for digest in self._claims.pop(owner, ()):
+            woken.extend(self.settle(owner, digest))
         return woken

@@ -52,7 +52,7 @@ def drafts_everywhere() -> Iterator[None]:
     """Engines on the oracle speculate, unless they say otherwise, and so do those that `demo` makes."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(OracleEngine, "defaults", {"speculative": "ngram"})
-        patch.setattr(step_thread, "_drafter", _drafter)
+        patch.setattr(step_thread, "drafter_of", _drafter)
         use_every_draft(patch)
         yield
 

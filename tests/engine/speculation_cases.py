@@ -200,7 +200,7 @@ class KnownDrafts:
 
 
 def use_drafter(patch: pytest.MonkeyPatch, drafter: KnownDrafts) -> None:
-    patch.setattr(step_thread, "_drafter", lambda config, loaded: drafter)
+    patch.setattr(step_thread, "drafter_of", lambda config, loaded: drafter)
 
 
 async def outcomes(engine: AsyncEngine, cases: Sequence[Case], at_once: int) -> list[Outcome]:

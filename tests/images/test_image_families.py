@@ -132,7 +132,7 @@ async def test_videos(model_type: str, num_frames: int, fps: float, reference: F
         ({"video": [as_file(PICTURES[0])] * 257}, "a video is a list of 1 to 256 frames"),
         ({"video": [as_file(PICTURES[0])], "fps": 0}, "the fps of a video is 0, which is not a number in"),
         ({"video": [as_file(PICTURES[0]), b"x"]}, "image 0 is a video whose frame 1 "),
-        ({"video": [as_file(PICTURES[0]), as_file(PICTURES[1])]}, "image 0 is a video whose frames have different sizes, such as 120x60 and 37x91"),
+        ({"video": [as_file(PICTURES[0]), as_file(PICTURES[1])]}, "a video whose frames have different sizes, such as 120x60 and 37x91"),
         ({"video": ["https://host/a.png"]}, "image 0 is a video whose frame 0 cannot be read: No such file"),
     ],
 )  # fmt: skip

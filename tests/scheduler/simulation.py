@@ -12,6 +12,7 @@ from every_draft import EveryDraft
 from kv_oracle import OracleFlight, OracleRunner, Truth, solo_run
 from page_invariants import check_pages
 from random_drafts import RandomDrafts
+from simulated_tiers import SimulatedTiers
 
 from aengine.api.outputs import FinishReason
 from aengine.scheduler.plan import StepPlan, StepResult
@@ -36,6 +37,7 @@ class Simulation:
         vocab_size: int = 50,
         rng: random.Random | None = None,
         drafts: random.Random | None = None,
+        tiers: random.Random | None = None,
     ) -> None:
         """With `rng`, one step in twenty fails for one of its rows before it runs, one in twenty is withdrawn before it begins, and one
         row in five that no step may run ahead of gets no token, for lack of time."""
@@ -48,6 +50,7 @@ class Simulation:
         self.scheduler = Scheduler(config, self.clock, drafter)
         if self.scheduler._drafts is not None:
             self.scheduler._drafts._lengths = EveryDraft(config.max_num_seqs, drafts)
+        self.tiers = None if tiers is None else SimulatedTiers(self.scheduler, self.runner, tiers)
         self.scheduler.prefix_index.log_changes(True)
         self._logged_names: set[bytes] = set()
         self._most_in_flight = max(config.max_in_flight, 1 + overlap)
@@ -81,6 +84,8 @@ class Simulation:
             self.scheduler.cancel_begun()
         self.runner.version += 1
         self.scheduler.use_weights(recompute=self.changing == "recompute")
+        if self.tiers is not None:
+            self.tiers.use()
         self.scheduler.end_draining()
         self.changing = None
 
@@ -91,8 +96,11 @@ class Simulation:
             self._use_weights()
             waits = False
         if not self.flights and self.rng is not None and self.rng.random() < 0.02:
+            self.scheduler.abandon_loads()
             self.scheduler.flush_cache()  # sleep and wake
             self.runner.keep(self.scheduler.held_pages())
+        if self.tiers is not None:
+            self.tiers.end_loads(every=False)
         plan = None if waits else self.scheduler.schedule()
         if plan is not None and self.rng is not None and self.rng.random() < 0.05:
             row = self.rng.choice(plan.rows.tolist())
@@ -114,6 +122,10 @@ class Simulation:
             worked = True
         else:
             worked = plan is not None or (self.changing is not None and not self.scheduler.drain())
+        if self.tiers is not None:
+            self.tiers.save()
+            self.tiers.begin_loads()
+            worked = worked or self.tiers.end_loads(every=True)
         self._receive()
         self._check()
         return worked
@@ -162,6 +174,9 @@ class Simulation:
                 np.add.at(refs, rows.pages(row), 1)
                 for pages in [] if states is None else states.pages(row):
                     np.add.at(refs, pages, 1)
+        loads = self.scheduler._kv_cache.loads
+        for load in [] if loads is None else loads._loads:
+            np.add.at(refs, load.pages[load.pages > 0], 1)
         assert np.array_equal(refs, cache.refs), "ref counts do not add up"
         assert self.config.max_adapters is None or len(rows.adapters) <= self.config.max_adapters
         windows_end = rows.window_ends[rows.decoding & rows.active]

@@ -114,7 +114,8 @@ def run_workload(seed: int, max_in_flight: int = 1) -> Simulation:
     drafts = random.Random(seed) if seed % 2 else None
     if seed % 4 == 2 or seed % 8 == 5:  # without drafts and with them
         config = with_states(config, random.Random(seed))
-    simulation = Simulation(config, overlap=rng.random() < 0.5, rng=rng if rng.random() < 0.3 else None, drafts=drafts)
+    tiers = random.Random(seed) if seed % 3 == 0 and not config.state_pages else None
+    simulation = Simulation(config, overlap=rng.random() < 0.5, rng=rng if rng.random() < 0.3 else None, drafts=drafts, tiers=tiers)
     prefixes = [[rng.randrange(50) for _ in range(config.max_model_len)] for _ in range(rng.randint(1, 3))]
     p_submit, p_cancel, p_park = rng.choice([0.3, 1.0]), rng.choice([0.0, 0.0, 0.1]), rng.choice([0.0, 0.1, 0.3])
     p_flush = rng.choice([0.0, 0.0, 0.1])

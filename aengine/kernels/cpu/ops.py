@@ -171,6 +171,17 @@ class KvPool:
         for memory in self.pages:
             keep_rows(memory, pages)
 
+    def read_pages(self, pages: NDArray[np.int32]) -> NDArray[np.uint8]:
+        """[n, bytes of a page], for `write_pages`."""
+        return np.concatenate([memory[pages] for memory in self.pages], axis=1)
+
+    def write_pages(self, pages: NDArray[np.int32], content: NDArray[np.uint8]) -> None:
+        """Writes what was read of as many pages."""
+        first = 0
+        for memory in self.pages:
+            memory[pages] = content[:, first : first + memory.shape[1]]
+            first += memory.shape[1]
+
     def copy_pages(self, workspace: Workspace, sources: NDArray[np.int32], destinations: NDArray[np.int32]) -> None:
         """Copies page sources[i] to page destinations[i]; all sources are read before any destination is written.
 

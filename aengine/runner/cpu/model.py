@@ -130,6 +130,12 @@ class PagedCpuModel:
         self.workspace.trim()
         trim_heap()
 
+    def read_pages(self, pages: IntArray) -> NDArray[np.uint8]:
+        return self._pool.read_pages(pages)
+
+    def write_pages(self, pages: IntArray, content: NDArray[np.uint8]) -> None:
+        self._pool.write_pages(pages, content)
+
     def copy_pages(self, sources: IntArray, destinations: IntArray) -> None:
         self._pool.copy_pages(self.workspace, sources, destinations)
         if self.draft is not None:

@@ -21,6 +21,7 @@ from typing import cast
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from aengine.kernels.upload import to_device, to_host, upload
@@ -208,6 +209,26 @@ class TorchExecutor:
         assert packed is None or isinstance(packed, PackedAdapter)
         self._start_latest()
         self._adapters.set(key, packed)
+
+    def read_pages(self, pages: IntArray) -> NDArray[np.uint8]:
+        self._start_latest()
+        with self._stream.enter_stream():
+            parts = [part for model in self._models for part in model.backend.read_pages(pages)]
+        return np.concatenate([part.view(len(pages), -1).view(torch.uint8).numpy() for part in parts], axis=1)
+
+    def write_pages(self, pages: IntArray, content: NDArray[np.uint8]) -> None:
+        self._start_latest()
+        first = 0
+        with self._stream.enter_stream():
+            for model in self._models:
+                parts = []
+                for tensor in model.backend.tensors:
+                    size = tensor[0].numel() * tensor.itemsize
+                    part = torch.from_numpy(np.ascontiguousarray(content[:, first : first + size]))
+                    part = part if tensor.itemsize == 1 else part.view(tensor.dtype)
+                    parts.append(part.view(len(pages), *tensor.shape[1:]))
+                    first += size
+                model.backend.write_pages(pages, parts)
 
     def copy_pages(self, sources: IntArray, destinations: IntArray) -> None:
         self._start_latest()

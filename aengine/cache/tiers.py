@@ -1,0 +1,362 @@
+"""`PageTiers`: what pages of KV held, by the names of their contents, in host memory and in files, from which they come back.
+
+Owns a thread that reads and writes, the format of the files, and which are dropped: those that were used longest ago. A file holds a
+column, the pages of all layer groups for the same tokens. It is written whole under another name and renamed, so that a process which is
+killed leaves none that is half; a checksum finds what is torn, foreign or flipped, and such a file is removed, a miss and one line in the
+log. All processes of a user may share a folder. Knows nothing of pools, sequences or devices.
+"""
+
+from __future__ import annotations
+
+import itertools
+import logging
+import os
+import pathlib
+import re
+import struct
+import threading
+import time
+from collections import OrderedDict, deque
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+from contextlib import suppress
+from dataclasses import dataclass
+from hashlib import blake2b
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+Bytes = NDArray[np.uint8]
+_MAGIC = b"aengkv1\0"
+_HEAD = struct.Struct("<8s32sQQ")  # the magic, a digest of all that follows, bytes of token ids, bytes of pages
+_MOST_QUEUED = 256 << 20  # bytes that wait to be written; what comes beyond is not kept
+_RESCAN_SECONDS = 5.0  # between looks at what other processes have written, at least
+_RETRY_SECONDS = 30.0  # after a file could not be written
+_SHRUNK = 0.9  # of the limit that is left when files are dropped
+_log = logging.getLogger("aengine")
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Column:
+    """A page in each layer group, for the same tokens."""
+
+    name: bytes  # of the content, as of `PageChain`
+    tokens: bytes  # of the int32 ids
+    pages: Bytes  # [groups, bytes of a page]
+
+
+@dataclass(frozen=True, slots=True)
+class TierCounts:
+    """What the tiers hold, and what has come from them since start."""
+
+    host_bytes: int = 0
+    disk_bytes: int = 0  # in the folder, of all models, as far as it is known
+    loaded: int = 0  # columns
+    saved: int = 0  # columns that were written to a file
+    broken: int = 0  # files that were removed because of what they held
+
+
+class PageTiers:
+    """`find`, `put` and `load` are called from one thread, and never wait for a disk."""
+
+    def __init__(self, identity: str, host_bytes: int, folder: pathlib.Path | None, disk_bytes: int, column_bytes: int) -> None:
+        """`identity`: of all that decides what pages hold beside the names of their contents; it must be fit for a name of a file.
+        `column_bytes`: of the pages of a column. Raises OSError for a folder that cannot be made, or is another user's."""
+        self._host_bytes, self._root, self._disk_bytes, self._column_bytes = host_bytes, folder, disk_bytes, column_bytes
+        self._host: OrderedDict[bytes, Column] = OrderedDict()
+        self._known: set[bytes] = set()  # that are in files, or on the way there
+        self._folder = None if folder is None else _own_folder(folder, identity)
+        if self._folder is not None:
+            self._known = _names_in(self._folder)
+        self._disk_used = 0
+        self._scanned = 0.0  # when, on time.monotonic
+        self._is_stale = False  # something was not found that another process may have written since
+        self._broken_until = 0.0  # no file is written before
+        self._lock = threading.Condition()
+        self._writes: OrderedDict[bytes, Column] = OrderedDict()
+        self._queued = 0
+        self._reads: deque[tuple[Sequence[bytes], Future[list[Column]]]] = deque()
+        self._closed = False
+        self._serial = itertools.count()
+        self._loaded, self._saved, self._broken = 0, 0, 0
+        self._read_seconds = 0.0  # of a column, of late; 0.0: none was read
+        self._thread = threading.Thread(target=self._run, name="aengine-kv-tiers", daemon=True)
+        self._thread.start()
+
+    # ---- for the thread of the steps -------------------------------------------------------------------------------------
+
+    def find(self, names: Sequence[bytes]) -> int:
+        """How many of the first names are there, as far as it is known."""
+        with self._lock:
+            for count, name in enumerate(names):
+                if name not in self._host and name not in self._known:
+                    if self._folder is not None and time.monotonic() - self._scanned > _RESCAN_SECONDS:
+                        self._is_stale = True
+                        self._lock.notify()
+                    return count
+            return len(names)
+
+    def keeps(self, name: bytes) -> bool:
+        """Whether the content of this name is there, or on its way."""
+        with self._lock:
+            if name in self._host:
+                self._host.move_to_end(name)
+            return name in self._known or (self._folder is None and name in self._host)
+
+    def put(self, column: Column) -> None:
+        """Keep a column, whose pages must not change any more."""
+        with self._lock:
+            if self._host_bytes and column.name not in self._host:
+                self._host[column.name] = column
+                while len(self._host) * self._column_bytes > self._host_bytes:
+                    self._host.popitem(last=False)
+            if self._folder is None or column.name in self._known or time.monotonic() < self._broken_until:
+                return
+            if self._queued + column.pages.nbytes <= _MOST_QUEUED:
+                self._known.add(column.name)
+                self._queued += column.pages.nbytes
+                self._writes[column.name] = column
+                self._lock.notify()
+
+    def load(self, names: Sequence[bytes], done: Callable[[], object]) -> Future[list[Column]]:
+        """The columns of the first names, up to the first one that is missing. `done` is called, from any thread, when they are there."""
+        future: Future[list[Column]] = Future()
+        future.add_done_callback(lambda _: done())
+        with self._lock:
+            if not self._closed:
+                self._reads.append((names, future))
+                self._lock.notify()
+                return future
+        future.set_result([])
+        return future
+
+    @property
+    def seconds_per_column(self) -> float:
+        """Seconds that the thread takes to load a column; 0.0: it has loaded none."""
+        return self._read_seconds
+
+    def counts(self) -> TierCounts:
+        with self._lock:
+            host = len(self._host) * self._column_bytes
+        return TierCounts(host, self._disk_used, self._loaded, self._saved, self._broken)
+
+    def close(self, *, at_once: bool = False) -> None:
+        """Write what waits, or give it up, and end the thread."""
+        with self._lock:
+            self._closed = True
+            if at_once:
+                self._writes.clear()
+            self._lock.notify()
+        self._thread.join()
+
+    # ---- the thread ------------------------------------------------------------------------------------------------------
+
+    def _run(self) -> None:
+        if self._folder is not None:
+            self._scan(self._folder)
+        while True:
+            with self._lock:
+                self._lock.wait_for(self._has_work)
+                read = self._reads.popleft() if self._reads else None
+                write = self._writes.popitem(last=False)[1] if self._writes and read is None else None
+                if read is None and write is None and self._closed:
+                    return
+            if read is not None:
+                names, future = read
+                if future.set_running_or_notify_cancel():
+                    future.set_result(self._read_all(names))
+            elif write is not None:
+                self._write(write)
+                with self._lock:
+                    self._queued -= write.pages.nbytes
+            elif self._folder is not None:
+                self._scan(self._folder)
+
+    def _has_work(self) -> bool:
+        return bool(self._reads or self._writes or self._closed or self._is_stale)
+
+    def _read_all(self, names: Sequence[bytes]) -> list[Column]:
+        found: list[Column] = []
+        begin = time.perf_counter()
+        for name in names:
+            with self._lock:
+                column = self._host.get(name) or self._writes.get(name)
+            if column is None:
+                column = self._read(name)
+            if column is None:
+                break
+            found.append(column)
+        if found:
+            each = (time.perf_counter() - begin) / len(found)
+            self._read_seconds = each if not self._read_seconds else 0.7 * self._read_seconds + 0.3 * each
+            self._loaded += len(found)
+        return found
+
+    def _read(self, name: bytes) -> Column | None:
+        if self._folder is None:
+            return None
+        path = _path(self._folder, name)
+        try:
+            with open(path, "rb") as file:
+                data = file.read(_HEAD.size + self._column_bytes + (1 << 20))
+            os.utime(path)  # it was used now
+        except OSError as error:
+            self._forget(name)
+            if not isinstance(error, FileNotFoundError):
+                _log.warning("a file of KV is left out: %s: %s", path, error.strerror)
+            return None
+        column = _parsed(name, data, self._column_bytes)
+        if column is None:
+            self._broken += 1
+            _log.warning("a file of KV is removed, for it is not what was written: %s", path)
+            self._forget(name)
+            _remove(path)
+        return column
+
+    def _forget(self, name: bytes) -> None:
+        with self._lock:
+            self._known.discard(name)
+
+    def _write(self, column: Column) -> None:
+        assert self._folder is not None
+        path = _path(self._folder, column.name)
+        partial = self._folder / f"tmp-{os.getpid()}-{next(self._serial)}"
+        parts = _written(column)
+        size = sum(map(len, parts))
+        try:
+            if self._disk_used + size > self._disk_bytes:
+                self._shrink(size)
+            path.parent.mkdir(mode=0o700, exist_ok=True)
+            with open(os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb", buffering=0) as file:
+                for part in parts:
+                    _write_all(file, part)
+            os.rename(partial, path)
+        except OSError as error:
+            _remove(partial)
+            _log.warning("KV is not kept in files for %.0f s: %s: %s", _RETRY_SECONDS, self._folder, error.strerror)
+            self._broken_until = time.monotonic() + _RETRY_SECONDS
+            with self._lock:
+                self._known -= {column.name, *self._writes}
+                self._queued -= sum(waiting.pages.nbytes for waiting in self._writes.values())
+                self._writes.clear()
+            return
+        self._disk_used += size
+        self._saved += 1
+
+    def _scan(self, folder: pathlib.Path) -> None:
+        """See what is in the folder, and remove what a process has left that was killed."""
+        assert self._root is not None
+        files = _files(self._root)
+        found = _names_in(folder)
+        for path in folder.glob("tmp-*"):
+            if not _is_alive(path.name.split("-")[1]):
+                _remove(path)
+        with self._lock:
+            self._known = found.union(self._writes)
+            self._is_stale = False
+        self._disk_used = sum(size for _, size, _ in files)
+        self._scanned = time.monotonic()
+
+    def _shrink(self, room: int) -> None:
+        """Drop the files that were used longest ago, of any model."""
+        assert self._root is not None
+        assert self._folder is not None
+        files = sorted(_files(self._root), key=lambda file: file[2])
+        used = sum(size for _, size, _ in files)
+        for path, size, _ in files:
+            if used + room <= _SHRUNK * self._disk_bytes:
+                break
+            _remove(path)
+            used -= size
+            if path.parent.parent == self._folder and (name := _name_of(path.parent.name + path.name)) is not None:
+                self._forget(name)
+        self._disk_used = used
+
+
+def _own_folder(folder: pathlib.Path, identity: str) -> pathlib.Path:
+    own = folder / identity
+    own.mkdir(mode=0o700, parents=True, exist_ok=True)
+    if hasattr(os, "getuid") and own.stat().st_uid != os.getuid():
+        raise PermissionError(1, "it belongs to another user", str(own))
+    return own
+
+
+def _path(folder: pathlib.Path, name: bytes) -> pathlib.Path:
+    digits = name.hex()
+    return folder / digits[:2] / digits[2:]
+
+
+def _written(column: Column) -> list[Any]:
+    """The parts of a file."""
+    content = np.ascontiguousarray(column.pages).reshape(-1).data
+    sizes = len(column.tokens), len(content)
+    digest = _digest(column.name, column.tokens, content)
+    return [_HEAD.pack(_MAGIC, digest, *sizes), column.tokens, content]
+
+
+def _digest(name: bytes, tokens: bytes | memoryview, content: Any) -> bytes:
+    digest = blake2b(struct.pack("<QQ", len(tokens), len(content)), digest_size=32, key=name)
+    digest.update(tokens)
+    digest.update(content)
+    return digest.digest()
+
+
+def _parsed(name: bytes, data: bytes, column_bytes: int) -> Column | None:
+    """None: it is not the file of a column of this name and size."""
+    if len(data) < _HEAD.size:
+        return None
+    magic, digest, num_tokens, num_content = _HEAD.unpack_from(data)
+    if magic != _MAGIC or num_content != column_bytes or len(data) != _HEAD.size + num_tokens + num_content:
+        return None
+    tokens, content = memoryview(data)[_HEAD.size : _HEAD.size + num_tokens], memoryview(data)[_HEAD.size + num_tokens :]
+    if _digest(name, tokens, content) != digest:
+        return None
+    return Column(name, bytes(tokens), np.frombuffer(content, np.uint8))
+
+
+def _files(root: pathlib.Path) -> list[tuple[pathlib.Path, int, float]]:
+    """Of all models, with their sizes in bytes and when they were used."""
+    found = []
+    for folder, _, names in os.walk(root):
+        for name in names:
+            path = pathlib.Path(folder, name)
+            try:
+                stat = path.stat()
+            except OSError:  # another process has removed it
+                continue
+            found.append((path, stat.st_size, stat.st_mtime))
+    return found
+
+
+def _write_all(file: Any, data: Any) -> None:
+    view = memoryview(data)
+    while len(view):
+        view = view[file.write(view) :]
+
+
+def _remove(path: pathlib.Path) -> None:
+    with suppress(OSError):  # it is gone, or the folder cannot be written
+        path.unlink()
+
+
+def _names_in(folder: pathlib.Path) -> set[bytes]:
+    """Of all columns that have files."""
+    parts = [entry for entry in os.scandir(folder) if len(entry.name) == 2 and entry.is_dir()]
+    digits = [part.name + name for part in parts for name in os.listdir(part)]
+    return {name for one in digits if (name := _name_of(one)) is not None}
+
+
+def _name_of(digits: str) -> bytes | None:
+    """None: no file of ours is called so."""
+    return bytes.fromhex(digits) if re.fullmatch("[0-9a-f]{32}", digits) else None
+
+
+def _is_alive(process: str) -> bool:
+    try:
+        os.kill(int(process), 0)
+    except ProcessLookupError:
+        return False
+    except (ValueError, OSError):
+        return True
+    return True

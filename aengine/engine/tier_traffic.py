@@ -1,0 +1,124 @@
+"""`TierTraffic`: what the step thread does for tiers of KV. Columns that a step has computed are read from the pool and put there; what has
+been loaded is written to the pool, a little at a time, so that no step waits long.
+
+Knows neither files nor what pages mean. To be used from the step thread alone.
+"""
+
+from __future__ import annotations
+
+import pathlib
+from collections.abc import Callable
+from concurrent.futures import Future
+from dataclasses import dataclass
+
+import numpy as np
+
+from aengine.api.config import EngineConfig
+from aengine.api.errors import ConfigError
+from aengine.cache import Column, PageTiers
+from aengine.engine.edges import StepStats
+from aengine.runner.contract import Runner
+from aengine.scheduler.scheduler import Scheduler
+from aengine.scheduler.tier_loads import PageLoad
+
+_BYTES_AT_A_TIME = 32 << 20  # of what was loaded that are written to the pool between two steps
+
+
+def tiers_of(config: EngineConfig, runner: Runner) -> Callable[[str], PageTiers] | None:
+    """What opens the tiers that an engine is configured to have, for an identity of the model; None: none. Raises ConfigError."""
+    folder, memory = config.kv_disk_path, config.host_kv_memory
+    if folder is None and not memory:
+        return None
+    field = "host_kv_memory" if folder is None else "kv_disk_path"
+    if not config.enable_prefix_cache:
+        raise ConfigError.of(field, "it is not possible without enable_prefix_cache")
+    if config.num_ranks > 1 or config.expert_parallel_size > 1:
+        raise ConfigError.of(field, "it is not possible for a model that is divided over ranks")
+    if runner.state_pages:
+        raise ConfigError.of(field, "it is not possible for a model with recurrent layers")
+    column_bytes = len(runner.windows) * runner.page_bytes
+
+    def open_tiers(identity: str) -> PageTiers:
+        path = None if folder is None else pathlib.Path(folder).expanduser()
+        try:
+            return PageTiers(identity, memory, path, config.kv_disk_size, column_bytes)
+        except OSError as error:
+            raise ConfigError.of("kv_disk_path", f"{folder} cannot be used: {error.strerror}") from None
+
+    return open_tiers
+
+
+@dataclass(slots=True)
+class _Loading:
+    columns: Future[list[Column]]
+    num_written: int = 0
+
+
+class TierTraffic:
+    def __init__(self, scheduler: Scheduler, runner: Runner, stats: StepStats, wake_up: Callable[[], object]) -> None:
+        """`wake_up` is called, from any thread, when something was loaded."""
+        self._scheduler, self._runner, self._stats, self._wake_up = scheduler, runner, stats, wake_up
+        self._tiers: PageTiers | None = None
+        self._loading: dict[PageLoad, _Loading] = {}
+
+    def use(self, tiers: PageTiers) -> None:
+        """Other weights came into use, whose KV these tiers hold."""
+        before, self._tiers = self._tiers, tiers
+        self._loading.clear()
+        self._scheduler.use_tiers(tiers, self._is_worth)
+        if before is not None:
+            before.close(at_once=True)
+
+    def _is_worth(self, count: int) -> bool:
+        """Whether so many columns are loaded faster than computed, as far as is known."""
+        assert self._tiers is not None
+        each, rate = self._tiers.seconds_per_column, self._stats.prefill_rate
+        return not each or not rate or each * rate < self._runner.page_size
+
+    def begin_loads(self) -> None:
+        """Loads that a plan has begun."""
+        for load in self._scheduler.take_loads():
+            assert self._tiers is not None
+            self._loading[load] = _Loading(self._tiers.load(load.names, self._wake_up))
+
+    def write_loaded(self) -> None:
+        """Writes some of what was loaded to the pool, from which sequences can take it when their load is whole."""
+        left = _BYTES_AT_A_TIME
+        for load, loading in list(self._loading.items()):
+            if not self._scheduler.is_loading(load):
+                del self._loading[load]
+            elif loading.columns.done() and left > 0:
+                columns = loading.columns.result()
+                right = 0  # a name could be that of other tokens
+                while right < len(columns) and columns[right].tokens == load.tokens[right]:
+                    right += 1
+                begin = loading.num_written
+                end = min(right, begin + max(left // (len(self._runner.windows) * self._runner.page_bytes), 1))
+                left -= self._write(load, columns[begin:end], begin)
+                loading.num_written = end
+                if end == right:
+                    del self._loading[load]
+                    self._scheduler.end_load(load, end)
+        if left <= 0:
+            self._wake_up()  # the rest follows the next step, or nothing
+
+    def _write(self, load: PageLoad, columns: list[Column], first: int) -> int:
+        if not columns:
+            return 0
+        pages = load.pages[first : first + len(columns)]
+        content = np.stack([column.pages.reshape(pages.shape[1], -1) for column in columns])
+        needed = pages > 0
+        self._runner.write_pages(pages[needed], content[needed])
+        return content.nbytes
+
+    def save(self) -> None:
+        """Puts the columns that the committed step has completed into the tiers."""
+        saves = self._scheduler.take_saves()
+        if saves and self._tiers is not None:
+            content = self._runner.read_pages(np.concatenate([save.pages for save in saves]))
+            for save, pages in zip(saves, np.split(content, len(saves)), strict=True):
+                self._tiers.put(Column(save.name, save.tokens, pages))
+
+    def close(self) -> None:
+        if self._tiers is not None:
+            self._tiers.close()
