@@ -63,7 +63,7 @@ class PageTiers:
     def __init__(self, identity: str, host_bytes: int, folder: pathlib.Path | None, disk_bytes: int, column_bytes: int) -> None:
         """`identity`: of all that decides what pages hold beside the names of their contents; it must be fit for a name of a file.
         `column_bytes`: of the pages of a column. Raises OSError for a folder that cannot be made, or is another user's."""
-        self._host_bytes, self._root, self._disk_bytes, self._column_bytes = host_bytes, folder, disk_bytes, column_bytes
+        self._host_bytes, self._root, self._disk_bytes, self.column_bytes = host_bytes, folder, disk_bytes, column_bytes
         self._host: OrderedDict[bytes, Column] = OrderedDict()
         self._known: set[bytes] = set()  # that are in files, or on the way there
         self._folder = None if folder is None else _own_folder(folder, identity)
@@ -109,7 +109,7 @@ class PageTiers:
         with self._lock:
             if self._host_bytes and column.name not in self._host:
                 self._host[column.name] = column
-                while len(self._host) * self._column_bytes > self._host_bytes:
+                while len(self._host) * self.column_bytes > self._host_bytes:
                     self._host.popitem(last=False)
             if self._folder is None or column.name in self._known or time.monotonic() < self._broken_until:
                 return
@@ -138,7 +138,7 @@ class PageTiers:
 
     def counts(self) -> TierCounts:
         with self._lock:
-            host = len(self._host) * self._column_bytes
+            host = len(self._host) * self.column_bytes
         return TierCounts(host, self._disk_used, self._loaded, self._saved, self._broken)
 
     def close(self, *, at_once: bool = False) -> None:
@@ -199,14 +199,14 @@ class PageTiers:
         path = _path(self._folder, name)
         try:
             with open(path, "rb") as file:
-                data = file.read(_HEAD.size + self._column_bytes + (1 << 20))
+                data = file.read(_HEAD.size + self.column_bytes + (1 << 20))
             os.utime(path)  # it was used now
         except OSError as error:
             self._forget(name)
             if not isinstance(error, FileNotFoundError):
                 _log.warning("a file of KV is left out: %s: %s", path, error.strerror)
             return None
-        column = _parsed(name, data, self._column_bytes)
+        column = _parsed(name, data, self.column_bytes)
         if column is None:
             self._broken += 1
             _log.warning("a file of KV is removed, for it is not what was written: %s", path)

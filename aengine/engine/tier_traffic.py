@@ -36,7 +36,7 @@ def tiers_of(config: EngineConfig, runner: Runner) -> Callable[[str], PageTiers]
         raise ConfigError.of(field, "it is not possible for a model that is divided over ranks")
     if runner.state_pages:
         raise ConfigError.of(field, "it is not possible for a model with recurrent layers")
-    column_bytes = len(runner.windows) * runner.page_bytes
+    column_bytes = len(runner.windows) * runner.read_pages(np.zeros(1, np.int32)).shape[1]
 
     def open_tiers(identity: str) -> PageTiers:
         path = None if folder is None else pathlib.Path(folder).expanduser()
@@ -83,7 +83,8 @@ class TierTraffic:
 
     def write_loaded(self) -> None:
         """Writes some of what was loaded to the pool, from which sequences can take it when their load is whole."""
-        left = _BYTES_AT_A_TIME
+        left, tiers = _BYTES_AT_A_TIME, self._tiers
+        assert tiers is not None
         for load, loading in list(self._loading.items()):
             if not self._scheduler.is_loading(load):
                 del self._loading[load]
@@ -93,7 +94,7 @@ class TierTraffic:
                 while right < len(columns) and columns[right].tokens == load.tokens[right]:
                     right += 1
                 begin = loading.num_written
-                end = min(right, begin + max(left // (len(self._runner.windows) * self._runner.page_bytes), 1))
+                end = min(right, begin + max(left // tiers.column_bytes, 1))
                 left -= self._write(load, columns[begin:end], begin)
                 loading.num_written = end
                 if end == right:

@@ -179,12 +179,8 @@ class Runner(Protocol):
     def discard(self, prepared: Prepared) -> None:
         """In place of `apply`. May be called from any thread."""
 
-    @property
-    def page_bytes(self) -> int:
-        """Bytes of a KV page, as `read_pages` reads it."""
-
     def read_pages(self, pages: IntArray) -> NDArray[np.uint8]:
-        """[n, page_bytes] of pages that committed steps have written."""
+        """[n, bytes of a page] of pages that committed steps have written; without those of a draft model."""
 
     def write_pages(self, pages: IntArray, content: NDArray[np.uint8]) -> None:
         """Writes what was read of as many pages, for steps that are launched from now on. No step in flight has these pages."""

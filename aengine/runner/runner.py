@@ -378,10 +378,6 @@ class ModelRunner:
     def discard(self, prepared: Prepared) -> None:
         self._changing.discard(prepared)
 
-    @property
-    def page_bytes(self) -> int:
-        return self._executor.bytes_per_page()
-
     def read_pages(self, pages: IntArray) -> NDArray[np.uint8]:
         return self._executor.read_pages(pages)
 

@@ -1,0 +1,251 @@
+"""Engines whose KV outlives the pool: the same tokens as undisturbed, whatever happens to files, processes and weights."""
+
+from __future__ import annotations
+
+import os
+import pathlib
+import random
+import signal
+import subprocess
+import sys
+from collections.abc import Sequence
+from contextlib import suppress
+from typing import Any
+
+import anyio
+import pytest
+import torch
+import transformers
+from slow_cases import slow_but
+
+from aengine import AsyncEngine, Completion, ConfigError, SamplingParams
+from aengine.engine.tier_traffic import TierTraffic
+
+pytestmark = [pytest.mark.anyio, pytest.mark.parametrize("anyio_backend", ["asyncio"])]
+SIZES: dict[str, Any] = {"dtype": "float32", "device": "cpu", "page_size": 4, "max_num_seqs": 8, "threads": 1}
+KINDS: dict[str, dict[str, Any]] = {
+    "kernels": {},
+    "int8": {"kv_cache_dtype": "int8", "dtype": "bfloat16"},
+    "windows": {"model": "windows"},
+    "torch": {"attention_backend": "torch_native"},
+    "torch-windows": {"attention_backend": "torch_native", "model": "windows"},
+    "drafts": {"speculative": "draft", "speculative_model": "demo"},
+}
+PROMPTS = [[5 + (number * 31 + place * (7 + number)) % 300 for place in range(90 + 13 * number)] for number in range(6)]
+GREEDY = SamplingParams(max_tokens=10, temperature=0.0, ignore_eos=True)
+
+
+@pytest.fixture(autouse=True)
+def always_load(monkeypatch: pytest.MonkeyPatch) -> None:
+    """However fast the model computes."""
+    monkeypatch.setattr(TierTraffic, "_is_worth", lambda self, count: True)
+
+
+@pytest.fixture(scope="session")
+def windowed(tmp_path_factory: pytest.TempPathFactory) -> str:
+    torch.manual_seed(1)
+    sizes = {"hidden_size": 32, "intermediate_size": 48, "num_attention_heads": 2, "num_key_value_heads": 1, "head_dim": 16}
+    config = transformers.Gemma3TextConfig(**sizes, vocab_size=400, num_hidden_layers=6, sliding_window=9, max_position_embeddings=512)
+    model = transformers.AutoModelForCausalLM.from_config(config).float()
+    for parameter in model.parameters():
+        parameter.data.normal_(0.0, 0.15)
+    folder = tmp_path_factory.mktemp("windowed")
+    model.save_pretrained(folder)
+    return str(folder)
+
+
+def engine_of(kind: str, windowed: str, **options: Any) -> AsyncEngine:
+    settings = {"model": "demo", "kv_cache_memory": 32 << 20, **SIZES, **KINDS[kind], **options}
+    if settings["model"] == "windows":
+        settings["model"] = windowed
+    return AsyncEngine(settings.pop("model"), **settings)
+
+
+async def generate_all(engine: AsyncEngine, prompts: Sequence[Sequence[int]] = PROMPTS) -> list[Completion]:
+    outputs: dict[int, Completion] = {}
+
+    async def run(number: int) -> None:
+        outputs[number] = await engine.generate(list(prompts[number]), GREEDY)
+
+    async with anyio.create_task_group() as group:
+        for number in range(len(prompts)):
+            group.start_soon(run, number)
+    return [outputs[number] for number in range(len(prompts))]
+
+
+def tokens_of(outputs: Sequence[Completion]) -> list[tuple[int, ...]]:
+    return [output.token_ids for output in outputs]
+
+
+def files_in(folder: pathlib.Path) -> list[pathlib.Path]:
+    return sorted(path for path in folder.rglob("*") if path.is_file())
+
+
+def damage(folder: pathlib.Path, rng: random.Random) -> None:
+    """A quarter of the files, while an engine may remove some."""
+    files = files_in(folder)
+    for path in rng.sample(files, len(files) // 4):
+        with suppress(FileNotFoundError):
+            data = bytearray(path.read_bytes())
+            match rng.randrange(4):
+                case 0 if data:
+                    data[rng.randrange(len(data))] ^= 1 << rng.randrange(8)
+                    path.write_bytes(data)
+                case 1:
+                    os.truncate(path, rng.randrange(len(data) + 1))
+                case 2:
+                    path.write_bytes(rng.choice(files).read_bytes())
+                case _:
+                    path.unlink()
+
+
+def run_and_kill(code: str, count: int) -> list[str]:
+    """The first lines that a program prints, which is killed then."""
+    with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True) as child:
+        assert child.stdout is not None
+        lines = [child.stdout.readline() for _ in range(count)]
+        child.send_signal(signal.SIGKILL)
+    return lines
+
+
+@pytest.mark.parametrize("kind", slow_but(["kernels", "torch-windows"], KINDS))
+async def test_a_restart_remembers(kind: str, windowed: str, tmp_path: pathlib.Path, anyio_backend: str) -> None:
+    async with engine_of(kind, windowed) as engine:
+        expected = tokens_of(await generate_all(engine))
+    for number in range(3):
+        async with engine_of(kind, windowed, kv_disk_path=str(tmp_path)) as engine:
+            outputs = await generate_all(engine)
+            assert tokens_of(outputs) == expected
+            for prompt, output in zip(PROMPTS, outputs, strict=True):
+                assert output.usage.cached_prompt_tokens == (0 if number == 0 else (len(prompt) - 1) // 4 * 4)
+
+
+@pytest.mark.parametrize("tier", ["host", "disk"])
+@pytest.mark.parametrize("kind", slow_but(["kernels"], KINDS))
+async def test_a_small_pool(kind: str, tier: str, windowed: str, tmp_path: pathlib.Path, anyio_backend: str) -> None:
+    """It has room for two of the prompts."""
+    async with engine_of(kind, windowed) as engine:
+        expected = tokens_of(await generate_all(engine))
+        pages = 2 * (len(PROMPTS[-1]) + 20) // 4 * len(engine.model_info.layer_groups)
+        page_bytes = engine.model_info.kv_bytes_per_token * 4 // len(engine.model_info.layer_groups)
+    options: dict[str, Any] = {"host_kv_memory": 64 << 20} if tier == "host" else {"kv_disk_path": str(tmp_path)}
+    async with engine_of(kind, windowed, kv_cache_memory=pages * page_bytes, max_model_len=240, **options) as engine:
+        for number in range(4):
+            outputs = [await engine.generate(prompt, GREEDY) for prompt in PROMPTS]
+            assert tokens_of(outputs) == expected
+            for prompt, output in zip(PROMPTS, outputs, strict=True):
+                assert output.usage.cached_prompt_tokens >= (0 if number == 0 else (len(prompt) - 1) // 4 * 4)
+            assert tokens_of(await generate_all(engine)) == expected
+
+
+@pytest.mark.parametrize("rounds", slow_but([2], [2, 30]))
+async def test_files_that_are_broken(rounds: int, windowed: str, tmp_path: pathlib.Path, anyio_backend: str) -> None:
+    rng = random.Random(rounds)
+    async with engine_of("kernels", windowed) as engine:
+        expected = tokens_of(await generate_all(engine))
+    for _ in range(rounds):
+        async with engine_of("kernels", windowed, kv_disk_path=str(tmp_path), host_kv_memory=1 << 16) as engine:
+            for _ in range(3):
+                damage(tmp_path, rng)
+                assert tokens_of(await generate_all(engine)) == expected
+                await engine.flush_cache()
+
+
+async def test_engines_share_a_folder(windowed: str, tmp_path: pathlib.Path, anyio_backend: str) -> None:
+    """At the same time."""
+    async with engine_of("kernels", windowed) as engine:
+        expected = tokens_of(await generate_all(engine))
+    options = {"kv_disk_path": str(tmp_path), "kv_disk_size": 1 << 20}  # less than they write
+    async with engine_of("kernels", windowed, **options) as first, engine_of("kernels", windowed, **options) as second:
+        for _ in range(4):
+            found: list[list[tuple[int, ...]]] = []
+
+            async def run(engine: AsyncEngine, into: list[list[tuple[int, ...]]] = found) -> None:
+                into.append(tokens_of(await generate_all(engine)))
+
+            async with anyio.create_task_group() as group:
+                group.start_soon(run, first)
+                group.start_soon(run, second)
+            assert found == [expected, expected]
+            await first.flush_cache()
+            await second.flush_cache()
+    assert sum(path.stat().st_size for path in files_in(tmp_path)) <= 1 << 20
+
+
+@pytest.mark.parametrize("rounds", slow_but([2], [2, 20]))
+async def test_engines_that_are_killed(rounds: int, windowed: str, tmp_path: pathlib.Path, anyio_backend: str) -> None:
+    async with engine_of("kernels", windowed) as engine:
+        expected = tokens_of(await generate_all(engine))
+    code = f"""
+import asyncio, sys
+sys.path[:0] = {sys.path!r}
+from test_kv_tiers import PROMPTS, TierTraffic, engine_of, generate_all
+TierTraffic._is_worth = lambda self, count: True
+async def main():
+    async with engine_of("kernels", "", kv_disk_path={str(tmp_path)!r}) as engine:
+        while True:
+            for prompt in PROMPTS:
+                print((await generate_all(engine, [prompt]))[0].token_ids, flush=True)
+            await engine.flush_cache()
+asyncio.run(main())
+"""
+    rng = random.Random(rounds)
+    for _ in range(rounds):
+        assert run_and_kill(code, count := rng.randrange(1, 15)) == [f"{expected[number % len(PROMPTS)]}\n" for number in range(count)]
+    async with engine_of("kernels", windowed, kv_disk_path=str(tmp_path)) as engine:
+        outputs = await generate_all(engine)
+        assert tokens_of(outputs) == expected
+        assert outputs[0].usage.cached_prompt_tokens > 0
+
+
+async def test_sleep_and_cancelling_while_pages_are_loaded(windowed: str, tmp_path: pathlib.Path, anyio_backend: str) -> None:
+    async with engine_of("kernels", windowed, kv_disk_path=str(tmp_path)) as engine:
+        expected = tokens_of(await generate_all(engine))
+        for number in range(6):
+            await engine.flush_cache()
+            streams = [engine.stream(prompt, GREEDY) for prompt in PROMPTS]
+            if number % 2:
+                await engine.sleep(1 + number % 4 // 2)
+                await engine.wake()
+            for stream in streams[1::2]:
+                await stream.aclose()
+            for stream, tokens in list(zip(streams, expected, strict=True))[::2]:
+                assert tuple([token.token_id async for token in stream]) == tokens
+        assert engine.stats().pages_used == 0
+
+
+async def test_other_weights_have_other_files(windowed: str, tmp_path: pathlib.Path, anyio_backend: str) -> None:
+    other = tmp_path / "other"
+    model = transformers.AutoModelForCausalLM.from_pretrained(windowed)
+    for parameter in model.parameters():
+        parameter.data.add_(torch.randn_like(parameter), alpha=0.05)
+    model.save_pretrained(other)
+    prompts = [[token % 390 for token in prompt] for prompt in PROMPTS]
+    expected = []
+    for path in (windowed, str(other)):
+        async with engine_of("windows", path) as engine:
+            expected.append(tokens_of(await generate_all(engine, prompts)))
+    assert expected[0] != expected[1]
+    for _ in range(2):
+        async with engine_of("windows", windowed, kv_disk_path=str(tmp_path / "kv")) as engine:
+            for version, path in enumerate((None, str(other), windowed, str(other))):
+                if path is not None:
+                    await engine.update_weights(path)
+                assert tokens_of(await generate_all(engine, prompts)) == expected[version % 2]
+    async with engine_of("windows", str(other), kv_disk_path=str(tmp_path / "kv")) as engine:
+        assert tokens_of(await generate_all(engine, prompts)) == expected[1]
+
+
+async def test_what_is_refused(windowed: str, tmp_path: pathlib.Path, anyio_backend: str) -> None:
+    file = tmp_path / "file"
+    file.write_text("")
+    cases: list[tuple[dict[str, Any], str]] = [
+        ({"kv_disk_path": str(file)}, "kv_disk_path: .* cannot be used: Not a directory|File exists"),
+        ({"kv_disk_path": str(tmp_path), "enable_prefix_cache": False}, "kv_disk_path: it is not possible without enable_prefix_cache"),
+        ({"host_kv_memory": 1 << 20, "tensor_parallel_size": 2}, "host_kv_memory: it is not possible for a model that is divided"),
+        ({"kv_disk_path": str(tmp_path), "kv_disk_size": 5}, "kv_disk_size: 5 is not an integer >= 1048576"),
+    ]
+    for options, why in cases:
+        with pytest.raises(ConfigError, match=why):
+            async with engine_of("kernels", windowed, **options):
+                pass
