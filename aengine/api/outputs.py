@@ -233,6 +233,10 @@ class EngineStats(Drafted):
     prompt_tokens: int = 0  # of requests that began since start
     cached_prompt_tokens: int = 0  # those of them that were found in the prefix cache
     completion_tokens: int = 0  # generated since start
+    loaded_tokens: int = 0  # whose KV has come from host memory or files since start
+    saved_tokens: int = 0  # whose KV was written to files since start
+    host_kv_bytes: int = 0  # of KV in host memory, as of `EngineConfig.host_kv_memory`
+    disk_kv_bytes: int = 0  # of the files below `EngineConfig.kv_disk_path`, as far as is known
     paused: bool = False  # by AsyncEngine.pause()
     sleep_level: int = 0  # by AsyncEngine.sleep(); 0: awake
     weights_version: int = 0  # of the weights in use: how often AsyncEngine.update_weights() replaced them

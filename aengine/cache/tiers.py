@@ -52,8 +52,8 @@ class TierCounts:
 
     host_bytes: int = 0
     disk_bytes: int = 0  # in the folder, of all models, as far as it is known
-    loaded: int = 0  # columns
-    saved: int = 0  # columns that were written to a file
+    loaded_tokens: int = 0
+    saved_tokens: int = 0  # that were written to files
     broken: int = 0  # files that were removed because of what they held
 
 
@@ -79,7 +79,7 @@ class PageTiers:
         self._reads: deque[tuple[Sequence[bytes], Future[list[Column]]]] = deque()
         self._closed = False
         self._serial = itertools.count()
-        self._loaded, self._saved, self._broken = 0, 0, 0
+        self._loaded, self._saved, self._broken = 0, 0, 0  # tokens, tokens, files
         self._read_seconds = 0.0  # of a column, of late; 0.0: none was read
         self._thread = threading.Thread(target=self._run, name="aengine-kv-tiers", daemon=True)
         self._thread.start()
@@ -190,7 +190,7 @@ class PageTiers:
         if found:
             each = (time.perf_counter() - begin) / len(found)
             self._read_seconds = each if not self._read_seconds else 0.7 * self._read_seconds + 0.3 * each
-            self._loaded += len(found)
+            self._loaded += sum(len(column.tokens) for column in found) // 4
         return found
 
     def _read(self, name: bytes) -> Column | None:
@@ -242,7 +242,7 @@ class PageTiers:
                 self._writes.clear()
             return
         self._disk_used += size
-        self._saved += 1
+        self._saved += len(column.tokens) // 4
 
     def _scan(self, folder: pathlib.Path) -> None:
         """See what is in the folder, and remove what a process has left that was killed."""

@@ -25,6 +25,7 @@ from typing import Generic, TypeVar
 
 from aengine.aio.edge import LoopEdge
 from aengine.api.outputs import EngineStats, Histogram, MemoryUse
+from aengine.cache import TierCounts
 from aengine.runner.contract import Prepared
 from aengine.scheduler.live_sequences import MovingRatio
 from aengine.scheduler.sequence import Request
@@ -305,13 +306,17 @@ class StepStats:
     def are_old(self) -> bool:
         return time.monotonic() - self._published_at >= PUBLISH_SECONDS
 
-    def publish(self, stats: EngineStats, *, paused: bool, sleep_level: int) -> None:
-        """Publish the scheduler's `stats`, with what is counted here added, for other threads to read."""
+    def publish(self, stats: EngineStats, tiers: TierCounts, *, paused: bool, sleep_level: int) -> None:
+        """Publish the scheduler's `stats`, with what tiers and this count added, for other threads to read."""
         self._published_at = time.monotonic()
         stats = replace(
             stats,
             steps=self._num_steps,
             completion_tokens=self.completion_tokens,
+            loaded_tokens=tiers.loaded_tokens,
+            saved_tokens=tiers.saved_tokens,
+            host_kv_bytes=tiers.host_bytes,
+            disk_kv_bytes=tiers.disk_bytes,
             paused=paused,
             sleep_level=sleep_level,
             fingerprint=self.identity.fingerprint,

@@ -25,7 +25,7 @@ from aengine.api.config import EngineConfig
 from aengine.api.errors import AEngineError, InsufficientMemoryError, InvalidRequestError, StepHangError
 from aengine.api.outputs import MemoryUse
 from aengine.api.runtime import forget_locals
-from aengine.cache import PageTiers
+from aengine.cache import PageTiers, TierCounts
 from aengine.engine.edges import (
     Apply,
     Cancel,
@@ -341,7 +341,8 @@ class StepDriver:
             self._tiers.close()
 
     def _publish(self) -> None:
-        self._stats.publish(self._scheduler.stats(), paused=self._paused, sleep_level=self._sleep_level)
+        tiers = TierCounts() if self._tiers is None else self._tiers.counts()
+        self._stats.publish(self._scheduler.stats(), tiers, paused=self._paused, sleep_level=self._sleep_level)
 
 
 @contextmanager

@@ -15,7 +15,7 @@ import numpy as np
 
 from aengine.api.config import EngineConfig
 from aengine.api.errors import ConfigError
-from aengine.cache import Column, PageTiers
+from aengine.cache import Column, PageTiers, TierCounts
 from aengine.engine.edges import StepStats
 from aengine.runner.contract import Runner
 from aengine.scheduler.scheduler import Scheduler
@@ -119,6 +119,9 @@ class TierTraffic:
             content = self._runner.read_pages(np.concatenate([save.pages for save in saves]))
             for save, pages in zip(saves, np.split(content, len(saves)), strict=True):
                 self._tiers.put(Column(save.name, save.tokens, pages))
+
+    def counts(self) -> TierCounts:
+        return TierCounts() if self._tiers is None else self._tiers.counts()
 
     def close(self) -> None:
         if self._tiers is not None:

@@ -531,6 +531,10 @@ class Load(_message.Message):
     PREFILL_TOKENS_PER_SECOND_FIELD_NUMBER: _builtins.int
     FINGERPRINT_FIELD_NUMBER: _builtins.int
     WEIGHTS_TIME_FIELD_NUMBER: _builtins.int
+    LOADED_TOKENS_FIELD_NUMBER: _builtins.int
+    SAVED_TOKENS_FIELD_NUMBER: _builtins.int
+    HOST_KV_BYTES_FIELD_NUMBER: _builtins.int
+    DISK_KV_BYTES_FIELD_NUMBER: _builtins.int
     running: _builtins.int
     """Sequences that are being computed."""
     waiting: _builtins.int
@@ -577,6 +581,14 @@ class Load(_message.Message):
     """When these weights came into use: as the model was loaded or its weights were replaced, in seconds since the epoch by the server's
     clock. 0: they are not loaded.
     """
+    loaded_tokens: _builtins.int
+    """Tokens whose KV has come from host memory or files since start."""
+    saved_tokens: _builtins.int
+    """Tokens whose KV was written to files since start."""
+    host_kv_bytes: _builtins.int
+    """Bytes of KV in host memory, beside the pool."""
+    disk_kv_bytes: _builtins.int
+    """Bytes of KV in files, of all models that share the directory, as far as is known."""
     @_builtins.property
     def drafts(self) -> _containers.RepeatedCompositeFieldContainer[_generation_pb2.DraftUsage]:
         """Draft tokens so far, by drafter."""
@@ -605,10 +617,14 @@ class Load(_message.Message):
         prefill_tokens_per_second: _builtins.float = ...,
         fingerprint: _builtins.str = ...,
         weights_time: _builtins.float = ...,
+        loaded_tokens: _builtins.int = ...,
+        saved_tokens: _builtins.int = ...,
+        host_kv_bytes: _builtins.int = ...,
+        disk_kv_bytes: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["cached_prompt_tokens", b"cached_prompt_tokens", "cached_tokens", b"cached_tokens", "completion_tokens", b"completion_tokens", "drafts", b"drafts", "draining", b"draining", "fingerprint", b"fingerprint", "mean_step_seconds", b"mean_step_seconds", "pages_total", b"pages_total", "pages_used", b"pages_used", "parked", b"parked", "paused", b"paused", "preemptions", b"preemptions", "prefill_tokens_per_second", b"prefill_tokens_per_second", "prompt_tokens", b"prompt_tokens", "running", b"running", "sleep_level", b"sleep_level", "steps", b"steps", "uncomputed_tokens", b"uncomputed_tokens", "waiting", b"waiting", "weights_time", b"weights_time", "weights_version", b"weights_version"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cached_prompt_tokens", b"cached_prompt_tokens", "cached_tokens", b"cached_tokens", "completion_tokens", b"completion_tokens", "disk_kv_bytes", b"disk_kv_bytes", "drafts", b"drafts", "draining", b"draining", "fingerprint", b"fingerprint", "host_kv_bytes", b"host_kv_bytes", "loaded_tokens", b"loaded_tokens", "mean_step_seconds", b"mean_step_seconds", "pages_total", b"pages_total", "pages_used", b"pages_used", "parked", b"parked", "paused", b"paused", "preemptions", b"preemptions", "prefill_tokens_per_second", b"prefill_tokens_per_second", "prompt_tokens", b"prompt_tokens", "running", b"running", "saved_tokens", b"saved_tokens", "sleep_level", b"sleep_level", "steps", b"steps", "uncomputed_tokens", b"uncomputed_tokens", "waiting", b"waiting", "weights_time", b"weights_time", "weights_version", b"weights_version"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -53,6 +53,7 @@ _LOAD = (
     *("running", "waiting", "parked", "pages_used", "pages_total", "cached_tokens", "steps", "preemptions"),
     *("prompt_tokens", "cached_prompt_tokens", "completion_tokens", "paused", "sleep_level", "weights_version"),
     *("uncomputed_tokens", "mean_step_seconds", "prefill_tokens_per_second", "fingerprint", "weights_time"),
+    *("loaded_tokens", "saved_tokens", "host_kv_bytes", "disk_kv_bytes"),
 )
 
 

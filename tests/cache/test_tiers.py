@@ -60,7 +60,7 @@ def test_files_outlive_the_process(tmp_path: pathlib.Path) -> None:
     assert not tiers.keeps(column(9).name)
     assert loaded(tiers, range(9)) == 8
     assert loaded(tiers, [9, 0]) == 0
-    assert tiers.counts().loaded == 8
+    assert tiers.counts().loaded_tokens == 8 * 16
     tiers.close()
     others = open_tiers(tmp_path, identity="another-model")
     assert others.find([column(0).name]) == 0

@@ -5,11 +5,12 @@ from __future__ import annotations
 import pytest
 
 from aengine.api.outputs import EngineStats
+from aengine.cache import TierCounts
 from aengine.engine.edges import StepStats
 
 
 def published(stats: StepStats) -> EngineStats:
-    stats.publish(EngineStats(), paused=False, sleep_level=0)
+    stats.publish(EngineStats(), TierCounts(), paused=False, sleep_level=0)
     return stats.published[0]
 
 

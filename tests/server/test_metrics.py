@@ -183,6 +183,10 @@ class TestCounts:
             "prompt_tokens": "aengine_prompt_tokens_total",
             "cached_prompt_tokens": "aengine_cached_prompt_tokens_total",
             "completion_tokens": "aengine_completion_tokens_total",
+            "loaded_tokens": "aengine_loaded_tokens_total",
+            "saved_tokens": "aengine_saved_tokens_total",
+            "host_kv_bytes": "aengine_kv_host_bytes",
+            "disk_kv_bytes": "aengine_kv_disk_bytes",
         }
         counts = {field: index for index, field in enumerate(exposed_as, 1)}
         steps = HistogramSnapshot((0.1, 1.0), (3, 2, 1), 9.5)

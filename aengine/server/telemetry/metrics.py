@@ -184,6 +184,10 @@ class Metrics:
         yield CounterMetricFamily("aengine_prompt_tokens", "Prompt tokens of requests that began.", stats.prompt_tokens)
         yield CounterMetricFamily("aengine_cached_prompt_tokens", "Prompt tokens found in the prefix cache.", stats.cached_prompt_tokens)
         yield CounterMetricFamily("aengine_completion_tokens", "Tokens generated.", stats.completion_tokens)
+        yield CounterMetricFamily("aengine_loaded_tokens", "Tokens whose KV came from a tier.", stats.loaded_tokens)
+        yield CounterMetricFamily("aengine_saved_tokens", "Tokens whose KV was written to files.", stats.saved_tokens)
+        yield GaugeMetricFamily("aengine_kv_host_bytes", "Bytes of KV in host memory beside the pool.", stats.host_kv_bytes)
+        yield GaugeMetricFamily("aengine_kv_disk_bytes", "Bytes of KV in files.", stats.disk_kv_bytes)
         drafts = {source.value: DraftUsage(source.value) for source in DraftSource} | {one.drafter: one for one in stats.drafts}
         for name, text, count in (
             ("aengine_draft_steps", "Steps in which a sequence had drafts, by drafter.", "steps"),
