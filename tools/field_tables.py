@@ -21,8 +21,7 @@ from aengine.api.fields import DeclaredField, Refusal, declared_fields
 from aengine.api.params import Reasoning, SamplingParams, StructuredOutput
 from aengine.api.request import RequestOptions
 from aengine.client.client_config import ClientConfig
-from aengine.router.ray.ray_config import RayConfig
-from aengine.router.router_config import RouterConfig
+from aengine.router.router_config import RayConfig, RouterConfig
 from aengine.server.config.options import GROUPS, ServerConfig
 from aengine.server.config.settings import field_docs, options
 from aengine.server.http import anthropic, chat_completions, completions, embeddings, responses_input

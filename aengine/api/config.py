@@ -156,7 +156,7 @@ class EngineConfig:
     kv_disk_path: Annotated[str | None, text("a path")] = None
     """A directory in which the KV of prefixes is kept, also for later engines with the same model and settings, of one user. None: it is
     not."""
-    kv_disk_size: Annotated[int, Size(1 << 20)] = 16 << 30
+    kv_disk_size: Annotated[int, Size(0)] = 16 << 30
     """Most bytes, or a size such as 100GB, of the files below kv_disk_path; those that were used longest ago give way."""
     state_interval: Annotated[int | None, integer(0)] = None
     """The states of recurrent layers are kept after every so many tokens of a prompt, rounded up to whole pages, for requests that begin

@@ -58,7 +58,7 @@ class TierCounts:
 
 
 class PageTiers:
-    """`find`, `put` and `load` are called from one thread, and never wait for a disk."""
+    """`find`, `put_column` and `load` are called from one thread, and never wait for a disk."""
 
     def __init__(self, identity: str, host_bytes: int, folder: pathlib.Path | None, disk_bytes: int, column_bytes: int) -> None:
         """`identity`: of all that decides what pages hold beside the names of their contents; it must be fit for a name of a file.
@@ -104,7 +104,7 @@ class PageTiers:
                 self._host.move_to_end(name)
             return name in self._known or (self._folder is None and name in self._host)
 
-    def put(self, column: Column) -> None:
+    def put_column(self, column: Column) -> None:
         """Keep a column, whose pages must not change any more."""
         with self._lock:
             if self._host_bytes and column.name not in self._host:
@@ -316,7 +316,7 @@ def _parsed(name: bytes, data: bytes, column_bytes: int) -> Column | None:
 
 
 def _files(root: pathlib.Path) -> list[tuple[pathlib.Path, int, float]]:
-    """Of all models, with their sizes in bytes and when they were used."""
+    """The files of all models, with their sizes in bytes and when they were used."""
     found = []
     for folder, _, names in os.walk(root):
         for name in names:
@@ -341,7 +341,7 @@ def _remove(path: pathlib.Path) -> None:
 
 
 def _names_in(folder: pathlib.Path) -> set[bytes]:
-    """Of all columns that have files."""
+    """The names of all columns that have files."""
     parts = [entry for entry in os.scandir(folder) if len(entry.name) == 2 and entry.is_dir()]
     digits = [part.name + name for part in parts for name in os.listdir(part)]
     return {name for one in digits if (name := _name_of(one)) is not None}

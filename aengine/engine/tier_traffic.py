@@ -118,7 +118,7 @@ class TierTraffic:
         if saves and self._tiers is not None:
             content = self._runner.read_pages(np.concatenate([save.pages for save in saves]))
             for save, pages in zip(saves, np.split(content, len(saves)), strict=True):
-                self._tiers.put(Column(save.name, save.tokens, pages))
+                self._tiers.put_column(Column(save.name, save.tokens, pages))
 
     def counts(self) -> TierCounts:
         return TierCounts() if self._tiers is None else self._tiers.counts()

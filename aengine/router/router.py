@@ -43,10 +43,9 @@ from aengine.router.discovery import AddressSource, discover
 from aengine.router.fleet import Fleet, FleetInfo
 from aengine.router.in_flight import RequestsInFlight
 from aengine.router.processes import run_replicas
-from aengine.router.ray.ray_config import RayConfig
 from aengine.router.ray.replicas import ray_replicas
 from aengine.router.routed_request import RoutedRequest
-from aengine.router.router_config import RouterConfig
+from aengine.router.router_config import RayConfig, RouterConfig
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack

@@ -16,9 +16,8 @@ from aengine.api.config import EngineConfig
 from aengine.api.errors import ConfigError, ModelLoadError
 from aengine.models.choice import AnySpec, find_spec, has_output_head, parameter_counts, quantization_of
 from aengine.models.config.model_config import load_generation
-from aengine.models.loading.checkpoint import checkpoint_dtype
+from aengine.models.loading.checkpoint import WeightsDigest, checkpoint_dtype
 from aengine.models.loading.weights import grouped
-from aengine.models.loading.weights_digest import WeightsDigest
 from aengine.models.quantization.quantization_config import load_quantization
 from aengine.models.sharding import check_replicas, check_shards
 from aengine.models.spec import ModelSpec

@@ -29,9 +29,9 @@ from aengine.models.config.model_config import load_spec
 from aengine.models.draft_heads import eagle_spec, mtp_spec
 from aengine.models.fallback import FallbackSpec, LayerCall
 from aengine.models.images import ImagePositions
+from aengine.models.loading.checkpoint import WeightsDigest
 from aengine.models.loading.hub import resolve_model
 from aengine.models.loading.weights import random_weights, stored_kv_scales, stored_weights
-from aengine.models.loading.weights_digest import WeightsDigest
 from aengine.models.named_weights import named_weights
 from aengine.models.quantization.quantization_config import load_quantization
 from aengine.models.sharding import sharded_spec

@@ -26,10 +26,9 @@ from aengine.models.adapters import load_adapter
 from aengine.models.config.model_config import load_spec
 from aengine.models.fallback import FallbackSpec
 from aengine.models.gguf.gguf_file import is_gguf
-from aengine.models.loading.checkpoint import Checkpoint, StoredTensor, open_checkpoint, read_safetensors
+from aengine.models.loading.checkpoint import Checkpoint, StoredTensor, WeightsDigest, open_checkpoint, read_safetensors
 from aengine.models.loading.hub import resolve_model
 from aengine.models.loading.weights import checkpoint_weights, with_family_names
-from aengine.models.loading.weights_digest import WeightsDigest
 from aengine.models.quantization.quantization_config import Quantization, load_quantization
 from aengine.models.spec import ModelSpec
 from aengine.parallel.driver import DriverRanks

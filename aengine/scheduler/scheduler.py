@@ -118,7 +118,7 @@ class Scheduler:
     def end_load(self, load: PageLoad, num_loaded: int) -> None:
         """The first columns of a load are in their pages; sequences that waited for it are scheduled."""
         if self._kv_cache.loads is not None:
-            self._queue.push(*self._kv_cache.loads.end(load, num_loaded))
+            self._queue.push(*self._kv_cache.loads.end_load(load, num_loaded))
 
     def abandon_loads(self) -> bool:
         """Sequences that wait for tiers compute what they wait for, and the pages of their loads are free. False: there are none."""

@@ -82,7 +82,7 @@ class TierLoads:
         self._prefixes.claim(load, digests[:count])
         return self._prefixes.wait(sequence, digests[count - 1])
 
-    def end(self, load: PageLoad, num_loaded: int) -> list[Sequence]:
+    def end_load(self, load: PageLoad, num_loaded: int) -> list[Sequence]:
         """The first columns of a load have their content now, which others can use; the rest is not there. Returns the sequences that
         waited."""
         if load not in self._loads:
@@ -98,7 +98,7 @@ class TierLoads:
     def abandon(self) -> list[Sequence]:
         """No load that has begun counts any more. Returns the sequences that waited."""
         self._begun.clear()
-        return [sequence for load in list(self._loads) for sequence in self.end(load, 0)]
+        return [sequence for load in list(self._loads) for sequence in self.end_load(load, 0)]
 
     @property
     def num_loads(self) -> int:
@@ -114,7 +114,7 @@ class TierLoads:
             self._saves.append(PageSave(name, tokens, pages.copy()))
 
     def take_loads(self) -> list[PageLoad]:
-        """Those that have begun since the last call."""
+        """Return the loads that have begun since the last call."""
         begun, self._begun = self._begun, []
         return begun
 

@@ -26,6 +26,8 @@ INTEGERS: dict[str, tuple[int, int | None, bool]] = {  # lowest, highest, whethe
     "max_images": (0, 32, False),
     "image_max_tokens": (16, 65536, True),
     "image_cache_memory": (0, None, False),
+    "host_kv_memory": (0, None, False),
+    "kv_disk_size": (0, None, False),
     "max_queued_requests": (1, None, True),
     "max_queued_tokens": (1, None, True),
     "graph_tokens": (0, 8192, False),
@@ -51,7 +53,7 @@ CHOICES = {
 }
 SWITCHES = ("enable_prefix_cache", "eager", "skip_self_check", "content_special_tokens")
 OTHERS = {"model", "revision", "device", "page_size", "gpu_memory_utilization", "graph_sizes", "tenant_weights", "speculative_model"}
-OTHERS |= {"adapters", "local_ranks", "rank_address", "rank_secret_file", "expert_parallel_size", "expert_parallel_rank"}
+OTHERS |= {"adapters", "local_ranks", "rank_address", "rank_secret_file", "expert_parallel_size", "expert_parallel_rank", "kv_disk_path"}
 
 
 def config(**given: Any) -> EngineConfig:
@@ -116,6 +118,9 @@ def test_defaults() -> None:
         "max_images": 32,
         "image_max_tokens": None,
         "image_cache_memory": 256 << 20,
+        "host_kv_memory": 0,
+        "kv_disk_path": None,
+        "kv_disk_size": 16 << 30,
         "enable_prefix_cache": True,
         "state_interval": None,
         "max_queued_requests": 4096,

@@ -45,7 +45,7 @@ def loaded(tiers: PageTiers, numbers: range | list[int]) -> int:
 def fill(folder: pathlib.Path, numbers: range) -> list[pathlib.Path]:
     tiers = open_tiers(folder)
     for number in numbers:
-        tiers.put(column(number))
+        tiers.put_column(column(number))
     tiers.close()
     return [folder / "model" / (digits := column(number).name.hex())[:2] / digits[2:] for number in numbers]
 
@@ -70,9 +70,9 @@ def test_files_outlive_the_process(tmp_path: pathlib.Path) -> None:
 def test_host_memory_keeps_what_was_used_last() -> None:
     tiers = open_tiers(None, host=3 * COLUMN_BYTES)
     for number in range(3):
-        tiers.put(column(number))
+        tiers.put_column(column(number))
     assert tiers.keeps(column(0).name)  # it is used
-    tiers.put(column(3))
+    tiers.put_column(column(3))
     assert [tiers.find([column(number).name]) for number in range(4)] == [1, 0, 1, 1]
     assert loaded(tiers, [0, 2, 3]) == 3
     assert tiers.counts().host_bytes == 3 * COLUMN_BYTES
@@ -82,7 +82,7 @@ def test_host_memory_keeps_what_was_used_last() -> None:
 def test_what_waits_to_be_written_is_there(tmp_path: pathlib.Path) -> None:
     tiers = open_tiers(tmp_path)
     for number in range(300):
-        tiers.put(column(number))
+        tiers.put_column(column(number))
         assert tiers.find([column(number).name]) == 1
     assert loaded(tiers, range(299, -1, -1)) == 300
     tiers.close()
@@ -116,7 +116,7 @@ def test_broken_files_are_misses(tmp_path: pathlib.Path, caplog: pytest.LogCaptu
     for number, path in enumerate(paths):
         if path.is_dir():
             path.rmdir()
-        tiers.put(column(number))
+        tiers.put_column(column(number))
     tiers.close()
     tiers = open_tiers(tmp_path)
     assert loaded(tiers, range(count)) == count
@@ -131,7 +131,7 @@ def test_files_give_way(tmp_path: pathlib.Path) -> None:
     tiers = open_tiers(tmp_path, size=limit)
     assert loaded(tiers, [0]) == 1  # which is now the one that was used last
     for number in range(20, 30):
-        tiers.put(column(number))
+        tiers.put_column(column(number))
     tiers.close()
     total = sum(path.stat().st_size for path in tmp_path.rglob("*") if path.is_file())
     assert total <= limit
@@ -147,7 +147,7 @@ def test_a_folder_that_cannot_be_written(tmp_path: pathlib.Path, caplog: pytest.
         path.parent.rmdir()
         path.parent.write_bytes(b"")  # a file stands where a folder should
     tiers = open_tiers(tmp_path)
-    tiers.put(column(2))
+    tiers.put_column(column(2))
     tiers.close()
     assert len(caplog.records) == 1
     assert "KV is not kept in files for 30 s" in caplog.text
@@ -166,7 +166,7 @@ logging.basicConfig()
 resource.setrlimit(resource.RLIMIT_FSIZE, (200, 200))
 tiers = open_tiers(pathlib.Path({str(tmp_path)!r}))
 for number in range(3):
-    tiers.put(column(number))
+    tiers.put_column(column(number))
 tiers.close()
 print(tiers.find([column(0).name]))
 """
@@ -179,7 +179,7 @@ print(tiers.find([column(0).name]))
 def test_processes_share_a_folder(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("aengine.cache.tiers._RESCAN_SECONDS", 0.0)
     first, second = open_tiers(tmp_path), open_tiers(tmp_path)
-    first.put(column(1))
+    first.put_column(column(1))
     first.close()
     while not second.find([column(1).name]):  # which has the thread look
         pass
@@ -198,7 +198,7 @@ tiers = open_tiers(pathlib.Path({str(tmp_path)!r}), size=100 * {FILE_BYTES})
 print("begun", flush=True)
 number = int(sys.argv[1])
 while True:
-    tiers.put(column(number))
+    tiers.put_column(column(number))
     loaded(tiers, [max(number - 7, 0)])
     number += 1
     print(number, flush=True)

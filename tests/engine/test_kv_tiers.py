@@ -243,7 +243,7 @@ async def test_what_is_refused(windowed: str, tmp_path: pathlib.Path, anyio_back
         ({"kv_disk_path": str(file)}, "kv_disk_path: .* cannot be used: Not a directory|File exists"),
         ({"kv_disk_path": str(tmp_path), "enable_prefix_cache": False}, "kv_disk_path: it is not possible without enable_prefix_cache"),
         ({"host_kv_memory": 1 << 20, "tensor_parallel_size": 2}, "host_kv_memory: it is not possible for a model that is divided"),
-        ({"kv_disk_path": str(tmp_path), "kv_disk_size": 5}, "kv_disk_size: 5 is not an integer >= 1048576"),
+        ({"kv_disk_path": str(tmp_path), "kv_disk_size": -5}, "kv_disk_size: -5 is not an integer >= 0"),
     ]
     for options, why in cases:
         with pytest.raises(ConfigError, match=why):

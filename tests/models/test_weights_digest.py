@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from aengine.kernels.quantized import QuantizedRows, Rows
-from aengine.models.loading.weights_digest import WeightsDigest
+from aengine.models.loading.checkpoint import WeightsDigest
 
 WEIGHT = torch.randn(300, 70, generator=torch.Generator().manual_seed(0)).bfloat16()
 CODES = QuantizedRows(torch.randint(-9, 9, (30, 64), dtype=torch.int8), torch.rand(30, 2), 32, 8, torch.rand(30, 2))

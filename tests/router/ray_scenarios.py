@@ -17,8 +17,8 @@ from ray_cluster import RayCluster
 from aengine import AsyncEngine, Completion, EngineConfig, Router, SamplingParams
 from aengine.api.outputs import ReplicaState
 from aengine.client import AsyncClient
-from aengine.router.ray.ray_config import RayConfig
 from aengine.router.ray.replicas import ray_replicas
+from aengine.router.router_config import RayConfig
 
 TOKEN = "a-token-for-tests"
 PROMPT = "It is a truth universally"

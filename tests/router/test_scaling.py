@@ -6,7 +6,7 @@ import pytest
 
 from aengine.api.errors import ConfigError
 from aengine.api.outputs import EngineStats
-from aengine.router.ray.ray_config import RayConfig, Scale, next_scale
+from aengine.router.router_config import RayConfig, Scale, next_scale
 
 ROWS = 8
 CONFIG = RayConfig(min_replicas=1, max_replicas=6, queue_depth=4, up_seconds=5.0, down_seconds=60.0)

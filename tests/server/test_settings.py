@@ -9,8 +9,7 @@ import pytest
 
 from aengine.api.config import EngineConfig
 from aengine.api.errors import ConfigError
-from aengine.router.ray.ray_config import RayConfig
-from aengine.router.router_config import RouterConfig
+from aengine.router.router_config import RayConfig, RouterConfig
 from aengine.server.config.options import GROUPS, ServerConfig
 from aengine.server.config.settings import HTTP, Settings, SettingsError, options, read_settings
 

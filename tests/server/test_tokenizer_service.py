@@ -29,8 +29,8 @@ from aengine.api.outputs import RenderedChat, TokenizedText
 from aengine.api.request import MAX_CHAT_MESSAGES
 from aengine.engine.requests import Limits
 from aengine.engine.text import MAX_NAMED_IDS, Texts
-from aengine.server.core import texts
-from aengine.server.core.texts import MAX_PIECES_TEXT_BYTES, MAX_TEXT_BYTES, MAX_TOKEN_IDS
+from aengine.server.core import core
+from aengine.server.core.core import MAX_PIECES_TEXT_BYTES, MAX_TEXT_BYTES, MAX_TOKEN_IDS
 from aengine.server.grpc.services import text as service
 from aengine.tokenizer.tokenizer import Tokenizer
 from aengine.v1.generation_pb2 import ChatMessage, ChatPrompt, ContentPart, GenerationSpec, LogprobOptions, OutputOptions, TokenIds
@@ -247,10 +247,10 @@ async def test_a_text_prompt_has_the_ids_of_its_text(demo: Serving) -> None:
 async def test_what_is_out_of_range_is_named(tokenizer: Tokenizer, part: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Whatever the limits are: these, or a part of them."""
     text_bytes, pieces_bytes, num_ids = MAX_TEXT_BYTES // part, MAX_PIECES_TEXT_BYTES // part, MAX_TOKEN_IDS // part
-    for module in (service, texts):
+    for module in (service, core):
         monkeypatch.setattr(module, "MAX_TEXT_BYTES", text_bytes)
-    monkeypatch.setattr(texts, "MAX_PIECES_TEXT_BYTES", pieces_bytes)
-    monkeypatch.setattr(texts, "MAX_TOKEN_IDS", num_ids)
+    monkeypatch.setattr(core, "MAX_PIECES_TEXT_BYTES", pieces_bytes)
+    monkeypatch.setattr(core, "MAX_TOKEN_IDS", num_ids)
     async with tokenizing(tokenizer) as stub:
         words = TokenizeRequest(text="a " * (text_bytes // 2), count_only=True)
         assert (await stub.Tokenize(words)).num_tokens > text_bytes / 2

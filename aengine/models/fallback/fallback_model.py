@@ -19,11 +19,10 @@ from aengine.api.errors import ModelLoadError
 from aengine.models.fallback import FallbackSpec
 from aengine.models.fallback.attention import OURS, StepSlot, place, register
 from aengine.models.fallback.fallback_config import base_model, build, generation_class, leave_out, quantized_parts
-from aengine.models.loading.checkpoint import DTYPES, Checkpoint, open_checkpoint
+from aengine.models.loading.checkpoint import DTYPES, Checkpoint, WeightsDigest, open_checkpoint
 from aengine.models.loading.hub import described_problems, shortened
 from aengine.models.loading.stored_parts import StoredPart, are_finite
 from aengine.models.loading.weights import text_tensors
-from aengine.models.loading.weights_digest import WeightsDigest
 from aengine.models.quantization.quantization_config import load_quantization
 from aengine.models.torch.decoder import ForwardBatch
 

@@ -30,10 +30,9 @@ from aengine.api.errors import ModelLoadError
 from aengine.kernels.quantized import QuantizedRows, Rows, quantize_rows
 from aengine.models.families import FAMILIES
 from aengine.models.gguf.gguf_file import is_gguf
-from aengine.models.loading.checkpoint import DTYPES, Checkpoint, MappedPages, StoredTensor, open_checkpoint, read_from_disk
+from aengine.models.loading.checkpoint import DTYPES, Checkpoint, MappedPages, StoredTensor, WeightsDigest, open_checkpoint, read_from_disk
 from aengine.models.loading.hub import described_problems
 from aengine.models.loading.stored_parts import StoredPart, are_finite, stored_parts
-from aengine.models.loading.weights_digest import WeightsDigest
 from aengine.models.named_weights import NEVER_QUANTIZED, kv_scale_of, named_weights
 from aengine.models.quantization.quantization_config import Quantization, load_quantization
 from aengine.models.sharding import WeightPart, cut, pieces, sharded_weights, take_part

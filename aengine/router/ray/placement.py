@@ -31,7 +31,7 @@ from aengine.parallel.join import split_address
 from aengine.parallel.launch import FOLLOWER_MODULE, how_it_ended
 from aengine.router.discovery import join_address
 from aengine.router.processes import ReplicaProcess
-from aengine.router.ray.ray_config import RayConfig
+from aengine.router.router_config import RayConfig
 
 
 def own_address() -> str:

@@ -19,7 +19,7 @@ from aengine.api.outputs import EngineStats
 from aengine.client.client import AsyncClient
 from aengine.client.link import Backoff
 from aengine.router.ray.placement import PlacedReplica, RayPlacement, ReplicaEndedError, connected_to_ray
-from aengine.router.ray.ray_config import RayConfig, Scale, next_scale
+from aengine.router.router_config import RayConfig, Scale, next_scale
 
 logger = logging.getLogger("aengine.router")
 

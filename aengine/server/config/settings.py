@@ -25,8 +25,7 @@ from aengine.api import VERSION
 from aengine.api.config import EngineConfig
 from aengine.api.errors import AEngineError, ConfigError
 from aengine.api.fields import SIZE_WORDS, Size, declared_fields, read_size
-from aengine.router.ray.ray_config import RayConfig
-from aengine.router.router_config import RouterConfig
+from aengine.router.router_config import RayConfig, RouterConfig
 from aengine.server.config.options import GROUPS, ServerConfig
 
 if sys.version_info >= (3, 11):

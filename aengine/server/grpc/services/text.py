@@ -14,9 +14,8 @@ from aengine.api.engine import EmbeddingFields
 from aengine.api.errors import InvalidRequestError
 from aengine.api.fields import FieldChecks
 from aengine.api.request import NamedImage, Prompt, RequestOptions
-from aengine.server.core.core import Backend
+from aengine.server.core.core import MAX_TEXT_BYTES, Backend, ServedTexts, check_size
 from aengine.server.core.generation import MAX_INPUTS, embed_all, of_input
-from aengine.server.core.texts import MAX_TEXT_BYTES, ServedTexts, check_size
 from aengine.v1 import embedding_service_pb2 as embeddings_v1
 from aengine.v1 import tokenizer_service_pb2 as tokenizer_v1
 from aengine.v1.embedding_service_pb2_grpc import EmbeddingServiceServicer
