@@ -100,7 +100,7 @@ class TierTraffic:
                 if end == right:
                     del self._loading[load]
                     self._scheduler.end_load(load, end)
-        if left <= 0:
+        if any(loading.columns.done() for loading in self._loading.values()):
             self._wake_up()  # the rest follows the next step, or nothing
 
     def _write(self, load: PageLoad, columns: list[Column], first: int) -> int:

@@ -120,6 +120,21 @@ async def test_a_restart_remembers(kind: str, windowed: str, tmp_path: pathlib.P
                 assert output.usage.cached_prompt_tokens == (0 if number == 0 else (len(prompt) - 1) // 4 * 4)
 
 
+async def test_loads_are_written_a_little_at_a_time(
+    windowed: str, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch, anyio_backend: str
+) -> None:
+    """Two columns and a half between two steps; also while nothing else happens."""
+    async with engine_of("kernels", windowed, kv_disk_path=str(tmp_path)) as engine:
+        expected = tokens_of(await generate_all(engine))
+        column_bytes = engine.model_info.kv_bytes_per_token * 4
+    monkeypatch.setattr("aengine.engine.tier_traffic._BYTES_AT_A_TIME", column_bytes * 5 // 2)
+    async with engine_of("kernels", windowed, kv_disk_path=str(tmp_path)) as engine:
+        for prompt, tokens in zip(PROMPTS[:2], expected, strict=False):
+            output = await engine.generate(prompt, GREEDY)
+            assert (output.token_ids, output.usage.cached_prompt_tokens) == (tokens, (len(prompt) - 1) // 4 * 4)
+        assert tokens_of(await generate_all(engine)) == expected
+
+
 @pytest.mark.parametrize("tier", ["host", "disk"])
 @pytest.mark.parametrize("kind", slow_but(["kernels"], KINDS))
 async def test_a_small_pool(kind: str, tier: str, windowed: str, tmp_path: pathlib.Path, anyio_backend: str) -> None:
