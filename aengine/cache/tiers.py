@@ -162,16 +162,21 @@ class PageTiers:
                 write = self._writes.popitem(last=False)[1] if self._writes and read is None else None
                 if read is None and write is None and self._closed:
                     return
+            found: list[Column] = []
+            try:
+                if read is not None:
+                    found = self._read_all(read[0])
+                elif write is not None:
+                    self._write(write)
+                elif self._folder is not None:
+                    self._scan(self._folder)
+            except Exception as error:  # requests wait for this thread, whatever happens to it
+                _log.warning("tiers of KV: %s: %s", type(error).__name__, error)
             if read is not None:
-                names, future = read
-                if future.set_running_or_notify_cancel():
-                    future.set_result(self._read_all(names))
+                read[1].set_result(found)
             elif write is not None:
-                self._write(write)
                 with self._lock:
                     self._queued -= write.pages.nbytes
-            elif self._folder is not None:
-                self._scan(self._folder)
 
     def _has_work(self) -> bool:
         return bool(self._reads or self._writes or self._closed or self._is_stale)
@@ -247,6 +252,8 @@ class PageTiers:
     def _scan(self, folder: pathlib.Path) -> None:
         """See what is in the folder, and remove what a process has left that was killed."""
         assert self._root is not None
+        self._scanned, self._is_stale = time.monotonic(), False
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)  # somebody may have removed it
         files = _files(self._root)
         found = _names_in(folder)
         for path in folder.glob("tmp-*"):
@@ -254,9 +261,7 @@ class PageTiers:
                 _remove(path)
         with self._lock:
             self._known = found.union(self._writes)
-            self._is_stale = False
         self._disk_used = sum(size for _, size, _ in files)
-        self._scanned = time.monotonic()
 
     def _shrink(self, room: int) -> None:
         """Drop the files that were used longest ago, of any model."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import pathlib
 import random
+import shutil
 import signal
 import subprocess
 import sys
@@ -153,6 +154,36 @@ def test_a_folder_that_cannot_be_written(tmp_path: pathlib.Path, caplog: pytest.
     assert "KV is not kept in files for 30 s" in caplog.text
     tiers = open_tiers(tmp_path)
     assert loaded(tiers, range(3)) == 2
+    tiers.close()
+
+
+def test_a_folder_that_is_removed(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """While it is in use: what was there is a miss, and what comes later is kept in a new one."""
+    monkeypatch.setattr("aengine.cache.tiers._RESCAN_SECONDS", 0.0)
+    monkeypatch.setattr("aengine.cache.tiers._RETRY_SECONDS", 0.0)
+    fill(tmp_path / "kv", range(4))
+    tiers = open_tiers(tmp_path / "kv")
+    shutil.rmtree(tmp_path / "kv")
+    assert loaded(tiers, range(4)) == 0
+    tiers.put_column(column(9))  # may fail, as long as nobody has looked
+    assert tiers.find([column(8).name]) == 0
+    assert loaded(tiers, [8]) == 0  # behind that look
+    tiers.put_column(column(5))
+    while not tiers.find([column(5).name]):
+        tiers.put_column(column(5))
+    tiers.close()
+    tiers = open_tiers(tmp_path / "kv")
+    assert loaded(tiers, [5]) == 1
+    tiers.close()
+
+
+def test_nobody_waits_for_a_thread_that_fails(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    fill(tmp_path, range(2))
+    tiers = open_tiers(tmp_path)
+    with monkeypatch.context() as patch:
+        patch.setattr("aengine.cache.tiers._parsed", lambda *given: 1 / 0)
+        assert loaded(tiers, range(2)) == 0
+    assert loaded(tiers, range(2)) == 2
     tiers.close()
 
 
