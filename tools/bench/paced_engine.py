@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 import numpy as np
+from numpy.typing import NDArray
 
 from aengine.api.config import EngineConfig
 from aengine.api.outputs import ModelInfo
@@ -83,6 +84,12 @@ class PacedRunner:
 
     def discard(self, prepared: Prepared) -> None:
         pass
+
+    def read_pages(self, pages: IntArray) -> NDArray[np.uint8]:
+        return np.zeros((len(pages), 1), np.uint8)
+
+    def write_pages(self, pages: IntArray, content: NDArray[np.uint8]) -> None:
+        """KV is not what this is about."""
 
     def sleep(self, level: int, pages: IntArray) -> None:
         """KV is not what this is about."""
