@@ -1,5 +1,5 @@
-"""What belongs to the process: Python's garbage collector where it is paused, what errors and the C library keep of memory, and how soon
-a thread gives up the GIL to another, which only programs change that own their process.
+"""What belongs to the process: Python's garbage collector where it is paused, what errors and the C library keep of memory, threads that
+come last, and how soon a thread gives up the GIL to another, which only programs change that own their process.
 """
 
 from __future__ import annotations
@@ -7,10 +7,14 @@ from __future__ import annotations
 import ctypes
 import functools
 import gc
+import os
 import sys
+import threading
 import traceback
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+
+_NICENESS = 15
 
 
 @contextmanager
@@ -74,3 +78,9 @@ def switch_often() -> None:
     """Let no thread hold the GIL for longer than SWITCH_INTERVAL while another one waits for it."""
     if sys.getswitchinterval() > SWITCH_INTERVAL:
         sys.setswitchinterval(SWITCH_INTERVAL)
+
+
+def come_last() -> None:
+    """Have the steps of the model come before the work of this thread where cores are few."""
+    with suppress(OSError, AttributeError):
+        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _NICENESS)

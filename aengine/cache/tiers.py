@@ -1,6 +1,6 @@
 """`PageTiers`: what pages of KV held, by the names of their contents, in host memory and in files, from which they come back.
 
-Owns a thread that reads and writes, the format of the files, and which are dropped: those that were used longest ago. A file holds a
+Owns the threads that read and write, the format of the files, and which are dropped: those that were used longest ago. A file holds a
 column, the pages of all layer groups for the same tokens. It is written whole under another name and renamed, so that a process which is
 killed leaves none that is half; a checksum finds what is torn, foreign or flipped, and such a file is removed, a miss and one line in the
 log. All processes of a user may share a folder. Knows nothing of pools, sequences or devices.
@@ -16,16 +16,19 @@ import re
 import struct
 import threading
 import time
+import zlib
 from collections import OrderedDict, deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from contextlib import suppress
 from dataclasses import dataclass
-from hashlib import blake2b
+from hashlib import sha256
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+
+from aengine.api.runtime import come_last
 
 Bytes = NDArray[np.uint8]
 _MAGIC = b"aengkv1\0"
@@ -69,9 +72,11 @@ class PageTiers:
         self._folder = None if folder is None else _own_folder(folder, identity)
         if self._folder is not None:
             self._known = _names_in(self._folder)
+        self._forgotten: set[bytes] = set()  # since the last look at the folder began
+        self._parts: set[str] = set()  # folders of files that are there
         self._disk_used = 0
         self._scanned = 0.0  # when, on time.monotonic
-        self._is_stale = False  # something was not found that another process may have written since
+        self._is_stale = folder is not None  # the thread that writes shall look at what is there
         self._broken_until = 0.0  # no file is written before
         self._lock = threading.Condition()
         self._writes: OrderedDict[bytes, Column] = OrderedDict()
@@ -81,8 +86,12 @@ class PageTiers:
         self._serial = itertools.count()
         self._loaded, self._saved, self._broken = 0, 0, 0  # tokens, tokens, files
         self._read_seconds = 0.0  # of a column, of late; 0.0: none was read
-        self._thread = threading.Thread(target=self._run, name="aengine-kv-tiers", daemon=True)
-        self._thread.start()
+        self._threads = [
+            threading.Thread(target=self._run_reads, name="aengine-kv-reads", daemon=True),
+            threading.Thread(target=self._run_writes, name="aengine-kv-writes", daemon=True),
+        ]
+        for thread in self._threads:
+            thread.start()
 
     # ---- for the thread of the steps -------------------------------------------------------------------------------------
 
@@ -93,7 +102,7 @@ class PageTiers:
                 if name not in self._host and name not in self._known:
                     if self._folder is not None and time.monotonic() - self._scanned > _RESCAN_SECONDS:
                         self._is_stale = True
-                        self._lock.notify()
+                        self._lock.notify_all()
                     return count
             return len(names)
 
@@ -117,7 +126,7 @@ class PageTiers:
                 self._known.add(column.name)
                 self._queued += column.pages.nbytes
                 self._writes[column.name] = column
-                self._lock.notify()
+                self._lock.notify_all()
 
     def load(self, names: Sequence[bytes], done: Callable[[], object]) -> Future[list[Column]]:
         """The columns of the first names, up to the first one that is missing. `done` is called, from any thread, when they are there."""
@@ -126,7 +135,7 @@ class PageTiers:
         with self._lock:
             if not self._closed:
                 self._reads.append((names, future))
-                self._lock.notify()
+                self._lock.notify_all()
                 return future
         future.set_result([])
         return future
@@ -142,44 +151,50 @@ class PageTiers:
         return TierCounts(host, self._disk_used, self._loaded, self._saved, self._broken)
 
     def close(self, *, at_once: bool = False) -> None:
-        """Write what waits, or give it up, and end the thread."""
+        """Write what waits, or give it up, and end the threads."""
         with self._lock:
             self._closed = True
             if at_once:
                 self._writes.clear()
-            self._lock.notify()
-        self._thread.join()
+            self._lock.notify_all()
+        for thread in self._threads:
+            thread.join()
 
-    # ---- the thread ------------------------------------------------------------------------------------------------------
+    # ---- the threads -----------------------------------------------------------------------------------------------------
 
-    def _run(self) -> None:
-        if self._folder is not None:
-            self._scan(self._folder)
+    def _run_reads(self) -> None:
         while True:
             with self._lock:
-                self._lock.wait_for(self._has_work)
-                read = self._reads.popleft() if self._reads else None
-                write = self._writes.popitem(last=False)[1] if self._writes and read is None else None
-                if read is None and write is None and self._closed:
+                self._lock.wait_for(lambda: self._reads or self._closed)
+                if not self._reads:
                     return
+                names, future = self._reads.popleft()
             found: list[Column] = []
             try:
-                if read is not None:
-                    found = self._read_all(read[0])
-                elif write is not None:
-                    self._write(write)
-                elif self._folder is not None:
-                    self._scan(self._folder)
+                found = self._read_all(names)
             except Exception as error:  # requests wait for this thread, whatever happens to it
-                _log.warning("tiers of KV: %s: %s", type(error).__name__, error)
-            if read is not None:
-                read[1].set_result(found)
-            elif write is not None:
-                with self._lock:
-                    self._queued -= write.pages.nbytes
+                _log.warning("KV is not loaded: %s: %s", type(error).__name__, error)
+            future.set_result(found)
 
-    def _has_work(self) -> bool:
-        return bool(self._reads or self._writes or self._closed or self._is_stale)
+    def _run_writes(self) -> None:
+        come_last()
+        while True:
+            with self._lock:
+                self._lock.wait_for(lambda: self._writes or self._is_stale or self._closed)
+                column = next(iter(self._writes.values()), None)
+                if column is None and self._closed:
+                    return
+            try:
+                if self._is_stale:
+                    self._scan()
+                if column is not None:
+                    self._write(column)
+            except Exception as error:
+                _log.warning("KV is not kept in files: %s: %s", type(error).__name__, error)
+            if column is not None:
+                with self._lock:  # up to here it can be loaded from there
+                    if self._writes.pop(column.name, None) is not None:
+                        self._queued -= column.pages.nbytes
 
     def _read_all(self, names: Sequence[bytes]) -> list[Column]:
         found: list[Column] = []
@@ -222,6 +237,7 @@ class PageTiers:
     def _forget(self, name: bytes) -> None:
         with self._lock:
             self._known.discard(name)
+            self._forgotten.add(name)
 
     def _write(self, column: Column) -> None:
         assert self._folder is not None
@@ -232,35 +248,42 @@ class PageTiers:
         try:
             if self._disk_used + size > self._disk_bytes:
                 self._shrink(size)
-            path.parent.mkdir(mode=0o700, exist_ok=True)
+            if path.parent.name not in self._parts:
+                path.parent.mkdir(mode=0o700, exist_ok=True)
+                self._parts.add(path.parent.name)
             with open(os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb", buffering=0) as file:
                 for part in parts:
                     _write_all(file, part)
             os.rename(partial, path)
         except OSError as error:
+            self._parts.clear()
             _remove(partial)
             _log.warning("KV is not kept in files for %.0f s: %s: %s", _RETRY_SECONDS, self._folder, error.strerror)
             self._broken_until = time.monotonic() + _RETRY_SECONDS
             with self._lock:
                 self._known -= {column.name, *self._writes}
-                self._queued -= sum(waiting.pages.nbytes for waiting in self._writes.values())
                 self._writes.clear()
+                self._queued = 0
             return
         self._disk_used += size
         self._saved += len(column.tokens) // 4
 
-    def _scan(self, folder: pathlib.Path) -> None:
+    def _scan(self) -> None:
         """See what is in the folder, and remove what a process has left that was killed."""
         assert self._root is not None
-        self._scanned, self._is_stale = time.monotonic(), False
-        folder.mkdir(mode=0o700, parents=True, exist_ok=True)  # somebody may have removed it
+        assert self._folder is not None
+        with self._lock:
+            self._scanned, self._is_stale = time.monotonic(), False
+            self._forgotten.clear()
+        self._parts.clear()  # somebody may have removed it
+        self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         files = _files(self._root)
-        found = _names_in(folder)
-        for path in folder.glob("tmp-*"):
+        found = _names_in(self._folder)
+        for path in self._folder.glob("tmp-*"):
             if not _is_alive(path.name.split("-")[1]):
                 _remove(path)
         with self._lock:
-            self._known = found.union(self._writes)
+            self._known = (found - self._forgotten).union(self._writes)
         self._disk_used = sum(size for _, size, _ in files)
 
     def _shrink(self, room: int) -> None:
@@ -301,9 +324,9 @@ def _written(column: Column) -> list[Any]:
 
 
 def _digest(name: bytes, tokens: bytes | memoryview, content: Any) -> bytes:
-    digest = blake2b(struct.pack("<QQ", len(tokens), len(content)), digest_size=32, key=name)
+    """32 bytes. Of the content there is a CRC-32, several times as fast to compute."""
+    digest = sha256(name + struct.pack("<QQI", len(tokens), len(content), zlib.crc32(content)))
     digest.update(tokens)
-    digest.update(content)
     return digest.digest()
 
 
