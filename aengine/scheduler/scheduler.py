@@ -352,6 +352,7 @@ class Scheduler:
                 self._num_prompt_tokens += prompt_len
                 self._num_cached_prompt_tokens += num_cached
                 self._live.uncached.add_sums(prompt_len - num_cached, prompt_len, prompt_len)
+            sequence.primary = None
             self._queue.charge(self._rows.tenants[[sequence.row]], len(sequence.tokens) - num_computed)
             self._live.updates.started.append((sequence.request.key, num_cached, now))
 

@@ -56,7 +56,8 @@ class Request:
     max_drafts: int | None = None  # in a step; None: as many as the scheduler's
     images: PromptImages | None = None
     num_forks: int = 0  # requests with the same prompt and adapter that name this one in `fork_of`
-    fork_of: int | None = None  # key of a request with the same prompt, submitted before, whose prompt pages are shared
+    fork_of: int | None = None  # key of a request with the same prompt, submitted before, whose pages are shared
+    fork_at: int | None = None  # the first tokens, of prompt and output, that are the same there; None: those of the prompt
 
 
 class SequenceState(enum.Enum):
@@ -71,7 +72,7 @@ class Sequence:
     """One sequence of a request. While it holds a row, its counters and tokens live in the `RowTable`."""
 
     request: Request
-    primary: Sequence | None  # the sequence that this one is a fork of
+    primary: Sequence | None  # the sequence that this one is a fork of, until it holds a row
     tokens: IntArray  # every known token; kept up to date only while WAITING
     chain: PageChain = field(init=False)  # of its own tokens
     prompt_chain: PageChain = field(init=False)  # of the prompt alone, shared with the forks
@@ -86,8 +87,8 @@ class Sequence:
 
     @property
     def begun(self) -> bool:
-        """Whether it has begun, or shares the prompt of one that has."""
-        return self.started or (self.primary is not None and self.primary.started)
+        """Whether it has begun, or another sequence of the same request."""
+        return self.started or (self.primary is not None and self.primary.started and self.request.fork_at is None)
 
     def name_pages(self, page_size: int, version: int) -> None:
         """What it computes, from its first token on, is of weights of this version. `chain` and `prompt_chain` have no hashes yet."""
@@ -105,9 +106,9 @@ class Sequence:
 
     @property
     def num_shared(self) -> int:
-        """The number of leading tokens that a fork takes from its primary: the prompt's, but never the last token of all, which the fork
-        computes."""
-        return min(len(self.request.prompt), len(self.tokens) - 1)
+        """The number of leading tokens that a fork takes from its primary, but never the last token of all, which the fork computes."""
+        fork_at = len(self.request.prompt) if self.request.fork_at is None else self.request.fork_at
+        return min(fork_at, len(self.tokens) - 1)
 
     @property
     def limit(self) -> int:

@@ -53,7 +53,7 @@ def solo_run(request: Request, vocab_size: int) -> Truth:
         tokens.append(token)
         hashes.append(state)
 
-    for token in request.prompt.tolist():
+    for token in [*request.prompt.tolist(), *request.output.tolist()]:
         push(token)
     limit = len(request.prompt) + request.max_tokens
     if not request.max_tokens:

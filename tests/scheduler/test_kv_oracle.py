@@ -108,6 +108,26 @@ def with_output(request: Request, rng: random.Random) -> Request:
     return dataclasses.replace(request, output=np.array(output[: rng.randint(0, len(output) - 1)], np.int32))
 
 
+def fork_at_random(simulation: Simulation, key: int, rng: random.Random) -> Request | None:
+    """A request that goes on from somewhere in the output of another one, which runs or has ended."""
+    source = rng.choice(list(simulation.runner.truths.values())).request
+    output = [*source.output.tolist(), *simulation.received.get(source.key, [])]
+    if not source.max_tokens or not output:
+        return None
+    at = rng.randint(0, len(output) - 1) if rng.random() < 0.5 else len(output) - 1
+    return dataclasses.replace(
+        source,
+        key=key,
+        params=dataclasses.replace(source.params, seed=key),
+        output=np.array(output[:at], np.int32),
+        arrival=simulation.clock.now,
+        deadline=None,
+        num_forks=0,
+        fork_of=source.key,
+        fork_at=len(source.prompt) + at,
+    )
+
+
 def run_workload(seed: int, max_in_flight: int = 1) -> Simulation:
     rng = random.Random(seed)
     config = random_config(rng, max_in_flight)
@@ -122,6 +142,8 @@ def run_workload(seed: int, max_in_flight: int = 1) -> Simulation:
     updates = random.Random(seed)  # of weights
     embeddings = random.Random(seed)
     outputs = random.Random(seed)
+    forking = random.Random(seed)
+    p_fork = forking.choice([0.0, 0.1, 0.4])
     p_weights = updates.choice([0.0, 0.0, 0.1])
     num_requests = rng.randint(1, 14)
     parked: set[int] = set()
@@ -141,6 +163,11 @@ def run_workload(seed: int, max_in_flight: int = 1) -> Simulation:
                 fork = dataclasses.replace(request, key=key, params=params, max_tokens=max_tokens, fills_context=False, fork_of=request.key)
                 simulation.submit(with_output(fork, outputs))
                 key += 1
+        if key and num_requests < 30 and forking.random() < p_fork:
+            forked = fork_at_random(simulation, key, forking)
+            if forked is not None:
+                simulation.submit(forked)
+                key, num_requests = key + 1, num_requests + 1
         if key and rng.random() < p_cancel:
             simulation.cancel(rng.randrange(key))
         if key and rng.random() < p_park and len(simulation.plans) < 1000:  # readers become steady in the end
