@@ -39,7 +39,7 @@ from aengine.api.outputs import (
     Token,
 )
 from aengine.api.params import SamplingParams
-from aengine.api.request import ChatFields, OptionFields, Prompt, RequestOptions, check_params
+from aengine.api.request import ChatFields, ForkPoint, OptionFields, Prompt, RequestOptions, check_params
 from aengine.api.stream import StreamSource, end_from_outside
 
 if TYPE_CHECKING:
@@ -115,7 +115,7 @@ class _Feed:
     def __init__(self, streams: BridgedStreams, source: _BridgedSource) -> None:
         self.source = source
         self.submitted = threading.Event()
-        self._streams = streams
+        self.streams = streams
         self._room = MOST_UNREAD
         self._error: BaseException | None = None
 
@@ -127,7 +127,7 @@ class _Feed:
         else:
             self.inner.waiter = self._note
         self.submitted.set()
-        self._streams.add_feed(self)
+        self.streams.add_feed(self)
 
     def grant(self, count: int) -> None:
         """Make room for `count` more tokens, since the reader has taken as many."""
@@ -137,6 +137,12 @@ class _Feed:
     def cancel(self) -> None:
         if self.inner is not None:
             self.inner.cancel()
+
+    def give_way(self, successor: _Feed) -> None:
+        if self.inner is not None and successor.inner is not None:
+            self.inner.give_way(successor.inner)
+        else:
+            self.cancel()
 
     def close(self) -> None:
         """The engine is closed: what the stream has left comes over, however much that is, and its end."""
@@ -169,13 +175,13 @@ class _Feed:
                 error = inner.error or error
                 is_last = inner.finished or error is not None
         if is_last:
-            self._streams.discard(self)
+            self.streams.discard(self)
             if inner is not None:
                 inner.waiter = None
         return _Batch(tokens, error, is_last) if tokens or is_last else None
 
     def _note(self) -> None:
-        self._streams.mark_ready(self)
+        self.streams.mark_ready(self)
 
 
 class _BridgedSource(StreamSource):
@@ -184,7 +190,7 @@ class _BridgedSource(StreamSource):
     feed: _Feed
 
     def __init__(self, thread: LoopThread, params: SamplingParams, options: RequestOptions) -> None:
-        super().__init__(options.request_id or "", params, options, anyio.Event)
+        super().__init__(options.request_id or "", params, options, anyio.Event, self._fork)
         self._thread = thread
         self._tokens: deque[Token] = deque()  # `_Feed` bounds them, also while this loop is blocked
         self._num_read = 0  # since the last grant
@@ -255,6 +261,21 @@ class _BridgedSource(StreamSource):
         elif self.error is not None:
             raise self.error
 
+    def give_way(self, successor: StreamSource) -> None:
+        assert isinstance(successor, _BridgedSource)
+        self._thread.post(self.feed.give_way, successor.feed)
+
+    def _fork(self, point: ForkPoint, params: SamplingParams, fields: OptionFields) -> StreamSource:
+        """What is wrong with it is raised by the first iteration of the fork."""
+
+        def submit() -> StreamSource:
+            inner = self.feed.inner
+            if inner is None:
+                raise EngineStateError("the request was refused, and cannot be forked")
+            return inner.fork(point.index, point.at, params, fields)
+
+        return self.feed.streams.open(params, RequestOptions.of(None, fields), submit)
+
     def receive(self, batch: _Batch) -> None:
         if self._finished:
             return  # it was discarded
@@ -271,6 +292,7 @@ class _BridgedSource(StreamSource):
             self.prompt_tokens, self.cached_prompt_tokens = inner.prompt_tokens, inner.cached_prompt_tokens
             self.reasoning_tokens, self.image_tokens = inner.reasoning_tokens, inner.image_tokens
             self.drafts, self.prompt_logprobs = inner.drafts, inner.prompt_logprobs
+            self.known_lengths, self.num_known_tokens = inner.known_lengths, inner.num_known_tokens
 
 
 class LoopBridge(EngineBase):

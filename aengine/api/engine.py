@@ -27,7 +27,7 @@ from aengine.api.outputs import (
     TokenizedText,
 )
 from aengine.api.params import SamplingParams
-from aengine.api.request import ChatFields, OptionFields, Prompt, RequestOptions
+from aengine.api.request import ChatFields, ForkPoint, OptionFields, Prompt, RequestOptions
 from aengine.api.stream import StreamSource, TokenStream, read_to_end
 
 if TYPE_CHECKING:
@@ -96,8 +96,8 @@ class EngineBase(ABC):
     ) -> TokenStream:
         """Submit a request at once; iterate the result for its tokens.
 
-        `prompt`: text, token ids, or chat messages (rendered with the model's chat template). `options`, or `fields` of it as keyword
-        arguments: `request_id`, `priority`, `tenant`, `timeout`, `cache_salt`, `adapter`, `known_outputs`; for chats `tools`,
+        `prompt`: text, token ids, chat messages (rendered with the model's chat template), or a `ForkPoint`. `options`, or `fields` of it
+        as keyword arguments: `request_id`, `priority`, `tenant`, `timeout`, `cache_salt`, `adapter`, `known_outputs`; for chats `tools`,
         `add_generation_prompt`, `continue_final_message`, `template_kwargs` (see `RequestOptions`).
 
         Raises `InvalidRequestError`, `RequestIdInUseError`, `QueueFullError`, `EngineStateError` or `EngineDeadError`. What is not found
@@ -106,6 +106,20 @@ class EngineBase(ABC):
         32 bits there.
         """
         return TokenStream(self._open(prompt, params, options, fields, whole=False))
+
+    def fork(
+        self,
+        request_id: str,
+        /,
+        at: int | None = None,
+        params: SamplingParams | None = None,
+        *,
+        index: int = 0,
+        **fields: Unpack[OptionFields],
+    ) -> TokenStream:
+        """`TokenStream.fork` of a request by its id, which runs or has ended not long ago: the latest some thousand are remembered. `at`:
+        None for all that it has so far. `params`: None for those of the sequence `index`, without logprobs."""
+        return self.stream(ForkPoint(request_id, at, index, params is None), params, **fields)
 
     async def generate(
         self,

@@ -11,6 +11,7 @@ from collections.abc import Iterable, Mapping, Sized
 from copy import copy
 from dataclasses import dataclass, field, fields
 from functools import partial
+from hashlib import blake2b
 from itertools import islice
 from typing import TYPE_CHECKING, Annotated, Any, Protocol
 
@@ -251,6 +252,18 @@ class SamplingParams:
         """These, or where they have no seed a copy with a random one."""
         return self if self.seed is not None else self._with(seed=secrets.randbits(64))
 
+    def of_sequence(self, index: int, told: SamplingParams | None = None) -> SamplingParams:
+        """Those with which a request of one sequence brings what sequence `index` of these brings. They have a seed. What the request tells
+        of its tokens is as in `told`; None: the same but for logprobs of the prompt."""
+        assert self.seed is not None
+        seed = derive_seed(self.seed, index) if index else self.seed
+        others = {"prompt_logprobs": None} if told is None else {name: getattr(told, name) for name in TOLD}
+        return self._with(n=1, seed=seed, **others)
+
+    def only_told(self) -> SamplingParams:
+        """Those of `TOLD`, and nothing else that is set."""
+        return SamplingParams(**{name: getattr(self, name) for name in TOLD})
+
     def _with(self, **valid: Any) -> SamplingParams:
         """A copy with fields that are `valid` each: lists are not checked once more. Raises `InvalidRequestError` if they do not go
         together with the others."""
@@ -259,6 +272,15 @@ class SamplingParams:
             object.__setattr__(new, name, value)
         new._check_together()
         return new
+
+
+TOLD = ("logprobs", "prompt_logprobs", "detokenize", "skip_special_tokens")
+"""The parameters that change what is told of tokens, and not the tokens."""
+
+
+def derive_seed(seed: int, index: int) -> int:
+    """The seed of sequence `index` > 0 of a request: 64 bits of BLAKE2b over both. Users replay sequences by this formula, so it stays."""
+    return int.from_bytes(blake2b(seed.to_bytes(8, "little") + index.to_bytes(4, "little"), digest_size=8).digest(), "little")
 
 
 # The rules of fields; `most` is how much a field may hold. None stands for nothing.

@@ -324,9 +324,20 @@ class ChatOptions:
         return [field.name for field in fields(ChatOptions) if getattr(self, field.name) != field.default]
 
 
-Prompt = str | Sequence[int] | Sequence[Mapping[str, Any]]
-"""Text, token ids, or chat messages."""
-Form = Literal["text", "token_ids", "chat"]
+@dataclass(frozen=True, slots=True)
+class ForkPoint:
+    """A prompt that stands for a place in a request that runs, or has ended not long ago: its prompt, and the first tokens of the output of
+    one of its sequences. What goes on from there computes none of them again whose KV is still in memory."""
+
+    request_id: str
+    at: int | None = None  # tokens, those of known_outputs included; None: all that there are
+    index: int = 0  # of the sequence
+    same_params: bool = False  # as of that sequence, but for those of `TOLD`: the others that are given mean nothing
+
+
+Prompt = str | Sequence[int] | Sequence[Mapping[str, Any]] | ForkPoint
+"""Text, token ids, chat messages, or a place in another request."""
+Form = Literal["text", "token_ids", "chat", "fork"]
 
 NO_OUTPUT = "an embedding has no output"
 _LABEL = text("a string of at most 128 characters", r"(?s).{0,128}")
@@ -336,7 +347,9 @@ def form_of(prompt: Any, options: ChatOptions | None) -> Form:
     """Raises `InvalidRequestError`: (prompt) for something that is no prompt or has too many messages, and for `options` that are for chats
     beside another form."""
     form: Form = "text"
-    if not isinstance(prompt, str):
+    if isinstance(prompt, ForkPoint):
+        form = "fork"
+    elif not isinstance(prompt, str):
         if isinstance(prompt, bytes | Mapping) or not (isinstance(prompt, Sequence) or _is_array(prompt)):
             name = type(prompt).__name__
             raise InvalidRequestError.of("prompt", f"a {name} is not a string, a list of token ids or a list of chat messages")
@@ -345,7 +358,7 @@ def form_of(prompt: Any, options: ChatOptions | None) -> Form:
             return "chat"
         form = "token_ids"
     if options is not None and (names := options.chat_only):
-        reason = f"it is for chat messages, and the prompt is {form.replace('_', ' ')}"
+        reason = f"it is for chat messages, and the prompt is {'a fork' if form == 'fork' else form.replace('_', ' ')}"
         raise InvalidRequestError([FieldViolation(name, reason) for name in names])
     return form
 
@@ -441,6 +454,16 @@ class RequestOptions(ChatOptions):
     def num_known_tokens(self) -> int:
         """The number of tokens in `known_outputs`, of all sequences."""
         return sum(len(ids) for ids in self.known_outputs or () if ids is not None)
+
+    def of_fork(self, source: RequestOptions, output: Sequence[int], n: int) -> RequestOptions:
+        """Return the options of `n` sequences behind the `output` of a request that has the options `source`: what is not set here is as
+        there. Raises `InvalidRequestError` for what cannot be set."""
+        given = {"known_outputs": self.known_outputs, "cache_salt": self.cache_salt, "adapter": self.adapter, "images": self.images or None}
+        same = {"cache_salt": source.cache_salt, "adapter": source.adapter}
+        if wrong := [name for name, value in given.items() if value not in (None, same.get(name))]:
+            raise InvalidRequestError([FieldViolation(name, "a fork has that of the request that it is a fork of") for name in wrong])
+        tenant, priority = self.tenant or source.tenant, self.priority or source.priority
+        return self.for_ids(tenant=tenant, priority=priority, known_outputs=[output] * n, images=source.images, **same)
 
     def for_ids(self, **others: Any) -> RequestOptions:
         """Return the options for a prompt of token ids: those of chats have their defaults, and `others` replace fields."""

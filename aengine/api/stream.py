@@ -15,13 +15,13 @@ from typing import TYPE_CHECKING, Generic, Protocol, TypeVar, final
 
 import anyio
 
-from aengine.api.errors import EngineStateError
+from aengine.api.errors import EngineStateError, InvalidRequestError
 from aengine.api.outputs import NO_TOKEN, Completion, DraftUsage, FinishReason, RequestInfo, Timing, Token, TokenLogprob, Usage
 from aengine.api.params import SamplingParams
-from aengine.api.request import RequestOptions
+from aengine.api.request import ForkPoint, OptionFields, RequestOptions
 
 if TYPE_CHECKING:
-    from typing_extensions import Self
+    from typing_extensions import Self, Unpack
 
 TWO_READERS = "another task waits for this stream's next token; a stream has one reader at a time"
 
@@ -29,6 +29,16 @@ TWO_READERS = "another task waits for this stream's next token; a stream has one
 def end_from_outside(index: int, reason: FinishReason) -> Token:
     """Return the item that closes the sequence `index` when its end does not come from the engine. It has no token id and no text."""
     return Token(index, NO_TOKEN, "", finish_reason=reason)
+
+
+def output_before(point: ForkPoint, outputs: Sequence[Sequence[int]]) -> list[int]:
+    """The output before a place, of a request with these. Raises `InvalidRequestError` (index, at) where there is no such place."""
+    if not 0 <= point.index < len(outputs):
+        raise InvalidRequestError.of("index", f"{point.index} is not in [0, {len(outputs) - 1}]")
+    output = outputs[point.index]
+    if point.at is not None and not 0 <= point.at <= len(output):
+        raise InvalidRequestError.of("at", f"{point.at} is not in [0, {len(output)}], the tokens that the request has so far")
+    return list(output[: point.at])
 
 
 class Event(Protocol):
@@ -99,11 +109,20 @@ class StreamSource(ABC):
     """A request and its unread tokens, as its stream needs them. A subclass adds the tokens. `params` are those in use: what was given,
     with the seed, and with the defaults of the engine and the model where these are known."""
 
-    def __init__(self, request_id: str, params: SamplingParams, options: RequestOptions, new_event: Callable[[], Event]) -> None:
+    def __init__(
+        self,
+        request_id: str,
+        params: SamplingParams,
+        options: RequestOptions,
+        new_event: Callable[[], Event],
+        open_fork: Callable[[ForkPoint, SamplingParams, OptionFields], StreamSource],
+    ) -> None:
         self._request_id = request_id
+        self._open_fork = open_fork
         self.params = params
         self.live_sequences = options.live_sequences(params.n)  # the indexes of those that get tokens
-        self.num_known_tokens = options.num_known_tokens  # of their output
+        self.known_lengths = [len(ids or ()) for ids in options.known_outputs or [()] * params.n]  # of the output of each sequence
+        self.num_known_tokens = sum(self.known_lengths)
         self.prompt_tokens = 0
         self.cached_prompt_tokens = 0
         self.reasoning_tokens = 0
@@ -169,6 +188,14 @@ class StreamSource(ABC):
     def discard(self, indexes: Iterable[int]) -> None:
         """Replace the unread tokens by the ends of the sequences `indexes`, with FinishReason.CANCELLED. Nothing follows them."""
 
+    def fork(self, index: int, at: int | None, params: SamplingParams, fields: OptionFields) -> StreamSource:
+        """Submit a request that goes on behind the first `at` tokens of the sequence `index`, or all."""
+        return self._open_fork(ForkPoint(self.request_id, at, index), params, fields)
+
+    def give_way(self, successor: StreamSource) -> None:
+        """Cancel the request, in whose place the `successor`, a fork of it, goes on."""
+        self.cancel()
+
     @abstractmethod
     async def wait_released(self) -> None:
         """Wait until nothing of the request, which is cancelled or has ended, holds pages. The wait cannot be cancelled."""
@@ -193,7 +220,8 @@ class TokenStream:
         self._source = source
         self._open = set(source.live_sequences)  # sequences whose end was not read
         self._read: list[list[Token]] = [[] for _ in range(source.params.n)]  # by sequence
-        self._num_read = 0  # of all sequences, without ends that are no tokens
+        self._num_read = 0  # of all sequences, without ends that are no tokens; since the last `rewind`
+        self._num_known = source.num_known_tokens  # before what was read
         self._cut: FinishReason | None = None  # why sequences have no end, where nothing more is read
         self._failed = False  # the reader has got the error
 
@@ -206,10 +234,16 @@ class TokenStream:
 
     @property
     def seed(self) -> int:
-        """The seed in use: the given one, or a random one."""
+        """The seed in use: the given one, or a random one. Raises `EngineStateError` where a server has not told it yet."""
         seed = self._source.params.seed
-        assert seed is not None, "set at submission"
+        if seed is None:
+            raise EngineStateError("the seed of the request that this is a fork of is known once the stream has started()")
         return seed
+
+    @property
+    def known_lengths(self) -> Sequence[int]:
+        """How many tokens of their output the sequences had already, by index."""
+        return self._source.known_lengths
 
     @property
     def usage(self) -> Usage:
@@ -280,6 +314,50 @@ class TokenStream:
                 raise StopAsyncIteration
             await self._wait()
         return token
+
+    # ---- forks ---------------------------------------------------------------------------------------------------------
+
+    def fork(
+        self, at: int | None = None, params: SamplingParams | None = None, *, index: int = 0, **fields: Unpack[OptionFields]
+    ) -> TokenStream:
+        """A stream of its own that goes on behind the first `at` tokens of the output of the sequence `index`, those of known_outputs
+        included; None: behind what was read. Nothing is computed again that is still in memory, and this stream goes on as it is.
+
+        It brings what a request with these known_outputs brings: with the same parameters, which is what None stands for, that is what
+        this one has brought or will bring; give a temperature and another seed for something else. `fields`: as of `EngineBase.stream`;
+        what is not given is as of this request. Raises `InvalidRequestError` (at, index), and what `EngineBase.stream` raises.
+        """
+        return TokenStream(self._fork(at, params, index, fields))
+
+    def rewind(self, to: int, params: SamplingParams | None = None, **fields: Unpack[OptionFields]) -> None:
+        """Go back behind the first `to` tokens of the output, no more than were read: what comes next is what `fork(to, params)` would
+        bring, in place of what was unread, and counts as of this stream. The request has another id from here on; `fields` may name it.
+
+        Raises what `fork` raises, and `InvalidRequestError` (to) with n > 1; then nothing has changed.
+        """
+        old = self._source
+        if old.params.n > 1:
+            raise InvalidRequestError.of("to", "a stream of several sequences (n) cannot go back; fork one of them")
+        most = old.num_known_tokens + self._num_read
+        if not self._num_known <= to <= most:
+            raise InvalidRequestError.of("to", f"{to} is not in [{self._num_known}, {most}], behind tokens that were read")
+        self._source = self._fork(to, params, 0, fields)
+        self._source.waiter, old.waiter = old.waiter, None
+        old.give_way(self._source)
+        del self._read[0][to - self._num_known :]
+        self._num_read, self._open, self._cut, self._failed = 0, {0}, None, False
+
+    def _fork(self, at: int | None, params: SamplingParams | None, index: int, fields: OptionFields) -> StreamSource:
+        source = self._source
+        if index not in source.live_sequences:
+            raise InvalidRequestError.of("index", f"{index} is no sequence of the request that has tokens")
+        if at is None:
+            at = self._num_known if source.params.n == 1 else source.known_lengths[index]
+            at += sum(token.token_id >= 0 for token in self._read[index])
+        params = source.params.of_sequence(index) if params is None else params.with_seed()
+        forked = source.fork(index, at, params, fields)
+        forked.known_lengths, forked.num_known_tokens = [at] * params.n, at * params.n
+        return forked
 
     # ---- several tokens at a time --------------------------------------------------------------------------------------
 
@@ -363,7 +441,7 @@ class TokenStream:
                 source.cancel()
             raise
         finally:
-            source.waiter = None
+            self._source.waiter = None
 
     def _completion(self, index: int, others: tuple[Completion, ...]) -> Completion:
         params, tokens = self._source.params, self._read[index]

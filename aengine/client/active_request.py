@@ -16,7 +16,7 @@ from dataclasses import replace
 from aengine.api.errors import ServerError
 from aengine.api.outputs import NO_TOKEN, FinishReason, RequestInfo, RequestState, Timing, Token
 from aengine.api.params import SamplingParams
-from aengine.api.request import RequestOptions
+from aengine.api.request import ForkPoint, OptionFields, RequestOptions
 from aengine.api.stream import StreamSource, UnreadBuffer, end_from_outside
 from aengine.v1 import generation_pb2
 from aengine.wire.response import read_delta, read_drafts, read_finish, read_logprobs, read_timing
@@ -55,9 +55,14 @@ class ActiveRequest(StreamSource):
     """
 
     def __init__(
-        self, request_id: str, params: SamplingParams, options: RequestOptions, open_feed: Callable[[ActiveRequest], Feed]
+        self,
+        request_id: str,
+        params: SamplingParams,
+        options: RequestOptions,
+        open_feed: Callable[[ActiveRequest], Feed],
+        open_fork: Callable[[ForkPoint, SamplingParams, OptionFields], StreamSource],
     ) -> None:
-        super().__init__(request_id, params, options, asyncio.Event)
+        super().__init__(request_id, params, options, asyncio.Event, open_fork)
         self.acknowledged = False  # the server has begun it: the prompt is valid
         self.prompt_ids: Sequence[int] = ()  # where there are to be logprobs of them, which come without the ids
         self._tokens: UnreadBuffer[Token] = UnreadBuffer(MAX_UNREAD_TOKENS, self._hold)
@@ -136,6 +141,11 @@ class ActiveRequest(StreamSource):
                 self._add_finish(event.sequence_finished)
             case "started":
                 self.prompt_tokens = event.started.prompt.num_tokens
+                if self.params.seed is None:  # it is that of the request that this is a fork of
+                    self.params = replace(self.params, seed=event.started.seed)
+                if event.started.fork_at:
+                    self.known_lengths = [event.started.fork_at] * self.params.n
+                    self._num_tokens = self.num_known_tokens = sum(self.known_lengths)
                 self.prompt_logprobs = [None]
                 self.acknowledged = True
                 self.ready.set()

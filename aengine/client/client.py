@@ -37,7 +37,18 @@ from aengine.api.outputs import (
     TokenizedText,
 )
 from aengine.api.params import EmbeddingParams, SamplingParams
-from aengine.api.request import ChatFields, ChatOptions, NamedImage, OptionFields, Prompt, RequestOptions, check_params, form_of, images_of
+from aengine.api.request import (
+    ChatFields,
+    ChatOptions,
+    ForkPoint,
+    NamedImage,
+    OptionFields,
+    Prompt,
+    RequestOptions,
+    check_params,
+    form_of,
+    images_of,
+)
 from aengine.client.active_request import ActiveRequest, Feed
 from aengine.client.call import CallFeed, GenerationCall, named_images, write_named_prompt, write_prompt_ids
 from aengine.client.client_config import DEFAULT_ADDRESS, ClientConfig
@@ -338,18 +349,23 @@ class AsyncClient(ServerCalls, AsyncioEngine):
         was called. Whoever opens it cancels it or reads it to its end. Raises what `stream()` raises."""
         self._life.check_running()
         options = options or RequestOptions()
-        params = check_params(params).with_seed()  # here, so that a second attempt has the same seed
+        params = check_params(params)
+        same = isinstance(prompt, ForkPoint) and prompt.same_params
+        params = params.only_told() if same else params.with_seed()  # here, so that a second attempt has the same seed
         message = write_request(prompt, params, options)
         message.request_id = options.request_id or uuid.uuid4().hex
         message.spec.stream.CopyFrom(delivery)
         if self.config.auto_resume:
             message.spec.stream.resumable = True
             message.spec.stream.retain.FromNanoseconds(round(self.config.resume_timeout * 1e9))
-        request = ActiveRequest(message.request_id, params, options, partial(self._open_feed, message, options))
+        request = ActiveRequest(message.request_id, params, options, partial(self._open_feed, message, options), self._open_fork)
         self._requests[request] = None
         return request
 
     # ---- inside --------------------------------------------------------------------------------------------------------
+
+    def _open_fork(self, point: ForkPoint, params: SamplingParams, fields: OptionFields) -> ActiveRequest:
+        return self.open(point, params, RequestOptions.of(None, fields))
 
     def _open_feed(self, message: StreamGenerateRequest, options: RequestOptions, request: ActiveRequest) -> Feed:
         parts = self._running()

@@ -9,7 +9,8 @@ from __future__ import annotations
 import functools
 import time
 import uuid
-from collections import Counter
+from array import array
+from collections import Counter, OrderedDict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import ExitStack
@@ -21,15 +22,16 @@ import anyio
 from aengine.aio.edge import LoopEdge
 from aengine.api.config import EngineConfig
 from aengine.api.errors import FieldViolation, InvalidRequestError, QueueFullError, RequestIdInUseError, refusal
+from aengine.api.fields import shown
 from aengine.api.outputs import FinishReason
 from aengine.api.params import SamplingParams
-from aengine.api.request import OptionFields, Prompt, RequestOptions
+from aengine.api.request import ForkPoint, OptionFields, Prompt, RequestOptions
 from aengine.cache import PageNeeds
 from aengine.engine.edges import Command, Submit
 from aengine.engine.loading import LoadedModel
 from aengine.engine.operations import Adapters
-from aengine.engine.request_source import StreamState, token_logprob
-from aengine.engine.requests import CheckedRequest, Limits, check_request, prepare
+from aengine.engine.request_source import RequestTokens, StreamState, token_logprob
+from aengine.engine.requests import CheckedRequest, ForkSource, Limits, check_request, prepare
 from aengine.engine.text import OutputPlace, follow_outputs
 from aengine.engine.workers import Steps, Workers, at_once
 from aengine.scheduler.sequence import Request, Updates
@@ -74,6 +76,11 @@ class QueueBound:
             self._num_tokens -= self._waiting.pop(key, 0)
 
 
+MOST_REMEMBERED = 4096
+"""Requests that have ended, and can be forked;"""
+REMEMBERED_BYTES = 64 << 20
+"""and how much memory their tokens and images may take."""
+
 T = TypeVar("T")
 
 
@@ -107,6 +114,8 @@ class Registry:
         self.limits = Limits(loaded.info, kv_tokens, config.max_logprobs, image_input=loaded.image_input, step_tokens=most)
         self._streams: dict[int, StreamState] = {}  # every request that is not released, by the key of each of its sequences
         self._by_id: dict[str, StreamState] = {}
+        self._remembered: OrderedDict[str, RequestTokens] = OrderedDict()  # of requests that have ended, by id, the latest last
+        self._remembered_bytes = 0
         self._preparations: dict[int, ExitStack] = {}  # by the key of a request's first sequence: what is to be cancelled when it ends
         self._next_key = 0
         self._bound = QueueBound(config.max_queued_requests, config.max_queued_tokens)
@@ -154,14 +163,43 @@ class Registry:
             options = RequestOptions.of(options, fields)
         except InvalidRequestError as error:
             violations.extend(error.violations)
+        if isinstance(prompt, ForkPoint) and pooling is None and options is not None:
+            source = self._find_tokens(prompt.request_id)
+            return self._open_fork(source, prompt, params, options)
         request = check_request(prompt, params, options, self._limits_of(pooling), violations)
         if violations or options is None:
             raise refusal(violations)
+        return self._take(replace(request, pooling=pooling), options)
+
+    def _take(self, request: CheckedRequest, options: RequestOptions) -> StreamState:
+        """Take a request of which nothing is known to be wrong. Raises `RequestIdInUseError` or `QueueFullError`."""
         self._adapters.check(options.adapter)
         request_id = options.request_id or uuid.uuid4().hex
         if request_id in self._by_id:
             raise RequestIdInUseError.of("request_id", f"{request_id!r} is in use by a request in flight")
-        return self._enter(request_id, replace(request, pooling=pooling), options)
+        return self._enter(request_id, request, options)
+
+    def _find_tokens(self, request_id: str) -> RequestTokens:
+        """Raises `InvalidRequestError` (prompt) for a request that cannot be forked."""
+        state = self._by_id.get(request_id)
+        tokens = self._remembered.get(request_id) if state is None else state.tokens
+        if tokens is None:
+            why = "is not known, or has ended too long ago" if state is None else "cannot be forked: its prompt is not tokenized yet"
+            raise InvalidRequestError.of("prompt", f"request {shown(request_id)} {why}")
+        return tokens
+
+    def _open_fork(self, source: RequestTokens, point: ForkPoint, params: SamplingParams, options: RequestOptions) -> StreamState:
+        """Take a request that goes on behind what another one has. Raises what `open` raises."""
+        output = source.output(point)
+        if point.same_params:
+            params = source.params.of_sequence(point.index, params)
+        options = replace(options.of_fork(source.options, output, params.n), images=())
+        prompt, violations = source.prompt if source.images is None else source.images.shown(source.prompt), list[FieldViolation]()
+        request = check_request(prompt, params, options, self.limits, violations)  # type: ignore[arg-type] # an array is as good as a list
+        if violations:
+            raise refusal(violations)
+        fork = ForkSource(source.first_key + point.index, source.images)
+        return self._take(replace(request, prompt=source.prompt, fork=fork), options)
 
     def update(self, updates: Updates) -> None:
         """Give the results of one step to the streams. A stream that raises fails alone."""
@@ -237,8 +275,8 @@ class Registry:
         keys = range(self._next_key, self._next_key + params.n)
         self._bound.enter_request([keys[index] for index in options.live_sequences(params.n)])  # before anything is done for it
         self._next_key = keys.stop
-        drop = functools.partial(self._edge.call_soon, self._drop)
-        state = StreamState(keys, request_id, params, options, self._loaded.tokenizer, self._config.max_unread_tokens, self._post, drop)
+        drop, most_unread = functools.partial(self._edge.call_soon, self._drop), self._config.max_unread_tokens
+        state = StreamState(keys, request_id, params, options, self._loaded.tokenizer, most_unread, self._post, drop, self._open_own_fork)
         self._by_id[request_id] = state
         self._streams.update(dict.fromkeys(state.keys, state))
         waits = None if options.adapter is None else self._adapters.enter_request(options.adapter, state.key)
@@ -263,12 +301,28 @@ class Registry:
         self._bound.leave_sequences(state.keys)
         self._adapters.leave_request(state.key)
         self._by_id.pop(state.request_id, None)
+        state.end_replaced()
+        if state.tokens is not None:
+            self._remember(state.request_id, state.tokens)
         for key in state.keys:
             self._streams.pop(key, None)
+
+    def _remember(self, request_id: str, tokens: RequestTokens) -> None:
+        remembered, old = self._remembered, self._remembered.pop(request_id, None)
+        self._remembered_bytes += tokens.num_bytes - (0 if old is None else old.num_bytes)
+        remembered[request_id] = tokens
+        while len(remembered) > MOST_REMEMBERED or self._remembered_bytes > REMEMBERED_BYTES:
+            self._remembered_bytes -= remembered.popitem(last=False)[1].num_bytes
+
+    def _open_own_fork(self, source: RequestTokens, point: ForkPoint, params: SamplingParams, fields: OptionFields) -> StreamState:
+        return self._open_fork(source, point, params, RequestOptions.of(None, fields))
 
     def _submit(self, state: StreamState, prepared: tuple[list[Request], Mapping[int, OutputPlace]]) -> None:
         requests, places = prepared
         prompt, images = requests[0].prompt, requests[0].images
+        if requests[0].params.pooling is None:
+            outputs = tuple([array("i", ids or ()) for ids in state.options.known_outputs or [()] * state.params.n])
+            state.tokens = RequestTokens(state.key - state.live_sequences[0], prompt, images, state.params, state.options, outputs)
         prompt = prompt if images is None else images.shown(prompt)
         self._bound.add_tokens(state.keys, len(prompt) + state.num_known_tokens)
         self._end_preparation(state)

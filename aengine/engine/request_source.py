@@ -8,15 +8,16 @@ ends of sequences, stop strings, and when a reader lags. All methods are called 
 from __future__ import annotations
 
 import time
+from array import array
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 import anyio
 import numpy as np
 from numpy.typing import NDArray
 
-from aengine.api.errors import FieldViolation, InvalidRequestError, NothingToChooseError, RequestEndedError
+from aengine.api.errors import EngineStateError, FieldViolation, InvalidRequestError, NothingToChooseError, RequestEndedError
 from aengine.api.outputs import (
     NO_TOKEN,
     DraftUsage,
@@ -30,12 +31,12 @@ from aengine.api.outputs import (
     TokenLogprob,
 )
 from aengine.api.params import NEUTRAL, EmbeddingParams, SamplingParams
-from aengine.api.request import RequestOptions
-from aengine.api.stream import StreamSource, UnreadBuffer
+from aengine.api.request import ForkPoint, OptionFields, RequestOptions
+from aengine.api.stream import StreamSource, UnreadBuffer, output_before
 from aengine.engine.edges import Cancel, Command, Park
 from aengine.engine.text import OutputPlace, OutputText, StopStrings
 from aengine.sampling.markers import Phase, ReasoningMarkers, ReasoningPlace
-from aengine.scheduler.plan import PooledStates, PromptLogprobs, TokenLogprobs
+from aengine.scheduler.plan import PooledStates, PromptImages, PromptLogprobs, TokenLogprobs
 from aengine.scheduler.sequence import Finished
 from aengine.tokenizer.tokenizer import Tokenizer
 
@@ -54,6 +55,27 @@ class _Unread(NamedTuple):
     weights_version: int = 0
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class RequestTokens:
+    """What a request was given and has brought, for others to go on behind it."""
+
+    first_key: int  # of the sequence 0
+    prompt: NDArray[np.int32]
+    images: PromptImages | None
+    params: SamplingParams
+    options: RequestOptions
+    outputs: tuple[array[int], ...]  # of the sequences, known outputs included; they grow
+
+    def output(self, point: ForkPoint) -> list[int]:
+        """The output before a place. Raises `InvalidRequestError` (index, at)."""
+        return output_before(point, self.outputs)
+
+    @property
+    def num_bytes(self) -> int:
+        images = 0 if self.images is None else self.images.num_bytes
+        return self.prompt.nbytes + sum(4 * len(output) for output in self.outputs) + images
+
+
 class StreamState(StreamSource):
     """The state of a request with `params.n` sequences."""
 
@@ -67,11 +89,15 @@ class StreamState(StreamSource):
         lag_limit: int,
         post: Callable[[Command], None],
         drop: Callable[[StreamState], object],
+        open_fork: Callable[[RequestTokens, ForkPoint, SamplingParams, OptionFields], StreamState],
     ) -> None:
         """`keys`: one for each sequence, also for those that had ended. `tokenizer`: None for a model without one. `lag_limit`: unread
         tokens beyond which it lags. `post`: hands a command to the step thread. `drop`: ends a request that has not reached it; both
         callable from any thread."""
-        super().__init__(request_id, params, options, anyio.Event)
+        super().__init__(request_id, params, options, anyio.Event, self._open_own_fork)
+        self.tokens: RequestTokens | None = None  # once the prompt is known, of a request with output
+        self.replaces: StreamState | None = None  # which ends when this one has begun, or has ended
+        self._new_fork = open_fork
         self.keys = [keys[index] for index in self.live_sequences]  # of the sequences that get tokens
         self.options = options
         self.items: UnreadBuffer[_Unread] = UnreadBuffer(lag_limit, self._park)  # without stop strings decoded when they are read
@@ -163,6 +189,7 @@ class StreamState(StreamSource):
         """The first step of the request began at `when`, on time.monotonic; `cached_tokens` of its prompt need not be computed."""
         self.cached_prompt_tokens = cached_tokens
         self._started = when
+        self.end_replaced()
 
     def add_prompt_logprobs(self, piece: PromptLogprobs) -> None:
         """Add the logprobs of further prompt tokens. A preempted prompt is computed again from its start, so pieces may repeat some."""
@@ -183,6 +210,8 @@ class StreamState(StreamSource):
         index = key - self._first_key
         if self._ended[index]:
             return False  # generated before the scheduler cancelled the sequence, or in the same step
+        if self.tokens is not None:
+            self.tokens.outputs[index].append(token_id)
         text: str | None = None
         reason = None
         stop_reason: int | str | None = None
@@ -291,6 +320,26 @@ class StreamState(StreamSource):
             return
         for key in self.keys:
             self._post(Cancel(key))
+
+    def give_way(self, successor: StreamSource) -> None:
+        """Compute nothing more, and keep what is computed until the `successor` has it."""
+        assert isinstance(successor, StreamState)
+        if self.submitted and not self.finished:
+            successor.replaces = self
+            self._park(True)
+        else:
+            self.cancel()
+
+    def end_replaced(self) -> None:
+        """The request has begun, or has ended: the one in whose place it is goes."""
+        replaced, self.replaces = self.replaces, None
+        if replaced is not None:
+            replaced.cancel()
+
+    def _open_own_fork(self, point: ForkPoint, params: SamplingParams, fields: OptionFields) -> StreamState:
+        if self.tokens is None:
+            raise EngineStateError("the request cannot be forked: its prompt is not tokenized yet, or it has no output")
+        return self._new_fork(self.tokens, point, params, fields)
 
     async def wait_released(self) -> None:
         """Wait until the engine has forgotten the request, which takes one step at most. The wait cannot be cancelled."""

@@ -9,7 +9,6 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, replace
-from hashlib import blake2b
 from itertools import islice
 from typing import TYPE_CHECKING, Any
 
@@ -19,10 +18,11 @@ from numpy.typing import NDArray
 from aengine.api.errors import CapacityViolation, ContextLengthError, FieldViolation, InvalidRequestError, KVCapacityError, refusal
 from aengine.api.fields import shown
 from aengine.api.outputs import ModelInfo, RenderedChat
-from aengine.api.params import SamplingParams
+from aengine.api.params import SamplingParams, derive_seed
 from aengine.api.request import (
     NO_OUTPUT,
     ChatOptions,
+    ForkPoint,
     Form,
     NamedImage,
     Prompt,
@@ -131,6 +131,14 @@ NEEDS_TOKENIZER = "needs a tokenizer, and this model has none"
 
 
 @dataclass(frozen=True, slots=True)
+class ForkSource:
+    """The request that another one is a fork of."""
+
+    key: int  # of the sequence
+    images: PromptImages | None
+
+
+@dataclass(frozen=True, slots=True)
 class CheckedRequest:
     """A request of which nothing is known to be wrong, but that is not tokenized."""
 
@@ -141,6 +149,7 @@ class CheckedRequest:
     known: Mapping[int, NDArray[np.int32]]  # output that sequences have already, by index, of those that have some
     images: Sequence[Any] = ()  # as `images_of` has them; once they are encoded, `EncodedImage`s
     pooling: str | None = None  # as of `RowParams`: then there is no output, and most parameters mean nothing
+    fork: ForkSource | None = None  # where the prompt, which is ids, and the known outputs come from
 
 
 def check_request(
@@ -227,6 +236,10 @@ def _check_prompt(
     form: Form = "text"
     try:
         form = form_of(prompt, options)
+        if isinstance(prompt, ForkPoint):
+            if not limits.least_output:
+                raise InvalidRequestError.of("prompt", f"it is a fork, and {NO_OUTPUT}")
+            return form, 0, 1, prompt
         if form != "token_ids" and not limits.model.tokenizer:
             raise InvalidRequestError.of("prompt", f"a {form} {NEEDS_TOKENIZER}; give token ids")
         if form == "text":
@@ -284,7 +297,9 @@ def prepare(
             with_special = request.form == "text"
             prompt = yield from encode_text(prompt, tokenizer, limits, add_special_tokens=with_special, literals=literals)
     images: PromptImages | None = None
-    if request.images and limits.image_input is not None:
+    if request.fork is not None:
+        ids, images = np.asarray(prompt), request.fork.images
+    elif request.images and limits.image_input is not None:
         from aengine.images.prompts import place_images  # imports torch, which importing the engine should not do
 
         ids, images = place_images(np.asarray(prompt, np.int32), request.images, limits.image_input)
@@ -318,7 +333,7 @@ def prepare(
     )
     left = limits.tokens - len(ids)
     most_tokens = left if params.max_tokens is None else min(params.max_tokens, left)
-    now, (_, first) = time.monotonic(), sequences[0]
+    now, (_, first), fork = time.monotonic(), sequences[0], request.fork
     return [
         Request(
             key=key,
@@ -341,8 +356,9 @@ def prepare(
             adapter=adapter,
             max_drafts=params.max_drafts,
             images=images,
-            num_forks=len(sequences) - 1 if key == first else 0,
-            fork_of=None if key == first else first,
+            num_forks=len(sequences) - 1 if key == first and fork is None else 0,
+            fork_of=fork.key if fork is not None else None if key == first else first,
+            fork_at=None if fork is None else len(ids) + len(request.known.get(index, NO_INTS)),
         )
         for index, key in sequences
     ]
@@ -377,8 +393,3 @@ def render_chat(
     from aengine.images.prompts import with_images  # imports torch
 
     return with_images(rendered, images)
-
-
-def derive_seed(seed: int, index: int) -> int:
-    """The seed of sequence `index` > 0 of a request: 64 bits of BLAKE2b over both. Users replay sequences by this formula, so it stays."""
-    return int.from_bytes(blake2b(seed.to_bytes(8, "little") + index.to_bytes(4, "little"), digest_size=8).digest(), "little")

@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import time
 import uuid
+from collections import OrderedDict
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -15,14 +16,18 @@ from dataclasses import dataclass
 import anyio
 
 from aengine.api.errors import InvalidRequestError, RequestEndedError, RequestIdInUseError
+from aengine.api.fields import shown
 from aengine.api.outputs import Embedding, ModelInfo, RequestInfo, RequestState, Timing, Usage
 from aengine.api.params import EmbeddingParams, SamplingParams
-from aengine.api.request import Prompt, RequestOptions, check_params, form_of, read_messages
+from aengine.api.request import NO_OUTPUT, ForkPoint, OptionFields, Prompt, RequestOptions, check_params, form_of, read_messages
 from aengine.router.fleet import Fleet
 from aengine.router.replica_load import PagePrefix, RoutedPrompt
 from aengine.router.routed_request import RoutedRequest, Tokenize
-from aengine.router.work import OtherTextsError
+from aengine.router.work import OtherTextsError, RequestProgress
 from aengine.wire.request import read_prompt_ids
+
+MOST_ENDED = 1024
+"""Streams that have ended, and can be forked."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,6 +46,7 @@ class RequestsInFlight:
     def __init__(self, fleet: Fleet) -> None:
         self._fleet = fleet
         self._streams: dict[str, RoutedRequest] = {}
+        self._ended: OrderedDict[str, RequestProgress] = OrderedDict()  # of streams, which can be forked
         self._embeddings: dict[str, _Embedding] = {}
 
     @property
@@ -95,10 +101,15 @@ class RequestsInFlight:
             await embedding.ended.wait()
 
     def open(self, prompt: Prompt, params: SamplingParams | None, options: RequestOptions, *, few_messages: bool) -> RoutedRequest:
-        sent = check_params(params).with_seed()
+        sent = check_params(params)
+        if isinstance(prompt, ForkPoint):
+            prompt, sent, options = self._forked(prompt, sent, options)
+        sent = sent.with_seed()
         effective, ids, tokenize = self.check(prompt, sent, options)
         request_id = self._free_id(options)
-        request = RoutedRequest(self._fleet, request_id, effective, sent, options, few_messages=few_messages, on_gone=self._forget)
+        request = RoutedRequest(
+            self._fleet, request_id, effective, sent, options, self._open_fork, few_messages=few_messages, on_gone=self._forget
+        )
         self._streams[request_id] = request
         try:
             request.begin(ids, tokenize)
@@ -106,6 +117,22 @@ class RequestsInFlight:
             self._forget(request)
             raise
         return request
+
+    def _open_fork(self, point: ForkPoint, params: SamplingParams, fields: OptionFields) -> RoutedRequest:
+        return self.open(point, params, RequestOptions.of(None, fields), few_messages=False)
+
+    def _forked(
+        self, point: ForkPoint, params: SamplingParams, options: RequestOptions
+    ) -> tuple[Sequence[int], SamplingParams, RequestOptions]:
+        """The same request without the fork: ids, parameters, and options with the output. Raises `InvalidRequestError`."""
+        stream = self._streams.get(point.request_id)
+        source = self._ended.get(point.request_id) if stream is None else stream.progress
+        if source is None or source.ids is None:
+            why = "is not known, or has ended too long ago" if source is None else "cannot be forked: its prompt is not tokenized yet"
+            raise InvalidRequestError.of("prompt", f"request {shown(point.request_id)} {why}")
+        if point.same_params:
+            params = source.sent.of_sequence(point.index, params)
+        return source.ids, params, options.of_fork(source.own_options, source.output(point), params.n)
 
     def _free_id(self, options: RequestOptions) -> str:
         """The id of a new request. Raises `RequestIdInUseError`."""
@@ -129,6 +156,10 @@ class RequestsInFlight:
     def _forget(self, request: RoutedRequest) -> None:
         if self._streams.get(request.request_id) is request:
             del self._streams[request.request_id]
+            self._ended.pop(request.request_id, None)
+            self._ended[request.request_id] = request.progress
+            if len(self._ended) > MOST_ENDED:
+                self._ended.popitem(last=False)
 
     def check(
         self, prompt: Prompt, params: SamplingParams, options: RequestOptions
@@ -143,6 +174,8 @@ class RequestsInFlight:
     def _read_prompt(self, prompt: Prompt, options: RequestOptions) -> tuple[Sequence[int] | None, Tokenize | None]:
         """The ids of a prompt, or what gives them. Raises `InvalidRequestError`."""
         form = form_of(prompt, options)
+        if form == "fork":
+            raise InvalidRequestError.of("prompt", f"it is a fork, and {NO_OUTPUT}")
         if form != "token_ids" and not self._model.tokenizer:
             raise InvalidRequestError.of("prompt", f"a {form} needs a tokenizer, and this model has none; give token ids")
         match form:

@@ -19,7 +19,7 @@ import anyio
 from aengine.api.errors import AEngineError
 from aengine.api.outputs import FinishReason, RequestInfo, RequestState, Timing, Token
 from aengine.api.params import SamplingParams
-from aengine.api.request import NamedImage, RequestOptions
+from aengine.api.request import ForkPoint, NamedImage, OptionFields, RequestOptions
 from aengine.api.stream import StreamSource, end_from_outside
 from aengine.client.active_request import ActiveRequest
 from aengine.client.client import EACH_TOKEN, FEW_MESSAGES
@@ -56,15 +56,16 @@ class RoutedRequest(StreamSource):
         params: SamplingParams,
         sent: SamplingParams,
         options: RequestOptions,
+        open_fork: Callable[[ForkPoint, SamplingParams, OptionFields], RoutedRequest],
         *,
         few_messages: bool,
         on_gone: Callable[[RoutedRequest], object],
     ) -> None:
         """`params`: with the defaults of the model; `sent`: as they were given, with the seed. `on_gone` is called when it has ended and no
         replica has pages for it."""
-        super().__init__(request_id, params, options, asyncio.Event)
+        super().__init__(request_id, params, options, asyncio.Event, open_fork)
         self._fleet = fleet
-        self._progress = RequestProgress(sent, options, self.live_sequences)
+        self.progress = RequestProgress(sent, options, self.live_sequences)
         self._delivery = FEW_MESSAGES if few_messages else EACH_TOKEN
         self._on_gone = on_gone
         self._loop = asyncio.get_running_loop()
@@ -114,11 +115,11 @@ class RoutedRequest(StreamSource):
     def info(self) -> RequestInfo:
         if self._finished:
             state = RequestState.FINISHED
-        elif self._progress.ids is None:
+        elif self.progress.ids is None:
             state = RequestState.PREPARING
         else:
             state = RequestState.WAITING if self._first_token is None else RequestState.RUNNING
-        num_tokens = self._progress.num_tokens + self.unread - len(self._kept)
+        num_tokens = self.progress.num_tokens + self.unread - len(self._kept)
         return RequestInfo(self.request_id, state, self.usage_with(num_tokens), self.timing, self._arrival_time)
 
     def pop(self) -> Token | None:
@@ -201,7 +202,7 @@ class RoutedRequest(StreamSource):
             self._made_by = stay.load, token.weights_version
             if stay.weights_behind:
                 token = replace(token, weights_version=token.weights_version + stay.weights_behind)
-        self._progress.add_token(token)
+        self.progress.add_token(token)
         return token
 
     def _on_news(self, stay: _Stay) -> None:
@@ -283,14 +284,14 @@ class RoutedRequest(StreamSource):
             self._fleet.failed(stay.attempt, error)
         except AEngineError as raised:
             failure = raised
-        stay.attempt.leave_replica(self._progress.num_tokens - stay.num_before)
+        stay.attempt.leave_replica(self.progress.num_tokens - stay.num_before)
         if self._finished or self._stay is not None:
             return  # the other of two goes on
         if self._hedge is not None and failure is None:
             self._stay, self._hedge = self._hedge, None
             self._share_prompt(self._stay)
             return
-        if self._cancelled or not self._progress.open:  # all ends have come, and what is missing is what it took
+        if self._cancelled or not self.progress.open:  # all ends have come, and what is missing is what it took
             self._close(FinishReason.CANCELLED)
         elif failure is not None:
             self._fail(failure)
@@ -301,8 +302,8 @@ class RoutedRequest(StreamSource):
 
     def _close(self, reason: FinishReason) -> None:
         """End the sequences that have no end."""
-        self._kept.extend(end_from_outside(index, reason) for index in sorted(self._progress.open))
-        self._progress.open.clear()
+        self._kept.extend(end_from_outside(index, reason) for index in sorted(self.progress.open))
+        self.progress.open.clear()
         self._finish()
 
     def _fail(self, error: Exception) -> None:
@@ -318,7 +319,7 @@ class RoutedRequest(StreamSource):
                 source = self._stay.source
                 source.waiter = None
                 cached = source.cached_prompt_tokens if source.finished and source.error is None else None
-                self._stay.attempt.leave_replica(self._progress.num_tokens + source.unread - self._stay.num_before, cached)
+                self._stay.attempt.leave_replica(self.progress.num_tokens + source.unread - self._stay.num_before, cached)
             self.ready.set()
             if not self._leaving:
                 self._on_gone(self)
@@ -339,23 +340,23 @@ class RoutedRequest(StreamSource):
     # ---- replicas ------------------------------------------------------------------------------------------------------
 
     def _set_prompt(self, ids: Sequence[int], images: Sequence[NamedImage] | None = None) -> None:
-        self._progress.set_prompt(ids, images)
+        self.progress.set_prompt(ids, images)
         self.prompt_tokens = len(ids)
 
     async def _settle(self) -> None:
         """Find a replica for it."""
         try:
-            with anyio.move_on_after(self._progress.seconds_left) as scope:
+            with anyio.move_on_after(self.progress.seconds_left) as scope:
                 attempt = None
                 while attempt is None:
-                    if self._progress.ids is None:
+                    if self.progress.ids is None:
                         assert self._tokenize is not None
                         prompt, self._texts = await self._tokenize()
                         self._set_prompt(*prompt)
                     try:
                         attempt = await self._fleet.find(self._refresh_work(), self._on_lost)
                     except OtherTextsError:  # it has no token yet
-                        self._progress.ids = None
+                        self.progress.ids = None
                 self._open_at(attempt)
             if scope.cancelled_caught:
                 self._close(FinishReason.DEADLINE)
@@ -380,7 +381,7 @@ class RoutedRequest(StreamSource):
             self._hedge_timer = self._loop.call_later(seconds, self._start_hedging)
 
     def _enter(self, attempt: Attempt) -> _Stay:
-        progress = self._progress
+        progress = self.progress
         assert progress.ids is not None
         try:
             params = progress.params(has_prompt_logprobs=self._has_prompt_logprobs)
@@ -427,7 +428,7 @@ class RoutedRequest(StreamSource):
             generation = load.generation_of(version)
         else:
             texts = self._texts
-        prompt = self._progress.prompt(self._fleet.digest_salt, generation, texts)
+        prompt = self.progress.prompt(self._fleet.digest_salt, generation, texts)
         if self._work is None:
             self._work = RoutedWork(prompt)
         else:

@@ -26,7 +26,8 @@ from aengine.api.errors import (
 )
 from aengine.api.outputs import Token
 from aengine.api.params import SamplingParams
-from aengine.api.request import NamedImage, RequestOptions, page_names
+from aengine.api.request import ForkPoint, NamedImage, RequestOptions, page_names
+from aengine.api.stream import output_before
 from aengine.router.replica_load import PagePrefix, RoutedPrompt
 
 
@@ -39,16 +40,20 @@ class RequestProgress:
         self._names: Sequence[int] = ()  # the same, with the names of images in place of their tokens
         self.open = set(live_sequences)  # sequences whose end has not come
         self._outputs: list[list[int]] = [list(ids or ()) for ids in options.known_outputs or [()] * sent.n]  # of the sequences
-        self._sent = sent
-        self._options = options
+        self.sent = sent
+        self.own_options = options
         self._deadline = None if options.timeout is None else time.monotonic() + options.timeout
 
     def set_prompt(self, ids: Sequence[int], images: Sequence[NamedImage] | None) -> None:
         """`images`: whose tokens are among the ids; None: those of the options."""
         self.ids = ids
         if images is not None:
-            self._options = replace(self._options, images=images)
-        self._names = page_names(ids, self._options.images)
+            self.own_options = replace(self.own_options, images=images)
+        self._names = page_names(ids, self.own_options.images)
+
+    def output(self, point: ForkPoint) -> list[int]:
+        """The output before a place. Raises `InvalidRequestError` (index, at)."""
+        return output_before(point, self._outputs)
 
     @property
     def num_tokens(self) -> int:
@@ -69,7 +74,7 @@ class RequestProgress:
     def prompt(self, digest_salt: bytes, generation: str | None, texts: str | None) -> RoutedPrompt:
         """The prompt with the longest output behind it, as a replica will compute it. `generation`, `texts`: as of `RoutedPrompt`."""
         assert self.ids is not None
-        options = self._options
+        options = self.own_options
         longest = max(self._outputs, key=len)
         tokens = [*self._names, *longest] if longest else self._names
         pages = PagePrefix(tokens, options.cache_salt or "", digest_salt)
@@ -77,14 +82,14 @@ class RequestProgress:
 
     def params(self, *, has_prompt_logprobs: bool) -> SamplingParams:
         """The parameters for a replica, without prompt logprobs if the request has them already."""
-        drops_them = self._sent.prompt_logprobs is not None and has_prompt_logprobs
-        return replace(self._sent, prompt_logprobs=None) if drops_them else self._sent
+        drops_them = self.sent.prompt_logprobs is not None and has_prompt_logprobs
+        return replace(self.sent, prompt_logprobs=None) if drops_them else self.sent
 
     def options(self, request_id: str) -> RequestOptions:
         """The options for a replica, which gets the prompt as ids: with the output that the request has, and the time that is left."""
         known = [tuple(ids) if index in self.open else None for index, ids in enumerate(self._outputs)]
         left = self.seconds_left
-        return self._options.for_ids(
+        return self.own_options.for_ids(
             request_id=request_id,
             timeout=None if left is None else max(0.001, left),
             known_outputs=known if any(known) or None in known else None,

@@ -118,6 +118,10 @@ class PromptImages:
         end = start + length
         return next((max(begin - start, 0) for begin, after in self.whole if begin < end < after), length)
 
+    @property
+    def num_bytes(self) -> int:
+        return int(self.rows.nbytes + (0 if self.additions is None else self.additions.nbytes))
+
     def shown(self, token_ids: IntArray) -> IntArray:
         """`token_ids` with the placeholder where an image is named."""
         return np.where(token_ids < -1, np.int32(self.placeholder), token_ids)

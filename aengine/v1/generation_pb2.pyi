@@ -212,6 +212,7 @@ class Prompt(_message.Message):
     TEXT_FIELD_NUMBER: _builtins.int
     TOKEN_IDS_FIELD_NUMBER: _builtins.int
     CHAT_FIELD_NUMBER: _builtins.int
+    FORK_FIELD_NUMBER: _builtins.int
     text: _builtins.str
     """Text, tokenised by the model's tokenizer. Not empty. Refused without being tokenised if it has
     more bytes than max_model_len tokens can have: 64 per token, or the length of the longest token
@@ -227,22 +228,73 @@ class Prompt(_message.Message):
         assistant message.
         """
 
+    @_builtins.property
+    def fork(self) -> Global___ForkPoint:
+        """A place in the output of another request: its prompt, and the output before that place."""
+
     def __init__(
         self,
         *,
         text: _builtins.str = ...,
         token_ids: Global___TokenIds | None = ...,
         chat: Global___ChatPrompt | None = ...,
+        fork: Global___ForkPoint | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["chat", b"chat", "content", b"content", "text", b"text", "token_ids", b"token_ids"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["chat", b"chat", "content", b"content", "fork", b"fork", "text", b"text", "token_ids", b"token_ids"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["chat", b"chat", "content", b"content", "text", b"text", "token_ids", b"token_ids"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["chat", b"chat", "content", b"content", "fork", b"fork", "text", b"text", "token_ids", b"token_ids"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_content: _TypeAlias = _typing.Literal["text", "token_ids", "chat"]  # noqa: Y015
+    _WhichOneofReturnType_content: _TypeAlias = _typing.Literal["text", "token_ids", "chat", "fork"]  # noqa: Y015
     _WhichOneofArgType_content: _TypeAlias = _typing.Literal["content", b"content"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_content) -> _WhichOneofReturnType_content | None: ...
 
 Global___Prompt: _TypeAlias = Prompt  # noqa: Y015
+
+@_typing.final
+class ForkPoint(_message.Message):
+    """A place in a request of the same caller that runs, or has ended not long ago: the latest some
+    thousand are remembered. What goes on from there brings what a request with the same prompt and that
+    output as its known_outputs brings, and computes nothing again whose KV is still in memory. The
+    salt of the cache and the adapter are those of that request, and so are tenant and priority where
+    they are not set; known_outputs cannot be given. Cannot be combined with OutputOptions.chat.
+    """
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    REQUEST_ID_FIELD_NUMBER: _builtins.int
+    SEQUENCE_INDEX_FIELD_NUMBER: _builtins.int
+    AT_FIELD_NUMBER: _builtins.int
+    SAME_PARAMS_FIELD_NUMBER: _builtins.int
+    request_id: _builtins.str
+    """The request. Required."""
+    sequence_index: _builtins.int
+    """The sequence, below SamplingParams.n of that request. Default: 0."""
+    at: _builtins.int
+    """How many tokens of its output there are before the place, known_outputs included. Default: unset,
+    all that the sequence has so far.
+    """
+    same_params: _builtins.bool
+    """Whether the fork has the sampling, stopping, structured_output and reasoning of that sequence, its
+    seed included. What is given of these means nothing then, but for StoppingCriteria.time_limit.
+    Default: false.
+    """
+    def __init__(
+        self,
+        *,
+        request_id: _builtins.str = ...,
+        sequence_index: _builtins.int = ...,
+        at: _builtins.int | None = ...,
+        same_params: _builtins.bool = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_at", b"_at", "at", b"at"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_at", b"_at", "at", b"at", "request_id", b"request_id", "same_params", b"same_params", "sequence_index", b"sequence_index"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__at: _TypeAlias = _typing.Literal["at"]  # noqa: Y015
+    _WhichOneofArgType__at: _TypeAlias = _typing.Literal["_at", b"_at"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__at) -> _WhichOneofReturnType__at | None: ...
+
+Global___ForkPoint: _TypeAlias = ForkPoint  # noqa: Y015
 
 @_typing.final
 class TokenIds(_message.Message):
@@ -798,6 +850,7 @@ class GenerationStarted(_message.Message):
     SEED_FIELD_NUMBER: _builtins.int
     EFFECTIVE_SPEC_FIELD_NUMBER: _builtins.int
     RESUME_TOKEN_FIELD_NUMBER: _builtins.int
+    FORK_AT_FIELD_NUMBER: _builtins.int
     request_id: _builtins.str
     """Names the request, for CancelRequests."""
     model: _builtins.str
@@ -806,6 +859,8 @@ class GenerationStarted(_message.Message):
     """The seed in use: the given one or a random one."""
     resume_token: _builtins.bytes
     """The token to pass to ResumeGenerate. Empty unless StreamOptions.resumable is set."""
+    fork_at: _builtins.int
+    """Of a fork the number of tokens of output before its place. Otherwise 0."""
     @_builtins.property
     def prompt(self) -> Global___PromptInfo:
         """The tokenised prompt."""
@@ -825,10 +880,11 @@ class GenerationStarted(_message.Message):
         seed: _builtins.int = ...,
         effective_spec: Global___GenerationSpec | None = ...,
         resume_token: _builtins.bytes = ...,
+        fork_at: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["effective_spec", b"effective_spec", "prompt", b"prompt"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["effective_spec", b"effective_spec", "model", b"model", "prompt", b"prompt", "request_id", b"request_id", "resume_token", b"resume_token", "seed", b"seed"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["effective_spec", b"effective_spec", "fork_at", b"fork_at", "model", b"model", "prompt", b"prompt", "request_id", b"request_id", "resume_token", b"resume_token", "seed", b"seed"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

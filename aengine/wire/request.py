@@ -26,6 +26,7 @@ from aengine.api.request import (
     NO_OUTPUT,
     ChatFields,
     ChatOptions,
+    ForkPoint,
     Prompt,
     RequestOptions,
     form_of,
@@ -185,6 +186,10 @@ def write_prompt(prompt: Prompt, options: ChatOptions, message: generation_pb2.P
             message.text = prompt  # type: ignore[assignment]
     elif form == "chat":
         write_chat(prompt, options, message.chat)  # type: ignore[arg-type]
+    elif isinstance(prompt, ForkPoint):
+        message.fork.request_id, message.fork.sequence_index, message.fork.same_params = prompt.request_id, prompt.index, prompt.same_params
+        if prompt.at is not None:
+            message.fork.at = prompt.at
     else:
         images = options.images if isinstance(options, RequestOptions) else ()
         write_token_ids(read_prompt_ids(prompt), message, map(write_image, images))  # type: ignore[arg-type]
@@ -239,6 +244,8 @@ async def read_request(request: MessageRequest, engine: ServedEngine) -> tuple[G
     spec, check = request.spec, FieldChecks()
     prompt = read_prompt(spec.prompt, "spec.prompt", check)
     params = read_sampling_params(spec, check)
+    if isinstance(prompt, ForkPoint) and prompt.same_params:
+        params = params.only_told()
     policy = read_stream_options(spec.stream, check)
     options = read_options(request, check)
     chat = _read_chat_output(spec, check)
@@ -366,14 +373,17 @@ def read_prompt(prompt: generation_pb2.Prompt, path: str, check: FieldChecks) ->
     """Violations have paths that begin with `path`."""
     form = prompt.WhichOneof("content")
     if form is None:
-        check.add_violation(path, "exactly one of text, token_ids, chat must be set")
+        check.add_violation(path, "exactly one of text, token_ids, chat, fork must be set")
         return ""
     content: Prompt
+    if form == "fork":
+        fork = prompt.fork
+        return ForkPoint(fork.request_id, fork.at if fork.HasField("at") else None, fork.sequence_index, fork.same_params)
     if form == "chat":
         content = read_chat(prompt.chat, f"{path}.chat", check)
     else:
         content = prompt.text if form == "text" else np.asarray(prompt.token_ids.ids)  # type: ignore[assignment] # as quick as can be
-    if not len(content):
+    if not len(content):  # type: ignore[arg-type]
         check.add_violation(f"{path}.{form}", "must not be empty")
     return content
 

@@ -8,7 +8,6 @@ token.
 from __future__ import annotations
 
 import math
-from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from itertools import chain, groupby, repeat
@@ -172,11 +171,6 @@ def write_sequence(
     write_weights(completion.weights_versions, message.weights_spans)
     if completion.finish_reason is not None:
         write_finish(completion.finish_reason, completion.stop_reason, message.finish)
-
-
-def num_known_tokens(spec: messages.GenerationSpec) -> Counter[int]:
-    """How many tokens the sequences begin with, by index."""
-    return Counter({index: len(known.token_ids) for index, known in enumerate(spec.known_outputs)})
 
 
 def wants_text(output: messages.OutputOptions) -> bool:

@@ -25,10 +25,10 @@ import aengine
 from aengine import AsyncEngine, SamplingParams
 from aengine.api.errors import InsufficientMemoryError
 from aengine.api.outputs import AdapterInfo, FinishReason, ModelInfo
+from aengine.api.params import derive_seed
 from aengine.api.request import RequestOptions
 from aengine.engine.core import EngineCore
 from aengine.engine.loading import LoadedModel
-from aengine.engine.requests import derive_seed
 from aengine.engine.workers import Steps, Workers
 from aengine.runner.contract import Change, LoadAdapter, Prepared, UnloadAdapter
 from aengine.runner.cpu.executor import CpuStep, HostQueue

@@ -16,7 +16,7 @@ from image_models import FAMILIES, Expected, Part, Reference, as_file, chat_of, 
 from PIL import Image
 
 from aengine import AsyncEngine, Completion, InvalidRequestError, SamplingParams
-from aengine.engine.requests import derive_seed
+from aengine.api.params import derive_seed
 
 pytestmark = [pytest.mark.anyio, pytest.mark.parametrize("anyio_backend", ["asyncio"])]
 NUM_TOKENS = 6

@@ -40,7 +40,7 @@ def _nothing_is_left() -> Iterator[None]:
     gc.collect()
     assert (children(), os.sched_getaffinity(0)) == (set(), cores)
     assert threading.active_count() <= threads  # those of tests before may end meanwhile
-    assert len(os.listdir("/proc/self/fd")) == files
+    assert len(os.listdir("/proc/self/fd")) <= files
 
 
 @pytest.mark.slow

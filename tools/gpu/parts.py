@@ -28,7 +28,7 @@ CORE_TESTS = (
     "tests/runner/test_graphs_gpu.py::test_graphs_of_uneven_steps",
     "tests/runner/test_cuda_capture_gpu.py",
 )
-GPU_TESTS = tuple(f"tests/{room}" for room in ("gpu", "runner", "attention", "kernels", "sampling", "models", "engine"))
+GPU_TESTS = tuple(f"tests/{room}" for room in ("gpu", "runner", "attention", "kernels", "sampling", "models", "engine", "images"))
 """Where tests marked `gpu` are, those first that show most: there may be no time for the last."""
 
 

@@ -22,6 +22,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
+from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
@@ -32,6 +33,7 @@ from prometheus_client import CollectorRegistry
 
 from aengine.api.engine import ServedEngine
 from aengine.api.errors import AEngineError, InvalidRequestError, RequestIdInUseError
+from aengine.api.fields import shown
 from aengine.api.outputs import ModelInfo, RenderedChat, RequestInfo, RequestState, TokenizedText
 from aengine.api.request import ChatFields
 from aengine.api.runtime import forget_tracebacks
@@ -225,6 +227,33 @@ class RequestIndex(Generic[Thing]):
         return own[::-1] + others[::-1]
 
 
+MOST_ENDED = 4096
+
+
+class EndedRequests:
+    """The latest requests that have ended: whose they were, and the ids that the engine had for them and has given to no others since."""
+
+    def __init__(self) -> None:
+        self._owners: OrderedDict[str, tuple[str | None, str]] = OrderedDict()  # name of the caller and its id, by the engine's id
+        self._engine_ids: dict[tuple[str | None, str], str] = {}
+
+    def note_begin(self, engine_id: str) -> None:
+        if (owner := self._owners.pop(engine_id, None)) is not None:
+            self._engine_ids.pop(owner, None)
+
+    def note_end(self, request_id: str, owner: Caller, engine_id: str) -> None:
+        self.note_begin(engine_id)
+        if (before := self._engine_ids.get((owner.name, request_id))) is not None:
+            self.note_begin(before)
+        self._owners[engine_id] = owner.name, request_id
+        self._engine_ids[owner.name, request_id] = engine_id
+        if len(self._owners) > MOST_ENDED:
+            self.note_begin(next(iter(self._owners)))
+
+    def find(self, request_id: str, caller: Caller) -> str | None:
+        return self._engine_ids.get((caller.name, request_id))
+
+
 @dataclass(frozen=True, slots=True)
 class Backend:
     """The parts of the server that generations use."""
@@ -234,6 +263,7 @@ class Backend:
     observers: Observers = field(default_factory=Observers)
     max_message_bytes: int = 16 * 1024 * 1024  # of one message
     streams: RequestIndex[TokenStream] = field(default_factory=RequestIndex)  # of the generations in flight
+    ended: EndedRequests = field(default_factory=EndedRequests)
     embeddings: RequestIndex[str] = field(default_factory=RequestIndex)  # in flight, by the ids that the engine has for them
     image_urls: ImageUrls = field(default_factory=ImageUrls)
     served_names: tuple[str, ...] = ()  # of the model, in place of the one that the engine has for it
@@ -287,6 +317,15 @@ class Backend:
         if known is not None and known.state is not RequestState.FINISHED:
             raise RequestIdInUseError.of("request_id", f"{request_id!r} is in use by a request in flight")
         return request_id if self.engine.request_info(request_id) is None else None
+
+    def engine_id_of(self, request_id: str, caller: Caller) -> str:
+        """The engine's id of a request that runs or has ended. Raises `InvalidRequestError` (prompt) if the caller has none of that id."""
+        if streams := self.streams.find(request_id, caller):
+            return streams[0].request_id
+        found = self.ended.find(request_id, caller)
+        if found is None and not caller.sees_all:
+            raise InvalidRequestError.of("prompt", f"request {shown(request_id)} is not known, or has ended too long ago")
+        return found or request_id
 
     async def cancel(self, request_id: str, caller: Caller) -> bool:
         """End the caller's request of that id, those of others too where the caller is an administrator. Returns when their pages are

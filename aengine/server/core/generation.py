@@ -21,12 +21,12 @@ from typing import Any, cast
 from aengine.api.engine import EmbeddingFields
 from aengine.api.errors import InvalidRequestError, RequestEndedError, RequestIdInUseError, refusal
 from aengine.api.outputs import Embedding, FinishReason, Token
-from aengine.api.request import ChatFields, Prompt, RemoteImage, RequestOptions
+from aengine.api.request import ChatFields, ForkPoint, Prompt, RemoteImage, RequestOptions
 from aengine.api.stream import TokenStream
 from aengine.chat.parser import ChatParser
 from aengine.chat.preparation import GenerationRequest, PreparedChat, prepare_chat
 from aengine.chat.text_source import Event
-from aengine.server.core.calls_in_flight import CURRENT_CALL, GenerationRecord, current_caller, notify
+from aengine.server.core.calls_in_flight import CURRENT_CALL, Caller, GenerationRecord, current_caller, notify
 from aengine.server.core.core import Backend
 from aengine.server.core.errors import ServiceError
 
@@ -43,6 +43,7 @@ class Generation:
     request_id: str
     stream: TokenStream
     record: GenerationRecord
+    caller: Caller
     prepared: PreparedChat | None  # of a chat whose output is parsed
     by_call: bool  # whether the deadline of the call, rather than a time limit of the request, would end it
     held: ExitStack  # of the admission
@@ -83,6 +84,7 @@ class Generation:
                 await stream.aclose()
             finally:
                 self.backend.streams.discard(self.request_id, stream)
+                self.backend.ended.note_end(self.request_id, self.caller, stream.request_id)
                 record.usage, record.timing = stream.usage, stream.timing
                 record.total_seconds = time.monotonic() - record.start
                 if isinstance(error, Exception):
@@ -124,7 +126,11 @@ async def submit(backend: Backend, request: GenerationRequest, deadline: float |
             options = replace(options, adapter=adapter)
         if not options.tenant:
             options = replace(options, tenant=caller.tenant)
-        if not isinstance(prompt, str) and len(prompt) and isinstance(prompt[0], Mapping):
+        if isinstance(prompt, ForkPoint):
+            if request.chat is not None:
+                raise InvalidRequestError.of("prompt", "a fork is not possible where outputs are parsed, from their beginnings on")
+            prompt = replace(prompt, request_id=backend.engine_id_of(prompt.request_id, caller))
+        elif not isinstance(prompt, str) and len(prompt) and isinstance(prompt[0], Mapping):
             prompt = await backend.image_urls.resolved(cast(Sequence[Mapping[str, Any]], prompt))
         if any(isinstance(image, RemoteImage) for image in options.images):
             options = replace(options, images=await backend.image_urls.fetched(options.images))
@@ -154,9 +160,10 @@ async def submit(backend: Backend, request: GenerationRequest, deadline: float |
             raise (refusal(violations) if violations else error) from error
         request_id = options.request_id or stream.request_id
         backend.streams.add_request(request_id, caller, stream)
+        backend.ended.note_begin(stream.request_id)
         record = GenerationRecord(request_id, start)
         name, num_open = adapter or model.name, len(options.live_sequences(params.n))
-        generation = Generation(backend, name, request_id, stream, record, prepared, by_call, held.pop_all(), num_open, waits)
+        generation = Generation(backend, name, request_id, stream, record, caller, prepared, by_call, held.pop_all(), num_open, waits)
     if known is None and backend.admission.counts_tokens:
         try:
             await stream.started()
@@ -169,8 +176,9 @@ async def submit(backend: Backend, request: GenerationRequest, deadline: float |
 
 def _num_ids(prompt: Prompt) -> int | None:
     """How many tokens a prompt has, where it is ids; None: only the engine will know."""
-    is_text = isinstance(prompt, str) or (len(prompt) > 0 and isinstance(prompt[0], Mapping))
-    return None if is_text else len(prompt)
+    if isinstance(prompt, str | ForkPoint) or (len(prompt) > 0 and isinstance(prompt[0], Mapping)):
+        return None
+    return len(prompt)
 
 
 MAX_INPUTS = 2048
