@@ -50,7 +50,7 @@ from aengine.api.outputs import (
     Usage,
 )
 from aengine.api.params import EmbeddingParams, Reasoning, SamplingParams, StructuredOutput
-from aengine.api.request import RequestOptions
+from aengine.api.request import ForkPoint, RequestOptions
 from aengine.api.weight_sources import GroupWeights, SharedWeights, send_weights
 
 if TYPE_CHECKING:
@@ -83,6 +83,7 @@ __all__ = [
     "EngineStateError",
     "EngineStats",
     "FinishReason",
+    "ForkPoint",
     "GroupWeights",
     "InsufficientMemoryError",
     "InvalidRequestError",

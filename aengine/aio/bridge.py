@@ -39,8 +39,8 @@ from aengine.api.outputs import (
     Token,
 )
 from aengine.api.params import SamplingParams
-from aengine.api.request import ChatFields, ForkPoint, OptionFields, Prompt, RequestOptions, check_params
-from aengine.api.stream import StreamSource, end_from_outside
+from aengine.api.request import ChatFields, ForkPoint, OptionFields, Prompt, RequestOptions
+from aengine.api.stream import StreamSource, end_from_outside, seeded
 
 if TYPE_CHECKING:
     from typing import Concatenate
@@ -292,6 +292,7 @@ class _BridgedSource(StreamSource):
             self.prompt_tokens, self.cached_prompt_tokens = inner.prompt_tokens, inner.cached_prompt_tokens
             self.reasoning_tokens, self.image_tokens = inner.reasoning_tokens, inner.image_tokens
             self.drafts, self.prompt_logprobs = inner.drafts, inner.prompt_logprobs
+            self.params = inner.params if self.params.seed is None else self.params
             self.known_lengths, self.num_known_tokens = inner.known_lengths, inner.num_known_tokens
 
 
@@ -348,7 +349,7 @@ class LoopBridge(EngineBase):
         """What is wrong with the request is raised by the first iteration, and by `started()`."""
         self._running()
         options = RequestOptions.of(options, fields)
-        params = check_params(params).with_seed()
+        params = seeded(prompt, params)
         return self._streams.open(params, options, partial(self._engine._open, prompt, params, options, {}, whole=whole))
 
     async def _embed(self, prompt: Prompt, options: RequestOptions | None, fields: OptionFields, wanted: EmbeddingFields) -> Embedding:

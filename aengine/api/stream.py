@@ -18,7 +18,7 @@ import anyio
 from aengine.api.errors import EngineStateError, InvalidRequestError
 from aengine.api.outputs import NO_TOKEN, Completion, DraftUsage, FinishReason, RequestInfo, Timing, Token, TokenLogprob, Usage
 from aengine.api.params import SamplingParams
-from aengine.api.request import ForkPoint, OptionFields, RequestOptions
+from aengine.api.request import ForkPoint, OptionFields, Prompt, RequestOptions, check_params
 
 if TYPE_CHECKING:
     from typing_extensions import Self, Unpack
@@ -39,6 +39,13 @@ def output_before(point: ForkPoint, outputs: Sequence[Sequence[int]]) -> list[in
     if point.at is not None and not 0 <= point.at <= len(output):
         raise InvalidRequestError.of("at", f"{point.at} is not in [0, {len(output)}], the tokens that the request has so far")
     return list(output[: point.at])
+
+
+def seeded(prompt: Prompt, params: SamplingParams | None) -> SamplingParams:
+    """The parameters of a request that is sent on: with a seed, so that a second attempt has the same one; those of a fork that has the
+    parameters of its source only say what is told of tokens."""
+    given = check_params(params)
+    return given.only_told() if isinstance(prompt, ForkPoint) and prompt.same_params else given.with_seed()
 
 
 class Event(Protocol):

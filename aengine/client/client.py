@@ -45,10 +45,10 @@ from aengine.api.request import (
     OptionFields,
     Prompt,
     RequestOptions,
-    check_params,
     form_of,
     images_of,
 )
+from aengine.api.stream import seeded
 from aengine.client.active_request import ActiveRequest, Feed
 from aengine.client.call import CallFeed, GenerationCall, named_images, write_named_prompt, write_prompt_ids
 from aengine.client.client_config import DEFAULT_ADDRESS, ClientConfig
@@ -349,9 +349,7 @@ class AsyncClient(ServerCalls, AsyncioEngine):
         was called. Whoever opens it cancels it or reads it to its end. Raises what `stream()` raises."""
         self._life.check_running()
         options = options or RequestOptions()
-        params = check_params(params)
-        same = isinstance(prompt, ForkPoint) and prompt.same_params
-        params = params.only_told() if same else params.with_seed()  # here, so that a second attempt has the same seed
+        params = seeded(prompt, params)
         message = write_request(prompt, params, options)
         message.request_id = options.request_id or uuid.uuid4().hex
         message.spec.stream.CopyFrom(delivery)

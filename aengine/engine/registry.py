@@ -25,7 +25,7 @@ from aengine.api.errors import FieldViolation, InvalidRequestError, QueueFullErr
 from aengine.api.fields import shown
 from aengine.api.outputs import FinishReason
 from aengine.api.params import SamplingParams
-from aengine.api.request import ForkPoint, OptionFields, Prompt, RequestOptions
+from aengine.api.request import ForkPoint, OptionFields, Prompt, RequestOptions, form_of
 from aengine.cache import PageNeeds
 from aengine.engine.edges import Command, Submit
 from aengine.engine.loading import LoadedModel
@@ -190,6 +190,7 @@ class Registry:
 
     def _open_fork(self, source: RequestTokens, point: ForkPoint, params: SamplingParams, options: RequestOptions) -> StreamState:
         """Take a request that goes on behind what another one has. Raises what `open` raises."""
+        form_of(point, options)
         output = source.output(point)
         if point.same_params:
             params = source.params.of_sequence(point.index, params)

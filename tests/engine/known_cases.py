@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Mapping, Sequence
+from contextlib import AsyncExitStack
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -13,6 +14,7 @@ from speculation_cases import CONTEXT, Case, random_cases, uncut
 
 from aengine import Completion, EngineBase, Reasoning, StructuredOutput
 from aengine.api.outputs import Token
+from aengine.api.stream import TokenStream
 
 WIDE = "Ünïcödé 👩\u200d👩\u200d👧 漢字 and naïve "  # which the model goes on with pieces of characters
 REASONINGS = (
@@ -124,6 +126,60 @@ async def check_rests(
             print(f"request {number} of seed {seed}, cut at {one.known}: {wanted[number]}")
             raise
     return sum(ids is not None and len(ids) > 0 for number, _ in asked for ids in cuts[number].known)  # type: ignore[union-attr]
+
+
+async def check_forks(engine: EngineBase, wanted: Sequence[tuple[Case, dict[str, Any]]], seed: int, at_once: int) -> int:
+    """Every request, `at_once` at a time, with forks of one of its sequences at random places, while it runs and when it has ended: these
+    bring what it brings behind them. Returns how many forks there were."""
+    rng, limiter, count = random.Random(seed), anyio.Semaphore(at_once), 0
+
+    async def run(case: Case, options: Mapping[str, Any]) -> None:
+        nonlocal count
+        forks: list[tuple[int, int, TokenStream]] = []
+        params, error = case.params, None
+        tokens: list[list[Token]] = [[] for _ in range(params.n)]
+        async with limiter, AsyncExitStack() as opened:
+            stream = await opened.enter_async_context(engine.stream(case.prompt, params, **options))
+            try:
+                async for token in stream:
+                    tokens[token.index].append(token)
+                    if rng.random() < 0.1 and len(forks) < 2 and token.finish_reason is None:
+                        at = rng.choice([len(tokens[token.index]), rng.randint(0, len(tokens[token.index]))])
+                        forks.append((token.index, at, await opened.enter_async_context(stream.fork(at, index=token.index))))
+            except Exception as failure:
+                error = f"{type(failure).__name__}: {failure}"
+            index = rng.randrange(params.n)
+            most = sum(token.token_id >= 0 for token in tokens[index][:-1])
+            if error is None:
+                at = rng.randint(0, most)
+                ended = engine.fork(stream.request_id, at, params.of_sequence(index) if params.seed else None, index=index)
+                forks.append((index, at, await opened.enter_async_context(ended)))
+            whole = stream.completion()
+            for index, at, fork in forks:
+                found: list[Token] = []
+                failed = await _read_into(fork, found)
+                if failed is not None:
+                    assert failed == error
+                    continue
+                expected = tokens[index][at:]
+                assert error is not None or [_exact(token)[:2] for token in found] == [_exact(token)[:2] for token in expected], (index, at)
+                assert fork.completion().finish_reason == (whole, *whole.others)[index].finish_reason or error is not None
+                count += 1
+
+    async with anyio.create_task_group() as group:
+        for case, options in wanted:
+            group.start_soon(run, case, options)
+    return count
+
+
+async def _read_into(stream: TokenStream, found: list[Token]) -> str | None:
+    """Returns the error that it ends with."""
+    try:
+        async for token in stream:
+            found.append(token)
+    except Exception as failure:
+        return f"{type(failure).__name__}: {failure}"
+    return None
 
 
 def check_rest(case: Case, whole: Got, one: Cut, rest: Got) -> None:

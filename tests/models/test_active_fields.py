@@ -115,7 +115,10 @@ def test_every_field_has_an_effect(case: Case, tmp_path: pathlib.Path, monkeypat
             name in NO_EFFECT
             or name in (*NORMED_AGAIN.get(spec.family, ()), *OF_NOTHING.get(spec.family, ()))
             or name.startswith("images.")
-            or (name == "layers.attention.chunked" and all(layer.attention is None or layer.attention.window is None for layer in spec.layers))
+            or (
+                name == "layers.attention.chunked"
+                and all(layer.attention is None or layer.attention.window is None for layer in spec.layers)
+            )
             or (name == "embedding_scale" and spec.embedding_norm is not None)
         )
         found = None if has_no_effect else logits(changed)
