@@ -272,7 +272,7 @@ class _BridgedSource(StreamSource):
             inner = self.feed.inner
             if inner is None:
                 raise EngineStateError("the request was refused, and cannot be forked")
-            return inner.fork(point.index, point.at, params, fields)
+            return inner.fork(point, params, fields)
 
         return self.feed.streams.open(params, RequestOptions.of(None, fields), submit)
 

@@ -115,11 +115,12 @@ class EngineBase(ABC):
         params: SamplingParams | None = None,
         *,
         index: int = 0,
+        then: Sequence[int] = (),
         **fields: Unpack[OptionFields],
     ) -> TokenStream:
         """`TokenStream.fork` of a request by its id, which runs or has ended not long ago: the latest some thousand are remembered. `at`:
         None for all that it has so far. `params`: None for those of the sequence `index`, without logprobs."""
-        return self.stream(ForkPoint(request_id, at, index, params is None), params, **fields)
+        return self.stream(ForkPoint(request_id, at, index, then, params is None), params, **fields)
 
     async def generate(
         self,

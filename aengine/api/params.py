@@ -253,7 +253,7 @@ class SamplingParams:
         return self if self.seed is not None else self._with(seed=secrets.randbits(64))
 
     def of_sequence(self, index: int, told: SamplingParams | None = None) -> SamplingParams:
-        """Those with which a request of one sequence brings what sequence `index` of these brings. They have a seed. What the request tells
+        """The parameters with which a request of one sequence brings what sequence `index` of these brings; they have a seed. What it tells
         of its tokens is as in `told`; None: the same but for logprobs of the prompt."""
         assert self.seed is not None
         seed = derive_seed(self.seed, index) if index else self.seed
@@ -261,7 +261,7 @@ class SamplingParams:
         return self._with(n=1, seed=seed, **others)
 
     def only_told(self) -> SamplingParams:
-        """Those of `TOLD`, and nothing else that is set."""
+        """A copy of the parameters in `TOLD`, and nothing else that is set."""
         return SamplingParams(**{name: getattr(self, name) for name in TOLD})
 
     def _with(self, **valid: Any) -> SamplingParams:

@@ -332,6 +332,7 @@ class ForkPoint:
     request_id: str
     at: int | None = None  # tokens, those of known_outputs included; None: all that there are
     index: int = 0  # of the sequence
+    then: Sequence[int] = ()  # token ids that come behind these, in place of what came there
     same_params: bool = False  # as of that sequence, but for those of `TOLD`: the others that are given mean nothing
 
 

@@ -31,14 +31,16 @@ def end_from_outside(index: int, reason: FinishReason) -> Token:
     return Token(index, NO_TOKEN, "", finish_reason=reason)
 
 
-def output_before(point: ForkPoint, outputs: Sequence[Sequence[int]]) -> list[int]:
-    """The output before a place, of a request with these. Raises `InvalidRequestError` (index, at) where there is no such place."""
+def output_of_fork(point: ForkPoint, outputs: Sequence[Sequence[int]]) -> tuple[list[int], int]:
+    """The output that a fork begins with, of a request with these, and how many tokens of it are shared. Raises `InvalidRequestError`
+    (index, at) where there is no such place."""
     if not 0 <= point.index < len(outputs):
         raise InvalidRequestError.of("index", f"{point.index} is not in [0, {len(outputs) - 1}]")
     output = outputs[point.index]
     if point.at is not None and not 0 <= point.at <= len(output):
         raise InvalidRequestError.of("at", f"{point.at} is not in [0, {len(output)}], the tokens that the request has so far")
-    return list(output[: point.at])
+    shared = output[: point.at]
+    return [*shared, *point.then], len(shared)
 
 
 def seeded(prompt: Prompt, params: SamplingParams | None) -> SamplingParams:
@@ -195,9 +197,9 @@ class StreamSource(ABC):
     def discard(self, indexes: Iterable[int]) -> None:
         """Replace the unread tokens by the ends of the sequences `indexes`, with FinishReason.CANCELLED. Nothing follows them."""
 
-    def fork(self, index: int, at: int | None, params: SamplingParams, fields: OptionFields) -> StreamSource:
-        """Submit a request that goes on behind the first `at` tokens of the sequence `index`, or all."""
-        return self._open_fork(ForkPoint(self.request_id, at, index), params, fields)
+    def fork(self, point: ForkPoint, params: SamplingParams, fields: OptionFields) -> StreamSource:
+        """Submit a request that goes on from a place in this one."""
+        return self._open_fork(point, params, fields)
 
     def give_way(self, successor: StreamSource) -> None:
         """Cancel the request, in whose place the `successor`, a fork of it, goes on."""
@@ -325,16 +327,23 @@ class TokenStream:
     # ---- forks ---------------------------------------------------------------------------------------------------------
 
     def fork(
-        self, at: int | None = None, params: SamplingParams | None = None, *, index: int = 0, **fields: Unpack[OptionFields]
+        self,
+        at: int | None = None,
+        params: SamplingParams | None = None,
+        *,
+        index: int = 0,
+        then: Sequence[int] = (),
+        **fields: Unpack[OptionFields],
     ) -> TokenStream:
         """A stream of its own that goes on behind the first `at` tokens of the output of the sequence `index`, those of known_outputs
-        included; None: behind what was read. Nothing is computed again that is still in memory, and this stream goes on as it is.
+        included, and then the token ids `then`; `at` None: behind what was read. Nothing is computed again that is still in memory, and
+        this stream goes on as it is.
 
         It brings what a request with these known_outputs brings: with the same parameters, which is what None stands for, that is what
-        this one has brought or will bring; give a temperature and another seed for something else. `fields`: as of `EngineBase.stream`;
-        what is not given is as of this request. Raises `InvalidRequestError` (at, index), and what `EngineBase.stream` raises.
+        this one has brought or will bring; give another seed for something else. `fields`: as of `EngineBase.stream`; what is not given
+        is as of this request. Raises `InvalidRequestError` (at, index), and what `EngineBase.stream` raises.
         """
-        return TokenStream(self._fork(at, params, index, fields))
+        return TokenStream(self._fork(at, params, index, then, fields))
 
     def rewind(self, to: int, params: SamplingParams | None = None, **fields: Unpack[OptionFields]) -> None:
         """Go back behind the first `to` tokens of the output, no more than were read: what comes next is what `fork(to, params)` would
@@ -348,13 +357,13 @@ class TokenStream:
         most = old.num_known_tokens + self._num_read
         if not self._num_known <= to <= most:
             raise InvalidRequestError.of("to", f"{to} is not in [{self._num_known}, {most}], behind tokens that were read")
-        self._source = self._fork(to, params, 0, fields)
+        self._source = self._fork(to, params, 0, (), fields)
         self._source.waiter, old.waiter = old.waiter, None
         old.give_way(self._source)
         del self._read[0][to - self._num_known :]
         self._num_read, self._open, self._cut, self._failed = 0, {0}, None, False
 
-    def _fork(self, at: int | None, params: SamplingParams | None, index: int, fields: OptionFields) -> StreamSource:
+    def _fork(self, at: int | None, params: SamplingParams | None, index: int, then: Sequence[int], fields: OptionFields) -> StreamSource:
         source = self._source
         if index not in source.live_sequences:
             raise InvalidRequestError.of("index", f"{index} is no sequence of the request that has tokens")
@@ -362,8 +371,8 @@ class TokenStream:
             at = self._num_known if source.params.n == 1 else source.known_lengths[index]
             at += sum(token.token_id >= 0 for token in self._read[index])
         params = source.params.of_sequence(index) if params is None else params.with_seed()
-        forked = source.fork(index, at, params, fields)
-        forked.known_lengths, forked.num_known_tokens = [at] * params.n, at * params.n
+        forked = source.fork(ForkPoint(self.request_id, at, index, then), params, fields)
+        forked.known_lengths, forked.num_known_tokens = [at + len(then)] * params.n, (at + len(then)) * params.n
         return forked
 
     # ---- several tokens at a time --------------------------------------------------------------------------------------

@@ -143,8 +143,8 @@ class ActiveRequest(StreamSource):
                 self.prompt_tokens = event.started.prompt.num_tokens
                 if self.params.seed is None:  # it is that of the request that this is a fork of
                     self.params = replace(self.params, seed=event.started.seed)
-                if event.started.fork_at:
-                    self.known_lengths = [event.started.fork_at] * self.params.n
+                if event.started.num_known_tokens:
+                    self.known_lengths = [event.started.num_known_tokens] * self.params.n
                     self._num_tokens = self.num_known_tokens = sum(self.known_lengths)
                 self.prompt_logprobs = [None]
                 self.acknowledged = True

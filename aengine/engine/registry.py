@@ -26,6 +26,7 @@ from aengine.api.fields import shown
 from aengine.api.outputs import FinishReason
 from aengine.api.params import SamplingParams
 from aengine.api.request import ForkPoint, OptionFields, Prompt, RequestOptions, form_of
+from aengine.api.stream import output_of_fork
 from aengine.cache import PageNeeds
 from aengine.engine.edges import Command, Submit
 from aengine.engine.loading import LoadedModel
@@ -191,7 +192,7 @@ class Registry:
     def _open_fork(self, source: RequestTokens, point: ForkPoint, params: SamplingParams, options: RequestOptions) -> StreamState:
         """Take a request that goes on behind what another one has. Raises what `open` raises."""
         form_of(point, options)
-        output = source.output(point)
+        output, num_shared = output_of_fork(point, source.outputs)
         if point.same_params:
             params = source.params.of_sequence(point.index, params)
         options = replace(options.of_fork(source.options, output, params.n), images=())
@@ -199,7 +200,7 @@ class Registry:
         request = check_request(prompt, params, options, self.limits, violations)  # type: ignore[arg-type] # an array is as good as a list
         if violations:
             raise refusal(violations)
-        fork = ForkSource(source.first_key + point.index, source.images)
+        fork = ForkSource(source.first_key + point.index, len(source.prompt) + num_shared, source.images)
         return self._take(replace(request, prompt=source.prompt, fork=fork), options)
 
     def update(self, updates: Updates) -> None:

@@ -32,7 +32,7 @@ from aengine.api.outputs import (
 )
 from aengine.api.params import NEUTRAL, EmbeddingParams, SamplingParams
 from aengine.api.request import ForkPoint, OptionFields, RequestOptions
-from aengine.api.stream import StreamSource, UnreadBuffer, output_before
+from aengine.api.stream import StreamSource, UnreadBuffer
 from aengine.engine.edges import Cancel, Command, Park
 from aengine.engine.text import OutputPlace, OutputText, StopStrings
 from aengine.sampling.markers import Phase, ReasoningMarkers, ReasoningPlace
@@ -65,10 +65,6 @@ class RequestTokens:
     params: SamplingParams
     options: RequestOptions
     outputs: tuple[array[int], ...]  # of the sequences, known outputs included; they grow
-
-    def output(self, point: ForkPoint) -> list[int]:
-        """The output before a place. Raises `InvalidRequestError` (index, at)."""
-        return output_before(point, self.outputs)
 
     @property
     def num_bytes(self) -> int:

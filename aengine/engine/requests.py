@@ -135,6 +135,7 @@ class ForkSource:
     """The request that another one is a fork of."""
 
     key: int  # of the sequence
+    num_shared: int  # tokens, of prompt and output
     images: PromptImages | None
 
 
@@ -358,7 +359,7 @@ def prepare(
             images=images,
             num_forks=len(sequences) - 1 if key == first and fork is None else 0,
             fork_of=fork.key if fork is not None else None if key == first else first,
-            fork_at=None if fork is None else len(ids) + len(request.known.get(index, NO_INTS)),
+            fork_at=None if fork is None else fork.num_shared,
         )
         for index, key in sequences
     ]

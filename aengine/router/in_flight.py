@@ -124,7 +124,7 @@ class RequestsInFlight:
     def _forked(
         self, point: ForkPoint, params: SamplingParams, options: RequestOptions
     ) -> tuple[Sequence[int], SamplingParams, RequestOptions]:
-        """The same request without the fork: ids, parameters, and options with the output. Raises `InvalidRequestError`."""
+        """A fork as a request with known outputs: ids, parameters, and options with the output. Raises `InvalidRequestError`."""
         form_of(point, options)
         stream = self._streams.get(point.request_id)
         source = self._ended.get(point.request_id) if stream is None else stream.progress

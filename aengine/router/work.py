@@ -27,7 +27,7 @@ from aengine.api.errors import (
 from aengine.api.outputs import Token
 from aengine.api.params import SamplingParams
 from aengine.api.request import ForkPoint, NamedImage, RequestOptions, page_names
-from aengine.api.stream import output_before
+from aengine.api.stream import output_of_fork
 from aengine.router.replica_load import PagePrefix, RoutedPrompt
 
 
@@ -52,8 +52,8 @@ class RequestProgress:
         self._names = page_names(ids, self.own_options.images)
 
     def output(self, point: ForkPoint) -> list[int]:
-        """The output before a place. Raises `InvalidRequestError` (index, at)."""
-        return output_before(point, self._outputs)
+        """The output that a fork begins with. Raises `InvalidRequestError` (index, at)."""
+        return output_of_fork(point, self._outputs)[0]
 
     @property
     def num_tokens(self) -> int:

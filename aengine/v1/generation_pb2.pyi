@@ -265,6 +265,7 @@ class ForkPoint(_message.Message):
     SEQUENCE_INDEX_FIELD_NUMBER: _builtins.int
     AT_FIELD_NUMBER: _builtins.int
     SAME_PARAMS_FIELD_NUMBER: _builtins.int
+    THEN_FIELD_NUMBER: _builtins.int
     request_id: _builtins.str
     """The request. Required."""
     sequence_index: _builtins.int
@@ -278,6 +279,10 @@ class ForkPoint(_message.Message):
     seed included. What is given of these means nothing then, but for StoppingCriteria.time_limit.
     Default: false.
     """
+    @_builtins.property
+    def then(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """Token ids that come behind these, in place of what came there. Default: empty."""
+
     def __init__(
         self,
         *,
@@ -285,10 +290,11 @@ class ForkPoint(_message.Message):
         sequence_index: _builtins.int = ...,
         at: _builtins.int | None = ...,
         same_params: _builtins.bool = ...,
+        then: _abc.Iterable[_builtins.int] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_at", b"_at", "at", b"at"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_at", b"_at", "at", b"at", "request_id", b"request_id", "same_params", b"same_params", "sequence_index", b"sequence_index"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_at", b"_at", "at", b"at", "request_id", b"request_id", "same_params", b"same_params", "sequence_index", b"sequence_index", "then", b"then"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__at: _TypeAlias = _typing.Literal["at"]  # noqa: Y015
     _WhichOneofArgType__at: _TypeAlias = _typing.Literal["_at", b"_at"]  # noqa: Y015
@@ -850,7 +856,7 @@ class GenerationStarted(_message.Message):
     SEED_FIELD_NUMBER: _builtins.int
     EFFECTIVE_SPEC_FIELD_NUMBER: _builtins.int
     RESUME_TOKEN_FIELD_NUMBER: _builtins.int
-    FORK_AT_FIELD_NUMBER: _builtins.int
+    NUM_KNOWN_TOKENS_FIELD_NUMBER: _builtins.int
     request_id: _builtins.str
     """Names the request, for CancelRequests."""
     model: _builtins.str
@@ -859,8 +865,10 @@ class GenerationStarted(_message.Message):
     """The seed in use: the given one or a random one."""
     resume_token: _builtins.bytes
     """The token to pass to ResumeGenerate. Empty unless StreamOptions.resumable is set."""
-    fork_at: _builtins.int
-    """Of a fork the number of tokens of output before its place. Otherwise 0."""
+    num_known_tokens: _builtins.int
+    """Of a fork the number of tokens of output that it has already, before its place and in
+    ForkPoint.then. Otherwise 0.
+    """
     @_builtins.property
     def prompt(self) -> Global___PromptInfo:
         """The tokenised prompt."""
@@ -880,11 +888,11 @@ class GenerationStarted(_message.Message):
         seed: _builtins.int = ...,
         effective_spec: Global___GenerationSpec | None = ...,
         resume_token: _builtins.bytes = ...,
-        fork_at: _builtins.int = ...,
+        num_known_tokens: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["effective_spec", b"effective_spec", "prompt", b"prompt"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["effective_spec", b"effective_spec", "fork_at", b"fork_at", "model", b"model", "prompt", b"prompt", "request_id", b"request_id", "resume_token", b"resume_token", "seed", b"seed"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["effective_spec", b"effective_spec", "model", b"model", "num_known_tokens", b"num_known_tokens", "prompt", b"prompt", "request_id", b"request_id", "resume_token", b"resume_token", "seed", b"seed"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

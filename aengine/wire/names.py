@@ -71,6 +71,8 @@ _PATHS: Mapping[str, str] = {
     "cache_salt": "spec.cache.salt",
     "adapter": "spec.adapter",
     "known_outputs": "spec.known_outputs",
+    "at": f"{_PROMPT}.fork.at",
+    "index": f"{_PROMPT}.fork.sequence_index",
     "priority": "spec.priority",
     "tenant": "spec.tenant",
     **{name: f"{_PROMPT}.chat.{name}" for name in CHAT},

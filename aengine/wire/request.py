@@ -187,9 +187,9 @@ def write_prompt(prompt: Prompt, options: ChatOptions, message: generation_pb2.P
     elif form == "chat":
         write_chat(prompt, options, message.chat)  # type: ignore[arg-type]
     elif isinstance(prompt, ForkPoint):
-        message.fork.request_id, message.fork.sequence_index, message.fork.same_params = prompt.request_id, prompt.index, prompt.same_params
-        if prompt.at is not None:
-            message.fork.at = prompt.at
+        ids: Any = read_token_ids(prompt.then, MAX_UINT32, "then")
+        place: Any = {"request_id": prompt.request_id, "sequence_index": prompt.index, "at": prompt.at, "same_params": prompt.same_params}
+        message.fork.CopyFrom(generation_pb2.ForkPoint(**place, then=ids.tolist()))
     else:
         images = options.images if isinstance(options, RequestOptions) else ()
         write_token_ids(read_prompt_ids(prompt), message, map(write_image, images))  # type: ignore[arg-type]
@@ -378,7 +378,7 @@ def read_prompt(prompt: generation_pb2.Prompt, path: str, check: FieldChecks) ->
     content: Prompt
     if form == "fork":
         fork = prompt.fork
-        return ForkPoint(fork.request_id, fork.at if fork.HasField("at") else None, fork.sequence_index, fork.same_params)
+        return ForkPoint(fork.request_id, fork.at if fork.HasField("at") else None, fork.sequence_index, fork.then, fork.same_params)
     if form == "chat":
         content = read_chat(prompt.chat, f"{path}.chat", check)
     else:

@@ -83,6 +83,13 @@ async def test_other_parameters_and_several_sequences() -> None:
             assert (found.token_ids, found.text, found.finish_reason) == (known.token_ids, known.text, known.finish_reason)
             assert [one.token_ids for one in found.others] == [one.token_ids for one in known.others]
             assert found.usage.completion_tokens == known.usage.completion_tokens
+        params = SamplingParams(seed=8, max_tokens=20, temperature=1.0)
+        known = await engine.generate("Once upon a time", params, known_outputs=[[*tokens[1][:5], 70, 71]])
+        async with stream.fork(5, params, index=1, then=[70, 71]) as fork:
+            assert [token.token_id async for token in fork] == list(known.token_ids)
+            assert fork.usage.completion_tokens == known.usage.completion_tokens
+        with pytest.raises(InvalidRequestError, match="known_outputs: token id 1000000 is not in"):
+            stream.fork(5, then=[1_000_000])
 
 
 @also_with_drafts

@@ -67,6 +67,7 @@ class FakeStream:
     def __init__(self, engine: FakeEngine, request_id: str, call: dict[str, Any], seed: int) -> None:
         self.request_id = request_id
         self.call = call
+        self.known_lengths = [len(ids or ()) for ids in call["known_outputs"] or [()] * call["params"].n]
         self.seed = seed
         self.closed = asyncio.Event()
         self._engine = engine

@@ -234,6 +234,34 @@ async def test_requests_count_for_their_caller(token_file: Path) -> None:
             call.cancel()
 
 
+async def test_only_its_caller_forks_a_request(token_file: Path) -> None:
+    """While it runs, and when it has ended, also where another caller has used its id since."""
+    async with OracleEngine() as engine, serving(engine, token_file=str(token_file)) as serve:
+
+        def begin(caller: str, fork: bool, request_id: str | None) -> Any:
+            request = stream_request(request_id=request_id)
+            if fork:
+                request.spec.prompt.fork.request_id, request.spec.prompt.fork.at = "x", 2
+            else:
+                request.spec.prompt.token_ids.ids.extend([1] * 6)
+            request.spec.sampling.seed, request.spec.stopping.max_tokens = 3 + (caller != "alice"), 9
+            return serve.generation.StreamGenerate(request, metadata=bearer(f"token-of-{caller}"))
+
+        call = begin("alice", False, "x")
+        for _ in range(4):  # its beginning, and some tokens
+            await call.read()
+        for has_ended in (False, True):
+            if has_ended:
+                while await call.read() is not grpc.aio.EOF:
+                    pass
+            events = await events_of(begin("alice", True, None))
+            assert (events[0].started.num_known_tokens, events[-1].finished.usage.completion_tokens) == (2, 9)
+            assert await fate(events_of(begin("nobody", True, None))) == (grpc.StatusCode.INVALID_ARGUMENT, "INVALID_FIELD")
+        await events_of(begin("nobody", False, "x"))
+        assert await fate(events_of(begin("alice", True, None))) == (grpc.StatusCode.INVALID_ARGUMENT, "INVALID_FIELD")
+        assert len(await events_of(begin("nobody", True, None))) > 2
+
+
 async def test_prompts_that_wait_count_for_their_caller(token_file: Path) -> None:
     """Over all doors, until a request has a token; one alone may be longer."""
     async with (

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, AsyncExitStack
@@ -11,9 +12,9 @@ from functools import partial
 from typing import Any, NamedTuple, cast
 
 from aengine.api.errors import InvalidRequestError
-from aengine.api.fields import FLAG, Accepts, FieldChecks, integer
+from aengine.api.fields import FLAG, MAX_INT32, Accepts, FieldChecks, integer
 from aengine.api.outputs import Token, TokenLogprob, Usage
-from aengine.api.request import Prompt
+from aengine.api.request import ForkPoint, Prompt
 from aengine.chat.preparation import GenerationRequest
 from aengine.server.core.core import Core
 from aengine.server.core.generation import Generation, submit
@@ -38,12 +39,15 @@ from aengine.server.http.chat_output import (
 from aengine.server.http.http_exchange import HttpExchange
 
 MAX_PROMPTS = 1024
+_OF_BRANCH = {"prompt": "branch", "at": "branch.at", "index": "branch.index", "known_outputs": "branch"}
+_ID_PREFIX = re.compile("(cmpl-|chatcmpl-|resp_|msg_)?")
 DEFAULT_MAX_TOKENS = 16
 """OpenAI's, of this API."""
 TAKEN: Mapping[str, str] = {
     "model": "the served model or an adapter; empty: the served model",
     "prompt": "a text, token ids, or a list of texts or of token ids",
-    "max_tokens": f"{DEFAULT_MAX_TOKENS} by default; 0 with echo alone; -1: no limit",
+    "branch": "ours, in place of a prompt: go on within another answer",
+    "max_tokens": f"{DEFAULT_MAX_TOKENS} by default, none with branch; 0 with echo alone; -1: no limit",
     "echo": "the text, the logprobs and the ids of the prompt come first",
     "logprobs": "logprobs; with echo prompt_logprobs too",
     "best_of": "n alone",
@@ -71,7 +75,8 @@ class CompletionsAsked:
 
     def located(self, index: int) -> AbstractContextManager[None]:
         """A context in which errors name the prompt at `index`, if there are several."""
-        return self.parameters.located(**({"prompt": f"prompt[{index}]"} if len(self.requests) > 1 else {}))
+        names = {"prompt": f"prompt[{index}]"} if len(self.requests) > 1 else {}
+        return self.parameters.located(**(_OF_BRANCH if isinstance(self.requests[index].prompt, ForkPoint) else names))
 
 
 async def completions(core: Core, exchange: HttpExchange) -> None:
@@ -104,9 +109,10 @@ def read_request(given: Fields, check: FieldChecks) -> CompletionsAsked:
     """Read the body of a request to `/v1/completions`. Raises `InvalidRequestError` with all violations."""
     parameters = BodyParameters(given)
     model = given.take_field("model", STRING, "")
-    prompts = _read_prompts(given)
+    branch = given.sub("branch")
+    prompts: list[Prompt] = _read_prompts(given) if branch is None else [_read_branch(branch, given)]
     echo = given.take_field("echo", FLAG, False)
-    most = given.take_field("max_tokens", integer(UNLIMITED), None if "n_predict" in given else DEFAULT_MAX_TOKENS)
+    most = given.take_field("max_tokens", integer(UNLIMITED), None if "n_predict" in given or branch is not None else DEFAULT_MAX_TOKENS)
     empty = most == 0
     if empty and not echo:
         given.refuse("max_tokens", "0 is only possible with echo: true")
@@ -130,6 +136,21 @@ def read_request(given: Fields, check: FieldChecks) -> CompletionsAsked:
     check.finish(InvalidRequestError)
     requests = [GenerationRequest(prompt=prompt, params=params, options=options, model=model) for prompt in prompts]
     return CompletionsAsked(requests, parameters, echo, empty, stream, return_token_ids)
+
+
+def _read_branch(branch: Fields, given: Fields) -> ForkPoint:
+    """A place in another request, in place of a prompt."""
+    given.refuse_all(dict.fromkeys([name for name in ("prompt", "echo") if name in given], "branch has the prompt of another request"))
+    request_id = _ID_PREFIX.sub("", branch.need("id", STRING, ""), 1)
+    at, index = branch.take_field("at", integer(0)), branch.take_field("index", integer(0), 0)
+    then = branch.take_field("then", Accepts(_are_ids, "a list of token ids"), ())
+    same_params = branch.take_field("same_params", FLAG, False)
+    branch.refuse_rest(("id", "at", "index", "then", "same_params"))
+    return ForkPoint(request_id, at, index, then, same_params)
+
+
+def _are_ids(value: Any) -> bool:
+    return isinstance(value, list) and all(type(one) is int and 0 <= one <= MAX_INT32 for one in value)
 
 
 def _read_prompts(given: Fields) -> list[Prompt]:
@@ -280,6 +301,8 @@ class _Writer:
         """What is needed of it."""
         given, asked = self._asked.requests[prompt].prompt, self._asked
         text, token_ids = "", cast(Sequence[int], ())
+        if isinstance(given, ForkPoint):
+            return _Prompt(text, token_ids)
         if asked.return_token_ids or (asked.echo and self._texts is not None):
             token_ids = await self._core.texts.tokenize(given) if isinstance(given, str) else cast(Sequence[int], given)
             if self._texts is not None:

@@ -317,3 +317,37 @@ async def test_the_client_of_openai(serve: Serving) -> None:
 
 class Answer(pydantic.BaseModel):
     value: bool
+
+
+async def test_a_branch_goes_on_within_another_answer(engine: AsyncEngine, serve: Serving) -> None:
+    sampling = {"temperature": 1.0, "seed": 3, "max_tokens": 24}
+    for path, asked in (("/v1/completions", {"prompt": PROMPT}), ("/v1/chat/completions", {"messages": MESSAGES})):
+        whole = (await serve.post(path, {**asked, **sampling, "return_token_ids": True})).json()
+        ids = whole["choices"][0]["token_ids"]
+        branch = {"id": whole["id"], "at": 10, "same_params": True}
+        found = (await serve.post("/v1/completions", {"branch": branch, "return_token_ids": True})).json()
+        assert found["choices"][0]["token_ids"] == ids[10:]
+        assert found["usage"]["completion_tokens"] == len(ids)
+        prompt = asked.get("prompt", MESSAGES)
+        expected = await engine.generate(prompt, SamplingParams(seed=4, temperature=1.0, max_tokens=20), known_outputs=[[*ids[:3], 70]])
+        body = {"branch": {"id": whole["id"], "at": 3, "then": [70]}, "seed": 4, "temperature": 1.0, "max_tokens": 20}
+        assert "".join(chunk["choices"][0]["text"] for chunk in await serve.events("/v1/completions", body)) == expected.text
+
+
+@pytest.mark.parametrize(
+    ("body", "param"),
+    [
+        ({"branch": {"id": "cmpl-nobody"}}, "branch"),
+        ({"branch": {}}, "branch.id"),
+        ({"branch": {"id": "a", "at": -1}}, "branch.at"),
+        ({"branch": {"id": "a", "then": ["b"]}}, "branch.then"),
+        ({"branch": {"id": "a", "what": 1}}, "branch.what"),
+        ({"branch": {"id": "a"}, "prompt": "b"}, "prompt"),
+        ({"branch": {"id": "a"}, "echo": True}, "echo"),
+        ({"branch": 5}, "branch"),
+    ],
+)
+async def test_branches_that_are_none(serve: Serving, body: dict[str, Any], param: str) -> None:
+    response = await serve.client.post("/v1/completions", json=body)
+    assert response.status_code == 400
+    assert response.json()["error"]["param"] == param

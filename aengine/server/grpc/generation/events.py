@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
 from dataclasses import dataclass
 from types import TracebackType
@@ -70,7 +70,7 @@ class MessageGeneration:
         message.prompt.num_tokens = self.stream.usage.prompt_tokens
         message.seed = self.stream.seed
         if isinstance(message, GenerationStarted) and self.spec.prompt.HasField("fork"):
-            message.fork_at = self.stream.known_lengths[0]
+            message.num_known_tokens = self.stream.known_lengths[0]
         if self.spec.output.effective_params:
             write_effective_spec(self.spec, self.stream.effective_params, message.effective_spec)
 
@@ -97,7 +97,7 @@ class MessageGeneration:
             _check_size(num_bytes, max_bytes)
             while may_read is not None and not may_read.is_set():  # one of many that wait may clear it again
                 await may_read.wait()
-        completion, num_known = stream.completion(), stream.known_lengths
+        completion, num_known = stream.completion(), Counter(dict(enumerate(stream.known_lengths)))
         self.write_beginning(response)
         if output.HasField("prompt_logprobs") and completion.prompt_logprobs:
             write_logprobs(completion.prompt_logprobs, most_alternatives(completion.prompt_logprobs), response.prompt_logprobs)
@@ -155,7 +155,7 @@ class EventWriter:
         self._token_ids = output.token_ids
         self._delta_tokens = generation.policy.delta_tokens
         self._num_events = 0
-        self._num_tokens = list(generation.stream.known_lengths)  # of each sequence, with those that are written
+        self._num_tokens = Counter(dict(enumerate(generation.stream.known_lengths)))  # of each sequence, with those that are written
         self.prompt_is_due = output.HasField("prompt_logprobs")
         entries = 2 * (1 + output.logprobs.top_k) if output.HasField("logprobs") else 0
         texts = 2 if self._parse is not None else 1
