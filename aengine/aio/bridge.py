@@ -291,6 +291,7 @@ class _BridgedSource(StreamSource):
         if inner is not None:
             self.prompt_tokens, self.cached_prompt_tokens = inner.prompt_tokens, inner.cached_prompt_tokens
             self.reasoning_tokens, self.image_tokens = inner.reasoning_tokens, inner.image_tokens
+            self.rewritten_tokens = inner.rewritten_tokens
             self.drafts, self.prompt_logprobs = inner.drafts, inner.prompt_logprobs
             self.params = inner.params if self.params.seed is None else self.params
             self.known_lengths, self.num_known_tokens = inner.known_lengths, inner.num_known_tokens
@@ -357,6 +358,9 @@ class LoopBridge(EngineBase):
 
     async def cancel(self, request_id: str) -> bool:
         return await self._running().call(partial(self._engine.cancel, request_id))
+
+    async def touch(self, session: str, tenant: str = "") -> int:
+        return await self._running().call(partial(self._engine.touch, session, tenant))
 
     async def tokenize(
         self, text: str, *, add_special_tokens: bool = True, for_prompt: bool = False, literals: Sequence[tuple[int, int]] = ()

@@ -13,6 +13,7 @@ from aengine.api.fields import (
     POSITIVE,
     Accepts,
     Aliases,
+    Range,
     Size,
     check_fields,
     check_names,
@@ -150,6 +151,11 @@ class EngineConfig:
     """Bytes of host memory, or a size such as 1GB, for what images became, so that the next turn about one does not encode it again."""
     enable_prefix_cache: bool = True
     """Keep the KV of finished sequences while memory allows, and use it for requests that begin with the same tokens."""
+    session_seconds: Annotated[float, Accepts(is_positive, "a number of seconds > 0")] = 600.0
+    """How long the prefix of a session's latest request is kept before other prefixes."""
+    session_share: Annotated[float, Range(0.0, 1.0)] = 0.5
+    """The most of the KV pool that the prefixes of sessions may have kept for them; beyond it the tenant that has most loses the one that
+    was used longest ago. 0.0: none is kept before others."""
     host_kv_memory: Annotated[int, Size(0)] = 0
     """Bytes of host memory, or a size such as 8GB, for the KV of prefixes that leave the pool, from which they come back faster than they
     are computed; for GPUs. 0: none."""

@@ -152,6 +152,11 @@ class EngineBase(ABC):
         """End a request; its stream closes with FinishReason.CANCELLED. Returns when its pages are free: True if it was in flight."""
 
     @abstractmethod
+    async def touch(self, session: str, tenant: str = "") -> int:
+        """Say that a request of a session is about to come: what of its prefix has left memory for host memory or files comes back, and its
+        time begins anew. Returns the number of tokens of its latest request, output included; 0 for a session that is not known."""
+
+    @abstractmethod
     async def tokenize(
         self, text: str, *, add_special_tokens: bool = True, for_prompt: bool = False, literals: Sequence[tuple[int, int]] = ()
     ) -> list[int]:

@@ -127,6 +127,7 @@ class Usage(Drafted):
     completion_tokens: int = 0
     reasoning_tokens: int = 0  # those of them up to the end of the reasoning, where the request said how that is marked
     image_tokens: int = 0  # those of the prompt that are of images
+    rewritten_tokens: int = 0  # computed by the latest request of its session, and not at the beginning of its prompt
 
 
 @dataclass(frozen=True, slots=True)
@@ -228,6 +229,8 @@ class EngineStats(Drafted):
     pages_total: int = 0
     uncomputed_tokens: int = 0  # that waiting and prefilling sequences still have to compute
     cached_tokens: int = 0  # tokens whose KV stays in unreferenced pages of the prefix cache
+    sessions: int = 0  # that are known
+    session_tokens: int = 0  # tokens whose KV is kept for these, and evicted behind what is kept for none
     steps: int = 0  # steps committed since start
     preemptions: int = 0  # sequences that gave way to others since start, and were or will be computed anew
     prompt_tokens: int = 0  # of requests that began since start

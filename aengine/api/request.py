@@ -417,6 +417,7 @@ class OptionFields(ChatFields, total=False):
     tenant: str
     timeout: float | None
     cache_salt: str | None
+    session: str | None
     adapter: str | None
     known_outputs: Sequence[Sequence[int] | None] | None
     images: Sequence[Any]
@@ -436,6 +437,8 @@ class RequestOptions(ChatOptions):
     """Seconds > 0 after which the request ends with what it has (FinishReason.DEADLINE). Default: none."""
     cache_salt: Annotated[str | None, _LABEL] = None
     """At most 128 characters: the request shares cached prefixes only with requests of the same salt."""
+    session: Annotated[str | None, text("a string of 1 to 128 characters", r"(?s).{1,128}")] = None
+    """A conversation of the tenant, whose prefix is kept for its next request: 1 to 128 characters. Default: none."""
     adapter: Annotated[str | None, text("a string that matches [A-Za-z0-9._:/-]{1,128}", ADAPTER_NAME)] = None
     """Name of a loaded adapter that the model computes with. Default: none."""
     known_outputs: Annotated[Sequence[Sequence[int] | None] | None, _known_outputs] = None
@@ -460,11 +463,11 @@ class RequestOptions(ChatOptions):
         """Return the options of `n` sequences behind the `output` of a request that has the options `source`: what is not set here is as
         there. Raises `InvalidRequestError` for what cannot be set."""
         given = {"known_outputs": self.known_outputs, "cache_salt": self.cache_salt, "adapter": self.adapter, "images": self.images or None}
-        same = {"cache_salt": source.cache_salt, "adapter": source.adapter}
+        same: dict[str, Any] = {"cache_salt": source.cache_salt, "adapter": source.adapter}
         if wrong := [name for name, value in given.items() if value not in (None, same.get(name))]:
             raise InvalidRequestError([FieldViolation(name, "a fork has that of the request that it is a fork of") for name in wrong])
-        tenant, priority = self.tenant or source.tenant, self.priority or source.priority
-        return self.for_ids(tenant=tenant, priority=priority, known_outputs=[output] * n, images=source.images, **same)
+        same |= {"tenant": self.tenant or source.tenant, "priority": self.priority or source.priority}
+        return self.for_ids(known_outputs=[output] * n, images=source.images, **same)
 
     def for_ids(self, **others: Any) -> RequestOptions:
         """Return the options for a prompt of token ids: those of chats have their defaults, and `others` replace fields."""

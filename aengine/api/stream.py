@@ -136,6 +136,7 @@ class StreamSource(ABC):
         self.cached_prompt_tokens = 0
         self.reasoning_tokens = 0
         self.image_tokens = 0
+        self.rewritten_tokens = 0
         self.drafts: dict[str, DraftUsage] = {}
         self.prompt_logprobs: list[TokenLogprob | None] = []
         self.new_event = new_event
@@ -159,7 +160,15 @@ class StreamSource(ABC):
     def usage_with(self, completion_tokens: int) -> Usage:
         reasoning_tokens = min(self.reasoning_tokens, completion_tokens)  # which may be those that were read
         drafts = tuple(self.drafts.values())
-        return Usage(self.prompt_tokens, self.cached_prompt_tokens, completion_tokens, reasoning_tokens, self.image_tokens, drafts=drafts)
+        return Usage(
+            self.prompt_tokens,
+            self.cached_prompt_tokens,
+            completion_tokens,
+            reasoning_tokens,
+            self.image_tokens,
+            self.rewritten_tokens,
+            drafts=drafts,
+        )
 
     @property
     @abstractmethod

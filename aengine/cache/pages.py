@@ -1,7 +1,8 @@
 """The page pool: every page is free, cached, or referenced, and never two of these.
 
 *Referenced*: one or more sequences hold it (`refs > 0`). *Cached*: nobody holds it, but its content is published in the prefix
-index and can be used again; it counts as available, least recently released first. *Free*: its content means nothing.
+index and can be used again; it counts as available, least recently released first, and those that are pinned behind all others.
+*Free*: its content means nothing.
 Page 0 is reserved: padding points at it and it is never handed out. All operations cost O(1) per page.
 
 Layer groups: which layers of a model share pages, and how many pages a sequence needs in each group.
@@ -71,6 +72,8 @@ class PageCache:
         self._free = np.arange(num_pages - 1, 0, -1, dtype=np.int32)  # a stack, without the reserved page 0
         self._num_free = num_pages - 1
         self._cached: OrderedDict[int, None] = OrderedDict()  # least recently released first; of a state its first page
+        self._pinned: OrderedDict[int, None] = OrderedDict()  # the same for those with pins, which are evicted when no other is left
+        self._pins: dict[int, int] = {}  # how many pins a published page has, of a state its first page
         self._num_cached = 0  # pages, with all of states
         self._num_cached_of_states = 0
         self._states: dict[int, IntArray] = {}  # by its first page: all pages of a published state
@@ -100,14 +103,15 @@ class PageCache:
         if count > self.available:
             raise OutOfPages(f"{count} pages asked for, {self.available} available")
         while self._num_free < count and self._states:
-            self._evict(next(iter(self._cached)))
+            self._evict(next(iter(self._cached or self._pinned)))
         taken = min(count, self._num_free)
         pages = np.empty(count, np.int32)
         self._num_free -= taken
         pages[:taken] = self._free[self._num_free : self._num_free + taken][::-1]
         for i in range(taken, count):
-            page, _ = self._cached.popitem(last=False)
+            page, _ = (self._cached or self._pinned).popitem(last=False)
             self.index.remove(page)
+            self._pins.pop(page, None)
             pages[i] = page
         self._num_cached -= count - taken
         self.refs[pages] = 1
@@ -124,7 +128,7 @@ class PageCache:
         free = []
         for page in dropped[::-1].tolist():
             if page in self.index:
-                self._cached[page] = None
+                self._cached_with(page)[page] = None
                 self._num_cached += 1
             else:
                 free.append(page)
@@ -135,8 +139,8 @@ class PageCache:
         self.refs[pages] -= 1
         if self.refs[pages[0]]:
             return
-        if int(pages[0]) in self.index:
-            self._cached[int(pages[0])] = None
+        if (first := int(pages[0])) in self.index:
+            self._cached_with(first)[first] = None
             self._num_cached += len(pages)
             self._num_cached_of_states += len(pages)
         else:
@@ -145,25 +149,52 @@ class PageCache:
     def use_again(self, first_page: int, name: bytes) -> None:
         """If the state of that name is cached there, it is evicted as late as if it had been released now."""
         if self._is_cached(first_page, name):
-            self._cached.move_to_end(first_page)
+            self._cached_with(first_page).move_to_end(first_page)
 
     def drop_state(self, first_page: int, name: bytes) -> None:
         """If the state of that name is cached there, it becomes free."""
         if self._is_cached(first_page, name):
             self._evict(first_page)
 
+    def pin(self, page: int) -> None:
+        """Have a published page, or the state that it is the first page of, evicted when no page without a pin is left. Each pin counts."""
+        was_cached = self._cached.pop(page, page) is None
+        self._pins[page] = self._pins.get(page, 0) + 1
+        if was_cached:
+            self._pinned[page] = None
+
+    def unpin(self, page: int, name: bytes) -> None:
+        """Take one pin from the page that was published under that name; does nothing if it was evicted since."""
+        if self.index.name_of(page) != name or page not in self._pins:
+            return
+        self._pins[page] -= 1
+        if not self._pins[page]:
+            del self._pins[page]
+            if self._pinned.pop(page, page) is None:
+                self._cached[page] = None
+
+    @property
+    def pinned_tokens(self) -> int:
+        """Tokens whose KV lies in pages that have pins, whoever holds them."""
+        return sum(page not in self._states for page in self._pins) * self.page_size
+
+    def _cached_with(self, page: int) -> OrderedDict[int, None]:
+        """Those among which a page is, or would be, cached."""
+        return self._pinned if page in self._pins else self._cached
+
     def _is_cached(self, first_page: int, name: bytes) -> bool:
-        return first_page in self._cached and self.index.name_of(first_page) == name
+        return first_page in self._cached_with(first_page) and self.index.name_of(first_page) == name
 
     def _evict(self, page: int) -> None:
         """A cached page, or the state that it is the first page of, becomes free."""
         self._take_out(page)
         self.index.remove(page)
+        self._pins.pop(page, None)
         self._push_free(self._states.pop(page, np.array([page], np.int32)))
 
     def _take_out(self, page: int) -> None:
         """Take a page, or the state that it is the first page of, from those that are cached."""
-        del self._cached[page]
+        del self._cached_with(page)[page]
         state = self._states.get(page, NO_PAGES)
         self._num_cached -= len(state) or 1
         self._num_cached_of_states -= len(state)
@@ -219,7 +250,7 @@ class PageCache:
     def retain(self, pages: IntArray) -> None:
         """Take one more reference to each of these matched pages, no two of which are the same."""
         for page in pages[self.refs[pages] == 0].tolist():
-            if page in self._cached:  # of a state all pages go with the first
+            if page in self._cached_with(page):  # of a state all pages go with the first
                 self._take_out(page)
         self.refs[pages] += 1
 
@@ -244,8 +275,11 @@ class PageCache:
 
     def flush(self) -> int:
         """Drop every cached page; referenced pages stay, unpublished. Returns the number of pages that became free."""
-        flushed = np.concatenate([NO_PAGES, *(self._states.get(page, np.array([page], np.int32)) for page in self._cached)])
+        cached = (*self._cached, *self._pinned)
+        flushed = np.concatenate([NO_PAGES, *(self._states.get(page, np.array([page], np.int32)) for page in cached)])
         self._cached.clear()
+        self._pinned.clear()
+        self._pins.clear()
         self._num_cached = self._num_cached_of_states = 0
         self._states.clear()
         self.index.clear()

@@ -70,7 +70,7 @@ from aengine.v1.admin_service_pb2 import (
 )
 from aengine.v1.engine_service_pb2 import GetLoadRequest, GetServerInfoRequest
 from aengine.v1.generation_pb2 import GenerationSpec, StreamOptions
-from aengine.v1.generation_service_pb2 import CancelRequestsRequest, StreamGenerateRequest
+from aengine.v1.generation_service_pb2 import CancelRequestsRequest, StreamGenerateRequest, TouchSessionRequest
 from aengine.v1.model_service_pb2 import GetModelRequest
 from aengine.v1.tokenizer_service_pb2 import DetokenizeRequest, RenderChatRequest, TextSpan, TokenizeRequest
 from aengine.wire.request import write_chat, write_embedding, write_mode, write_prompt, write_request, write_watch
@@ -337,6 +337,11 @@ class AsyncClient(ServerCalls, AsyncioEngine):
             await own.wait_released()
             return True
         return request_id in response.cancelled_request_ids
+
+    async def touch(self, session: str, tenant: str = "") -> int:
+        link = self._running_link()
+        RequestOptions(session=session, tenant=tenant)  # which checks them
+        return int((await link.ask(link.generation.TouchSession, TouchSessionRequest(session=session, tenant=tenant))).num_tokens)
 
     def open(
         self,

@@ -462,6 +462,7 @@ def _usage(usage: Mapping[str, Any]) -> Usage:
         completion_tokens=int(usage.get("completion_tokens") or 0),
         reasoning_tokens=int(completion.get("reasoning_tokens") or 0),
         image_tokens=int(prompt.get("image_tokens") or 0),
+        rewritten_tokens=int(prompt.get("rewritten_tokens") or 0),
     )
 
 

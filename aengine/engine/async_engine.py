@@ -33,7 +33,7 @@ from aengine.api.request import ChatFields, OptionFields, Prompt, RequestOptions
 from aengine.api.stream import TokenStream, read_to_end
 from aengine.api.weight_sources import WeightSource
 from aengine.engine.core import EngineCore, EnginePhase, Serving
-from aengine.engine.edges import FlushCache, Pause, Unpause
+from aengine.engine.edges import FlushCache, Pause, Touch, Unpause
 from aengine.engine.loading import LoadedModel, load_model
 from aengine.engine.request_source import NO_OUTPUT, StreamState, embedding_of, read_embedding
 from aengine.engine.requests import check_request
@@ -182,6 +182,9 @@ class AsyncEngine(ServedEngine):
         state.cancel()
         await state.wait_released()
         return was_running
+
+    async def touch(self, session: str, tenant: str = "") -> int:
+        return await self._check_serving().commands.run(lambda reply: Touch(reply, (tenant, session)))
 
     def stats(self) -> EngineStats:
         """What the engine holds now; requests still being tokenized or handed over count as waiting."""

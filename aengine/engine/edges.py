@@ -29,6 +29,7 @@ from aengine.cache import TierCounts
 from aengine.runner.contract import Prepared
 from aengine.scheduler.live_sequences import MovingRatio
 from aengine.scheduler.sequence import Request
+from aengine.scheduler.sessions import SessionName
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,6 +65,14 @@ class FlushCache:
     """Forget cached prefixes; then `Done(reply, pages freed)` is reported."""
 
     reply: Future[int]  # as in `Pause`
+
+
+@dataclass(frozen=True, slots=True)
+class Touch:
+    """A session is used soon; then `Done(reply, tokens of its prefix)` is reported, 0 for one that is not known."""
+
+    reply: Future[int]  # as in `Pause`
+    session: SessionName
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,7 +137,7 @@ class Fail:
     error: BaseException
 
 
-Command = Submit | Cancel | Park | Pause | Unpause | FlushCache | WatchPages | UnwatchPages | Apply | Sleep | Wake | Stop | Fail
+Command = Submit | Cancel | Park | Pause | Unpause | FlushCache | Touch | WatchPages | UnwatchPages | Apply | Sleep | Wake | Stop | Fail
 
 
 MAX_WAIT_SECONDS = 3600.0

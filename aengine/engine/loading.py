@@ -218,6 +218,8 @@ def scheduler_config(config: EngineConfig, runner: Runner) -> SchedulerConfig:
         max_drafts=config.max_drafts,
         has_draft_model=runner.draft_source is not None,
         has_draft_head=runner.draft_source in (DraftSource.HEAD, DraftSource.MTP),
+        session_seconds=config.session_seconds,
+        session_share=config.session_share,
         tenant_weights=config.tenant_weights,
         ageing_seconds=config.ageing_seconds,
     )

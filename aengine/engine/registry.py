@@ -18,6 +18,8 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import anyio
+import numpy as np
+from numpy.typing import NDArray
 
 from aengine.aio.edge import LoopEdge
 from aengine.api.config import EngineConfig
@@ -36,6 +38,7 @@ from aengine.engine.requests import CheckedRequest, ForkSource, Limits, check_re
 from aengine.engine.text import OutputPlace, follow_outputs
 from aengine.engine.workers import Steps, Workers, at_once
 from aengine.scheduler.sequence import Request, Updates
+from aengine.scheduler.sessions import SessionName
 from aengine.structured.grammars import GrammarCompiler
 from aengine.tokenizer.vocabulary import ids_within, read_vocabulary, text_of_tokens
 
@@ -75,6 +78,17 @@ class QueueBound:
         """Sequences were admitted to a step, or have ended."""
         for key in keys:
             self._num_tokens -= self._waiting.pop(key, 0)
+
+
+def session_of(options: RequestOptions) -> SessionName:
+    return options.tenant, options.session or ""
+
+
+def num_equal(first: NDArray[np.int32], second: NDArray[np.int32]) -> int:
+    """How many tokens both begin with."""
+    most = min(len(first), len(second))
+    differs = first[:most] != second[:most]
+    return int(differs.argmax()) if differs.any() else most
 
 
 MOST_REMEMBERED = 4096
@@ -117,6 +131,7 @@ class Registry:
         self._by_id: dict[str, StreamState] = {}
         self._remembered: OrderedDict[str, RequestTokens] = OrderedDict()  # of requests that have ended, by id, the latest last
         self._remembered_bytes = 0
+        self._sessions: OrderedDict[SessionName, NDArray[np.int32]] = OrderedDict()  # what their latest requests computed
         self._preparations: dict[int, ExitStack] = {}  # by the key of a request's first sequence: what is to be cancelled when it ends
         self._next_key = 0
         self._bound = QueueBound(config.max_queued_requests, config.max_queued_tokens)
@@ -306,6 +321,11 @@ class Registry:
         state.end_replaced()
         if state.tokens is not None:
             self._remember(state.request_id, state.tokens)
+            if state.options.session is not None:
+                self._sessions[session_of(state.options)] = state.tokens.computed
+                self._sessions.move_to_end(session_of(state.options))
+                if len(self._sessions) > MOST_REMEMBERED:
+                    self._sessions.popitem(last=False)
         for key in state.keys:
             self._streams.pop(key, None)
 
@@ -326,6 +346,8 @@ class Registry:
             outputs = tuple([array("i", ids or ()) for ids in state.options.known_outputs or [()] * state.params.n])
             state.tokens = RequestTokens(state.key - state.live_sequences[0], prompt, images, state.params, state.options, outputs)
         prompt = prompt if images is None else images.shown(prompt)
+        if (before := self._sessions.get(session_of(state.options))) is not None:
+            state.rewritten_tokens = len(before) - num_equal(before, requests[0].prompt)
         self._bound.add_tokens(state.keys, len(prompt) + state.num_known_tokens)
         self._end_preparation(state)
         state.submit(prompt, 0 if images is None else len(images.tokens), places)

@@ -67,6 +67,11 @@ class RequestTokens:
     outputs: tuple[array[int], ...]  # of the sequences, known outputs included; they grow
 
     @property
+    def computed(self) -> NDArray[np.int32]:
+        """The tokens whose KV was computed, prompt and output of the first sequence: all but the last."""
+        return np.concatenate((self.prompt, np.array(self.outputs[0][:-1], np.int32)))
+
+    @property
     def num_bytes(self) -> int:
         images = 0 if self.images is None else self.images.num_bytes
         return self.prompt.nbytes + sum(4 * len(output) for output in self.outputs) + images

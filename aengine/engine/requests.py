@@ -354,6 +354,7 @@ def prepare(
             arrival=now,
             deadline=deadline,
             cache_salt=options.cache_salt or "",
+            session=options.session if key == first else None,
             adapter=adapter,
             max_drafts=params.max_drafts,
             images=images,

@@ -41,6 +41,7 @@ from aengine.engine.edges import (
     StepStats,
     Stop,
     Submit,
+    Touch,
     Unpause,
     UnwatchPages,
     Wake,
@@ -189,6 +190,8 @@ class StepDriver:
                 num_pages = scheduler.flush_cache()
                 self._publish()  # the caller sees it in the stats
                 self._pending.append(Done(reply, num_pages))
+            case Touch(reply, session):
+                self._pending.append(Done(reply, scheduler.touch(session)))
             case WatchPages(watch, most):
                 scheduler.prefix_index.log_changes(True)
                 self._pending.append(PageNames(watch, scheduler.prefix_index.names(most)))

@@ -77,16 +77,18 @@ class TierTraffic:
 
     def begin_loads(self) -> None:
         """Loads that a plan has begun."""
-        for load in self._scheduler.take_loads():
+        loads = self._scheduler.loads
+        for load in [] if loads is None else loads.take_loads():
             assert self._tiers is not None
             self._loading[load] = _Loading(self._tiers.load(load.names, self._wake_up))
 
     def write_loaded(self) -> None:
         """Writes some of what was loaded to the pool, from which sequences can take it when their load is whole."""
-        left, tiers = _BYTES_AT_A_TIME, self._tiers
+        left, tiers, loads = _BYTES_AT_A_TIME, self._tiers, self._scheduler.loads
         assert tiers is not None
+        assert loads is not None
         for load, loading in list(self._loading.items()):
-            if not self._scheduler.is_loading(load):
+            if not loads.is_loading(load):
                 del self._loading[load]
             elif loading.columns.done() and left > 0:
                 columns = loading.columns.result()
@@ -114,8 +116,8 @@ class TierTraffic:
 
     def save(self) -> None:
         """Puts the columns that the committed step has completed into the tiers."""
-        saves = self._scheduler.take_saves()
-        if saves and self._tiers is not None:
+        loads = self._scheduler.loads
+        if loads is not None and self._tiers is not None and (saves := loads.take_saves()):
             content = self._runner.read_pages(np.concatenate([save.pages for save in saves]))
             for save, pages in zip(saves, np.split(content, len(saves)), strict=True):
                 self._tiers.put_column(Column(save.name, save.tokens, pages))

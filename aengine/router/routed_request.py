@@ -252,7 +252,7 @@ class RoutedRequest(StreamSource):
                 return  # it has brought nothing: it was cancelled
             self.cached_prompt_tokens = stay.source.cached_prompt_tokens
             self.reasoning_tokens, self.image_tokens = stay.source.reasoning_tokens, stay.source.image_tokens
-            self.drafts = stay.source.drafts
+            self.rewritten_tokens, self.drafts = stay.source.rewritten_tokens, stay.source.drafts
             self._finish()
         else:
             assert isinstance(error, AEngineError), "what a client raises"

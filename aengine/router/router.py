@@ -54,7 +54,7 @@ if TYPE_CHECKING:
 _COUNTS = (
     *("running", "waiting", "parked", "pages_used", "pages_total", "cached_tokens", "steps", "preemptions", "prompt_tokens"),
     *("cached_prompt_tokens", "completion_tokens", "uncomputed_tokens", "prefill_tokens_per_second"),
-    *("loaded_tokens", "saved_tokens", "host_kv_bytes", "disk_kv_bytes"),
+    *("loaded_tokens", "saved_tokens", "host_kv_bytes", "disk_kv_bytes", "sessions", "session_tokens"),
 )
 
 
@@ -304,6 +304,9 @@ class Router(AsyncioEngine, ServedEngine):
         if replica is None:
             raise InvalidRequestError.of("replica", f"{name!r} is none of {', '.join(sorted(fleet.replicas)) or 'no replicas'}")
         return fleet.drain(replica)
+
+    async def touch(self, session: str, tenant: str = "") -> int:
+        return max(await self._ask_all(lambda client: client.touch(session, tenant)), default=0)
 
     async def flush_cache(self) -> int:
         return sum(await self._ask_all(lambda client: client.flush_cache()))

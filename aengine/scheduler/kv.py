@@ -14,7 +14,7 @@ from aengine.cache import PageCache, PageNeeds, Prefix
 from aengine.scheduler.drafters import NO_DRAFT, Draft
 from aengine.scheduler.plan import NO_INTS, DraftRows, Features, IntArray, NewRow, StateRows, StepPlan
 from aengine.scheduler.rows import RowTable
-from aengine.scheduler.sequence import Sequence, SequenceState
+from aengine.scheduler.sequence import SchedulerConfig, Sequence, SequenceState
 from aengine.scheduler.states import RowStates
 from aengine.scheduler.tier_loads import TierLoads
 from aengine.scheduler.waiting import AdapterRoom, Draining, PrefixesInFlight
@@ -58,30 +58,21 @@ runs, the same holds for all others, so nothing runs out of pages and it is neve
 
 
 class KVCacheManager:
-    def __init__(
-        self,
-        rows: RowTable,
-        cache: PageCache,
-        needs: PageNeeds,
-        *,
-        enable_prefix_cache: bool,
-        max_adapters: int | None = None,
-        state_interval: int = 0,
-    ) -> None:
+    def __init__(self, rows: RowTable, cache: PageCache, needs: PageNeeds, config: SchedulerConfig) -> None:
         self.rows = rows
         self.cache = cache
         self.needs = needs
         self.prefixes = PrefixesInFlight()
-        self.adapters = AdapterRoom(rows, max_adapters)
+        self.adapters = AdapterRoom(rows, config.max_adapters)
         self.draining = Draining()
         self.version = 0  # of the weights
-        self._enable_prefix_cache = enable_prefix_cache
+        self._enable_prefix_cache = config.enable_prefix_cache
         self._watermark = max(1, cache.usable // 100)
         self.num_protected = 0  # running sequences that were preempted MAX_PREEMPTIONS times
         self.changes = RowChanges()
         self.states: RowStates | None = None
         if needs.state_pages:
-            self.states = RowStates(rows, cache, needs, interval=state_interval, enabled=enable_prefix_cache)
+            self.states = RowStates(rows, cache, needs, interval=config.state_interval, enabled=config.enable_prefix_cache)
         self.loads: TierLoads | None = None  # None: there are no tiers
         self.short = False  # a chunk of the step that is planned found no pages in the groups with windows
 

@@ -14,6 +14,7 @@ from aengine.api.outputs import FinishReason
 from aengine.scheduler.kv import KVCacheManager
 from aengine.scheduler.rows import RowTable
 from aengine.scheduler.sequence import Finished, Request, SchedulerConfig, Sequence, SequenceState, Updates
+from aengine.scheduler.sessions import Sessions
 from aengine.scheduler.waiting import WaitingQueue
 
 
@@ -44,7 +45,7 @@ UNCACHED_SPAN = 65_536  # tokens of prompts
 
 
 class LiveSequences:
-    def __init__(self, config: SchedulerConfig, rows: RowTable, kv_cache: KVCacheManager, queue: WaitingQueue) -> None:
+    def __init__(self, config: SchedulerConfig, rows: RowTable, kv_cache: KVCacheManager, queue: WaitingQueue, sessions: Sessions) -> None:
         self.by_key: dict[int, Sequence] = {}
         self.prefilling: list[Sequence] = []  # RUNNING with known tokens left to compute, oldest admission first
         self.num_leaving = 0  # in this state
@@ -56,6 +57,7 @@ class LiveSequences:
         self._rows = rows
         self._kv_cache = kv_cache
         self._queue = queue
+        self._sessions = sessions
 
     def add_request(self, request: Request) -> None:
         """Makes the sequence of a request, which may have output already, and puts it into the waiting queue."""
@@ -153,7 +155,11 @@ class LiveSequences:
 
     def release(self, sequence: Sequence) -> None:
         self.num_leaving -= 1
+        request, rows, row = sequence.request, self._rows, sequence.row
+        known = None if request.session is None else rows.tokens[row, : rows.num_known[row]].copy()
         self._queue.push(*self._kv_cache.release(sequence))
+        if request.session is not None and known is not None and sequence.chain.version == self._kv_cache.version:
+            self._sessions.remember((request.tenant, request.session), sequence.chain, known)
         self._forget(sequence)
 
     def _forget(self, sequence: Sequence) -> None:

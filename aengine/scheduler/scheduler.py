@@ -23,7 +23,8 @@ from aengine.scheduler.live_sequences import LiveSequences
 from aengine.scheduler.plan import IntArray, StepPlan, StepResult
 from aengine.scheduler.rows import RowTable, new_tokens
 from aengine.scheduler.sequence import Request, SchedulerConfig, Sequence, SequenceState, Updates
-from aengine.scheduler.tier_loads import PageLoad, PageSave, TierLoads
+from aengine.scheduler.sessions import SessionName, Sessions
+from aengine.scheduler.tier_loads import PageLoad, TierLoads
 from aengine.scheduler.waiting import Deadlines, WaitingQueue
 
 KEPT_SHARE = 16
@@ -42,14 +43,7 @@ class Scheduler:
             config.max_num_seqs, config.max_model_len, needs, 0 if drafter is None else config.max_drafts, config.max_in_flight
         )
         self._cache = PageCache(config.num_pages, config.page_size)
-        self._kv_cache = KVCacheManager(
-            self._rows,
-            self._cache,
-            needs,
-            enable_prefix_cache=config.enable_prefix_cache,
-            max_adapters=config.max_adapters,
-            state_interval=config.state_interval,
-        )
+        self._kv_cache = KVCacheManager(self._rows, self._cache, needs, config)
         self._builder = PlanBuilder(self._rows)
         progress = None
         if config.has_draft_model:
@@ -57,7 +51,9 @@ class Scheduler:
         self._drafts = None if drafter is None else Drafts(self._rows, self._kv_cache, clock, drafter, progress)
         self._tenant_rows = config.max_num_seqs - (max(1, config.max_num_seqs // KEPT_SHARE) if config.max_num_seqs >= LEAST_KEPT else 0)
         self._queue = WaitingQueue(tenant_weights=config.tenant_weights, ageing_seconds=config.ageing_seconds)
-        self._live = LiveSequences(config, self._rows, self._kv_cache, self._queue)
+        pinned = int(config.session_share * self._cache.usable)
+        self._sessions = Sessions(self._cache, needs, clock, config.session_seconds, pinned)
+        self._live = LiveSequences(config, self._rows, self._kv_cache, self._queue, self._sessions)
         self._deadlines = Deadlines()
         self._num_steps = 0
         self._num_in_flight = 0
@@ -103,22 +99,16 @@ class Scheduler:
         else:
             kv_cache.loads = None
 
-    def take_loads(self) -> list[PageLoad]:
-        """The loads that have begun since the last call."""
-        return [] if self._kv_cache.loads is None else self._kv_cache.loads.take_loads()
-
-    def take_saves(self) -> list[PageSave]:
-        """The columns to save, whose pages hold them until the next step is planned."""
-        return [] if self._kv_cache.loads is None else self._kv_cache.loads.take_saves()
-
-    def is_loading(self, load: PageLoad) -> bool:
-        """Whether the pages of a load are still its own."""
-        return self._kv_cache.loads is not None and self._kv_cache.loads.is_loading(load)
+    @property
+    def loads(self) -> TierLoads | None:
+        """What is loaded and to be saved; None: there are no tiers. Callers take from it, and end loads by `end_load`."""
+        return self._kv_cache.loads
 
     def end_load(self, load: PageLoad, num_loaded: int) -> None:
         """The first columns of a load are in their pages; sequences that waited for it are scheduled."""
-        if self._kv_cache.loads is not None:
-            self._queue.push(*self._kv_cache.loads.end_load(load, num_loaded))
+        if self.loads is not None:
+            self._queue.push(*self.loads.end_load(load, num_loaded))
+            self._sessions.end_load(load, num_loaded, self.loads, self._spared)
 
     def abandon_loads(self) -> bool:
         """Sequences that wait for tiers compute what they wait for, and the pages of their loads are free. False: there are none."""
@@ -126,7 +116,17 @@ class Scheduler:
         if loads is None or not loads.num_loads:
             return False
         self._queue.push(*loads.abandon())
+        self._sessions.abandon_loads()
         return True
+
+    @property
+    def _spared(self) -> int:
+        """How many pages the next step may take."""
+        return self._kv_cache.needs.num_groups * int(np.count_nonzero(self._rows.active))
+
+    def touch(self, name: SessionName) -> int:
+        """A session is used soon: what tiers have of its prefix is loaded. Returns the number of its tokens; 0: it is not known."""
+        return self._sessions.touch(name, self.loads, self._spared)
 
     @property
     def prefix_index(self) -> PrefixIndex:
@@ -155,6 +155,7 @@ class Scheduler:
             elif recompute:
                 self._live.give_up_row(sequence)
         self._cache.flush()
+        self._sessions.forget_all()
 
     def drain(self) -> bool:
         """Whether sequences that have begun are left. No other one begins until `end_draining`."""
@@ -191,6 +192,8 @@ class Scheduler:
             pages_total=self._cache.usable,
             uncomputed_tokens=self._live.num_expected + int((rows.num_tokens[prefilling] - rows.num_computed[prefilling]).sum()),
             cached_tokens=self._cache.cached_tokens // len(self._config.windows),
+            sessions=len(self._sessions),
+            session_tokens=self._cache.pinned_tokens // len(self._config.windows),
             preemptions=self._live.num_preemptions,
             prompt_tokens=self._num_prompt_tokens,
             cached_prompt_tokens=self._num_cached_prompt_tokens,
@@ -242,6 +245,7 @@ class Scheduler:
         for key in self._deadlines.take_passed(now):
             if (sequence := self._live.by_key.get(key)) is not None:
                 self._live.finish(sequence, FinishReason.DEADLINE)
+        self._sessions.expire(now)
         return now
 
     def _plan_decodes(self) -> IntArray | None:
@@ -268,7 +272,8 @@ class Scheduler:
         hogging = None if self._lacking is None else self._hogging()  # one that others wait for gets nothing before them
         self._lacking = None
         while budget > 0 and not kv_cache.short:
-            sequence = self._queue.pop(now, self._crowding() if hogging is None else hogging)
+            crowding = self._queue.crowding(self._rows.tenants[self._rows.active], self._tenant_rows)  # gets no further row
+            sequence = self._queue.pop(now, crowding if hogging is None else hogging)
             if sequence is None:
                 break
             if kv_cache.draining.wait(sequence) or kv_cache.awaits_prompt(sequence):
@@ -296,16 +301,10 @@ class Scheduler:
         return chunks
 
     def _begin_load(self, sequence: Sequence, prefix: Prefix) -> bool:
-        loads, needs = self._kv_cache.loads, self._kv_cache.needs
+        loads = self._kv_cache.loads
         if loads is None or self._kv_cache.num_protected:  # whose pages to grow are spoken for
             return False
-        spared = needs.num_groups * int(np.count_nonzero(self._rows.active))  # what the next step may take
-        return loads.begin(sequence, prefix, spared)
-
-    def _crowding(self) -> int | None:
-        """The tenant that gets no further row, so that another one's first request finds one."""
-        rows = self._rows
-        return self._queue.crowding(rows.tenants[rows.active], self._tenant_rows)
+        return loads.begin(sequence, prefix, self._spared)
 
     def _hogging(self) -> int | None:
         """The tenant that has most of the pages, so that another one's first request does not wait for it."""

@@ -31,6 +31,8 @@ class SchedulerConfig:
     max_adapters: int | None = None  # >= 1, different ones that sequences with rows have; None: any number
     has_draft_model: bool = False  # of the runner
     has_draft_head: bool = False  # its draft model is a head, which reads hidden states of the model
+    session_seconds: float = 600.0  # that the prefix of a session is pinned
+    session_share: float = 0.5  # of the pages, that sessions may have pinned
     tenant_weights: Mapping[str, float] = field(default_factory=dict)
     ageing_seconds: float = 30.0
 
@@ -52,6 +54,7 @@ class Request:
     arrival: float = 0.0  # seconds on the scheduler's clock
     deadline: float | None = None  # seconds on the scheduler's clock
     cache_salt: str = ""
+    session: str | None = None  # whose prefix it has
     adapter: int = 0  # its key; 0: none
     max_drafts: int | None = None  # in a step; None: as many as the scheduler's
     images: PromptImages | None = None

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from aengine.cache import PageCache, PageNeeds, Prefix, page_name
+from aengine.cache import PageCache, PageChain, PageNeeds, Prefix, page_name
 from aengine.scheduler.plan import IntArray
 from aengine.scheduler.sequence import Sequence
 from aengine.scheduler.waiting import PrefixesInFlight
@@ -59,28 +59,34 @@ class TierLoads:
     def begin(self, sequence: Sequence, prefix: Prefix, spared: int) -> bool:
         """Whether the columns behind the prefix of a waiting sequence are loaded, as many as there are and have room beside `spared` pages.
         If so, the sequence waits for them. What it waited for may be evicted before it begins, so that it waits only so often."""
-        request, start = sequence.request, prefix.num_columns
-        if sequence.num_loads >= _MOST_LOADS or request.adapter or request.params.needs_whole_prompt:
+        if sequence.num_loads >= _MOST_LOADS or sequence.request.adapter or sequence.request.params.needs_whole_prompt:
             return False
-        digests = sequence.chain.digests[start : (len(sequence.tokens) - 1) // self._cache.page_size]
+        load = self.begin_load(sequence.chain, sequence.tokens, prefix, spared)
+        if load is None:
+            return False
+        sequence.num_loads += 1
+        return self._prefixes.wait(sequence, load.names[-1])
+
+    def begin_load(self, chain: PageChain, tokens: IntArray, prefix: Prefix, spared: int) -> PageLoad | None:
+        """Begin to load what is behind the prefix of these tokens, the last one left out. None: nothing is there, or has room."""
+        start = prefix.num_columns
+        digests = chain.digests[start : (len(tokens) - 1) // self._cache.page_size]
         groups = self._needs.num_groups
         count = min(self._find(digests[:_MOST_COLUMNS]), max(self._cache.available - spared, 0) // groups) if digests else 0
         if not count or not self._is_worth(count):
-            return False
+            return None
         pages = np.zeros((count, groups), np.int32)
         pages[:, : self._needs.num_full] = 1
         for kind in self._needs.kinds:  # the token behind the columns sees the last ones
             pages[max(kind.first_column((start + count) * self._cache.page_size) - start, 0) :, kind.begin : kind.end] = 1
         pages[pages > 0] = self._cache.allocate(int(pages.sum()))
-        size = self._cache.page_size * sequence.tokens.itemsize
-        raw = sequence.tokens[start * self._cache.page_size :].tobytes()
-        tokens = tuple(raw[column * size : (column + 1) * size] for column in range(count))
-        load = PageLoad(tuple(digests[:count]), tokens, pages)
+        size = self._cache.page_size * tokens.itemsize
+        raw = tokens[start * self._cache.page_size :].tobytes()
+        load = PageLoad(tuple(digests[:count]), tuple(raw[column * size : (column + 1) * size] for column in range(count)), pages)
         self._begun.append(load)
         self._loads.add(load)
-        sequence.num_loads += 1
         self._prefixes.claim(load, digests[:count])
-        return self._prefixes.wait(sequence, digests[count - 1])
+        return load
 
     def end_load(self, load: PageLoad, num_loaded: int) -> list[Sequence]:
         """The first columns of a load have their content now, which others can use; the rest is not there. Returns the sequences that

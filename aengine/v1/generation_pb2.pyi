@@ -768,18 +768,25 @@ class CacheOptions(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     SALT_FIELD_NUMBER: _builtins.int
+    SESSION_FIELD_NUMBER: _builtins.int
     salt: _builtins.str
     """Cached prefixes are shared only among requests with equal salt. At most 128 characters.
     Default: empty, shared with every request without a salt.
+    """
+    session: _builtins.str
+    """A conversation of the tenant. The prefix of its latest request is kept before other prefixes for some
+    minutes, and Usage.rewritten_tokens says whether the next request begins with it. At most 128
+    characters. Default: empty, none.
     """
     def __init__(
         self,
         *,
         salt: _builtins.str | None = ...,
+        session: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_salt", b"_salt", "salt", b"salt"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_salt", b"_salt", "salt", b"salt"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_salt", b"_salt", "salt", b"salt", "session", b"session"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__salt: _TypeAlias = _typing.Literal["salt"]  # noqa: Y015
     _WhichOneofArgType__salt: _TypeAlias = _typing.Literal["_salt", b"_salt"]  # noqa: Y015
@@ -1334,6 +1341,7 @@ class Usage(_message.Message):
     DRAFTS_FIELD_NUMBER: _builtins.int
     REASONING_TOKENS_FIELD_NUMBER: _builtins.int
     IMAGE_TOKENS_FIELD_NUMBER: _builtins.int
+    REWRITTEN_TOKENS_FIELD_NUMBER: _builtins.int
     prompt_tokens: _builtins.int
     """Tokens of the prompt."""
     cached_prompt_tokens: _builtins.int
@@ -1346,6 +1354,11 @@ class Usage(_message.Message):
     """
     image_tokens: _builtins.int
     """Those of prompt_tokens that are of images."""
+    rewritten_tokens: _builtins.int
+    """Tokens that the latest request of the session had computed, and that this prompt does not begin
+    with: what was rewritten in its history, and all behind that. 0 without a session, or for its first
+    request.
+    """
     @_builtins.property
     def drafts(self) -> _containers.RepeatedCompositeFieldContainer[Global___DraftUsage]:
         """Draft tokens of the sequences, by drafter."""
@@ -1359,10 +1372,11 @@ class Usage(_message.Message):
         drafts: _abc.Iterable[Global___DraftUsage] | None = ...,
         reasoning_tokens: _builtins.int = ...,
         image_tokens: _builtins.int = ...,
+        rewritten_tokens: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["cached_prompt_tokens", b"cached_prompt_tokens", "completion_tokens", b"completion_tokens", "drafts", b"drafts", "image_tokens", b"image_tokens", "prompt_tokens", b"prompt_tokens", "reasoning_tokens", b"reasoning_tokens"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cached_prompt_tokens", b"cached_prompt_tokens", "completion_tokens", b"completion_tokens", "drafts", b"drafts", "image_tokens", b"image_tokens", "prompt_tokens", b"prompt_tokens", "reasoning_tokens", b"reasoning_tokens", "rewritten_tokens", b"rewritten_tokens"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

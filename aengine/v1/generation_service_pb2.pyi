@@ -626,6 +626,54 @@ class ResumeGenerateResponse(_message.Message):
 Global___ResumeGenerateResponse: _TypeAlias = ResumeGenerateResponse  # noqa: Y015
 
 @_typing.final
+class TouchSessionRequest(_message.Message):
+    """Names a session that is used soon."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    SESSION_FIELD_NUMBER: _builtins.int
+    TENANT_FIELD_NUMBER: _builtins.int
+    session: _builtins.str
+    """The session. Required."""
+    tenant: _builtins.str
+    """Its tenant. Default: empty, the caller's."""
+    def __init__(
+        self,
+        *,
+        session: _builtins.str = ...,
+        tenant: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["session", b"session", "tenant", b"tenant"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___TouchSessionRequest: _TypeAlias = TouchSessionRequest  # noqa: Y015
+
+@_typing.final
+class TouchSessionResponse(_message.Message):
+    """What is known of a session."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NUM_TOKENS_FIELD_NUMBER: _builtins.int
+    num_tokens: _builtins.int
+    """Tokens of its latest request, output included. 0 if the session is not known."""
+    def __init__(
+        self,
+        *,
+        num_tokens: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["num_tokens", b"num_tokens"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___TouchSessionResponse: _TypeAlias = TouchSessionResponse  # noqa: Y015
+
+@_typing.final
 class GetRequestRequest(_message.Message):
     """A request for the state of a request."""
 

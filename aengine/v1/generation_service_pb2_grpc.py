@@ -73,6 +73,11 @@ class GenerationServiceStub:
                 request_serializer=aengine_dot_v1_dot_generation__service__pb2.ResumeGenerateRequest.SerializeToString,
                 response_deserializer=aengine_dot_v1_dot_generation__service__pb2.ResumeGenerateResponse.FromString,
                 _registered_method=True)
+        self.TouchSession = channel.unary_unary(
+                '/aengine.v1.GenerationService/TouchSession',
+                request_serializer=aengine_dot_v1_dot_generation__service__pb2.TouchSessionRequest.SerializeToString,
+                response_deserializer=aengine_dot_v1_dot_generation__service__pb2.TouchSessionResponse.FromString,
+                _registered_method=True)
         self.GetRequest = channel.unary_unary(
                 '/aengine.v1.GenerationService/GetRequest',
                 request_serializer=aengine_dot_v1_dot_generation__service__pb2.GetRequestRequest.SerializeToString,
@@ -147,6 +152,14 @@ class GenerationServiceServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def TouchSession(self, request, context):
+        """Says that a request of a session (CacheOptions.session) is about to come: what of its prefix has left
+        memory for host memory or files comes back, and its time begins anew.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def GetRequest(self, request, context):
         """Returns the state of a request, the caller's latest of this id. NOT_FOUND (REQUEST_NOT_FOUND) if it
         has finished and nothing of it is kept, is unknown, or is another caller's. An administrator gets
@@ -188,6 +201,11 @@ def add_GenerationServiceServicer_to_server(servicer, server):
                     servicer.ResumeGenerate,
                     request_deserializer=aengine_dot_v1_dot_generation__service__pb2.ResumeGenerateRequest.FromString,
                     response_serializer=aengine_dot_v1_dot_generation__service__pb2.ResumeGenerateResponse.SerializeToString,
+            ),
+            'TouchSession': grpc.unary_unary_rpc_method_handler(
+                    servicer.TouchSession,
+                    request_deserializer=aengine_dot_v1_dot_generation__service__pb2.TouchSessionRequest.FromString,
+                    response_serializer=aengine_dot_v1_dot_generation__service__pb2.TouchSessionResponse.SerializeToString,
             ),
             'GetRequest': grpc.unary_unary_rpc_method_handler(
                     servicer.GetRequest,
@@ -366,6 +384,33 @@ class GenerationService:
             '/aengine.v1.GenerationService/ResumeGenerate',
             aengine_dot_v1_dot_generation__service__pb2.ResumeGenerateRequest.SerializeToString,
             aengine_dot_v1_dot_generation__service__pb2.ResumeGenerateResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def TouchSession(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/aengine.v1.GenerationService/TouchSession',
+            aengine_dot_v1_dot_generation__service__pb2.TouchSessionRequest.SerializeToString,
+            aengine_dot_v1_dot_generation__service__pb2.TouchSessionResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -72,6 +72,10 @@ class GenerationServiceStub:
     longer kept; INVALID_ARGUMENT if they do not exist yet. A later request of the same id does not
     affect an earlier one, which has another token.
     """
+    TouchSession: _grpc.UnaryUnaryMultiCallable[_generation_service_pb2.TouchSessionRequest, _generation_service_pb2.TouchSessionResponse]
+    """Says that a request of a session (CacheOptions.session) is about to come: what of its prefix has left
+    memory for host memory or files comes back, and its time begins anew.
+    """
     GetRequest: _grpc.UnaryUnaryMultiCallable[_generation_service_pb2.GetRequestRequest, _generation_service_pb2.GetRequestResponse]
     """Returns the state of a request, the caller's latest of this id. NOT_FOUND (REQUEST_NOT_FOUND) if it
     has finished and nothing of it is kept, is unknown, or is another caller's. An administrator gets
@@ -121,6 +125,10 @@ class GenerationServiceAsyncStub(GenerationServiceStub):
     if it is not resumable; DATA_LOSS (EVENTS_DROPPED) if the requested events are no
     longer kept; INVALID_ARGUMENT if they do not exist yet. A later request of the same id does not
     affect an earlier one, which has another token.
+    """
+    TouchSession: _aio.UnaryUnaryMultiCallable[_generation_service_pb2.TouchSessionRequest, _generation_service_pb2.TouchSessionResponse]  # type: ignore[assignment]
+    """Says that a request of a session (CacheOptions.session) is about to come: what of its prefix has left
+    memory for host memory or files comes back, and its time begins anew.
     """
     GetRequest: _aio.UnaryUnaryMultiCallable[_generation_service_pb2.GetRequestRequest, _generation_service_pb2.GetRequestResponse]  # type: ignore[assignment]
     """Returns the state of a request, the caller's latest of this id. NOT_FOUND (REQUEST_NOT_FOUND) if it
@@ -204,6 +212,16 @@ class GenerationServiceServicer(metaclass=_abc_1.ABCMeta):
         if it is not resumable; DATA_LOSS (EVENTS_DROPPED) if the requested events are no
         longer kept; INVALID_ARGUMENT if they do not exist yet. A later request of the same id does not
         affect an earlier one, which has another token.
+        """
+
+    @_abc_1.abstractmethod
+    def TouchSession(
+        self,
+        request: _generation_service_pb2.TouchSessionRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_generation_service_pb2.TouchSessionResponse, _abc.Awaitable[_generation_service_pb2.TouchSessionResponse]]:
+        """Says that a request of a session (CacheOptions.session) is about to come: what of its prefix has left
+        memory for host memory or files comes back, and its time begins anew.
         """
 
     @_abc_1.abstractmethod

@@ -69,6 +69,7 @@ _PATHS: Mapping[str, str] = {
     "prompt_logprobs": "spec.output.prompt_logprobs.top_k",
     "timeout": "spec.stopping.time_limit",
     "cache_salt": "spec.cache.salt",
+    "session": "spec.cache.session",
     "adapter": "spec.adapter",
     "known_outputs": "spec.known_outputs",
     "at": f"{_PROMPT}.fork.at",

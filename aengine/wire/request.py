@@ -82,6 +82,7 @@ def write_request(prompt: Prompt, params: SamplingParams, options: RequestOption
             spec.reasoning.CopyFrom(sampling_pb2.Reasoning(**asdict(params.reasoning)))
         spec.tenant = options.tenant
         spec.cache.salt = options.cache_salt or ""
+        spec.cache.session = options.session or ""
         spec.adapter = options.adapter or ""
     if options.timeout is not None:
         spec.stopping.time_limit.FromNanoseconds(max(1, round(options.timeout * 1e9)))
@@ -487,12 +488,10 @@ def read_options(request: MessageRequest, check: FieldChecks) -> RequestOptions 
             tenant=spec.tenant,
             timeout=timeout,
             cache_salt=spec.cache.salt or None,
+            session=spec.cache.session or None,
             adapter=spec.adapter or None,
             known_outputs=_read_known_outputs(spec, check),
-            images=[
-                read_image(image, f"spec.prompt.token_ids.images[{index}]", check)
-                for index, image in enumerate(spec.prompt.token_ids.images)
-            ],
+            images=[read_image(one, f"spec.prompt.token_ids.images[{i}]", check) for i, one in enumerate(spec.prompt.token_ids.images)],
             **(read_chat_fields(spec.prompt.chat, "spec.prompt.chat", check) if spec.prompt.HasField("chat") else {}),
         )
     except InvalidRequestError as error:

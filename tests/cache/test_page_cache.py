@@ -90,6 +90,27 @@ class TestPrefix:
 
 
 class TestEviction:
+    def test_pages_with_pins_are_evicted_last(self) -> None:
+        cache = PageCache(5, PAGE_SIZE)
+        for content in (1, 2, 3, 4):
+            pages = cache.allocate(1)
+            cache.publish(pages.tolist(), chain_of(tokens_of(content)).digests[0], tokens_of(content).tobytes())
+            cache.release(pages)
+        names = dict(cache.index._by_page)
+        first, second = list(names)[:2]
+        cache.pin(first)
+        cache.pin(second)
+        cache.pin(second)
+        cache.unpin(second, names[second])
+        third_and_fourth = cache.allocate(2)
+        assert not {first, second} & set(third_and_fourth.tolist())
+        cache.unpin(second, names[second])
+        assert cache.allocate(1).tolist() == [second]
+        assert cache.pinned_tokens == PAGE_SIZE
+        assert cache.allocate(1).tolist() == [first], "in the end these go too"
+        cache.unpin(first, names[first])
+        assert cache.pinned_tokens == 0
+
     def test_free_pages_first_then_least_recently_used_tail_first(self) -> None:
         cache = PageCache(7, PAGE_SIZE)
         old = store(cache, tokens_of(1, 2, 3))
@@ -144,6 +165,7 @@ class PageCacheMachine(RuleBasedStateMachine):
         self.cache = PageCache(num_pages, PAGE_SIZE)
         self.holders: list[tuple[list[int], list[int], str]] = []  # content per page, pages, salt
         self.content: dict[int, tuple[str, tuple[int, ...]]] = {}  # what each page was last written with
+        self.pins: list[tuple[int, bytes]] = []
 
     @rule(content=st.lists(st.integers(0, 2), min_size=1, max_size=4), salt=st.sampled_from(["", "s"]), publish=st.booleans())
     def come(self, content: list[int], salt: str, publish: bool) -> None:
@@ -174,6 +196,18 @@ class PageCacheMachine(RuleBasedStateMachine):
     def go(self, data: st.DataObject) -> None:
         _, pages, _ = self.holders.pop(data.draw(st.integers(0, len(self.holders) - 1)))
         self.cache.release(np.array(pages, np.int32))
+
+    @precondition(lambda self: self.cache.index._by_page)
+    @rule(data=st.data())
+    def pin(self, data: st.DataObject) -> None:
+        page = data.draw(st.sampled_from(sorted(self.cache.index._by_page)))
+        self.cache.pin(page)
+        self.pins.append((page, self.cache.index._by_page[page]))
+
+    @precondition(lambda self: self.pins)
+    @rule(data=st.data())
+    def unpin(self, data: st.DataObject) -> None:
+        self.cache.unpin(*self.pins.pop(data.draw(st.integers(0, len(self.pins) - 1))))
 
     @rule()
     def flush(self) -> None:

@@ -33,20 +33,22 @@ class SimulatedTiers:
         return name in self._content
 
     def save(self) -> None:
-        for save in self.scheduler.take_saves():
+        loads = self.scheduler.loads
+        for save in [] if loads is None else loads.take_saves():
             self._content[save.name] = save.tokens, self._slots(save.pages).copy()
         if self._content and self._rng.random() < 0.1:  # others took its place
             del self._content[self._rng.choice(list(self._content))]
 
     def begin_loads(self) -> None:
-        self.loading += self.scheduler.take_loads()
+        loads = self.scheduler.loads
+        self.loading += [] if loads is None else loads.take_loads()
 
     def end_loads(self, *, every: bool) -> bool:
         """Ends some of the loads, as far as their content is there. False: there was none."""
         done = [load for load in self.loading if every or self._rng.random() < 0.4]
         for load in done:
             self.loading.remove(load)
-            if not self.scheduler.is_loading(load):
+            if self.scheduler.loads is None or not self.scheduler.loads.is_loading(load):
                 continue
             columns = 0
             for name, tokens, pages in zip(load.names, load.tokens, load.pages, strict=True):

@@ -90,7 +90,8 @@ def random_request(rng: random.Random, key: int, prefixes: list[list[int]], conf
         request = dataclasses.replace(
             request, params=dataclasses.replace(request.params, grammar="a grammar", grammar_from=rng.choice([0, 0, 4, 99]))
         )
-    return dataclasses.replace(request, max_drafts=rng.choice([0, 1, 4, 20]))
+    session = rng.choice([None, None, "first", "second"])
+    return dataclasses.replace(request, max_drafts=rng.choice([0, 1, 4, 20]), session=session)
 
 
 def without_output(request: Request, rng: random.Random, config: SchedulerConfig) -> Request:
@@ -135,6 +136,9 @@ def run_workload(seed: int, max_in_flight: int = 1) -> Simulation:
     if seed % 4 == 2 or seed % 8 == 5:  # without drafts and with them
         config = with_states(config, random.Random(seed))
     tiers = random.Random(seed) if seed % 3 == 0 and not config.state_pages else None
+    forking, touching = random.Random(seed), random.Random(seed)
+    share, seconds = touching.choice([0.0, 0.2, 0.9]), touching.choice([5.0, 1000.0])
+    config = dataclasses.replace(config, session_share=share, session_seconds=seconds)
     simulation = Simulation(config, overlap=rng.random() < 0.5, rng=rng if rng.random() < 0.3 else None, drafts=drafts, tiers=tiers)
     prefixes = [[rng.randrange(50) for _ in range(config.max_model_len)] for _ in range(rng.randint(1, 3))]
     p_submit, p_cancel, p_park = rng.choice([0.3, 1.0]), rng.choice([0.0, 0.0, 0.1]), rng.choice([0.0, 0.1, 0.3])
@@ -142,7 +146,6 @@ def run_workload(seed: int, max_in_flight: int = 1) -> Simulation:
     updates = random.Random(seed)  # of weights
     embeddings = random.Random(seed)
     outputs = random.Random(seed)
-    forking = random.Random(seed)
     p_fork = forking.choice([0.0, 0.1, 0.4])
     p_weights = updates.choice([0.0, 0.0, 0.1])
     num_requests = rng.randint(1, 14)
@@ -175,6 +178,8 @@ def run_workload(seed: int, max_in_flight: int = 1) -> Simulation:
             simulation.scheduler.set_parked(chosen, True)
         if parked and rng.random() < 0.2:
             simulation.scheduler.set_parked(parked.pop(), False)
+        if touching.random() < 0.1:
+            simulation.scheduler.touch((touching.choice(["", "a", "b"]), touching.choice(["first", "second", "third"])))
         if rng.random() < p_flush:
             simulation.scheduler.flush_cache()
         if updates.random() < p_weights and simulation.changing is None:

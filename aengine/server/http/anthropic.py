@@ -15,7 +15,7 @@ from aengine.api.outputs import FinishReason, Token
 from aengine.chat.preparation import ChatOutputOptions, GenerationRequest
 from aengine.server.core.core import Core
 from aengine.server.core.generation import Generation, count_prompt_tokens, submit
-from aengine.server.http.bodies import LIST, OBJECT, STRING, Fields, read_body
+from aengine.server.http.bodies import LIST, OBJECT, STRING, Fields, read_body, read_generation
 from aengine.server.http.body_parameters import CHAT_OPTIONS, EFFORT, OF_OTHERS, OPTIONS, PARAMS, BodyParameters, tenant_of
 from aengine.server.http.chat_input import NO_TOOLS, name_results, read_content, read_function, read_part, read_response_format
 from aengine.server.http.chat_output import Block, Change, ContentBlocks, OutputReader, Piece
@@ -239,7 +239,7 @@ _DELTAS: Mapping[str, tuple[str, str]] = {
 
 async def messages(core: Core, exchange: HttpExchange) -> None:
     check = FieldChecks()
-    asked = read_request(await read_body(exchange, check), check, has_budget=bool(core.engine.model_info.reasoning_format))
+    asked = read_request(await read_generation(exchange, check), check, has_budget=bool(core.engine.model_info.reasoning_format))
     core.log_ignored(asked.parameters.ignored)
     with asked.parameters.located():
         async with await submit(core.backend, asked.request) as generation:

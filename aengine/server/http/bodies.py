@@ -166,6 +166,14 @@ async def read_body(exchange: HttpExchange, check: FieldChecks) -> Fields:
     return Fields(parse(raw) if len(raw) <= UNCOUNTED_BYTES else await exchange.decoding.run(parse, raw), "", check)
 
 
+async def read_generation(exchange: HttpExchange, check: FieldChecks) -> Fields:
+    """The same of a request that generates: with the header `x-session-id` as its `session`, unless the body has one."""
+    given = await read_body(exchange, check)
+    for session in exchange.headers.get("x-session-id", ())[:1]:
+        given.put_default("session", session)
+    return given
+
+
 def parse(raw: bytes) -> dict[str, Any]:
     """The JSON object in a body. Raises `InvalidRequestError` (body) for what is no JSON object in UTF-8, names a field twice, or has too
     many values. Of a large body no more than a piece is read at a time without other threads having a turn."""
@@ -212,6 +220,11 @@ class Fields:
         except Refusal as refusal:
             self.refuse(name, str(refusal))
             return default
+
+    def put_default(self, name: str, value: Any) -> None:
+        """Add a field, unless there is one of this name."""
+        if name not in self:
+            self._left[name] = value
 
     def need(self, name: str, rule: Rule, default: Any = None) -> Any:
         """`take_field`, of a field that must be there."""

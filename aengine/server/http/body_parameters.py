@@ -36,7 +36,6 @@ SERVICE_TIERS: Mapping[str, int] = {"auto": 0, "default": 0, "priority": -10, "f
 IGNORED: Mapping[str, str] = {
     "client_metadata": "it is for those who store requests",
     "metadata": "it is for those who store requests",
-    "prompt_cache_key": "the prefix cache finds what is equal; cache_salt keeps requests apart",
     "prompt_cache_retention": "prefixes stay until their pages are needed",
     "safety_identifier": "there is nobody to report to",
     "store": "nothing is stored",
@@ -152,6 +151,8 @@ class BodyParameters:
         self.ignore(IGNORED)
         if "user" in given:
             self.put_field("tenant", tenant_of(given.take_field("user", STRING, "")), "user")
+        if (key := given.take_field("prompt_cache_key", STRING, "")) and "session" not in given:
+            self.put_field("session", tenant_of(key), "prompt_cache_key")
         tier: str = given.take_field("service_tier", STRING, "auto")
         if tier not in SERVICE_TIERS:
             self.note_ignored("service_tier", f"there are {', '.join(SERVICE_TIERS)}")

@@ -15,7 +15,7 @@ from aengine.chat.preparation import ChatOutputOptions, GenerationRequest
 from aengine.chat.text_source import CallStarted, ChatMessage, MessageBuilder
 from aengine.server.core.core import Core
 from aengine.server.core.generation import Generation, submit
-from aengine.server.http.bodies import STRING, Fields, read_body
+from aengine.server.http.bodies import STRING, Fields, read_generation
 from aengine.server.http.body_parameters import CHAT_OPTIONS, EFFORT, OF_OTHERS, OPTIONS, PARAMS, BodyParameters
 from aengine.server.http.body_parameters import IGNORED as IGNORED_EVERYWHERE
 from aengine.server.http.chat_input import allowed_of, read_messages, read_response_format, read_tool_choice, read_tools
@@ -50,6 +50,7 @@ TAKEN: Mapping[str, str] = {
     "stream_options": "include_usage; vLLM's continuous_usage_stats: the usage so far, in every chunk",
     "service_tier": "priority",
     "user": "tenant",
+    "prompt_cache_key": "session",
     "modalities": "text alone",
     "max_reasoning_tokens": "ours: the reasoning is closed when it has so many",
     "return_token_ids": "ours: the ids of the prompt and of the output",
@@ -84,7 +85,7 @@ class ChatAsked:
 
 async def chat_completions(core: Core, exchange: HttpExchange) -> None:
     check = FieldChecks()
-    asked = read_request(await read_body(exchange, check), check)
+    asked = read_request(await read_generation(exchange, check), check)
     core.log_ignored(asked.parameters.ignored)
     with asked.parameters.located():
         async with await submit(core.backend, asked.request) as generation:

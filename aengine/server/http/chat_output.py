@@ -304,7 +304,11 @@ def usage_of(usage: Usage) -> dict[str, Any]:
         "prompt_tokens": usage.prompt_tokens,
         "completion_tokens": usage.completion_tokens,
         "total_tokens": usage.prompt_tokens + usage.completion_tokens,
-        "prompt_tokens_details": {"cached_tokens": usage.cached_prompt_tokens, "image_tokens": usage.image_tokens},
+        "prompt_tokens_details": {
+            "cached_tokens": usage.cached_prompt_tokens,
+            "image_tokens": usage.image_tokens,
+            "rewritten_tokens": usage.rewritten_tokens,
+        },
         "completion_tokens_details": details,
     }
 

@@ -18,7 +18,7 @@ from aengine.api.request import ForkPoint, Prompt
 from aengine.chat.preparation import GenerationRequest
 from aengine.server.core.core import Core
 from aengine.server.core.generation import Generation, submit
-from aengine.server.http.bodies import STRING, Fields, read_body
+from aengine.server.http.bodies import STRING, Fields, read_generation
 from aengine.server.http.body_parameters import OPTIONS, UNLIMITED, BodyParameters
 from aengine.server.http.chat_completions import read_stream, refuse_others
 from aengine.server.http.chat_output import (
@@ -55,6 +55,7 @@ TAKEN: Mapping[str, str] = {
     "stream_options": "include_usage; vLLM's continuous_usage_stats: the usage so far, in every chunk",
     "service_tier": "priority",
     "user": "tenant",
+    "prompt_cache_key": "session",
     "return_token_ids": "ours: the ids of the prompt and of the output, and with logprobs those of chat/completions beside them",
 }
 """The fields beside those of ours, and what becomes of them."""
@@ -81,7 +82,7 @@ class CompletionsAsked:
 
 async def completions(core: Core, exchange: HttpExchange) -> None:
     check = FieldChecks()
-    asked = read_request(await read_body(exchange, check), check)
+    asked = read_request(await read_generation(exchange, check), check)
     core.log_ignored(asked.parameters.ignored)
     with asked.parameters.located():
         async with AsyncExitStack() as stack:
@@ -292,6 +293,7 @@ class _Writer:
             completion_tokens=0 if self._asked.empty else sum(one.completion_tokens for one in every),
             reasoning_tokens=sum(one.reasoning_tokens for one in every),
             image_tokens=sum(one.image_tokens for one in every),
+            rewritten_tokens=sum(one.rewritten_tokens for one in every),
         )
         return usage_of(total)
 

@@ -25,6 +25,7 @@ TAKEN: Mapping[str, str] = {
     "encoding_format": "float, or base64 of float32, little-endian",
     "dimensions": "so many of the first, made a unit vector again",
     "user": "tenant",
+    "prompt_cache_key": "session",
     "pooling": "ours: last or mean",
     "normalize": "ours: false for vectors as they are",
 }

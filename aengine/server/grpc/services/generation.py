@@ -15,6 +15,7 @@ from grpc import ServicerContext
 
 from aengine.api.errors import InvalidRequestError
 from aengine.api.outputs import RequestState
+from aengine.api.request import RequestOptions
 from aengine.server.core.calls_in_flight import current_caller
 from aengine.server.core.core import CHUNK_SIZE, Backend
 from aengine.server.core.errors import request_not_found
@@ -67,6 +68,12 @@ class GenerationServicer(GenerationServiceServicer):
             for request_id, was_in_flight in zip(some, cancelled, strict=True):
                 (response.cancelled_request_ids if was_in_flight else response.unknown_request_ids).append(request_id)
         return response
+
+    async def TouchSession(self, request: messages.TouchSessionRequest, context: ServicerContext) -> messages.TouchSessionResponse:
+        self._backend.require_model("")
+        session = RequestOptions(session=request.session, tenant=request.tenant or current_caller().tenant)
+        assert session.session is not None
+        return messages.TouchSessionResponse(num_tokens=await self._backend.engine.touch(session.session, session.tenant))
 
     def BatchGenerate(
         self, request: messages.BatchGenerateRequest, context: ServicerContext

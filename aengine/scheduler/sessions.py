@@ -1,0 +1,114 @@
+"""`Sessions`: the prefix of each session's latest request stays in the pool while other prefixes are evicted.
+
+Owns which pages are pinned for whom, for how long, and how many. A pin refuses a page to nobody: where nothing else is left it is evicted
+like any other. Knows neither requests nor the queue.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, OrderedDict
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+
+from aengine.cache import PageCache, PageChain, PageNeeds, Prefix
+from aengine.scheduler.plan import IntArray
+from aengine.scheduler.tier_loads import PageLoad, TierLoads
+
+SessionName = tuple[str, str]
+"""The tenant, and the name that it has given."""
+MOST_SESSIONS = 100_000
+
+
+@dataclass(slots=True, eq=False)
+class _Session:
+    chain: PageChain
+    tokens: IntArray  # whose full pages are its prefix
+    pins: list[tuple[int, bytes]]  # pages and their names; of a state the first page
+    expires: float  # on the clock
+
+
+class Sessions:
+    def __init__(self, cache: PageCache, needs: PageNeeds, clock: Callable[[], float], seconds: float, most_pages: int) -> None:
+        """`seconds`: how long a session is kept after its latest request; `most_pages`: that all sessions may have pinned."""
+        self._cache, self._needs, self._clock, self._seconds, self._most_pages = cache, needs, clock, seconds, most_pages
+        self._sessions: OrderedDict[SessionName, _Session] = OrderedDict()  # the one that was used longest ago first
+        self._pinned: Counter[str] = Counter()  # pages, by tenant
+        self._touched: dict[PageLoad, SessionName] = {}
+
+    def __len__(self) -> int:
+        return len(self._sessions)
+
+    def remember(self, name: SessionName, chain: PageChain, tokens: IntArray) -> None:
+        """Pin what the pool has of these tokens, in place of what the session had before."""
+        self.forget(name)
+        session = self._sessions[name] = _Session(chain, tokens, [], self._clock() + self._seconds)
+        self._pin(name, session)
+        while len(self._sessions) > MOST_SESSIONS:
+            self.forget(next(iter(self._sessions)))
+
+    def forget(self, name: SessionName) -> None:
+        session = self._sessions.pop(name, None)
+        if session is not None:
+            self._unpin(name, session)
+
+    def forget_all(self) -> None:
+        """The pages hold nothing any more."""
+        self._sessions.clear()
+        self._pinned.clear()
+        self._touched.clear()
+
+    def expire(self, now: float) -> None:
+        """Forget the sessions whose time has passed."""
+        while self._sessions and (name := next(iter(self._sessions))) and self._sessions[name].expires <= now:
+            self.forget(name)
+
+    def touch(self, name: SessionName, loads: TierLoads | None, spared: int) -> int:
+        """The session is used soon: its time begins anew, what the pool has of it is pinned again, and what tiers have is loaded where that
+        leaves `spared` pages to others. Returns the number of its tokens; 0: it is not known."""
+        session = self._sessions.get(name)
+        if session is None:
+            return 0
+        self._unpin(name, session)
+        self._sessions.move_to_end(name)
+        session.expires = self._clock() + self._seconds
+        prefix = self._pin(name, session)
+        if loads is not None and (load := loads.begin_load(session.chain, self._whole(session), prefix, spared)) is not None:
+            self._touched[load] = name
+        return len(session.tokens)
+
+    def end_load(self, load: PageLoad, num_loaded: int, loads: TierLoads, spared: int) -> None:
+        """Go on with a session that was touched, if the load was for one."""
+        name = self._touched.pop(load, None)
+        if name is not None and num_loaded:
+            self.touch(name, loads, spared)
+
+    def abandon_loads(self) -> None:
+        """No load that has begun counts any more."""
+        self._touched.clear()
+
+    def _whole(self, session: _Session) -> IntArray:
+        """The tokens of its full pages, and one more, which is none of a prefix."""
+        size = self._cache.page_size
+        return np.append(session.tokens[: len(session.tokens) // size * size], np.int32(0))
+
+    def _pin(self, name: SessionName, session: _Session) -> Prefix:
+        index, prefix = self._cache.index, self._cache.match(session.chain, self._whole(session), self._needs)
+        for page in [*prefix.pages[prefix.pages > 0].tolist(), *prefix.state[:1].tolist()]:
+            found = index.name_of(page)
+            assert found is not None, "it was matched"
+            self._cache.pin(page)
+            session.pins.append((page, found))
+        self._pinned[name[0]] += len(session.pins)
+        while self._pinned.total() > self._most_pages:
+            ((most, _),) = self._pinned.most_common(1)
+            oldest = next(one for one in self._sessions if one[0] == most and self._sessions[one].pins)
+            self._unpin(oldest, self._sessions[oldest])
+        return prefix
+
+    def _unpin(self, name: SessionName, session: _Session) -> None:
+        for page, found in session.pins:
+            self._cache.unpin(page, found)
+        self._pinned[name[0]] -= len(session.pins)
+        session.pins.clear()
