@@ -184,6 +184,7 @@ class AsyncEngine(ServedEngine):
         return was_running
 
     async def touch(self, session: str, tenant: str = "") -> int:
+        RequestOptions(session=session, tenant=tenant)  # which checks them
         return await self._check_serving().commands.run(lambda reply: Touch(reply, (tenant, session)))
 
     def stats(self) -> EngineStats:

@@ -1,4 +1,4 @@
-"""Forks and rewinding are alike by the engine, a client, a router and a client of a router, in asyncio and in trio."""
+"""Forks, rewinding and sessions are alike by the engine, a client, a router and a client of a router, in asyncio and in trio."""
 
 from __future__ import annotations
 
@@ -34,6 +34,18 @@ async def test_forks(side: str) -> None:
     async with oracle_side(side) as both, both.reach() as engine:
         with anyio.fail_after(HANG_SECONDS):
             await _check_forks(engine, side)
+
+
+async def test_sessions(side: str) -> None:
+    async with oracle_side(side) as both, both.reach() as engine:
+        with anyio.fail_after(HANG_SECONDS):
+            first = await engine.generate(PROMPT, PARAMS, session="a")
+            assert await engine.touch("a") == 66
+            assert await engine.touch("b") == await engine.touch("a", "x") == 0
+            second = await engine.generate([*PROMPT, *first.token_ids[:9]], SamplingParams(seed=3, max_tokens=5), session="a")
+            assert second.usage.rewritten_tokens == 59 - 9
+            with pytest.raises(InvalidRequestError, match="session: "):
+                await engine.touch("")
 
 
 async def _check_forks(engine: EngineBase, side: str) -> None:

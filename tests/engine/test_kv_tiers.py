@@ -77,6 +77,25 @@ def tokens_of(outputs: Sequence[Completion]) -> list[tuple[int, ...]]:
     return [output.token_ids for output in outputs]
 
 
+async def test_a_session_that_is_touched_is_there_when_its_request_comes(tmp_path: pathlib.Path) -> None:
+    async with engine_of("kernels", "", kv_disk_path=str(tmp_path), kv_cache_memory=4 << 20, session_share=0.0) as engine:
+        first = await engine.generate(PROMPTS[5], GREEDY, session="a")
+        for number in range(5):
+            await engine.generate([3 + number, *PROMPTS[5]] * 2, GREEDY)
+        history = [*PROMPTS[5], *first.token_ids]
+        assert (await engine.generate([*history[:-2], 9], GREEDY, cache_salt="x")).usage.cached_prompt_tokens == 0
+        before = engine.stats().loaded_tokens
+        assert await engine.touch("a") == len(history)
+        assert await engine.touch("b") == await engine.touch("a", "tenant") == 0
+        while engine.stats().loaded_tokens == before:  # nobody waits for it
+            await engine.generate([7], GREEDY)
+        loaded = engine.stats().loaded_tokens
+        again = await engine.generate([*history, 9], GREEDY, session="a")
+        assert again.usage.cached_prompt_tokens == loaded - before > 100
+        assert engine.stats().loaded_tokens == loaded
+        assert again.usage.rewritten_tokens == 0
+
+
 def files_in(folder: pathlib.Path) -> list[pathlib.Path]:
     return sorted(path for path in folder.rglob("*") if path.is_file())
 

@@ -351,3 +351,14 @@ async def test_branches_that_are_none(serve: Serving, body: dict[str, Any], para
     response = await serve.client.post("/v1/completions", json=body)
     assert response.status_code == 400
     assert response.json()["error"]["param"] == param
+
+
+@pytest.mark.parametrize("name", ["session", "prompt_cache_key", "x-session-id"])
+async def test_sessions(engine: AsyncEngine, serve: Serving, name: str) -> None:
+    """By a field of ours, one of OpenAI's, or a header."""
+    headers = {"x-session-id": "the session"} if name == "x-session-id" else {}
+    body = {"prompt": PROMPT, **GREEDY, "user": name, **({} if headers else {name: "the session"})}
+    for rewritten in (0, 7):
+        response = await serve.client.post("/v1/completions", json=body, headers=headers)
+        assert response.json()["usage"]["prompt_tokens_details"]["rewritten_tokens"] == rewritten
+    assert await engine.touch("the session", name) > 8
