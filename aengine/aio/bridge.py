@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, TypeVar, cast
 import anyio
 
 from aengine.aio.edge import LoopThread, running_loop
-from aengine.api.engine import EmbeddingFields, EngineBase, ServedEngine
+from aengine.api.engine import EmbeddingFields, EngineBase, ServedEngine, seeded
 from aengine.api.errors import EngineStateError
 from aengine.api.outputs import (
     AdapterInfo,
@@ -40,7 +40,7 @@ from aengine.api.outputs import (
 )
 from aengine.api.params import SamplingParams
 from aengine.api.request import ChatFields, ForkPoint, OptionFields, Prompt, RequestOptions
-from aengine.api.stream import StreamSource, end_from_outside, seeded
+from aengine.api.stream import StreamSource, end_from_outside
 
 if TYPE_CHECKING:
     from typing import Concatenate

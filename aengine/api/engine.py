@@ -27,11 +27,30 @@ from aengine.api.outputs import (
     TokenizedText,
 )
 from aengine.api.params import SamplingParams
-from aengine.api.request import ChatFields, ForkPoint, OptionFields, Prompt, RequestOptions
+from aengine.api.request import ChatFields, ForkPoint, OptionFields, Prompt, RequestOptions, check_params
 from aengine.api.stream import StreamSource, TokenStream, read_to_end
 
 if TYPE_CHECKING:
     from typing_extensions import Self, Unpack
+
+
+def output_of_fork(point: ForkPoint, outputs: Sequence[Sequence[int]]) -> tuple[list[int], int]:
+    """The output that a fork begins with, of a request with these, and how many tokens of it are shared. Raises `InvalidRequestError`
+    (index, at) where there is no such place."""
+    if not 0 <= point.index < len(outputs):
+        raise InvalidRequestError.of("index", f"{point.index} is not in [0, {len(outputs) - 1}]")
+    output = outputs[point.index]
+    if point.at is not None and not 0 <= point.at <= len(output):
+        raise InvalidRequestError.of("at", f"{point.at} is not in [0, {len(output)}], the tokens that the request has so far")
+    shared = output[: point.at]
+    return [*shared, *point.then], len(shared)
+
+
+def seeded(prompt: Prompt, params: SamplingParams | None) -> SamplingParams:
+    """The parameters of a request that is sent on: with a seed, so that a second attempt has the same one; those of a fork that has the
+    parameters of its source only say what is told of tokens."""
+    given = check_params(params)
+    return given.only_told() if isinstance(prompt, ForkPoint) and prompt.same_params else given.with_seed()
 
 
 class EmbeddingFields(TypedDict, total=False):

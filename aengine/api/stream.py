@@ -18,7 +18,7 @@ import anyio
 from aengine.api.errors import EngineStateError, InvalidRequestError
 from aengine.api.outputs import NO_TOKEN, Completion, DraftUsage, FinishReason, RequestInfo, Timing, Token, TokenLogprob, Usage
 from aengine.api.params import SamplingParams
-from aengine.api.request import ForkPoint, OptionFields, Prompt, RequestOptions, check_params
+from aengine.api.request import ForkPoint, OptionFields, RequestOptions
 
 if TYPE_CHECKING:
     from typing_extensions import Self, Unpack
@@ -29,25 +29,6 @@ TWO_READERS = "another task waits for this stream's next token; a stream has one
 def end_from_outside(index: int, reason: FinishReason) -> Token:
     """Return the item that closes the sequence `index` when its end does not come from the engine. It has no token id and no text."""
     return Token(index, NO_TOKEN, "", finish_reason=reason)
-
-
-def output_of_fork(point: ForkPoint, outputs: Sequence[Sequence[int]]) -> tuple[list[int], int]:
-    """The output that a fork begins with, of a request with these, and how many tokens of it are shared. Raises `InvalidRequestError`
-    (index, at) where there is no such place."""
-    if not 0 <= point.index < len(outputs):
-        raise InvalidRequestError.of("index", f"{point.index} is not in [0, {len(outputs) - 1}]")
-    output = outputs[point.index]
-    if point.at is not None and not 0 <= point.at <= len(output):
-        raise InvalidRequestError.of("at", f"{point.at} is not in [0, {len(output)}], the tokens that the request has so far")
-    shared = output[: point.at]
-    return [*shared, *point.then], len(shared)
-
-
-def seeded(prompt: Prompt, params: SamplingParams | None) -> SamplingParams:
-    """The parameters of a request that is sent on: with a seed, so that a second attempt has the same one; those of a fork that has the
-    parameters of its source only say what is told of tokens."""
-    given = check_params(params)
-    return given.only_told() if isinstance(prompt, ForkPoint) and prompt.same_params else given.with_seed()
 
 
 class Event(Protocol):

@@ -179,7 +179,7 @@ class PageCache:
         return sum(page not in self._states for page in self._pins) * self.page_size
 
     def _cached_with(self, page: int) -> OrderedDict[int, None]:
-        """Those among which a page is, or would be, cached."""
+        """The cached pages that a page is one of, or would be."""
         return self._pinned if page in self._pins else self._cached
 
     def _is_cached(self, first_page: int, name: bytes) -> bool:

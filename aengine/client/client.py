@@ -22,7 +22,7 @@ from google.protobuf.message import Message
 
 from aengine.aio.bridge import AsyncioEngine, LoopBridge, asked, iterated
 from aengine.aio.edge import AsyncioLife
-from aengine.api.engine import EmbeddingFields
+from aengine.api.engine import EmbeddingFields, seeded
 from aengine.api.errors import ConnectionLostError, EngineStateError, RequestEndedError, ServerError
 from aengine.api.outputs import (
     AdapterInfo,
@@ -48,7 +48,6 @@ from aengine.api.request import (
     form_of,
     images_of,
 )
-from aengine.api.stream import seeded
 from aengine.client.active_request import ActiveRequest, Feed
 from aengine.client.call import CallFeed, GenerationCall, named_images, write_named_prompt, write_prompt_ids
 from aengine.client.client_config import DEFAULT_ADDRESS, ClientConfig

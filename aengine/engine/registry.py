@@ -23,12 +23,12 @@ from numpy.typing import NDArray
 
 from aengine.aio.edge import LoopEdge
 from aengine.api.config import EngineConfig
+from aengine.api.engine import output_of_fork
 from aengine.api.errors import FieldViolation, InvalidRequestError, QueueFullError, RequestIdInUseError, refusal
 from aengine.api.fields import shown
 from aengine.api.outputs import FinishReason
 from aengine.api.params import SamplingParams
 from aengine.api.request import ForkPoint, OptionFields, Prompt, RequestOptions, form_of
-from aengine.api.stream import output_of_fork
 from aengine.cache import PageNeeds
 from aengine.engine.edges import Command, Submit
 from aengine.engine.loading import LoadedModel

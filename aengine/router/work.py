@@ -13,6 +13,7 @@ import time
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 
+from aengine.api.engine import output_of_fork
 from aengine.api.errors import (
     AEngineError,
     ConnectionLostError,
@@ -27,7 +28,6 @@ from aengine.api.errors import (
 from aengine.api.outputs import Token
 from aengine.api.params import SamplingParams
 from aengine.api.request import ForkPoint, NamedImage, RequestOptions, page_names
-from aengine.api.stream import output_of_fork
 from aengine.router.replica_load import PagePrefix, RoutedPrompt
 
 

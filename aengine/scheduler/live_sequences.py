@@ -14,7 +14,7 @@ from aengine.api.outputs import FinishReason
 from aengine.scheduler.kv import KVCacheManager
 from aengine.scheduler.rows import RowTable
 from aengine.scheduler.sequence import Finished, Request, SchedulerConfig, Sequence, SequenceState, Updates
-from aengine.scheduler.sessions import Sessions
+from aengine.scheduler.sessions import SessionPrefixes
 from aengine.scheduler.waiting import WaitingQueue
 
 
@@ -45,7 +45,9 @@ UNCACHED_SPAN = 65_536  # tokens of prompts
 
 
 class LiveSequences:
-    def __init__(self, config: SchedulerConfig, rows: RowTable, kv_cache: KVCacheManager, queue: WaitingQueue, sessions: Sessions) -> None:
+    def __init__(
+        self, config: SchedulerConfig, rows: RowTable, kv_cache: KVCacheManager, queue: WaitingQueue, sessions: SessionPrefixes
+    ) -> None:
         self.by_key: dict[int, Sequence] = {}
         self.prefilling: list[Sequence] = []  # RUNNING with known tokens left to compute, oldest admission first
         self.num_leaving = 0  # in this state

@@ -23,7 +23,7 @@ from aengine.scheduler.live_sequences import LiveSequences
 from aengine.scheduler.plan import IntArray, StepPlan, StepResult
 from aengine.scheduler.rows import RowTable, new_tokens
 from aengine.scheduler.sequence import Request, SchedulerConfig, Sequence, SequenceState, Updates
-from aengine.scheduler.sessions import SessionName, Sessions
+from aengine.scheduler.sessions import SessionName, SessionPrefixes
 from aengine.scheduler.tier_loads import PageLoad, TierLoads
 from aengine.scheduler.waiting import Deadlines, WaitingQueue
 
@@ -52,7 +52,7 @@ class Scheduler:
         self._tenant_rows = config.max_num_seqs - (max(1, config.max_num_seqs // KEPT_SHARE) if config.max_num_seqs >= LEAST_KEPT else 0)
         self._queue = WaitingQueue(tenant_weights=config.tenant_weights, ageing_seconds=config.ageing_seconds)
         pinned = int(config.session_share * self._cache.usable)
-        self._sessions = Sessions(self._cache, needs, clock, config.session_seconds, pinned)
+        self._sessions = SessionPrefixes(self._cache, needs, clock, config.session_seconds, pinned)
         self._live = LiveSequences(config, self._rows, self._kv_cache, self._queue, self._sessions)
         self._deadlines = Deadlines()
         self._num_steps = 0

@@ -1,4 +1,4 @@
-"""`Sessions`: the prefix of each session's latest request stays in the pool while other prefixes are evicted.
+"""`SessionPrefixes`: the prefix of each session's latest request stays in the pool while other prefixes are evicted.
 
 Owns which pages are pinned for whom, for how long, and how many. A pin refuses a page to nobody: where nothing else is left it is evicted
 like any other. Knows neither requests nor the queue.
@@ -29,7 +29,7 @@ class _Session:
     expires: float  # on the clock
 
 
-class Sessions:
+class SessionPrefixes:
     def __init__(self, cache: PageCache, needs: PageNeeds, clock: Callable[[], float], seconds: float, most_pages: int) -> None:
         """`seconds`: how long a session is kept after its latest request; `most_pages`: that all sessions may have pinned."""
         self._cache, self._needs, self._clock, self._seconds, self._most_pages = cache, needs, clock, seconds, most_pages

@@ -40,7 +40,7 @@ INTEGERS: dict[str, tuple[int, int | None, bool]] = {  # lowest, highest, whethe
     "pipeline_parallel_size": (1, 64, False),
     "seed": (0, 2**64 - 1, False),
 }
-POSITIVE = ("ageing_seconds", "step_timeout")
+POSITIVE = ("ageing_seconds", "step_timeout", "session_seconds")
 CHOICES = {
     "dtype": ("auto", "float32", "bfloat16", "float16"),
     "attention_backend": ("auto", "cpu", "flashinfer", "triton", "torch_native"),
@@ -54,6 +54,7 @@ CHOICES = {
 SWITCHES = ("enable_prefix_cache", "eager", "skip_self_check", "content_special_tokens")
 OTHERS = {"model", "revision", "device", "page_size", "gpu_memory_utilization", "graph_sizes", "tenant_weights", "speculative_model"}
 OTHERS |= {"adapters", "local_ranks", "rank_address", "rank_secret_file", "expert_parallel_size", "expert_parallel_rank", "kv_disk_path"}
+OTHERS |= {"session_share"}
 
 
 def config(**given: Any) -> EngineConfig:
@@ -118,6 +119,8 @@ def test_defaults() -> None:
         "max_images": 32,
         "image_max_tokens": None,
         "image_cache_memory": 256 << 20,
+        "session_seconds": 600.0,
+        "session_share": 0.5,
         "host_kv_memory": 0,
         "kv_disk_path": None,
         "kv_disk_size": 16 << 30,
@@ -229,6 +232,13 @@ def test_page_size() -> None:
         accepted("page_size", 2**exponent)
     for value in (0, -1, -16, 3, 12, 255, 257, 300, 512, 16.0, True, "16", None):
         assert refused(page_size=value) == {"page_size": f"{value!r} is not a power of two in [1, 256]"}
+
+
+def test_session_share() -> None:
+    for value in (0.0, 0.3, 1.0):
+        accepted("session_share", value)
+    for value in (-0.1, 1.1, "much", float("nan")):
+        assert set(refused(session_share=value)) == {"session_share"}
 
 
 def test_gpu_memory_utilization() -> None:

@@ -309,6 +309,11 @@ def _update_weights(method: str, caller: Caller, server: Server) -> None:
     assert int(response["weightsVersion"]) > 0
 
 
+@drives(f"{PACKAGE}.GenerationService/TouchSession")
+def _touch(method: str, caller: Caller, server: Server) -> None:
+    assert caller.call(method, {"session": "nobody's"}) == [{}]
+
+
 @drives(f"{HEALTH}/Check")
 def _check(method: str, caller: Caller, server: Server) -> None:
     assert caller.call(method, {"service": f"{PACKAGE}.GenerationService"}) == [{"status": "SERVING"}]

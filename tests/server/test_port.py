@@ -22,7 +22,7 @@ from oracle_engine import until
 from raw_h2 import GENERATION, RawCall, framed, raw_connection
 from records_seen import Seen, watch
 
-from aengine.server.grpc.services.reflection import NEW, OLD
+from aengine.server.grpc.services.engine_info import NEW, OLD
 from aengine.server.telemetry.metrics import FIELDS
 from aengine.v1.model_service_pb2 import GetModelRequest
 

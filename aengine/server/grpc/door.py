@@ -28,9 +28,8 @@ from aengine.server.core.core import BindError, Core, address_of
 from aengine.server.grpc.generation.resume import ResumableStreams
 from aengine.server.grpc.interceptor import CARRIER, NO_METHOD, CallInterceptor, Carrier
 from aengine.server.grpc.services.admin import AdminServicer
-from aengine.server.grpc.services.engine_info import EngineServicer, HealthServicer, ModelServicer
+from aengine.server.grpc.services.engine_info import EngineServicer, HealthServicer, ModelServicer, add_reflection_to_server, service_names
 from aengine.server.grpc.services.generation import GenerationServicer
-from aengine.server.grpc.services.reflection import add_reflection_to_server, service_names
 from aengine.server.grpc.services.text import EmbeddingServicer, TokenizerServicer
 from aengine.v1 import (
     admin_service_pb2,

@@ -167,7 +167,7 @@ async def read_body(exchange: HttpExchange, check: FieldChecks) -> Fields:
 
 
 async def read_generation(exchange: HttpExchange, check: FieldChecks) -> Fields:
-    """The same of a request that generates: with the header `x-session-id` as its `session`, unless the body has one."""
+    """`read_body` of a request that generates: the header `x-session-id` is its `session`, unless the body has one."""
     given = await read_body(exchange, check)
     for session in exchange.headers.get("x-session-id", ())[:1]:
         given.put_default("session", session)
