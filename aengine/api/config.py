@@ -151,7 +151,7 @@ class EngineConfig:
     """Bytes of host memory, or a size such as 1GB, for what images became, so that the next turn about one does not encode it again."""
     enable_prefix_cache: bool = True
     """Keep the KV of finished sequences while memory allows, and use it for requests that begin with the same tokens."""
-    session_seconds: Annotated[float, Accepts(is_positive, "a number of seconds > 0")] = 600.0
+    session_seconds: Annotated[float, POSITIVE] = 600.0
     """How long the prefix of a session's latest request is kept before other prefixes."""
     session_share: Annotated[float, Range(0.0, 1.0)] = 0.5
     """The most of the KV pool that the prefixes of sessions may have kept for them; beyond it the tenant that has most loses the one that
