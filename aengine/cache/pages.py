@@ -146,6 +146,10 @@ class PageCache:
         else:
             self._push_free(pages)
 
+    def state_at(self, first_page: int, name: bytes) -> IntArray:
+        """The pages of the state of that name, if it is there; else none."""
+        return self._states.get(first_page, NO_PAGES) if self.index.name_of(first_page) == name else NO_PAGES
+
     def use_again(self, first_page: int, name: bytes) -> None:
         """If the state of that name is cached there, it is evicted as late as if it had been released now."""
         if self._is_cached(first_page, name):

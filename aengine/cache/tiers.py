@@ -42,11 +42,11 @@ _log = logging.getLogger("aengine")
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Column:
-    """A page in each layer group, for the same tokens."""
+    """A page in each layer group, for the same tokens; or a state that recurrent layers have behind them."""
 
-    name: bytes  # of the content, as of `PageChain`
+    name: bytes  # of the content, as of `page_name`
     tokens: bytes  # of the int32 ids
-    pages: Bytes  # [groups, bytes of a page]
+    pages: Bytes  # [groups, bytes of a page], or [state_pages, bytes of a page]
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,11 +63,12 @@ class TierCounts:
 class PageTiers:
     """`find`, `put_column` and `load` are called from one thread, and never wait for a disk."""
 
-    def __init__(self, identity: str, host_bytes: int, folder: pathlib.Path | None, disk_bytes: int, column_bytes: int) -> None:
+    def __init__(self, identity: str, host_bytes: int, folder: pathlib.Path | None, disk_bytes: int, sizes: Sequence[int]) -> None:
         """`identity`: of all that decides what pages hold beside the names of their contents; it must be fit for a name of a file.
-        `column_bytes`: of the pages of a column. Raises OSError for a folder that cannot be made, or is another user's."""
-        self._host_bytes, self._root, self._disk_bytes, self.column_bytes = host_bytes, folder, disk_bytes, column_bytes
+        `sizes`: bytes that the pages of a column may have. Raises OSError for a folder that cannot be made, or is another user's."""
+        self._host_bytes, self._root, self._disk_bytes, self._sizes = host_bytes, folder, disk_bytes, frozenset(sizes)
         self._host: OrderedDict[bytes, Column] = OrderedDict()
+        self._host_used = 0
         self._known: set[bytes] = set()  # that are in files, or on the way there
         self._folder = None if folder is None else _own_folder(folder, identity)
         if self._folder is not None:
@@ -85,7 +86,7 @@ class PageTiers:
         self._closed = False
         self._serial = itertools.count()
         self._loaded, self._saved, self._broken = 0, 0, 0  # tokens, tokens, files
-        self._read_seconds = 0.0  # of a column, of late; 0.0: none was read
+        self._read_seconds = 0.0  # of a byte, of late; 0.0: none was read
         self._threads = [
             threading.Thread(target=self._run_reads, name="aengine-kv-reads", daemon=True),
             threading.Thread(target=self._run_writes, name="aengine-kv-writes", daemon=True),
@@ -118,8 +119,9 @@ class PageTiers:
         with self._lock:
             if self._host_bytes and column.name not in self._host:
                 self._host[column.name] = column
-                while len(self._host) * self.column_bytes > self._host_bytes:
-                    self._host.popitem(last=False)
+                self._host_used += column.pages.nbytes
+                while self._host_used > self._host_bytes:
+                    self._host_used -= self._host.popitem(last=False)[1].pages.nbytes
             if self._folder is None or column.name in self._known or time.monotonic() < self._broken_until:
                 return
             if self._queued + column.pages.nbytes <= _MOST_QUEUED:
@@ -141,14 +143,12 @@ class PageTiers:
         return future
 
     @property
-    def seconds_per_column(self) -> float:
-        """Seconds that the thread takes to load a column; 0.0: it has loaded none."""
+    def seconds_per_byte(self) -> float:
+        """Seconds that the thread takes to load a byte; 0.0: it has loaded none."""
         return self._read_seconds
 
     def counts(self) -> TierCounts:
-        with self._lock:
-            host = len(self._host) * self.column_bytes
-        return TierCounts(host, self._disk_used, self._loaded, self._saved, self._broken)
+        return TierCounts(self._host_used, self._disk_used, self._loaded, self._saved, self._broken)
 
     def close(self, *, at_once: bool = False) -> None:
         """Write what waits, or give it up, and end the threads."""
@@ -208,7 +208,7 @@ class PageTiers:
                 break
             found.append(column)
         if found:
-            each = (time.perf_counter() - begin) / len(found)
+            each = (time.perf_counter() - begin) / sum(column.pages.nbytes for column in found)
             self._read_seconds = each if not self._read_seconds else 0.7 * self._read_seconds + 0.3 * each
             self._loaded += sum(len(column.tokens) for column in found) // 4
         return found
@@ -219,14 +219,14 @@ class PageTiers:
         path = _path(self._folder, name)
         try:
             with open(path, "rb") as file:
-                data = file.read(_HEAD.size + self.column_bytes + (1 << 20))
+                data = file.read(_HEAD.size + max(self._sizes) + (1 << 20))
             os.utime(path)  # it was used now
         except OSError as error:
             self._forget(name)
             if not isinstance(error, FileNotFoundError):
                 _log.warning("a file of KV is left out: %s: %s", path, error.strerror)
             return None
-        column = _parsed(name, data, self.column_bytes)
+        column = _parsed(name, data, self._sizes)
         if column is None:
             self._broken += 1
             _log.warning("a file of KV is removed, for it is not what was written: %s", path)
@@ -330,12 +330,12 @@ def _digest(name: bytes, tokens: bytes | memoryview, content: Any) -> bytes:
     return digest.digest()
 
 
-def _parsed(name: bytes, data: bytes, column_bytes: int) -> Column | None:
-    """None: it is not the file of a column of this name and size."""
+def _parsed(name: bytes, data: bytes, sizes: frozenset[int]) -> Column | None:
+    """None: it is not the file of a column of this name and one of these sizes."""
     if len(data) < _HEAD.size:
         return None
     magic, digest, num_tokens, num_content = _HEAD.unpack_from(data)
-    if magic != _MAGIC or num_content != column_bytes or len(data) != _HEAD.size + num_tokens + num_content:
+    if magic != _MAGIC or num_content not in sizes or len(data) != _HEAD.size + num_tokens + num_content:
         return None
     tokens, content = memoryview(data)[_HEAD.size : _HEAD.size + num_tokens], memoryview(data)[_HEAD.size + num_tokens :]
     if _digest(name, tokens, content) != digest:
@@ -377,7 +377,7 @@ def _names_in(folder: pathlib.Path) -> set[bytes]:
 
 def _name_of(digits: str) -> bytes | None:
     """None: no file of ours is called so."""
-    return bytes.fromhex(digits) if re.fullmatch("[0-9a-f]{32}", digits) else None
+    return bytes.fromhex(digits) if re.fullmatch("[0-9a-f]{32}([0-9a-f]{4})?", digits) else None
 
 
 def _is_alive(process: str) -> bool:

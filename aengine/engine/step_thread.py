@@ -214,6 +214,8 @@ class StepDriver:
         """Launches the next step, unless the newest one in flight must return first. False: there is none."""
         if self._must_commit():
             return False
+        if self._tiers is not None:
+            self._tiers.save()
         changing = self._can_change()
         if changing and not self._flights:
             self._change_model()
@@ -250,8 +252,6 @@ class StepDriver:
         if self._flights and not self._mailbox.is_empty and self._flights[-1].step.withdraw():
             self._scheduler.rollback(self._flights.pop().plan, {})
         self._scheduler.commit(plan, step.result())
-        if self._tiers is not None:
-            self._tiers.save()
         before, self._committed = self._committed, time.monotonic()
         self._stats.add_step(self._committed - max(launched, before), plan.num_decodes + len(plan.token_ids), plan.num_prefill)
 

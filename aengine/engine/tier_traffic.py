@@ -7,7 +7,7 @@ Knows neither files nor what pages mean. To be used from the step thread alone.
 from __future__ import annotations
 
 import pathlib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
 
@@ -18,6 +18,7 @@ from aengine.api.errors import ConfigError
 from aengine.cache import Column, PageTiers, TierCounts
 from aengine.engine.edges import StepStats
 from aengine.runner.contract import Runner
+from aengine.scheduler.plan import IntArray
 from aengine.scheduler.scheduler import Scheduler
 from aengine.scheduler.tier_loads import PageLoad
 
@@ -34,14 +35,13 @@ def tiers_of(config: EngineConfig, runner: Runner) -> Callable[[str], PageTiers]
         raise ConfigError.of(field, "it is not possible without enable_prefix_cache")
     if config.num_ranks > 1 or config.expert_parallel_size > 1:
         raise ConfigError.of(field, "it is not possible for a model that is divided over ranks")
-    if runner.state_pages:
-        raise ConfigError.of(field, "it is not possible for a model with recurrent layers")
-    column_bytes = len(runner.windows) * runner.read_pages(np.zeros(1, np.int32)).shape[1]
+    page_bytes = runner.read_pages(np.zeros(1, np.int32)).shape[1]
+    sizes = [page_bytes * count for count in (len(runner.windows), runner.state_pages) if count]
 
     def open_tiers(identity: str) -> PageTiers:
         path = None if folder is None else pathlib.Path(folder).expanduser()
         try:
-            return PageTiers(identity, memory, path, config.kv_disk_size, column_bytes)
+            return PageTiers(identity, memory, path, config.kv_disk_size, sizes)
         except OSError as error:
             raise ConfigError.of("kv_disk_path", f"{folder} cannot be used: {error.strerror}") from None
 
@@ -60,6 +60,7 @@ class TierTraffic:
         self._scheduler, self._runner, self._stats, self._wake_up = scheduler, runner, stats, wake_up
         self._tiers: PageTiers | None = None
         self._loading: dict[PageLoad, _Loading] = {}
+        self._column_bytes = len(runner.windows) * runner.read_pages(np.zeros(1, np.int32)).shape[1]
 
     def use(self, tiers: PageTiers) -> None:
         """Other weights came into use, whose KV these tiers hold."""
@@ -69,11 +70,11 @@ class TierTraffic:
         if before is not None:
             before.close(at_once=True)
 
-    def _is_worth(self, count: int) -> bool:
-        """Whether so many columns are loaded faster than computed, as far as is known."""
+    def _is_worth(self, num_loaded: float, num_computed: int) -> bool:
+        """Whether what takes as much as so many columns is loaded faster than so many columns are computed, as far as is known."""
         assert self._tiers is not None
-        each, rate = self._tiers.seconds_per_column, self._stats.prefill_rate
-        return not each or not rate or each * rate < self._runner.page_size
+        each, rate = self._tiers.seconds_per_byte * self._column_bytes, self._stats.prefill_rate
+        return not each or not rate or each * num_loaded * rate < self._runner.page_size * num_computed
 
     def begin_loads(self) -> None:
         """Loads that a plan has begun."""
@@ -84,8 +85,7 @@ class TierTraffic:
 
     def write_loaded(self) -> None:
         """Writes some of what was loaded to the pool, from which sequences can take it when their load is whole."""
-        left, tiers, loads = _BYTES_AT_A_TIME, self._tiers, self._scheduler.loads
-        assert tiers is not None
+        left, loads = _BYTES_AT_A_TIME, self._scheduler.loads
         assert loads is not None
         for load, loading in list(self._loading.items()):
             if not loads.is_loading(load):
@@ -96,8 +96,8 @@ class TierTraffic:
                 while right < len(columns) and columns[right].tokens == load.tokens[right]:
                     right += 1
                 begin = loading.num_written
-                end = min(right, begin + max(left // tiers.column_bytes, 1))
-                left -= self._write(load, columns[begin:end], begin)
+                end = min(right, begin + max(left // self._column_bytes, 1))
+                left -= self._write(load.pages[begin:end], columns[begin:end])
                 loading.num_written = end
                 if end == right:
                     del self._loading[load]
@@ -105,21 +105,22 @@ class TierTraffic:
         if any(loading.columns.done() for loading in self._loading.values()):
             self._wake_up()  # the rest follows the next step, or nothing
 
-    def _write(self, load: PageLoad, columns: list[Column], first: int) -> int:
+    def _write(self, pages: Sequence[IntArray], columns: Sequence[Column]) -> int:
         if not columns:
             return 0
-        pages = load.pages[first : first + len(columns)]
-        content = np.stack([column.pages.reshape(pages.shape[1], -1) for column in columns])
-        needed = pages > 0
-        self._runner.write_pages(pages[needed], content[needed])
+        content = np.concatenate([column.pages.reshape(len(held), -1) for held, column in zip(pages, columns, strict=True)])
+        needed = (held := np.concatenate(pages)) > 0
+        self._runner.write_pages(held[needed], content[needed])
         return content.nbytes
 
     def save(self) -> None:
-        """Puts the columns that the committed step has completed into the tiers."""
+        """Puts what was computed into the tiers. To be called before a plan, which may give its pages to others."""
         loads = self._scheduler.loads
-        if loads is not None and self._tiers is not None and (saves := loads.take_saves()):
+        saves = [] if loads is None else loads.take_saves()
+        if saves and self._tiers is not None:
             content = self._runner.read_pages(np.concatenate([save.pages for save in saves]))
-            for save, pages in zip(saves, np.split(content, len(saves)), strict=True):
+            ends = np.cumsum([len(save.pages) for save in saves])
+            for save, pages in zip(saves, np.split(content, ends[:-1]), strict=True):
                 self._tiers.put_column(Column(save.name, save.tokens, pages))
 
     def counts(self) -> TierCounts:

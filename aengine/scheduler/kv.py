@@ -386,6 +386,11 @@ class KVCacheManager:
         row, rows = sequence.row, self.rows
         self.changes.drop(row)
         pages, published = rows.pages(row).copy(), {} if self.states is None else self.states.release(row)
+        if self.loads is not None and sequence.chain.version == self.version:
+            for column, (first, name) in published.items():
+                tokens = rows.tokens[row, column * self.cache.page_size : (column + 1) * self.cache.page_size].tobytes()
+                if len(kept := self.cache.state_at(first, name)):
+                    self.loads.save_state(sequence, name, tokens, kept)
         end = end_of_full = self.needs.num_full * int(rows.num_pages[row])
         for column, state in sorted(published.items(), reverse=True):  # so that a state is evicted with the pages behind it
             begin = min(end, self.needs.num_full * (column + 1))

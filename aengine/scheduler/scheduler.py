@@ -90,7 +90,7 @@ class Scheduler:
 
     # ---- tiers -------------------------------------------------------------------------------------------------------
 
-    def use_tiers(self, tiers: PageTiers | None, is_worth: Callable[[int], bool]) -> None:
+    def use_tiers(self, tiers: PageTiers | None, is_worth: Callable[[float, int], bool]) -> None:
         """Pages come from these tiers and go there from now on. `is_worth`: as of `TierLoads`. No load goes on."""
         self.abandon_loads()
         kv_cache = self._kv_cache

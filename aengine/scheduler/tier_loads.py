@@ -17,25 +17,27 @@ from aengine.scheduler.sequence import Sequence
 from aengine.scheduler.waiting import PrefixesInFlight
 
 _MOST_COLUMNS = 256  # of a load, so that no large part of the memory waits to be written; a long prompt has several
+_MOST_WITH_STATE = 4096  # of a load that ends with a state, of which there may be few
 _MOST_LOADS = 512  # of a sequence
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class PageLoad:
-    """Columns that are to be loaded, one behind the other."""
+    """Columns that are to be loaded, one behind the other, and behind them a state, if the model has recurrent layers."""
 
     names: tuple[bytes, ...]
-    tokens: tuple[bytes, ...]  # of each column, the bytes of its ids
-    pages: IntArray  # [columns, groups], that its content is written to; 0: it is not needed
+    tokens: tuple[bytes, ...]  # of each column, the bytes of its ids; of a state those of the column before it
+    pages: tuple[IntArray, ...]  # of each, [groups] or [state_pages], that its content is written to; 0: it is not needed
+    has_state: bool
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class PageSave:
-    """A column that was computed."""
+    """A column or a state that was computed."""
 
     name: bytes
     tokens: bytes
-    pages: IntArray  # [groups]
+    pages: IntArray  # [groups] or [state_pages]
 
 
 class TierLoads:
@@ -46,15 +48,16 @@ class TierLoads:
         prefixes: PrefixesInFlight,
         find: Callable[[list[bytes]], int],
         keeps: Callable[[bytes], bool],
-        is_worth: Callable[[int], bool],
+        is_worth: Callable[[float, int], bool],
     ) -> None:
-        """`find`: how many of the first names are in a tier; `keeps`: whether a name need not be saved; `is_worth`: whether so many columns
-        are loaded faster than computed."""
+        """`find`: how many of the first names are in a tier; `keeps`: whether a name need not be saved; `is_worth`: whether what takes as
+        much as so many columns is loaded faster than so many columns are computed."""
         self._cache, self._needs, self._prefixes = cache, needs, prefixes
         self._find, self._keeps, self._is_worth = find, keeps, is_worth
         self._begun: list[PageLoad] = []
         self._loads: set[PageLoad] = set()
         self._saves: list[PageSave] = []
+        self._states: list[PageSave] = []
 
     def begin(self, sequence: Sequence, prefix: Prefix, spared: int) -> bool:
         """Whether the columns behind the prefix of a waiting sequence are loaded, as many as there are and have room beside `spared` pages.
@@ -69,23 +72,39 @@ class TierLoads:
 
     def begin_load(self, chain: PageChain, tokens: IntArray, prefix: Prefix, spared: int) -> PageLoad | None:
         """Begin to load what is behind the prefix of these tokens, the last one left out. None: nothing is there, or has room."""
-        start = prefix.num_columns
-        digests = chain.digests[start : (len(tokens) - 1) // self._cache.page_size]
-        groups = self._needs.num_groups
-        count = min(self._find(digests[:_MOST_COLUMNS]), max(self._cache.available - spared, 0) // groups) if digests else 0
-        if not count or not self._is_worth(count):
+        needs, size = self._needs, self._cache.page_size
+        known, start = prefix.num_columns, prefix.num_columns
+        if needs.state_pages and not needs.kinds:
+            start = prefix.num_found  # up to there a state alone is missing
+        most = _MOST_WITH_STATE if needs.state_pages else _MOST_COLUMNS
+        digests, groups = chain.digests[start : (len(tokens) - 1) // size][:most], needs.num_groups
+        count = self._find(digests) if digests else 0
+        count = min(count, max(self._cache.available - spared - needs.state_pages, 0) // groups)
+        end = start + count
+        if needs.state_pages:
+            ends = range(end, max(known, end - most), -1)
+            end = next((one for one in ends if self._find([page_name(chain.digests[one - 1], groups)])), known)
+            count = max(end - start, 0)
+        if end == known or self._cache.available < spared + needs.state_pages + count * groups:
+            return None
+        if not self._is_worth(count + needs.state_pages / groups, end - known):
             return None
         pages = np.zeros((count, groups), np.int32)
-        pages[:, : self._needs.num_full] = 1
-        for kind in self._needs.kinds:  # the token behind the columns sees the last ones
-            pages[max(kind.first_column((start + count) * self._cache.page_size) - start, 0) :, kind.begin : kind.end] = 1
+        pages[:, : needs.num_full] = 1
+        for kind in needs.kinds:  # the token behind the columns sees the last ones
+            pages[max(kind.first_column(end * size) - start, 0) :, kind.begin : kind.end] = 1
         pages[pages > 0] = self._cache.allocate(int(pages.sum()))
-        size = self._cache.page_size * tokens.itemsize
-        raw = tokens[start * self._cache.page_size :].tobytes()
-        load = PageLoad(tuple(digests[:count]), tuple(raw[column * size : (column + 1) * size] for column in range(count)), pages)
+        columns = [*range(start, start + count), *([end - 1] if needs.state_pages else ())]
+        names = digests[:count]
+        held = list(pages)
+        if needs.state_pages:
+            names = [*names, page_name(chain.digests[end - 1], groups)]
+            held.append(self._cache.allocate(needs.state_pages))
+        raw = tuple(tokens[column * size : (column + 1) * size].tobytes() for column in columns)
+        load = PageLoad(tuple(names), raw, tuple(held), bool(needs.state_pages))
         self._begun.append(load)
         self._loads.add(load)
-        self._prefixes.claim(load, digests[:count])
+        self._prefixes.claim(load, names)
         return load
 
     def end_load(self, load: PageLoad, num_loaded: int) -> list[Sequence]:
@@ -94,11 +113,18 @@ class TierLoads:
         if load not in self._loads:
             return []
         self._loads.discard(load)
-        for name, tokens, pages in zip(load.names[:num_loaded], load.tokens, load.pages.tolist(), strict=False):
-            for group, page in enumerate(pages):
+        columns = len(load.names) - load.has_state
+        for name, tokens, pages in zip(load.names[: min(num_loaded, columns)], load.tokens, load.pages, strict=False):
+            for group, page in enumerate(pages.tolist()):
                 if page:
                     self._cache.index.publish_page(page, page_name(name, group), tokens)
-        self._cache.release(load.pages[load.pages > 0])
+        if columns:
+            held = np.concatenate(load.pages[:columns])
+            self._cache.release(held[held > 0])
+        if load.has_state:
+            if num_loaded > columns:
+                self._cache.publish_state(load.pages[-1], load.names[-1], load.tokens[-1])
+            self._cache.release_state(load.pages[-1])
         return self._prefixes.abandon(load)
 
     def abandon(self) -> list[Sequence]:
@@ -119,12 +145,19 @@ class TierLoads:
         if not sequence.request.adapter and pages.all() and not self._keeps(name):
             self._saves.append(PageSave(name, tokens, pages.copy()))
 
+    def save_state(self, sequence: Sequence, name: bytes, tokens: bytes, pages: IntArray) -> None:
+        """A state is published, whose pages are given to others when they are needed, also while a step is planned."""
+        if not sequence.request.adapter and not self._keeps(name):
+            self._states.append(PageSave(name, tokens, pages.copy()))
+
     def take_loads(self) -> list[PageLoad]:
         """Return the loads that have begun since the last call."""
         begun, self._begun = self._begun, []
         return begun
 
     def take_saves(self) -> list[PageSave]:
-        """The columns that were computed since the last call. Their pages hold them until the next step is planned."""
-        saves, self._saves = self._saves, []
-        return saves
+        """The columns that were computed since the last call, and the states that are still there. Their pages hold them until the next
+        step is planned."""
+        saves, states = self._saves, self._states
+        self._saves, self._states = [], []
+        return saves + [state for state in states if self._cache.index.name_of(int(state.pages[0])) == state.name]

@@ -19,6 +19,7 @@ from aengine.cache import Column, PageTiers
 
 GROUPS, PAGE_BYTES = 2, 300
 COLUMN_BYTES = GROUPS * PAGE_BYTES
+STATE_BYTES = 5 * PAGE_BYTES
 FILE_BYTES = COLUMN_BYTES + 100  # about
 
 
@@ -29,7 +30,7 @@ def column(number: int) -> Column:
 
 
 def open_tiers(folder: pathlib.Path | None, host: int = 0, size: int = 1 << 30, identity: str = "model") -> PageTiers:
-    return PageTiers(identity, host, folder, size, COLUMN_BYTES)
+    return PageTiers(identity, host, folder, size, [COLUMN_BYTES, STATE_BYTES])
 
 
 def loaded(tiers: PageTiers, numbers: range | list[int]) -> int:

@@ -24,6 +24,7 @@ from slow_cases import slow_but
 
 from aengine import AsyncEngine, Completion, SamplingParams
 from aengine.api.errors import ConfigError
+from aengine.engine.tier_traffic import TierTraffic
 
 Facts = list[tuple[int, float]]
 PARAMS = SamplingParams(temperature=0.8, seed=3, max_tokens=30, ignore_eos=True, detokenize=False, logprobs=0)
@@ -279,5 +280,35 @@ def test_states_alone_take_the_same_memory(tmp_path: pathlib.Path) -> None:
                 await until(lambda: engine.stats().pages_used == 0)
         assert used[0] > 0
         assert max(used) - min(used) <= 1  # the page that the window of the latest token begins in
+
+    asyncio.run(run())
+
+
+def test_tiers_have_pages_and_states(model: pathlib.Path, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of prompts and of outputs: a later engine goes on where the one before it ended, bit by bit; and one whose pool is flushed."""
+    monkeypatch.setattr(TierTraffic, "_is_worth", lambda *given: True)
+
+    async def run() -> None:
+        prompts = prompts_of([60, 40, 51])
+        async with engine_of(model) as engine:
+            expected = [await engine.generate(prompt, PARAMS) for prompt in prompts]
+            turns = [[*prompt, *output.token_ids, 5, 6] for prompt, output in zip(prompts, expected, strict=True)]
+            answers = [await engine.generate(turn, PARAMS) for turn in turns]
+        disk = {"kv_disk_path": str(tmp_path)}
+        for number, options in enumerate((disk, disk, {"host_kv_memory": 64 << 20})):
+            async with engine_of(model, **options) as engine:
+                for again in (False, True):
+                    for prompt, output in zip(prompts, expected, strict=True):
+                        found = await engine.generate(prompt, PARAMS)
+                        assert facts(found) == facts(output)
+                        if again or number == 1:
+                            assert found.usage.cached_prompt_tokens >= len(prompt) - 16 - PAGE
+                    await engine.flush_cache()
+                if number == 0:
+                    continue
+                for turn, prompt, answer in zip(turns, prompts, answers, strict=True):
+                    found = await engine.generate(turn, PARAMS)
+                    assert facts(found) == facts(answer)
+                    assert found.usage.cached_prompt_tokens > len(prompt)
 
     asyncio.run(run())

@@ -38,7 +38,7 @@ GREEDY = SamplingParams(max_tokens=10, temperature=0.0, ignore_eos=True)
 @pytest.fixture(autouse=True)
 def always_load(monkeypatch: pytest.MonkeyPatch) -> None:
     """However fast the model computes."""
-    monkeypatch.setattr(TierTraffic, "_is_worth", lambda self, count: True)
+    monkeypatch.setattr(TierTraffic, "_is_worth", lambda *given: True)
 
 
 @pytest.fixture(scope="session")
@@ -214,7 +214,7 @@ async def test_engines_that_are_killed(rounds: int, windowed: str, tmp_path: pat
 import asyncio, sys
 sys.path[:0] = {sys.path!r}
 from test_kv_tiers import PROMPTS, TierTraffic, engine_of, generate_all
-TierTraffic._is_worth = lambda self, count: True
+TierTraffic._is_worth = lambda *given: True
 async def main():
     async with engine_of("kernels", "", kv_disk_path={str(tmp_path)!r}) as engine:
         while True:

@@ -16,7 +16,7 @@ class SimulatedTiers:
 
     def __init__(self, scheduler: Scheduler, runner: OracleRunner, rng: random.Random) -> None:
         self.scheduler, self.runner, self._rng = scheduler, runner, rng
-        self._content: dict[bytes, tuple[bytes, np.ndarray]] = {}
+        self._content: dict[bytes, tuple[bytes, np.ndarray, np.ndarray]] = {}  # tokens, what pages and states held
         self.loading: list[PageLoad] = []
         self.num_loaded = 0
         self.use()
@@ -24,7 +24,7 @@ class SimulatedTiers:
     def use(self) -> None:
         """With other weights everything is another content."""
         self._content.clear()
-        self.scheduler.use_tiers(self, lambda count: self._rng.random() < 0.9)  # type: ignore[arg-type]
+        self.scheduler.use_tiers(self, lambda loaded, computed: self._rng.random() < 0.9)  # type: ignore[arg-type]
 
     def find(self, names: list[bytes]) -> int:
         return next((count for count, name in enumerate(names) if name not in self._content), len(names))
@@ -35,7 +35,7 @@ class SimulatedTiers:
     def save(self) -> None:
         loads = self.scheduler.loads
         for save in [] if loads is None else loads.take_saves():
-            self._content[save.name] = save.tokens, self._slots(save.pages).copy()
+            self._content[save.name] = save.tokens, self._slots(save.pages).copy(), self.runner.states[save.pages].copy()
         if self._content and self._rng.random() < 0.1:  # others took its place
             del self._content[self._rng.choice(list(self._content))]
 
@@ -57,6 +57,7 @@ class SimulatedTiers:
                     break
                 needed = pages > 0
                 self.runner.slots.reshape(-1, self.runner.page_size)[pages[needed]] = found[1][needed]
+                self.runner.states[pages[needed]] = found[2][needed]
                 self.runner.draft_slots.reshape(-1, self.runner.page_size)[pages[needed]] = -1
                 columns += 1
             self.num_loaded += columns

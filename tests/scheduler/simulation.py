@@ -91,6 +91,8 @@ class Simulation:
 
     def step(self) -> bool:
         """One turn of the step loop; False when there was nothing to run and nothing in flight."""
+        if self.tiers is not None:
+            self.tiers.save()
         waits = self.changing is not None and not (self.changing == "finish" and self.scheduler.drain())
         if waits and not self.flights:
             self._use_weights()
@@ -108,6 +110,8 @@ class Simulation:
             assert sequence is not None
             self.forced.add(sequence.request.key)
             self.scheduler.rollback(plan, {row: RuntimeError("this row cannot be built")})
+            if self.tiers is not None:
+                self.tiers.save()
             plan = self.scheduler.schedule()
         if plan is not None and self.flights and self.rng is not None and self.rng.random() < 0.05:
             self.scheduler.rollback(plan, {})
@@ -176,7 +180,8 @@ class Simulation:
                     np.add.at(refs, pages, 1)
         loads = self.scheduler._kv_cache.loads
         for load in [] if loads is None else loads._loads:
-            np.add.at(refs, load.pages[load.pages > 0], 1)
+            held = np.concatenate(load.pages)
+            np.add.at(refs, held[held > 0], 1)
         assert np.array_equal(refs, cache.refs), "ref counts do not add up"
         assert self.config.max_adapters is None or len(rows.adapters) <= self.config.max_adapters
         windows_end = rows.window_ends[rows.decoding & rows.active]

@@ -23,6 +23,7 @@ from aengine.scheduler.plan import StepPlan, StepResult
 from aengine.scheduler.scheduler import Scheduler
 from aengine.scheduler.sequence import Request, SchedulerConfig, Sequence
 from aengine.scheduler.states import RowStates
+from aengine.scheduler.tier_loads import TierLoads
 
 WORKLOADS = 3000
 PARTS = 60
@@ -135,7 +136,7 @@ def run_workload(seed: int, max_in_flight: int = 1) -> Simulation:
     drafts = random.Random(seed) if seed % 2 else None
     if seed % 4 == 2 or seed % 8 == 5:  # without drafts and with them
         config = with_states(config, random.Random(seed))
-    tiers = random.Random(seed) if seed % 3 == 0 and not config.state_pages else None
+    tiers = random.Random(seed) if seed % 3 == 0 else None
     forking, touching = random.Random(seed), random.Random(seed)
     share, seconds = touching.choice([0.0, 0.2, 0.9]), touching.choice([5.0, 1000.0])
     config = dataclasses.replace(config, session_share=share, session_seconds=seconds)
@@ -257,6 +258,11 @@ class TestTheOracleCanFail:
             self.changes.copies.clear()
 
         monkeypatch.setattr(KVCacheManager, "admit", admit)
+        assert fails(range(200))
+
+    def test_what_was_not_loaded_is_published(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        real = TierLoads.end_load
+        monkeypatch.setattr(TierLoads, "end_load", lambda self, load, num_loaded: real(self, load, len(load.names)))
         assert fails(range(200))
 
     def test_salt_ignored(self, monkeypatch: pytest.MonkeyPatch) -> None:
