@@ -291,7 +291,7 @@ class _BridgedSource(StreamSource):
         if inner is not None:
             self.prompt_tokens, self.cached_prompt_tokens = inner.prompt_tokens, inner.cached_prompt_tokens
             self.reasoning_tokens, self.image_tokens = inner.reasoning_tokens, inner.image_tokens
-            self.rewritten_tokens = inner.rewritten_tokens
+            self.rewritten_tokens, self.loaded_prompt_tokens = inner.rewritten_tokens, inner.loaded_prompt_tokens
             self.drafts, self.prompt_logprobs = inner.drafts, inner.prompt_logprobs
             self.params = inner.params if self.params.seed is None else self.params
             self.known_lengths, self.num_known_tokens = inner.known_lengths, inner.num_known_tokens

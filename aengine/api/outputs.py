@@ -128,6 +128,7 @@ class Usage(Drafted):
     reasoning_tokens: int = 0  # those of them up to the end of the reasoning, where the request said how that is marked
     image_tokens: int = 0  # those of the prompt that are of images
     rewritten_tokens: int = 0  # computed by the latest request of its session, and not at the beginning of its prompt
+    loaded_prompt_tokens: int = 0  # those of cached_prompt_tokens that came from host memory or files for this request
 
 
 @dataclass(frozen=True, slots=True)
@@ -223,7 +224,8 @@ class EngineStats(Drafted):
     step."""
 
     running: int = 0  # sequences that hold a row and are scheduled
-    waiting: int = 0  # sequences that hold no pages yet
+    waiting: int = 0  # sequences that hold no pages yet,
+    loading: int = 0  # and those of them whose prefix is being loaded from host memory or files
     parked: int = 0  # sequences that keep their pages but are not scheduled
     pages_used: int = 0  # pages referenced by sequences
     pages_total: int = 0

@@ -118,6 +118,7 @@ class StreamSource(ABC):
         self.reasoning_tokens = 0
         self.image_tokens = 0
         self.rewritten_tokens = 0
+        self.loaded_prompt_tokens = 0
         self.drafts: dict[str, DraftUsage] = {}
         self.prompt_logprobs: list[TokenLogprob | None] = []
         self.new_event = new_event
@@ -148,6 +149,7 @@ class StreamSource(ABC):
             reasoning_tokens,
             self.image_tokens,
             self.rewritten_tokens,
+            self.loaded_prompt_tokens,
             drafts=drafts,
         )
 

@@ -155,7 +155,7 @@ class ActiveRequest(StreamSource):
                 usage = event.finished.usage
                 self.cached_prompt_tokens = usage.cached_prompt_tokens
                 self.reasoning_tokens, self.image_tokens = usage.reasoning_tokens, usage.image_tokens
-                self.rewritten_tokens = usage.rewritten_tokens
+                self.rewritten_tokens, self.loaded_prompt_tokens = usage.rewritten_tokens, usage.loaded_prompt_tokens
                 self.drafts = {one.drafter: one for one in read_drafts(usage.drafts)}
                 self._timing = read_timing(event.finished.timing)
                 self.end_stream()

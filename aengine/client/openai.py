@@ -463,6 +463,7 @@ def _usage(usage: Mapping[str, Any]) -> Usage:
         reasoning_tokens=int(completion.get("reasoning_tokens") or 0),
         image_tokens=int(prompt.get("image_tokens") or 0),
         rewritten_tokens=int(prompt.get("rewritten_tokens") or 0),
+        loaded_prompt_tokens=int(prompt.get("loaded_tokens") or 0),
     )
 
 

@@ -221,11 +221,11 @@ class Registry:
     def update(self, updates: Updates) -> None:
         """Give the results of one step to the streams. A stream that raises fails alone."""
         streams = self._streams
-        for key, cached_tokens, when in updates.started:
+        for key, cached_tokens, loaded_tokens, when in updates.started:
             state = streams[key]
             if key == state.key:
-                state.start(cached_tokens, when)
-        self._bound.leave_sequences(key for key, _, _ in updates.started)
+                state.start(cached_tokens, loaded_tokens, when)
+        self._bound.leave_sequences(key for key, *_ in updates.started)
         for key, piece in updates.prompt_logprobs:
             state = streams[key]
             try:

@@ -186,9 +186,10 @@ class StreamState(StreamSource):
 
     # ---- written by the registry ---------------------------------------------------------------------------------------
 
-    def start(self, cached_tokens: int, when: float) -> None:
-        """The first step of the request began at `when`, on time.monotonic; `cached_tokens` of its prompt need not be computed."""
-        self.cached_prompt_tokens = cached_tokens
+    def start(self, cached_tokens: int, loaded_tokens: int, when: float) -> None:
+        """The first step of the request began at `when`, on time.monotonic; `cached_tokens` of its prompt need not be computed, of which
+        so many were loaded for it."""
+        self.cached_prompt_tokens, self.loaded_prompt_tokens = cached_tokens, loaded_tokens
         self._started = when
         self.end_replaced()
 

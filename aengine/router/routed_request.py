@@ -253,6 +253,7 @@ class RoutedRequest(StreamSource):
             self.cached_prompt_tokens = stay.source.cached_prompt_tokens
             self.reasoning_tokens, self.image_tokens = stay.source.reasoning_tokens, stay.source.image_tokens
             self.rewritten_tokens, self.drafts = stay.source.rewritten_tokens, stay.source.drafts
+            self.loaded_prompt_tokens = stay.source.loaded_prompt_tokens
             self._finish()
         else:
             assert isinstance(error, AEngineError), "what a client raises"

@@ -54,7 +54,7 @@ if TYPE_CHECKING:
 _COUNTS = (
     *("running", "waiting", "parked", "pages_used", "pages_total", "cached_tokens", "steps", "preemptions", "prompt_tokens"),
     *("cached_prompt_tokens", "completion_tokens", "uncomputed_tokens", "prefill_tokens_per_second"),
-    *("loaded_tokens", "saved_tokens", "host_kv_bytes", "disk_kv_bytes", "sessions", "session_tokens"),
+    *("loaded_tokens", "saved_tokens", "host_kv_bytes", "disk_kv_bytes", "sessions", "session_tokens", "loading"),
 )
 
 

@@ -118,7 +118,7 @@ class LiveSequences:
         self._queue.push(*self._kv_cache.release(sequence))
         if sequence.chain.version != self._kv_cache.version:
             sequence.name_pages(self._config.page_size, self._kv_cache.version)
-        sequence.state, sequence.num_loads = SequenceState.WAITING, 0
+        sequence.state, sequence.num_loads, sequence.num_loaded = SequenceState.WAITING, 0, 0
         if not sequence.parked:
             self._queue.push(sequence)
             self._expect_all(sequence)

@@ -192,6 +192,7 @@ class Scheduler:
             pages_total=self._cache.usable,
             uncomputed_tokens=self._live.num_expected + int((rows.num_tokens[prefilling] - rows.num_computed[prefilling]).sum()),
             cached_tokens=self._cache.cached_tokens // len(self._config.windows),
+            loading=0 if self.loads is None else self.loads.num_waiting,
             sessions=len(self._sessions),
             session_tokens=self._cache.pinned_tokens // len(self._config.windows),
             preemptions=self._live.num_preemptions,
@@ -353,7 +354,7 @@ class Scheduler:
                 self._live.uncached.add_sums(prompt_len - num_cached, prompt_len, prompt_len)
             sequence.primary = None
             self._queue.charge(self._rows.tenants[[sequence.row]], len(sequence.tokens) - num_computed)
-            self._live.updates.started.append((sequence.request.key, num_cached, now))
+            self._live.updates.started.append((sequence.request.key, num_cached, min(num_cached, sequence.num_loaded), now))
 
     def _add_chunk(self, sequence: Sequence, budget: int, chunks: list[Chunk]) -> int:
         rows, row = self._rows, sequence.row

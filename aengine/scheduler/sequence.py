@@ -86,7 +86,8 @@ class Sequence:
     started: bool = False  # it held a row before
     num_expected: int = 0  # tokens that it has to compute once it is admitted, as far as is known; 0 unless it waits
     awaits: bytes | None = None  # digest of the page that another sequence is computing for it, or that is loaded
-    num_loads: int = 0  # from tiers, since it last held a row
+    num_loads: int = 0  # from tiers, since it last held a row,
+    num_loaded: int = 0  # and tokens that they brought
 
     @property
     def begun(self) -> bool:
@@ -142,7 +143,8 @@ class DraftCount(NamedTuple):
 class Updates:
     """What one step changed for the outside, in order: starts, tokens, ends, releases."""
 
-    started: list[tuple[int, int, float]] = field(default_factory=list)  # key, prompt tokens found in the prefix cache, when
+    started: list[tuple[int, int, int, float]] = field(default_factory=list)
+    """Keys, prompt tokens found in the prefix cache, those of them that were loaded for it from tiers, and when."""
     keys: list[int] = field(default_factory=list)  # the requests that got a token, and
     token_ids: list[int] = field(default_factory=list)  # the token of each
     logprobs: TokenLogprobs | None = None  # of these tokens, in the same order; undefined for requests that want none

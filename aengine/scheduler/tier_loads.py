@@ -125,7 +125,15 @@ class TierLoads:
             if num_loaded > columns:
                 self._cache.publish_state(load.pages[-1], load.names[-1], load.tokens[-1])
             self._cache.release_state(load.pages[-1])
-        return self._prefixes.abandon(load)
+        woken = self._prefixes.abandon(load)
+        for sequence in woken:
+            sequence.num_loaded += min(num_loaded, columns) * self._cache.page_size
+        return woken
+
+    @property
+    def num_waiting(self) -> int:
+        """Sequences that wait for a load."""
+        return sum(self._prefixes.num_waiting_for(load) for load in self._loads)
 
     def abandon(self) -> list[Sequence]:
         """No load that has begun counts any more. Returns the sequences that waited."""

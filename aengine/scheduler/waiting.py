@@ -281,6 +281,9 @@ class PrefixesInFlight:
         self._awaiting.setdefault(digest, []).append(sequence)
         return True
 
+    def num_waiting_for(self, owner: object) -> int:
+        return sum(len(self._awaiting.get(digest, ())) for digest in self._claims.get(owner, ()))
+
     def stop_waiting(self, sequence: Sequence) -> None:
         """The sequence no longer waits, if it did."""
         digest = sequence.awaits

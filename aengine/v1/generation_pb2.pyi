@@ -1342,6 +1342,7 @@ class Usage(_message.Message):
     REASONING_TOKENS_FIELD_NUMBER: _builtins.int
     IMAGE_TOKENS_FIELD_NUMBER: _builtins.int
     REWRITTEN_TOKENS_FIELD_NUMBER: _builtins.int
+    LOADED_PROMPT_TOKENS_FIELD_NUMBER: _builtins.int
     prompt_tokens: _builtins.int
     """Tokens of the prompt."""
     cached_prompt_tokens: _builtins.int
@@ -1359,6 +1360,8 @@ class Usage(_message.Message):
     with: what was rewritten in its history, and all behind that. 0 without a session, or for its first
     request.
     """
+    loaded_prompt_tokens: _builtins.int
+    """Those of cached_prompt_tokens whose KV came from host memory or files for this request."""
     @_builtins.property
     def drafts(self) -> _containers.RepeatedCompositeFieldContainer[Global___DraftUsage]:
         """Draft tokens of the sequences, by drafter."""
@@ -1373,10 +1376,11 @@ class Usage(_message.Message):
         reasoning_tokens: _builtins.int = ...,
         image_tokens: _builtins.int = ...,
         rewritten_tokens: _builtins.int = ...,
+        loaded_prompt_tokens: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["cached_prompt_tokens", b"cached_prompt_tokens", "completion_tokens", b"completion_tokens", "drafts", b"drafts", "image_tokens", b"image_tokens", "prompt_tokens", b"prompt_tokens", "reasoning_tokens", b"reasoning_tokens", "rewritten_tokens", b"rewritten_tokens"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cached_prompt_tokens", b"cached_prompt_tokens", "completion_tokens", b"completion_tokens", "drafts", b"drafts", "image_tokens", b"image_tokens", "loaded_prompt_tokens", b"loaded_prompt_tokens", "prompt_tokens", b"prompt_tokens", "reasoning_tokens", b"reasoning_tokens", "rewritten_tokens", b"rewritten_tokens"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

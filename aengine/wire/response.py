@@ -52,7 +52,7 @@ _LOAD = (
     *("running", "waiting", "parked", "pages_used", "pages_total", "cached_tokens", "steps", "preemptions"),
     *("prompt_tokens", "cached_prompt_tokens", "completion_tokens", "paused", "sleep_level", "weights_version"),
     *("uncomputed_tokens", "mean_step_seconds", "prefill_tokens_per_second", "fingerprint", "weights_time"),
-    *("loaded_tokens", "saved_tokens", "host_kv_bytes", "disk_kv_bytes", "sessions", "session_tokens"),
+    *("loaded_tokens", "saved_tokens", "host_kv_bytes", "disk_kv_bytes", "sessions", "session_tokens", "loading"),
 )
 
 
@@ -75,6 +75,7 @@ def write_usage(usage: Usage, message: messages.Usage) -> None:
     message.reasoning_tokens = usage.reasoning_tokens
     message.image_tokens = usage.image_tokens
     message.rewritten_tokens = usage.rewritten_tokens
+    message.loaded_prompt_tokens = usage.loaded_prompt_tokens
     message.drafts.extend(draft_messages(usage.drafts))
 
 

@@ -137,6 +137,7 @@ async def test_a_restart_remembers(kind: str, windowed: str, tmp_path: pathlib.P
             assert tokens_of(outputs) == expected
             for prompt, output in zip(PROMPTS, outputs, strict=True):
                 assert output.usage.cached_prompt_tokens == (0 if number == 0 else (len(prompt) - 1) // 4 * 4)
+                assert output.usage.loaded_prompt_tokens == output.usage.cached_prompt_tokens
 
 
 async def test_loads_are_written_a_little_at_a_time(

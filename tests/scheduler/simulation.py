@@ -154,9 +154,9 @@ class Simulation:
 
     def _receive(self) -> None:
         updates = self.scheduler.take_updates()
-        for key, cached, _ in updates.started:
+        for key, cached, loaded, _ in updates.started:
             assert key not in self.cached, "started twice"
-            assert cached <= len(self.runner.truths[key].request.prompt)
+            assert loaded <= cached <= len(self.runner.truths[key].request.prompt)
             self.cached[key] = cached
         for key, token in zip(updates.keys, updates.token_ids, strict=True):
             assert key not in self.finished, "a token after the end"

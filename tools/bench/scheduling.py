@@ -182,7 +182,7 @@ def tenant_share() -> TenantShare:
         assert plan is not None
         scheduler.commit(plan, _result(plan, rng))
         new_rows = iter(plan.new_rows)
-        for key, _, _ in scheduler.take_updates().started:
+        for key, _, _, _ in scheduler.take_updates().started:
             row_tenants[next(new_rows).row] = tenants[key]
             waiting[tenants[key]] -= 1
             started += 1

@@ -308,6 +308,7 @@ def usage_of(usage: Usage) -> dict[str, Any]:
             "cached_tokens": usage.cached_prompt_tokens,
             "image_tokens": usage.image_tokens,
             "rewritten_tokens": usage.rewritten_tokens,
+            "loaded_tokens": usage.loaded_prompt_tokens,
         },
         "completion_tokens_details": details,
     }

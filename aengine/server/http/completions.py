@@ -294,6 +294,7 @@ class _Writer:
             reasoning_tokens=sum(one.reasoning_tokens for one in every),
             image_tokens=sum(one.image_tokens for one in every),
             rewritten_tokens=sum(one.rewritten_tokens for one in every),
+            loaded_prompt_tokens=sum(one.loaded_prompt_tokens for one in every),
         )
         return usage_of(total)
 

@@ -186,6 +186,7 @@ class Metrics:
         yield CounterMetricFamily("aengine_completion_tokens", "Tokens generated.", stats.completion_tokens)
         yield CounterMetricFamily("aengine_loaded_tokens", "Tokens whose KV came from a tier.", stats.loaded_tokens)
         yield CounterMetricFamily("aengine_saved_tokens", "Tokens whose KV was written to files.", stats.saved_tokens)
+        yield GaugeMetricFamily("aengine_loading_sequences", "Waiting sequences whose prefix is being loaded.", stats.loading)
         yield GaugeMetricFamily("aengine_sessions", "Sessions that are known.", stats.sessions)
         yield GaugeMetricFamily("aengine_session_tokens", "Tokens whose KV is kept for sessions.", stats.session_tokens)
         yield GaugeMetricFamily("aengine_kv_host_bytes", "Bytes of KV in host memory beside the pool.", stats.host_kv_bytes)
