@@ -34,7 +34,7 @@ Bytes = NDArray[np.uint8]
 _MAGIC = b"aengkv1\0"
 _HEAD = struct.Struct("<8s32sQQ")  # the magic, a digest of all that follows, bytes of token ids, bytes of pages
 _MOST_QUEUED = 256 << 20  # bytes that wait to be written; what comes beyond is not kept
-_RESCAN_SECONDS = 5.0  # between looks at what other processes have written, at least
+_UNSEEN = 1 / 16  # of the limit that is written, at most, before a look at what others have written meanwhile
 _RETRY_SECONDS = 30.0  # after a file could not be written
 _SHRUNK = 0.9  # of the limit that is left when files are dropped
 _log = logging.getLogger("aengine")
@@ -61,7 +61,7 @@ class TierCounts:
 
 
 class PageTiers:
-    """`find`, `put_column` and `load` are called from one thread, and never wait for a disk."""
+    """`find`, `put_column` and `load` are called from one thread, which reads and writes no file."""
 
     def __init__(self, identity: str, host_bytes: int, folder: pathlib.Path | None, disk_bytes: int, sizes: Sequence[int]) -> None:
         """`identity`: of all that decides what pages hold beside the names of their contents; it must be fit for a name of a file.
@@ -76,8 +76,8 @@ class PageTiers:
         self._forgotten: set[bytes] = set()  # since the last look at the folder began
         self._parts: set[str] = set()  # folders of files that are there
         self._disk_used = 0
-        self._scanned = 0.0  # when, on time.monotonic
         self._is_stale = folder is not None  # the thread that writes shall look at what is there
+        self._unseen = 0  # bytes that were written since it did
         self._broken_until = 0.0  # no file is written before
         self._lock = threading.Condition()
         self._writes: OrderedDict[bytes, Column] = OrderedDict()
@@ -97,15 +97,18 @@ class PageTiers:
     # ---- for the thread of the steps -------------------------------------------------------------------------------------
 
     def find(self, names: Sequence[bytes]) -> int:
-        """How many of the first names are there, as far as it is known."""
+        """How many of the first names are there. Where one is not known the folder is asked: another process may have written it."""
         with self._lock:
             for count, name in enumerate(names):
-                if name not in self._host and name not in self._known:
-                    if self._folder is not None and time.monotonic() - self._scanned > _RESCAN_SECONDS:
-                        self._is_stale = True
-                        self._lock.notify_all()
+                if name not in self._host and name not in self._known and not self._appeared(name):
                     return count
             return len(names)
+
+    def _appeared(self, name: bytes) -> bool:
+        if self._folder is None or not _path(self._folder, name).exists():
+            return False
+        self._known.add(name)
+        return True
 
     def keeps(self, name: bytes) -> bool:
         """Whether the content of this name is there, or on its way."""
@@ -263,9 +266,11 @@ class PageTiers:
             with self._lock:
                 self._known -= {column.name, *self._writes}
                 self._writes.clear()
-                self._queued = 0
+                self._queued, self._is_stale = 0, True  # somebody may have removed the folder
             return
         self._disk_used += size
+        self._unseen += size
+        self._is_stale |= self._unseen > _UNSEEN * self._disk_bytes
         self._saved += len(column.tokens) // 4
 
     def _scan(self) -> None:
@@ -273,7 +278,7 @@ class PageTiers:
         assert self._root is not None
         assert self._folder is not None
         with self._lock:
-            self._scanned, self._is_stale = time.monotonic(), False
+            self._unseen, self._is_stale = 0, False
             self._forgotten.clear()
         self._parts.clear()  # somebody may have removed it
         self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
