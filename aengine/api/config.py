@@ -151,6 +151,9 @@ class EngineConfig:
     """Bytes of host memory, or a size such as 1GB, for what images became, so that the next turn about one does not encode it again."""
     enable_prefix_cache: bool = True
     """Keep the KV of finished sequences while memory allows, and use it for requests that begin with the same tokens."""
+    role: Annotated[str, one_of("both", "prefill", "decode")] = "both"
+    """What a router sends this engine: long prompts up to their first token, what comes behind that and short prompts, or both. Replicas
+    share KV by their kv_disk_path."""
     session_seconds: Annotated[float, POSITIVE] = 600.0
     """How long the prefix of a session's latest request is kept before other prefixes."""
     session_share: Annotated[float, Range(0.0, 1.0)] = 0.5

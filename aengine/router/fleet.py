@@ -309,12 +309,20 @@ class Fleet:
 
     def _preferred(self, prompt: RoutedPrompt) -> Iterator[list[ReplicaLoad]]:
         """Replicas for a request, the best first: of the newest generation that has room for it, so that few new replicas do not get what
-        many old ones did; else all."""
+        many old ones did; else all. Those whose role it is come before all others."""
         generations = [[replica.load for replica in replicas] for replicas in by_generation(self.serving())]
         if len(generations) > 1:
             for loads in generations:
-                yield [load for load in loads if load.has_room(prompt)]
+                yield [load for load in loads if load.has_room(prompt) and load.suits(prompt, self.config.prefill_tokens)]
+        if self.has_roles:
+            yield [load for loads in generations for load in loads if load.suits(prompt, self.config.prefill_tokens)]
         yield [load for loads in generations for load in loads]
+
+    @property
+    def has_roles(self) -> bool:
+        """Whether there are replicas that compute prompts, and others that go on behind these."""
+        roles = {replica.load.stats.role for replica in self.serving()}
+        return "prefill" in roles and len(roles) > 1
 
     def _with_new_weights(self, prompt: RoutedPrompt) -> RoutedPrompt:
         """A request whose weights were replaced everywhere goes on with the new ones, as in an engine that computes its KV again."""

@@ -157,14 +157,15 @@ class ReplicaProcess:
         self._ended.set_result(how_it_ended(code or 0))
 
 
-async def run_replicas(engine: EngineConfig, count: int, token: str) -> AsyncGenerator[frozenset[str], None]:
+async def run_replicas(engine: EngineConfig, count: int, token: str, num_prefill: int = 0) -> AsyncGenerator[frozenset[str], None]:
     """The addresses of `count` replicas on this host, from when all serve. One that ends is started again, at the same address if that is
     free. Closing ends them all. Those that share experts end and start together. Raises `ModelLoadError` if one ends before it has served
-    at all, and `ConfigError` for another number of them than share experts."""
+    at all, and `ConfigError` for another number of them than share experts. `num_prefill`: of the first of them, that compute prompts for
+    the others; 0: all do both."""
     if engine.expert_parallel_size not in (1, count):
         raise ConfigError.of("expert_parallel_size", f"{engine.expert_parallel_size} is neither 1 nor the number of replicas, {count}")
     with _meeting(engine) as engine:
-        async with aclosing(_run_all(engine, count, token)) as changes:
+        async with aclosing(_run_all(engine, count, token, num_prefill)) as changes:
             async for addresses in changes:
                 yield addresses
 
@@ -189,10 +190,13 @@ def _free_port() -> int:
             return port
 
 
-async def _run_all(engine: EngineConfig, count: int, token: str) -> AsyncGenerator[frozenset[str], None]:
+async def _run_all(engine: EngineConfig, count: int, token: str, num_prefill: int) -> AsyncGenerator[frozenset[str], None]:
     addresses: dict[int, str] = {}
     changed: asyncio.Queue[None] = asyncio.Queue()
-    keepers = [asyncio.ensure_future(_keep(engine, index, count, token, addresses, changed)) for index in range(count)]
+    engines = [engine] * count
+    if num_prefill:
+        engines = [replace(engine, role="prefill" if index < num_prefill else "decode") for index in range(count)]
+    keepers = [asyncio.ensure_future(_keep(one, index, count, token, addresses, changed)) for index, one in enumerate(engines)]
     try:
         while True:
             change = asyncio.ensure_future(changed.get())

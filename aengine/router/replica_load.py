@@ -230,6 +230,7 @@ class RoutedPrompt:
     adapter: str | None = None
     generation: str | None = None  # that its tokens came from; None: any will do
     texts: str | None = None  # as of `ReplicaLoad`, where its ids were made of a text; None: any will do
+    has_output: bool = False  # it goes on behind some
 
 
 @dataclass(slots=True, eq=False)
@@ -392,6 +393,13 @@ class ReplicaLoad:
             self.speed = self._mean_output / self._mean_seconds
 
     # ---- what it says to routing -------------------------------------------------------------------------------------
+
+    def suits(self, prompt: RoutedPrompt, least: int) -> bool:
+        """Whether the role of the replica is to compute prompts of which `least` tokens are not cached, and this is one; or it is not, and
+        this is none."""
+        uncached = prompt.num_tokens - self._page_size * self.prefixes.longest(self._digests(prompt))
+        is_long = not prompt.has_output and uncached >= least
+        return self.stats.role == "both" or is_long == (self.stats.role == "prefill")
 
     def can_take(self, prompt: RoutedPrompt) -> bool:
         """Whether it serves what the request can begin or go on with."""

@@ -16,7 +16,7 @@ from functools import partial
 
 import anyio
 
-from aengine.api.errors import AEngineError
+from aengine.api.errors import AEngineError, EngineStateError
 from aengine.api.outputs import FinishReason, RequestInfo, RequestState, Timing, Token
 from aengine.api.params import SamplingParams
 from aengine.api.request import ForkPoint, NamedImage, OptionFields, RequestOptions
@@ -215,6 +215,8 @@ class RoutedRequest(StreamSource):
                 self._on_first_token(stay)
         if source.finished:
             self._on_source_end(stay)
+        elif stay is self._stay and source.unread and stay.load.stats.role == "prefill" and self._fleet.has_roles:
+            self._on_stay_lost(stay, EngineStateError("the replica computes prompts alone, and this one is computed"))
         else:
             self.notify()
 

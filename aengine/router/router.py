@@ -163,7 +163,7 @@ class Router(AsyncioEngine, ServedEngine):
         source = self._source
         if source is None and self.config.replicas is not None:
             token = token or secrets.token_hex(32)
-            source = run_replicas(self._engine, self.config.replicas, token)
+            source = run_replicas(self._engine, self.config.replicas, token, self.config.prefill_replicas)
         elif source is None:
             source = discover(self.config.backends)
         self._source = source

@@ -33,6 +33,8 @@ class RouterConfig:
 
     replicas: Annotated[int | None, integer(1, MOST_REPLICAS)] = None
     """Engines to run as processes on this host, which share its cores and GPUs. Default: none, but those of `backends`."""
+    prefill_replicas: Annotated[int, integer(0, MOST_REPLICAS)] = 0
+    """How many of `replicas` have the role "prefill"; the others have "decode". 0: all do both."""
     ray: bool = False
     """Run the engines as actors of a Ray cluster."""
     backends: Annotated[tuple[str, ...], _BACKENDS] = ()
@@ -62,6 +64,9 @@ class RouterConfig:
     """How long a request waits while no replica can take it; then it fails with NoReplicaError."""
     max_moves: Annotated[int, integer(0, 1000)] = 8
     """How often a request goes on at another replica before its next token; then it fails."""
+    prefill_tokens: Annotated[int, integer(1)] = 512
+    """Prompts with so many tokens to compute go to a replica with the role "prefill", if there is one, and on to another at their first
+    token."""
     hedge_seconds: Annotated[float | None, POSITIVE] = None
     """A request without a first token after so long is sent to a second replica, too, and the first token wins. None: never."""
     slow_start_seconds: Annotated[float, NOT_NEGATIVE] = 10.0
@@ -73,6 +78,8 @@ class RouterConfig:
         given = [name for name in ("replicas", "ray", "backends") if getattr(self, name)]
         for name in given[1:]:
             check.add_violation(name, f"is not possible beside {given[0]}")
+        if self.prefill_replicas and self.prefill_replicas >= (self.replicas or 0):
+            check.add_violation("prefill_replicas", f"{self.prefill_replicas} is not below replicas ({self.replicas})")
         if self.hang_seconds < 2.0:
             check.add_violation("hang_seconds", f"{self.hang_seconds} is not at least 2: servers tell their load every second")
         for name in ("backend_ca", "backend_cert", "backend_key", "backend_name"):

@@ -78,7 +78,7 @@ class RequestProgress:
         longest = max(self._outputs, key=len)
         tokens = [*self._names, *longest] if longest else self._names
         pages = PagePrefix(tokens, options.cache_salt or "", digest_salt)
-        return RoutedPrompt(len(tokens), pages.beginning, pages.digests, options.adapter, generation, texts)
+        return RoutedPrompt(len(tokens), pages.beginning, pages.digests, options.adapter, generation, texts, bool(longest))
 
     def params(self, *, has_prompt_logprobs: bool) -> SamplingParams:
         """The parameters for a replica, without prompt logprobs if the request has them already."""

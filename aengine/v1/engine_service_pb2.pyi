@@ -538,6 +538,7 @@ class Load(_message.Message):
     SESSIONS_FIELD_NUMBER: _builtins.int
     SESSION_TOKENS_FIELD_NUMBER: _builtins.int
     LOADING_FIELD_NUMBER: _builtins.int
+    ROLE_FIELD_NUMBER: _builtins.int
     running: _builtins.int
     """Sequences that are being computed."""
     waiting: _builtins.int
@@ -598,6 +599,10 @@ class Load(_message.Message):
     """Tokens whose KV is kept for these, and evicted behind what is kept for none."""
     loading: _builtins.int
     """Those of the waiting sequences whose prefix is being loaded from host memory or files."""
+    role: _builtins.str
+    """What a router sends the engine: "prefill" (long prompts up to their first token), "decode" (what comes behind that, and short
+    prompts), "both", or empty, which is both.
+    """
     @_builtins.property
     def drafts(self) -> _containers.RepeatedCompositeFieldContainer[_generation_pb2.DraftUsage]:
         """Draft tokens so far, by drafter."""
@@ -633,10 +638,11 @@ class Load(_message.Message):
         sessions: _builtins.int = ...,
         session_tokens: _builtins.int = ...,
         loading: _builtins.int = ...,
+        role: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["cached_prompt_tokens", b"cached_prompt_tokens", "cached_tokens", b"cached_tokens", "completion_tokens", b"completion_tokens", "disk_kv_bytes", b"disk_kv_bytes", "drafts", b"drafts", "draining", b"draining", "fingerprint", b"fingerprint", "host_kv_bytes", b"host_kv_bytes", "loaded_tokens", b"loaded_tokens", "loading", b"loading", "mean_step_seconds", b"mean_step_seconds", "pages_total", b"pages_total", "pages_used", b"pages_used", "parked", b"parked", "paused", b"paused", "preemptions", b"preemptions", "prefill_tokens_per_second", b"prefill_tokens_per_second", "prompt_tokens", b"prompt_tokens", "running", b"running", "saved_tokens", b"saved_tokens", "session_tokens", b"session_tokens", "sessions", b"sessions", "sleep_level", b"sleep_level", "steps", b"steps", "uncomputed_tokens", b"uncomputed_tokens", "waiting", b"waiting", "weights_time", b"weights_time", "weights_version", b"weights_version"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cached_prompt_tokens", b"cached_prompt_tokens", "cached_tokens", b"cached_tokens", "completion_tokens", b"completion_tokens", "disk_kv_bytes", b"disk_kv_bytes", "drafts", b"drafts", "draining", b"draining", "fingerprint", b"fingerprint", "host_kv_bytes", b"host_kv_bytes", "loaded_tokens", b"loaded_tokens", "loading", b"loading", "mean_step_seconds", b"mean_step_seconds", "pages_total", b"pages_total", "pages_used", b"pages_used", "parked", b"parked", "paused", b"paused", "preemptions", b"preemptions", "prefill_tokens_per_second", b"prefill_tokens_per_second", "prompt_tokens", b"prompt_tokens", "role", b"role", "running", b"running", "saved_tokens", b"saved_tokens", "session_tokens", b"session_tokens", "sessions", b"sessions", "sleep_level", b"sleep_level", "steps", b"steps", "uncomputed_tokens", b"uncomputed_tokens", "waiting", b"waiting", "weights_time", b"weights_time", "weights_version", b"weights_version"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

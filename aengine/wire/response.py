@@ -51,7 +51,7 @@ _REASONS = {value: reason for reason, value in FINISH_REASONS.items()}
 _LOAD = (
     *("running", "waiting", "parked", "pages_used", "pages_total", "cached_tokens", "steps", "preemptions"),
     *("prompt_tokens", "cached_prompt_tokens", "completion_tokens", "paused", "sleep_level", "weights_version"),
-    *("uncomputed_tokens", "mean_step_seconds", "prefill_tokens_per_second", "fingerprint", "weights_time"),
+    *("uncomputed_tokens", "mean_step_seconds", "prefill_tokens_per_second", "fingerprint", "weights_time", "role"),
     *("loaded_tokens", "saved_tokens", "host_kv_bytes", "disk_kv_bytes", "sessions", "session_tokens", "loading"),
 )
 
@@ -249,7 +249,8 @@ def read_report(message: WatchLoadResponse) -> LoadReport:
 
 
 def read_load(message: Load) -> EngineStats:
-    return EngineStats(**{name: getattr(message, name) for name in _LOAD}, drafts=tuple(read_drafts(message.drafts)))
+    found = {name: getattr(message, name) for name in _LOAD} | {"role": message.role or "both"}
+    return EngineStats(**found, drafts=tuple(read_drafts(message.drafts)))
 
 
 def read_drafts(messages: Iterable[messages.DraftUsage]) -> Iterator[DraftUsage]:

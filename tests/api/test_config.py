@@ -50,6 +50,7 @@ CHOICES = {
     "tensor_parallel_mode": ("exact", "fast"),
     "load_format": ("auto", "safetensors", "pt", "dummy"),
     "model_impl": ("auto", "native", "transformers"),
+    "role": ("both", "prefill", "decode"),
 }
 SWITCHES = ("enable_prefix_cache", "eager", "skip_self_check", "content_special_tokens")
 OTHERS = {"model", "revision", "device", "page_size", "gpu_memory_utilization", "graph_sizes", "tenant_weights", "speculative_model"}
@@ -119,6 +120,7 @@ def test_defaults() -> None:
         "max_images": 32,
         "image_max_tokens": None,
         "image_cache_memory": 256 << 20,
+        "role": "both",
         "session_seconds": 600.0,
         "session_share": 0.5,
         "host_kv_memory": 0,

@@ -1,0 +1,63 @@
+"""Replicas that compute prompts, and others that go on behind these, with KV in a directory that they share."""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+
+import anyio
+import pytest
+from hang_guard import HANG_SECONDS
+from oracle_engine import until
+
+from aengine import AsyncEngine, ConfigError, Router, SamplingParams
+from aengine.api.outputs import ReplicaInfo
+
+pytestmark = pytest.mark.anyio
+
+PARAMS = SamplingParams(seed=3, temperature=0.9, max_tokens=40, ignore_eos=True)
+OPTIONS = {"kv_cache_memory": 64 << 20, "threads": 1, "page_size": 16}
+
+
+def by_role(router: Router) -> dict[str, list[ReplicaInfo]]:
+    found: dict[str, list[ReplicaInfo]] = {}
+    for replica in router.replicas():
+        found.setdefault(replica.report.stats.role, []).append(replica)
+    return found
+
+
+async def test_long_prompts_move_on_at_their_first_token(tmp_path: Path) -> None:
+    rng = random.Random(1)
+    prompts = [[rng.randrange(300) for _ in range(length)] for length in (700, 40, 900, 650, 10)]
+    async with AsyncEngine("demo", **OPTIONS) as engine:
+        expected = [(await engine.generate(prompt, PARAMS)).token_ids for prompt in prompts]
+    with anyio.fail_after(HANG_SECONDS):
+        async with Router("demo", replicas=3, prefill_replicas=1, kv_disk_path=str(tmp_path), **OPTIONS) as router:
+            found: dict[int, tuple[int, ...]] = {}
+
+            async def run(number: int) -> None:
+                found[number] = (await router.generate(prompts[number], PARAMS)).token_ids
+
+            async with anyio.create_task_group() as group:
+                for number in range(len(prompts)):
+                    group.start_soon(run, number)
+            assert [found[number] for number in range(len(prompts))] == expected
+
+            def done(role: str, name: str) -> int:
+                return sum(int(getattr(one.report.stats, name)) for one in by_role(router)[role])
+
+            await until(lambda: done("decode", "completion_tokens") > 150)
+            assert [len(replicas) for replicas in by_role(router).values()] == [1, 2]
+            assert done("prefill", "prompt_tokens") == 700 + 900 + 650
+            assert done("prefill", "completion_tokens") < 60
+            assert done("decode", "completion_tokens") <= 5 * 40
+            assert (await router.generate(prompts[0], PARAMS)).token_ids == expected[0], "which is cached where it ended"
+            assert router.stats().role == "both"
+
+
+def test_how_many() -> None:
+    for count in (2, 3):
+        with pytest.raises(ConfigError, match=rf"prefill_replicas: {count} is not below replicas \(2\)"):
+            Router("demo", replicas=2, prefill_replicas=count)
+    with pytest.raises(ConfigError, match="prefill_replicas: 1 is not below replicas"):
+        Router(backends=("127.0.0.1:1",), prefill_replicas=1)
