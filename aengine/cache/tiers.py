@@ -63,10 +63,13 @@ class TierCounts:
 class PageTiers:
     """`find`, `put_column` and `load` are called from one thread, which reads and writes no file."""
 
-    def __init__(self, identity: str, host_bytes: int, folder: pathlib.Path | None, disk_bytes: int, sizes: Sequence[int]) -> None:
+    def __init__(
+        self, identity: str, host_bytes: int, folder: pathlib.Path | None, disk_bytes: int, sizes: Sequence[int], others_wait: bool = False
+    ) -> None:
         """`identity`: of all that decides what pages hold beside the names of their contents; it must be fit for a name of a file.
-        `sizes`: bytes that the pages of a column may have. Raises OSError for a folder that cannot be made, or is another user's."""
+        `sizes`: bytes that the pages of a column may have. `others_wait`: for what is written, so that it does not come last. Raises OSError for a folder that cannot be made, or is another user's."""
         self._host_bytes, self._root, self._disk_bytes, self._sizes = host_bytes, folder, disk_bytes, frozenset(sizes)
+        self._others_wait = others_wait
         self._host: OrderedDict[bytes, Column] = OrderedDict()
         self._host_used = 0
         self._known: set[bytes] = set()  # that are in files, or on the way there
@@ -180,7 +183,8 @@ class PageTiers:
             future.set_result(found)
 
     def _run_writes(self) -> None:
-        come_last()
+        if not self._others_wait:
+            come_last()
         while True:
             with self._lock:
                 self._lock.wait_for(lambda: self._writes or self._is_stale or self._closed)

@@ -22,7 +22,7 @@ from aengine.scheduler.plan import IntArray
 from aengine.scheduler.scheduler import Scheduler
 from aengine.scheduler.tier_loads import PageLoad
 
-_BYTES_AT_A_TIME = 32 << 20  # of what was loaded that are written to the pool between two steps
+_BYTES_AT_A_TIME = 4 << 20  # of what was loaded that are written to the pool between two steps
 
 
 def tiers_of(config: EngineConfig, runner: Runner) -> Callable[[str], PageTiers] | None:
@@ -41,7 +41,7 @@ def tiers_of(config: EngineConfig, runner: Runner) -> Callable[[str], PageTiers]
     def open_tiers(identity: str) -> PageTiers:
         path = None if folder is None else pathlib.Path(folder).expanduser()
         try:
-            return PageTiers(identity, memory, path, config.kv_disk_size, sizes)
+            return PageTiers(identity, memory, path, config.kv_disk_size, sizes, config.role == "prefill")
         except OSError as error:
             raise ConfigError.of("kv_disk_path", f"{folder} cannot be used: {error.strerror}") from None
 
