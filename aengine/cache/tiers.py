@@ -66,8 +66,9 @@ class PageTiers:
     def __init__(
         self, identity: str, host_bytes: int, folder: pathlib.Path | None, disk_bytes: int, sizes: Sequence[int], others_wait: bool = False
     ) -> None:
-        """`identity`: of all that decides what pages hold beside the names of their contents; it must be fit for a name of a file.
-        `sizes`: bytes that the pages of a column may have. `others_wait`: for what is written, so that it does not come last. Raises OSError for a folder that cannot be made, or is another user's."""
+        """`identity`: of all that decides what pages hold beside the names of their contents; it must be fit for a name of a file. `sizes`:
+        bytes that the pages of a column may have. `others_wait`: for what is written, so that it does not come last. Raises OSError for a
+        folder that cannot be made, or is another user's."""
         self._host_bytes, self._root, self._disk_bytes, self._sizes = host_bytes, folder, disk_bytes, frozenset(sizes)
         self._others_wait = others_wait
         self._host: OrderedDict[bytes, Column] = OrderedDict()
