@@ -178,6 +178,15 @@ async def test_forked(model_type: str, reference: Find, anyio_backend: str) -> N
             forks[token.index].append(token.token_id)
         alone = [await engine.generate(chat, replace(drawn, seed=seed)) for seed in (5, derive_seed(5, 1), derive_seed(5, 2))]
         assert forks == [list(one.token_ids) for one in alone]
+        stream = engine.stream(chat, replace(drawn, n=3))
+        async for _ in stream:
+            pass
+        for at, index in ((0, 0), (3, 1), (7, 2)):  # of one that has ended, by its tokens and images
+            assert [token.token_id async for token in stream.fork(at, index=index)] == forks[index][at:]
+        running = engine.stream(chat, replace(drawn, max_tokens=30))
+        first = [(await anext(running)).token_id for _ in range(5)]
+        assert first == forks[0][:5]
+        assert [token.token_id async for token in running.fork(3)][:5] == forks[0][3:]
 
 
 async def test_speculation_looks_nothing_up_in_images(reference: Find, anyio_backend: str) -> None:
