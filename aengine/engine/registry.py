@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import ExitStack
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 import anyio
 import numpy as np
@@ -92,9 +92,29 @@ def num_equal(first: NDArray[np.int32], second: NDArray[np.int32]) -> int:
 
 
 MOST_REMEMBERED = 4096
-"""Requests that have ended, and can be forked;"""
 REMEMBERED_BYTES = 64 << 20
-"""and how much memory their tokens and images may take."""
+"""How many things are remembered of each kind, and how much memory they take."""
+K = TypeVar("K")
+V = TypeVar("V")
+
+
+class Remembered(Generic[K, V]):
+    """The latest things by their keys, at most MOST_REMEMBERED of them, and of REMEMBERED_BYTES."""
+
+    def __init__(self) -> None:
+        self._things: OrderedDict[K, tuple[V, int]] = OrderedDict()
+        self._num_bytes = 0
+
+    def find(self, key: K) -> V | None:
+        found = self._things.get(key)
+        return None if found is None else found[0]
+
+    def remember(self, key: K, thing: V, num_bytes: int) -> None:
+        self._num_bytes += num_bytes - self._things.pop(key, (None, 0))[1]
+        self._things[key] = thing, num_bytes
+        while len(self._things) > MOST_REMEMBERED or self._num_bytes > REMEMBERED_BYTES:
+            self._num_bytes -= self._things.popitem(last=False)[1][1]
+
 
 T = TypeVar("T")
 
@@ -129,9 +149,8 @@ class Registry:
         self.limits = Limits(loaded.info, kv_tokens, config.max_logprobs, image_input=loaded.image_input, step_tokens=most)
         self._streams: dict[int, StreamState] = {}  # every request that is not released, by the key of each of its sequences
         self._by_id: dict[str, StreamState] = {}
-        self._remembered: OrderedDict[str, RequestTokens] = OrderedDict()  # of requests that have ended, by id, the latest last
-        self._remembered_bytes = 0
-        self._sessions: OrderedDict[SessionName, NDArray[np.int32]] = OrderedDict()  # what their latest requests computed
+        self._ended: Remembered[str, RequestTokens] = Remembered()  # of requests that have ended, by id
+        self._sessions: Remembered[SessionName, NDArray[np.int32]] = Remembered()  # what their latest requests computed
         self._preparations: dict[int, ExitStack] = {}  # by the key of a request's first sequence: what is to be cancelled when it ends
         self._next_key = 0
         self._bound = QueueBound(config.max_queued_requests, config.max_queued_tokens)
@@ -198,7 +217,7 @@ class Registry:
     def _find_tokens(self, request_id: str) -> RequestTokens:
         """Raises `InvalidRequestError` (prompt) for a request that cannot be forked."""
         state = self._by_id.get(request_id)
-        tokens = self._remembered.get(request_id) if state is None else state.tokens
+        tokens = self._ended.find(request_id) if state is None else state.tokens
         if tokens is None:
             why = "is not known, or has ended too long ago" if state is None else "cannot be forked: its prompt is not tokenized yet"
             raise InvalidRequestError.of("prompt", f"request {shown(request_id)} {why}")
@@ -320,21 +339,12 @@ class Registry:
         self._by_id.pop(state.request_id, None)
         state.end_replaced()
         if state.tokens is not None:
-            self._remember(state.request_id, state.tokens)
+            self._ended.remember(state.request_id, state.tokens, state.tokens.num_bytes)
             if state.options.session is not None:
-                self._sessions[session_of(state.options)] = state.tokens.computed
-                self._sessions.move_to_end(session_of(state.options))
-                if len(self._sessions) > MOST_REMEMBERED:
-                    self._sessions.popitem(last=False)
+                computed = state.tokens.computed
+                self._sessions.remember(session_of(state.options), computed, computed.nbytes)
         for key in state.keys:
             self._streams.pop(key, None)
-
-    def _remember(self, request_id: str, tokens: RequestTokens) -> None:
-        remembered, old = self._remembered, self._remembered.pop(request_id, None)
-        self._remembered_bytes += tokens.num_bytes - (0 if old is None else old.num_bytes)
-        remembered[request_id] = tokens
-        while len(remembered) > MOST_REMEMBERED or self._remembered_bytes > REMEMBERED_BYTES:
-            self._remembered_bytes -= remembered.popitem(last=False)[1].num_bytes
 
     def _open_own_fork(self, source: RequestTokens, point: ForkPoint, params: SamplingParams, fields: OptionFields) -> StreamState:
         return self._open_fork(source, point, params, RequestOptions.of(None, fields))
@@ -346,7 +356,7 @@ class Registry:
             outputs = tuple([array("i", ids or ()) for ids in state.options.known_outputs or [()] * state.params.n])
             state.tokens = RequestTokens(state.key - state.live_sequences[0], prompt, images, state.params, state.options, outputs)
         prompt = prompt if images is None else images.shown(prompt)
-        if (before := self._sessions.get(session_of(state.options))) is not None:
+        if (before := self._sessions.find(session_of(state.options))) is not None:
             state.rewritten_tokens = len(before) - num_equal(before, requests[0].prompt)
         self._bound.add_tokens(state.keys, len(prompt) + state.num_known_tokens)
         self._end_preparation(state)

@@ -18,7 +18,8 @@ from aengine.scheduler.tier_loads import PageLoad, TierLoads
 
 SessionName = tuple[str, str]
 """The tenant, and the name that it has given."""
-MOST_SESSIONS = 100_000
+MOST_TOKENS = 32 << 20
+"""Of all sessions that are known: 128 MiB of ids."""
 
 
 @dataclass(slots=True, eq=False)
@@ -34,6 +35,7 @@ class SessionPrefixes:
         """`seconds`: how long a session is kept after its latest request; `most_pages`: that all sessions may have pinned."""
         self._cache, self._needs, self._clock, self._seconds, self._most_pages = cache, needs, clock, seconds, most_pages
         self._sessions: OrderedDict[SessionName, _Session] = OrderedDict()  # the one that was used longest ago first
+        self._num_tokens = 0
         self._pinned: Counter[str] = Counter()  # pages, by tenant
         self._touched: dict[PageLoad, SessionName] = {}
 
@@ -45,17 +47,20 @@ class SessionPrefixes:
         self.forget(name)
         session = self._sessions[name] = _Session(chain, tokens, [], self._clock() + self._seconds)
         self._pin(name, session)
-        while len(self._sessions) > MOST_SESSIONS:
+        self._num_tokens += len(tokens)
+        while self._num_tokens > MOST_TOKENS:
             self.forget(next(iter(self._sessions)))
 
     def forget(self, name: SessionName) -> None:
         session = self._sessions.pop(name, None)
         if session is not None:
+            self._num_tokens -= len(session.tokens)
             self._unpin(name, session)
 
     def forget_all(self) -> None:
         """The pages hold nothing any more."""
         self._sessions.clear()
+        self._num_tokens = 0
         self._pinned.clear()
         self._touched.clear()
 

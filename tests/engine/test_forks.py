@@ -221,3 +221,14 @@ async def test_the_source_ends_while_the_fork_waits() -> None:
         with anyio.fail_after(30):
             assert [token.token_id async for token in stream][-1] == engine.solo(9)[0][-1]
             assert [token.token_id async for token in fork] == engine.solo(9)[0][7:]
+
+
+async def test_rewinding_where_there_is_one_row() -> None:
+    async with OracleEngine(max_num_seqs=1) as engine:
+        step_with_the_loop(engine)
+        stream = engine.stream(PROMPT, PARAMS)
+        read = [(await anext(stream)).token_id for _ in range(20)]
+        stream.rewind(9)
+        with anyio.fail_after(30):
+            assert read[:9] + [token.token_id async for token in stream] == engine.solo(9)[0]
+        await until(lambda: idle(engine))

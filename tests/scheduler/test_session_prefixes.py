@@ -5,10 +5,12 @@ from __future__ import annotations
 import dataclasses
 from typing import Any
 
+import pytest
 from kv_oracle import make_request
 from simulation import Simulation
 from test_scheduler import config
 
+from aengine.scheduler import sessions
 from aengine.scheduler.sequence import Request
 
 
@@ -72,6 +74,13 @@ def test_the_tenant_that_has_most_loses_first() -> None:
     assert cached(simulation, 12, 1) > 30, "of the other tenant, though it was used longest ago"
     assert cached(simulation, 13, 2) == 0
     assert cached(simulation, 14, 4) > 30
+
+
+def test_only_so_many_tokens_are_known(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sessions, "MOST_TOKENS", 100)
+    simulation = make(num_pages=100)
+    run(simulation, *(request(key, str(key), key + 1) for key in range(4)))
+    assert [simulation.scheduler.touch(("", str(key))) for key in range(4)] == [0, 0, 44, 44]
 
 
 def test_nobody_waits_for_pages_of_sessions() -> None:
