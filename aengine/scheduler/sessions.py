@@ -36,7 +36,9 @@ class SessionPrefixes:
         self._cache, self._needs, self._clock, self._seconds, self._most_pages = cache, needs, clock, seconds, most_pages
         self._sessions: OrderedDict[SessionName, _Session] = OrderedDict()  # the one that was used longest ago first
         self._num_tokens = 0
+        self._with_pins: OrderedDict[SessionName, None] = OrderedDict()  # those of them that have some, in the same order
         self._pinned: Counter[str] = Counter()  # pages, by tenant
+        self._num_pinned = 0
         self._touched: dict[PageLoad, SessionName] = {}
 
     def __len__(self) -> int:
@@ -61,7 +63,9 @@ class SessionPrefixes:
         """The pages hold nothing any more."""
         self._sessions.clear()
         self._num_tokens = 0
+        self._with_pins.clear()
         self._pinned.clear()
+        self._num_pinned = 0
         self._touched.clear()
 
     def expire(self, now: float) -> None:
@@ -105,15 +109,24 @@ class SessionPrefixes:
             assert found is not None, "it was matched"
             self._cache.pin(page)
             session.pins.append((page, found))
-        self._pinned[name[0]] += len(session.pins)
-        while self._pinned.total() > self._most_pages:
-            ((most, _),) = self._pinned.most_common(1)
-            oldest = next(one for one in self._sessions if one[0] == most and self._sessions[one].pins)
+        if session.pins:
+            self._with_pins[name] = None
+        self._count_pins(name[0], len(session.pins))
+        while self._num_pinned > self._most_pages:
+            most = max(self._pinned, key=lambda tenant: self._pinned[tenant])
+            oldest = next(one for one in self._with_pins if one[0] == most)
             self._unpin(oldest, self._sessions[oldest])
         return prefix
 
     def _unpin(self, name: SessionName, session: _Session) -> None:
         for page, found in session.pins:
             self._cache.unpin(page, found)
-        self._pinned[name[0]] -= len(session.pins)
+        self._count_pins(name[0], -len(session.pins))
+        self._with_pins.pop(name, None)
         session.pins.clear()
+
+    def _count_pins(self, tenant: str, count: int) -> None:
+        self._num_pinned += count
+        self._pinned[tenant] += count
+        if not self._pinned[tenant]:
+            del self._pinned[tenant]
