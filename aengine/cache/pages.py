@@ -74,6 +74,7 @@ class PageCache:
         self._cached: OrderedDict[int, None] = OrderedDict()  # least recently released first; of a state its first page
         self._pinned: OrderedDict[int, None] = OrderedDict()  # the same for those with pins, which are evicted when no other is left
         self._pins: dict[int, int] = {}  # how many pins a published page has, of a state its first page
+        self._num_pinned_states = 0
         self._num_cached = 0  # pages, with all of states
         self._num_cached_of_states = 0
         self._states: dict[int, IntArray] = {}  # by its first page: all pages of a published state
@@ -111,7 +112,7 @@ class PageCache:
         for i in range(taken, count):
             page, _ = (self._cached or self._pinned).popitem(last=False)
             self.index.remove(page)
-            self._pins.pop(page, None)
+            self._drop_pins(page)
             pages[i] = page
         self._num_cached -= count - taken
         self.refs[pages] = 1
@@ -163,6 +164,8 @@ class PageCache:
     def pin(self, page: int) -> None:
         """Have a published page, or the state that it is the first page of, evicted when no page without a pin is left. Each pin counts."""
         was_cached = self._cached.pop(page, page) is None
+        if page not in self._pins and page in self._states:
+            self._num_pinned_states += 1
         self._pins[page] = self._pins.get(page, 0) + 1
         if was_cached:
             self._pinned[page] = None
@@ -173,14 +176,18 @@ class PageCache:
             return
         self._pins[page] -= 1
         if not self._pins[page]:
-            del self._pins[page]
+            self._drop_pins(page)
             if self._pinned.pop(page, page) is None:
                 self._cached[page] = None
 
     @property
     def pinned_tokens(self) -> int:
         """Tokens whose KV lies in pages that have pins, whoever holds them."""
-        return sum(page not in self._states for page in self._pins) * self.page_size
+        return (len(self._pins) - self._num_pinned_states) * self.page_size
+
+    def _drop_pins(self, page: int) -> None:
+        if self._pins.pop(page, None) is not None and page in self._states:
+            self._num_pinned_states -= 1
 
     def _cached_with(self, page: int) -> OrderedDict[int, None]:
         """The cached pages that a page is one of, or would be."""
@@ -193,7 +200,7 @@ class PageCache:
         """A cached page, or the state that it is the first page of, becomes free."""
         self._take_out(page)
         self.index.remove(page)
-        self._pins.pop(page, None)
+        self._drop_pins(page)
         self._push_free(self._states.pop(page, np.array([page], np.int32)))
 
     def _take_out(self, page: int) -> None:
@@ -284,6 +291,7 @@ class PageCache:
         self._cached.clear()
         self._pinned.clear()
         self._pins.clear()
+        self._num_pinned_states = 0
         self._num_cached = self._num_cached_of_states = 0
         self._states.clear()
         self.index.clear()

@@ -16,6 +16,7 @@ def check_pages(cache: PageCache) -> None:
     assert not set(cache._cached) & cache._pins.keys(), "a page with a pin is evicted as one without"
     assert cache._pinned.keys() <= cache._pins.keys(), "a page without a pin is kept as one that has some"
     assert all(page in cache.index and count > 0 for page, count in cache._pins.items()), "a page has pins that is not published"
+    assert cache.pinned_tokens == sum(page not in cache._states for page in cache._pins) * cache.page_size
     num_cached = sum(len(cache._states.get(page, (page,))) for page in cached)
     assert cache._num_cached == num_cached, "cached pages are counted wrong"
     assert cache.cached_tokens == sum(page not in cache._states for page in cached) * cache.page_size
