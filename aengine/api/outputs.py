@@ -246,7 +246,7 @@ class EngineStats(Drafted):
     sleep_level: int = 0  # by AsyncEngine.sleep(); 0: awake
     weights_version: int = 0  # of the weights in use: how often AsyncEngine.update_weights() replaced them
     weights_time: float = 0.0  # when these came into use, seconds since the epoch; 0.0: they are not loaded
-    role: str = "both"  # as of `EngineConfig`
+    role: str = ""  # as of `EngineConfig`; empty: both
     fingerprint: str = ""  # a digest of all that decides tokens and texts; engines with the same one give the same; empty: not loaded
     mean_step_seconds: float = 0.0  # of the latest steps; 0.0: there were none
     prefill_tokens_per_second: float = 0.0  # of the latest steps with prompt tokens; 0.0: there were none

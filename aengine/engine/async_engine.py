@@ -195,7 +195,8 @@ class AsyncEngine(ServedEngine):
         registry = serving.registry
         stats, num_received = serving.steps.stats.published
         underway = registry.num_submitted - num_received + registry.num_preparing
-        return replace(stats, waiting=stats.waiting + underway, role=self.config.role)
+        role = "" if self.config.role == "both" else self.config.role
+        return replace(stats, waiting=stats.waiting + underway, role=role)
 
     def watch_pages(self, salt: bytes, most: int) -> AsyncGenerator[CachedPages | None, None]:
         return self._check_serving().pages.watch(salt, most)

@@ -399,7 +399,7 @@ class ReplicaLoad:
         this is none."""
         uncached = prompt.num_tokens - self._page_size * self.prefixes.longest(self._digests(prompt))
         is_long = not prompt.has_output and uncached >= least
-        return self.stats.role == "both" or is_long == (self.stats.role == "prefill")
+        return not self.stats.role or is_long == (self.stats.role == "prefill")
 
     def can_take(self, prompt: RoutedPrompt) -> bool:
         """Whether it serves what the request can begin or go on with."""

@@ -601,7 +601,7 @@ class Load(_message.Message):
     """Those of the waiting sequences whose prefix is being loaded from host memory or files."""
     role: _builtins.str
     """What a router sends the engine: "prefill" (long prompts up to their first token), "decode" (what comes behind that, and short
-    prompts), "both", or empty, which is both.
+    prompts); empty: both.
     """
     @_builtins.property
     def drafts(self) -> _containers.RepeatedCompositeFieldContainer[_generation_pb2.DraftUsage]:

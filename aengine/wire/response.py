@@ -249,8 +249,7 @@ def read_report(message: WatchLoadResponse) -> LoadReport:
 
 
 def read_load(message: Load) -> EngineStats:
-    found = {name: getattr(message, name) for name in _LOAD} | {"role": message.role or "both"}
-    return EngineStats(**found, drafts=tuple(read_drafts(message.drafts)))
+    return EngineStats(**{name: getattr(message, name) for name in _LOAD}, drafts=tuple(read_drafts(message.drafts)))
 
 
 def read_drafts(messages: Iterable[messages.DraftUsage]) -> Iterator[DraftUsage]:

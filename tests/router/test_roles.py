@@ -51,7 +51,7 @@ async def test_long_prompts_move_on_at_their_first_token(tmp_path: Path) -> None
             assert done("prefill", "prompt_tokens") == 700 + 900 + 650
             assert done("decode", "completion_tokens") <= 5 * 40
             assert (await router.generate(prompts[0], PARAMS)).token_ids == expected[0], "which is cached where it ended"
-            assert router.stats().role == "both"
+            assert router.stats().role == ""
 
 
 def test_how_many() -> None:

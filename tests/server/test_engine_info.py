@@ -86,7 +86,11 @@ async def test_before_the_start_there_is_a_load_but_no_info() -> None:
 
 async def test_every_field_of_the_load(engine: FakeEngine) -> None:
     names = [field.name for field in Load.DESCRIPTOR.fields if field.name not in ("draining", "drafts")]
-    counts: dict[str, Any] = {name: index for index, name in enumerate(names, 1)} | {"paused": True, "fingerprint": "abc"}
+    counts: dict[str, Any] = {name: index for index, name in enumerate(names, 1)} | {
+        "paused": True,
+        "fingerprint": "abc",
+        "role": "prefill",
+    }
     drafts = DraftUsage("ngram", 1, 5, 4), DraftUsage("grammar", 2, 3, 0)
     stats = EngineStats(**counts, drafts=drafts)
     engine.stats = lambda: stats  # type: ignore[method-assign]
