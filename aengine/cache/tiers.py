@@ -28,13 +28,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from aengine.api.runtime import come_last
-
 Bytes = NDArray[np.uint8]
 _MAGIC = b"aengkv1\0"
 _HEAD = struct.Struct("<8s32sQQ")  # the magic, a digest of all that follows, bytes of token ids, bytes of pages
 _MOST_QUEUED = 256 << 20  # bytes that wait to be written; what comes beyond is not kept
 _UNSEEN = 1 / 16  # of the limit that is written, at most, before a look at what others have written meanwhile
+_PAUSE = 30.0  # after a write while steps run, as a multiple of what that took: on few cores these wait for it
 _RETRY_SECONDS = 30.0  # after a file could not be written
 _SHRUNK = 0.9  # of the limit that is left when files are dropped
 _log = logging.getLogger("aengine")
@@ -67,8 +66,8 @@ class PageTiers:
         self, identity: str, host_bytes: int, folder: pathlib.Path | None, disk_bytes: int, sizes: Sequence[int], others_wait: bool = False
     ) -> None:
         """`identity`: of all that decides what pages hold beside the names of their contents; it must be fit for a name of a file. `sizes`:
-        bytes that the pages of a column may have. `others_wait`: for what is written, so that it does not come last. Raises OSError for a
-        folder that cannot be made, or is another user's."""
+        bytes that the pages of a column may have. `others_wait`: for what is written, which does not wait for steps then. Raises OSError
+        for a folder that cannot be made, or is another user's."""
         self._host_bytes, self._root, self._disk_bytes, self._sizes = host_bytes, folder, disk_bytes, frozenset(sizes)
         self._others_wait = others_wait
         self._host: OrderedDict[bytes, Column] = OrderedDict()
@@ -83,7 +82,10 @@ class PageTiers:
         self._is_stale = folder is not None  # the thread that writes shall look at what is there
         self._unseen = 0  # bytes that were written since it did
         self._broken_until = 0.0  # no file is written before
-        self._lock = threading.Condition()
+        self._lock = threading.Lock()
+        self._has_reads, self._has_writes = threading.Condition(self._lock), threading.Condition(self._lock)
+        self._at_full_speed = threading.Event()  # no step runs, or these are closed
+        self._at_full_speed.set()
         self._writes: OrderedDict[bytes, Column] = OrderedDict()
         self._queued = 0
         self._reads: deque[tuple[Sequence[bytes], Future[list[Column]]]] = deque()
@@ -135,7 +137,8 @@ class PageTiers:
                 self._known.add(column.name)
                 self._queued += column.pages.nbytes
                 self._writes[column.name] = column
-                self._lock.notify_all()
+                if self._may_write():
+                    self._has_writes.notify()
 
     def load(self, names: Sequence[bytes], done: Callable[[], object]) -> Future[list[Column]]:
         """The columns of the first names, up to the first one that is missing. `done` is called, from any thread, when they are there."""
@@ -144,10 +147,17 @@ class PageTiers:
         with self._lock:
             if not self._closed:
                 self._reads.append((names, future))
-                self._lock.notify_all()
+                self._has_reads.notify()
                 return future
         future.set_result([])
         return future
+
+    def set_idle(self, is_idle: bool) -> None:
+        """Say whether no step runs: what waits is written then, and while steps run only where much waits, with pauses."""
+        if is_idle != self._at_full_speed.is_set():
+            (self._at_full_speed.set if is_idle else self._at_full_speed.clear)()
+            with self._lock:
+                self._has_writes.notify()
 
     @property
     def seconds_per_byte(self) -> float:
@@ -163,7 +173,9 @@ class PageTiers:
             self._closed = True
             if at_once:
                 self._writes.clear()
-            self._lock.notify_all()
+            self._has_reads.notify()
+            self._has_writes.notify()
+        self._at_full_speed.set()
         for thread in self._threads:
             thread.join()
 
@@ -172,7 +184,7 @@ class PageTiers:
     def _run_reads(self) -> None:
         while True:
             with self._lock:
-                self._lock.wait_for(lambda: self._reads or self._closed)
+                self._has_reads.wait_for(lambda: self._reads or self._closed)
                 if not self._reads:
                     return
                 names, future = self._reads.popleft()
@@ -184,14 +196,13 @@ class PageTiers:
             future.set_result(found)
 
     def _run_writes(self) -> None:
-        if not self._others_wait:
-            come_last()
         while True:
             with self._lock:
-                self._lock.wait_for(lambda: self._writes or self._is_stale or self._closed)
+                self._has_writes.wait_for(lambda: self._may_write() or self._is_stale or self._closed)
                 column = next(iter(self._writes.values()), None)
                 if column is None and self._closed:
                     return
+            begin = time.perf_counter()
             try:
                 if self._is_stale:
                     self._scan()
@@ -203,6 +214,12 @@ class PageTiers:
                 with self._lock:  # up to here it can be loaded from there
                     if self._writes.pop(column.name, None) is not None:
                         self._queued -= column.pages.nbytes
+                if not self._others_wait:
+                    self._at_full_speed.wait(_PAUSE * (time.perf_counter() - begin))
+
+    def _may_write(self) -> bool:
+        """Whether something waits to be written, and it is the time: no step runs, or much waits."""
+        return bool(self._writes) and (self._others_wait or self._at_full_speed.is_set() or self._queued > _MOST_QUEUED // 2)
 
     def _read_all(self, names: Sequence[bytes]) -> list[Column]:
         found: list[Column] = []

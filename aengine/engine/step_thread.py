@@ -230,6 +230,7 @@ class StepDriver:
         plan = self._scheduler.schedule()
         if self._tiers is not None:
             self._tiers.begin_loads()
+            self._tiers.set_idle(plan is None and not self._flights)
         if plan is None:
             return False
         launched = time.monotonic()

@@ -76,6 +76,11 @@ class TierTraffic:
         each, rate = self._tiers.seconds_per_byte * self._column_bytes, self._stats.prefill_rate
         return not each or not rate or each * num_loaded * rate < self._runner.page_size * num_computed
 
+    def set_idle(self, is_idle: bool) -> None:
+        """Whether no step runs, so that what is written disturbs none."""
+        if self._tiers is not None:
+            self._tiers.set_idle(is_idle)
+
     def begin_loads(self) -> None:
         """Loads that a plan has begun."""
         loads = self._scheduler.loads
