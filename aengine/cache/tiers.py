@@ -33,7 +33,7 @@ _MAGIC = b"aengkv1\0"
 _HEAD = struct.Struct("<8s32sQQ")  # the magic, a digest of all that follows, bytes of token ids, bytes of pages
 _MOST_QUEUED = 256 << 20  # bytes that wait to be written; what comes beyond is not kept
 _UNSEEN = 1 / 16  # of the limit that is written, at most, before a look at what others have written meanwhile
-_PAUSE = 30.0  # after a write while steps run, as a multiple of what that took: on few cores these wait for it
+_PAUSE = 15.0  # after a write while steps run, as a multiple of what that took: on few cores these wait for it
 _RETRY_SECONDS = 30.0  # after a file could not be written
 _SHRUNK = 0.9  # of the limit that is left when files are dropped
 _log = logging.getLogger("aengine")
@@ -137,8 +137,7 @@ class PageTiers:
                 self._known.add(column.name)
                 self._queued += column.pages.nbytes
                 self._writes[column.name] = column
-                if self._may_write():
-                    self._has_writes.notify()
+                self._has_writes.notify()
 
     def load(self, names: Sequence[bytes], done: Callable[[], object]) -> Future[list[Column]]:
         """The columns of the first names, up to the first one that is missing. `done` is called, from any thread, when they are there."""
@@ -153,11 +152,9 @@ class PageTiers:
         return future
 
     def set_idle(self, is_idle: bool) -> None:
-        """Say whether no step runs: what waits is written then, and while steps run only where much waits, with pauses."""
+        """Say whether no step runs: what waits is written without pauses then."""
         if is_idle != self._at_full_speed.is_set():
             (self._at_full_speed.set if is_idle else self._at_full_speed.clear)()
-            with self._lock:
-                self._has_writes.notify()
 
     @property
     def seconds_per_byte(self) -> float:
@@ -198,7 +195,7 @@ class PageTiers:
     def _run_writes(self) -> None:
         while True:
             with self._lock:
-                self._has_writes.wait_for(lambda: self._may_write() or self._is_stale or self._closed)
+                self._has_writes.wait_for(lambda: self._writes or self._is_stale or self._closed)
                 column = next(iter(self._writes.values()), None)
                 if column is None and self._closed:
                     return
@@ -216,10 +213,6 @@ class PageTiers:
                         self._queued -= column.pages.nbytes
                 if not self._others_wait:
                     self._at_full_speed.wait(_PAUSE * (time.perf_counter() - begin))
-
-    def _may_write(self) -> bool:
-        """Whether something waits to be written, and it is the time: no step runs, or much waits."""
-        return bool(self._writes) and (self._others_wait or self._at_full_speed.is_set() or self._queued > _MOST_QUEUED // 2)
 
     def _read_all(self, names: Sequence[bytes]) -> list[Column]:
         found: list[Column] = []
