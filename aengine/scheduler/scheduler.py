@@ -343,7 +343,9 @@ class Scheduler:
         sequence.state = SequenceState.RUNNING
         self._live.prefilling.append(sequence)
         if self._drafts is not None:
-            self._drafts.assign(sequence.row, None if primary is None else primary.row)
+            # In this plan the draft model may be to compute more of a row that is forked anywhere, after its page is copied.
+            alike = primary is not None and sequence.request.fork_at is None
+            self._drafts.assign(sequence.row, primary.row if primary is not None and alike else None)
         if not sequence.started:
             sequence.started = True
             num_computed, prompt_len = int(self._rows.num_computed[sequence.row]), len(sequence.request.prompt)
