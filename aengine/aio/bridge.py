@@ -294,7 +294,7 @@ class _BridgedSource(StreamSource):
             self.rewritten_tokens, self.loaded_prompt_tokens = inner.rewritten_tokens, inner.loaded_prompt_tokens
             self.drafts, self.prompt_logprobs = inner.drafts, inner.prompt_logprobs
             self.params = inner.params if self.params.seed is None else self.params
-            self.known_lengths, self.num_known_tokens = inner.known_lengths, inner.num_known_tokens
+            self.known_lengths = inner.known_lengths
 
 
 class LoopBridge(EngineBase):

@@ -12,6 +12,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, TypedDict
 
 from aengine.api.errors import FieldViolation, InvalidRequestError
+from aengine.api.fields import shown
 from aengine.api.outputs import (
     AdapterInfo,
     CachedPages,
@@ -44,6 +45,12 @@ def output_of_fork(point: ForkPoint, outputs: Sequence[Sequence[int]]) -> tuple[
         raise InvalidRequestError.of("at", f"{point.at} is not in [0, {len(output)}], the tokens that the request has so far")
     shared = output[: point.at]
     return [*shared, *point.then], len(shared)
+
+
+def not_forkable(request_id: str, *, is_known: bool) -> InvalidRequestError:
+    """Make the error of a fork of a request that has no tokens yet, or that is not known."""
+    why = "cannot be forked: its prompt is not tokenized yet" if is_known else "is not known, or has ended too long ago"
+    return InvalidRequestError.of("prompt", f"request {shown(request_id)} {why}")
 
 
 def seeded(prompt: Prompt, params: SamplingParams | None) -> SamplingParams:

@@ -1,5 +1,6 @@
-"""What belongs to the process: Python's garbage collector where it is paused, what errors and the C library keep of memory, threads that
-come last, and how soon a thread gives up the GIL to another, which only programs change that own their process.
+"""What belongs to the process: Python's garbage collector where it is paused, what errors and the C library keep of memory, how much
+things take that are remembered after their end, and how soon a thread gives up the GIL to another, which only programs change that own
+their process.
 """
 
 from __future__ import annotations
@@ -7,14 +8,12 @@ from __future__ import annotations
 import ctypes
 import functools
 import gc
-import os
 import sys
-import threading
 import traceback
+from collections import OrderedDict
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
-
-_NICENESS = 15
+from contextlib import contextmanager
+from typing import Generic, TypeVar
 
 
 @contextmanager
@@ -80,7 +79,26 @@ def switch_often() -> None:
         sys.setswitchinterval(SWITCH_INTERVAL)
 
 
-def come_last() -> None:
-    """Have the steps of the model come before the work of this thread where cores are few."""
-    with suppress(OSError, AttributeError):
-        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _NICENESS)
+MOST_REMEMBERED = 4096
+REMEMBERED_BYTES = 64 << 20
+"""How many things are remembered of each kind, and how much memory they take."""
+K = TypeVar("K")
+V = TypeVar("V")
+
+
+class Remembered(Generic[K, V]):
+    """The latest things by their keys, at most MOST_REMEMBERED of them, and of REMEMBERED_BYTES."""
+
+    def __init__(self) -> None:
+        self._things: OrderedDict[K, tuple[V, int]] = OrderedDict()
+        self._num_bytes = 0
+
+    def find(self, key: K) -> V | None:
+        found = self._things.get(key)
+        return None if found is None else found[0]
+
+    def remember(self, key: K, thing: V, num_bytes: int) -> None:
+        self._num_bytes += num_bytes - self._things.pop(key, (None, 0))[1]
+        self._things[key] = thing, num_bytes
+        while len(self._things) > MOST_REMEMBERED or self._num_bytes > REMEMBERED_BYTES:
+            self._num_bytes -= self._things.popitem(last=False)[1][1]

@@ -112,7 +112,6 @@ class StreamSource(ABC):
         self.params = params
         self.live_sequences = options.live_sequences(params.n)  # the indexes of those that get tokens
         self.known_lengths = [len(ids or ()) for ids in options.known_outputs or [()] * params.n]  # of the output of each sequence
-        self.num_known_tokens = sum(self.known_lengths)
         self.prompt_tokens = 0
         self.cached_prompt_tokens = 0
         self.reasoning_tokens = 0
@@ -129,6 +128,11 @@ class StreamSource(ABC):
     @property
     def request_id(self) -> str:
         return self._request_id
+
+    @property
+    def num_known_tokens(self) -> int:
+        """The number of tokens of their output that the sequences had already, together."""
+        return sum(self.known_lengths)
 
     @property
     @abstractmethod
@@ -364,7 +368,7 @@ class TokenStream:
             at += sum(token.token_id >= 0 for token in self._read[index])
         params = source.params.of_sequence(index) if params is None else params.with_seed()
         forked = source.fork(ForkPoint(self.request_id, at, index, then), params, fields)
-        forked.known_lengths, forked.num_known_tokens = [at + len(then)] * params.n, (at + len(then)) * params.n
+        forked.known_lengths = [at + len(then)] * params.n
         return forked
 
     # ---- several tokens at a time --------------------------------------------------------------------------------------

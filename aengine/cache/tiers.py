@@ -153,8 +153,10 @@ class PageTiers:
 
     def set_idle(self, is_idle: bool) -> None:
         """Say whether no step runs: what waits is written without pauses then."""
-        if is_idle != self._at_full_speed.is_set():
-            (self._at_full_speed.set if is_idle else self._at_full_speed.clear)()
+        if is_idle:
+            self._at_full_speed.set()
+        else:
+            self._at_full_speed.clear()
 
     @property
     def seconds_per_byte(self) -> float:

@@ -145,7 +145,7 @@ class ActiveRequest(StreamSource):
                     self.params = replace(self.params, seed=event.started.seed)
                 if event.started.num_known_tokens:
                     self.known_lengths = [event.started.num_known_tokens] * self.params.n
-                    self._num_tokens = self.num_known_tokens = sum(self.known_lengths)
+                    self._num_tokens = self.num_known_tokens
                 self.prompt_logprobs = [None]
                 self.acknowledged = True
                 self.ready.set()

@@ -10,12 +10,12 @@ import functools
 import time
 import uuid
 from array import array
-from collections import Counter, OrderedDict
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import ExitStack
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import anyio
 import numpy as np
@@ -23,12 +23,12 @@ from numpy.typing import NDArray
 
 from aengine.aio.edge import LoopEdge
 from aengine.api.config import EngineConfig
-from aengine.api.engine import output_of_fork
+from aengine.api.engine import not_forkable, output_of_fork
 from aengine.api.errors import FieldViolation, InvalidRequestError, QueueFullError, RequestIdInUseError, refusal
-from aengine.api.fields import shown
 from aengine.api.outputs import FinishReason
 from aengine.api.params import SamplingParams
 from aengine.api.request import ForkPoint, OptionFields, Prompt, RequestOptions, form_of
+from aengine.api.runtime import Remembered
 from aengine.cache import PageNeeds
 from aengine.engine.edges import Command, Submit
 from aengine.engine.loading import LoadedModel
@@ -89,31 +89,6 @@ def num_equal(first: NDArray[np.int32], second: NDArray[np.int32]) -> int:
     most = min(len(first), len(second))
     differs = first[:most] != second[:most]
     return int(differs.argmax()) if differs.any() else most
-
-
-MOST_REMEMBERED = 4096
-REMEMBERED_BYTES = 64 << 20
-"""How many things are remembered of each kind, and how much memory they take."""
-K = TypeVar("K")
-V = TypeVar("V")
-
-
-class Remembered(Generic[K, V]):
-    """The latest things by their keys, at most MOST_REMEMBERED of them, and of REMEMBERED_BYTES."""
-
-    def __init__(self) -> None:
-        self._things: OrderedDict[K, tuple[V, int]] = OrderedDict()
-        self._num_bytes = 0
-
-    def find(self, key: K) -> V | None:
-        found = self._things.get(key)
-        return None if found is None else found[0]
-
-    def remember(self, key: K, thing: V, num_bytes: int) -> None:
-        self._num_bytes += num_bytes - self._things.pop(key, (None, 0))[1]
-        self._things[key] = thing, num_bytes
-        while len(self._things) > MOST_REMEMBERED or self._num_bytes > REMEMBERED_BYTES:
-            self._num_bytes -= self._things.popitem(last=False)[1][1]
 
 
 T = TypeVar("T")
@@ -219,8 +194,7 @@ class Registry:
         state = self._by_id.get(request_id)
         tokens = self._ended.find(request_id) if state is None else state.tokens
         if tokens is None:
-            why = "is not known, or has ended too long ago" if state is None else "cannot be forked: its prompt is not tokenized yet"
-            raise InvalidRequestError.of("prompt", f"request {shown(request_id)} {why}")
+            raise not_forkable(request_id, is_known=state is not None)
         return tokens
 
     def _open_fork(self, source: RequestTokens, point: ForkPoint, params: SamplingParams, options: RequestOptions) -> StreamState:

@@ -35,8 +35,7 @@ def tiers_of(config: EngineConfig, runner: Runner) -> Callable[[str], PageTiers]
         raise ConfigError.of(field, "it is not possible without enable_prefix_cache")
     if config.num_ranks > 1 or config.expert_parallel_size > 1:
         raise ConfigError.of(field, "it is not possible for a model that is divided over ranks")
-    page_bytes = runner.read_pages(np.zeros(1, np.int32)).shape[1]
-    sizes = [page_bytes * count for count in (len(runner.windows), runner.state_pages) if count]
+    sizes = [_bytes_of(runner, count) for count in (len(runner.windows), runner.state_pages) if count]
 
     def open_tiers(identity: str) -> PageTiers:
         path = None if folder is None else pathlib.Path(folder).expanduser()
@@ -46,6 +45,10 @@ def tiers_of(config: EngineConfig, runner: Runner) -> Callable[[str], PageTiers]
             raise ConfigError.of("kv_disk_path", f"{folder} cannot be used: {error.strerror}") from None
 
     return open_tiers
+
+
+def _bytes_of(runner: Runner, num_pages: int) -> int:
+    return num_pages * int(runner.read_pages(np.zeros(1, np.int32)).shape[1])
 
 
 @dataclass(slots=True)
@@ -60,7 +63,7 @@ class TierTraffic:
         self._scheduler, self._runner, self._stats, self._wake_up = scheduler, runner, stats, wake_up
         self._tiers: PageTiers | None = None
         self._loading: dict[PageLoad, _Loading] = {}
-        self._column_bytes = len(runner.windows) * runner.read_pages(np.zeros(1, np.int32)).shape[1]
+        self._column_bytes = _bytes_of(runner, len(runner.windows))
 
     def use(self, tiers: PageTiers) -> None:
         """Other weights came into use, whose KV these tiers hold."""

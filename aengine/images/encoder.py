@@ -7,12 +7,14 @@ bounded in bytes and keyed by what decides the rows: the pixels, their size, and
 from __future__ import annotations
 
 import logging
+import os
 import pathlib
 import threading
 import time
 from collections import OrderedDict, deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass, field
 from hashlib import blake2b
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
@@ -24,7 +26,6 @@ from torch import Tensor
 from aengine.api.config import EngineConfig
 from aengine.api.errors import InsufficientMemoryError, InvalidRequestError
 from aengine.api.request import Video
-from aengine.api.runtime import come_last
 from aengine.images.decoder import MAX_PIXELS, MAX_SIDE, ImageDecoder, ImageError, Pixels
 from aengine.images.decoding_process import BadImage, check_size, to_rgb
 from aengine.models.choice import AnySpec
@@ -42,6 +43,7 @@ MAX_REQUEST_BYTES = 64 << 20
 MAX_REQUEST_PIXELS = 100_000_000
 _CPU_TOKENS, _GPU_TOKENS = 1024, 4096  # that an image has at most, where the model can make it smaller
 _TOGETHER = 8  # images that a GPU encodes at a time; a CPU is busy with one
+_NICENESS = 15
 _REMEMBERED = 4096  # files, and texts of images, which are small
 _log = logging.getLogger("aengine")
 
@@ -138,7 +140,7 @@ class ImageEncoder:
         self._jobs: deque[_Job[Any]] = deque()
         self._lock = threading.Lock()  # of the jobs and of what is encoded
         self._closed = False
-        self._thread = ThreadPoolExecutor(1, "aengine-images", come_last)
+        self._thread = ThreadPoolExecutor(1, "aengine-images", _come_last)
         self.num_encoded = 0
         """Images that the tower has run for."""
 
@@ -357,6 +359,12 @@ class ImageEncoder:
             self._left -= image.nbytes
             while self._left < 0:
                 self._left += self._encoded.popitem(last=False)[1].nbytes
+
+
+def _come_last() -> None:
+    """Steps of the model come before the work of this thread where cores are few."""
+    with suppress(OSError, AttributeError):
+        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _NICENESS)
 
 
 def _remember(known: OrderedDict[bytes, T], name: bytes, value: T) -> None:

@@ -8,26 +8,23 @@ from __future__ import annotations
 import asyncio
 import time
 import uuid
-from collections import OrderedDict
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 
 import anyio
 
+from aengine.api.engine import not_forkable
 from aengine.api.errors import InvalidRequestError, RequestEndedError, RequestIdInUseError
-from aengine.api.fields import shown
 from aengine.api.outputs import Embedding, ModelInfo, RequestInfo, RequestState, Timing, Usage
 from aengine.api.params import EmbeddingParams, SamplingParams
 from aengine.api.request import NO_OUTPUT, ForkPoint, OptionFields, Prompt, RequestOptions, check_params, form_of, read_messages
+from aengine.api.runtime import Remembered
 from aengine.router.fleet import Fleet
 from aengine.router.replica_load import PagePrefix, RoutedPrompt
 from aengine.router.routed_request import RoutedRequest, Tokenize
 from aengine.router.work import OtherTextsError, RequestProgress
 from aengine.wire.request import read_prompt_ids
-
-MOST_ENDED = 1024
-"""Streams that have ended, and can be forked."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +43,7 @@ class RequestsInFlight:
     def __init__(self, fleet: Fleet) -> None:
         self._fleet = fleet
         self._streams: dict[str, RoutedRequest] = {}
-        self._ended: OrderedDict[str, RequestProgress] = OrderedDict()  # of streams, which can be forked
+        self._ended: Remembered[str, RequestProgress] = Remembered()  # of streams, which can be forked
         self._embeddings: dict[str, _Embedding] = {}
 
     @property
@@ -127,10 +124,9 @@ class RequestsInFlight:
         """A fork as a request with known outputs: ids, parameters, and options with the output. Raises `InvalidRequestError`."""
         form_of(point, options)
         stream = self._streams.get(point.request_id)
-        source = self._ended.get(point.request_id) if stream is None else stream.progress
+        source = self._ended.find(point.request_id) if stream is None else stream.progress
         if source is None or source.ids is None:
-            why = "is not known, or has ended too long ago" if source is None else "cannot be forked: its prompt is not tokenized yet"
-            raise InvalidRequestError.of("prompt", f"request {shown(point.request_id)} {why}")
+            raise not_forkable(point.request_id, is_known=source is not None)
         if point.same_params:
             params = source.sent.of_sequence(point.index, params)
         return source.ids, params, options.of_fork(source.own_options, source.output(point), params.n)
@@ -157,10 +153,7 @@ class RequestsInFlight:
     def _forget(self, request: RoutedRequest) -> None:
         if self._streams.get(request.request_id) is request:
             del self._streams[request.request_id]
-            self._ended.pop(request.request_id, None)
-            self._ended[request.request_id] = request.progress
-            if len(self._ended) > MOST_ENDED:
-                self._ended.popitem(last=False)
+            self._ended.remember(request.request_id, request.progress, request.progress.num_bytes)
 
     def check(
         self, prompt: Prompt, params: SamplingParams, options: RequestOptions

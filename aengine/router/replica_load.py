@@ -395,11 +395,13 @@ class ReplicaLoad:
     # ---- what it says to routing -------------------------------------------------------------------------------------
 
     def suits(self, prompt: RoutedPrompt, least: int) -> bool:
-        """Whether the role of the replica is to compute prompts of which `least` tokens are not cached, and this is one; or it is not, and
-        this is none."""
+        """Whether it is the role of the replica to compute the prompt: "prefill" is for those without output of which `least` tokens are not
+        cached there, "decode" for all others."""
+        if not self.stats.role:
+            return True
         uncached = prompt.num_tokens - self._page_size * self.prefixes.longest(self._digests(prompt))
         is_long = not prompt.has_output and uncached >= least
-        return not self.stats.role or is_long == (self.stats.role == "prefill")
+        return is_long == (self.stats.role == "prefill")
 
     def can_take(self, prompt: RoutedPrompt) -> bool:
         """Whether it serves what the request can begin or go on with."""

@@ -60,6 +60,12 @@ class RequestProgress:
         return sum(map(len, self._outputs))
 
     @property
+    def num_bytes(self) -> int:
+        """About how much memory it takes."""
+        images = [image.image if isinstance(image, NamedImage) else image for image in self.own_options.images]
+        return 36 * (len(self.ids or ()) + self.num_tokens) + sum(len(image) for image in images if isinstance(image, bytes))
+
+    @property
     def seconds_left(self) -> float | None:
         return None if self._deadline is None else self._deadline - time.monotonic()
 

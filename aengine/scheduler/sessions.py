@@ -19,7 +19,7 @@ from aengine.scheduler.tier_loads import PageLoad, TierLoads
 SessionName = tuple[str, str]
 """The tenant, and the name that it has given."""
 MOST_TOKENS = 32 << 20
-"""Of all sessions that are known: 128 MiB of ids."""
+"""How many tokens all sessions that are known may have: 128 MiB of ids."""
 
 
 @dataclass(slots=True, eq=False)

@@ -598,7 +598,7 @@ class Load(_message.Message):
     session_tokens: _builtins.int
     """Tokens whose KV is kept for these, and evicted behind what is kept for none."""
     loading: _builtins.int
-    """Those of the waiting sequences whose prefix is being loaded from host memory or files."""
+    """Waiting sequences whose prefix is being loaded from host memory or files."""
     role: _builtins.str
     """What a router sends the engine: "prefill" (long prompts up to their first token), "decode" (what comes behind that, and short
     prompts); empty: both.

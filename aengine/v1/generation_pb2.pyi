@@ -873,8 +873,8 @@ class GenerationStarted(_message.Message):
     resume_token: _builtins.bytes
     """The token to pass to ResumeGenerate. Empty unless StreamOptions.resumable is set."""
     num_known_tokens: _builtins.int
-    """Of a fork the number of tokens of output that it has already, before its place and in
-    ForkPoint.then. Otherwise 0.
+    """Tokens of output that a fork has already, before its place and in ForkPoint.then. 0 for what is no
+    fork.
     """
     @_builtins.property
     def prompt(self) -> Global___PromptInfo:
@@ -1361,7 +1361,7 @@ class Usage(_message.Message):
     request.
     """
     loaded_prompt_tokens: _builtins.int
-    """Those of cached_prompt_tokens whose KV came from host memory or files for this request."""
+    """Tokens among cached_prompt_tokens whose KV came from host memory or files for this request."""
     @_builtins.property
     def drafts(self) -> _containers.RepeatedCompositeFieldContainer[Global___DraftUsage]:
         """Draft tokens of the sequences, by drafter."""

@@ -636,7 +636,7 @@ class TouchSessionRequest(_message.Message):
     session: _builtins.str
     """The session. Required."""
     tenant: _builtins.str
-    """Its tenant. Default: empty, the caller's."""
+    """The tenant that has the session. Default: empty, the caller's."""
     def __init__(
         self,
         *,

@@ -13,7 +13,7 @@ import anyio
 import numpy as np
 import pytest
 from anyio.abc import TaskGroup
-from both_sides import BRIDGED, CALL_EACH, LOCAL, SIDES, oracle_side
+from both_sides import BRIDGED, CALL_EACH, LOCAL, ROUTED, SIDES, oracle_side
 from grpc_loop import ASYNCIO
 from hang_guard import HANG_SECONDS
 from oracle_engine import OracleEngine, StepGate, idle, until
@@ -26,6 +26,7 @@ from aengine import (
     EngineBase,
     EngineStateError,
     FinishReason,
+    ForkPoint,
     InvalidRequestError,
     KVCapacityError,
     QueueFullError,
@@ -39,6 +40,7 @@ from aengine.scheduler.plan import RowsFailed, StepPlan
 pytestmark = pytest.mark.anyio
 
 ENDLESS = SamplingParams(seed=1, ignore_eos=True)
+FORKED, SIXTY = [1, 2, 3, 4, 5, 6], SamplingParams(seed=9, max_tokens=60, ignore_eos=True)
 
 
 @pytest.fixture(params=[pytest.param(ASYNCIO, id="asyncio"), "trio"])
@@ -529,3 +531,50 @@ class TestLifeCycle:
         with pytest.raises(EngineStateError, match="started before"):
             await both.engine.start()
         assert both.engine.healthy
+
+
+async def test_forks(both: Both, side: str) -> None:
+    with anyio.fail_after(HANG_SECONDS):
+        await _check_forks(both.engine, side)
+
+
+async def test_sessions(both: Both) -> None:
+    engine = both.engine
+    with anyio.fail_after(HANG_SECONDS):
+        first = await engine.generate(FORKED, SIXTY, session="a")
+        assert await engine.touch("a") == 66
+        assert await engine.touch("b") == await engine.touch("a", "x") == 0
+        second = await engine.generate([*FORKED, *first.token_ids[:9]], SamplingParams(seed=3, max_tokens=5), session="a")
+        assert second.usage.rewritten_tokens == 59 - 9
+        with pytest.raises(InvalidRequestError, match="session: "):
+            await engine.touch("")
+
+
+async def _check_forks(engine: EngineBase, side: str) -> None:
+    stream = engine.stream(FORKED, SIXTY, request_id="a")
+    whole = [(await anext(stream)).token_id for _ in range(25)]
+    forks = [stream.fork(11), stream.fork(request_id="b", tenant="x"), engine.fork("a", 3)]
+    whole += [token.token_id async for token in stream]
+    for at, fork in zip((11, 25, 3), forks, strict=True):
+        assert [token.token_id async for token in fork] == whole[at:]
+        assert fork.usage.completion_tokens == 60
+        assert fork.seed == 9
+        assert fork.completion().finish_reason is FinishReason.MAX_TOKENS
+    assert forks[1].request_id == "b"
+    other = await engine.generate(FORKED, SamplingParams(seed=4, max_tokens=30, ignore_eos=True))
+    changed = await engine.generate(ForkPoint("a", 0), SamplingParams(seed=4, max_tokens=30, ignore_eos=True))
+    assert changed.token_ids == other.token_ids
+    with pytest.raises(InvalidRequestError, match="known_outputs"):
+        await engine.fork("b").started()  # behind all
+    for wrong in (ForkPoint("nobody"), ForkPoint("a", 61), ForkPoint("a", 1, 1)):
+        with pytest.raises(InvalidRequestError):
+            await engine.generate(wrong, SIXTY)
+
+    stream = engine.stream(FORKED, SIXTY)
+    read = [(await anext(stream)).token_id for _ in range(20)]
+    stream.rewind(8)
+    assert read[:8] + [token.token_id async for token in stream] == whole
+    assert stream.completion().token_ids == tuple(whole)
+    assert stream.usage.completion_tokens == 60
+    await stream.aclose()
+    assert stream.gone or side == ROUTED

@@ -15,7 +15,7 @@ from speculating import also_with_drafts, demo
 from speculation_cases import CONTEXT
 
 from aengine import AsyncEngine, EngineStateError, ForkPoint, InvalidRequestError, SamplingParams, StructuredOutput
-from aengine.engine import registry
+from aengine.api import runtime
 
 pytestmark = pytest.mark.anyio
 PROMPT = [1, 2, 3, 4, 5, 6]
@@ -191,12 +191,12 @@ async def test_before_the_prompt_is_known() -> None:
 
 
 async def test_only_so_many_are_remembered(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(registry, "MOST_REMEMBERED", 3)
+    monkeypatch.setattr(runtime, "MOST_REMEMBERED", 3)
     async with OracleEngine() as engine:
         for number in range(5):
             await engine.generate(PROMPT, replace(PARAMS, max_tokens=2), request_id=str(number))
         assert [number for number in range(5) if _is_known(engine, str(number))] == [2, 3, 4]
-    monkeypatch.setattr(registry, "REMEMBERED_BYTES", 4 * (len(PROMPT) + 2))
+    monkeypatch.setattr(runtime, "REMEMBERED_BYTES", 4 * (len(PROMPT) + 2))
     async with OracleEngine() as engine:
         for number in range(2):
             await engine.generate(PROMPT, replace(PARAMS, max_tokens=2), request_id=str(number))

@@ -8,7 +8,7 @@ import pytest
 from oracle_engine import OracleEngine
 
 from aengine import InvalidRequestError, SamplingParams
-from aengine.engine import registry
+from aengine.api import runtime
 
 pytestmark = pytest.mark.anyio
 PROMPT = [1, 2, 3, 4, 5, 6, 7, 8, 9, 10]
@@ -39,7 +39,7 @@ async def test_what_was_rewritten_is_told() -> None:
 
 
 async def test_only_so_many_are_known(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(registry, "MOST_REMEMBERED", 2)
+    monkeypatch.setattr(runtime, "MOST_REMEMBERED", 2)
     async with OracleEngine() as engine:
         for number in range(3):
             await engine.generate(PROMPT, replace(PARAMS, seed=number), session=str(number))

@@ -31,9 +31,8 @@ from typing import Any, Generic, NamedTuple, TypeVar
 
 from prometheus_client import CollectorRegistry
 
-from aengine.api.engine import ServedEngine
+from aengine.api.engine import ServedEngine, not_forkable
 from aengine.api.errors import AEngineError, InvalidRequestError, RequestIdInUseError
-from aengine.api.fields import shown
 from aengine.api.outputs import ModelInfo, RenderedChat, RequestInfo, RequestState, TokenizedText
 from aengine.api.request import ChatFields
 from aengine.api.runtime import forget_tracebacks
@@ -324,7 +323,7 @@ class Backend:
             return streams[0].request_id
         found = self.ended.find(request_id, caller)
         if found is None and not caller.sees_all:
-            raise InvalidRequestError.of("prompt", f"request {shown(request_id)} is not known, or has ended too long ago")
+            raise not_forkable(request_id, is_known=False)
         return found or request_id
 
     async def cancel(self, request_id: str, caller: Caller) -> bool:

@@ -151,8 +151,7 @@ class BodyParameters:
         self.ignore(IGNORED)
         if "user" in given:
             self.put_field("tenant", tenant_of(given.take_field("user", STRING, "")), "user")
-        if (key := given.take_field("prompt_cache_key", STRING, "")) and "session" not in given:
-            self.put_field("session", tenant_of(key), "prompt_cache_key")
+        self.put_session(given.take_field("prompt_cache_key", STRING, ""))
         tier: str = given.take_field("service_tier", STRING, "auto")
         if tier not in SERVICE_TIERS:
             self.note_ignored("service_tier", f"there are {', '.join(SERVICE_TIERS)}")
@@ -160,6 +159,11 @@ class BodyParameters:
         if SERVICE_TIERS[tier]:
             self.put_field("priority", SERVICE_TIERS[tier], "service_tier")
         return "default" if tier == "auto" else tier
+
+    def put_session(self, cache_key: str | None) -> None:
+        """Have OpenAI's `prompt_cache_key` name the session, unless the body does."""
+        if cache_key and "session" not in self._given:
+            self.put_field("session", tenant_of(cache_key), "prompt_cache_key")
 
     def put_field(self, name: str, value: Any, given_as: str) -> None:
         """Set a field of the engine's that the client calls `given_as`."""

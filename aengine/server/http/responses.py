@@ -11,7 +11,7 @@ from aengine.api.outputs import FinishReason, Token
 from aengine.server.core.core import Core
 from aengine.server.core.errors import ServiceError
 from aengine.server.core.generation import Generation, count_prompt_tokens, submit
-from aengine.server.http.bodies import read_generation
+from aengine.server.http.bodies import read_body, read_generation
 from aengine.server.http.chat_output import Block, Change, ContentBlocks, OutputReader, Piece, TokenTexts, chat_logprobs, stop_reason_of
 from aengine.server.http.http_errors import to_json
 from aengine.server.http.http_exchange import HttpExchange
@@ -55,7 +55,7 @@ async def responses(core: Core, exchange: HttpExchange) -> None:
 async def input_tokens(core: Core, exchange: HttpExchange) -> None:
     """`/v1/responses/input_tokens`: how many tokens the input of such a request has."""
     check = FieldChecks()
-    asked = read_request(await read_generation(exchange, check), check)
+    asked = read_request(await read_body(exchange, check), check)
     with asked.parameters.located():
         num_tokens = await count_prompt_tokens(core.backend, asked.request)
     await exchange.respond_json({"object": "response.input_tokens", "input_tokens": num_tokens})

@@ -15,7 +15,7 @@ from aengine.api.errors import InvalidRequestError
 from aengine.api.fields import FLAG, Accepts, FieldChecks, integer, one_of, shown
 from aengine.chat.preparation import CHOICES, ChatOutputOptions, GenerationRequest
 from aengine.server.http.bodies import LIST, OBJECT, STRING, Fields
-from aengine.server.http.body_parameters import CHAT_OPTIONS, EFFORT, OF_OTHERS, OPTIONS, PARAMS, BodyParameters, tenant_of
+from aengine.server.http.body_parameters import CHAT_OPTIONS, EFFORT, OF_OTHERS, OPTIONS, PARAMS, BodyParameters
 from aengine.server.http.chat_input import (
     NO_TOOLS,
     ROLES,
@@ -115,8 +115,7 @@ def read_request(given: Fields, check: FieldChecks) -> ResponseAsked:
     parameters = BodyParameters(given)
     parameters.names["prompt"] = "input"
     repeated: dict[str, Any] = {name: given.take_field(name, STRING) for name in ("instructions", "prompt_cache_key", "safety_identifier")}
-    if (key := repeated["prompt_cache_key"]) and "session" not in given:
-        parameters.put_field("session", tenant_of(key), "prompt_cache_key")
+    parameters.put_session(repeated["prompt_cache_key"])
     repeated["metadata"] = given.take_field("metadata", _METADATA, {})
     model = given.take_field("model", STRING, "")
     messages = read_input(given)
