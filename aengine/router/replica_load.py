@@ -395,8 +395,8 @@ class ReplicaLoad:
     # ---- what it says to routing -------------------------------------------------------------------------------------
 
     def suits(self, prompt: RoutedPrompt, least: int) -> bool:
-        """Whether it is the role of the replica to compute the prompt: "prefill" is for those without output of which `least` tokens are not
-        cached there, "decode" for all others."""
+        """Whether it is the role of the replica to compute the prompt: "prefill" is for those without output of which `least` tokens are
+        not cached there, "decode" for all others."""
         if not self.stats.role:
             return True
         uncached = prompt.num_tokens - self._page_size * self.prefixes.longest(self._digests(prompt))
