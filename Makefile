@@ -27,7 +27,8 @@ demo-grpc: $(RUNTIME) ## the same through a server and a client
 
 # Each worker takes whole files of tests, so that what a file starts is started once.
 TEST_WORKERS ?= auto
-IN_WORKERS := -n $(TEST_WORKERS) --maxprocesses 4 --dist loadfile
+# One that dies ends the run: its tests would only be run again, and kill the next one.
+IN_WORKERS := -n $(TEST_WORKERS) --maxprocesses 4 --dist loadfile --max-worker-restart 0
 
 test: $(DEV) ## run the tests but for the slow ones; PYTEST_ARGS="-k name" for some of them
 	@$(BIN)/python -m pytest $(IN_WORKERS) -m "not slow" $(PYTEST_ARGS)

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from http_harness import serving_http
 from image_models import Reference, as_file, chat_of, picture
+from oracle_engine import until
 from test_image_doors import url_of
 from test_image_families import run_all
 
@@ -42,6 +43,10 @@ async def test_two_replicas(reference: Find, anyio_backend: str) -> None:
             assert (output.text, output.usage.image_tokens) == (wanted.text, 20)
         assert encoders[1] is not None
         assert encoders[1].num_encoded in (1, 2, 3), "different images are different prompts"
+        replicas = router._running().fleet.replicas.values()
+        await until(
+            lambda: sum(len(replica.load.prefixes) for replica in replicas) * 4 >= sum(engine.stats().cached_tokens for engine in engines)
+        )
         encoded = sum(encoder.num_encoded for encoder in encoders if encoder is not None)
         cached = [(await router.generate(chat, GREEDY)).usage.cached_prompt_tokens for chat in chats]
         assert all(count > 20 for count in cached), "each went where its image was computed"
