@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 HANG_SECONDS = 240
-"""Less than a test may take, and far beyond what anything takes on a machine whose cores are busy with something else: a shorter limit judges
-the machine."""
+"""Less than a test may take, and far beyond what anything takes on a machine whose cores are busy with something else: a shorter limit
+judges the machine."""
 
 
 def growing(seconds: float) -> Iterator[float]:
