@@ -7,7 +7,7 @@ Code that is written against these serves all of them. Owns the signatures of re
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import AsyncGenerator, Collection, Mapping, Sequence
+from collections.abc import AsyncGenerator, AsyncIterable, Collection, Mapping, Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, TypedDict
 
@@ -20,11 +20,13 @@ from aengine.api.outputs import (
     Embedding,
     EngineInfo,
     EngineStats,
+    KVPage,
     MemoryUse,
     ModelInfo,
     RenderedChat,
     ReplicaInfo,
     RequestInfo,
+    StoredKV,
     TokenizedText,
 )
 from aengine.api.params import SamplingParams
@@ -221,6 +223,25 @@ class ServedEngine(EngineBase):
         further items, then what has changed. None: nothing is known yet, or nothing has changed; items do not wait for a change. Raises
         `InvalidRequestError` if the engine has no cache of its own."""
         raise InvalidRequestError.of("page_digests", "the prefix caches are those of the replicas behind this server")
+
+    # ---- KV for other engines ------------------------------------------------------------------------------------------
+
+    async def find_kv(self, token_ids: Sequence[int], *, cache_salt: str = "") -> StoredKV:
+        """How much of a prompt's KV is kept in host memory or in files, with what has been computed of it by now. `token_ids`: of a prompt
+        and the output behind it; of an image the numbers that its pages are called by."""
+        raise InvalidRequestError.of("prefix", "KV is kept by the replicas behind this server")
+
+    def export_kv(
+        self, token_ids: Sequence[int], *, identity: str, cache_salt: str = "", skip_tokens: int = 0
+    ) -> AsyncGenerator[KVPage, None]:
+        """That KV, page by page, without that of the first `skip_tokens`: for `import_kv` of an engine whose `StoredKV.identity` is the
+        same. Raises `EngineStateError` for another one, and for an engine that keeps none."""
+        raise InvalidRequestError.of("prefix", "KV is kept by the replicas behind this server")
+
+    async def import_kv(self, token_ids: Sequence[int], pages: AsyncIterable[KVPage], *, identity: str, cache_salt: str = "") -> int:
+        """Keep KV that another engine has exported, so that the next request whose prompt begins with it finds it. What was damaged on its
+        way is not kept, nor what is behind it. Returns the number of tokens whose pages have come. Raises what `export_kv` raises."""
+        raise InvalidRequestError.of("prefix", "KV is kept by the replicas behind this server")
 
     @abstractmethod
     def replicas(self) -> tuple[ReplicaInfo, ...]:

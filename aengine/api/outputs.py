@@ -336,6 +336,24 @@ class ReplicaState(enum.Enum):
 
 
 @dataclass(frozen=True, slots=True)
+class StoredKV:
+    """What KV of a prompt an engine keeps beside its pool."""
+
+    identity: str = ""  # of all that decides what KV holds: engines of the same one can use each other's. "": it keeps none
+    num_tokens: int = 0  # the first ones, in whole pages, whose KV can be used
+
+
+@dataclass(frozen=True, slots=True)
+class KVPage:
+    """The KV of a page of tokens, of all layers, or the state of recurrent layers behind them, on its way between engines."""
+
+    index: int  # of the page in the prompt
+    content: bytes
+    digest: bytes  # a checksum of the content and the tokens
+    is_state: bool = False
+
+
+@dataclass(frozen=True, slots=True)
 class ReplicaInfo:
     """One of the engines behind a router."""
 

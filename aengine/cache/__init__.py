@@ -6,7 +6,7 @@ sequence wants one.
 
 from aengine.cache.pages import LayerGroups, OutOfPages, PageCache, PageNeeds, Prefix, WindowKind, Windows, layer_groups
 from aengine.cache.prefix import PageChain, PrefixIndex, page_name, published_digest
-from aengine.cache.tiers import Column, PageTiers, TierCounts
+from aengine.cache.tiers import Column, PageTiers, StoredPrefix, TierCounts
 
 __all__ = [
     "Column",
@@ -18,6 +18,7 @@ __all__ = [
     "PageTiers",
     "Prefix",
     "PrefixIndex",
+    "StoredPrefix",
     "TierCounts",
     "WindowKind",
     "Windows",

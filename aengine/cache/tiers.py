@@ -60,7 +60,7 @@ class TierCounts:
 
 
 class PageTiers:
-    """`find`, `put_column` and `load` are called from one thread, which reads and writes no file."""
+    """`find`, `put_column` and `load` read and write no file; they are the steps' thread's. `StoredPrefix` is for others."""
 
     def __init__(
         self, identity: str, host_bytes: int, folder: pathlib.Path | None, disk_bytes: int, sizes: Sequence[int], others_wait: bool = False
@@ -68,6 +68,7 @@ class PageTiers:
         """`identity`: of all that decides what pages hold beside the names of their contents; it must be fit for a name of a file. `sizes`:
         bytes that the pages of a column may have. `others_wait`: for what is written, which does not wait for steps then. Raises OSError
         for a folder that cannot be made, or is another user's."""
+        self.identity = identity
         self._host_bytes, self._root, self._disk_bytes, self._sizes = host_bytes, folder, disk_bytes, frozenset(sizes)
         self._others_wait = others_wait
         self._host: OrderedDict[bytes, Column] = OrderedDict()
@@ -188,10 +189,15 @@ class PageTiers:
                     return
                 names, future = self._reads.popleft()
             found: list[Column] = []
+            begin = time.perf_counter()
             try:
-                found = self._read_all(names)
+                found = self.read(names)
             except Exception as error:  # requests wait for this thread, whatever happens to it
                 _log.warning("KV is not loaded: %s: %s", type(error).__name__, error)
+            if found:
+                each = (time.perf_counter() - begin) / sum(column.pages.nbytes for column in found)
+                self._read_seconds = each if not self._read_seconds else 0.7 * self._read_seconds + 0.3 * each
+                self._loaded += sum(len(column.tokens) for column in found) // 4
             future.set_result(found)
 
     def _run_writes(self) -> None:
@@ -216,9 +222,9 @@ class PageTiers:
                 if not self._others_wait:
                     self._at_full_speed.wait(_PAUSE * (time.perf_counter() - begin))
 
-    def _read_all(self, names: Sequence[bytes]) -> list[Column]:
+    def read(self, names: Sequence[bytes]) -> list[Column]:
+        """What `load` gives, in the thread of the caller, which waits for files."""
         found: list[Column] = []
-        begin = time.perf_counter()
         for name in names:
             with self._lock:
                 column = self._host.get(name) or self._writes.get(name)
@@ -227,10 +233,6 @@ class PageTiers:
             if column is None:
                 break
             found.append(column)
-        if found:
-            each = (time.perf_counter() - begin) / sum(column.pages.nbytes for column in found)
-            self._read_seconds = each if not self._read_seconds else 0.7 * self._read_seconds + 0.3 * each
-            self._loaded += sum(len(column.tokens) for column in found) // 4
         return found
 
     def _read(self, name: bytes) -> Column | None:
@@ -322,6 +324,37 @@ class PageTiers:
             if path.parent.parent == self._folder and (name := _name_of(path.parent.name + path.name)) is not None:
                 self._forget(name)
         self._disk_used = used
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class StoredPrefix:
+    """What tiers hold of a prompt, for other threads than that of the steps, which give it to other engines or take it from them."""
+
+    tiers: PageTiers
+    names: Sequence[bytes]  # of the columns of all its full pages,
+    tokens: Sequence[bytes]  # and the bytes of their ids
+    states: Sequence[bytes]  # the names of the states behind each of them; none for a model without recurrent layers
+    num_found: int  # pages at its beginning that can be used
+    sizes: tuple[int, int]  # bytes of a column, and of a state
+
+    def columns(self, begin: int, end: int) -> list[tuple[bytes, bytes]]:
+        """The contents and checksums of columns, up to the first one that is missing."""
+        found = self.tiers.read(self.names[begin:end])
+        return [(column.pages.tobytes(), _digest(b"", column.tokens, column.pages.reshape(-1).data)) for column in found]
+
+    def state(self, index: int) -> tuple[bytes, bytes] | None:
+        """The content and the checksum of the state behind a page."""
+        for column in self.tiers.read([self.states[index]]):
+            return column.pages.tobytes(), _digest(b"", column.tokens, column.pages.reshape(-1).data)
+        return None
+
+    def put(self, index: int, is_state: bool, content: bytes, digest: bytes) -> bool:
+        """Keep what another engine has given; whether it is whole."""
+        names = self.states if is_state else self.names
+        if index >= len(names) or len(content) != self.sizes[is_state] or _digest(b"", self.tokens[index], content) != digest:
+            return False
+        self.tiers.put_column(Column(names[index], self.tokens[index], np.frombuffer(content, np.uint8)))
+        return True
 
 
 def _own_folder(folder: pathlib.Path, identity: str) -> pathlib.Path:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import uuid
 from abc import ABC, abstractmethod
-from collections.abc import AsyncGenerator, Callable, Collection, Mapping, Sequence
+from collections.abc import AsyncGenerator, AsyncIterable, Callable, Collection, Mapping, Sequence
 from contextlib import AsyncExitStack, aclosing
 from dataclasses import dataclass
 from functools import partial
@@ -29,11 +29,13 @@ from aengine.api.outputs import (
     Embedding,
     EngineInfo,
     EngineStats,
+    KVPage,
     LoadReport,
     MemoryUse,
     ModelInfo,
     RenderedChat,
     ReplicaInfo,
+    StoredKV,
     TokenizedText,
 )
 from aengine.api.params import EmbeddingParams, SamplingParams
@@ -51,12 +53,15 @@ from aengine.api.request import (
 from aengine.client.active_request import ActiveRequest, Feed
 from aengine.client.call import CallFeed, GenerationCall, named_images, write_named_prompt, write_prompt_ids
 from aengine.client.client_config import DEFAULT_ADDRESS, ClientConfig
-from aengine.client.link import HealthWatch, Link, open_link, watch_load
+from aengine.client.link import HealthWatch, Link, exported, give_kv, open_link, watch_load
 from aengine.client.session import MAX_SUBMIT_BYTES, Sessions
 from aengine.v1.admin_service_pb2 import (
     ContinueGenerationRequest,
     DrainRequest,
+    ExportKvRequest,
+    FindKvRequest,
     FlushCacheRequest,
+    KvPrefix,
     LoadAdapterRequest,
     PauseGenerationRequest,
     PauseMode,
@@ -73,7 +78,7 @@ from aengine.v1.generation_service_pb2 import CancelRequestsRequest, StreamGener
 from aengine.v1.model_service_pb2 import GetModelRequest
 from aengine.v1.tokenizer_service_pb2 import DetokenizeRequest, RenderChatRequest, TextSpan, TokenizeRequest
 from aengine.wire.request import write_chat, write_embedding, write_mode, write_prompt, write_request, write_watch
-from aengine.wire.response import read_adapter, read_engine_info, read_load, read_memory, read_model, read_replica
+from aengine.wire.response import read_adapter, read_engine_info, read_kv_pages, read_load, read_memory, read_model, read_replica
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -166,6 +171,29 @@ class ServerCalls(ABC):
     async def adapters(self) -> tuple[AdapterInfo, ...]:
         """Return the server's adapters, which requests can name."""
         return tuple(map(read_adapter, (await self._ask(lambda link: link.model.GetModel, GetModelRequest())).model.adapters))
+
+    # ---- KV, for administrators ----------------------------------------------------------------------------------------
+
+    async def find_kv(self, token_ids: Sequence[int], *, cache_salt: str = "") -> StoredKV:
+        """How much of a prompt's KV the server keeps, as `ServedEngine.find_kv` describes it."""
+        request = FindKvRequest(prefix=KvPrefix(token_ids=token_ids, cache_salt=cache_salt))
+        found = await self._ask(lambda link: link.admin.FindKv, request)
+        return StoredKV(found.identity, found.num_tokens)
+
+    async def export_kv(
+        self, token_ids: Sequence[int], *, identity: str, cache_salt: str = "", skip_tokens: int = 0
+    ) -> AsyncGenerator[KVPage, None]:
+        """That KV, page by page, as `ServedEngine.export_kv` describes it."""
+        prefix = KvPrefix(token_ids=token_ids, cache_salt=cache_salt)
+        request = ExportKvRequest(prefix=prefix, identity=identity, skip_tokens=skip_tokens)
+        async with aclosing(read_kv_pages(exported(self._running_link(), request))) as pages:
+            async for page in pages:
+                yield page
+
+    async def import_kv(self, token_ids: Sequence[int], pages: AsyncIterable[KVPage], *, identity: str, cache_salt: str = "") -> int:
+        """Have the server keep KV, as `ServedEngine.import_kv` describes it. Raises what iterating `pages` raises, too."""
+        prefix = ExportKvRequest(prefix=KvPrefix(token_ids=token_ids, cache_salt=cache_salt), identity=identity)
+        return await give_kv(self._running_link(), prefix, pages)
 
     # ---- for administrators: what may take long has no deadline but that of the caller ----------------------------------
 

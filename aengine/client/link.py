@@ -15,7 +15,7 @@ import asyncio
 import json
 import random
 import time
-from collections.abc import AsyncGenerator, Awaitable, Iterable, Mapping, Sequence
+from collections.abc import AsyncGenerator, AsyncIterable, Awaitable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -42,8 +42,9 @@ from aengine.api.errors import (
     RequestIdInUseError,
     ServerError,
 )
-from aengine.api.outputs import LoadReport
+from aengine.api.outputs import KVPage, LoadReport
 from aengine.client.client_config import ClientConfig
+from aengine.v1.admin_service_pb2 import ExportKvRequest, ImportKvRequest, KvPage
 from aengine.v1.admin_service_pb2_grpc import AdminServiceStub
 from aengine.v1.embedding_service_pb2_grpc import EmbeddingServiceStub
 from aengine.v1.engine_service_pb2 import WatchLoadRequest
@@ -53,7 +54,7 @@ from aengine.v1.generation_service_pb2_grpc import GenerationServiceStub
 from aengine.v1.model_service_pb2_grpc import ModelServiceStub
 from aengine.v1.tokenizer_service_pb2_grpc import TokenizerServiceStub
 from aengine.wire.names import DOMAIN, PUSHBACK_KEY, field_of, seconds_of
-from aengine.wire.response import read_report
+from aengine.wire.response import read_report, write_kv_page
 
 SERVING = health_pb2.HealthCheckResponse.SERVING
 
@@ -113,6 +114,35 @@ async def watch_load(link: Link, request: WatchLoadRequest) -> AsyncGenerator[Lo
         while (response := await result_of(call.read())) is not aio.EOF:
             yield read_report(response)
         raise ServerError("the server ended the stream of its load", "DATA_LOSS")
+    except aio.AioRpcError as error:
+        raise link.failure(error).error from error
+    finally:
+        call.cancel()
+
+
+async def exported(link: Link, request: ExportKvRequest) -> AsyncGenerator[KvPage, None]:
+    """Parts of pages, up to the last one; closing it cancels the call. Raises what `watch_load` raises."""
+    call = link.admin.ExportKv(request, metadata=link.metadata)
+    try:
+        while (response := await result_of(call.read())) is not aio.EOF:
+            yield response.page
+    except aio.AioRpcError as error:
+        raise link.failure(error).error from error
+    finally:
+        call.cancel()
+
+
+async def give_kv(link: Link, prefix: ExportKvRequest, pages: AsyncIterable[KVPage]) -> int:
+    """The number of tokens whose pages the server has taken. Raises what the failed call means, and what iterating `pages` raises."""
+    call = link.admin.ImportKv(metadata=link.metadata)
+    try:
+        with suppress(asyncio.InvalidStateError):  # the server may answer before it has read all
+            await result_of(call.write(ImportKvRequest(prefix=prefix)))
+            async for page in pages:
+                for part in write_kv_page(page):
+                    await result_of(call.write(ImportKvRequest(page=part)))
+            await result_of(call.done_writing())
+        return int((await result_of(call)).num_tokens)
     except aio.AioRpcError as error:
         raise link.failure(error).error from error
     finally:

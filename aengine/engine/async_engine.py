@@ -6,34 +6,39 @@ are the `Registry`'s. Must not know schedulers, batches or devices.
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Collection, Mapping, Sequence
+from collections.abc import AsyncGenerator, AsyncIterable, Collection, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import anyio
+import numpy as np
 
 from aengine.api.config import EngineConfig
 from aengine.api.engine import EmbeddingFields, ServedEngine
 from aengine.api.errors import EngineStateError, FieldViolation, InvalidRequestError
+from aengine.api.fields import shown
 from aengine.api.outputs import (
     AdapterInfo,
     CachedPages,
     Embedding,
     EngineInfo,
     EngineStats,
+    KVPage,
     MemoryUse,
     ModelInfo,
     RenderedChat,
     ReplicaInfo,
     RequestInfo,
+    StoredKV,
     TokenizedText,
 )
 from aengine.api.params import SamplingParams
 from aengine.api.request import ChatFields, OptionFields, Prompt, RequestOptions, check_params
 from aengine.api.stream import TokenStream, read_to_end
 from aengine.api.weight_sources import WeightSource
+from aengine.cache import StoredPrefix
 from aengine.engine.core import EngineCore, EnginePhase, Serving
-from aengine.engine.edges import FlushCache, Pause, Touch, Unpause
+from aengine.engine.edges import FindKV, FlushCache, Pause, Touch, Unpause
 from aengine.engine.loading import LoadedModel, load_model
 from aengine.engine.request_source import NO_OUTPUT, StreamState, embedding_of, read_embedding
 from aengine.engine.requests import check_request
@@ -42,6 +47,9 @@ from aengine.tokenizer.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
+
+
+_EXPORTED_BYTES = 4 << 20  # that are read at a time
 
 
 class AsyncEngine(ServedEngine):
@@ -186,6 +194,55 @@ class AsyncEngine(ServedEngine):
     async def touch(self, session: str, tenant: str = "") -> int:
         RequestOptions(session=session, tenant=tenant)  # which checks them
         return await self._check_serving().commands.run(lambda reply: Touch(reply, (tenant, session)))
+
+    # ---- KV for other engines ------------------------------------------------------------------------------------------
+
+    async def find_kv(self, token_ids: Sequence[int], *, cache_salt: str = "") -> StoredKV:
+        stored = await self._find_kv(token_ids, cache_salt)
+        if stored is None:
+            return StoredKV()
+        return StoredKV(stored.tiers.identity, stored.num_found * self.engine_info.page_size)
+
+    async def export_kv(
+        self, token_ids: Sequence[int], *, identity: str, cache_salt: str = "", skip_tokens: int = 0
+    ) -> AsyncGenerator[KVPage, None]:
+        stored = await self._kv_of(identity, token_ids, cache_salt)
+        begin, end = skip_tokens // self.engine_info.page_size, stored.num_found
+        at_a_time = max(1, _EXPORTED_BYTES // stored.sizes[0])
+        for first in range(begin, end, at_a_time):
+            columns = await anyio.to_thread.run_sync(stored.columns, first, min(first + at_a_time, end))
+            for index, (content, digest) in enumerate(columns, first):
+                yield KVPage(index, content, digest)
+            if len(columns) < min(at_a_time, end - first):
+                return  # somebody has removed it meanwhile
+        if stored.states and end > begin:
+            state = await anyio.to_thread.run_sync(stored.state, end - 1)
+            if state is not None:
+                yield KVPage(end - 1, *state, is_state=True)
+
+    async def import_kv(self, token_ids: Sequence[int], pages: AsyncIterable[KVPage], *, identity: str, cache_salt: str = "") -> int:
+        stored = await self._kv_of(identity, token_ids, cache_salt)
+        count = 0
+        async for page in pages:
+            if not await anyio.to_thread.run_sync(stored.put, page.index, page.is_state, page.content, page.digest):
+                break
+            count += not page.is_state
+        return count * self.engine_info.page_size
+
+    async def _find_kv(self, token_ids: Sequence[int], cache_salt: str) -> StoredPrefix | None:
+        try:
+            ids = np.array(token_ids, np.int32)
+        except (OverflowError, TypeError, ValueError):
+            raise InvalidRequestError.of("token_ids", "they are not integers of 32 bits") from None
+        return await self._check_serving().commands.run(lambda reply: FindKV(reply, ids, cache_salt))
+
+    async def _kv_of(self, identity: str, token_ids: Sequence[int], cache_salt: str) -> StoredPrefix:
+        stored = await self._find_kv(token_ids, cache_salt)
+        if stored is None:
+            raise EngineStateError("the engine keeps no KV beside its pool: host_kv_memory and kv_disk_path are not set")
+        if stored.tiers.identity != identity:
+            raise EngineStateError(f"the engine computes other KV: its identity is {stored.tiers.identity}, not {shown(identity)}")
+        return stored
 
     def stats(self) -> EngineStats:
         """What the engine holds now; requests still being tokenized or handed over count as waiting."""

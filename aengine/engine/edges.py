@@ -25,9 +25,10 @@ from typing import Generic, TypeVar
 
 from aengine.aio.edge import LoopEdge
 from aengine.api.outputs import EngineStats, Histogram, MemoryUse
-from aengine.cache import TierCounts
+from aengine.cache import StoredPrefix, TierCounts
 from aengine.runner.contract import Prepared
 from aengine.scheduler.live_sequences import MovingRatio
+from aengine.scheduler.plan import IntArray
 from aengine.scheduler.sequence import Request
 from aengine.scheduler.sessions import SessionName
 
@@ -73,6 +74,15 @@ class Touch:
 
     reply: Future[int]  # as in `Pause`
     session: SessionName
+
+
+@dataclass(frozen=True, slots=True)
+class FindKV:
+    """See what tiers hold of a prompt; then `Done(reply, it)` is reported, None where there are no tiers."""
+
+    reply: Future[StoredPrefix | None]  # as in `Pause`
+    token_ids: IntArray
+    cache_salt: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,7 +147,9 @@ class Fail:
     error: BaseException
 
 
-Command = Submit | Cancel | Park | Pause | Unpause | FlushCache | Touch | WatchPages | UnwatchPages | Apply | Sleep | Wake | Stop | Fail
+Command = (
+    Submit | Cancel | Park | Pause | Unpause | FlushCache | Touch | FindKV | WatchPages | UnwatchPages | Apply | Sleep | Wake | Stop | Fail
+)
 
 
 MAX_WAIT_SECONDS = 3600.0

@@ -31,6 +31,7 @@ from aengine.engine.edges import (
     Cancel,
     Command,
     Fail,
+    FindKV,
     FlushCache,
     Identity,
     Mailbox,
@@ -192,6 +193,8 @@ class StepDriver:
                 self._pending.append(Done(reply, num_pages))
             case Touch(reply, session):
                 self._pending.append(Done(reply, scheduler.touch(session)))
+            case FindKV(reply, token_ids, cache_salt):
+                self._pending.append(Done(reply, None if self._tiers is None else self._tiers.stored(token_ids, cache_salt)))
             case WatchPages(watch, most):
                 scheduler.prefix_index.log_changes(True)
                 self._pending.append(PageNames(watch, scheduler.prefix_index.names(most)))

@@ -15,7 +15,7 @@ import numpy as np
 
 from aengine.api.config import EngineConfig
 from aengine.api.errors import ConfigError
-from aengine.cache import Column, PageTiers, TierCounts
+from aengine.cache import Column, PageChain, PageTiers, StoredPrefix, TierCounts, page_name
 from aengine.engine.edges import StepStats
 from aengine.runner.contract import Runner
 from aengine.scheduler.plan import IntArray
@@ -130,6 +130,22 @@ class TierTraffic:
             ends = np.cumsum([len(save.pages) for save in saves])
             for save, pages in zip(saves, np.split(content, ends[:-1]), strict=True):
                 self._tiers.put_column(Column(save.name, save.tokens, pages))
+
+    def stored(self, token_ids: IntArray, cache_salt: str) -> StoredPrefix | None:
+        """What the tiers hold of a prompt, with what the last step has computed of it."""
+        self.save()
+        if self._tiers is None:
+            return None
+        size, num_groups, has_states = self._runner.page_size, len(self._runner.windows), bool(self._runner.state_pages)
+        chain = PageChain(size, cache_salt, 0, self._scheduler.weights_version)
+        chain.extend(token_ids)
+        tokens = [token_ids[begin : begin + size].tobytes() for begin in range(0, len(chain.digests) * size, size)]
+        states = [page_name(name, num_groups) for name in chain.digests] if has_states else []
+        found = self._tiers.find(chain.digests)
+        if has_states:
+            found = next((end for end in range(found, 0, -1) if self._tiers.find([states[end - 1]])), 0)
+        sizes = self._column_bytes, _bytes_of(self._runner, self._runner.state_pages) if has_states else 0
+        return StoredPrefix(self._tiers, chain.digests, tokens, states, found, sizes)
 
     def counts(self) -> TierCounts:
         return TierCounts() if self._tiers is None else self._tiers.counts()

@@ -14,8 +14,8 @@ import logging
 import random
 import secrets
 import time
-from collections.abc import Awaitable, Callable, Iterable, Iterator
-from contextlib import suppress
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
+from contextlib import aclosing, suppress
 from dataclasses import replace
 from functools import partial
 from typing import TypeVar
@@ -36,10 +36,12 @@ from aengine.api.params import SamplingParams
 from aengine.client import AsyncClient
 from aengine.client.link import FIRST_BACKOFF, LONGEST_BACKOFF
 from aengine.router.replica import Attempt, Replica
-from aengine.router.replica_load import ReplicaLoad, ReplicaRouting, RoutedPrompt, RoutingPolicy
+from aengine.router.replica_load import START_RATE, ReplicaLoad, ReplicaRouting, RoutedPrompt, RoutingPolicy
 from aengine.router.router_config import RouterConfig
 from aengine.router.work import FailoverDecision, OtherTextsError, RoutedWork, check_blame
 
+FEW_SECONDS = 0.002  # what is computed in so few is not worth a question
+MOST_KV_SECONDS = 2.0  # that KV may take from one replica to another beyond what computing it takes
 _log = logging.getLogger("aengine")
 
 
@@ -194,6 +196,7 @@ class Fleet:
         self._routing = ReplicaRouting(RoutingPolicy(config.routing_policy))
         self._waiters: set[asyncio.Future[None]] = set()
         self._retiring: set[asyncio.Task[None]] = set()
+        self._kv_seconds = 0.0  # that a byte of KV takes from one replica to another; 0.0: none has gone
         self._closed = False
 
     # ---- which there are -----------------------------------------------------------------------------------------------
@@ -369,6 +372,30 @@ class Fleet:
             return NoReplicaError(f"no replica took the request within {self.config.wait_seconds:g} s: {states or 'there are none'}{why}")
         can = "serve the request" if work.prompt.generation is None else "go on with the request, whose tokens came from another generation"
         return NoReplicaError(f"no replica can {can}: {states}{why}")
+
+    async def bring_kv(self, source: Replica, target: Replica, token_ids: Sequence[int], cache_salt: str) -> None:
+        """Have one replica take from another what it keeps of the KV of these tokens, where that is sooner done than computed. Whatever
+        fails is computed there."""
+        seconds = len(token_ids) / (target.load.rate or START_RATE)  # to compute them
+        if source is target or not source.connected or target.model is None or seconds < FEW_SECONDS:
+            return
+        try:
+            with anyio.move_on_after(MOST_KV_SECONDS + seconds):
+                there = await target.ask(lambda client: client.find_kv(token_ids, cache_salt=cache_salt))
+                missing, token_bytes = len(token_ids) - there.num_tokens, target.model.kv_bytes_per_token
+                if not there.identity or missing * token_bytes * self._kv_seconds > missing / len(token_ids) * seconds:
+                    return
+                export = partial(source.client.export_kv, token_ids, identity=there.identity, cache_salt=cache_salt)
+                began = time.monotonic()
+                async with aclosing(export(skip_tokens=there.num_tokens)) as pages:
+                    give = partial(AsyncClient.import_kv, token_ids=token_ids, pages=pages, identity=there.identity, cache_salt=cache_salt)
+                    count = await target.ask(give)
+                if count:
+                    each = (time.monotonic() - began) / (count * token_bytes)
+                    self._kv_seconds = each if not self._kv_seconds else 0.7 * self._kv_seconds + 0.3 * each
+                    _log.info("KV of %d tokens went from replica %s to %s", count, source.name, target.name)
+        except AEngineError as error:
+            _log.info("KV does not go from replica %s to %s: %s", source.name, target.name, error)
 
     async def carry(self, prompt: RoutedPrompt, call: Callable[[AsyncClient], Awaitable[T]], timeout: float | None = None) -> tuple[T, str]:
         """A call that any replica answers, at another one where it fails on the way; with `ReplicaLoad.texts` of that one. Raises what it

@@ -24,7 +24,7 @@ from aengine.api.stream import StreamSource, end_from_outside
 from aengine.client.active_request import ActiveRequest
 from aengine.client.client import EACH_TOKEN, FEW_MESSAGES
 from aengine.router.fleet import Fleet
-from aengine.router.replica import Attempt
+from aengine.router.replica import Attempt, Replica
 from aengine.router.replica_load import ReplicaLoad
 from aengine.router.work import OtherTextsError, RequestProgress, RoutedWork
 
@@ -78,6 +78,7 @@ class RoutedRequest(StreamSource):
         self._tokenize: Tokenize | None = None  # where the prompt is a text
         self._texts: str | None = None  # of the replica that made the ids
         self._made_by: tuple[ReplicaLoad, int] | None = None  # the replica of the latest token, and the version of its weights there
+        self._left: Replica | None = None  # which lives on, and has its KV
         self._leaving: list[ActiveRequest] = []  # that were cancelled, and may hold pages yet
         self._finished = False
         self._cancelled = False  # whatever befalls it now, it has ended as it was told
@@ -288,6 +289,8 @@ class RoutedRequest(StreamSource):
         except AEngineError as raised:
             failure = raised
         stay.attempt.leave_replica(self.progress.num_tokens - stay.num_before)
+        if stay.attempt.replica.connected and stay.source.acknowledged:
+            self._left = stay.attempt.replica
         if self._finished or self._stay is not None:
             return  # the other of two goes on
         if self._hedge is not None and failure is None:
@@ -351,7 +354,7 @@ class RoutedRequest(StreamSource):
         try:
             with anyio.move_on_after(self.progress.seconds_left) as scope:
                 attempt = None
-                while attempt is None:
+                while attempt is None or attempt.ended:
                     if self.progress.ids is None:
                         assert self._tokenize is not None
                         prompt, self._texts = await self._tokenize()
@@ -360,12 +363,26 @@ class RoutedRequest(StreamSource):
                         attempt = await self._fleet.find(self._refresh_work(), self._on_lost)
                     except OtherTextsError:  # it has no token yet
                         self.progress.ids = None
+                    else:
+                        await self._bring_kv(attempt)
                 self._open_at(attempt)
             if scope.cancelled_caught:
                 self._close(FinishReason.DEADLINE)
         except Exception as error:  # also what nobody expects: its reader must not wait for ever
             if not self._finished:
                 self._fail(error)
+
+    async def _bring_kv(self, attempt: Attempt) -> None:
+        """From where it was to where it goes on."""
+        source, self._left = self._left, None
+        progress = self.progress
+        if source is None or progress.own_options.adapter:
+            return
+        try:
+            await self._fleet.bring_kv(source, attempt.replica, progress.named_tokens, progress.own_options.cache_salt or "")
+        except BaseException:  # it is cancelled, or its time is over
+            attempt.leave_replica()
+            raise
 
     def _board(self) -> bool:
         """Whether a replica has taken it at once."""

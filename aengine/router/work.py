@@ -81,10 +81,15 @@ class RequestProgress:
         """The prompt with the longest output behind it, as a replica will compute it. `generation`, `texts`: as of `RoutedPrompt`."""
         assert self.ids is not None
         options = self.own_options
-        longest = max(self._outputs, key=len)
-        tokens = [*self._names, *longest] if longest else self._names
+        tokens = self.named_tokens
         pages = PagePrefix(tokens, options.cache_salt or "", digest_salt)
-        return RoutedPrompt(len(tokens), pages.beginning, pages.digests, options.adapter, generation, texts, bool(longest))
+        return RoutedPrompt(len(tokens), pages.beginning, pages.digests, options.adapter, generation, texts, any(self._outputs))
+
+    @property
+    def named_tokens(self) -> Sequence[int]:
+        """The tokens that name the pages of the prompt and of the longest output behind it."""
+        longest = max(self._outputs, key=len)
+        return [*self._names, *longest] if longest else self._names
 
     def params(self, *, has_prompt_logprobs: bool) -> SamplingParams:
         """The parameters for a replica, without prompt logprobs if the request has them already."""

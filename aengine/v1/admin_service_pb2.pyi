@@ -4,9 +4,11 @@ isort:skip_file
 Operation of the server."""
 
 from aengine.v1 import model_service_pb2 as _model_service_pb2
+from collections import abc as _abc
 from google.protobuf import descriptor as _descriptor
 from google.protobuf import duration_pb2 as _duration_pb2
 from google.protobuf import message as _message
+from google.protobuf.internal import containers as _containers
 from google.protobuf.internal import enum_type_wrapper as _enum_type_wrapper
 import builtins as _builtins
 import sys
@@ -533,3 +535,225 @@ class UpdateWeightsResponse(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___UpdateWeightsResponse: _TypeAlias = UpdateWeightsResponse  # noqa: Y015
+
+@_typing.final
+class KvPrefix(_message.Message):
+    """The beginning of prompts."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    TOKEN_IDS_FIELD_NUMBER: _builtins.int
+    CACHE_SALT_FIELD_NUMBER: _builtins.int
+    cache_salt: _builtins.str
+    """The cache_salt of the requests. Default: none."""
+    @_builtins.property
+    def token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """Its ids; of an image the numbers that its pages are called by, which are below 0. Required."""
+
+    def __init__(
+        self,
+        *,
+        token_ids: _abc.Iterable[_builtins.int] | None = ...,
+        cache_salt: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cache_salt", b"cache_salt", "token_ids", b"token_ids"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___KvPrefix: _TypeAlias = KvPrefix  # noqa: Y015
+
+@_typing.final
+class FindKvRequest(_message.Message):
+    """A request to see what KV is there."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    PREFIX_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def prefix(self) -> Global___KvPrefix:
+        """Required."""
+
+    def __init__(
+        self,
+        *,
+        prefix: Global___KvPrefix | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["prefix", b"prefix"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["prefix", b"prefix"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___FindKvRequest: _TypeAlias = FindKvRequest  # noqa: Y015
+
+@_typing.final
+class FindKvResponse(_message.Message):
+    """What KV is there."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    IDENTITY_FIELD_NUMBER: _builtins.int
+    NUM_TOKENS_FIELD_NUMBER: _builtins.int
+    identity: _builtins.str
+    """Of all that decides what KV holds: the weights, how they are computed, how it is kept. Empty: the server keeps none."""
+    num_tokens: _builtins.int
+    """The first tokens, in whole pages, whose KV can be used."""
+    def __init__(
+        self,
+        *,
+        identity: _builtins.str = ...,
+        num_tokens: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["identity", b"identity", "num_tokens", b"num_tokens"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___FindKvResponse: _TypeAlias = FindKvResponse  # noqa: Y015
+
+@_typing.final
+class ExportKvRequest(_message.Message):
+    """A request for KV."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    PREFIX_FIELD_NUMBER: _builtins.int
+    IDENTITY_FIELD_NUMBER: _builtins.int
+    SKIP_TOKENS_FIELD_NUMBER: _builtins.int
+    identity: _builtins.str
+    """As of FindKvResponse, of the server that the KV is for. Required."""
+    skip_tokens: _builtins.int
+    """The first tokens, whose KV is there already. Default: 0."""
+    @_builtins.property
+    def prefix(self) -> Global___KvPrefix:
+        """Required."""
+
+    def __init__(
+        self,
+        *,
+        prefix: Global___KvPrefix | None = ...,
+        identity: _builtins.str = ...,
+        skip_tokens: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["prefix", b"prefix"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["identity", b"identity", "prefix", b"prefix", "skip_tokens", b"skip_tokens"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ExportKvRequest: _TypeAlias = ExportKvRequest  # noqa: Y015
+
+@_typing.final
+class ExportKvResponse(_message.Message):
+    """Some of the KV."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    PAGE_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def page(self) -> Global___KvPage:
+        """Pages come in their order, and a state of recurrent layers last."""
+
+    def __init__(
+        self,
+        *,
+        page: Global___KvPage | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["page", b"page"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["page", b"page"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ExportKvResponse: _TypeAlias = ExportKvResponse  # noqa: Y015
+
+@_typing.final
+class KvPage(_message.Message):
+    """A part of a page of all layers, or of the state that recurrent layers have behind it."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    INDEX_FIELD_NUMBER: _builtins.int
+    STATE_FIELD_NUMBER: _builtins.int
+    CONTENT_FIELD_NUMBER: _builtins.int
+    DIGEST_FIELD_NUMBER: _builtins.int
+    index: _builtins.int
+    """Of the page in the prefix, from 0."""
+    state: _builtins.bool
+    """It is a state."""
+    content: _builtins.bytes
+    """Its next bytes, at most 1 MiB."""
+    digest: _builtins.bytes
+    """With its last bytes: a checksum of all of it and of the page's tokens."""
+    def __init__(
+        self,
+        *,
+        index: _builtins.int = ...,
+        state: _builtins.bool = ...,
+        content: _builtins.bytes = ...,
+        digest: _builtins.bytes = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["content", b"content", "digest", b"digest", "index", b"index", "state", b"state"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___KvPage: _TypeAlias = KvPage  # noqa: Y015
+
+@_typing.final
+class ImportKvRequest(_message.Message):
+    """First the prefix, then its KV."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    PREFIX_FIELD_NUMBER: _builtins.int
+    PAGE_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def prefix(self) -> Global___ExportKvRequest:
+        """What all that follows is of, as it was exported."""
+
+    @_builtins.property
+    def page(self) -> Global___KvPage:
+        """Some of the KV."""
+
+    def __init__(
+        self,
+        *,
+        prefix: Global___ExportKvRequest | None = ...,
+        page: Global___KvPage | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["page", b"page", "part", b"part", "prefix", b"prefix"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["page", b"page", "part", b"part", "prefix", b"prefix"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType_part: _TypeAlias = _typing.Literal["prefix", "page"]  # noqa: Y015
+    _WhichOneofArgType_part: _TypeAlias = _typing.Literal["part", b"part"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType_part) -> _WhichOneofReturnType_part | None: ...
+
+Global___ImportKvRequest: _TypeAlias = ImportKvRequest  # noqa: Y015
+
+@_typing.final
+class ImportKvResponse(_message.Message):
+    """The KV is kept."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NUM_TOKENS_FIELD_NUMBER: _builtins.int
+    num_tokens: _builtins.int
+    """Tokens whose pages have come."""
+    def __init__(
+        self,
+        *,
+        num_tokens: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["num_tokens", b"num_tokens"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ImportKvResponse: _TypeAlias = ImportKvResponse  # noqa: Y015

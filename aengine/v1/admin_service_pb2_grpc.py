@@ -81,6 +81,21 @@ class AdminServiceStub:
                 request_serializer=aengine_dot_v1_dot_admin__service__pb2.UpdateWeightsRequest.SerializeToString,
                 response_deserializer=aengine_dot_v1_dot_admin__service__pb2.UpdateWeightsResponse.FromString,
                 _registered_method=True)
+        self.FindKv = channel.unary_unary(
+                '/aengine.v1.AdminService/FindKv',
+                request_serializer=aengine_dot_v1_dot_admin__service__pb2.FindKvRequest.SerializeToString,
+                response_deserializer=aengine_dot_v1_dot_admin__service__pb2.FindKvResponse.FromString,
+                _registered_method=True)
+        self.ExportKv = channel.unary_stream(
+                '/aengine.v1.AdminService/ExportKv',
+                request_serializer=aengine_dot_v1_dot_admin__service__pb2.ExportKvRequest.SerializeToString,
+                response_deserializer=aengine_dot_v1_dot_admin__service__pb2.ExportKvResponse.FromString,
+                _registered_method=True)
+        self.ImportKv = channel.stream_unary(
+                '/aengine.v1.AdminService/ImportKv',
+                request_serializer=aengine_dot_v1_dot_admin__service__pb2.ImportKvRequest.SerializeToString,
+                response_deserializer=aengine_dot_v1_dot_admin__service__pb2.ImportKvResponse.FromString,
+                _registered_method=True)
 
 
 class AdminServiceServicer:
@@ -155,6 +170,29 @@ class AdminServiceServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def FindKv(self, request, context):
+        """How much of a prompt's KV the server keeps in host memory or in files, beside the pool.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def ExportKv(self, request, context):
+        """Reads that KV, to be given to ImportKv of another server, in the same order. FAILED_PRECONDITION for a server that keeps
+        none, or computes other KV than `identity` says.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def ImportKv(self, request_iterator, context):
+        """Keeps KV that another server has exported, for the next request whose prompt begins with it. What was damaged on its way,
+        and all behind it, is not kept. FAILED_PRECONDITION as of ExportKv.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_AdminServiceServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -202,6 +240,21 @@ def add_AdminServiceServicer_to_server(servicer, server):
                     servicer.UpdateWeights,
                     request_deserializer=aengine_dot_v1_dot_admin__service__pb2.UpdateWeightsRequest.FromString,
                     response_serializer=aengine_dot_v1_dot_admin__service__pb2.UpdateWeightsResponse.SerializeToString,
+            ),
+            'FindKv': grpc.unary_unary_rpc_method_handler(
+                    servicer.FindKv,
+                    request_deserializer=aengine_dot_v1_dot_admin__service__pb2.FindKvRequest.FromString,
+                    response_serializer=aengine_dot_v1_dot_admin__service__pb2.FindKvResponse.SerializeToString,
+            ),
+            'ExportKv': grpc.unary_stream_rpc_method_handler(
+                    servicer.ExportKv,
+                    request_deserializer=aengine_dot_v1_dot_admin__service__pb2.ExportKvRequest.FromString,
+                    response_serializer=aengine_dot_v1_dot_admin__service__pb2.ExportKvResponse.SerializeToString,
+            ),
+            'ImportKv': grpc.stream_unary_rpc_method_handler(
+                    servicer.ImportKv,
+                    request_deserializer=aengine_dot_v1_dot_admin__service__pb2.ImportKvRequest.FromString,
+                    response_serializer=aengine_dot_v1_dot_admin__service__pb2.ImportKvResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -449,6 +502,87 @@ class AdminService:
             '/aengine.v1.AdminService/UpdateWeights',
             aengine_dot_v1_dot_admin__service__pb2.UpdateWeightsRequest.SerializeToString,
             aengine_dot_v1_dot_admin__service__pb2.UpdateWeightsResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def FindKv(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/aengine.v1.AdminService/FindKv',
+            aengine_dot_v1_dot_admin__service__pb2.FindKvRequest.SerializeToString,
+            aengine_dot_v1_dot_admin__service__pb2.FindKvResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ExportKv(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_stream(
+            request,
+            target,
+            '/aengine.v1.AdminService/ExportKv',
+            aengine_dot_v1_dot_admin__service__pb2.ExportKvRequest.SerializeToString,
+            aengine_dot_v1_dot_admin__service__pb2.ExportKvResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ImportKv(request_iterator,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.stream_unary(
+            request_iterator,
+            target,
+            '/aengine.v1.AdminService/ImportKv',
+            aengine_dot_v1_dot_admin__service__pb2.ImportKvRequest.SerializeToString,
+            aengine_dot_v1_dot_admin__service__pb2.ImportKvResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -61,6 +61,16 @@ class AdminServiceStub:
     """Replaces the weights of the model while it runs, by those of another checkpoint of the same shapes. All or nothing:
     a checkpoint that does not match changes nothing and ends the call with FAILED_PRECONDITION. The prefix cache is emptied.
     """
+    FindKv: _grpc.UnaryUnaryMultiCallable[_admin_service_pb2.FindKvRequest, _admin_service_pb2.FindKvResponse]
+    """How much of a prompt's KV the server keeps in host memory or in files, beside the pool."""
+    ExportKv: _grpc.UnaryStreamMultiCallable[_admin_service_pb2.ExportKvRequest, _admin_service_pb2.ExportKvResponse]
+    """Reads that KV, to be given to ImportKv of another server, in the same order. FAILED_PRECONDITION for a server that keeps
+    none, or computes other KV than `identity` says.
+    """
+    ImportKv: _grpc.StreamUnaryMultiCallable[_admin_service_pb2.ImportKvRequest, _admin_service_pb2.ImportKvResponse]
+    """Keeps KV that another server has exported, for the next request whose prompt begins with it. What was damaged on its way,
+    and all behind it, is not kept. FAILED_PRECONDITION as of ExportKv.
+    """
 
 @_typing.type_check_only
 class AdminServiceAsyncStub(AdminServiceStub):
@@ -94,6 +104,16 @@ class AdminServiceAsyncStub(AdminServiceStub):
     UpdateWeights: _aio.UnaryUnaryMultiCallable[_admin_service_pb2.UpdateWeightsRequest, _admin_service_pb2.UpdateWeightsResponse]  # type: ignore[assignment]
     """Replaces the weights of the model while it runs, by those of another checkpoint of the same shapes. All or nothing:
     a checkpoint that does not match changes nothing and ends the call with FAILED_PRECONDITION. The prefix cache is emptied.
+    """
+    FindKv: _aio.UnaryUnaryMultiCallable[_admin_service_pb2.FindKvRequest, _admin_service_pb2.FindKvResponse]  # type: ignore[assignment]
+    """How much of a prompt's KV the server keeps in host memory or in files, beside the pool."""
+    ExportKv: _aio.UnaryStreamMultiCallable[_admin_service_pb2.ExportKvRequest, _admin_service_pb2.ExportKvResponse]  # type: ignore[assignment]
+    """Reads that KV, to be given to ImportKv of another server, in the same order. FAILED_PRECONDITION for a server that keeps
+    none, or computes other KV than `identity` says.
+    """
+    ImportKv: _aio.StreamUnaryMultiCallable[_admin_service_pb2.ImportKvRequest, _admin_service_pb2.ImportKvResponse]  # type: ignore[assignment]
+    """Keeps KV that another server has exported, for the next request whose prompt begins with it. What was damaged on its way,
+    and all behind it, is not kept. FAILED_PRECONDITION as of ExportKv.
     """
 
 class AdminServiceServicer(metaclass=_abc_1.ABCMeta):
@@ -179,6 +199,34 @@ class AdminServiceServicer(metaclass=_abc_1.ABCMeta):
     ) -> _typing.Union[_admin_service_pb2.UpdateWeightsResponse, _abc.Awaitable[_admin_service_pb2.UpdateWeightsResponse]]:
         """Replaces the weights of the model while it runs, by those of another checkpoint of the same shapes. All or nothing:
         a checkpoint that does not match changes nothing and ends the call with FAILED_PRECONDITION. The prefix cache is emptied.
+        """
+
+    @_abc_1.abstractmethod
+    def FindKv(
+        self,
+        request: _admin_service_pb2.FindKvRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_admin_service_pb2.FindKvResponse, _abc.Awaitable[_admin_service_pb2.FindKvResponse]]:
+        """How much of a prompt's KV the server keeps in host memory or in files, beside the pool."""
+
+    @_abc_1.abstractmethod
+    def ExportKv(
+        self,
+        request: _admin_service_pb2.ExportKvRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_abc.Iterator[_admin_service_pb2.ExportKvResponse], _abc.AsyncIterator[_admin_service_pb2.ExportKvResponse]]:
+        """Reads that KV, to be given to ImportKv of another server, in the same order. FAILED_PRECONDITION for a server that keeps
+        none, or computes other KV than `identity` says.
+        """
+
+    @_abc_1.abstractmethod
+    def ImportKv(
+        self,
+        request_iterator: _MaybeAsyncIterator[_admin_service_pb2.ImportKvRequest],
+        context: _ServicerContext,
+    ) -> _typing.Union[_admin_service_pb2.ImportKvResponse, _abc.Awaitable[_admin_service_pb2.ImportKvResponse]]:
+        """Keeps KV that another server has exported, for the next request whose prompt begins with it. What was damaged on its way,
+        and all behind it, is not kept. FAILED_PRECONDITION as of ExportKv.
         """
 
 def add_AdminServiceServicer_to_server(servicer: AdminServiceServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

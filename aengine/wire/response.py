@@ -8,7 +8,7 @@ token.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import AsyncGenerator, AsyncIterable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from itertools import chain, groupby, repeat
 from typing import Any
@@ -16,7 +16,7 @@ from typing import Any
 from google.protobuf.duration_pb2 import Duration
 from google.protobuf.internal.containers import RepeatedCompositeFieldContainer
 
-from aengine.api.errors import ServerError
+from aengine.api.errors import InvalidRequestError, ServerError
 from aengine.api.outputs import (
     NO_TOKEN,
     AdapterInfo,
@@ -26,6 +26,7 @@ from aengine.api.outputs import (
     EngineInfo,
     EngineStats,
     FinishReason,
+    KVPage,
     LayerGroup,
     LoadReport,
     MemoryUse,
@@ -54,6 +55,9 @@ _LOAD = (
     *("uncomputed_tokens", "mean_step_seconds", "prefill_tokens_per_second", "fingerprint", "weights_time", "role"),
     *("loaded_tokens", "saved_tokens", "host_kv_bytes", "disk_kv_bytes", "sessions", "session_tokens", "loading"),
 )
+
+_KV_PART = 1 << 20  # bytes of a page in a message, at most
+_MOST_KV = 1 << 30  # bytes of a page
 
 
 # ---- to a client ------------------------------------------------------------------------------------------------------
@@ -310,3 +314,23 @@ def read_logprobs(ids: Sequence[int], columns: messages.TokenLogprobs) -> list[T
 def read_timing(message: messages.Timing) -> Timing:
     known = {field.name: value for field, value in message.ListFields()}
     return Timing(**{name: seconds_of(known[name]) for name in ("queue", "first_token", "decode") if name in known})
+
+
+def write_kv_page(page: KVPage) -> Iterator[admin_service_pb2.KvPage]:
+    """The parts of a page, small enough for a message each."""
+    for begin in range(0, max(len(page.content), 1), _KV_PART):
+        end = begin + _KV_PART
+        digest = page.digest if end >= len(page.content) else b""
+        yield admin_service_pb2.KvPage(index=page.index, state=page.is_state, content=page.content[begin:end], digest=digest)
+
+
+async def read_kv_pages(parts: AsyncIterable[admin_service_pb2.KvPage]) -> AsyncGenerator[KVPage, None]:
+    """Raises `InvalidRequestError` for a page that does not end."""
+    content = bytearray()
+    async for part in parts:
+        content += part.content
+        if len(content) > _MOST_KV:
+            raise InvalidRequestError.of("page.content", f"a page has more than {_MOST_KV} bytes")
+        if part.digest:
+            yield KVPage(part.index, bytes(content), part.digest, part.state)
+            content.clear()

@@ -1,9 +1,10 @@
-"""Replicas that compute prompts, and others that go on behind these, with KV in a directory that they share."""
+"""Replicas that compute prompts, and others that go on behind these, with the KV that they have of them."""
 
 from __future__ import annotations
 
 import random
 from pathlib import Path
+from typing import Any
 
 import anyio
 import pytest
@@ -26,13 +27,20 @@ def by_role(router: Router) -> dict[str, list[ReplicaInfo]]:
     return found
 
 
-async def test_long_prompts_move_on_at_their_first_token(tmp_path: Path) -> None:
+@pytest.mark.parametrize("shared", [True, False])
+async def test_long_prompts_move_on_at_their_first_token(
+    shared: bool, tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With a directory that all replicas share, or with what one sends to the other."""
+    monkeypatch.setattr("aengine.router.fleet.FEW_SECONDS", 0.0)
+    caplog.set_level("INFO", "aengine")
+    tiers: dict[str, Any] = {"kv_disk_path": str(tmp_path)} if shared else {"host_kv_memory": 64 << 20}
     rng = random.Random(1)
     prompts = [[rng.randrange(300) for _ in range(length)] for length in (700, 40, 900, 650, 10)]
     async with AsyncEngine("demo", **OPTIONS) as engine:
         expected = [(await engine.generate(prompt, PARAMS)).token_ids for prompt in prompts]
     with anyio.fail_after(HANG_SECONDS):
-        async with Router("demo", replicas=3, prefill_replicas=1, kv_disk_path=str(tmp_path), **OPTIONS) as router:
+        async with Router("demo", replicas=3, prefill_replicas=1, **tiers, **OPTIONS) as router:
             found: dict[int, tuple[int, ...]] = {}
 
             async def run(number: int) -> None:
@@ -52,6 +60,8 @@ async def test_long_prompts_move_on_at_their_first_token(tmp_path: Path) -> None
             assert done("decode", "completion_tokens") <= 5 * 40
             assert (await router.generate(prompts[0], PARAMS)).token_ids == expected[0], "which is cached where it ended"
             assert router.stats().role == ""
+            went = [record.message for record in caplog.records if record.message.startswith("KV of ")]
+            assert went or shared
 
 
 def test_how_many() -> None:

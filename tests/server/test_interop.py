@@ -44,8 +44,9 @@ SPEC = {"prompt": {"text": "It was"}, "stopping": {"maxTokens": NUM_TOKENS, "ign
 class Server:
     """The server, and a channel to bring it into the state that a call is about."""
 
-    def __init__(self, process: ServerProcess, channel: grpc.Channel) -> None:
+    def __init__(self, process: ServerProcess, channel: grpc.Channel, over_a_router: bool) -> None:
         self.address = process.address
+        self.over_a_router = over_a_router
         self.generation: Any = GenerationServiceStub(channel)
         self.admin: Any = AdminServiceStub(channel)
         self.credentials = (("authorization", f"Bearer {TOKEN}"),)
@@ -74,8 +75,8 @@ def admin_flags(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, ...]:
 @pytest.fixture(scope="module", params=["engine", pytest.param("router", marks=pytest.mark.slow)])
 def server(request: pytest.FixtureRequest, admin_flags: tuple[str, ...]) -> Iterator[Server]:
     replicas = ("--replicas", "2") if request.param == "router" else ()
-    with server_process(*admin_flags, *replicas) as process, grpc.insecure_channel(process.address) as channel:
-        yield Server(process, channel)
+    with server_process(*admin_flags, *replicas, "--host-kv-memory", "64MiB") as process, grpc.insecure_channel(process.address) as channel:
+        yield Server(process, channel, bool(replicas))
 
 
 @pytest.fixture(params=CLIENTS)
@@ -312,6 +313,32 @@ def _update_weights(method: str, caller: Caller, server: Server) -> None:
 @drives(f"{PACKAGE}.GenerationService/TouchSession")
 def _touch(method: str, caller: Caller, server: Server) -> None:
     assert caller.call(method, {"session": "nobody's"}) == [{}]
+
+
+KV_PREFIX = {"tokenIds": [7, *range(5, 105)]}
+
+
+def _computed(caller: Caller) -> str:
+    """The identity of the KV of the prefix, which the server has then."""
+    spec = {**SPEC, "prompt": {"tokenIds": {"ids": KV_PREFIX["tokenIds"]}}}
+    caller.call(f"{PACKAGE}.GenerationService/Generate", {"spec": spec})
+    (found,) = caller.call(f"{PACKAGE}.AdminService/FindKv", {"prefix": KV_PREFIX})
+    assert found["numTokens"] == 96
+    return str(found["identity"])
+
+
+@drives(f"{PACKAGE}.AdminService/FindKv")
+@drives(f"{PACKAGE}.AdminService/ExportKv")
+@drives(f"{PACKAGE}.AdminService/ImportKv")
+def _kv(method: str, caller: Caller, server: Server) -> None:
+    if server.over_a_router:
+        with pytest.raises(CallFailedError, match="KV is kept by the replicas behind this server"):
+            caller.call(f"{PACKAGE}.AdminService/FindKv", {"prefix": KV_PREFIX})
+        return
+    export = {"prefix": KV_PREFIX, "identity": _computed(caller), "skipTokens": 64}
+    pages = caller.call(f"{PACKAGE}.AdminService/ExportKv", export)
+    assert [page["page"]["index"] for page in pages] == [4, 5]
+    assert caller.call(f"{PACKAGE}.AdminService/ImportKv", {"prefix": export}, *pages) == [{"numTokens": 32}]
 
 
 @drives(f"{HEALTH}/Check")

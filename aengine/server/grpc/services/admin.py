@@ -6,7 +6,8 @@ Knows nothing of who may call it: calls that come here were let through.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
+from contextlib import aclosing
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +22,7 @@ from aengine.server.core.errors import ServiceError, clip
 from aengine.v1 import admin_service_pb2 as messages
 from aengine.v1.admin_service_pb2_grpc import AdminServiceServicer
 from aengine.wire.request import read_seconds
-from aengine.wire.response import write_adapter
+from aengine.wire.response import read_kv_pages, write_adapter, write_kv_page
 
 _PAUSES, _SLEEPS, _UPDATES = messages.PauseMode, messages.SleepMode, messages.UpdateMode
 
@@ -92,6 +93,42 @@ class AdminServicer(AdminServiceServicer):
         version = await self._engine.update_weights(await self._read_path(request.path), mode)
         return messages.UpdateWeightsResponse(weights_version=version)
 
+    # ---- KV for other servers ------------------------------------------------------------------------------------------
+
+    async def FindKv(self, request: messages.FindKvRequest, context: ServicerContext) -> messages.FindKvResponse:
+        prefix = request.prefix
+        found = await self._engine.find_kv(_read_ids(prefix), cache_salt=prefix.cache_salt)
+        return messages.FindKvResponse(identity=found.identity, num_tokens=found.num_tokens)
+
+    async def ExportKv(
+        self, request: messages.ExportKvRequest, context: ServicerContext
+    ) -> AsyncGenerator[messages.ExportKvResponse, None]:
+        prefix = request.prefix
+        pages = self._engine.export_kv(
+            _read_ids(prefix), identity=request.identity, cache_salt=prefix.cache_salt, skip_tokens=request.skip_tokens
+        )
+        async with aclosing(pages):
+            async for page in pages:
+                for part in write_kv_page(page):
+                    yield messages.ExportKvResponse(page=part)
+
+    async def ImportKv(
+        self, request_iterator: AsyncIterator[messages.ImportKvRequest], context: ServicerContext
+    ) -> messages.ImportKvResponse:
+        try:
+            return messages.ImportKvResponse(num_tokens=await self._import_kv(request_iterator))
+        finally:  # a client that still writes when its call ends does not see why
+            async for _ in request_iterator:
+                pass
+
+    async def _import_kv(self, request_iterator: AsyncIterator[messages.ImportKvRequest]) -> int:
+        first = await anext(request_iterator, messages.ImportKvRequest())
+        if first.WhichOneof("part") != "prefix":
+            raise InvalidRequestError.of("prefix", "must come first")
+        prefix = first.prefix.prefix
+        async with aclosing(read_kv_pages(part.page async for part in request_iterator)) as pages:
+            return await self._engine.import_kv(_read_ids(prefix), pages, identity=first.prefix.identity, cache_salt=prefix.cache_salt)
+
     async def _read_path(self, path: str) -> str:
         """Raises `InvalidRequestError` for a path that is not below one of the roots, or has something below it that is not, with all links
         followed."""
@@ -105,6 +142,13 @@ class AdminServicer(AdminServiceServicer):
             where = "" if outside == path else f" because of {clip(outside)!r}"
             raise InvalidRequestError.of("path", f"{clip(path)!r} is not below a directory of the server's weights_roots{where}")
         return found
+
+
+def _read_ids(prefix: messages.KvPrefix) -> Sequence[int]:
+    """Raises `InvalidRequestError`."""
+    if not prefix.token_ids:
+        raise InvalidRequestError.of("prefix.token_ids", "must not be empty")
+    return prefix.token_ids
 
 
 def _outside_of(roots: Sequence[Path], path: str) -> tuple[str, str | None]:
