@@ -62,8 +62,15 @@ if (rpc.responseStream) {
     call.end();
   }
 } else {
-  client.makeUnaryRequest(...coding, request, metadata, limits, (error, response) => {
+  const answered = (error, response) => {
     if (!error) print(response);
     end(error);
-  });
+  };
+  if (rpc.requestStream) {
+    const call = client.makeClientStreamRequest(...coding, metadata, limits, answered);
+    for (const message of request) call.write(message);
+    call.end();
+  } else {
+    client.makeUnaryRequest(...coding, request, metadata, limits, answered);
+  }
 }

@@ -32,7 +32,7 @@ class Client(Protocol):
 
 class Node:
     def command(self, address: str, method: str, requests: Sequence[Any], token: str) -> list[str]:
-        body = requests if method.endswith("/Session") else requests[0]
+        body = requests if method.endswith(("/Session", "/ImportKv")) else requests[0]
         return ["node", str(TOOLS / "node_client.mjs"), "--token", token, address, method, json.dumps(body)]
 
 
