@@ -58,7 +58,7 @@ def test_make_demo_grpc() -> None:
 
 
 def test_make_test() -> None:
-    workers = ["-n", "auto", "--maxprocesses", "4", "--dist", "loadfile"]
+    workers = ["-n", "auto", "--maxprocesses", "4", "--dist", "loadfile", "--max-worker-restart", "0"]
     assert made_by("test") == [".venv/bin/python", "-m", "pytest", *workers, "-m", "not slow"]
     assert made_by("test-slow") == [".venv/bin/python", "-m", "pytest", *workers, "-m", "slow"]
 

@@ -348,7 +348,7 @@ class StoredPrefix:
             return column.pages.tobytes(), _digest(b"", column.tokens, column.pages.reshape(-1).data)
         return None
 
-    def put(self, index: int, is_state: bool, content: bytes, digest: bytes) -> bool:
+    def put_page(self, index: int, is_state: bool, content: bytes, digest: bytes) -> bool:
         """Keep what another engine has given; whether it is whole."""
         names = self.states if is_state else self.names
         if index >= len(names) or len(content) != self.sizes[is_state] or _digest(b"", self.tokens[index], content) != digest:

@@ -224,7 +224,7 @@ class AsyncEngine(ServedEngine):
         stored = await self._kv_of(identity, token_ids, cache_salt)
         count = 0
         async for page in pages:
-            if not await anyio.to_thread.run_sync(stored.put, page.index, page.is_state, page.content, page.digest):
+            if not await anyio.to_thread.run_sync(stored.put_page, page.index, page.is_state, page.content, page.digest):
                 break
             count += not page.is_state
         return count * self.engine_info.page_size
