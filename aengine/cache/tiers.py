@@ -41,11 +41,11 @@ _log = logging.getLogger("aengine")
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Column:
-    """A page in each layer group, for the same tokens; or a state that recurrent layers have behind them."""
+    """A page in each layer group, for the same tokens; or a state that recurrent layers have behind them; or a note without pages."""
 
-    name: bytes  # of the content, as of `page_name`
-    tokens: bytes  # of the int32 ids
-    pages: Bytes  # [groups, bytes of a page], or [state_pages, bytes of a page]
+    name: bytes  # of the content, as of `page_name`; of a note any other one of this length
+    tokens: bytes  # of the int32 ids; what a note says
+    pages: Bytes  # [groups, bytes of a page], or [state_pages, bytes of a page], or none
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +69,7 @@ class PageTiers:
         bytes that the pages of a column may have. `others_wait`: for what is written, which does not wait for steps then. Raises OSError
         for a folder that cannot be made, or is another user's."""
         self.identity = identity
-        self._host_bytes, self._root, self._disk_bytes, self._sizes = host_bytes, folder, disk_bytes, frozenset(sizes)
+        self._host_bytes, self._root, self._disk_bytes, self._sizes = host_bytes, folder, disk_bytes, frozenset((0, *sizes))
         self._others_wait = others_wait
         self._host: OrderedDict[bytes, Column] = OrderedDict()
         self._host_used = 0
@@ -125,8 +125,11 @@ class PageTiers:
             return name in self._known or (self._folder is None and name in self._host)
 
     def put_column(self, column: Column) -> None:
-        """Keep a column, whose pages must not change any more."""
+        """Keep a column, whose pages must not change any more; or a note in place of that which was before of this name."""
         with self._lock:
+            if not column.pages.nbytes:
+                self._known.discard(column.name)
+                self._host.pop(column.name, None)
             if self._host_bytes and column.name not in self._host:
                 self._host[column.name] = column
                 self._host_used += column.pages.nbytes
@@ -194,8 +197,8 @@ class PageTiers:
                 found = self.read(names)
             except Exception as error:  # requests wait for this thread, whatever happens to it
                 _log.warning("KV is not loaded: %s: %s", type(error).__name__, error)
-            if found:
-                each = (time.perf_counter() - begin) / sum(column.pages.nbytes for column in found)
+            if num_bytes := sum(column.pages.nbytes for column in found):
+                each = (time.perf_counter() - begin) / num_bytes
                 self._read_seconds = each if not self._read_seconds else 0.7 * self._read_seconds + 0.3 * each
                 self._loaded += sum(len(column.tokens) for column in found) // 4
             future.set_result(found)
@@ -290,7 +293,7 @@ class PageTiers:
         self._disk_used += size
         self._unseen += size
         self._is_stale |= self._unseen > _UNSEEN * self._disk_bytes
-        self._saved += len(column.tokens) // 4
+        self._saved += len(column.tokens) // 4 if column.pages.nbytes else 0
 
     def _scan(self) -> None:
         """See what is in the folder, and remove what a process has left that was killed."""

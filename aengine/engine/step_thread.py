@@ -192,7 +192,10 @@ class StepDriver:
                 self._publish()  # the caller sees it in the stats
                 self._pending.append(Done(reply, num_pages))
             case Touch(reply, session):
-                self._pending.append(Done(reply, scheduler.touch(session)))
+                if (count := scheduler.touch(session)) or self._tiers is None:
+                    self._pending.append(Done(reply, count))
+                else:
+                    self._tiers.recall(session, reply)
             case FindKV(reply, token_ids, cache_salt):
                 self._pending.append(Done(reply, None if self._tiers is None else self._tiers.stored(token_ids, cache_salt)))
             case WatchPages(watch, most):
@@ -219,6 +222,7 @@ class StepDriver:
             return False
         if self._tiers is not None:
             self._tiers.save()
+            self._pending += (Done(*recalled) for recalled in self._tiers.end_recalls())
         changing = self._can_change()
         if changing and not self._flights:
             self._change_model()

@@ -7,7 +7,7 @@ Knows neither files nor what pages mean. To be used from the step thread alone.
 from __future__ import annotations
 
 import pathlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
 
@@ -20,6 +20,7 @@ from aengine.engine.edges import StepStats
 from aengine.runner.contract import Runner
 from aengine.scheduler.plan import IntArray
 from aengine.scheduler.scheduler import Scheduler
+from aengine.scheduler.sessions import SessionName, note_name
 from aengine.scheduler.tier_loads import PageLoad
 
 _BYTES_AT_A_TIME = 4 << 20  # of what was loaded that are written to the pool between two steps
@@ -63,6 +64,7 @@ class TierTraffic:
         self._scheduler, self._runner, self._stats, self._wake_up = scheduler, runner, stats, wake_up
         self._tiers: PageTiers | None = None
         self._loading: dict[PageLoad, _Loading] = {}
+        self._recalls: list[tuple[SessionName, Future[int], Future[list[Column]]]] = []
         self._column_bytes = _bytes_of(runner, len(runner.windows))
 
     def use(self, tiers: PageTiers) -> None:
@@ -126,7 +128,8 @@ class TierTraffic:
         loads = self._scheduler.loads
         saves = [] if loads is None else loads.take_saves()
         if saves and self._tiers is not None:
-            content = self._runner.read_pages(np.concatenate([save.pages for save in saves]))
+            pages = np.concatenate([save.pages for save in saves])
+            content = self._runner.read_pages(pages) if len(pages) else np.zeros((0, 0), np.uint8)
             ends = np.cumsum([len(save.pages) for save in saves])
             for save, pages in zip(saves, np.split(content, ends[:-1]), strict=True):
                 self._tiers.put_column(Column(save.name, save.tokens, pages))
@@ -146,6 +149,18 @@ class TierTraffic:
             found = next((end for end in range(found, 0, -1) if self._tiers.find([states[end - 1]])), 0)
         sizes = self._column_bytes, _bytes_of(self._runner, self._runner.state_pages) if has_states else 0
         return StoredPrefix(self._tiers, chain.digests, tokens, states, found, sizes)
+
+    def recall(self, session: SessionName, reply: Future[int]) -> None:
+        """Read what tiers have noted of a session that is not known."""
+        assert self._tiers is not None
+        self._recalls.append((session, reply, self._tiers.load([note_name(session)], self._wake_up)))
+
+    def end_recalls(self) -> Iterator[tuple[Future[int], int]]:
+        """Touches the sessions whose notes have been read; gives their replies and numbers of tokens, 0 where there was no note."""
+        for recall in [recall for recall in self._recalls if recall[2].done()]:
+            self._recalls.remove(recall)
+            session, reply, columns = recall
+            yield reply, self._scheduler.touch(session, columns.result()[0].tokens) if columns.result() else 0
 
     def counts(self) -> TierCounts:
         return TierCounts() if self._tiers is None else self._tiers.counts()

@@ -14,7 +14,7 @@ from aengine.api.outputs import FinishReason
 from aengine.scheduler.kv import KVCacheManager
 from aengine.scheduler.rows import RowTable
 from aengine.scheduler.sequence import Finished, Request, SchedulerConfig, Sequence, SequenceState, Updates
-from aengine.scheduler.sessions import SessionPrefixes
+from aengine.scheduler.sessions import SessionPrefixes, note_name
 from aengine.scheduler.waiting import WaitingQueue
 
 
@@ -161,7 +161,10 @@ class LiveSequences:
         known = None if request.session is None else rows.tokens[row, : rows.num_known[row]].copy()
         self._queue.push(*self._kv_cache.release(sequence))
         if request.session is not None and known is not None and sequence.chain.version == self._kv_cache.version:
-            self._sessions.remember((request.tenant, request.session), sequence.chain, known)
+            name = request.tenant, request.session
+            self._sessions.remember(name, sequence.chain, known)
+            if self._kv_cache.loads is not None and not request.adapter:
+                self._kv_cache.loads.save_note(note_name(name), self._sessions.write_note(known, request.cache_salt))
         self._forget(sequence)
 
     def _forget(self, sequence: Sequence) -> None:

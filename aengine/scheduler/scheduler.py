@@ -45,9 +45,8 @@ class Scheduler:
         self._cache = PageCache(config.num_pages, config.page_size)
         self._kv_cache = KVCacheManager(self._rows, self._cache, needs, config)
         self._builder = PlanBuilder(self._rows)
-        progress = None
-        if config.has_draft_model:
-            progress = DraftProgress(self._rows, self._cache, config.max_num_batched_tokens, is_head=config.has_draft_head)
+        of_model, head = config.has_draft_model, config.has_draft_head
+        progress = DraftProgress(self._rows, self._cache, config.max_num_batched_tokens, is_head=head) if of_model else None
         self._drafts = None if drafter is None else Drafts(self._rows, self._kv_cache, clock, drafter, progress)
         self._tenant_rows = config.max_num_seqs - (max(1, config.max_num_seqs // KEPT_SHARE) if config.max_num_seqs >= LEAST_KEPT else 0)
         self._queue = WaitingQueue(tenant_weights=config.tenant_weights, ageing_seconds=config.ageing_seconds)
@@ -93,11 +92,10 @@ class Scheduler:
     def use_tiers(self, tiers: PageTiers | None, is_worth: Callable[[float, int], bool]) -> None:
         """Pages come from these tiers and go there from now on. `is_worth`: as of `TierLoads`. No load goes on."""
         self.abandon_loads()
-        kv_cache = self._kv_cache
+        kv_cache, loads = self._kv_cache, None
         if tiers is not None and self._config.enable_prefix_cache:
-            kv_cache.loads = TierLoads(self._cache, kv_cache.needs, kv_cache.prefixes, tiers.find, tiers.keeps, is_worth)
-        else:
-            kv_cache.loads = None
+            loads = TierLoads(self._cache, kv_cache.needs, kv_cache.prefixes, tiers.find, tiers.keeps, is_worth)
+        kv_cache.loads = loads
 
     @property
     def loads(self) -> TierLoads | None:
@@ -124,8 +122,10 @@ class Scheduler:
         """How many pages the next step may take."""
         return self._kv_cache.needs.num_groups * int(np.count_nonzero(self._rows.active))
 
-    def touch(self, name: SessionName) -> int:
-        """A session is used soon: what tiers have of its prefix is loaded. Returns the number of its tokens; 0: it is not known."""
+    def touch(self, name: SessionName, note: bytes | None = None) -> int:
+        """A session, or that of a note, is used soon: tiers load its prefix. Returns the number of its tokens; 0: it is not known."""
+        if note is not None:
+            self._sessions.restore(name, note, self.weights_version)
         return self._sessions.touch(name, self.loads, self._spared)
 
     @property

@@ -6,9 +6,12 @@ like any other. Knows neither requests nor the queue.
 
 from __future__ import annotations
 
+import struct
+import time
 from collections import Counter, OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass
+from hashlib import blake2b
 
 import numpy as np
 
@@ -20,6 +23,14 @@ SessionName = tuple[str, str]
 """The tenant, and the name that it has given."""
 MOST_TOKENS = 32 << 20
 """How many tokens all sessions that are known may have: 128 MiB of ids."""
+
+
+_NOTE = struct.Struct("<dI")  # when it expires, in seconds since the epoch; bytes of the salt, which follow, and then the ids
+
+
+def note_name(name: SessionName) -> bytes:
+    """What tiers call the note of a session. No page is called so."""
+    return blake2b("\0".join(name).encode(), digest_size=16, person=b"session").digest() + b"\xff\xff"
 
 
 @dataclass(slots=True, eq=False)
@@ -52,6 +63,22 @@ class SessionPrefixes:
         self._num_tokens += len(tokens)
         while self._num_tokens > MOST_TOKENS:
             self.forget(next(iter(self._sessions)))
+
+    def write_note(self, tokens: IntArray, cache_salt: str) -> bytes:
+        """What another process needs to know a session as long as this one does."""
+        salt = cache_salt.encode()
+        return _NOTE.pack(time.time() + self._seconds, len(salt)) + salt + tokens.tobytes()
+
+    def restore(self, name: SessionName, note: bytes, weights_version: int) -> None:
+        """Know a session that another process has known, unless its time has passed."""
+        expires, salt_bytes = _NOTE.unpack_from(note)
+        if expires <= time.time():
+            return
+        begin = _NOTE.size + salt_bytes
+        tokens = np.frombuffer(note[begin:], np.int32)
+        chain = PageChain(self._cache.page_size, note[_NOTE.size : begin].decode(), 0, weights_version)
+        chain.extend(tokens)
+        self.remember(name, chain, tokens)
 
     def forget(self, name: SessionName) -> None:
         session = self._sessions.pop(name, None)

@@ -33,11 +33,11 @@ class PageLoad:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class PageSave:
-    """A column or a state that was computed."""
+    """A column or a state that was computed, or a note."""
 
     name: bytes
     tokens: bytes
-    pages: IntArray  # [groups] or [state_pages]
+    pages: IntArray  # [groups] or [state_pages], or none
 
 
 class TierLoads:
@@ -157,6 +157,10 @@ class TierLoads:
         """A state is published, whose pages are given to others when they are needed, also while a step is planned."""
         if not sequence.request.adapter and not self._keeps(name):
             self._states.append(PageSave(name, tokens, pages.copy()))
+
+    def save_note(self, name: bytes, note: bytes) -> None:
+        """In place of that of the same name before."""
+        self._saves.append(PageSave(name, note, np.zeros(0, np.int32)))
 
     def take_loads(self) -> list[PageLoad]:
         """Return the loads that have begun since the last call."""

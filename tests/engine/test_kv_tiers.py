@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import pathlib
 import random
@@ -94,6 +95,38 @@ async def test_a_session_that_is_touched_is_there_when_its_request_comes(tmp_pat
         assert again.usage.cached_prompt_tokens == loaded - before > 100
         assert engine.stats().loaded_tokens == loaded
         assert again.usage.rewritten_tokens == 0
+
+
+async def test_a_session_is_known_after_a_restart(tmp_path: pathlib.Path, anyio_backend: str) -> None:
+    """Also where the process was killed, as long as the session would have been known to it."""
+    code = f"""
+import asyncio, pathlib, sys
+sys.path[:0] = {sys.path!r}
+from test_kv_tiers import GREEDY, PROMPTS, engine_of, files_in
+async def main():
+    async with engine_of("kernels", "", kv_disk_path={str(tmp_path)!r}, session_seconds=600.0) as engine:
+        await engine.generate(PROMPTS[4], GREEDY, session="a", tenant="t")
+        first = await engine.generate(PROMPTS[5], GREEDY, session="a", tenant="t", cache_salt="s")
+        await engine.flush_cache()
+        while not any(700 < path.stat().st_size < 1000 for path in files_in(pathlib.Path({str(tmp_path)!r}))):
+            pass  # until the second note is there
+        print(list(first.token_ids), flush=True)
+        await asyncio.sleep(3600)
+asyncio.run(main())
+"""
+    (line,) = run_and_kill(code, 1)
+    history = [*PROMPTS[5], *json.loads(line)]
+    options: dict[str, Any] = {"kv_disk_path": str(tmp_path), "kv_cache_memory": 4 << 20}
+    for seconds, known in ((600.0, True), (0.001, True), (600.0, False)):  # the second one notes a session that is soon over
+        async with engine_of("kernels", "", session_seconds=seconds, **options) as engine:
+            assert await engine.touch("a", "other") == await engine.touch("b", "t") == 0
+            assert await engine.touch("a", "t") == (len(history) if known else 0)
+            if known:
+                while not (before := engine.stats().loaded_tokens):
+                    await engine.generate([7], GREEDY)
+                output = await engine.generate([*history, 9], GREEDY, session="a", tenant="t", cache_salt="s")
+                assert output.usage.cached_prompt_tokens == before > 100
+                history += [9, *output.token_ids]
 
 
 def files_in(folder: pathlib.Path) -> list[pathlib.Path]:
