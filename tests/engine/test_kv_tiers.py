@@ -102,13 +102,13 @@ async def test_a_session_is_known_after_a_restart(tmp_path: pathlib.Path, anyio_
     code = f"""
 import asyncio, pathlib, sys
 sys.path[:0] = {sys.path!r}
-from test_kv_tiers import GREEDY, PROMPTS, engine_of, files_in
+from test_kv_tiers import GREEDY, PROMPTS, engine_of
 async def main():
     async with engine_of("kernels", "", kv_disk_path={str(tmp_path)!r}, session_seconds=600.0) as engine:
         await engine.generate(PROMPTS[4], GREEDY, session="a", tenant="t")
         first = await engine.generate(PROMPTS[5], GREEDY, session="a", tenant="t", cache_salt="s")
         await engine.flush_cache()
-        while not any(700 < path.stat().st_size < 1000 for path in files_in(pathlib.Path({str(tmp_path)!r}))):
+        while not any(700 < path.stat().st_size < 1000 for path in pathlib.Path({str(tmp_path)!r}).glob("*/??/*")):
             pass  # until the second note is there
         print(list(first.token_ids), flush=True)
         await asyncio.sleep(3600)
