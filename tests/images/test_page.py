@@ -70,6 +70,19 @@ def test_a_picture_goes_with_the_message(page: ChatPage, server: PageServer, kin
     page.page.locator(".user img.picture").wait_for()
 
 
+def test_an_answer_to_a_picture_has_branches(page: ChatPage, server: PageServer) -> None:
+    page.set(temperature=1, min_tokens=8)
+    give(page, "paste", 120, 60)
+    page.send("What is this?")
+    page.wait_for_end()
+    before = page.ids
+    page.token.first.click()
+    page.button("Keep it, draw the rest again").click()
+    page.wait_for_end()
+    assert (page.ids[0], len(page.ids)) == (before[0], 8)
+    assert server.ended[-1].usage.image_tokens == 8
+
+
 def test_a_large_one_is_made_smaller_and_other_files_are_refused(page: ChatPage) -> None:
     assert page.page.get_by_role("button", name="Take a photo").is_visible()
     give(page, "paste", 4096, 64)

@@ -101,8 +101,11 @@ def test_branches_from_an_alternative_and_from_a_token(server: PageServer, open_
     page.wait_for_end()
     before, ids = page.token.all_text_contents(), page.ids
     page.token.nth(5).click()
-    page.page.locator("#choices li button:not([aria-current])").first.click()
+    with page.page.expect_request("**/v1/completions") as sent:
+        page.page.locator("#choices li button:not([aria-current])").first.click()
     page.wait_for_end()
+    assert "prompt" not in sent.value.post_data_json
+    assert server.ended[-1].usage.completion_tokens == 20, "its first tokens are those of the answer that it is a branch of"
     assert page.page.get_by_text("2 of 2").is_visible()
     assert page.token.all_text_contents()[:5] == before[:5]
     assert page.ids[:5] == ids[:5]

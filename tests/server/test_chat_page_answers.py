@@ -192,7 +192,7 @@ def test_an_answer_in_markdown(engine: WrittenEngine, open_page: Open) -> None:
         page.page.locator("#choices li button:not([aria-current])").click()
     page.wait_for_end()
     first = engine._texts[1]
-    assert sent.value.post_data_json["prompt"][-1] == 1
+    assert sent.value.post_data_json["branch"]["then"] == [1]
     assert page.text == "".join(labels[:index]) + first + "if True:\n```\n"
     assert page.page.evaluate("document.activeElement.dataset.index") == str(index)
 

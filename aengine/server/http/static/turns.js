@@ -108,6 +108,7 @@ export class Answer extends Turn {
     super(parent, "answer", "Answer", id);
     this.settings = settings;
     this.promptIds = null;
+    this.origin = null; // {id, at, then}: of its tokens the first `at` are those of this completion, and these come behind them
     this.tokens = []; // {id, label, logprob, top, pieces, index, start, end}; pieces: what is shown of it; start, end: its place in `raw`
     this.raw = ""; // the texts of all tokens
     this.taken = 0; // so much of `raw` lies before what comes next
@@ -161,6 +162,7 @@ export class Answer extends Turn {
     const choice = event.choices?.[0];
     if (!choice) return;
     this.promptIds ??= choice.prompt_token_ids ?? null;
+    if (event.id) this.origin = { id: event.id };
     const entries = choice.logprobs?.content ?? (choice.token_ids ?? []).map((id) => ({ token_id: id, token: "" }));
     entries.forEach((entry, i) => this.addToken({ token_id: choice.token_ids?.[i], ...entry }));
     if (entries.length) this.firstToken ??= performance.now();
@@ -251,7 +253,7 @@ export class Answer extends Turn {
 
   /* Generating. */
 
-  /** Generates into this answer. Other answers that are being generated are stopped. */
+  /** Generates into this answer. Other answers that are being generated are stopped. `body`: as of `eventsOf`. */
   async generate(path, body) {
     const controller = new AbortController();
     begin(controller);
@@ -270,7 +272,7 @@ export class Answer extends Turn {
     let [text, isWrong] = ["", false];
     try {
       let rested = performance.now();
-      for await (const event of events(path, body, controller.signal)) {
+      for await (const event of eventsOf(path, body, controller.signal)) {
         this.read(event);
         follow();
         if (performance.now() < rested + 8) continue;
@@ -326,13 +328,18 @@ export class Answer extends Turn {
     const within = this.closing && { reasoning: { closing: this.closing, opened: true, max_tokens: budget }, ...behind };
     this.isFree = "schema" in settings && !within;
     const fewest = settings.min_tokens > kept ? settings.min_tokens - kept : undefined;
-    return this.generate("v1/completions", { ...params, ...within, max_tokens: left, min_tokens: fewest, logprobs: top_logprobs, prompt: [...this.promptIds, ...ids] });
+    const common = { ...params, ...within, logprobs: top_logprobs };
+    const anew = { ...common, max_tokens: left, min_tokens: fewest, prompt: [...this.promptIds, ...ids] };
+    const { id, at = kept, then = [] } = this.origin ?? {};
+    const branch = id && !within && { ...common, branch: { id, at, then } }; // limits are those of all its tokens
+    return this.generate("v1/completions", branch ? [branch, anew] : [anew]);
   }
 
   /** Another answer with the first `keep` tokens of this one, then `next` if there is one, then what the model makes of it. */
   branch(keep, next) {
     const other = new Answer(this.parent, readSettings() ?? this.settings);
     other.promptIds = this.promptIds;
+    other.origin = this.origin && { id: this.origin.id, at: keep, then: next ? [next.token_id] : [] };
     other.mark = this.mark;
     other.take(this.tokens.slice(0, keep), this.raw);
     if (next) {
@@ -376,9 +383,9 @@ export class Answer extends Turn {
   /* As it is kept: the text and facts, and apart from them the tokens, which are much more. */
 
   get record() {
-    const { settings, mark, taken, notes, finish } = this;
+    const { settings, mark, taken, notes, finish, origin } = this;
     const calls = this.calls.map(({ id, name, text, result }) => ({ id, name, text, result: result.value }));
-    return { text: this.content, settings, mark, taken, calls, notes, finish, meta: this.meta.textContent };
+    return { text: this.content, settings, mark, taken, calls, notes, finish, origin, meta: this.meta.textContent };
   }
 
   get tokenRecord() {
@@ -391,6 +398,7 @@ export class Answer extends Turn {
     const self = new Answer(parent, record.settings, id);
     self.promptIds = promptIds;
     self.mark = record.mark;
+    self.origin = record.origin ?? null;
     let start = 0;
     const alternative = ([token_id, token, logprob]) => ({ token_id, token, logprob });
     const all = tokens.map(([id, label, logprob, end, pieces, top], index) => {
@@ -413,6 +421,18 @@ export class Answer extends Turn {
     self.showMore(record.finish == null || record.notes !== undefined);
     self.views.content.end();
     return self;
+  }
+}
+
+/** Events of the answer to the first of the bodies; to the next one where the server knows no more what it is a branch of. */
+async function* eventsOf(path, bodies, signal) {
+  const [body, ...others] = [bodies].flat();
+  try {
+    yield* events(path, body, signal);
+  } catch (error) {
+    const isForgotten = error instanceof Refused && error.violations.some(({ field }) => field?.startsWith("branch"));
+    if (!isForgotten || !others.length) throw error;
+    yield* eventsOf(path, others, signal);
   }
 }
 
