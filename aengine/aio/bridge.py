@@ -448,6 +448,9 @@ class ServedBridge(LoopBridge, ServedEngine):
 
     wait_stopped = asked(ServedEngine.wait_stopped)
     watch_pages = iterated(ServedEngine.watch_pages)
+    find_kv = asked(ServedEngine.find_kv)
+    export_kv = iterated(ServedEngine.export_kv)
+    import_kv = asked(ServedEngine.import_kv)
     drain_replica = asked(ServedEngine.drain_replica)
     violations = asked(ServedEngine.violations)
     locate = asked(ServedEngine.locate)

@@ -130,6 +130,7 @@ class PageTiers:
             if not column.pages.nbytes:
                 self._known.discard(column.name)
                 self._host.pop(column.name, None)
+                self._writes.pop(column.name, None)  # it comes behind the KV that it speaks of
             if self._host_bytes and column.name not in self._host:
                 self._host[column.name] = column
                 self._host_used += column.pages.nbytes
@@ -220,7 +221,8 @@ class PageTiers:
                 _log.warning("KV is not kept in files: %s: %s", type(error).__name__, error)
             if column is not None:
                 with self._lock:  # up to here it can be loaded from there
-                    if self._writes.pop(column.name, None) is not None:
+                    if self._writes.get(column.name) is column:  # and no other note of this name
+                        del self._writes[column.name]
                         self._queued -= column.pages.nbytes
                 if not self._others_wait:
                     self._at_full_speed.wait(_PAUSE * (time.perf_counter() - begin))

@@ -14,7 +14,7 @@ from collections.abc import AsyncGenerator, AsyncIterable, Callable, Collection,
 from contextlib import AsyncExitStack, aclosing
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 from google.protobuf.duration_pb2 import Duration
@@ -280,6 +280,19 @@ class ClientBridge(LoopBridge):
     prompt_ids = asked(ServerCalls.prompt_ids)
     named_prompt = asked(ServerCalls.named_prompt)
     watch_load = iterated(ServerCalls.watch_load)
+    find_kv = asked(ServerCalls.find_kv)
+    export_kv = iterated(ServerCalls.export_kv)
+
+    async def import_kv(self, token_ids: Sequence[int], pages: AsyncIterable[KVPage], *, identity: str, cache_salt: str = "") -> int:
+        """Have the server keep KV, when all its pages have come here."""
+        held = [page async for page in pages]
+
+        async def each() -> AsyncGenerator[KVPage, None]:
+            for page in held:
+                yield page
+
+        give = partial(cast("AsyncClient", self._engine).import_kv, token_ids, identity=identity, cache_salt=cache_salt)
+        return await self._running().call(lambda: give(pages=each()))
 
 
 class AsyncClient(ServerCalls, AsyncioEngine):
