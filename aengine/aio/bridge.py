@@ -368,8 +368,10 @@ class LoopBridge(EngineBase):
         tokenize = partial(self._engine.tokenize, text, add_special_tokens=add_special_tokens, for_prompt=for_prompt)
         return await self._running().call(partial(tokenize, literals=literals))
 
-    async def render_chat(self, messages: Sequence[Mapping[str, Any]], **fields: Unpack[ChatFields]) -> RenderedChat:
-        return await self._running().call(partial(self._engine.render_chat, messages, **fields))
+    async def render_chat(
+        self, messages: Sequence[Mapping[str, Any]], *, session: str | None = None, tenant: str = "", **fields: Unpack[ChatFields]
+    ) -> RenderedChat:
+        return await self._running().call(partial(self._engine.render_chat, messages, session=session, tenant=tenant, **fields))
 
     def _running(self) -> LoopThread:
         if self._closed is not None or self._thread is None:

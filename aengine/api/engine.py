@@ -49,6 +49,12 @@ def output_of_fork(point: ForkPoint, outputs: Sequence[Sequence[int]]) -> tuple[
     return [*shared, *point.then], len(shared)
 
 
+def refuse_history(keep_history: str) -> None:
+    """Raises `InvalidRequestError` (keep_history) where the engine that has the ids of sessions is another one."""
+    if keep_history != "text":
+        raise InvalidRequestError.of("keep_history", "'ids' is for the engine itself and for chats that its server renders")
+
+
 def not_forkable(request_id: str, *, is_known: bool) -> InvalidRequestError:
     """Make the error of a fork of a request that has no tokens yet, or that is not known."""
     why = "cannot be forked: its prompt is not tokenized yet" if is_known else "is not known, or has ended too long ago"
@@ -192,9 +198,12 @@ class EngineBase(ABC):
         prompt may be refused as `stream` refuses it, before all of it is tokenized. `literals`: as of `RenderedChat`."""
 
     @abstractmethod
-    async def render_chat(self, messages: Sequence[Mapping[str, Any]], **fields: Unpack[ChatFields]) -> RenderedChat:
-        """A conversation as the model's chat template writes it; `fields` are those of `ChatOptions`. The ids that `tokenize` gives for its
-        text and literals, without special tokens that are added, are those of the prompt that the messages make."""
+    async def render_chat(
+        self, messages: Sequence[Mapping[str, Any]], *, session: str | None = None, tenant: str = "", **fields: Unpack[ChatFields]
+    ) -> RenderedChat:
+        """A conversation as the model's chat template writes it; `fields` are those of `ChatOptions`, `session` is what `keep_history` is
+        for. The ids that `tokenize` gives for its text and literals, without special tokens that are added, are those of the prompt that
+        the messages make, behind its `history`."""
 
 
 class ServedEngine(EngineBase):

@@ -6,9 +6,9 @@ from __future__ import annotations
 
 import enum
 from bisect import bisect_left
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any
 
 from aengine.api.params import SamplingParams
 
@@ -301,9 +301,20 @@ class RenderedChat:
     images: tuple[object, ...] = ()
     """Those whose tokens the text has, each a `NamedImage`, for `RequestOptions.images`."""
 
+    history: tuple[int, ...] = ()
+    """Ids that come before the text, where `keep_history` leaves those of the session as they were."""
+
     def __add__(self, text: str) -> RenderedChat:
         """With text of the template's own behind it."""
-        return RenderedChat(self.text + text, self.literals, self.images)
+        return replace(self, text=self.text + text)
+
+
+class ChatIds(list[int]):
+    """The ids of a prompt, with the messages that they were made of, which `keep_history` of the session's next request goes by."""
+
+    def __init__(self, ids: Iterable[int], messages: Iterable[Mapping[str, Any]]) -> None:
+        super().__init__(ids)
+        self.messages = tuple(messages)
 
 
 @dataclass(frozen=True, slots=True)

@@ -291,6 +291,7 @@ class ChatFields(TypedDict, total=False):
     add_generation_prompt: bool | None
     continue_final_message: bool
     template_kwargs: Mapping[str, Any] | None
+    keep_history: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -306,6 +307,8 @@ class ChatOptions:
     """Chats only: the last message is left open, and the output continues it."""
     template_kwargs: Annotated[Mapping[str, Any] | None, _template_kwargs] = None
     """Chats only: variables for the chat template, such as `{"enable_thinking": False}`."""
+    keep_history: Annotated[str, Accepts(lambda value: value in ("text", "ids"), "'text' or 'ids'")] = "text"
+    """Chats of a `session` only: "ids" leaves the ids of its latest request and answer as they were, where the messages go on there."""
 
     def __post_init__(self) -> None:
         check_fields(self, InvalidRequestError)
@@ -314,8 +317,7 @@ class ChatOptions:
 
     @property
     def opens_turn(self) -> bool:
-        """Whether the prompt ends with the beginning of an answer: `add_generation_prompt`, by default the opposite of
-        `continue_final_message`."""
+        """Whether the prompt ends with the beginning of an answer: `add_generation_prompt`, or not `continue_final_message`."""
         return not self.continue_final_message if self.add_generation_prompt is None else self.add_generation_prompt
 
     @property
@@ -444,20 +446,18 @@ class RequestOptions(ChatOptions):
     known_outputs: Annotated[Sequence[Sequence[int] | None] | None, _known_outputs] = None
     """Output that the sequences of the request have already, as token ids, one entry for each of the `n` sequences; the request goes on
     behind it. None: that sequence has ended and gets nothing. Default: none has any."""
-
     images: Annotated[Sequence[Any], _images] = ()
     """Prompts of token ids only: the images whose tokens are among the ids, in their order, each as in a part of a chat. Default: none."""
 
     def live_sequences(self, n: int) -> Sequence[int]:
         """Return the indexes of the sequences that get tokens, in a request with `n` sequences."""
-        if self.known_outputs is None:
-            return range(n)
-        return [index for index, ids in enumerate(self.known_outputs) if ids is not None]
+        known = self.known_outputs
+        return range(n) if known is None else [index for index, ids in enumerate(known) if ids is not None]
 
     @property
     def num_known_tokens(self) -> int:
         """The number of tokens in `known_outputs`, of all sequences."""
-        return sum(len(ids) for ids in self.known_outputs or () if ids is not None)
+        return sum(map(len, filter(None, self.known_outputs or ())))
 
     def of_fork(self, source: RequestOptions, output: Sequence[int], n: int) -> RequestOptions:
         """Return the options of `n` sequences behind the `output` of a request that has the options `source`: what is not set here is as

@@ -15,6 +15,7 @@ from typing import Any
 from aengine.api.engine import EngineBase
 from aengine.api.errors import InvalidRequestError
 from aengine.api.fields import MAX_INT32
+from aengine.api.outputs import ChatIds
 from aengine.api.params import Reasoning, SamplingParams, StructuredOutput
 from aengine.api.request import Prompt, RequestOptions
 from aengine.chat.formats import CALLS, REASONING, ChatFormat
@@ -239,6 +240,9 @@ async def prepare_chat(
         add_generation_prompt=options.add_generation_prompt,
         continue_final_message=options.continue_final_message,
         template_kwargs=options.template_kwargs,
+        keep_history=options.keep_history,
+        session=options.session,
+        tenant=options.tenant,
     )
     grammar = grammar_of(choice, options.tools, parallel=chat.parallel_tool_calls) or params.structured_output
     markers, opened, reasoning = REASONING[format.reasoning], format.opens_reasoning(prompt.text), None
@@ -263,7 +267,7 @@ async def prepare_chat(
     token_ids = await engine.tokenize(prompt.text, add_special_tokens=False, for_prompt=True, literals=prompt.literals)
     timeout = None if options.timeout is None else max(options.timeout - (time.monotonic() - start), _LEAST_SECONDS)
     return PreparedChat(
-        prompt=token_ids,
+        prompt=ChatIds((*prompt.history, *token_ids), messages),
         params=replace(params, structured_output=grammar, reasoning=reasoning or params.reasoning),
         options=options.for_ids(timeout=timeout, images=prompt.images),
         format=format,

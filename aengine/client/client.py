@@ -22,7 +22,7 @@ from google.protobuf.message import Message
 
 from aengine.aio.bridge import AsyncioEngine, LoopBridge, asked, iterated
 from aengine.aio.edge import AsyncioLife
-from aengine.api.engine import EmbeddingFields, seeded
+from aengine.api.engine import EmbeddingFields, refuse_history, seeded
 from aengine.api.errors import ConnectionLostError, EngineStateError, RequestEndedError, ServerError
 from aengine.api.outputs import (
     AdapterInfo,
@@ -138,6 +138,7 @@ class ServerCalls(ABC):
     async def named_prompt(self, prompt: Prompt, options: ChatOptions | None = None) -> tuple[Sequence[int], Sequence[NamedImage]]:
         """The ids of a prompt, and its images with what they are called in the names of pages. Raises what `prompt_ids()` raises."""
         spec, options = GenerationSpec(), options or ChatOptions()
+        refuse_history(options.keep_history)
         write_prompt(prompt, options, spec.prompt)
         ids, names = await write_named_prompt(self._running_link(), spec)
         images = images_of(prompt) if form_of(prompt, options) == "chat" else ()  # type: ignore[arg-type]
@@ -161,7 +162,10 @@ class ServerCalls(ABC):
         found = await self._ask(lambda link: link.tokenizer.Detokenize, DetokenizeRequest(token_ids=ids, with_token_bytes=True))
         return dict(zip(ids, found.token_bytes, strict=True))
 
-    async def render_chat(self, messages: Sequence[Mapping[str, Any]], **fields: Unpack[ChatFields]) -> RenderedChat:
+    async def render_chat(
+        self, messages: Sequence[Mapping[str, Any]], *, session: str | None = None, tenant: str = "", **fields: Unpack[ChatFields]
+    ) -> RenderedChat:
+        refuse_history(fields.get("keep_history", "text"))
         request = RenderChatRequest()
         write_chat(messages, ChatOptions(**fields), request.chat)
         found = await self._ask(lambda link: link.tokenizer.RenderChat, request)

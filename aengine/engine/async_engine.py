@@ -33,7 +33,7 @@ from aengine.api.outputs import (
     TokenizedText,
 )
 from aengine.api.params import SamplingParams
-from aengine.api.request import ChatFields, OptionFields, Prompt, RequestOptions, check_params
+from aengine.api.request import ChatFields, ChatOptions, OptionFields, Prompt, RequestOptions, check_params
 from aengine.api.stream import TokenStream, read_to_end
 from aengine.api.weight_sources import WeightSource
 from aengine.cache import StoredPrefix
@@ -176,8 +176,12 @@ class AsyncEngine(ServedEngine):
     async def token_bytes(self, token_ids: Collection[int]) -> dict[int, bytes]:
         return await self._check_serving().texts.token_bytes(token_ids)
 
-    async def render_chat(self, messages: Sequence[Mapping[str, Any]], **fields: Unpack[ChatFields]) -> RenderedChat:
-        return await self._check_serving().texts.render_chat(messages, **fields)
+    async def render_chat(
+        self, messages: Sequence[Mapping[str, Any]], *, session: str | None = None, tenant: str = "", **fields: Unpack[ChatFields]
+    ) -> RenderedChat:
+        serving = self._check_serving()
+        history = serving.registry.history_of(ChatOptions(**fields), RequestOptions(session=session, tenant=tenant))
+        return await serving.texts.render_chat(messages, history, **fields)
 
     async def cancel(self, request_id: str) -> bool:
         """End a request; its stream closes with FinishReason.CANCELLED. Returns when its pages are free: True if it was in flight."""

@@ -25,16 +25,16 @@ from aengine.aio.edge import LoopEdge
 from aengine.api.config import EngineConfig
 from aengine.api.engine import not_forkable, output_of_fork
 from aengine.api.errors import FieldViolation, InvalidRequestError, QueueFullError, RequestIdInUseError, refusal
-from aengine.api.outputs import FinishReason
+from aengine.api.outputs import ChatIds, FinishReason
 from aengine.api.params import SamplingParams
-from aengine.api.request import ForkPoint, OptionFields, Prompt, RequestOptions, form_of
+from aengine.api.request import ChatOptions, ForkPoint, OptionFields, Prompt, RequestOptions, form_of
 from aengine.api.runtime import Remembered
 from aengine.cache import PageNeeds
 from aengine.engine.edges import Command, Submit
 from aengine.engine.loading import LoadedModel
 from aengine.engine.operations import Adapters
 from aengine.engine.request_source import RequestTokens, StreamState, token_logprob
-from aengine.engine.requests import CheckedRequest, ForkSource, Limits, check_request, prepare
+from aengine.engine.requests import CheckedRequest, ForkSource, Limits, SessionHistory, chat_size, check_request, prepare
 from aengine.engine.text import OutputPlace, follow_outputs
 from aengine.engine.workers import Steps, Workers, at_once
 from aengine.scheduler.sequence import Request, Updates
@@ -125,7 +125,7 @@ class Registry:
         self._streams: dict[int, StreamState] = {}  # every request that is not released, by the key of each of its sequences
         self._by_id: dict[str, StreamState] = {}
         self._ended: Remembered[str, RequestTokens] = Remembered()  # of requests that have ended, by id
-        self._sessions: Remembered[SessionName, NDArray[np.int32]] = Remembered()  # what their latest requests computed
+        self._sessions: Remembered[SessionName, SessionHistory] = Remembered()  # their latest requests
         self._preparations: dict[int, ExitStack] = {}  # by the key of a request's first sequence: what is to be cancelled when it ends
         self._next_key = 0
         self._bound = QueueBound(config.max_queued_requests, config.max_queued_tokens)
@@ -179,7 +179,11 @@ class Registry:
         request = check_request(prompt, params, options, self._limits_of(pooling), violations)
         if violations or options is None:
             raise refusal(violations)
-        return self._take(replace(request, pooling=pooling), options)
+        self.history_of(options, options)  # which may refuse it
+        state = self._take(replace(request, pooling=pooling), options)
+        if options.session is not None:
+            state.messages = prompt.messages if isinstance(prompt, ChatIds) else prompt if request.form == "chat" else ()  # type: ignore[assignment]
+        return state
 
     def _take(self, request: CheckedRequest, options: RequestOptions) -> StreamState:
         """Take a request of which nothing is known to be wrong. Raises `RequestIdInUseError` or `QueueFullError`."""
@@ -315,10 +319,24 @@ class Registry:
         if state.tokens is not None:
             self._ended.remember(state.request_id, state.tokens, state.tokens.num_bytes)
             if state.options.session is not None:
-                computed = state.tokens.computed
-                self._sessions.remember(session_of(state.options), computed, computed.nbytes)
+                self._remember_session(state, state.tokens)
         for key in state.keys:
             self._streams.pop(key, None)
+
+    def _remember_session(self, state: StreamState, tokens: RequestTokens) -> None:
+        is_plain = tokens.images is None and not state.params.stop
+        messages = tuple([dict(message) for message in state.messages]) if is_plain else ()
+        history = SessionHistory(tokens.prompt, np.array(tokens.outputs[0], np.int32), messages)
+        size = history.prompt.nbytes + history.output.nbytes + (2 * chat_size(messages, None) if messages else 0)
+        self._sessions.remember(session_of(state.options), history, size)
+
+    def history_of(self, chat: ChatOptions, options: RequestOptions) -> SessionHistory | None:
+        """The history whose ids a chat keeps; None: it keeps none. Raises `InvalidRequestError` where it says so and has no session."""
+        if chat.keep_history == "text":
+            return None
+        if options.session is None:
+            raise InvalidRequestError.of("keep_history", "'ids' is for a request with a session")
+        return self._sessions.find(session_of(options))
 
     def _open_own_fork(self, source: RequestTokens, point: ForkPoint, params: SamplingParams, fields: OptionFields) -> StreamState:
         return self._open_fork(source, point, params, RequestOptions.of(None, fields))
@@ -331,7 +349,7 @@ class Registry:
             state.tokens = RequestTokens(state.key - state.live_sequences[0], prompt, images, state.params, state.options, outputs)
         prompt = prompt if images is None else images.shown(prompt)
         if (before := self._sessions.find(session_of(state.options))) is not None:
-            state.rewritten_tokens = len(before) - num_equal(before, requests[0].prompt)
+            state.rewritten_tokens = len(before.computed) - num_equal(before.computed, requests[0].prompt)
         self._bound.add_tokens(state.keys, len(prompt) + state.num_known_tokens)
         self._end_preparation(state)
         state.submit(prompt, 0 if images is None else len(images.tokens), places)
@@ -379,7 +397,8 @@ class Registry:
         """What `_submit` takes."""
         sequences = list(zip(state.live_sequences, state.keys, strict=True))
         adapter, limits = self._adapters.key_of(state.key), self._limits_of(request.pooling)
-        requests = yield from prepare(request, self._loaded.tokenizer, limits, sequences, state.options, state.deadline, grammar, adapter)
+        tokenizer, options, history = self._loaded.tokenizer, state.options, self.history_of(state.options, state.options)
+        requests = yield from prepare(request, tokenizer, limits, sequences, options, state.deadline, grammar, adapter, history)
         stop_ids = requests[0].stop_token_ids | requests[0].eos_token_ids
         return requests, (yield from follow_outputs(request.known, state.new_text, state.markers, grammar, stop_ids))
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import time
 from array import array
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
@@ -67,11 +67,6 @@ class RequestTokens:
     outputs: tuple[array[int], ...]  # of the sequences, known outputs included; they grow
 
     @property
-    def computed(self) -> NDArray[np.int32]:
-        """The tokens whose KV was computed, prompt and output of the first sequence: all but the last."""
-        return np.concatenate((self.prompt, np.array(self.outputs[0][:-1], np.int32)))
-
-    @property
     def num_bytes(self) -> int:
         images = 0 if self.images is None else self.images.num_bytes
         return self.prompt.nbytes + sum(4 * len(output) for output in self.outputs) + images
@@ -96,6 +91,7 @@ class StreamState(StreamSource):
         tokens beyond which it lags. `post`: hands a command to the step thread. `drop`: ends a request that has not reached it; both
         callable from any thread."""
         super().__init__(request_id, params, options, anyio.Event, self._open_own_fork)
+        self.messages: Sequence[Mapping[str, Any]] = ()  # that its prompt was made of, where a session wants them
         self.tokens: RequestTokens | None = None  # once the prompt is known, of a request with output
         self.replaces: StreamState | None = None  # which ends when this one has begun, or has ended
         self._new_fork = open_fork

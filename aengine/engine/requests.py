@@ -275,10 +275,12 @@ def prepare(
     deadline: float | None,
     grammar: object | None = None,
     adapter: int = 0,
+    history: SessionHistory | None = None,
 ) -> Steps[list[Request]]:
     """One request for each sequence, as the scheduler takes them; all but the first are forks of it.
 
-    `sequences`: the index and the key of each that gets tokens. `adapter` is its key. `deadline` is on time.monotonic. Raises
+    `sequences`: the index and the key of each that gets tokens. `adapter` is its key. `deadline` is on time.monotonic. `history`: of a chat
+    that keeps the ids of its session. Raises
     `InvalidRequestError`, as soon as it shows that the prompt cannot fit.
     """
     params, prompt = request.params, request.prompt
@@ -290,13 +292,16 @@ def prepare(
                 raise InvalidRequestError.of("bad_words", f"{shown(word)} has no tokens in this model's vocabulary")
             bad_words.update(dict.fromkeys(spellings))
         literals: Sequence[tuple[int, int]] = ()
+        before: tuple[int, ...] = ()
         if request.form == "chat":
-            rendered = yield from render_chat(prompt, tokenizer, options, [image.said for image in request.images])  # type: ignore[arg-type]
-            prompt, literals = rendered.text, rendered.literals
+            said = [image.said for image in request.images]
+            rendered = yield from render_chat(prompt, tokenizer, options, said, history)  # type: ignore[arg-type]
+            prompt, literals, before = rendered.text, rendered.literals, rendered.history
             yield len(prompt)
         if isinstance(prompt, str):
             with_special = request.form == "text"
-            prompt = yield from encode_text(prompt, tokenizer, limits, add_special_tokens=with_special, literals=literals)
+            encoded = yield from encode_text(prompt, tokenizer, limits, add_special_tokens=with_special, literals=literals)
+            prompt = [*before, *encoded]
     images: PromptImages | None = None
     if request.fork is not None:
         ids, images = np.asarray(prompt), request.fork.images
@@ -381,10 +386,69 @@ def encode_text(
     return tokenizer.encode(text, add_special_tokens=add_special_tokens, literals=literals)
 
 
+@dataclass(frozen=True, slots=True)
+class SessionHistory:
+    """The latest request of a session: its first sequence."""
+
+    prompt: NDArray[np.int32]
+    output: NDArray[np.int32]
+    messages: Sequence[Mapping[str, Any]]  # that the prompt was made of; none: it was no chat, or one with images or stop strings
+
+    @property
+    def computed(self) -> NDArray[np.int32]:
+        """The tokens whose KV was computed: all but the last."""
+        return np.concatenate((self.prompt, self.output[:-1]))
+
+
+_MARK = "0c1f5e9a-history-7d2b"
+"""In the place of an answer, to find what a template writes behind it."""
+
+
+def _behind_history(
+    history: SessionHistory, messages: Sequence[Mapping[str, Any]], tokenizer: Tokenizer, options: ChatOptions
+) -> RenderedChat | None:
+    """What a template writes behind the answer of a history, which stays as it was; None: the messages are not that history, with that
+    answer and others behind it, or the template does not tell."""
+    count = len(history.messages)
+    if not count or len(messages) < count + 2 or list(messages[:count]) != list(history.messages):
+        return None
+    answer, said = messages[count], tokenizer.decode(history.output.tolist())
+    content = answer.get("content") or ""
+    names = [call.get("function", {}).get("name", "") for call in answer.get("tool_calls") or ()]
+    if answer.get("role") != "assistant" or not isinstance(content, str) or any(part not in said for part in (content.strip(), *names)):
+        return None
+    try:
+        marked = [*messages[:count], {"role": "assistant", "content": _MARK}, *messages[count + 1 :]]
+        rendered = tokenizer.render_chat(marked, options)
+    except InvalidRequestError:
+        return None
+    before, found, text = rendered.text.partition(_MARK)
+    if not found or _MARK in text:
+        return None
+    ids, shift = [*history.prompt.tolist(), *history.output.tolist()], len(before) + len(found)
+    last = tokenizer.decode(ids[-1:], skip_special_tokens=False)
+    if tokenizer.decode(ids[-1:]) == "" and last:  # a control token, which ended the answer, and which the template may write there, too
+        if text.startswith(last):
+            text, shift = text[len(last) :], shift + len(last)
+        else:
+            ids.pop()
+    literals = tuple([(begin - shift, end - shift) for begin, end in rendered.literals if begin >= shift])
+    return RenderedChat(text, literals, history=tuple(ids))
+
+
 def render_chat(
-    messages: Sequence[Mapping[str, Any]], tokenizer: Tokenizer, options: ChatOptions, images: Sequence[ImageText] = ()
+    messages: Sequence[Mapping[str, Any]],
+    tokenizer: Tokenizer,
+    options: ChatOptions,
+    images: Sequence[ImageText] = (),
+    history: SessionHistory | None = None,
 ) -> Steps[RenderedChat]:
     """What takes a template long is done again, as work that small work does not wait for. `images`: of the messages."""
+    if history is not None and not images:
+        yield QUICK_CHARACTERS + 1
+        kept = _behind_history(history, messages, tokenizer, options)
+        if kept is not None:
+            return kept
     try:
         rendered = tokenizer.render_chat(messages, options, QUICK_SECONDS)
     except TemplateTimeError:

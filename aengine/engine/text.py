@@ -29,7 +29,16 @@ from aengine.api.errors import EngineStateError, InvalidRequestError, NoTokenize
 from aengine.api.fields import FieldChecks, shown
 from aengine.api.outputs import RenderedChat, TokenizedText
 from aengine.api.request import ChatFields, ChatOptions, NamedImage, images_of
-from aengine.engine.requests import QUICK_CHARACTERS, Limits, chat_size, check_images, check_literals, encode_text, render_chat
+from aengine.engine.requests import (
+    QUICK_CHARACTERS,
+    Limits,
+    SessionHistory,
+    chat_size,
+    check_images,
+    check_literals,
+    encode_text,
+    render_chat,
+)
 from aengine.engine.workers import Steps, Workers
 from aengine.sampling.markers import Phase, ReasoningMarkers, ReasoningPlace
 from aengine.tokenizer.detokenizer import Detokenizer
@@ -293,10 +302,12 @@ class Texts:
     async def token_bytes(self, token_ids: Collection[int]) -> dict[int, bytes]:
         return await self._run(_read_bytes(self._bytes, tuple(token_ids)), len(token_ids))
 
-    async def render_chat(self, messages: Sequence[Mapping[str, Any]], **fields: Unpack[ChatFields]) -> RenderedChat:
+    async def render_chat(
+        self, messages: Sequence[Mapping[str, Any]], history: SessionHistory | None, **fields: Unpack[ChatFields]
+    ) -> RenderedChat:
         options, images = ChatOptions(**fields), check_images(images_of(messages), self._limits)
         said = await self._edge.wait(self._images.describe(images)) if images and self._images is not None else ()
-        rendered = await self._run(render_chat(messages, self.tokenizer, options, said), chat_size(messages, options))
+        rendered = await self._run(render_chat(messages, self.tokenizer, options, said, history), chat_size(messages, options))
         return replace(rendered, images=tuple(map(_named, images, said)))
 
     @cached_property

@@ -19,7 +19,7 @@ import anyio
 from aengine.aio.bridge import AsyncioEngine, ServedBridge
 from aengine.aio.edge import AsyncioLife
 from aengine.api.config import EngineConfig
-from aengine.api.engine import EmbeddingFields, ServedEngine
+from aengine.api.engine import EmbeddingFields, ServedEngine, refuse_history
 from aengine.api.errors import AEngineError, ConfigError, EngineStateError, FieldViolation, InvalidRequestError, NoReplicaError
 from aengine.api.fields import check_names
 from aengine.api.outputs import (
@@ -275,7 +275,10 @@ class Router(AsyncioEngine, ServedEngine):
     async def token_bytes(self, token_ids: Collection[int]) -> dict[int, bytes]:
         return await self._ask(lambda client: client.token_bytes(token_ids))
 
-    async def render_chat(self, messages: Sequence[Mapping[str, Any]], **fields: Unpack[ChatFields]) -> RenderedChat:
+    async def render_chat(
+        self, messages: Sequence[Mapping[str, Any]], *, session: str | None = None, tenant: str = "", **fields: Unpack[ChatFields]
+    ) -> RenderedChat:
+        refuse_history(fields.get("keep_history", "text"))
         return await self._ask(lambda client: client.render_chat(messages, **fields))
 
     # ---- replicas ------------------------------------------------------------------------------------------------------

@@ -347,6 +347,7 @@ class ChatPrompt(_message.Message):
     ADD_GENERATION_PROMPT_FIELD_NUMBER: _builtins.int
     CONTINUE_FINAL_MESSAGE_FIELD_NUMBER: _builtins.int
     TEMPLATE_KWARGS_FIELD_NUMBER: _builtins.int
+    KEEP_HISTORY_IDS_FIELD_NUMBER: _builtins.int
     add_generation_prompt: _builtins.bool
     """Whether the prompt ends with the start of the next assistant message. Default: true unless
     continue_final_message is set.
@@ -358,6 +359,11 @@ class ChatPrompt(_message.Message):
     template_kwargs: _builtins.str
     """Variables for the chat template: a JSON object such as {"enable_thinking": false}. At most 262144
     characters. Default: empty, none.
+    """
+    keep_history_ids: _builtins.bool
+    """Leaves the ids of the latest request of the session, and of its answer, as they were, where the messages
+    are those of that request, the answer, and others behind it; what comes then is rendered. Needs
+    CacheOptions.session. Refused by RenderChat and by routers. Default: all is rendered.
     """
     @_builtins.property
     def messages(self) -> _containers.RepeatedCompositeFieldContainer[Global___ChatMessage]:
@@ -378,10 +384,11 @@ class ChatPrompt(_message.Message):
         add_generation_prompt: _builtins.bool | None = ...,
         continue_final_message: _builtins.bool = ...,
         template_kwargs: _builtins.str = ...,
+        keep_history_ids: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_add_generation_prompt", b"_add_generation_prompt", "add_generation_prompt", b"add_generation_prompt"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_add_generation_prompt", b"_add_generation_prompt", "add_generation_prompt", b"add_generation_prompt", "continue_final_message", b"continue_final_message", "messages", b"messages", "template_kwargs", b"template_kwargs", "tools", b"tools"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_add_generation_prompt", b"_add_generation_prompt", "add_generation_prompt", b"add_generation_prompt", "continue_final_message", b"continue_final_message", "keep_history_ids", b"keep_history_ids", "messages", b"messages", "template_kwargs", b"template_kwargs", "tools", b"tools"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__add_generation_prompt: _TypeAlias = _typing.Literal["add_generation_prompt"]  # noqa: Y015
     _WhichOneofArgType__add_generation_prompt: _TypeAlias = _typing.Literal["_add_generation_prompt", b"_add_generation_prompt"]  # noqa: Y015

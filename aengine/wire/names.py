@@ -34,8 +34,11 @@ CONSTRAINTS: Mapping[str, str] = {
 MAX_SESSION_REQUESTS = 4096
 """Requests of one session that have not ended."""
 
-# What a chat has beside its messages, with the same name on both sides.
-CHAT = ("tools", "add_generation_prompt", "continue_final_message", "template_kwargs")
+# What a chat has beside its messages.
+CHAT: Mapping[str, str] = {
+    **{name: name for name in ("tools", "add_generation_prompt", "continue_final_message", "template_kwargs")},
+    "keep_history": "keep_history_ids",
+}
 
 # The parameters of which a model has defaults.
 DEFAULTS: Mapping[str, str] = {name: ours for name, ours in SAMPLING.items() if name not in ("n", "max_drafts")}
@@ -76,7 +79,7 @@ _PATHS: Mapping[str, str] = {
     "index": f"{_PROMPT}.fork.sequence_index",
     "priority": "spec.priority",
     "tenant": "spec.tenant",
-    **{name: f"{_PROMPT}.chat.{name}" for name in CHAT},
+    **{name: f"{_PROMPT}.chat.{theirs}" for name, theirs in CHAT.items()},
     **{name: f"spec.output.chat.{name}" for name in ("tool_choice", "max_reasoning_tokens", "format.calls", "format.reasoning")},
 }
 _FIELDS: Mapping[str, str] = {path.removeprefix("spec."): name for name, path in _PATHS.items()}

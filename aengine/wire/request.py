@@ -171,6 +171,7 @@ def write_chat(messages: Sequence[Mapping[str, Any]], options: ChatOptions, mess
     if options.add_generation_prompt is not None:
         message.add_generation_prompt = options.add_generation_prompt
     message.continue_final_message = options.continue_final_message
+    message.keep_history_ids = options.keep_history == "ids"
     if options.template_kwargs is not None:
         with _unicode("template_kwargs", "a string"):
             message.template_kwargs = _json(options.template_kwargs)
@@ -332,7 +333,7 @@ def _read_message(message: generation_pb2.ChatMessage, path: str, check: FieldCh
 
 def read_chat_fields(chat: generation_pb2.ChatPrompt, path: str, check: FieldChecks) -> ChatFields:
     """What the chat has beside its messages, as `ChatOptions` take it."""
-    fields: ChatFields = {"continue_final_message": chat.continue_final_message}
+    fields: ChatFields = {"continue_final_message": chat.continue_final_message, "keep_history": "ids" if chat.keep_history_ids else "text"}
     if chat.HasField("add_generation_prompt"):
         fields["add_generation_prompt"] = chat.add_generation_prompt
     if chat.tools and _check_length(f"{path}.tools", chat.tools, MAX_OPTION_CHARACTERS, check):

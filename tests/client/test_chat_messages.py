@@ -128,5 +128,5 @@ def test_what_cannot_be_written(messages: list[dict[str, Any]], fields: dict[str
 
 
 def test_paths_become_names_again() -> None:
-    assert [field_of(f"spec.prompt.chat.{name}") for name in CHAT] == list(CHAT)
+    assert [field_of(f"spec.prompt.chat.{name}") for name in CHAT.values()] == list(CHAT)
     assert {field_of(path) for path in ("spec.prompt", "spec.prompt.chat", "spec.prompt.chat.messages[0].parts")} == {"prompt"}

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 from oracle_engine import OracleEngine
 
-from aengine import InvalidRequestError, SamplingParams
+from aengine import AsyncEngine, InvalidRequestError, Router, SamplingParams
 from aengine.api import runtime
+from aengine.chat import stream_chat
 
 pytestmark = pytest.mark.anyio
 PROMPT = [1, 2, 3, 4, 5, 6, 7, 8, 9, 10]
@@ -54,3 +56,76 @@ async def test_names(session: object) -> None:
     async with OracleEngine() as engine:
         with pytest.raises(InvalidRequestError, match="session: "):
             engine.stream(PROMPT, PARAMS, session=session)  # type: ignore[arg-type]
+
+
+async def ids_of(engine: AsyncEngine, request_id: str) -> list[int]:
+    """Of the prompt of a request that has ended, and of its output."""
+    tokens = engine._started().registry._find_tokens(request_id)
+    return [*tokens.prompt.tolist(), *tokens.outputs[0]]
+
+
+DRAWN = SamplingParams(seed=4, temperature=1.3, max_tokens=24, min_tokens=24)
+ENDS = [replace(DRAWN, min_tokens=23, logit_bias={token: 100.0}) for token in (4095, 4093)]
+"""With the token that the template of the demo model writes behind an answer, and with another one that ends it."""
+
+
+@pytest.mark.parametrize("params", [DRAWN, *ENDS])
+@pytest.mark.parametrize("parsed", [False, True])
+async def test_history_is_left_as_it_was(parsed: bool, params: SamplingParams) -> None:
+    """Drawn at random, tokens are mostly not those that the tokenizer makes of their text."""
+    async with AsyncEngine("demo", dtype="float32") as engine:
+
+        async def turn(messages: list[dict[str, Any]], name: str, **fields: Any) -> tuple[str, int]:
+            if not parsed:
+                output = await engine.generate(messages, params, request_id=name, session="s", **fields)
+                return output.text, output.usage.rewritten_tokens
+            async with stream_chat(engine, messages, params, request_id=name, session="s", **fields) as stream:
+                async for _ in stream:
+                    pass
+                return stream.message.content or "", stream.usage.rewritten_tokens
+
+        messages: list[dict[str, Any]] = [{"role": "user", "content": "Who is Mr. Darcy?"}]
+        answer, _ = await turn(messages, "a")
+        first = await ids_of(engine, "a")
+        said = [*messages, {"role": "assistant", "content": answer}]
+        follow_up = [*said, {"role": "user", "content": "And Mr. Bingley?"}]
+        assert (await turn(follow_up, "text"))[1] > 0
+        rendered = (await ids_of(engine, "text"))[:-24]
+        assert rendered[: len(first)] != first
+
+        await turn(messages, "a-again")
+        assert (await ids_of(engine, "a-again")) == first
+        answer, rewritten = await turn(follow_up, "b", keep_history="ids")
+        second = await ids_of(engine, "b")
+        assert (second[: len(first) - 1], rewritten) == (first[:-1], 0)
+        texts = [await engine.detokenize(ids, skip_special_tokens=False) for ids in (second[:-24], rendered)]
+        assert texts[0] == texts[1]
+
+        third = [*follow_up, {"role": "assistant", "content": answer}, {"role": "user", "content": "Go on."}]
+        assert (await turn(third, "c", keep_history="ids"))[1] == 0
+        assert (await ids_of(engine, "c"))[: len(second) - 1] == second[:-1]
+
+        for edited in (
+            [{**third[0], "content": "x"}, *third[1:]],
+            [*third[:3], {"role": "assistant", "content": "What was never said."}, third[4]],
+            third[2:],
+            third[:3],
+        ):
+            await turn(third, "again", keep_history="ids")
+            await turn(edited, "edited", keep_history="ids")
+            assert (await ids_of(engine, "edited"))[:-24] == list(await rendered_ids(engine, edited)), "it is another history"
+        with pytest.raises(InvalidRequestError, match="keep_history: 'ids' is for a request with a session"):
+            await engine.generate(messages, DRAWN, keep_history="ids")
+        with pytest.raises(InvalidRequestError, match="keep_history: 'all' is not 'text' or 'ids'"):
+            await engine.generate(messages, DRAWN, session="s", keep_history="all")
+
+
+async def rendered_ids(engine: AsyncEngine, messages: list[dict[str, Any]]) -> list[int]:
+    chat = await engine.render_chat(messages)
+    return await engine.tokenize(chat.text, add_special_tokens=False, literals=chat.literals)
+
+
+async def test_a_router_has_no_history() -> None:
+    async with Router("demo", replicas=1, threads=1) as router:
+        with pytest.raises(InvalidRequestError, match="keep_history: 'ids' is for the engine itself"):
+            await router.generate([{"role": "user", "content": "x"}], DRAWN, session="s", keep_history="ids")

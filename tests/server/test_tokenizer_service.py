@@ -72,7 +72,7 @@ class TokenizingEngine(FakeEngine):
         return await self.texts.token_bytes(token_ids)
 
     async def render_chat(self, messages: Any, **fields: Any) -> RenderedChat:
-        return await self.texts.render_chat(messages, **fields)
+        return await self.texts.render_chat(messages, None, **fields)
 
 
 @asynccontextmanager

@@ -84,7 +84,7 @@ def _path_of(field: str) -> str:
     return "cache.salt" if field == "cache_salt" else field.replace("].", "].chat.")
 
 
-_CHAT_PATHS = {"prompt": "chat", **{name: f"chat.{name}" for name in CHAT}}
+_CHAT_PATHS = {"prompt": "chat", **{name: f"chat.{theirs}" for name, theirs in CHAT.items()}}
 
 
 class TokenizerServicer(TokenizerServiceServicer):
