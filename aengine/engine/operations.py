@@ -327,10 +327,10 @@ class _Adapter:
 
 class Adapters:
     def __init__(self, loaded: Sequence[AdapterInfo], changes: ModelChanges, edge: LoopEdge) -> None:
-        """`loaded`: those that the model was loaded with; their keys are 1, 2, .."""
+        """`loaded`: those that the model was loaded with; the runner has them under 1, 2, .."""
         self._changes = changes
         self._edge = edge
-        self._by_name = {info.name: _Adapter(key, info.name, replace(info, key=key)) for key, info in enumerate(loaded, 1)}
+        self._by_name = {info.name: _Adapter(key, info.name, info) for key, info in enumerate(loaded, 1)}
         self._next_key = len(loaded) + 1
         self._used: dict[int, _Adapter] = {}  # by user
 
@@ -360,10 +360,10 @@ class Adapters:
         adapter.loaded.append(Future())
         return adapter.loaded[-1]
 
-    def key_of(self, user: int) -> int:
-        """0 for a request without an adapter."""
+    def key_of(self, user: int) -> tuple[int, int]:
+        """Its key in the runner, and its number in the names of pages; 0 for a request without an adapter."""
         adapter = self._used.get(user)
-        return 0 if adapter is None else adapter.key
+        return (0, 0) if adapter is None or adapter.info is None else (adapter.key, adapter.info.key)
 
     def leave_request(self, user: int) -> None:
         """No step computes anything of it any more. May be called again."""
@@ -393,7 +393,7 @@ class Adapters:
             async with turn:
                 prepared = await self._changes.change(lambda: LoadAdapter(adapter.key, adapter.name, str(resolve_adapter(path))))
             assert prepared.adapter is not None
-            adapter.info = replace(prepared.adapter, key=adapter.key)
+            adapter.info = prepared.adapter
             return adapter.info
         except BaseException as error:
             failure = error

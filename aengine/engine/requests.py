@@ -274,14 +274,13 @@ def prepare(
     options: RequestOptions,
     deadline: float | None,
     grammar: object | None = None,
-    adapter: int = 0,
+    adapter: tuple[int, int] = (0, 0),
     history: SessionHistory | None = None,
 ) -> Steps[list[Request]]:
     """One request for each sequence, as the scheduler takes them; all but the first are forks of it.
 
-    `sequences`: the index and the key of each that gets tokens. `adapter` is its key. `deadline` is on time.monotonic. `history`: of a chat
-    that keeps the ids of its session. Raises
-    `InvalidRequestError`, as soon as it shows that the prompt cannot fit.
+    `sequences`: the index and the key of each that gets tokens. `adapter`: as of `Adapters.key_of`. `deadline` is on time.monotonic.
+    `history`: of a chat that keeps the ids of its session. Raises `InvalidRequestError`, as soon as it shows that the prompt cannot fit.
     """
     params, prompt = request.params, request.prompt
     bad_words: dict[tuple[int, ...], None] = {}
@@ -360,7 +359,8 @@ def prepare(
             deadline=deadline,
             cache_salt=options.cache_salt or "",
             session=options.session if key == first else None,
-            adapter=adapter,
+            adapter=adapter[0],
+            adapter_number=adapter[1],
             max_drafts=params.max_drafts,
             images=images,
             num_forks=len(sequences) - 1 if key == first and fork is None else 0,

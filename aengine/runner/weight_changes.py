@@ -22,7 +22,7 @@ from aengine.api.errors import AdapterError, AEngineError, InsufficientMemoryErr
 from aengine.api.outputs import AdapterInfo
 from aengine.api.weight_sources import GroupWeights, SharedWeights
 from aengine.kernels.quantized import Rows
-from aengine.models.adapters import load_adapter
+from aengine.models.adapters import adapter_number, load_adapter
 from aengine.models.config.model_config import load_spec
 from aengine.models.fallback import FallbackSpec
 from aengine.models.gguf.gguf_file import is_gguf
@@ -262,7 +262,8 @@ class Changing:
             adapter = load_adapter(pathlib.Path(path), setup.spec, setup.dtype, self._executor.shard, setup.config.max_adapter_rank)
             check_addition(f"adapter {name!r} needs", adapter.nbytes, free_host_memory() // setup.num_local)
             packed = self._executor.pack_adapter(adapter)
-        return Prepared(change, packed, number, AdapterInfo(name, adapter.low_rank, adapter.modules, adapter.nbytes))
+            key = adapter_number(pathlib.Path(path))
+        return Prepared(change, packed, number, AdapterInfo(name, adapter.low_rank, adapter.modules, adapter.nbytes, key=key))
 
     def _apply(self, prepared: Prepared) -> None:
         match prepared.change:

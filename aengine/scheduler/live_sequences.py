@@ -163,8 +163,9 @@ class LiveSequences:
         if request.session is not None and known is not None and sequence.chain.version == self._kv_cache.version:
             name = request.tenant, request.session
             self._sessions.remember(name, sequence.chain, known)
-            if self._kv_cache.loads is not None and not request.adapter:
-                self._kv_cache.loads.save_note(note_name(name), self._sessions.write_note(known, request.cache_salt))
+            if self._kv_cache.loads is not None:
+                note = self._sessions.write_note(known, request.cache_salt, request.adapter_number)
+                self._kv_cache.loads.save_note(note_name(name), note)
         self._forget(sequence)
 
     def _forget(self, sequence: Sequence) -> None:

@@ -55,7 +55,8 @@ class Request:
     deadline: float | None = None  # seconds on the scheduler's clock
     cache_salt: str = ""
     session: str | None = None  # whose prefix it has
-    adapter: int = 0  # its key; 0: none
+    adapter: int = 0  # its key in the runner; 0: none
+    adapter_number: int = 0  # in the names of pages, the same in every process; 0: the key stands for it
     max_drafts: int | None = None  # in a step; None: as many as the scheduler's
     images: PromptImages | None = None
     num_forks: int = 0  # requests with the same prompt and adapter that name this one in `fork_of`
@@ -96,7 +97,7 @@ class Sequence:
 
     def name_pages(self, page_size: int, version: int) -> None:
         """What it computes, from its first token on, is of weights of this version. `chain` and `prompt_chain` have no hashes yet."""
-        names = page_size, self.request.cache_salt, self.request.adapter, version
+        names = page_size, self.request.cache_salt, self.request.adapter_number or self.request.adapter, version
         self.chain, primary = PageChain(*names), self.primary
         shares = primary is not None and primary.prompt_chain.version == version
         self.prompt_chain = primary.prompt_chain if primary is not None and shares else PageChain(*names)

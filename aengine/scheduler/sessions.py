@@ -25,7 +25,8 @@ MOST_TOKENS = 32 << 20
 """How many tokens all sessions that are known may have: 128 MiB of ids."""
 
 
-_NOTE = struct.Struct("<dI")  # when it expires, in seconds since the epoch; bytes of the salt, which follow, and then the ids
+_NOTE = struct.Struct("<dQI")
+"""When it expires, in seconds since the epoch; the number of the adapter; bytes of the salt, which follow, and then the ids."""
 
 
 def note_name(name: SessionName) -> bytes:
@@ -64,19 +65,19 @@ class SessionPrefixes:
         while self._num_tokens > MOST_TOKENS:
             self.forget(next(iter(self._sessions)))
 
-    def write_note(self, tokens: IntArray, cache_salt: str) -> bytes:
+    def write_note(self, tokens: IntArray, cache_salt: str, adapter_number: int) -> bytes:
         """What another process needs to know a session as long as this one does."""
         salt = cache_salt.encode()
-        return _NOTE.pack(time.time() + self._seconds, len(salt)) + salt + tokens.tobytes()
+        return _NOTE.pack(time.time() + self._seconds, adapter_number, len(salt)) + salt + tokens.tobytes()
 
     def restore(self, name: SessionName, note: bytes, weights_version: int) -> None:
         """Know a session that another process has known, unless its time has passed."""
-        expires, salt_bytes = _NOTE.unpack_from(note)
+        expires, adapter_number, salt_bytes = _NOTE.unpack_from(note)
         if expires <= time.time():
             return
         begin = _NOTE.size + salt_bytes
         tokens = np.frombuffer(note[begin:], np.int32)
-        chain = PageChain(self._cache.page_size, note[_NOTE.size : begin].decode(), 0, weights_version)
+        chain = PageChain(self._cache.page_size, note[_NOTE.size : begin].decode(), adapter_number, weights_version)
         chain.extend(tokens)
         self.remember(name, chain, tokens)
 

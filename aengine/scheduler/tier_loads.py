@@ -62,7 +62,7 @@ class TierLoads:
     def begin(self, sequence: Sequence, prefix: Prefix, spared: int) -> bool:
         """Whether the columns behind the prefix of a waiting sequence are loaded, as many as there are and have room beside `spared` pages.
         If so, the sequence waits for them. What it waited for may be evicted before it begins, so that it waits only so often."""
-        if sequence.num_loads >= _MOST_LOADS or sequence.request.adapter or sequence.request.params.needs_whole_prompt:
+        if sequence.num_loads >= _MOST_LOADS or sequence.request.params.needs_whole_prompt:
             return False
         load = self.begin_load(sequence.chain, sequence.tokens, prefix, spared)
         if load is None:
@@ -150,12 +150,12 @@ class TierLoads:
 
     def save(self, sequence: Sequence, name: bytes, tokens: bytes, pages: IntArray) -> None:
         """A column of a sequence is computed."""
-        if not sequence.request.adapter and pages.all() and not self._keeps(name):
+        if pages.all() and not self._keeps(name):
             self._saves.append(PageSave(name, tokens, pages.copy()))
 
     def save_state(self, sequence: Sequence, name: bytes, tokens: bytes, pages: IntArray) -> None:
         """A state is published, whose pages are given to others when they are needed, also while a step is planned."""
-        if not sequence.request.adapter and not self._keeps(name):
+        if not self._keeps(name):
             self._states.append(PageSave(name, tokens, pages.copy()))
 
     def save_note(self, name: bytes, note: bytes) -> None:

@@ -6,6 +6,7 @@ import json
 import os
 import pathlib
 import random
+import shutil
 import signal
 import subprocess
 import sys
@@ -21,6 +22,7 @@ from slow_cases import slow_but
 
 from aengine import AsyncEngine, Completion, ConfigError, SamplingParams
 from aengine.engine.tier_traffic import TierTraffic
+from aengine.models.loading.hub import resolve_adapter
 
 pytestmark = [pytest.mark.anyio, pytest.mark.parametrize("anyio_backend", ["asyncio"])]
 SIZES: dict[str, Any] = {"dtype": "float32", "device": "cpu", "page_size": 4, "max_num_seqs": 8, "threads": 1}
@@ -127,6 +129,25 @@ asyncio.run(main())
                 output = await engine.generate([*history, 9], GREEDY, session="a", tenant="t", cache_salt="s")
                 assert output.usage.cached_prompt_tokens == engine.stats().loaded_tokens == (len(history) - 1) // 4 * 4
                 history += [9, *output.token_ids]
+
+
+async def test_what_adapters_compute(tmp_path: pathlib.Path, anyio_backend: str) -> None:
+    """It has names of its own, which are the same in every process, whatever the adapter is called and when it was loaded."""
+    other = tmp_path / "other"
+    shutil.copytree(resolve_adapter("demo-lora"), other)
+    config = json.loads((other / "adapter_config.json").read_text())
+    (other / "adapter_config.json").write_text(json.dumps({**config, "lora_alpha": 3 * config["lora_alpha"]}))
+    tokens: list[dict[str, tuple[int, ...]]] = []
+    for adapters in ({"a": "demo-lora", "b": str(other)}, {"first": str(other), "b": "demo-lora"}, {"a": "demo-lora", "b": str(other)}):
+        async with engine_of("kernels", "", kv_disk_path=str(tmp_path / "kv"), adapters=adapters) as engine:
+            found = {}
+            for name in (*adapters, None):
+                output = await engine.generate(PROMPTS[3], GREEDY, adapter=name)
+                found["" if name is None else adapters[name]] = output.token_ids
+                assert output.usage.loaded_prompt_tokens == ((len(PROMPTS[3]) - 1) // 4 * 4 if tokens else 0)
+            tokens.append(found)
+    assert tokens[0] == tokens[1] == tokens[2]
+    assert len(set(tokens[0].values())) == 3
 
 
 def files_in(folder: pathlib.Path) -> list[pathlib.Path]:
