@@ -124,6 +124,11 @@ class PageTiers:
                 self._host.move_to_end(name)
             return name in self._known or (self._folder is None and name in self._host)
 
+    def holds(self, name: bytes) -> bool:
+        """Whether the content of this name is there, as far as is known; it is not used by this."""
+        with self._lock:
+            return name in self._known or name in self._host
+
     def put_column(self, column: Column) -> None:
         """Keep a column, whose pages must not change any more; or a note in place of that which was before of this name."""
         with self._lock:

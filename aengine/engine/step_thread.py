@@ -272,7 +272,7 @@ class StepDriver:
                 self._publish()
             self._pending.append(updates)
         if changes := self._scheduler.prefix_index.take_changes():
-            self._pending.append(PagesChanged(changes))
+            self._pending.append(PagesChanged(changes if self._tiers is None else self._tiers.with_kept(changes)))
 
     def _can_change(self) -> bool:
         """Whether a change of the model waits for the steps in flight alone, and not for requests that have begun."""

@@ -7,7 +7,8 @@ Knows neither files nor what pages mean. To be used from the step thread alone.
 from __future__ import annotations
 
 import pathlib
-from collections.abc import Callable, Iterator, Sequence
+from collections import OrderedDict
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
 
@@ -23,6 +24,8 @@ from aengine.scheduler.scheduler import Scheduler
 from aengine.scheduler.sessions import SessionName, note_name
 from aengine.scheduler.tier_loads import PageLoad
 
+_LOOKS = 64  # at what tiers keep, each time that something else has changed
+_MOST_KEPT = 1 << 18
 _BYTES_AT_A_TIME = 4 << 20  # of what was loaded that are written to the pool between two steps
 
 
@@ -64,6 +67,7 @@ class TierTraffic:
         self._scheduler, self._runner, self._stats, self._wake_up = scheduler, runner, stats, wake_up
         self._tiers: PageTiers | None = None
         self._loading: dict[PageLoad, _Loading] = {}
+        self._kept: OrderedDict[bytes, None] = OrderedDict()  # names that have left the pool, and that tiers keep
         self._recalls: list[tuple[SessionName, Future[int], Future[list[Column]]]] = []
         self._column_bytes = _bytes_of(runner, len(runner.windows))
 
@@ -161,6 +165,24 @@ class TierTraffic:
             self._recalls.remove(recall)
             session, reply, columns = recall
             yield reply, self._scheduler.touch(session, columns.result()[0].tokens) if columns.result() else 0
+
+    def with_kept(self, changes: Mapping[bytes, bool]) -> dict[bytes, bool]:
+        """Changes of what the pool has (names, and whether they are there now) as changes of what the pool and the tiers have."""
+        assert self._tiers is not None
+        result, kept = dict(changes), self._kept
+        for name, is_there in changes.items():
+            if is_there:
+                kept.pop(name, None)
+            elif self._tiers.holds(name):
+                kept[name] = None
+                del result[name]
+        for _ in range(min(len(kept), _LOOKS)):  # tiers do not tell what they drop
+            name, _ = kept.popitem(last=False)
+            if len(kept) < _MOST_KEPT and self._tiers.holds(name):
+                kept[name] = None
+            else:
+                result[name] = False
+        return result
 
     def counts(self) -> TierCounts:
         return TierCounts() if self._tiers is None else self._tiers.counts()

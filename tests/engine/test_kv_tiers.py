@@ -10,17 +10,20 @@ import shutil
 import signal
 import subprocess
 import sys
-from collections.abc import Sequence
-from contextlib import suppress
+from collections.abc import Callable, Sequence
+from contextlib import aclosing, suppress
 from typing import Any
 
 import anyio
+import numpy as np
 import pytest
 import torch
 import transformers
+from hang_guard import HANG_SECONDS
 from slow_cases import slow_but
 
 from aengine import AsyncEngine, Completion, ConfigError, SamplingParams
+from aengine.cache import PageChain, published_digest
 from aengine.engine.tier_traffic import TierTraffic
 from aengine.models.loading.hub import resolve_adapter
 
@@ -338,3 +341,35 @@ async def test_what_is_refused(windowed: str, tmp_path: pathlib.Path, anyio_back
         with pytest.raises(ConfigError, match=why):
             async with engine_of("kernels", windowed, **options):
                 pass
+
+
+async def test_watchers_are_told_of_what_tiers_keep(tmp_path: pathlib.Path, anyio_backend: str) -> None:
+    """Until they drop it, too; routers send requests there."""
+    async with engine_of("kernels", "", host_kv_memory=8 << 20, kv_cache_memory=4 << 20) as engine:
+        told: set[int] = set()
+        async with aclosing(engine.watch_pages(b"12345678", 1 << 20)) as news:
+
+            async def hear(condition: Callable[[], bool]) -> None:
+                with anyio.fail_after(HANG_SECONDS):
+                    while not condition():
+                        change = await anext(news)
+                        if change is not None:
+                            told.update(change.added)
+                            told.difference_update(change.removed)
+                        await anyio.lowlevel.checkpoint()
+
+            def of_prompt(number: int) -> set[int]:
+                chain = PageChain(4)
+                chain.extend(np.array([3 + number, *PROMPTS[5]] * 2, np.int32))
+                return {published_digest(name, b"12345678") for name in chain.digests}
+
+            for number in range(9):
+                await engine.generate([3 + number, *PROMPTS[5]] * 2, GREEDY)
+                await hear(lambda number=number: of_prompt(number) <= told)  # type: ignore[misc]
+            assert engine.stats().pages_total < 3 * len(of_prompt(0)), "the pool has no room for three"
+            assert of_prompt(5) <= told, "tiers have it"
+            for _ in range(4):  # whenever something changes, some of what they have is looked at
+                await engine.generate([9] * 9, GREEDY)
+                await engine.flush_cache()
+            await hear(lambda: not of_prompt(0) & told)
+            assert of_prompt(8) <= told
