@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+from contextlib import AsyncExitStack
 from dataclasses import replace
 from typing import Any
 
 import pytest
+from grpc_harness import serving
+from http_harness import serving_http
 from oracle_engine import OracleEngine
 
 from aengine import AsyncEngine, InvalidRequestError, Router, SamplingParams
 from aengine.api import runtime
 from aengine.chat import stream_chat
+from aengine.client import AsyncClient
 
 pytestmark = pytest.mark.anyio
 PROMPT = [1, 2, 3, 4, 5, 6, 7, 8, 9, 10]
@@ -129,3 +133,28 @@ async def test_a_router_has_no_history() -> None:
     async with Router("demo", replicas=1, threads=1) as router:
         with pytest.raises(InvalidRequestError, match="keep_history: 'ids' is for the engine itself"):
             await router.generate([{"role": "user", "content": "x"}], DRAWN, session="s", keep_history="ids")
+
+
+@pytest.mark.parametrize("anyio_backend", ["asyncio"])
+@pytest.mark.parametrize("door", ["grpc", "http"])
+async def test_history_is_kept_by_servers(door: str, anyio_backend: str) -> None:
+    messages = [{"role": "user", "content": "Who is Mr. Darcy?"}]
+    async with AsyncEngine("demo", dtype="float32") as engine, AsyncExitStack() as stack:
+        if door == "http":
+            serve = await stack.enter_async_context(serving_http(engine))
+        else:
+            server = (await stack.enter_async_context(serving(engine))).server
+            client = await stack.enter_async_context(AsyncClient(server.address))
+
+        async def turn(chat: list[dict[str, Any]], keep_history: str) -> tuple[dict[str, Any], int]:
+            if door == "grpc":
+                output = await client.generate(chat, DRAWN, session="s", keep_history=keep_history)
+                return {"role": "assistant", "content": output.text}, output.usage.rewritten_tokens
+            body = {"messages": chat, "seed": 4, "temperature": 1.3, "max_tokens": 24, "min_tokens": 24, "session": "s"}
+            answer = (await serve.post("/v1/chat/completions", {**body, "keep_history": keep_history})).json()
+            return answer["choices"][0]["message"], answer["usage"]["prompt_tokens_details"]["rewritten_tokens"]
+
+        for keep_history in ("text", "ids"):
+            answer, _ = await turn(messages, "text")
+            _, rewritten = await turn([*messages, answer, {"role": "user", "content": "And Mr. Bingley?"}], keep_history)
+            assert (rewritten == 0) is (keep_history == "ids")
