@@ -18,7 +18,7 @@ from aengine.wire.request import read_options, read_sampling_params, write_reque
 
 NOT_SENT = {"logits_processors"}
 APART = {"request_id"}  # a field of the call, not of what is asked for
-OF_CHATS = {"tools", "add_generation_prompt", "continue_final_message", "template_kwargs"}
+OF_CHATS = {"tools", "add_generation_prompt", "continue_final_message", "template_kwargs", "keep_history"}
 CANDIDATES = (
     *(0.5, 3, True, False, "a-word", (b"image",), ("a", "b"), (1, 2), {7: 0.5}, [[1, 2]]),
     *(StructuredOutput(regex="a+"), Reasoning(opening="<t>", closing="</t>", opened=True, answer="a", max_tokens=5)),
