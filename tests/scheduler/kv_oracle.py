@@ -138,6 +138,7 @@ class OracleRunner:
         self.version = 0  # of the weights
         self.weights_digest = ""
         self._versions: dict[int, list[int]] = {}  # row -> by position, what stands for the versions up to there
+        self.admitted: dict[int, int] = {}  # row that got its prefix in a step that did not run -> version of the weights then
         self.last_tokens: dict[int, int] = {}
         self._next_step = 0
         self._max_num_seqs = max_num_seqs
@@ -197,8 +198,10 @@ class OracleRunner:
             self.states[target] = self.states[source]
         for new in plan.new_rows:
             self._key[new.row], self._pages[new.row] = new.params.seed, [[] for _ in self.windows]
-            self._versions[new.row] = []
+            start = int(plan.starts[plan.rows == new.row].sum())
+            self._versions[new.row] = [self.admitted.get(new.row, self.version) << 32] * start
             self.last_tokens.pop(new.row, None)
+        self.admitted.clear()
         writes = (plan.page_groups, plan.page_rows, plan.page_cols, plan.page_ids)
         for group, row, column, page in zip(*(array.tolist() for array in writes), strict=True):
             pages = self._pages[row][group]

@@ -42,6 +42,7 @@ class Simulation:
         """With `rng`, one step in twenty fails for one of its rows before it runs, one in twenty is withdrawn before it begins, and one
         row in five that no step may run ahead of gets no token, for lack of time."""
         self.config = config
+        self.withdrawn: list[int] = []  # rows that got their prefixes in a step that did not run
         self.clock = FakeClock()
         sizes = config.num_pages, config.page_size, config.max_num_seqs, config.max_num_batched_tokens
         self.runner = OracleRunner(*sizes, config.windows, config.max_in_flight, config.max_adapters, config.state_pages)
@@ -82,6 +83,8 @@ class Simulation:
         if self.changing == "abort":
             self.forced.update(key for key, sequence in self.scheduler._live.by_key.items() if sequence.begun)
             self.scheduler.cancel_begun()
+        if self.changing == "keep":
+            self.runner.admitted = dict.fromkeys(self.withdrawn, self.runner.version)
         self.runner.version += 1
         self.scheduler.use_weights(recompute=self.changing == "recompute")
         if self.tiers is not None:
@@ -115,8 +118,10 @@ class Simulation:
             plan = self.scheduler.schedule()
         if plan is not None and self.flights and self.rng is not None and self.rng.random() < 0.05:
             self.scheduler.rollback(plan, {})
+            self.withdrawn = [new.row for new in plan.new_rows]
             plan = None
         if plan is not None:
+            self.withdrawn = []
             self.plans.append(plan)
             self.at_once.extend((other, plan) for other, _ in self.flights)
             self.flights.append((plan, self.runner.launch(plan)))
