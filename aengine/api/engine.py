@@ -235,19 +235,21 @@ class ServedEngine(EngineBase):
 
     # ---- KV for other engines ------------------------------------------------------------------------------------------
 
-    async def find_kv(self, token_ids: Sequence[int], *, cache_salt: str = "") -> StoredKV:
+    async def find_kv(self, token_ids: Sequence[int], *, cache_salt: str = "", adapter: str | None = None) -> StoredKV:
         """How much of a prompt's KV is kept in host memory or in files, with what has been computed of it by now. `token_ids`: of a prompt
         and the output behind it; of an image the numbers that its pages are called by."""
         raise InvalidRequestError.of("prefix", "KV is kept by the replicas behind this server")
 
     def export_kv(
-        self, token_ids: Sequence[int], *, identity: str, cache_salt: str = "", skip_tokens: int = 0
+        self, token_ids: Sequence[int], *, identity: str, cache_salt: str = "", adapter: str | None = None, skip_tokens: int = 0
     ) -> AsyncGenerator[KVPage, None]:
         """That KV, page by page, without that of the first `skip_tokens`: for `import_kv` of an engine whose `StoredKV.identity` is the
         same. Raises `EngineStateError` for another one, and for an engine that keeps none."""
         raise InvalidRequestError.of("prefix", "KV is kept by the replicas behind this server")
 
-    async def import_kv(self, token_ids: Sequence[int], pages: AsyncIterable[KVPage], *, identity: str, cache_salt: str = "") -> int:
+    async def import_kv(
+        self, token_ids: Sequence[int], pages: AsyncIterable[KVPage], *, identity: str, cache_salt: str = "", adapter: str | None = None
+    ) -> int:
         """Keep KV that another engine has exported, so that the next request whose prompt begins with it finds it. What was damaged on its
         way is not kept, nor what is behind it. Returns the number of tokens whose pages have come. Raises what `export_kv` raises."""
         raise InvalidRequestError.of("prefix", "KV is kept by the replicas behind this server")

@@ -178,25 +178,27 @@ class ServerCalls(ABC):
 
     # ---- KV, for administrators ----------------------------------------------------------------------------------------
 
-    async def find_kv(self, token_ids: Sequence[int], *, cache_salt: str = "") -> StoredKV:
+    async def find_kv(self, token_ids: Sequence[int], *, cache_salt: str = "", adapter: str | None = None) -> StoredKV:
         """How much of a prompt's KV the server keeps, as `ServedEngine.find_kv` describes it."""
-        request = FindKvRequest(prefix=KvPrefix(token_ids=token_ids, cache_salt=cache_salt))
+        request = FindKvRequest(prefix=KvPrefix(token_ids=token_ids, cache_salt=cache_salt, adapter=adapter or ""))
         found = await self._ask(lambda link: link.admin.FindKv, request)
         return StoredKV(found.identity, found.num_tokens)
 
     async def export_kv(
-        self, token_ids: Sequence[int], *, identity: str, cache_salt: str = "", skip_tokens: int = 0
+        self, token_ids: Sequence[int], *, identity: str, cache_salt: str = "", adapter: str | None = None, skip_tokens: int = 0
     ) -> AsyncGenerator[KVPage, None]:
         """That KV, page by page, as `ServedEngine.export_kv` describes it."""
-        prefix = KvPrefix(token_ids=token_ids, cache_salt=cache_salt)
+        prefix = KvPrefix(token_ids=token_ids, cache_salt=cache_salt, adapter=adapter or "")
         request = ExportKvRequest(prefix=prefix, identity=identity, skip_tokens=skip_tokens)
         async with aclosing(read_kv_pages(exported(self._running_link(), request))) as pages:
             async for page in pages:
                 yield page
 
-    async def import_kv(self, token_ids: Sequence[int], pages: AsyncIterable[KVPage], *, identity: str, cache_salt: str = "") -> int:
+    async def import_kv(
+        self, token_ids: Sequence[int], pages: AsyncIterable[KVPage], *, identity: str, cache_salt: str = "", adapter: str | None = None
+    ) -> int:
         """Have the server keep KV, as `ServedEngine.import_kv` describes it. Raises what iterating `pages` raises, too."""
-        prefix = ExportKvRequest(prefix=KvPrefix(token_ids=token_ids, cache_salt=cache_salt), identity=identity)
+        prefix = ExportKvRequest(prefix=KvPrefix(token_ids=token_ids, cache_salt=cache_salt, adapter=adapter or ""), identity=identity)
         return await give_kv(self._running_link(), prefix, pages)
 
     # ---- for administrators: what may take long has no deadline but that of the caller ----------------------------------
@@ -287,7 +289,9 @@ class ClientBridge(LoopBridge):
     find_kv = asked(ServerCalls.find_kv)
     export_kv = iterated(ServerCalls.export_kv)
 
-    async def import_kv(self, token_ids: Sequence[int], pages: AsyncIterable[KVPage], *, identity: str, cache_salt: str = "") -> int:
+    async def import_kv(
+        self, token_ids: Sequence[int], pages: AsyncIterable[KVPage], *, identity: str, cache_salt: str = "", adapter: str | None = None
+    ) -> int:
         """Have the server keep KV, when all its pages have come here."""
         held = [page async for page in pages]
 
@@ -295,7 +299,7 @@ class ClientBridge(LoopBridge):
             for page in held:
                 yield page
 
-        give = partial(cast("AsyncClient", self._engine).import_kv, token_ids, identity=identity, cache_salt=cache_salt)
+        give = partial(cast("AsyncClient", self._engine).import_kv, token_ids, identity=identity, cache_salt=cache_salt, adapter=adapter)
         return await self._running().call(lambda: give(pages=each()))
 
 

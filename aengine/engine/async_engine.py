@@ -201,16 +201,16 @@ class AsyncEngine(ServedEngine):
 
     # ---- KV for other engines ------------------------------------------------------------------------------------------
 
-    async def find_kv(self, token_ids: Sequence[int], *, cache_salt: str = "") -> StoredKV:
-        stored = await self._find_kv(token_ids, cache_salt)
+    async def find_kv(self, token_ids: Sequence[int], *, cache_salt: str = "", adapter: str | None = None) -> StoredKV:
+        stored = await self._find_kv(token_ids, cache_salt, adapter)
         if stored is None:
             return StoredKV()
         return StoredKV(stored.tiers.identity, stored.num_found * self.engine_info.page_size)
 
     async def export_kv(
-        self, token_ids: Sequence[int], *, identity: str, cache_salt: str = "", skip_tokens: int = 0
+        self, token_ids: Sequence[int], *, identity: str, cache_salt: str = "", adapter: str | None = None, skip_tokens: int = 0
     ) -> AsyncGenerator[KVPage, None]:
-        stored = await self._kv_of(identity, token_ids, cache_salt)
+        stored = await self._kv_of(identity, token_ids, cache_salt, adapter)
         begin, end = skip_tokens // self.engine_info.page_size, stored.num_found
         at_a_time = max(1, _EXPORTED_BYTES // stored.sizes[0])
         for first in range(begin, end, at_a_time):
@@ -224,8 +224,10 @@ class AsyncEngine(ServedEngine):
             if state is not None:
                 yield KVPage(end - 1, *state, is_state=True)
 
-    async def import_kv(self, token_ids: Sequence[int], pages: AsyncIterable[KVPage], *, identity: str, cache_salt: str = "") -> int:
-        stored = await self._kv_of(identity, token_ids, cache_salt)
+    async def import_kv(
+        self, token_ids: Sequence[int], pages: AsyncIterable[KVPage], *, identity: str, cache_salt: str = "", adapter: str | None = None
+    ) -> int:
+        stored = await self._kv_of(identity, token_ids, cache_salt, adapter)
         count = 0
         async for page in pages:
             if not await anyio.to_thread.run_sync(stored.put_page, page.index, page.is_state, page.content, page.digest):
@@ -233,15 +235,17 @@ class AsyncEngine(ServedEngine):
             count += not page.is_state
         return count * self.engine_info.page_size
 
-    async def _find_kv(self, token_ids: Sequence[int], cache_salt: str) -> StoredPrefix | None:
+    async def _find_kv(self, token_ids: Sequence[int], cache_salt: str, adapter: str | None) -> StoredPrefix | None:
         try:
             ids = np.array(token_ids, np.int32)
         except (OverflowError, TypeError, ValueError):
             raise InvalidRequestError.of("token_ids", "they are not integers of 32 bits") from None
-        return await self._check_serving().commands.run(lambda reply: FindKV(reply, ids, cache_salt))
+        serving = self._check_serving()
+        number = serving.adapters.number_of(adapter)
+        return await serving.commands.run(lambda reply: FindKV(reply, ids, cache_salt, number))
 
-    async def _kv_of(self, identity: str, token_ids: Sequence[int], cache_salt: str) -> StoredPrefix:
-        stored = await self._find_kv(token_ids, cache_salt)
+    async def _kv_of(self, identity: str, token_ids: Sequence[int], cache_salt: str, adapter: str | None) -> StoredPrefix:
+        stored = await self._find_kv(token_ids, cache_salt, adapter)
         if stored is None:
             raise EngineStateError("the engine keeps no KV beside its pool: host_kv_memory and kv_disk_path are not set")
         if stored.tiers.identity != identity:

@@ -83,6 +83,7 @@ class FindKV:
     reply: Future[StoredPrefix | None]  # as in `Pause`
     token_ids: IntArray
     cache_salt: str
+    adapter_number: int
 
 
 @dataclass(frozen=True, slots=True)

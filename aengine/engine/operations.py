@@ -365,6 +365,13 @@ class Adapters:
         adapter = self._used.get(user)
         return (0, 0) if adapter is None or adapter.info is None else (adapter.key, adapter.info.key)
 
+    def number_of(self, name: str | None) -> int:
+        """Of an adapter that is loaded, in the names of pages; None: 0. Raises `AdapterNotFoundError`."""
+        if name is None:
+            return 0
+        info = self._find(name).info
+        return 0 if info is None else info.key
+
     def leave_request(self, user: int) -> None:
         """No step computes anything of it any more. May be called again."""
         adapter = self._used.pop(user, None)

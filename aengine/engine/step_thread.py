@@ -196,8 +196,8 @@ class StepDriver:
                     self._pending.append(Done(reply, count))
                 else:
                     self._tiers.recall(session, reply)
-            case FindKV(reply, token_ids, cache_salt):
-                self._pending.append(Done(reply, None if self._tiers is None else self._tiers.stored(token_ids, cache_salt)))
+            case FindKV(reply):
+                self._pending.append(Done(reply, None if self._tiers is None else self._tiers.stored(command)))
             case WatchPages(watch, most):
                 scheduler.prefix_index.log_changes(True)
                 self._pending.append(PageNames(watch, scheduler.prefix_index.names(most)))

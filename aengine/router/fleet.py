@@ -18,7 +18,7 @@ from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
 from contextlib import aclosing, suppress
 from dataclasses import replace
 from functools import partial
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import anyio
 
@@ -373,22 +373,23 @@ class Fleet:
         can = "serve the request" if work.prompt.generation is None else "go on with the request, whose tokens came from another generation"
         return NoReplicaError(f"no replica can {can}: {states}{why}")
 
-    async def bring_kv(self, source: Replica, target: Replica, token_ids: Sequence[int], cache_salt: str) -> None:
+    async def bring_kv(self, source: Replica, target: Replica, token_ids: Sequence[int], cache_salt: str, adapter: str | None) -> None:
         """Have one replica take from another what it keeps of the KV of these tokens, where that is sooner done than computed. Whatever
         fails is computed there."""
         seconds = len(token_ids) / (target.load.rate or START_RATE)  # to compute them
         if source is target or not source.connected or target.model is None or seconds < FEW_SECONDS:
             return
+        of_prefix: dict[str, Any] = {"token_ids": token_ids, "cache_salt": cache_salt, "adapter": adapter}
         try:
             with anyio.move_on_after(MOST_KV_SECONDS + seconds):
-                there = await target.ask(lambda client: client.find_kv(token_ids, cache_salt=cache_salt))
+                there = await target.ask(lambda client: client.find_kv(**of_prefix))
                 missing, token_bytes = len(token_ids) - there.num_tokens, target.model.kv_bytes_per_token
                 if not there.identity or missing * token_bytes * self._kv_seconds > missing / len(token_ids) * seconds:
                     return
-                export = partial(source.client.export_kv, token_ids, identity=there.identity, cache_salt=cache_salt)
+                export = partial(source.client.export_kv, identity=there.identity, **of_prefix)
                 began = time.monotonic()
                 async with aclosing(export(skip_tokens=there.num_tokens)) as pages:
-                    give = partial(AsyncClient.import_kv, token_ids=token_ids, pages=pages, identity=there.identity, cache_salt=cache_salt)
+                    give = partial(AsyncClient.import_kv, pages=pages, identity=there.identity, **of_prefix)
                     count = await target.ask(give)
                 if count:
                     each = (time.monotonic() - began) / (count * token_bytes)

@@ -375,11 +375,11 @@ class RoutedRequest(StreamSource):
     async def _bring_kv(self, attempt: Attempt) -> None:
         """From where it was to where it goes on."""
         source, self._left = self._left, None
-        progress = self.progress
-        if source is None or progress.own_options.adapter:
+        if source is None:
             return
+        options = self.progress.own_options
         try:
-            await self._fleet.bring_kv(source, attempt.replica, progress.named_tokens, progress.own_options.cache_salt or "")
+            await self._fleet.bring_kv(source, attempt.replica, self.progress.named_tokens, options.cache_salt or "", options.adapter)
         except BaseException:  # it is cancelled, or its time is over
             attempt.leave_replica()
             raise

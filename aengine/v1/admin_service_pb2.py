@@ -26,19 +26,19 @@ from aengine.v1 import model_service_pb2 as aengine_dot_v1_dot_model__service__p
 from google.protobuf import duration_pb2 as google_dot_protobuf_dot_duration__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1e\x61\x65ngine/v1/admin_service.proto\x12\naengine.v1\x1a\x1e\x61\x65ngine/v1/model_service.proto\x1a\x1egoogle/protobuf/duration.proto\"\x13\n\x11\x46lushCacheRequest\")\n\x12\x46lushCacheResponse\x12\x13\n\x0b\x66reed_pages\x18\x01 \x01(\r\"=\n\x16PauseGenerationRequest\x12#\n\x04mode\x18\x01 \x01(\x0e\x32\x15.aengine.v1.PauseMode\"5\n\x17PauseGenerationResponse\x12\x1a\n\x12\x63\x61ncelled_requests\x18\x01 \x01(\r\"\x1b\n\x19\x43ontinueGenerationRequest\"\x1c\n\x1a\x43ontinueGenerationResponse\"I\n\x0c\x44rainRequest\x12(\n\x05grace\x18\x01 \x01(\x0b\x32\x19.google.protobuf.Duration\x12\x0f\n\x07replica\x18\x02 \x01(\t\"+\n\rDrainResponse\x12\x1a\n\x12requests_in_flight\x18\x01 \x01(\r\"0\n\x12LoadAdapterRequest\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0c\n\x04path\x18\x02 \x01(\t\";\n\x13LoadAdapterResponse\x12$\n\x07\x61\x64\x61pter\x18\x01 \x01(\x0b\x32\x13.aengine.v1.Adapter\"$\n\x14UnloadAdapterRequest\x12\x0c\n\x04name\x18\x01 \x01(\t\"\x17\n\x15UnloadAdapterResponse\"Q\n\x0cSleepRequest\x12\x12\n\x05level\x18\x01 \x01(\rH\x00\x88\x01\x01\x12#\n\x04mode\x18\x02 \x01(\x0e\x32\x15.aengine.v1.SleepModeB\x08\n\x06_level\"6\n\rSleepResponse\x12%\n\x06memory\x18\x01 \x01(\x0b\x32\x15.aengine.v1.MemoryUse\"6\n\tMemoryUse\x12\x14\n\x0c\x62ytes_before\x18\x01 \x01(\x04\x12\x13\n\x0b\x62ytes_after\x18\x02 \x01(\x04\"\r\n\x0bWakeRequest\"5\n\x0cWakeResponse\x12%\n\x06memory\x18\x01 \x01(\x0b\x32\x15.aengine.v1.MemoryUse\"J\n\x14UpdateWeightsRequest\x12\x0c\n\x04path\x18\x01 \x01(\t\x12$\n\x04mode\x18\x02 \x01(\x0e\x32\x16.aengine.v1.UpdateMode\"0\n\x15UpdateWeightsResponse\x12\x17\n\x0fweights_version\x18\x01 \x01(\x04\"1\n\x08KvPrefix\x12\x11\n\ttoken_ids\x18\x01 \x03(\x11\x12\x12\n\ncache_salt\x18\x02 \x01(\t\"5\n\rFindKvRequest\x12$\n\x06prefix\x18\x01 \x01(\x0b\x32\x14.aengine.v1.KvPrefix\"6\n\x0e\x46indKvResponse\x12\x10\n\x08identity\x18\x01 \x01(\t\x12\x12\n\nnum_tokens\x18\x02 \x01(\r\"^\n\x0f\x45xportKvRequest\x12$\n\x06prefix\x18\x01 \x01(\x0b\x32\x14.aengine.v1.KvPrefix\x12\x10\n\x08identity\x18\x02 \x01(\t\x12\x13\n\x0bskip_tokens\x18\x03 \x01(\r\"4\n\x10\x45xportKvResponse\x12 \n\x04page\x18\x01 \x01(\x0b\x32\x12.aengine.v1.KvPage\"G\n\x06KvPage\x12\r\n\x05index\x18\x01 \x01(\r\x12\r\n\x05state\x18\x02 \x01(\x08\x12\x0f\n\x07\x63ontent\x18\x03 \x01(\x0c\x12\x0e\n\x06\x64igest\x18\x04 \x01(\x0c\"l\n\x0fImportKvRequest\x12-\n\x06prefix\x18\x01 \x01(\x0b\x32\x1b.aengine.v1.ExportKvRequestH\x00\x12\"\n\x04page\x18\x02 \x01(\x0b\x32\x12.aengine.v1.KvPageH\x00\x42\x06\n\x04part\"&\n\x10ImportKvResponse\x12\x12\n\nnum_tokens\x18\x01 \x01(\r*S\n\tPauseMode\x12\x1a\n\x16PAUSE_MODE_UNSPECIFIED\x10\x00\x12\x13\n\x0fPAUSE_MODE_KEEP\x10\x01\x12\x15\n\x11PAUSE_MODE_CANCEL\x10\x02*j\n\tSleepMode\x12\x1a\n\x16SLEEP_MODE_UNSPECIFIED\x10\x00\x12\x13\n\x0fSLEEP_MODE_PARK\x10\x01\x12\x15\n\x11SLEEP_MODE_CANCEL\x10\x02\x12\x15\n\x11SLEEP_MODE_REFUSE\x10\x03*\x89\x01\n\nUpdateMode\x12\x1b\n\x17UPDATE_MODE_UNSPECIFIED\x10\x00\x12\x14\n\x10UPDATE_MODE_KEEP\x10\x01\x12\x19\n\x15UPDATE_MODE_RECOMPUTE\x10\x02\x12\x16\n\x12UPDATE_MODE_FINISH\x10\x03\x12\x15\n\x11UPDATE_MODE_ABORT\x10\x04\x32\xa2\x07\n\x0c\x41\x64minService\x12K\n\nFlushCache\x12\x1d.aengine.v1.FlushCacheRequest\x1a\x1e.aengine.v1.FlushCacheResponse\x12Z\n\x0fPauseGeneration\x12\".aengine.v1.PauseGenerationRequest\x1a#.aengine.v1.PauseGenerationResponse\x12\x63\n\x12\x43ontinueGeneration\x12%.aengine.v1.ContinueGenerationRequest\x1a&.aengine.v1.ContinueGenerationResponse\x12<\n\x05\x44rain\x12\x18.aengine.v1.DrainRequest\x1a\x19.aengine.v1.DrainResponse\x12N\n\x0bLoadAdapter\x12\x1e.aengine.v1.LoadAdapterRequest\x1a\x1f.aengine.v1.LoadAdapterResponse\x12T\n\rUnloadAdapter\x12 .aengine.v1.UnloadAdapterRequest\x1a!.aengine.v1.UnloadAdapterResponse\x12<\n\x05Sleep\x12\x18.aengine.v1.SleepRequest\x1a\x19.aengine.v1.SleepResponse\x12\x39\n\x04Wake\x12\x17.aengine.v1.WakeRequest\x1a\x18.aengine.v1.WakeResponse\x12T\n\rUpdateWeights\x12 .aengine.v1.UpdateWeightsRequest\x1a!.aengine.v1.UpdateWeightsResponse\x12?\n\x06\x46indKv\x12\x19.aengine.v1.FindKvRequest\x1a\x1a.aengine.v1.FindKvResponse\x12G\n\x08\x45xportKv\x12\x1b.aengine.v1.ExportKvRequest\x1a\x1c.aengine.v1.ExportKvResponse0\x01\x12G\n\x08ImportKv\x12\x1b.aengine.v1.ImportKvRequest\x1a\x1c.aengine.v1.ImportKvResponse(\x01\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1e\x61\x65ngine/v1/admin_service.proto\x12\naengine.v1\x1a\x1e\x61\x65ngine/v1/model_service.proto\x1a\x1egoogle/protobuf/duration.proto\"\x13\n\x11\x46lushCacheRequest\")\n\x12\x46lushCacheResponse\x12\x13\n\x0b\x66reed_pages\x18\x01 \x01(\r\"=\n\x16PauseGenerationRequest\x12#\n\x04mode\x18\x01 \x01(\x0e\x32\x15.aengine.v1.PauseMode\"5\n\x17PauseGenerationResponse\x12\x1a\n\x12\x63\x61ncelled_requests\x18\x01 \x01(\r\"\x1b\n\x19\x43ontinueGenerationRequest\"\x1c\n\x1a\x43ontinueGenerationResponse\"I\n\x0c\x44rainRequest\x12(\n\x05grace\x18\x01 \x01(\x0b\x32\x19.google.protobuf.Duration\x12\x0f\n\x07replica\x18\x02 \x01(\t\"+\n\rDrainResponse\x12\x1a\n\x12requests_in_flight\x18\x01 \x01(\r\"0\n\x12LoadAdapterRequest\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0c\n\x04path\x18\x02 \x01(\t\";\n\x13LoadAdapterResponse\x12$\n\x07\x61\x64\x61pter\x18\x01 \x01(\x0b\x32\x13.aengine.v1.Adapter\"$\n\x14UnloadAdapterRequest\x12\x0c\n\x04name\x18\x01 \x01(\t\"\x17\n\x15UnloadAdapterResponse\"Q\n\x0cSleepRequest\x12\x12\n\x05level\x18\x01 \x01(\rH\x00\x88\x01\x01\x12#\n\x04mode\x18\x02 \x01(\x0e\x32\x15.aengine.v1.SleepModeB\x08\n\x06_level\"6\n\rSleepResponse\x12%\n\x06memory\x18\x01 \x01(\x0b\x32\x15.aengine.v1.MemoryUse\"6\n\tMemoryUse\x12\x14\n\x0c\x62ytes_before\x18\x01 \x01(\x04\x12\x13\n\x0b\x62ytes_after\x18\x02 \x01(\x04\"\r\n\x0bWakeRequest\"5\n\x0cWakeResponse\x12%\n\x06memory\x18\x01 \x01(\x0b\x32\x15.aengine.v1.MemoryUse\"J\n\x14UpdateWeightsRequest\x12\x0c\n\x04path\x18\x01 \x01(\t\x12$\n\x04mode\x18\x02 \x01(\x0e\x32\x16.aengine.v1.UpdateMode\"0\n\x15UpdateWeightsResponse\x12\x17\n\x0fweights_version\x18\x01 \x01(\x04\"B\n\x08KvPrefix\x12\x11\n\ttoken_ids\x18\x01 \x03(\x11\x12\x12\n\ncache_salt\x18\x02 \x01(\t\x12\x0f\n\x07\x61\x64\x61pter\x18\x03 \x01(\t\"5\n\rFindKvRequest\x12$\n\x06prefix\x18\x01 \x01(\x0b\x32\x14.aengine.v1.KvPrefix\"6\n\x0e\x46indKvResponse\x12\x10\n\x08identity\x18\x01 \x01(\t\x12\x12\n\nnum_tokens\x18\x02 \x01(\r\"^\n\x0f\x45xportKvRequest\x12$\n\x06prefix\x18\x01 \x01(\x0b\x32\x14.aengine.v1.KvPrefix\x12\x10\n\x08identity\x18\x02 \x01(\t\x12\x13\n\x0bskip_tokens\x18\x03 \x01(\r\"4\n\x10\x45xportKvResponse\x12 \n\x04page\x18\x01 \x01(\x0b\x32\x12.aengine.v1.KvPage\"G\n\x06KvPage\x12\r\n\x05index\x18\x01 \x01(\r\x12\r\n\x05state\x18\x02 \x01(\x08\x12\x0f\n\x07\x63ontent\x18\x03 \x01(\x0c\x12\x0e\n\x06\x64igest\x18\x04 \x01(\x0c\"l\n\x0fImportKvRequest\x12-\n\x06prefix\x18\x01 \x01(\x0b\x32\x1b.aengine.v1.ExportKvRequestH\x00\x12\"\n\x04page\x18\x02 \x01(\x0b\x32\x12.aengine.v1.KvPageH\x00\x42\x06\n\x04part\"&\n\x10ImportKvResponse\x12\x12\n\nnum_tokens\x18\x01 \x01(\r*S\n\tPauseMode\x12\x1a\n\x16PAUSE_MODE_UNSPECIFIED\x10\x00\x12\x13\n\x0fPAUSE_MODE_KEEP\x10\x01\x12\x15\n\x11PAUSE_MODE_CANCEL\x10\x02*j\n\tSleepMode\x12\x1a\n\x16SLEEP_MODE_UNSPECIFIED\x10\x00\x12\x13\n\x0fSLEEP_MODE_PARK\x10\x01\x12\x15\n\x11SLEEP_MODE_CANCEL\x10\x02\x12\x15\n\x11SLEEP_MODE_REFUSE\x10\x03*\x89\x01\n\nUpdateMode\x12\x1b\n\x17UPDATE_MODE_UNSPECIFIED\x10\x00\x12\x14\n\x10UPDATE_MODE_KEEP\x10\x01\x12\x19\n\x15UPDATE_MODE_RECOMPUTE\x10\x02\x12\x16\n\x12UPDATE_MODE_FINISH\x10\x03\x12\x15\n\x11UPDATE_MODE_ABORT\x10\x04\x32\xa2\x07\n\x0c\x41\x64minService\x12K\n\nFlushCache\x12\x1d.aengine.v1.FlushCacheRequest\x1a\x1e.aengine.v1.FlushCacheResponse\x12Z\n\x0fPauseGeneration\x12\".aengine.v1.PauseGenerationRequest\x1a#.aengine.v1.PauseGenerationResponse\x12\x63\n\x12\x43ontinueGeneration\x12%.aengine.v1.ContinueGenerationRequest\x1a&.aengine.v1.ContinueGenerationResponse\x12<\n\x05\x44rain\x12\x18.aengine.v1.DrainRequest\x1a\x19.aengine.v1.DrainResponse\x12N\n\x0bLoadAdapter\x12\x1e.aengine.v1.LoadAdapterRequest\x1a\x1f.aengine.v1.LoadAdapterResponse\x12T\n\rUnloadAdapter\x12 .aengine.v1.UnloadAdapterRequest\x1a!.aengine.v1.UnloadAdapterResponse\x12<\n\x05Sleep\x12\x18.aengine.v1.SleepRequest\x1a\x19.aengine.v1.SleepResponse\x12\x39\n\x04Wake\x12\x17.aengine.v1.WakeRequest\x1a\x18.aengine.v1.WakeResponse\x12T\n\rUpdateWeights\x12 .aengine.v1.UpdateWeightsRequest\x1a!.aengine.v1.UpdateWeightsResponse\x12?\n\x06\x46indKv\x12\x19.aengine.v1.FindKvRequest\x1a\x1a.aengine.v1.FindKvResponse\x12G\n\x08\x45xportKv\x12\x1b.aengine.v1.ExportKvRequest\x1a\x1c.aengine.v1.ExportKvResponse0\x01\x12G\n\x08ImportKv\x12\x1b.aengine.v1.ImportKvRequest\x1a\x1c.aengine.v1.ImportKvResponse(\x01\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'aengine.v1.admin_service_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_PAUSEMODE']._serialized_start=1571
-  _globals['_PAUSEMODE']._serialized_end=1654
-  _globals['_SLEEPMODE']._serialized_start=1656
-  _globals['_SLEEPMODE']._serialized_end=1762
-  _globals['_UPDATEMODE']._serialized_start=1765
-  _globals['_UPDATEMODE']._serialized_end=1902
+  _globals['_PAUSEMODE']._serialized_start=1588
+  _globals['_PAUSEMODE']._serialized_end=1671
+  _globals['_SLEEPMODE']._serialized_start=1673
+  _globals['_SLEEPMODE']._serialized_end=1779
+  _globals['_UPDATEMODE']._serialized_start=1782
+  _globals['_UPDATEMODE']._serialized_end=1919
   _globals['_FLUSHCACHEREQUEST']._serialized_start=110
   _globals['_FLUSHCACHEREQUEST']._serialized_end=129
   _globals['_FLUSHCACHERESPONSE']._serialized_start=131
@@ -78,21 +78,21 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_UPDATEWEIGHTSRESPONSE']._serialized_start=986
   _globals['_UPDATEWEIGHTSRESPONSE']._serialized_end=1034
   _globals['_KVPREFIX']._serialized_start=1036
-  _globals['_KVPREFIX']._serialized_end=1085
-  _globals['_FINDKVREQUEST']._serialized_start=1087
-  _globals['_FINDKVREQUEST']._serialized_end=1140
-  _globals['_FINDKVRESPONSE']._serialized_start=1142
-  _globals['_FINDKVRESPONSE']._serialized_end=1196
-  _globals['_EXPORTKVREQUEST']._serialized_start=1198
-  _globals['_EXPORTKVREQUEST']._serialized_end=1292
-  _globals['_EXPORTKVRESPONSE']._serialized_start=1294
-  _globals['_EXPORTKVRESPONSE']._serialized_end=1346
-  _globals['_KVPAGE']._serialized_start=1348
-  _globals['_KVPAGE']._serialized_end=1419
-  _globals['_IMPORTKVREQUEST']._serialized_start=1421
-  _globals['_IMPORTKVREQUEST']._serialized_end=1529
-  _globals['_IMPORTKVRESPONSE']._serialized_start=1531
-  _globals['_IMPORTKVRESPONSE']._serialized_end=1569
-  _globals['_ADMINSERVICE']._serialized_start=1905
-  _globals['_ADMINSERVICE']._serialized_end=2835
+  _globals['_KVPREFIX']._serialized_end=1102
+  _globals['_FINDKVREQUEST']._serialized_start=1104
+  _globals['_FINDKVREQUEST']._serialized_end=1157
+  _globals['_FINDKVRESPONSE']._serialized_start=1159
+  _globals['_FINDKVRESPONSE']._serialized_end=1213
+  _globals['_EXPORTKVREQUEST']._serialized_start=1215
+  _globals['_EXPORTKVREQUEST']._serialized_end=1309
+  _globals['_EXPORTKVRESPONSE']._serialized_start=1311
+  _globals['_EXPORTKVRESPONSE']._serialized_end=1363
+  _globals['_KVPAGE']._serialized_start=1365
+  _globals['_KVPAGE']._serialized_end=1436
+  _globals['_IMPORTKVREQUEST']._serialized_start=1438
+  _globals['_IMPORTKVREQUEST']._serialized_end=1546
+  _globals['_IMPORTKVRESPONSE']._serialized_start=1548
+  _globals['_IMPORTKVRESPONSE']._serialized_end=1586
+  _globals['_ADMINSERVICE']._serialized_start=1922
+  _globals['_ADMINSERVICE']._serialized_end=2852
 # @@protoc_insertion_point(module_scope)

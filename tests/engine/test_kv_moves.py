@@ -15,7 +15,7 @@ from grpc_harness import serving
 from slow_cases import slow_but
 from test_kv_tiers import GREEDY, engine_of, windowed
 
-from aengine import AEngineError, AsyncEngine, EngineStateError, InvalidRequestError, Router, ServerError
+from aengine import AdapterNotFoundError, AEngineError, AsyncEngine, EngineStateError, InvalidRequestError, Router, ServerError
 from aengine.api.outputs import KVPage
 from aengine.client import AsyncClient
 from aengine.engine.tier_traffic import TierTraffic
@@ -70,6 +70,28 @@ async def test_what_one_has_computed_another_one_finds(kind: str, windowed: str,
         assert output.token_ids == expected.token_ids
         assert output.usage.loaded_prompt_tokens == output.usage.cached_prompt_tokens == (len(LONG) - 1) // 4 * 4
         assert (await second.find_kv(known, cache_salt="other")).num_tokens == 0
+
+
+async def test_what_an_adapter_computed(windowed: str, tmp_path: pathlib.Path, anyio_backend: str) -> None:
+    """Whatever it is called there."""
+    options = {"adapters": {"a": "demo-lora"}, **HOST}
+    async with (
+        engine_of("kernels", windowed, **options) as first,
+        engine_of("kernels", windowed, **options) as second,
+        administered(first, tmp_path) as source,
+        administered(second, tmp_path) as target,
+    ):
+        expected = await first.generate(LONG, GREEDY, adapter="a")
+        found = await target.find_kv(LONG, adapter="a")
+        assert found.num_tokens == (await source.find_kv(LONG)).num_tokens == 0
+        async with aclosing(source.export_kv(LONG, identity=found.identity, adapter="a")) as pages:
+            assert await target.import_kv(LONG, pages, identity=found.identity, adapter="a") == 400
+        output = await target.generate(LONG, GREEDY, adapter="a")
+        assert output.token_ids == expected.token_ids
+        assert output.usage.loaded_prompt_tokens == 396
+        assert (await target.generate(LONG, GREEDY)).usage.loaded_prompt_tokens == 0
+        with pytest.raises(AdapterNotFoundError, match="'b' is not loaded"):
+            await target.find_kv(LONG, adapter="b")
 
 
 async def test_damage_is_seen(windowed: str, anyio_backend: str) -> None:

@@ -97,7 +97,7 @@ class AdminServicer(AdminServiceServicer):
 
     async def FindKv(self, request: messages.FindKvRequest, context: ServicerContext) -> messages.FindKvResponse:
         prefix = request.prefix
-        found = await self._engine.find_kv(_read_ids(prefix), cache_salt=prefix.cache_salt)
+        found = await self._engine.find_kv(_read_ids(prefix), cache_salt=prefix.cache_salt, adapter=prefix.adapter or None)
         return messages.FindKvResponse(identity=found.identity, num_tokens=found.num_tokens)
 
     async def ExportKv(
@@ -105,7 +105,11 @@ class AdminServicer(AdminServiceServicer):
     ) -> AsyncGenerator[messages.ExportKvResponse, None]:
         prefix = request.prefix
         pages = self._engine.export_kv(
-            _read_ids(prefix), identity=request.identity, cache_salt=prefix.cache_salt, skip_tokens=request.skip_tokens
+            _read_ids(prefix),
+            identity=request.identity,
+            cache_salt=prefix.cache_salt,
+            adapter=prefix.adapter or None,
+            skip_tokens=request.skip_tokens,
         )
         async with aclosing(pages):
             async for page in pages:
@@ -127,7 +131,9 @@ class AdminServicer(AdminServiceServicer):
             raise InvalidRequestError.of("prefix", "must come first")
         prefix = first.prefix.prefix
         async with aclosing(read_kv_pages(part.page async for part in request_iterator)) as pages:
-            return await self._engine.import_kv(_read_ids(prefix), pages, identity=first.prefix.identity, cache_salt=prefix.cache_salt)
+            return await self._engine.import_kv(
+                _read_ids(prefix), pages, identity=first.prefix.identity, cache_salt=prefix.cache_salt, adapter=prefix.adapter or None
+            )
 
     async def _read_path(self, path: str) -> str:
         """Raises `InvalidRequestError` for a path that is not below one of the roots, or has something below it that is not, with all links
