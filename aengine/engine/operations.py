@@ -366,7 +366,7 @@ class Adapters:
         return (0, 0) if adapter is None or adapter.info is None else (adapter.key, adapter.info.key)
 
     def number_of(self, name: str | None) -> int:
-        """Of an adapter that is loaded, in the names of pages; None: 0. Raises `AdapterNotFoundError`."""
+        """Return what the names of pages have of an adapter that is loaded; None: 0. Raises `AdapterNotFoundError`."""
         if name is None:
             return 0
         info = self._find(name).info
