@@ -6,6 +6,7 @@ It needs nothing but the environment `.venv` that `make demo` leaves. A server g
 
 from __future__ import annotations
 
+import random
 import re
 import shlex
 import socket
@@ -13,7 +14,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -110,9 +111,11 @@ def _server(command: str) -> Iterator[None]:
 
 
 def _free_port() -> str:
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        return str(free.getsockname()[1])
+    """One that nobody gets who asks for any."""
+    while True:
+        port = random.randrange(20000, 32000)
+        with suppress(OSError), socket.create_server(("127.0.0.1", port)):
+            return str(port)
 
 
 if __name__ == "__main__":

@@ -10,6 +10,7 @@ import hashlib
 import hmac
 import logging
 import os
+import random
 import secrets
 import selectors
 import socket
@@ -35,6 +36,7 @@ ANSWER_SECONDS = 10.0
 MOST_STRANGERS = 64
 """Connections that have not shown that they know the secret; the oldest ones give way."""
 _CHECK_SECONDS = 0.2
+_NOT_EPHEMERAL = 20000, 32000  # ports that neither connections nor others that ask for any port get
 
 
 class JoinError(Exception):
@@ -57,6 +59,15 @@ def split_address(address: str) -> tuple[str, int]:
     """host:port, where the host may be an IPv6 address in brackets."""
     host, _, port = address.rpartition(":")
     return host.strip("[]"), int(port)
+
+
+def free_port(host: str = "127.0.0.1") -> int:
+    """A port of this host that nobody gets who asks for any, so that it is free until it is listened on, unless somebody chooses it."""
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    while True:
+        port = random.randrange(*_NOT_EPHEMERAL)
+        with suppress(OSError), socket.create_server((host, port), family=family):
+            return port
 
 
 def listen(address: str) -> socket.socket:
@@ -203,7 +214,9 @@ def join_driver(
         check()
         try:
             stream = socket.create_connection((host, number), timeout=ANSWER_SECONDS)
-            break
+            if stream.getsockname() != stream.getpeername():
+                break
+            stream.close()  # nobody listens, and the system has taken that port for this end: the connection is to itself
         except OSError as error:
             if time.monotonic() > deadline:
                 raise JoinError(f"there is no driver at {address}: {error.strerror or error}") from None

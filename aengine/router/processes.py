@@ -6,15 +6,13 @@ import asyncio
 import json
 import logging
 import os
-import random
 import re
 import secrets
-import socket
 import sys
 import tempfile
 from collections import deque
 from collections.abc import AsyncGenerator, Iterator, Mapping
-from contextlib import aclosing, contextmanager, suppress
+from contextlib import aclosing, contextmanager
 from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
@@ -22,6 +20,7 @@ from typing import Any
 from aengine.api.config import EngineConfig
 from aengine.api.errors import ConfigError, ModelLoadError
 from aengine.client.link import Backoff
+from aengine.parallel.join import free_port
 from aengine.parallel.launch import ChildProcess, how_it_ended
 
 REPLICA_MODULE = "aengine.server.replica"
@@ -31,7 +30,6 @@ KEPT_LINES = 20
 """Of a child's log, in errors."""
 END_SECONDS = 10.0
 """After which a child that was asked to end is killed."""
-_NOT_EPHEMERAL = 20000, 32000  # ports that neither connections nor others that ask for any port get
 _PREFIX, _KEPT = "AENGINE_", "AENGINE_CPU_LEVEL"  # variables of a program that serves; none of them is for its children, but this
 _LISTENING = re.compile(r"aengine-grpc listening on (\S+) \(model ")
 
@@ -179,15 +177,7 @@ def _meeting(engine: EngineConfig) -> Iterator[EngineConfig]:
     with tempfile.NamedTemporaryFile() as secret:
         secret.write(secrets.token_hex().encode())
         secret.flush()
-        yield replace(engine, rank_address=f"{LOOPBACK}:{_free_port()}", rank_secret_file=secret.name)
-
-
-def _free_port() -> int:
-    """One that nobody gets who asks for any."""
-    while True:
-        port = random.randrange(*_NOT_EPHEMERAL)
-        with suppress(OSError), socket.create_server((LOOPBACK, port)):
-            return port
+        yield replace(engine, rank_address=f"{LOOPBACK}:{free_port()}", rank_secret_file=secret.name)
 
 
 async def _run_all(engine: EngineConfig, count: int, token: str, num_prefill: int) -> AsyncGenerator[frozenset[str], None]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import socket
 import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -14,6 +13,7 @@ import anyio
 import mixture_cases
 
 from aengine import AsyncEngine, EngineConfig, SamplingParams
+from aengine.parallel.join import free_port
 
 CASES = {case.name: case for case in mixture_cases.CASES}
 VOCAB = 199
@@ -46,8 +46,7 @@ def config_of(path: Path, **options: Any) -> EngineConfig:
 
 def shared_configs(path: Path, size: int, **options: Any) -> list[EngineConfig]:
     """Of each of `size` engines that share experts."""
-    with socket.create_server(("127.0.0.1", 0)) as port:
-        address = f"127.0.0.1:{port.getsockname()[1]}"
+    address = f"127.0.0.1:{free_port()}"
     group = {"expert_parallel_size": size, "rank_address": address, "rank_secret_file": str(path / "secret"), **options}
     return [config_of(path, **group, expert_parallel_rank=rank) for rank in range(size)]
 

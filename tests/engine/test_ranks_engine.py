@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -14,6 +13,7 @@ from slow_cases import slow_but
 from speculation_cases import CONTEXT, Case, Outcome, assert_same, outcomes, random_cases
 
 from aengine import AsyncEngine
+from aengine.parallel.join import free_port
 
 pytestmark = [pytest.mark.anyio, pytest.mark.parametrize("anyio_backend", ["asyncio"])]
 # A crowd that is preempted, and parked where its readers are slow.
@@ -84,8 +84,7 @@ async def test_a_stage_of_another_host(tmp_path: Path) -> None:
     expected = await expected_of(cases, "float32")
     secret = tmp_path / "secret"
     secret.write_text("of these ranks alone")
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        address = f"127.0.0.1:{free.getsockname()[1]}"
+    address = f"127.0.0.1:{free_port()}"
     command = [sys.executable, "-m", "aengine.runner.worker", f"--driver={address}", f"--secret-file={secret}", "--local-ranks=2"]
     workers = [_worker([*command, f"--rank={2 + index}", f"--local-rank={index}"]) for index in (0, 1)]
     options = {"rank_address": address, "rank_secret_file": str(secret), "local_ranks": 2, "step_timeout": 60.0}

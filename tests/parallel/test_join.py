@@ -21,7 +21,7 @@ from aengine.api.errors import ConfigError, ModelLoadError, RankDiedError
 from aengine.parallel import join
 from aengine.parallel.channel import Channel, ChannelClosedError
 from aengine.parallel.follower import run_worker
-from aengine.parallel.join import JoinError, accept_ranks, join_driver, listen, read_secret
+from aengine.parallel.join import JoinError, accept_ranks, free_port, join_driver, listen, read_secret
 from aengine.parallel.messages import FRAME, Hello, Log, Message, Refused, encode
 
 SECRET = b"a secret of ranks"
@@ -219,11 +219,6 @@ def secret(tmp_path: Path) -> str:
     return str(tmp_path / "secret")
 
 
-def free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as port:
-        return int(port.getsockname()[1])
-
-
 def test_a_rank_of_another_host_takes_steps(secret: str, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO, "aengine")
     port = free_port()
@@ -288,3 +283,29 @@ def test_what_is_wrong_with_a_command_line(arguments: list[str], said: str, caps
         code = exit.code
     assert code in (1, 2)
     assert said in capsys.readouterr().err
+
+
+def test_a_connection_to_itself_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The system may choose the port that is connected to for this end, where nobody listens on it."""
+    address = "127.0.0.1", free_port()
+    made: list[socket.socket] = []
+
+    def connect_to_itself(*given: object, **fields: object) -> socket.socket:
+        stream = socket.socket()
+        stream.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        stream.bind(address)
+        stream.connect(address)
+        made.append(stream)
+        return stream
+
+    class EnoughError(Exception):
+        pass
+
+    def check() -> None:
+        if made:
+            raise EnoughError
+
+    monkeypatch.setattr(socket, "create_connection", connect_to_itself)
+    with pytest.raises(EnoughError):
+        join_driver(f"{address[0]}:{address[1]}", SECRET, 1, __version__, check=check)
+    assert made[0].fileno() == -1, "it is closed, so that the driver can listen"

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import queue
-import socket
 import threading
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any, TypeVar
@@ -17,14 +16,14 @@ from meeting import SECONDS, Meeting
 from aengine.api.config import EngineConfig
 from aengine.api.errors import ConfigError, ModelLoadError, RankDiedError, RankHungError
 from aengine.parallel.expert_replicas import Replicas, join_replicas
+from aengine.parallel.join import free_port
 
 T = TypeVar("T")
 FACTS = {"model": "m", "dtype": "float32"}
 
 
 def free_address() -> str:
-    with socket.create_server(("127.0.0.1", 0)) as port:
-        return f"127.0.0.1:{port.getsockname()[1]}"
+    return f"127.0.0.1:{free_port()}"
 
 
 class Joined:
@@ -45,8 +44,15 @@ def joined(size: int, path: Path, **options: Any) -> Iterator[Joined]:
     shared = {"model": "none", "rank_address": free_address(), "rank_secret_file": str(secret), "expert_parallel_size": size, **options}
     failures = [queue.SimpleQueue[BaseException]() for _ in range(size)]
     with ThreadPoolExecutor(size) as pool, ExitStack() as stack:
+        futures: list[Future[Replicas]] = []
+
+        def others_join() -> None:
+            """Nobody waits for one that has failed."""
+            if any(future.done() and future.exception() is not None for future in futures):
+                raise RuntimeError("another one has failed")
+
         configs = [EngineConfig(**shared, expert_parallel_rank=rank) for rank in range(size)]
-        futures = [pool.submit(join_replicas, config, failures[rank].put, lambda: None) for rank, config in enumerate(configs)]
+        futures += [pool.submit(join_replicas, config, failures[rank].put, others_join) for rank, config in enumerate(configs)]
         replicas = [future.result(SECONDS) for future in futures]
         for each in replicas:
             stack.callback(each.close)

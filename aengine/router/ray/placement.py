@@ -12,7 +12,6 @@ import asyncio
 import logging
 import os
 import secrets
-import socket
 import subprocess
 import sys
 from collections.abc import AsyncIterator, Sequence
@@ -27,7 +26,7 @@ from anyio.to_thread import run_sync
 
 from aengine.api.config import EngineConfig
 from aengine.api.errors import AEngineError, ConfigError
-from aengine.parallel.join import split_address
+from aengine.parallel.join import free_port, split_address
 from aengine.parallel.launch import FOLLOWER_MODULE, how_it_ended
 from aengine.router.discovery import join_address
 from aengine.router.processes import ReplicaProcess
@@ -59,8 +58,7 @@ class ReplicaActor:
     async def reserve(self) -> str:
         """An address of this node, host:port, where the ranks of other nodes can join the replica."""
         host = own_address()
-        with socket.create_server((host, 0), family=socket.AF_INET6 if ":" in host else socket.AF_INET) as free:
-            return join_address(host, free.getsockname()[1])
+        return join_address(host, free_port(host))
 
     async def start(self, name: str, engine: EngineConfig, token: str, ranks: tuple[int, str, str]) -> str:
         """Returns host:port of the server once it serves. Raises what starting it raises. `ranks`: how many are on this node; where the
