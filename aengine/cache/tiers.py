@@ -32,6 +32,7 @@ Bytes = NDArray[np.uint8]
 _MAGIC = b"aengkv1\0"
 _HEAD = struct.Struct("<8s32sQQ")  # the magic, a digest of all that follows, bytes of token ids, bytes of pages
 _MOST_QUEUED = 256 << 20  # bytes that wait to be written; what comes beyond is not kept
+_MOST_TOKEN_BYTES = 16 << 20  # that a file may have: the ids of a session
 _UNSEEN = 1 / 16  # of the limit that is written, at most, before a look at what others have written meanwhile
 _PAUSE = 15.0  # after a write while steps run, as a multiple of what that took: on few cores these wait for it
 _RETRY_SECONDS = 30.0  # after a file could not be written
@@ -46,6 +47,11 @@ class Column:
     name: bytes  # of the content, as of `page_name`; of a note any other one of this length
     tokens: bytes  # of the int32 ids; what a note says
     pages: Bytes  # [groups, bytes of a page], or [state_pages, bytes of a page], or none
+
+    @property
+    def nbytes(self) -> int:
+        """Return the bytes of its pages; of a note those that it says."""
+        return self.pages.nbytes or len(self.tokens)
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,18 +140,20 @@ class PageTiers:
         with self._lock:
             if not column.pages.nbytes:
                 self._known.discard(column.name)
-                self._host.pop(column.name, None)
-                self._writes.pop(column.name, None)  # it comes behind the KV that it speaks of
+                if (old := self._host.pop(column.name, None)) is not None:
+                    self._host_used -= old.nbytes
+                if (old := self._writes.pop(column.name, None)) is not None:  # the new one comes behind the KV that it speaks of
+                    self._queued -= old.nbytes
             if self._host_bytes and column.name not in self._host:
                 self._host[column.name] = column
-                self._host_used += column.pages.nbytes
+                self._host_used += column.nbytes
                 while self._host_used > self._host_bytes:
-                    self._host_used -= self._host.popitem(last=False)[1].pages.nbytes
+                    self._host_used -= self._host.popitem(last=False)[1].nbytes
             if self._folder is None or column.name in self._known or time.monotonic() < self._broken_until:
                 return
-            if self._queued + column.pages.nbytes <= _MOST_QUEUED:
+            if self._queued + column.nbytes <= _MOST_QUEUED:
                 self._known.add(column.name)
-                self._queued += column.pages.nbytes
+                self._queued += column.nbytes
                 self._writes[column.name] = column
                 self._has_writes.notify()
 
@@ -228,7 +236,7 @@ class PageTiers:
                 with self._lock:  # up to here it can be loaded from there
                     if self._writes.get(column.name) is column:  # and no other note of this name
                         del self._writes[column.name]
-                        self._queued -= column.pages.nbytes
+                        self._queued -= column.nbytes
                 if not self._others_wait:
                     self._at_full_speed.wait(_PAUSE * (time.perf_counter() - begin))
 
@@ -251,7 +259,7 @@ class PageTiers:
         path = _path(self._folder, name)
         try:
             with open(path, "rb") as file:
-                data = file.read(_HEAD.size + max(self._sizes) + (1 << 20))
+                data = file.read(_HEAD.size + max(self._sizes) + _MOST_TOKEN_BYTES)
             os.utime(path)  # it was used now
         except OSError as error:
             self._forget(name)
@@ -347,16 +355,9 @@ class StoredPrefix:
     num_found: int  # pages at its beginning that can be used
     sizes: tuple[int, int]  # bytes of a column, and of a state
 
-    def columns(self, begin: int, end: int) -> list[tuple[bytes, bytes]]:
-        """The contents and checksums of columns, up to the first one that is missing."""
-        found = self.tiers.read(self.names[begin:end])
-        return [(column.pages.tobytes(), _digest(b"", column.tokens, column.pages.reshape(-1).data)) for column in found]
-
-    def state(self, index: int) -> tuple[bytes, bytes] | None:
-        """The content and the checksum of the state behind a page."""
-        for column in self.tiers.read([self.states[index]]):
-            return column.pages.tobytes(), _digest(b"", column.tokens, column.pages.reshape(-1).data)
-        return None
+    def contents(self, names: Sequence[bytes]) -> list[tuple[bytes, bytes]]:
+        """The contents and checksums of columns or states, up to the first one that is missing."""
+        return [(column.pages.tobytes(), _digest(b"", column.tokens, column.pages.reshape(-1).data)) for column in self.tiers.read(names)]
 
     def put_page(self, index: int, is_state: bool, content: bytes, digest: bytes) -> bool:
         """Keep what another engine has given; whether it is whole."""

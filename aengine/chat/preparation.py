@@ -267,7 +267,7 @@ async def prepare_chat(
     token_ids = await engine.tokenize(prompt.text, add_special_tokens=False, for_prompt=True, literals=prompt.literals)
     timeout = None if options.timeout is None else max(options.timeout - (time.monotonic() - start), _LEAST_SECONDS)
     return PreparedChat(
-        prompt=ChatIds((*prompt.history, *token_ids), messages),
+        prompt=token_ids if options.session is None else ChatIds((*prompt.history, *token_ids), messages),
         params=replace(params, structured_output=grammar, reasoning=reasoning or params.reasoning),
         options=options.for_ids(timeout=timeout, images=prompt.images),
         format=format,

@@ -190,7 +190,7 @@ class ServerCalls(ABC):
         """That KV, page by page, as `ServedEngine.export_kv` describes it."""
         prefix = KvPrefix(token_ids=token_ids, cache_salt=cache_salt, adapter=adapter or "")
         request = ExportKvRequest(prefix=prefix, identity=identity, skip_tokens=skip_tokens)
-        async with aclosing(read_kv_pages(exported(self._running_link(), request))) as pages:
+        async with aclosing(exported(self._running_link(), request)) as parts, aclosing(read_kv_pages(parts)) as pages:
             async for page in pages:
                 yield page
 

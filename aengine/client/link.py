@@ -16,7 +16,7 @@ import json
 import random
 import time
 from collections.abc import AsyncGenerator, AsyncIterable, Awaitable, Iterable, Mapping, Sequence
-from contextlib import suppress
+from contextlib import aclosing, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
@@ -109,23 +109,24 @@ class HealthWatch:
 
 async def watch_load(link: Link, request: WatchLoadRequest) -> AsyncGenerator[LoadReport, None]:
     """Without end; closing it cancels the call. Raises what the failed call means, and `EngineStateError` when the channel is closed."""
-    call = link.engine.WatchLoad(request, metadata=link.metadata)
-    try:
-        while (response := await result_of(call.read())) is not aio.EOF:
+    async with aclosing(_responses(link, link.engine.WatchLoad(request, metadata=link.metadata))) as responses:
+        async for response in responses:
             yield read_report(response)
-        raise ServerError("the server ended the stream of its load", "DATA_LOSS")
-    except aio.AioRpcError as error:
-        raise link.failure(error).error from error
-    finally:
-        call.cancel()
+    raise ServerError("the server ended the stream of its load", "DATA_LOSS")
 
 
 async def exported(link: Link, request: ExportKvRequest) -> AsyncGenerator[KvPage, None]:
     """Parts of pages, up to the last one; closing it cancels the call. Raises what `watch_load` raises."""
-    call = link.admin.ExportKv(request, metadata=link.metadata)
+    async with aclosing(_responses(link, link.admin.ExportKv(request, metadata=link.metadata))) as responses:
+        async for response in responses:
+            yield response.page
+
+
+async def _responses(link: Link, call: Any) -> AsyncGenerator[Any, None]:
+    """What a server sends, up to the end; closing it cancels the call. Raises what the failed call means."""
     try:
         while (response := await result_of(call.read())) is not aio.EOF:
-            yield response.page
+            yield response
     except aio.AioRpcError as error:
         raise link.failure(error).error from error
     finally:
@@ -136,7 +137,7 @@ async def give_kv(link: Link, prefix: ExportKvRequest, pages: AsyncIterable[KVPa
     """The number of tokens whose pages the server has taken. Raises what the failed call means, and what iterating `pages` raises."""
     call = link.admin.ImportKv(metadata=link.metadata)
     try:
-        with suppress(asyncio.InvalidStateError):  # the server may answer before it has read all
+        with suppress(asyncio.InvalidStateError):  # the call has ended; why, awaiting it tells
             await result_of(call.write(ImportKvRequest(prefix=prefix)))
             async for page in pages:
                 for part in write_kv_page(page):

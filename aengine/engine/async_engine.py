@@ -33,7 +33,7 @@ from aengine.api.outputs import (
     TokenizedText,
 )
 from aengine.api.params import SamplingParams
-from aengine.api.request import ChatFields, ChatOptions, OptionFields, Prompt, RequestOptions, check_params
+from aengine.api.request import ChatFields, OptionFields, Prompt, RequestOptions, check_params
 from aengine.api.stream import TokenStream, read_to_end
 from aengine.api.weight_sources import WeightSource
 from aengine.cache import StoredPrefix
@@ -180,7 +180,7 @@ class AsyncEngine(ServedEngine):
         self, messages: Sequence[Mapping[str, Any]], *, session: str | None = None, tenant: str = "", **fields: Unpack[ChatFields]
     ) -> RenderedChat:
         serving = self._check_serving()
-        history = serving.registry.history_of(ChatOptions(**fields), RequestOptions(session=session, tenant=tenant))
+        history = serving.registry.history_of(RequestOptions(session=session, tenant=tenant, **fields))
         return await serving.texts.render_chat(messages, history, **fields)
 
     async def cancel(self, request_id: str) -> bool:
@@ -214,15 +214,15 @@ class AsyncEngine(ServedEngine):
         begin, end = skip_tokens // self.engine_info.page_size, stored.num_found
         at_a_time = max(1, _EXPORTED_BYTES // stored.sizes[0])
         for first in range(begin, end, at_a_time):
-            columns = await anyio.to_thread.run_sync(stored.columns, first, min(first + at_a_time, end))
+            names = stored.names[first : min(first + at_a_time, end)]
+            columns = await anyio.to_thread.run_sync(stored.contents, names)
             for index, (content, digest) in enumerate(columns, first):
                 yield KVPage(index, content, digest)
-            if len(columns) < min(at_a_time, end - first):
+            if len(columns) < len(names):
                 return  # somebody has removed it meanwhile
-        if stored.states and end > begin:
-            state = await anyio.to_thread.run_sync(stored.state, end - 1)
-            if state is not None:
-                yield KVPage(end - 1, *state, is_state=True)
+        if end > begin:
+            for content, digest in await anyio.to_thread.run_sync(stored.contents, stored.states[end - 1 : end]):
+                yield KVPage(end - 1, content, digest, is_state=True)
 
     async def import_kv(
         self, token_ids: Sequence[int], pages: AsyncIterable[KVPage], *, identity: str, cache_salt: str = "", adapter: str | None = None

@@ -361,7 +361,7 @@ class Adapters:
         return adapter.loaded[-1]
 
     def key_of(self, user: int) -> tuple[int, int]:
-        """Its key in the runner, and its number in the names of pages; 0 for a request without an adapter."""
+        """Return the key that the runner has an adapter under, and its number in the names of pages; 0 for a request without one."""
         adapter = self._used.get(user)
         return (0, 0) if adapter is None or adapter.info is None else (adapter.key, adapter.info.key)
 

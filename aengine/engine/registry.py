@@ -27,7 +27,7 @@ from aengine.api.engine import not_forkable, output_of_fork
 from aengine.api.errors import FieldViolation, InvalidRequestError, QueueFullError, RequestIdInUseError, refusal
 from aengine.api.outputs import ChatIds, FinishReason
 from aengine.api.params import SamplingParams
-from aengine.api.request import ChatOptions, ForkPoint, OptionFields, Prompt, RequestOptions, form_of
+from aengine.api.request import ForkPoint, OptionFields, Prompt, RequestOptions, form_of
 from aengine.api.runtime import Remembered
 from aengine.cache import PageNeeds
 from aengine.engine.edges import Command, Submit
@@ -179,10 +179,11 @@ class Registry:
         request = check_request(prompt, params, options, self._limits_of(pooling), violations)
         if violations or options is None:
             raise refusal(violations)
-        self.history_of(options, options)  # which may refuse it
+        self.history_of(options)  # which may refuse it
         state = self._take(replace(request, pooling=pooling), options)
         if options.session is not None:
-            state.messages = prompt.messages if isinstance(prompt, ChatIds) else prompt if request.form == "chat" else ()  # type: ignore[assignment]
+            messages: Any = prompt.messages if isinstance(prompt, ChatIds) else request.prompt if request.form == "chat" else ()
+            state.messages = tuple([dict(message) for message in messages])  # the caller's may change
         return state
 
     def _take(self, request: CheckedRequest, options: RequestOptions) -> StreamState:
@@ -325,14 +326,14 @@ class Registry:
 
     def _remember_session(self, state: StreamState, tokens: RequestTokens) -> None:
         is_plain = tokens.images is None and not state.params.stop
-        messages = tuple([dict(message) for message in state.messages]) if is_plain else ()
+        messages = state.messages if is_plain else ()
         history = SessionHistory(tokens.prompt, np.array(tokens.outputs[0], np.int32), messages)
         size = history.prompt.nbytes + history.output.nbytes + (2 * chat_size(messages, None) if messages else 0)
         self._sessions.remember(session_of(state.options), history, size)
 
-    def history_of(self, chat: ChatOptions, options: RequestOptions) -> SessionHistory | None:
+    def history_of(self, options: RequestOptions) -> SessionHistory | None:
         """The history whose ids a chat keeps; None: it keeps none. Raises `InvalidRequestError` where it says so and has no session."""
-        if chat.keep_history == "text":
+        if options.keep_history == "text":
             return None
         if options.session is None:
             raise InvalidRequestError.of("keep_history", "'ids' is for a request with a session")
@@ -349,7 +350,8 @@ class Registry:
             state.tokens = RequestTokens(state.key - state.live_sequences[0], prompt, images, state.params, state.options, outputs)
         prompt = prompt if images is None else images.shown(prompt)
         if (before := self._sessions.find(session_of(state.options))) is not None:
-            state.rewritten_tokens = len(before.computed) - num_equal(before.computed, requests[0].prompt)
+            computed = before.computed
+            state.rewritten_tokens = len(computed) - num_equal(computed, requests[0].prompt)
         self._bound.add_tokens(state.keys, len(prompt) + state.num_known_tokens)
         self._end_preparation(state)
         state.submit(prompt, 0 if images is None else len(images.tokens), places)
@@ -397,7 +399,7 @@ class Registry:
         """What `_submit` takes."""
         sequences = list(zip(state.live_sequences, state.keys, strict=True))
         adapter, limits = self._adapters.key_of(state.key), self._limits_of(request.pooling)
-        tokenizer, options, history = self._loaded.tokenizer, state.options, self.history_of(state.options, state.options)
+        tokenizer, options, history = self._loaded.tokenizer, state.options, self.history_of(state.options)
         requests = yield from prepare(request, tokenizer, limits, sequences, options, state.deadline, grammar, adapter, history)
         stop_ids = requests[0].stop_token_ids | requests[0].eos_token_ids
         return requests, (yield from follow_outputs(request.known, state.new_text, state.markers, grammar, stop_ids))

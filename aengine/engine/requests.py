@@ -300,7 +300,7 @@ def prepare(
         if isinstance(prompt, str):
             with_special = request.form == "text"
             encoded = yield from encode_text(prompt, tokenizer, limits, add_special_tokens=with_special, literals=literals)
-            prompt = [*before, *encoded]
+            prompt = [*before, *encoded] if before else encoded
     images: PromptImages | None = None
     if request.fork is not None:
         ids, images = np.asarray(prompt), request.fork.images

@@ -216,7 +216,8 @@ def join_driver(
             stream = socket.create_connection((host, number), timeout=ANSWER_SECONDS)
             if stream.getsockname() != stream.getpeername():
                 break
-            stream.close()  # nobody listens, and the system has taken that port for this end: the connection is to itself
+            stream.close()  # nobody listens, and the system has taken that port for this end
+            raise OSError("the connection is to itself")
         except OSError as error:
             if time.monotonic() > deadline:
                 raise JoinError(f"there is no driver at {address}: {error.strerror or error}") from None

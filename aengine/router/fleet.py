@@ -379,12 +379,14 @@ class Fleet:
         seconds = len(token_ids) / (target.load.rate or START_RATE)  # to compute them
         if source is target or not source.connected or target.model is None or seconds < FEW_SECONDS:
             return
+        token_bytes = target.model.kv_bytes_per_token
+        if len(token_ids) * token_bytes * self._kv_seconds > seconds:
+            return
         of_prefix: dict[str, Any] = {"token_ids": token_ids, "cache_salt": cache_salt, "adapter": adapter}
         try:
             with anyio.move_on_after(MOST_KV_SECONDS + seconds):
                 there = await target.ask(lambda client: client.find_kv(**of_prefix))
-                missing, token_bytes = len(token_ids) - there.num_tokens, target.model.kv_bytes_per_token
-                if not there.identity or missing * token_bytes * self._kv_seconds > missing / len(token_ids) * seconds:
+                if not there.identity:
                     return
                 export = partial(source.client.export_kv, identity=there.identity, **of_prefix)
                 began = time.monotonic()

@@ -289,8 +289,6 @@ class RoutedRequest(StreamSource):
         except AEngineError as raised:
             failure = raised
         stay.attempt.leave_replica(self.progress.num_tokens - stay.num_before)
-        if stay.attempt.replica.connected and stay.source.acknowledged:
-            self._left = stay.attempt.replica
         if self._finished or self._stay is not None:
             return  # the other of two goes on
         if self._hedge is not None and failure is None:
@@ -302,6 +300,7 @@ class RoutedRequest(StreamSource):
         elif failure is not None:
             self._fail(failure)
         else:
+            self._left = stay.attempt.replica if stay.attempt.replica.connected and stay.source.acknowledged else None
             self._task = asyncio.ensure_future(self._settle())
             if self._kept:
                 self.notify()

@@ -551,7 +551,7 @@ class KvPrefix(_message.Message):
     """The adapter of the requests. NOT_FOUND for an unknown name. Default: none."""
     @_builtins.property
     def token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
-        """Its ids; of an image the numbers that its pages are called by, which are below 0. Required."""
+        """Token ids; of an image the numbers that its pages are called by, which are below 0. Required."""
 
     def __init__(
         self,
@@ -601,7 +601,7 @@ class FindKvResponse(_message.Message):
     IDENTITY_FIELD_NUMBER: _builtins.int
     NUM_TOKENS_FIELD_NUMBER: _builtins.int
     identity: _builtins.str
-    """Of all that decides what KV holds: the weights, how they are computed, how it is kept. Empty: the server keeps none."""
+    """Stands for all that decides what KV holds: the weights, how they are computed, how it is kept. Empty: the server keeps none."""
     num_tokens: _builtins.int
     """The first tokens, in whole pages, whose KV can be used."""
     def __init__(
@@ -628,7 +628,7 @@ class ExportKvRequest(_message.Message):
     IDENTITY_FIELD_NUMBER: _builtins.int
     SKIP_TOKENS_FIELD_NUMBER: _builtins.int
     identity: _builtins.str
-    """As of FindKvResponse, of the server that the KV is for. Required."""
+    """FindKvResponse.identity of the server that the KV is for. Required."""
     skip_tokens: _builtins.int
     """The first tokens, whose KV is there already. Default: 0."""
     @_builtins.property
@@ -685,11 +685,11 @@ class KvPage(_message.Message):
     CONTENT_FIELD_NUMBER: _builtins.int
     DIGEST_FIELD_NUMBER: _builtins.int
     index: _builtins.int
-    """Of the page in the prefix, from 0."""
+    """The number of the page in the prefix, from 0."""
     state: _builtins.bool
     """It is a state."""
     content: _builtins.bytes
-    """Its next bytes, at most 1 MiB."""
+    """The next bytes of the page, at most 1 MiB."""
     digest: _builtins.bytes
     """With its last bytes: a checksum of all of it and of the page's tokens."""
     def __init__(

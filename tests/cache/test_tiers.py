@@ -252,3 +252,17 @@ while True:
     open_tiers(tmp_path).close()
     assert not list(tmp_path.rglob("tmp-*"))
     assert number > 0
+
+
+def test_notes_count_as_what_they_say() -> None:
+    """A new one of a name takes the place of the one before; memory for all of them is bounded like that for pages."""
+    tiers = PageTiers("test", 10_000, None, 0, [64])
+    for number in range(1000):
+        tiers.put_column(Column(number.to_bytes(18, "big"), bytes(300), np.zeros(0, np.uint8)))
+    assert 9_000 < tiers.counts().host_bytes <= 10_000
+    for number in range(1000):
+        tiers.put_column(Column(bytes([7] * 18), bytes(number), np.zeros(0, np.uint8)))
+    assert tiers.counts().host_bytes <= 10_000
+    (found,) = tiers.read([bytes([7] * 18)])
+    assert len(found.tokens) == 999
+    tiers.close()

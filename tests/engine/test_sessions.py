@@ -124,6 +124,21 @@ async def test_history_is_left_as_it_was(parsed: bool, params: SamplingParams) -
             await engine.generate(messages, DRAWN, session="s", keep_history="all")
 
 
+async def test_a_conversation_whose_list_goes_on_while_its_answer_is_read() -> None:
+    async with AsyncEngine("demo", dtype="float32") as engine:
+        messages: list[dict[str, Any]] = [{"role": "user", "content": "Who is Mr. Darcy?"}]
+        stream = engine.stream(messages, DRAWN, session="s", request_id="a")
+        await anext(stream)
+        messages.append({"role": "assistant", "content": ""})
+        async for _ in stream:
+            pass
+        messages[-1]["content"] = stream.completion().text
+        first = await ids_of(engine, "a")
+        messages.append({"role": "user", "content": "And Mr. Bingley?"})
+        await engine.generate(messages, DRAWN, session="s", request_id="b", keep_history="ids")
+        assert (await ids_of(engine, "b"))[: len(first)] == first
+
+
 async def rendered_ids(engine: AsyncEngine, messages: list[dict[str, Any]]) -> list[int]:
     chat = await engine.render_chat(messages)
     return await engine.tokenize(chat.text, add_special_tokens=False, literals=chat.literals)
