@@ -127,6 +127,7 @@ _QWEN35: Mapping[str, Any] = {
     "torch_dtype": "bfloat16",
     "vocab_size": 248_320,
 }
+_QWEN35_WIDE = {"num_key_value_heads": 4, "linear_num_value_heads": 32, "tie_word_embeddings": False}
 _OLMOE: Mapping[str, Any] = {
     "architectures": ["OlmoeForCausalLM"],
     "model_type": "olmoe",
@@ -228,6 +229,7 @@ SHAPES: Mapping[str, Mapping[str, Any]] = {
     "deepseek-v3-4l": {**_DEEPSEEK_V3, **_sizes(4, 7168, 18_432, 128)},
     "lfm2-1.2b": {**_LFM2, **_sizes(16, 2048, 12_288, 32)},
     "qwen3.5-0.8b": {**_QWEN35, **_sizes(24, 1024, 3584, 8)},
+    "qwen3.5-9b": {**_QWEN35, **_sizes(32, 4096, 12_288, 16), **_QWEN35_WIDE},
     "llama-3.2-1b": {**_LLAMA3, **_LLAMA32, **_sizes(16, 2048, 8192, 32)},
     "gemma-3-1b": {**_GEMMA3, **_sizes(26, 1152, 6912, 4)},
     "phi-4-mini-8l": {**_PHI4_MINI, **_sizes(8, 3072, 8192, 24)},

@@ -29,7 +29,7 @@ ROOT = Path(__file__).resolve().parents[2]
 SCRATCH = ROOT / "build" / "gpu"
 PROBE_SECONDS = 150.0  # the first import of torch reads gigabytes
 BUILD_JOBS = 6
-WORKERS = 8  # of the tests: they compile more than they compute
+WORKERS = 14  # of the tests: they compile more than they compute
 
 
 def main() -> int:

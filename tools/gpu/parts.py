@@ -20,6 +20,10 @@ CASES = (RAGGED, EVEN, "256x1@1024,top_p=0.9", "32x1@1024,top_p=0.9", "63x1@1024
 
 CORE_TESTS = (
     "tests/attention/test_triton_attention.py",
+    "tests/attention/test_triton_states.py",
+    "tests/kernels/test_triton_chosen.py",
+    "tests/attention/test_within_images.py",
+    "tests/gpu/test_gpu_tiers.py",
     "tests/attention/test_flashinfer_gpu.py::test_long_rows",
     "tests/gpu/test_gpu_families.py",
     "tests/runner/test_graphs_gpu.py::test_replays_against_plain_steps",
@@ -81,10 +85,11 @@ def all_parts(python: str, folder: Path, gpu: str, workers: int) -> list[Part]:
         offline("qwen3-8b", 70),
         offline("qwen3-0.6b", 50),
         step("step-0.6b", "shapes", 50, "qwen3-0.6b", *usual),
-        step("step-moe", "shapes", 100, "qwen3-30b-a3b", *usual),
-        step("step-mla", "shapes", 100, "deepseek-v3-4l", *usual),
-        step("step-70b", "shapes", 90, "llama-3.1-70b-20l", *usual),
-        step("step-70b-fp8", "shapes", 90, "llama-3.1-70b-20l", "--quantization", "fp8", *usual),
+        step("step-hybrid", "shapes", 80, "qwen3.5-9b", *usual),
+        step("step-moe", "shapes", 85, "qwen3-30b-a3b", *usual),
+        step("step-mla", "shapes", 85, "deepseek-v3-4l", *usual),
+        step("step-70b", "shapes", 80, "llama-3.1-70b-20l", *usual),
+        step("step-70b-fp8", "shapes", 80, "llama-3.1-70b-20l", "--quantization", "fp8", *usual),
         tests("core", 130, (*shared, *CORE_TESTS)),
         tests(
             "tests", 320, ("-m", "gpu and whole_device", "tests/runner"), (*shared, *core, "--continue-on-collection-errors", *GPU_TESTS)
