@@ -71,7 +71,8 @@ class ImageProcessor:
             raise ModelLoadError(
                 f"images are not possible: the image processor of {model_dir} cannot be used: {one_line(error)}"
             ) from error
-        self._settings: dict[str, Any] = dict(self._processor._merge_kwargs(tokenizer_init_kwargs=tokenizer.init_kwargs)["images_kwargs"])
+        merged = self._processor._merge_kwargs(self._processor.valid_processor_kwargs, tokenizer_init_kwargs=tokenizer.init_kwargs)
+        self._settings: dict[str, Any] = dict(merged["images_kwargs"])
         self._settings.pop("return_tensors", None)
         self._merge = int(getattr(self._images, "merge_size", 0) or 0)
         self._limit_tokens(max_tokens)
@@ -173,7 +174,9 @@ class _PixtralProcessor:
         self.image_processor, self.side = image_processor, patch_size * spatial_merge_size
         self.image_token, self.marks = image_token, (image_break_token, image_end_token)
 
-    def _merge_kwargs(self, **_: Any) -> dict[str, dict[str, Any]]:
+    valid_processor_kwargs = None
+
+    def _merge_kwargs(self, *_: Any, **__: Any) -> dict[str, dict[str, Any]]:
         return {"images_kwargs": {}}
 
     def _process_images(self, images: Any, **settings: Any) -> tuple[Any, list[str]]:

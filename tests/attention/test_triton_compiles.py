@@ -72,7 +72,7 @@ from aengine.attention import StepStates
 from aengine.kernels.recurrence import RecurrentRule, StateLayout, StateShape
 heads, key_heads, keys, values, gates, channels, taps, per_head, of_numbers, delta = {sizes}
 width = heads * values
-states = StateLayout.of([StateShape(heads, keys, values, channels + gates, taps)], 12, 16 * 2 * 128 * 2, 2, {pending})
+states = StateLayout.of([StateShape(heads, keys, values, channels + gates, taps)] * 3, 12, 16 * 2 * 128 * 2, 2, {pending})
 places = tuple((0, index) for index in range(6))
 backend = TritonBackend(dataclasses.replace(backend.spec, states=states, places=places, scoring=backend.spec.scoring * 6))
 backend.allocate(10)
@@ -88,7 +88,8 @@ for lengths in ([1], [1] * 16, [1, 700], [3, 17]):
     held = StepStates(pages, pages, none + {pending}, none, none, none + 1, pages)
     step = backend.plan(AttentionMetadata.of(dataclasses.replace(layout, states=held), torch.device("cpu")))
     mixed, gated = (torch.zeros(layout.num_tokens, size, dtype=torch.bfloat16) for size in (channels + width, gates))
-    step.recur(0, rule, mixed[:, :channels], gated)
+    for layer in range(3):
+        step.recur(layer, rule, mixed[:, :channels], gated)
 """
 _CHOSEN = """
 import dataclasses
@@ -206,7 +207,7 @@ def test_chosen_tokens_compile_once() -> None:
 
 @pytest.mark.parametrize("name", RECURRENCES)
 def test_recurrences_compile_once(name: str) -> None:
-    """Whatever the rows of a step are, but for prompts, which most recurrences compute in blocks."""
+    """For all layers, and whatever the rows of a step are, but for prompts, which most recurrences compute in blocks."""
     compiled = {"_convolve": 1, "_replay": 1, "_recur": 1, "_keep": 1}
     if name != "Jamba":
         compiled |= {"_recur": 2, "relate_blocks": 1}

@@ -34,12 +34,12 @@ SIZES = {"dtype": "float32", "device": "cpu", "max_model_len": 512, "page_size":
 Find = Callable[[str], Reference]
 
 
-def check(output: Completion, expected: Expected) -> None:
+def check(output: Completion, expected: Expected, tolerance: float = 1e-4) -> None:
     assert output.usage.prompt_tokens == expected.num_prompt_tokens
     assert list(output.token_ids) == expected.token_ids
     assert output.logprobs is not None
     for token_id, logprob, row in zip(output.token_ids, output.logprobs, expected.logprobs, strict=True):
-        assert abs(logprob.logprob - float(row[token_id])) < 1e-4
+        assert abs(logprob.logprob - float(row[token_id])) < tolerance
 
 
 async def run_all(engine: Any, chats: Sequence[Any], params: SamplingParams = GREEDY) -> list[Completion]:
@@ -209,4 +209,4 @@ async def test_on_a_gpu(model_type: str, reference: Find, anyio_backend: str) ->
     sizes = {**SIZES, "device": "cuda", "attention_backend": "triton", "max_num_batched_tokens": 24, "graph_tokens": 16}
     async with AsyncEngine(str(known.folder), **sizes) as engine:
         for given, chat in zip(chats, CHATS, strict=False):
-            check(await engine.generate(given, GREEDY), known.generate(chat, PICTURES, NUM_TOKENS))
+            check(await engine.generate(given, GREEDY), known.generate(chat, PICTURES, NUM_TOKENS), 1e-3)

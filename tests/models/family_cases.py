@@ -11,8 +11,10 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
+import pytest
 import torch
 import transformers
+from packaging.version import Version
 from torch import Tensor
 
 VOCAB = 199
@@ -85,9 +87,17 @@ class Reference:
     prompt_logprobs: list[Tensor]  # [len(prompt) - 1] for each prompt
 
 
+WRONG_IN_5_17 = frozenset(
+    "bamba falcon-h1-normed gemma3n granite-hybrid-moe internlm3 iquestcoder mamba2 minimax-m2 nemotron-h nemotron-h-moe".split()
+)
+"""Cases whose tokens Transformers 5.23 and all our backends have alike."""
+
+
 @torch.no_grad()
 def reference(case: Case, path: pathlib.Path) -> Reference:
     """Makes the case's model and saves it to `path`. Tokens are those of `generate`, logits those of a forward pass without a cache."""
+    if Version(transformers.__version__) < Version("5.18") and case.name in WRONG_IN_5_17:
+        pytest.skip("Transformers 5.17 does not have the model, or computes something else than later releases")
     model = case.make()
     model.save_pretrained(path)
     rng = np.random.default_rng(1)

@@ -75,7 +75,7 @@ def recur(
     memory = (states.rows, states.qo_indptr, inputs, *tensors.places)
     places = {
         **{"STATE_PAGES": pages, "PIECES": tensors.layout.pieces_per_page, "LINES": tensors.layout.lines_per_piece},
-        **{"TAIL": at.tail, "INPUTS": at.num_inputs, "TAPS": taps, "CHANNELS": channels, "PER_LINE": LINE_BYTES // mixed.itemsize},
+        **{"tail": at.tail, "INPUTS": at.num_inputs, "TAPS": taps, "CHANNELS": channels, "PER_LINE": LINE_BYTES // mixed.itemsize},
         **{"HEAD": ROW_FIELDS, "KEY_TENSORS": tensors.num_keys},
     }
     bias, has_bias = (rule.conv if rule.conv_bias is None else rule.conv_bias), rule.conv_bias is not None
@@ -120,7 +120,7 @@ def recur(
         *(states.rows, states.qo_indptr, numbers, *tensors.places, states.kept, gates.stride(0), replayed.stride(0)),
         **{name: places[name] for name in ("STATE_PAGES", "PIECES", "LINES", "KEY_TENSORS", "HEAD")},
         **sizes,
-        FIRST=at.first,
+        first_piece=at.first,
         PER_PIECE=at.blocks_per_piece,
         PER_BLOCK=at.pieces_per_block,
         WIDTH=at.width,
@@ -161,7 +161,7 @@ def _lines(
 @triton.jit
 def _inputs(
     key_size, value_size, key_page, value_page, pages, element, number, mask,
-    TAIL: tl.constexpr, INPUTS: tl.constexpr, PER_LINE: tl.constexpr, PIECES: tl.constexpr, LINES: tl.constexpr,
+    tail, INPUTS: tl.constexpr, PER_LINE: tl.constexpr, PIECES: tl.constexpr, LINES: tl.constexpr,
     KEY_TENSORS: tl.constexpr,
 ):  # fmt: skip
     """Where elements of inputs are that a state has, in units of an element."""
@@ -171,7 +171,7 @@ def _inputs(
         key_page,
         value_page,
         pages,
-        TAIL + 0 * element,
+        tail + 0 * element,
         element // PER_LINE * INPUTS + number,
         mask,
         PIECES,
@@ -186,10 +186,10 @@ def _silu(x):
     return x / (1.0 + tl.exp(-x))
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["tail"])
 def _convolve(
     mixed, out, weight, bias, rows, qo_indptr, memory, key_size, value_size, key_page, value_page, mixed_stride,
-    STATE_PAGES: tl.constexpr, PIECES: tl.constexpr, LINES: tl.constexpr, KEY_TENSORS: tl.constexpr, TAIL: tl.constexpr,
+    STATE_PAGES: tl.constexpr, PIECES: tl.constexpr, LINES: tl.constexpr, KEY_TENSORS: tl.constexpr, tail,
     INPUTS: tl.constexpr, TAPS: tl.constexpr,
     CHANNELS: tl.constexpr, PER_LINE: tl.constexpr, HEAD: tl.constexpr, BIAS: tl.constexpr, BT: tl.constexpr, BC: tl.constexpr,
 ):  # fmt: skip
@@ -220,7 +220,7 @@ def _convolve(
                     element,
                     number,
                     known,
-                    TAIL,
+                    tail,
                     INPUTS,
                     PER_LINE,
                     PIECES,
@@ -235,10 +235,10 @@ def _convolve(
         tl.store(out + (first + token)[:, None] * CHANNELS + channel[None, :], _silu(total).to(out.dtype.element_ty), mask)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["tail"])
 def _replay(
     out, weight, bias, rows, qo_indptr, memory, key_size, value_size, key_page, value_page,
-    STATE_PAGES: tl.constexpr, PIECES: tl.constexpr, LINES: tl.constexpr, KEY_TENSORS: tl.constexpr, TAIL: tl.constexpr,
+    STATE_PAGES: tl.constexpr, PIECES: tl.constexpr, LINES: tl.constexpr, KEY_TENSORS: tl.constexpr, tail,
     INPUTS: tl.constexpr, TAPS: tl.constexpr,
     CHANNELS: tl.constexpr, PER_LINE: tl.constexpr, HEAD: tl.constexpr, WIDTH: tl.constexpr, PENDING: tl.constexpr, BIAS: tl.constexpr,
     BC: tl.constexpr,
@@ -261,7 +261,7 @@ def _replay(
                 element,
                 token + tap,
                 within,
-                TAIL,
+                tail,
                 INPUTS,
                 PER_LINE,
                 PIECES,
@@ -303,13 +303,13 @@ def _keep_matrix(
     return kept_at + 1, _keep_after(kept, kept_at + 1, kept_end, STATE_PAGES)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["first_piece"])
 def _recur(
     convolved, gates, replayed, out, solved, scores, log_decay, step_bias, skip, rows, qo_indptr, memory, key_size, value_size, key_page,
     value_page, kept, gates_stride, replayed_stride,
     STATE_PAGES: tl.constexpr, PIECES: tl.constexpr, LINES: tl.constexpr, KEY_TENSORS: tl.constexpr, CHANNELS: tl.constexpr,
     HEAD: tl.constexpr,
-    FIRST: tl.constexpr, PER_PIECE: tl.constexpr, PER_BLOCK: tl.constexpr, WIDTH: tl.constexpr, BLOCKS: tl.constexpr,
+    first_piece, PER_PIECE: tl.constexpr, PER_BLOCK: tl.constexpr, WIDTH: tl.constexpr, BLOCKS: tl.constexpr,
     HEADS: tl.constexpr, KEY_HEADS: tl.constexpr, KEYS: tl.constexpr, VALUES: tl.constexpr, GATES: tl.constexpr, STEPS: tl.constexpr,
     PENDING: tl.constexpr, KIND: tl.constexpr, SKIP: tl.constexpr, HAS_BLOCKS: tl.constexpr, PRECISION: tl.constexpr,
     BK: tl.constexpr, BV: tl.constexpr, BLOCK: tl.constexpr,
@@ -329,10 +329,10 @@ def _recur(
     number = head * BLOCKS + part * BV // WIDTH
     flat = key[:, None] * WIDTH + (part * BV % WIDTH + tl.arange(0, BV))[None, :]
     if PER_PIECE:
-        piece = FIRST + number // PER_PIECE + 0 * flat
+        piece = first_piece + number // PER_PIECE + 0 * flat
         line = number % PER_PIECE * (KEYS * WIDTH // 16) + flat // 16
     else:
-        piece = FIRST + number * PER_BLOCK + 0 * flat
+        piece = first_piece + number * PER_BLOCK + 0 * flat
         line = flat // 16
     within = flat % 16
     matrix = tl.load(
@@ -400,7 +400,7 @@ def _recur(
 def _keep_inputs(
     mixed, gates, fields, pages, first, replays, begins, behind, count, element, mixed_stride, gates_stride, memory, key_size,
     value_size, key_page, value_page,
-    STATE_PAGES: tl.constexpr, PIECES: tl.constexpr, LINES: tl.constexpr, KEY_TENSORS: tl.constexpr, TAIL: tl.constexpr,
+    STATE_PAGES: tl.constexpr, PIECES: tl.constexpr, LINES: tl.constexpr, KEY_TENSORS: tl.constexpr, tail,
     INPUTS: tl.constexpr, TAPS: tl.constexpr,
     CHANNELS: tl.constexpr, PER_LINE: tl.constexpr, HEAD: tl.constexpr, WIDTH: tl.constexpr, BJ: tl.constexpr,
 ):  # fmt: skip
@@ -426,7 +426,7 @@ def _keep_inputs(
             wide,
             source,
             known,
-            TAIL,
+            tail,
             INPUTS,
             PER_LINE,
             PIECES,
@@ -439,15 +439,15 @@ def _keep_inputs(
     tl.debug_barrier()  # inputs move to places that other threads read
     to, wide = tl.broadcast(number[:, None], element[None, :])
     places = _inputs(
-        key_size, value_size, key_page, value_page, pages, wide, to, wanted, TAIL, INPUTS, PER_LINE, PIECES, LINES, KEY_TENSORS
+        key_size, value_size, key_page, value_page, pages, wide, to, wanted, tail, INPUTS, PER_LINE, PIECES, LINES, KEY_TENSORS
     )
     tl.store(memory + places, x + gate + earlier, wanted)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["tail"])
 def _keep(
     mixed, gates, rows, qo_indptr, memory, key_size, value_size, key_page, value_page, kept, mixed_stride, gates_stride,
-    STATE_PAGES: tl.constexpr, PIECES: tl.constexpr, LINES: tl.constexpr, KEY_TENSORS: tl.constexpr, TAIL: tl.constexpr,
+    STATE_PAGES: tl.constexpr, PIECES: tl.constexpr, LINES: tl.constexpr, KEY_TENSORS: tl.constexpr, tail,
     INPUTS: tl.constexpr, TAPS: tl.constexpr,
     CHANNELS: tl.constexpr, PER_LINE: tl.constexpr, HEAD: tl.constexpr, WIDTH: tl.constexpr, BJ: tl.constexpr, BC: tl.constexpr,
 ):  # fmt: skip
@@ -466,12 +466,12 @@ def _keep(
             if behind >= 0:
                 _keep_inputs(
                     mixed, gates, fields, pages, first, replays, begins, behind, TAPS - 1, element, mixed_stride, gates_stride, memory,
-                    key_size, value_size, key_page, value_page, STATE_PAGES, PIECES, LINES, KEY_TENSORS, TAIL, INPUTS, TAPS, CHANNELS,
+                    key_size, value_size, key_page, value_page, STATE_PAGES, PIECES, LINES, KEY_TENSORS, tail, INPUTS, TAPS, CHANNELS,
                     PER_LINE, HEAD, WIDTH, BJ,
                 )  # fmt: skip
         certain = replays + tl.where(has_drafts > 0, 0, count)
         _keep_inputs(
             mixed, gates, fields, writes, first, replays, begins, certain, TAPS - 1 + tl.where(has_drafts > 0, count, 0), element,
-            mixed_stride, gates_stride, memory, key_size, value_size, key_page, value_page, STATE_PAGES, PIECES, LINES, KEY_TENSORS, TAIL,
+            mixed_stride, gates_stride, memory, key_size, value_size, key_page, value_page, STATE_PAGES, PIECES, LINES, KEY_TENSORS, tail,
             INPUTS, TAPS, CHANNELS, PER_LINE, HEAD, WIDTH, BJ,
         )  # fmt: skip
