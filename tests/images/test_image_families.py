@@ -203,10 +203,10 @@ async def test_speculation_looks_nothing_up_in_images(reference: Find, anyio_bac
 @pytest.mark.skipif("AENGINE_EXECUTE_PTX" in os.environ, reason="transformers cannot load models on a device whose kernels are executed")
 @pytest.mark.parametrize("model_type", ["qwen3_vl", "gemma3", "mistral3"])
 async def test_on_a_gpu(model_type: str, reference: Find, anyio_backend: str) -> None:
-    """In graphs, but for the steps that compute an image's tokens."""
+    """In graphs, but for the steps that compute an image's tokens. Towers have convolutions, which torch computes in tf32 there."""
     known = reference(model_type)
     chats = [chat_of(chat, [Image.fromarray(pixels) for pixels in PICTURES]) for chat in CHATS[:3]]
     sizes = {**SIZES, "device": "cuda", "attention_backend": "triton", "max_num_batched_tokens": 24, "graph_tokens": 16}
     async with AsyncEngine(str(known.folder), **sizes) as engine:
         for given, chat in zip(chats, CHATS, strict=False):
-            check(await engine.generate(given, GREEDY), known.generate(chat, PICTURES, NUM_TOKENS), 1e-3)
+            check(await engine.generate(given, GREEDY), known.generate(chat, PICTURES, NUM_TOKENS), 1e-2)

@@ -23,6 +23,7 @@ ROW_FIELDS = 6
 no state before it, where its kept states begin and end, and the position of its first token."""
 _COLUMNS, _BLOCK_COLUMNS = 32, 16  # of a matrix that a program has: token by token, and of prompts
 _CHANNELS, _TOKENS = 128, 16  # that a program convolves
+_DECODE_CHANNELS = 512  # in a step of decodes alone, of one token
 _DELTA, _BY_ROW, _ADDED, _BY_NUMBER = range(4)  # the gated delta rule with a decay for each head, or row; Mamba-2; Mamba-1
 
 
@@ -73,15 +74,16 @@ def recur(
     pages = tensors.layout.num_pages
     numbers, inputs = tensors.memory.view(torch.float32), tensors.memory.view(mixed.dtype)
     memory = (states.rows, states.qo_indptr, inputs, *tensors.places)
+    of_line = LINE_BYTES // mixed.itemsize
     places = {
         **{"STATE_PAGES": pages, "PIECES": tensors.layout.pieces_per_page, "LINES": tensors.layout.lines_per_piece},
-        **{"tail": at.tail, "INPUTS": at.num_inputs, "TAPS": taps, "CHANNELS": channels, "PER_LINE": LINE_BYTES // mixed.itemsize},
+        **{"tail": at.tail, "INPUTS": at.num_inputs, "TAPS": taps, "CHANNELS": channels, "PER_LINE": of_line},
         **{"HEAD": ROW_FIELDS, "KEY_TENSORS": tensors.num_keys},
     }
     bias, has_bias = (rule.conv if rule.conv_bias is None else rule.conv_bias), rule.conv_bias is not None
-    chunks = triton.cdiv(states.most_tokens, _TOKENS)
-    _convolve[(num_rows, chunks, triton.cdiv(channels, _CHANNELS))](
-        *(mixed, convolved, rule.conv, bias, *memory, mixed.stride(0)), **places, BIAS=has_bias, BT=_TOKENS, BC=_CHANNELS, num_warps=4
+    tokens, lines = (1, _DECODE_CHANNELS // of_line) if states.most_tokens == 1 else (_TOKENS, _CHANNELS // of_line)
+    _convolve[(num_rows, triton.cdiv(states.most_tokens, tokens), triton.cdiv(channels, lines * of_line))](
+        *(mixed, convolved, rule.conv, bias, *memory, mixed.stride(0)), **places, BIAS=has_bias, BT=tokens, BL=lines, num_warps=4
     )
     if not isinstance(gates, Tensor):
         gates = gates(convolved)
@@ -92,7 +94,7 @@ def recur(
     if states.replays and pending:
         replayed = torch.empty(num_rows * pending, shape.width, dtype=mixed.dtype, device=device)
         _replay[(num_rows, triton.cdiv(shape.width, _CHANNELS))](
-            *(replayed, rule.conv, bias, *memory), **places, WIDTH=shape.width, PENDING=pending, BIAS=has_bias, BC=_CHANNELS, num_warps=4
+            *(replayed, rule.conv, bias, *memory), **places, WIDTH=shape.width, PENDING=pending, BIAS=has_bias, BL=_CHANNELS // of_line
         )
     per_head = 0 if rule.step_bias is None else len(rule.step_bias) // rule.heads
     kinds = (_DELTA, _BY_ROW) if rule.delta else (_ADDED, _BY_NUMBER)
@@ -131,14 +133,15 @@ def recur(
         SKIP=rule.skip is not None,
         BV=width,
         num_warps=4,
+        enable_fp_fusion=False,  # a product fused into the sum over threads would give each thread a sum of its own
     )
     if at.num_inputs:
-        _keep[(num_rows, triton.cdiv(shape.width, _CHANNELS))](
+        _keep[(num_rows, triton.cdiv(shape.width, _DECODE_CHANNELS))](
             *(mixed, gates, *memory, states.kept, mixed.stride(0), gates.stride(0)),
             **places,
             WIDTH=shape.width,
             BJ=triton.next_power_of_2(at.num_inputs),
-            BC=_CHANNELS,
+            BL=_DECODE_CHANNELS // of_line,
             num_warps=4,
         )
     return out
@@ -149,36 +152,14 @@ def _lines(
     key_size, value_size, key_page, value_page, pages, piece, line, mask,
     PIECES: tl.constexpr, LINES: tl.constexpr, KEY_TENSORS: tl.constexpr,
 ):  # fmt: skip
-    """Where lines of a state are, counted from a piece on, in units of 4 bytes; `pages` points to its pages."""
+    """Where lines of a state are, counted from a piece on, in units of 4 bytes; `pages` points to its pages. What lies within a line is for
+    callers to add, so that compilers see that it is contiguous."""
     piece = piece + line // LINES
     number = (piece % PIECES).to(tl.int64)
     page = tl.load(pages + piece // PIECES, mask=mask, other=0).to(tl.int64)
     of_keys = number * key_size + page * key_page
     of_values = KEY_TENSORS * key_size + (number - KEY_TENSORS) * value_size + page * value_page
     return tl.where(number < KEY_TENSORS, of_keys, of_values) + line % LINES * 16
-
-
-@triton.jit
-def _inputs(
-    key_size, value_size, key_page, value_page, pages, element, number, mask,
-    tail, INPUTS: tl.constexpr, PER_LINE: tl.constexpr, PIECES: tl.constexpr, LINES: tl.constexpr,
-    KEY_TENSORS: tl.constexpr,
-):  # fmt: skip
-    """Where elements of inputs are that a state has, in units of an element."""
-    place = _lines(
-        key_size,
-        value_size,
-        key_page,
-        value_page,
-        pages,
-        tail + 0 * element,
-        element // PER_LINE * INPUTS + number,
-        mask,
-        PIECES,
-        LINES,
-        KEY_TENSORS,
-    )
-    return place * (PER_LINE // 16) + element % PER_LINE
 
 
 @triton.jit
@@ -190,85 +171,64 @@ def _silu(x):
 def _convolve(
     mixed, out, weight, bias, rows, qo_indptr, memory, key_size, value_size, key_page, value_page, mixed_stride,
     STATE_PAGES: tl.constexpr, PIECES: tl.constexpr, LINES: tl.constexpr, KEY_TENSORS: tl.constexpr, tail,
-    INPUTS: tl.constexpr, TAPS: tl.constexpr,
-    CHANNELS: tl.constexpr, PER_LINE: tl.constexpr, HEAD: tl.constexpr, BIAS: tl.constexpr, BT: tl.constexpr, BC: tl.constexpr,
+    INPUTS: tl.constexpr, TAPS: tl.constexpr, CHANNELS: tl.constexpr, PER_LINE: tl.constexpr, HEAD: tl.constexpr, BIAS: tl.constexpr,
+    BT: tl.constexpr, BL: tl.constexpr,
 ):  # fmt: skip
-    """Some tokens of a row in some channels."""
+    """Some tokens of a row in some channels: [tokens, lines of an input, channels of a line]."""
     row, chunk = tl.program_id(0), tl.program_id(1)
     fields = rows + row * (HEAD + 2 * STATE_PAGES)
     first = tl.load(qo_indptr + row).to(tl.int64)
     count = tl.load(qo_indptr + row + 1) - first
     token = chunk * BT + tl.arange(0, BT)
-    channel = tl.program_id(2) * BC + tl.arange(0, BC)
+    line, of_line = tl.program_id(2) * BL + tl.arange(0, BL), tl.arange(0, PER_LINE)
+    channel = line[:, None] * PER_LINE + of_line[None, :]
     within = channel < CHANNELS
     if chunk * BT < count:
         replays, begins = tl.load(fields), tl.load(fields + 2)
-        total = tl.zeros([BT, BC], dtype=tl.float32)
+        total = tl.zeros([BT, BL, PER_LINE], dtype=tl.float32)
         for tap in tl.static_range(TAPS):
             at = token - (TAPS - 1) + tap
-            own = (at >= 0) & (token < count)
-            x = tl.load(mixed + (first + at)[:, None] * mixed_stride + channel[None, :], own[:, None] & within[None, :], 0.0).to(tl.float32)
+            own = ((at >= 0) & (token < count))[:, None, None] & within[None, :, :]
+            x = tl.load(mixed + ((first + at) * mixed_stride)[:, None, None] + channel[None, :, :], own, 0.0).to(tl.float32)
             if chunk * BT < TAPS - 1:
-                known = ((at < 0) & (token < tl.where(begins == 0, count, 0)))[:, None] & within[None, :]
-                number, element = tl.broadcast(at[:, None] + (TAPS - 1) + replays, channel[None, :])
-                places = _inputs(
-                    key_size,
-                    value_size,
-                    key_page,
-                    value_page,
-                    fields + HEAD,
-                    element,
-                    number,
-                    known,
-                    tail,
-                    INPUTS,
-                    PER_LINE,
-                    PIECES,
-                    LINES,
-                    KEY_TENSORS,
-                )
-                x += tl.load(memory + places, known, 0.0).to(tl.float32)
-            total += x * tl.load(weight + channel * TAPS + tap, within, 0.0)[None, :]
+                known = (at < 0) & (token < tl.where(begins == 0, count, 0))
+                places = _lines(
+                    key_size, value_size, key_page, value_page, fields + HEAD, tail,
+                    line[None, :] * INPUTS + (at + (TAPS - 1) + replays)[:, None], known[:, None] & (line * PER_LINE < CHANNELS)[None, :],
+                    PIECES, LINES, KEY_TENSORS,
+                )  # fmt: skip
+                places = places[:, :, None] * (PER_LINE // 16) + of_line[None, None, :]
+                x += tl.load(memory + places, known[:, None, None] & within[None, :, :], 0.0).to(tl.float32)
+            total += x * tl.load(weight + channel * TAPS + tap, within, 0.0)[None, :, :]
         if BIAS:
-            total += tl.load(bias + channel, within, 0.0)[None, :]
-        mask = (token < count)[:, None] & within[None, :]
-        tl.store(out + (first + token)[:, None] * CHANNELS + channel[None, :], _silu(total).to(out.dtype.element_ty), mask)
+            total += tl.load(bias + channel, within, 0.0)[None, :, :]
+        mask = (token < count)[:, None, None] & within[None, :, :]
+        to = out + ((first + token) * CHANNELS)[:, None, None] + channel[None, :, :]
+        tl.store(to, _silu(total).to(out.dtype.element_ty), mask)
 
 
 @triton.jit(do_not_specialize=["tail"])
 def _replay(
     out, weight, bias, rows, qo_indptr, memory, key_size, value_size, key_page, value_page,
     STATE_PAGES: tl.constexpr, PIECES: tl.constexpr, LINES: tl.constexpr, KEY_TENSORS: tl.constexpr, tail,
-    INPUTS: tl.constexpr, TAPS: tl.constexpr,
-    CHANNELS: tl.constexpr, PER_LINE: tl.constexpr, HEAD: tl.constexpr, WIDTH: tl.constexpr, PENDING: tl.constexpr, BIAS: tl.constexpr,
-    BC: tl.constexpr,
+    INPUTS: tl.constexpr, TAPS: tl.constexpr, CHANNELS: tl.constexpr, PER_LINE: tl.constexpr, HEAD: tl.constexpr, WIDTH: tl.constexpr,
+    PENDING: tl.constexpr, BIAS: tl.constexpr, BL: tl.constexpr,
 ):  # fmt: skip
     """Some channels, convolved, and gates of the tokens that a row replays."""
     row = tl.program_id(0)
     fields = rows + row * (HEAD + 2 * STATE_PAGES)
-    element = tl.program_id(1) * BC + tl.arange(0, BC)
+    line, of_line = tl.program_id(1) * BL + tl.arange(0, BL), tl.arange(0, PER_LINE)
+    element = line[:, None] * PER_LINE + of_line[None, :]
     is_mixed, within = element < CHANNELS, element < WIDTH
     for token in range(0, tl.load(fields)):
-        total = tl.zeros([BC], dtype=tl.float32)
+        total = tl.zeros([BL, PER_LINE], dtype=tl.float32)
         newest = total
         for tap in tl.static_range(TAPS):
-            places = _inputs(
-                key_size,
-                value_size,
-                key_page,
-                value_page,
-                fields + HEAD,
-                element,
-                token + tap,
-                within,
-                tail,
-                INPUTS,
-                PER_LINE,
-                PIECES,
-                LINES,
-                KEY_TENSORS,
-            )
-            newest = tl.load(memory + places, within, 0.0).to(tl.float32)
+            places = _lines(
+                key_size, value_size, key_page, value_page, fields + HEAD, tail, line * INPUTS + token + tap, line * PER_LINE < WIDTH,
+                PIECES, LINES, KEY_TENSORS,
+            )  # fmt: skip
+            newest = tl.load(memory + places[:, None] * (PER_LINE // 16) + of_line[None, :], within, 0.0).to(tl.float32)
             total += newest * tl.load(weight + element * TAPS + tap, is_mixed, 0.0)
         if BIAS:
             total += tl.load(bias + element, is_mixed, 0.0)
@@ -277,13 +237,17 @@ def _replay(
 
 
 @triton.jit
-def _store_matrix(
-    matrix, memory, key_size, value_size, key_page, value_page, pages, piece, line, within, mask,
-    PIECES: tl.constexpr, LINES: tl.constexpr, KEY_TENSORS: tl.constexpr,
+def _of_matrix(
+    memory, key_size, value_size, key_page, value_page, pages, piece, line, within, is_key, PIECES: tl.constexpr, LINES: tl.constexpr,
+    KEY_TENSORS: tl.constexpr, PER_PIECE: tl.constexpr,
 ):  # fmt: skip
-    """Writes the matrix to the state with these pages."""
-    place = _lines(key_size, value_size, key_page, value_page, pages, piece, line, mask, PIECES, LINES, KEY_TENSORS)
-    tl.store(memory + place + within, matrix, mask)
+    """Where some columns of a head's matrix lie in the state with these pages: `within` of one place if its block lies in one piece, and
+    else each key is a line of its own."""
+    if PER_PIECE:
+        place = _lines(key_size, value_size, key_page, value_page, pages, piece, line, piece >= 0, PIECES, LINES, KEY_TENSORS)
+    else:
+        place = _lines(key_size, value_size, key_page, value_page, pages, piece, line, is_key, PIECES, LINES, KEY_TENSORS)[:, None]
+    return memory + place + within
 
 
 @triton.jit
@@ -294,12 +258,15 @@ def _keep_after(kept, kept_at, kept_end, STATE_PAGES: tl.constexpr):
 
 @triton.jit
 def _keep_matrix(
-    matrix, memory, key_size, value_size, key_page, value_page, kept, kept_at, kept_end, piece, line, within, mask,
-    STATE_PAGES: tl.constexpr, PIECES: tl.constexpr, LINES: tl.constexpr, KEY_TENSORS: tl.constexpr,
+    matrix, memory, key_size, value_size, key_page, value_page, kept, kept_at, kept_end, piece, line, within, is_key,
+    STATE_PAGES: tl.constexpr, PIECES: tl.constexpr, LINES: tl.constexpr, KEY_TENSORS: tl.constexpr, PER_PIECE: tl.constexpr,
 ):  # fmt: skip
     """Writes the matrix to a kept state; returns the number of the next one, and `_keep_after` of it."""
     pages = kept + kept_at * (1 + STATE_PAGES) + 1
-    _store_matrix(matrix, memory, key_size, value_size, key_page, value_page, pages, piece, line, within, mask, PIECES, LINES, KEY_TENSORS)
+    place = _of_matrix(
+        memory, key_size, value_size, key_page, value_page, pages, piece, line, within, is_key, PIECES, LINES, KEY_TENSORS, PER_PIECE
+    )
+    tl.store(place, matrix, is_key[:, None])
     return kept_at + 1, _keep_after(kept, kept_at + 1, kept_end, STATE_PAGES)
 
 
@@ -322,24 +289,20 @@ def _recur(
     kept_at, kept_end = tl.load(fields + 3), tl.load(fields + 4)
     first, end = tl.load(qo_indptr + row), tl.load(qo_indptr + row + 1)
     key, column = tl.arange(0, BK), part * BV + tl.arange(0, BV)
-    is_key = (key < KEYS)[:, None] & (column >= 0)[None, :]
-    is_live = tl.load(writes) > 0
-    known = (key < tl.where(is_live & (begins == 0), KEYS, 0))[:, None] & (column >= 0)[None, :]
-    written = (key < tl.where(is_live, KEYS, 0))[:, None] & (column >= 0)[None, :]
-    number = head * BLOCKS + part * BV // WIDTH
-    flat = key[:, None] * WIDTH + (part * BV % WIDTH + tl.arange(0, BV))[None, :]
+    is_key, is_live = key < KEYS, tl.load(writes) > 0
+    known, written = key < tl.where(is_live & (begins == 0), KEYS, 0), key < tl.where(is_live, KEYS, 0)
+    number, of_block = head * BLOCKS + part * BV // WIDTH, part * BV % WIDTH + tl.arange(0, BV)
     if PER_PIECE:
-        piece = first_piece + number // PER_PIECE + 0 * flat
-        line = number % PER_PIECE * (KEYS * WIDTH // 16) + flat // 16
+        piece, line = first_piece + number // PER_PIECE, number % PER_PIECE * (KEYS * WIDTH // 16)
+        within = key[:, None] * WIDTH + of_block[None, :]
     else:
-        piece = first_piece + number * PER_BLOCK + 0 * flat
-        line = flat // 16
-    within = flat % 16
-    matrix = tl.load(
-        memory + _lines(key_size, value_size, key_page, value_page, reads, piece, line, known, PIECES, LINES, KEY_TENSORS) + within,
-        known,
-        0.0,
+        tl.static_assert(WIDTH == 16)
+        piece, line = first_piece + number * PER_BLOCK, key
+        within = of_block[None, :]
+    place = _of_matrix(
+        memory, key_size, value_size, key_page, value_page, reads, piece, line, within, known, PIECES, LINES, KEY_TENSORS, PER_PIECE
     )
+    matrix = tl.load(place, known[:, None] & (column >= 0)[None, :], 0.0)
     keep_after = _keep_after(kept, kept_at, kept_end, STATE_PAGES)
     if PENDING:
         for token in range(0, replays):
@@ -351,12 +314,13 @@ def _recur(
             if token + 1 == keep_after:
                 kept_at, keep_after = _keep_matrix(
                     matrix, memory, key_size, value_size, key_page, value_page, kept, kept_at, kept_end, piece, line, within, is_key,
-                    STATE_PAGES, PIECES, LINES, KEY_TENSORS,
+                    STATE_PAGES, PIECES, LINES, KEY_TENSORS, PER_PIECE,
                 )  # fmt: skip
     if has_drafts:
-        _store_matrix(
-            matrix, memory, key_size, value_size, key_page, value_page, writes, piece, line, within, written, PIECES, LINES, KEY_TENSORS
+        place = _of_matrix(
+            memory, key_size, value_size, key_page, value_page, writes, piece, line, within, written, PIECES, LINES, KEY_TENSORS, PER_PIECE
         )
+        tl.store(place, matrix, written[:, None])
     alone = first  # where tokens begin that are computed one after the other
     if HAS_BLOCKS:
         count, index = end - first, tl.arange(0, BLOCK)
@@ -374,7 +338,7 @@ def _recur(
                     inner = add_block(matrix, k, fall, added, keep_after - 1 - begin, index, PRECISION)
                     kept_at, keep_after = _keep_matrix(
                         inner, memory, key_size, value_size, key_page, value_page, kept, kept_at, kept_end, piece, line, within, is_key,
-                        STATE_PAGES, PIECES, LINES, KEY_TENSORS,
+                        STATE_PAGES, PIECES, LINES, KEY_TENSORS, PER_PIECE,
                     )  # fmt: skip
                 matrix = add_block(matrix, k, fall, added, BLOCK - 1, index, PRECISION)
             alone = end
@@ -388,74 +352,61 @@ def _recur(
         if replays + token - first + 1 == keep_after:
             kept_at, keep_after = _keep_matrix(
                 matrix, memory, key_size, value_size, key_page, value_page, kept, kept_at, kept_end, piece, line, within, is_key,
-                STATE_PAGES, PIECES, LINES, KEY_TENSORS,
+                STATE_PAGES, PIECES, LINES, KEY_TENSORS, PER_PIECE,
             )  # fmt: skip
     if has_drafts == 0:
-        _store_matrix(
-            matrix, memory, key_size, value_size, key_page, value_page, writes, piece, line, within, written, PIECES, LINES, KEY_TENSORS
+        place = _of_matrix(
+            memory, key_size, value_size, key_page, value_page, writes, piece, line, within, written, PIECES, LINES, KEY_TENSORS, PER_PIECE
         )
+        tl.store(place, matrix, written[:, None])
 
 
 @triton.jit
 def _keep_inputs(
-    mixed, gates, fields, pages, first, replays, begins, behind, count, element, mixed_stride, gates_stride, memory, key_size,
-    value_size, key_page, value_page,
-    STATE_PAGES: tl.constexpr, PIECES: tl.constexpr, LINES: tl.constexpr, KEY_TENSORS: tl.constexpr, tail,
-    INPUTS: tl.constexpr, TAPS: tl.constexpr,
-    CHANNELS: tl.constexpr, PER_LINE: tl.constexpr, HEAD: tl.constexpr, WIDTH: tl.constexpr, BJ: tl.constexpr,
+    mixed, gates, fields, pages, first, replays, begins, behind, count, line, mixed_stride, gates_stride, memory, key_size, value_size,
+    key_page, value_page,
+    STATE_PAGES: tl.constexpr, PIECES: tl.constexpr, LINES: tl.constexpr, KEY_TENSORS: tl.constexpr, tail, INPUTS: tl.constexpr,
+    TAPS: tl.constexpr, CHANNELS: tl.constexpr, PER_LINE: tl.constexpr, HEAD: tl.constexpr, WIDTH: tl.constexpr, BJ: tl.constexpr,
 ):  # fmt: skip
-    """Writes `count` inputs to a state: those of `TAPS` - 1 tokens before token `behind`, as replayed ones are counted, and from it on."""
-    number = tl.arange(0, BJ)
+    """Writes `count` inputs to a state: those of `TAPS` - 1 tokens before token `behind`, as replayed ones are counted, and from it on:
+    [inputs, lines of an input, elements of a line]."""
+    number, of_line = tl.arange(0, BJ), tl.arange(0, PER_LINE)
+    element = (line[:, None] * PER_LINE + of_line[None, :])[None, :, :]
     token = behind - (TAPS - 1) + number
     at = token - replays
-    wanted = (number < count)[:, None] & (element < WIDTH)[None, :]
-    own = wanted & (at >= 0)[:, None]
+    is_line = (line * PER_LINE < WIDTH)[None, :]
+    wanted = (number < count)[:, None, None] & (element < WIDTH)
+    own = wanted & (at >= 0)[:, None, None]
     place = first + at.to(tl.int64)
-    x = tl.load(mixed + place[:, None] * mixed_stride + element[None, :], own & (element < CHANNELS)[None, :], 0.0)
-    gate = tl.load(gates + place[:, None] * gates_stride + (element - CHANNELS)[None, :], own & (element >= CHANNELS)[None, :], 0.0)
-    known = wanted & (at < tl.where(begins == 0, 0, -(1 << 30)))[:, None]
-    source, wide = tl.broadcast((token + (TAPS - 1))[:, None], element[None, :])
-    earlier = tl.load(
-        memory
-        + _inputs(
-            key_size,
-            value_size,
-            key_page,
-            value_page,
-            fields + HEAD,
-            wide,
-            source,
-            known,
-            tail,
-            INPUTS,
-            PER_LINE,
-            PIECES,
-            LINES,
-            KEY_TENSORS,
-        ),
-        known,
-        0.0,
-    )
+    x = tl.load(mixed + (place * mixed_stride)[:, None, None] + element, own & (element < CHANNELS), 0.0)
+    gate = tl.load(gates + (place * gates_stride)[:, None, None] + (element - CHANNELS), own & (element >= CHANNELS), 0.0)
+    known = (number < count) & (at < tl.where(begins == 0, 0, -(1 << 30)))
+    sources = _lines(
+        key_size, value_size, key_page, value_page, fields + HEAD, tail, line[None, :] * INPUTS + (token + (TAPS - 1))[:, None],
+        known[:, None] & is_line, PIECES, LINES, KEY_TENSORS,
+    )  # fmt: skip
+    sources = sources[:, :, None] * (PER_LINE // 16) + of_line[None, None, :]
+    earlier = tl.load(memory + sources, known[:, None, None] & (element < WIDTH), 0.0)
     tl.debug_barrier()  # inputs move to places that other threads read
-    to, wide = tl.broadcast(number[:, None], element[None, :])
-    places = _inputs(
-        key_size, value_size, key_page, value_page, pages, wide, to, wanted, tail, INPUTS, PER_LINE, PIECES, LINES, KEY_TENSORS
-    )
-    tl.store(memory + places, x + gate + earlier, wanted)
+    places = _lines(
+        key_size, value_size, key_page, value_page, pages, tail, line[None, :] * INPUTS + number[:, None],
+        (number < count)[:, None] & is_line, PIECES, LINES, KEY_TENSORS,
+    )  # fmt: skip
+    tl.store(memory + places[:, :, None] * (PER_LINE // 16) + of_line[None, None, :], x + gate + earlier, wanted)
 
 
 @triton.jit(do_not_specialize=["tail"])
 def _keep(
     mixed, gates, rows, qo_indptr, memory, key_size, value_size, key_page, value_page, kept, mixed_stride, gates_stride,
-    STATE_PAGES: tl.constexpr, PIECES: tl.constexpr, LINES: tl.constexpr, KEY_TENSORS: tl.constexpr, tail,
-    INPUTS: tl.constexpr, TAPS: tl.constexpr,
-    CHANNELS: tl.constexpr, PER_LINE: tl.constexpr, HEAD: tl.constexpr, WIDTH: tl.constexpr, BJ: tl.constexpr, BC: tl.constexpr,
+    STATE_PAGES: tl.constexpr, PIECES: tl.constexpr, LINES: tl.constexpr, KEY_TENSORS: tl.constexpr, tail, INPUTS: tl.constexpr,
+    TAPS: tl.constexpr, CHANNELS: tl.constexpr, PER_LINE: tl.constexpr, HEAD: tl.constexpr, WIDTH: tl.constexpr, BJ: tl.constexpr,
+    BL: tl.constexpr,
 ):  # fmt: skip
     """Some elements of the inputs that the states of a row have, when nobody reads earlier ones any more."""
     row = tl.program_id(0)
     fields = rows + row * (HEAD + 2 * STATE_PAGES)
     writes = fields + HEAD + STATE_PAGES
-    element = tl.program_id(1) * BC + tl.arange(0, BC)
+    line = tl.program_id(1) * BL + tl.arange(0, BL)
     replays, has_drafts, begins = tl.load(fields), tl.load(fields + 1), tl.load(fields + 2)
     first = tl.load(qo_indptr + row).to(tl.int64)
     count = tl.load(qo_indptr + row + 1) - first
@@ -465,13 +416,13 @@ def _keep(
             behind = tl.load(pages - 1)
             if behind >= 0:
                 _keep_inputs(
-                    mixed, gates, fields, pages, first, replays, begins, behind, TAPS - 1, element, mixed_stride, gates_stride, memory,
+                    mixed, gates, fields, pages, first, replays, begins, behind, TAPS - 1, line, mixed_stride, gates_stride, memory,
                     key_size, value_size, key_page, value_page, STATE_PAGES, PIECES, LINES, KEY_TENSORS, tail, INPUTS, TAPS, CHANNELS,
                     PER_LINE, HEAD, WIDTH, BJ,
                 )  # fmt: skip
         certain = replays + tl.where(has_drafts > 0, 0, count)
         _keep_inputs(
-            mixed, gates, fields, writes, first, replays, begins, certain, TAPS - 1 + tl.where(has_drafts > 0, count, 0), element,
+            mixed, gates, fields, writes, first, replays, begins, certain, TAPS - 1 + tl.where(has_drafts > 0, count, 0), line,
             mixed_stride, gates_stride, memory, key_size, value_size, key_page, value_page, STATE_PAGES, PIECES, LINES, KEY_TENSORS, tail,
             INPUTS, TAPS, CHANNELS, PER_LINE, HEAD, WIDTH, BJ,
         )  # fmt: skip
