@@ -121,7 +121,7 @@ _FEW_COLUMNS, _COLUMNS = 64, 128  # of a block: with few choices, and with many
 _SORTED, _READ = 32, 256  # choices that a program sorts at a time, and that it compares them with
 _PARTS = 16  # of all choices, whose counts a program adds up at a time
 _SUMMED = 1024  # columns of a program that adds up choices
-_DEPTH_BYTES = 128
+_FEW_DEPTH_BYTES, _DEPTH_BYTES = 256, 128
 
 
 @dataclass(frozen=True, slots=True)
@@ -176,7 +176,7 @@ def grouped_linear(x: Tensor, linear: ExpertLinear, grouping: Grouping, share: i
     else:
         _, columns, depth = weight.shape
         options = dict.fromkeys(("KIND", "BITS", "GROUP", "ZERO", "SIGNED", "HALF"), 0)
-        options["BLOCK_K"], stages = _DEPTH_BYTES // x.element_size(), 4 if few else 3
+        options["BLOCK_K"], stages = (_FEW_DEPTH_BYTES if few else _DEPTH_BYTES) // x.element_size(), 4 if few else 3
         tensors, padded = (weight, None, None, None, None), depth
         assert weight.is_contiguous()
     choices, block = len(grouping.order), _FEW_COLUMNS if narrow else _COLUMNS
