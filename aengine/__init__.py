@@ -59,11 +59,13 @@ if TYPE_CHECKING:
     from aengine.api.stream import StreamProtocol, TokenStream
     from aengine.api.stream_group import StreamGroup
     from aengine.engine.async_engine import AsyncEngine
+    from aengine.engine.llm import LLM
     from aengine.router.router import Router
 
 __version__ = VERSION
 
 __all__ = [
+    "LLM",
     "AEngineError",
     "AdapterError",
     "AdapterInfo",
@@ -122,6 +124,7 @@ _LAZY = {
     "AsyncEngine": "aengine.engine.async_engine",
     "EngineBase": "aengine.api.engine",
     "EngineProtocol": "aengine.api.engine",
+    "LLM": "aengine.engine.llm",
     "Router": "aengine.router.router",
     "StreamGroup": "aengine.api.stream_group",
     "StreamProtocol": "aengine.api.stream",

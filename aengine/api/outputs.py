@@ -5,6 +5,8 @@ A histogram that is cheap to fill: fixed bounds, one count per bucket. Knows not
 from __future__ import annotations
 
 import enum
+import html
+import math
 from bisect import bisect_left
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -174,6 +176,22 @@ class Completion:
     prompt_logprobs: tuple[TokenLogprob | None, ...] | None = None  # of the prompt's tokens; the first has none
     others: tuple[Completion, ...] = ()  # with n > 1: the sequences after this, the first one
     weights_versions: tuple[int, ...] = ()  # of the weights that made each token; empty: all by those that the engine started with
+    token_texts: tuple[str, ...] = ()  # of each token, as of `Token.text`, where logprobs were asked for
+
+    def _repr_html_(self) -> str:
+        """For notebooks: the text, and with logprobs each token on a ground that is the darker the less likely it was."""
+        parts = [f"<span>{html.escape(self.text)}</span>"]
+        if self.logprobs is not None and len(self.logprobs) == len(self.token_texts):
+            parts = []
+            for text, each in zip(self.token_texts, self.logprobs, strict=True):
+                likely = math.exp(min(each.logprob, 0.0))
+                title = f"token {each.token_id}, probability {likely:.3f}, rank {each.rank}"
+                parts.append(
+                    f'<span title="{title}" style="background: rgba(220, 90, 0, {0.6 * (1 - likely):.2f})">{html.escape(text)}</span>'
+                )
+        end = "running" if self.finish_reason is None else self.finish_reason.value
+        told = f"{self.usage.prompt_tokens} + {self.usage.completion_tokens} tokens, {end}"
+        return f'<div style="white-space: pre-wrap">{"".join(parts)}</div><small>{told}</small>'
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -469,6 +469,7 @@ class TokenStream:
             prompt_logprobs=None if params.prompt_logprobs is None else tuple(self._source.prompt_logprobs),
             others=others,
             weights_versions=tuple([token.weights_version for token in tokens if token.token_id >= 0]) if has_new_weights else (),
+            token_texts=() if params.logprobs is None else tuple([token.text for token in tokens if token.token_id >= 0]),
         )
 
 

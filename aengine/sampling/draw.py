@@ -1,4 +1,5 @@
 """`Draw`: how random tokens are drawn on a device. `TorchDraw` does it in plain torch: on the CPU, and where Triton cannot run.
+`TritonDraw` does it in our kernels.
 
 Owns top-k, top-p and min-p, in an order of tokens that depends on nothing but the row: ties are broken by the lower token id, everywhere,
 so that a filter keeps the same tokens whatever the device, the algorithm behind topk, or the neighbours. On a CPU the nucleus is searched
@@ -16,7 +17,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 import numpy as np
@@ -24,7 +25,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from aengine.kernels.params import DrawParams
+from aengine.kernels.params import DRAW_PARAMS, DrawParams
 from aengine.kernels.upload import to_device
 
 Draw = Callable[[Tensor, NDArray[np.void], DrawParams, Tensor | None], Tensor]
@@ -331,3 +332,39 @@ class TorchDraw:
                     tokens[i] = token
                     break
         return tokens
+
+
+class TritonDraw(TorchDraw):
+    """A `Draw` by our Triton kernels on CUDA, wherever triton is installed. Rows with a top_k above that of the kernels are drawn by torch.
+    Tokens are those of `TorchDraw` up to the rounding of sums, but for a nucleus that `TorchDraw` draws from by rejection on a CPU."""
+
+    def __init__(self, vocab_size: int, device: torch.device) -> None:
+        from aengine.kernels.triton import sampling, top_k  # which not every machine has
+
+        super().__init__(vocab_size, device)
+        self._kernels, self._top_k_kernels = sampling, top_k
+
+    def run_once(self, dtypes: Iterable[torch.dtype]) -> None:
+        """Every kernel, for logits of each of the dtypes, so that none is compiled while a request waits. Raises whatever the compiler
+        raises."""
+        record = np.zeros(1, dtype=DRAW_PARAMS)
+        record["temperature"], record["top_p"] = 1.0, 0.5
+        packed = to_device(record.view(np.int32).reshape(1, -1), self._device)
+        params = DrawParams(packed, torch.zeros(1, dtype=torch.int32, device=self._device))
+        for dtype in dtypes:
+            logits = torch.zeros(1, self._vocab_size, dtype=dtype, device=self._device)
+            for with_min_p in (False, True):
+                self.whole(logits, params, with_min_p)
+            self.nucleus(logits, params, True)
+            self.top_k(logits, params, self._top_k_kernels.MOST.value)
+
+    def whole(self, logits: Tensor, params: DrawParams, with_min_p: bool, chosen: Tensor | None = None) -> Tensor:
+        return self._kernels.draw_in_blocks(logits, params, with_min_p, chosen)
+
+    def nucleus(self, logits: Tensor, params: DrawParams, with_min_p: bool, chosen: Tensor | None = None) -> Tensor:
+        return self._kernels.draw_from_nucleus(logits, params, chosen)
+
+    def top_k(self, logits: Tensor, params: DrawParams, most: int, chosen: Tensor | None = None) -> Tensor:
+        if most > self._top_k_kernels.MOST.value:
+            return super().top_k(logits, params, most, chosen)
+        return self._top_k_kernels.draw_from_top_k(logits, params, chosen)

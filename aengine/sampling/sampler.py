@@ -23,7 +23,7 @@ from aengine.api.errors import NothingToChooseError
 from aengine.api.params import GREEDY_BELOW
 from aengine.kernels.params import DRAW_PARAMS, DrawParams
 from aengine.kernels.upload import to_device
-from aengine.sampling.draw import Draw, TorchDraw, top_candidates
+from aengine.sampling.draw import Draw, TorchDraw, TritonDraw, top_candidates
 from aengine.sampling.grammar import Grammars
 from aengine.sampling.processors import CustomProcessors, Masks, Penalties, Processor, StepRows
 from aengine.scheduler.plan import Features, NewRow, RowParams, TokenLogprobs
@@ -445,8 +445,6 @@ def select_draw(vocab_size: int, device: torch.device, dtype: torch.dtype = torc
     if device.type == "cpu":
         return TorchDraw(vocab_size, device)
     try:
-        from aengine.sampling.triton_draw import TritonDraw
-
         draw = TritonDraw(vocab_size, device)
         draw.run_once({torch.float32, dtype})
     except torch.cuda.OutOfMemoryError:

@@ -59,6 +59,12 @@ def test_logits_processor(capfd: pytest.CaptureFixture[str]) -> None:
     assert "e" not in text.lower()
 
 
+def test_llm(capfd: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    (tmp_path / "prompts").write_text("It is\nMy dear\n")
+    run_here("llm.py", "demo", str(tmp_path / "prompts"))
+    assert [line.partition(":")[0] for line in capfd.readouterr().out.splitlines()[:2]] == ["'It is'", "'My dear'"]
+
+
 @pytest.mark.slow
 def test_ray_serve() -> None:
     pytest.importorskip("ray.serve", reason="needs ray[serve]")

@@ -44,8 +44,7 @@ from aengine.kernels.triton.layer_ops import TritonOps  # noqa: E402
 from aengine.layers.adapters import AdapterOps, AdapterShape, AdapterTable, TorchAdapterOps  # noqa: E402
 from aengine.layers.ops import LayerOps, TorchOps  # noqa: E402
 from aengine.layers.rotary import RopeSpec, cos_sin_cache, unscaled  # noqa: E402
-from aengine.sampling.draw import TorchDraw  # noqa: E402
-from aengine.sampling.triton_draw import TritonDraw  # noqa: E402
+from aengine.sampling.draw import TorchDraw, TritonDraw  # noqa: E402
 
 attention.runs_on = lambda device: True
 backend_module.is_hopper = lambda device: sys.argv[1] == "90"

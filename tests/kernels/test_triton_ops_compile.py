@@ -114,7 +114,7 @@ def adapters(dtype, hidden, heads, low_rank):
 _DRAWS = """
 import torch
 from aengine.kernels.params import DrawParams
-from aengine.sampling.triton_draw import TritonDraw
+from aengine.sampling.draw import TritonDraw
 
 def draws(rows, vocab_size, positions, dtype=torch.float32):
     draw, logits = TritonDraw(vocab_size, torch.device("cpu")), torch.zeros(rows, vocab_size, dtype=dtype)

@@ -19,6 +19,7 @@ from aengine.kernels.triton.top_k import draw_from_top_k
 from aengine.sampling.draw import (
     MassDraw,
     TorchDraw,
+    TritonDraw,
     kept_candidates,
     log_exponential,
     row_keys,
@@ -27,7 +28,6 @@ from aengine.sampling.draw import (
     uniform_bits,
 )
 from aengine.sampling.sampler import Sampler
-from aengine.sampling.triton_draw import TritonDraw
 from aengine.scheduler.plan import NewRow, RowParams
 
 tl = triton.language

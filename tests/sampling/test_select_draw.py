@@ -26,7 +26,7 @@ def test_a_cpu_has_no_choice(caplog: pytest.LogCaptureFixture) -> None:
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_kernels_draw_on_cuda(dtype: torch.dtype, caplog: pytest.LogCaptureFixture) -> None:
-    from aengine.sampling.triton_draw import TritonDraw
+    from aengine.sampling.draw import TritonDraw
 
     assert isinstance(select_draw(151_936, torch.device("cuda"), dtype), TritonDraw)
     assert not caplog.text

@@ -409,7 +409,7 @@ class Workspace:
         self.threads = threads
         self.exchange = exchange
         self.handle: int = handle
-        weakref.finalize(self, kernels.workspace_destroy, handle)
+        weakref.finalize(self, kernels.workspace_destroy, handle).atexit = False  # a step may run up to the end of the process
 
     def trim(self) -> None:
         """Frees the scratch memory until the next call. No step has begun that is not finished."""
