@@ -49,7 +49,7 @@ from aengine.api.outputs import (
     TokenLogprob,
     Usage,
 )
-from aengine.api.params import EmbeddingParams, Reasoning, SamplingParams, StructuredOutput
+from aengine.api.params import EmbeddingParams, Reasoning, RepetitionStop, SamplingParams, StructuredOutput
 from aengine.api.request import ForkPoint, RequestOptions
 from aengine.api.weight_sources import GroupWeights, SharedWeights, send_weights
 
@@ -101,6 +101,7 @@ __all__ = [
     "RankError",
     "RankHungError",
     "Reasoning",
+    "RepetitionStop",
     "RequestEndedError",
     "RequestIdInUseError",
     "RequestOptions",

@@ -27,6 +27,7 @@ class FinishReason(enum.Enum):
     STOP_TOKEN = "stop_token"  # the model produced one of the request's stop_token_ids
     MAX_TOKENS = "max_tokens"  # max_tokens were generated
     CONTEXT_LENGTH = "context_length"  # prompt and output fill max_model_len
+    REPETITION = "repetition"  # the output ends with what the request's stop_on_repetition says
     DEADLINE = "deadline"  # the request's timeout passed
     CANCELLED = "cancelled"  # cancelled by engine.cancel(), the stream's aclose() or engine shutdown
     ERROR = "error"  # the request failed; the stream raises the cause
@@ -37,7 +38,9 @@ class FinishReason(enum.Enum):
         return self in _CUTS
 
 
-_CUTS = frozenset({FinishReason.MAX_TOKENS, FinishReason.CONTEXT_LENGTH, FinishReason.DEADLINE, FinishReason.CANCELLED})
+_CUTS = frozenset(
+    {FinishReason.MAX_TOKENS, FinishReason.CONTEXT_LENGTH, FinishReason.REPETITION, FinishReason.DEADLINE, FinishReason.CANCELLED}
+)
 
 
 NO_TOKEN = -1
@@ -176,7 +179,8 @@ class Completion:
     prompt_logprobs: tuple[TokenLogprob | None, ...] | None = None  # of the prompt's tokens; the first has none
     others: tuple[Completion, ...] = ()  # with n > 1: the sequences after this, the first one
     weights_versions: tuple[int, ...] = ()  # of the weights that made each token; empty: all by those that the engine started with
-    token_texts: tuple[str, ...] = ()  # of each token, as of `Token.text`, where logprobs were asked for
+    token_texts: tuple[str, ...] = field(default=(), compare=False)
+    """With logprobs: of each token, as of `Token.text`; a server may send the text of several with the last of them."""
 
     def _repr_html_(self) -> str:
         """For notebooks: the text, and with logprobs each token on a ground that is the darker the less likely it was."""

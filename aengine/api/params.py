@@ -114,6 +114,24 @@ class Reasoning:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class RepetitionStop:
+    """When an output has repeated itself enough: its last tokens are `min_count` copies, one behind the other, of the same tokens, which
+    are `min_cycle` to `max_cycle`. Raises `InvalidRequestError` naming every field that is out of range."""
+
+    max_cycle: Annotated[int, Range(1, 1024)] = 64
+    """1..1024: most tokens of a copy."""
+    min_cycle: Annotated[int, Range(1, 1024)] = 1
+    """1..max_cycle: fewest tokens of a copy."""
+    min_count: Annotated[int, Range(2, 4096)] = 8
+    """2..4096: how many copies end the sequence."""
+
+    def __post_init__(self) -> None:
+        check_fields(self, InvalidRequestError, "stop_on_repetition.")
+        if self.min_cycle > self.max_cycle:
+            raise InvalidRequestError.of("stop_on_repetition.min_cycle", f"{self.min_cycle} is more than max_cycle, {self.max_cycle}")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class EmbeddingParams:
     """How an embedding is made of the hidden states of a prompt, behind the model's last norm. Raises `InvalidRequestError` naming every
     field that is out of range."""
@@ -180,7 +198,7 @@ class SamplingParams:
     clamp_max_tokens: bool = False
     """Whether max_tokens beyond what the prompt leaves of the context and of the KV cache means all of that. Else it is refused."""
     min_tokens: Annotated[int, Range(0, MAX_INT32)] = 0
-    """0..max_tokens: before it has so many tokens, no end-of-sequence id, stop token or stop string ends the sequence."""
+    """0..max_tokens: before it has so many tokens, no end-of-sequence id, stop token, stop string or repetition ends the sequence."""
     stop: Annotated[tuple[str, ...], partial(_strings, 16), Setting(wire="stop_strings")] = ()
     """Up to 16 strings of 1..256 bytes that end the sequence where the earliest of them begins (a single string is taken too). The text
     of an end-of-sequence id or stop token that ends the sequence is not searched: such an end is EOS or STOP_TOKEN."""
@@ -188,6 +206,8 @@ class SamplingParams:
     """Up to 128 ids that end the sequence; the id is kept in the token ids, not in the text."""
     ignore_eos: bool = False
     """Do not stop at the model's end-of-sequence ids. stop_token_ids still stop."""
+    stop_on_repetition: Annotated[RepetitionStop | None, _repetition] = None
+    """When the sequence is ended for repeating itself, with REPETITION; a mapping of its fields is taken, too. Default: never."""
     include_stop_str_in_output: Annotated[bool, FLAG, Setting(wire="include_stop_in_output")] = False
     """Whether the text keeps the stop string, or the text of the stop token, that ended it."""
     skip_special_tokens: bool = True
@@ -349,6 +369,20 @@ def _reasoning(value: object) -> Reasoning:
     if isinstance(value, Reasoning):
         return value
     raise Refusal(f"a {type(value).__name__} is not Reasoning")
+
+
+def _repetition(value: object) -> RepetitionStop:
+    if isinstance(value, RepetitionStop):
+        return value
+    if not isinstance(value, Mapping):
+        raise Refusal(f"a {type(value).__name__} is not RepetitionStop")
+    known = [each.name for each in fields(RepetitionStop)]
+    if unknown := [name for name in value if name not in known]:
+        raise Refusal(f"has no field {shown(unknown[0])}; its fields are {', '.join(known)}")
+    try:
+        return RepetitionStop(**value)
+    except InvalidRequestError as error:
+        raise Refusal("; ".join(f"{each.field.partition('.')[2]}: {each.description}" for each in error.violations)) from None
 
 
 def _marker(value: Any) -> str:

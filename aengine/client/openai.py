@@ -282,6 +282,7 @@ _FINISH_REASONS = {
     "tool_calls": FinishReason.EOS,
     "function_call": FinishReason.EOS,
     "length": FinishReason.MAX_TOKENS,
+    "repetition": FinishReason.REPETITION,
 }
 """Those that have another name become ERROR."""
 _NAMES = {"template_kwargs": "chat_template_kwargs"}  # which more servers know

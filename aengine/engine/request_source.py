@@ -393,7 +393,7 @@ def _as_exception(error: BaseException) -> Exception:
 
 
 _STOPPED = frozenset({FinishReason.EOS, FinishReason.STOP_TOKEN})
-_ENDED_BY_TOKEN = _STOPPED | {FinishReason.MAX_TOKENS, FinishReason.CONTEXT_LENGTH}
+_ENDED_BY_TOKEN = _STOPPED | {FinishReason.MAX_TOKENS, FinishReason.CONTEXT_LENGTH, FinishReason.REPETITION}
 
 
 NO_OUTPUT = SamplingParams(**NEUTRAL)

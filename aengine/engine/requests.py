@@ -353,6 +353,7 @@ def prepare(
             fills_context=params.max_tokens is None or params.max_tokens > left,
             stop_token_ids=stop_token_ids,
             eos_token_ids=eos_token_ids,
+            repetition=params.stop_on_repetition,
             priority=options.priority,
             tenant=options.tenant,
             arrival=now,

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from aengine.cache import PageNeeds
 from aengine.scheduler.plan import NO_INTS, Features, IntArray, StepPlan, StepResult, TokenLogprobs
-from aengine.scheduler.sequence import Sequence
+from aengine.scheduler.sequence import OutputCycles, Sequence
 
 MOST_FORCED = 16
 """Drafts of forced text in a step, where a request says nothing: they are nearly always right."""
@@ -66,6 +66,7 @@ class RowTable:
         self.tokens = np.zeros((num_rows, max_model_len), np.int32)
         self.stop_ids = np.full((num_rows, 4), -1, np.int32)  # padded with -1
         self._free = list(range(num_rows - 1, -1, -1))
+        self.cycles: dict[int, OutputCycles] = {}  # by row, of the sequences that are to end for repeating themselves
 
     @property
     def num_free(self) -> int:
@@ -105,6 +106,11 @@ class RowTable:
             self.stop_ids = np.pad(self.stop_ids, ((0, 0), (0, missing)), constant_values=-1)
         self.stop_ids[row] = -1
         self.stop_ids[row, : len(stop_ids)] = stop_ids
+        if request.repetition is not None:
+            if sequence.cycles is None:
+                output = sequence.tokens[len(request.prompt) :]
+                sequence.cycles = OutputCycles(request.repetition, output, request.params.min_tokens)
+            self.cycles[row] = sequence.cycles
         sequence.row = row
         return row
 
@@ -114,6 +120,7 @@ class RowTable:
         assert sequence is not None
         sequence.row = -1
         self.sequences[row] = None
+        self.cycles.pop(row, None)
         self.num_processed -= bool(self.features[row] & ~int(Features.RANDOM))
         self.num_grammars -= bool(self.features[row] & int(Features.GRAMMAR))
         self.active[row] = self.decoding[row] = self.parked[row] = self._ready[row] = False
@@ -182,11 +189,12 @@ class NewTokens:
     positions: IntArray  # [t]
     tokens: IntArray  # [t]
     logprobs: TokenLogprobs | None  # as in `StepResult`
+    repeats: NDArray[np.bool_]  # [t] whether its sequence ends with it, for repeating itself
 
     def select(self, tokens: NDArray[np.bool_ | np.int64]) -> NewTokens:
         """Some of the tokens: those with True in a mask [t], or those at the given indices."""
         logprobs = None if self.logprobs is None else self.logprobs.select(tokens)
-        return NewTokens(self.rows[tokens], self.positions[tokens], self.tokens[tokens], logprobs)
+        return NewTokens(self.rows[tokens], self.positions[tokens], self.tokens[tokens], logprobs, self.repeats[tokens])
 
 
 def new_tokens(table: RowTable, plan: StepPlan, result: StepResult) -> tuple[NewTokens, IntArray]:
@@ -195,16 +203,23 @@ def new_tokens(table: RowTable, plan: StepPlan, result: StepResult) -> tuple[New
     at = slice(None) if plan.num_decodes == len(plan.rows) else plan.num_sampled.nonzero()[0]
     rows = plan.rows[at]
     if result.accepted is None:
-        return NewTokens(rows, committed[at], result.tokens, result.logprobs), committed
+        repeats = np.zeros(len(rows), np.bool_)
+        if table.cycles:
+            _until_repetition(table, rows, np.arange(len(rows), dtype=np.int32), np.ones(len(rows), np.int32), result.tokens, repeats)
+        return NewTokens(rows, committed[at], result.tokens, result.logprobs, repeats), committed
     num_sampled = plan.num_sampled[at]
     firsts = np.cumsum(num_sampled) - num_sampled  # of each row, the index of its first token in the result
     positions = committed[at] - num_sampled + 1  # of these
     accepted = _until_end(table, rows, positions, firsts, num_sampled, result.accepted, result.tokens)
+    repeats = np.zeros(len(result.tokens), np.bool_)
+    if table.cycles:
+        accepted = _until_repetition(table, rows, firsts, accepted, result.tokens, repeats)
     committed[at] -= num_sampled - accepted
     number = np.arange(accepted.sum(), dtype=np.int32) - np.repeat(np.cumsum(accepted) - accepted, accepted)  # within its row
     index = np.repeat(firsts, accepted) + number  # in the result
     logprobs = None if result.logprobs is None else result.logprobs.select(index)
-    return NewTokens(np.repeat(rows, accepted), np.repeat(positions, accepted) + number, result.tokens[index], logprobs), committed
+    places = np.repeat(positions, accepted) + number
+    return NewTokens(np.repeat(rows, accepted), places, result.tokens[index], logprobs, repeats[index]), committed
 
 
 def _until_end(
@@ -216,4 +231,19 @@ def _until_end(
     if len(stops):
         found = np.append(stops, len(tokens))[np.searchsorted(stops, firsts)]  # the first at or behind each row's first token
         accepted = np.minimum(accepted, found - firsts + 1)
+    return accepted
+
+
+def _until_repetition(
+    table: RowTable, rows: IntArray, firsts: IntArray, accepted: IntArray, tokens: IntArray, repeats: NDArray[np.bool_]
+) -> IntArray:
+    """[m] `accepted` without the tokens behind the first with which a row has repeated itself enough, which is noted in `repeats`."""
+    accepted = accepted.copy()
+    for i, row in enumerate(rows.tolist()):
+        if (cycles := table.cycles.get(row)) is not None:
+            first = int(firsts[i])
+            for at in range(first, first + int(accepted[i])):
+                if cycles.add_token(int(tokens[at])):
+                    accepted[i], repeats[at] = at - first + 1, True
+                    break
     return accepted

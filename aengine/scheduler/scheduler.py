@@ -415,17 +415,16 @@ class Scheduler:
         updates.keys.extend(rows.keys[new.rows].tolist())
         updates.token_ids.extend(new.tokens.tolist())
         updates.logprobs = new.logprobs
-        self._queue.push(*self._kv_cache.publish(plan.rows, committed))
-        self._queue.push(*self._kv_cache.publish_states(plan.rows, committed))
+        self._queue.push(*self._kv_cache.publish(plan.rows, committed), *self._kv_cache.publish_states(plan.rows, committed))
         self._kv_cache.leave_behind(plan.rows, committed)
         if plan.num_decodes < len(plan.rows):
             self._settle_forks(plan)
             self._end_prompts(plan, committed)
-        stops, at_limit = rows.stop_ids[new.rows] == new.tokens[:, None], num_tokens >= rows.limit[new.rows]
-        if np.count_nonzero(stops) or np.count_nonzero(at_limit):
+        stops, cut = rows.stop_ids[new.rows] == new.tokens[:, None], new.repeats | (num_tokens >= rows.limit[new.rows])
+        if np.count_nonzero(stops) or np.count_nonzero(cut):
             stopped = stops.any(axis=1)
-            for i in np.flatnonzero(stopped | at_limit).tolist():
-                self._end_of_tokens(int(new.rows[i]), int(new.tokens[i]), stopped=bool(stopped[i]))
+            for i in np.flatnonzero(stopped | cut).tolist():
+                self._end_of_tokens(int(new.rows[i]), int(new.tokens[i]), stopped=bool(stopped[i]), repeats=bool(new.repeats[i]))
         if self._live.num_leaving:
             for row in plan.rows[~rows.active[plan.rows] & (rows.flights[plan.rows] == 0)].tolist():
                 sequence = rows.sequences[row]
@@ -468,7 +467,7 @@ class Scheduler:
             if sequence is not None:
                 self._live.finish(sequence, FinishReason.MAX_TOKENS)
 
-    def _end_of_tokens(self, row: int, token: int, *, stopped: bool) -> None:
+    def _end_of_tokens(self, row: int, token: int, *, stopped: bool, repeats: bool) -> None:
         sequence = self._rows.sequences[row]
         assert sequence is not None
         request = sequence.request
@@ -476,7 +475,8 @@ class Scheduler:
             self._live.finish(sequence, FinishReason.STOP_TOKEN, stop_token_id=token)
         else:
             at_limit = FinishReason.CONTEXT_LENGTH if request.fills_context else FinishReason.MAX_TOKENS
-            self._live.finish(sequence, FinishReason.EOS if stopped else at_limit)
+            cut = FinishReason.REPETITION if repeats else at_limit
+            self._live.finish(sequence, FinishReason.EOS if stopped else cut)
 
     def rollback(self, plan: StepPlan, errors: Mapping[int, BaseException]) -> None:
         """Undo the latest `schedule()`, whose step did not run: it was withdrawn, or there are `errors` of rows. Their sequences fail

@@ -10,7 +10,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
+import numpy as np
+
 from aengine.api.outputs import DraftSource, FinishReason
+from aengine.api.params import RepetitionStop
 from aengine.cache import PageChain, Windows
 from aengine.scheduler.plan import NO_INTS, IntArray, PooledStates, PromptImages, PromptLogprobs, RowParams, TokenLogprobs
 
@@ -48,6 +51,7 @@ class Request:
     output: IntArray = field(default_factory=lambda: NO_INTS)  # that it has already, of the max_tokens, and fewer than these
     stop_token_ids: frozenset[int] = frozenset()  # the request's own
     eos_token_ids: frozenset[int] = frozenset()  # the model's; empty with ignore_eos
+    repetition: RepetitionStop | None = None  # what ends it for repeating itself
     fills_context: bool = False  # max_tokens stands for the end of the context: running into it is CONTEXT_LENGTH
     priority: int = 0  # lower runs first
     tenant: str = ""
@@ -62,6 +66,35 @@ class Request:
     num_forks: int = 0  # requests with the same prompt and adapter that name this one in `fork_of`
     fork_of: int | None = None  # key of a request with the same prompt, submitted before, whose pages are shared
     fork_at: int | None = None  # the first tokens, of prompt and output, that are the same there; None: those of the prompt
+
+
+class OutputCycles:
+    """How far an output repeats itself: for each length of a cycle, how many of its latest tokens equal the token that many before."""
+
+    def __init__(self, stop: RepetitionStop, output: IntArray, min_tokens: int) -> None:
+        """`output`: the tokens that there are. Before there are `min_tokens`, none ends it."""
+        self._lengths = np.arange(stop.min_cycle, stop.max_cycle + 1)
+        self._needed = self._lengths * (stop.min_count - 1)
+        known = output[-stop.max_cycle * stop.min_count :]
+        self._latest = np.full(stop.max_cycle, -1, np.int32)  # the newest one first
+        self._latest[: len(known)] = known[: -stop.max_cycle - 1 : -1]
+        self._runs = np.array([_num_equal(known, length) for length in self._lengths.tolist()], np.int64)
+        self._missing = min_tokens - len(output)
+
+    def add_token(self, token: int) -> bool:
+        """Take the next token. Returns whether the output ends with it, as it has repeated itself enough."""
+        self._runs += 1
+        self._runs[self._latest[self._lengths[0] - 1 :] != token] = 0
+        self._latest[1:] = self._latest[:-1]
+        self._latest[0] = token
+        self._missing -= 1
+        return self._missing <= 0 and bool(np.count_nonzero(self._runs >= self._needed))
+
+
+def _num_equal(tokens: IntArray, length: int) -> int:
+    """How many of the last tokens equal the one `length` before."""
+    differ = np.flatnonzero(tokens[length:] != tokens[:-length])
+    return max(len(tokens) - length, 0) - (int(differ[-1]) + 1 if len(differ) else 0)
 
 
 class SequenceState(enum.Enum):
@@ -87,6 +120,7 @@ class Sequence:
     started: bool = False  # it held a row before
     num_expected: int = 0  # tokens that it has to compute once it is admitted, as far as is known; 0 unless it waits
     awaits: bytes | None = None  # digest of the page that another sequence is computing for it, or that is loaded
+    cycles: OutputCycles | None = None  # from its first row on, if it is to end for repeating itself
     num_loads: int = 0  # from tiers, since it last held a row,
     num_loaded: int = 0  # and tokens that they brought
 

@@ -44,6 +44,8 @@ class _FinishReasonEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_FinishRe
     """The request's time_limit passed."""
     FINISH_REASON_CANCELLED: _FinishReason.ValueType  # 8
     """CancelRequests named the request."""
+    FINISH_REASON_REPETITION: _FinishReason.ValueType  # 9
+    """The output ends with as many copies of its latest tokens as stop_on_repetition says."""
 
 class FinishReason(_FinishReason, metaclass=_FinishReasonEnumTypeWrapper):
     """Why a sequence can end."""
@@ -64,6 +66,8 @@ FINISH_REASON_DEADLINE: FinishReason.ValueType  # 7
 """The request's time_limit passed."""
 FINISH_REASON_CANCELLED: FinishReason.ValueType  # 8
 """CancelRequests named the request."""
+FINISH_REASON_REPETITION: FinishReason.ValueType  # 9
+"""The output ends with as many copies of its latest tokens as stop_on_repetition says."""
 Global___FinishReason: _TypeAlias = FinishReason  # noqa: Y015
 
 @_typing.final

@@ -386,6 +386,7 @@ class StoppingCriteria(_message.Message):
     STOP_STRINGS_FIELD_NUMBER: _builtins.int
     STOP_TOKEN_IDS_FIELD_NUMBER: _builtins.int
     IGNORE_EOS_FIELD_NUMBER: _builtins.int
+    STOP_ON_REPETITION_FIELD_NUMBER: _builtins.int
     INCLUDE_STOP_IN_OUTPUT_FIELD_NUMBER: _builtins.int
     TIME_LIMIT_FIELD_NUMBER: _builtins.int
     max_tokens: _builtins.int
@@ -422,6 +423,10 @@ class StoppingCriteria(_message.Message):
         """
 
     @_builtins.property
+    def stop_on_repetition(self) -> Global___RepetitionStop:
+        """When the sequence ends for repeating itself, with FINISH_REASON_REPETITION. Default: never."""
+
+    @_builtins.property
     def time_limit(self) -> _duration_pb2.Duration:
         """Longest time from the arrival of the request. When it has passed the sequence ends with
         FINISH_REASON_DEADLINE and keeps its output; a gRPC deadline ends the call with
@@ -438,12 +443,13 @@ class StoppingCriteria(_message.Message):
         stop_strings: _abc.Iterable[_builtins.str] | None = ...,
         stop_token_ids: _abc.Iterable[_builtins.int] | None = ...,
         ignore_eos: _builtins.bool | None = ...,
+        stop_on_repetition: Global___RepetitionStop | None = ...,
         include_stop_in_output: _builtins.bool | None = ...,
         time_limit: _duration_pb2.Duration | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_clamp_max_tokens", b"_clamp_max_tokens", "_ignore_eos", b"_ignore_eos", "_include_stop_in_output", b"_include_stop_in_output", "_max_tokens", b"_max_tokens", "_min_tokens", b"_min_tokens", "clamp_max_tokens", b"clamp_max_tokens", "ignore_eos", b"ignore_eos", "include_stop_in_output", b"include_stop_in_output", "max_tokens", b"max_tokens", "min_tokens", b"min_tokens", "time_limit", b"time_limit"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_clamp_max_tokens", b"_clamp_max_tokens", "_ignore_eos", b"_ignore_eos", "_include_stop_in_output", b"_include_stop_in_output", "_max_tokens", b"_max_tokens", "_min_tokens", b"_min_tokens", "clamp_max_tokens", b"clamp_max_tokens", "ignore_eos", b"ignore_eos", "include_stop_in_output", b"include_stop_in_output", "max_tokens", b"max_tokens", "min_tokens", b"min_tokens", "stop_on_repetition", b"stop_on_repetition", "time_limit", b"time_limit"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_clamp_max_tokens", b"_clamp_max_tokens", "_ignore_eos", b"_ignore_eos", "_include_stop_in_output", b"_include_stop_in_output", "_max_tokens", b"_max_tokens", "_min_tokens", b"_min_tokens", "clamp_max_tokens", b"clamp_max_tokens", "ignore_eos", b"ignore_eos", "include_stop_in_output", b"include_stop_in_output", "max_tokens", b"max_tokens", "min_tokens", b"min_tokens", "stop_strings", b"stop_strings", "stop_token_ids", b"stop_token_ids", "time_limit", b"time_limit"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_clamp_max_tokens", b"_clamp_max_tokens", "_ignore_eos", b"_ignore_eos", "_include_stop_in_output", b"_include_stop_in_output", "_max_tokens", b"_max_tokens", "_min_tokens", b"_min_tokens", "clamp_max_tokens", b"clamp_max_tokens", "ignore_eos", b"ignore_eos", "include_stop_in_output", b"include_stop_in_output", "max_tokens", b"max_tokens", "min_tokens", b"min_tokens", "stop_on_repetition", b"stop_on_repetition", "stop_strings", b"stop_strings", "stop_token_ids", b"stop_token_ids", "time_limit", b"time_limit"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__clamp_max_tokens: _TypeAlias = _typing.Literal["clamp_max_tokens"]  # noqa: Y015
     _WhichOneofArgType__clamp_max_tokens: _TypeAlias = _typing.Literal["_clamp_max_tokens", b"_clamp_max_tokens"]  # noqa: Y015
@@ -467,3 +473,46 @@ class StoppingCriteria(_message.Message):
     def WhichOneof(self, oneof_group: _WhichOneofArgType__min_tokens) -> _WhichOneofReturnType__min_tokens | None: ...
 
 Global___StoppingCriteria: _TypeAlias = StoppingCriteria  # noqa: Y015
+
+@_typing.final
+class RepetitionStop(_message.Message):
+    """When an output has repeated itself enough: its last tokens are min_count copies, one behind the other,
+    of the same tokens, of which there are min_cycle to max_cycle.
+    """
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    MAX_CYCLE_FIELD_NUMBER: _builtins.int
+    MIN_CYCLE_FIELD_NUMBER: _builtins.int
+    MIN_COUNT_FIELD_NUMBER: _builtins.int
+    max_cycle: _builtins.int
+    """Most tokens of a copy. 1 to 1024. Default: 64."""
+    min_cycle: _builtins.int
+    """Fewest tokens of a copy. 1 to max_cycle. Default: 1."""
+    min_count: _builtins.int
+    """How many copies end the sequence. 2 to 4096. Default: 8."""
+    def __init__(
+        self,
+        *,
+        max_cycle: _builtins.int | None = ...,
+        min_cycle: _builtins.int | None = ...,
+        min_count: _builtins.int | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_max_cycle", b"_max_cycle", "_min_count", b"_min_count", "_min_cycle", b"_min_cycle", "max_cycle", b"max_cycle", "min_count", b"min_count", "min_cycle", b"min_cycle"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_max_cycle", b"_max_cycle", "_min_count", b"_min_count", "_min_cycle", b"_min_cycle", "max_cycle", b"max_cycle", "min_count", b"min_count", "min_cycle", b"min_cycle"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__max_cycle: _TypeAlias = _typing.Literal["max_cycle"]  # noqa: Y015
+    _WhichOneofArgType__max_cycle: _TypeAlias = _typing.Literal["_max_cycle", b"_max_cycle"]  # noqa: Y015
+    _WhichOneofReturnType__min_count: _TypeAlias = _typing.Literal["min_count"]  # noqa: Y015
+    _WhichOneofArgType__min_count: _TypeAlias = _typing.Literal["_min_count", b"_min_count"]  # noqa: Y015
+    _WhichOneofReturnType__min_cycle: _TypeAlias = _typing.Literal["min_cycle"]  # noqa: Y015
+    _WhichOneofArgType__min_cycle: _TypeAlias = _typing.Literal["_min_cycle", b"_min_cycle"]  # noqa: Y015
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__max_cycle) -> _WhichOneofReturnType__max_cycle | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__min_count) -> _WhichOneofReturnType__min_count | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__min_cycle) -> _WhichOneofReturnType__min_cycle | None: ...
+
+Global___RepetitionStop: _TypeAlias = RepetitionStop  # noqa: Y015

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+from dataclasses import asdict
 from typing import Any
 
 import numpy as np
@@ -143,7 +144,10 @@ def write_params(params: SamplingParams, names: Mapping[str, str], message: Mess
             continue
         message.ClearField(ours)
         target = getattr(message, ours)
-        (target.update if isinstance(value, Mapping) else target.extend)(value)
+        if isinstance(target, Message):
+            target.MergeFrom(type(target)(**asdict(value)))
+        else:
+            (target.update if isinstance(value, Mapping) else target.extend)(value)
 
 
 def seconds_of(duration: Duration) -> float:
@@ -154,6 +158,8 @@ def _plain(field: FieldDescriptor, value: Any) -> Any:
     match value:
         case float():
             return _shortest(value)
+        case Message():
+            return {each.name: number for each, number in value.ListFields()}
         case Mapping():
             return {key: _shortest(number) for key, number in value.items()}
         case bool() | int():

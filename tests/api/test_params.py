@@ -43,7 +43,7 @@ FLAGS = {"clamp_max_tokens": False, "ignore_eos": False, "include_stop_str_in_ou
 OPTIONAL_FLAGS = ("detokenize",)
 ID_LISTS = {"stop_token_ids": 128, "banned_token_ids": 1024, "allowed_token_ids": 2**18}
 STRING_LISTS = {"stop": 16, "bad_words": 64}
-OTHERS = {"logit_bias", "structured_output", "reasoning", "logits_processors"}
+OTHERS = {"logit_bias", "structured_output", "reasoning", "logits_processors", "stop_on_repetition"}
 
 
 def refused(build: type, /, **given: Any) -> dict[str, str]:

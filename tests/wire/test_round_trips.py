@@ -11,7 +11,7 @@ from google.protobuf.message import Message
 
 from aengine.api.errors import InvalidRequestError
 from aengine.api.fields import FieldChecks
-from aengine.api.params import Reasoning, SamplingParams, StructuredOutput
+from aengine.api.params import Reasoning, RepetitionStop, SamplingParams, StructuredOutput
 from aengine.api.request import RequestOptions
 from aengine.v1.generation_service_pb2 import StreamGenerateRequest
 from aengine.wire.request import read_options, read_sampling_params, write_request
@@ -22,6 +22,7 @@ OF_CHATS = {"tools", "add_generation_prompt", "continue_final_message", "templat
 CANDIDATES = (
     *(0.5, 3, True, False, "a-word", (b"image",), ("a", "b"), (1, 2), {7: 0.5}, [[1, 2]]),
     *(StructuredOutput(regex="a+"), Reasoning(opening="<t>", closing="</t>", opened=True, answer="a", max_tokens=5)),
+    RepetitionStop(max_cycle=9, min_cycle=2, min_count=3),
 )
 
 

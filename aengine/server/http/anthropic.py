@@ -225,6 +225,7 @@ STOP_REASONS: Mapping[FinishReason, str] = {
     FinishReason.STOP_TOKEN: "end_turn",
     FinishReason.MAX_TOKENS: "max_tokens",
     FinishReason.CONTEXT_LENGTH: "model_context_window_exceeded",
+    FinishReason.REPETITION: "max_tokens",
     FinishReason.DEADLINE: "max_tokens",
     FinishReason.CANCELLED: "max_tokens",
 }

@@ -46,6 +46,7 @@ _GRAMMARS: Mapping[str, str] = {
     **{"json_schema": "json_schema", "grammar": "grammar", "regex": "regex", "ebnf": "grammar"},
 }
 _STRUCTURED_OUTPUTS: Mapping[str, str] = {"json": "json_schema", **{name: name for name in ("json_object", "regex", "choice", "grammar")}}
+_REPETITION: Mapping[str, str] = {"max_pattern_size": "max_cycle", "min_pattern_size": "min_cycle", "min_count": "min_count"}
 _WITHOUT_EFFECT = ("disable_any_whitespace", "disable_additional_properties", "disable_fallback", "whitespace_pattern", "backend")
 _NEUTRAL: Mapping[str, object] = {
     **{"use_beam_search": False, "length_penalty": 1, "typical_p": 1, "dynatemp_range": 0},
@@ -54,6 +55,7 @@ _NEUTRAL: Mapping[str, object] = {
 OF_OTHERS: Mapping[str, str] = {
     **{name: f"structured_output.{ours}" for name, ours in _GRAMMARS.items()},
     "structured_outputs": f"structured_output; its fields are {', '.join(_STRUCTURED_OUTPUTS)}",
+    "repetition_detection": f"stop_on_repetition; its fields are {', '.join(_REPETITION)}",
     "repeat_penalty": "repetition_penalty",
     "n_predict": "max_tokens",
     **{name: f"{str(value).lower()} alone, which changes nothing" for name, value in _NEUTRAL.items()},
@@ -113,6 +115,11 @@ class BodyParameters:
             if found:
                 self.put_field("structured_output", found, "structured_outputs")
             fields.refuse_rest(_STRUCTURED_OUTPUTS)
+        if (fields := given.sub("repetition_detection")) is not None:
+            found = {_REPETITION[name]: value for name, value in fields.take_all(_REPETITION).items() if value != 0}
+            if "max_cycle" in found:
+                self.put_field("stop_on_repetition", found, "repetition_detection")
+            fields.refuse_rest(_REPETITION)
         if "repeat_penalty" in given:
             self.put_field("repetition_penalty", given.take_all(("repeat_penalty",))["repeat_penalty"], "repeat_penalty")
         self.take_limit("n_predict")

@@ -229,11 +229,12 @@ FINISH_REASONS: Mapping[FinishReason, str] = {
     FinishReason.STOP_TOKEN: "stop",
     FinishReason.MAX_TOKENS: "length",
     FinishReason.CONTEXT_LENGTH: "length",
+    FinishReason.REPETITION: "repetition",
     FinishReason.DEADLINE: "length",
     FinishReason.CANCELLED: "stop",
     FinishReason.ERROR: "stop",
 }
-"""In OpenAI's words."""
+"""In OpenAI's words, and vLLM's for repetition, which only requests that ask for it get."""
 _OURS = (FinishReason.DEADLINE, FinishReason.CANCELLED)
 
 

@@ -284,6 +284,24 @@ async def test_grammars_have_the_names_of_others(serve: Serving) -> None:
         assert response.json()["choices"][0]["message"]["content"].strip() == '"one"'
 
 
+async def test_outputs_that_repeat_themselves(serve: Serving) -> None:
+    """Under our name and that of vLLM."""
+    same = {"prompt": [9, 9], "temperature": 0, "max_tokens": 30, "logit_bias": {"9": 100}, "ignore_eos": True}
+    for name, fields, count in (
+        ("stop_on_repetition", {"max_cycle": 2, "min_count": 5}, 5),
+        ("repetition_detection", {"max_pattern_size": 3, "min_pattern_size": 2, "min_count": 3}, 6),
+    ):
+        (choice,) = (await serve.post("/v1/completions", {**same, name: fields})).json()["choices"]
+        assert choice["finish_reason"] == "repetition"
+        usage = (await serve.post("/v1/completions", {**same, name: fields})).json()["usage"]
+        assert usage["completion_tokens"] == count
+    off = await serve.post("/v1/completions", {**same, "repetition_detection": {"max_pattern_size": 0}})
+    assert off.json()["choices"][0]["finish_reason"] == "length"
+    refused = await serve.post("/v1/completions", {**same, "repetition_detection": {"max_pattern_size": 2, "min_count": 1}})
+    assert refused.status_code == 400
+    assert refused.json()["error"]["message"].startswith("repetition_detection: min_count: 1 is not in [2, 4096]")
+
+
 async def test_some_tools_are_allowed(serve: Serving) -> None:
     other = {"type": "function", "function": {"name": "other", "parameters": {"type": "object"}}}
     allowed = {"mode": "required", "tools": [NAMED, {"type": "web_search"}]}
