@@ -58,6 +58,26 @@ async def test_any_of_the_names_is_taken_and_told() -> None:
         assert (failure.code, failure.reason) == (grpc.StatusCode.NOT_FOUND, "MODEL_NOT_FOUND")
 
 
+async def test_aliases() -> None:
+    """Of the model, which is told as it was asked for, and of adapters, which are told; they are not listed."""
+    engine = ChatEngine("abc")
+    engine.adapters = (AdapterInfo("tuned", 1, (), 1),)
+    aliases = ("gpt-*=tuned", "claude-*", "other=missing", "*-x=*-x", "loop-*=loop-1")
+    async with serving_http(engine, model_aliases=aliases, port=0) as serve:
+        for name, adapter in (("claude-sonnet-4-5", None), ("gpt-5", "tuned"), ("claude-", None), ("fake", None), ("tuned", "tuned")):
+            response = await serve.post("/v1/chat/completions", {"model": name, "messages": CHAT, "max_tokens": 3})
+            assert (response.status_code, response.json()["model"]) == (200, adapter or name)
+            assert (await engine.submitted.get()).call["adapter"] == adapter
+        for name in ("Claude-1", "other", "a-x", "loop-2", "claude"):
+            refused = await serve.post("/v1/messages", {"model": name, "messages": CHAT, "max_tokens": 3})
+            assert refused.status_code == 404, name
+        assert [model["id"] for model in (await serve.client.get("/v1/models")).json()["data"]] == ["fake", "tuned"]
+        assert (await serve.client.get("/v1/models/claude-opus")).json()["id"] == "claude-opus"
+        async with aio.insecure_channel(serve.server.address) as channel:
+            models: Any = ModelServiceStub(channel)
+            assert (await models.GetModel(GetModelRequest(model="claude-x"))).model.name == "claude-x"
+
+
 async def test_no_path_is_told(tmp_path: Path) -> None:
     """The model is a directory and so is the adapter; what clients can read by either door has neither."""
     folder = tmp_path / "secret-place" / "my-model"

@@ -85,6 +85,7 @@ def test_the_file_can_be_named_by_a_variable_but_the_flag_wins(config_file: Path
         ("max_message_bytes", "64KiB", '"64Ki"', 65536),
         ("dtype", "bf16", '"bf16"', "bfloat16"),
         ("served_model_name", "a, b/c", '["a", "b/c"]', ("a", "b/c")),
+        ("model_aliases", "claude-*, gpt-*=tuned", '["claude-*", "gpt-*=tuned"]', ("claude-*", "gpt-*=tuned")),
         ("max_model_len", "64", "64", 64),
         ("max_queued_requests", "none", '"none"', None),
         ("gpu_memory_utilization", "0.5", "0.5", 0.5),

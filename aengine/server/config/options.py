@@ -38,6 +38,10 @@ _IMAGE_URLS = Accepts(
     "a tuple of https://host/, each perhaps with a port or a part of the path",
 )
 _NAMES = Accepts(lambda names: isinstance(names, tuple) and all(isinstance(name, str) and name for name in names), "a tuple of names")
+_ALIASES = Accepts(
+    lambda names: isinstance(names, tuple) and all(isinstance(name, str) and all(name.split("=", 1)) for name in names),
+    "a tuple of names, each perhaps with =name behind it",
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,6 +59,11 @@ class ServerConfig:
     served_model_name: Annotated[tuple[str, ...], _NAMES] = ()
     """Names by which clients know the model; the first is told to those that ask for none. Default: its Hugging Face id, or the last part
     of its path."""
+    model_aliases: Annotated[tuple[str, ...], _ALIASES] = ()
+    """Further names that clients may ask for, with * for anything, such as claude-*; or name=adapter, for an adapter. They are not
+    listed."""
+    unsupported_tools: Annotated[str, one_of("ignore", "refuse")] = "ignore"
+    """What becomes of tools that no client runs, such as web_search, over HTTP: ignore (left out, and told in a header), refuse."""
     http_hosts: Annotated[tuple[str, ...], _NAMES] = ()
     """Names, beside those of this machine, that requests over HTTP may have in Host, such as that of a proxy before the server;
     * for all. On a loopback address without tokens or clients' certificates, and with this set, others are refused, and so are

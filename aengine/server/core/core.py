@@ -26,6 +26,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from fnmatch import fnmatchcase
 from itertools import chain, islice
 from typing import Any, Generic, NamedTuple, TypeVar
 
@@ -266,6 +267,7 @@ class Backend:
     embeddings: RequestIndex[str] = field(default_factory=RequestIndex)  # in flight, by the ids that the engine has for them
     image_urls: ImageUrls = field(default_factory=ImageUrls)
     served_names: tuple[str, ...] = ()  # of the model, in place of the one that the engine has for it
+    aliases: tuple[str, ...] = ()  # as of `ServerConfig.model_aliases`
 
     @property
     def model_names(self) -> tuple[str, ...]:
@@ -285,6 +287,9 @@ class Backend:
         names = self.model_names
         if name in ("", *names):
             return self._named(name or names[0]), None
+        for alias, _, target in (alias.partition("=") for alias in self.aliases):
+            if fnmatchcase(name, alias) and not fnmatchcase(target, alias):
+                return replace(self.model_info, name=name), self.require_model(target, adapter)[1]
         if all(loaded.name != name for loaded in self.engine.adapters):
             message = f"model {clip(name)!r} is not served here; there is {', '.join(map(repr, names))}"
             raise ServiceError("MODEL_NOT_FOUND", message, resource=("model", name))
@@ -378,7 +383,9 @@ class Core:
         names = tuple(dict.fromkeys(config.served_model_name))
         urls = ImageUrls(config.image_urls)
         limit = config.max_message_bytes
-        self.backend = Backend(engine, self.admission, self.observers, limit, image_urls=urls, served_names=names)
+        self.backend = Backend(
+            engine, self.admission, self.observers, limit, image_urls=urls, served_names=names, aliases=config.model_aliases
+        )
         self.texts = ServedTexts(engine, urls)
         self.decoding = Decoding(config.max_decoding_bytes, config.max_decoding_bytes_per_caller)
         self.metrics: CollectorRegistry | None = None  # to be read in other threads; None until a door shows them

@@ -17,7 +17,7 @@ from aengine.server.core.core import Core
 from aengine.server.core.generation import Generation, count_prompt_tokens, submit
 from aengine.server.http.bodies import LIST, OBJECT, STRING, Fields, read_body, read_generation
 from aengine.server.http.body_parameters import CHAT_OPTIONS, EFFORT, OF_OTHERS, OPTIONS, PARAMS, BodyParameters, tenant_of
-from aengine.server.http.chat_input import NO_TOOLS, name_results, read_content, read_function, read_part, read_response_format
+from aengine.server.http.chat_input import name_results, read_content, read_function, read_part, read_response_format
 from aengine.server.http.chat_output import Block, Change, ContentBlocks, OutputReader, Piece
 from aengine.server.http.http_errors import to_json
 from aengine.server.http.http_exchange import HttpExchange
@@ -116,7 +116,7 @@ def _read_tools(given: Fields, parameters: BodyParameters) -> list[dict[str, Any
         if kind == "custom":
             tools.append(read_function(fields, "input_schema"))
         else:
-            parameters.note_ignored(f"tools of type {kind}", NO_TOOLS)
+            parameters.leave_out_tool(kind)
     return tools
 
 
@@ -241,7 +241,7 @@ _DELTAS: Mapping[str, tuple[str, str]] = {
 async def messages(core: Core, exchange: HttpExchange) -> None:
     check = FieldChecks()
     asked = read_request(await read_generation(exchange, check), check, has_budget=bool(core.engine.model_info.reasoning_format))
-    core.log_ignored(asked.parameters.ignored)
+    asked.parameters.tell_ignored(core, exchange)
     with asked.parameters.located():
         async with await submit(core.backend, asked.request) as generation:
             await generation.stream.started()

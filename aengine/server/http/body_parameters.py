@@ -17,8 +17,10 @@ from aengine.api.fields import Accepts, shown, text
 from aengine.api.params import MOST_ENTRIES, Reasoning, SamplingParams, StructuredOutput
 from aengine.api.request import ChatOptions, RequestOptions
 from aengine.chat.preparation import check_choice
+from aengine.server.core.core import Core
 from aengine.server.core.errors import clip
 from aengine.server.http.bodies import OBJECT, STRING, Fields
+from aengine.server.http.http_exchange import HttpExchange
 
 UNLIMITED = -1
 """A number of tokens, or a seed, that is as good as none, in the words of llama.cpp."""
@@ -76,8 +78,10 @@ IGNORED_OF_OTHERS: Mapping[str, str] = {
 """Fields of theirs that change nothing here, and why."""
 
 
+NO_TOOLS = "no tools are called here but those of the client, which are functions"
 _MAX_USER = 128
 _MAX_SHOWN = 100
+_KIND = re.compile(r"[A-Za-z0-9_.-]{1,64}")
 _TOKEN_ID = re.compile(r"[0-9]{1,10}")
 Built = TypeVar("Built", SamplingParams, RequestOptions)
 
@@ -92,6 +96,7 @@ class BodyParameters:
         self._options: dict[str, Any] = {}
         self.names: dict[str, str] = {}  # the client's, by the engine's; where they differ
         self.ignored: dict[str, str] = {}  # what was asked for and changes nothing, and why
+        self._left_out: dict[str, None] = {}  # types of tools
 
     def take_ours(self, options: tuple[str, ...]) -> None:
         """Take the parameters under our own names and under those of vLLM, SGLang and llama.cpp, and the options that are possible, which
@@ -144,6 +149,21 @@ class BodyParameters:
     def note_ignored(self, what: str, why: str) -> None:
         """Note that `what` was asked for and changes nothing, and why."""
         self.ignored[clip(what, _MAX_SHOWN)] = why
+
+    def leave_out_tool(self, kind: str) -> None:
+        """Note that a tool of this type is left out."""
+        self.note_ignored(f"tools of type {kind}", NO_TOOLS)
+        self._left_out[kind if _KIND.fullmatch(kind) else "another"] = None
+
+    def tell_ignored(self, core: Core, exchange: HttpExchange) -> None:
+        """Log what changes nothing, and tell the client which tools are left out. Raises `InvalidRequestError` (tools) if the server is to
+        refuse these."""
+        core.log_ignored(self.ignored)
+        if self._left_out:
+            kinds = ", ".join(self._left_out)
+            if core.config.unsupported_tools == "refuse":
+                raise InvalidRequestError.of("tools", f"type {kinds} is not possible: {NO_TOOLS}")
+            exchange.warning = f"left out: tools of type {kinds}"
 
     def take_options(self, options: tuple[str, ...]) -> None:
         """Take the options that `options` names, under our own names; also `template_kwargs` under vLLM's."""

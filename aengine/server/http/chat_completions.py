@@ -86,7 +86,7 @@ class ChatAsked:
 async def chat_completions(core: Core, exchange: HttpExchange) -> None:
     check = FieldChecks()
     asked = read_request(await read_generation(exchange, check), check)
-    core.log_ignored(asked.parameters.ignored)
+    asked.parameters.tell_ignored(core, exchange)
     with asked.parameters.located():
         async with await submit(core.backend, asked.request) as generation:
             await generation.stream.started()

@@ -22,7 +22,6 @@ ROLES: Mapping[str, str] = {"system": "system", "developer": "system", "user": "
 """Roles of OpenAI's, and those that templates know."""
 TEXT_PARTS = ("text", "input_text", "output_text")
 _IGNORED_IN_MESSAGES = ("refusal", "annotations", "audio", "function_call", "id", "status", "cache_control")
-NO_TOOLS = "no tools are called here but those of the client, which are functions"
 _CHOICES: Mapping[str, str] = {**{choice: choice for choice in CHOICES}, "any": "required"}
 _TOOL_NAME = text("a name of 1 to 64 letters, digits, _ and -", r"[A-Za-z0-9_-]{1,64}")
 
@@ -159,7 +158,7 @@ def read_tools(given: Fields, parameters: BodyParameters) -> list[dict[str, Any]
         kind = fields.need("type", STRING, "function")
         function = fields.sub("function")
         if kind != "function":
-            parameters.note_ignored(f"{fields.path.partition('[')[0]} of type {kind}", NO_TOOLS)
+            parameters.leave_out_tool(kind)
         elif function is None:
             fields.refuse("function", "must be set")
         else:

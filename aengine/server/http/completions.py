@@ -83,7 +83,7 @@ class CompletionsAsked:
 async def completions(core: Core, exchange: HttpExchange) -> None:
     check = FieldChecks()
     asked = read_request(await read_generation(exchange, check), check)
-    core.log_ignored(asked.parameters.ignored)
+    asked.parameters.tell_ignored(core, exchange)
     with asked.parameters.located():
         async with AsyncExitStack() as stack:
             generations = []

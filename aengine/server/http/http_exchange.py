@@ -56,6 +56,7 @@ class HttpExchange:
         self.connection: Connection = scope["connection"]
         self.answered = False  # whether a part of the response was sent
         self.ended = False
+        self.warning = ""  # told in a header, where there is one
         self.closes = False  # whether the connection ends with the response, whatever `admission` says
         self.error_event: Callable[[ServiceError], bytes] | None = None  # writes an error in a stream; by default as the API does
         self.decoding = decoding
@@ -160,6 +161,8 @@ class HttpExchange:
         headers += (b"x-request-id", request_id), (b"request-id", request_id)  # the second is Anthropic's
         if self.closes or self._admission.closed or (not self._read_all and "expect" in self.headers):
             headers.append((b"connection", b"close"))  # whoever asks before it sends a body may send none now, or still do
+        if self.warning:
+            headers.append((b"warning", f'199 aengine "{self.warning}"'.encode()))
         headers.append((b"date", formatdate(usegmt=True).encode()))
         self.answered = True
         self.call.answered()

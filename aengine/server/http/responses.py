@@ -33,7 +33,7 @@ _PARTS: Mapping[str, str] = {"reasoning": "reasoning_text", "text": "output_text
 async def responses(core: Core, exchange: HttpExchange) -> None:
     check = FieldChecks()
     asked = read_request(await read_generation(exchange, check), check)
-    core.log_ignored(asked.parameters.ignored)
+    asked.parameters.tell_ignored(core, exchange)
     with asked.parameters.located():
         async with await submit(core.backend, asked.request) as generation:
             await generation.stream.started()

@@ -17,7 +17,6 @@ from aengine.chat.preparation import CHOICES, ChatOutputOptions, GenerationReque
 from aengine.server.http.bodies import LIST, OBJECT, STRING, Fields
 from aengine.server.http.body_parameters import CHAT_OPTIONS, EFFORT, OF_OTHERS, OPTIONS, PARAMS, BodyParameters
 from aengine.server.http.chat_input import (
-    NO_TOOLS,
     ROLES,
     allowed_of,
     call_of,
@@ -217,7 +216,7 @@ class _Tools:
             tools = [inner for tool in fields.objects("tools") if (inner := self.add(tool, name)) is not None]
             return {"type": kind, "name": name, "description": fields.take_field("description", STRING, ""), "tools": tools}
         if kind not in ("function", "custom"):
-            self._parameters.note_ignored(f"tools of type {kind}", NO_TOOLS)
+            self._parameters.leave_out_tool(kind)
             return None
         strict = fields.take_field("strict", FLAG, False)
         form = fields.sub("format") if kind == "custom" else None

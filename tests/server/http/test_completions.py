@@ -284,6 +284,32 @@ async def test_grammars_have_the_names_of_others(serve: Serving) -> None:
         assert response.json()["choices"][0]["message"]["content"].strip() == '"one"'
 
 
+async def test_tools_that_are_left_out(engine: AsyncEngine) -> None:
+    """They are told in a header, or refused, in each dialect."""
+    tools = [{"type": "web_search"}, {"type": "b\r\nad"}]
+    named = [{**tool, "name": "a"} for tool in tools]
+    asked = (
+        (CHAT, {"messages": MESSAGES, "tools": [*TOOLS, *tools]}),
+        ("/v1/responses", {"input": "hi", "tools": tools}),
+        (
+            "/v1/messages",
+            {"messages": MESSAGES, "max_tokens": 2, "tools": named},
+        ),
+    )
+    async with serving_http(engine) as serve:
+        for path, body in asked:
+            for stream in (False, True):
+                response = await serve.post(path, {**body, "stream": stream})
+                assert response.status_code == 200, response.text
+                assert response.headers["warning"] == '199 aengine "left out: tools of type web_search, another"'
+        assert "warning" not in (await serve.post(CHAT, {"messages": MESSAGES, "tools": TOOLS, "max_tokens": 2})).headers
+    async with serving_http(engine, unsupported_tools="refuse") as serve:
+        for path, body in asked:
+            response = await serve.post(path, body)
+            assert response.status_code == 400
+            assert "type web_search, another is not possible" in response.text
+
+
 async def test_outputs_that_repeat_themselves(serve: Serving) -> None:
     """Under our name and that of vLLM."""
     same = {"prompt": [9, 9], "temperature": 0, "max_tokens": 30, "logit_bias": {"9": 100}, "ignore_eos": True}
