@@ -24,7 +24,7 @@ from aengine.client.client_config import ClientConfig
 from aengine.router.router_config import RayConfig, RouterConfig
 from aengine.server.config.options import GROUPS, ServerConfig
 from aengine.server.config.settings import field_docs, options
-from aengine.server.http import anthropic, chat_completions, completions, embeddings, responses_input
+from aengine.server.http import anthropic, chat_completions, completions, models, responses_input
 from aengine.server.http.body_parameters import IGNORED, IGNORED_OF_OTHERS, OF_OTHERS
 
 DOCS = Path(__file__).resolve().parent.parent / "docs"
@@ -93,7 +93,7 @@ def fates(taken: Mapping[str, str], ignored: Mapping[str, str], refused: Mapping
     return in_markdown(["field", "what becomes of it"], rows)
 
 
-BODIES = (chat_completions, completions, responses_input, anthropic, embeddings)
+BODIES = (chat_completions, completions, responses_input, anthropic)
 
 TABLES: dict[str, Callable[[], str]] = {
     "EngineConfig": partial(table, EngineConfig),
@@ -105,6 +105,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "SamplingParams": partial(table, SamplingParams, ranges=False),
     "Reasoning": partial(table, Reasoning, ranges=False),
     "StructuredOutput": partial(table, StructuredOutput, ranges=False),
+    "embeddings": partial(fates, models.EMBEDDINGS_TAKEN, IGNORED, {}),
     "others": partial(fates, OF_OTHERS, IGNORED_OF_OTHERS),
     **{module.__name__.rpartition(".")[2]: partial(body_table, module) for module in BODIES},
 }

@@ -23,7 +23,7 @@ from uvicorn.server import ServerState
 from aengine.server.config.options import ServerConfig
 from aengine.server.core.auth import CertificateFiles
 from aengine.server.core.core import BindError, Core, address_of
-from aengine.server.http import anthropic, chat_completions, completions, embeddings, models, responses
+from aengine.server.http import anthropic, chat_completions, completions, models, ollama, responses
 from aengine.server.http import models as texts
 from aengine.server.http.boundary import HttpApp, Route
 from aengine.server.http.connection import IDLE_SECONDS, Connection, ConnectionCounts
@@ -36,7 +36,7 @@ TABLE: tuple[tuple[str, str, Callable[[Core, HttpExchange], Awaitable[None]]], .
     ("POST", "/v1/completions", completions.completions),
     ("POST", "/v1/responses", responses.responses),
     ("POST", "/v1/responses/input_tokens", responses.input_tokens),
-    ("POST", "/v1/embeddings", embeddings.embeddings),
+    ("POST", "/v1/embeddings", texts.embeddings),
     ("GET", "/v1/models", models.models),
     ("GET", "/v1/models/{model}", models.model),
     *(("POST", f"{prefix}/tokenize", texts.tokenize) for prefix in ("", "/v1")),
@@ -51,12 +51,23 @@ ANTHROPIC_TABLE = (
     ("POST", "/v1/messages", anthropic.messages),
     ("POST", "/v1/messages/count_tokens", anthropic.count_tokens),
 )
+OLLAMA_TABLE = (
+    ("POST", "/api/chat", ollama.chat),
+    ("POST", "/api/generate", ollama.generate),
+    ("POST", "/api/embed", ollama.embed),
+    ("POST", "/api/embeddings", ollama.embed_one),
+    ("POST", "/api/show", ollama.show),
+    ("GET", "/api/tags", ollama.tags),
+    ("GET", "/api/ps", ollama.running),
+    ("GET", "/api/version", ollama.version),
+)
 
 
 def routes(core: Core) -> list[Route]:
     """All routes of the HTTP door, which serve `core`."""
     found = [Route(verb, path, partial(handler, core), is_polled=path in POLLED) for verb, path, handler in TABLE]
     found += [Route(verb, path, partial(handler, core), errors=ANTHROPIC) for verb, path, handler in ANTHROPIC_TABLE]
+    found += [Route(verb, path, partial(handler, core), errors=ollama.ERRORS) for verb, path, handler in OLLAMA_TABLE]
     found.append(Route("GET", "/health", partial(models.health, core), is_apart=True))
     if core.config.chat_page:
         page = ChatPage()

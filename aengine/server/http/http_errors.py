@@ -104,6 +104,8 @@ class ErrorStyle:
 
     body_of: Callable[[ServiceError, int, bool], dict[str, Any]]  # with the status; the flag adds the traceback of a bug
     event: bytes = b""  # the line that names the event of an error in a stream
+    start: bytes = b"data: "  # before an error in a stream, and
+    end: bytes = b"\n\n"  # behind it
     statuses: Mapping[str, int] = field(default_factory=dict)  # for reasons that have another one than in `STATUSES`
 
     def status(self, error: ServiceError) -> int:
@@ -114,7 +116,7 @@ class ErrorStyle:
 
     def stream_event(self, error: ServiceError, debug: bool = False) -> bytes:
         """The last event of a stream that fails."""
-        return self.event + b"data: " + self.body(error, debug) + b"\n\n"
+        return self.event + self.start + self.body(error, debug) + self.end
 
 
 OPENAI = ErrorStyle(_openai_body)

@@ -123,10 +123,11 @@ class HttpExchange:
     async def respond_json(self, value: Any) -> None:
         await self.respond(to_json(value))
 
-    async def begin_events(self) -> None:
-        """Start a response that is a stream of server-sent events."""
-        await self._start(200, [(b"content-type", EVENTS), (b"cache-control", b"no-cache"), (b"x-accel-buffering", b"no")])
-        self._beat = asyncio.get_running_loop().call_later(BEAT_SECONDS, self._on_beat)
+    async def begin_events(self, content_type: bytes = EVENTS) -> None:
+        """Start a response that is a stream of server-sent events, or of something that knows no comments."""
+        await self._start(200, [(b"content-type", content_type), (b"cache-control", b"no-cache"), (b"x-accel-buffering", b"no")])
+        if content_type == EVENTS:
+            self._beat = asyncio.get_running_loop().call_later(BEAT_SECONDS, self._on_beat)
 
     async def send(self, events: bytes) -> None:
         """Send one or several whole events; waits while the client does not take what was sent before."""
