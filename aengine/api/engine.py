@@ -11,6 +11,9 @@ from collections.abc import AsyncGenerator, AsyncIterable, Collection, Mapping, 
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, TypedDict
 
+import anyio
+import anyio.abc
+
 from aengine.api.errors import FieldViolation, InvalidRequestError
 from aengine.api.fields import shown
 from aengine.api.outputs import (
@@ -26,6 +29,7 @@ from aengine.api.outputs import (
     RenderedChat,
     ReplicaInfo,
     RequestInfo,
+    Score,
     StoredKV,
     TokenizedText,
 )
@@ -180,6 +184,63 @@ class EngineBase(ABC):
         the request. Raises what `stream()` and its iteration raise, and `RequestEndedError` if the request is cancelled by its id or its
         timeout passes. A client refuses `request_id`: an embedding ends with its call."""
         return await self._embed(prompt, options, fields, {"pooling": pooling, "normalize": normalize, "dimensions": dimensions})
+
+    async def score(
+        self,
+        prompt: str | Sequence[int],
+        continuations: Sequence[str | Sequence[int]],
+        *,
+        top_logprobs: int = 0,
+        **fields: Unpack[OptionFields],
+    ) -> list[Score]:
+        """How likely each of the texts or token ids is behind the prompt, which is computed once. What of a text's tokens is not as in the
+        prompt alone counts as the text's, where the two make one token. `top_logprobs`: how many alternatives are told. `fields`: as of
+        `stream`, of all. Cancelling the caller cancels the requests. Raises what `generate` raises; the first failure cancels the others,
+        and `InvalidRequestError` (continuations) names an empty text.
+        """
+        own = await self._ids_of(prompt)
+        scores: dict[int, Score] = {}
+        failures: list[Exception] = []
+
+        async def score(index: int, continuation: str | Sequence[int], group: anyio.abc.TaskGroup) -> None:
+            try:
+                scores[index] = await self._score(prompt, own, continuation, top_logprobs, fields)
+            except InvalidRequestError as error:
+                failures.append(error.moved(lambda field: f"continuations[{index}]" if field == "continuations" else field))
+                group.cancel_scope.cancel()
+            except Exception as error:
+                failures.append(error)
+                group.cancel_scope.cancel()
+
+        async with anyio.create_task_group() as group:
+            for index, continuation in enumerate(continuations):
+                group.start_soon(score, index, continuation, group)
+        if failures:
+            raise failures[0]
+        return [scores[index] for index in range(len(continuations))]
+
+    async def _score(
+        self, prompt: str | Sequence[int], own: list[int], continuation: str | Sequence[int], top_logprobs: int, fields: OptionFields
+    ) -> Score:
+        if isinstance(prompt, str) and isinstance(continuation, str):
+            whole = await self._ids_of(prompt + continuation)
+        else:
+            whole = [*own, *(await self._ids_of(continuation, is_whole=False))]
+        start = 0
+        while start < min(len(own), len(whole)) and own[start] == whole[start]:
+            start += 1
+        if start == len(whole) or not len(continuation):
+            raise InvalidRequestError.of("continuations", "has no token behind those of the prompt")
+        if not start:
+            raise InvalidRequestError.of("prompt", "has no token that the others could follow")
+        told = {"prompt_logprobs": top_logprobs, "prompt_logprobs_from": start, "detokenize": False}
+        done = await self.generate(whole, SamplingParams(max_tokens=1, temperature=0.0, **told), **fields)  # type: ignore[arg-type]
+        assert done.prompt_logprobs is not None
+        return Score(tuple([each for each in done.prompt_logprobs[start:] if each is not None]), done.usage)
+
+    async def _ids_of(self, text: str | Sequence[int], *, is_whole: bool = True) -> list[int]:
+        """The ids of a prompt, or of what is not the beginning of one."""
+        return await self.tokenize(text, add_special_tokens=is_whole, for_prompt=True) if isinstance(text, str) else list(text)
 
     @abstractmethod
     async def cancel(self, request_id: str) -> bool:

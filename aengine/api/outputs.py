@@ -198,6 +198,24 @@ class Completion:
         return f'<div style="white-space: pre-wrap">{"".join(parts)}</div><small>{told}</small>'
 
 
+@dataclass(frozen=True, slots=True)
+class Score:
+    """How likely a text is behind a prompt."""
+
+    tokens: tuple[TokenLogprob, ...]  # of the text: those that it adds to the prompt's
+    usage: Usage
+
+    @property
+    def logprob(self) -> float:
+        """The sum of the logprobs of its tokens: of the text as a whole."""
+        return math.fsum(each.logprob for each in self.tokens)
+
+    @property
+    def is_greedy(self) -> bool:
+        """Whether each of its tokens is the most likely one."""
+        return all(each.rank == 1 for each in self.tokens)
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class Embedding:
     """What a model makes of a prompt as a whole."""

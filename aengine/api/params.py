@@ -161,7 +161,7 @@ class Setting:
 class SamplingParams:
     """How a request is decoded. Raises `InvalidRequestError` naming every field that is out of range.
 
-    None leaves any field but `n`, `min_tokens` and the flags as it is by default. Lists are counted, repeated entries too, before they
+    None leaves any field but `n`, `min_tokens`, `prompt_logprobs_from` and the flags as it is by default. Lists are counted, repeated entries too, before they
     are read.
     """
 
@@ -218,6 +218,9 @@ class SamplingParams:
     """0..max_logprobs: report the logprob and rank of each token, and this many most likely alternatives. Default: nothing."""
     prompt_logprobs: Annotated[int | None, Range(0, MAX_INT32)] = None
     """The same for the tokens of the prompt, from the second on."""
+    prompt_logprobs_from: Annotated[int, Range(0, MAX_INT32)] = 0
+    """>= 0: the position in the prompt of the first token of which prompt_logprobs tell something. What is cached of those before it is
+    not computed again. Default: 0, of all."""
     max_drafts: Annotated[int | None, Range(0, 16)] = None
     """0..16: most drafts in one step, 0 for none. Default: the engine's. They change when tokens come, and not which."""
     structured_output: Annotated[StructuredOutput | None, _structured_output] = None
@@ -294,7 +297,7 @@ class SamplingParams:
         return new
 
 
-TOLD = ("logprobs", "prompt_logprobs", "detokenize", "skip_special_tokens")
+TOLD = ("logprobs", "prompt_logprobs", "prompt_logprobs_from", "detokenize", "skip_special_tokens")
 """The parameters that change what is told of tokens, and not the tokens."""
 
 

@@ -22,7 +22,7 @@ import anyio
 from aengine.api.config import EngineConfig
 from aengine.api.engine import EngineBase
 from aengine.api.errors import EngineStateError, InvalidRequestError
-from aengine.api.outputs import Completion, Embedding, ModelInfo, Token, Usage
+from aengine.api.outputs import Completion, Embedding, ModelInfo, Score, Token, Usage
 from aengine.api.params import SamplingParams
 from aengine.api.request import ForkPoint, OptionFields, Prompt
 from aengine.api.stream import TokenStream, read_to_end
@@ -149,6 +149,17 @@ class LLM:
         with _Bar(len(work), several if progress is None else progress, asked=progress is not None) as bar:
             found = self._loop.call(partial(_gather, work, MOST_AT_ONCE, bar.add))
         return found if several else found[0]
+
+    def score(
+        self,
+        prompt: str | Sequence[int],
+        continuations: Sequence[str | Sequence[int]],
+        *,
+        top_logprobs: int = 0,
+        **fields: Unpack[OptionFields],
+    ) -> list[Score]:
+        """How likely each of the texts or token ids is behind the prompt, as of `EngineBase.score`."""
+        return self._loop.call(partial(self._engine.score, prompt, continuations, top_logprobs=top_logprobs, **fields))
 
 
 class TokenIterator:

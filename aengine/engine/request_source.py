@@ -175,7 +175,7 @@ class StreamState(StreamSource):
         self.prompt_tokens, self.image_tokens = len(prompt), image_tokens
         if self.params.prompt_logprobs is not None:
             self.prompt = prompt.tolist()
-        self.prompt_logprobs = [None]
+        self.prompt_logprobs = [None] * max(1, min(self.params.prompt_logprobs_from, len(prompt)))
         self.submitted = True
         self.ready.set()
         self.notify()

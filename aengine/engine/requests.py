@@ -348,6 +348,7 @@ def prepare(
                 row_params,
                 seed=derive_seed(params.seed, index) if index else params.seed,
                 prompt_logprobs=params.prompt_logprobs if key == first else None,
+                prompt_logprobs_from=params.prompt_logprobs_from,
             ),
             max_tokens=most_tokens if request.pooling is None else 0,
             fills_context=params.max_tokens is None or params.max_tokens > left,

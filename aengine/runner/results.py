@@ -124,7 +124,7 @@ class PromptScorer:
         self._pooler = Pooler(device, hidden_factor)
         self._vocab_size = vocab_size
         self._device = device
-        self._prompts: dict[int, tuple[NDArray[np.int32], int]] = {}  # row -> its prompt, how many alternatives
+        self._prompts: dict[int, tuple[NDArray[np.int32], int, int]] = {}  # row -> its prompt, how many alternatives, from which token on
 
     def update(self, new_rows: Sequence[NewRow]) -> None:
         """Notes the prompt logprobs and the pooling that the sequences of new rows ask for, in place of what these rows had before."""
@@ -132,7 +132,7 @@ class PromptScorer:
         for new in new_rows:
             self._prompts.pop(new.row, None)
             if new.params.prompt_logprobs is not None:
-                self._prompts[new.row] = new.tokens[: new.prompt_len], new.params.prompt_logprobs
+                self._prompts[new.row] = new.tokens[: new.prompt_len], new.params.prompt_logprobs, new.params.prompt_logprobs_from
 
     def score(
         self, rows: NDArray[np.int32], layout: StepLayout, logits: Callable[[Tensor], Tensor], hidden: Tensor | None
@@ -151,11 +151,13 @@ class PromptScorer:
     ) -> tuple[tuple[_Span, ...], DeviceLogprobs | None]:
         spans, indices, targets = [], [], []
         for i in range(layout.num_decodes, len(rows)):
-            prompt, width = self._prompts.get(int(rows[i]), (None, 0))
+            prompt, width, begin = self._prompts.get(int(rows[i]), (None, 0, 0))
             if prompt is None:
                 continue
             first, end = int(layout.qo_indptr[i]), int(layout.qo_indptr[i + 1])
             start = int(layout.seq_lens[i]) - (end - first) + 1  # position of the first predicted token
+            if start < begin:  # nothing is told of these
+                first, start = first + begin - start, begin
             count = min(end - first, len(prompt) - start)
             if layout.seq_lens[i] >= len(prompt):
                 del self._prompts[int(rows[i])]  # this is its last chunk

@@ -85,16 +85,16 @@ class KVCacheManager:
             sequence.hash_pages()
         rows, primary = self.rows, sequence.primary
         forks = primary is not None and not sequence.started and primary.state is SequenceState.RUNNING
-        if primary is None or primary.chain.version != sequence.chain.version or sequence.request.params.needs_whole_prompt:
-            forks = False  # it goes on with KV of other weights, or all of the prompt is to be computed
+        if primary is None or primary.chain.version != sequence.chain.version or sequence.request.params.most_cached is not None:
+            forks = False  # it goes on with KV of other weights, or more of the prompt is to be computed
         if primary is not None and forks and rows.num_committed[primary.row] >= sequence.num_shared:
             hits = self._full_pages(primary.row, sequence.num_shared)
             state = NO_INTS if self.states is None else self.states.of_fork(primary.row, sequence.num_shared)
             if hits is not None and state is not None:
                 return Prefix(hits, state, hits.shape[1]), primary
-        if not self._enable_prefix_cache or sequence.request.params.needs_whole_prompt:
+        if not self._enable_prefix_cache or len(sequence.cacheable) <= 1:
             return Prefix(np.zeros((self.needs.num_groups, 0), np.int32), NO_INTS, 0), None
-        return self.cache.match(sequence.chain, sequence.tokens, self.needs), None
+        return self.cache.match(sequence.chain, sequence.cacheable, self.needs), None
 
     def _full_pages(self, row: int, num_tokens: int) -> IntArray | None:
         """The full pages of the first `num_tokens` tokens of a row; 0 where the token behind these does not see one. None: it has left

@@ -68,6 +68,7 @@ class RowParams:
     stop_ids: tuple[int, ...] = ()  # the model's end-of-sequence ids and the request's own, where min_tokens needs them
     logprobs: int | None = None  # most likely alternatives to report with every token; None: report nothing
     prompt_logprobs: int | None = None
+    prompt_logprobs_from: int = 0  # position of the first token of which they are told
     pooling: str | None = None  # of the hidden states of the prompt: last or mean; None: none are asked for
     grammar: object | None = None  # a compiled grammar, opaque to everyone but the sampler
     grammar_from: int = 0  # output tokens that it does not limit
@@ -95,9 +96,12 @@ class RowParams:
         object.__setattr__(self, "features", features)
 
     @property
-    def needs_whole_prompt(self) -> bool:
-        """Whether something of every prompt token is asked for, which cached KV does not have."""
-        return self.prompt_logprobs is not None or self.pooling == "mean"
+    def most_cached(self) -> int | None:
+        """How many tokens of the prompt may be found in a cache, since something of those behind them is asked for, which KV does not
+        have; None: all but the last."""
+        if self.pooling == "mean":
+            return 0
+        return None if self.prompt_logprobs is None else max(self.prompt_logprobs_from - 1, 0)
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -144,6 +144,12 @@ class Sequence:
         self.chain.extend(self.tokens)
 
     @property
+    def cacheable(self) -> IntArray:
+        """Its tokens up to one behind those of which KV may be found."""
+        most = self.request.params.most_cached
+        return self.tokens if most is None else self.tokens[: most + 1]
+
+    @property
     def num_shared(self) -> int:
         """The number of leading tokens that a fork takes from its primary, but never the last token of all, which the fork computes."""
         fork_at = len(self.request.prompt) if self.request.fork_at is None else self.request.fork_at

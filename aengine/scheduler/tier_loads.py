@@ -62,9 +62,9 @@ class TierLoads:
     def begin(self, sequence: Sequence, prefix: Prefix, spared: int) -> bool:
         """Whether the columns behind the prefix of a waiting sequence are loaded, as many as there are and have room beside `spared` pages.
         If so, the sequence waits for them. What it waited for may be evicted before it begins, so that it waits only so often."""
-        if sequence.num_loads >= _MOST_LOADS or sequence.request.params.needs_whole_prompt:
+        if sequence.num_loads >= _MOST_LOADS:
             return False
-        load = self.begin_load(sequence.chain, sequence.tokens, prefix, spared)
+        load = self.begin_load(sequence.chain, sequence.cacheable, prefix, spared)
         if load is None:
             return False
         sequence.num_loads += 1

@@ -556,6 +556,7 @@ class OutputOptions(_message.Message):
     TOKEN_IDS_FIELD_NUMBER: _builtins.int
     LOGPROBS_FIELD_NUMBER: _builtins.int
     PROMPT_LOGPROBS_FIELD_NUMBER: _builtins.int
+    PROMPT_LOGPROBS_FROM_FIELD_NUMBER: _builtins.int
     SKIP_SPECIAL_TOKENS_FIELD_NUMBER: _builtins.int
     EFFECTIVE_PARAMS_FIELD_NUMBER: _builtins.int
     CHAT_FIELD_NUMBER: _builtins.int
@@ -563,6 +564,10 @@ class OutputOptions(_message.Message):
     """Whether to send text. Default: true if the model has a tokenizer."""
     token_ids: _builtins.bool
     """Whether to send token ids. Default: false."""
+    prompt_logprobs_from: _builtins.int
+    """The position in the prompt of the first token of which prompt_logprobs tell something. What is
+    cached of the tokens before it is not computed again. Default: 0, all of them.
+    """
     skip_special_tokens: _builtins.bool
     """Whether the text leaves out special tokens, such as end-of-sequence ids. Default: true."""
     effective_params: _builtins.bool
@@ -590,16 +595,19 @@ class OutputOptions(_message.Message):
         token_ids: _builtins.bool | None = ...,
         logprobs: Global___LogprobOptions | None = ...,
         prompt_logprobs: Global___LogprobOptions | None = ...,
+        prompt_logprobs_from: _builtins.int | None = ...,
         skip_special_tokens: _builtins.bool | None = ...,
         effective_params: _builtins.bool | None = ...,
         chat: Global___ChatOutputOptions | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_effective_params", b"_effective_params", "_skip_special_tokens", b"_skip_special_tokens", "_text", b"_text", "_token_ids", b"_token_ids", "chat", b"chat", "effective_params", b"effective_params", "logprobs", b"logprobs", "prompt_logprobs", b"prompt_logprobs", "skip_special_tokens", b"skip_special_tokens", "text", b"text", "token_ids", b"token_ids"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_effective_params", b"_effective_params", "_prompt_logprobs_from", b"_prompt_logprobs_from", "_skip_special_tokens", b"_skip_special_tokens", "_text", b"_text", "_token_ids", b"_token_ids", "chat", b"chat", "effective_params", b"effective_params", "logprobs", b"logprobs", "prompt_logprobs", b"prompt_logprobs", "prompt_logprobs_from", b"prompt_logprobs_from", "skip_special_tokens", b"skip_special_tokens", "text", b"text", "token_ids", b"token_ids"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_effective_params", b"_effective_params", "_skip_special_tokens", b"_skip_special_tokens", "_text", b"_text", "_token_ids", b"_token_ids", "chat", b"chat", "effective_params", b"effective_params", "logprobs", b"logprobs", "prompt_logprobs", b"prompt_logprobs", "skip_special_tokens", b"skip_special_tokens", "text", b"text", "token_ids", b"token_ids"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_effective_params", b"_effective_params", "_prompt_logprobs_from", b"_prompt_logprobs_from", "_skip_special_tokens", b"_skip_special_tokens", "_text", b"_text", "_token_ids", b"_token_ids", "chat", b"chat", "effective_params", b"effective_params", "logprobs", b"logprobs", "prompt_logprobs", b"prompt_logprobs", "prompt_logprobs_from", b"prompt_logprobs_from", "skip_special_tokens", b"skip_special_tokens", "text", b"text", "token_ids", b"token_ids"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__effective_params: _TypeAlias = _typing.Literal["effective_params"]  # noqa: Y015
     _WhichOneofArgType__effective_params: _TypeAlias = _typing.Literal["_effective_params", b"_effective_params"]  # noqa: Y015
+    _WhichOneofReturnType__prompt_logprobs_from: _TypeAlias = _typing.Literal["prompt_logprobs_from"]  # noqa: Y015
+    _WhichOneofArgType__prompt_logprobs_from: _TypeAlias = _typing.Literal["_prompt_logprobs_from", b"_prompt_logprobs_from"]  # noqa: Y015
     _WhichOneofReturnType__skip_special_tokens: _TypeAlias = _typing.Literal["skip_special_tokens"]  # noqa: Y015
     _WhichOneofArgType__skip_special_tokens: _TypeAlias = _typing.Literal["_skip_special_tokens", b"_skip_special_tokens"]  # noqa: Y015
     _WhichOneofReturnType__text: _TypeAlias = _typing.Literal["text"]  # noqa: Y015
@@ -608,6 +616,8 @@ class OutputOptions(_message.Message):
     _WhichOneofArgType__token_ids: _TypeAlias = _typing.Literal["_token_ids", b"_token_ids"]  # noqa: Y015
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__effective_params) -> _WhichOneofReturnType__effective_params | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__prompt_logprobs_from) -> _WhichOneofReturnType__prompt_logprobs_from | None: ...
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__skip_special_tokens) -> _WhichOneofReturnType__skip_special_tokens | None: ...
     @_typing.overload

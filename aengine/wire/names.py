@@ -71,6 +71,7 @@ _PATHS: Mapping[str, str] = {
     "skip_special_tokens": "spec.output.skip_special_tokens",
     "logprobs": "spec.output.logprobs.top_k",
     "prompt_logprobs": "spec.output.prompt_logprobs.top_k",
+    "prompt_logprobs_from": "spec.output.prompt_logprobs_from",
     "timeout": "spec.stopping.time_limit",
     "cache_salt": "spec.cache.salt",
     "session": "spec.cache.session",

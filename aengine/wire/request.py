@@ -93,10 +93,11 @@ def write_request(prompt: Prompt, params: SamplingParams, options: RequestOption
         output.text = params.detokenize
     output.token_ids = True
     output.skip_special_tokens = params.skip_special_tokens
-    if params.logprobs is not None:
-        output.logprobs.top_k = params.logprobs
-    if params.prompt_logprobs is not None:
-        output.prompt_logprobs.top_k = params.prompt_logprobs
+    for name in ("logprobs", "prompt_logprobs"):
+        if (most := getattr(params, name)) is not None:
+            getattr(output, name).top_k = most
+    if params.prompt_logprobs_from:
+        output.prompt_logprobs_from = params.prompt_logprobs_from
     return request
 
 
@@ -396,11 +397,8 @@ def read_sampling_params(spec: generation_pb2.GenerationSpec, check: FieldChecks
     given = {**read_params(spec.sampling, SAMPLING), **read_params(spec.stopping, STOPPING)}
     if output.HasField("text"):
         given["detokenize"] = output.text or bool(spec.stopping.stop_strings) or output.HasField("chat")
-    if output.HasField("skip_special_tokens"):
-        given["skip_special_tokens"] = output.skip_special_tokens
-    for name in ("logprobs", "prompt_logprobs"):
-        if output.HasField(name):
-            given[name] = getattr(output, name).top_k
+    given |= {name: getattr(output, name) for name in ("skip_special_tokens", "prompt_logprobs_from") if output.HasField(name)}
+    given |= {name: getattr(output, name).top_k for name in ("logprobs", "prompt_logprobs") if output.HasField(name)}
     if spec.HasField("structured_output"):
         given["structured_output"] = _read_structured_output(spec, check)
     if spec.HasField("reasoning"):

@@ -37,6 +37,7 @@ NUMBERS: dict[str, tuple[type, float, float, bool]] = {  # kind, lowest, highest
     "min_tokens": (int, 0, INT32, False),
     "logprobs": (int, 0, INT32, False),
     "prompt_logprobs": (int, 0, INT32, False),
+    "prompt_logprobs_from": (int, 0, INT32, False),
     "max_drafts": (int, 0, 16, False),
 }
 FLAGS = {"clamp_max_tokens": False, "ignore_eos": False, "include_stop_str_in_output": False, "skip_special_tokens": True}
@@ -73,6 +74,7 @@ def test_unset() -> None:
         **FLAGS,
         "n": 1,
         "min_tokens": 0,
+        "prompt_logprobs_from": 0,
         "logit_bias": {},
     }
     assert params == SamplingParams()
@@ -84,7 +86,7 @@ def test_a_number_within_its_bounds(name: str) -> None:
     lowest = low if not open_low else TINY
     for value in (lowest, high):
         assert accepted(name, value) == value
-    if name not in ("n", "min_tokens"):
+    if name not in ("n", "min_tokens", "prompt_logprobs_from"):
         assert accepted(name, None) is None
 
 
@@ -115,7 +117,7 @@ def test_what_is_no_number(name: str) -> None:
     kind, *_ = NUMBERS[name]
     values: list[Any] = ["1", b"1", bytearray(b"1"), True, np.True_, [1], {}, 1j, math.nan, math.inf, -math.inf, HUGE, -HUGE]
     values += [1.0, 0.5, np.float32(1)] if kind is int else []
-    values += [None] if name in ("n", "min_tokens") else []
+    values += [None] if name in ("n", "min_tokens", "prompt_logprobs_from") else []
     for value in values:
         assert list(refused(SamplingParams, **{name: value})) == [name], value
 

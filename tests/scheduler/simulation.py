@@ -210,7 +210,7 @@ class Simulation:
         """Everything ended as in its solo run (or was ended from outside), and nothing is left."""
         for key, truth in self.runner.truths.items():
             output = truth.output[len(truth.request.output) :]
-            assert not truth.request.params.needs_whole_prompt or not self.cached.get(key)
+            assert truth.request.params.most_cached != 0 or not self.cached.get(key)
             if key in self.forced or self.finished[key].reason is FinishReason.DEADLINE:
                 assert self.received[key] == output[: len(self.received[key])]
             else:
