@@ -161,8 +161,8 @@ class Setting:
 class SamplingParams:
     """How a request is decoded. Raises `InvalidRequestError` naming every field that is out of range.
 
-    None leaves any field but `n`, `min_tokens`, `prompt_logprobs_from` and the flags as it is by default. Lists are counted, repeated entries
-    too, before they are read.
+    None leaves any field but `n`, `min_tokens`, `prompt_logprobs_from` and the flags as it is by default. Lists are counted, repeated
+    entries too, before they are read.
     """
 
     temperature: Annotated[float | None, Range(0.0, 100.0), Setting(neutral=0.0, default=1.0)] = None
