@@ -226,7 +226,7 @@ class _Loop:
     def call(self, function: Callable[[], Awaitable[T]]) -> T:
         """What `function` gives, awaited there. Whatever interrupts the caller cancels it, and is raised when it has ended. Raises
         `EngineStateError` once the loop is stopped."""
-        if threading.current_thread() is self._thread:
+        if self.is_current:
             raise EngineStateError("an LLM cannot be called from its own event loop, which would wait for itself")
         call = _Call(function)
         if not self.post(call.begin):
@@ -246,6 +246,17 @@ class _Loop:
         except RuntimeError:
             return False
         return True
+
+    @property
+    def is_current(self) -> bool:
+        """Whether it is this thread's."""
+        return threading.current_thread() is self._thread
+
+    def stop_after(self, function: Callable[[], Awaitable[object]]) -> None:
+        """End the thread when the function, which is called there, has ended. To be called there."""
+        self._last = _Call(function)
+        self._last.begin()
+        self._last.task.add_done_callback(lambda _: self._loop.stop())
 
     def stop(self) -> None:
         """End the thread. Calls that come later are refused."""
@@ -276,9 +287,10 @@ class _Bar:
     def __init__(self, total: int, is_wanted: bool, *, asked: bool) -> None:
         self._bar: Any = None
         if is_wanted and (asked or sys.stderr.isatty() or "ipykernel" in sys.modules):
-            from tqdm.auto import tqdm  # type: ignore[import-untyped]
+            with suppress(ImportError):  # which comes with transformers
+                from tqdm.auto import tqdm  # type: ignore[import-untyped]
 
-            self._bar = tqdm(total=total, unit=" requests", dynamic_ncols=True)
+                self._bar = tqdm(total=total, unit=" requests", dynamic_ncols=True)
         self._num_tokens = 0
 
     def add(self, result: Completion | Embedding) -> None:
@@ -329,6 +341,9 @@ async def _gather(work: Sequence[Callable[[], Awaitable[T]]], most: int, done: C
 
 
 def _end(loop: _Loop, engine: EngineBase) -> None:
+    if loop.is_current:  # the object was collected there, where nothing can be waited for
+        loop.post(partial(loop.stop_after, engine.aclose))
+        return
     try:
         loop.call(engine.aclose)
     finally:

@@ -178,6 +178,22 @@ def test_it_ends_once_and_refuses_then() -> None:
         LLM("/nowhere/at/all")
 
 
+def test_it_may_be_collected_in_its_own_thread() -> None:
+    """Where no reference is left but in a cycle, the thread that happens to collect it ends it."""
+    llm = LLM("demo", kv_cache_memory="8MiB")
+    held, threads = [llm], [each for each in threading.enumerate() if each.name == "aengine-llm"]
+    del llm
+
+    async def drop(engine: EngineBase) -> None:
+        held.clear()
+
+    ends = held[0]._end
+    asyncio.run_coroutine_threadsafe(drop(held[0]._engine), held[0]._loop._loop).result(HANG_SECONDS)
+    assert not ends.alive
+    threads[-1].join(HANG_SECONDS)
+    assert not threads[-1].is_alive()
+
+
 def test_a_program_may_end_while_a_stream_runs() -> None:
     code = (
         "from aengine import LLM, SamplingParams; llm = LLM('demo'); s = llm.stream('It', SamplingParams(ignore_eos=True)); print(next(s))"

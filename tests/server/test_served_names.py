@@ -62,7 +62,7 @@ async def test_aliases() -> None:
     """Of the model, which is told as it was asked for, and of adapters, which are told; they are not listed."""
     engine = ChatEngine("abc")
     engine.adapters = (AdapterInfo("tuned", 1, (), 1),)
-    aliases = ("gpt-*=tuned", "claude-*", "other=missing", "*-x=*-x", "loop-*=loop-1")
+    aliases = ("gpt-*=tuned", "claude-*", "other=missing", "*-x=*-x", "loop-*=back-1", "back-*=loop-1", "tun*")
     async with serving_http(engine, model_aliases=aliases, port=0) as serve:
         for name, adapter in (("claude-sonnet-4-5", None), ("gpt-5", "tuned"), ("claude-", None), ("fake", None), ("tuned", "tuned")):
             response = await serve.post("/v1/chat/completions", {"model": name, "messages": CHAT, "max_tokens": 3})

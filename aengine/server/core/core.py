@@ -287,10 +287,13 @@ class Backend:
         names = self.model_names
         if name in ("", *names):
             return self._named(name or names[0]), None
-        for alias, _, target in (alias.partition("=") for alias in self.aliases):
-            if fnmatchcase(name, alias) and not fnmatchcase(target, alias):
-                return replace(self.model_info, name=name), self.require_model(target, adapter)[1]
-        if all(loaded.name != name for loaded in self.engine.adapters):
+        known = [loaded.name for loaded in self.engine.adapters]
+        if name not in known:
+            aliases = (alias.partition("=") for alias in self.aliases)
+            asked, name = name, next((target for alias, _, target in aliases if fnmatchcase(name, alias)), name)
+            if name in ("", *names):
+                return self._named(asked), None
+        if name not in known:
             message = f"model {clip(name)!r} is not served here; there is {', '.join(map(repr, names))}"
             raise ServiceError("MODEL_NOT_FOUND", message, resource=("model", name))
         if adapter not in (None, name):
