@@ -8,16 +8,14 @@ from __future__ import annotations
 
 import asyncio
 from contextlib import AsyncExitStack, suppress
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from aengine.api.engine import ServedEngine
 from aengine.server.config.options import ServerConfig
 from aengine.server.core.core import Core
 from aengine.server.core.errors import draining
+from aengine.server.core.resume import ResumableStreams
 from aengine.server.telemetry.metrics import Metrics, log_call, registry_of, serve_metrics
-
-if TYPE_CHECKING:
-    from aengine.server.grpc.generation.resume import ResumableStreams
 
 END_SECONDS = 0.5
 """How long the last errors may take to reach the clients."""
@@ -45,15 +43,16 @@ class Server:
         self._drain_grace: asyncio.Future[float] = asyncio.get_running_loop().create_future()
         self._drains = False
         self._grpc = self._http = None
+        self.resumables = ResumableStreams()  # the generations of both doors that outlive their calls
         # What a door is made of is imported with it.
         if self.config.port is not None:
             from aengine.server.grpc.door import GrpcFrontend
 
-            self._grpc = GrpcFrontend(self.core, self.request_drain)
+            self._grpc = GrpcFrontend(self.core, self.resumables, self.request_drain)
         if self.config.http_port is not None:
             from aengine.server.http.door import HttpFrontend  # loads what speaks HTTP
 
-            self._http = HttpFrontend(self.core)
+            self._http = HttpFrontend(self.core, self.resumables)
         self._doors = [door for door in (self._grpc, self._http) if door is not None]
 
     @property
@@ -65,11 +64,6 @@ class Server:
     def http_address(self) -> str:
         """host:port of HTTP; after `start()` with the port that the system picked for 0. Empty without HTTP."""
         return "" if self._http is None else self._http.address
-
-    @property
-    def resumables(self) -> ResumableStreams | None:
-        """The resumable generations of gRPC; None without gRPC."""
-        return None if self._grpc is None else self._grpc.resumables
 
     @property
     def in_flight(self) -> int:

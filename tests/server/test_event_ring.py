@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from aengine.api.errors import InvalidRequestError
 from aengine.server.core.errors import ServiceError
-from aengine.server.grpc.generation.resume import EVENT_BYTES, EventRing
+from aengine.server.core.resume import EVENT_BYTES, EventRing
 
 LIMIT = 8 * (EVENT_BYTES + 30)
 

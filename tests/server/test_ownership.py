@@ -17,7 +17,7 @@ from oracle_engine import until
 
 from aengine import SamplingParams
 from aengine.api.outputs import FinishReason, Token
-from aengine.server.grpc.generation.resume import GENERATION_BYTES, ResumeLimits
+from aengine.server.core.resume import GENERATION_BYTES, ResumeLimits
 from aengine.v1.generation_pb2 import GenerationEvent, StreamOptions
 from aengine.v1.generation_service_pb2 import (
     REQUEST_STATE_FINISHED,

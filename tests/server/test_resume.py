@@ -20,7 +20,7 @@ from speculating import also_with_drafts
 from aengine.api.errors import EngineDeadError, InvalidRequestError, QueueFullError
 from aengine.api.outputs import FinishReason, Token
 from aengine.server.core.calls_in_flight import Caller
-from aengine.server.grpc.generation.resume import GENERATION_BYTES, ResumableStreams, ResumeLimits
+from aengine.server.core.resume import GENERATION_BYTES, ResumableStreams, ResumeLimits
 from aengine.v1.generation_pb2 import FINISH_REASON_CANCELLED, GenerationEvent, GenerationSpec, OutputOptions, StreamOptions
 from aengine.v1.generation_service_pb2 import (
     REQUEST_STATE_FINISHED,

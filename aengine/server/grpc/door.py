@@ -25,7 +25,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from aengine.server.config.options import ServerConfig
 from aengine.server.core.auth import CertificateFiles, Loaded
 from aengine.server.core.core import BindError, Core, address_of
-from aengine.server.grpc.generation.resume import ResumableStreams
+from aengine.server.core.resume import ResumableStreams
 from aengine.server.grpc.interceptor import CARRIER, NO_METHOD, CallInterceptor, Carrier
 from aengine.server.grpc.services.admin import AdminServicer
 from aengine.server.grpc.services.engine_info import EngineServicer, HealthServicer, ModelServicer, add_reflection_to_server, service_names
@@ -156,15 +156,15 @@ class GrpcFrontend:
     methods = METHODS
     ok = "OK"  # the code of a call that succeeded
 
-    def __init__(self, core: Core, request_drain: Callable[[float | None], None]) -> None:
+    def __init__(self, core: Core, resumables: ResumableStreams, request_drain: Callable[[float | None], None]) -> None:
         config, engine, backend = core.config, core.engine, core.backend
         assert config.port is not None
         self._config = config
         self._port = config.port
         interceptor = CallInterceptor(config, core.life, core.decoding)
         self._server = server = make_server((interceptor,), channel_options(config))
-        self.resumables = ResumableStreams(backend)  # which outlive their calls
-        add_GenerationServiceServicer_to_server(GenerationServicer(backend, self.resumables), server)
+        self._resumables = resumables
+        add_GenerationServiceServicer_to_server(GenerationServicer(backend, resumables), server)
         add_ModelServiceServicer_to_server(ModelServicer(backend), server)
         add_EmbeddingServiceServicer_to_server(EmbeddingServicer(backend), server)
         add_TokenizerServiceServicer_to_server(TokenizerServicer(backend, core.texts), server)
@@ -202,7 +202,7 @@ class GrpcFrontend:
     async def stop(self) -> None:
         """Close the port; no call of a client is under way."""
         await self._server.stop(FLUSH_SECONDS)
-        await self.resumables.aclose()
+        await self._resumables.aclose()
 
 
 def channel_options(config: ServerConfig) -> list[tuple[str, int]]:

@@ -12,12 +12,18 @@ from __future__ import annotations
 import asyncio
 import re
 from collections.abc import Awaitable, Callable, Mapping
+from contextlib import aclosing
+from copy import copy
 from dataclasses import dataclass
 from typing import Any
+from urllib.parse import parse_qsl
 
+from aengine.api.errors import InvalidRequestError
 from aengine.server.config.options import ServerConfig, is_loopback
+from aengine.server.core.calls_in_flight import current_caller
 from aengine.server.core.core import Core
-from aengine.server.core.errors import ServiceError, clip
+from aengine.server.core.errors import ServiceError, clip, draining, request_not_found
+from aengine.server.core.resume import Resumable, ResumableStreams
 from aengine.server.http.connection import Connection
 from aengine.server.http.http_errors import CLIENT_LEFT, OPENAI, ErrorStyle, HttpError, error_headers
 from aengine.server.http.http_exchange import HttpExchange, Receive, Send
@@ -26,6 +32,7 @@ _HOST = re.compile(r"(?P<name>\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9._~!$&'()*+,;=%-]*)(?
 _LOCAL_NAMES = ("localhost.localdomain", ".localhost")
 """Names, or their ends, that no public name server knows."""
 ANY = "*"
+EVENT_END = b"\n\n"  # behind a server-sent event
 
 
 class Origins:
@@ -87,8 +94,9 @@ class Route:
 class HttpApp:
     """The ASGI application that uvicorn runs for each request of a `Connection`."""
 
-    def __init__(self, core: Core, routes: list[Route]) -> None:
+    def __init__(self, core: Core, routes: list[Route], resumables: ResumableStreams) -> None:
         self._core = core
+        self._resumables = resumables
         self._life = core.life
         self._config = core.config
         self._origins = Origins(core.config)
@@ -161,7 +169,11 @@ class HttpApp:
             if not route.is_apart:
                 async with self._beginning:
                     await asyncio.sleep(0)
-            await route.handler(exchange)
+            retain = read_retain(exchange)
+            if retain is None or route.verb != "POST" or route.errors.end != EVENT_END:
+                await route.handler(exchange)
+            else:
+                await self._serve_kept(route, exchange, retain)
             assert exchange.ended, f"{route.method} has no response"
             return
         except asyncio.CancelledError:
@@ -173,6 +185,50 @@ class HttpApp:
         except Exception as raised:
             error = raised
         await self._fail(exchange, error, self.style_of(scope["path"]))
+
+    async def _serve_kept(self, route: Route, exchange: HttpExchange, retain: float) -> None:
+        """Serve a request whose stream of events, if there is one, can be read again: it goes on without its reader, so long."""
+        kept, begun, failed = copy(exchange), asyncio.Event(), list[Exception]()
+
+        async def write(resumable: Resumable) -> None:
+            replay = resumable.replay
+
+            async def keep(events: bytes) -> None:
+                if not resumable.request_id:
+                    self._resumables.begin(resumable, resumable.token.hex())
+                    begun.set()
+                for event in filter(None, events.split(EVENT_END)):
+                    await replay.append(b"id: %d\n" % replay.ring.end + event + EVENT_END)
+
+            kept.keep = keep
+            try:
+                await route.handler(kept)
+            except Exception as error:
+                failed.append(error)
+                if not begun.is_set():
+                    raise
+                failure = self._life.fail(error, answered=True)
+                tell = kept.error_event or (lambda failure: route.errors.stream_event(failure, self._config.debug_errors))
+                await keep(tell(failure))
+
+        resumable = self._resumables.start(retain, write)
+        assert resumable.pump is not None
+        waiting = asyncio.create_task(begun.wait())
+        try:
+            await asyncio.wait((resumable.pump, waiting), return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            waiting.cancel()
+            if not begun.is_set() and resumable.pump is not None:
+                resumable.pump.cancel()  # no client knows how to go on
+        if not begun.is_set():
+            if failed:
+                raise failed[0]
+            if not kept.ended:
+                raise draining()
+            exchange.ended, exchange.answered = kept.ended, kept.answered
+            return
+        exchange.warning = kept.warning
+        await _send_kept(exchange, resumable, 0)
 
     def style_of(self, path: str) -> ErrorStyle:
         """How errors of `path`, and of all below it, are told."""
@@ -205,6 +261,51 @@ class HttpApp:
             await asyncio.wait_for(sending, ERROR_SECONDS if failure.reason == "SENDER_STALLED" else self._config.stall_seconds)
         except (asyncio.TimeoutError, asyncio.CancelledError):
             exchange.connection.abort()
+
+
+MOST_RETAIN_SECONDS = 3600.0
+
+
+def read_retain(exchange: HttpExchange) -> float | None:
+    """Seconds that the events of a response are to be kept without a reader; None: it ends with its client. Raises `HttpError`."""
+    given = exchange.headers.get("x-stream-retain")
+    if not given:
+        return None
+    try:
+        seconds = float(given[0])
+    except ValueError:
+        seconds = 0.0
+    if not 0 < seconds <= MOST_RETAIN_SECONDS:
+        message = f"x-stream-retain: {clip(given[0])!r} is not a number of seconds in (0, {MOST_RETAIN_SECONDS:.0f}]"
+        raise HttpError("INVALID_FIELD", message, 400)
+    return seconds
+
+
+async def read_stream(resumables: ResumableStreams, exchange: HttpExchange) -> None:
+    """`/v1/streams/{id}`: respond with the events of a stream, those behind `Last-Event-ID`, or from `?from=N` on; without either from the
+    first. Raises `ServiceError` (REQUEST_NOT_FOUND, EVENTS_DROPPED) and `HttpError`."""
+    resumable = resumables.find(exchange.rest, current_caller())
+    if resumable is None:
+        raise request_not_found(exchange.rest)
+    asked = dict(parse_qsl(exchange.query.decode("latin-1"))).get("from")
+    last = next(iter(exchange.headers.get("last-event-id", ())), None)
+    text, behind = (asked, 0) if asked is not None else (last or "-1", 1)
+    if not re.fullmatch(r"-1|[0-9]{1,9}", text):
+        raise HttpError("INVALID_FIELD", f"{'from' if not behind else 'last-event-id'}: {clip(text)!r} is not the number of an event", 400)
+    try:
+        resumable.replay.ring.seek(int(text) + behind)
+    except InvalidRequestError as error:
+        raise error.moved(lambda field: "from") from error
+    await _send_kept(exchange, resumable, int(text) + behind)
+
+
+async def _send_kept(exchange: HttpExchange, resumable: Resumable, number: int) -> None:
+    exchange.stream_id = resumable.request_id
+    await exchange.begin_events()
+    async with aclosing(resumable.replay.read(number)) as events:
+        async for event in events:
+            await exchange.send(event)
+    await exchange.end_events()
 
 
 def _credentials(headers: Mapping[str, list[str]]) -> list[str]:

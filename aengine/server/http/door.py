@@ -23,9 +23,10 @@ from uvicorn.server import ServerState
 from aengine.server.config.options import ServerConfig
 from aengine.server.core.auth import CertificateFiles
 from aengine.server.core.core import BindError, Core, address_of
+from aengine.server.core.resume import ResumableStreams
 from aengine.server.http import anthropic, chat_completions, completions, models, ollama, responses
 from aengine.server.http import models as texts
-from aengine.server.http.boundary import HttpApp, Route
+from aengine.server.http.boundary import HttpApp, Route, read_stream
 from aengine.server.http.connection import IDLE_SECONDS, Connection, ConnectionCounts
 from aengine.server.http.http_errors import ANTHROPIC
 from aengine.server.http.http_exchange import HttpExchange
@@ -63,11 +64,12 @@ OLLAMA_TABLE = (
 )
 
 
-def routes(core: Core) -> list[Route]:
+def routes(core: Core, resumables: ResumableStreams) -> list[Route]:
     """All routes of the HTTP door, which serve `core`."""
     found = [Route(verb, path, partial(handler, core), is_polled=path in POLLED) for verb, path, handler in TABLE]
     found += [Route(verb, path, partial(handler, core), errors=ANTHROPIC) for verb, path, handler in ANTHROPIC_TABLE]
     found += [Route(verb, path, partial(handler, core), errors=ollama.ERRORS) for verb, path, handler in OLLAMA_TABLE]
+    found.append(Route("GET", "/v1/streams/{stream}", partial(read_stream, resumables)))
     found.append(Route("GET", "/health", partial(models.health, core), is_apart=True))
     if core.config.chat_page:
         page = ChatPage()
@@ -107,7 +109,7 @@ UNSENT_BYTES = 64 * 1024
 CHECK_SECONDS = 5.0
 CLOSE_SECONDS = 0.5
 """How long the last bytes of connections may take to be sent."""
-EXPOSED_HEADERS = ("x-request-id", "retry-after")
+EXPOSED_HEADERS = ("x-request-id", "x-stream-id", "retry-after")
 
 
 class HttpFrontend:
@@ -115,13 +117,14 @@ class HttpFrontend:
 
     ok = "200"  # the code of a call that succeeded
 
-    def __init__(self, core: Core) -> None:
+    def __init__(self, core: Core, resumables: ResumableStreams) -> None:
         assert core.config.http_port is not None
+        self._resumables = resumables
         self._config = core.config
         self._port = core.config.http_port
-        found = routes(core)
+        found = routes(core, resumables)
         self.methods = {route.method: route.method for route in found if not route.is_apart}  # with their labels in metrics
-        app: Any = HttpApp(core, found)
+        app: Any = HttpApp(core, found, resumables)
         self._style_of = app.style_of
         if origins := core.config.http_cors_origins:
             app = CORSMiddleware(app, origins, allow_methods=("GET", "POST"), allow_headers=("*",), expose_headers=EXPOSED_HEADERS)
@@ -184,6 +187,7 @@ class HttpFrontend:
 
     async def stop(self) -> None:
         """Close the port; no call of a client is under way."""
+        await self._resumables.aclose()
         if self._watching is not None:
             self._watching.cancel()
         if self._server is None:

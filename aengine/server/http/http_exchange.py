@@ -57,6 +57,9 @@ class HttpExchange:
         self.answered = False  # whether a part of the response was sent
         self.ended = False
         self.warning = ""  # told in a header, where there is one
+        self.stream_id = ""  # by which its events can be read again, told in a header
+        self.query: bytes = scope.get("query_string", b"")
+        self.keep: Callable[[bytes], Awaitable[None]] | None = None  # takes events, where they are not sent
         self.closes = False  # whether the connection ends with the response, whatever `admission` says
         self.error_event: Callable[[ServiceError], bytes] | None = None  # writes an error in a stream; by default as the API does
         self.decoding = decoding
@@ -125,17 +128,26 @@ class HttpExchange:
 
     async def begin_events(self, content_type: bytes = EVENTS) -> None:
         """Start a response that is a stream of server-sent events, or of something that knows no comments."""
+        if self.keep is not None:
+            await self.keep(b"")
+            return
         await self._start(200, [(b"content-type", content_type), (b"cache-control", b"no-cache"), (b"x-accel-buffering", b"no")])
         if content_type == EVENTS:
             self._beat = asyncio.get_running_loop().call_later(BEAT_SECONDS, self._on_beat)
 
     async def send(self, events: bytes) -> None:
         """Send one or several whole events; waits while the client does not take what was sent before."""
+        if self.keep is not None:
+            await self.keep(events)
+            return
         await self._write(events, more=True)
         self.call.messages_sent += 1
 
     async def end_events(self, events: bytes = b"", status: int = 200) -> None:
         """End the response, with the last events."""
+        if self.keep is not None:
+            await self.keep(events)
+            return
         self.stop_beat()
         self.call.messages_sent += bool(events)
         self._end(status)
@@ -162,6 +174,8 @@ class HttpExchange:
         headers += (b"x-request-id", request_id), (b"request-id", request_id)  # the second is Anthropic's
         if self.closes or self._admission.closed or (not self._read_all and "expect" in self.headers):
             headers.append((b"connection", b"close"))  # whoever asks before it sends a body may send none now, or still do
+        if self.stream_id:
+            headers.append((b"x-stream-id", self.stream_id.encode()))
         if self.warning:
             headers.append((b"warning", f'199 aengine "{self.warning}"'.encode()))
         headers.append((b"date", formatdate(usegmt=True).encode()))

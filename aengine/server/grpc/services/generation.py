@@ -9,21 +9,25 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Mapping
+from contextlib import aclosing
 from typing import Any
 
 from grpc import ServicerContext
 
 from aengine.api.errors import InvalidRequestError
+from aengine.api.fields import FieldChecks
 from aengine.api.outputs import RequestState
 from aengine.api.request import RequestOptions
 from aengine.server.core.calls_in_flight import current_caller
 from aengine.server.core.core import CHUNK_SIZE, Backend
-from aengine.server.core.errors import request_not_found
+from aengine.server.core.errors import ServiceError, clip, request_not_found
+from aengine.server.core.generation import Generation
+from aengine.server.core.resume import Resumable, ResumableStreams
 from aengine.server.grpc.generation.events import batch_responses, stream_responses, submit_message
-from aengine.server.grpc.generation.resume import ResumableStreams
 from aengine.server.grpc.generation.session import session_responses
 from aengine.v1 import generation_service_pb2 as messages
 from aengine.v1.generation_service_pb2_grpc import GenerationServiceServicer
+from aengine.wire.request import read_stream_options
 from aengine.wire.response import write_usage
 
 MAX_CANCEL_IDS = 1024
@@ -51,7 +55,7 @@ class GenerationServicer(GenerationServiceServicer):
         self, request: messages.StreamGenerateRequest, context: ServicerContext
     ) -> AsyncGenerator[Any, None]:  # messages, or such that are already serialised
         if request.spec.stream.resumable:
-            return self._resumables.generate(request)
+            return self._resumables.read(self._start(request))
         return stream_responses(self._backend, request, _deadline(context))
 
     async def CancelRequests(self, request: messages.CancelRequestsRequest, context: ServicerContext) -> messages.CancelRequestsResponse:
@@ -86,7 +90,37 @@ class GenerationServicer(GenerationServiceServicer):
         return session_responses(self._backend, request_iterator, _deadline(context))
 
     def ResumeGenerate(self, request: messages.ResumeGenerateRequest, context: ServicerContext) -> AsyncGenerator[Any, None]:
-        return self._resumables.resume(request)
+        check = FieldChecks()
+        for name in ("request_id", "resume_token"):
+            if not getattr(request, name):
+                check.add_violation(name, "must not be empty")
+        check.finish(InvalidRequestError)
+        request_id, caller = request.request_id, current_caller()
+        resumable = self._resumables.of_token(request_id, request.resume_token, caller)
+        if resumable is None:
+            if self._resumables.find(request_id, caller) is None and self._backend.find(request_id, caller) is not None:
+                raise ServiceError("NOT_RESUMABLE", f"request {clip(request_id)!r} was not asked to be resumable")
+            raise request_not_found(request_id)
+        return resumable.replay.read(request.next_event_number)
+
+    def _start(self, request: messages.StreamGenerateRequest) -> Resumable:
+        """Begin a generation whose events can be read again. It counts as in flight until a reader there is was sent them."""
+
+        async def write(resumable: Resumable) -> None:
+            replay = resumable.replay
+
+            def begin(generation: Generation) -> None:
+                self._resumables.begin(resumable, generation.request_id, generation.stream)
+
+            generated = stream_responses(self._backend, request, resume_token=resumable.token, on_begin=begin)
+            async with aclosing(generated) as responses:
+                async for response in responses:
+                    await replay.append(response.SerializeToString())
+                    if response.event.HasField("finished"):
+                        await replay.wait_sent()
+
+        retain = read_stream_options(request.spec.stream, FieldChecks()).retain_seconds  # out of range, it is refused before it matters
+        return self._resumables.start(retain, write)
 
     async def GetRequest(self, request: messages.GetRequestRequest, context: ServicerContext) -> messages.GetRequestResponse:
         """How far a request has come, whether it runs or is only kept."""

@@ -11,21 +11,16 @@ from __future__ import annotations
 import asyncio
 import secrets
 from collections import Counter, defaultdict, deque
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import aclosing
 from dataclasses import dataclass
 
 from aengine.api.errors import InvalidRequestError
-from aengine.api.fields import FieldChecks
 from aengine.api.outputs import RequestInfo
 from aengine.api.stream import TokenStream
 from aengine.server.core.calls_in_flight import Caller, current_caller
-from aengine.server.core.core import Backend, RequestIndex
-from aengine.server.core.errors import ServiceError, clip, describe, draining, request_not_found
-from aengine.server.core.generation import Generation
-from aengine.server.grpc.generation.events import stream_responses
-from aengine.v1.generation_service_pb2 import ResumeGenerateRequest, StreamGenerateRequest
-from aengine.wire.request import read_stream_options
+from aengine.server.core.core import RequestIndex
+from aengine.server.core.errors import ServiceError, describe, draining
 
 READ_EVENTS = 64
 """Most events taken from the ring at a time: these count as sent while a slow client is still being sent the first of them."""
@@ -222,8 +217,7 @@ class ResumableStreams:
     room, the oldest of the caller that has most of them is dropped, so that nobody drops another's by keeping much.
     """
 
-    def __init__(self, backend: Backend) -> None:
-        self._backend = backend
+    def __init__(self) -> None:
         self._limits = ResumeLimits()
         self._begun: RequestIndex[Resumable] = RequestIndex()  # those that can be resumed
         self._ended: defaultdict[str | None, dict[Resumable, None]] = defaultdict(dict)  # those of them that have, by owner, oldest first
@@ -239,39 +233,35 @@ class ResumableStreams:
         """The latest that can be resumed, of those that the caller may know of."""
         return next(iter(self._begun.find(request_id, caller)), None)
 
-    async def generate(self, request: StreamGenerateRequest) -> AsyncGenerator[bytes, None]:
-        """Begin a generation and read it: serialised responses. Raises the `ServiceError` that it fails with, or READER_REPLACED."""
-        retain = read_stream_options(request.spec.stream, FieldChecks()).retain_seconds  # out of range, it is refused before it matters
-        resumable = Resumable(self._limits, retain, current_caller(), self._on_change)
-        pump = resumable.pump = asyncio.create_task(self._pump(resumable, request))
+    def of_token(self, request_id: str, token: bytes, caller: Caller) -> Resumable | None:
+        """The one with this token, of those that the caller may know of."""
+        found = self._begun.find(request_id, caller)
+        return next((one for one in found if secrets.compare_digest(one.token, token)), None)
+
+    def start(self, retain_seconds: float, write: Callable[[Resumable], Awaitable[None]]) -> Resumable:
+        """Begin one, whose events `write` appends to its replay, whoever reads them; `begin` is called once it can be resumed. What `write`
+        raises is what every reader gets."""
+        resumable = Resumable(self._limits, retain_seconds, current_caller(), self._on_change)
+        pump = resumable.pump = asyncio.create_task(self._pump(resumable, write))
         pump.add_done_callback(lambda _: self._on_pump_end(resumable, pump))
         self._pumps.add(pump)
+        return resumable
+
+    def begin(self, resumable: Resumable, request_id: str, stream: TokenStream | None = None) -> None:
+        """It can be resumed from now on, under this id."""
+        resumable.request_id, resumable.stream = request_id, stream
+        self._begun.add_request(request_id, resumable.owner, resumable)
+        self._on_change(resumable)
+
+    async def read(self, resumable: Resumable) -> AsyncGenerator[bytes, None]:
+        """All events of one that was started just now. If its reader leaves before it can be resumed, it ends."""
         try:
             async with aclosing(resumable.replay.read(0)) as events:
                 async for event in events:
                     yield event
         finally:
-            if not resumable.request_id:
-                pump.cancel()  # no client knows how to resume it
-
-    def resume(self, request: ResumeGenerateRequest) -> AsyncGenerator[bytes, None]:
-        """The rest of a generation: serialised responses, which raise what `generate` raises.
-
-        Raises `InvalidRequestError` or `ServiceError` (REQUEST_NOT_FOUND, NOT_RESUMABLE, EVENTS_DROPPED) for the request.
-        """
-        check = FieldChecks()
-        for name in ("request_id", "resume_token"):
-            if not getattr(request, name):
-                check.add_violation(name, "must not be empty")
-        check.finish(InvalidRequestError)
-        caller = current_caller()
-        found = self._begun.find(request.request_id, caller)
-        if not found and self._backend.find(request.request_id, caller) is not None:
-            raise ServiceError("NOT_RESUMABLE", f"request {clip(request.request_id)!r} was not asked to be resumable")
-        resumable = next((one for one in found if secrets.compare_digest(one.token, request.resume_token)), None)
-        if resumable is None:
-            raise request_not_found(request.request_id)
-        return resumable.replay.read(request.next_event_number)
+            if not resumable.request_id and resumable.pump is not None:
+                resumable.pump.cancel()  # no client knows how to resume it
 
     async def aclose(self) -> None:
         """Cancel what runs and drop what is kept; returns when nothing of it is left."""
@@ -284,22 +274,10 @@ class ResumableStreams:
 
     # ---- inside --------------------------------------------------------------------------------------------------------
 
-    async def _pump(self, resumable: Resumable, request: StreamGenerateRequest) -> None:
-        """Write the events of a generation, whoever reads them. It counts as in flight until a reader there is was sent them."""
+    async def _pump(self, resumable: Resumable, write: Callable[[Resumable], Awaitable[None]]) -> None:
         replay = resumable.replay
-
-        def begin(generation: Generation) -> None:
-            resumable.request_id, resumable.stream = generation.request_id, generation.stream
-            self._begun.add_request(resumable.request_id, resumable.owner, resumable)
-            self._on_change(resumable)
-
         try:
-            generated = stream_responses(self._backend, request, resume_token=resumable.token, on_begin=begin)
-            async with aclosing(generated) as responses:
-                async for response in responses:
-                    await replay.append(response.SerializeToString())
-                    if response.event.HasField("finished"):
-                        await replay.wait_sent()
+            await write(resumable)
             replay.end_events()
         except Exception as error:  # every reader gets the same one
             replay.end_events(describe(error, answered=replay.ring.end > 0))
