@@ -11,8 +11,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from aengine.api.outputs import FinishReason, Usage
 from aengine.chat import ArgumentsDelta, CallEnded, CallStarted, ChatMessage, ContentDelta, Event
-from aengine.terminal.chat_parameters import ChatParameters
-from aengine.terminal.conversation import Conversation
+from aengine.terminal.conversation import ChatParameters, Conversation
 from aengine.terminal.partners import Partner
 
 if TYPE_CHECKING:

@@ -29,8 +29,7 @@ from aengine.client.client_config import (
 from aengine.client.openai import HttpConfig, OpenAIClient
 from aengine.server.config.settings import Option, add_general, add_model, add_options, options, parse, read_settings
 from aengine.terminal.answers import Chat, View
-from aengine.terminal.chat_parameters import ChatParameters
-from aengine.terminal.conversation import CommandError, Conversation
+from aengine.terminal.conversation import ChatParameters, CommandError, Conversation
 from aengine.terminal.partners import EnginePartner, HttpPartner, Partner
 
 DUMB = "this terminal cannot move its cursor (TERM says so), which a chat needs; --prompt and pipes do not"

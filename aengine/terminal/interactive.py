@@ -30,8 +30,8 @@ from rich.text import Text
 from aengine.api.errors import AEngineError
 from aengine.chat import ChatMessage
 from aengine.terminal.answers import Answer, Chat, printable
-from aengine.terminal.chat_parameters import FIELDS
 from aengine.terminal.commands import COMMANDS, run_command
+from aengine.terminal.conversation import FIELDS
 from aengine.terminal.render import LiveRegion, TerminalView, make_console
 
 

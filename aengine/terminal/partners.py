@@ -14,8 +14,7 @@ from aengine.api.params import SamplingParams
 from aengine.api.stream import TokenStream
 from aengine.chat import ChatMessage, ChatStream, ContentDelta, Event, stream_chat
 from aengine.client.openai import OpenAIClient, OpenAIStream
-from aengine.terminal.chat_parameters import ChatParameters
-from aengine.terminal.conversation import Conversation
+from aengine.terminal.conversation import ChatParameters, Conversation
 
 if TYPE_CHECKING:
     from types import TracebackType
