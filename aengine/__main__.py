@@ -31,9 +31,10 @@ class Program(NamedTuple):
 PROGRAMS = (
     Program(
         *("serve", "aengine-serve", "aengine.server.cli", "serve_http"),
-        "serve a model over HTTP: the APIs of OpenAI and Anthropic, and a page to chat on",
+        "serve a model over HTTP: the APIs of OpenAI, Anthropic and Ollama, and a page to chat on",
     ),
     Program("chat", "aengine-chat", "aengine.terminal.cli", "main", "chat in the terminal, with a model in this process or of a server"),
+    Program("batch", "aengine-batch", "aengine.terminal.batch", "main", "answer the requests of a file into another one"),
     Program("client", "aengine-client", "aengine.client.cli", "main", "send one prompt to a server and print its output"),
     Program("grpc", "aengine-grpc", "aengine.server.cli", "serve_grpc", "serve a model over gRPC"),
     Program("bench", "aengine-bench", "aengine.bench.cli", "main", "measure an engine or a server"),

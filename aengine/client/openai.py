@@ -104,6 +104,16 @@ class HttpServer:
         async with self._request("GET", path, b"") as answer:
             return _read_json(await answer.read_all())
 
+    async def post(self, path: str, body: Any) -> tuple[int, Mapping[str, str], Any]:
+        """The status, the headers and the JSON that the server answers the JSON `body` with, be it an error. Raises `ServerError` for what
+        is no JSON, and `ConnectionLostError`."""
+        async with self._request("POST", path, json.dumps(body).encode(), checks=False) as answer:
+            raw = await answer.read_all()
+            try:
+                return answer.status, answer.headers, json.loads(raw)
+            except (ValueError, RecursionError):
+                raise ServerError(f"{self.address}: the answer is no JSON", answer.code) from None
+
     async def events(self, path: str, body: Any) -> AsyncGenerator[Any, None]:
         """The JSON of each event that the server answers the JSON `body` with; of an answer that is no stream, this one. To be closed by
         who reads it, which ends the request. Raises `ServerError`, and `ConnectionLostError`."""
@@ -124,8 +134,8 @@ class HttpServer:
                         yield _read_json(text)
 
     @asynccontextmanager
-    async def _request(self, method: str, path: str, body: bytes) -> AsyncIterator[_Answer]:
-        """The answer, of which the head is there. Raises `ServerError` for one that is an error."""
+    async def _request(self, method: str, path: str, body: bytes, *, checks: bool = True) -> AsyncIterator[_Answer]:
+        """The answer, of which the head is there. Raises `ServerError` for one that is an error, if it `checks` that."""
         head = [
             f"{method} {self._path}{path} HTTP/1.1",
             f"host: {self._authority}",
@@ -143,7 +153,7 @@ class HttpServer:
             with suppress(OSError, anyio.BrokenResourceError):  # who refuses need not read all: the answer says why
                 await stream.send("\r\n".join([*head, "", ""]).encode() + body)
             await answer.read_head()
-            if answer.status >= 300:
+            if checks and answer.status >= 300:
                 raise _refused(answer.code, await answer.read_all())
             yield answer
         finally:

@@ -1,0 +1,297 @@
+"""`aengine-batch`: the requests of a file, answered into another one, by an engine in this process or by servers.
+
+The files are those of OpenAI's batches: a line of JSON for each request, with `custom_id`, `method`, `url` and `body`, and one for each
+answer, in the order in which they come. Owns what is left of a file that was begun: a call that was interrupted goes on where it was.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import os
+import sys
+import uuid
+from collections import Counter
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import asynccontextmanager, suppress
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import IO, Any
+
+import anyio
+
+from aengine.api.errors import AEngineError, ConfigError, ConnectionLostError, ServerError
+from aengine.client.client_config import TOKEN_VARIABLE, exit_code, read_file
+from aengine.client.openai import HttpConfig, HttpServer
+from aengine.server.config.settings import add_general, add_model, add_options, options, parse, read_settings
+
+COMMON = ("dtype", "quantization", "max_model_len", "kv_cache_memory")
+"""Options of the engine that the help shows."""
+URLS = ("/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/embeddings")
+AT_ONCE = 256
+"""Requests of all servers together that have no answer yet, unless a flag says so."""
+MOST_TRIES = 8
+"""How often a request is sent, at most, where the server cannot be reached or has no room."""
+_WAITS = (429, 500, 502, 503, 504)  # statuses of answers that another try may change
+_ENGINE = [option for option in options() if option.table == "engine"]
+
+
+class BatchError(AEngineError):
+    """A file cannot be used. The message is one sentence."""
+
+
+@dataclass(frozen=True, slots=True)
+class BatchLine:
+    """A request of the file."""
+
+    custom_id: str
+    url: str
+    body: Mapping[str, Any]
+
+
+def main(arguments: Sequence[str] | None = None, name: str = "aengine-batch") -> int:
+    """Returns the exit code: 0 when all requests are answered, 1 for an error, or where some were refused, 2 for wrong flags, 130 after
+    Ctrl-C. `name`: what the program is called."""
+    parser = build_parser(name)
+    return exit_code(name, partial(_run, parse(parser, arguments)))
+
+
+def build_parser(name: str = "aengine-batch", *, whole: bool = False) -> argparse.ArgumentParser:
+    """`whole`: the help shows all options."""
+    parser = argparse.ArgumentParser(
+        prog=name,
+        usage="%(prog)s IN.jsonl OUT.jsonl [MODEL | --backends URL,URL] [options]",
+        allow_abbrev=False,
+        description="Answer the requests of a file in the form of OpenAI's batches. A call that was interrupted goes on where it was.",
+    )
+    parser.add_argument("input", type=Path, metavar="IN.jsonl", help="a request in each line: custom_id, method, url, body")
+    parser.add_argument("output", type=Path, metavar="OUT.jsonl", help="gets a line for each answer; of what it has is made no second one")
+    add_model(parser, "MODEL", "a Hugging Face id, a directory, or demo (the default), to run in this process")
+    parser.add_argument("--backends", metavar="URL,URL", help="servers with OpenAI's API, in place of an engine in this process")
+    parser.add_argument("--token-file", metavar="FILE", help=f"with the token that the servers require (default: that of {TOKEN_VARIABLE})")
+    parser.add_argument("--at-once", type=int, default=AT_ONCE, metavar="N", help=f"requests under way (default: {AT_ONCE})")
+    parser.add_argument("--quiet", action="store_true", help="show no bar")
+    add_general(parser, partial(build_parser, name, whole=True))
+    add_options(parser, _ENGINE, COMMON, whole=whole, help_of=lambda option: option.help.replace("%", "%%"))
+    return parser
+
+
+def _run(given: argparse.Namespace) -> int:
+    if given.at_once < 1:
+        raise ConfigError.of("at_once", f"{given.at_once} is not at least 1")
+    lines = read_requests(given.input)
+    flags = {option.name: vars(given)[option.name] for option in _ENGINE if option.name in given}
+    if given.backends is not None and flags:
+        raise ConfigError.of(next(iter(flags)), "is for an engine in this process, and not for servers")
+    with open_answers(given.output, {line.custom_id for line in lines}) as (file, answered):
+        left = [line for line in lines if line.custom_id not in answered]
+        with _Bar(len(lines), len(answered), is_shown=not given.quiet) as bar:
+            counts = asyncio.run(_answer_all(given, flags, left, file, bar))
+    refused = sum(count for status, count in counts.items() if status != 200)
+    before = f", {len(answered)} of them before" if answered else ""
+    print(f"{len(lines)} requests{before}: {counts.total() - refused} answered, {refused} refused", file=sys.stderr)
+    return 1 if refused else 0
+
+
+# ---- files ---------------------------------------------------------------------------------------------------------------
+
+
+def read_requests(path: Path) -> list[BatchLine]:
+    """The requests of a file. Raises `BatchError`, naming the line, for what is none, or has the id of another one."""
+    lines: dict[str, BatchLine] = {}
+    try:
+        text = path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise BatchError(f"{path} cannot be read: {error}") from error
+    for number, raw in enumerate(text.split("\n"), 1):
+        if not raw.strip():
+            continue
+        try:
+            value = json.loads(raw)
+        except (ValueError, RecursionError) as error:
+            raise BatchError(f"{path}, line {number}: no JSON ({error})") from None
+        line = _read_line(value, f"{path}, line {number}")
+        if line.custom_id in lines:
+            raise BatchError(f"{path}, line {number}: custom_id {line.custom_id!r} is that of an earlier line")
+        lines[line.custom_id] = line
+    return list(lines.values())
+
+
+def _read_line(value: Any, where: str) -> BatchLine:
+    if not isinstance(value, dict):
+        raise BatchError(f"{where}: not an object")
+    identity, url, body = value.get("custom_id"), value.get("url"), value.get("body")
+    if not isinstance(identity, str) or not identity:
+        raise BatchError(f"{where}: custom_id is not a string that says something")
+    if value.get("method", "POST") != "POST":
+        raise BatchError(f"{where}: method is not POST")
+    if url not in URLS:
+        raise BatchError(f"{where}: url {url!r} is not one of {', '.join(URLS)}")
+    if not isinstance(body, dict):
+        raise BatchError(f"{where}: body is not an object")
+    if body.get("stream"):
+        raise BatchError(f"{where}: body.stream is true, and a file has whole answers")
+    return BatchLine(identity, url, body)
+
+
+class open_answers:  # a context, like open
+    """The file of answers, open for more, and the ids that it has. A line that was not written to its end is cut off. Raises `BatchError`
+    for a file of other requests."""
+
+    def __init__(self, path: Path, known: set[str]) -> None:
+        self._path, self._known = path, known
+
+    def __enter__(self) -> tuple[IO[bytes], set[str]]:
+        try:
+            self._file = open(self._path, "r+b" if self._path.exists() else "w+b")
+        except OSError as error:
+            raise BatchError(f"{self._path} cannot be written: {error.strerror}") from error
+        try:
+            return self._file, self._read()
+        except BaseException:
+            self._file.close()
+            raise
+
+    def _read(self) -> set[str]:
+        answered: set[str] = set()
+        whole = 0
+        for number, raw in enumerate(self._file, 1):
+            if not raw.endswith(b"\n"):
+                break
+            whole += len(raw)
+            try:
+                identity = json.loads(raw)["custom_id"]
+            except (ValueError, KeyError, TypeError):
+                raise BatchError(f"{self._path}, line {number}: not an answer; the file is another one's") from None
+            if identity not in self._known:
+                raise BatchError(f"{self._path}, line {number}: answers {identity!r}, which is no request of this file")
+            answered.add(identity)
+        self._file.seek(whole)
+        self._file.truncate()
+        return answered
+
+    def __exit__(self, *_: object) -> None:
+        self._file.close()
+
+
+# ---- requests ------------------------------------------------------------------------------------------------------------
+
+
+async def _answer_all(
+    given: argparse.Namespace, flags: Mapping[str, Any], lines: Sequence[BatchLine], file: IO[bytes], bar: _Bar
+) -> Counter[int]:
+    """Returns how many answers have each status."""
+    if not lines:
+        return Counter()
+    async with _servers(given, flags) as servers:
+        return await answer_all(lines, servers, file, given.at_once, bar.add)
+
+
+@asynccontextmanager
+async def _servers(given: argparse.Namespace, flags: Mapping[str, Any]) -> AsyncIterator[list[HttpServer]]:
+    if given.backends is not None:
+        file = given.token_file
+        token = os.environ.get(TOKEN_VARIABLE) or None if file is None else read_file("token_file", file).strip()
+        yield [HttpServer(HttpConfig(address=url.strip(), token=token)) for url in given.backends.split(",")]
+        return
+    from aengine.api.runtime import switch_often
+    from aengine.engine.async_engine import AsyncEngine
+    from aengine.server.app import Server
+
+    switch_often()
+    async with AsyncEngine(read_settings(flags, os.environ).engine) as engine:
+        server = Server(engine, port=None, http_port=0, chat_page=False, access_log=False)
+        await server.start()
+        await server.set_serving(True)
+        try:
+            yield [HttpServer(HttpConfig(address=f"http://{server.http_address}"))]
+        finally:
+            await server.stop()
+
+
+async def answer_all(lines: Sequence[BatchLine], servers: Sequence[HttpServer], file: IO[bytes], at_once: int, done: Any) -> Counter[int]:
+    """Write the answer to each of the lines, by whichever server has fewest under way. `done` is called with each status. Returns how many
+    answers have each. Raises `ConnectionLostError` where no server can be reached any more."""
+    counts: Counter[int] = Counter()
+    under_way = dict.fromkeys(servers, 0)
+    left = iter(lines)
+    failures: list[AEngineError] = []
+
+    async def work(scope: anyio.CancelScope) -> None:
+        for line in left:
+            try:
+                status, request_id, body = await _ask(line, under_way)
+            except AEngineError as error:
+                failures.append(error)
+                scope.cancel()
+                return
+            answer = {"status_code": status, "request_id": request_id, "body": body}
+            written = {"id": f"batch_req_{uuid.uuid4().hex}", "custom_id": line.custom_id, "response": answer, "error": None}
+            file.write(json.dumps(written, ensure_ascii=False).encode() + b"\n")
+            file.flush()
+            counts[status] += 1
+            done(status)
+
+    async with anyio.create_task_group() as group:
+        for _ in range(min(at_once, len(lines))):
+            group.start_soon(work, group.cancel_scope)
+    if failures:
+        raise failures[0]
+    return counts
+
+
+async def _ask(line: BatchLine, under_way: dict[HttpServer, int]) -> tuple[int, str, Any]:
+    """The status, the id and the body of an answer. What may be answered later or elsewhere is sent again."""
+    lost: set[HttpServer] = set()
+    for number in range(MOST_TRIES):
+        if lost.issuperset(under_way):
+            lost.clear()
+        server = min((one for one in under_way if one not in lost), key=under_way.__getitem__)
+        under_way[server] += 1
+        try:
+            status, headers, body = await server.post(line.url.removeprefix("/v1"), line.body)
+        except (ConnectionLostError, ServerError):
+            if number == MOST_TRIES - 1:
+                raise
+            lost.add(server)
+        else:
+            if status not in _WAITS or number == MOST_TRIES - 1:
+                return status, headers.get("x-request-id", ""), body
+            with suppress(ValueError):
+                await anyio.sleep(min(float(headers.get("retry-after", "0")), 60.0))
+        finally:
+            under_way[server] -= 1
+        if lost.issuperset(under_way) or not lost:
+            await anyio.sleep(min(0.1 * 2**number, 10.0))
+    raise AssertionError("the last try returns or raises")
+
+
+class _Bar:
+    def __init__(self, total: int, initial: int, *, is_shown: bool) -> None:
+        self._bar: Any = None
+        if is_shown and sys.stderr.isatty():
+            with suppress(ImportError):  # which comes with transformers
+                from tqdm import tqdm  # type: ignore[import-untyped]
+
+                self._bar = tqdm(total=total, initial=initial, unit=" requests", dynamic_ncols=True)
+        self._refused = 0
+
+    def add(self, status: int) -> None:
+        """A request has its answer."""
+        if self._bar is not None:
+            self._refused += status != 200
+            self._bar.set_postfix_str(f"{self._refused} refused" if self._refused else "", refresh=False)
+            self._bar.update()
+
+    def __enter__(self) -> _Bar:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._bar is not None:
+            self._bar.close()
+
+
+if __name__ == "__main__":
+    sys.exit(main())
