@@ -118,6 +118,9 @@ async def test_it_goes_on_without_its_client(serve: Serving) -> None:
     async with serve.client.stream("POST", "/v1/completions", json=body, headers={"x-stream-retain": "0.05"}) as response:
         name = response.headers["x-stream-id"]
         await response.aiter_raw().__anext__()
+        engine = serve.server.core.engine
+        assert isinstance(engine, AsyncEngine)
+        await engine.pause()  # so that it does not come to its end
     while (await serve.client.get("/load")).json()["running"]:
         pass
     lost = await serve.client.get(f"/v1/streams/{name}")
