@@ -263,7 +263,7 @@ class HttpApp:
             exchange.connection.abort()
 
 
-MOST_RETAIN_SECONDS = 3600.0
+MOST_RETAIN_SECONDS = 600.0  # as for gRPC
 
 
 def read_retain(exchange: HttpExchange) -> float | None:
