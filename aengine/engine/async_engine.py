@@ -36,7 +36,7 @@ from aengine.api.params import SamplingParams
 from aengine.api.request import ChatFields, OptionFields, Prompt, RequestOptions, check_params
 from aengine.api.stream import TokenStream, read_to_end
 from aengine.api.weight_sources import WeightSource
-from aengine.cache import StoredPrefix
+from aengine.cache import PageChain, StoredPrefix
 from aengine.engine.core import EngineCore, EnginePhase, Serving
 from aengine.engine.edges import FindKV, FlushCache, Pause, Touch, Unpause
 from aengine.engine.loading import LoadedModel, load_model
@@ -241,8 +241,10 @@ class AsyncEngine(ServedEngine):
         except (OverflowError, TypeError, ValueError):
             raise InvalidRequestError.of("token_ids", "they are not integers of 32 bits") from None
         serving = self._check_serving()
-        number = serving.adapters.number_of(adapter)
-        return await serving.commands.run(lambda reply: FindKV(reply, ids, cache_salt, number))
+        version = serving.registry.weights_version
+        chain = PageChain(self.engine_info.page_size, cache_salt, serving.adapters.number_of(adapter), version)
+        await anyio.to_thread.run_sync(chain.extend, ids)  # of 100k tokens this takes many milliseconds
+        return await serving.commands.run(lambda reply: FindKV(reply, ids, chain))
 
     async def _kv_of(self, identity: str, token_ids: Sequence[int], cache_salt: str, adapter: str | None) -> StoredPrefix:
         stored = await self._find_kv(token_ids, cache_salt, adapter)

@@ -25,7 +25,7 @@ from typing import Generic, TypeVar
 
 from aengine.aio.edge import LoopEdge
 from aengine.api.outputs import EngineStats, Histogram, MemoryUse
-from aengine.cache import StoredPrefix, TierCounts
+from aengine.cache import PageChain, StoredPrefix, TierCounts
 from aengine.runner.contract import Prepared
 from aengine.scheduler.live_sequences import MovingRatio
 from aengine.scheduler.plan import IntArray
@@ -78,12 +78,11 @@ class Touch:
 
 @dataclass(frozen=True, slots=True)
 class FindKV:
-    """See what tiers hold of a prompt; then `Done(reply, it)` is reported, None where there are no tiers."""
+    """See what tiers hold of a prompt; then `Done(reply, it)` is reported, None where there are no tiers, or other weights are in use."""
 
     reply: Future[StoredPrefix | None]  # as in `Pause`
     token_ids: IntArray
-    cache_salt: str
-    adapter_number: int
+    chain: PageChain  # of these
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,7 +16,7 @@ import numpy as np
 
 from aengine.api.config import EngineConfig
 from aengine.api.errors import ConfigError
-from aengine.cache import Column, PageChain, PageTiers, StoredPrefix, TierCounts, page_name
+from aengine.cache import Column, PageTiers, StoredPrefix, TierCounts, page_name
 from aengine.engine.edges import FindKV, StepStats
 from aengine.runner.contract import Runner
 from aengine.scheduler.plan import IntArray
@@ -141,11 +141,10 @@ class TierTraffic:
     def stored(self, asked: FindKV) -> StoredPrefix | None:
         """What the tiers hold of a prompt, with what the last step has computed of it."""
         self.save()
-        if self._tiers is None:
+        chain, token_ids = asked.chain, asked.token_ids
+        if self._tiers is None or chain.version != self._scheduler.weights_version:
             return None
         size, num_groups, has_states = self._runner.page_size, len(self._runner.windows), bool(self._runner.state_pages)
-        chain, token_ids = PageChain(size, asked.cache_salt, asked.adapter_number, self._scheduler.weights_version), asked.token_ids
-        chain.extend(token_ids)
         tokens = [token_ids[begin : begin + size].tobytes() for begin in range(0, len(chain.digests) * size, size)]
         states = [page_name(name, num_groups) for name in chain.digests] if has_states else []
         found = self._tiers.find(chain.digests)
