@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import json
+import random
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -138,3 +139,28 @@ async def test_errors_are_lines() -> None:
         assert [line["message"]["content"] for line in lines[:-1]] == ["It", " is"]
         assert "error" in lines[-1]
         assert response.headers["content-type"] == "application/x-ndjson"
+
+
+FIELDS = (
+    *("model", "messages", "prompt", "system", "images", "suffix", "raw", "stream", "options", "format", "think", "keep_alive", "context"),
+    *("tools", "logprobs", "top_logprobs", "input", "dimensions", "truncate", "name", "session", "what"),
+)
+VALUES: tuple[Any, ...] = (
+    *(None, 0, -1, 2**70, 1.5, True, False, "", "a", "json", ":latest", "demo", [], {}, [1], ["a"], [{}], [None], [[["x"]]]),
+    *([{"role": "user"}], MESSAGES, [{"role": "tool", "content": 3}], [{"role": "user", "content": "x", "images": ["!!"]}]),
+    *([{"role": "assistant", "tool_calls": [{"function": {"name": "a", "arguments": "x"}}]}], [{"role": "assistant", "tool_calls": "x"}]),
+    *({"type": "object"}, {"num_predict": "x"}, {"stop": [1]}, {"temperature": {}}, {"seed": -1}, "high"),
+)
+
+
+async def test_bodies_that_are_nearly_right_have_an_answer(serve: Serving) -> None:
+    rng = random.Random(1)
+    for _ in range(250):
+        path = rng.choice(["/api/chat", "/api/generate", "/api/embed", "/api/embeddings", "/api/show"])
+        body = {field: rng.choice(VALUES) for field in rng.sample(FIELDS, rng.randrange(6))}
+        if rng.random() < 0.7:
+            body["options"] = {"num_predict": 2}
+        response = await serve.post(path, body)
+        assert response.status_code < 500, (path, body)
+        if response.status_code >= 400:
+            assert response.json()["error"], (path, body)
