@@ -13,8 +13,8 @@ import os
 import sys
 import uuid
 from collections import Counter
-from collections.abc import AsyncIterator, Mapping, Sequence
-from contextlib import asynccontextmanager, suppress
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from contextlib import asynccontextmanager, contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -136,44 +136,35 @@ def _read_line(value: Any, where: str) -> BatchLine:
     return BatchLine(identity, url, body)
 
 
-class open_answers:  # a context, like open
+@contextmanager
+def open_answers(path: Path, known: set[str]) -> Iterator[tuple[IO[bytes], set[str]]]:
     """The file of answers, open for more, and the ids that it has. A line that was not written to its end is cut off. Raises `BatchError`
     for a file of other requests."""
+    try:
+        file = open(path, "r+b" if path.exists() else "w+b")  # noqa: SIM115 # the errors of what is done inside are others
+    except OSError as error:
+        raise BatchError(f"{path} cannot be written: {error.strerror}") from error
+    with file:
+        yield file, _read_answers(file, path, known)
 
-    def __init__(self, path: Path, known: set[str]) -> None:
-        self._path, self._known = path, known
 
-    def __enter__(self) -> tuple[IO[bytes], set[str]]:
+def _read_answers(file: IO[bytes], path: Path, known: set[str]) -> set[str]:
+    answered: set[str] = set()
+    whole = 0
+    for number, raw in enumerate(file, 1):
+        if not raw.endswith(b"\n"):
+            break
+        whole += len(raw)
         try:
-            self._file = open(self._path, "r+b" if self._path.exists() else "w+b")
-        except OSError as error:
-            raise BatchError(f"{self._path} cannot be written: {error.strerror}") from error
-        try:
-            return self._file, self._read()
-        except BaseException:
-            self._file.close()
-            raise
-
-    def _read(self) -> set[str]:
-        answered: set[str] = set()
-        whole = 0
-        for number, raw in enumerate(self._file, 1):
-            if not raw.endswith(b"\n"):
-                break
-            whole += len(raw)
-            try:
-                identity = json.loads(raw)["custom_id"]
-            except (ValueError, KeyError, TypeError):
-                raise BatchError(f"{self._path}, line {number}: not an answer; the file is another one's") from None
-            if identity not in self._known:
-                raise BatchError(f"{self._path}, line {number}: answers {identity!r}, which is no request of this file")
-            answered.add(identity)
-        self._file.seek(whole)
-        self._file.truncate()
-        return answered
-
-    def __exit__(self, *_: object) -> None:
-        self._file.close()
+            identity = json.loads(raw)["custom_id"]
+        except (ValueError, KeyError, TypeError):
+            raise BatchError(f"{path}, line {number}: not an answer; the file is another one's") from None
+        if identity not in known:
+            raise BatchError(f"{path}, line {number}: answers {identity!r}, which is no request of this file")
+        answered.add(identity)
+    file.seek(whole)
+    file.truncate()
+    return answered
 
 
 # ---- requests ------------------------------------------------------------------------------------------------------------
