@@ -215,13 +215,22 @@ class _Loop:
 
     def __init__(self) -> None:
         self._loop = asyncio.new_event_loop()
+        self._lock = threading.Lock()
+        self._stopped = False  # no call begins any more
         self._thread = threading.Thread(target=self._run, name="aengine-llm", daemon=True)
         self._thread.start()
 
     def _run(self) -> None:
         self._loop.run_forever()
-        self._loop.run_until_complete(self._loop.shutdown_default_executor())
+        self._loop.run_until_complete(self._end_tasks())
         self._loop.close()
+
+    async def _end_tasks(self) -> None:
+        tasks = asyncio.all_tasks() - {asyncio.current_task()}
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        await self._loop.shutdown_default_executor()
 
     def call(self, function: Callable[[], Awaitable[T]]) -> T:
         """What `function` gives, awaited there. Whatever interrupts the caller cancels it, and is raised when it has ended. Raises
@@ -229,23 +238,24 @@ class _Loop:
         if self.is_current:
             raise EngineStateError("an LLM cannot be called from its own event loop, which would wait for itself")
         call = _Call(function)
-        if not self.post(call.begin):
-            raise EngineStateError("the engine is closed")
+        with self._lock:
+            if self._stopped:
+                raise EngineStateError("the engine is closed")
+            self.post(call.begin)
         try:
             call.ended.wait()
         except BaseException:
             self.post(call.cancel)
             call.ended.wait()
             raise
+        if call.task.cancelled():
+            raise EngineStateError("the engine was closed")
         return call.task.result()
 
-    def post(self, function: Callable[[], object]) -> bool:
-        """Have it called there. False: the loop is stopped."""
-        try:
+    def post(self, function: Callable[[], object]) -> None:
+        """Have it called there, unless the loop is closed."""
+        with suppress(RuntimeError):
             self._loop.call_soon_threadsafe(function)
-        except RuntimeError:
-            return False
-        return True
 
     @property
     def is_current(self) -> bool:
@@ -254,14 +264,18 @@ class _Loop:
 
     def stop_after(self, function: Callable[[], Awaitable[object]]) -> None:
         """End the thread when the function, which is called there, has ended. To be called there."""
+        with self._lock:
+            self._stopped = True
         self._last = _Call(function)
         self._last.begin()
         self._last.task.add_done_callback(lambda _: self._loop.stop())
 
     def stop(self) -> None:
         """End the thread. Calls that come later are refused."""
-        if self.post(self._loop.stop):
-            self._thread.join()
+        with self._lock:
+            self._stopped = True
+            self.post(self._loop.stop)
+        self._thread.join()
 
 
 class _Call(Generic[T]):

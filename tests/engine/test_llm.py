@@ -12,7 +12,7 @@ from collections.abc import Iterator
 import pytest
 from hang_guard import HANG_SECONDS
 
-from aengine import LLM, AsyncEngine, Completion, EngineStateError, InvalidRequestError, ModelLoadError, SamplingParams
+from aengine import LLM, AsyncEngine, Completion, EngineStateError, FinishReason, InvalidRequestError, ModelLoadError, SamplingParams
 from aengine.api.engine import EngineBase
 
 GREEDY = SamplingParams(max_tokens=12, temperature=0.0, ignore_eos=True)
@@ -176,6 +176,31 @@ def test_it_ends_once_and_refuses_then() -> None:
             call()
     with pytest.raises(ModelLoadError):
         LLM("/nowhere/at/all")
+
+
+def test_calls_that_run_when_it_ends_are_told() -> None:
+    """Whatever they had got to: none waits for ever."""
+    llm = LLM("demo", kv_cache_memory="8MiB")
+    ends: list[str] = []
+
+    def call() -> None:
+        try:
+            while True:
+                llm.call(lambda engine: engine.tokenize("text"))
+                if llm.generate("It is", SamplingParams(max_tokens=3)).finish_reason is FinishReason.CANCELLED:
+                    ends.append("cancelled")
+                    return
+        except EngineStateError as error:
+            ends.append(str(error))
+
+    threads = [threading.Thread(target=call) for _ in range(8)]
+    for thread in threads:
+        thread.start()
+    llm.generate("It is", GREEDY)
+    llm.close()
+    for thread in threads:
+        thread.join(HANG_SECONDS)
+    assert len(ends) == 8
 
 
 def test_it_may_be_collected_in_its_own_thread() -> None:
