@@ -56,6 +56,7 @@ def test_it_gives_what_the_engine_gives(llm: LLM) -> None:
     assert llm.model_info.max_model_len > 0
 
 
+@pytest.mark.slow
 def test_more_than_wait_in_the_queue(llm: LLM) -> None:
     outputs = llm.generate([[5 + i % 90, 7] for i in range(5000)], SamplingParams(max_tokens=1, temperature=0.0))
     assert len(outputs) == 5000
@@ -219,6 +220,7 @@ def test_it_may_be_collected_in_its_own_thread() -> None:
     assert not threads[-1].is_alive()
 
 
+@pytest.mark.slow
 def test_a_program_may_end_while_a_stream_runs() -> None:
     code = (
         "from aengine import LLM, SamplingParams; llm = LLM('demo'); s = llm.stream('It', SamplingParams(ignore_eos=True)); print(next(s))"

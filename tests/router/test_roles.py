@@ -10,6 +10,7 @@ import anyio
 import pytest
 from hang_guard import HANG_SECONDS
 from oracle_engine import until
+from slow_cases import slow_but
 
 from aengine import AsyncEngine, ConfigError, Router, SamplingParams
 from aengine.api.outputs import ReplicaInfo
@@ -28,7 +29,7 @@ def by_role(router: Router) -> dict[str, list[ReplicaInfo]]:
     return found
 
 
-@pytest.mark.parametrize("shared", [True, False])
+@pytest.mark.parametrize("shared", slow_but([False], [False, True]))
 async def test_long_prompts_move_on_at_their_first_token(
     shared: bool, tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
