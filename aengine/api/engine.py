@@ -6,13 +6,14 @@ Code that is written against these serves all of them. Owns the signatures of re
 
 from __future__ import annotations
 
+import sys
 from abc import ABC, abstractmethod
-from collections.abc import AsyncGenerator, AsyncIterable, Collection, Mapping, Sequence
+from collections.abc import AsyncGenerator, AsyncIterable, Awaitable, Callable, Collection, Mapping, Sequence
+from functools import partial
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, TypedDict
+from typing import TYPE_CHECKING, Any, TypedDict, TypeVar
 
 import anyio
-import anyio.abc
 
 from aengine.api.errors import FieldViolation, InvalidRequestError
 from aengine.api.fields import shown
@@ -39,6 +40,35 @@ from aengine.api.stream import StreamSource, TokenStream, read_to_end
 
 if TYPE_CHECKING:
     from typing_extensions import Self, Unpack
+
+
+T = TypeVar("T")
+
+
+async def run_all(
+    work: Sequence[Callable[[], Awaitable[T]]], most: int = sys.maxsize, done: Callable[[T], object] = lambda result: None
+) -> list[T]:
+    """What all of it gives, in its order, `most` at a time. `done` is called with each result as it comes. The first that raises cancels
+    the others, and its error is what is raised."""
+    left, found = enumerate(work), dict[int, T]()
+    failures: list[Exception] = []
+
+    async def run(scope: anyio.CancelScope) -> None:
+        for index, function in left:
+            try:
+                found[index] = await function()
+            except Exception as error:
+                failures.append(error)
+                scope.cancel()
+                return
+            done(found[index])
+
+    async with anyio.create_task_group() as group:
+        for _ in range(min(most, len(work))):
+            group.start_soon(run, group.cancel_scope)
+    if failures:
+        raise failures[0]
+    return [found[index] for index in range(len(found))]
 
 
 def output_of_fork(point: ForkPoint, outputs: Sequence[Sequence[int]]) -> tuple[list[int], int]:
@@ -199,28 +229,16 @@ class EngineBase(ABC):
         and `InvalidRequestError` (continuations) names an empty text.
         """
         own = await self._ids_of(prompt)
-        scores: dict[int, Score] = {}
-        failures: list[Exception] = []
-
-        async def score(index: int, continuation: str | Sequence[int], group: anyio.abc.TaskGroup) -> None:
-            try:
-                scores[index] = await self._score(prompt, own, continuation, top_logprobs, fields)
-            except InvalidRequestError as error:
-                failures.append(error.moved(lambda field: f"continuations[{index}]" if field == "continuations" else field))
-                group.cancel_scope.cancel()
-            except Exception as error:
-                failures.append(error)
-                group.cancel_scope.cancel()
-
-        async with anyio.create_task_group() as group:
-            for index, continuation in enumerate(continuations):
-                group.start_soon(score, index, continuation, group)
-        if failures:
-            raise failures[0]
-        return [scores[index] for index in range(len(continuations))]
+        return await run_all([partial(self._score, prompt, own, at, each, top_logprobs, fields) for at, each in enumerate(continuations)])
 
     async def _score(
-        self, prompt: str | Sequence[int], own: list[int], continuation: str | Sequence[int], top_logprobs: int, fields: OptionFields
+        self,
+        prompt: str | Sequence[int],
+        own: list[int],
+        index: int,
+        continuation: str | Sequence[int],
+        top_logprobs: int,
+        fields: OptionFields,
     ) -> Score:
         if isinstance(prompt, str) and isinstance(continuation, str):
             whole = await self._ids_of(prompt + continuation)
@@ -230,7 +248,7 @@ class EngineBase(ABC):
         while start < min(len(own), len(whole)) and own[start] == whole[start]:
             start += 1
         if start == len(whole) or not len(continuation):
-            raise InvalidRequestError.of("continuations", "has no token behind those of the prompt")
+            raise InvalidRequestError.of(f"continuations[{index}]", "has no token behind those of the prompt")
         if not start:
             raise InvalidRequestError.of("prompt", "has no token that the others could follow")
         told = {"prompt_logprobs": top_logprobs, "prompt_logprobs_from": start, "detokenize": False}

@@ -17,10 +17,8 @@ from functools import partial
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Generic, TypeVar, overload
 
-import anyio
-
 from aengine.api.config import EngineConfig
-from aengine.api.engine import EngineBase
+from aengine.api.engine import EngineBase, run_all
 from aengine.api.errors import EngineStateError, InvalidRequestError
 from aengine.api.outputs import Completion, Embedding, ModelInfo, Score, Token, Usage
 from aengine.api.params import SamplingParams
@@ -115,7 +113,7 @@ class LLM:
         n = max((one.n for one in each if one is not None), default=1)
         work = [partial(self._engine.generate, prompt, one, **fields) for prompt, one in zip(given, each, strict=True)]
         with _Bar(len(work), several if progress is None else progress, asked=progress is not None) as bar:
-            found = self._loop.call(partial(_gather, work, max(1, MOST_AT_ONCE // n), bar.add))
+            found = self._loop.call(partial(run_all, work, max(1, MOST_AT_ONCE // n), bar.add))
         return found if several else found[0]
 
     def chat(
@@ -147,7 +145,7 @@ class LLM:
         given: list[Any] = list(prompts) if several else [prompts]  # type: ignore[arg-type]
         work = [partial(self._engine.embed, prompt, **fields) for prompt in given]
         with _Bar(len(work), several if progress is None else progress, asked=progress is not None) as bar:
-            found = self._loop.call(partial(_gather, work, MOST_AT_ONCE, bar.add))
+            found = self._loop.call(partial(run_all, work, MOST_AT_ONCE, bar.add))
         return found if several else found[0]
 
     def score(
@@ -329,29 +327,6 @@ def _several(prompts: Any) -> bool:
         return False
     first = next(iter(prompts), "")
     return isinstance(first, (str, ForkPoint, Sequence)) or (hasattr(first, "__len__") and not isinstance(first, Mapping))
-
-
-async def _gather(work: Sequence[Callable[[], Awaitable[T]]], most: int, done: Callable[[T], object]) -> list[T]:
-    """What all of it gives, in its order, `most` at a time. The first that raises cancels the others."""
-    left, found = enumerate(work), {}
-    failures: list[Exception] = []
-
-    async def run(scope: anyio.CancelScope) -> None:
-        for index, function in left:
-            try:
-                found[index] = await function()
-            except Exception as error:
-                failures.append(error)
-                scope.cancel()
-                return
-            done(found[index])
-
-    async with anyio.create_task_group() as group:
-        for _ in range(min(most, len(work))):
-            group.start_soon(run, group.cancel_scope)
-    if failures:
-        raise failures[0]
-    return [found[index] for index in range(len(found))]
 
 
 def _end(loop: _Loop, engine: EngineBase) -> None:

@@ -145,7 +145,7 @@ class Sequence:
 
     @property
     def cacheable(self) -> IntArray:
-        """Its tokens up to one behind those of which KV may be found."""
+        """The tokens up to one behind those of which KV may be found."""
         most = self.request.params.most_cached
         return self.tokens if most is None else self.tokens[: most + 1]
 

@@ -22,20 +22,19 @@ from typing import IO, Any
 
 import anyio
 
+from aengine.api.engine import run_all
 from aengine.api.errors import AEngineError, ConfigError, ConnectionLostError, ServerError
 from aengine.client.client_config import TOKEN_VARIABLE, exit_code, read_file
 from aengine.client.openai import HttpConfig, HttpServer
-from aengine.server.config.settings import add_general, add_model, add_options, options, parse, read_settings
+from aengine.server.config.settings import add_general, add_model, add_options, parse
+from aengine.terminal.cli import COMMON, ENGINE_OPTIONS, engine_of
 
-COMMON = ("dtype", "quantization", "max_model_len", "kv_cache_memory")
-"""Options of the engine that the help shows."""
 URLS = ("/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/embeddings")
 AT_ONCE = 256
 """Requests of all servers together that have no answer yet, unless a flag says so."""
 MOST_TRIES = 8
 """How often a request is sent, at most, where the server cannot be reached or has no room."""
 _WAITS = (429, 500, 502, 503, 504)  # statuses of answers that another try may change
-_ENGINE = [option for option in options() if option.table == "engine"]
 
 
 class BatchError(AEngineError):
@@ -74,7 +73,7 @@ def build_parser(name: str = "aengine-batch", *, whole: bool = False) -> argpars
     parser.add_argument("--at-once", type=int, default=AT_ONCE, metavar="N", help=f"requests under way (default: {AT_ONCE})")
     parser.add_argument("--quiet", action="store_true", help="show no bar")
     add_general(parser, partial(build_parser, name, whole=True))
-    add_options(parser, _ENGINE, COMMON, whole=whole, help_of=lambda option: option.help.replace("%", "%%"))
+    add_options(parser, ENGINE_OPTIONS, COMMON, whole=whole, help_of=lambda option: option.help.replace("%", "%%"))
     return parser
 
 
@@ -82,7 +81,7 @@ def _run(given: argparse.Namespace) -> int:
     if given.at_once < 1:
         raise ConfigError.of("at_once", f"{given.at_once} is not at least 1")
     lines = read_requests(given.input)
-    flags = {option.name: vars(given)[option.name] for option in _ENGINE if option.name in given}
+    flags = {option.name: vars(given)[option.name] for option in ENGINE_OPTIONS if option.name in given}
     if given.backends is not None and flags:
         raise ConfigError.of(next(iter(flags)), "is for an engine in this process, and not for servers")
     with open_answers(given.output, {line.custom_id for line in lines}) as (file, answered):
@@ -187,12 +186,9 @@ async def _servers(given: argparse.Namespace, flags: Mapping[str, Any]) -> Async
         token = os.environ.get(TOKEN_VARIABLE) or None if file is None else read_file("token_file", file).strip()
         yield [HttpServer(HttpConfig(address=url.strip(), token=token)) for url in given.backends.split(",")]
         return
-    from aengine.api.runtime import switch_often
-    from aengine.engine.async_engine import AsyncEngine
     from aengine.server.app import Server
 
-    switch_often()
-    async with AsyncEngine(read_settings(flags, os.environ).engine) as engine:
+    async with engine_of(flags) as engine:
         server = Server(engine, port=None, http_port=0, chat_page=False, access_log=False)
         await server.start()
         await server.set_serving(True)
@@ -207,29 +203,17 @@ async def answer_all(lines: Sequence[BatchLine], servers: Sequence[HttpServer], 
     answers have each. Raises `ConnectionLostError` where no server can be reached any more."""
     counts: Counter[int] = Counter()
     under_way = dict.fromkeys(servers, 0)
-    left = iter(lines)
-    failures: list[AEngineError] = []
 
-    async def work(scope: anyio.CancelScope) -> None:
-        for line in left:
-            try:
-                status, request_id, body = await _ask(line, under_way)
-            except AEngineError as error:
-                failures.append(error)
-                scope.cancel()
-                return
-            answer = {"status_code": status, "request_id": request_id, "body": body}
-            written = {"id": f"batch_req_{uuid.uuid4().hex}", "custom_id": line.custom_id, "response": answer, "error": None}
-            file.write(json.dumps(written, ensure_ascii=False).encode() + b"\n")
-            file.flush()
-            counts[status] += 1
-            done(status)
+    async def answer(line: BatchLine) -> int:
+        status, request_id, body = await _ask(line, under_way)
+        response = {"status_code": status, "request_id": request_id, "body": body}
+        written = {"id": f"batch_req_{uuid.uuid4().hex}", "custom_id": line.custom_id, "response": response, "error": None}
+        file.write(json.dumps(written, ensure_ascii=False).encode() + b"\n")
+        file.flush()
+        counts[status] += 1
+        return status
 
-    async with anyio.create_task_group() as group:
-        for _ in range(min(at_once, len(lines))):
-            group.start_soon(work, group.cancel_scope)
-    if failures:
-        raise failures[0]
+    await run_all([partial(answer, line) for line in lines], at_once, done)
     return counts
 
 

@@ -10,8 +10,9 @@ import argparse
 import asyncio
 import os
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
+from typing import TYPE_CHECKING
 
 from aengine.api.errors import ConfigError
 from aengine.api.request import RequestOptions
@@ -32,10 +33,13 @@ from aengine.terminal.answers import Chat, View
 from aengine.terminal.conversation import ChatParameters, CommandError, Conversation
 from aengine.terminal.partners import EnginePartner, HttpPartner, Partner
 
+if TYPE_CHECKING:
+    from aengine.engine.async_engine import AsyncEngine
+
 DUMB = "this terminal cannot move its cursor (TERM says so), which a chat needs; --prompt and pipes do not"
 COMMON = ("dtype", "quantization", "max_model_len", "kv_cache_memory")
 """Options of the engine that the help shows."""
-_ENGINE = [option for option in options() if option.table == "engine"]
+ENGINE_OPTIONS = [option for option in options() if option.table == "engine"]
 
 
 def main(arguments: Sequence[str] | None = None, name: str = "aengine-chat") -> int:
@@ -75,7 +79,7 @@ def build_parser(name: str = "aengine-chat", *, whole: bool = False) -> argparse
     parser.add_argument("--tools", metavar="FILE", help="a JSON file with the list of tools that the model may call; you type the results")
     parser.add_argument("--json", action="store_true", help="write each answer as one line of JSON")
     add_server_flags(parser.add_argument_group("server", "Instead of an engine in this process."), None, whole=whole)
-    add_options(parser, _ENGINE, COMMON, whole=whole, help_of=_help)
+    add_options(parser, ENGINE_OPTIONS, COMMON, whole=whole, help_of=_help)
     return parser
 
 
@@ -103,13 +107,9 @@ def _run(given: argparse.Namespace) -> int:
 
 def _partner(given: argparse.Namespace) -> Partner:
     """What the flags mean; not entered. Raises `ConfigError` and `SettingsError`."""
-    flags = {option.name: vars(given)[option.name] for option in _ENGINE if option.name in given}
+    flags = {option.name: vars(given)[option.name] for option in ENGINE_OPTIONS if option.name in given}
     if given.address is None:
-        from aengine.api.runtime import switch_often
-        from aengine.engine.async_engine import AsyncEngine
-
-        switch_often()
-        return EnginePartner(AsyncEngine(read_settings(flags, os.environ).engine))
+        return EnginePartner(engine_of(flags))
     over_http = is_url(given.address)
     model = flags.pop("model", None) if over_http else None
     if flags:
@@ -120,6 +120,15 @@ def _partner(given: argparse.Namespace) -> Partner:
     from aengine.client.client import AsyncClient
 
     return EnginePartner(AsyncClient(client_config(given)))
+
+
+def engine_of(flags: Mapping[str, object]) -> AsyncEngine:
+    """An engine in this process, which is this program's, not started. `flags`: those of it that were given. Raises `SettingsError`."""
+    from aengine.api.runtime import switch_often
+    from aengine.engine.async_engine import AsyncEngine
+
+    switch_often()
+    return AsyncEngine(read_settings(flags, os.environ).engine)
 
 
 def _questions(given: argparse.Namespace) -> list[str]:

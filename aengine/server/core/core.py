@@ -276,6 +276,11 @@ class Backend:
         return self.served_names or (self.engine.model_info.name,)
 
     @property
+    def listed_names(self) -> list[str]:
+        """All that clients may ask for as a model, each once: `model_names`, then the adapters."""
+        return list(dict.fromkeys([*self.model_names, *(adapter.name for adapter in self.engine.adapters)]))
+
+    @property
     def model_info(self) -> ModelInfo:
         """What is served, under the first of its names. Raises `EngineStateError` before the engine is started."""
         return self._named(self.model_names[0])

@@ -49,7 +49,7 @@ async def health(core: Core, exchange: HttpExchange) -> None:
 async def models(core: Core, exchange: HttpExchange) -> None:
     """`/v1/models`: respond with the model under each of its names, and its adapters: what OpenAI's clients read, and what Anthropic's
     do."""
-    names = list(dict.fromkeys([*core.backend.model_names, *(adapter.name for adapter in core.engine.adapters)]))
+    names = core.backend.listed_names
     data = [_model(core, name) for name in names]
     await exchange.respond_json({"object": "list", "data": data, "has_more": False, "first_id": names[0], "last_id": names[-1]})
 

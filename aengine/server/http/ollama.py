@@ -36,7 +36,7 @@ from aengine.server.http.http_exchange import HttpExchange
 LINES = b"application/x-ndjson"
 ERRORS = ErrorStyle(lambda error, status, debug: {"error": error.message}, start=b"", end=b"\n")
 SPOKEN_VERSION = "0.12.0"
-"""Of Ollama, that clients are told: some ask for one that has tools and structured outputs."""
+"""The version of Ollama that clients are told: some ask for one that has tools and structured outputs."""
 _LATEST = ":latest"
 _STARTED = time.time()
 _OPTIONS: Mapping[str, str] = {
@@ -44,7 +44,7 @@ _OPTIONS: Mapping[str, str] = {
     "num_predict": "max_tokens",
     "repeat_penalty": "repetition_penalty",
 }
-"""Of `options`, and ours."""
+"""Names of sampling parameters in `options`, and ours."""
 IGNORED: Mapping[str, str] = {
     "keep_alive": "the model stays",
     "context": "prefixes are cached; it is the messages that say what came before",
@@ -320,8 +320,8 @@ async def _embed(core: Core, exchange: HttpExchange, name: str) -> None:
 
 async def tags(core: Core, exchange: HttpExchange) -> None:
     """`/api/tags`: respond with the model under each of its names, and its adapters."""
-    names = dict.fromkeys([*core.backend.model_names, *(adapter.name for adapter in core.engine.adapters)])
-    await exchange.respond_json({"models": [{**_described(core, name), "modified_at": _written(_STARTED)} for name in names]})
+    described = [{**_described(core, name), "modified_at": _written(_STARTED)} for name in core.backend.listed_names]
+    await exchange.respond_json({"models": described})
 
 
 async def running(core: Core, exchange: HttpExchange) -> None:
