@@ -10,9 +10,10 @@ from __future__ import annotations
 import atexit
 import gc
 import os
+import signal
 import sys
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack
 from importlib.util import find_spec
 from pathlib import Path
@@ -108,3 +109,11 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     one_is_quick(items, "drafts")
     few_are_quick(items)
     some_in_ci(items)
+
+
+@pytest.fixture
+def interruptible() -> Iterator[None]:
+    """Processes that a shell starts in the background ignore SIGINT, and so would those that they start."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)

@@ -163,6 +163,7 @@ async def test_tools_and_template_kwargs(tmp_path: Path) -> None:
     assert (list(chat.tools), chat.template_kwargs) == (['{"name":"später"}', '{"b":1}'], '{"enable_thinking":false}')
 
 
+@pytest.mark.usefixtures("interruptible")
 async def test_ctrl_c_cancels_the_request() -> None:
     async with scripted(held_at(2, asyncio.Event())) as script, program("x", "--address", script.address) as process:
         assert process.stdout is not None
@@ -173,6 +174,7 @@ async def test_ctrl_c_cancels_the_request() -> None:
         assert list(script.calls[-1].request_ids) == [request_of(script).request_id]
 
 
+@pytest.mark.usefixtures("interruptible")
 async def test_ctrl_c_while_connecting() -> None:
     async with scripted(serving=False) as script, program("x", "--address", script.address) as process:
         await until(lambda: script.health._server_watchers.get(""))  # somebody asked for the health  # type: ignore[attr-defined]

@@ -104,6 +104,7 @@ def test_streams_that_are_left(llm: LLM) -> None:
     assert stream.completion() == llm.generate("It is", GREEDY)
 
 
+@pytest.mark.usefixtures("interruptible")
 def test_an_interrupt_cancels_what_runs(llm: LLM) -> None:
     """Ctrl-C, while the main thread waits; the engine goes on."""
 

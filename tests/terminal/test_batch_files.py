@@ -96,6 +96,7 @@ def test_answers_of_others_are_not_touched(tmp_path: Path, capsys: pytest.Captur
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("interruptible")
 def test_it_goes_on_where_it_was(tmp_path: Path) -> None:
     """After Ctrl-C, and after a line that was not written to its end."""
     given, found, whole = tmp_path / "in", tmp_path / "out", tmp_path / "whole"

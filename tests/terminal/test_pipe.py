@@ -8,7 +8,7 @@ import os
 import re
 import signal
 import sys
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 from subprocess import PIPE
 
 import anyio
@@ -66,14 +66,6 @@ async def test_a_model_without_a_chat_template_goes_on_with_the_text() -> None:
     async with scripted(says(whole_answer([10, 11])), says(whole_answer([12]))) as script:
         assert await run("--address", script.address, "--prompt", "Once", "--prompt", "Then") == (0, "ab\nc\n", "")
     assert [call.spec.prompt.text for call in script.calls] == ["Once", "Once\nab\nThen"]
-
-
-@pytest.fixture
-def interruptible() -> Iterator[None]:
-    """Processes that a shell starts in the background ignore SIGINT, and so would those that they start."""
-    before = signal.signal(signal.SIGINT, signal.default_int_handler)
-    yield
-    signal.signal(signal.SIGINT, before)
 
 
 @pytest.mark.slow
