@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 from image_models import Reference, as_file, picture
+from PIL import Image
 
 from aengine.images.encoder import ImageEncoder
 from aengine.images.processor import ProcessedImage
@@ -105,3 +106,13 @@ def test_requests_take_turns_and_can_leave(reference: Find) -> None:
         held.result(60)
         assert sum(tower.runs) == 8, "an image was encoded for nobody"
     assert encoder.encode([as_file(picture(4, 4))]).cancelled()
+
+
+@pytest.mark.parametrize("height", [3, 1])
+def test_an_image_of_few_rows_is_what_a_picture_is(reference: Find, height: int) -> None:
+    """Whose first number could be that of its colors."""
+    processor, pixels = reference("gemma3").processor, picture(30, height)
+    with torch.inference_mode():
+        expected, _ = processor._processor._process_images([Image.fromarray(pixels)], return_tensors="pt", **processor._settings)
+    found = processor.process(pixels, alone=True)
+    assert found.inputs["pixel_values"].equal(expected["pixel_values"])
