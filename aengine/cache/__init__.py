@@ -5,10 +5,11 @@ sequence wants one.
 """
 
 from aengine.cache.pages import LayerGroups, OutOfPages, PageCache, PageNeeds, Prefix, WindowKind, Windows, layer_groups
-from aengine.cache.prefix import PageChain, PrefixIndex, page_name, published_digest
+from aengine.cache.prefix import DIGEST_BYTES, PageChain, PrefixIndex, page_name, published_digest
 from aengine.cache.tiers import Column, PageTiers, StoredPrefix, TierCounts
 
 __all__ = [
+    "DIGEST_BYTES",
     "Column",
     "LayerGroups",
     "OutOfPages",

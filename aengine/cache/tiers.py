@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import itertools
 import logging
+import math
 import os
 import pathlib
 import re
@@ -32,9 +33,10 @@ Bytes = NDArray[np.uint8]
 _MAGIC = b"aengkv1\0"
 _HEAD = struct.Struct("<8s32sQQ")  # the magic, a digest of all that follows, bytes of token ids, bytes of pages
 _MOST_QUEUED = 256 << 20  # bytes that wait to be written; what comes beyond is not kept
+_AHEAD = 4 << 20  # that wait to be written while more of them wait in the pool, at no cost
 _MOST_TOKEN_BYTES = 16 << 20  # that a file may have: the ids of a session
 _UNSEEN = 1 / 16  # of the limit that is written, at most, before a look at what others have written meanwhile
-_PAUSE = 15.0  # after a write while steps run, as a multiple of what that took: on few cores these wait for it
+_PAUSE, _SHORT_PAUSE = 100.0, 4.0  # after a write while steps run, in times of its CPU time: these wait for it where cores are few
 _RETRY_SECONDS = 30.0  # after a file could not be written
 _SHRUNK = 0.9  # of the limit that is left when files are dropped
 _log = logging.getLogger("aengine")
@@ -77,6 +79,8 @@ class PageTiers:
         self.identity = identity
         self._host_bytes, self._root, self._disk_bytes, self._sizes = host_bytes, folder, disk_bytes, frozenset((0, *sizes))
         self._others_wait = others_wait
+        self.has_host = host_bytes > 0
+        """Whether columns stay in memory, and not only until they are written."""
         self._host: OrderedDict[bytes, Column] = OrderedDict()
         self._host_used = 0
         self._known: set[bytes] = set()  # that are in files, or on the way there
@@ -95,6 +99,7 @@ class PageTiers:
         self._at_full_speed.set()
         self._writes: OrderedDict[bytes, Column] = OrderedDict()
         self._queued = 0
+        self._with_room: Callable[[], object] | None = None
         self._reads: deque[tuple[Sequence[bytes], Future[list[Column]]]] = deque()
         self._closed = False
         self._serial = itertools.count()
@@ -169,6 +174,20 @@ class PageTiers:
         future.set_result([])
         return future
 
+    @property
+    def room(self) -> float:
+        """Bytes that should be put now; what waits longer should be put when it would be lost otherwise."""
+        return math.inf if self._host_bytes or self._folder is None else max(_AHEAD - self._queued, 0)
+
+    def call_with_room(self, call: Callable[[], object]) -> None:
+        """Have `call` be called, once and from any thread, when there is room."""
+        with self._lock:
+            has_room = self._queued < _AHEAD // 2
+            if not has_room:
+                self._with_room = call
+        if has_room:
+            call()
+
     def set_idle(self, is_idle: bool) -> None:
         """Say whether no step runs: what waits is written without pauses then."""
         if is_idle:
@@ -218,13 +237,15 @@ class PageTiers:
             future.set_result(found)
 
     def _run_writes(self) -> None:
+        with suppress(OSError, AttributeError):  # steps come first
+            os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), 19)
         while True:
             with self._lock:
                 self._has_writes.wait_for(lambda: self._writes or self._is_stale or self._closed)
                 column = next(iter(self._writes.values()), None)
                 if column is None and self._closed:
                     return
-            begin = time.perf_counter()
+            begin = time.thread_time()
             try:
                 if self._is_stale:
                     self._scan()
@@ -237,8 +258,14 @@ class PageTiers:
                     if self._writes.get(column.name) is column:  # and no other note of this name
                         del self._writes[column.name]
                         self._queued -= column.nbytes
+                    call = None
+                    if self._queued < _AHEAD // 2:
+                        call, self._with_room = self._with_room, None
+                if call is not None:
+                    call()
                 if not self._others_wait:
-                    self._at_full_speed.wait(_PAUSE * (time.perf_counter() - begin))
+                    pause = _PAUSE if self._queued <= 4 * _AHEAD else _SHORT_PAUSE
+                    self._at_full_speed.wait(pause * (time.thread_time() - begin))
 
     def read(self, names: Sequence[bytes]) -> list[Column]:
         """What `load` gives, in the thread of the caller, which waits for files."""
@@ -282,7 +309,7 @@ class PageTiers:
     def _write(self, column: Column) -> None:
         assert self._folder is not None
         path = _path(self._folder, column.name)
-        partial = self._folder / f"tmp-{os.getpid()}-{next(self._serial)}"
+        partial = path.parent / f"tmp-{os.getpid()}-{next(self._serial)}"  # ext4 is slow where files were removed of late
         parts = _written(column)
         size = sum(map(len, parts))
         try:
@@ -321,8 +348,8 @@ class PageTiers:
         self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         files = _files(self._root)
         found = _names_in(self._folder)
-        for path in self._folder.glob("tmp-*"):
-            if not _is_alive(path.name.split("-")[1]):
+        for path, _, _ in files:
+            if path.name.startswith("tmp-") and not _is_alive(path.name.split("-")[1]):
                 _remove(path)
         with self._lock:
             self._known = (found - self._forgotten).union(self._writes)

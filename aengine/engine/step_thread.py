@@ -113,9 +113,7 @@ class StepDriver:
         """`report` must not block or raise. `facts`: parts of the fingerprint beside the weights. `open_tiers`: the tiers of KV for an
         identity of the model; None: there are none."""
         self.busy_since: float | None = None  # when the turn began, on time.monotonic; None while the thread waits for commands
-        self._scheduler = scheduler
-        self._runner = runner
-        self._mailbox = mailbox
+        self._scheduler, self._runner, self._mailbox = scheduler, runner, mailbox
         self._stats = stats
         self._report = report
         self._pending: list[StepReport] = []  # that are not reported yet
@@ -188,7 +186,7 @@ class StepDriver:
                 self._paused = False
                 self._end_pauses()
             case FlushCache(reply):
-                num_pages = scheduler.flush_cache()
+                num_pages = self._flush_cache()
                 self._publish()  # the caller sees it in the stats
                 self._pending.append(Done(reply, num_pages))
             case Touch(reply, session):
@@ -319,7 +317,7 @@ class StepDriver:
                     self._version_changed()
             elif command.level > self._sleep_level:
                 self._scheduler.abandon_loads()
-                self._scheduler.flush_cache()
+                self._flush_cache()
                 self._runner.sleep(command.level, self._scheduler.held_pages())
                 self._sleep_level = command.level
         except (InsufficientMemoryError, InvalidRequestError) as error:
@@ -345,6 +343,11 @@ class StepDriver:
         if self._tiers is not None and self._open_tiers is not None:
             self._tiers.use(self._open_tiers(fingerprint_of({name: part for name, part in parts.items() if name not in _OF_TEXTS})))
         self._stats.identity = Identity(fingerprint_of(parts), parts, time.time())
+
+    def _flush_cache(self) -> int:
+        if self._tiers is not None:
+            self._tiers.save(everything=True)
+        return self._scheduler.flush_cache()
 
     def close(self) -> None:
         """The tiers; the runner belongs to others."""
@@ -409,7 +412,7 @@ class StepLoop:
         self.stats = StepStats()
         self._stopping = False
         self._given_up = False
-        self._abandon: Callable[[], object] = _nothing
+        self._abandon: Callable[[], object] = object  # which does nothing
         self._failure: BaseException | None = None  # of what the runner depends on
         self._thread = threading.Thread(target=self._main, name="aengine-step", daemon=True)
 
@@ -461,7 +464,7 @@ class StepLoop:
             error = self._failure or failure
             forget_locals(failure)  # what was loaded, if not all could be
         # What is left of the model refers to the engine, which refers to this: no garbage collection is needed to free them.
-        self._load, self._abandon, self._mailbox.on_post = _is_loaded_once, _nothing, _nothing
+        self._load, self._abandon, self._mailbox.on_post = _is_loaded_once, object, object
         self._notify(Stopped(error))
 
     def _notify(self, report: Report) -> None:
@@ -478,10 +481,6 @@ class StepLoop:
         self._report(Stopped(error))
         self._abandon()
         self.stop()  # it may have come back already, and wait
-
-
-def _nothing() -> None:
-    pass
 
 
 def _is_loaded_once() -> LoadedModel:

@@ -6,13 +6,17 @@ Knows neither files nor what pages mean. To be used from the step thread alone.
 
 from __future__ import annotations
 
+import logging
+import math
 import pathlib
+import weakref
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
 
 import numpy as np
+from numpy.typing import NDArray
 
 from aengine.api.config import EngineConfig
 from aengine.api.errors import ConfigError
@@ -24,9 +28,12 @@ from aengine.scheduler.scheduler import Scheduler
 from aengine.scheduler.sessions import SessionName, note_name
 from aengine.scheduler.tier_loads import PageLoad
 
+_log = logging.getLogger("aengine")
 _LOOKS = 64  # at what tiers keep, each time that something else has changed
 _MOST_KEPT = 1 << 18
 _BYTES_AT_A_TIME = 4 << 20  # of what was loaded that are written to the pool between two steps
+_BLOCK = 2 << 20  # bytes of memory that pages are read into
+_MOST_SPARE = 8  # blocks that wait to be used again
 
 
 def tiers_of(config: EngineConfig, runner: Runner) -> Callable[[str], PageTiers] | None:
@@ -61,6 +68,32 @@ class _Loading:
     num_written: int = 0
 
 
+class PageMemory:
+    """Memory that pages are read into. It is used again when no array of it is left, for to be given fresh memory by the system takes
+    several times as long as the copy."""
+
+    def __init__(self) -> None:
+        self._spare: list[NDArray[np.uint8]] = []
+        self._block: NDArray[np.uint8] = np.zeros(0, np.uint8)
+        self._used = 0  # bytes of the block
+
+    def take(self, num_pages: int, page_bytes: int) -> NDArray[np.uint8]:
+        """[num_pages, page_bytes], of any content."""
+        size = num_pages * page_bytes
+        if size > _BLOCK:
+            return np.empty((num_pages, page_bytes), np.uint8)
+        if self._used + size > len(self._block):
+            block = self._spare.pop() if self._spare else np.empty(_BLOCK, np.uint8)
+            self._block, self._used = np.frombuffer(block.data, np.uint8), 0  # what is cut out of it refers to it, not to `block`
+            weakref.finalize(self._block, self._give_back, block).atexit = False
+        first, self._used = self._used, self._used + size
+        return self._block[first : self._used].reshape(num_pages, page_bytes)
+
+    def _give_back(self, block: NDArray[np.uint8]) -> None:
+        if len(self._spare) < _MOST_SPARE:
+            self._spare.append(block)
+
+
 class TierTraffic:
     def __init__(self, scheduler: Scheduler, runner: Runner, stats: StepStats, wake_up: Callable[[], object]) -> None:
         """`wake_up` is called, from any thread, when something was loaded."""
@@ -69,7 +102,9 @@ class TierTraffic:
         self._loading: dict[PageLoad, _Loading] = {}
         self._kept: OrderedDict[bytes, None] = OrderedDict()  # names that have left the pool, and that tiers keep
         self._recalls: list[tuple[SessionName, Future[int], Future[list[Column]]]] = []
-        self._column_bytes = _bytes_of(runner, len(runner.windows))
+        self._memory = PageMemory()
+        self._page_bytes = _bytes_of(runner, 1)
+        self._column_bytes = len(runner.windows) * self._page_bytes
 
     def use(self, tiers: PageTiers) -> None:
         """Other weights came into use, whose KV these tiers hold."""
@@ -127,20 +162,27 @@ class TierTraffic:
         self._runner.write_pages(held[needed], content[needed])
         return content.nbytes
 
-    def save(self) -> None:
-        """Puts what was computed into the tiers. To be called before a plan, which may give its pages to others."""
-        loads = self._scheduler.loads
-        saves = [] if loads is None else loads.take_saves()
-        if saves and self._tiers is not None:
+    def save(self, *, everything: bool = False) -> None:
+        """Puts what was computed into the tiers: as much as they can write soon, or everything. To be called before a plan, which may give
+        its pages to others."""
+        loads, tiers = self._scheduler.loads, self._tiers
+        if loads is None or tiers is None or not loads.has_saves:
+            return
+        if saves := loads.take_saves(math.inf if everything else tiers.room / self._page_bytes):
             pages = np.concatenate([save.pages for save in saves])
-            content = self._runner.read_pages(pages) if len(pages) else np.zeros((0, 0), np.uint8)
+            shape = len(pages), self._page_bytes
+            content = np.empty(shape, np.uint8) if tiers.has_host else self._memory.take(*shape)
+            if len(pages):
+                self._runner.read_pages(pages, content)
             ends = np.cumsum([len(save.pages) for save in saves])
             for save, pages in zip(saves, np.split(content, ends[:-1]), strict=True):
-                self._tiers.put_column(Column(save.name, save.tokens, pages))
+                tiers.put_column(Column(save.name, save.tokens, pages))
+        if loads.has_saves:
+            tiers.call_with_room(self._wake_up)
 
     def stored(self, asked: FindKV) -> StoredPrefix | None:
         """What the tiers hold of a prompt, with what the last step has computed of it."""
-        self.save()
+        self.save(everything=True)
         chain, token_ids = asked.chain, asked.token_ids
         if self._tiers is None or chain.version != self._scheduler.weights_version:
             return None
@@ -150,7 +192,7 @@ class TierTraffic:
         found = self._tiers.find(chain.digests)
         if has_states:
             found = next((end for end in range(found, 0, -1) if self._tiers.find([states[end - 1]])), 0)
-        sizes = self._column_bytes, _bytes_of(self._runner, self._runner.state_pages) if has_states else 0
+        sizes = self._column_bytes, self._runner.state_pages * self._page_bytes
         return StoredPrefix(self._tiers, chain.digests, tokens, states, found, sizes)
 
     def recall(self, session: SessionName, reply: Future[int]) -> None:
@@ -188,4 +230,8 @@ class TierTraffic:
 
     def close(self) -> None:
         if self._tiers is not None:
+            try:
+                self.save(everything=True)
+            except Exception as error:  # of a runner that has failed
+                _log.warning("what waits in the pool is not saved: %s: %s", type(error).__name__, error)
             self._tiers.close()

@@ -179,8 +179,8 @@ class Runner(Protocol):
     def discard(self, prepared: Prepared) -> None:
         """In place of `apply`. May be called from any thread."""
 
-    def read_pages(self, pages: IntArray) -> NDArray[np.uint8]:
-        """[n, bytes of a page] of pages that committed steps have written; without those of a draft model."""
+    def read_pages(self, pages: IntArray, out: NDArray[np.uint8] | None = None) -> NDArray[np.uint8]:
+        """[n, bytes of a page] of pages that committed steps have written, in `out` if it is given; without those of a draft model."""
 
     def write_pages(self, pages: IntArray, content: NDArray[np.uint8]) -> None:
         """Writes what was read of as many pages, for steps that are launched from now on. No step in flight has these pages."""
@@ -294,8 +294,9 @@ class Executor(Protocol):
     def set_adapter(self, key: int, packed: object | None) -> None:
         """From now on rows of steps can have the adapter with this key; None: they have it no more."""
 
-    def read_pages(self, pages: IntArray) -> NDArray[np.uint8]:
-        """[n, bytes of a page] of pages that steps whose results were asked for have written, as `write_pages` takes them."""
+    def read_pages(self, pages: IntArray, out: NDArray[np.uint8] | None = None) -> NDArray[np.uint8]:
+        """[n, bytes of a page] of pages that steps whose results were asked for have written, as `write_pages` takes them; in `out`
+        if it is given."""
 
     def write_pages(self, pages: IntArray, content: NDArray[np.uint8]) -> None:
         """Writes what was read of as many pages, for steps that are launched from now on. No step in flight has these pages."""

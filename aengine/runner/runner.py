@@ -378,8 +378,8 @@ class ModelRunner:
     def discard(self, prepared: Prepared) -> None:
         self._changing.discard(prepared)
 
-    def read_pages(self, pages: IntArray) -> NDArray[np.uint8]:
-        return self._executor.read_pages(pages)
+    def read_pages(self, pages: IntArray, out: NDArray[np.uint8] | None = None) -> NDArray[np.uint8]:
+        return self._executor.read_pages(pages, out)
 
     def write_pages(self, pages: IntArray, content: NDArray[np.uint8]) -> None:
         self._executor.write_pages(pages, content)

@@ -390,7 +390,7 @@ class KVCacheManager:
             for column, (first, name) in published.items():
                 tokens = rows.tokens[row, column * self.cache.page_size : (column + 1) * self.cache.page_size].tobytes()
                 if len(kept := self.cache.state_at(first, name)):
-                    self.loads.save_state(sequence, name, tokens, kept)
+                    self.loads.save(sequence, name, tokens, kept)
         end = end_of_full = self.needs.num_full * int(rows.num_pages[row])
         for column, state in sorted(published.items(), reverse=True):  # so that a state is evicted with the pages behind it
             begin = min(end, self.needs.num_full * (column + 1))

@@ -6,12 +6,13 @@ has ended. So a sequence whose load has ended finds its prefix as any other does
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
 
-from aengine.cache import PageCache, PageChain, PageNeeds, Prefix, page_name
+from aengine.cache import DIGEST_BYTES, PageCache, PageChain, PageNeeds, Prefix, page_name
 from aengine.scheduler.plan import IntArray
 from aengine.scheduler.sequence import Sequence
 from aengine.scheduler.waiting import PrefixesInFlight
@@ -19,6 +20,7 @@ from aengine.scheduler.waiting import PrefixesInFlight
 _MOST_COLUMNS = 256  # of a load, so that no large part of the memory waits to be written; a long prompt has several
 _MOST_WITH_STATE = 4096  # of a load that ends with a state, of which there may be few
 _MOST_LOADS = 512  # of a sequence
+_WAITING = 1 / 2  # of the pages that are free or cached may wait to be saved; what waits longest is far from being evicted then
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -56,8 +58,8 @@ class TierLoads:
         self._find, self._keeps, self._is_worth = find, keeps, is_worth
         self._begun: list[PageLoad] = []
         self._loads: set[PageLoad] = set()
-        self._saves: list[PageSave] = []
-        self._states: list[PageSave] = []
+        self._saves: dict[tuple[bytes, int], PageSave] = {}  # by name and number of pages, in their order
+        self._save_pages = 0  # of these
 
     def begin(self, sequence: Sequence, prefix: Prefix, spared: int) -> bool:
         """Whether the columns behind the prefix of a waiting sequence are loaded, as many as there are and have room beside `spared` pages.
@@ -149,27 +151,45 @@ class TierLoads:
         return load in self._loads
 
     def save(self, sequence: Sequence, name: bytes, tokens: bytes, pages: IntArray) -> None:
-        """A column of a sequence is computed."""
-        if pages.all() and not self._keeps(name):
-            self._saves.append(PageSave(name, tokens, pages.copy()))
-
-    def save_state(self, sequence: Sequence, name: bytes, tokens: bytes, pages: IntArray) -> None:
-        """A state is published, whose pages are given to others when they are needed, also while a step is planned."""
-        if not self._keeps(name):
-            self._states.append(PageSave(name, tokens, pages.copy()))
+        """A column of a sequence is computed, or a state is published."""
+        if not pages.all() or self._keeps(name):
+            return
+        before = self._saves.get((name, len(pages)))
+        if before is None or not self._is_there(before):
+            self._save_pages += len(pages) if before is None else 0
+            self._saves[name, len(pages)] = PageSave(name, tokens, pages.copy())
 
     def save_note(self, name: bytes, note: bytes) -> None:
         """In place of that of the same name before."""
-        self._saves.append(PageSave(name, note, np.zeros(0, np.int32)))
+        self._saves.pop((name, 0), None)  # it comes behind the KV that it speaks of
+        self._saves[name, 0] = PageSave(name, note, np.zeros(0, np.int32))
 
     def take_loads(self) -> list[PageLoad]:
         """Return the loads that have begun since the last call."""
         begun, self._begun = self._begun, []
         return begun
 
-    def take_saves(self) -> list[PageSave]:
-        """The columns that were computed since the last call, and the states that are still there. Their pages hold them until the next
-        step is planned."""
-        saves, states = self._saves, self._states
-        self._saves, self._states = [], []
-        return saves + [state for state in states if self._cache.index.name_of(int(state.pages[0])) == state.name]
+    def take_saves(self, most_pages: float = math.inf) -> list[PageSave]:
+        """What is to be saved and still in the pool, until the next step is planned: of so many pages, and more where too many wait. The
+        rest waits, and is lost if it is evicted before."""
+        taken: list[PageSave] = []
+        most_waiting = _WAITING * self._cache.available
+        while self._saves and (most_pages > 0 or self._save_pages > most_waiting):
+            key = next(iter(self._saves))
+            save = self._saves.pop(key)
+            self._save_pages -= len(save.pages)
+            if self._is_there(save):
+                taken.append(save)
+                most_pages -= len(save.pages)
+        return taken
+
+    @property
+    def has_saves(self) -> bool:
+        return bool(self._saves)
+
+    def _is_there(self, save: PageSave) -> bool:
+        """Whether the pages hold what they held."""
+        groups, pages, index = self._needs.num_groups, save.pages.tolist(), self._cache.index
+        if groups and len(pages) == groups and len(save.name) == DIGEST_BYTES:
+            return all(index.name_of(page) == page_name(save.name, group) for group, page in enumerate(pages))
+        return not pages or index.name_of(pages[0]) == save.name

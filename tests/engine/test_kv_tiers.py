@@ -113,7 +113,7 @@ async def main():
         await engine.generate(PROMPTS[4], GREEDY, session="a", tenant="t")
         first = await engine.generate(PROMPTS[5], GREEDY, session="a", tenant="t", cache_salt="s")
         await engine.flush_cache()
-        while not any(700 < path.stat().st_size < 1000 for path in pathlib.Path({str(tmp_path)!r}).glob("*/??/*")):
+        while not any(700 < path.stat().st_size < 1000 for path in pathlib.Path({str(tmp_path)!r}).glob("*/??/[!t]*")):
             pass  # until the second note is there
         print(list(first.token_ids), flush=True)
         await asyncio.sleep(3600)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import random
 
 import numpy as np
@@ -19,6 +20,7 @@ class SimulatedTiers:
         self._content: dict[bytes, tuple[bytes, np.ndarray, np.ndarray]] = {}  # tokens, what pages and states held
         self.loading: list[PageLoad] = []
         self.num_loaded = 0
+        self._most_pages = rng.choice([0, 3, math.inf])  # at a time, while few wait
         self.use()
 
     def use(self) -> None:
@@ -34,7 +36,7 @@ class SimulatedTiers:
 
     def save(self) -> None:
         loads = self.scheduler.loads
-        for save in [] if loads is None else loads.take_saves():
+        for save in [] if loads is None else loads.take_saves(self._most_pages):
             self._content[save.name] = save.tokens, self._slots(save.pages).copy(), self.runner.states[save.pages].copy()
         if self._content and self._rng.random() < 0.1:  # others took its place
             del self._content[self._rng.choice(list(self._content))]

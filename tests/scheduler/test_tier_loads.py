@@ -84,8 +84,28 @@ def test_a_state_whose_pages_were_given_away_is_not_saved() -> None:
         pages = tiers.cache.allocate(3)
         tiers.cache.publish_state(pages, name, b"tokens")
         tiers.cache.release_state(pages)
-        tiers.loads.save_state(sequence, name, b"tokens", pages)
+        tiers.loads.save(sequence, name, b"tokens", pages)
         held = tiers.cache.allocate(allocated)
         assert len(tiers.loads.take_saves()) == expected
         tiers.cache.release(held)
         tiers.cache.flush()
+
+
+def test_saves_wait_in_the_pool_until_they_are_asked_for_or_many() -> None:
+    tiers = Tiers(num_pages=21)
+    sequence = Sequence(make_request(0, TOKENS.tolist(), 1), None, TOKENS)
+
+    def compute(column: int) -> None:
+        pages = tiers.cache.allocate(2)
+        tiers.cache.publish(pages.tolist(), tiers.chain.digests[column], b"tokens")
+        tiers.loads.save(sequence, tiers.chain.digests[column], b"tokens", pages)
+        tiers.cache.release(pages)
+
+    for column in range(6):
+        compute(column)
+    assert [save.name for save in tiers.loads.take_saves(0)] == list(tiers.chain.digests[:1]), "of 20 pages 10 may wait"
+    assert [save.name for save in tiers.loads.take_saves(3)] == list(tiers.chain.digests[1:3])
+    tiers.cache.flush()
+    compute(5)
+    assert [save.name for save in tiers.loads.take_saves()] == [tiers.chain.digests[5]], "what is not there any more is left out"
+    assert not tiers.loads.has_saves

@@ -317,6 +317,7 @@ _SIGNATURES: dict[str, tuple[Any, ...]] = {  # name -> result, arguments
     "aengine_finish_and_begin": (c_int, POINTER(CModel), POINTER(CPool), POINTER(CStep), c_void_p, c_int, POINTER(c_int32)),
     "aengine_meet_in_memory": (c_int, c_void_p, c_int64),
     "aengine_gather_ranks": (c_int, c_void_p, c_int64, POINTER(c_int64), c_void_p, c_void_p, c_int),
+    "aengine_read_pages": (c_int, POINTER(CPool), c_void_p, c_int64, c_void_p),
     "aengine_copy_pages": (c_int, POINTER(CPool), c_void_p, c_void_p, c_int64, c_void_p, c_int),
 }
 

@@ -171,9 +171,14 @@ class KvPool:
         for memory in self.pages:
             keep_rows(memory, pages)
 
-    def read_pages(self, pages: NDArray[np.int32]) -> NDArray[np.uint8]:
-        """[n, bytes of a page], for `write_pages`."""
-        return np.concatenate([memory[pages] for memory in self.pages], axis=1)
+    def read_pages(self, workspace: Workspace, pages: NDArray[np.int32], out: NDArray[np.uint8] | None = None) -> NDArray[np.uint8]:
+        """[n, bytes of a page], in `out` if it is given, for `write_pages`. Raises ValueError for pages that are not in the pool."""
+        read, page_bytes = np.ascontiguousarray(pages, dtype=np.int32), sum(memory.shape[1] for memory in self.pages)
+        out = np.empty((len(read), page_bytes), np.uint8) if out is None else out
+        assert out.shape == (len(read), page_bytes)
+        assert out.flags.c_contiguous
+        check(workspace.kernels.read_pages(ctypes.byref(self.c), read.ctypes.data, len(read), out.ctypes.data))
+        return out
 
     def write_pages(self, pages: NDArray[np.int32], content: NDArray[np.uint8]) -> None:
         """Writes what was read of as many pages."""

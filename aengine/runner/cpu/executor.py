@@ -162,8 +162,8 @@ class CpuExecutorBase:
     def set_adapter(self, key: int, packed: object | None) -> None:
         self._model.set_adapter(key, packed)
 
-    def read_pages(self, pages: IntArray) -> NDArray[np.uint8]:
-        return self._model.read_pages(pages)
+    def read_pages(self, pages: IntArray, out: NDArray[np.uint8] | None = None) -> NDArray[np.uint8]:
+        return self._model.read_pages(pages, out)
 
     def write_pages(self, pages: IntArray, content: NDArray[np.uint8]) -> None:
         self._model.write_pages(pages, content)

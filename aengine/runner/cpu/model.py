@@ -130,8 +130,8 @@ class PagedCpuModel:
         self.workspace.trim()
         trim_heap()
 
-    def read_pages(self, pages: IntArray) -> NDArray[np.uint8]:
-        return self._pool.read_pages(pages)
+    def read_pages(self, pages: IntArray, out: NDArray[np.uint8] | None = None) -> NDArray[np.uint8]:
+        return self._pool.read_pages(self.workspace, pages, out)
 
     def write_pages(self, pages: IntArray, content: NDArray[np.uint8]) -> None:
         self._pool.write_pages(pages, content)

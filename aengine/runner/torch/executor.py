@@ -210,11 +210,11 @@ class TorchExecutor:
         self._start_latest()
         self._adapters.set(key, packed)
 
-    def read_pages(self, pages: IntArray) -> NDArray[np.uint8]:
+    def read_pages(self, pages: IntArray, out: NDArray[np.uint8] | None = None) -> NDArray[np.uint8]:
         self._start_latest()
         with self._stream.enter_stream():
             parts = [part for model in self._models for part in model.backend.read_pages(pages)]
-        return np.concatenate([part.view(len(pages), -1).view(torch.uint8).numpy() for part in parts], axis=1)
+        return np.concatenate([part.view(len(pages), -1).view(torch.uint8).numpy() for part in parts], axis=1, out=out)
 
     def write_pages(self, pages: IntArray, content: NDArray[np.uint8]) -> None:
         self._start_latest()

@@ -155,5 +155,22 @@ i32 aengine_copy_pages(const Pool* pool, const i32* sources, const i32* destinat
   return OK;
 }
 
+// Reads pages to out [count, keys of each layer, then values of each layer].
+i32 aengine_read_pages(const Pool* pool, const i32* pages, i64 count, u8* out) {
+  for (i64 i = 0; i < count; i++) {
+    if (pages[i] < 0 || pages[i] >= pool->num_pages) return BAD_PAGE;
+  }
+  for (i64 i = 0; i < count; i++) {
+    for (i64 part = 0; part < 2 * pool->layers_per_page; part++) {
+      const bool is_key = part < pool->layers_per_page;
+      const i64 bytes = is_key ? pool->key_page_bytes : pool->value_page_bytes;
+      const void* of_layer = is_key ? pool->keys[part] : pool->values[part - pool->layers_per_page];
+      memcpy(out, static_cast<const u8*>(of_layer) + pages[i] * bytes, (size_t)bytes);
+      out += bytes;
+    }
+  }
+  return OK;
+}
+
 }  // extern "C"
 #pragma GCC visibility pop
