@@ -85,7 +85,7 @@ class PacedRunner:
     def discard(self, prepared: Prepared) -> None:
         pass
 
-    def read_pages(self, pages: IntArray) -> NDArray[np.uint8]:
+    def read_pages(self, pages: IntArray, out: NDArray[np.uint8] | None = None) -> NDArray[np.uint8]:
         return np.zeros((len(pages), 1), np.uint8)
 
     def write_pages(self, pages: IntArray, content: NDArray[np.uint8]) -> None:
