@@ -99,6 +99,8 @@ class Server:
             self.core.serving = serving
             if self._grpc is not None:
                 self._grpc.set_serving(serving)
+            if self._http is not None and serving:
+                self._http.begin_serving()
 
     def request_drain(self, grace: float | None = None) -> None:
         """Ask whoever runs the server to shut it down, as a signal does: `wait_drain_requested()` returns. `grace`: how long requests

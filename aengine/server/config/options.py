@@ -28,6 +28,7 @@ GROUPS = {
     "host": "address",
     "tls_cert": "security",
     "max_message_bytes": "limits",
+    "journal": "stored responses",
     "drain_seconds": "life",
     "log_level": "logging",
     "metrics_host": "metrics",
@@ -127,6 +128,13 @@ class ServerConfig:
     """How many pings that come too early are tolerated. 0: all."""
     stall_seconds: Annotated[float, POSITIVE] = 300.0
     """Seconds that a call waits for its client to read a message or to send the request. Then the call is ended."""
+    journal: Annotated[str | None, text("a path")] = None
+    """Directory in which responses are stored (/v1/responses), so that they outlive the process, and those that run in the background go on
+    after it was killed. None: they are stored in memory."""
+    journal_size: Annotated[int, Size(1 << 20, 2**50)] = 256 * 1024 * 1024
+    """Bytes that stored responses take at most, such as 1GB; beyond, the oldest of the caller who has most are dropped."""
+    journal_seconds: Annotated[float, POSITIVE] = 30 * 86_400.0
+    """Seconds after which a stored response is dropped."""
     drain_seconds: Annotated[float, NOT_NEGATIVE] = 30.0
     """Seconds that requests in flight may go on after SIGTERM or SIGINT. Requests that are left are cancelled."""
     drain_delay: Annotated[float, NOT_NEGATIVE] = 0.0

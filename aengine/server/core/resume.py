@@ -4,24 +4,34 @@ Each runs in a task of its own, the pump, which writes its serialised events int
 again; the call that began it is its first reader. Owns how long a generation goes on without a reader, how long its events are kept, how
 many bytes that may take, and back-pressure between whoever writes the events and the reader, with or without a connection. To be used from
 one event loop.
+
+`Journal`: answers that are stored, and those that are to be, in memory or in a file that outlives the process.
 """
 
 from __future__ import annotations
 
 import asyncio
+import fcntl
+import os
+import pathlib
 import secrets
+import sqlite3
+import time
 from collections import Counter, defaultdict, deque
 from collections.abc import AsyncGenerator, Awaitable, Callable
-from contextlib import aclosing
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import aclosing, suppress
 from dataclasses import dataclass
+from typing import Any, TypeVar
 
-from aengine.api.errors import InvalidRequestError
+from aengine.api.errors import ConfigError, InvalidRequestError
 from aengine.api.outputs import RequestInfo
 from aengine.api.stream import TokenStream
 from aengine.server.core.calls_in_flight import Caller, current_caller
 from aengine.server.core.core import RequestIndex
 from aengine.server.core.errors import ServiceError, describe, draining
 
+T = TypeVar("T")
 READ_EVENTS = 64
 """Most events taken from the ring at a time: these count as sent while a slow client is still being sent the first of them."""
 
@@ -330,3 +340,135 @@ class ResumableStreams:
     def _end_unread(self, resumable: Resumable) -> None:
         if resumable.pump is not None and not resumable.replay.has_reader:
             resumable.pump.cancel()
+
+
+@dataclass(frozen=True, slots=True)
+class StoredAnswer:
+    """An answer, with what is needed to give it again."""
+
+    name: str
+    owner: str | None  # of the caller who asked for it
+    created: float  # on time.time
+    ended: bool  # False: whoever opens the journal next makes it again
+    asked: bytes  # what it is made of
+    answer: bytes
+    events: bytes = b""  # in which it was told
+
+    @property
+    def num_bytes(self) -> int:
+        return GENERATION_BYTES + len(self.asked) + len(self.answer) + len(self.events)
+
+
+_SCHEMA = """
+CREATE TABLE IF NOT EXISTS answers (name TEXT PRIMARY KEY, owner TEXT, created REAL, ended INTEGER, asked BLOB, answer BLOB, events BLOB,
+    num_bytes INTEGER) WITHOUT ROWID;
+CREATE INDEX IF NOT EXISTS by_age ON answers (ended, created);
+"""
+_COLUMNS = "name, owner, created, ended, asked, answer, events"
+
+
+class Journal:
+    """Stored answers by name, in SQLite. What is older than `max_seconds` is gone; where all take more than `max_bytes`, the oldest that
+    has ended is dropped of the owner who has most. Its methods work in a thread of its own, so that the event loop waits for no disk. They
+    raise `OSError` where the disk fails."""
+
+    def __init__(self, folder: str | None, max_bytes: int, max_seconds: float) -> None:
+        """`folder`: of the file, which one process has at a time; None: what is stored ends with the process."""
+        self._folder, self._max_bytes, self._max_seconds = folder, max_bytes, max_seconds
+        self._thread = ThreadPoolExecutor(1, "aengine-journal")
+        self._lock: int | None = None
+        self._database: sqlite3.Connection | None = None
+
+    async def open_file(self) -> None:
+        """Raises ConfigError (journal)."""
+        try:
+            await self._run(self._open)
+        except OSError as error:
+            await self.close_file()
+            raise ConfigError.of("journal", f"{self._folder} cannot be used: {error}") from None
+
+    async def put(self, stored: StoredAnswer) -> None:
+        """In place of that of the same name."""
+        await self._run(self._put, stored)
+
+    async def get(self, name: str, caller: Caller) -> StoredAnswer | None:
+        """None: there is none of this name that the caller may see."""
+        return next(iter(await self._run(self._select, "name = ? AND created > ?", name, time.time() - self._max_seconds, caller)), None)
+
+    async def delete(self, name: str) -> None:
+        await self._run(self._delete, name)
+
+    async def unfinished(self) -> list[StoredAnswer]:
+        """What the process was at that had the journal before."""
+        return await self._run(self._select, "NOT ended")
+
+    async def close_file(self) -> None:
+        """May be called again."""
+        with suppress(OSError, RuntimeError):  # the thread has ended
+            await self._run(self._close)
+        self._thread.shutdown(wait=False)
+
+    async def _run(self, call: Callable[..., T], *arguments: Any) -> T:
+        try:
+            return await asyncio.get_running_loop().run_in_executor(self._thread, call, *arguments)
+        except sqlite3.Error as error:
+            raise OSError(str(error)) from error
+
+    # ---- in the thread ---------------------------------------------------------------------------------------------------
+
+    def _open(self) -> None:
+        path = ":memory:"
+        if self._folder is not None:
+            folder = pathlib.Path(self._folder).expanduser()
+            folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+            self._lock = os.open(folder / "lock", os.O_RDWR | os.O_CREAT, 0o600)
+            try:
+                fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                raise OSError("another process uses it") from None
+            path = str(folder / "journal.sqlite3")
+            os.close(os.open(path, os.O_RDWR | os.O_CREAT, 0o600))
+        database = self._database = sqlite3.connect(path, isolation_level=None, check_same_thread=False)
+        database.executescript("PRAGMA journal_mode = WAL; PRAGMA synchronous = NORMAL; PRAGMA secure_delete = ON;" + _SCHEMA)
+
+    def _put(self, stored: StoredAnswer) -> None:
+        database = self._opened()
+        database.execute("BEGIN IMMEDIATE")
+        try:
+            database.execute("DELETE FROM answers WHERE ended AND created <= ?", (time.time() - self._max_seconds,))
+            row = (stored.name, stored.owner, stored.created, stored.ended, stored.asked, stored.answer, stored.events, stored.num_bytes)
+            database.execute("INSERT OR REPLACE INTO answers VALUES (?, ?, ?, ?, ?, ?, ?, ?)", row)
+            while (left := database.execute("SELECT SUM(num_bytes) FROM answers").fetchone()[0] - self._max_bytes) > 0:
+                most = "SELECT owner FROM answers WHERE ended GROUP BY owner ORDER BY SUM(num_bytes) DESC LIMIT 1"
+                oldest = f"SELECT name FROM answers WHERE ended AND owner IS ({most}) ORDER BY created LIMIT 1"
+                if not database.execute(f"DELETE FROM answers WHERE name = ({oldest})").rowcount:
+                    raise OSError(f"answers that are not finished take {left} bytes more than the journal may have")
+            database.execute("COMMIT")
+        except BaseException:
+            database.execute("ROLLBACK")
+            raise
+
+    def _select(self, where: str, *values: Any) -> list[StoredAnswer]:
+        caller = values[-1] if values and isinstance(values[-1], Caller) else Caller()
+        given = [value for value in values if not isinstance(value, Caller)]
+        rows = self._opened().execute(f"SELECT {_COLUMNS} FROM answers WHERE {where} ORDER BY created", given)
+        found = [StoredAnswer(row[0], row[1], row[2], bool(row[3]), *row[4:]) for row in rows]
+        return [stored for stored in found if caller.sees_all or stored.owner == caller.name]
+
+    def _delete(self, name: str) -> None:
+        database = self._opened()
+        database.execute("DELETE FROM answers WHERE name = ?", (name,))
+        if self._folder is not None:
+            database.execute("PRAGMA wal_checkpoint(TRUNCATE)")  # nothing of it is left there, either
+
+    def _opened(self) -> sqlite3.Connection:
+        if self._database is None:
+            raise OSError("the journal is closed")
+        return self._database
+
+    def _close(self) -> None:
+        if self._database is not None:
+            self._database.close()
+        if self._lock is not None:
+            os.close(self._lock)
+        self._database = self._lock = None

@@ -221,6 +221,14 @@ class Fields:
             self.refuse(name, str(refusal))
             return default
 
+    def peek(self, name: str) -> Any:
+        """The value of a field as it was given, which is still to be taken; None without one."""
+        return self._left.get(name)
+
+    def not_taken(self) -> dict[str, Any]:
+        """What is still to be taken, as it was given."""
+        return dict(self._left)
+
     def put_default(self, name: str, value: Any) -> None:
         """Add a field, unless there is one of this name."""
         if name not in self:

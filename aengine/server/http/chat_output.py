@@ -264,11 +264,11 @@ class OutputReader:
         self._texts = texts
         self._knows_prompt = False
 
-    async def pieces(self) -> AsyncIterator[list[Piece]]:
-        """What there is to read, whenever there is something; a piece for each sequence that brought something."""
+    async def pieces(self, most_tokens: int = READ_TOKENS) -> AsyncIterator[list[Piece]]:
+        """What there is to read, so much at most, whenever there is something; a piece for each sequence that brought something."""
         generation = self.generation
         read, note = generation.stream.read, generation.note_tokens
-        while tokens := await read(READ_TOKENS):  # for every token of every stream: what is added here is paid often
+        while tokens := await read(most_tokens):  # for every token of every stream: what is added here is paid often
             note(tokens)
             if self._texts is not None:
                 await self._learn(self._texts, tokens)

@@ -35,7 +35,6 @@ from aengine.server.http.models import ChatPage
 TABLE: tuple[tuple[str, str, Callable[[Core, HttpExchange], Awaitable[None]]], ...] = (
     ("POST", "/v1/chat/completions", chat_completions.chat_completions),
     ("POST", "/v1/completions", completions.completions),
-    ("POST", "/v1/responses", responses.responses),
     ("POST", "/v1/responses/input_tokens", responses.input_tokens),
     ("POST", "/v1/embeddings", texts.embeddings),
     ("GET", "/v1/models", models.models),
@@ -64,11 +63,14 @@ OLLAMA_TABLE = (
 )
 
 
-def routes(core: Core, resumables: ResumableStreams) -> list[Route]:
+def routes(core: Core, resumables: ResumableStreams, stored: responses.StoredResponses) -> list[Route]:
     """All routes of the HTTP door, which serve `core`."""
     found = [Route(verb, path, partial(handler, core), is_polled=path in POLLED) for verb, path, handler in TABLE]
     found += [Route(verb, path, partial(handler, core), errors=ANTHROPIC) for verb, path, handler in ANTHROPIC_TABLE]
     found += [Route(verb, path, partial(handler, core), errors=ollama.ERRORS) for verb, path, handler in OLLAMA_TABLE]
+    found.append(Route("POST", "/v1/responses", partial(responses.responses, core, stored)))
+    for verb, handler in (("GET", stored.retrieve), ("POST", stored.cancel), ("DELETE", stored.delete)):
+        found.append(Route(verb, "/v1/responses/{response}", handler))
     found.append(Route("GET", "/v1/streams/{stream}", partial(read_stream, resumables)))
     found.append(Route("GET", "/health", partial(models.health, core), is_apart=True))
     if core.config.chat_page:
@@ -109,6 +111,7 @@ UNSENT_BYTES = 64 * 1024
 CHECK_SECONDS = 5.0
 CLOSE_SECONDS = 0.5
 """How long the last bytes of connections may take to be sent."""
+METHODS = ("GET", "POST", "DELETE")
 EXPOSED_HEADERS = ("x-request-id", "x-stream-id", "retry-after")
 
 
@@ -122,12 +125,13 @@ class HttpFrontend:
         self._resumables = resumables
         self._config = core.config
         self._port = core.config.http_port
-        found = routes(core, resumables)
+        self._stored = responses.StoredResponses(core)
+        found = routes(core, resumables, self._stored)
         self.methods = {route.method: route.method for route in found if not route.is_apart}  # with their labels in metrics
         app: Any = HttpApp(core, found, resumables)
         self._style_of = app.style_of
         if origins := core.config.http_cors_origins:
-            app = CORSMiddleware(app, origins, allow_methods=("GET", "POST"), allow_headers=("*",), expose_headers=EXPOSED_HEADERS)
+            app = CORSMiddleware(app, origins, allow_methods=METHODS, allow_headers=("*",), expose_headers=EXPOSED_HEADERS)
         self._uvicorn = uvicorn.Config(
             app,
             http=Connection,
@@ -150,6 +154,7 @@ class HttpFrontend:
 
     async def start(self) -> None:
         """Open the port. Raises `BindError`, or `ConfigError` for files that cannot be used."""
+        await self._stored.start()
         context = await asyncio.to_thread(server_context, self._config) if self._config.tls else None
         self._uvicorn.load()
         make = cast(Callable[[], asyncio.Protocol], lambda: Connection(self._uvicorn, self._state, self._addresses, self._style_of))
@@ -165,6 +170,10 @@ class HttpFrontend:
         self._port = self._server.sockets[0].getsockname()[1]
         await self._server.start_serving()
         self._watching = asyncio.create_task(self._watch(), name="aengine-idle-connections")
+
+    def begin_serving(self) -> None:
+        """The engine takes requests."""
+        self._stored.resume()
 
     def _set_options(self, listener: Any) -> None:
         """Connections inherit them."""
@@ -188,6 +197,7 @@ class HttpFrontend:
     async def stop(self) -> None:
         """Close the port; no call of a client is under way."""
         await self._resumables.aclose()
+        await self._stored.aclose()
         if self._watching is not None:
             self._watching.cancel()
         if self._server is None:

@@ -1,22 +1,36 @@
-"""`POST /v1/responses`: the output of a chat as items, whole or as events."""
+"""`/v1/responses`: the output of a chat as items, whole or as events, now or in the background; and responses that are stored."""
 
 from __future__ import annotations
 
+import asyncio
+import json
+import logging
+import re
+import secrets
 import time
-from collections.abc import Mapping, Sequence
+import uuid
+from collections.abc import AsyncGenerator, Mapping, Sequence
+from contextlib import aclosing
+from dataclasses import replace
 from typing import Any
+from urllib.parse import parse_qsl
 
+from aengine.api.errors import InvalidRequestError
 from aengine.api.fields import FieldChecks
 from aengine.api.outputs import FinishReason, Token
+from aengine.server.core.calls_in_flight import Caller, current_caller
 from aengine.server.core.core import Core
-from aengine.server.core.errors import ServiceError
+from aengine.server.core.errors import ServiceError, clip, describe
 from aengine.server.core.generation import Generation, count_prompt_tokens, submit
-from aengine.server.http.bodies import read_body, read_generation
+from aengine.server.core.resume import Journal, StoredAnswer
+from aengine.server.http.bodies import Fields, read_body, read_generation
 from aengine.server.http.chat_output import Block, Change, ContentBlocks, OutputReader, Piece, TokenTexts, chat_logprobs, stop_reason_of
 from aengine.server.http.http_errors import to_json
 from aengine.server.http.http_exchange import HttpExchange
 from aengine.server.http.responses_input import ResponseAsked, ToolShape, read_request
 
+_log = logging.getLogger("aengine")
+EVENT_END = b"\n\n"
 _PREFIXES: Mapping[str, str] = {"reasoning": "rs", "text": "msg", "call": "fc"}
 """Of the ids of items."""
 _ADDED: Mapping[str, str] = {
@@ -30,14 +44,277 @@ _PARTS: Mapping[str, str] = {"reasoning": "reasoning_text", "text": "output_text
 """The parts of items."""
 
 
-async def responses(core: Core, exchange: HttpExchange) -> None:
+class Background:
+    """A response that is made without its call."""
+
+    def __init__(self, core: Core, asked: ResponseAsked, generation: Generation, stored: StoredAnswer, owner: Caller) -> None:
+        self.writer = ResponseWriter(core, asked, generation, created_at=int(stored.created))
+        self.owner, self.stored = owner, stored
+        self.events: list[bytes] = []
+        self.streams = asked.stream  # whether its events may be read
+        self.cancelled = False
+        self.task: asyncio.Task[None] | None = None
+        self._generation = generation
+        self._changed = asyncio.Event()
+
+    @property
+    def ended(self) -> bool:
+        return self.task is None or self.task.done()
+
+    async def run(self) -> None:
+        """Make it to its end; nothing is raised but a cancellation."""
+        try:
+            async with self._generation as generation:
+                await generation.stream.started()
+                self._note(self.writer.begin())
+                async for (piece,) in self.writer.reader.pieces(1):  # the same events whenever it is made again
+                    self._note(self.writer.events(piece))
+            self._note(self.writer.end())
+        except asyncio.CancelledError:
+            if not self.cancelled:
+                raise  # the server ends
+        except Exception as error:
+            self._note(self.writer.failed(describe(error)))
+
+    def _note(self, events: bytes) -> None:
+        self.events += split_events(events)
+        self._changed.set()
+        self._changed = asyncio.Event()
+
+    async def read(self, number: int) -> AsyncGenerator[bytes, None]:
+        """The events from `number` on to the end."""
+        while True:
+            changed = self._changed
+            for event in self.events[number:]:
+                number += 1
+                yield event
+            if self.ended and number >= len(self.events):
+                return
+            waiting = asyncio.create_task(changed.wait())
+            assert self.task is not None
+            try:
+                await asyncio.wait((waiting, self.task), return_when=asyncio.FIRST_COMPLETED)
+            finally:
+                waiting.cancel()
+
+
+class StoredResponses:
+    """The responses that can be read again: those in the journal, and those that run in the background."""
+
+    def __init__(self, core: Core) -> None:
+        config = core.config
+        self._core, self._journal = core, Journal(config.journal, config.journal_size, config.journal_seconds)
+        self._running: dict[str, Background] = {}
+        self._resuming: asyncio.Task[None] | None = None
+
+    async def start(self) -> None:
+        """Raises ConfigError."""
+        await self._journal.open_file()
+
+    def resume(self) -> None:
+        """Go on with what was running when the process ended that had the journal before. The engine takes requests."""
+        if self._resuming is None:
+            self._resuming = asyncio.create_task(self._resume(), name="aengine-responses")
+
+    async def aclose(self) -> None:
+        """What runs stays unfinished in the journal."""
+        tasks = [job.task for job in self._running.values() if job.task is not None]
+        tasks += [] if self._resuming is None else [self._resuming]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        await self._journal.close_file()
+
+    # ---- storing -------------------------------------------------------------------------------------------------------
+
+    async def items_before(self, given: Fields) -> list[Any]:
+        """The items of the stored responses up to `previous_response_id`, oldest first. Notes a violation where one is not stored."""
+        found: dict[str, list[Any]] = {}
+        previous, own = given.peek("previous_response_id"), f"resp_{given.peek('request_id')}"
+        while isinstance(previous, str):
+            stored = await self._journal.get(previous, current_caller())
+            if stored is None or not stored.ended or previous in (own, *found):  # the last where a client gives a request_id twice
+                reason = "is not stored" if stored is None else "would come before itself" if stored.ended else "has not ended"
+                given.refuse("previous_response_id", f"the response {clip(previous)!r} {reason}")
+                return []
+            asked, answer = json.loads(stored.asked), json.loads(stored.answer)
+            found[previous] = [*asked["input"], *answer["output"]]
+            previous = asked["previous"]
+        return [item for items in reversed(found.values()) for item in items]
+
+    async def store(self, writer: ResponseWriter, asked: ResponseAsked) -> None:
+        """Store a response that has ended. Where that fails its `store` is false."""
+        answer = writer.response()
+        held = {"input": asked.input, "previous": asked.repeated["previous_response_id"]}
+        stored = StoredAnswer(answer["id"], current_caller().name, answer["created_at"], True, to_json(held), to_json(answer))
+        if not await self._put(stored):
+            writer.fixed["store"] = False
+
+    async def _put(self, stored: StoredAnswer) -> bool:
+        try:
+            await self._journal.put(stored)
+        except OSError as error:
+            _log.warning("a response is not stored: %s", error)
+            return False
+        return True
+
+    # ---- in the background ---------------------------------------------------------------------------------------------
+
+    async def begin(self, asked: ResponseAsked, body: Mapping[str, Any]) -> Background:
+        """Have a response be made in the background, the same after the process was killed. Raises what `submit` raises, and ServiceError
+        (JOURNAL_FAILED)."""
+        caller, params, options = current_caller(), asked.request.params, asked.request.options
+        held = {
+            "input": asked.input,
+            "previous": asked.repeated["previous_response_id"],
+            "body": body,
+            "seed": secrets.randbits(62) if params.seed is None else params.seed,
+            "request_id": options.request_id or uuid.uuid4().hex,
+            "tenant": options.tenant or caller.tenant,
+        }
+        job = await self._submit(asked, held, time.time(), caller)
+        stored = job.stored
+        if not await self._put(stored):
+            await job.writer.generation.close()
+            raise ServiceError("NOT_READY", "the response cannot be stored")
+        self._run(job)
+        return job
+
+    async def _submit(self, asked: ResponseAsked, held: Mapping[str, Any], created: float, caller: Caller) -> Background:
+        request = asked.request
+        options = replace(request.options, request_id=held["request_id"], tenant=held["tenant"])
+        request = replace(request, params=replace(request.params, seed=held["seed"]), options=options)
+        generation = await submit(self._core.backend, request)
+        stored = StoredAnswer(f"resp_{generation.request_id}", caller.name, created, False, to_json(held), b"{}")
+        return Background(self._core, asked, generation, stored, caller)
+
+    def _run(self, job: Background) -> None:
+        self._running[job.stored.name] = job
+
+        async def run() -> None:
+            await job.run()
+            asked, answer = json.loads(job.stored.asked), to_json(job.writer.response(cancelled=job.cancelled))
+            told = b"".join(job.events) if job.streams else b""
+            held = to_json({"input": asked["input"], "previous": asked["previous"]})
+            await self._put(replace(job.stored, ended=True, asked=held, answer=answer, events=told))
+            self._running.pop(job.stored.name, None)
+
+        job.task = asyncio.create_task(run(), name="aengine-response")
+
+    async def _resume(self) -> None:
+        for stored in await self._journal.unfinished():
+            held = json.loads(stored.asked)
+            try:
+                check = FieldChecks()
+                given = Fields(held["body"], "", check)
+                asked = read_request(given, check, await self.items_before(given))
+                job = await self._submit(asked, held, stored.created, Caller(stored.owner))
+                self._run(job)
+            except Exception as error:
+                _log.warning("response %s is not gone on with: %s", stored.name, error)
+                answer = {"id": stored.name, "object": "response", "status": "failed", "output": [], "created_at": int(stored.created)}
+                answer["error"] = {"code": "server_error", "message": describe(error).message}
+                await self._put(replace(stored, ended=True, answer=to_json(answer)))
+
+    # ---- reading -------------------------------------------------------------------------------------------------------
+
+    async def find(self, name: str) -> Background | StoredAnswer:
+        """Raises ServiceError (REQUEST_NOT_FOUND)."""
+        caller = current_caller()
+        if (job := self._running.get(name)) is not None and (caller.sees_all or job.owner.name == caller.name):
+            return job
+        if (stored := await self._journal.get(name, caller)) is None:
+            raise ServiceError("REQUEST_NOT_FOUND", f"no response {clip(name)!r} is stored", resource=("response", name))
+        return stored
+
+    async def retrieve(self, exchange: HttpExchange) -> None:
+        """`GET /v1/responses/{id}`: the response; with `?stream=true` its events, those behind `starting_after`;
+        `/input_items`: its input."""
+        name, _, part = exchange.rest.partition("/")
+        found = await self.find(name)
+        if part == "input_items":
+            asked = json.loads(found.stored.asked if isinstance(found, Background) else found.asked)
+            items = [{"id": f"item_{name}_{index}", "type": "message", **item} for index, item in enumerate(asked["input"])]
+            ids = {"first_id": items[0]["id"], "last_id": items[-1]["id"]} if items else {"first_id": None, "last_id": None}
+            await exchange.respond_json({"object": "list", "data": items, **ids, "has_more": False})
+            return
+        _refuse_part(name, part)
+        query = dict(parse_qsl(exchange.query.decode("latin-1")))
+        if query.get("stream") != "true":
+            answer = found.writer.response() if isinstance(found, Background) else json.loads(found.answer)
+            await exchange.respond_json(answer)
+            return
+        after = query.get("starting_after", "-1")
+        if not re.fullmatch(r"-1|[0-9]{1,9}", after):
+            raise InvalidRequestError.of("starting_after", f"{clip(after)!r} is not the number of an event")
+        if not (found.streams if isinstance(found, Background) else found.events):
+            raise InvalidRequestError.of("stream", "only the events of responses are kept that were asked for with background and stream")
+        await exchange.begin_events()
+        if isinstance(found, Background):
+            await _send_events(exchange, found, int(after) + 1)
+        else:
+            await exchange.end_events(b"".join(split_events(found.events)[int(after) + 1 :]))
+
+    async def cancel(self, exchange: HttpExchange) -> None:
+        """`POST /v1/responses/{id}/cancel`: end one that runs in the background; one that has ended stays as it is."""
+        name, _, part = exchange.rest.partition("/")
+        _refuse_part(name, part, "cancel")
+        await exchange.read()
+        found = await self.find(name)
+        if isinstance(found, Background) and found.task is not None:
+            found.cancelled = True
+            await found.writer.generation.stream.aclose()
+            await asyncio.wait((found.task,))
+            found = await self.find(name)
+        await exchange.respond_json(found.writer.response() if isinstance(found, Background) else json.loads(found.answer))
+
+    async def delete(self, exchange: HttpExchange) -> None:
+        """`DELETE /v1/responses/{id}`: forget it; one that runs ends."""
+        name, _, part = exchange.rest.partition("/")
+        _refuse_part(name, part)
+        found = await self.find(name)
+        if isinstance(found, Background) and found.task is not None:
+            found.cancelled = True
+            await found.writer.generation.stream.aclose()
+            await asyncio.wait((found.task,))
+        await self._journal.delete(name)
+        await exchange.respond_json({"id": name, "object": "response", "deleted": True})
+
+
+def _refuse_part(name: str, part: str, wanted: str = "") -> None:
+    if part != wanted:
+        raise ServiceError("METHOD_NOT_FOUND", f"there is no /v1/responses/{clip(name)}/{clip(part)} for this method")
+
+
+async def _send_events(exchange: HttpExchange, job: Background, number: int) -> None:
+    async with aclosing(job.read(number)) as events:
+        async for event in events:
+            await exchange.send(event)
+    await exchange.end_events()
+
+
+def split_events(events: bytes) -> list[bytes]:
+    return [event + EVENT_END for event in events.split(EVENT_END) if event]
+
+
+async def responses(core: Core, stored: StoredResponses, exchange: HttpExchange) -> None:
     check = FieldChecks()
-    asked = read_request(await read_generation(exchange, check), check)
+    given = await read_generation(exchange, check)
+    body = given.not_taken()
+    asked = read_request(given, check, await stored.items_before(given))
     asked.parameters.tell_ignored(core, exchange)
     with asked.parameters.located():
+        if asked.background:
+            job = await stored.begin(asked, body)
+            if not asked.stream:
+                await exchange.respond_json(job.writer.response())
+                return
+            await exchange.begin_events()
+            await _send_events(exchange, job, 0)
+            return
         async with await submit(core.backend, asked.request) as generation:
             await generation.stream.started()
-            writer = _Writer(core, asked, generation)
+            writer = ResponseWriter(core, asked, generation)
             if asked.stream:
                 await exchange.begin_events()
                 exchange.error_event = writer.failed
@@ -46,6 +323,8 @@ async def responses(core: Core, exchange: HttpExchange) -> None:
                 events = writer.events(piece)
                 if asked.stream and events:
                     await exchange.send(events)
+        if asked.repeated["store"]:
+            await stored.store(writer, asked)
         if asked.stream:
             await exchange.end_events(writer.end())
         else:
@@ -61,26 +340,24 @@ async def input_tokens(core: Core, exchange: HttpExchange) -> None:
     await exchange.respond_json({"object": "response.input_tokens", "input_tokens": num_tokens})
 
 
-class _Writer:
+class ResponseWriter:
     """Writes the output of one generation."""
 
-    def __init__(self, core: Core, asked: ResponseAsked, generation: Generation) -> None:
+    def __init__(self, core: Core, asked: ResponseAsked, generation: Generation, created_at: int | None = None) -> None:
         params, defaults = asked.request.params, core.engine.model_info.generation_defaults
-        self._generation = generation
+        self.generation = generation
         self._texts = None if params.logprobs is None else TokenTexts(core.engine)
         self.reader = OutputReader(generation, self._texts)
         self._blocks = ContentBlocks(with_tokens=self._texts is not None)
         self._shapes = asked.shapes
         self._last: Token | None = None
         self._num_events = 0
-        self._fixed = {
+        self._error: ServiceError | None = None
+        self.fixed = {
             "id": f"resp_{generation.request_id}",
             "object": "response",
-            "created_at": int(time.time()),
+            "created_at": int(time.time()) if created_at is None else created_at,
             "model": generation.model,
-            "background": False,
-            "previous_response_id": None,
-            "store": False,
             "temperature": _first(params.temperature, defaults.temperature, 1.0),
             "top_p": _first(params.top_p, defaults.top_p, 1.0),
             **asked.repeated,
@@ -88,13 +365,15 @@ class _Writer:
 
     # ---- the response --------------------------------------------------------------------------------------------------
 
-    def response(self, error: ServiceError | None = None) -> dict[str, Any]:
+    def response(self, error: ServiceError | None = None, *, cancelled: bool = False) -> dict[str, Any]:
         """The response as far as the output has come. `error`: what the generation failed with."""
+        error = self._error = error or self._error
         reason = None if self._last is None else self._last.finish_reason
         incomplete = reason is not None and reason.cuts
         status = "failed" if error is not None else "in_progress" if reason is None else "incomplete" if incomplete else "completed"
+        status = "cancelled" if cancelled and status in ("in_progress", "incomplete") else status
         return {
-            **self._fixed,
+            **self.fixed,
             "status": status,
             "completed_at": int(time.time()) if status == "completed" else None,
             "error": None if error is None else {"code": "server_error", "message": error.message},
@@ -138,7 +417,7 @@ class _Writer:
         return {**part, "annotations": [], "logprobs": self._logprobs(block.tokens)} if block.kind == "text" else part
 
     def _id(self, block: Block) -> str:
-        return f"{_PREFIXES[block.kind]}_{self._generation.request_id}_{block.index}"
+        return f"{_PREFIXES[block.kind]}_{self.generation.request_id}_{block.index}"
 
     def _logprobs(self, tokens: Sequence[Token]) -> list[dict[str, Any]]:
         return [] if self._texts is None else chat_logprobs(tokens, self._texts, with_ids=False)

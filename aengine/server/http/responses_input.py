@@ -1,13 +1,13 @@
 """What a client of `/v1/responses` wants: the fields of the body -> a generation.
 
-A response stands alone: what came before is in its input. To the model all tools are functions; custom tools, which take a text, and those
+What came before is in the input, or in stored responses. To the model all tools are functions; custom tools, which take a text, and those
 of a namespace are told apart by `ToolShape` where their calls are written.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -39,7 +39,9 @@ TAKEN: Mapping[str, str] = {
     "tool_choice": "auto, none, required, a function, a custom tool, or allowed_tools; required ones are enforced",
     "parallel_tool_calls": "false: one call at most, where calls are required",
     "reasoning": "effort: a variable of the chat template; none: enable_thinking is false. All reasoning is in the output",
-    "background": "false alone: nothing runs in the background",
+    "background": "the response is answered at once, and read again by its id while it is made; needs store",
+    "store": "the response can be read again and gone on from, by its id; true by default",
+    "previous_response_id": "a stored response: its input and output, and what was before it, come before the input",
     "truncation": "disabled; auto is ignored: what is too long is refused",
     "stream": "server-sent events",
     "stream_options": "nothing changes",
@@ -53,28 +55,25 @@ TAKEN: Mapping[str, str] = {
 }
 """The fields beside those of ours, and what becomes of them."""
 REFUSED: Mapping[str, str] = {
-    "conversation": "nothing is stored; the input has all that came before",
-    "previous_response_id": "nothing is stored; the input has all that came before",
-    "prompt": "nothing is stored; the input has all that came before",
+    "conversation": "there are none; previous_response_id or the input has all that came before",
+    "prompt": "no prompts are stored; the input has all that came before",
     "n": "a response is one output",
     "prompt_logprobs": "a response has no place for them",
 }
 """Fields that would change the answer, and cannot."""
 IGNORED: Mapping[str, str] = {
-    "background_options": "nothing runs in the background",
+    "background_options": "what runs in the background has no options",
     "client_metadata": "it is for those who store requests",
     "context_management": "nothing is left out of the input",
     "max_tool_calls": "it is for tools of a server, of which there are none",
     "moderation": "nothing is moderated",
     "prompt_cache_options": "the prefix cache finds what is equal",
     "prompt_cache_retention": "prefixes stay until their pages are needed",
-    "store": "nothing is stored",
 }
 """Fields of OpenAI's that change nothing here, and why; beside those of `parameters`."""
 _CHOICE = Accepts(lambda value: isinstance(value, dict) or value in CHOICES, "one of auto, none, required, or an object")
 _LOGPROBS = "message.output_text.logprobs"
 _METADATA = Accepts(lambda value: isinstance(value, dict) and len(value) <= 16, "an object of at most 16 fields")
-_NO_BACKGROUND = Accepts(lambda value: value is False, "false: nothing runs in the background")
 _TRUNCATIONS = one_of("disabled", "auto")
 _CUSTOM_INPUT = "input"
 """The argument of the function that a custom tool is to the model."""
@@ -105,19 +104,26 @@ class ResponseAsked:
     request: GenerationRequest
     parameters: BodyParameters  # has the client's names for fields
     stream: bool
+    background: bool
+    input: Sequence[Any]  # the items of `input`
     repeated: Mapping[str, Any]  # the fields of the response that repeat those of the request
     shapes: Mapping[str, ToolShape] = field(default_factory=dict)  # of tools that are no plain functions, by their names for the model
 
 
-def read_request(given: Fields, check: FieldChecks) -> ResponseAsked:
-    """Read the body of a request to `/v1/responses`. Raises `InvalidRequestError` with all violations."""
+def read_request(given: Fields, check: FieldChecks, before: Sequence[Any] = ()) -> ResponseAsked:
+    """Read the body of a request to `/v1/responses`. `before`: the items that come before its input. Raises `InvalidRequestError` with all
+    violations."""
+    items = input_items(given.peek("input"))
     parameters = BodyParameters(given)
     parameters.names["prompt"] = "input"
     repeated: dict[str, Any] = {name: given.take_field(name, STRING) for name in ("instructions", "prompt_cache_key", "safety_identifier")}
     parameters.put_session(repeated["prompt_cache_key"])
     repeated["metadata"] = given.take_field("metadata", _METADATA, {})
     model = given.take_field("model", STRING, "")
-    messages = read_input(given)
+    messages: list[dict[str, Any]] = []
+    if before:
+        read_input(Fields({"input": before}, "", FieldChecks()), messages)
+    read_input(given, messages)
     if repeated["instructions"]:
         messages.insert(0, {"role": "system", "content": repeated["instructions"]})
     choice, shapes = _take_tools(given, parameters, repeated)
@@ -126,7 +132,11 @@ def read_request(given: Fields, check: FieldChecks) -> ResponseAsked:
     _take_logprobs(given, parameters, repeated)
     repeated["text"] = _take_text(given, parameters)
     repeated["reasoning"] = _take_reasoning(given, parameters)
-    given.take_field("background", _NO_BACKGROUND)
+    repeated["previous_response_id"] = given.take_field("previous_response_id", STRING)
+    repeated["store"] = given.take_field("store", FLAG, True)
+    repeated["background"] = background = given.take_field("background", FLAG, False)
+    if background and not repeated["store"]:
+        given.refuse("background", "is not possible without store")
     if given.take_field("truncation", _TRUNCATIONS) == "auto":
         parameters.note_ignored("truncation", "what is too long is refused")
     repeated["truncation"] = "disabled"
@@ -148,7 +158,7 @@ def read_request(given: Fields, check: FieldChecks) -> ResponseAsked:
     check.finish(InvalidRequestError)
     repeated["user"] = of_request.tenant or None
     request = GenerationRequest(prompt=messages, params=params, options=of_request, model=model, chat=chat)
-    return ResponseAsked(request, parameters, stream, repeated, shapes)
+    return ResponseAsked(request, parameters, stream, background, items, repeated, shapes)
 
 
 def _take_logprobs(given: Fields, parameters: BodyParameters, repeated: dict[str, Any]) -> None:
@@ -254,12 +264,19 @@ def _take_choice(given: Fields, repeated: dict[str, Any]) -> tuple[str, Collecti
 # ---- input -------------------------------------------------------------------------------------------------------------
 
 
-def read_input(given: Fields) -> list[dict[str, Any]]:
-    """`input` as messages: what the model made in one turn is one message of the assistant."""
+def input_items(given: Any) -> list[Any]:
+    """`input` as items."""
+    if isinstance(given, str):
+        return [{"type": "message", "role": "user", "content": [{"type": "input_text", "text": given}]}]
+    return list(given) if isinstance(given, list) else []
+
+
+def read_input(given: Fields, messages: list[dict[str, Any]]) -> None:
+    """Add `input` as messages: what the model made in one turn is one message of the assistant."""
     read = given.text_or_objects("input")
     if isinstance(read, str):
-        return [{"role": "user", "content": read}]
-    messages: list[dict[str, Any]] = []
+        messages.append({"role": "user", "content": read})
+        return
     for fields in read:
         kind = fields.take_field("type", STRING, "message")
         if kind in _ITEMS:
@@ -267,7 +284,6 @@ def read_input(given: Fields) -> list[dict[str, Any]]:
         else:
             fields.refuse("type", f"{shown(kind)} is not possible: there are {', '.join(_ITEMS)}")
     name_results(messages)
-    return messages
 
 
 def _read_message(fields: Fields, messages: list[dict[str, Any]]) -> None:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import pathlib
+from collections.abc import AsyncIterator
 from itertools import groupby
 from typing import Any
 
@@ -14,8 +16,9 @@ from openai.types.responses import Response, ResponseStreamEvent
 from pydantic import TypeAdapter
 
 from aengine import AsyncEngine, SamplingParams
-from aengine.api.errors import EngineDeadError
+from aengine.api.errors import ConfigError, EngineDeadError
 from aengine.api.outputs import FinishReason
+from aengine.server.app import Server
 
 pytestmark = pytest.mark.anyio
 
@@ -119,7 +122,15 @@ async def test_all_that_is_wrong_has_its_path() -> None:
         "tools": [{"type": "web_search"}, {"type": "custom"}, {"type": "namespace", "name": "n", "tools": [{"type": "function"}]}],
         "tool_choice": {"type": "function", "name": "x"},
         "text": {"format": {"type": "json_schema", "schema": {"type": "no such"}}, "verbosity": "low"},
-        **{"n": 2, "max_output_token": 1, "previous_response_id": "x", "include": ["pages"], "temperature": -1, "background": True},
+        **{
+            "n": 2,
+            "max_output_token": 1,
+            "previous_response_id": "x",
+            "include": ["pages"],
+            "temperature": -1,
+            "background": True,
+            "store": False,
+        },
     }
     async with serving_http(ChatEngine()) as serve:
         error = (await serve.post("/v1/responses", body)).json()["error"]
@@ -127,6 +138,7 @@ async def test_all_that_is_wrong_has_its_path() -> None:
     paths |= {"text.format.name", "n", "max_output_token", "previous_response_id", "temperature", "background"}
     found = {violation["field"]: violation["message"] for violation in error["violations"]}
     assert set(found) == paths
+    assert found["previous_response_id"].endswith("the response 'x' is not stored")
     assert found["max_output_token"].endswith("did you mean max_output_tokens?")
     assert (error["param"], error["code"]) == (error["violations"][0]["field"], "invalid_field")
 
@@ -218,3 +230,107 @@ async def test_the_time_limit_holds_while_a_chat_is_prepared(monkeypatch: pytest
             assert (await serve.post("/v1/responses", {"input": "x", "timeout": seconds})).status_code == 200
     assert limits[0] < 60
     assert 0 < limits[1] < 1e-6
+
+
+def openai_client(serve: Serving) -> AsyncOpenAI:
+    return AsyncOpenAI(base_url=f"http://{serve.server.http_address}/v1", api_key="x")
+
+
+@pytest.fixture(scope="module")
+async def demo_engine() -> AsyncIterator[AsyncEngine]:
+    async with AsyncEngine("demo", max_num_seqs=4) as engine:
+        yield engine
+
+
+# ---- stored ------------------------------------------------------------------------------------------------------------
+
+
+async def test_a_response_is_gone_on_from_by_its_id() -> None:
+    engine = ChatEngine("Fine.")
+    async with serving_http(engine) as serve:
+        first = (await serve.post("/v1/responses", {"input": "How is it?", "instructions": "Be brief.", "request_id": "a"})).json()
+        assert first["store"] is True
+        body = {"input": [{"role": "user", "content": "Sure?"}], "previous_response_id": first["id"], "request_id": "b"}
+        second = (await serve.post("/v1/responses", body)).json()
+        assert second["previous_response_id"] == first["id"]
+        events = await read_events(serve, {"input": "Really?", "previous_response_id": second["id"], "request_id": "c"})
+        refused = await serve.post("/v1/responses", {"input": "x", "previous_response_id": second["id"], "request_id": "b"})
+        assert refused.json()["error"]["message"].endswith("the response 'resp_b' would come before itself")
+        third = events[-1]["response"]
+        said = [message["content"] for message in engine.messages if message["role"] == "user"]
+        assert [str(content) for content in said] == [str([{"type": "text", "text": "How is it?"}]), "Sure?", "Really?"]
+        assert [message["role"] for message in engine.messages] == ["user", "assistant", "user", "assistant", "user"], "instructions stay"
+        assert (await serve.client.get(f"/v1/responses/{third['id']}")).json() == third
+        items = (await serve.client.get(f"/v1/responses/{first['id']}/input_items")).json()["data"]
+        assert [(item["type"], item["content"]) for item in items] == [("message", [{"type": "input_text", "text": "How is it?"}])]
+
+        assert (await serve.client.request("DELETE", f"/v1/responses/{first['id']}")).json() == {
+            **{"id": first["id"], "object": "response", "deleted": True}
+        }
+        assert (await serve.client.get(f"/v1/responses/{first['id']}")).status_code == 404
+        refused = await serve.post("/v1/responses", {"input": "x", "previous_response_id": third["id"]})
+        assert (refused.status_code, refused.json()["error"]["param"]) == (400, "previous_response_id")
+        assert first["id"] in refused.json()["error"]["message"]
+
+        kept = (await serve.post("/v1/responses", {"input": "x", "store": False, "request_id": "d"})).json()
+        assert kept["store"] is False
+        assert (await serve.client.get(f"/v1/responses/{kept['id']}")).status_code == 404
+        assert (await serve.client.get(f"/v1/responses/{third['id']}/pages")).status_code == 404
+
+
+async def test_in_the_background(demo_engine: AsyncEngine) -> None:
+    """The same as otherwise; whoever comes later reads all events, or those behind one."""
+    body = {"input": "Once", "max_output_tokens": 40, "temperature": 0}
+    async with serving_http(demo_engine) as serve, openai_client(serve) as client:
+        expected = (await serve.post("/v1/responses", body)).json()
+        begun: Any = await client.responses.create(**body, model="", background=True)
+        assert (begun.status, begun.background) in (("queued", True), ("in_progress", True))
+        found = await client.responses.retrieve(begun.id)
+        while found.status == "in_progress":
+            found = await client.responses.retrieve(begun.id)
+        assert (found.status, found.output_text) == (expected["status"], Response(**expected).output_text)
+
+        stream: Any = await client.responses.create(**body, model="", background=True, stream=True)
+        seen = [await anext(stream) for _ in range(5)]
+        await stream.close()
+        name = seen[0].response.id
+        rest: Any = await client.responses.retrieve(name, stream=True, starting_after=seen[-1].sequence_number)
+        seen += [event async for event in rest]
+        assert [event.sequence_number for event in seen] == list(range(len(seen)))
+        assert "".join(event.delta for event in seen if event.type == "response.output_text.delta") == found.output_text
+        again: Any = await client.responses.retrieve(name, stream=True)
+        assert [event.model_dump() async for event in again] == [event.model_dump() for event in seen]
+        refused = await serve.client.get(f"/v1/responses/{begun.id}?stream=true")
+        assert (refused.status_code, refused.json()["error"]["param"]) == (400, "stream")
+
+
+async def test_cancelling_in_the_background(demo_engine: AsyncEngine) -> None:
+    async with serving_http(demo_engine) as serve, openai_client(serve) as client:
+        begun = await client.responses.create(input="Once", model="", background=True, extra_body={"ignore_eos": True})
+        cancelled = await client.responses.cancel(begun.id)
+        assert cancelled.status == "cancelled"
+        assert (await client.responses.cancel(begun.id)).status == "cancelled"
+        await client.responses.delete(begun.id)
+        assert (await serve.client.get(f"/v1/responses/{begun.id}")).status_code == 404
+        running = await client.responses.create(input="Once", model="", background=True, extra_body={"ignore_eos": True})
+        await client.responses.delete(running.id)
+        assert (await serve.client.get(f"/v1/responses/{running.id}")).status_code == 404
+        assert demo_engine.stats().running == 0
+
+
+async def test_a_journal_of_a_server_before(demo_engine: AsyncEngine, tmp_path: pathlib.Path) -> None:
+    """What it stored is there, and what ran goes on and says the same."""
+    asked: dict[str, Any] = {"input": "Once", "model": "", "max_output_tokens": 200, "background": True, "stream": True}
+    async with serving_http(demo_engine, journal=str(tmp_path)) as serve, openai_client(serve) as client:
+        stored = (await serve.post("/v1/responses", {"input": "Once", "max_output_tokens": 3})).json()
+        stream: Any = await client.responses.create(**asked, extra_body={"ignore_eos": True})
+        seen = [await anext(stream) for _ in range(20)]
+        with pytest.raises(ConfigError, match=r"journal: .* another process uses it"):
+            await Server(demo_engine, port=None, http_port=0, journal=str(tmp_path)).start()
+    async with serving_http(demo_engine, journal=str(tmp_path)) as serve, openai_client(serve) as client:
+        assert (await serve.client.get(f"/v1/responses/{stored['id']}")).json() == stored
+        name = seen[0].response.id
+        whole: Any = await client.responses.retrieve(name, stream=True)
+        told = [event.model_dump() async for event in whole]
+        assert told[: len(seen)] == [event.model_dump() for event in seen]
+        assert told[-1]["response"]["usage"]["output_tokens"] == 200
