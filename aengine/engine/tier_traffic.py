@@ -77,7 +77,7 @@ class PageMemory:
         self._block: NDArray[np.uint8] = np.zeros(0, np.uint8)
         self._used = 0  # bytes of the block
 
-    def take(self, num_pages: int, page_bytes: int) -> NDArray[np.uint8]:
+    def take_pages(self, num_pages: int, page_bytes: int) -> NDArray[np.uint8]:
         """[num_pages, page_bytes], of any content."""
         size = num_pages * page_bytes
         if size > _BLOCK:
@@ -171,7 +171,7 @@ class TierTraffic:
         if saves := loads.take_saves(math.inf if everything else tiers.room / self._page_bytes):
             pages = np.concatenate([save.pages for save in saves])
             shape = len(pages), self._page_bytes
-            content = np.empty(shape, np.uint8) if tiers.has_host else self._memory.take(*shape)
+            content = np.empty(shape, np.uint8) if tiers.has_host else self._memory.take_pages(*shape)
             if len(pages):
                 self._runner.read_pages(pages, content)
             ends = np.cumsum([len(save.pages) for save in saves])

@@ -387,15 +387,15 @@ class Journal:
             await self.close_file()
             raise ConfigError.of("journal", f"{self._folder} cannot be used: {error}") from None
 
-    async def put(self, stored: StoredAnswer) -> None:
+    async def put_answer(self, stored: StoredAnswer) -> None:
         """In place of that of the same name."""
         await self._run(self._put, stored)
 
-    async def get(self, name: str, caller: Caller) -> StoredAnswer | None:
+    async def get_answer(self, name: str, caller: Caller) -> StoredAnswer | None:
         """None: there is none of this name that the caller may see."""
         return next(iter(await self._run(self._select, "name = ? AND created > ?", name, time.time() - self._max_seconds, caller)), None)
 
-    async def delete(self, name: str) -> None:
+    async def delete_answer(self, name: str) -> None:
         await self._run(self._delete, name)
 
     async def unfinished(self) -> list[StoredAnswer]:

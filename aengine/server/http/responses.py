@@ -66,10 +66,10 @@ class Background:
         try:
             async with self._generation as generation:
                 await generation.stream.started()
-                self._note(self.writer.begin())
+                self._note(self.writer.first_events())
                 async for (piece,) in self.writer.reader.pieces(1):  # the same events whenever it is made again
                     self._note(self.writer.events(piece))
-            self._note(self.writer.end())
+            self._note(self.writer.last_event())
         except asyncio.CancelledError:
             if not self.cancelled:
                 raise  # the server ends
@@ -132,7 +132,7 @@ class StoredResponses:
         found: dict[str, list[Any]] = {}
         previous, own = given.peek("previous_response_id"), f"resp_{given.peek('request_id')}"
         while isinstance(previous, str):
-            stored = await self._journal.get(previous, current_caller())
+            stored = await self._journal.get_answer(previous, current_caller())
             if stored is None or not stored.ended or previous in (own, *found):  # the last where a client gives a request_id twice
                 reason = "is not stored" if stored is None else "would come before itself" if stored.ended else "has not ended"
                 given.refuse("previous_response_id", f"the response {clip(previous)!r} {reason}")
@@ -152,7 +152,7 @@ class StoredResponses:
 
     async def _put(self, stored: StoredAnswer) -> bool:
         try:
-            await self._journal.put(stored)
+            await self._journal.put_answer(stored)
         except OSError as error:
             _log.warning("a response is not stored: %s", error)
             return False
@@ -160,7 +160,7 @@ class StoredResponses:
 
     # ---- in the background ---------------------------------------------------------------------------------------------
 
-    async def begin(self, asked: ResponseAsked, body: Mapping[str, Any]) -> Background:
+    async def begin_background(self, asked: ResponseAsked, body: Mapping[str, Any]) -> Background:
         """Have a response be made in the background, the same after the process was killed. Raises what `submit` raises, and ServiceError
         (JOURNAL_FAILED)."""
         caller, params, options = current_caller(), asked.request.params, asked.request.options
@@ -223,7 +223,7 @@ class StoredResponses:
         caller = current_caller()
         if (job := self._running.get(name)) is not None and (caller.sees_all or job.owner.name == caller.name):
             return job
-        if (stored := await self._journal.get(name, caller)) is None:
+        if (stored := await self._journal.get_answer(name, caller)) is None:
             raise ServiceError("REQUEST_NOT_FOUND", f"no response {clip(name)!r} is stored", resource=("response", name))
         return stored
 
@@ -277,7 +277,7 @@ class StoredResponses:
             found.cancelled = True
             await found.writer.generation.stream.aclose()
             await asyncio.wait((found.task,))
-        await self._journal.delete(name)
+        await self._journal.delete_answer(name)
         await exchange.respond_json({"id": name, "object": "response", "deleted": True})
 
 
@@ -305,7 +305,7 @@ async def responses(core: Core, stored: StoredResponses, exchange: HttpExchange)
     asked.parameters.tell_ignored(core, exchange)
     with asked.parameters.located():
         if asked.background:
-            job = await stored.begin(asked, body)
+            job = await stored.begin_background(asked, body)
             if not asked.stream:
                 await exchange.respond_json(job.writer.response())
                 return
@@ -318,7 +318,7 @@ async def responses(core: Core, stored: StoredResponses, exchange: HttpExchange)
             if asked.stream:
                 await exchange.begin_events()
                 exchange.error_event = writer.failed
-                await exchange.send(writer.begin())
+                await exchange.send(writer.first_events())
             async for (piece,) in writer.reader.pieces():
                 events = writer.events(piece)
                 if asked.stream and events:
@@ -326,7 +326,7 @@ async def responses(core: Core, stored: StoredResponses, exchange: HttpExchange)
         if asked.repeated["store"]:
             await stored.store(writer, asked)
         if asked.stream:
-            await exchange.end_events(writer.end())
+            await exchange.end_events(writer.last_event())
         else:
             await exchange.respond_json(writer.response())
 
@@ -424,7 +424,7 @@ class ResponseWriter:
 
     # ---- events --------------------------------------------------------------------------------------------------------
 
-    def begin(self) -> bytes:
+    def first_events(self) -> bytes:
         """The events before there is any output, serialised."""
         response = self.response()
         return self._event("response.created", response=response) + self._event("response.in_progress", response=response)
@@ -434,7 +434,7 @@ class ResponseWriter:
         self._last = piece.last
         return b"".join([self._change(change) for change in self._blocks.read(piece)])
 
-    def end(self) -> bytes:
+    def last_event(self) -> bytes:
         """The last event, serialised, with the whole response."""
         response = self.response()
         return self._event(f"response.{response['status']}", response=response)

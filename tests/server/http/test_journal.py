@@ -33,20 +33,20 @@ def answer(name: str, owner: str | None = "a", size: int = 1000, *, created: flo
 
 
 async def names_in(journal: Journal, *names: str) -> list[str]:
-    return [name for name in names if await journal.get(name, Caller()) is not None]
+    return [name for name in names if await journal.get_answer(name, Caller()) is not None]
 
 
 async def test_the_oldest_of_the_owner_who_has_most_is_dropped() -> None:
     journal = Journal(None, 4 * (GENERATION_BYTES + 1002), 1e12)
     await journal.open_file()
     for index, (name, owner) in enumerate([("a0", "a"), ("b0", "b"), ("a1", "a"), ("a2", "a")]):
-        await journal.put(answer(name, owner, created=NOW + index))
-    await journal.put(answer("b1", "b", created=NOW + 9))
+        await journal.put_answer(answer(name, owner, created=NOW + index))
+    await journal.put_answer(answer("b1", "b", created=NOW + 9))
     assert await names_in(journal, "a0", "a1", "a2", "b0", "b1") == ["a1", "a2", "b0", "b1"]
-    await journal.put(answer("none", None, 3000, created=NOW + 10))
+    await journal.put_answer(answer("none", None, 3000, created=NOW + 10))
     assert await names_in(journal, "a1", "a2", "b0", "b1", "none") == ["a2", "b1", "none"]
     with pytest.raises(OSError, match="not finished take"):
-        await journal.put(answer("large", "b", 1 << 20, ended=False))
+        await journal.put_answer(answer("large", "b", 1 << 20, ended=False))
     assert await names_in(journal, "a2", "b1", "none", "large") == ["a2", "b1", "none"], "what failed has changed nothing"
     await journal.close_file()
     await journal.close_file()
@@ -55,11 +55,11 @@ async def test_the_oldest_of_the_owner_who_has_most_is_dropped() -> None:
 async def test_others_see_nothing_and_what_is_old_is_gone() -> None:
     journal = Journal(None, 1 << 20, 60.0)
     await journal.open_file()
-    await journal.put(answer("new", "a"))
-    await journal.put(answer("old", "a", created=0.0))
+    await journal.put_answer(answer("new", "a"))
+    await journal.put_answer(answer("old", "a", created=0.0))
     assert await names_in(journal, "new", "old") == ["new"]
-    assert await journal.get("new", Caller("a", sees_all=False)) is not None
-    assert await journal.get("new", Caller("b", sees_all=False)) is None
+    assert await journal.get_answer("new", Caller("a", sees_all=False)) is not None
+    assert await journal.get_answer("new", Caller("b", sees_all=False)) is None
     await journal.close_file()
 
 
@@ -68,13 +68,13 @@ async def test_a_file_is_for_one_process_and_one_user_and_forgets(tmp_path: path
     await journal.open_file()
     with pytest.raises(ConfigError, match=r"journal: .* another process uses it"):
         await other.open_file()
-    await journal.put(StoredAnswer("name", None, NOW, False, b"asked", b"a secret"))
-    await journal.put(answer("kept"))
+    await journal.put_answer(StoredAnswer("name", None, NOW, False, b"asked", b"a secret"))
+    await journal.put_answer(answer("kept"))
     assert [stored.name for stored in await journal.unfinished()] == ["name"]
     files = [path for path in (tmp_path / "j").iterdir() if path.name != "lock"]
     assert any(b"a secret" in path.read_bytes() for path in files)
     assert all(path.stat().st_mode & 0o077 == 0 for path in files)
-    await journal.delete("name")
+    await journal.delete_answer("name")
     assert not any(b"a secret" in path.read_bytes() for path in files if path.exists())
     await journal.close_file()
     again = Journal(str(tmp_path / "j"), 1 << 20, 1e12)
