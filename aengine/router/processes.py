@@ -23,8 +23,8 @@ from aengine.client.link import Backoff
 from aengine.parallel.join import free_port
 from aengine.parallel.launch import ChildProcess, how_it_ended
 
-REPLICA_MODULE = "aengine.server.replica"
-"""Run by a child."""
+REPLICA = ("-m", "aengine.server.cli", "replica")
+"""What Python runs in a child."""
 LOOPBACK = "127.0.0.1"
 KEPT_LINES = 20
 """Of a child's log, in errors."""
@@ -112,7 +112,7 @@ class ReplicaProcess:
         arguments = (str(os.getpid()), *map(str, self._share), f"--config=/proc/self/fd/{settings}")
         try:
             self._child = ChildProcess(
-                [sys.executable, "-m", REPLICA_MODULE, *arguments],
+                [sys.executable, *REPLICA, *arguments],
                 pass_fds=(secret, settings),
                 environment={**own, **self._environment},
             )

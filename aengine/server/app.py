@@ -16,6 +16,7 @@ from aengine.server.core.core import Core
 from aengine.server.core.errors import draining
 from aengine.server.core.resume import ResumableStreams
 from aengine.server.telemetry.metrics import Metrics, log_call, registry_of, serve_metrics
+from aengine.server.telemetry.tracing import tracing_of_environment
 
 END_SECONDS = 0.5
 """How long the last errors may take to reach the clients."""
@@ -85,6 +86,9 @@ class Server:
                 self._running.callback(metrics.loop_lag.stop)
                 core.observers.on_call_end.append(metrics.on_call_end)
                 core.observers.on_generation_end.append(metrics.on_generation_end)
+            if (tracing := tracing_of_environment()) is not None:
+                tracing.observe(core.observers)
+                self._running.push_async_callback(asyncio.to_thread, tracing.close)
             for door in self._doors:
                 await door.start()
         except BaseException:

@@ -16,6 +16,7 @@ from functools import partial
 from typing import Any
 
 from aengine.api.errors import AEngineError, ConfigError
+from aengine.parallel.launch import die_with, take_cores
 from aengine.server.config.settings import (
     CONFIG_VARIABLE,
     GRPC,
@@ -147,5 +148,14 @@ def _toml(value: object) -> str:
     return json.dumps(value, ensure_ascii=False)
 
 
+def _serve_as_child(arguments: Sequence[str]) -> int:
+    """`aengine-grpc` as the child of a router: with a share of the cores, and no longer than its parent. Before its flags there are the
+    parent's process id, the replica's index and their number."""
+    parent, index, count, *flags = arguments
+    die_with(int(parent))
+    take_cores(int(index), int(count), None)
+    return main(flags)
+
+
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(_serve_as_child(sys.argv[2:]) if sys.argv[1:2] == ["replica"] else main())

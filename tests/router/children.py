@@ -17,7 +17,7 @@ def pids_of_replicas() -> list[int]:
                 state = Path(f"/proc/{pid}/stat").read_text().rpartition(") ")[2][0]
             except OSError:
                 continue
-            if b"aengine.server.replica" in command and state != "Z":
+            if b"aengine.server.cli\0replica\0" in command and state != "Z":
                 found.append(int(pid))
     return sorted(found)
 

@@ -26,8 +26,8 @@ def pids() -> dict[str, int]:
         with suppress(FileNotFoundError, ProcessLookupError):  # it has just ended
             for pid in (thread / "children").read_text().split():
                 words = Path(f"/proc/{pid}/cmdline").read_bytes().decode().split("\0")
-                if "aengine.server.replica" in words:
-                    found[words[words.index("aengine.server.replica") + 2]] = int(pid)
+                if words[2:4] == ["aengine.server.cli", "replica"]:
+                    found[words[5]] = int(pid)
     return found
 
 

@@ -23,6 +23,7 @@ from dataclasses import dataclass, field
 from typing import TypeVar
 
 from aengine.api.outputs import FinishReason, Histogram, Timing, Usage
+from aengine.api.params import SamplingParams
 from aengine.server.core.decoding import Decoding
 from aengine.server.core.errors import ServiceError, draining
 
@@ -69,6 +70,7 @@ class CallRecord:
     completion_tokens: int = 0
     draft_tokens: int = 0
     accepted_draft_tokens: int = 0
+    traceparent: str | None = None  # with the trace id
     is_polled: bool = False  # whether its method is one that is asked again and again, as /metrics is
 
     @property
@@ -83,6 +85,8 @@ class GenerationRecord:
 
     request_id: str
     start: float = field(default_factory=time.monotonic)
+    model: str = ""
+    params: SamplingParams | None = None
     usage: Usage = field(default_factory=Usage)
     finish_reason: FinishReason = FinishReason.CANCELLED  # of the sequence that ended last; ERROR and CANCELLED come after all others
     timing: Timing = field(default_factory=Timing)

@@ -147,6 +147,7 @@ class CallLife:
         values = header if num_bytes <= self._max_header_bytes else _no_values
         request_id, trace_id = request_id_of(values(REQUEST_ID_KEY)), trace_id_of(values("traceparent"))
         call = Call(method, peer, request_id, trace_id, is_polled=is_polled, is_apart=is_apart)
+        call.traceparent = None if trace_id is None else values("traceparent")[0]
         CURRENT_CALL.set(call)
         return call
 

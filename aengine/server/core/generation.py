@@ -161,8 +161,8 @@ async def submit(backend: Backend, request: GenerationRequest, deadline: float |
         request_id = options.request_id or stream.request_id
         backend.streams.add_request(request_id, caller, stream)
         backend.ended.note_begin(stream.request_id)
-        record = GenerationRecord(request_id, start)
         name, num_open = adapter or model.name, len(options.live_sequences(params.n))
+        record = GenerationRecord(request_id, start, name, params)
         generation = Generation(backend, name, request_id, stream, record, caller, prepared, by_call, held.pop_all(), num_open, waits)
     if known is None and backend.admission.counts_tokens:
         try:
