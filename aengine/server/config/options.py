@@ -131,7 +131,7 @@ class ServerConfig:
     journal: Annotated[str | None, text("a path")] = None
     """Directory in which responses are stored (/v1/responses), so that they outlive the process, and those that run in the background go on
     after it was killed. None: they are stored in memory."""
-    journal_size: Annotated[int, Size(1 << 20, 2**50)] = 256 * 1024 * 1024
+    journal_size: Annotated[int, Size(1 << 16, 2**50)] = 256 * 1024 * 1024
     """Bytes that stored responses take at most, such as 1GB; beyond, the oldest of the caller who has most are dropped."""
     journal_seconds: Annotated[float, POSITIVE] = 30 * 86_400.0
     """Seconds after which a stored response is dropped."""

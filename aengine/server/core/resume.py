@@ -360,9 +360,10 @@ class StoredAnswer:
 
 
 _SCHEMA = """
-CREATE TABLE IF NOT EXISTS answers (name TEXT PRIMARY KEY, owner TEXT, created REAL, ended INTEGER, asked BLOB, answer BLOB, events BLOB,
-    num_bytes INTEGER) WITHOUT ROWID;
+CREATE TABLE IF NOT EXISTS answers (name TEXT PRIMARY KEY, owner TEXT, created REAL, ended INTEGER, num_bytes INTEGER, asked BLOB,
+    answer BLOB, events BLOB);
 CREATE INDEX IF NOT EXISTS by_age ON answers (ended, created);
+CREATE INDEX IF NOT EXISTS by_owner ON answers (owner, ended, num_bytes);
 """
 _COLUMNS = "name, owner, created, ended, asked, answer, events"
 
@@ -378,6 +379,7 @@ class Journal:
         self._thread = ThreadPoolExecutor(1, "aengine-journal")
         self._lock: int | None = None
         self._database: sqlite3.Connection | None = None
+        self._used = 0  # bytes
 
     async def open_file(self) -> None:
         """Raises ConfigError (journal)."""
@@ -430,23 +432,36 @@ class Journal:
             os.close(os.open(path, os.O_RDWR | os.O_CREAT, 0o600))
         database = self._database = sqlite3.connect(path, isolation_level=None, check_same_thread=False)
         database.executescript("PRAGMA journal_mode = WAL; PRAGMA synchronous = NORMAL; PRAGMA secure_delete = ON;" + _SCHEMA)
+        self._count()
 
     def _put(self, stored: StoredAnswer) -> None:
         database = self._opened()
         database.execute("BEGIN IMMEDIATE")
         try:
-            database.execute("DELETE FROM answers WHERE ended AND created <= ?", (time.time() - self._max_seconds,))
-            row = (stored.name, stored.owner, stored.created, stored.ended, stored.asked, stored.answer, stored.events, stored.num_bytes)
-            database.execute("INSERT OR REPLACE INTO answers VALUES (?, ?, ?, ?, ?, ?, ?, ?)", row)
-            while (left := database.execute("SELECT SUM(num_bytes) FROM answers").fetchone()[0] - self._max_bytes) > 0:
-                most = "SELECT owner FROM answers WHERE ended GROUP BY owner ORDER BY SUM(num_bytes) DESC LIMIT 1"
-                oldest = f"SELECT name FROM answers WHERE ended AND owner IS ({most}) ORDER BY created LIMIT 1"
-                if not database.execute(f"DELETE FROM answers WHERE name = ({oldest})").rowcount:
-                    raise OSError(f"answers that are not finished take {left} bytes more than the journal may have")
+            self._remove("ended AND created <= ?", time.time() - self._max_seconds)
+            self._remove("name = ?", stored.name)
+            row = (stored.name, stored.owner, stored.created, stored.ended, stored.num_bytes, stored.asked, stored.answer, stored.events)
+            database.execute("INSERT INTO answers VALUES (?, ?, ?, ?, ?, ?, ?, ?)", row)
+            self._used += stored.num_bytes
+            while (left := self._used - self._max_bytes) > 0:
+                others = "FROM answers WHERE ended AND name != ?1"
+                most = f"SELECT owner {others} GROUP BY owner ORDER BY SUM(num_bytes) DESC LIMIT 1"
+                if not self._remove(f"name = (SELECT name {others} AND owner IS ({most}) ORDER BY created LIMIT 1)", stored.name):
+                    raise OSError(f"it and those that have not ended take {left} bytes more than the journal may have")
             database.execute("COMMIT")
         except BaseException:
             database.execute("ROLLBACK")
+            self._count()
             raise
+
+    def _remove(self, where: str, value: Any) -> int:
+        """How many were removed."""
+        removed = self._opened().execute(f"DELETE FROM answers WHERE {where} RETURNING num_bytes", (value,)).fetchall()
+        self._used -= sum(num_bytes for (num_bytes,) in removed)
+        return len(removed)
+
+    def _count(self) -> None:
+        self._used = self._opened().execute("SELECT COALESCE(SUM(num_bytes), 0) FROM answers").fetchone()[0]
 
     def _select(self, where: str, *values: Any) -> list[StoredAnswer]:
         caller = values[-1] if values and isinstance(values[-1], Caller) else Caller()
@@ -456,10 +471,9 @@ class Journal:
         return [stored for stored in found if caller.sees_all or stored.owner == caller.name]
 
     def _delete(self, name: str) -> None:
-        database = self._opened()
-        database.execute("DELETE FROM answers WHERE name = ?", (name,))
+        self._remove("name = ?", name)
         if self._folder is not None:
-            database.execute("PRAGMA wal_checkpoint(TRUNCATE)")  # nothing of it is left there, either
+            self._opened().execute("PRAGMA wal_checkpoint(TRUNCATE)")  # nothing of it is left there, either
 
     def _opened(self) -> sqlite3.Connection:
         if self._database is None:

@@ -264,16 +264,18 @@ class OutputReader:
         self._texts = texts
         self._knows_prompt = False
 
-    async def pieces(self, most_tokens: int = READ_TOKENS) -> AsyncIterator[list[Piece]]:
-        """What there is to read, so much at most, whenever there is something; a piece for each sequence that brought something."""
+    async def pieces(self, *, one_by_one: bool = False) -> AsyncIterator[list[Piece]]:
+        """What there is to read, whenever there is something; a piece for each sequence that brought something. `one_by_one`: of one
+        token, so that the pieces are the same whenever the same is generated."""
         generation = self.generation
         read, note = generation.stream.read, generation.note_tokens
-        while tokens := await read(most_tokens):  # for every token of every stream: what is added here is paid often
+        while tokens := await read(READ_TOKENS):  # for every token of every stream: what is added here is paid often
             note(tokens)
             if self._texts is not None:
                 await self._learn(self._texts, tokens)
-            if len(tokens) == 1:
-                yield [self._piece(tokens)]
+            if len(tokens) == 1 or one_by_one:
+                for token in tokens:
+                    yield [self._piece([token])]
                 continue
             runs: dict[int, list[Token]] = {}
             for token in tokens:

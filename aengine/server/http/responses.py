@@ -10,7 +10,7 @@ import secrets
 import time
 import uuid
 from collections.abc import AsyncGenerator, Mapping, Sequence
-from contextlib import aclosing
+from contextlib import aclosing, suppress
 from dataclasses import replace
 from typing import Any
 from urllib.parse import parse_qsl
@@ -67,7 +67,7 @@ class Background:
             async with self._generation as generation:
                 await generation.stream.started()
                 self._note(self.writer.first_events())
-                async for (piece,) in self.writer.reader.pieces(1):  # the same events whenever it is made again
+                async for (piece,) in self.writer.reader.pieces(one_by_one=self.streams):
                     self._note(self.writer.events(piece))
             self._note(self.writer.last_event())
         except asyncio.CancelledError:
@@ -77,7 +77,8 @@ class Background:
             self._note(self.writer.failed(describe(error)))
 
     def _note(self, events: bytes) -> None:
-        self.events += split_events(events)
+        if self.streams:
+            self.events += split_events(events)
         self._changed.set()
         self._changed = asyncio.Event()
 
@@ -158,6 +159,10 @@ class StoredResponses:
             return False
         return True
 
+    async def _drop(self, name: str) -> None:
+        with suppress(OSError):
+            await self._journal.delete_answer(name)
+
     # ---- in the background ---------------------------------------------------------------------------------------------
 
     async def begin_background(self, asked: ResponseAsked, body: Mapping[str, Any]) -> Background:
@@ -173,8 +178,7 @@ class StoredResponses:
             "tenant": options.tenant or caller.tenant,
         }
         job = await self._submit(asked, held, time.time(), caller)
-        stored = job.stored
-        if not await self._put(stored):
+        if not await self._put(replace(job.stored, answer=to_json(job.writer.response()))):
             await job.writer.generation.close()
             raise ServiceError("NOT_READY", "the response cannot be stored")
         self._run(job)
@@ -196,8 +200,10 @@ class StoredResponses:
             asked, answer = json.loads(job.stored.asked), to_json(job.writer.response(cancelled=job.cancelled))
             told = b"".join(job.events) if job.streams else b""
             held = to_json({"input": asked["input"], "previous": asked["previous"]})
-            await self._put(replace(job.stored, ended=True, asked=held, answer=answer, events=told))
-            self._running.pop(job.stored.name, None)
+            ended = replace(job.stored, ended=True, asked=held, answer=answer, events=told)
+            if not (await self._put(ended) or await self._put(replace(ended, events=b""))):
+                await self._drop(ended.name)
+            self._running.pop(ended.name, None)
 
         job.task = asyncio.create_task(run(), name="aengine-response")
 

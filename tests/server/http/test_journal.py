@@ -45,7 +45,7 @@ async def test_the_oldest_of_the_owner_who_has_most_is_dropped() -> None:
     assert await names_in(journal, "a0", "a1", "a2", "b0", "b1") == ["a1", "a2", "b0", "b1"]
     await journal.put_answer(answer("none", None, 3000, created=NOW + 10))
     assert await names_in(journal, "a1", "a2", "b0", "b1", "none") == ["a2", "b1", "none"]
-    with pytest.raises(OSError, match="not finished take"):
+    with pytest.raises(OSError, match="those that have not ended take"):
         await journal.put_answer(answer("large", "b", 1 << 20, ended=False))
     assert await names_in(journal, "a2", "b1", "none", "large") == ["a2", "b1", "none"], "what failed has changed nothing"
     await journal.close_file()
@@ -96,6 +96,23 @@ async def test_a_response_that_cannot_be_stored_comes_all_the_same(tmp_path: pat
         assert "a response is not stored" in caplog.text
         refused = await serve.post("/v1/responses", {"input": "x", "background": True})
         assert refused.status_code == 503
+
+
+async def test_one_that_has_no_room_at_its_end_is_not_made_again(tmp_path: pathlib.Path, caplog: pytest.LogCaptureFixture) -> None:
+    """Its events are left out first."""
+    body = {"input": "x", "background": True, "stream": True}
+    for size, kept in (("256KB", True), ("64KB", False)):
+        text = "x" * (60_000 if kept else 80_000)
+        async with serving_http(ChatEngine(text), journal=str(tmp_path), journal_size=size) as serve:
+            told = await serve.post("/v1/responses", body)
+            name = json.loads(told.text.split("\n")[1].removeprefix("data: "))["response"]["id"]
+            found = await serve.client.get(f"/v1/responses/{name}")
+            assert found.status_code == (200 if kept else 404)
+            assert "bytes more than the journal may have" in caplog.text
+            if kept:
+                assert found.json()["status"] == "completed"
+                assert (await serve.client.get(f"/v1/responses/{name}?stream=true")).status_code == 400, "its events had no room"
+            await serve.client.request("DELETE", f"/v1/responses/{name}")
 
 
 class Reader:
