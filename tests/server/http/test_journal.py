@@ -101,7 +101,7 @@ async def test_a_response_that_cannot_be_stored_comes_all_the_same(tmp_path: pat
 async def test_one_that_has_no_room_at_its_end_is_not_made_again(tmp_path: pathlib.Path, caplog: pytest.LogCaptureFixture) -> None:
     """Its events are left out first."""
     body = {"input": "x", "background": True, "stream": True}
-    for size, kept in (("256KB", True), ("64KB", False)):
+    for size, kept in ((256 << 10, True), (64 << 10, False)):
         text = "x" * (60_000 if kept else 80_000)
         async with serving_http(ChatEngine(text), journal=str(tmp_path), journal_size=size) as serve:
             told = await serve.post("/v1/responses", body)
