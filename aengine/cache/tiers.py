@@ -79,8 +79,6 @@ class PageTiers:
         self.identity = identity
         self._host_bytes, self._root, self._disk_bytes, self._sizes = host_bytes, folder, disk_bytes, frozenset((0, *sizes))
         self._others_wait = others_wait
-        self.has_host = host_bytes > 0
-        """Whether columns stay in memory, and not only until they are written."""
         self._host: OrderedDict[bytes, Column] = OrderedDict()
         self._host_used = 0
         self._known: set[bytes] = set()  # that are in files, or on the way there
@@ -175,9 +173,14 @@ class PageTiers:
         return future
 
     @property
+    def has_host(self) -> bool:
+        """Whether columns stay in memory, and not only until they are written."""
+        return self._host_bytes > 0
+
+    @property
     def room(self) -> float:
         """Bytes that should be put now; what waits longer should be put when it would be lost otherwise."""
-        return math.inf if self._host_bytes or self._folder is None else max(_AHEAD - self._queued, 0)
+        return math.inf if self.has_host or self._folder is None else max(_AHEAD - self._queued, 0)
 
     def call_with_room(self, call: Callable[[], object]) -> None:
         """Have `call` be called, once and from any thread, when there is room."""

@@ -324,7 +324,7 @@ class KVCacheManager:
                     sequence.chain.append(page_tokens)
                 self.cache.publish((pages := rows.page_table[:, row, column]).tolist(), digests[column], page_tokens)
                 if self.loads is not None and sequence.chain.version == self.version:
-                    self.loads.save(sequence, digests[column], page_tokens, pages)
+                    self.loads.save(digests[column], page_tokens, pages)
                 woken += self.prefixes.settle(sequence, digests[column])
         return woken
 
@@ -390,7 +390,7 @@ class KVCacheManager:
             for column, (first, name) in published.items():
                 tokens = rows.tokens[row, column * self.cache.page_size : (column + 1) * self.cache.page_size].tobytes()
                 if len(kept := self.cache.state_at(first, name)):
-                    self.loads.save(sequence, name, tokens, kept)
+                    self.loads.save(name, tokens, kept)
         end = end_of_full = self.needs.num_full * int(rows.num_pages[row])
         for column, state in sorted(published.items(), reverse=True):  # so that a state is evicted with the pages behind it
             begin = min(end, self.needs.num_full * (column + 1))

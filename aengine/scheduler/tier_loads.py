@@ -150,7 +150,7 @@ class TierLoads:
         """Whether the pages of the load are still its own."""
         return load in self._loads
 
-    def save(self, sequence: Sequence, name: bytes, tokens: bytes, pages: IntArray) -> None:
+    def save(self, name: bytes, tokens: bytes, pages: IntArray) -> None:
         """A column of a sequence is computed, or a state is published."""
         if not pages.all() or self._keeps(name):
             return

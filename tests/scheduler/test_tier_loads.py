@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from kv_oracle import make_request
 
 from aengine.cache import PageCache, PageChain, PageNeeds, page_name
-from aengine.scheduler.sequence import Sequence
 from aengine.scheduler.tier_loads import TierLoads
 from aengine.scheduler.waiting import PrefixesInFlight
 
@@ -78,13 +76,12 @@ def test_no_more_than_there_is_room_for() -> None:
 
 def test_a_state_whose_pages_were_given_away_is_not_saved() -> None:
     tiers = Tiers(num_pages=10)
-    sequence = Sequence(make_request(0, TOKENS.tolist(), 1), None, TOKENS)
     name = page_name(tiers.chain.digests[1], 2)
     for allocated, expected in ((5, 1), (7, 0)):
         pages = tiers.cache.allocate(3)
         tiers.cache.publish_state(pages, name, b"tokens")
         tiers.cache.release_state(pages)
-        tiers.loads.save(sequence, name, b"tokens", pages)
+        tiers.loads.save(name, b"tokens", pages)
         held = tiers.cache.allocate(allocated)
         assert len(tiers.loads.take_saves()) == expected
         tiers.cache.release(held)
@@ -93,12 +90,11 @@ def test_a_state_whose_pages_were_given_away_is_not_saved() -> None:
 
 def test_saves_wait_in_the_pool_until_they_are_asked_for_or_many() -> None:
     tiers = Tiers(num_pages=21)
-    sequence = Sequence(make_request(0, TOKENS.tolist(), 1), None, TOKENS)
 
     def compute(column: int) -> None:
         pages = tiers.cache.allocate(2)
         tiers.cache.publish(pages.tolist(), tiers.chain.digests[column], b"tokens")
-        tiers.loads.save(sequence, tiers.chain.digests[column], b"tokens", pages)
+        tiers.loads.save(tiers.chain.digests[column], b"tokens", pages)
         tiers.cache.release(pages)
 
     for column in range(6):

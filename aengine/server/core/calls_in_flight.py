@@ -45,6 +45,10 @@ class Caller:
     name: str | None = None  # of the token or of the certificate; None for those that need neither
     sees_all: bool = True  # whether the requests of others are shown to it: to administrators, and where nobody is asked who they are
 
+    def may_see(self, owner: str | None) -> bool:
+        """Whether what the caller of this name asked for is shown to it."""
+        return self.sees_all or owner == self.name
+
     @property
     def tenant(self) -> str:
         """Whose share its requests count for unless they say so: its own; that of all where nobody is asked who he is."""

@@ -395,7 +395,8 @@ class Journal:
 
     async def get_answer(self, name: str, caller: Caller) -> StoredAnswer | None:
         """None: there is none of this name that the caller may see."""
-        return next(iter(await self._run(self._select, "name = ? AND created > ?", name, time.time() - self._max_seconds, caller)), None)
+        found = await self._run(self._select, "name = ? AND created > ?", name, time.time() - self._max_seconds)
+        return next((stored for stored in found if caller.may_see(stored.owner)), None)
 
     async def delete_answer(self, name: str) -> None:
         await self._run(self._delete, name)
@@ -464,11 +465,8 @@ class Journal:
         self._used = self._opened().execute("SELECT COALESCE(SUM(num_bytes), 0) FROM answers").fetchone()[0]
 
     def _select(self, where: str, *values: Any) -> list[StoredAnswer]:
-        caller = values[-1] if values and isinstance(values[-1], Caller) else Caller()
-        given = [value for value in values if not isinstance(value, Caller)]
-        rows = self._opened().execute(f"SELECT {_COLUMNS} FROM answers WHERE {where} ORDER BY created", given)
-        found = [StoredAnswer(row[0], row[1], row[2], bool(row[3]), *row[4:]) for row in rows]
-        return [stored for stored in found if caller.sees_all or stored.owner == caller.name]
+        rows = self._opened().execute(f"SELECT {_COLUMNS} FROM answers WHERE {where} ORDER BY created", values)
+        return [StoredAnswer(row[0], row[1], row[2], bool(row[3]), *row[4:]) for row in rows]
 
     def _delete(self, name: str) -> None:
         self._remove("name = ?", name)

@@ -26,13 +26,12 @@ from aengine.server.core.errors import ServiceError, clip, draining, request_not
 from aengine.server.core.resume import Resumable, ResumableStreams
 from aengine.server.http.connection import Connection
 from aengine.server.http.http_errors import CLIENT_LEFT, OPENAI, ErrorStyle, HttpError, error_headers
-from aengine.server.http.http_exchange import HttpExchange, Receive, Send
+from aengine.server.http.http_exchange import EVENT_END, HttpExchange, Receive, Send, split_events
 
 _HOST = re.compile(r"(?P<name>\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9._~!$&'()*+,;=%-]*)(?::[0-9]*)?")
 _LOCAL_NAMES = ("localhost.localdomain", ".localhost")
 """Names, or their ends, that no public name server knows."""
 ANY = "*"
-EVENT_END = b"\n\n"  # behind a server-sent event
 
 
 class Origins:
@@ -197,8 +196,8 @@ class HttpApp:
                 if not resumable.request_id:
                     self._resumables.begin(resumable, resumable.token.hex())
                     begun.set()
-                for event in filter(None, events.split(EVENT_END)):
-                    await replay.append(b"id: %d\n" % replay.ring.end + event + EVENT_END)
+                for event in split_events(events):
+                    await replay.append(b"id: %d\n" % replay.ring.end + event)
 
             kept.keep = keep
             try:

@@ -23,6 +23,7 @@ Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
 
 JSON = b"application/json"
 EVENTS = b"text/event-stream; charset=utf-8"
+EVENT_END = b"\n\n"  # behind a server-sent event
 COMMENT = b"3\r\n:\n\n\r\n"
 """One that clients skip, as a chunk of a response."""
 DRIP_SECONDS = 75.0
@@ -195,3 +196,8 @@ class HttpExchange:
 
 def _codings(headers: Mapping[str, list[str]], name: str) -> set[str]:
     return {coding.strip().lower() for coding in ",".join(headers.get(name, ())).split(",")} - {""}
+
+
+def split_events(events: bytes) -> list[bytes]:
+    """Divide server-sent events that were written together."""
+    return [event + EVENT_END for event in events.split(EVENT_END) if event]

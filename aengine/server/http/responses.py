@@ -26,11 +26,10 @@ from aengine.server.core.resume import Journal, StoredAnswer
 from aengine.server.http.bodies import Fields, read_body, read_generation
 from aengine.server.http.chat_output import Block, Change, ContentBlocks, OutputReader, Piece, TokenTexts, chat_logprobs, stop_reason_of
 from aengine.server.http.http_errors import to_json
-from aengine.server.http.http_exchange import HttpExchange
+from aengine.server.http.http_exchange import HttpExchange, split_events
 from aengine.server.http.responses_input import ResponseAsked, ToolShape, read_request
 
 _log = logging.getLogger("aengine")
-EVENT_END = b"\n\n"
 _PREFIXES: Mapping[str, str] = {"reasoning": "rs", "text": "msg", "call": "fc"}
 """Of the ids of items."""
 _ADDED: Mapping[str, str] = {
@@ -47,14 +46,12 @@ _PARTS: Mapping[str, str] = {"reasoning": "reasoning_text", "text": "output_text
 class Background:
     """A response that is made without its call."""
 
-    def __init__(self, core: Core, asked: ResponseAsked, generation: Generation, stored: StoredAnswer, owner: Caller) -> None:
-        self.writer = ResponseWriter(core, asked, generation, created_at=int(stored.created))
-        self.owner, self.stored = owner, stored
+    def __init__(self, core: Core, asked: ResponseAsked, generation: Generation, stored: StoredAnswer) -> None:
+        self.writer, self.stored = ResponseWriter(core, asked, generation, created_at=int(stored.created)), stored
         self.events: list[bytes] = []
         self.streams = asked.stream  # whether its events may be read
         self.cancelled = False
         self.task: asyncio.Task[None] | None = None
-        self._generation = generation
         self._changed = asyncio.Event()
 
     @property
@@ -64,7 +61,7 @@ class Background:
     async def run(self) -> None:
         """Make it to its end; nothing is raised but a cancellation."""
         try:
-            async with self._generation as generation:
+            async with self.writer.generation as generation:
                 await generation.stream.started()
                 self._note(self.writer.first_events())
                 async for (piece,) in self.writer.reader.pieces(one_by_one=self.streams):
@@ -79,8 +76,15 @@ class Background:
     def _note(self, events: bytes) -> None:
         if self.streams:
             self.events += split_events(events)
-        self._changed.set()
-        self._changed = asyncio.Event()
+            self._changed.set()
+            self._changed = asyncio.Event()
+
+    async def end_early(self) -> None:
+        """Cancel it; returns when it has ended and is stored."""
+        assert self.task is not None
+        self.cancelled = True
+        await self.writer.generation.stream.aclose()
+        await asyncio.wait((self.task,))
 
     async def read(self, number: int) -> AsyncGenerator[bytes, None]:
         """The events from `number` on to the end."""
@@ -167,7 +171,7 @@ class StoredResponses:
 
     async def begin_background(self, asked: ResponseAsked, body: Mapping[str, Any]) -> Background:
         """Have a response be made in the background, the same after the process was killed. Raises what `submit` raises, and ServiceError
-        (JOURNAL_FAILED)."""
+        (NOT_READY)."""
         caller, params, options = current_caller(), asked.request.params, asked.request.options
         held = {
             "input": asked.input,
@@ -190,7 +194,7 @@ class StoredResponses:
         request = replace(request, params=replace(request.params, seed=held["seed"]), options=options)
         generation = await submit(self._core.backend, request)
         stored = StoredAnswer(f"resp_{generation.request_id}", caller.name, created, False, to_json(held), b"{}")
-        return Background(self._core, asked, generation, stored, caller)
+        return Background(self._core, asked, generation, stored)
 
     def _run(self, job: Background) -> None:
         self._running[job.stored.name] = job
@@ -198,9 +202,8 @@ class StoredResponses:
         async def run() -> None:
             await job.run()
             asked, answer = json.loads(job.stored.asked), to_json(job.writer.response(cancelled=job.cancelled))
-            told = b"".join(job.events) if job.streams else b""
             held = to_json({"input": asked["input"], "previous": asked["previous"]})
-            ended = replace(job.stored, ended=True, asked=held, answer=answer, events=told)
+            ended = replace(job.stored, ended=True, asked=held, answer=answer, events=b"".join(job.events))
             if not (await self._put(ended) or await self._put(replace(ended, events=b""))):
                 await self._drop(ended.name)
             self._running.pop(ended.name, None)
@@ -227,7 +230,7 @@ class StoredResponses:
     async def find(self, name: str) -> Background | StoredAnswer:
         """Raises ServiceError (REQUEST_NOT_FOUND)."""
         caller = current_caller()
-        if (job := self._running.get(name)) is not None and (caller.sees_all or job.owner.name == caller.name):
+        if (job := self._running.get(name)) is not None and caller.may_see(job.stored.owner):
             return job
         if (stored := await self._journal.get_answer(name, caller)) is None:
             raise ServiceError("REQUEST_NOT_FOUND", f"no response {clip(name)!r} is stored", resource=("response", name))
@@ -255,10 +258,10 @@ class StoredResponses:
             raise InvalidRequestError.of("starting_after", f"{clip(after)!r} is not the number of an event")
         if not (found.streams if isinstance(found, Background) else found.events):
             raise InvalidRequestError.of("stream", "only the events of responses are kept that were asked for with background and stream")
-        await exchange.begin_events()
         if isinstance(found, Background):
             await _send_events(exchange, found, int(after) + 1)
         else:
+            await exchange.begin_events()
             await exchange.end_events(b"".join(split_events(found.events)[int(after) + 1 :]))
 
     async def cancel(self, exchange: HttpExchange) -> None:
@@ -267,10 +270,8 @@ class StoredResponses:
         _refuse_part(name, part, "cancel")
         await exchange.read()
         found = await self.find(name)
-        if isinstance(found, Background) and found.task is not None:
-            found.cancelled = True
-            await found.writer.generation.stream.aclose()
-            await asyncio.wait((found.task,))
+        if isinstance(found, Background):
+            await found.end_early()
             found = await self.find(name)
         await exchange.respond_json(found.writer.response() if isinstance(found, Background) else json.loads(found.answer))
 
@@ -279,10 +280,8 @@ class StoredResponses:
         name, _, part = exchange.rest.partition("/")
         _refuse_part(name, part)
         found = await self.find(name)
-        if isinstance(found, Background) and found.task is not None:
-            found.cancelled = True
-            await found.writer.generation.stream.aclose()
-            await asyncio.wait((found.task,))
+        if isinstance(found, Background):
+            await found.end_early()
         await self._journal.delete_answer(name)
         await exchange.respond_json({"id": name, "object": "response", "deleted": True})
 
@@ -293,14 +292,11 @@ def _refuse_part(name: str, part: str, wanted: str = "") -> None:
 
 
 async def _send_events(exchange: HttpExchange, job: Background, number: int) -> None:
+    await exchange.begin_events()
     async with aclosing(job.read(number)) as events:
         async for event in events:
             await exchange.send(event)
     await exchange.end_events()
-
-
-def split_events(events: bytes) -> list[bytes]:
-    return [event + EVENT_END for event in events.split(EVENT_END) if event]
 
 
 async def responses(core: Core, stored: StoredResponses, exchange: HttpExchange) -> None:
@@ -315,7 +311,6 @@ async def responses(core: Core, stored: StoredResponses, exchange: HttpExchange)
             if not asked.stream:
                 await exchange.respond_json(job.writer.response())
                 return
-            await exchange.begin_events()
             await _send_events(exchange, job, 0)
             return
         async with await submit(core.backend, asked.request) as generation:
