@@ -8,7 +8,7 @@ the properties that its schema lists, and no others, unless the schema says that
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -21,6 +21,7 @@ from aengine.api.request import Prompt, RequestOptions
 from aengine.chat.formats import CALLS, REASONING, ChatFormat
 from aengine.chat.formats.call_format import tools_of
 from aengine.chat.parser import ChatParser
+from aengine.chat.text_source import random_id
 
 MAX_CALLS = 8
 """Most calls that are required together."""
@@ -197,10 +198,10 @@ class PreparedChat:
     opened: bool  # the prompt ends within reasoning
     only: str | None  # the tool of which the output is the arguments
 
-    def parser(self) -> ChatParser:
-        """Return a new parser, for the output of one sequence."""
+    def parser(self, make_id: Callable[[], str] = random_id) -> ChatParser:
+        """Return a new parser, for the output of one sequence. `make_id`: of a call of a tool."""
         is_structured = self.params.structured_output is not None
-        return ChatParser(self.format, self.tools, opened=self.opened, structured=is_structured, only=self.only)
+        return ChatParser(self.format, self.tools, opened=self.opened, structured=is_structured, only=self.only, make_id=make_id)
 
 
 def check_chat(engine: EngineBase, params: SamplingParams, options: RequestOptions, chat: ChatOutputOptions) -> None:

@@ -8,8 +8,8 @@ however the text is cut. Every character that is read is held until it becomes t
 from __future__ import annotations
 
 import json
+import random
 import re
-import secrets
 import string
 from collections.abc import Callable, Generator, Iterable, Sequence
 from dataclasses import dataclass, field, replace
@@ -347,9 +347,9 @@ class Source:
         return text
 
 
-def random_id() -> str:
-    """Nine letters and digits, as the templates of Mistral demand."""
-    return "".join(secrets.choice(string.ascii_letters + string.digits) for _ in range(9))
+def random_id(chance: random.Random | None = None) -> str:
+    """Nine letters and digits, as the templates of Mistral demand. `chance`: that of the system by default."""
+    return "".join((chance or random.SystemRandom()).choices(string.ascii_letters + string.digits, k=9))
 
 
 @lru_cache(maxsize=256)

@@ -44,7 +44,8 @@ class Server:
         self._drain_grace: asyncio.Future[float] = asyncio.get_running_loop().create_future()
         self._drains = False
         self._grpc = self._http = None
-        self.resumables = ResumableStreams()  # the generations of both doors that outlive their calls
+        journal = None if self.config.journal is None else self.core.journal
+        self.resumables = ResumableStreams(journal)  # the generations of both doors that outlive their calls
         # What a door is made of is imported with it.
         if self.config.port is not None:
             from aengine.server.grpc.door import GrpcFrontend
@@ -89,6 +90,8 @@ class Server:
             if (tracing := tracing_of_environment()) is not None:
                 tracing.observe(core.observers)
                 self._running.push_async_callback(asyncio.to_thread, tracing.close)
+            await core.journal.open_file()
+            await self.resumables.open_journal()
             for door in self._doors:
                 await door.start()
         except BaseException:
@@ -101,6 +104,8 @@ class Server:
         """Say, and notify health watchers, whether the engine can take requests. Ignored once draining."""
         if not self._drains:
             self.core.serving = serving
+            if serving:
+                self.resumables.resume()
             if self._grpc is not None:
                 self._grpc.set_serving(serving)
             if self._http is not None and serving:
@@ -140,5 +145,6 @@ class Server:
             await asyncio.sleep(REFUSE_SECONDS)
         for door in self._doors:
             await door.stop()
+        await self.core.journal.close_file()
         self.core.decoding.close()
         await self._running.aclose()

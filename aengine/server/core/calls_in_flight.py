@@ -12,18 +12,23 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import logging
+import random
 import re
+import secrets
 import time
 import uuid
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from contextvars import ContextVar
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import TypeVar
 
 from aengine.api.outputs import FinishReason, Histogram, Timing, Usage
 from aengine.api.params import SamplingParams
+from aengine.api.request import RequestOptions
+from aengine.chat.text_source import random_id
 from aengine.server.core.decoding import Decoding
 from aengine.server.core.errors import ServiceError, draining
 
@@ -56,6 +61,35 @@ class Caller:
         return name if len(name) <= MAX_LABEL else hashlib.blake2b(name.encode(), digest_size=16).hexdigest()
 
 
+@dataclass(slots=True)
+class Decided:
+    """What a call would leave to chance, decided, so that the same comes of it when it is made again."""
+
+    seed: int
+    request_id: str
+    created: float  # on time.time
+    one_by_one: bool = False  # each event has one token, so that they do not depend on what comes together
+    num_generations: int = 0  # so far
+    is_repeatable: bool = True  # False: the order of its events is left to chance
+
+    @classmethod
+    def by_chance(cls, *, one_by_one: bool = False) -> Decided:
+        return cls(secrets.randbits(62), uuid.uuid4().hex, time.time(), one_by_one)
+
+    def of_next(self, params: SamplingParams, options: RequestOptions) -> tuple[SamplingParams, RequestOptions]:
+        """The parameters and options of the next generation of the call."""
+        number, self.num_generations = self.num_generations, self.num_generations + 1
+        self.is_repeatable &= number == 0 and params.n == 1
+        own_id = f"{self.request_id}-{number}" if number else self.request_id
+        params = replace(params, seed=self.seed + number) if params.seed is None else params
+        return params, replace(options, request_id=own_id) if options.request_id is None else options
+
+    def call_ids(self, index: int) -> Callable[[], str]:
+        """Gives the ids of the calls of tools in sequence `index`."""
+        chance = random.Random(f"{self.seed} {index}")  # ids, no secrets
+        return partial(random_id, chance)
+
+
 @dataclass(slots=True, eq=False)
 class CallRecord:
     """One call of a client: an RPC, or an HTTP request."""
@@ -76,6 +110,7 @@ class CallRecord:
     accepted_draft_tokens: int = 0
     traceparent: str | None = None  # with the trace id
     is_polled: bool = False  # whether its method is one that is asked again and again, as /metrics is
+    decided: Decided | None = None  # of one that may be made again
 
     @property
     def owner(self) -> str:
@@ -117,6 +152,12 @@ def notify(observers: Iterable[Callable[[RecordT], None]], record: RecordT) -> N
 
 CURRENT_CALL: ContextVar[CallRecord | None] = ContextVar("CURRENT_CALL", default=None)
 """The call that a task works for. Tasks that a call starts inherit it."""
+
+
+def current_time() -> int:
+    """When the call was made that the task works for, in seconds on time.time."""
+    call = CURRENT_CALL.get()
+    return int(time.time() if call is None or call.decided is None else call.decided.created)
 
 
 def current_caller() -> Caller:

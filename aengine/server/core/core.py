@@ -55,6 +55,7 @@ from aengine.server.core.calls_in_flight import (
 from aengine.server.core.decoding import Decoding
 from aengine.server.core.errors import ServiceError, clip, describe
 from aengine.server.core.image_urls import ImageUrls
+from aengine.server.core.journal import Journal
 
 MAX_TEXT_BYTES = 4 * 1024 * 1024
 MAX_PIECES_TEXT_BYTES = 256 * 1024
@@ -388,6 +389,7 @@ class Core:
         self.observers = Observers()  # of calls and generations
         self.authenticator = Authenticator(config)
         self.calls = CallsInFlight(config.max_calls, config.stall_seconds)
+        self.journal = Journal(config.journal, config.journal_size, config.journal_seconds)
         self.life = CallLife(self.authenticator, self.calls, self.observers, config.max_metadata_bytes)
         names = tuple(dict.fromkeys(config.served_model_name))
         urls = ImageUrls(config.image_urls)

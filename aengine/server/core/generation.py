@@ -25,8 +25,8 @@ from aengine.api.request import ChatFields, ForkPoint, Prompt, RemoteImage, Requ
 from aengine.api.stream import TokenStream
 from aengine.chat.parser import ChatParser
 from aengine.chat.preparation import GenerationRequest, PreparedChat, prepare_chat
-from aengine.chat.text_source import Event
-from aengine.server.core.calls_in_flight import CURRENT_CALL, Caller, GenerationRecord, current_caller, notify
+from aengine.chat.text_source import Event, random_id
+from aengine.server.core.calls_in_flight import CURRENT_CALL, Caller, Decided, GenerationRecord, current_caller, notify
 from aengine.server.core.core import Backend
 from aengine.server.core.errors import ServiceError
 
@@ -49,6 +49,7 @@ class Generation:
     held: ExitStack  # of the admission
     num_open: int  # sequences whose end was not read
     waits: ExitStack  # what it holds until it has a token; closed with `held`, too
+    decided: Decided | None  # of its call
     _last_tokens: float | None = field(default=None, init=False)  # when they came, on time.monotonic
     _parsers: dict[int, ChatParser] = field(default_factory=dict, init=False)  # by sequence
 
@@ -72,9 +73,15 @@ class Generation:
         assert self.prepared is not None
         last = tokens[-1]
         if (parser := self._parsers.get(last.index)) is None:
-            parser = self._parsers[last.index] = self.prepared.parser()
+            make_id = random_id if self.decided is None else self.decided.call_ids(last.index)
+            parser = self._parsers[last.index] = self.prepared.parser(make_id)
         events = parser.feed(last.text if len(tokens) == 1 else "".join([token.text for token in tokens]))
         return events if last.finish_reason is None else events + parser.finish(cut=last.finish_reason.cuts)
+
+    @property
+    def most_at_once(self) -> int:
+        """How many tokens may be read at a time."""
+        return 1 if self.decided is not None and self.decided.one_by_one else READ_TOKENS
 
     async def close(self, error: BaseException | None = None) -> None:
         """Cancel what has not ended; returns when its pages are free. `error`: what it failed with. To be called once."""
@@ -121,12 +128,17 @@ async def submit(backend: Backend, request: GenerationRequest, deadline: float |
         held.enter_context(backend.admission.enter_generation(len(request.options.live_sequences(request.params.n))))
         engine, caller, start = backend.engine, current_caller(), time.monotonic()
         prompt, params, options, prepared = request.prompt, request.params, request.options, None
+        call = CURRENT_CALL.get()
+        if (decided := None if call is None else call.decided) is not None:
+            params, options = decided.of_next(params, options)
         model, adapter = backend.require_model(request.model, options.adapter)
         if adapter is not None:
             options = replace(options, adapter=adapter)
         if not options.tenant:
             options = replace(options, tenant=caller.tenant)
         if isinstance(prompt, ForkPoint):
+            if decided is not None:
+                decided.is_repeatable = False  # what it goes on from ends with the process
             if request.chat is not None:
                 raise InvalidRequestError.of("prompt", "a fork is not possible where outputs are parsed, from their beginnings on")
             prompt = replace(prompt, request_id=backend.engine_id_of(prompt.request_id, caller))
@@ -163,7 +175,8 @@ async def submit(backend: Backend, request: GenerationRequest, deadline: float |
         backend.ended.note_begin(stream.request_id)
         name, num_open = adapter or model.name, len(options.live_sequences(params.n))
         record = GenerationRecord(request_id, start, name, params)
-        generation = Generation(backend, name, request_id, stream, record, caller, prepared, by_call, held.pop_all(), num_open, waits)
+        ends = (by_call, held.pop_all(), num_open, waits)
+        generation = Generation(backend, name, request_id, stream, record, caller, prepared, *ends, decided)
     if known is None and backend.admission.counts_tokens:
         try:
             await stream.started()

@@ -4,34 +4,31 @@ Each runs in a task of its own, the pump, which writes its serialised events int
 again; the call that began it is its first reader. Owns how long a generation goes on without a reader, how long its events are kept, how
 many bytes that may take, and back-pressure between whoever writes the events and the reader, with or without a connection. To be used from
 one event loop.
-
-`Journal`: answers that are stored, and those that are to be, in memory or in a file that outlives the process.
 """
 
 from __future__ import annotations
 
 import asyncio
-import fcntl
-import os
-import pathlib
+import json
+import logging
 import secrets
-import sqlite3
+import struct
 import time
 from collections import Counter, defaultdict, deque
-from collections.abc import AsyncGenerator, Awaitable, Callable
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Iterable, Iterator
 from contextlib import aclosing, suppress
-from dataclasses import dataclass
-from typing import Any, TypeVar
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple
 
-from aengine.api.errors import ConfigError, InvalidRequestError
+from aengine.api.errors import InvalidRequestError
 from aengine.api.outputs import RequestInfo
 from aengine.api.stream import TokenStream
-from aengine.server.core.calls_in_flight import Caller, current_caller
+from aengine.server.core.calls_in_flight import CURRENT_CALL, Caller, CallRecord, Decided, current_caller
 from aengine.server.core.core import RequestIndex
 from aengine.server.core.errors import ServiceError, describe, draining
+from aengine.server.core.journal import Journal, StoredAnswer
 
-T = TypeVar("T")
+_log = logging.getLogger("aengine")
 READ_EVENTS = 64
 """Most events taken from the ring at a time: these count as sent while a slow client is still being sent the first of them."""
 
@@ -66,12 +63,15 @@ class EventRing:
         return self.end - self.position < self._max_events // 2 and self._unsent_bytes < self._max_bytes // 2
 
     def append(self, event: bytes) -> None:
+        self._unsent_bytes += _size(event) if self.end >= self.position else 0
         self._events.append(event)
         self.num_bytes += _size(event)
-        self._unsent_bytes += _size(event)
         while self.first < self.position and (len(self._events) > self._max_events or self.num_bytes > self._max_bytes):
             self.num_bytes -= _size(self._events.popleft())
             self.first += 1
+
+    def kept_events(self) -> Iterable[bytes]:
+        return self._events
 
     def take_events(self, most: int) -> list[bytes]:
         """The next events to send, which count as sent from now on."""
@@ -81,11 +81,12 @@ class EventRing:
         self._unsent_bytes -= sum(map(_size, events))
         return events
 
-    def seek(self, number: int) -> None:
-        """Send from event `number` on. Raises `ServiceError` (EVENTS_DROPPED) for the past, `InvalidRequestError` for the future."""
+    def seek(self, number: int, *, may_come: bool = False) -> None:
+        """Send from event `number` on. Raises `ServiceError` (EVENTS_DROPPED) for the past, `InvalidRequestError` for the future, unless it
+        `may_come`: those before it then count as sent."""
         if number < self.first:
             raise ServiceError("EVENTS_DROPPED", f"event {number} is no longer kept; the oldest is {self.first}")
-        if number > self.end:
+        if number > self.end and not may_come:
             raise InvalidRequestError.of("next_event_number", f"{number} is not yet known; the next event is {self.end}")
         self.position = number
         self._unsent_bytes = sum(_size(self._events[index]) for index in range(number - self.first, len(self._events)))
@@ -97,11 +98,12 @@ class Replay:
     def __init__(self, max_events: int, max_bytes: int, changed: Callable[[], None]) -> None:
         """`changed` is called when a reader came or left, and at the end."""
         self.ended = False
+        self.is_made_again = False  # a reader may have seen more events than there are
         self.ring = EventRing(max_events, max_bytes)
         self._changed = changed
         self._reader: asyncio.Event | None = None  # wakes the reader there is
         self._waiting: asyncio.Event | None = None  # the reader that has nothing to read
-        self._error: ServiceError | None = None
+        self.error: ServiceError | None = None
         self._moved = asyncio.Event()  # the reader read something, came or left
 
     @property
@@ -118,7 +120,7 @@ class Replay:
     def end_events(self, error: ServiceError | None = None) -> None:
         """Nothing follows; `error` is what every reader gets at the end. Ignored when it has ended."""
         if not self.ended:
-            self.ended, self._error = True, error
+            self.ended, self.error = True, error
             self._wake_reader()
             self._changed()
 
@@ -127,10 +129,14 @@ class Replay:
         while self._reader is not None and not (self._waiting is self._reader and self.ring.position == self.ring.end):
             await self._move()
 
+    def seek(self, number: int) -> None:
+        """Have the next reader begin with event `number`. Raises what `EventRing.seek` raises."""
+        self.ring.seek(number, may_come=self.is_made_again and not self.ended)
+
     async def read(self, number: int) -> AsyncGenerator[bytes, None]:
         """The events from `number` on to the end, in place of the present reader. Raises what `EventRing.seek` raises, the error that the
         generation failed with, and `ServiceError` (READER_REPLACED) once another reader has come."""
-        self.ring.seek(number)
+        self.seek(number)
         self._wake_reader()  # the present one, which stops
         reader = asyncio.Event()
         self._set_reader(reader)
@@ -140,8 +146,8 @@ class Replay:
                     self._moved.set()
                     for event in events:
                         yield event
-                elif self._error is not None:
-                    raise self._error
+                elif self.error is not None:
+                    raise self.error
                 elif self.ended:
                     return
                 else:
@@ -178,6 +184,31 @@ GENERATION_BYTES = 4096
 """The memory that a generation takes beside its events."""
 
 
+_LENGTH = struct.Struct("<I")
+
+
+def _ended(stored: StoredAnswer, replay: Replay) -> StoredAnswer:
+    error = None if replay.error is None else [replay.error.reason, replay.error.message]
+    answer = json.dumps({"first": replay.ring.first, "error": error}).encode()
+    events = b"".join([part for event in replay.ring.kept_events() for part in (_LENGTH.pack(len(event)), event)])
+    return replace(stored, ended=True, answer=answer, events=events)
+
+
+def _unpack(events: bytes) -> Iterator[bytes]:
+    place = 0
+    while place < len(events):
+        (length,), place = _LENGTH.unpack_from(events, place), place + _LENGTH.size
+        yield events[place : place + length]
+        place += length
+
+
+class AskedAgain(NamedTuple):
+    """What a generation is made of, for the `Maker` of its door."""
+
+    door: str
+    body: bytes
+
+
 @dataclass(frozen=True, slots=True)
 class ResumeLimits:
     """How many events and bytes a server keeps of resumable generations."""
@@ -190,9 +221,12 @@ class ResumeLimits:
 class Resumable:
     """A resumable generation: its events, and who may read them."""
 
-    def __init__(self, limits: ResumeLimits, retain_seconds: float, owner: Caller, changed: Callable[[Resumable], None]) -> None:
+    def __init__(
+        self, limits: ResumeLimits, retain_seconds: float, owner: Caller, changed: Callable[[Resumable], None], token: bytes = b""
+    ) -> None:
         self.owner = owner
-        self.token = secrets.token_bytes(TOKEN_BYTES)
+        self.token = token or secrets.token_bytes(TOKEN_BYTES)
+        self.stored: StoredAnswer | None = None  # in the journal
         self.retain_seconds = retain_seconds
         self.replay = Replay(limits.events, limits.bytes, lambda: changed(self))
         self.request_id = ""  # until its first event
@@ -217,8 +251,13 @@ class Resumable:
             self.timer = None
 
 
+Maker = Callable[[Resumable, bytes], Awaitable[None]]
+"""Writes the events of a generation again, of the body of what was asked."""
+
+
 class ResumableStreams:
-    """The resumable generations of a server: those that run, and those that have ended and are still kept.
+    """The resumable generations of a server: those that run, and those that have ended and are still kept. With a journal, those whose
+    events are the same whenever they are made outlive the process: one that was cut short is made again, from its first event on.
 
     Without a reader, one that runs is cancelled and one that has ended dropped, when its `retain` has passed since the last reader left
     or, if that is later, since its end. The deadline of a call ends the call alone; `time_limit` is what bounds the request.
@@ -227,7 +266,12 @@ class ResumableStreams:
     room, the oldest of the caller that has most of them is dropped, so that nobody drops another's by keeping much.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, journal: Journal | None = None) -> None:
+        self.makers: dict[str, Maker] = {}  # by door
+        self._journal = journal
+        self._saving: set[asyncio.Task[None]] = set()
+        self._may_begin = asyncio.Event()  # those of the process before
+        self._closing = False
         self._limits = ResumeLimits()
         self._begun: RequestIndex[Resumable] = RequestIndex()  # those that can be resumed
         self._ended: defaultdict[str | None, dict[Resumable, None]] = defaultdict(dict)  # those of them that have, by owner, oldest first
@@ -251,17 +295,38 @@ class ResumableStreams:
     def start(self, retain_seconds: float, write: Callable[[Resumable], Awaitable[None]]) -> Resumable:
         """Begin one, whose events `write` appends to its replay, whoever reads them; `begin` is called once it can be resumed. What `write`
         raises is what every reader gets."""
+        if self._journal is not None and (call := CURRENT_CALL.get()) is not None:
+            call.decided = Decided.by_chance(one_by_one=True)
         resumable = Resumable(self._limits, retain_seconds, current_caller(), self._on_change)
-        pump = resumable.pump = asyncio.create_task(self._pump(resumable, write))
-        pump.add_done_callback(lambda _: self._on_pump_end(resumable, pump))
-        self._pumps.add(pump)
+        self._run(resumable, write)
         return resumable
 
-    def begin(self, resumable: Resumable, request_id: str, stream: TokenStream | None = None) -> None:
-        """It can be resumed from now on, under this id."""
+    async def begin(self, resumable: Resumable, request_id: str, asked: AskedAgain, stream: TokenStream | None = None) -> None:
+        """It can be resumed from now on, under this id; after the end of the process, too, if it can be made again of `asked`. To be called
+        in the task that writes its events."""
+        if resumable.request_id:  # it is made again
+            resumable.stream = stream
+            return
         resumable.request_id, resumable.stream = request_id, stream
         self._begun.add_request(request_id, resumable.owner, resumable)
         self._on_change(resumable)
+        call = CURRENT_CALL.get()
+        if self._journal is not None and call is not None and call.decided is not None and call.decided.is_repeatable:
+            decided = {name: getattr(call.decided, name) for name in ("seed", "request_id", "created", "one_by_one")}
+            held = {"door": asked.door, "request_id": request_id, "retain": resumable.retain_seconds, "decided": decided}
+            name, body = f"stream_{resumable.token.hex()}", json.dumps(held).encode() + b"\n" + asked.body
+            await self._save(resumable, StoredAnswer(name, resumable.owner.name, time.time(), False, body, b"{}"))
+
+    async def open_journal(self) -> None:
+        """Find those of the process that had the journal before; those that it had not ended wait for `resume`."""
+        for listed in [] if self._journal is None else await self._journal.list_answers("stream_", Caller()):
+            assert self._journal is not None
+            if (stored := await self._journal.get_answer(listed.name, Caller())) is not None:
+                self._restore(stored)
+
+    def resume(self) -> None:
+        """The engine takes requests."""
+        self._may_begin.set()
 
     async def read(self, resumable: Resumable) -> AsyncGenerator[bytes, None]:
         """All events of one that was started just now. If its reader leaves before it can be resumed, it ends."""
@@ -274,15 +339,22 @@ class ResumableStreams:
                 resumable.pump.cancel()  # no client knows how to resume it
 
     async def aclose(self) -> None:
-        """Cancel what runs and drop what is kept; returns when nothing of it is left."""
+        """Cancel what runs and drop what is kept; returns when nothing of it is left but what the journal has."""
+        self._closing = True
         for resumable in list(self._begun):
             self._drop(resumable)
         pumps = list(self._pumps)
         for pump in pumps:
             pump.cancel()
         await asyncio.gather(*pumps, return_exceptions=True)
+        await asyncio.gather(*self._saving)
 
     # ---- inside --------------------------------------------------------------------------------------------------------
+
+    def _run(self, resumable: Resumable, write: Callable[[Resumable], Awaitable[None]]) -> None:
+        pump = resumable.pump = asyncio.create_task(self._pump(resumable, write))
+        pump.add_done_callback(lambda _: self._on_pump_end(resumable, pump))
+        self._pumps.add(pump)
 
     async def _pump(self, resumable: Resumable, write: Callable[[Resumable], Awaitable[None]]) -> None:
         replay = resumable.replay
@@ -298,6 +370,8 @@ class ResumableStreams:
         if resumable.stream is not None:  # which holds all its tokens
             resumable.last_info, resumable.stream = resumable.stream.info(), None
         resumable.replay.end_events(draining())  # where it was cancelled: a reader must not wait for ever
+        if resumable.stored is not None and not pump.cancelled():
+            self._in_background(self._save(resumable, _ended(resumable.stored, resumable.replay)))
 
     def _on_change(self, resumable: Resumable) -> None:
         """It has begun or ended, or its reader came or left."""
@@ -329,6 +403,9 @@ class ResumableStreams:
         resumable.stop_timer()
         resumable.dropped = True
         self._begun.discard(resumable.request_id, resumable)
+        if resumable.stored is not None and not self._closing:
+            self._in_background(self._forget(resumable.stored.name))
+            resumable.stored = None
         owner = resumable.owner.name
         if resumable in self._ended[owner]:
             del self._ended[owner][resumable]
@@ -341,146 +418,49 @@ class ResumableStreams:
         if resumable.pump is not None and not resumable.replay.has_reader:
             resumable.pump.cancel()
 
+    # ---- the journal ---------------------------------------------------------------------------------------------------
 
-@dataclass(frozen=True, slots=True)
-class StoredAnswer:
-    """An answer, with what is needed to give it again."""
+    def _in_background(self, work: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.create_task(work)
+        self._saving.add(task)
+        task.add_done_callback(self._saving.discard)
 
-    name: str
-    owner: str | None  # of the caller who asked for it
-    created: float  # on time.time
-    ended: bool  # False: whoever opens the journal next makes it again
-    asked: bytes  # what it is made of
-    answer: bytes
-    events: bytes = b""  # in which it was told
-
-    @property
-    def num_bytes(self) -> int:
-        return GENERATION_BYTES + len(self.asked) + len(self.answer) + len(self.events)
-
-
-_SCHEMA = """
-CREATE TABLE IF NOT EXISTS answers (name TEXT PRIMARY KEY, owner TEXT, created REAL, ended INTEGER, num_bytes INTEGER, asked BLOB,
-    answer BLOB, events BLOB);
-CREATE INDEX IF NOT EXISTS by_age ON answers (ended, created);
-CREATE INDEX IF NOT EXISTS by_owner ON answers (owner, ended, num_bytes);
-"""
-_COLUMNS = "name, owner, created, ended, asked, answer, events"
-
-
-class Journal:
-    """Stored answers by name, in SQLite. What is older than `max_seconds` is gone; where all take more than `max_bytes`, the oldest that
-    has ended is dropped of the owner who has most. Its methods work in a thread of its own, so that the event loop waits for no disk. They
-    raise `OSError` where the disk fails."""
-
-    def __init__(self, folder: str | None, max_bytes: int, max_seconds: float) -> None:
-        """`folder`: of the file, which one process has at a time; None: what is stored ends with the process."""
-        self._folder, self._max_bytes, self._max_seconds = folder, max_bytes, max_seconds
-        self._thread = ThreadPoolExecutor(1, "aengine-journal")
-        self._lock: int | None = None
-        self._database: sqlite3.Connection | None = None
-        self._used = 0  # bytes
-
-    async def open_file(self) -> None:
-        """Raises ConfigError (journal)."""
+    async def _save(self, resumable: Resumable, stored: StoredAnswer) -> None:
+        assert self._journal is not None
         try:
-            await self._run(self._open)
+            await self._journal.put_answer(stored)
+            resumable.stored = stored
         except OSError as error:
-            await self.close_file()
-            raise ConfigError.of("journal", f"{self._folder} cannot be used: {error}") from None
+            _log.warning("a resumable stream is not stored: %s", error)
+            if stored.ended:
+                await self._forget(stored.name)
+                resumable.stored = None
 
-    async def put_answer(self, stored: StoredAnswer) -> None:
-        """In place of that of the same name."""
-        await self._run(self._put, stored)
+    async def _forget(self, name: str) -> None:
+        assert self._journal is not None
+        with suppress(OSError):
+            await self._journal.delete_answer(name)
 
-    async def get_answer(self, name: str, caller: Caller) -> StoredAnswer | None:
-        """None: there is none of this name that the caller may see."""
-        found = await self._run(self._select, "name = ? AND created > ?", name, time.time() - self._max_seconds)
-        return next((stored for stored in found if caller.may_see(stored.owner)), None)
+    def _restore(self, stored: StoredAnswer) -> None:
+        header, _, body = stored.asked.partition(b"\n")
+        held, token = json.loads(header), bytes.fromhex(stored.name.partition("_")[2])
+        resumable = Resumable(self._limits, held["retain"], Caller(stored.owner, sees_all=stored.owner is None), self._on_change, token)
+        resumable.request_id, resumable.stored, replay = held["request_id"], stored, resumable.replay
+        self._begun.add_request(resumable.request_id, resumable.owner, resumable)
+        if stored.ended:
+            answer = json.loads(stored.answer)
+            replay.ring.first = replay.ring.position = answer["first"]
+            for event in _unpack(stored.events):
+                replay.ring.append(event)
+            replay.end_events(None if answer["error"] is None else ServiceError(*answer["error"]))
+            return
 
-    async def delete_answer(self, name: str) -> None:
-        await self._run(self._delete, name)
+        async def write(resumable: Resumable) -> None:
+            await self._may_begin.wait()
+            decided = Decided(**held["decided"])
+            CURRENT_CALL.set(CallRecord("", "", held["request_id"], caller=resumable.owner, decided=decided))
+            await self.makers[held["door"]](resumable, body)
 
-    async def unfinished(self) -> list[StoredAnswer]:
-        """What the process was at that had the journal before."""
-        return await self._run(self._select, "NOT ended")
-
-    async def close_file(self) -> None:
-        """May be called again."""
-        with suppress(OSError, RuntimeError):  # the thread has ended
-            await self._run(self._close)
-        self._thread.shutdown(wait=False)
-
-    async def _run(self, call: Callable[..., T], *arguments: Any) -> T:
-        try:
-            return await asyncio.get_running_loop().run_in_executor(self._thread, call, *arguments)
-        except sqlite3.Error as error:
-            raise OSError(str(error)) from error
-
-    # ---- in the thread ---------------------------------------------------------------------------------------------------
-
-    def _open(self) -> None:
-        path = ":memory:"
-        if self._folder is not None:
-            folder = pathlib.Path(self._folder).expanduser()
-            folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-            self._lock = os.open(folder / "lock", os.O_RDWR | os.O_CREAT, 0o600)
-            try:
-                fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                raise OSError("another process uses it") from None
-            path = str(folder / "journal.sqlite3")
-            os.close(os.open(path, os.O_RDWR | os.O_CREAT, 0o600))
-        database = self._database = sqlite3.connect(path, isolation_level=None, check_same_thread=False)
-        database.executescript("PRAGMA journal_mode = WAL; PRAGMA synchronous = NORMAL; PRAGMA secure_delete = ON;" + _SCHEMA)
-        self._count()
-
-    def _put(self, stored: StoredAnswer) -> None:
-        database = self._opened()
-        database.execute("BEGIN IMMEDIATE")
-        try:
-            self._remove("ended AND created <= ?", time.time() - self._max_seconds)
-            self._remove("name = ?", stored.name)
-            row = (stored.name, stored.owner, stored.created, stored.ended, stored.num_bytes, stored.asked, stored.answer, stored.events)
-            database.execute("INSERT INTO answers VALUES (?, ?, ?, ?, ?, ?, ?, ?)", row)
-            self._used += stored.num_bytes
-            while (left := self._used - self._max_bytes) > 0:
-                others = "FROM answers WHERE ended AND name != ?1"
-                most = f"SELECT owner {others} GROUP BY owner ORDER BY SUM(num_bytes) DESC LIMIT 1"
-                if not self._remove(f"name = (SELECT name {others} AND owner IS ({most}) ORDER BY created LIMIT 1)", stored.name):
-                    raise OSError(f"it and those that have not ended take {left} bytes more than the journal may have")
-            database.execute("COMMIT")
-        except BaseException:
-            database.execute("ROLLBACK")
-            self._count()
-            raise
-
-    def _remove(self, where: str, value: Any) -> int:
-        """How many were removed."""
-        removed = self._opened().execute(f"DELETE FROM answers WHERE {where} RETURNING num_bytes", (value,)).fetchall()
-        self._used -= sum(num_bytes for (num_bytes,) in removed)
-        return len(removed)
-
-    def _count(self) -> None:
-        self._used = self._opened().execute("SELECT COALESCE(SUM(num_bytes), 0) FROM answers").fetchone()[0]
-
-    def _select(self, where: str, *values: Any) -> list[StoredAnswer]:
-        rows = self._opened().execute(f"SELECT {_COLUMNS} FROM answers WHERE {where} ORDER BY created", values)
-        return [StoredAnswer(row[0], row[1], row[2], bool(row[3]), *row[4:]) for row in rows]
-
-    def _delete(self, name: str) -> None:
-        self._remove("name = ?", name)
-        if self._folder is not None:
-            self._opened().execute("PRAGMA wal_checkpoint(TRUNCATE)")  # nothing of it is left there, either
-
-    def _opened(self) -> sqlite3.Connection:
-        if self._database is None:
-            raise OSError("the journal is closed")
-        return self._database
-
-    def _close(self) -> None:
-        if self._database is not None:
-            self._database.close()
-        if self._lock is not None:
-            os.close(self._lock)
-        self._database = self._lock = None
+        replay.is_made_again = True
+        self._run(resumable, write)
+        self._on_change(resumable)

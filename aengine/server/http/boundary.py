@@ -10,9 +10,10 @@ answers, too. Both show in headers that the page does not write: Origin, and Hos
 from __future__ import annotations
 
 import asyncio
+import json
 import re
-from collections.abc import Awaitable, Callable, Mapping
-from contextlib import aclosing
+from collections.abc import Awaitable, Callable, Iterator, Mapping, MutableMapping
+from contextlib import aclosing, contextmanager
 from copy import copy
 from dataclasses import dataclass
 from typing import Any
@@ -20,12 +21,12 @@ from urllib.parse import parse_qsl
 
 from aengine.api.errors import InvalidRequestError
 from aengine.server.config.options import ServerConfig, is_loopback
-from aengine.server.core.calls_in_flight import current_caller
+from aengine.server.core.calls_in_flight import CURRENT_CALL, Call, CallRecord, current_caller
 from aengine.server.core.core import Core
 from aengine.server.core.errors import ServiceError, clip, draining, request_not_found
-from aengine.server.core.resume import Resumable, ResumableStreams
+from aengine.server.core.resume import AskedAgain, Resumable, ResumableStreams
 from aengine.server.http.connection import Connection
-from aengine.server.http.http_errors import CLIENT_LEFT, OPENAI, ErrorStyle, HttpError, error_headers
+from aengine.server.http.http_errors import CLIENT_LEFT, OPENAI, ErrorStyle, HttpError, error_headers, to_json
 from aengine.server.http.http_exchange import EVENT_END, HttpExchange, Receive, Send, split_events
 
 _HOST = re.compile(r"(?P<name>\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9._~!$&'()*+,;=%-]*)(?::[0-9]*)?")
@@ -62,6 +63,8 @@ class Origins:
         return is_loopback(name.strip("[]")) or name.endswith(_LOCAL_NAMES) or not self._hosts.isdisjoint((name, ANY))
 
 
+DOOR = "http"
+_SECRET_HEADERS = ("authorization", "x-api-key", "cookie", "proxy-authorization", "content-length")
 ERROR_SECONDS = 1.0
 """How long an error may take to reach a client that has had its time."""
 ENTRY_BYTES = 32
@@ -96,6 +99,7 @@ class HttpApp:
     def __init__(self, core: Core, routes: list[Route], resumables: ResumableStreams) -> None:
         self._core = core
         self._resumables = resumables
+        resumables.makers[DOOR] = self._make_again
         self._life = core.life
         self._config = core.config
         self._origins = Origins(core.config)
@@ -172,7 +176,7 @@ class HttpApp:
             if retain is None or route.verb != "POST" or route.errors.end != EVENT_END:
                 await route.handler(exchange)
             else:
-                await self._serve_kept(route, exchange, retain)
+                await self._serve_kept(route, exchange, scope["path"], retain)
             assert exchange.ended, f"{route.method} has no response"
             return
         except asyncio.CancelledError:
@@ -185,30 +189,16 @@ class HttpApp:
             error = raised
         await self._fail(exchange, error, self.style_of(scope["path"]))
 
-    async def _serve_kept(self, route: Route, exchange: HttpExchange, retain: float) -> None:
+    async def _serve_kept(self, route: Route, exchange: HttpExchange, path: str, retain: float) -> None:
         """Serve a request whose stream of events, if there is one, can be read again: it goes on without its reader, so long."""
         kept, begun, failed = copy(exchange), asyncio.Event(), list[Exception]()
 
         async def write(resumable: Resumable) -> None:
-            replay = resumable.replay
-
-            async def keep(events: bytes) -> None:
-                if not resumable.request_id:
-                    self._resumables.begin(resumable, resumable.token.hex())
-                    begun.set()
-                for event in split_events(events):
-                    await replay.append(b"id: %d\n" % replay.ring.end + event)
-
-            kept.keep = keep
             try:
-                await route.handler(kept)
+                await self._write_kept(route, kept, path, resumable, begun)
             except Exception as error:
                 failed.append(error)
-                if not begun.is_set():
-                    raise
-                failure = self._life.fail(error, answered=True)
-                tell = kept.error_event or (lambda failure: route.errors.stream_event(failure, self._config.debug_errors))
-                await keep(tell(failure))
+                raise
 
         resumable = self._resumables.start(retain, write)
         assert resumable.pump is not None
@@ -228,6 +218,80 @@ class HttpApp:
             return
         exchange.warning = kept.warning
         await _send_kept(exchange, resumable, 0)
+
+    async def _write_kept(self, route: Route, kept: HttpExchange, path: str, resumable: Resumable, begun: asyncio.Event) -> None:
+        """Have the events of a response be kept; `begun` is set once there is one. Raises what the handler raises before."""
+        replay = resumable.replay
+
+        async def keep(events: bytes) -> None:
+            if not begun.is_set():
+                headers = {name: values for name, values in kept.headers.items() if name not in _SECRET_HEADERS}
+                held = to_json({"path": path, "headers": headers, "query": kept.query.decode("latin-1")})
+                await self._resumables.begin(resumable, resumable.token.hex(), AskedAgain(DOOR, held + b"\n" + kept.body))
+                begun.set()
+            for event in split_events(events):
+                await replay.append(b"id: %d\n" % replay.ring.end + event)
+
+        kept.keep = keep
+        try:
+            await route.handler(kept)
+        except Exception as error:
+            if not begun.is_set():
+                raise
+            failure = self._life.fail(error, answered=True)
+            tell = kept.error_event or (lambda failure: route.errors.stream_event(failure, self._config.debug_errors))
+            await keep(tell(failure))
+
+    # ---- requests that come from no connection ---------------------------------------------------------------------------
+
+    async def _make_again(self, resumable: Resumable, asked: bytes) -> None:
+        header, _, body = asked.partition(b"\n")
+        held = json.loads(header)
+        found, rest = self._find(held["path"])
+        with self._exchange_within(held["headers"], body, rest, None) as exchange:
+            exchange.query = held["query"].encode("latin-1")
+            await self._write_kept(found["POST"], exchange, held["path"], resumable, asyncio.Event())
+
+    async def answer_within(self, path: str, body: bytes) -> tuple[int, bytes, float | None]:
+        """What a POST of `body` to `path` gets that is made in the name of the caller of the present call: the status, the body, and the
+        seconds after which another try may get more, if there are any."""
+        found, rest = self._find(path)
+        parts: list[bytes] = []
+
+        async def send(message: MutableMapping[str, Any]) -> None:
+            parts.append(message.get("body", b""))
+
+        with self._exchange_within({}, body, rest, send) as exchange:
+            try:
+                await found["POST"].handler(exchange)
+            except Exception as error:
+                style = self.style_of(path)
+                failure = self._life.fail(error, answered=False)
+                delay = failure.retry_delay
+                return style.status(failure), style.body(failure), None if delay is None else delay.total_seconds()
+        return 200, b"".join(parts), None
+
+    @contextmanager
+    def _exchange_within(self, headers: Mapping[str, list[str]], body: bytes, rest: str, send: Send | None) -> Iterator[HttpExchange]:
+        """The exchange of a request of this process, in whose task it is used."""
+
+        async def receive() -> MutableMapping[str, Any]:
+            return {"type": "http.request", "body": body, "more_body": False}
+
+        async def drop(message: MutableMapping[str, Any]) -> None:
+            """Nobody is told."""
+
+        now = CURRENT_CALL.get() or CallRecord("", "", "")
+        call = Call(now.method, now.peer, now.request_id, now.trace_id, caller=now.caller, decided=now.decided)
+        CURRENT_CALL.set(call)
+        lengths = {**headers, "content-length": [str(len(body))]}
+        shared = (self._core.decoding, max(self._config.max_message_bytes, len(body)), self._core.admission)
+        exchange = HttpExchange({}, receive, send or drop, call, lengths, *shared, lambda status: None)
+        exchange.rest = rest
+        try:
+            yield exchange
+        finally:
+            call.answered()
 
     def style_of(self, path: str) -> ErrorStyle:
         """How errors of `path`, and of all below it, are told."""
@@ -292,7 +356,7 @@ async def read_stream(resumables: ResumableStreams, exchange: HttpExchange) -> N
     if not re.fullmatch(r"-1|[0-9]{1,9}", text):
         raise HttpError("INVALID_FIELD", f"{'from' if not behind else 'last-event-id'}: {clip(text)!r} is not the number of an event", 400)
     try:
-        resumable.replay.ring.seek(int(text) + behind)
+        resumable.replay.seek(int(text) + behind)
     except InvalidRequestError as error:
         raise error.moved(lambda field: "from") from error
     await _send_kept(exchange, resumable, int(text) + behind)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -13,6 +12,7 @@ from aengine.api.fields import FLAG, Accepts, FieldChecks, integer
 from aengine.api.outputs import FinishReason, Token
 from aengine.chat.preparation import ChatOutputOptions, GenerationRequest
 from aengine.chat.text_source import CallStarted, ChatMessage, MessageBuilder
+from aengine.server.core.calls_in_flight import current_time
 from aengine.server.core.core import Core
 from aengine.server.core.generation import Generation, submit
 from aengine.server.http.bodies import STRING, Fields, read_generation
@@ -187,7 +187,7 @@ class _Writer:
         self._asked = asked
         self._generation = generation
         self._params = asked.request.params
-        self._created = int(time.time())
+        self._created = current_time()
         self._id = f"chatcmpl-{generation.request_id}"
         shows = (self._params.logprobs, self._params.prompt_logprobs) != (None, None)
         self._texts = TokenTexts(core.engine) if shows else None

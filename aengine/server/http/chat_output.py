@@ -22,7 +22,7 @@ from aengine.api.engine import ServedEngine
 from aengine.api.outputs import FinishReason, Token, TokenLogprob, Usage
 from aengine.chat.text_source import ArgumentsDelta, CallEnded, CallStarted, ContentDelta, Event, ReasoningDelta
 from aengine.server.core.errors import ServiceError
-from aengine.server.core.generation import READ_TOKENS, Generation
+from aengine.server.core.generation import Generation
 from aengine.server.http.http_errors import to_json
 
 
@@ -264,18 +264,16 @@ class OutputReader:
         self._texts = texts
         self._knows_prompt = False
 
-    async def pieces(self, *, one_by_one: bool = False) -> AsyncIterator[list[Piece]]:
-        """What there is to read, whenever there is something; a piece for each sequence that brought something. `one_by_one`: of one
-        token, so that the pieces are the same whenever the same is generated."""
+    async def pieces(self) -> AsyncIterator[list[Piece]]:
+        """What there is to read, whenever there is something; a piece for each sequence that brought something."""
         generation = self.generation
-        read, note = generation.stream.read, generation.note_tokens
-        while tokens := await read(READ_TOKENS):  # for every token of every stream: what is added here is paid often
+        read, note, most = generation.stream.read, generation.note_tokens, generation.most_at_once
+        while tokens := await read(most):  # for every token of every stream: what is added here is paid often
             note(tokens)
             if self._texts is not None:
                 await self._learn(self._texts, tokens)
-            if len(tokens) == 1 or one_by_one:
-                for token in tokens:
-                    yield [self._piece([token])]
+            if len(tokens) == 1:
+                yield [self._piece(tokens)]
                 continue
             runs: dict[int, list[Token]] = {}
             for token in tokens:

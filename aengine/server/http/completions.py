@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import re
-import time
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, AsyncExitStack
 from dataclasses import dataclass
@@ -16,6 +15,7 @@ from aengine.api.fields import FLAG, MAX_INT32, Accepts, FieldChecks, integer
 from aengine.api.outputs import Token, TokenLogprob, Usage
 from aengine.api.request import ForkPoint, Prompt
 from aengine.chat.preparation import GenerationRequest
+from aengine.server.core.calls_in_flight import current_time
 from aengine.server.core.core import Core
 from aengine.server.core.generation import Generation, submit
 from aengine.server.http.bodies import STRING, Fields, read_generation
@@ -197,7 +197,7 @@ class _Writer:
         self._asked = asked
         self._generations = generations
         self._params = asked.requests[0].params
-        self._created = int(time.time())
+        self._created = current_time()
         self._id = f"cmpl-{generations[0].request_id}"
         shows = (self._params.logprobs, self._params.prompt_logprobs) != (None, None)
         self._texts = TokenTexts(core.engine) if shows else None

@@ -154,7 +154,6 @@ class HttpFrontend:
 
     async def start(self) -> None:
         """Open the port. Raises `BindError`, or `ConfigError` for files that cannot be used."""
-        await self._stored.start()
         context = await asyncio.to_thread(server_context, self._config) if self._config.tls else None
         self._uvicorn.load()
         make = cast(Callable[[], asyncio.Protocol], lambda: Connection(self._uvicorn, self._state, self._addresses, self._style_of))

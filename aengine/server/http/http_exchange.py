@@ -10,7 +10,7 @@ import asyncio
 import time
 from collections.abc import Awaitable, Callable, Mapping, MutableMapping
 from email.utils import formatdate
-from typing import Any
+from typing import Any, cast
 
 from aengine.server.core.calls_in_flight import Admission, Call
 from aengine.server.core.decoding import UNCOUNTED_BYTES, Decoding
@@ -54,7 +54,8 @@ class HttpExchange:
         self.call = call
         self.headers = headers  # values by name, in lower case
         self.rest = ""  # the end of the path, where the route has a variable
-        self.connection: Connection = scope["connection"]
+        self.body = b""  # where the events are kept
+        self.connection = cast(Connection, scope.get("connection"))  # none where the request is one of this process
         self.answered = False  # whether a part of the response was sent
         self.ended = False
         self.warning = ""  # told in a header, where there is one
@@ -101,7 +102,10 @@ class HttpExchange:
                 raise self.connection.refusal
             if (seconds := time.monotonic() - start) > DRIP_SECONDS and num_bytes < seconds * MIN_BYTES_PER_SECOND:
                 raise ServiceError("SENDER_STALLED", f"the client has sent {num_bytes} bytes of its body in {seconds:.0f} s")
-        return b"".join(parts)
+        body = b"".join(parts)
+        if self.keep is not None:
+            self.body = body
+        return body
 
     def _check_codings(self) -> None:
         """A body comes as it is."""

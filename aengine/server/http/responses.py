@@ -6,9 +6,7 @@ import asyncio
 import json
 import logging
 import re
-import secrets
 import time
-import uuid
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import aclosing, suppress
 from dataclasses import replace
@@ -18,11 +16,11 @@ from urllib.parse import parse_qsl
 from aengine.api.errors import InvalidRequestError
 from aengine.api.fields import FieldChecks
 from aengine.api.outputs import FinishReason, Token
-from aengine.server.core.calls_in_flight import Caller, current_caller
+from aengine.server.core.calls_in_flight import CURRENT_CALL, Caller, CallRecord, Decided, current_caller, current_time
 from aengine.server.core.core import Core
 from aengine.server.core.errors import ServiceError, clip, describe
 from aengine.server.core.generation import Generation, count_prompt_tokens, submit
-from aengine.server.core.resume import Journal, StoredAnswer
+from aengine.server.core.journal import StoredAnswer
 from aengine.server.http.bodies import Fields, read_body, read_generation
 from aengine.server.http.chat_output import Block, Change, ContentBlocks, OutputReader, Piece, TokenTexts, chat_logprobs, stop_reason_of
 from aengine.server.http.http_errors import to_json
@@ -64,7 +62,7 @@ class Background:
             async with self.writer.generation as generation:
                 await generation.stream.started()
                 self._note(self.writer.first_events())
-                async for (piece,) in self.writer.reader.pieces(one_by_one=self.streams):
+                async for (piece,) in self.writer.reader.pieces():
                     self._note(self.writer.events(piece))
             self._note(self.writer.last_event())
         except asyncio.CancelledError:
@@ -107,14 +105,9 @@ class StoredResponses:
     """The responses that can be read again: those in the journal, and those that run in the background."""
 
     def __init__(self, core: Core) -> None:
-        config = core.config
-        self._core, self._journal = core, Journal(config.journal, config.journal_size, config.journal_seconds)
+        self._core, self._journal = core, core.journal
         self._running: dict[str, Background] = {}
         self._resuming: asyncio.Task[None] | None = None
-
-    async def start(self) -> None:
-        """Raises ConfigError."""
-        await self._journal.open_file()
 
     def resume(self) -> None:
         """Go on with what was running when the process ended that had the journal before. The engine takes requests."""
@@ -128,7 +121,6 @@ class StoredResponses:
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
-        await self._journal.close_file()
 
     # ---- storing -------------------------------------------------------------------------------------------------------
 
@@ -172,14 +164,13 @@ class StoredResponses:
     async def begin_background(self, asked: ResponseAsked, body: Mapping[str, Any]) -> Background:
         """Have a response be made in the background, the same after the process was killed. Raises what `submit` raises, and ServiceError
         (NOT_READY)."""
-        caller, params, options = current_caller(), asked.request.params, asked.request.options
+        caller, decided = current_caller(), Decided.by_chance()
         held = {
             "input": asked.input,
             "previous": asked.repeated["previous_response_id"],
             "body": body,
-            "seed": secrets.randbits(62) if params.seed is None else params.seed,
-            "request_id": options.request_id or uuid.uuid4().hex,
-            "tenant": options.tenant or caller.tenant,
+            "seed": decided.seed,
+            "request_id": decided.request_id,
         }
         job = await self._submit(asked, held, time.time(), caller)
         if not await self._put(replace(job.stored, answer=to_json(job.writer.response()))):
@@ -189,10 +180,10 @@ class StoredResponses:
         return job
 
     async def _submit(self, asked: ResponseAsked, held: Mapping[str, Any], created: float, caller: Caller) -> Background:
-        request = asked.request
-        options = replace(request.options, request_id=held["request_id"], tenant=held["tenant"])
-        request = replace(request, params=replace(request.params, seed=held["seed"]), options=options)
-        generation = await submit(self._core.backend, request)
+        call = CURRENT_CALL.get()
+        assert call is not None
+        call.decided = Decided(held["seed"], held["request_id"], created, one_by_one=asked.stream, is_repeatable=False)
+        generation = await submit(self._core.backend, asked.request)
         stored = StoredAnswer(f"resp_{generation.request_id}", caller.name, created, False, to_json(held), b"{}")
         return Background(self._core, asked, generation, stored)
 
@@ -211,13 +202,14 @@ class StoredResponses:
         job.task = asyncio.create_task(run(), name="aengine-response")
 
     async def _resume(self) -> None:
-        for stored in await self._journal.unfinished():
+        for stored in await self._journal.unfinished("resp_"):
             held = json.loads(stored.asked)
+            CURRENT_CALL.set(CallRecord("", "", stored.name, caller=Caller(stored.owner, sees_all=stored.owner is None)))
             try:
                 check = FieldChecks()
                 given = Fields(held["body"], "", check)
                 asked = read_request(given, check, await self.items_before(given))
-                job = await self._submit(asked, held, stored.created, Caller(stored.owner))
+                job = await self._submit(asked, held, stored.created, current_caller())
                 self._run(job)
             except Exception as error:
                 _log.warning("response %s is not gone on with: %s", stored.name, error)
@@ -232,7 +224,8 @@ class StoredResponses:
         caller = current_caller()
         if (job := self._running.get(name)) is not None and caller.may_see(job.stored.owner):
             return job
-        if (stored := await self._journal.get_answer(name, caller)) is None:
+        stored = await self._journal.get_answer(name, caller) if name.startswith("resp_") else None
+        if stored is None:
             raise ServiceError("REQUEST_NOT_FOUND", f"no response {clip(name)!r} is stored", resource=("response", name))
         return stored
 
@@ -357,7 +350,7 @@ class ResponseWriter:
         self.fixed = {
             "id": f"resp_{generation.request_id}",
             "object": "response",
-            "created_at": int(time.time()) if created_at is None else created_at,
+            "created_at": current_time() if created_at is None else created_at,
             "model": generation.model,
             "temperature": _first(params.temperature, defaults.temperature, 1.0),
             "top_p": _first(params.top_p, defaults.top_p, 1.0),

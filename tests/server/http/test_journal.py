@@ -19,7 +19,7 @@ from server_process import server_process
 
 from aengine.api.errors import ConfigError
 from aengine.server.core.calls_in_flight import Caller
-from aengine.server.core.resume import GENERATION_BYTES, Journal, StoredAnswer
+from aengine.server.core.journal import ENTRY_BYTES, Journal, StoredAnswer
 
 pytestmark = pytest.mark.anyio
 
@@ -37,7 +37,7 @@ async def names_in(journal: Journal, *names: str) -> list[str]:
 
 
 async def test_the_oldest_of_the_owner_who_has_most_is_dropped() -> None:
-    journal = Journal(None, 4 * (GENERATION_BYTES + 1002), 1e12)
+    journal = Journal(None, 4 * (ENTRY_BYTES + 1002), 1e12)
     await journal.open_file()
     for index, (name, owner) in enumerate([("a0", "a"), ("b0", "b"), ("a1", "a"), ("a2", "a")]):
         await journal.put_answer(answer(name, owner, created=NOW + index))
@@ -70,7 +70,7 @@ async def test_a_file_is_for_one_process_and_one_user_and_forgets(tmp_path: path
         await other.open_file()
     await journal.put_answer(StoredAnswer("name", None, NOW, False, b"asked", b"a secret"))
     await journal.put_answer(answer("kept"))
-    assert [stored.name for stored in await journal.unfinished()] == ["name"]
+    assert [stored.name for stored in await journal.unfinished("na")] == ["name"]
     files = [path for path in (tmp_path / "j").iterdir() if path.name != "lock"]
     assert any(b"a secret" in path.read_bytes() for path in files)
     assert all(path.stat().st_mode & 0o077 == 0 for path in files)

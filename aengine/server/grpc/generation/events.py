@@ -264,7 +264,8 @@ async def stream_responses(
 
     async with await submit_message(backend, request, deadline) as generation:
         stream, policy, writer = generation.stream, generation.policy, EventWriter(generation, new_event)
-        most = max(READ_TOKENS, policy.delta_tokens)
+        is_alone = generation.core.most_at_once == 1
+        most = 1 if is_alone else max(READ_TOKENS, policy.delta_tokens)
         await stream.started()
         writer.begin(resume_token)
         if on_begin is not None:
@@ -275,7 +276,7 @@ async def stream_responses(
             if delay and (missing := policy.delta_tokens - len(tokens)) > 0 and not stream.ended:
                 await stream.linger(missing, delay)
                 tokens += stream.take_tokens(missing) if stream.unread else []
-            delay = policy.delay_seconds
+            delay = 0.0 if is_alone else policy.delay_seconds
             if writer.prompt_is_due:
                 for _ in writer.prompt():
                     yield ready.pop()

@@ -10,6 +10,7 @@ import asyncio
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Mapping
 from contextlib import aclosing
+from functools import partial
 from typing import Any
 
 from grpc import ServicerContext
@@ -22,7 +23,7 @@ from aengine.server.core.calls_in_flight import current_caller
 from aengine.server.core.core import CHUNK_SIZE, Backend
 from aengine.server.core.errors import ServiceError, clip, request_not_found
 from aengine.server.core.generation import Generation
-from aengine.server.core.resume import Resumable, ResumableStreams
+from aengine.server.core.resume import AskedAgain, Resumable, ResumableStreams
 from aengine.server.grpc.generation.events import batch_responses, stream_responses, submit_message
 from aengine.server.grpc.generation.session import session_responses
 from aengine.v1 import generation_service_pb2 as messages
@@ -30,6 +31,7 @@ from aengine.v1.generation_service_pb2_grpc import GenerationServiceServicer
 from aengine.wire.request import read_stream_options
 from aengine.wire.response import write_usage
 
+DOOR = "grpc"
 MAX_CANCEL_IDS = 1024
 STATES: Mapping[RequestState, messages.RequestState.ValueType] = {
     state: messages.RequestState.Value(f"REQUEST_STATE_{state.name}") for state in RequestState
@@ -42,6 +44,7 @@ class GenerationServicer(GenerationServiceServicer):
     def __init__(self, backend: Backend, resumables: ResumableStreams) -> None:
         self._backend = backend
         self._resumables = resumables
+        resumables.makers[DOOR] = self._make_again
 
     async def Generate(self, request: messages.GenerateRequest, context: ServicerContext) -> messages.GenerateResponse:
         response = messages.GenerateResponse()
@@ -105,22 +108,23 @@ class GenerationServicer(GenerationServiceServicer):
 
     def _start(self, request: messages.StreamGenerateRequest) -> Resumable:
         """Begin a generation whose events can be read again. It counts as in flight until a reader there is was sent them."""
-
-        async def write(resumable: Resumable) -> None:
-            replay = resumable.replay
-
-            def begin(generation: Generation) -> None:
-                self._resumables.begin(resumable, generation.request_id, generation.stream)
-
-            generated = stream_responses(self._backend, request, resume_token=resumable.token, on_begin=begin)
-            async with aclosing(generated) as responses:
-                async for response in responses:
-                    await replay.append(response.SerializeToString())
-                    if response.event.HasField("finished"):
-                        await replay.wait_sent()
-
         retain = read_stream_options(request.spec.stream, FieldChecks()).retain_seconds  # out of range, it is refused before it matters
-        return self._resumables.start(retain, write)
+        return self._resumables.start(retain, partial(self._write, request))
+
+    async def _make_again(self, resumable: Resumable, body: bytes) -> None:
+        await self._write(messages.StreamGenerateRequest.FromString(body), resumable)
+
+    async def _write(self, request: messages.StreamGenerateRequest, resumable: Resumable) -> None:
+        replay, begun = resumable.replay, list[Generation]()
+        generated = stream_responses(self._backend, request, resume_token=resumable.token, on_begin=begun.append)
+        async with aclosing(generated) as responses:
+            async for response in responses:
+                if begun:
+                    generation, asked = begun.pop(), AskedAgain(DOOR, request.SerializeToString())
+                    await self._resumables.begin(resumable, generation.request_id, asked, generation.stream)
+                await replay.append(response.SerializeToString())
+                if response.event.HasField("finished"):
+                    await replay.wait_sent()
 
     async def GetRequest(self, request: messages.GetRequestRequest, context: ServicerContext) -> messages.GetRequestResponse:
         """How far a request has come, whether it runs or is only kept."""

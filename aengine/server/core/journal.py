@@ -1,0 +1,189 @@
+"""`Journal`: what a server is to remember, by name, in memory or in a file that outlives the process.
+
+Knows nothing of what it holds: stored responses, streams that can be read again, files, batches and their lines.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import fcntl
+import os
+import pathlib
+import sqlite3
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, TypeVar
+
+from aengine.api.errors import ConfigError
+from aengine.server.core.calls_in_flight import Caller
+
+T = TypeVar("T")
+ENTRY_BYTES = 4096
+"""What an entry counts for beside its own bytes."""
+
+
+@dataclass(frozen=True, slots=True)
+class StoredAnswer:
+    """An answer, with what is needed to give it again."""
+
+    name: str  # which begins with what it is, as "resp_" or "file-"; "batch_1/7" is a part of "batch_1"
+    owner: str | None  # of the caller who asked for it
+    created: float  # on time.time
+    ended: bool  # False: whoever opens the journal next makes it again
+    asked: bytes  # what it is made of
+    answer: bytes
+    events: bytes = b""  # in which it was told
+
+    @property
+    def num_bytes(self) -> int:
+        return ENTRY_BYTES + len(self.asked) + len(self.answer) + len(self.events)
+
+
+_SCHEMA = """
+CREATE TABLE IF NOT EXISTS answers (name TEXT PRIMARY KEY, owner TEXT, created REAL, ended INTEGER, num_bytes INTEGER, asked BLOB,
+    answer BLOB, events BLOB);
+CREATE INDEX IF NOT EXISTS by_age ON answers (ended, created);
+CREATE INDEX IF NOT EXISTS by_owner ON answers (owner, ended, num_bytes);
+"""
+_COLUMNS = "name, owner, created, ended, asked, answer, events"
+
+
+class Journal:
+    """Entries by name, in SQLite. What is older than `max_seconds` is gone; where all take more than `max_bytes`, the oldest that
+    has ended is dropped of the owner who has most. Its methods work in a thread of its own, so that the event loop waits for no disk. They
+    raise `OSError` where the disk fails."""
+
+    def __init__(self, folder: str | None, max_bytes: int, max_seconds: float) -> None:
+        """`folder`: of the file, which one process has at a time; None: what is stored ends with the process."""
+        self._folder, self._max_bytes, self._max_seconds = folder, max_bytes, max_seconds
+        self._thread = ThreadPoolExecutor(1, "aengine-journal")
+        self._lock: int | None = None
+        self._database: sqlite3.Connection | None = None
+        self._used = 0  # bytes
+
+    async def open_file(self) -> None:
+        """Raises ConfigError (journal)."""
+        try:
+            await self._run(self._open)
+        except OSError as error:
+            await self.close_file()
+            raise ConfigError.of("journal", f"{self._folder} cannot be used: {error}") from None
+
+    async def put_answer(self, stored: StoredAnswer) -> None:
+        """In place of that of the same name."""
+        await self._run(self._put, stored)
+
+    async def get_answer(self, name: str, caller: Caller) -> StoredAnswer | None:
+        """None: there is none of this name that the caller may see."""
+        found = await self._run(self._select, "name = ? AND created > ?", name, time.time() - self._max_seconds)
+        return next((stored for stored in found if caller.may_see(stored.owner)), None)
+
+    async def delete_answer(self, name: str) -> None:
+        await self._run(self._delete, name)
+
+    async def delete_parts(self, name: str) -> None:
+        """All parts of an entry. A name that has parts was not given by a client."""
+        await self._run(self._remove, "name > ?1 || '/' AND name < ?1 || '0'", name)
+
+    async def list_answers(self, start: str, caller: Caller, most: int = -1, after: str = "") -> list[StoredAnswer]:
+        """Those whose names begin with `start` and that the caller may see, newest first, `most` of those behind `after`, which is one of
+        them; without their answers and events. Parts are none of them."""
+        behind = "(created, name) < (SELECT created, name FROM answers WHERE name = ?5) AND" if after else ""
+        where = f"{behind} created > ?1 AND substr(name, 1, length(?2)) = ?2 AND instr(name, '/') = 0 AND (?3 OR owner IS ?4)"
+        values = (time.time() - self._max_seconds, start, caller.sees_all, caller.name, *((after,) if after else ()))
+        columns = "name, owner, created, ended, asked, x'', x''"
+        return await self._run(self._select, f"{where} ORDER BY created DESC, name DESC LIMIT {most}", *values, columns=columns)
+
+    async def list_parts(self, name: str) -> list[StoredAnswer]:
+        """The parts of an entry in the order of their names, without their answers and events."""
+        where = "name > ?1 || '/' AND name < ?1 || '0' ORDER BY name"
+        return await self._run(self._select, where, name, columns="name, owner, created, ended, asked, x'', x''")
+
+    async def unfinished(self, start: str) -> list[StoredAnswer]:
+        """Entries whose names begin with `start` that the process was at that had the journal before. Parts are none of them."""
+        where = "NOT ended AND substr(name, 1, length(?1)) = ?1 AND instr(name, '/') = 0 ORDER BY created"
+        return await self._run(self._select, where, start)
+
+    async def close_file(self) -> None:
+        """May be called again."""
+        with suppress(OSError, RuntimeError):  # the thread has ended
+            await self._run(self._close)
+        self._thread.shutdown(wait=False)
+
+    async def _run(self, call: Callable[..., T], *arguments: Any, **named: Any) -> T:
+        try:
+            return await asyncio.get_running_loop().run_in_executor(self._thread, partial(call, *arguments, **named))
+        except sqlite3.Error as error:
+            raise OSError(str(error)) from error
+
+    # ---- in the thread ---------------------------------------------------------------------------------------------------
+
+    def _open(self) -> None:
+        path = ":memory:"
+        if self._folder is not None:
+            folder = pathlib.Path(self._folder).expanduser()
+            folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+            self._lock = os.open(folder / "lock", os.O_RDWR | os.O_CREAT, 0o600)
+            try:
+                fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                raise OSError("another process uses it") from None
+            path = str(folder / "journal.sqlite3")
+            os.close(os.open(path, os.O_RDWR | os.O_CREAT, 0o600))
+        database = self._database = sqlite3.connect(path, isolation_level=None, check_same_thread=False)
+        database.executescript("PRAGMA journal_mode = WAL; PRAGMA synchronous = NORMAL; PRAGMA secure_delete = ON;" + _SCHEMA)
+        self._count()
+
+    def _put(self, stored: StoredAnswer) -> None:
+        database = self._opened()
+        database.execute("BEGIN IMMEDIATE")
+        try:
+            self._remove("ended AND created <= ?", time.time() - self._max_seconds)
+            self._remove("name = ?", stored.name)
+            row = (stored.name, stored.owner, stored.created, stored.ended, stored.num_bytes, stored.asked, stored.answer, stored.events)
+            database.execute("INSERT INTO answers VALUES (?, ?, ?, ?, ?, ?, ?, ?)", row)
+            self._used += stored.num_bytes
+            while (left := self._used - self._max_bytes) > 0:
+                others = "FROM answers WHERE ended AND name != ?1"
+                most = f"SELECT owner {others} GROUP BY owner ORDER BY SUM(num_bytes) DESC LIMIT 1"
+                if not self._remove(f"name = (SELECT name {others} AND owner IS ({most}) ORDER BY created LIMIT 1)", stored.name):
+                    raise OSError(f"it and those that have not ended take {left} bytes more than the journal may have")
+            database.execute("COMMIT")
+        except BaseException:
+            database.execute("ROLLBACK")
+            self._count()
+            raise
+
+    def _remove(self, where: str, value: Any) -> int:
+        """How many were removed."""
+        removed = self._opened().execute(f"DELETE FROM answers WHERE {where} RETURNING num_bytes", (value,)).fetchall()
+        self._used -= sum(num_bytes for (num_bytes,) in removed)
+        return len(removed)
+
+    def _count(self) -> None:
+        self._used = self._opened().execute("SELECT COALESCE(SUM(num_bytes), 0) FROM answers").fetchone()[0]
+
+    def _select(self, where: str, *values: Any, columns: str = _COLUMNS) -> list[StoredAnswer]:
+        rows = self._opened().execute(f"SELECT {columns} FROM answers WHERE {where}", values)
+        return [StoredAnswer(row[0], row[1], row[2], bool(row[3]), *row[4:]) for row in rows]
+
+    def _delete(self, name: str) -> None:
+        self._remove("name = ?", name)
+        if self._folder is not None:
+            self._opened().execute("PRAGMA wal_checkpoint(TRUNCATE)")  # nothing of it is left there, either
+
+    def _opened(self) -> sqlite3.Connection:
+        if self._database is None:
+            raise OSError("the journal is closed")
+        return self._database
+
+    def _close(self) -> None:
+        if self._database is not None:
+            self._database.close()
+        if self._lock is not None:
+            os.close(self._lock)
+        self._database = self._lock = None
