@@ -15,7 +15,6 @@ import uuid
 from collections import Counter
 from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager, contextmanager, suppress
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import IO, Any
@@ -23,31 +22,18 @@ from typing import IO, Any
 import anyio
 
 from aengine.api.engine import run_all
-from aengine.api.errors import AEngineError, ConfigError, ConnectionLostError, ServerError
+from aengine.api.errors import ConfigError, ConnectionLostError, ServerError
 from aengine.client.client_config import TOKEN_VARIABLE, exit_code, read_file
 from aengine.client.openai import HttpConfig, HttpServer
 from aengine.server.config.settings import add_general, add_model, add_options, parse
+from aengine.server.core.batches import BatchError, BatchLine, read_lines
 from aengine.terminal.cli import COMMON, ENGINE_OPTIONS, engine_of
 
-URLS = ("/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/embeddings")
 AT_ONCE = 256
 """Requests of all servers together that have no answer yet, unless a flag says so."""
 MOST_TRIES = 8
 """How often a request is sent, at most, where the server cannot be reached or has no room."""
 _WAITS = (429, 500, 502, 503, 504)  # statuses of answers that another try may change
-
-
-class BatchError(AEngineError):
-    """A file cannot be used. The message is one sentence."""
-
-
-@dataclass(frozen=True, slots=True)
-class BatchLine:
-    """A request of the file."""
-
-    custom_id: str
-    url: str
-    body: Mapping[str, Any]
 
 
 def main(arguments: Sequence[str] | None = None, name: str = "aengine-batch") -> int:
@@ -99,40 +85,11 @@ def _run(given: argparse.Namespace) -> int:
 
 def read_requests(path: Path) -> list[BatchLine]:
     """The requests of a file. Raises `BatchError`, naming the line, for what is none, or has the id of another one."""
-    lines: dict[str, BatchLine] = {}
     try:
         text = path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         raise BatchError(f"{path} cannot be read: {error}") from error
-    for number, raw in enumerate(text.split("\n"), 1):
-        if not raw.strip():
-            continue
-        try:
-            value = json.loads(raw)
-        except (ValueError, RecursionError) as error:
-            raise BatchError(f"{path}, line {number}: no JSON ({error})") from None
-        line = _read_line(value, f"{path}, line {number}")
-        if line.custom_id in lines:
-            raise BatchError(f"{path}, line {number}: custom_id {line.custom_id!r} is that of an earlier line")
-        lines[line.custom_id] = line
-    return list(lines.values())
-
-
-def _read_line(value: Any, where: str) -> BatchLine:
-    if not isinstance(value, dict):
-        raise BatchError(f"{where}: not an object")
-    identity, url, body = value.get("custom_id"), value.get("url"), value.get("body")
-    if not isinstance(identity, str) or not identity:
-        raise BatchError(f"{where}: custom_id is not a string that says something")
-    if value.get("method", "POST") != "POST":
-        raise BatchError(f"{where}: method is not POST")
-    if url not in URLS:
-        raise BatchError(f"{where}: url {url!r} is not one of {', '.join(URLS)}")
-    if not isinstance(body, dict):
-        raise BatchError(f"{where}: body is not an object")
-    if body.get("stream"):
-        raise BatchError(f"{where}: body.stream is true, and a file has whole answers")
-    return BatchLine(identity, url, body)
+    return list(read_lines(text.split("\n"), str(path)))
 
 
 @contextmanager

@@ -11,7 +11,7 @@ import os
 import pathlib
 import sqlite3
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
@@ -59,7 +59,7 @@ class Journal:
 
     def __init__(self, folder: str | None, max_bytes: int, max_seconds: float) -> None:
         """`folder`: of the file, which one process has at a time; None: what is stored ends with the process."""
-        self._folder, self._max_bytes, self._max_seconds = folder, max_bytes, max_seconds
+        self._folder, self._max_bytes, self.max_seconds = folder, max_bytes, max_seconds
         self._thread = ThreadPoolExecutor(1, "aengine-journal")
         self._lock: int | None = None
         self._database: sqlite3.Connection | None = None
@@ -79,7 +79,7 @@ class Journal:
 
     async def get_answer(self, name: str, caller: Caller) -> StoredAnswer | None:
         """None: there is none of this name that the caller may see."""
-        found = await self._run(self._select, "name = ? AND created > ?", name, time.time() - self._max_seconds)
+        found = await self._run(self._select, "name = ? AND created > ?", name, time.time() - self.max_seconds)
         return next((stored for stored in found if caller.may_see(stored.owner)), None)
 
     async def delete_answer(self, name: str) -> None:
@@ -94,7 +94,7 @@ class Journal:
         them; without their answers and events. Parts are none of them."""
         behind = "(created, name) < (SELECT created, name FROM answers WHERE name = ?5) AND" if after else ""
         where = f"{behind} created > ?1 AND substr(name, 1, length(?2)) = ?2 AND instr(name, '/') = 0 AND (?3 OR owner IS ?4)"
-        values = (time.time() - self._max_seconds, start, caller.sees_all, caller.name, *((after,) if after else ()))
+        values = (time.time() - self.max_seconds, start, caller.sees_all, caller.name, *((after,) if after else ()))
         columns = "name, owner, created, ended, asked, x'', x''"
         return await self._run(self._select, f"{where} ORDER BY created DESC, name DESC LIMIT {most}", *values, columns=columns)
 
@@ -142,7 +142,7 @@ class Journal:
         database = self._opened()
         database.execute("BEGIN IMMEDIATE")
         try:
-            self._remove("ended AND created <= ?", time.time() - self._max_seconds)
+            self._remove("ended AND created <= ?", time.time() - self.max_seconds)
             self._remove("name = ?", stored.name)
             row = (stored.name, stored.owner, stored.created, stored.ended, stored.num_bytes, stored.asked, stored.answer, stored.events)
             database.execute("INSERT INTO answers VALUES (?, ?, ?, ?, ?, ?, ?, ?)", row)
@@ -187,3 +187,18 @@ class Journal:
         if self._lock is not None:
             os.close(self._lock)
         self._database = self._lock = None
+
+
+def pack(parts: Iterable[bytes]) -> bytes:
+    """Parts in one, each behind its length in 4 bytes."""
+    return b"".join([len(part).to_bytes(4, "little") + part for part in parts])
+
+
+def unpack(packed: bytes) -> list[bytes]:
+    """The parts that were packed together."""
+    place, parts = 0, list[bytes]()
+    while place < len(packed):
+        end = place + 4 + int.from_bytes(packed[place : place + 4], "little")
+        parts.append(packed[place + 4 : end])
+        place = end
+    return parts

@@ -12,10 +12,9 @@ import asyncio
 import json
 import logging
 import secrets
-import struct
 import time
 from collections import Counter, defaultdict, deque
-from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Iterable, Iterator
+from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Iterable
 from contextlib import aclosing, suppress
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
@@ -26,7 +25,7 @@ from aengine.api.stream import TokenStream
 from aengine.server.core.calls_in_flight import CURRENT_CALL, Caller, CallRecord, Decided, current_caller
 from aengine.server.core.core import RequestIndex
 from aengine.server.core.errors import ServiceError, describe, draining
-from aengine.server.core.journal import Journal, StoredAnswer
+from aengine.server.core.journal import Journal, StoredAnswer, pack, unpack
 
 _log = logging.getLogger("aengine")
 READ_EVENTS = 64
@@ -184,22 +183,10 @@ GENERATION_BYTES = 4096
 """The memory that a generation takes beside its events."""
 
 
-_LENGTH = struct.Struct("<I")
-
-
 def _ended(stored: StoredAnswer, replay: Replay) -> StoredAnswer:
     error = None if replay.error is None else [replay.error.reason, replay.error.message]
     answer = json.dumps({"first": replay.ring.first, "error": error}).encode()
-    events = b"".join([part for event in replay.ring.kept_events() for part in (_LENGTH.pack(len(event)), event)])
-    return replace(stored, ended=True, answer=answer, events=events)
-
-
-def _unpack(events: bytes) -> Iterator[bytes]:
-    place = 0
-    while place < len(events):
-        (length,), place = _LENGTH.unpack_from(events, place), place + _LENGTH.size
-        yield events[place : place + length]
-        place += length
+    return replace(stored, ended=True, answer=answer, events=pack(replay.ring.kept_events()))
 
 
 class AskedAgain(NamedTuple):
@@ -450,7 +437,7 @@ class ResumableStreams:
         if stored.ended:
             answer = json.loads(stored.answer)
             replay.ring.first = replay.ring.position = answer["first"]
-            for event in _unpack(stored.events):
+            for event in unpack(stored.events):
                 replay.ring.append(event)
             replay.end_events(None if answer["error"] is None else ServiceError(*answer["error"]))
             return

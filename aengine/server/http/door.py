@@ -26,6 +26,7 @@ from aengine.server.core.core import BindError, Core, address_of
 from aengine.server.core.resume import ResumableStreams
 from aengine.server.http import anthropic, chat_completions, completions, models, ollama, responses
 from aengine.server.http import models as texts
+from aengine.server.http.batches import FilesAndBatches
 from aengine.server.http.boundary import HttpApp, Route, read_stream
 from aengine.server.http.connection import IDLE_SECONDS, Connection, ConnectionCounts
 from aengine.server.http.http_errors import ANTHROPIC
@@ -63,7 +64,7 @@ OLLAMA_TABLE = (
 )
 
 
-def routes(core: Core, resumables: ResumableStreams, stored: responses.StoredResponses) -> list[Route]:
+def routes(core: Core, resumables: ResumableStreams, stored: responses.StoredResponses, files: FilesAndBatches) -> list[Route]:
     """All routes of the HTTP door, which serve `core`."""
     found = [Route(verb, path, partial(handler, core), is_polled=path in POLLED) for verb, path, handler in TABLE]
     found += [Route(verb, path, partial(handler, core), errors=ANTHROPIC) for verb, path, handler in ANTHROPIC_TABLE]
@@ -71,6 +72,10 @@ def routes(core: Core, resumables: ResumableStreams, stored: responses.StoredRes
     found.append(Route("POST", "/v1/responses", partial(responses.responses, core, stored)))
     for verb, handler in (("GET", stored.retrieve), ("POST", stored.cancel), ("DELETE", stored.delete)):
         found.append(Route(verb, "/v1/responses/{response}", handler))
+    found += [Route("POST", "/v1/files", files.upload), Route("GET", "/v1/files", files.list_files)]
+    found += [Route("GET", "/v1/files/{file}", files.get_file), Route("DELETE", "/v1/files/{file}", files.delete_file)]
+    found += [Route("POST", "/v1/batches", files.create), Route("GET", "/v1/batches", files.list_batches)]
+    found += [Route("GET", "/v1/batches/{batch}", files.get_batch), Route("POST", "/v1/batches/{batch}", files.cancel)]
     found.append(Route("GET", "/v1/streams/{stream}", partial(read_stream, resumables)))
     found.append(Route("GET", "/health", partial(models.health, core), is_apart=True))
     if core.config.chat_page:
@@ -126,10 +131,12 @@ class HttpFrontend:
         self._config = core.config
         self._port = core.config.http_port
         self._stored = responses.StoredResponses(core)
-        found = routes(core, resumables, self._stored)
+        self._files = FilesAndBatches(core, lambda path, body: served.answer_within(path, body))
+        found = routes(core, resumables, self._stored, self._files)
         self.methods = {route.method: route.method for route in found if not route.is_apart}  # with their labels in metrics
-        app: Any = HttpApp(core, found, resumables)
-        self._style_of = app.style_of
+        served = HttpApp(core, found, resumables)
+        app: Any = served
+        self._style_of = served.style_of
         if origins := core.config.http_cors_origins:
             app = CORSMiddleware(app, origins, allow_methods=METHODS, allow_headers=("*",), expose_headers=EXPOSED_HEADERS)
         self._uvicorn = uvicorn.Config(
@@ -173,6 +180,7 @@ class HttpFrontend:
     def begin_serving(self) -> None:
         """The engine takes requests."""
         self._stored.resume()
+        self._files.batches.resume()
 
     def _set_options(self, listener: Any) -> None:
         """Connections inherit them."""
@@ -197,6 +205,7 @@ class HttpFrontend:
         """Close the port; no call of a client is under way."""
         await self._resumables.aclose()
         await self._stored.aclose()
+        await self._files.batches.aclose()
         if self._watching is not None:
             self._watching.cancel()
         if self._server is None:

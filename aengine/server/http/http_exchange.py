@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable, Mapping, MutableMapping
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, MutableMapping
 from email.utils import formatdate
 from typing import Any, cast
 
@@ -77,11 +77,20 @@ class HttpExchange:
     async def read(self) -> bytes:
         """Read the body. Raises `HttpError` as soon as it shows that it is too large (413), in a coding (415, 501) or no HTTP (400), and
         `ServiceError` (SENDER_STALLED) when it comes too slowly."""
+        parts = [part async for part in self.parts()]
+        body = b"".join(parts)
+        if self.keep is not None:
+            self.body = body
+        return body
+
+    async def parts(self, most_bytes: int = 0) -> AsyncGenerator[bytes, None]:
+        """Read the body, which is not held here. `most_bytes`: of one that is not held in memory. Raises what `read` raises."""
         self._check_codings()
+        most = self._max_body_bytes = most_bytes or self._max_body_bytes
         for length in self.headers.get("content-length", ()):  # the parser lets one through, a number
             self._check_size(int(length))
-            await self.call.take_room(self.decoding, int(length))
-        parts: list[bytes] = []
+            if not most_bytes:
+                await self.call.take_room(self.decoding, int(length))
         num_bytes, start = 0, time.monotonic()
         while not self._read_all:
             self.call.waits = "SENDER_STALLED"
@@ -89,11 +98,11 @@ class HttpExchange:
             self.call.waits = None
             if message["type"] == "http.disconnect":
                 raise asyncio.CancelledError
-            parts.append(message["body"])
             num_bytes += len(message["body"])
             self._check_size(num_bytes)
-            if num_bytes > UNCOUNTED_BYTES and self.call.release is None:  # it comes in chunks, and could be as large as any
-                await self.call.take_room(self.decoding, self._max_body_bytes)
+            if num_bytes > UNCOUNTED_BYTES and self.call.release is None and not most_bytes:
+                await self.call.take_room(self.decoding, most)  # it comes in chunks, and could be as large as any
+            yield message["body"]
             self._read_all = not message["more_body"]
             if self._read_all:
                 break
@@ -102,10 +111,6 @@ class HttpExchange:
                 raise self.connection.refusal
             if (seconds := time.monotonic() - start) > DRIP_SECONDS and num_bytes < seconds * MIN_BYTES_PER_SECOND:
                 raise ServiceError("SENDER_STALLED", f"the client has sent {num_bytes} bytes of its body in {seconds:.0f} s")
-        body = b"".join(parts)
-        if self.keep is not None:
-            self.body = body
-        return body
 
     def _check_codings(self) -> None:
         """A body comes as it is."""
