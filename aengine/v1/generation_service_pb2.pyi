@@ -275,22 +275,70 @@ class BatchGenerateRequest(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     REQUESTS_FIELD_NUMBER: _builtins.int
+    BATCH_ID_FIELD_NUMBER: _builtins.int
+    batch_id: _builtins.str
+    """Under which the batch is stored. ALREADY_EXISTS (REQUEST_ID_IN_USE) if the caller has a batch of this
+    id. Empty: it ends with the call. Requests without a seed are given one, and those without a
+    priority a low one.
+    """
     @_builtins.property
     def requests(self) -> _containers.RepeatedCompositeFieldContainer[Global___GenerateRequest]:
-        """The requests. 1 to 1024. An invalid request fails alone."""
+        """The requests. 1 to 1024. An invalid request fails alone. None, with the batch_id of a batch that the
+        server stores: its responses, those that have ended first, up to the last.
+        """
 
     def __init__(
         self,
         *,
         requests: _abc.Iterable[Global___GenerateRequest] | None = ...,
+        batch_id: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["requests", b"requests"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["batch_id", b"batch_id", "requests", b"requests"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___BatchGenerateRequest: _TypeAlias = BatchGenerateRequest  # noqa: Y015
+
+@_typing.final
+class DeleteBatchRequest(_message.Message):
+    """Which batch to forget."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    BATCH_ID_FIELD_NUMBER: _builtins.int
+    batch_id: _builtins.str
+    """Given to BatchGenerate. Required."""
+    def __init__(
+        self,
+        *,
+        batch_id: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["batch_id", b"batch_id"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___DeleteBatchRequest: _TypeAlias = DeleteBatchRequest  # noqa: Y015
+
+@_typing.final
+class DeleteBatchResponse(_message.Message):
+    """Nothing of the batch is left."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    def __init__(
+        self,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___DeleteBatchResponse: _TypeAlias = DeleteBatchResponse  # noqa: Y015
 
 @_typing.final
 class BatchGenerateResponse(_message.Message):

@@ -63,6 +63,11 @@ class GenerationServiceStub:
                 request_serializer=aengine_dot_v1_dot_generation__service__pb2.BatchGenerateRequest.SerializeToString,
                 response_deserializer=aengine_dot_v1_dot_generation__service__pb2.BatchGenerateResponse.FromString,
                 _registered_method=True)
+        self.DeleteBatch = channel.unary_unary(
+                '/aengine.v1.GenerationService/DeleteBatch',
+                request_serializer=aengine_dot_v1_dot_generation__service__pb2.DeleteBatchRequest.SerializeToString,
+                response_deserializer=aengine_dot_v1_dot_generation__service__pb2.DeleteBatchResponse.FromString,
+                _registered_method=True)
         self.Session = channel.stream_stream(
                 '/aengine.v1.GenerationService/Session',
                 request_serializer=aengine_dot_v1_dot_generation__service__pb2.SessionRequest.SerializeToString,
@@ -124,7 +129,17 @@ class GenerationServiceServicer:
 
     def BatchGenerate(self, request, context):
         """Runs many requests and sends the response of each when it is complete, in the order in which they
-        end. A request that fails has an error in place of its response; the others continue.
+        end. A request that fails has an error in place of its response; the others continue. With a
+        batch_id the server stores the responses, and runs the batch to its end without the call, and in its
+        next process if it has a journal.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def DeleteBatch(self, request, context):
+        """Cancels what runs of a batch that has a batch_id, and forgets its responses. NOT_FOUND
+        (REQUEST_NOT_FOUND) if there is none, or it is another caller's.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -191,6 +206,11 @@ def add_GenerationServiceServicer_to_server(servicer, server):
                     servicer.BatchGenerate,
                     request_deserializer=aengine_dot_v1_dot_generation__service__pb2.BatchGenerateRequest.FromString,
                     response_serializer=aengine_dot_v1_dot_generation__service__pb2.BatchGenerateResponse.SerializeToString,
+            ),
+            'DeleteBatch': grpc.unary_unary_rpc_method_handler(
+                    servicer.DeleteBatch,
+                    request_deserializer=aengine_dot_v1_dot_generation__service__pb2.DeleteBatchRequest.FromString,
+                    response_serializer=aengine_dot_v1_dot_generation__service__pb2.DeleteBatchResponse.SerializeToString,
             ),
             'Session': grpc.stream_stream_rpc_method_handler(
                     servicer.Session,
@@ -330,6 +350,33 @@ class GenerationService:
             '/aengine.v1.GenerationService/BatchGenerate',
             aengine_dot_v1_dot_generation__service__pb2.BatchGenerateRequest.SerializeToString,
             aengine_dot_v1_dot_generation__service__pb2.BatchGenerateResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def DeleteBatch(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/aengine.v1.GenerationService/DeleteBatch',
+            aengine_dot_v1_dot_generation__service__pb2.DeleteBatchRequest.SerializeToString,
+            aengine_dot_v1_dot_generation__service__pb2.DeleteBatchResponse.FromString,
             options,
             channel_credentials,
             insecure,

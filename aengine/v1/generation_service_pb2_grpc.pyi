@@ -56,7 +56,13 @@ class GenerationServiceStub:
     """
     BatchGenerate: _grpc.UnaryStreamMultiCallable[_generation_service_pb2.BatchGenerateRequest, _generation_service_pb2.BatchGenerateResponse]
     """Runs many requests and sends the response of each when it is complete, in the order in which they
-    end. A request that fails has an error in place of its response; the others continue.
+    end. A request that fails has an error in place of its response; the others continue. With a
+    batch_id the server stores the responses, and runs the batch to its end without the call, and in its
+    next process if it has a journal.
+    """
+    DeleteBatch: _grpc.UnaryUnaryMultiCallable[_generation_service_pb2.DeleteBatchRequest, _generation_service_pb2.DeleteBatchResponse]
+    """Cancels what runs of a batch that has a batch_id, and forgets its responses. NOT_FOUND
+    (REQUEST_NOT_FOUND) if there is none, or it is another caller's.
     """
     Session: _grpc.StreamStreamMultiCallable[_generation_service_pb2.SessionRequest, _generation_service_pb2.SessionResponse]
     """Generates for many requests over one stream, with one message per step of the engine for all of
@@ -110,7 +116,13 @@ class GenerationServiceAsyncStub(GenerationServiceStub):
     """
     BatchGenerate: _aio.UnaryStreamMultiCallable[_generation_service_pb2.BatchGenerateRequest, _generation_service_pb2.BatchGenerateResponse]  # type: ignore[assignment]
     """Runs many requests and sends the response of each when it is complete, in the order in which they
-    end. A request that fails has an error in place of its response; the others continue.
+    end. A request that fails has an error in place of its response; the others continue. With a
+    batch_id the server stores the responses, and runs the batch to its end without the call, and in its
+    next process if it has a journal.
+    """
+    DeleteBatch: _aio.UnaryUnaryMultiCallable[_generation_service_pb2.DeleteBatchRequest, _generation_service_pb2.DeleteBatchResponse]  # type: ignore[assignment]
+    """Cancels what runs of a batch that has a batch_id, and forgets its responses. NOT_FOUND
+    (REQUEST_NOT_FOUND) if there is none, or it is another caller's.
     """
     Session: _aio.StreamStreamMultiCallable[_generation_service_pb2.SessionRequest, _generation_service_pb2.SessionResponse]  # type: ignore[assignment]
     """Generates for many requests over one stream, with one message per step of the engine for all of
@@ -185,7 +197,19 @@ class GenerationServiceServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_abc.Iterator[_generation_service_pb2.BatchGenerateResponse], _abc.AsyncIterator[_generation_service_pb2.BatchGenerateResponse]]:
         """Runs many requests and sends the response of each when it is complete, in the order in which they
-        end. A request that fails has an error in place of its response; the others continue.
+        end. A request that fails has an error in place of its response; the others continue. With a
+        batch_id the server stores the responses, and runs the batch to its end without the call, and in its
+        next process if it has a journal.
+        """
+
+    @_abc_1.abstractmethod
+    def DeleteBatch(
+        self,
+        request: _generation_service_pb2.DeleteBatchRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_generation_service_pb2.DeleteBatchResponse, _abc.Awaitable[_generation_service_pb2.DeleteBatchResponse]]:
+        """Cancels what runs of a batch that has a batch_id, and forgets its responses. NOT_FOUND
+        (REQUEST_NOT_FOUND) if there is none, or it is another caller's.
         """
 
     @_abc_1.abstractmethod

@@ -19,7 +19,9 @@ from hang_guard import HANG_SECONDS
 from aengine import AsyncEngine, InvalidRequestError
 from aengine.server.core.calls_in_flight import Admission
 from aengine.server.core.core import Backend
+from aengine.server.core.journal import Journal
 from aengine.server.core.resume import ResumableStreams
+from aengine.server.grpc.generation.batch import StoredBatches
 from aengine.server.grpc.services.admin import AdminServicer
 from aengine.server.grpc.services.generation import GenerationServicer
 from aengine.v1.admin_service_pb2 import (
@@ -66,7 +68,8 @@ async def administered(engine: AsyncEngine) -> AsyncIterator[Administered]:
     server = aio.server()
     add_AdminServiceServicer_to_server(AdminServicer(engine, admission, graces.append), server)
     backend = Backend(engine, admission)
-    add_GenerationServiceServicer_to_server(Streaming(backend, ResumableStreams()), server)
+    batches = StoredBatches(Journal(None, 1 << 20, 60.0), backend)
+    add_GenerationServiceServicer_to_server(Streaming(backend, ResumableStreams(), batches), server)
     port = server.add_insecure_port("127.0.0.1:0")
     await server.start()
     try:

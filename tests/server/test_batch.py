@@ -1,16 +1,17 @@
-"""BatchGenerate: each request answered when it is whole, and failing alone."""
+"""BatchGenerate: each request answered when it is whole, and failing alone; batches that are stored outlive their call and the server."""
 
 from __future__ import annotations
 
 import asyncio
 from contextlib import aclosing
+from pathlib import Path
 from typing import Any
 
 import grpc
 import pytest
 from fake_engine import FakeEngine, tokens
 from grpc import aio
-from grpc_harness import failure_of, serving, text_spec
+from grpc_harness import Serving, failure_of, serving, text_spec
 from hang_guard import HANG_SECONDS
 from oracle_engine import OracleEngine, StepGate, idle, until
 
@@ -18,12 +19,13 @@ from aengine.api.errors import QueueFullError
 from aengine.api.outputs import FinishReason, Token
 from aengine.server.core.calls_in_flight import Admission
 from aengine.server.core.core import Backend
-from aengine.server.grpc.generation.events import MAX_REQUESTS, MAX_UNSENT, batch_responses
+from aengine.server.grpc.generation.batch import MAX_REQUESTS, MAX_UNSENT, batch_responses
 from aengine.v1.generation_pb2 import FINISH_REASON_CANCELLED, GenerationSpec, OutputOptions, StreamOptions
 from aengine.v1.generation_service_pb2 import (
     BatchGenerateRequest,
     BatchGenerateResponse,
     CancelRequestsRequest,
+    DeleteBatchRequest,
     GenerateRequest,
 )
 
@@ -227,3 +229,78 @@ async def test_a_drain_waits_for_a_batch_and_refuses_the_next(engine: FakeEngine
         stream.push(tokens("x"))
         assert (await read(call)).response.sequences[0].text == "x"
         assert await draining
+
+
+# ---- batches that are stored -----------------------------------------------------------------------------------------------
+
+
+def stored(count: int, batch_id: str, **fields: Any) -> BatchGenerateRequest:
+    specs = [oracle_spec(seed, 6) for seed in range(count)]
+    return BatchGenerateRequest(requests=[GenerateRequest(spec=spec, **fields) for spec in specs], batch_id=batch_id)
+
+
+async def all_of(call: Any) -> dict[int, list[int]]:
+    """The tokens of the answers; each request has one."""
+    told = [response async for response in call]
+    assert len({one.index for one in told}) == len(told)
+    return {one.index: list(one.response.sequences[0].token_ids) for one in told}
+
+
+async def refused(call: Any) -> tuple[grpc.StatusCode, str]:
+    with pytest.raises(aio.AioRpcError) as caught:
+        await call
+    failure = failure_of(caught.value)
+    return failure.code, failure.reason + "".join(failure.fields)
+
+
+async def begin_stored(engine: OracleEngine, serve: Serving, gate: StepGate) -> None:
+    """Begin a batch and leave its call."""
+    call = serve.generation.BatchGenerate(stored(5, "mine"))
+    reading = asyncio.create_task(read(call))
+    await until(gate.held.is_set)
+    reading.cancel()
+    call.cancel()
+
+
+async def test_a_batch_that_is_stored_goes_on_without_its_call_and_is_read_again(tmp_path: Path) -> None:
+    async with OracleEngine() as engine, serving(engine, journal=str(tmp_path)) as serve:
+        generate, gate = serve.generation.BatchGenerate, StepGate(engine)
+        await begin_stored(engine, serve, gate)
+        gate.open()
+        again = await all_of(generate(BatchGenerateRequest(batch_id="mine")))
+        assert sorted(again) == list(range(5))
+        assert again == await all_of(generate(BatchGenerateRequest(batch_id="mine"))), "now of its entry"
+        assert again == await all_of(generate(BatchGenerateRequest(requests=stored(5, "").requests)))
+        assert await refused(read(generate(stored(1, "mine")))) == (grpc.StatusCode.ALREADY_EXISTS, "REQUEST_ID_IN_USEbatch_id")
+        await serve.generation.DeleteBatch(DeleteBatchRequest(batch_id="mine"))
+        gone = (grpc.StatusCode.NOT_FOUND, "REQUEST_NOT_FOUND")
+        assert await refused(read(generate(BatchGenerateRequest(batch_id="mine")))) == gone
+        assert await refused(serve.generation.DeleteBatch(DeleteBatchRequest(batch_id="mine"))) == gone
+        wrong = grpc.StatusCode.INVALID_ARGUMENT
+        twice = read(generate(stored(2, "twice", request_id="same")))
+        assert await refused(twice) == (wrong, "INVALID_FIELDrequests[1].request_id")
+        assert await refused(serve.generation.DeleteBatch(DeleteBatchRequest())) == (wrong, "INVALID_FIELDbatch_id")
+        assert await serve.server.core.journal.unfinished("") == []
+
+
+async def test_one_that_is_deleted_ends(tmp_path: Path) -> None:
+    async with OracleEngine() as engine, serving(engine, journal=str(tmp_path)) as serve:
+        gate = StepGate(engine)
+        await begin_stored(engine, serve, gate)
+        deleting = asyncio.ensure_future(serve.generation.DeleteBatch(DeleteBatchRequest(batch_id="mine")))
+        gate.open()
+        await deleting
+        assert idle(engine)
+        assert await serve.server.core.journal.unfinished("") == []
+
+
+async def test_the_next_server_goes_on_with_it(tmp_path: Path) -> None:
+    async with OracleEngine() as engine:
+        gate = StepGate(engine)
+        async with serving(engine, journal=str(tmp_path)) as serve:
+            await begin_stored(engine, serve, gate)
+            gate.open()
+        async with serving(engine, journal=str(tmp_path)) as serve:
+            generate = serve.generation.BatchGenerate
+            told = await all_of(generate(BatchGenerateRequest(batch_id="mine")))
+            assert told == await all_of(generate(BatchGenerateRequest(requests=stored(5, "").requests)))

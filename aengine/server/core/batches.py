@@ -23,6 +23,8 @@ from aengine.server.core.journal import Journal, StoredAnswer, pack, unpack
 
 _log = logging.getLogger("aengine")
 BATCH_URLS = ("/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/embeddings")
+PRIORITY = 50
+"""Of requests that ask for none: those that somebody waits for come first."""
 MOST_AT_ONCE = 256
 """Requests of all batches together in the engine, at most."""
 SHARE_AT_ONCE = 0.75

@@ -95,6 +95,12 @@ class ServiceError(AEngineError):
         self.stack = ""  # of a bug, for clients only on a server that was configured to show it
         super().__init__(self.message)
 
+    @property
+    def may_pass(self) -> float | None:
+        """The seconds after which the same may be asked again, by whoever has time; None: it would end in the same way."""
+        delay = RETRY_DELAY if self.reason == "ENGINE_DEAD" else self.retry_delay  # another process may have the journal next
+        return None if delay is None else delay.total_seconds()
+
 
 def request_not_found(request_id: str) -> ServiceError:
     message = f"request {clip(request_id)!r} is not in flight and nothing of it is kept"

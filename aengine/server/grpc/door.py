@@ -26,6 +26,7 @@ from aengine.server.config.options import ServerConfig
 from aengine.server.core.auth import CertificateFiles, Loaded
 from aengine.server.core.core import BindError, Core, address_of
 from aengine.server.core.resume import ResumableStreams
+from aengine.server.grpc.generation.batch import StoredBatches
 from aengine.server.grpc.interceptor import CARRIER, NO_METHOD, CallInterceptor, Carrier
 from aengine.server.grpc.services.admin import AdminServicer
 from aengine.server.grpc.services.engine_info import EngineServicer, HealthServicer, ModelServicer, add_reflection_to_server, service_names
@@ -164,7 +165,8 @@ class GrpcFrontend:
         interceptor = CallInterceptor(config, core.life, core.decoding)
         self._server = server = make_server((interceptor,), channel_options(config))
         self._resumables = resumables
-        add_GenerationServiceServicer_to_server(GenerationServicer(backend, resumables), server)
+        self._batches = StoredBatches(core.journal, backend)
+        add_GenerationServiceServicer_to_server(GenerationServicer(backend, resumables, self._batches), server)
         add_ModelServiceServicer_to_server(ModelServicer(backend), server)
         add_EmbeddingServiceServicer_to_server(EmbeddingServicer(backend), server)
         add_TokenizerServiceServicer_to_server(TokenizerServicer(backend, core.texts), server)
@@ -194,6 +196,8 @@ class GrpcFrontend:
     def set_serving(self, serving: bool) -> None:
         """Set the health of all services, and notify those who watch it."""
         self._health.set_serving(serving)
+        if serving:
+            self._batches.batches.resume()
 
     def announce_drain(self) -> None:
         """Notify health watchers that it does not serve any more."""
@@ -203,6 +207,7 @@ class GrpcFrontend:
         """Close the port; no call of a client is under way."""
         await self._server.stop(FLUSH_SECONDS)
         await self._resumables.aclose()
+        await self._batches.batches.aclose()
 
 
 def channel_options(config: ServerConfig) -> list[tuple[str, int]]:

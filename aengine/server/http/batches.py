@@ -19,7 +19,7 @@ from starlette.formparsers import MultiPartException, MultiPartParser
 
 from aengine.api.errors import InvalidRequestError
 from aengine.api.fields import Accepts, FieldChecks
-from aengine.server.core.batches import BATCH_URLS, Answered, Batch, BatchError, Batches, read_lines
+from aengine.server.core.batches import BATCH_URLS, PRIORITY, Answered, Batch, BatchError, Batches, read_lines
 from aengine.server.core.calls_in_flight import current_caller
 from aengine.server.core.core import Core
 from aengine.server.core.errors import ServiceError, clip
@@ -32,8 +32,6 @@ MAX_FILE_BYTES = 200 * 1024 * 1024
 MAX_REQUESTS = 50_000
 MAX_LISTED = 100
 MAX_PAIRS = 16
-PRIORITY = 50
-"""Of requests that ask for none: those that somebody waits for come first."""
 WINDOW_SECONDS = 24 * 3600
 _UNKNOWN_FIELDS = 20
 _METADATA = Accepts(

@@ -267,8 +267,7 @@ class HttpApp:
             except Exception as error:
                 style = self.style_of(path)
                 failure = self._life.fail(error, answered=False)
-                delay = failure.retry_delay
-                return style.status(failure), style.body(failure), None if delay is None else delay.total_seconds()
+                return style.status(failure), style.body(failure), failure.may_pass
         return 200, b"".join(parts), None
 
     @contextmanager

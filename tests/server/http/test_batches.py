@@ -32,6 +32,10 @@ async def client_of(serve: Serving, key: str = "none") -> AsyncIterator[openai.A
         yield client
 
 
+def demo() -> AsyncEngine:
+    return AsyncEngine("demo", kv_cache_memory=32 << 20, max_num_seqs=2)
+
+
 async def batch_of(client: openai.AsyncOpenAI, content: bytes, url: Any = "/v1/chat/completions") -> Any:
     file = await client.files.create(file=("in.jsonl", content), purpose="batch")
     return await client.batches.create(input_file_id=file.id, endpoint=url, completion_window="24h", metadata={"of": "a test"})
@@ -70,7 +74,7 @@ async def test_a_batch_of_the_demo() -> None:
         assert text == (await engine.generate("Once", SamplingParams(max_tokens=4, temperature=0))).text
         batch = await ended(client, await batch_of(client, lines_of([{"input": "Once"}], "/v1/embeddings"), "/v1/embeddings"), serve)
         assert (await answers(client, batch.output_file_id))["r0"]["response"]["body"]["data"][0]["embedding"]
-        assert [one.id async for one in client.batches.list(limit=1)][0] == batch.id
+        assert (await client.batches.list(limit=1)).data[0].id == batch.id
 
 
 async def test_files_are_listed_read_and_deleted() -> None:
@@ -120,7 +124,8 @@ async def test_a_file_of_no_requests_fails_the_batch(content: bytes, wrong: str,
         batch = await batch_of(client, content)
         assert (batch.status, batch.request_counts.total) == ("failed", 0)
         (error,) = batch.errors.data
-        assert wrong in error.message and error.line == line
+        assert wrong in error.message
+        assert error.line == line
         assert (await client.batches.retrieve(batch.id)).status == "failed"
 
 
@@ -135,34 +140,38 @@ async def test_what_is_no_batch_is_refused() -> None:
 
 async def test_one_that_is_cancelled_says_what_has_no_answer() -> None:
     bodies = [{**CHAT, "max_tokens": 2}, *[{**CHAT, "max_tokens": 100_000} for _ in range(3)]]
-    async with AsyncEngine("demo", kv_cache_memory=32 << 20, max_num_seqs=2) as engine, serving_http(engine) as serve:
-        async with client_of(serve) as client:
-            batch = await batch_of(client, lines_of([{**body, "max_tokens": min(body["max_tokens"], 400)} for body in bodies]))
-            running = serve.server._http._files.batches.running[batch.id]  # type: ignore[union-attr]
-            await running.changed.wait()
-            told = await client.batches.cancel(batch.id)
-            assert told.status == "cancelled" and told.cancelled_at and told.request_counts.completed >= 1
-            assert engine.stats().running == 0
-            lost = await answers(client, told.error_file_id)
-            assert {line["error"]["code"] for line in lost.values()} == {"batch_cancelled"}
-            assert len(lost) + told.request_counts.completed == 4
-            assert (await client.batches.cancel(batch.id)).status == "cancelled", "it stays as it is"
+    async with demo() as engine, serving_http(engine) as serve, client_of(serve) as client:
+        batch = await batch_of(client, lines_of([{**body, "max_tokens": min(body["max_tokens"], 400)} for body in bodies]))
+        running = serve.server._http._files.batches.running[batch.id]  # type: ignore[union-attr]
+        await running.changed.wait()
+        told = await client.batches.cancel(batch.id)
+        assert told.status == "cancelled"
+        assert told.cancelled_at
+        assert told.request_counts.completed >= 1
+        assert engine.stats().running == 0
+        lost = await answers(client, told.error_file_id)
+        assert {line["error"]["code"] for line in lost.values()} == {"batch_cancelled"}
+        assert len(lost) + told.request_counts.completed == 4
+        assert (await client.batches.cancel(batch.id)).status == "cancelled", "it stays as it is"
 
 
 async def test_others_see_neither_files_nor_batches(tmp_path: pathlib.Path) -> None:
     tokens = tmp_path / "tokens"
     tokens.write_text("ann first-token\nbob second-token\n")
-    async with serving_http(ChatEngine("Fine."), token_file=str(tokens)) as serve:
-        async with client_of(serve, "first-token") as ann, client_of(serve, "second-token") as bob:
-            batch = await batch_of(ann, lines_of([CHAT]))
-            batch = await ended(ann, batch, serve)
-            assert [one async for one in bob.files.list()] == [one async for one in bob.batches.list()] == []
-            for asked in (bob.files.content(batch.output_file_id), bob.batches.retrieve(batch.id), bob.batches.cancel(batch.id)):
-                with pytest.raises(openai.NotFoundError):
-                    await asked
+    async with (
+        serving_http(ChatEngine("Fine."), token_file=str(tokens)) as serve,
+        client_of(serve, "first-token") as ann,
+        client_of(serve, "second-token") as bob,
+    ):
+        batch = await batch_of(ann, lines_of([CHAT]))
+        batch = await ended(ann, batch, serve)
+        assert [one async for one in bob.files.list()] == [one async for one in bob.batches.list()] == []
+        for asked in (bob.files.content(batch.output_file_id), bob.batches.retrieve(batch.id), bob.batches.cancel(batch.id)):
             with pytest.raises(openai.NotFoundError):
-                await bob.batches.create(input_file_id=batch.input_file_id, endpoint="/v1/chat/completions", completion_window="24h")
-            assert len(await answers(ann, batch.output_file_id)) == 1
+                await asked
+        with pytest.raises(openai.NotFoundError):
+            await bob.batches.create(input_file_id=batch.input_file_id, endpoint="/v1/chat/completions", completion_window="24h")
+        assert len(await answers(ann, batch.output_file_id)) == 1
 
 
 async def test_a_journal_without_room_refuses(tmp_path: pathlib.Path) -> None:
@@ -181,7 +190,7 @@ async def test_it_goes_on_in_the_next_process(tmp_path: pathlib.Path) -> None:
     told: list[dict[str, Any]] = []
     for is_cut in (False, True):
         folder = str(tmp_path / str(is_cut))
-        async with AsyncEngine("demo", kv_cache_memory=32 << 20, max_num_seqs=2) as engine:
+        async with demo() as engine:
             async with serving_http(engine, journal=folder) as serve, client_of(serve) as client:
                 batch = await batch_of(client, lines_of([{**body, "seed": index} for index, body in enumerate(bodies)]))
                 running = serve.server._http._files.batches.running[batch.id]  # type: ignore[union-attr]
@@ -197,6 +206,8 @@ async def test_it_goes_on_in_the_next_process(tmp_path: pathlib.Path) -> None:
                     assert 0 < len(running.answered) < 6, "what had an answer is not asked again"
                 batch = await ended(client, batch, serve)
                 assert (batch.status, batch.request_counts.completed) == ("completed", 6)
-                told.append({name: line["response"]["body"]["choices"] for name, line in (await answers(client, batch.output_file_id)).items()})
+                told.append(
+                    {name: line["response"]["body"]["choices"] for name, line in (await answers(client, batch.output_file_id)).items()}
+                )
                 assert await serve.server.core.journal.list_parts(batch.id) == [], "its parts are gone"
     assert told[0] == told[1]

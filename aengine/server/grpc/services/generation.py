@@ -24,7 +24,8 @@ from aengine.server.core.core import CHUNK_SIZE, Backend
 from aengine.server.core.errors import ServiceError, clip, request_not_found
 from aengine.server.core.generation import Generation
 from aengine.server.core.resume import AskedAgain, Resumable, ResumableStreams
-from aengine.server.grpc.generation.events import batch_responses, stream_responses, submit_message
+from aengine.server.grpc.generation.batch import StoredBatches, batch_responses
+from aengine.server.grpc.generation.events import stream_responses, submit_message
 from aengine.server.grpc.generation.session import session_responses
 from aengine.v1 import generation_service_pb2 as messages
 from aengine.v1.generation_service_pb2_grpc import GenerationServiceServicer
@@ -39,10 +40,12 @@ STATES: Mapping[RequestState, messages.RequestState.ValueType] = {
 
 
 class GenerationServicer(GenerationServiceServicer):
-    """`GenerationService` on the engine of a backend. `resumables` keeps the generations that are resumable."""
+    """`GenerationService` on the engine of a backend. `resumables` keeps the generations that are resumable, `batches` those batches that
+    are stored."""
 
-    def __init__(self, backend: Backend, resumables: ResumableStreams) -> None:
+    def __init__(self, backend: Backend, resumables: ResumableStreams, batches: StoredBatches) -> None:
         self._backend = backend
+        self._batches = batches
         self._resumables = resumables
         resumables.makers[DOOR] = self._make_again
 
@@ -84,8 +87,14 @@ class GenerationServicer(GenerationServiceServicer):
 
     def BatchGenerate(
         self, request: messages.BatchGenerateRequest, context: ServicerContext
-    ) -> AsyncGenerator[messages.BatchGenerateResponse, None]:
+    ) -> AsyncGenerator[Any, None]:  # messages, or such that are already serialised
+        if request.batch_id:
+            return self._batches.responses(request)
         return batch_responses(self._backend, request, _deadline(context))
+
+    async def DeleteBatch(self, request: messages.DeleteBatchRequest, context: ServicerContext) -> messages.DeleteBatchResponse:
+        await self._batches.delete(request.batch_id)
+        return messages.DeleteBatchResponse()
 
     def Session(
         self, request_iterator: AsyncIterator[messages.SessionRequest], context: ServicerContext
