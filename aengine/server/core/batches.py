@@ -247,7 +247,8 @@ class Batches:
         for index in left:
             decided = batch.decided(index)
             while True:
-                CURRENT_CALL.set(CallRecord("", "", decided.request_id, caller=batch.owner, decided=replace(decided)))
+                again = replace(decided, progress=await self._journal.follow_on(batch.part(index)))
+                CURRENT_CALL.set(CallRecord("", "", decided.request_id, caller=batch.owner, decided=again))
                 async with rooms:
                     answered = await self._answer(batch, index)
                 if answered.delay is None:

@@ -25,7 +25,7 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import TypeVar
 
-from aengine.api.outputs import FinishReason, Histogram, Timing, Usage
+from aengine.api.outputs import FinishReason, Histogram, Timing, Token, Usage
 from aengine.api.params import SamplingParams
 from aengine.api.request import RequestOptions
 from aengine.chat.text_source import random_id
@@ -61,6 +61,25 @@ class Caller:
         return name if len(name) <= MAX_LABEL else hashlib.blake2b(name.encode(), digest_size=16).hexdigest()
 
 
+class Progress:
+    """The tokens of a generation of one sequence: those that are known from a process before, which come again, and those that came since
+    they were last written."""
+
+    def __init__(self, written: Sequence[tuple[int, str]] = ()) -> None:
+        """`written`: ids and texts. The last is made again: it may be the one that ends the sequence."""
+        self.known = tuple(Token(0, token_id, text) for token_id, text in written[:-1])
+        self.unwritten: list[tuple[int, str]] = []
+        self._num_to_skip = len(written)
+
+    def note_tokens(self, tokens: Iterable[Token]) -> None:
+        """`tokens` came; one without an id brings what was held back, and is none."""
+        for token in tokens:
+            if self._num_to_skip:
+                self._num_to_skip -= 1
+            elif token.token_id >= 0:
+                self.unwritten.append((token.token_id, token.text))
+
+
 @dataclass(slots=True)
 class Decided:
     """What a call would leave to chance, decided, so that the same comes of it when it is made again."""
@@ -71,6 +90,8 @@ class Decided:
     one_by_one: bool = False  # each event has one token, so that they do not depend on what comes together
     num_generations: int = 0  # so far
     is_repeatable: bool = True  # False: the order of its events is left to chance
+    progress: Progress | None = None  # of its generation, if it has but one
+    shows_more: bool = False  # than ids and texts of tokens, so that it cannot go on behind those that are known
 
     @classmethod
     def by_chance(cls, *, one_by_one: bool = False) -> Decided:
@@ -80,6 +101,9 @@ class Decided:
         """The parameters and options of the next generation of the call."""
         number, self.num_generations = self.num_generations, self.num_generations + 1
         self.is_repeatable &= number == 0 and params.n == 1
+        self.shows_more |= params.logprobs is not None or params.prompt_logprobs is not None or options.known_outputs is not None
+        if self.shows_more or number or params.n > 1:
+            self.progress = None
         own_id = f"{self.request_id}-{number}" if number else self.request_id
         params = replace(params, seed=self.seed + number) if params.seed is None else params
         return params, replace(options, request_id=own_id) if options.request_id is None else options

@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 import time
 import uuid
-from collections.abc import Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -20,7 +20,7 @@ from typing import Any, cast
 
 from aengine.api.engine import EmbeddingFields
 from aengine.api.errors import InvalidRequestError, RequestEndedError, RequestIdInUseError, refusal
-from aengine.api.outputs import Embedding, FinishReason, Token
+from aengine.api.outputs import Completion, Embedding, FinishReason, Token
 from aengine.api.request import ChatFields, ForkPoint, Prompt, RemoteImage, RequestOptions
 from aengine.api.stream import TokenStream
 from aengine.chat.parser import ChatParser
@@ -51,6 +51,7 @@ class Generation:
     waits: ExitStack  # what it holds until it has a token; closed with `held`, too
     decided: Decided | None  # of its call
     _last_tokens: float | None = field(default=None, init=False)  # when they came, on time.monotonic
+    _unread: Sequence[Token] = field(default=(), init=False)  # that are known from a process before
     _parsers: dict[int, ChatParser] = field(default_factory=dict, init=False)  # by sequence
 
     def note_tokens(self, tokens: Sequence[Token]) -> None:
@@ -61,6 +62,8 @@ class Generation:
         else:
             self.waits.close()
         self._last_tokens = now
+        if self.decided is not None and self.decided.progress is not None:
+            self.decided.progress.note_tokens(tokens)
         for token in tokens:  # for every token of every stream: what is added here is paid often
             if token.finish_reason is not None:
                 if self.by_call and token.finish_reason is FinishReason.DEADLINE:
@@ -77,6 +80,36 @@ class Generation:
             parser = self._parsers[last.index] = self.prepared.parser(make_id)
         events = parser.feed(last.text if len(tokens) == 1 else "".join([token.text for token in tokens]))
         return events if last.finish_reason is None else events + parser.finish(cut=last.finish_reason.cuts)
+
+    def reader(self) -> Callable[[int], Awaitable[Sequence[Token]]]:
+        """Reads at most so many tokens of the output, those that are known from a process before included; none at its end."""
+        return self._read if self._unread else self.stream.read
+
+    async def _read(self, most: int) -> Sequence[Token]:
+        """The known tokens, then those of the stream."""
+        if not self._unread:
+            return await self.stream.read(most)
+        tokens, self._unread = self._unread[:most], self._unread[most:]
+        return tokens
+
+    @property
+    def num_repeated(self) -> int:
+        """How many tokens are known from a process before."""
+        return 0 if self.decided is None or self.decided.progress is None else len(self.decided.progress.known)
+
+    @property
+    def known_lengths(self) -> Sequence[int]:
+        """Of each sequence the tokens that are known to the client, and are not read."""
+        return [0] if self.num_repeated else self.stream.known_lengths
+
+    def completion(self) -> Completion:
+        """What was read so far, with `others`."""
+        whole = self.stream.completion()
+        if not self.num_repeated or self.decided is None or self.decided.progress is None:
+            return whole
+        known = self.decided.progress.known
+        ids, text = [token.token_id for token in known], "".join([token.text for token in known])
+        return replace(whole, token_ids=(*ids, *whole.token_ids), text=text + whole.text)
 
     @property
     def most_at_once(self) -> int:
@@ -138,7 +171,7 @@ async def submit(backend: Backend, request: GenerationRequest, deadline: float |
             options = replace(options, tenant=caller.tenant)
         if isinstance(prompt, ForkPoint):
             if decided is not None:
-                decided.is_repeatable = False  # what it goes on from ends with the process
+                decided.is_repeatable, decided.progress = False, None  # what it goes on from ends with the process
             if request.chat is not None:
                 raise InvalidRequestError.of("prompt", "a fork is not possible where outputs are parsed, from their beginnings on")
             prompt = replace(prompt, request_id=backend.engine_id_of(prompt.request_id, caller))
@@ -150,6 +183,8 @@ async def submit(backend: Backend, request: GenerationRequest, deadline: float |
             messages = cast(Sequence[Mapping[str, Any]], prompt)
             prepared = await prepare_chat(engine, messages, params, options, request.chat)
             prompt, params, options = prepared.prompt, prepared.params, prepared.options
+        if decided is not None and decided.progress is not None and decided.progress.known:
+            options = replace(options, known_outputs=[[token.token_id for token in decided.progress.known]])
         waits = held.enter_context(ExitStack())
         known = _num_ids(prompt) if backend.admission.counts_tokens else None
         if known is not None:
@@ -177,6 +212,8 @@ async def submit(backend: Backend, request: GenerationRequest, deadline: float |
         record = GenerationRecord(request_id, start, name, params)
         ends = (by_call, held.pop_all(), num_open, waits)
         generation = Generation(backend, name, request_id, stream, record, caller, prepared, *ends, decided)
+        if generation.num_repeated and decided is not None and decided.progress is not None:
+            generation._unread = decided.progress.known
     if known is None and backend.admission.counts_tokens:
         try:
             await stream.started()

@@ -7,11 +7,12 @@ from __future__ import annotations
 
 import asyncio
 import fcntl
+import json
 import os
 import pathlib
 import sqlite3
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
@@ -19,9 +20,11 @@ from functools import partial
 from typing import Any, TypeVar
 
 from aengine.api.errors import ConfigError
-from aengine.server.core.calls_in_flight import Caller
+from aengine.server.core.calls_in_flight import Caller, Progress
 
 T = TypeVar("T")
+WRITE_SECONDS = 0.25
+"""Between two writes of what came: a process that is killed loses so much, which comes again."""
 ENTRY_BYTES = 4096
 """What an entry counts for beside its own bytes."""
 
@@ -48,6 +51,7 @@ CREATE TABLE IF NOT EXISTS answers (name TEXT PRIMARY KEY, owner TEXT, created R
     answer BLOB, events BLOB);
 CREATE INDEX IF NOT EXISTS by_age ON answers (ended, created);
 CREATE INDEX IF NOT EXISTS by_owner ON answers (owner, ended, num_bytes);
+CREATE TABLE IF NOT EXISTS progress (name TEXT, place INTEGER, tokens BLOB, PRIMARY KEY (name, place)) WITHOUT ROWID;
 """
 _COLUMNS = "name, owner, created, ended, asked, answer, events"
 
@@ -64,6 +68,8 @@ class Journal:
         self._lock: int | None = None
         self._database: sqlite3.Connection | None = None
         self._used = 0  # bytes
+        self._followed: dict[str, Progress] = {}  # of entries that have not ended
+        self._writing: asyncio.Task[None] | None = None
 
     async def open_file(self) -> None:
         """Raises ConfigError (journal)."""
@@ -72,9 +78,12 @@ class Journal:
         except OSError as error:
             await self.close_file()
             raise ConfigError.of("journal", f"{self._folder} cannot be used: {error}") from None
+        if self._folder is not None:
+            self._writing = asyncio.create_task(self._write_progress(), name="aengine-journal")
 
     async def put_answer(self, stored: StoredAnswer) -> None:
-        """In place of that of the same name."""
+        """In place of that of the same name, whose progress is forgotten."""
+        self._followed.pop(stored.name, None)
         await self._run(self._put, stored)
 
     async def get_answer(self, name: str, caller: Caller) -> StoredAnswer | None:
@@ -82,7 +91,19 @@ class Journal:
         found = await self._run(self._select, "name = ? AND created > ?", name, time.time() - self.max_seconds)
         return next((stored for stored in found if caller.may_see(stored.owner)), None)
 
+    def follow(self, name: str, written: Sequence[tuple[int, str]] = ()) -> Progress | None:
+        """The progress of an entry, which is written now and then until the entry is put or deleted. None: it ends with the process."""
+        if self._folder is None:
+            return None
+        progress = self._followed[name] = Progress(written)
+        return progress
+
+    async def follow_on(self, name: str) -> Progress | None:
+        """The progress of an entry that was written before."""
+        return self.follow(name, await self._run(self._written, name))
+
     async def delete_answer(self, name: str) -> None:
+        self._followed.pop(name, None)
         await self._run(self._delete, name)
 
     async def delete_parts(self, name: str) -> None:
@@ -110,7 +131,10 @@ class Journal:
 
     async def close_file(self) -> None:
         """May be called again."""
+        if self._writing is not None:
+            self._writing.cancel()
         with suppress(OSError, RuntimeError):  # the thread has ended
+            await self._run(self._write, self._take_unwritten())
             await self._run(self._close)
         self._thread.shutdown(wait=False)
 
@@ -119,6 +143,21 @@ class Journal:
             return await asyncio.get_running_loop().run_in_executor(self._thread, partial(call, *arguments, **named))
         except sqlite3.Error as error:
             raise OSError(str(error)) from error
+
+    async def _write_progress(self) -> None:
+        while True:
+            await asyncio.sleep(WRITE_SECONDS)
+            if rows := self._take_unwritten():
+                with suppress(OSError):  # they will come again
+                    await self._run(self._write, rows)
+
+    def _take_unwritten(self) -> list[tuple[str, bytes]]:
+        rows = []
+        for name, progress in self._followed.items():
+            if progress.unwritten:
+                rows.append((name, json.dumps(progress.unwritten).encode()))
+                progress.unwritten = []
+        return rows
 
     # ---- in the thread ---------------------------------------------------------------------------------------------------
 
@@ -144,6 +183,7 @@ class Journal:
         try:
             self._remove("ended AND created <= ?", time.time() - self.max_seconds)
             self._remove("name = ?", stored.name)
+            self._remove_progress(stored.name)
             row = (stored.name, stored.owner, stored.created, stored.ended, stored.num_bytes, stored.asked, stored.answer, stored.events)
             database.execute("INSERT INTO answers VALUES (?, ?, ?, ?, ?, ?, ?, ?)", row)
             self._used += stored.num_bytes
@@ -160,12 +200,31 @@ class Journal:
 
     def _remove(self, where: str, value: Any) -> int:
         """How many were removed."""
-        removed = self._opened().execute(f"DELETE FROM answers WHERE {where} RETURNING num_bytes", (value,)).fetchall()
-        self._used -= sum(num_bytes for (num_bytes,) in removed)
+        removed = self._opened().execute(f"DELETE FROM answers WHERE {where} RETURNING num_bytes, name", (value,)).fetchall()
+        self._used -= sum(num_bytes for num_bytes, _ in removed)
+        for _, name in removed:
+            self._remove_progress(name)
         return len(removed)
 
+    def _remove_progress(self, name: str) -> None:
+        told = self._opened().execute("DELETE FROM progress WHERE name = ? RETURNING length(tokens)", (name,)).fetchall()
+        self._used -= sum(num_bytes for (num_bytes,) in told)
+
     def _count(self) -> None:
-        self._used = self._opened().execute("SELECT COALESCE(SUM(num_bytes), 0) FROM answers").fetchone()[0]
+        sizes = "SELECT num_bytes FROM answers UNION ALL SELECT length(tokens) FROM progress"
+        self._used = self._opened().execute(f"SELECT COALESCE(SUM(num_bytes), 0) FROM ({sizes})").fetchone()[0]
+
+    def _write(self, rows: list[tuple[str, bytes]]) -> None:
+        database = self._opened()
+        with database:
+            for name, tokens in rows:
+                place = "(SELECT COALESCE(MAX(place), -1) + 1 FROM progress WHERE name = ?1)"
+                database.execute(f"INSERT INTO progress VALUES (?1, {place}, ?2)", (name, tokens))
+                self._used += len(tokens)
+
+    def _written(self, name: str) -> list[tuple[int, str]]:
+        rows = self._opened().execute("SELECT tokens FROM progress WHERE name = ? ORDER BY place", (name,))
+        return [(token_id, text) for (tokens,) in rows for token_id, text in json.loads(tokens)]
 
     def _select(self, where: str, *values: Any, columns: str = _COLUMNS) -> list[StoredAnswer]:
         rows = self._opened().execute(f"SELECT {columns} FROM answers WHERE {where}", values)

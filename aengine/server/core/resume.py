@@ -303,6 +303,8 @@ class ResumableStreams:
             held = {"door": asked.door, "request_id": request_id, "retain": resumable.retain_seconds, "decided": decided}
             name, body = f"stream_{resumable.token.hex()}", json.dumps(held).encode() + b"\n" + asked.body
             await self._save(resumable, StoredAnswer(name, resumable.owner.name, time.time(), False, body, b"{}"))
+            if resumable.stored is not None and not call.decided.shows_more:
+                call.decided.progress = self._journal.follow(name)
 
     async def open_journal(self) -> None:
         """Find those of the process that had the journal before; those that it had not ended wait for `resume`."""
@@ -444,7 +446,8 @@ class ResumableStreams:
 
         async def write(resumable: Resumable) -> None:
             await self._may_begin.wait()
-            decided = Decided(**held["decided"])
+            assert self._journal is not None
+            decided = Decided(**held["decided"], progress=await self._journal.follow_on(stored.name))
             CURRENT_CALL.set(CallRecord("", "", held["request_id"], caller=resumable.owner, decided=decided))
             await self.makers[held["door"]](resumable, body)
 

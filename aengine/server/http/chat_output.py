@@ -267,7 +267,7 @@ class OutputReader:
     async def pieces(self) -> AsyncIterator[list[Piece]]:
         """What there is to read, whenever there is something; a piece for each sequence that brought something."""
         generation = self.generation
-        read, note, most = generation.stream.read, generation.note_tokens, generation.most_at_once
+        read, note, most = generation.reader(), generation.note_tokens, generation.most_at_once
         while tokens := await read(most):  # for every token of every stream: what is added here is paid often
             note(tokens)
             if self._texts is not None:

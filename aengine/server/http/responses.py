@@ -16,7 +16,7 @@ from urllib.parse import parse_qsl
 from aengine.api.errors import InvalidRequestError
 from aengine.api.fields import FieldChecks
 from aengine.api.outputs import FinishReason, Token
-from aengine.server.core.calls_in_flight import CURRENT_CALL, Caller, CallRecord, Decided, current_caller, current_time
+from aengine.server.core.calls_in_flight import CURRENT_CALL, Caller, CallRecord, Decided, Progress, current_caller, current_time
 from aengine.server.core.core import Core
 from aengine.server.core.errors import ServiceError, clip, describe
 from aengine.server.core.generation import Generation, count_prompt_tokens, submit
@@ -172,17 +172,21 @@ class StoredResponses:
             "seed": decided.seed,
             "request_id": decided.request_id,
         }
-        job = await self._submit(asked, held, time.time(), caller)
+        job = await self._submit(asked, held, time.time(), caller, None)
         if not await self._put(replace(job.stored, answer=to_json(job.writer.response()))):
             await job.writer.generation.close()
             raise ServiceError("NOT_READY", "the response cannot be stored")
+        if job.writer.generation.decided is not None and not job.writer.generation.decided.shows_more:
+            job.writer.generation.decided.progress = self._journal.follow(job.stored.name)
         self._run(job)
         return job
 
-    async def _submit(self, asked: ResponseAsked, held: Mapping[str, Any], created: float, caller: Caller) -> Background:
+    async def _submit(
+        self, asked: ResponseAsked, held: Mapping[str, Any], created: float, caller: Caller, progress: Progress | None
+    ) -> Background:
         call = CURRENT_CALL.get()
         assert call is not None
-        call.decided = Decided(held["seed"], held["request_id"], created, one_by_one=asked.stream, is_repeatable=False)
+        call.decided = Decided(held["seed"], held["request_id"], created, one_by_one=asked.stream, is_repeatable=False, progress=progress)
         generation = await submit(self._core.backend, asked.request)
         stored = StoredAnswer(f"resp_{generation.request_id}", caller.name, created, False, to_json(held), b"{}")
         return Background(self._core, asked, generation, stored)
@@ -209,7 +213,8 @@ class StoredResponses:
                 check = FieldChecks()
                 given = Fields(held["body"], "", check)
                 asked = read_request(given, check, await self.items_before(given))
-                job = await self._submit(asked, held, stored.created, current_caller())
+                progress = await self._journal.follow_on(stored.name)
+                job = await self._submit(asked, held, stored.created, current_caller(), progress)
                 self._run(job)
             except Exception as error:
                 _log.warning("response %s is not gone on with: %s", stored.name, error)

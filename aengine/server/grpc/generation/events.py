@@ -78,7 +78,8 @@ class MessageGeneration:
         await stream.started()
         num_bytes = 4 * stream.usage.prompt_tokens * (1 + output.prompt_logprobs.top_k) if output.HasField("prompt_logprobs") else 0
         built: defaultdict[int, MessageBuilder] = defaultdict(MessageBuilder)  # of an output that is parsed
-        while tokens := await stream.read():
+        read = self.core.reader()
+        while tokens := await read(READ_TOKENS):
             self.core.note_tokens(tokens)
             if self.core.prepared is not None:
                 for token in tokens:
@@ -88,7 +89,7 @@ class MessageGeneration:
             _check_size(num_bytes, max_bytes)
             while may_read is not None and not may_read.is_set():  # one of many that wait may clear it again
                 await may_read.wait()
-        completion, num_known = stream.completion(), Counter(dict(enumerate(stream.known_lengths)))
+        completion, num_known = self.core.completion(), Counter(dict(enumerate(self.core.known_lengths)))
         self.write_beginning(response)
         if output.HasField("prompt_logprobs") and completion.prompt_logprobs:
             write_logprobs(completion.prompt_logprobs, most_alternatives(completion.prompt_logprobs), response.prompt_logprobs)
@@ -146,7 +147,7 @@ class EventWriter:
         self._token_ids = output.token_ids
         self._delta_tokens = generation.policy.delta_tokens
         self._num_events = 0
-        self._num_tokens = Counter(dict(enumerate(generation.stream.known_lengths)))  # of each sequence, with those that are written
+        self._num_tokens = Counter(dict(enumerate(generation.core.known_lengths)))  # of each sequence, with those that are written
         self.prompt_is_due = output.HasField("prompt_logprobs")
         entries = 2 * (1 + output.logprobs.top_k) if output.HasField("logprobs") else 0
         texts = 2 if self._parse is not None else 1
@@ -255,7 +256,7 @@ async def stream_responses(
 
     async with await submit_message(backend, request, deadline) as generation:
         stream, policy, writer = generation.stream, generation.policy, EventWriter(generation, new_event)
-        is_alone = generation.core.most_at_once == 1
+        is_alone, read = generation.core.most_at_once == 1, generation.core.reader()
         most = 1 if is_alone else max(READ_TOKENS, policy.delta_tokens)
         await stream.started()
         writer.begin(resume_token)
@@ -263,10 +264,10 @@ async def stream_responses(
             on_begin(generation.core)
         yield ready.pop()
         delay = 0.0  # the first token does not wait
-        while tokens := await stream.read(most):  # once per token: what is added here is paid often
+        while tokens := await read(most):  # once per token: what is added here is paid often
             if delay and (missing := policy.delta_tokens - len(tokens)) > 0 and not stream.ended:
                 await stream.linger(missing, delay)
-                tokens += stream.take_tokens(missing) if stream.unread else []
+                tokens = [*tokens, *(stream.take_tokens(missing) if stream.unread else ())]
             delay = 0.0 if is_alone else policy.delay_seconds
             if writer.prompt_is_due:
                 for _ in writer.prompt():
