@@ -130,7 +130,7 @@ class Replay:
 
     def seek(self, number: int) -> None:
         """Have the next reader begin with event `number`. Raises what `EventRing.seek` raises."""
-        self.ring.seek(number, may_come=self.is_made_again and not self.ended)
+        self.ring.seek(number, may_come=self.is_made_again and (not self.ended or self.error is not None))
 
     async def read(self, number: int) -> AsyncGenerator[bytes, None]:
         """The events from `number` on to the end, in place of the present reader. Raises what `EventRing.seek` raises, the error that the

@@ -264,6 +264,7 @@ async def test_kills(tmp_path: pathlib.Path) -> None:
                     content = (await client.get(f"/v1/files/{last['output_file_id']}/content")).text
                 async with AsyncEngine("demo", kv_cache_memory=64 << 20) as engine:
                     await clients.check(http[0], engine)
+    print(f"{turns} kills, {len(clients.seen)} streams, {sum(map(len, clients.seen.values()))} events, {lines} lines: nothing differs")
     assert (last["status"], last["request_counts"]) == ("completed", {"total": lines, "completed": lines, "failed": 0})
     told = {line["custom_id"]: line["response"]["body"]["choices"][0]["text"] for line in map(json.loads, content.splitlines())}
     async with AsyncEngine("demo", kv_cache_memory=64 << 20) as engine:
