@@ -132,7 +132,7 @@ def _serve(options: argparse.Namespace, command: list[str]) -> int:
         raise ValueError("serve takes either a URL or --replicas")
     if of_own := [*(["--routing-policy"] if options.routing_policy else []), *given_engine_flags(options)]:
         raise ValueError(f"{of_own[0]} is for --replicas, not for a server that runs")
-    from aengine.bench.targets import open_url
+    from aengine.bench.load_run import open_url
 
     async def run() -> tuple[str, list[RequestOutcome], list[float]]:
         async with open_url(options.url, options.api_model, options.token) as (target, vocab_size):
@@ -144,7 +144,7 @@ def _serve(options: argparse.Namespace, command: list[str]) -> int:
 
 
 def _serve_own(options: argparse.Namespace, command: list[str]) -> int:
-    from aengine.bench.targets import EngineTarget, Share, counted, shares, show
+    from aengine.bench.load_run import EngineTarget, Share, counted, shares, show
     from aengine.router.router import Router
 
     policy = options.routing_policy or RoutingPolicy.PREFIX.value
@@ -165,7 +165,7 @@ def _serve_own(options: argparse.Namespace, command: list[str]) -> int:
 
 def _offline(options: argparse.Namespace, command: list[str]) -> int:
     from aengine.bench.floor import generation_floor
-    from aengine.bench.targets import EngineTarget
+    from aengine.bench.load_run import EngineTarget
     from aengine.engine.async_engine import AsyncEngine
 
     nano = options.workload == "nano"

@@ -6,9 +6,19 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from aengine.chat.formats import CALLS, REASONING, ChatFormat
-from aengine.chat.formats.call_format import CallFormat, ReasoningFormat, Tools, tools_of
 from aengine.chat.json_calls import read_named
-from aengine.chat.text_source import ContentDelta, Event, Reading, ReasoningDelta, Source, random_id
+from aengine.chat.text_source import (
+    CallFormat,
+    ContentDelta,
+    Event,
+    Reading,
+    ReasoningDelta,
+    ReasoningFormat,
+    Source,
+    Tools,
+    random_id,
+    tools_of,
+)
 
 _NAME = '"name"'
 _BEGINNINGS = ('{"name"', '[{"name"', '{"type":"function"')

@@ -19,9 +19,8 @@ from aengine.api.outputs import ChatIds
 from aengine.api.params import Reasoning, SamplingParams, StructuredOutput
 from aengine.api.request import Prompt, RequestOptions
 from aengine.chat.formats import CALLS, REASONING, ChatFormat
-from aengine.chat.formats.call_format import tools_of
 from aengine.chat.parser import ChatParser
-from aengine.chat.text_source import random_id
+from aengine.chat.text_source import random_id, tools_of
 
 MAX_CALLS = 8
 """Most calls that are required together."""

@@ -25,8 +25,7 @@ from aengine.client.link import Backoff, Failure, Link
 from aengine.v1.generation_pb2 import GenerationEvent, GenerationSpec
 from aengine.v1.generation_service_pb2 import CancelRequestsRequest, ResumeGenerateRequest, StreamGenerateRequest
 from aengine.v1.tokenizer_service_pb2 import ImageNames, RenderChatRequest, TokenizeRequest
-from aengine.wire.images import images_in
-from aengine.wire.names import field_of
+from aengine.wire.names import field_of, images_in
 from aengine.wire.request import write_token_ids
 
 

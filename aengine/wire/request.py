@@ -41,8 +41,7 @@ from aengine.v1 import generation_pb2, generation_service_pb2, sampling_pb2
 from aengine.v1.embedding_service_pb2 import EmbedRequest, Pooling
 from aengine.v1.engine_service_pb2 import WatchLoadRequest
 from aengine.v1.generation_service_pb2 import StreamGenerateRequest
-from aengine.wire.images import read_image, write_image
-from aengine.wire.names import SAMPLING, STOPPING, path_of, read_params, seconds_of, write_params
+from aengine.wire.names import SAMPLING, STOPPING, path_of, read_image, read_params, seconds_of, write_image, write_params
 
 MAX_UINT32 = 2**32 - 1
 MAX_TOKEN_IDS = 1 << 22

@@ -14,6 +14,7 @@ import pytest
 from aengine.api.params import SamplingParams
 from aengine.bench.load_run import (
     NANO_TEMPERATURE,
+    EngineTarget,
     Item,
     LengthRange,
     Lengths,
@@ -24,7 +25,6 @@ from aengine.bench.load_run import (
     shared_prefix,
     trace,
 )
-from aengine.bench.targets import EngineTarget
 
 LENGTHS = Lengths(50, LengthRange(10, 20), LengthRange(3, 7), vocab_size=100, seed=1)
 

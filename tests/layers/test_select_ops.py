@@ -9,9 +9,9 @@ import sys
 import pytest
 import torch
 
-from aengine.layers import select
 from aengine.layers.ops import LayerOps, TorchOps
-from aengine.layers.select import select_ops
+from aengine.runner.torch import loading as select
+from aengine.runner.torch.loading import select_ops
 
 CUDA = torch.device("cuda")  # naming it needs none
 
@@ -81,9 +81,9 @@ def test_flashinfer_that_is_not_possible(tried: list[LayerOps], caplog: pytest.L
 def test_nothing_of_a_device_is_imported_for_a_cpu() -> None:
     code = """
 import sys, torch
-import aengine.layers.select, aengine.sampling.sampler, aengine.runner.torch.executor
+import aengine.runner.torch.loading, aengine.sampling.sampler, aengine.runner.torch.executor
 cpu = torch.device("cpu")
-aengine.layers.select.select_ops("torch_native", torch.float32, 64, cpu)
+aengine.runner.torch.loading.select_ops("torch_native", torch.float32, 64, cpu)
 aengine.sampling.sampler.select_draw(100, cpu)
 assert not {"triton", "flashinfer"} & set(sys.modules)
 """

@@ -151,6 +151,14 @@ def _batch_generate(method: str, caller: Caller, server: Server) -> None:
     assert (error["code"], error["reason"], error["fieldViolations"][0]["field"]) == (3, "INVALID_FIELD", "spec.prompt")
 
 
+@drives(f"{PACKAGE}.GenerationService/DeleteBatch")
+def _delete_batch(method: str, caller: Caller, server: Server) -> None:
+    asked = {"requests": [{"spec": SPEC}], "batchId": "kept"}
+    (response,) = caller.call(f"{PACKAGE}.GenerationService/BatchGenerate", asked)
+    check_answer(response["response"])
+    assert caller.call(method, {"batchId": "kept"}) == [{}]
+
+
 @drives(f"{PACKAGE}.GenerationService/Session")
 def _session(method: str, caller: Caller, server: Server) -> None:
     submits = [{"submit": {"tag": tag, "request": {"spec": spec}}} for tag, spec in (("7", SPEC), ("8", {}), ("9", SPEC))]

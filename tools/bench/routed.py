@@ -18,9 +18,8 @@ from pathlib import Path
 import numpy as np
 
 from aengine.api.outputs import EngineStats, ReplicaState
-from aengine.bench.load_run import FIRST_ID, Item, LengthRange, Lengths, RequestOutcome, multi_turn, run_load
+from aengine.bench.load_run import FIRST_ID, EngineTarget, Item, LengthRange, Lengths, RequestOutcome, multi_turn, run_load
 from aengine.bench.report import table, write_json
-from aengine.bench.targets import EngineTarget
 from aengine.router.replica_load import RoutingPolicy
 from aengine.router.router import Router
 

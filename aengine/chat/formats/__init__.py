@@ -7,9 +7,9 @@ from typing import Annotated
 
 from aengine.api.errors import InvalidRequestError
 from aengine.api.fields import check_fields, one_of
-from aengine.chat.formats.call_format import CallFormat, ReasoningFormat
 from aengine.chat.formats.json_formats import DEEPSEEK, HERMES, JSON, KIMI, LLAMA, MISTRAL
 from aengine.chat.formats.own_notations import FUNCTION_GEMMA, GEMMA3, GEMMA4, HARMONY
+from aengine.chat.text_source import CallFormat, ReasoningFormat
 
 CALLS: dict[str, CallFormat] = {
     "": CallFormat(),

@@ -22,9 +22,8 @@ from __future__ import annotations
 
 import re
 
-from aengine.chat.formats.call_format import CallFormat, Tools, read_nothing
 from aengine.chat.json_calls import MAX_CODE, MAX_NAME, Tags, read_calls, read_named, read_object, read_parameters, start_calls
-from aengine.chat.text_source import Reading, Source
+from aengine.chat.text_source import CallFormat, Reading, Source, Tools, read_nothing
 
 _CODER = Tags("<parameter=", ">", "</parameter>", "</function>")
 _GLM = Tags("<arg_key>", "</arg_key>", "</arg_value>", "</tool_call>", {"<arg_value>": None})

@@ -15,9 +15,8 @@ import functools
 import json
 import re
 
-from aengine.chat.formats.call_format import CallFormat, Tools
 from aengine.chat.json_calls import MAX_CODE, MAX_DEPTH, MAX_NAME, loads, read_named, start_calls
-from aengine.chat.text_source import ContentDelta, Delta, Reading, ReasoningDelta, Source
+from aengine.chat.text_source import CallFormat, ContentDelta, Delta, Reading, ReasoningDelta, Source, Tools
 
 MAX_HEADER = 512
 _BODY = "<|message|>"

@@ -129,12 +129,12 @@ class ServerConfig:
     stall_seconds: Annotated[float, POSITIVE] = 300.0
     """Seconds that a call waits for its client to read a message or to send the request. Then the call is ended."""
     journal: Annotated[str | None, text("a path")] = None
-    """Directory in which responses are stored (/v1/responses), so that they outlive the process, and those that run in the background go on
-    after it was killed. None: they are stored in memory."""
+    """Directory of what outlives the process: stored responses, files and batches. Resumable streams, batches, and responses in the
+    background go on after it was killed. None: all of them end with it."""
     journal_size: Annotated[int, Size(1 << 16, 2**50)] = 256 * 1024 * 1024
-    """Bytes that stored responses take at most, such as 1GB; beyond, the oldest of the caller who has most are dropped."""
+    """Bytes that all that is stored takes at most, such as 1GB; beyond, the oldest of the caller who has most are dropped."""
     journal_seconds: Annotated[float, POSITIVE] = 30 * 86_400.0
-    """Seconds after which a stored response is dropped."""
+    """Seconds after which a stored response, a file or a batch is dropped."""
     drain_seconds: Annotated[float, NOT_NEGATIVE] = 30.0
     """Seconds that requests in flight may go on after SIGTERM or SIGINT. Requests that are left are cancelled."""
     drain_delay: Annotated[float, NOT_NEGATIVE] = 0.0

@@ -99,7 +99,7 @@ class Generation:
 
     @property
     def known_lengths(self) -> Sequence[int]:
-        """Of each sequence the tokens that are known to the client, and are not read."""
+        """How many tokens of each sequence the client has given, which are not read."""
         return [0] if self.num_repeated else self.stream.known_lengths
 
     def completion(self) -> Completion:

@@ -111,7 +111,7 @@ class Journal:
         await self._run(self._remove, "name > ?1 || '/' AND name < ?1 || '0'", name)
 
     async def list_answers(self, start: str, caller: Caller, most: int = -1, after: str = "") -> list[StoredAnswer]:
-        """Those whose names begin with `start` and that the caller may see, newest first, `most` of those behind `after`, which is one of
+        """Entries whose names begin with `start` and that the caller may see, newest first, `most` of those behind `after`, which is one of
         them; without their answers and events. Parts are none of them."""
         behind = "(created, name) < (SELECT created, name FROM answers WHERE name = ?5) AND" if after else ""
         where = f"{behind} created > ?1 AND substr(name, 1, length(?2)) = ?2 AND instr(name, '/') = 0 AND (?3 OR owner IS ?4)"

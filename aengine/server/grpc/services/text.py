@@ -20,8 +20,7 @@ from aengine.v1 import embedding_service_pb2 as embeddings_v1
 from aengine.v1 import tokenizer_service_pb2 as tokenizer_v1
 from aengine.v1.embedding_service_pb2_grpc import EmbeddingServiceServicer
 from aengine.v1.tokenizer_service_pb2_grpc import TokenizerServiceServicer
-from aengine.wire.images import images_in
-from aengine.wire.names import CHAT, POOLINGS
+from aengine.wire.names import CHAT, POOLINGS, images_in
 from aengine.wire.request import read_chat, read_chat_fields, read_prompt
 
 READ_AT_ONCE = 16
