@@ -7,13 +7,15 @@ same process.
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
 from contextlib import AsyncExitStack, suppress
 from typing import Any
 
 from aengine.api.engine import ServedEngine
-from aengine.server.config.options import ServerConfig
+from aengine.server.config.options import ModelChoice, ServerConfig
 from aengine.server.core.core import Core
 from aengine.server.core.errors import draining
+from aengine.server.core.model_pool import ModelPool
 from aengine.server.core.resume import ResumableStreams
 from aengine.server.telemetry.metrics import Metrics, log_call, registry_of, serve_metrics
 from aengine.server.telemetry.tracing import tracing_of_environment
@@ -33,10 +35,15 @@ class Server:
     generations and waits for those that run; `stop()` ends what is left with DRAINING and closes the ports.
     """
 
-    def __init__(self, engine: ServedEngine, config: ServerConfig | None = None, **overrides: Any) -> None:
-        """`overrides` are fields of `ServerConfig`. Raises `ConfigError`."""
-        self.config = ServerConfig.of(config, **overrides)
-        self.core = Core(engine, self.config)
+    def __init__(
+        self, engine: ServedEngine, config: ServerConfig | None = None, models: Sequence[ModelChoice] = (), **overrides: Any
+    ) -> None:
+        """`models`: others, whose engines the server makes, starts and closes. `overrides` are fields of `ServerConfig`. Raises
+        `ConfigError`."""
+        self.config = config = ServerConfig.of(config, **overrides)
+        limits: dict[str, Any] = {"memory": config.models_memory, "keep_alive": config.models_keep_alive}
+        self._models = ModelPool(engine, models, aliases=config.model_aliases, **limits) if models else None
+        self.core = Core(engine, self.config, self._models)
         if self.config.access_log:
             self.core.observers.on_call_end.append(log_call)
         self.metrics_address: str | None = None  # host:port of the metrics, once started; None without them
@@ -104,6 +111,8 @@ class Server:
         """Say, and notify health watchers, whether the engine can take requests. Ignored once draining."""
         if not self._drains:
             self.core.serving = serving
+            if serving and self._models is not None:
+                self._models.start()
             if serving:
                 self.resumables.resume()
             if self._grpc is not None:
@@ -146,5 +155,7 @@ class Server:
         for door in self._doors:
             await door.stop()
         await self.core.journal.close_file()
+        if self._models is not None:
+            await self._models.aclose()
         self.core.decoding.close()
         await self._running.aclose()

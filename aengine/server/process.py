@@ -78,7 +78,7 @@ def make_engine(settings: Settings) -> ServedEngine:
 async def run(settings: Settings) -> int:
     """Serve until a signal or a request to drain; returns the exit code. Raises what starting raises, and `EngineDeadError`."""
     engine, config = make_engine(settings), settings.server
-    server = Server(engine, config)
+    server = Server(engine, config, settings.models)
     loop, signalled, halt = asyncio.get_running_loop(), asyncio.Event(), asyncio.Event()
 
     def on_signal(number: int) -> None:

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import ipaddress
 import re
-from dataclasses import dataclass, replace
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 from typing import Annotated, Any
 
+from aengine.api.config import EngineConfig
 from aengine.api.errors import ConfigError
 from aengine.api.fields import (
     MAX_INT32,
@@ -29,6 +31,7 @@ GROUPS = {
     "tls_cert": "security",
     "max_message_bytes": "limits",
     "journal": "stored responses",
+    "models": "several models",
     "drain_seconds": "life",
     "log_level": "logging",
     "metrics_host": "metrics",
@@ -37,6 +40,12 @@ GROUPS = {
 _IMAGE_URLS = Accepts(
     lambda urls: isinstance(urls, tuple) and all(isinstance(url, str) and IMAGE_URL.fullmatch(url) for url in urls),
     "a tuple of https://host/, each perhaps with a port or a part of the path",
+)
+_MODELS = Accepts(
+    lambda models: (
+        isinstance(models, Mapping) and all(isinstance(one, str) for pair in models.items() for one in pair) and "" not in models
+    ),
+    "a mapping from names to paths",
 )
 _NAMES = Accepts(lambda names: isinstance(names, tuple) and all(isinstance(name, str) and name for name in names), "a tuple of names")
 _ALIASES = Accepts(
@@ -135,6 +144,13 @@ class ServerConfig:
     """Bytes that all that is stored takes at most, such as 1GB; beyond, the oldest of the caller who has most are dropped."""
     journal_seconds: Annotated[float, POSITIVE] = 30 * 86_400.0
     """Seconds after which a stored response, a file or a batch is dropped."""
+    models: Annotated[Mapping[str, str], _MODELS] = field(default_factory=dict)
+    """Further models by name, each loaded when a request asks for it: NAME=PATH, a path alone, or a directory of models. The options of the
+    engine are theirs too; a table [models.NAME] of the file of --config has others, and pin and keep_alive."""
+    models_memory: Annotated[int | None, Size(1 << 20)] = None
+    """Bytes that the weights and KV caches of all models may take together: those that nobody uses give theirs back. None: any number."""
+    models_keep_alive: Annotated[float, POSITIVE] = 300.0
+    """Seconds without a request after which one of several models sleeps; after as many more it gives its weights back, and then all."""
     drain_seconds: Annotated[float, NOT_NEGATIVE] = 30.0
     """Seconds that requests in flight may go on after SIGTERM or SIGINT. Requests that are left are cancelled."""
     drain_delay: Annotated[float, NOT_NEGATIVE] = 0.0
@@ -203,3 +219,13 @@ def is_loopback(host: str) -> bool:
         return ipaddress.ip_address(host).is_loopback
     except ValueError:
         return False  # a name means what the network says
+
+
+@dataclass(frozen=True, slots=True)
+class ModelChoice:
+    """One of several models of a server, beside the first."""
+
+    name: str
+    engine: EngineConfig
+    pin: bool = False  # it is loaded at the start, and stays
+    keep_alive: float | None = None  # in place of `ServerConfig.models_keep_alive`

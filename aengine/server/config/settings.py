@@ -26,7 +26,7 @@ from aengine.api.config import EngineConfig
 from aengine.api.errors import AEngineError, ConfigError
 from aengine.api.fields import SIZE_WORDS, Size, declared_fields, read_size
 from aengine.router.router_config import RayConfig, RouterConfig
-from aengine.server.config.options import GROUPS, ServerConfig
+from aengine.server.config.options import GROUPS, ModelChoice, ServerConfig
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -38,6 +38,11 @@ CONFIG_VARIABLE = "AENGINE_CONFIG"
 LIBRARY_VARIABLES = frozenset({"AENGINE_CPU_LEVEL", "AENGINE_TOKEN"})
 """Variables with the same prefix that other parts of the package read."""
 DEFAULT_MODEL = "demo"
+MODELS_TABLE = "models"
+OWN_OPTIONS = ("model", "revision", "adapters", "speculative", "speculative_model")
+"""Options of an engine that its model alone has."""
+KV_SHARE = 8
+"""Of the memory of all models, the part of one's KV cache where nothing is said."""
 TABLES: Mapping[str, type] = {"server": ServerConfig, "engine": EngineConfig, "router": RouterConfig, "ray": RayConfig}
 
 
@@ -129,7 +134,9 @@ class Option:
 
     def add_to(self, parser: Any, text: str) -> None:
         """Add the flag, with `text` as its help. Its value stays text; a flag that is not given is no attribute of the namespace."""
-        if self.kind.toml == (bool,):
+        if self.name == "model":
+            parser.add_argument(self.flag, dest=self.name, metavar=self.kind.metavar, action="append", default=argparse.SUPPRESS, help=text)
+        elif self.kind.toml == (bool,):
             parser.add_argument(self.flag, dest=self.name, action=argparse.BooleanOptionalAction, default=argparse.SUPPRESS, help=text)
         else:
             parser.add_argument(self.flag, dest=self.name, metavar=self.kind.metavar, default=argparse.SUPPRESS, help=text)
@@ -160,6 +167,7 @@ class Settings:
     router: RouterConfig | None
     ray: RayConfig
     origins: Mapping[str, str]
+    models: tuple[ModelChoice, ...] = ()
 
 
 def options(program: ServerProgram = GRPC) -> list[Option]:
@@ -189,9 +197,12 @@ def read_settings(
         values[option.table][option.name] = option.read(value, origin, toml=toml)
         origins[option.name] = origin
 
-    path = file or environ.get(CONFIG_VARIABLE)
+    path, of_models = file or environ.get(CONFIG_VARIABLE), dict[str, Any]()
     if path:
         for table, entries in _tables(path).items():
+            if table == MODELS_TABLE:
+                of_models = entries
+                continue
             names = [name for name, option in by_name.items() if option.table == table]
             for key, value in entries.items():
                 origin = f"{path}: {table}.{key}"
@@ -209,7 +220,10 @@ def read_settings(
         take(by_name[name], given, by_name[name].flag)
 
     try:
-        server, engine = ServerConfig(**values["server"]), EngineConfig(**values["engine"])
+        server = ServerConfig(**values["server"])
+        if server.models_memory is not None and (server.models or of_models):
+            values["engine"].setdefault("kv_cache_memory", max(server.models_memory // KV_SHARE, 1))
+        engine = EngineConfig(**values["engine"])
         router = RouterConfig(**values["router"]) if values["router"] else None
         ray = RayConfig(**values["ray"])
     except ConfigError as error:
@@ -223,7 +237,58 @@ def read_settings(
         given = [name for name, option in by_name.items() if option.table == table and name in origins]
         if given and not needed:
             raise SettingsError(f"{origins[given[0]]}: {why}")
-    return Settings(server, engine, router, ray, origins)
+    if (server.models or of_models) and router is not None:
+        raise SettingsError(f"{origins.get('models', MODELS_TABLE)}: a router has one model")
+    models = _read_models(server, of_models, values["engine"], by_name, path or "")
+    return Settings(server, engine, router, ray, origins, models)
+
+
+def _read_models(
+    server: ServerConfig, tables: Mapping[str, Any], engine: Mapping[str, Any], options: Mapping[str, Option], path: str
+) -> tuple[ModelChoice, ...]:
+    """The further models: those of the option, and those of the tables. `engine`: options that were given of the first."""
+    paths = dict(pair for name, place in server.models.items() for pair in _models_at(name, place))
+    shared = {name: value for name, value in engine.items() if name not in OWN_OPTIONS}
+    choices = []
+    for name in dict.fromkeys((*paths, *tables)):
+        own, more = dict(shared), dict[str, Any]()
+        if name in paths:
+            own["model"] = paths[name]
+        entries = tables.get(name, {})
+        origin = f"{path}: {MODELS_TABLE}.{name}"
+        if not isinstance(entries, dict):
+            raise SettingsError(f"{origin}: is no table")
+        for key, value in entries.items():
+            if key == "pin" and isinstance(value, bool):
+                more[key] = value
+            elif key == "keep_alive" and isinstance(value, int | float) and not isinstance(value, bool) and value > 0:
+                more[key] = float(value)
+            elif key in options and options[key].table == "engine":
+                own[key] = options[key].read(value, f"{origin}.{key}", toml=True)
+            else:
+                known = ("pin", "keep_alive", *(name for name, option in options.items() if option.table == "engine"))
+                wrong = f"{value!r} is not possible" if key in known else f"there is no such key{nearest(key, known)}"
+                raise SettingsError(f"{origin}.{key}: {wrong}")
+        if "model" not in own:
+            raise SettingsError(f"{origin}: has no model")
+        try:
+            choices.append(ModelChoice(name, EngineConfig(**own), **more))
+        except ConfigError as error:
+            raise SettingsError(f"{origin}: {explain(error, {})}") from error
+    return tuple(choices)
+
+
+def _models_at(name: str, place: str) -> list[tuple[str, str]]:
+    """The names and paths of what NAME=PATH means, or a path alone, which may be a directory of models."""
+    if place:
+        return [(name, place)]
+    folder = Path(name).expanduser()
+    if not folder.is_dir() or (folder / "config.json").exists():
+        return [(Path(name).name.removesuffix(".gguf"), name)]
+    found = [path for path in sorted(folder.iterdir()) if path.suffix == ".gguf" or (path / "config.json").exists()]
+    if not found:
+        raise SettingsError(f"models: {name} has no model in it")
+    return [(path.name.removesuffix(".gguf"), str(path)) for path in found]
 
 
 def explain(error: ConfigError, origins: Mapping[str, str]) -> str:
@@ -262,8 +327,10 @@ def _tables(path: str) -> dict[str, dict[str, Any]]:
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise SettingsError(f"{path}: not TOML: {error}".replace("\n", " ")) from error
     for table, entries in tables.items():
-        if table not in TABLES or not isinstance(entries, dict):
-            raise SettingsError(f"{path}: {table}: there are only the tables {', '.join(f'[{name}]' for name in TABLES)}")
+        if table not in (*TABLES, MODELS_TABLE) or not isinstance(entries, dict):
+            raise SettingsError(
+                f"{path}: {table}: there are only the tables {', '.join(f'[{name}]' for name in (*TABLES, f'{MODELS_TABLE}.NAME'))}"
+            )
     return tables
 
 
@@ -323,8 +390,11 @@ def parse(
         parser.error(f"unrecognized argument {unknown[0]}{nearest(unknown[0], flags) if unknown[0].startswith('-') else ''}")
     model = vars(given).pop(_MODEL)
     given.server = model if model is not None and is_server(model) else None
-    if model is not None and given.server is None:
-        if "model" in given:
-            parser.error(f"the model is given twice: as {model} and with --model {given.model}")
-        given.model = model
+    models = [*([model] if model is not None and given.server is None else []), *vars(given).pop("model", [])]
+    if models:
+        given.model, *others = models
+        if others and not any(action.dest == "models" for action in parser._actions):
+            parser.error(f"the model is given twice: as {given.model} and as {others[0]}")
+        if others:
+            given.models = ",".join([*others, *([given.models] if "models" in given else [])])
     return given

@@ -24,7 +24,8 @@ import logging
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
+from copy import copy
 from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
 from itertools import chain, islice
@@ -56,6 +57,7 @@ from aengine.server.core.decoding import Decoding
 from aengine.server.core.errors import ServiceError, clip, describe
 from aengine.server.core.image_urls import ImageUrls
 from aengine.server.core.journal import Journal
+from aengine.server.core.model_pool import ModelPool
 
 MAX_TEXT_BYTES = 4 * 1024 * 1024
 MAX_PIECES_TEXT_BYTES = 256 * 1024
@@ -270,6 +272,26 @@ class Backend:
     image_urls: ImageUrls = field(default_factory=ImageUrls)
     served_names: tuple[str, ...] = ()  # of the model, in place of the one that the engine has for it
     aliases: tuple[str, ...] = ()  # as of `ServerConfig.model_aliases`
+    models: ModelPool | None = None  # where there are several
+    root: Backend | None = None  # that of the first model; None: this is it
+
+    async def of_model(self, name: str, held: ExitStack) -> Backend:
+        """What a call of the model `name` uses, which stays loaded until `held` is closed. Raises what `ModelPool.hold` raises."""
+        if self.models is None:
+            return self
+        root = self.root or self
+        return self.models.view_of(root, await self.models.hold(name, held))
+
+    def for_model(self, engine: ServedEngine, name: str) -> Backend:
+        """That of another model of the same server."""
+        of_requests: dict[str, Any] = {"streams": RequestIndex(), "ended": EndedRequests(), "embeddings": RequestIndex()}
+        return replace(self, engine=engine, served_names=(name,), root=self, **of_requests)
+
+    @property
+    def every(self) -> list[Backend]:
+        """Those of all models that are loaded, this one first."""
+        others = [] if self.models is None else [one.backend for one in self.models if one.backend is not None and one.engine is not None]
+        return [self, *(other for other in others if other is not self)]
 
     @property
     def model_names(self) -> tuple[str, ...]:
@@ -280,7 +302,8 @@ class Backend:
     @property
     def listed_names(self) -> list[str]:
         """All that clients may ask for as a model, each once: `model_names`, then the adapters."""
-        return list(dict.fromkeys([*self.model_names, *(adapter.name for adapter in self.engine.adapters)]))
+        others = () if self.models is None or self.root is not None else self.models.others
+        return list(dict.fromkeys([*self.model_names, *(adapter.name for adapter in self.engine.adapters), *others]))
 
     @property
     def model_info(self) -> ModelInfo:
@@ -301,11 +324,19 @@ class Backend:
             if name in ("", *names):
                 return self._named(asked), None
         if name not in known:
-            message = f"model {clip(name)!r} is not served here; there is {', '.join(map(repr, names))}"
+            others = () if self.models is None else self.models.others
+            there = ", ".join(map(repr, dict.fromkeys((*(self.root or self).model_names, *others))))
+            message = f"model {clip(name)!r} is not served here; there is {there}"
             raise ServiceError("MODEL_NOT_FOUND", message, resource=("model", name))
         if adapter not in (None, name):
             raise InvalidRequestError.of("adapter", f"{adapter!r} is not the adapter that is asked for as the model, {name!r}")
         return self._named(names[0]), name
+
+    def info_of(self, name: str) -> ModelInfo | None:
+        """What is known of one of `listed_names`. None: it was never loaded."""
+        if self.models is not None and name not in self.model_names and name in self.models.others:
+            return self.models.others[name].info
+        return self.model_info
 
     def _named(self, name: str) -> ModelInfo:
         info = self.engine.model_info
@@ -314,8 +345,10 @@ class Backend:
     def find(self, request_id: str, caller: Caller) -> RequestInfo | None:
         """The state of a request; None if there is none of that id, or it is another caller's. Raises what `ServedEngine.request_info`
         raises."""
-        streams = self.streams.find(request_id, caller)
-        if streams:
+        for backend in self.every[1:]:
+            if streams := backend.streams.find(request_id, caller):
+                return streams[0].info()
+        if streams := self.streams.find(request_id, caller):
             return streams[0].info()
         if embeddings := self.embeddings.find(request_id, caller):
             return self.engine.request_info(embeddings[0])
@@ -344,6 +377,11 @@ class Backend:
     async def cancel(self, request_id: str, caller: Caller) -> bool:
         """End the caller's request of that id, those of others too where the caller is an administrator. Returns when their pages are
         free: whether any was in flight."""
+        if self.root is None and len(every := self.every) > 1:
+            return any([await backend._cancel(request_id, caller) for backend in every])
+        return await self._cancel(request_id, caller)
+
+    async def _cancel(self, request_id: str, caller: Caller) -> bool:
         streams, embeddings = self.streams.find(request_id, caller), self.embeddings.find(request_id, caller)
         if not streams and not embeddings and caller.sees_all:
             return await self.engine.cancel(request_id)
@@ -381,7 +419,8 @@ MAX_LOGGED = 256
 class Core:
     """Serves `engine` by no door of its own. Must be made, used and closed in one event loop."""
 
-    def __init__(self, engine: ServedEngine, config: ServerConfig) -> None:
+    def __init__(self, engine: ServedEngine, config: ServerConfig, models: ModelPool | None = None) -> None:
+        """`models`: where there are several, of which `engine` has the first."""
         self.engine = engine
         self.config = config
         self.serving = False  # what health says
@@ -395,12 +434,21 @@ class Core:
         urls = ImageUrls(config.image_urls)
         limit = config.max_message_bytes
         self.backend = Backend(
-            engine, self.admission, self.observers, limit, image_urls=urls, served_names=names, aliases=config.model_aliases
+            engine, self.admission, self.observers, limit, image_urls=urls, served_names=names, aliases=config.model_aliases, models=models
         )
         self.texts = ServedTexts(engine, urls)
         self.decoding = Decoding(config.max_decoding_bytes, config.max_decoding_bytes_per_caller)
         self.metrics: CollectorRegistry | None = None  # to be read in other threads; None until a door shows them
         self._logged: set[str] = set()
+
+    async def of_model(self, name: str, held: ExitStack) -> Core:
+        """The same for the model `name`, which stays loaded until `held` is closed. Raises what `ModelPool.hold` raises."""
+        backend = await self.backend.of_model(name, held)
+        if backend is self.backend:
+            return self
+        view = copy(self)
+        view.engine, view.backend, view.texts = backend.engine, backend, ServedTexts(backend.engine, backend.image_urls)
+        return view
 
     def log_ignored(self, ignored: Mapping[str, str]) -> None:
         """What a request asked for and did not get, and why. Each is logged once, of the first `MAX_LOGGED`."""

@@ -148,16 +148,19 @@ class Generation:
 async def count_prompt_tokens(backend: Backend, request: GenerationRequest) -> int:
     """How many tokens the chat of `request` has as a prompt. Raises what `prepare_chat` raises, and `ServiceError`."""
     assert request.chat is not None
-    backend.require_model(request.model)
-    messages = cast(Sequence[Mapping[str, Any]], request.prompt)
-    messages = await backend.image_urls.resolved(messages)
-    return len((await prepare_chat(backend.engine, messages, request.params, request.options, request.chat)).prompt)
+    with ExitStack() as held:
+        backend = await backend.of_model(request.model, held)
+        backend.require_model(request.model)
+        messages = cast(Sequence[Mapping[str, Any]], request.prompt)
+        messages = await backend.image_urls.resolved(messages)
+        return len((await prepare_chat(backend.engine, messages, request.params, request.options, request.chat)).prompt)
 
 
 async def submit(backend: Backend, request: GenerationRequest, deadline: float | None = None) -> Generation:
     """Submit `request`, whose call ends at `deadline`, on time.monotonic. Raises what `AsyncEngine.stream` and `prepare_chat` raise, and
     `ServiceError`."""
     with ExitStack() as held:
+        backend = await backend.of_model(request.model, held)
         held.enter_context(backend.admission.enter_generation(len(request.options.live_sequences(request.params.n))))
         engine, caller, start = backend.engine, current_caller(), time.monotonic()
         prompt, params, options, prepared = request.prompt, request.params, request.options, None
@@ -251,6 +254,13 @@ async def embed_all(
     """
     if not 1 <= len(inputs) <= MAX_INPUTS:
         raise InvalidRequestError.of("inputs", f"{len(inputs)} inputs are not 1 to {MAX_INPUTS}")
+    with ExitStack() as held:
+        return await _embed_all(await backend.of_model(model, held), model, inputs, fields, deadline)
+
+
+async def _embed_all(
+    backend: Backend, model: str, inputs: Sequence[tuple[Prompt, RequestOptions]], fields: EmbeddingFields, deadline: float | None
+) -> tuple[str, list[Embedding]]:
     engine, caller, call = backend.engine, current_caller(), CURRENT_CALL.get()
     info, adapter = backend.require_model(model)
     limits = engine.engine_info

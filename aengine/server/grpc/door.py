@@ -169,7 +169,7 @@ class GrpcFrontend:
         add_GenerationServiceServicer_to_server(GenerationServicer(backend, resumables, self._batches), server)
         add_ModelServiceServicer_to_server(ModelServicer(backend), server)
         add_EmbeddingServiceServicer_to_server(EmbeddingServicer(backend), server)
-        add_TokenizerServiceServicer_to_server(TokenizerServicer(backend, core.texts), server)
+        add_TokenizerServiceServicer_to_server(TokenizerServicer(core), server)
         add_EngineServiceServicer_to_server(EngineServicer(backend), server)
         add_AdminServiceServicer_to_server(AdminServicer(engine, core.admission, request_drain, config.weights_roots), server)
         self._health = HealthServicer(("", *SERVICES))

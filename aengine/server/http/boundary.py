@@ -13,7 +13,7 @@ import asyncio
 import json
 import re
 from collections.abc import Awaitable, Callable, Iterator, Mapping, MutableMapping
-from contextlib import aclosing, contextmanager
+from contextlib import ExitStack, aclosing, contextmanager
 from copy import copy
 from dataclasses import dataclass
 from typing import Any
@@ -146,7 +146,8 @@ class HttpApp:
         connection.on_lost = call.task.cancel
         with self._life.hold(call):
             try:
-                await self._serve(scope, num_bytes, found, route, exchange)
+                with exchange.held:
+                    await self._serve(scope, num_bytes, found, route, exchange)
             finally:
                 connection.on_lost = None
                 exchange.stop_beat()
@@ -192,10 +193,12 @@ class HttpApp:
     async def _serve_kept(self, route: Route, exchange: HttpExchange, path: str, retain: float) -> None:
         """Serve a request whose stream of events, if there is one, can be read again: it goes on without its reader, so long."""
         kept, begun, failed = copy(exchange), asyncio.Event(), list[Exception]()
+        kept.held = ExitStack()
 
         async def write(resumable: Resumable) -> None:
             try:
-                await self._write_kept(route, kept, path, resumable, begun)
+                with kept.held:
+                    await self._write_kept(route, kept, path, resumable, begun)
             except Exception as error:
                 failed.append(error)
                 raise
@@ -288,7 +291,8 @@ class HttpApp:
         exchange = HttpExchange({}, receive, send or drop, call, lengths, *shared, lambda status: None)
         exchange.rest = rest
         try:
-            yield exchange
+            with exchange.held:
+                yield exchange
         finally:
             call.answered()
 

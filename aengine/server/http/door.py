@@ -13,6 +13,7 @@ import ssl
 import sys
 import time
 from collections.abc import Awaitable, Callable
+from contextlib import suppress
 from functools import partial
 from typing import Any, cast
 
@@ -20,20 +21,24 @@ import uvicorn
 from starlette.middleware.cors import CORSMiddleware
 from uvicorn.server import ServerState
 
+from aengine.api.errors import AEngineError
 from aengine.server.config.options import ServerConfig
 from aengine.server.core.auth import CertificateFiles
 from aengine.server.core.core import BindError, Core, address_of
+from aengine.server.core.decoding import UNCOUNTED_BYTES
 from aengine.server.core.resume import ResumableStreams
 from aengine.server.http import anthropic, chat_completions, completions, models, ollama, responses
 from aengine.server.http import models as texts
 from aengine.server.http.batches import FilesAndBatches
-from aengine.server.http.boundary import HttpApp, Route, read_stream
+from aengine.server.http.bodies import parse
+from aengine.server.http.boundary import Handler, HttpApp, Route, read_stream
 from aengine.server.http.connection import IDLE_SECONDS, Connection, ConnectionCounts
 from aengine.server.http.http_errors import ANTHROPIC
 from aengine.server.http.http_exchange import HttpExchange
 from aengine.server.http.models import ChatPage
 
-TABLE: tuple[tuple[str, str, Callable[[Core, HttpExchange], Awaitable[None]]], ...] = (
+CoreHandler = Callable[[Core, HttpExchange], Awaitable[None]]
+TABLE: tuple[tuple[str, str, CoreHandler], ...] = (
     ("POST", "/v1/chat/completions", chat_completions.chat_completions),
     ("POST", "/v1/completions", completions.completions),
     ("POST", "/v1/responses/input_tokens", responses.input_tokens),
@@ -66,10 +71,15 @@ OLLAMA_TABLE = (
 
 def routes(core: Core, resumables: ResumableStreams, stored: responses.StoredResponses, files: FilesAndBatches) -> list[Route]:
     """All routes of the HTTP door, which serve `core`."""
-    found = [Route(verb, path, partial(handler, core), is_polled=path in POLLED) for verb, path, handler in TABLE]
-    found += [Route(verb, path, partial(handler, core), errors=ANTHROPIC) for verb, path, handler in ANTHROPIC_TABLE]
-    found += [Route(verb, path, partial(handler, core), errors=ollama.ERRORS) for verb, path, handler in OLLAMA_TABLE]
-    found.append(Route("POST", "/v1/responses", partial(responses.responses, core, stored)))
+    has_several = core.backend.models is not None
+
+    def bound(verb: str, handler: CoreHandler) -> Handler:
+        return partial(_of_model, core, handler) if has_several and verb == "POST" else partial(handler, core)
+
+    found = [Route(verb, path, bound(verb, handler), is_polled=path in POLLED) for verb, path, handler in TABLE]
+    found += [Route(verb, path, bound(verb, handler), errors=ANTHROPIC) for verb, path, handler in ANTHROPIC_TABLE]
+    found += [Route(verb, path, bound(verb, handler), errors=ollama.ERRORS) for verb, path, handler in OLLAMA_TABLE]
+    found.append(Route("POST", "/v1/responses", bound("POST", partial(responses.responses, stored))))
     for verb, handler in (("GET", stored.retrieve), ("POST", stored.cancel), ("DELETE", stored.delete)):
         found.append(Route(verb, "/v1/responses/{response}", handler))
     found += [Route("POST", "/v1/files", files.upload), Route("GET", "/v1/files", files.list_files)]
@@ -83,6 +93,15 @@ def routes(core: Core, resumables: ResumableStreams, stored: responses.StoredRes
         found.append(Route("GET", "/", page, is_public=True))
         found.append(Route("GET", "/static/{file}", page, is_public=True, is_polled=True))
     return found
+
+
+async def _of_model(core: Core, handler: CoreHandler, exchange: HttpExchange) -> None:
+    """Have `handler` serve a request with the model that its body names."""
+    body, name = await exchange.read_ahead(), ""
+    with suppress(AEngineError):  # what is wrong with it the handler says
+        found = parse(body) if len(body) <= UNCOUNTED_BYTES else await exchange.decoding.run(parse, body)
+        name = found.get("model", "")
+    await handler(await core.of_model(name if isinstance(name, str) else "", exchange.held), exchange)
 
 
 def server_context(config: ServerConfig) -> ssl.SSLContext:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, MutableMapping
+from contextlib import ExitStack
 from email.utils import formatdate
 from typing import Any, cast
 
@@ -54,7 +55,9 @@ class HttpExchange:
         self.call = call
         self.headers = headers  # values by name, in lower case
         self.rest = ""  # the end of the path, where the route has a variable
-        self.body = b""  # where the events are kept
+        self.body = b""  # where the events are kept, or it was read ahead
+        self.is_held = False
+        self.held = ExitStack()  # closed when the call ends
         self.connection = cast(Connection, scope.get("connection"))  # none where the request is one of this process
         self.answered = False  # whether a part of the response was sent
         self.ended = False
@@ -77,11 +80,18 @@ class HttpExchange:
     async def read(self) -> bytes:
         """Read the body. Raises `HttpError` as soon as it shows that it is too large (413), in a coding (415, 501) or no HTTP (400), and
         `ServiceError` (SENDER_STALLED) when it comes too slowly."""
+        if self.is_held:
+            return self.body
         parts = [part async for part in self.parts()]
         body = b"".join(parts)
         if self.keep is not None:
             self.body = body
         return body
+
+    async def read_ahead(self) -> bytes:
+        """The body, which `read` then gives again."""
+        self.body, self.is_held = await self.read(), True
+        return self.body
 
     async def parts(self, most_bytes: int = 0) -> AsyncGenerator[bytes, None]:
         """Read the body, which is not held here. `most_bytes`: of one that is not held in memory. Raises what `read` raises."""

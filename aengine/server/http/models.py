@@ -55,30 +55,33 @@ async def models(core: Core, exchange: HttpExchange) -> None:
 
 
 async def model(core: Core, exchange: HttpExchange) -> None:
-    core.backend.require_model(exchange.rest)
+    if exchange.rest not in core.backend.listed_names:
+        core.backend.require_model(exchange.rest)
     await exchange.respond_json(_model(core, exchange.rest))
 
 
 def _model(core: Core, name: str) -> dict[str, Any]:
-    info, names = core.engine.model_info, core.backend.model_names
+    names, info = core.backend.model_names, core.backend.info_of(name)
+    is_adapter = name in [adapter.name for adapter in core.engine.adapters]
+    length = None if info is None else info.max_model_len
     return {
         "id": name,
         "object": "model",
         "created": _STARTED,
         "owned_by": "aengine",
-        "root": names[0],
-        "parent": None if name in names else names[0],
+        "root": names[0] if is_adapter or name in names else name,
+        "parent": names[0] if is_adapter and name not in names else None,
         # Ours.
-        "max_model_len": info.max_model_len,
-        "chat_template": info.chat_template,
-        "max_images": info.max_images,
+        "max_model_len": length,
+        "chat_template": None if info is None else info.chat_template,
+        "max_images": None if info is None else info.max_images,
         # Anthropic's.
         "type": "model",
         "display_name": name,
         "created_at": datetime.fromtimestamp(_STARTED, timezone.utc).isoformat(),
         "lifecycle": "active",
-        "max_input_tokens": info.max_model_len,
-        "max_tokens": info.max_model_len,
+        "max_input_tokens": length,
+        "max_tokens": length,
     }
 
 

@@ -23,7 +23,7 @@ from aengine.api.request import RequestOptions
 from aengine.api.stream import TokenStream
 from aengine.chat.preparation import GenerationRequest
 from aengine.chat.text_source import CallEnded, ContentDelta, MessageBuilder, ReasoningDelta
-from aengine.server.core.core import Core
+from aengine.server.core.core import Backend, Core
 from aengine.server.core.errors import ServiceError
 from aengine.server.core.generation import embed_all, submit
 from aengine.server.http import chat_completions, completions
@@ -320,16 +320,19 @@ async def _embed(core: Core, exchange: HttpExchange, name: str) -> None:
 
 async def tags(core: Core, exchange: HttpExchange) -> None:
     """`/api/tags`: respond with the model under each of its names, and its adapters."""
-    described = [{**_described(core, name), "modified_at": _written(_STARTED)} for name in core.backend.listed_names]
+    described = [{**_described(core.backend, name), "modified_at": _written(_STARTED)} for name in core.backend.listed_names]
     await exchange.respond_json({"models": described})
 
 
 async def running(core: Core, exchange: HttpExchange) -> None:
-    """`/api/ps`: respond with the models that are loaded, which are all of them."""
-    info = core.backend.model_info
-    ours = {"expires_at": "9999-12-31T23:59:59Z", "context_length": info.max_model_len}
-    size = _described(core, info.name)["size"] if info.device.startswith("cuda") else 0
-    await exchange.respond_json({"models": [{**_described(core, info.name), **ours, "size_vram": size}]})
+    """`/api/ps`: respond with the models that are loaded."""
+    found = []
+    for backend in core.backend.every:
+        info = backend.model_info
+        ours = {"expires_at": "9999-12-31T23:59:59Z", "context_length": info.max_model_len}
+        described = _described(backend, info.name)
+        found.append({**described, **ours, "size_vram": described["size"] if info.device.startswith("cuda") else 0})
+    await exchange.respond_json({"models": found})
 
 
 async def show(core: Core, exchange: HttpExchange) -> None:
@@ -381,8 +384,9 @@ def _model_name(core: Core, name: str) -> str:
     return name
 
 
-def _described(core: Core, name: str) -> dict[str, Any]:
-    info = core.backend.model_info
+def _described(backend: Backend, name: str) -> dict[str, Any]:
+    if (info := backend.info_of(name)) is None:
+        return {"name": name, "model": name, "size": 0, "digest": sha256(name.encode()).hexdigest(), "details": {}}
     size = info.num_parameters * (4 if info.dtype == "float32" else 2)
     digest = sha256(f"{name} {info.architecture} {info.num_parameters}".encode()).hexdigest()
     return {"name": name, "model": name, "size": size, "digest": digest, "details": _details(info)}

@@ -297,7 +297,7 @@ async def _send_events(exchange: HttpExchange, job: Background, number: int) -> 
     await exchange.end_events()
 
 
-async def responses(core: Core, stored: StoredResponses, exchange: HttpExchange) -> None:
+async def responses(stored: StoredResponses, core: Core, exchange: HttpExchange) -> None:
     check = FieldChecks()
     given = await read_generation(exchange, check)
     body = given.not_taken()
@@ -343,9 +343,10 @@ class ResponseWriter:
     """Writes the output of one generation."""
 
     def __init__(self, core: Core, asked: ResponseAsked, generation: Generation, created_at: int | None = None) -> None:
-        params, defaults = asked.request.params, core.engine.model_info.generation_defaults
+        params, engine = asked.request.params, generation.backend.engine
+        defaults = engine.model_info.generation_defaults
         self.generation = generation
-        self._texts = None if params.logprobs is None else TokenTexts(core.engine)
+        self._texts = None if params.logprobs is None else TokenTexts(engine)
         self.reader = OutputReader(generation, self._texts)
         self._blocks = ContentBlocks(with_tokens=self._texts is not None)
         self._shapes = asked.shapes

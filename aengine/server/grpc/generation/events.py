@@ -11,6 +11,7 @@ import asyncio
 import time
 from collections import Counter, defaultdict
 from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from types import TracebackType
 
@@ -112,11 +113,13 @@ class MessageGeneration:
 
 async def submit_message(backend: Backend, message: MessageRequest, deadline: float | None = None) -> MessageGeneration:
     """Submit what `message` asks for; its call ends at `deadline`, on time.monotonic. Raises what `submit` raises, located."""
-    request, policy = await read_request(message, backend.engine)
-    try:
-        return MessageGeneration(await submit(backend, request, deadline), message.spec, policy)
-    except FieldError as error:
-        raise located(error, message.spec) from error
+    with ExitStack() as held:
+        backend = await backend.of_model(message.spec.model, held)
+        request, policy = await read_request(message, backend.engine)
+        try:
+            return MessageGeneration(await submit(backend, request, deadline), message.spec, policy)
+        except FieldError as error:
+            raise located(error, message.spec) from error
 
 
 def _check_size(num_bytes: int, max_bytes: int) -> None:

@@ -14,6 +14,7 @@ import asyncio
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Iterable
 from contextlib import AsyncExitStack, aclosing
+from dataclasses import replace
 from types import ModuleType
 from typing import Any
 
@@ -36,6 +37,7 @@ from aengine.api.outputs import CachedPages, EngineStats, ReplicaState
 from aengine.server.core.calls_in_flight import current_caller
 from aengine.server.core.core import Backend
 from aengine.server.core.errors import ServiceError, clip
+from aengine.server.core.model_pool import PooledModel
 from aengine.v1 import engine_service_pb2 as messages
 from aengine.v1 import model_service_pb2
 from aengine.v1.engine_service_pb2_grpc import EngineServiceServicer
@@ -60,7 +62,10 @@ class ModelServicer(ModelServiceServicer):
         self._backend = backend
 
     async def GetModel(self, request: model_service_pb2.GetModelRequest, context: ServicerContext) -> model_service_pb2.GetModelResponse:
-        response = model_service_pb2.GetModelResponse()
+        response, models = model_service_pb2.GetModelResponse(), self._backend.models
+        if models is not None and (model := models.find(request.model)).choice is not None:
+            _write_pooled(model, response.model)
+            return response
         write_model(self._backend.require_model(request.model)[0], self._backend.engine.adapters, response.model)
         return response
 
@@ -70,7 +75,17 @@ class ModelServicer(ModelServiceServicer):
         response = model_service_pb2.ListModelsResponse()
         for name in self._backend.model_names:
             write_model(self._backend.require_model(name)[0], self._backend.engine.adapters, response.models.add())
+        for model in () if self._backend.models is None else self._backend.models.others.values():
+            _write_pooled(model, response.models.add())
         return response
+
+
+def _write_pooled(model: PooledModel, message: model_service_pb2.Model) -> None:
+    """One of several models: all that is known of it, which before it was first loaded is its name."""
+    if model.info is not None:
+        adapters = model.engine.adapters if model.engine is not None and model.engine.healthy else ()
+        write_model(replace(model.info, name=model.name), adapters, message)
+    message.name = model.name
 
 
 class EngineServicer(EngineServiceServicer):

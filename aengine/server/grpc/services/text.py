@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from contextlib import ExitStack
 from dataclasses import replace
 from functools import partial
 
@@ -14,7 +15,7 @@ from aengine.api.engine import EmbeddingFields
 from aengine.api.errors import InvalidRequestError
 from aengine.api.fields import FieldChecks
 from aengine.api.request import NamedImage, Prompt, RequestOptions
-from aengine.server.core.core import MAX_TEXT_BYTES, Backend, ServedTexts, check_size
+from aengine.server.core.core import MAX_TEXT_BYTES, Backend, Core, check_size
 from aengine.server.core.generation import MAX_INPUTS, embed_all, of_input
 from aengine.v1 import embedding_service_pb2 as embeddings_v1
 from aengine.v1 import tokenizer_service_pb2 as tokenizer_v1
@@ -87,54 +88,68 @@ _CHAT_PATHS = {"prompt": "chat", **{name: f"chat.{theirs}" for name, theirs in C
 
 
 class TokenizerServicer(TokenizerServiceServicer):
-    """Serves the tokenizer of the backend's engine, with which `texts` works."""
+    """Serves the tokenizers of the models of `core`."""
 
-    def __init__(self, backend: Backend, texts: ServedTexts) -> None:
-        self._backend = backend
-        self._texts = texts
+    def __init__(self, core: Core) -> None:
+        self._core = core
 
     async def Tokenize(self, request: tokenizer_v1.TokenizeRequest, context: ServicerContext) -> tokenizer_v1.TokenizeResponse:
-        self._backend.require_model(request.model)
-        with_special = request.add_special_tokens if request.HasField("add_special_tokens") else True
-        if request.count_only and request.with_pieces:
-            raise InvalidRequestError.of("with_pieces", "cannot be combined with count_only, which answers with the number alone")
-        if request.with_pieces and request.literals:
-            raise InvalidRequestError.of("literals", "cannot be combined with with_pieces")
-        if request.with_pieces:
-            tokens = await self._texts.locate(request.text, add_special_tokens=with_special)
-            return tokenizer_v1.TokenizeResponse(
-                num_tokens=len(tokens.ids), token_ids=tokens.ids, pieces=tokens.pieces, start_offsets=tokens.starts, end_offsets=tokens.ends
-            )
-        ids = await self._texts.tokenize(
-            request.text, add_special_tokens=with_special, literals=[(place.start, place.end) for place in request.literals]
-        )
-        return tokenizer_v1.TokenizeResponse(num_tokens=len(ids), token_ids=() if request.count_only else ids)
+        with ExitStack() as held:
+            return await _tokenize(await self._core.of_model(request.model, held), request)
 
     async def Detokenize(self, request: tokenizer_v1.DetokenizeRequest, context: ServicerContext) -> tokenizer_v1.DetokenizeResponse:
-        self._backend.require_model(request.model)
-        skip_special = request.skip_special_tokens if request.HasField("skip_special_tokens") else True
-        ids = request.token_ids
-        response = tokenizer_v1.DetokenizeResponse(text=await self._texts.detokenize(ids, skip_special_tokens=skip_special))
-        if request.with_token_bytes:
-            known = await self._backend.engine.token_bytes(set(ids))
-            response.token_bytes.extend([known[token_id] for token_id in ids])
-        return response
+        with ExitStack() as held:
+            return await _detokenize(await self._core.of_model(request.model, held), request)
 
     async def RenderChat(self, request: tokenizer_v1.RenderChatRequest, context: ServicerContext) -> tokenizer_v1.RenderChatResponse:
-        self._backend.require_model(request.model)
-        check = FieldChecks()
-        if not request.chat.messages:
-            check.add_violation("chat.messages", "must not be empty")
-        check_size("chat", request.chat.ByteSize() - sum(image.ByteSize() for image in images_in(request.chat)), MAX_TEXT_BYTES)
-        conversation = read_chat(request.chat, "chat", check)
-        fields = read_chat_fields(request.chat, "chat", check)
-        check.finish(InvalidRequestError)
-        if request.HasField("add_generation_prompt"):
-            fields["add_generation_prompt"] = request.add_generation_prompt
-        try:
-            text, token_ids = await self._texts.render(conversation, fields)
-        except InvalidRequestError as error:
-            raise error.moved(lambda field: _CHAT_PATHS.get(field, field)) from error
-        literals = [tokenizer_v1.TextSpan(start=start, end=end) for start, end in text.literals]
-        images = [tokenizer_v1.ImageNames(token_id=one.token_id, names=one.names) for one in text.images if isinstance(one, NamedImage)]
-        return tokenizer_v1.RenderChatResponse(text=text.text, token_ids=token_ids, literals=literals, images=images)
+        with ExitStack() as held:
+            return await _renderchat(await self._core.of_model(request.model, held), request)
+
+
+async def _tokenize(core: Core, request: tokenizer_v1.TokenizeRequest) -> tokenizer_v1.TokenizeResponse:
+    core.backend.require_model(request.model)
+    with_special = request.add_special_tokens if request.HasField("add_special_tokens") else True
+    if request.count_only and request.with_pieces:
+        raise InvalidRequestError.of("with_pieces", "cannot be combined with count_only, which answers with the number alone")
+    if request.with_pieces and request.literals:
+        raise InvalidRequestError.of("literals", "cannot be combined with with_pieces")
+    if request.with_pieces:
+        tokens = await core.texts.locate(request.text, add_special_tokens=with_special)
+        return tokenizer_v1.TokenizeResponse(
+            num_tokens=len(tokens.ids), token_ids=tokens.ids, pieces=tokens.pieces, start_offsets=tokens.starts, end_offsets=tokens.ends
+        )
+    ids = await core.texts.tokenize(
+        request.text, add_special_tokens=with_special, literals=[(place.start, place.end) for place in request.literals]
+    )
+    return tokenizer_v1.TokenizeResponse(num_tokens=len(ids), token_ids=() if request.count_only else ids)
+
+
+async def _detokenize(core: Core, request: tokenizer_v1.DetokenizeRequest) -> tokenizer_v1.DetokenizeResponse:
+    core.backend.require_model(request.model)
+    skip_special = request.skip_special_tokens if request.HasField("skip_special_tokens") else True
+    ids = request.token_ids
+    response = tokenizer_v1.DetokenizeResponse(text=await core.texts.detokenize(ids, skip_special_tokens=skip_special))
+    if request.with_token_bytes:
+        known = await core.backend.engine.token_bytes(set(ids))
+        response.token_bytes.extend([known[token_id] for token_id in ids])
+    return response
+
+
+async def _renderchat(core: Core, request: tokenizer_v1.RenderChatRequest) -> tokenizer_v1.RenderChatResponse:
+    core.backend.require_model(request.model)
+    check = FieldChecks()
+    if not request.chat.messages:
+        check.add_violation("chat.messages", "must not be empty")
+    check_size("chat", request.chat.ByteSize() - sum(image.ByteSize() for image in images_in(request.chat)), MAX_TEXT_BYTES)
+    conversation = read_chat(request.chat, "chat", check)
+    fields = read_chat_fields(request.chat, "chat", check)
+    check.finish(InvalidRequestError)
+    if request.HasField("add_generation_prompt"):
+        fields["add_generation_prompt"] = request.add_generation_prompt
+    try:
+        text, token_ids = await core.texts.render(conversation, fields)
+    except InvalidRequestError as error:
+        raise error.moved(lambda field: _CHAT_PATHS.get(field, field)) from error
+    literals = [tokenizer_v1.TextSpan(start=start, end=end) for start, end in text.literals]
+    images = [tokenizer_v1.ImageNames(token_id=one.token_id, names=one.names) for one in text.images if isinstance(one, NamedImage)]
+    return tokenizer_v1.RenderChatResponse(text=text.text, token_ids=token_ids, literals=literals, images=images)
