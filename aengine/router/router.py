@@ -43,7 +43,7 @@ from aengine.router.discovery import AddressSource, discover
 from aengine.router.fleet import Fleet, FleetInfo
 from aengine.router.in_flight import RequestsInFlight
 from aengine.router.processes import run_replicas
-from aengine.router.ray.replicas import ray_replicas
+from aengine.router.ray_replicas import ray_replicas
 from aengine.router.routed_request import RoutedRequest
 from aengine.router.router_config import RayConfig, RouterConfig
 

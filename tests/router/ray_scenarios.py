@@ -17,7 +17,7 @@ from ray_cluster import RayCluster
 from aengine import AsyncEngine, Completion, EngineConfig, Router, SamplingParams
 from aengine.api.outputs import ReplicaState
 from aengine.client import AsyncClient
-from aengine.router.ray.replicas import ray_replicas
+from aengine.router.ray_replicas import ray_replicas
 from aengine.router.router_config import RayConfig
 
 TOKEN = "a-token-for-tests"

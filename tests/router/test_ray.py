@@ -20,7 +20,7 @@ from slow_cases import BY_HAND
 
 from aengine.api.config import EngineConfig
 from aengine.api.errors import ConfigError
-from aengine.router.ray.placement import RayPlacement
+from aengine.router.ray_placement import RayPlacement
 from aengine.router.router_config import RayConfig
 
 pytest.importorskip("ray", reason="needs ray")
@@ -141,7 +141,7 @@ def test_ray_is_imported_when_it_is_needed_and_missed_in_one_sentence() -> None:
     run_fresh("""
         import asyncio, sys
         from aengine import ConfigError, EngineConfig
-        from aengine.router.ray.replicas import ray_replicas
+        from aengine.router.ray_replicas import ray_replicas
         from aengine.router.router_config import RayConfig
         assert "ray" not in sys.modules
         sys.modules["ray"] = None

@@ -55,10 +55,11 @@ def test_the_model_is_an_argument_or_a_flag(capsys: pytest.CaptureFixture[str]) 
     for flags in (["x/y"], ["--model", "x/y"], ["--port", "0", "x/y"], ["x/y", "--port", "0"]):
         assert main(["--check", *flags]) == 0
         assert '\nmodel = "x/y"  # --model\n' in capsys.readouterr().out
-    with pytest.raises(SystemExit) as caught:
-        main(["x/y", "--model", "demo"])
-    assert caught.value.code == 2
-    assert "error: the model is given twice: as x/y and with --model demo\n" in capsys.readouterr().err
+    for flags in (["x/y", "--model", "demo"], ["--model", "x/y", "--model", "demo"], ["x/y", "--models", "demo"]):
+        assert main(["--check", *flags]) == 0
+        shown = capsys.readouterr().out
+        assert '\nmodel = "x/y"  # --model\n' in shown
+        assert '\nmodels = {"demo" = ""}  # --models\n' in shown
     with pytest.raises(SystemExit):
         main(["x/y", "demo"])
     assert "error: unrecognized argument demo\n" in capsys.readouterr().err

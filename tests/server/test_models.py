@@ -22,10 +22,14 @@ from aengine.server.config.options import ModelChoice
 from aengine.server.config.settings import SettingsError, read_settings
 from aengine.server.core.errors import ServiceError
 from aengine.server.core.model_pool import ModelPool
+from aengine.server.http import door
 from aengine.v1.embedding_service_pb2 import EmbedRequest
+from aengine.v1.embedding_service_pb2_grpc import EmbeddingServiceStub
 from aengine.v1.generation_service_pb2 import BatchGenerateRequest, CancelRequestsRequest, GenerateRequest, GetRequestRequest
 from aengine.v1.model_service_pb2 import GetModelRequest, ListModelsRequest
+from aengine.v1.model_service_pb2_grpc import ModelServiceStub
 from aengine.v1.tokenizer_service_pb2 import TokenizeRequest
+from aengine.v1.tokenizer_service_pb2_grpc import TokenizerServiceStub
 
 pytestmark = pytest.mark.anyio
 
@@ -79,10 +83,10 @@ async def test_each_name_has_its_model_over_both_doors() -> None:
         assert (await serve.generation.Generate(GenerateRequest(spec=spec))).model == "c"
         batch = serve.generation.BatchGenerate(BatchGenerateRequest(requests=[GenerateRequest(spec=spec)], batch_id="b"))
         assert [one.response.model async for one in batch] == ["c"]
-        assert (await serve.embedding.Embed(EmbedRequest(model="b", inputs=[spec.prompt]))).model == "b"
-        assert (await serve.tokenizer.Tokenize(TokenizeRequest(model="c", text="Once"))).num_tokens
-        assert [one.name for one in (await serve.model.ListModels(ListModelsRequest())).models] == ["demo", "b", "c"]
-        assert (await serve.model.GetModel(GetModelRequest(model="b"))).model.max_model_len == 2048
+        assert (await EmbeddingServiceStub(serve.channel).Embed(EmbedRequest(model="b", inputs=[spec.prompt]))).model == "b"
+        assert (await TokenizerServiceStub(serve.channel).Tokenize(TokenizeRequest(model="c", text="Once"))).num_tokens
+        assert [one.name for one in (await ModelServiceStub(serve.channel).ListModels(ListModelsRequest())).models] == ["demo", "b", "c"]
+        assert (await ModelServiceStub(serve.channel).GetModel(GetModelRequest(model="b"))).model.max_model_len == 2048
         assert serve.server.in_flight == 0
         assert [model.users for model in pool] == [0, 0, 0]
 
@@ -115,6 +119,18 @@ async def test_many_that_ask_for_a_cold_model_load_it_once(monkeypatch: pytest.M
         asked = [client.post("/v1/chat/completions", json=body("b")) for _ in range(8)]
         assert [one.status_code for one in await asyncio.gather(*asked)] == [200] * 8
         assert loaded == ["b"]
+
+
+async def test_a_stream_whose_model_is_loaded_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(door, "PROGRESS_SECONDS", 0.001)
+    async with several(choice("b"), choice("broken", "/none")) as (_, _, client):
+        told = (await client.post("/v1/chat/completions", json=body("b", stream=True))).text.split("\n\n")
+        assert told[0] == ": loading the model"
+        assert told[-2] == "data: [DONE]"
+        again = (await client.post("/v1/chat/completions", json=body("b", stream=True))).text
+        assert again.startswith("data: {")
+        failed = (await client.post("/v1/messages", json={**body("broken", stream=True), "seed": 1})).text
+        assert '"message":"model \'broken\' cannot be loaded' in failed
 
 
 async def test_a_client_that_leaves_while_its_model_loads_holds_nothing() -> None:
@@ -204,7 +220,7 @@ async def test_random_requests_stay_within_the_memory() -> None:
     names = [f"m{index}" for index in range(9)]
     async with several(*map(choice, names), models_memory=room, models_keep_alive=0.5) as (serve, pool, client):
         async with AsyncEngine("demo", kv_cache_memory=KV) as engine:
-            right = {seed: (await engine.chat(body("")["messages"], SamplingParams(max_tokens=6, seed=seed))).text for seed in range(5)}
+            right = {seed: (await engine.generate(body("")["messages"], SamplingParams(max_tokens=6, seed=seed))).text for seed in range(5)}
         most = 0
 
         async def ask() -> None:

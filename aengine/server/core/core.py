@@ -289,7 +289,7 @@ class Backend:
 
     @property
     def every(self) -> list[Backend]:
-        """Those of all models that are loaded, this one first."""
+        """The backends of all models that are loaded, this one first."""
         others = [] if self.models is None else [one.backend for one in self.models if one.backend is not None and one.engine is not None]
         return [self, *(other for other in others if other is not self)]
 
@@ -442,7 +442,7 @@ class Core:
         self._logged: set[str] = set()
 
     async def of_model(self, name: str, held: ExitStack) -> Core:
-        """The same for the model `name`, which stays loaded until `held` is closed. Raises what `ModelPool.hold` raises."""
+        """What serves the model `name` as this serves the first; it stays loaded until `held` is closed. Raises what `ModelPool.hold` raises."""
         backend = await self.backend.of_model(name, held)
         if backend is self.backend:
             return self

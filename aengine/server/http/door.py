@@ -96,12 +96,22 @@ def routes(core: Core, resumables: ResumableStreams, stored: responses.StoredRes
 
 
 async def _of_model(core: Core, handler: CoreHandler, exchange: HttpExchange) -> None:
-    """Have `handler` serve a request with the model that its body names."""
-    body, name = await exchange.read_ahead(), ""
+    """Have `handler` serve a request with the model that its body names. A stream whose model is still loaded then says so in comments."""
+    body, found = await exchange.read_ahead(), dict[str, Any]()
     with suppress(AEngineError):  # what is wrong with it the handler says
         found = parse(body) if len(body) <= UNCOUNTED_BYTES else await exchange.decoding.run(parse, body)
-        name = found.get("model", "")
-    await handler(await core.of_model(name if isinstance(name, str) else "", exchange.held), exchange)
+    name = found.get("model")
+    loading = asyncio.ensure_future(core.of_model(name if isinstance(name, str) else "", exchange.held))
+    try:
+        while not (await asyncio.wait((loading,), timeout=PROGRESS_SECONDS))[0]:
+            if found.get("stream") is True and exchange.keep is None and not exchange.call.method.startswith("POST /api/"):
+                await exchange.begin_events()
+                await exchange.send(b": loading the model\n\n")
+    finally:
+        if not loading.done():
+            loading.cancel()
+            await asyncio.wait((loading,))
+    await handler(loading.result(), exchange)
 
 
 def server_context(config: ServerConfig) -> ssl.SSLContext:
@@ -133,6 +143,8 @@ BACKLOG = 2048
 UNSENT_BYTES = 64 * 1024
 """Most bytes of a connection that wait in the kernel to be sent: what a client does not take is to be left in the engine."""
 CHECK_SECONDS = 5.0
+PROGRESS_SECONDS = 1.0
+"""Between two signs of life of a stream whose model is loaded."""
 CLOSE_SECONDS = 0.5
 """How long the last bytes of connections may take to be sent."""
 METHODS = ("GET", "POST", "DELETE")

@@ -151,6 +151,8 @@ class HttpExchange:
         if self.keep is not None:
             await self.keep(b"")
             return
+        if self.answered:  # while its model was loaded
+            return
         await self._start(200, [(b"content-type", content_type), (b"cache-control", b"no-cache"), (b"x-accel-buffering", b"no")])
         if content_type == EVENTS:
             self._beat = asyncio.get_running_loop().call_later(BEAT_SECONDS, self._on_beat)

@@ -18,7 +18,7 @@ from aengine.api.errors import AEngineError, ConfigError, ModelLoadError
 from aengine.api.outputs import EngineStats
 from aengine.client.client import AsyncClient
 from aengine.client.link import Backoff
-from aengine.router.ray.placement import PlacedReplica, RayPlacement, ReplicaEndedError, connected_to_ray
+from aengine.router.ray_placement import PlacedReplica, RayPlacement, ReplicaEndedError, connected_to_ray
 from aengine.router.router_config import RayConfig, Scale, next_scale
 
 logger = logging.getLogger("aengine.router")

@@ -1,1 +1,0 @@
-"""Replicas as actors of a Ray cluster."""
