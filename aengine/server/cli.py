@@ -144,7 +144,7 @@ def _toml(value: object) -> str:
     if value is None:
         return '"none"'
     if isinstance(value, Mapping):
-        return "{" + ", ".join(f"{json.dumps(name)} = {number}" for name, number in value.items()) + "}"
+        return "{" + ", ".join(f"{json.dumps(name)} = {_toml(one)}" for name, one in value.items()) + "}"
     return json.dumps(value, ensure_ascii=False)
 
 

@@ -442,7 +442,7 @@ class Core:
         self._logged: set[str] = set()
 
     async def of_model(self, name: str, held: ExitStack) -> Core:
-        """What serves the model `name` as this serves the first; it stays loaded until `held` is closed. Raises what `ModelPool.hold` raises."""
+        """What serves the model `name`, which stays loaded until `held` is closed. Raises what `ModelPool.hold` raises."""
         backend = await self.backend.of_model(name, held)
         if backend is self.backend:
             return self
