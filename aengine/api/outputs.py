@@ -473,6 +473,8 @@ class ModelInfo:
     hidden_size: int = 0  # of its hidden states, and so of embeddings
     pooling: str = "last"  # of embeddings that ask for none; other than last and mean: what the checkpoint says, which is not supported
     max_images: int = 0  # of a chat; 0: the model takes text alone
+    encoder: bool = False  # whether every token sees all of the prompt, of which a step computes the whole
+    labels: tuple[str, ...] = ()  # that it gives scores of, if it classifies texts
     output_head: bool = True  # whether the checkpoint has one; without it the model only makes embeddings
 
     def describe(self) -> str:

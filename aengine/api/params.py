@@ -136,8 +136,9 @@ class EmbeddingParams:
     """How an embedding is made of the hidden states of a prompt, behind the model's last norm. Raises `InvalidRequestError` naming every
     field that is out of range."""
 
-    pooling: Annotated[str | None, one_of("last", "mean")] = None
-    """last: the hidden state of the last token. mean: the mean of those of all tokens. Default: what the checkpoint says, else last."""
+    pooling: Annotated[str | None, one_of("last", "mean", "cls", "label")] = None
+    """last: the hidden state of the last token. mean: the mean of those of all tokens. cls: that of the first. label: in place of hidden
+    states the scores of the labels of a model that classifies. Default: what the checkpoint says, else last, or cls for an encoder."""
     normalize: bool = True
     """Whether its length is made 1."""
     dimensions: Annotated[int | None, Range(1, MAX_INT32)] = None

@@ -152,7 +152,7 @@ class AsyncEngine(ServedEngine):
         violations: list[FieldViolation] = []
         params = read_embedding(self.model_info, violations, **wanted)
         state = registry.open(prompt, NO_OUTPUT, options, fields, violations, params.pooling)
-        return embedding_of(state, params, (await read_to_end(TokenStream(state))).finish_reason)
+        return embedding_of(state, params, (await read_to_end(TokenStream(state))).finish_reason, len(self.model_info.labels))
 
     async def violations(self, prompt: Prompt, params: SamplingParams) -> list[FieldViolation]:
         registry = self._check_serving().registry

@@ -101,7 +101,7 @@ def load_model(
         with nullcontext() if "torch" in sys.modules else paused_collection():
             # Imported here, because it imports torch, which importing the engine should not do.
             from aengine.images.encoder import find_image_input, make_encoder
-            from aengine.models.choice import default_pooling, implementation_of, parameter_counts
+            from aengine.models.choice import default_pooling, implementation_of, is_encoder, labels_of, parameter_counts
             from aengine.runner.runner import ModelRunner
 
         def check_all() -> None:
@@ -148,8 +148,10 @@ def load_model(
         call_format="" if chat_format is None else chat_format.calls,
         reasoning_format="" if chat_format is None else chat_format.reasoning,
         hidden_size=runner.spec.hidden_size,
-        pooling=default_pooling(model_dir),
+        pooling=default_pooling(model_dir, runner.spec),
         output_head=runner.has_output_head,
+        encoder=is_encoder(runner.spec),
+        labels=labels_of(runner.spec),
         max_images=0 if encoder is None else config.max_images,
         layer_groups=tuple(LayerGroup(count, window) for window, count in Counter(runner.spec.windows).items()),
     )
@@ -201,7 +203,7 @@ def drafter_of(config: EngineConfig, loaded: LoadedModel) -> Drafter | None:
     return ngram if model is None else BestOfBoth(ngram, model)
 
 
-def scheduler_config(config: EngineConfig, runner: Runner) -> SchedulerConfig:
+def scheduler_config(config: EngineConfig, runner: Runner, info: ModelInfo) -> SchedulerConfig:
     """The limits of the runner, and what the configuration says of scheduling."""
     return SchedulerConfig(
         max_num_seqs=runner.max_num_seqs,
@@ -214,7 +216,8 @@ def scheduler_config(config: EngineConfig, runner: Runner) -> SchedulerConfig:
         state_interval=runner.state_interval,
         max_in_flight=runner.max_in_flight,
         max_adapters=runner.max_adapters or None,
-        enable_prefix_cache=config.enable_prefix_cache,
+        enable_prefix_cache=config.enable_prefix_cache and not info.encoder,
+        whole_prompts=info.encoder,
         max_drafts=config.max_drafts,
         has_draft_model=runner.draft_source is not None,
         has_draft_head=runner.draft_source in (DraftSource.HEAD, DraftSource.MTP),

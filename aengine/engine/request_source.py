@@ -410,14 +410,16 @@ def read_embedding(model: ModelInfo, violations: list[FieldViolation], **fields:
         violations.extend(error.violations)
         return EmbeddingParams(pooling="last")
     pooling = params.pooling or model.pooling
-    if pooling not in ("last", "mean"):
+    if pooling not in ("last", "mean", "cls", "label"):
         violations.append(FieldViolation("pooling", f"that of the checkpoint is {pooling}, which is not supported; choose last or mean"))
+    if pooling == "label" and not model.labels:
+        violations.append(FieldViolation("pooling", "label is for models that classify, and this one has no labels"))
     if params.dimensions is not None and params.dimensions > model.hidden_size:
         violations.append(FieldViolation("dimensions", f"{params.dimensions} is not in [1, {model.hidden_size}]"))
     return replace(params, pooling="last" if violations else pooling)
 
 
-def embedding_of(state: StreamState, params: EmbeddingParams, reason: FinishReason | None) -> Embedding:
+def embedding_of(state: StreamState, params: EmbeddingParams, reason: FinishReason | None, num_labels: int) -> Embedding:
     """Make the embedding of a request that has ended for `reason`. Raises `RequestEndedError` if it has not come to its end, and
     `NothingToChooseError` for states that are not finite."""
     values = state.pooled
@@ -426,6 +428,8 @@ def embedding_of(state: StreamState, params: EmbeddingParams, reason: FinishReas
         raise RequestEndedError(f"request {state.request_id!r} has no embedding: {why}")
     if not np.isfinite(values).all():
         raise NothingToChooseError.of("model", "its hidden states of the input are not finite numbers, so there is no embedding")
+    if params.pooling == "label":
+        return Embedding(values[:num_labels].astype(np.float32), state.prompt_tokens, state.cached_prompt_tokens)
     values = (values / float(state.prompt_tokens) if params.pooling == "mean" else values)[: params.dimensions]
     if params.normalize:
         values = values / max(float(np.linalg.norm(values)), _LEAST_NORM)

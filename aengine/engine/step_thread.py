@@ -449,7 +449,7 @@ class StepLoop:
             self._abandon = loaded.runner.abandon
             with ExitStack() as stack:
                 stack.push(partial(_close, loaded.runner))
-                scheduler = Scheduler(scheduler_config(self._config, loaded.runner), drafter=drafter_of(self._config, loaded))
+                scheduler = Scheduler(scheduler_config(self._config, loaded.runner, loaded.info), drafter=drafter_of(self._config, loaded))
                 tiers = tiers_of(self._config, loaded.runner)
                 driver = StepDriver(scheduler, loaded.runner, self._mailbox, self.stats, self._notify, loaded.facts, tiers)
                 stack.callback(driver.close)

@@ -16,14 +16,14 @@ from aengine.models.fallback import FallbackSpec
 from aengine.models.families import FAMILIES
 from aengine.models.gguf.gguf_file import is_gguf
 from aengine.models.loading.weights import open_weights
-from aengine.models.model_files import read_json, refuse_config
+from aengine.models.model_files import CLASSIFIER, architecture_of, read_json, refuse_config
 from aengine.models.named_weights import num_active_parameters, num_parameters
 from aengine.models.quantization.quantization_config import load_quantization
 from aengine.models.spec import ModelSpec
 
 _log = logging.getLogger("aengine")
 AnySpec = ModelSpec | FallbackSpec
-_KNOWN_POOLINGS = {"lasttoken": "last", "mean_tokens": "mean"}
+_KNOWN_POOLINGS = {"lasttoken": "last", "mean_tokens": "mean", "cls_token": "cls"}
 _WITHOUT_EFFECT = ("Transformer", "Normalize")  # to normalize or not is said by requests
 
 
@@ -35,7 +35,12 @@ def find_spec(model_dir: pathlib.Path, model_impl: str, max_model_len: int | Non
     reason = "asked for"
     if not is_gguf(model_dir):
         refuse_config(read_json(model_dir / "config.json"))
-    if model_impl != "transformers":
+    classifies = not is_gguf(model_dir) and architecture_of(read_json(model_dir / "config.json")).endswith(CLASSIFIER)
+    if classifies and model_impl == "native":
+        raise ModelLoadError(f"{model_dir} classifies texts, which the native implementation does not; choose auto or transformers")
+    if classifies:
+        reason = "it classifies texts"
+    elif model_impl != "transformers":
         try:
             spec = load_spec(model_dir, max_model_len)
             if spec.draft_head is not None:
@@ -66,6 +71,16 @@ def implementation_of(spec: AnySpec) -> str:
     return "native" if isinstance(spec, ModelSpec) else "transformers"
 
 
+def is_encoder(spec: AnySpec) -> bool:
+    """Whether every token sees all tokens of its prompt, and there is no next one."""
+    return isinstance(spec, FallbackSpec) and spec.encodes
+
+
+def labels_of(spec: AnySpec) -> tuple[str, ...]:
+    """What a model gives scores of; empty for one that does not classify."""
+    return spec.labels if isinstance(spec, FallbackSpec) else ()
+
+
 def quantization_of(config: EngineConfig, model_dir: pathlib.Path) -> str:
     """Return `ModelInfo.quantization`, from the checkpoint's config.json and the engine's configuration. Raises ModelLoadError."""
     quantization = None if config.load_format == "dummy" else load_quantization(model_dir)
@@ -92,13 +107,13 @@ def has_output_head(spec: ModelSpec, model_dir: pathlib.Path, load_format: str) 
     return any(name.startswith(f"{head}.") for name in open_weights(spec, model_dir, load_format).tensors)
 
 
-def default_pooling(model_dir: pathlib.Path) -> str:
-    """last, which it is for a checkpoint that says nothing, or mean; or a word for something else, such as cls_token, or Dense for a module
-    of that name."""
+def default_pooling(model_dir: pathlib.Path, spec: AnySpec) -> str:
+    """last, which it is for a checkpoint that says nothing, or cls where that is an encoder's, or mean; or a word for something else, such
+    as max_tokens, or Dense for a module of that name."""
     try:
         modules = json.loads((model_dir / "modules.json").read_text(encoding="utf-8"))
     except OSError:
-        return "last"
+        return "cls" if is_encoder(spec) else "last"
     except ValueError:
         return "unknown"
     pooling = "last"

@@ -20,12 +20,10 @@ _MISTRAL = f"the format of Mistral's own library: {_CONVERTED}, or convert it wi
 _EITHER = f"the format of Meta or Mistral: {_CONVERTED}"
 _MLX = "the format of MLX: take the checkpoint that it was converted from, or one quantised as GPTQ, AWQ, FP8 or GGUF"
 _HEADS = {
-    "SequenceClassification": "gives scores of whole texts",
     "TokenClassification": "gives labels of tokens",
     "QuestionAnswering": "finds answers in a given text",
     "MultipleChoice": "chooses one of several given answers",
     "NextSentencePrediction": "tells whether one sentence follows another",
-    "MaskedLM": "fills in masked words",
     "ImageClassification": "gives labels of images",
     "AudioClassification": "gives labels of recordings",
 }
@@ -33,28 +31,34 @@ _HEAD = re.compile(rf"\w+For({'|'.join(_HEADS)})")
 _ENCODERS = frozenset(
     [
         *("albert", "bert", "camembert", "convbert", "data2vec-text", "deberta", "deberta-v2", "distilbert", "electra", "ernie", "esm"),
-        *("eurobert", "flaubert", "ibert", "layoutlm", "longformer", "luke", "megatron-bert", "mobilebert", "modernbert", "mpnet"),
-        *("new", "nomic_bert", "nystromformer", "rembert", "roberta", "roberta-prelayernorm", "roformer", "squeezebert", "xlm-roberta"),
-        *("xlm-roberta-xl", "xmod"),
+        *("eurobert", "flaubert", "gte", "ibert", "jina_embeddings_v3", "layoutlm", "longformer", "luke", "megatron-bert", "mobilebert"),
+        *("modernbert", "mpnet", "nomic_bert", "nystromformer", "rembert", "roberta", "roberta-prelayernorm", "roformer", "squeezebert"),
+        *("xlm-roberta", "xlm-roberta-xl", "xmod"),
     ]
 )
+CLASSIFIER = "ForSequenceClassification"
+"""The end of the architecture of a model that gives scores of whole texts."""
+
+
+def architecture_of(config: Mapping[str, Any]) -> str:
+    """The class that a config.json names; empty if there is none."""
+    names = config.get("architectures")
+    return names[0] if isinstance(names, list) and names and isinstance(names[0], str) else ""
+
+
+def is_encoder(model_type: str, architecture: str, is_decoder: bool) -> bool:
+    """Whether a model gives vectors, and no next token."""
+    return model_type in _ENCODERS and not is_decoder and not architecture.endswith(("ForCausalLM", "LMHeadModel"))
 
 
 def refuse_config(config: Mapping[str, Any]) -> None:
     """Raises ModelLoadError for the config.json of a model that generates no text, or of a checkpoint that MLX wrote."""
-    names = config.get("architectures")
-    name = names[0] if isinstance(names, list) and names and isinstance(names[0], str) else ""
+    name = architecture_of(config)
     head = _HEAD.fullmatch(name)
     if head is not None:
         raise ModelLoadError(
             f"{name} is a model that {_HEADS[head[1]]} and generates none: take a ...ForCausalLM checkpoint, or run this one with a"
             " pipeline of transformers"
-        )
-    model_type = config.get("model_type")
-    if isinstance(model_type, str) and model_type in _ENCODERS and "LM" not in name and not config.get("is_decoder"):
-        raise ModelLoadError(
-            f"{name or model_type} is an encoder, which gives vectors and no next token: run it with sentence-transformers, or take a"
-            " decoder (...ForCausalLM) that embeddings can be made with"
         )
     described = config.get("quantization") or config.get("quantization_config")
     if isinstance(described, dict) and {"group_size", "bits"} <= described.keys() and "quant_method" not in described:

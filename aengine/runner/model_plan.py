@@ -14,7 +14,7 @@ import torch
 
 from aengine.api.config import EngineConfig
 from aengine.api.errors import ConfigError, ModelLoadError
-from aengine.models.choice import AnySpec, find_spec, has_output_head, parameter_counts, quantization_of
+from aengine.models.choice import AnySpec, find_spec, has_output_head, is_encoder, labels_of, parameter_counts, quantization_of
 from aengine.models.config.model_config import load_generation
 from aengine.models.loading.checkpoint import WeightsDigest, checkpoint_dtype
 from aengine.models.loading.weights import grouped
@@ -65,7 +65,9 @@ def plan_model(
     """Parameters are those of `ModelRunner`. Raises ModelLoadError, or ConfigError for what this model or device cannot do."""
     on_cpu = device.type == "cpu"
     spec = find_spec(model_dir, config.model_impl, config.max_model_len)
-    has_head = not isinstance(spec, ModelSpec) or has_output_head(spec, model_dir, config.load_format)
+    has_head = not is_encoder(spec) and not labels_of(spec)
+    if isinstance(spec, ModelSpec):
+        has_head = has_output_head(spec, model_dir, config.load_format)
     if isinstance(spec, ModelSpec) and not has_head:
         spec = replace(spec, tied_head=True)
     check_replicas(spec, config.expert_parallel_size)
@@ -100,6 +102,12 @@ def plan_model(
         ranks=ranks,
         replicas=replicas,
     )
+    if is_encoder(spec):  # a prompt is computed in one step
+        most = setup.max_num_batched_tokens
+        if config.max_model_len is not None and config.max_model_len > most:
+            reason = f"{config.max_model_len} is more than max_num_batched_tokens, {most}: a step has the whole prompt of an encoder"
+            raise ConfigError.of("max_model_len", reason)
+        setup = replace(setup, max_model_len=min(setup.max_model_len, most))
     setup = with_draft_model(setup)
     if replicas is None:  # each of these holds other experts; its files tell what it is a part of
         setup = replace(setup, digest=WeightsDigest())

@@ -35,10 +35,15 @@ class DevicePooled:
         return tuple(PooledStates(row, start, states) for (row, start), states in zip(self.rows, self.states.numpy(), strict=True))
 
 
+Classify = Callable[[Tensor], Tensor]
+
+
 class Pooler:
-    def __init__(self, device: torch.device, factor: float = 1.0) -> None:
-        """`factor`: that the hidden states are given with."""
+    def __init__(self, device: torch.device, factor: float = 1.0, classify: Classify | None = None, label_pooling: str = "") -> None:
+        """`factor`: that the hidden states are given with. `classify`: the scores of the labels [k, labels] of states that are pooled by
+        `label_pooling`."""
         self._device = device
+        self._classify, self._label_pooling = classify, label_pooling
         self._factor = factor
         self._wanted: dict[int, tuple[str, int]] = {}  # row -> its pooling, the length of its prompt
 
@@ -51,24 +56,38 @@ class Pooler:
 
     def pool(self, rows: NDArray[np.int32], layout: StepLayout, hidden: Tensor) -> DevicePooled | None:
         """The pooled states of the step's chunks of prompts, from `hidden` [T, hidden_size]: with pooling mean the sum over a chunk, with
-        last that of the prompt's last token. None if no row asks for any."""
-        found, indices, counts = [], [], []
+        last that of the prompt's last token, with cls that of its first one; with label the scores of the labels, before the hidden state
+        that they are made of. None if no row asks for any."""
+        found: list[tuple[int, int]] = []
+        indices, counts, classified = [], [], []
         for i in range(layout.num_decodes, len(rows)):
             pooling, prompt_len = self._wanted.get(int(rows[i]), ("", 0))
             first, end = int(layout.qo_indptr[i]), int(layout.qo_indptr[i + 1])
+            start = int(layout.seq_lens[i]) - (end - first)
+            is_label, pooling = pooling == "label", self._label_pooling if pooling == "label" else pooling
             if pooling == "last" and layout.seq_lens[i] == prompt_len:
                 first = end - 1
+            elif pooling == "cls" and start == 0:
+                end = first + 1
             elif pooling != "mean":
                 continue
-            found.append((int(rows[i]), int(layout.seq_lens[i]) - (end - int(layout.qo_indptr[i]))))
+            if is_label:
+                classified.append(len(found))
+            found.append((int(rows[i]), start))
             indices.append(np.arange(first, end, dtype=np.int32))
             counts.append(end - first)
         if not found:
             return None
         states = hidden.index_select(0, to_device(np.concatenate(indices), self._device)).double()
         # Sums of doubles, in which those of float32 are exact but for what no float32 shows: where a chunk ends does not show either.
-        sums = [one.sum(0) for one in torch.split(states, counts)]
-        return DevicePooled(tuple(found), torch.stack(sums).div_(self._factor))
+        pooled = torch.stack([one.sum(0) for one in torch.split(states, counts)]).div_(self._factor)
+        if classified and self._classify is not None:
+            scale = [counts[i] if self._label_pooling == "mean" else 1 for i in classified]
+            chosen = pooled[classified] / torch.tensor(scale, dtype=pooled.dtype, device=pooled.device)[:, None]
+            scores = self._classify(chosen)
+            pooled = torch.nn.functional.pad(pooled, (0, max(0, scores.shape[1] - pooled.shape[1])))
+            pooled[classified, : scores.shape[1]] = scores.to(pooled.device)
+        return DevicePooled(tuple(found), pooled)
 
 
 _BLOCK_ELEMENTS = 1 << 24  # logits at a time: 64 MiB in float32
@@ -118,10 +137,18 @@ class PromptScores:
 
 
 class PromptScorer:
-    def __init__(self, vocab_size: int, device: torch.device, hidden_factor: float = 1.0, sums: LogSums = log_sums) -> None:
-        """`hidden_factor`: that hidden states are given with. `sums`: as of `token_logprobs`."""
+    def __init__(
+        self,
+        vocab_size: int,
+        device: torch.device,
+        hidden_factor: float = 1.0,
+        sums: LogSums = log_sums,
+        classify: Classify | None = None,
+        label_pooling: str = "",
+    ) -> None:
+        """`hidden_factor`: that hidden states are given with. `sums`: as of `token_logprobs`. The last two are as of `Pooler`."""
         self._sums = sums
-        self._pooler = Pooler(device, hidden_factor)
+        self._pooler = Pooler(device, hidden_factor, classify, label_pooling)
         self._vocab_size = vocab_size
         self._device = device
         self._prompts: dict[int, tuple[NDArray[np.int32], int, int]] = {}  # row -> its prompt, how many alternatives, from which token on

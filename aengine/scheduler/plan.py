@@ -69,7 +69,7 @@ class RowParams:
     logprobs: int | None = None  # most likely alternatives to report with every token; None: report nothing
     prompt_logprobs: int | None = None
     prompt_logprobs_from: int = 0  # position of the first token of which they are told
-    pooling: str | None = None  # of the hidden states of the prompt: last or mean; None: none are asked for
+    pooling: str | None = None  # of the hidden states of the prompt: last, mean, cls or label; None: none are asked for
     grammar: object | None = None  # a compiled grammar, opaque to everyone but the sampler
     grammar_from: int = 0  # output tokens that it does not limit
     processors: tuple[LogitsProcessor, ...] = ()
@@ -99,7 +99,7 @@ class RowParams:
     def most_cached(self) -> int | None:
         """How many tokens of the prompt may be found in a cache, since something of those behind them is asked for, which KV does not
         have; None: all but the last."""
-        if self.pooling == "mean":
+        if self.pooling in ("mean", "cls"):
             return 0
         return None if self.prompt_logprobs is None else max(self.prompt_logprobs_from - 1, 0)
 

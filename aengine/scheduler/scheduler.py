@@ -362,7 +362,7 @@ class Scheduler:
         rows, row = self._rows, sequence.row
         start = int(rows.num_computed[row])
         missing = int(rows.num_tokens[row]) - start
-        images, length = sequence.request.images, min(missing, budget)
+        images, length = sequence.request.images, min(missing, 0 if self._config.whole_prompts and missing > budget else budget)
         if images is None:
             length = self._kv_cache.extend(row, start, length)
         elif length := images.chunk(start, length):

@@ -29,6 +29,7 @@ class SchedulerConfig:
     state_pages: int = 0  # of a recurrent state; 0: the model has none
     state_interval: int = 0  # every so many tokens of a prompt its state is kept, a multiple of page_size; 0: none is for that reason
     enable_prefix_cache: bool = True
+    whole_prompts: bool = False  # a step has the whole of a prompt, or nothing of it
     max_in_flight: int = 1  # steps of different rows; with 1 a step may be planned ahead that has the rows of the one in flight
     max_drafts: int = 0  # of a sequence in a step
     max_adapters: int | None = None  # >= 1, different ones that sequences with rows have; None: any number

@@ -45,6 +45,10 @@ class FallbackSpec:
     dtype: str | None
     eos_token_ids: tuple[int, ...]
     unused: tuple[str, ...] = ()  # names of models inside the model that text does not enter
+    encodes: bool = False  # every token sees all tokens of the prompt, which is computed in one step; nothing is kept of it
+    encoder_layers: tuple[str, ...] = ()  # the modules that call attention; `attention` is then a layer of some size
+    labels: tuple[str, ...] = ()  # of a model that classifies texts
+    label_pooling: str = "last"  # which hidden state the scores of the labels are made of, as of `EmbeddingParams`
     is_part: bool = False  # the text part of a model, whose checkpoint has it under other names, beside tensors that are not looked at
 
     @property

@@ -32,6 +32,7 @@ class StepSlot:
     """The attention of the step that runs now; one for each model."""
 
     step: AttentionStep | None = None
+    spans: tuple[tuple[int, int], ...] = ()  # of an encoder: where the tokens of each row begin and end
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,6 +51,23 @@ class _Layer:
         return step.attend(self.index, query.contiguous(), sinks)[None]
 
 
+@dataclass(frozen=True, slots=True)
+class _WholeLayer:
+    """The same of an encoder, whose tokens see all tokens of their row, those behind them too. Nothing is kept of them."""
+
+    slot: StepSlot
+
+    def attend(self, query: Tensor, key: Tensor, value: Tensor, scale: float | None, window: int | None) -> Tensor:
+        """[1, heads, T, width] each -> [1, T, heads, width]. `window`: tokens nearer than this see each other."""
+        found = []
+        for begin, end in self.slot.spans:
+            places = torch.arange(end - begin, device=query.device)
+            mask = None if window is None or end - begin <= window else (places[:, None] - places).abs() < window
+            q, k, v = (one[:, :, begin:end] for one in (query, key, value))
+            found.append(nn.functional.scaled_dot_product_attention(q, k, v, mask, scale=scale, enable_gqa=q.shape[1] != k.shape[1]))
+        return torch.cat(found, 2).transpose(1, 2)
+
+
 def register() -> None:
     """Enters our functions into the tables of transformers."""
     AttentionInterface.register(OURS, _attend)
@@ -57,20 +75,20 @@ def register() -> None:
     AttentionMaskInterface.register(PROBE, _probe_mask)
 
 
-def place(model: nn.Module, names: Iterable[str], slot: StepSlot) -> None:
-    """Prepares the modules of these names for `OURS`; layers are numbered in their order."""
+def place(model: nn.Module, names: Iterable[str], slot: StepSlot, *, encodes: bool = False) -> None:
+    """Prepares the modules of these names for `OURS`; layers are numbered in their order. `encodes`: they are those of an encoder."""
     for index, name in enumerate(names):
-        setattr(model.get_submodule(name), _ATTRIBUTE, _Layer(slot, index))
+        setattr(model.get_submodule(name), _ATTRIBUTE, _WholeLayer(slot) if encodes else _Layer(slot, index))
 
 
 @contextmanager
-def recording(model: nn.Module) -> Iterator[dict[str, LayerCall]]:
+def recording(model: nn.Module, *, encodes: bool = False) -> Iterator[dict[str, LayerCall]]:
     """While open, forward passes of `model` with `PROBE` write what each module calls attention with, in the order of the calls, by its
     name. They raise ModelLoadError for a call that our attention does not compute."""
     calls: dict[str, LayerCall] = {}
     modules = dict(model.named_modules())
     for name, module in modules.items():
-        setattr(module, _ATTRIBUTE, (name, calls))
+        setattr(module, _ATTRIBUTE, (name, calls, encodes))
     try:
         yield calls
     finally:
@@ -81,7 +99,9 @@ def recording(model: nn.Module) -> Iterator[dict[str, LayerCall]]:
 def _attend(
     module: nn.Module, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor | None, **options: Any
 ) -> tuple[Tensor, None]:
-    layer: _Layer = getattr(module, _ATTRIBUTE)
+    layer: _Layer | _WholeLayer = getattr(module, _ATTRIBUTE)
+    if isinstance(layer, _WholeLayer):
+        return layer.attend(query, key, value, options.get("scaling"), options.get("sliding_window")), None
     return layer.attend(query, key, value, options.get("s_aux")), None
 
 
@@ -94,7 +114,7 @@ def _record(
     scaling: float | None = None,
     **options: Any,
 ) -> tuple[Tensor, None]:
-    name, calls = getattr(module, _ATTRIBUTE)
+    name, calls, encodes = getattr(module, _ATTRIBUTE)
 
     def refuse(why: str) -> ModelLoadError:
         return ModelLoadError(f"{name} ({type(module).__name__}) {why}, which the transformers implementation does not support here")
@@ -103,6 +123,11 @@ def _record(
         raise refuse("computes attention more than once in a forward pass")
     if getattr(module, "is_cross_attention", False) or key.shape[2] != query.shape[2]:
         raise refuse("attends to tokens other than those of the sequence itself (cross-attention)")
+    if encodes:
+        if getattr(module, "is_causal", False) and options.get("is_causal") is not False:
+            raise refuse("computes causal attention in an encoder")
+        calls[name] = LayerCall(name, 1, 1, query.shape[-1], value.shape[-1], Scoring(scale=1.0))
+        return query.new_zeros((1, query.shape[2], query.shape[1], value.shape[-1])), None
     if options.get("is_causal") is False or (attention_mask is None and not getattr(module, "is_causal", True)):
         raise refuse("computes attention that is not causal")
     extra = [key for key, given in options.items() if key not in _IGNORED and isinstance(given, Tensor)]

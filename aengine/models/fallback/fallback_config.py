@@ -10,6 +10,7 @@ calls attention. Of a model that takes images or audio as well, it also shows wh
 
 from __future__ import annotations
 
+import inspect
 import pathlib
 import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
@@ -20,10 +21,19 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, MODEL_FOR_MULTIMODAL_LM_MAPPING, AutoConfig, PreTrainedConfig, PreTrainedModel
+from transformers import (
+    MODEL_FOR_CAUSAL_LM_MAPPING,
+    MODEL_FOR_MULTIMODAL_LM_MAPPING,
+    MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING,
+    MODEL_MAPPING,
+    AutoConfig,
+    PreTrainedConfig,
+    PreTrainedModel,
+)
 from transformers.pytorch_utils import Conv1D
 
 from aengine.api.errors import ModelLoadError, one_line
+from aengine.kernels.paged_cache import Scoring
 from aengine.models.config.reader import MOST_POSITIONS, read_token_ids
 from aengine.models.fallback import FallbackSpec, LayerCall
 from aengine.models.fallback.attention import PROBE, recording, register
@@ -31,7 +41,7 @@ from aengine.models.families.family import Transform
 from aengine.models.loading.checkpoint import StoredTensor
 from aengine.models.loading.hub import described_problems
 from aengine.models.loading.stored_parts import StoredPart, stored_parts
-from aengine.models.model_files import read_json
+from aengine.models.model_files import CLASSIFIER, architecture_of, is_encoder, read_json
 from aengine.models.named_weights import NamedWeight, Part
 from aengine.models.quantization.quantization_config import Quantization, read_quantization
 from aengine.models.quantization.scheme import Stored
@@ -82,6 +92,9 @@ _COUNT = re.compile(r"(num|n)_\w*(layers?|blocks?|experts)|(en|de)coder_layers|d
 _MOST_MODULES = 4096
 """Most layers, or experts, that a config may ask for: transformers makes modules for each."""
 _MAPPINGS: tuple[Any, ...] = (MODEL_FOR_MULTIMODAL_LM_MAPPING, MODEL_FOR_CAUSAL_LM_MAPPING)
+_CLASSIFIES = "aengine_classifies"  # attributes of a config, which say what is made of it
+_ENCODES = "aengine_encodes"
+_TOKEN_WIDTH = 64  # of the KV heads of one layer: what a token of an encoder takes in the pool, which has to have some size
 _ATTENTION_TYPES = frozenset({"full_attention", "sliding_attention", "attention"})
 
 
@@ -94,9 +107,18 @@ def read_fallback(model_dir: pathlib.Path) -> FallbackSpec:
         if "auto_map" in read_json(model_dir / "config.json"):
             raise ModelLoadError("the model needs code of its own (auto_map in config.json), which is never run") from error
         raise ModelLoadError(f"transformers does not know the model that config.json describes: {_said(error)}") from error
+    architecture = architecture_of(read_json(model_dir / "config.json"))
+    if is_encoder(config.model_type, architecture, bool(getattr(config, "is_decoder", False))):
+        setattr(config, _ENCODES, True)
+    if architecture.endswith(CLASSIFIER):
+        if type(config) not in MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING:
+            raise ModelLoadError(f"transformers has no {architecture}")
+        setattr(config, _CLASSIFIES, True)
     try:
         return probe(config)
     except ModelLoadError:
+        if getattr(config, _CLASSIFIES, False) or getattr(config, _ENCODES, False):
+            raise
         part = text_config(config)
         if part is config or config.is_encoder_decoder or type(part) not in MODEL_FOR_CAUSAL_LM_MAPPING:
             raise
@@ -135,9 +157,10 @@ def probe(config: Any) -> FallbackSpec:
         if isinstance(error, KeyError) and error.args == (PROBE,):
             raise ModelLoadError(f"{config.model_type} {_NO_INTERFACE}") from None
         raise ModelLoadError(f"transformers cannot build a {config.model_type} as its config.json says: {_said(error)}") from error
+    encodes, classifies = getattr(config, _ENCODES, False), getattr(config, _CLASSIFIES, False)
     calls, entered = _probe_calls(model.eval(), config)
-    head = model.get_output_embeddings()
-    if head is None or len(head.weight) != text.vocab_size:
+    head = model.get_input_embeddings() if encodes or classifies else model.get_output_embeddings()
+    if head is None or len(head.weight) < text.vocab_size or (not encodes and not classifies and len(head.weight) != text.vocab_size):
         count = 0 if head is None else len(head.weight)
         raise ModelLoadError(f"{config.model_type} has {count} logits for a vocabulary of {text.vocab_size} tokens")
     unused = _unused(model, {*entered, *calls})
@@ -152,10 +175,16 @@ def probe(config: Any) -> FallbackSpec:
         architecture=type(model).__name__,
         vocab_size=text.vocab_size,
         hidden_size=head.weight.shape[1],
-        max_position_embeddings=_context(text),
+        max_position_embeddings=_context(text) - (-1 if (padding := padding_of(model)) is None else padding) - 1
+        if encodes
+        else _context(text),
         num_parameters=total,
         num_active_parameters=total - experts + round(experts * _active_experts(text)),
-        attention=tuple(calls.values()),
+        attention=(LayerCall("", 1, 1, _TOKEN_WIDTH, _TOKEN_WIDTH, Scoring(scale=1.0)),) if encodes else tuple(calls.values()),
+        encodes=encodes,
+        encoder_layers=tuple(calls) if encodes else (),
+        labels=tuple(str(config.id2label[index]) for index in range(config.num_labels)) if classifies else (),
+        label_pooling=(getattr(config, "classifier_pooling", None) or "cls") if encodes else "last",
         dtype=None if dtype is None else str(dtype).removeprefix("torch."),
         eos_token_ids=read_token_ids(eos, "eos_token_id"),
         unused=unused,
@@ -171,7 +200,11 @@ def text_config(config: Any) -> Any:
 
 
 def generation_class(config: Any) -> Any:
-    """The class of transformers that generates text; None if there is none."""
+    """The class of transformers that generates text, or that makes of it what the config is read for; None if there is none."""
+    if getattr(config, _CLASSIFIES, False):
+        return MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING[type(config)]
+    if getattr(config, _ENCODES, False):
+        return MODEL_MAPPING.get(type(config), None)
     return next((mapping[type(config)] for mapping in _MAPPINGS if type(config) in mapping), None)
 
 
@@ -190,7 +223,7 @@ def leave_out(model: nn.Module, names: Collection[str]) -> None:
 def base_model(model: Any) -> nn.Module:
     """The model without its head. Raises ModelLoadError."""
     base: nn.Module = model.base_model
-    if base is model:
+    if base is model and not getattr(model.config, _ENCODES, False):
         raise ModelLoadError(f"{type(model).__name__} has no base model apart from its head, which the transformers implementation needs")
     return base
 
@@ -223,7 +256,7 @@ def _probe_calls(model: Any, config: Any) -> tuple[dict[str, LayerCall], set[str
     if getattr(model, "_is_stateful", False):
         raise ModelLoadError(f"{name} has layers with a recurrent state, which are not supported")
     embeddings = [path for path, _ in model.named_modules() if path.endswith("token_type_embeddings")]
-    if embeddings:
+    if embeddings and not getattr(config, _ENCODES, False):
         raise ModelLoadError(f"{name} has {embeddings[0]}: token_type_ids are not supported")
     for module in model.modules():  # a rope that chooses its frequencies by the positions needs their values, too
         rope = getattr(module, "rope_type", None)
@@ -250,11 +283,31 @@ def _probe_calls(model: Any, config: Any) -> tuple[dict[str, LayerCall], set[str
 def _forward(model: Any) -> tuple[dict[str, LayerCall], set[str]]:
     base = base_model(model)
     ids = torch.zeros((1, _PROBE_TOKENS), dtype=torch.int64, device=next(model.parameters()).device)
+    encodes = getattr(model.config, _ENCODES, False)
     # With a mask of padding transformers does not look into position_ids for several sequences, which it cannot without their values.
     inputs = {"input_ids": ids, "position_ids": ids, "attention_mask": torch.ones_like(ids)}
-    with recording(model) as calls, _entering(model) as entered, torch.inference_mode():
-        base(**inputs, use_cache=False)
+    if encodes:
+        inputs = inputs_of_encoder(base, ids, ids, None)
+    with recording(model, encodes=encodes) as calls, _entering(model) as entered, torch.inference_mode():
+        base(**inputs, **({} if encodes else {"use_cache": False}))
     return calls, entered
+
+
+def inputs_of_encoder(base: nn.Module, ids: Tensor, positions: Tensor, types: Tensor | None) -> dict[str, Tensor]:
+    """What the base model of an encoder is called with: [1, T] ids, positions from 0 on, and types of tokens, as far as it takes them."""
+    taken = inspect.signature(base.forward).parameters
+    inputs = {"input_ids": ids, "position_ids": positions}
+    if "token_type_ids" in taken:
+        inputs["token_type_ids"] = torch.zeros_like(ids) if types is None else types
+    return {name: tensor for name, tensor in inputs.items() if name in taken or "kwargs" in taken}
+
+
+def padding_of(model: nn.Module) -> int | None:
+    """The id of the padding behind whose position those of the tokens begin, as with RoBERTa's models; None: they begin at 0."""
+    embeddings = next((module for name, module in model.named_modules() if name.rpartition(".")[2] == "embeddings"), None)
+    is_behind = hasattr(embeddings, "create_position_ids_from_input_ids")
+    padding: int | None = getattr(embeddings, "padding_idx", None) if is_behind else None
+    return padding
 
 
 @contextmanager

@@ -9,7 +9,9 @@ import copy
 import logging
 import pathlib
 import re
-from itertools import chain
+from collections.abc import Iterator
+from contextlib import contextmanager
+from itertools import chain, pairwise
 from typing import Any
 
 import torch
@@ -18,11 +20,20 @@ from torch import Tensor, nn
 from aengine.api.errors import ModelLoadError
 from aengine.models.fallback import FallbackSpec
 from aengine.models.fallback.attention import OURS, StepSlot, place, register
-from aengine.models.fallback.fallback_config import base_model, build, generation_class, leave_out, quantized_parts
+from aengine.models.fallback.fallback_config import (
+    base_model,
+    build,
+    generation_class,
+    inputs_of_encoder,
+    leave_out,
+    padding_of,
+    quantized_parts,
+)
 from aengine.models.loading.checkpoint import DTYPES, Checkpoint, WeightsDigest, open_checkpoint
 from aengine.models.loading.hub import described_problems, shortened
 from aengine.models.loading.stored_parts import StoredPart, are_finite
 from aengine.models.loading.weights import text_tensors
+from aengine.models.model_files import read_json
 from aengine.models.quantization.quantization_config import load_quantization
 from aengine.models.torch.decoder import ForwardBatch
 
@@ -40,6 +51,9 @@ class _GivenHidden(nn.Module):
         self.hidden: Tensor | None = None
 
     def forward(self, *_: Any, **__: Any) -> Any:
+        pooler = self._base[0]._modules.get("pooler")
+        if pooler is not None:
+            return self.output(last_hidden_state=self.hidden, pooler_output=pooler(self.hidden))
         return self.output(last_hidden_state=self.hidden)
 
     def __getattr__(self, name: str) -> Any:
@@ -60,8 +74,10 @@ class TransformersModel:
         self._model = model
         self._base = base_model(model)
         self._slot = StepSlot()
-        self._calls = [call.name for call in spec.attention]
-        place(model, self._calls, self._slot)
+        self._calls = list(spec.encoder_layers) or [call.name for call in spec.attention]
+        place(model, self._calls, self._slot, encodes=spec.encodes)
+        if self._base is model:  # which has no head
+            return
         # The head is the whole model but for the base model, so that whatever a model does to its logits is done.
         self._given = _GivenHidden(self._base, model.get_submodule(self._calls[0]))
         self._head = copy.copy(model)
@@ -72,9 +88,13 @@ class TransformersModel:
         self._slot.step = batch.attention
         out = self._base(input_ids=batch.input_ids.long()[None], position_ids=batch.positions.long()[None], use_cache=False)
         self._slot.step = None
-        self._given.output = type(out)
+        self._note_output(out)
         hidden: Tensor = out.last_hidden_state[0]
         return hidden
+
+    def _note_output(self, out: Any) -> None:
+        if self._base is not self._model:
+            self._given.output = type(out)
 
     def logits(self, hidden: Tensor, indices: Tensor) -> Tensor:
         """[T, hidden_size] -> [m, vocab_size], of the tokens `indices` [m] int32."""
@@ -102,6 +122,11 @@ class TransformersModel:
         rows, columns = self._model.get_output_embeddings().weight.shape
         return rows, columns
 
+    @property
+    def computes_whole_prompts(self) -> bool:
+        """Whether a prompt is computed in one step."""
+        return False
+
     def layers(self) -> list[tuple[str, nn.Module]]:
         """The modules that enclose an attention and are numbered, in the order of execution, with their names."""
         names = dict.fromkeys(match[0] for match in (re.match(r".*?\.\d+(?=\.)", name) for name in self._calls) if match)
@@ -119,17 +144,116 @@ class TransformersModel:
             return embedded * (1 + noise * (2 * factors - 1)).to(embedded.dtype)
 
         hook = self._model.get_input_embeddings().register_forward_hook(disturb) if noise else None
+        try:
+            with self._eager():
+                return self._eager_pass(token_ids).float()
+        finally:
+            if hook is not None:
+                hook.remove()
+
+    def _eager_pass(self, token_ids: Tensor) -> Tensor:
+        logits: Tensor = self._model(input_ids=token_ids[None], use_cache=False).logits[0]
+        return logits
+
+    @contextmanager
+    def _eager(self) -> Iterator[None]:
+        """While open, the attention is the "eager" one of transformers."""
         configs = {id(module.config): module.config for module in self._model.modules() if hasattr(module, "config")}.values()
         try:
             for config in configs:
                 config._attn_implementation = "eager"
-            logits: Tensor = self._model(input_ids=token_ids[None], use_cache=False).logits[0]
+            yield
         finally:
             for config in configs:
                 config._attn_implementation = OURS
-            if hook is not None:
-                hook.remove()
-        return logits.float()
+
+
+class HeadlessModel(TransformersModel):
+    """A model that generates no text. In place of its logits there are products with its embedding, which the self-check compares."""
+
+    def __init__(self, spec: FallbackSpec, model: Any, device: torch.device) -> None:
+        super().__init__(spec, model, device)
+        self.label_pooling = spec.label_pooling if spec.labels else ""
+        self._vocab_size = spec.vocab_size
+
+    def head_product(self, hidden: Tensor, out: Tensor | None = None) -> Tensor:
+        embedding = self._model.get_input_embeddings().weight[: self._vocab_size]
+        width = min(embedding.shape[1], hidden.shape[1])  # that of an embedding may be another one
+        logits = hidden[:, :width] @ embedding[:, :width].t()
+        return logits if out is None else out.copy_(logits)
+
+    @property
+    def head_shape(self) -> tuple[int, int]:
+        return self._vocab_size, int(self._model.get_input_embeddings().weight.shape[1])
+
+    def classify(self, states: Tensor) -> Tensor:
+        """The scores of the labels [k, labels] float64, of hidden states [k, hidden_size] as `label_pooling` pools them: one after the
+        other, so that none depends on the others."""
+        weight, padding = next(self._model.parameters()), getattr(self._model.config, "pad_token_id", None)
+        ids, found = torch.full((1, 1), int(padding == 0), dtype=torch.int64, device=weight.device), []
+        for state in states:
+            self._given.hidden = state.to(weight.device, weight.dtype)[None, None]
+            found.append(self._head(input_ids=ids).logits[0].double())
+        self._given.hidden = None
+        return torch.stack(found)
+
+    def label_scores(self, token_ids: Tensor) -> tuple[Tensor, Tensor]:
+        """The scores of the labels of [T] int64 ids by transformers' own forward pass, and by `classify`, both [labels]."""
+        with self._eager():
+            hidden = self._states(token_ids)
+            expected: Tensor = self._model(**self._inputs(token_ids)).logits[0].double()
+        pooled = hidden.mean(0) if self.label_pooling == "mean" else hidden[0 if self.label_pooling == "cls" else -1]
+        return expected, self.classify(pooled[None])[0]
+
+    def _inputs(self, token_ids: Tensor) -> dict[str, Any]:
+        return {"input_ids": token_ids[None]}
+
+    def _states(self, token_ids: Tensor) -> Tensor:
+        out = self._base(**self._inputs(token_ids))
+        self._note_output(out)
+        hidden: Tensor = out.last_hidden_state[0]
+        return hidden
+
+    def _eager_pass(self, token_ids: Tensor) -> Tensor:
+        return self.head_product(self._states(token_ids))
+
+
+class EncoderModel(HeadlessModel):
+    """A model whose tokens see all tokens of their prompt, which is computed in one step."""
+
+    def __init__(self, spec: FallbackSpec, model: Any, device: torch.device, separator: int | None) -> None:
+        """`separator`: the token behind the first of two texts, where the model tells the tokens of the second one apart."""
+        super().__init__(spec, model, device)
+        self._separator = separator
+        self._padding = padding_of(self._base)
+
+    @property
+    def computes_whole_prompts(self) -> bool:
+        return True
+
+    def __call__(self, batch: ForwardBatch) -> Tensor:
+        """[T, hidden_size]. The rows of a step begin at position 0, but for those that only warm it up."""
+        ids, positions = batch.input_ids.long(), batch.positions.long()
+        starts = sorted({0, *torch.nonzero(positions == 0).flatten().tolist()})
+        self._slot.spans = tuple(pairwise((*starts, len(ids))))
+        types = torch.cat([self._types(ids[begin:end]) for begin, end in self._slot.spans])
+        if self._padding is not None:
+            is_text = (ids != self._padding).long()
+            positions = torch.cat([is_text[begin:end].cumsum(0) for begin, end in self._slot.spans]) * is_text + self._padding
+        out = self._base(**inputs_of_encoder(self._base, ids[None], positions[None], types[None]))
+        self._note_output(out)
+        hidden: Tensor = out.last_hidden_state[0]
+        return hidden
+
+    def _inputs(self, token_ids: Tensor) -> dict[str, Any]:
+        taken = inputs_of_encoder(self._base, token_ids[None], token_ids[None], self._types(token_ids)[None])
+        return {name: tensor for name, tensor in taken.items() if name != "position_ids"}
+
+    def _types(self, ids: Tensor) -> Tensor:
+        if self._separator is None:
+            return torch.zeros_like(ids)
+        is_end = (ids == self._separator).long()
+        return (is_end.cumsum(0) - is_end).clamp(max=1)
 
 
 def load_model(
@@ -154,7 +278,20 @@ def load_model(
     without = [name for name, tensor in chain(model.named_parameters(), model.named_buffers()) if tensor.is_meta]
     if without:
         raise ModelLoadError(f"transformers leaves tensors of a {spec.family} without numbers: {shortened(without)}")
-    return TransformersModel(spec, model.to(device).eval().requires_grad_(False), device)
+    model = model.to(device).eval().requires_grad_(False)
+    if spec.encodes:
+        tells_apart = getattr(spec.config, "type_vocab_size", 0) > 1
+        return EncoderModel(spec, model, device, _separator(model_dir) if tells_apart else None)
+    return (HeadlessModel if spec.labels else TransformersModel)(spec, model, device)
+
+
+def _separator(model_dir: pathlib.Path) -> int | None:
+    """The id of the token [SEP]; None without one."""
+    try:
+        added = read_json(model_dir / "tokenizer.json").get("added_tokens") or []
+    except ModelLoadError:
+        return None
+    return next((token["id"] for token in added if token.get("content") == "[SEP]"), None)
 
 
 def _text_class(spec: FallbackSpec) -> Any:
@@ -216,10 +353,11 @@ def _stored_model(
     except Exception as error:  # of many types
         raise ModelLoadError(f"transformers cannot load {model_dir}: {' '.join(str(error).split())[:500]}") from error
     left_out = tuple(f"{name}." for name in spec.unused)
+    unread = ("pooler.", "cls.", "lm_head.", "head.", "decoder.") if spec.encodes and not spec.labels else ()
     problems = {
         "several of its files have": sorted(set(checkpoint.duplicates)),
-        "it lacks": sorted(info["missing_keys"]),
-        "it has unexpected": sorted(name for name in info["unexpected_keys"] if not name.startswith(left_out)),
+        "it lacks": sorted(name for name in info["missing_keys"] if not name.startswith(unread)),
+        "it has unexpected": sorted(name for name in info["unexpected_keys"] if not name.startswith((*left_out, *unread))),
         "it has other shapes than the config implies:": sorted(
             f"{name} {list(stored)} instead of {list(implied)}" for name, stored, implied in info["mismatched_keys"]
         ),

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from aengine.api.errors import ModelLoadError, one_line
 from aengine.attention import AttentionBackend, AttentionMetadata, AttentionSpec, build_layout
-from aengine.models.fallback.fallback_model import TransformersModel
+from aengine.models.fallback.fallback_model import HeadlessModel, TransformersModel
 from aengine.models.torch.decoder import ForwardBatch
 
 _TOLERANCES = {torch.float32: 1e-3, torch.float16: 2e-2, torch.bfloat16: 1e-1}
@@ -36,7 +36,8 @@ def check_model(model: TransformersModel, backend: AttentionBackend, vocab_size:
     check = _Check(model, backend)
     try:
         expected = [check.eager(prompt) for prompt in prompts]
-        found = check.ours(prompts, _mixed(longer, shorter))
+        steps = [[(0, longer), (1, shorter)]] if model.computes_whole_prompts else _mixed(longer, shorter)
+        found = check.ours(prompts, steps)
         problem = check.difference(found, expected, _OUTLIERS[_precision(backend.spec)])
         if problem is not None:
             problem = check.difference(found, expected, min(_MOST_OUTLIERS, 2 * check.share_of_rounding(prompts, expected)))
@@ -56,6 +57,18 @@ def check_model(model: TransformersModel, backend: AttentionBackend, vocab_size:
         f"the self-check failed: {layer}{cause}; the logits of {problem} differ from those of transformers' own forward pass"
         " (--skip-self-check serves the model all the same)"
     )
+
+
+def check_labels(model: HeadlessModel, vocab_size: int, context: int) -> None:
+    """Raises ModelLoadError where the scores of labels differ from those of transformers' own forward pass."""
+    generator = np.random.default_rng(2)
+    for length in (min(_SHORTEST, context), 1):
+        with torch.inference_mode():
+            ids = torch.from_numpy(generator.integers(0, vocab_size, size=length)).to(next(iter(model.weights)).device)
+            expected, found = model.label_scores(ids)
+        error = float((found - expected).abs().max() / expected.abs().max().clamp(min=1e-3))
+        if not error < _TOLERANCES[torch.bfloat16]:
+            raise ModelLoadError(f"the self-check failed: the scores of labels differ from those of transformers by {error:.1%}")
 
 
 def _precision(spec: AttentionSpec) -> torch.dtype:

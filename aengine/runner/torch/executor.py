@@ -17,7 +17,7 @@ import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import replace
-from typing import cast
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -143,7 +143,10 @@ class TorchExecutor:
             self._recording = Recording(setup, self._models, self._adapters)
             draw = select_draw(setup.spec.vocab_size, setup.device, setup.dtype)
             self._sampler = Sampler(setup.max_num_seqs, setup.spec.vocab_size, setup.device, draw)
-            self._scorer = PromptScorer(setup.spec.vocab_size, setup.device)
+            model: Any = self._model.model  # of transformers, where it classifies
+            label_pooling = getattr(model, "label_pooling", "")
+            classify = model.classify if label_pooling else None
+            self._scorer = PromptScorer(setup.spec.vocab_size, setup.device, classify=classify, label_pooling=label_pooling)
             self._sampling = TorchSampling(setup, self._sampler, self._scorer, self._draft, self._last_tokens)
         if setup.replicas is not None and exchange is not None:
             setup.replicas.connect(exchange.begin_step, self._compute_for_others)

@@ -159,8 +159,8 @@ def _weight_bytes(setup: ExecutorSetup, quantized: bool) -> list[int]:
 
 
 def _load_fallback(setup: ExecutorSetup, spec: FallbackSpec, backend: AttentionBackend, check: Callable[[], object]) -> TorchModel:
-    from aengine.models.fallback.fallback_model import load_model
-    from aengine.models.fallback.self_check import check_model
+    from aengine.models.fallback.fallback_model import HeadlessModel, load_model
+    from aengine.models.fallback.self_check import check_labels, check_model
 
     config = setup.config
     check()
@@ -171,6 +171,8 @@ def _load_fallback(setup: ExecutorSetup, spec: FallbackSpec, backend: AttentionB
     else:
         begin = time.perf_counter()
         check_model(model, backend, spec.vocab_size, setup.max_model_len)
+        if isinstance(model, HeadlessModel) and spec.labels:
+            check_labels(model, spec.vocab_size, setup.max_model_len)
         _log.info("the self-check took %.2f s: in chunks and mixed steps the logits are those of transformers", time.perf_counter() - begin)
     return model
 
