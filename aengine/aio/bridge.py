@@ -362,11 +362,8 @@ class LoopBridge(EngineBase):
     async def touch(self, session: str, tenant: str = "") -> int:
         return await self._running().call(partial(self._engine.touch, session, tenant))
 
-    async def tokenize(
-        self, text: str, *, add_special_tokens: bool = True, for_prompt: bool = False, literals: Sequence[tuple[int, int]] = ()
-    ) -> list[int]:
-        tokenize = partial(self._engine.tokenize, text, add_special_tokens=add_special_tokens, for_prompt=for_prompt)
-        return await self._running().call(partial(tokenize, literals=literals))
+    async def tokenize(self, text: str, **fields: Any) -> list[int]:
+        return await self._running().call(partial(self._engine.tokenize, text, **fields))
 
     async def render_chat(
         self, messages: Sequence[Mapping[str, Any]], *, session: str | None = None, tenant: str = "", **fields: Unpack[ChatFields]

@@ -9,11 +9,14 @@ from __future__ import annotations
 import sys
 from abc import ABC, abstractmethod
 from collections.abc import AsyncGenerator, AsyncIterable, Awaitable, Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, TypedDict, TypeVar
 
 import anyio
+import numpy as np
+from numpy.typing import NDArray
 
 from aengine.api.errors import FieldViolation, InvalidRequestError
 from aengine.api.fields import shown
@@ -108,6 +111,29 @@ class EmbeddingFields(TypedDict, total=False):
     pooling: str | None
     normalize: bool
     dimensions: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class Classification:
+    """What a model that classifies says of a text."""
+
+    labels: tuple[str, ...]
+    scores: NDArray[np.float32]  # of each label, before they are made probabilities
+    num_tokens: int
+
+    @property
+    def probabilities(self) -> list[float]:
+        """Of the labels: they add up to 1, or of one label how likely it is."""
+        scores = self.scores.astype(float)
+        if len(scores) == 1:
+            return [float(1 / (1 + np.exp(-scores[0])))]
+        powers = np.exp(scores - scores.max())
+        return [float(one) for one in powers / powers.sum()]
+
+    @property
+    def label(self) -> str:
+        """The most likely one."""
+        return self.labels[int(self.scores.argmax())]
 
 
 class EngineBase(ABC):
@@ -215,6 +241,25 @@ class EngineBase(ABC):
         timeout passes. A client refuses `request_id`: an embedding ends with its call."""
         return await self._embed(prompt, options, fields, {"pooling": pooling, "normalize": normalize, "dimensions": dimensions})
 
+    async def classify(self, text: str | Sequence[int], pair: str | None = None, **fields: Unpack[OptionFields]) -> Classification:
+        """The scores that a model which classifies gives a text, or token ids, or two texts together: `ModelInfo.labels` has what they are
+        of. Raises what `embed` raises."""
+        ids = await self.tokenize(text, pair=pair) if pair is not None and isinstance(text, str) else text
+        found = await self.embed(ids, pooling="label", normalize=False, **fields)
+        return Classification(self.model_info.labels, found.values, found.num_tokens)
+
+    async def rerank(self, query: str, documents: Sequence[str], **fields: Unpack[OptionFields]) -> list[float]:
+        """How well each document fits a query, the more the better. Of a model with one label it is how likely that is of both together;
+        of one that makes embeddings the cosine of theirs. Raises what `embed` raises, and `InvalidRequestError` (model) for a model
+        with several labels."""
+        if len(labels := self.model_info.labels) > 1:
+            raise InvalidRequestError.of("model", f"it tells {len(labels)} labels apart, and does not say how well two texts fit")
+        if labels:
+            whole = await run_all([partial(self.classify, query, document, **fields) for document in documents])
+            return [one.probabilities[0] for one in whole]
+        asked, *told = await run_all([partial(self.embed, text, **fields) for text in (query, *documents)])
+        return [float(asked.values @ one.values) for one in told]
+
     async def score(
         self,
         prompt: str | Sequence[int],
@@ -271,10 +316,17 @@ class EngineBase(ABC):
 
     @abstractmethod
     async def tokenize(
-        self, text: str, *, add_special_tokens: bool = True, for_prompt: bool = False, literals: Sequence[tuple[int, int]] = ()
+        self,
+        text: str,
+        *,
+        add_special_tokens: bool = True,
+        for_prompt: bool = False,
+        literals: Sequence[tuple[int, int]] = (),
+        pair: str | None = None,
     ) -> list[int]:
         """The ids of a text; by default with the special tokens that a prompt of this text gets. `for_prompt`: one that is too long for a
-        prompt may be refused as `stream` refuses it, before all of it is tokenized. `literals`: as of `RenderedChat`."""
+        prompt may be refused as `stream` refuses it, before all of it is tokenized. `literals`: as of `RenderedChat`. `pair`:
+        the second of two texts that are one input of a model that compares them, with the special tokens around them."""
 
     @abstractmethod
     async def render_chat(

@@ -123,10 +123,16 @@ class ServerCalls(ABC):
                 yield report
 
     async def tokenize(
-        self, text: str, *, add_special_tokens: bool = True, for_prompt: bool = False, literals: Sequence[tuple[int, int]] = ()
+        self,
+        text: str,
+        *,
+        add_special_tokens: bool = True,
+        for_prompt: bool = False,
+        literals: Sequence[tuple[int, int]] = (),
+        pair: str | None = None,
     ) -> list[int]:
         places = [TextSpan(start=start, end=end) for start, end in literals]
-        request = TokenizeRequest(text=text, add_special_tokens=add_special_tokens, literals=places)
+        request = TokenizeRequest(text=text, add_special_tokens=add_special_tokens, literals=places, pair=pair)
         return list((await self._ask(lambda link: link.tokenizer.Tokenize, request)).token_ids)
 
     async def prompt_ids(self, prompt: Prompt, options: ChatOptions | None = None) -> Sequence[int]:

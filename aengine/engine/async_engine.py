@@ -161,10 +161,16 @@ class AsyncEngine(ServedEngine):
         return found + await registry.grammar_violations(params)
 
     async def tokenize(
-        self, text: str, *, add_special_tokens: bool = True, for_prompt: bool = False, literals: Sequence[tuple[int, int]] = ()
+        self,
+        text: str,
+        *,
+        add_special_tokens: bool = True,
+        for_prompt: bool = False,
+        literals: Sequence[tuple[int, int]] = (),
+        pair: str | None = None,
     ) -> list[int]:
         return await self._check_serving().texts.tokenize(
-            text, add_special_tokens=add_special_tokens, for_prompt=for_prompt, literals=literals
+            text, add_special_tokens=add_special_tokens, for_prompt=for_prompt, literals=literals, pair=pair
         )
 
     async def locate(self, text: str, *, add_special_tokens: bool = True) -> TokenizedText:

@@ -374,10 +374,16 @@ def prepare(
 
 
 def encode_text(
-    text: str, tokenizer: Tokenizer, limits: Limits | None, *, add_special_tokens: bool, literals: Sequence[tuple[int, int]] = ()
+    text: str,
+    tokenizer: Tokenizer,
+    limits: Limits | None,
+    *,
+    add_special_tokens: bool,
+    literals: Sequence[tuple[int, int]] = (),
+    pair: str | None = None,
 ) -> Steps[list[int]]:
-    """With `limits` it is a prompt. Raises `ContextLengthError` or `KVCapacityError` of one that is much too long, before the whole is
-    encoded."""
+    """With `limits` it is a prompt. `pair`: the second of two texts, as of `Tokenizer.encode_pair`. Raises `ContextLengthError` or
+    `KVCapacityError` of one that is much too long, before the whole is encoded."""
     if limits is not None and len(text) > QUICK_CHARACTERS:
         num_bytes = len(text.encode(errors="replace"))
         limits.check(None, tokenizer.least_tokens(num_bytes), f" or more, for {num_bytes} bytes of text,")
@@ -385,6 +391,8 @@ def encode_text(
         for num_pieces, at_least in enumerate(tokenizer.count_pieces(text), 1):
             limits.check(None, at_least, " or more")
             yield 2 * len(text) - num_pieces * PIECE_CHARACTERS
+    if pair is not None:
+        return tokenizer.encode_pair(text, pair)
     return tokenizer.encode(text, add_special_tokens=add_special_tokens, literals=literals)
 
 

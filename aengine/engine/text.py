@@ -287,11 +287,13 @@ class Texts:
         """End the threads; callers whose work is not done get `EngineStateError`."""
         self._workers.close()
 
-    async def tokenize(self, text: str, *, add_special_tokens: bool, for_prompt: bool, literals: Sequence[tuple[int, int]]) -> list[int]:
+    async def tokenize(
+        self, text: str, *, add_special_tokens: bool, for_prompt: bool, literals: Sequence[tuple[int, int]], pair: str | None = None
+    ) -> list[int]:
         check_literals(literals, len(text))
         limits = self._limits if for_prompt else None
-        steps = encode_text(text, self.tokenizer, limits, add_special_tokens=add_special_tokens, literals=literals)
-        return await self._run(steps, len(text))
+        steps = encode_text(text, self.tokenizer, limits, add_special_tokens=add_special_tokens, literals=literals, pair=pair)
+        return await self._run(steps, len(text) + len(pair or ""))
 
     async def locate(self, text: str, *, add_special_tokens: bool) -> TokenizedText:
         return await self._run(_locate(self.tokenizer, text, add_special_tokens), len(text))

@@ -261,10 +261,16 @@ class Router(AsyncioEngine, ServedEngine):
     # ---- texts ---------------------------------------------------------------------------------------------------------
 
     async def tokenize(
-        self, text: str, *, add_special_tokens: bool = True, for_prompt: bool = False, literals: Sequence[tuple[int, int]] = ()
+        self,
+        text: str,
+        *,
+        add_special_tokens: bool = True,
+        for_prompt: bool = False,
+        literals: Sequence[tuple[int, int]] = (),
+        pair: str | None = None,
     ) -> list[int]:
         options = {"add_special_tokens": add_special_tokens, "for_prompt": for_prompt}
-        return await self._ask(lambda client: client.tokenize(text, **options, literals=literals))
+        return await self._ask(lambda client: client.tokenize(text, **options, literals=literals, pair=pair))
 
     async def locate(self, text: str, *, add_special_tokens: bool = True) -> TokenizedText:
         return await self._ask(lambda client: client.locate(text, add_special_tokens=add_special_tokens))

@@ -43,6 +43,9 @@ class TokenizersCodec:
     def encode(self, text: str, add_special_tokens: bool) -> list[int]:
         return self._core.encode_batch_fast([text], add_special_tokens=add_special_tokens)[0].ids
 
+    def encode_pair(self, first: str, second: str) -> list[int]:
+        return self._core.encode_batch_fast([(first, second)])[0].ids
+
     def added_tokens(self) -> list[AddedToken]:
         return list(self._core.get_added_tokens_decoder().values())
 
@@ -173,6 +176,9 @@ class TransformersCodec:
 
     def encode(self, text: str, add_special_tokens: bool) -> list[int]:
         return list(self._auto.encode(text, add_special_tokens=add_special_tokens))
+
+    def encode_pair(self, first: str, second: str) -> list[int]:
+        return list(self._auto.encode(first, second))
 
     def added_tokens(self) -> list[AddedToken]:
         return list(self._auto.added_tokens_decoder.values())

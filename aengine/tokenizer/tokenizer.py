@@ -186,6 +186,19 @@ class Tokenizer:
                 return self._codec.encode(text, add_special_tokens)
             return self._codec.encode_apart(text, literals, self._controls.tokens)
 
+    def encode_pair(self, first: str, second: str) -> list[int]:
+        """The ids of two texts as one input of a model that compares them, with the special tokens around them. Raises what `encode`
+        raises."""
+        for text in (first, second):
+            _check_unicode(text, "prompt")
+        if self._codec.is_slow and len(first) + len(second) > MAX_SLOW_CHARACTERS:
+            reason = (
+                f"{len(first) + len(second)} characters are more than {MAX_SLOW_CHARACTERS}, as many as this model's tokenizer can take"
+            )
+            raise InvalidRequestError.of("prompt", reason)
+        with _refusing_failures("prompt"):
+            return self._codec.encode_pair(first, second)
+
     def encode_located(self, text: str, *, add_special_tokens: bool = True) -> TokenizedText:
         """The ids that `encode` gives, and where in `text` they come from.
 

@@ -32,6 +32,12 @@ class _PoolingEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_Pooling.Value
     """That of the prompt's last token."""
     POOLING_MEAN: _Pooling.ValueType  # 2
     """The mean over the prompt's tokens."""
+    POOLING_CLS: _Pooling.ValueType  # 3
+    """That of the prompt's first token."""
+    POOLING_LABEL: _Pooling.ValueType  # 4
+    """None: in place of an embedding, the scores of Model.labels that a model which classifies gives the
+    prompt.
+    """
 
 class Pooling(_Pooling, metaclass=_PoolingEnumTypeWrapper):
     """What makes an embedding of hidden states."""
@@ -42,6 +48,12 @@ POOLING_LAST: Pooling.ValueType  # 1
 """That of the prompt's last token."""
 POOLING_MEAN: Pooling.ValueType  # 2
 """The mean over the prompt's tokens."""
+POOLING_CLS: Pooling.ValueType  # 3
+"""That of the prompt's first token."""
+POOLING_LABEL: Pooling.ValueType  # 4
+"""None: in place of an embedding, the scores of Model.labels that a model which classifies gives the
+prompt.
+"""
 Global___Pooling: _TypeAlias = Pooling  # noqa: Y015
 
 @_typing.final

@@ -25,7 +25,7 @@ _sym_db = _symbol_database.Default()
 from aengine.v1 import sampling_pb2 as aengine_dot_v1_dot_sampling__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1e\x61\x65ngine/v1/model_service.proto\x12\naengine.v1\x1a\x19\x61\x65ngine/v1/sampling.proto\" \n\x0fGetModelRequest\x12\r\n\x05model\x18\x01 \x01(\t\"4\n\x10GetModelResponse\x12 \n\x05model\x18\x01 \x01(\x0b\x32\x11.aengine.v1.Model\"\x13\n\x11ListModelsRequest\"7\n\x12ListModelsResponse\x12!\n\x06models\x18\x01 \x03(\x0b\x32\x11.aengine.v1.Model\"\xe1\x04\n\x05Model\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x14\n\x0c\x61rchitecture\x18\x02 \x01(\t\x12\x15\n\rmax_model_len\x18\x03 \x01(\r\x12\x12\n\nvocab_size\x18\x04 \x01(\r\x12\x15\n\reos_token_ids\x18\x05 \x03(\r\x12\r\n\x05\x64type\x18\x06 \x01(\t\x12\x16\n\x0enum_parameters\x18\x07 \x01(\x04\x12\x19\n\x11has_chat_template\x18\x08 \x01(\x08\x12\x37\n\x13generation_defaults\x18\t \x01(\x0b\x32\x1a.aengine.v1.SamplingParams\x12\x19\n\x11without_tokenizer\x18\n \x01(\x08\x12\x0e\n\x06\x66\x61mily\x18\x0b \x01(\t\x12\x16\n\x0eimplementation\x18\x0c \x01(\t\x12\x10\n\x08\x65xecutor\x18\r \x01(\t\x12\x1d\n\x15num_active_parameters\x18\x0e \x01(\x04\x12\x1a\n\x12kv_bytes_per_token\x18\x0f \x01(\x04\x12,\n\x0clayer_groups\x18\x10 \x03(\x0b\x32\x16.aengine.v1.LayerGroup\x12\x14\n\x0cquantization\x18\x11 \x01(\t\x12%\n\x08\x61\x64\x61pters\x18\x12 \x03(\x0b\x32\x13.aengine.v1.Adapter\x12\x13\n\x0b\x63\x61ll_format\x18\x13 \x01(\t\x12\x18\n\x10reasoning_format\x18\x14 \x01(\t\x12\x13\n\x0bhidden_size\x18\x15 \x01(\r\x12\x0f\n\x07pooling\x18\x16 \x01(\t\x12\x13\n\x0bstate_bytes\x18\x17 \x01(\x04\x12\x12\n\nmax_images\x18\x18 \x01(\r\"]\n\x07\x41\x64\x61pter\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0c\n\x04rank\x18\x02 \x01(\r\x12\x16\n\x0etarget_modules\x18\x03 \x03(\t\x12\x11\n\tnum_bytes\x18\x04 \x01(\x04\x12\x0b\n\x03key\x18\x05 \x01(\x04\"@\n\nLayerGroup\x12\x12\n\nnum_layers\x18\x01 \x01(\r\x12\x13\n\x06window\x18\x02 \x01(\rH\x00\x88\x01\x01\x42\t\n\x07_window2\xa2\x01\n\x0cModelService\x12\x45\n\x08GetModel\x12\x1b.aengine.v1.GetModelRequest\x1a\x1c.aengine.v1.GetModelResponse\x12K\n\nListModels\x12\x1d.aengine.v1.ListModelsRequest\x1a\x1e.aengine.v1.ListModelsResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1e\x61\x65ngine/v1/model_service.proto\x12\naengine.v1\x1a\x19\x61\x65ngine/v1/sampling.proto\" \n\x0fGetModelRequest\x12\r\n\x05model\x18\x01 \x01(\t\"4\n\x10GetModelResponse\x12 \n\x05model\x18\x01 \x01(\x0b\x32\x11.aengine.v1.Model\"\x13\n\x11ListModelsRequest\"7\n\x12ListModelsResponse\x12!\n\x06models\x18\x01 \x03(\x0b\x32\x11.aengine.v1.Model\"\x82\x05\n\x05Model\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x14\n\x0c\x61rchitecture\x18\x02 \x01(\t\x12\x15\n\rmax_model_len\x18\x03 \x01(\r\x12\x12\n\nvocab_size\x18\x04 \x01(\r\x12\x15\n\reos_token_ids\x18\x05 \x03(\r\x12\r\n\x05\x64type\x18\x06 \x01(\t\x12\x16\n\x0enum_parameters\x18\x07 \x01(\x04\x12\x19\n\x11has_chat_template\x18\x08 \x01(\x08\x12\x37\n\x13generation_defaults\x18\t \x01(\x0b\x32\x1a.aengine.v1.SamplingParams\x12\x19\n\x11without_tokenizer\x18\n \x01(\x08\x12\x0e\n\x06\x66\x61mily\x18\x0b \x01(\t\x12\x16\n\x0eimplementation\x18\x0c \x01(\t\x12\x10\n\x08\x65xecutor\x18\r \x01(\t\x12\x1d\n\x15num_active_parameters\x18\x0e \x01(\x04\x12\x1a\n\x12kv_bytes_per_token\x18\x0f \x01(\x04\x12,\n\x0clayer_groups\x18\x10 \x03(\x0b\x32\x16.aengine.v1.LayerGroup\x12\x14\n\x0cquantization\x18\x11 \x01(\t\x12%\n\x08\x61\x64\x61pters\x18\x12 \x03(\x0b\x32\x13.aengine.v1.Adapter\x12\x13\n\x0b\x63\x61ll_format\x18\x13 \x01(\t\x12\x18\n\x10reasoning_format\x18\x14 \x01(\t\x12\x13\n\x0bhidden_size\x18\x15 \x01(\r\x12\x0f\n\x07pooling\x18\x16 \x01(\t\x12\x13\n\x0bstate_bytes\x18\x17 \x01(\x04\x12\x12\n\nmax_images\x18\x18 \x01(\r\x12\x0e\n\x06labels\x18\x19 \x03(\t\x12\x0f\n\x07\x65ncoder\x18\x1a \x01(\x08\"]\n\x07\x41\x64\x61pter\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0c\n\x04rank\x18\x02 \x01(\r\x12\x16\n\x0etarget_modules\x18\x03 \x03(\t\x12\x11\n\tnum_bytes\x18\x04 \x01(\x04\x12\x0b\n\x03key\x18\x05 \x01(\x04\"@\n\nLayerGroup\x12\x12\n\nnum_layers\x18\x01 \x01(\r\x12\x13\n\x06window\x18\x02 \x01(\rH\x00\x88\x01\x01\x42\t\n\x07_window2\xa2\x01\n\x0cModelService\x12\x45\n\x08GetModel\x12\x1b.aengine.v1.GetModelRequest\x1a\x1c.aengine.v1.GetModelResponse\x12K\n\nListModels\x12\x1d.aengine.v1.ListModelsRequest\x1a\x1e.aengine.v1.ListModelsResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -41,11 +41,11 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_LISTMODELSRESPONSE']._serialized_start=182
   _globals['_LISTMODELSRESPONSE']._serialized_end=237
   _globals['_MODEL']._serialized_start=240
-  _globals['_MODEL']._serialized_end=849
-  _globals['_ADAPTER']._serialized_start=851
-  _globals['_ADAPTER']._serialized_end=944
-  _globals['_LAYERGROUP']._serialized_start=946
-  _globals['_LAYERGROUP']._serialized_end=1010
-  _globals['_MODELSERVICE']._serialized_start=1013
-  _globals['_MODELSERVICE']._serialized_end=1175
+  _globals['_MODEL']._serialized_end=882
+  _globals['_ADAPTER']._serialized_start=884
+  _globals['_ADAPTER']._serialized_end=977
+  _globals['_LAYERGROUP']._serialized_start=979
+  _globals['_LAYERGROUP']._serialized_end=1043
+  _globals['_MODELSERVICE']._serialized_start=1046
+  _globals['_MODELSERVICE']._serialized_end=1208
 # @@protoc_insertion_point(module_scope)

@@ -25,7 +25,7 @@ _sym_db = _symbol_database.Default()
 from aengine.v1 import generation_pb2 as aengine_dot_v1_dot_generation__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\"aengine/v1/tokenizer_service.proto\x12\naengine.v1\x1a\x1b\x61\x65ngine/v1/generation.proto\"\xe0\x01\n\x0fTokenizeRequest\x12\r\n\x05model\x18\x01 \x01(\t\x12\x0c\n\x04text\x18\x02 \x01(\t\x12\x1f\n\x12\x61\x64\x64_special_tokens\x18\x03 \x01(\x08H\x00\x88\x01\x01\x12\x17\n\ncount_only\x18\x04 \x01(\x08H\x01\x88\x01\x01\x12\x18\n\x0bwith_pieces\x18\x05 \x01(\x08H\x02\x88\x01\x01\x12&\n\x08literals\x18\x06 \x03(\x0b\x32\x14.aengine.v1.TextSpanB\x15\n\x13_add_special_tokensB\r\n\x0b_count_onlyB\x0e\n\x0c_with_pieces\"&\n\x08TextSpan\x12\r\n\x05start\x18\x01 \x01(\r\x12\x0b\n\x03\x65nd\x18\x02 \x01(\r\"u\n\x10TokenizeResponse\x12\x12\n\nnum_tokens\x18\x01 \x01(\r\x12\x11\n\ttoken_ids\x18\x02 \x03(\r\x12\x0e\n\x06pieces\x18\x03 \x03(\t\x12\x15\n\rstart_offsets\x18\x04 \x03(\r\x12\x13\n\x0b\x65nd_offsets\x18\x05 \x03(\r\"\x89\x01\n\x11\x44\x65tokenizeRequest\x12\r\n\x05model\x18\x01 \x01(\t\x12\x11\n\ttoken_ids\x18\x02 \x03(\r\x12 \n\x13skip_special_tokens\x18\x03 \x01(\x08H\x00\x88\x01\x01\x12\x18\n\x10with_token_bytes\x18\x04 \x01(\x08\x42\x16\n\x14_skip_special_tokens\"7\n\x12\x44\x65tokenizeResponse\x12\x0c\n\x04text\x18\x01 \x01(\t\x12\x13\n\x0btoken_bytes\x18\x02 \x03(\x0c\"\x86\x01\n\x11RenderChatRequest\x12\r\n\x05model\x18\x01 \x01(\t\x12$\n\x04\x63hat\x18\x02 \x01(\x0b\x32\x16.aengine.v1.ChatPrompt\x12\"\n\x15\x61\x64\x64_generation_prompt\x18\x03 \x01(\x08H\x00\x88\x01\x01\x42\x18\n\x16_add_generation_prompt\"\x85\x01\n\x12RenderChatResponse\x12\x0c\n\x04text\x18\x01 \x01(\t\x12\x11\n\ttoken_ids\x18\x02 \x03(\r\x12&\n\x08literals\x18\x03 \x03(\x0b\x32\x14.aengine.v1.TextSpan\x12&\n\x06images\x18\x04 \x03(\x0b\x32\x16.aengine.v1.ImageNames\"-\n\nImageNames\x12\x10\n\x08token_id\x18\x01 \x01(\r\x12\r\n\x05names\x18\x02 \x03(\x11\x32\xf3\x01\n\x10TokenizerService\x12\x45\n\x08Tokenize\x12\x1b.aengine.v1.TokenizeRequest\x1a\x1c.aengine.v1.TokenizeResponse\x12K\n\nDetokenize\x12\x1d.aengine.v1.DetokenizeRequest\x1a\x1e.aengine.v1.DetokenizeResponse\x12K\n\nRenderChat\x12\x1d.aengine.v1.RenderChatRequest\x1a\x1e.aengine.v1.RenderChatResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\"aengine/v1/tokenizer_service.proto\x12\naengine.v1\x1a\x1b\x61\x65ngine/v1/generation.proto\"\xfc\x01\n\x0fTokenizeRequest\x12\r\n\x05model\x18\x01 \x01(\t\x12\x0c\n\x04text\x18\x02 \x01(\t\x12\x1f\n\x12\x61\x64\x64_special_tokens\x18\x03 \x01(\x08H\x00\x88\x01\x01\x12\x17\n\ncount_only\x18\x04 \x01(\x08H\x01\x88\x01\x01\x12\x18\n\x0bwith_pieces\x18\x05 \x01(\x08H\x02\x88\x01\x01\x12&\n\x08literals\x18\x06 \x03(\x0b\x32\x14.aengine.v1.TextSpan\x12\x11\n\x04pair\x18\x07 \x01(\tH\x03\x88\x01\x01\x42\x15\n\x13_add_special_tokensB\r\n\x0b_count_onlyB\x0e\n\x0c_with_piecesB\x07\n\x05_pair\"&\n\x08TextSpan\x12\r\n\x05start\x18\x01 \x01(\r\x12\x0b\n\x03\x65nd\x18\x02 \x01(\r\"u\n\x10TokenizeResponse\x12\x12\n\nnum_tokens\x18\x01 \x01(\r\x12\x11\n\ttoken_ids\x18\x02 \x03(\r\x12\x0e\n\x06pieces\x18\x03 \x03(\t\x12\x15\n\rstart_offsets\x18\x04 \x03(\r\x12\x13\n\x0b\x65nd_offsets\x18\x05 \x03(\r\"\x89\x01\n\x11\x44\x65tokenizeRequest\x12\r\n\x05model\x18\x01 \x01(\t\x12\x11\n\ttoken_ids\x18\x02 \x03(\r\x12 \n\x13skip_special_tokens\x18\x03 \x01(\x08H\x00\x88\x01\x01\x12\x18\n\x10with_token_bytes\x18\x04 \x01(\x08\x42\x16\n\x14_skip_special_tokens\"7\n\x12\x44\x65tokenizeResponse\x12\x0c\n\x04text\x18\x01 \x01(\t\x12\x13\n\x0btoken_bytes\x18\x02 \x03(\x0c\"\x86\x01\n\x11RenderChatRequest\x12\r\n\x05model\x18\x01 \x01(\t\x12$\n\x04\x63hat\x18\x02 \x01(\x0b\x32\x16.aengine.v1.ChatPrompt\x12\"\n\x15\x61\x64\x64_generation_prompt\x18\x03 \x01(\x08H\x00\x88\x01\x01\x42\x18\n\x16_add_generation_prompt\"\x85\x01\n\x12RenderChatResponse\x12\x0c\n\x04text\x18\x01 \x01(\t\x12\x11\n\ttoken_ids\x18\x02 \x03(\r\x12&\n\x08literals\x18\x03 \x03(\x0b\x32\x14.aengine.v1.TextSpan\x12&\n\x06images\x18\x04 \x03(\x0b\x32\x16.aengine.v1.ImageNames\"-\n\nImageNames\x12\x10\n\x08token_id\x18\x01 \x01(\r\x12\r\n\x05names\x18\x02 \x03(\x11\x32\xf3\x01\n\x10TokenizerService\x12\x45\n\x08Tokenize\x12\x1b.aengine.v1.TokenizeRequest\x1a\x1c.aengine.v1.TokenizeResponse\x12K\n\nDetokenize\x12\x1d.aengine.v1.DetokenizeRequest\x1a\x1e.aengine.v1.DetokenizeResponse\x12K\n\nRenderChat\x12\x1d.aengine.v1.RenderChatRequest\x1a\x1e.aengine.v1.RenderChatResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -33,21 +33,21 @@ _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'aengine.v1.tokenizer_servic
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
   _globals['_TOKENIZEREQUEST']._serialized_start=80
-  _globals['_TOKENIZEREQUEST']._serialized_end=304
-  _globals['_TEXTSPAN']._serialized_start=306
-  _globals['_TEXTSPAN']._serialized_end=344
-  _globals['_TOKENIZERESPONSE']._serialized_start=346
-  _globals['_TOKENIZERESPONSE']._serialized_end=463
-  _globals['_DETOKENIZEREQUEST']._serialized_start=466
-  _globals['_DETOKENIZEREQUEST']._serialized_end=603
-  _globals['_DETOKENIZERESPONSE']._serialized_start=605
-  _globals['_DETOKENIZERESPONSE']._serialized_end=660
-  _globals['_RENDERCHATREQUEST']._serialized_start=663
-  _globals['_RENDERCHATREQUEST']._serialized_end=797
-  _globals['_RENDERCHATRESPONSE']._serialized_start=800
-  _globals['_RENDERCHATRESPONSE']._serialized_end=933
-  _globals['_IMAGENAMES']._serialized_start=935
-  _globals['_IMAGENAMES']._serialized_end=980
-  _globals['_TOKENIZERSERVICE']._serialized_start=983
-  _globals['_TOKENIZERSERVICE']._serialized_end=1226
+  _globals['_TOKENIZEREQUEST']._serialized_end=332
+  _globals['_TEXTSPAN']._serialized_start=334
+  _globals['_TEXTSPAN']._serialized_end=372
+  _globals['_TOKENIZERESPONSE']._serialized_start=374
+  _globals['_TOKENIZERESPONSE']._serialized_end=491
+  _globals['_DETOKENIZEREQUEST']._serialized_start=494
+  _globals['_DETOKENIZEREQUEST']._serialized_end=631
+  _globals['_DETOKENIZERESPONSE']._serialized_start=633
+  _globals['_DETOKENIZERESPONSE']._serialized_end=688
+  _globals['_RENDERCHATREQUEST']._serialized_start=691
+  _globals['_RENDERCHATREQUEST']._serialized_end=825
+  _globals['_RENDERCHATRESPONSE']._serialized_start=828
+  _globals['_RENDERCHATRESPONSE']._serialized_end=961
+  _globals['_IMAGENAMES']._serialized_start=963
+  _globals['_IMAGENAMES']._serialized_end=1008
+  _globals['_TOKENIZERSERVICE']._serialized_start=1011
+  _globals['_TOKENIZERSERVICE']._serialized_end=1254
 # @@protoc_insertion_point(module_scope)

@@ -31,6 +31,7 @@ class TokenizeRequest(_message.Message):
     COUNT_ONLY_FIELD_NUMBER: _builtins.int
     WITH_PIECES_FIELD_NUMBER: _builtins.int
     LITERALS_FIELD_NUMBER: _builtins.int
+    PAIR_FIELD_NUMBER: _builtins.int
     model: _builtins.str
     """The model, as in GenerationSpec.model. Default: empty, which is the served model."""
     text: _builtins.str
@@ -43,6 +44,10 @@ class TokenizeRequest(_message.Message):
     """Whether to return only the number of tokens. Default: false."""
     with_pieces: _builtins.bool
     """Whether to return pieces and offsets of the tokens. Default: false."""
+    pair: _builtins.str
+    """The second of two texts that are one input of a model which compares them: the ids are those of both,
+    with the special tokens around them. Not with with_pieces or literals. Default: none.
+    """
     @_builtins.property
     def literals(self) -> _containers.RepeatedCompositeFieldContainer[Global___TextSpan]:
         """Places in the text of which no character is a part of a control token, in their order, as
@@ -58,21 +63,26 @@ class TokenizeRequest(_message.Message):
         count_only: _builtins.bool | None = ...,
         with_pieces: _builtins.bool | None = ...,
         literals: _abc.Iterable[Global___TextSpan] | None = ...,
+        pair: _builtins.str | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_add_special_tokens", b"_add_special_tokens", "_count_only", b"_count_only", "_with_pieces", b"_with_pieces", "add_special_tokens", b"add_special_tokens", "count_only", b"count_only", "with_pieces", b"with_pieces"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_add_special_tokens", b"_add_special_tokens", "_count_only", b"_count_only", "_pair", b"_pair", "_with_pieces", b"_with_pieces", "add_special_tokens", b"add_special_tokens", "count_only", b"count_only", "pair", b"pair", "with_pieces", b"with_pieces"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_add_special_tokens", b"_add_special_tokens", "_count_only", b"_count_only", "_with_pieces", b"_with_pieces", "add_special_tokens", b"add_special_tokens", "count_only", b"count_only", "literals", b"literals", "model", b"model", "text", b"text", "with_pieces", b"with_pieces"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_add_special_tokens", b"_add_special_tokens", "_count_only", b"_count_only", "_pair", b"_pair", "_with_pieces", b"_with_pieces", "add_special_tokens", b"add_special_tokens", "count_only", b"count_only", "literals", b"literals", "model", b"model", "pair", b"pair", "text", b"text", "with_pieces", b"with_pieces"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__add_special_tokens: _TypeAlias = _typing.Literal["add_special_tokens"]  # noqa: Y015
     _WhichOneofArgType__add_special_tokens: _TypeAlias = _typing.Literal["_add_special_tokens", b"_add_special_tokens"]  # noqa: Y015
     _WhichOneofReturnType__count_only: _TypeAlias = _typing.Literal["count_only"]  # noqa: Y015
     _WhichOneofArgType__count_only: _TypeAlias = _typing.Literal["_count_only", b"_count_only"]  # noqa: Y015
+    _WhichOneofReturnType__pair: _TypeAlias = _typing.Literal["pair"]  # noqa: Y015
+    _WhichOneofArgType__pair: _TypeAlias = _typing.Literal["_pair", b"_pair"]  # noqa: Y015
     _WhichOneofReturnType__with_pieces: _TypeAlias = _typing.Literal["with_pieces"]  # noqa: Y015
     _WhichOneofArgType__with_pieces: _TypeAlias = _typing.Literal["_with_pieces", b"_with_pieces"]  # noqa: Y015
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__add_special_tokens) -> _WhichOneofReturnType__add_special_tokens | None: ...
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__count_only) -> _WhichOneofReturnType__count_only | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__pair) -> _WhichOneofReturnType__pair | None: ...
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__with_pieces) -> _WhichOneofReturnType__with_pieces | None: ...
 

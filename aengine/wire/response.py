@@ -193,6 +193,7 @@ def write_model(info: ModelInfo, adapters: Iterable[AdapterInfo], message: Model
     for name in MODEL:
         setattr(message, name, getattr(info, name))
     message.eos_token_ids.extend(info.eos_token_ids)
+    message.labels.extend(info.labels)
     message.has_chat_template = info.chat_template
     message.without_tokenizer = not info.tokenizer
     write_params(info.generation_defaults, DEFAULTS, message.generation_defaults)
@@ -221,6 +222,7 @@ def read_model(message: Model) -> ModelInfo:
     return ModelInfo(
         **{name: getattr(message, name) for name in MODEL},
         eos_token_ids=tuple(message.eos_token_ids),
+        labels=tuple(message.labels),
         chat_template=message.has_chat_template,
         tokenizer=not message.without_tokenizer,
         generation_defaults=SamplingParams(**read_params(message.generation_defaults, DEFAULTS)),

@@ -85,6 +85,12 @@ class ServedTexts:
         with _renamed({"prompt": "text"}):
             return await self._engine.tokenize(text, add_special_tokens=add_special_tokens, literals=literals)
 
+    async def tokenize_pair(self, first: str, second: str) -> list[int]:
+        """The token ids of two texts that are one input. Raises what `tokenize` raises."""
+        check_size("text", _num_bytes(first) + _num_bytes(second), MAX_TEXT_BYTES)
+        with _renamed({"prompt": "text"}):
+            return await self._engine.tokenize(first, pair=second)
+
     async def locate(self, text: str, *, add_special_tokens: bool = True) -> TokenizedText:
         """The ids that `tokenize` gives, with their pieces and places. Raises `InvalidRequestError`, of `with_pieces` where the tokenizer
         cannot tell places."""

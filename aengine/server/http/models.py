@@ -1,6 +1,7 @@
 """What is not an API of generation: what is served and how it does (`/v1/models`, `/health`, `/load`, `/metrics`, `/version`); the chat
 page, its files, how browsers keep them, and the policy under which its own scripts and styles run and nothing else does; texts and ids
-(`/tokenize`, `/detokenize` and `/tokenizer_info`), with the fields that vLLM gives them; embeddings of texts (`/v1/embeddings`).
+(`/tokenize`, `/detokenize` and `/tokenizer_info`), with the fields that vLLM gives them; embeddings of texts (`/v1/embeddings`), and
+what is made of models that classify or compare texts (`/classify`, `/v1/score`, `/v1/rerank`).
 """
 
 from __future__ import annotations
@@ -9,7 +10,8 @@ import asyncio
 import base64
 import gzip
 import time
-from collections.abc import Mapping
+import uuid
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from datetime import datetime, timezone
 from functools import cache
@@ -20,14 +22,15 @@ from typing import Any, cast
 from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 
 from aengine.api import VERSION
-from aengine.api.engine import EmbeddingFields
+from aengine.api.engine import Classification, EmbeddingFields
 from aengine.api.errors import InvalidRequestError
 from aengine.api.fields import FLAG, Accepts, FieldChecks, integer, is_not, one_of
 from aengine.api.outputs import Embedding
 from aengine.api.request import ChatFields, Prompt, RequestOptions
+from aengine.server.core.calls_in_flight import current_time
 from aengine.server.core.core import Core
 from aengine.server.core.errors import ServiceError, clip, draining
-from aengine.server.core.generation import embed_all
+from aengine.server.core.generation import MAX_INPUTS, embed_all
 from aengine.server.http.bodies import IDS, STRING, Fields, read_body
 from aengine.server.http.body_parameters import CHAT_OPTIONS, OPTIONS, BodyParameters
 from aengine.server.http.chat_input import read_messages, read_tools
@@ -303,3 +306,113 @@ def read_embeddings(given: Fields, check: FieldChecks) -> EmbeddingsAsked:
         given.refuse("request_id", "is only possible with one input")
     check.finish(InvalidRequestError)
     return EmbeddingsAsked(model, [(prompt, options) for prompt in prompts], is_list, fields, in_base64, parameters)
+
+
+# ---- models that classify, and texts that are compared -----------------------------------------------------------------------
+
+TEXTS = Accepts(lambda value: isinstance(value, str) or (isinstance(value, list) and bool(value)), "a text, or a list of texts")
+_TEXT_OR_OBJECT = Accepts(
+    lambda value: isinstance(value, str) or (isinstance(value, dict) and isinstance(value.get("text"), str)),
+    "a text, or an object with one",
+)
+
+
+async def classify(core: Core, exchange: HttpExchange) -> None:
+    """`/classify`: respond with the probabilities of the labels of each text. Raises `InvalidRequestError`."""
+    check = FieldChecks()
+    given = await read_body(exchange, check)
+    model = given.take_field("model", STRING, "")
+    value = given.need("input", _INPUT, " ")
+    prompts: list[Prompt] = value if isinstance(value, list) and not IDS.test(value) else [value]
+    for index, prompt in enumerate(prompts):
+        if not _PROMPT.test(prompt):
+            given.refuse(f"input[{index}]", is_not(prompt, _PROMPT.words))
+    given.refuse_rest(("model", "input"))
+    check.finish(InvalidRequestError)
+    name, found = await _labelled(core, model, prompts, lambda field: field.replace("inputs", "input"))
+    data = [
+        {"index": index, "label": one.label, "probs": one.probabilities, "num_classes": len(one.labels)} for index, one in enumerate(found)
+    ]
+    await exchange.respond_json(_scored("classify", name, found, data))
+
+
+async def score(core: Core, exchange: HttpExchange) -> None:
+    """`/v1/score`: respond with how well pairs of texts fit: `text_1`, one or as many as of `text_2`."""
+    check = FieldChecks()
+    given = await read_body(exchange, check)
+    model = given.take_field("model", STRING, "")
+    first, second = (_texts(given, name) for name in ("text_1", "text_2"))
+    if len(first) not in (1, len(second)):
+        given.refuse("text_1", f"{len(first)} texts are neither one nor as many as text_2 has, {len(second)}")
+    given.refuse_rest(("model", "text_1", "text_2"))
+    check.finish(InvalidRequestError)
+    name, scores, found = await _compare(core, model, first * (len(second) if len(first) == 1 else 1), second)
+    data = [{"index": index, "object": "score", "score": one} for index, one in enumerate(scores)]
+    await exchange.respond_json(_scored("score", name, found, data))
+
+
+async def rerank(core: Core, exchange: HttpExchange) -> None:
+    """`/v1/rerank`: respond with documents in the order of how well they fit a query."""
+    check = FieldChecks()
+    given = await read_body(exchange, check)
+    model, query = given.take_field("model", STRING, ""), given.need("query", STRING, "")
+    documents = _texts(given, "documents")
+    most = given.take_field("top_n", integer(1))
+    with_texts = given.take_field("return_documents", FLAG, True)
+    given.refuse_rest(("model", "query", "documents", "top_n", "return_documents"))
+    check.finish(InvalidRequestError)
+    name, scores, found = await _compare(core, model, [query] * len(documents), documents)
+    best = sorted(range(len(documents)), key=lambda index: -scores[index])[:most]
+    results = [
+        {"index": index, "relevance_score": scores[index], **({"document": {"text": documents[index]}} if with_texts else {})}
+        for index in best
+    ]
+    told = _scored("rerank", name, found, [])
+    await exchange.respond_json({"id": told["id"], "model": name, "usage": told["usage"], "results": results})
+
+
+def _texts(given: Fields, name: str) -> list[str]:
+    value = given.need(name, TEXTS, " ")
+    texts = value if isinstance(value, list) else [value]
+    for index, text in enumerate(texts):
+        if not _TEXT_OR_OBJECT.test(text):
+            given.refuse(f"{name}[{index}]", is_not(text, _TEXT_OR_OBJECT.words))
+    return [text if isinstance(text, str) else text["text"] for text in texts if _TEXT_OR_OBJECT.test(text)]
+
+
+async def _labelled(core: Core, model: str, prompts: Sequence[Prompt], name_of: Callable[[str], str]) -> tuple[str, list[Classification]]:
+    fields = EmbeddingFields(pooling="label", normalize=False)
+    try:
+        name, found = await embed_all(core.backend, model, [(prompt, RequestOptions()) for prompt in prompts], fields)
+    except InvalidRequestError as error:
+        raise error.moved(lambda field: "model" if field == "pooling" else name_of(field)) from error
+    labels = core.engine.model_info.labels
+    return name, [Classification(labels, one.values, one.num_tokens) for one in found]
+
+
+async def _compare(
+    core: Core, model: str, first: Sequence[str], second: Sequence[str]
+) -> tuple[str, list[float], list[Classification] | list[Embedding]]:
+    """How well each of the first texts fits the second: by the one label of a model that classifies, else by the cosine of embeddings."""
+    if len(first) > MAX_INPUTS:
+        raise InvalidRequestError.of("documents", f"{len(first)} texts are not 1 to {MAX_INPUTS}")
+    if len(labels := core.engine.model_info.labels) > 1:
+        raise InvalidRequestError.of("model", f"it tells {len(labels)} labels apart, and does not say how well two texts fit")
+    if labels:
+        ids = await asyncio.gather(*[core.texts.tokenize_pair(one, other) for one, other in zip(first, second, strict=True)])
+        name, scored = await _labelled(core, model, ids, lambda field: field.replace("inputs", "documents"))
+        return name, [one.probabilities[0] for one in scored], scored
+    unique = list(dict.fromkeys((*first, *second)))
+    try:
+        name, found = await embed_all(core.backend, model, [(text, RequestOptions()) for text in unique], EmbeddingFields())
+    except InvalidRequestError as error:
+        raise error.moved(lambda field: "documents" if field.startswith("inputs") else field) from error
+    vectors = dict(zip(unique, found, strict=True))
+    return name, [float(vectors[one].values @ vectors[other].values) for one, other in zip(first, second, strict=True)], found
+
+
+def _scored(kind: str, model: str, found: Sequence[Classification | Embedding], data: list[dict[str, Any]]) -> dict[str, Any]:
+    num_tokens = sum(one.num_tokens for one in found)
+    usage = {"prompt_tokens": num_tokens, "total_tokens": num_tokens}
+    head = {"id": f"{kind}-{uuid.uuid4().hex}", "object": "list", "created": current_time(), "model": model}
+    return {**head, "data": data, "usage": usage}

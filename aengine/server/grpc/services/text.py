@@ -118,9 +118,13 @@ async def _tokenize(core: Core, request: tokenizer_v1.TokenizeRequest) -> tokeni
         return tokenizer_v1.TokenizeResponse(
             num_tokens=len(tokens.ids), token_ids=tokens.ids, pieces=tokens.pieces, start_offsets=tokens.starts, end_offsets=tokens.ends
         )
-    ids = await core.texts.tokenize(
-        request.text, add_special_tokens=with_special, literals=[(place.start, place.end) for place in request.literals]
-    )
+    if request.HasField("pair"):
+        if request.with_pieces or request.literals:
+            raise InvalidRequestError.of("pair", "cannot be combined with with_pieces or literals")
+        ids = await core.texts.tokenize_pair(request.text, request.pair)
+    else:
+        literals = [(place.start, place.end) for place in request.literals]
+        ids = await core.texts.tokenize(request.text, add_special_tokens=with_special, literals=literals)
     return tokenizer_v1.TokenizeResponse(num_tokens=len(ids), token_ids=() if request.count_only else ids)
 
 
