@@ -234,7 +234,7 @@ EMBEDDINGS_TAKEN: Mapping[str, str] = {
     "dimensions": "so many of the first, made a unit vector again",
     "user": "tenant",
     "prompt_cache_key": "session",
-    "pooling": "ours: last or mean",
+    "pooling": "ours: last, mean, cls or label",
     "normalize": "ours: false for vectors as they are",
 }
 """The fields beside those of ours, and what becomes of them."""
