@@ -240,7 +240,7 @@ async def test_kills(tmp_path: pathlib.Path) -> None:
     for turn in range(turns + 1):
         clients.enough.clear()
         clients.left = rng.randint(0, 2 * streams * tokens // turns)
-        with server_process("--http-port", "0", "--journal", str(tmp_path), "--drain-seconds", "1") as server:
+        with server_process("--http-port", "0", "--journal", str(tmp_path), "--drain-seconds", "1", "--no-access-log") as server:
             server.wait_for("aengine-serve listening")
             http = re.search(r"http://\S+", server.log[-1])
             assert http is not None
