@@ -123,7 +123,7 @@ class Classification:
 
     @property
     def probabilities(self) -> list[float]:
-        """Of the labels: they add up to 1, or of one label how likely it is."""
+        """How likely each of the labels is: together 1, unless there is but one."""
         scores = self.scores.astype(float)
         if len(scores) == 1:
             return [float(1 / (1 + np.exp(-scores[0])))]

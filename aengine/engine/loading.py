@@ -148,7 +148,7 @@ def load_model(
         call_format="" if chat_format is None else chat_format.calls,
         reasoning_format="" if chat_format is None else chat_format.reasoning,
         hidden_size=runner.spec.hidden_size,
-        pooling=default_pooling(model_dir, runner.spec),
+        pooling=default_pooling(model_dir, encodes=is_encoder(runner.spec)),
         output_head=runner.has_output_head,
         encoder=is_encoder(runner.spec),
         labels=labels_of(runner.spec),

@@ -107,13 +107,13 @@ def has_output_head(spec: ModelSpec, model_dir: pathlib.Path, load_format: str) 
     return any(name.startswith(f"{head}.") for name in open_weights(spec, model_dir, load_format).tensors)
 
 
-def default_pooling(model_dir: pathlib.Path, spec: AnySpec) -> str:
+def default_pooling(model_dir: pathlib.Path, *, encodes: bool = False) -> str:
     """last, which it is for a checkpoint that says nothing, or cls where that is an encoder's, or mean; or a word for something else, such
     as max_tokens, or Dense for a module of that name."""
     try:
         modules = json.loads((model_dir / "modules.json").read_text(encoding="utf-8"))
     except OSError:
-        return "cls" if is_encoder(spec) else "last"
+        return "cls" if encodes else "last"
     except ValueError:
         return "unknown"
     pooling = "last"

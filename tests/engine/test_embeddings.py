@@ -169,7 +169,7 @@ async def test_what_is_refused_or_ends_early() -> None:
             ):
                 await engine.embed(prompt)
         with pytest.raises(InvalidRequestError) as refused:
-            await engine.embed([5], pooling="cls", priority=1000)
+            await engine.embed([5], pooling="most", priority=1000)
         assert [violation.field for violation in refused.value.violations] == ["pooling", "priority"]
         with pytest.raises(InvalidRequestError, match=r"^dimensions: 257 is not in \[1, 256\]$"):
             await engine.embed([5], dimensions=257)
@@ -204,10 +204,11 @@ def test_the_checkpoint_says_which_pooling(tmp_path: Path) -> None:
         return default_pooling(tmp_path)
 
     assert default_pooling(tmp_path) == "last"
+    assert default_pooling(tmp_path, encodes=True) == "cls"
     assert written(["lasttoken"], "Normalize") == "last"
     assert written(["mean_tokens"]) == "mean"
-    assert written(["cls_token"]) == "cls_token"
-    assert written(["cls_token", "mean_tokens"]) == "cls_token and mean"
+    assert written(["cls_token"]) == "cls"
+    assert written(["cls_token", "mean_tokens"]) == "cls and mean"
     assert written([]) == "unknown"
     assert written(["mean_tokens"], "Dense") == "Dense"
     (tmp_path / "modules.json").write_text("[{}]")
@@ -235,10 +236,10 @@ async def test_a_checkpoint_for_embeddings(tmp_path: Path) -> None:
         assert found.num_tokens == len(ids)
     (states,) = hidden_states(DEMO_DIR, [ids])
     assert np.abs(found.values - states.mean(0)).max() < 1e-4
-    config.write_text(json.dumps({"pooling_mode_cls_token": True}))
+    config.write_text(json.dumps({"pooling_mode_max_tokens": True}))
     async with AsyncEngine(str(tmp_path), **SIZES) as engine:
         with pytest.raises(
-            InvalidRequestError, match=r"^pooling: that of the checkpoint is cls_token, which is not supported; choose last or "
+            InvalidRequestError, match=r"^pooling: that of the checkpoint is max_tokens, which is not supported; choose last or "
         ):
             await engine.embed("It is a truth")
         assert await engine.embed("It is a truth", pooling="last")

@@ -149,8 +149,7 @@ def written(pieces: Sequence[Sequence[Token]], delta_tokens: int, *, text: bool 
     generation = SimpleNamespace(
         spec=GenerationSpec(output=OutputOptions(text=text, token_ids=token_ids)),
         policy=StreamPolicy(delta_tokens),
-        stream=SimpleNamespace(known_lengths=()),
-        core=SimpleNamespace(note_tokens=lambda tokens: None),
+        core=SimpleNamespace(note_tokens=lambda tokens: None, known_lengths=()),
         write_beginning=lambda started: None,
         write_end=lambda finished: finished.SetInParent(),
     )

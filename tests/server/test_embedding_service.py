@@ -140,7 +140,7 @@ async def test_the_client_gives_what_the_engine_gives(serve: Serving, engine: As
             for fields, kind, name in (
                 ({"prompt": [1] * 65}, ContextLengthError, "prompt"),
                 ({"prompt": "so", "dimensions": 257}, InvalidRequestError, "dimensions"),
-                ({"prompt": "so", "pooling": "cls"}, InvalidRequestError, "pooling"),
+                ({"prompt": "so", "pooling": "label"}, InvalidRequestError, "pooling"),
                 ({"prompt": "so", "adapter": "none"}, AdapterNotFoundError, "adapter"),
                 ({"prompt": messages, "template_kwargs": {"messages": 1}}, InvalidRequestError, "template_kwargs"),
             ):

@@ -53,7 +53,7 @@ class _Layer:
 
 @dataclass(frozen=True, slots=True)
 class _WholeLayer:
-    """The same of an encoder, whose tokens see all tokens of their row, those behind them too. Nothing is kept of them."""
+    """What the attribute of a module of an encoder holds, whose tokens see all tokens of their row. Nothing is kept of them."""
 
     slot: StepSlot
 

@@ -128,7 +128,7 @@ async def test_errors_are_the_exceptions_that_the_client_has_for_them(tmp_path: 
         assert (wrong.param, wrong.code, wrong.type) == ("messages[0].content[0].type", "invalid_field", "invalid_request_error")
         assert (await fails(openai.NotFoundError, model="gpt")).code == "model_not_found"
         with pytest.raises(openai.NotFoundError):
-            await client.files.list()
+            await client.fine_tuning.jobs.list()
         for raised, kind in ((QueueFullError("full"), openai.RateLimitError), (ZeroDivisionError("no"), openai.InternalServerError)):
             engine.refusal = raised
             await fails(kind)
