@@ -178,6 +178,18 @@ async def test_idle_ones_sleep_and_go() -> None:
         assert before == [(await client.post("/v1/chat/completions", json=body(name))).json()["choices"] for name in ("demo", "b", "long")]
 
 
+async def test_clients_of_ollama_say_how_long_a_model_stays() -> None:
+    async with several(choice("b")) as (_, pool, client):
+        kept = pool.others["b"]
+        for value, seconds in ((-1, 1e9), ("5m", 300.0), ("1.5h", 5400.0), ("20ms", 0.02), (7, 7.0)):
+            told = await client.post("/api/generate", json={"model": "b", "keep_alive": value})
+            assert (told.json()["done_reason"], kept.keep_alive) == ("load", seconds)
+        assert (await client.post("/api/generate", json={"model": "b", "keep_alive": "long"})).status_code == 400
+        await client.post("/api/embed", json={"model": "b", "input": "x", "keep_alive": 0})
+        await until(lambda: kept.level == 3)
+        assert pool.first.level == 0
+
+
 async def test_one_that_cannot_be_loaded_disturbs_nobody(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     async with several(choice("broken", str(tmp_path / "none")), choice("b")) as (serve, _, client):
         for _ in range(2):

@@ -50,6 +50,7 @@ class PooledModel:
     info: ModelInfo | None = None  # once it was loaded
     num_bytes: int = 0  # when it is awake: as its files say, and then as the engine does
     num_weight_bytes: int = 0  # of them, which are kept at level 1
+    keep_alive: float | None = None  # seconds, in place of those of the pool
     changing: asyncio.Task[None] | None = None
     backend: Backend | None = None
 
@@ -76,7 +77,7 @@ class ModelPool:
         """`memory`: bytes that weights and KV caches of all may take. `keep_alive`: seconds without a user after which a model goes one
         level further."""
         self.first = PooledModel("", None, first, level=0)
-        self.others = {choice.name: PooledModel(choice.name, choice) for choice in choices}
+        self.others = {choice.name: PooledModel(choice.name, choice, keep_alive=choice.keep_alive) for choice in choices}
         self._aliases = [alias.partition("=")[::2] for alias in aliases]
         self._memory = memory
         self._keep_alive = keep_alive
@@ -253,7 +254,7 @@ class ModelPool:
         while True:
             await asyncio.sleep(LOOK_SECONDS)
             for model in self:
-                seconds = self._keep_alive if model.choice is None or model.choice.keep_alive is None else model.choice.keep_alive
+                seconds = self._keep_alive if model.keep_alive is None else model.keep_alive
                 deepest = 2 if model.choice is None else 3
                 if model.level < deepest and self._is_unused(model, seconds * (model.level + 1)):
                     async with self._lock:

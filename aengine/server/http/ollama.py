@@ -8,6 +8,7 @@ of how a request is served.
 from __future__ import annotations
 
 import json
+import re
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -17,7 +18,7 @@ from typing import Any
 
 from aengine.api.engine import EmbeddingFields
 from aengine.api.errors import InvalidRequestError
-from aengine.api.fields import FLAG, Accepts, FieldChecks, integer
+from aengine.api.fields import FLAG, Accepts, FieldChecks, integer, is_not
 from aengine.api.outputs import ModelInfo
 from aengine.api.request import RequestOptions
 from aengine.api.stream import TokenStream
@@ -46,13 +47,16 @@ _OPTIONS: Mapping[str, str] = {
 }
 """Names of sampling parameters in `options`, and ours."""
 IGNORED: Mapping[str, str] = {
-    "keep_alive": "the model stays",
+    "keep_alive": "the model stays, where there is but one",
     "context": "prefixes are cached; it is the messages that say what came before",
     "template": "it is the model's",
     "truncate": "what is too long is refused",
     "verbose": "all that is told is told",
 }
 """Fields that change nothing here, and why."""
+_DURATION = re.compile(r"(-?[0-9]+(?:\.[0-9]+)?)(ms|s|m|h)?")
+_SECONDS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, None: 1.0}
+_FOR_EVER = 1e9  # seconds
 _UNLIMITED = (-1, -2)  # of num_predict: to the end of the context
 _NO_OPTION = "it is of how Ollama runs models"
 _FORMAT = Accepts(lambda value: value in ("", "json") or isinstance(value, dict), "json, or a JSON schema")
@@ -97,8 +101,27 @@ async def generate(core: Core, exchange: HttpExchange) -> None:
     await _generate(core, exchange, given, body, is_empty=not prompt and not images, is_chat=False)
 
 
+def _seconds_of(value: Any) -> float | None:
+    match = _DURATION.fullmatch(str(value)) if isinstance(value, int | float | str) and not isinstance(value, bool) else None
+    if match is None:
+        return None
+    seconds = float(match[1]) * _SECONDS[match[2]]
+    return seconds if seconds >= 0 else _FOR_EVER
+
+
+def _keep(core: Core, given: Fields, model: str) -> None:
+    """`keep_alive`: seconds without a request after which one of several models begins to give its memory back."""
+    models, value = core.backend.models, given.peek("keep_alive")
+    if models is None or value is None:
+        return
+    if (seconds := _seconds_of(value)) is None:
+        raise InvalidRequestError.of("keep_alive", is_not(value, "a number of seconds, or one with ms, s, m or h"))
+    models.find(model).keep_alive = seconds
+
+
 async def _generate(core: Core, exchange: HttpExchange, given: Fields, body: dict[str, Any], *, is_empty: bool, is_chat: bool) -> None:
     model = _model_name(core, given.take_field("model", STRING, ""))
+    _keep(core, given, model)
     if is_empty:  # which asks for the model to be loaded
         info, _ = core.backend.require_model(model)
         text = {"message": {"role": "assistant", "content": ""}} if is_chat else {"response": ""}
@@ -300,6 +323,7 @@ async def _embed(core: Core, exchange: HttpExchange, name: str) -> None:
             given.refuse(f"{name}[{index}]", "is not a string")
     fields = EmbeddingFields(dimensions=given.take_field("dimensions", integer(1)), normalize=name == "input")
     given.take_field("options", OBJECT)
+    _keep(core, given, model)
     given.drop(IGNORED)
     given.refuse_rest(("model", name, "dimensions", "options", *IGNORED), "there is no field {}")
     check.finish(InvalidRequestError)
