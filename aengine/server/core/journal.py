@@ -108,7 +108,9 @@ class Journal:
 
     async def delete_parts(self, name: str) -> None:
         """All parts of an entry. A name that has parts was not given by a client."""
-        await self._run(self._remove, "name > ?1 || '/' AND name < ?1 || '0'", name)
+        for part in [one for one in self._followed if one.startswith(f"{name}/")]:
+            del self._followed[part]
+        await self._run(self._remove_parts, name)
 
     async def list_answers(self, start: str, caller: Caller, most: int = -1, after: str = "") -> list[StoredAnswer]:
         """Entries whose names begin with `start` and that the caller may see, newest first, `most` of those behind `after`, which is one of
@@ -206,8 +208,13 @@ class Journal:
             self._remove_progress(name)
         return len(removed)
 
-    def _remove_progress(self, name: str) -> None:
-        told = self._opened().execute("DELETE FROM progress WHERE name = ? RETURNING length(tokens)", (name,)).fetchall()
+    def _remove_parts(self, name: str) -> None:
+        of_parts = "name > ?1 || '/' AND name < ?1 || '0'"
+        self._remove(of_parts, name)
+        self._remove_progress(name, of_parts)
+
+    def _remove_progress(self, name: str, where: str = "name = ?") -> None:
+        told = self._opened().execute(f"DELETE FROM progress WHERE {where} RETURNING length(tokens)", (name,)).fetchall()
         self._used -= sum(num_bytes for (num_bytes,) in told)
 
     def _count(self) -> None:

@@ -209,5 +209,8 @@ async def test_it_goes_on_in_the_next_process(tmp_path: pathlib.Path) -> None:
                 told.append(
                     {name: line["response"]["body"]["choices"] for name, line in (await answers(client, batch.output_file_id)).items()}
                 )
-                assert await serve.server.core.journal.list_parts(batch.id) == [], "its parts are gone"
+                journal = serve.server.core.journal
+                assert await journal.list_parts(batch.id) == [], "its parts are gone"
+                assert not journal._followed
+                assert await journal._run(journal._written, f"{batch.id}/00000000") == []
     assert told[0] == told[1]
