@@ -1,4 +1,5 @@
-"""What programs of others send, as it was recorded from them with long texts cut and ids blanked: each request is answered."""
+"""What programs of others send, as it was recorded from them with long texts cut and ids blanked, and for Zed as its types say: each request is
+answered."""
 
 from __future__ import annotations
 
