@@ -1,5 +1,5 @@
-"""What programs of others send, as it was recorded from them with long texts cut and ids blanked, and for Zed as its types say: each request is
-answered."""
+"""What programs of others send: each request is answered. It was recorded from them, with long texts cut and ids blanked; that of Zed is
+made by the types of its source."""
 
 from __future__ import annotations
 
