@@ -18,6 +18,7 @@ from oracle_engine import until
 
 from aengine import AsyncEngine, SamplingParams
 from aengine.api.config import EngineConfig
+from aengine.router.router_config import RouterConfig
 from aengine.server.config.options import ModelChoice
 from aengine.server.config.settings import SettingsError, read_settings
 from aengine.server.core.errors import ServiceError
@@ -205,6 +206,23 @@ async def test_one_that_cannot_be_loaded_disturbs_nobody(tmp_path: Path, caplog:
         assert failure_of(caught.value).code is grpc.StatusCode.UNAVAILABLE
 
 
+async def test_replicas_elsewhere_are_one_of_several() -> None:
+    """Each set of replicas has a model of its own."""
+    async with AsyncEngine("demo", kv_cache_memory=KV, seed=3) as engine, serving(engine) as behind:
+        router = RouterConfig(backends=(behind.server.address,))
+        far = ModelChoice("far", EngineConfig(model="demo"), router)
+        async with several(far, choice("b"), models_keep_alive=0.05) as (serve, pool, client):
+            told = {name: (await client.post("/v1/chat/completions", json=body(name))).json() for name in ("demo", "far", "b")}
+            assert [one["model"] for one in told.values()] == ["demo", "far", "b"]
+            assert len({one["choices"][0]["message"]["content"] for one in told.values()}) == 1
+            assert behind.server.core.backend.engine.stats().completion_tokens == 6
+            await until(lambda: pool.others["b"].level == 3)
+            assert pool.others["far"].level == 0, "it takes no memory here"
+            spec = text_spec(model="far")
+            spec.stopping.max_tokens = 2
+            assert (await serve.generation.Generate(GenerateRequest(spec=spec))).model == "far"
+
+
 async def test_one_whose_engine_is_gone_is_loaded_again() -> None:
     async with several(choice("b")) as (_, pool, client):
         for _ in range(2):
@@ -269,6 +287,9 @@ def test_models_are_read_from_flags_and_files(tmp_path: Path) -> None:
     assert {one.engine.quantization for one in found.values()} == {"int8"}
     assert {one.engine.kv_cache_memory for one in found.values()} == {1 << 27}
     assert (found["x"].engine.max_model_len, found["y"].engine.max_model_len) == (128, None)
+    file.write_text('[models.far]\nbackends = ["a:1", "b:2"]\npin = true\n[models.two]\nmodel = "demo"\nreplicas = 2\n')
+    found = {one.name: one for one in read_settings({}, {}, str(file)).models}
+    assert [one.router and (one.router.backends, one.router.replicas) for one in found.values()] == [(("a:1", "b:2"), None), ((), 2)]
     for text, wrong in (
         ("[models.a]\npin = true\n", "models.a: has no model"),
         ('[models.a]\nmodel = "demo"\npin = 1\n', "models.a.pin: 1 is not possible"),

@@ -23,6 +23,7 @@ from aengine.api.fields import (
     one_of,
     text,
 )
+from aengine.router.router_config import RouterConfig
 
 IMAGE_URL = re.compile(r"https://([A-Za-z0-9](?:[A-Za-z0-9.-]{0,252}[A-Za-z0-9])?)(?::([0-9]{1,5}))?(/[!-\[\]-~]*)?")
 """A URL that an image may have: its host, its port and its path, in ASCII, without a user or what parsers read differently."""
@@ -227,5 +228,6 @@ class ModelChoice:
 
     name: str
     engine: EngineConfig
+    router: RouterConfig | None = None  # over replicas that compute it, in place of an engine of this process
     pin: bool = False  # it is loaded at the start, and stays
     keep_alive: float | None = None  # in place of `ServerConfig.models_keep_alive`

@@ -237,8 +237,6 @@ def read_settings(
         given = [name for name, option in by_name.items() if option.table == table and name in origins]
         if given and not needed:
             raise SettingsError(f"{origins[given[0]]}: {why}")
-    if (server.models or of_models) and router is not None:
-        raise SettingsError(f"{origins.get('models', MODELS_TABLE)}: a router has one model")
     models = _read_models(server, of_models, values["engine"], by_name, path or "")
     return Settings(server, engine, router, ray, origins, models)
 
@@ -251,7 +249,7 @@ def _read_models(
     shared = {name: value for name, value in engine.items() if name not in OWN_OPTIONS}
     choices = []
     for name in dict.fromkeys((*paths, *tables)):
-        own, more = dict(shared), dict[str, Any]()
+        own, more, routed = dict(shared), dict[str, Any](), dict[str, Any]()
         if name in paths:
             own["model"] = paths[name]
         entries = tables.get(name, {})
@@ -263,16 +261,17 @@ def _read_models(
                 more[key] = value
             elif key == "keep_alive" and isinstance(value, int | float) and not isinstance(value, bool) and value > 0:
                 more[key] = float(value)
-            elif key in options and options[key].table == "engine":
-                own[key] = options[key].read(value, f"{origin}.{key}", toml=True)
+            elif key in options and options[key].table in ("engine", "router"):
+                (own if options[key].table == "engine" else routed)[key] = options[key].read(value, f"{origin}.{key}", toml=True)
             else:
-                known = ("pin", "keep_alive", *(name for name, option in options.items() if option.table == "engine"))
+                known = ("pin", "keep_alive", *(name for name, option in options.items() if option.table in ("engine", "router")))
                 wrong = f"{value!r} is not possible" if key in known else f"there is no such key{nearest(key, known)}"
                 raise SettingsError(f"{origin}.{key}: {wrong}")
-        if "model" not in own:
+        if "model" not in own and not routed.get("backends"):
             raise SettingsError(f"{origin}: has no model")
         try:
-            choices.append(ModelChoice(name, EngineConfig(**own), **more))
+            router = RouterConfig(**routed) if routed else None
+            choices.append(ModelChoice(name, EngineConfig(**{"model": DEFAULT_MODEL, **own}), router, **more))
         except ConfigError as error:
             raise SettingsError(f"{origin}: {explain(error, {})}") from error
     return tuple(choices)

@@ -50,8 +50,9 @@ class Generation:
     num_open: int  # sequences whose end was not read
     waits: ExitStack  # what it holds until it has a token; closed with `held`, too
     decided: Decided | None  # of its call
+    known: Sequence[Token]  # from a process before, which come again
     _last_tokens: float | None = field(default=None, init=False)  # when they came, on time.monotonic
-    _unread: Sequence[Token] = field(default=(), init=False)  # that are known from a process before
+    _num_repeated: int = field(default=0, init=False)  # of those
     _parsers: dict[int, ChatParser] = field(default_factory=dict, init=False)  # by sequence
 
     def note_tokens(self, tokens: Sequence[Token]) -> None:
@@ -83,32 +84,27 @@ class Generation:
 
     def reader(self) -> Callable[[int], Awaitable[Sequence[Token]]]:
         """Reads at most so many tokens of the output, those that are known from a process before included; none at its end."""
-        return self._read if self._unread else self.stream.read
+        return self._read if self.known else self.stream.read
 
     async def _read(self, most: int) -> Sequence[Token]:
         """The known tokens, then those of the stream."""
-        if not self._unread:
+        if self._num_repeated == len(self.known):
             return await self.stream.read(most)
-        tokens, self._unread = self._unread[:most], self._unread[most:]
+        tokens = self.known[self._num_repeated : self._num_repeated + most]
+        self._num_repeated += len(tokens)
         return tokens
-
-    @property
-    def num_repeated(self) -> int:
-        """How many tokens are known from a process before."""
-        return 0 if self.decided is None or self.decided.progress is None else len(self.decided.progress.known)
 
     @property
     def known_lengths(self) -> Sequence[int]:
         """How many tokens of each sequence the client has given, which are not read."""
-        return [0] if self.num_repeated else self.stream.known_lengths
+        return [0] if self.known else self.stream.known_lengths
 
     def completion(self) -> Completion:
         """What was read so far, with `others`."""
         whole = self.stream.completion()
-        if not self.num_repeated or self.decided is None or self.decided.progress is None:
+        if not self.known:
             return whole
-        known = self.decided.progress.known
-        ids, text = [token.token_id for token in known], "".join([token.text for token in known])
+        ids, text = [token.token_id for token in self.known], "".join([token.text for token in self.known])
         return replace(whole, token_ids=(*ids, *whole.token_ids), text=text + whole.text)
 
     @property
@@ -186,8 +182,8 @@ async def submit(backend: Backend, request: GenerationRequest, deadline: float |
             messages = cast(Sequence[Mapping[str, Any]], prompt)
             prepared = await prepare_chat(engine, messages, params, options, request.chat)
             prompt, params, options = prepared.prompt, prepared.params, prepared.options
-        if decided is not None and decided.progress is not None and decided.progress.known:
-            options = replace(options, known_outputs=[[token.token_id for token in decided.progress.known]])
+        if repeated := () if decided is None or decided.progress is None else decided.progress.known:
+            options = replace(options, known_outputs=[[token.token_id for token in repeated]])
         waits = held.enter_context(ExitStack())
         known = _num_ids(prompt) if backend.admission.counts_tokens else None
         if known is not None:
@@ -214,9 +210,7 @@ async def submit(backend: Backend, request: GenerationRequest, deadline: float |
         name, num_open = adapter or model.name, len(options.live_sequences(params.n))
         record = GenerationRecord(request_id, start, name, params)
         ends = (by_call, held.pop_all(), num_open, waits)
-        generation = Generation(backend, name, request_id, stream, record, caller, prepared, *ends, decided)
-        if generation.num_repeated and decided is not None and decided.progress is not None:
-            generation._unread = decided.progress.known
+        generation = Generation(backend, name, request_id, stream, record, caller, prepared, *ends, decided, repeated)
     if known is None and backend.admission.counts_tokens:
         try:
             await stream.started()

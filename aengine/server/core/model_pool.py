@@ -98,7 +98,7 @@ class ModelPool:
         if name in self.others:
             return self.others[name]
         for model in self.others.values():
-            if model.engine is not None and model.level < 3 and any(adapter.name == name for adapter in model.engine.adapters):
+            if model.engine is not None and model.engine.healthy and any(adapter.name == name for adapter in model.engine.adapters):
                 return model
         target = next((target for alias, target in self._aliases if fnmatchcase(name, alias)), "")
         return self.others.get(target, self.first)
@@ -116,6 +116,7 @@ class ModelPool:
                 break  # it is not started, or dead: whoever owns it says so
             if model.changing is None or model.changing.done():
                 model.changing = asyncio.create_task(self._wake(model), name=f"aengine-model-{model.name}")
+                model.changing.add_done_callback(lambda task: task.cancelled() or task.exception())  # whoever waits gets it, or nobody
             await asyncio.shield(model.changing)
         return model
 
@@ -171,7 +172,7 @@ class ModelPool:
     async def _load(self, model: PooledModel) -> None:
         assert model.choice is not None
         await self._unload(model)
-        engine = _engine_of(model.choice.engine)
+        engine = _engine_of(model.choice)
         begin = time.monotonic()
         try:
             await engine.start()
@@ -184,6 +185,9 @@ class ModelPool:
 
     def _measure(self, model: PooledModel) -> None:
         if model.engine is None or not model.engine.healthy:
+            return
+        if model.choice is not None and model.choice.router is not None:  # whose replicas have memory of their own
+            model.info = model.engine.model_info
             return
         with suppress(EngineStateError):  # another's, which is not started
             model.info, limits = model.engine.model_info, model.engine.engine_info
@@ -202,7 +206,7 @@ class ModelPool:
         """Have others give back what `wanted` needs, those first that nobody has used for longest."""
         if self._memory is None:
             return
-        if wanted.choice is not None and not wanted.num_bytes:
+        if wanted.choice is not None and wanted.choice.router is None and not wanted.num_bytes:
             wanted.num_weight_bytes = await asyncio.to_thread(_weight_bytes, wanted.choice.engine)
             wanted.num_bytes = wanted.num_weight_bytes + (wanted.choice.engine.kv_cache_memory or 0)
         self._measure(self.first)
@@ -226,7 +230,8 @@ class ModelPool:
                 await self._idle.wait()
 
     def _may_rest(self, model: PooledModel) -> bool:
-        return not model.users and model.changing is None and not (model.choice is not None and model.choice.pin)
+        stays = model.choice is not None and (model.choice.pin or model.choice.router is not None)
+        return not model.users and model.changing is None and not stays
 
     async def _rest(self, model: PooledModel, level: int) -> None:
         """Go to `level`, or further where the model cannot."""
@@ -267,10 +272,15 @@ class ModelPool:
         return is_there and self._may_rest(model) and time.monotonic() - model.used_at >= seconds
 
 
-def _engine_of(config: EngineConfig) -> ServedEngine:
-    from aengine.engine.async_engine import AsyncEngine  # a server of one model may have a router in its place
+def _engine_of(choice: ModelChoice) -> ServedEngine:
+    """One that is not started. What it is made of is imported with it."""
+    if choice.router is not None:
+        from aengine.router.router import Router
 
-    return AsyncEngine(config)
+        return Router(choice.engine, config=choice.router)
+    from aengine.engine.async_engine import AsyncEngine
+
+    return AsyncEngine(choice.engine)
 
 
 def _weight_bytes(config: EngineConfig) -> int:
