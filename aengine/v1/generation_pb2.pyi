@@ -830,6 +830,7 @@ class GenerationEvent(_message.Message):
     DELTA_FIELD_NUMBER: _builtins.int
     SEQUENCE_FINISHED_FIELD_NUMBER: _builtins.int
     FINISHED_FIELD_NUMBER: _builtins.int
+    LOADING_FIELD_NUMBER: _builtins.int
     event_number: _builtins.int
     """Position of this event in the stream, counted from 0 without gaps."""
     @_builtins.property
@@ -852,6 +853,12 @@ class GenerationEvent(_message.Message):
     def finished(self) -> Global___GenerationFinished:
         """The request ended; nothing follows."""
 
+    @_builtins.property
+    def loading(self) -> Global___ModelLoading:
+        """The request waits for its model, one of several of a server, to be loaded. Each second, before
+        `started`, in StreamGenerate of requests that are not resumable.
+        """
+
     def __init__(
         self,
         *,
@@ -861,20 +868,38 @@ class GenerationEvent(_message.Message):
         delta: Global___GenerationDelta | None = ...,
         sequence_finished: Global___SequenceFinished | None = ...,
         finished: Global___GenerationFinished | None = ...,
+        loading: Global___ModelLoading | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["delta", b"delta", "event", b"event", "finished", b"finished", "prompt_logprobs", b"prompt_logprobs", "sequence_finished", b"sequence_finished", "started", b"started"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["delta", b"delta", "event", b"event", "finished", b"finished", "loading", b"loading", "prompt_logprobs", b"prompt_logprobs", "sequence_finished", b"sequence_finished", "started", b"started"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["delta", b"delta", "event", b"event", "event_number", b"event_number", "finished", b"finished", "prompt_logprobs", b"prompt_logprobs", "sequence_finished", b"sequence_finished", "started", b"started"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["delta", b"delta", "event", b"event", "event_number", b"event_number", "finished", b"finished", "loading", b"loading", "prompt_logprobs", b"prompt_logprobs", "sequence_finished", b"sequence_finished", "started", b"started"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_event: _TypeAlias = _typing.Literal["started", "prompt_logprobs", "delta", "sequence_finished", "finished"]  # noqa: Y015
+    _WhichOneofReturnType_event: _TypeAlias = _typing.Literal["started", "prompt_logprobs", "delta", "sequence_finished", "finished", "loading"]  # noqa: Y015
     _WhichOneofArgType_event: _TypeAlias = _typing.Literal["event", b"event"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_event) -> _WhichOneofReturnType_event | None: ...
 
 Global___GenerationEvent: _TypeAlias = GenerationEvent  # noqa: Y015
 
 @_typing.final
+class ModelLoading(_message.Message):
+    """A model is being loaded."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    def __init__(
+        self,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ModelLoading: _TypeAlias = ModelLoading  # noqa: Y015
+
+@_typing.final
 class GenerationStarted(_message.Message):
-    """First event: the request is valid, tokenised and queued."""
+    """First event but for ModelLoading: the request is valid, tokenised and queued."""
 
     DESCRIPTOR: _descriptor.Descriptor
 

@@ -23,10 +23,17 @@ from aengine.server.config.options import ModelChoice
 from aengine.server.config.settings import SettingsError, read_settings
 from aengine.server.core.errors import ServiceError
 from aengine.server.core.model_pool import ModelPool
+from aengine.server.grpc.generation import events
 from aengine.server.http import door
 from aengine.v1.embedding_service_pb2 import EmbedRequest
 from aengine.v1.embedding_service_pb2_grpc import EmbeddingServiceStub
-from aengine.v1.generation_service_pb2 import BatchGenerateRequest, CancelRequestsRequest, GenerateRequest, GetRequestRequest
+from aengine.v1.generation_service_pb2 import (
+    BatchGenerateRequest,
+    CancelRequestsRequest,
+    GenerateRequest,
+    GetRequestRequest,
+    StreamGenerateRequest,
+)
 from aengine.v1.model_service_pb2 import GetModelRequest, ListModelsRequest
 from aengine.v1.model_service_pb2_grpc import ModelServiceStub
 from aengine.v1.tokenizer_service_pb2 import TokenizeRequest
@@ -132,6 +139,27 @@ async def test_a_stream_whose_model_is_loaded_says_so(monkeypatch: pytest.Monkey
         assert again.startswith("data: {")
         failed = (await client.post("/v1/messages", json={**body("broken", stream=True), "seed": 1})).text
         assert '"message":"model \'broken\' cannot be loaded' in failed
+
+
+async def test_a_stream_of_grpc_whose_model_is_loaded_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(events, "PROGRESS_SECONDS", 0.001)
+    async with several(choice("b"), choice("c")) as (serve, pool, _):
+        spec = text_spec(model="b")
+        spec.stopping.max_tokens = 3
+        asked = StreamGenerateRequest(spec=spec)
+        told = [response.event async for response in serve.generation.StreamGenerate(asked)]
+        assert [event.event_number for event in told] == list(range(len(told)))
+        kinds = [event.WhichOneof("event") for event in told]
+        assert kinds[: kinds.index("started")] == ["loading"] * kinds.index("started")
+        assert kinds[0] == "loading"
+        again = [response.event async for response in serve.generation.StreamGenerate(asked)]
+        assert again[0].HasField("started") or again[0].HasField("loading")
+        asked.spec.model = "c"
+        call = serve.generation.StreamGenerate(asked)
+        assert (await anext(aiter(call))).event.HasField("loading")
+        call.cancel()
+        await until(lambda: not pool.others["c"].users)
+        await until(lambda: not serve.server.in_flight)
 
 
 async def test_a_client_that_leaves_while_its_model_loads_holds_nothing() -> None:

@@ -127,6 +127,8 @@ def _check_size(num_bytes: int, max_bytes: int) -> None:
         raise ServiceError("ANSWER_TOO_LARGE", f"the answer takes more than {max_bytes} bytes in one message")
 
 
+PROGRESS_SECONDS = 1.0
+"""Between two events of a request whose model is loaded."""
 MAX_PROMPT_LOGPROBS_BYTES = 512 * 1024
 """Largest event with logprobs of the prompt. A larger one would hold up other streams of the same connection."""
 _TOKEN_BYTES = 64  # a token with its text and its part of the events around it, usually
@@ -140,7 +142,8 @@ class EventWriter:
     `new_event` gives the empty message of the next event, wherever the caller wants it; an event is whole when a method returns.
     """
 
-    def __init__(self, generation: MessageGeneration, new_event: Callable[[], GenerationEvent]) -> None:
+    def __init__(self, generation: MessageGeneration, new_event: Callable[[], GenerationEvent], num_events: int = 0) -> None:
+        """`num_events`: that were sent before."""
         output = generation.spec.output
         self.generation = generation
         self._note = generation.core.note_tokens
@@ -149,7 +152,7 @@ class EventWriter:
         self._text = wants_text(output)
         self._token_ids = output.token_ids
         self._delta_tokens = generation.policy.delta_tokens
-        self._num_events = 0
+        self._num_events = num_events
         self._num_tokens = Counter(dict(enumerate(generation.core.known_lengths)))  # of each sequence, with those that are written
         self.prompt_is_due = output.HasField("prompt_logprobs")
         entries = 2 * (1 + output.logprobs.top_k) if output.HasField("logprobs") else 0
@@ -257,8 +260,21 @@ async def stream_responses(
         ready.append(response)
         return response.event
 
-    async with await submit_message(backend, request, deadline) as generation:
-        stream, policy, writer = generation.stream, generation.policy, EventWriter(generation, new_event)
+    submitting, num_loading = submit_message(backend, request, deadline), 0
+    if backend.models is not None and not resume_token:  # whose events are numbered from the first that it has
+        task = asyncio.create_task(submitting)
+        try:
+            while not (await asyncio.wait((task,), timeout=PROGRESS_SECONDS))[0]:
+                new_event().event_number = num_loading
+                ready[-1].event.loading.SetInParent()
+                num_loading += 1
+                yield ready.pop()
+        except BaseException:
+            await _leave(task)
+            raise
+        submitting = _result_of(task)
+    async with await submitting as generation:
+        stream, policy, writer = generation.stream, generation.policy, EventWriter(generation, new_event, num_loading)
         is_alone, read = generation.core.most_at_once == 1, generation.core.reader()
         most = 1 if is_alone else max(READ_TOKENS, policy.delta_tokens)
         await stream.started()
@@ -284,6 +300,18 @@ async def stream_responses(
             for response in ready:
                 yield response
             ready.clear()
+
+
+async def _result_of(task: asyncio.Task[MessageGeneration]) -> MessageGeneration:
+    return task.result()
+
+
+async def _leave(task: asyncio.Task[MessageGeneration]) -> None:
+    """Nobody reads what the task submits."""
+    task.cancel()
+    await asyncio.wait((task,))
+    if not task.cancelled() and task.exception() is None:
+        await task.result().core.close()
 
 
 def _runs(tokens: Sequence[Token], most: int) -> Iterator[list[Token]]:
