@@ -34,7 +34,10 @@ def hidden_of(model: Any, ids: list[int], **inputs: Any) -> torch.Tensor:
     return states
 
 
-@pytest.mark.parametrize("name", MODELS)
+FEW = ("bert", "xlm-r", "modernbert-mean", "bert-labels", "qwen3-one")
+
+
+@pytest.mark.parametrize("name", [name if name in FEW else pytest.param(name, marks=pytest.mark.slow) for name in MODELS])
 async def test_what_transformers_says(name: str, tmp_path: Path) -> None:
     """Prompts of all lengths at once, more than a step has: each is computed in one step, with others beside it."""
     model = save_encoder(name, tmp_path)
