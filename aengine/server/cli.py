@@ -1,4 +1,4 @@
-"""`aengine-grpc` and `aengine-serve`: one engine behind a port of gRPC, of HTTP or both, from flags to exit code.
+"""`aengine-grpc` and `aengine-serve`: one engine, or several, behind a port of gRPC, of HTTP or both, from flags to exit code.
 
 Owns the command line: its help, `--check`, and how errors are shown. Every field of `ServerConfig` and `EngineConfig` is a flag; its
 docstring is the help. Heavy modules are imported after the flags are read, so that --help and a typo answer at once.

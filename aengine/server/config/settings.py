@@ -55,10 +55,10 @@ class ServerProgram(NamedTuple):
     defaults: Mapping[str, Any] = {}  # of `ServerConfig`
 
 
-GRPC = ServerProgram("aengine-grpc", "Serve one model over gRPC.")
+GRPC = ServerProgram("aengine-grpc", "Serve a model, or several, over gRPC.")
 HTTP = ServerProgram(
     "aengine-serve",
-    "Serve one model over HTTP, with the APIs of OpenAI and Anthropic, and a page to chat on.",
+    "Serve a model, or several, over HTTP, with the APIs of OpenAI and Anthropic, and a page to chat on.",
     {"http_port": "--port", "port": "--grpc-port"},
     {"http_port": 8000, "port": None},
 )
