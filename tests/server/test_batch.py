@@ -19,6 +19,7 @@ from aengine.api.errors import QueueFullError
 from aengine.api.outputs import FinishReason, Token
 from aengine.server.core.calls_in_flight import Admission
 from aengine.server.core.core import Backend
+from aengine.server.core.journal import Journal, StoredAnswer
 from aengine.server.grpc.generation.batch import MAX_REQUESTS, MAX_UNSENT, batch_responses
 from aengine.v1.generation_pb2 import FINISH_REASON_CANCELLED, GenerationSpec, OutputOptions, StreamOptions
 from aengine.v1.generation_service_pb2 import (
@@ -294,7 +295,16 @@ async def test_one_that_is_deleted_ends(tmp_path: Path) -> None:
         assert await serve.server.core.journal.unfinished("") == []
 
 
-async def test_the_next_server_goes_on_with_it(tmp_path: Path) -> None:
+async def test_the_next_server_goes_on_with_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also for a client that asks before the server has found it."""
+    unfinished = Journal.unfinished
+
+    async def late(self: Journal, start: str) -> list[StoredAnswer]:
+        for _ in range(300):  # turns of the loop, in which the client asks
+            await asyncio.sleep(0)
+        return await unfinished(self, start)
+
+    monkeypatch.setattr(Journal, "unfinished", late)
     async with OracleEngine() as engine:
         gate = StepGate(engine)
         async with serving(engine, journal=str(tmp_path)) as serve:

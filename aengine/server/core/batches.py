@@ -156,6 +156,12 @@ class Batches:
         if self._resuming is None:
             self._resuming = asyncio.create_task(self._resume(), name="aengine-batches")
 
+    async def find(self, name: str) -> Batch | None:
+        """The one of this name that runs; those of the process before count as soon as this one may go on with them."""
+        if name not in self.running and self._resuming is not None:
+            await asyncio.wait((self._resuming,))
+        return self.running.get(name)
+
     async def aclose(self) -> None:
         """What runs stays unfinished in the journal."""
         tasks = [batch.task for batch in self.running.values() if batch.task is not None]

@@ -198,7 +198,7 @@ class FilesAndBatches:
         name, _, part = exchange.rest.partition("/")
         await exchange.read()
         stored = await self._find(name, "batch", part == "cancel", part)
-        if (batch := self.batches.running.get(name)) is not None:
+        if (batch := await self.batches.find(name)) is not None:
             batch.entry = _with(batch.entry, status="cancelling", cancelling_at=int(time.time()))
             await self.batches.stop_batch(batch, "cancelled")
             stored = batch.entry

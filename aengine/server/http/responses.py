@@ -227,6 +227,8 @@ class StoredResponses:
     async def find(self, name: str) -> Background | StoredAnswer:
         """Raises ServiceError (REQUEST_NOT_FOUND)."""
         caller = current_caller()
+        if name not in self._running and self._resuming is not None:  # it may be one of the process before
+            await asyncio.wait((self._resuming,))
         if (job := self._running.get(name)) is not None and caller.may_see(job.stored.owner):
             return job
         stored = await self._journal.get_answer(name, caller) if name.startswith("resp_") else None

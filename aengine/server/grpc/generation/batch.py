@@ -106,7 +106,7 @@ class StoredBatches:
     async def delete(self, batch_id: str) -> None:
         """End and forget a batch. Raises `ServiceError` (REQUEST_NOT_FOUND)."""
         name = _name_of(batch_id, current_caller())
-        if (batch := self.batches.running.get(name)) is not None:
+        if (batch := await self.batches.find(name)) is not None:
             await self.batches.stop_batch(batch, "cancelled")
         elif await self._journal.get_answer(name, current_caller()) is None:
             raise _unknown(batch_id)
@@ -136,7 +136,7 @@ class StoredBatches:
 
     async def _read(self, name: str, batch_id: str) -> AsyncGenerator[Any, None]:
         seen: set[int] = set()
-        if (batch := self.batches.running.get(name)) is not None:
+        if (batch := await self.batches.find(name)) is not None:
             async for index, answer in self.batches.answers(batch):
                 seen.add(index)
                 yield answer
@@ -144,6 +144,8 @@ class StoredBatches:
                 await asyncio.wait((batch.task,))
         if (stored := await self._journal.get_answer(name, current_caller())) is None:
             raise _unknown(batch_id)
+        if not stored.ended:
+            raise ServiceError("NOT_READY", f"batch {clip(batch_id)!r} does not run yet")
         for index, answer in enumerate(unpack(stored.answer)):
             if index not in seen:
                 yield answer
