@@ -20,7 +20,7 @@ from aengine.api.outputs import FinishReason, Token
 from aengine.server.core.calls_in_flight import Admission
 from aengine.server.core.core import Backend
 from aengine.server.core.journal import Journal, StoredAnswer
-from aengine.server.grpc.generation.batch import MAX_REQUESTS, MAX_UNSENT, batch_responses
+from aengine.server.grpc.generation.batch import MAX_REQUESTS, MAX_UNSENT, StoredBatches, batch_responses
 from aengine.v1.generation_pb2 import FINISH_REASON_CANCELLED, GenerationSpec, OutputOptions, StreamOptions
 from aengine.v1.generation_service_pb2 import (
     BatchGenerateRequest,
@@ -297,19 +297,26 @@ async def test_one_that_is_deleted_ends(tmp_path: Path) -> None:
 
 async def test_the_next_server_goes_on_with_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Also for a client that asks before the server has found it."""
-    unfinished = Journal.unfinished
+    unfinished, responses, asked = Journal.unfinished, StoredBatches.responses, asyncio.Event()
 
     async def late(self: Journal, start: str) -> list[StoredAnswer]:
-        for _ in range(300):  # turns of the loop, in which the client asks
+        await asked.wait()
+        for _ in range(100):  # turns of the loop, in which an answer that waits for nothing would come
             await asyncio.sleep(0)
         return await unfinished(self, start)
 
+    def noted(self: StoredBatches, request: BatchGenerateRequest) -> Any:
+        asked.set()
+        return responses(self, request)
+
     monkeypatch.setattr(Journal, "unfinished", late)
+    monkeypatch.setattr(StoredBatches, "responses", noted)
     async with OracleEngine() as engine:
         gate = StepGate(engine)
         async with serving(engine, journal=str(tmp_path)) as serve:
             await begin_stored(engine, serve, gate)
             gate.open()
+        asked.clear()
         async with serving(engine, journal=str(tmp_path)) as serve:
             generate = serve.generation.BatchGenerate
             told = await all_of(generate(BatchGenerateRequest(batch_id="mine")))
