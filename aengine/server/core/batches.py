@@ -104,6 +104,7 @@ class Batch:
         self.stopped = ""  # why no more requests are begun: "cancelled", "expired"
         self.task: asyncio.Task[None] | None = None
         self.workers: list[asyncio.Task[None]] = []
+        self.tried_again = False  # what was left without an answer
         self.changed = asyncio.Event()
 
     def decided(self, index: int) -> Decided:
@@ -231,8 +232,17 @@ class Batches:
                 timer.cancel()
             for worker in batch.workers:
                 worker.cancel()
-            await asyncio.gather(*batch.workers, return_exceptions=True)
+            for ended in await asyncio.gather(*batch.workers, return_exceptions=True):
+                if isinstance(ended, Exception):
+                    _log.error("a request of %s has no answer", batch.entry.name, exc_info=ended)
         answers = [await self._answer_of(batch, index) for index in range(len(batch.requests))]
+        lost = [index for index, answer in enumerate(answers) if answer is None]
+        if lost and not batch.stopped and (len(lost) < len(batch.requests) or not batch.answered):
+            for index in lost:
+                batch.answered.pop(index, None)
+            if not batch.tried_again:
+                batch.tried_again = True
+                return await self._answer_all(batch)
         try:
             batch.entry = await self._door.finish(batch, answers)
             await self._journal.put_answer(replace(batch.entry, ended=True))

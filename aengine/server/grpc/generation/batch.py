@@ -147,7 +147,7 @@ class StoredBatches:
         if not stored.ended:
             raise ServiceError("NOT_READY", f"batch {clip(batch_id)!r} does not run yet")
         for index, answer in enumerate(unpack(stored.answer)):
-            if index not in seen:
+            if index not in seen and answer:
                 yield answer
 
     async def answer(self, batch: Batch, index: int) -> Answered:
@@ -165,7 +165,7 @@ class StoredBatches:
 
     async def finish(self, batch: Batch, answers: Sequence[bytes | None]) -> StoredAnswer:
         """The entry of a batch that has ended, with its responses."""
-        return replace(batch.entry, answer=pack([answer for answer in answers if answer is not None]))
+        return replace(batch.entry, answer=pack([answer or b"" for answer in answers]))
 
     def expiry(self, batch: Batch) -> float | None:
         """Never."""
