@@ -319,5 +319,6 @@ async def test_the_next_server_goes_on_with_it(tmp_path: Path, monkeypatch: pyte
         asked.clear()
         async with serving(engine, journal=str(tmp_path)) as serve:
             generate = serve.generation.BatchGenerate
+            assert await all_of(generate(BatchGenerateRequest(batch_id="mine")))
             told = await all_of(generate(BatchGenerateRequest(batch_id="mine")))
             assert told == await all_of(generate(BatchGenerateRequest(requests=stored(5, "").requests)))
