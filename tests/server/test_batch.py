@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from contextlib import aclosing
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,7 @@ from oracle_engine import OracleEngine, StepGate, idle, until
 
 from aengine.api.errors import QueueFullError
 from aengine.api.outputs import FinishReason, Token
+from aengine.server.core.batches import Answered, Batch
 from aengine.server.core.calls_in_flight import Admission
 from aengine.server.core.core import Backend
 from aengine.server.core.journal import Journal, StoredAnswer
@@ -319,6 +321,28 @@ async def test_the_next_server_goes_on_with_it(tmp_path: Path, monkeypatch: pyte
         asked.clear()
         async with serving(engine, journal=str(tmp_path)) as serve:
             generate = serve.generation.BatchGenerate
-            assert await all_of(generate(BatchGenerateRequest(batch_id="mine")))
-            told = await all_of(generate(BatchGenerateRequest(batch_id="mine")))
-            assert told == await all_of(generate(BatchGenerateRequest(requests=stored(5, "").requests)))
+            told, again = [await all_of(generate(BatchGenerateRequest(batch_id="mine"))) for _ in range(2)]
+            assert told == again == await all_of(generate(BatchGenerateRequest(requests=stored(5, "").requests)))
+
+
+async def test_what_is_begun_while_the_server_looks_for_others_runs_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    unfinished, answer, may_look, served = Journal.unfinished, StoredBatches.answer, asyncio.Event(), Counter[int]()
+
+    async def late(self: Journal, start: str) -> list[StoredAnswer]:
+        await may_look.wait()
+        return await unfinished(self, start)
+
+    async def counted(self: StoredBatches, batch: Batch, index: int) -> Answered:
+        served[index] += 1
+        return await answer(self, batch, index)
+
+    monkeypatch.setattr(Journal, "unfinished", late)
+    monkeypatch.setattr(StoredBatches, "answer", counted)
+    async with OracleEngine() as engine, serving(engine, journal=str(tmp_path)) as serve:
+        gate = StepGate(engine)
+        await begin_stored(engine, serve, gate)
+        may_look.set()
+        await until(serve.server._grpc._batches.batches._resuming.done)  # type: ignore[union-attr]
+        gate.open()
+        assert sorted(await all_of(serve.generation.BatchGenerate(BatchGenerateRequest(batch_id="mine")))) == list(range(5))
+        assert served == dict.fromkeys(range(5), 1)

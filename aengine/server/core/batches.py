@@ -104,7 +104,6 @@ class Batch:
         self.stopped = ""  # why no more requests are begun: "cancelled", "expired"
         self.task: asyncio.Task[None] | None = None
         self.workers: list[asyncio.Task[None]] = []
-        self.tried_again = False  # what was left without an answer
         self.changed = asyncio.Event()
 
     def decided(self, index: int) -> Decided:
@@ -205,7 +204,7 @@ class Batches:
         batch.changed.set()
 
     async def _resume(self) -> None:
-        for stored in await self._journal.unfinished(self._start):
+        for stored in await self._journal.left_behind(self._start):
             held = await self._journal.get_answer(f"{stored.name}/requests", Caller())
             batch = Batch(stored, Caller(stored.owner, sees_all=stored.owner is None), [] if held is None else unpack(held.answer))
             for part in await self._journal.list_parts(stored.name):
@@ -236,13 +235,6 @@ class Batches:
                 if isinstance(ended, Exception):
                     _log.error("a request of %s has no answer", batch.entry.name, exc_info=ended)
         answers = [await self._answer_of(batch, index) for index in range(len(batch.requests))]
-        lost = [index for index, answer in enumerate(answers) if answer is None]
-        if lost and not batch.stopped and (len(lost) < len(batch.requests) or not batch.answered):
-            for index in lost:
-                batch.answered.pop(index, None)
-            if not batch.tried_again:
-                batch.tried_again = True
-                return await self._answer_all(batch)
         try:
             batch.entry = await self._door.finish(batch, answers)
             await self._journal.put_answer(replace(batch.entry, ended=True))

@@ -68,6 +68,7 @@ class Journal:
         self._lock: int | None = None
         self._database: sqlite3.Connection | None = None
         self._used = 0  # bytes
+        self._before: set[str] = set()  # entries that had not ended when the file was opened, and were not put since
         self._followed: dict[str, Progress] = {}  # of entries that have not ended
         self._writing: asyncio.Task[None] | None = None
 
@@ -84,6 +85,7 @@ class Journal:
     async def put_answer(self, stored: StoredAnswer) -> None:
         """In place of that of the same name, whose progress is forgotten."""
         self._followed.pop(stored.name, None)
+        self._before.discard(stored.name)
         await self._run(self._put, stored)
 
     async def get_answer(self, name: str, caller: Caller) -> StoredAnswer | None:
@@ -127,9 +129,13 @@ class Journal:
         return await self._run(self._select, where, name, columns="name, owner, created, ended, asked, x'', x''")
 
     async def unfinished(self, start: str) -> list[StoredAnswer]:
-        """Entries whose names begin with `start` that the process was at that had the journal before. Parts are none of them."""
+        """Entries whose names begin with `start` that have not ended. Parts are none of them."""
         where = "NOT ended AND substr(name, 1, length(?1)) = ?1 AND instr(name, '/') = 0 ORDER BY created"
         return await self._run(self._select, where, start)
+
+    async def left_behind(self, start: str) -> list[StoredAnswer]:
+        """Of `unfinished` what the process was at that had the journal before, and not what this one has begun."""
+        return [stored for stored in await self.unfinished(start) if stored.name in self._before]
 
     async def close_file(self) -> None:
         """May be called again."""
@@ -178,6 +184,7 @@ class Journal:
         database = self._database = sqlite3.connect(path, isolation_level=None, check_same_thread=False)
         database.executescript("PRAGMA journal_mode = WAL; PRAGMA synchronous = NORMAL; PRAGMA secure_delete = ON;" + _SCHEMA)
         self._count()
+        self._before = {name for (name,) in database.execute("SELECT name FROM answers WHERE NOT ended")}
 
     def _put(self, stored: StoredAnswer) -> None:
         database = self._opened()

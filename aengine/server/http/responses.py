@@ -206,7 +206,7 @@ class StoredResponses:
         job.task = asyncio.create_task(run(), name="aengine-response")
 
     async def _resume(self) -> None:
-        for stored in await self._journal.unfinished("resp_"):
+        for stored in await self._journal.left_behind("resp_"):
             held = json.loads(stored.asked)
             CURRENT_CALL.set(CallRecord("", "", stored.name, caller=Caller(stored.owner, sees_all=stored.owner is None)))
             try:

@@ -119,6 +119,28 @@ async def test_one_that_has_no_room_at_its_end_is_not_made_again(tmp_path: pathl
             await serve.client.request("DELETE", f"/v1/responses/{name}")
 
 
+async def test_what_is_begun_while_the_server_looks_for_others_runs_once(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    unfinished, may_look = Journal.unfinished, asyncio.Event()
+
+    async def late(self: Journal, start: str) -> list[StoredAnswer]:
+        await may_look.wait()
+        return await unfinished(self, start)
+
+    monkeypatch.setattr(Journal, "unfinished", late)
+    body = {"input": "Once", "background": True, "max_output_tokens": 1500, "ignore_eos": True}
+    async with AsyncEngine("demo", kv_cache_memory=32 << 20) as engine, serving_http(engine, journal=str(tmp_path)) as serve:
+        name = (await serve.post("/v1/responses", body)).json()["id"]
+        assert serve.server._http is not None
+        stored = serve.server._http._stored
+        begun = stored._running[name]
+        may_look.set()
+        assert stored._resuming is not None
+        await stored._resuming
+        assert stored._running == {name: begun}
+        assert [one.name for one in await unfinished(serve.server.core.journal, "resp_")] == [name], "it has not failed"
+        assert (await serve.client.post(f"/v1/responses/{name}/cancel")).json()["status"] == "cancelled"
+
+
 class Kills:
     """Clients of one server after the other: stored responses, resumable streams of both doors, and a batch. What each has read so far is
     all that it knows when a server is killed."""
