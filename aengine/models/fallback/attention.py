@@ -61,8 +61,10 @@ class _WholeLayer:
         """[1, heads, T, width] each -> [1, T, heads, width]. `window`: tokens nearer than this see each other."""
         found = []
         for begin, end in self.slot.spans:
-            places = torch.arange(end - begin, device=query.device)
-            mask = None if window is None or end - begin <= window else (places[:, None] - places).abs() < window
+            mask = None
+            if window is not None and end - begin > window:
+                places = torch.arange(end - begin, device=query.device)
+                mask = (places[:, None] - places).abs() < window
             q, k, v = (one[:, :, begin:end] for one in (query, key, value))
             found.append(nn.functional.scaled_dot_product_attention(q, k, v, mask, scale=scale, enable_gqa=q.shape[1] != k.shape[1]))
         return torch.cat(found, 2).transpose(1, 2)

@@ -167,6 +167,7 @@ def probe(config: Any) -> FallbackSpec:
     leave_out(model, unused)
     parameters = {name: parameter.numel() for name, parameter in model.named_parameters()}
     total = sum(parameters.values())
+    padding = padding_of(model) if encodes else None
     experts = sum(size for name, size in parameters.items() if ".experts." in name)
     eos = getattr(config, "eos_token_id", None) or getattr(text, "eos_token_id", None)
     return FallbackSpec(
@@ -175,9 +176,7 @@ def probe(config: Any) -> FallbackSpec:
         architecture=type(model).__name__,
         vocab_size=text.vocab_size,
         hidden_size=head.weight.shape[1],
-        max_position_embeddings=_context(text) - (-1 if (padding := padding_of(model)) is None else padding) - 1
-        if encodes
-        else _context(text),
+        max_position_embeddings=_context(text) - (0 if padding is None else padding + 1),
         num_parameters=total,
         num_active_parameters=total - experts + round(experts * _active_experts(text)),
         attention=(LayerCall("", 1, 1, _TOKEN_WIDTH, _TOKEN_WIDTH, Scoring(scale=1.0)),) if encodes else tuple(calls.values()),

@@ -16,7 +16,8 @@ from aengine.models.sharding import own, sharded_weights, vocab_bounds
 from aengine.models.spec import ModelSpec
 from aengine.parallel.shard import WHOLE, Shard
 
-_BITS = {"int8": 8, "fp8": 8, "int4": 4.5}  # of a weight with its share of the scales
+BITS = {"int8": 8, "fp8": 8, "int4": 4.5}
+"""How many bits a weight takes by `EngineConfig.quantization`, with its share of the scales."""
 
 
 def weight_bytes(
@@ -37,7 +38,7 @@ def weight_bytes(
             found[name] = quantized[source] * size // math.prod(whole[source].shape)
         elif quantizable and config.quantization != "none":
             is_head = stem in ("embedding", "head")
-            found[name] = int(size * (8 if is_head else _BITS[config.quantization]) / 8)
+            found[name] = int(size * (8 if is_head else BITS[config.quantization]) / 8)
         else:
             found[name] = size * itemsize
     return found

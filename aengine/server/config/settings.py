@@ -42,7 +42,7 @@ MODELS_TABLE = "models"
 OWN_OPTIONS = ("model", "revision", "adapters", "speculative", "speculative_model")
 """Options of an engine that its model alone has."""
 KV_SHARE = 8
-"""Of the memory of all models, the part of one's KV cache where nothing is said."""
+"""The KV cache of a model takes this part of the memory of all models where nothing is said."""
 TABLES: Mapping[str, type] = {"server": ServerConfig, "engine": EngineConfig, "router": RouterConfig, "ray": RayConfig}
 
 

@@ -24,11 +24,11 @@ from aengine.server.core.journal import Journal, StoredAnswer, pack, unpack
 _log = logging.getLogger("aengine")
 BATCH_URLS = ("/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/embeddings")
 PRIORITY = 50
-"""Of requests that ask for none: those that somebody waits for come first."""
+"""The priority of requests that ask for none: those that somebody waits for come first."""
 MOST_AT_ONCE = 256
 """Requests of all batches together in the engine, at most."""
 SHARE_AT_ONCE = 0.75
-"""Of the sequences that the engine runs at a time: the others are for those who wait for their answers."""
+"""The part of the sequences that the engine runs at a time; the others are for those who wait for their answers."""
 
 
 class BatchError(AEngineError):
@@ -117,6 +117,12 @@ class Batch:
         return f"{self.entry.name}/{index:08d}"
 
 
+def _stop_workers(batch: Batch, why: str) -> None:
+    batch.stopped = batch.stopped or why
+    for worker in batch.workers:
+        worker.cancel()
+
+
 class BatchDoor(Protocol):
     """What the batches of one door are made of."""
 
@@ -172,9 +178,7 @@ class Batches:
 
     async def stop_batch(self, batch: Batch, why: str) -> None:
         """End it: what runs is cancelled. Returns when that is stored."""
-        batch.stopped = batch.stopped or why
-        for worker in batch.workers:
-            worker.cancel()
+        _stop_workers(batch, why)
         if batch.task is not None:
             await asyncio.wait((batch.task,))
 
@@ -206,7 +210,7 @@ class Batches:
     async def _resume(self) -> None:
         for stored in await self._journal.left_behind(self._start):
             held = await self._journal.get_answer(f"{stored.name}/requests", Caller())
-            batch = Batch(stored, Caller(stored.owner, sees_all=stored.owner is None), [] if held is None else unpack(held.answer))
+            batch = Batch(stored, Caller.of_owner(stored.owner), [] if held is None else unpack(held.answer))
             for part in await self._journal.list_parts(stored.name):
                 number = part.name.rpartition("/")[2]
                 if number.isdecimal():
@@ -222,7 +226,7 @@ class Batches:
         batch.workers = [asyncio.create_task(self._work(batch, left, rooms)) for _ in range(min(at_once, len(batch.requests)))]
         expiry, timer = self._door.expiry(batch), None
         if expiry is not None:
-            timer = asyncio.get_running_loop().call_later(expiry - time.time(), self._expire, batch)
+            timer = asyncio.get_running_loop().call_later(expiry - time.time(), _stop_workers, batch, "expired")
         try:
             if batch.workers:
                 await asyncio.wait(batch.workers)
@@ -241,11 +245,6 @@ class Batches:
             await self._journal.delete_parts(batch.entry.name)
         except OSError as error:
             _log.error("the answers of %s cannot be stored: %s", batch.entry.name, error)
-
-    def _expire(self, batch: Batch) -> None:
-        batch.stopped = batch.stopped or "expired"
-        for worker in batch.workers:
-            worker.cancel()
 
     async def _answer_of(self, batch: Batch, index: int) -> bytes | None:
         stored = await self._journal.get_answer(batch.part(index), Caller()) if index in batch.answered else None

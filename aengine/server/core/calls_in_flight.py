@@ -50,6 +50,11 @@ class Caller:
     name: str | None = None  # of the token or of the certificate; None for those that need neither
     sees_all: bool = True  # whether the requests of others are shown to it: to administrators, and where nobody is asked who they are
 
+    @classmethod
+    def of_owner(cls, owner: str | None) -> Caller:
+        """Who asked for something that is stored with this name."""
+        return cls(owner, sees_all=owner is None)
+
     def may_see(self, owner: str | None) -> bool:
         """Whether what the caller of this name asked for is shown to it."""
         return self.sees_all or owner == self.name

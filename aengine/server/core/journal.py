@@ -134,7 +134,7 @@ class Journal:
         return await self._run(self._select, where, start)
 
     async def left_behind(self, start: str) -> list[StoredAnswer]:
-        """Of `unfinished` what the process was at that had the journal before, and not what this one has begun."""
+        """What the process was at that had the journal before: of `unfinished` all that this process has not put itself."""
         return [stored for stored in await self.unfinished(start) if stored.name in self._before]
 
     async def close_file(self) -> None:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
@@ -30,8 +30,6 @@ _log = logging.getLogger("aengine")
 LOOK_SECONDS = 0.25
 """Between two looks for models that nobody has used for long."""
 _VALUE_BYTES = {"float32": 4}
-_QUANTIZED: Mapping[str, float] = {"int8": 0.5, "fp8": 0.5, "int4": 0.28}
-"""Of the bytes of 16-bit weights, with the scales."""
 _WEIGHT_FILES = ("*.safetensors", "*.bin")
 LATEST = ":latest"
 """Behind the names that Ollama's programs have for models."""
@@ -286,10 +284,11 @@ def _engine_of(choice: ModelChoice) -> ServedEngine:
 def _weight_bytes(config: EngineConfig) -> int:
     """About how many bytes the weights of a model will take, as its files say. Blocks. Raises ModelLoadError."""
     from aengine.models.loading.hub import resolve_model
+    from aengine.models.loading.weight_bytes import BITS
 
     path = resolve_model(config.model, config.revision, config.load_format)
     files = [path] if path.is_file() else next((found for pattern in _WEIGHT_FILES if (found := list(path.glob(pattern)))), [])
-    return int(sum(file.stat().st_size for file in files) * _QUANTIZED.get(config.quantization, 1.0))
+    return int(sum(file.stat().st_size for file in files) * BITS.get(config.quantization, 16) / 16)
 
 
 def _mib(num_bytes: int) -> str:

@@ -288,9 +288,9 @@ class ResumableStreams:
         self._run(resumable, write)
         return resumable
 
-    async def begin(self, resumable: Resumable, request_id: str, asked: AskedAgain, stream: TokenStream | None = None) -> None:
-        """It can be resumed from now on, under this id; after the end of the process, too, if it can be made again of `asked`. To be called
-        in the task that writes its events."""
+    async def begin(self, resumable: Resumable, request_id: str, ask: Callable[[], AskedAgain], stream: TokenStream | None = None) -> None:
+        """It can be resumed from now on, under this id; after the end of the process, too, if it can be made again of what `ask` gives. To
+        be called in the task that writes its events."""
         if resumable.request_id:  # it is made again
             resumable.stream = stream
             return
@@ -300,6 +300,7 @@ class ResumableStreams:
         call = CURRENT_CALL.get()
         if self._journal is not None and call is not None and call.decided is not None and call.decided.is_repeatable:
             decided = {name: getattr(call.decided, name) for name in ("seed", "request_id", "created", "one_by_one")}
+            asked = ask()
             held = {"door": asked.door, "request_id": request_id, "retain": resumable.retain_seconds, "decided": decided}
             name, body = f"stream_{resumable.token.hex()}", json.dumps(held).encode() + b"\n" + asked.body
             await self._save(resumable, StoredAnswer(name, resumable.owner.name, time.time(), False, body, b"{}"))
@@ -433,7 +434,7 @@ class ResumableStreams:
     def _restore(self, stored: StoredAnswer) -> None:
         header, _, body = stored.asked.partition(b"\n")
         held, token = json.loads(header), bytes.fromhex(stored.name.partition("_")[2])
-        resumable = Resumable(self._limits, held["retain"], Caller(stored.owner, sees_all=stored.owner is None), self._on_change, token)
+        resumable = Resumable(self._limits, held["retain"], Caller.of_owner(stored.owner), self._on_change, token)
         resumable.request_id, resumable.stored, replay = held["request_id"], stored, resumable.replay
         self._begun.add_request(resumable.request_id, resumable.owner, resumable)
         if stored.ended:

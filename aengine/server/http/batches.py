@@ -12,7 +12,6 @@ import uuid
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
-from urllib.parse import parse_qsl
 
 from starlette.datastructures import Headers, UploadFile
 from starlette.formparsers import MultiPartException, MultiPartParser
@@ -99,7 +98,7 @@ class FilesAndBatches:
 
     async def list_files(self, exchange: HttpExchange) -> None:
         """`GET /v1/files`, with `limit`, `after` and `purpose`."""
-        query = _query(exchange)
+        query = exchange.query_fields()
         await self._list(exchange, "file-", query, query.get("purpose"))
 
     async def get_file(self, exchange: HttpExchange) -> None:
@@ -187,7 +186,7 @@ class FilesAndBatches:
 
     async def list_batches(self, exchange: HttpExchange) -> None:
         """`GET /v1/batches`, with `limit` and `after`."""
-        await self._list(exchange, "batch_", _query(exchange))
+        await self._list(exchange, "batch_", exchange.query_fields())
 
     async def get_batch(self, exchange: HttpExchange) -> None:
         """`GET /v1/batches/{id}`."""
@@ -272,7 +271,3 @@ def _counts(batch: Batch) -> dict[str, int]:
 
 def _with(entry: StoredAnswer, **changes: Any) -> StoredAnswer:
     return replace(entry, asked=to_json({**json.loads(entry.asked), **changes}))
-
-
-def _query(exchange: HttpExchange) -> dict[str, str]:
-    return dict(parse_qsl(exchange.query.decode("latin-1")))

@@ -17,7 +17,6 @@ from contextlib import ExitStack, aclosing, contextmanager
 from copy import copy
 from dataclasses import dataclass
 from typing import Any
-from urllib.parse import parse_qsl
 
 from aengine.api.errors import InvalidRequestError
 from aengine.server.config.options import ServerConfig, is_loopback
@@ -226,11 +225,14 @@ class HttpApp:
         """Have the events of a response be kept; `begun` is set once there is one. Raises what the handler raises before."""
         replay = resumable.replay
 
+        def ask() -> AskedAgain:
+            headers = {name: values for name, values in kept.headers.items() if name not in _SECRET_HEADERS}
+            held = to_json({"path": path, "headers": headers, "query": kept.query.decode("latin-1")})
+            return AskedAgain(DOOR, held + b"\n" + kept.body)
+
         async def keep(events: bytes) -> None:
             if not begun.is_set():
-                headers = {name: values for name, values in kept.headers.items() if name not in _SECRET_HEADERS}
-                held = to_json({"path": path, "headers": headers, "query": kept.query.decode("latin-1")})
-                await self._resumables.begin(resumable, resumable.token.hex(), AskedAgain(DOOR, held + b"\n" + kept.body))
+                await self._resumables.begin(resumable, resumable.token.hex(), ask)
                 begun.set()
             for event in split_events(events):
                 await replay.append(b"id: %d\n" % replay.ring.end + event)
@@ -353,7 +355,7 @@ async def read_stream(resumables: ResumableStreams, exchange: HttpExchange) -> N
     resumable = resumables.find(exchange.rest, current_caller())
     if resumable is None:
         raise request_not_found(exchange.rest)
-    asked = dict(parse_qsl(exchange.query.decode("latin-1"))).get("from")
+    asked = exchange.query_fields().get("from")
     last = next(iter(exchange.headers.get("last-event-id", ())), None)
     text, behind = (asked, 0) if asked is not None else (last or "-1", 1)
     if not re.fullmatch(r"-1|[0-9]{1,9}", text):

@@ -12,6 +12,7 @@ from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Mutabl
 from contextlib import ExitStack
 from email.utils import formatdate
 from typing import Any, cast
+from urllib.parse import parse_qsl
 
 from aengine.server.core.calls_in_flight import Admission, Call
 from aengine.server.core.decoding import UNCOUNTED_BYTES, Decoding
@@ -76,6 +77,10 @@ class HttpExchange:
         self._read_all = False
         self._beat: asyncio.TimerHandle | None = None
         self._beat_sent = 0
+
+    def query_fields(self) -> dict[str, str]:
+        """What stands behind the `?` of the path, by name."""
+        return dict(parse_qsl(self.query.decode("latin-1")))
 
     async def read(self) -> bytes:
         """Read the body. Raises `HttpError` as soon as it shows that it is too large (413), in a coding (415, 501) or no HTTP (400), and

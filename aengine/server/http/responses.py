@@ -11,7 +11,6 @@ from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import aclosing, suppress
 from dataclasses import replace
 from typing import Any
-from urllib.parse import parse_qsl
 
 from aengine.api.errors import InvalidRequestError
 from aengine.api.fields import FieldChecks
@@ -208,7 +207,7 @@ class StoredResponses:
     async def _resume(self) -> None:
         for stored in await self._journal.left_behind("resp_"):
             held = json.loads(stored.asked)
-            CURRENT_CALL.set(CallRecord("", "", stored.name, caller=Caller(stored.owner, sees_all=stored.owner is None)))
+            CURRENT_CALL.set(CallRecord("", "", stored.name, caller=Caller.of_owner(stored.owner)))
             try:
                 check = FieldChecks()
                 given = Fields(held["body"], "", check)
@@ -248,7 +247,7 @@ class StoredResponses:
             await exchange.respond_json({"object": "list", "data": items, **ids, "has_more": False})
             return
         _refuse_part(name, part)
-        query = dict(parse_qsl(exchange.query.decode("latin-1")))
+        query = exchange.query_fields()
         if query.get("stream") != "true":
             answer = found.writer.response() if isinstance(found, Background) else json.loads(found.answer)
             await exchange.respond_json(answer)

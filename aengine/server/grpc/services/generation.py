@@ -129,8 +129,8 @@ class GenerationServicer(GenerationServiceServicer):
         async with aclosing(generated) as responses:
             async for response in responses:
                 if begun:
-                    generation, asked = begun.pop(), AskedAgain(DOOR, request.SerializeToString())
-                    await self._resumables.begin(resumable, generation.request_id, asked, generation.stream)
+                    generation = begun.pop()
+                    await self._resumables.begin(resumable, generation.request_id, partial(_asked, request), generation.stream)
                 await replay.append(response.SerializeToString())
                 if response.event.HasField("finished"):
                     await replay.wait_sent()
@@ -154,6 +154,10 @@ class GenerationServicer(GenerationServiceServicer):
             response.resumable = True
             response.next_event_number = resumable.replay.ring.end
         return response
+
+
+def _asked(request: messages.StreamGenerateRequest) -> AskedAgain:
+    return AskedAgain(DOOR, request.SerializeToString())
 
 
 def _deadline(context: ServicerContext) -> float | None:
