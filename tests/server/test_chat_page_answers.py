@@ -472,3 +472,18 @@ def test_max_tokens_up_to_the_context(engine: WrittenEngine, open_page: Open) ->
         page.button("Send").click()
     page.wait_for_end()
     assert "max_tokens" not in sent.value.post_data_json
+
+
+_READ = """async (event) => {
+  const { Answer, root } = await import("./static/turns.js");
+  const answer = new Answer(root, {});
+  answer.read(event);
+  return [answer.content, answer.tokens.map(({ pieces }) => pieces.map(([, text]) => text).join(""))];
+}"""
+
+
+def test_an_answer_that_ends_within_a_character(open_page: Open) -> None:
+    """Its text is shown token by token, though all of it came at once."""
+    tokens = [{"token": "a", "bytes": [97]}, {"token": "b", "bytes": [98]}, {"token": "�", "bytes": [0xE2, 0x82]}]
+    choice = {"token_ids": [1, 2, 3], "logprobs": {"content": tokens}, "delta": {"content": "ab�"}, "finish_reason": "length"}
+    assert open_page().page.evaluate(_READ, {"choices": [choice]}) == ["ab�", ["a", "b", "�"]]

@@ -165,6 +165,7 @@ export class Answer extends Turn {
     if (event.id) this.origin = { id: event.id };
     const entries = choice.logprobs?.content ?? (choice.token_ids ?? []).map((id) => ({ token_id: id, token: "" }));
     entries.forEach((entry, i) => this.addToken({ token_id: choice.token_ids?.[i], ...entry }));
+    if (choice.finish_reason) this.endToken();
     if (entries.length) this.firstToken ??= performance.now();
     const delta = choice.delta ?? {};
     const reasoning = delta.reasoning_content ?? delta.reasoning;
@@ -185,6 +186,12 @@ export class Answer extends Turn {
     this.raw += text;
     this.tokens.push(token);
     return token;
+  }
+
+  /** Ends the text of the last token, after which there is no more: the server shows a character that was not ended, too. */
+  endToken() {
+    this.raw += this.decoder.decode();
+    if (this.tokens.length) this.tokens.at(-1).end = this.raw.length;
   }
 
   /** Shows `text`, each part of it as a part of its token. The parser on the server leaves out marks and may hold text back. */
