@@ -10,14 +10,18 @@ import numbers
 import operator
 import re
 import reprlib
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import MISSING, dataclass, fields
 from fractions import Fraction
 from functools import cache
 from types import NoneType
-from typing import Annotated, Any, NamedTuple, get_args, get_origin, get_type_hints
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple, get_args, get_origin, get_type_hints
 
-from aengine.api.errors import ConfigError, FieldError, FieldViolation
+from aengine.api.errors import ConfigError, FieldError, FieldViolation, InvalidRequestError
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
 
 MAX_INT32 = 2**31 - 1
 MAX_UINT64 = 2**64 - 1
@@ -260,3 +264,21 @@ class _Short(reprlib.Repr):
 
 
 _SHORT = _Short()
+
+
+def read_token_ids(ids: Sequence[int] | NDArray[np.integer], most: int, field: str = "prompt") -> NDArray[np.integer]:
+    """Ids, each in 0..`most`. Raises `InvalidRequestError` (`field`)."""
+    import numpy as np  # not loaded by `import aengine`
+
+    if not len(ids):
+        return np.empty(0, np.int64)
+    try:
+        array = np.asarray(ids)
+    except ValueError:  # lists of several lengths
+        array = np.empty(0, object)
+    if array.ndim != 1 or array.dtype.kind not in "iu":
+        raise InvalidRequestError.of(field, "token ids must be integers")
+    outside = array[(array < 0) | (array > most)]
+    if len(outside):
+        raise InvalidRequestError.of(field, f"token id {int(outside[0])} is not in [0, {most}]")
+    return array

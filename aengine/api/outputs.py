@@ -18,6 +18,8 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
+    from aengine.api.receipt import Receipt
+
 
 class FinishReason(enum.Enum):
     """The reason why a sequence ended."""
@@ -181,6 +183,7 @@ class Completion:
     weights_versions: tuple[int, ...] = ()  # of the weights that made each token; empty: all by those that the engine started with
     token_texts: tuple[str, ...] = field(default=(), compare=False)
     """With logprobs: of each token, as of `Token.text`; a server may send the text of several with the last of them."""
+    receipt: Receipt | None = field(default=None, compare=False)  # of the whole request, once it has ended, where one was asked for
 
     def _repr_html_(self) -> str:
         """For notebooks: the text, and with logprobs each token on a ground that is the darker the less likely it was."""

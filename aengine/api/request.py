@@ -3,8 +3,6 @@
 Shared by engine and client. Everything of a chat is plain JSON data, so that it can be sent. Knows neither templates nor messages on the
 wire, nor how a request is served.
 
-The reading of token ids. Knows no model.
-
 Images in messages: the forms in which callers give them, and what they are sent as. Knows no pixels.
 
 A part of a content is `{"type": "image", "image": ...}`, with the bytes of a file, its name or a `pathlib.Path`, a picture of PIL, a
@@ -21,16 +19,12 @@ import sys
 from collections.abc import Mapping, Sequence, Sized
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal, TypedDict
+from typing import Annotated, Any, Literal, TypedDict
 
 from aengine.api.config import ADAPTER_NAME
 from aengine.api.errors import FieldViolation, InvalidRequestError
-from aengine.api.fields import MAX_INT32, Accepts, Refusal, check_fields, integer, is_not, is_positive, shown, text, to_int
+from aengine.api.fields import FLAG, MAX_INT32, Accepts, Refusal, check_fields, integer, is_not, is_positive, shown, text, to_int
 from aengine.api.params import SamplingParams
-
-if TYPE_CHECKING:
-    import numpy as np
-    from numpy.typing import NDArray
 
 MAX_FRAMES = 256
 MAX_FPS = 1000.0
@@ -423,6 +417,7 @@ class OptionFields(ChatFields, total=False):
     adapter: str | None
     known_outputs: Sequence[Sequence[int] | None] | None
     images: Sequence[Any]
+    receipt: bool
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -448,6 +443,8 @@ class RequestOptions(ChatOptions):
     behind it. None: that sequence has ended and gets nothing. Default: none has any."""
     images: Annotated[Sequence[Any], _images] = ()
     """Prompts of token ids only: the images whose tokens are among the ids, in their order, each as in a part of a chat. Default: none."""
+    receipt: Annotated[bool, FLAG] = False
+    """Whether the completion has a `Receipt`, with the ids of prompt and output. Not possible with `logits_processors`."""
 
     def live_sequences(self, n: int) -> Sequence[int]:
         """Return the indexes of the sequences that get tokens, in a request with `n` sequences."""
@@ -480,21 +477,3 @@ class RequestOptions(ChatOptions):
         if options is None:
             return cls(**fields)
         return replace(options, **fields) if fields else options
-
-
-def read_token_ids(ids: Sequence[int] | NDArray[np.integer], most: int, field: str = "prompt") -> NDArray[np.integer]:
-    """Ids, each in 0..`most`. Raises `InvalidRequestError` (`field`)."""
-    import numpy as np  # not loaded by `import aengine`
-
-    if not len(ids):
-        return np.empty(0, np.int64)
-    try:
-        array = np.asarray(ids)
-    except ValueError:  # lists of several lengths
-        array = np.empty(0, object)
-    if array.ndim != 1 or array.dtype.kind not in "iu":
-        raise InvalidRequestError.of(field, "token ids must be integers")
-    outside = array[(array < 0) | (array > most)]
-    if len(outside):
-        raise InvalidRequestError.of(field, f"token id {int(outside[0])} is not in [0, {most}]")
-    return array

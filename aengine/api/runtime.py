@@ -1,6 +1,6 @@
 """What belongs to the process: Python's garbage collector where it is paused, what errors and the C library keep of memory, how much
-things take that are remembered after their end, and how soon a thread gives up the GIL to another, which only programs change that own
-their process.
+things take that are remembered after their end, what waits for a reader, and how soon a thread gives up the GIL to another, which only
+programs change that own their process.
 """
 
 from __future__ import annotations
@@ -10,8 +10,8 @@ import functools
 import gc
 import sys
 import traceback
-from collections import OrderedDict
-from collections.abc import Iterator
+from collections import OrderedDict, deque
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from typing import Generic, TypeVar
 
@@ -102,3 +102,57 @@ class Remembered(Generic[K, V]):
         self._things[key] = thing, num_bytes
         while len(self._things) > MOST_REMEMBERED or self._num_bytes > REMEMBERED_BYTES:
             self._num_bytes -= self._things.popitem(last=False)[1][1]
+
+
+ItemT = TypeVar("ItemT")
+
+
+class UnreadBuffer(Generic[ItemT]):
+    """What waits for a reader, oldest first. `on_lag(True)` is called when more than `limit` items wait, and `on_lag(False)` when half of
+    them or fewer are left after that."""
+
+    __slots__ = ("_items", "_lags", "_limit", "_on_lag")
+
+    def __init__(self, limit: int, on_lag: Callable[[bool], object]) -> None:
+        self._items: deque[ItemT] = deque()
+        self._limit = limit
+        self._on_lag = on_lag
+        self._lags = False
+
+    def __len__(self) -> int:
+        return len(self._items)
+
+    @property
+    def lags(self) -> bool:
+        """Whether the reader lags: `on_lag` was called with True last."""
+        return self._lags
+
+    def append(self, item: ItemT) -> None:
+        self._items.append(item)
+        if len(self._items) > self._limit:
+            self._lag()
+
+    def extend(self, items: Iterable[ItemT]) -> None:
+        self._items.extend(items)
+        if len(self._items) > self._limit:
+            self._lag()
+
+    def popleft(self) -> ItemT | None:
+        """The oldest item; None if there is none."""
+        if not self._items:
+            return None
+        item = self._items.popleft()
+        if self._lags and len(self._items) <= self._limit // 2:
+            self._lags = False
+            self._on_lag(False)
+        return item
+
+    def replace(self, items: Iterable[ItemT]) -> None:
+        """Have these few items in place of all others. `on_lag` is not called: nothing follows them."""
+        self._items.clear()
+        self._items.extend(items)
+
+    def _lag(self) -> None:
+        if not self._lags:
+            self._lags = True
+            self._on_lag(True)

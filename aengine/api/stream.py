@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import sys
 from abc import ABC, abstractmethod
-from collections import deque
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
 from types import TracebackType
-from typing import TYPE_CHECKING, Generic, Protocol, TypeVar, final
+from typing import TYPE_CHECKING, Protocol, final
 
 import anyio
 
@@ -22,6 +22,8 @@ from aengine.api.request import ForkPoint, OptionFields, RequestOptions
 
 if TYPE_CHECKING:
     from typing_extensions import Self, Unpack
+
+    from aengine.api.receipt import Receipt, ReceiptFacts
 
 TWO_READERS = "another task waits for this stream's next token; a stream has one reader at a time"
 
@@ -39,60 +41,6 @@ class Event(Protocol):
     def is_set(self) -> bool: ...
 
     async def wait(self) -> object: ...
-
-
-ItemT = TypeVar("ItemT")
-
-
-class UnreadBuffer(Generic[ItemT]):
-    """What waits for a reader, oldest first. `on_lag(True)` is called when more than `limit` items wait, and `on_lag(False)` when half of
-    them or fewer are left after that."""
-
-    __slots__ = ("_items", "_lags", "_limit", "_on_lag")
-
-    def __init__(self, limit: int, on_lag: Callable[[bool], object]) -> None:
-        self._items: deque[ItemT] = deque()
-        self._limit = limit
-        self._on_lag = on_lag
-        self._lags = False
-
-    def __len__(self) -> int:
-        return len(self._items)
-
-    @property
-    def lags(self) -> bool:
-        """Whether the reader lags: `on_lag` was called with True last."""
-        return self._lags
-
-    def append(self, item: ItemT) -> None:
-        self._items.append(item)
-        if len(self._items) > self._limit:
-            self._lag()
-
-    def extend(self, items: Iterable[ItemT]) -> None:
-        self._items.extend(items)
-        if len(self._items) > self._limit:
-            self._lag()
-
-    def popleft(self) -> ItemT | None:
-        """The oldest item; None if there is none."""
-        if not self._items:
-            return None
-        item = self._items.popleft()
-        if self._lags and len(self._items) <= self._limit // 2:
-            self._lags = False
-            self._on_lag(False)
-        return item
-
-    def replace(self, items: Iterable[ItemT]) -> None:
-        """Have these few items in place of all others. `on_lag` is not called: nothing follows them."""
-        self._items.clear()
-        self._items.extend(items)
-
-    def _lag(self) -> None:
-        if not self._lags:
-            self._lags = True
-            self._on_lag(True)
 
 
 class StreamSource(ABC):
@@ -123,6 +71,7 @@ class StreamSource(ABC):
         self.new_event = new_event
         self.ready = new_event()  # set when the prompt is tokenized and valid, or the request has ended
         self.error: BaseException | None = None  # comes after the unread tokens
+        self.receipt_facts: Callable[[int], ReceiptFacts] | None = None  # by weights_version, where a receipt is asked for
         self.waiter: Callable[[], object] | None = None  # called for new tokens and at the end: by a reader, or a `StreamGroup`
 
     @property
@@ -156,6 +105,14 @@ class StreamSource(ABC):
             self.loaded_prompt_tokens,
             drafts=drafts,
         )
+
+    def receipt_of(self, read: Sequence[Sequence[Token]]) -> Receipt | None:
+        """The receipt of the request, which has ended; None where none was asked for. `read`: all tokens of each sequence."""
+        if self.receipt_facts is None:
+            return None
+        from aengine.api.receipt import Receipt  # few requests have one
+
+        return Receipt.of(self.request_id, self.params, self.receipt_facts, read)
 
     @property
     @abstractmethod
@@ -268,7 +225,14 @@ class TokenStream:
     def completion(self) -> Completion:
         """What was read so far; the whole output, but for known_outputs, once the iteration has ended. After `aclose()` a sequence whose
         end was not read was CANCELLED, and after the stream has raised its finish reason is ERROR."""
-        return self._completion(0, tuple(self._completion(index, ()) for index in range(1, len(self._read))))
+        whole = self._completion(0, tuple(self._completion(index, ()) for index in range(1, len(self._read))))
+        return whole if (receipt := self.receipt) is None else replace(whole, receipt=receipt)
+
+    @property
+    def receipt(self) -> Receipt | None:
+        """What `aengine-replay` derives every token from again, once all was read; None before, or where none was asked for."""
+        skipped = self._source.known_lengths[0] - self._num_known if len(self._read) == 1 else 0  # what a `rewind` went back behind
+        return self._source.receipt_of([tokens[max(0, skipped) :] for tokens in self._read]) if self.ended and not self._failed else None
 
     @property
     def effective_params(self) -> SamplingParams:

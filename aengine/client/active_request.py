@@ -16,8 +16,10 @@ from dataclasses import replace
 from aengine.api.errors import ServerError
 from aengine.api.outputs import NO_TOKEN, FinishReason, RequestInfo, RequestState, Timing, Token
 from aengine.api.params import SamplingParams
+from aengine.api.receipt import Receipt
 from aengine.api.request import ForkPoint, OptionFields, RequestOptions
-from aengine.api.stream import StreamSource, UnreadBuffer, end_from_outside
+from aengine.api.runtime import UnreadBuffer
+from aengine.api.stream import StreamSource, end_from_outside
 from aengine.v1 import generation_pb2
 from aengine.wire.response import read_delta, read_drafts, read_finish, read_logprobs, read_timing
 
@@ -67,6 +69,7 @@ class ActiveRequest(StreamSource):
         self.prompt_ids: Sequence[int] = ()  # where there are to be logprobs of them, which come without the ids
         self._tokens: UnreadBuffer[Token] = UnreadBuffer(MAX_UNREAD_TOKENS, self._hold)
         self._timing = Timing()
+        self._receipt = ""
         self._finished = False
         self._num_events = 0  # that came, which is the number of the next
         self._open = set(self.live_sequences)  # sequences whose end has not come
@@ -120,6 +123,13 @@ class ActiveRequest(StreamSource):
             with suppress(RuntimeError):
                 self._loop.call_soon_threadsafe(self.cancel)
 
+    def receipt_of(self, read: Sequence[Sequence[Token]]) -> Receipt | None:
+        """The one that the server gave."""
+        try:
+            return Receipt.from_json(self._receipt) if self._receipt else None
+        except ValueError as error:
+            raise ServerError(f"the receipt {error}", "DATA_LOSS") from None
+
     def discard(self, indexes: Iterable[int]) -> None:
         self._tokens.replace([] if self.error is not None else [end_from_outside(index, FinishReason.CANCELLED) for index in indexes])
 
@@ -158,6 +168,7 @@ class ActiveRequest(StreamSource):
                 self.rewritten_tokens, self.loaded_prompt_tokens = usage.rewritten_tokens, usage.loaded_prompt_tokens
                 self.drafts = {one.drafter: one for one in read_drafts(usage.drafts)}
                 self._timing = read_timing(event.finished.timing)
+                self._receipt = event.finished.receipt
                 self.end_stream()
 
     def end_stream(self, error: Exception | None = None) -> None:

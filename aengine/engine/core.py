@@ -167,7 +167,7 @@ class EngineCore:
         edge, steps, commands, runner = self.edge, self.steps, self.commands, model.runner
         changes = ModelChanges(runner, edge, commands.send, steps.fail, steps.check_loading, check_awake)
         adapters = Adapters(model.adapters, changes, edge)
-        registry = Registry(self.config, model, adapters, edge, steps.post, self.workers)
+        registry = Registry(self.config, model, adapters, edge, steps.post, self.workers, steps.stats.parts_of)
         weights = ModelWeights(runner, changes, registry, commands.run, sleep_level)
         texts = Texts(model.tokenizer, registry.limits, edge, model.images)
         return Serving(edge, steps, commands, self.pages, model, registry, changes, adapters, weights, texts)

@@ -279,6 +279,7 @@ STEP_TOKENS = (1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0, 128.0, 256.0, 512.0, 1024.0
 PUBLISH_SECONDS = 0.05
 """How old the published stats may become while steps bring tokens and nothing else."""
 
+REMEMBERED_IDENTITIES = 64
 MEAN_OF_STEPS = 100
 MEAN_OF_PREFILL_TOKENS = 8192
 
@@ -302,6 +303,7 @@ class StepStats:
         """The last stats that were published, and how many submissions they count. It is replaced as a whole, so any thread may read it."""
         self.identity = Identity()
         """As `published`."""
+        self._identities: dict[int, Identity] = {}  # of the latest versions of the weights
         self._published_at = 0.0  # when, on time.monotonic
         self._num_steps = 0
         self._seconds = Histogram(STEP_SECONDS)
@@ -314,6 +316,16 @@ class StepStats:
     def prefill_rate(self) -> float:
         """Prompt tokens per second, of the latest steps; 0.0: there were none."""
         return self._prefill_rate.value
+
+    def use_identity(self, version: int, parts: Mapping[str, str], fingerprint: str) -> None:
+        """Weights of this version come into use."""
+        self.identity = self._identities[version] = Identity(fingerprint, parts, time.time())
+        self._identities.pop(version - REMEMBERED_IDENTITIES, None)
+
+    def parts_of(self, version: int) -> Mapping[str, str]:
+        """What the engine computed with while it had weights of this version; what it computes with now, if that was long ago. From any
+        thread."""
+        return self._identities.get(version, self.identity).parts
 
     def add_step(self, seconds: float, num_tokens: int, num_prefill: int) -> None:
         """`num_prefill`: those of the tokens that are of prompts, or computed again."""

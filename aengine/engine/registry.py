@@ -27,6 +27,7 @@ from aengine.api.engine import not_forkable, output_of_fork
 from aengine.api.errors import FieldViolation, InvalidRequestError, QueueFullError, RequestIdInUseError, refusal
 from aengine.api.outputs import ChatIds, FinishReason
 from aengine.api.params import SamplingParams
+from aengine.api.receipt import ReceiptFacts
 from aengine.api.request import ForkPoint, OptionFields, Prompt, RequestOptions, form_of
 from aengine.api.runtime import Remembered
 from aengine.cache import PageNeeds
@@ -95,7 +96,7 @@ T = TypeVar("T")
 
 
 class Registry:
-    """`post` hands a command to the step thread; `workers` tokenize long prompts."""
+    """`post` hands a command to the step thread; `workers` tokenize long prompts; `parts_of`: as `StepStats` has it."""
 
     def __init__(
         self,
@@ -105,7 +106,9 @@ class Registry:
         edge: LoopEdge,
         post: Callable[[Command], None],
         workers: Workers,
+        parts_of: Callable[[int], Mapping[str, str]],
     ) -> None:
+        self._parts_of = parts_of
         self._config = config
         self._loaded = loaded
         self._adapters = adapters
@@ -349,6 +352,8 @@ class Registry:
             outputs = tuple([array("i", ids or ()) for ids in state.options.known_outputs or [()] * state.params.n])
             state.tokens = RequestTokens(state.key - state.live_sequences[0], prompt, images, state.params, state.options, outputs)
         prompt = prompt if images is None else images.shown(prompt)
+        if state.options.receipt:
+            state.receipt_facts = functools.partial(self._receipt_facts, state.options, state.params.n, requests[0], prompt.tolist())
         if (before := self._sessions.find(session_of(state.options))) is not None:
             computed = before.computed
             state.rewritten_tokens = len(computed) - num_equal(computed, requests[0].prompt)
@@ -357,6 +362,11 @@ class Registry:
         state.submit(prompt, 0 if images is None else len(images.tokens), places)
         self.num_submitted += len(requests)
         self._post(Submit(requests))
+
+    def _receipt_facts(self, options: RequestOptions, n: int, request: Request, prompt: Sequence[int], version: int) -> ReceiptFacts:
+        known = options.known_outputs or [()] * n
+        image_tokens = 0 if request.images is None else len(request.images.tokens)
+        return ReceiptFacts(prompt, known, self._parts_of(version), options.adapter or "", request.adapter_number, image_tokens)
 
     def _encode(self, state: StreamState, request: CheckedRequest, images: ImageEncoder | None) -> None:
         """The adapter that it asks for is there. `images`: what encodes those of the request; None: there are none to be encoded."""

@@ -32,7 +32,8 @@ from aengine.api.outputs import (
 )
 from aengine.api.params import NEUTRAL, EmbeddingParams, SamplingParams
 from aengine.api.request import ForkPoint, OptionFields, RequestOptions
-from aengine.api.stream import StreamSource, UnreadBuffer
+from aengine.api.runtime import UnreadBuffer
+from aengine.api.stream import StreamSource
 from aengine.engine.edges import Cancel, Command, Park
 from aengine.engine.text import OutputPlace, OutputText, StopStrings
 from aengine.sampling.markers import Phase, ReasoningMarkers, ReasoningPlace

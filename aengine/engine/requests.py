@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from aengine.api.errors import CapacityViolation, ContextLengthError, FieldViolation, InvalidRequestError, KVCapacityError, refusal
-from aengine.api.fields import shown
+from aengine.api.fields import read_token_ids, shown
 from aengine.api.outputs import ModelInfo, RenderedChat
 from aengine.api.params import SamplingParams, derive_seed
 from aengine.api.request import (
@@ -31,7 +31,6 @@ from aengine.api.request import (
     Video,
     form_of,
     images_of,
-    read_token_ids,
 )
 from aengine.engine.workers import Steps
 from aengine.scheduler.plan import NO_INTS, PromptImages, RowParams
@@ -193,6 +192,8 @@ def check_request(
         known = limits.read_known(None if options is None else options.known_outputs, params)
     except InvalidRequestError as error:
         found.extend(error.violations)
+    if options is not None and options.receipt and params.logits_processors:
+        found.append(FieldViolation("receipt", "not possible with logits_processors: custom code is in no receipt"))
     violations.extend(found)
     if (num_known := sum(map(len, known.values()))) > INLINE_OUTPUT:
         size += num_known

@@ -33,7 +33,6 @@ from aengine.engine.edges import (
     Fail,
     FindKV,
     FlushCache,
-    Identity,
     Mailbox,
     Park,
     Pause,
@@ -342,7 +341,7 @@ class StepDriver:
         parts = {**self._facts, WEIGHTS: self._runner.weights_digest}
         if self._tiers is not None and self._open_tiers is not None:
             self._tiers.use(self._open_tiers(fingerprint_of({name: part for name, part in parts.items() if name not in _OF_TEXTS})))
-        self._stats.identity = Identity(fingerprint_of(parts), parts, time.time())
+        self._stats.use_identity(self._scheduler.weights_version, parts, fingerprint_of(parts))
 
     def _flush_cache(self) -> int:
         if self._tiers is not None:

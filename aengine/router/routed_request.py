@@ -19,6 +19,7 @@ import anyio
 from aengine.api.errors import AEngineError, EngineStateError
 from aengine.api.outputs import FinishReason, RequestInfo, RequestState, Timing, Token
 from aengine.api.params import SamplingParams
+from aengine.api.receipt import ReceiptFacts
 from aengine.api.request import ForkPoint, NamedImage, OptionFields, RequestOptions
 from aengine.api.stream import StreamSource, end_from_outside
 from aengine.client.active_request import ActiveRequest
@@ -87,6 +88,8 @@ class RoutedRequest(StreamSource):
         self._first_token: float | None = None
         self._ended = 0.0
         self._num_stays = 0
+        if options.receipt:
+            self.receipt_facts = self._receipt_facts
 
     # ---- used by the stream --------------------------------------------------------------------------------------------
 
@@ -122,6 +125,15 @@ class RoutedRequest(StreamSource):
             state = RequestState.WAITING if self._first_token is None else RequestState.RUNNING
         num_tokens = self.progress.num_tokens + self.unread - len(self._kept)
         return RequestInfo(self.request_id, state, self.usage_with(num_tokens), self.timing, self._arrival_time)
+
+    def _receipt_facts(self, version: int) -> ReceiptFacts:
+        """Replicas that follow each other compute the same, so the latest speaks for all."""
+        replica = self._left if self._stay is None else self._stay.attempt.replica
+        options, parts, number = self.progress.own_options, dict[str, str](), 0
+        if replica is not None:
+            parts, number = dict(replica.info.fingerprint_parts), replica.adapters.get(options.adapter or "", 0)
+        known = options.known_outputs or [()] * self.params.n
+        return ReceiptFacts(self.progress.ids or (), known, parts, options.adapter or "", number, self.image_tokens)
 
     def pop(self) -> Token | None:
         if self._kept:
@@ -296,6 +308,7 @@ class RoutedRequest(StreamSource):
             self._share_prompt(self._stay)
             return
         if self._cancelled or not self.progress.open:  # all ends have come, and what is missing is what it took
+            self._left = stay.attempt.replica
             self._close(FinishReason.CANCELLED)
         elif failure is not None:
             self._fail(failure)

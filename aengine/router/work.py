@@ -104,6 +104,7 @@ class RequestProgress:
             request_id=request_id,
             timeout=None if left is None else max(0.001, left),
             known_outputs=known if any(known) or None in known else None,
+            receipt=False,  # the router's own is of all replicas
         )
 
 

@@ -560,6 +560,7 @@ class OutputOptions(_message.Message):
     SKIP_SPECIAL_TOKENS_FIELD_NUMBER: _builtins.int
     EFFECTIVE_PARAMS_FIELD_NUMBER: _builtins.int
     CHAT_FIELD_NUMBER: _builtins.int
+    RECEIPT_FIELD_NUMBER: _builtins.int
     text: _builtins.bool
     """Whether to send text. Default: true if the model has a tokenizer."""
     token_ids: _builtins.bool
@@ -572,6 +573,10 @@ class OutputOptions(_message.Message):
     """Whether the text leaves out special tokens, such as end-of-sequence ids. Default: true."""
     effective_params: _builtins.bool
     """Whether to report the parameters in use. Default: false."""
+    receipt: _builtins.bool
+    """Whether the reply has a receipt, from which `aengine-replay` derives every token again. It holds
+    the ids of the prompt and of the outputs. Default: false.
+    """
     @_builtins.property
     def logprobs(self) -> Global___LogprobOptions:
         """Whether and how to report the logprob of each generated token. Default: unset, no logprobs."""
@@ -599,15 +604,18 @@ class OutputOptions(_message.Message):
         skip_special_tokens: _builtins.bool | None = ...,
         effective_params: _builtins.bool | None = ...,
         chat: Global___ChatOutputOptions | None = ...,
+        receipt: _builtins.bool | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_effective_params", b"_effective_params", "_prompt_logprobs_from", b"_prompt_logprobs_from", "_skip_special_tokens", b"_skip_special_tokens", "_text", b"_text", "_token_ids", b"_token_ids", "chat", b"chat", "effective_params", b"effective_params", "logprobs", b"logprobs", "prompt_logprobs", b"prompt_logprobs", "prompt_logprobs_from", b"prompt_logprobs_from", "skip_special_tokens", b"skip_special_tokens", "text", b"text", "token_ids", b"token_ids"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_effective_params", b"_effective_params", "_prompt_logprobs_from", b"_prompt_logprobs_from", "_receipt", b"_receipt", "_skip_special_tokens", b"_skip_special_tokens", "_text", b"_text", "_token_ids", b"_token_ids", "chat", b"chat", "effective_params", b"effective_params", "logprobs", b"logprobs", "prompt_logprobs", b"prompt_logprobs", "prompt_logprobs_from", b"prompt_logprobs_from", "receipt", b"receipt", "skip_special_tokens", b"skip_special_tokens", "text", b"text", "token_ids", b"token_ids"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_effective_params", b"_effective_params", "_prompt_logprobs_from", b"_prompt_logprobs_from", "_skip_special_tokens", b"_skip_special_tokens", "_text", b"_text", "_token_ids", b"_token_ids", "chat", b"chat", "effective_params", b"effective_params", "logprobs", b"logprobs", "prompt_logprobs", b"prompt_logprobs", "prompt_logprobs_from", b"prompt_logprobs_from", "skip_special_tokens", b"skip_special_tokens", "text", b"text", "token_ids", b"token_ids"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_effective_params", b"_effective_params", "_prompt_logprobs_from", b"_prompt_logprobs_from", "_receipt", b"_receipt", "_skip_special_tokens", b"_skip_special_tokens", "_text", b"_text", "_token_ids", b"_token_ids", "chat", b"chat", "effective_params", b"effective_params", "logprobs", b"logprobs", "prompt_logprobs", b"prompt_logprobs", "prompt_logprobs_from", b"prompt_logprobs_from", "receipt", b"receipt", "skip_special_tokens", b"skip_special_tokens", "text", b"text", "token_ids", b"token_ids"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__effective_params: _TypeAlias = _typing.Literal["effective_params"]  # noqa: Y015
     _WhichOneofArgType__effective_params: _TypeAlias = _typing.Literal["_effective_params", b"_effective_params"]  # noqa: Y015
     _WhichOneofReturnType__prompt_logprobs_from: _TypeAlias = _typing.Literal["prompt_logprobs_from"]  # noqa: Y015
     _WhichOneofArgType__prompt_logprobs_from: _TypeAlias = _typing.Literal["_prompt_logprobs_from", b"_prompt_logprobs_from"]  # noqa: Y015
+    _WhichOneofReturnType__receipt: _TypeAlias = _typing.Literal["receipt"]  # noqa: Y015
+    _WhichOneofArgType__receipt: _TypeAlias = _typing.Literal["_receipt", b"_receipt"]  # noqa: Y015
     _WhichOneofReturnType__skip_special_tokens: _TypeAlias = _typing.Literal["skip_special_tokens"]  # noqa: Y015
     _WhichOneofArgType__skip_special_tokens: _TypeAlias = _typing.Literal["_skip_special_tokens", b"_skip_special_tokens"]  # noqa: Y015
     _WhichOneofReturnType__text: _TypeAlias = _typing.Literal["text"]  # noqa: Y015
@@ -618,6 +626,8 @@ class OutputOptions(_message.Message):
     def WhichOneof(self, oneof_group: _WhichOneofArgType__effective_params) -> _WhichOneofReturnType__effective_params | None: ...
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__prompt_logprobs_from) -> _WhichOneofReturnType__prompt_logprobs_from | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__receipt) -> _WhichOneofReturnType__receipt | None: ...
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__skip_special_tokens) -> _WhichOneofReturnType__skip_special_tokens | None: ...
     @_typing.overload
@@ -1353,6 +1363,11 @@ class GenerationFinished(_message.Message):
 
     USAGE_FIELD_NUMBER: _builtins.int
     TIMING_FIELD_NUMBER: _builtins.int
+    RECEIPT_FIELD_NUMBER: _builtins.int
+    receipt: _builtins.str
+    """What was asked, what it was computed with, and the tokens that came: one line of JSON, signed
+    where the server has a key. Unset unless asked for with OutputOptions.receipt.
+    """
     @_builtins.property
     def usage(self) -> Global___Usage:
         """Token counts."""
@@ -1366,10 +1381,11 @@ class GenerationFinished(_message.Message):
         *,
         usage: Global___Usage | None = ...,
         timing: Global___Timing | None = ...,
+        receipt: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["timing", b"timing", "usage", b"usage"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["timing", b"timing", "usage", b"usage"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["receipt", b"receipt", "timing", b"timing", "usage", b"usage"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

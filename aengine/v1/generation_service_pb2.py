@@ -27,63 +27,63 @@ from aengine.v1 import generation_pb2 as aengine_dot_v1_dot_generation__pb2
 from google.protobuf import timestamp_pb2 as google_dot_protobuf_dot_timestamp__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n#aengine/v1/generation_service.proto\x12\naengine.v1\x1a\x16\x61\x65ngine/v1/error.proto\x1a\x1b\x61\x65ngine/v1/generation.proto\x1a\x1fgoogle/protobuf/timestamp.proto\"c\n\x0fGenerateRequest\x12(\n\x04spec\x18\x01 \x01(\x0b\x32\x1a.aengine.v1.GenerationSpec\x12\x17\n\nrequest_id\x18\x02 \x01(\tH\x00\x88\x01\x01\x42\r\n\x0b_request_id\"\xcb\x02\n\x10GenerateResponse\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\r\n\x05model\x18\x02 \x01(\t\x12&\n\x06prompt\x18\x03 \x01(\x0b\x32\x16.aengine.v1.PromptInfo\x12\x0c\n\x04seed\x18\x04 \x01(\x04\x12\x32\n\x0fprompt_logprobs\x18\x05 \x01(\x0b\x32\x19.aengine.v1.TokenLogprobs\x12\x30\n\tsequences\x18\x06 \x03(\x0b\x32\x1d.aengine.v1.GeneratedSequence\x12 \n\x05usage\x18\x07 \x01(\x0b\x32\x11.aengine.v1.Usage\x12\"\n\x06timing\x18\x08 \x01(\x0b\x32\x12.aengine.v1.Timing\x12\x32\n\x0e\x65\x66\x66\x65\x63tive_spec\x18\t \x01(\x0b\x32\x1a.aengine.v1.GenerationSpec\"i\n\x15StreamGenerateRequest\x12(\n\x04spec\x18\x01 \x01(\x0b\x32\x1a.aengine.v1.GenerationSpec\x12\x17\n\nrequest_id\x18\x02 \x01(\tH\x00\x88\x01\x01\x42\r\n\x0b_request_id\"D\n\x16StreamGenerateResponse\x12*\n\x05\x65vent\x18\x01 \x01(\x0b\x32\x1b.aengine.v1.GenerationEvent\",\n\x15\x43\x61ncelRequestsRequest\x12\x13\n\x0brequest_ids\x18\x01 \x03(\t\"T\n\x16\x43\x61ncelRequestsResponse\x12\x1d\n\x15\x63\x61ncelled_request_ids\x18\x01 \x03(\t\x12\x1b\n\x13unknown_request_ids\x18\x02 \x03(\t\"W\n\x14\x42\x61tchGenerateRequest\x12-\n\x08requests\x18\x01 \x03(\x0b\x32\x1b.aengine.v1.GenerateRequest\x12\x10\n\x08\x62\x61tch_id\x18\x02 \x01(\t\"&\n\x12\x44\x65leteBatchRequest\x12\x10\n\x08\x62\x61tch_id\x18\x01 \x01(\t\"\x15\n\x13\x44\x65leteBatchResponse\"\x86\x01\n\x15\x42\x61tchGenerateResponse\x12\r\n\x05index\x18\x01 \x01(\r\x12\x30\n\x08response\x18\x02 \x01(\x0b\x32\x1c.aengine.v1.GenerateResponseH\x00\x12\"\n\x05\x65rror\x18\x03 \x01(\x0b\x32\x11.aengine.v1.ErrorH\x00\x42\x08\n\x06result\"\xf4\x01\n\x0eSessionRequest\x12\'\n\x04open\x18\x01 \x01(\x0b\x32\x17.aengine.v1.SessionOpenH\x00\x12+\n\x06submit\x18\x02 \x01(\x0b\x32\x19.aengine.v1.SessionSubmitH\x00\x12+\n\x06\x63\x61ncel\x18\x03 \x01(\x0b\x32\x19.aengine.v1.SessionCancelH\x00\x12+\n\x06\x63redit\x18\x04 \x01(\x0b\x32\x19.aengine.v1.SessionCreditH\x00\x12\'\n\x04hold\x18\x05 \x01(\x0b\x32\x17.aengine.v1.SessionHoldH\x00\x42\t\n\x07request\"=\n\x0bSessionOpen\x12\x1b\n\x0einitial_credit\x18\x01 \x01(\rH\x00\x88\x01\x01\x42\x11\n\x0f_initial_credit\"P\n\rSessionSubmit\x12\x0b\n\x03tag\x18\x01 \x01(\x04\x12\x32\n\x07request\x18\x02 \x01(\x0b\x32!.aengine.v1.StreamGenerateRequest\"\x1c\n\rSessionCancel\x12\x0b\n\x03tag\x18\x01 \x01(\x04\"(\n\x0bSessionHold\x12\x0b\n\x03tag\x18\x01 \x01(\x04\x12\x0c\n\x04held\x18\x02 \x01(\x08\"!\n\rSessionCredit\x12\x10\n\x08messages\x18\x01 \x01(\r\";\n\x0fSessionResponse\x12(\n\x06\x65vents\x18\x01 \x03(\x0b\x32\x18.aengine.v1.SessionEvent\"x\n\x0cSessionEvent\x12\x0b\n\x03tag\x18\x01 \x01(\x04\x12,\n\x05\x65vent\x18\x02 \x01(\x0b\x32\x1b.aengine.v1.GenerationEventH\x00\x12\"\n\x05\x65rror\x18\x03 \x01(\x0b\x32\x11.aengine.v1.ErrorH\x00\x42\t\n\x07\x63ontent\"\\\n\x15ResumeGenerateRequest\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x14\n\x0cresume_token\x18\x02 \x01(\x0c\x12\x19\n\x11next_event_number\x18\x03 \x01(\x04\"D\n\x16ResumeGenerateResponse\x12*\n\x05\x65vent\x18\x01 \x01(\x0b\x32\x1b.aengine.v1.GenerationEvent\"6\n\x13TouchSessionRequest\x12\x0f\n\x07session\x18\x01 \x01(\t\x12\x0e\n\x06tenant\x18\x02 \x01(\t\"*\n\x14TouchSessionResponse\x12\x12\n\nnum_tokens\x18\x01 \x01(\r\"\'\n\x11GetRequestRequest\x12\x12\n\nrequest_id\x18\x01 \x01(\t\"\xce\x01\n\x12GetRequestResponse\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\'\n\x05state\x18\x02 \x01(\x0e\x32\x18.aengine.v1.RequestState\x12 \n\x05usage\x18\x03 \x01(\x0b\x32\x11.aengine.v1.Usage\x12+\n\x07\x61rrival\x18\x04 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12\x11\n\tresumable\x18\x05 \x01(\x08\x12\x19\n\x11next_event_number\x18\x06 \x01(\x04*\xb6\x01\n\x0cRequestState\x12\x1d\n\x19REQUEST_STATE_UNSPECIFIED\x10\x00\x12\x1b\n\x17REQUEST_STATE_PREPARING\x10\x01\x12\x19\n\x15REQUEST_STATE_WAITING\x10\x02\x12\x19\n\x15REQUEST_STATE_RUNNING\x10\x03\x12\x18\n\x14REQUEST_STATE_PARKED\x10\x04\x12\x1a\n\x16REQUEST_STATE_FINISHED\x10\x05\x32\xf9\x05\n\x11GenerationService\x12\x45\n\x08Generate\x12\x1b.aengine.v1.GenerateRequest\x1a\x1c.aengine.v1.GenerateResponse\x12Y\n\x0eStreamGenerate\x12!.aengine.v1.StreamGenerateRequest\x1a\".aengine.v1.StreamGenerateResponse0\x01\x12W\n\x0e\x43\x61ncelRequests\x12!.aengine.v1.CancelRequestsRequest\x1a\".aengine.v1.CancelRequestsResponse\x12V\n\rBatchGenerate\x12 .aengine.v1.BatchGenerateRequest\x1a!.aengine.v1.BatchGenerateResponse0\x01\x12N\n\x0b\x44\x65leteBatch\x12\x1e.aengine.v1.DeleteBatchRequest\x1a\x1f.aengine.v1.DeleteBatchResponse\x12\x46\n\x07Session\x12\x1a.aengine.v1.SessionRequest\x1a\x1b.aengine.v1.SessionResponse(\x01\x30\x01\x12Y\n\x0eResumeGenerate\x12!.aengine.v1.ResumeGenerateRequest\x1a\".aengine.v1.ResumeGenerateResponse0\x01\x12Q\n\x0cTouchSession\x12\x1f.aengine.v1.TouchSessionRequest\x1a .aengine.v1.TouchSessionResponse\x12K\n\nGetRequest\x12\x1d.aengine.v1.GetRequestRequest\x1a\x1e.aengine.v1.GetRequestResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n#aengine/v1/generation_service.proto\x12\naengine.v1\x1a\x16\x61\x65ngine/v1/error.proto\x1a\x1b\x61\x65ngine/v1/generation.proto\x1a\x1fgoogle/protobuf/timestamp.proto\"c\n\x0fGenerateRequest\x12(\n\x04spec\x18\x01 \x01(\x0b\x32\x1a.aengine.v1.GenerationSpec\x12\x17\n\nrequest_id\x18\x02 \x01(\tH\x00\x88\x01\x01\x42\r\n\x0b_request_id\"\xdc\x02\n\x10GenerateResponse\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\r\n\x05model\x18\x02 \x01(\t\x12&\n\x06prompt\x18\x03 \x01(\x0b\x32\x16.aengine.v1.PromptInfo\x12\x0c\n\x04seed\x18\x04 \x01(\x04\x12\x32\n\x0fprompt_logprobs\x18\x05 \x01(\x0b\x32\x19.aengine.v1.TokenLogprobs\x12\x30\n\tsequences\x18\x06 \x03(\x0b\x32\x1d.aengine.v1.GeneratedSequence\x12 \n\x05usage\x18\x07 \x01(\x0b\x32\x11.aengine.v1.Usage\x12\"\n\x06timing\x18\x08 \x01(\x0b\x32\x12.aengine.v1.Timing\x12\x32\n\x0e\x65\x66\x66\x65\x63tive_spec\x18\t \x01(\x0b\x32\x1a.aengine.v1.GenerationSpec\x12\x0f\n\x07receipt\x18\n \x01(\t\"i\n\x15StreamGenerateRequest\x12(\n\x04spec\x18\x01 \x01(\x0b\x32\x1a.aengine.v1.GenerationSpec\x12\x17\n\nrequest_id\x18\x02 \x01(\tH\x00\x88\x01\x01\x42\r\n\x0b_request_id\"D\n\x16StreamGenerateResponse\x12*\n\x05\x65vent\x18\x01 \x01(\x0b\x32\x1b.aengine.v1.GenerationEvent\",\n\x15\x43\x61ncelRequestsRequest\x12\x13\n\x0brequest_ids\x18\x01 \x03(\t\"T\n\x16\x43\x61ncelRequestsResponse\x12\x1d\n\x15\x63\x61ncelled_request_ids\x18\x01 \x03(\t\x12\x1b\n\x13unknown_request_ids\x18\x02 \x03(\t\"W\n\x14\x42\x61tchGenerateRequest\x12-\n\x08requests\x18\x01 \x03(\x0b\x32\x1b.aengine.v1.GenerateRequest\x12\x10\n\x08\x62\x61tch_id\x18\x02 \x01(\t\"&\n\x12\x44\x65leteBatchRequest\x12\x10\n\x08\x62\x61tch_id\x18\x01 \x01(\t\"\x15\n\x13\x44\x65leteBatchResponse\"\x86\x01\n\x15\x42\x61tchGenerateResponse\x12\r\n\x05index\x18\x01 \x01(\r\x12\x30\n\x08response\x18\x02 \x01(\x0b\x32\x1c.aengine.v1.GenerateResponseH\x00\x12\"\n\x05\x65rror\x18\x03 \x01(\x0b\x32\x11.aengine.v1.ErrorH\x00\x42\x08\n\x06result\"\xf4\x01\n\x0eSessionRequest\x12\'\n\x04open\x18\x01 \x01(\x0b\x32\x17.aengine.v1.SessionOpenH\x00\x12+\n\x06submit\x18\x02 \x01(\x0b\x32\x19.aengine.v1.SessionSubmitH\x00\x12+\n\x06\x63\x61ncel\x18\x03 \x01(\x0b\x32\x19.aengine.v1.SessionCancelH\x00\x12+\n\x06\x63redit\x18\x04 \x01(\x0b\x32\x19.aengine.v1.SessionCreditH\x00\x12\'\n\x04hold\x18\x05 \x01(\x0b\x32\x17.aengine.v1.SessionHoldH\x00\x42\t\n\x07request\"=\n\x0bSessionOpen\x12\x1b\n\x0einitial_credit\x18\x01 \x01(\rH\x00\x88\x01\x01\x42\x11\n\x0f_initial_credit\"P\n\rSessionSubmit\x12\x0b\n\x03tag\x18\x01 \x01(\x04\x12\x32\n\x07request\x18\x02 \x01(\x0b\x32!.aengine.v1.StreamGenerateRequest\"\x1c\n\rSessionCancel\x12\x0b\n\x03tag\x18\x01 \x01(\x04\"(\n\x0bSessionHold\x12\x0b\n\x03tag\x18\x01 \x01(\x04\x12\x0c\n\x04held\x18\x02 \x01(\x08\"!\n\rSessionCredit\x12\x10\n\x08messages\x18\x01 \x01(\r\";\n\x0fSessionResponse\x12(\n\x06\x65vents\x18\x01 \x03(\x0b\x32\x18.aengine.v1.SessionEvent\"x\n\x0cSessionEvent\x12\x0b\n\x03tag\x18\x01 \x01(\x04\x12,\n\x05\x65vent\x18\x02 \x01(\x0b\x32\x1b.aengine.v1.GenerationEventH\x00\x12\"\n\x05\x65rror\x18\x03 \x01(\x0b\x32\x11.aengine.v1.ErrorH\x00\x42\t\n\x07\x63ontent\"\\\n\x15ResumeGenerateRequest\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x14\n\x0cresume_token\x18\x02 \x01(\x0c\x12\x19\n\x11next_event_number\x18\x03 \x01(\x04\"D\n\x16ResumeGenerateResponse\x12*\n\x05\x65vent\x18\x01 \x01(\x0b\x32\x1b.aengine.v1.GenerationEvent\"6\n\x13TouchSessionRequest\x12\x0f\n\x07session\x18\x01 \x01(\t\x12\x0e\n\x06tenant\x18\x02 \x01(\t\"*\n\x14TouchSessionResponse\x12\x12\n\nnum_tokens\x18\x01 \x01(\r\"\'\n\x11GetRequestRequest\x12\x12\n\nrequest_id\x18\x01 \x01(\t\"\xce\x01\n\x12GetRequestResponse\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\'\n\x05state\x18\x02 \x01(\x0e\x32\x18.aengine.v1.RequestState\x12 \n\x05usage\x18\x03 \x01(\x0b\x32\x11.aengine.v1.Usage\x12+\n\x07\x61rrival\x18\x04 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12\x11\n\tresumable\x18\x05 \x01(\x08\x12\x19\n\x11next_event_number\x18\x06 \x01(\x04*\xb6\x01\n\x0cRequestState\x12\x1d\n\x19REQUEST_STATE_UNSPECIFIED\x10\x00\x12\x1b\n\x17REQUEST_STATE_PREPARING\x10\x01\x12\x19\n\x15REQUEST_STATE_WAITING\x10\x02\x12\x19\n\x15REQUEST_STATE_RUNNING\x10\x03\x12\x18\n\x14REQUEST_STATE_PARKED\x10\x04\x12\x1a\n\x16REQUEST_STATE_FINISHED\x10\x05\x32\xf9\x05\n\x11GenerationService\x12\x45\n\x08Generate\x12\x1b.aengine.v1.GenerateRequest\x1a\x1c.aengine.v1.GenerateResponse\x12Y\n\x0eStreamGenerate\x12!.aengine.v1.StreamGenerateRequest\x1a\".aengine.v1.StreamGenerateResponse0\x01\x12W\n\x0e\x43\x61ncelRequests\x12!.aengine.v1.CancelRequestsRequest\x1a\".aengine.v1.CancelRequestsResponse\x12V\n\rBatchGenerate\x12 .aengine.v1.BatchGenerateRequest\x1a!.aengine.v1.BatchGenerateResponse0\x01\x12N\n\x0b\x44\x65leteBatch\x12\x1e.aengine.v1.DeleteBatchRequest\x1a\x1f.aengine.v1.DeleteBatchResponse\x12\x46\n\x07Session\x12\x1a.aengine.v1.SessionRequest\x1a\x1b.aengine.v1.SessionResponse(\x01\x30\x01\x12Y\n\x0eResumeGenerate\x12!.aengine.v1.ResumeGenerateRequest\x1a\".aengine.v1.ResumeGenerateResponse0\x01\x12Q\n\x0cTouchSession\x12\x1f.aengine.v1.TouchSessionRequest\x1a .aengine.v1.TouchSessionResponse\x12K\n\nGetRequest\x12\x1d.aengine.v1.GetRequestRequest\x1a\x1e.aengine.v1.GetRequestResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'aengine.v1.generation_service_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_REQUESTSTATE']._serialized_start=2367
-  _globals['_REQUESTSTATE']._serialized_end=2549
+  _globals['_REQUESTSTATE']._serialized_start=2384
+  _globals['_REQUESTSTATE']._serialized_end=2566
   _globals['_GENERATEREQUEST']._serialized_start=137
   _globals['_GENERATEREQUEST']._serialized_end=236
   _globals['_GENERATERESPONSE']._serialized_start=239
-  _globals['_GENERATERESPONSE']._serialized_end=570
-  _globals['_STREAMGENERATEREQUEST']._serialized_start=572
-  _globals['_STREAMGENERATEREQUEST']._serialized_end=677
-  _globals['_STREAMGENERATERESPONSE']._serialized_start=679
-  _globals['_STREAMGENERATERESPONSE']._serialized_end=747
-  _globals['_CANCELREQUESTSREQUEST']._serialized_start=749
-  _globals['_CANCELREQUESTSREQUEST']._serialized_end=793
-  _globals['_CANCELREQUESTSRESPONSE']._serialized_start=795
-  _globals['_CANCELREQUESTSRESPONSE']._serialized_end=879
-  _globals['_BATCHGENERATEREQUEST']._serialized_start=881
-  _globals['_BATCHGENERATEREQUEST']._serialized_end=968
-  _globals['_DELETEBATCHREQUEST']._serialized_start=970
-  _globals['_DELETEBATCHREQUEST']._serialized_end=1008
-  _globals['_DELETEBATCHRESPONSE']._serialized_start=1010
-  _globals['_DELETEBATCHRESPONSE']._serialized_end=1031
-  _globals['_BATCHGENERATERESPONSE']._serialized_start=1034
-  _globals['_BATCHGENERATERESPONSE']._serialized_end=1168
-  _globals['_SESSIONREQUEST']._serialized_start=1171
-  _globals['_SESSIONREQUEST']._serialized_end=1415
-  _globals['_SESSIONOPEN']._serialized_start=1417
-  _globals['_SESSIONOPEN']._serialized_end=1478
-  _globals['_SESSIONSUBMIT']._serialized_start=1480
-  _globals['_SESSIONSUBMIT']._serialized_end=1560
-  _globals['_SESSIONCANCEL']._serialized_start=1562
-  _globals['_SESSIONCANCEL']._serialized_end=1590
-  _globals['_SESSIONHOLD']._serialized_start=1592
-  _globals['_SESSIONHOLD']._serialized_end=1632
-  _globals['_SESSIONCREDIT']._serialized_start=1634
-  _globals['_SESSIONCREDIT']._serialized_end=1667
-  _globals['_SESSIONRESPONSE']._serialized_start=1669
-  _globals['_SESSIONRESPONSE']._serialized_end=1728
-  _globals['_SESSIONEVENT']._serialized_start=1730
-  _globals['_SESSIONEVENT']._serialized_end=1850
-  _globals['_RESUMEGENERATEREQUEST']._serialized_start=1852
-  _globals['_RESUMEGENERATEREQUEST']._serialized_end=1944
-  _globals['_RESUMEGENERATERESPONSE']._serialized_start=1946
-  _globals['_RESUMEGENERATERESPONSE']._serialized_end=2014
-  _globals['_TOUCHSESSIONREQUEST']._serialized_start=2016
-  _globals['_TOUCHSESSIONREQUEST']._serialized_end=2070
-  _globals['_TOUCHSESSIONRESPONSE']._serialized_start=2072
-  _globals['_TOUCHSESSIONRESPONSE']._serialized_end=2114
-  _globals['_GETREQUESTREQUEST']._serialized_start=2116
-  _globals['_GETREQUESTREQUEST']._serialized_end=2155
-  _globals['_GETREQUESTRESPONSE']._serialized_start=2158
-  _globals['_GETREQUESTRESPONSE']._serialized_end=2364
-  _globals['_GENERATIONSERVICE']._serialized_start=2552
-  _globals['_GENERATIONSERVICE']._serialized_end=3313
+  _globals['_GENERATERESPONSE']._serialized_end=587
+  _globals['_STREAMGENERATEREQUEST']._serialized_start=589
+  _globals['_STREAMGENERATEREQUEST']._serialized_end=694
+  _globals['_STREAMGENERATERESPONSE']._serialized_start=696
+  _globals['_STREAMGENERATERESPONSE']._serialized_end=764
+  _globals['_CANCELREQUESTSREQUEST']._serialized_start=766
+  _globals['_CANCELREQUESTSREQUEST']._serialized_end=810
+  _globals['_CANCELREQUESTSRESPONSE']._serialized_start=812
+  _globals['_CANCELREQUESTSRESPONSE']._serialized_end=896
+  _globals['_BATCHGENERATEREQUEST']._serialized_start=898
+  _globals['_BATCHGENERATEREQUEST']._serialized_end=985
+  _globals['_DELETEBATCHREQUEST']._serialized_start=987
+  _globals['_DELETEBATCHREQUEST']._serialized_end=1025
+  _globals['_DELETEBATCHRESPONSE']._serialized_start=1027
+  _globals['_DELETEBATCHRESPONSE']._serialized_end=1048
+  _globals['_BATCHGENERATERESPONSE']._serialized_start=1051
+  _globals['_BATCHGENERATERESPONSE']._serialized_end=1185
+  _globals['_SESSIONREQUEST']._serialized_start=1188
+  _globals['_SESSIONREQUEST']._serialized_end=1432
+  _globals['_SESSIONOPEN']._serialized_start=1434
+  _globals['_SESSIONOPEN']._serialized_end=1495
+  _globals['_SESSIONSUBMIT']._serialized_start=1497
+  _globals['_SESSIONSUBMIT']._serialized_end=1577
+  _globals['_SESSIONCANCEL']._serialized_start=1579
+  _globals['_SESSIONCANCEL']._serialized_end=1607
+  _globals['_SESSIONHOLD']._serialized_start=1609
+  _globals['_SESSIONHOLD']._serialized_end=1649
+  _globals['_SESSIONCREDIT']._serialized_start=1651
+  _globals['_SESSIONCREDIT']._serialized_end=1684
+  _globals['_SESSIONRESPONSE']._serialized_start=1686
+  _globals['_SESSIONRESPONSE']._serialized_end=1745
+  _globals['_SESSIONEVENT']._serialized_start=1747
+  _globals['_SESSIONEVENT']._serialized_end=1867
+  _globals['_RESUMEGENERATEREQUEST']._serialized_start=1869
+  _globals['_RESUMEGENERATEREQUEST']._serialized_end=1961
+  _globals['_RESUMEGENERATERESPONSE']._serialized_start=1963
+  _globals['_RESUMEGENERATERESPONSE']._serialized_end=2031
+  _globals['_TOUCHSESSIONREQUEST']._serialized_start=2033
+  _globals['_TOUCHSESSIONREQUEST']._serialized_end=2087
+  _globals['_TOUCHSESSIONRESPONSE']._serialized_start=2089
+  _globals['_TOUCHSESSIONRESPONSE']._serialized_end=2131
+  _globals['_GETREQUESTREQUEST']._serialized_start=2133
+  _globals['_GETREQUESTREQUEST']._serialized_end=2172
+  _globals['_GETREQUESTRESPONSE']._serialized_start=2175
+  _globals['_GETREQUESTRESPONSE']._serialized_end=2381
+  _globals['_GENERATIONSERVICE']._serialized_start=2569
+  _globals['_GENERATIONSERVICE']._serialized_end=3330
 # @@protoc_insertion_point(module_scope)

@@ -105,12 +105,15 @@ class GenerateResponse(_message.Message):
     USAGE_FIELD_NUMBER: _builtins.int
     TIMING_FIELD_NUMBER: _builtins.int
     EFFECTIVE_SPEC_FIELD_NUMBER: _builtins.int
+    RECEIPT_FIELD_NUMBER: _builtins.int
     request_id: _builtins.str
     """Names the request."""
     model: _builtins.str
     """Name of the model."""
     seed: _builtins.int
     """The seed in use: the given one or a random one."""
+    receipt: _builtins.str
+    """As of GenerationFinished. Unset unless asked for with OutputOptions.receipt."""
     @_builtins.property
     def prompt(self) -> _generation_pb2.PromptInfo:
         """The tokenised prompt."""
@@ -149,10 +152,11 @@ class GenerateResponse(_message.Message):
         usage: _generation_pb2.Usage | None = ...,
         timing: _generation_pb2.Timing | None = ...,
         effective_spec: _generation_pb2.GenerationSpec | None = ...,
+        receipt: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["effective_spec", b"effective_spec", "prompt", b"prompt", "prompt_logprobs", b"prompt_logprobs", "timing", b"timing", "usage", b"usage"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["effective_spec", b"effective_spec", "model", b"model", "prompt", b"prompt", "prompt_logprobs", b"prompt_logprobs", "request_id", b"request_id", "seed", b"seed", "sequences", b"sequences", "timing", b"timing", "usage", b"usage"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["effective_spec", b"effective_spec", "model", b"model", "prompt", b"prompt", "prompt_logprobs", b"prompt_logprobs", "receipt", b"receipt", "request_id", b"request_id", "seed", b"seed", "sequences", b"sequences", "timing", b"timing", "usage", b"usage"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

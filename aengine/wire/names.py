@@ -75,6 +75,7 @@ _PATHS: Mapping[str, str] = {
     "logprobs": "spec.output.logprobs.top_k",
     "prompt_logprobs": "spec.output.prompt_logprobs.top_k",
     "prompt_logprobs_from": "spec.output.prompt_logprobs_from",
+    "receipt": "spec.output.receipt",
     "timeout": "spec.stopping.time_limit",
     "cache_salt": "spec.cache.salt",
     "session": "spec.cache.session",

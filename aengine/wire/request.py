@@ -18,7 +18,7 @@ from google.protobuf.duration_pb2 import Duration
 
 from aengine.api.engine import ServedEngine
 from aengine.api.errors import FieldError, FieldViolation, InvalidRequestError
-from aengine.api.fields import FieldChecks, is_not, shown
+from aengine.api.fields import FieldChecks, is_not, read_token_ids, shown
 from aengine.api.params import MAX_CHOICES, EmbeddingParams, Reasoning, SamplingParams, StructuredOutput
 from aengine.api.request import (
     MAX_CHAT_MESSAGES,
@@ -33,7 +33,6 @@ from aengine.api.request import (
     image_part,
     images_of,
     read_messages,
-    read_token_ids,
 )
 from aengine.chat.formats import ChatFormat
 from aengine.chat.preparation import ChatOutputOptions, GenerationRequest, check_chat
@@ -91,6 +90,8 @@ def write_request(prompt: Prompt, params: SamplingParams, options: RequestOption
     if params.detokenize is not None:
         output.text = params.detokenize
     output.token_ids = True
+    if options.receipt:
+        output.receipt = True
     output.skip_special_tokens = params.skip_special_tokens
     for name in ("logprobs", "prompt_logprobs"):
         if (most := getattr(params, name)) is not None:
@@ -489,6 +490,7 @@ def read_options(request: MessageRequest, check: FieldChecks) -> RequestOptions 
             session=spec.cache.session or None,
             adapter=spec.adapter or None,
             known_outputs=_read_known_outputs(spec, check),
+            receipt=spec.output.receipt,
             images=[read_image(one, f"spec.prompt.token_ids.images[{i}]", check) for i, one in enumerate(spec.prompt.token_ids.images)],
             **(read_chat_fields(spec.prompt.chat, "spec.prompt.chat", check) if spec.prompt.HasField("chat") else {}),
         )

@@ -100,6 +100,8 @@ class ServerConfig:
     admin_client_names: Annotated[tuple[str, ...], _NAMES] = ()
     """Common names of clients' certificates that may call AdminService too. A certificate with several common
     names has no name."""
+    receipt_key: Annotated[str | None, text("a path")] = None
+    """PEM file with an Ed25519 private key, which receipts are signed with. None: they are not signed."""
     weights_roots: Annotated[tuple[str, ...], _NAMES] = ()
     """Directories that AdminService may load adapters and weights from. None: it loads nothing."""
     debug_errors: bool = False

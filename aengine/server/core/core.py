@@ -29,13 +29,14 @@ from copy import copy
 from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
 from itertools import chain, islice
-from typing import Any, Generic, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeVar
 
 from prometheus_client import CollectorRegistry
 
 from aengine.api.engine import ServedEngine, not_forkable
 from aengine.api.errors import AEngineError, InvalidRequestError, RequestIdInUseError
 from aengine.api.outputs import ModelInfo, RenderedChat, RequestInfo, RequestState, TokenizedText
+from aengine.api.receipt import read_receipt_key
 from aengine.api.request import ChatFields
 from aengine.api.runtime import forget_tracebacks
 from aengine.api.stream import TokenStream
@@ -58,6 +59,9 @@ from aengine.server.core.errors import ServiceError, clip, describe
 from aengine.server.core.image_urls import ImageUrls
 from aengine.server.core.journal import Journal
 from aengine.server.core.model_pool import ModelPool
+
+if TYPE_CHECKING:
+    from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 MAX_TEXT_BYTES = 4 * 1024 * 1024
 MAX_PIECES_TEXT_BYTES = 256 * 1024
@@ -278,6 +282,7 @@ class Backend:
     image_urls: ImageUrls = field(default_factory=ImageUrls)
     served_names: tuple[str, ...] = ()  # of the model, in place of the one that the engine has for it
     aliases: tuple[str, ...] = ()  # as of `ServerConfig.model_aliases`
+    receipt_key: Ed25519PrivateKey | None = None  # that receipts are signed with
     models: ModelPool | None = None  # where there are several
     root: Backend | None = None  # that of the first model; None: this is it
 
@@ -438,9 +443,16 @@ class Core:
         self.life = CallLife(self.authenticator, self.calls, self.observers, config.max_metadata_bytes)
         names = tuple(dict.fromkeys(config.served_model_name))
         urls = ImageUrls(config.image_urls)
-        limit = config.max_message_bytes
         self.backend = Backend(
-            engine, self.admission, self.observers, limit, image_urls=urls, served_names=names, aliases=config.model_aliases, models=models
+            engine,
+            self.admission,
+            self.observers,
+            config.max_message_bytes,
+            image_urls=urls,
+            served_names=names,
+            aliases=config.model_aliases,
+            receipt_key=None if config.receipt_key is None else read_receipt_key(config.receipt_key),
+            models=models,
         )
         self.texts = ServedTexts(engine, urls)
         self.decoding = Decoding(config.max_decoding_bytes, config.max_decoding_bytes_per_caller)

@@ -107,6 +107,17 @@ class Generation:
         ids, text = [token.token_id for token in self.known], "".join([token.text for token in self.known])
         return replace(whole, token_ids=(*ids, *whole.token_ids), text=text + whole.text)
 
+    def receipt(self) -> str | None:
+        """The receipt of the request, which was read to its end, as a line of JSON, signed where there is a key; None where none was asked
+        for."""
+        receipt = self.stream.receipt
+        if receipt is None:
+            return None
+        receipt = replace(receipt, request_id=self.request_id)
+        if self.known:  # by a process before
+            receipt = receipt.with_known([0])
+        return (receipt if self.backend.receipt_key is None else receipt.signed(self.backend.receipt_key)).to_json()
+
     @property
     def most_at_once(self) -> int:
         """How many tokens may be read at a time."""

@@ -29,7 +29,9 @@ from aengine.server.http.chat_output import (
     chat_logprobs,
     delta_of,
     prompt_entries,
+    receipts_of,
     stop_reason_of,
+    with_receipts,
     write_choices,
 )
 from aengine.server.http.http_exchange import HttpExchange
@@ -99,7 +101,7 @@ async def chat_completions(core: Core, exchange: HttpExchange) -> None:
                     if chunks := b"".join([writer.chunk(piece) for piece in pieces]):
                         await exchange.send(chunks)
         if asked.stream:
-            await exchange.end_events(writer.chunks.end_events())
+            await exchange.end_events(writer.chunks.end_events(receipts_of([generation])))
         else:
             await exchange.respond(response)
 
@@ -239,6 +241,7 @@ class _Writer:
             "created": self._created,
             "model": self._generation.model,
             "usage": self.reader.usage(),
+            **with_receipts([self._generation]),
         }
         if self._params.prompt_logprobs is not None:
             response["prompt_logprobs"] = self._prompt_logprobs()

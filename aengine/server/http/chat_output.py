@@ -295,6 +295,16 @@ class OutputReader:
         return usage_of(self.generation.stream.usage)
 
 
+def receipts_of(generations: Sequence[Generation]) -> list[str]:
+    """The receipts of generations that were read to their ends, where they were asked for."""
+    return [receipt for generation in generations if (receipt := generation.receipt()) is not None]
+
+
+def with_receipts(generations: Sequence[Generation]) -> dict[str, Any]:
+    """The field of a response that has these; none where they were not asked for."""
+    return {"receipts": receipts} if (receipts := receipts_of(generations)) else {}
+
+
 def usage_of(usage: Usage) -> dict[str, Any]:
     """Token counts in the shape of OpenAI's `usage`."""
     details: dict[str, Any] = {"reasoning_tokens": usage.reasoning_tokens}
@@ -379,9 +389,10 @@ class Chunks:
         tail = self._usage() if self._asked.continuous_usage else self._tail
         return self._head + text.encode("utf-8", "replace") + b"}" + tail
 
-    def end_events(self) -> bytes:
-        """The last events. The chunk with the usage has no choice."""
-        return (self._head + self._usage() if self._asked.include_usage else b"") + DONE
+    def end_events(self, receipts: Sequence[str] = ()) -> bytes:
+        """The last events. Chunks with the receipts and with the usage have no choice."""
+        told = self._head + b'],"receipts":' + to_json(receipts) + b"}\n\n" if receipts else b""
+        return told + (self._head + self._usage() if self._asked.include_usage else b"") + DONE
 
     def _usage(self) -> bytes:
         return b'],"usage":' + to_json(self._count()) + b"}\n\n"

@@ -32,8 +32,10 @@ from aengine.server.http.chat_output import (
     chat_logprobs,
     prompt_entries,
     quote,
+    receipts_of,
     stop_reason_of,
     usage_of,
+    with_receipts,
     write_choices,
 )
 from aengine.server.http.http_exchange import HttpExchange
@@ -101,7 +103,7 @@ async def completions(core: Core, exchange: HttpExchange) -> None:
                 await exchange.begin_events()
                 await _for_each(generations, lambda index: writer.stream(index, exchange))
         if asked.stream:
-            await exchange.end_events(writer.chunks.end_events())
+            await exchange.end_events(writer.chunks.end_events(receipts_of(generations)))
         else:
             await exchange.respond(response)
 
@@ -262,6 +264,7 @@ class _Writer:
             "created": self._created,
             "model": self._generations[0].model,
             "usage": self.usage(),
+            **with_receipts(self._generations),
         }
         return await write_choices(response, choices, apart=self._texts is not None, max_bytes=self._core.config.max_message_bytes)
 

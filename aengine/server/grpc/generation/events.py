@@ -70,6 +70,7 @@ class MessageGeneration:
         """Write the fields that are known once everything was read."""
         write_usage(self.stream.usage, message.usage)
         write_timing(self.stream.info(), time.monotonic() - self.core.record.start, message.timing)
+        message.receipt = self.core.receipt() or ""
 
     async def complete(self, response: GenerateResponse, max_bytes: int, may_read: asyncio.Event | None = None) -> None:
         """Read the whole output into `response`; nothing more is read while `may_read` is not set. Raises `ServiceError`
