@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from aengine.chat.chat_stream import ChatStream, stream_chat
 from aengine.chat.formats import ChatFormat
 from aengine.chat.parser import ChatParser
-from aengine.chat.preparation import ChatOutputOptions, PreparedChat, prepare_chat
+from aengine.chat.preparation import ChatOutputOptions, ChatStream, PreparedChat, prepare_chat, stream_chat
 from aengine.chat.text_source import ArgumentsDelta, CallEnded, CallStarted, ChatMessage, ContentDelta, Event, ReasoningDelta, ToolCall
 
 __all__ = [

@@ -306,7 +306,7 @@ def prepare(
     if request.fork is not None:
         ids, images = np.asarray(prompt), request.fork.images
     elif request.images and limits.image_input is not None:
-        from aengine.images.prompts import place_images  # imports torch, which importing the engine should not do
+        from aengine.images.encoder import place_images  # imports torch, which importing the engine should not do
 
         ids, images = place_images(np.asarray(prompt, np.int32), request.images, limits.image_input)
         most = max((end - begin for begin, end in images.whole), default=0)
@@ -467,6 +467,6 @@ def render_chat(
         rendered = tokenizer.render_chat(messages, options)
     if not images:
         return rendered
-    from aengine.images.prompts import with_images  # imports torch
+    from aengine.images.encoder import with_images  # imports torch
 
     return with_images(rendered, images)

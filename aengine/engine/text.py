@@ -324,7 +324,7 @@ class Texts:
 
 
 def _named(image: Any, said: ImageText) -> NamedImage:
-    from aengine.images.prompts import names_of  # imports torch
+    from aengine.images.encoder import names_of  # imports torch
 
     return NamedImage(image, said.token_id, tuple(names_of(said.digest, said.num_tokens).tolist()))
 

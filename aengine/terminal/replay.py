@@ -149,7 +149,7 @@ def _receipts_in(value: Any) -> Iterator[str]:
 async def _replay_all(given: argparse.Namespace, flags: Mapping[str, Any], receipts: Sequence[Receipt]) -> int:
     start = time.monotonic()
     async with engine_of(flags) as engine:
-        replay = Replay(engine)
+        replay = ReceiptReplay(engine)
         for line in replay.warnings(receipts):
             print(line, file=sys.stderr)
         counts, shown = Counter[Verdict](), 0
@@ -171,7 +171,7 @@ async def _replay_all(given: argparse.Namespace, flags: Mapping[str, Any], recei
     return 0 if counts[Verdict.SAME] and not counts[Verdict.DIFFERS] and not counts[Verdict.UNSIGNED] else 1
 
 
-class Replay:
+class ReceiptReplay:
     """Derives receipts again with one engine, which is started."""
 
     def __init__(self, engine: ServedEngine) -> None:

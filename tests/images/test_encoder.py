@@ -13,8 +13,7 @@ from image_models import Reference, as_file, picture
 from PIL import Image
 
 from aengine.images.encoder import ImageEncoder
-from aengine.images.processor import ProcessedImage
-from aengine.images.tower import ImageRows, Tower
+from aengine.images.processor import ImageRows, ProcessedImage, Tower
 
 Find = Callable[[str], Reference]
 

@@ -17,8 +17,8 @@ from image_models import Reference, as_file, chat_of, picture
 from aengine import AsyncEngine, InvalidRequestError, SamplingParams
 from aengine.client import AsyncClient
 from aengine.client.openai import HttpConfig, OpenAIClient
-from aengine.terminal.commands import run_command
 from aengine.terminal.conversation import CommandError, Conversation
+from aengine.terminal.interactive import run_command
 
 pytestmark = [pytest.mark.anyio, pytest.mark.parametrize("anyio_backend", ["asyncio"])]
 Find = Callable[[str], Reference]

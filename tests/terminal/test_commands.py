@@ -12,8 +12,8 @@ import pytest
 from aengine import AEngineError, InvalidRequestError, SamplingParams, StructuredOutput
 from aengine.api.outputs import ModelInfo
 from aengine.terminal.answers import Chat
-from aengine.terminal.commands import COMMANDS, run_command
 from aengine.terminal.conversation import ChatParameters, Conversation
+from aengine.terminal.interactive import COMMANDS, run_command
 from aengine.terminal.partners import EnginePartner
 
 MODEL = ModelInfo("demo", "Qwen3ForCausalLM", 2048, 4096, (1,), "bfloat16", 4, True, SamplingParams(temperature=0.8))
