@@ -187,7 +187,8 @@ def read_receipt_key(path: str | Path, field: str = "receipt_key") -> Ed25519Pri
 
 def params_to_plain(params: SamplingParams) -> dict[str, Any]:
     """What is set of the parameters, as JSON data. Custom code is left out."""
-    return {one.name: plain for one in fields(params) if (plain := _value(getattr(params, one.name))) != _value(_default(one))}
+    plain: dict[str, Any] = _value(params)
+    return plain
 
 
 def params_from_plain(plain: Mapping[str, Any]) -> SamplingParams:
@@ -208,7 +209,7 @@ def _default(one: Any) -> Any:
 
 def _value(value: Any) -> Any:
     if is_dataclass(value) and not isinstance(value, type):
-        return {name: _value(one) for name, one in asdict(value).items() if _value(one) not in (None, [], False, "")}
+        return {one.name: plain for one in fields(value) if (plain := _value(getattr(value, one.name))) != _value(_default(one))}
     if isinstance(value, Mapping):
         return {str(key): one for key, one in value.items()}
     if isinstance(value, tuple):
