@@ -195,6 +195,11 @@ class EngineConfig:
     """A request whose reader lags by more tokens than this is parked until the reader has caught up by half."""
     step_timeout: Annotated[float, POSITIVE] = 300.0
     """Seconds after which a step counts as hung: every stream then fails, and the engine is dead."""
+    recorded_steps: Annotated[int, integer(0, 2**16)] = 256
+    """How many of the latest steps are kept in memory, with the requests that they are of, for `AsyncEngine.save_recording`. 0: none."""
+    recording_dir: str | None = None
+    """A directory in which a file of these is written when a step fails or hangs, for `aengine-replay`. It holds the token ids
+    of prompts and outputs. None: nothing is written."""
     seed: Annotated[int, integer(0, MAX_UINT64)] = 0
     """Seeds the random weights of load_format dummy. Requests without a seed get a random one, whatever this is."""
 

@@ -38,7 +38,7 @@ from aengine.api.stream import TokenStream, read_to_end
 from aengine.api.weight_sources import WeightSource
 from aengine.cache import PageChain, StoredPrefix
 from aengine.engine.core import EngineCore, EnginePhase, Serving
-from aengine.engine.edges import FindKV, FlushCache, Pause, Touch, Unpause
+from aengine.engine.edges import FindKV, FlushCache, Pause, Record, Touch, Unpause
 from aengine.engine.loading import LoadedModel, load_model
 from aengine.engine.request_source import NO_OUTPUT, StreamState, embedding_of, read_embedding
 from aengine.engine.requests import check_request
@@ -204,6 +204,19 @@ class AsyncEngine(ServedEngine):
     async def touch(self, session: str, tenant: str = "") -> int:
         RequestOptions(session=session, tenant=tenant)  # which checks them
         return await self._check_serving().commands.run(lambda reply: Touch(reply, (tenant, session)))
+
+    async def save_recording(self, path: str) -> int:
+        """Write the latest `EngineConfig.recorded_steps` steps to a file, from which `aengine-replay` computes them again; returns how many
+        they are. Also after the engine has died of one. The file holds the token ids of prompts and outputs.
+
+        Raises `EngineStateError` before the engine is started, and where nothing is recorded, and OSError.
+        """
+        died_with = None if self._core is None else self._core.steps.recording
+        recording = died_with or await self._check_serving().commands.run(Record)
+        if recording is None:
+            raise EngineStateError("no steps are recorded: recorded_steps is 0")
+        await anyio.to_thread.run_sync(recording.write_file, path)
+        return len(list(recording.plans))
 
     # ---- KV for other engines ------------------------------------------------------------------------------------------
 

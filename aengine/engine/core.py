@@ -18,12 +18,12 @@ import anyio
 from aengine.aio.edge import LoopEdge
 from aengine.api.config import EngineConfig
 from aengine.api.errors import EngineDeadError, EngineStateError
-from aengine.engine.edges import ReportQueue
+from aengine.engine.edges import Done, PageNames, PagesChanged, ReportQueue, WeightsChanged
 from aengine.engine.loading import LoadedModel
 from aengine.engine.operations import Adapters, Commands, ModelChanges, PageWatches
 from aengine.engine.registry import Registry
 from aengine.engine.requests import QUICK_CHARACTERS
-from aengine.engine.step_thread import Done, PageNames, PagesChanged, Report, StepLoop, Stopped, WeightsChanged
+from aengine.engine.step_thread import Report, StepLoop, Stopped
 from aengine.engine.text import Texts
 from aengine.engine.weight_updates import ModelWeights
 from aengine.engine.workers import Workers

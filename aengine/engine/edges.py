@@ -5,7 +5,7 @@ loop without the GIL being released: `call_soon_threadsafe` releases it to wake 
 the step thread waits to begin its step. This queue wakes the loop with the GIL held, so the loop runs when the step thread releases it,
 which it does in the model.
 
-What the step thread counts: steps, their times and sizes, tokens; and what of it other threads may read.
+What the step thread counts: steps, their times and sizes, tokens; and what of it other threads may read. And what notices that it hangs.
 """
 
 from __future__ import annotations
@@ -18,10 +18,11 @@ import os
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from typing import Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
 from aengine.aio.edge import LoopEdge
 from aengine.api.outputs import EngineStats, Histogram, MemoryUse
@@ -29,7 +30,7 @@ from aengine.cache import PageChain, StoredPrefix, TierCounts
 from aengine.runner.contract import Prepared
 from aengine.scheduler.live_sequences import MovingRatio
 from aengine.scheduler.plan import IntArray
-from aengine.scheduler.sequence import Request
+from aengine.scheduler.sequence import Request, Updates
 from aengine.scheduler.sessions import SessionName
 
 
@@ -74,6 +75,13 @@ class Touch:
 
     reply: Future[int]  # as in `Pause`
     session: SessionName
+
+
+@dataclass(frozen=True, slots=True)
+class Record:
+    """Tell the latest steps; then `Done(reply, a Recording)` is reported, None where they are not recorded."""
+
+    reply: Future[Any]  # as in `Pause`
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,8 +156,43 @@ class Fail:
 
 
 Command = (
-    Submit | Cancel | Park | Pause | Unpause | FlushCache | Touch | FindKV | WatchPages | UnwatchPages | Apply | Sleep | Wake | Stop | Fail
+    (Submit | Cancel | Park | Pause | Unpause | FlushCache | Touch | Record | FindKV | WatchPages | UnwatchPages)
+    | (Apply | Sleep | Wake)
+    | (Stop | Fail)
 )
+
+
+@dataclass(frozen=True, slots=True)
+class Done:
+    """The command with this reply was carried out, or it failed and `value` is the error."""
+
+    reply: Future[Any]
+    value: object
+
+
+@dataclass(frozen=True, slots=True)
+class WeightsChanged:
+    """Tokens that are reported from here on are of weights of this version."""
+
+    version: int
+
+
+@dataclass(frozen=True, slots=True)
+class PageNames:
+    """The names of cached pages, as `PrefixIndex.names` lists them, for one who watches them."""
+
+    watch: int
+    names: list[bytes]
+
+
+@dataclass(frozen=True, slots=True)
+class PagesChanged:
+    """Names of cached pages that have come or gone, as `PrefixIndex.take_changes` tells them."""
+
+    changes: dict[bytes, bool]
+
+
+StepReport = Updates | Done | WeightsChanged | PageNames | PagesChanged
 
 
 MAX_WAIT_SECONDS = 3600.0
@@ -360,3 +403,25 @@ class StepStats:
             step_tokens=self._tokens.snapshot(),
         )
         self.published = stats, self.num_received
+
+
+@contextmanager
+def watchdog(limit: float, busy_since: Callable[[], float | None], on_hang: Callable[[float], None]) -> Iterator[None]:
+    """While the context lasts, calls `on_hang(seconds)` once, from a thread of its own, when `busy_since()` (on time.monotonic, None while
+    idle) lies more than `limit` seconds back."""
+    ended = threading.Event()
+
+    def watch() -> None:
+        pause = limit
+        while not ended.wait(pause):
+            since = busy_since()
+            busy = 0.0 if since is None else time.monotonic() - since
+            if busy > limit:
+                return on_hang(busy)
+            pause = max(limit - busy, limit / 20)
+
+    threading.Thread(target=watch, name="aengine-watchdog", daemon=True).start()
+    try:
+        yield
+    finally:
+        ended.set()

@@ -29,8 +29,8 @@ from aengine.api.errors import AdapterNotFoundError, InvalidRequestError, RankEr
 from aengine.api.fields import is_not, shown
 from aengine.api.outputs import AdapterInfo, CachedPages
 from aengine.cache import published_digest
-from aengine.engine.edges import Apply, Command, RunningRequests, UnwatchPages, WatchPages
-from aengine.engine.step_thread import Done, LoadingCancelled, PageNames, PagesChanged
+from aengine.engine.edges import Apply, Command, Done, PageNames, PagesChanged, RunningRequests, UnwatchPages, WatchPages
+from aengine.engine.step_thread import LoadingCancelled
 from aengine.models.loading.hub import resolve_adapter
 from aengine.runner.contract import Change, LoadAdapter, Prepared, Runner, UnloadAdapter
 

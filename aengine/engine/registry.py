@@ -41,7 +41,7 @@ from aengine.engine.workers import Steps, Workers, at_once
 from aengine.scheduler.sequence import Request, Updates
 from aengine.scheduler.sessions import SessionName
 from aengine.structured.grammars import GrammarCompiler
-from aengine.tokenizer.vocabulary import ids_within, read_vocabulary, text_of_tokens
+from aengine.tokenizer.vocabulary import grammar_compiler
 
 if TYPE_CHECKING:
     from aengine.images.encoder import ImageEncoder
@@ -118,9 +118,7 @@ class Registry:
         runner = loaded.runner
         self._grammars: GrammarCompiler | None = None  # without a tokenizer there is no text to enforce anything on
         if loaded.tokenizer is not None:
-            read = functools.partial(read_vocabulary, loaded.tokenizer, loaded.info.vocab_size)
-            within = functools.partial(ids_within, loaded.tokenizer)
-            self._grammars = GrammarCompiler(read, loaded.info.eos_token_ids, text_of_tokens(loaded.tokenizer), within)
+            self._grammars = grammar_compiler(loaded.tokenizer, loaded.info.vocab_size, loaded.info.eos_token_ids)
         needs = PageNeeds(runner.windows, runner.page_size, runner.max_num_batched_tokens, runner.state_pages)
         kv_tokens = needs.longest(runner.num_pages - 1, runner.max_model_len)
         most = runner.max_num_batched_tokens - (runner.max_num_seqs - 1)  # beside what all others decode
@@ -385,11 +383,7 @@ class Registry:
 
     def _compile(self, params: SamplingParams) -> Future[Any] | None:
         """A `CompiledReasoning` or a `CompiledGrammar`, later; None if there is neither."""
-        if self._grammars is not None and params.reasoning is not None:
-            return self._grammars.compile_reasoning(params.reasoning, params.structured_output)
-        if self._grammars is not None and params.structured_output is not None:
-            return self._grammars.compile(params.structured_output)
-        return None
+        return None if self._grammars is None else self._grammars.compile_both(params.structured_output, params.reasoning)
 
     def _prepare(self, state: StreamState, request: CheckedRequest, grammar: Any) -> None:
         """`grammar`: what `_compile` gave, or None."""

@@ -333,6 +333,7 @@ def prepare(
         bad_words=tuple(bad_words),
         stop_ids=tuple(sorted(eos_token_ids | stop_token_ids)) if params.min_tokens else (),
         grammar=grammar,
+        grammar_source=(None, None) if grammar is None else (params.structured_output, params.reasoning),
         grammar_from=min(budget or 0, limits.tokens),
         processors=params.logits_processors,
         pooling=request.pooling,

@@ -8,16 +8,18 @@ Knows nothing of streams, text or event loops: reports go to a callback that han
 from __future__ import annotations
 
 import logging
+import os
 import sys
 import threading
 import time
 import traceback
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from concurrent.futures import Future
-from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from contextlib import ExitStack
+from dataclasses import asdict, dataclass
 from functools import partial
+from pathlib import Path
 from types import TracebackType
 from typing import Any, NamedTuple
 
@@ -30,14 +32,19 @@ from aengine.engine.edges import (
     Apply,
     Cancel,
     Command,
+    Done,
     Fail,
     FindKV,
     FlushCache,
     Mailbox,
+    PageNames,
+    PagesChanged,
     Park,
     Pause,
+    Record,
     RunningRequests,
     Sleep,
+    StepReport,
     StepStats,
     Stop,
     Submit,
@@ -46,48 +53,17 @@ from aengine.engine.edges import (
     UnwatchPages,
     Wake,
     WatchPages,
+    WeightsChanged,
+    watchdog,
 )
 from aengine.engine.loading import WEIGHTS, LoadedModel, drafter_of, fingerprint_of, scheduler_config
+from aengine.engine.recorder import RecordedScheduler, Recording, write_recording
 from aengine.engine.tier_traffic import TierTraffic, tiers_of
-from aengine.runner.contract import InFlightStep, NewWeights, Prepared, Runner
+from aengine.runner.contract import InFlightStep, LoadAdapter, NewWeights, Prepared, Runner
 from aengine.scheduler.plan import RowsFailed, StepPlan
 from aengine.scheduler.scheduler import Scheduler
-from aengine.scheduler.sequence import Updates
 
 _OF_TEXTS = ("texts", "defaults", "max_model_len")  # parts of the fingerprint that KV does not depend on
-
-
-@dataclass(frozen=True, slots=True)
-class Done:
-    """The command with this reply was carried out, or it failed and `value` is the error."""
-
-    reply: Future[Any]
-    value: object
-
-
-@dataclass(frozen=True, slots=True)
-class WeightsChanged:
-    """Tokens that are reported from here on are of weights of this version."""
-
-    version: int
-
-
-@dataclass(frozen=True, slots=True)
-class PageNames:
-    """The names of cached pages, as `PrefixIndex.names` lists them, for one who watches them."""
-
-    watch: int
-    names: list[bytes]
-
-
-@dataclass(frozen=True, slots=True)
-class PagesChanged:
-    """Names of cached pages that have come or gone, as `PrefixIndex.take_changes` tells them."""
-
-    changes: dict[bytes, bool]
-
-
-StepReport = Updates | Done | WeightsChanged | PageNames | PagesChanged
 
 
 class _Flight(NamedTuple):
@@ -108,9 +84,11 @@ class StepDriver:
         report: Callable[[StepReport], None],
         facts: Mapping[str, str] | None = None,
         open_tiers: Callable[[str], PageTiers] | None = None,
+        config: Mapping[str, Any] | None = None,
+        kv_bytes: int = 0,
     ) -> None:
         """`report` must not block or raise. `facts`: parts of the fingerprint beside the weights. `open_tiers`: the tiers of KV for an
-        identity of the model; None: there are none."""
+        identity of the model; None: there are none. `config`, `kv_bytes`: as of `Recording`."""
         self.busy_since: float | None = None  # when the turn began, on time.monotonic; None while the thread waits for commands
         self._scheduler, self._runner, self._mailbox = scheduler, runner, mailbox
         self._stats = stats
@@ -124,7 +102,8 @@ class StepDriver:
         self._sleep_level = 0  # the level; 0: awake
         self._stopping = False
         self._committed = 0.0  # when the last step was, on time.monotonic
-        self._facts = dict(facts or {})
+        self._facts, self._config, self._kv_bytes = dict(facts or {}), config or {}, kv_bytes
+        self._adapters: dict[int, tuple[str, str]] = {}  # name and path by key, of those that were loaded after the start
         # A step that has not begun when a command comes is withdrawn (`_commit`), so that the command need not wait for it.
         self._open_tiers, self._tiers = open_tiers, None if open_tiers is None else TierTraffic(scheduler, runner, stats, mailbox.wake_up)
         mailbox.on_post = partial(runner.hold, True)
@@ -193,6 +172,8 @@ class StepDriver:
                     self._pending.append(Done(reply, count))
                 else:
                     self._tiers.recall(session, reply)
+            case Record(reply):
+                self._pending.append(Done(reply, self.recording("")))
             case FindKV(reply):
                 self._pending.append(Done(reply, None if self._tiers is None else self._tiers.stored(command)))
             case WatchPages(watch, most):
@@ -205,6 +186,8 @@ class StepDriver:
                     self._changes.append(command)
                 elif reply.set_running_or_notify_cancel():
                     self._runner.apply(prepared)
+                    if isinstance(change := prepared.change, LoadAdapter):
+                        self._adapters[change.key] = change.name, change.path
                     self._pending.append(Done(reply, 0))
             case Sleep() | Wake():
                 self._changes.append(command)
@@ -348,6 +331,13 @@ class StepDriver:
             self._tiers.save(everything=True)
         return self._scheduler.flush_cache()
 
+    def recording(self, failure: str) -> Recording | None:
+        """The latest steps, which may have ended with a `failure`; None: they are not recorded. From any thread once this one hangs or has
+        ended."""
+        if not isinstance(self._scheduler, RecordedScheduler):
+            return None
+        return self._scheduler.recording(self._config, self._stats.identity.parts, self._adapters, self._kv_bytes, failure)
+
     def close(self) -> None:
         """The tiers; the runner belongs to others."""
         if self._tiers is not None:
@@ -356,28 +346,6 @@ class StepDriver:
     def _publish(self) -> None:
         tiers = TierCounts() if self._tiers is None else self._tiers.counts()
         self._stats.publish(self._scheduler.stats(), tiers, paused=self._paused, sleep_level=self._sleep_level)
-
-
-@contextmanager
-def watchdog(limit: float, busy_since: Callable[[], float | None], on_hang: Callable[[float], None]) -> Iterator[None]:
-    """While the context lasts, calls `on_hang(seconds)` once, from a thread of its own, when `busy_since()` (on time.monotonic, None while
-    idle) lies more than `limit` seconds back."""
-    ended = threading.Event()
-
-    def watch() -> None:
-        pause = limit
-        while not ended.wait(pause):
-            since = busy_since()
-            busy = 0.0 if since is None else time.monotonic() - since
-            if busy > limit:
-                return on_hang(busy)
-            pause = max(limit - busy, limit / 20)
-
-    threading.Thread(target=watch, name="aengine-watchdog", daemon=True).start()
-    try:
-        yield
-    finally:
-        ended.set()
 
 
 _log = logging.getLogger("aengine")
@@ -412,6 +380,8 @@ class StepLoop:
         self._stopping = False
         self._given_up = False
         self._abandon: Callable[[], object] = object  # which does nothing
+        self._record: Callable[[str], Recording | None] = _nothing
+        self.recording: Recording | None = None  # of the steps before it failed or hung
         self._failure: BaseException | None = None  # of what the runner depends on
         self._thread = threading.Thread(target=self._main, name="aengine-step", daemon=True)
 
@@ -448,9 +418,14 @@ class StepLoop:
             self._abandon = loaded.runner.abandon
             with ExitStack() as stack:
                 stack.push(partial(_close, loaded.runner))
-                scheduler = Scheduler(scheduler_config(self._config, loaded.runner, loaded.info), drafter=drafter_of(self._config, loaded))
+                drafter, recorded = drafter_of(self._config, loaded), self._config.recorded_steps
+                limits = scheduler_config(self._config, loaded.runner, loaded.info)
+                scheduler = RecordedScheduler(limits, recorded, drafter) if recorded else Scheduler(limits, drafter=drafter)
                 tiers = tiers_of(self._config, loaded.runner)
-                driver = StepDriver(scheduler, loaded.runner, self._mailbox, self.stats, self._notify, loaded.facts, tiers)
+                kv_bytes = loaded.info.kv_bytes_per_token * limits.page_size * limits.num_pages // len(limits.windows)
+                facts = loaded.facts, tiers, asdict(self._config), kv_bytes
+                driver = StepDriver(scheduler, loaded.runner, self._mailbox, self.stats, self._notify, *facts)
+                self._record = driver.recording
                 stack.callback(driver.close)
                 stack.callback(driver.notify)
                 self._notify(loaded)
@@ -461,9 +436,10 @@ class StepLoop:
             _log.info("loading was cancelled: the engine is closed")
         except BaseException as failure:  # whatever it is, those who wait must be told
             error = self._failure or failure
+            self._save_recording(error)
             forget_locals(failure)  # what was loaded, if not all could be
         # What is left of the model refers to the engine, which refers to this: no garbage collection is needed to free them.
-        self._load, self._abandon, self._mailbox.on_post = _is_loaded_once, object, object
+        self._load, self._abandon, self._record, self._mailbox.on_post = _is_loaded_once, object, _nothing, object
         self._notify(Stopped(error))
 
     def _notify(self, report: Report) -> None:
@@ -477,9 +453,24 @@ class StepLoop:
         _log.critical("a step hangs for %.1f s; the step thread is at\n%s", seconds, stack)
         error = StepHangError(f"a step hangs for {seconds:.1f} s")
         self._given_up = True  # before anyone can act on the report: the thread may come back at any moment
+        self._save_recording(error)
         self._report(Stopped(error))
         self._abandon()
         self.stop()  # it may have come back already, and wait
+
+    def _save_recording(self, error: BaseException) -> None:
+        """Keep the latest steps, and have a thread of its own write them, which the program waits for."""
+        try:
+            self.recording = self._record(f"{type(error).__name__}: {error}")
+        except Exception as second:  # comes of the first: the thread may be anywhere
+            _log.warning("the latest steps cannot be told: %s: %s", type(second).__name__, second)
+        if self.recording is not None and self._config.recording_dir is not None:
+            path = Path(self._config.recording_dir) / f"{time.strftime('%Y%m%d-%H%M%S')}-{os.getpid()}.recording"
+            threading.Thread(target=write_recording, args=(self.recording, path), name="aengine-recording").start()
+
+
+def _nothing(failure: str) -> None:
+    pass
 
 
 def _is_loaded_once() -> LoadedModel:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
-from aengine.api.params import GREEDY_BELOW, NEUTRAL, LogitsProcessor
+from aengine.api.params import GREEDY_BELOW, NEUTRAL, LogitsProcessor, Reasoning, StructuredOutput
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -71,6 +71,7 @@ class RowParams:
     prompt_logprobs_from: int = 0  # position of the first token of which they are told
     pooling: str | None = None  # of the hidden states of the prompt: last, mean, cls or label; None: none are asked for
     grammar: object | None = None  # a compiled grammar, opaque to everyone but the sampler
+    grammar_source: tuple[StructuredOutput | None, Reasoning | None] = (None, None)  # what it was compiled of
     grammar_from: int = 0  # output tokens that it does not limit
     processors: tuple[LogitsProcessor, ...] = ()
 

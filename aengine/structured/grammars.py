@@ -11,7 +11,7 @@ import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -135,6 +135,12 @@ class GrammarCompiler:
         such output.
         """
         return self._threads.submit(self._compile, wanted)
+
+    def compile_both(self, wanted: StructuredOutput | None, reasoning: Reasoning | None) -> Future[Any] | None:
+        """What limits an output with these: a `CompiledReasoning` or a `CompiledGrammar`, later; None if there is neither."""
+        if reasoning is not None:
+            return self.compile_reasoning(reasoning, wanted)
+        return None if wanted is None else self.compile(wanted)
 
     def close(self) -> None:
         """Compile nothing more; the futures of what waits are cancelled."""

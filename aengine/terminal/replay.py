@@ -1,7 +1,8 @@
 """`aengine-replay`: receipts in, and whether this machine derives the same tokens, and the same bits of their logprobs, from each of them.
+Or a recording of steps, which are computed again.
 
-Owns what is compared. Every sequence is a request of its own with the seed that it had, so whatever ran beside it, and whatever drafts,
-preemptions or replicas it went through, plays no part.
+Owns what of receipts is compared. Every sequence is a request of its own with the seed that it had, so whatever ran beside it, and whatever
+drafts, preemptions or replicas it went through, plays no part.
 """
 
 from __future__ import annotations
@@ -10,24 +11,33 @@ import argparse
 import asyncio
 import enum
 import json
+import os
 import struct
+import subprocess
 import sys
+import tempfile
+import threading
 import time
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from functools import partial
+from itertools import zip_longest
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from aengine.api.engine import ServedEngine, run_all
 from aengine.api.errors import AEngineError, ConfigError
 from aengine.api.outputs import Completion, FinishReason
 from aengine.api.receipt import Receipt, ReceiptOutput
 from aengine.client.client_config import exit_code
-from aengine.server.config.settings import add_general, add_model, add_options, parse
+from aengine.server.config.settings import add_general, add_model, add_options, parse, read_settings
 from aengine.terminal.batch import AT_ONCE
 from aengine.terminal.cli import COMMON, ENGINE_OPTIONS, engine_of
+
+if TYPE_CHECKING:
+    from aengine.engine.step_replay import StepReplay
 
 _FROM_OUTSIDE = (None, FinishReason.CANCELLED, FinishReason.DEADLINE, FinishReason.ERROR)
 _NO_BITS = ("max_model_len", "page_size")  # parts of a model's fingerprint that change limits, and no token before them
@@ -91,15 +101,19 @@ def build_parser(name: str = "aengine-replay", *, whole: bool = False) -> argpar
     """`whole`: the help shows all options."""
     parser = argparse.ArgumentParser(
         prog=name,
-        usage="%(prog)s RECEIPTS.jsonl [MODEL] [options]",
+        usage="%(prog)s RECEIPTS.jsonl|FILE.recording [MODEL] [options]",
         allow_abbrev=False,
-        description="Derive the tokens of receipts again, and tell where they differ.",
+        description="Derive the tokens of receipts again, or compute recorded steps again, and tell where they differ.",
     )
-    parser.add_argument("input", metavar="RECEIPTS.jsonl", help="a receipt, or an answer that has some, in each line; - is stdin")
+    parser.add_argument("input", metavar="FILE", help="a receipt, or an answer that has some, in each line; or a recording; - is stdin")
     add_model(parser, "MODEL", "a Hugging Face id, a directory, or demo (the default), that the receipts are of")
     parser.add_argument("--public-key", metavar="HEX", help="only receipts that this Ed25519 key has signed count")
     parser.add_argument("--json", action="store_true", help="print a line of JSON for each receipt")
     parser.add_argument("--at-once", type=int, default=AT_ONCE, metavar="N", help=f"sequences under way (default: {AT_ONCE})")
+    parser.add_argument("--save", metavar="PATH", help="of receipts: at the first difference write a recording of the latest steps")
+    parser.add_argument("--bisect", metavar="PYTHON", help="of a recording: find the first step that the aengine of this Python gives else")
+    parser.add_argument("--digests", metavar="PATH", help="of a recording: write a digest of what each step gives, its KV included")
+    parser.add_argument("--hang-seconds", type=float, default=60.0, metavar="S", help="a recorded step that takes longer hangs (60)")
     add_general(parser, partial(build_parser, name, whole=True))
     add_options(parser, ENGINE_OPTIONS, COMMON, whole=whole, help_of=lambda option: option.help.replace("%", "%%"))
     return parser
@@ -108,10 +122,12 @@ def build_parser(name: str = "aengine-replay", *, whole: bool = False) -> argpar
 def _run(given: argparse.Namespace) -> int:
     if given.at_once < 1:
         raise ConfigError.of("at_once", f"{given.at_once} is not at least 1")
+    flags = {option.name: vars(given)[option.name] for option in ENGINE_OPTIONS if option.name in given}
+    if given.input != "-" and is_recording(given.input):
+        return _replay_steps(given, flags)
     receipts = list(read_receipts(given.input))
     if not receipts:
         raise ConfigError.of("input", f"{given.input} has no receipts")
-    flags = {option.name: vars(given)[option.name] for option in ENGINE_OPTIONS if option.name in given}
     return asyncio.run(_replay_all(given, flags, receipts))
 
 
@@ -165,6 +181,10 @@ async def _replay_all(given: argparse.Namespace, flags: Mapping[str, Any], recei
 
         work = [partial(replay.outcome, receipt, given.public_key) for receipt in receipts]
         outcomes = await run_all(work, given.at_once, tell)
+        if given.save is not None and counts[Verdict.DIFFERS]:
+            first = next(at for at, one in enumerate(outcomes) if one.verdict is Verdict.DIFFERS)
+            await replay.outcome(receipts[first])  # once more, so that its steps are the latest
+            print(f"{await engine.save_recording(given.save)} steps are in {given.save}", file=sys.stderr)
     seconds, tokens = time.monotonic() - start, sum(one.num_tokens for one in outcomes)
     told = ", ".join(f"{counts[verdict]} {verdict.value}" for verdict in Verdict if counts[verdict] or verdict is Verdict.SAME)
     print(f"{len(receipts)} receipts: {told}; {tokens} tokens in {seconds:.1f} s", file=sys.stderr)
@@ -246,6 +266,114 @@ class ReceiptReplay:
 
 def _bits(logprob: float) -> bytes:
     return struct.pack("<f", logprob)
+
+
+# ---- recordings -----------------------------------------------------------------------------------------------------------
+
+
+def is_recording(path: str) -> bool:
+    try:
+        with open(path, "rb") as file:
+            return file.read(2) == b"\x1f\x8b"  # of gzip
+    except OSError:
+        return False
+
+
+def _replay_steps(given: argparse.Namespace, flags: Mapping[str, Any]) -> int:
+    from aengine.engine.recorder import Recording
+
+    try:
+        recording = Recording.read_file(given.input)
+    except (OSError, ValueError) as error:
+        raise ConfigError.of("input", f"{given.input} {error}") from None
+    if given.bisect is not None:
+        return _bisect(given)
+    from aengine.engine.loading import load_model
+    from aengine.engine.step_replay import StepReplay, config_for, decisions_of
+
+    given_engine = read_settings(flags, {}).engine
+    overrides = {name: getattr(given_engine, name) for name in flags}
+    numbers = [plan.step for plan, *_ in recording.plans]
+    ends = f"; then it failed: {recording.failure}" if recording.failure else ""
+    print(f"{len(numbers)} steps{f', {numbers[0]} to {numbers[-1]}' if numbers else ''}{ends}", file=sys.stderr)
+    loaded = load_model(config_for(recording, **overrides), lambda: None)
+    try:
+        here = {**loaded.facts, "weights": loaded.runner.weights_digest}
+        for name in sorted({*here, *recording.parts}):
+            if here.get(name) != recording.parts.get(name):
+                print(f"warning: {name} is {here.get(name)} here, and {recording.parts.get(name)} in the recording", file=sys.stderr)
+        try:
+            replay = StepReplay(recording, loaded)
+        except ValueError as error:
+            raise ConfigError.of("input", str(error)) from None
+        if replay.is_whole:
+            for number, field in decisions_of(recording, loaded):
+                if field:
+                    print(f"step {number}: the scheduler plans something else: {field}")
+                    return 1
+        return _compute(replay, numbers, given, recording.failure)
+    finally:
+        loaded.runner.close()
+
+
+def _compute(replay: StepReplay, numbers: Sequence[int], given: argparse.Namespace, failure: str) -> int:
+    """Returns the exit code."""
+    began, at, ended = time.monotonic(), 0, threading.Event()
+
+    def watch() -> None:
+        while not ended.wait(min(1.0, given.hang_seconds)):
+            if time.monotonic() - began > given.hang_seconds:
+                print(f"step {numbers[at]} hangs: it takes more than {given.hang_seconds:g} s", flush=True)
+                os._exit(1)  # the step cannot be ended
+
+    threading.Thread(target=watch, daemon=True).start()
+    start = time.monotonic()
+    try:
+        with ExitStack() as stack:
+            digests = None if given.digests is None else stack.enter_context(open(given.digests, "w", encoding="ascii"))
+            for step in replay.steps(digests=digests is not None):
+                began, at = time.monotonic(), min(at + 1, len(numbers) - 1)
+                if digests is not None:
+                    print(step.number, step.digest or "raised", file=digests, flush=True)
+                if given.json:
+                    print(json.dumps({"step": step.number, "difference": str(step.difference or "") or None}), flush=True)
+                if step.error is not None:
+                    again = " again" if f"{type(step.error).__name__}: {step.error}" == failure else ""
+                    print(f"step {step.number} fails{again}: {type(step.error).__name__}: {step.error}")
+                    return 1
+                if step.difference is not None and digests is None:
+                    print(f"step {step.number}: {step.difference}")
+                    return 1
+    finally:
+        ended.set()
+    print(f"{len(numbers)} steps give the same, in {time.monotonic() - start:.1f} s", file=sys.stderr)
+    return 0
+
+
+def _resolved(path: str) -> str:
+    """As it is found from any directory, where it is a path."""
+    return str(Path(path).absolute()) if Path(path).exists() else path
+
+
+def _bisect(given: argparse.Namespace) -> int:
+    """The first step at which two releases differ: each computes all of them in a process of its own."""
+    pythons, named = (sys.executable, _resolved(given.bisect)), getattr(given, "model", None)
+    model = [] if named is None else [_resolved(named)]
+    with tempfile.TemporaryDirectory() as folder:
+        files = [Path(folder) / name for name in ("here", "there")]
+        for python, file in zip(pythons, files, strict=True):
+            command = [python, "-m", "aengine.terminal.replay", str(Path(given.input).resolve()), *model, "--digests", str(file)]
+            done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=folder)
+            if not file.exists() or (done.returncode and not file.read_text()):
+                raise ConfigError.of("bisect", f"{python} computes no step: {(done.stderr or done.stdout).strip()[-300:]}")
+        ours, theirs = (file.read_text().splitlines() for file in files)
+    for one, other in zip_longest(ours, theirs):
+        if one != other:
+            step = (one or other or "").split()[0]
+            print(f"step {step} is the first that differs: {one or 'nothing'} here, {other or 'nothing'} with {given.bisect}")
+            return 1
+    print(f"{len(ours)} steps give the same with both", file=sys.stderr)
+    return 0
 
 
 if __name__ == "__main__":

@@ -17,7 +17,7 @@ from collections.abc import Callable, Sequence
 from functools import cached_property
 
 from aengine.api.errors import InvalidRequestError
-from aengine.structured.grammars import NotConcatenative, Vocabulary
+from aengine.structured.grammars import GrammarCompiler, NotConcatenative, Vocabulary
 from aengine.tokenizer.tokenizer import Tokenizer
 
 REPLACEMENT = "\ufffd"
@@ -193,3 +193,9 @@ class TokenBytes:
     def _anchor(self) -> tuple[list[int], str]:
         ids = self._tokenizer.encode(_ANCHOR, add_special_tokens=False)
         return ids, self._tokenizer.decode(ids)
+
+
+def grammar_compiler(tokenizer: Tokenizer, vocab_size: int, eos_token_ids: Sequence[int]) -> GrammarCompiler:
+    """What compiles grammars for a model. Reads nothing before the first one is asked for."""
+    read, within = functools.partial(read_vocabulary, tokenizer, vocab_size), functools.partial(ids_within, tokenizer)
+    return GrammarCompiler(read, eos_token_ids, text_of_tokens(tokenizer), within)

@@ -8,6 +8,7 @@ import signal
 from collections import Counter
 from collections.abc import AsyncIterator, Callable
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +25,7 @@ from slow_cases import BY_HAND
 from workload import make_cases
 
 from aengine import AsyncEngine, ConfigError, EngineBase, InvalidRequestError, Reasoning, Router, SamplingParams, StructuredOutput
+from aengine.api.engine import run_all as each
 from aengine.api.outputs import FinishReason
 from aengine.api.receipt import Receipt, ReceiptOutput, read_receipt_key
 from aengine.client import AsyncClient
@@ -75,15 +77,8 @@ async def collect(engine: EngineBase, count: int, seed: int, on_token: Callable[
 
 async def outcomes_of(engine: EngineBase, receipts: list[Receipt]) -> list[Outcome]:
     """Of each, as it is read from JSON."""
-    replay, found = ReceiptReplay(engine), list[Outcome]()  # type: ignore[arg-type]  # any engine does
-
-    async def run(receipt: Receipt) -> None:
-        found.append(await replay.outcome(Receipt.from_json(receipt.to_json())))
-
-    async with anyio.create_task_group() as group:
-        for receipt in receipts:
-            group.start_soon(run, receipt)
-    return found
+    replay = ReceiptReplay(engine)  # type: ignore[arg-type]  # any engine does
+    return await each([partial(replay.outcome, Receipt.from_json(receipt.to_json())) for receipt in receipts], 256)
 
 
 @pytest.mark.parametrize("count", [128, pytest.param(10_000, marks=BY_HAND)])
