@@ -16,7 +16,7 @@ import numpy as np
 
 from aengine.api.config import EngineConfig
 from aengine.api.params import SamplingParams
-from aengine.engine.loading import LoadedModel, drafter_of
+from aengine.engine.loading import LoadedModel, drafter_of, load_model
 from aengine.engine.recorder import Called, CommittedStep, Planned, Recording
 from aengine.runner.contract import LoadAdapter
 from aengine.scheduler.plan import NO_INTS, Features, IntArray, NewRow, StateRows, StepPlan, StepResult
@@ -54,15 +54,38 @@ class ReplayedStep:
         return self.plan.step
 
 
-def config_for(recording: Recording, **overrides: Any) -> EngineConfig:
-    """The configuration of an engine that computes the steps: as it was, with room for the pages of what is computed before. `overrides`
-    are fields of `EngineConfig`. Raises `ConfigError`."""
+def load_recorded(recording: Recording, **overrides: Any) -> LoadedModel:
+    """The model that the steps are of, with room for the pages of what is computed before them. `overrides` are fields of `EngineConfig`.
+    Raises what `load_model` raises."""
     fields, limits = dict(recording.config), recording.scheduler
-    needed = limits.num_pages + 2 + len(limits.windows) * -(-limits.max_model_len // limits.page_size)
-    fields["kv_cache_memory"] = -(-recording.kv_bytes * needed // limits.num_pages) * len(limits.windows)
     for name in ("kv_disk_path", "kv_disk_size", "host_kv_memory", "recording_dir"):
         fields.pop(name, None)
-    return EngineConfig(**{**fields, "recorded_steps": 0, **overrides})
+    needed, num_seqs = _needed_pages(recording), limits.max_num_seqs
+    memory = -(-recording.kv_bytes * needed // limits.num_pages)
+    while True:
+        sizes = {
+            "max_num_seqs": num_seqs,
+            "max_num_batched_tokens": max(num_seqs, limits.max_num_batched_tokens),
+            "kv_cache_memory": memory,
+        }
+        loaded = load_model(EngineConfig(**{**fields, "recorded_steps": 0, **sizes, **overrides}), lambda: None)
+        missing = needed - loaded.runner.num_pages
+        if missing <= 0 or not sizes.keys().isdisjoint(overrides):
+            return loaded
+        # There are no more pages than all sequences can have, and a page holds more than the model's KV where there is a draft model.
+        num_seqs += -(-missing * num_seqs // loaded.runner.num_pages)
+        memory = max(memory, memory * (needed + 1) // loaded.runner.num_pages)
+        loaded.runner.close()
+
+
+def _needed_pages(recording: Recording) -> int:
+    limits = recording.scheduler
+    spare = 0 if recording.is_whole and not _uses_tiers(recording) else -(-limits.max_model_len // limits.page_size)
+    return limits.num_pages + len(limits.windows) * spare
+
+
+def _uses_tiers(recording: Recording) -> bool:
+    return bool(recording.config.get("host_kv_memory") or recording.config.get("kv_disk_path"))
 
 
 class StepReplay:
@@ -75,11 +98,9 @@ class StepReplay:
         mine = (self._runner.page_size, self._runner.windows, self._runner.state_pages)
         if mine != (limits.page_size, limits.windows, limits.state_pages):
             raise ValueError(f"page_size, windows and pages of a state are {mine} here; recorded were others")
-        self.is_whole = recording.is_whole and not self._uses_tiers
-        columns = -(-limits.max_model_len // limits.page_size)
+        self.is_whole = recording.is_whole and not _uses_tiers(recording)
         self._first_spare = limits.num_pages
-        needed = limits.num_pages + (0 if self.is_whole else len(limits.windows) * columns)
-        if self._runner.num_pages < needed:
+        if self._runner.num_pages < (needed := _needed_pages(recording)):
             raise ValueError(f"{needed} KV pages are needed, and there are {self._runner.num_pages}: give it more kv_cache_memory")
         self._grammars: dict[Any, object] = {}
         info, tokenizer = loaded.info, loaded.tokenizer
@@ -92,10 +113,6 @@ class StepReplay:
         self._num_steps = 0
         for key, (name, path) in recording.adapters.items():
             self._runner.apply(self._runner.prepare(LoadAdapter(key, name, path)))
-
-    @property
-    def _uses_tiers(self) -> bool:
-        return bool(self._recording.config.get("host_kv_memory") or self._recording.config.get("kv_disk_path"))
 
     def steps(self, *, digests: bool = False) -> Iterator[ReplayedStep]:
         """Compute the steps. The last one may be one that raises. `digests`: whether what they give is digested."""
@@ -163,7 +180,7 @@ class StepReplay:
         """Compute the KV and the states of a row's tokens before `start`, and where it decodes sample the one there."""
         key = int(self._keys[row])
         request, tokens = self._recording.requests[key], self._recording.tokens[key]
-        new, limits, runner = self._first_of(row, request, tokens[:start]), self._recording.scheduler, self._runner
+        new, limits, runner = self._first_of(row, request, tokens, start, decodes=decodes), self._recording.scheduler, self._runner
         columns = -(-start // limits.page_size)
         pages = self._table[:, row, :columns].copy()
         spare = self._first_spare + np.arange(pages.size, dtype=np.int32).reshape(pages.shape)
@@ -199,10 +216,23 @@ class StepReplay:
             self._compute(plan)
             done += length
 
-    def _first_of(self, row: int, request: Request, tokens: IntArray) -> NewRow:
+    def _first_of(self, row: int, request: Request, tokens: IntArray, start: int, *, decodes: bool) -> NewRow:
+        """The row as it was assigned, of a sequence with these `tokens` in the end. It had those before `start`, or all of its prompt."""
         params = replace(request.params, prompt_logprobs=None, pooling=None)  # nothing is told of what is computed before
-        known = tokens if params.features & Features.HISTORY else NO_INTS
+        known = NO_INTS
+        if params.features & Features.HISTORY:
+            given = self._new.get(row)
+            known = tokens[:start] if decodes else tokens[: self._first_sampled(row, start)] if given is None else given.tokens
         return self._with_grammar(NewRow(row, params, len(request.prompt), known, request.images))
+
+    def _first_sampled(self, row: int, start: int) -> int:
+        """Where the first token is that a row samples which has computed up to `start` before the recording begins."""
+        for plan, *_ in self._recording.plans:
+            for number in np.flatnonzero(plan.rows == row).tolist():
+                start = int(plan.starts[number] + plan.lengths[number])
+                if plan.num_sampled[number]:
+                    return start
+        return start
 
     # ---- what comes -----------------------------------------------------------------------------------------------------
 
@@ -268,7 +298,7 @@ def _settled_drafts(plan: StepPlan, told: StepResult) -> IntArray:
 def decisions_of(recording: Recording, loaded: LoadedModel) -> Iterator[tuple[int, str]]:
     """Make the scheduler's decisions of a whole recording again, with the results that steps had. Gives the number of each plan, and the
     first field in which it is another one; empty: none. Raises `ValueError` for a recording that does not begin with the engine."""
-    if not recording.is_whole or recording.config.get("host_kv_memory") or recording.config.get("kv_disk_path"):
+    if not recording.is_whole or _uses_tiers(recording):
         raise ValueError("it begins later than the engine, or tiers of KV took part: the scheduler had a state that is not recorded")
     ticks: list[float] = []
     config = EngineConfig(**recording.config)

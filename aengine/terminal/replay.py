@@ -288,15 +288,14 @@ def _replay_steps(given: argparse.Namespace, flags: Mapping[str, Any]) -> int:
         raise ConfigError.of("input", f"{given.input} {error}") from None
     if given.bisect is not None:
         return _bisect(given)
-    from aengine.engine.loading import load_model
-    from aengine.engine.step_replay import StepReplay, config_for, decisions_of
+    from aengine.engine.step_replay import StepReplay, decisions_of, load_recorded
 
     given_engine = read_settings(flags, {}).engine
     overrides = {name: getattr(given_engine, name) for name in flags}
     numbers = [plan.step for plan, *_ in recording.plans]
     ends = f"; then it failed: {recording.failure}" if recording.failure else ""
     print(f"{len(numbers)} steps{f', {numbers[0]} to {numbers[-1]}' if numbers else ''}{ends}", file=sys.stderr)
-    loaded = load_model(config_for(recording, **overrides), lambda: None)
+    loaded = load_recorded(recording, **overrides)
     try:
         here = {**loaded.facts, "weights": loaded.runner.weights_digest}
         for name in sorted({*here, *recording.parts}):
