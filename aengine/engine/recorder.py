@@ -228,17 +228,19 @@ class _Before:
     state_pages: IntArray
     is_whole: bool = True
 
-    def follow(self, event: RecordedEvent) -> None:
+    def follow(self, plan: StepPlan, keys: tuple[int, ...]) -> None:
+        """`keys`: as of `Planned`."""
         self.is_whole = False
-        if not isinstance(event, Planned) or event.plan is None:
-            return
-        plan = event.plan
-        for new, key in zip(plan.new_rows, event.keys, strict=True):
+        for new, key in zip(plan.new_rows, keys, strict=True):
             self.row_keys[new.row] = key
             self.page_table[:, new.row] = 0
-        self.page_table[plan.page_groups, plan.page_rows, plan.page_cols] = plan.page_ids
+        if len(plan.page_rows):
+            self.page_table[plan.page_groups, plan.page_rows, plan.page_cols] = plan.page_ids
         if plan.states is not None:
             self.state_pages[plan.states.rows] = plan.states.pages
+
+
+_PLANNED = 3  # fields
 
 
 class RecordedScheduler(Scheduler):
@@ -255,8 +257,8 @@ class RecordedScheduler(Scheduler):
         super().__init__(config, self._tick, drafter)
         self._time = clock
         self._most_plans = most_plans
-        self._ticks: list[float] = []
-        self._events: deque[RecordedEvent] = deque()
+        self._ticks: list[float] = []  # what the clock has said since the latest event
+        self._events: deque[tuple[Any, ...]] = deque()  # the fields of a `Planned`, of a `CommittedStep`, or of a `Called` and None
         self._num_plans = 0  # among them
         self._ended: dict[int, _Ended] = {}  # requests that ran in the ring, by key
         self._live.on_release = self._keep
@@ -273,31 +275,23 @@ class RecordedScheduler(Scheduler):
         self._ticks.append(now)
         return now
 
-    def _clock_said(self) -> tuple[float, ...]:
-        said = tuple(self._ticks)
-        self._ticks.clear()
+    def _clock_said(self) -> list[float]:
+        said, self._ticks = self._ticks, []
         return said
-
-    def _note(self, event: RecordedEvent) -> None:
-        self._events.append(event)
-        if isinstance(event, Planned) and event.plan is not None:
-            self._num_plans += 1
-            if self._num_plans > self._most_plans:
-                self._drop_oldest()
 
     def _drop_oldest(self) -> None:
         """Up to the first plan, and what came before the second."""
         events, is_first = self._events, True
-        while events:
+        while True:
             event = events[0]
-            if isinstance(event, Planned) and event.plan is not None:
+            if len(event) == _PLANNED and (plan := event[0]) is not None:
                 if not is_first:
-                    oldest = event.plan.step
                     break
                 is_first = False
-            self._before.follow(events.popleft())
+                self._before.follow(plan, event[1])
+            events.popleft()
         self._num_plans -= 1
-        while self._ended and (key := next(iter(self._ended))) is not None and self._ended[key].step <= oldest:
+        while self._ended and self._ended[key := next(iter(self._ended))].step <= plan.step:
             del self._ended[key]
 
     def _keep(self, sequence: Sequence) -> None:
@@ -308,24 +302,24 @@ class RecordedScheduler(Scheduler):
 
     def submit(self, request: Request) -> None:
         super().submit(request)
-        self._note(Called("submit", (request,), self._clock_said()))
+        self._events.append(("submit", (request,), self._clock_said(), None))
 
     def cancel(self, key: int) -> None:
         super().cancel(key)
-        self._note(Called("cancel", (key,), self._clock_said()))
+        self._events.append(("cancel", (key,), self._clock_said(), None))
 
     def set_parked(self, key: int, parked: bool) -> None:
         super().set_parked(key, parked)
-        self._note(Called("set_parked", (key, parked), self._clock_said()))
+        self._events.append(("set_parked", (key, parked), self._clock_said(), None))
 
     def flush_cache(self) -> int:
         num_pages = super().flush_cache()
-        self._note(Called("flush_cache", (), self._clock_said()))
+        self._events.append(("flush_cache", (), self._clock_said(), None))
         return num_pages
 
     def touch(self, name: SessionName, note: bytes | None = None) -> int:
         num_tokens = super().touch(name, note)
-        self._note(Called("touch", (name,), self._clock_said()))
+        self._events.append(("touch", (name,), self._clock_said(), None))
         return num_tokens
 
     def use_weights(self, *, recompute: bool = False) -> None:
@@ -333,29 +327,36 @@ class RecordedScheduler(Scheduler):
         super().use_weights(recompute=recompute)
         self._clock_said()
         for event in self._events:
-            self._before.follow(event)
+            if len(event) == _PLANNED and event[0] is not None:
+                self._before.follow(event[0], event[1])
         self._events.clear()
         self._num_plans, self._before.is_whole = 0, False
 
     def pause(self) -> None:
         super().pause()
         if said := self._clock_said():
-            self._note(Called("pause", (), said))
+            self._events.append(("pause", (), said, None))
 
     def schedule(self) -> StepPlan | None:
         plan = super().schedule()
-        said = self._clock_said()
-        sequences = () if plan is None else [self._rows.sequences[new.row] for new in plan.new_rows]
-        self._note(Planned(plan, tuple([-1 if one is None else one.request.key for one in sequences]), said))
+        keys: tuple[int, ...] = ()
+        if plan is not None:
+            if plan.new_rows:
+                sequences = [self._rows.sequences[new.row] for new in plan.new_rows]
+                keys = tuple([-1 if one is None else one.request.key for one in sequences])
+            self._num_plans += 1
+            if self._num_plans > self._most_plans:
+                self._drop_oldest()
+        self._events.append((plan, keys, self._clock_said()))
         return plan
 
     def rollback(self, plan: StepPlan, errors: Mapping[int, BaseException]) -> None:
         super().rollback(plan, errors)
-        self._note(Called("rollback", (plan.step, tuple(errors)), self._clock_said()))
+        self._events.append(("rollback", (plan.step, tuple(errors)), self._clock_said(), None))
 
     def commit(self, plan: StepPlan, result: StepResult) -> None:
         super().commit(plan, result)
-        self._note(CommittedStep(result, self._clock_said()))
+        self._events.append((result, self._clock_said()))
 
     # ---- recordings ----------------------------------------------------------------------------------------------------
 
@@ -377,11 +378,16 @@ class RecordedScheduler(Scheduler):
             tokens[key] = self._rows.tokens[row, : self._rows.num_known[row]].copy() if holds_row else sequence.tokens
         events: list[RecordedEvent] = []
         for event in list(self._events):
-            if isinstance(event, Called) and event.method == "submit":
-                request = event.arguments[0]
-                requests[request.key] = request
-                event = Called("submit", (request.key,), event.clock)
-            events.append(event)
+            match event:
+                case (plan, keys, said):
+                    events.append(Planned(plan, keys, tuple(said)))
+                case (result, said):
+                    events.append(CommittedStep(result, tuple(said)))
+                case ("submit", (request,), said, _):
+                    requests[request.key] = request
+                    events.append(Called("submit", (request.key,), tuple(said)))
+                case (method, arguments, said, _):
+                    events.append(Called(method, arguments, tuple(said)))
         before = self._before
         return Recording(
             config,
