@@ -455,6 +455,7 @@ class ServedBridge(LoopBridge, ServedEngine):
     locate = asked(ServedEngine.locate)
     detokenize = asked(ServedEngine.detokenize)
     token_bytes = asked(ServedEngine.token_bytes)
+    profile = asked(ServedEngine.profile)
     flush_cache = asked(ServedEngine.flush_cache)
     pause = asked(ServedEngine.pause)
     unpause = asked(ServedEngine.unpause)

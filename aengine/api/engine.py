@@ -423,6 +423,14 @@ class ServedEngine(EngineBase):
     # ---- operation -----------------------------------------------------------------------------------------------------
 
     @abstractmethod
+    async def profile(self, num_steps: int = 100, seconds: float = 10.0) -> bytes:
+        """When the parts of the next steps begin and end, as JSON that chrome://tracing and ui.perfetto.dev draw. Returns after `num_steps`
+        steps (1..10000), or `seconds` (> 0, at most 600), with what came by then.
+
+        Raises `InvalidRequestError` (num_steps, seconds), and `EngineStateError` from a router, which computes no steps.
+        """
+
+    @abstractmethod
     async def flush_cache(self) -> int:
         """Forget the cached prefixes that no request holds; returns how many pages that freed."""
 

@@ -477,3 +477,19 @@ class RequestOptions(ChatOptions):
         if options is None:
             return cls(**fields)
         return replace(options, **fields) if fields else options
+
+
+_SECONDS = Accepts(lambda value: is_positive(value) and value <= 600, "a number of seconds in (0, 600]")
+
+
+@dataclass(frozen=True, slots=True)
+class ProfileOptions:
+    """How long an engine is profiled. Raises `InvalidRequestError` naming every field that is out of range."""
+
+    num_steps: Annotated[int, integer(1, 10_000)] = 100
+    """1..10000 steps, or fewer if these take longer than `seconds`."""
+    seconds: Annotated[float, _SECONDS] = 10.0
+    """In (0, 600]."""
+
+    def __post_init__(self) -> None:
+        check_fields(self, InvalidRequestError)

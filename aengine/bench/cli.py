@@ -10,6 +10,7 @@ import argparse
 import asyncio
 import importlib.util
 import itertools
+import json
 import logging
 import sys
 import traceback
@@ -17,6 +18,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import asdict
 from pathlib import Path
+from statistics import median
 
 from aengine.api.config import EngineConfig
 from aengine.api.errors import AEngineError
@@ -93,6 +95,13 @@ def build_parser(name: str = "aengine-bench") -> argparse.ArgumentParser:
     for command in (serve, offline, latency):
         add_engine_options(command)
 
+    trace = commands.add_parser("trace", help="when the parts of steps begin and end, under a load, drawn by ui.perfetto.dev")
+    trace.add_argument("--steps", type=int, default=200, metavar="N", help="that are timed (default: 200)")
+    trace.add_argument("--output", type=Path, default=Path("trace.json"), metavar="FILE", help="(default: trace.json)")
+    trace.set_defaults(run=_trace)
+    add_workload_options(trace, *WORKLOADS)
+    add_engine_options(trace)
+
     step = add_step_command(commands)
     startup = commands.add_parser("startup", help="from the start of a process to its first token")
     startup.add_argument("--runs", type=int, default=3, help="(default: 3)")
@@ -108,7 +117,7 @@ def build_parser(name: str = "aengine-bench") -> argparse.ArgumentParser:
     quality.set_defaults(run=_quality, quantization="none,int8,int4,fp8")
     add_engine_options(quality)
 
-    for command in (serve, offline, latency, step, startup, quality, *_laboratory(commands)):
+    for command in (serve, offline, latency, trace, step, startup, quality, *_laboratory(commands)):
         command.add_argument("--json", type=Path, metavar="FILE", help="write the figures, with date, hardware and versions")
         command.add_argument("--verbose", action="store_true", help="show log lines as they come, and where an error was raised")
     return parser
@@ -226,6 +235,40 @@ def _report(
     if options.plot:
         plot(options.plot, outcomes, name)
     return 1 if summary.failed else 0
+
+
+def _trace(options: argparse.Namespace, command: list[str]) -> int:
+    """The load is repeated until the steps are timed; what of a step is spent where is printed, too."""
+    from aengine.bench.load_run import EngineTarget
+    from aengine.engine.async_engine import AsyncEngine
+
+    async def run(config: EngineConfig) -> bytes:
+        async with AsyncEngine(config) as engine:
+            items = workload_items(options, engine.model_info.vocab_size)
+
+            async def load_again_and_again() -> None:
+                while True:
+                    await _measure(EngineTarget(engine), items, options)
+
+            load = asyncio.ensure_future(load_again_and_again())
+            try:
+                return await engine.profile(options.steps, seconds=600.0)
+            finally:
+                load.cancel()
+                await asyncio.gather(load, return_exceptions=True)
+
+    with engine_config(options, options.shape) as (name, config):
+        trace = asyncio.run(run(config))
+    options.output.write_bytes(trace)
+    events = [event for event in json.loads(trace)["traceEvents"] if event["ph"] == "X"]
+    names = list(dict.fromkeys(event["name"] for event in events))
+    took = {name: [event["dur"] for event in events if event["name"] == name] for name in names}
+    rows = [(name, len(each), median(each), sum(each) / 1000) for name, each in took.items()]
+    print(f"{name}, {options.steps} steps, in {options.output}")
+    print(table(("part", "calls", "median us", "all ms"), rows))
+    if options.json:
+        write_json(options.json, command, {"model": name, "parts": took})
+    return 0
 
 
 def _startup(options: argparse.Namespace, command: list[str]) -> int:

@@ -45,6 +45,7 @@ from aengine.api.request import (
     ForkPoint,
     NamedImage,
     OptionFields,
+    ProfileOptions,
     Prompt,
     RequestOptions,
     form_of,
@@ -65,6 +66,7 @@ from aengine.v1.admin_service_pb2 import (
     LoadAdapterRequest,
     PauseGenerationRequest,
     PauseMode,
+    ProfileRequest,
     SleepMode,
     SleepRequest,
     UnloadAdapterRequest,
@@ -209,6 +211,13 @@ class ServerCalls(ABC):
 
     # ---- for administrators: what may take long has no deadline but that of the caller ----------------------------------
 
+    async def profile(self, num_steps: int = 100, seconds: float = 10.0) -> bytes:
+        """Have the server time the parts of its next steps, as `ServedEngine.profile` describes it."""
+        options = ProfileOptions(num_steps, seconds)
+        request = ProfileRequest(num_steps=options.num_steps)
+        request.time_limit.FromNanoseconds(round(options.seconds * 1e9))
+        return bytes((await self._change(lambda admin: admin.Profile, request)).trace)
+
     async def flush_cache(self) -> int:
         """Have the server forget the cached prefixes that no request holds; returns how many pages that freed."""
         return int((await self._change(lambda admin: admin.FlushCache, FlushCacheRequest())).freed_pages)
@@ -279,6 +288,7 @@ class ClientBridge(LoopBridge):
     detokenize = asked(ServerCalls.detokenize)
     locate = asked(ServerCalls.locate)
     token_bytes = asked(ServerCalls.token_bytes)
+    profile = asked(ServerCalls.profile)
     flush_cache = asked(ServerCalls.flush_cache)
     pause = asked(ServerCalls.pause)
     unpause = asked(ServerCalls.unpause)

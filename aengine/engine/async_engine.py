@@ -7,6 +7,7 @@ are the `Registry`'s. Must not know schedulers, batches or devices.
 from __future__ import annotations
 
 from collections.abc import AsyncGenerator, AsyncIterable, Collection, Mapping, Sequence
+from concurrent.futures import Future
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -33,15 +34,16 @@ from aengine.api.outputs import (
     TokenizedText,
 )
 from aengine.api.params import SamplingParams
-from aengine.api.request import ChatFields, OptionFields, Prompt, RequestOptions, check_params
+from aengine.api.request import ChatFields, OptionFields, ProfileOptions, Prompt, RequestOptions, check_params
 from aengine.api.stream import TokenStream, read_to_end
 from aengine.api.weight_sources import WeightSource
 from aengine.cache import PageChain, StoredPrefix
 from aengine.engine.core import EngineCore, EnginePhase, Serving
-from aengine.engine.edges import FindKV, FlushCache, Pause, Record, Touch, Unpause
+from aengine.engine.edges import FindKV, FlushCache, Pause, Record, Touch, Trace, Unpause
 from aengine.engine.loading import LoadedModel, load_model
 from aengine.engine.request_source import NO_OUTPUT, StreamState, embedding_of, read_embedding
 from aengine.engine.requests import check_request
+from aengine.engine.trace import StepTrace
 from aengine.models.loading.hub import model_name
 from aengine.tokenizer.tokenizer import Tokenizer
 
@@ -67,6 +69,7 @@ class AsyncEngine(ServedEngine):
         """Raises `ConfigError` naming every field that is unknown or out of range. Loads nothing yet."""
         self._config = EngineConfig.of(model_or_config, **overrides)
         self._core: EngineCore | None = None  # from `start()` on
+        self._profiled = False  # now
         self._closed = False
 
     @property
@@ -217,6 +220,24 @@ class AsyncEngine(ServedEngine):
             raise EngineStateError("no steps are recorded: recorded_steps is 0")
         await anyio.to_thread.run_sync(recording.write_file, path)
         return len(list(recording.plans))
+
+    async def profile(self, num_steps: int = 100, seconds: float = 10.0) -> bytes:
+        serving = self._check_serving()
+        options = ProfileOptions(num_steps, seconds)
+        if self._profiled:
+            raise EngineStateError("the engine is being profiled")
+        self._profiled, ended = True, Future[None]()
+        trace = StepTrace(options.num_steps, ended)
+        await serving.commands.run(lambda reply: Trace(reply, trace, ended=False))
+        trace.time_loop(serving.registry)
+        try:
+            with anyio.move_on_after(options.seconds):
+                await serving.edge.wait(ended)
+        finally:
+            with anyio.CancelScope(shield=True):
+                await serving.commands.run(lambda reply: Trace(reply, trace, ended=True))
+            self._profiled = False
+        return await anyio.to_thread.run_sync(trace.to_json)
 
     # ---- KV for other engines ------------------------------------------------------------------------------------------
 

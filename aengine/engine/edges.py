@@ -27,6 +27,7 @@ from typing import Any, Generic, TypeVar
 from aengine.aio.edge import LoopEdge
 from aengine.api.outputs import EngineStats, Histogram, MemoryUse
 from aengine.cache import PageChain, StoredPrefix, TierCounts
+from aengine.engine.trace import StepTrace
 from aengine.runner.contract import Prepared
 from aengine.scheduler.live_sequences import MovingRatio
 from aengine.scheduler.plan import IntArray
@@ -82,6 +83,15 @@ class Record:
     """Tell the latest steps; then `Done(reply, a Recording)` is reported, None where they are not recorded."""
 
     reply: Future[Any]  # as in `Pause`
+
+
+@dataclass(frozen=True, slots=True)
+class Trace:
+    """Begin or end a trace of steps; then `Done(reply, None)` is reported."""
+
+    reply: Future[None]  # as in `Pause`
+    trace: StepTrace
+    ended: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,7 +166,7 @@ class Fail:
 
 
 Command = (
-    (Submit | Cancel | Park | Pause | Unpause | FlushCache | Touch | Record | FindKV | WatchPages | UnwatchPages)
+    (Submit | Cancel | Park | Pause | Unpause | FlushCache | Touch | Record | Trace | FindKV | WatchPages | UnwatchPages)
     | (Apply | Sleep | Wake)
     | (Stop | Fail)
 )

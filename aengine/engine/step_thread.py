@@ -49,6 +49,7 @@ from aengine.engine.edges import (
     Stop,
     Submit,
     Touch,
+    Trace,
     Unpause,
     UnwatchPages,
     Wake,
@@ -174,6 +175,9 @@ class StepDriver:
                     self._tiers.recall(session, reply)
             case Record(reply):
                 self._pending.append(Done(reply, self.recording("")))
+            case Trace(reply, trace, ended):
+                trace.end() if ended else trace.time_steps(self, self._scheduler, self._runner)
+                self._pending.append(Done(reply, None))
             case FindKV(reply):
                 self._pending.append(Done(reply, None if self._tiers is None else self._tiers.stored(command)))
             case WatchPages(watch, most):
@@ -236,12 +240,15 @@ class StepDriver:
         """Waits for the oldest step in flight. It is dropped when this returns, so before its updates are reported: tensors release the
         GIL when they are freed, and an event loop that was just notified would take it before the next step runs."""
         plan, step, launched = self._flights.popleft()
-        step.wait()
+        self._wait_for(step)
         if self._flights and not self._mailbox.is_empty and self._flights[-1].step.withdraw():
             self._scheduler.rollback(self._flights.pop().plan, {})
         self._scheduler.commit(plan, step.result())
         before, self._committed = self._committed, time.monotonic()
         self._stats.add_step(self._committed - max(launched, before), plan.num_decodes + len(plan.token_ids), plan.num_prefill)
+
+    def _wait_for(self, step: InFlightStep) -> None:
+        step.wait()
 
     def _collect_updates(self) -> None:
         updates = self._scheduler.take_updates()

@@ -317,6 +317,9 @@ class Router(AsyncioEngine, ServedEngine):
     async def touch(self, session: str, tenant: str = "") -> int:
         return max(await self._ask_all(lambda client: client.touch(session, tenant)), default=0)
 
+    async def profile(self, num_steps: int = 100, seconds: float = 10.0) -> bytes:
+        raise EngineStateError("a router computes no steps: profile one of its replicas")
+
     async def flush_cache(self) -> int:
         return sum(await self._ask_all(lambda client: client.flush_cache()))
 

@@ -106,6 +106,58 @@ UPDATE_MODE_ABORT: UpdateMode.ValueType  # 4
 Global___UpdateMode: _TypeAlias = UpdateMode  # noqa: Y015
 
 @_typing.final
+class ProfileRequest(_message.Message):
+    """A request to time steps."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NUM_STEPS_FIELD_NUMBER: _builtins.int
+    TIME_LIMIT_FIELD_NUMBER: _builtins.int
+    num_steps: _builtins.int
+    """How many steps. 1 to 10000. Default: 100."""
+    @_builtins.property
+    def time_limit(self) -> _duration_pb2.Duration:
+        """After which it ends, with what came by then. More than 0, at most 600 s. Default: 10 s."""
+
+    def __init__(
+        self,
+        *,
+        num_steps: _builtins.int | None = ...,
+        time_limit: _duration_pb2.Duration | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_num_steps", b"_num_steps", "num_steps", b"num_steps", "time_limit", b"time_limit"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_num_steps", b"_num_steps", "num_steps", b"num_steps", "time_limit", b"time_limit"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__num_steps: _TypeAlias = _typing.Literal["num_steps"]  # noqa: Y015
+    _WhichOneofArgType__num_steps: _TypeAlias = _typing.Literal["_num_steps", b"_num_steps"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__num_steps) -> _WhichOneofReturnType__num_steps | None: ...
+
+Global___ProfileRequest: _TypeAlias = ProfileRequest  # noqa: Y015
+
+@_typing.final
+class ProfileResponse(_message.Message):
+    """Times of steps."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    TRACE_FIELD_NUMBER: _builtins.int
+    trace: _builtins.bytes
+    """JSON in the trace event format of Chrome, which chrome://tracing and ui.perfetto.dev draw."""
+    def __init__(
+        self,
+        *,
+        trace: _builtins.bytes = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["trace", b"trace"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ProfileResponse: _TypeAlias = ProfileResponse  # noqa: Y015
+
+@_typing.final
 class FlushCacheRequest(_message.Message):
     """A request to empty the prefix cache."""
 

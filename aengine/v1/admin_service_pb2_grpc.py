@@ -41,6 +41,11 @@ class AdminServiceStub:
                 request_serializer=aengine_dot_v1_dot_admin__service__pb2.FlushCacheRequest.SerializeToString,
                 response_deserializer=aengine_dot_v1_dot_admin__service__pb2.FlushCacheResponse.FromString,
                 _registered_method=True)
+        self.Profile = channel.unary_unary(
+                '/aengine.v1.AdminService/Profile',
+                request_serializer=aengine_dot_v1_dot_admin__service__pb2.ProfileRequest.SerializeToString,
+                response_deserializer=aengine_dot_v1_dot_admin__service__pb2.ProfileResponse.FromString,
+                _registered_method=True)
         self.PauseGeneration = channel.unary_unary(
                 '/aengine.v1.AdminService/PauseGeneration',
                 request_serializer=aengine_dot_v1_dot_admin__service__pb2.PauseGenerationRequest.SerializeToString,
@@ -105,6 +110,14 @@ class AdminServiceServicer:
 
     def FlushCache(self, request, context):
         """Drops all prefix cache entries that no request in flight uses.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Profile(self, request, context):
+        """Times the parts of the next steps: what the step thread and the event loop do, and when.
+        FAILED_PRECONDITION while another call does so, and for a router, which computes no steps.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -201,6 +214,11 @@ def add_AdminServiceServicer_to_server(servicer, server):
                     request_deserializer=aengine_dot_v1_dot_admin__service__pb2.FlushCacheRequest.FromString,
                     response_serializer=aengine_dot_v1_dot_admin__service__pb2.FlushCacheResponse.SerializeToString,
             ),
+            'Profile': grpc.unary_unary_rpc_method_handler(
+                    servicer.Profile,
+                    request_deserializer=aengine_dot_v1_dot_admin__service__pb2.ProfileRequest.FromString,
+                    response_serializer=aengine_dot_v1_dot_admin__service__pb2.ProfileResponse.SerializeToString,
+            ),
             'PauseGeneration': grpc.unary_unary_rpc_method_handler(
                     servicer.PauseGeneration,
                     request_deserializer=aengine_dot_v1_dot_admin__service__pb2.PauseGenerationRequest.FromString,
@@ -286,6 +304,33 @@ class AdminService:
             '/aengine.v1.AdminService/FlushCache',
             aengine_dot_v1_dot_admin__service__pb2.FlushCacheRequest.SerializeToString,
             aengine_dot_v1_dot_admin__service__pb2.FlushCacheResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Profile(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/aengine.v1.AdminService/Profile',
+            aengine_dot_v1_dot_admin__service__pb2.ProfileRequest.SerializeToString,
+            aengine_dot_v1_dot_admin__service__pb2.ProfileResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -37,6 +37,10 @@ class AdminServiceStub:
     def __new__(cls, channel: _aio.Channel) -> AdminServiceAsyncStub: ...
     FlushCache: _grpc.UnaryUnaryMultiCallable[_admin_service_pb2.FlushCacheRequest, _admin_service_pb2.FlushCacheResponse]
     """Drops all prefix cache entries that no request in flight uses."""
+    Profile: _grpc.UnaryUnaryMultiCallable[_admin_service_pb2.ProfileRequest, _admin_service_pb2.ProfileResponse]
+    """Times the parts of the next steps: what the step thread and the event loop do, and when.
+    FAILED_PRECONDITION while another call does so, and for a router, which computes no steps.
+    """
     PauseGeneration: _grpc.UnaryUnaryMultiCallable[_admin_service_pb2.PauseGenerationRequest, _admin_service_pb2.PauseGenerationResponse]
     """Pauses the engine after the current step. Requests are still accepted, and wait; cancellations and
     time limits still apply.
@@ -81,6 +85,10 @@ class AdminServiceAsyncStub(AdminServiceStub):
     def __init__(self, channel: _aio.Channel) -> None: ...
     FlushCache: _aio.UnaryUnaryMultiCallable[_admin_service_pb2.FlushCacheRequest, _admin_service_pb2.FlushCacheResponse]  # type: ignore[assignment]
     """Drops all prefix cache entries that no request in flight uses."""
+    Profile: _aio.UnaryUnaryMultiCallable[_admin_service_pb2.ProfileRequest, _admin_service_pb2.ProfileResponse]  # type: ignore[assignment]
+    """Times the parts of the next steps: what the step thread and the event loop do, and when.
+    FAILED_PRECONDITION while another call does so, and for a router, which computes no steps.
+    """
     PauseGeneration: _aio.UnaryUnaryMultiCallable[_admin_service_pb2.PauseGenerationRequest, _admin_service_pb2.PauseGenerationResponse]  # type: ignore[assignment]
     """Pauses the engine after the current step. Requests are still accepted, and wait; cancellations and
     time limits still apply.
@@ -128,6 +136,16 @@ class AdminServiceServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_admin_service_pb2.FlushCacheResponse, _abc.Awaitable[_admin_service_pb2.FlushCacheResponse]]:
         """Drops all prefix cache entries that no request in flight uses."""
+
+    @_abc_1.abstractmethod
+    def Profile(
+        self,
+        request: _admin_service_pb2.ProfileRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_admin_service_pb2.ProfileResponse, _abc.Awaitable[_admin_service_pb2.ProfileResponse]]:
+        """Times the parts of the next steps: what the step thread and the event loop do, and when.
+        FAILED_PRECONDITION while another call does so, and for a router, which computes no steps.
+        """
 
     @_abc_1.abstractmethod
     def PauseGeneration(

@@ -159,6 +159,18 @@ def test_a_shape_needs_no_folder() -> None:
     assert len(bench("startup", *shape, "--runs", "1", "--prompt-tokens", "8").stdout.splitlines()) == 2
 
 
+def test_a_trace_of_steps(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    files = ["--output", str(tmp_path / "trace.json"), "--json", str(tmp_path / "out.json")]
+    assert cli.main(["trace", "--model", "demo", *MEMORY, "--steps", "20", "--num-requests", "8", *files]) == 0
+    shown = capsys.readouterr().out
+    events = json.loads((tmp_path / "trace.json").read_text())["traceEvents"]
+    for part in ("take commands", "schedule", "launch", "compute", "commit", "report"):
+        assert part in shown
+        assert len([event for event in events if event["name"] == part]) >= 20
+    assert {event["args"]["name"] for event in events if event["name"] == "thread_name"} == {"event loop", "step thread"}
+    assert len(json.loads((tmp_path / "out.json").read_text())["figures"]["parts"]["commit"]) >= 20
+
+
 def test_shapes_are_listed_and_exclude_a_model() -> None:
     text = bench("step", "--help").stdout
     assert "qwen3-0.6b (28 layers" in " ".join(text.split())

@@ -103,11 +103,11 @@ async def test_what_takes_long_has_no_deadline() -> None:
 
         return method
 
-    long = ("PauseGeneration", "FlushCache", "LoadAdapter", "UnloadAdapter", "Sleep", "Wake", "UpdateWeights")
+    long = ("PauseGeneration", "Profile", "FlushCache", "LoadAdapter", "UnloadAdapter", "Sleep", "Wake", "UpdateWeights")
     admin = type("Admin", (AdminServiceServicer,), {name: noting(name) for name in (*long, "ContinueGeneration")})()
     async with scripted(admin=admin) as script, AsyncClient(script.address) as client:
         for call in (
-            *(client.pause, client.unpause, client.flush_cache, client.sleep, client.wake),
+            *(client.pause, client.unpause, client.profile, client.flush_cache, client.sleep, client.wake),
             *(partial(client.load_adapter, "a", "b"), partial(client.unload_adapter, "a"), partial(client.update_weights, "a")),
         ):
             await call()

@@ -253,6 +253,12 @@ def _watch_load(method: str, caller: Caller, server: Server) -> None:
         assert next(responses)["load"]["pagesTotal"] == next(responses)["load"]["pagesTotal"] > 0
 
 
+@drives(f"{PACKAGE}.AdminService/Profile")
+def _profile(method: str, caller: Caller, server: Server) -> None:
+    (response,) = caller.call(method, {"numSteps": 1, "timeLimit": "0.01s"})
+    assert json.loads(base64.b64decode(response["trace"]))["traceEvents"]
+
+
 @drives(f"{PACKAGE}.AdminService/FlushCache")
 def _flush_cache(method: str, caller: Caller, server: Server) -> None:
     caller.call(

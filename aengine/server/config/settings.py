@@ -132,9 +132,10 @@ class Option:
     def variable(self) -> str:
         return PREFIX + self.name.upper()
 
-    def add_to(self, parser: Any, text: str) -> None:
-        """Add the flag, with `text` as its help. Its value stays text; a flag that is not given is no attribute of the namespace."""
-        if self.name == "model":
+    def add_to(self, parser: Any, text: str, *, several: bool = False) -> None:
+        """Add the flag, with `text` as its help. Its value stays text, with `several` a list of those that were given; a flag that is not
+        given is no attribute of the namespace."""
+        if several:
             parser.add_argument(self.flag, dest=self.name, metavar=self.kind.metavar, action="append", default=argparse.SUPPRESS, help=text)
         elif self.kind.toml == (bool,):
             parser.add_argument(self.flag, dest=self.name, action=argparse.BooleanOptionalAction, default=argparse.SUPPRESS, help=text)
@@ -368,7 +369,7 @@ def add_options(
     for name in (*common, *(name for name in by_name if name not in common)):
         title = groups.get(name, by_name[name].group)
         group = next((group for group in parser._action_groups if group.title == title), None) or parser.add_argument_group(title)
-        by_name[name].add_to(group, help_of(by_name[name]) if whole or name in common else argparse.SUPPRESS)
+        by_name[name].add_to(group, help_of(by_name[name]) if whole or name in common else argparse.SUPPRESS, several=name == "model")
 
 
 def help_with_source(option: Option) -> str:

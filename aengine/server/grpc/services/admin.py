@@ -14,7 +14,7 @@ from typing import Any
 from grpc import ServicerContext
 
 from aengine.api.engine import ServedEngine
-from aengine.api.errors import InvalidRequestError
+from aengine.api.errors import FieldViolation, InvalidRequestError
 from aengine.api.fields import FieldChecks
 from aengine.api.outputs import MemoryUse
 from aengine.server.core.calls_in_flight import Admission
@@ -66,6 +66,19 @@ class AdminServicer(AdminServiceServicer):
         response = messages.DrainResponse(requests_in_flight=self._admission.in_flight)
         self._drain(grace)
         return response
+
+    async def Profile(self, request: messages.ProfileRequest, context: ServicerContext) -> messages.ProfileResponse:
+        check = FieldChecks()
+        given: dict[str, Any] = {"num_steps": request.num_steps} if request.HasField("num_steps") else {}
+        if request.HasField("time_limit"):
+            given["seconds"] = read_seconds(request.time_limit, "time_limit", check)
+        check.finish(InvalidRequestError)
+        try:
+            return messages.ProfileResponse(trace=await self._engine.profile(**given))
+        except InvalidRequestError as error:
+            names = {"seconds": "time_limit"}
+            found = [FieldViolation(names.get(one.field, one.field), one.description) for one in error.violations]
+            raise InvalidRequestError(found) from error
 
     async def LoadAdapter(self, request: messages.LoadAdapterRequest, context: ServicerContext) -> messages.LoadAdapterResponse:
         info = await self._engine.load_adapter(request.name, await self._read_path(request.path))
