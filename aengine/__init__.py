@@ -57,6 +57,7 @@ from aengine.api.weight_sources import GroupWeights, SharedWeights, send_weights
 if TYPE_CHECKING:
     from aengine.aio.bridge import on_asyncio
     from aengine.api.engine import EngineBase, EngineProtocol
+    from aengine.api.receipt import Receipt
     from aengine.api.stream import StreamProtocol, TokenStream
     from aengine.api.stream_group import StreamGroup
     from aengine.engine.async_engine import AsyncEngine
@@ -102,6 +103,7 @@ __all__ = [
     "RankError",
     "RankHungError",
     "Reasoning",
+    "Receipt",
     "RepetitionStop",
     "RequestEndedError",
     "RequestIdInUseError",
@@ -128,6 +130,7 @@ _LAZY = {
     "EngineBase": "aengine.api.engine",
     "EngineProtocol": "aengine.api.engine",
     "LLM": "aengine.engine.llm",
+    "Receipt": "aengine.api.receipt",
     "Router": "aengine.router.router",
     "StreamGroup": "aengine.api.stream_group",
     "StreamProtocol": "aengine.api.stream",
