@@ -176,7 +176,7 @@ class StepDriver:
             case Record(reply):
                 self._pending.append(Done(reply, self.recording("")))
             case Trace(reply, trace, ended):
-                trace.end() if ended else trace.time_steps(self, self._scheduler, self._runner)
+                trace.stop_timing() if ended else trace.time_steps(self, self._scheduler, self._runner)
                 self._pending.append(Done(reply, None))
             case FindKV(reply):
                 self._pending.append(Done(reply, None if self._tiers is None else self._tiers.stored(command)))

@@ -64,7 +64,7 @@ class StepTrace:
             self._ended.set_result(None)
         return {}
 
-    def end(self) -> None:
+    def stop_timing(self) -> None:
         """Time nothing more."""
         for owner, name in self._timed:
             vars(owner).pop(name, None)

@@ -350,7 +350,7 @@ def _compute(replay: StepReplay, numbers: Sequence[int], given: argparse.Namespa
 
 
 def _resolved(path: str) -> str:
-    """As it is found from any directory, where it is a path."""
+    """A path as it is found from any directory; other names as they are."""
     return str(Path(path).absolute()) if Path(path).exists() else path
 
 

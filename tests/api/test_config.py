@@ -38,6 +38,7 @@ INTEGERS: dict[str, tuple[int, int | None, bool]] = {  # lowest, highest, whethe
     "max_adapter_rank": (1, 256, False),
     "tensor_parallel_size": (1, 64, False),
     "pipeline_parallel_size": (1, 64, False),
+    "recorded_steps": (0, 65536, False),
     "seed": (0, 2**64 - 1, False),
 }
 POSITIVE = ("ageing_seconds", "step_timeout", "session_seconds")
@@ -55,7 +56,7 @@ CHOICES = {
 SWITCHES = ("enable_prefix_cache", "eager", "skip_self_check", "content_special_tokens")
 OTHERS = {"model", "revision", "device", "page_size", "gpu_memory_utilization", "graph_sizes", "tenant_weights", "speculative_model"}
 OTHERS |= {"adapters", "local_ranks", "rank_address", "rank_secret_file", "expert_parallel_size", "expert_parallel_rank", "kv_disk_path"}
-OTHERS |= {"session_share"}
+OTHERS |= {"session_share", "recording_dir"}
 
 
 def config(**given: Any) -> EngineConfig:
@@ -138,6 +139,8 @@ def test_defaults() -> None:
         "max_adapter_rank": 64,
         "max_unread_tokens": 256,
         "step_timeout": 300.0,
+        "recorded_steps": 256,
+        "recording_dir": None,
         "seed": 0,
     }
 

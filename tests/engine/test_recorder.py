@@ -175,6 +175,12 @@ async def test_a_draft_model_is_not_needed(tmp_path: pathlib.Path) -> None:
             await check(tmp_path / "x", engine, 24)
 
 
+async def test_several_ranks(tmp_path: pathlib.Path) -> None:
+    async with AsyncEngine("demo", **DEMO, recorded_steps=40, tensor_parallel_size=2) as engine:
+        await crowd(engine, 10, 12)
+        await check(tmp_path / "x", engine, 40)
+
+
 async def test_tiers_and_new_weights(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """What came from tiers is computed in its place; steps of old weights are forgotten."""
     monkeypatch.setattr(TierTraffic, "_is_worth", lambda *given: True)

@@ -26,7 +26,7 @@ from aengine.api.config import EngineConfig
 from aengine.runner.contract import InFlightStep
 from aengine.runner.runner import ModelRunner
 from aengine.runner.torch.buckets import GraphBytes
-from aengine.runner.torch.executor import Recording, TorchExecutor
+from aengine.runner.torch.executor import GraphRecording, TorchExecutor
 from aengine.runner.torch.graphs import DecodeGraphs
 from aengine.scheduler.drafters import ModelDrafter
 from aengine.scheduler.plan import RowParams, StepPlan
@@ -272,19 +272,19 @@ def test_graphs_are_counted_before_the_pool_is_sized(
     caplog.set_level(logging.INFO, logger="aengine")
     foreseen: list[int] = []
     taken: list[GraphBytes] = []
-    foresee, record = Recording.foresee, Recording.record
+    foresee, record = GraphRecording.foresee, GraphRecording.record
 
-    def measured(self: Recording, *given: Any) -> int:
+    def measured(self: GraphRecording, *given: Any) -> int:
         foreseen.append(foresee(self, *given))
         taken.clear()  # those of the trial
         return foreseen[-1]
 
-    def recorded(self: Recording, *given: Any) -> GraphBytes | None:
+    def recorded(self: GraphRecording, *given: Any) -> GraphBytes | None:
         taken.append(record(self, *given))
         return taken[-1]
 
-    monkeypatch.setattr(Recording, "foresee", measured)
-    monkeypatch.setattr(Recording, "record", recorded)
+    monkeypatch.setattr(GraphRecording, "foresee", measured)
+    monkeypatch.setattr(GraphRecording, "record", recorded)
     options = {"kv_cache_memory": None, "gpu_memory_utilization": 0.3, "graph_sizes": None, "max_num_seqs": 64}
     with cuda_runner(model_dir, backend, **options) as runner:
         (one,), (actual,) = foreseen, taken

@@ -3,7 +3,7 @@ and runs on CPUs without our kernels. `TorchFollower` is one on a rank that foll
 
 Owns the upload of a step and the rows' last tokens, from which decodes go on without the host, and the step from its launch to its result.
 
-`Recording`: the graphs of all models of an executor.
+`GraphRecording`: the graphs of all models of an executor.
 
 Owns which sizes are recorded, what follows where one cannot be, and how much memory all will take. To be used on the stream of the steps.
 """
@@ -51,7 +51,7 @@ from aengine.scheduler.plan import NO_INTS, NewRow, StepResult
 _log = logging.getLogger("aengine")
 
 
-class Recording:
+class GraphRecording:
     def __init__(self, setup: ExecutorSetup, models: Sequence[PagedTorchModel], adapters: DeviceAdapters | None) -> None:
         self._setup = setup
         self._models = models
@@ -140,7 +140,7 @@ class TorchExecutor:
             self._adapters = None if table is None else DeviceAdapters(table)
             self._draft = None if setup.draft is None else TorchDraftModel(setup.draft, self._model, setup.spec.vocab_size, check)
             self._models = [self._model] if self._draft is None else [self._model, self._draft.model]
-            self._recording = Recording(setup, self._models, self._adapters)
+            self._recording = GraphRecording(setup, self._models, self._adapters)
             draw = select_draw(setup.spec.vocab_size, setup.device, setup.dtype)
             self._sampler = Sampler(setup.max_num_seqs, setup.spec.vocab_size, setup.device, draw)
             model: Any = self._model.model  # of transformers, where it classifies
