@@ -70,6 +70,11 @@ class LLM:
         """What is served."""
         return self._engine.model_info
 
+    @property
+    def engine(self) -> EngineBase:
+        """The engine. Its methods belong to an event loop of its own: `call` has them run there."""
+        return self._engine
+
     def call(self, function: Callable[[EngineBase], Awaitable[T]]) -> T:
         """What `function` of the engine gives, awaited in its event loop: `llm.call(lambda engine: engine.tokenize("text"))`."""
         return self._loop.call(partial(function, self._engine))

@@ -29,7 +29,7 @@ from aengine.models.loading.checkpoint import DTYPES, StoredTensor, read_safeten
 from aengine.models.loading.hub import described_problems
 from aengine.models.model_files import read_json
 from aengine.models.named_weights import NEVER_QUANTIZED, Part, named_weights
-from aengine.models.quantization.expressions import Expression, share_work
+from aengine.models.quantization.scheme import Expression, share_work
 from aengine.models.sharding import WeightPart, own, pieces, sharded_weights, vocab_bounds
 from aengine.models.spec import ModelSpec
 from aengine.models.text_part import text_module

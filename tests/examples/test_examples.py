@@ -65,6 +65,21 @@ def test_llm(capfd: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     assert [line.partition(":")[0] for line in capfd.readouterr().out.splitlines()[:2]] == ["'It is'", "'My dear'"]
 
 
+def test_grpo(capsys: pytest.CaptureFixture[str]) -> None:
+    """What is trained on is what was sampled, in every step; the whole of it is in docs/determinism.md."""
+    train = runpy.run_path(str(EXAMPLES / "grpo.py"))["main"]
+    rewards, largest = train(10)
+    assert (len(rewards), largest) == (10, 0.0)
+    assert "max |logp_train - logp_rollout| = 0.0" in capsys.readouterr().out
+
+
+@pytest.mark.slow
+def test_grpo_learns() -> None:
+    rewards, largest = runpy.run_path(str(EXAMPLES / "grpo.py"))["main"](60)
+    assert largest == 0.0
+    assert sum(rewards[-10:]) > 1.5 * sum(rewards[:10])
+
+
 @pytest.mark.slow
 def test_ray_serve() -> None:
     pytest.importorskip("ray.serve", reason="needs ray[serve]")

@@ -8,9 +8,9 @@ import re
 import pytest
 
 from aengine.api.errors import ModelLoadError
-from aengine.models.quantization import expressions
-from aengine.models.quantization.expressions import Expression
+from aengine.models.quantization import scheme
 from aengine.models.quantization.quantization_config import read_quantization
+from aengine.models.quantization.scheme import Expression
 
 PATTERNS = [
     r".*a.*b.*c.*x.*",
@@ -29,7 +29,7 @@ def test_against_re(pattern: str, monkeypatch: pytest.MonkeyPatch) -> None:
     rng = random.Random(0)
     names = [*NAMES, "lm_head", "model.lm_head.x", "", *("".join(rng.choices("abcxyz.re", k=rng.randrange(9))) for _ in range(200))]
     found = Expression(pattern)
-    monkeypatch.setattr(expressions, "_MOST_CHOICES", -1)
+    monkeypatch.setattr(scheme, "_MOST_CHOICES", -1)
     followed = Expression(pattern)
     assert not followed._is_quick
     for name in names:
@@ -57,7 +57,7 @@ def test_refusals(monkeypatch: pytest.MonkeyPatch) -> None:
     }.items():
         with pytest.raises(ModelLoadError, match=f"^quantization_config has '.*', which .*(?:{why})"):
             Expression(pattern).matches("aaaa")
-    monkeypatch.setattr(expressions, "_MOST_STEPS", 500)
+    monkeypatch.setattr(scheme, "_MOST_STEPS", 500)
     many = {"quant_method": "gptq", "bits": 4, "group_size": 32, "modules_to_not_convert": [f"(a+)+{i}" for i in range(9)]}
     few = read_quantization({"quantization_config": {**many, "modules_to_not_convert": ["(a+)+0"]}})
     assert few is not None
@@ -66,6 +66,6 @@ def test_refusals(monkeypatch: pytest.MonkeyPatch) -> None:
     assert quantization is not None
     with pytest.raises(ModelLoadError, match="takes too long to compare"):
         quantization.scheme("a" * 9)
-    monkeypatch.setattr(expressions, "_MOST_STEPS", 100)
+    monkeypatch.setattr(scheme, "_MOST_STEPS", 100)
     with pytest.raises(ModelLoadError, match="takes too long to compare"):
         Expression("(a+)+b").matches("a" * 1000)

@@ -21,11 +21,11 @@ from torch import Tensor
 from aengine.api.errors import ModelLoadError
 from aengine.kernels.quantized import QuantizedRows
 from aengine.models.config.reader import ConfigReader, is_number
-from aengine.models.quantization.expressions import Expression
 from aengine.models.quantization.scheme import (
     EMBEDDING,
     LINEAR,
     SCALES,
+    Expression,
     Rule,
     Scheme,
     Shape,

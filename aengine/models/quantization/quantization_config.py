@@ -13,10 +13,9 @@ from typing import Any
 
 from aengine.api.errors import ModelLoadError
 from aengine.models.config.reader import ConfigReader
-from aengine.models.quantization.expressions import Expression, share_work
 from aengine.models.quantization.packed import Awq, BitsAndBytes4, Gptq, Mxfp4, PlainCodes
 from aengine.models.quantization.packed import read_rules as _compressed_tensors
-from aengine.models.quantization.scheme import LINEAR, Rule, Scheme, block_sizes, names_of, one_of
+from aengine.models.quantization.scheme import LINEAR, Expression, Rule, Scheme, block_sizes, names_of, one_of, share_work
 from aengine.models.text_part import read_text_config
 
 

@@ -1,0 +1,154 @@
+"""A twin's logprobs are those of the engine, bit for bit; its gradients are those of Transformers; what it publishes is served."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import pytest
+import torch
+import transformers
+from mixture_cases import CASES
+
+from aengine import LLM, Completion, InvalidRequestError, SamplingParams
+from aengine.models.loading.hub import resolve_model
+from aengine.torch_twin import TorchTwin
+
+PROMPTS = [[5, 6, 7], [90, 91], [17] * 20]
+SAMPLED = SamplingParams(max_tokens=12, temperature=1.0, top_p=1.0, seed=1, logprobs=0, ignore_eos=True)
+MODELS = ("demo", "qwen3-moe", "mixtral", "olmoe")
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], str]:
+    made: dict[str, str] = {}
+
+    def make(name: str) -> str:
+        if name == "demo":
+            return str(resolve_model("demo"))
+        if name not in made:
+            made[name] = str(tmp_path_factory.mktemp(name, numbered=False))
+            next(case for case in CASES if case.name == name).make().save_pretrained(made[name])
+        return made[name]
+
+    return make
+
+
+@pytest.fixture(params=[(name, dtype) for name in MODELS for dtype in ("float32", "bfloat16")], ids=lambda pair: "-".join(pair))
+def llm(request: pytest.FixtureRequest, folder: Callable[[str], str]) -> Iterator[LLM]:
+    name, dtype = request.param
+    with LLM(folder(name), dtype=dtype, kv_cache_memory=16 << 20, max_model_len=64) as llm:
+        yield llm
+
+
+def sampled(llm: LLM) -> list[Completion]:
+    vocab = llm.model_info.vocab_size
+    return llm.generate([[one % vocab for one in prompt] for prompt in PROMPTS], SAMPLED, progress=False)
+
+
+def bits_of(completions: Sequence[Completion]) -> list[list[float]]:
+    return [[each.logprob for each in one.logprobs or ()] for one in completions]
+
+
+def loss_of(logprobs: Sequence[torch.Tensor]) -> torch.Tensor:
+    """Each logprob counts with a factor of its own."""
+    every = torch.cat(list(logprobs))
+    return (every * torch.linspace(-1.0, 2.0, len(every))).sum()
+
+
+def in_transformers(twin: TorchTwin, path: str, outputs: Sequence[Sequence[int]], dtype: torch.dtype) -> tuple[float, Any]:
+    """The loss, and its gradients by name, by a model of its own that has what the engine has, in float32."""
+    model: Any = transformers.AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32)
+    model.load_state_dict({name: tensor.to(dtype).float() for name, tensor in twin.model.state_dict().items()})
+    logprobs = []
+    for prompt, output in zip(PROMPTS, outputs, strict=True):
+        logits = model(torch.tensor([[*prompt, *output]])).logits[0, len(prompt) - 1 : -1]
+        logprobs.append(logits.log_softmax(-1).gather(1, torch.tensor(output)[:, None])[:, 0])
+    loss = loss_of(logprobs)
+    loss.backward()
+    return loss.item(), {name: parameter.grad for name, parameter in model.named_parameters()}
+
+
+def test_it_is_the_engine_to_the_last_bit(llm: LLM, folder: Callable[[str], str], request: pytest.FixtureRequest) -> None:
+    name, dtype_name = request.node.callspec.params["llm"]
+    dtype = getattr(torch, dtype_name)
+    twin = TorchTwin(llm)
+    optimizer = torch.optim.SGD(twin.parameters(), lr=1e-3)
+    for _ in range(2):
+        completions = sampled(llm)
+        outputs = [one.token_ids for one in completions]
+        logprobs = twin(PROMPTS, outputs)
+        assert [one.tolist() for one in logprobs] == bits_of(completions)
+        loss = loss_of(logprobs)
+        optimizer.zero_grad()
+        loss.backward()
+        total, expected = in_transformers(twin, folder(name), outputs, dtype)
+        assert loss.item() == pytest.approx(total, rel=1e-4 if dtype is torch.float32 else 0.05)
+        largest = max(gradient.abs().max().item() for gradient in expected.values() if gradient is not None)
+        for key, parameter in twin.model.named_parameters():
+            assert parameter.grad is not None
+            torch.testing.assert_close(parameter.grad, expected[key], atol=1e-4 * largest, rtol=1e-3)
+        before = twin.publish()
+        optimizer.step()
+        assert twin.publish() == before + 1
+        assert bits_of(sampled(llm)) != bits_of(completions)
+
+
+def test_a_step_changes_what_the_gradient_says(folder: Callable[[str], str]) -> None:
+    """The engine's own numbers, before and after a small step along the gradient."""
+    with LLM("demo", dtype="float32", kv_cache_memory=16 << 20, max_model_len=64) as llm:
+        twin = TorchTwin(llm)
+        outputs = [one.token_ids for one in sampled(llm)]
+
+        def value() -> torch.Tensor:
+            return torch.cat(twin(PROMPTS, outputs)).sum()
+
+        first = value()
+        first.backward()
+        squares = sum(float(parameter.grad.double().square().sum()) for parameter in twin.parameters() if parameter.grad is not None)
+        rate = 1e-2 / squares
+        with torch.no_grad():
+            for parameter in twin.parameters():
+                assert parameter.grad is not None
+                parameter += rate * parameter.grad
+        twin.publish()
+        assert value().item() - first.item() == pytest.approx(1e-2, rel=0.05)
+
+
+def test_what_is_published_is_served(folder: Callable[[str], str], tmp_path: Any) -> None:
+    with LLM("demo", dtype="float32", kv_cache_memory=16 << 20, max_model_len=64) as llm:
+        twin = TorchTwin(llm, trains=lambda name: "layers.4." in name)
+        trained = [parameter for parameter in twin.parameters() if parameter.requires_grad]
+        torch.cat(twin(PROMPTS, [one.token_ids for one in sampled(llm)])).sum().backward()
+        assert all(parameter.grad is None for parameter in twin.parameters() if not parameter.requires_grad)
+        assert 0 < len(trained) < len(list(twin.parameters()))
+        torch.optim.SGD(trained, lr=0.05).step()
+        twin.publish()
+        twin.model.save_pretrained(tmp_path)  # type: ignore[operator]
+        greedy = SamplingParams(max_tokens=10, temperature=0.0, ignore_eos=True)
+        (ours,) = llm.generate([PROMPTS[0]], greedy, progress=False)
+        model: Any = transformers.AutoModelForCausalLM.from_pretrained(tmp_path, dtype=torch.float32)
+        given = {"do_sample": False, "temperature": None, "top_p": None, "top_k": None, "repetition_penalty": None, "eos_token_id": None}
+        theirs = model.generate(torch.tensor([PROMPTS[0]]), max_new_tokens=10, min_new_tokens=10, **given)[0, len(PROMPTS[0]) :].tolist()
+        assert list(ours.token_ids) == theirs
+        assert ours.weights_versions == (2,) * 10  # the twin has published its own first
+
+
+def test_what_has_no_twin() -> None:
+    with (
+        LLM("demo", quantization="int8", kv_cache_memory=16 << 20) as llm,
+        pytest.raises(InvalidRequestError, match="llm: its weights are"),
+    ):
+        TorchTwin(llm)
+    with LLM("demo", kv_cache_memory=16 << 20, max_model_len=64) as llm:
+        twin = TorchTwin(llm)
+        for prompts, outputs, said in (
+            ([[1]], [], "outputs: 0 are not one for each of 1 prompts"),
+            ([[1]], [[]], "outputs: one is empty"),
+            ([[]], [[1]], "prompts: one is empty"),
+            ([[-1]], [[1]], "prompts: token id -1 is not in"),
+            ([[1]], [[10**6]], "1000000 is not in"),
+            ([[1] * 60], [[1] * 60], "leave no room for a new one in the context"),
+        ):
+            with pytest.raises(InvalidRequestError, match=said):
+                twin(prompts, outputs)
