@@ -29,6 +29,10 @@ from aengine.scheduler.sequence import Request, SchedulerConfig, Sequence
 from aengine.scheduler.sessions import SessionName
 
 FORMAT = 1
+EVENTS_PER_PLAN = 64
+"""Of the ring: so many events are kept of a plan, on average. A flood of requests that never run would be without end."""
+MOST_TOKENS = 1 << 22
+"""Of the requests that have ended in the ring; more of them make it shorter."""
 _log = logging.getLogger("aengine")
 
 
@@ -230,7 +234,6 @@ class _Before:
 
     def follow(self, plan: StepPlan, keys: tuple[int, ...]) -> None:
         """`keys`: as of `Planned`."""
-        self.is_whole = False
         for new, key in zip(plan.new_rows, keys, strict=True):
             self.row_keys[new.row] = key
             self.page_table[:, new.row] = 0
@@ -260,7 +263,9 @@ class RecordedScheduler(Scheduler):
         self._ticks: list[float] = []  # what the clock has said since the latest event
         self._events: deque[tuple[Any, ...]] = deque()  # the fields of a `Planned`, of a `CommittedStep`, or of a `Called` and None
         self._num_plans = 0  # among them
+        self._most_events = EVENTS_PER_PLAN * (most_plans + 1)
         self._ended: dict[int, _Ended] = {}  # requests that ran in the ring, by key
+        self._num_tokens = 0  # of these
         self._live.on_release = self._keep
         shape = (config.max_num_seqs, max(1, config.state_pages))
         columns = -(-config.max_model_len // config.page_size)
@@ -279,47 +284,61 @@ class RecordedScheduler(Scheduler):
         said, self._ticks = self._ticks, []
         return said
 
+    def _note(self, event: tuple[Any, ...]) -> None:
+        self._events.append(event)
+        if len(self._events) > self._most_events:
+            self._drop_oldest()
+
     def _drop_oldest(self) -> None:
-        """Up to the first plan, and what came before the second."""
-        events, is_first = self._events, True
-        while True:
+        """Up to the first plan, and what came before the second; where there is no second, one event."""
+        events, before, has_plan, oldest = self._events, self._before, False, self._num_steps
+        before.is_whole = False
+        while events:
             event = events[0]
             if len(event) == _PLANNED and (plan := event[0]) is not None:
-                if not is_first:
+                if has_plan:
+                    oldest = plan.step
                     break
-                is_first = False
-                self._before.follow(plan, event[1])
+                has_plan = True
+                before.follow(plan, event[1])
+                self._num_plans -= 1
             events.popleft()
-        self._num_plans -= 1
-        while self._ended and self._ended[key := next(iter(self._ended))].step <= plan.step:
+            if not self._num_plans:
+                break
+        while self._ended and (ended := self._ended[key := next(iter(self._ended))]).step <= oldest:
+            self._num_tokens -= len(ended.tokens)
             del self._ended[key]
 
     def _keep(self, sequence: Sequence) -> None:
         rows, row = self._rows, sequence.row
-        self._ended[sequence.request.key] = _Ended(sequence.request, rows.tokens[row, : rows.num_known[row]].copy(), self._num_steps)
+        tokens = rows.tokens[row, : rows.num_known[row]].copy()
+        self._ended[sequence.request.key] = _Ended(sequence.request, tokens, self._num_steps)
+        self._num_tokens += len(tokens)
+        while self._num_tokens > MOST_TOKENS and self._num_plans > 1:
+            self._drop_oldest()
 
     # ---- what is recorded ----------------------------------------------------------------------------------------------
 
     def submit(self, request: Request) -> None:
         super().submit(request)
-        self._events.append(("submit", (request,), self._clock_said(), None))
+        self._note(("submit", (request,), self._clock_said(), None))
 
     def cancel(self, key: int) -> None:
         super().cancel(key)
-        self._events.append(("cancel", (key,), self._clock_said(), None))
+        self._note(("cancel", (key,), self._clock_said(), None))
 
     def set_parked(self, key: int, parked: bool) -> None:
         super().set_parked(key, parked)
-        self._events.append(("set_parked", (key, parked), self._clock_said(), None))
+        self._note(("set_parked", (key, parked), self._clock_said(), None))
 
     def flush_cache(self) -> int:
         num_pages = super().flush_cache()
-        self._events.append(("flush_cache", (), self._clock_said(), None))
+        self._note(("flush_cache", (), self._clock_said(), None))
         return num_pages
 
     def touch(self, name: SessionName, note: bytes | None = None) -> int:
         num_tokens = super().touch(name, note)
-        self._events.append(("touch", (name,), self._clock_said(), None))
+        self._note(("touch", (name,), self._clock_said(), None))
         return num_tokens
 
     def use_weights(self, *, recompute: bool = False) -> None:
@@ -331,11 +350,18 @@ class RecordedScheduler(Scheduler):
                 self._before.follow(event[0], event[1])
         self._events.clear()
         self._num_plans, self._before.is_whole = 0, False
+        self._ended.clear()
+        self._num_tokens = 0
+
+    def drain(self) -> bool:
+        is_left = super().drain()
+        self._note(("drain", (), self._clock_said(), None))
+        return is_left
 
     def pause(self) -> None:
         super().pause()
         if said := self._clock_said():
-            self._events.append(("pause", (), said, None))
+            self._note(("pause", (), said, None))
 
     def schedule(self) -> StepPlan | None:
         plan = super().schedule()
@@ -345,18 +371,18 @@ class RecordedScheduler(Scheduler):
                 sequences = [self._rows.sequences[new.row] for new in plan.new_rows]
                 keys = tuple([-1 if one is None else one.request.key for one in sequences])
             self._num_plans += 1
-            if self._num_plans > self._most_plans:
-                self._drop_oldest()
-        self._events.append((plan, keys, self._clock_said()))
+        self._note((plan, keys, self._clock_said()))
+        if self._num_plans > self._most_plans:
+            self._drop_oldest()
         return plan
 
     def rollback(self, plan: StepPlan, errors: Mapping[int, BaseException]) -> None:
         super().rollback(plan, errors)
-        self._events.append(("rollback", (plan.step, tuple(errors)), self._clock_said(), None))
+        self._note(("rollback", (plan.step, tuple(errors)), self._clock_said(), None))
 
     def commit(self, plan: StepPlan, result: StepResult) -> None:
         super().commit(plan, result)
-        self._events.append((result, self._clock_said()))
+        self._note((result, self._clock_said()))
 
     # ---- recordings ----------------------------------------------------------------------------------------------------
 

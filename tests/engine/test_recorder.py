@@ -27,6 +27,7 @@ from planted_faults import TRIGGER, plant
 from slow_cases import slow_but
 
 from aengine import AsyncEngine, EngineDeadError, EngineStateError, Reasoning, SamplingParams, StructuredOutput
+from aengine.engine import recorder
 from aengine.engine.recorder import Called, Planned, RecordedScheduler, Recording
 from aengine.engine.step_replay import ReplayedStep, StepReplay, decisions_of, load_recorded
 from aengine.engine.tier_traffic import TierTraffic
@@ -315,6 +316,22 @@ async def test_the_ring_is_bounded() -> None:
         assert sum(len(event) == 3 and event[0] is not None for event in scheduler._events) == 16
         assert len(scheduler._events) < 16 * 20
         assert len(scheduler._ended) <= 16 * DEMO["max_num_seqs"]
+
+
+async def test_floods_and_long_requests_are_bounded(monkeypatch: pytest.MonkeyPatch, tmp_path: pathlib.Path) -> None:
+    monkeypatch.setattr(recorder, "MOST_TOKENS", 600)
+    for recorded in (1, 16):
+        async with AsyncEngine("demo", **DEMO, recorded_steps=recorded) as engine:
+            scheduler = engine._core.steps._record.__self__._scheduler  # type: ignore[union-attr, attr-defined]
+            await engine.generate([5, 6], SamplingParams(max_tokens=9))
+            await engine.pause()
+            for _ in range(1500):
+                engine.stream([1, 2, 3]).cancel()
+            await engine.unpause()
+            assert len(scheduler._events) <= 64 * (recorded + 1)
+            await crowd(engine, 30, 11)
+            assert 0 < scheduler._num_tokens == sum(len(ended.tokens) for ended in scheduler._ended.values()) <= 600 + 256
+            await check(tmp_path / "x", engine, 1)
 
 
 def turn_round(logits: torch.Tensor, token_ids: list[int]) -> None:
