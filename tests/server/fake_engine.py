@@ -64,6 +64,8 @@ def tokens(*texts: str, reason: FinishReason = FinishReason.MAX_TOKENS) -> list[
 
 
 class FakeStream:
+    receipt = None
+
     def __init__(self, engine: FakeEngine, request_id: str, call: dict[str, Any], seed: int) -> None:
         self.request_id = request_id
         self.call = call
