@@ -46,7 +46,7 @@ def main(num_steps: int = 200) -> tuple[list[float], float]:
 
             trained = twin([prompt] * GROUP, [one.token_ids for one in group])
             sampled = [torch.tensor([each.logprob for each in one.logprobs or ()]) for one in group]
-            difference = max(float((ours - theirs).abs().max()) for ours, theirs in zip(trained, sampled, strict=True))
+            difference = max(float((ours.detach() - theirs).abs().max()) for ours, theirs in zip(trained, sampled, strict=True))
             largest = max(largest, difference)
             ratios = [(ours - theirs).exp() for ours, theirs in zip(trained, sampled, strict=True)]
             loss = -sum((ratio * advantage).mean() for ratio, advantage in zip(ratios, advantages, strict=True)) / GROUP

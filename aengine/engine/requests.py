@@ -192,6 +192,8 @@ def check_request(
         known = limits.read_known(None if options is None else options.known_outputs, params)
     except InvalidRequestError as error:
         found.extend(error.violations)
+    if options is not None and options.receipt and not limits.least_output:
+        found.append(FieldViolation("receipt", NO_OUTPUT))
     if options is not None and options.receipt and params.logits_processors:
         found.append(FieldViolation("receipt", "not possible with logits_processors: custom code is in no receipt"))
     violations.extend(found)

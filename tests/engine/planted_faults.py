@@ -12,6 +12,8 @@ import numpy as np
 
 TRIGGER = 3999
 VARIABLE = "PLANTED_FAULT"
+released = threading.Event()
+"""Ends what hangs."""
 
 
 def plant(kind: str, patch: Any = setattr) -> None:
@@ -25,7 +27,7 @@ def plant(kind: str, patch: Any = setattr) -> None:
             if kind == "raise":
                 raise RuntimeError("a planted fault")
             if kind == "hang":
-                threading.Event().wait()
+                released.wait()
             step = replace(step, token_ids=np.where(step.token_ids == TRIGGER, 3998, step.token_ids).astype(np.int32))
         return launch(self, step)
 

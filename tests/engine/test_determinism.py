@@ -12,6 +12,7 @@ from typing import Any
 
 import anyio
 import pytest
+from every_draft import use_every_draft
 from grpc_harness import Serving, serving
 from http_harness import serving_http
 
@@ -183,6 +184,7 @@ QUICK = {("bf16", change) for change in CHANGES} | {
 async def test_nothing_changes_a_bit(
     setting: str, change: str, known: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    use_every_draft(monkeypatch)
     monkeypatch.setattr(TierTraffic, "_is_worth", lambda *given: True)  # however fast the model computes
     outcomes, embeddings = await CHANGES[change](setting, tmp_path)
     expected, of_embeddings = known[setting]

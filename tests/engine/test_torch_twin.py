@@ -27,7 +27,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], str]:
         if name == "demo":
             return str(resolve_model("demo"))
         if name not in made:
-            made[name] = str(tmp_path_factory.mktemp(name, numbered=False))
+            made[name] = str(tmp_path_factory.mktemp(name))
             next(case for case in CASES if case.name == name).make().save_pretrained(made[name])
         return made[name]
 

@@ -75,9 +75,9 @@ def test_grpo(capsys: pytest.CaptureFixture[str]) -> None:
 
 @pytest.mark.slow
 def test_grpo_learns() -> None:
-    rewards, largest = runpy.run_path(str(EXAMPLES / "grpo.py"))["main"](60)
+    rewards, largest = runpy.run_path(str(EXAMPLES / "grpo.py"))["main"](45)
     assert largest == 0.0
-    assert sum(rewards[-10:]) > 1.5 * sum(rewards[:10])
+    assert sum(rewards[-10:]) > 1.2 * sum(rewards[:10])
 
 
 @pytest.mark.slow

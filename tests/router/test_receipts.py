@@ -17,6 +17,7 @@ import pytest
 from children import end, pids_of_replicas
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
+from every_draft import use_every_draft
 from grpc_harness import serving
 from http_harness import serving_http
 from hypothesis import given, settings
@@ -39,8 +40,10 @@ PROMPT = [5, 300, 7, 1000]
 
 @pytest.fixture(scope="module")
 async def engine() -> AsyncIterator[AsyncEngine]:
-    async with AsyncEngine("demo", **SMALL, adapters={"lora": "demo-lora"}) as engine:
-        yield engine
+    with pytest.MonkeyPatch.context() as patch:
+        use_every_draft(patch)
+        async with AsyncEngine("demo", **SMALL, adapters={"lora": "demo-lora"}) as engine:
+            yield engine
 
 
 async def collect(engine: EngineBase, count: int, seed: int, on_token: Callable[[], object] = lambda: None) -> list[Receipt]:
@@ -163,6 +166,8 @@ async def test_what_cannot_be_derived(engine: AsyncEngine) -> None:
     assert replay.warnings([receipt, replace(receipt, model={**receipt.model, "weights": "f00"})]) == [
         f"warning: weights is {receipt.model['weights']} here, and f00 in 1 receipts"
     ]
+    with pytest.raises(InvalidRequestError, match="receipt: an embedding has no output"):
+        await engine.embed(PROMPT, receipt=True)
     with pytest.raises(InvalidRequestError, match="receipt: not possible with logits_processors"):
         engine.stream(PROMPT, SamplingParams(logits_processors=(lambda *_: None,)), receipt=True)
 
@@ -214,6 +219,9 @@ async def test_every_door_signs(engine: AsyncEngine, tmp_path: Path, capsys: pyt
             assert told[0]["choices"] == []
             answers += told
         assert "receipts" not in (await http.post("/v1/completions", {**body, "receipt": False})).json()
+        for path in ("/v1/messages", "/v1/responses"):  # whose answers have no place for one
+            refused = await http.post(path, {"messages": chat["messages"], "max_tokens": 6, "input": "hi", "receipt": True})
+            assert (refused.status_code, "receipt" in refused.text) == (400, True)
     written = tmp_path / "answers.jsonl"
     written.write_text("".join(json.dumps(answer) + "\n" for answer in answers))
     receipts = list(read_receipts(str(written)))

@@ -28,7 +28,7 @@ PARAMS = tuple(field.name for field in fields(SamplingParams) if field.name != "
 """Parameters of ours, under their own names."""
 _OBJECTS: Mapping[str, type] = {"structured_output": StructuredOutput, "reasoning": Reasoning}
 CHAT_OPTIONS = tuple(field.name for field in fields(ChatOptions))
-OPTIONS = tuple(field.name for field in fields(RequestOptions) if field.name not in (*CHAT_OPTIONS, "known_outputs"))
+OPTIONS = tuple(field.name for field in fields(RequestOptions) if field.name not in (*CHAT_OPTIONS, "known_outputs", "receipt"))
 """Options of ours that all APIs have: their answers are whole."""
 EFFORT = text("a word of at most 64 characters", r"[^\s]{1,64}")
 """Of reasoning: what it means is said by the chat template."""

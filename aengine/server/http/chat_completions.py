@@ -55,6 +55,7 @@ TAKEN: Mapping[str, str] = {
     "prompt_cache_key": "session",
     "modalities": "text alone",
     "max_reasoning_tokens": "ours: the reasoning is closed when it has so many",
+    "receipt": "ours: `receipts` with one entry, from which every token can be derived again",
     "return_token_ids": "ours: the ids of the prompt and of the output",
     "chat_template_kwargs": "template_kwargs, by vLLM's name",
 }
@@ -133,7 +134,7 @@ def read_request(given: Fields, check: FieldChecks) -> ChatAsked:
     return_token_ids = given.take_field("return_token_ids", FLAG, False)
     parameters.ignore(IGNORED)
     parameters.take_openai()
-    parameters.take_ours((*OPTIONS, *CHAT_OPTIONS))
+    parameters.take_ours((*OPTIONS, *CHAT_OPTIONS, "receipt"))
     refuse_others(given, REFUSED, (*TAKEN, *OPTIONS, *CHAT_OPTIONS))
     params, options = parameters.params(), parameters.options()
     check.finish(InvalidRequestError)

@@ -58,6 +58,7 @@ TAKEN: Mapping[str, str] = {
     "service_tier": "priority",
     "user": "tenant",
     "prompt_cache_key": "session",
+    "receipt": "ours: `receipts`, one for each prompt, from which every token can be derived again",
     "return_token_ids": "ours: the ids of the prompt and of the output, and with logprobs those of chat/completions beside them",
 }
 """The fields beside those of ours, and what becomes of them."""
@@ -129,7 +130,7 @@ def read_request(given: Fields, check: FieldChecks) -> CompletionsAsked:
     stream = read_stream(given)
     return_token_ids = given.take_field("return_token_ids", FLAG, False)
     parameters.take_openai()
-    parameters.take_ours(OPTIONS)
+    parameters.take_ours((*OPTIONS, "receipt"))
     refuse_others(given, REFUSED, (*TAKEN, *OPTIONS))
     params, options = parameters.params(), parameters.options()
     if best_of is not None and best_of != params.n:
