@@ -111,9 +111,7 @@ def build_parser(name: str = "aengine-replay", *, whole: bool = False) -> argpar
     parser.add_argument("--json", action="store_true", help="print a line of JSON for each receipt")
     parser.add_argument("--at-once", type=int, default=AT_ONCE, metavar="N", help=f"sequences under way (default: {AT_ONCE})")
     parser.add_argument("--save", metavar="PATH", help="of receipts: at the first difference write a recording of the latest steps")
-    parser.add_argument(
-        "--bisect", metavar="PYTHON", help="of a recording: the first step that the aengine of this Python computes otherwise"
-    )
+    parser.add_argument("--bisect", metavar="PYTHON", help="of a recording: the first step that this Python's aengine gives otherwise")
     parser.add_argument("--digests", metavar="PATH", help="of a recording: write a digest of what each step gives, its KV included")
     parser.add_argument("--hang-seconds", type=float, default=60.0, metavar="S", help="a recorded step that takes longer hangs (60)")
     add_general(parser, partial(build_parser, name, whole=True))
