@@ -7,6 +7,7 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -84,8 +85,8 @@ async def test_a_call_and_its_generation(monkeypatch: pytest.MonkeyPatch) -> Non
     total = sum(said[f"gen_ai.latency.{name}"] for name in times)
     assert 0 < total <= said["gen_ai.latency.e2e"]
     assert said["gen_ai.latency.time_to_first_token"] < said["gen_ai.latency.e2e"]
-    order = [call, chat, spans["queue"]]
-    assert [span.start_time_unix_nano for span in order] == sorted(span.start_time_unix_nano for span in order)
+    starts = [span.start_time_unix_nano // 10_000 for span in (call, chat, spans["queue"])]  # finer than that they are rounded
+    assert all(one <= other + 1 for one, other in pairwise(starts))
     (refused,) = others
     told = attributes(refused)
     assert (told["error.type"], told["aengine.status"], refused.parent_span_id) == ("INVALID_FIELD", "400", b"")
