@@ -83,10 +83,10 @@ async def test_a_call_and_its_generation(monkeypatch: pytest.MonkeyPatch) -> Non
     assert (said["gen_ai.response.finish_reasons"], said["gen_ai.request.seed"]) == (["max_tokens"], 3)
     times = ("time_in_queue", "time_in_model_prefill", "time_in_model_decode")
     total = sum(said[f"gen_ai.latency.{name}"] for name in times)
-    assert 0 < total <= said["gen_ai.latency.e2e"]
+    assert 0 < total <= said["gen_ai.latency.e2e"] + 1e-3
     assert said["gen_ai.latency.time_to_first_token"] < said["gen_ai.latency.e2e"]
-    starts = [span.start_time_unix_nano // 10_000 for span in (call, chat, spans["queue"])]  # finer than that they are rounded
-    assert all(one <= other + 1 for one, other in pairwise(starts))
+    starts = [span.start_time_unix_nano / 1e9 for span in (call, chat, spans["queue"])]
+    assert all(one <= other + 0.01 for one, other in pairwise(starts)), "they come from two clocks"
     (refused,) = others
     told = attributes(refused)
     assert (told["error.type"], told["aengine.status"], refused.parent_span_id) == ("INVALID_FIELD", "400", b"")
