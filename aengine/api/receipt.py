@@ -112,7 +112,7 @@ class Receipt:
         plain: dict[str, Any] = {"aengine_receipt": FORMAT}
         for one in fields(self):
             value = getattr(self, one.name)
-            plain[one.name] = params_to_plain(value) if isinstance(value, SamplingParams) else value
+            plain[one.name] = _set_fields(value) if isinstance(value, SamplingParams) else value
         plain["outputs"] = [None if output is None else _output_to_plain(output) for output in self.outputs]
         return plain
 
@@ -130,7 +130,7 @@ class Receipt:
         if unknown := plain.keys() - {one.name for one in fields(cls)}:
             raise ValueError(f"has {', '.join(sorted(unknown))}, which no receipt has")
         try:
-            plain["params"] = params_from_plain(plain["params"])
+            plain["params"] = _params_from_plain(plain["params"])
             plain["outputs"] = tuple([None if one is None else _output_from_plain(one) for one in plain["outputs"]])
             plain["prompt"] = tuple(map(int, plain["prompt"]))
             plain["weights_versions"] = tuple(plain.get("weights_versions", ()))
@@ -185,14 +185,13 @@ def read_receipt_key(path: str | Path, field: str = "receipt_key") -> Ed25519Pri
     return key
 
 
-def params_to_plain(params: SamplingParams) -> dict[str, Any]:
-    """What is set of the parameters, as JSON data. Custom code is left out."""
-    plain: dict[str, Any] = _value(params)
-    return plain
+def _set_fields(value: Any) -> dict[str, Any]:
+    """What is set of a dataclass, as JSON data. Custom code is left out."""
+    return {one.name: plain for one in fields(value) if (plain := _value(getattr(value, one.name))) != _value(_default(one))}
 
 
-def params_from_plain(plain: Mapping[str, Any]) -> SamplingParams:
-    """What `params_to_plain` gave. Raises `InvalidRequestError` or `TypeError`."""
+def _params_from_plain(plain: Mapping[str, Any]) -> SamplingParams:
+    """What `_set_fields` gave. Raises `InvalidRequestError` or `TypeError`."""
     given = dict(plain)
     if (output := given.get("structured_output")) is not None:
         given["structured_output"] = StructuredOutput(**output)
@@ -209,7 +208,7 @@ def _default(one: Any) -> Any:
 
 def _value(value: Any) -> Any:
     if is_dataclass(value) and not isinstance(value, type):
-        return {one.name: plain for one in fields(value) if (plain := _value(getattr(value, one.name))) != _value(_default(one))}
+        return _set_fields(value)
     if isinstance(value, Mapping):
         return {str(key): one for key, one in value.items()}
     if isinstance(value, tuple):

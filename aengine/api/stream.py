@@ -71,6 +71,7 @@ class StreamSource(ABC):
         self.new_event = new_event
         self.ready = new_event()  # set when the prompt is tokenized and valid, or the request has ended
         self.error: BaseException | None = None  # comes after the unread tokens
+        self.wants_receipt = options.receipt
         self.receipt_facts: Callable[[int], ReceiptFacts] | None = None  # by weights_version, where a receipt is asked for
         self.waiter: Callable[[], object] | None = None  # called for new tokens and at the end: by a reader, or a `StreamGroup`
 
@@ -231,8 +232,11 @@ class TokenStream:
     @property
     def receipt(self) -> Receipt | None:
         """What `aengine-replay` derives every token from again, once all was read; None before, or where none was asked for."""
-        skipped = self._source.known_lengths[0] - self._num_known if len(self._read) == 1 else 0  # what a `rewind` went back behind
-        return self._source.receipt_of([tokens[max(0, skipped) :] for tokens in self._read]) if self.ended and not self._failed else None
+        source = self._source
+        if not source.wants_receipt or self._failed or not self.ended:
+            return None
+        skipped = source.known_lengths[0] - self._num_known if len(self._read) == 1 else 0  # what a `rewind` went back behind
+        return source.receipt_of([tokens[max(0, skipped) :] for tokens in self._read])
 
     @property
     def effective_params(self) -> SamplingParams:

@@ -30,9 +30,9 @@ from aengine.scheduler.sessions import SessionName
 
 FORMAT = 1
 EVENTS_PER_PLAN = 64
-"""Of the ring: so many events are kept of a plan, on average. A flood of requests that never run would be without end."""
+"""How many events the ring keeps for each plan, on average: a flood of requests that never run would be without end."""
 MOST_TOKENS = 1 << 22
-"""Of the requests that have ended in the ring; more of them make it shorter."""
+"""Most tokens of requests that have ended in the ring; more of them make it shorter."""
 _log = logging.getLogger("aengine")
 
 
@@ -170,18 +170,12 @@ def _plain(value: Any) -> Any:
     import torch  # a tensor of images
 
     assert isinstance(value, torch.Tensor), type(value)
-    return {"$t": [str(value.dtype).removeprefix("torch."), list(value.shape), base64.b64encode(_bytes_of(value)).decode()]}
+    data = value.contiguous().view(torch.uint8).numpy().tobytes()
+    return {"$t": [str(value.dtype).removeprefix("torch."), list(value.shape), base64.b64encode(data).decode()]}
 
 
 def _marks(objects: tuple[Any, ...]) -> tuple[Any, ...]:
     return (True,) * len(objects)
-
-
-def _bytes_of(tensor: Any) -> bytes:
-    import torch
-
-    data: bytes = tensor.contiguous().view(torch.uint8).numpy().tobytes()
-    return data
 
 
 def _decoded(line: str) -> Any:
@@ -195,7 +189,7 @@ def _object_of(plain: dict[str, Any]) -> Any:
         case {"$s": items}:
             return frozenset(items)
         case {"$m": items}:
-            return {_hashable(key): value for key, value in items}
+            return {_tuples(key): value for key, value in items}
         case {"$t": [dtype, shape, data]}:
             import torch
 
@@ -209,10 +203,6 @@ def _tuples(value: Any) -> Any:
     return tuple([_tuples(one) for one in value]) if isinstance(value, list) else value
 
 
-def _hashable(value: Any) -> Any:
-    return tuple(value) if isinstance(value, list) else value
-
-
 # ---- while an engine runs ------------------------------------------------------------------------------------------------
 
 
@@ -224,16 +214,15 @@ class _Ended:
 
 
 @dataclass(slots=True)
-class _Before:
-    """What the plans that are no more in the ring have left."""
+class RowPlaces:
+    """Which requests the rows have, and where their KV and states are. The arrays are as of `Recording`, and written to."""
 
     row_keys: IntArray
     page_table: IntArray
     state_pages: IntArray
-    is_whole: bool = True
 
     def follow(self, plan: StepPlan, keys: tuple[int, ...]) -> None:
-        """`keys`: as of `Planned`."""
+        """A plan comes. `keys`: as of `Planned`."""
         for new, key in zip(plan.new_rows, keys, strict=True):
             self.row_keys[new.row] = key
             self.page_table[:, new.row] = 0
@@ -256,10 +245,14 @@ class RecordedScheduler(Scheduler):
         most_plans: int,
         drafter: Drafter | None = None,
         clock: Callable[[], float] = time.monotonic,
+        *,
+        engine_config: Mapping[str, Any],
+        kv_bytes: int,
     ) -> None:
+        """`engine_config`, `kv_bytes`: `config` and `kv_bytes` of the recordings."""
         super().__init__(config, self._tick, drafter)
         self._time = clock
-        self._most_plans = most_plans
+        self._most_plans, self._engine_config, self._kv_bytes = most_plans, engine_config, kv_bytes
         self._ticks: list[float] = []  # what the clock has said since the latest event
         self._events: deque[tuple[Any, ...]] = deque()  # the fields of a `Planned`, of a `CommittedStep`, or of a `Called` and None
         self._num_plans = 0  # among them
@@ -269,7 +262,8 @@ class RecordedScheduler(Scheduler):
         self._live.on_release = self._keep
         shape = (config.max_num_seqs, max(1, config.state_pages))
         columns = -(-config.max_model_len // config.page_size)
-        self._before = _Before(
+        self._is_whole = True  # nothing was dropped
+        self._before = RowPlaces(
             np.full(config.max_num_seqs, -1, np.int32),
             np.zeros((len(config.windows), config.max_num_seqs, columns), np.int32),
             np.zeros(shape, np.int32),
@@ -291,8 +285,8 @@ class RecordedScheduler(Scheduler):
 
     def _drop_oldest(self) -> None:
         """Up to the first plan, and what came before the second; where there is no second, one event."""
-        events, before, has_plan, oldest = self._events, self._before, False, self._num_steps
-        before.is_whole = False
+        events, has_plan, oldest = self._events, False, self._num_steps
+        self._is_whole = False
         while events:
             event = events[0]
             if len(event) == _PLANNED and (plan := event[0]) is not None:
@@ -300,7 +294,7 @@ class RecordedScheduler(Scheduler):
                     oldest = plan.step
                     break
                 has_plan = True
-                before.follow(plan, event[1])
+                self._before.follow(plan, event[1])
                 self._num_plans -= 1
             events.popleft()
             if not self._num_plans:
@@ -349,7 +343,7 @@ class RecordedScheduler(Scheduler):
             if len(event) == _PLANNED and event[0] is not None:
                 self._before.follow(event[0], event[1])
         self._events.clear()
-        self._num_plans, self._before.is_whole = 0, False
+        self._num_plans, self._is_whole = 0, False
         self._ended.clear()
         self._num_tokens = 0
 
@@ -386,14 +380,7 @@ class RecordedScheduler(Scheduler):
 
     # ---- recordings ----------------------------------------------------------------------------------------------------
 
-    def recording(
-        self,
-        config: Mapping[str, Any],
-        parts: Mapping[str, str],
-        adapters: Mapping[int, tuple[str, str]],
-        kv_bytes: int,
-        failure: str = "",
-    ) -> Recording:
+    def recording(self, parts: Mapping[str, str], adapters: Mapping[int, tuple[str, str]], failure: str = "") -> Recording:
         """What is in the ring. The parameters are as of `Recording`."""
         requests = {key: ended.request for key, ended in list(self._ended.items())}
         tokens = {key: ended.tokens for key, ended in list(self._ended.items())}
@@ -416,12 +403,12 @@ class RecordedScheduler(Scheduler):
                     events.append(Called(method, arguments, tuple(said)))
         before = self._before
         return Recording(
-            config,
+            self._engine_config,
             dict(parts),
             self._config,
             failure,
-            before.is_whole,
-            kv_bytes,
+            self._is_whole,
+            self._kv_bytes,
             dict(adapters),
             requests,
             tokens,

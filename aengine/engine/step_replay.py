@@ -17,7 +17,7 @@ import numpy as np
 from aengine.api.config import EngineConfig
 from aengine.api.params import SamplingParams
 from aengine.engine.loading import LoadedModel, drafter_of, load_model
-from aengine.engine.recorder import Called, CommittedStep, Planned, Recording
+from aengine.engine.recorder import Called, CommittedStep, Planned, Recording, RowPlaces
 from aengine.runner.contract import LoadAdapter
 from aengine.scheduler.plan import NO_INTS, Features, IntArray, NewRow, StateRows, StepPlan, StepResult
 from aengine.scheduler.scheduler import Scheduler
@@ -93,7 +93,8 @@ class StepReplay:
 
     def __init__(self, recording: Recording, loaded: LoadedModel) -> None:
         """Raises `ValueError` for a model whose steps cannot be those of the recording."""
-        self._recording, self._loaded, self._runner = recording, loaded, loaded.runner
+        self._recording, self._runner = recording, loaded.runner
+        self._plans = list(recording.plans)
         limits = recording.scheduler
         mine = (self._runner.page_size, self._runner.windows, self._runner.state_pages)
         if mine != (limits.page_size, limits.windows, limits.state_pages):
@@ -105,10 +106,8 @@ class StepReplay:
         self._grammars: dict[Any, object] = {}
         info, tokenizer = loaded.info, loaded.tokenizer
         self._compiler = None if tokenizer is None else grammar_compiler(tokenizer, info.vocab_size, info.eos_token_ids)
-        self._table = recording.page_table.copy()
-        self._states = recording.state_pages.copy()
-        self._keys = recording.row_keys.copy()
-        self._restored = np.zeros(len(self._keys), np.bool_)
+        self._places = RowPlaces(recording.row_keys.copy(), recording.page_table.copy(), recording.state_pages.copy())
+        self._restored = np.zeros(len(recording.row_keys), np.bool_)
         self._new: dict[int, NewRow] = {}
         self._num_steps = 0
         for key, (name, path) in recording.adapters.items():
@@ -116,9 +115,11 @@ class StepReplay:
 
     def steps(self, *, digests: bool = False) -> Iterator[ReplayedStep]:
         """Compute the steps. The last one may be one that raises. `digests`: whether what they give is digested."""
-        for plan, keys, told in self._recording.plans:
+        for plan, keys, told in self._plans:
             new_rows = tuple([self._with_grammar(new) for new in plan.new_rows])
-            self._enter(plan, keys)
+            self._places.follow(plan, keys)
+            for new in plan.new_rows:
+                self._restored[new.row], self._new[new.row] = False, new
             mine = replace(plan, new_rows=new_rows)
             if not self.is_whole:
                 mine = self._without_history(plan, mine, told)
@@ -135,16 +136,6 @@ class StepReplay:
         self._num_steps += 1
         step.wait()
         return step.result()
-
-    def _enter(self, plan: StepPlan, keys: tuple[int, ...]) -> None:
-        """Follow which rows the requests have, and which pages these."""
-        for new, key in zip(plan.new_rows, keys, strict=True):
-            self._keys[new.row], self._restored[new.row] = key, False
-            self._table[:, new.row] = 0
-            self._new[new.row] = new
-        self._table[plan.page_groups, plan.page_rows, plan.page_cols] = plan.page_ids
-        if plan.states is not None:
-            self._states[plan.states.rows] = plan.states.pages
 
     def _with_grammar(self, new: NewRow) -> NewRow:
         source, params = new.params.grammar_source, replace(new.params, processors=())
@@ -178,11 +169,11 @@ class StepReplay:
 
     def _restore(self, row: int, start: int, *, decodes: bool) -> None:
         """Compute the KV and the states of a row's tokens before `start`, and where it decodes sample the one there."""
-        key = int(self._keys[row])
+        key = int(self._places.row_keys[row])
         request, tokens = self._recording.requests[key], self._recording.tokens[key]
         new, limits, runner = self._first_of(row, request, tokens, start, decodes=decodes), self._recording.scheduler, self._runner
         columns = -(-start // limits.page_size)
-        pages = self._table[:, row, :columns].copy()
+        pages = self._places.page_table[:, row, :columns].copy()
         spare = self._first_spare + np.arange(pages.size, dtype=np.int32).reshape(pages.shape)
         pages = np.where(pages == 0, spare, pages)  # pages behind the windows
         groups, cols = (one.ravel().astype(np.int32) for one in np.indices(pages.shape))
@@ -195,7 +186,7 @@ class StepReplay:
             states = None
             if limits.state_pages and is_first:
                 none = np.zeros((0, limits.state_pages), np.int32)
-                mine = self._states[row : row + 1]
+                mine = self._places.state_pages[row : row + 1]
                 states = StateRows(np.array([row], np.int32), mine, np.zeros_like(mine), NO_INTS, NO_INTS, none)
             plan = StepPlan(
                 step=0,
@@ -227,7 +218,7 @@ class StepReplay:
 
     def _first_sampled(self, row: int, start: int) -> int:
         """Where the first token is that a row samples which has computed up to `start` before the recording begins."""
-        for plan, *_ in self._recording.plans:
+        for plan, *_ in self._plans:
             for number in np.flatnonzero(plan.rows == row).tolist():
                 start = int(plan.starts[number] + plan.lengths[number])
                 if plan.num_sampled[number]:
@@ -244,7 +235,7 @@ class StepReplay:
             accepted = {int(number): int(count) for number, count in zip(sampled, told.accepted, strict=True)}
         for number, count in accepted.items():
             row, first = int(plan.rows[number]), int(firsts[number])
-            key, position = int(self._keys[row]), int(plan.starts[number] + plan.lengths[number] - plan.num_sampled[number]) + 1
+            key, position = int(self._places.row_keys[row]), int(plan.starts[number] + plan.lengths[number] - plan.num_sampled[number]) + 1
             if row in told.failures or row in found.failures:
                 pair = [type(one.failures[row]).__name__ if row in one.failures else None for one in (told, found)]
                 told_name = None if row not in told.failures else str(told.failures[row]).partition(":")[0]
@@ -271,7 +262,7 @@ class StepReplay:
             digest.update(result.logprobs.token_logprobs.tobytes())
         pages: set[int] = set()
         for row, start, length in zip(plan.rows.tolist(), plan.starts.tolist(), plan.lengths.tolist(), strict=True):
-            pages.update(self._table[:, row, start // size : -(-(start + length) // size)].ravel().tolist())
+            pages.update(self._places.page_table[:, row, start // size : -(-(start + length) // size)].ravel().tolist())
         written = np.array(sorted(pages - {0}), np.int32)
         digest.update(self._runner.read_pages(written).tobytes())
         return digest.hexdigest()[:16]

@@ -21,7 +21,7 @@ from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
 from types import TracebackType
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from aengine.api.config import EngineConfig
 from aengine.api.errors import AEngineError, InsufficientMemoryError, InvalidRequestError, StepHangError
@@ -85,11 +85,9 @@ class StepDriver:
         report: Callable[[StepReport], None],
         facts: Mapping[str, str] | None = None,
         open_tiers: Callable[[str], PageTiers] | None = None,
-        config: Mapping[str, Any] | None = None,
-        kv_bytes: int = 0,
     ) -> None:
         """`report` must not block or raise. `facts`: parts of the fingerprint beside the weights. `open_tiers`: the tiers of KV for an
-        identity of the model; None: there are none. `config`, `kv_bytes`: as of `Recording`."""
+        identity of the model; None: there are none."""
         self.busy_since: float | None = None  # when the turn began, on time.monotonic; None while the thread waits for commands
         self._scheduler, self._runner, self._mailbox = scheduler, runner, mailbox
         self._stats = stats
@@ -103,7 +101,7 @@ class StepDriver:
         self._sleep_level = 0  # the level; 0: awake
         self._stopping = False
         self._committed = 0.0  # when the last step was, on time.monotonic
-        self._facts, self._config, self._kv_bytes = dict(facts or {}), config or {}, kv_bytes
+        self._facts = dict(facts or {})
         self._adapters: dict[int, tuple[str, str]] = {}  # name and path by key, of those that were loaded after the start
         # A step that has not begun when a command comes is withdrawn (`_commit`), so that the command need not wait for it.
         self._open_tiers, self._tiers = open_tiers, None if open_tiers is None else TierTraffic(scheduler, runner, stats, mailbox.wake_up)
@@ -343,7 +341,7 @@ class StepDriver:
         ended."""
         if not isinstance(self._scheduler, RecordedScheduler):
             return None
-        return self._scheduler.recording(self._config, self._stats.identity.parts, self._adapters, self._kv_bytes, failure)
+        return self._scheduler.recording(self._stats.identity.parts, self._adapters, failure)
 
     def close(self) -> None:
         """The tiers; the runner belongs to others."""
@@ -425,13 +423,9 @@ class StepLoop:
             self._abandon = loaded.runner.abandon
             with ExitStack() as stack:
                 stack.push(partial(_close, loaded.runner))
-                drafter, recorded = drafter_of(self._config, loaded), self._config.recorded_steps
-                limits = scheduler_config(self._config, loaded.runner, loaded.info)
-                scheduler = RecordedScheduler(limits, recorded, drafter) if recorded else Scheduler(limits, drafter=drafter)
+                scheduler = self._make_scheduler(loaded)
                 tiers = tiers_of(self._config, loaded.runner)
-                kv_bytes = loaded.info.kv_bytes_per_token * limits.page_size * limits.num_pages // len(limits.windows)
-                facts = loaded.facts, tiers, asdict(self._config), kv_bytes
-                driver = StepDriver(scheduler, loaded.runner, self._mailbox, self.stats, self._notify, *facts)
+                driver = StepDriver(scheduler, loaded.runner, self._mailbox, self.stats, self._notify, loaded.facts, tiers)
                 self._record = driver.recording
                 stack.callback(driver.close)
                 stack.callback(driver.notify)
@@ -448,6 +442,14 @@ class StepLoop:
         # What is left of the model refers to the engine, which refers to this: no garbage collection is needed to free them.
         self._load, self._abandon, self._record, self._mailbox.on_post = _is_loaded_once, object, _nothing, object
         self._notify(Stopped(error))
+
+    def _make_scheduler(self, loaded: LoadedModel) -> Scheduler:
+        config, drafter = self._config, drafter_of(self._config, loaded)
+        limits = scheduler_config(config, loaded.runner, loaded.info)
+        if not config.recorded_steps:
+            return Scheduler(limits, drafter=drafter)
+        kv_bytes = loaded.info.kv_bytes_per_token * limits.page_size * limits.num_pages // len(limits.windows)
+        return RecordedScheduler(limits, config.recorded_steps, drafter, engine_config=asdict(config), kv_bytes=kv_bytes)
 
     def _notify(self, report: Report) -> None:
         if not self._given_up:

@@ -79,7 +79,7 @@ class RoutedRequest(StreamSource):
         self._tokenize: Tokenize | None = None  # where the prompt is a text
         self._texts: str | None = None  # of the replica that made the ids
         self._made_by: tuple[ReplicaLoad, int] | None = None  # the replica of the latest token, and the version of its weights there
-        self._left: Replica | None = None  # which lives on, and has its KV
+        self._left: Replica | None = None  # which lives on, and has its KV; or where the request was last, if it has ended
         self._leaving: list[ActiveRequest] = []  # that were cancelled, and may hold pages yet
         self._finished = False
         self._cancelled = False  # whatever befalls it now, it has ended as it was told

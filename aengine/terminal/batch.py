@@ -27,7 +27,7 @@ from aengine.client.client_config import TOKEN_VARIABLE, exit_code, read_file
 from aengine.client.openai import HttpConfig, HttpServer
 from aengine.server.config.settings import add_general, add_model, add_options, parse
 from aengine.server.core.batches import BatchError, BatchLine, read_lines
-from aengine.terminal.cli import COMMON, ENGINE_OPTIONS, engine_of
+from aengine.terminal.cli import COMMON, ENGINE_OPTIONS, engine_flags, engine_of
 
 AT_ONCE = 256
 """Requests of all servers together that have no answer yet, unless a flag says so."""
@@ -67,7 +67,7 @@ def _run(given: argparse.Namespace) -> int:
     if given.at_once < 1:
         raise ConfigError.of("at_once", f"{given.at_once} is not at least 1")
     lines = read_requests(given.input)
-    flags = {option.name: vars(given)[option.name] for option in ENGINE_OPTIONS if option.name in given}
+    flags = engine_flags(given)
     if given.backends is not None and flags:
         raise ConfigError.of(next(iter(flags)), "is for an engine in this process, and not for servers")
     with open_answers(given.output, {line.custom_id for line in lines}) as (file, answered):

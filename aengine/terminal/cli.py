@@ -12,7 +12,7 @@ import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from aengine.api.errors import ConfigError
 from aengine.api.request import RequestOptions
@@ -107,7 +107,7 @@ def _run(given: argparse.Namespace) -> int:
 
 def _partner(given: argparse.Namespace) -> Partner:
     """What the flags mean; not entered. Raises `ConfigError` and `SettingsError`."""
-    flags = {option.name: vars(given)[option.name] for option in ENGINE_OPTIONS if option.name in given}
+    flags = engine_flags(given)
     if given.address is None:
         return EnginePartner(engine_of(flags))
     over_http = is_url(given.address)
@@ -120,6 +120,11 @@ def _partner(given: argparse.Namespace) -> Partner:
     from aengine.client.client import AsyncClient
 
     return EnginePartner(AsyncClient(client_config(given)))
+
+
+def engine_flags(given: argparse.Namespace) -> dict[str, Any]:
+    """The options of the engine that were given on the command line, by name."""
+    return {option.name: vars(given)[option.name] for option in ENGINE_OPTIONS if option.name in given}
 
 
 def engine_of(flags: Mapping[str, object]) -> AsyncEngine:

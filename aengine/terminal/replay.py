@@ -34,7 +34,7 @@ from aengine.api.receipt import Receipt, ReceiptOutput
 from aengine.client.client_config import exit_code
 from aengine.server.config.settings import add_general, add_model, add_options, parse, read_settings
 from aengine.terminal.batch import AT_ONCE
-from aengine.terminal.cli import COMMON, ENGINE_OPTIONS, engine_of
+from aengine.terminal.cli import COMMON, ENGINE_OPTIONS, engine_flags, engine_of
 
 if TYPE_CHECKING:
     from aengine.engine.step_replay import StepReplay
@@ -122,7 +122,7 @@ def build_parser(name: str = "aengine-replay", *, whole: bool = False) -> argpar
 def _run(given: argparse.Namespace) -> int:
     if given.at_once < 1:
         raise ConfigError.of("at_once", f"{given.at_once} is not at least 1")
-    flags = {option.name: vars(given)[option.name] for option in ENGINE_OPTIONS if option.name in given}
+    flags = engine_flags(given)
     if given.input != "-" and is_recording(given.input):
         return _replay_steps(given, flags)
     receipts = list(read_receipts(given.input))
