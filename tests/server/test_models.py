@@ -272,6 +272,49 @@ async def test_streams_and_stored_responses_of_another_model_outlive_the_process
         assert told["output"][0]["content"] == whole.json()["output"][0]["content"]
 
 
+async def test_a_request_for_a_model_that_goes_to_sleep_wakes_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A sleeping engine lets requests wait until somebody wakes it: none may get there unseen by the pool."""
+    async with several(choice("b"), models_memory=2 * KV) as (_, pool, client):
+        engine, falls_asleep, goes_on = pool.first.engine, asyncio.Event(), asyncio.Event()
+        assert isinstance(engine, AsyncEngine)
+        sleep = engine.sleep
+
+        async def slow_sleep(*args: Any) -> Any:
+            falls_asleep.set()
+            await goes_on.wait()
+            return await sleep(*args)
+
+        monkeypatch.setattr(engine, "sleep", slow_sleep)
+        asked = [asyncio.ensure_future(client.post("/v1/chat/completions", json=body("b")))]
+        await falls_asleep.wait()
+        asked.append(asyncio.ensure_future(client.post("/v1/chat/completions", json=body("demo"))))
+        await until(lambda: pool.first.users)
+        goes_on.set()
+        assert [one.status_code for one in await asyncio.gather(*asked)] == [200, 200]
+
+
+async def test_sleeping_models_that_are_waited_for_give_their_weights_back() -> None:
+    """Else each of three would wait for what the other two keep."""
+    async with AsyncEngine("demo", kv_cache_memory=1 << 20) as engine:
+        choices = [ModelChoice(name, EngineConfig(model="demo", kv_cache_memory=1 << 20)) for name in "bc"]
+        pool = ModelPool(engine, choices)
+        for model in (pool.others["b"], pool.first):
+            with ExitStack() as held:
+                await pool.hold(model.name, held)
+            pool._measure(model)
+            await pool._rest(model, 1)
+        pool._memory = int(2.5 * pool.first.num_weight_bytes)
+        assert pool.first.num_weight_bytes > 4 << 20
+
+        async def use(name: str) -> None:
+            with ExitStack() as held:
+                assert (await pool.hold(name, held)).is_ready
+
+        await asyncio.wait_for(asyncio.gather(*map(use, ("c", "demo", "b"))), 60)
+        assert sum(model.bytes_at(model.level) for model in pool) <= pool._memory
+        await pool.aclose()
+
+
 @pytest.mark.slow
 async def test_random_requests_stay_within_the_memory() -> None:
     room, rng = 6 * (KV + (12 << 20)), random.Random(5)

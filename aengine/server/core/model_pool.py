@@ -221,6 +221,8 @@ class ModelPool:
                     "(models_memory)",
                 )
             unused = [one for one in self if one is not wanted and self._may_rest(one) and one.bytes_at(one.level)]
+            # Whoever waits for one that sleeps waits for this change to end: if nothing else gives room, it has to sleep deeper.
+            unused = unused or [one for one in self if one is not wanted and one.level == 1 and self._is_ours(one) and one.bytes_at(1)]
             if unused:
                 oldest = min(unused, key=lambda one: one.used_at)
                 await self._rest(oldest, 1 if not oldest.level and oldest.num_bytes - oldest.num_weight_bytes >= missing else 2)
@@ -228,19 +230,23 @@ class ModelPool:
                 await self._idle.wait()
 
     def _may_rest(self, model: PooledModel) -> bool:
-        stays = model.choice is not None and (model.choice.pin or model.choice.router is not None)
-        return not model.users and model.changing is None and not stays
+        return not model.users and model.changing is None and self._is_ours(model)
+
+    def _is_ours(self, model: PooledModel) -> bool:
+        """Whether its memory is the pool's to take."""
+        return model.choice is None or not (model.choice.pin or model.choice.router is not None)
 
     async def _rest(self, model: PooledModel, level: int) -> None:
         """Go to `level`, or further where the model cannot."""
         assert model.engine is not None
         if level < 3:
+            before, model.level = model.level, level  # from now on who wants it has to wake it: what a sleeping engine is given waits
             try:
                 await model.engine.sleep(level, "refuse")
-                model.level = level
                 _log.info("model %s sleeps at level %d", model.name, level)
                 return
             except AEngineError as error:
+                model.level = before
                 if model.choice is None:
                     model.used_at = time.monotonic()
                     _log.warning("model %s does not sleep: %s", model.name, error)
