@@ -28,7 +28,8 @@ class RopeSpec:
 
 def unscaled(head_dim: int, theta: float) -> Tensor:
     """The frequencies of a rope without scaling. Linear scaling (Chen et al. 2023) divides them by its factor."""
-    return 1.0 / (theta ** (torch.arange(0, head_dim, 2, dtype=torch.float32) / head_dim))
+    exponents = torch.arange(0, head_dim, 2, dtype=torch.float32) / head_dim
+    return 1.0 / (theta ** exponents.double()).float()  # what is rounded from float64 has the same bits on every machine
 
 
 def dynamic(rotary_dim: int, theta: float, factor: float, growth: float) -> Tensor:
@@ -49,7 +50,7 @@ class QueryScale:
 def query_scales(scale: QueryScale, num_positions: int, device: torch.device) -> Tensor:
     """[num_positions] float32."""
     positions = torch.arange(num_positions, dtype=torch.float32)
-    return (1 + scale.beta * torch.log1p(torch.floor((positions + scale.ahead) / scale.length))).to(device)
+    return (1 + scale.beta * torch.log1p(torch.floor((positions + scale.ahead) / scale.length).double()).float()).to(device)
 
 
 def cos_sin_cache(spec: RopeSpec, num_positions: int, device: torch.device) -> Tensor:
@@ -66,7 +67,8 @@ def mixed_cos_sin(spec: RopeSpec, positions: Tensor) -> Tensor:
 def _cos_sin(spec: RopeSpec, positions: Tensor) -> Tensor:
     """`positions`: one of each token [n, 1], or one for each frequency [n, rotary_dim / 2]."""
     angles = positions * torch.tensor(spec.frequencies, dtype=torch.float32)[None, :]
-    return torch.cat((angles.cos(), angles.sin()), dim=-1) * spec.attention_factor
+    angles = angles.double()  # as in `unscaled`
+    return torch.cat((angles.cos().float(), angles.sin().float()), dim=-1) * spec.attention_factor
 
 
 def apply_rotary(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import hashlib
 import logging
-import os
 import pathlib
 import re
 from collections.abc import Callable, Iterator
@@ -29,7 +28,8 @@ from aengine.api.errors import ConfigError, InsufficientMemoryError, ModelLoadEr
 from aengine.api.outputs import DraftSource
 from aengine.api.runtime import forget_locals
 from aengine.attention import Layouts, StepLayout, StepStates, build_layout
-from aengine.kernels.cpu.compiler import KernelsUnavailableError, select_level, sources_digest
+from aengine.kernels.cpu.compiler import KernelsUnavailableError, sources_digest
+from aengine.kernels.cpu.library import load_kernels
 from aengine.kernels.warm_memory import WarmMemory
 from aengine.models.fallback import FallbackSpec
 from aengine.models.loading.hub import checkpoint_digest
@@ -152,6 +152,8 @@ def build_executor(setup: ExecutorSetup, warm: WarmMemory | None, check: Callabl
             if config.attention_backend == "cpu":
                 raise ConfigError.of("attention_backend", f"'cpu' is not possible here: {reason}") from None
             _log.warning("running in plain torch, which is several times slower than the CPU kernels: %s", reason)
+    if config.numerics == "canonical":
+        raise ConfigError.of("numerics", "'canonical' needs the CPU kernels and a native model that they run")
     if config.quantization != "none" and (on_cpu or fallback):
         needs = " and ".join(["the CPU kernels"] * on_cpu + ["a native model"] * fallback)
         raise ConfigError.of("quantization", f"{config.quantization!r} needs {needs}")
@@ -290,7 +292,7 @@ class ModelRunner:
             "executor": self.executor_name,
         }
         if self.executor_name == "cpu":
-            facts["kernels"] = f"{_level()} {sources_digest()}"
+            facts["kernels"] = f"{_level(config)} {sources_digest()}"
         else:
             facts["kernels"] = f"{config.attention_backend}, torch {torch.__version__}, {device_kind(self.device)}"
         if config.load_format == "dummy":
@@ -312,7 +314,7 @@ class ModelRunner:
         digest, dtype = checkpoint_digest(model_dir, config.load_format), str(self.dtype).removeprefix("torch.")
         facts = {"model": digest, "dtype": dtype, "device": self.device.type}
         if self._ranks is not None:
-            level = _level() if self.device.type == "cpu" else ""
+            level = _level(config) if self.device.type == "cpu" else ""
             self._ranks.same({**facts, "level of the CPU kernels": level})
         if self._replicas is not None:
             self._replicas.same({**facts, "expert_parallel_size": str(config.expert_parallel_size)})
@@ -444,8 +446,10 @@ def _digest(text: str) -> str:
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
-def _level() -> str:
+def _level(config: EngineConfig) -> str:
+    if config.numerics == "canonical":
+        return config.numerics
     try:
-        return select_level(os.environ).value
+        return load_kernels().level.value
     except KernelsUnavailableError:
         return ""

@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
+import os
 import re
+import shutil
+import sys
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -20,6 +25,7 @@ from aengine import AsyncEngine, EngineBase, Router, SamplingParams
 from aengine.api.engine import run_all
 from aengine.client import AsyncClient
 from aengine.engine.tier_traffic import TierTraffic
+from aengine.kernels.cpu.compiler import supported_levels
 
 pytestmark = pytest.mark.anyio
 DOC = Path(__file__).resolve().parents[2] / "docs" / "determinism.md"
@@ -214,6 +220,35 @@ async def test_http_shows_the_same(known: dict[str, Any]) -> None:
             one = known["bf16"][0][number]
             assert (tuple(choice["token_ids"]), choice["text"]) == (one.tokens, one.text)
             assert choice["logprobs"]["token_logprobs"] == [logprob for logprob, *_ in one.logprobs]
+
+
+async def canonical_digests() -> dict[str, str]:
+    """By setting, of what comes of each request with canonical numerics."""
+    found = {}
+    for setting in SETTINGS:
+        async with engine_with(setting, numerics="canonical") as engine:
+            found[setting] = hashlib.sha256(repr(await facts(engine)).encode()).hexdigest()
+    return found
+
+
+MACHINES = {
+    "no vectors": {"AENGINE_CPU_LEVEL": "fused", "ATEN_CPU_CAPABILITY": "default"},
+    "AVX2": {"AENGINE_CPU_LEVEL": "avx2", "ATEN_CPU_CAPABILITY": "avx2"},
+    "another compiler": {"CXX": "clang++"},
+}
+
+
+@pytest.mark.parametrize("machine", [pytest.param(name, marks=() if name == "no vectors" else pytest.mark.slow) for name in MACHINES])
+async def test_other_machines_give_the_same_bits(machine: str) -> None:
+    """With canonical numerics: a process that knows fewer instructions, in our kernels and in torch, or has kernels of another compiler."""
+    environ = MACHINES[machine]
+    if not any(level.value == environ.get("AENGINE_CPU_LEVEL", level.value) for level in supported_levels()):
+        pytest.skip("this CPU has no such level")
+    if shutil.which(environ.get("CXX", "c++")) is None:
+        pytest.skip("there is no such compiler")
+    code = "import asyncio, json, test_determinism; print(json.dumps(asyncio.run(test_determinism.canonical_digests())))"
+    other = await anyio.run_process([sys.executable, "-c", code], env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), **environ})
+    assert json.loads(other.stdout) == await canonical_digests()
 
 
 def test_the_table_has_these_rows() -> None:

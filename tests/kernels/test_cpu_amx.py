@@ -20,7 +20,7 @@ from aengine.kernels.cpu.packing import PackedLinear
 @pytest.fixture(scope="module")
 def library(tmp_path_factory: pytest.TempPathFactory) -> ctypes.CDLL:
     here, path = pathlib.Path(__file__).parent, tmp_path_factory.mktemp("amx") / "products.so"
-    options = ["-std=c++17", "-O1", "-fPIC", "-shared", "-Wno-psabi", f"-I{SOURCES}", f"-I{here}"]
+    options = ["-std=c++17", "-O1", "-fPIC", "-shared", "-Wno-psabi", "-ffp-contract=off", "-DAENGINE_FUSED", f"-I{SOURCES}", f"-I{here}"]
     subprocess.run(["c++", *options, str(here / "amx_products.cpp"), "-o", str(path)], check=True)
     return ctypes.CDLL(str(path))
 

@@ -23,6 +23,7 @@ from torch import Tensor
 
 from aengine import AsyncEngine, Completion, SamplingParams
 from aengine.api.config import EngineConfig
+from aengine.kernels.cpu.compiler import supported_levels
 from aengine.layers.ops import TorchOps
 from aengine.runner.runner import ModelRunner
 from aengine.runner.torch import loading
@@ -126,6 +127,28 @@ def test_recorded_steps(name: str, tmp_path: pathlib.Path) -> None:
     assert Driver(runner, chunk=7).generate(expected.prompts, COUNT) == expected.tokens
     assert_near(seen[-1], torch.stack([logits[-1] for logits in expected.logits])[-len(seen[-1]) :])
     assert Driver(ModelRunner(config, tmp_path, EagerCapture), chunk=7).generate(expected.prompts, COUNT) == expected.tokens
+
+
+@pytest.mark.parametrize(
+    "options", [{}, {"dtype": "bfloat16"}, {"quantization": "int4", "kv_cache_dtype": "int8"}], ids=["float32", "bfloat16", "int4"]
+)
+@pytest.mark.parametrize("name", slow_but(["qwen3", "gpt-oss"], [name for name in CASES if name != "gemma3n"]))
+def test_levels_agree(name: str, options: dict[str, str], tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With canonical numerics every level of the kernels gives the same bits."""
+    case = CASES[name]
+    if name.startswith("lfm2"):
+        options = {key: value for key, value in options.items() if key != "kv_cache_dtype"}  # its convolutions have no int8 pages
+    prompts = reference(case, tmp_path).prompts
+    params = [sampled(seed, 0.5 + seed / 8, top_p=0.9 if seed % 2 else 1.0) for seed in range(len(prompts))]
+    found = {}
+    for level in supported_levels():
+        monkeypatch.setenv("AENGINE_CPU_LEVEL", level.value)
+        runner = ModelRunner(config_of(case, tmp_path, "cpu", numerics="canonical", **options), tmp_path)
+        seen = record_logits(runner)
+        tokens = Driver(runner).generate(prompts, COUNT, params)
+        found[level.value] = tokens, [logits.numpy().tobytes() for logits in seen]
+        runner.close()
+    assert [level for level, bits in found.items() if bits != found["fused"]] == []
 
 
 @pytest.mark.quick_cases(1)

@@ -39,18 +39,20 @@ class KernelsUnavailableError(AEngineError):
 class Level(enum.Enum):
     """Which instructions a build may use, from the fewest to the most."""
 
+    FUSED = "fused"  # PORTABLE, with a product and a sum rounded once as on all others, by a function: slow, for equal bits
     PORTABLE = "portable"  # the compiler's default for the machine: SSE2 on x86-64
     NEON = "neon"
     AVX2 = "avx2"
     AVX512 = "avx512"
     AVX512_VNNI = "avx512vnni"
     AVX512_BF16 = "avx512bf16"
-    AMX = "amx"  # has been run on a model of its instructions only, so it is not used unless it is named
+    AMX = "amx"
 
 
 _AVX512 = ("fma", "avx2", "avx512f", "avx512bw", "avx512dq", "avx512vl")
 _REQUIREMENTS: Mapping[Level, tuple[str | None, tuple[str, ...]]] = {
     # The machine, as platform.machine() names it, or None for any; and the features, as /proc/cpuinfo names them.
+    Level.FUSED: (None, ()),
     Level.PORTABLE: (None, ()),
     Level.NEON: ("aarch64", ()),
     Level.AVX2: ("x86_64", ("fma", "avx2")),
@@ -63,7 +65,12 @@ _REQUIREMENTS: Mapping[Level, tuple[str | None, tuple[str, ...]]] = {
 
 def level_flags(level: Level) -> tuple[str, ...]:
     """The compiler flags of a level. Linux's avx512_vnni is -mavx512vnni for compilers, and amx_tile -mamx-tile."""
-    return tuple(f"-m{feature.replace('amx_', 'amx-').replace('_', '')}" for feature in _REQUIREMENTS[level][1])
+    fused = ("-DAENGINE_FUSED",) if level is Level.FUSED else ()
+    return (*fused, *(f"-m{feature.replace('amx_', 'amx-').replace('_', '')}" for feature in _REQUIREMENTS[level][1]))
+
+
+CANONICAL = {Level.PORTABLE: Level.FUSED, Level.AVX512_BF16: Level.AVX512_VNNI, Level.AMX: Level.AVX512_VNNI}
+"""The level in place of one whose products are rounded otherwise than by most: the others give equal bits on every machine."""
 
 
 def levels_of(machine: str) -> tuple[Level, ...]:
@@ -78,15 +85,15 @@ def supported_levels() -> tuple[Level, ...]:
     return tuple(level for level in reversed(fitting) if level is not Level.AMX or _may_use_tiles())
 
 
-def select_level(environ: Mapping[str, str]) -> Level:
-    """The best level, or the one that AENGINE_CPU_LEVEL names.
+def select_level(environ: Mapping[str, str], *, canonical: bool = False) -> Level:
+    """The best level, or the one that AENGINE_CPU_LEVEL names; or, if `canonical`, the one in its place that gives the bits of most.
 
     Raises KernelsUnavailableError when it names torch, ConfigError when it names no level or one that this CPU lacks.
     """
     supported = supported_levels()
     name = environ.get(LEVEL_VARIABLE)
     if not name:
-        return next(level for level in supported if level is not Level.AMX)
+        return CANONICAL.get(supported[0], supported[0]) if canonical else supported[0]
     if name == _NO_KERNELS:
         raise KernelsUnavailableError(f"{LEVEL_VARIABLE} is {_NO_KERNELS}")
     names = [level.value for level in Level]
@@ -96,7 +103,7 @@ def select_level(environ: Mapping[str, str]) -> Level:
     if level not in supported:
         able = ", ".join(one.value for one in supported)
         raise ConfigError.of(LEVEL_VARIABLE, f"{name!r} is not possible on this CPU; possible are {able}, {_NO_KERNELS}")
-    return level
+    return CANONICAL.get(level, level) if canonical else level
 
 
 def _cpu_features() -> frozenset[str]:
@@ -125,7 +132,7 @@ _FLAGS = (
     "-std=c++17",
     "-O3",
     "-fPIC",
-    "-ffp-contract=fast",  # the same rounding at every use of a function
+    "-ffp-contract=off",  # the same rounding at every use of a function, and by every compiler
     "-fno-math-errno",
     "-fno-exceptions",
     "-fno-rtti",

@@ -297,6 +297,7 @@ _MESSAGES = {  # of `Status`
 
 _SIGNATURES: dict[str, tuple[Any, ...]] = {  # name -> result, arguments
     "aengine_level": (c_char_p,),
+    "aengine_tiles_agree": (c_int32,),
     "aengine_layout_names": (c_char_p,),
     "aengine_layout_places": (POINTER(c_int64),),
     "aengine_workspace_create": (c_void_p, POINTER(CExchange)),
@@ -428,13 +429,17 @@ class Workspace:
         raise ExchangeError(f"{happened}; the step cannot be finished", timed_out=timed_out, lagging=lagging)
 
 
-def load_kernels(environ: Mapping[str, str] = os.environ) -> CpuKernels:
+def load_kernels(environ: Mapping[str, str] = os.environ, *, canonical: bool = False) -> CpuKernels:
     """The kernels of the level that `select_level` names: the package's prebuilt ones where they can be used, otherwise compiled (seconds,
     once on a machine).
 
     Raises KernelsUnavailableError with the reason when there can be none, and ConfigError for a bad AENGINE_CPU_LEVEL.
     """
-    return load_level(select_level(environ), environ)
+    kernels = load_level(select_level(environ, canonical=canonical), environ)
+    if kernels.tiles_agree():
+        return kernels
+    _log.warning("the AMX tiles of this CPU compute other numbers than its vectors do; they are not used")
+    return load_level(Level.AVX512_BF16, environ)
 
 
 def load_level(level: Level, environ: Mapping[str, str] = os.environ, prebuilt: pathlib.Path = PREBUILT) -> CpuKernels:

@@ -48,7 +48,7 @@ class PagedCpuModel:
             raise KernelsUnavailableError(reason)
         shard = setup.shard
         self._shard = shard
-        kernels = load_kernels()
+        kernels = load_kernels(canonical=setup.config.numerics == "canonical")
         self.workspace = Workspace(kernels, torch.get_num_threads(), None if shard.size == 1 else exchange_of(setup, kernels))
         self._page_shape = (setup.config.page_size, page_parts(sharded_spec(spec, shard), setup.groups), setup.kv_dtype or dtype)
         self._layers_per_page = setup.groups.layers_per_page

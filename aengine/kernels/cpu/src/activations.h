@@ -7,14 +7,14 @@ namespace aengine {
 // The distribution function of the normal distribution: e^(-x^2 / 2) times a polynomial in t = 1 / (1 + 0.3 |x|) below zero, the form of
 // Abramowitz and Stegun 7.1.26; the coefficients are fitted to a relative error of 1.5e-7.
 AE_INLINE VecF normal_distribution(VecF x) {
-  const VecF t = 1.f / (1.f + 0.3f * larger(x, -x));
-  VecF p = t * 0.03567488f - 0.15720311f;
-  p = p * t + 0.20635353f;
-  p = p * t - 0.05368367f;
-  p = p * t + 0.12856165f;
-  p = p * t + 0.09991349f;
-  p = p * t + 0.12075396f;
-  p = p * t + 0.11962930f;
+  const VecF t = 1.f / fma(splat(0.3f), larger(x, -x), splat(1.f));
+  VecF p = fma(t, splat(0.03567488f), splat(-0.15720311f));
+  p = fma(p, t, splat(0.20635353f));
+  p = fma(p, t, splat(-0.05368367f));
+  p = fma(p, t, splat(0.12856165f));
+  p = fma(p, t, splat(0.09991349f));
+  p = fma(p, t, splat(0.12075396f));
+  p = fma(p, t, splat(0.11962930f));
   const VecF tail = exp(x * x * -0.5f) * t * p;
   return x < 0.f ? tail : 1.f - tail;
 }
@@ -23,7 +23,7 @@ template <i32 KIND>
 AE_INLINE VecF activate(VecF x) {
   if constexpr (KIND == GELU) return x * normal_distribution(x);
   // x / 2 (1 + tanh(u)) = x / (1 + e^-2u), u = sqrt(2 / pi) (x + 0.044715 x^3) (Hendrycks and Gimpel, 2016)
-  if constexpr (KIND == GELU_TANH) return x / (1.f + exp(x * (x * x * -0.071354816f - 1.5957691f)));
+  if constexpr (KIND == GELU_TANH) return x / (1.f + exp(x * fma(x * x, splat(-0.071354816f), splat(-1.5957691f))));
   if constexpr (KIND == RELU) return x < 0.f ? splat(0.f) : x;
   if constexpr (KIND == RELU_SQUARED) return x < 0.f ? splat(0.f) : x * x;
   // The gate of GPT-OSS.

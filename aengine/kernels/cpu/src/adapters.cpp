@@ -21,7 +21,7 @@ struct Along {
   using V = VecF;
   static constexpr i64 STEP = LANES;
   static AE_INLINE V read(const E* p) { return load(p); }
-  static AE_INLINE VecF multiply_add(VecF sum, V x, V a) { return sum + x * a; }
+  static AE_INLINE VecF multiply_add(VecF sum, V x, V a) { return fma(x, a, sum); }
 };
 #if defined(__AVX512BF16__)
 template <>
@@ -122,7 +122,7 @@ AE_INLINE void multiply_blocks(const LowRank& low, const LowRankBlock* block, in
     }
     for (int i = 0; i < ROWS; i++) {
       const VecF a = splat(u[i][block->first + k]);
-      for (int l = 0; l < COUNT * VECTORS; l++) sums[i][l] = sums[i][l] + a * w[l];
+      for (int l = 0; l < COUNT * VECTORS; l++) sums[i][l] = fma(a, w[l], sums[i][l]);
     }
   }
   for (int i = 0; i < ROWS; i++) {

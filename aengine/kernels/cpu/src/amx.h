@@ -1,8 +1,9 @@
 // Products in the tiles of AMX: a tile is 16 rows of 64 bytes, and an instruction multiplies 16 rows of activations with 16 columns of
 // weights, 16 words deep. A panel is made of such tiles as it is packed.
 //
-// A bfloat16 sum is taken over the 16 words of a tile, even and odd depths by themselves, then added to the sum of those before. A product
-// of few rows takes the same tiles with fewer rows, so that a row's result does not depend on its neighbours; it is not that of other levels.
+// A bfloat16 sum is taken over the 16 words of a tile, even and odd depths by themselves, then added to the sum of those before; what is
+// subnormal is zero. A product of one or two rows, which memory bounds, does the same in vectors: it is faster, and a row's result does not
+// depend on its neighbours. It is not that of other levels. Sums of int8 are exact, so few rows take Int8Dot.
 #pragma once
 #include "dot.h"
 #include "panel_tiles.h"
@@ -30,6 +31,9 @@ struct AmxBf16Dot {
 };
 
 // Unsigned activations (q + 128), as Int8Dot has them with VNNI.
+#if defined(__AVX512VNNI__)
+struct AmxInt8Dot : Int8Dot {};
+#else
 struct AmxInt8Dot {
   using X = u8;
   using Sum = VecI;
@@ -41,6 +45,11 @@ struct AmxInt8Dot {
     memcpy(out, &bytes, sizeof bytes);
   }
 };
+#endif
+
+// The most rows of a group that are multiplied without tiles, where that is faster (measured on a Xeon of 2023).
+template <class Dot>
+constexpr i64 MOST_WITHOUT_TILES = std::is_same_v<Dot, AmxBf16Dot> ? 2 : std::is_base_of_v<Int8Dot, Dot> ? 4 : 0;
 
 using LevelBf16Dot = AmxBf16Dot;
 using LevelInt8Dot = AmxInt8Dot;
@@ -49,6 +58,7 @@ constexpr bool IN_AMX_TILES = std::is_same_v<Dot, AmxBf16Dot> || std::is_same_v<
 
 constexpr i64 AMX_ROWS = 16, AMX_WORDS = 16;   // of a tile
 constexpr i64 AMX_BLOCK = 8 * AMX_WORDS;        // steps of a panel that stay in the L1 cache while all rows are multiplied with them
+constexpr i64 AMX_AHEAD = 2 * AMX_WORDS * PANEL;  // words that are prefetched ahead, to the L1 cache: measured
 constexpr i64 PANEL_BYTES = PANEL * sizeof(u32);  // of a step
 
 // What `ldtilecfg` reads.
@@ -75,6 +85,46 @@ AE_INLINE void before_tiles_are_read() { asm volatile("" ::: "memory"); }
   instruction(2, 4, 7);                              \
   instruction(3, 4, 5)
 
+// The sums of a panel for ROWS rows, one or two.
+template <int ROWS>
+AE_NOINLINE void multiply_as_tiles(const Bf16* const* rows, const u32* panel, i64 steps, VecF (*sums)[PANEL / LANES]) {
+  constexpr int VECTORS = PANEL / LANES;
+  VecF totals[ROWS][VECTORS] = {};
+  for (i64 first = 0; first < steps; first += AMX_WORDS) {
+    VecF even[ROWS][VECTORS] = {}, odd[ROWS][VECTORS] = {};
+    for (i64 step = first; step < smaller(steps, first + AMX_WORDS); step++) {
+      const u32* words = panel + step * PANEL;
+      for (int i = 0; i < PANEL; i += LINE_WORDS) __builtin_prefetch(words + WORDS_AHEAD + i, 0, 2);
+      for (int j = 0; j < VECTORS; j++) {
+        const VecU word = load_words(words + j * LANES);
+        for (int i = 0; i < ROWS; i++) {
+          even[i][j] = fma(splat(widen(rows[i][2 * step])), (VecF)(word << 16), even[i][j]);
+          odd[i][j] = fma(splat(widen(rows[i][2 * step + 1])), (VecF)(word & 0xffff0000u), odd[i][j]);
+        }
+      }
+    }
+    for (int i = 0; i < ROWS; i++) {
+      for (int j = 0; j < VECTORS; j++) totals[i][j] += even[i][j] + odd[i][j];
+    }
+  }
+  for (int i = 0; i < ROWS; i++) {
+    for (int j = 0; j < VECTORS; j++) sums[i][j] = totals[i][j];
+  }
+}
+
+// The same, and with subnormal numbers as zero.
+inline void multiply_without_tiles(const Bf16* const* rows, i64 count, const u32* panel, i64 steps, VecF (*sums)[PANEL / LANES]) {
+#if defined(__x86_64__)
+  constexpr unsigned SUBNORMALS_ARE_ZERO = 0x8040;  // in numbers that are read, and in results
+  const unsigned before = _mm_getcsr();
+  _mm_setcsr(before | SUBNORMALS_ARE_ZERO);
+#endif
+  (count == 1 ? multiply_as_tiles<1> : multiply_as_tiles<2>)(rows, panel, steps, sums);
+#if defined(__x86_64__)
+  _mm_setcsr(before);
+#endif
+}
+
 // The sums of a panel for all rows of a task.
 template <class Dot>
 void multiply_in_amx_tiles(const Prepared<Dot>& x, const PanelTiles& tiles, i64 steps, typename Dot::Sum (*sums)[PANEL / LANES]) {
@@ -87,8 +137,9 @@ void multiply_in_amx_tiles(const Prepared<Dot>& x, const PanelTiles& tiles, i64 
   const i64 whole = steps / AMX_WORDS * AMX_WORDS;
   memcpy(last_words, tiles.words + whole * PANEL, (size_t)((steps - whole) * PANEL_BYTES));
   memset(sums, 0, (size_t)tiles.num_rows() * sizeof *sums);
-  for (i64 first = 0; first < steps; first += AMX_BLOCK) {
-    const i64 end = smaller(steps, first + AMX_BLOCK);
+  const i64 block = tiles.num_rows() > AMX_ROWS ? AMX_BLOCK : steps;
+  for (i64 first = 0; first < steps; first += block) {
+    const i64 end = smaller(steps, first + block);
     for (i64 row = 0; row < tiles.num_rows(); row += AMX_ROWS) {
       const i64 count = smaller(AMX_ROWS, tiles.num_rows() - row), from = tiles.first_row() + row;
       const AmxConfig config(count);
@@ -102,7 +153,7 @@ void multiply_in_amx_tiles(const Prepared<Dot>& x, const PanelTiles& tiles, i64 
       for (i64 step = first; step < end; step += AMX_WORDS) {
         const u32* words = step < whole ? tiles.words + step * PANEL : last_words[0];
         if (row == 0) {
-          for (i64 i = 0; i < AMX_WORDS * PANEL; i += LINE_WORDS) __builtin_prefetch(words + AMX_BLOCK * PANEL + i, 0, 2);
+          for (i64 i = 0; i < AMX_WORDS * PANEL; i += LINE_WORDS) __builtin_prefetch(words + AMX_AHEAD + i, 0, 3);
         }
         const i64 column = group.column + step * Dot::X_PER_WORD;
         if (group.rows || step >= whole) {
@@ -137,6 +188,8 @@ using LevelBf16Dot = Bf16Dot;
 using LevelInt8Dot = Int8Dot;
 template <class Dot>
 constexpr bool IN_AMX_TILES = false;
+template <class Dot>
+constexpr i64 MOST_WITHOUT_TILES = 0;
 template <class Dot>
 void multiply_in_amx_tiles(const Prepared<Dot>&, const PanelTiles&, i64, typename Dot::Sum (*)[PANEL / LANES]);
 

@@ -91,7 +91,7 @@ AE_INLINE void add_weighted_columns(const typename Dot::X* weights, i64 dim, i64
   for (int i = 0; i < ROWS; i++) {
     for (int j = 0; j < VECTORS; j++) {
       float* to = weighted + i * dim + d + j * LANES;
-      if constexpr (INTEGERS) store(to, load(to) + as_floats(sums[i][j]) * factors[i]);
+      if constexpr (INTEGERS) store(to, fma(as_floats(sums[i][j]), splat(factors[i]), load(to)));
       else store(to, sums[i][j]);
     }
   }
@@ -173,8 +173,8 @@ class TileAttention {
   void put(const Rows<E>& rows, i64 r, const float* weighted, float maximum, float total) const {
     float factor = 1.f / total;
     if (op_.sinks) {
-      const float sink = op_.sinks[query_head(r)], top = sink > maximum ? sink : maximum, mine = std::exp(maximum - top);
-      factor = mine / (total * mine + std::exp(sink - top));
+      const float sink = op_.sinks[query_head(r)], top = sink > maximum ? sink : maximum, mine = exp(maximum - top);
+      factor = mine / fma(total, mine, exp(sink - top));
     }
     E* end = rows.row(token(r)) + (query_head(r) + 1) * op_.value_dim;
     store_scaled(weighted, factor, op_.value_dim, end - op_.value_dim);

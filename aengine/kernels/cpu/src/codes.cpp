@@ -110,13 +110,13 @@ AE_INLINE void add_group(const CodeRow<Step>* rows, i64 group, const float* scal
   AE_UNROLL for (int j = 0; j < VECTORS; j++) {
     const VecF scale = load(scales + column + j * LANES);
     AE_UNROLL for (int i = 0; i < ROWS; i++) {
-      totals[i][j] += __builtin_convertvector(sums[i][j], VecF) * scale * rows[i].scales[group];
+      totals[i][j] = fma(__builtin_convertvector(sums[i][j], VecF) * scale, splat(rows[i].scales[group]), totals[i][j]);
     }
   }
   if (!offsets) return;
   AE_UNROLL for (int i = 0; i < ROWS; i++) {
     const float total = (float)rows[i].totals[group] * rows[i].scales[group];
-    AE_UNROLL for (int j = 0; j < VECTORS; j++) totals[i][j] += load(offsets + column + j * LANES) * total;
+    AE_UNROLL for (int j = 0; j < VECTORS; j++) totals[i][j] = fma(load(offsets + column + j * LANES), splat(total), totals[i][j]);
   }
 }
 

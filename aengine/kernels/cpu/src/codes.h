@@ -135,12 +135,12 @@ struct FloatStep {
   explicit FloatStep(const PackedLinear&) {}
   static AE_INLINE VecF first_sum(float) { return VecF{}; }
   static AE_INLINE VecF activations(const X* x) { return splat(*x); }
-  static AE_INLINE VecF multiply_add(VecF sum, VecF x, VecF w) { return sum + x * w; }
+  static AE_INLINE VecF multiply_add(VecF sum, VecF x, VecF w) { return fma(x, w, sum); }
   template <class E>
   static float put_group(const E* x, i64 size, X* out, float& total) {
-    VecF totals = {};
-    for (i64 i = 0; i < size; i += LANES) totals += load(x + i), store(out + i, load(x + i));
-    total = sum(totals);
+    WideSum totals;
+    totals.each(size, [&](VecF& sum, i64 i) AE_ALWAYS_INLINE { sum += load(x + i), store(out + i, load(x + i)); });
+    total = totals.total();
     return 1.f;
   }
 };

@@ -35,7 +35,7 @@ void convolve_token(const ConvolveOp& op, const ConvolvePart& part, const Convol
       if (const E* row = inputs[tap].row) input = rounded(load(row + channel) * load(row + 2 * op.channels + channel), E{});
       else if (inputs[tap].stored) input = load(inputs[tap].stored + i);
       else continue;
-      total = total + input * load(op.weights + tap * op.channels + channel);
+      total = fma(input, load(op.weights + tap * op.channels + channel), total);
       if (stored && tap == op.taps - 1) store(stored + i, input);
     }
     if (op.bias) total = total + load(op.bias + channel);

@@ -18,7 +18,7 @@ struct F32Dot {
   static AE_INLINE VecF weights(VecU words) { return (VecF)words; }
   template <int PART>
   static AE_INLINE VecF activations(const X* x) { return splat(*x); }
-  static AE_INLINE VecF multiply_add(VecF sum, VecF x, VecF w) { return sum + x * w; }
+  static AE_INLINE VecF multiply_add(VecF sum, VecF x, VecF w) { return fma(x, w, sum); }
 };
 
 #if defined(__AVX512BF16__)
@@ -47,7 +47,7 @@ struct Bf16Dot {
   static AE_INLINE VecF weights(VecU words) { return PART == 0 ? (VecF)(words << 16) : (VecF)(words & 0xffff0000u); }
   template <int PART>
   static AE_INLINE VecF activations(const X* x) { return splat(x[PART]); }
-  static AE_INLINE VecF multiply_add(VecF sum, VecF x, VecF w) { return sum + x * w; }
+  static AE_INLINE VecF multiply_add(VecF sum, VecF x, VecF w) { return fma(x, w, sum); }
 };
 #endif
 

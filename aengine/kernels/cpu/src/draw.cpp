@@ -34,7 +34,7 @@ class RowDraw {
     best_token_ = column_of(key);
     has_choice_ = StoreArgmax::token_of(key) >= 0;
     best_ = logits_[best_token_] / params_.temperature;
-    lowest_ = params_.min_p > 0.f ? std::log(params_.min_p) : -INFINITY;
+    lowest_ = params_.min_p > 0.f ? (float)natural_log((double)params_.min_p) : -INFINITY;
   }
 
   // False where the likeliest token is the result: for greedy rows, and where the logits are NaN or all minus infinity.
@@ -43,9 +43,9 @@ class RowDraw {
 
   // exp(score - best) of the ids of a block, or 0 where min_p drops the token, added up.
   void sum_block(i64 block) {
-    VecF total = {};
-    for_block(block, [&](i64, VecF behind) { total += masses(behind, lowest_); });
-    block_mass_[block] = sum(total);
+    WideSum mass;
+    for_block(block, [&](i64 id, VecF behind) { mass.parts[id / LANES % WideSum::PARTS] += masses(behind, lowest_); });
+    block_mass_[block] = mass.total();
   }
 
   // The token, or its complement where none can be chosen.
@@ -115,7 +115,7 @@ class RowDraw {
     for (i64 b = 0; b < blocks_; b++) {
       const float uniform = block_key.uniform((u32)b);
       if (!(uniform < block_mass_[b] * reach)) continue;
-      block.consider(b, std::log(block_mass_[b]), uniform);
+      block.consider(b, (float)natural_log((double)block_mass_[b]), uniform);
       reach = std::exp(-block.value) * MARGIN;
     }
     GumbelMax best{best_token_};
@@ -133,7 +133,7 @@ class RowDraw {
     for (i64 block = 0; block < blocks_; block++) total += block_mass_[block];
     const double needed = (double)params_.top_p * total;
     // Tokens so unlikely that all of them could be left out without touching top_p are not in the nucleus; a little further, for rounding.
-    const float limit = larger_of(larger_of(lowest_, (float)std::log((1. - (double)params_.top_p) * total / (double)vocab_) - 0.01f), -87.f);
+    const float limit = larger_of(larger_of(lowest_, (float)natural_log((1. - (double)params_.top_p) * total / (double)vocab_) - 0.01f), -87.f);
     double bins[MASS_BINS] = {};
     const float per_nat = limit < 0.f ? MASS_BINS / -limit : 0.f;
     const auto bin_of = [&](float behind) { return (int)smaller((i64)(-behind * per_nat), MASS_BINS - 1); };
@@ -315,10 +315,10 @@ struct PartialSum {
 PartialSum sum_behind_best(const float* logits, i64 count) {
   VecF best = splat(-INFINITY);
   VecI not_a_number = {};
-  const i64 whole = count / LANES * LANES;
-  VecF rest = splat(-INFINITY);
-  for (i64 i = whole; i < count; i++) rest[i - whole] = logits[i];
-  const auto vector = [&](i64 i) { return i < whole ? load(logits + i) : rest; };
+  const i64 whole = count / 16 * 16;
+  float rest[16];
+  for (i64 i = 0; i < 16; i++) rest[i] = whole + i < count ? logits[whole + i] : -INFINITY;
+  const auto vector = [&](i64 i) { return load(i < whole ? logits + i : rest + (i - whole)); };
   for (i64 i = 0; i < count; i += LANES) {
     const VecF x = vector(i);
     not_a_number |= x != x, best = larger(best, x);
@@ -328,13 +328,15 @@ PartialSum sum_behind_best(const float* logits, i64 count) {
   }
   const float top = largest(best);
   if (!std::isfinite(top)) return {top, 1};
-  VecF total = {};
-  for (i64 i = 0; i < count; i += LANES) {
+  WideSum total;
+  total.each(round_up(count, 16), [&](VecF& added, i64 i) AE_ALWAYS_INLINE {
     const VecF behind = vector(i) - top;
-    total += behind < -87.f ? splat(0.f) : exp(behind);
-  }
+    added += behind < -87.f ? splat(0.f) : exp(behind);
+  });
   double sum = 0;
-  for (int i = 0; i < LANES; i++) sum += (double)total[i];
+  for (const VecF& part : total.parts) {
+    for (int i = 0; i < LANES; i++) sum += (double)part[i];
+  }
   return {top, sum};
 }
 
@@ -358,9 +360,9 @@ void log_sums(const Member& member, const float* logits, i64 rows, i64 vocab, fl
     for (i64 i = 0; i < chunks; i++) best = of_row[i].best > best || of_row[i].best != of_row[i].best ? of_row[i].best : best;
     double total = 0;
     for (i64 i = 0; i < chunks && std::isfinite(best); i++) {
-      if (of_row[i].best > -INFINITY) total += of_row[i].total * std::exp((double)of_row[i].best - (double)best);
+      if (of_row[i].best > -INFINITY) total += of_row[i].total * natural_exp((double)of_row[i].best - (double)best);
     }
-    out[row] = std::isfinite(best) ? (float)((double)best + std::log(total)) : best;
+    out[row] = std::isfinite(best) ? (float)((double)best + natural_log(total)) : best;
   });
 }
 

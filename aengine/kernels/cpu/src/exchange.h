@@ -119,7 +119,7 @@ void sum_ranks(const Member& member, Exchange& x, const Rows<float>& in, i64 row
     for (i64 i = 0; i < count; i += LANES) {
       VecF total = load(piece(0).first + i);
       for (i64 rank = 1; rank < x.size; rank++) total += load(piece(rank).first + i);
-      store(to + i, adds ? total * multiplier + load(to + i) : total);
+      store(to + i, adds ? fma(total, splat(multiplier), load(to + i)) : total);
     }
   });
 }

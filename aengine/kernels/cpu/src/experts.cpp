@@ -99,7 +99,7 @@ void exclude_groups(const ExpertsOp& e, const float* values, bool* taken) {
 
 // The experts of one token, the best first, and their weights; then the weight of the shared expert. Overwrites the logits.
 void choose_experts(const ExpertsOp& e, float* logits, i32* chosen, float* weights) {
-  const float gate = e.shared_gate ? 1.f / (1.f + std::exp(-logits[e.num_experts])) : 1.f;
+  const float gate = e.shared_gate ? 1.f / (1.f + exp(-logits[e.num_experts])) : 1.f;
   score_experts(e, logits);
   float values[MAX_EXPERTS], total = 1e-20f;  // as DeepSeek's routers have it
   bool taken[MAX_EXPERTS] = {};
@@ -185,9 +185,9 @@ AE_NOINLINE void add_choices(const ExpertBuffers<E>& b, const ExpertsOp& e, i64 
     VecF total = {};
     for (i64 k = 0; k < count; k++) {
       const i64 row = k < e.top_k ? b.places[token * e.top_k + k] : b.choices + token;
-      total += load(b.outputs.row(row) + column) * (k < e.top_k && e.scaled_inputs ? 1.f : weights[k]);
+      total = fma(load(b.outputs.row(row) + column), splat(k < e.top_k && e.scaled_inputs ? 1.f : weights[k]), total);
     }
-    store(out + column, e.epilogue == ADD ? total * e.multiplier + load(out + column) : total);
+    store(out + column, e.epilogue == ADD ? fma(total, splat(e.multiplier), load(out + column)) : total);
   }
 }
 

@@ -153,15 +153,19 @@ template <class Dot>
 void multiply_tile(const Prepared<Dot>& x, const PanelTile& tile, i64 steps, typename Dot::Sum (*sums)[PANEL / LANES]) {
   const typename Dot::X* rows[TILE_ROWS];
   for (i64 i = 0; i < tile.count; i++) rows[i] = x.data + tile.source(i) * x.stride + tile.group.column;
-  const Prefetch prefetch =
-      tile.passes == 1 ? Prefetch{tile.words + WORDS_AHEAD, PANEL_LINES} : prefetch_part(tile.next, steps, tile.pass, tile.passes);
-  with_rows(tile.count, [&](auto n) {
-    constexpr int OF_NEXT = n > 2 ? 2 : PANEL_LINES;  // tiles that share a panel have three rows at least
-    constexpr int NOTHING = n > 2 ? 0 : PANEL_LINES;
-    const auto ahead = multiply_panel<Dot, n, PANEL_LINES>, of_next = multiply_panel<Dot, n, OF_NEXT>;
-    const auto multiply = tile.passes == 1 ? ahead : prefetch.lines ? of_next : multiply_panel<Dot, n, NOTHING>;
-    multiply(rows, tile.words, steps, prefetch, sums);
-  });
+  if constexpr (IN_AMX_TILES<Dot> && std::is_same_v<typename Dot::Sum, VecF>) {
+    multiply_without_tiles(rows, tile.count, tile.words, steps, sums);
+  } else {
+    const Prefetch prefetch =
+        tile.passes == 1 ? Prefetch{tile.words + WORDS_AHEAD, PANEL_LINES} : prefetch_part(tile.next, steps, tile.pass, tile.passes);
+    with_rows(tile.count, [&](auto n) {
+      constexpr int OF_NEXT = n > 2 ? 2 : PANEL_LINES;  // tiles that share a panel have three rows at least
+      constexpr int NOTHING = n > 2 ? 0 : PANEL_LINES;
+      const auto ahead = multiply_panel<Dot, n, PANEL_LINES>, of_next = multiply_panel<Dot, n, OF_NEXT>;
+      const auto multiply = tile.passes == 1 ? ahead : prefetch.lines ? of_next : multiply_panel<Dot, n, NOTHING>;
+      multiply(rows, tile.words, steps, prefetch, sums);
+    });
+  }
 }
 
 template <class Dot>
@@ -185,7 +189,7 @@ void gemm(const Member& member, const Prepared<Dot>& x, const Groups& groups, co
   };
   each_panel(member, groups, shape, steps * PANEL, [&](const PanelTiles& tiles) {
     if constexpr (IN_AMX_TILES<Dot> || UNPACKS<Dot>) {
-      if (IN_AMX_TILES<Dot> || tiles.num_rows() >= MANY_ROWS) {
+      if (tiles.num_rows() > (IN_AMX_TILES<Dot> ? MOST_WITHOUT_TILES<Dot> : MANY_ROWS - 1)) {
         typename Dot::Sum sums[SPAN_ROWS][PANEL / LANES];
         if constexpr (IN_AMX_TILES<Dot>) multiply_in_amx_tiles(x, tiles, steps, sums);
         else if constexpr (HIGH_TILES) multiply_high_tiles(x, tiles, steps, sums);
@@ -193,7 +197,7 @@ void gemm(const Member& member, const Prepared<Dot>& x, const Groups& groups, co
         return tiles.each([&](const PanelTile& tile) { put(tile, sums + tile.row - tiles.first_row()); });
       }
     }
-    if constexpr (!IN_AMX_TILES<Dot>) {
+    if constexpr (!IN_AMX_TILES<Dot> || MOST_WITHOUT_TILES<Dot> > 0) {
       tiles.each([&](const PanelTile& tile) {
         typename Dot::Sum sums[TILE_ROWS][PANEL / LANES];
         multiply_tile(x, tile, steps, sums);
@@ -245,6 +249,33 @@ void multiply_groups(const Member& member, const E* x, i64 stride, i64 rows, i64
   } else if constexpr (std::is_same_v<E, Bf16>) {
     multiply_as(LevelBf16Dot{});
   }
+}
+
+bool tiles_agree() {
+  constexpr i64 ROWS = 17, STEPS = 40;
+  alignas(64) u32 words[STEPS][PANEL], x[ROWS][STEPS];
+  u32 state = 1;
+  const auto fill = [&](u32* to, i64 count, u32 bits) {
+    for (i64 i = 0; i < count; i++) state = state * 1664525u + 1013904223u, to[i] = (state ^ (state >> 15)) & bits;
+  };
+  const auto agree = [&](auto dot, u32 bits) {
+    using Dot = decltype(dot);
+    using X = typename Dot::X;
+    if constexpr (MOST_WITHOUT_TILES<Dot> > 0) {
+      fill(words[0], STEPS * PANEL, bits), fill(x[0], ROWS * STEPS, bits);
+      const Prepared<Dot> rows = {reinterpret_cast<const X*>(x[0]), STEPS * Dot::X_PER_WORD, nullptr};
+      const Group group = {nullptr, nullptr, ROWS, 0, 0};
+      typename Dot::Sum together[ROWS][PANEL / LANES], alone[TILE_ROWS][PANEL / LANES];
+      multiply_in_amx_tiles(rows, {group, 0, 0, ceil_div(ROWS, TILE_ROWS), words[0], nullptr}, STEPS, together);
+      for (i64 row = 0; row < ROWS; row++) {
+        multiply_tile(rows, {group, 0, row, 1, 0, 1, words[0], nullptr}, STEPS, alone);
+        if (memcmp(together[row], alone[0], sizeof alone[0])) return false;
+      }
+    }
+    return true;
+  };
+  // Of bfloat16 no infinities: their exponents are even.
+  return agree(LevelBf16Dot{}, 0xff7fff7f) && agree(LevelInt8Dot{}, 0xffffffff);
 }
 
 template void multiply_groups(const Member&, const Bf16*, i64, i64, i64, const Groups&, const PackedLinear&, const Output&, const Buffers&);

@@ -56,6 +56,9 @@ void multiply(const Member& member, const E* x, i64 stride, i64 rows, const Pack
 // The rows in float32 in which products are that will be summed over ranks.
 inline Rows<float> partial_rows(const Buffers& space, i64 width) { return {space.rank_partials.as<float>(), round_up(width, PANEL)}; }
 
+// Whether rows have the same sums in the tiles of AMX as without them, on this CPU; true where the level has none.
+bool tiles_agree();
+
 // Room for products of `rows` rows of `depth` elements at most.
 inline bool reserve_prepared(Buffers& space, i64 rows, i64 depth) {
   return space.prepared.reserve<float>(rows * round_up(depth, 16)) && space.row_scales.reserve<float>(rows * (1 + 2 * ceil_div(depth, 16)));
@@ -69,7 +72,7 @@ struct StoreRows final : RowOutput<StoreRows<E, ACCUMULATE>> {
     E* p = out.row(row) + panel * PANEL;
     for (int j = 0; j < PANEL; j += LANES) {
       VecF v = load(values + j);
-      if constexpr (ACCUMULATE) v = v * multiplier + load(p + j);
+      if constexpr (ACCUMULATE) v = fma(v, splat(multiplier), load(p + j));
       store(p + j, v);
     }
   }

@@ -37,6 +37,8 @@ const char* aengine_level() { return AENGINE_LEVEL; }
 const char* aengine_layout_names() { return LAYOUT_NAMES; }
 const i64* aengine_layout_places() { return LAYOUT_PLACES; }
 
+i32 aengine_tiles_agree() { return tiles_agree(); }
+
 Workspace* aengine_workspace_create(Exchange* exchange) {
   Workspace* space = new (std::nothrow) Workspace;
   if (space) space->exchange = exchange;

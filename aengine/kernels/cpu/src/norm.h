@@ -14,23 +14,24 @@ struct Moments {
 // Those of a row, which is read to the next multiple of 16 and zero there.
 template <class E>
 AE_INLINE Moments moments_of(const E* x, i64 size, float eps, i32 kind) {
-  VecF squares = {};
+  const i64 padded = round_up(size, 16);
+  WideSum squares;
   if (kind == RMS_NORM) {
-    for (i64 i = 0; i < round_up(size, 16); i += LANES) {
+    squares.each(padded, [&](VecF& sum, i64 i) AE_ALWAYS_INLINE {
       const VecF v = load(x + i);
-      squares += v * v;
-    }
-    return {0.f, 1.f / std::sqrt(sum(squares) / (float)size + eps)};
+      sum = fma(v, v, sum);
+    });
+    return {0.f, 1.f / std::sqrt(squares.total() / (float)size + eps)};
   }
-  VecF total = {};
-  for (i64 i = 0; i < round_up(size, 16); i += LANES) total += load(x + i);
-  const float mean = sum(total) / (float)size;
-  for (i64 i = 0; i < size; i += LANES) {
+  WideSum all;
+  all.each(padded, [&](VecF& sum, i64 i) AE_ALWAYS_INLINE { sum += load(x + i); });
+  const float mean = all.total() / (float)size;
+  squares.each(padded, [&](VecF& sum, i64 i) AE_ALWAYS_INLINE {
     const VecI inside = lane_numbers() + (i32)i < (i32)size;
     const VecF v = inside ? load(x + i) - mean : splat(0.f);
-    squares += v * v;
-  }
-  return {mean, 1.f / std::sqrt(sum(squares) / (float)size + eps)};
+    sum = fma(v, v, sum);
+  });
+  return {mean, 1.f / std::sqrt(squares.total() / (float)size + eps)};
 }
 
 // LANES elements from i on; zero beyond the row's end, where weight and bias are.
@@ -38,8 +39,9 @@ template <class E>
 AE_INLINE VecF normed(const E* x, i64 i, const Norm& norm, const Moments& moments) {
   VecF v = load(x + i);
   if (norm.kind != RMS_NORM) v -= moments.mean;
-  v = v * moments.factor * load(norm.weight + i);
-  return norm.bias ? v + load(norm.bias + i) : v;
+  v = v * moments.factor;
+  const VecF weight = load(norm.weight + i);
+  return norm.bias ? fma(v, weight, load(norm.bias + i)) : v * weight;
 }
 
 template <class E>
@@ -49,7 +51,7 @@ void norm_row(const NormOp& op, const E* x, E* out) {
   const Moments moments = moments_of(x, norm.size, norm.eps, norm.kind);
   for (i64 i = 0; i < round_up(norm.size, 16); i += LANES) {
     const VecF v = normed(x, i, norm, moments);
-    store(out + i, op.adds ? (load(out + i) + v * op.multiplier) * op.scale : v);
+    store(out + i, op.adds ? fma(v, splat(op.multiplier), load(out + i)) * op.scale : v);
   }
 }
 

@@ -21,8 +21,8 @@ void rotate_head(E* head, i64 head_dim, const Norm& norm, i64 rotary, const floa
   const i64 half = rotary / 2;
   const float *cos = cos_sin, *sin = cos_sin + half;
   for (i64 i = 0; i < half; i++) {
-    y[i] = x[i] * cos[i] - x[half + i] * sin[i];
-    y[half + i] = x[half + i] * cos[i] + x[i] * sin[i];
+    y[i] = fma(x[i], cos[i], -(x[half + i] * sin[i]));
+    y[half + i] = fma(x[half + i], cos[i], x[i] * sin[i]);
   }
   if (rotary < size) memcpy(y + rotary, x + rotary, (size_t)(size - rotary) * sizeof(float));
   store_scaled(y, scale, size, head);

@@ -11,6 +11,8 @@
 
 #if defined(__x86_64__)
 #include <immintrin.h>
+#elif defined(__aarch64__)
+#include <arm_neon.h>
 #endif
 
 #define AE_INLINE inline __attribute__((always_inline))
@@ -57,6 +59,29 @@ struct Bf16 {
 
 AE_INLINE VecF splat(float x) { return x - VecF{}; }  // folded to a broadcast; x + 0 is not, since -0 + 0 is 0
 AE_INLINE VecU splat_word(u32 x) { return VecU{} + x; }
+// a * b + c, rounded once. Elsewhere compilers round each product and each sum (-ffp-contract=off), so that equal numbers have equal bits at
+// every use, on every level and with every compiler. Without the instruction it is emulated (AENGINE_FUSED), or rounded twice.
+#if defined(__FMA__) || defined(__aarch64__) || defined(AENGINE_FUSED)
+AE_INLINE float fma(float a, float b, float c) { return __builtin_fmaf(a, b, c); }
+#else
+AE_INLINE float fma(float a, float b, float c) { return a * b + c; }
+#endif
+AE_INLINE VecF fma(VecF a, VecF b, VecF c) {
+#if defined(__AVX512F__)
+  return (VecF)_mm512_fmadd_ps((__m512)a, (__m512)b, (__m512)c);
+#elif defined(__FMA__)
+  return (VecF)_mm256_fmadd_ps((__m256)a, (__m256)b, (__m256)c);
+#elif defined(__aarch64__)
+  return (VecF)vfmaq_f32((float32x4_t)c, (float32x4_t)a, (float32x4_t)b);
+#elif defined(AENGINE_FUSED)
+  VecF all;
+  for (int i = 0; i < LANES; i++) all[i] = fma(a[i], b[i], c[i]);
+  return all;
+#else
+  return a * b + c;
+#endif
+}
+
 AE_INLINE VecF smaller(VecF a, VecF b) { return a < b ? a : b; }
 AE_INLINE VecF larger(VecF a, VecF b) { return a > b ? a : b; }
 
@@ -92,6 +117,30 @@ AE_INLINE float sum(VecF v) {
 AE_INLINE float largest(VecF v) {
   return fold(v, [](auto a, auto b) __attribute__((always_inline)) { return a > b ? a : b; });
 }
+
+
+// Sums of 16 lanes, on every level: what is added up of a row, element i in lane i % 16, has one order.
+struct WideSum {
+  static constexpr int PARTS = 16 / LANES;
+  VecF parts[PARTS] = {};
+
+  // Calls f(sum, i) for all `size` elements, a multiple of 16, a vector from i on at a time.
+  template <class F>
+  AE_INLINE void each(i64 size, F&& f) {
+    for (i64 i = 0; i < size; i += 16) {
+      for (int part = 0; part < PARTS; part++) f(parts[part], i + part * LANES);
+    }
+  }
+
+  AE_INLINE float total() const {
+    VecF sums[PARTS];
+    for (int part = 0; part < PARTS; part++) sums[part] = parts[part];
+    for (int count = PARTS / 2; count; count /= 2) {
+      for (int i = 0; i < count; i++) sums[i] += sums[i + count];
+    }
+    return sum(sums[0]);
+  }
+};
 
 AE_INLINE VecU load_words(const u32* p) { return load_as<VecU>(p); }
 AE_INLINE VecF load(const float* p) { return load_as<VecF>(p); }
@@ -159,12 +208,12 @@ AE_INLINE VecF exp2(VecF y) {
   const float round = 12582912.f;  // 1.5 * 2^23: adding it leaves the nearest integer in the low bits
   const VecF shifted = y + round;
   const VecF f = y - (shifted - round);
-  VecF p = f * 1.5403530e-4f + 1.3333558e-3f;
-  p = p * f + 9.6181291e-3f;
-  p = p * f + 5.5504109e-2f;
-  p = p * f + 2.4022651e-1f;
-  p = p * f + 6.9314718e-1f;
-  p = p * f + 1.f;
+  VecF p = fma(f, splat(1.5403530e-4f), splat(1.3333558e-3f));
+  p = fma(p, f, splat(9.6181291e-3f));
+  p = fma(p, f, splat(5.5504109e-2f));
+  p = fma(p, f, splat(2.4022651e-1f));
+  p = fma(p, f, splat(6.9314718e-1f));
+  p = fma(p, f, splat(1.f));
   const VecI n = (VecI)shifted - 0x4b400000;
   return (VecF)((VecI)p + (VecI)((VecU)n << 23));
 }
@@ -177,6 +226,7 @@ AE_INLINE VecF exp(VecF x) {
   return y == y ? exp2(y) : y;
 }
 
+AE_INLINE float exp(float x) { return exp(splat(x))[0]; }
 AE_INLINE VecF tanh(VecF x) { return 1.f - 2.f / (exp(2.f * x) + 1.f); }
 AE_INLINE VecF silu(VecF x) { return x / (1.f + exp(-x)); }
 

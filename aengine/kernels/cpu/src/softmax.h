@@ -17,14 +17,13 @@ struct Softmax {
   }
 };
 
-// Merges a query row's softmax over a later partition into that over the partitions before. Not inlined: the compiler must not round it
-// in two ways.
+// Merges a query row's softmax over a later partition into that over the partitions before.
 inline AE_NOINLINE void merge_row(float& maximum, float& total, float* weighted, float other_maximum, float other_total, const float* other,
                                   i64 dim) {
   const float top = other_maximum > maximum ? other_maximum : maximum;
-  const float mine = std::exp(maximum - top), theirs = std::exp(other_maximum - top);
-  total = total * mine + other_total * theirs;
-  for (i64 i = 0; i < dim; i += LANES) store(weighted + i, load(weighted + i) * mine + load(other + i) * theirs);
+  const float mine = exp(maximum - top), theirs = exp(other_maximum - top);
+  total = fma(total, mine, other_total * theirs);
+  for (i64 i = 0; i < dim; i += LANES) store(weighted + i, fma(load(weighted + i), splat(mine), load(other + i) * theirs));
   maximum = top;
 }
 
@@ -40,7 +39,7 @@ AE_INLINE float softmax_weights(float* scores, const Scales& scales, const Put& 
   for (i64 t = 0; t < width; t += LANES) {
     VecF s = load(scores + t) * scales(t);
     if (soft_cap > 0) s = tanh(s / soft_cap) * soft_cap;
-    if (slope != 0) s += __builtin_convertvector(lane_numbers() + (i32)(first + t - position), VecF) * slope;
+    if (slope != 0) s = fma(__builtin_convertvector(lane_numbers() + (i32)(first + t - position), VecF), splat(slope), s);
     if (partly) {
       const VecI token = lane_numbers() + (i32)(first + t);
       s = token >= (i32)low ? s : splat(MASKED);
@@ -50,15 +49,15 @@ AE_INLINE float softmax_weights(float* scores, const Scales& scales, const Put& 
     top = larger(s, top);
   }
   const float new_maximum = largest(top);
-  VecF added = {};
-  for (i64 t = 0; t < width; t += LANES) {
+  WideSum added;
+  added.each(width, [&](VecF& sum, i64 t) AE_ALWAYS_INLINE {
     const VecF s = load(scores + t);
     const VecF e = s == MASKED ? splat(0.f) : exp(s - new_maximum);
-    added += e;
+    sum += e;
     put(t, e);
-  }
-  const float rescale = std::exp(maximum - new_maximum);
-  total = total * rescale + sum(added);
+  });
+  const float rescale = exp(maximum - new_maximum);
+  total = fma(total, rescale, added.total());
   maximum = new_maximum;
   return rescale;
 }

@@ -109,7 +109,7 @@ constexpr i64 CHANNEL_RUN = 256, MAX_PENDING = 17;
 template <class E>
 AE_INLINE VecF convolved_channels(const RecurOp& op, const E* const* inputs, i64 i, i64 channel) {
   VecF total = load(inputs[0] + i) * load(op.conv + channel);
-  for (i64 tap = 1; tap < op.state.taps; tap++) total = total + load(inputs[tap] + i) * load(op.conv + tap * op.conv_stride + channel);
+  for (i64 tap = 1; tap < op.state.taps; tap++) total = fma(load(inputs[tap] + i), load(op.conv + tap * op.conv_stride + channel), total);
   return silu(op.conv_bias ? total + load(op.conv_bias + channel) : total);
 }
 
@@ -202,19 +202,6 @@ void keep_inputs(const Member& member, const RecurOp& op, const Pool& pool, cons
   });
 }
 
-// Keeps the compiler from choosing which of two products is fused with their sum: equal numbers are to have equal bits everywhere.
-AE_INLINE VecF rounded_product(VecF a, VecF b) {
-  VecF product = a * b;
-#if defined(__AVX512F__)
-  asm("" : "+v"(product));
-#elif defined(__x86_64__)
-  asm("" : "+x"(product));
-#elif defined(__aarch64__)
-  asm("" : "+w"(product));
-#endif
-  return product;
-}
-
 constexpr i64 RECUR_RUN = 16, MAX_STATE_KEYS = 256, LEAST_MOVED = 4;
 
 // What all blocks of a head need of some tokens: q and k; what the state is multiplied with; how much of v, or of what is missing of it, is
@@ -230,8 +217,8 @@ struct RecurTokens {
 AE_INLINE VecF softplus(VecF x) {
   const VecF magnitude = larger(x, -x), y = exp(-magnitude), z = y / (2.f + y), s = z * z;
   VecF series = splat(1.f / 13.f);
-  for (const float coefficient : {1.f / 11.f, 1.f / 9.f, 1.f / 7.f, 1.f / 5.f, 1.f / 3.f, 1.f}) series = series * s + coefficient;
-  return larger(x, VecF{}) + 2.f * z * series;
+  for (const float coefficient : {1.f / 11.f, 1.f / 9.f, 1.f / 7.f, 1.f / 5.f, 1.f / 3.f, 1.f}) series = fma(series, s, splat(coefficient));
+  return fma(2.f * z, series, larger(x, VecF{}));
 }
 
 // What a head reads of some tokens: q and k, and gates for its steps and, of the gated delta rule, one for the rate.
@@ -256,12 +243,12 @@ constexpr bool is_delta(Rule rule) { return rule == Rule::DELTA || rule == Rule:
 // The numbers of a head divided by their length, and multiplied.
 template <class E>
 AE_INLINE void to_unit(const E* x, i64 size, float factor, float* out) {
-  VecF squares = {};
-  for (i64 i = 0; i < size; i += LANES) {
+  WideSum squares;
+  squares.each(size, [&](VecF& sum, i64 i) AE_ALWAYS_INLINE {
     const VecF v = load(x + i);
-    squares += v * v;
-  }
-  const float scale = factor / std::sqrt(sum(squares) + 1e-6f);
+    sum = fma(v, v, sum);
+  });
+  const float scale = factor / std::sqrt(squares.total() + 1e-6f);
   for (i64 i = 0; i < size; i += LANES) store(out + i, load(x + i) * scale);
 }
 
@@ -279,26 +266,26 @@ AE_NOINLINE void prepare_tokens(const RecurOp& op, i64 head, const HeadInputs<E>
       for (i64 i = 0; i < dim; i += LANES) store(tokens.q[t] + i, load(q + i)), store(tokens.k[t] + i, load(k + i));
     }
     if (op.rule == Rule::MAMBA1) continue;
-    VecF products = {};
-    for (i64 i = 0; i < dim; i += LANES) products += load(tokens.q[t] + i) * load(tokens.k[t] + i);
-    tokens.qk[t] = sum(products);
+    WideSum products;
+    products.each(dim, [&](VecF& sum, i64 i) AE_ALWAYS_INLINE { sum = fma(load(tokens.q[t] + i), load(tokens.k[t] + i), sum); });
+    tokens.qk[t] = products.total();
     if (op.rule == Rule::KIMI_DELTA) {
       for (i64 i = 0; i < dim; i += LANES) {
         const VecF decay = exp(-rate * softplus(load(inputs.step + t * inputs.gate_stride + i) + load(op.step_bias + head * dim + i)));
         store(tokens.decays[t] + i, decay);
-        store(tokens.decayed_q[t] + i, rounded_product(decay, load(tokens.q[t] + i)));
-        store(tokens.decayed_k[t] + i, rounded_product(decay, load(tokens.k[t] + i)));
+        store(tokens.decayed_q[t] + i, decay * load(tokens.q[t] + i));
+        store(tokens.decayed_k[t] + i, decay * load(tokens.k[t] + i));
       }
-      tokens.rate[t] = 1.f / (1.f + std::exp(-widen(inputs.rate[t * inputs.gate_stride])));
+      tokens.rate[t] = 1.f / (1.f + exp(-widen(inputs.rate[t * inputs.gate_stride])));
       continue;
     }
     float dt = 1.f;
     if (op.step_bias) {
       const float x = widen(inputs.step[t * inputs.gate_stride]) + op.step_bias[head];
-      dt = x > 20.f ? x : std::log1p(std::exp(x));
+      dt = x > 20.f ? x : softplus(splat(x))[0];
     }
-    tokens.decay[t] = std::exp(-rate * dt);
-    tokens.rate[t] = op.rule == Rule::MAMBA2 ? dt : 1.f / (1.f + std::exp(-widen(inputs.rate[t * inputs.gate_stride])));
+    tokens.decay[t] = exp(-rate * dt);
+    tokens.rate[t] = op.rule == Rule::MAMBA2 ? dt : 1.f / (1.f + exp(-widen(inputs.rate[t * inputs.gate_stride])));
   }
 }
 
@@ -349,8 +336,8 @@ AE_INLINE void first_products(const RecurTokens& tokens, i64 dim, i64 width, con
       const float* at = from + i * width + j * LANES;
       if (j * LANES % 16 == 0) __builtin_prefetch(at + AHEAD * width);
       const VecF s = load(at);
-      if constexpr (RULE != Rule::MAMBA2) of_k[j] += s * k;
-      of_q[j] += s * q;
+      if constexpr (RULE != Rule::MAMBA2) of_k[j] = fma(s, k, of_k[j]);
+      of_q[j] = fma(s, q, of_q[j]);
     }
   }
   for (int j = 0; j < VECTORS; j++) store(by_k + j * LANES, of_k[j]), store(by_q + j * LANES, of_q[j]);
@@ -370,9 +357,9 @@ AE_INLINE void recur_columns(const RecurTokens& tokens, i64 count, i64 dim, i64 
     VecF added[VECTORS];
     for (int j = 0; j < VECTORS; j++) {
       const VecF value = load(v + t * stride + j * LANES);
-      added[j] = splat(tokens.rate[t]) * (DELTA ? value - decay * by_k[j] : BY_CHANNEL ? value - by_k[j] : value);
-      const VecF product = (BY_CHANNEL ? by_q[j] : rounded_product(decay, by_q[j])) + splat(tokens.qk[t]) * added[j];
-      store(out + t * out_stride + j * LANES, DELTA || BY_CHANNEL ? product : rounded_product(splat(tokens.skip), value) + product);
+      added[j] = splat(tokens.rate[t]) * (DELTA ? fma(-decay, by_k[j], value) : BY_CHANNEL ? value - by_k[j] : value);
+      const VecF product = fma(splat(tokens.qk[t]), added[j], BY_CHANNEL ? by_q[j] : decay * by_q[j]);
+      store(out + t * out_stride + j * LANES, DELTA || BY_CHANNEL ? product : splat(tokens.skip) * value + product);
       by_k[j] = by_q[j] = VecF{};
     }
     const i64 next = t + 1 < count ? t + 1 : t;
@@ -382,10 +369,10 @@ AE_INLINE void recur_columns(const RecurTokens& tokens, i64 count, i64 dim, i64 
       const VecF forgets = BY_CHANNEL ? splat(tokens.decays[t][i]) : decay;
       const VecF key = splat(keys[i]), k = splat(next_k[i]), q = splat(next_q[i]);
       for (int j = 0; j < VECTORS; j++) {
-        const VecF s = rounded_product(forgets, load(from + i * width + j * LANES)) + key * added[j];
+        const VecF s = fma(key, added[j], forgets * load(from + i * width + j * LANES));
         store(to + i * width + j * LANES, s);
-        if constexpr (RULE != Rule::MAMBA2) by_k[j] += s * k;
-        by_q[j] += s * q;
+        if constexpr (RULE != Rule::MAMBA2) by_k[j] = fma(s, k, by_k[j]);
+        by_q[j] = fma(s, q, by_q[j]);
       }
     }
     from = to;
@@ -441,15 +428,15 @@ AE_NOINLINE void recur_channels(const RecurOp& op, const RecurTokens& tokens, co
     const float* before = from + at;
     for (i64 t = 0; t < count; t++) {
       const VecF value = load(v + t * stride + at), dt = softplus(load(steps + t * step_stride + at) + bias);
-      const VecF added = rounded_product(dt, value);
+      const VecF added = dt * value;
       VecF sum = {};
       for (i64 i = 0; i < dim; i++) {
         const VecF decay = exp2(larger(load(op.rates + i * all + column + at) * dt, splat(-126.f)));
-        const VecF s = rounded_product(decay, load(before + i * width)) + splat(tokens.k[t][i]) * added;
+        const VecF s = fma(splat(tokens.k[t][i]), added, decay * load(before + i * width));
         store(to + i * width + at, s);
-        sum += s * splat(tokens.q[t][i]);
+        sum = fma(s, splat(tokens.q[t][i]), sum);
       }
-      store(out + t * out_stride + at, rounded_product(skip, value) + sum);
+      store(out + t * out_stride + at, skip * value + sum);
       before = to + at;
     }
   }
