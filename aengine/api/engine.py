@@ -111,6 +111,9 @@ class EmbeddingFields(TypedDict, total=False):
     pooling: str | None
     normalize: bool
     dimensions: int | None
+    layers: tuple[int, ...]
+    first_token: int
+    experts: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -234,12 +237,32 @@ class EngineBase(ABC):
         pooling: str | None = None,
         normalize: bool = True,
         dimensions: int | None = None,
+        layers: tuple[int, ...] = (-1,),
+        first_token: int = 0,
+        experts: bool = False,
         **fields: Unpack[OptionFields],
     ) -> Embedding:
         """The embedding of a prompt. `fields` are those of `options`, the others those of `EmbeddingParams`. Cancelling the caller cancels
         the request. Raises what `stream()` and its iteration raise, and `RequestEndedError` if the request is cancelled by its id or its
         timeout passes. A client refuses `request_id`: an embedding ends with its call."""
-        return await self._embed(prompt, options, fields, {"pooling": pooling, "normalize": normalize, "dimensions": dimensions})
+        wanted = EmbeddingFields(pooling=pooling, normalize=normalize, dimensions=dimensions)
+        return await self._embed(prompt, options, fields, {**wanted, "layers": layers, "first_token": first_token, "experts": experts})
+
+    async def hidden_states(
+        self,
+        prompt: Prompt,
+        options: RequestOptions | None = None,
+        *,
+        layers: tuple[int, ...] = (-1,),
+        first_token: int = 0,
+        experts: bool = False,
+        **fields: Unpack[OptionFields],
+    ) -> Embedding:
+        """The hidden states of a prompt's tokens from `first_token` on, as `EmbeddingParams` says; `values` are [layers, tokens,
+        hidden_size]. They are those that its tokens were sampled with. What precedes `first_token` may come of the prefix cache, so a long
+        prompt can be asked for piece by piece. Raises what `embed` raises."""
+        told = EmbeddingFields(pooling="tokens", normalize=False, layers=layers, first_token=first_token, experts=experts)
+        return await self.embed(prompt, options, **told, **fields)
 
     async def classify(self, text: str | Sequence[int], pair: str | None = None, **fields: Unpack[OptionFields]) -> Classification:
         """The scores that a model which classifies gives a text, or token ids, or two texts together: `ModelInfo.labels` has what they are

@@ -223,9 +223,10 @@ class Score:
 class Embedding:
     """What a model makes of a prompt as a whole."""
 
-    values: NDArray[np.float32]  # [hidden_size], or as many as were asked for
+    values: NDArray[np.float32]  # [hidden_size], or as many as were asked for; with pooling tokens [layers, tokens, hidden_size]
     num_tokens: int  # of the prompt
     cached_tokens: int = 0  # those of them whose KV was found in the prefix cache
+    experts: NDArray[np.int32] | None = None  # [layers with experts, tokens, top_k], the best first, where they were asked for
 
 
 @dataclass(frozen=True, slots=True)
@@ -473,6 +474,7 @@ class ModelInfo:
     )
     call_format: str = ""  # how it writes calls of tools, as far as its chat template says: a name of `aengine.chat.formats.CALLS`
     reasoning_format: str = ""  # the same for reasoning: a name of `aengine.chat.formats.REASONING`
+    num_layers: int = 0
     hidden_size: int = 0  # of its hidden states, and so of embeddings
     pooling: str = "last"  # of embeddings that ask for none; other than last and mean: what the checkpoint says, which is not supported
     max_images: int = 0  # of a chat; 0: the model takes text alone

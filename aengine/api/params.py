@@ -136,13 +136,21 @@ class EmbeddingParams:
     """How an embedding is made of the hidden states of a prompt, behind the model's last norm. Raises `InvalidRequestError` naming every
     field that is out of range."""
 
-    pooling: Annotated[str | None, one_of("last", "mean", "cls", "label")] = None
+    pooling: Annotated[str | None, one_of("last", "mean", "cls", "label", "tokens")] = None
     """last: the hidden state of the last token. mean: the mean of those of all tokens. cls: that of the first. label: in place of hidden
-    states the scores of the labels of a model that classifies. Default: what the checkpoint says, else last, or cls for an encoder."""
+    states the scores of the labels of a model that classifies. tokens: one of each token, of all `layers`. Default: what the checkpoint
+    says, else last, or cls for an encoder."""
     normalize: bool = True
     """Whether its length is made 1."""
     dimensions: Annotated[int | None, Range(1, MAX_INT32)] = None
     """1..hidden_size: keep so many of its first numbers, before it is normalized. Default: all."""
+    layers: Annotated[tuple[int, ...], partial(_layers, 1024)] = (-1,)
+    """With pooling tokens, as in the `hidden_states` of Transformers: 0 is the embedding of a token, i what the first i layers make of it;
+    that of all layers, also -1, is behind the model's last norm. 1 to 1024, each once."""
+    first_token: Annotated[int, Range(0, MAX_INT32)] = 0
+    """With pooling tokens: the position of the first one that is told of."""
+    experts: bool = False
+    """With pooling tokens: tell which experts each layer chose, too."""
 
     def __post_init__(self) -> None:
         check_fields(self, InvalidRequestError)
@@ -333,6 +341,18 @@ def _token_ids(most: int, value: Any) -> tuple[int, ...]:
     if ids and not 0 <= min(ids) <= max(ids) <= MAX_INT32:
         raise Refusal(is_not(next(token_id for token_id in ids if not 0 <= token_id <= MAX_INT32), "a token id"))
     return tuple(ids) if len(set(ids)) == len(ids) else tuple(dict.fromkeys(ids))
+
+
+def _layers(most: int, value: Any) -> tuple[int, ...]:
+    if not isinstance(value, Iterable) or isinstance(value, str | bytes | bytearray | Mapping):
+        raise Refusal(is_not(value, "a list of layers"))
+    try:
+        layers = [to_int(layer) for layer in _entries(most, value)]
+    except TypeError:
+        raise Refusal(is_not(value, "a list of layers")) from None
+    if not layers or len({*layers}) < len(layers):
+        raise Refusal(f"{layers} is not a list of one or more layers, each once")
+    return tuple(layers)
 
 
 def _strings(most: int, value: Any) -> tuple[str, ...]:

@@ -16,7 +16,6 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any, cast
 
-import numpy as np
 from google.protobuf.duration_pb2 import Duration
 from google.protobuf.message import Message
 
@@ -80,7 +79,16 @@ from aengine.v1.generation_service_pb2 import CancelRequestsRequest, StreamGener
 from aengine.v1.model_service_pb2 import GetModelRequest
 from aengine.v1.tokenizer_service_pb2 import DetokenizeRequest, RenderChatRequest, TextSpan, TokenizeRequest
 from aengine.wire.request import write_chat, write_embedding, write_mode, write_prompt, write_request, write_watch
-from aengine.wire.response import read_adapter, read_engine_info, read_kv_pages, read_load, read_memory, read_model, read_replica
+from aengine.wire.response import (
+    read_adapter,
+    read_embedding,
+    read_engine_info,
+    read_kv_pages,
+    read_load,
+    read_memory,
+    read_model,
+    read_replica,
+)
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -378,14 +386,15 @@ class AsyncClient(ServerCalls, AsyncioEngine):
     async def _embed(self, prompt: Prompt, options: RequestOptions | None, fields: OptionFields, wanted: EmbeddingFields) -> Embedding:
         link = self._running_link()
         options = RequestOptions.of(options, fields)
-        request = write_embedding(prompt, EmbeddingParams(**wanted), options)
+        params = EmbeddingParams(**wanted)
+        request = write_embedding(prompt, params, options)
         try:
             (found,) = (await link.ask(link.embedding.Embed, request, options.timeout)).embeddings
         except ServerError as error:
             if error.code == "DEADLINE_EXCEEDED":
                 raise RequestEndedError("the embedding was not made: its timeout passed") from error
             raise
-        return Embedding(np.array(found.values, np.float32), found.num_tokens, found.cached_tokens)
+        return read_embedding(found, params)
 
     async def cancel(self, request_id: str) -> bool:
         """End a request, whoever sent it; its stream closes with FinishReason.CANCELLED. Returns when its pages are free: True if it

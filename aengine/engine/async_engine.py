@@ -153,8 +153,8 @@ class AsyncEngine(ServedEngine):
     async def _embed(self, prompt: Prompt, options: RequestOptions | None, fields: OptionFields, wanted: EmbeddingFields) -> Embedding:
         registry = self._check_serving().registry
         violations: list[FieldViolation] = []
-        params = read_embedding(self.model_info, violations, **wanted)
-        state = registry.open(prompt, NO_OUTPUT, options, fields, violations, params.pooling)
+        params = read_embedding(self.model_info, self.config.pipeline_parallel_size, violations, **wanted)
+        state = registry.open(prompt, NO_OUTPUT, options, fields, violations, params)
         return embedding_of(state, params, (await read_to_end(TokenStream(state))).finish_reason, len(self.model_info.labels))
 
     async def violations(self, prompt: Prompt, params: SamplingParams) -> list[FieldViolation]:

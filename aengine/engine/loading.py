@@ -147,6 +147,7 @@ def load_model(
         quantization=runner.quantization,
         call_format="" if chat_format is None else chat_format.calls,
         reasoning_format="" if chat_format is None else chat_format.reasoning,
+        num_layers=runner.spec.num_layers,
         hidden_size=runner.spec.hidden_size,
         pooling=default_pooling(model_dir, encodes=is_encoder(runner.spec)),
         output_head=runner.has_output_head,

@@ -26,7 +26,7 @@ from aengine.api.config import EngineConfig
 from aengine.api.engine import not_forkable, output_of_fork
 from aengine.api.errors import FieldViolation, InvalidRequestError, QueueFullError, RequestIdInUseError, refusal
 from aengine.api.outputs import ChatIds, FinishReason
-from aengine.api.params import SamplingParams
+from aengine.api.params import EmbeddingParams, SamplingParams
 from aengine.api.receipt import ReceiptFacts
 from aengine.api.request import ForkPoint, OptionFields, Prompt, RequestOptions, form_of
 from aengine.api.runtime import Remembered
@@ -164,9 +164,9 @@ class Registry:
         options: RequestOptions | None,
         fields: OptionFields,
         violations: list[FieldViolation],
-        pooling: str | None = None,
+        pooled: EmbeddingParams | None = None,
     ) -> StreamState:
-        """Check a request and take it, with `pooling` one without output. `violations`: what is known to be wrong with it.
+        """Check a request and take it, with `pooled` one without output. `violations`: what is known to be wrong with it.
 
         Raises `InvalidRequestError`, `RequestIdInUseError` or `QueueFullError`.
         """
@@ -174,14 +174,14 @@ class Registry:
             options = RequestOptions.of(options, fields)
         except InvalidRequestError as error:
             violations.extend(error.violations)
-        if isinstance(prompt, ForkPoint) and pooling is None and options is not None:
+        if isinstance(prompt, ForkPoint) and pooled is None and options is not None:
             source = self._find_tokens(prompt.request_id)
             return self._open_fork(source, prompt, params, options)
-        request = check_request(prompt, params, options, self._limits_of(pooling), violations)
+        request = check_request(prompt, params, options, self._limits_of(pooled), violations)
         if violations or options is None:
             raise refusal(violations)
         self.history_of(options)  # which may refuse it
-        state = self._take(replace(request, pooling=pooling), options)
+        state = self._take(replace(request, pooled=pooled), options)
         if options.session is not None:
             messages: Any = prompt.messages if isinstance(prompt, ChatIds) else request.prompt if request.form == "chat" else ()
             state.messages = tuple([dict(message) for message in messages])  # the caller's may change
@@ -279,8 +279,8 @@ class Registry:
 
     # ---- inside --------------------------------------------------------------------------------------------------------
 
-    def _limits_of(self, pooling: str | None) -> Limits:
-        return self.limits if pooling is None else self.limits.without_output()
+    def _limits_of(self, pooled: EmbeddingParams | None) -> Limits:
+        return self.limits if pooled is None else self.limits.without_output()
 
     def _enter(self, request_id: str, request: CheckedRequest, options: RequestOptions) -> StreamState:
         """Take a request: submit it at once where preparing it is quick, else prepare it in a worker thread first.
@@ -402,7 +402,7 @@ class Registry:
     ) -> Steps[tuple[list[Request], Mapping[int, OutputPlace]]]:
         """What `_submit` takes."""
         sequences = list(zip(state.live_sequences, state.keys, strict=True))
-        adapter, limits = self._adapters.key_of(state.key), self._limits_of(request.pooling)
+        adapter, limits = self._adapters.key_of(state.key), self._limits_of(request.pooled)
         tokenizer, options, history = self._loaded.tokenizer, state.options, self.history_of(state.options)
         requests = yield from prepare(request, tokenizer, limits, sequences, options, state.deadline, grammar, adapter, history)
         stop_ids = requests[0].stop_token_ids | requests[0].eos_token_ids

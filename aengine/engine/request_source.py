@@ -37,7 +37,7 @@ from aengine.api.stream import StreamSource
 from aengine.engine.edges import Cancel, Command, Park
 from aengine.engine.text import OutputPlace, OutputText, StopStrings
 from aengine.sampling.markers import Phase, ReasoningMarkers, ReasoningPlace
-from aengine.scheduler.plan import PooledStates, PromptImages, PromptLogprobs, TokenLogprobs
+from aengine.scheduler.plan import PooledStates, PromptImages, PromptLogprobs, TokenLogprobs, TokenStates
 from aengine.scheduler.sequence import Finished
 from aengine.tokenizer.tokenizer import Tokenizer
 
@@ -101,6 +101,7 @@ class StreamState(StreamSource):
         self.items: UnreadBuffer[_Unread] = UnreadBuffer(lag_limit, self._park)  # without stop strings decoded when they are read
         self.prompt: list[int] = []  # the ids, where prompt_logprobs need them
         self.pooled: NDArray[np.float64] | None = None  # [hidden_size], the sum of `PooledStates`
+        self.token_states: list[TokenStates] = []  # in the order of the tokens
         self.submitted = False  # handed to the step thread, which will release it
         self.released = anyio.Event()  # set when the engine has forgotten the request: its pages are free
         self.markers: ReasoningMarkers | None = None  # set before its first token
@@ -196,8 +197,11 @@ class StreamState(StreamSource):
         for i in range(len(known) - piece.start, len(piece.logprobs.token_logprobs)):
             known.append(token_logprob(self.prompt[piece.start + i], piece.logprobs, i, count))
 
-    def add_pooled(self, piece: PooledStates) -> None:
+    def add_pooled(self, piece: PooledStates | TokenStates) -> None:
         """Add the pooled states of a further chunk. A prompt that was preempted is computed again from its start."""
+        if isinstance(piece, TokenStates):
+            self.token_states = [*[one for one in self.token_states if one.start < piece.start], piece]
+            return
         self.pooled = piece.states if self.pooled is None or piece.start == 0 else self.pooled + piece.states
 
     def add_drafts(self, drafter: str, num_drafts: int, num_accepted: int) -> None:
@@ -402,28 +406,40 @@ NO_OUTPUT = SamplingParams(**NEUTRAL)
 _LEAST_NORM = 1e-12  # as torch.nn.functional.normalize
 
 
-def read_embedding(model: ModelInfo, violations: list[FieldViolation], **fields: Any) -> EmbeddingParams:
-    """`EmbeddingParams` of these fields, with the pooling in use. Adds what is wrong with them, or not possible with the model, to
-    `violations`."""
+def read_embedding(model: ModelInfo, stages: int, violations: list[FieldViolation], **fields: Any) -> EmbeddingParams:
+    """`EmbeddingParams` of these fields, with the pooling in use, and layers as 0 to their number. Adds what is wrong with them, or not
+    possible with the model, which is in so many `stages`, to `violations`."""
     try:
         params = EmbeddingParams(**fields)
     except InvalidRequestError as error:
         violations.extend(error.violations)
         return EmbeddingParams(pooling="last")
     pooling = params.pooling or model.pooling
-    if pooling not in ("last", "mean", "cls", "label"):
+    layers = tuple([layer + model.num_layers + 1 if layer < 0 else layer for layer in params.layers])
+    if pooling == "tokens":
+        if model.executor != "cpu" or stages > 1:
+            violations.append(FieldViolation("pooling", "tokens needs the CPU kernels and a model in one stage"))
+        if bad := [layer for layer in params.layers if not -model.num_layers - 1 <= layer <= model.num_layers]:
+            violations.append(FieldViolation("layers", f"{bad[0]} is not in [{-model.num_layers - 1}, {model.num_layers}]"))
+        if len({*layers}) < len(layers):
+            violations.append(FieldViolation("layers", f"{list(params.layers)} names a layer twice"))
+        if params.experts and model.num_active_parameters == model.num_parameters:
+            violations.append(FieldViolation("experts", "the model has none"))
+    elif params.layers != (-1,) or params.first_token or params.experts:
+        violations.append(FieldViolation("pooling", f"layers, first_token and experts go with tokens, not with {pooling}"))
+    if pooling not in ("last", "mean", "cls", "label", "tokens"):
         violations.append(FieldViolation("pooling", f"that of the checkpoint is {pooling}, which is not supported; choose last or mean"))
     if pooling == "label" and not model.labels:
         violations.append(FieldViolation("pooling", "label is for models that classify, and this one has no labels"))
     if params.dimensions is not None and params.dimensions > model.hidden_size:
         violations.append(FieldViolation("dimensions", f"{params.dimensions} is not in [1, {model.hidden_size}]"))
-    return replace(params, pooling="last" if violations else pooling)
+    return replace(params, pooling="last" if violations else pooling, layers=params.layers if violations else layers)
 
 
 def embedding_of(state: StreamState, params: EmbeddingParams, reason: FinishReason | None, num_labels: int) -> Embedding:
     """Make the embedding of a request that has ended for `reason`. Raises `RequestEndedError` if it has not come to its end, and
     `NothingToChooseError` for states that are not finite."""
-    values = state.pooled
+    values = state.pooled if params.pooling != "tokens" else _joined([piece.states for piece in state.token_states])
     if reason is not FinishReason.MAX_TOKENS or values is None:
         why = "its timeout passed" if reason is FinishReason.DEADLINE else "it was cancelled"
         raise RequestEndedError(f"request {state.request_id!r} has no embedding: {why}")
@@ -431,7 +447,18 @@ def embedding_of(state: StreamState, params: EmbeddingParams, reason: FinishReas
         raise NothingToChooseError.of("model", "its hidden states of the input are not finite numbers, so there is no embedding")
     if params.pooling == "label":
         return Embedding(values[:num_labels].astype(np.float32), state.prompt_tokens, state.cached_prompt_tokens)
+    if params.pooling == "tokens":
+        values = values[..., : params.dimensions]
+        if params.normalize:
+            values = values / np.maximum(np.linalg.norm(values, axis=-1, keepdims=True), _LEAST_NORM)
+        experts = _joined([piece.experts for piece in state.token_states if piece.experts is not None])
+        return Embedding(values.astype(np.float32), state.prompt_tokens, state.cached_prompt_tokens, experts)
     values = (values / float(state.prompt_tokens) if params.pooling == "mean" else values)[: params.dimensions]
     if params.normalize:
         values = values / max(float(np.linalg.norm(values)), _LEAST_NORM)
     return Embedding(values.astype(np.float32), state.prompt_tokens, state.cached_prompt_tokens)
+
+
+def _joined(pieces: Sequence[NDArray[Any]]) -> NDArray[Any] | None:
+    """The [tokens, layers, ..] of chunks as [layers, tokens, ..]; None where there are none."""
+    return np.ascontiguousarray(np.concatenate(pieces).swapaxes(0, 1)) if pieces else None

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from aengine.api.errors import CapacityViolation, ContextLengthError, FieldViolation, InvalidRequestError, KVCapacityError, refusal
 from aengine.api.fields import read_token_ids, shown
 from aengine.api.outputs import ModelInfo, RenderedChat
-from aengine.api.params import SamplingParams, derive_seed
+from aengine.api.params import EmbeddingParams, SamplingParams, derive_seed
 from aengine.api.request import (
     NO_OUTPUT,
     ChatOptions,
@@ -148,7 +148,7 @@ class CheckedRequest:
     size: int  # of what is left to do in a worker thread, in characters; 0 where it takes well under a millisecond
     known: Mapping[int, NDArray[np.int32]]  # output that sequences have already, by index, of those that have some
     images: Sequence[Any] = ()  # as `images_of` has them; once they are encoded, `EncodedImage`s
-    pooling: str | None = None  # as of `RowParams`: then there is no output, and most parameters mean nothing
+    pooled: EmbeddingParams | None = None  # then there is no output, and most parameters mean nothing
     fork: ForkSource | None = None  # where the prompt, which is ids, and the known outputs come from
 
 
@@ -338,7 +338,7 @@ def prepare(
         grammar_source=(None, None) if grammar is None else (params.structured_output, params.reasoning),
         grammar_from=min(budget or 0, limits.tokens),
         processors=params.logits_processors,
-        pooling=request.pooling,
+        **({} if request.pooled is None else pooled_fields(request.pooled, limits.model, len(ids))),
     )
     left = limits.tokens - len(ids)
     most_tokens = left if params.max_tokens is None else min(params.max_tokens, left)
@@ -354,7 +354,7 @@ def prepare(
                 prompt_logprobs=params.prompt_logprobs if key == first else None,
                 prompt_logprobs_from=params.prompt_logprobs_from,
             ),
-            max_tokens=most_tokens if request.pooling is None else 0,
+            max_tokens=most_tokens if request.pooled is None else 0,
             fills_context=params.max_tokens is None or params.max_tokens > left,
             stop_token_ids=stop_token_ids,
             eos_token_ids=eos_token_ids,
@@ -473,3 +473,24 @@ def render_chat(
     from aengine.images.encoder import with_images  # imports torch
 
     return with_images(rendered, images)
+
+
+MOST_STATE_VALUES = 1 << 27
+"""Numbers of the hidden states of one request: 512 MiB."""
+
+
+def pooled_fields(params: EmbeddingParams, model: ModelInfo, prompt_len: int) -> dict[str, Any]:
+    """What `RowParams` have of an embedding's parameters. Raises `InvalidRequestError` (first_token, layers) for what the prompt does not
+    have, or too much of it."""
+    if params.pooling != "tokens":
+        return {"pooling": params.pooling}
+    if params.first_token >= prompt_len:
+        raise InvalidRequestError.of(
+            "first_token", f"{params.first_token} is not in [0, {prompt_len - 1}]: the prompt has {prompt_len} tokens"
+        )
+    num_values = (prompt_len - params.first_token) * len(params.layers) * model.hidden_size
+    if num_values > MOST_STATE_VALUES:
+        what = f"{len(params.layers)} of {prompt_len - params.first_token} tokens are {num_values} numbers, more than {MOST_STATE_VALUES}"
+        raise InvalidRequestError.of("layers", f"{what}; ask for fewer tokens at once")
+    told = {"pooled_layers": params.layers, "pooled_from": params.first_token, "pooled_experts": params.experts}
+    return {"pooling": params.pooling, **told}

@@ -10,7 +10,7 @@ import time
 import uuid
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 
 import anyio
 
@@ -142,10 +142,10 @@ class RequestsInFlight:
         plain = options.for_ids(request_id=None)
         pages = PagePrefix(ids, options.cache_salt or "", self._fleet.digest_salt)
         routed = RoutedPrompt(len(ids), pages.beginning, pages.digests, options.adapter, texts=texts)
-        how = {"pooling": params.pooling, "normalize": params.normalize, "dimensions": params.dimensions}
+        how = {field.name: getattr(params, field.name) for field in fields(params)}
         found: tuple[Embedding, str] = await self._fleet.carry(
             routed,
-            lambda client: client.embed(ids, plain, **how),  # type: ignore[arg-type]
+            lambda client: client.embed(ids, plain, **how),
             options.timeout,
         )
         return found[0]

@@ -20,7 +20,7 @@ from aengine.attention import StepLayout
 from aengine.kernels.upload import to_device
 from aengine.runner.contract import Step
 from aengine.sampling.sampler import DeviceLogprobs, LogSums, SampledTokens, Sampler, join, log_sums, token_logprobs
-from aengine.scheduler.plan import NewRow, PooledStates, PromptLogprobs, StepResult, TokenLogprobs
+from aengine.scheduler.plan import NewRow, PooledStates, PromptLogprobs, RowParams, StepResult, TokenLogprobs, TokenStates
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,14 +28,22 @@ class DevicePooled:
     """The pooled hidden states of k chunks of a step, of which `on_host` makes `PooledStates`."""
 
     rows: tuple[tuple[int, int], ...]  # [k]: the row, and the position that its chunk begins at
-    states: Tensor  # [k, hidden_size] float64
+    states: Tensor | None  # [k, hidden_size] float64; None: there are none
+    tokens: tuple[TokenStates, ...]  # of rows with pooling tokens
 
-    def on_host(self) -> tuple[PooledStates, ...]:
+    def copied(self, copy: Callable[[Tensor], Tensor]) -> DevicePooled:
+        return self if self.states is None else replace(self, states=copy(self.states))
+
+    def on_host(self) -> tuple[PooledStates | TokenStates, ...]:
         """The tensor must be in host memory."""
-        return tuple(PooledStates(row, start, states) for (row, start), states in zip(self.rows, self.states.numpy(), strict=True))
+        states = () if self.states is None else self.states.numpy()
+        return *(PooledStates(row, start, one) for (row, start), one in zip(self.rows, states, strict=True)), *self.tokens
 
 
 Classify = Callable[[Tensor], Tensor]
+Capture = Callable[[int, int, slice, RowParams, float], TokenStates]
+"""The states of a row from a position on, which are those of some tokens of the step, as the row asks for them. Hidden states are divided
+by the factor."""
 
 
 class Pooler:
@@ -45,25 +53,42 @@ class Pooler:
         self._device = device
         self._classify, self._label_pooling = classify, label_pooling
         self._factor = factor
-        self._wanted: dict[int, tuple[str, int]] = {}  # row -> its pooling, the length of its prompt
+        self._wanted: dict[int, tuple[RowParams, int]] = {}  # row -> how it is pooled, the length of its prompt
 
     def update(self, new_rows: Sequence[NewRow]) -> None:
         """Notes the pooling that the sequences of new rows ask for, in place of what these rows had before."""
         for new in new_rows:
             self._wanted.pop(new.row, None)
             if new.params.pooling is not None:
-                self._wanted[new.row] = new.params.pooling, new.prompt_len
+                self._wanted[new.row] = new.params, new.prompt_len
 
-    def pool(self, rows: NDArray[np.int32], layout: StepLayout, hidden: Tensor) -> DevicePooled | None:
+    def captures(self, rows: NDArray[np.int32]) -> tuple[tuple[int, ...], bool] | None:
+        """Before which layers residuals are asked for by rows with pooling tokens, in order, and whether the experts are; None: there
+        are no such rows."""
+        wanted = [self._wanted[row][0] for row in rows.tolist() if row in self._wanted and self._wanted[row][0].pooling == "tokens"]
+        if not wanted:
+            return None
+        return tuple(sorted({layer for params in wanted for layer in params.pooled_layers})), any(one.pooled_experts for one in wanted)
+
+    def pool(self, rows: NDArray[np.int32], layout: StepLayout, hidden: Tensor, capture: Capture | None = None) -> DevicePooled | None:
         """The pooled states of the step's chunks of prompts, from `hidden` [T, hidden_size]: with pooling mean the sum over a chunk, with
         last that of the prompt's last token, with cls that of its first one; with label the scores of the labels, before the hidden state
-        that they are made of. None if no row asks for any."""
+        that they are made of; with tokens what `capture` gives of each token. None if no row asks for any."""
+        tokens: list[TokenStates] = []
         found: list[tuple[int, int]] = []
         indices, counts, classified = [], [], []
         for i in range(layout.num_decodes, len(rows)):
-            pooling, prompt_len = self._wanted.get(int(rows[i]), ("", 0))
+            if int(rows[i]) not in self._wanted:
+                continue
+            params, prompt_len = self._wanted[int(rows[i])]
+            pooling = params.pooling
             first, end = int(layout.qo_indptr[i]), int(layout.qo_indptr[i + 1])
             start = int(layout.seq_lens[i]) - (end - first)
+            if pooling == "tokens":
+                skipped = max(0, params.pooled_from - start)
+                if capture is not None and first + skipped < end:
+                    tokens.append(capture(int(rows[i]), start + skipped, slice(first + skipped, end), params, self._factor))
+                continue
             is_label, pooling = pooling == "label", self._label_pooling if pooling == "label" else pooling
             if pooling == "last" and layout.seq_lens[i] == prompt_len:
                 first = end - 1
@@ -77,7 +102,7 @@ class Pooler:
             indices.append(np.arange(first, end, dtype=np.int32))
             counts.append(end - first)
         if not found:
-            return None
+            return DevicePooled((), None, tuple(tokens)) if tokens else None
         states = hidden.index_select(0, to_device(np.concatenate(indices), self._device)).double()
         # Sums of doubles, in which those of float32 are exact but for what no float32 shows: where a chunk ends does not show either.
         pooled = torch.stack([one.sum(0) for one in torch.split(states, counts)]).div_(self._factor)
@@ -87,7 +112,7 @@ class Pooler:
             scores = self._classify(chosen)
             pooled = torch.nn.functional.pad(pooled, (0, max(0, scores.shape[1] - pooled.shape[1])))
             pooled[classified, : scores.shape[1]] = scores.to(pooled.device)
-        return DevicePooled(tuple(found), pooled)
+        return DevicePooled(tuple(found), pooled, tuple(tokens))
 
 
 _BLOCK_ELEMENTS = 1 << 24  # logits at a time: 64 MiB in float32
@@ -114,7 +139,7 @@ class PromptScores:
     def copied(self, copy: Callable[[Tensor], Tensor]) -> PromptScores:
         """With what `copy` makes of each tensor."""
         logprobs = None if self.logprobs is None else DeviceLogprobs(*map(copy, self.logprobs))
-        return PromptScores(self.spans, logprobs, None if self.pooled is None else replace(self.pooled, states=copy(self.pooled.states)))
+        return PromptScores(self.spans, logprobs, None if self.pooled is None else self.pooled.copied(copy))
 
     def logprobs_on_host(self) -> tuple[PromptLogprobs, ...]:
         """By span. The tensors must be in host memory."""
@@ -161,15 +186,24 @@ class PromptScorer:
             if new.params.prompt_logprobs is not None:
                 self._prompts[new.row] = new.tokens[: new.prompt_len], new.params.prompt_logprobs, new.params.prompt_logprobs_from
 
+    def captures(self, step: Step) -> tuple[tuple[int, ...], bool] | None:
+        """As of `Pooler`, of the rows of a step."""
+        return self._pooler.captures(step.rows) if step.scores_prompts else None
+
     def score(
-        self, rows: NDArray[np.int32], layout: StepLayout, logits: Callable[[Tensor], Tensor], hidden: Tensor | None
+        self,
+        rows: NDArray[np.int32],
+        layout: StepLayout,
+        logits: Callable[[Tensor], Tensor],
+        hidden: Tensor | None,
+        capture: Capture | None = None,
     ) -> PromptScores | None:
         """The prompt logprobs and pooled states of the step's chunks of prompts; None if no row asks for any.
 
         `logits`: [m] int32 indices of the step's tokens -> [m, vocab_size]. `hidden`: [T, hidden_size] behind the last norm, of a step that
-        scores prompts.
+        scores prompts. `capture`: as of `Pooler.pool`.
         """
-        pooled = None if hidden is None else self._pooler.pool(rows, layout, hidden)
+        pooled = None if hidden is None else self._pooler.pool(rows, layout, hidden, capture)
         spans, logprobs = self._score(rows, layout, logits) if self._prompts else ((), None)
         return PromptScores(spans, logprobs, pooled) if spans or pooled is not None else None
 

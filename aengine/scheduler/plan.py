@@ -69,7 +69,10 @@ class RowParams:
     logprobs: int | None = None  # most likely alternatives to report with every token; None: report nothing
     prompt_logprobs: int | None = None
     prompt_logprobs_from: int = 0  # position of the first token of which they are told
-    pooling: str | None = None  # of the hidden states of the prompt: last, mean, cls or label; None: none are asked for
+    pooling: str | None = None  # of the hidden states of the prompt: last, mean, cls, label or tokens; None: none are asked for
+    pooled_layers: tuple[int, ...] = ()  # with tokens: the residual before each, or behind the last norm with the number of layers
+    pooled_from: int = 0  # with tokens: the position of the first one
+    pooled_experts: bool = False  # with tokens: the experts that each layer chose, too
     grammar: object | None = None  # a compiled grammar, opaque to everyone but the sampler
     grammar_source: tuple[StructuredOutput | None, Reasoning | None] = (None, None)  # what it was compiled of
     grammar_from: int = 0  # output tokens that it does not limit
@@ -102,6 +105,8 @@ class RowParams:
         have; None: all but the last."""
         if self.pooling in ("mean", "cls"):
             return 0
+        if self.pooling == "tokens":
+            return self.pooled_from
         return None if self.prompt_logprobs is None else max(self.prompt_logprobs_from - 1, 0)
 
 
@@ -253,6 +258,16 @@ class PooledStates:
 
 
 @dataclass(frozen=True, slots=True)
+class TokenStates:
+    """The hidden states of n of a row's prompt tokens from position `start` on, with pooling tokens."""
+
+    row: int
+    start: int
+    states: NDArray[np.float32]  # [n, layers, hidden_size], in the order of `pooled_layers`
+    experts: NDArray[np.int32] | None  # [n, layers with experts, top_k], the best first; None: not asked for
+
+
+@dataclass(frozen=True, slots=True)
 class StepResult:
     """What a step produced: the sampled tokens, in the order of the plan's rows and of a row's positions.
 
@@ -267,7 +282,7 @@ class StepResult:
     tokens: IntArray  # [num_sampled.sum()]
     logprobs: TokenLogprobs | None = None
     prompt_logprobs: tuple[PromptLogprobs, ...] = ()
-    pooled: tuple[PooledStates, ...] = ()
+    pooled: tuple[PooledStates | TokenStates, ...] = ()
     failures: Mapping[int, BaseException] = field(default_factory=dict)  # by row
     forced: Mapping[int, IntArray] = field(default_factory=dict)
     """By row, of a plan that `wants_forced`: likely next tokens, where a grammar forces a text or has just done so."""

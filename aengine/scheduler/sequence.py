@@ -15,7 +15,7 @@ import numpy as np
 from aengine.api.outputs import DraftSource, FinishReason
 from aengine.api.params import RepetitionStop
 from aengine.cache import PageChain, Windows
-from aengine.scheduler.plan import NO_INTS, IntArray, PooledStates, PromptImages, PromptLogprobs, RowParams, TokenLogprobs
+from aengine.scheduler.plan import NO_INTS, IntArray, PooledStates, PromptImages, PromptLogprobs, RowParams, TokenLogprobs, TokenStates
 
 
 @dataclass(frozen=True, slots=True)
@@ -191,7 +191,7 @@ class Updates:
     token_ids: list[int] = field(default_factory=list)  # the token of each
     logprobs: TokenLogprobs | None = None  # of these tokens, in the same order; undefined for requests that want none
     prompt_logprobs: list[tuple[int, PromptLogprobs]] = field(default_factory=list)  # key, a piece
-    pooled: list[tuple[int, PooledStates]] = field(default_factory=list)  # the same
+    pooled: list[tuple[int, PooledStates | TokenStates]] = field(default_factory=list)  # the same
     drafts: list[DraftCount] = field(default_factory=list)
     finished: list[Finished] = field(default_factory=list)
     released: list[int] = field(default_factory=list)  # keys of which nothing is left in queues, rows or pages

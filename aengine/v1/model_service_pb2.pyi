@@ -138,6 +138,7 @@ class Model(_message.Message):
     MAX_IMAGES_FIELD_NUMBER: _builtins.int
     LABELS_FIELD_NUMBER: _builtins.int
     ENCODER_FIELD_NUMBER: _builtins.int
+    NUM_LAYERS_FIELD_NUMBER: _builtins.int
     name: _builtins.str
     """Its name, as GenerationSpec.model takes it."""
     architecture: _builtins.str
@@ -187,6 +188,8 @@ class Model(_message.Message):
     """Most images of a prompt. 0: it takes text alone."""
     encoder: _builtins.bool
     """Whether it is an encoder, which generates no text: every token sees all of the prompt."""
+    num_layers: _builtins.int
+    """Number of layers."""
     @_builtins.property
     def eos_token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """The ids that end a sequence."""
@@ -238,10 +241,11 @@ class Model(_message.Message):
         max_images: _builtins.int = ...,
         labels: _abc.Iterable[_builtins.str] | None = ...,
         encoder: _builtins.bool = ...,
+        num_layers: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["generation_defaults", b"generation_defaults"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["adapters", b"adapters", "architecture", b"architecture", "call_format", b"call_format", "dtype", b"dtype", "encoder", b"encoder", "eos_token_ids", b"eos_token_ids", "executor", b"executor", "family", b"family", "generation_defaults", b"generation_defaults", "has_chat_template", b"has_chat_template", "hidden_size", b"hidden_size", "implementation", b"implementation", "kv_bytes_per_token", b"kv_bytes_per_token", "labels", b"labels", "layer_groups", b"layer_groups", "max_images", b"max_images", "max_model_len", b"max_model_len", "name", b"name", "num_active_parameters", b"num_active_parameters", "num_parameters", b"num_parameters", "pooling", b"pooling", "quantization", b"quantization", "reasoning_format", b"reasoning_format", "state_bytes", b"state_bytes", "vocab_size", b"vocab_size", "without_tokenizer", b"without_tokenizer"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["adapters", b"adapters", "architecture", b"architecture", "call_format", b"call_format", "dtype", b"dtype", "encoder", b"encoder", "eos_token_ids", b"eos_token_ids", "executor", b"executor", "family", b"family", "generation_defaults", b"generation_defaults", "has_chat_template", b"has_chat_template", "hidden_size", b"hidden_size", "implementation", b"implementation", "kv_bytes_per_token", b"kv_bytes_per_token", "labels", b"labels", "layer_groups", b"layer_groups", "max_images", b"max_images", "max_model_len", b"max_model_len", "name", b"name", "num_active_parameters", b"num_active_parameters", "num_layers", b"num_layers", "num_parameters", b"num_parameters", "pooling", b"pooling", "quantization", b"quantization", "reasoning_format", b"reasoning_format", "state_bytes", b"state_bytes", "vocab_size", b"vocab_size", "without_tokenizer", b"without_tokenizer"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

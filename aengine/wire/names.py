@@ -51,7 +51,7 @@ DEFAULTS: Mapping[str, str] = {name: ours for name, ours in SAMPLING.items() if 
 MODEL = (
     *("name", "architecture", "family", "implementation", "executor", "dtype", "max_model_len", "vocab_size"),
     *("num_parameters", "num_active_parameters", "kv_bytes_per_token", "state_bytes", "quantization"),
-    *("call_format", "reasoning_format", "hidden_size", "pooling", "max_images", "encoder"),
+    *("call_format", "reasoning_format", "num_layers", "hidden_size", "pooling", "max_images", "encoder"),
 )
 
 # What limits the requests of an engine, with the same name and meaning on both sides.
@@ -92,7 +92,7 @@ _FIELDS: Mapping[str, str] = {path.removeprefix("spec."): name for name, path in
 _INPUT = re.compile(r"inputs\[\d+\]")  # a prompt of several
 
 POOLINGS: Mapping[int, str] = {
-    embedding_service_pb2.Pooling.Value(f"POOLING_{name.upper()}"): name for name in ("last", "mean", "cls", "label")
+    embedding_service_pb2.Pooling.Value(f"POOLING_{name.upper()}"): name for name in ("last", "mean", "cls", "label", "tokens")
 }
 
 # ERROR has no counterpart: a request that fails ends its call with a status.

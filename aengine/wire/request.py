@@ -108,6 +108,7 @@ def write_embedding(prompt: Prompt, params: EmbeddingParams, options: RequestOpt
     if options.known_outputs is not None:
         raise InvalidRequestError.of("known_outputs", NO_OUTPUT)
     request = EmbedRequest(normalize=params.normalize, dimensions=params.dimensions, priority=options.priority)
+    request.layers[:], request.first_token, request.experts = params.layers, params.first_token, params.experts
     if params.pooling is not None:
         request.pooling = Pooling.Value(f"POOLING_{params.pooling.upper()}")
     write_prompt(prompt, options, request.inputs.add())

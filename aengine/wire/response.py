@@ -13,6 +13,7 @@ from dataclasses import replace
 from itertools import chain, groupby, repeat
 from typing import Any
 
+import numpy as np
 from google.protobuf.duration_pb2 import Duration
 from google.protobuf.internal.containers import RepeatedCompositeFieldContainer
 
@@ -23,6 +24,7 @@ from aengine.api.outputs import (
     CachedPages,
     Completion,
     DraftUsage,
+    Embedding,
     EngineInfo,
     EngineStats,
     FinishReason,
@@ -39,9 +41,9 @@ from aengine.api.outputs import (
     TokenLogprob,
     Usage,
 )
-from aengine.api.params import SamplingParams
+from aengine.api.params import EmbeddingParams, SamplingParams
 from aengine.chat.text_source import ArgumentsDelta, CallEnded, CallStarted, ChatMessage, ContentDelta, Event, ReasoningDelta
-from aengine.v1 import admin_service_pb2, engine_service_pb2
+from aengine.v1 import admin_service_pb2, embedding_service_pb2, engine_service_pb2
 from aengine.v1 import generation_pb2 as messages
 from aengine.v1.engine_service_pb2 import GetServerInfoResponse, Load, Replica, WatchLoadResponse
 from aengine.v1.model_service_pb2 import Adapter, Model
@@ -181,6 +183,28 @@ def write_sequence(
 
 def wants_text(output: messages.OutputOptions) -> bool:
     return output.text if output.HasField("text") else True
+
+
+def write_embedding(found: Embedding) -> embedding_service_pb2.Embedding:
+    message = embedding_service_pb2.Embedding(num_tokens=found.num_tokens, cached_tokens=found.cached_tokens)
+    if found.values.ndim > 1:
+        message.states = found.values.astype("<f4").tobytes()
+    else:
+        message.values.extend(found.values.tolist())
+    if found.experts is not None:
+        message.experts.extend(found.experts.ravel().tolist())
+        message.num_expert_layers = len(found.experts)
+    return message
+
+
+def read_embedding(message: embedding_service_pb2.Embedding, params: EmbeddingParams) -> Embedding:
+    """`params`: that it was asked for with."""
+    if params.pooling != "tokens":
+        return Embedding(np.array(message.values, np.float32), message.num_tokens, message.cached_tokens)
+    num_tokens = message.num_tokens - params.first_token
+    states = np.frombuffer(message.states, "<f4").astype(np.float32).reshape(len(params.layers), num_tokens, -1)
+    experts = np.array(message.experts, np.int32).reshape(message.num_expert_layers, num_tokens, -1) if params.experts else None
+    return Embedding(states, message.num_tokens, message.cached_tokens, experts)
 
 
 def write_adapter(info: AdapterInfo, message: Adapter) -> None:

@@ -44,6 +44,7 @@ EMBED, NORM, LINEAR, ROTATE, ATTEND, GATHER, EXPERTS, HEADS, COPY, READ_KEPT, WR
 GATHER_RANKS, SUM_RANKS, CONVOLVE, CONVOLVE_STATES, RECUR, GATE, KEEP_INPUTS, ADD_IMAGES = range(11, 19)
 """`OpKind`."""
 EMBEDDING, HEAD, NO_MATRIX = 0, 1, -1  # numbers of matrices, for adapters
+NO_BUFFER = -1
 STORE, ADD, ACTIVATE, GATED, PARTIAL, MULTIPLY = range(6)  # `Epilogue`
 SILU, GELU, GELU_TANH, RELU, RELU_SQUARED, CLIPPED_SWIGLU = range(6)  # `Activation`
 RMS_NORM, LAYER_NORM = range(2)  # `NormKind`
@@ -117,7 +118,8 @@ class CExpertsOp(Structure):
         (c_float, "scaling"),
         (
             c_int32,
-            "scoring normalize shared_gate scaled_inputs shared_gate_up_matrix shared_down_matrix router_in in out epilogue activation",
+            "scoring normalize shared_gate scaled_inputs shared_gate_up_matrix shared_down_matrix router_in in out epilogue activation "
+            "chosen chosen_first",
         ),
         (c_float, "multiplier"),
         (c_void_p, "gate_up_orders down_orders gated_firsts shared_firsts"),

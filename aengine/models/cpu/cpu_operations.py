@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import ctypes
 from ctypes import Structure
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -15,11 +16,13 @@ from torch import Tensor
 from aengine.cache import LayerGroups
 from aengine.kernels.cpu import library
 from aengine.kernels.cpu.library import (
+    BLOCK,
     MAX_BUFFERS,
     PANEL,
     CCopyOp,
     CGatherOp,
     CGatherRanksOp,
+    CHeadsOp,
     CLinearOp,
     CNorm,
     CNormOp,
@@ -29,7 +32,7 @@ from aengine.kernels.cpu.ops import PageParts, norm_weight
 from aengine.kernels.params import Activation, RouterScoring
 from aengine.models.cpu.packed_weights import PackedWeights
 from aengine.models.sharding import Bounds
-from aengine.models.spec import ModelSpec, Norm, NormKind, QkNorm
+from aengine.models.spec import Experts, ModelSpec, Norm, NormKind, QkNorm
 
 _NORM_KINDS = {NormKind.RMS: library.RMS_NORM, NormKind.LAYER: library.LAYER_NORM}
 
@@ -49,10 +52,40 @@ def page_parts(spec: ModelSpec, groups: LayerGroups) -> PageParts:
     return list(zip(groups.parts, (each.heads for each in spec.attentions), strict=False))
 
 
+@dataclass(frozen=True, slots=True)
+class Captured:
+    """What steps bring of each token beside its hidden state, in columns behind it: of each layer with experts the numbers of those that it
+    chose, in the bits of an element, and then residuals. All tokens of these steps are at logits indices."""
+
+    layers: tuple[int, ...] = ()  # before which the residual is; ascending
+    experts: bool = False
+
+    def experts_of(self, spec: ModelSpec) -> dict[int, slice]:
+        """The columns of each layer with experts."""
+        found, first = {}, _padded(spec.hidden_size)
+        for index, layer in enumerate(spec.layers if self.experts else ()):
+            if isinstance(layer.mlp, Experts):
+                found[index] = slice(first, first + layer.mlp.routing.top_k)
+                first += layer.mlp.routing.top_k
+        return found
+
+    def residuals(self, spec: ModelSpec) -> dict[int, slice]:
+        """The columns of each of the layers."""
+        first = max([_padded(spec.hidden_size), *(_padded(columns.stop) for columns in self.experts_of(spec).values())])
+        firsts = range(first, first + len(self.layers) * _padded(spec.hidden_size), _padded(spec.hidden_size))
+        return {index: slice(first, first + spec.hidden_size) for index, first in zip(self.layers, firsts, strict=True)}
+
+
+def _padded(width: int) -> int:
+    return -(-width // BLOCK) * BLOCK
+
+
 class Operations:
     """The base of `CpuProgram`, which calls these methods in the order of the operations."""
 
-    def __init__(self, weights: PackedWeights) -> None:
+    def __init__(self, weights: PackedWeights, captured: Captured | None = None) -> None:
+        self._captured = captured or Captured()
+        self._chosen = library.NO_BUFFER, 0  # where the experts that a layer chooses go
         self._spec = weights.spec
         self._weights = weights
         self._tensors: list[Tensor] = []  # what the operations point to besides the weights
@@ -136,6 +169,25 @@ class Operations:
 
     def _copy(self, source: str, first: int, out: str, out_first: int, width: int) -> None:
         self._add(library.COPY, CCopyOp(first, out_first, width, self._buffers[source], self._buffer(out, out_first + width)))
+
+    def _heads(self, name: str, num_heads: int, copied: int, source: str, out: str) -> str:
+        """Multiplies what follows the first `copied` elements of each head. Returns `out`."""
+        weights = self._weights.grouped[name]
+        first = weights.linears[0]
+        widths = copied + first.in_features, copied + first.out_features
+        into = self._buffer(out, num_heads * widths[1])
+        op = CHeadsOp(ctypes.addressof(weights.c), num_heads, copied, copied, widths[0], copied, widths[1], self._buffers[source], into)
+        self._add(library.HEADS, op)
+        return out
+
+    def _capture(self, index: int) -> None:
+        """Keeps the residual before a layer, and later its experts, in columns of the hidden states."""
+        self._chosen = library.NO_BUFFER, 0
+        hidden = "residual" if self._spec.norm is None else "hidden"
+        if (experts := self._captured.experts_of(self._spec).get(index)) is not None:
+            self._chosen = self._buffer(hidden, experts.stop), experts.start
+        if (residual := self._captured.residuals(self._spec).get(index)) is not None:
+            self._copy("residual", 0, hidden, residual.start, self._spec.hidden_size)
 
     def _gather_ranks(self, source: str, bounds: Bounds, out: str, *, first: int = 0, out_first: int = 0) -> None:
         """The columns of all ranks, which are in `source` from column `first` on, become those of `out` from `out_first` on."""

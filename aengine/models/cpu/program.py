@@ -28,7 +28,6 @@ from aengine.kernels.cpu.library import (
     CExpertsOp,
     CGateOp,
     CHeadKind,
-    CHeadsOp,
     CKeptOp,
     CModel,
     CNorm,
@@ -37,8 +36,8 @@ from aengine.kernels.cpu.library import (
 )
 from aengine.kernels.cpu.ops import head_kind, norm_weight
 from aengine.kernels.recurrence import StateLayout
-from aengine.layers.rotary import cos_sin_cache, mixed_cos_sin, query_scales
-from aengine.models.cpu.cpu_operations import ACTIVATIONS, SCORINGS
+from aengine.layers.rotary import RopeSpec, cos_sin_cache, mixed_cos_sin, query_scales
+from aengine.models.cpu.cpu_operations import ACTIVATIONS, SCORINGS, Captured
 from aengine.models.cpu.packed_weights import PackedWeights
 from aengine.models.cpu.recurrent_operations import RecurrentOperations
 from aengine.models.sharding import (
@@ -78,8 +77,7 @@ class CpuProgram(RecurrentOperations):
     `heads` of its queries, its `latent` keys and values, and the `query` heads that are as wide as these.
 
     Several ranks all have the whole residual. In exact mode each computes a `slice` of the columns of the residual or branch, from all
-    columns of what was attended and gated; the columns are gathered. Otherwise each makes partial results from its own columns, which are
-    summed.
+    columns of what was attended and gated; they are gathered. Otherwise each makes partial results from its own columns, which are summed.
     """
 
     def __init__(
@@ -90,19 +88,22 @@ class CpuProgram(RecurrentOperations):
         states: StateLayout | None = None,
         read: DraftHead | None = None,
         reader: PackedWeights | None = None,
+        captured: Captured | None = None,
+        like: CpuProgram | None = None,
     ) -> None:
-        """`groups` are those of the KV pages, and `states` where recurrent layers have theirs. `read`: the draft head
-        whose target the model is, and `reader` its weights, where it runs."""
-        super().__init__(weights, states)
+        """`groups` are those of the KV pages, and `states` where recurrent layers have theirs. `read`: the draft head whose target it is,
+        and `reader` its weights, where it runs. `captured`: what steps bring beside. `like`: of the same model, whose tables it has."""
+        super().__init__(weights, states, captured)
         spec, shard = weights.spec, weights.shard
         self._whole_layers = [weights.whole_spec.layers[index] for index in shard.layers(weights.whole_spec.num_layers)]
         if spec.learned_positions is not None:
             num_positions = min(num_positions, spec.learned_positions.count)
         self._places = [[groups.places[place] for place in places] for places in spec.places]  # by layer, in groups of pages
         self._parts = [groups.parts[places.start] if places else 0 for places in spec.places]  # by layer
-        self._read = read
-        self._reader = reader
-        self._tables = {rope: cos_sin_cache(rope, num_positions, _CPU) for rope in spec.ropes}
+        self._read, self._reader = read, reader
+        self._tables: dict[RopeSpec, torch.Tensor] = (
+            like._tables if like else {rope: cos_sin_cache(rope, num_positions, _CPU) for rope in spec.ropes}
+        )
         self._query_scales = {scale: query_scales(scale, num_positions, _CPU) for scale in spec.query_scales}
         self._kinds = list(dict.fromkeys(each.heads for each in spec.attentions))
         self._c_kinds = (CHeadKind * len(self._kinds))(*map(head_kind, self._kinds))
@@ -171,13 +172,14 @@ class CpuProgram(RecurrentOperations):
             self._gather("hidden")
 
     def _layer_inputs(self, spec: ModelSpec, inputs: LayerInputs) -> None:
-        """The inputs of all layers, to `layer_inputs`. Both terms have their factor 2 ** -0.5, and that of what is normed is one of the
-        epsilon."""
+        """The inputs of all layers, to `layer_inputs`. Both terms have their factor 2 ** -0.5, and that of what is normed is in epsilon."""
         width, columns = inputs.width, spec.num_layers * inputs.width
-        out = self._buffer("layer_inputs", columns)
         table, scale = self._weights.tables["layer_embedding"], (width / 2) ** 0.5
         pad = None if spec.images is None else spec.images.layer_input_id
-        self._add(library.EMBED, CEmbedOp(table.data_ptr(), None, columns, out, scale, -1 if pad is None else pad))
+        self._add(
+            library.EMBED,
+            CEmbedOp(table.data_ptr(), None, columns, self._buffer("layer_inputs", columns), scale, -1 if pad is None else pad),
+        )
         self._linear("layer_inputs", "residual", "layer_projected")
         norm = replace(inputs.norm, eps=inputs.norm.eps * spec.hidden_size)
         for layer in range(spec.num_layers):
@@ -200,6 +202,7 @@ class CpuProgram(RecurrentOperations):
 
     def _tap(self, index: int, taps: tuple[int, ...]) -> None:
         """Keeps what the head reads of the residual before a layer; and what it makes of all taps, when there are all of them."""
+        self._capture(index)
         size = self._spec.hidden_size
         for place in (place for place, tap in enumerate(taps) if tap == index):
             self._buffer("taps", len(taps) * size)
@@ -395,16 +398,6 @@ class CpuProgram(RecurrentOperations):
         self._add(library.ROTATE, op)
         self._add(library.ATTEND, op)
 
-    def _heads(self, name: str, num_heads: int, copied: int, source: str, out: str) -> str:
-        """Multiplies what follows the first `copied` elements of each head. Returns `out`."""
-        weights = self._weights.grouped[name]
-        first = weights.linears[0]
-        widths = copied + first.in_features, copied + first.out_features
-        into = self._buffer(out, num_heads * widths[1])
-        op = CHeadsOp(ctypes.addressof(weights.c), num_heads, copied, copied, widths[0], copied, widths[1], self._buffers[source], into)
-        self._add(library.HEADS, op)
-        return out
-
     def _mlp(self, name: str, mlp: Mlp | Experts, whole: Mlp | Experts | None, source: str, multiplier: float) -> list[_Product]:
         """The last product, from what is computed now; none if it is in `branch`. `whole`: of all ranks."""
         if isinstance(mlp, Experts):
@@ -455,7 +448,7 @@ class CpuProgram(RecurrentOperations):
             *(experts.num_experts, routing.top_k, routing.num_groups, routing.top_groups, routing.group_top, routing.scaling),
             *(SCORINGS[routing.scoring], routing.normalize, experts.shared_gate, experts.scaled_inputs, *shared),
             *(self._buffers[router_source], self._buffers[source], self._buffer(out, matrices[1].linears[0].out_features)),
-            *(epilogue, ACTIVATIONS[experts.expert.activation], multiplier),
+            *(epilogue, ACTIVATIONS[experts.expert.activation], *self._chosen, multiplier),
             *(None if each.orders is None else each.orders.data_ptr() for each in matrices),
             *firsts,
         )

@@ -13,7 +13,7 @@ from torch.nn import functional
 from aengine.kernels.cpu import library
 from aengine.kernels.cpu.library import CGateOp, CNorm, CRecurOp, CStateLayer
 from aengine.kernels.recurrence import StateLayout
-from aengine.models.cpu.cpu_operations import Operations
+from aengine.models.cpu.cpu_operations import Captured, Operations
 from aengine.models.cpu.packed_weights import PackedWeights
 from aengine.models.sharding import Bounds, is_normed_whole, recurrence_bounds
 from aengine.models.spec import Norm, Recurrence, RecurrenceKind
@@ -28,9 +28,9 @@ _RULES = {
 
 
 class RecurrentOperations(Operations):
-    def __init__(self, weights: PackedWeights, states: StateLayout | None) -> None:
+    def __init__(self, weights: PackedWeights, states: StateLayout | None, captured: Captured | None = None) -> None:
         """`states`: where recurrent layers have theirs; None: there are none."""
-        super().__init__(weights)
+        super().__init__(weights, captured)
         self._shard = weights.shard
         self._states, self._num_recurrent = states, 0
 

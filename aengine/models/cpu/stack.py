@@ -40,7 +40,7 @@ from aengine.kernels.quantized import Rows
 from aengine.kernels.recurrence import StateLayout
 from aengine.kernels.warm_memory import Allocate, lazy_bytes
 from aengine.models.adapters import Adapter
-from aengine.models.cpu.cpu_operations import page_parts
+from aengine.models.cpu.cpu_operations import Captured, page_parts
 from aengine.models.cpu.packed_weights import PackedWeights, pack_adapter
 from aengine.models.cpu.program import CpuProgram
 from aengine.models.images import StepImages
@@ -49,6 +49,7 @@ from aengine.models.spec import DraftHead, Experts, LatentAttention, Layer, Mode
 from aengine.parallel.shard import WHOLE, Shard
 
 IntArray = NDArray[np.int32]
+_MOST_CAPTURING = 8  # programs for steps that bring what `Captured` says
 
 
 def unsupported(spec: ModelSpec, dtype: torch.dtype) -> str | None:
@@ -206,6 +207,8 @@ class PreparedStep:
     """[m], filled by `run`: the next tokens at the logits indices, of a step that samples."""
     impossible: NDArray[np.bool_] | None = None
     """[m], set by `run`: which of them no logit allows, since the largest is NaN or minus infinity; None: none of them."""
+    captured: Tensor | None = None
+    """[m, width], of which `hidden` are the first columns: what else was asked for, where `Captured` says."""
 
     def begin(self) -> None:
         """Starts the step on other threads and returns at once. The workspace serves nothing else until `run` has returned.
@@ -283,11 +286,13 @@ class DecoderStack:
         self._num_positions = num_positions
         self._served: tuple[DraftHead | None, DecoderStack | None] = None, None
         self._program = self._make_program(self._weights)
+        self._capturing: dict[Captured, CpuProgram] = {}
 
     def serve(self, head: DraftHead, stack: DecoderStack | None) -> None:
         """From now on steps keep the hidden states that a draft head reads. Before any step is prepared. `stack`: of the head; None on the
         ranks that do not run it, which compute what those steps need."""
         self._served = head, stack
+        self._capturing.clear()
         self._program = self._make_program(self._weights)
 
     def pack(self, workspace: Workspace, weights: Iterable[tuple[str, Sequence[Rows]]]) -> tuple[PackedWeights, CpuProgram | None]:
@@ -300,6 +305,7 @@ class DecoderStack:
         """Computes with other weights from now on, and so does a draft head with those of them that it shares. Steps that were prepared
         before are void."""
         self._weights = weights
+        self._capturing.clear()
         _, stack = self._served
         if stack is not None:
             stack._weights.share(weights)
@@ -312,12 +318,23 @@ class DecoderStack:
         if stack is not None:
             stack._weights.unshare()
             del stack._program
+        self._capturing.clear()
         self._weights = PackedWeights(self._weights.whole_spec, self.dtype, self._weights.shard)
         del self._program
 
-    def _make_program(self, weights: PackedWeights) -> CpuProgram:
+    def _make_program(self, weights: PackedWeights, captured: Captured | None = None) -> CpuProgram:
         head, stack = self._served
-        return CpuProgram(weights, self._num_positions, self._groups, self._states, head, None if stack is None else stack._weights)
+        given = weights, self._num_positions, self._groups, self._states, head, None if stack is None else stack._weights
+        return CpuProgram(*given, captured, None if captured is None else self._program)
+
+    def _program_of(self, captured: Captured | None) -> CpuProgram:
+        if captured is None:
+            return self._program
+        if captured not in self._capturing:
+            if len(self._capturing) >= _MOST_CAPTURING:
+                del self._capturing[next(iter(self._capturing))]
+            self._capturing[captured] = self._make_program(self._weights, captured)
+        return self._capturing[captured]
 
     def pack_adapter(self, adapter: Adapter) -> PackedCpuAdapter:
         """What steps of this stack take. From any thread, while steps run. Raises AdapterError for one that does not fit the model."""
@@ -349,6 +366,7 @@ class DecoderStack:
         adapters: StepAdapters | None = None,
         positions: IntArray | None = None,
         images: StepImages | None = None,
+        captured: Captured | None = None,
     ) -> PreparedStep:
         """A step that writes keys and values of [T] `token_ids` at the layout's slots.
 
@@ -357,7 +375,8 @@ class DecoderStack:
         a draft head, and for the model that it reads hidden states of. Of several stages, those but the last bring the residual [T,
         hidden_size] of all tokens, and those but the first are given it as `inputs`, contiguous.
         `adapters` are those of the tokens. `positions` [T]: their rows in tables of angles; None: the layout's. `images`: what the ids
-        below 0 stand for; those of steps that were prepared before must not be needed any more.
+        below 0 stand for; those of steps that were prepared before must not be needed any more. `captured`: what it brings beside hidden
+        states, on a rank that has all layers.
         Raises ValueError for a pool or hidden states of another shape, and for another number of ids, draws or slots than there are tokens.
         """
         c = pool.c
@@ -376,16 +395,17 @@ class DecoderStack:
         if adapters is not None:
             adapters.check(layout.num_tokens, len(self._program.matrices))
         num_rows = len(logits_indices) if shard.is_last_stage else layout.num_tokens
-        hidden = None if samples else torch.empty(num_rows, self._program.hidden_stride, dtype=self.dtype)
+        program = self._program_of(captured)
+        hidden = None if samples else torch.empty(num_rows, program.hidden_stride, dtype=self.dtype)
         sampled = np.empty(len(logits_indices), np.int64) if samples else None
         of_images = None if images is None else self._of_images(images)
         angles = layout.positions if positions is None else positions
         step = StepArguments(
             layout, token_ids, logits_indices, hidden, sampled, draw_params, last_tokens, kept, inputs, adapters, angles, of_images
         )
-        arguments = (ctypes.byref(self._program.c), ctypes.byref(pool.c), ctypes.byref(step.c), workspace.handle, workspace.threads)
+        arguments = (ctypes.byref(program.c), ctypes.byref(pool.c), ctypes.byref(step.c), workspace.handle, workspace.threads)
         used = None if hidden is None else hidden[:, : self.spec.hidden_size]
-        return PreparedStep(workspace, arguments, (self, pool, step), used, sampled)
+        return PreparedStep(workspace, arguments, (self, program, pool, step), used, sampled, captured=None if captured is None else hidden)
 
     def _of_images(self, images: StepImages) -> tuple[Tensor, Tensor | None]:
         """The rows and additions of a step's images, as the kernels take them; tables of angles get those that the step names."""

@@ -52,6 +52,10 @@ class FallbackSpec:
     is_part: bool = False  # the text part of a model, whose checkpoint has it under other names, beside tensors that are not looked at
 
     @property
+    def num_layers(self) -> int:
+        return len(self.attention)
+
+    @property
     def windows(self) -> tuple[int | None, ...]:
         """The sliding window of each layer in tokens; None: all tokens."""
         return tuple(call.scoring.window for call in self.attention)

@@ -31,7 +31,7 @@ from aengine.parallel.messages import Logits
 from aengine.runner.contract import InFlightStep, IntArray, LazyStep, ReadWeights, Step
 from aengine.runner.cpu.model import PagedCpuModel
 from aengine.runner.rank_steps import Stages
-from aengine.runner.results import PromptScorer, step_result
+from aengine.runner.results import Capture, PromptScorer, step_result
 from aengine.runner.setup import GREEDY, ExecutorSetup, warm_up_steps
 from aengine.sampling.draw import with_chosen
 from aengine.sampling.sampler import SampledTokens, Sampler, num_accepted_on_host
@@ -247,13 +247,16 @@ class CpuExecutor(CpuExecutorBase):
         greedy = not needs_logits and self._sampler.is_greedy(rows, step.next_positions)
         draw_params = None if needs_logits or greedy else self._sampler.draw_params(rows, step.next_positions)
         kernels_sample = greedy or draw_params is not None
-        call = self._model.prepare(step, greedy=greedy, draw_params=draw_params)
+        wanted = self._scorer.captures(step)
+        captured = None if wanted is None else self._model.captured(*wanted)
+        call = self._model.prepare(step, greedy=greedy, draw_params=draw_params, captured=captured)
         # Sampling in torch follows otherwise, whose threads then spin on the cores that the next step needs.
         can_run_ahead = kernels_sample and self._model.workspace.threads > 1
         if call.hidden is None:
             make_result = functools.partial(self._kernel_result, step, call)
         else:
-            make_result = functools.partial(self._torch_result, step, call.hidden)
+            capture = None if captured is None else functools.partial(self._model.token_states, call, captured)
+            make_result = functools.partial(self._torch_result, step, call.hidden, capture)
         overlaps = can_run_ahead and step.layout.num_decodes == step.layout.num_rows
         return self._queue.add_step(call, make_result, can_run_ahead=can_run_ahead, overlaps=overlaps)
 
@@ -288,7 +291,7 @@ class CpuExecutor(CpuExecutorBase):
             firsts = step.first_samples()
             self._model.last_tokens[step.sampled_rows[firsts]] = tokens[firsts + np.maximum(accepted - 1, 0)]
 
-    def _torch_result(self, step: Step, hidden: Tensor) -> StepResult:
+    def _torch_result(self, step: Step, hidden: Tensor, capture: Capture | None = None) -> StepResult:
         """Scores prompts and samples, from the hidden states of a step that the kernels did not sample: at its logits indices, or of all
         tokens if prompts are scored."""
 
@@ -298,7 +301,7 @@ class CpuExecutor(CpuExecutorBase):
             return self._model.logits(step, hidden, indices.numpy() if step.scores_prompts else None)
 
         with torch.inference_mode():
-            scores = self._scorer.score(step.rows, step.layout, logits, hidden if step.scores_prompts else None)
+            scores = self._scorer.score(step.rows, step.layout, logits, hidden if step.scores_prompts else None, capture)
             sampled: SampledTokens | None = None
             if len(step.sampled_rows):
                 rows, positions = torch.from_numpy(step.sampled_rows), torch.from_numpy(step.next_positions)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import cast
 
 import numpy as np
@@ -22,7 +22,7 @@ from aengine.kernels.cpu.library import Workspace, load_kernels
 from aengine.kernels.cpu.ops import KvPool, PackedCpuAdapter, StepAdapters, place_bytes
 from aengine.kernels.warm_memory import WarmMemory, lazy_bytes
 from aengine.models.adapters import Adapter
-from aengine.models.cpu.cpu_operations import page_parts
+from aengine.models.cpu.cpu_operations import Captured, page_parts
 from aengine.models.cpu.packed_weights import PackedWeights
 from aengine.models.cpu.program import CpuProgram
 from aengine.models.cpu.stack import CpuLastTokens, DecoderStack, PreparedStep, unsupported
@@ -33,7 +33,7 @@ from aengine.runner.cpu.draft import DraftModel
 from aengine.runner.memory import check_addition, check_memory, cpu_budget, free_host_memory, show_bytes
 from aengine.runner.rank_steps import exchange_of
 from aengine.runner.setup import ExecutorSetup
-from aengine.scheduler.plan import NO_INTS
+from aengine.scheduler.plan import NO_INTS, RowParams, TokenStates
 
 _log = logging.getLogger("aengine")
 
@@ -167,10 +167,17 @@ class PagedCpuModel:
         return StepAdapters([self._adapters[key] for key in numbers], of_tokens if tokens is None else of_tokens[tokens])
 
     def prepare(
-        self, step: Step, *, greedy: bool = False, draw_params: NDArray[np.void] | None = None, inputs: Tensor | None = None
+        self,
+        step: Step,
+        *,
+        greedy: bool = False,
+        draw_params: NDArray[np.void] | None = None,
+        inputs: Tensor | None = None,
+        captured: Captured | None = None,
     ) -> PreparedStep:
         """A step that brings next tokens if it is `greedy` or has `draw_params`, which become the last tokens of their rows. Otherwise it
-        brings hidden states: at the logits indices, or of all tokens if prompts are scored. `inputs`: as of `DecoderStack.prepare`."""
+        brings hidden states: at the logits indices, or of all tokens if prompts are scored. `inputs` and `captured`: as of
+        `DecoderStack.prepare`."""
         num_decodes = step.layout.num_decodes
         token_ids = np.empty(num_decodes, np.int32)  # filled with last tokens when the step begins
         if num_decodes < step.layout.num_rows:
@@ -190,7 +197,28 @@ class PagedCpuModel:
             adapters=self._adapters_of(step),
             positions=step.angles,
             images=step.images,
+            captured=captured,
         )
+
+    def captured(self, layers: Sequence[int], experts: bool) -> Captured:
+        """What steps are to bring for rows that ask for these layers."""
+        return Captured(tuple([layer for layer in layers if layer < self._stack.spec.num_layers]), experts)
+
+    def token_states(
+        self, call: PreparedStep, captured: Captured, row: int, start: int, tokens: slice, params: RowParams, factor: float
+    ) -> TokenStates:
+        """What a step that was run brought of some of its tokens, as `Capture` says."""
+        spec, every, hidden = self._stack.spec, call.captured, call.hidden
+        assert every is not None
+        assert hidden is not None
+        columns = captured.residuals(spec)
+        states = [every[tokens, columns[at]] if at in columns else hidden[tokens].float() / factor for at in params.pooled_layers]
+        experts = None
+        if params.pooled_experts:
+            chosen = [every[tokens, columns] for columns in captured.experts_of(spec).values()]
+            bits = torch.stack(chosen, 1).view(torch.int16 if every.dtype.itemsize == 2 else torch.int32)
+            experts = bits.to(torch.int32).numpy()
+        return TokenStates(row, start, torch.stack([one.float() for one in states], 1).numpy(), experts)
 
     def stage(self, step: Step, inputs: Tensor | None) -> Tensor:
         """Computes this stage of a step, as `Compute` says: `inputs` are the hidden states of the stage before, None on the first stage."""

@@ -218,6 +218,8 @@ struct ExpertsOp {
   i32 scaled_inputs;  // the weights multiply what experts read, not what they make
   i32 shared_gate_up_matrix, shared_down_matrix;  // as in LinearOp
   i32 router_in, in, out, epilogue, activation;
+  i32 chosen;         // a buffer whose rows get the numbers of the chosen experts from column `chosen_first` on, the best first, each in
+  i32 chosen_first;   // the bits of an element; -1: none does
   float multiplier;
   const i32* gate_up_orders;  // [num_experts, in_features], as `order` of a PackedLinear, where experts have orders of their own; null: they
   const i32* down_orders;     // have none, or that of their matrices

@@ -216,7 +216,9 @@ void run_experts(const Member& member, const ExpertsOp& e, const StepRows<E>& bu
   multiply(member, router_in.data, router_in.stride, rows, *e.router, StoreRows<float, false>({b.logits, b.logits_stride}, 1.f), space);
   member.each_run(rows, 8, [&](i64 begin, i64 end) {
     for (i64 row = begin; row < end; row++) {
-      choose_experts(e, b.logits + row * b.logits_stride, b.chosen + row * e.top_k, b.weights + row * (e.top_k + 1));
+      i32* const chosen = b.chosen + row * e.top_k;
+      choose_experts(e, b.logits + row * b.logits_stride, chosen, b.weights + row * (e.top_k + 1));
+      for (i64 k = 0; e.chosen >= 0 && k < e.top_k; k++) memcpy(static_cast<void*>(buffers[e.chosen].row(row) + e.chosen_first + k), chosen + k, sizeof(E));
     }
   });
   member.each(1, [&](i64) { group_choices(e, b); });

@@ -122,6 +122,8 @@ constexpr const char* LAYOUT_NAMES =
     "ExpertsOp.out "
     "ExpertsOp.epilogue "
     "ExpertsOp.activation "
+    "ExpertsOp.chosen "
+    "ExpertsOp.chosen_first "
     "ExpertsOp.multiplier "
     "ExpertsOp.gate_up_orders "
     "ExpertsOp.down_orders "
@@ -427,6 +429,8 @@ constexpr i64 LAYOUT_PLACES[] = {
     offsetof(ExpertsOp, out),
     offsetof(ExpertsOp, epilogue),
     offsetof(ExpertsOp, activation),
+    offsetof(ExpertsOp, chosen),
+    offsetof(ExpertsOp, chosen_first),
     offsetof(ExpertsOp, multiplier),
     offsetof(ExpertsOp, gate_up_orders),
     offsetof(ExpertsOp, down_orders),

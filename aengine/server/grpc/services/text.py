@@ -23,6 +23,7 @@ from aengine.v1.embedding_service_pb2_grpc import EmbeddingServiceServicer
 from aengine.v1.tokenizer_service_pb2_grpc import TokenizerServiceServicer
 from aengine.wire.names import CHAT, POOLINGS, images_in
 from aengine.wire.request import read_chat, read_chat_fields, read_prompt
+from aengine.wire.response import write_embedding
 
 READ_AT_ONCE = 16
 """Inputs that are read before the event loop gets its turn."""
@@ -44,8 +45,7 @@ class EmbeddingServicer(EmbeddingServiceServicer):
             raise error.moved(_path_of) from error
         response = embeddings_v1.EmbedResponse(model=model)
         for one in embeddings:
-            response.embeddings.add(values=one.values.tolist(), num_tokens=one.num_tokens, cached_tokens=one.cached_tokens)
-            await asyncio.sleep(0)  # thousands of numbers take a while to write
+            response.embeddings.append(await asyncio.to_thread(write_embedding, one))  # there may be millions of numbers
         return response
 
 
@@ -76,6 +76,9 @@ async def _read_request(request: embeddings_v1.EmbedRequest) -> tuple[list[tuple
     fields = EmbeddingFields(pooling=pooling, normalize=request.normalize if request.HasField("normalize") else True)
     if request.HasField("dimensions"):
         fields["dimensions"] = request.dimensions
+    if request.layers:
+        fields["layers"] = tuple(request.layers)
+    fields |= {"first_token": request.first_token, "experts": request.experts}
     return inputs, fields
 
 
