@@ -234,7 +234,7 @@ EMBEDDINGS_TAKEN: Mapping[str, str] = {
     "dimensions": "so many of the first, made a unit vector again",
     "user": "tenant",
     "prompt_cache_key": "session",
-    "pooling": "ours: last, mean, cls or label",
+    "pooling": "ours: last, mean, cls, label, or tokens for one of each token",
     "normalize": "ours: false for vectors as they are",
 }
 """The fields beside those of ours, and what becomes of them."""
@@ -277,9 +277,8 @@ async def embeddings(core: Core, exchange: HttpExchange) -> None:
 
 
 def _written_embedding(embedding: Embedding, in_base64: bool) -> bytes:
-    if in_base64:
-        return b'"%s"' % base64.b64encode(embedding.values.astype("<f4").tobytes())
-    return to_json(embedding.values.tolist())
+    values = embedding.values if embedding.values.ndim == 1 else embedding.values[0]  # of each token
+    return b'"%s"' % base64.b64encode(values.astype("<f4").tobytes()) if in_base64 else to_json(values.tolist())
 
 
 def read_embeddings(given: Fields, check: FieldChecks) -> EmbeddingsAsked:

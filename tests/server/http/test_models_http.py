@@ -110,3 +110,5 @@ async def test_embeddings_are_those_of_the_engine(demo: AsyncEngine, serve: Serv
     raw = (await serve.post("/v1/embeddings", {"input": TEXT, "encoding_format": "base64", "normalize": False, "pooling": "mean"})).json()
     values = np.frombuffer(base64.b64decode(raw["data"][0]["embedding"]), "<f4")
     np.testing.assert_allclose(values, (await demo.embed(TEXT, pooling="mean", normalize=False)).values, atol=1e-6)
+    each = (await serve.post("/v1/embeddings", {"input": TEXT, "pooling": "tokens", "dimensions": 16})).json()["data"][0]["embedding"]
+    np.testing.assert_allclose(each, (await demo.embed(TEXT, pooling="tokens", dimensions=16)).values[0], atol=1e-6)
