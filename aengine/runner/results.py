@@ -187,7 +187,7 @@ class PromptScorer:
                 self._prompts[new.row] = new.tokens[: new.prompt_len], new.params.prompt_logprobs, new.params.prompt_logprobs_from
 
     def captures(self, step: Step) -> tuple[tuple[int, ...], bool] | None:
-        """As of `Pooler`, of the rows of a step."""
+        """What `Pooler.captures` says of the rows of a step; None for one that scores no prompts."""
         return self._pooler.captures(step.rows) if step.scores_prompts else None
 
     def score(

@@ -13,6 +13,7 @@ import sys
 import threading
 from collections.abc import Callable
 from contextlib import suppress
+from itertools import product
 from typing import Any
 
 import anyio
@@ -111,8 +112,7 @@ async def check(path: pathlib.Path, engine: AsyncEngine, count: int) -> Recordin
     return recording
 
 
-@pytest.mark.parametrize("speculative", ["off", "ngram"])
-@pytest.mark.parametrize("recorded", [60_000, 64])
+@pytest.mark.parametrize(("recorded", "speculative"), slow_but([(60_000, "off"), (64, "ngram")], product([60_000, 64], ["off", "ngram"])))
 async def test_steps_of_the_demo(recorded: int, speculative: str, tmp_path: pathlib.Path) -> None:
     options = {**DEMO, "recorded_steps": recorded, "speculative": speculative, "adapters": {"lora": "demo-lora"}}
     async with AsyncEngine("demo", **options) as engine:
@@ -156,8 +156,7 @@ MODELS: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.mark.parametrize("recorded", [60_000, 40])
-@pytest.mark.parametrize("name", slow_but(["windows", "qwen3.5"], MODELS))
+@pytest.mark.parametrize(("name", "recorded"), slow_but([("windows", 40), ("qwen3.5", 40)], product(MODELS, [60_000, 40])))
 async def test_windows_and_states(name: str, recorded: int, models: Callable[[str], str], tmp_path: pathlib.Path) -> None:
     """Steps go on from KV behind which the windows have moved on, and from recurrent states."""
     options = {"max_model_len": 128, "max_num_seqs": 6, "recorded_steps": recorded, "speculative": "ngram"}
@@ -167,6 +166,7 @@ async def test_windows_and_states(name: str, recorded: int, models: Callable[[st
         await check(tmp_path / "x", engine, 40)
 
 
+@pytest.mark.slow
 async def test_a_draft_model_is_not_needed(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """What a later recording lacks of the draft model's KV changes nothing: its steps accept what was accepted."""
     use_every_draft(monkeypatch)
@@ -178,6 +178,7 @@ async def test_a_draft_model_is_not_needed(tmp_path: pathlib.Path, monkeypatch: 
             await check(tmp_path / "x", engine, 24)
 
 
+@pytest.mark.slow
 async def test_several_ranks(tmp_path: pathlib.Path) -> None:
     async with AsyncEngine("demo", **DEMO, recorded_steps=40, tensor_parallel_size=2) as engine:
         await crowd(engine, 10, 12)
@@ -322,6 +323,7 @@ async def test_the_ring_is_bounded() -> None:
         assert len(scheduler._ended) <= 16 * DEMO["max_num_seqs"]
 
 
+@pytest.mark.slow
 async def test_floods_and_long_requests_are_bounded(monkeypatch: pytest.MonkeyPatch, tmp_path: pathlib.Path) -> None:
     monkeypatch.setattr(recorder, "MOST_TOKENS", 600)
     for recorded in (1, 16):

@@ -106,6 +106,7 @@ def test_bugs_planted_in_the_source_are_seen(bug: str) -> None:
     check_bug(results(80, (*SLOW, *SOURCE_BUGS))[bug], SOURCE_BUGS[bug])
 
 
+@NOT_IN_CI
 @pytest.mark.slow
 @pytest.mark.parametrize("case", SLOW)
 def test_more_numbers(case: str) -> None:
@@ -119,9 +120,8 @@ def test_numbers_of_devices_with_float8(case: str) -> None:
     check(results(89, (*QUICK, *FLOAT8)), case, {**QUICK, **FLOAT8}[case])
 
 
-@NOT_IN_CI
 @pytest.mark.slow
-@pytest.mark.parametrize("case", [*QUICK, *SLOW, *FLOAT8])
+@pytest.mark.parametrize("case", [*SLOW, *QUICK, *FLOAT8])
 def test_numbers_on_hopper(case: str) -> None:
     """Where products of prefill are those of four warps together."""
     check(results(90, (*QUICK, *SLOW, *FLOAT8, *HOPPER_BUGS)), case, {**QUICK, **SLOW, **FLOAT8}[case])

@@ -120,7 +120,8 @@ def test_every_parameter_is_tried() -> None:
     """A new one of `RowParams` shows here."""
     kinds = warm_up_params(VOCAB)
     unused = {name for name in (one.name for one in fields(RowParams)) if len({getattr(one, name) for one in kinds}) == 1}
-    assert unused == {"seed", "grammar", "grammar_source", "grammar_from", "prompt_logprobs_from"}
+    pooled = {"pooled_layers", "pooled_from", "pooled_experts"}
+    assert unused == {"seed", "grammar", "grammar_source", "grammar_from", "prompt_logprobs_from", *pooled}
     steps = list(warm_up_steps(4, VOCAB, 16, 1))
     assert len(steps) == 3 * -(-len(kinds) // 4)
     assert len(list(warm_up_steps(4, VOCAB, 16, 1, most_drafts=2))) == 4 * -(-len(kinds) // 4)
