@@ -30,6 +30,7 @@ from aengine.api.engine import run_all as each
 from aengine.api.outputs import FinishReason
 from aengine.api.receipt import Receipt, ReceiptOutput, read_receipt_key
 from aengine.client import AsyncClient
+from aengine.kernels.cpu.compiler import CANONICAL, Level, supported_levels
 from aengine.terminal.replay import Outcome, ReceiptReplay, Verdict, main, read_receipts
 
 pytestmark = pytest.mark.anyio
@@ -96,6 +97,24 @@ async def test_all_are_derived_again(engine: AsyncEngine, count: int) -> None:
         assert ReceiptReplay(other).warnings(receipts) == []
     assert [one for one in outcomes if one.verdict is not Verdict.SAME] == []
     assert sum(one.num_tokens for one in outcomes) == sum(one.num_tokens for one in receipts)
+
+
+@pytest.mark.parametrize("count", [pytest.param(48, marks=pytest.mark.slow), pytest.param(10_000, marks=BY_HAND)])
+async def test_other_cpus_and_ranks_derive_them(count: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With canonical numerics, kernels for older CPUs derive the same, and so do two ranks."""
+    options: dict[str, Any] = {"numerics": "canonical", "adapters": {"lora": "demo-lora"}}
+    with pytest.MonkeyPatch.context() as patch:
+        use_every_draft(patch)
+        async with AsyncEngine("demo", **SMALL, **options) as engine:
+            receipts = await collect(engine, count, seed=count + 1)
+    levels = {CANONICAL.get(level, level) for level in supported_levels()} - ({Level.FUSED} if count > 48 else set())
+    for index, level in enumerate(sorted(levels, key=lambda level: level.value)):
+        monkeypatch.setenv("AENGINE_CPU_LEVEL", level.value)
+        ranks = {"tensor_parallel_size": 2} if index == 0 else {}
+        async with AsyncEngine("demo", kv_cache_memory=64 << 20, **options, **ranks) as other:
+            outcomes = await outcomes_of(other, receipts)
+            assert ranks or ReceiptReplay(other).warnings(receipts) == []
+        assert Counter(one.verdict for one in outcomes) == {Verdict.SAME: count}, level
 
 
 @pytest.mark.parametrize(("count", "kills"), [pytest.param(60, 3, marks=pytest.mark.slow), pytest.param(1000, 20, marks=BY_HAND)])

@@ -9,8 +9,8 @@ namespace {
 
 constexpr i64 SPAN = 48;                       // rows of x of a task
 constexpr i64 A_TASK = 8;                      // rows of A of a task
-constexpr int A_ROWS = 4;                      // rows of A that are multiplied together
-constexpr int X_ROWS = ACCUMULATORS / A_ROWS;  // with so many of x
+constexpr int A_ROWS = LANES < 8 ? 1 : LANES / 4; // rows of A that are multiplied together
+constexpr int X_ROWS = ACCUMULATORS / (A_ROWS * WideSum::PARTS);  // with so many of x
 constexpr i64 B_TASKS = 4;                     // of a thread, at least
 constexpr i64 B_AHEAD = 2;                     // panels that are prefetched ahead
 static_assert(X_ROWS <= TILE_ROWS);
@@ -19,8 +19,8 @@ static_assert(X_ROWS <= TILE_ROWS);
 template <class E>
 struct Along {
   using V = VecF;
-  static constexpr i64 STEP = LANES;
-  static AE_INLINE V read(const E* p) { return load(p); }
+  static constexpr i64 STEP = 16;
+  static AE_INLINE V read(const E* p, int part) { return load(p + part * LANES); }
   static AE_INLINE VecF multiply_add(VecF sum, V x, V a) { return fma(x, a, sum); }
 };
 #if defined(__AVX512BF16__)
@@ -28,7 +28,7 @@ template <>
 struct Along<Bf16> {
   using V = VecU;
   static constexpr i64 STEP = 2 * LANES;
-  static AE_INLINE V read(const Bf16* p) { return load_as<V>(p); }
+  static AE_INLINE V read(const Bf16* p, int) { return load_as<V>(p); }
   static AE_INLINE VecF multiply_add(VecF sum, V x, V a) { return Bf16Dot::multiply_add(sum, x, a); }
 };
 #endif
@@ -38,13 +38,15 @@ template <class E, int ROWS>
 AE_NOINLINE void project_tile(const E* a, const E* const* rows, i64 width, const E* ahead, float* const* u) {
   using Dot = Along<E>;
   constexpr i64 LINE = 64 / sizeof(E);
-  VecF sums[ROWS][A_ROWS] = {};
+  WideSum sums[ROWS][A_ROWS];
   const auto add = [&](i64 k, auto read) AE_ALWAYS_INLINE {
-    typename Dot::V w[A_ROWS];
-    for (int j = 0; j < A_ROWS; j++) w[j] = read(a + j * width + k);
-    for (int i = 0; i < ROWS; i++) {
-      const typename Dot::V x = read(rows[i] + k);
-      for (int j = 0; j < A_ROWS; j++) sums[i][j] = Dot::multiply_add(sums[i][j], x, w[j]);
+    for (int part = 0; part < WideSum::PARTS; part++) {
+      typename Dot::V w[A_ROWS];
+      for (int j = 0; j < A_ROWS; j++) w[j] = read(a + j * width + k, part);
+      for (int i = 0; i < ROWS; i++) {
+        const typename Dot::V x = read(rows[i] + k, part);
+        for (int j = 0; j < A_ROWS; j++) sums[i][j].parts[part] = Dot::multiply_add(sums[i][j].parts[part], x, w[j]);
+      }
     }
   };
   i64 k = 0;
@@ -52,11 +54,11 @@ AE_NOINLINE void project_tile(const E* a, const E* const* rows, i64 width, const
     if (ahead && k % LINE == 0) {
       for (int j = 0; j < A_ROWS; j++) __builtin_prefetch(ahead + j * width + k, 0, 2);
     }
-    add(k, [](const E* p) AE_ALWAYS_INLINE { return Dot::read(p); });
+    add(k, [](const E* p, int part) AE_ALWAYS_INLINE { return Dot::read(p, part); });
   }
   if constexpr (Dot::STEP > 16) {
     if (k < width) {  // half a step
-      add(k, [](const E* p) AE_ALWAYS_INLINE {
+      add(k, [](const E* p, int) AE_ALWAYS_INLINE {
         typename Dot::V half = {};
         memcpy(&half, p, 16 * sizeof(E));
         return half;
@@ -64,7 +66,7 @@ AE_NOINLINE void project_tile(const E* a, const E* const* rows, i64 width, const
     }
   }
   for (int i = 0; i < ROWS; i++) {
-    for (int j = 0; j < A_ROWS; j++) u[i][j] = sum(sums[i][j]);
+    for (int j = 0; j < A_ROWS; j++) u[i][j] = sums[i][j].total();
   }
 }
 
