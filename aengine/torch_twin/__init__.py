@@ -22,7 +22,7 @@ from aengine.api.fields import read_token_ids
 from aengine.engine.async_engine import AsyncEngine
 from aengine.engine.llm import LLM
 from aengine.models.loading.checkpoint import open_checkpoint
-from aengine.models.loading.hub import resolve_model
+from aengine.models.loading.hub import resolve_adapter, resolve_model
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -32,15 +32,19 @@ _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
 
 class TorchTwin(torch.nn.Module):
-    """The model of an `LLM`, whose parameters an optimizer may change. `publish()` gives them to the engine.
+    """The model of an `LLM`, or an adapter of it, whose parameters an optimizer may change. `publish()` gives them to the engine.
 
     Parameters are float32; what both passes compute with is their value in the engine's dtype. Dense models and mixtures of experts that
     Transformers can load, without quantisation.
     """
 
-    def __init__(self, llm: LLM, *, trains: Callable[[str], bool] = lambda name: True) -> None:
-        """`trains`: which parameters get gradients, by their names in the checkpoint. Raises `InvalidRequestError` for an engine whose
-        weights are not float32 or bfloat16 as they are in the checkpoint, and what Transformers raises for a model that it cannot load."""
+    def __init__(
+        self, llm: LLM, *, adapter: str | None = None, path: str | None = None, trains: Callable[[str], bool] = lambda name: True
+    ) -> None:
+        """`adapter`: the name of a LoRA adapter, which alone is trained; it begins as PEFT wrote it to the directory `path`, and is loaded
+        under this name. None: the model is trained. `trains`: which parameters get gradients, by their names in Transformers or PEFT.
+        Raises `InvalidRequestError` for an engine whose weights are not float32 or bfloat16 as they are in the checkpoint, and for an
+        adapter without a path; and what Transformers or PEFT raise for a model that they cannot load."""
         super().__init__()
         import transformers
 
@@ -49,14 +53,20 @@ class TorchTwin(torch.nn.Module):
             raise InvalidRequestError.of("llm", f"its engine is a {type(engine).__name__}, and a twin needs one in this process")
         if info.quantization or info.dtype not in _DTYPES:
             raise InvalidRequestError.of("llm", f"its weights are {info.quantization or info.dtype}, and a twin needs float32 or bfloat16")
-        self._llm, self._engine = llm, engine
+        if (adapter is None) != (path is None):
+            raise InvalidRequestError.of("path", "an adapter has a name and a path")
+        self._llm, self._engine, self._adapter = llm, engine, adapter
         self._dtype = _DTYPES[info.dtype]
         folder = resolve_model(engine.config.model, engine.config.revision, engine.config.load_format)
         loaded: Any = transformers.AutoModelForCausalLM.from_pretrained(Path(folder), dtype=torch.float32, attn_implementation="eager")
         self.model: torch.nn.Module = loaded.eval()
         self._stored_names = set(open_checkpoint(Path(folder)).tensors)
+        if path is not None:
+            import peft
+
+            self.model = peft.PeftModel.from_pretrained(loaded, resolve_adapter(path), is_trainable=True).eval()
         for name, parameter in self.model.named_parameters():
-            parameter.requires_grad_(trains(name))
+            parameter.requires_grad_(trains(name) and (adapter is None or parameter.requires_grad))
         self.publish()
 
     def forward(self, prompts: Sequence[Sequence[int]], outputs: Sequence[Sequence[int]]) -> list[Tensor]:
@@ -65,23 +75,32 @@ class TorchTwin(torch.nn.Module):
         if len(prompts) != len(outputs):
             raise InvalidRequestError.of("outputs", f"{len(outputs)} are not one for each of {len(prompts)} prompts")
         rows = [_read_row(prompt, output) for prompt, output in zip(prompts, outputs, strict=True)]
-        scores = self._llm.call(lambda engine: _score_all(engine, rows))
+        scores = self._llm.call(lambda engine: _score_all(engine, rows, self._adapter))
         told = torch.tensor([each.logprob for score in scores for each in score.tokens], dtype=torch.float32)
         trained = [parameter for parameter in self.model.parameters() if parameter.requires_grad]
         logprobs: Tensor = _AsTheEngine.apply(told, self, rows, *trained)  # type: ignore[no-untyped-call]
         return list(torch.split(logprobs, [len(output) for _, output in rows]))
 
     def publish(self) -> int:
-        """Have the engine compute with the parameters as they are now, in its dtype; returns the version of the weights. Requests that run
-        go on with the KV that they have."""
+        """Have the engine compute with the parameters as they are now, in its dtype; returns the version of the weights, or the key of the
+        adapter. Requests that run go on with the KV that they have; those with an adapter that is published end before."""
+        if self._adapter is not None:
+            return self._llm.call(partial(self._publish_adapter, self._adapter))
         held = {name: tensor.detach().to(self._dtype) for name, tensor in self.model.state_dict().items()}
         if self._stored_names.issuperset(name for name, _ in self.model.named_parameters()):
             weights = {name: tensor for name, tensor in held.items() if name in self._stored_names}
             return self._llm.call(lambda _: self._engine.update_weights(weights))
         # Modules of experts have other names and shapes than a checkpoint, and Transformers knows how they are written there.
-        with tempfile.TemporaryDirectory(prefix="aengine-twin-", dir=_SHARED if os.path.isdir(_SHARED) else None) as folder:
+        with _shared_folder() as folder:
             cast(Any, self.model).save_pretrained(folder, state_dict=held)
             return self._llm.call(lambda _: self._engine.update_weights(folder))
+
+    async def _publish_adapter(self, name: str, engine: Any) -> int:
+        with _shared_folder() as folder:
+            cast(Any, self.model).save_pretrained(folder)
+            if any(each.name == name for each in engine.adapters):
+                await engine.unload_adapter(name)
+            return int((await engine.load_adapter(name, folder)).key)
 
     def torch_logprobs(self, rows: Sequence[tuple[list[int], list[int]]]) -> Tensor:
         """What `forward` gives, by the code of Transformers in float32, one output behind the other. With gradients where they are on."""
@@ -104,9 +123,14 @@ class TorchTwin(torch.nn.Module):
         return self
 
 
-async def _score_all(engine: Any, rows: Sequence[tuple[list[int], list[int]]]) -> list[Any]:
+def _shared_folder() -> tempfile.TemporaryDirectory[str]:
+    """In memory, where there is such a place."""
+    return tempfile.TemporaryDirectory(prefix="aengine-twin-", dir=_SHARED if os.path.isdir(_SHARED) else None)
+
+
+async def _score_all(engine: Any, rows: Sequence[tuple[list[int], list[int]]], adapter: str | None) -> list[Any]:
     async def score(prompt: list[int], output: list[int]) -> Any:
-        return (await engine.score(prompt, [output]))[0]
+        return (await engine.score(prompt, [output], adapter=adapter))[0]
 
     return await run_all([partial(score, prompt, output) for prompt, output in rows])
 

@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
+import peft
 import pytest
 import torch
 import transformers
 from mixture_cases import CASES
 
 from aengine import LLM, Completion, InvalidRequestError, SamplingParams
-from aengine.models.loading.hub import resolve_model
+from aengine.models.loading.hub import resolve_adapter, resolve_model
 from aengine.torch_twin import TorchTwin
 
 PROMPTS = [[5, 6, 7], [90, 91], [17] * 20]
@@ -134,6 +135,54 @@ def test_what_is_published_is_served(folder: Callable[[str], str], tmp_path: Any
         assert ours.weights_versions == (2,) * 10  # the twin has published its own first
 
 
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_an_adapter_is_trained_alone(dtype: str, tmp_path: Any) -> None:
+    with LLM("demo", dtype=dtype, kv_cache_memory=16 << 20, max_model_len=64) as llm:
+        twin = TorchTwin(llm, adapter="mine", path="demo-lora")
+        trained = {name: parameter for name, parameter in twin.model.named_parameters() if parameter.requires_grad}
+        assert trained
+        assert all("lora_" in name for name in trained)
+        optimizer = torch.optim.SGD(trained.values(), lr=0.05)
+        before: list[Any] = []
+        for _ in range(2):
+            completions = llm.generate(PROMPTS, SAMPLED, progress=False, adapter="mine")
+            outputs = [one.token_ids for one in completions]
+            assert bits_of(completions) not in before
+            before.append(bits_of(completions))
+            logprobs = twin(PROMPTS, outputs)
+            assert [one.tolist() for one in logprobs] == bits_of(completions)
+            optimizer.zero_grad()
+            loss_of(logprobs).backward()
+            optimizer.step()
+            twin.publish()
+        plain = llm.generate(PROMPTS, SAMPLED, progress=False)
+        twin.model.save_pretrained(tmp_path)  # type: ignore[operator]
+        ours = llm.generate(PROMPTS, SAMPLED, progress=False, adapter="mine")
+    with LLM("demo", dtype=dtype, kv_cache_memory=16 << 20, max_model_len=64, adapters={"saved": str(tmp_path)}) as llm:
+        assert bits_of(llm.generate(PROMPTS, SAMPLED, progress=False, adapter="saved")) == bits_of(ours) != bits_of(plain)
+        assert bits_of(llm.generate(PROMPTS, SAMPLED, progress=False)) == bits_of(plain)
+
+
+def test_gradients_of_an_adapter() -> None:
+    with LLM("demo", dtype="float32", kv_cache_memory=16 << 20, max_model_len=64) as llm:
+        twin = TorchTwin(llm, adapter="mine", path="demo-lora")
+        outputs = [one.token_ids for one in llm.generate(PROMPTS, SAMPLED, progress=False, adapter="mine")]
+        loss_of(twin(PROMPTS, outputs)).backward()
+        base: Any = transformers.AutoModelForCausalLM.from_pretrained(str(resolve_model("demo")), dtype=torch.float32)
+        model: Any = peft.PeftModel.from_pretrained(base, str(resolve_adapter("demo-lora")), is_trainable=True).eval()
+        logprobs = []
+        for prompt, output in zip(PROMPTS, outputs, strict=True):
+            logits = model(torch.tensor([[*prompt, *output]])).logits[0, len(prompt) - 1 : -1]
+            logprobs.append(logits.log_softmax(-1).gather(1, torch.tensor(output)[:, None])[:, 0])
+        loss_of(logprobs).backward()
+        expected = {name: parameter.grad for name, parameter in model.named_parameters() if parameter.grad is not None}
+        largest = max(gradient.abs().max().item() for gradient in expected.values())
+        for name, parameter in twin.model.named_parameters():
+            assert (parameter.grad is None) == (name not in expected)
+            if name in expected:
+                torch.testing.assert_close(parameter.grad, expected[name], atol=1e-4 * largest, rtol=1e-3)
+
+
 def test_what_has_no_twin() -> None:
     with (
         LLM("demo", quantization="int8", kv_cache_memory=16 << 20) as llm,
@@ -141,6 +190,8 @@ def test_what_has_no_twin() -> None:
     ):
         TorchTwin(llm)
     with LLM("demo", kv_cache_memory=16 << 20, max_model_len=64) as llm:
+        with pytest.raises(InvalidRequestError, match="path: an adapter has a name and a path"):
+            TorchTwin(llm, adapter="mine")
         twin = TorchTwin(llm)
         for prompts, outputs, said in (
             ([[1]], [], "outputs: 0 are not one for each of 1 prompts"),
