@@ -9,12 +9,14 @@ from __future__ import annotations
 import os
 import tempfile
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 import torch
 from torch import Tensor
+from torch.overrides import TorchFunctionMode
 
 from aengine.api.engine import run_all
 from aengine.api.errors import InvalidRequestError
@@ -103,7 +105,8 @@ class TorchTwin(torch.nn.Module):
             return int((await engine.load_adapter(name, folder)).key)
 
     def torch_logprobs(self, rows: Sequence[tuple[list[int], list[int]]]) -> Tensor:
-        """What `forward` gives, by the code of Transformers in float32, one output behind the other. With gradients where they are on."""
+        """What `forward` gives, by the code of Transformers in float32, one output behind the other. With gradients where they are on.
+        Experts are those that the engine chooses (Ma et al., 2025, "R3"), with the weights that the model's own router gives them."""
         longest = max(len(prompt) + len(output) for prompt, output in rows)
         ids = torch.zeros(len(rows), longest, dtype=torch.long)
         mask = torch.zeros(len(rows), longest, dtype=torch.long)
@@ -111,12 +114,23 @@ class TorchTwin(torch.nn.Module):
             count = len(prompt) + len(output)
             ids[row, :count], mask[row, :count] = torch.tensor([*prompt, *output]), 1
         rounded = {name: _rounded(parameter, self._dtype) for name, parameter in self.model.named_parameters()}
-        logits = torch.func.functional_call(self.model, rounded, (ids,), {"attention_mask": mask, "use_cache": False}).logits
+        with self._chosen_experts(rows, longest):
+            logits = torch.func.functional_call(self.model, rounded, (ids,), {"attention_mask": mask, "use_cache": False}).logits
         found = []
         for row, (prompt, output) in enumerate(rows):
             own = logits[row, len(prompt) - 1 : len(prompt) + len(output) - 1].float()
             found.append(own.log_softmax(-1).gather(1, torch.tensor(output)[:, None])[:, 0])
         return torch.cat(found)
+
+    def _chosen_experts(self, rows: Sequence[tuple[list[int], list[int]]], longest: int) -> AbstractContextManager[object]:
+        info = self._llm.model_info
+        if info.num_active_parameters == info.num_parameters or info.executor != "cpu":
+            return nullcontext()
+        found = self._llm.call(lambda engine: _experts_of(engine, rows, self._adapter))
+        chosen = torch.arange(found[0].shape[2]).repeat(found[0].shape[0], len(rows), longest, 1)  # of padding any
+        for row, experts in enumerate(found):
+            chosen[:, row, : experts.shape[1]] = torch.from_numpy(experts)
+        return _ChosenExperts(chosen.flatten(1, 2))
 
     def train(self, mode: bool = True) -> Self:
         """There is no dropout in what is served, so nothing changes."""
@@ -133,6 +147,34 @@ async def _score_all(engine: Any, rows: Sequence[tuple[list[int], list[int]]], a
         return (await engine.score(prompt, [output], adapter=adapter))[0]
 
     return await run_all([partial(score, prompt, output) for prompt, output in rows])
+
+
+async def _experts_of(engine: Any, rows: Sequence[tuple[list[int], list[int]]], adapter: str | None) -> list[Any]:
+    """[layers with experts, tokens, top_k] of each row."""
+
+    async def ask(ids: list[int]) -> Any:
+        return (await engine.hidden_states(ids, experts=True, adapter=adapter)).experts
+
+    return await run_all([partial(ask, [*prompt, *output]) for prompt, output in rows])
+
+
+class _ChosenExperts(TorchFunctionMode):
+    """While it is on, the choices of experts are given, layer after layer: what `torch.topk` finds among the scores of all tokens. That is
+    how the routers of Transformers choose."""
+
+    def __init__(self, chosen: Tensor) -> None:
+        """`chosen`: [layers, tokens, top_k]."""
+        super().__init__()
+        self._left = list(chosen)
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        if self._left and func in (torch.topk, Tensor.topk):
+            scores, k = args[0], args[1] if len(args) > 1 else kwargs["k"]
+            if self._left[0].shape == (scores.numel() // scores.shape[-1], k):
+                indices = self._left.pop(0).view(*scores.shape[:-1], k)
+                return torch.return_types.topk((scores.gather(-1, indices), indices))
+        return func(*args, **kwargs)
 
 
 def _read_row(prompt: Sequence[int], output: Sequence[int]) -> tuple[list[int], list[int]]:

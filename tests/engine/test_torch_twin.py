@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import nullcontext
 from typing import Any
 
 import peft
@@ -11,7 +12,7 @@ import torch
 import transformers
 from mixture_cases import CASES
 
-from aengine import LLM, Completion, InvalidRequestError, SamplingParams
+from aengine import LLM, Completion, InvalidRequestError, SamplingParams, torch_twin
 from aengine.models.loading.hub import resolve_adapter, resolve_model
 from aengine.torch_twin import TorchTwin
 
@@ -58,12 +59,15 @@ def loss_of(logprobs: Sequence[torch.Tensor]) -> torch.Tensor:
 
 
 def in_transformers(twin: TorchTwin, path: str, outputs: Sequence[Sequence[int]], dtype: torch.dtype) -> tuple[float, Any]:
-    """The loss, and its gradients by name, by a model of its own that has what the engine has, in float32."""
+    """The loss, and its gradients by name, by a model of its own that has what the engine has, in float32. In bfloat16 the engine's scores
+    of experts are others than these, so they are chosen as there."""
     model: Any = transformers.AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32)
     model.load_state_dict({name: tensor.to(dtype).float() for name, tensor in twin.model.state_dict().items()})
     logprobs = []
     for prompt, output in zip(PROMPTS, outputs, strict=True):
-        logits = model(torch.tensor([[*prompt, *output]])).logits[0, len(prompt) - 1 : -1]
+        ids = [*prompt, *output]
+        with nullcontext() if dtype is torch.float32 else twin._chosen_experts([(prompt, list(output))], len(ids)):
+            logits = model(torch.tensor([ids])).logits[0, len(prompt) - 1 : -1]
         logprobs.append(logits.log_softmax(-1).gather(1, torch.tensor(output)[:, None])[:, 0])
     loss = loss_of(logprobs)
     loss.backward()
@@ -133,6 +137,35 @@ def test_what_is_published_is_served(folder: Callable[[str], str], tmp_path: Any
         theirs = model.generate(torch.tensor([PROMPTS[0]]), max_new_tokens=10, min_new_tokens=10, **given)[0, len(PROMPTS[0]) :].tolist()
         assert list(ours.token_ids) == theirs
         assert ours.weights_versions == (2,) * 10  # the twin has published its own first
+
+
+@pytest.mark.parametrize("name", ["qwen3-moe", "olmoe", "gpt-oss", "deepseek-v3"])
+def test_experts_of_the_backward_pass_are_those_of_the_engine(
+    name: str, folder: Callable[[str], str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In bfloat16 scores are so close that Transformers would choose others for some tokens; and whatever the engine says is taken."""
+    with LLM(folder(name), dtype="bfloat16", kv_cache_memory=16 << 20, max_model_len=64) as llm:
+        twin, rows = TorchTwin(llm), [([5, 6, 7, 8], [9, 10]), ([20] * 9, [1])]
+        chosen = llm.call(lambda engine: torch_twin._experts_of(engine, rows, None))
+        left: list[Any] = []
+        seen: list[torch.Tensor] = []
+        given = torch_twin._ChosenExperts.__torch_function__
+
+        def watched(self: Any, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            before = len(self._left)
+            found = given(self, func, types, args, kwargs)
+            if len(self._left) < before:
+                seen.append(found.indices.view(len(rows), 10, -1))
+                left[:] = self._left
+            return found
+
+        monkeypatch.setattr(torch_twin._ChosenExperts, "__torch_function__", watched)
+        twin(*zip(*rows, strict=True))[0].sum().backward()  # type: ignore[arg-type]
+        assert len(seen) == len(chosen[0])
+        assert left == []
+        for layer, indices in enumerate(seen):
+            assert torch.equal(indices[0, :6], torch.from_numpy(chosen[0][layer]).long())
+            assert torch.equal(indices[1], torch.from_numpy(chosen[1][layer]).long())
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
