@@ -19,25 +19,28 @@ def loaded(level: Level) -> CpuKernels:
     return load_level(level)
 
 
+LEVELS = [level for level in supported_levels() if level is not Level.FUSED]  # which is PORTABLE, and slower
+
+
 def _param(level: Level) -> object:
     """Compiling a level takes long where it was not compiled before: the best and the plainest have to do where time matters."""
-    return level if level in (supported_levels()[0], supported_levels()[-1]) else pytest.param(level, marks=pytest.mark.slow)
+    return level if level in (LEVELS[0], LEVELS[-1]) else pytest.param(level, marks=pytest.mark.slow)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """The plainest level is built from the sources that the best one is built from."""
-    if len(supported_levels()) > 1:
-        one_is_quick(items, supported_levels()[-1])
+    if len(LEVELS) > 1:
+        one_is_quick(items, LEVELS[-1])
 
 
-@pytest.fixture(scope="session", params=[_param(level) for level in supported_levels()], ids=lambda level: level.value)
+@pytest.fixture(scope="session", params=[_param(level) for level in LEVELS], ids=lambda level: level.value)
 def kernels(request: pytest.FixtureRequest) -> CpuKernels:
     return loaded(request.param)
 
 
 @pytest.fixture(
     scope="session",
-    params=[_param(level) for level in supported_levels() if "avx512" not in level.value or level is supported_levels()[0]],
+    params=[_param(level) for level in LEVELS if "avx512" not in level.value or level is LEVELS[0]],
     ids=lambda level: level.value,
 )
 def some_kernels(request: pytest.FixtureRequest) -> CpuKernels:
