@@ -38,6 +38,7 @@ if TYPE_CHECKING:
 GREEDY_BELOW = 1e-5  # temperatures below this are greedy decoding
 MAX_BIAS = 100.0
 MAX_STRING_BYTES = 256
+_LEAST_NORM = 1e-12  # of a vector, as torch.nn.functional.normalize
 MAX_CHOICES = 4096
 
 
@@ -154,6 +155,13 @@ class EmbeddingParams:
 
     def __post_init__(self) -> None:
         check_fields(self, InvalidRequestError)
+
+    def finish(self, values: Any) -> Any:
+        """The first `dimensions` of vectors, an array [.., hidden_size], as unit vectors if they are to be; float32."""
+        import numpy as np
+
+        kept = values[..., : self.dimensions]
+        return (kept / np.maximum(np.linalg.norm(kept, axis=-1, keepdims=True), _LEAST_NORM) if self.normalize else kept).astype(np.float32)
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any, cast
 
+import numpy as np
 from google.protobuf.duration_pb2 import Duration
 from google.protobuf.message import Message
 
@@ -53,7 +54,7 @@ from aengine.api.request import (
 from aengine.client.active_request import ActiveRequest, Feed
 from aengine.client.call import CallFeed, GenerationCall, named_images, write_named_prompt, write_prompt_ids
 from aengine.client.client_config import DEFAULT_ADDRESS, ClientConfig
-from aengine.client.link import HealthWatch, Link, exported, give_kv, open_link, watch_load
+from aengine.client.link import HealthWatch, Link, every, exported, give_kv, open_link, watch_load
 from aengine.client.session import MAX_SUBMIT_BYTES, Sessions
 from aengine.v1.admin_service_pb2 import (
     ContinueGenerationRequest,
@@ -73,6 +74,7 @@ from aengine.v1.admin_service_pb2 import (
     UpdateWeightsRequest,
     WakeRequest,
 )
+from aengine.v1.embedding_service_pb2 import StreamHiddenStatesRequest
 from aengine.v1.engine_service_pb2 import GetLoadRequest, GetServerInfoRequest
 from aengine.v1.generation_pb2 import GenerationSpec, StreamOptions
 from aengine.v1.generation_service_pb2 import CancelRequestsRequest, StreamGenerateRequest, TouchSessionRequest
@@ -81,8 +83,8 @@ from aengine.v1.tokenizer_service_pb2 import DetokenizeRequest, RenderChatReques
 from aengine.wire.request import write_chat, write_embedding, write_mode, write_prompt, write_request, write_watch
 from aengine.wire.response import (
     read_adapter,
-    read_embedding,
     read_engine_info,
+    read_hidden_states,
     read_kv_pages,
     read_load,
     read_memory,
@@ -389,12 +391,15 @@ class AsyncClient(ServerCalls, AsyncioEngine):
         params = EmbeddingParams(**wanted)
         request = write_embedding(prompt, params, options)
         try:
+            if isinstance(request, StreamHiddenStatesRequest):
+                pieces = await link.ask(partial(every, link.embedding.StreamHiddenStates), request, options.timeout)
+                return read_hidden_states(pieces, params)
             (found,) = (await link.ask(link.embedding.Embed, request, options.timeout)).embeddings
         except ServerError as error:
             if error.code == "DEADLINE_EXCEEDED":
                 raise RequestEndedError("the embedding was not made: its timeout passed") from error
             raise
-        return read_embedding(found, params)
+        return Embedding(np.array(found.values, np.float32), found.num_tokens, found.cached_tokens)
 
     async def cancel(self, request_id: str) -> bool:
         """End a request, whoever sent it; its stream closes with FinishReason.CANCELLED. Returns when its pages are free: True if it

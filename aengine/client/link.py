@@ -306,6 +306,11 @@ class Link:
         return read_failure(error, self.config.address)
 
 
+async def every(method: Any, request: Message, **options: Any) -> list[Any]:
+    """All that a streaming call brings."""
+    return [message async for message in method(request, **options)]
+
+
 async def result_of(awaited: Awaitable[T]) -> T:
     """What gRPC answers. Cancelling the caller cancels the call. Raises `EngineStateError` when the channel is closed.
 

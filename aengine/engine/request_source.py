@@ -403,7 +403,6 @@ _ENDED_BY_TOKEN = _STOPPED | {FinishReason.MAX_TOKENS, FinishReason.CONTEXT_LENG
 
 NO_OUTPUT = SamplingParams(**NEUTRAL)
 """The parameters of a request without output: nothing is left to the model's defaults."""
-_LEAST_NORM = 1e-12  # as torch.nn.functional.normalize
 
 
 def read_embedding(model: ModelInfo, stages: int, violations: list[FieldViolation], **fields: Any) -> EmbeddingParams:
@@ -448,15 +447,10 @@ def embedding_of(state: StreamState, params: EmbeddingParams, reason: FinishReas
     if params.pooling == "label":
         return Embedding(values[:num_labels].astype(np.float32), state.prompt_tokens, state.cached_prompt_tokens)
     if params.pooling == "tokens":
-        values = values[..., : params.dimensions]
-        if params.normalize:
-            values = values / np.maximum(np.linalg.norm(values, axis=-1, keepdims=True), _LEAST_NORM)
         experts = _joined([piece.experts for piece in state.token_states if piece.experts is not None])
-        return Embedding(values.astype(np.float32), state.prompt_tokens, state.cached_prompt_tokens, experts)
-    values = (values / float(state.prompt_tokens) if params.pooling == "mean" else values)[: params.dimensions]
-    if params.normalize:
-        values = values / max(float(np.linalg.norm(values)), _LEAST_NORM)
-    return Embedding(values.astype(np.float32), state.prompt_tokens, state.cached_prompt_tokens)
+        return Embedding(params.finish(values), state.prompt_tokens, state.cached_prompt_tokens, experts)
+    values = values / float(state.prompt_tokens) if params.pooling == "mean" else values
+    return Embedding(params.finish(values), state.prompt_tokens, state.cached_prompt_tokens)
 
 
 def _joined(pieces: Sequence[NDArray[Any]]) -> NDArray[Any] | None:

@@ -25,21 +25,25 @@ _sym_db = _symbol_database.Default()
 from aengine.v1 import generation_pb2 as aengine_dot_v1_dot_generation__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\"aengine/v1/embedding_service.proto\x12\naengine.v1\x1a\x1b\x61\x65ngine/v1/generation.proto\"\xc7\x02\n\x0c\x45mbedRequest\x12\r\n\x05model\x18\x01 \x01(\t\x12\"\n\x06inputs\x18\x02 \x03(\x0b\x32\x12.aengine.v1.Prompt\x12$\n\x07pooling\x18\x03 \x01(\x0e\x32\x13.aengine.v1.Pooling\x12\x16\n\tnormalize\x18\x04 \x01(\x08H\x00\x88\x01\x01\x12\x17\n\ndimensions\x18\x05 \x01(\rH\x01\x88\x01\x01\x12\'\n\x05\x63\x61\x63he\x18\x06 \x01(\x0b\x32\x18.aengine.v1.CacheOptions\x12\x10\n\x08priority\x18\x07 \x01(\x05\x12\x0e\n\x06tenant\x18\x08 \x01(\t\x12\x0f\n\x07\x61\x64\x61pter\x18\t \x01(\t\x12\x0e\n\x06layers\x18\n \x03(\x05\x12\x13\n\x0b\x66irst_token\x18\x0b \x01(\r\x12\x0f\n\x07\x65xperts\x18\x0c \x01(\x08\x42\x0c\n\n_normalizeB\r\n\x0b_dimensions\"I\n\rEmbedResponse\x12\r\n\x05model\x18\x01 \x01(\t\x12)\n\nembeddings\x18\x02 \x03(\x0b\x32\x15.aengine.v1.Embedding\"\x82\x01\n\tEmbedding\x12\x0e\n\x06values\x18\x01 \x03(\x02\x12\x12\n\nnum_tokens\x18\x02 \x01(\r\x12\x15\n\rcached_tokens\x18\x03 \x01(\r\x12\x0e\n\x06states\x18\x04 \x01(\x0c\x12\x0f\n\x07\x65xperts\x18\x05 \x03(\r\x12\x19\n\x11num_expert_layers\x18\x06 \x01(\r*~\n\x07Pooling\x12\x17\n\x13POOLING_UNSPECIFIED\x10\x00\x12\x10\n\x0cPOOLING_LAST\x10\x01\x12\x10\n\x0cPOOLING_MEAN\x10\x02\x12\x0f\n\x0bPOOLING_CLS\x10\x03\x12\x11\n\rPOOLING_LABEL\x10\x04\x12\x12\n\x0ePOOLING_TOKENS\x10\x05\x32P\n\x10\x45mbeddingService\x12<\n\x05\x45mbed\x12\x18.aengine.v1.EmbedRequest\x1a\x19.aengine.v1.EmbedResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\"aengine/v1/embedding_service.proto\x12\naengine.v1\x1a\x1b\x61\x65ngine/v1/generation.proto\"\x91\x02\n\x0c\x45mbedRequest\x12\r\n\x05model\x18\x01 \x01(\t\x12\"\n\x06inputs\x18\x02 \x03(\x0b\x32\x12.aengine.v1.Prompt\x12$\n\x07pooling\x18\x03 \x01(\x0e\x32\x13.aengine.v1.Pooling\x12\x16\n\tnormalize\x18\x04 \x01(\x08H\x00\x88\x01\x01\x12\x17\n\ndimensions\x18\x05 \x01(\rH\x01\x88\x01\x01\x12\'\n\x05\x63\x61\x63he\x18\x06 \x01(\x0b\x32\x18.aengine.v1.CacheOptions\x12\x10\n\x08priority\x18\x07 \x01(\x05\x12\x0e\n\x06tenant\x18\x08 \x01(\t\x12\x0f\n\x07\x61\x64\x61pter\x18\t \x01(\tB\x0c\n\n_normalizeB\r\n\x0b_dimensions\"I\n\rEmbedResponse\x12\r\n\x05model\x18\x01 \x01(\t\x12)\n\nembeddings\x18\x02 \x03(\x0b\x32\x15.aengine.v1.Embedding\"F\n\tEmbedding\x12\x0e\n\x06values\x18\x01 \x03(\x02\x12\x12\n\nnum_tokens\x18\x02 \x01(\r\x12\x15\n\rcached_tokens\x18\x03 \x01(\r\"\xe0\x01\n\x19StreamHiddenStatesRequest\x12\r\n\x05model\x18\x01 \x01(\t\x12\"\n\x06prompt\x18\x02 \x01(\x0b\x32\x12.aengine.v1.Prompt\x12\x0e\n\x06layers\x18\x03 \x03(\x05\x12\x13\n\x0b\x66irst_token\x18\x04 \x01(\r\x12\x0f\n\x07\x65xperts\x18\x05 \x01(\x08\x12\'\n\x05\x63\x61\x63he\x18\x06 \x01(\x0b\x32\x18.aengine.v1.CacheOptions\x12\x10\n\x08priority\x18\x07 \x01(\x05\x12\x0e\n\x06tenant\x18\x08 \x01(\t\x12\x0f\n\x07\x61\x64\x61pter\x18\t \x01(\t\"\x83\x01\n\x1aStreamHiddenStatesResponse\x12\x12\n\nnum_tokens\x18\x01 \x01(\r\x12\x15\n\rcached_tokens\x18\x02 \x01(\r\x12\x19\n\x11num_expert_layers\x18\x03 \x01(\r\x12\x0e\n\x06states\x18\x04 \x01(\x0c\x12\x0f\n\x07\x65xperts\x18\x05 \x03(\r*j\n\x07Pooling\x12\x17\n\x13POOLING_UNSPECIFIED\x10\x00\x12\x10\n\x0cPOOLING_LAST\x10\x01\x12\x10\n\x0cPOOLING_MEAN\x10\x02\x12\x0f\n\x0bPOOLING_CLS\x10\x03\x12\x11\n\rPOOLING_LABEL\x10\x04\x32\xb7\x01\n\x10\x45mbeddingService\x12<\n\x05\x45mbed\x12\x18.aengine.v1.EmbedRequest\x1a\x19.aengine.v1.EmbedResponse\x12\x65\n\x12StreamHiddenStates\x12%.aengine.v1.StreamHiddenStatesRequest\x1a&.aengine.v1.StreamHiddenStatesResponse0\x01\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'aengine.v1.embedding_service_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_POOLING']._serialized_start=617
-  _globals['_POOLING']._serialized_end=743
+  _globals['_POOLING']._serialized_start=863
+  _globals['_POOLING']._serialized_end=969
   _globals['_EMBEDREQUEST']._serialized_start=80
-  _globals['_EMBEDREQUEST']._serialized_end=407
-  _globals['_EMBEDRESPONSE']._serialized_start=409
-  _globals['_EMBEDRESPONSE']._serialized_end=482
-  _globals['_EMBEDDING']._serialized_start=485
-  _globals['_EMBEDDING']._serialized_end=615
-  _globals['_EMBEDDINGSERVICE']._serialized_start=745
-  _globals['_EMBEDDINGSERVICE']._serialized_end=825
+  _globals['_EMBEDREQUEST']._serialized_end=353
+  _globals['_EMBEDRESPONSE']._serialized_start=355
+  _globals['_EMBEDRESPONSE']._serialized_end=428
+  _globals['_EMBEDDING']._serialized_start=430
+  _globals['_EMBEDDING']._serialized_end=500
+  _globals['_STREAMHIDDENSTATESREQUEST']._serialized_start=503
+  _globals['_STREAMHIDDENSTATESREQUEST']._serialized_end=727
+  _globals['_STREAMHIDDENSTATESRESPONSE']._serialized_start=730
+  _globals['_STREAMHIDDENSTATESRESPONSE']._serialized_end=861
+  _globals['_EMBEDDINGSERVICE']._serialized_start=972
+  _globals['_EMBEDDINGSERVICE']._serialized_end=1155
 # @@protoc_insertion_point(module_scope)

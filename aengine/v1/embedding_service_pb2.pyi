@@ -38,8 +38,6 @@ class _PoolingEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_Pooling.Value
     """None: in place of an embedding, the scores of Model.labels that a model which classifies gives the
     prompt.
     """
-    POOLING_TOKENS: _Pooling.ValueType  # 5
-    """None: one of each token, of all layers."""
 
 class Pooling(_Pooling, metaclass=_PoolingEnumTypeWrapper):
     """What makes an embedding of hidden states."""
@@ -56,8 +54,6 @@ POOLING_LABEL: Pooling.ValueType  # 4
 """None: in place of an embedding, the scores of Model.labels that a model which classifies gives the
 prompt.
 """
-POOLING_TOKENS: Pooling.ValueType  # 5
-"""None: one of each token, of all layers."""
 Global___Pooling: _TypeAlias = Pooling  # noqa: Y015
 
 @_typing.final
@@ -75,9 +71,6 @@ class EmbedRequest(_message.Message):
     PRIORITY_FIELD_NUMBER: _builtins.int
     TENANT_FIELD_NUMBER: _builtins.int
     ADAPTER_FIELD_NUMBER: _builtins.int
-    LAYERS_FIELD_NUMBER: _builtins.int
-    FIRST_TOKEN_FIELD_NUMBER: _builtins.int
-    EXPERTS_FIELD_NUMBER: _builtins.int
     model: _builtins.str
     """The model, as in GenerationSpec.model. Default: empty, which is the served model."""
     pooling: Global___Pooling.ValueType
@@ -92,10 +85,6 @@ class EmbedRequest(_message.Message):
     """On whose behalf the prompts are computed, as in GenerationSpec.tenant. Default: empty."""
     adapter: _builtins.str
     """The adapter, as in GenerationSpec.adapter. Default: empty, which is the model without an adapter."""
-    first_token: _builtins.int
-    """With POOLING_TOKENS, the position of the first token that is told of. Default: 0."""
-    experts: _builtins.bool
-    """With POOLING_TOKENS, whether the experts that each layer chose are told, too. Default: false."""
     @_builtins.property
     def inputs(self) -> _containers.RepeatedCompositeFieldContainer[_generation_pb2.Prompt]:
         """The prompts. 1 to 2048. Other than a prompt for generation each may have max_model_len tokens."""
@@ -103,12 +92,6 @@ class EmbedRequest(_message.Message):
     @_builtins.property
     def cache(self) -> _generation_pb2.CacheOptions:
         """Use of the prefix cache. Default: shared with every request without a salt."""
-
-    @_builtins.property
-    def layers(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
-        """With POOLING_TOKENS, after how many layers hidden states are told: 0 for the embeddings of tokens, Model.num_layers for those
-        behind the last norm. Negative numbers count from the last, which is -1. 1 to 1024, each once. Default: the last.
-        """
 
     def __init__(
         self,
@@ -122,13 +105,10 @@ class EmbedRequest(_message.Message):
         priority: _builtins.int = ...,
         tenant: _builtins.str = ...,
         adapter: _builtins.str = ...,
-        layers: _abc.Iterable[_builtins.int] | None = ...,
-        first_token: _builtins.int = ...,
-        experts: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_dimensions", b"_dimensions", "_normalize", b"_normalize", "cache", b"cache", "dimensions", b"dimensions", "normalize", b"normalize"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_dimensions", b"_dimensions", "_normalize", b"_normalize", "adapter", b"adapter", "cache", b"cache", "dimensions", b"dimensions", "experts", b"experts", "first_token", b"first_token", "inputs", b"inputs", "layers", b"layers", "model", b"model", "normalize", b"normalize", "pooling", b"pooling", "priority", b"priority", "tenant", b"tenant"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_dimensions", b"_dimensions", "_normalize", b"_normalize", "adapter", b"adapter", "cache", b"cache", "dimensions", b"dimensions", "inputs", b"inputs", "model", b"model", "normalize", b"normalize", "pooling", b"pooling", "priority", b"priority", "tenant", b"tenant"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__dimensions: _TypeAlias = _typing.Literal["dimensions"]  # noqa: Y015
     _WhichOneofArgType__dimensions: _TypeAlias = _typing.Literal["_dimensions", b"_dimensions"]  # noqa: Y015
@@ -178,28 +158,13 @@ class Embedding(_message.Message):
     VALUES_FIELD_NUMBER: _builtins.int
     NUM_TOKENS_FIELD_NUMBER: _builtins.int
     CACHED_TOKENS_FIELD_NUMBER: _builtins.int
-    STATES_FIELD_NUMBER: _builtins.int
-    EXPERTS_FIELD_NUMBER: _builtins.int
-    NUM_EXPERT_LAYERS_FIELD_NUMBER: _builtins.int
     num_tokens: _builtins.int
     """How many tokens the prompt has."""
     cached_tokens: _builtins.int
     """Those of them that were found in the prefix cache."""
-    states: _builtins.bytes
-    """With POOLING_TOKENS, the hidden states of all tokens from first_token on, one layer after the other, in the order of
-    EmbedRequest.layers: float32, little-endian.
-    """
-    num_expert_layers: _builtins.int
-    """How many layers with experts there are, where they were asked for."""
     @_builtins.property
     def values(self) -> _containers.RepeatedScalarFieldContainer[_builtins.float]:
-        """The values. With POOLING_TOKENS there are `states` instead."""
-
-    @_builtins.property
-    def experts(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
-        """The numbers of the experts that each layer with experts chose for each token, the best first, where they were asked for; one layer
-        after the other.
-        """
+        """The values."""
 
     def __init__(
         self,
@@ -207,14 +172,115 @@ class Embedding(_message.Message):
         values: _abc.Iterable[_builtins.float] | None = ...,
         num_tokens: _builtins.int = ...,
         cached_tokens: _builtins.int = ...,
-        states: _builtins.bytes = ...,
-        experts: _abc.Iterable[_builtins.int] | None = ...,
-        num_expert_layers: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["cached_tokens", b"cached_tokens", "experts", b"experts", "num_expert_layers", b"num_expert_layers", "num_tokens", b"num_tokens", "states", b"states", "values", b"values"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cached_tokens", b"cached_tokens", "num_tokens", b"num_tokens", "values", b"values"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___Embedding: _TypeAlias = Embedding  # noqa: Y015
+
+@_typing.final
+class StreamHiddenStatesRequest(_message.Message):
+    """A request for hidden states."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    MODEL_FIELD_NUMBER: _builtins.int
+    PROMPT_FIELD_NUMBER: _builtins.int
+    LAYERS_FIELD_NUMBER: _builtins.int
+    FIRST_TOKEN_FIELD_NUMBER: _builtins.int
+    EXPERTS_FIELD_NUMBER: _builtins.int
+    CACHE_FIELD_NUMBER: _builtins.int
+    PRIORITY_FIELD_NUMBER: _builtins.int
+    TENANT_FIELD_NUMBER: _builtins.int
+    ADAPTER_FIELD_NUMBER: _builtins.int
+    model: _builtins.str
+    """The model, as in GenerationSpec.model. Default: empty, which is the served model."""
+    first_token: _builtins.int
+    """The position of the first token that is told of. Those before it may come of the prefix cache. Default: 0."""
+    experts: _builtins.bool
+    """Whether the experts that each layer chose are told, too. Default: false."""
+    priority: _builtins.int
+    """Order among waiting requests, as in GenerationSpec.priority. Default: 0."""
+    tenant: _builtins.str
+    """On whose behalf the prompt is computed, as in GenerationSpec.tenant. Default: empty."""
+    adapter: _builtins.str
+    """The adapter, as in GenerationSpec.adapter. Default: empty, which is the model without an adapter."""
+    @_builtins.property
+    def prompt(self) -> _generation_pb2.Prompt:
+        """The prompt. It may have max_model_len tokens."""
+
+    @_builtins.property
+    def layers(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """After how many layers hidden states are told: 0 for the embeddings of tokens, Model.num_layers for those behind the last norm. Negative
+        numbers count from the last, which is -1. 1 to 1024, each once. Default: the last.
+        """
+
+    @_builtins.property
+    def cache(self) -> _generation_pb2.CacheOptions:
+        """Use of the prefix cache. Default: shared with every request without a salt."""
+
+    def __init__(
+        self,
+        *,
+        model: _builtins.str = ...,
+        prompt: _generation_pb2.Prompt | None = ...,
+        layers: _abc.Iterable[_builtins.int] | None = ...,
+        first_token: _builtins.int = ...,
+        experts: _builtins.bool = ...,
+        cache: _generation_pb2.CacheOptions | None = ...,
+        priority: _builtins.int = ...,
+        tenant: _builtins.str = ...,
+        adapter: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["cache", b"cache", "prompt", b"prompt"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["adapter", b"adapter", "cache", b"cache", "experts", b"experts", "first_token", b"first_token", "layers", b"layers", "model", b"model", "priority", b"priority", "prompt", b"prompt", "tenant", b"tenant"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___StreamHiddenStatesRequest: _TypeAlias = StreamHiddenStatesRequest  # noqa: Y015
+
+@_typing.final
+class StreamHiddenStatesResponse(_message.Message):
+    """A piece of the response to StreamHiddenStatesRequest: `states` and `experts` of all pieces follow each other."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NUM_TOKENS_FIELD_NUMBER: _builtins.int
+    CACHED_TOKENS_FIELD_NUMBER: _builtins.int
+    NUM_EXPERT_LAYERS_FIELD_NUMBER: _builtins.int
+    STATES_FIELD_NUMBER: _builtins.int
+    EXPERTS_FIELD_NUMBER: _builtins.int
+    num_tokens: _builtins.int
+    """How many tokens the prompt has. In the first piece."""
+    cached_tokens: _builtins.int
+    """Those of them that were found in the prefix cache. In the first piece."""
+    num_expert_layers: _builtins.int
+    """How many layers have experts, where these were asked for. In the first piece."""
+    states: _builtins.bytes
+    """Hidden states of all tokens from first_token on, one layer after the other, in the order of StreamHiddenStatesRequest.layers: float32,
+    little-endian.
+    """
+    @_builtins.property
+    def experts(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """The numbers of the experts that each layer chose for each token, the best first; one layer after the other."""
+
+    def __init__(
+        self,
+        *,
+        num_tokens: _builtins.int = ...,
+        cached_tokens: _builtins.int = ...,
+        num_expert_layers: _builtins.int = ...,
+        states: _builtins.bytes = ...,
+        experts: _abc.Iterable[_builtins.int] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cached_tokens", b"cached_tokens", "experts", b"experts", "num_expert_layers", b"num_expert_layers", "num_tokens", b"num_tokens", "states", b"states"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___StreamHiddenStatesResponse: _TypeAlias = StreamHiddenStatesResponse  # noqa: Y015

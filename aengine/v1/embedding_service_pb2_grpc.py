@@ -40,6 +40,11 @@ class EmbeddingServiceStub:
                 request_serializer=aengine_dot_v1_dot_embedding__service__pb2.EmbedRequest.SerializeToString,
                 response_deserializer=aengine_dot_v1_dot_embedding__service__pb2.EmbedResponse.FromString,
                 _registered_method=True)
+        self.StreamHiddenStates = channel.unary_stream(
+                '/aengine.v1.EmbeddingService/StreamHiddenStates',
+                request_serializer=aengine_dot_v1_dot_embedding__service__pb2.StreamHiddenStatesRequest.SerializeToString,
+                response_deserializer=aengine_dot_v1_dot_embedding__service__pb2.StreamHiddenStatesResponse.FromString,
+                _registered_method=True)
 
 
 class EmbeddingServiceServicer:
@@ -53,6 +58,13 @@ class EmbeddingServiceServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def StreamHiddenStates(self, request, context):
+        """The hidden states of a prompt's tokens, in pieces. Ending the call cancels it.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_EmbeddingServiceServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -60,6 +72,11 @@ def add_EmbeddingServiceServicer_to_server(servicer, server):
                     servicer.Embed,
                     request_deserializer=aengine_dot_v1_dot_embedding__service__pb2.EmbedRequest.FromString,
                     response_serializer=aengine_dot_v1_dot_embedding__service__pb2.EmbedResponse.SerializeToString,
+            ),
+            'StreamHiddenStates': grpc.unary_stream_rpc_method_handler(
+                    servicer.StreamHiddenStates,
+                    request_deserializer=aengine_dot_v1_dot_embedding__service__pb2.StreamHiddenStatesRequest.FromString,
+                    response_serializer=aengine_dot_v1_dot_embedding__service__pb2.StreamHiddenStatesResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -90,6 +107,33 @@ class EmbeddingService:
             '/aengine.v1.EmbeddingService/Embed',
             aengine_dot_v1_dot_embedding__service__pb2.EmbedRequest.SerializeToString,
             aengine_dot_v1_dot_embedding__service__pb2.EmbedResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def StreamHiddenStates(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_stream(
+            request,
+            target,
+            '/aengine.v1.EmbeddingService/StreamHiddenStates',
+            aengine_dot_v1_dot_embedding__service__pb2.StreamHiddenStatesRequest.SerializeToString,
+            aengine_dot_v1_dot_embedding__service__pb2.StreamHiddenStatesResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -35,6 +35,8 @@ class EmbeddingServiceStub:
     def __new__(cls, channel: _aio.Channel) -> EmbeddingServiceAsyncStub: ...
     Embed: _grpc.UnaryUnaryMultiCallable[_embedding_service_pb2.EmbedRequest, _embedding_service_pb2.EmbedResponse]
     """The embeddings of one or several prompts. If one of them cannot be served, the call fails. Ending the call cancels them."""
+    StreamHiddenStates: _grpc.UnaryStreamMultiCallable[_embedding_service_pb2.StreamHiddenStatesRequest, _embedding_service_pb2.StreamHiddenStatesResponse]
+    """The hidden states of a prompt's tokens, in pieces. Ending the call cancels it."""
 
 @_typing.type_check_only
 class EmbeddingServiceAsyncStub(EmbeddingServiceStub):
@@ -43,6 +45,8 @@ class EmbeddingServiceAsyncStub(EmbeddingServiceStub):
     def __init__(self, channel: _aio.Channel) -> None: ...
     Embed: _aio.UnaryUnaryMultiCallable[_embedding_service_pb2.EmbedRequest, _embedding_service_pb2.EmbedResponse]  # type: ignore[assignment]
     """The embeddings of one or several prompts. If one of them cannot be served, the call fails. Ending the call cancels them."""
+    StreamHiddenStates: _aio.UnaryStreamMultiCallable[_embedding_service_pb2.StreamHiddenStatesRequest, _embedding_service_pb2.StreamHiddenStatesResponse]  # type: ignore[assignment]
+    """The hidden states of a prompt's tokens, in pieces. Ending the call cancels it."""
 
 class EmbeddingServiceServicer(metaclass=_abc_1.ABCMeta):
     """Embeds prompts with the served model."""
@@ -54,5 +58,13 @@ class EmbeddingServiceServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_embedding_service_pb2.EmbedResponse, _abc.Awaitable[_embedding_service_pb2.EmbedResponse]]:
         """The embeddings of one or several prompts. If one of them cannot be served, the call fails. Ending the call cancels them."""
+
+    @_abc_1.abstractmethod
+    def StreamHiddenStates(
+        self,
+        request: _embedding_service_pb2.StreamHiddenStatesRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_abc.Iterator[_embedding_service_pb2.StreamHiddenStatesResponse], _abc.AsyncIterator[_embedding_service_pb2.StreamHiddenStatesResponse]]:
+        """The hidden states of a prompt's tokens, in pieces. Ending the call cancels it."""
 
 def add_EmbeddingServiceServicer_to_server(servicer: EmbeddingServiceServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

@@ -92,7 +92,7 @@ _FIELDS: Mapping[str, str] = {path.removeprefix("spec."): name for name, path in
 _INPUT = re.compile(r"inputs\[\d+\]")  # a prompt of several
 
 POOLINGS: Mapping[int, str] = {
-    embedding_service_pb2.Pooling.Value(f"POOLING_{name.upper()}"): name for name in ("last", "mean", "cls", "label", "tokens")
+    embedding_service_pb2.Pooling.Value(f"POOLING_{name.upper()}"): name for name in ("last", "mean", "cls", "label")
 }
 
 # ERROR has no counterpart: a request that fails ends its call with a status.

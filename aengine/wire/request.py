@@ -37,7 +37,7 @@ from aengine.api.request import (
 from aengine.chat.formats import ChatFormat
 from aengine.chat.preparation import ChatOutputOptions, GenerationRequest, check_chat
 from aengine.v1 import generation_pb2, generation_service_pb2, sampling_pb2
-from aengine.v1.embedding_service_pb2 import EmbedRequest, Pooling
+from aengine.v1.embedding_service_pb2 import EmbedRequest, Pooling, StreamHiddenStatesRequest
 from aengine.v1.engine_service_pb2 import WatchLoadRequest
 from aengine.v1.generation_service_pb2 import StreamGenerateRequest
 from aengine.wire.names import SAMPLING, STOPPING, path_of, read_image, read_params, seconds_of, write_image, write_params
@@ -47,11 +47,9 @@ MAX_TOKEN_IDS = 1 << 22
 """Of a prompt: a list of more has too many bytes for any server."""
 MAX_SECONDS = 315_576_000_000
 """About 10,000 years, which is all that a google.protobuf.Duration may hold."""
-MAX_NANOS = 999_999_999
-MAX_DELTA_TOKENS = 1024
+MAX_NANOS, MAX_DELTA_TOKENS = 999_999_999, 1024
 MAX_DELAY_SECONDS = 1.0
-MAX_RETAIN_SECONDS = 600.0
-DEFAULT_RETAIN_SECONDS = 60.0
+MAX_RETAIN_SECONDS, DEFAULT_RETAIN_SECONDS = 600.0, 60.0
 MAX_EXTRA_CHARACTERS = 1 << 20
 """Of the extra_fields of all messages of a chat."""
 MAX_JSON_PLACES = 65536
@@ -90,28 +88,30 @@ def write_request(prompt: Prompt, params: SamplingParams, options: RequestOption
     if params.detokenize is not None:
         output.text = params.detokenize
     output.token_ids = True
-    if options.receipt:
-        output.receipt = True
+    output.receipt = options.receipt
     output.skip_special_tokens = params.skip_special_tokens
     for name in ("logprobs", "prompt_logprobs"):
         if (most := getattr(params, name)) is not None:
             getattr(output, name).top_k = most
-    if params.prompt_logprobs_from:
-        output.prompt_logprobs_from = params.prompt_logprobs_from
+    output.prompt_logprobs_from = params.prompt_logprobs_from
     return request
 
 
-def write_embedding(prompt: Prompt, params: EmbeddingParams, options: RequestOptions) -> EmbedRequest:
+def write_embedding(prompt: Prompt, params: EmbeddingParams, options: RequestOptions) -> EmbedRequest | StreamHiddenStatesRequest:
     """Without the timeout. Raises `InvalidRequestError` for what a message cannot hold."""
     if options.request_id is not None:
         raise InvalidRequestError.of("request_id", "an embedding has none on a server; cancel the call")
     if options.known_outputs is not None:
         raise InvalidRequestError.of("known_outputs", NO_OUTPUT)
-    request = EmbedRequest(normalize=params.normalize, dimensions=params.dimensions, priority=options.priority)
-    request.layers[:], request.first_token, request.experts = params.layers, params.first_token, params.experts
-    if params.pooling is not None:
-        request.pooling = Pooling.Value(f"POOLING_{params.pooling.upper()}")
-    write_prompt(prompt, options, request.inputs.add())
+    request: EmbedRequest | StreamHiddenStatesRequest
+    if params.pooling == "tokens":
+        request = StreamHiddenStatesRequest(layers=params.layers, first_token=params.first_token, experts=params.experts)
+        write_prompt(prompt, options, request.prompt)
+    else:
+        pooling = Pooling.Value(f"POOLING_{(params.pooling or 'unspecified').upper()}")
+        request = EmbedRequest(normalize=params.normalize, dimensions=params.dimensions, pooling=pooling)
+        write_prompt(prompt, options, request.inputs.add())
+    request.priority = options.priority
     with _unicode("options", "a string"):
         request.tenant = options.tenant
         request.cache.salt = options.cache_salt or ""

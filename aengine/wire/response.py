@@ -43,8 +43,9 @@ from aengine.api.outputs import (
 )
 from aengine.api.params import EmbeddingParams, SamplingParams
 from aengine.chat.text_source import ArgumentsDelta, CallEnded, CallStarted, ChatMessage, ContentDelta, Event, ReasoningDelta
-from aengine.v1 import admin_service_pb2, embedding_service_pb2, engine_service_pb2
+from aengine.v1 import admin_service_pb2, engine_service_pb2
 from aengine.v1 import generation_pb2 as messages
+from aengine.v1.embedding_service_pb2 import StreamHiddenStatesResponse
 from aengine.v1.engine_service_pb2 import GetServerInfoResponse, Load, Replica, WatchLoadResponse
 from aengine.v1.model_service_pb2 import Adapter, Model
 from aengine.wire.names import DEFAULTS, FINISH_REASONS, LIMITS, MODEL, SAMPLING, STOPPING, read_params, seconds_of, write_params
@@ -58,7 +59,7 @@ _LOAD = (
     *("loaded_tokens", "saved_tokens", "host_kv_bytes", "disk_kv_bytes", "sessions", "session_tokens", "loading"),
 )
 
-_KV_PART = 1 << 20  # bytes of a page in a message, at most
+_PIECE_BYTES = 1 << 20  # of a page or of hidden states in a message, at most
 _MOST_KV = 1 << 30  # bytes of a page
 
 
@@ -185,26 +186,28 @@ def wants_text(output: messages.OutputOptions) -> bool:
     return output.text if output.HasField("text") else True
 
 
-def write_embedding(found: Embedding) -> embedding_service_pb2.Embedding:
-    message = embedding_service_pb2.Embedding(num_tokens=found.num_tokens, cached_tokens=found.cached_tokens)
-    if found.values.ndim > 1:
-        message.states = found.values.astype("<f4").tobytes()
-    else:
-        message.values.extend(found.values.tolist())
-    if found.experts is not None:
-        message.experts.extend(found.experts.ravel().tolist())
-        message.num_expert_layers = len(found.experts)
-    return message
+def write_hidden_states(found: Embedding) -> Iterator[StreamHiddenStatesResponse]:
+    """Pieces of 1 MiB at most."""
+    states, experts = found.values.astype("<f4").tobytes(), () if found.experts is None else found.experts.ravel().tolist()
+    layers = 0 if found.experts is None else len(found.experts)
+    yield StreamHiddenStatesResponse(num_tokens=found.num_tokens, cached_tokens=found.cached_tokens, num_expert_layers=layers)
+    for first in range(0, len(states), _PIECE_BYTES):
+        yield StreamHiddenStatesResponse(states=states[first : first + _PIECE_BYTES])
+    for first in range(0, len(experts), _PIECE_BYTES // 4):
+        yield StreamHiddenStatesResponse(experts=experts[first : first + _PIECE_BYTES // 4])
 
 
-def read_embedding(message: embedding_service_pb2.Embedding, params: EmbeddingParams) -> Embedding:
-    """`params`: that it was asked for with."""
-    if params.pooling != "tokens":
-        return Embedding(np.array(message.values, np.float32), message.num_tokens, message.cached_tokens)
-    num_tokens = message.num_tokens - params.first_token
-    states = np.frombuffer(message.states, "<f4").astype(np.float32).reshape(len(params.layers), num_tokens, -1)
-    experts = np.array(message.experts, np.int32).reshape(message.num_expert_layers, num_tokens, -1) if params.experts else None
-    return Embedding(states, message.num_tokens, message.cached_tokens, experts)
+def read_hidden_states(pieces: Sequence[StreamHiddenStatesResponse], params: EmbeddingParams) -> Embedding:
+    """`params`: that they were asked for with. Raises `ServerError` where there is less than it says."""
+    first = pieces[0] if pieces else StreamHiddenStatesResponse()
+    shape = len(params.layers), first.num_tokens - params.first_token, -1
+    try:
+        states = np.frombuffer(b"".join(piece.states for piece in pieces), "<f4").reshape(shape)
+        experts = [np.array(piece.experts, np.int32) for piece in pieces] if params.experts else []
+        chosen = np.concatenate(experts).reshape(first.num_expert_layers, *shape[1:]) if experts else None
+    except ValueError as error:
+        raise ServerError(f"a part of the hidden states is missing: {error}", "DATA_LOSS") from error
+    return Embedding(params.finish(states), first.num_tokens, first.cached_tokens, chosen)
 
 
 def write_adapter(info: AdapterInfo, message: Adapter) -> None:
@@ -344,8 +347,8 @@ def read_timing(message: messages.Timing) -> Timing:
 
 def write_kv_page(page: KVPage) -> Iterator[admin_service_pb2.KvPage]:
     """The parts of a page, small enough for a message each."""
-    for begin in range(0, max(len(page.content), 1), _KV_PART):
-        end = begin + _KV_PART
+    for begin in range(0, max(len(page.content), 1), _PIECE_BYTES):
+        end = begin + _PIECE_BYTES
         digest = page.digest if end >= len(page.content) else b""
         yield admin_service_pb2.KvPage(index=page.index, state=page.is_state, content=page.content[begin:end], digest=digest)
 

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from aengine.kernels.cpu import ops
-from aengine.kernels.cpu.library import SOFTMAX, CExpertsOp, CpuKernels, Workspace
+from aengine.kernels.cpu.library import NO_BUFFER, SOFTMAX, CExpertsOp, CpuKernels, Workspace
 from aengine.kernels.cpu.packing import PackedLinear, PackedLinears, are_packable
 from aengine.kernels.quantized import QuantizedRows
 
@@ -159,7 +159,7 @@ def test_experts_of_codes(kernels: CpuKernels, kind: str, ordered: bool) -> None
         None,
         None,
     ]
-    op = CExpertsOp(*pointers, experts, 2, 1, 1, 1, 1.0, SOFTMAX, True, False, multiplier=1.0)
+    op = CExpertsOp(*pointers, experts, 2, 1, 1, 1, 1.0, SOFTMAX, True, False, chosen=NO_BUFFER, multiplier=1.0)
     if ordered:
         op.gate_up_orders, op.down_orders = packed_gate_up.orders.data_ptr(), packed_down.orders.data_ptr()
     x = torch.randn(37, hidden) / 10

@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from aengine.kernels.cpu.library import SIGMOID, SOFTMAX, CExpertsOp, CHeadsOp, CpuKernels, Workspace
+from aengine.kernels.cpu.library import NO_BUFFER, SIGMOID, SOFTMAX, CExpertsOp, CHeadsOp, CpuKernels, Workspace
 from aengine.kernels.cpu.packing import PackedLinear, PackedLinears
 
 DTYPES = [torch.float32, torch.bfloat16]
@@ -77,7 +77,7 @@ class Layer:
         pointers += [ctypes.addressof(one.c) for one in (self._shared_gate_up, self._shared_down)] if self.shared else [None, None]
         sizes = (self.num_experts, self.top_k, self.num_groups, self.top_groups, self.group_top)
         options = (SIGMOID if self.sigmoid else SOFTMAX, self.normalize, self.shared_gate)
-        self.op = CExpertsOp(*pointers, *sizes, self.scaling, *options, multiplier=1.0)
+        self.op = CExpertsOp(*pointers, *sizes, self.scaling, *options, chosen=NO_BUFFER, multiplier=1.0)
 
     def expected(self, x: Tensor) -> Tensor:
         chosen, weights = self.routed(x)

@@ -18,6 +18,7 @@ from test_families import CASES, config_of
 from aengine import AsyncEngine, EngineBase, InvalidRequestError, Router, SamplingParams
 from aengine.client import AsyncClient
 from aengine.engine import requests
+from aengine.wire import response
 
 pytestmark = pytest.mark.anyio
 PROMPT = "It is a truth universally acknowledged, that a single man in possession of a good fortune"
@@ -137,6 +138,23 @@ async def test_over_grpc_and_a_router(engine: AsyncEngine, tmp_path: pathlib.Pat
             plain = await far.embed(prompt, pooling="tokens", dimensions=8)
             assert plain.values.shape == (1, len(prompt), 8)
             np.testing.assert_allclose(np.linalg.norm(plain.values, axis=-1), 1, atol=1e-6)
+
+
+async def test_large_ones_come_in_pieces(engine: AsyncEngine, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(response, "_PIECE_BYTES", 1000)
+    async with serving(engine, max_message_bytes=4096) as serve, AsyncClient(serve.server.address) as client:
+        expected = await engine.hidden_states(PROMPT, layers=layers_of(engine))
+        assert expected.values.nbytes > 50 * 1000
+        assert np.array_equal((await client.hidden_states(PROMPT, layers=layers_of(engine))).values, expected.values)
+        for fields, told in (
+            ({"layers": (77,)}, "layers: 77 is not in"),
+            ({"first_token": 500}, "first_token: 500 is not in"),
+            ({"cache_salt": "x" * 300}, "cache"),
+        ):
+            with pytest.raises(InvalidRequestError, match=told):
+                await client.hidden_states(PROMPT, **fields)
+        with pytest.raises(InvalidRequestError, match="prompt: token id 99999 is not in"):
+            await client.hidden_states([5, 99999])
 
 
 async def test_what_is_not_possible(engine: AsyncEngine, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -201,6 +201,13 @@ def _embed(method: str, caller: Caller, server: Server) -> None:
     assert all(abs(sum(value**2 for value in one["values"]) - 1) < 1e-5 for one in response["embeddings"])
 
 
+@drives(f"{PACKAGE}.EmbeddingService/StreamHiddenStates")
+def _hidden_states(method: str, caller: Caller, server: Server) -> None:
+    pieces = caller.call(method, {"prompt": {"tokenIds": {"ids": [5, 6, 7]}}, "layers": [0, -1], "firstToken": 1})
+    assert pieces[0]["numTokens"] == 3
+    assert sum(len(base64.b64decode(piece.get("states", ""))) for piece in pieces) == 2 * 2 * 256 * 4
+
+
 @drives(f"{PACKAGE}.TokenizerService/Tokenize")
 def _tokenize(method: str, caller: Caller, server: Server) -> None:
     (response,) = caller.call(method, {"text": "é a", "withPieces": True, "addSpecialTokens": False})

@@ -5,9 +5,9 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import AsyncGenerator
 from contextlib import ExitStack
 from dataclasses import replace
-from functools import partial
 
 from grpc import ServicerContext
 
@@ -16,14 +16,15 @@ from aengine.api.errors import InvalidRequestError
 from aengine.api.fields import FieldChecks
 from aengine.api.request import NamedImage, Prompt, RequestOptions
 from aengine.server.core.core import MAX_TEXT_BYTES, Backend, Core, check_size
-from aengine.server.core.generation import MAX_INPUTS, embed_all, of_input
+from aengine.server.core.generation import MAX_INPUTS, embed_all
 from aengine.v1 import embedding_service_pb2 as embeddings_v1
+from aengine.v1 import generation_pb2
 from aengine.v1 import tokenizer_service_pb2 as tokenizer_v1
 from aengine.v1.embedding_service_pb2_grpc import EmbeddingServiceServicer
 from aengine.v1.tokenizer_service_pb2_grpc import TokenizerServiceServicer
 from aengine.wire.names import CHAT, POOLINGS, images_in
 from aengine.wire.request import read_chat, read_chat_fields, read_prompt
-from aengine.wire.response import write_embedding
+from aengine.wire.response import write_hidden_states
 
 READ_AT_ONCE = 16
 """Inputs that are read before the event loop gets its turn."""
@@ -45,8 +46,27 @@ class EmbeddingServicer(EmbeddingServiceServicer):
             raise error.moved(_path_of) from error
         response = embeddings_v1.EmbedResponse(model=model)
         for one in embeddings:
-            response.embeddings.append(await asyncio.to_thread(write_embedding, one))  # there may be millions of numbers
+            response.embeddings.add(values=one.values.tolist(), num_tokens=one.num_tokens, cached_tokens=one.cached_tokens)
+            await asyncio.sleep(0)  # thousands of numbers take a while to write
         return response
+
+    async def StreamHiddenStates(
+        self, request: embeddings_v1.StreamHiddenStatesRequest, context: ServicerContext
+    ) -> AsyncGenerator[embeddings_v1.StreamHiddenStatesResponse, None]:
+        remaining = context.time_remaining()
+        deadline = None if remaining is None else time.monotonic() + remaining
+        check = FieldChecks()
+        prompt, options = _read_input(request.prompt, "prompt", _read_options(request, check), check)
+        check.finish(InvalidRequestError)
+        fields = EmbeddingFields(pooling="tokens", normalize=False, first_token=request.first_token, experts=request.experts)
+        if request.layers:
+            fields["layers"] = tuple(request.layers)
+        try:
+            _, (found,) = await embed_all(self._backend, request.model, [(prompt, options)], fields, deadline)
+        except InvalidRequestError as error:
+            raise error.moved(lambda field: _path_of(field).replace("inputs[0]", "prompt")) from error
+        for piece in write_hidden_states(found):
+            yield piece
 
 
 async def _read_request(request: embeddings_v1.EmbedRequest) -> tuple[list[tuple[Prompt, RequestOptions]], EmbeddingFields]:
@@ -55,31 +75,36 @@ async def _read_request(request: embeddings_v1.EmbedRequest) -> tuple[list[tuple
     pooling = POOLINGS.get(request.pooling)
     if request.pooling and pooling is None:
         check.add_violation("pooling", f"{request.pooling} is none of 1 to {max(POOLINGS)}")
-    options = RequestOptions()
-    try:
-        salt, adapter = request.cache.salt or None, request.adapter or None
-        options = RequestOptions(priority=request.priority, tenant=request.tenant, cache_salt=salt, adapter=adapter)
-    except InvalidRequestError as error:
-        check.violations += error.moved(_path_of).violations
+    options = _read_options(request, check)
     inputs: list[tuple[Prompt, RequestOptions]] = []
     for index, message in enumerate(request.inputs[: MAX_INPUTS + 1]):  # with one too many it is refused
         if index % READ_AT_ONCE == 0:
             await asyncio.sleep(0)
-        path = f"inputs[{index}]"
-        prompt = read_prompt(message, path, check)
-        chat = read_chat_fields(message.chat, f"{path}.chat", check) if message.HasField("chat") else {}
-        try:
-            inputs.append((prompt, replace(options, **chat) if chat else options))
-        except InvalidRequestError as error:
-            check.violations += error.moved(partial(of_input, index)).moved(_path_of).violations
+        inputs.append(_read_input(message, f"inputs[{index}]", options, check))
     check.finish(InvalidRequestError)
     fields = EmbeddingFields(pooling=pooling, normalize=request.normalize if request.HasField("normalize") else True)
     if request.HasField("dimensions"):
         fields["dimensions"] = request.dimensions
-    if request.layers:
-        fields["layers"] = tuple(request.layers)
-    fields |= {"first_token": request.first_token, "experts": request.experts}
     return inputs, fields
+
+
+def _read_options(request: embeddings_v1.EmbedRequest | embeddings_v1.StreamHiddenStatesRequest, check: FieldChecks) -> RequestOptions:
+    try:
+        salt, adapter = request.cache.salt or None, request.adapter or None
+        return RequestOptions(priority=request.priority, tenant=request.tenant, cache_salt=salt, adapter=adapter)
+    except InvalidRequestError as error:
+        check.violations += error.moved(_path_of).violations
+        return RequestOptions()
+
+
+def _read_input(message: generation_pb2.Prompt, path: str, options: RequestOptions, check: FieldChecks) -> tuple[Prompt, RequestOptions]:
+    prompt = read_prompt(message, path, check)
+    chat = read_chat_fields(message.chat, f"{path}.chat", check) if message.HasField("chat") else {}
+    try:
+        return prompt, replace(options, **chat) if chat else options
+    except InvalidRequestError as error:
+        check.violations += error.moved(lambda field: f"{path}.chat.{field}").violations
+        return prompt, options
 
 
 def _path_of(field: str) -> str:
