@@ -165,7 +165,7 @@ async def test_transfers_that_are_cut(
     count: int, windowed: str, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch, anyio_backend: str
 ) -> None:
     """At any byte: what has come is used, the rest is computed."""
-    monkeypatch.setattr("aengine.wire.response._KV_PART", 1000)  # so that a page has several messages
+    monkeypatch.setattr("aengine.wire.response._PIECE_BYTES", 1000)  # so that a page has several messages
     rng = random.Random(count)
     async with (
         engine_of("kernels", windowed, **HOST) as first,

@@ -23,7 +23,7 @@ struct Along {
   static AE_INLINE V read(const E* p, int part) { return load(p + part * LANES); }
   static AE_INLINE VecF multiply_add(VecF sum, V x, V a) { return fma(x, a, sum); }
 };
-#if defined(__AVX512BF16__)
+#if defined(AE_BF16_PAIRS)
 template <>
 struct Along<Bf16> {
   using V = VecU;
