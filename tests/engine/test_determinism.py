@@ -238,7 +238,8 @@ MACHINES = {
 }
 
 
-@pytest.mark.parametrize("machine", [pytest.param(name, marks=() if name == "no vectors" else pytest.mark.slow) for name in MACHINES])
+@pytest.mark.slow
+@pytest.mark.parametrize("machine", MACHINES)
 async def test_other_machines_give_the_same_bits(machine: str) -> None:
     """With canonical numerics: a process that knows fewer instructions, in our kernels and in torch, or has kernels of another compiler."""
     environ = MACHINES[machine]
