@@ -31,10 +31,10 @@ from aengine.scheduler.plan import Features, NewRow, RowParams, TokenLogprobs
 _log = logging.getLogger("aengine")
 
 _BLOCK_ELEMENTS = 1 << 20  # logits worked on at a time: 4 MiB, so that the passes over them meet in a cache
-LogSums = Callable[[Tensor], Tensor]
-"""[m, V] float32 logits, which stay as they are -> [m, 1] float32, the log of the sum of exp of each row. It depends on the row alone."""
+LogSums = Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]
+"""[m, V] float32 logits, which stay as they are, and [m, 1] of them -> [m, 1] float32, the log of the sum of exp of each row, which depends
+on the row alone; and [m] int64, how many of a row are greater than the one of them."""
 _FINITE = torch.finfo(torch.float32).min, torch.finfo(torch.float32).max
-_FIRST_CANDIDATES = 16  # likeliest tokens among which a rank is searched for first
 
 
 class DeviceLogprobs(NamedTuple):
@@ -55,19 +55,19 @@ class DeviceLogprobs(NamedTuple):
         )
 
 
-def log_sums(logits: Tensor) -> Tensor:
+def log_sums(logits: Tensor, own: Tensor) -> tuple[Tensor, Tensor]:
     """`LogSums` in torch, whose own sums of rows are added up in an order that depends on the number of rows and threads. Those of doubles
     differ by less than a float32 shows; a CPU, which is slow in them, adds halves of the row to each other instead."""
     best = logits.amax(-1, keepdim=True).clamp(*_FINITE)  # without a number, or with one that is infinite, the sum says so
     masses = (logits - best).exp_()
     if logits.device.type != "cpu":
-        return masses.sum(-1, keepdim=True, dtype=torch.float64).log().float() + best
+        return masses.sum(-1, keepdim=True, dtype=torch.float64).log().float() + best, (logits > own).sum(-1)
     width = masses.shape[1]
     while width > 1:
         half = width // 2
         masses[:, :half] += masses[:, width - half : width]
         width -= half
-    return masses[:, :1].log() + best
+    return masses[:, :1].log() + best, (logits > own).sum(-1)
 
 
 def token_logprobs(logits: Tensor, tokens: Tensor, count: int, sums: LogSums = log_sums) -> DeviceLogprobs:
@@ -86,17 +86,10 @@ def join(parts: list[DeviceLogprobs]) -> DeviceLogprobs:
 
 def _block(logits: Tensor, tokens: Tensor, count: int, sums: LogSums) -> DeviceLogprobs:
     logits = logits.float().contiguous()
-    normaliser = sums(logits)
     own = logits.gather(1, tokens[:, None])
-    if logits.device.type != "cpu":  # to search first would make the host wait for the device
-        ranks = (logits > own).sum(-1) + 1
-        top, top_ids = top_candidates(logits, min(count, logits.shape[1])) if count else (own[:, :0], tokens[:, None][:, :0])
-    else:
-        top, top_ids = top_candidates(logits, min(max(count, _FIRST_CANDIDATES), logits.shape[1]))
-        ranks = (top > own).sum(-1) + 1
-        if len(rest := (own < top[:, -1:])[:, 0].nonzero()[:, 0]):  # more than the candidates may be greater
-            ranks[rest] = (logits[rest] > own[rest]).sum(-1) + 1
-    return DeviceLogprobs((own - normaliser)[:, 0], ranks, top_ids[:, :count], top[:, :count] - normaliser)
+    normaliser, greater = sums(logits, own)
+    top, top_ids = top_candidates(logits, min(count, logits.shape[1])) if count else (own[:, :0], tokens[:, None][:, :0])
+    return DeviceLogprobs((own - normaliser)[:, 0], greater + 1, top_ids, top - normaliser)
 
 
 def num_accepted_on_host(tokens: NDArray[np.integer], drafts: NDArray[np.int32], firsts: NDArray[np.int64]) -> NDArray[np.int32]:

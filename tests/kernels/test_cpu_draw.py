@@ -206,14 +206,17 @@ def test_a_step_that_draws(some_kernels: CpuKernels, dtype: torch.dtype, threads
 
 @pytest.mark.parametrize("vocab_size", [1, 65, 4097, 151_936])
 def test_log_sums(kernels: CpuKernels, vocab_size: int) -> None:
-    """Against torch, and with the same bits for any number of rows and threads."""
+    """Against torch, and with the same bits for any number of rows and threads; and how many logits are greater than one of each row."""
     logits = torch.randn(6, vocab_size, generator=torch.Generator().manual_seed(vocab_size)) * 5
     logits[0, -1] = math.inf
     logits[1, 0] = math.nan
     logits[2] = -math.inf
     logits[3, : vocab_size // 2] = -math.inf
-    found = ops.log_sums(Workspace(kernels, 2), logits)
+    own = logits[:, vocab_size // 2 :][:, :1]
+    found, greater = ops.log_sums(Workspace(kernels, 2), logits, own)
     torch.testing.assert_close(found, logits.double().logsumexp(-1, keepdim=True).float(), rtol=0, atol=4e-6, equal_nan=True)
     one_thread = Workspace(kernels, 1)
-    alone = torch.cat([ops.log_sums(one_thread, logits[row : row + 1].clone()) for row in range(6)])
-    assert found.view(torch.int32).equal(alone.view(torch.int32))
+    alone = [ops.log_sums(one_thread, logits[row : row + 1].clone(), own[row : row + 1]) for row in range(6)]
+    assert found.view(torch.int32).equal(torch.cat([sums for sums, _ in alone]).view(torch.int32))
+    assert greater.equal(torch.cat([count for _, count in alone]))
+    assert greater.equal((logits > own).sum(-1))

@@ -313,7 +313,7 @@ _SIGNATURES: dict[str, tuple[Any, ...]] = {  # name -> result, arguments
         *(POINTER(CStepAdapters), c_void_p, c_void_p, c_int),
     ),
     "aengine_draw": (c_int, c_void_p, c_int64, c_int64, c_void_p, c_void_p, c_void_p, c_int),
-    "aengine_log_sums": (c_int, c_void_p, c_int64, c_int64, c_void_p, c_void_p, c_int),
+    "aengine_log_sums": (c_int, c_void_p, c_int64, c_int64, c_void_p, c_void_p, c_void_p, c_void_p, c_int),
     "aengine_run_layers": (c_int, POINTER(CModel), POINTER(CPool), POINTER(CStep), c_void_p, c_int),
     "aengine_begin_layers": (c_int, POINTER(CModel), POINTER(CPool), POINTER(CStep), c_void_p, c_int),
     "aengine_finish_layers": (c_int, c_void_p),

@@ -116,15 +116,16 @@ def draw(workspace: Workspace, logits: Tensor, draw_params: NDArray[np.void]) ->
     return out
 
 
-def log_sums(workspace: Workspace, logits: Tensor) -> Tensor:
-    """[m, vocab] float32 with contiguous rows -> [m, 1] float32, the log of the sum of exp of each row. Depends on the row alone: sums are
-    added up in the same order for any number of rows and threads."""
+def log_sums(workspace: Workspace, logits: Tensor, own: Tensor) -> tuple[Tensor, Tensor]:
+    """[m, vocab] float32 with contiguous rows -> [m, 1] float32, the log of the sum of exp of each row; and [m] int64, how many of a row
+    are greater than its `own`, [m, 1]. Both depend on the row alone: sums are added up in one order for any number of rows and threads."""
     count, vocab = logits.shape
     if logits.dtype != torch.float32 or not logits.is_contiguous():
         raise ValueError("logits are not contiguous float32")
-    out = torch.empty(count, 1)
-    check(workspace.kernels.log_sums(logits.data_ptr(), count, vocab, out.data_ptr(), workspace.handle, workspace.threads))
-    return out
+    own, out, greater = own.contiguous(), torch.empty(count, 1), torch.empty(count, dtype=torch.int64)
+    pointers = own.data_ptr(), out.data_ptr(), greater.data_ptr()
+    check(workspace.kernels.log_sums(logits.data_ptr(), count, vocab, *pointers, workspace.handle, workspace.threads))
+    return out, greater
 
 
 def norm_weight(weight: Tensor) -> Tensor:

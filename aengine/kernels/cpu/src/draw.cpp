@@ -309,25 +309,27 @@ class Drawing {
 struct PartialSum {
   float best;
   double total;
+  i64 greater;  // logits than one
 };
 
 // The ids of one task, in an order that depends on nothing but their number. What is so unlikely that exp is subnormal adds nothing.
-PartialSum sum_behind_best(const float* logits, i64 count) {
+PartialSum sum_behind_best(const float* logits, i64 count, float one) {
   VecF best = splat(-INFINITY);
-  VecI not_a_number = {};
+  VecI not_a_number = {}, greater = {};
   const i64 whole = count / 16 * 16;
   float rest[16];
   for (i64 i = 0; i < 16; i++) rest[i] = whole + i < count ? logits[whole + i] : -INFINITY;
   const auto vector = [&](i64 i) { return load(i < whole ? logits + i : rest + (i - whole)); };
   for (i64 i = 0; i < count; i += LANES) {
     const VecF x = vector(i);
-    not_a_number |= x != x, best = larger(best, x);
+    not_a_number |= x != x, best = larger(best, x), greater -= x > one;
   }
-  for (int i = 0; i < LANES; i++) {
-    if (not_a_number[i]) return {NAN, 0};
-  }
+  i64 num_greater = 0;
+  bool is_number = true;
+  for (int i = 0; i < LANES; i++) num_greater += greater[i], is_number &= !not_a_number[i];
+  if (!is_number) return {NAN, 0, num_greater};
   const float top = largest(best);
-  if (!std::isfinite(top)) return {top, 1};
+  if (!std::isfinite(top)) return {top, 1, num_greater};
   WideSum total;
   total.each(round_up(count, 16), [&](VecF& added, i64 i) AE_ALWAYS_INLINE {
     const VecF behind = vector(i) - top;
@@ -337,7 +339,7 @@ PartialSum sum_behind_best(const float* logits, i64 count) {
   for (const VecF& part : total.parts) {
     for (int i = 0; i < LANES; i++) sum += (double)part[i];
   }
-  return {top, sum};
+  return {top, sum, num_greater};
 }
 
 }  // namespace
@@ -346,13 +348,14 @@ bool reserve_log_sums(Buffers& space, i64 rows, i64 vocab) {
   return space.block_mass.reserve<PartialSum>(rows * ceil_div(vocab, DRAW_BLOCK * DRAW_CHUNK));
 }
 
-void log_sums(const Member& member, const float* logits, i64 rows, i64 vocab, float* out, const Buffers& space) {
+void log_sums(const Member& member, const float* logits, i64 rows, i64 vocab, const float* own, float* out, i64* greater,
+              const Buffers& space) {
   constexpr i64 WIDTH = DRAW_BLOCK * DRAW_CHUNK;
   const i64 chunks = ceil_div(vocab, WIDTH);
   PartialSum* parts = space.block_mass.as<PartialSum>();
   member.each(rows * chunks, [&](i64 task) {
     const i64 first = task % chunks * WIDTH;
-    parts[task] = sum_behind_best(logits + task / chunks * vocab + first, smaller(WIDTH, vocab - first));
+    parts[task] = sum_behind_best(logits + task / chunks * vocab + first, smaller(WIDTH, vocab - first), own[task / chunks]);
   });
   member.each(rows, [&](i64 row) {
     const PartialSum* of_row = parts + row * chunks;
@@ -362,6 +365,8 @@ void log_sums(const Member& member, const float* logits, i64 rows, i64 vocab, fl
     for (i64 i = 0; i < chunks && std::isfinite(best); i++) {
       if (of_row[i].best > -INFINITY) total += of_row[i].total * natural_exp((double)of_row[i].best - (double)best);
     }
+    greater[row] = 0;
+    for (i64 i = 0; i < chunks; i++) greater[row] += of_row[i].greater;
     out[row] = std::isfinite(best) ? (float)((double)best + natural_log(total)) : best;
   });
 }

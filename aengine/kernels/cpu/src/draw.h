@@ -15,7 +15,8 @@ void draw_tokens(const Member& member, const float* logits, i64 rows, i64 vocab,
 // Room for `log_sums` of `rows` rows. False when there is no memory.
 bool reserve_log_sums(Buffers& space, i64 rows, i64 vocab);
 
-// out[row] = log of the sum of exp over row `row` of [rows, vocab] logits, by a team. Needs `reserve_log_sums`. Sums are added up in one order.
-void log_sums(const Member& member, const float* logits, i64 rows, i64 vocab, float* out, const Buffers& space);
+// out[row] = log of the sum of exp over row `row` of [rows, vocab] logits, and greater[row] = how many of them are greater than own[row], by
+// a team. Needs `reserve_log_sums`. Sums are added up in one order.
+void log_sums(const Member& member, const float* logits, i64 rows, i64 vocab, const float* own, float* out, i64* greater, const Buffers& space);
 
 }  // namespace aengine

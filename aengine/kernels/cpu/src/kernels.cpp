@@ -109,10 +109,10 @@ i32 aengine_draw(const float* logits, i64 rows, i64 vocab, const DrawParams* par
 }
 
 // out[row] = log of the sum of exp over row `row` of [rows, vocab] logits.
-i32 aengine_log_sums(const float* logits, i64 rows, i64 vocab, float* out, Workspace* space, int threads) {
+i32 aengine_log_sums(const float* logits, i64 rows, i64 vocab, const float* own, float* out, i64* greater, Workspace* space, int threads) {
   if (space->workers.busy()) return BUSY;
   if (!reserve_log_sums(*space, rows, vocab)) return OUT_OF_MEMORY;
-  run_team(threads, [&](const Member& member) { log_sums(member, logits, rows, vocab, out, *space); });
+  run_team(threads, [&](const Member& member) { log_sums(member, logits, rows, vocab, own, out, greater, *space); });
   return OK;
 }
 
