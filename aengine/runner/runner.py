@@ -37,7 +37,7 @@ from aengine.parallel.driver import DriverRanks, start_ranks
 from aengine.parallel.expert_replicas import Replicas, join_replicas
 from aengine.parallel.follower import FollowerRanks
 from aengine.runner.contract import Change, Executor, InFlightStep, IntArray, Prepared, Step
-from aengine.runner.cpu.executor import CpuExecutor, CpuFollower
+from aengine.runner.cpu.executor import CpuExecutor, CpuExecutorBase, CpuFollower
 from aengine.runner.memory import resident_memory, show_bytes
 from aengine.runner.model_plan import plan_model, plan_pool, plan_threads
 from aengine.runner.rank_steps import DrivenStep, naming_ranks
@@ -291,8 +291,9 @@ class ModelRunner:
             "max_model_len": str(self.max_model_len),
             "executor": self.executor_name,
         }
-        if self.executor_name == "cpu":
-            facts["kernels"] = f"{_level(config)} {sources_digest()}"
+        if isinstance(self._executor, CpuExecutorBase):
+            level = config.numerics if config.numerics == "canonical" else self._executor.level
+            facts["kernels"] = f"{level} {sources_digest()}"
         else:
             facts["kernels"] = f"{config.attention_backend}, torch {torch.__version__}, {device_kind(self.device)}"
         if config.load_format == "dummy":

@@ -124,7 +124,7 @@ class TorchTwin(torch.nn.Module):
 
     def _chosen_experts(self, rows: Sequence[tuple[list[int], list[int]]], longest: int) -> AbstractContextManager[object]:
         info = self._llm.model_info
-        if info.num_active_parameters == info.num_parameters or info.executor != "cpu":
+        if info.num_active_parameters == info.num_parameters or info.executor != "cpu" or self._engine.config.pipeline_parallel_size > 1:
             return nullcontext()
         found = self._llm.call(lambda engine: _experts_of(engine, rows, self._adapter))
         chosen = torch.arange(found[0].shape[2]).repeat(found[0].shape[0], len(rows), longest, 1)  # of padding any

@@ -257,7 +257,7 @@ class StreamHiddenStatesResponse(_message.Message):
     num_tokens: _builtins.int
     """How many tokens the prompt has. In the first piece."""
     cached_tokens: _builtins.int
-    """Those of them that were found in the prefix cache. In the first piece."""
+    """How many of the prompt's tokens were found in the prefix cache. In the first piece."""
     num_expert_layers: _builtins.int
     """How many layers have experts, where these were asked for. In the first piece."""
     states: _builtins.bytes

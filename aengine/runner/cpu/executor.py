@@ -138,6 +138,11 @@ class CpuExecutorBase:
         self.shard, self.max_adapters = setup.shard, setup.max_adapters
 
     @property
+    def level(self) -> str:
+        """The level of the kernels that compute its steps."""
+        return self._model.workspace.kernels.level.value
+
+    @property
     def exchange_seconds(self) -> float:
         return self._model.exchange_seconds
 

@@ -51,7 +51,7 @@ class GenerationServicer(GenerationServiceServicer):
 
     async def Generate(self, request: messages.GenerateRequest, context: ServicerContext) -> messages.GenerateResponse:
         response = messages.GenerateResponse()
-        async with await submit_message(self._backend, request, _deadline(context)) as generation:
+        async with await submit_message(self._backend, request, deadline_of(context)) as generation:
             await generation.complete(response, self._backend.max_message_bytes)
         return response
 
@@ -62,7 +62,7 @@ class GenerationServicer(GenerationServiceServicer):
     ) -> AsyncGenerator[Any, None]:  # messages, or such that are already serialised
         if request.spec.stream.resumable:
             return self._resumables.read(self._start(request))
-        return stream_responses(self._backend, request, _deadline(context))
+        return stream_responses(self._backend, request, deadline_of(context))
 
     async def CancelRequests(self, request: messages.CancelRequestsRequest, context: ServicerContext) -> messages.CancelRequestsResponse:
         if not 1 <= len(request.request_ids) <= MAX_CANCEL_IDS:
@@ -90,7 +90,7 @@ class GenerationServicer(GenerationServiceServicer):
     ) -> AsyncGenerator[Any, None]:  # messages, or such that are already serialised
         if request.batch_id:
             return self._batches.responses(request)
-        return batch_responses(self._backend, request, _deadline(context))
+        return batch_responses(self._backend, request, deadline_of(context))
 
     async def DeleteBatch(self, request: messages.DeleteBatchRequest, context: ServicerContext) -> messages.DeleteBatchResponse:
         await self._batches.delete(request.batch_id)
@@ -99,7 +99,7 @@ class GenerationServicer(GenerationServiceServicer):
     def Session(
         self, request_iterator: AsyncIterator[messages.SessionRequest], context: ServicerContext
     ) -> AsyncGenerator[messages.SessionResponse, None]:
-        return session_responses(self._backend, request_iterator, _deadline(context))
+        return session_responses(self._backend, request_iterator, deadline_of(context))
 
     def ResumeGenerate(self, request: messages.ResumeGenerateRequest, context: ServicerContext) -> AsyncGenerator[Any, None]:
         check = FieldChecks()
@@ -160,7 +160,7 @@ def _asked(request: messages.StreamGenerateRequest) -> AskedAgain:
     return AskedAgain(DOOR, request.SerializeToString())
 
 
-def _deadline(context: ServicerContext) -> float | None:
+def deadline_of(context: ServicerContext) -> float | None:
     """The deadline of a call, on time.monotonic; None without one."""
     remaining = context.time_remaining()
     return None if remaining is None else time.monotonic() + remaining

@@ -4,7 +4,6 @@ template as generation uses them."""
 from __future__ import annotations
 
 import asyncio
-import time
 from collections.abc import AsyncGenerator
 from contextlib import ExitStack
 from dataclasses import replace
@@ -17,6 +16,7 @@ from aengine.api.fields import FieldChecks
 from aengine.api.request import NamedImage, Prompt, RequestOptions
 from aengine.server.core.core import MAX_TEXT_BYTES, Backend, Core, check_size
 from aengine.server.core.generation import MAX_INPUTS, embed_all
+from aengine.server.grpc.services.generation import deadline_of
 from aengine.v1 import embedding_service_pb2 as embeddings_v1
 from aengine.v1 import generation_pb2
 from aengine.v1 import tokenizer_service_pb2 as tokenizer_v1
@@ -37,11 +37,9 @@ class EmbeddingServicer(EmbeddingServiceServicer):
         self._backend = backend
 
     async def Embed(self, request: embeddings_v1.EmbedRequest, context: ServicerContext) -> embeddings_v1.EmbedResponse:
-        remaining = context.time_remaining()
-        deadline = None if remaining is None else time.monotonic() + remaining
         inputs, fields = await _read_request(request)
         try:
-            model, embeddings = await embed_all(self._backend, request.model, inputs, fields, deadline)
+            model, embeddings = await embed_all(self._backend, request.model, inputs, fields, deadline_of(context))
         except InvalidRequestError as error:
             raise error.moved(_path_of) from error
         response = embeddings_v1.EmbedResponse(model=model)
@@ -53,8 +51,6 @@ class EmbeddingServicer(EmbeddingServiceServicer):
     async def StreamHiddenStates(
         self, request: embeddings_v1.StreamHiddenStatesRequest, context: ServicerContext
     ) -> AsyncGenerator[embeddings_v1.StreamHiddenStatesResponse, None]:
-        remaining = context.time_remaining()
-        deadline = None if remaining is None else time.monotonic() + remaining
         check = FieldChecks()
         prompt, options = _read_input(request.prompt, "prompt", _read_options(request, check), check)
         check.finish(InvalidRequestError)
@@ -62,7 +58,7 @@ class EmbeddingServicer(EmbeddingServiceServicer):
         if request.layers:
             fields["layers"] = tuple(request.layers)
         try:
-            _, (found,) = await embed_all(self._backend, request.model, [(prompt, options)], fields, deadline)
+            _, (found,) = await embed_all(self._backend, request.model, [(prompt, options)], fields, deadline_of(context))
         except InvalidRequestError as error:
             raise error.moved(lambda field: _path_of(field).replace("inputs[0]", "prompt")) from error
         for piece in write_hidden_states(found):
