@@ -8,6 +8,8 @@ from __future__ import annotations
 import ctypes
 import functools
 import gc
+import os
+import pathlib
 import sys
 import traceback
 from collections import OrderedDict, deque
@@ -156,3 +158,20 @@ class UnreadBuffer(Generic[ItemT]):
         if not self._lags:
             self._lags = True
             self._on_lag(True)
+
+
+def num_cores() -> int:
+    """How many threads a computation is fastest with: OMP_NUM_THREADS, or one for each core that this process may run on, however many
+    threads a core has."""
+    wanted = os.environ.get("OMP_NUM_THREADS", "").partition(",")[0]
+    if wanted.isdigit() and int(wanted) > 0:
+        return int(wanted)
+    if not hasattr(os, "sched_getaffinity"):
+        return os.cpu_count() or 1
+    siblings = set()
+    for number in os.sched_getaffinity(0):
+        try:
+            siblings.add(pathlib.Path(f"/sys/devices/system/cpu/cpu{number}/topology/thread_siblings_list").read_text(encoding="ascii"))
+        except OSError:
+            siblings.add(str(number))
+    return len(siblings)

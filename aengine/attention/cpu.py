@@ -16,6 +16,7 @@ from torch import Tensor
 
 from aengine.attention.base import AttentionBackend, AttentionSpec, AttentionStep, BackendUnavailableError, Gates, IndexQuery, recur_torch
 from aengine.attention.metadata import AttentionMetadata
+from aengine.kernels.arrays import array_dtype
 from aengine.kernels.cpu import library
 from aengine.kernels.cpu.compiler import KernelsUnavailableError
 from aengine.kernels.cpu.library import (
@@ -50,7 +51,7 @@ class CpuBackend(AttentionBackend):
         """Raises BackendUnavailableError for a model that the kernels do not support, and where they cannot be compiled."""
         if spec.device.type != "cpu":
             raise BackendUnavailableError(f"the CPU kernels do not run on {spec.device.type}")
-        if spec.dtype not in ELEMENTS or spec.cache_dtype not in (spec.dtype, torch.int8):
+        if array_dtype(spec.dtype) not in ELEMENTS or spec.cache_dtype not in (spec.dtype, torch.int8):
             raise BackendUnavailableError(f"the CPU kernels are for bfloat16 and float32, not {spec.dtype} with KV of {spec.cache_dtype}")
         if spec.head_dim % 2 or spec.head_dim > MAX_KEY_DIM or spec.value_dim > MAX_VALUE_DIM:
             raise BackendUnavailableError(f"head_dim {spec.head_dim} is not an even number up to {MAX_VALUE_DIM}")
@@ -67,7 +68,7 @@ class CpuBackend(AttentionBackend):
 
     def bytes_per_page(self) -> int:
         spec = self.spec
-        return spec.layers_per_page * sum(place_bytes(spec.page_size, self._parts(), spec.cache_dtype))
+        return spec.layers_per_page * sum(place_bytes(spec.page_size, self._parts(), array_dtype(spec.cache_dtype)))
 
     def allocate(self, num_pages: int) -> None:
         spec = self.spec
@@ -77,7 +78,7 @@ class CpuBackend(AttentionBackend):
             num_pages=num_pages,
             page_size=spec.page_size,
             parts=self._parts(),
-            dtype=spec.cache_dtype,
+            dtype=array_dtype(spec.cache_dtype),
         )
         self.tensors = [torch.from_numpy(pages) for pages in self.pool.pages]
 
@@ -180,7 +181,7 @@ class _Step:
             vocab=max(1, self._num_tokens),
             num_positions=1 << 30,
             hidden=len(strides) - 1,
-            element=ELEMENTS[spec.dtype],
+            element=ELEMENTS[array_dtype(spec.dtype)],
         )
         out = torch.empty(self._num_tokens, strides[-1], dtype=spec.dtype)
         self._c.hidden = out.data_ptr()

@@ -24,9 +24,7 @@ from hashlib import blake2b
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
-from torch import Tensor
 
 from aengine.api.config import EngineConfig
 from aengine.api.errors import InsufficientMemoryError, InvalidRequestError
@@ -34,14 +32,16 @@ from aengine.api.outputs import RenderedChat
 from aengine.api.request import Video
 from aengine.images.decoder import MAX_PIXELS, MAX_SIDE, ImageDecoder, ImageError, Pixels
 from aengine.images.decoding_process import BadImage, check_size, to_rgb
+from aengine.kernels.arrays import Array, as_array
 from aengine.models.choice import AnySpec
 from aengine.models.images import Grid, ImageInput, ImagePositions, SeenWithin, grid_positions
 from aengine.models.spec import ModelSpec
 from aengine.scheduler.plan import PromptImages
 
 if TYPE_CHECKING:
-    from aengine.images.processor import ImageProcessor, ProcessedImage, Tower
+    import torch
 
+    from aengine.images.processor import ImageProcessor, ProcessedImage, Tower
 
 ImageSource = Any
 """The bytes of a file, its path (`pathlib.Path`), a picture of PIL, or a `Video`."""
@@ -72,8 +72,8 @@ class EncodedImage:
     """What a model computes an image's tokens with. It does not change."""
 
     said: ImageText
-    rows: Tensor  # [k, hidden_size], in host memory
-    additions: Tensor | None  # [layers, k, hidden_size], as of `PromptImages`
+    rows: Array  # [k, hidden_size], in host memory
+    additions: Array | None  # [layers, k, hidden_size], as of `PromptImages`
 
     @property
     def nbytes(self) -> int:
@@ -228,7 +228,7 @@ class ImageEncoder:
             if job.future.set_running_or_notify_cancel():
                 job.future.set_result(tuple(job.found))
         except BaseException as error:
-            if isinstance(error, MemoryError | torch.OutOfMemoryError):
+            if isinstance(error, MemoryError) or _is_out_of_device_memory(error):
                 error = InsufficientMemoryError("there is no memory for an image")
             if job.future.set_running_or_notify_cancel():
                 job.future.set_exception(error if isinstance(error, Exception) else RuntimeError(str(error)))
@@ -333,7 +333,7 @@ class ImageEncoder:
         found = self._parts()[1].encode([made for _, made in batch])
         _log.debug("%d images of %d tokens are encoded in %.3f s", len(batch), batch[0][0].num_tokens, time.perf_counter() - begin)
         self.num_encoded += len(batch)
-        images = [EncodedImage(said, made.rows, made.additions) for (said, _), made in zip(batch, found, strict=True)]
+        images = [EncodedImage(said, *_on_host(made)) for (said, _), made in zip(batch, found, strict=True)]
         for encoded in images:
             self._keep(encoded)
         self._ahead |= {encoded.said.digest: encoded for encoded in images[1:]}
@@ -451,8 +451,8 @@ def place_images(ids: IntArray, images: Sequence[EncodedImage], described: Image
     additions = [image.additions for image in images if image.additions is not None]
     return named, PromptImages(
         at,
-        torch.cat([image.rows for image in images]),
-        torch.cat(additions, 1) if additions else None,
+        np.concatenate([image.rows for image in images]),
+        np.concatenate(additions, 1) if additions else None,
         images[0].said.token_id,
         positions,
         whole,
@@ -471,3 +471,14 @@ def names_of(digest: bytes, count: int) -> IntArray:
     bits = np.frombuffer(hashlib.shake_128(digest).digest(4 * count), "<u4") & 0x7FFFFFFF
     names: IntArray = (-2 - np.minimum(bits, 0x7FFFFFFE).astype(np.int64)).astype(np.int32)
     return names
+
+
+def _is_out_of_device_memory(error: BaseException) -> bool:
+    import torch
+
+    return isinstance(error, torch.OutOfMemoryError)
+
+
+def _on_host(made: Any) -> tuple[Array, Array | None]:
+    """The rows and additions of an image."""
+    return as_array(made.rows), None if made.additions is None else as_array(made.additions)

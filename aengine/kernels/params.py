@@ -15,11 +15,10 @@ from enum import Enum
 from typing import TYPE_CHECKING, TypeAlias
 
 import numpy as np
-import torch
-import torch.nn.functional as F
-from torch import Tensor
 
 if TYPE_CHECKING:
+    from torch import Tensor
+
     from aengine.kernels.triton.codes import Codes
 
 
@@ -34,6 +33,8 @@ class Activation(Enum):
 
 
 def activated(x: Tensor, activation: Activation) -> Tensor:
+    import torch.nn.functional as F
+
     match activation:
         case Activation.SILU:
             return F.silu(x)
@@ -53,7 +54,7 @@ def gated(gate_up: Tensor, activation: Activation) -> Tensor:
     gate, up = gate_up.chunk(2, dim=-1)
     if activation is Activation.CLIPPED_SWIGLU:
         gate = gate.clamp(max=7.0)
-        return (up.clamp(-7.0, 7.0) + 1.0) * (gate * torch.sigmoid(gate * 1.702))
+        return (up.clamp(-7.0, 7.0) + 1.0) * (gate * (gate * 1.702).sigmoid())
     return activated(gate, activation) * up
 
 
@@ -94,7 +95,7 @@ def _of_best_groups(ranked: Tensor, routing: ExpertRouting) -> Tensor:
         return ranked
     by_group = ranked.view(len(ranked), routing.num_groups, ranked.shape[1] // routing.num_groups)
     kept = by_group.topk(routing.group_top, -1).values.sum(-1).topk(routing.top_groups, -1).indices
-    dropped = torch.ones(by_group.shape[:2], dtype=torch.bool, device=ranked.device).scatter(1, kept, False)
+    dropped = by_group[:, :, 0].new_ones(by_group.shape[:2]).bool().scatter(1, kept, False)
     return by_group.masked_fill(dropped.unsqueeze(-1), -math.inf).flatten(1)
 
 
@@ -180,15 +181,15 @@ class DrawParams:
 
     @property
     def temperature(self) -> Tensor:
-        return self.packed.view(torch.float32)[:, 0]
+        return self._floats[:, 0]
 
     @property
     def top_p(self) -> Tensor:
-        return self.packed.view(torch.float32)[:, 1]
+        return self._floats[:, 1]
 
     @property
     def min_p(self) -> Tensor:
-        return self.packed.view(torch.float32)[:, 2]
+        return self._floats[:, 2]
 
     @property
     def top_k(self) -> Tensor:
@@ -196,7 +197,15 @@ class DrawParams:
 
     @property
     def seed(self) -> Tensor:
+        import torch
+
         return self.packed.view(torch.int64)[:, 2]
+
+    @property
+    def _floats(self) -> Tensor:
+        import torch
+
+        return self.packed.view(torch.float32)
 
     def __getitem__(self, rows: slice) -> DrawParams:
         return DrawParams(self.packed[rows], self.positions[rows])

@@ -14,7 +14,6 @@ from torch import Tensor
 from aengine.kernels.paged_cache import KvTarget, PagedCache, write_torch
 from aengine.kernels.params import Activation, ExpertLinear, ExpertMlp, ExpertRouting, Rotation, SharedOutput, gated, route
 from aengine.kernels.quantized import Float8Rows
-from aengine.layers.rotary import apply_rotary
 
 Activations = Tensor | Float8Rows
 
@@ -205,3 +204,12 @@ def run_once(ops: LayerOps, dtype: torch.dtype, head_dim: int, device: torch.dev
     ops.rotate(query, key, rotation, positions)
     target = KvTarget(PagedCache(ones(1, 1, 1, head_dim), ones(1, 1, 1, head_dim)), positions)
     ops.rotate_and_write(query, key, key, rotation, positions, target)
+
+
+def apply_rotary(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    """Rotates the first 2 * r dimensions of [T, heads, head_dim] by [T, 1, r] float32 cos and sin, halves paired (the "neox" form)."""
+    size = 2 * cos.shape[-1]
+    if size < x.shape[-1]:
+        return torch.cat((apply_rotary(x[..., :size], cos, sin), x[..., size:]), dim=-1)
+    first, second = x.float().chunk(2, dim=-1)
+    return torch.cat((first * cos - second * sin, second * cos + first * sin), dim=-1).to(x.dtype)

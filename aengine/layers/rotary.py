@@ -1,6 +1,6 @@
 """Rotary position embedding and its scalings (RoPE, Su et al. 2021).
 
-Owns the frequencies, the cos/sin cache and the rotation. Does not read model configs: `models/config/rope.py` makes a `RopeSpec` of one.
+Owns the frequencies and the tables of cosines and sines. Does not read model configs: `models/config/rope.py` makes a `RopeSpec` of one.
 Frequencies are [rotary_dim / 2] float32 radians per position. The formulas of the scalings are those of `transformers.modeling_rope_utils`.
 """
 
@@ -9,8 +9,10 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-import torch
-from torch import Tensor
+import numpy as np
+from numpy.typing import NDArray
+
+Floats = NDArray[np.float32]
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,17 +24,18 @@ class RopeSpec:
     axes: tuple[int, ...] = ()  # of tokens with three positions, which of these each frequency takes (M-RoPE, 2024); empty: there are none
 
     @classmethod
-    def of(cls, frequencies: Tensor, attention_factor: float = 1.0) -> RopeSpec:
+    def of(cls, frequencies: Floats, attention_factor: float = 1.0) -> RopeSpec:
         return cls(tuple(frequencies.tolist()), attention_factor)
 
 
-def unscaled(head_dim: int, theta: float) -> Tensor:
+def unscaled(head_dim: int, theta: float) -> Floats:
     """The frequencies of a rope without scaling. Linear scaling (Chen et al. 2023) divides them by its factor."""
-    exponents = torch.arange(0, head_dim, 2, dtype=torch.float32) / head_dim
-    return 1.0 / (theta ** exponents.double()).float()  # what is rounded from float64 has the same bits on every machine
+    exponents = np.arange(0, head_dim, 2, dtype=np.float32) / np.float32(head_dim)
+    powers: Floats = (theta ** exponents.astype(np.float64)).astype(np.float32)
+    return np.float32(1.0) / powers  # what is rounded from float64 has the same bits on every machine
 
 
-def dynamic(rotary_dim: int, theta: float, factor: float, growth: float) -> Tensor:
+def dynamic(rotary_dim: int, theta: float, factor: float, growth: float) -> Floats:
     """NTK-aware scaling (bloc97 and emozilla, 2023) for sequences `growth` times as long as the original context."""
     return unscaled(rotary_dim, theta * (factor * growth - (factor - 1)) ** (rotary_dim / (rotary_dim - 2)))
 
@@ -47,48 +50,43 @@ class QueryScale:
     ahead: int = 0
 
 
-def query_scales(scale: QueryScale, num_positions: int, device: torch.device) -> Tensor:
+def query_scales(scale: QueryScale, num_positions: int) -> Floats:
     """[num_positions] float32."""
-    positions = torch.arange(num_positions, dtype=torch.float32)
-    return (1 + scale.beta * torch.log1p(torch.floor((positions + scale.ahead) / scale.length).double()).float()).to(device)
+    positions = np.arange(num_positions, dtype=np.float32)
+    logs: Floats = np.log1p(np.floor((positions + scale.ahead) / scale.length).astype(np.float64)).astype(np.float32)
+    return 1 + scale.beta * logs
 
 
-def cos_sin_cache(spec: RopeSpec, num_positions: int, device: torch.device) -> Tensor:
+def cos_sin_cache(spec: RopeSpec, num_positions: int) -> Floats:
     """[num_positions, rotary_dim] float32: the cosines, then the sines, of every position's angles."""
-    positions = torch.arange(num_positions, dtype=torch.float32)
-    return _cos_sin(spec, positions[:, None]).to(device)
+    return _cos_sin(spec, np.arange(num_positions, dtype=np.float32)[:, None])
 
 
-def mixed_cos_sin(spec: RopeSpec, positions: Tensor) -> Tensor:
+def mixed_cos_sin(spec: RopeSpec, positions: NDArray[np.int32]) -> Floats:
     """[n, rotary_dim] float32, as of `cos_sin_cache`, of tokens that have three `positions` each, [3, n]."""
-    return _cos_sin(spec, positions.float()[list(spec.axes)].t() if spec.axes else positions[0].float()[:, None])
+    numbers = positions.astype(np.float32)
+    return _cos_sin(spec, numbers[list(spec.axes)].T if spec.axes else numbers[0][:, None])
 
 
-def _cos_sin(spec: RopeSpec, positions: Tensor) -> Tensor:
+def _cos_sin(spec: RopeSpec, positions: Floats) -> Floats:
     """`positions`: one of each token [n, 1], or one for each frequency [n, rotary_dim / 2]."""
-    angles = positions * torch.tensor(spec.frequencies, dtype=torch.float32)[None, :]
-    angles = angles.double()  # as in `unscaled`
-    return torch.cat((angles.cos().float(), angles.sin().float()), dim=-1) * spec.attention_factor
+    angles = (positions * np.array(spec.frequencies, np.float32)[None, :]).astype(np.float64)  # as in `unscaled`
+    half = angles.shape[1]
+    found = np.empty((len(angles), 2 * half), np.float32)
+    found[:, :half], found[:, half:] = np.cos(angles), np.sin(angles)
+    return found if spec.attention_factor == 1.0 else found * np.float32(spec.attention_factor)
 
 
-def apply_rotary(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """Rotates the first 2 * r dimensions of [T, heads, head_dim] by [T, 1, r] float32 cos and sin, halves paired (the "neox" form)."""
-    size = 2 * cos.shape[-1]
-    if size < x.shape[-1]:
-        return torch.cat((apply_rotary(x[..., :size], cos, sin), x[..., size:]), dim=-1)
-    first, second = x.float().chunk(2, dim=-1)
-    return torch.cat((first * cos - second * sin, second * cos + first * sin), dim=-1).to(x.dtype)
-
-
-def llama3(frequencies: Tensor, factor: float, low: float, high: float, original_context: int) -> Tensor:
+def llama3(frequencies: Floats, factor: float, low: float, high: float, original_context: int) -> Floats:
     """Llama 3.1: long wavelengths divided by `factor`, short ones kept, a ramp between: from `low` to `high` rotations over the original
     context."""
-    wavelength = 2 * math.pi / frequencies
-    smooth = ((original_context / wavelength - low) / (high - low)).clamp(0.0, 1.0)
-    return (1 - smooth) * frequencies / factor + smooth * frequencies
+    wavelength = 1 / frequencies * (2 * math.pi)  # a reciprocal and a product, which are rounded as in Transformers
+    smooth: Floats = np.clip((1 / wavelength * original_context - low) / (high - low), 0.0, 1.0)
+    found: Floats = (1 - smooth) * frequencies / factor + smooth * frequencies
+    return found
 
 
-def yarn(frequencies: Tensor, theta: float, factor: float, fast: float, slow: float, original_context: int, *, truncate: bool) -> Tensor:
+def yarn(frequencies: Floats, theta: float, factor: float, fast: float, slow: float, original_context: int, *, truncate: bool) -> Floats:
     """YaRN (Peng et al. 2023): interpolation blended by wavelength, from `fast` to `slow` rotations over the original context, at whole
     dimensions if `truncate`."""
     pairs = len(frequencies)
@@ -103,5 +101,6 @@ def yarn(frequencies: Tensor, theta: float, factor: float, fast: float, slow: fl
     low, high = max(low, 0), min(high, 2 * pairs - 1)
     if low == high:
         high += 0.001  # the ramp must not divide by zero
-    ramp = ((torch.arange(pairs, dtype=torch.float32) - low) / (high - low)).clamp(0.0, 1.0)
-    return frequencies / factor * ramp + frequencies * (1 - ramp)
+    ramp: Floats = np.clip((np.arange(pairs, dtype=np.float32) - low) / (high - low), 0.0, 1.0)
+    found: Floats = frequencies / factor * ramp + frequencies * (1 - ramp)
+    return found

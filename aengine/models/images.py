@@ -13,7 +13,8 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from torch import Tensor
+
+from aengine.kernels.arrays import Array
 
 IntArray = NDArray[np.int32]
 
@@ -120,8 +121,8 @@ def grid_positions(num_tokens: int, grids: Sequence[tuple[int, Grid]]) -> IntArr
 class StepImages:
     """The images of a step: token id ~i stands for row i. All arrays are on the host."""
 
-    rows: Tensor  # [k, hidden_size]
-    additions: Tensor | None  # [num_additions, k, hidden_size]
+    rows: Array  # [k, hidden_size]
+    additions: Array | None  # [num_additions, k, hidden_size]
     mixed: IntArray  # [3, a], the positions of tokens whose three differ: rows of tables of angles behind those of all positions
     first_mixed: int  # the number of the first of these rows
     tokens: IntArray  # [k], which tokens of the step

@@ -14,6 +14,7 @@ import torch
 
 from aengine.api.config import EngineConfig
 from aengine.api.errors import ConfigError, ModelLoadError
+from aengine.api.runtime import num_cores
 from aengine.models.choice import AnySpec, find_spec, has_output_head, is_encoder, labels_of, parameter_counts, quantization_of
 from aengine.models.config.model_config import load_generation
 from aengine.models.loading.checkpoint import WeightsDigest, checkpoint_dtype
@@ -93,6 +94,7 @@ def plan_model(
         model_dir=model_dir,
         dtype=_dtype(config, spec, model_dir, device),
         device=device,
+        threads=_threads(config.threads if ranks is None else ranks.threads, spec),
         max_num_seqs=config.num_seqs,
         max_num_batched_tokens=config.max_num_batched_tokens or max(config.num_seqs, CPU_TOKENS if on_cpu else ACCELERATOR_TOKENS),
         max_model_len=config.max_model_len or context,
@@ -138,9 +140,9 @@ def plan_pool(setup: ExecutorSetup, executor: Executor) -> PoolPlan:
     return PoolPlan(num_pages, max_model_len, bytes_per_token, setup.state_pages * of_all_ranks)
 
 
-def plan_threads(threads: int | None, spec: AnySpec) -> int | None:
-    """The number of torch's threads for a model on a CPU: `threads` if given, else 1 for a small one; None for torch's own choice."""
-    return 1 if threads is None and parameter_counts(spec)[0] < SINGLE_THREAD_PARAMETERS else threads
+def _threads(threads: int | None, spec: AnySpec) -> int:
+    """The number of threads of a step on a CPU: `threads` if given, else 1 for a small model, and for others one per core."""
+    return threads or (1 if parameter_counts(spec)[0] < SINGLE_THREAD_PARAMETERS else num_cores())
 
 
 def _dtype(config: EngineConfig, spec: AnySpec, model_dir: pathlib.Path, device: torch.device) -> torch.dtype:

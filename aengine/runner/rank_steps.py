@@ -29,9 +29,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
-import torch.nn.functional as F
-from torch import Tensor
 
+from aengine.kernels.arrays import Array, array_dtype
 from aengine.kernels.cpu.library import CExchange, CpuKernels, CSharedRanks, ExchangeError
 from aengine.layers.collectives import CollectiveError, Collectives
 from aengine.parallel.driver import CHECK_SECONDS, VERDICT_SECONDS, DriverRanks
@@ -261,7 +260,7 @@ class DrivenStep:
         return False
 
 
-Compute = Callable[[Step, Tensor | None], Tensor]
+Compute = Callable[[Step, Array | None], Array]
 """This stage of a step: the hidden states of the stage before [T, hidden_size] -> its own, of all T tokens. The first stage is given None.
 The last one returns them normed: [m, hidden_size] at the logits indices, or of all tokens if prompts are scored."""
 
@@ -271,7 +270,7 @@ class Stages:
         self._ring = ring
         self._compute = compute
         self._is_first = setup.shard.stage == 0
-        self._width, self._dtype = setup.native_spec.hidden_size, setup.dtype
+        self._width, self._dtype = setup.native_spec.hidden_size, array_dtype(setup.dtype)
 
     @classmethod
     def of(cls, setup: ExecutorSetup, compute: Compute) -> Stages | None:
@@ -281,7 +280,7 @@ class Stages:
         assert setup.ranks is not None
         return cls(setup, setup.ranks.connect_stages(), compute)
 
-    def launch(self, step: Step, make_result: Callable[[Tensor], StepResult]) -> InFlightStep:
+    def launch(self, step: Step, make_result: Callable[[Array], StepResult]) -> InFlightStep:
         """Computes this stage of a step. Returns when its hidden states are on their way. `make_result`: on the first stage, its end, from
         what the last stage returns."""
         inputs = None if self._is_first else self._receive(step, step.layout.num_tokens)
@@ -290,22 +289,21 @@ class Stages:
             return LazyStep(partial(self._finished, step), make_result)
         return LazyStep(partial(StepResult, step.number, NO_INTS), lambda result: result)  # later stages bring no result
 
-    def _finished(self, step: Step) -> Tensor:
+    def _finished(self, step: Step) -> Array:
         """On the first stage: what the last one returns. Waits for it."""
         return self._receive(step, step.layout.num_tokens if step.scores_prompts else len(step.logits_indices))
 
     def close(self) -> None:
         self._ring.close()
 
-    def _receive(self, step: Step, num_rows: int) -> Tensor:
-        words = torch.from_numpy(self._ring.receive(step.number))
-        return words.view(self._dtype)[: num_rows * self._width].view(num_rows, self._width)
+    def _receive(self, step: Step, num_rows: int) -> Array:
+        words = self._ring.receive(step.number)
+        return words.view(self._dtype)[: num_rows * self._width].reshape(num_rows, self._width)
 
 
-def _words(states: Tensor) -> IntArray:
+def _words(states: Array) -> IntArray:
     """The bytes of the states as int32 words, padded to a whole number of these."""
-    flat = states.contiguous().view(-1)
+    flat = np.ascontiguousarray(states).reshape(-1)
     if flat.nbytes % 4:
-        flat = F.pad(flat, (0, 1))
-    words: IntArray = flat.view(torch.int32).numpy()
-    return words
+        flat = np.append(flat, flat[:1])
+    return flat.view(np.int32)

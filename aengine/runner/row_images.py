@@ -10,7 +10,6 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 import numpy as np
-import torch
 
 from aengine.models.images import IntArray, StepImages
 from aengine.runner.contract import Step
@@ -69,8 +68,8 @@ class RowImages:
             rows = [images.rows[part] for images, part in parts]
             additions = [images.additions[:, part] for images, part in parts if images.additions is not None]
             found = StepImages(
-                torch.cat(rows),
-                torch.cat(additions, 1).contiguous() if additions else None,
+                np.concatenate(rows),
+                np.concatenate(additions, 1) if additions else None,
                 np.concatenate(mixed, 1) if mixed else np.empty((3, 0), np.int32),
                 self._first_mixed,
                 np.concatenate(tokens),

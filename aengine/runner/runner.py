@@ -39,7 +39,7 @@ from aengine.parallel.follower import FollowerRanks
 from aengine.runner.contract import Change, Executor, InFlightStep, IntArray, Prepared, Step
 from aengine.runner.cpu.executor import CpuExecutor, CpuExecutorBase, CpuFollower
 from aengine.runner.memory import resident_memory, show_bytes
-from aengine.runner.model_plan import plan_model, plan_pool, plan_threads
+from aengine.runner.model_plan import plan_model, plan_pool
 from aengine.runner.rank_steps import DrivenStep, naming_ranks
 from aengine.runner.row_images import RowImages
 from aengine.runner.setup import ExecutorSetup, draft_source
@@ -248,9 +248,7 @@ class ModelRunner:
         self.draft_source = draft_source(setup)
         self.draft_vocab_size = None if setup.draft is None else setup.draft.native_spec.vocab_size
         if self.device.type == "cpu":
-            threads = plan_threads(config.threads if self._ranks is None else self._ranks.threads, self.spec)
-            if threads is not None:  # of this thread; other engines and the host program keep theirs
-                set_thread_count(threads)
+            set_thread_count(setup.threads)  # of this thread; other engines and the host program keep theirs
         self._compare(config, model_dir)
         self._executor = build_executor(setup, warm, check)
         undo.callback(_close_failed, self._executor)

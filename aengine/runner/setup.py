@@ -155,6 +155,7 @@ class ExecutorSetup:
     model_dir: pathlib.Path
     dtype: torch.dtype  # of weights, activations and KV cache
     device: torch.device
+    threads: int  # of a step, on a CPU
     max_num_seqs: int
     max_num_batched_tokens: int
     max_model_len: int  # tokens of the longest sequence, unless the KV cache turns out to hold less

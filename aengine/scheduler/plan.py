@@ -9,15 +9,12 @@ from __future__ import annotations
 import enum
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from aengine.api.params import GREEDY_BELOW, NEUTRAL, LogitsProcessor, Reasoning, StructuredOutput
-
-if TYPE_CHECKING:
-    from torch import Tensor
 
 IntArray = NDArray[np.int32]
 FloatArray = NDArray[np.float32]
@@ -116,8 +113,8 @@ class PromptImages:
     so that pages of KV are shared where the images are the same."""
 
     tokens: IntArray  # [k], ascending: which tokens of the prompt
-    rows: Tensor  # [k, hidden_size], in host memory: inputs in place of the embedding
-    additions: Tensor | None  # [layers, k, hidden_size], what is added after each of the first layers; None: nothing is
+    rows: NDArray[Any]  # [k, hidden_size], in host memory: inputs in place of the embedding
+    additions: NDArray[Any] | None  # [layers, k, hidden_size], what is added after each of the first layers; None: nothing is
     placeholder: int  # the id that these tokens have for whoever counts or prints ids
     positions: IntArray | None = None  # [3, p], time, row and column of all tokens of the prompt; None: they count on
     whole: tuple[tuple[int, int], ...] = ()  # tokens that see each other, so that one step computes them: begin and end of each image

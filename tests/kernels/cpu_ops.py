@@ -6,15 +6,18 @@ Shapes and dtypes are checked, results allocated.
 from __future__ import annotations
 
 import ctypes
+from collections.abc import Iterable, Sequence
 from ctypes import c_int64
 from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from aengine.attention import StepLayout, build_layout
-from aengine.kernels.cpu import library
+from aengine.kernels.arrays import INT8, array_dtype, as_array, as_tensor
+from aengine.kernels.cpu import library, ops, packing
 from aengine.kernels.cpu.library import (
     BLOCK,
     ELEMENTS,
@@ -29,22 +32,77 @@ from aengine.kernels.cpu.library import (
     CNorm,
     CNormOp,
     COp,
+    CpuKernels,
     Workspace,
     check,
     stored_dim,
 )
 from aengine.kernels.cpu.ops import KvPool, head_kind, norm_weight
-from aengine.kernels.cpu.packing import PackedLinear
+from aengine.kernels.cpu.packed_linear import PackedLinear, PackedLinears
 from aengine.kernels.paged_cache import Heads
-from aengine.models.cpu.stack import CpuLastTokens, StepArguments
+from aengine.kernels.quantized import Rows
+from aengine.models.cpu.stack import CpuLastTokens, DecoderStack, StepArguments
+from aengine.models.cpu.weight_packing import WeightPacking
+from aengine.models.spec import ModelSpec
+from aengine.parallel.shard import WHOLE, Shard
 
 NO_TOKENS = np.zeros(0, np.int32)
 NO_LAST_TOKENS = CpuLastTokens(NO_TOKENS, NO_TOKENS, NO_TOKENS)
 
 
-def pool_of_heads(num_kv_heads: int, key_dim: int, value_dim: int, **options: Any) -> KvPool:
+def pool_of_heads(num_kv_heads: int, key_dim: int, value_dim: int, *, dtype: torch.dtype, **options: Any) -> KvPool:
     """A pool for layers with these heads."""
-    return KvPool(parts=[(0, Heads(num_kv_heads, num_kv_heads, key_dim, value_dim))], **options)
+    return KvPool(parts=[(0, Heads(num_kv_heads, num_kv_heads, key_dim, value_dim))], dtype=array_dtype(dtype), **options)
+
+
+def packed_linear(kernels: CpuKernels, parts: Sequence[Rows], *, dtype: torch.dtype, **options: Any) -> PackedLinear:
+    return packing.pack_linear(kernels, parts, dtype=array_dtype(dtype), **options)
+
+
+def packed_linears(kernels: CpuKernels, parts: Sequence[Rows], count: int, *, dtype: torch.dtype, **options: Any) -> PackedLinears:
+    return packing.pack_linears(kernels, parts, count, dtype=array_dtype(dtype), **options)
+
+
+def floats(parts: Sequence[Tensor]) -> NDArray[np.float32]:
+    """Tensors one after another."""
+    return as_array(torch.cat(tuple(parts)).float())
+
+
+def packed_stack(
+    workspace: Workspace,
+    spec: ModelSpec,
+    weights: Iterable[tuple[str, Sequence[Rows]]],
+    num_positions: int,
+    *,
+    dtype: torch.dtype,
+    shard: Shard = WHOLE,
+    quantization: str = "none",
+    **options: Any,
+) -> DecoderStack:
+    packed = WeightPacking(workspace, spec, array_dtype(dtype), shard=shard, quantization=quantization).pack(weights)
+    return DecoderStack(packed, num_positions, **options)
+
+
+def logits(workspace: Workspace, x: Tensor, weight: PackedLinear, soft_cap: float = 0.0) -> Tensor:
+    return as_tensor(ops.logits(workspace, as_array(x), weight, soft_cap))
+
+
+def draw(workspace: Workspace, logits: Tensor, draw_params: NDArray[np.void]) -> Tensor:
+    return as_tensor(ops.draw(workspace, as_array(logits), draw_params))
+
+
+def log_sums(workspace: Workspace, logits: Tensor, own: Tensor) -> tuple[Tensor, Tensor]:
+    sums, greater = ops.log_sums(workspace, as_array(logits), as_array(own))
+    return as_tensor(sums), as_tensor(greater)
+
+
+def gather_ranks(workspace: Workspace, part: Tensor, firsts: Sequence[int]) -> Tensor | None:
+    found = ops.gather_ranks(workspace, as_array(part), firsts)
+    return None if found is None else as_tensor(found)
+
+
+def stack_logits(stack: DecoderStack, workspace: Workspace, hidden: Tensor, *adapters: Any) -> Tensor:
+    return as_tensor(stack.logits(workspace, as_array(hidden), *adapters))
 
 
 def run(
@@ -61,12 +119,12 @@ def run(
     Returns the last buffer, [m, width]; with a `head`, [m] its argmax of them instead. `attention`: pool, layout and query heads.
     """
     rows, dtype = len(inputs[0]), inputs[0].dtype
-    if dtype not in ELEMENTS or any(x.dim() != 2 or x.dtype != dtype for x in inputs):
+    if array_dtype(dtype) not in ELEMENTS or any(x.dim() != 2 or x.dtype != dtype for x in inputs):
         raise ValueError(f"inputs of dtype {dtype} are not matrices of bfloat16 or float32")
     inputs = [x.contiguous() for x in inputs]
     if attention is None:
         pages = max(1, -(-rows // BLOCK))
-        pool = KvPool(layers_per_page=1, num_pages=1, page_size=BLOCK, parts=[(0, Heads(1, 1, BLOCK, BLOCK))], dtype=dtype)
+        pool = pool_of_heads(1, BLOCK, BLOCK, layers_per_page=1, num_pages=1, page_size=BLOCK, dtype=dtype)
         count = np.array([rows] if rows else [], np.int32)
         attention = (pool, build_layout(count * 0, 0, count * 0, count, np.zeros((1, 1, pages), np.int32), BLOCK), 1)
     pool, layout, heads = attention
@@ -85,12 +143,12 @@ def run(
         vocab=max(1, rows),
         num_positions=num_positions,
         hidden=len(strides) - 1,
-        element=ELEMENTS[dtype],
+        element=ELEMENTS[array_dtype(dtype)],
     )
     everything = np.arange(rows, dtype=np.int32)
     hidden = torch.empty(rows, strides[-1], dtype=dtype)
     sampled = None if head is None else np.empty(rows, np.int64)
-    step = StepArguments(layout, everything, everything, hidden, sampled, None, NO_LAST_TOKENS)
+    step = StepArguments(layout, everything, everything, as_array(hidden), sampled, None, NO_LAST_TOKENS)
     status = workspace.kernels.run_layers(
         *(ctypes.byref(model), ctypes.byref(pool.c), ctypes.byref(step.c), workspace.handle, workspace.threads)
     )
@@ -142,7 +200,7 @@ def norm(
     workspace: Workspace, x: Tensor, weight: Tensor, bias: Tensor | None, eps: float, kind: int, residual: Tensor | None = None
 ) -> Tensor:
     """[m, size] -> the same shape: the norm; or residual + 0.7 norm(x), normed by the same norm in the same pass."""
-    rows = [norm_weight(weight), torch.empty(0) if bias is None else norm_weight(bias)]
+    rows = [_norm_weight(weight), torch.empty(0) if bias is None else _norm_weight(bias)]
     c_norm = CNorm(rows[0].data_ptr(), None if bias is None else rows[1].data_ptr(), len(weight), eps, kind)
     if residual is None:
         return run(workspace, [x], [len(weight)], (library.NORM, CNormOp(c_norm, None, 0, 0, 1, scale=1.0)))
@@ -175,7 +233,7 @@ def rotate_and_write(
     if qkv.stride(1) != 1 or qkv.shape[1] % dim or not _fits(pool, qkv.dtype):
         raise ValueError(f"qkv of shape {tuple(qkv.shape)} and dtype {qkv.dtype} does not fit the pool")
     heads = qkv.shape[1] // dim - 2 * kv_heads
-    weights = [None if weight is None else norm_weight(weight) for weight in (q_norm, k_norm)]
+    weights = [None if weight is None else _norm_weight(weight) for weight in (q_norm, k_norm)]
     norms = [CNorm(None if weight is None else weight.data_ptr(), None, dim, eps, library.RMS_NORM) for weight in weights]
     table = cos_sin.contiguous()
     op = CAttentionOp(table.data_ptr(), None, None, None, *norms, CNorm(), 0, 0, layer, 0, heads, kv_heads, dim, dim, dim)
@@ -235,7 +293,7 @@ def _linear(
 ) -> Tensor:
     if weight.interleaved != (epilogue == library.GATED):
         raise ValueError("a gated product takes an interleaved weight, and nothing else does")
-    if x.shape[1] != weight.in_features or x.dtype != weight.dtype:
+    if x.shape[1] != weight.in_features or array_dtype(x.dtype) != weight.dtype:
         raise ValueError(f"activations of shape {tuple(x.shape)} and dtype {x.dtype} are not [m, {weight.in_features}] of {weight.dtype}")
     op = CLinearOp(ctypes.pointer(weight.c), library.NO_MATRIX, 0, 1, epilogue, activation, 1.0)
     inputs, outputs = ([x], [width]) if residual is None else ([x, residual], [])
@@ -243,7 +301,11 @@ def _linear(
 
 
 def _fits(pool: KvPool, dtype: torch.dtype) -> bool:
-    return pool.c.element in (ELEMENTS[dtype], PAGE_ELEMENTS[torch.int8])
+    return pool.c.element in (ELEMENTS[array_dtype(dtype)], PAGE_ELEMENTS[INT8])
+
+
+def _norm_weight(weight: Tensor) -> Tensor:
+    return as_tensor(norm_weight(as_array(weight.float())))
 
 
 def _padded(size: int, multiple: int) -> int:

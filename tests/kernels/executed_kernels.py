@@ -32,6 +32,7 @@ LAUNCHES = triton_launches.install(int(sys.argv[1]))
 from aengine.attention import AttentionMetadata, AttentionSpec, Scoring, build_layout  # noqa: E402
 from aengine.attention import triton as backend_module  # noqa: E402
 from aengine.attention.triton import TritonBackend  # noqa: E402
+from aengine.kernels.arrays import as_tensor  # noqa: E402
 from aengine.kernels.paged_cache import KvTarget, PagedCache  # noqa: E402
 from aengine.kernels.params import DRAW_PARAMS, Activation, DrawParams, ExpertLinear, ExpertRouting, Rotation  # noqa: E402  # noqa: E402
 from aengine.kernels.quantized import Float8Rows  # noqa: E402
@@ -69,7 +70,7 @@ def activations(dtype: torch.dtype, size: int) -> float:
 
 
 def rotation(dtype: torch.dtype, heads: int, kv_heads: int, head_dim: int) -> float:
-    cos_sin = cos_sin_cache(RopeSpec.of(unscaled(head_dim, 10000.0)), 1000, CPU)
+    cos_sin = as_tensor(cos_sin_cache(RopeSpec.of(unscaled(head_dim, 10000.0)), 1000))
     positions = torch.tensor([0, 999, 7, 500], dtype=torch.int32)
     query, key = torch.randn(4, heads, head_dim).to(dtype), torch.randn(4, kv_heads, head_dim).to(dtype)
     params = Rotation(cos_sin, torch.randn(head_dim).to(dtype), torch.randn(head_dim).to(dtype), 1e-6)

@@ -6,6 +6,7 @@ import dataclasses
 import re
 from itertools import pairwise
 
+import cpu_ops
 import numpy as np
 import pytest
 import torch
@@ -18,6 +19,7 @@ from torch import Tensor
 
 from aengine.api.errors import AdapterError
 from aengine.attention import StepLayout, build_layout
+from aengine.kernels.arrays import as_tensor
 from aengine.kernels.cpu.library import CpuKernels, Workspace
 from aengine.kernels.cpu.ops import PackedCpuAdapter, StepAdapters
 from aengine.models.adapters import Adapter, LowRankPart
@@ -82,9 +84,9 @@ def run_steps(
                 adapters=adapters,
             )
             step.run()
-            hidden, sampled = step.hidden, step.sampled if greedy else sampled
+            hidden, sampled = (None if greedy else as_tensor(step.hidden)), step.sampled if greedy else sampled
         of_hidden = StepAdapters(packed, adapters.of_tokens[::-1])
-        logits = stack.logits(workspace, hidden, of_hidden)
+        logits = cpu_ops.stack_logits(stack, workspace, hidden, of_hidden)
         assert sampled.tolist() == logits.argmax(-1).tolist()
         results.append((hidden.flip(0), logits.flip(0)))
     return results
@@ -123,7 +125,7 @@ def test_bits_depend_on_nothing_but_a_tokens_own_sequence(some_kernels: CpuKerne
             assert same == [sequence != 1] * 2
     hidden, logits = expected[3]  # 132 tokens; 2640 are so many that low-rank products are computed between the others
     adapters = step_adapters(packed, OF_SEQUENCES[[0, 1, 2, 3]], layouts(16)[3]).of_tokens
-    many = stack.logits(workspace, hidden.repeat(20, 1), StepAdapters(packed, np.tile(adapters, 20)))
+    many = cpu_ops.stack_logits(stack, workspace, hidden.repeat(20, 1), StepAdapters(packed, np.tile(adapters, 20)))
     assert torch.equal(many, logits.repeat(20, 1))
 
     ids, kept = [], []  # of sequence 3, which comes last in its steps
@@ -139,7 +141,7 @@ def test_bits_depend_on_nothing_but_a_tokens_own_sequence(some_kernels: CpuKerne
         given = (workspace, pool, layout, np.concatenate(ids)[first : first + count], everything(layout))
         step = stack.prepare(*given, last_tokens=NO_LAST_TOKENS, adapters=StepAdapters(packed, np.full(count, 3, np.int32)))
         step.run()
-        alone.append(step.hidden)
+        alone.append(as_tensor(step.hidden))
         first += count
     assert torch.equal(torch.cat(alone), torch.cat(kept))
 

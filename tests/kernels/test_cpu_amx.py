@@ -6,6 +6,7 @@ import ctypes
 import pathlib
 import subprocess
 
+import cpu_ops
 import cpu_reference
 import numpy as np
 import pytest
@@ -14,7 +15,7 @@ from torch import Tensor
 
 from aengine.kernels.cpu.compiler import SOURCES, Level
 from aengine.kernels.cpu.library import CpuKernels, load_level
-from aengine.kernels.cpu.packing import PackedLinear
+from aengine.kernels.cpu.packed_linear import PackedLinear
 
 
 @pytest.fixture(scope="module")
@@ -51,8 +52,8 @@ def multiply(library: ctypes.CDLL, x: Tensor, weight: PackedLinear, rows: list[i
 def test_products(library: ctypes.CDLL, portable: CpuKernels, rows: int, depth: int, int8: bool) -> None:
     torch.manual_seed(depth)
     x, weight, bias = torch.randn(rows, depth).bfloat16(), (torch.randn(70, depth) / depth**0.5).bfloat16(), torch.randn(70)
-    packed = PackedLinear(portable, [weight], dtype=torch.bfloat16, threads=1, int8=int8)
-    packed.set_bias([bias])
+    packed = cpu_ops.packed_linear(portable, [weight], dtype=torch.bfloat16, threads=1, int8=int8)
+    packed.set_bias(cpu_ops.floats([bias]))
     expected = cpu_reference.int8_linear(x, weight, bias) if int8 else cpu_reference.linear(x, weight, bias)
     torch.testing.assert_close(multiply(library, x, packed), expected, rtol=1e-5, atol=1e-5)
 
@@ -61,7 +62,7 @@ def test_products(library: ctypes.CDLL, portable: CpuKernels, rows: int, depth: 
 def test_a_row_depends_neither_on_its_neighbours_nor_on_where_it_is(library: ctypes.CDLL, portable: CpuKernels, int8: bool) -> None:
     torch.manual_seed(1)
     x, weight = torch.randn(411, 330).bfloat16(), torch.randn(200, 330).bfloat16()
-    packed = PackedLinear(portable, [weight], dtype=torch.bfloat16, threads=1, int8=int8)
+    packed = cpu_ops.packed_linear(portable, [weight], dtype=torch.bfloat16, threads=1, int8=int8)
     together = multiply(library, x, packed, threads=3)
     for first, count in [(0, 1), (7, 2), (300, 5), (17, 100)]:
         assert torch.equal(multiply(library, x[first : first + count], packed), together[first : first + count])
@@ -73,5 +74,5 @@ def test_an_infinity_stays_one(library: ctypes.CDLL, portable: CpuKernels) -> No
     """What fills a tile beyond the depth is zero in activations, too: infinity times zero would be NaN."""
     x = torch.ones(2, 40).bfloat16()
     x[0, 20] = torch.inf
-    packed = PackedLinear(portable, [torch.ones(3, 40).bfloat16()], dtype=torch.bfloat16, threads=1)
+    packed = cpu_ops.packed_linear(portable, [torch.ones(3, 40).bfloat16()], dtype=torch.bfloat16, threads=1)
     assert multiply(library, x, packed, [0, 1]).tolist() == [[torch.inf] * 3, [40.0] * 3]

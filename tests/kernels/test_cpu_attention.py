@@ -16,6 +16,7 @@ from kernel_cases import Case, as_int8, paged_case, write
 from slow_cases import slow_but
 
 from aengine.attention import build_layout
+from aengine.kernels.arrays import INT8, as_tensor
 from aengine.kernels.cpu.library import PAGE_ELEMENTS, CpuKernels, Workspace
 from aengine.kernels.cpu.ops import place_bytes
 from aengine.layers.rotary import RopeSpec, cos_sin_cache, unscaled
@@ -28,7 +29,7 @@ PAGE_SIZES = [1, 4, 16, 32, 48, 64]
 
 def float32_bounds(case: Case, atol: float = 5e-6) -> dict[str, float]:
     """Of the results of float32 queries. Over int8 pages queries are rounded to 15 bits, and softmax weights to as many of the largest."""
-    return {"rtol": 1e-5, "atol": 5e-4 if case.pool.c.element == PAGE_ELEMENTS[torch.int8] else atol}
+    return {"rtol": 1e-5, "atol": 5e-4 if case.pool.c.element == PAGE_ELEMENTS[INT8] else atol}
 
 
 def check(case: Case, result: torch.Tensor, scale: float, window: int | None, soft_cap: float) -> None:
@@ -201,7 +202,7 @@ def test_rotate_and_write(kernels: CpuKernels, count, kv_heads, group, head_dim,
     torch.manual_seed(count)
     workspace = Workspace(kernels, threads)
     heads = kv_heads * group
-    table = cos_sin_cache(RopeSpec.of(unscaled(head_dim, 10000.0)), 200, torch.device("cpu"))
+    table = as_tensor(cos_sin_cache(RopeSpec.of(unscaled(head_dim, 10000.0)), 200))
     pool = cpu_ops.pool_of_heads(
         layers_per_page=2, num_pages=42, page_size=page_size, num_kv_heads=kv_heads, key_dim=head_dim, value_dim=head_dim, dtype=kv_dtype
     )
@@ -285,8 +286,8 @@ def test_the_bytes_of_int8_pages() -> None:
     """A byte of each number, padded to 16, and two float32 scales."""
     shape = {"page_size": 4, "num_kv_heads": 2, "key_dim": 40, "value_dim": 16, "dtype": torch.int8}
     pool = cpu_ops.pool_of_heads(layers_per_page=3, num_pages=5, **shape)
-    assert sum(place_bytes(4, pool.parts, torch.int8)) == 4 * 2 * (48 + 16 + 8)
-    assert sum(len(memory) for memory in pool._memory) == 3 * 5 * sum(place_bytes(4, pool.parts, torch.int8))
+    assert sum(place_bytes(4, pool.parts, INT8)) == 4 * 2 * (48 + 16 + 8)
+    assert sum(len(memory) for memory in pool._memory) == 3 * 5 * sum(place_bytes(4, pool.parts, INT8))
 
 
 def test_attention_is_as_near_as_torch_in_bf16(kernels: CpuKernels) -> None:

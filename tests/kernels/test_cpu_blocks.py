@@ -6,6 +6,7 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Any
 
+import cpu_ops
 import numpy as np
 import pytest
 import torch
@@ -24,7 +25,6 @@ from test_cpu_stack import (
     torch_logits,
 )
 
-from aengine.kernels.cpu import ops
 from aengine.kernels.cpu.library import CpuKernels, Workspace
 from aengine.kernels.params import DRAW_PARAMS, Activation, ExpertRouting, RouterScoring
 from aengine.layers.rotary import RopeSpec, unscaled
@@ -194,7 +194,7 @@ def test_float32_gives_the_decoders_logits(kernels: CpuKernels, name: str, page_
     stack = stack_of(workspace, spec, weights, torch.float32)
     hidden = hidden_states(workspace, stack, pool_of(spec, torch.float32, page_size), steps)
     for mine, expected in zip(hidden, torch_logits(spec, weights, torch.float32, steps), strict=True):
-        torch.testing.assert_close(stack.logits(workspace, mine), expected, rtol=1e-4, atol=1e-4)
+        torch.testing.assert_close(cpu_ops.stack_logits(stack, workspace, mine), expected, rtol=1e-4, atol=1e-4)
 
 
 @pytest.mark.parametrize("name", slow_but(["gemma", "stablelm"], MODELS))
@@ -210,7 +210,7 @@ def test_int8_is_near(some_kernels: CpuKernels, name: str) -> None:
     exact = torch.cat(torch_logits(spec, weights, torch.float32, steps))
     workspace = Workspace(some_kernels, 2)
     stack = stack_of(workspace, spec, weights, torch.float32, quantization="int8")
-    logits = stack.logits(workspace, torch.cat(hidden_states(workspace, stack, pool_of(spec, torch.float32, 16), steps)))
+    logits = cpu_ops.stack_logits(stack, workspace, torch.cat(hidden_states(workspace, stack, pool_of(spec, torch.float32, 16), steps)))
     assert distance(spec, logits, exact) < 0.08 * distance(spec, 0 * exact, exact)
 
 
@@ -228,7 +228,7 @@ def test_bits_do_not_depend_on_threads_or_on_the_logits_indices(some_kernels: Cp
         step = stack.prepare(workspace, pool, layout, token_ids(layout, number), last, greedy=True, last_tokens=NO_LAST_TOKENS)
         step.run()
         assert step.sampled is not None
-        assert step.sampled.tolist() == stack.logits(workspace, hidden).argmax(-1).tolist()
+        assert step.sampled.tolist() == cpu_ops.stack_logits(stack, workspace, hidden).argmax(-1).tolist()
 
 
 @pytest.mark.parametrize("name", ["gemma", "cohere"])
@@ -242,7 +242,7 @@ def test_a_step_draws_from_the_logits(some_kernels: CpuKernels, name: str) -> No
     params["temperature"], params["top_p"], params["seed"], params["position"] = 0.8, 1.0, 7, everything
     ids = token_ids(layout, 3)
     hidden = run_step(stack, workspace, pool_of(spec, torch.float32, 16), layout, ids, everything)
-    expected = ops.draw(workspace, stack.logits(workspace, hidden), params)
+    expected = cpu_ops.draw(workspace, cpu_ops.stack_logits(stack, workspace, hidden), params)
     pool = pool_of(spec, torch.float32, 16)
     step = stack.prepare(workspace, pool, layout, ids, everything, draw_params=params, last_tokens=NO_LAST_TOKENS)
     step.run()
@@ -252,13 +252,13 @@ def test_a_step_draws_from_the_logits(some_kernels: CpuKernels, name: str) -> No
 
 def test_what_is_not_supported() -> None:
     cohere, olmo = spec_of("cohere"), spec_of("olmo2")
-    assert all(unsupported(spec_of(name), torch.float32) is None for name in MODELS)
+    assert all(unsupported(spec_of(name), np.dtype("float32")) is None for name in MODELS)
     narrow = attention(head_dim=12, num_kv_heads=1, qk_norm=QkNorm(RMS, whole=True))
     for spec, layer, reason in (
         (olmo, dataclasses.replace(olmo.layers[0], attention=narrow), "a norm of all keys of a token whose width 12"),
         (cohere, dataclasses.replace(COHERE_LAYER, post_mlp_norm=RMS), "norms after parallel blocks"),
     ):
-        assert reason in (unsupported(dataclasses.replace(spec, layers=(layer,)), torch.float32) or "")
+        assert reason in (unsupported(dataclasses.replace(spec, layers=(layer,)), np.dtype("float32")) or "")
     kinds = tuple(dataclasses.replace(PLAIN, attention=attention(num_heads=heads)) for heads in (2, 4, 6, 8, 10))
-    assert "5 kinds of heads; the most is 4" in (unsupported(dataclasses.replace(cohere, layers=kinds), torch.float32) or "")
-    assert "logit_scale" in (unsupported(dataclasses.replace(cohere, norm=None), torch.float32) or "")
+    assert "5 kinds of heads; the most is 4" in (unsupported(dataclasses.replace(cohere, layers=kinds), np.dtype("float32")) or "")
+    assert "logit_scale" in (unsupported(dataclasses.replace(cohere, norm=None), np.dtype("float32")) or "")

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import itertools
 
+import cpu_ops
 import numpy as np
 import pytest
 import torch
@@ -16,6 +17,7 @@ from test_cpu_stack import random_weights
 from torch import Tensor
 
 from aengine.attention import build_layout
+from aengine.kernels.arrays import as_tensor
 from aengine.kernels.cpu.library import CpuKernels, Workspace
 from aengine.models.config.model_config import read_spec
 from aengine.models.cpu.stack import DecoderStack
@@ -99,7 +101,8 @@ class Sequences:
         call = self.stack.prepare(workspace, self.pool, layout, ids, np.arange(len(ids), dtype=np.int32), last_tokens=NO_LAST_TOKENS)
         call.run()
         assert call.hidden is not None
-        return call.hidden, self.stack.logits(workspace, call.hidden)
+        hidden = as_tensor(call.hidden)
+        return hidden, cpu_ops.stack_logits(self.stack, workspace, hidden)
 
     def chunks(self, workspace: Workspace, rows: np.ndarray, lengths: np.ndarray) -> list[tuple[Tensor, Tensor]]:
         """In one step the first tokens of each row that follow its prompt; by row."""
@@ -141,7 +144,7 @@ def test_a_chunk_gives_the_bits_of_decodes(
     dtype, quantization, kv_dtype = numbers
     spec, alone = spec_of(model), Workspace(kernels, 1)
     weights = ((name, [weight.to(dtype)]) for name, weight in random_weights(spec).items())
-    stack = DecoderStack(alone, spec, weights, TINY["max_position_embeddings"], dtype=dtype, quantization=quantization)
+    stack = cpu_ops.packed_stack(alone, spec, weights, TINY["max_position_embeddings"], dtype=dtype, quantization=quantization)
     sequences = Sequences(stack, alone, kv_dtype, page_size)
     expected = sequences.decodes(alone)
     expected_kv = sequences.kv()

@@ -13,9 +13,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from aengine.kernels.cpu import ops
+from aengine.kernels.arrays import data_address
 from aengine.kernels.cpu.library import NO_BUFFER, SOFTMAX, CExpertsOp, CpuKernels, Workspace
-from aengine.kernels.cpu.packing import PackedLinear, PackedLinears, are_packable
+from aengine.kernels.cpu.packed_linear import PackedLinear
+from aengine.kernels.cpu.packing import are_packable
 from aengine.kernels.quantized import QuantizedRows
 
 DTYPES = [torch.float32, torch.bfloat16]
@@ -53,7 +54,7 @@ def draw(
 
 def pack(kernels: CpuKernels, weight: QuantizedRows, dtype: torch.dtype, **options) -> PackedLinear:
     cut = len(weight) // 3
-    return PackedLinear(kernels, [weight[:cut], weight[cut:]], dtype=dtype, threads=2, **options)
+    return cpu_ops.packed_linear(kernels, [weight[:cut], weight[cut:]], dtype=dtype, threads=2, **options)
 
 
 def assert_near(actual: Tensor, expected: Tensor, x: Tensor, weight: Tensor) -> None:
@@ -83,9 +84,9 @@ def test_float_activations(kernels: CpuKernels, kind, rows, columns, depth, grou
     weight, x = draw(kind, columns, depth, group_size, scale_dtype, ordered), torch.randn(rows, depth).to(dtype)
     packed = pack(kernels, weight, dtype, float32=True)
     bias = torch.randn(columns)
-    packed.set_bias([bias])
+    packed.set_bias(cpu_ops.floats([bias]))
     dense = weight.dequantized()
-    scores = ops.logits(Workspace(kernels, threads), x, packed)
+    scores = cpu_ops.logits(Workspace(kernels, threads), x, packed)
     assert_near(scores - bias, cpu_reference.linear(x, dense), x, dense)
 
 
@@ -100,7 +101,7 @@ def test_quantised_activations(
     packed = pack(kernels, weight, dtype)
     rounded = cpu_reference.rounded_activations(x, packed.c.activation_group, weight.order)
     dense = weight.dequantized()
-    scores = ops.logits(Workspace(kernels, threads), x, packed)
+    scores = cpu_ops.logits(Workspace(kernels, threads), x, packed)
     assert_near(scores, cpu_reference.linear(rounded, dense), rounded, dense)
 
 
@@ -145,11 +146,11 @@ def test_experts_of_codes(kernels: CpuKernels, kind: str, ordered: bool) -> None
     gate_ups, downs = [gate_up[:100], gate_up[100:]], [down]
     if ordered:
         gate_ups, downs = in_orders(gate_up, experts), in_orders(down, experts)
-    packed_gate_up = PackedLinears(kernels, gate_ups, experts, interleaved=True, **options)
-    packed_down = PackedLinears(kernels, downs, experts, **options)
+    packed_gate_up = cpu_ops.packed_linears(kernels, gate_ups, experts, interleaved=True, **options)
+    packed_down = cpu_ops.packed_linears(kernels, downs, experts, **options)
     assert (packed_gate_up.orders is not None, packed_down.orders is not None) == (ordered, ordered)
     router = torch.randn(experts, hidden)
-    packed_router = PackedLinear(kernels, [router], **options)
+    packed_router = cpu_ops.packed_linear(kernels, [router], **options)
     pointers = [
         ctypes.addressof(packed_router.c),
         None,
@@ -161,7 +162,7 @@ def test_experts_of_codes(kernels: CpuKernels, kind: str, ordered: bool) -> None
     ]
     op = CExpertsOp(*pointers, experts, 2, 1, 1, 1, 1.0, SOFTMAX, True, False, chosen=NO_BUFFER, multiplier=1.0)
     if ordered:
-        op.gate_up_orders, op.down_orders = packed_gate_up.orders.data_ptr(), packed_down.orders.data_ptr()
+        op.gate_up_orders, op.down_orders = data_address(packed_gate_up.orders), data_address(packed_down.orders)
     x = torch.randn(37, hidden) / 10
     chosen, weights = cpu_reference.route(cpu_reference.linear(x, router), 2, normalize=True)
     expected = torch.zeros(37, hidden)
@@ -201,7 +202,7 @@ def test_orders_within_a_matrix_are_one(kernels: CpuKernels) -> None:
     assert not are_packable(halves, 2)
     assert not are_packable(halves)
     with pytest.raises(ValueError, match="differ in the order of columns"):
-        PackedLinears(kernels, halves, 2, dtype=torch.float32, threads=1)
+        cpu_ops.packed_linears(kernels, halves, 2, dtype=torch.float32, threads=1)
 
 
 def test_bytes_in_memory(kernels: CpuKernels) -> None:
@@ -214,10 +215,10 @@ def test_bytes_in_memory(kernels: CpuKernels) -> None:
 def test_what_is_refused(kernels: CpuKernels) -> None:
     options = {"dtype": torch.float32, "threads": 1}
     with pytest.raises(ValueError, match="groups of 40 columns"):
-        PackedLinear(kernels, [draw("int4", 8, 80, 40)], **options)
+        cpu_ops.packed_linear(kernels, [draw("int4", 8, 80, 40)], **options)
     with pytest.raises(ValueError, match="differ in columns, bits, group size"):
-        PackedLinear(kernels, [draw("int4", 8, 64, 32), draw("int4", 8, 64, 16)], **options)
+        cpu_ops.packed_linear(kernels, [draw("int4", 8, 64, 32), draw("int4", 8, 64, 16)], **options)
     with pytest.raises(ValueError, match="order of columns"):
-        PackedLinear(kernels, [draw("int4", 8, 64, 32, ordered=True) for _ in range(2)], **options)
+        cpu_ops.packed_linear(kernels, [draw("int4", 8, 64, 32, ordered=True) for _ in range(2)], **options)
     with pytest.raises(ValueError, match="quantised parts and others"):
-        PackedLinear(kernels, [draw("int4", 8, 64, 32), torch.randn(8, 64)], **options)
+        cpu_ops.packed_linear(kernels, [draw("int4", 8, 64, 32), torch.randn(8, 64)], **options)

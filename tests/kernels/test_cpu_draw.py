@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 
+import cpu_ops
 import numpy as np
 import pytest
 import torch
@@ -14,7 +15,6 @@ from slow_cases import slow_but
 from test_cpu_stack import everything, layouts, pool_of, random_weights, run_step, stack_of, tiny_spec, token_ids
 from torch import Tensor
 
-from aengine.kernels.cpu import ops
 from aengine.kernels.cpu.library import CpuKernels, Workspace
 from aengine.kernels.params import DRAW_PARAMS
 from aengine.sampling.draw import Draw, TorchDraw, log_exponential, row_keys, token_hashes, with_chosen
@@ -44,7 +44,9 @@ def drawn(draw: Draw, rows: list[RowParams], logits: Tensor, positions: list[int
 
 def kernel_draw(some_kernels: CpuKernels, threads: int) -> Draw:
     workspace = Workspace(some_kernels, threads)
-    return lambda logits, host_params, _, chosen=None: with_chosen(ops.draw(workspace, logits.contiguous(), host_params), logits, chosen)
+    return lambda logits, host_params, _, chosen=None: with_chosen(
+        cpu_ops.draw(workspace, logits.contiguous(), host_params), logits, chosen
+    )
 
 
 def drawn_here(some_kernels: CpuKernels, rows: list[RowParams], logits: Tensor, positions: list[int], threads: int = 2) -> list[int]:
@@ -167,11 +169,11 @@ def test_what_does_not_fit_is_refused(some_kernels: CpuKernels) -> None:
     workspace, logits = Workspace(some_kernels, 1), torch.zeros(2, 70)
     for bad in (logits.double(), torch.zeros(70, 2).T):
         with pytest.raises(ValueError, match="not contiguous float32"):
-            ops.draw(workspace, bad, np.zeros(2, DRAW_PARAMS))
+            cpu_ops.draw(workspace, bad, np.zeros(2, DRAW_PARAMS))
     for draws in (np.zeros(3, DRAW_PARAMS), np.zeros(2, np.int64)):
         with pytest.raises(ValueError, match="are not 2 of"):
-            ops.draw(workspace, logits, draws)
-    assert ops.draw(workspace, logits[:0], np.zeros(0, DRAW_PARAMS)).tolist() == []
+            cpu_ops.draw(workspace, logits, draws)
+    assert cpu_ops.draw(workspace, logits[:0], np.zeros(0, DRAW_PARAMS)).tolist() == []
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
@@ -189,7 +191,7 @@ def test_a_step_that_draws(some_kernels: CpuKernels, dtype: torch.dtype, threads
         draws["top_k"] = np.where(wanted % 5 == 2, 10, 0)
         draws["seed"], draws["position"] = 77 * wanted, layout.positions + 1
         hidden = run_step(stack, workspace, pool, layout, ids, wanted)
-        expected = ops.draw(workspace, stack.logits(workspace, hidden), draws).tolist()
+        expected = cpu_ops.draw(workspace, cpu_ops.stack_logits(stack, workspace, hidden), draws).tolist()
         step = stack.prepare(workspace, pool, layout, ids, wanted, draw_params=draws, last_tokens=NO_LAST_TOKENS)
         for begins in (False, True):
             if begins:
@@ -213,10 +215,10 @@ def test_log_sums(kernels: CpuKernels, vocab_size: int) -> None:
     logits[2] = -math.inf
     logits[3, : vocab_size // 2] = -math.inf
     own = logits[:, vocab_size // 2 :][:, :1]
-    found, greater = ops.log_sums(Workspace(kernels, 2), logits, own)
+    found, greater = cpu_ops.log_sums(Workspace(kernels, 2), logits, own)
     torch.testing.assert_close(found, logits.double().logsumexp(-1, keepdim=True).float(), rtol=0, atol=4e-6, equal_nan=True)
     one_thread = Workspace(kernels, 1)
-    alone = [ops.log_sums(one_thread, logits[row : row + 1].clone(), own[row : row + 1]) for row in range(6)]
+    alone = [cpu_ops.log_sums(one_thread, logits[row : row + 1].clone(), own[row : row + 1]) for row in range(6)]
     assert found.view(torch.int32).equal(torch.cat([sums for sums, _ in alone]).view(torch.int32))
     assert greater.equal(torch.cat([count for _, count in alone]))
     assert greater.equal((logits > own).sum(-1))

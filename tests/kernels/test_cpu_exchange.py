@@ -8,6 +8,7 @@ import sys
 import threading
 from datetime import timedelta
 
+import cpu_ops
 import numpy as np
 import pytest
 import torch
@@ -15,7 +16,6 @@ import torch.distributed
 from hang_guard import HANG_SECONDS, growing
 from rank_threads import exchanges, on_ranks, shared_file
 
-from aengine.kernels.cpu import ops
 from aengine.kernels.cpu.library import CpuKernels, ExchangeError, RankExchange, Workspace, load_kernels
 from aengine.runner import rank_steps as module
 from aengine.runner.rank_steps import GroupExchange, SharedMemoryExchange
@@ -40,7 +40,7 @@ def gathered(kernels: CpuKernels, exchange: RankExchange, widths: list[int], thr
     workspace = Workspace(kernels, threads, exchange)
     firsts, index = [0, *np.cumsum(widths).tolist()], exchange.c.index
     for rows in (rows for rows in ROWS if rows * sum(widths) < 3_000_000):
-        found = ops.gather_ranks(workspace, part_of(index, rows, widths[index]), firsts)
+        found = cpu_ops.gather_ranks(workspace, part_of(index, rows, widths[index]), firsts)
         if index:
             assert found is None
         else:
@@ -77,15 +77,15 @@ def test_a_rank_that_does_not_come_is_named(kernels: CpuKernels) -> None:
     def run(index: int) -> str | None:
         workspace = Workspace(kernels, 2, ranks[index])
         try:
-            ops.gather_ranks(workspace, torch.zeros(1, 1), [0, 1, 2, 3])
+            cpu_ops.gather_ranks(workspace, torch.zeros(1, 1), [0, 1, 2, 3])
         except ExchangeError:
             return None  # a thread came too late
         if index == 1:
             return ""
         with pytest.raises(ExchangeError) as first:
-            ops.gather_ranks(workspace, torch.zeros(1, 1), [0, 1, 2, 3])
+            cpu_ops.gather_ranks(workspace, torch.zeros(1, 1), [0, 1, 2, 3])
         with pytest.raises(ExchangeError):
-            ops.gather_ranks(workspace, torch.zeros(1, 1), [0, 1, 2, 3])
+            cpu_ops.gather_ranks(workspace, torch.zeros(1, 1), [0, 1, 2, 3])
         assert first.value.lagging == (1,)
         return str(first.value)
 
@@ -103,7 +103,7 @@ def test_abort_ends_the_wait_of_a_rank(kernels: CpuKernels) -> None:
 
     def wait() -> None:
         with pytest.raises(ExchangeError, match="aborted") as caught:
-            ops.gather_ranks(Workspace(kernels, 1, waiting), torch.zeros(1, 1), [0, 1, 2])
+            cpu_ops.gather_ranks(Workspace(kernels, 1, waiting), torch.zeros(1, 1), [0, 1, 2])
         ended.append(caught.value)
 
     thread = threading.Thread(target=wait)
@@ -114,7 +114,7 @@ def test_abort_ends_the_wait_of_a_rank(kernels: CpuKernels) -> None:
     thread.join(HANG_SECONDS)
     assert not ended[0].timed_out
     with pytest.raises(ExchangeError, match="aborted"):
-        ops.gather_ranks(Workspace(kernels, 1, other), torch.zeros(1, 1), [0, 1, 2])
+        cpu_ops.gather_ranks(Workspace(kernels, 1, other), torch.zeros(1, 1), [0, 1, 2])
 
 
 def test_a_process_group_is_an_exchange(kernels: CpuKernels) -> None:
@@ -131,7 +131,7 @@ def test_a_process_group_that_times_out_names_the_other_rank(kernels: CpuKernels
     store, timeout = torch.distributed.HashStore(), timedelta(seconds=0.2)
     groups = on_ranks(2, lambda index: torch.distributed.ProcessGroupGloo(store, index, 2, timeout))
     with pytest.raises(ExchangeError, match="rank 1 did not come in time") as caught:
-        ops.gather_ranks(Workspace(kernels, 1, GroupExchange(groups[0])), torch.zeros(1, 1), [0, 1, 2])
+        cpu_ops.gather_ranks(Workspace(kernels, 1, GroupExchange(groups[0])), torch.zeros(1, 1), [0, 1, 2])
     assert caught.value.lagging == (1,)
     assert "the exchange between ranks failed" in caplog.text
 

@@ -14,7 +14,6 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from aengine.kernels.cpu.library import NO_BUFFER, SIGMOID, SOFTMAX, CExpertsOp, CHeadsOp, CpuKernels, Workspace
-from aengine.kernels.cpu.packing import PackedLinear, PackedLinears
 
 DTYPES = [torch.float32, torch.bfloat16]
 
@@ -61,19 +60,19 @@ class Layer:
     def _pack(self) -> None:
         experts, options = self.num_experts, {"dtype": self.dtype, "threads": 2, "int8": self.int8}
         parts = [self.router, self.gate] if self.shared_gate else [self.router]
-        self._router = PackedLinear(self.kernels, parts, dtype=self.dtype, threads=2, float32=True)
-        self._gate_up = PackedLinears(self.kernels, [self.gate_up.flatten(0, 1)], experts, interleaved=True, **options)
-        self._down = PackedLinears(self.kernels, in_parts(self.down.flatten(0, 1)), experts, **options)
+        self._router = cpu_ops.packed_linear(self.kernels, parts, dtype=self.dtype, threads=2, float32=True)
+        self._gate_up = cpu_ops.packed_linears(self.kernels, [self.gate_up.flatten(0, 1)], experts, interleaved=True, **options)
+        self._down = cpu_ops.packed_linears(self.kernels, in_parts(self.down.flatten(0, 1)), experts, **options)
         if self.biases:
-            self._router.set_bias([self.router_bias])
-            self._gate_up.set_biases([self.gate_up_bias.flatten()])
-            self._down.set_biases(in_parts(self.down_bias.flatten()))
+            self._router.set_bias(cpu_ops.floats([self.router_bias]))
+            self._gate_up.set_biases(cpu_ops.floats([self.gate_up_bias.flatten()]))
+            self._down.set_biases(cpu_ops.floats(in_parts(self.down_bias.flatten())))
         pointers = [ctypes.addressof(self._router.c), self.bias.data_ptr() if self.correction else None]
         pointers += [self.expert_scale.data_ptr() if self.scaled else None]
         pointers += [ctypes.addressof(self._gate_up.c), ctypes.addressof(self._down.c)]
         if self.shared:
-            self._shared_gate_up = PackedLinear(self.kernels, [self.shared_gate_up], interleaved=True, **options)
-            self._shared_down = PackedLinear(self.kernels, [self.shared_down], **options)
+            self._shared_gate_up = cpu_ops.packed_linear(self.kernels, [self.shared_gate_up], interleaved=True, **options)
+            self._shared_down = cpu_ops.packed_linear(self.kernels, [self.shared_down], **options)
         pointers += [ctypes.addressof(one.c) for one in (self._shared_gate_up, self._shared_down)] if self.shared else [None, None]
         sizes = (self.num_experts, self.top_k, self.num_groups, self.top_groups, self.group_top)
         options = (SIGMOID if self.sigmoid else SOFTMAX, self.normalize, self.shared_gate)
@@ -195,7 +194,7 @@ def test_not_a_number_stays_in_its_row(kernels: CpuKernels, bad: float) -> None:
 def test_heads(kernels: CpuKernels, dtype: torch.dtype, num_heads: int, width: int, out_width: int, copied: int) -> None:
     torch.manual_seed(0)
     weight = (torch.randn(num_heads, out_width, width) / width**0.5).to(dtype)
-    packed = PackedLinears(kernels, in_parts(weight.flatten(0, 1)), num_heads, dtype=dtype, threads=2)
+    packed = cpu_ops.packed_linears(kernels, in_parts(weight.flatten(0, 1)), num_heads, dtype=dtype, threads=2)
     for rows in (1, 9, 200):
         x = torch.randn(rows, num_heads, copied + width).to(dtype)
         end = 7 + num_heads * (copied + out_width)
@@ -216,11 +215,11 @@ def test_packing_converts_what_the_kernels_do_not_pack(some_kernels: CpuKernels,
     """Parts in float16, and parts of several dtypes."""
     rows = torch.randn(3 * 20, 32).half()
     for parts in (in_parts(rows), [rows[:25].bfloat16(), rows[25:]]):
-        packed = PackedLinears(some_kernels, parts, 3, dtype=torch.bfloat16, threads=1, int8=int8)
+        packed = cpu_ops.packed_linears(some_kernels, parts, 3, dtype=torch.bfloat16, threads=1, int8=int8)
         for linear, matrix in zip(packed.linears, torch.cat([part.bfloat16() for part in parts]).split(20), strict=True):
-            alone = PackedLinear(some_kernels, [matrix], dtype=torch.bfloat16, threads=1, int8=int8)
-            assert (linear.words == alone.words).all()
-            assert torch.equal(linear.scales, alone.scales)
+            alone = cpu_ops.packed_linear(some_kernels, [matrix], dtype=torch.bfloat16, threads=1, int8=int8)
+            assert linear.arrays.keys() == alone.arrays.keys()
+            assert all((array == alone.arrays[name]).all() for name, array in linear.arrays.items())
 
 
 def in_parts(rows: Tensor) -> list[Tensor]:

@@ -11,9 +11,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from aengine.kernels.cpu import library, ops
+from aengine.kernels.cpu import library
 from aengine.kernels.cpu.library import CpuKernels, Workspace
-from aengine.kernels.cpu.packing import PackedLinear
+from aengine.kernels.cpu.packed_linear import PackedLinear
 
 DTYPES = [torch.float32, torch.bfloat16]
 SHAPES = st.tuples(
@@ -46,9 +46,9 @@ def pack(kernels: CpuKernels, weight: Tensor, bias: Tensor | None, dtype: torch.
     cut = len(weight) // 3
     spaced = torch.empty(len(weight) - cut, weight.shape[1] + 5, dtype=weight.dtype)[:, : weight.shape[1]]
     spaced.copy_(weight[cut:])
-    packed = PackedLinear(kernels, [weight[:cut], spaced], dtype=dtype, threads=2, **options)
+    packed = cpu_ops.packed_linear(kernels, [weight[:cut], spaced], dtype=dtype, threads=2, **options)
     if bias is not None:
-        packed.set_bias([bias[:cut], bias[cut:]])
+        packed.set_bias(cpu_ops.floats([bias[:cut], bias[cut:]]))
     return packed
 
 
@@ -70,7 +70,7 @@ def test_linear(kernels: CpuKernels, shape, dtype, with_bias, threads, seed) -> 
     assert_close(result, expected, dtype)
     residual = torch.randn(expected.shape).to(dtype)
     assert_close(cpu_ops.add_linear(workspace, x, packed, residual), residual.float() + expected, dtype)
-    scores = ops.logits(workspace, x, packed)
+    scores = cpu_ops.logits(workspace, x, packed)
     assert scores.dtype == torch.float32
     assert scores.is_contiguous()
     torch.testing.assert_close(scores, expected, rtol=1e-5, atol=1e-5)
@@ -94,7 +94,7 @@ def test_int8_linear(kernels: CpuKernels, shape, dtype, with_bias, threads, seed
     x, weight, bias = draw(shape, dtype, with_bias, seed)
     packed = pack(kernels, weight, bias, dtype, int8=True)
     workspace = Workspace(kernels, threads)
-    scores = ops.logits(workspace, x, packed)
+    scores = cpu_ops.logits(workspace, x, packed)
     expected = cpu_reference.int8_linear(x, weight, bias)
     torch.testing.assert_close(scores, expected, rtol=1e-5, atol=1e-5)
     assert torch.equal(cpu_ops.argmax(workspace, x, packed), scores.argmax(-1))
@@ -105,7 +105,7 @@ def test_int8_linear(kernels: CpuKernels, shape, dtype, with_bias, threads, seed
 @pytest.mark.parametrize("int8", [False, True])
 def test_packing_converts(kernels: CpuKernels, dtype: torch.dtype, source: torch.dtype, int8: bool) -> None:
     x, weight = torch.randn(5, 70).to(dtype), (torch.randn(90, 70) / 8).to(source)
-    scores = ops.logits(Workspace(kernels, 1), x, PackedLinear(kernels, [weight], dtype=dtype, threads=1, int8=int8))
+    scores = cpu_ops.logits(Workspace(kernels, 1), x, cpu_ops.packed_linear(kernels, [weight], dtype=dtype, threads=1, int8=int8))
     stored = weight if int8 else weight.to(dtype)
     expected = cpu_reference.linear(x, stored)
     error = (scores - expected).norm() / expected.norm()
@@ -117,7 +117,7 @@ def test_packing_converts(kernels: CpuKernels, dtype: torch.dtype, source: torch
 def test_a_row_does_not_depend_on_its_neighbours(kernels: CpuKernels, dtype: torch.dtype, int8: bool) -> None:
     torch.manual_seed(1)
     x, weight = torch.randn(411, 130).to(dtype), torch.randn(200, 130).to(dtype)
-    packed = PackedLinear(kernels, [weight], dtype=dtype, threads=2, int8=int8)
+    packed = cpu_ops.packed_linear(kernels, [weight], dtype=dtype, threads=2, int8=int8)
     together = cpu_ops.linear(Workspace(kernels, 3), x, packed)
     workspace = Workspace(kernels, 1)
     for first, count in [(0, 1), (7, 2), (100, 3), (200, 4), (300, 5), (5, 6), (17, 100)]:
@@ -128,7 +128,7 @@ def test_a_row_does_not_depend_on_its_neighbours(kernels: CpuKernels, dtype: tor
 def test_nan_and_infinity_stay(kernels: CpuKernels, int8: bool) -> None:
     x = torch.randn(4, 64)
     x[1, 3], x[2, 5] = torch.nan, torch.inf
-    packed = PackedLinear(kernels, [torch.randn(100, 64)], dtype=torch.float32, threads=1, int8=int8)
+    packed = cpu_ops.packed_linear(kernels, [torch.randn(100, 64)], dtype=torch.float32, threads=1, int8=int8)
     finite = cpu_ops.linear(Workspace(kernels, 2), x, packed).isfinite().all(-1)
     assert finite.tolist() == [True, False, False, True]
 
@@ -136,7 +136,7 @@ def test_nan_and_infinity_stay(kernels: CpuKernels, int8: bool) -> None:
 def test_a_row_of_zeros(kernels: CpuKernels) -> None:
     weight = torch.randn(70, 64)
     weight[3] = 0
-    packed = PackedLinear(kernels, [weight], dtype=torch.bfloat16, threads=1, int8=True)
+    packed = cpu_ops.packed_linear(kernels, [weight], dtype=torch.bfloat16, threads=1, int8=True)
     assert torch.equal(cpu_ops.linear(Workspace(kernels, 1), torch.zeros(2, 64).bfloat16(), packed), torch.zeros(2, 70).bfloat16())
 
 
@@ -156,7 +156,7 @@ def test_argmax_of_ties_nans_and_infinities(kernels: CpuKernels, threads: int) -
     for row in rows:
         matrix = torch.zeros(333, 16)
         matrix[:, 0] = row
-        packed = PackedLinear(kernels, [matrix], dtype=torch.float32, threads=1)
+        packed = cpu_ops.packed_linear(kernels, [matrix], dtype=torch.float32, threads=1)
         x = torch.zeros(1, 16)
         x[0, 0] = 1.0
         (token,) = cpu_ops.argmax(workspace, x, packed).tolist()
@@ -214,7 +214,7 @@ def test_activations_are_as_exact_as_float32(kernels: CpuKernels, activation: in
     inputs = torch.cat((torch.linspace(-12.0, 12.0, 4801), torch.tensor([-1e4, -87.0, -40.0, -1e-6, 0.0, 1e-20, 1e-3, 60.0, 90.0, 1e4])))
     weight, x = torch.zeros(len(inputs), 16), torch.zeros(1, 16)
     weight[:, 0], x[0, 0] = inputs, 1.0
-    packed = PackedLinear(kernels, [weight], dtype=torch.float32, threads=1)
+    packed = cpu_ops.packed_linear(kernels, [weight], dtype=torch.float32, threads=1)
     result = cpu_ops.activated_linear(Workspace(kernels, 1), x, packed, activation)[0].double()
     exact = ACTIVATIONS[activation](inputs.double())
     torch.testing.assert_close(result, exact, rtol=1e-5, atol=1e-12)
@@ -243,7 +243,7 @@ def test_activated_products(kernels: CpuKernels, activation: int, dtype: torch.d
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_capped_logits(kernels: CpuKernels, dtype: torch.dtype) -> None:
     x, weight, bias = draw((9, 130, 40), dtype, True, 0)
-    scores = ops.logits(Workspace(kernels, 2), x, pack(kernels, weight, bias, dtype), 0.8)
+    scores = cpu_ops.logits(Workspace(kernels, 2), x, pack(kernels, weight, bias, dtype), 0.8)
     expected = torch.tanh(cpu_reference.linear(x, weight, bias) / 0.8) * 0.8
     torch.testing.assert_close(scores, expected, rtol=1e-5, atol=2e-6)
 
@@ -254,28 +254,30 @@ def test_extreme_gates(kernels: CpuKernels) -> None:
     weight[:8, 0], weight[8:, 0] = gate, 1.0
     x = torch.zeros(1, 16)
     x[0, 0] = 1.0
-    packed = PackedLinear(kernels, [weight], dtype=torch.float32, threads=1, interleaved=True)
+    packed = cpu_ops.packed_linear(kernels, [weight], dtype=torch.float32, threads=1, interleaved=True)
     torch.testing.assert_close(cpu_ops.gated_linear(Workspace(kernels, 1), x, packed)[0], F.silu(gate), rtol=1e-6, atol=1e-30)
 
 
 def test_what_is_refused(kernels: CpuKernels) -> None:
     workspace = Workspace(kernels, 1)
-    packed = PackedLinear(kernels, [torch.randn(8, 16)], dtype=torch.float32, threads=1)
+    packed = cpu_ops.packed_linear(kernels, [torch.randn(8, 16)], dtype=torch.float32, threads=1)
     with pytest.raises(ValueError, match=r"\(2, 15\)"):
         cpu_ops.linear(workspace, torch.randn(2, 15), packed)
     with pytest.raises(ValueError, match="bfloat16"):
         cpu_ops.linear(workspace, torch.randn(2, 16).bfloat16(), packed)
     with pytest.raises(ValueError, match="interleaved"):
-        ops.logits(
-            workspace, torch.randn(2, 16), PackedLinear(kernels, [torch.randn(8, 16)], dtype=torch.float32, threads=1, interleaved=True)
+        cpu_ops.logits(
+            workspace,
+            torch.randn(2, 16),
+            cpu_ops.packed_linear(kernels, [torch.randn(8, 16)], dtype=torch.float32, threads=1, interleaved=True),
         )
     with pytest.raises(ValueError, match="interleaved"):
         cpu_ops.gated_linear(workspace, torch.randn(2, 16), packed)
     with pytest.raises(ValueError, match="contiguous columns"):
-        PackedLinear(kernels, [torch.randn(16, 8).T], dtype=torch.float32, threads=1)
+        cpu_ops.packed_linear(kernels, [torch.randn(16, 8).T], dtype=torch.float32, threads=1)
     with pytest.raises(ValueError, match="float16"):
-        PackedLinear(kernels, [torch.randn(16, 8).half()], dtype=torch.float32, threads=1)
+        cpu_ops.packed_linear(kernels, [torch.randn(16, 8).half()], dtype=torch.float32, threads=1)
     with pytest.raises(ValueError, match="7 rows"):
-        PackedLinear(kernels, [torch.randn(7, 8)], dtype=torch.float32, threads=1, interleaved=True)
+        cpu_ops.packed_linear(kernels, [torch.randn(7, 8)], dtype=torch.float32, threads=1, interleaved=True)
     with pytest.raises(ValueError, match="threads 0"):
         Workspace(kernels, 0)

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 from triton_mode import DEVICES, INTERPRETED
 
+from aengine.kernels.arrays import as_tensor
 from aengine.kernels.paged_cache import KvTarget, PagedCache
 from aengine.kernels.params import Activation, ExpertLinear, ExpertMlp, Rotation, SharedOutput
 from aengine.kernels.triton import attention
@@ -93,7 +94,7 @@ def test_rotate(
     device: str, dtype: torch.dtype, tokens: int, heads: int, kv_heads: int, head_dim: int, rotary_dim: int, norms: str
 ) -> None:
     """Of views of one fused product, as in the decoder; what is beside them stays."""
-    cos_sin = cos_sin_cache(RopeSpec.of(unscaled(rotary_dim, 10000.0)), 1000, torch.device(device))
+    cos_sin = as_tensor(cos_sin_cache(RopeSpec.of(unscaled(rotary_dim, 10000.0)), 1000)).to(torch.device(device))
     positions = torch.randint(0, 1000, (tokens,), generator=torch.Generator().manual_seed(3), dtype=torch.int32).to(device)
     fused = numbers(device, dtype, tokens, (heads + 2 * kv_heads) * head_dim, scale=2.0)
     weights = [numbers(device, dtype, head_dim, seed=seed) for seed in (4, 5)]
@@ -126,7 +127,7 @@ def test_rotate_and_write(
 ) -> None:
     """The same numbers as rotating first and writing then; what the pages hold elsewhere stays."""
     tokens, shape = 4, (3, 2, kv_heads)  # pages of two tokens
-    cos_sin = cos_sin_cache(RopeSpec.of(unscaled(rotary_dim, 10000.0)), 1000, torch.device(device))
+    cos_sin = as_tensor(cos_sin_cache(RopeSpec.of(unscaled(rotary_dim, 10000.0)), 1000)).to(torch.device(device))
     positions = torch.tensor([0, 999, 7, 500], dtype=torch.int32, device=device)
     slots = torch.tensor([5, -1, 3, 2, 4], dtype=torch.int32, device=device)  # of more tokens than are written
     fused = numbers(device, dtype, tokens, (heads + kv_heads) * head_dim + kv_heads * value_dim, scale=2.0)
@@ -156,7 +157,7 @@ def test_rotate_and_write(
 def test_rotate_latent(device: str, dtype: torch.dtype, heads: int, rotary_dim: int, latent: int, float8: bool) -> None:
     """Queries from parts of a product to parts of others; keys in place, or to pages alone, with the same numbers."""
     tokens, width = 4, rotary_dim + latent
-    cos_sin = cos_sin_cache(RopeSpec.of(unscaled(rotary_dim, 10000.0)), 1000, torch.device(device))
+    cos_sin = as_tensor(cos_sin_cache(RopeSpec.of(unscaled(rotary_dim, 10000.0)), 1000)).to(torch.device(device))
     positions = torch.tensor([0, 999, 7, 500], dtype=torch.int32, device=device)
     slots = torch.tensor([5, -1, 3, 2], dtype=torch.int32, device=device)
     rotation = Rotation(cos_sin, key_norm=numbers(device, dtype, latent, seed=4), eps=EPS)
@@ -193,7 +194,7 @@ def test_float32_weights(device: str, dtype: torch.dtype) -> None:
     """Gemma's: the product alone is rounded."""
     x, residual = numbers(device, dtype, 3, 192), numbers(device, dtype, 3, 192, seed=1)
     weight = numbers(device, torch.float32, 192, seed=2)
-    cos_sin = cos_sin_cache(RopeSpec.of(unscaled(64, 10000.0)), 10, torch.device(device))
+    cos_sin = as_tensor(cos_sin_cache(RopeSpec.of(unscaled(64, 10000.0)), 10)).to(torch.device(device))
     positions = torch.arange(3, dtype=torch.int32, device=device)
     for name, *given in (
         ("rms_norm", x, weight, EPS),

@@ -7,8 +7,9 @@ import torch
 import transformers
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
-from aengine.layers.ops import TorchOps
-from aengine.layers.rotary import RopeSpec, apply_rotary, cos_sin_cache, unscaled
+from aengine.kernels.arrays import as_tensor
+from aengine.layers.ops import TorchOps, apply_rotary
+from aengine.layers.rotary import RopeSpec, cos_sin_cache, unscaled
 from aengine.models.config.rope import read_rope
 
 ROPES = {
@@ -50,7 +51,7 @@ def test_frequencies_equal_transformers(name: str) -> None:
     expected, factor = ROPE_INIT_FUNCTIONS[parameters["rope_type"]](config)
     spec, _ = read_rope({"rope_parameters": parameters}, 128, 131072)
     torch.testing.assert_close(torch.tensor(spec.frequencies), expected, rtol=1e-6, atol=0.0)
-    cache = cos_sin_cache(spec, 10, torch.device("cpu"))
+    cache = as_tensor(cos_sin_cache(spec, 10))
     assert cache.dtype == torch.float32
     torch.testing.assert_close(cache[0], torch.cat((torch.full((64,), factor), torch.zeros(64))))
 
@@ -90,7 +91,7 @@ def test_rotation_is_by_the_angle() -> None:
     spec = RopeSpec.of(unscaled(head_dim=8, theta=100.0))
     positions = torch.tensor([0, 3, 11])
     x = torch.randn(3, 2, 8)
-    cos, sin = cos_sin_cache(spec, 12, torch.device("cpu"))[positions].unsqueeze(1).chunk(2, -1)
+    cos, sin = as_tensor(cos_sin_cache(spec, 12))[positions].unsqueeze(1).chunk(2, -1)
     rotated = apply_rotary(x, cos, sin)
     angles = positions[:, None, None] * 100.0 ** (-torch.arange(4) / 4)
     expected = torch.complex(x[..., :4], x[..., 4:]) * torch.polar(torch.ones_like(angles), angles)

@@ -6,6 +6,7 @@ import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import cpu_ops
 import numpy as np
 import pytest
 import torch
@@ -18,9 +19,9 @@ from test_sharding import CASES, SIZES, spec_of
 from torch import Tensor
 
 from aengine.attention import StepLayout, build_layout
+from aengine.kernels.arrays import as_array, as_tensor
 from aengine.kernels.cpu.library import CpuKernels, ExchangeError, Workspace, load_kernels
 from aengine.kernels.quantized import Rows
-from aengine.models.cpu.stack import DecoderStack
 from aengine.models.sharding import sharded_weights, take_part
 from aengine.models.spec import ModelSpec
 from aengine.parallel.shard import WHOLE, Shard
@@ -73,16 +74,20 @@ class Rank:
         parts: dict[str, Sequence[Rows]] = {
             name: take_part((given[part.source_name],), part) for name, part in sharded_weights(spec, shard).items()
         }
-        self.stack = DecoderStack(self.workspace, spec, parts.items(), POSITIONS, dtype=dtype, shard=shard, quantization=quantization)
+        self.stack = cpu_ops.packed_stack(
+            self.workspace, spec, parts.items(), POSITIONS, dtype=dtype, shard=shard, quantization=quantization
+        )
         self.pool = pool_of(self.stack.spec, dtype, PAGE)
 
     def hidden(self, step: Inputs, inputs: Tensor | None = None) -> Tensor:
         call = self.stack.prepare(
-            *(self.workspace, self.pool, step.layout, step.token_ids, step.indices), last_tokens=NO_LAST_TOKENS, inputs=inputs
+            *(self.workspace, self.pool, step.layout, step.token_ids, step.indices),
+            last_tokens=NO_LAST_TOKENS,
+            inputs=None if inputs is None else as_array(inputs),
         )
         call.run()
         assert call.hidden is not None
-        return call.hidden
+        return as_tensor(call.hidden)
 
     def run(self, steps: list[Inputs]) -> list[tuple[Tensor, Tensor | None]]:
         """Hidden states and logits of each step."""
@@ -90,7 +95,8 @@ class Rank:
 
     def logits(self, hidden: Tensor) -> Tensor | None:
         """Of all ranks, on the first one."""
-        return self.stack.gather_logits(self.workspace, self.stack.logits(self.workspace, hidden))
+        every = self.stack.gather_logits(self.workspace, self.stack.logits(self.workspace, as_array(hidden)))
+        return None if every is None else as_tensor(every)
 
 
 def on_all(

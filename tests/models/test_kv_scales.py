@@ -121,7 +121,7 @@ def test_an_fp8_cache_takes_them(tmp_path: pathlib.Path, caplog: pytest.LogCaptu
     (tmp_path / "config.json").write_text(json.dumps(CONFIG))
 
     def setup(**options) -> ExecutorSetup:
-        return ExecutorSetup(EngineConfig(model=str(tmp_path), **options), spec_of(), tmp_path, torch.float32, CPU, 1, 64, 64)
+        return ExecutorSetup(EngineConfig(model=str(tmp_path), **options), spec_of(), tmp_path, torch.float32, CPU, 1, 1, 64, 64)
 
     attention = setup(kv_cache_dtype="fp8").attention()
     assert (attention.cache_dtype, attention.scales(0), attention.scales(1)) == (torch.float8_e4m3fn, (1.0, 1.0), (0.5, 1.0))

@@ -19,10 +19,11 @@ from test_weights import CPU
 
 from aengine.api.config import EngineConfig
 from aengine.engine.loading import load_model
+from aengine.kernels.arrays import BFLOAT16, as_tensor
 from aengine.kernels.cpu.library import BF16_PAIRS, FLOAT8_CODES, INT4_CODES, INT8_CODES, INT8_QUADS, Workspace, load_kernels
-from aengine.kernels.warm_memory import lazy_bytes
 from aengine.models.config.model_config import load_spec
 from aengine.models.cpu.packed_weights import PackedWeights
+from aengine.models.cpu.weight_packing import WeightPacking
 from aengine.models.loading.hub import resolve_model
 from aengine.models.loading.weight_bytes import quantized_bytes, weight_bytes
 from aengine.models.loading.weights import fused, stored_weights
@@ -162,9 +163,8 @@ def test_logits_of_families(tmp_path: pathlib.Path, models, model: str, name: st
 def packed(folder: pathlib.Path) -> PackedWeights:
     """The weights of a checkpoint as the CPU kernels have them in a bfloat16 model."""
     spec = load_spec(folder)
-    weights = PackedWeights(spec, torch.bfloat16)
-    weights.pack_weights(Workspace(load_kernels(), 1), stored_weights(spec, folder, "auto", load_quantization(folder)), "none", lazy_bytes)
-    return weights
+    weights = stored_weights(spec, folder, "auto", load_quantization(folder))
+    return WeightPacking(Workspace(load_kernels(), 1), spec, BFLOAT16).pack(weights)
 
 
 def dequantized(caplog) -> str:
@@ -238,7 +238,7 @@ def test_a_tied_head_reads_the_codes_of_the_embedding(tmp_path: pathlib.Path, mo
     meant = rewrite(models("cohere2"), tmp_path, layout, ("norm",))
     weights = packed(tmp_path)
     assert weights.linears["head"].c.format == INT4_CODES
-    assert torch.equal(weights.tables["embedding"], meant["model.embed_tokens.weight"].bfloat16())
+    assert torch.equal(as_tensor(weights.tables["embedding"]), meant["model.embed_tokens.weight"].bfloat16())
     check_logits(plain(models("cohere2"), tmp_path, meant), tmp_path, "auto")
 
 

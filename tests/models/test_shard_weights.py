@@ -19,12 +19,13 @@ from torch import Tensor
 
 from aengine.api.config import EngineConfig
 from aengine.api.errors import ConfigError
+from aengine.kernels.arrays import array_dtype, as_array, as_tensor
 from aengine.kernels.cpu.library import Workspace, load_kernels
 from aengine.kernels.cpu.ops import logits
 from aengine.kernels.quantized import QuantizedRows
-from aengine.kernels.warm_memory import lazy_bytes
 from aengine.models.config.model_config import load_spec
 from aengine.models.cpu.packed_weights import PackedWeights
+from aengine.models.cpu.weight_packing import WeightPacking
 from aengine.models.gguf import tensors
 from aengine.models.gguf.tensors import read_rows
 from aengine.models.loading import weights as loading
@@ -124,9 +125,8 @@ def test_only_rows_that_a_rank_holds_are_decoded(tmp_path: pathlib.Path, monkeyp
 
 def packed(folder: pathlib.Path, shard: Shard, dtype: torch.dtype, quantization: str) -> tuple[PackedWeights, Workspace]:
     spec, workspace = load_spec(folder), Workspace(load_kernels(), 1)
-    weights = PackedWeights(spec, dtype, shard)
-    weights.pack_weights(workspace, stored_weights(spec, folder, "auto", load_quantization(folder), shard), quantization, lazy_bytes)
-    return weights, workspace
+    packing = WeightPacking(workspace, spec, array_dtype(dtype), shard=shard, quantization=quantization)
+    return packing.pack(stored_weights(spec, folder, "auto", load_quantization(folder), shard)), workspace
 
 
 PACKED = [("", "none"), ("", "int8"), ("", "int4"), *((name, "none") for name in LAYOUTS)]
@@ -145,7 +145,8 @@ def test_products_of_packed_parts(tmp_path: pathlib.Path, models, name: str, qua
     x = torch.randn(3, 96, generator=torch.Generator().manual_seed(1)).to(dtype)
 
     def products(weights: PackedWeights, stem: str, first: int = 0) -> Tensor:
-        return logits(workspace, x[:, first : first + weights.linears[stem].in_features], weights.linears[stem])
+        part = as_array(x[:, first : first + weights.linears[stem].in_features])
+        return as_tensor(logits(workspace, part, weights.linears[stem]))
 
     ranks = [packed(folder, Shard(index, 2), dtype, quantization)[0] for index in range(2)]
     for stem in ("layers.0.output", "layers.0.down", "head"):

@@ -17,6 +17,7 @@ from slow_cases import slow_but
 from torch import Tensor
 
 from aengine.api.errors import ConfigError
+from aengine.kernels.arrays import as_tensor
 from aengine.layers.collectives import ONE_RANK
 from aengine.layers.ops import TorchOps
 from aengine.layers.rotary import cos_sin_cache
@@ -128,7 +129,7 @@ class Scores:
 def run(spec: ModelSpec, weights: dict[str, Tensor], x: Tensor) -> tuple[Tensor, Tensor]:
     """What the two blocks of the first layer make of [T, hidden_size]."""
     of_layer = Weights(dict(weights), "layers.0.")  # they get what is made of them
-    tables = {rope: cos_sin_cache(rope, len(x), torch.device("cpu")) for rope in spec.ropes}
+    tables = {rope: as_tensor(cos_sin_cache(rope, len(x))) for rope in spec.ropes}
     attention, mlp = spec.layers[0].attention, spec.layers[0].mlp
     table = None if attention.rope is None else tables[attention.rope]
     kind = LatentAttentionBlock if isinstance(attention, LatentAttention) else AttentionBlock

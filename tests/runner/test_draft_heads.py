@@ -343,7 +343,7 @@ def test_steps_with_no_room_for_hidden_states_are_refused(tmp_path: pathlib.Path
     layout = build_layout(one, 0, one, one + 2, np.ones((1, 1, 1), np.int32), runner.page_size)
     no_tokens = CpuLastTokens(one[:0], one[:0], one[:0])
     for slots, message in (
-        (None, r"the model keeps hidden states \[\d+, 64\] of torch.float32"),
+        (None, r"the model keeps hidden states \[\d+, 64\] of float32"),
         ([3], "there are 1 slots for hidden states of 2 tokens"),
         ([3, 1 << 30], "a slot of the step is neither -1 nor in the pool"),
     ):

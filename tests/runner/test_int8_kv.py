@@ -116,7 +116,7 @@ def test_what_the_log_says(demo: tuple[pathlib.Path, list[list[int]]], backend: 
 
 def test_other_devices_refuse_it(demo: tuple[pathlib.Path, list[list[int]]]) -> None:
     config = EngineConfig(model="demo", **INT8)
-    setup = ExecutorSetup(config, load_spec(demo[0]), demo[0], torch.bfloat16, torch.device("cuda"), 1, 64, 64)
+    setup = ExecutorSetup(config, load_spec(demo[0]), demo[0], torch.bfloat16, torch.device("cuda"), 1, 1, 64, 64)
     with pytest.raises(ConfigError, match=r"kv_cache_dtype: 'int8' needs device cpu"):
         build_executor(setup, None, lambda: None)
 

@@ -20,10 +20,11 @@ import torch
 
 from aengine.bench.floor import best_seconds
 from aengine.bench.report import table, write_json
+from aengine.kernels.arrays import array_dtype
 from aengine.kernels.cpu import ops
 from aengine.kernels.cpu.compiler import LEVEL_VARIABLE, Level, supported_levels
 from aengine.kernels.cpu.library import Workspace, load_kernels
-from aengine.kernels.cpu.packing import PackedLinear
+from aengine.kernels.cpu.packing import pack_linear
 
 ROOT = Path(__file__).parents[2]
 OUT_FEATURES, IN_FEATURES, MATRICES = 3072, 1024, 8
@@ -78,7 +79,7 @@ def level_costs(threads: int, runs: int) -> Sequence[LevelCost]:
     costs: list[LevelCost] = []
     for dtype in DTYPES:
         plain = [torch.randn(OUT_FEATURES, IN_FEATURES).to(dtype) for _ in range(MATRICES)]
-        packed = [PackedLinear(kernels, [matrix], dtype=dtype, threads=threads) for matrix in plain]
+        packed = [pack_linear(kernels, [matrix], dtype=array_dtype(dtype), threads=threads) for matrix in plain]
         for rows in ROWS:
             x = torch.randn(rows, IN_FEATURES).to(dtype)
             ours = _milliseconds([functools.partial(ops.logits, workspace, x, matrix) for matrix in packed], runs)

@@ -17,10 +17,10 @@ from ctypes import POINTER, Structure, c_char_p, c_double, c_float, c_int, c_int
 from typing import Any, Protocol
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 
 from aengine.api.errors import AEngineError
+from aengine.kernels.arrays import BFLOAT16, FLOAT16, FLOAT32, INT8
 from aengine.kernels.cpu.compiler import PREBUILT, KernelsUnavailableError, Level, build, find_prebuilt, select_level
 from aengine.kernels.params import DRAW_PARAMS
 
@@ -32,11 +32,11 @@ MAX_TAPS, MAX_STATE_KEYS = 16, 256  # of a convolution; key_dim of a recurrent l
 CHANNELS = 32  # a multiple of those of a recurrent layer that its kernels read together
 MAX_EXPERTS, MAX_HEADS = 1024, 256  # of a layer; of heads with a matrix each
 MAX_BUFFERS, MAX_HEAD_KINDS = 32, 4  # of a model's activations; of its layers of attention
-ELEMENTS = {torch.bfloat16: 0, torch.float32: 1}
-PAGE_ELEMENTS = {**ELEMENTS, torch.int8: 2}
+ELEMENTS = {BFLOAT16: 0, FLOAT32: 1}
+PAGE_ELEMENTS = {**ELEMENTS, INT8: 2}
 KV_SCALE_BYTES = 8  # of a head of a token in int8 pages
 BF16_PAIRS, F32_WORDS, INT8_QUADS, INT4_CODES, INT8_CODES, FLOAT8_CODES = range(6)  # `Format`
-SCALE_KINDS = (torch.bfloat16, torch.float32, torch.float16)  # by `ScaleKind`
+SCALE_KINDS = (BFLOAT16, FLOAT32, FLOAT16)  # by `ScaleKind`
 MAX_ACTIVATION_GROUP = 128
 _BYTES = ctypes.c_char * 0
 DELTA, KIMI_DELTA, MAMBA1, MAMBA2 = range(4)  # `Rule`

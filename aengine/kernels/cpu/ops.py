@@ -9,13 +9,12 @@ from __future__ import annotations
 import ctypes
 from collections.abc import Mapping, Sequence
 from ctypes import c_void_p
+from typing import Any
 
 import numpy as np
-import torch
-import torch.nn.functional as F
 from numpy.typing import NDArray
-from torch import Tensor
 
+from aengine.kernels.arrays import FLOAT32, INT8, Array, data_address
 from aengine.kernels.cpu.library import (
     BLOCK,
     ELEMENTS,
@@ -31,7 +30,7 @@ from aengine.kernels.cpu.library import (
     check,
     stored_dim,
 )
-from aengine.kernels.cpu.packing import PackedLinear
+from aengine.kernels.cpu.packed_linear import PackedLinear
 from aengine.kernels.paged_cache import Heads
 from aengine.kernels.warm_memory import keep_rows, lazy_bytes
 
@@ -74,77 +73,89 @@ class StepAdapters:
             raise ValueError(f"an adapter is not of a model with {num_matrices} matrices")
 
 
-def logits(workspace: Workspace, x: Tensor, weight: PackedLinear, soft_cap: float = 0.0, adapters: StepAdapters | None = None) -> Tensor:
+def logits(
+    workspace: Workspace, x: Array, weight: PackedLinear, soft_cap: float = 0.0, adapters: StepAdapters | None = None
+) -> NDArray[np.float32]:
     """W x + b in float32, contiguous; [m, in_features] -> [m, out_features]. With a `soft_cap` c they become c * tanh(logit / c).
     `adapters`: what they add to a head is added first."""
     if weight.interleaved:
         raise ValueError("an interleaved weight is for a gated product alone")
     rows = as_rows(x, weight.in_features, weight.dtype)
-    out = torch.empty(len(x), weight.out_features)
+    out = np.empty((len(x), weight.out_features), np.float32)
     status = workspace.kernels.logits(
-        *(ELEMENTS[x.dtype], rows.data_ptr(), row_stride(rows), len(x), ctypes.byref(weight.c)),
-        *(soft_cap, None if adapters is None else adapters.c, out.data_ptr(), workspace.handle, workspace.threads),
+        *(ELEMENTS[x.dtype], data_address(rows), row_stride(rows), len(x), ctypes.byref(weight.c)),
+        *(soft_cap, None if adapters is None else adapters.c, data_address(out), workspace.handle, workspace.threads),
     )
     check(status)
     return out
 
 
-def gather_ranks(workspace: Workspace, part: Tensor, firsts: Sequence[int]) -> Tensor | None:
+def gather_ranks(workspace: Workspace, part: NDArray[np.float32], firsts: Sequence[int]) -> NDArray[np.float32] | None:
     """The columns of all ranks on the first one; None on the others. Every rank calls it, with [m, firsts[index + 1] - firsts[index]]
     contiguous float32 -> [m, firsts[-1]]. Raises ExchangeError."""
     exchange = workspace.exchange
     assert exchange is not None
     width = firsts[exchange.c.index + 1] - firsts[exchange.c.index]
-    if part.dtype != torch.float32 or not part.is_contiguous() or part.shape[1] != width or len(firsts) != exchange.c.size + 1:
-        raise ValueError(f"a part of shape {tuple(part.shape)} is not contiguous float32 of the columns {list(firsts)} of the ranks")
-    out = torch.empty(len(part), firsts[-1]) if exchange.c.index == 0 else None
+    if part.dtype != FLOAT32 or not part.flags.c_contiguous or part.shape[1] != width or len(firsts) != exchange.c.size + 1:
+        raise ValueError(f"a part of shape {part.shape} is not contiguous float32 of the columns {list(firsts)} of the ranks")
+    out = np.empty((len(part), firsts[-1]), np.float32) if exchange.c.index == 0 else None
     c_firsts = (ctypes.c_int64 * len(firsts))(*firsts)
-    where = None if out is None else out.data_ptr()
-    status = workspace.kernels.gather_ranks(part.data_ptr(), len(part), c_firsts, where, workspace.handle, workspace.threads)
+    where = None if out is None else data_address(out)
+    status = workspace.kernels.gather_ranks(data_address(part), len(part), c_firsts, where, workspace.handle, workspace.threads)
     workspace.check(status)
     return out
 
 
-def draw(workspace: Workspace, logits: Tensor, draw_params: NDArray[np.void]) -> Tensor:
+def draw(workspace: Workspace, logits: NDArray[np.float32], draw_params: NDArray[np.void]) -> NDArray[np.int64]:
     """[m, vocab] float32 with contiguous rows and m of `DRAW_PARAMS` -> [m] int64 token ids."""
-    count, vocab = logits.shape
-    if logits.dtype != torch.float32 or not logits.is_contiguous():
-        raise ValueError("logits are not contiguous float32")
-    out = torch.empty(count, dtype=torch.int64)
+    count, vocab = _check_logits(logits)
+    out = np.empty(count, np.int64)
     where = address_of_params(draw_params, count)
-    check(workspace.kernels.draw(logits.data_ptr(), count, vocab, where, out.data_ptr(), workspace.handle, workspace.threads))
+    check(workspace.kernels.draw(data_address(logits), count, vocab, where, data_address(out), workspace.handle, workspace.threads))
     return out
 
 
-def log_sums(workspace: Workspace, logits: Tensor, own: Tensor) -> tuple[Tensor, Tensor]:
+def log_sums(workspace: Workspace, logits: NDArray[np.float32], own: NDArray[np.float32]) -> tuple[NDArray[np.float32], NDArray[np.int64]]:
     """[m, vocab] float32 with contiguous rows -> [m, 1] float32, the log of the sum of exp of each row; and [m] int64, how many of a row
     are greater than its `own`, [m, 1]. Both depend on the row alone: sums are added up in one order for any number of rows and threads."""
-    count, vocab = logits.shape
-    if logits.dtype != torch.float32 or not logits.is_contiguous():
-        raise ValueError("logits are not contiguous float32")
-    own, out, greater = own.contiguous(), torch.empty(count, 1), torch.empty(count, dtype=torch.int64)
-    pointers = own.data_ptr(), out.data_ptr(), greater.data_ptr()
-    check(workspace.kernels.log_sums(logits.data_ptr(), count, vocab, *pointers, workspace.handle, workspace.threads))
+    count, vocab = _check_logits(logits)
+    own, out, greater = np.ascontiguousarray(own), np.empty((count, 1), np.float32), np.empty(count, np.int64)
+    pointers = data_address(own), data_address(out), data_address(greater)
+    check(workspace.kernels.log_sums(data_address(logits), count, vocab, *pointers, workspace.handle, workspace.threads))
     return out, greater
 
 
-def norm_weight(weight: Tensor) -> Tensor:
+def _check_logits(logits: NDArray[np.float32]) -> tuple[int, int]:
+    """The shape of logits. Raises ValueError for others than contiguous ones of float32."""
+    count, vocab = logits.shape
+    if logits.dtype != FLOAT32 or not logits.flags.c_contiguous:
+        raise ValueError("logits are not contiguous float32")
+    return count, vocab
+
+
+def norm_weight(weight: Array) -> NDArray[np.float32]:
     """Weights of norms [..., size] as the kernels read them: float32, zeros up to a multiple of 16."""
-    return F.pad(weight.float(), (0, -weight.shape[-1] % BLOCK)).contiguous()
+    return np.ascontiguousarray(_padded(weight.astype(np.float32, copy=False)))
 
 
-def as_rows(x: Tensor, width: int, dtype: torch.dtype) -> Tensor:
+def as_rows(x: Array, width: int, dtype: np.dtype[Any]) -> Array:
     """`x` as the kernels read activations: contiguous columns, zeros up to a multiple of 16."""
-    if x.dim() != 2 or x.shape[1] != width or x.dtype != dtype or dtype not in ELEMENTS:
-        raise ValueError(f"activations of shape {tuple(x.shape)} and dtype {x.dtype} are not [m, {width}] of {dtype}")
+    if x.ndim != 2 or x.shape[1] != width or x.dtype != dtype or dtype not in ELEMENTS:
+        raise ValueError(f"activations of shape {x.shape} and dtype {x.dtype} are not [m, {width}] of {dtype}")
     if width % BLOCK:
-        return F.pad(x, (0, -width % BLOCK))
-    return x if x.stride(1) == 1 else x.contiguous()
+        return _padded(x)
+    return x if x.strides[1] == x.itemsize else np.ascontiguousarray(x)
 
 
-def row_stride(rows: Tensor) -> int:
+def _padded(x: Array) -> Array:
+    """With zeros up to a multiple of 16 in the last dimension."""
+    left = -x.shape[-1] % BLOCK
+    return np.pad(x, [(0, 0)] * (x.ndim - 1) + [(0, left)]) if left else x
+
+
+def row_stride(rows: Array) -> int:
     """Elements from one row of `as_rows` to the next."""
-    return rows.stride(0) if len(rows) > 1 else rows.shape[1]
+    return rows.strides[0] // rows.itemsize if len(rows) > 1 else int(rows.shape[1])
 
 
 PageParts = Sequence[tuple[int, Heads]]
@@ -154,7 +165,7 @@ PageParts = Sequence[tuple[int, Heads]]
 class KvPool:
     """Pages of keys and values, whose layout is in `src/abi.h`, initially zero; memory is committed when it is first written."""
 
-    def __init__(self, layers_per_page: int, num_pages: int, page_size: int, parts: PageParts, dtype: torch.dtype) -> None:
+    def __init__(self, layers_per_page: int, num_pages: int, page_size: int, parts: PageParts, dtype: np.dtype[Any]) -> None:
         """`page_size` is in tokens, fastest if a multiple of 16; `dtype` is that of the model, bfloat16 or
         float32; or int8: each head of a token is rounded to integers with scales of its own."""
         self.num_pages, self.parts = num_pages, parts
@@ -207,9 +218,9 @@ def head_kind(heads: Heads) -> CHeadKind:
     return CHeadKind(heads.num_heads, heads.num_kv_heads, stored_dim(heads.key_dim), stored_dim(heads.value_dim))
 
 
-def place_bytes(page_size: int, parts: PageParts, dtype: torch.dtype) -> tuple[int, int]:
+def place_bytes(page_size: int, parts: PageParts, dtype: np.dtype[Any]) -> tuple[int, int]:
     """Bytes of a place of a page, of keys with their scales and of values."""
-    scales = KV_SCALE_BYTES if dtype is torch.int8 else 0
+    scales = KV_SCALE_BYTES if dtype == INT8 else 0
     ends = [((part + 1) * page_size * heads.num_kv_heads, heads) for part, heads in parts]
     keys = max(tokens * (stored_dim(heads.key_dim) * dtype.itemsize + scales) for tokens, heads in ends)
     return keys, max(tokens * stored_dim(heads.value_dim) for tokens, heads in ends) * dtype.itemsize

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-import torch
+import numpy as np
 
 from aengine.api.errors import ModelLoadError
 from aengine.layers.rotary import RopeSpec, dynamic, llama3, unscaled, yarn
@@ -130,12 +130,12 @@ def _read_rope(
                 raise ModelLoadError(f"rope parameter {source.name(kind)} {factors!r} is not a list of {len(frequencies)} positive numbers")
             factor = number("factor", max_position_embeddings / original)
             wider = 1.0 if factor <= 1.0 else math.sqrt(1 + math.log(factor) / math.log(original))
-            return RopeSpec.of(frequencies / torch.tensor(factors), number("attention_factor", wider)), context
+            return RopeSpec.of(np.divide(frequencies, np.array(factors, np.float32)), number("attention_factor", wider)), context
         case "linear":
-            frequencies /= number("factor")
+            frequencies = frequencies / number("factor")
         case "proportional":  # the others of all dimensions, which stand behind those, are not rotated
             rotated = unscaled(head_dim, theta)[: rotary_dim // 2]
-            frequencies = torch.cat((rotated, torch.zeros(head_dim // 2 - len(rotated))))
+            frequencies = np.pad(rotated, (0, head_dim // 2 - len(rotated)))
         case "llama3":
             frequencies = llama3(frequencies, number("factor"), number("low_freq_factor"), number("high_freq_factor"), original)
         case "yarn":

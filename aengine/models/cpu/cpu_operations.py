@@ -10,10 +10,10 @@ from ctypes import Structure
 from dataclasses import dataclass
 from typing import Any
 
-import torch
-from torch import Tensor
+import numpy as np
 
 from aengine.cache import LayerGroups
+from aengine.kernels.arrays import Array, data_address
 from aengine.kernels.cpu import library
 from aengine.kernels.cpu.library import (
     BLOCK,
@@ -88,8 +88,8 @@ class Operations:
         self._chosen = library.NO_BUFFER, 0  # where the experts that a layer chooses go
         self._spec = weights.spec
         self._weights = weights
-        self._tensors: list[Tensor] = []  # what the operations point to besides the weights
-        self._arrays: list[ctypes.Array[Any]] = []
+        self._kept_arrays: list[Array] = []  # what the operations point to besides the weights
+        self._structures: list[ctypes.Array[Any]] = []
         self._norms: list[CNormOp] = []
         self._ops: list[tuple[int, Structure]] = []
         self._buffers: dict[str, int] = {}
@@ -155,10 +155,10 @@ class Operations:
 
     def _c_norm(self, name: str, norm: Norm, size: int, *, factor: float = 1.0, rows: int = 1) -> CNorm:
         """A norm of `size` elements, whose weights are multiplied by a factor; they are `rows` of that size (-1: as many as there are)."""
-        weight = self._weights.vectors[f"{name}.weight"] if norm.weighted else torch.ones(size)
+        weight = self._weights.vectors[f"{name}.weight"] if norm.weighted else np.ones(size, np.float32)
         bias = self._weights.vectors.get(f"{name}.bias")
-        weights = [(weight + 1.0 if norm.unit_offset else weight) * factor, None if bias is None else bias * factor]
-        pointers = [None if one is None else self._keep(norm_weight(one.view(rows, size))) for one in weights]
+        weights = [(weight + 1.0 if norm.unit_offset else weight) * np.float32(factor), None if bias is None else bias * np.float32(factor)]
+        pointers = [None if one is None else self._keep(norm_weight(one.reshape(rows, size))) for one in weights]
         return CNorm(*pointers, size, norm.eps, _NORM_KINDS[norm.kind])
 
     def _gather(self, name: str) -> None:
@@ -200,7 +200,7 @@ class Operations:
         self._add(library.SUM_RANKS, CSumRanksOp(size, self._buffer(out, size), epilogue, multiplier))
 
     def _keep_bounds(self, bounds: Bounds) -> int:
-        return self._keep(torch.tensor(bounds))
+        return self._keep(np.array(bounds, np.int64))
 
     def _buffer(self, name: str, width: int) -> int:
         """The number of a buffer of activations whose rows have `width` elements at least."""
@@ -212,14 +212,18 @@ class Operations:
         self._strides[buffer] = max(self._strides[buffer], -(-width // PANEL) * PANEL)
         return buffer
 
-    def _keep(self, tensor: Tensor) -> int:
-        """The address of a tensor, which lives as long as the program."""
-        self._tensors.append(tensor)
-        return tensor.data_ptr()
+    def _keep(self, array: Array) -> int:
+        """The address of an array, which lives as long as the program."""
+        self._kept_arrays.append(array)
+        return data_address(array)
+
+    def _vector(self, name: str) -> int:
+        """The address of a vector of the weights."""
+        return self._keep(self._weights.vectors[name])
 
     def _keep_structures(self, array: ctypes.Array[Any]) -> int:
         """The address of structs, which live as long as the program."""
-        self._arrays.append(array)
+        self._structures.append(array)
         return ctypes.addressof(array)
 
     def _add(self, kind: int, item: Structure) -> None:

@@ -13,7 +13,6 @@ from dataclasses import replace
 from functools import partial
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 
 from aengine.cache import LayerGroups
@@ -65,7 +64,6 @@ from aengine.models.spec import (
     ShortConvolution,
 )
 
-_CPU = torch.device("cpu")
 _Product = Callable[[str, int], None]  # writes to a buffer, with an epilogue
 
 
@@ -101,10 +99,10 @@ class CpuProgram(RecurrentOperations):
         self._places = [[groups.places[place] for place in places] for places in spec.places]  # by layer, in groups of pages
         self._parts = [groups.parts[places.start] if places else 0 for places in spec.places]  # by layer
         self._read, self._reader = read, reader
-        self._tables: dict[RopeSpec, torch.Tensor] = (
-            like._tables if like else {rope: cos_sin_cache(rope, num_positions, _CPU) for rope in spec.ropes}
+        self._tables: dict[RopeSpec, NDArray[np.float32]] = (
+            like._tables if like else {rope: cos_sin_cache(rope, num_positions) for rope in spec.ropes}
         )
-        self._query_scales = {scale: query_scales(scale, num_positions, _CPU) for scale in spec.query_scales}
+        self._query_scales = {scale: query_scales(scale, num_positions) for scale in spec.query_scales}
         self._kinds = list(dict.fromkeys(each.heads for each in spec.attentions))
         self._c_kinds = (CHeadKind * len(self._kinds))(*map(head_kind, self._kinds))
         self._write(spec)
@@ -127,9 +125,8 @@ class CpuProgram(RecurrentOperations):
 
     def mix_positions(self, first: int, positions: NDArray[np.int32]) -> None:
         """Rows `first` and following of tables of angles become those of [3, n] `positions`."""
-        with torch.inference_mode():
-            for rope, table in self._tables.items():
-                table[first : first + positions.shape[1]] = mixed_cos_sin(rope, torch.from_numpy(positions))
+        for rope, table in self._tables.items():
+            table[first : first + positions.shape[1]] = mixed_cos_sin(rope, positions)
 
     @property
     def kept_width(self) -> int:
@@ -178,7 +175,7 @@ class CpuProgram(RecurrentOperations):
         pad = None if spec.images is None else spec.images.layer_input_id
         self._add(
             library.EMBED,
-            CEmbedOp(table.data_ptr(), None, columns, self._buffer("layer_inputs", columns), scale, -1 if pad is None else pad),
+            CEmbedOp(self._keep(table), None, columns, self._buffer("layer_inputs", columns), scale, -1 if pad is None else pad),
         )
         self._linear("layer_inputs", "residual", "layer_projected")
         norm = replace(inputs.norm, eps=inputs.norm.eps * spec.hidden_size)
@@ -223,9 +220,9 @@ class CpuProgram(RecurrentOperations):
             self._add(library.EMBED, CEmbedOp(None, None, spec.hidden_size, self._buffer(name, spec.hidden_size), 1.0, -1))
             return
         positions = None if learned is None else self._keep(tables["positions"][learned.offset :])
-        scale = torch.tensor(spec.embedding_scale, dtype=self._weights.dtype).item()
+        scale = float(np.array(spec.embedding_scale).astype(self._weights.dtype))
         out = self._buffer(name, max(width, spec.hidden_size))
-        self._add(library.EMBED, CEmbedOp(tables["embedding"].data_ptr(), positions, spec.hidden_size, out, scale, -1))
+        self._add(library.EMBED, CEmbedOp(self._keep(tables["embedding"]), positions, spec.hidden_size, out, scale, -1))
 
     def _layer(self, name: str, index: int, layer: Layer, *, gathers: bool) -> None:
         """`gathers`: what is computed behind its attention is asked for at the logits indices alone."""
@@ -321,14 +318,14 @@ class CpuProgram(RecurrentOperations):
         if attention.value_eps is None:
             norms.append(CNorm())
         else:
-            ones = self._keep(norm_weight(torch.ones(1, value_dim)))
+            ones = self._keep(norm_weight(np.ones((1, value_dim), np.float32)))
             norms.append(CNorm(ones, None, value_dim, attention.value_eps, library.RMS_NORM))
         value_first = (heads + (not attention.keys_as_values) * kv_heads) * dim
         op = CAttentionOp(
-            None if rope is None else self._tables[rope].data_ptr(),
-            self._weights.vectors[f"{name}sinks"].data_ptr() if attention.sinks else None,
-            None if attention.query_scale is None else self._query_scales[attention.query_scale].data_ptr(),
-            self._keep(torch.tensor(attention.slopes)) if attention.slopes else None,
+            None if rope is None else self._keep(self._tables[rope]),
+            self._vector(f"{name}sinks") if attention.sinks else None,
+            None if attention.query_scale is None else self._keep(self._query_scales[attention.query_scale]),
+            self._keep(np.array(attention.slopes, np.float32)) if attention.slopes else None,
             *(*norms, stride, *self._places[index][0], self._parts[index], heads, kv_heads, dim, value_dim),
             *(0 if rope is None else 2 * len(rope.frequencies), attention.window or 0, attention.chunked, attention.within_images),
             *(key_first, value_first, attention.scale, attention.soft_cap, self._kinds.index(attention.heads)),
@@ -354,7 +351,7 @@ class CpuProgram(RecurrentOperations):
                     first += width
         bias = self._weights.vectors.get(f"{name}conv.bias")
         op = CConvolveOp(
-            self._keep(self._weights.vectors[f"{name}conv.weight"].t().contiguous()),
+            self._keep(np.ascontiguousarray(self._weights.vectors[f"{name}conv.weight"].T)),
             None if bias is None else self._keep(bias),
             self._keep_structures((CConvolvePart * len(parts))(*parts)),
             *(len(parts), channels, convolution.taps, self._buffers["convolved"], self._buffer("attended", channels)),
@@ -389,8 +386,8 @@ class CpuProgram(RecurrentOperations):
         self._heads(f"{name}key_up", heads, rope_dim, "heads", "query")
         latent = self._buffers["latent"]
         op = CAttentionOp(
-            self._tables[attention.rope].data_ptr(),
-            self._weights.vectors[f"{name}sinks"].data_ptr() if attention.sinks else None,
+            self._keep(self._tables[attention.rope]),
+            self._vector(f"{name}sinks") if attention.sinks else None,
             *(None, None, CNorm(), CNorm(), CNorm(), 0, *self._places[index][0], 0, heads, 1, key_dim, rank, rope_dim),
             *(attention.window or 0, False, 0, 0, rope_dim, attention.scale, attention.soft_cap, 0),
             *(self._buffers["query"], latent, latent, self._buffer("attended", heads * rank)),
@@ -428,8 +425,8 @@ class CpuProgram(RecurrentOperations):
         self, name: str, experts: Experts, whole: Experts, source: str, router_source: str, multiplier: float, out: str, epilogue: int
     ) -> None:
         weights, shard = self._weights, self._shard
-        correction = weights.vectors[f"{name}router_correction"].data_ptr() if experts.correction else None
-        scale = None if experts.branch_norm is None else weights.vectors[f"{name}expert_scale"].data_ptr()
+        correction = self._vector(f"{name}router_correction") if experts.correction else None
+        scale = None if experts.branch_norm is None else self._vector(f"{name}expert_scale")
         first = "gate_up" if experts.expert.gated else "up"
         matrices = [weights.grouped[f"{name}experts.{which}"] for which in (first, "down")]
         addresses = [ctypes.addressof(each.c) for each in matrices]
@@ -449,7 +446,7 @@ class CpuProgram(RecurrentOperations):
             *(SCORINGS[routing.scoring], routing.normalize, experts.shared_gate, experts.scaled_inputs, *shared),
             *(self._buffers[router_source], self._buffers[source], self._buffer(out, matrices[1].linears[0].out_features)),
             *(epilogue, ACTIVATIONS[experts.expert.activation], *self._chosen, multiplier),
-            *(None if each.orders is None else each.orders.data_ptr() for each in matrices),
+            *(None if each.orders is None else self._keep(each.orders) for each in matrices),
             *firsts,
         )
         self._add(library.EXPERTS, op)

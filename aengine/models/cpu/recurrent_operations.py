@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import math
 
-import torch
-from torch.nn import functional
+import numpy as np
+from numpy.typing import NDArray
 
 from aengine.kernels.cpu import library
 from aengine.kernels.cpu.library import CGateOp, CNorm, CRecurOp, CStateLayer
@@ -76,19 +76,19 @@ class RecurrentOperations(Operations):
         at = layout.layers[self._num_recurrent]
         self._num_recurrent += 1
         stride = -(-channels // library.CHANNELS) * library.CHANNELS
-        conv = vectors[f"{name}conv.weight"].t() if recurrence.taps > 1 else torch.ones(1, channels)
+        conv = vectors[f"{name}conv.weight"].T if recurrence.taps > 1 else np.ones((1, channels), np.float32)
         conv_bias, step_bias, skip = (vectors.get(f"{name}{which}") for which in ("conv.bias", "step_bias", "skip"))
-        rates = torch.tensor(recurrence.slopes) if recurrence.slopes else vectors[f"{name}log_decay"].exp()
+        rates = np.array(recurrence.slopes, np.float32) if recurrence.slopes else _exp(vectors[f"{name}log_decay"])
         state = CStateLayer(
             *(at.first, at.blocks_per_piece, at.pieces_per_block, at.tail, layout.lines_per_piece, layout.pieces_per_page, at.width),
             *(recurrence.num_heads, recurrence.num_key_heads, recurrence.key_dim, recurrence.value_dim, channels, recurrence.num_gates),
             *(recurrence.taps, at.num_inputs),
         )
         return CRecurOp(
-            *(state, self._keep(functional.pad(conv, (0, stride - channels)).contiguous())),
-            None if conv_bias is None else self._keep(functional.pad(conv_bias, (0, stride - channels))),
-            self._keep(rates.t().contiguous() * -math.log2(math.e) if rates.ndim > 1 else rates),
-            *(None if vector is None else vector.data_ptr() for vector in (step_bias, skip)),
+            *(state, self._keep(np.pad(np.ascontiguousarray(conv), ((0, 0), (0, stride - channels))))),
+            None if conv_bias is None else self._keep(np.pad(conv_bias, (0, stride - channels))),
+            self._keep(np.ascontiguousarray(rates.T) * np.float32(-math.log2(math.e)) if rates.ndim > 1 else rates),
+            *(None if vector is None else self._keep(vector) for vector in (step_bias, skip)),
             *(stride, self._buffers["mixed"], self._buffer("convolved", stride), self._buffers["gates"]),
             self._buffer("recurred", recurrence.width),
             _RULES[recurrence.kind],
@@ -117,3 +117,8 @@ class RecurrentOperations(Operations):
         self._gather_ranks("recurred", bounds, "all_recurred")
         self._norm_parts(f"{name}recur_norm", norm, "all_recurred", whole.width, groups)
         self._copy("all_recurred", bounds[shard.index], "recurred", 0, width)
+
+
+def _exp(logs: NDArray[np.float32]) -> NDArray[np.float32]:
+    """Rounded from float64, so that it has the same bits on every machine."""
+    return np.exp(logs.astype(np.float64)).astype(np.float32)

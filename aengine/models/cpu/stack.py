@@ -7,17 +7,15 @@ from __future__ import annotations
 
 import ctypes
 import functools
-from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
-from torch import Tensor
 
 from aengine.attention import StepLayout
 from aengine.cache import LayerGroups, layer_groups
+from aengine.kernels.arrays import INT8, Array, data_address
 from aengine.kernels.cpu import ops
 from aengine.kernels.cpu.library import (
     BLOCK,
@@ -36,26 +34,24 @@ from aengine.kernels.cpu.library import (
     address_of_params,
 )
 from aengine.kernels.cpu.ops import KvPool, PackedCpuAdapter, StepAdapters, place_bytes
-from aengine.kernels.quantized import Rows
 from aengine.kernels.recurrence import StateLayout
-from aengine.kernels.warm_memory import Allocate, lazy_bytes
 from aengine.models.adapters import Adapter
 from aengine.models.cpu.cpu_operations import Captured, page_parts
-from aengine.models.cpu.packed_weights import PackedWeights, pack_adapter
+from aengine.models.cpu.packed_weights import PackedWeights
 from aengine.models.cpu.program import CpuProgram
 from aengine.models.images import StepImages
 from aengine.models.sharding import vocab_bounds
 from aengine.models.spec import DraftHead, Experts, LatentAttention, Layer, ModelSpec, ShortConvolution
-from aengine.parallel.shard import WHOLE, Shard
+from aengine.parallel.shard import Shard
 
 IntArray = NDArray[np.int32]
 _MOST_CAPTURING = 8  # programs for steps that bring what `Captured` says
 
 
-def unsupported(spec: ModelSpec, dtype: torch.dtype) -> str | None:
+def unsupported(spec: ModelSpec, dtype: np.dtype[Any]) -> str | None:
     """Why the kernels cannot run a model, in one line; None: they can."""
     if dtype not in ELEMENTS:
-        return f"dtype {str(dtype).removeprefix('torch.')} is not one of theirs; choose dtype bfloat16 or float32"
+        return f"dtype {dtype} is not one of theirs; choose dtype bfloat16 or float32"
     for attention in spec.attentions:
         if attention.key_dim % 2 or attention.key_dim > MAX_KEY_DIM or attention.value_dim > MAX_VALUE_DIM:
             return f"head_dim {attention.key_dim} is not an even number up to {MAX_VALUE_DIM}"
@@ -130,7 +126,7 @@ class CpuLastTokens:
 class KeptHidden:
     """Hidden states that a draft head reads, kept by slot as keys and values are."""
 
-    states: Tensor  # [slots of the pool, width], contiguous, of the model's dtype
+    states: Array  # [slots of the pool, width], contiguous, of the model's dtype
     slots: IntArray  # where the step keeps its own: of each of its tokens, or for a head of each logits index; -1: nowhere
 
 
@@ -142,15 +138,15 @@ class StepArguments:
         layout: StepLayout,
         token_ids: IntArray,
         logits_indices: IntArray,
-        hidden: Tensor | None,
+        hidden: Array | None,
         sampled: NDArray[np.int64] | None,
         draw_params: NDArray[np.void] | None,
         last_tokens: CpuLastTokens,
         kept: KeptHidden | None = None,
-        inputs: Tensor | None = None,
+        inputs: Array | None = None,
         adapters: StepAdapters | None = None,
         positions: IntArray | None = None,
-        images: tuple[Tensor, Tensor | None] | None = None,
+        images: tuple[Array, Array | None] | None = None,
     ) -> None:
         """`images`: rows and additions. `draw_params` are of `DRAW_PARAMS`. Raises ValueError for too many or too few ids, draws or rows,
         and for last tokens that could not be written back."""
@@ -168,16 +164,16 @@ class StepArguments:
         tokens, num_inputs, num_outputs = map(len, rows)
         self.c = CStep(
             *map(address, arrays),
-            None if hidden is None else hidden.data_ptr(),
+            None if hidden is None else data_address(hidden),
             None if sampled is None else address(sampled),
             None if draw_params is None else address_of_params(draw_params, num_logits),
-            None if kept is None else kept.states.data_ptr(),
+            None if kept is None else data_address(kept.states),
             None if kept_slots is None else address(kept_slots),
-            None if inputs is None else inputs.data_ptr(),
+            None if inputs is None else data_address(inputs),
             None if adapters is None else ctypes.pointer(adapters.c),
-            None if images is None else images[0].data_ptr(),
+            None if images is None else data_address(images[0]),
             None if seen is None else address(seen),
-            None if images is None or images[1] is None else images[1].data_ptr(),
+            None if images is None or images[1] is None else data_address(images[1]),
             *(map(address, of_states) if of_states else [None] * len(_STATES)),
             *(num_tokens, len(layout.last_page_len), num_logits, tokens, num_inputs, num_outputs, len(layout.kv_indices)),
             0 if kept_slots is None else len(kept_slots),
@@ -201,13 +197,13 @@ class PreparedStep:
     _workspace: Workspace
     _arguments: tuple[Any, ...]
     _keep: object  # what the arguments point to
-    hidden: Tensor | None
+    hidden: Array | None
     """[m, hidden_size], filled by `run`: normed hidden states at the logits indices, for the head. None: the step samples."""
     sampled: NDArray[np.int64] | None
     """[m], filled by `run`: the next tokens at the logits indices, of a step that samples."""
     impossible: NDArray[np.bool_] | None = None
     """[m], set by `run`: which of them no logit allows, since the largest is NaN or minus infinity; None: none of them."""
-    captured: Tensor | None = None
+    captured: Array | None = None
     """[m, width], of which `hidden` are the first columns: what else was asked for, where `Captured` says."""
 
     def begin(self) -> None:
@@ -249,43 +245,29 @@ class DecoderStack:
 
     def __init__(
         self,
-        workspace: Workspace,
-        spec: ModelSpec,
-        weights: Iterable[tuple[str, Sequence[Rows]]],
+        weights: PackedWeights,
         num_positions: int,
         *,
-        dtype: torch.dtype,
         groups: LayerGroups | None = None,
         states: StateLayout | None = None,
-        quantization: str = "none",
-        allocate: Allocate = lazy_bytes,
         target: DecoderStack | None = None,
-        shard: Shard = WHOLE,
     ) -> None:
-        """Packs each of `weights` as it comes: the names of `sharded_weights(spec, shard)` with their parts, consecutive rows of a
-        parameter. Only the embedding is kept unpacked: if it has `dtype` it is not copied, so it may stay in a mapped file.
-
-        It can be called with positions below `num_positions`. `groups`: of the KV; None: all layers are in one. `states`: of recurrent
-        layers. `quantization` is that of `EngineConfig`. `allocate` makes the memory of packed matrices. `target`: of a draft head.
-        `shard`: what this rank computes of the model `spec`; positions, groups and KV are those of its layers and heads.
-        Raises ValueError for a model that `unsupported` names, and for weights that are missing, unknown or of another shape.
-        """
-        reason = unsupported(spec, dtype)
+        """It can be called with positions below `num_positions`. `groups`: of the KV; None: all layers are in one. `states`: of recurrent
+        layers. `target`: of a draft head, whose embedding and output head it reads where it has none. Raises ValueError for a model that
+        `unsupported` names."""
+        reason = unsupported(weights.whole_spec, weights.dtype)
         if reason is not None:
             raise ValueError(reason)
-        self._weights = PackedWeights(spec, dtype, shard)
-        self.spec = self._weights.spec
-        self.dtype = dtype
+        self._weights = weights
+        self.spec, self.dtype = weights.spec, weights.dtype
         self._groups, self._states = groups or layer_groups([None] * self.spec.num_layers), states
         parts = page_parts(self.spec, self._groups)
         self._place_bytes = functools.cache(lambda page_size, dtype: place_bytes(page_size, parts, dtype))  # each step asks for the same
-        self._weights.pack_weights(workspace, weights, quantization, allocate)
         if target is not None:
-            self._weights.share(target._weights)
-        self._quantization = quantization
+            weights.share(target._weights)
         self._num_positions = num_positions
         self._served: tuple[DraftHead | None, DecoderStack | None] = None, None
-        self._program = self._make_program(self._weights)
+        self._program = self._make_program(weights)
         self._capturing: dict[Captured, CpuProgram] = {}
 
     def serve(self, head: DraftHead, stack: DecoderStack | None) -> None:
@@ -295,11 +277,9 @@ class DecoderStack:
         self._capturing.clear()
         self._program = self._make_program(self._weights)
 
-    def pack(self, workspace: Workspace, weights: Iterable[tuple[str, Sequence[Rows]]]) -> tuple[PackedWeights, CpuProgram | None]:
-        """Other weights of the same model, for `use`; as the stack was built. May run beside steps, in a workspace of its own."""
-        packed = PackedWeights(self._weights.whole_spec, self.dtype, self._weights.shard)
-        packed.pack_weights(workspace, weights, self._quantization, lazy_bytes)
-        return packed, self._make_program(packed) if self._served[1] is None else None  # the head's weights may be others by then
+    def prepare_use(self, weights: PackedWeights) -> tuple[PackedWeights, CpuProgram | None]:
+        """Other weights of the same model, for `use`. May run beside steps."""
+        return weights, self._make_program(weights) if self._served[1] is None else None  # the head's weights may be others by then
 
     def use(self, weights: PackedWeights, program: CpuProgram | None) -> None:
         """Computes with other weights from now on, and so does a draft head with those of them that it shares. Steps that were prepared
@@ -338,6 +318,8 @@ class DecoderStack:
 
     def pack_adapter(self, adapter: Adapter) -> PackedCpuAdapter:
         """What steps of this stack take. From any thread, while steps run. Raises AdapterError for one that does not fit the model."""
+        from aengine.models.cpu.weight_packing import pack_adapter  # imports torch
+
         return pack_adapter(self._weights, self._program.matrices, adapter)
 
     @property
@@ -362,7 +344,7 @@ class DecoderStack:
         draw_params: NDArray[np.void] | None = None,
         last_tokens: CpuLastTokens,
         kept: KeptHidden | None = None,
-        inputs: Tensor | None = None,
+        inputs: Array | None = None,
         adapters: StepAdapters | None = None,
         positions: IntArray | None = None,
         images: StepImages | None = None,
@@ -380,7 +362,7 @@ class DecoderStack:
         Raises ValueError for a pool or hidden states of another shape, and for another number of ids, draws or slots than there are tokens.
         """
         c = pool.c
-        dtype = next((dtype for dtype in (self.dtype, torch.int8) if PAGE_ELEMENTS[dtype] == c.element), None)
+        dtype = next((dtype for dtype in (self.dtype, INT8) if PAGE_ELEMENTS[dtype] == c.element), None)
         shape = c.layers_per_page, c.key_page_bytes, c.value_page_bytes
         if dtype is None or shape != (self._groups.layers_per_page, *self._place_bytes(c.page_size, dtype)):
             raise ValueError("the pool's layers, KV heads, widths or dtype are not the model's")
@@ -396,7 +378,7 @@ class DecoderStack:
             adapters.check(layout.num_tokens, len(self._program.matrices))
         num_rows = len(logits_indices) if shard.is_last_stage else layout.num_tokens
         program = self._program_of(captured)
-        hidden = None if samples else torch.empty(num_rows, program.hidden_stride, dtype=self.dtype)
+        hidden = None if samples else np.empty((num_rows, program.hidden_stride), self.dtype)
         sampled = np.empty(len(logits_indices), np.int64) if samples else None
         of_images = None if images is None else self._of_images(images)
         angles = layout.positions if positions is None else positions
@@ -407,23 +389,27 @@ class DecoderStack:
         used = None if hidden is None else hidden[:, : self.spec.hidden_size]
         return PreparedStep(workspace, arguments, (self, program, pool, step), used, sampled, captured=None if captured is None else hidden)
 
-    def _of_images(self, images: StepImages) -> tuple[Tensor, Tensor | None]:
+    def _of_images(self, images: StepImages) -> tuple[Array, Array | None]:
         """The rows and additions of a step's images, as the kernels take them; tables of angles get those that the step names."""
         self._program.mix_positions(images.first_mixed, images.mixed)
-        rows = images.rows.to(self.dtype).contiguous()
-        return rows, None if images.additions is None else images.additions.to(self.dtype).contiguous()
+        rows, additions = (None if one is None else self._as_activations(one) for one in (images.rows, images.additions))
+        assert rows is not None
+        return rows, additions
+
+    def _as_activations(self, rows: Array) -> Array:
+        return np.ascontiguousarray(rows, dtype=self.dtype)
 
     def _check_kept(self, kept: KeptHidden | None, pool: KvPool, num_rows: int) -> None:
         width = self.kept_width
         if kept is None and not width:
             return
         shape = (pool.c.num_pages * pool.c.page_size, width)
-        if kept is None or kept.states.shape != shape or kept.states.dtype != self.dtype or not kept.states.is_contiguous():
+        if kept is None or kept.states.shape != shape or kept.states.dtype != self.dtype or not kept.states.flags.c_contiguous:
             raise ValueError(f"the model keeps hidden states {list(shape)} of {self.dtype}")
         if len(kept.slots) != num_rows:
             raise ValueError(f"there are {len(kept.slots)} slots for hidden states of {num_rows} tokens")
 
-    def _check_rank(self, workspace: Workspace, shard: Shard, samples: bool, inputs: Tensor | None, num_tokens: int) -> None:
+    def _check_rank(self, workspace: Workspace, shard: Shard, samples: bool, inputs: Array | None, num_tokens: int) -> None:
         size = 1 if workspace.exchange is None else workspace.exchange.c.size
         if shard.size > 1 and size != shard.size:
             raise ValueError(f"the workspace's exchange is between {size} ranks, and the model is on {shard.size}")
@@ -431,17 +417,17 @@ class DecoderStack:
             raise ValueError("a step of one of several ranks cannot sample")
         shape = (num_tokens, self.spec.hidden_size) if shard.stage else None
         found = None if inputs is None else tuple(inputs.shape)
-        if found != shape or (inputs is not None and (inputs.dtype != self.dtype or not inputs.is_contiguous())):
+        if found != shape or (inputs is not None and (inputs.dtype != self.dtype or not inputs.flags.c_contiguous)):
             raise ValueError(f"inputs of shape {found} are not {shape} of {self.dtype}, which this stage begins with")
 
-    def logits(self, workspace: Workspace, hidden: Tensor, adapters: StepAdapters | None = None) -> Tensor:
+    def logits(self, workspace: Workspace, hidden: Array, adapters: StepAdapters | None = None) -> Array:
         """[m, hidden_size] of `PreparedStep.hidden` -> [m, vocab_size] float32; of several ranks, this rank's columns of them. `adapters`:
         of the rows."""
         if adapters is not None:
             adapters.check(len(hidden), len(self._program.matrices))
         return ops.logits(workspace, hidden, self._weights.linears["head"], self.spec.logit_soft_cap, adapters)
 
-    def gather_logits(self, workspace: Workspace, part: Tensor) -> Tensor | None:
+    def gather_logits(self, workspace: Workspace, part: Array) -> Array | None:
         """The `logits` of all ranks, [m, vocab_size], on the first of them; None on the others. All call it. Raises ExchangeError."""
         shard = self._weights.shard
         return part if shard.size == 1 else ops.gather_ranks(workspace, part, vocab_bounds(self.spec, shard))

@@ -19,6 +19,7 @@ from torch import Tensor
 
 from aengine.api.errors import ModelLoadError
 from aengine.attention import AttentionStep
+from aengine.kernels.arrays import as_tensor
 from aengine.kernels.params import activated
 from aengine.layers.adapters import AdapterTable
 from aengine.layers.collectives import ONE_RANK, Collectives, ExpertExchange, RowParallel
@@ -149,9 +150,9 @@ class Decoder:
         self._head = head if head is None or isinstance(head, Tensor) else self._weights.linear("head")
         ops = ops or TorchOps()
         device = next(weight.device for weight in weights.values() if isinstance(weight, Tensor))
-        self._angles = {rope: cos_sin_cache(rope, num_positions, device) for rope in spec.ropes}
+        self._angles = {rope: as_tensor(cos_sin_cache(rope, num_positions)).to(device) for rope in spec.ropes}
         tables: dict[RopeSpec | QueryScale, Tensor] = dict(self._angles.items())
-        tables |= {scale: query_scales(scale, num_positions, device) for scale in spec.query_scales}
+        tables |= {scale: as_tensor(query_scales(scale, num_positions)).to(device) for scale in spec.query_scales}
         self._layers = []
         held, wholes = sharded_spec(spec, shard), (spec.layers[index] for index in shard.layers(spec.num_layers))
         recurrent = itertools.count()
@@ -236,7 +237,7 @@ class Decoder:
     def mix_positions(self, first: int, positions: Tensor) -> None:
         """Rows `first` and following of tables of angles become those of [3, n] `positions`, in host memory."""
         for rope, table in self._angles.items():
-            table[first : first + positions.shape[1]] = mixed_cos_sin(rope, positions).to(table.device)
+            table[first : first + positions.shape[1]] = as_tensor(mixed_cos_sin(rope, positions.cpu().numpy())).to(table.device)
 
     def compute_for_others(self) -> None:
         """In place of a forward pass, while other replicas have one: their tokens meet the experts that are held here."""

@@ -6,10 +6,10 @@ import math
 from collections.abc import Callable
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 
 from aengine.api.errors import ConfigError
+from aengine.kernels.arrays import array_dtype
 from aengine.kernels.cpu.library import Workspace
 from aengine.kernels.cpu.ops import KvPool, draw, place_bytes
 from aengine.kernels.warm_memory import keep_rows, lazy_bytes
@@ -18,6 +18,7 @@ from aengine.models.cpu.stack import CpuLastTokens, DecoderStack, KeptHidden, Pr
 from aengine.models.draft_heads import draft_token_ids
 from aengine.models.loading.weight_bytes import quantized_bytes, weight_bytes
 from aengine.runner.contract import IntArray, Step
+from aengine.runner.cpu.packed_loading import load_packed
 from aengine.runner.setup import ExecutorSetup
 
 
@@ -28,12 +29,13 @@ class DraftModel:
     def __init__(self, setup: ExecutorSetup, workspace: Workspace, vocab_size: int) -> None:
         """`setup` is the draft model's. Raises ConfigError for a model that cannot be one."""
         self._setup = setup
-        spec, dtype = setup.native_spec, setup.dtype
+        spec, dtype = setup.native_spec, array_dtype(setup.dtype)
         reason = unsupported(spec, dtype)
         if reason is not None:
             raise ConfigError.of("speculative_model", f"{str(setup.model_dir)!r} is not possible: {reason}")
         self._workspace = workspace
-        self._page_shape = (setup.config.page_size, page_parts(spec, setup.groups), setup.kv_dtype or dtype)
+        kv_dtype = dtype if setup.kv_dtype is None else array_dtype(setup.kv_dtype)
+        self._page_shape = (setup.config.page_size, page_parts(spec, setup.groups), kv_dtype)
         self._groups = setup.groups
         self._vocab_size = vocab_size
         self._kept_width = 0 if spec.draft_head is None else spec.hidden_size
@@ -43,16 +45,8 @@ class DraftModel:
         """Raises what loading raises. Steps of the `model` that were prepared before are void."""
         setup = self._setup
         head = setup.native_spec.draft_head
-        self._stack = DecoderStack(
-            self._workspace,
-            setup.native_spec,
-            setup.weights(check),
-            setup.max_model_len,
-            dtype=setup.dtype,
-            groups=self._groups,
-            quantization=setup.config.quantization,
-            target=None if head is None else model,
-        )
+        packed = load_packed(setup, self._workspace, check)
+        self._stack = DecoderStack(packed, setup.max_model_len, groups=self._groups, target=None if head is None else model)
         self._token_ids = draft_token_ids(setup.native_spec, setup.model_dir, setup.config.load_format)
         if head is not None:
             model.serve(head, self._stack)
@@ -68,23 +62,23 @@ class DraftModel:
 
     def allocate(self, num_pages: int) -> None:
         self._pool = KvPool(self._groups.layers_per_page, num_pages, *self._page_shape)
-        shape, dtype = (num_pages, self._setup.config.page_size, self._kept_width), self._setup.dtype
-        self._hidden = torch.from_numpy(lazy_bytes(math.prod(shape) * dtype.itemsize)).view(dtype).view(shape)
+        shape, dtype = (num_pages, self._setup.config.page_size, self._kept_width), self._stack.dtype
+        self._hidden = lazy_bytes(math.prod(shape) * dtype.itemsize).view(dtype).reshape(shape)
 
     def sleep(self, level: int, pages: IntArray) -> None:
         """Gives back the memory of KV pages and of hidden states, except for those of `pages`. The draft model keeps its weights at every
         level."""
         self._pool.keep_pages(pages)
         if self._kept_width:
-            keep_rows(self._hidden.view(torch.uint8).flatten(1).numpy(), pages)
+            keep_rows(self._hidden.reshape(len(self._hidden), -1), pages)
 
     def kept(self, slots: IntArray) -> KeptHidden | None:
         """What a step needs to write hidden states to these slots; None: this is no head."""
-        return KeptHidden(self._hidden.flatten(0, 1), slots) if self._kept_width else None
+        return KeptHidden(self._hidden.reshape(-1, self._kept_width), slots) if self._kept_width else None
 
     def copy_pages(self, sources: IntArray, destinations: IntArray) -> None:
         self._pool.copy_pages(self._workspace, sources, destinations)
-        self._hidden[torch.from_numpy(destinations).long()] = self._hidden[torch.from_numpy(sources).long()]
+        self._hidden[destinations] = self._hidden[sources]
 
     def run(self, step: Step, draw_params: NDArray[np.void] | None) -> IntArray:
         """[m] tokens drawn from its logits with the noise of the model, so that both likely draw the same; the likeliest ones without
@@ -123,10 +117,11 @@ class DraftModel:
         id among all."""
         assert call.hidden is not None
         assert self._token_ids is not None
-        with torch.inference_mode():
-            logits = self._stack.logits(self._workspace, call.hidden)
-            if draw_params is None:
-                return np.take(self._token_ids, logits.argmax(-1).numpy()).astype(np.int32)
-            every = torch.full((len(logits), self._vocab_size), -math.inf)
-            every[:, torch.from_numpy(self._token_ids)] = logits
-            return draw(self._workspace, every, draw_params).numpy().astype(np.int32)
+        logits = self._stack.logits(self._workspace, call.hidden)
+        if draw_params is None:
+            best: IntArray = self._token_ids[logits.argmax(-1)].astype(np.int32)
+            return best
+        every = np.full((len(logits), self._vocab_size), -np.inf, np.float32)
+        every[:, self._token_ids] = logits
+        drawn: IntArray = draw(self._workspace, every, draw_params).astype(np.int32)
+        return drawn

@@ -22,6 +22,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from aengine.kernels.arrays import Array, as_array, as_tensor
 from aengine.kernels.cpu import ops
 from aengine.kernels.warm_memory import WarmMemory
 from aengine.models.adapters import Adapter
@@ -199,8 +200,10 @@ class CpuExecutor(CpuExecutorBase):
                 setup.max_num_seqs,
                 setup.native_spec.vocab_size,
                 setup.device,
-                draw=lambda logits, params, _, chosen: with_chosen(ops.draw(model.workspace, logits, params), logits, chosen),
-                sums=functools.partial(ops.log_sums, model.workspace),
+                draw=lambda logits, params, _, chosen: with_chosen(
+                    as_tensor(ops.draw(model.workspace, as_array(logits), params)), logits, chosen
+                ),
+                sums=self._log_sums,
             )
         self._setup = setup
         self._ranks = setup.followers
@@ -209,9 +212,13 @@ class CpuExecutor(CpuExecutorBase):
             spec.vocab_size,
             setup.device,
             spec.logit_scale,  # which the kernels' last norm has as a factor
-            functools.partial(ops.log_sums, model.workspace),
+            self._log_sums,
         )
         self._queue = HostQueue()
+
+    def _log_sums(self, logits: Tensor, own: Tensor) -> tuple[Tensor, Tensor]:
+        sums, greater = ops.log_sums(self._model.workspace, as_array(logits), as_array(own))
+        return as_tensor(sums), as_tensor(greater)
 
     def allocate(self, num_pages: int, max_model_len: int) -> None:
         super().allocate(num_pages, max_model_len)
@@ -296,17 +303,17 @@ class CpuExecutor(CpuExecutorBase):
             firsts = step.first_samples()
             self._model.last_tokens[step.sampled_rows[firsts]] = tokens[firsts + np.maximum(accepted - 1, 0)]
 
-    def _torch_result(self, step: Step, hidden: Tensor, capture: Capture | None = None) -> StepResult:
+    def _torch_result(self, step: Step, hidden: Array, capture: Capture | None = None) -> StepResult:
         """Scores prompts and samples, from the hidden states of a step that the kernels did not sample: at its logits indices, or of all
         tokens if prompts are scored."""
 
         def logits(indices: Tensor) -> Tensor:
             if self._ranks is not None and (step.scores_prompts or self._stages is not None):
                 self._ranks.send_logits(indices.numpy() if step.scores_prompts else np.arange(len(hidden), dtype=np.int32))
-            return self._model.logits(step, hidden, indices.numpy() if step.scores_prompts else None)
+            return as_tensor(self._model.logits(step, hidden, indices.numpy() if step.scores_prompts else None))
 
         with torch.inference_mode():
-            scores = self._scorer.score(step.rows, step.layout, logits, hidden if step.scores_prompts else None, capture)
+            scores = self._scorer.score(step.rows, step.layout, logits, as_tensor(hidden) if step.scores_prompts else None, capture)
             sampled: SampledTokens | None = None
             if len(step.sampled_rows):
                 rows, positions = torch.from_numpy(step.sampled_rows), torch.from_numpy(step.next_positions)
@@ -347,10 +354,9 @@ class CpuFollower(CpuExecutorBase):
             self._model.logits(step, call.hidden)
         return self._follow(step, call.hidden)
 
-    def _follow(self, step: Step, hidden: Tensor) -> StepResult:
+    def _follow(self, step: Step, hidden: Array) -> StepResult:
         """The end of a step, as the first rank says: of the hidden states as they are in `CpuExecutor`."""
-        with torch.inference_mode():
-            while isinstance(message := self._ranks.receive(), Logits):
-                self._model.logits(step, hidden, message.indices)
+        while isinstance(message := self._ranks.receive(), Logits):
+            self._model.logits(step, hidden, message.indices)
         self._model.last_tokens[step.rows_that_sample()] = message.tokens
         return StepResult(step.number, NO_INTS)

@@ -12,11 +12,10 @@ from collections.abc import Callable, Sequence
 from typing import cast
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
-from torch import Tensor
 
 from aengine.api.runtime import trim_heap
+from aengine.kernels.arrays import Array, array_dtype
 from aengine.kernels.cpu.compiler import KernelsUnavailableError
 from aengine.kernels.cpu.library import Workspace, load_kernels
 from aengine.kernels.cpu.ops import KvPool, PackedCpuAdapter, StepAdapters, place_bytes
@@ -30,6 +29,7 @@ from aengine.models.loading.weight_bytes import quantized_bytes, weight_bytes
 from aengine.models.sharding import sharded_spec
 from aengine.runner.contract import IntArray, ReadWeights, Step
 from aengine.runner.cpu.draft import DraftModel
+from aengine.runner.cpu.packed_loading import load_packed
 from aengine.runner.memory import check_addition, check_memory, cpu_budget, free_host_memory, show_bytes
 from aengine.runner.rank_steps import exchange_of
 from aengine.runner.setup import ExecutorSetup
@@ -42,19 +42,19 @@ class PagedCpuModel:
     def __init__(self, setup: ExecutorSetup, warm: WarmMemory | None, check: Callable[[], object]) -> None:
         """Loads the model and packs its weights. Parameters and errors are those of `build_executor`; it also raises
         KernelsUnavailableError, before it reads any weights."""
-        spec, dtype = setup.native_spec, setup.dtype
+        spec, dtype = setup.native_spec, array_dtype(setup.dtype)
         reason = unsupported(spec, dtype)
         if reason is not None:
             raise KernelsUnavailableError(reason)
         shard = setup.shard
-        self._shard = shard
+        self._shard, self._spec, self._quantization = shard, spec, setup.config.quantization
         kernels = load_kernels(canonical=setup.config.numerics == "canonical")
-        self.workspace = Workspace(kernels, torch.get_num_threads(), None if shard.size == 1 else exchange_of(setup, kernels))
-        self._page_shape = (setup.config.page_size, page_parts(sharded_spec(spec, shard), setup.groups), setup.kv_dtype or dtype)
+        self.workspace = Workspace(kernels, setup.threads, None if shard.size == 1 else exchange_of(setup, kernels))
+        kv_dtype = dtype if setup.kv_dtype is None else array_dtype(setup.kv_dtype)
+        self._page_shape = (setup.config.page_size, page_parts(sharded_spec(spec, shard), setup.groups), kv_dtype)
         self._layers_per_page = setup.groups.layers_per_page
-        quantization = setup.config.quantization
         quantized = quantized_bytes(setup.config, spec, setup.model_dir)
-        is_stored_dtype = spec.dtype in (None, str(dtype).removeprefix("torch."))
+        is_stored_dtype = spec.dtype in (None, dtype.name)
         mapped = setup.config.load_format != "dummy" and is_stored_dtype and "embedding.weight" not in quantized
         copied = spec.vocab_size * spec.hidden_size * dtype.itemsize if spec.tied_head and not mapped else 0  # beside the packed head
         committed = 0 if warm is None else warm.touched
@@ -69,23 +69,12 @@ class PagedCpuModel:
         check_memory(weights, self.bytes_per_page(), setup.needs, setup.config, available)
         allocate = lazy_bytes if warm is None else warm.allocate
         start = time.perf_counter()
-        with torch.inference_mode():
-            self._stack = DecoderStack(
-                self.workspace,
-                spec,
-                setup.weights(check),
-                setup.num_positions,
-                dtype=dtype,
-                groups=setup.groups,
-                states=setup.states,
-                quantization=quantization,
-                allocate=allocate,
-                shard=shard,
-            )
-            if self.draft is not None:
-                self.draft.load(check, self._stack)
-            elif setup.draft is not None and setup.draft.native_spec.draft_head is not None:
-                self._stack.serve(setup.draft.native_spec.draft_head, None)
+        packed = load_packed(setup, self.workspace, check, allocate)
+        self._stack = DecoderStack(packed, setup.num_positions, groups=setup.groups, states=setup.states)
+        if self.draft is not None:
+            self.draft.load(check, self._stack)
+        elif setup.draft is not None and setup.draft.native_spec.draft_head is not None:
+            self._stack.serve(setup.draft.native_spec.draft_head, None)
         self.last_tokens = np.zeros(setup.max_num_seqs, dtype=np.int32)  # by row
         self._adapters: dict[int, PackedCpuAdapter] = {}  # by key
         _log.info(
@@ -113,8 +102,13 @@ class PagedCpuModel:
         """Reads weights and packs them beside those in use, for `use_weights`. May be called from any thread while steps run. Raises
         InsufficientMemoryError before it reads any, and what reading raises."""
         check_addition("new weights need", self._weight_bytes, free_host_memory() // self._num_local)
-        with torch.inference_mode():
-            return self._stack.pack(Workspace(self.workspace.kernels, torch.get_num_threads()), read(self._shard))
+        import torch
+
+        from aengine.models.cpu.weight_packing import WeightPacking
+
+        workspace = Workspace(self.workspace.kernels, torch.get_num_threads())
+        packing = WeightPacking(workspace, self._spec, self._stack.dtype, shard=self._shard, quantization=self._quantization)
+        return self._stack.prepare_use(packing.pack(read(self._shard)))
 
     def use_weights(self, prepared: object) -> None:
         """Computes the steps from now on with weights of `prepare_weights`. No step is in flight."""
@@ -172,7 +166,7 @@ class PagedCpuModel:
         *,
         greedy: bool = False,
         draw_params: NDArray[np.void] | None = None,
-        inputs: Tensor | None = None,
+        inputs: Array | None = None,
         captured: Captured | None = None,
     ) -> PreparedStep:
         """A step that brings next tokens if it is `greedy` or has `draw_params`, which become the last tokens of their rows. Otherwise it
@@ -212,15 +206,16 @@ class PagedCpuModel:
         assert every is not None
         assert hidden is not None
         columns = captured.residuals(spec)
-        states = [every[tokens, columns[at]] if at in columns else hidden[tokens].float() / factor for at in params.pooled_layers]
+        normed = _floats(hidden[tokens]) / np.float32(factor)
+        states = [_floats(every[tokens, columns[at]]) if at in columns else normed for at in params.pooled_layers]
         experts = None
         if params.pooled_experts:
             chosen = [every[tokens, columns] for columns in captured.experts_of(spec).values()]
-            bits = torch.stack(chosen, 1).view(torch.int16 if every.dtype.itemsize == 2 else torch.int32)
-            experts = bits.to(torch.int32).numpy()
-        return TokenStates(row, start, torch.stack([one.float() for one in states], 1).numpy(), experts)
+            bits = np.stack(chosen, 1).view(np.int16 if every.dtype.itemsize == 2 else np.int32)
+            experts = bits.astype(np.int32)
+        return TokenStates(row, start, np.stack(states, 1), experts)
 
-    def stage(self, step: Step, inputs: Tensor | None) -> Tensor:
+    def stage(self, step: Step, inputs: Array | None) -> Array:
         """Computes this stage of a step, as `Compute` says: `inputs` are the hidden states of the stage before, None on the first stage."""
         call = self.prepare(step, inputs=inputs)
         call.run()
@@ -233,13 +228,17 @@ class PagedCpuModel:
         exchange = self.workspace.exchange
         return 0.0 if exchange is None else exchange.c.nanoseconds / 1e9
 
-    def logits(self, step: Step, hidden: Tensor, indices: IntArray | None = None) -> Tensor:
+    def logits(self, step: Step, hidden: Array, indices: IntArray | None = None) -> NDArray[np.float32]:
         """The logits [m, vocab_size], float32, of the `hidden` states that a step brought, all or those at `indices`. Of several ranks that
         share the vocabulary all call it, and the first gets the logits; the others get theirs alone."""
         tokens = None if step.scores_prompts else step.logits_indices  # whose hidden states they are
         if indices is not None:
-            hidden = hidden.index_select(0, torch.from_numpy(indices))
+            hidden = hidden[indices]
             tokens = indices if tokens is None else tokens[indices]
         part = self._stack.logits(self.workspace, hidden, self._adapters_of(step, tokens))
         every = self._stack.gather_logits(self.workspace, part)
         return part if every is None else every
+
+
+def _floats(array: Array) -> NDArray[np.float32]:
+    return array.astype(np.float32, copy=False)

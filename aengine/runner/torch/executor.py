@@ -24,6 +24,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from aengine.kernels.arrays import Array, as_array, as_tensor
 from aengine.kernels.upload import to_device, to_host, upload
 from aengine.layers.adapters import PackedAdapter
 from aengine.layers.collectives import ExpertExchange
@@ -150,7 +151,7 @@ class TorchExecutor:
             self._sampling = TorchSampling(setup, self._sampler, self._scorer, self._draft, self._last_tokens)
         if setup.replicas is not None and exchange is not None:
             setup.replicas.connect(exchange.begin_step, self._compute_for_others)
-        self._stages = Stages.of(setup, self._stage)
+        self._stages = Stages.of(setup, self._stage_on_host)
         self._free_buffers: list[ResultBuffer] = []
         self._unstarted: LazyStep[Output] | None = None  # the latest step, on a CPU
         self._asleep: Asleep | None = None
@@ -268,7 +269,7 @@ class TorchExecutor:
         """On a CPU the step is computed when its result is asked for, so that the results of the step before are reported first; of a step
         of several stages the first one is computed at once."""
         if self._stages is not None:
-            return self._stages.launch(step, functools.partial(self._end, step))
+            return self._stages.launch(step, lambda hidden: self._end(step, as_tensor(hidden)))
         self._start_latest()
         on_cpu = self._setup.device.type == "cpu"
         launched = LazyStep(
@@ -366,6 +367,9 @@ class TorchExecutor:
     def _begin(self, step: Step) -> None:
         if self._adapters is not None:
             self._adapters.begin(step)
+
+    def _stage_on_host(self, step: Step, inputs: Array | None) -> Array:
+        return as_array(self._stage(step, None if inputs is None else as_tensor(inputs)))
 
     def _stage(self, step: Step, inputs: Tensor | None) -> Tensor:
         """Computes this stage of a step, as `Compute` says: `inputs` are the hidden states of the stage before, None on the first stage."""

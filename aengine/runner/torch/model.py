@@ -16,6 +16,7 @@ from torch import Tensor
 
 from aengine.api.errors import ModelLoadError
 from aengine.attention import AttentionBackend, AttentionMetadata
+from aengine.kernels.arrays import as_tensor
 from aengine.kernels.upload import to_device, upload
 from aengine.layers.adapters import AdapterTable
 from aengine.layers.collectives import Collectives, ExpertExchange
@@ -119,7 +120,8 @@ class PagedTorchModel:
         assert isinstance(self.model, Decoder)
         device, dtype = self._setup.device, self._setup.dtype
         self.model.mix_positions(images.first_mixed, torch.from_numpy(images.mixed))
-        rows, additions = images.rows.to(device, dtype), None if images.additions is None else images.additions.to(device, dtype)
+        rows = as_tensor(images.rows).to(device, dtype)
+        additions = None if images.additions is None else as_tensor(images.additions).to(device, dtype)
         return ImageTensors(to_device(images.tokens.astype(np.int64), device), rows, additions)
 
     def _layer_input_id(self, images: StepImages) -> int:
