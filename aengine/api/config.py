@@ -165,6 +165,11 @@ class EngineConfig:
     host_kv_memory: Annotated[int, Size(0)] = 0
     """Bytes of host memory, or a size such as 8GB, for the KV of prefixes that leave the pool, from which they come back faster than they
     are computed; for GPUs. 0: none."""
+    weights_cache: Annotated[str, text("auto, off or a path")] = "auto"
+    """Where the weights of a model on a CPU are kept as the kernels read them, so that later starts map them and all processes share them:
+    auto, which is a directory of the user's cache unless AENGINE_WEIGHTS_CACHE says another or off; a directory; or off."""
+    weights_cache_size: Annotated[int, Size(0)] = 64 << 30
+    """Most bytes, or a size such as 100GB, of the files in weights_cache; those that were used longest ago give way."""
     kv_disk_path: Annotated[str | None, text("a path")] = None
     """A directory in which the KV of prefixes is kept, also for later engines with the same model and settings, of one user. None: it is
     not."""

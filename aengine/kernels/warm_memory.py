@@ -1,4 +1,4 @@
-"""Host memory that a thread commits before it is needed. Does not know what it is used for; imports no torch.
+"""Host memory that a thread commits before it is needed, and files as memory. Does not know what it is used for; imports no torch.
 
 The first write to a page takes longer than filling it, on a virtual machine several times longer. A process that is busy on one core, for
 example with importing torch, can do that on another one.
@@ -9,6 +9,8 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import mmap
+import os
+import pathlib
 import threading
 from collections.abc import Callable
 from types import TracebackType
@@ -18,8 +20,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 _HUGE_PAGE = 2 << 20  # bytes
-_madvise = ctypes.CDLL(None, use_errno=True).madvise
+_libc = ctypes.CDLL(None, use_errno=True)
+_madvise = _libc.madvise
 _madvise.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
+_mmap = _libc.mmap
+_mmap.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int, ctypes.c_int, ctypes.c_int, ctypes.c_long)
+_mmap.restype = ctypes.c_void_p
+_MAP_FIXED = 0x10
+_FAILED = ctypes.c_void_p(-1).value
 _STRIDE = 8 << 20  # bytes that the thread touches between two checks whether it is to stop
 
 
@@ -47,6 +55,26 @@ def keep_rows(memory: NDArray[Any], rows: NDArray[np.int32]) -> None:
     for first, end in zip(firsts.tolist(), ends.tolist(), strict=True):
         if end > first and _madvise(first, end - first, mmap.MADV_DONTNEED):
             raise OSError(ctypes.get_errno(), "madvise")
+
+
+def map_file(path: pathlib.Path) -> NDArray[np.uint8]:
+    """The content of a regular file, which is not followed through a link, on a 2 MiB boundary. Processes that map it share its pages,
+    which are huge where the system keeps the file so. They are read when they are first touched. Raises OSError."""
+    descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    try:
+        size = os.fstat(descriptor).st_size
+        flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
+        mapped = mmap.mmap(-1, size + _HUGE_PAGE, flags=flags, prot=mmap.PROT_READ)  # reserves addresses
+        everything = np.frombuffer(mapped, np.uint8)
+        begin = everything.__array_interface__["data"][0]
+        first = -begin % _HUGE_PAGE
+        if size and _mmap(begin + first, size, mmap.PROT_READ, mmap.MAP_SHARED | _MAP_FIXED, descriptor, 0) == _FAILED:
+            raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()), str(path))
+        if hasattr(mmap, "MADV_HUGEPAGE"):  # without it a page that is not in memory is read in small pieces
+            _madvise(begin + first, size, mmap.MADV_HUGEPAGE)
+        return everything[first : first + size]  # which holds a reference to the mapping, and that ends both
+    finally:
+        os.close(descriptor)
 
 
 class WarmMemory:

@@ -14,6 +14,7 @@ from aengine.api.errors import InsufficientMemoryError
 from aengine.cache import PageNeeds
 from aengine.kernels.warm_memory import WarmMemory
 from aengine.models.loading.hub import find_checkpoint
+from aengine.runner.cpu.weights_cache import WeightsCache
 
 GIB = 1 << 30
 DEFAULT_CPU_BYTES = GIB
@@ -155,6 +156,9 @@ def warm_weights(config: EngineConfig, model_dir: pathlib.Path) -> WarmMemory | 
     """About as much memory as the weights of a checkpoint will take; None where nothing is gained."""
     on_cpu = config.device == "cpu" or (config.device == "auto" and not _CUDA_DEVICE.exists())
     if "torch" in sys.modules or not on_cpu or config.load_format == "dummy" or _runs_in_torch(config):
+        return None
+    cache = WeightsCache.of(config)
+    if cache is not None and cache.has(config, model_dir):  # they are likely mapped
         return None
     size = sum((model_dir / name).stat().st_size for name in find_checkpoint(model_dir, config.load_format).names)
     if config.quantization != "none":  # most checkpoints have 16 bits per weight

@@ -18,7 +18,7 @@ from aengine.models.cpu.stack import CpuLastTokens, DecoderStack, KeptHidden, Pr
 from aengine.models.draft_heads import draft_token_ids
 from aengine.models.loading.weight_bytes import quantized_bytes, weight_bytes
 from aengine.runner.contract import IntArray, Step
-from aengine.runner.cpu.packed_loading import load_packed
+from aengine.runner.cpu.packed_loading import WeightsWriting, load_packed
 from aengine.runner.setup import ExecutorSetup
 
 
@@ -39,17 +39,24 @@ class DraftModel:
         self._groups = setup.groups
         self._vocab_size = vocab_size
         self._kept_width = 0 if spec.draft_head is None else spec.hidden_size
+        self._writing: WeightsWriting | None = None
         self._last_tokens = np.zeros(setup.max_num_seqs, np.int32)  # by row
 
     def load(self, check: Callable[[], object], model: DecoderStack) -> None:
         """Raises what loading raises. Steps of the `model` that were prepared before are void."""
         setup = self._setup
         head = setup.native_spec.draft_head
-        packed = load_packed(setup, self._workspace, check)
-        self._stack = DecoderStack(packed, setup.max_model_len, groups=self._groups, target=None if head is None else model)
+        loaded = load_packed(setup, self._workspace, check)
+        self._writing = loaded.writing
+        self._stack = DecoderStack(loaded.packed, setup.max_model_len, groups=self._groups, target=None if head is None else model)
         self._token_ids = draft_token_ids(setup.native_spec, setup.model_dir, setup.config.load_format)
         if head is not None:
             model.serve(head, self._stack)
+
+    def close(self) -> None:
+        """Waits a while for the file of the weights, if it is being written."""
+        if self._writing is not None:
+            self._writing.close()
 
     def weight_bytes(self) -> int:
         setup = self._setup

@@ -186,6 +186,7 @@ class CpuExecutorBase:
     def close(self) -> None:
         if self._stages is not None:
             self._stages.close()
+        self._model.close()
         del self._model, self._stages
 
 

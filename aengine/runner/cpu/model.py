@@ -69,8 +69,9 @@ class PagedCpuModel:
         check_memory(weights, self.bytes_per_page(), setup.needs, setup.config, available)
         allocate = lazy_bytes if warm is None else warm.allocate
         start = time.perf_counter()
-        packed = load_packed(setup, self.workspace, check, allocate)
-        self._stack = DecoderStack(packed, setup.num_positions, groups=setup.groups, states=setup.states)
+        loaded = load_packed(setup, self.workspace, check, allocate)
+        self._writing = loaded.writing
+        self._stack = DecoderStack(loaded.packed, setup.num_positions, groups=setup.groups, states=setup.states)
         if self.draft is not None:
             self.draft.load(check, self._stack)
         elif setup.draft is not None and setup.draft.native_spec.draft_head is not None:
@@ -78,13 +79,21 @@ class PagedCpuModel:
         self.last_tokens = np.zeros(setup.max_num_seqs, dtype=np.int32)  # by row
         self._adapters: dict[int, PackedCpuAdapter] = {}  # by key
         _log.info(
-            "CPU kernels: level %s, %d threads, %s of %s weights packed in %.2f s",
+            "CPU kernels: level %s, %d threads, %s of %s weights in %.2f s, %s",
             kernels.level.value,
             self.workspace.threads,
             show_bytes(self._stack.nbytes),
             setup.weight_form,
             time.perf_counter() - start,
+            loaded.source,
         )
+
+    def close(self) -> None:
+        """Waits a while for the files of weights that are being written."""
+        if self.draft is not None:
+            self.draft.close()
+        if self._writing is not None:
+            self._writing.close()
 
     def bytes_per_page(self) -> int:
         own = self._layers_per_page * sum(place_bytes(*self._page_shape))
