@@ -12,14 +12,12 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
-from torch import Tensor
 
 from aengine.attention import StepLayout
-from aengine.kernels.upload import to_device
 from aengine.runner.contract import Step
-from aengine.sampling.sampler import DeviceLogprobs, LogSums, SampledTokens, Sampler, join, log_sums, token_logprobs
+from aengine.sampling.arrays import Arrays, Numbers, on_host
+from aengine.sampling.sampler import DeviceLogprobs, LogSums, SampledTokens, Sampler, join, token_logprobs
 from aengine.scheduler.plan import NewRow, PooledStates, PromptLogprobs, RowParams, StepResult, TokenLogprobs, TokenStates
 
 
@@ -28,29 +26,29 @@ class DevicePooled:
     """The pooled hidden states of k chunks of a step, of which `on_host` makes `PooledStates`."""
 
     rows: tuple[tuple[int, int], ...]  # [k]: the row, and the position that its chunk begins at
-    states: Tensor | None  # [k, hidden_size] float64; None: there are none
+    states: Numbers | None  # [k, hidden_size] float64; None: there are none
     tokens: tuple[TokenStates, ...]  # of rows with pooling tokens
 
-    def copied(self, copy: Callable[[Tensor], Tensor]) -> DevicePooled:
+    def copied(self, copy: Callable[[Numbers], Numbers]) -> DevicePooled:
         return self if self.states is None else replace(self, states=copy(self.states))
 
     def on_host(self) -> tuple[PooledStates | TokenStates, ...]:
         """The tensor must be in host memory."""
-        states = () if self.states is None else self.states.numpy()
+        states = () if self.states is None else on_host(self.states)
         return *(PooledStates(row, start, one) for (row, start), one in zip(self.rows, states, strict=True)), *self.tokens
 
 
-Classify = Callable[[Tensor], Tensor]
+Classify = Callable[[Numbers], Numbers]
 Capture = Callable[[int, int, slice, RowParams, float], TokenStates]
 """The states of a row from a position on, which are those of some tokens of the step, as the row asks for them. Hidden states are divided
 by the factor."""
 
 
 class Pooler:
-    def __init__(self, device: torch.device, factor: float = 1.0, classify: Classify | None = None, label_pooling: str = "") -> None:
+    def __init__(self, arrays: Arrays, factor: float = 1.0, classify: Classify | None = None, label_pooling: str = "") -> None:
         """`factor`: that the hidden states are given with. `classify`: the scores of the labels [k, labels] of states that are pooled by
         `label_pooling`."""
-        self._device = device
+        self._arrays = arrays
         self._classify, self._label_pooling = classify, label_pooling
         self._factor = factor
         self._wanted: dict[int, tuple[RowParams, int]] = {}  # row -> how it is pooled, the length of its prompt
@@ -70,7 +68,7 @@ class Pooler:
             return None
         return tuple(sorted({layer for params in wanted for layer in params.pooled_layers})), any(one.pooled_experts for one in wanted)
 
-    def pool(self, rows: NDArray[np.int32], layout: StepLayout, hidden: Tensor, capture: Capture | None = None) -> DevicePooled | None:
+    def pool(self, rows: NDArray[np.int32], layout: StepLayout, hidden: Numbers, capture: Capture | None = None) -> DevicePooled | None:
         """The pooled states of the step's chunks of prompts, from `hidden` [T, hidden_size]: with pooling mean the sum over a chunk, with
         last that of the prompt's last token, with cls that of its first one; with label the scores of the labels, before the hidden state
         that they are made of; with tokens what `capture` gives of each token. None if no row asks for any."""
@@ -103,15 +101,19 @@ class Pooler:
             counts.append(end - first)
         if not found:
             return DevicePooled((), None, tuple(tokens)) if tokens else None
-        states = hidden.index_select(0, to_device(np.concatenate(indices), self._device)).double()
+        arrays = self._arrays
+        states, ends = arrays.doubles(hidden[arrays.put(np.concatenate(indices))]), np.cumsum(counts).tolist()
         # Sums of doubles, in which those of float32 are exact but for what no float32 shows: where a chunk ends does not show either.
-        pooled = torch.stack([one.sum(0) for one in torch.split(states, counts)]).div_(self._factor)
+        sums = [states[end - count : end].sum(0)[None] for end, count in zip(ends, counts, strict=True)]
+        pooled = arrays.joined(sums) / self._factor
         if classified and self._classify is not None:
-            scale = [counts[i] if self._label_pooling == "mean" else 1 for i in classified]
-            chosen = pooled[classified] / torch.tensor(scale, dtype=pooled.dtype, device=pooled.device)[:, None]
-            scores = self._classify(chosen)
-            pooled = torch.nn.functional.pad(pooled, (0, max(0, scores.shape[1] - pooled.shape[1])))
-            pooled[classified, : scores.shape[1]] = scores.to(pooled.device)
+            scale = np.array([counts[i] if self._label_pooling == "mean" else 1 for i in classified], np.float64)
+            at = arrays.put(np.array(classified))
+            scores = self._classify(pooled[at] / arrays.put(scale)[:, None])
+            wider = arrays.zeros((len(found), max(scores.shape[1], pooled.shape[1])), np.float64)
+            wider[:, : pooled.shape[1]] = pooled
+            wider[at, : scores.shape[1]] = arrays.doubles(scores)
+            pooled = wider
         return DevicePooled(tuple(found), pooled, tuple(tokens))
 
 
@@ -136,7 +138,7 @@ class PromptScores:
     logprobs: DeviceLogprobs | None  # None: there are no spans
     pooled: DevicePooled | None
 
-    def copied(self, copy: Callable[[Tensor], Tensor]) -> PromptScores:
+    def copied(self, copy: Callable[[Numbers], Numbers]) -> PromptScores:
         """With what `copy` makes of each tensor."""
         logprobs = None if self.logprobs is None else DeviceLogprobs(*map(copy, self.logprobs))
         return PromptScores(self.spans, logprobs, None if self.pooled is None else self.pooled.copied(copy))
@@ -165,17 +167,17 @@ class PromptScorer:
     def __init__(
         self,
         vocab_size: int,
-        device: torch.device,
+        arrays: Arrays,
+        sums: LogSums,
         hidden_factor: float = 1.0,
-        sums: LogSums = log_sums,
         classify: Classify | None = None,
         label_pooling: str = "",
     ) -> None:
         """`hidden_factor`: that hidden states are given with. `sums`: as of `token_logprobs`. The last two are as of `Pooler`."""
         self._sums = sums
-        self._pooler = Pooler(device, hidden_factor, classify, label_pooling)
+        self._pooler = Pooler(arrays, hidden_factor, classify, label_pooling)
         self._vocab_size = vocab_size
-        self._device = device
+        self._arrays = arrays
         self._prompts: dict[int, tuple[NDArray[np.int32], int, int]] = {}  # row -> its prompt, how many alternatives, from which token on
 
     def update(self, new_rows: Sequence[NewRow]) -> None:
@@ -194,8 +196,8 @@ class PromptScorer:
         self,
         rows: NDArray[np.int32],
         layout: StepLayout,
-        logits: Callable[[Tensor], Tensor],
-        hidden: Tensor | None,
+        logits: Callable[[Numbers], Numbers],
+        hidden: Numbers | None,
         capture: Capture | None = None,
     ) -> PromptScores | None:
         """The prompt logprobs and pooled states of the step's chunks of prompts; None if no row asks for any.
@@ -208,7 +210,7 @@ class PromptScorer:
         return PromptScores(spans, logprobs, pooled) if spans or pooled is not None else None
 
     def _score(
-        self, rows: NDArray[np.int32], layout: StepLayout, logits: Callable[[Tensor], Tensor]
+        self, rows: NDArray[np.int32], layout: StepLayout, logits: Callable[[Numbers], Numbers]
     ) -> tuple[tuple[_Span, ...], DeviceLogprobs | None]:
         spans, indices, targets = [], [], []
         for i in range(layout.num_decodes, len(rows)):
@@ -228,57 +230,13 @@ class PromptScorer:
                 targets.append(prompt[start : start + count].astype(np.int64))
         if not spans:
             return (), None
-        at = to_device(np.concatenate(indices), self._device)
-        tokens = to_device(np.concatenate(targets), self._device)
+        at = self._arrays.put(np.concatenate(indices))
+        tokens = self._arrays.put(np.concatenate(targets))
         most = max(span.width for span in spans)
         block = max(1, _BLOCK_ELEMENTS // self._vocab_size)
         blocks = [slice(begin, begin + block) for begin in range(0, len(tokens), block)]
-        return tuple(spans), join([token_logprobs(logits(at[one]), tokens[one], most, self._sums) for one in blocks])
-
-
-class ResultBuffer:
-    """Pinned host memory for the results of one step at a time, and the event after which they are there."""
-
-    def __init__(self, max_tokens: int, device: torch.device) -> None:
-        self._on_cpu = device.type == "cpu"
-        self._device = device
-        self._tokens = torch.zeros(max_tokens, dtype=torch.int64, pin_memory=not self._on_cpu)
-        self._chosen: dict[torch.dtype, Tensor] = {}  # [max_tokens]
-        # A blocking event sleeps and does not spin while it waits: the event loop needs the core, other threads the CUDA driver's lock.
-        self._copied = None if self._on_cpu else torch.cuda.Event(blocking=True)  # type: ignore[no-untyped-call]
-
-    def copy(self, sampled: SampledTokens | None, scores: PromptScores | None) -> tuple[SampledTokens | None, PromptScores | None]:
-        """Starts the copies of both from the device, on the current stream; returns them with tensors in host memory."""
-        if sampled is not None:
-            tokens = self._tokens[: len(sampled.tokens)]
-            tokens.copy_(sampled.tokens, non_blocking=True)
-            chosen = self._room_for_chosen(sampled.chosen.dtype)[: len(tokens)]
-            chosen.copy_(sampled.chosen, non_blocking=True)
-            logprobs = None if sampled.logprobs is None else DeviceLogprobs(*map(self._copy, sampled.logprobs))
-            accepted = None if sampled.accepted is None else self._copy(sampled.accepted)
-            sampled = replace(sampled, tokens=tokens, chosen=chosen, logprobs=logprobs, accepted=accepted)
-        if scores is not None:
-            scores = scores.copied(self._copy)
-        if self._copied is not None:
-            self._copied.record(torch.cuda.current_stream(self._device))
-        return sampled, scores
-
-    def wait(self) -> None:
-        """Waits until the copies are done. Other threads may run meanwhile."""
-        if self._copied is not None:
-            self._copied.synchronize()
-
-    def _room_for_chosen(self, dtype: torch.dtype) -> Tensor:
-        if dtype not in self._chosen:
-            self._chosen[dtype] = torch.zeros(len(self._tokens), dtype=dtype, pin_memory=not self._on_cpu)
-        return self._chosen[dtype]
-
-    def _copy(self, tensor: Tensor) -> Tensor:
-        if self._on_cpu:
-            return tensor
-        memory = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True)
-        memory.copy_(tensor, non_blocking=True)
-        return memory
+        parts = [token_logprobs(self._arrays, logits(at[one]), tokens[one], most, self._sums) for one in blocks]
+        return tuple(spans), join(self._arrays, parts)
 
 
 def step_result(step: Step, sampled: SampledTokens | None, scores: PromptScores | None, sampler: Sampler) -> StepResult:
@@ -287,10 +245,10 @@ def step_result(step: Step, sampled: SampledTokens | None, scores: PromptScores 
     pooled = () if scores is None or scores.pooled is None else scores.pooled.on_host()
     if sampled is None:
         return StepResult(step.number, np.zeros(0, dtype=np.int32), prompt_logprobs=prompt_logprobs, pooled=pooled)
-    tokens, accepted = sampled.tokens.numpy().astype(np.int32), None if sampled.accepted is None else sampled.accepted.numpy()
+    tokens, accepted = on_host(sampled.tokens).astype(np.int32), None if sampled.accepted is None else on_host(sampled.accepted)
     failures = sampler.observe(sampled)
     if sampled.step is None:
-        failures = sampler.refusals(step.sampled_rows, step.next_positions, sampled.impossible.numpy(), accepted)
+        failures = sampler.refusals(step.sampled_rows, step.next_positions, on_host(sampled.impossible), accepted)
     return StepResult(
         step=step.number,
         tokens=tokens,

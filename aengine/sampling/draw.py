@@ -16,6 +16,7 @@ are the same on every device; wrap-around of int32 and int64 products is relied 
 from __future__ import annotations
 
 import itertools
+import logging
 import math
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
@@ -27,6 +28,8 @@ from torch import Tensor
 
 from aengine.kernels.params import DRAW_PARAMS, DrawParams
 from aengine.kernels.upload import to_device
+
+_log = logging.getLogger("aengine")
 
 Draw = Callable[[Tensor, NDArray[np.void], DrawParams, Tensor | None], Tensor]
 """[m, V] logits of any floating dtype, which stay as they are, and the parameters of the m rows, [m] `DRAW_PARAMS` on the host and again on
@@ -368,3 +371,46 @@ class TritonDraw(TorchDraw):
         if most > self._top_k_kernels.MOST.value:
             return super().top_k(logits, params, most, chosen)
         return self._top_k_kernels.draw_from_top_k(logits, params, chosen)
+
+
+def num_accepted(tokens: Tensor, drafts: Tensor, firsts: Tensor) -> Tensor:
+    """[rows] int32: how many of each row's tokens count, as `num_accepted_on_host` says it, on the device and without waiting for it.
+    `drafts` [m] and `firsts` [rows] are int32."""
+    count = len(tokens)
+    indices = torch.arange(count, dtype=torch.int32, device=tokens.device)
+    ends = torch.where(tokens == drafts, count, indices).flip(0).cummin(0).values.flip(0)  # where the row that goes on here ends
+    return ends.index_select(0, firsts) - firsts + 1
+
+
+_FINITE = torch.finfo(torch.float32).min, torch.finfo(torch.float32).max
+
+
+def log_sums(logits: Tensor, own: Tensor) -> tuple[Tensor, Tensor]:
+    """`LogSums` in torch, whose own sums of rows are added up in an order that depends on the number of rows and threads. Those of doubles
+    differ by less than a float32 shows; a CPU, which is slow in them, adds halves of the row to each other instead."""
+    best = logits.amax(-1, keepdim=True).clamp(*_FINITE)  # without a number, or with one that is infinite, the sum says so
+    masses = (logits - best).exp_()
+    if logits.device.type != "cpu":
+        return masses.sum(-1, keepdim=True, dtype=torch.float64).log().float() + best, (logits > own).sum(-1)
+    width = masses.shape[1]
+    while width > 1:
+        half = width // 2
+        masses[:, :half] += masses[:, width - half : width]
+        width -= half
+    return masses[:, :1].log() + best, (logits > own).sum(-1)
+
+
+def select_draw(vocab_size: int, device: torch.device, dtype: torch.dtype = torch.float32) -> Draw:
+    """For this device, with one log line where there is a choice. `dtype`: that of logits as the model gives them, beside float32."""
+    if device.type == "cpu":
+        return TorchDraw(vocab_size, device)
+    try:
+        draw = TritonDraw(vocab_size, device)
+        draw.run_once({torch.float32, dtype})
+    except torch.cuda.OutOfMemoryError:
+        raise
+    except Exception as reason:  # not installed, or no compiler for it
+        _log.warning("sampling: torch, which sorts whole rows for top_p, because triton cannot run: %s", reason)
+        return TorchDraw(vocab_size, device)
+    _log.debug("sampling: triton")
+    return draw

@@ -19,14 +19,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from aengine.api.errors import InvalidRequestError
-from aengine.kernels.upload import to_device
+from aengine.sampling.arrays import Arrays, Numbers
 from aengine.sampling.processors import Processor, StepRows
 from aengine.sampling.unique_items import UniqueArrays
 from aengine.scheduler.plan import Features, NewRow
 
 if TYPE_CHECKING:
     import llguidance
-    from torch import Tensor
 
 
 MOST_BYTES = 128  # of a text that is looked at
@@ -312,11 +311,11 @@ class Grammars(Processor):
 
     feature = int(Features.GRAMMAR)
 
-    def __init__(self, vocab_size: int) -> None:
-        self._vocab_size = vocab_size
+    def __init__(self, vocab_size: int, arrays: Arrays) -> None:
+        self._vocab_size, self._arrays = vocab_size, arrays
         self._matchers: dict[int, Matcher] = {}  # of rows whose output has not ended
         self._waiting: list[int] = []  # rows whose mask was not made last time, the one that waits longest first
-        self._highest: Tensor | None = None  # `_HIGHEST_OF_BYTES` on a device other than a CPU
+        self._highest: Numbers = None  # `_HIGHEST_OF_BYTES` on a device
         self._learned = ForcedText()
 
     def update(self, new_rows: Sequence[NewRow]) -> None:
@@ -331,7 +330,7 @@ class Grammars(Processor):
                 if not any(matcher.accept(token) for token in new.tokens[new.prompt_len :].tolist()):
                     self._matchers[new.row] = matcher
 
-    def apply(self, logits: Tensor, step: StepRows, members: NDArray[np.int64]) -> None:
+    def apply(self, logits: Numbers, step: StepRows, members: NDArray[np.int64]) -> None:
         """What the grammars forbid becomes -inf.
 
         Only end-of-sequence ids are left where a grammar is complete, nothing is left where no token can go on with it, and nothing is
@@ -417,25 +416,25 @@ class Grammars(Processor):
                 errors[row] = error
         return errors
 
-    def _forbid(self, logits: Tensor, lines: _Lines) -> None:
+    def _forbid(self, logits: Numbers, lines: _Lines) -> None:
         """The lines are left with what `lines` says."""
         packed = lines.bitmask[: len(lines.masked)].view(np.uint8)
-        if logits.device.type == "cpu":  # without torch, whose threads would go on to spin on the cores of the model's
-            array = logits.numpy()
+        if self._arrays.on_host:
             for index, bits in zip(lines.masked, packed, strict=True):
-                np.minimum(array[index], _HIGHEST_OF_BYTES.take(bits, axis=0).reshape(-1)[: self._vocab_size], out=array[index])
+                np.minimum(logits[index], _HIGHEST_OF_BYTES.take(bits, axis=0).reshape(-1)[: self._vocab_size], out=logits[index])
             for index, ids in lines.banned.items():
-                array[index][ids] = -np.inf
+                logits[index][ids] = -np.inf
             return
+        put = self._arrays.put
         if lines.banned:
             flat = np.concatenate([index * self._vocab_size + ids for index, ids in lines.banned.items()])
-            logits.view(-1).index_fill_(0, to_device(flat, logits.device), -math.inf)
+            logits.view(-1).index_fill_(0, put(flat), -math.inf)
         if not lines.masked:
             return
         if self._highest is None:
-            self._highest = to_device(_HIGHEST_OF_BYTES, logits.device)
-        highest = self._highest[to_device(packed, logits.device).long()].view(len(packed), -1)[:, : self._vocab_size]
-        at = to_device(np.array(list(lines.masked)), logits.device)
+            self._highest = put(_HIGHEST_OF_BYTES)
+        highest = self._highest[put(packed).long()].view(len(packed), -1)[:, : self._vocab_size]
+        at = put(np.array(list(lines.masked)))
         logits[at] = logits[at].minimum(highest)
 
 

@@ -23,13 +23,11 @@ from dataclasses import dataclass, field
 from typing import ClassVar
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
-from torch import Tensor
 
 from aengine.api.params import LogitsProcessor
 from aengine.kernels.params import HIGHEST_LOGIT
-from aengine.kernels.upload import to_device
+from aengine.sampling.arrays import Arrays, Numbers
 from aengine.scheduler.plan import Features, NewRow, RowParams
 
 
@@ -76,7 +74,7 @@ class Processor:
         """Drops the state of these rows, and makes a new one for those with the feature. It may be called again after it raised."""
         raise NotImplementedError
 
-    def apply(self, logits: Tensor, step: StepRows, members: NDArray[np.int64]) -> None:
+    def apply(self, logits: Numbers, step: StepRows, members: NDArray[np.int64]) -> None:
         """Changes the lines `members` of the [m, vocab_size] float32 logits in place."""
         raise NotImplementedError
 
@@ -94,7 +92,8 @@ class Processor:
 class CustomProcessors(Processor):
     feature = int(Features.PROCESSORS)
 
-    def __init__(self) -> None:
+    def __init__(self, arrays: Arrays) -> None:
+        self._arrays = arrays
         self._rows: dict[int, tuple[tuple[LogitsProcessor, ...], list[int]]] = {}  # processors, and the tokens so far
 
     def update(self, new_rows: Sequence[NewRow]) -> None:
@@ -103,7 +102,7 @@ class CustomProcessors(Processor):
             if new.params.processors:
                 self._rows[new.row] = new.params.processors, new.tokens.tolist()
 
-    def apply(self, logits: Tensor, step: StepRows, members: NDArray[np.int64]) -> None:
+    def apply(self, logits: Numbers, step: StepRows, members: NDArray[np.int64]) -> None:
         """Runs the users' processors on the rows' lines, in place. An infinite logit becomes `HIGHEST_LOGIT`. What a processor raises fails
         its row, or postpones the token if drafts precede it."""
         for index, row in zip(members.tolist(), step.rows[members].tolist(), strict=True):
@@ -112,9 +111,10 @@ class CustomProcessors(Processor):
             processors, tokens = self._rows[row]
             drafts = step.drafts_before(index)
             try:
+                line = self._arrays.tensor_of(logits[index])
                 for processor in processors:
-                    processor(logits[index], tokens + drafts)  # a new list, which it may keep or change
-                logits[index].clamp_(max=HIGHEST_LOGIT)
+                    processor(line, tokens + drafts)  # a new list, which it may keep or change
+                self._arrays.at_most(logits[index], HIGHEST_LOGIT)
             except BaseException as error:  # belongs to this row alone: this thread is nobody's to exit or to interrupt
                 if drafts:
                     step.postponed.add(index)
@@ -151,15 +151,15 @@ class Penalties(Processor):
 
     feature = int(Features.PENALTIES)
 
-    def __init__(self, max_rows: int, device: torch.device) -> None:
-        self._device = device
+    def __init__(self, max_rows: int, arrays: Arrays) -> None:
+        self._arrays = arrays
         self._slots = np.full(max_rows, -1, dtype=np.int64)
         self._offsets = np.zeros(max_rows, dtype=np.int64)  # the token at position p has entry offset + p
         self._outputs = np.zeros(max_rows, dtype=np.int64)  # the first entry of the output
         self._free: list[int] = []
-        self._lists = torch.zeros(0, _FIRST_ENTRIES, dtype=torch.int64, device=device)  # [slots, entries]: token ids
-        self._factors = torch.zeros(0, 3, dtype=torch.float32, device=device)  # repetition, frequency, presence
-        self._buffer = torch.empty(0, 0, device=device)
+        self._lists = arrays.zeros((0, _FIRST_ENTRIES), np.int64)  # [slots, entries]: token ids
+        self._factors = arrays.zeros((0, 3), np.float32)  # repetition, frequency, presence
+        self._buffer = arrays.empty((0, 0))
 
     def update(self, new_rows: Sequence[NewRow]) -> None:
         for new in new_rows:
@@ -183,50 +183,52 @@ class Penalties(Processor):
             [(max(p.repetition_penalty, _LEAST), p.frequency_penalty, p.presence_penalty) for p in (new.params for new in penalised)],
             dtype=np.float32,
         )
-        at = self._put(slots)
-        self._lists.index_copy_(0, at, self._put(packed))
-        self._factors.index_copy_(0, at, self._put(factors))
+        at = self._arrays.put(slots)
+        self._lists[at] = self._arrays.put(packed)
+        self._factors[at] = self._arrays.put(factors)
 
-    def apply(self, logits: Tensor, step: StepRows, members: NDArray[np.int64]) -> None:
+    def apply(self, logits: Numbers, step: StepRows, members: NDArray[np.int64]) -> None:
         rows, ends = step.rows[members], self._ends(step, members)
         self._reserve(0, int(ends.max()) + 1)  # for what will be sampled, too
         if step.drafts is not None and len(drafted := members[step.drafts[members] >= 0]):
-            self._write(step, drafted, self._put(step.drafts[drafted].astype(np.int64)))
-        at = self._put(np.stack((members * logits.shape[1], self._slots[rows], self._outputs[rows], ends)))
+            self._write(step, drafted, self._arrays.put(step.drafts[drafted].astype(np.int64)))
+        arrays = self._arrays
+        at = arrays.put(np.stack((members * logits.shape[1], self._slots[rows], self._outputs[rows], ends)))
         lines, slots, outputs, limits = at[:, :, None]
-        entries = torch.arange(max(1, int(ends.max())), device=self._device)
+        entries = arrays.arange(max(1, int(ends.max())))
         there = entries < limits
-        ids = self._lists[:, : len(entries)].index_select(0, slots[:, 0])
-        ids = torch.where(there, ids, ids[:, :1])
-        is_output = (there & (entries >= outputs)).to(torch.float32)
-        table = self._table(len(ids), logits.shape[1])
-        counts = table.scatter_(1, ids, 0.0).scatter_add_(1, ids, is_output).gather(1, ids)
-        repetition, frequency, presence = self._factors.index_select(0, slots[:, 0])[:, :, None].unbind(1)
-        flat = (ids + lines).view(-1)
-        scores = logits.view(-1).index_select(0, flat).view(ids.shape)
-        scores = torch.where(scores < 0, scores * repetition, scores / repetition).clamp_(max=HIGHEST_LOGIT)
+        ids = self._lists[:, : len(entries)][slots[:, 0]]
+        ids = arrays.where(there, ids, ids[:, :1])
+        is_output = arrays.floats(there & (entries >= outputs))
+        counts = arrays.sums_by_id(self._table(len(ids), logits.shape[1]), ids, is_output)
+        factors = self._factors[slots[:, 0]][:, :, None]
+        repetition, frequency, presence = factors[:, 0], factors[:, 1], factors[:, 2]
+        flat, at = arrays.flat(logits), arrays.flat(ids + lines)
+        scores = flat[at].reshape(ids.shape)
+        scores = arrays.at_most(arrays.where(scores < 0, scores * repetition, scores / repetition), HIGHEST_LOGIT)
         scores = scores - frequency * counts - presence * (counts > 0)
-        logits.view(-1).index_copy_(0, flat, scores.view(-1))
+        flat[at] = arrays.flat(scores)
 
-    def record(self, step: StepRows, members: NDArray[np.int64], tokens: Tensor) -> None:
+    def record(self, step: StepRows, members: NDArray[np.int64], tokens: Numbers) -> None:
         """Adds the tokens of `members`, of [m] int64 `tokens` on the device. Those that do not count are overwritten."""
-        self._write(step, members, tokens.index_select(0, self._put(members)))
+        self._write(step, members, tokens[self._arrays.put(members)])
 
-    def _write(self, step: StepRows, members: NDArray[np.int64], tokens: Tensor) -> None:
+    def _write(self, step: StepRows, members: NDArray[np.int64], tokens: Numbers) -> None:
         """Into the entries of these tokens of a step."""
-        slots, entries = self._put(np.stack((self._slots[step.rows[members]], self._ends(step, members))))
+        slots, entries = self._arrays.put(np.stack((self._slots[step.rows[members]], self._ends(step, members))))
         self._lists[slots, entries] = tokens
 
     def _ends(self, step: StepRows, members: NDArray[np.int64]) -> NDArray[np.int64]:
         """How many entries the rows of these tokens have before them, those of drafts included."""
         return self._offsets[step.rows[members]] + step.positions[members]
 
-    def _table(self, rows: int, vocab_size: int) -> Tensor:
-        """[rows, vocab_size] float32, any numbers. On a CPU it is kept: the first writes to new memory would take longer than all else."""
-        if self._device.type != "cpu":
-            return torch.empty(rows, vocab_size, device=self._device)
+    def _table(self, rows: int, vocab_size: int) -> Numbers:
+        """[rows, vocab_size] float32, any numbers. On the host it is kept: the first writes to new memory would take longer than all
+        else."""
+        if not self._arrays.on_host:
+            return self._arrays.empty((rows, vocab_size))
         if len(self._buffer) < rows:
-            self._buffer = torch.empty(rows, vocab_size)
+            self._buffer = self._arrays.empty((rows, vocab_size))
         return self._buffer[:rows]
 
     def _reserve(self, slots: int, entries: int) -> None:
@@ -237,14 +239,11 @@ class Penalties(Processor):
             return
         more_slots = max(missing, num_slots) if missing else 0
         more_entries = max(width, entries - width) if entries > width else 0
-        lists = torch.zeros(num_slots + more_slots, width + more_entries, dtype=torch.int64, device=self._device)
+        lists = self._arrays.zeros((num_slots + more_slots, width + more_entries), np.int64)
         lists[:num_slots, :width] = self._lists
         self._lists = lists
-        self._factors = torch.cat((self._factors, torch.zeros(more_slots, 3, device=self._device)))
+        self._factors = self._arrays.joined([self._factors, self._arrays.zeros((more_slots, 3), np.float32)])
         self._free.extend(range(num_slots, num_slots + more_slots))
-
-    def _put(self, array: NDArray[np.generic]) -> Tensor:
-        return to_device(array, self._device)
 
 
 def _prompt_entries(new: NewRow) -> NDArray[np.int32]:
@@ -283,13 +282,13 @@ class _RowMask:
 
 @dataclass(frozen=True, slots=True)
 class _Batch:
-    """The masks of a step's rows. Tensors are on the device and int64, but for `biases`; flat indices are batch index * vocab_size + id."""
+    """The masks of a step's rows. What is of `Numbers` is int64, but for `biases`; flat indices are batch index * vocab_size + id."""
 
-    restricted: Tensor  # batch indices of the rows with allowed ids
-    allowed: Tensor  # flat
-    banned: Tensor  # flat
-    biased: Tensor  # flat
-    biases: Tensor  # float32
+    restricted: Numbers  # batch indices of the rows with allowed ids
+    allowed: Numbers  # flat
+    banned: Numbers  # flat
+    biased: Numbers  # flat
+    biases: Numbers  # float32
     long_words: _Words
     word_indices: _Ids  # [w], batch indices of the rows with these words
 
@@ -297,9 +296,9 @@ class _Batch:
 class Masks(Processor):
     feature = int(Features.MASKS)
 
-    def __init__(self, max_rows: int, vocab_size: int, device: torch.device) -> None:
+    def __init__(self, max_rows: int, vocab_size: int, arrays: Arrays) -> None:
         self._vocab_size = vocab_size
-        self._device = device
+        self._arrays = arrays
         self._masks: dict[int, _RowMask] = {}
         self._min_len = np.zeros(max_rows, dtype=np.int64)  # tokens of prompt and output before which `stops` are banned
         self._last_tokens = np.full((max_rows, 1), _NOTHING, dtype=np.int32)  # of rows with long words, latest at the end
@@ -325,27 +324,27 @@ class Masks(Processor):
         last_tokens[:] = _NOTHING
         last_tokens[len(last_tokens) - len(known) :] = known
 
-    def apply(self, logits: Tensor, step: StepRows, members: NDArray[np.int64]) -> None:
+    def apply(self, logits: Numbers, step: StepRows, members: NDArray[np.int64]) -> None:
         rows = step.rows[members]
         early = step.positions[members] < self._min_len[rows]
         composition = step.rows.tobytes(), early.tobytes()
         if composition != self._composition:
             self._batch = self._build(rows.tolist(), members.tolist(), early.tolist())
             self._composition = composition
-        batch, flat = self._batch, logits.view(-1)
+        batch, flat = self._batch, self._arrays.flat(logits)
         if len(batch.restricted):
-            allowed = flat.index_select(0, batch.allowed)
-            logits.index_fill_(0, batch.restricted, -math.inf)
-            flat.index_copy_(0, batch.allowed, allowed)
+            allowed = flat[batch.allowed]
+            logits[batch.restricted] = -math.inf
+            flat[batch.allowed] = allowed
         if len(batch.banned):
-            flat.index_fill_(0, batch.banned, -math.inf)
+            flat[batch.banned] = -math.inf
         if len(batch.biased):
-            flat.index_add_(0, batch.biased, batch.biases)
+            self._arrays.add_at(flat, batch.biased, batch.biases)
         if len(batch.long_words):
             completed = _completed(batch.long_words, self._last_tokens_of(step, batch.word_indices))
             if completed.any():
                 banned = batch.word_indices[completed] * self._vocab_size + batch.long_words[completed, -1]
-                flat.index_fill_(0, to_device(banned, self._device), -math.inf)
+                flat[self._arrays.put(banned)] = -math.inf
 
     def observe(self, rows: NDArray[np.int32], tokens: NDArray[np.int64]) -> Mapping[int, Exception]:
         while len(rows):
@@ -381,17 +380,14 @@ class Masks(Processor):
         banned += [mask.stops + base for (_, base, mask), is_early in zip(masks, early, strict=True) if is_early]
         restricted = [(index, mask.allowed + base) for index, base, mask in masks if mask.allowed is not None]
         return _Batch(
-            restricted=self._put(np.array([index for index, _ in restricted], dtype=np.int64)),
-            allowed=self._put(np.concatenate([np.zeros(0, dtype=np.int64), *(ids for _, ids in restricted)])),
-            banned=self._put(np.concatenate(banned)),
-            biased=self._put(np.concatenate([mask.biased + base for _, base, mask in masks])),
-            biases=self._put(np.concatenate([mask.biases for _, _, mask in masks])),
+            restricted=self._arrays.put(np.array([index for index, _ in restricted], dtype=np.int64)),
+            allowed=self._arrays.put(np.concatenate([np.zeros(0, dtype=np.int64), *(ids for _, ids in restricted)])),
+            banned=self._arrays.put(np.concatenate(banned)),
+            biased=self._arrays.put(np.concatenate([mask.biased + base for _, base, mask in masks])),
+            biases=self._arrays.put(np.concatenate([mask.biases for _, _, mask in masks])),
             long_words=_joined([mask.long_words for _, _, mask in masks if len(mask.long_words)]),
             word_indices=np.repeat(indices, [len(mask.long_words) for _, _, mask in masks]),
         )
-
-    def _put(self, array: NDArray[np.generic]) -> Tensor:
-        return to_device(array, self._device)
 
 
 def _completed(words: _Words, last_tokens: NDArray[np.int32]) -> NDArray[np.bool_]:

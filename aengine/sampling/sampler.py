@@ -8,108 +8,68 @@ row alone; of a row with drafts those count up to the first that is not its draf
 
 from __future__ import annotations
 
-import logging
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
-from torch import Tensor
 
 from aengine.api.errors import NothingToChooseError
 from aengine.api.params import GREEDY_BELOW
 from aengine.kernels.params import DRAW_PARAMS, DrawParams
-from aengine.kernels.upload import to_device
-from aengine.sampling.draw import Draw, TorchDraw, TritonDraw, top_candidates
+from aengine.sampling.arrays import Arrays, Numbers, on_host
 from aengine.sampling.grammar import Grammars
 from aengine.sampling.processors import CustomProcessors, Masks, Penalties, Processor, StepRows
 from aengine.scheduler.plan import Features, NewRow, RowParams, TokenLogprobs
 
-_log = logging.getLogger("aengine")
-
 _BLOCK_ELEMENTS = 1 << 20  # logits worked on at a time: 4 MiB, so that the passes over them meet in a cache
-LogSums = Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]
+Draw = Callable[[Numbers, NDArray[np.void], Any, Numbers], Numbers]
+"""As `draw.Draw`, of which the parameters on the device are None on the host."""
+LogSums = Callable[[Numbers, Numbers], tuple[Numbers, Numbers]]
 """[m, V] float32 logits, which stay as they are, and [m, 1] of them -> [m, 1] float32, the log of the sum of exp of each row, which depends
 on the row alone; and [m] int64, how many of a row are greater than the one of them."""
-_FINITE = torch.finfo(torch.float32).min, torch.finfo(torch.float32).max
 
 
 class DeviceLogprobs(NamedTuple):
-    """`TokenLogprobs` on the device: the ids are int64."""
+    """`TokenLogprobs` where the logits are: the ids are int64."""
 
-    token_logprobs: Tensor
-    ranks: Tensor
-    top_ids: Tensor
-    top_logprobs: Tensor
+    token_logprobs: Numbers
+    ranks: Numbers
+    top_ids: Numbers
+    top_logprobs: Numbers
 
     def on_host(self) -> TokenLogprobs:
-        """Returns the logprobs as arrays with int32 ids. The tensors must be in host memory already."""
+        """Returns the logprobs as arrays with int32 ids. Tensors must be in host memory already."""
         return TokenLogprobs(
-            token_logprobs=self.token_logprobs.numpy(),
-            ranks=self.ranks.numpy().astype(np.int32),
-            top_ids=self.top_ids.numpy().astype(np.int32),
-            top_logprobs=self.top_logprobs.numpy(),
+            token_logprobs=on_host(self.token_logprobs),
+            ranks=on_host(self.ranks).astype(np.int32),
+            top_ids=on_host(self.top_ids).astype(np.int32),
+            top_logprobs=on_host(self.top_logprobs),
         )
 
 
-def log_sums(logits: Tensor, own: Tensor) -> tuple[Tensor, Tensor]:
-    """`LogSums` in torch, whose own sums of rows are added up in an order that depends on the number of rows and threads. Those of doubles
-    differ by less than a float32 shows; a CPU, which is slow in them, adds halves of the row to each other instead."""
-    best = logits.amax(-1, keepdim=True).clamp(*_FINITE)  # without a number, or with one that is infinite, the sum says so
-    masses = (logits - best).exp_()
-    if logits.device.type != "cpu":
-        return masses.sum(-1, keepdim=True, dtype=torch.float64).log().float() + best, (logits > own).sum(-1)
-    width = masses.shape[1]
-    while width > 1:
-        half = width // 2
-        masses[:, :half] += masses[:, width - half : width]
-        width -= half
-    return masses[:, :1].log() + best, (logits > own).sum(-1)
-
-
-def token_logprobs(logits: Tensor, tokens: Tensor, count: int, sums: LogSums = log_sums) -> DeviceLogprobs:
+def token_logprobs(arrays: Arrays, logits: Numbers, tokens: Numbers, count: int, sums: LogSums) -> DeviceLogprobs:
     """[m, V] logits and [m] int64 tokens -> logprob and rank of each token, and the `count` likeliest. `sums`: how rows are added up.
 
     A token's rank is 1 + how many logits are greater than its own; the likeliest are in the order of (logit, -id).
     """
-    step = len(tokens) if logits.device.type != "cpu" else max(1, _BLOCK_ELEMENTS // logits.shape[1])
-    parts = [_block(logits[at : at + step], tokens[at : at + step], count, sums) for at in range(0, len(tokens), max(1, step))]
-    return parts[0] if len(parts) == 1 else join(parts)
+    step = max(1, _BLOCK_ELEMENTS // logits.shape[1] if arrays.on_host or logits.device.type == "cpu" else len(tokens))
+    parts = [_block(arrays, logits[at : at + step], tokens[at : at + step], count, sums) for at in range(0, len(tokens), step)]
+    return parts[0] if len(parts) == 1 else join(arrays, parts)
 
 
-def join(parts: list[DeviceLogprobs]) -> DeviceLogprobs:
-    return DeviceLogprobs(*(torch.cat(columns) for columns in zip(*parts, strict=True)))
+def join(arrays: Arrays, parts: list[DeviceLogprobs]) -> DeviceLogprobs:
+    return DeviceLogprobs(*(arrays.joined(list(columns)) for columns in zip(*parts, strict=True)))
 
 
-def _block(logits: Tensor, tokens: Tensor, count: int, sums: LogSums) -> DeviceLogprobs:
-    logits = logits.float().contiguous()
-    own = logits.gather(1, tokens[:, None])
+def _block(arrays: Arrays, logits: Numbers, tokens: Numbers, count: int, sums: LogSums) -> DeviceLogprobs:
+    logits = arrays.floats(logits)
+    own = arrays.of_columns(logits, tokens[:, None])
     normaliser, greater = sums(logits, own)
-    top, top_ids = top_candidates(logits, min(count, logits.shape[1])) if count else (own[:, :0], tokens[:, None][:, :0])
+    top, top_ids = arrays.top_candidates(logits, min(count, logits.shape[1])) if count else (own[:, :0], tokens[:, None][:, :0])
     return DeviceLogprobs((own - normaliser)[:, 0], greater + 1, top_ids, top - normaliser)
-
-
-def num_accepted_on_host(tokens: NDArray[np.integer], drafts: NDArray[np.int32], firsts: NDArray[np.int64]) -> NDArray[np.int32]:
-    """[rows]: how many of each row's tokens count.
-
-    `tokens` [m] were sampled, the tokens of a row one after another. `drafts` [m] are -1 at a row's last token. `firsts` [rows] are the
-    indices of the rows' first tokens.
-    """
-    ends = (tokens != drafts).nonzero()[0]
-    counts: NDArray[np.int32] = (ends[ends.searchsorted(firsts)] - firsts + 1).astype(np.int32)
-    return counts
-
-
-def num_accepted(tokens: Tensor, drafts: Tensor, firsts: Tensor) -> Tensor:
-    """[rows] int32: how many of each row's tokens count, as `num_accepted_on_host` says it, on the device and without waiting for it.
-    `drafts` [m] and `firsts` [rows] are int32."""
-    count = len(tokens)
-    indices = torch.arange(count, dtype=torch.int32, device=tokens.device)
-    ends = torch.where(tokens == drafts, count, indices).flip(0).cummin(0).values.flip(0)  # where the row that goes on here ends
-    return ends.index_select(0, firsts) - firsts + 1
 
 
 _RANDOM, _PROCESSED, _LAST_TOKEN = int(Features.RANDOM), int(Features.PROCESSED), int(Features.LAST_TOKEN)
@@ -121,16 +81,16 @@ _NEVER = np.iinfo(np.int32).max
 class SampledTokens:
     """The m tokens that were sampled in a step. Tensors are on the device and may not be there yet; the rest is known at once."""
 
-    tokens: Tensor  # [m] int64
-    chosen: Tensor  # [m], their logits as they were left
+    tokens: Numbers  # [m] int64
+    chosen: Numbers  # [m], their logits as they were left
     logprobs: DeviceLogprobs | None = None  # of the w rows in `logprob_rows`
     logprob_rows: NDArray[np.int64] | None = None  # [w], which of the m, ascending
-    accepted: Tensor | None = None
+    accepted: Numbers | None = None
     """[rows] int32: how many of each row's tokens count. 0: there was no time for the row. None: one of each."""
     step: StepRows | None = None  # with what grammars and custom code raised; None: no logits were processed, and there are no drafts
 
     @property
-    def impossible(self) -> Tensor:
+    def impossible(self) -> Numbers:
         """[m] bool, where `chosen` is: the tokens that were left no choice, whose logits are NaN or minus infinity."""
         return ~(self.chosen > -math.inf)
 
@@ -138,26 +98,26 @@ class SampledTokens:
 class Sampler:
     """Samples for rows 0 .. `max_rows` - 1 over `vocab_size` ids."""
 
-    def __init__(self, max_rows: int, vocab_size: int, device: torch.device, draw: Draw | None = None, sums: LogSums = log_sums) -> None:
-        """`draw`: None is what is best on the device. `sums`: as of `token_logprobs`."""
+    def __init__(self, max_rows: int, vocab_size: int, arrays: Arrays, draw: Draw, sums: LogSums) -> None:
+        """`arrays`: where the logits are. `sums`: as of `token_logprobs`."""
         self._sums = sums
         self.vocab_size = vocab_size
-        self.device = device
+        self._arrays = arrays
         self._features = np.zeros(max_rows, dtype=np.int32)  # of `Features`
         self._greedy = np.zeros(max_rows, dtype=np.bool_)  # whose token is the argmax, without logprobs
         self._later: set[int] = set()  # rows whose grammar limits them later; it is not among their features
         self._limited_from = np.full(max_rows, _NEVER, dtype=np.int32)  # from which position on
         self._num_logprobs = np.full(max_rows, -1, dtype=np.int32)
         self._draw_params = np.zeros(max_rows, dtype=DRAW_PARAMS)
-        self._device_params: Tensor
-        self._draw = draw or select_draw(vocab_size, device)
-        self._penalties = Penalties(max_rows, device)
-        self._custom = CustomProcessors()
+        self._device_params: Numbers
+        self._draw = draw
+        self._penalties = Penalties(max_rows, arrays)
+        self._custom = CustomProcessors(arrays)
         # In the pinned order. Masks and bias are added up in any order: minus infinity plus a bias is minus infinity.
-        self._grammars = Grammars(vocab_size)
+        self._grammars = Grammars(vocab_size, arrays)
         self._processors: tuple[Processor, ...] = (
             self._grammars,
-            Masks(max_rows, vocab_size, device),
+            Masks(max_rows, vocab_size, arrays),
             self._penalties,
             self._custom,
         )
@@ -178,8 +138,8 @@ class Sampler:
             self._greedy[new.row] = not features & (_RANDOM | _MORE_THAN_A_DRAW)
             self._num_logprobs[new.row] = -1 if new.params.logprobs is None else min(new.params.logprobs, self.vocab_size)
             self._draw_params[new.row] = _draw_params(new.params, self.vocab_size)
-        # Of all rows, which is one small upload, and none on a CPU: there it is the same memory.
-        self._device_params = to_device(self._draw_params.view(np.int32).reshape(len(self._draw_params), -1), self.device)
+        if not self._arrays.on_host:  # of all rows, which is one small upload
+            self._device_params = self._arrays.put(self._draw_params.view(np.int32).reshape(len(self._draw_params), -1))
         for processor in self._processors:
             processor.update(new_rows)
 
@@ -220,17 +180,17 @@ class Sampler:
         params["position"] = positions
         return params
 
-    def device_params(self, device_rows: Tensor, device_positions: Tensor) -> DrawParams:
+    def device_params(self, device_rows: Numbers, device_positions: Numbers) -> DrawParams:
         """The draw parameters of rows [m] at positions [m], both on the device, gathered there without waiting for it."""
         return DrawParams(self._device_params.index_select(0, device_rows), device_positions)
 
     def sample(
         self,
-        logits: Tensor,
+        logits: Numbers,
         rows: NDArray[np.int32],
         positions: NDArray[np.int32],
-        device_rows: Tensor,
-        device_positions: Tensor,
+        device_rows: Numbers,
+        device_positions: Numbers,
         drafts: NDArray[np.int32] | None = None,
     ) -> SampledTokens:
         """[m, vocab_size] logits -> a token for each of m rows, without waiting for the device. Rows with processors are distinct.
@@ -267,20 +227,23 @@ class Sampler:
             return sampled
         return self._with_logprobs(sampled, rows, logprob_rows, raw)
 
-    def _draw_tokens(self, logits: Tensor, params: NDArray[np.void] | None, device_rows: Tensor, device_positions: Tensor) -> SampledTokens:
+    def _draw_tokens(
+        self, logits: Numbers, params: NDArray[np.void] | None, device_rows: Numbers, device_positions: Numbers
+    ) -> SampledTokens:
         if params is None:
-            return likeliest(logits)
-        chosen = torch.empty(len(logits), device=self.device)
-        return SampledTokens(self._draw(logits, params, self.device_params(device_rows, device_positions), chosen), chosen)
+            return SampledTokens(*self._arrays.likeliest(logits))
+        chosen = self._arrays.empty((len(logits),))
+        on_device = None if self._arrays.on_host else self.device_params(device_rows, device_positions)
+        return SampledTokens(self._draw(logits, params, on_device, chosen), chosen)
 
     def _sample_behind_drafts(
         self,
-        logits: Tensor,
+        logits: Numbers,
         step: StepRows,
         sampled: SampledTokens,
         draw_params: NDArray[np.void] | None,
-        device_rows: Tensor,
-        device_positions: Tensor,
+        device_rows: Numbers,
+        device_positions: Numbers,
     ) -> None:
         """Samples the tokens behind drafts for rows with custom processors, token by token, as processors may keep a state and must see no
         draft that was not sampled. Writes into `sampled`. Waits for the device."""
@@ -291,44 +254,41 @@ class Sampler:
                 index not in step.postponed and row not in step.failures for index, row in zip(members, step.rows[members], strict=True)
             ]
             members = members[goes_on]
-            at = self._put(members)
-            found = (sampled.tokens[at] == self._put(step.drafts[members])) & (sampled.chosen[at] > -math.inf)
-            members = members[found.cpu().numpy()] + 1
+            at = self._arrays.put(members)
+            found = (sampled.tokens[at] == self._arrays.put(step.drafts[members])) & (sampled.chosen[at] > -math.inf)
+            members = members[on_host(found if self._arrays.on_host else found.cpu())] + 1
             if not len(members):
                 return
             self._custom.apply(logits, step, members)
-            at = self._put(members)
+            at = self._arrays.put(members)
             params = None if draw_params is None else draw_params[members]
             one = self._draw_tokens(logits[at], params, device_rows[at], device_positions[at])
             sampled.tokens[at], sampled.chosen[at] = one.tokens, one.chosen
 
-    def _num_accepted(self, step: StepRows, sampled: SampledTokens) -> Tensor:
+    def _num_accepted(self, step: StepRows, sampled: SampledTokens) -> Numbers:
         """[rows] int32, on the device: how many of each row's tokens count; 0 for a postponed row. A row's first token counts even if it is
         impossible, as the row fails with it."""
         tokens = sampled.tokens
         drafts = np.full(len(tokens), -1, np.int32) if step.drafts is None else step.drafts.copy()
         drafts[[index - 1 for index in step.postponed]] = -1  # before a row's first token: of another row's last, which has none
-        on_device, firsts = self._put(drafts), step.firsts  # on a CPU the same memory
-        on_device[:-1].masked_fill_(sampled.impossible[1:], -1)
-        if self.device.type == "cpu":
-            accepted = torch.from_numpy(num_accepted_on_host(tokens.numpy(), drafts, firsts))
-        else:
-            accepted = num_accepted(tokens, on_device, self._put(firsts.astype(np.int32)))
+        there, firsts = self._arrays.put(drafts), step.firsts
+        there[:-1][sampled.impossible[1:]] = -1
+        accepted = self._arrays.num_accepted(tokens, there, firsts)
         if step.postponed:
-            accepted *= self._put(~np.isin(firsts, list(step.postponed)))
+            accepted *= self._arrays.put(~np.isin(firsts, list(step.postponed)))
         return accepted
 
-    def _raw_logits(self, logits: Tensor, rows: NDArray[np.int32], present: int) -> tuple[NDArray[np.int64], Tensor]:
+    def _raw_logits(self, logits: Numbers, rows: NDArray[np.int32], present: int) -> tuple[NDArray[np.int64], Numbers]:
         """Which of the m ask for logprobs, and [w, vocab_size] their logits as they are now."""
         logprob_rows = np.flatnonzero(self._num_logprobs[rows] >= 0)
         unchanged = len(logprob_rows) == len(rows) and not present & _PROCESSED
-        return logprob_rows, logits if unchanged else logits.index_select(0, self._put(logprob_rows))
+        return logprob_rows, logits if unchanged else logits[self._arrays.put(logprob_rows)]
 
     def _with_logprobs(
-        self, sampled: SampledTokens, rows: NDArray[np.int32], logprob_rows: NDArray[np.int64], raw: Tensor
+        self, sampled: SampledTokens, rows: NDArray[np.int32], logprob_rows: NDArray[np.int64], raw: Numbers
     ) -> SampledTokens:
-        tokens = sampled.tokens if len(logprob_rows) == len(rows) else sampled.tokens.index_select(0, self._put(logprob_rows))
-        logprobs = token_logprobs(raw, tokens, int(self._num_logprobs[rows].max()), self._sums)
+        tokens = sampled.tokens if len(logprob_rows) == len(rows) else sampled.tokens[self._arrays.put(logprob_rows)]
+        logprobs = token_logprobs(self._arrays, raw, tokens, int(self._num_logprobs[rows].max()), self._sums)
         return replace(sampled, logprobs=logprobs, logprob_rows=logprob_rows)
 
     def observe(self, sampled: SampledTokens) -> dict[int, Exception]:
@@ -344,12 +304,12 @@ class Sampler:
         present = int(np.bitwise_or.reduce(features))
         counts = np.ones(len(rows), np.bool_)
         if sampled.accepted is not None:
-            counts = step.numbers < sampled.accepted.numpy()[(step.numbers == 0).cumsum() - 1]
-        failures = {**self._refusals(rows, step.positions, sampled.impossible.numpy() & counts), **failures}
+            counts = step.numbers < on_host(sampled.accepted)[(step.numbers == 0).cumsum() - 1]
+        failures = {**self._refusals(rows, step.positions, on_host(sampled.impossible) & counts), **failures}
         if present & _LAST_TOKEN:
             if failures:
                 counts &= ~np.isin(rows, list(failures))
-            tokens = sampled.tokens.numpy()
+            tokens = on_host(sampled.tokens)
             features = self._features[rows]
             for processor in self._processors:
                 if present & processor.feature:
@@ -407,15 +367,6 @@ class Sampler:
         culprit = "logits_processors" if features & CustomProcessors.feature else "model"
         return NothingToChooseError.of(culprit, f"no token can be chosen at position {position}: no logit that is left is a number")
 
-    def _put(self, array: NDArray[np.generic]) -> Tensor:
-        return to_device(array, self.device)
-
-
-def likeliest(logits: Tensor) -> SampledTokens:
-    """Takes the argmax of each line of [m, vocab_size] logits, and its logit."""
-    chosen, tokens = logits.max(-1)
-    return SampledTokens(tokens, chosen)
-
 
 def _counting(rows: NDArray[np.int32], accepted: NDArray[np.int32]) -> NDArray[np.bool_]:
     """[m]: which tokens of a step count, of [m] rows with consecutive tokens each. `accepted`: as of `SampledTokens`."""
@@ -431,19 +382,3 @@ def _draw_params(params: RowParams, vocab_size: int) -> tuple[float, ...]:
     values["temperature"] = params.temperature if params.temperature >= GREEDY_BELOW else 0.0
     values["top_k"] = params.top_k if params.top_k < vocab_size else 0
     return tuple(values.values())
-
-
-def select_draw(vocab_size: int, device: torch.device, dtype: torch.dtype = torch.float32) -> Draw:
-    """For this device, with one log line where there is a choice. `dtype`: that of logits as the model gives them, beside float32."""
-    if device.type == "cpu":
-        return TorchDraw(vocab_size, device)
-    try:
-        draw = TritonDraw(vocab_size, device)
-        draw.run_once({torch.float32, dtype})
-    except torch.cuda.OutOfMemoryError:
-        raise
-    except Exception as reason:  # not installed, or no compiler for it
-        _log.warning("sampling: torch, which sorts whole rows for top_p, because triton cannot run: %s", reason)
-        return TorchDraw(vocab_size, device)
-    _log.debug("sampling: triton")
-    return draw

@@ -9,11 +9,11 @@ from typing import Any
 
 import numpy as np
 import torch
+from tensor_sampler import tensor_sampler
 from torch import Tensor
 
 from aengine.api.params import GREEDY_BELOW
 from aengine.sampling.draw import Draw
-from aengine.sampling.sampler import Sampler
 from aengine.scheduler.plan import NewRow, RowParams
 
 VOCAB = 700
@@ -64,7 +64,7 @@ def wrong(draw: Draw, device: torch.device, seeds: tuple[int, ...] = tuple(range
     """Of which limits `draw` makes something else, and the tokens."""
     base = {"temperature": 1.0, "top_k": 0, "top_p": 1.0, "min_p": 0.0}
     rows = [RowParams(**{**base, **limit.changes, "seed": seed}) for limit in LIMITS for seed in seeds]
-    sampler = Sampler(len(rows), VOCAB, device, draw)
+    sampler = tensor_sampler(len(rows), VOCAB, device, draw)
     sampler.update([NewRow(at, one) for at, one in enumerate(rows)])
     indices = np.arange(len(rows), dtype=np.int32)
     positions = np.full(len(rows), 5, dtype=np.int32)

@@ -12,13 +12,13 @@ import torch
 from cpu_ops import NO_LAST_TOKENS
 from draw_limits import VOCAB, denormals, wrong
 from slow_cases import slow_but
+from tensor_sampler import tensor_sampler
 from test_cpu_stack import everything, layouts, pool_of, random_weights, run_step, stack_of, tiny_spec, token_ids
 from torch import Tensor
 
 from aengine.kernels.cpu.library import CpuKernels, Workspace
 from aengine.kernels.params import DRAW_PARAMS
 from aengine.sampling.draw import Draw, TorchDraw, log_exponential, row_keys, token_hashes, with_chosen
-from aengine.sampling.sampler import Sampler
 from aengine.scheduler.plan import NewRow, RowParams
 
 CPU = torch.device("cpu")
@@ -36,7 +36,7 @@ def rows_of(temperatures: tuple[float, ...] = (0.0, 0.4, 1.0, 1.7)) -> list[RowP
 
 
 def drawn(draw: Draw, rows: list[RowParams], logits: Tensor, positions: list[int]) -> list[int]:
-    sampler = Sampler(len(rows), logits.shape[1], CPU, draw)
+    sampler = tensor_sampler(len(rows), logits.shape[1], CPU, draw)
     sampler.update([NewRow(row, params, 3) for row, params in enumerate(rows)])
     arrays = np.arange(len(rows), dtype=np.int32), np.array(positions, dtype=np.int32)
     return sampler.sample(logits, *arrays, *map(torch.from_numpy, arrays)).tokens.tolist()

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 from slow_cases import slow_but
+from tensor_sampler import tensor_sampler
 from torch import Tensor
 from triton_mode import DEVICES, triton
 
@@ -27,7 +28,6 @@ from aengine.sampling.draw import (
     top_candidates,
     uniform_bits,
 )
-from aengine.sampling.sampler import Sampler
 from aengine.scheduler.plan import NewRow, RowParams
 
 tl = triton.language
@@ -324,7 +324,7 @@ MIXED = [
 
 def drawn(kind: type[TorchDraw] | type[TritonDraw], rows: list[RowParams], logits: Tensor, positions: list[int], device: str) -> list[int]:
     where = torch.device(device)
-    sampler = Sampler(len(rows), logits.shape[1], where, kind(logits.shape[1], where))
+    sampler = tensor_sampler(len(rows), logits.shape[1], where, kind(logits.shape[1], where))
     sampler.update([NewRow(at, one) for at, one in enumerate(rows)])
     arrays = np.arange(len(rows), dtype=np.int32), np.array(positions, dtype=np.int32)
     return sampler.sample(logits.to(where), *arrays, *(torch.from_numpy(array).to(where) for array in arrays)).tokens.tolist()
@@ -365,7 +365,7 @@ def test_distribution(device: str, one: RowParams) -> None:
     p[order[p[order].cumsum(0) - p[order] >= one.top_p]] = 0.0
     p /= p.sum()
     where = torch.device(device)
-    sampler = Sampler(count, 8, where, TritonDraw(8, where))
+    sampler = tensor_sampler(count, 8, where, TritonDraw(8, where))
     sampler.update([NewRow(at, one) for at in range(count)])
     rows = np.arange(count, dtype=np.int32)
     on_device = torch.from_numpy(rows).to(where)

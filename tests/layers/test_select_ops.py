@@ -84,7 +84,7 @@ import sys, torch
 import aengine.runner.torch.loading, aengine.sampling.sampler, aengine.runner.torch.executor
 cpu = torch.device("cpu")
 aengine.runner.torch.loading.select_ops("torch_native", torch.float32, 64, cpu)
-aengine.sampling.sampler.select_draw(100, cpu)
+aengine.sampling.draw.select_draw(100, cpu)
 assert not {"triton", "flashinfer"} & set(sys.modules)
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)

@@ -14,6 +14,7 @@ import pytest
 import torch
 from driver import GREEDY, Driver, record_logits, sampled
 from reference import greedy, save_tiny
+from tensor_sampler import tensor_sampler
 from test_greedy import make_runner
 
 from aengine.api.errors import ConfigError, InsufficientMemoryError, ModelLoadError
@@ -22,7 +23,6 @@ from aengine.models.cpu.stack import DecoderStack
 from aengine.models.loading.hub import resolve_model
 from aengine.runner import memory
 from aengine.runner.setup import widest_step
-from aengine.sampling.sampler import Sampler
 from aengine.scheduler.plan import NewRow, RowsFailed
 
 DEMO_PAGE = 5 * 2 * 2 * 64 * 16 * 4  # layers, K and V, KV heads, head_dim, page_size, float32
@@ -159,7 +159,7 @@ def test_noise_is_keyed_by_the_position_of_the_new_token(tmp_path: pathlib.Path)
     seen = record_logits(runner)
     prompt, one = [5, 6, 7], sampled(11)
     output = Driver(runner).generate([prompt], 5, one)[0]
-    sampler = Sampler(1, runner.spec.vocab_size, torch.device("cpu"))
+    sampler = tensor_sampler(1, runner.spec.vocab_size, torch.device("cpu"))
     sampler.update([NewRow(0, one)])
     row = np.zeros(1, dtype=np.int32)
     positions = [np.array([len(prompt) + i], dtype=np.int32) for i in range(5)]

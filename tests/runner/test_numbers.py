@@ -29,6 +29,7 @@ from aengine.runner.contract import NewWeights
 from aengine.runner.cpu.executor import CpuExecutor
 from aengine.runner.results import Pooler
 from aengine.runner.runner import ModelRunner
+from aengine.sampling.arrays import DeviceArrays
 from aengine.scheduler.plan import NewRow
 
 POISON = 7
@@ -167,7 +168,7 @@ def test_the_mean_does_not_depend_on_chunks(cuts: tuple[int, ...]) -> None:
     states = torch.randn(40, 64, generator=torch.Generator().manual_seed(1)) * torch.logspace(-3, 2, 40)[:, None]
 
     def pooled(lengths: tuple[int, ...]) -> np.ndarray:
-        pooler, found, start = Pooler(torch.device("cpu")), 0.0, 0
+        pooler, found, start = Pooler(DeviceArrays(torch.device("cpu"))), 0.0, 0
         pooler.update([NewRow(0, replace(GREEDY, pooling="mean"), 40)])
         for length in lengths:
             layout = build_layout(_ints(0), 0, _ints(start), _ints(length), np.zeros((1, 1, 4), np.int32), 16)

@@ -9,9 +9,9 @@ from dataclasses import dataclass, field
 
 import numpy as np
 import torch
+from tensor_sampler import tensor_sampler
 
-from aengine.runner.results import ResultBuffer
-from aengine.sampling.sampler import Sampler
+from aengine.runner.torch.sampling import ResultBuffer
 from aengine.scheduler.plan import NewRow, RowParams
 
 VOCAB_SIZE = 70
@@ -85,7 +85,7 @@ def random_sequences(seed: int, grammars: SequenceOf[object]) -> list[Sequence]:
 
 def run(sequences: list[Sequence], steps: Iterator[dict[int, list[int]]], length: int, device: torch.device = CPU) -> None:
     """Samples until all have `length` tokens or failed. `steps`: the drafts of each step by row."""
-    sampler, buffer = Sampler(9, VOCAB_SIZE, device), ResultBuffer(200, device)
+    sampler, buffer = tensor_sampler(9, VOCAB_SIZE, device), ResultBuffer(200, device)
     sampler.update([NewRow(one.row, one.params, one.prompt_len, np.array(one.tokens, np.int32)) for one in sequences])
     while going := [one for one in sequences if not one.failed and len(one.output) < length]:
         drafts = {one.row: [] for one in going} | next(steps)

@@ -74,7 +74,7 @@ def step(sampler: Sampler, logits: torch.Tensor, rows: Sequence[Row], *, observe
     """Samples for rows that the sampler knows, and appends the tokens to them. Changes the logits as the sampler does."""
     indices = np.array([one.row for one in rows], dtype=np.int32)
     positions = np.array([len(one.tokens) for one in rows], dtype=np.int32)
-    device = sampler.device
+    device = sampler._arrays.device
     sampled = sampler.sample(logits, indices, positions, *(torch.from_numpy(array).to(device) for array in (indices, positions)))
     for one, token in zip(rows, sampled.tokens.tolist(), strict=True):
         one.tokens.append(token)

@@ -6,7 +6,7 @@ import random
 
 import torch
 
-from aengine.sampling.sampler import num_accepted
+from aengine.sampling.draw import num_accepted
 
 
 def test_tokens_count_up_to_the_first_that_is_not_the_draft() -> None:

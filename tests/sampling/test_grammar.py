@@ -7,6 +7,7 @@ import math
 import numpy as np
 import pytest
 import torch
+from tensor_sampler import TENSORS
 
 from aengine.sampling import grammar
 from aengine.sampling.grammar import CompiledGrammar, GrammarError, Grammars
@@ -68,7 +69,7 @@ EVERYTHING = set(range(VOCAB_SIZE))
 
 
 def test_rows_with_and_without_a_grammar() -> None:
-    rows = Grammars(VOCAB_SIZE)
+    rows = Grammars(VOCAB_SIZE, TENSORS)
     rows.update([new_row(7, compiled('start: "a" "b"* "c"')), new_row(3, None), new_row(0, compiled('start: "c"'))])
     logits = torch.randn(3, VOCAB_SIZE)
     before = logits.clone()
@@ -79,7 +80,7 @@ def test_rows_with_and_without_a_grammar() -> None:
 
 
 def test_mask_follows_the_tokens_to_the_end() -> None:
-    rows = Grammars(VOCAB_SIZE)
+    rows = Grammars(VOCAB_SIZE, TENSORS)
     rows.update([new_row(1, compiled('start: "a" "b"? "c"?')), new_row(2, None)])
     assert allowed(rows, 1) == [{A, AB}]
     assert rows.observe(ints(2, 1), ints(C, A)) == {}
@@ -92,7 +93,7 @@ def test_mask_follows_the_tokens_to_the_end() -> None:
 
 
 def test_rows_share_a_grammar_but_not_their_place_in_it() -> None:
-    rows, shared = Grammars(VOCAB_SIZE), compiled('start: "a" | "b" "c"')
+    rows, shared = Grammars(VOCAB_SIZE, TENSORS), compiled('start: "a" | "b" "c"')
     rows.update([new_row(row, shared) for row in range(3)])
     rows.observe(ints(0, 2), ints(A, B))
     assert allowed(rows, 0, 1, 2) == [{EOS}, {A, B}, {C}]
@@ -100,13 +101,13 @@ def test_rows_share_a_grammar_but_not_their_place_in_it() -> None:
 
 def test_state_comes_back_from_the_tokens() -> None:
     """After a preemption the tokens of the prompt do not count, those of the output do, on whatever row."""
-    rows, shared = Grammars(VOCAB_SIZE), compiled('start: "a" "b" "c"')
+    rows, shared = Grammars(VOCAB_SIZE, TENSORS), compiled('start: "a" "b" "c"')
     rows.update([new_row(4, shared, prompt=(C, C, B), output=(A, B)), new_row(5, shared, prompt=(A,))])
     assert allowed(rows, 4, 5) == [{C}, {A, AB}]
 
 
 def test_a_row_of_a_new_sequence() -> None:
-    rows = Grammars(VOCAB_SIZE)
+    rows = Grammars(VOCAB_SIZE, TENSORS)
     rows.update([new_row(0, compiled('start: "a"'))])
     rows.update([new_row(0, compiled('start: "b"'))])
     assert allowed(rows, 0) == [{B}]
@@ -115,7 +116,7 @@ def test_a_row_of_a_new_sequence() -> None:
 
 
 def test_a_token_against_the_grammar_fails_its_row_alone() -> None:
-    rows, shared = Grammars(VOCAB_SIZE), compiled('start: "a" "c"')
+    rows, shared = Grammars(VOCAB_SIZE, TENSORS), compiled('start: "a" "c"')
     rows.update([new_row(0, shared), new_row(1, shared), new_row(2, shared)])
     errors = rows.observe(ints(0, 1, 2), ints(A, B, 69))
     assert set(errors) == {1, 2}
@@ -129,7 +130,7 @@ def test_a_token_against_the_grammar_fails_its_row_alone() -> None:
 
 def test_a_dead_end_leaves_nothing_to_its_row_alone() -> None:
     """The grammar wants what no token can write."""
-    rows = Grammars(VOCAB_SIZE)
+    rows = Grammars(VOCAB_SIZE, TENSORS)
     rows.update([new_row(0, compiled('start: "a" "z"')), new_row(1, compiled('start: "a" "c"'))])
     rows.observe(ints(0, 1), ints(A, A))
     assert allowed(rows, 9, 0, 1) == [EVERYTHING, set(), {C}]
@@ -138,7 +139,7 @@ def test_a_dead_end_leaves_nothing_to_its_row_alone() -> None:
 def test_first_tokens_are_limited_once() -> None:
     bits = np.zeros(3, np.int32)
     bits[0] = 1 << SPACE_A
-    rows = Grammars(VOCAB_SIZE)
+    rows = Grammars(VOCAB_SIZE, TENSORS)
     rows.update([new_row(0, compiled("start: (/ ?a/)*", first=bits))])
     assert allowed(rows, 0) == [{SPACE_A}]
     rows.observe(ints(0), ints(SPACE_A))
@@ -148,7 +149,7 @@ def test_first_tokens_are_limited_once() -> None:
 
 
 def test_what_takes_too_much_fails_its_row_alone() -> None:
-    rows = Grammars(VOCAB_SIZE)
+    rows = Grammars(VOCAB_SIZE, TENSORS)
     costly = compiled("start: /[ab]*a[ab]{9}/", max_lexer_states=4)
     rows.update([new_row(0, costly), new_row(1, compiled('start: "c"'))])
     logits = torch.zeros(2, VOCAB_SIZE)
@@ -162,7 +163,7 @@ def test_what_takes_too_much_fails_its_row_alone() -> None:
 
 def test_rows_for_which_there_is_no_time_come_first_in_the_next_step(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(grammar, "MASK_SECONDS", 0.0)  # what is left for all rows but the first
-    rows = Grammars(VOCAB_SIZE)
+    rows = Grammars(VOCAB_SIZE, TENSORS)
     rows.update([new_row(row, compiled('start: "a" "c"')) for row in range(3)])
     late: list[set[int]] = []
     for _ in range(3):
@@ -178,7 +179,7 @@ def test_rows_for_which_there_is_no_time_come_first_in_the_next_step(monkeypatch
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 def test_masks_on_the_device_are_those_of_the_cpu() -> None:
-    rows = Grammars(VOCAB_SIZE)
+    rows = Grammars(VOCAB_SIZE, TENSORS)
     rows.update([new_row(row, compiled(f'start: "{"abc"[row % 3]}"')) for row in range(0, 40, 2)])
     logits = torch.randn(30, VOCAB_SIZE)
     on_device = logits.cuda()

@@ -4,22 +4,37 @@ from __future__ import annotations
 
 import math
 
+import numpy as np
 import pytest
 import torch
 
 from aengine.sampling import sampler
-from aengine.sampling.sampler import log_sums, token_logprobs
+from aengine.sampling.arrays import DeviceArrays, HostArrays
+from aengine.sampling.draw import log_sums
+from aengine.sampling.sampler import token_logprobs
+
+TENSORS = DeviceArrays(torch.device("cpu"))
+
+
+def host_sums(logits: np.ndarray, own: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """`log_sums` of arrays."""
+    sums, greater = log_sums(torch.from_numpy(logits), torch.from_numpy(own))
+    return sums.numpy(), greater.numpy()
 
 
 @pytest.mark.parametrize("count", [0, 1, 20, 3000])
 @pytest.mark.parametrize("vocab_size", [90, 3000])
-def test_against_log_softmax(monkeypatch: pytest.MonkeyPatch, vocab_size: int, count: int) -> None:
+@pytest.mark.parametrize("host", [False, True])
+def test_against_log_softmax(monkeypatch: pytest.MonkeyPatch, host: bool, vocab_size: int, count: int) -> None:
     monkeypatch.setattr(sampler, "_BLOCK_ELEMENTS", 5 * vocab_size)
     generator = torch.Generator().manual_seed(count)
     logits = (torch.randn(13, vocab_size, generator=generator) * 8).round() / 2  # with ties
     tokens = torch.randint(0, vocab_size, (13,), generator=generator)
     tokens[:5] = logits[:5].argmax(-1)
-    found = token_logprobs(logits, tokens, count).on_host()
+    if host:
+        found = token_logprobs(HostArrays(), logits.numpy(), tokens.numpy(), count, host_sums).on_host()
+    else:
+        found = token_logprobs(TENSORS, logits, tokens, count, log_sums).on_host()
     expected = logits.double().log_softmax(-1)
     order = logits.sort(dim=-1, descending=True, stable=True).indices[:, :count].numpy()
     for row, token in enumerate(tokens.tolist()):
@@ -39,9 +54,9 @@ def test_the_bits_depend_on_the_row_alone(vocab_size: int) -> None:
     try:
         for count in (1, 2, 3):
             torch.set_num_threads(count)
-            found.append(token_logprobs(logits, tokens, 2))
-            alone = [token_logprobs(logits[row : row + 1].clone(), tokens[row : row + 1], 2) for row in range(5)]
-            found.append(sampler.join(alone))
+            found.append(token_logprobs(TENSORS, logits, tokens, 2, log_sums))
+            alone = [token_logprobs(TENSORS, logits[row : row + 1].clone(), tokens[row : row + 1], 2, log_sums) for row in range(5)]
+            found.append(sampler.join(TENSORS, alone))
     finally:
         torch.set_num_threads(threads)
     assert all(one.token_logprobs.equal(found[0].token_logprobs) and one.top_logprobs.equal(found[0].top_logprobs) for one in found)

@@ -12,6 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from plain import Row, distribution, processed, step
 from slow_cases import slow_but
+from tensor_sampler import tensor_sampler
 
 from aengine.sampling.sampler import Sampler
 from aengine.scheduler.plan import RowParams
@@ -61,7 +62,7 @@ def logits_of(seed: int, at: int, count: int) -> torch.Tensor:
 
 
 def sampler_of(rows: list[Row]) -> Sampler:
-    sampler = Sampler(16, VOCAB, CPU)
+    sampler = tensor_sampler(16, VOCAB, CPU)
     sampler.update([row.new() for row in rows])
     return sampler
 

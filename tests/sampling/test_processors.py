@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 import torch
 from plain import GREEDY, Row, processed, step
+from tensor_sampler import tensor_sampler
 from transformers.generation import logits_process as theirs
 
-from aengine.sampling.sampler import Sampler
 from aengine.scheduler.plan import RowParams
 
 VOCAB = 150
@@ -20,7 +20,7 @@ CPU = torch.device("cpu")
 
 def applied(params: RowParams, tokens: list[int], prompt_len: int, logits: torch.Tensor) -> torch.Tensor:
     """The [VOCAB] logits that the sampler chooses from."""
-    sampler = Sampler(3, VOCAB, CPU)
+    sampler = tensor_sampler(3, VOCAB, CPU)
     row = Row(2, params, list(tokens), prompt_len)
     sampler.update([row.new()])
     changed = logits[None].clone()
@@ -112,7 +112,7 @@ def test_custom_processors_run_in_order_and_last_before_the_draw() -> None:
     def favour(logits: torch.Tensor, token_ids: list[int]) -> None:
         logits[len(token_ids)] += 100.0 if logits[20].isneginf() else -100.0
 
-    sampler = Sampler(1, VOCAB, CPU)
+    sampler = tensor_sampler(1, VOCAB, CPU)
     row = Row(0, replace(GREEDY, logit_bias=((5, 2.0),), processors=(keep_small, favour)), [9, 8, 7], 2)
     sampler.update([row.new()])
     for _ in range(3):
@@ -125,7 +125,7 @@ def test_custom_processors_run_in_order_and_last_before_the_draw() -> None:
 def test_penalties_need_no_answer_from_the_step_before() -> None:
     """Steps ahead: nothing is observed, and the next step knows the token all the same. Lists grow as they must."""
     one = replace(GREEDY, repetition_penalty=1.2, frequency_penalty=0.3, presence_penalty=0.2, temperature=1.5, seed=3)
-    sampler = Sampler(4, VOCAB, CPU)
+    sampler = tensor_sampler(4, VOCAB, CPU)
     rows = [Row(3, one, [5, 6, 5, 7], 2), Row(1, replace(one, repetition_penalty=1.0), [8], 1), Row(2, GREEDY, [9], 1)]
     sampler.update([row.new() for row in rows])
     generator = torch.Generator().manual_seed(0)
@@ -141,7 +141,7 @@ def test_penalties_need_no_answer_from_the_step_before() -> None:
 
 
 def test_min_tokens_ends_while_the_rows_stay_the_same() -> None:
-    sampler = Sampler(2, 10, CPU)
+    sampler = tensor_sampler(2, 10, CPU)
     rows = [
         Row(0, replace(GREEDY, min_tokens=2, stop_ids=(4,)), [1, 1, 1], 3),
         Row(1, replace(GREEDY, min_tokens=1, stop_ids=(4,)), [1], 1),
@@ -156,7 +156,7 @@ def test_min_tokens_ends_while_the_rows_stay_the_same() -> None:
 
 def test_a_row_of_a_new_sequence_keeps_nothing() -> None:
     """The same row again and again, in steps that look alike: masks, words, the tokens before them, penalties, processors."""
-    sampler = Sampler(1, 10, CPU)
+    sampler = tensor_sampler(1, 10, CPU)
     owners = [
         ({"banned_token_ids": (9,)}, [1], 8),
         ({"banned_token_ids": (8,)}, [1], 9),
@@ -200,7 +200,7 @@ def test_rows_that_cannot_choose_fail_alone(temperature: float, filters: dict[st
     logits = torch.randn(6, VOCAB, generator=torch.Generator().manual_seed(4))
 
     def run(params: list[RowParams], some: torch.Tensor) -> tuple[list[Row], list]:
-        sampler = Sampler(6, VOCAB, CPU)
+        sampler = tensor_sampler(6, VOCAB, CPU)
         rows = [Row(i, one, [1, 2, 3], 2) for i, one in enumerate(params)]
         sampler.update([row.new() for row in rows])
         return rows, [step(sampler, some.clone(), rows) for _ in range(4)]
@@ -232,7 +232,7 @@ def test_what_left_nothing_is_named() -> None:
         ("logits_processors", replace(GREEDY, bad_words=((8,),), processors=(blank,))),
         ("model", replace(GREEDY, repetition_penalty=1.5)),
     ]
-    sampler = Sampler(len(wanted), VOCAB, CPU)
+    sampler = tensor_sampler(len(wanted), VOCAB, CPU)
     rows = [Row(i, params, [5, 7, 1], 2) for i, (_, params) in enumerate(wanted)]
     sampler.update([row.new() for row in rows])
     logits = torch.randn(len(wanted), VOCAB, generator=torch.Generator().manual_seed(4))
@@ -263,7 +263,7 @@ def test_logits_stay_in_range(temperature: float, filters: dict[str, float]) -> 
     wanted += [
         ({3}, replace(base, logit_bias=((3, 100.0), (4, -100.0)), banned_token_ids=(4,), allowed_token_ids=(3,), presence_penalty=5e-324))
     ]
-    sampler = Sampler(len(wanted), VOCAB, CPU)
+    sampler = tensor_sampler(len(wanted), VOCAB, CPU)
     rows = [Row(i, params, [7, 9], 1) for i, (_, params) in enumerate(wanted)]
     sampler.update([row.new() for row in rows])
     logits = torch.randn(len(wanted), VOCAB, generator=torch.Generator().manual_seed(4))

@@ -10,12 +10,12 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
+from tensor_sampler import TENSORS, tensor_sampler
 
 from aengine.sampling.grammar import CompiledGrammar, GrammarError, Grammars
 from aengine.sampling.markers import Phase, ReasoningMarkers, unclean_ends
 from aengine.sampling.processors import StepRows
 from aengine.sampling.reasoning import CompiledReasoning
-from aengine.sampling.sampler import Sampler
 from aengine.scheduler.plan import NewRow, RowParams
 
 TEXTS = ["a", "b", "<", "/t>", ">", "</t>", "/t>b", "/t>\n", "/t>a", "<t>", "\n", "</", "t>", "t>b", ""]
@@ -58,7 +58,7 @@ def ids(*texts: str) -> list[int]:
 
 
 def rows_of(compiled: CompiledReasoning, output: list[int] = [], row: int = 0) -> Grammars:  # noqa: B006 - it is only read
-    rows = Grammars(len(TEXTS))
+    rows = Grammars(len(TEXTS), TENSORS)
     params = RowParams(temperature=0.0, top_k=0, top_p=1.0, min_p=0.0, seed=0, grammar=compiled)
     rows.update([NewRow(row, params, 1, np.array([0, *output], np.int32))])
     return rows
@@ -214,7 +214,7 @@ def draft_row(closing: tuple[int, ...], budget: int, logits: np.ndarray, draw: n
     outputs: list[list[int]] = []
     was_wrong = False
     for has_drafts in (False, True):
-        sampler = Sampler(2, len(TEXTS), torch.device("cpu"))
+        sampler = tensor_sampler(2, len(TEXTS), torch.device("cpu"))
         params = RowParams(
             temperature=1.0,
             top_k=0,
@@ -267,7 +267,7 @@ def test_the_closing_is_drafted() -> None:
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 def test_on_the_device_the_same_is_left() -> None:
-    grammars, logits = Grammars(len(TEXTS)), torch.randn(4, len(TEXTS))
+    grammars, logits = Grammars(len(TEXTS), TENSORS), torch.randn(4, len(TEXTS))
     params = [
         CompiledReasoning(OPENED, (2,), 0),
         of_answers(OPENED, 'start: "b"'),

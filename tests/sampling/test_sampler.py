@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 from slow_cases import slow_but
+from tensor_sampler import tensor_sampler
 
 from aengine.sampling.sampler import Sampler
 from aengine.scheduler.plan import NewRow, RowParams
@@ -21,7 +22,7 @@ def params(temperature: float = 1.0, top_k: int = 0, top_p: float = 1.0, min_p: 
 
 
 def sample(sampler: Sampler, logits: torch.Tensor, rows: np.ndarray, positions: np.ndarray) -> torch.Tensor:
-    device = sampler.device
+    device = sampler._arrays.device
     on_device = (torch.from_numpy(array).to(device) for array in (rows, positions))
     return sampler.sample(logits.to(device), rows, positions, *on_device).tokens
 
@@ -29,7 +30,7 @@ def sample(sampler: Sampler, logits: torch.Tensor, rows: np.ndarray, positions: 
 def draw(logits: torch.Tensor, rows: list[RowParams], positions: list[int], device: torch.device = CPU) -> list[int]:
     """One token for each row of logits; row indices are scrambled, as in an old engine."""
     count = len(rows)
-    sampler = Sampler(count + 5, logits.shape[1], device)
+    sampler = tensor_sampler(count + 5, logits.shape[1], device)
     indices = np.random.default_rng(count).permutation(count + 5)[:count].astype(np.int32)
     sampler.update([NewRow(int(index), one) for index, one in zip(indices, rows, strict=True)])
     return sample(sampler, logits, indices, np.array(positions, dtype=np.int32)).tolist()
@@ -37,7 +38,7 @@ def draw(logits: torch.Tensor, rows: list[RowParams], positions: list[int], devi
 
 def draw_many(logits: torch.Tensor, one: RowParams, count: int) -> np.ndarray:
     """Counts per token of `count` draws at successive positions from the same [V] logits."""
-    sampler = Sampler(1, len(logits), CPU)
+    sampler = tensor_sampler(1, len(logits), CPU)
     sampler.update([NewRow(0, one)])
     rows = np.zeros(count, dtype=np.int32)
     tokens = sample(sampler, logits.expand(count, -1), rows, np.arange(count, dtype=np.int32))
@@ -121,7 +122,7 @@ def test_chi_square_with_filters(one: RowParams) -> None:
 def test_neighbouring_seeds_and_positions_are_independent() -> None:
     """Chi-square over the joint table of two draws, for each way in which they can be neighbours."""
     count = 40_000
-    sampler = Sampler(count + 1, 4, CPU)
+    sampler = tensor_sampler(count + 1, 4, CPU)
     sampler.update([NewRow(row, params(seed=row)) for row in range(count + 1)])
     rows = np.arange(count, dtype=np.int32)
 
@@ -157,7 +158,7 @@ def test_large_vocabularies_do_not_mix_rows() -> None:
 
 
 def test_what_nobody_asked_for_is_not_made() -> None:
-    sampler = Sampler(8, 50, CPU)
+    sampler = tensor_sampler(8, 50, CPU)
     sampler.update([NewRow(row, one) for row, one in enumerate(MIXED)])
     rows, at = np.arange(8, dtype=np.int32), np.zeros(8, dtype=np.int32)
     logits = torch.randn(8, 50, generator=torch.Generator().manual_seed(3))
@@ -214,7 +215,7 @@ def test_wide_nucleus(top_p: float) -> None:
 
 
 def test_a_row_of_a_new_sequence() -> None:
-    sampler = Sampler(4, 10, CPU)
+    sampler = tensor_sampler(4, 10, CPU)
     logits = torch.zeros(1, 10)
     logits[0, 4] = 1.0
     rows, at = np.array([2], dtype=np.int32), np.zeros(1, dtype=np.int32)

@@ -5,8 +5,7 @@ import pytest
 import torch
 
 from aengine.kernels.params import DRAW_PARAMS, DrawParams
-from aengine.sampling.draw import TorchDraw
-from aengine.sampling.sampler import select_draw
+from aengine.sampling.draw import TorchDraw, select_draw
 
 CPU = torch.device("cpu")
 

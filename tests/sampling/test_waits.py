@@ -14,12 +14,13 @@ import pytest
 import torch
 from parity import TakingTurns
 from plain import GREEDY
+from tensor_sampler import tensor_sampler
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from aengine.kernels.params import DRAW_PARAMS
 from aengine.runner.setup import warm_up_params
 from aengine.sampling.draw import TorchDraw
-from aengine.sampling.sampler import SampledTokens, Sampler
+from aengine.sampling.sampler import SampledTokens
 from aengine.scheduler.plan import Features, NewRow, RowParams
 
 META = torch.device("meta")
@@ -44,7 +45,7 @@ class NoWaits(TorchDispatchMode):
 
 
 def sample(params: list[RowParams], dtype: torch.dtype, drafts_of_each: int = 0) -> SampledTokens:
-    sampler = Sampler(len(params), VOCAB, META, TorchDraw(VOCAB, META))
+    sampler = tensor_sampler(len(params), VOCAB, META, TorchDraw(VOCAB, META))
     sampler.update([NewRow(row, one, 2, np.array([1, 2, 4], np.int32)) for row, one in enumerate(params)])
     each = 1 + drafts_of_each
     rows = np.repeat(np.arange(len(params), dtype=np.int32), each)

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from tensor_sampler import TENSORS
 
 from aengine.api.params import StructuredOutput
 from aengine.sampling.grammar import CompiledGrammar, Grammars
@@ -34,7 +35,7 @@ def decode(
     seed: int = 0,
 ) -> list[str | None]:
     """One text for each grammar, decoded all at once; None where it has not ended after `max_tokens`."""
-    rows = Grammars(vocab_size)
+    rows = Grammars(vocab_size, TENSORS)
     for row, future in enumerate([compiler.compile(one) for one in wanted]):
         params = RowParams(temperature=1.0, top_k=0, top_p=1.0, min_p=0.0, seed=0, grammar=future.result())
         rows.update([NewRow(row, params)])

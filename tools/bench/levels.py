@@ -20,7 +20,7 @@ import torch
 
 from aengine.bench.floor import best_seconds
 from aengine.bench.report import table, write_json
-from aengine.kernels.arrays import array_dtype
+from aengine.kernels.arrays import array_dtype, as_array
 from aengine.kernels.cpu import ops
 from aengine.kernels.cpu.compiler import LEVEL_VARIABLE, Level, supported_levels
 from aengine.kernels.cpu.library import Workspace, load_kernels
@@ -82,7 +82,7 @@ def level_costs(threads: int, runs: int) -> Sequence[LevelCost]:
         packed = [pack_linear(kernels, [matrix], dtype=array_dtype(dtype), threads=threads) for matrix in plain]
         for rows in ROWS:
             x = torch.randn(rows, IN_FEATURES).to(dtype)
-            ours = _milliseconds([functools.partial(ops.logits, workspace, x, matrix) for matrix in packed], runs)
+            ours = _milliseconds([functools.partial(ops.logits, workspace, as_array(x), matrix) for matrix in packed], runs)
             theirs = _milliseconds([functools.partial(torch.nn.functional.linear, x, matrix) for matrix in plain], runs)
             costs.append(LevelCost(kernels.level.value, str(dtype).removeprefix("torch."), rows, ours, theirs))
     return costs

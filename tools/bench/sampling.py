@@ -18,15 +18,16 @@ from dataclasses import asdict, dataclass, replace
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 
+from aengine.api.runtime import num_cores
 from aengine.bench.floor import MachineProbe, StepWork, step_work
 from aengine.bench.report import table
 from aengine.bench.shapes import shape_folder
 from aengine.kernels.cpu import ops
-from aengine.kernels.cpu.compiler import KernelsUnavailableError
 from aengine.kernels.cpu.library import Workspace, load_kernels
 from aengine.models.config.model_config import load_spec
-from aengine.sampling.draw import Draw, with_chosen
+from aengine.sampling.arrays import HostArrays, Numbers
 from aengine.sampling.grammar import CompiledGrammar
 from aengine.sampling.sampler import Sampler
 from aengine.scheduler.plan import Features, NewRow, RowParams
@@ -72,22 +73,25 @@ class Floor:
 
 
 @functools.cache
-def kernel_draw() -> Draw | None:
-    """As the runner draws: with the CPU kernels, where there are any."""
-    try:
-        workspace = Workspace(load_kernels(), torch.get_num_threads())
-    except KernelsUnavailableError:
-        return None
-    return lambda logits, host_params, _, chosen: with_chosen(ops.draw(workspace, logits, host_params), logits, chosen)
+def kernel_sampler(batch: int, vocab_size: int) -> Sampler:
+    """As the executor of the CPU kernels samples what these do not. Raises KernelsUnavailableError where there are none."""
+    workspace = Workspace(load_kernels(), num_cores())
+
+    def draw(logits: Numbers, params: NDArray[np.void], _: object, chosen: Numbers) -> Numbers:
+        tokens = ops.draw(workspace, logits, params)
+        chosen[:] = logits[np.arange(len(tokens)), tokens]
+        return tokens
+
+    return Sampler(batch, vocab_size, HostArrays(), draw, functools.partial(ops.log_sums, workspace))
 
 
 def sampling_cost(case: str, params: RowParams, batch: int, vocab_size: int, floor: Floor, repeats: int) -> SamplingCost:
     rng = np.random.default_rng(0)
-    logits = torch.randn(batch, vocab_size, generator=torch.Generator().manual_seed(0)).mul_(SPREAD)
+    logits = rng.standard_normal((batch, vocab_size), np.float32) * SPREAD
     logits[:, END] = -100.0
     if case == "grammar":
         params = replace(params, grammar=any_text(vocab_size))
-    sampler = Sampler(batch, vocab_size, torch.device("cpu"), kernel_draw())
+    sampler = kernel_sampler(batch, vocab_size)
     sampler.update(
         [
             NewRow(
@@ -102,18 +106,16 @@ def sampling_cost(case: str, params: RowParams, batch: int, vocab_size: int, flo
         ]
     )
     rows = np.arange(batch, dtype=np.int32)
-    device_rows = torch.from_numpy(rows)
     at = HISTORY
 
     def step() -> None:
         nonlocal at
         positions = np.full(batch, at, dtype=np.int32)
         at += 1
-        sampled = sampler.sample(logits, rows, positions, device_rows, torch.from_numpy(positions))
+        sampled = sampler.sample(logits, rows, positions, rows, positions)
         sampler.observe(sampled)
 
-    with torch.inference_mode():
-        milliseconds = _median(step, repeats) * 1e3
+    milliseconds = _median(step, repeats) * 1e3
     return SamplingCost(case, batch, vocab_size, milliseconds, milliseconds / floor.milliseconds(batch))
 
 

@@ -12,7 +12,6 @@ import os
 import pathlib
 import weakref
 from collections.abc import Mapping
-from contextlib import suppress
 from ctypes import POINTER, Structure, c_char_p, c_double, c_float, c_int, c_int32, c_int64, c_uint16, c_uint32, c_void_p
 from typing import Any, Protocol
 
@@ -458,10 +457,6 @@ def load_level(level: Level, environ: Mapping[str, str] = os.environ, prebuilt: 
 
 @functools.cache  # a library stays loaded, and only a full garbage collection frees the types that ctypes makes of its functions
 def _open(path: pathlib.Path) -> ctypes.CDLL:
-    # torch is imported above. The library uses the OpenMP runtime that torch has loaded: one pool of threads, not two. On aarch64 other
-    # libraries do not see it by themselves.
-    with suppress(OSError):
-        ctypes.CDLL("libgomp.so.1", ctypes.RTLD_GLOBAL)
     try:
         return ctypes.CDLL(str(path))
     except OSError as error:

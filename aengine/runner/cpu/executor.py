@@ -18,11 +18,9 @@ from collections import deque
 from collections.abc import Callable, Sequence
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
-from torch import Tensor
 
-from aengine.kernels.arrays import Array, as_array, as_tensor
+from aengine.kernels.arrays import Array
 from aengine.kernels.cpu import ops
 from aengine.kernels.warm_memory import WarmMemory
 from aengine.models.adapters import Adapter
@@ -34,8 +32,8 @@ from aengine.runner.cpu.model import PagedCpuModel
 from aengine.runner.rank_steps import Stages
 from aengine.runner.results import Capture, PromptScorer, step_result
 from aengine.runner.setup import GREEDY, ExecutorSetup, warm_up_steps
-from aengine.sampling.draw import with_chosen
-from aengine.sampling.sampler import SampledTokens, Sampler, num_accepted_on_host
+from aengine.sampling.arrays import HostArrays, Numbers, num_accepted_on_host
+from aengine.sampling.sampler import SampledTokens, Sampler
 from aengine.scheduler.plan import NO_INTS, NewRow, StepResult
 
 
@@ -191,35 +189,29 @@ class CpuExecutorBase:
 
 
 class CpuExecutor(CpuExecutorBase):
-    """The `Executor` of the CPU kernels on a single or first rank. The kernels sample what they can, and torch samples the rest."""
+    """The `Executor` of the CPU kernels on a single or first rank. The kernels sample what they can, and `Sampler` the rest, from their
+    logits."""
 
     def __init__(self, setup: ExecutorSetup, warm: WarmMemory | None, check: Callable[[], object]) -> None:
         super().__init__(setup, warm, check)
         model = self._model
-        with torch.inference_mode():
-            self._sampler = Sampler(
-                setup.max_num_seqs,
-                setup.native_spec.vocab_size,
-                setup.device,
-                draw=lambda logits, params, _, chosen: with_chosen(
-                    as_tensor(ops.draw(model.workspace, as_array(logits), params)), logits, chosen
-                ),
-                sums=self._log_sums,
-            )
+        arrays, sums, vocab_size = HostArrays(), functools.partial(ops.log_sums, model.workspace), setup.native_spec.vocab_size
+        self._sampler = Sampler(setup.max_num_seqs, vocab_size, arrays, self._draw, sums)
         self._setup = setup
         self._ranks = setup.followers
         spec = setup.native_spec
         self._scorer = PromptScorer(
             spec.vocab_size,
-            setup.device,
+            arrays,
+            sums,
             spec.logit_scale,  # which the kernels' last norm has as a factor
-            self._log_sums,
         )
         self._queue = HostQueue()
 
-    def _log_sums(self, logits: Tensor, own: Tensor) -> tuple[Tensor, Tensor]:
-        sums, greater = ops.log_sums(self._model.workspace, as_array(logits), as_array(own))
-        return as_tensor(sums), as_tensor(greater)
+    def _draw(self, logits: Numbers, params: NDArray[np.void], _: object, chosen: Numbers) -> Numbers:
+        tokens = ops.draw(self._model.workspace, logits, params)
+        chosen[:] = logits[np.arange(len(tokens)), tokens]
+        return tokens
 
     def allocate(self, num_pages: int, max_model_len: int) -> None:
         super().allocate(num_pages, max_model_len)
@@ -239,9 +231,8 @@ class CpuExecutor(CpuExecutorBase):
 
     def assign_rows(self, new_rows: Sequence[NewRow]) -> None:
         self._queue.compute_through()  # they need the rows as they are
-        with torch.inference_mode():
-            self._sampler.update(new_rows)
-            self._scorer.update(new_rows)
+        self._sampler.update(new_rows)
+        self._scorer.update(new_rows)
 
     def copy_pages(self, sources: IntArray, destinations: IntArray) -> None:
         self._queue.compute_through()
@@ -254,7 +245,7 @@ class CpuExecutor(CpuExecutorBase):
 
     def launch(self, step: Step) -> InFlightStep:
         if self._stages is not None:
-            return self._stages.launch(step, functools.partial(self._torch_result, step))
+            return self._stages.launch(step, functools.partial(self._sampled_result, step))
         rows = step.sampled_rows
         needs_logits = step.scores_prompts or self._ranks is not None  # of several ranks each has a part of the vocabulary
         greedy = not needs_logits and self._sampler.is_greedy(rows, step.next_positions)
@@ -263,13 +254,13 @@ class CpuExecutor(CpuExecutorBase):
         wanted = self._scorer.captures(step)
         captured = None if wanted is None else self._model.captured(*wanted)
         call = self._model.prepare(step, greedy=greedy, draw_params=draw_params, captured=captured)
-        # Sampling in torch follows otherwise, whose threads then spin on the cores that the next step needs.
+        # Otherwise the step has its result only when `Sampler` has run, and the next one needs that.
         can_run_ahead = kernels_sample and self._model.workspace.threads > 1
         if call.hidden is None:
             make_result = functools.partial(self._kernel_result, step, call)
         else:
             capture = None if captured is None else functools.partial(self._model.token_states, call, captured)
-            make_result = functools.partial(self._torch_result, step, call.hidden, capture)
+            make_result = functools.partial(self._sampled_result, step, call.hidden, capture)
         overlaps = can_run_ahead and step.layout.num_decodes == step.layout.num_rows
         return self._queue.add_step(call, make_result, can_run_ahead=can_run_ahead, overlaps=overlaps)
 
@@ -282,7 +273,7 @@ class CpuExecutor(CpuExecutorBase):
         del self._sampler, self._scorer
 
     def _kernel_result(self, step: Step, call: PreparedStep) -> StepResult:
-        """The result of a step that the kernels sampled. The next step waits for this, so it uses nothing of torch."""
+        """The result of a step that the kernels sampled. The next step waits for this."""
         assert call.sampled is not None
         tokens = call.sampled.astype(np.int32)
         accepted = None if step.drafts is None else num_accepted_on_host(tokens, step.drafts, step.first_samples())
@@ -304,26 +295,24 @@ class CpuExecutor(CpuExecutorBase):
             firsts = step.first_samples()
             self._model.last_tokens[step.sampled_rows[firsts]] = tokens[firsts + np.maximum(accepted - 1, 0)]
 
-    def _torch_result(self, step: Step, hidden: Array, capture: Capture | None = None) -> StepResult:
+    def _sampled_result(self, step: Step, hidden: Array, capture: Capture | None = None) -> StepResult:
         """Scores prompts and samples, from the hidden states of a step that the kernels did not sample: at its logits indices, or of all
         tokens if prompts are scored."""
 
-        def logits(indices: Tensor) -> Tensor:
+        def logits(indices: IntArray) -> Array:
             if self._ranks is not None and (step.scores_prompts or self._stages is not None):
-                self._ranks.send_logits(indices.numpy() if step.scores_prompts else np.arange(len(hidden), dtype=np.int32))
-            return as_tensor(self._model.logits(step, hidden, indices.numpy() if step.scores_prompts else None))
+                self._ranks.send_logits(indices if step.scores_prompts else np.arange(len(hidden), dtype=np.int32))
+            return self._model.logits(step, hidden, indices if step.scores_prompts else None)
 
-        with torch.inference_mode():
-            scores = self._scorer.score(step.rows, step.layout, logits, as_tensor(hidden) if step.scores_prompts else None, capture)
-            sampled: SampledTokens | None = None
-            if len(step.sampled_rows):
-                rows, positions = torch.from_numpy(step.sampled_rows), torch.from_numpy(step.next_positions)
-                sampled_logits = logits(torch.from_numpy(step.logits_indices))
-                sampled = self._sampler.sample(sampled_logits, step.sampled_rows, step.next_positions, rows, positions, step.drafts)
-                self._keep_last_tokens(step, sampled.tokens.numpy(), None if sampled.accepted is None else sampled.accepted.numpy())
-            if self._ranks is not None:
-                self._ranks.send_last_tokens(self._model.last_tokens[step.rows_that_sample()])
-            return step_result(step, sampled, scores, self._sampler)
+        scores = self._scorer.score(step.rows, step.layout, logits, hidden if step.scores_prompts else None, capture)
+        sampled: SampledTokens | None = None
+        if len(step.sampled_rows):
+            rows, positions = step.sampled_rows, step.next_positions
+            sampled = self._sampler.sample(logits(step.logits_indices), rows, positions, rows, positions, step.drafts)
+            self._keep_last_tokens(step, sampled.tokens, sampled.accepted)
+        if self._ranks is not None:
+            self._ranks.send_last_tokens(self._model.last_tokens[step.rows_that_sample()])
+        return step_result(step, sampled, scores, self._sampler)
 
 
 class CpuFollower(CpuExecutorBase):

@@ -36,15 +36,17 @@ from aengine.parallel.messages import Logits
 from aengine.runner.contract import InFlightStep, IntArray, LazyStep, ReadWeights, Step
 from aengine.runner.memory import cpu_budget, free_host_memory, show_bytes
 from aengine.runner.rank_steps import Stages, connect_ranks, connect_replicas
-from aengine.runner.results import PromptScorer, PromptScores, ResultBuffer, step_result
+from aengine.runner.results import PromptScorer, PromptScores, step_result
 from aengine.runner.setup import GREEDY, DummyStep, ExecutorSetup, warm_up_steps, widest_step
 from aengine.runner.torch.asleep import Asleep, DeviceAdapters
 from aengine.runner.torch.buckets import GraphBytes, GraphSizes
 from aengine.runner.torch.device import DeviceStream, cuda_kv_budget, give_back_memory, give_back_pinned_memory
 from aengine.runner.torch.graphs import Forward
 from aengine.runner.torch.model import PagedTorchModel, TorchDraftModel
-from aengine.runner.torch.sampling import Results, TorchSampling
-from aengine.sampling.sampler import SampledTokens, Sampler, select_draw
+from aengine.runner.torch.sampling import ResultBuffer, Results, TorchSampling
+from aengine.sampling.arrays import DeviceArrays
+from aengine.sampling.draw import log_sums, select_draw
+from aengine.sampling.sampler import SampledTokens, Sampler
 from aengine.scheduler.drafters import BY_MODEL
 from aengine.scheduler.drafts import MOST_BEHIND
 from aengine.scheduler.plan import NO_INTS, NewRow, StepResult
@@ -143,11 +145,12 @@ class TorchExecutor:
             self._models = [self._model] if self._draft is None else [self._model, self._draft.model]
             self._recording = GraphRecording(setup, self._models, self._adapters)
             draw = select_draw(setup.spec.vocab_size, setup.device, setup.dtype)
-            self._sampler = Sampler(setup.max_num_seqs, setup.spec.vocab_size, setup.device, draw)
+            arrays = DeviceArrays(setup.device)
+            self._sampler = Sampler(setup.max_num_seqs, setup.spec.vocab_size, arrays, draw, log_sums)
             model: Any = self._model.model  # of transformers, where it classifies
             label_pooling = getattr(model, "label_pooling", "")
             classify = model.classify if label_pooling else None
-            self._scorer = PromptScorer(setup.spec.vocab_size, setup.device, classify=classify, label_pooling=label_pooling)
+            self._scorer = PromptScorer(setup.spec.vocab_size, arrays, log_sums, classify=classify, label_pooling=label_pooling)
             self._sampling = TorchSampling(setup, self._sampler, self._scorer, self._draft, self._last_tokens)
         if setup.replicas is not None and exchange is not None:
             setup.replicas.connect(exchange.begin_step, self._compute_for_others)

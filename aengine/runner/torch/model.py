@@ -32,7 +32,8 @@ from aengine.runner.torch.capture import Capture
 from aengine.runner.torch.graphs import Forward
 from aengine.runner.torch.loading import TorchModel, load_torch_model, weights_on_host
 from aengine.runner.torch.step_graphs import StepGraphs, record_graphs
-from aengine.sampling.sampler import Sampler, select_draw
+from aengine.sampling.draw import select_draw
+from aengine.sampling.sampler import Sampler
 
 
 class PagedTorchModel:

@@ -1,4 +1,5 @@
-"""`TorchSampling`: what follows from the logits of a step, in torch: prompts are scored, and tokens are sampled.
+"""`TorchSampling`: what follows from the logits of a step, in torch: prompts are scored, and tokens are sampled. `ResultBuffer`: the host
+memory that this is copied to.
 
 Knows nothing of how logits are computed.
 """
@@ -17,7 +18,9 @@ from aengine.runner.results import PromptScorer, PromptScores
 from aengine.runner.setup import ExecutorSetup
 from aengine.runner.torch.graphs import Forward
 from aengine.runner.torch.model import TorchDraftModel
-from aengine.sampling.sampler import SampledTokens, Sampler, likeliest, num_accepted
+from aengine.sampling.arrays import DeviceArrays
+from aengine.sampling.draw import num_accepted
+from aengine.sampling.sampler import DeviceLogprobs, SampledTokens, Sampler
 from aengine.scheduler.drafters import BY_MODEL
 from aengine.scheduler.plan import NO_INTS
 
@@ -31,7 +34,7 @@ class TorchSampling:
         self, setup: ExecutorSetup, sampler: Sampler, scorer: PromptScorer, draft: TorchDraftModel | None, last_tokens: Tensor
     ) -> None:
         """`last_tokens`: as of `DecodeGraphs`."""
-        self._setup = setup
+        self._setup, self._arrays = setup, DeviceArrays(setup.device)
         self._sampler = sampler
         self._scorer = scorer
         self._draft = draft
@@ -76,7 +79,7 @@ class TorchSampling:
         and waits for those of a draft model."""
         logits = forward.logits(forward.logits_indices)
         if greedy:
-            return likeliest(logits)
+            return SampledTokens(*self._arrays.likeliest(logits))
         drafts = None
         if self._sampler.processes(step.sampled_rows, step.next_positions):
             drafts, logits = step.drafts, logits.to(torch.float32, copy=True)  # which change in place
@@ -93,3 +96,48 @@ class TorchSampling:
         rows = step.sampled_rows
         at = np.flatnonzero((step.drafts[:-1] == BY_MODEL) & (rows[:-1] == rows[1:]))  # a row's last token has no draft
         return self._draft.fill(drafts, at, rows[at], step.next_positions[at])
+
+
+class ResultBuffer:
+    """Pinned host memory for the results of one step at a time, and the event after which they are there."""
+
+    def __init__(self, max_tokens: int, device: torch.device) -> None:
+        self._on_cpu = device.type == "cpu"
+        self._device = device
+        self._tokens = torch.zeros(max_tokens, dtype=torch.int64, pin_memory=not self._on_cpu)
+        self._chosen: dict[torch.dtype, Tensor] = {}  # [max_tokens]
+        # A blocking event sleeps and does not spin while it waits: the event loop needs the core, other threads the CUDA driver's lock.
+        self._copied = None if self._on_cpu else torch.cuda.Event(blocking=True)  # type: ignore[no-untyped-call]
+
+    def copy(self, sampled: SampledTokens | None, scores: PromptScores | None) -> tuple[SampledTokens | None, PromptScores | None]:
+        """Starts the copies of both from the device, on the current stream; returns them with tensors in host memory."""
+        if sampled is not None:
+            tokens = self._tokens[: len(sampled.tokens)]
+            tokens.copy_(sampled.tokens, non_blocking=True)
+            chosen = self._room_for_chosen(sampled.chosen.dtype)[: len(tokens)]
+            chosen.copy_(sampled.chosen, non_blocking=True)
+            logprobs = None if sampled.logprobs is None else DeviceLogprobs(*map(self._copy, sampled.logprobs))
+            accepted = None if sampled.accepted is None else self._copy(sampled.accepted)
+            sampled = replace(sampled, tokens=tokens, chosen=chosen, logprobs=logprobs, accepted=accepted)
+        if scores is not None:
+            scores = scores.copied(self._copy)
+        if self._copied is not None:
+            self._copied.record(torch.cuda.current_stream(self._device))
+        return sampled, scores
+
+    def wait(self) -> None:
+        """Waits until the copies are done. Other threads may run meanwhile."""
+        if self._copied is not None:
+            self._copied.synchronize()
+
+    def _room_for_chosen(self, dtype: torch.dtype) -> Tensor:
+        if dtype not in self._chosen:
+            self._chosen[dtype] = torch.zeros(len(self._tokens), dtype=dtype, pin_memory=not self._on_cpu)
+        return self._chosen[dtype]
+
+    def _copy(self, tensor: Tensor) -> Tensor:
+        if self._on_cpu:
+            return tensor
+        memory = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True)
+        memory.copy_(tensor, non_blocking=True)
+        return memory

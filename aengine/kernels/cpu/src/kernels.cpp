@@ -79,7 +79,7 @@ i32 aengine_logits(i32 element, const void* x, i64 x_stride, i64 rows, const Pac
   }
   with_element(element, [&](auto e) {
     using E = decltype(e);
-    run_team(threads, [&](const Member& member) {
+    space->workers.run(threads, [&](const Member& member) {
       multiply_logits(member, static_cast<const E*>(x), x_stride, rows, *w, soft_cap, adapted, StoreLogits{out, w->out_features}, *space);
     });
   });
@@ -95,7 +95,7 @@ i32 aengine_gather_ranks(const float* in, i64 rows, const i64* firsts, float* ou
   if (space->workers.busy()) return BUSY;
   Exchange& exchange = *space->exchange;
   const i64 width = firsts[exchange.index + 1] - firsts[exchange.index], total = firsts[exchange.size];
-  run_team(threads, [&](const Member& member) { gather_ranks(member, exchange, in, width, rows, firsts, out, total, total); });
+  space->workers.run(threads, [&](const Member& member) { gather_ranks(member, exchange, in, width, rows, firsts, out, total, total); });
   return failure_of(exchange);
 }
 
@@ -103,7 +103,7 @@ i32 aengine_gather_ranks(const float* in, i64 rows, const i64* firsts, float* ou
 i32 aengine_draw(const float* logits, i64 rows, i64 vocab, const DrawParams* params, i64* tokens, Workspace* space, int threads) {
   if (space->workers.busy()) return BUSY;
   if (!reserve_draws(*space, rows, vocab, threads)) return OUT_OF_MEMORY;
-  run_team(threads, [&](const Member& member) { draw_tokens(member, logits, rows, vocab, params, tokens, *space); });
+  space->workers.run(threads, [&](const Member& member) { draw_tokens(member, logits, rows, vocab, params, tokens, *space); });
   for (i64 row = 0; row < rows; row++) tokens[row] = tokens[row] < 0 ? ~tokens[row] : tokens[row];
   return OK;
 }
@@ -112,7 +112,7 @@ i32 aengine_draw(const float* logits, i64 rows, i64 vocab, const DrawParams* par
 i32 aengine_log_sums(const float* logits, i64 rows, i64 vocab, const float* own, float* out, i64* greater, Workspace* space, int threads) {
   if (space->workers.busy()) return BUSY;
   if (!reserve_log_sums(*space, rows, vocab)) return OUT_OF_MEMORY;
-  run_team(threads, [&](const Member& member) { log_sums(member, logits, rows, vocab, own, out, greater, *space); });
+  space->workers.run(threads, [&](const Member& member) { log_sums(member, logits, rows, vocab, own, out, greater, *space); });
   return OK;
 }
 
@@ -145,7 +145,7 @@ i32 aengine_copy_pages(const Pool* pool, const i32* sources, const i32* destinat
   for (i64 i = 0; i < count; i++) {
     if (sources[i] < 0 || sources[i] >= pool->num_pages || destinations[i] < 0 || destinations[i] >= pool->num_pages) return BAD_PAGE;
   }
-  run_team(threads, [&](const Member& member) {
+  space->workers.run(threads, [&](const Member& member) {
     u8* staged = space->gathered.as<u8>() + member.index() * staged_bytes;
     member.each(2 * pool->layers_per_page, [&](i64 task) {
       const i64 bytes = task % 2 ? pool->value_page_bytes : pool->key_page_bytes;

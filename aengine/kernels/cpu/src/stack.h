@@ -335,7 +335,7 @@ template <class E>
 Status run_layers(const Model& model, const Pool& pool, const Step& step, Workspace& space, int threads) {
   StackJob<E> job(model, pool, step, space);
   if (const Status status = job.prepare(threads)) return status;
-  run_team(threads, [&](const Member& member) { job.work(member); });
+  space.workers.run(threads, [&](const Member& member) { job.work(member); });
   return job.end();
 }
 

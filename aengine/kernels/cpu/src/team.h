@@ -1,21 +1,15 @@
-// The threads of one call, a team in OpenMP's sense: each runs the same operations and takes the next free task of each operation.
+// The threads of one call, a team: each runs the same operations and takes the next free task of each operation.
 //
 // The cores are shared with Python threads, so nothing depends on how many threads take part: an operation is finished when its tasks are
 // done, also if a thread starts late, is preempted or never starts. After a while a thread that waits yields its core instead of spinning.
 #pragma once
+#include <pthread.h>
 #include <sched.h>
 
 #include <atomic>
+#include <vector>
 
 #include "simd.h"
-
-// What OpenMP's runtimes export, libgomp and libomp alike: what GCC makes of a parallel region. Called by name, so that every compiler's code
-// runs on the threads of the runtime that torch has loaded.
-extern "C" {
-void GOMP_parallel(void (*run)(void*), void* data, unsigned num_threads, unsigned flags);
-int omp_get_thread_num();
-int omp_get_num_threads();
-}
 
 namespace aengine {
 
@@ -105,19 +99,29 @@ class Member {
   mutable i64 finished_ = 0;  // tasks of the operations that this thread has finished
 };
 
-// Runs body(member) on `threads` threads, or on as many as there are.
+// Runs body(member) on the caller's thread and on `threads` - 1 new ones, or on as many as can be created. For what is long: weights. What is
+// done in each step is run by a workspace's `WorkerThreads`.
 template <class Body>
 void run_team(int threads, Body&& body) {
   struct Region {
     Team team;
     Body& body;
-  } region{{}, body};
-  if (threads <= 1) return body(Member(region.team, 0, 1));
-  const auto run = [](void* data) {
-    Region& of = *static_cast<Region*>(data);
-    of.body(Member(of.team, omp_get_thread_num(), omp_get_num_threads()));
-  };
-  GOMP_parallel(run, &region, (unsigned)threads, 0);
+    int size;
+    std::atomic<int> started{0};
+  } region{{}, body, threads};
+  std::vector<pthread_t> others;
+  for (int i = 1; i < threads; i++) {
+    pthread_t other;
+    const auto run = [](void* data) -> void* {
+      Region& of = *static_cast<Region*>(data);
+      of.body(Member(of.team, of.started.fetch_add(1, std::memory_order_relaxed) + 1, of.size));
+      return nullptr;
+    };
+    if (pthread_create(&other, nullptr, run, &region)) break;
+    others.push_back(other);
+  }
+  body(Member(region.team, 0, threads));
+  for (pthread_t other : others) pthread_join(other, nullptr);
 }
 
 }  // namespace aengine

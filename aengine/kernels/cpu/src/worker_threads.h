@@ -1,4 +1,4 @@
-// Worker threads that run a job while the caller does something else. The caller takes part when it asks for the end.
+// Worker threads that run a job, beside the caller or while it does something else. The caller takes part when it asks for the end.
 #pragma once
 #include <pthread.h>
 
@@ -6,6 +6,7 @@
 #include <condition_variable>
 #include <memory>
 #include <mutex>
+#include <new>
 #include <vector>
 
 #include "team.h"
@@ -57,7 +58,30 @@ class WorkerThreads {
     return done->end();
   }
 
+  // Runs body(member) on the caller's thread and `threads` - 1 workers. No job is under way.
+  template <class Body>
+  void run(int threads, const Body& body) {
+    std::unique_ptr<Job> job(threads <= 1 ? nullptr : new (std::nothrow) BodyJob<Body>(body));
+    if (!job) {
+      Team alone;
+      return body(Member(alone, 0, 1));
+    }
+    begin(std::move(job), threads);
+    finish();
+  }
+
  private:
+  template <class Body>
+  class BodyJob final : public Job {
+   public:
+    explicit BodyJob(const Body& body) : body_(body) {}
+    void work(const Member& member) const override { body_(member); }
+    Status end() const override { return OK; }
+
+   private:
+    const Body& body_;
+  };
+
   static constexpr std::chrono::microseconds SPIN_TIME{300};  // before a worker sleeps: longer than from one step to the next
 
   // Hands a job to the workers; without one they end.
