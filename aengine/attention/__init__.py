@@ -5,23 +5,27 @@ Owns the choice of a backend. Knows nothing of models, scheduling or sampling.
 
 from __future__ import annotations
 
+import importlib
 import logging
 from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any
 
 from aengine.api.errors import ConfigError
-from aengine.attention.base import (
-    AttentionBackend,
+from aengine.attention.metadata import (
+    AttentionMetadata,
     AttentionSpec,
-    AttentionStep,
-    BackendUnavailableError,
-    Gates,
-    GraphStep,
-    IndexQuery,
     IndexShape,
+    Layouts,
+    StepLayout,
+    StepStates,
+    as_decodes,
+    build_layout,
+    empty_layout,
 )
-from aengine.attention.metadata import AttentionMetadata, Layouts, StepLayout, StepStates, as_decodes, build_layout, empty_layout
-from aengine.attention.torch_native import TorchNativeBackend
 from aengine.kernels.paged_cache import Scoring
+
+if TYPE_CHECKING:
+    from aengine.attention.base import AttentionBackend, AttentionStep, BackendUnavailableError, Gates, GraphStep, IndexQuery
 
 __all__ = [
     "AttentionBackend",
@@ -44,6 +48,14 @@ __all__ = [
 ]
 
 _log = logging.getLogger("aengine")
+_OF_TORCH = {"AttentionBackend", "AttentionStep", "BackendUnavailableError", "Gates", "GraphStep", "IndexQuery"}
+
+
+def __getattr__(name: str) -> Any:
+    """What imports torch is imported when it is asked for: layouts are used without it."""
+    if name in _OF_TORCH:
+        return getattr(importlib.import_module("aengine.attention.base"), name)
+    raise AttributeError(name)
 
 
 def select_backend(name: str, spec: AttentionSpec) -> AttentionBackend:
@@ -52,6 +64,8 @@ def select_backend(name: str, spec: AttentionSpec) -> AttentionBackend:
     "auto" takes the first that can run here: of flashinfer, triton and torch_native on CUDA, of cpu and torch_native on a CPU. Raises
     ConfigError if the named backend cannot run here.
     """
+    from aengine.attention.base import BackendUnavailableError
+
     asked = name != "auto"
     if asked and name not in _MAKERS:
         raise ConfigError.of("attention_backend", f"{name!r} is not one of auto, {', '.join(_MAKERS)}")
@@ -80,6 +94,8 @@ def _triton(spec: AttentionSpec) -> AttentionBackend:
     try:
         from aengine.attention.triton import TritonBackend
     except ImportError as error:
+        from aengine.attention.base import BackendUnavailableError
+
         raise BackendUnavailableError(f"Triton cannot be imported: {error}") from error
     return TritonBackend(spec)
 
@@ -90,11 +106,17 @@ def _cpu(spec: AttentionSpec) -> AttentionBackend:
     return CpuBackend(spec)
 
 
+def _torch_native(spec: AttentionSpec) -> AttentionBackend:
+    from aengine.attention.torch_native import TorchNativeBackend
+
+    return TorchNativeBackend(spec)
+
+
 # Functions, so that the packages of a backend are imported only where it is tried.
 _MAKERS: Mapping[str, Callable[[AttentionSpec], AttentionBackend]] = {
     "cpu": _cpu,
     "flashinfer": _flashinfer,
     "triton": _triton,
-    "torch_native": TorchNativeBackend,
+    "torch_native": _torch_native,
 }
 _PREFERRED = {"cuda": ("flashinfer", "triton", "torch_native"), "cpu": ("cpu", "torch_native")}

@@ -14,8 +14,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from aengine.attention.base import AttentionBackend, AttentionSpec, AttentionStep, BackendUnavailableError, Gates, IndexQuery, recur_torch
-from aengine.attention.metadata import AttentionMetadata
+from aengine.attention.base import AttentionBackend, AttentionStep, BackendUnavailableError, Gates, IndexQuery, recur_torch
+from aengine.attention.metadata import AttentionMetadata, AttentionSpec
 from aengine.kernels.arrays import array_dtype
 from aengine.kernels.cpu import library
 from aengine.kernels.cpu.compiler import KernelsUnavailableError

@@ -12,13 +12,18 @@ no query of the row sees, because it is behind the group's window.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
-from torch import Tensor
 
+from aengine.kernels.paged_cache import SCALE_BYTES, Heads, Scoring
+from aengine.kernels.recurrence import StateLayout
 from aengine.kernels.upload import to_device
+
+if TYPE_CHECKING:
+    import torch
+    from torch import Tensor
 
 IntArray = NDArray[np.int32]
 
@@ -199,3 +204,102 @@ def _indptr(lengths: IntArray) -> IntArray:
     indptr = np.zeros(len(lengths) + 1, dtype=np.int32)
     np.cumsum(lengths, out=indptr[1:])
     return indptr
+
+
+class IndexShape(NamedTuple):
+    """An index that chooses tokens, see `models/spec.py: SparseIndex`. A key begins with that of the index, where a query has zeros."""
+
+    num_heads: int
+    head_dim: int
+    top_k: int  # 0: no sequence becomes longer than that, so all tokens are seen
+    longest: int  # sequence, in tokens
+
+
+@dataclass(frozen=True, slots=True)
+class AttentionSpec:
+    """What a backend must know of a model and of the page pool."""
+
+    num_heads: int  # this and what else is said of heads: of the layer that keeps most of a token
+    num_kv_heads: int
+    head_dim: int  # of queries and keys
+    scoring: tuple[Scoring, ...]  # by layer with attention; elsewhere here "by layer" is by place, of which those of attention come first
+    page_size: int  # in tokens
+    dtype: torch.dtype  # of queries, keys and values, and of the output
+    device: torch.device
+    kv_dtype: torch.dtype | None = None  # of the KV cache; None: the same as `dtype`
+    kv_scales: tuple[tuple[float, float], ...] | None = None
+    """The scales of K and V by layer: a float8 cache holds value / scale, saturated. None: all scales are 1."""
+    value_dim: int = 0  # of a head's values and results; 0: head_dim, which it becomes
+    places: tuple[tuple[int, int], ...] = ()
+    """By layer its group and which of the places of a page it has, as in `LayerGroups`. None given: all layers are in one group."""
+    parts: tuple[int, ...] = ()  # by layer, which part of its place it has, as in `LayerGroups`; none given: the first
+    heads: tuple[Heads, ...] = ()  # by layer; none given: all have the same
+    num_groups: int = 0  # of the whole model, where a rank has no layers of some; 0: those of `places`, which it becomes
+    latent: bool = False  # a value is the last value_dim numbers of its key; a backend may store it there alone
+    states: StateLayout | None = None  # of recurrent layers; None: there are none
+    index: IndexShape | None = None  # what may choose some of a query's tokens
+
+    def __post_init__(self) -> None:
+        if not self.value_dim:
+            object.__setattr__(self, "value_dim", self.head_dim)
+        if not self.places:
+            object.__setattr__(self, "places", tuple((0, layer) for layer in range(len(self.scoring))))
+        if not self.num_groups:
+            object.__setattr__(self, "num_groups", 1 + max(group for group, _ in self.places))
+
+    @property
+    def layers_per_page(self) -> int:
+        return 1 + max(index for _, index in self.places)
+
+    @property
+    def heads_differ(self) -> bool:
+        return len(set(self.heads)) > 1
+
+    def heads_of(self, layer: int) -> Heads:
+        return self.heads[layer] if self.heads else Heads(self.num_heads, self.num_kv_heads, self.head_dim, self.value_dim)
+
+    @property
+    def top_k(self) -> int:
+        """How many tokens a query sees at most, 0: all."""
+        return 0 if self.index is None else self.index.top_k
+
+    def part_of(self, layer: int) -> int:
+        """Which part of its place a layer has."""
+        return self.parts[layer] if self.parts else 0
+
+    def part_widths(self, layer: int) -> tuple[int, int]:
+        """Numbers of a layer in a page, of keys and of values that are not parts of these, as they are stored."""
+        heads = self.heads_of(layer)
+        tokens, value_width = self.page_size * heads.num_kv_heads, 0 if self.shares_latent else self.stored_width(heads.value_dim)
+        return tokens * self.stored_width(heads.key_dim), tokens * value_width
+
+    @property
+    def page_widths(self) -> tuple[int, int]:
+        """Numbers of a place in a page, of keys and of values, as they are stored."""
+        parts = [[(self.part_of(layer) + 1) * width for width in self.part_widths(layer)] for layer in range(len(self.places))]
+        return max(keys for keys, _ in parts), max(values for _, values in parts)
+
+    @property
+    def cache_dtype(self) -> torch.dtype:
+        return self.kv_dtype or self.dtype
+
+    @property
+    def shares_latent(self) -> bool:
+        """Whether latent values are stored as parts of their keys alone. In int8 they have scales of their own."""
+        return self.latent and not _is_int8(self.cache_dtype)
+
+    def stored_width(self, width: int) -> int:
+        """Numbers of a head's key or value in the cache; with its scale in int8."""
+        return width + (SCALE_BYTES if _is_int8(self.cache_dtype) else 0)
+
+    def scales(self, layer: int) -> tuple[float, float]:
+        """The scales of a layer's K and V."""
+        if self.kv_scales is None or self.cache_dtype.itemsize > 1:
+            return 1.0, 1.0
+        return (self.kv_scales[layer][0],) * 2 if self.latent else self.kv_scales[layer]
+
+
+def _is_int8(dtype: torch.dtype) -> bool:
+    import torch
+
+    return dtype == torch.int8

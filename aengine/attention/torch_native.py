@@ -15,17 +15,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from aengine.attention.base import (
-    AttentionBackend,
-    AttentionSpec,
-    AttentionStep,
-    Gates,
-    IndexQuery,
-    attend_chosen_torch,
-    convolve_torch,
-    recur_torch,
-)
-from aengine.attention.metadata import AttentionMetadata, StepLayout
+from aengine.attention.base import AttentionBackend, AttentionStep, Gates, IndexQuery, attend_chosen_torch, convolve_torch, recur_torch
+from aengine.attention.metadata import AttentionMetadata, AttentionSpec, StepLayout
 from aengine.kernels.paged_cache import PagedCache, Scoring, Span, as_bytes, loaded, stored
 from aengine.kernels.recurrence import RecurrentRule
 from aengine.kernels.upload import to_device

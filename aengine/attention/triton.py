@@ -16,7 +16,6 @@ from torch import Tensor
 
 from aengine.attention.base import (
     AttentionBackend,
-    AttentionSpec,
     AttentionStep,
     BackendUnavailableError,
     Gates,
@@ -26,7 +25,7 @@ from aengine.attention.base import (
     first_line,
 )
 from aengine.attention.decode_work import ITEM_FIELDS, ROW_FIELDS, DecodeWork, WorkBounds, plan_decodes
-from aengine.attention.metadata import AttentionMetadata, IntArray, StepLayout, StepStates
+from aengine.attention.metadata import AttentionMetadata, AttentionSpec, IntArray, StepLayout, StepStates
 from aengine.kernels.paged_cache import Heads, KvTarget, PagedCache, Span
 from aengine.kernels.recurrence import RecurrentRule
 from aengine.kernels.triton import attention

@@ -68,7 +68,7 @@ def kernel_times(runner: ModelRunner, case: Case, num_layers: int, numbers: Iter
     with profile(activities=[ProfilerActivity.CUDA if on_cuda else ProfilerActivity.CPU], acc_events=True) as profiler:
         _run(runner, itertools.islice(plans, STEPS))
         if on_cuda:
-            torch.cuda.synchronize(runner.device)
+            torch.cuda.synchronize(runner.device.of_torch())
     times: dict[str, list[float]] = {}
     begin, end = float("inf"), 0.0
     for event in profiler.events() or ():

@@ -30,6 +30,7 @@ from aengine.bench.load_options import add_engine_options, counts, engine_config
 from aengine.bench.probes import start_up_log
 from aengine.bench.report import table, write_json
 from aengine.bench.step_cases import Case, KernelTimes, fill_pages, kernel_times, step_plan, why_not
+from aengine.kernels.arrays import torch_dtype
 from aengine.models.loading.hub import resolve_model
 from aengine.models.loading.weight_bytes import quantized_bytes, weight_bytes
 from aengine.models.named_weights import named_weights
@@ -159,7 +160,7 @@ def measure_model(
         found = ModelSteps(
             model=name,
             device=str(runner.device),
-            dtype=str(runner.dtype).removeprefix("torch."),
+            dtype=runner.dtype.name,
             config={**asdict(config), "model": name},
             start_up=log,
         )
@@ -197,7 +198,7 @@ def _load_adapters(runner: ModelRunner, count: int, low_rank: int) -> int:
         if not isinstance(runner.spec, ModelSpec):
             raise ConfigError.of("model_impl", "adapters are possible with native models only")
         with tempfile.TemporaryDirectory() as folder:
-            path = write_adapter(pathlib.Path(folder, "adapter"), runner.spec, low_rank, runner.dtype, key)
+            path = write_adapter(pathlib.Path(folder, "adapter"), runner.spec, low_rank, torch_dtype(runner.dtype), key)
             prepared = runner.prepare(LoadAdapter(key, f"adapter-{key}", str(path)))
         runner.apply(prepared)
         assert prepared.adapter is not None
@@ -220,7 +221,7 @@ class StepBench:
             raise ConfigError.of("model_impl", "the least work of a step is known of native models only")
         self._runner, self._spec, self._seconds = runner, runner.spec, seconds
         self._kv_cache_dtype, self._weights, self._adapter_bytes = kv_cache_dtype, weights, adapter_bytes
-        self._probe = MachineProbe(runner.device, runner.dtype)
+        self._probe = MachineProbe(runner.device.of_torch(), torch_dtype(runner.dtype))
         self._numbers = itertools.count()
         if runner.device.type == "cuda":
             fill_pages(runner, self._numbers)

@@ -123,7 +123,7 @@ def load_model(
             runner.close()
             raise
     image_input = find_image_input(config, runner.spec, tokenizer is not None)
-    encoder = None if image_input is None else make_encoder(config, image_input, model_dir, runner.dtype, runner.device)
+    encoder = None if image_input is None else make_encoder(config, image_input, model_dir, runner.dtype, str(runner.device))
     num_parameters, num_active_parameters = parameter_counts(runner.spec)
     chat_format = None if tokenizer is None else tokenizer.chat_format
     info = ModelInfo(
@@ -132,7 +132,7 @@ def load_model(
         max_model_len=runner.max_model_len,
         vocab_size=runner.spec.vocab_size,
         eos_token_ids=runner.eos_token_ids,
-        dtype=str(runner.dtype).removeprefix("torch."),
+        dtype=runner.dtype.name,
         num_parameters=num_parameters,
         chat_template=tokenizer is not None and tokenizer.has_chat_template,
         generation_defaults=SamplingParams(**runner.sampling_defaults, detokenize=None if tokenizer is not None else False),

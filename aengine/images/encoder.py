@@ -32,15 +32,13 @@ from aengine.api.outputs import RenderedChat
 from aengine.api.request import Video
 from aengine.images.decoder import MAX_PIXELS, MAX_SIDE, ImageDecoder, ImageError, Pixels
 from aengine.images.decoding_process import BadImage, check_size, to_rgb
-from aengine.kernels.arrays import Array, as_array
+from aengine.kernels.arrays import Array, as_array, torch_dtype
 from aengine.models.choice import AnySpec
 from aengine.models.images import Grid, ImageInput, ImagePositions, SeenWithin, grid_positions
 from aengine.models.spec import ModelSpec
 from aengine.scheduler.plan import PromptImages
 
 if TYPE_CHECKING:
-    import torch
-
     from aengine.images.processor import ImageProcessor, ProcessedImage, Tower
 
 ImageSource = Any
@@ -111,18 +109,19 @@ def find_image_input(config: EngineConfig, spec: AnySpec, has_tokenizer: bool) -
     return spec.images
 
 
-def make_encoder(
-    config: EngineConfig, described: ImageInput, model_dir: pathlib.Path, dtype: torch.dtype, device: torch.device
-) -> ImageEncoder:
+def make_encoder(config: EngineConfig, described: ImageInput, model_dir: pathlib.Path, dtype: np.dtype[Any], device: str) -> ImageEncoder:
     """`dtype` and `device`: of the model. Nothing is loaded before the first image."""
-    most = config.image_max_tokens or (_CPU_TOKENS if device.type == "cpu" else _GPU_TOKENS)
+    most = config.image_max_tokens or (_CPU_TOKENS if device == "cpu" else _GPU_TOKENS)
 
     def load() -> tuple[ImageProcessor, Tower]:
+        import torch
+
         from aengine.images.processor import ImageProcessor, Tower
 
-        return ImageProcessor(model_dir, most, described), Tower(model_dir, config.load_format, dtype, device, config.seed)
+        tower = Tower(model_dir, config.load_format, torch_dtype(dtype), torch.device(device), config.seed)
+        return ImageProcessor(model_dir, most, described), tower
 
-    together = 1 if device.type == "cpu" else _TOGETHER
+    together = 1 if device == "cpu" else _TOGETHER
     return ImageEncoder(load, config.image_cache_memory, alone_differs=described.alone_differs, most_together=together)
 
 

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
-from torch import Tensor
+
+if TYPE_CHECKING:
+    import torch
+    from torch import Tensor
 
 
 class Heads(NamedTuple):
@@ -95,6 +97,8 @@ def stored(x: Tensor, dtype: torch.dtype, scale: float) -> Tensor:
     In int8 [..., width] becomes [..., width + SCALE_BYTES] bytes: the integers nearest to x / s, ties to even, and s, the largest magnitude
     over 127.
     """
+    import torch
+
     if dtype.itemsize > 1:
         return x.to(dtype)
     if dtype is torch.int8:
@@ -110,6 +114,8 @@ def stored(x: Tensor, dtype: torch.dtype, scale: float) -> Tensor:
 
 def loaded(x: Tensor, dtype: torch.dtype, scale: float) -> Tensor:
     """The float32 numbers of what `stored` returned."""
+    import torch
+
     if dtype is torch.int8:
         return x[..., :-SCALE_BYTES].view(dtype).float().mul_(x[..., -SCALE_BYTES:].contiguous().view(torch.float32))
     wide = x.view(dtype).float()
@@ -129,4 +135,6 @@ def write_torch(key: Tensor, value: Tensor, target: KvTarget) -> None:
 
 def as_bytes(cache: Tensor) -> Tensor:
     """An 8-bit tensor viewed as bytes, because torch cannot index float8 everywhere; any other tensor as it is."""
+    import torch
+
     return cache.view(torch.uint8) if cache.dtype.itemsize == 1 else cache

@@ -11,9 +11,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, TypeAlias
 
-import torch
-from torch import Tensor
+if TYPE_CHECKING:
+    import torch
+    from torch import Tensor
+
 
 LARGEST = 448.0  # of float8_e4m3fn
 
@@ -29,6 +32,8 @@ class Float8Rows:
     @classmethod
     def of(cls, x: Tensor) -> Float8Rows:
         """[T, size]: the largest magnitude of a row becomes `LARGEST`."""
+        import torch
+
         wide = x.float()
         largest = wide.abs().amax(-1, keepdim=True)
         scales = torch.where(largest == 0, 1.0, quotient(largest, LARGEST))
@@ -37,6 +42,8 @@ class Float8Rows:
 
 def quotient(x: Tensor, divisor: float) -> Tensor:
     """x / divisor, the same on every device: CUDA multiplies by the inverse of a number that is no tensor, which may round otherwise."""
+    import torch
+
     return x / torch.full_like(x, divisor)
 
 
@@ -47,6 +54,8 @@ _CHUNK_ROWS = 4096
 
 def quantize_rows(matrix: Tensor, quantization: str) -> QuantizedRows:
     """[rows, columns] of any float dtype -> "int4", "int8" or "fp8"."""
+    import torch
+
     quantize = {"int4": _int4, "int8": _int8, "fp8": _fp8}[quantization]
     chunks = [quantize(chunk.float()) for chunk in torch.split(matrix, _CHUNK_ROWS)]
     codes = torch.cat([codes.view(torch.uint8) for codes, _ in chunks]).view(chunks[0][0].dtype)  # not every dtype can be joined
@@ -62,6 +71,8 @@ def int4_rows(codes: Tensor, scales: Tensor) -> QuantizedRows:
 def _int4(matrix: Tensor) -> tuple[Tensor, Tensor]:
     """Codes 0..15 of (code - 8) * scale: of several roundings of each group, each with its best bfloat16 scale, that of least squared
     error."""
+    import torch
+
     rows, columns = matrix.shape
     padded = torch.nn.functional.pad(matrix, (0, -columns % INT4_GROUP))
     groups = padded.view(rows, -1, INT4_GROUP).movedim(-1, 0).contiguous()
@@ -90,12 +101,16 @@ def _sum(groups: Tensor) -> Tensor:
 
 def _int8(matrix: Tensor) -> tuple[Tensor, Tensor]:
     """Codes -127..127: the largest magnitude of a row becomes the largest."""
+    import torch
+
     scales = quotient(matrix.abs().amax(-1, keepdim=True), 127)
     return (matrix / torch.where(scales == 0, 1.0, scales)).round_().to(torch.int8), scales
 
 
 def _fp8(matrix: Tensor) -> tuple[Tensor, Tensor]:
     """float8_e4m3fn with the largest magnitude of a row at the largest number."""
+    import torch
+
     scales = quotient(matrix.abs().amax(-1, keepdim=True), LARGEST)
     return (matrix / torch.where(scales == 0, 1.0, scales)).clamp_(-LARGEST, LARGEST).to(torch.float8_e4m3fn), scales
 
@@ -137,12 +152,16 @@ class QuantizedRows:
 
     def __getitem__(self, rows: slice | Tensor) -> QuantizedRows:
         """Some of the rows: those of a slice, or the [n] int64 ones in their order."""
+        import torch
+
         as_bytes = self.codes.view(torch.uint8)  # not every dtype of codes can be indexed
         offsets = None if self.offsets is None else self.offsets[rows]
         return replace(self, codes=as_bytes[rows].view(self.codes.dtype), scales=self.scales[rows], offsets=offsets)
 
     def columns(self, first: int, stop: int) -> QuantizedRows:
         """Columns [first, stop) of the model's matrix, on the borders of groups. Raises ValueError for others."""
+        import torch
+
         columns, size = self.shape[1], self.group_size
         if self.order is not None:
             raise ValueError("its groups are not of consecutive columns (act-order)")
@@ -159,15 +178,19 @@ class QuantizedRows:
         extra = sum(tensor.nbytes for tensor in (self.scales, self.offsets) if tensor is not None)
         return self.codes.numel() * self.bits // 8 + extra
 
-    def dequantized(self, dtype: torch.dtype = torch.float32) -> Tensor:
-        """[rows, columns] in the order of the model's columns; in float32 it is what every kernel's product is compared with. Takes little
-        more memory than the result."""
-        values = torch.empty(self.shape, dtype=dtype, device=self.codes.device)
+    def dequantized(self, dtype: torch.dtype | None = None) -> Tensor:
+        """[rows, columns] of the dtype, None: of float32, in the order of the model's columns; in float32 it is what every kernel's product
+        is compared with. Takes little more memory than the result."""
+        import torch
+
+        values = torch.empty(self.shape, dtype=dtype or torch.float32, device=self.codes.device)
         for begin in range(0, len(self), _DEQUANTIZED_ROWS):
             values[begin : begin + _DEQUANTIZED_ROWS] = self[begin : begin + _DEQUANTIZED_ROWS]._numbers()
         return values
 
     def _numbers(self) -> Tensor:
+        import torch
+
         numbers = self.codes.float() if self.table is None else self.table[self.codes.long()]
         columns = torch.arange(self.codes.shape[1]) // self.group_size
         numbers *= self.scales[:, columns]
@@ -178,12 +201,14 @@ class QuantizedRows:
         return torch.empty_like(numbers).index_copy_(1, self.order, numbers)
 
 
-Rows = Tensor | QuantizedRows
+Rows: TypeAlias = "Tensor | QuantizedRows"
 """Consecutive rows of a parameter: [rows, columns], or [rows] of a bias or vector."""
 
 
 def common_zero_point(parts: Sequence[QuantizedRows]) -> int | None:
     """The integer z with offsets = -z * scales everywhere; None: there is none."""
+    import torch
+
     points: set[int] = set()
     for part in parts:
         if not len(part):
@@ -201,14 +226,20 @@ def common_zero_point(parts: Sequence[QuantizedRows]) -> int | None:
 
 def exact_dtype(numbers: Sequence[Tensor]) -> torch.dtype:
     """The smallest dtype that has all of the float32 `numbers` exactly, as finite ones: bfloat16, float16 or float32."""
+    import torch
+
     return next(dtype for dtype in (torch.bfloat16, torch.float16, torch.float32) if all(_fits(one, dtype) for one in numbers))
 
 
 def equal(one: Tensor | None, other: Tensor | None) -> bool:
     """Whether both are None, or tensors of the same numbers."""
+    import torch
+
     return one is other or (one is not None and other is not None and torch.equal(one, other))
 
 
 def _fits(numbers: Tensor, dtype: torch.dtype) -> bool:
+    import torch
+
     rounded = numbers.to(dtype)
     return dtype is torch.float32 or bool((rounded.float() == numbers).all() and rounded.isfinite().all())

@@ -15,12 +15,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-
-import torch
-import torch.nn.functional as F
-from torch import Tensor
+from typing import TYPE_CHECKING
 
 from aengine.kernels.paged_cache import as_bytes
+
+if TYPE_CHECKING:
+    import torch
+    from torch import Tensor
 
 _LEAST_SQUARE = 1e-6  # of what is divided by its length
 LINE_BYTES = 64
@@ -120,6 +121,9 @@ class StateMemory:
 
     def store(self, layer: int, pages: Tensor, matrices: Tensor, inputs: Tensor) -> None:
         """Writes what `load` returns of n states, no page of which is another's; there may be fewer inputs."""
+        import torch
+        import torch.nn.functional as F
+
         at = self._layout.layers[layer]
         shape, count, words = at.shape, len(pages), self._layout.lines_per_piece * _FLOATS
         columns = -(-shape.value_dim // at.width) * at.width
@@ -138,6 +142,8 @@ class StateMemory:
 
     def _pieces(self, pages: Tensor, begin: int, end: int) -> Tensor:
         """[n, pieces, floats]"""
+        import torch
+
         words = self._layout.lines_per_piece * _FLOATS
         found = []
         for piece in range(begin, end):
@@ -148,6 +154,9 @@ class StateMemory:
 
     def _write(self, pages: Tensor, begin: int, content: Tensor) -> None:
         """`content` [n, pieces, floats]; what a piece has beside these becomes zero."""
+        import torch
+        import torch.nn.functional as F
+
         for number in range(content.shape[1]):
             piece = begin + number
             tensor, to = self._tensors[piece % self._layout.pieces_per_page], pages[:, piece // self._layout.pieces_per_page]
@@ -185,6 +194,8 @@ class RecurrentRule:
     def advance(self, matrices: Tensor, inputs: Tensor) -> tuple[Tensor, Tensor]:
         """The outputs [n, t, heads * value_dim] of t tokens of n rows, and their matrices [n, heads, key_dim, value_dim] in float32 behind
         these, which are given as they were before; `inputs` [n, taps - 1 + t, channels and gates] of the tokens and of those before."""
+        import torch
+
         channels, keys = len(self.conv), self.key_heads * self.key_dim
         v = convolve(inputs[..., :channels], self.conv, self.conv_bias).float()
         gates = inputs[:, self.taps - 1 :, channels:].float()
@@ -213,6 +224,8 @@ class RecurrentRule:
 
     def _steps(self, gates: Tensor) -> Tensor:
         """[n, t, heads, key_dim or 1, value_dim or 1]"""
+        import torch.nn.functional as F
+
         rows, length, count = gates.shape
         if self.step_bias is None:
             return gates.new_ones(rows, length, self.heads, 1, 1)
@@ -231,6 +244,9 @@ class RecurrentRule:
 def convolve(inputs: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     """A causal depthwise convolution with SiLU: [n, taps - 1 + t, channels] -> [n, t, channels]. Sums are made in float32 from the oldest
     input to the newest, and the bias is added last."""
+    import torch
+    import torch.nn.functional as F
+
     taps, wide = weight.shape[1], inputs.float()
     length = inputs.shape[1] - taps + 1
     total = torch.zeros_like(wide[:, :length])
@@ -242,4 +258,6 @@ def convolve(inputs: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
 
 
 def _unit(x: Tensor) -> Tensor:
+    import torch
+
     return x * torch.rsqrt(x.square().sum(-1, keepdim=True) + _LEAST_SQUARE)

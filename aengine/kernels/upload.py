@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
-from torch import Tensor
+
+if TYPE_CHECKING:
+    import torch
+    from torch import Tensor
 
 
 def to_device(array: NDArray[np.generic], device: torch.device) -> Tensor:
@@ -15,6 +18,8 @@ def to_device(array: NDArray[np.generic], device: torch.device) -> Tensor:
 
     On a CPU it shares the array's memory. On others it is copied from pinned memory, which torch does not reuse before the copy is done.
     """
+    import torch
+
     tensor = torch.from_numpy(array)
     if device.type == "cpu" or array.size == 0:
         return tensor.to(device)
@@ -23,6 +28,8 @@ def to_device(array: NDArray[np.generic], device: torch.device) -> Tensor:
 
 def to_host(tensor: Tensor) -> Tensor:
     """The tensor in host memory, when the current stream has made it. A thread that waits here sleeps, and others may run."""
+    import torch
+
     if tensor.device.type == "cpu":
         return tensor
     memory = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True)
@@ -36,6 +43,8 @@ def to_host(tensor: Tensor) -> Tensor:
 def staged(arrays: Sequence[NDArray[np.int32]], device: torch.device) -> Tensor:
     """One-dimensional host arrays, one after another in a new host tensor that is pinned for CUDA: torch does not reuse its memory before
     asynchronous copies from it are done."""
+    import torch
+
     staging = torch.empty(sum(map(len, arrays)), dtype=torch.int32, pin_memory=device.type == "cuda")
     np.concatenate(arrays, out=staging.numpy())
     return staging
@@ -47,6 +56,8 @@ def upload(arrays: Sequence[NDArray[np.int32]], device: torch.device) -> list[Te
     On a CPU they share the arrays' memory. Elsewhere they are slices of one tensor, copied from pinned memory, which torch does not reuse
     before the copy is done.
     """
+    import torch
+
     if device.type == "cpu":
         return [torch.from_numpy(array) for array in arrays]
     parts = torch.split(staged([array.reshape(-1) for array in arrays], device).to(device, non_blocking=True), [*map(np.size, arrays)])

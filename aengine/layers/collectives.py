@@ -30,18 +30,15 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
 from itertools import pairwise
-from typing import TYPE_CHECKING, cast
-
-import torch
-import torch.nn.functional as F
-from torch import Tensor
-from torch._C._distributed_c10d import Store
-from torch.distributed import ProcessGroup, ProcessGroupGloo
+from typing import TYPE_CHECKING, TypeAlias, cast
 
 from aengine.parallel.shard import Shard
 
 if TYPE_CHECKING:
-    from torch.distributed import Work
+    import torch
+    from torch import Tensor
+    from torch._C._distributed_c10d import Store
+    from torch.distributed import ProcessGroup, Work
 
 
 _NEVER = timedelta(days=365)
@@ -51,6 +48,8 @@ _BLOCKING_WAIT = "TORCH_NCCL_BLOCKING_WAIT"
 def gloo_group(store: Store, index: int, size: int, timeout: timedelta, host: str) -> ProcessGroup:
     """Makes the Gloo group of `size` ranks on CPUs. `host` is that of the store: the other ranks reach this one by the address from which
     it reaches that."""
+    from torch.distributed import ProcessGroup, ProcessGroupGloo
+
     family = socket.getaddrinfo(host, None)[0][0]
     with socket.socket(family, socket.SOCK_DGRAM) as probe:
         probe.connect((host, 9))  # sends nothing
@@ -63,7 +62,10 @@ def gloo_group(store: Store, index: int, size: int, timeout: timedelta, host: st
 
 def nccl_group(store: Store, index: int, size: int, device: torch.device) -> ProcessGroup:
     """Makes the NCCL group of `size` ranks on CUDA devices, one each. Waits for the other ranks."""
-    from torch.distributed import ProcessGroupNCCL  # not every torch has it
+    from torch.distributed import (
+        ProcessGroup,
+        ProcessGroupNCCL,  # not every torch has it
+    )
 
     options = ProcessGroupNCCL.Options()
     options._timeout = _NEVER
@@ -122,6 +124,9 @@ class Collectives:
 
     def gathered(self, x: Tensor, bounds: Sequence[int]) -> Tensor:
         """[T, columns of this rank] -> [T, columns of all ranks], a new tensor. `bounds` [size + 1] say where those of each rank begin."""
+        import torch
+        import torch.nn.functional as F
+
         widths = [end - begin for begin, end in pairwise(bounds)]
         most = max(widths)
         padded = x if x.shape[-1] == most else F.pad(x, (0, most - x.shape[-1]))
@@ -145,6 +150,8 @@ class Collectives:
 
     def stacked(self, x: Tensor) -> Tensor:
         """[size, *x.shape]: `x` of all ranks, which has the same shape on all."""
+        import torch
+
         out = torch.empty((self.shard.size, *x.shape), dtype=x.dtype, device=x.device)
         if x.numel():
             # Bytes, because not every library has all dtypes; flat, because gloo wants the parts side by side in the first dimension.
@@ -155,6 +162,8 @@ class Collectives:
     def returned(self, x: Tensor, counts: Sequence[int]) -> Tensor:
         """[all rows, columns] -> [size, own rows, columns]: what each rank has of the rows of this one. `counts` says how many rows each
         rank has; they follow each other."""
+        import torch
+
         own, columns = counts[self.shard.index], x.shape[1]
         out = torch.empty((self.shard.size, own, columns), dtype=x.dtype, device=x.device)
         sizes = [own] * self.shard.size, list(counts)
@@ -212,7 +221,7 @@ class RowParallel:
 ONE_RANK = RowParallel()
 
 
-ComputePairs = Callable[[Tensor, Tensor, Tensor], Tensor]
+ComputePairs: TypeAlias = "Callable[[Tensor, Tensor, Tensor], Tensor]"
 """Rows [P, size], the expert [P] int64 of each among those that are held here, and its weight [P] float32 -> the weighted outputs
 [P, size] float32."""
 
@@ -226,6 +235,8 @@ class ExpertExchange:
 
     def begin_step(self, num_tokens: int) -> list[int]:
         """Waits for all replicas; returns the number of tokens that each has in the step."""
+        import torch
+
         self._counts = self._collectives.stacked(torch.tensor([num_tokens])).flatten().tolist()
         return self._counts
 
@@ -234,6 +245,8 @@ class ExpertExchange:
         top_k] int64 the experts that each goes to, and `weights` [T, top_k] float32 their weights. Each replica adds up what its experts
         make, and the sums are added in the order of replicas. `compute` is called with rows of all replicas, if any go to experts that are
         held here."""
+        import torch
+
         held = self._shard.experts(num_experts)
         rows, chosen, weights = self._all_tokens(x, chosen, weights)
         tokens, places = ((chosen >= held.start) & (chosen < held.stop)).nonzero(as_tuple=True)
@@ -250,6 +263,8 @@ class ExpertExchange:
     def _all_tokens(self, *arrays: Tensor) -> tuple[Tensor, ...]:
         """Gathers arrays that have a row for each token of this replica: returns them with the rows of all replicas, in the order of
         replicas."""
+        import torch
+
         own, counts = len(arrays[0]), self._counts
         assert own == counts[self._collectives.shard.index], "the step has begun with the tokens that it has"
         parts = [array.contiguous().view(torch.uint8) for array in arrays]

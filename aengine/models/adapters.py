@@ -16,13 +16,9 @@ from dataclasses import dataclass
 from hashlib import blake2b
 from itertools import accumulate, groupby
 from operator import itemgetter
-from typing import Any
-
-import torch
-from torch import Tensor
+from typing import TYPE_CHECKING, Any
 
 from aengine.api.errors import AdapterError, ModelLoadError
-from aengine.layers.adapters import AdapterShape, AdapterTable, PackedAdapter
 from aengine.models.fallback import FallbackSpec
 from aengine.models.families import FAMILIES
 from aengine.models.loading.checkpoint import DTYPES, StoredTensor, read_safetensors
@@ -34,6 +30,12 @@ from aengine.models.sharding import WeightPart, own, pieces, sharded_weights, vo
 from aengine.models.spec import ModelSpec
 from aengine.models.text_part import text_module
 from aengine.parallel.shard import WHOLE, Shard
+
+if TYPE_CHECKING:
+    import torch
+    from torch import Tensor
+
+    from aengine.layers.adapters import AdapterShape, AdapterTable, PackedAdapter
 
 CONFIG = "adapter_config.json"
 _LARGEST_FILE = 1 << 20
@@ -195,6 +197,8 @@ class _Pair:
 
     def matrices(self, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
         """In memory of their own: [r, in_features] and [rows of the parameter, r] times the scale."""
+        import torch
+
         a, b = (tensor.tensor().to(torch.float32) for tensor in (self.a, self.b))
         order = self.target.part.row_order()
         return a.to(dtype, copy=True), (b * self.scale if order is None else b[order] * self.scale).to(dtype)
@@ -253,6 +257,8 @@ def load_adapter(
 
 def _low_rank_parts(pairs: Mapping[int, _Pair], parts: Sequence[Part], wanted: WeightPart, dtype: torch.dtype) -> tuple[LowRankPart, ...]:
     """Return what a rank holds of the pairs of a parameter, one entry for each part of the parameter that has a pair."""
+    import torch
+
     found, row = [], 0
     for number, group in groupby(pieces([part.num_rows for part in parts], wanted), itemgetter(0)):
         held = [rows for _, rows in group]
@@ -268,6 +274,8 @@ def _low_rank_parts(pairs: Mapping[int, _Pair], parts: Sequence[Part], wanted: W
 
 def _embedding_part(pairs: Mapping[int, _Pair], parts: Sequence[Part], wanted: WeightPart, dtype: torch.dtype) -> tuple[LowRankPart, ...]:
     """Its `a` has a column for each token whose row a rank holds."""
+    import torch
+
     a, b = pairs[0].matrices(dtype)
     if wanted.rows is not None:
         a = torch.cat([a[:, rows.start : rows.stop] for rows in wanted.rows], dim=1)
@@ -357,6 +365,8 @@ def _read(folder: pathlib.Path) -> list[tuple[str, StoredTensor]]:
 def adapter_shapes(spec: ModelSpec, shard: Shard) -> dict[str, AdapterShape]:
     """By the name of a parameter without `.weight`. The rows of a parameter are in parts, as in the checkpoint. An embedding is seen as the
     matrix that multiplies with a one-hot row of its vocabulary; a head has a shape of its own even if it is tied to it."""
+    from aengine.layers.adapters import AdapterShape  # imports torch
+
     named, shapes = named_weights(spec), {}
     for name, part in sharded_weights(spec, shard).items():
         stem = name.removesuffix(".weight")

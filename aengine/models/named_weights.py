@@ -8,9 +8,7 @@ from __future__ import annotations
 import math
 import re
 from dataclasses import dataclass
-
-import torch
-from torch import Tensor
+from typing import TYPE_CHECKING
 
 from aengine.kernels.quantized import Rows
 from aengine.models.families import FAMILIES
@@ -31,6 +29,9 @@ from aengine.models.spec import (
     Streams,
 )
 
+if TYPE_CHECKING:
+    from torch import Tensor
+
 
 @dataclass(frozen=True, slots=True)
 class Part:
@@ -50,6 +51,8 @@ class Part:
 
     def rows(self, stored: Rows) -> Rows:
         """The rows of the parameter, of the tensor or of what a quantised one holds; float32 if a transform needs the numbers of these."""
+        from torch import Tensor
+
         if self.transform is None:
             return stored
         if isinstance(stored, Tensor):
@@ -63,6 +66,8 @@ class Part:
     def row_order(self) -> Tensor | None:
         """[num_rows]: the row of the checkpoint's matrix that each row of the parameter is, if that is what `transform` does; None: the
         same one."""
+        import torch
+
         if self.transform is None:
             return None
         numbers = torch.arange(math.prod(self.matrix_shape[:-1])).view(*self.matrix_shape[:-1], 1)

@@ -12,8 +12,6 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate
 
-from torch import Tensor
-
 from aengine.api.errors import ConfigError
 from aengine.kernels.quantized import Rows
 from aengine.models.fallback import FallbackSpec
@@ -434,6 +432,8 @@ def take_part(parts: Sequence[Rows], part: WeightPart) -> tuple[Rows, ...]:
 
 def cut(given: Rows, rows: range, part: WeightPart) -> Rows:
     """The columns of a part in some rows. Raises ConfigError as `take_part`."""
+    from torch import Tensor
+
     taken = given if len(rows) == len(given) else given[rows.start : rows.stop]
     if part.columns is None:
         return taken

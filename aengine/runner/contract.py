@@ -21,10 +21,29 @@ from aengine.parallel.shard import Shard
 from aengine.scheduler.plan import NO_INTS, NewRow, StepPlan, StepResult
 
 if TYPE_CHECKING:
+    import torch
+
     from aengine.attention import StepLayout
     from aengine.kernels.quantized import Rows
     from aengine.models.adapters import Adapter
     from aengine.models.images import StepImages
+
+
+@dataclass(frozen=True, slots=True)
+class Device:
+    """Where steps run."""
+
+    type: str  # cpu or cuda
+    index: int | None = None
+
+    def __str__(self) -> str:
+        return self.type if self.index is None else f"{self.type}:{self.index}"
+
+    def of_torch(self) -> torch.device:
+        """The device of tensors. Imports torch."""
+        import torch
+
+        return torch.device(str(self))
 
 
 @dataclass(frozen=True, slots=True)

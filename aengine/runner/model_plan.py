@@ -8,13 +8,14 @@ import logging
 import pathlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import torch
+import numpy as np
 
 from aengine.api.config import EngineConfig
 from aengine.api.errors import ConfigError, ModelLoadError
 from aengine.api.runtime import num_cores
+from aengine.kernels.arrays import BFLOAT16, FLOAT16, FLOAT32
 from aengine.models.choice import AnySpec, find_spec, has_output_head, is_encoder, labels_of, parameter_counts, quantization_of
 from aengine.models.config.model_config import load_generation
 from aengine.models.loading.checkpoint import WeightsDigest, checkpoint_dtype
@@ -26,17 +27,21 @@ from aengine.parallel.driver import DriverRanks
 from aengine.parallel.expert_replicas import Replicas
 from aengine.parallel.follower import FollowerRanks
 from aengine.parallel.shard import Shard
-from aengine.runner.contract import Executor
+from aengine.runner.contract import Device, Executor
 from aengine.runner.memory import check_host_pool, size_pool
 from aengine.runner.setup import ExecutorSetup, with_draft_model
-from aengine.runner.torch.capture import Capture, CudaCapture
+
+if TYPE_CHECKING:
+    from aengine.runner.torch.capture import Capture
+
+    pass
 
 _log = logging.getLogger("aengine")
 CPU_TOKENS, ACCELERATOR_TOKENS = 512, 2048
 """Default max_num_batched_tokens."""
 SINGLE_THREAD_PARAMETERS = 20_000_000
 """Parameters below which a second thread costs more in waiting than it saves in work."""
-_DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+_DTYPES: dict[str, np.dtype[Any]] = {"float32": FLOAT32, "bfloat16": BFLOAT16, "float16": FLOAT16}
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,8 +63,8 @@ class PoolPlan:
 def plan_model(
     config: EngineConfig,
     model_dir: pathlib.Path,
-    device: torch.device,
-    capture: Callable[[torch.device], Capture] | None,
+    device: Device,
+    capture: Callable[[Device], Capture] | None,
     ranks: DriverRanks | FollowerRanks | None,
     replicas: Replicas | None,
 ) -> ModelPlan:
@@ -84,6 +89,8 @@ def plan_model(
     if config.max_model_len is not None and config.max_model_len > context:
         raise ConfigError.of("max_model_len", f"{config.max_model_len} is more than the model's context of {context} tokens")
     if not on_cpu and capture is None and not config.eager:
+        from aengine.runner.torch.capture import CudaCapture  # imports torch
+
         capture = CudaCapture
     shard = Shard.of(config, 0)
     if ranks is not None and isinstance(spec, ModelSpec):
@@ -145,7 +152,7 @@ def _threads(threads: int | None, spec: AnySpec) -> int:
     return threads or (1 if parameter_counts(spec)[0] < SINGLE_THREAD_PARAMETERS else num_cores())
 
 
-def _dtype(config: EngineConfig, spec: AnySpec, model_dir: pathlib.Path, device: torch.device) -> torch.dtype:
+def _dtype(config: EngineConfig, spec: AnySpec, model_dir: pathlib.Path, device: Device) -> np.dtype[Any]:
     """The dtype of weights and KV cache: the configured one, else that of config.json, else that of the checkpoint.
 
     Few CPUs compute in float16. There the weights of a float16 checkpoint become bfloat16; or float32 where most of them are codes, which
@@ -158,8 +165,8 @@ def _dtype(config: EngineConfig, spec: AnySpec, model_dir: pathlib.Path, device:
     if spec.dtype is not None:
         stored = _DTYPES[spec.dtype]
     else:
-        stored = torch.float32 if config.load_format == "dummy" else checkpoint_dtype(model_dir, config.load_format)
-    if stored is not torch.float16 or device.type != "cpu":
+        stored = FLOAT32 if config.load_format == "dummy" else checkpoint_dtype(model_dir, config.load_format)
+    if stored != FLOAT16 or device.type != "cpu":
         return stored
     has_codes = isinstance(spec, ModelSpec) and config.load_format != "dummy" and load_quantization(model_dir) is not None
     chosen = "float32" if has_codes else "bfloat16"

@@ -28,9 +28,8 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 import numpy as np
-import torch
 
-from aengine.kernels.arrays import Array, array_dtype
+from aengine.kernels.arrays import Array
 from aengine.kernels.cpu.library import CExchange, CpuKernels, CSharedRanks, ExchangeError
 from aengine.layers.collectives import CollectiveError, Collectives
 from aengine.parallel.driver import CHECK_SECONDS, VERDICT_SECONDS, DriverRanks
@@ -88,6 +87,8 @@ class GroupExchange:
 
     def __init__(self, group: ProcessGroup) -> None:
         """What the group raises, such as after its own timeout, makes the exchange fail; it is logged."""
+        import torch
+
         self._group = group
         size = group.size()
         self._memory = torch.empty(2, size, SLOT_BYTES, dtype=torch.uint8)
@@ -173,7 +174,7 @@ def _group(setup: ExecutorSetup, check: Callable[[], object] = lambda: None) -> 
             if driver is not None:
                 driver.check()
 
-        group = _waited_for(lambda: nccl_group(store, shard.index, shard.size, setup.device), check_ranks)
+        group = _waited_for(lambda: nccl_group(store, shard.index, shard.size, setup.torch_device), check_ranks)
         ranks.on_failure(lambda: threading.Thread(target=group.abort, name="aengine-abort", daemon=True).start())
         return group
     return _gloo(store, shard, ranks.store[0], _waited(setup))
@@ -270,7 +271,7 @@ class Stages:
         self._ring = ring
         self._compute = compute
         self._is_first = setup.shard.stage == 0
-        self._width, self._dtype = setup.native_spec.hidden_size, array_dtype(setup.dtype)
+        self._width, self._dtype = setup.native_spec.hidden_size, setup.dtype
 
     @classmethod
     def of(cls, setup: ExecutorSetup, compute: Compute) -> Stages | None:

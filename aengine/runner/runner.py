@@ -17,9 +17,9 @@ import re
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, suppress
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 
 from aengine.api import VERSION
@@ -36,18 +36,27 @@ from aengine.models.loading.hub import checkpoint_digest
 from aengine.parallel.driver import DriverRanks, start_ranks
 from aengine.parallel.expert_replicas import Replicas, join_replicas
 from aengine.parallel.follower import FollowerRanks
-from aengine.runner.contract import Change, Executor, InFlightStep, IntArray, Prepared, Step
+from aengine.runner.contract import Change, Device, Executor, InFlightStep, IntArray, Prepared, Step
 from aengine.runner.cpu.executor import CpuExecutor, CpuExecutorBase, CpuFollower
 from aengine.runner.memory import resident_memory, show_bytes
 from aengine.runner.model_plan import plan_model, plan_pool
 from aengine.runner.rank_steps import DrivenStep, naming_ranks
 from aengine.runner.row_images import RowImages
 from aengine.runner.setup import ExecutorSetup, draft_source
-from aengine.runner.torch.capture import Capture
-from aengine.runner.torch.device import device_kind, find_device, give_back_memory, set_thread_count, used_cuda_memory
-from aengine.runner.torch.executor import TorchExecutor, TorchFollower
+from aengine.runner.torch.device import (
+    device_kind,
+    find_device,
+    give_back_memory,
+    is_lost,
+    is_out_of_memory,
+    set_thread_count,
+    used_cuda_memory,
+)
 from aengine.runner.weight_changes import Changing
 from aengine.scheduler.plan import NO_INTS, DraftRows, NewRow, RowsFailed, StepPlan
+
+if TYPE_CHECKING:
+    from aengine.runner.torch.capture import Capture
 
 
 def with_drafts(
@@ -157,6 +166,11 @@ def build_executor(setup: ExecutorSetup, warm: WarmMemory | None, check: Callabl
     if config.quantization != "none" and (on_cpu or fallback):
         needs = " and ".join(["the CPU kernels"] * on_cpu + ["a native model"] * fallback)
         raise ConfigError.of("quantization", f"{config.quantization!r} needs {needs}")
+    from aengine.runner.torch.executor import TorchExecutor, TorchFollower  # imports torch
+
+    if on_cpu:
+        set_thread_count(setup.threads)  # of this thread; other engines and the host program keep theirs
+
     return TorchFollower(setup, setup.ranks, check) if isinstance(setup.ranks, FollowerRanks) else TorchExecutor(setup, check)
 
 
@@ -195,7 +209,7 @@ class ModelRunner:
         self,
         config: EngineConfig,
         model_dir: pathlib.Path,
-        capture: Callable[[torch.device], Capture] | None = None,
+        capture: Callable[[Device], Capture] | None = None,
         warm: WarmMemory | None = None,
         check: Callable[[], object] = lambda: None,
         ranks: DriverRanks | FollowerRanks | None = None,
@@ -219,10 +233,10 @@ class ModelRunner:
             forget_locals(error)
             undo.close()
             self._close_ranks()
-            if isinstance(error, torch.OutOfMemoryError):
+            if is_out_of_memory(error):
                 fields = "gpu_memory_utilization, kv_cache_memory, max_num_seqs or max_num_batched_tokens"
                 raise InsufficientMemoryError(f"{_first_sentences(error)} Lower {fields}") from error
-            if isinstance(error, torch.AcceleratorError):
+            if is_lost(error):
                 kind = InsufficientMemoryError if "out of memory" in str(error) else ModelLoadError
                 raise kind(f"the device fails: {str(error).partition(chr(10))[0]}") from error
             raise
@@ -231,7 +245,7 @@ class ModelRunner:
         self,
         config: EngineConfig,
         model_dir: pathlib.Path,
-        capture: Callable[[torch.device], Capture] | None,
+        capture: Callable[[Device], Capture] | None,
         warm: WarmMemory | None,
         check: Callable[[], object],
         undo: ExitStack,
@@ -247,8 +261,6 @@ class ModelRunner:
         self.max_in_flight = config.pipeline_parallel_size
         self.draft_source = draft_source(setup)
         self.draft_vocab_size = None if setup.draft is None else setup.draft.native_spec.vocab_size
-        if self.device.type == "cpu":
-            set_thread_count(setup.threads)  # of this thread; other engines and the host program keep theirs
         self._compare(config, model_dir)
         self._executor = build_executor(setup, warm, check)
         undo.callback(_close_failed, self._executor)
@@ -282,7 +294,7 @@ class ModelRunner:
             "version": VERSION,
             "model": _digest(repr(self.spec)),
             "defaults": _digest(repr((self.eos_token_ids, sorted(self.sampling_defaults.items())))),
-            "dtype": str(self.dtype).removeprefix("torch."),
+            "dtype": self.dtype.name,
             "quantization": self.quantization or "none",
             "kv_cache_dtype": config.kv_cache_dtype,
             "page_size": str(self.page_size),
@@ -293,7 +305,7 @@ class ModelRunner:
             level = config.numerics if config.numerics == "canonical" else self._executor.level
             facts["kernels"] = f"{level} {sources_digest()}"
         else:
-            facts["kernels"] = f"{config.attention_backend}, torch {torch.__version__}, {device_kind(self.device)}"
+            facts["kernels"] = f"{config.attention_backend}, {device_kind(self.device.of_torch())}"
         if config.load_format == "dummy":
             facts["random weights"] = f"seed {config.seed}"
         if self._ranks is not None or self._replicas is not None:  # this one holds a part of the weights
@@ -310,7 +322,7 @@ class ModelRunner:
         """Compares the checkpoint, dtype and kind of device with those of the other ranks, or replicas."""
         if self._ranks is None and self._replicas is None:
             return
-        digest, dtype = checkpoint_digest(model_dir, config.load_format), str(self.dtype).removeprefix("torch.")
+        digest, dtype = checkpoint_digest(model_dir, config.load_format), self.dtype.name
         facts = {"model": digest, "dtype": dtype, "device": self.device.type}
         if self._ranks is not None:
             level = _level(config) if self.device.type == "cpu" else ""
@@ -325,9 +337,9 @@ class ModelRunner:
             self._images.assign(plan.new_rows)
         try:
             return self._launch(plan)
-        except torch.OutOfMemoryError as error:
-            if self._ranks is not None or self._replicas is not None:
-                raise  # others compute the step
+        except RuntimeError as error:
+            if not is_out_of_memory(error) or self._ranks is not None or self._replicas is not None:
+                raise  # of what is no lack of memory, or where others compute the step
             _log.warning("a step of %d sequences fails: %s", len(plan.rows), error)
             what = f"the step does not fit into memory: {_first_sentences(error)}"
             raise RowsFailed({row: InsufficientMemoryError(what) for row in plan.rows.tolist()}) from None
@@ -392,7 +404,7 @@ class ModelRunner:
         self._changing.wake(prepared)
 
     def memory_used(self) -> int:
-        return resident_memory() if self.device.type == "cpu" else used_cuda_memory(self.device)
+        return resident_memory() if self.device.type == "cpu" else used_cuda_memory(self.device.of_torch())
 
     def hold(self, held: bool) -> None:
         self._executor.hold(held)
@@ -436,7 +448,7 @@ def _close_failed(executor: Executor) -> None:
         executor.close()
 
 
-def _first_sentences(error: torch.OutOfMemoryError) -> str:
+def _first_sentences(error: BaseException) -> str:
     """The message of the error without the sentences on who uses how much memory, and on torch's settings."""
     return re.split(" (?:Including|Process|Of the allocated|If reserved)", str(error))[0]
 

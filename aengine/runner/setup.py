@@ -12,16 +12,16 @@ import pathlib
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
-import torch
 
 from aengine.api.config import EngineConfig
 from aengine.api.errors import ConfigError
 from aengine.api.outputs import DraftSource
 from aengine.attention import AttentionSpec, IndexShape, StepStates, build_layout
 from aengine.cache import LayerGroups, PageNeeds, layer_groups
+from aengine.kernels.arrays import FLOAT8, INT8, torch_dtype
 from aengine.kernels.quantized import Rows
 from aengine.kernels.recurrence import StateLayout
 from aengine.models.choice import AnySpec, find_spec
@@ -40,9 +40,13 @@ from aengine.parallel.driver import DriverRanks
 from aengine.parallel.expert_replicas import Replicas
 from aengine.parallel.follower import FollowerRanks
 from aengine.parallel.shard import WHOLE, Shard
-from aengine.runner.contract import IntArray, Step
-from aengine.runner.torch.capture import Capture
+from aengine.runner.contract import Device, IntArray, Step
 from aengine.scheduler.plan import Features, NewRow, RowParams
+
+if TYPE_CHECKING:
+    import torch
+
+    from aengine.runner.torch.capture import Capture
 
 GREEDY = RowParams()
 _HEAVIEST = RowParams(temperature=1.0, top_p=0.9, logit_bias=((0, 1.0),), logprobs=20)
@@ -153,14 +157,14 @@ class ExecutorSetup:
     config: EngineConfig
     spec: AnySpec
     model_dir: pathlib.Path
-    dtype: torch.dtype  # of weights, activations and KV cache
-    device: torch.device
+    dtype: np.dtype[Any]  # of weights, activations and KV cache
+    device: Device
     threads: int  # of a step, on a CPU
     max_num_seqs: int
     max_num_batched_tokens: int
     max_model_len: int  # tokens of the longest sequence, unless the KV cache turns out to hold less
     quantization: str = ""  # as in `ModelInfo`
-    capture: Callable[[torch.device], Capture] | None = None  # makes what records graphs; None: there are none
+    capture: Callable[[Device], Capture] | None = None  # makes what records graphs; None: there are none
     draft: ExecutorSetup | None = None  # of the draft model, if there is one
     shard: Shard = WHOLE  # what this rank holds of the model
     ranks: DriverRanks | FollowerRanks | None = None  # the others, if there are any
@@ -209,14 +213,25 @@ class ExecutorSetup:
         return min(wanted, self.max_num_seqs)
 
     @property
-    def kv_dtype(self) -> torch.dtype | None:
+    def torch_dtype(self) -> torch.dtype:
+        """The `dtype` of tensors."""
+        return torch_dtype(self.dtype)
+
+    @property
+    def torch_device(self) -> torch.device:
+        """The `device` of tensors."""
+        return self.device.of_torch()
+
+    @property
+    def kv_dtype(self) -> np.dtype[Any] | None:
         """The dtype of the KV cache; None: the same as `dtype`."""
-        return {"fp8": torch.float8_e4m3fn, "int8": torch.int8}.get(self.config.kv_cache_dtype)
+
+        return {"fp8": FLOAT8, "int8": INT8}.get(self.config.kv_cache_dtype)
 
     @property
     def weight_form(self) -> str:
         """What logs call the weights: how they are quantised, or their dtype."""
-        return self.quantization or str(self.dtype).removeprefix("torch.")
+        return self.quantization or self.dtype.name
 
     @property
     def num_positions(self) -> int:
@@ -280,7 +295,9 @@ class ExecutorSetup:
         spec, config = self.spec, self.config
         assert isinstance(spec, ModelSpec)
         if config.load_format == "dummy":
-            weights: Iterator[tuple[str, tuple[Rows, ...]]] = random_weights(spec, self.dtype, self.device, config.seed, self.shard)
+            weights: Iterator[tuple[str, tuple[Rows, ...]]] = random_weights(
+                spec, self.torch_dtype, self.torch_device, config.seed, self.shard
+            )
         else:
             quantization, report = load_quantization(self.model_dir), None if self.ranks is None else self.ranks.progress
             weights = stored_weights(spec, self.model_dir, config.load_format, quantization, self.shard, report, self.digest)
@@ -302,7 +319,8 @@ class ExecutorSetup:
     def attention(self) -> AttentionSpec:
         """What attention backends need to know of the layers that this rank holds. Reads the scales of an fp8 KV cache. Raises
         ModelLoadError."""
-        spec, fp8 = self.spec, self.kv_dtype is torch.float8_e4m3fn
+
+        spec, fp8 = self.spec, self.kv_dtype == FLOAT8
         scales = None
         kinds: Sequence[LayerCall | Attention | LatentAttention]
         if isinstance(spec, FallbackSpec):
@@ -323,9 +341,9 @@ class ExecutorSetup:
             head_dim=widest.key_dim,
             scoring=tuple(each.scoring for each in kinds),
             page_size=self.config.page_size,
-            dtype=self.dtype,
-            device=self.device,
-            kv_dtype=self.kv_dtype,
+            dtype=self.torch_dtype,
+            device=self.torch_device,
+            kv_dtype=None if self.kv_dtype is None else torch_dtype(self.kv_dtype),
             kv_scales=scales,
             value_dim=widest.value_dim,
             places=groups.places,

@@ -13,10 +13,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import fields, replace
 from functools import partial
-from typing import Any
-
-import torch
-from torch import Tensor
+from typing import TYPE_CHECKING, Any
 
 from aengine.api.errors import AdapterError, AEngineError, InsufficientMemoryError, InvalidRequestError, ModelLoadError
 from aengine.api.outputs import AdapterInfo
@@ -37,7 +34,11 @@ from aengine.runner.contract import Change, Executor, IntArray, LoadAdapter, New
 from aengine.runner.memory import check_addition, free_host_memory, show_bytes
 from aengine.runner.rank_steps import naming_ranks
 from aengine.runner.setup import ExecutorSetup
-from aengine.runner.torch.device import set_thread_count
+from aengine.runner.torch.device import thread_count
+
+if TYPE_CHECKING:
+    import torch
+    from torch import Tensor
 
 _MAY_DIFFER = ("architecture", "dtype", "eos_token_ids", "initializer_range", "max_position_embeddings")
 """The fields of a `ModelSpec` that new weights may have otherwise; with another field changed they are of another model."""
@@ -52,6 +53,8 @@ def new_weights(setup: ExecutorSetup, source: Any, check: Callable[[], object], 
     None of it is in memory that others can change. It is added to the digest of the setup. `check` is called before each weight. Raises
     what that raises, ModelLoadError, and what the iterator of a source raises.
     """
+    from torch import Tensor
+
     if source is None:
         yield from setup.of(shard).weights(check)
         return
@@ -81,7 +84,7 @@ def as_path(source: Any, setup: ExecutorSetup, check: Callable[[], object]) -> I
 
         with tempfile.TemporaryDirectory(prefix="aengine-weights-", dir=_SHARED if os.path.isdir(_SHARED) else None) as folder:
             path = os.path.join(folder, "model.safetensors")
-            staged = _staged(_named(source, setup.device), check)
+            staged = _staged(_named(source, setup.torch_device), check)
             if staged.duplicates:
                 raise ModelLoadError(f"the new weights have more than one {staged.duplicates[0]}")
             save_file({name: stored.tensor() for name, stored in staged.tensors.items()}, path)
@@ -95,7 +98,7 @@ def _is_staged(source: Any) -> bool:
 def _opened(source: Any, setup: ExecutorSetup, spec: ModelSpec, check: Callable[[], object]) -> tuple[Checkpoint, Quantization | None]:
     own = None if setup.config.load_format == "dummy" else load_quantization(setup.model_dir)
     if _is_staged(source):
-        return _staged(_named(source, setup.device), check), own
+        return _staged(_named(source, setup.torch_device), check), own
     path = source.path if isinstance(source, SharedWeights) else pathlib.Path(os.path.expanduser(source))
     if isinstance(source, SharedWeights) and not path.exists():
         raise ModelLoadError(f"there is no shared memory {source.name!r} with weights")
@@ -134,6 +137,9 @@ def _same(tensor: Tensor) -> Tensor:
 
 def _staged(tensors: Iterable[Any], check: Callable[[], object]) -> Checkpoint:
     """Copies of the tensors, each made before the next is asked for."""
+    import torch
+    from torch import Tensor
+
     found: dict[str, StoredTensor] = {}
     duplicates = []
     for entry in tensors:
@@ -163,16 +169,11 @@ class Changing:
         self._check = check
         self.weights_digest = "" if setup.digest is None else setup.digest.hexdigest()
         self._numbers = itertools.count(1)
-        self._threads = torch.get_num_threads()  # of steps
         self._asleep = False
 
     def prepare(self, change: Change) -> Prepared:
-        threads = torch.get_num_threads()  # of this thread
-        set_thread_count(self._threads if self._asleep else 1)  # else the cores are the steps'
-        try:
+        with thread_count(self._setup.threads if self._asleep else 1):  # else the cores are the steps'
             return self._prepare(change) if self._setup.followers is None else self._prepare_on(self._setup.followers, change)
-        finally:
-            set_thread_count(threads)
 
     def apply(self, prepared: Prepared) -> None:
         with self._on_all_ranks() as ranks:
@@ -255,11 +256,13 @@ class Changing:
                 return Prepared(change, self._executor.prepare_weights(read), number, weights_digest=digest.hexdigest())
 
     def _load_adapter(self, change: LoadAdapter, name: str, path: str, number: int) -> Prepared:
+        import torch
+
         setup = self._setup
         if not self._executor.max_adapters and isinstance(setup.spec, ModelSpec):
             raise AdapterError("no adapter can be loaded: max_adapters is 0")
         with torch.inference_mode():
-            adapter = load_adapter(pathlib.Path(path), setup.spec, setup.dtype, self._executor.shard, setup.config.max_adapter_rank)
+            adapter = load_adapter(pathlib.Path(path), setup.spec, setup.torch_dtype, self._executor.shard, setup.config.max_adapter_rank)
             check_addition(f"adapter {name!r} needs", adapter.nbytes, free_host_memory() // setup.num_local)
             packed = self._executor.pack_adapter(adapter)
             key = adapter_number(pathlib.Path(path))

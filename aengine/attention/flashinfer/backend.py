@@ -18,7 +18,6 @@ from torch import Tensor
 
 from aengine.attention.base import (
     AttentionBackend,
-    AttentionSpec,
     AttentionStep,
     BackendUnavailableError,
     Gates,
@@ -31,7 +30,7 @@ from aengine.attention.base import (
 )
 from aengine.attention.flashinfer.library import building, load_flashinfer, missing_fa3, require_int32, require_kernels, suits_fa3
 from aengine.attention.flashinfer.wrappers import DecodeWrapper, PrefillWrapper, UnevenDecodes, WrapperRows, WrapperSetup
-from aengine.attention.metadata import AttentionMetadata, StepLayout
+from aengine.attention.metadata import AttentionMetadata, AttentionSpec, StepLayout
 from aengine.kernels.paged_cache import KvTarget, PagedCache, Scoring, write_torch
 from aengine.kernels.recurrence import RecurrentRule
 

@@ -33,7 +33,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from aengine.attention.base import AttentionSpec, BackendUnavailableError, first_line
+from aengine.attention.base import BackendUnavailableError, first_line
+from aengine.attention.metadata import AttentionSpec
 from aengine.kernels.upload import staged
 
 _log = logging.getLogger("aengine")

@@ -22,9 +22,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from aengine.attention.base import AttentionSpec
 from aengine.attention.flashinfer.library import PlanBounds, host_tensors, require_int32
-from aengine.attention.metadata import AttentionMetadata, StepLayout
+from aengine.attention.metadata import AttentionMetadata, AttentionSpec, StepLayout
 from aengine.kernels.paged_cache import PagedCache, Scoring
 
 

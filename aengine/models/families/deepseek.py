@@ -5,9 +5,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
-
-import torch
-from torch import Tensor
+from typing import TYPE_CHECKING
 
 from aengine.api.errors import ModelLoadError
 from aengine.kernels.params import RouterScoring
@@ -41,6 +39,9 @@ from aengine.models.families.mixtures import (
     sigmoid_experts,
 )
 from aengine.models.spec import Experts, LatentAttention, Layer, Mlp, ModelSpec, Norm, NormKind, Recurrence, RecurrenceKind, SparseIndex
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 _NAMES = {
     **DEEPSEEK_NAMES,
@@ -171,6 +172,8 @@ def _glm_moe_dsa(reader: ConfigReader) -> ModelSpec:
 
 
 def _glm_transform(spec: ModelSpec, layer: Layer | None, name: str, part: int, shape: tuple[int, ...]) -> Transform | None:
+    import torch
+
     attention, stem = None if layer is None else layer.attention, name.partition(".")[0]
     if not isinstance(attention, LatentAttention) or attention.index is None or stem not in ("index_q", "index_k", "index_k_norm"):
         return _transform(spec, layer, name, part, shape)
@@ -212,6 +215,8 @@ def _transform(spec: ModelSpec, layer: Layer | None, name: str, part: int, shape
 
 def _rope_first(tensor: Tensor, others: int) -> Tensor:
     """[heads, others + rope, ...] -> [heads, rope + others, ...]: of the rotated rows the even ones, then the odd ones."""
+    import torch
+
     return torch.cat((tensor[:, others::2], tensor[:, others + 1 :: 2], tensor[:, :others]), dim=1)
 
 

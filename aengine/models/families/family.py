@@ -8,10 +8,7 @@ from __future__ import annotations
 from collections import ChainMap
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
-
-import torch
-from torch import Tensor
+from typing import TYPE_CHECKING, Any
 
 from aengine.api.errors import ModelLoadError
 from aengine.kernels.params import ExpertRouting
@@ -19,6 +16,9 @@ from aengine.layers.rotary import RopeSpec
 from aengine.models.config.reader import ConfigReader, NotNativeError, read_token_ids
 from aengine.models.config.rope import read_rope
 from aengine.models.spec import Attention, Experts, LatentAttention, Layer, Mlp, ModelSpec, Norm, NormKind, Recurrence, ShortConvolution
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 _MOST_EXPERTS = 1 << 18  # several times those of any model
 _COUNTS = ("num_experts", "num_local_experts", "n_routed_experts")
@@ -247,6 +247,8 @@ def by_kv_head(spec: ModelSpec, layer: Layer | None, name: str, part: int, shape
 
     A family's `transform`.
     """
+    import torch
+
     if layer is None or not name.startswith("qkv."):
         return None
     assert isinstance(layer.attention, Attention)

@@ -4,10 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
-
-import torch
-from torch import Tensor
+from typing import TYPE_CHECKING, Any
 
 from aengine.kernels.params import Activation
 from aengine.layers.rotary import RopeSpec, unscaled
@@ -26,6 +23,9 @@ from aengine.models.families.family import (
     rope_and_context,
 )
 from aengine.models.spec import Attention, Layer, LearnedPositions, Mlp, ModelSpec, Norm, NormKind
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 _CODEGEN_BLOCKS = 4  # of the accelerator that its first code ran on
 
@@ -51,6 +51,8 @@ def _gpt2(reader: ConfigReader) -> ModelSpec:
 
 def _transposed(spec: ModelSpec, layer: Layer | None, name: str, part: int, shape: tuple[int, ...]) -> Transform | None:
     """GPT-2 stores the matrices of its layers as [in_features, out_features]."""
+    from torch import Tensor
+
     return Transform(shape[::-1], Tensor.t, transposed=True) if layer is not None and len(shape) > 1 else None
 
 
@@ -91,6 +93,8 @@ def _codegen(reader: ConfigReader) -> ModelSpec:
 
 def _from_blocks(spec: ModelSpec, layer: Layer | None, name: str, part: int, shape: tuple[int, ...]) -> Transform | None:
     """CodeGen stores the rows of queries, values and keys of a quarter of the heads together, one quarter after another."""
+    import torch
+
     if layer is None or not name.startswith("qkv."):
         return None
     assert isinstance(layer.attention, Attention)
@@ -190,6 +194,8 @@ def _mpt(reader: ConfigReader) -> ModelSpec:
 
 
 def _falcon(reader: ConfigReader) -> ModelSpec:
+    import torch
+
     num_heads, num_kv_heads, head_dim = head_sizes(reader)
     is_new, parallel, bias = reader.flag("new_decoder_architecture"), reader.flag("parallel_attn"), reader.flag("bias")
     most_norms = 2 if is_new else 1

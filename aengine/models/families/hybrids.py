@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
-
-import torch
-from torch import Tensor
+from typing import TYPE_CHECKING, Any
 
 from aengine.kernels.params import RouterScoring
 from aengine.models.config.reader import ConfigReader
@@ -29,6 +26,9 @@ from aengine.models.families.family import (
 )
 from aengine.models.families.mixtures import QWEN_NAMES, dense_layers, qwen_dense_layers
 from aengine.models.spec import Attention, Experts, Layer, Mlp, ModelSpec, Norm, QkNorm, Recurrence, RecurrenceKind, ShortConvolution
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 
 def _lfm2_layers(reader: ConfigReader, mlps: Sequence[Mlp | Experts]) -> ModelSpec:
@@ -164,6 +164,8 @@ def _qwen_transform(spec: ModelSpec, layer: Layer | None, name: str, part: int, 
 
 def _next_transform(spec: ModelSpec, layer: Layer | None, name: str, part: int, shape: tuple[int, ...]) -> Transform | None:
     """The projections of the delta rule have the rows of each key head together."""
+    import torch
+
     mixer = None if layer is None else layer.recurrence
     if mixer is None or name not in ("recur_in.weight", "recur_gates.weight"):
         return _qwen_transform(spec, layer, name, part, shape)

@@ -7,8 +7,6 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-import torch
-
 from aengine.api.errors import ModelLoadError
 from aengine.kernels.params import RouterScoring
 from aengine.layers.rotary import QueryScale
@@ -186,6 +184,8 @@ def _qwen3(reader: ConfigReader) -> ModelSpec:
 
 def _mimo_transform(spec: ModelSpec, layer: Layer | None, name: str, part: int, shape: tuple[int, ...]) -> Transform | None:
     """The columns of the hidden state come before those of the embedding."""
+    import torch
+
     if name != "combine.weight":
         return None
     return Transform(shape, lambda tensor: torch.cat(tensor.chunk(2, dim=1)[::-1], dim=1), by_rows=False)

@@ -5,9 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-
-import torch
-from torch import Tensor
+from typing import TYPE_CHECKING
 
 from aengine.models.config.reader import ConfigReader, NotNativeError, is_number
 from aengine.models.families.family import (
@@ -31,6 +29,9 @@ from aengine.models.families.family import (
 )
 from aengine.models.families.mixtures import sigmoid_experts
 from aengine.models.spec import Attention, Experts, Layer, Mlp, ModelSpec, Recurrence, RecurrenceKind
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 
 def _spec(
@@ -144,6 +145,8 @@ def mamba2(reader: ConfigReader, *, gated_first: bool = True, normed: bool = Tru
 
 def mamba2_transform(spec: ModelSpec, layer: Layer | None, name: str, part: int, shape: tuple[int, ...]) -> Transform | None:
     """One projection has z, x, B, C and dt, and the convolution is of x, B and C: `Recurrence` has C, B, x, then z; and dt by itself."""
+    import torch
+
     recurrence = None if layer is None else layer.recurrence
     stem, _, kind = name.rpartition(".")
     if recurrence is None or stem not in ("recur_in", "recur_gates", "conv"):
@@ -232,6 +235,8 @@ def _falcon_h1(reader: ConfigReader) -> ModelSpec:
 
 
 def _falcon_transform(spec: ModelSpec, layer: Layer | None, name: str, part: int, shape: tuple[int, ...]) -> Transform | None:
+    import torch
+
     transform = mamba2_transform(spec, layer, name, part, shape)
     if layer is None or layer.recurrence is None:
         return transform

@@ -3,8 +3,7 @@ attention in half of them."""
 
 from __future__ import annotations
 
-import torch
-from torch import Tensor
+from typing import TYPE_CHECKING
 
 from aengine.models.config.reader import ConfigReader
 from aengine.models.families.family import (
@@ -25,6 +24,9 @@ from aengine.models.families.family import (
 from aengine.models.families.mamba import MAMBA2_NAMES, mamba2, mamba2_transform, mixer_names
 from aengine.models.families.mixtures import MIXTRAL_NAMES
 from aengine.models.spec import Layer, ModelSpec, Norm, Recurrence, RecurrenceKind
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 _CONTEXT = 131_072
 """Tokens of models whose configs name no longest sequence, and which need no more memory for a longer one."""
@@ -52,6 +54,8 @@ def _mamba1(reader: ConfigReader, width: int, gate_norm: Norm | None) -> Recurre
 
 def _mamba1_transform(spec: ModelSpec, layer: Layer | None, name: str, part: int, shape: tuple[int, ...]) -> Transform | None:
     """One projection of the convolved x has what makes dt, and B and C: `Recurrence` has C, then B; and the others by themselves."""
+    import torch
+
     recurrence = None if layer is None else layer.recurrence
     if recurrence is None or recurrence.kind is not RecurrenceKind.MAMBA1:
         return None

@@ -17,10 +17,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from importlib import import_module
 from itertools import accumulate
-from typing import Any
-
-import torch
-from torch import Tensor
+from typing import TYPE_CHECKING, Any
 
 from aengine.api.errors import ModelLoadError
 from aengine.kernels.quantized import QuantizedRows, Rows
@@ -29,10 +26,13 @@ from aengine.models.gguf.architectures import Architecture
 from aengine.models.gguf.gguf_config import architecture_of, config_of
 from aengine.models.gguf.gguf_file import BLOCKS, GgufFile, GgufTensor, open_gguf
 
-DTYPES = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16, "F64": torch.float64}
-"""The types that are numbers."""
-_NL4 = torch.tensor([-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113], dtype=torch.float32)
-_FP4 = torch.tensor([0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12], dtype=torch.float32)
+if TYPE_CHECKING:
+    from torch import Tensor
+
+DTYPES = {"F32": "float32", "F16": "float16", "BF16": "bfloat16", "F64": "float64"}
+"""The types that are numbers, and their dtypes."""
+_NL4 = [-127.0, -104.0, -83.0, -65.0, -49.0, -35.0, -22.0, -10.0, 1.0, 13.0, 25.0, 38.0, 53.0, 69.0, 89.0, 113.0]
+_FP4 = [0.0, 1.0, 2.0, 3.0, 4.0, 6.0, 8.0, 12.0, 0.0, -1.0, -2.0, -3.0, -4.0, -6.0, -8.0, -12.0]
 
 
 def read_rows(kind: str, data: Tensor) -> Rows:
@@ -41,16 +41,26 @@ def read_rows(kind: str, data: Tensor) -> Rows:
     Types that need more than a scale and an offset per group of 16 or more columns become float32 by the gguf package. Raises
     ModelLoadError if it is not installed.
     """
+    import torch
+
     if kind in DTYPES:
-        return data.view(DTYPES[kind])
+        return data.view(getattr(torch, DTYPES[kind]))
     if kind not in _READERS:
         return _dequantized(kind, data)
     blocks = data.view(len(data), -1, BLOCKS[kind][1])
     return _READERS[kind](blocks)
 
 
+def _table(numbers: list[float]) -> Tensor:
+    import torch
+
+    return torch.tensor(numbers)
+
+
 def _half(blocks: Tensor, at: int) -> Tensor:
     """[rows, blocks] float32 of the float16 at a byte of each block."""
+    import torch
+
     return blocks[..., at : at + 2].contiguous().view(torch.float16).float()[..., 0]
 
 
@@ -61,11 +71,15 @@ def _split(packed: Tensor, size: int) -> Tensor:
 
 def _nibbles(packed: Tensor) -> Tensor:
     """[..., n] bytes -> [..., 2, n]: the low halves, then the high ones."""
+    import torch
+
     return torch.stack((packed & 15, packed >> 4), dim=-2)
 
 
 def _fifth_bits(packed: Tensor) -> Tensor:
     """[rows, blocks, 4] bytes -> [rows, blocks, 32]: each bit as 16 or 0."""
+    import torch
+
     return ((packed[..., None] >> torch.arange(8, dtype=torch.uint8)) & 1).flatten(-2) << 4
 
 
@@ -78,6 +92,8 @@ def _rows(
 
 
 def _q8_0(blocks: Tensor) -> QuantizedRows:
+    import torch
+
     return _rows(blocks[..., 2:].contiguous().view(torch.int8), _half(blocks, 0), 32, 8)
 
 
@@ -92,15 +108,19 @@ def _q4_1(blocks: Tensor) -> QuantizedRows:
 
 
 def _iq4_nl(blocks: Tensor) -> QuantizedRows:
-    return _rows(_nibbles(blocks[..., 2:]), _half(blocks, 0), 32, 4, table=_NL4)
+    return _rows(_nibbles(blocks[..., 2:]), _half(blocks, 0), 32, 4, table=_table(_NL4))
 
 
 def _mxfp4(blocks: Tensor) -> QuantizedRows:
     """Exponents of 8 bits, of half the scale since the table has twice the numbers."""
-    return _rows(_nibbles(blocks[..., 1:]), torch.exp2(blocks[..., 0].float() - 128), 32, 4, table=_FP4)
+    import torch
+
+    return _rows(_nibbles(blocks[..., 1:]), torch.exp2(blocks[..., 0].float() - 128), 32, 4, table=_table(_FP4))
 
 
 def _q5_0(blocks: Tensor) -> QuantizedRows:
+    import torch
+
     codes = _nibbles(blocks[..., 6:]).flatten(-2) | _fifth_bits(blocks[..., 2:6])
     return _rows(codes.view(torch.int8) - 16, _half(blocks, 0), 32, 8)
 
@@ -112,6 +132,8 @@ def _q5_1(blocks: Tensor) -> QuantizedRows:
 
 def _scales_and_minima(blocks: Tensor) -> tuple[Tensor, Tensor]:
     """[rows, blocks, 8] each, of the types of 256 columns: 6-bit numbers in 12 bytes, times two float16."""
+    import torch
+
     first, second, mixed = blocks[..., 4:8], blocks[..., 8:12], blocks[..., 12:16]
     scales = torch.cat((first & 63, (mixed & 15) | ((first >> 2) & 48)), dim=-1)
     minima = torch.cat((second & 63, (mixed >> 4) | ((second >> 2) & 48)), dim=-1)
@@ -124,6 +146,8 @@ def _q4_k(blocks: Tensor) -> QuantizedRows:
 
 
 def _q5_k(blocks: Tensor) -> QuantizedRows:
+    import torch
+
     scales, offsets = _scales_and_minima(blocks)
     low = _nibbles(_split(blocks[..., 48:], 32)).flatten(-3, -2)
     high = (blocks[..., None, 16:48] >> torch.arange(8, dtype=torch.uint8)[:, None]) & 1  # [.., 8, 32]
@@ -131,6 +155,8 @@ def _q5_k(blocks: Tensor) -> QuantizedRows:
 
 
 def _q6_k(blocks: Tensor) -> QuantizedRows:
+    import torch
+
     low = _nibbles(_split(blocks[..., :128], 64)).flatten(-3)
     high = (_split(blocks[..., 128:192], 32)[..., None, :] >> torch.tensor([0, 2, 4, 6], dtype=torch.uint8)[:, None]) & 3
     codes = (low | (high.flatten(-3) << 4)).view(torch.int8) - 32
@@ -139,6 +165,8 @@ def _q6_k(blocks: Tensor) -> QuantizedRows:
 
 
 def _dequantized(kind: str, data: Tensor) -> Tensor:
+    import torch
+
     try:
         gguf: Any = import_module("gguf")
         quants: Any = import_module("gguf.quants")
@@ -350,6 +378,8 @@ def _behind(stored: str, other: str, tensors: dict[str, GgufTensor]) -> Joint | 
 
 
 def _concatenated(gate: GgufTensor, up: GgufTensor, count: int) -> Rows:
+    import torch
+
     one, other = (_get(tensor, None, 0.0) for tensor in (gate, up))
 
     def both(first: Tensor, second: Tensor) -> Tensor:
@@ -363,11 +393,15 @@ def _concatenated(gate: GgufTensor, up: GgufTensor, count: int) -> Rows:
 
 def _key_and_value_up(key: GgufTensor, value: GgufTensor) -> Tensor:
     """[heads, rank, nope] and [heads, values, rank] -> [heads * (nope + values), rank]."""
+    import torch
+
     return torch.cat((_get_numbers(key).transpose(1, 2), _get_numbers(value)), dim=1).flatten(0, 1)
 
 
 def _alternating(gate: GgufTensor, up: GgufTensor) -> Rows:
     """Put the rows (or numbers) of gate and of up in turn, for each expert; a matrix that is not quantised is transposed."""
+    import torch
+
     one, other = (_get(tensor, None, 0.0) for tensor in (gate, up))
     if isinstance(one, QuantizedRows) and isinstance(other, QuantizedRows) and gate.type == up.type:
         offsets = None if one.offsets is None or other.offsets is None else _by_turns(one.offsets, other.offsets)
@@ -377,21 +411,27 @@ def _alternating(gate: GgufTensor, up: GgufTensor) -> Rows:
 
 
 def _by_turns(one: Tensor, other: Tensor) -> Tensor:
+    import torch
+
     return torch.stack((one, other), dim=1).flatten(0, 1)
 
 
 def _get_numbers(tensor: GgufTensor) -> Tensor:
+    from torch import Tensor
+
     rows = _get(tensor, None, 0.0)
     return rows if isinstance(rows, Tensor) else rows.dequantized().view(tensor.shape)
 
 
 def _kind(tensor: GgufTensor) -> str:
     """Return the dtype of a tensor by the name that `StoredTensor` has for it, or the type of quantised rows."""
-    return str(DTYPES[tensor.type]).removeprefix("torch.") if tensor.type in DTYPES else tensor.type
+    return DTYPES.get(tensor.type, tensor.type)
 
 
 def _order(architecture: Architecture, module: str, tensor: GgufTensor, config: Mapping[str, Any]) -> Tensor | None:
     """The rows of q, k and v in the order that the family wants them in: for a rope that pairs halves, or by head. None: as they are."""
+    import torch
+
     heads, count = int(config.get("num_attention_heads", 0)), tensor.shape[0]
     if architecture.tiled_heads and module in _TILED:
         dim = config["linear_value_head_dim"] if module in ("attn_qkv", "attn_gate", "ssm_conv1d") else 1
@@ -413,6 +453,8 @@ _TILED = ("attn_qkv", "attn_gate", "ssm_conv1d", "ssm_beta", "ssm_alpha", "ssm_a
 
 def _grouped(config: Mapping[str, Any], dim: int, count: int) -> Tensor:
     """Where each of `count` numbers is in a file with tiled heads, the last of which are `dim` of each head."""
+    import torch
+
     heads, key_heads = config["linear_num_value_heads"], config["linear_num_key_heads"]
     first = count - heads * dim
     if first < 0 or heads % key_heads:
@@ -422,6 +464,8 @@ def _grouped(config: Mapping[str, Any], dim: int, count: int) -> Tensor:
 
 
 def _with_columns(get: Callable[..., Rows], order: Tensor, of: range | None = None) -> Rows:
+    import torch
+
     rows = get(of=of)
     if not isinstance(rows, QuantizedRows):
         return rows[..., order]
@@ -434,6 +478,9 @@ def _with_columns(get: Callable[..., Rows], order: Tensor, of: range | None = No
 
 
 def _log_decay(get: Callable[..., Rows], of: range | None = None) -> Rows:
+    import torch
+    from torch import Tensor
+
     numbers = get(of=of)
     if not isinstance(numbers, Tensor) or not bool((numbers < 0).all()):
         raise ModelLoadError("the GGUF file has ssm_a with numbers that are not negative")
@@ -442,6 +489,8 @@ def _log_decay(get: Callable[..., Rows], of: range | None = None) -> Rows:
 
 def _get(tensor: GgufTensor, order: Tensor | None, subtracted: float, of: range | None = None) -> Rows:
     """`of`: some rows of a matrix, or numbers of a vector; None: all."""
+    import torch
+
     data, shape = torch.from_numpy(tensor.data), tensor.shape
     if order is not None:
         data = data.view(len(order), -1)[order if of is None else order[of.start : of.stop]]
@@ -456,5 +505,7 @@ def _get(tensor: GgufTensor, order: Tensor | None, subtracted: float, of: range 
 
 def _transposed(get: Callable[[], Rows]) -> Rows:
     """Quantised rows stay those of the matrix: `Part.rows` knows which rows of the parameter they are."""
+    from torch import Tensor
+
     rows = get()
     return rows.transpose(-1, -2).contiguous() if isinstance(rows, Tensor) else rows

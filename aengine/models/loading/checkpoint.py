@@ -22,25 +22,26 @@ from concurrent.futures import Executor
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, fields
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 from safetensors import SafetensorError, safe_open
-from torch import Tensor
 
 from aengine.api.errors import ModelLoadError, one_line
+from aengine.kernels.arrays import FLOAT32
 from aengine.kernels.quantized import QuantizedRows, Rows
 from aengine.models.gguf.gguf_file import BLOCKS
 from aengine.models.gguf.tensors import read_tensors
 from aengine.models.loading.hub import find_checkpoint, shortened
 from aengine.models.model_files import format_of_tensors, require_regular
 
-DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16, "float64": torch.float64}
-"""Those of weights that are not quantised, by the names that `StoredTensor` has for them."""
-_CODES = ("int8", "uint8", "int32", "int64", "float8_e4m3fn", "float8_e8m0fnu")
-_ITEMSIZES: dict[str, int] = {name: getattr(torch, name).itemsize for name in (*DTYPES, *_CODES)}
+if TYPE_CHECKING:
+    from torch import Tensor
+
+DTYPES = {"float32": 4, "float16": 2, "bfloat16": 2, "float64": 8}
+"""Those of weights that are not quantised, by the names that `StoredTensor` has for them, with their bytes."""
+_ITEMSIZES = {**DTYPES, "int8": 1, "uint8": 1, "int32": 4, "int64": 8, "float8_e4m3fn": 1, "float8_e8m0fnu": 1}
 _SAFETENSORS_DTYPES = {
     **{"F32": "float32", "F16": "float16", "BF16": "bfloat16", "F64": "float64"},
     **{"I8": "int8", "U8": "uint8", "I32": "int32", "I64": "int64", "F8_E4M3": "float8_e4m3fn", "F8_E8M0": "float8_e8m0fnu"},
@@ -59,6 +60,8 @@ class StoredTensor:
 
     def tensor(self) -> Tensor:
         """Read the whole tensor as numbers; what is quantised becomes float32."""
+        from torch import Tensor
+
         rows = self.get()
         return rows if isinstance(rows, Tensor) else rows.dequantized()
 
@@ -99,16 +102,17 @@ def open_checkpoint(model_dir: pathlib.Path, load_format: str = "auto") -> Check
     return Checkpoint(tensors, tuple(duplicates))
 
 
-def checkpoint_dtype(model_dir: pathlib.Path, load_format: str = "auto") -> torch.dtype:
+def checkpoint_dtype(model_dir: pathlib.Path, load_format: str = "auto") -> np.dtype[Any]:
     """The dtype of a checkpoint's first tensor of a supported one, for a config.json without a dtype. Raises ModelLoadError."""
     tensors = open_checkpoint(model_dir, load_format).tensors
-    dtypes = (DTYPES[tensor.dtype] for tensor in tensors.values() if tensor.dtype in DTYPES)
-    return next(dtypes, torch.float32)
+    return next((np.dtype(tensor.dtype) for tensor in tensors.values() if tensor.dtype in DTYPES), FLOAT32)
 
 
 def read_from_disk(tensor: Rows) -> None:
     """Has the system read a mapped tensor from its file, without waiting for the data. May wait for the disk to take the requests.
     Quantised rows have been read."""
+    from torch import Tensor
+
     if not isinstance(tensor, Tensor):
         return
     # Columns of rows are in nearly all pages of these.
@@ -126,6 +130,8 @@ class MappedPages:
 
     def note_rows(self, rows: Rows, file: pathlib.Path | None) -> None:
         """Note the mapped pages that `rows`, read from `file`, lie in. What is not mapped from there is left alone."""
+        from torch import Tensor
+
         if file is None or not isinstance(rows, Tensor) or any(start <= rows.data_ptr() < end for start, end in self._ranges):
             return
         path = os.path.realpath(file)
@@ -159,6 +165,9 @@ def read_safetensors(path: pathlib.Path) -> Iterator[tuple[str, StoredTensor]]:
 
 
 def _read_torch(path: pathlib.Path) -> Iterator[tuple[str, StoredTensor]]:
+    import torch
+    from torch import Tensor
+
     require_regular(path)
     try:
         with path.open("rb") as file:
@@ -230,6 +239,8 @@ class WeightsDigest:
 
 
 def _tensors(rows: Rows) -> Iterable[tuple[str, Tensor]]:
+    from torch import Tensor
+
     if isinstance(rows, Tensor):
         return [("", rows)]
     found = [(field.name, getattr(rows, field.name)) for field in fields(QuantizedRows)]
@@ -237,5 +248,7 @@ def _tensors(rows: Rows) -> Iterable[tuple[str, Tensor]]:
 
 
 def _bytes(tensor: Tensor) -> NDArray[np.uint8]:
+    import torch
+
     flat: NDArray[np.uint8] = tensor.detach().contiguous().flatten().view(torch.uint8).numpy()
     return flat

@@ -8,9 +8,6 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
-import torch
-from torch import Tensor
-
 from aengine.api.errors import ModelLoadError
 from aengine.kernels.quantized import Rows
 from aengine.models.gguf.gguf_file import BLOCKS
@@ -20,7 +17,7 @@ from aengine.models.quantization.quantization_config import Quantization
 from aengine.models.quantization.scheme import EMBEDDING, LINEAR, Scheme, Stored
 
 _GGUF_SCALE = 32  # or 16
-_LARGEST = torch.finfo(torch.bfloat16).max
+_LARGEST = 3.3895313892515355e38  # of bfloat16
 _FLOAT8_CODES = 1 << 18  # looked at together
 
 
@@ -44,6 +41,8 @@ class StoredPart:
 
     def rows(self, tensors: Sequence[Rows]) -> Rows:
         """The rows of the parameter, of the tensors of `endings` in their order. Raises ModelLoadError for numbers that cannot be."""
+        from torch import Tensor
+
         if self.scheme is None:
             return self.part.rows(tensors[0])
         named = {ending: tensor for ending, tensor in zip(self.endings.values(), tensors, strict=True) if isinstance(tensor, Tensor)}
@@ -107,6 +106,9 @@ def _quantized(part: Part, scheme: Scheme, sources: Collection[str], tensors: Ma
 
 def are_finite(rows: Rows) -> bool:
     """Whether all numbers are finite, in bfloat16 too: of quantised rows, what many codes share. One pass, with little memory."""
+    import torch
+    from torch import Tensor
+
     if not isinstance(rows, Tensor):
         return are_finite(rows.scales if rows.offsets is None else rows.scales + rows.offsets)
     if not rows.numel() or not rows.dtype.is_floating_point:

@@ -23,9 +23,6 @@ from itertools import chain
 from types import TracebackType
 from typing import TYPE_CHECKING
 
-import torch
-from torch import Tensor
-
 from aengine.api.errors import ModelLoadError
 from aengine.kernels.quantized import QuantizedRows, Rows, quantize_rows
 from aengine.models.families import FAMILIES
@@ -38,11 +35,13 @@ from aengine.models.quantization.quantization_config import Quantization, load_q
 from aengine.models.sharding import WeightPart, cut, pieces, sharded_weights, take_part
 from aengine.models.spec import ModelSpec
 from aengine.models.text_part import text_names
-from aengine.models.torch.blocks import Weight
 from aengine.parallel.shard import WHOLE, Shard
 
 if TYPE_CHECKING:
+    import torch
+
     from aengine.layers.linear import QuantizedLinears
+    from aengine.models.torch.blocks import Weight
 
 
 _log = logging.getLogger("aengine")
@@ -144,6 +143,8 @@ def text_tensors(checkpoint: Checkpoint, embedding: str, head: str, embedding_sh
 
 def has_own_head(spec: ModelSpec, checkpoint: Checkpoint) -> bool:
     """Whether a checkpoint, `with_family_names`, has an output head that is not its embedding."""
+    import torch
+
     names = FAMILIES[spec.family].names
     head, embedding = (checkpoint.tensors.get(f"{names[key]}.weight") for key in ("head", "embedding"))
     if head is None or embedding is None or head.shape != embedding.shape:
@@ -322,6 +323,9 @@ def random_weights(
 ) -> Iterator[tuple[str, tuple[Rows, ...]]]:
     """Random values for each of `sharded_weights(spec, shard)`, as `stored_weights` has them; equal for equal seeds and device types. A
     shard has what it would have of the whole model."""
+    import torch
+    from torch import Tensor
+
     generator = torch.Generator(device).manual_seed(seed)
     held = {part.source_name: (name, part) for name, part in sharded_weights(spec, shard).items()}
     for name, weight in named_weights(spec).items():
@@ -352,6 +356,9 @@ def fused(
     Matrices with quantised parts are what `linears` makes of them; what it makes nothing of is dequantised, which takes the memory of
     `dtype`. `quantization` is that of `EngineConfig`. The quantised head that is tied to an embedding is there beside it.
     """
+    import torch
+    from torch import Tensor
+
     held, named = sharded_weights(spec, shard), named_weights(spec)
     tensors: dict[str, Weight] = {}
     for name, parts in weights:
@@ -380,6 +387,8 @@ def _quantized(
     name: str, shape: tuple[int, ...], parts: Sequence[Rows], linears: QuantizedLinears, device: torch.device, quantization: str
 ) -> Weight | None:
     """A matrix that is quantised in the checkpoint, or to be quantised; None for all others."""
+    from torch import Tensor
+
     if not _may_be_quantized(name, shape):
         return None
     if quantization != "none":
@@ -412,6 +421,8 @@ def _is_ignored(name: str, spec: ModelSpec, stored: Container[str]) -> bool:
 
 def _check(spec: ModelSpec, parts: Mapping[str, tuple[StoredPart, ...]], checkpoint: Checkpoint, described: str, shard: Shard) -> None:
     """`described`: where the spec is from. Numbers are compared for the first rank alone."""
+    import torch
+
     stored = checkpoint.tensors
     family = FAMILIES[spec.family]
     head, embedding = (f"{family.names[name]}.weight" for name in ("head", "embedding"))

@@ -13,10 +13,7 @@ import json
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
-
-import torch
-from torch import Tensor
+from typing import TYPE_CHECKING, Any
 
 from aengine.api.errors import ModelLoadError
 from aengine.kernels.quantized import QuantizedRows
@@ -40,6 +37,9 @@ from aengine.models.quantization.scheme import (
     one_of,
     unpacked,
 )
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,6 +79,8 @@ class PlainCodes(Scheme):
         return found | {name: Stored((), (), optional=True) for name in self.not_read}
 
     def rows(self, shape: Shape, tensors: Mapping[str, Tensor]) -> QuantizedRows:
+        import torch
+
         rows, columns = matrix(shape)
 
         high, wide = min(self.block_rows or rows, rows), min(self.block_columns or columns, columns)
@@ -262,7 +264,7 @@ class PackQuantized(Scheme):
 
 _BYTES = ("uint8",)
 _HALF = [0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0]
-_E2M1 = torch.tensor([*_HALF, *(-number for number in _HALF)])
+_E2M1 = [*_HALF, *(-number for number in _HALF)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -286,13 +288,15 @@ class Mxfp4(Scheme):
         }
 
     def rows(self, shape: Shape, tensors: Mapping[str, Tensor]) -> QuantizedRows:
+        import torch
+
         rows, columns = math.prod(shape[:-1]), shape[-1]
         exponents = tensors[self.scales].view(rows, -1)
         if bool((exponents == 255).any()):
             raise ValueError(f"{self.scales} has 255, which is not a number")
         codes = unpacked(tensors[self.codes].view(rows, columns // 2), 4)
         scales = torch.ldexp(torch.ones(exponents.shape), exponents.int() - 127)
-        return QuantizedRows(codes, scales, 32, 4, table=_E2M1)
+        return QuantizedRows(codes, scales, 32, 4, table=torch.tensor(_E2M1))
 
 
 _STATE = ".weight.quant_state.bitsandbytes__"
@@ -323,6 +327,8 @@ class BitsAndBytes4(Scheme):
         return found
 
     def rows(self, shape: Shape, tensors: Mapping[str, Tensor]) -> QuantizedRows:
+        import torch
+
         rows, columns = matrix(shape)
         state = self._state(tensors[_STATE + self.kind], shape)
         block = state["blocksize"]

@@ -16,14 +16,14 @@ import sys
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any
-
-import torch
-from torch import Tensor
+from typing import TYPE_CHECKING, Any
 
 from aengine.api.errors import ModelLoadError
 from aengine.kernels.quantized import QuantizedRows
 from aengine.models.config.reader import ConfigReader
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 LINEAR, EMBEDDING = "Linear", "Embedding"
 """Kinds of modules, by the names of torch's classes."""
@@ -126,6 +126,8 @@ def num_words(count: int, bits: int, what: str) -> int:
 
 def unpacked(words: Tensor, bits: int) -> Tensor:
     """[n, words] int32 or uint8 of codes of 4 or 8 bits, the lowest bits first -> [n, codes] uint8."""
+    import torch
+
     codes = words.contiguous().view(torch.uint8)
     return codes if bits == 8 else torch.stack((codes & 15, codes >> 4), dim=-1).flatten(-2)
 
@@ -137,6 +139,8 @@ def integer_rows(
 
     Zeros that are None are all the middle, 2 ** (bits - 1); 8-bit codes of those become signed numbers.
     """
+    import torch
+
     if order is not None:
         codes = codes[:, order]
     scales, middle, offsets = scales.float().contiguous(), 1 << (bits - 1), None
@@ -152,6 +156,8 @@ def column_order(groups: Tensor, group_size: int | None, name: str) -> Tensor | 
 
     Raises ValueError for groups that do not have `group_size` columns each.
     """
+    import torch
+
     columns = len(groups)
     expected = torch.arange(columns) // (group_size or columns)
     groups = groups.long()

@@ -9,7 +9,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from aengine.api.errors import ConfigError
-from aengine.kernels.arrays import array_dtype
 from aengine.kernels.cpu.library import Workspace
 from aengine.kernels.cpu.ops import KvPool, draw, place_bytes
 from aengine.kernels.warm_memory import keep_rows, lazy_bytes
@@ -29,12 +28,12 @@ class DraftModel:
     def __init__(self, setup: ExecutorSetup, workspace: Workspace, vocab_size: int) -> None:
         """`setup` is the draft model's. Raises ConfigError for a model that cannot be one."""
         self._setup = setup
-        spec, dtype = setup.native_spec, array_dtype(setup.dtype)
+        spec, dtype = setup.native_spec, setup.dtype
         reason = unsupported(spec, dtype)
         if reason is not None:
             raise ConfigError.of("speculative_model", f"{str(setup.model_dir)!r} is not possible: {reason}")
         self._workspace = workspace
-        kv_dtype = dtype if setup.kv_dtype is None else array_dtype(setup.kv_dtype)
+        kv_dtype = dtype if setup.kv_dtype is None else setup.kv_dtype
         self._page_shape = (setup.config.page_size, page_parts(spec, setup.groups), kv_dtype)
         self._groups = setup.groups
         self._vocab_size = vocab_size

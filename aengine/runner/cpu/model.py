@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from aengine.api.runtime import trim_heap
-from aengine.kernels.arrays import Array, array_dtype
+from aengine.kernels.arrays import Array
 from aengine.kernels.cpu.compiler import KernelsUnavailableError
 from aengine.kernels.cpu.library import Workspace, load_kernels
 from aengine.kernels.cpu.ops import KvPool, PackedCpuAdapter, StepAdapters, place_bytes
@@ -42,7 +42,7 @@ class PagedCpuModel:
     def __init__(self, setup: ExecutorSetup, warm: WarmMemory | None, check: Callable[[], object]) -> None:
         """Loads the model and packs its weights. Parameters and errors are those of `build_executor`; it also raises
         KernelsUnavailableError, before it reads any weights."""
-        spec, dtype = setup.native_spec, array_dtype(setup.dtype)
+        spec, dtype = setup.native_spec, setup.dtype
         reason = unsupported(spec, dtype)
         if reason is not None:
             raise KernelsUnavailableError(reason)
@@ -50,7 +50,7 @@ class PagedCpuModel:
         self._shard, self._spec, self._quantization = shard, spec, setup.config.quantization
         kernels = load_kernels(canonical=setup.config.numerics == "canonical")
         self.workspace = Workspace(kernels, setup.threads, None if shard.size == 1 else exchange_of(setup, kernels))
-        kv_dtype = dtype if setup.kv_dtype is None else array_dtype(setup.kv_dtype)
+        kv_dtype = dtype if setup.kv_dtype is None else setup.kv_dtype
         self._page_shape = (setup.config.page_size, page_parts(sharded_spec(spec, shard), setup.groups), kv_dtype)
         self._layers_per_page = setup.groups.layers_per_page
         quantized = quantized_bytes(setup.config, spec, setup.model_dir)

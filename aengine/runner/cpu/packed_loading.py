@@ -17,7 +17,6 @@ from dataclasses import dataclass
 from typing import Any
 
 from aengine.api import VERSION
-from aengine.kernels.arrays import array_dtype
 from aengine.kernels.cpu.compiler import sources_digest
 from aengine.kernels.cpu.library import Workspace
 from aengine.kernels.warm_memory import Allocate, lazy_bytes
@@ -25,6 +24,7 @@ from aengine.models.cpu.packed_weights import PackedFile, PackedFileError, Packe
 from aengine.runner.cpu.weights_cache import WeightsCache
 from aengine.runner.memory import show_bytes
 from aengine.runner.setup import ExecutorSetup
+from aengine.runner.torch.device import set_thread_count
 
 _log = logging.getLogger("aengine")
 _VERSION = 1  # of the form of files, and of how weights are packed beside what the kernels do
@@ -95,8 +95,9 @@ def load_packed(
         return LoadedWeights(found, f"mapped from {path}")
     from aengine.models.cpu.weight_packing import WeightPacking  # imports torch
 
+    set_thread_count(setup.threads)  # of this thread; other engines and the host program keep theirs
     options: dict[str, Any] = {"shard": setup.shard, "quantization": setup.config.quantization, "allocate": allocate}
-    packed = WeightPacking(workspace, setup.native_spec, array_dtype(setup.dtype), **options).pack(setup.weights(check))
+    packed = WeightPacking(workspace, setup.native_spec, setup.dtype, **options).pack(setup.weights(check))
     writing = None
     if keep and cache is not None and path is not None:
         writing = WeightsWriting(cache, path, packed, "" if setup.digest is None else setup.digest.hexdigest())
@@ -109,7 +110,7 @@ def _open(path: pathlib.Path, setup: ExecutorSetup) -> PackedWeights | None:
         about = path.stat(follow_symlinks=False)
         if about.st_uid != os.geteuid():
             raise PackedFileError("it belongs to another user")
-        packed, facts = open_packed(path, setup.native_spec, array_dtype(setup.dtype), setup.shard)
+        packed, facts = open_packed(path, setup.native_spec, setup.dtype, setup.shard)
         with suppress(OSError):
             os.utime(path)  # the latest use
     except FileNotFoundError:

@@ -133,9 +133,11 @@ class TorchExecutor:
         if self._collectives is not None:
             setup = replace(setup, shard=self._collectives.shard)
         self._setup, self.shard, self.max_adapters = setup, setup.shard, setup.adapter_slots
-        self._stream = DeviceStream(setup.device)
+        self._stream = DeviceStream(setup.torch_device)
         with self._stream.enter_stream():
-            self._last_tokens = torch.zeros(setup.max_num_seqs + setup.max_num_batched_tokens + 1, dtype=torch.int32, device=setup.device)
+            self._last_tokens = torch.zeros(
+                setup.max_num_seqs + setup.max_num_batched_tokens + 1, dtype=torch.int32, device=setup.torch_device
+            )
             """As of `DecodeGraphs`."""
             self._no_tokens = self._last_tokens[:0]
             self._model = PagedTorchModel(setup, self._last_tokens, check, collectives=self._collectives, exchange=exchange)
@@ -144,8 +146,8 @@ class TorchExecutor:
             self._draft = None if setup.draft is None else TorchDraftModel(setup.draft, self._model, setup.spec.vocab_size, check)
             self._models = [self._model] if self._draft is None else [self._model, self._draft.model]
             self._recording = GraphRecording(setup, self._models, self._adapters)
-            draw = select_draw(setup.spec.vocab_size, setup.device, setup.dtype)
-            arrays = DeviceArrays(setup.device)
+            draw = select_draw(setup.spec.vocab_size, setup.torch_device, setup.torch_dtype)
+            arrays = DeviceArrays(setup.torch_device)
             self._sampler = Sampler(setup.max_num_seqs, setup.spec.vocab_size, arrays, draw, log_sums)
             model: Any = self._model.model  # of transformers, where it classifies
             label_pooling = getattr(model, "label_pooling", "")
@@ -170,19 +172,19 @@ class TorchExecutor:
     def kv_budget(self) -> int:
         """On CUDA what is left beside weights, the widest step, graphs, and other users of the device."""
         setup = self._setup
-        if setup.device.type == "cpu":
+        if setup.torch_device.type == "cpu":
             return cpu_budget() // setup.num_local
         with self._stream.enter_stream():
             self._allocate_pages(1)
             graphs = functools.partial(self._recording.foresee, setup.max_model_len)
-            return cuda_kv_budget(setup.device, setup.config.gpu_memory_utilization, self._run_widest, graphs)
+            return cuda_kv_budget(setup.torch_device, setup.config.gpu_memory_utilization, self._run_widest, graphs)
 
     def allocate(self, num_pages: int, max_model_len: int) -> None:
         self._sizes = num_pages, max_model_len
         with self._stream.enter_stream():
             self._allocate_pages(num_pages)
             self._recording.record(self._recording.sizes, max_model_len)
-        if self._setup.device.type != "cpu":
+        if self._setup.torch_device.type != "cpu":
             self.warm_up()
 
     def sleep(self, level: int, pages: IntArray) -> None:
@@ -258,7 +260,7 @@ class TorchExecutor:
             self._model.use_weights(weights)
             self._stream.finish()  # the copies read memory of the host
             weights.clear()
-            give_back_pinned_memory(self._setup.device)
+            give_back_pinned_memory(self._setup.torch_device)
 
     def draft(self, step: Step) -> IntArray:
         """The tokens stay on the device until the step in which the model checks them; until then `BY_MODEL` stands for each."""
@@ -274,7 +276,7 @@ class TorchExecutor:
         if self._stages is not None:
             return self._stages.launch(step, lambda hidden: self._end(step, as_tensor(hidden)))
         self._start_latest()
-        on_cpu = self._setup.device.type == "cpu"
+        on_cpu = self._setup.torch_device.type == "cpu"
         launched = LazyStep(
             functools.partial(self.start, step),
             lambda output: self.finish(step, *output),
@@ -295,7 +297,9 @@ class TorchExecutor:
                 self._setup.replicas.begin_step(step.layout.num_tokens)
             output = self._run(step, hidden)
             buffer = (
-                self._free_buffers.pop() if self._free_buffers else ResultBuffer(self._setup.max_num_batched_tokens, self._setup.device)
+                self._free_buffers.pop()
+                if self._free_buffers
+                else ResultBuffer(self._setup.max_num_batched_tokens, self._setup.torch_device)
             )
             return buffer, *buffer.copy(*output)
 
@@ -339,8 +343,8 @@ class TorchExecutor:
             self._no_tokens,
             self._free_buffers,
         )
-        if self._setup.device.type != "cpu":
-            give_back_memory(self._setup.device)
+        if self._setup.torch_device.type != "cpu":
+            give_back_memory(self._setup.torch_device)
 
     def warm_up(self) -> None:
         """Runs dummy steps with every kind of row, so that no request waits for what is compiled or loaded at its first use, and the widest
@@ -378,7 +382,7 @@ class TorchExecutor:
         """Computes this stage of a step, as `Compute` says: `inputs` are the hidden states of the stage before, None on the first stage."""
         with self._stream.enter_stream():
             self._begin(step)
-            given = None if inputs is None else inputs.to(self._setup.device)
+            given = None if inputs is None else inputs.to(self._setup.torch_device)
             forward = self._model.forward(step, self._token_ids(step), given)
             hidden = forward.hidden
             assert hidden is not None
@@ -388,7 +392,7 @@ class TorchExecutor:
     def _end(self, step: Step, hidden: Tensor) -> StepResult:
         """The result of a step of several stages, on the first one, from the `hidden` states that the last stage returns."""
         with self._stream.enter_stream():
-            given = hidden.to(self._setup.device)
+            given = hidden.to(self._setup.torch_device)
         output = self.start(step, given)
         output[0].wait()
         return self.finish(step, *output)
@@ -410,7 +414,7 @@ class TorchExecutor:
         """The ids of a step's chunks, int32 on the device, with the drafts that the draft model of the first rank proposed."""
         if not len(step.token_ids):
             return self._no_tokens
-        (token_ids,) = upload((step.token_ids,), self._setup.device)
+        (token_ids,) = upload((step.token_ids,), self._setup.torch_device)
         layout, at = step.layout, np.flatnonzero(step.token_ids == BY_MODEL)
         if not len(at):
             return token_ids
@@ -447,11 +451,11 @@ class TorchExecutor:
         if shard.num_stages == 1:
             self._run(step)
             return
-        zeros = torch.zeros(step.layout.num_tokens, self._setup.native_spec.hidden_size, dtype=self._setup.dtype)
+        zeros = torch.zeros(step.layout.num_tokens, self._setup.native_spec.hidden_size, dtype=self._setup.torch_dtype)
         self._stage(step, zeros if shard.stage else None)
         if shard.stage == 0:
             count = len(zeros) if step.scores_prompts else len(step.logits_indices)
-            self._run(step, zeros[:count].to(self._setup.device))
+            self._run(step, zeros[:count].to(self._setup.torch_device))
 
     def _allocate_pages(self, num_pages: int) -> None:
         for model in self._models:
@@ -469,7 +473,7 @@ class TorchFollower(TorchExecutor):
         during a step."""
         super().__init__(replace(setup, draft=None), check)
         self._ranks = ranks
-        self._nothing = ResultBuffer(0, setup.device)
+        self._nothing = ResultBuffer(0, setup.torch_device)
 
     def assign_rows(self, new_rows: Sequence[NewRow]) -> None:
         """Does nothing: rows matter to sampling alone, which the first rank does."""
@@ -485,7 +489,7 @@ class TorchFollower(TorchExecutor):
     def _results(self, step: Step, forward: Forward) -> Results:
         told = step.scores_prompts or self._setup.shard.num_stages > 1
         while told and isinstance(message := self._ranks.receive(), Logits):
-            forward.logits(to_device(message.indices, self._setup.device))
+            forward.logits(to_device(message.indices, self._setup.torch_device))
         if len(step.sampled_rows) and forward.greedy is None:  # else a graph has computed them
             forward.logits(forward.logits_indices)
         return None, None

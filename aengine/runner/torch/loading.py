@@ -83,19 +83,19 @@ def load_torch_model(
     backend = select_backend(setup.config.attention_backend, setup.attention())
     if setup.ranks is not None:
         setup.ranks.same(_kernel_facts(setup, backend))
-    on_cpu = setup.device.type == "cpu"
-    available = free_host_memory() if on_cpu else free_cuda_memory(setup.device, setup.config.gpu_memory_utilization)
+    on_cpu = setup.torch_device.type == "cpu"
+    available = free_host_memory() if on_cpu else free_cuda_memory(setup.torch_device, setup.config.gpu_memory_utilization)
     if isinstance(spec, FallbackSpec):
         check_memory(spec.num_parameters * setup.dtype.itemsize, backend.bytes_per_page(), setup.needs, setup.config, available)
         return _load_fallback(setup, spec, backend, check), backend, None
     spec = setup.native_spec
-    ops = select_ops(backend.name, setup.dtype, backend.spec.head_dim, setup.device)
-    linears = select_linears(ops, setup.dtype, setup.device)
+    ops = select_ops(backend.name, setup.torch_dtype, backend.spec.head_dim, setup.torch_device)
+    linears = select_linears(ops, setup.torch_dtype, setup.torch_device)
     if linears is None and setup.config.quantization != "none":
         raise ConfigError.of("quantization", f"{setup.config.quantization!r} needs Triton")
     nbytes = sum(_weight_bytes(setup, linears is not None)) + _adapter_bytes(setup)
     check_memory(nbytes, backend.bytes_per_page(), setup.needs, setup.config, available)
-    weights = fused(spec, setup.weights(check), setup.dtype, setup.device, linears, setup.config.quantization, setup.shard)
+    weights = fused(spec, setup.weights(check), setup.torch_dtype, setup.torch_device, linears, setup.config.quantization, setup.shard)
     kept = [weight.nbytes for weight in weights.values() if not isinstance(weight, Tensor)]
     if kept:
         _log.info("%d quantised matrices take %s", len(kept), show_bytes(sum(kept)))
@@ -112,8 +112,8 @@ def _kernel_facts(setup: ExecutorSetup, backend: AttentionBackend) -> dict[str, 
     """What must be the same on all ranks, by name. Graphs of how many rows hold a step may follow from how a device divides its work, and
     collectives of a stage are of equally many rows on all of its ranks."""
     facts = {"attention backend": backend.name}
-    if setup.device.type == "cuda" and setup.shard.size > 1:
-        facts["number of multiprocessors"] = str(torch.cuda.get_device_properties(setup.device).multi_processor_count)
+    if setup.torch_device.type == "cuda" and setup.shard.size > 1:
+        facts["number of multiprocessors"] = str(torch.cuda.get_device_properties(setup.torch_device).multi_processor_count)
     return facts
 
 
@@ -122,13 +122,13 @@ def weights_on_host(
 ) -> dict[str, Weight]:
     """The weights of a native model as `load_torch_model` makes them, in host memory; pinned if the device is another. Raises
     InsufficientMemoryError before it takes the first."""
-    on_cpu = setup.device.type == "cpu"
+    on_cpu = setup.torch_device.type == "cpu"
     of_each = _weight_bytes(setup, linears is not None)
     needed = sum(of_each if on_cpu else map(pinned_bytes, of_each))
     check_addition("new weights need", needed, free_host_memory() // setup.num_local)
     host = torch.device("cpu")
     on_host = None if linears is None else linears.on_host()
-    made = fused(setup.native_spec, weights, setup.dtype, host, on_host, setup.config.quantization, setup.shard)
+    made = fused(setup.native_spec, weights, setup.torch_dtype, host, on_host, setup.config.quantization, setup.shard)
     for name, weight in made.items() if not on_cpu else ():
         if isinstance(weight, Tensor):
             made[name] = weight.pin_memory()  # and the other is given up
@@ -144,7 +144,7 @@ def _adapter_table(setup: ExecutorSetup, ops: LayerOps) -> AdapterTable | None:
         return None
     shapes, config = adapter_shapes(setup.native_spec, setup.shard), setup.config
     sizes = setup.adapter_slots, config.max_adapter_rank, setup.max_num_batched_tokens
-    return AdapterTable(shapes, *sizes, setup.dtype, setup.device, select_adapter_ops(ops))
+    return AdapterTable(shapes, *sizes, setup.torch_dtype, setup.torch_device, select_adapter_ops(ops))
 
 
 def _weight_bytes(setup: ExecutorSetup, quantized: bool) -> list[int]:
@@ -164,7 +164,7 @@ def _load_fallback(setup: ExecutorSetup, spec: FallbackSpec, backend: AttentionB
 
     config = setup.config
     check()
-    model = load_model(spec, setup.model_dir, config.load_format, setup.dtype, setup.device, config.seed, setup.digest)
+    model = load_model(spec, setup.model_dir, config.load_format, setup.torch_dtype, setup.torch_device, config.seed, setup.digest)
     check()
     if config.skip_self_check:
         _log.warning("the self-check is skipped: nothing shows that the model computes what it does in transformers")

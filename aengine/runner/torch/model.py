@@ -103,7 +103,7 @@ class PagedTorchModel:
             step.sampled_rows,
             step.next_positions,
         )
-        *metadata, positions, decode_rows, logits_indices, rows, next_positions = upload(arrays, self._setup.device)
+        *metadata, positions, decode_rows, logits_indices, rows, next_positions = upload(arrays, self._setup.torch_device)
         input_ids = torch.cat((self._last_tokens.index_select(0, decode_rows), token_ids)) if layout.num_decodes else token_ids
         slots = metadata[-1][0] if isinstance(self.model, Decoder) and self.model.kept is not None else None
         attention = self.backend.plan(AttentionMetadata(layout, *metadata))
@@ -119,7 +119,7 @@ class PagedTorchModel:
     def _upload_images(self, images: StepImages) -> ImageTensors:
         """A step's images on the device; tables of angles get the rows that the step names."""
         assert isinstance(self.model, Decoder)
-        device, dtype = self._setup.device, self._setup.dtype
+        device, dtype = self._setup.torch_device, self._setup.torch_dtype
         self.model.mix_positions(images.first_mixed, torch.from_numpy(images.mixed))
         rows = as_tensor(images.rows).to(device, dtype)
         additions = None if images.additions is None else as_tensor(images.additions).to(device, dtype)
@@ -132,7 +132,7 @@ class PagedTorchModel:
     def of_stages(self, step: Step, hidden: Tensor) -> Forward:
         """A step, on the first stage, from the hidden states on the device that the last one returns."""
         arrays = step.logits_indices, step.sampled_rows, step.next_positions
-        logits_indices, rows, next_positions = upload(arrays, self._setup.device)
+        logits_indices, rows, next_positions = upload(arrays, self._setup.torch_device)
         num_tokens = step.layout.num_tokens
         if not step.scores_prompts:
             hidden = hidden.new_zeros(num_tokens, hidden.shape[1]).index_copy_(0, logits_indices.long(), hidden)
@@ -148,7 +148,7 @@ class PagedTorchModel:
         next_slots = np.full(step.layout.num_tokens, -1, np.int32)
         if len(step.kept_slots):
             next_slots[step.logits_indices] = step.kept_slots
-        return to_device(next_slots, self._setup.device)
+        return to_device(next_slots, self._setup.torch_device)
 
     def _is_short(self, step: Step) -> bool:
         """Whether no row has more tokens than one with drafts may have."""
@@ -162,7 +162,7 @@ class TorchDraftModel:
     def __init__(self, setup: ExecutorSetup, target: PagedTorchModel, vocab_size: int, check: Callable[[], object]) -> None:
         """`setup` is the draft model's, `target` and `vocab_size` are the model's. To be called on the stream of the steps. Raises what
         loading raises."""
-        device = setup.device
+        device = setup.torch_device
         self._device = device
         self._vocab_size = vocab_size
         self._draft_vocab_size = setup.spec.vocab_size
@@ -171,10 +171,10 @@ class TorchDraftModel:
         self._proposed = torch.zeros(setup.max_num_seqs * self._most, dtype=torch.int32, device=device)
         """By row, a draft at position p of a sequence at p % `most_drafts`: no row has more in a step."""
         self.model = PagedTorchModel(setup, self._last_tokens, check, target)
-        self._draw = select_draw(self._draft_vocab_size, device, setup.dtype)
+        self._draw = select_draw(self._draft_vocab_size, device, setup.torch_dtype)
         ids = draft_token_ids(setup.native_spec, setup.model_dir, setup.config.load_format)
         self._token_ids = None if ids is None else to_device(ids, device)  # of the logits, where these are of some tokens alone
-        self._page_size, self._dtype = setup.config.page_size, setup.dtype
+        self._page_size, self._dtype = setup.config.page_size, setup.torch_dtype
         decoder = self.model.model
         self._kept = decoder.kept if isinstance(decoder, Decoder) else None
         self._kept_width = 0 if self._kept is None else setup.native_spec.hidden_size

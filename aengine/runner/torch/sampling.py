@@ -34,7 +34,7 @@ class TorchSampling:
         self, setup: ExecutorSetup, sampler: Sampler, scorer: PromptScorer, draft: TorchDraftModel | None, last_tokens: Tensor
     ) -> None:
         """`last_tokens`: as of `DecodeGraphs`."""
-        self._setup, self._arrays = setup, DeviceArrays(setup.device)
+        self._setup, self._arrays = setup, DeviceArrays(setup.torch_device)
         self._sampler = sampler
         self._scorer = scorer
         self._draft = draft
@@ -52,7 +52,7 @@ class TorchSampling:
         sampled = made or self._sample(step, forward, greedy=greedy)
         tokens, rows = sampled.tokens, forward.rows
         if step.drafts is not None:
-            (firsts,) = upload((step.first_samples().astype(np.int32),), self._setup.device)
+            (firsts,) = upload((step.first_samples().astype(np.int32),), self._setup.torch_device)
             if sampled.accepted is None:
                 sampled = replace(sampled, accepted=num_accepted(tokens, self._drafts(step), firsts))
             assert sampled.accepted is not None
@@ -90,7 +90,7 @@ class TorchSampling:
     def _drafts(self, step: Step) -> Tensor:
         """[m] int32, those of a step with drafts, -1 where there is none."""
         assert step.drafts is not None
-        (drafts,) = upload((step.drafts,), self._setup.device)
+        (drafts,) = upload((step.drafts,), self._setup.torch_device)
         if self._draft is None:
             return drafts
         rows = step.sampled_rows
