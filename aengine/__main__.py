@@ -36,6 +36,7 @@ PROGRAMS = (
     Program("chat", "aengine-chat", "aengine.terminal.cli", "main", "chat in the terminal, with a model in this process or of a server"),
     Program("batch", "aengine-batch", "aengine.terminal.batch", "main", "answer the requests of a file into another one"),
     Program("replay", "aengine-replay", "aengine.terminal.replay", "main", "derive the tokens of receipts again and compare them"),
+    Program("pack", "aengine-pack", "aengine.terminal.pack", "main", "pack a model's weights into the file that later starts map"),
     Program("client", "aengine-client", "aengine.client.cli", "main", "send one prompt to a server and print its output"),
     Program("grpc", "aengine-grpc", "aengine.server.cli", "serve_grpc", "serve a model over gRPC"),
     Program("bench", "aengine-bench", "aengine.bench.cli", "main", "measure an engine or a server"),

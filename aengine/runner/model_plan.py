@@ -32,6 +32,8 @@ from aengine.runner.memory import check_host_pool, size_pool
 from aengine.runner.setup import ExecutorSetup, with_draft_model
 
 if TYPE_CHECKING:
+    import torch
+
     from aengine.runner.torch.capture import Capture
 
     pass
@@ -64,7 +66,7 @@ def plan_model(
     config: EngineConfig,
     model_dir: pathlib.Path,
     device: Device,
-    capture: Callable[[Device], Capture] | None,
+    capture: Callable[[torch.device], Capture] | None,
     ranks: DriverRanks | FollowerRanks | None,
     replicas: Replicas | None,
 ) -> ModelPlan:

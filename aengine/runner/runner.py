@@ -36,7 +36,7 @@ from aengine.models.loading.hub import checkpoint_digest
 from aengine.parallel.driver import DriverRanks, start_ranks
 from aengine.parallel.expert_replicas import Replicas, join_replicas
 from aengine.parallel.follower import FollowerRanks
-from aengine.runner.contract import Change, Device, Executor, InFlightStep, IntArray, Prepared, Step
+from aengine.runner.contract import Change, Executor, InFlightStep, IntArray, Prepared, Step
 from aengine.runner.cpu.executor import CpuExecutor, CpuExecutorBase, CpuFollower
 from aengine.runner.memory import resident_memory, show_bytes
 from aengine.runner.model_plan import plan_model, plan_pool
@@ -56,6 +56,8 @@ from aengine.runner.weight_changes import Changing
 from aengine.scheduler.plan import NO_INTS, DraftRows, NewRow, RowsFailed, StepPlan
 
 if TYPE_CHECKING:
+    import torch
+
     from aengine.runner.torch.capture import Capture
 
 
@@ -209,7 +211,7 @@ class ModelRunner:
         self,
         config: EngineConfig,
         model_dir: pathlib.Path,
-        capture: Callable[[Device], Capture] | None = None,
+        capture: Callable[[torch.device], Capture] | None = None,
         warm: WarmMemory | None = None,
         check: Callable[[], object] = lambda: None,
         ranks: DriverRanks | FollowerRanks | None = None,
@@ -245,7 +247,7 @@ class ModelRunner:
         self,
         config: EngineConfig,
         model_dir: pathlib.Path,
-        capture: Callable[[Device], Capture] | None,
+        capture: Callable[[torch.device], Capture] | None,
         warm: WarmMemory | None,
         check: Callable[[], object],
         undo: ExitStack,

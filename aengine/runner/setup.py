@@ -164,7 +164,7 @@ class ExecutorSetup:
     max_num_batched_tokens: int
     max_model_len: int  # tokens of the longest sequence, unless the KV cache turns out to hold less
     quantization: str = ""  # as in `ModelInfo`
-    capture: Callable[[Device], Capture] | None = None  # makes what records graphs; None: there are none
+    capture: Callable[[torch.device], Capture] | None = None  # makes what records graphs; None: there are none
     draft: ExecutorSetup | None = None  # of the draft model, if there is one
     shard: Shard = WHOLE  # what this rank holds of the model
     ranks: DriverRanks | FollowerRanks | None = None  # the others, if there are any

@@ -19,9 +19,9 @@ from aengine.attention import (
     BackendUnavailableError,
     Scoring,
     StepLayout,
-    TorchNativeBackend,
     build_layout,
 )
+from aengine.attention.torch_native import TorchNativeBackend
 from aengine.attention.triton import TritonBackend
 from aengine.kernels.paged_cache import KvTarget
 from aengine.kernels.triton import attention

@@ -14,7 +14,8 @@ from numpy.typing import NDArray
 from slow_cases import slow_but
 from torch import Tensor
 
-from aengine.attention import AttentionMetadata, AttentionSpec, StepLayout, TorchNativeBackend, build_layout
+from aengine.attention import AttentionMetadata, AttentionSpec, StepLayout, build_layout
+from aengine.attention.torch_native import TorchNativeBackend
 from aengine.cache import LayerGroups, layer_groups
 from aengine.kernels.arrays import as_tensor
 from aengine.kernels.cpu.library import CpuKernels, Workspace

@@ -13,7 +13,8 @@ from hang_guard import HANG_SECONDS
 from torch import Tensor
 from torch.distributed import HashStore
 
-from aengine.attention import AttentionMetadata, AttentionSpec, StepLayout, TorchNativeBackend, build_layout
+from aengine.attention import AttentionMetadata, AttentionSpec, StepLayout, build_layout
+from aengine.attention.torch_native import TorchNativeBackend
 from aengine.layers.adapters import AdapterTable
 from aengine.layers.collectives import Collectives, gloo_group
 from aengine.models.loading.weights import random_weights as initial_weights

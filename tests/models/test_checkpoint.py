@@ -14,6 +14,7 @@ from safetensors.torch import save_file
 from test_weights import Tensors, load, spec_of, tensors_of
 
 from aengine.api.errors import ModelLoadError
+from aengine.kernels.arrays import array_dtype
 from aengine.models.loading.checkpoint import checkpoint_dtype, open_checkpoint
 from aengine.models.loading.hub import checkpoint_digest, find_checkpoint
 from aengine.models.model_files import read_json
@@ -61,7 +62,7 @@ def test_layouts(tmp_path: pathlib.Path, files: Sequence[str], dtype: torch.dtyp
         name: (tuple(tensor.shape), str(dtype).removeprefix("torch.")) for name, tensor in tensors.items()
     }
     assert all(torch.equal(stored[name].get(), tensor) for name, tensor in tensors.items())
-    assert checkpoint_dtype(tmp_path) is dtype
+    assert checkpoint_dtype(tmp_path) == array_dtype(dtype)
     assert torch.equal(load(spec, tmp_path)["norm.weight"], tensors["model.norm.weight"].float())
 
 

@@ -10,12 +10,14 @@ import pathlib
 import pytest
 import torch
 from safetensors.torch import save_file
-from test_weights import CONFIG, CPU, Tensors, load, save_shards, spec_of, tensors_of
+from test_weights import CONFIG, Tensors, load, save_shards, spec_of, tensors_of
 
 from aengine.api.config import EngineConfig
 from aengine.api.errors import ModelLoadError
+from aengine.kernels.arrays import FLOAT32
 from aengine.models.config.model_config import read_spec
 from aengine.models.loading.weights import stored_kv_scales
+from aengine.runner.contract import Device
 from aengine.runner.setup import ExecutorSetup
 
 ATTENTION = "model.layers.{}.self_attn."
@@ -121,7 +123,7 @@ def test_an_fp8_cache_takes_them(tmp_path: pathlib.Path, caplog: pytest.LogCaptu
     (tmp_path / "config.json").write_text(json.dumps(CONFIG))
 
     def setup(**options) -> ExecutorSetup:
-        return ExecutorSetup(EngineConfig(model=str(tmp_path), **options), spec_of(), tmp_path, torch.float32, CPU, 1, 1, 64, 64)
+        return ExecutorSetup(EngineConfig(model=str(tmp_path), **options), spec_of(), tmp_path, FLOAT32, Device("cpu"), 1, 1, 64, 64)
 
     attention = setup(kv_cache_dtype="fp8").attention()
     assert (attention.cache_dtype, attention.scales(0), attention.scales(1)) == (torch.float8_e4m3fn, (1.0, 1.0), (0.5, 1.0))

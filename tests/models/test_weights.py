@@ -11,6 +11,7 @@ import torch
 from safetensors.torch import save_file
 
 from aengine.api.errors import ModelLoadError
+from aengine.kernels.arrays import BFLOAT16
 from aengine.models.config.model_config import read_spec
 from aengine.models.loading.checkpoint import checkpoint_dtype
 from aengine.models.loading.weights import fused, random_weights, stored_weights
@@ -174,7 +175,7 @@ def test_broken_and_absent_files(tmp_path: pathlib.Path) -> None:
 
 def test_checkpoint_dtype(tmp_path: pathlib.Path) -> None:
     save_file(tensors_of(spec_of(), torch.bfloat16), tmp_path / "model.safetensors")
-    assert checkpoint_dtype(tmp_path) is torch.bfloat16
+    assert checkpoint_dtype(tmp_path) == BFLOAT16
 
 
 def test_random_weights_follow_the_seed() -> None:

@@ -154,8 +154,8 @@ def record_logits(runner: ModelRunner) -> list[torch.Tensor]:
     sampler = runner._executor._sampler
     sample = sampler.sample
 
-    def record(logits: torch.Tensor, *args):
-        seen.append(logits.clone())
+    def record(logits: np.ndarray | torch.Tensor, *args):
+        seen.append(torch.tensor(logits) if isinstance(logits, np.ndarray) else logits.clone())
         return sample(logits, *args)
 
     sampler.is_greedy = lambda rows, positions: False

@@ -17,8 +17,9 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from aengine.attention import AttentionMetadata, AttentionStep, StepLayout, TorchNativeBackend
+from aengine.attention import AttentionMetadata, AttentionStep, StepLayout
 from aengine.attention.base import convolve_torch
+from aengine.attention.torch_native import TorchNativeBackend
 from aengine.layers.ops import TorchOps
 from aengine.runner.torch.capture import Replay
 

@@ -24,7 +24,7 @@ from aengine.api.errors import ConfigError, InsufficientMemoryError, ModelLoadEr
 from aengine.layers import collectives
 from aengine.parallel.join import listen
 from aengine.parallel.shard import Shard
-from aengine.runner import rank_steps
+from aengine.runner import contract, rank_steps
 from aengine.runner.memory import pinned_bytes
 from aengine.runner.runner import ModelRunner
 from aengine.runner.torch import device, loading
@@ -108,8 +108,8 @@ def test_memory_that_torch_keeps_is_free_for_a_model(monkeypatch: pytest.MonkeyP
 def test_each_rank_has_a_device(monkeypatch: pytest.MonkeyPatch, name: str, local_index: int | None, found: int) -> None:
     for key, value in {"is_available": True, "device_count": 4, "current_device": 0}.items():
         monkeypatch.setattr(torch.cuda, key, lambda value=value: value)
-    assert device.find_device(name, local_index) == torch.device("cuda", found)
-    assert device.find_device("cpu", local_index) == torch.device("cpu")
+    assert device.find_device(name, local_index) == contract.Device("cuda", found)
+    assert device.find_device("cpu", local_index) == contract.Device("cpu")
     with pytest.raises(ConfigError, match=r"'cuda:3' for rank 2 of a host is not possible here: there are 4 CUDA devices"):
         device.find_device("cuda:3", 2)
     with pytest.raises(ConfigError, match=r"'cuda:7' is not possible here: there are 4 CUDA devices"):
@@ -162,7 +162,7 @@ def test_a_rank_that_never_connects_is_not_waited_for(monkeypatch: pytest.Monkey
     monkeypatch.setattr(collectives, "nccl_group", nccl_group)
     with listen("127.0.0.1:0") as store:
         driver = SimpleNamespace(store=store.getsockname(), store_fd=store.fileno(), check=check, on_failure=lambda callback: None)
-        setup: Any = SimpleNamespace(shard=Shard(0, 2), ranks=driver, followers=driver, device=CUDA)
+        setup: Any = SimpleNamespace(shard=Shard(0, 2), ranks=driver, followers=driver, torch_device=CUDA)
         with pytest.raises(RankDiedError, match="SIGKILL"):
             rank_steps.connect_ranks(setup, lambda: None)
         connects.set()
@@ -180,7 +180,7 @@ def test_ranks_of_a_stage_compare_their_devices(
 ) -> None:
     """Else they might replay graphs of different numbers of rows in one step."""
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda of: SimpleNamespace(multi_processor_count=114))
-    setup: Any = SimpleNamespace(device=device, shard=Shard(0, size))
+    setup: Any = SimpleNamespace(torch_device=device, shard=Shard(0, size))
     backend: Any = SimpleNamespace(name="flashinfer")
     assert loading._kernel_facts(setup, backend) == {"attention backend": "flashinfer", **compared}
 
@@ -249,7 +249,7 @@ def test_new_weights_are_pinned_one_by_one(tiny: pathlib.Path, monkeypatch: pyte
     asked: list[int] = []
     monkeypatch.setattr(Tensor, "pin_memory", pin_memory)
     monkeypatch.setattr(loading, "check_addition", lambda what, needed, available: asked.append(needed))
-    made = loading.weights_on_host(replace(setup, device=CUDA), setup.weights(lambda: None), None)
+    made = loading.weights_on_host(replace(setup, device=contract.Device("cuda", 0)), setup.weights(lambda: None), None)
     assert len(pinned) == len(made) > 10
     assert max(alive) <= 1
     assert asked == [sum(pinned_bytes(weight.nbytes) for weight in made.values())]

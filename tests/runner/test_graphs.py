@@ -28,7 +28,8 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from workloads import VOCAB, compare_with_eager, random_steps
 
 from aengine.api.config import EngineConfig
-from aengine.attention import AttentionStep, StepLayout, TorchNativeBackend, build_layout
+from aengine.attention import AttentionStep, StepLayout, build_layout
+from aengine.attention.torch_native import TorchNativeBackend
 from aengine.runner.contract import Step
 from aengine.runner.runner import ModelRunner
 from aengine.runner.torch import model as device_model

@@ -18,6 +18,7 @@ from tokenizers import Tokenizer
 
 from aengine.api.config import EngineConfig
 from aengine.api.errors import ConfigError
+from aengine.kernels.arrays import torch_dtype
 from aengine.models.loading.hub import resolve_model
 from aengine.runner.runner import ModelRunner
 
@@ -145,13 +146,13 @@ def test_sharded_checkpoint(tmp_path: pathlib.Path) -> None:
 def test_half_precision_is_close_to_float32(tmp_path: pathlib.Path, dtype: str) -> None:
     model = save_tiny("qwen3", tmp_path, dtype=getattr(torch, dtype))
     runner = make_runner(tmp_path, dtype=dtype)
-    assert runner.dtype == getattr(torch, dtype)
+    assert runner.dtype.name == dtype
     prompt = list(range(60))
     seen = record_logits(runner)
     Driver(runner).generate([prompt], 1)
     with torch.no_grad():
         expected = model.float()(torch.tensor([prompt])).logits[0, -1]
-        yardstick = (model.to(runner.dtype)(torch.tensor([prompt])).logits[0, -1].float() - expected).norm()
+        yardstick = (model.to(torch_dtype(runner.dtype))(torch.tensor([prompt])).logits[0, -1].float() - expected).norm()
     assert (seen[0][0] - expected).norm() < 1.5 * yardstick
 
 

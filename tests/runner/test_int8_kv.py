@@ -21,8 +21,10 @@ from torch import Tensor
 
 from aengine.api.config import EngineConfig
 from aengine.api.errors import ConfigError
+from aengine.kernels.arrays import BFLOAT16
 from aengine.models.config.model_config import load_spec
 from aengine.models.loading.hub import resolve_model
+from aengine.runner.contract import Device
 from aengine.runner.runner import build_executor
 from aengine.runner.setup import ExecutorSetup
 
@@ -116,7 +118,7 @@ def test_what_the_log_says(demo: tuple[pathlib.Path, list[list[int]]], backend: 
 
 def test_other_devices_refuse_it(demo: tuple[pathlib.Path, list[list[int]]]) -> None:
     config = EngineConfig(model="demo", **INT8)
-    setup = ExecutorSetup(config, load_spec(demo[0]), demo[0], torch.bfloat16, torch.device("cuda"), 1, 1, 64, 64)
+    setup = ExecutorSetup(config, load_spec(demo[0]), demo[0], BFLOAT16, Device("cuda", 0), 1, 1, 64, 64)
     with pytest.raises(ConfigError, match=r"kv_cache_dtype: 'int8' needs device cpu"):
         build_executor(setup, None, lambda: None)
 

@@ -16,6 +16,7 @@ from safetensors.torch import save_file
 
 from aengine.api.config import EngineConfig
 from aengine.api.errors import InsufficientMemoryError, ModelLoadError
+from aengine.kernels.arrays import BFLOAT16
 from aengine.models.config.model_config import load_spec
 from aengine.models.loading import weights
 from aengine.models.loading.hub import resolve_model
@@ -83,7 +84,7 @@ def test_what_does_not_fit_is_not_read(monkeypatch: pytest.MonkeyPatch, settings
     runner = make_runner(demo, **options)
     executor = runner._executor
     if isinstance(executor, CpuExecutor):
-        mapped = load_format == "auto" and runner.dtype is torch.bfloat16  # else the embedding is copied beside the packed head
+        mapped = load_format == "auto" and runner.dtype == BFLOAT16  # else the embedding is copied beside the packed head
         held = executor._model._stack.nbytes + (0 if mapped else executor._model._stack._weights.tables["embedding"].nbytes)
     else:
         held = num_parameters(runner.spec) * runner.dtype.itemsize

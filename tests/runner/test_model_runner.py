@@ -18,6 +18,7 @@ from tensor_sampler import tensor_sampler
 from test_greedy import make_runner
 
 from aengine.api.errors import ConfigError, InsufficientMemoryError, ModelLoadError
+from aengine.kernels.arrays import BFLOAT16
 from aengine.kernels.cpu.ops import KvPool
 from aengine.models.cpu.stack import DecoderStack
 from aengine.models.loading.hub import resolve_model
@@ -109,12 +110,12 @@ def test_the_default_number_of_sequences_gives_way_to_the_tokens_of_a_step(demo:
 
 
 def test_auto_dtype_is_the_checkpoints(demo: pathlib.Path, tmp_path: pathlib.Path) -> None:
-    assert make_runner(demo, dtype="auto").dtype is torch.bfloat16
+    assert make_runner(demo, dtype="auto").dtype == BFLOAT16
     save_tiny("qwen2", tmp_path, dtype=torch.float32)
     config = json.loads((tmp_path / "config.json").read_text())
-    for dtype, expected in ((None, torch.float32), ("bfloat16", torch.bfloat16)):
+    for dtype, expected in ((None, np.dtype(np.float32)), ("bfloat16", BFLOAT16)):
         (tmp_path / "config.json").write_text(json.dumps({**config, "dtype": dtype}))
-        assert make_runner(tmp_path, dtype="auto").dtype is expected
+        assert make_runner(tmp_path, dtype="auto").dtype == expected
     (tmp_path / "config.json").write_text(json.dumps({**config, "dtype": "float8"}))
     with pytest.raises(ModelLoadError, match=r"dtype 'float8' in config\.json is not supported"):
         make_runner(tmp_path, dtype="auto")

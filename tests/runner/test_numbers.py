@@ -74,16 +74,16 @@ def test_a_cpu_takes_another_dtype_for_float16(codes: bool, tmp_path: pathlib.Pa
         path = tmp_path / "codes"
     in_float16(path)
 
-    def dtype(chosen: str) -> torch.dtype:
+    def dtype(chosen: str) -> np.dtype:
         runner = ModelRunner(EngineConfig(model="x", device="cpu", dtype=chosen, kv_cache_memory=8 << 20, max_num_seqs=2), path)
         runner.close()
         return runner.dtype
 
     expected = "float32" if codes else "bfloat16"
-    assert dtype("auto") == getattr(torch, expected)
+    assert dtype("auto").name == expected
     (line,) = [line for line in caplog.messages if line.startswith("dtype ")]
     assert line == f"dtype {expected} for weights of float16, which CPUs are slow in; choose another one with dtype"
-    assert dtype("float16") is torch.float16
+    assert dtype("float16") == np.float16
     assert len([line for line in caplog.messages if line.startswith("dtype ")]) == 1
 
 

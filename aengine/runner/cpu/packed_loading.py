@@ -17,12 +17,18 @@ from dataclasses import dataclass
 from typing import Any
 
 from aengine.api import VERSION
-from aengine.kernels.cpu.compiler import sources_digest
-from aengine.kernels.cpu.library import Workspace
+from aengine.api.config import EngineConfig
+from aengine.api.errors import ConfigError
+from aengine.kernels.cpu.compiler import KernelsUnavailableError, sources_digest
+from aengine.kernels.cpu.library import Workspace, load_kernels
 from aengine.kernels.warm_memory import Allocate, lazy_bytes
-from aengine.models.cpu.packed_weights import PackedFile, PackedFileError, PackedWeights, open_packed
+from aengine.models.cpu.packed_weights import PackedFile, PackedFileError, PackedWeights, open_packed, verify_packed
+from aengine.models.cpu.stack import unsupported
+from aengine.models.spec import ModelSpec
+from aengine.runner.contract import Device
 from aengine.runner.cpu.weights_cache import WeightsCache
 from aengine.runner.memory import show_bytes
+from aengine.runner.model_plan import plan_model
 from aengine.runner.setup import ExecutorSetup
 from aengine.runner.torch.device import set_thread_count
 
@@ -88,10 +94,10 @@ def load_packed(
 ) -> LoadedWeights:
     """The weights of a model. Parameters and errors are those of `build_executor`. `keep`: whether they are written to a file where they
     were not in one."""
-    check()
     cache = WeightsCache.of(setup.config) if setup.target is None else None  # of a head with parts of its target there is no file
     path = None if cache is None else cache.path(setup.config, setup.model_dir, _facts(setup, workspace.kernels.level.value))
     if cache is not None and path is not None and (found := _open(path, setup)) is not None:
+        check()
         return LoadedWeights(found, f"mapped from {path}")
     from aengine.models.cpu.weight_packing import WeightPacking  # imports torch
 
@@ -129,3 +135,34 @@ def _facts(setup: ExecutorSetup, level: str) -> tuple[object, ...]:
     """What decides packed weights beside the checkpoint."""
     config = setup.config
     return _VERSION, VERSION, level, sources_digest(), str(setup.dtype), config.quantization, repr(setup.spec), repr(setup.shard)
+
+
+def pack_to_file(config: EngineConfig, model_dir: pathlib.Path) -> tuple[pathlib.Path, bool]:
+    """Packs the weights of a model into the file that a start with this configuration maps, and checks all of it. Returns where it is, and
+    whether it was not there before. Raises ConfigError, ModelLoadError, and InsufficientMemoryError."""
+    cache = WeightsCache.of(config)
+    if cache is None:
+        raise ConfigError.of("weights_cache", "'off' keeps no weights")
+    setup = plan_model(config, model_dir, Device("cpu"), None, None, None).setup
+    if not isinstance(setup.spec, ModelSpec) or (reason := unsupported(setup.spec, setup.dtype)) is not None:
+        why = reason if isinstance(setup.spec, ModelSpec) else "it runs in the code of transformers"
+        raise ConfigError.of("model", f"{config.model!r} is not computed by the CPU kernels: {why}")
+    try:
+        kernels = load_kernels(canonical=config.numerics == "canonical")
+    except KernelsUnavailableError as error:
+        raise ConfigError.of("attention_backend", f"'cpu' is not possible here: {error}") from None
+    workspace = Workspace(kernels, setup.threads)
+    path = cache.path(config, model_dir, _facts(setup, kernels.level.value))
+    is_new = _open(path, setup) is None
+    if is_new:
+        packed = load_packed(setup, workspace, lambda: None, keep=False).packed
+        assert setup.digest is not None
+        write_file(cache, path, PackedFile(packed, {"digest": setup.digest.hexdigest()}))
+        if not path.exists():
+            raise ConfigError.of("weights_cache", f"{str(cache.folder)!r} has no room, or cannot be written to: the log says why")
+    try:
+        verify_packed(path)
+    except PackedFileError as error:
+        path.unlink(missing_ok=True)
+        raise ConfigError.of("weights_cache", f"{path} was damaged and is removed: {error}; pack again") from None
+    return path, is_new

@@ -14,7 +14,6 @@ from contextlib import AbstractContextManager, contextmanager, suppress
 from typing import TYPE_CHECKING, Protocol
 
 from aengine.api.runtime import paused_collection
-from aengine.runner.contract import Device
 from aengine.runner.torch.device import used_cuda_memory
 
 if TYPE_CHECKING:
@@ -96,10 +95,10 @@ class CudaCapture:
     outlive a replay must be in other memory.
     """
 
-    def __init__(self, device: Device) -> None:
+    def __init__(self, device: torch.device) -> None:
         import torch
 
-        self._device = device.of_torch()
+        self._device = device
         self._pool = torch.cuda.graph_pool_handle()
         self._graph: torch.cuda.CUDAGraph | None = None
 

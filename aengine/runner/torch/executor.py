@@ -81,7 +81,7 @@ class GraphRecording:
         if table is not None:
             table.on = True
         try:
-            capture = self._capture(self._setup.device)
+            capture = self._capture(self._setup.torch_device)
             others = replace(sizes, plain=())  # draft heads have no adapters
             taken = [model.record(others if at else sizes, max_model_len, capture, table) for at, model in enumerate(self._models)]
         except Exception as error:  # the same steps run without graphs
