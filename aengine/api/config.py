@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from typing import Annotated, Any
 
+from aengine.api.dataclass import dataclass
 from aengine.api.errors import ConfigError
 from aengine.api.fields import (
     MAX_UINT64,

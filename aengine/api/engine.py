@@ -9,7 +9,6 @@ from __future__ import annotations
 import sys
 from abc import ABC, abstractmethod
 from collections.abc import AsyncGenerator, AsyncIterable, Awaitable, Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass
 from functools import partial
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, TypedDict, TypeVar
@@ -18,6 +17,7 @@ import anyio
 import numpy as np
 from numpy.typing import NDArray
 
+from aengine.api.dataclass import dataclass
 from aengine.api.errors import FieldViolation, InvalidRequestError
 from aengine.api.fields import shown
 from aengine.api.outputs import (

@@ -7,8 +7,9 @@ streams of an engine, and it carries the original failure as its `__cause__`.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any, TypeVar
+
+from aengine.api.dataclass import dataclass
 
 FieldErrorT = TypeVar("FieldErrorT", bound="FieldError")
 

@@ -11,12 +11,13 @@ import operator
 import re
 import reprlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import MISSING, dataclass, fields
+from dataclasses import MISSING, fields
 from fractions import Fraction
 from functools import cache
 from types import NoneType
 from typing import TYPE_CHECKING, Annotated, Any, NamedTuple, get_args, get_origin, get_type_hints
 
+from aengine.api.dataclass import dataclass
 from aengine.api.errors import ConfigError, FieldError, FieldViolation, InvalidRequestError
 
 if TYPE_CHECKING:

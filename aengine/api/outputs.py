@@ -9,9 +9,10 @@ import html
 import math
 from bisect import bisect_left
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from typing import TYPE_CHECKING, Any
 
+from aengine.api.dataclass import dataclass
 from aengine.api.params import SamplingParams
 
 if TYPE_CHECKING:

@@ -9,12 +9,13 @@ import json
 import secrets
 from collections.abc import Iterable, Mapping, Sized
 from copy import copy
-from dataclasses import dataclass, field, fields
+from dataclasses import field, fields
 from functools import partial
 from hashlib import blake2b
 from itertools import islice
 from typing import TYPE_CHECKING, Annotated, Any, Protocol
 
+from aengine.api.dataclass import dataclass
 from aengine.api.errors import InvalidRequestError
 from aengine.api.fields import (
     FLAG,

@@ -9,10 +9,11 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, fields, is_dataclass, replace
+from dataclasses import asdict, fields, is_dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from aengine.api.dataclass import dataclass
 from aengine.api.errors import ConfigError, InvalidRequestError
 from aengine.api.outputs import FinishReason, Token
 from aengine.api.params import Reasoning, SamplingParams, StructuredOutput

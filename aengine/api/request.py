@@ -17,11 +17,12 @@ import math
 import re
 import sys
 from collections.abc import Mapping, Sequence, Sized
-from dataclasses import dataclass, fields, replace
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypedDict
 
 from aengine.api.config import ADAPTER_NAME
+from aengine.api.dataclass import dataclass
 from aengine.api.errors import FieldViolation, InvalidRequestError
 from aengine.api.fields import FLAG, MAX_INT32, Accepts, Refusal, check_fields, integer, is_not, is_positive, shown, text, to_int
 from aengine.api.params import SamplingParams

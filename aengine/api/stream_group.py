@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Hashable
-from dataclasses import dataclass
 from functools import partial
 from types import TracebackType
 from typing import Generic, TypeVar
 
 import anyio
 
+from aengine.api.dataclass import dataclass
 from aengine.api.outputs import Token
 from aengine.api.stream import TokenStream
 

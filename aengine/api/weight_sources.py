@@ -12,10 +12,10 @@ import os
 import pathlib
 import re
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, TypeAlias
 
+from aengine.api.dataclass import dataclass
 from aengine.api.errors import ModelLoadError
 
 if TYPE_CHECKING:

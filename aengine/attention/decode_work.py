@@ -8,12 +8,12 @@ with numpy on the host. Knows nothing of devices, kernels, or where pages come f
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
+from aengine.api.dataclass import dataclass
 from aengine.attention.metadata import IntArray, StepLayout
 from aengine.kernels.paged_cache import Span
 

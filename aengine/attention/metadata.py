@@ -11,12 +11,12 @@ no query of the row sees, because it is behind the group's window.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
+from aengine.api.dataclass import dataclass
 from aengine.kernels.paged_cache import SCALE_BYTES, Heads, Scoring
 from aengine.kernels.recurrence import StateLayout
 from aengine.kernels.upload import to_device

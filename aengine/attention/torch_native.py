@@ -7,7 +7,6 @@ common number of pages; prefill rows one by one, in blocks of queries.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 from functools import partial
 
 import numpy as np
@@ -15,6 +14,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from aengine.api.dataclass import dataclass
 from aengine.attention.base import AttentionBackend, AttentionStep, Gates, IndexQuery, attend_chosen_torch, convolve_torch, recur_torch
 from aengine.attention.metadata import AttentionMetadata, AttentionSpec, StepLayout
 from aengine.kernels.paged_cache import PagedCache, Scoring, Span, as_bytes, loaded, stored

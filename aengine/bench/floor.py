@@ -8,13 +8,13 @@ import math
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from functools import partial
 
 import numpy as np
 import torch
 
 from aengine.api.config import EngineConfig
+from aengine.api.dataclass import dataclass
 from aengine.api.outputs import ModelInfo
 from aengine.bench.load_run import Item
 from aengine.kernels.paged_cache import SCALE_BYTES

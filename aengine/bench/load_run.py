@@ -19,10 +19,11 @@ import random
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping, Sequence
 from contextlib import aclosing, asynccontextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from pathlib import Path
 from typing import Any, Protocol
 
+from aengine.api.dataclass import dataclass
 from aengine.api.engine import EngineBase
 from aengine.api.outputs import DraftUsage, EngineStats
 from aengine.api.params import SamplingParams

@@ -18,7 +18,7 @@ import subprocess
 import sys
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, astuple, dataclass
+from dataclasses import asdict, astuple
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
@@ -26,6 +26,7 @@ from typing import Any
 import numpy as np
 
 from aengine.api import VERSION
+from aengine.api.dataclass import dataclass
 from aengine.api.outputs import Drafted, DraftUsage
 from aengine.bench.load_run import RequestOutcome
 

@@ -12,13 +12,14 @@ import itertools
 import re
 from collections import deque
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch.profiler import ProfilerActivity, profile
 
+from aengine.api.dataclass import dataclass
 from aengine.bench.report import table
 from aengine.runner.contract import InFlightStep
 from aengine.runner.runner import ModelRunner

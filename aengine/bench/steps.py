@@ -17,13 +17,14 @@ import tempfile
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, field, replace
 from typing import Any
 
 import torch
 from safetensors.torch import save_file
 
 from aengine.api.config import EngineConfig
+from aengine.api.dataclass import dataclass
 from aengine.api.errors import AEngineError, ConfigError
 from aengine.bench.floor import Machine, MachineProbe, step_work
 from aengine.bench.load_options import add_engine_options, counts, engine_config

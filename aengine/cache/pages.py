@@ -21,13 +21,13 @@ import math
 from bisect import bisect_right
 from collections import Counter, OrderedDict
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from itertools import groupby
 from typing import TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
+from aengine.api.dataclass import dataclass
 from aengine.cache.prefix import PageChain, PrefixIndex, page_name
 
 IntArray = NDArray[np.int32]

@@ -22,12 +22,13 @@ from collections import OrderedDict, deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from contextlib import suppress
-from dataclasses import dataclass
 from hashlib import sha256
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+
+from aengine.api.dataclass import dataclass
 
 Bytes = NDArray[np.uint8]
 _MAGIC = b"aengkv1\0"

@@ -11,9 +11,10 @@ from __future__ import annotations
 
 import time
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+from aengine.api.dataclass import dataclass
 from aengine.api.engine import EngineBase
 from aengine.api.errors import InvalidRequestError
 from aengine.api.fields import MAX_INT32

@@ -13,9 +13,11 @@ import random
 import re
 import string
 from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from functools import lru_cache
 from typing import Any, NamedTuple, TypeVar
+
+from aengine.api.dataclass import dataclass
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -13,10 +13,11 @@ import re
 import signal
 import sys
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from pathlib import Path
 from typing import Annotated, Any
 
+from aengine.api.dataclass import dataclass
 from aengine.api.errors import AEngineError, ConfigError
 from aengine.api.fields import POSITIVE, Accepts, FieldChecks, Refusal, check_fields, check_names, integer, is_not, shown
 

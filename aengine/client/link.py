@@ -17,7 +17,6 @@ import random
 import time
 from collections.abc import AsyncGenerator, AsyncIterable, Awaitable, Iterable, Mapping, Sequence
 from contextlib import aclosing, suppress
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -28,6 +27,7 @@ from google.rpc import error_details_pb2, status_pb2  # type: ignore[import-unty
 from grpc import aio
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
+from aengine.api.dataclass import dataclass
 from aengine.api.errors import (
     ERROR_REASONS,
     AEngineError,

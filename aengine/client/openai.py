@@ -14,7 +14,7 @@ import os
 import ssl
 from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, field
 from typing import Annotated, Any
 from urllib.parse import urlsplit
 
@@ -23,6 +23,7 @@ import httptools
 from anyio.abc import ByteStream
 
 from aengine.api import VERSION
+from aengine.api.dataclass import dataclass
 from aengine.api.errors import ConfigError, ConnectionLostError, ServerError
 from aengine.api.fields import POSITIVE, FieldChecks, Refusal, check_fields, is_not, shown
 from aengine.api.outputs import FinishReason, Timing, Usage

@@ -10,13 +10,14 @@ import enum
 import logging
 import traceback
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 
 import anyio
 
 from aengine.aio.edge import LoopEdge
 from aengine.api.config import EngineConfig
+from aengine.api.dataclass import dataclass
 from aengine.api.errors import EngineDeadError, EngineStateError
 from aengine.engine.edges import Done, PageNames, PagesChanged, ReportQueue, WeightsChanged
 from aengine.engine.loading import LoadedModel

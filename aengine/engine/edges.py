@@ -21,10 +21,11 @@ from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from typing import Any, Generic, TypeVar
 
 from aengine.aio.edge import LoopEdge
+from aengine.api.dataclass import dataclass
 from aengine.api.outputs import EngineStats, Histogram, MemoryUse
 from aengine.cache import PageChain, StoredPrefix, TierCounts
 from aengine.engine.trace import StepTrace

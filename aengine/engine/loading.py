@@ -12,11 +12,12 @@ from collections import Counter
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, nullcontext
-from dataclasses import dataclass, field
+from dataclasses import field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from aengine.api.config import EngineConfig
+from aengine.api.dataclass import dataclass
 from aengine.api.errors import AdapterError, ConfigError
 from aengine.api.outputs import AdapterInfo, DraftSource, LayerGroup, ModelInfo
 from aengine.api.params import SamplingParams

@@ -14,12 +14,13 @@ import logging
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, fields, is_dataclass, replace
+from dataclasses import fields, is_dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from aengine.api.dataclass import dataclass
 from aengine.api.params import Reasoning, RepetitionStop, StructuredOutput
 from aengine.scheduler import plan as plans
 from aengine.scheduler.drafters import Drafter

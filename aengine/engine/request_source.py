@@ -10,13 +10,14 @@ from __future__ import annotations
 import time
 from array import array
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 import anyio
 import numpy as np
 from numpy.typing import NDArray
 
+from aengine.api.dataclass import dataclass
 from aengine.api.errors import EngineStateError, FieldViolation, InvalidRequestError, NothingToChooseError, RequestEndedError
 from aengine.api.outputs import (
     NO_TOKEN,

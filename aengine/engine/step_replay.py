@@ -9,12 +9,13 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
 from aengine.api.config import EngineConfig
+from aengine.api.dataclass import dataclass
 from aengine.api.params import SamplingParams
 from aengine.engine.loading import LoadedModel, drafter_of, load_model
 from aengine.engine.recorder import Called, CommittedStep, Planned, Recording, RowPlaces

@@ -17,13 +17,14 @@ from collections import deque
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future
 from contextlib import ExitStack
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 from types import TracebackType
 from typing import NamedTuple
 
 from aengine.api.config import EngineConfig
+from aengine.api.dataclass import dataclass
 from aengine.api.errors import AEngineError, InsufficientMemoryError, InvalidRequestError, StepHangError
 from aengine.api.outputs import MemoryUse
 from aengine.api.runtime import forget_locals

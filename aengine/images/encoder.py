@@ -19,7 +19,7 @@ from collections import OrderedDict, deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import field
 from hashlib import blake2b
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
@@ -27,6 +27,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from aengine.api.config import EngineConfig
+from aengine.api.dataclass import dataclass
 from aengine.api.errors import InsufficientMemoryError, InvalidRequestError
 from aengine.api.outputs import RenderedChat
 from aengine.api.request import Video

@@ -16,7 +16,6 @@ import math
 import pathlib
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -25,6 +24,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 from transformers.processing_utils import ProcessorMixin
 
+from aengine.api.dataclass import dataclass
 from aengine.api.errors import ModelLoadError, one_line
 from aengine.models.images import Grid, ImageInput, VideoForm
 

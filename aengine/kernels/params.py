@@ -10,11 +10,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
 from enum import Enum
 from typing import TYPE_CHECKING, TypeAlias
 
 import numpy as np
+
+from aengine.api.dataclass import dataclass
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -10,8 +10,10 @@ Knows nothing of files or of how a kernel packs the codes."""
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING, TypeAlias
+
+from aengine.api.dataclass import dataclass
 
 if TYPE_CHECKING:
     import torch

@@ -14,9 +14,9 @@ The kernels of the CPU have the same layout (`src/state.h`), and the recurrences
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from aengine.api.dataclass import dataclass
 from aengine.kernels.paged_cache import as_bytes
 
 if TYPE_CHECKING:

@@ -7,7 +7,6 @@ of models, files or steps.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from itertools import pairwise
 from typing import Protocol
 
@@ -16,6 +15,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from aengine.api.dataclass import dataclass
 from aengine.kernels.params import AdapterMatrices, TokenSlots
 from aengine.kernels.upload import to_device
 from aengine.layers.ops import Activations

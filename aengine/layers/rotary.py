@@ -7,10 +7,12 @@ Frequencies are [rotary_dim / 2] float32 radians per position. The formulas of t
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from collections.abc import Iterable
 
 import numpy as np
 from numpy.typing import NDArray
+
+from aengine.api.dataclass import dataclass
 
 Floats = NDArray[np.float32]
 
@@ -57,9 +59,9 @@ def query_scales(scale: QueryScale, num_positions: int) -> Floats:
     return 1 + scale.beta * logs
 
 
-def cos_sin_cache(spec: RopeSpec, num_positions: int) -> Floats:
-    """[num_positions, rotary_dim] float32: the cosines, then the sines, of every position's angles."""
-    return _cos_sin(spec, np.arange(num_positions, dtype=np.float32)[:, None])
+def cos_sin_cache(spec: RopeSpec, num_positions: int, first: int = 0) -> Floats:
+    """[num_positions, rotary_dim] float32: the cosines, then the sines, of the angles of positions from the `first` on."""
+    return _cos_sin(spec, np.arange(first, first + num_positions, dtype=np.float32)[:, None])
 
 
 def mixed_cos_sin(spec: RopeSpec, positions: NDArray[np.int32]) -> Floats:
@@ -104,3 +106,33 @@ def yarn(frequencies: Floats, theta: float, factor: float, fast: float, slow: fl
     ramp: Floats = np.clip((np.arange(pairs, dtype=np.float32) - low) / (high - low), 0.0, 1.0)
     found: Floats = frequencies / factor * ramp + frequencies * (1 - ramp)
     return found
+
+
+_FIRST_ANGLES = 1024  # positions
+
+
+class AngleTables:
+    """The cosines and sines of positions, made as far as steps need them: those of a long context take longer than a start may."""
+
+    def __init__(self, ropes: Iterable[RopeSpec], num_positions: int) -> None:
+        self.tables = {rope: np.zeros((num_positions, 2 * len(rope.frequencies)), np.float32) for rope in ropes}  # touched where written
+        self._made, self._end = 0, num_positions  # positions; rows from the end on are those of `mix_positions`
+
+    def make(self, positions: NDArray[np.int32]) -> None:
+        """Makes the rows of positions that a step has."""
+        if not self.tables or not len(positions):
+            return
+        last = int(positions.max())
+        if last >= self._end:  # as rows that are mixed are
+            last = int(positions.max(where=positions < self._end, initial=-1))
+        if last >= self._made:
+            first, end = self._made, min(self._end, max(last + 1, 2 * self._made, _FIRST_ANGLES))
+            for rope, table in self.tables.items():
+                table[first:end] = cos_sin_cache(rope, end - first, first)
+            self._made = end
+
+    def mix_positions(self, first: int, positions: NDArray[np.int32]) -> None:
+        """Rows `first` and following become those of [3, n] `positions`. No token has these numbers as its position."""
+        self._end = min(self._end, first)
+        for rope, table in self.tables.items():
+            table[first : first + positions.shape[1]] = mixed_cos_sin(rope, positions)

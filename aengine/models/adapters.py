@@ -12,12 +12,12 @@ import math
 import pathlib
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from hashlib import blake2b
 from itertools import accumulate, groupby
 from operator import itemgetter
 from typing import TYPE_CHECKING, Any
 
+from aengine.api.dataclass import dataclass
 from aengine.api.errors import AdapterError, ModelLoadError
 from aengine.models.fallback import FallbackSpec
 from aengine.models.families import FAMILIES

@@ -7,13 +7,14 @@ is some tokens of a prompt whose inputs are given rows instead of those of the e
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from enum import Enum
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from aengine.api.dataclass import dataclass
 from aengine.kernels.arrays import Array
 
 IntArray = NDArray[np.int32]

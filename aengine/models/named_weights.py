@@ -7,9 +7,9 @@ from __future__ import annotations
 
 import math
 import re
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from aengine.api.dataclass import dataclass
 from aengine.kernels.quantized import Rows
 from aengine.models.families import FAMILIES
 from aengine.models.families.family import Family, Transform

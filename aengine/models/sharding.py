@@ -9,9 +9,10 @@ from __future__ import annotations
 import math
 from bisect import bisect_right
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import accumulate
 
+from aengine.api.dataclass import dataclass
 from aengine.api.errors import ConfigError
 from aengine.kernels.quantized import Rows
 from aengine.models.fallback import FallbackSpec

@@ -7,10 +7,10 @@ derives the parameters from it, `families/` makes it from a config.json. Knows n
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from enum import Enum
 from typing import TypeGuard
 
+from aengine.api.dataclass import dataclass
 from aengine.kernels.paged_cache import Heads, Scoring, layers_per_place
 from aengine.kernels.params import Activation, ExpertRouting
 from aengine.kernels.recurrence import StateShape

@@ -7,11 +7,12 @@ bytes of texts and arrays, each padded to 8 bytes; the number of such a field is
 from __future__ import annotations
 
 import struct
-from dataclasses import dataclass, fields
+from dataclasses import fields
 from typing import Any, get_args
 
 import numpy as np
 
+from aengine.api.dataclass import dataclass
 from aengine.scheduler.plan import NO_INTS, IntArray, StateRows, StepPlan
 
 FRAME = struct.Struct("<II")

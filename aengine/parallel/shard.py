@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from aengine.api.config import EngineConfig
+from aengine.api.dataclass import dataclass
 
 
 @dataclass(frozen=True, slots=True)

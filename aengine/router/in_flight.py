@@ -10,10 +10,11 @@ import time
 import uuid
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import dataclass, fields
+from dataclasses import fields
 
 import anyio
 
+from aengine.api.dataclass import dataclass
 from aengine.api.engine import not_forkable
 from aengine.api.errors import InvalidRequestError, RequestEndedError, RequestIdInUseError
 from aengine.api.outputs import Embedding, ModelInfo, RequestInfo, RequestState, Timing, Usage

@@ -16,7 +16,7 @@ import subprocess
 import sys
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager, suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from types import ModuleType
 from typing import Any
@@ -25,6 +25,7 @@ import anyio
 from anyio.to_thread import run_sync
 
 from aengine.api.config import EngineConfig
+from aengine.api.dataclass import dataclass
 from aengine.api.errors import AEngineError, ConfigError
 from aengine.parallel.join import free_port, split_address
 from aengine.parallel.launch import FOLLOWER_MODULE, how_it_ended

@@ -17,13 +17,13 @@ import math
 import random
 from collections import deque
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from hashlib import blake2b
 from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
+from aengine.api.dataclass import dataclass
 from aengine.api.outputs import CachedPages, EngineStats, LoadReport
 from aengine.cache import PageChain, published_digest
 

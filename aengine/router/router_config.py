@@ -9,9 +9,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Annotated, Any
 
+from aengine.api.dataclass import dataclass
 from aengine.api.errors import ConfigError
 from aengine.api.fields import NOT_NEGATIVE, POSITIVE, Accepts, FieldChecks, check_fields, check_names, integer, one_of, text
 from aengine.api.outputs import EngineStats

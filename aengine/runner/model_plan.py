@@ -7,12 +7,13 @@ from __future__ import annotations
 import logging
 import pathlib
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from aengine.api.config import EngineConfig
+from aengine.api.dataclass import dataclass
 from aengine.api.errors import ConfigError, ModelLoadError
 from aengine.api.runtime import num_cores
 from aengine.kernels.arrays import BFLOAT16, FLOAT16, FLOAT32

@@ -9,11 +9,12 @@ those at a prompt's last position are for the sampler. Logits are computed for a
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import numpy as np
 from numpy.typing import NDArray
 
+from aengine.api.dataclass import dataclass
 from aengine.attention import StepLayout
 from aengine.runner.contract import Step
 from aengine.sampling.arrays import Arrays, Numbers, on_host

@@ -10,13 +10,14 @@ from __future__ import annotations
 import logging
 import pathlib
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import chain
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
 from aengine.api.config import EngineConfig
+from aengine.api.dataclass import dataclass
 from aengine.api.errors import ConfigError
 from aengine.api.outputs import DraftSource
 from aengine.attention import AttentionSpec, IndexShape, StepStates, build_layout

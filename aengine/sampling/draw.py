@@ -19,13 +19,13 @@ import itertools
 import logging
 import math
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from aengine.api.dataclass import dataclass
 from aengine.kernels.params import DRAW_PARAMS, DrawParams
 from aengine.kernels.upload import to_device
 

@@ -5,11 +5,12 @@ from __future__ import annotations
 import enum
 from collections import defaultdict
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
+
+from aengine.api.dataclass import dataclass
 
 
 class Phase(enum.Enum):

@@ -12,12 +12,14 @@ import enum
 import itertools
 import json
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from decimal import Decimal
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+
+from aengine.api.dataclass import dataclass
 
 BETWEEN, IN_STRING, ESCAPED, IN_WORD = range(4)
 """Where a text may be within JSON: a word is a number, true, false or null."""

@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from aengine.api.dataclass import dataclass
 from aengine.api.params import GREEDY_BELOW, NEUTRAL, LogitsProcessor, Reasoning, StructuredOutput
 
 IntArray = NDArray[np.int32]

@@ -6,11 +6,11 @@ a row ends at its first stop token. Knows no policy: who runs and why is the sch
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
+from aengine.api.dataclass import dataclass
 from aengine.cache import PageNeeds
 from aengine.scheduler.plan import NO_INTS, Features, IntArray, StepPlan, StepResult, TokenLogprobs
 from aengine.scheduler.sequence import OutputCycles, Sequence

@@ -7,11 +7,12 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import NamedTuple
 
 import numpy as np
 
+from aengine.api.dataclass import dataclass
 from aengine.api.outputs import DraftSource, FinishReason
 from aengine.api.params import RepetitionStop
 from aengine.cache import PageChain, Windows

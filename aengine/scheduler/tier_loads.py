@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
 
 import numpy as np
 
+from aengine.api.dataclass import dataclass
 from aengine.cache import DIGEST_BYTES, PageCache, PageChain, PageNeeds, Prefix, page_name
 from aengine.scheduler.plan import IntArray
 from aengine.scheduler.sequence import Sequence

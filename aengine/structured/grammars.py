@@ -10,12 +10,13 @@ import re
 import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from aengine.api.dataclass import dataclass
 from aengine.api.errors import InvalidRequestError
 from aengine.api.params import Reasoning, StructuredOutput
 from aengine.sampling.markers import ReasoningMarkers, unclean_ends

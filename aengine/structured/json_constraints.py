@@ -10,11 +10,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from decimal import Decimal
 from fractions import Fraction
 from typing import Any, cast
 
+from aengine.api.dataclass import dataclass
 from aengine.structured.json_documents import SchemaError, name_of
 from aengine.structured.regex_dialect import RegexError, anywhere
 

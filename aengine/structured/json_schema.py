@@ -14,9 +14,10 @@ import json
 import math
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any, cast
 
+from aengine.api.dataclass import dataclass
 from aengine.sampling.unique_items import SchemaPlace
 from aengine.structured.json_constraints import (
     ANY,

@@ -5,9 +5,10 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import fields
 from typing import Annotated, Any
 
+from aengine.api.dataclass import dataclass
 from aengine.api.errors import AEngineError, InvalidRequestError
 from aengine.api.fields import DeclaredField, check_fields, declared_fields, integer
 from aengine.api.params import SamplingParams, StructuredOutput

@@ -16,7 +16,7 @@ import sys
 import termios
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 
 import anyio
@@ -32,6 +32,7 @@ from prompt_toolkit.shortcuts import CompleteStyle
 from rich.console import Console
 from rich.text import Text
 
+from aengine.api.dataclass import dataclass
 from aengine.api.errors import AEngineError
 from aengine.api.request import url_of_image
 from aengine.chat import ChatMessage

@@ -21,12 +21,13 @@ import time
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from itertools import zip_longest
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from aengine.api.dataclass import dataclass
 from aengine.api.engine import ServedEngine, run_all
 from aengine.api.errors import AEngineError, ConfigError
 from aengine.api.outputs import Completion, FinishReason

@@ -26,7 +26,6 @@ from aengine.api.errors import ModelLoadError, NothingToChooseError
 from aengine.attention import build_layout
 from aengine.models.loading import weights
 from aengine.runner.contract import NewWeights
-from aengine.runner.cpu.executor import CpuExecutor
 from aengine.runner.results import Pooler
 from aengine.runner.runner import ModelRunner
 from aengine.sampling.arrays import DeviceArrays
@@ -144,7 +143,6 @@ def test_a_row_without_numbers_fails_alone(how: str, where: str, poisoned: pathl
 def test_pages_of_files_are_given_back(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """What was packed is not in the memory of the process a second time."""
     monkeypatch.setattr(weights, "_RETURNED_BYTES", 0)
-    monkeypatch.setattr(CpuExecutor, "_warm_up", lambda executor: None)  # which reads embeddings from the file
     save_tiny("qwen3", tmp_path)
     runner = make_runner(tmp_path)
     mapped, resident = 0, 0

@@ -24,7 +24,6 @@ import re
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
 from types import ModuleType
 from typing import Any
 
@@ -33,6 +32,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from aengine.api.dataclass import dataclass
 from aengine.attention.base import BackendUnavailableError, first_line
 from aengine.attention.metadata import AttentionSpec
 from aengine.kernels.upload import staged

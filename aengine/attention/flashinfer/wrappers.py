@@ -13,7 +13,6 @@ estimate of both, in keys that a multiprocessor reads one after another; numpy o
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from types import ModuleType
 from typing import Any
 
@@ -22,6 +21,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from aengine.api.dataclass import dataclass
 from aengine.attention.flashinfer.library import PlanBounds, host_tensors, require_int32
 from aengine.attention.metadata import AttentionMetadata, AttentionSpec, StepLayout
 from aengine.kernels.paged_cache import PagedCache, Scoring

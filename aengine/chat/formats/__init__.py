@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Annotated
 
+from aengine.api.dataclass import dataclass
 from aengine.api.errors import InvalidRequestError
 from aengine.api.fields import check_fields, one_of
 from aengine.chat.formats.json_formats import DEEPSEEK, HERMES, JSON, KIMI, LLAMA, MISTRAL

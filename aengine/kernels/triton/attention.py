@@ -14,7 +14,7 @@ Nothing here waits for the device."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import NamedTuple
 
 import numpy as np
@@ -25,6 +25,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 from triton.runtime.interpreter import InterpretedFunction
 
+from aengine.api.dataclass import dataclass
 from aengine.kernels.paged_cache import KvTarget, PagedCache, Scoring
 from aengine.kernels.triton.attention_kernels import convolve_kernel, prefill_kernel
 from aengine.kernels.triton.decode_kernels import combine_kernel, decode_kernel

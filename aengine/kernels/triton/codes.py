@@ -10,13 +10,13 @@ first code has its bits where bfloat16 has them, the second three bits lower, th
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
+from aengine.api.dataclass import dataclass
 from aengine.kernels.quantized import QuantizedRows, common_zero_point, equal, exact_dtype
 
 

@@ -7,13 +7,12 @@ here waits for the device, and launches depend on shapes alone, so all of it can
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
+from aengine.api.dataclass import dataclass
 from aengine.kernels.params import ExpertLinear, ExpertRouting, RouterScoring, SharedOutput
 from aengine.kernels.triton.code_products import code_options, code_sums, codes_per_word, few_stages
 from aengine.kernels.triton.codes import Codes

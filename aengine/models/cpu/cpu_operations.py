@@ -7,11 +7,11 @@ from __future__ import annotations
 
 import ctypes
 from ctypes import Structure
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
+from aengine.api.dataclass import dataclass
 from aengine.cache import LayerGroups
 from aengine.kernels.arrays import Array, data_address
 from aengine.kernels.cpu import library

@@ -13,7 +13,6 @@ from dataclasses import replace
 from functools import partial
 
 import numpy as np
-from numpy.typing import NDArray
 
 from aengine.cache import LayerGroups
 from aengine.kernels.cpu import library
@@ -35,7 +34,7 @@ from aengine.kernels.cpu.library import (
 )
 from aengine.kernels.cpu.ops import head_kind, norm_weight
 from aengine.kernels.recurrence import StateLayout
-from aengine.layers.rotary import RopeSpec, cos_sin_cache, mixed_cos_sin, query_scales
+from aengine.layers.rotary import AngleTables, query_scales
 from aengine.models.cpu.cpu_operations import ACTIVATIONS, SCORINGS, Captured
 from aengine.models.cpu.packed_weights import PackedWeights
 from aengine.models.cpu.recurrent_operations import RecurrentOperations
@@ -99,9 +98,7 @@ class CpuProgram(RecurrentOperations):
         self._places = [[groups.places[place] for place in places] for places in spec.places]  # by layer, in groups of pages
         self._parts = [groups.parts[places.start] if places else 0 for places in spec.places]  # by layer
         self._read, self._reader = read, reader
-        self._tables: dict[RopeSpec, NDArray[np.float32]] = (
-            like._tables if like else {rope: cos_sin_cache(rope, num_positions) for rope in spec.ropes}
-        )
+        self.angles: AngleTables = like.angles if like else AngleTables(spec.ropes, num_positions)
         self._query_scales = {scale: query_scales(scale, num_positions) for scale in spec.query_scales}
         self._kinds = list(dict.fromkeys(each.heads for each in spec.attentions))
         self._c_kinds = (CHeadKind * len(self._kinds))(*map(head_kind, self._kinds))
@@ -122,11 +119,6 @@ class CpuProgram(RecurrentOperations):
             hidden=self._buffers["hidden"],
             element=ELEMENTS[weights.dtype],
         )
-
-    def mix_positions(self, first: int, positions: NDArray[np.int32]) -> None:
-        """Rows `first` and following of tables of angles become those of [3, n] `positions`."""
-        for rope, table in self._tables.items():
-            table[first : first + positions.shape[1]] = mixed_cos_sin(rope, positions)
 
     @property
     def kept_width(self) -> int:
@@ -322,7 +314,7 @@ class CpuProgram(RecurrentOperations):
             norms.append(CNorm(ones, None, value_dim, attention.value_eps, library.RMS_NORM))
         value_first = (heads + (not attention.keys_as_values) * kv_heads) * dim
         op = CAttentionOp(
-            None if rope is None else self._keep(self._tables[rope]),
+            None if rope is None else self._keep(self.angles.tables[rope]),
             self._vector(f"{name}sinks") if attention.sinks else None,
             None if attention.query_scale is None else self._keep(self._query_scales[attention.query_scale]),
             self._keep(np.array(attention.slopes, np.float32)) if attention.slopes else None,
@@ -386,7 +378,7 @@ class CpuProgram(RecurrentOperations):
         self._heads(f"{name}key_up", heads, rope_dim, "heads", "query")
         latent = self._buffers["latent"]
         op = CAttentionOp(
-            self._keep(self._tables[attention.rope]),
+            self._keep(self.angles.tables[attention.rope]),
             self._vector(f"{name}sinks") if attention.sinks else None,
             *(None, None, CNorm(), CNorm(), CNorm(), 0, *self._places[index][0], 0, heads, 1, key_dim, rank, rope_dim),
             *(attention.window or 0, False, 0, 0, rope_dim, attention.scale, attention.soft_cap, 0),

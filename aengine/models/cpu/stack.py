@@ -7,12 +7,12 @@ from __future__ import annotations
 
 import ctypes
 import functools
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from aengine.api.dataclass import dataclass
 from aengine.attention import StepLayout
 from aengine.cache import LayerGroups, layer_groups
 from aengine.kernels.arrays import INT8, Array, data_address
@@ -382,6 +382,7 @@ class DecoderStack:
         sampled = np.empty(len(logits_indices), np.int64) if samples else None
         of_images = None if images is None else self._of_images(images)
         angles = layout.positions if positions is None else positions
+        program.angles.make(angles)
         step = StepArguments(
             layout, token_ids, logits_indices, hidden, sampled, draw_params, last_tokens, kept, inputs, adapters, angles, of_images
         )
@@ -391,7 +392,7 @@ class DecoderStack:
 
     def _of_images(self, images: StepImages) -> tuple[Array, Array | None]:
         """The rows and additions of a step's images, as the kernels take them; tables of angles get those that the step names."""
-        self._program.mix_positions(images.first_mixed, images.mixed)
+        self._program.angles.mix_positions(images.first_mixed, images.mixed)
         rows, additions = (None if one is None else self._as_activations(one) for one in (images.rows, images.additions))
         assert rows is not None
         return rows, additions

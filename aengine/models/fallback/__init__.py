@@ -6,9 +6,9 @@ one without importing transformers, which the other files do.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any
 
+from aengine.api.dataclass import dataclass
 from aengine.kernels.paged_cache import Heads, Scoring, layers_per_place
 
 

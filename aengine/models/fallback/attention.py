@@ -8,13 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from transformers import AttentionInterface, AttentionMaskInterface
 
+from aengine.api.dataclass import dataclass
 from aengine.api.errors import ModelLoadError
 from aengine.attention import AttentionStep, Scoring
 from aengine.models.fallback import LayerCall

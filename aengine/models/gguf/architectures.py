@@ -6,11 +6,12 @@ Owns llama.cpp's names of architectures. Raises for what no family has a key of.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any
 
 import numpy as np
 
+from aengine.api.dataclass import dataclass
 from aengine.api.errors import ModelLoadError
 from aengine.models.config.reader import NotNativeError
 from aengine.models.gguf.gguf_file import GgufFile

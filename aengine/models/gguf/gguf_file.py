@@ -13,12 +13,13 @@ import re
 import struct
 from array import array
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any, overload
 
 import numpy as np
 from numpy.typing import NDArray
 
+from aengine.api.dataclass import dataclass
 from aengine.api.errors import ModelLoadError
 from aengine.models.model_files import require_regular
 

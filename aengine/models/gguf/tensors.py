@@ -13,12 +13,13 @@ import math
 import pathlib
 import re
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from importlib import import_module
 from itertools import accumulate
 from typing import TYPE_CHECKING, Any
 
+from aengine.api.dataclass import dataclass
 from aengine.api.errors import ModelLoadError
 from aengine.kernels.quantized import QuantizedRows, Rows
 from aengine.models.families import FAMILIES

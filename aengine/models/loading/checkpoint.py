@@ -20,7 +20,7 @@ import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import Executor
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, fields
+from dataclasses import fields
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -28,6 +28,7 @@ import numpy as np
 from numpy.typing import NDArray
 from safetensors import SafetensorError, safe_open
 
+from aengine.api.dataclass import dataclass
 from aengine.api.errors import ModelLoadError, one_line
 from aengine.kernels.arrays import FLOAT32
 from aengine.kernels.quantized import QuantizedRows, Rows

@@ -14,8 +14,8 @@ import pathlib
 import re
 from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
 
+from aengine.api.dataclass import dataclass
 from aengine.api.errors import AdapterError, ModelLoadError, one_line
 from aengine.models.gguf.gguf_file import is_gguf
 from aengine.models.model_files import format_without_config, read_json

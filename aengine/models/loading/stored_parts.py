@@ -6,8 +6,8 @@ Owns the choice between the two. Knows nothing of files.
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
 
+from aengine.api.dataclass import dataclass
 from aengine.api.errors import ModelLoadError
 from aengine.kernels.quantized import Rows
 from aengine.models.gguf.gguf_file import BLOCKS

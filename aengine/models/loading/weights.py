@@ -17,12 +17,13 @@ from collections import deque
 from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from itertools import chain
 from types import TracebackType
 from typing import TYPE_CHECKING
 
+from aengine.api.dataclass import dataclass
 from aengine.api.errors import ModelLoadError
 from aengine.kernels.quantized import QuantizedRows, Rows, quantize_rows
 from aengine.models.families import FAMILIES

@@ -12,9 +12,9 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from aengine.api.dataclass import dataclass
 from aengine.api.errors import ModelLoadError
 from aengine.kernels.quantized import QuantizedRows
 from aengine.models.config.reader import ConfigReader, is_number

@@ -8,9 +8,10 @@ from __future__ import annotations
 import pathlib
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
+from aengine.api.dataclass import dataclass
 from aengine.api.errors import ModelLoadError
 from aengine.models.config.reader import ConfigReader
 from aengine.models.quantization.packed import Awq, BitsAndBytes4, Gptq, Mxfp4, PlainCodes

@@ -8,7 +8,7 @@ where its result is added; knows nothing of batches or checkpoints.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, TypeAlias, cast
 
@@ -16,6 +16,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from aengine.api.dataclass import dataclass
 from aengine.attention import AttentionStep, IndexQuery
 from aengine.kernels.params import ExpertLinear, Rotation
 from aengine.kernels.quantized import Float8Rows

@@ -13,7 +13,6 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import functools
-import itertools
 from collections import deque
 from collections.abc import Callable, Sequence
 
@@ -31,7 +30,7 @@ from aengine.runner.contract import InFlightStep, IntArray, LazyStep, ReadWeight
 from aengine.runner.cpu.model import PagedCpuModel
 from aengine.runner.rank_steps import Stages
 from aengine.runner.results import Capture, PromptScorer, step_result
-from aengine.runner.setup import GREEDY, ExecutorSetup, warm_up_steps
+from aengine.runner.setup import ExecutorSetup
 from aengine.sampling.arrays import HostArrays, Numbers, num_accepted_on_host
 from aengine.sampling.sampler import SampledTokens, Sampler
 from aengine.scheduler.plan import NO_INTS, NewRow, StepResult
@@ -212,22 +211,6 @@ class CpuExecutor(CpuExecutorBase):
         tokens = ops.draw(self._model.workspace, logits, params)
         chosen[:] = logits[np.arange(len(tokens)), tokens]
         return tokens
-
-    def allocate(self, num_pages: int, max_model_len: int) -> None:
-        super().allocate(num_pages, max_model_len)
-        if self._ranks is None and self._stages is None:
-            self._warm_up()
-
-    def _warm_up(self) -> None:
-        """Runs the first dummy steps, which have every kind of row where there are as many, so that no request waits for what is loaded,
-        and memory that is touched, at its first use."""
-        setup, num_groups = self._setup, len(self._setup.groups.windows)
-        steps = warm_up_steps(setup.max_num_seqs, setup.spec.vocab_size, setup.config.page_size, num_groups, setup.state_pages)
-        for dummy in itertools.islice(steps, 3):  # prompts, decodes beside prompts, decodes
-            dummy.step.layout.slot_mapping.fill(0)  # in page 0: these kernels write every token
-            self.assign_rows(dummy.new_rows)
-            self.launch(dummy.step).result()
-        self.assign_rows([NewRow(row, GREEDY) for row in range(setup.max_num_seqs)])  # so that no dummy parameters are left
 
     def assign_rows(self, new_rows: Sequence[NewRow]) -> None:
         self._queue.compute_through()  # they need the rows as they are

@@ -13,11 +13,11 @@ import threading
 import time
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass
 from typing import Any
 
 from aengine.api import VERSION
 from aengine.api.config import EngineConfig
+from aengine.api.dataclass import dataclass
 from aengine.api.errors import ConfigError
 from aengine.kernels.cpu.compiler import KernelsUnavailableError, sources_digest
 from aengine.kernels.cpu.library import Workspace, load_kernels

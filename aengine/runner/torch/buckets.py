@@ -8,13 +8,14 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import zip_longest
 from typing import Generic, TypeVar
 
 import numpy as np
 from torch import Tensor
 
+from aengine.api.dataclass import dataclass
 from aengine.attention import StepLayout, StepStates
 from aengine.runner.contract import IntArray
 

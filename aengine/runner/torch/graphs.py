@@ -17,12 +17,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from aengine.api.dataclass import dataclass
 from aengine.attention import (
     AttentionBackend,
     AttentionMetadata,

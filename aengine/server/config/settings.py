@@ -15,7 +15,6 @@ import inspect
 import sys
 import textwrap
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from functools import cache
 from itertools import pairwise
 from pathlib import Path
@@ -23,6 +22,7 @@ from typing import Any, NamedTuple
 
 from aengine.api import VERSION
 from aengine.api.config import EngineConfig
+from aengine.api.dataclass import dataclass
 from aengine.api.errors import AEngineError, ConfigError
 from aengine.api.fields import SIZE_WORDS, Size, declared_fields, read_size
 from aengine.router.router_config import RayConfig, RouterConfig

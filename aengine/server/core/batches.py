@@ -11,10 +11,11 @@ import json
 import logging
 import time
 from collections.abc import AsyncGenerator, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from hashlib import blake2b
 from typing import Any, NamedTuple, Protocol
 
+from aengine.api.dataclass import dataclass
 from aengine.api.errors import AEngineError
 from aengine.server.core.calls_in_flight import CURRENT_CALL, Caller, CallRecord, Decided
 from aengine.server.core.core import Backend

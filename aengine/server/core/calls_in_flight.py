@@ -21,10 +21,11 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from contextvars import ContextVar
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from functools import partial
 from typing import TypeVar
 
+from aengine.api.dataclass import dataclass
 from aengine.api.outputs import FinishReason, Histogram, Timing, Token, Usage
 from aengine.api.params import SamplingParams
 from aengine.api.request import RequestOptions

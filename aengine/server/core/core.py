@@ -26,13 +26,14 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from copy import copy
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from fnmatch import fnmatchcase
 from itertools import chain, islice
 from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeVar
 
 from prometheus_client import CollectorRegistry
 
+from aengine.api.dataclass import dataclass
 from aengine.api.engine import ServedEngine, not_forkable
 from aengine.api.errors import AEngineError, InvalidRequestError, RequestIdInUseError
 from aengine.api.outputs import ModelInfo, RenderedChat, RequestInfo, RequestState, TokenizedText

@@ -12,12 +12,12 @@ import socket
 import ssl
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import anyio
 import anyio.to_thread
 
+from aengine.api.dataclass import dataclass
 from aengine.api.errors import InvalidRequestError
 from aengine.api.fields import shown
 from aengine.api.request import RemoteImage

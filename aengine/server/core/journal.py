@@ -15,10 +15,10 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from dataclasses import dataclass
 from functools import partial
 from typing import Any, TypeVar
 
+from aengine.api.dataclass import dataclass
 from aengine.api.errors import ConfigError
 from aengine.server.core.calls_in_flight import Caller, Progress
 

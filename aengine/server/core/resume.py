@@ -16,9 +16,10 @@ import time
 from collections import Counter, defaultdict, deque
 from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Iterable
 from contextlib import aclosing, suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any, NamedTuple
 
+from aengine.api.dataclass import dataclass
 from aengine.api.errors import InvalidRequestError
 from aengine.api.outputs import RequestInfo
 from aengine.api.stream import TokenStream

@@ -6,9 +6,9 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any
 
+from aengine.api.dataclass import dataclass
 from aengine.api.errors import InvalidRequestError
 from aengine.api.fields import FLAG, FieldChecks, Range, integer, one_of, shown
 from aengine.api.outputs import FinishReason, Token

@@ -15,9 +15,9 @@ import re
 from collections.abc import Awaitable, Callable, Iterator, Mapping, MutableMapping
 from contextlib import ExitStack, aclosing, contextmanager
 from copy import copy
-from dataclasses import dataclass
 from typing import Any
 
+from aengine.api.dataclass import dataclass
 from aengine.api.errors import InvalidRequestError
 from aengine.server.config.options import ServerConfig, is_loopback
 from aengine.server.core.calls_in_flight import CURRENT_CALL, Call, CallRecord, current_caller

@@ -15,9 +15,10 @@ import asyncio
 import json
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any, Literal, NamedTuple
 
+from aengine.api.dataclass import dataclass
 from aengine.api.engine import ServedEngine
 from aengine.api.outputs import FinishReason, Token, TokenLogprob, Usage
 from aengine.chat.text_source import ArgumentsDelta, CallEnded, CallStarted, ContentDelta, Event, ReasoningDelta

@@ -6,10 +6,10 @@ import asyncio
 import re
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, AsyncExitStack
-from dataclasses import dataclass
 from functools import partial
 from typing import Any, NamedTuple, cast
 
+from aengine.api.dataclass import dataclass
 from aengine.api.errors import InvalidRequestError
 from aengine.api.fields import FLAG, MAX_INT32, Accepts, FieldChecks, integer
 from aengine.api.outputs import Token, TokenLogprob, Usage

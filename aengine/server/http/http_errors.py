@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any
 
+from aengine.api.dataclass import dataclass
 from aengine.server.core.calls_in_flight import CURRENT_CALL
 from aengine.server.core.errors import MAX_VIOLATIONS, ServiceError
 

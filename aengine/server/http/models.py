@@ -12,7 +12,7 @@ import gzip
 import time
 import uuid
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from datetime import datetime, timezone
 from functools import cache
 from hashlib import sha256
@@ -22,6 +22,7 @@ from typing import Any, cast
 from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 
 from aengine.api import VERSION
+from aengine.api.dataclass import dataclass
 from aengine.api.engine import Classification, EmbeddingFields
 from aengine.api.errors import InvalidRequestError
 from aengine.api.fields import FLAG, Accepts, FieldChecks, integer, is_not, one_of

@@ -11,11 +11,11 @@ import json
 import re
 import time
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from datetime import datetime, timezone
 from hashlib import sha256
 from typing import Any
 
+from aengine.api.dataclass import dataclass
 from aengine.api.engine import EmbeddingFields
 from aengine.api.errors import InvalidRequestError
 from aengine.api.fields import FLAG, Accepts, FieldChecks, integer, is_not

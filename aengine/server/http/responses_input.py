@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any
 
+from aengine.api.dataclass import dataclass
 from aengine.api.errors import InvalidRequestError
 from aengine.api.fields import FLAG, Accepts, FieldChecks, integer, one_of, shown
 from aengine.chat.preparation import CHOICES, ChatOutputOptions, GenerationRequest
