@@ -40,7 +40,7 @@ PROGRAMS = (
     Program("client", "aengine-client", "aengine.client.cli", "main", "send one prompt to a server and print its output"),
     Program("grpc", "aengine-grpc", "aengine.server.cli", "serve_grpc", "serve a model over gRPC"),
     Program("bench", "aengine-bench", "aengine.bench.cli", "main", "measure an engine or a server"),
-    Program("worker", "aengine-worker", "aengine.runner.worker", "main", "run ranks of a model whose other ranks are on other hosts"),
+    Program("worker", "aengine-worker", "aengine.runner.follower", "main", "run ranks of a model whose other ranks are on other hosts"),
 )
 _EXTRAS = {"gguf": "gguf", "uvloop": "uvloop", "ray": "ray", "cuda": "flashinfer"}  # and the module that each brings
 

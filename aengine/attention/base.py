@@ -17,9 +17,9 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from aengine.attention.metadata import AttentionMetadata, AttentionSpec, StepLayout, build_layout
+from aengine.kernels.arrays import to_device
 from aengine.kernels.paged_cache import KvTarget, PagedCache, as_bytes, loaded
 from aengine.kernels.recurrence import RecurrentRule, StateMemory, convolve
-from aengine.kernels.upload import to_device
 from aengine.kernels.warm_memory import lazy_bytes
 
 _ALIGNMENT = 64  # bytes, of the tensors of a pool

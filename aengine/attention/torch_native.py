@@ -17,9 +17,9 @@ from torch import Tensor
 from aengine.api.dataclass import dataclass
 from aengine.attention.base import AttentionBackend, AttentionStep, Gates, IndexQuery, attend_chosen_torch, convolve_torch, recur_torch
 from aengine.attention.metadata import AttentionMetadata, AttentionSpec, StepLayout
+from aengine.kernels.arrays import to_device
 from aengine.kernels.paged_cache import PagedCache, Scoring, Span, as_bytes, loaded, stored
 from aengine.kernels.recurrence import RecurrentRule
-from aengine.kernels.upload import to_device
 
 _GATHER_ELEMENTS = 1 << 23  # the most elements of the padded K (or V) of a part of the decode rows: 32 MiB in float32
 _SCORE_ELEMENTS = 1 << 24  # the most elements of a block of prefill scores: 64 MiB in float32

@@ -26,6 +26,7 @@ from aengine.attention.base import (
 )
 from aengine.attention.decode_work import ITEM_FIELDS, ROW_FIELDS, DecodeWork, WorkBounds, plan_decodes
 from aengine.attention.metadata import AttentionMetadata, AttentionSpec, IntArray, StepLayout, StepStates
+from aengine.kernels.arrays import staged, to_device, upload
 from aengine.kernels.paged_cache import Heads, KvTarget, PagedCache, Span
 from aengine.kernels.recurrence import RecurrentRule
 from aengine.kernels.triton import attention
@@ -33,7 +34,6 @@ from aengine.kernels.triton import attention as kernels
 from aengine.kernels.triton.attention import BlockSizes, DeviceDecodeWork, attend_decodes, decode_block, is_hopper
 from aengine.kernels.triton.chosen import choose
 from aengine.kernels.triton.recurrence import DeviceStates, StateTensors, recur
-from aengine.kernels.upload import staged, to_device, upload
 
 
 def _read_keys(spec: AttentionSpec, heads: Heads) -> int:

@@ -21,9 +21,9 @@ from aengine.kernels.paged_cache import SCALE_BYTES
 from aengine.kernels.warm_memory import lazy_bytes
 from aengine.models.config.model_config import load_spec
 from aengine.models.loading.hub import resolve_model
-from aengine.models.loading.weight_bytes import quantized_bytes, weight_bytes
 from aengine.models.named_weights import experts_of, named_weights
 from aengine.models.spec import Attention, LatentAttention, ModelSpec
+from aengine.runner.memory import quantized_bytes, weight_bytes
 
 
 @dataclass(frozen=True, slots=True)

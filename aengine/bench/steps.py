@@ -33,10 +33,10 @@ from aengine.bench.report import table, write_json
 from aengine.bench.step_cases import Case, KernelTimes, fill_pages, kernel_times, step_plan, why_not
 from aengine.kernels.arrays import torch_dtype
 from aengine.models.loading.hub import resolve_model
-from aengine.models.loading.weight_bytes import quantized_bytes, weight_bytes
 from aengine.models.named_weights import named_weights
 from aengine.models.spec import ModelSpec
 from aengine.runner.contract import InFlightStep, LoadAdapter
+from aengine.runner.memory import quantized_bytes, weight_bytes
 from aengine.runner.runner import ModelRunner
 
 _MODULES = ("qkv", "output", "gate_up", "up", "down", "q", "q_down", "q_up", "kv_down")  # all linear ones of a layer that is no mixture

@@ -7,11 +7,10 @@ from __future__ import annotations
 import hashlib
 import json
 import logging
-import sys
 from collections import Counter
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, nullcontext
+from contextlib import ExitStack
 from dataclasses import field
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -27,7 +26,6 @@ from aengine.models.loading.hub import model_name, resolve_adapter, resolve_mode
 from aengine.parallel.driver import start_ranks
 from aengine.parallel.expert_replicas import join_replicas
 from aengine.runner.contract import LoadAdapter, Runner
-from aengine.runner.memory import warm_weights
 from aengine.scheduler.drafters import BestOfBoth, Drafter, ModelDrafter, NgramDrafter
 from aengine.scheduler.sequence import SchedulerConfig
 from aengine.tokenizer.tokenizer import TOKENIZER_FILES, Tokenizer
@@ -95,15 +93,15 @@ def load_model(
         for others in (ranks, replicas):
             if others is not None:
                 on_failure.callback(others.close)
+        with paused_collection():  # a collection would traverse the many objects that imports create, again and again
+            # Imported here, in the step thread, since importing the engine needs none of it.
+            from aengine.images.encoder import find_image_input, make_encoder
+            from aengine.models.choice import default_pooling, implementation_of, is_encoder, labels_of, parameter_counts
+            from aengine.runner.cpu.packed_loading import warm_weights
+            from aengine.runner.runner import ModelRunner
         warm = warm_weights(config, model_dir)
         if warm is not None:
             stack.enter_context(warm)
-        # A collection would traverse the many objects that importing torch creates, again and again.
-        with nullcontext() if "torch" in sys.modules else paused_collection():
-            # Imported here, because it imports torch, which importing the engine should not do.
-            from aengine.images.encoder import find_image_input, make_encoder
-            from aengine.models.choice import default_pooling, implementation_of, is_encoder, labels_of, parameter_counts
-            from aengine.runner.runner import ModelRunner
 
         def check_all() -> None:
             check()

@@ -37,7 +37,7 @@ from aengine.api.runtime import UnreadBuffer
 from aengine.api.stream import StreamSource
 from aengine.engine.edges import Cancel, Command, Park
 from aengine.engine.text import OutputPlace, OutputText, StopStrings
-from aengine.sampling.markers import Phase, ReasoningMarkers, ReasoningPlace
+from aengine.sampling.reasoning import Phase, ReasoningMarkers, ReasoningPlace
 from aengine.scheduler.plan import PooledStates, PromptImages, PromptLogprobs, TokenLogprobs, TokenStates
 from aengine.scheduler.sequence import Finished
 from aengine.tokenizer.tokenizer import Tokenizer

@@ -40,7 +40,7 @@ from aengine.engine.requests import (
     render_chat,
 )
 from aengine.engine.workers import Steps, Workers
-from aengine.sampling.markers import Phase, ReasoningMarkers, ReasoningPlace
+from aengine.sampling.reasoning import Phase, ReasoningMarkers, ReasoningPlace
 from aengine.tokenizer.detokenizer import Detokenizer
 from aengine.tokenizer.tokenizer import Tokenizer
 from aengine.tokenizer.vocabulary import TokenBytes

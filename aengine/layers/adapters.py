@@ -16,8 +16,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from aengine.api.dataclass import dataclass
+from aengine.kernels.arrays import to_device
 from aengine.kernels.params import AdapterMatrices, TokenSlots
-from aengine.kernels.upload import to_device
 from aengine.layers.ops import Activations
 
 

@@ -195,7 +195,7 @@ class Watcher:
         _log.log(level, "rank %d: %s", follower.rank, text)
 
 
-FOLLOWER_MODULE = "aengine.runner.worker"
+FOLLOWER_MODULE = "aengine.runner.follower"
 """Run by ranks that the driver starts."""
 _PR_SET_PDEATHSIG = 1
 _CPUS = Path("/sys/devices/system/cpu")

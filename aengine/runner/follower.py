@@ -1,17 +1,22 @@
-"""`run_follower`: what a rank does that follows another one: it computes its part of every plan that comes."""
+"""`run_follower`: what a rank does that follows another one: it computes its part of every plan that comes.
+
+`aengine-worker`: a rank of a model, started by the engine or, on another host, by hand."""
 
 from __future__ import annotations
 
+import os
+import sys
 import threading
 import time
 from collections import deque
+from collections.abc import Sequence
 from queue import SimpleQueue
 
 from aengine.api.errors import RankHungError
 from aengine.kernels.cpu.library import ExchangeError
 from aengine.layers.collectives import CollectiveError
 from aengine.parallel.driver import VERDICT_SECONDS
-from aengine.parallel.follower import FollowerRanks
+from aengine.parallel.follower import FollowerRanks, run_worker
 from aengine.parallel.messages import ApplyChange, ChangePrepared, DiscardChange, PrepareChange, SleepRank, WakeRank
 from aengine.parallel.ring import StageError
 from aengine.runner.contract import InFlightStep, Prepared, change_from_json
@@ -110,3 +115,12 @@ class _Changes:
         except Exception as error:  # the driver raises it
             return ChangePrepared(message.number, type(error).__name__, str(error))
         return ChangePrepared(message.number, "", "")
+
+
+def main(arguments: Sequence[str] | None = None, name: str = "aengine-worker") -> int:
+    """Returns the exit code. `name`: what the program is called."""
+    return run_worker(sys.argv[1:] if arguments is None else arguments, os.environ, run_follower, name)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

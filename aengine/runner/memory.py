@@ -1,20 +1,25 @@
-"""How many KV pages there are, and how long a sequence may be: arithmetic on byte counts; and memory for weights on a CPU, committed by the
-kernel while torch is imported. Does not import torch."""
+"""How many KV pages there are, and how long a sequence may be: arithmetic on byte counts; and how many bytes the weights of a model will
+take, known before any is read. Does not import torch."""
 
 from __future__ import annotations
 
+import math
 import mmap
 import os
 import pathlib
-import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 from aengine.api.config import EngineConfig
 from aengine.api.errors import InsufficientMemoryError
 from aengine.cache import PageNeeds
-from aengine.kernels.warm_memory import WarmMemory
-from aengine.models.loading.hub import find_checkpoint
-from aengine.runner.cpu.weights_cache import WeightsCache
+from aengine.models.gguf.gguf_file import BLOCKS
+from aengine.models.loading.stored_parts import stored_parts
+from aengine.models.loading.weights import open_weights
+from aengine.models.named_weights import NEVER_QUANTIZED, named_weights
+from aengine.models.quantization.quantization_config import load_quantization
+from aengine.models.sharding import own, sharded_weights, vocab_bounds
+from aengine.models.spec import ModelSpec
+from aengine.parallel.shard import WHOLE, Shard
 
 GIB = 1 << 30
 DEFAULT_CPU_BYTES = GIB
@@ -22,8 +27,6 @@ RESERVED_PAGES = 1  # page 0
 SHORTEST = 2  # tokens of the shortest max_model_len
 _GROUPS = pathlib.Path("/sys/fs/cgroup")
 _OWN_GROUPS = pathlib.Path("/proc/self/cgroup")
-_CUDA_DEVICE = pathlib.Path("/dev/nvidiactl")
-_LEAST_WARM = 32 << 20  # bytes: committing less takes no time
 
 
 def size_pool(
@@ -152,22 +155,43 @@ def _lines(path: pathlib.Path) -> list[str]:
         return []
 
 
-def warm_weights(config: EngineConfig, model_dir: pathlib.Path) -> WarmMemory | None:
-    """About as much memory as the weights of a checkpoint will take; None where nothing is gained."""
-    on_cpu = config.device == "cpu" or (config.device == "auto" and not _CUDA_DEVICE.exists())
-    if "torch" in sys.modules or not on_cpu or config.load_format == "dummy" or _runs_in_torch(config):
-        return None
-    cache = WeightsCache.of(config)
-    if cache is not None and cache.has(config, model_dir):  # they are likely mapped
-        return None
-    size = sum((model_dir / name).stat().st_size for name in find_checkpoint(model_dir, config.load_format).names)
-    if config.quantization != "none":  # most checkpoints have 16 bits per weight
-        size //= 4 if config.quantization == "int4" else 2
-    elif config.dtype == "float32":
-        size *= 2
-    size //= config.num_ranks
-    return WarmMemory(size) if _LEAST_WARM <= size <= free_host_memory() // 2 else None
+BITS = {"int8": 8, "fp8": 8, "int4": 4.5}
+"""How many bits a weight takes by `EngineConfig.quantization`, with its share of the scales."""
 
 
-def _runs_in_torch(config: EngineConfig) -> bool:
-    return config.attention_backend == "torch_native" or config.expert_parallel_size > 1
+def weight_bytes(
+    config: EngineConfig, spec: ModelSpec, itemsize: int, quantized: Mapping[str, int], shard: Shard = WHOLE
+) -> dict[str, int]:
+    """Return the bytes of each of `sharded_weights(spec, shard)`, as the CPU kernels read it: what the checkpoint has `quantized` keeps
+    its size, a matrix that can be quantised has that of `config.quantization`, all others have `itemsize` bytes per value. A tied
+    embedding counts as the head."""
+    found = {}
+    whole = named_weights(spec)
+    for name, part in sharded_weights(spec, shard).items():
+        stem = name.removesuffix(".weight").rpartition(".")[2]
+        size, source = math.prod(part.shape), part.source_name
+        if spec.tied_head and stem == "embedding":
+            size = len(own(vocab_bounds(spec, shard), shard)) * spec.hidden_size
+        quantizable = len(part.shape) > 1 and stem not in NEVER_QUANTIZED and (spec.tied_head or stem != "embedding")
+        if quantizable and source in quantized:
+            found[name] = quantized[source] * size // math.prod(whole[source].shape)
+        elif quantizable and config.quantization != "none":
+            is_head = stem in ("embedding", "head")
+            found[name] = int(size * (8 if is_head else BITS[config.quantization]) / 8)
+        else:
+            found[name] = size * itemsize
+    return found
+
+
+def quantized_bytes(config: EngineConfig, spec: ModelSpec, model_dir: pathlib.Path) -> dict[str, int]:
+    """Return the stored bytes of each weight of which the checkpoint has all parts quantised. Raises ModelLoadError."""
+    quantization = None if config.load_format == "dummy" else load_quantization(model_dir)
+    if quantization is None:
+        return {}
+    tensors = open_weights(spec, model_dir, config.load_format).tensors
+    found = {}
+    for name, parts in stored_parts(named_weights(spec), quantization, tensors).items():
+        stored = [tensors[source] for part in parts for source in part.endings if source in tensors]  # what is missing is refused later
+        if all(part.scheme is not None for part in parts) or (stored and all(tensor.dtype in BLOCKS for tensor in stored)):
+            found[name] = sum(tensor.nbytes for tensor in stored)
+    return found

@@ -114,7 +114,7 @@ class DeviceArrays:
     def __init__(self, device: torch.device) -> None:
         import torch
 
-        from aengine.kernels.upload import to_device
+        from aengine.kernels.arrays import to_device
         from aengine.sampling.draw import num_accepted, top_candidates
 
         self.device = device

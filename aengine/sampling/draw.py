@@ -26,8 +26,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from aengine.api.dataclass import dataclass
+from aengine.kernels.arrays import to_device
 from aengine.kernels.params import DRAW_PARAMS, DrawParams
-from aengine.kernels.upload import to_device
 
 _log = logging.getLogger("aengine")
 

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from aengine.api.dataclass import dataclass
 from aengine.api.errors import InvalidRequestError
 from aengine.api.params import Reasoning, StructuredOutput
-from aengine.sampling.markers import ReasoningMarkers, unclean_ends
+from aengine.sampling.reasoning import ReasoningMarkers, unclean_ends
 from aengine.sampling.unique_items import SchemaPlace, TokenShapes, UniqueArrays
 from aengine.structured.gbnf import GbnfError, rules_of
 from aengine.structured.json_documents import SchemaError

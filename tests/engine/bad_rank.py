@@ -1,4 +1,4 @@
-"""A rank with something wrong. Run like `aengine.runner.worker`; the first argument says what:
+"""A rank with something wrong. Run like `aengine.runner.follower`; the first argument says what:
 
 digest    its checkpoint is another one
 memory    it has no memory

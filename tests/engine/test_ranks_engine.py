@@ -85,7 +85,7 @@ async def test_a_stage_of_another_host(tmp_path: Path) -> None:
     secret = tmp_path / "secret"
     secret.write_text("of these ranks alone")
     address = f"127.0.0.1:{free_port()}"
-    command = [sys.executable, "-m", "aengine.runner.worker", f"--driver={address}", f"--secret-file={secret}", "--local-ranks=2"]
+    command = [sys.executable, "-m", "aengine.runner.follower", f"--driver={address}", f"--secret-file={secret}", "--local-ranks=2"]
     workers = [_worker([*command, f"--rank={2 + index}", f"--local-rank={index}"]) for index in (0, 1)]
     options = {"rank_address": address, "rank_secret_file": str(secret), "local_ranks": 2, "step_timeout": 60.0}
     try:

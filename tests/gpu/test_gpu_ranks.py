@@ -94,7 +94,7 @@ def test_a_rank_that_fails_is_named(device: str, division: str, how: signal.Sign
 def _follower() -> int:
     """The process of the other rank."""
     children = [int(pid) for task in os.listdir("/proc/self/task") for pid in _children(task).split()]
-    (pid,) = (pid for pid in children if b"aengine.runner.worker" in pathlib.Path(f"/proc/{pid}/cmdline").read_bytes())
+    (pid,) = (pid for pid in children if b"aengine.runner.follower" in pathlib.Path(f"/proc/{pid}/cmdline").read_bytes())
     return pid
 
 

@@ -37,8 +37,7 @@ from aengine.kernels.cpu.library import (
     check,
     stored_dim,
 )
-from aengine.kernels.cpu.ops import KvPool, head_kind, norm_weight
-from aengine.kernels.cpu.packed_linear import PackedLinear, PackedLinears
+from aengine.kernels.cpu.ops import KvPool, PackedLinear, PackedLinears, head_kind, norm_weight
 from aengine.kernels.paged_cache import Heads
 from aengine.kernels.quantized import Rows
 from aengine.models.cpu.stack import CpuLastTokens, DecoderStack, StepArguments

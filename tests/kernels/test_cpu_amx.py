@@ -15,7 +15,7 @@ from torch import Tensor
 
 from aengine.kernels.cpu.compiler import SOURCES, Level
 from aengine.kernels.cpu.library import CpuKernels, load_level
-from aengine.kernels.cpu.packed_linear import PackedLinear
+from aengine.kernels.cpu.ops import PackedLinear
 
 
 @pytest.fixture(scope="module")

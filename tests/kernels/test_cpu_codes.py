@@ -15,7 +15,7 @@ from torch import Tensor
 
 from aengine.kernels.arrays import data_address
 from aengine.kernels.cpu.library import NO_BUFFER, SOFTMAX, CExpertsOp, CpuKernels, Workspace
-from aengine.kernels.cpu.packed_linear import PackedLinear
+from aengine.kernels.cpu.ops import PackedLinear
 from aengine.kernels.cpu.packing import are_packable
 from aengine.kernels.quantized import QuantizedRows
 

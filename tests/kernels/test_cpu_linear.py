@@ -13,7 +13,7 @@ from torch import Tensor
 
 from aengine.kernels.cpu import library
 from aengine.kernels.cpu.library import CpuKernels, Workspace
-from aengine.kernels.cpu.packed_linear import PackedLinear
+from aengine.kernels.cpu.ops import PackedLinear
 
 DTYPES = [torch.float32, torch.bfloat16]
 SHAPES = st.tuples(

@@ -25,9 +25,9 @@ from aengine.models.config.model_config import load_spec
 from aengine.models.cpu.packed_weights import PackedWeights
 from aengine.models.cpu.weight_packing import WeightPacking
 from aengine.models.loading.hub import resolve_model
-from aengine.models.loading.weight_bytes import quantized_bytes, weight_bytes
 from aengine.models.loading.weights import fused, stored_weights
 from aengine.models.quantization.quantization_config import load_quantization
+from aengine.runner.memory import quantized_bytes, weight_bytes
 from aengine.runner.runner import ModelRunner
 
 

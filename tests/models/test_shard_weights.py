@@ -29,11 +29,11 @@ from aengine.models.cpu.weight_packing import WeightPacking
 from aengine.models.gguf import tensors
 from aengine.models.gguf.tensors import read_rows
 from aengine.models.loading import weights as loading
-from aengine.models.loading.weight_bytes import quantized_bytes, weight_bytes
 from aengine.models.loading.weights import fused, grouped, random_weights, stored_weights
 from aengine.models.quantization.quantization_config import load_quantization
 from aengine.models.sharding import sharded_weights, take_part
 from aengine.parallel.shard import WHOLE, Shard
+from aengine.runner.memory import quantized_bytes, weight_bytes
 
 CPU = torch.device("cpu")
 QUICK = ("pack-quantized 8 bits, asymmetric", "float-quantized, blocks", "gptq 4 bits, act-order", "awq", "nf4, double")

@@ -1,4 +1,4 @@
-"""A rank without a model: it writes what it received into the shared memory of its stage, at its index. Run like `aengine.runner.worker`;
+"""A rank without a model: it writes what it received into the shared memory of its stage, at its index. Run like `aengine.runner.follower`;
 the first argument is what it does besides:
 
     exit      ends with code 3 after its first step

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from aengine.runner.runner import ModelRunner
-from aengine.runner.torch.step_graphs import StepGraphs
+from aengine.runner.torch.model import StepGraphs
 
 
 def graphs_of(runner: ModelRunner) -> StepGraphs:

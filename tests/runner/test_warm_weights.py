@@ -12,9 +12,9 @@ from fresh_process import run_fresh
 from aengine.api.config import EngineConfig
 from aengine.kernels.warm_memory import WarmMemory
 from aengine.models.loading.hub import resolve_model
-from aengine.runner import memory as module
+from aengine.runner.cpu import packed_loading as module
 from aengine.runner.cpu.executor import CpuExecutor
-from aengine.runner.memory import warm_weights
+from aengine.runner.cpu.packed_loading import warm_weights
 from aengine.runner.runner import ModelRunner
 
 MIB = 1 << 20
@@ -101,18 +101,17 @@ def test_an_engine_warms_memory_before_it_imports_torch() -> None:
         import gc, sys
         import anyio
         from aengine import AsyncEngine, SamplingParams
-        from aengine.engine import loading
-        from aengine.runner import memory
+        from aengine.runner.cpu import packed_loading
 
         seen = []
 
         def spy(config, model_dir):
             assert "torch" not in sys.modules
-            memory._LEAST_WARM = 1
-            seen.append(memory.warm_weights(config, model_dir))
+            packed_loading._LEAST_WARM = 1
+            seen.append(warm_weights(config, model_dir))
             return seen[-1]
 
-        loading.warm_weights = spy
+        warm_weights, packed_loading.warm_weights = packed_loading.warm_weights, spy
 
         async def main():
             async with AsyncEngine("demo", device="cpu") as engine:

@@ -13,9 +13,8 @@ import torch
 from tensor_sampler import TENSORS, tensor_sampler
 
 from aengine.sampling.grammar import CompiledGrammar, GrammarError, Grammars
-from aengine.sampling.markers import Phase, ReasoningMarkers, unclean_ends
 from aengine.sampling.processors import StepRows
-from aengine.sampling.reasoning import CompiledReasoning
+from aengine.sampling.reasoning import CompiledReasoning, Phase, ReasoningMarkers, unclean_ends
 from aengine.scheduler.plan import NewRow, RowParams
 
 TEXTS = ["a", "b", "<", "/t>", ">", "</t>", "/t>b", "/t>\n", "/t>a", "<t>", "\n", "</", "t>", "t>b", ""]

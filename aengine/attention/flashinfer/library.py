@@ -35,7 +35,7 @@ from torch import Tensor
 from aengine.api.dataclass import dataclass
 from aengine.attention.base import BackendUnavailableError, first_line
 from aengine.attention.metadata import AttentionSpec
-from aengine.kernels.upload import staged
+from aengine.kernels.arrays import staged
 
 _log = logging.getLogger("aengine")
 SUPPORTED = ((0, 6, 13), (0, 8, 0))  # at least the first, below the second

@@ -33,7 +33,7 @@ from aengine.kernels.cpu.library import (
     CpuKernels,
     Workspace,
 )
-from aengine.kernels.cpu.packed_linear import PackedLinear, PackedLinears, num_panels
+from aengine.kernels.cpu.ops import PackedLinear, PackedLinears, num_panels
 from aengine.kernels.quantized import INT4_GROUP, QuantizedRows, Rows, common_zero_point, equal, exact_dtype, int4_rows, quantize_rows
 from aengine.kernels.warm_memory import Allocate, lazy_bytes
 

@@ -22,7 +22,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from aengine.kernels.arrays import Array
-from aengine.kernels.cpu.packed_linear import PackedLinear, PackedLinears
+from aengine.kernels.cpu.ops import PackedLinear, PackedLinears
 from aengine.kernels.warm_memory import map_file
 from aengine.models.sharding import sharded_spec
 from aengine.models.spec import ModelSpec

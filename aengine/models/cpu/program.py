@@ -35,9 +35,8 @@ from aengine.kernels.cpu.library import (
 from aengine.kernels.cpu.ops import head_kind, norm_weight
 from aengine.kernels.recurrence import StateLayout
 from aengine.layers.rotary import AngleTables, query_scales
-from aengine.models.cpu.cpu_operations import ACTIVATIONS, SCORINGS, Captured
+from aengine.models.cpu.cpu_operations import ACTIVATIONS, SCORINGS, Captured, RecurrentOperations
 from aengine.models.cpu.packed_weights import PackedWeights
-from aengine.models.cpu.recurrent_operations import RecurrentOperations
 from aengine.models.sharding import (
     Bounds,
     attended_bounds,

@@ -15,9 +15,9 @@ from aengine.kernels.warm_memory import keep_rows, lazy_bytes
 from aengine.models.cpu.cpu_operations import page_parts
 from aengine.models.cpu.stack import CpuLastTokens, DecoderStack, KeptHidden, PreparedStep, unsupported
 from aengine.models.draft_heads import draft_token_ids
-from aengine.models.loading.weight_bytes import quantized_bytes, weight_bytes
 from aengine.runner.contract import IntArray, Step
 from aengine.runner.cpu.packed_loading import WeightsWriting, load_packed
+from aengine.runner.memory import quantized_bytes, weight_bytes
 from aengine.runner.setup import ExecutorSetup
 
 

@@ -25,12 +25,11 @@ from aengine.models.cpu.cpu_operations import Captured, page_parts
 from aengine.models.cpu.packed_weights import PackedWeights
 from aengine.models.cpu.program import CpuProgram
 from aengine.models.cpu.stack import CpuLastTokens, DecoderStack, PreparedStep, unsupported
-from aengine.models.loading.weight_bytes import quantized_bytes, weight_bytes
 from aengine.models.sharding import sharded_spec
 from aengine.runner.contract import IntArray, ReadWeights, Step
 from aengine.runner.cpu.draft import DraftModel
 from aengine.runner.cpu.packed_loading import load_packed
-from aengine.runner.memory import check_addition, check_memory, cpu_budget, free_host_memory, show_bytes
+from aengine.runner.memory import check_addition, check_memory, cpu_budget, free_host_memory, quantized_bytes, show_bytes, weight_bytes
 from aengine.runner.rank_steps import exchange_of
 from aengine.runner.setup import ExecutorSetup
 from aengine.scheduler.plan import NO_INTS, RowParams, TokenStates

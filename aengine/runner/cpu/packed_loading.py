@@ -1,7 +1,8 @@
 """The packed weights of a model on a CPU: mapped from a file where they were packed before, else from its checkpoint, after which they are
 written to a file for later starts.
 
-Owns when files are read and written; the folder is `WeightsCache`'s, and the form of a file that of `models/cpu/packed_weights.py`.
+Owns when files are read and written; and the folder of the files: their names, which tell all that decides what is in them, who may have
+written there, and how much they take of the disk. The form of a file is that of `models/cpu/packed_weights.py`.
 """
 
 from __future__ import annotations
@@ -9,28 +10,128 @@ from __future__ import annotations
 import logging
 import os
 import pathlib
+import shutil
+import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import suppress
+from hashlib import blake2b
 from typing import Any
 
 from aengine.api import VERSION
 from aengine.api.config import EngineConfig
 from aengine.api.dataclass import dataclass
 from aengine.api.errors import ConfigError
+from aengine.api.runtime import paused_collection
 from aengine.kernels.cpu.compiler import KernelsUnavailableError, sources_digest
 from aengine.kernels.cpu.library import Workspace, load_kernels
-from aengine.kernels.warm_memory import Allocate, lazy_bytes
+from aengine.kernels.warm_memory import Allocate, WarmMemory, lazy_bytes
 from aengine.models.cpu.packed_weights import PackedFile, PackedFileError, PackedWeights, open_packed, verify_packed
 from aengine.models.cpu.stack import unsupported
+from aengine.models.loading.hub import find_checkpoint
 from aengine.models.spec import ModelSpec
 from aengine.runner.contract import Device
-from aengine.runner.cpu.weights_cache import WeightsCache
-from aengine.runner.memory import show_bytes
+from aengine.runner.memory import free_host_memory, show_bytes
 from aengine.runner.model_plan import plan_model
 from aengine.runner.setup import ExecutorSetup
 from aengine.runner.torch.device import set_thread_count
+
+SUFFIX = ".weights"
+_CUDA_DEVICE = pathlib.Path("/dev/nvidiactl")
+_LEAST_WARM = 32 << 20  # bytes: committing less takes no time
+_MARGIN = 1 << 30  # bytes of the disk that are left to others
+
+
+class WeightsCache:
+    """The files of packed weights in one folder."""
+
+    def __init__(self, folder: pathlib.Path, size: int) -> None:
+        """`size`: the most bytes of all files."""
+        self.folder, self.size = folder, size
+
+    @classmethod
+    def of(cls, config: EngineConfig, environ: Mapping[str, str] = os.environ) -> WeightsCache | None:
+        """The folder that is configured; None: weights are not kept."""
+        where = environ.get("AENGINE_WEIGHTS_CACHE") or "auto" if config.weights_cache == "auto" else config.weights_cache
+        if where == "off" or config.load_format == "dummy":
+            return None
+        if where == "auto":
+            base = environ.get("XDG_CACHE_HOME") or os.path.join(environ.get("HOME") or "~", ".cache")
+            where = os.path.join(base, "aengine", "weights")
+        return cls(pathlib.Path(where).expanduser(), config.weights_cache_size)
+
+    def has(self, config: EngineConfig, model_dir: pathlib.Path) -> bool:
+        """Whether some weights of this checkpoint are there, packed in whatever form."""
+        prefix = _checkpoint_name(config, model_dir)
+        with suppress(OSError):
+            return any(name.startswith(prefix) and name.endswith(SUFFIX) for name in os.listdir(self.folder))
+        return False
+
+    def path(self, config: EngineConfig, model_dir: pathlib.Path, facts: tuple[object, ...]) -> pathlib.Path:
+        """Where weights of a checkpoint are, or will be, that are packed as the facts say."""
+        return self.folder / f"{_checkpoint_name(config, model_dir)}-{_digest(facts)}{SUFFIX}"
+
+    def check_room(self, size: int) -> str | None:
+        """Why a file of so many bytes cannot be written; None: it can."""
+        if size > self.size:
+            return f"they take {size >> 20} MiB, and weights_cache_size is {self.size >> 20} MiB"
+        try:
+            self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+            about = self.folder.stat()
+            if about.st_uid != os.geteuid() or about.st_mode & 0o022:
+                return f"others may write to {self.folder}"
+            free = shutil.disk_usage(self.folder).free
+        except OSError as error:
+            return f"{self.folder} cannot be used: {error.strerror}"
+        return None if free >= size + _MARGIN else f"the disk of {self.folder} has {free >> 20} MiB left"
+
+    def make_room(self, kept: pathlib.Path) -> None:
+        """Removes the files that were used longest ago, beyond the size of all, but not `kept`; and what writers left that are gone."""
+        found = []
+        for entry in os.scandir(self.folder):
+            with suppress(OSError):
+                if entry.name.endswith(".writing") and not _is_running(entry.name):
+                    os.unlink(entry.path)
+                elif entry.name.endswith(SUFFIX):
+                    about = entry.stat(follow_symlinks=False)
+                    found.append((about.st_mtime, about.st_size, pathlib.Path(entry.path)))
+        total = sum(size for _, size, _ in found)
+        for _, size, path in sorted(found):
+            if total > self.size and path != kept:
+                with suppress(OSError):
+                    path.unlink()  # who has mapped it keeps it
+                total -= size
+
+
+def _checkpoint_name(config: EngineConfig, model_dir: pathlib.Path) -> str:
+    """What the names of files with weights of this checkpoint begin with: another one for each change of its files."""
+    names = {*find_checkpoint(model_dir, config.load_format).names, *(path.name for path in model_dir.glob("*.json"))}
+    facts = []
+    for name in sorted(names):
+        about = os.stat(model_dir / name)
+        facts.append((name, about.st_size, about.st_mtime_ns, about.st_ino, about.st_dev))
+    readable = "".join(letter if letter.isalnum() or letter in "-." else "-" for letter in model_dir.resolve().name)[:40]
+    return f"{readable}-{_digest((config.load_format, *facts))}"
+
+
+def _digest(facts: tuple[object, ...]) -> str:
+    return blake2b(repr(facts).encode(), digest_size=12).hexdigest()
+
+
+def _is_running(name: str) -> bool:
+    """Whether the process that writes a file of this name is there."""
+    number = name.split(".")[-2]
+    if not number.isdigit():
+        return False
+    try:
+        os.kill(int(number), 0)
+    except ProcessLookupError:
+        return False
+    except OSError:
+        return True
+    return True
+
 
 _log = logging.getLogger("aengine")
 _VERSION = 1  # of the form of files, and of how weights are packed beside what the kernels do
@@ -99,7 +200,8 @@ def load_packed(
     if cache is not None and path is not None and (found := _open(path, setup)) is not None:
         check()
         return LoadedWeights(found, f"mapped from {path}")
-    from aengine.models.cpu.weight_packing import WeightPacking  # imports torch
+    with paused_collection():  # a collection would traverse the many objects that importing torch creates, again and again
+        from aengine.models.cpu.weight_packing import WeightPacking
 
     set_thread_count(setup.threads)  # of this thread; other engines and the host program keep theirs
     options: dict[str, Any] = {"shard": setup.shard, "quantization": setup.config.quantization, "allocate": allocate}
@@ -166,3 +268,24 @@ def pack_to_file(config: EngineConfig, model_dir: pathlib.Path) -> tuple[pathlib
         path.unlink(missing_ok=True)
         raise ConfigError.of("weights_cache", f"{path} was damaged and is removed: {error}; pack again") from None
     return path, is_new
+
+
+def warm_weights(config: EngineConfig, model_dir: pathlib.Path) -> WarmMemory | None:
+    """About as much memory as the weights of a checkpoint will take; None where nothing is gained."""
+    on_cpu = config.device == "cpu" or (config.device == "auto" and not _CUDA_DEVICE.exists())
+    if "torch" in sys.modules or not on_cpu or config.load_format == "dummy" or _runs_in_torch(config):
+        return None
+    cache = WeightsCache.of(config)
+    if cache is not None and cache.has(config, model_dir):  # they are likely mapped
+        return None
+    size = sum((model_dir / name).stat().st_size for name in find_checkpoint(model_dir, config.load_format).names)
+    if config.quantization != "none":  # most checkpoints have 16 bits per weight
+        size //= 4 if config.quantization == "int4" else 2
+    elif config.dtype == "float32":
+        size *= 2
+    size //= config.num_ranks
+    return WarmMemory(size) if _LEAST_WARM <= size <= free_host_memory() // 2 else None
+
+
+def _runs_in_torch(config: EngineConfig) -> bool:
+    return config.attention_backend == "torch_native" or config.expert_parallel_size > 1

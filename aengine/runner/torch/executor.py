@@ -24,8 +24,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from aengine.kernels.arrays import Array, as_array, as_tensor
-from aengine.kernels.upload import to_device, to_host, upload
+from aengine.kernels.arrays import Array, as_array, as_tensor, to_device, to_host, upload
 from aengine.layers.adapters import PackedAdapter
 from aengine.layers.collectives import ExpertExchange
 from aengine.models.adapters import Adapter, packed_adapter

@@ -36,9 +36,9 @@ from aengine.attention import (
     as_decodes,
     empty_layout,
 )
+from aengine.kernels.arrays import upload
 from aengine.kernels.paged_cache import Heads, KvTarget
 from aengine.kernels.recurrence import RecurrentRule
-from aengine.kernels.upload import upload
 from aengine.layers.adapters import AdapterTable
 from aengine.models.torch.decoder import ForwardBatch
 from aengine.parallel.shard import WHOLE, Shard

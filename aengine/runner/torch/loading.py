@@ -20,12 +20,11 @@ from aengine.layers.collectives import Collectives, ExpertExchange
 from aengine.layers.ops import LayerOps
 from aengine.models.adapters import adapter_bytes, adapter_shapes
 from aengine.models.fallback import FallbackSpec
-from aengine.models.loading.weight_bytes import quantized_bytes, weight_bytes
 from aengine.models.loading.weights import fused
 from aengine.models.sharding import own, sharded_weights, vocab_bounds
 from aengine.models.torch.blocks import Weight
 from aengine.models.torch.decoder import Decoder, ForwardBatch
-from aengine.runner.memory import check_addition, check_memory, free_host_memory, pinned_bytes, show_bytes
+from aengine.runner.memory import check_addition, check_memory, free_host_memory, pinned_bytes, quantized_bytes, show_bytes, weight_bytes
 from aengine.runner.setup import ExecutorSetup
 from aengine.runner.torch.device import free_cuda_memory
 

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from aengine.kernels.upload import upload
+from aengine.kernels.arrays import upload
 from aengine.runner.contract import Step
 from aengine.runner.results import PromptScorer, PromptScores
 from aengine.runner.setup import ExecutorSetup

@@ -290,7 +290,7 @@ def _engine_of(choice: ModelChoice) -> ServedEngine:
 def _weight_bytes(config: EngineConfig) -> int:
     """About how many bytes the weights of a model will take, as its files say. Blocks. Raises ModelLoadError."""
     from aengine.models.loading.hub import resolve_model
-    from aengine.models.loading.weight_bytes import BITS
+    from aengine.runner.memory import BITS
 
     path = resolve_model(config.model, config.revision, config.load_format)
     files = [path] if path.is_file() else next((found for pattern in _WEIGHT_FILES if (found := list(path.glob(pattern)))), [])
