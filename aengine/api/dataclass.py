@@ -32,6 +32,7 @@ _SHARED = "__init__", "__repr__", "__eq__", "__hash__", "__setattr__", "__delatt
 
 def _frozen(cls: type, *, eq: bool, kw_only: bool) -> type:
     own = {name for name in _SHARED if name in cls.__dict__}
+    cls.__doc__ = cls.__doc__ or cls.__name__  # else a signature is written there
     made: Any = dataclasses.dataclass(init=False, repr=False, eq=False, slots=True, kw_only=kw_only)(cls)
     fields = dataclasses.fields(made)
     methods: dict[str, Any] = {

@@ -35,12 +35,16 @@ Allocate = Callable[[int], NDArray[np.uint8]]
 """A function: size -> [size] zeros."""
 
 
-def lazy_bytes(size: int) -> NDArray[np.uint8]:
+def lazy_bytes(size: int, *, small: int = 0) -> NDArray[np.uint8]:
     """[size] zeros on a 2 MiB boundary, which are committed when they are first touched.
 
     Pages are huge where the system supports it: there are fewer address translations, and hardware prefetchers stop at the end of a page.
+    But the `small` first bytes are in pages of the usual size, of which little is committed where little is touched.
     """
     mapped, first = _map(size)
+    if small and hasattr(mmap, "MADV_NOHUGEPAGE"):
+        with contextlib.suppress(OSError):
+            mapped.madvise(mmap.MADV_NOHUGEPAGE, first, min(-(-small // mmap.PAGESIZE) * mmap.PAGESIZE, len(mapped) - first))
     return np.frombuffer(mapped, np.uint8, size, first)  # holds a reference to the mapping
 
 

@@ -27,6 +27,7 @@ INTEGERS: dict[str, tuple[int, int | None, bool]] = {  # lowest, highest, whethe
     "image_max_tokens": (16, 65536, True),
     "image_cache_memory": (0, None, False),
     "host_kv_memory": (0, None, False),
+    "weights_cache_size": (0, None, False),
     "kv_disk_size": (0, None, False),
     "max_queued_requests": (1, None, True),
     "max_queued_tokens": (1, None, True),
@@ -56,7 +57,7 @@ CHOICES = {
 }
 SWITCHES = ("enable_prefix_cache", "eager", "skip_self_check", "content_special_tokens")
 OTHERS = {"model", "revision", "device", "page_size", "gpu_memory_utilization", "graph_sizes", "tenant_weights", "speculative_model"}
-OTHERS |= {"adapters", "local_ranks", "rank_address", "rank_secret_file", "expert_parallel_size", "expert_parallel_rank", "kv_disk_path"}
+OTHERS |= {"adapters", "local_ranks", "rank_address", "rank_secret_file", "expert_parallel_size", "expert_parallel_rank", "kv_disk_path", "weights_cache"}
 OTHERS |= {"session_share", "recording_dir"}
 
 
@@ -127,6 +128,8 @@ def test_defaults() -> None:
         "session_seconds": 600.0,
         "session_share": 0.5,
         "host_kv_memory": 0,
+        "weights_cache": "auto",
+        "weights_cache_size": 64 << 30,
         "kv_disk_path": None,
         "kv_disk_size": 16 << 30,
         "enable_prefix_cache": True,
@@ -154,7 +157,7 @@ def test_integers(name: str) -> None:
     accepted(name, high or 2**40)
     range_said = f"is not an integer >= {low}" if high is None else f"is not an integer in [{low}, {high}]"
     outside: list[Any] = [low - 1, -(2**40), 16.0, 1.5, True, [16], math.nan] + ([] if high is None else [high + 1, HUGE])
-    if not name.endswith("_memory") and name != "kv_disk_size":  # which are sizes
+    if not name.endswith("_memory") and name not in ("kv_disk_size", "weights_cache_size"):  # which are sizes
         outside.append("16")
     for value in outside:
         assert refused(**{name: value}) == {name: f"{shown(value)} {range_said}"}

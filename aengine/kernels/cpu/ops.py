@@ -241,6 +241,9 @@ PageParts = Sequence[tuple[int, Heads]]
 """By layer with attention, which part of its place in a page it has, and its heads."""
 
 
+_SMALL_PAGES = 2 << 20  # bytes of the KV of each layer, so that a first token does not commit a huge page for each
+
+
 class KvPool:
     """Pages of keys and values, whose layout is in `src/abi.h`, initially zero; memory is committed when it is first written."""
 
@@ -250,7 +253,7 @@ class KvPool:
         self.num_pages, self.parts = num_pages, parts
         of_place = place_bytes(page_size, parts, dtype)
         sizes = [num_pages * size for size in of_place]
-        self._memory = [lazy_bytes(size) for size in sizes for _ in range(layers_per_page)]
+        self._memory = [lazy_bytes(size, small=_SMALL_PAGES) for size in sizes for _ in range(layers_per_page)]
         self.pages = [memory.reshape(num_pages, -1) for memory in self._memory]
         """[num_pages, bytes of a page] of the keys of each layer, then of the values."""
         pointers = [memory.ctypes.data for memory in self._memory]
