@@ -29,7 +29,7 @@ from aengine.api.runtime import switch_often
 sys.dont_write_bytecode = False
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # read when torch is loaded, so before any test imports it
-os.environ.setdefault("AENGINE_WEIGHTS_CACHE", "off")  # hundreds of small models
+os.environ.setdefault("AENGINE_PACKED_WEIGHTS", "off")  # hundreds of small models
 if os.environ.get("AENGINE_EXECUTE_PTX"):  # before any module asks for a device
     import computing_flashinfer
     from computing_cuda import ComputingCuda

@@ -168,7 +168,7 @@ class EngineConfig:
     are computed; for GPUs. 0: none."""
     weights_cache: Annotated[str, text("auto, off or a path")] = "auto"
     """Where the weights of a model on a CPU are kept as the kernels read them, so that later starts map them and all processes share them:
-    auto, which is a directory of the user's cache unless AENGINE_WEIGHTS_CACHE says another or off; a directory; or off."""
+    auto, which is a directory of the user's cache unless AENGINE_PACKED_WEIGHTS says another or off; a directory; or off."""
     weights_cache_size: Annotated[int, Size(0)] = 64 << 30
     """Most bytes, or a size such as 100GB, of the files in weights_cache; those that were used longest ago give way."""
     kv_disk_path: Annotated[str | None, text("a path")] = None

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 else:
 
     def dataclass(cls: type | None = None, /, **options: bool) -> Any:
-        """As `dataclasses.dataclass`."""
+        """Make a dataclass, with the options of `dataclasses.dataclass`."""
         if cls is None:
             return lambda cls: dataclass(cls, **options)
         if not options.get("frozen") or not options.get("slots") or options.keys() - {"frozen", "slots", "eq", "kw_only"}:
@@ -78,7 +78,7 @@ def _first_init(made: Any) -> Callable[..., None]:
 
 
 def _compiled_init(made: Any) -> Callable[..., None]:
-    """As `dataclasses` makes it for a frozen class: with `object.__setattr__`."""
+    """Make what `dataclasses` makes for a frozen class, which sets with `object.__setattr__`."""
     names: dict[str, Any] = {"_set": object.__setattr__, "_missing": dataclasses.MISSING}
     positional: list[str] = []
     named: list[str] = []

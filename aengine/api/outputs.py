@@ -41,10 +41,7 @@ class FinishReason(enum.Enum):
         return self in _CUTS
 
 
-_CUTS = frozenset(
-    {FinishReason.MAX_TOKENS, FinishReason.CONTEXT_LENGTH, FinishReason.REPETITION, FinishReason.DEADLINE, FinishReason.CANCELLED}
-)
-
+_CUTS = {FinishReason.MAX_TOKENS, FinishReason.CONTEXT_LENGTH, FinishReason.REPETITION, FinishReason.DEADLINE, FinishReason.CANCELLED}
 
 NO_TOKEN = -1
 """`Token.token_id` of the end of a sequence that is ended from outside."""

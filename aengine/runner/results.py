@@ -103,14 +103,14 @@ class Pooler:
         if not found:
             return DevicePooled((), None, tuple(tokens)) if tokens else None
         arrays = self._arrays
-        states, ends = arrays.doubles(hidden[arrays.put(np.concatenate(indices))]), np.cumsum(counts).tolist()
+        states, ends = arrays.doubles(hidden[arrays.put_array(np.concatenate(indices))]), np.cumsum(counts).tolist()
         # Sums of doubles, in which those of float32 are exact but for what no float32 shows: where a chunk ends does not show either.
         sums = [states[end - count : end].sum(0)[None] for end, count in zip(ends, counts, strict=True)]
         pooled = arrays.joined(sums) / self._factor
         if classified and self._classify is not None:
             scale = np.array([counts[i] if self._label_pooling == "mean" else 1 for i in classified], np.float64)
-            at = arrays.put(np.array(classified))
-            scores = self._classify(pooled[at] / arrays.put(scale)[:, None])
+            at = arrays.put_array(np.array(classified))
+            scores = self._classify(pooled[at] / arrays.put_array(scale)[:, None])
             wider = arrays.zeros((len(found), max(scores.shape[1], pooled.shape[1])), np.float64)
             wider[:, : pooled.shape[1]] = pooled
             wider[at, : scores.shape[1]] = arrays.doubles(scores)
@@ -231,8 +231,8 @@ class PromptScorer:
                 targets.append(prompt[start : start + count].astype(np.int64))
         if not spans:
             return (), None
-        at = self._arrays.put(np.concatenate(indices))
-        tokens = self._arrays.put(np.concatenate(targets))
+        at = self._arrays.put_array(np.concatenate(indices))
+        tokens = self._arrays.put_array(np.concatenate(targets))
         most = max(span.width for span in spans)
         block = max(1, _BLOCK_ELEMENTS // self._vocab_size)
         blocks = [slice(begin, begin + block) for begin in range(0, len(tokens), block)]

@@ -24,7 +24,7 @@ _NARROWEST_BLOCK = 8  # ids; narrower ones cost more than they save
 class HostArrays:
     on_host = True
 
-    def put(self, array: NDArray[Any]) -> Numbers:
+    def put_array(self, array: NDArray[Any]) -> Numbers:
         """An array of the host, where the numbers are."""
         return array
 
@@ -58,7 +58,7 @@ class HostArrays:
         return numbers.astype(np.float64)
 
     def flat(self, numbers: Numbers) -> Numbers:
-        """The same memory in one dimension."""
+        """Return the same memory in one dimension."""
         return numbers.reshape(-1)
 
     def of_columns(self, numbers: Numbers, ids: Numbers) -> Numbers:
@@ -98,7 +98,7 @@ class HostArrays:
         return tokens, logits[np.arange(len(tokens)), tokens]
 
     def num_accepted(self, tokens: Numbers, drafts: Numbers, firsts: NDArray[np.int64]) -> Numbers:
-        """As `num_accepted_on_host`, where the numbers are."""
+        """Return what `num_accepted_on_host` does, where the numbers are."""
         return num_accepted_on_host(tokens, drafts, firsts)
 
     def tensor_of(self, row: Numbers) -> Tensor:
@@ -121,7 +121,7 @@ class DeviceArrays:
         self._torch, self._to_device = torch, to_device
         self.top_candidates, self._num_accepted = top_candidates, num_accepted
 
-    def put(self, array: NDArray[Any]) -> Numbers:
+    def put_array(self, array: NDArray[Any]) -> Numbers:
         return self._to_device(array, self.device)
 
     def arange(self, count: int) -> Numbers:
@@ -167,7 +167,7 @@ class DeviceArrays:
     def num_accepted(self, tokens: Numbers, drafts: Numbers, firsts: NDArray[np.int64]) -> Numbers:
         if self.device.type == "cpu":
             return self._torch.from_numpy(num_accepted_on_host(tokens.numpy(), drafts.numpy(), firsts))
-        return self._num_accepted(tokens, drafts, self.put(firsts.astype(np.int32)))
+        return self._num_accepted(tokens, drafts, self.put_array(firsts.astype(np.int32)))
 
     def tensor_of(self, row: Numbers) -> Tensor:
         found: Tensor = row

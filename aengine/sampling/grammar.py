@@ -425,7 +425,7 @@ class Grammars(Processor):
             for index, ids in lines.banned.items():
                 logits[index][ids] = -np.inf
             return
-        put = self._arrays.put
+        put = self._arrays.put_array
         if lines.banned:
             flat = np.concatenate([index * self._vocab_size + ids for index, ids in lines.banned.items()])
             logits.view(-1).index_fill_(0, put(flat), -math.inf)

@@ -184,17 +184,17 @@ class Penalties(Processor):
             [(max(p.repetition_penalty, _LEAST), p.frequency_penalty, p.presence_penalty) for p in (new.params for new in penalised)],
             dtype=np.float32,
         )
-        at = self._arrays.put(slots)
-        self._lists[at] = self._arrays.put(packed)
-        self._factors[at] = self._arrays.put(factors)
+        at = self._arrays.put_array(slots)
+        self._lists[at] = self._arrays.put_array(packed)
+        self._factors[at] = self._arrays.put_array(factors)
 
     def apply(self, logits: Numbers, step: StepRows, members: NDArray[np.int64]) -> None:
         rows, ends = step.rows[members], self._ends(step, members)
         self._reserve(0, int(ends.max()) + 1)  # for what will be sampled, too
         if step.drafts is not None and len(drafted := members[step.drafts[members] >= 0]):
-            self._write(step, drafted, self._arrays.put(step.drafts[drafted].astype(np.int64)))
+            self._write(step, drafted, self._arrays.put_array(step.drafts[drafted].astype(np.int64)))
         arrays = self._arrays
-        at = arrays.put(np.stack((members * logits.shape[1], self._slots[rows], self._outputs[rows], ends)))
+        at = arrays.put_array(np.stack((members * logits.shape[1], self._slots[rows], self._outputs[rows], ends)))
         lines, slots, outputs, limits = at[:, :, None]
         entries = arrays.arange(max(1, int(ends.max())))
         there = entries < limits
@@ -212,11 +212,11 @@ class Penalties(Processor):
 
     def record(self, step: StepRows, members: NDArray[np.int64], tokens: Numbers) -> None:
         """Adds the tokens of `members`, of [m] int64 `tokens` on the device. Those that do not count are overwritten."""
-        self._write(step, members, tokens[self._arrays.put(members)])
+        self._write(step, members, tokens[self._arrays.put_array(members)])
 
     def _write(self, step: StepRows, members: NDArray[np.int64], tokens: Numbers) -> None:
         """Into the entries of these tokens of a step."""
-        slots, entries = self._arrays.put(np.stack((self._slots[step.rows[members]], self._ends(step, members))))
+        slots, entries = self._arrays.put_array(np.stack((self._slots[step.rows[members]], self._ends(step, members))))
         self._lists[slots, entries] = tokens
 
     def _ends(self, step: StepRows, members: NDArray[np.int64]) -> NDArray[np.int64]:
@@ -345,7 +345,7 @@ class Masks(Processor):
             completed = _completed(batch.long_words, self._last_tokens_of(step, batch.word_indices))
             if completed.any():
                 banned = batch.word_indices[completed] * self._vocab_size + batch.long_words[completed, -1]
-                flat[self._arrays.put(banned)] = -math.inf
+                flat[self._arrays.put_array(banned)] = -math.inf
 
     def observe(self, rows: NDArray[np.int32], tokens: NDArray[np.int64]) -> Mapping[int, Exception]:
         while len(rows):
@@ -381,11 +381,11 @@ class Masks(Processor):
         banned += [mask.stops + base for (_, base, mask), is_early in zip(masks, early, strict=True) if is_early]
         restricted = [(index, mask.allowed + base) for index, base, mask in masks if mask.allowed is not None]
         return _Batch(
-            restricted=self._arrays.put(np.array([index for index, _ in restricted], dtype=np.int64)),
-            allowed=self._arrays.put(np.concatenate([np.zeros(0, dtype=np.int64), *(ids for _, ids in restricted)])),
-            banned=self._arrays.put(np.concatenate(banned)),
-            biased=self._arrays.put(np.concatenate([mask.biased + base for _, base, mask in masks])),
-            biases=self._arrays.put(np.concatenate([mask.biases for _, _, mask in masks])),
+            restricted=self._arrays.put_array(np.array([index for index, _ in restricted], dtype=np.int64)),
+            allowed=self._arrays.put_array(np.concatenate([np.zeros(0, dtype=np.int64), *(ids for _, ids in restricted)])),
+            banned=self._arrays.put_array(np.concatenate(banned)),
+            biased=self._arrays.put_array(np.concatenate([mask.biased + base for _, base, mask in masks])),
+            biases=self._arrays.put_array(np.concatenate([mask.biases for _, _, mask in masks])),
             long_words=_joined([mask.long_words for _, _, mask in masks if len(mask.long_words)]),
             word_indices=np.repeat(indices, [len(mask.long_words) for _, _, mask in masks]),
         )

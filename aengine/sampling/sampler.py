@@ -140,7 +140,7 @@ class Sampler:
             self._num_logprobs[new.row] = -1 if new.params.logprobs is None else min(new.params.logprobs, self.vocab_size)
             self._draw_params[new.row] = _draw_params(new.params, self.vocab_size)
         if not self._arrays.on_host:  # of all rows, which is one small upload
-            self._device_params = self._arrays.put(self._draw_params.view(np.int32).reshape(len(self._draw_params), -1))
+            self._device_params = self._arrays.put_array(self._draw_params.view(np.int32).reshape(len(self._draw_params), -1))
         for processor in self._processors:
             processor.update(new_rows)
 
@@ -255,13 +255,13 @@ class Sampler:
                 index not in step.postponed and row not in step.failures for index, row in zip(members, step.rows[members], strict=True)
             ]
             members = members[goes_on]
-            at = self._arrays.put(members)
-            found = (sampled.tokens[at] == self._arrays.put(step.drafts[members])) & (sampled.chosen[at] > -math.inf)
+            at = self._arrays.put_array(members)
+            found = (sampled.tokens[at] == self._arrays.put_array(step.drafts[members])) & (sampled.chosen[at] > -math.inf)
             members = members[on_host(found if self._arrays.on_host else found.cpu())] + 1
             if not len(members):
                 return
             self._custom.apply(logits, step, members)
-            at = self._arrays.put(members)
+            at = self._arrays.put_array(members)
             params = None if draw_params is None else draw_params[members]
             one = self._draw_tokens(logits[at], params, device_rows[at], device_positions[at])
             sampled.tokens[at], sampled.chosen[at] = one.tokens, one.chosen
@@ -272,23 +272,23 @@ class Sampler:
         tokens = sampled.tokens
         drafts = np.full(len(tokens), -1, np.int32) if step.drafts is None else step.drafts.copy()
         drafts[[index - 1 for index in step.postponed]] = -1  # before a row's first token: of another row's last, which has none
-        there, firsts = self._arrays.put(drafts), step.firsts
+        there, firsts = self._arrays.put_array(drafts), step.firsts
         there[:-1][sampled.impossible[1:]] = -1
         accepted = self._arrays.num_accepted(tokens, there, firsts)
         if step.postponed:
-            accepted *= self._arrays.put(~np.isin(firsts, list(step.postponed)))
+            accepted *= self._arrays.put_array(~np.isin(firsts, list(step.postponed)))
         return accepted
 
     def _raw_logits(self, logits: Numbers, rows: NDArray[np.int32], present: int) -> tuple[NDArray[np.int64], Numbers]:
         """Which of the m ask for logprobs, and [w, vocab_size] their logits as they are now."""
         logprob_rows = np.flatnonzero(self._num_logprobs[rows] >= 0)
         unchanged = len(logprob_rows) == len(rows) and not present & _PROCESSED
-        return logprob_rows, logits if unchanged else logits[self._arrays.put(logprob_rows)]
+        return logprob_rows, logits if unchanged else logits[self._arrays.put_array(logprob_rows)]
 
     def _with_logprobs(
         self, sampled: SampledTokens, rows: NDArray[np.int32], logprob_rows: NDArray[np.int64], raw: Numbers
     ) -> SampledTokens:
-        tokens = sampled.tokens if len(logprob_rows) == len(rows) else sampled.tokens[self._arrays.put(logprob_rows)]
+        tokens = sampled.tokens if len(logprob_rows) == len(rows) else sampled.tokens[self._arrays.put_array(logprob_rows)]
         logprobs = token_logprobs(self._arrays, raw, tokens, int(self._num_logprobs[rows].max()), self._sums)
         return replace(sampled, logprobs=logprobs, logprob_rows=logprob_rows)
 

@@ -57,8 +57,17 @@ CHOICES = {
 }
 SWITCHES = ("enable_prefix_cache", "eager", "skip_self_check", "content_special_tokens")
 OTHERS = {"model", "revision", "device", "page_size", "gpu_memory_utilization", "graph_sizes", "tenant_weights", "speculative_model"}
-OTHERS |= {"adapters", "local_ranks", "rank_address", "rank_secret_file", "expert_parallel_size", "expert_parallel_rank", "kv_disk_path", "weights_cache"}
-OTHERS |= {"session_share", "recording_dir"}
+OTHERS |= {
+    "adapters",
+    "local_ranks",
+    "rank_address",
+    "rank_secret_file",
+    "expert_parallel_size",
+    "expert_parallel_rank",
+    "kv_disk_path",
+    "weights_cache",
+}
+OTHERS |= {"session_share", "recording_dir", "weights_cache"}
 
 
 def config(**given: Any) -> EngineConfig:

@@ -98,7 +98,12 @@ def told(one: Any, others: list[Any]) -> list[Any]:
     cls = one.__class__
     values = {each.name: getattr(one, each.name) for each in dataclasses.fields(one)}
     found = [values, repr(one).rpartition(".")[2], [one == other for other in others], cls.__match_args__, hasattr(one, "__dict__")]
-    found += [dataclasses.asdict(one), str(inspect.signature(cls)), dataclasses.is_dataclass(one), (cls.__doc__ or "").startswith("Two numbers")]
+    found += [
+        dataclasses.asdict(one),
+        str(inspect.signature(cls)),
+        dataclasses.is_dataclass(one),
+        (cls.__doc__ or "").startswith("Two numbers"),
+    ]
     try:
         found.append(hash(one) == hash(copy.copy(one)))
     except TypeError as error:

@@ -162,7 +162,9 @@ def test_a_rank_that_never_connects_is_not_waited_for(monkeypatch: pytest.Monkey
     monkeypatch.setattr(collectives, "nccl_group", nccl_group)
     with listen("127.0.0.1:0") as store:
         driver = SimpleNamespace(store=store.getsockname(), store_fd=store.fileno(), check=check, on_failure=lambda callback: None)
-        setup: Any = SimpleNamespace(shard=Shard(0, 2), ranks=driver, followers=driver, torch_device=CUDA)
+        setup: Any = SimpleNamespace(
+            shard=Shard(0, 2), ranks=driver, followers=driver, device=contract.Device("cuda", 0), torch_device=CUDA
+        )
         with pytest.raises(RankDiedError, match="SIGKILL"):
             rank_steps.connect_ranks(setup, lambda: None)
         connects.set()

@@ -208,7 +208,7 @@ def test_no_room_on_the_disk(tmp_path: pathlib.Path) -> None:
     process = python(TOO_LARGE, tmp_path / "model", tmp_path / "cache")
     output, _ = process.communicate()
     assert process.returncode == 0, output
-    assert output.splitlines()[-1] == str(tokens(tmp_path / "model", "off"))
+    assert str(tokens(tmp_path / "model", "off")) in output.splitlines()
     assert list((tmp_path / "cache").iterdir()) == []
 
 

@@ -12,7 +12,7 @@ from __future__ import annotations
 import math
 import pathlib
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
 from functools import partial
 from importlib import import_module
@@ -52,10 +52,16 @@ def read_rows(kind: str, data: Tensor) -> Rows:
     return _READERS[kind](blocks)
 
 
-def _table(numbers: list[float]) -> Tensor:
+def _joined(parts: Iterable[Tensor], dim: int = 0) -> Tensor:
     import torch
 
-    return torch.tensor(numbers)
+    return torch.cat(tuple(parts), dim)
+
+
+def _range(count: int) -> Tensor:
+    import torch
+
+    return torch.arange(count)
 
 
 def _half(blocks: Tensor, at: int) -> Tensor:
@@ -109,14 +115,14 @@ def _q4_1(blocks: Tensor) -> QuantizedRows:
 
 
 def _iq4_nl(blocks: Tensor) -> QuantizedRows:
-    return _rows(_nibbles(blocks[..., 2:]), _half(blocks, 0), 32, 4, table=_table(_NL4))
+    scales = _half(blocks, 0)
+    return _rows(_nibbles(blocks[..., 2:]), scales, 32, 4, table=scales.new_tensor(_NL4))
 
 
 def _mxfp4(blocks: Tensor) -> QuantizedRows:
     """Exponents of 8 bits, of half the scale since the table has twice the numbers."""
-    import torch
-
-    return _rows(_nibbles(blocks[..., 1:]), torch.exp2(blocks[..., 0].float() - 128), 32, 4, table=_table(_FP4))
+    scales = (blocks[..., 0].float() - 128).exp2()
+    return _rows(_nibbles(blocks[..., 1:]), scales, 32, 4, table=scales.new_tensor(_FP4))
 
 
 def _q5_0(blocks: Tensor) -> QuantizedRows:
@@ -133,11 +139,9 @@ def _q5_1(blocks: Tensor) -> QuantizedRows:
 
 def _scales_and_minima(blocks: Tensor) -> tuple[Tensor, Tensor]:
     """[rows, blocks, 8] each, of the types of 256 columns: 6-bit numbers in 12 bytes, times two float16."""
-    import torch
-
     first, second, mixed = blocks[..., 4:8], blocks[..., 8:12], blocks[..., 12:16]
-    scales = torch.cat((first & 63, (mixed & 15) | ((first >> 2) & 48)), dim=-1)
-    minima = torch.cat((second & 63, (mixed >> 4) | ((second >> 2) & 48)), dim=-1)
+    scales = _joined((first & 63, (mixed & 15) | ((first >> 2) & 48)), dim=-1)
+    minima = _joined((second & 63, (mixed >> 4) | ((second >> 2) & 48)), dim=-1)
     return _half(blocks, 0)[..., None] * scales, -(_half(blocks, 2)[..., None] * minima)
 
 
@@ -379,49 +383,40 @@ def _behind(stored: str, other: str, tensors: dict[str, GgufTensor]) -> Joint | 
 
 
 def _concatenated(gate: GgufTensor, up: GgufTensor, count: int) -> Rows:
-    import torch
-
     one, other = (_get(tensor, None, 0.0) for tensor in (gate, up))
 
     def both(first: Tensor, second: Tensor) -> Tensor:
-        return torch.cat([each.view(count, -1, *each.shape[1:]) for each in (first, second)], 1).flatten(0, 1)
+        return _joined([each.view(count, -1, *each.shape[1:]) for each in (first, second)], 1).flatten(0, 1)
 
     if isinstance(one, QuantizedRows) and isinstance(other, QuantizedRows) and gate.type == up.type:
         offsets = None if one.offsets is None or other.offsets is None else both(one.offsets, other.offsets)
         return replace(one, codes=both(one.codes, other.codes), scales=both(one.scales, other.scales), offsets=offsets)
-    return torch.cat((_get_numbers(gate), _get_numbers(up)), dim=-2)
+    return _joined((_get_numbers(gate), _get_numbers(up)), dim=-2)
 
 
 def _key_and_value_up(key: GgufTensor, value: GgufTensor) -> Tensor:
     """[heads, rank, nope] and [heads, values, rank] -> [heads * (nope + values), rank]."""
-    import torch
-
-    return torch.cat((_get_numbers(key).transpose(1, 2), _get_numbers(value)), dim=1).flatten(0, 1)
+    return _joined((_get_numbers(key).transpose(1, 2), _get_numbers(value)), dim=1).flatten(0, 1)
 
 
 def _alternating(gate: GgufTensor, up: GgufTensor) -> Rows:
     """Put the rows (or numbers) of gate and of up in turn, for each expert; a matrix that is not quantised is transposed."""
-    import torch
-
     one, other = (_get(tensor, None, 0.0) for tensor in (gate, up))
     if isinstance(one, QuantizedRows) and isinstance(other, QuantizedRows) and gate.type == up.type:
         offsets = None if one.offsets is None or other.offsets is None else _by_turns(one.offsets, other.offsets)
         return replace(one, codes=_by_turns(one.codes, other.codes), scales=_by_turns(one.scales, other.scales), offsets=offsets)
-    whole = torch.stack((_get_numbers(gate), _get_numbers(up)), dim=2).flatten(1, 2)
+    whole = _joined((_get_numbers(gate).unsqueeze(2), _get_numbers(up).unsqueeze(2)), 2).flatten(1, 2)
     return whole.transpose(1, 2).contiguous() if len(gate.shape) == 3 else whole
 
 
 def _by_turns(one: Tensor, other: Tensor) -> Tensor:
-    import torch
-
-    return torch.stack((one, other), dim=1).flatten(0, 1)
+    return _joined((one.unsqueeze(1), other.unsqueeze(1)), 1).flatten(0, 1)
 
 
 def _get_numbers(tensor: GgufTensor) -> Tensor:
-    from torch import Tensor
 
     rows = _get(tensor, None, 0.0)
-    return rows if isinstance(rows, Tensor) else rows.dequantized().view(tensor.shape)
+    return rows.dequantized().view(tensor.shape) if isinstance(rows, QuantizedRows) else rows
 
 
 def _kind(tensor: GgufTensor) -> str:
@@ -431,8 +426,6 @@ def _kind(tensor: GgufTensor) -> str:
 
 def _order(architecture: Architecture, module: str, tensor: GgufTensor, config: Mapping[str, Any]) -> Tensor | None:
     """The rows of q, k and v in the order that the family wants them in: for a rope that pairs halves, or by head. None: as they are."""
-    import torch
-
     heads, count = int(config.get("num_attention_heads", 0)), tensor.shape[0]
     if architecture.tiled_heads and module in _TILED:
         dim = config["linear_value_head_dim"] if module in ("attn_qkv", "attn_gate", "ssm_conv1d") else 1
@@ -446,7 +439,7 @@ def _order(architecture: Architecture, module: str, tensor: GgufTensor, config: 
         return None
     if not heads or count % (heads * (3 if architecture.by_head else 2)):
         raise ModelLoadError(f"the rows of q and k of the GGUF file, {count}, are not those of {heads} heads of even size")
-    return torch.arange(count).view(shape).transpose(*axes).flatten()
+    return _range(count).view(shape).transpose(*axes).flatten()
 
 
 _TILED = ("attn_qkv", "attn_gate", "ssm_conv1d", "ssm_beta", "ssm_alpha", "ssm_a", "ssm_dt")
@@ -454,38 +447,32 @@ _TILED = ("attn_qkv", "attn_gate", "ssm_conv1d", "ssm_beta", "ssm_alpha", "ssm_a
 
 def _grouped(config: Mapping[str, Any], dim: int, count: int) -> Tensor:
     """Where each of `count` numbers is in a file with tiled heads, the last of which are `dim` of each head."""
-    import torch
-
     heads, key_heads = config["linear_num_value_heads"], config["linear_num_key_heads"]
     first = count - heads * dim
     if first < 0 or heads % key_heads:
         raise ModelLoadError(f"the GGUF file has {count} rows of {heads} heads of {dim}, which read {key_heads} key heads")
-    tiled = torch.arange(first, count).view(heads // key_heads, key_heads, dim)
-    return torch.cat((torch.arange(first), tiled.transpose(0, 1).flatten()))
+    tiled = _range(count)[first:].view(heads // key_heads, key_heads, dim)
+    return _joined((_range(first), tiled.transpose(0, 1).flatten()))
 
 
 def _with_columns(get: Callable[..., Rows], order: Tensor, of: range | None = None) -> Rows:
-    import torch
-
     rows = get(of=of)
     if not isinstance(rows, QuantizedRows):
         return rows[..., order]
     groups = rows.scales.shape[-1]
     of_groups = order.view(groups, -1)[:, 0] // (len(order) // groups)
-    if not torch.equal(order.view(groups, -1), of_groups[:, None] * (len(order) // groups) + torch.arange(len(order) // groups)):
+    if not order.view(groups, -1).equal(of_groups[:, None] * (len(order) // groups) + _range(len(order) // groups)):
         return rows.dequantized()[..., order]  # heads are no whole groups
     offsets = None if rows.offsets is None else rows.offsets[..., of_groups]
     return replace(rows, codes=rows.codes[..., order], scales=rows.scales[..., of_groups], offsets=offsets)
 
 
 def _log_decay(get: Callable[..., Rows], of: range | None = None) -> Rows:
-    import torch
-    from torch import Tensor
 
     numbers = get(of=of)
-    if not isinstance(numbers, Tensor) or not bool((numbers < 0).all()):
+    if isinstance(numbers, QuantizedRows) or not bool((numbers < 0).all()):
         raise ModelLoadError("the GGUF file has ssm_a with numbers that are not negative")
-    return torch.log(-numbers)
+    return numbers.neg().log()
 
 
 def _get(tensor: GgufTensor, order: Tensor | None, subtracted: float, of: range | None = None) -> Rows:
@@ -506,7 +493,6 @@ def _get(tensor: GgufTensor, order: Tensor | None, subtracted: float, of: range 
 
 def _transposed(get: Callable[[], Rows]) -> Rows:
     """Quantised rows stay those of the matrix: `Part.rows` knows which rows of the parameter they are."""
-    from torch import Tensor
 
     rows = get()
-    return rows.transpose(-1, -2).contiguous() if isinstance(rows, Tensor) else rows
+    return rows if isinstance(rows, QuantizedRows) else rows.transpose(-1, -2).contiguous()

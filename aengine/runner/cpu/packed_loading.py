@@ -53,7 +53,7 @@ class WeightsCache:
     @classmethod
     def of(cls, config: EngineConfig, environ: Mapping[str, str] = os.environ) -> WeightsCache | None:
         """The folder that is configured; None: weights are not kept."""
-        where = environ.get("AENGINE_WEIGHTS_CACHE") or "auto" if config.weights_cache == "auto" else config.weights_cache
+        where = environ.get("AENGINE_PACKED_WEIGHTS") or "auto" if config.weights_cache == "auto" else config.weights_cache
         if where == "off" or config.load_format == "dummy":
             return None
         if where == "auto":

@@ -35,7 +35,7 @@ else:
 
 PREFIX = "AENGINE_"
 CONFIG_VARIABLE = "AENGINE_CONFIG"
-LIBRARY_VARIABLES = frozenset({"AENGINE_CPU_LEVEL", "AENGINE_TOKEN"})
+LIBRARY_VARIABLES = frozenset({"AENGINE_CPU_LEVEL", "AENGINE_PACKED_WEIGHTS", "AENGINE_TOKEN"})
 """Variables with the same prefix that other parts of the package read."""
 DEFAULT_MODEL = "demo"
 MODELS_TABLE = "models"
