@@ -70,7 +70,7 @@ class EngineConfig:
     device: Annotated[str, text("one of auto, cpu, cuda, cuda:N", r"auto|cpu|cuda(:[0-9]+)?")] = "auto"
     """auto (CUDA where there is one), cpu, cuda, cuda:N."""
     threads: Annotated[int | None, integer(1, 1024)] = None
-    """CPU threads of a step, on a CPU. Default: torch's (one per core), and 1 for models below 20 million parameters."""
+    """CPU threads of a step, on a CPU. Default: one per core, or OMP_NUM_THREADS, and 1 for models below 20 million parameters."""
     max_model_len: Annotated[int | None, integer(2)] = None
     """Longest prompt plus output in tokens. Default: the model's context."""
     max_num_seqs: Annotated[int | None, integer(1, MOST_SEQS)] = None

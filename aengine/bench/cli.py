@@ -16,7 +16,7 @@ import sys
 import traceback
 from collections.abc import Mapping, Sequence
 from contextlib import aclosing
-from dataclasses import asdict
+from dataclasses import asdict, astuple
 from pathlib import Path
 from statistics import median
 
@@ -277,9 +277,8 @@ def _startup(options: argparse.Namespace, command: list[str]) -> int:
     with engine_config(options, options.shape) as (_, config):
         settings = {name: value for name, value in asdict(config).items() if value is not None}
         results = measure_startup(settings, options.prompt_tokens, options.runs)
-    print(
-        table(("run", "ready s", "first token s", "exited s"), [(i + 1, r.ready, r.first_token, r.exited) for i, r in enumerate(results)])
-    )
+    header = ("run", "interpreter s", "imports s", "ready s", "first token s", "exited s", "own MiB", "resident MiB", "torch")
+    print(table(header, [(i + 1, *astuple(one)) for i, one in enumerate(results)]))
     if options.json:
         write_json(options.json, command, results)
     return 0

@@ -90,18 +90,30 @@ async def cancel_to_free(engine: AsyncEngine, prompt: list[int], times: int = 20
 
 
 _PROGRAM = """
-import json, sys, time
+import sys, time
+began = time.time()
+import json
 import anyio
 from aengine import AsyncEngine, EngineConfig, SamplingParams
+imported = time.time()
 
 async def main(settings, prompt):
-    imported = time.time()
     async with AsyncEngine(EngineConfig(**settings)) as engine:
         ready = time.time()
         async for _ in engine.stream(prompt, SamplingParams(temperature=0.0, max_tokens=1, ignore_eos=True)):
             break
         first = time.time()
-    print(json.dumps({"ready": ready, "first_token": first, "closed": time.time()}))
+        with open("/proc/self/status") as status:
+            sizes = dict(line.split(":", 1) for line in status)
+    print(json.dumps({
+        "began": began,
+        "imported": imported,
+        "ready": ready,
+        "first_token": first,
+        "own_mib": int(sizes["RssAnon"].split()[0]) / 1024,
+        "resident_mib": int(sizes["VmRSS"].split()[0]) / 1024,
+        "torch": "torch" in sys.modules,
+    }))
 
 anyio.run(main, *json.loads(sys.argv[1]))
 """
@@ -109,11 +121,16 @@ anyio.run(main, *json.loads(sys.argv[1]))
 
 @dataclass(frozen=True, slots=True)
 class StartUp:
-    """Seconds after the start of the process."""
+    """Seconds after the start of the process, and its memory with the first token."""
 
-    ready: float
+    interpreter: float  # until Python runs the program
+    imported: float
+    ready: float  # the model is loaded
     first_token: float
     exited: float
+    own_mib: float  # memory that no other process shares, but for files
+    resident_mib: float
+    torch: bool  # whether it was imported
 
 
 def measure_startup(settings: dict[str, object], prompt_tokens: int, runs: int) -> Sequence[StartUp]:
@@ -128,7 +145,18 @@ def measure_startup(settings: dict[str, object], prompt_tokens: int, runs: int) 
         if done.returncode:
             raise RuntimeError(done.stderr.strip().splitlines()[-1] if done.stderr.strip() else f"exit code {done.returncode}")
         moments = json.loads(done.stdout.splitlines()[-1])
-        results.append(StartUp(moments["ready"] - start, moments["first_token"] - start, exited))
+        results.append(
+            StartUp(
+                interpreter=moments["began"] - start,
+                imported=moments["imported"] - start,
+                ready=moments["ready"] - start,
+                first_token=moments["first_token"] - start,
+                exited=exited,
+                own_mib=moments["own_mib"],
+                resident_mib=moments["resident_mib"],
+                torch=moments["torch"],
+            )
+        )
     return results
 
 

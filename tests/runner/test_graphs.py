@@ -30,6 +30,7 @@ from workloads import VOCAB, compare_with_eager, random_steps
 from aengine.api.config import EngineConfig
 from aengine.attention import AttentionStep, StepLayout, build_layout
 from aengine.attention.torch_native import TorchNativeBackend
+from aengine.kernels.arrays import torch_dtype
 from aengine.runner.contract import Step
 from aengine.runner.runner import ModelRunner
 from aengine.runner.torch import model as device_model
@@ -251,7 +252,7 @@ def test_logits_are_those_of_the_graph(tiny: pathlib.Path) -> None:
         driver = Driver(runner)
         driver.generate([[1, 2, 3], [4, 5]], 3)
         graph_logits = graphs_of(runner).decodes._logits
-        assert graph_logits.dtype == runner.dtype
+        assert graph_logits.dtype == torch_dtype(runner.dtype)
         sequences = [driver.add([at, at + 1]) for at in range(2)]
         driver.run_step(sequences)
         with torch.inference_mode():
