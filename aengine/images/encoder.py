@@ -37,6 +37,7 @@ from aengine.kernels.arrays import Array, as_array, torch_dtype
 from aengine.models.choice import AnySpec
 from aengine.models.images import Grid, ImageInput, ImagePositions, SeenWithin, grid_positions
 from aengine.models.spec import ModelSpec
+from aengine.runner.torch.device import is_out_of_memory
 from aengine.scheduler.plan import PromptImages
 
 if TYPE_CHECKING:
@@ -228,7 +229,7 @@ class ImageEncoder:
             if job.future.set_running_or_notify_cancel():
                 job.future.set_result(tuple(job.found))
         except BaseException as error:
-            if isinstance(error, MemoryError) or _is_out_of_device_memory(error):
+            if isinstance(error, MemoryError) or is_out_of_memory(error):
                 error = InsufficientMemoryError("there is no memory for an image")
             if job.future.set_running_or_notify_cancel():
                 job.future.set_exception(error if isinstance(error, Exception) else RuntimeError(str(error)))
@@ -471,12 +472,6 @@ def names_of(digest: bytes, count: int) -> IntArray:
     bits = np.frombuffer(hashlib.shake_128(digest).digest(4 * count), "<u4") & 0x7FFFFFFF
     names: IntArray = (-2 - np.minimum(bits, 0x7FFFFFFE).astype(np.int64)).astype(np.int32)
     return names
-
-
-def _is_out_of_device_memory(error: BaseException) -> bool:
-    import torch
-
-    return isinstance(error, torch.OutOfMemoryError)
 
 
 def _on_host(made: Any) -> tuple[Array, Array | None]:

@@ -28,7 +28,7 @@ from aengine.api.errors import ConfigError, InsufficientMemoryError, ModelLoadEr
 from aengine.api.outputs import DraftSource
 from aengine.api.runtime import forget_locals
 from aengine.attention import Layouts, StepLayout, StepStates, build_layout
-from aengine.kernels.cpu.compiler import KernelsUnavailableError, sources_digest
+from aengine.kernels.cpu.compiler import KernelsUnavailableError
 from aengine.kernels.cpu.library import load_kernels
 from aengine.kernels.warm_memory import WarmMemory
 from aengine.models.fallback import FallbackSpec
@@ -305,7 +305,7 @@ class ModelRunner:
         }
         if isinstance(self._executor, CpuExecutorBase):
             level = config.numerics if config.numerics == "canonical" else self._executor.level
-            facts["kernels"] = f"{level} {sources_digest()}"
+            facts["kernels"] = f"{level} {self._executor.sources}"
         else:
             facts["kernels"] = f"{config.attention_backend}, {device_kind(self.device.of_torch())}"
         if config.load_format == "dummy":

@@ -27,7 +27,7 @@ from aengine.scheduler.plan import Features, NewRow, RowParams, TokenLogprobs
 
 _BLOCK_ELEMENTS = 1 << 20  # logits worked on at a time: 4 MiB, so that the passes over them meet in a cache
 Draw = Callable[[Numbers, NDArray[np.void], Any, Numbers], Numbers]
-"""As `draw.Draw`, of which the parameters on the device are None on the host."""
+"""What `draw.Draw` is, but that the parameters on the device are None where logits are on the host."""
 LogSums = Callable[[Numbers, Numbers], tuple[Numbers, Numbers]]
 """[m, V] float32 logits, which stay as they are, and [m, 1] of them -> [m, 1] float32, the log of the sum of exp of each row, which depends
 on the row alone; and [m] int64, how many of a row are greater than the one of them."""

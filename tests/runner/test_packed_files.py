@@ -169,6 +169,7 @@ def python(code: str, *arguments: object) -> subprocess.Popen[str]:
     return subprocess.Popen(
         [sys.executable, "-c", code, *map(str, arguments)],
         env={**os.environ, "PYTHONPATH": folders},
+        stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
@@ -226,17 +227,7 @@ runner.close()
 
 def test_two_processes_at_once(tmp_path: pathlib.Path) -> None:
     save_tiny("qwen3", tmp_path / "model")
-    folders = os.pathsep.join(path for path in sys.path if path)
-    processes = [
-        subprocess.Popen(
-            [sys.executable, "-c", AT_ONCE, tmp_path / "model", tmp_path / "cache"],
-            env={**os.environ, "PYTHONPATH": folders},
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-        )
-        for _ in range(2)
-    ]
+    processes = [python(AT_ONCE, tmp_path / "model", tmp_path / "cache") for _ in range(2)]
     for process in processes:
         process.stdin.write("\n")
         process.stdin.flush()

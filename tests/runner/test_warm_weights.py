@@ -28,7 +28,7 @@ def model_dir(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> pathli
         with open(tmp_path / f"model-{number}.safetensors", "wb") as file:
             file.truncate(SIZE // 2)
     (tmp_path / "other.safetensors").write_bytes(b"1")
-    monkeypatch.setattr(module, "_CUDA_DEVICE", tmp_path / "nvidiactl")
+    monkeypatch.setattr(module, "CUDA_DEVICE", tmp_path / "nvidiactl")
     monkeypatch.delitem(sys.modules, "torch")
     return tmp_path
 

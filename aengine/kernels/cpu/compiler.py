@@ -162,7 +162,7 @@ def build(level: Level, environ: Mapping[str, str], sources: pathlib.Path = SOUR
 
     Raises KernelsUnavailableError when there is no compiler or it fails.
     """
-    compiler, directory = find_compiler(environ), _cache_directory(environ)
+    compiler, directory = find_compiler(environ), cache_directory(environ)
     name = f"cpu-{level.value}-{_digest(sources_digest(sources), *compiler, *_flags(level), _version(compiler))}.so"
     path = directory / name
     with ExitStack() as temporary:
@@ -238,7 +238,8 @@ def _version(compiler: tuple[str, ...]) -> str:
     return done.stdout
 
 
-def _cache_directory(environ: Mapping[str, str]) -> pathlib.Path:
+def cache_directory(environ: Mapping[str, str]) -> pathlib.Path:
+    """Returns the directory of this user in which the package keeps what takes long to make."""
     base = environ.get("XDG_CACHE_HOME")
     return (pathlib.Path(base) if base else pathlib.Path(environ.get("HOME") or pathlib.Path.home()) / ".cache") / "aengine"
 

@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 
 from aengine.api.errors import AEngineError
 from aengine.kernels.arrays import BFLOAT16, FLOAT16, FLOAT32, INT8
-from aengine.kernels.cpu.compiler import PREBUILT, KernelsUnavailableError, Level, build, find_prebuilt, select_level
+from aengine.kernels.cpu.compiler import PREBUILT, KernelsUnavailableError, Level, build, find_prebuilt, select_level, sources_digest
 from aengine.kernels.params import DRAW_PARAMS
 
 _log = logging.getLogger("aengine")
@@ -387,6 +387,11 @@ class CpuKernels:
         if found != level.value or layout != LAYOUT:
             other = ", ".join([name for name in {**LAYOUT, **layout} if LAYOUT.get(name) != layout.get(name)]) or "none"
             raise KernelsUnavailableError(f"the compiled kernels are of another version ({found}; other places of {other})")
+
+    @functools.cached_property
+    def sources(self) -> str:
+        """A digest of the sources that these kernels are of."""
+        return sources_digest()
 
     def __getattr__(self, name: str) -> Any:
         """The C function `aengine_<name>`."""

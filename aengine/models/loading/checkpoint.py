@@ -41,7 +41,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 DTYPES = {"float32": 4, "float16": 2, "bfloat16": 2, "float64": 8}
-"""Those of weights that are not quantised, by the names that `StoredTensor` has for them, with their bytes."""
+"""Dtypes of weights that are not quantised, by the names that `StoredTensor` has for them, with their bytes."""
 _ITEMSIZES = {**DTYPES, "int8": 1, "uint8": 1, "int32": 4, "int64": 8, "float8_e4m3fn": 1, "float8_e8m0fnu": 1}
 _SAFETENSORS_DTYPES = {
     **{"F32": "float32", "F16": "float16", "BF16": "bfloat16", "F64": "float64"},

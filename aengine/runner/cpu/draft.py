@@ -33,8 +33,7 @@ class DraftModel:
         if reason is not None:
             raise ConfigError.of("speculative_model", f"{str(setup.model_dir)!r} is not possible: {reason}")
         self._workspace = workspace
-        kv_dtype = dtype if setup.kv_dtype is None else setup.kv_dtype
-        self._page_shape = (setup.config.page_size, page_parts(spec, setup.groups), kv_dtype)
+        self._page_shape = (setup.config.page_size, page_parts(spec, setup.groups), setup.kv_dtype or dtype)
         self._groups = setup.groups
         self._vocab_size = vocab_size
         self._kept_width = 0 if spec.draft_head is None else spec.hidden_size

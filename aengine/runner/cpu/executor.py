@@ -141,6 +141,11 @@ class CpuExecutorBase:
         return self._model.workspace.kernels.level.value
 
     @property
+    def sources(self) -> str:
+        """A digest of the sources of these kernels."""
+        return self._model.workspace.kernels.sources
+
+    @property
     def exchange_seconds(self) -> float:
         return self._model.exchange_seconds
 

@@ -49,8 +49,7 @@ class PagedCpuModel:
         self._shard, self._spec, self._quantization = shard, spec, setup.config.quantization
         kernels = load_kernels(canonical=setup.config.numerics == "canonical")
         self.workspace = Workspace(kernels, setup.threads, None if shard.size == 1 else exchange_of(setup, kernels))
-        kv_dtype = dtype if setup.kv_dtype is None else setup.kv_dtype
-        self._page_shape = (setup.config.page_size, page_parts(sharded_spec(spec, shard), setup.groups), kv_dtype)
+        self._page_shape = (setup.config.page_size, page_parts(sharded_spec(spec, shard), setup.groups), setup.kv_dtype or dtype)
         self._layers_per_page = setup.groups.layers_per_page
         quantized = quantized_bytes(setup.config, spec, setup.model_dir)
         is_stored_dtype = spec.dtype in (None, dtype.name)

@@ -24,8 +24,8 @@ from aengine.api.config import EngineConfig
 from aengine.api.dataclass import dataclass
 from aengine.api.errors import ConfigError
 from aengine.api.runtime import paused_collection
-from aengine.kernels.cpu.compiler import KernelsUnavailableError, sources_digest
-from aengine.kernels.cpu.library import Workspace, load_kernels
+from aengine.kernels.cpu.compiler import KernelsUnavailableError, cache_directory
+from aengine.kernels.cpu.library import CpuKernels, Workspace, load_kernels
 from aengine.kernels.warm_memory import Allocate, WarmMemory, lazy_bytes
 from aengine.models.cpu.packed_weights import PackedFile, PackedFileError, PackedWeights, open_packed, verify_packed
 from aengine.models.cpu.stack import unsupported
@@ -35,10 +35,9 @@ from aengine.runner.contract import Device
 from aengine.runner.memory import free_host_memory, show_bytes
 from aengine.runner.model_plan import plan_model
 from aengine.runner.setup import ExecutorSetup
-from aengine.runner.torch.device import set_thread_count
+from aengine.runner.torch.device import CUDA_DEVICE, set_thread_count
 
 SUFFIX = ".weights"
-_CUDA_DEVICE = pathlib.Path("/dev/nvidiactl")
 _LEAST_WARM = 32 << 20  # bytes: committing less takes no time
 _MARGIN = 1 << 30  # bytes of the disk that are left to others
 
@@ -56,10 +55,8 @@ class WeightsCache:
         where = environ.get("AENGINE_PACKED_WEIGHTS") or "auto" if config.weights_cache == "auto" else config.weights_cache
         if where == "off" or config.load_format == "dummy":
             return None
-        if where == "auto":
-            base = environ.get("XDG_CACHE_HOME") or os.path.join(environ.get("HOME") or "~", ".cache")
-            where = os.path.join(base, "aengine", "weights")
-        return cls(pathlib.Path(where).expanduser(), config.weights_cache_size)
+        folder = cache_directory(environ) / "weights" if where == "auto" else pathlib.Path(where).expanduser()
+        return cls(folder, config.weights_cache_size)
 
     def has(self, config: EngineConfig, model_dir: pathlib.Path) -> bool:
         """Whether some weights of this checkpoint are there, packed in whatever form."""
@@ -149,9 +146,8 @@ class LoadedWeights:
 class WeightsWriting:
     """A thread that writes packed weights to the cache, beside steps."""
 
-    def __init__(self, cache: WeightsCache, path: pathlib.Path, packed: PackedWeights, digest: str) -> None:
-        self._cache, self._path = cache, path
-        self._file = PackedFile(packed, {"digest": digest})
+    def __init__(self, cache: WeightsCache, path: pathlib.Path, file: PackedFile) -> None:
+        self._cache, self._path, self._file = cache, path, file
         self._ends = threading.Event()
         self._thread = threading.Thread(target=self._run, name="aengine-weights", daemon=True)
         self._thread.start()
@@ -190,26 +186,29 @@ def write_file(cache: WeightsCache, path: pathlib.Path, file: PackedFile, check:
     return True
 
 
-def load_packed(
-    setup: ExecutorSetup, workspace: Workspace, check: Callable[[], object], allocate: Allocate = lazy_bytes, *, keep: bool = True
-) -> LoadedWeights:
-    """The weights of a model. Parameters and errors are those of `build_executor`. `keep`: whether they are written to a file where they
-    were not in one."""
+def load_packed(setup: ExecutorSetup, workspace: Workspace, check: Callable[[], object], allocate: Allocate = lazy_bytes) -> LoadedWeights:
+    """The weights of a model. Parameters and errors are those of `build_executor`."""
     cache = WeightsCache.of(setup.config) if setup.target is None else None  # of a head with parts of its target there is no file
-    path = None if cache is None else cache.path(setup.config, setup.model_dir, _facts(setup, workspace.kernels.level.value))
+    path = None if cache is None else cache.path(setup.config, setup.model_dir, _facts(setup, workspace.kernels))
     if cache is not None and path is not None and (found := _open(path, setup)) is not None:
         check()
         return LoadedWeights(found, f"mapped from {path}")
+    packed = _pack(setup, workspace, check, allocate)
+    writing = None if cache is None or path is None else WeightsWriting(cache, path, _file_of(packed, setup))
+    return LoadedWeights(packed, "packed", writing)
+
+
+def _pack(setup: ExecutorSetup, workspace: Workspace, check: Callable[[], object], allocate: Allocate = lazy_bytes) -> PackedWeights:
     with paused_collection():  # a collection would traverse the many objects that importing torch creates, again and again
         from aengine.models.cpu.weight_packing import WeightPacking
 
     set_thread_count(setup.threads)  # of this thread; other engines and the host program keep theirs
     options: dict[str, Any] = {"shard": setup.shard, "quantization": setup.config.quantization, "allocate": allocate}
-    packed = WeightPacking(workspace, setup.native_spec, setup.dtype, **options).pack(setup.weights(check))
-    writing = None
-    if keep and cache is not None and path is not None:
-        writing = WeightsWriting(cache, path, packed, "" if setup.digest is None else setup.digest.hexdigest())
-    return LoadedWeights(packed, "packed", writing)
+    return WeightPacking(workspace, setup.native_spec, setup.dtype, **options).pack(setup.weights(check))
+
+
+def _file_of(packed: PackedWeights, setup: ExecutorSetup) -> PackedFile:
+    return PackedFile(packed, {"digest": "" if setup.digest is None else setup.digest.hexdigest()})
 
 
 def _open(path: pathlib.Path, setup: ExecutorSetup) -> PackedWeights | None:
@@ -233,10 +232,10 @@ def _open(path: pathlib.Path, setup: ExecutorSetup) -> PackedWeights | None:
     return packed
 
 
-def _facts(setup: ExecutorSetup, level: str) -> tuple[object, ...]:
+def _facts(setup: ExecutorSetup, kernels: CpuKernels) -> tuple[object, ...]:
     """What decides packed weights beside the checkpoint."""
-    config = setup.config
-    return _VERSION, VERSION, level, sources_digest(), str(setup.dtype), config.quantization, repr(setup.spec), repr(setup.shard)
+    of_kernels = kernels.level.value, kernels.sources
+    return _VERSION, VERSION, *of_kernels, str(setup.dtype), setup.config.quantization, repr(setup.spec), repr(setup.shard)
 
 
 def pack_to_file(config: EngineConfig, model_dir: pathlib.Path) -> tuple[pathlib.Path, bool]:
@@ -253,14 +252,11 @@ def pack_to_file(config: EngineConfig, model_dir: pathlib.Path) -> tuple[pathlib
         kernels = load_kernels(canonical=config.numerics == "canonical")
     except KernelsUnavailableError as error:
         raise ConfigError.of("attention_backend", f"'cpu' is not possible here: {error}") from None
-    workspace = Workspace(kernels, setup.threads)
-    path = cache.path(config, model_dir, _facts(setup, kernels.level.value))
+    path = cache.path(config, model_dir, _facts(setup, kernels))
     is_new = _open(path, setup) is None
     if is_new:
-        packed = load_packed(setup, workspace, lambda: None, keep=False).packed
-        assert setup.digest is not None
-        write_file(cache, path, PackedFile(packed, {"digest": setup.digest.hexdigest()}))
-        if not path.exists():
+        packed = _pack(setup, Workspace(kernels, setup.threads), lambda: None)
+        if not write_file(cache, path, _file_of(packed, setup)):
             raise ConfigError.of("weights_cache", f"{str(cache.folder)!r} has no room, or cannot be written to: the log says why")
     try:
         verify_packed(path)
@@ -272,7 +268,7 @@ def pack_to_file(config: EngineConfig, model_dir: pathlib.Path) -> tuple[pathlib
 
 def warm_weights(config: EngineConfig, model_dir: pathlib.Path) -> WarmMemory | None:
     """About as much memory as the weights of a checkpoint will take; None where nothing is gained."""
-    on_cpu = config.device == "cpu" or (config.device == "auto" and not _CUDA_DEVICE.exists())
+    on_cpu = config.device == "cpu" or (config.device == "auto" and not CUDA_DEVICE.exists())
     if "torch" in sys.modules or not on_cpu or config.load_format == "dummy" or _runs_in_torch(config):
         return None
     cache = WeightsCache.of(config)

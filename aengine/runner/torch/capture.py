@@ -11,14 +11,13 @@ import functools
 import gc
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, suppress
-from typing import TYPE_CHECKING, Protocol
+from typing import Protocol
+
+import torch
+from torch import Tensor
 
 from aengine.api.runtime import paused_collection
 from aengine.runner.torch.device import used_cuda_memory
-
-if TYPE_CHECKING:
-    import torch
-    from torch import Tensor
 
 Replay = Callable[[], None]
 
@@ -81,8 +80,6 @@ class Pieces:
 
 def _borrowed(tensor: Tensor) -> Tensor:
     """A tensor over the memory of the given one, which it does not keep from being freed."""
-    import torch
-
     storage = tensor.untyped_storage()
     borrowed = torch._C._construct_storage_from_data_pointer(storage.data_ptr(), tensor.device, storage.nbytes())
     return tensor.new_empty(0).set_(borrowed, tensor.storage_offset(), tensor.shape, tensor.stride())
@@ -96,8 +93,6 @@ class CudaCapture:
     """
 
     def __init__(self, device: torch.device) -> None:
-        import torch
-
         self._device = device
         self._pool = torch.cuda.graph_pool_handle()
         self._graph: torch.cuda.CUDAGraph | None = None
@@ -114,8 +109,6 @@ class CudaCapture:
                 self._finish()
 
     def begin(self) -> None:
-        import torch
-
         graph = torch.cuda.CUDAGraph()
         # "thread_local": what other threads do with the device does not spoil the capture. torch.cuda.graph() would collect garbage,
         # empty the cache and wait for the device each time.
@@ -131,24 +124,18 @@ class CudaCapture:
         return graph.replay
 
     def memory(self) -> int:
-        import torch
-
         self._finish()
         torch.cuda.empty_cache()
         return used_cuda_memory(self._device)
 
     def _finish(self) -> None:
         # Not torch.cuda.synchronize(), which is an error while another thread captures a stream of the device.
-        import torch
-
         torch.cuda.current_stream(self._device).synchronize()
 
     @contextmanager
     def _releasing_pool(self) -> Iterator[None]:
         """If a capture fails on the device, torch's allocator stays in the middle of it: it would neither free the pool nor give back other
         memory when there is too little."""
-        import torch
-
         try:
             yield
         except Exception:

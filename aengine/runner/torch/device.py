@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     import torch
 
 _log = logging.getLogger("aengine")
-_CUDA_DEVICE = pathlib.Path("/dev/nvidiactl")
+CUDA_DEVICE = pathlib.Path("/dev/nvidiactl")
 _THREAD_SETTERS = ("omp_set_num_threads", "MKL_Set_Num_Threads_Local")
 
 
@@ -28,7 +28,7 @@ def find_device(name: str, local_index: int | None = None) -> Device:
 
     `local_index`: of one of several ranks, its number among those of its host. They have one device each, from the named one on, or from
     the first."""
-    if name == "cpu" or (name == "auto" and sys.modules.get("torch") is None and not _CUDA_DEVICE.exists()):
+    if name == "cpu" or (name == "auto" and sys.modules.get("torch") is None and not CUDA_DEVICE.exists()):
         return Device("cpu")
     import torch
 
