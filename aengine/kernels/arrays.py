@@ -8,7 +8,7 @@ mean.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import ml_dtypes
 import numpy as np
@@ -26,6 +26,16 @@ _OF_TORCH_ALONE = {2: np.dtype(np.uint16), 1: np.dtype(np.uint8)}
 """By bytes of a number, a dtype that torch and NumPy both have, for those that NumPy has from `ml_dtypes`."""
 
 Array = NDArray[Any]
+Numbers: TypeAlias = Any
+"""An array of NumPy, or a tensor of torch on a device."""
+
+
+def cast(numbers: Numbers, dtype: np.dtype[Any]) -> Numbers:
+    """The numbers rounded to a dtype; the same ones if they have it. What is too large becomes infinite, without a warning."""
+    if isinstance(numbers, np.ndarray):
+        with np.errstate(over="ignore"):
+            return numbers.astype(dtype, copy=False)
+    return numbers.to(torch_dtype(dtype))
 
 
 def array_dtype(dtype: torch.dtype) -> np.dtype[Any]:

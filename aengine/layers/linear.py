@@ -7,11 +7,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from aengine.kernels.quantized import Float8Rows, QuantizedRows, Rows
+from aengine.kernels.arrays import FLOAT8, as_tensor
+from aengine.kernels.quantized import QuantizedRows, Rows
+from aengine.kernels.quantizing import Float8Rows
 from aengine.kernels.triton.code_products import FEW_ROWS, code_linear
 from aengine.kernels.triton.codes import FLOATS, Codes
 from aengine.layers.ops import Activations, LinearMethod
@@ -48,8 +51,8 @@ class QuantizedLinears:
         return Codes.of(quantized, count, self._device) if len(quantized) == len(parts) else None
 
     def _plain(self, part: Rows) -> LinearMethod:
-        numbers = part if isinstance(part, Tensor) else part.dequantized()
-        return _Plain(numbers.to(self._device, self._dtype))
+        numbers = part if isinstance(part, np.ndarray) else part.dequantized()
+        return _Plain(as_tensor(numbers).to(self._device, self._dtype))
 
     def _method(self, parts: Sequence[Rows]) -> LinearMethod | None:
         quantized = [part for part in parts if isinstance(part, QuantizedRows)]
@@ -67,7 +70,7 @@ class QuantizedLinears:
 def _is_float8(part: QuantizedRows) -> bool:
     """Whether torch._scaled_mm can multiply with it: float8 with one scale per row."""
     plain = part.offsets is None and part.order is None and part.table is None
-    return plain and part.codes.dtype is torch.float8_e4m3fn and part.scales.shape[1] == 1 and part.shape[1] % _ALIGNMENT == 0
+    return plain and part.codes.dtype in (FLOAT8, torch.float8_e4m3fn) and part.scales.shape[1] == 1 and part.shape[1] % _ALIGNMENT == 0
 
 
 class _Plain:

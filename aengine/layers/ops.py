@@ -13,7 +13,7 @@ from torch import Tensor
 
 from aengine.kernels.paged_cache import KvTarget, PagedCache, write_torch
 from aengine.kernels.params import Activation, ExpertLinear, ExpertMlp, ExpertRouting, Rotation, SharedOutput, gated, route
-from aengine.kernels.quantized import Float8Rows
+from aengine.kernels.quantizing import Float8Rows
 
 Activations = Tensor | Float8Rows
 

@@ -17,8 +17,11 @@ from itertools import accumulate, groupby
 from operator import itemgetter
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from aengine.api.dataclass import dataclass
 from aengine.api.errors import AdapterError, ModelLoadError
+from aengine.kernels.arrays import Array, as_tensor, cast
 from aengine.models.fallback import FallbackSpec
 from aengine.models.families import FAMILIES
 from aengine.models.loading.checkpoint import DTYPES, StoredTensor, read_safetensors
@@ -32,9 +35,6 @@ from aengine.models.text_part import text_module
 from aengine.parallel.shard import WHOLE, Shard
 
 if TYPE_CHECKING:
-    import torch
-    from torch import Tensor
-
     from aengine.layers.adapters import AdapterShape, AdapterTable, PackedAdapter
 
 CONFIG = "adapter_config.json"
@@ -154,8 +154,8 @@ class LowRankPart:
     """`rows` of a parameter get `b @ (a @ x)` more; of an embedding, the row of a token gets `b @ a[:, token]` more."""
 
     rows: range
-    a: Tensor  # [r, in_features]; of an embedding [r, vocab_size]
-    b: Tensor  # [len(rows), r], times the scale of the adapter; of an embedding [hidden_size, r], and `rows` are those of `b`
+    a: Array  # [r, in_features]; of an embedding [r, vocab_size]
+    b: Array  # [len(rows), r], times the scale of the adapter; of an embedding [hidden_size, r], and `rows` are those of `b`
 
 
 @dataclass(frozen=True, slots=True)
@@ -195,13 +195,11 @@ class _Pair:
     a: StoredTensor
     b: StoredTensor
 
-    def matrices(self, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    def matrices(self, dtype: np.dtype[Any]) -> tuple[Array, Array]:
         """In memory of their own: [r, in_features] and [rows of the parameter, r] times the scale."""
-        import torch
-
-        a, b = (tensor.tensor().to(torch.float32) for tensor in (self.a, self.b))
+        a, b = (stored.read_numbers().astype(np.float32) for stored in (self.a, self.b))
         order = self.target.part.row_order()
-        return a.to(dtype, copy=True), (b * self.scale if order is None else b[order] * self.scale).to(dtype)
+        return cast(a, dtype), cast((b if order is None else b[order]) * np.float32(self.scale), dtype)
 
 
 def adapter_number(folder: pathlib.Path) -> int:
@@ -216,9 +214,9 @@ def adapter_number(folder: pathlib.Path) -> int:
 
 
 def load_adapter(
-    path: str | pathlib.Path, spec: ModelSpec | FallbackSpec, dtype: torch.dtype, shard: Shard = WHOLE, max_rank: int = MAX_RANK
+    path: str | pathlib.Path, spec: ModelSpec | FallbackSpec, dtype: np.dtype[Any], shard: Shard = WHOLE, max_rank: int = MAX_RANK
 ) -> Adapter:
-    """What a rank holds of the adapter in a directory that PEFT wrote, with contiguous matrices of `dtype` on the CPU.
+    """What a rank holds of the adapter in a directory that PEFT wrote, with contiguous matrices of `dtype`.
 
     Of a model with a tied head, an adapter of the embedding changes the embedding alone, and one of the head the head alone, as in PEFT
     before it merges them. Shapes must be the model's; which model it was made for is not compared.
@@ -247,18 +245,14 @@ def load_adapter(
         if given:
             make = _embedding_part if source_name == "embedding.weight" else _low_rank_parts
             found[name.removesuffix(".weight")] = made = make(given, parts[source_name], wanted, dtype)
-            if not all(bool(matrix.isfinite().all()) for part in made for matrix in (part.a, part.b)):
-                raise AdapterError(
-                    f"{folder / _FILE} has numbers for {source_name} that are not finite in {str(dtype).removeprefix('torch.')}"
-                )
+            if not all(bool(np.isfinite(matrix).all()) for part in made for matrix in (part.a, part.b)):
+                raise AdapterError(f"{folder / _FILE} has numbers for {source_name} that are not finite in {dtype}")
     modules = sorted({module.rpartition(".")[2] for module in pairs})
     return Adapter(found, max(pair.rank for pair in pairs.values()), tuple(modules))
 
 
-def _low_rank_parts(pairs: Mapping[int, _Pair], parts: Sequence[Part], wanted: WeightPart, dtype: torch.dtype) -> tuple[LowRankPart, ...]:
+def _low_rank_parts(pairs: Mapping[int, _Pair], parts: Sequence[Part], wanted: WeightPart, dtype: np.dtype[Any]) -> tuple[LowRankPart, ...]:
     """Return what a rank holds of the pairs of a parameter, one entry for each part of the parameter that has a pair."""
-    import torch
-
     found, row = [], 0
     for number, group in groupby(pieces([part.num_rows for part in parts], wanted), itemgetter(0)):
         held = [rows for _, rows in group]
@@ -266,19 +260,17 @@ def _low_rank_parts(pairs: Mapping[int, _Pair], parts: Sequence[Part], wanted: W
         if number in pairs:
             a, b = pairs[number].matrices(dtype)
             if wanted.columns is not None:
-                a = a[:, wanted.columns.start : wanted.columns.stop].contiguous()
-            found.append(LowRankPart(range(row, row + count), a, torch.cat([b[rows.start : rows.stop] for rows in held])))
+                a = a[:, wanted.columns.start : wanted.columns.stop].copy()
+            found.append(LowRankPart(range(row, row + count), a, np.concatenate([b[rows.start : rows.stop] for rows in held])))
         row += count
     return tuple(found)
 
 
-def _embedding_part(pairs: Mapping[int, _Pair], parts: Sequence[Part], wanted: WeightPart, dtype: torch.dtype) -> tuple[LowRankPart, ...]:
+def _embedding_part(pairs: Mapping[int, _Pair], parts: Sequence[Part], wanted: WeightPart, dtype: np.dtype[Any]) -> tuple[LowRankPart, ...]:
     """Its `a` has a column for each token whose row a rank holds."""
-    import torch
-
     a, b = pairs[0].matrices(dtype)
     if wanted.rows is not None:
-        a = torch.cat([a[:, rows.start : rows.stop] for rows in wanted.rows], dim=1)
+        a = np.concatenate([a[:, rows.start : rows.stop] for rows in wanted.rows], 1)
     return (LowRankPart(range(len(b)), a, b),)
 
 
@@ -391,4 +383,5 @@ def adapter_bytes(spec: ModelSpec, shard: Shard, num_slots: int, low_rank: int, 
 
 def packed_adapter(table: AdapterTable, adapter: Adapter) -> PackedAdapter:
     """An adapter of the table's shard, as `AdapterTable.put_adapter` takes it. May be called from any thread."""
-    return table.pack({name: {part.rows: (part.a, part.b) for part in parts} for name, parts in adapter.parts.items()})
+    tensors = {name: {part.rows: (as_tensor(part.a), as_tensor(part.b)) for part in parts} for name, parts in adapter.parts.items()}
+    return table.pack(tensors)

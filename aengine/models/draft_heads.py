@@ -84,7 +84,7 @@ def draft_token_ids(spec: ModelSpec, head_dir: pathlib.Path, load_format: str = 
         return None if head.num_draft_ids == spec.vocab_size else rows
     if stored.shape != rows.shape or stored.dtype not in ("int64", "int32"):
         raise ModelLoadError(f"d2t of {head_dir} is {stored.dtype} {list(stored.shape)}, not int64 [{head.num_draft_ids}]")
-    ids: NDArray[np.int64] = stored.tensor().numpy() + rows
+    ids: NDArray[np.int64] = stored.read_numbers() + rows
     if len(np.unique(ids)) != len(ids) or ids.min() < 0 or ids.max() >= spec.vocab_size:
         raise ModelLoadError(f"d2t of {head_dir} does not give each logit a token of its own below {spec.vocab_size}")
     return ids

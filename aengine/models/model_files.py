@@ -1,5 +1,5 @@
-"""Files of a model: regular ones, and those that are JSON. And what a model is that cannot be loaded as it is: checkpoints in the formats
-of other programs, and models that generate no text.
+"""Files of a model: regular ones, mapped ones, and those that are JSON. And what a model is that cannot be loaded as it is: checkpoints in
+the formats of other programs, and models that generate no text.
 
 Owns one sentence for each, which names what the files are and what to take instead. Imports no torch.
 """
@@ -7,10 +7,14 @@ Owns one sentence for each, which names what the files are and what to take inst
 from __future__ import annotations
 
 import json
+import mmap
 import pathlib
 import re
 from collections.abc import Collection, Mapping
 from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
 
 from aengine.api.errors import ModelLoadError
 
@@ -91,6 +95,13 @@ def require_regular(path: pathlib.Path) -> None:
     """Raises ModelLoadError for what is there and is no file of bytes: to read a pipe or a device may never end."""
     if path.exists() and not path.is_file():
         raise ModelLoadError(f"{path} is not a regular file")
+
+
+def mapped_file(path: pathlib.Path) -> NDArray[np.uint8]:
+    """The bytes of a file, mapped. What is written to them changes the memory alone: torch takes no arrays that cannot be written. Raises
+    OSError."""
+    with path.open("rb") as file:
+        return np.frombuffer(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY), dtype=np.uint8)
 
 
 def read_json(path: pathlib.Path) -> dict[str, Any]:

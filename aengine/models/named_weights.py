@@ -7,7 +7,9 @@ from __future__ import annotations
 
 import math
 import re
-from typing import TYPE_CHECKING
+
+import numpy as np
+from numpy.typing import NDArray
 
 from aengine.api.dataclass import dataclass
 from aengine.kernels.quantized import Rows
@@ -29,9 +31,6 @@ from aengine.models.spec import (
     Streams,
 )
 
-if TYPE_CHECKING:
-    from torch import Tensor
-
 
 @dataclass(frozen=True, slots=True)
 class Part:
@@ -51,29 +50,25 @@ class Part:
 
     def rows(self, stored: Rows) -> Rows:
         """The rows of the parameter, of the tensor or of what a quantised one holds; float32 if a transform needs the numbers of these."""
-        from torch import Tensor
-
         if self.transform is None:
             return stored
-        if isinstance(stored, Tensor):
-            return self.transform.apply(stored).contiguous()
+        if isinstance(stored, np.ndarray):
+            return np.ascontiguousarray(self.transform.apply(stored))
         if not self.transform.by_rows:
-            return self.transform.apply(stored.dequantized()).contiguous()
+            return np.ascontiguousarray(self.transform.apply(stored.dequantized()))
         order = self.row_order()
         assert order is not None
         return stored[order]
 
-    def row_order(self) -> Tensor | None:
+    def row_order(self) -> NDArray[np.int64] | None:
         """[num_rows]: the row of the checkpoint's matrix that each row of the parameter is, if that is what `transform` does; None: the
         same one."""
-        import torch
-
         if self.transform is None:
             return None
-        numbers = torch.arange(math.prod(self.matrix_shape[:-1])).view(*self.matrix_shape[:-1], 1)
+        numbers = np.arange(math.prod(self.matrix_shape[:-1])).reshape(*self.matrix_shape[:-1], 1)
         if self.transform.transposed:
-            numbers = numbers.transpose(-1, -2)
-        return self.transform.apply(numbers).flatten()
+            numbers = numbers.swapaxes(-1, -2)
+        return self.transform.apply(numbers).ravel()
 
 
 @dataclass(frozen=True, slots=True)

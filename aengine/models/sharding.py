@@ -12,6 +12,8 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from itertools import accumulate
 
+import numpy as np
+
 from aengine.api.dataclass import dataclass
 from aengine.api.errors import ConfigError
 from aengine.kernels.quantized import Rows
@@ -433,13 +435,11 @@ def take_part(parts: Sequence[Rows], part: WeightPart) -> tuple[Rows, ...]:
 
 def cut(given: Rows, rows: range, part: WeightPart) -> Rows:
     """The columns of a part in some rows. Raises ConfigError as `take_part`."""
-    from torch import Tensor
-
     taken = given if len(rows) == len(given) else given[rows.start : rows.stop]
     if part.columns is None:
         return taken
     first, stop = part.columns.start, part.columns.stop
-    if isinstance(taken, Tensor):
+    if isinstance(taken, np.ndarray):
         return taken[:, first:stop]
     try:
         return taken.columns(first, stop)

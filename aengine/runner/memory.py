@@ -13,8 +13,7 @@ from aengine.api.config import EngineConfig
 from aengine.api.errors import InsufficientMemoryError
 from aengine.cache import PageNeeds
 from aengine.models.gguf.gguf_file import BLOCKS
-from aengine.models.loading.stored_parts import stored_parts
-from aengine.models.loading.weights import open_weights
+from aengine.models.loading.weights import open_weights, stored_parts
 from aengine.models.named_weights import NEVER_QUANTIZED, named_weights
 from aengine.models.quantization.quantization_config import load_quantization
 from aengine.models.sharding import own, sharded_weights, vocab_bounds

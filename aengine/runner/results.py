@@ -16,8 +16,9 @@ from numpy.typing import NDArray
 
 from aengine.api.dataclass import dataclass
 from aengine.attention import StepLayout
+from aengine.kernels.arrays import Numbers
 from aengine.runner.contract import Step
-from aengine.sampling.arrays import Arrays, Numbers, on_host
+from aengine.sampling.arrays import Arrays, on_host
 from aengine.sampling.sampler import DeviceLogprobs, LogSums, SampledTokens, Sampler, join, token_logprobs
 from aengine.scheduler.plan import NewRow, PooledStates, PromptLogprobs, RowParams, StepResult, TokenLogprobs, TokenStates
 

@@ -296,9 +296,7 @@ class ExecutorSetup:
         spec, config = self.spec, self.config
         assert isinstance(spec, ModelSpec)
         if config.load_format == "dummy":
-            weights: Iterator[tuple[str, tuple[Rows, ...]]] = random_weights(
-                spec, self.torch_dtype, self.torch_device, config.seed, self.shard
-            )
+            weights: Iterator[tuple[str, tuple[Rows, ...]]] = random_weights(spec, self.dtype, config.seed, self.shard)
         else:
             quantization, report = load_quantization(self.model_dir), None if self.ranks is None else self.ranks.progress
             weights = stored_weights(spec, self.model_dir, config.load_format, quantization, self.shard, report, self.digest)

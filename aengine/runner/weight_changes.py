@@ -8,16 +8,20 @@ from __future__ import annotations
 import itertools
 import os
 import pathlib
+import sys
 import tempfile
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import fields, replace
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeGuard
+
+import numpy as np
 
 from aengine.api.errors import AdapterError, AEngineError, InsufficientMemoryError, InvalidRequestError, ModelLoadError
 from aengine.api.outputs import AdapterInfo
 from aengine.api.weight_sources import GroupWeights, SharedWeights
+from aengine.kernels.arrays import Array, as_array, as_tensor
 from aengine.kernels.quantized import Rows
 from aengine.models.adapters import adapter_number, load_adapter
 from aengine.models.config.model_config import load_spec
@@ -34,10 +38,8 @@ from aengine.runner.contract import Change, Executor, IntArray, LoadAdapter, New
 from aengine.runner.memory import check_addition, free_host_memory, show_bytes
 from aengine.runner.rank_steps import naming_ranks
 from aengine.runner.setup import ExecutorSetup
-from aengine.runner.torch.device import thread_count
 
 if TYPE_CHECKING:
-    import torch
     from torch import Tensor
 
 _MAY_DIFFER = ("architecture", "dtype", "eos_token_ids", "initializer_range", "max_position_embeddings")
@@ -53,8 +55,6 @@ def new_weights(setup: ExecutorSetup, source: Any, check: Callable[[], object], 
     None of it is in memory that others can change. It is added to the digest of the setup. `check` is called before each weight. Raises
     what that raises, ModelLoadError, and what the iterator of a source raises.
     """
-    from torch import Tensor
-
     if source is None:
         yield from setup.of(shard).weights(check)
         return
@@ -64,7 +64,7 @@ def new_weights(setup: ExecutorSetup, source: Any, check: Callable[[], object], 
     for name, parts in checkpoint_weights(spec, named, "the model", quantization, shard, quiet, setup.digest):
         check()
         copied = name in _TABLES and not _is_staged(source)
-        yield name, tuple(part.clone() if copied and isinstance(part, Tensor) else part for part in parts)
+        yield name, tuple(part.copy() if copied and isinstance(part, np.ndarray) else part for part in parts)
 
 
 @contextmanager
@@ -84,10 +84,10 @@ def as_path(source: Any, setup: ExecutorSetup, check: Callable[[], object]) -> I
 
         with tempfile.TemporaryDirectory(prefix="aengine-weights-", dir=_SHARED if os.path.isdir(_SHARED) else None) as folder:
             path = os.path.join(folder, "model.safetensors")
-            staged = _staged(_named(source, setup.torch_device), check)
+            staged = _staged(_named(source, setup), check)
             if staged.duplicates:
                 raise ModelLoadError(f"the new weights have more than one {staged.duplicates[0]}")
-            save_file({name: stored.tensor() for name, stored in staged.tensors.items()}, path)
+            save_file({name: as_tensor(stored.read_numbers()) for name, stored in staged.tensors.items()}, path)
             yield path
 
 
@@ -98,7 +98,7 @@ def _is_staged(source: Any) -> bool:
 def _opened(source: Any, setup: ExecutorSetup, spec: ModelSpec, check: Callable[[], object]) -> tuple[Checkpoint, Quantization | None]:
     own = None if setup.config.load_format == "dummy" else load_quantization(setup.model_dir)
     if _is_staged(source):
-        return _staged(_named(source, setup.torch_device), check), own
+        return _staged(_named(source, setup), check), own
     path = source.path if isinstance(source, SharedWeights) else pathlib.Path(os.path.expanduser(source))
     if isinstance(source, SharedWeights) and not path.exists():
         raise ModelLoadError(f"there is no shared memory {source.name!r} with weights")
@@ -119,9 +119,9 @@ def _check_same_model(spec: ModelSpec, new: ModelSpec) -> None:
             raise ModelLoadError(f"the new weights are of another model: its {field.name} differs{shown}")
 
 
-def _named(source: Any, device: torch.device) -> Iterable[Any]:
+def _named(source: Any, setup: ExecutorSetup) -> Iterable[Any]:
     if isinstance(source, GroupWeights):
-        return source.receive(device)
+        return source.receive(setup.torch_device)
     if isinstance(source, Mapping):
         return source.items()
     if isinstance(source, Iterable):
@@ -131,31 +131,38 @@ def _named(source: Any, device: torch.device) -> Iterable[Any]:
     )
 
 
-def _same(tensor: Tensor) -> Tensor:
-    return tensor
+def _same(array: Array) -> Array:
+    return array
+
+
+def _is_tensor(given: object) -> TypeGuard[Tensor]:
+    return "torch" in sys.modules and isinstance(given, sys.modules["torch"].Tensor)
+
+
+def _copied(tensor: Tensor) -> Array:
+    import torch
+
+    return as_array(tensor.detach().to("cpu", copy=True, memory_format=torch.contiguous_format))
 
 
 def _staged(tensors: Iterable[Any], check: Callable[[], object]) -> Checkpoint:
     """Copies of the tensors, each made before the next is asked for."""
-    import torch
-    from torch import Tensor
-
     found: dict[str, StoredTensor] = {}
     duplicates = []
     for entry in tensors:
         check()
         name, tensor = entry if isinstance(entry, tuple) and len(entry) == 2 else (None, entry)
-        if not isinstance(name, str) or not isinstance(tensor, Tensor):
+        if not isinstance(name, str) or not (isinstance(tensor, np.ndarray) or _is_tensor(tensor)):
             raise ModelLoadError(f"new weights are pairs of a name and a tensor, not {type(entry).__name__}")
         free = free_host_memory()
         if tensor.nbytes > free:
             raise InsufficientMemoryError(
                 f"{name} of the new weights takes {show_bytes(tensor.nbytes)}, but {show_bytes(free)} are available"
             )
-        copied = tensor.detach().to("cpu", copy=True, memory_format=torch.contiguous_format)
+        copied = tensor.copy() if isinstance(tensor, np.ndarray) else _copied(tensor)
         if name in found:
             duplicates.append(name)
-        found[name] = StoredTensor(tuple(copied.shape), str(copied.dtype).removeprefix("torch."), partial(_same, copied))
+        found[name] = StoredTensor(copied.shape, str(copied.dtype), partial(_same, copied))
     return Checkpoint(found, tuple(duplicates))
 
 
@@ -172,8 +179,7 @@ class Changing:
         self._asleep = False
 
     def prepare(self, change: Change) -> Prepared:
-        with thread_count(self._setup.threads if self._asleep else 1):  # else the cores are the steps'
-            return self._prepare(change) if self._setup.followers is None else self._prepare_on(self._setup.followers, change)
+        return self._prepare(change) if self._setup.followers is None else self._prepare_on(self._setup.followers, change)
 
     def apply(self, prepared: Prepared) -> None:
         with self._on_all_ranks() as ranks:
@@ -253,19 +259,17 @@ class Changing:
             case NewWeights(source):
                 digest = WeightsDigest()
                 read = partial(new_weights, replace(self._setup, digest=digest), source, self._check)
-                return Prepared(change, self._executor.prepare_weights(read), number, weights_digest=digest.hexdigest())
+                threads = self._setup.threads if self._asleep else 1  # else the cores are the steps'
+                return Prepared(change, self._executor.prepare_weights(read, threads), number, weights_digest=digest.hexdigest())
 
     def _load_adapter(self, change: LoadAdapter, name: str, path: str, number: int) -> Prepared:
-        import torch
-
         setup = self._setup
         if not self._executor.max_adapters and isinstance(setup.spec, ModelSpec):
             raise AdapterError("no adapter can be loaded: max_adapters is 0")
-        with torch.inference_mode():
-            adapter = load_adapter(pathlib.Path(path), setup.spec, setup.torch_dtype, self._executor.shard, setup.config.max_adapter_rank)
-            check_addition(f"adapter {name!r} needs", adapter.nbytes, free_host_memory() // setup.num_local)
-            packed = self._executor.pack_adapter(adapter)
-            key = adapter_number(pathlib.Path(path))
+        adapter = load_adapter(pathlib.Path(path), setup.spec, setup.dtype, self._executor.shard, setup.config.max_adapter_rank)
+        check_addition(f"adapter {name!r} needs", adapter.nbytes, free_host_memory() // setup.num_local)
+        packed = self._executor.pack_adapter(adapter)
+        key = adapter_number(pathlib.Path(path))
         return Prepared(change, packed, number, AdapterInfo(name, adapter.low_rank, adapter.modules, adapter.nbytes, key=key))
 
     def _apply(self, prepared: Prepared) -> None:

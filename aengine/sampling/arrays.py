@@ -12,12 +12,12 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
+from aengine.kernels.arrays import Numbers
+
 if TYPE_CHECKING:
     import torch
     from torch import Tensor
 
-Numbers: TypeAlias = Any
-"""An array on the host, or a tensor on the device."""
 _NARROWEST_BLOCK = 8  # ids; narrower ones cost more than they save
 
 

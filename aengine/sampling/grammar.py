@@ -19,7 +19,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from aengine.api.errors import InvalidRequestError
-from aengine.sampling.arrays import Arrays, Numbers
+from aengine.kernels.arrays import Numbers
+from aengine.sampling.arrays import Arrays
 from aengine.sampling.processors import Processor, StepRows
 from aengine.sampling.unique_items import UniqueArrays
 from aengine.scheduler.plan import Features, NewRow

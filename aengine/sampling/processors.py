@@ -27,8 +27,9 @@ from numpy.typing import NDArray
 
 from aengine.api.dataclass import dataclass
 from aengine.api.params import LogitsProcessor
+from aengine.kernels.arrays import Numbers
 from aengine.kernels.params import HIGHEST_LOGIT
-from aengine.sampling.arrays import Arrays, Numbers
+from aengine.sampling.arrays import Arrays
 from aengine.scheduler.plan import Features, NewRow, RowParams
 
 

@@ -19,8 +19,9 @@ from numpy.typing import NDArray
 from aengine.api.dataclass import dataclass
 from aengine.api.errors import NothingToChooseError
 from aengine.api.params import GREEDY_BELOW
+from aengine.kernels.arrays import Numbers
 from aengine.kernels.params import DRAW_PARAMS, DrawParams
-from aengine.sampling.arrays import Arrays, Numbers, on_host
+from aengine.sampling.arrays import Arrays, on_host
 from aengine.sampling.grammar import Grammars
 from aengine.sampling.processors import CustomProcessors, Masks, Penalties, Processor, StepRows
 from aengine.scheduler.plan import Features, NewRow, RowParams, TokenLogprobs

@@ -1,6 +1,6 @@
 """`CodeFormat` and `pack_codes`: quantised rows in the layout of the kernels, which is in `src/abi.h` and `src/codes.h`.
 
-`pack_linear` and `pack_linears`: matrices in that layout, from the tensors of a checkpoint."""
+`pack_linear` and `pack_linears`: matrices in that layout, from the arrays of a checkpoint."""
 
 from __future__ import annotations
 
@@ -10,11 +10,9 @@ from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
-from torch import Tensor
 
-from aengine.kernels.arrays import Array, array_dtype, as_array, torch_dtype
+from aengine.kernels.arrays import FLOAT8, INT8, Array, cast, data_address
 from aengine.kernels.cpu.library import (
     BF16_PAIRS,
     BLOCK,
@@ -34,7 +32,7 @@ from aengine.kernels.cpu.library import (
     Workspace,
 )
 from aengine.kernels.cpu.ops import PackedLinear, PackedLinears, num_panels
-from aengine.kernels.quantized import INT4_GROUP, QuantizedRows, Rows, common_zero_point, equal, exact_dtype, int4_rows, quantize_rows
+from aengine.kernels.quantized import INT4_GROUP, LARGEST, QuantizedRows, Rows, common_zero_point, equal, exact_dtype, int4_rows
 from aengine.kernels.warm_memory import Allocate, lazy_bytes
 
 
@@ -48,12 +46,12 @@ class CodeFormat:
     format: int
     shift: int  # from a code to the unsigned one that is stored: 0 or the highest bit, so that adding it changes that bit
     zero: int  # of the stored codes
-    scale_dtype: torch.dtype  # that all scales and offsets have exactly
+    scale_dtype: np.dtype[Any]  # that all scales and offsets have exactly
     with_offsets: bool
     float32: bool  # activations are not quantised
     unit: float  # what scales are multiplied with
-    table: Tensor | None  # [16], what 4-bit codes stand for: float32 numbers, uint8 if activations are quantised; None: themselves
-    order: Tensor | None  # [columns] int32
+    table: Array | None  # [16], what 4-bit codes stand for: float32 numbers, uint8 if activations are quantised; None: themselves
+    order: Array | None  # [columns] int32
 
     @classmethod
     def of(cls, parts: Sequence[QuantizedRows], float32: bool) -> CodeFormat:
@@ -72,10 +70,10 @@ class CodeFormat:
         group_size = min(first.group_size, padded) if first.scales.shape[1] > 1 else padded
         if group_size % BLOCK:
             raise ValueError(f"groups of {first.group_size} columns are not supported; the size has to be a multiple of {BLOCK}")
-        float8 = first.codes.dtype == torch.float8_e4m3fn
+        float8 = first.codes.dtype == FLOAT8
         if first.bits not in (4, 8) or (first.bits == 4 and float8) or (first.bits == 8 and first.table is not None):
             raise ValueError(f"{first.bits}-bit codes as {first.codes.dtype}, or a table of them, are not supported")
-        signed = first.codes.dtype == torch.int8
+        signed = first.codes.dtype == INT8
         shift = 2 ** (first.bits - 1) if signed else 0
         steps = None if first.table is None else _steps(first.table)
         float32 = float32 or float8 or (first.table is not None and steps is None)
@@ -84,7 +82,7 @@ class CodeFormat:
         if steps is not None and not float32:
             table, zero, unit = steps
         elif first.bits == 4 and float32 and table is None:
-            table = torch.arange(16.0) - zero
+            table = np.arange(16, dtype=np.float32) - np.float32(zero)
         numbers = [part.scales * unit for part in parts]
         with_offsets = point is None and any(part.offsets is not None for part in parts)
         if with_offsets:
@@ -100,8 +98,8 @@ class CodeFormat:
             with_offsets=with_offsets,
             float32=float32,
             unit=unit,
-            table=None if table is None else table.contiguous(),
-            order=None if first.order is None else first.order.to(torch.int32).contiguous(),
+            table=None if table is None else np.ascontiguousarray(table),
+            order=None if first.order is None else first.order.astype(np.int32),
         )
 
     @property
@@ -124,9 +122,9 @@ class CodeFormat:
     def arrays(self, words: NDArray[np.uint8]) -> dict[str, Array]:
         """What a matrix with these words points to."""
         found: dict[str, Array] = {"words": words}
-        for name, tensor in (("table", self.table), ("order", self.order)):
-            if tensor is not None:
-                found[name] = as_array(tensor)
+        for name, array in (("table", self.table), ("order", self.order)):
+            if array is not None:
+                found[name] = array
         return found
 
     def numbers(self, out_features: int, interleaved: bool) -> dict[str, int]:
@@ -138,7 +136,7 @@ class CodeFormat:
             "activation_group": self.activation_group,
             "format": self.format,
             "interleaved": interleaved,
-            "scale_kind": SCALE_KINDS.index(array_dtype(self.scale_dtype)),
+            "scale_kind": SCALE_KINDS.index(self.scale_dtype),
             "with_offsets": self.with_offsets,
             "zero": self.zero,
             "float_activations": self.float32,
@@ -149,29 +147,39 @@ def pack_codes(kernels: CpuKernels, parts: Sequence[QuantizedRows], how: CodeFor
     """Packs the rows of the parts one after another into the words of `matrix`, which are zeros."""
     sources, keep = [], []
     for part in parts:
-        codes = part.codes if part.codes.stride(1) == 1 else part.codes.contiguous()
-        scales, offsets = (part.scales * how.unit).to(how.scale_dtype).contiguous(), None
+        codes = _of_rows(part.codes)
+        scales, offsets = np.ascontiguousarray(cast(part.scales * np.float32(how.unit), how.scale_dtype)), None
         if how.with_offsets:
-            offsets = torch.zeros_like(scales) if part.offsets is None else part.offsets.to(how.scale_dtype).contiguous()
+            offsets = np.zeros_like(scales) if part.offsets is None else np.ascontiguousarray(cast(part.offsets, how.scale_dtype))
         keep.append((codes, scales, offsets))
-        addresses = (codes.data_ptr(), scales.data_ptr(), None if offsets is None else offsets.data_ptr())
-        sources.append(CCodesPart(*addresses, len(part), codes.stride(0)))
+        addresses = (data_address(codes), data_address(scales), None if offsets is None else data_address(offsets))
+        sources.append(CCodesPart(*addresses, len(part), codes.strides[0] // codes.itemsize))
     kernels.pack_codes((CCodesPart * len(sources))(*sources), len(sources), how.shift, ctypes.byref(matrix), threads)
 
 
-def quantize_matrix(workspace: Workspace, matrix: Tensor, quantization: str) -> QuantizedRows:
-    """What `quantize_rows` makes of [rows, columns]; where the scales of a group are as good, within rounding, another of these."""
-    if quantization != "int4":
-        return quantize_rows(matrix, quantization)
-    if array_dtype(matrix.dtype) not in ELEMENTS or matrix.stride(1) != 1:
-        matrix = matrix.float().contiguous()
+def quantize_matrix(workspace: Workspace, matrix: Array, quantization: str) -> QuantizedRows:
+    """What `quantize_rows` makes of [rows, columns], "int4" or "fp8"; of int4, where the scales of a group are as good, within rounding,
+    another of these."""
     rows, columns = matrix.shape
-    codes = torch.empty(rows, columns, dtype=torch.uint8)
-    scales = torch.empty(rows, -(-columns // INT4_GROUP))
-    part = CPart(matrix.data_ptr(), rows, matrix.stride(0))
-    element = ELEMENTS[array_dtype(matrix.dtype)]
-    workspace.kernels.quantise(ctypes.byref(part), element, columns, codes.data_ptr(), scales.data_ptr(), workspace.threads)
+    if quantization == "fp8":
+        wide = matrix.astype(np.float32)
+        scales = np.abs(wide).max(-1, keepdims=True) / np.float32(LARGEST)
+        numbers = np.clip(wide / np.where(scales == 0, np.float32(1), scales), -LARGEST, LARGEST)
+        return QuantizedRows(numbers.astype(FLOAT8), scales, columns, bits=8)
+    matrix = _of_rows(matrix if matrix.dtype in ELEMENTS else matrix.astype(np.float32))
+    codes, scales = np.empty((rows, columns), np.uint8), np.empty((rows, -(-columns // INT4_GROUP)), np.float32)
+    addresses, element = (data_address(codes), data_address(scales)), ELEMENTS[matrix.dtype]
+    workspace.kernels.quantise(ctypes.byref(_part(matrix)), element, columns, *addresses, workspace.threads)
     return int4_rows(codes, scales)
+
+
+def _of_rows(matrix: Array) -> Array:
+    """The matrix, with contiguous columns."""
+    return matrix if matrix.shape[1] < 2 or matrix.strides[1] == matrix.itemsize else np.ascontiguousarray(matrix)
+
+
+def _part(matrix: Array) -> CPart:
+    return CPart(data_address(matrix), len(matrix), matrix.strides[0] // matrix.itemsize)
 
 
 def _activation_group(group_size: int, columns: int) -> int:
@@ -181,19 +189,19 @@ def _activation_group(group_size: int, columns: int) -> int:
     return next(size for size in range(MAX_ACTIVATION_GROUP, 0, -BLOCK) if group_size % size == 0)
 
 
-def _steps(table: Tensor) -> tuple[Tensor | None, int, float] | None:
+def _steps(table: Array) -> tuple[Array | None, int, float] | None:
     """The numbers of 4-bit codes as (t - zero) * unit with integers t of 0 .. 255: these, which are None if they are the codes themselves,
     the zero and the unit, a power of two. None if there are no such integers."""
     for unit in (1.0, 0.5):
         steps = table / unit
         least = int(steps.min())
-        if bool((steps == steps.round()).all()) and -255 <= least <= 0 and float(steps.max()) - least <= 255:
-            taken = (steps - least).to(torch.uint8)
-            return None if torch.equal(taken, torch.arange(16, dtype=torch.uint8)) else taken, -least, unit
+        if bool((steps == np.round(steps)).all()) and -255 <= least <= 0 and float(steps.max()) - least <= 255:
+            taken = (steps - least).astype(np.uint8)
+            return None if np.array_equal(taken, np.arange(16)) else taken, -least, unit
     return None
 
 
-_Rows = TypeVar("_Rows", Tensor, QuantizedRows, Rows)
+_Rows = TypeVar("_Rows", QuantizedRows, Rows)
 _PER_WORD = {BF16_PAIRS: 2, F32_WORDS: 1, INT8_QUADS: 4}
 _MAX_INT8_FEATURES = 65536  # with more columns a sum of products could overflow 32 bits
 
@@ -210,18 +218,18 @@ def pack_linear(
     code_format: CodeFormat | None = None,
     allocate: Allocate = lazy_bytes,
 ) -> PackedLinear:
-    """Packs the rows of `parts` one after another: bf16 or float32 tensors of the same number of columns, columns contiguous.
+    """Packs the rows of `parts` one after another: bf16 or float32 arrays of the same number of columns, columns contiguous.
 
     `dtype` is that of the activations, and of the weights unless they are to be `float32`, or `int8`, which quantises them with one
     scale per row. Quantised rows keep their codes and scales; activations are quantised for them, unless `float32` says not to, or
     they have a table or float8 codes: then products are those of the dequantised weights. `code_format`: theirs, if it is known.
     Raises ValueError for parts that cannot be packed into one matrix.
     """
-    tensors = [part for part in parts if isinstance(part, Tensor)]
+    matrices = [part for part in parts if isinstance(part, np.ndarray)]
     quantized = [part for part in parts if isinstance(part, QuantizedRows)]
     if not quantized:
-        _check_parts(tensors)
-    elif tensors:
+        _check_parts(matrices)
+    elif matrices:
         raise ValueError("a matrix cannot be packed from quantised parts and others")
     out_features, in_features = sum(len(part) for part in parts), parts[0].shape[1]
     if interleaved and out_features % 2:
@@ -241,8 +249,8 @@ def pack_linear(
         arrays["scales"], arrays["offsets"] = np.empty(panels * PANEL, np.float32), np.empty(panels * PANEL, np.int32)
     shape = {"out_features": out_features, "in_features": in_features}
     packed = PackedLinear(dtype, arrays, **shape, format=word_format, interleaved=interleaved)
-    sources = (CPart * len(parts))(*(CPart(part.data_ptr(), len(part), part.stride(0)) for part in tensors))
-    kernels.pack(sources, len(parts), ELEMENTS[array_dtype(tensors[0].dtype)], ctypes.byref(packed.c), threads)
+    sources = (CPart * len(parts))(*map(_part, matrices))
+    kernels.pack(sources, len(parts), ELEMENTS[matrices[0].dtype], ctypes.byref(packed.c), threads)
     return packed
 
 
@@ -287,15 +295,15 @@ def pack_linears(
     for index in range(count):
         matrix = as_packable(_cut(parts, index * rows, (index + 1) * rows), dtype)
         linears.append(pack_linear(kernels, matrix, dtype=dtype, threads=threads, **options))
-    return PackedLinears(linears, None if orders is None else as_array(orders))
+    return PackedLinears(linears, orders)
 
 
 def as_packable(parts: Sequence[Rows], dtype: np.dtype[Any]) -> Sequence[Rows]:
-    """The parts: quantised ones, or tensors of `dtype` if they have several dtypes or one that the kernels do not pack."""
-    dtypes = {array_dtype(part.dtype) for part in parts if isinstance(part, Tensor)}
+    """The parts: quantised ones, or arrays of `dtype` if they have several dtypes or one that the kernels do not pack."""
+    dtypes = {part.dtype for part in parts if isinstance(part, np.ndarray)}
     if len(dtypes) <= 1 and dtypes <= ELEMENTS.keys():
         return parts
-    return [part.to(torch_dtype(dtype)) if isinstance(part, Tensor) else part for part in parts]
+    return [part.astype(dtype) if isinstance(part, np.ndarray) else part for part in parts]
 
 
 def are_packable(parts: Sequence[Rows], count: int | None = None) -> bool:
@@ -311,7 +319,7 @@ def are_packable(parts: Sequence[Rows], count: int | None = None) -> bool:
     return True
 
 
-def _without_orders(parts: Sequence[Rows], rows: int) -> tuple[Sequence[Rows], Tensor | None]:
+def _without_orders(parts: Sequence[Rows], rows: int) -> tuple[Sequence[Rows], NDArray[np.int32] | None]:
     """Parts of matrices of so many rows, and None; or, if the columns of the matrices have several orders, the parts as if they had none,
     and the orders, [matrices, columns] int32. Raises ValueError for a matrix with several orders."""
     quantized = [part for part in parts if isinstance(part, QuantizedRows)]
@@ -322,8 +330,8 @@ def _without_orders(parts: Sequence[Rows], rows: int) -> tuple[Sequence[Rows], T
         of_matrix = [part.order for part in _cut(quantized, begin, begin + rows)]
         if not all(equal(order, of_matrix[0]) for order in of_matrix):
             raise ValueError("quantised parts of one matrix differ in the order of columns")
-        orders.append(torch.arange(quantized[0].shape[1]) if of_matrix[0] is None else of_matrix[0])
-    return [replace(part, order=None) for part in quantized], torch.stack(orders).int()
+        orders.append(np.arange(quantized[0].shape[1]) if of_matrix[0] is None else of_matrix[0])
+    return [replace(part, order=None) for part in quantized], np.stack(orders).astype(np.int32)
 
 
 def _cut(parts: Sequence[_Rows], begin: int, end: int) -> list[_Rows]:
@@ -337,11 +345,11 @@ def _cut(parts: Sequence[_Rows], begin: int, end: int) -> list[_Rows]:
     return found
 
 
-def _check_parts(parts: Sequence[Tensor]) -> None:
+def _check_parts(parts: Sequence[Array]) -> None:
     if not parts:
         raise ValueError("there are no parts to pack")
     for part in parts:
-        if part.dim() != 2 or array_dtype(part.dtype) not in ELEMENTS or part.dtype != parts[0].dtype or part.shape[1] != parts[0].shape[1]:
-            raise ValueError(f"a part of shape {tuple(part.shape)} and dtype {part.dtype} is not a bf16 or float32 matrix like the first")
-        if part.device.type != "cpu" or (part.shape[1] > 1 and part.stride(1) != 1):
-            raise ValueError(f"a part with strides {part.stride()} on {part.device} is not a CPU tensor of contiguous columns")
+        if part.ndim != 2 or part.dtype not in ELEMENTS or part.dtype != parts[0].dtype or part.shape[1] != parts[0].shape[1]:
+            raise ValueError(f"a part of shape {part.shape} and dtype {part.dtype} is not a bf16 or float32 matrix like the first")
+        if part.shape[1] > 1 and part.strides[1] != part.itemsize:
+            raise ValueError(f"a part with strides {part.strides} is not of contiguous columns")

@@ -11,12 +11,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
+import numpy as np
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
 from aengine.api.dataclass import dataclass
+from aengine.kernels.arrays import as_tensor, torch_dtype
 from aengine.kernels.quantized import QuantizedRows, common_zero_point, equal, exact_dtype
 
 
@@ -109,7 +111,7 @@ class Format:
         else:
             offsets = []
         dtype = exact_dtype([*(part.scales for part in parts), *offsets])
-        return cls(first.bits, kind, 0 if whole else group_size, zero, signed, bool(offsets), dtype, table)
+        return cls(first.bits, kind, 0 if whole else group_size, zero, signed, bool(offsets), torch_dtype(dtype), table)
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,6 +158,7 @@ class Codes:
     @classmethod
     def of(cls, parts: Sequence[QuantizedRows], matrices: int, device: torch.device) -> Codes | None:
         """The rows of `parts`, those of one matrix after another. None: no kernel reads them, or they differ in format."""
+        parts = [_of_tensors(part) for part in parts]
         form = Format.of(parts)
         if form is None:
             return None
@@ -198,6 +201,14 @@ class Codes:
         table = None if form.table is None else form.table.to(device)
         arrivals = torch.zeros(SHARED_BLOCKS, dtype=torch.int32, device=device)
         return cls(form, words, scales, offsets, order, table, arrivals, rows, columns)
+
+
+def _of_tensors(rows: QuantizedRows) -> QuantizedRows:
+    """The rows, of tensors if they are of arrays."""
+    numbers = (rows.scales, rows.offsets, rows.table, rows.order)
+    scales, offsets, table, order = (as_tensor(one) if isinstance(one, np.ndarray) else one for one in numbers)
+    codes = as_tensor(rows.codes) if isinstance(rows.codes, np.ndarray) else rows.codes
+    return QuantizedRows(codes, scales, rows.group_size, rows.bits, offsets, table, order)
 
 
 def _placed(parts: Sequence[QuantizedRows], rows: int) -> Iterator[tuple[int, int, QuantizedRows]]:

@@ -13,7 +13,8 @@ from torch import Tensor
 
 from aengine.kernels.paged_cache import KvTarget
 from aengine.kernels.params import Activation, ExpertMlp, ExpertRouting, Rotation, SharedOutput
-from aengine.kernels.quantized import LARGEST, Float8Rows
+from aengine.kernels.quantized import LARGEST
+from aengine.kernels.quantizing import Float8Rows
 from aengine.kernels.triton import rotary
 from aengine.kernels.triton.experts import Grouping, grouped_linear, route, weighted_sums
 

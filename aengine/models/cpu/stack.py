@@ -39,6 +39,7 @@ from aengine.models.adapters import Adapter
 from aengine.models.cpu.cpu_operations import Captured, page_parts
 from aengine.models.cpu.packed_weights import PackedWeights
 from aengine.models.cpu.program import CpuProgram
+from aengine.models.cpu.weight_packing import pack_adapter
 from aengine.models.images import StepImages
 from aengine.models.sharding import vocab_bounds
 from aengine.models.spec import DraftHead, Experts, LatentAttention, Layer, ModelSpec, ShortConvolution
@@ -318,8 +319,6 @@ class DecoderStack:
 
     def pack_adapter(self, adapter: Adapter) -> PackedCpuAdapter:
         """What steps of this stack take. From any thread, while steps run. Raises AdapterError for one that does not fit the model."""
-        from aengine.models.cpu.weight_packing import pack_adapter  # imports torch
-
         return pack_adapter(self._weights, self._program.matrices, adapter)
 
     @property

@@ -11,12 +11,10 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
-from torch import Tensor
 
 from aengine.api.errors import AdapterError
-from aengine.kernels.arrays import array_dtype, as_array, torch_dtype
+from aengine.kernels.arrays import FLOAT32, Array
 from aengine.kernels.cpu.library import BLOCK, EMBEDDING, PANEL, CLowRank, CLowRankBlock, Workspace
 from aengine.kernels.cpu.ops import PackedCpuAdapter
 from aengine.kernels.cpu.packing import are_packable, as_packable, pack_linear, pack_linears, quantize_matrix
@@ -51,7 +49,7 @@ class WeightPacking:
         packed matrices."""
         self._workspace, self._quantization, self._allocate = workspace, quantization, allocate
         self._packed = PackedWeights(spec, dtype, shard)
-        self._routers: dict[str, list[Tensor]] = {}
+        self._routers: dict[str, list[Array]] = {}
         self._dequantized: list[str] = []
 
     def pack(self, weights: Iterable[tuple[str, Sequence[Rows]]]) -> PackedWeights:
@@ -71,13 +69,13 @@ class WeightPacking:
             if shape != merged:
                 raise ValueError(f"{name} has shape {shape}; the model's is {merged}")
             stem, _, kind = name.rpartition(".")
-            tensors = [part for part in parts if isinstance(part, Tensor)]  # all of a bias or vector: those are never quantised
+            arrays = [part for part in parts if isinstance(part, np.ndarray)]  # all of a bias or vector: those are never quantised
             if kind == "bias" and stem in packed.linears:
-                packed.linears[stem].set_bias(_floats(tensors))
+                packed.linears[stem].set_bias(_floats(arrays))
             elif kind == "bias" and stem in packed.grouped:
-                packed.grouped[stem].set_biases(_floats(tensors))
+                packed.grouped[stem].set_biases(_floats(arrays))
             elif flat or kind == "log_decay":
-                packed.vectors[name] = _floats(tensors)
+                packed.vectors[name] = _floats(arrays)
             else:
                 count = expected.shape[0] if len(expected.shape) == 3 else None
                 self._take_matrix(stem, parts, count)
@@ -93,25 +91,25 @@ class WeightPacking:
 
     def _take_matrix(self, stem: str, rows: Sequence[Rows], count: int | None) -> None:
         """`count`: of how many matrices the rows are; None: of one."""
-        packed, quantization, dtype = self._packed, self._quantization, torch_dtype(self._packed.dtype)
+        packed, quantization, dtype = self._packed, self._quantization, self._packed.dtype
         if stem in _TABLES:
             table = _dequantized(rows, dtype)
-            packed.tables[stem] = as_array((table[0] if len(table) == 1 else torch.cat(table)).to(dtype).contiguous())
+            packed.tables[stem] = np.ascontiguousarray(table[0] if len(table) == 1 else np.concatenate(table), dtype)
             if stem != "embedding" or not packed.spec.tied_head:
                 return
             head = WeightPart("head.weight", (), (own(vocab_bounds(packed.whole_spec, packed.shard), packed.shard),))
             stem, rows = "head", take_part(rows, head)
         layer, _, name = stem.rpartition(".")
         if name in ("router", "shared_gate"):
-            self._routers.setdefault(f"{layer}.router", []).extend(_dequantized(rows, torch.float32))
+            self._routers.setdefault(f"{layer}.router", []).extend(_dequantized(rows, FLOAT32))
             return
         if name == "conv":
-            packed.vectors[f"{stem}.weight"] = _floats(_dequantized(rows, torch.float32))
+            packed.vectors[f"{stem}.weight"] = _floats(_dequantized(rows, FLOAT32))
             return
         quantizable = name not in NEVER_QUANTIZED
         in_int8 = quantization == "int8" or (quantization == "int4" and stem == "head")
         if quantizable and not in_int8 and quantization != "none":
-            rows = [quantize_matrix(self._workspace, part, quantization) if isinstance(part, Tensor) else part for part in rows]
+            rows = [quantize_matrix(self._workspace, part, quantization) if isinstance(part, np.ndarray) else part for part in rows]
         # What the kernels have no format for, such as parts with groups of several sizes, is as wide as the activations.
         has_codes = quantizable and are_packable(rows, count)
         if quantizable and not has_codes and any(isinstance(part, QuantizedRows) for part in rows):
@@ -120,7 +118,7 @@ class WeightPacking:
         kernels, threads = self._workspace.kernels, self._workspace.threads
         options: dict[str, Any] = {"interleaved": name == "gate_up", "int8": quantizable and in_int8 and not has_codes}
         if has_codes:
-            options["float32"] = dtype is torch.float32  # then activations are not quantised either
+            options["float32"] = dtype == FLOAT32  # then activations are not quantised either
         if count is None:
             packable = as_packable(parts, packed.dtype)
             packed.linears[stem] = pack_linear(kernels, packable, dtype=packed.dtype, threads=threads, allocate=self._allocate, **options)
@@ -128,11 +126,11 @@ class WeightPacking:
             options |= {"dtype": packed.dtype, "threads": threads, "allocate": self._allocate}
             packed.grouped[stem] = pack_linears(kernels, parts, count, **options)
 
-    def _pack_router(self, stem: str, parts: Sequence[Tensor]) -> None:
+    def _pack_router(self, stem: str, parts: Sequence[Array]) -> None:
         """The gate of the shared experts is the last row of the router. Never quantised, and wide if the checkpoint has it so."""
         packed, workspace = self._packed, self._workspace
-        wide = any(array_dtype(part.dtype) != packed.dtype for part in parts)
-        packable = [part.float() for part in parts] if wide else parts
+        wide = any(part.dtype != packed.dtype for part in parts)
+        packable = [part.astype(np.float32) for part in parts] if wide else parts
         router = pack_linear(workspace.kernels, packable, dtype=packed.dtype, threads=workspace.threads, float32=wide)
         bias = packed.vectors.pop(f"{stem}.bias", None)
         if bias is not None:
@@ -140,15 +138,14 @@ class WeightPacking:
         packed.linears[stem] = router
 
 
-def _dequantized(rows: Sequence[Rows], dtype: torch.dtype) -> list[Tensor]:
-    """Return parts that are quantised as tensors of `dtype`, the others as they are."""
-    return [part if isinstance(part, Tensor) else part.dequantized(dtype) for part in rows]
+def _dequantized(rows: Sequence[Rows], dtype: np.dtype[Any]) -> list[Array]:
+    """Return parts that are quantised as arrays of `dtype`, the others as they are."""
+    return [part if isinstance(part, np.ndarray) else part.dequantized(dtype) for part in rows]
 
 
-def _floats(tensors: Sequence[Tensor]) -> NDArray[np.float32]:
-    """Tensors one after another, in float32."""
-    found: NDArray[np.float32] = as_array(torch.cat(tuple(tensors)).float())
-    return found
+def _floats(arrays: Sequence[Array]) -> NDArray[np.float32]:
+    """Arrays one after another, in float32."""
+    return np.concatenate(arrays, dtype=np.float32)
 
 
 _A_ROWS = 4  # that are multiplied together
@@ -227,7 +224,7 @@ class _Packing:
         """Write the matrices and blocks to `memory`, which holds zeros, and return the struct that points into it."""
         begin = np.cumsum([0, *self._sizes])
         a, b = (
-            torch.from_numpy(memory[at : at + math.prod(shape) * self.dtype.itemsize]).view(torch_dtype(self.dtype)).view(shape)
+            memory[at : at + math.prod(shape) * self.dtype.itemsize].view(self.dtype).reshape(shape)
             for at, shape in zip(begin, (self.a_shape, self.b_shape), strict=False)
         )
         memory[begin[2] : begin[2] + self.blocks.nbytes] = self.blocks.view(np.uint8)
@@ -238,14 +235,13 @@ class _Packing:
             self._write_b(b, number, part, rank)
         return CLowRank(*(memory[at:].ctypes.data for at in begin[:3]), self.size)
 
-    def _write_b(self, b: Tensor, number: int, part: LowRankPart, rank: int) -> None:
+    def _write_b(self, b: Array, number: int, part: LowRankPart, rank: int) -> None:
         blocks = np.flatnonzero((self.first <= number) & (number <= self.last))
         rows = self.rows[blocks] - part.rows.start
-        dtype = torch_dtype(self.dtype)
-        columns = torch.cat((part.b.to(dtype), part.b.new_zeros(1, rank, dtype=dtype)))
-        of_blocks = columns[torch.from_numpy(np.where((rows >= 0) & (rows < len(part.rows)), rows, len(part.rows)))]
+        columns = np.concatenate((part.b.astype(self.dtype), np.zeros((1, rank), self.dtype)))
+        of_blocks = columns[np.where((rows >= 0) & (rows < len(part.rows)), rows, len(part.rows))]
         firsts = self.blocks["row"][blocks].astype(np.int64) + self.firsts[number] - self.blocks["first"][blocks]
-        b[torch.from_numpy(firsts[:, None] + np.arange(rank))] = of_blocks.transpose(1, 2)
+        b[firsts[:, None] + np.arange(rank)] = of_blocks.swapaxes(1, 2)
 
 
 def _rows_of_columns(out_features: int, interleaved: bool) -> NDArray[np.int64]:

@@ -19,6 +19,7 @@ from dataclasses import replace
 from itertools import accumulate
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from transformers import (
@@ -40,7 +41,7 @@ from aengine.models.fallback.attention import PROBE, recording, register
 from aengine.models.families.family import Transform
 from aengine.models.loading.checkpoint import StoredTensor
 from aengine.models.loading.hub import described_problems
-from aengine.models.loading.stored_parts import StoredPart, stored_parts
+from aengine.models.loading.weights import StoredPart, stored_parts
 from aengine.models.model_files import CLASSIFIER, architecture_of, is_encoder, read_json
 from aengine.models.named_weights import NamedWeight, Part
 from aengine.models.quantization.quantization_config import Quantization, read_quantization
@@ -60,7 +61,7 @@ def quantized_parts(model: Any, quantization: Quantization, tensors: Mapping[str
         own = name if has_prefix else name.removeprefix(prefix)
         if isinstance(module, nn.Linear | Conv1D) and own in stored:
             shape: tuple[int, ...] = tuple(module.weight.shape)
-            transform = Transform(shape, Tensor.t, transposed=True) if isinstance(module, Conv1D) else None
+            transform = Transform(shape, np.transpose, transposed=True) if isinstance(module, Conv1D) else None
             matrix = shape if transform is None else shape[::-1]
             weights[f"{own}.weight"] = NamedWeight(matrix, (Part(f"{own}.weight", shape, matrix[0], transform),), None)
             if module.bias is not None:

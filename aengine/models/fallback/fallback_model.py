@@ -14,10 +14,12 @@ from contextlib import contextmanager
 from itertools import chain, pairwise
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
 from aengine.api.errors import ModelLoadError
+from aengine.kernels.arrays import array_dtype, as_tensor
 from aengine.models.fallback import FallbackSpec
 from aengine.models.fallback.attention import OURS, StepSlot, place, register
 from aengine.models.fallback.fallback_config import (
@@ -29,10 +31,9 @@ from aengine.models.fallback.fallback_config import (
     padding_of,
     quantized_parts,
 )
-from aengine.models.loading.checkpoint import DTYPES, Checkpoint, WeightsDigest, open_checkpoint
+from aengine.models.loading.checkpoint import DTYPES, Checkpoint, WeightsDigest, are_finite, open_checkpoint
 from aengine.models.loading.hub import described_problems, shortened
-from aengine.models.loading.stored_parts import StoredPart, are_finite
-from aengine.models.loading.weights import text_tensors
+from aengine.models.loading.weights import StoredPart, text_tensors
 from aengine.models.model_files import read_json
 from aengine.models.quantization.quantization_config import load_quantization
 from aengine.models.torch.decoder import ForwardBatch
@@ -342,14 +343,15 @@ def _stored_model(
             digest.add_weight(name, [rows])
     for part in parts:
         rows = part.rows([tensors.pop(name) for name in part.endings])
-        matrix = rows if isinstance(rows, Tensor) else rows.dequantized(dtype)
-        tensors[part.part.source] = matrix if part.part.transform is None else matrix.t().contiguous()
+        matrix = rows if isinstance(rows, np.ndarray) else rows.dequantized(array_dtype(dtype))
+        tensors[part.part.source] = matrix if part.part.transform is None else np.ascontiguousarray(matrix.T)
     if parts:
         _log.info("%d quantised matrices were dequantised: they take the memory of %s", len(parts), str(dtype).removeprefix("torch."))
     kind = _text_class(spec)
+    state = {name: as_tensor(array) for name, array in tensors.items() if isinstance(array, np.ndarray)}
     options = {"dtype": dtype, "attn_implementation": OURS, "ignore_mismatched_sizes": True, "output_loading_info": True}
     try:
-        model, info = kind.from_pretrained(None, config=config, state_dict=tensors, **options)
+        model, info = kind.from_pretrained(None, config=config, state_dict=state, **options)
     except Exception as error:  # of many types
         raise ModelLoadError(f"transformers cannot load {model_dir}: {' '.join(str(error).split())[:500]}") from error
     left_out = tuple(f"{name}." for name in spec.unused)

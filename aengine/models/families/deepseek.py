@@ -5,9 +5,11 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
-from typing import TYPE_CHECKING
+
+import numpy as np
 
 from aengine.api.errors import ModelLoadError
+from aengine.kernels.arrays import Array
 from aengine.kernels.params import RouterScoring
 from aengine.layers.rotary import RopeSpec
 from aengine.models.config.reader import ConfigReader, NotNativeError
@@ -39,9 +41,6 @@ from aengine.models.families.mixtures import (
     sigmoid_experts,
 )
 from aengine.models.spec import Experts, LatentAttention, Layer, Mlp, ModelSpec, Norm, NormKind, Recurrence, RecurrenceKind, SparseIndex
-
-if TYPE_CHECKING:
-    from torch import Tensor
 
 _NAMES = {
     **DEEPSEEK_NAMES,
@@ -112,7 +111,7 @@ def _kimi_linear(reader: ConfigReader) -> ModelSpec:
 
 def _kimi_transform(spec: ModelSpec, layer: Layer | None, name: str, part: int, shape: tuple[int, ...]) -> Transform | None:
     if name == "log_decay":
-        return Transform((1, 1, shape[0], 1), lambda rows: rows.flatten())
+        return Transform((1, 1, shape[0], 1), np.ravel)
     return one_channel(spec, layer, name, part, shape) or _transform(spec, layer, name, part, shape)
 
 
@@ -172,16 +171,14 @@ def _glm_moe_dsa(reader: ConfigReader) -> ModelSpec:
 
 
 def _glm_transform(spec: ModelSpec, layer: Layer | None, name: str, part: int, shape: tuple[int, ...]) -> Transform | None:
-    import torch
-
     attention, stem = None if layer is None else layer.attention, name.partition(".")[0]
     if not isinstance(attention, LatentAttention) or attention.index is None or stem not in ("index_q", "index_k", "index_k_norm"):
         return _transform(spec, layer, name, part, shape)
     heads, rope = (attention.index.num_heads if stem == "index_q" else 1), attention.rope_dim
 
-    def apply(rows: Tensor) -> Tensor:
-        by_head = rows.view(heads, -1, *rows.shape[1:])
-        return torch.cat((by_head[:, :rope:2], by_head[:, 1:rope:2], by_head[:, rope:]), 1).reshape(rows.shape)
+    def apply(rows: Array) -> Array:
+        by_head = rows.reshape(heads, -1, *rows.shape[1:])
+        return np.concatenate((by_head[:, :rope:2], by_head[:, 1:rope:2], by_head[:, rope:]), 1).reshape(rows.shape)
 
     return Transform(shape, apply)
 
@@ -199,25 +196,26 @@ def _transform(spec: ModelSpec, layer: Layer | None, name: str, part: int, shape
         return None
     stem, heads, rope, nope = name.partition(".")[0], attention.num_heads, attention.rope_dim, attention.nope_dim
     if stem in ("q", "q_up"):
-        return Transform(shape, lambda tensor: _rope_first(tensor.view(heads, nope + rope, *tensor.shape[1:]), nope).reshape(tensor.shape))
+        return Transform(
+            shape, lambda tensor: _rope_first(tensor.reshape(heads, nope + rope, *tensor.shape[1:]), nope).reshape(tensor.shape)
+        )
     if stem == "kv_down":
         return Transform(shape, lambda tensor: _rope_first(tensor[None], attention.kv_lora_rank)[0])
     if stem not in ("key_up", "value_up"):
         return None
     is_key, stored = stem == "key_up", (heads * (nope + attention.v_dim), attention.kv_lora_rank)
 
-    def apply(tensor: Tensor) -> Tensor:
-        part = tensor.view(heads, -1, tensor.shape[1])
-        return (part[:, :nope].transpose(1, 2) if is_key else part[:, nope:]).flatten(0, 1)
+    def apply(tensor: Array) -> Array:
+        part = tensor.reshape(heads, -1, tensor.shape[1])
+        part = part[:, :nope].swapaxes(1, 2) if is_key else part[:, nope:]
+        return part.reshape(-1, part.shape[-1])
 
     return Transform(stored, apply, by_rows=not is_key)
 
 
-def _rope_first(tensor: Tensor, others: int) -> Tensor:
+def _rope_first(tensor: Array, others: int) -> Array:
     """[heads, others + rope, ...] -> [heads, rope + others, ...]: of the rotated rows the even ones, then the odd ones."""
-    import torch
-
-    return torch.cat((tensor[:, others::2], tensor[:, others + 1 :: 2], tensor[:, :others]), dim=1)
+    return np.concatenate((tensor[:, others::2], tensor[:, others + 1 :: 2], tensor[:, :others]), 1)
 
 
 _SIZES = {"kv_lora_rank": 512, "q_lora_rank": 1536, "qk_nope_head_dim": 128, "qk_rope_head_dim": 64, "v_head_dim": 128}
@@ -306,7 +304,7 @@ def _mimo_transform(spec: ModelSpec, layer: Layer | None, name: str, part: int, 
     if layer is None or not name.startswith("qkv.") or part != 2 or layer.weight_factors == (1.0,):
         return None
     (factor,) = layer.weight_factors
-    return Transform(shape, lambda rows: rows.float() * factor, by_rows=False)
+    return Transform(shape, lambda rows: rows.astype(np.float32) * factor, by_rows=False)
 
 
 FAMILIES = (

@@ -8,18 +8,18 @@ from __future__ import annotations
 from collections import ChainMap
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import field, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import numpy as np
 
 from aengine.api.dataclass import dataclass
 from aengine.api.errors import ModelLoadError
+from aengine.kernels.arrays import Array
 from aengine.kernels.params import ExpertRouting
 from aengine.layers.rotary import RopeSpec
 from aengine.models.config.reader import ConfigReader, NotNativeError, read_token_ids
 from aengine.models.config.rope import read_rope
 from aengine.models.spec import Attention, Experts, LatentAttention, Layer, Mlp, ModelSpec, Norm, NormKind, Recurrence, ShortConvolution
-
-if TYPE_CHECKING:
-    from torch import Tensor
 
 _MOST_EXPERTS = 1 << 18  # several times those of any model
 _COUNTS = ("num_experts", "num_local_experts", "n_routed_experts")
@@ -59,7 +59,7 @@ class Transform:
     """How a tensor of the checkpoint becomes rows of a parameter."""
 
     shape: tuple[int, ...]  # in the checkpoint
-    apply: Callable[[Tensor], Tensor]
+    apply: Callable[[Array], Array]
     """If it is `by_rows`, also of a tensor with another number of in_features: of what belongs to the rows of a quantised matrix."""
     transposed: bool = False  # the checkpoint has [..., in_features, out_features]
     by_rows: bool = True  # rows of the parameter are rows of the checkpoint's matrix
@@ -220,7 +220,7 @@ def window_of(reader: ConfigReader, kind: str) -> int | None:
 
 def one_channel(spec: ModelSpec, layer: Layer | None, name: str, part: int, shape: tuple[int, ...]) -> Transform | None:
     """The checkpoint's convolution is one of one input channel for each output channel."""
-    return Transform((shape[0], 1, shape[1]), lambda rows: rows.flatten(1)) if name == "conv.weight" else None
+    return Transform((shape[0], 1, shape[1]), lambda rows: rows[:, 0]) if name == "conv.weight" else None
 
 
 def halves(spec: ModelSpec, layer: Layer | None, name: str, part: int, shape: tuple[int, ...]) -> Transform | None:
@@ -233,7 +233,7 @@ def halves(spec: ModelSpec, layer: Layer | None, name: str, part: int, shape: tu
     if not isinstance(attention, Attention) or attention.rope is None or not name.startswith("qkv.") or part == 2:
         return None
     head_dim, order = attention.head_dim, neighbours_to_halves(attention)
-    return Transform(shape, lambda rows: rows.view(-1, head_dim, *rows.shape[1:])[:, order].view(rows.shape))
+    return Transform(shape, lambda rows: rows.reshape(-1, head_dim, *rows.shape[1:])[:, order].reshape(rows.shape))
 
 
 def neighbours_to_halves(attention: Attention) -> list[int]:
@@ -248,17 +248,15 @@ def by_kv_head(spec: ModelSpec, layer: Layer | None, name: str, part: int, shape
 
     A family's `transform`.
     """
-    import torch
-
     if layer is None or not name.startswith("qkv."):
         return None
     assert isinstance(layer.attention, Attention)
     kv_heads, head_dim = layer.attention.num_kv_heads, layer.attention.head_dim
-    kinds = [layer.attention.num_heads // kv_heads, 1, 1]
+    queries = layer.attention.num_heads // kv_heads
 
-    def apply(tensor: Tensor) -> Tensor:
-        by_head = tensor.view(kv_heads, sum(kinds), head_dim, *tensor.shape[1:])
-        return torch.cat([kind.reshape(-1, *tensor.shape[1:]) for kind in torch.split(by_head, kinds, dim=1)])
+    def apply(tensor: Array) -> Array:
+        by_head = tensor.reshape(kv_heads, queries + 2, head_dim, *tensor.shape[1:])
+        return np.concatenate([kind.reshape(-1, *tensor.shape[1:]) for kind in np.split(by_head, (queries, queries + 1), axis=1)])
 
     return Transform(shape, apply)
 
@@ -309,10 +307,10 @@ def transposed_experts(
     count, gated, is_bias = layer.mlp.num_experts, "gate_up" in name, name.endswith("bias")
     rows = shape[0] // count
 
-    def apply(tensor: Tensor) -> Tensor:
-        whole = tensor if is_bias else tensor.transpose(1, 2)
+    def apply(tensor: Array) -> Array:
+        whole = tensor if is_bias else tensor.swapaxes(1, 2)
         if gated and alternating:
-            whole = whole.reshape(count, rows // 2, 2, *whole.shape[2:]).transpose(1, 2)
+            whole = whole.reshape(count, rows // 2, 2, *whole.shape[2:]).swapaxes(1, 2)
         return whole.reshape(-1) if is_bias else whole.reshape(count * rows, -1)
 
     return Transform((count, rows) if is_bias else (count, shape[1], rows), apply, transposed=not is_bias)

@@ -8,6 +8,8 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
+
 from aengine.layers.rotary import RopeSpec
 from aengine.models.config.reader import ConfigReader
 from aengine.models.config.rope import read_ropes
@@ -243,7 +245,7 @@ def _gemma4_names(layer: Layer) -> Mapping[str, str]:
 
 def _gemma4_transform(spec: ModelSpec, layer: Layer | None, name: str, part: int, shape: tuple[int, ...]) -> Transform | None:
     """The router of the checkpoint has its norm without weights, and then multiplies by them and by hidden_size ** -0.5."""
-    return Transform(shape, lambda scale: scale.float() * spec.hidden_size**-0.5) if name == "router_norm.weight" else None
+    return Transform(shape, lambda scale: scale.astype(np.float32) * spec.hidden_size**-0.5) if name == "router_norm.weight" else None
 
 
 _GEMMA4_ROPES: Mapping[str, Mapping[str, Any]] = {

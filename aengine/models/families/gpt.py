@@ -4,8 +4,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+import numpy as np
+
+from aengine.kernels.arrays import BFLOAT16, Array, cast
 from aengine.kernels.params import Activation
 from aengine.layers.rotary import RopeSpec, unscaled
 from aengine.models.config.reader import ConfigReader
@@ -23,9 +26,6 @@ from aengine.models.families.family import (
     rope_and_context,
 )
 from aengine.models.spec import Attention, Layer, LearnedPositions, Mlp, ModelSpec, Norm, NormKind
-
-if TYPE_CHECKING:
-    from torch import Tensor
 
 _CODEGEN_BLOCKS = 4  # of the accelerator that its first code ran on
 
@@ -51,9 +51,7 @@ def _gpt2(reader: ConfigReader) -> ModelSpec:
 
 def _transposed(spec: ModelSpec, layer: Layer | None, name: str, part: int, shape: tuple[int, ...]) -> Transform | None:
     """GPT-2 stores the matrices of its layers as [in_features, out_features]."""
-    from torch import Tensor
-
-    return Transform(shape[::-1], Tensor.t, transposed=True) if layer is not None and len(shape) > 1 else None
+    return Transform(shape[::-1], np.transpose, transposed=True) if layer is not None and len(shape) > 1 else None
 
 
 def _gpt_neox(reader: ConfigReader) -> ModelSpec:
@@ -93,18 +91,16 @@ def _codegen(reader: ConfigReader) -> ModelSpec:
 
 def _from_blocks(spec: ModelSpec, layer: Layer | None, name: str, part: int, shape: tuple[int, ...]) -> Transform | None:
     """CodeGen stores the rows of queries, values and keys of a quarter of the heads together, one quarter after another."""
-    import torch
-
     if layer is None or not name.startswith("qkv."):
         return None
     assert isinstance(layer.attention, Attention)
     order = neighbours_to_halves(layer.attention)
     head_dim = layer.attention.head_dim
 
-    def apply(tensor: Tensor) -> Tensor:
-        rows = tensor.view(_CODEGEN_BLOCKS, 3, -1, head_dim, *tensor.shape[1:]).transpose(0, 1)
+    def apply(tensor: Array) -> Array:
+        rows = tensor.reshape(_CODEGEN_BLOCKS, 3, -1, head_dim, *tensor.shape[1:]).swapaxes(0, 1)
         query, value, key = (kind.reshape(-1, head_dim, *tensor.shape[1:]) for kind in rows)
-        return torch.cat((query[:, order], key[:, order], value)).view(tensor.shape)
+        return np.concatenate((query[:, order], key[:, order], value)).reshape(tensor.shape)
 
     return Transform(shape, apply)
 
@@ -194,8 +190,6 @@ def _mpt(reader: ConfigReader) -> ModelSpec:
 
 
 def _falcon(reader: ConfigReader) -> ModelSpec:
-    import torch
-
     num_heads, num_kv_heads, head_dim = head_sizes(reader)
     is_new, parallel, bias = reader.flag("new_decoder_architecture"), reader.flag("parallel_attn"), reader.flag("bias")
     most_norms = 2 if is_new else 1
@@ -209,7 +203,7 @@ def _falcon(reader: ConfigReader) -> ModelSpec:
     if reader.flag("alibi"):
         rope, context = None, reader.positive("max_position_embeddings")
         # Biases are scaled as scores are. The slopes were bfloat16 in training.
-        slopes = tuple((torch.tensor(slopes_of(num_heads)).bfloat16().double() * head_dim**-0.5).tolist())
+        slopes = tuple((cast(np.array(slopes_of(num_heads), np.float32), BFLOAT16).astype(np.float64) * head_dim**-0.5).tolist())
     else:
         (rope, context), slopes = rope_and_context(reader, head_dim), ()
     norm = layer_norm(reader)

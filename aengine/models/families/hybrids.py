@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+import numpy as np
+
+from aengine.kernels.arrays import Array
 from aengine.kernels.params import RouterScoring
 from aengine.models.config.reader import ConfigReader
 from aengine.models.families.family import (
@@ -26,9 +29,6 @@ from aengine.models.families.family import (
 )
 from aengine.models.families.mixtures import QWEN_NAMES, dense_layers, qwen_dense_layers
 from aengine.models.spec import Attention, Experts, Layer, Mlp, ModelSpec, Norm, QkNorm, Recurrence, RecurrenceKind, ShortConvolution
-
-if TYPE_CHECKING:
-    from torch import Tensor
 
 
 def _lfm2_layers(reader: ConfigReader, mlps: Sequence[Mlp | Experts]) -> ModelSpec:
@@ -159,13 +159,13 @@ def _qwen_transform(spec: ModelSpec, layer: Layer | None, name: str, part: int, 
     if not isinstance(mixer, Attention) or name != "qkv.weight" or part in (1, 2):
         return one_channel(spec, layer, name, part, shape)
     dim, number = mixer.head_dim, int(part == 3)
-    return Transform((2 * shape[0], shape[1]), lambda rows: rows.view(-1, 2, dim, *rows.shape[1:])[:, number].flatten(0, 1))
+    return Transform(
+        (2 * shape[0], shape[1]), lambda rows: rows.reshape(-1, 2, dim, *rows.shape[1:])[:, number].reshape(-1, *rows.shape[1:])
+    )
 
 
 def _next_transform(spec: ModelSpec, layer: Layer | None, name: str, part: int, shape: tuple[int, ...]) -> Transform | None:
     """The projections of the delta rule have the rows of each key head together."""
-    import torch
-
     mixer = None if layer is None else layer.recurrence
     if mixer is None or name not in ("recur_in.weight", "recur_gates.weight"):
         return _qwen_transform(spec, layer, name, part, shape)
@@ -173,9 +173,9 @@ def _next_transform(spec: ModelSpec, layer: Layer | None, name: str, part: int, 
     values = per_key * mixer.value_dim
     sizes = [mixer.key_dim, mixer.key_dim, values, values] if name == "recur_in.weight" else [per_key, per_key]
 
-    def apply(rows: Tensor) -> Tensor:
-        by_head = rows.view(key_heads, sum(sizes), *rows.shape[1:])
-        return torch.cat([part.flatten(0, 1) for part in torch.split(by_head, sizes, 1)])
+    def apply(rows: Array) -> Array:
+        by_head = rows.reshape(key_heads, sum(sizes), *rows.shape[1:])
+        return np.concatenate([part.reshape(-1, *rows.shape[1:]) for part in np.split(by_head, np.cumsum(sizes[:-1]), axis=1)])
 
     return Transform(shape, apply)
 

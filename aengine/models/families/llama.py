@@ -7,6 +7,8 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
+
 from aengine.api.errors import ModelLoadError
 from aengine.kernels.params import RouterScoring
 from aengine.layers.rotary import QueryScale
@@ -184,11 +186,9 @@ def _qwen3(reader: ConfigReader) -> ModelSpec:
 
 def _mimo_transform(spec: ModelSpec, layer: Layer | None, name: str, part: int, shape: tuple[int, ...]) -> Transform | None:
     """The columns of the hidden state come before those of the embedding."""
-    import torch
-
     if name != "combine.weight":
         return None
-    return Transform(shape, lambda tensor: torch.cat(tensor.chunk(2, dim=1)[::-1], dim=1), by_rows=False)
+    return Transform(shape, lambda tensor: np.concatenate(np.split(tensor, 2, axis=1)[::-1], axis=1), by_rows=False)
 
 
 def _eagle3(reader: ConfigReader) -> ModelSpec:

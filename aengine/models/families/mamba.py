@@ -5,8 +5,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
+import numpy as np
+
+from aengine.kernels.arrays import Array
 from aengine.models.config.reader import ConfigReader, NotNativeError, is_number
 from aengine.models.families.family import (
     LLAMA_NAMES,
@@ -29,9 +31,6 @@ from aengine.models.families.family import (
 )
 from aengine.models.families.mixtures import sigmoid_experts
 from aengine.models.spec import Attention, Experts, Layer, Mlp, ModelSpec, Recurrence, RecurrenceKind
-
-if TYPE_CHECKING:
-    from torch import Tensor
 
 
 def _spec(
@@ -96,7 +95,7 @@ def _transform(spec: ModelSpec, layer: Layer | None, name: str, part: int, shape
         return mamba2_transform(spec, layer, name, part, shape)
     count = layer.mlp.num_experts
 
-    def apply(tensor: Tensor) -> Tensor:
+    def apply(tensor: Array) -> Array:
         return tensor.reshape(-1, tensor.shape[-1])
 
     return Transform((count, shape[0] // count, *shape[1:]), apply)
@@ -145,22 +144,20 @@ def mamba2(reader: ConfigReader, *, gated_first: bool = True, normed: bool = Tru
 
 def mamba2_transform(spec: ModelSpec, layer: Layer | None, name: str, part: int, shape: tuple[int, ...]) -> Transform | None:
     """One projection has z, x, B, C and dt, and the convolution is of x, B and C: `Recurrence` has C, B, x, then z; and dt by itself."""
-    import torch
-
     recurrence = None if layer is None else layer.recurrence
     stem, _, kind = name.rpartition(".")
     if recurrence is None or stem not in ("recur_in", "recur_gates", "conv"):
         return None
     width, keys = recurrence.width, recurrence.num_key_heads * recurrence.key_dim
 
-    def convolved(rows: Tensor) -> Tensor:
-        x, b, c = torch.split(rows, [width, keys, keys])
-        return torch.cat((c, b, x))
+    def convolved(rows: Array) -> Array:
+        x, b, c = np.split(rows, (width, width + keys))
+        return np.concatenate((c, b, x))
 
     channels = recurrence.channels
     if stem == "conv":
         wide = (1,) if kind == "weight" else ()
-        return Transform((channels, *wide, *shape[1:]), lambda rows: convolved(rows.flatten(1) if wide else rows))
+        return Transform((channels, *wide, *shape[1:]), lambda rows: convolved(rows[:, 0] if wide else rows))
     whole = (width + channels + recurrence.num_heads, *shape[1:])
     if stem == "recur_gates":
         return Transform(whole, lambda rows: rows[width + channels :])
@@ -235,8 +232,6 @@ def _falcon_h1(reader: ConfigReader) -> ModelSpec:
 
 
 def _falcon_transform(spec: ModelSpec, layer: Layer | None, name: str, part: int, shape: tuple[int, ...]) -> Transform | None:
-    import torch
-
     transform = mamba2_transform(spec, layer, name, part, shape)
     if layer is None or layer.recurrence is None:
         return transform
@@ -244,14 +239,13 @@ def _falcon_transform(spec: ModelSpec, layer: Layer | None, name: str, part: int
     keys = layer.recurrence.num_key_heads * layer.recurrence.key_dim
     factors = {("recur_in", 1): z, ("recur_gates", 0): dt, ("recur_out", 0): ssm_out, ("output", 0): attention_out}
     factors |= {("gate_up", 0): gate, ("down", 0): down}
-    factor: Tensor | float = factors.get((name.removesuffix(".weight"), part), 1.0)
+    factor: Array | float = factors.get((name.removesuffix(".weight"), part), 1.0)
     if name == "conv.weight":
-        counts = torch.tensor([keys, keys, layer.recurrence.width])
-        factor = torch.repeat_interleave(torch.tensor([c, b, x]), counts).unsqueeze(1)
+        factor = np.repeat(np.array([c, b, x], np.float32), (keys, keys, layer.recurrence.width))[:, None]
     elif factor == 1.0:
         return transform
     taken = transform or Transform(shape, lambda rows: rows)
-    return Transform(taken.shape, lambda rows: taken.apply(rows).float() * factor, by_rows=False)
+    return Transform(taken.shape, lambda rows: taken.apply(rows).astype(np.float32) * factor, by_rows=False)
 
 
 _BLOCKS = {"M": "mamba", "*": "attention", "-": "mlp", "E": "moe"}

@@ -3,8 +3,9 @@ attention in half of them."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+import numpy as np
 
+from aengine.kernels.arrays import Array
 from aengine.models.config.reader import ConfigReader
 from aengine.models.families.family import (
     LLAMA_NAMES,
@@ -24,9 +25,6 @@ from aengine.models.families.family import (
 from aengine.models.families.mamba import MAMBA2_NAMES, mamba2, mamba2_transform, mixer_names
 from aengine.models.families.mixtures import MIXTRAL_NAMES
 from aengine.models.spec import Layer, ModelSpec, Norm, Recurrence, RecurrenceKind
-
-if TYPE_CHECKING:
-    from torch import Tensor
 
 _CONTEXT = 131_072
 """Tokens of models whose configs name no longest sequence, and which need no more memory for a longer one."""
@@ -54,8 +52,6 @@ def _mamba1(reader: ConfigReader, width: int, gate_norm: Norm | None) -> Recurre
 
 def _mamba1_transform(spec: ModelSpec, layer: Layer | None, name: str, part: int, shape: tuple[int, ...]) -> Transform | None:
     """One projection of the convolved x has what makes dt, and B and C: `Recurrence` has C, then B; and the others by themselves."""
-    import torch
-
     recurrence = None if layer is None else layer.recurrence
     if recurrence is None or recurrence.kind is not RecurrenceKind.MAMBA1:
         return None
@@ -69,7 +65,7 @@ def _mamba1_transform(spec: ModelSpec, layer: Layer | None, name: str, part: int
         case "decay_down.weight":
             return Transform(projected, lambda rows: rows[:rank])
         case "gate_q_norm.weight" | "gate_k_norm.weight" | "decay_norm.weight" if spec.family == "falcon_mamba":
-            return Transform(projected, lambda rows: torch.ones(shape), by_rows=False)  # its norms have no weights
+            return Transform(projected, lambda rows: np.ones(shape, np.float32), by_rows=False)  # its norms have no weights
     return one_channel(spec, layer, name, part, shape)
 
 
@@ -142,8 +138,8 @@ def _minimax_transform(spec: ModelSpec, layer: Layer | None, name: str, part: in
     if recurrence is None or name != "recur_in.weight" or part == 1:
         return None
 
-    def apply(rows: Tensor) -> Tensor:
-        return rows.view(recurrence.num_heads, 3, recurrence.key_dim, -1).transpose(0, 1).reshape(rows.shape)
+    def apply(rows: Array) -> Array:
+        return rows.reshape(recurrence.num_heads, 3, recurrence.key_dim, -1).swapaxes(0, 1).reshape(rows.shape)
 
     return Transform(shape, apply)
 

@@ -12,172 +12,145 @@ from __future__ import annotations
 import math
 import pathlib
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from functools import partial
 from importlib import import_module
 from itertools import accumulate
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import numpy as np
 
 from aengine.api.dataclass import dataclass
 from aengine.api.errors import ModelLoadError
+from aengine.kernels.arrays import Array
 from aengine.kernels.quantized import QuantizedRows, Rows
 from aengine.models.families import FAMILIES
 from aengine.models.gguf.architectures import Architecture
 from aengine.models.gguf.gguf_config import architecture_of, config_of
 from aengine.models.gguf.gguf_file import BLOCKS, GgufFile, GgufTensor, open_gguf
 
-if TYPE_CHECKING:
-    from torch import Tensor
-
 DTYPES = {"F32": "float32", "F16": "float16", "BF16": "bfloat16", "F64": "float64"}
 """The types that are numbers, and their dtypes."""
-_NL4 = [-127.0, -104.0, -83.0, -65.0, -49.0, -35.0, -22.0, -10.0, 1.0, 13.0, 25.0, 38.0, 53.0, 69.0, 89.0, 113.0]
-_FP4 = [0.0, 1.0, 2.0, 3.0, 4.0, 6.0, 8.0, 12.0, 0.0, -1.0, -2.0, -3.0, -4.0, -6.0, -8.0, -12.0]
+_NL4 = np.array([-127.0, -104.0, -83.0, -65.0, -49.0, -35.0, -22.0, -10.0, 1.0, 13.0, 25.0, 38.0, 53.0, 69.0, 89.0, 113.0], np.float32)
+_FP4 = np.array([0.0, 1.0, 2.0, 3.0, 4.0, 6.0, 8.0, 12.0, 0.0, -1.0, -2.0, -3.0, -4.0, -6.0, -8.0, -12.0], np.float32)
 
 
-def read_rows(kind: str, data: Tensor) -> Rows:
+def read_rows(kind: str, data: Array) -> Rows:
     """[rows, bytes] uint8 of a type -> rows with the values that ggml gives them; numbers are viewed, not copied.
 
     Types that need more than a scale and an offset per group of 16 or more columns become float32 by the gguf package. Raises
     ModelLoadError if it is not installed.
     """
-    import torch
-
     if kind in DTYPES:
-        return data.view(getattr(torch, DTYPES[kind]))
+        return data.view(np.dtype(DTYPES[kind]))
     if kind not in _READERS:
         return _dequantized(kind, data)
-    blocks = data.view(len(data), -1, BLOCKS[kind][1])
+    blocks = data.reshape(len(data), -1, BLOCKS[kind][1])
     return _READERS[kind](blocks)
 
 
-def _joined(parts: Iterable[Tensor], dim: int = 0) -> Tensor:
-    import torch
-
-    return torch.cat(tuple(parts), dim)
-
-
-def _range(count: int) -> Tensor:
-    import torch
-
-    return torch.arange(count)
-
-
-def _half(blocks: Tensor, at: int) -> Tensor:
+def _half(blocks: Array, at: int) -> Array:
     """[rows, blocks] float32 of the float16 at a byte of each block."""
-    import torch
-
-    return blocks[..., at : at + 2].contiguous().view(torch.float16).float()[..., 0]
+    return np.ascontiguousarray(blocks[..., at : at + 2]).view(np.float16)[..., 0].astype(np.float32)
 
 
-def _split(packed: Tensor, size: int) -> Tensor:
+def _split(packed: Array, size: int) -> Array:
     """[..., n] -> [..., n // size, size]."""
     return packed.reshape(*packed.shape[:-1], -1, size)
 
 
-def _nibbles(packed: Tensor) -> Tensor:
+def _nibbles(packed: Array) -> Array:
     """[..., n] bytes -> [..., 2, n]: the low halves, then the high ones."""
-    import torch
+    halves = np.empty((*packed.shape[:-1], 2, packed.shape[-1]), np.uint8)
+    np.bitwise_and(packed, 15, out=halves[..., 0, :])
+    np.right_shift(packed, 4, out=halves[..., 1, :])
+    return halves
 
-    return torch.stack((packed & 15, packed >> 4), dim=-2)
 
-
-def _fifth_bits(packed: Tensor) -> Tensor:
+def _fifth_bits(packed: Array) -> Array:
     """[rows, blocks, 4] bytes -> [rows, blocks, 32]: each bit as 16 or 0."""
-    import torch
-
-    return ((packed[..., None] >> torch.arange(8, dtype=torch.uint8)) & 1).flatten(-2) << 4
+    return np.unpackbits(np.ascontiguousarray(packed), axis=-1, bitorder="little") << 4
 
 
-def _rows(
-    codes: Tensor, scales: Tensor, group: int, bits: int, offsets: Tensor | None = None, table: Tensor | None = None
-) -> QuantizedRows:
+def _rows(codes: Array, scales: Array, group: int, bits: int, offsets: Array | None = None, table: Array | None = None) -> QuantizedRows:
     """Make quantised rows of tensors whose dimensions behind the first, such as blocks and what is in them, follow one another in a row."""
-    merged = None if offsets is None else offsets.flatten(1)
-    return QuantizedRows(codes.flatten(1).contiguous(), scales.flatten(1), group, bits, merged, table)
+    count = len(codes)
+    merged = None if offsets is None else offsets.reshape(count, -1)
+    return QuantizedRows(codes.reshape(count, -1), scales.reshape(count, -1), group, bits, merged, table)
 
 
-def _q8_0(blocks: Tensor) -> QuantizedRows:
-    import torch
-
-    return _rows(blocks[..., 2:].contiguous().view(torch.int8), _half(blocks, 0), 32, 8)
+def _q8_0(blocks: Array) -> QuantizedRows:
+    return _rows(blocks[..., 2:].view(np.int8), _half(blocks, 0), 32, 8)
 
 
-def _q4_0(blocks: Tensor) -> QuantizedRows:
+def _q4_0(blocks: Array) -> QuantizedRows:
     """With a zero point of 8 and not with a table, for which kernels do not quantise activations."""
     scales = _half(blocks, 0)
     return _rows(_nibbles(blocks[..., 2:]), scales, 32, 4, -8.0 * scales)
 
 
-def _q4_1(blocks: Tensor) -> QuantizedRows:
+def _q4_1(blocks: Array) -> QuantizedRows:
     return _rows(_nibbles(blocks[..., 4:]), _half(blocks, 0), 32, 4, _half(blocks, 2))
 
 
-def _iq4_nl(blocks: Tensor) -> QuantizedRows:
+def _iq4_nl(blocks: Array) -> QuantizedRows:
     scales = _half(blocks, 0)
-    return _rows(_nibbles(blocks[..., 2:]), scales, 32, 4, table=scales.new_tensor(_NL4))
+    return _rows(_nibbles(blocks[..., 2:]), scales, 32, 4, table=_NL4)
 
 
-def _mxfp4(blocks: Tensor) -> QuantizedRows:
+def _mxfp4(blocks: Array) -> QuantizedRows:
     """Exponents of 8 bits, of half the scale since the table has twice the numbers."""
-    scales = (blocks[..., 0].float() - 128).exp2()
-    return _rows(_nibbles(blocks[..., 1:]), scales, 32, 4, table=scales.new_tensor(_FP4))
+    scales = np.ldexp(np.float32(1), blocks[..., 0].astype(np.int32) - 128)
+    return _rows(_nibbles(blocks[..., 1:]), scales, 32, 4, table=_FP4)
 
 
-def _q5_0(blocks: Tensor) -> QuantizedRows:
-    import torch
-
-    codes = _nibbles(blocks[..., 6:]).flatten(-2) | _fifth_bits(blocks[..., 2:6])
-    return _rows(codes.view(torch.int8) - 16, _half(blocks, 0), 32, 8)
+def _q5_0(blocks: Array) -> QuantizedRows:
+    codes = _nibbles(blocks[..., 6:]).reshape(*blocks.shape[:-1], 32) | _fifth_bits(blocks[..., 2:6])
+    return _rows(codes.view(np.int8) - np.int8(16), _half(blocks, 0), 32, 8)
 
 
-def _q5_1(blocks: Tensor) -> QuantizedRows:
-    codes = _nibbles(blocks[..., 8:]).flatten(-2) | _fifth_bits(blocks[..., 4:8])
+def _q5_1(blocks: Array) -> QuantizedRows:
+    codes = _nibbles(blocks[..., 8:]).reshape(*blocks.shape[:-1], 32) | _fifth_bits(blocks[..., 4:8])
     return _rows(codes, _half(blocks, 0), 32, 8, _half(blocks, 2))
 
 
-def _scales_and_minima(blocks: Tensor) -> tuple[Tensor, Tensor]:
+def _scales_and_minima(blocks: Array) -> tuple[Array, Array]:
     """[rows, blocks, 8] each, of the types of 256 columns: 6-bit numbers in 12 bytes, times two float16."""
     first, second, mixed = blocks[..., 4:8], blocks[..., 8:12], blocks[..., 12:16]
-    scales = _joined((first & 63, (mixed & 15) | ((first >> 2) & 48)), dim=-1)
-    minima = _joined((second & 63, (mixed >> 4) | ((second >> 2) & 48)), dim=-1)
+    scales = np.concatenate((first & 63, (mixed & 15) | ((first >> 2) & 48)), -1)
+    minima = np.concatenate((second & 63, (mixed >> 4) | ((second >> 2) & 48)), -1)
     return _half(blocks, 0)[..., None] * scales, -(_half(blocks, 2)[..., None] * minima)
 
 
-def _q4_k(blocks: Tensor) -> QuantizedRows:
+def _q4_k(blocks: Array) -> QuantizedRows:
     scales, offsets = _scales_and_minima(blocks)
     return _rows(_nibbles(_split(blocks[..., 16:], 32)), scales, 32, 4, offsets)
 
 
-def _q5_k(blocks: Tensor) -> QuantizedRows:
-    import torch
-
+def _q5_k(blocks: Array) -> QuantizedRows:
     scales, offsets = _scales_and_minima(blocks)
-    low = _nibbles(_split(blocks[..., 48:], 32)).flatten(-3, -2)
-    high = (blocks[..., None, 16:48] >> torch.arange(8, dtype=torch.uint8)[:, None]) & 1  # [.., 8, 32]
+    low = _nibbles(_split(blocks[..., 48:], 32)).reshape(*blocks.shape[:-1], 8, 32)
+    high = (blocks[..., None, 16:48] >> np.arange(8, dtype=np.uint8)[:, None]) & 1  # [.., 8, 32]
     return _rows(low | (high << 4), scales, 32, 8, offsets)
 
 
-def _q6_k(blocks: Tensor) -> QuantizedRows:
-    import torch
-
-    low = _nibbles(_split(blocks[..., :128], 64)).flatten(-3)
-    high = (_split(blocks[..., 128:192], 32)[..., None, :] >> torch.tensor([0, 2, 4, 6], dtype=torch.uint8)[:, None]) & 3
-    codes = (low | (high.flatten(-3) << 4)).view(torch.int8) - 32
-    scales = _half(blocks, 208)[..., None] * blocks[..., 192:208].contiguous().view(torch.int8)
+def _q6_k(blocks: Array) -> QuantizedRows:
+    low = _nibbles(_split(blocks[..., :128], 64)).reshape(*blocks.shape[:-1], 256)
+    high = (_split(blocks[..., 128:192], 32)[..., None, :] >> np.array([0, 2, 4, 6], np.uint8)[:, None]) & 3
+    codes = (low | (high.reshape(low.shape) << 4)).view(np.int8) - np.int8(32)
+    scales = _half(blocks, 208)[..., None] * blocks[..., 192:208].view(np.int8)
     return _rows(codes, scales, 16, 8)
 
 
-def _dequantized(kind: str, data: Tensor) -> Tensor:
-    import torch
-
+def _dequantized(kind: str, data: Array) -> Array:
     try:
         gguf: Any = import_module("gguf")
         quants: Any = import_module("gguf.quants")
     except ImportError as error:
         raise ModelLoadError(f"weights of the GGUF type {kind} need the gguf package: pip install gguf") from error
-    return torch.from_numpy(quants.dequantize(data.numpy(), gguf.GGMLQuantizationType[kind]))
+    dequantized: Array = quants.dequantize(data, gguf.GGMLQuantizationType[kind])
+    return dequantized
 
 
 _READERS = {
@@ -385,18 +358,20 @@ def _behind(stored: str, other: str, tensors: dict[str, GgufTensor]) -> Joint | 
 def _concatenated(gate: GgufTensor, up: GgufTensor, count: int) -> Rows:
     one, other = (_get(tensor, None, 0.0) for tensor in (gate, up))
 
-    def both(first: Tensor, second: Tensor) -> Tensor:
-        return _joined([each.view(count, -1, *each.shape[1:]) for each in (first, second)], 1).flatten(0, 1)
+    def both(first: Array, second: Array) -> Array:
+        joined = np.concatenate([each.reshape(count, -1, *each.shape[1:]) for each in (first, second)], 1)
+        return joined.reshape(-1, *first.shape[1:])
 
     if isinstance(one, QuantizedRows) and isinstance(other, QuantizedRows) and gate.type == up.type:
         offsets = None if one.offsets is None or other.offsets is None else both(one.offsets, other.offsets)
         return replace(one, codes=both(one.codes, other.codes), scales=both(one.scales, other.scales), offsets=offsets)
-    return _joined((_get_numbers(gate), _get_numbers(up)), dim=-2)
+    return np.concatenate((_get_numbers(gate), _get_numbers(up)), -2)
 
 
-def _key_and_value_up(key: GgufTensor, value: GgufTensor) -> Tensor:
+def _key_and_value_up(key: GgufTensor, value: GgufTensor) -> Array:
     """[heads, rank, nope] and [heads, values, rank] -> [heads * (nope + values), rank]."""
-    return _joined((_get_numbers(key).transpose(1, 2), _get_numbers(value)), dim=1).flatten(0, 1)
+    joined = np.concatenate((_get_numbers(key).swapaxes(1, 2), _get_numbers(value)), 1)
+    return joined.reshape(-1, joined.shape[-1])
 
 
 def _alternating(gate: GgufTensor, up: GgufTensor) -> Rows:
@@ -405,18 +380,18 @@ def _alternating(gate: GgufTensor, up: GgufTensor) -> Rows:
     if isinstance(one, QuantizedRows) and isinstance(other, QuantizedRows) and gate.type == up.type:
         offsets = None if one.offsets is None or other.offsets is None else _by_turns(one.offsets, other.offsets)
         return replace(one, codes=_by_turns(one.codes, other.codes), scales=_by_turns(one.scales, other.scales), offsets=offsets)
-    whole = _joined((_get_numbers(gate).unsqueeze(2), _get_numbers(up).unsqueeze(2)), 2).flatten(1, 2)
-    return whole.transpose(1, 2).contiguous() if len(gate.shape) == 3 else whole
+    numbers = np.stack((_get_numbers(gate), _get_numbers(up)), 2)
+    whole = numbers.reshape(len(numbers), -1, *numbers.shape[3:])
+    return np.ascontiguousarray(whole.swapaxes(1, 2)) if len(gate.shape) == 3 else whole
 
 
-def _by_turns(one: Tensor, other: Tensor) -> Tensor:
-    return _joined((one.unsqueeze(1), other.unsqueeze(1)), 1).flatten(0, 1)
+def _by_turns(one: Array, other: Array) -> Array:
+    return np.stack((one, other), 1).reshape(-1, *one.shape[1:])
 
 
-def _get_numbers(tensor: GgufTensor) -> Tensor:
-
+def _get_numbers(tensor: GgufTensor) -> Array:
     rows = _get(tensor, None, 0.0)
-    return rows.dequantized().view(tensor.shape) if isinstance(rows, QuantizedRows) else rows
+    return rows.dequantized().reshape(tensor.shape) if isinstance(rows, QuantizedRows) else rows
 
 
 def _kind(tensor: GgufTensor) -> str:
@@ -424,7 +399,7 @@ def _kind(tensor: GgufTensor) -> str:
     return DTYPES.get(tensor.type, tensor.type)
 
 
-def _order(architecture: Architecture, module: str, tensor: GgufTensor, config: Mapping[str, Any]) -> Tensor | None:
+def _order(architecture: Architecture, module: str, tensor: GgufTensor, config: Mapping[str, Any]) -> Array | None:
     """The rows of q, k and v in the order that the family wants them in: for a rope that pairs halves, or by head. None: as they are."""
     heads, count = int(config.get("num_attention_heads", 0)), tensor.shape[0]
     if architecture.tiled_heads and module in _TILED:
@@ -439,60 +414,58 @@ def _order(architecture: Architecture, module: str, tensor: GgufTensor, config: 
         return None
     if not heads or count % (heads * (3 if architecture.by_head else 2)):
         raise ModelLoadError(f"the rows of q and k of the GGUF file, {count}, are not those of {heads} heads of even size")
-    return _range(count).view(shape).transpose(*axes).flatten()
+    return np.arange(count).reshape(shape).swapaxes(*axes).ravel()
 
 
 _TILED = ("attn_qkv", "attn_gate", "ssm_conv1d", "ssm_beta", "ssm_alpha", "ssm_a", "ssm_dt")
 
 
-def _grouped(config: Mapping[str, Any], dim: int, count: int) -> Tensor:
+def _grouped(config: Mapping[str, Any], dim: int, count: int) -> Array:
     """Where each of `count` numbers is in a file with tiled heads, the last of which are `dim` of each head."""
     heads, key_heads = config["linear_num_value_heads"], config["linear_num_key_heads"]
     first = count - heads * dim
     if first < 0 or heads % key_heads:
         raise ModelLoadError(f"the GGUF file has {count} rows of {heads} heads of {dim}, which read {key_heads} key heads")
-    tiled = _range(count)[first:].view(heads // key_heads, key_heads, dim)
-    return _joined((_range(first), tiled.transpose(0, 1).flatten()))
+    tiled = np.arange(first, count).reshape(heads // key_heads, key_heads, dim)
+    return np.concatenate((np.arange(first), tiled.swapaxes(0, 1).ravel()))
 
 
-def _with_columns(get: Callable[..., Rows], order: Tensor, of: range | None = None) -> Rows:
+def _with_columns(get: Callable[..., Rows], order: Array, of: range | None = None) -> Rows:
     rows = get(of=of)
     if not isinstance(rows, QuantizedRows):
         return rows[..., order]
     groups = rows.scales.shape[-1]
-    of_groups = order.view(groups, -1)[:, 0] // (len(order) // groups)
-    if not order.view(groups, -1).equal(of_groups[:, None] * (len(order) // groups) + _range(len(order) // groups)):
+    by_group = order.reshape(groups, -1)
+    of_groups = by_group[:, 0] // by_group.shape[1]
+    if not np.array_equal(by_group, of_groups[:, None] * by_group.shape[1] + np.arange(by_group.shape[1])):
         return rows.dequantized()[..., order]  # heads are no whole groups
     offsets = None if rows.offsets is None else rows.offsets[..., of_groups]
     return replace(rows, codes=rows.codes[..., order], scales=rows.scales[..., of_groups], offsets=offsets)
 
 
 def _log_decay(get: Callable[..., Rows], of: range | None = None) -> Rows:
-
     numbers = get(of=of)
     if isinstance(numbers, QuantizedRows) or not bool((numbers < 0).all()):
         raise ModelLoadError("the GGUF file has ssm_a with numbers that are not negative")
-    return numbers.neg().log()
+    return np.log(-numbers)
 
 
-def _get(tensor: GgufTensor, order: Tensor | None, subtracted: float, of: range | None = None) -> Rows:
+def _get(tensor: GgufTensor, order: Array | None, subtracted: float, of: range | None = None) -> Rows:
     """`of`: some rows of a matrix, or numbers of a vector; None: all."""
-    import torch
-
-    data, shape = torch.from_numpy(tensor.data), tensor.shape
+    data, shape = tensor.data, tensor.shape
     if order is not None:
-        data = data.view(len(order), -1)[order if of is None else order[of.start : of.stop]]
+        data = data.reshape(len(order), -1)[order if of is None else order[of.start : of.stop]]
     elif of is not None:
-        data = data.view(shape[0], -1)[of.start : of.stop]
+        data = data.reshape(shape[0], -1)[of.start : of.stop]
     shape = shape if of is None else (len(of), *shape[1:])
-    rows = read_rows(tensor.type, data.view(math.prod(shape[:-1]), -1))
+    rows = read_rows(tensor.type, data.reshape(math.prod(shape[:-1]), -1))
     if isinstance(rows, QuantizedRows):
         return rows
-    return rows.view(shape) - subtracted if subtracted else rows.view(shape)
+    numbers = rows.reshape(shape)
+    return numbers - numbers.dtype.type(subtracted) if subtracted else numbers
 
 
 def _transposed(get: Callable[[], Rows]) -> Rows:
     """Quantised rows stay those of the matrix: `Part.rows` knows which rows of the parameter they are."""
-
     rows = get()
-    return rows if isinstance(rows, QuantizedRows) else rows.transpose(-1, -2).contiguous()
+    return rows if isinstance(rows, QuantizedRows) else np.ascontiguousarray(rows.swapaxes(-1, -2))

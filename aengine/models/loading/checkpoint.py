@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import ctypes
 import hashlib
+import json
 import math
 import mmap
 import os
@@ -22,7 +23,7 @@ from concurrent.futures import Executor
 from contextlib import contextmanager, suppress
 from dataclasses import fields
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -30,15 +31,12 @@ from safetensors import SafetensorError, safe_open
 
 from aengine.api.dataclass import dataclass
 from aengine.api.errors import ModelLoadError, one_line
-from aengine.kernels.arrays import FLOAT32
+from aengine.kernels.arrays import BFLOAT16, FLOAT8, FLOAT32, Array, as_array, data_address
 from aengine.kernels.quantized import QuantizedRows, Rows
 from aengine.models.gguf.gguf_file import BLOCKS
 from aengine.models.gguf.tensors import read_tensors
 from aengine.models.loading.hub import find_checkpoint, shortened
-from aengine.models.model_files import format_of_tensors, require_regular
-
-if TYPE_CHECKING:
-    from torch import Tensor
+from aengine.models.model_files import format_of_tensors, mapped_file, require_regular
 
 DTYPES = {"float32": 4, "float16": 2, "bfloat16": 2, "float64": 8}
 """Dtypes of weights that are not quantised, by the names that `StoredTensor` has for them, with their bytes."""
@@ -49,22 +47,21 @@ _SAFETENSORS_DTYPES = {
 }
 _libc = ctypes.CDLL(None)
 _STRIDE = 4 << 20
+_LENGTH = 8  # bytes of the length of a safetensors header
 
 
 @dataclass(frozen=True, slots=True)
 class StoredTensor:
     shape: tuple[int, ...]
-    dtype: str  # as torch calls it, a key of `BLOCKS`, or the file's own name of one that no format of weights has
-    get: Callable[[], Rows]  # on the CPU, contiguous; mapped from the file where the format allows it; rows of `BLOCKS` may be quantised
+    dtype: str  # as NumPy calls it, a key of `BLOCKS`, or the file's own name of one that no format of weights has
+    get: Callable[[], Rows]  # contiguous; mapped from the file where the format allows it; rows of `BLOCKS` may be quantised
     part: Callable[[range], Rows] | None = None  # some of the rows of a matrix, where that takes less than to `get` all of them
     file: pathlib.Path | None = None  # that it is read from
 
-    def tensor(self) -> Tensor:
-        """Read the whole tensor as numbers; what is quantised becomes float32."""
-        from torch import Tensor
-
+    def read_numbers(self) -> Array:
+        """Read the whole tensor; what is quantised becomes float32."""
         rows = self.get()
-        return rows if isinstance(rows, Tensor) else rows.dequantized()
+        return rows if isinstance(rows, np.ndarray) else rows.dequantized()
 
     @property
     def nbytes(self) -> int:
@@ -109,16 +106,49 @@ def checkpoint_dtype(model_dir: pathlib.Path, load_format: str = "auto") -> np.d
     return next((np.dtype(tensor.dtype) for tensor in tensors.values() if tensor.dtype in DTYPES), FLOAT32)
 
 
-def read_from_disk(tensor: Rows) -> None:
+_LOOKED_AT = 1 << 18  # numbers together
+_FINITE = {
+    **{np.dtype(np.float16): (0x7FFF, 0x7BFF), BFLOAT16: (0x7FFF, 0x7F7F), FLOAT32: (0x7FFF_FFFF, 0x7F7F_0000)},
+    **{np.dtype(np.float64): ((1 << 63) - 1, 0x47EF_E000_0000_0000), FLOAT8: (0x7F, 0x7E), np.dtype("float8_e8m0fnu"): (0xFF, 0xFE)},
+}
+"""The bits of a number without its sign, and those of the largest one that is finite in bfloat16 too: in the order of their bits, NaN is
+beyond it."""
+
+
+def are_finite(rows: Rows) -> bool:
+    """Whether all numbers are finite, in bfloat16 too: of quantised rows, what many codes share. One pass, with little memory."""
+    if isinstance(rows, QuantizedRows):
+        return are_finite(rows.scales if rows.offsets is None else rows.scales + rows.offsets)
+    if rows.dtype not in _FINITE:
+        return True
+    magnitude, largest = _FINITE[rows.dtype]
+    bits = rows.view(np.dtype(f"u{rows.itemsize}")) if rows.ndim else rows.reshape(1).view(np.dtype(f"u{rows.itemsize}"))
+    step = max(1, _LOOKED_AT // max(1, math.prod(bits.shape[1:])))
+    return all(int((bits[first : first + step] & magnitude).max(initial=0)) <= largest for first in range(0, len(bits), step))
+
+
+_ROWS = 256  # that are compared together
+
+
+def are_same(one: Array, other: Array) -> bool:
+    """Whether two matrices have the same numbers."""
+    if one.shape != other.shape:
+        return False
+    if one.dtype == other.dtype:  # NumPy compares bfloat16 slowly
+        bits = np.dtype(f"u{one.itemsize}")
+        one, other = one.view(bits), other.view(bits)
+    return all(np.array_equal(one[row : row + _ROWS], other[row : row + _ROWS]) for row in range(0, len(one), _ROWS))
+
+
+def read_from_disk(rows: Rows) -> None:
     """Has the system read a mapped tensor from its file, without waiting for the data. May wait for the disk to take the requests.
     Quantised rows have been read."""
-    from torch import Tensor
-
-    if not isinstance(tensor, Tensor):
+    if isinstance(rows, QuantizedRows):
         return
     # Columns of rows are in nearly all pages of these.
-    last = sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True)) if tensor.numel() else -1
-    first, end = tensor.data_ptr() // mmap.PAGESIZE * mmap.PAGESIZE, tensor.data_ptr() + (last + 1) * tensor.itemsize
+    last = sum((size - 1) * stride for size, stride in zip(rows.shape, rows.strides, strict=True)) + rows.itemsize if rows.size else 0
+    address = data_address(rows)
+    first, end = address // mmap.PAGESIZE * mmap.PAGESIZE, address + last
     for start in range(first, end, _STRIDE):
         _libc.madvise(ctypes.c_void_p(start), ctypes.c_size_t(min(_STRIDE, end - start)), mmap.MADV_WILLNEED)
 
@@ -131,16 +161,14 @@ class MappedPages:
 
     def note_rows(self, rows: Rows, file: pathlib.Path | None) -> None:
         """Note the mapped pages that `rows`, read from `file`, lie in. What is not mapped from there is left alone."""
-        from torch import Tensor
-
-        if file is None or not isinstance(rows, Tensor) or any(start <= rows.data_ptr() < end for start, end in self._ranges):
+        if file is None or isinstance(rows, QuantizedRows) or any(start <= data_address(rows) < end for start, end in self._ranges):
             return
         path = os.path.realpath(file)
         with suppress(OSError), open("/proc/self/maps") as maps:  # of Linux
             for line in maps:
                 addresses, _, _, _, inode, *name = line.split(maxsplit=5)
                 start, end = (int(address, 16) for address in addresses.split("-"))
-                if start <= rows.data_ptr() < end and inode != "0" and name and name[0].rstrip("\n") == path:
+                if start <= data_address(rows) < end and inode != "0" and name and name[0].rstrip("\n") == path:
                     self._ranges[start, end] = None
 
     def give_back(self) -> None:
@@ -153,16 +181,23 @@ def read_safetensors(path: pathlib.Path) -> Iterator[tuple[str, StoredTensor]]:
     """The tensors of a file, mapped. Raises ModelLoadError."""
     require_regular(path)
     try:
-        file: Any = safe_open(path, framework="pt", device="cpu")
+        file: Any = safe_open(path, framework="np")  # checks the whole header
     except (SafetensorError, OSError) as error:
         raise ModelLoadError(f"{path} is not a safetensors file, or corrupt or truncated: {one_line(error)}") from error
+    data = mapped_file(path)
+    size = int.from_bytes(data[:_LENGTH].tobytes(), "little")
+    header, data = json.loads(data[_LENGTH : _LENGTH + size].tobytes()), data[_LENGTH + size :]
     for name in file.keys():  # noqa: SIM118 - a safetensors handle is not iterable
-        header = file.get_slice(name)
-        dtype = header.get_dtype()
-        yield (
-            name,
-            StoredTensor(tuple(header.get_shape()), _SAFETENSORS_DTYPES.get(dtype, dtype), partial(file.get_tensor, name), file=path),
-        )
+        shape, kind, (first, end) = tuple(header[name]["shape"]), header[name]["dtype"], header[name]["data_offsets"]
+        dtype = _SAFETENSORS_DTYPES.get(kind, kind)
+        yield name, StoredTensor(shape, dtype, partial(_viewed, data[first:end], dtype, shape), file=path)
+
+
+def _viewed(data: NDArray[np.uint8], dtype: str, shape: tuple[int, ...]) -> Array:
+    numbers = np.dtype(dtype)
+    if data_address(data) % numbers.itemsize:
+        data = data.copy()
+    return data.view(numbers).reshape(shape)
 
 
 def _read_torch(path: pathlib.Path) -> Iterator[tuple[str, StoredTensor]]:
@@ -190,7 +225,11 @@ def _read_torch(path: pathlib.Path) -> Iterator[tuple[str, StoredTensor]]:
         if tensor.is_meta:
             raise ModelLoadError(f"{path} holds {name!r} without its numbers, on torch's device meta")
         dtype = str(tensor.dtype).removeprefix("torch.") if tensor.layout == torch.strided else str(tensor.layout)
-        yield name, StoredTensor(tuple(tensor.shape), dtype, tensor.detach().contiguous, file=path)
+        yield name, StoredTensor(tuple(tensor.shape), dtype, partial(_array_of, tensor), file=path)
+
+
+def _array_of(tensor: Any) -> Array:
+    return as_array(tensor.detach().contiguous())
 
 
 def _read_gguf(path: pathlib.Path) -> Iterator[tuple[str, StoredTensor]]:
@@ -215,11 +254,11 @@ class WeightsDigest:
         """The digest, where it is known without the weights."""
 
     def add_weight(self, name: str, parts: Iterable[Rows]) -> None:
-        """A named weight: shapes, dtypes and values of its parts, on the CPU."""
+        """A named weight: shapes, dtypes and values of its parts."""
         for part in parts:
-            for field, tensor in _tensors(part):
-                self._hash.update(f"{name} {field} {tuple(tensor.shape)} {tensor.dtype};".encode())
-                self._add_bytes(_bytes(tensor))
+            for field, array in _arrays(part):
+                self._hash.update(f"{name} {field} {array.shape} {array.dtype};".encode())
+                self._add_bytes(np.ascontiguousarray(array).reshape(-1).view(np.uint8))
 
     @contextmanager
     def adding(self, name: str, parts: Iterable[Rows], executor: Executor) -> Iterator[None]:
@@ -239,17 +278,8 @@ class WeightsDigest:
         self._hash.update(data[end:].data)
 
 
-def _tensors(rows: Rows) -> Iterable[tuple[str, Tensor]]:
-    from torch import Tensor
-
-    if isinstance(rows, Tensor):
+def _arrays(rows: Rows) -> Iterable[tuple[str, Array]]:
+    if isinstance(rows, np.ndarray):
         return [("", rows)]
     found = [(field.name, getattr(rows, field.name)) for field in fields(QuantizedRows)]
-    return [(name, value) for name, value in found if isinstance(value, Tensor)]
-
-
-def _bytes(tensor: Tensor) -> NDArray[np.uint8]:
-    import torch
-
-    flat: NDArray[np.uint8] = tensor.detach().contiguous().flatten().view(torch.uint8).numpy()
-    return flat
+    return [(name, value) for name, value in found if isinstance(value, np.ndarray)]

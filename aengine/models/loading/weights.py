@@ -1,6 +1,8 @@
 """Gives the named weights of a spec from a checkpoint: every parameter exactly once, and no other tensors; and the scales of an 8-bit KV
 cache, one number for K and one for V of each layer, where the checkpoint has them.
 
+`StoredPart`: the tensors of a checkpoint that a part of a parameter is read from; one, or those of a quantised module.
+
 Owns the comparison of a checkpoint with a spec, the order of reading, the fusing of tensors, and what is told of the progress: a bar on a
 terminal, now and then a line of the log elsewhere. Does not know how the weights are used.
 """
@@ -14,35 +16,129 @@ import re
 import sys
 import time
 from collections import deque
-from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Container, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, nullcontext
 from dataclasses import replace
 from functools import partial
 from itertools import chain
 from types import TracebackType
-from typing import TYPE_CHECKING
+from typing import Any
+
+import numpy as np
 
 from aengine.api.dataclass import dataclass
 from aengine.api.errors import ModelLoadError
-from aengine.kernels.quantized import QuantizedRows, Rows, quantize_rows
+from aengine.kernels.arrays import cast
+from aengine.kernels.quantized import Rows
 from aengine.models.families import FAMILIES
-from aengine.models.gguf.gguf_file import is_gguf
-from aengine.models.loading.checkpoint import DTYPES, Checkpoint, MappedPages, StoredTensor, WeightsDigest, open_checkpoint, read_from_disk
+from aengine.models.gguf.gguf_file import BLOCKS, is_gguf
+from aengine.models.loading.checkpoint import (
+    DTYPES,
+    Checkpoint,
+    MappedPages,
+    StoredTensor,
+    WeightsDigest,
+    are_finite,
+    are_same,
+    open_checkpoint,
+    read_from_disk,
+)
 from aengine.models.loading.hub import described_problems
-from aengine.models.loading.stored_parts import StoredPart, are_finite, stored_parts
-from aengine.models.named_weights import NEVER_QUANTIZED, kv_scale_of, named_weights
+from aengine.models.named_weights import NamedWeight, Part, kv_scale_of, named_weights
 from aengine.models.quantization.quantization_config import Quantization, load_quantization
+from aengine.models.quantization.scheme import EMBEDDING, LINEAR, Scheme, Stored
 from aengine.models.sharding import WeightPart, cut, pieces, sharded_weights, take_part
 from aengine.models.spec import ModelSpec
 from aengine.models.text_part import text_names
 from aengine.parallel.shard import WHOLE, Shard
 
-if TYPE_CHECKING:
-    import torch
+_GGUF_SCALE = 32  # or 16
 
-    from aengine.layers.linear import QuantizedLinears
-    from aengine.models.torch.blocks import Weight
+
+@dataclass(frozen=True, slots=True)
+class StoredPart:
+    part: Part
+    scheme: Scheme | None  # None: the part is one tensor, as it is
+    expected: Mapping[str, Stored]  # by name; those without dtypes are not read
+    endings: Mapping[str, str]  # of the tensors that are read: name -> what it has behind the module's, as the scheme calls it
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether its rows are those of its tensor, as they are."""
+        return self.scheme is None and self.part.transform is None
+
+    def scale_columns(self, tensors: Mapping[str, StoredTensor]) -> int:
+        """How many consecutive columns share a scale, of which parts of the rows are to be multiples; 1 if parts can be of any columns."""
+        if self.scheme is not None:
+            return self.scheme.scale_columns() or 1
+        return _GGUF_SCALE if any(name in tensors and tensors[name].dtype in BLOCKS for name in self.endings) else 1
+
+    def rows(self, tensors: Sequence[Rows]) -> Rows:
+        """The rows of the parameter, of the tensors of `endings` in their order. Raises ModelLoadError for numbers that cannot be."""
+        if self.scheme is None:
+            return self.part.rows(tensors[0])
+        named = {ending: tensor for ending, tensor in zip(self.endings.values(), tensors, strict=True) if isinstance(tensor, np.ndarray)}
+        try:
+            rows = self.scheme.rows(self.part.matrix_shape, named)
+            if not are_finite(rows):
+                raise ValueError("a product of its scales has numbers that are not finite")
+            return self.part.rows(rows)
+        except ValueError as error:
+            raise ModelLoadError(f"the quantized weight of {_module(self.part)} is not what it should be: {error}") from error
+
+
+def stored_parts(
+    weights: Mapping[str, NamedWeight], quantization: Quantization | None, tensors: Mapping[str, StoredTensor]
+) -> dict[str, tuple[StoredPart, ...]]:
+    """Return what each parameter is read from, by its name, in a checkpoint that has `tensors`.
+
+    A module is quantised if the config says so, unless the checkpoint has its weight in one of `DTYPES`: what a checkpoint leaves alone
+    is not always listed.
+
+    Raises ModelLoadError for a module whose shape the format of its weight cannot have.
+    """
+    sources = {part.source for weight in weights.values() for part in weight.parts}
+    found = {}
+    for name, weight in weights.items():
+        kind = EMBEDDING if name in ("embedding.weight", "positions.weight") else LINEAR
+        parts = []
+        for part in weight.parts:
+            is_matrix = len(part.shape) > 1 and not name.endswith(".bias")
+            is_plain = part.source in tensors and tensors[part.source].dtype in DTYPES
+            scheme = None
+            if quantization is not None and name.endswith(".weight") and len(part.shape) > 1 and not is_plain:
+                scheme = quantization.scheme(_module(part), kind)
+            if scheme is None:
+                expected = {part.source: Stored((part.shape,), (*DTYPES, *BLOCKS) if is_matrix else tuple(DTYPES))}
+                parts.append(StoredPart(part, None, expected, {part.source: ""}))
+            else:
+                parts.append(_quantized(part, scheme, sources, tensors))
+        found[name] = tuple(parts)
+    return found
+
+
+def _quantized(part: Part, scheme: Scheme, sources: Collection[str], tensors: Mapping[str, StoredTensor]) -> StoredPart:
+    module = _module(part)
+    try:
+        described = scheme.tensors(part.matrix_shape)
+    except ValueError as error:
+        raise ModelLoadError(f"{module} cannot be stored as quantization_config says: {error}") from error
+    expected, endings = {}, {}
+    for ending, stored in described.items():
+        name = module + ending
+        if stored.other_name is not None and name not in tensors and module + stored.other_name in tensors:
+            name = module + stored.other_name
+        if stored.optional and (name not in tensors or (name in sources and name != part.source)):
+            continue
+        expected[name] = stored
+        if stored.dtypes:
+            endings[name] = ending
+    return StoredPart(part, scheme, expected, endings)
+
+
+def _module(part: Part) -> str:
+    return part.source.removesuffix(".weight")
 
 
 _log = logging.getLogger("aengine")
@@ -88,7 +184,7 @@ _COMPARED_ROWS = 256
 _RETURNED_BYTES = 32 << 20  # of mapped files that are given back together
 _MTP_KEYS = ("layer", "combine")
 _COPIES = (".embed_tokens.weight", ".shared_head.head.weight")  # of the model's embedding and head, in its MTP layer
-_HEADS = {"embedding.weight": "head.weight"}  # of which a tied head is made
+_DRAWN = 1_000_003  # a prime, so that rows differ
 
 
 def open_weights(spec: ModelSpec, model_dir: pathlib.Path, load_format: str = "auto") -> Checkpoint:
@@ -127,7 +223,8 @@ def _disjoined(joined: Mapping[str, str], name: str, tensor: StoredTensor) -> It
     experts, rows, columns = tensor.shape[0], tensor.shape[1] // len(ends), tensor.shape[2]
 
     def get(expert: int, first: int) -> Rows:
-        return tensor.tensor()[expert][first : first + rows]
+        numbers: Rows = tensor.read_numbers()[expert][first : first + rows]
+        return numbers
 
     for expert in range(experts):
         for number, end in enumerate(ends):
@@ -144,14 +241,12 @@ def text_tensors(checkpoint: Checkpoint, embedding: str, head: str, embedding_sh
 
 def has_own_head(spec: ModelSpec, checkpoint: Checkpoint) -> bool:
     """Whether a checkpoint, `with_family_names`, has an output head that is not its embedding."""
-    import torch
-
     names = FAMILIES[spec.family].names
     head, embedding = (checkpoint.tensors.get(f"{names[key]}.weight") for key in ("head", "embedding"))
     if head is None or embedding is None or head.shape != embedding.shape:
         return any(name.startswith(f"{names['head']}.") for name in checkpoint.tensors)
     rows = slice(_COMPARED_ROWS)  # `_check` compares them all
-    return not torch.equal(head.tensor()[rows], embedding.tensor()[rows])
+    return not are_same(head.read_numbers()[rows], embedding.read_numbers()[rows])
 
 
 def unlike_modules(spec: ModelSpec, checkpoint: Checkpoint) -> list[str]:
@@ -187,7 +282,7 @@ def checkpoint_weights(
     report: Callable[[int, int], object] | None = None,
     digest: WeightsDigest | None = None,
 ) -> Iterator[tuple[str, tuple[Rows, ...]]]:
-    """Each of `sharded_weights(spec, shard)` with its parts: tensors of the checkpoint's dtype on the CPU, mapped from its files where
+    """Each of `sharded_weights(spec, shard)` with its parts: arrays of the checkpoint's dtype, mapped from its files where
     possible, or rows that are quantised as `quantization` says. A parameter is its parts one after another, viewed in its shape.
 
     The system reads the next tensors from the disk while the caller works; of tensors that are mapped and become rows as they are, only
@@ -319,91 +414,24 @@ def _nbytes(read: Iterable[Iterable[Rows]]) -> int:
     return sum(rows.nbytes for each in read for rows in each)
 
 
-def random_weights(
-    spec: ModelSpec, dtype: torch.dtype, device: torch.device, seed: int, shard: Shard = WHOLE
-) -> Iterator[tuple[str, tuple[Rows, ...]]]:
-    """Random values for each of `sharded_weights(spec, shard)`, as `stored_weights` has them; equal for equal seeds and device types. A
-    shard has what it would have of the whole model."""
-    import torch
-    from torch import Tensor
-
-    generator = torch.Generator(device).manual_seed(seed)
+def random_weights(spec: ModelSpec, dtype: np.dtype[Any], seed: int, shard: Shard = WHOLE) -> Iterator[tuple[str, tuple[Rows, ...]]]:
+    """Random values for each of `sharded_weights(spec, shard)`, as `stored_weights` has them; equal for equal seeds. A shard has what it
+    would have of the whole model. Weights of more than `_DRAWN` values repeat them: models of such weights measure speed alone."""
     held = {part.source_name: (name, part) for name, part in sharded_weights(spec, shard).items()}
-    for name, weight in named_weights(spec).items():
-        tensor = torch.empty(weight.shape, dtype=dtype, device=device)
+    for number, (name, weight) in enumerate(named_weights(spec).items()):
+        if name not in held:
+            continue
         if weight.fill is None:
-            tensor.normal_(0.0, spec.initializer_range, generator=generator)
+            generator, size = np.random.default_rng((seed, number)), math.prod(weight.shape)
+            drawn = generator.standard_normal(min(size, _DRAWN), np.float32) * np.float32(spec.initializer_range)
+            values = np.resize(cast(drawn, dtype), weight.shape)
         else:
-            tensor.fill_(weight.fill)
-        if name in held:
-            ours, part = held[name]
-            rows = tensor.flatten() if name.endswith(".bias") or tensor.dim() == 1 else tensor.flatten(0, -2)
-            taken = take_part((rows,), part)
-            # Views would keep the memory of the whole.
-            yield ours, (rows,) if taken[0] is rows else tuple(each.clone() for each in taken if isinstance(each, Tensor))
-
-
-def fused(
-    spec: ModelSpec,
-    weights: Iterable[tuple[str, Sequence[Rows]]],
-    dtype: torch.dtype,
-    device: torch.device,
-    linears: QuantizedLinears | None = None,
-    quantization: str = "none",
-    shard: Shard = WHOLE,
-) -> dict[str, Weight]:
-    """Each of `sharded_weights(spec, shard)` in its shape: a new tensor of `dtype` or float32 on `device`, or the one part if it is that.
-
-    Matrices with quantised parts are what `linears` makes of them; what it makes nothing of is dequantised, which takes the memory of
-    `dtype`. `quantization` is that of `EngineConfig`. The quantised head that is tied to an embedding is there beside it.
-    """
-    import torch
-    from torch import Tensor
-
-    held, named = sharded_weights(spec, shard), named_weights(spec)
-    tensors: dict[str, Weight] = {}
-    for name, parts in weights:
-        shape = held[name].shape
-        ours = _HEADS.get(name, name) if spec.tied_head else name
-        made = None if linears is None else _quantized(ours, shape, parts, linears, device, quantization)
-        if made is not None:
-            tensors[ours] = made
-            if ours == name:
-                continue
-        wanted = torch.float32 if named[held[name].source_name].float32 else dtype
-        first = parts[0]
-        if len(parts) > 1 or not isinstance(first, Tensor) or not first.is_contiguous() or (first.dtype, first.device) != (wanted, device):
-            target = torch.empty((sum(len(part) for part in parts), *first.shape[1:]), dtype=wanted, device=device)
-            row = 0
-            for part in parts:
-                target[row : row + len(part)].copy_(part if isinstance(part, Tensor) else part.dequantized(wanted))
-                row += len(part)
-        else:
-            target = first
-        tensors[name] = target.view(shape)
-    return tensors
-
-
-def _quantized(
-    name: str, shape: tuple[int, ...], parts: Sequence[Rows], linears: QuantizedLinears, device: torch.device, quantization: str
-) -> Weight | None:
-    """A matrix that is quantised in the checkpoint, or to be quantised; None for all others."""
-    from torch import Tensor
-
-    if not _may_be_quantized(name, shape):
-        return None
-    if quantization != "none":
-        how = "int8" if quantization == "int4" and name == "head.weight" else quantization
-        with device:
-            parts = [quantize_rows(part.to(device), how) if isinstance(part, Tensor) else part for part in parts]
-    if not any(isinstance(part, QuantizedRows) for part in parts):
-        return None
-    return linears.linear(parts) if len(shape) == 2 else linears.experts(parts, shape[0])
-
-
-def _may_be_quantized(name: str, shape: tuple[int, ...]) -> bool:
-    stem, _, kind = name.rpartition(".")
-    return kind == "weight" and len(shape) > 1 and stem.rpartition(".")[2] not in (*NEVER_QUANTIZED, "embedding")
+            values = np.full(weight.shape, weight.fill, dtype)
+        ours, part = held[name]
+        rows = values.reshape(-1) if name.endswith(".bias") or values.ndim == 1 else values.reshape(-1, values.shape[-1])
+        taken = take_part((rows,), part)
+        # Views would keep the memory of the whole.
+        yield ours, (rows,) if taken[0] is rows else tuple(each.copy() for each in taken if isinstance(each, np.ndarray))
 
 
 def _is_ignored(name: str, spec: ModelSpec, stored: Container[str]) -> bool:
@@ -422,8 +450,6 @@ def _is_ignored(name: str, spec: ModelSpec, stored: Container[str]) -> bool:
 
 def _check(spec: ModelSpec, parts: Mapping[str, tuple[StoredPart, ...]], checkpoint: Checkpoint, described: str, shard: Shard) -> None:
     """`described`: where the spec is from. Numbers are compared for the first rank alone."""
-    import torch
-
     stored = checkpoint.tensors
     family = FAMILIES[spec.family]
     head, embedding = (f"{family.names[name]}.weight" for name in ("head", "embedding"))
@@ -453,7 +479,7 @@ def _check(spec: ModelSpec, parts: Mapping[str, tuple[StoredPart, ...]], checkpo
     if found:
         raise ModelLoadError(f"the checkpoint does not match {described}: {found}")
     # A tied head may be stored too, but only with the values of the embedding.
-    if stores_tied_head and shard.rank == 0 and not torch.equal(stored[head].tensor(), stored[embedding].tensor()):
+    if stores_tied_head and shard.rank == 0 and not are_same(stored[head].read_numbers(), stored[embedding].read_numbers()):
         raise ModelLoadError(f"config.json ties the output head to the embedding, but the checkpoint's {head} differs from it")
 
 
@@ -473,7 +499,7 @@ def stored_kv_scales(spec: ModelSpec, model_dir: pathlib.Path, load_format: str 
             raise ModelLoadError(f"KV scale {name} has shape {list(tensor.shape)}; supported is one number for all heads of a layer")
         if tensor.dtype not in DTYPES:
             raise ModelLoadError(f"KV scale {name} is stored as {tensor.dtype}; supported are {', '.join(DTYPES)}")
-        scale = float(tensor.tensor().item())
+        scale = float(tensor.read_numbers().item())
         if not math.isfinite(scale) or scale <= 0:
             raise ModelLoadError(f"KV scale {name} is {scale}, not a positive number")
         found[named] = (name, scale)

@@ -12,10 +12,13 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import numpy as np
 
 from aengine.api.dataclass import dataclass
 from aengine.api.errors import ModelLoadError
+from aengine.kernels.arrays import Array
 from aengine.kernels.quantized import QuantizedRows
 from aengine.models.config.reader import ConfigReader, is_number
 from aengine.models.quantization.scheme import (
@@ -37,9 +40,6 @@ from aengine.models.quantization.scheme import (
     one_of,
     unpacked,
 )
-
-if TYPE_CHECKING:
-    from torch import Tensor
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,17 +78,14 @@ class PlainCodes(Scheme):
             found[".weight_zero_point"] = Stored(shapes, ("int8",))
         return found | {name: Stored((), (), optional=True) for name in self.not_read}
 
-    def rows(self, shape: Shape, tensors: Mapping[str, Tensor]) -> QuantizedRows:
-        import torch
-
+    def rows(self, shape: Shape, tensors: Mapping[str, Array]) -> QuantizedRows:
         rows, columns = matrix(shape)
-
         high, wide = min(self.block_rows or rows, rows), min(self.block_columns or columns, columns)
 
-        def by_row(blocks: Tensor) -> Tensor:
+        def by_row(blocks: Array) -> Array:
             """Repeat numbers of blocks for each row: [rows, groups] float32."""
-            by_block = blocks.float().reshape(math.ceil(rows / high), -1)
-            return by_block.repeat_interleave(high, 0)[:rows].contiguous()
+            by_block = blocks.astype(np.float32).reshape(math.ceil(rows / high), -1)
+            return np.repeat(by_block, high, 0)[:rows]
 
         scales = by_row(tensors[self.scale]) * self.unit
         zeros = None if self.symmetric else by_row(tensors[".weight_zero_point"])
@@ -97,7 +94,7 @@ class PlainCodes(Scheme):
             return QuantizedRows(codes, scales, wide, 8, None if zeros is None else -scales * zeros)
         if bool(((codes < -8) | (codes > 7)).any()):
             raise ValueError(".weight has numbers that are not from -8 to 7")
-        return integer_rows((codes + 8).view(torch.uint8), None if zeros is None else zeros + 8, scales, 4, wide)
+        return integer_rows((codes + np.int8(8)).view(np.uint8), None if zeros is None else zeros + 8, scales, 4, wide)
 
 
 _DEFAULTS = {"type": "int", "num_bits": 8, "symmetric": True, "dynamic": False}
@@ -186,15 +183,15 @@ class Gptq(Scheme):
             ".bias": Stored(((rows,),), SCALES, optional=True),  # zeros, written for modules without a bias
         }
 
-    def rows(self, shape: Shape, tensors: Mapping[str, Tensor]) -> QuantizedRows:
+    def rows(self, shape: Shape, tensors: Mapping[str, Array]) -> QuantizedRows:
         if ".bias" in tensors and bool(tensors[".bias"].any()):
             raise ValueError(".bias is not zero, but the model has no bias there")
-        codes = unpacked(tensors[".qweight"].t(), self.bits)
-        zeros = unpacked(tensors[".qzeros"], self.bits).t()
+        codes = unpacked(tensors[".qweight"].T, self.bits)
+        zeros = unpacked(tensors[".qzeros"], self.bits).T
         if self.version == 1:
             zeros = zeros + 1 & (1 << self.bits) - 1
         order = column_order(tensors[".g_idx"], self.group_size, ".g_idx") if ".g_idx" in tensors else None
-        return integer_rows(codes, zeros, tensors[".scales"].t(), self.bits, self.group_size, order)
+        return integer_rows(codes, zeros, tensors[".scales"].T, self.bits, self.group_size, order)
 
 
 @dataclass(frozen=True, slots=True)
@@ -215,16 +212,16 @@ class Awq(Scheme):
             ".scales": Stored(((groups, rows),), SCALES),
         }
 
-    def rows(self, shape: Shape, tensors: Mapping[str, Tensor]) -> QuantizedRows:
-        codes, zeros = (_in_order(unpacked(tensors[name], 4)).t() for name in (".qweight", ".qzeros"))
-        return integer_rows(codes, zeros, tensors[".scales"].t(), 4, self.group_size)
+    def rows(self, shape: Shape, tensors: Mapping[str, Array]) -> QuantizedRows:
+        codes, zeros = (_in_order(unpacked(tensors[name], 4)).T for name in (".qweight", ".qzeros"))
+        return integer_rows(codes, zeros, tensors[".scales"].T, 4, self.group_size)
 
 
 _ORDER = [0, 4, 1, 5, 2, 6, 3, 7]  # where in a word its 8 numbers are, the lowest bits first
 
 
-def _in_order(codes: Tensor) -> Tensor:
-    return codes.view(len(codes), -1, 8)[..., _ORDER].flatten(1)
+def _in_order(codes: Array) -> Array:
+    return codes.reshape(len(codes), -1, 8)[..., _ORDER].reshape(len(codes), -1)
 
 
 @dataclass(frozen=True, slots=True)
@@ -253,18 +250,18 @@ class PackQuantized(Scheme):
             found[".weight_g_idx"] = Stored(((columns,),), ("int32", "int64"))
         return found
 
-    def rows(self, shape: Shape, tensors: Mapping[str, Tensor]) -> QuantizedRows:
+    def rows(self, shape: Shape, tensors: Mapping[str, Array]) -> QuantizedRows:
         if ".weight_shape" in tensors and tuple(tensors[".weight_shape"].tolist()) != shape:
             raise ValueError(f".weight_shape is {tensors['.weight_shape'].tolist()} instead of {list(shape)}")
         codes = unpacked(tensors[".weight_packed"], self.bits)[:, : shape[1]]
-        zeros = None if self.symmetric else unpacked(tensors[".weight_zero_point"].t(), self.bits).t()[: shape[0]]
+        zeros = None if self.symmetric else unpacked(tensors[".weight_zero_point"].T, self.bits).T[: shape[0]]
         order = column_order(tensors[".weight_g_idx"], self.group_size, ".weight_g_idx") if self.act_order else None
         return integer_rows(codes, zeros, tensors[".weight_scale"], self.bits, self.group_size, order)
 
 
 _BYTES = ("uint8",)
 _HALF = [0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0]
-_E2M1 = [*_HALF, *(-number for number in _HALF)]
+_E2M1 = np.array([*_HALF, *(-number for number in _HALF)], np.float32)
 
 
 @dataclass(frozen=True, slots=True)
@@ -287,16 +284,14 @@ class Mxfp4(Scheme):
             self.scales: Stored(((*outer, columns // 32),), _BYTES),
         }
 
-    def rows(self, shape: Shape, tensors: Mapping[str, Tensor]) -> QuantizedRows:
-        import torch
-
+    def rows(self, shape: Shape, tensors: Mapping[str, Array]) -> QuantizedRows:
         rows, columns = math.prod(shape[:-1]), shape[-1]
-        exponents = tensors[self.scales].view(rows, -1)
+        exponents = tensors[self.scales].reshape(rows, -1)
         if bool((exponents == 255).any()):
             raise ValueError(f"{self.scales} has 255, which is not a number")
-        codes = unpacked(tensors[self.codes].view(rows, columns // 2), 4)
-        scales = torch.ldexp(torch.ones(exponents.shape), exponents.int() - 127)
-        return QuantizedRows(codes, scales, 32, 4, table=torch.tensor(_E2M1))
+        codes = unpacked(tensors[self.codes].reshape(rows, columns // 2), 4)
+        scales = np.ldexp(np.float32(1), exponents.astype(np.int32) - 127)
+        return QuantizedRows(codes, scales, 32, 4, table=_E2M1)
 
 
 _STATE = ".weight.quant_state.bitsandbytes__"
@@ -326,29 +321,27 @@ class BitsAndBytes4(Scheme):
             found[".weight.nested_quant_map"] = Stored(((256,),), ("float32",))
         return found
 
-    def rows(self, shape: Shape, tensors: Mapping[str, Tensor]) -> QuantizedRows:
-        import torch
-
+    def rows(self, shape: Shape, tensors: Mapping[str, Array]) -> QuantizedRows:
         rows, columns = matrix(shape)
         state = self._state(tensors[_STATE + self.kind], shape)
         block = state["blocksize"]
         absmax = _of_blocks(tensors, ".weight.absmax", rows * columns, block)
         if self.double:
             nested = _of_blocks(tensors, ".weight.nested_absmax", len(absmax), state["nested_blocksize"])
-            numbers = tensors[".weight.nested_quant_map"][absmax.long()]
-            absmax = numbers * nested[torch.arange(len(absmax)) // state["nested_blocksize"]] + state["nested_offset"]
+            numbers = tensors[".weight.nested_quant_map"][absmax]
+            absmax = numbers * nested[np.arange(len(absmax)) // state["nested_blocksize"]] + np.float32(state["nested_offset"])
         group_size = math.gcd(block, columns)  # a block may end within a row
-        starts = torch.arange(0, rows * columns, group_size)
-        scales = absmax[starts // block].view(rows, columns // group_size)
-        packed = tensors[".weight"].flatten()
-        codes = torch.stack((packed >> 4, packed & 15), dim=-1).flatten()[: rows * columns].view(rows, columns)
+        starts = np.arange(0, rows * columns, group_size)
+        scales = absmax[starts // block].reshape(rows, columns // group_size)
+        packed = tensors[".weight"].ravel()
+        codes = np.stack((packed >> 4, packed & 15), -1).ravel()[: rows * columns].reshape(rows, columns)
         return QuantizedRows(codes, scales, group_size, 4, table=tensors[".weight.quant_map"])
 
-    def _state(self, stored: Tensor, shape: Shape) -> dict[str, Any]:
+    def _state(self, stored: Array, shape: Shape) -> dict[str, Any]:
         """The JSON that says how the blocks are cut."""
         keys = ["blocksize", *(["nested_blocksize", "nested_offset"] if self.double else [])]
         try:
-            state = json.loads(bytes(stored.flatten().tolist()))
+            state = json.loads(stored.tobytes())
             found = {key: state[key] for key in keys}
             stored_shape = tuple(state["shape"])
         except (ValueError, KeyError, TypeError) as error:
@@ -362,9 +355,9 @@ class BitsAndBytes4(Scheme):
         return found
 
 
-def _of_blocks(tensors: Mapping[str, Tensor], name: str, count: int, block: int) -> Tensor:
+def _of_blocks(tensors: Mapping[str, Array], name: str, count: int, block: int) -> Array:
     """A tensor that has one number for each block of `count` numbers."""
-    found = tensors[name].flatten()
+    found = tensors[name].ravel()
     if len(found) != math.ceil(count / block):
         raise ValueError(f"{name} has {len(found)} numbers for {math.ceil(count / block)} blocks of {block}")
     return found

@@ -15,15 +15,15 @@ import re
 import sys
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import numpy as np
 
 from aengine.api.dataclass import dataclass
 from aengine.api.errors import ModelLoadError
+from aengine.kernels.arrays import Array
 from aengine.kernels.quantized import QuantizedRows
 from aengine.models.config.reader import ConfigReader
-
-if TYPE_CHECKING:
-    from torch import Tensor
 
 LINEAR, EMBEDDING = "Linear", "Embedding"
 """Kinds of modules, by the names of torch's classes."""
@@ -97,7 +97,7 @@ class Scheme(ABC):
         shape that the format cannot have, for example with columns that groups do not divide."""
 
     @abstractmethod
-    def rows(self, shape: Shape, tensors: Mapping[str, Tensor]) -> QuantizedRows:
+    def rows(self, shape: Shape, tensors: Mapping[str, Array]) -> QuantizedRows:
         """All rows, of tensors that are as `tensors` says. Raises ValueError naming the tensor whose numbers cannot be."""
 
 
@@ -124,47 +124,45 @@ def num_words(count: int, bits: int, what: str) -> int:
     return count * bits // 32
 
 
-def unpacked(words: Tensor, bits: int) -> Tensor:
+def unpacked(words: Array, bits: int) -> Array:
     """[n, words] int32 or uint8 of codes of 4 or 8 bits, the lowest bits first -> [n, codes] uint8."""
-    import torch
-
-    codes = words.contiguous().view(torch.uint8)
-    return codes if bits == 8 else torch.stack((codes & 15, codes >> 4), dim=-1).flatten(-2)
+    packed = np.ascontiguousarray(words).view(np.uint8)
+    if bits == 8:
+        return packed
+    codes = np.empty((*packed.shape, 2), np.uint8)
+    np.bitwise_and(packed, 15, out=codes[..., 0])
+    np.right_shift(packed, 4, out=codes[..., 1])
+    return codes.reshape(len(packed), -1)
 
 
 def integer_rows(
-    codes: Tensor, zeros: Tensor | None, scales: Tensor, bits: int, group_size: int | None, order: Tensor | None = None
+    codes: Array, zeros: Array | None, scales: Array, bits: int, group_size: int | None, order: Array | None = None
 ) -> QuantizedRows:
     """value = (code - zero) * scale, of [rows, columns] uint8 codes and [rows, groups] zeros and scales; groups are of columns in `order`.
 
     Zeros that are None are all the middle, 2 ** (bits - 1); 8-bit codes of those become signed numbers.
     """
-    import torch
-
     if order is not None:
         codes = codes[:, order]
-    scales, middle, offsets = scales.float().contiguous(), 1 << (bits - 1), None
+    scales, middle, offsets = np.ascontiguousarray(scales, np.float32), 1 << (bits - 1), None
     if bits == 8 and (zeros is None or bool((zeros == middle).all())):
-        codes = (codes ^ middle).view(torch.int8)
+        codes = (codes ^ middle).view(np.int8)
     else:
-        offsets = -scales * (middle if zeros is None else zeros.float())
-    return QuantizedRows(codes.contiguous(), scales, group_size or codes.shape[1], bits, offsets, order=order)
+        offsets = -scales * (middle if zeros is None else zeros.astype(np.float32))
+    return QuantizedRows(np.ascontiguousarray(codes), scales, group_size or codes.shape[1], bits, offsets, order=order)
 
 
-def column_order(groups: Tensor, group_size: int | None, name: str) -> Tensor | None:
+def column_order(groups: Array, group_size: int | None, name: str) -> Array | None:
     """The columns sorted by their group, [columns] int64, of each column's group; None if they are sorted already.
 
     Raises ValueError for groups that do not have `group_size` columns each.
     """
-    import torch
-
     columns = len(groups)
-    expected = torch.arange(columns) // (group_size or columns)
-    groups = groups.long()
-    if torch.equal(groups, expected):
+    expected = np.arange(columns) // (group_size or columns)
+    if np.array_equal(groups, expected):
         return None
-    order = torch.argsort(groups, stable=True)
-    if not torch.equal(groups[order], expected):
+    order = np.argsort(groups, kind="stable")
+    if not np.array_equal(groups[order], expected):
         raise ValueError(
             f"{name} does not have {group_size or columns} columns in each of {math.ceil(columns / (group_size or columns))} groups"
         )

@@ -19,7 +19,7 @@ from torch import Tensor
 from aengine.api.dataclass import dataclass
 from aengine.attention import AttentionStep, IndexQuery
 from aengine.kernels.params import ExpertLinear, Rotation
-from aengine.kernels.quantized import Float8Rows
+from aengine.kernels.quantizing import Float8Rows
 from aengine.kernels.recurrence import RecurrentRule
 from aengine.layers.adapters import AdapterTable
 from aengine.layers.collectives import Collectives, RowParallel

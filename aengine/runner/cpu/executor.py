@@ -19,7 +19,7 @@ from collections.abc import Callable, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from aengine.kernels.arrays import Array
+from aengine.kernels.arrays import Array, Numbers
 from aengine.kernels.cpu import ops
 from aengine.kernels.warm_memory import WarmMemory
 from aengine.models.adapters import Adapter
@@ -31,7 +31,7 @@ from aengine.runner.cpu.model import PagedCpuModel
 from aengine.runner.rank_steps import Stages
 from aengine.runner.results import Capture, PromptScorer, step_result
 from aengine.runner.setup import ExecutorSetup
-from aengine.sampling.arrays import HostArrays, Numbers, num_accepted_on_host
+from aengine.sampling.arrays import HostArrays, num_accepted_on_host
 from aengine.sampling.sampler import SampledTokens, Sampler
 from aengine.scheduler.plan import NO_INTS, NewRow, StepResult
 
@@ -179,8 +179,8 @@ class CpuExecutorBase:
     def copy_pages(self, sources: IntArray, destinations: IntArray) -> None:
         self._model.copy_pages(sources, destinations)
 
-    def prepare_weights(self, read: ReadWeights) -> object:
-        return self._model.prepare_weights(read)
+    def prepare_weights(self, read: ReadWeights, threads: int) -> object:
+        return self._model.prepare_weights(read, threads)
 
     def use_weights(self, prepared: object) -> None:
         self._model.use_weights(prepared)

@@ -25,6 +25,7 @@ from aengine.models.cpu.cpu_operations import Captured, page_parts
 from aengine.models.cpu.packed_weights import PackedWeights
 from aengine.models.cpu.program import CpuProgram
 from aengine.models.cpu.stack import CpuLastTokens, DecoderStack, PreparedStep, unsupported
+from aengine.models.cpu.weight_packing import WeightPacking
 from aengine.models.sharding import sharded_spec
 from aengine.runner.contract import IntArray, ReadWeights, Step
 from aengine.runner.cpu.draft import DraftModel
@@ -105,15 +106,11 @@ class PagedCpuModel:
         if self.draft is not None:
             self.draft.allocate(num_pages)
 
-    def prepare_weights(self, read: ReadWeights) -> object:
+    def prepare_weights(self, read: ReadWeights, threads: int) -> object:
         """Reads weights and packs them beside those in use, for `use_weights`. May be called from any thread while steps run. Raises
         InsufficientMemoryError before it reads any, and what reading raises."""
         check_addition("new weights need", self._weight_bytes, free_host_memory() // self._num_local)
-        import torch
-
-        from aengine.models.cpu.weight_packing import WeightPacking
-
-        workspace = Workspace(self.workspace.kernels, torch.get_num_threads())
+        workspace = Workspace(self.workspace.kernels, threads)
         packing = WeightPacking(workspace, self._spec, self._stack.dtype, shard=self._shard, quantization=self._quantization)
         return self._stack.prepare_use(packing.pack(read(self._shard)))
 

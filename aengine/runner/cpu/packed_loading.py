@@ -23,19 +23,19 @@ from aengine.api import VERSION
 from aengine.api.config import EngineConfig
 from aengine.api.dataclass import dataclass
 from aengine.api.errors import ConfigError
-from aengine.api.runtime import paused_collection
 from aengine.kernels.cpu.compiler import KernelsUnavailableError, cache_directory
 from aengine.kernels.cpu.library import CpuKernels, Workspace, load_kernels
 from aengine.kernels.warm_memory import Allocate, WarmMemory, lazy_bytes
 from aengine.models.cpu.packed_weights import PackedFile, PackedFileError, PackedWeights, open_packed, verify_packed
 from aengine.models.cpu.stack import unsupported
+from aengine.models.cpu.weight_packing import WeightPacking
 from aengine.models.loading.hub import find_checkpoint
 from aengine.models.spec import ModelSpec
 from aengine.runner.contract import Device
 from aengine.runner.memory import free_host_memory, show_bytes
 from aengine.runner.model_plan import plan_model
 from aengine.runner.setup import ExecutorSetup
-from aengine.runner.torch.device import CUDA_DEVICE, set_thread_count
+from aengine.runner.torch.device import CUDA_DEVICE
 
 SUFFIX = ".weights"
 _LEAST_WARM = 32 << 20  # bytes: committing less takes no time
@@ -199,10 +199,6 @@ def load_packed(setup: ExecutorSetup, workspace: Workspace, check: Callable[[], 
 
 
 def _pack(setup: ExecutorSetup, workspace: Workspace, check: Callable[[], object], allocate: Allocate = lazy_bytes) -> PackedWeights:
-    with paused_collection():  # a collection would traverse the many objects that importing torch creates, again and again
-        from aengine.models.cpu.weight_packing import WeightPacking
-
-    set_thread_count(setup.threads)  # of this thread; other engines and the host program keep theirs
     options: dict[str, Any] = {"shard": setup.shard, "quantization": setup.config.quantization, "allocate": allocate}
     return WeightPacking(workspace, setup.native_spec, setup.dtype, **options).pack(setup.weights(check))
 

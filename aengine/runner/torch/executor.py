@@ -39,7 +39,7 @@ from aengine.runner.results import PromptScorer, PromptScores, step_result
 from aengine.runner.setup import GREEDY, DummyStep, ExecutorSetup, warm_up_steps, widest_step
 from aengine.runner.torch.asleep import Asleep, DeviceAdapters
 from aengine.runner.torch.buckets import GraphBytes, GraphSizes
-from aengine.runner.torch.device import DeviceStream, cuda_kv_budget, give_back_memory, give_back_pinned_memory
+from aengine.runner.torch.device import DeviceStream, cuda_kv_budget, give_back_memory, give_back_pinned_memory, thread_count
 from aengine.runner.torch.graphs import Forward
 from aengine.runner.torch.model import PagedTorchModel, TorchDraftModel
 from aengine.runner.torch.sampling import ResultBuffer, Results, TorchSampling
@@ -246,8 +246,8 @@ class TorchExecutor:
             if self._draft is not None:
                 self._draft.copy_pages(sources, destinations)
 
-    def prepare_weights(self, read: ReadWeights) -> object:
-        with torch.inference_mode():
+    def prepare_weights(self, read: ReadWeights, threads: int) -> object:
+        with torch.inference_mode(), thread_count(threads):
             return self._model.prepare_weights(read)
 
     def use_weights(self, prepared: object) -> None:

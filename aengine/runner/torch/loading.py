@@ -9,21 +9,26 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Protocol
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from aengine.api.errors import ConfigError
 from aengine.attention import AttentionBackend, select_backend
-from aengine.kernels.quantized import Rows
+from aengine.kernels.arrays import array_dtype, as_tensor
+from aengine.kernels.quantized import QuantizedRows, Rows
+from aengine.kernels.quantizing import quantize_rows
 from aengine.layers.adapters import AdapterTable
 from aengine.layers.collectives import Collectives, ExpertExchange
 from aengine.layers.ops import LayerOps
 from aengine.models.adapters import adapter_bytes, adapter_shapes
 from aengine.models.fallback import FallbackSpec
-from aengine.models.loading.weights import fused
+from aengine.models.named_weights import NEVER_QUANTIZED, named_weights
 from aengine.models.sharding import own, sharded_weights, vocab_bounds
+from aengine.models.spec import ModelSpec
 from aengine.models.torch.blocks import Weight
 from aengine.models.torch.decoder import Decoder, ForwardBatch
+from aengine.parallel.shard import WHOLE, Shard
 from aengine.runner.memory import check_addition, check_memory, free_host_memory, pinned_bytes, quantized_bytes, show_bytes, weight_bytes
 from aengine.runner.setup import ExecutorSetup
 from aengine.runner.torch.device import free_cuda_memory
@@ -231,3 +236,64 @@ def _device_ops(attention_backend: str, dtype: torch.dtype, head_dim: int, devic
     except Exception as reason:  # not installed, or no compiler for it
         return TorchOps(), f"several times slower; triton cannot run: {reason}"
     return ops, because
+
+
+_HEADS = {"embedding.weight": "head.weight"}  # of which a tied head is made
+
+
+def fused(
+    spec: ModelSpec,
+    weights: Iterable[tuple[str, Sequence[Rows]]],
+    dtype: torch.dtype,
+    device: torch.device,
+    linears: QuantizedLinears | None = None,
+    quantization: str = "none",
+    shard: Shard = WHOLE,
+) -> dict[str, Weight]:
+    """Each of `sharded_weights(spec, shard)` in its shape: a new tensor of `dtype` or float32 on `device`, or the one part if it is that.
+
+    Matrices with quantised parts are what `linears` makes of them; what it makes nothing of is dequantised, which takes the memory of
+    `dtype`. `quantization` is that of `EngineConfig`. The quantised head that is tied to an embedding is there beside it.
+    """
+    held, named = sharded_weights(spec, shard), named_weights(spec)
+    tensors: dict[str, Weight] = {}
+    for name, parts in weights:
+        shape = held[name].shape
+        ours = _HEADS.get(name, name) if spec.tied_head else name
+        made = None if linears is None else _quantized(ours, shape, parts, linears, device, quantization)
+        if made is not None:
+            tensors[ours] = made
+            if ours == name:
+                continue
+        wanted = torch.float32 if named[held[name].source_name].float32 else dtype
+        first = parts[0]
+        target = as_tensor(first) if len(parts) == 1 and isinstance(first, np.ndarray) and first.flags.c_contiguous else None
+        if target is None or (target.dtype, target.device) != (wanted, device):
+            target = torch.empty((sum(map(len, parts)), *first.shape[1:]), dtype=wanted, device=device)
+            row = 0
+            for part in parts:
+                numbers = part if isinstance(part, np.ndarray) else part.dequantized(array_dtype(wanted))
+                target[row : row + len(part)].copy_(as_tensor(numbers))
+                row += len(part)
+        tensors[name] = target.view(shape)
+    return tensors
+
+
+def _quantized(
+    name: str, shape: tuple[int, ...], parts: Sequence[Rows], linears: QuantizedLinears, device: torch.device, quantization: str
+) -> Weight | None:
+    """A matrix that is quantised in the checkpoint, or to be quantised; None for all others."""
+    if not _may_be_quantized(name, shape):
+        return None
+    if quantization != "none":
+        how = "int8" if quantization == "int4" and name == "head.weight" else quantization
+        with device:
+            parts = [quantize_rows(as_tensor(part).to(device), how) if isinstance(part, np.ndarray) else part for part in parts]
+    if not any(isinstance(part, QuantizedRows) for part in parts):
+        return None
+    return linears.linear(parts) if len(shape) == 2 else linears.experts(parts, shape[0])
+
+
+def _may_be_quantized(name: str, shape: tuple[int, ...]) -> bool:
+    stem, _, kind = name.rpartition(".")
+    return kind == "weight" and len(shape) > 1 and stem.rpartition(".")[2] not in (*NEVER_QUANTIZED, "embedding")
